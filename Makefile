@@ -1,0 +1,39 @@
+# Every target sets up what it needs: a virtual environment in .venv, made once.
+PYTHON ?= python3
+BIN := .venv/bin
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: help demo test validate bench lint format clean
+.DEFAULT_GOAL := help
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+.venv/installed: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[solve,dev]'
+	@touch $@
+
+demo: .venv/installed  ## the main job on embedded data: predict, what if, report
+	$(BIN)/foretell demo
+
+test: .venv/installed  ## every test that ends in minutes
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 $(ARGS)
+
+validate: .venv/installed  ## every accuracy figure, from measured data
+	$(BIN)/foretell validate
+
+bench: .venv/installed  ## every speed figure, as ratios in one run
+	$(BIN)/python benchmarks/run.py
+
+lint: .venv/installed  ## ruff and mypy
+	$(BIN)/ruff check src tests benchmarks docs
+	$(BIN)/ruff format --check src tests benchmarks docs
+	$(BIN)/mypy
+
+format: .venv/installed  ## let ruff arrange the code
+	$(BIN)/ruff check --fix src tests benchmarks docs
+	$(BIN)/ruff format src tests benchmarks docs
+
+clean:  ## remove what was built
+	rm -rf .venv build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,34 @@
+"""Tells how a DNN training step will run before it is run, finds a faster way, and runs it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+# Public names and the module each lives in; loaded when first used, so that importing is quick.
+_PUBLIC = {
+    "Builder": "foretell.graph",
+    "Cluster": "foretell.cluster",
+    "Graph": "foretell.graph",
+    "Timeline": "foretell.simulate",
+    "concat": "foretell.graph",
+    "load": "foretell.graph",
+    "parse": "foretell.graph",
+    "replicate": "foretell.graph",
+    "save": "foretell.graph",
+    "simulate": "foretell.simulate",
+}
+
+__all__ = ["__version__", *_PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module `foretell` has no `{name}`")
+    return getattr(import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,21 @@
+"""What a collective sees of a cluster: tiers of members that can send while they receive."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Level:
+    """One tier of a group of ranks.
+
+    At the innermost tier a member is one device, at the next one whole node, then one leaf or
+    rack, and so on. A sub-group of one member has nothing to say to itself: its bandwidth is
+    infinite, and a tier made only of such sub-groups is left out.
+    """
+
+    kind: str  # of the links that bound it: nvswitch, nvlink, xgmi, pcie, infiniband, ethernet …
+    sizes: tuple[int, ...]  # members of each sub-group
+    bandwidth: float  # bytes/s one member sends while receiving as much: the slowest member's
+    latency: float  # seconds, one message, one way, the slowest pair of neighbours
+    channels: int  # parallel paths a member has: NVLinks inside a node, NICs between nodes
+    name: str = ""  # what joins the members: node, leaf, rack, spine …
+    bandwidths: tuple[float, ...] = ()  # the slowest member of each sub-group, as `sizes`

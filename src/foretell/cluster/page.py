@@ -1,0 +1,129 @@
+"""A TOML text, its values, and what is wrong with it, line by line.
+
+Readers note every problem and go on, so that one look at a file tells all of them.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from foretell.errors import InputError, unknown
+
+Place = tuple[str | int, ...]  # ("node", 2, "nic"): the key `nic` of the third [[node]]
+
+_HEADER = re.compile(r"\s*(\[\[?)\s*(.+?)\s*\]\]?\s*(?:#.*)?$")
+_KEY = re.compile(r"""\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"))*)\s*=""")
+_AT_LINE = re.compile(r"\(at line (\d+), column \d+\)|\(at end of document\)")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a file: what, where, and what would help."""
+
+    message: str
+    line: int = 0  # counted from 1; 0 where it is not known
+    hint: str = ""
+    file: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{where}: {self.message}" if where else self.message
+
+
+@dataclass
+class Page:
+    """A TOML text being read: its values, the line of each key, and the problems found so far."""
+
+    file: str
+    values: dict[str, Any]
+    lines: Mapping[Place, int]
+    problems: list[Problem] = field(default_factory=list)
+
+    def note(self, place: Place, message: str, hint: str = "") -> None:
+        """Remember a problem with the value at a place."""
+        self.problems.append(Problem(message, self.line(place), hint, self.file))
+
+    def note_unknown(self, place: Place, what: str, name: str, known: Any) -> None:
+        """Remember a name nobody knows, with the nearest one that somebody does."""
+        error = unknown(what, name, known)
+        self.note(place, error.message, error.hint)
+
+    def line(self, place: Place) -> int:
+        """The line of a key, or of the nearest table around it."""
+        while place and place not in self.lines:
+            place = place[:-1]
+        return self.lines.get(place, 0)
+
+
+def parse(text: str, file: str = "") -> Page:
+    """Read a TOML text; a text that is not TOML becomes a page with that one problem."""
+    if not text.strip():
+        hint = "a cluster file needs at least one [[node]] table; see docs/reference/clusters.md"
+        return Page(file, {}, {}, [Problem("the file is empty", 0, hint, file)])
+    try:
+        return Page(file, tomllib.loads(text), _lines(text))
+    except tomllib.TOMLDecodeError as error:
+        return Page(file, {}, {}, [_not_toml(text, str(error), file)])
+
+
+def _not_toml(text: str, error: str, file: str) -> Problem:
+    found = _AT_LINE.search(error)
+    last = len(text.splitlines())
+    line = int(found[1]) if found and found[1] else last
+    what = _AT_LINE.sub("", error).strip()
+    cut = line >= last
+    hint = "is the file cut off here?" if cut else "the file must be TOML: `key = value` lines"
+    return Problem(f"not TOML: {what[:1].lower()}{what[1:]}", line, hint, file)
+
+
+def fail(problems: list[Problem], file: str) -> InputError:
+    """One error that tells every problem of a file."""
+    first = problems[0]
+    if len(problems) == 1:
+        return InputError(str(first), hint=first.hint)
+    rows = "\n".join(f"  {p}" + (f" ({p.hint})" if p.hint else "") for p in problems)
+    return InputError(f"{len(problems)} problems in {file or 'the cluster'}:\n{rows}")
+
+
+def _lines(text: str) -> dict[Place, int]:
+    """The line of every table and key. Keys inside values that span lines are not told apart."""
+    found: dict[Place, int] = {}
+    here: Place = ()
+    tables: dict[Place, int] = {}
+    quoted = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        inside, quoted = quoted, _still_quoted(line, quoted)
+        if inside:
+            continue
+        if header := _HEADER.match(line):
+            here = _table(_dotted(header[2]), header[1] == "[[", tables)
+            found.setdefault(here, number)
+        elif key := _KEY.match(line):
+            found.setdefault(here + _dotted(key[1]), number)
+    return found
+
+
+def _still_quoted(line: str, quoted: str) -> str:
+    """The triple quote a text is in after this line, if any."""
+    for mark in re.findall(r'"""|\'\'\'', line):
+        quoted = "" if quoted == mark else quoted or mark
+    return quoted
+
+
+def _table(path: Place, many: bool, tables: dict[Place, int]) -> Place:
+    """The place of a table header; each [[name]] opens the next of its kind."""
+    place: Place = ()
+    for i, part in enumerate(path):
+        place += (part,)
+        if many and i == len(path) - 1:
+            tables[place] = tables.get(place, -1) + 1
+        if place in tables:
+            place += (tables[place],)
+    return place
+
+
+def _dotted(text: str) -> Place:
+    parts = re.findall(r"\"([^\"]*)\"|'([^']*)'|([^.\s\"']+)", text)
+    return tuple(a or b or c for a, b, c in parts)

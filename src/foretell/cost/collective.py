@@ -1,0 +1,134 @@
+"""What a collective costs: seconds, the way it is run, and how far to trust the figure.
+
+`price(op, bytes, levels)` takes the quickest of the ways in `foretell.cost.nccl`, as NCCL's own
+tuner means to do, and answers from the moment the last rank arrives. What `bytes` counts, per rank:
+
+    all_reduce, broadcast, reduce   the tensor every rank holds
+    all_gather, reduce_scatter      the whole tensor, gathered from or scattered to all ranks
+    all_to_all                      everything one rank sends, its own part included
+    gather, scatter                 the whole tensor at the root
+    send                            what goes from one rank to one other
+
+Prices never fall as bytes grow, and a group of one rank costs nothing. `bytes` may be an array.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretell.cluster.level import Level
+from foretell.cost.link import PROTOCOLS, link_of
+from foretell.cost.nccl import Tier, Way, tiers_of, ways
+from foretell.errors import InputError, unknown
+
+LARGE = 1 << 20  # bytes from which a message counts as large: where simple usually takes over
+TEN_TO_NINETY = 1.2815515594457831  # the 90th percentile of a normal distribution
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """The price of one message."""
+
+    seconds: float
+    way: Way | None  # None where there is nobody to talk to
+    sigma: float  # standard deviation of ln(measured / seconds)
+
+    def interval(self) -> tuple[float, float]:
+        """The seconds between which four of five measurements fall."""
+        factor = math.exp(TEN_TO_NINETY * self.sigma)
+        return self.seconds / factor, self.seconds * factor
+
+
+@dataclass(frozen=True, slots=True)
+class PricedMany:
+    """The prices of many messages of one group."""
+
+    seconds: NDArray[np.float64]
+    choice: NDArray[np.intp]  # into `ways`
+    ways: tuple[Way, ...]
+    sigma: NDArray[np.float64]
+
+
+@overload
+def price(
+    op: str, bytes: float, levels: tuple[Level, ...], *, protocols: tuple[str, ...] = ...
+) -> Priced: ...
+@overload
+def price(
+    op: str, bytes: NDArray[Any], levels: tuple[Level, ...], *, protocols: tuple[str, ...] = ...
+) -> PricedMany: ...
+def price(
+    op: str,
+    bytes: float | NDArray[Any],
+    levels: tuple[Level, ...],
+    *,
+    protocols: tuple[str, ...] = PROTOCOLS,
+) -> Priced | PricedMany:
+    """What `op` on `bytes` costs the group of ranks that `levels` describes, innermost first.
+
+    `protocols` leaves out what the library is told not to use (`NCCL_PROTO`).
+    """
+    table = _table(op, levels, protocols)
+    if isinstance(bytes, np.ndarray):
+        return _many(table, bytes)
+    return _one(table, bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The ways of one group, ready to be priced at any size."""
+
+    ways: tuple[Way, ...]
+    laws: tuple[tuple[float, float, float], ...]  # start, slope, root of each way
+    sigma: tuple[float, float]  # below LARGE, and from there
+
+
+@lru_cache(maxsize=4096)
+def _table(op: str, levels: tuple[Level, ...], protocols: tuple[str, ...]) -> _Table:
+    for protocol in protocols:
+        if protocol not in PROTOCOLS:
+            raise unknown("protocol", protocol, PROTOCOLS)
+    tiers = tiers_of(levels, link_of)
+    found = ways(op, tiers, protocols)
+    if tiers and not found:
+        raise InputError(f"no protocol is left to run `{op}` with", hint="name ll, ll128 or simple")
+    laws = tuple((way.start, way.slope, way.root) for way in found)
+    return _Table(found, laws, _sigma(op, tiers))
+
+
+def _sigma(op: str, tiers: tuple[Tier, ...]) -> tuple[float, float]:
+    """The spread of the least certain link on the way."""
+    family = {"send": "send", "all_to_all": "direct", "gather": "direct", "scatter": "direct"}
+    spreads = [tier.link.sigma[family.get(op, "ring")] for tier in tiers] or [(0.0, 0.0)]
+    return max(small for small, _ in spreads), max(large for _, large in spreads)
+
+
+def _one(table: _Table, size: float) -> Priced:
+    if size < 0:
+        raise InputError(f"a message of {size} bytes")
+    if not table.ways:
+        return Priced(0.0, None, 0.0)
+    root = math.sqrt(size)
+    costs = [start + slope * size + bend * root for start, slope, bend in table.laws]
+    best = min(range(len(costs)), key=costs.__getitem__)
+    return Priced(costs[best], table.ways[best], table.sigma[size >= LARGE])
+
+
+def _many(table: _Table, sizes: NDArray[Any]) -> PricedMany:
+    size = np.asarray(sizes, np.float64)
+    if size.size and size.min() < 0:
+        raise InputError(f"a message of {size.min()} bytes")
+    if not table.ways:
+        nothing = np.zeros(size.shape)
+        return PricedMany(nothing, nothing.astype(np.intp), (), nothing)
+    root = np.sqrt(size)
+    costs = np.stack([start + slope * size + bend * root for start, slope, bend in table.laws])
+    choice = costs.argmin(axis=0)
+    seconds = np.take_along_axis(costs, choice[None], axis=0)[0]
+    return PricedMany(seconds, choice, table.ways, np.asarray(table.sigma)[(size >= LARGE) * 1])

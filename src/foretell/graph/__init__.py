@@ -1,0 +1,58 @@
+"""What happens in one step and in what order."""
+
+from foretell.graph.build import Builder, assemble
+from foretell.graph.columns import (
+    COLLECTIVES,
+    COLUMNS,
+    NONE,
+    BufferKind,
+    Dtype,
+    Kind,
+    LaneKind,
+    Phase,
+    Source,
+    WaitKind,
+)
+from foretell.graph.combine import concat, replicate
+from foretell.graph.edges import Edges, edges
+from foretell.graph.edit import Edit
+from foretell.graph.file import load, save
+from foretell.graph.graph import Graph, Task
+from foretell.graph.names import Names
+from foretell.graph.tables import Buffers, Drained, Held, Lanes, Links, Used
+from foretell.graph.text import parse, text
+from foretell.graph.verify import verify
+
+__all__ = [
+    "COLLECTIVES",
+    "COLUMNS",
+    "NONE",
+    "BufferKind",
+    "Buffers",
+    "Builder",
+    "Drained",
+    "Dtype",
+    "Edges",
+    "Edit",
+    "Graph",
+    "Held",
+    "Kind",
+    "LaneKind",
+    "Lanes",
+    "Links",
+    "Names",
+    "Phase",
+    "Source",
+    "Task",
+    "Used",
+    "WaitKind",
+    "assemble",
+    "concat",
+    "edges",
+    "load",
+    "parse",
+    "replicate",
+    "save",
+    "text",
+    "verify",
+]

@@ -1,0 +1,176 @@
+"""Graphs put together: one after or beside another, or many copies over ranks or micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from foretell.errors import InputError
+from foretell.graph.columns import COLUMNS, NONE, Array, frozen
+from foretell.graph.edges import Edges
+from foretell.graph.groups import group_text, ranks_of
+from foretell.graph.graph import Graph
+from foretell.graph.names import Names
+from foretell.graph.tables import Buffers, Drained, Held, Lanes, Links, Used
+
+
+def concat(graphs: Sequence[Graph], *, spec: str = "") -> Graph:
+    """All tasks of several graphs in one, in that order.
+
+    Lanes of the same rank and name become one lane, as do links of the same name; nothing waits
+    across graphs until somebody says so. On a shared ordered lane earlier graphs go first.
+    """
+    if not graphs:
+        return Graph()
+    names = Names().adding(text for g in graphs for text in g.names)
+    graphs = [_renamed(g, names) for g in graphs]
+    lanes, lane_of = _merged(Lanes, [g.lanes for g in graphs], ("rank", "name"))
+    links, link_of = _merged(Links, [g.links for g in graphs], ("name",))
+    starts = np.cumsum([0] + [g.size for g in graphs])
+    return Graph(
+        size=int(starts[-1]),
+        columns=_stacked_columns(graphs, lane_of, starts),
+        edges=_stacked_edges(graphs, starts),
+        names=names,
+        lanes=lanes,
+        links=links,
+        held=_shifted(Held, [g.held for g in graphs], starts, lane=lane_of),
+        drained=_shifted(Drained, [g.drained for g in graphs], starts, lane=lane_of),
+        used=_shifted(Used, [g.used for g in graphs], starts, link=link_of),
+        buffers=_stacked_buffers(graphs, starts),
+        history=(*graphs[0].history, spec) if spec else graphs[0].history,
+        facts=graphs[0].facts,
+    )
+
+
+def replicate(graph: Graph, copies: int, *, over: str = "rank", stride: int | None = None) -> Graph:
+    """So many copies of a graph, on further ranks or as further micro-batches.
+
+    Over ranks each copy has lanes of its own, `stride` ranks further (as many as the graph has).
+    Over micro-batches the copies share their lanes, and on ordered lanes earlier copies go first.
+    """
+    if copies < 1:
+        raise InputError(f"{copies} copies of a graph", hint="ask for one or more")
+    if over not in ("rank", "micro_batch"):
+        raise InputError(f"a graph is replicated over `rank` or `micro_batch`, not `{over}`")
+    if stride is None:
+        stride = 1 if over == "micro_batch" else _ranks(graph)
+    move = _moved_rank if over == "rank" else _moved_micro_batch
+    spec = f"replicate:copies={copies},over={over},stride={stride}"
+    return concat([move(graph, k * stride) for k in range(copies)], spec=spec)
+
+
+def _ranks(graph: Graph) -> int:
+    known = [graph.rank, graph.lanes.rank, graph.buffers.rank]
+    return 1 + max(int(r.max(initial=0)) for r in known)
+
+
+def _moved_rank(graph: Graph, by: int) -> Graph:
+    if by == 0:
+        return graph
+    graph = _moved_groups(graph, by)
+    columns = {**graph.columns, "rank": frozen(graph.rank + np.int32(by))}
+    lanes = graph.lanes.replace(rank=graph.lanes.rank + by)
+    buffers = graph.buffers.replace(rank=graph.buffers.rank + by)
+    return replace(graph, columns=columns, lanes=lanes, buffers=buffers)
+
+
+def _moved_groups(graph: Graph, by: int) -> Graph:
+    """The graph with the ranks of its collectives that much further."""
+    if "group" not in graph.columns:
+        return graph
+    old, place = np.unique(graph.group, return_inverse=True)
+    texts = [group_text(r + by for r in ranks_of(graph.names[int(g)])) for g in old]
+    names = graph.names.adding(texts)
+    moved = frozen(names.numbers(texts)[place])
+    return replace(graph, names=names, columns={**graph.columns, "group": moved})
+
+
+def _moved_micro_batch(graph: Graph, by: int) -> Graph:
+    if by == 0:
+        return graph
+    moved = frozen(graph.micro_batch + np.int32(by))
+    # What was there from the beginning is there once, whatever the number of micro-batches.
+    own = graph.buffers.take(graph.buffers.born != NONE)
+    return replace(graph, columns={**graph.columns, "micro_batch": moved}, buffers=own)
+
+
+def _renamed(graph: Graph, names: Names) -> Graph:
+    """The graph with its text columns as numbers of other names."""
+    if graph.names == names:
+        return graph
+    new = names.numbers(graph.names)
+    columns = {k: frozen(new[v]) if COLUMNS[k].is_text else v for k, v in graph.columns.items()}
+    tables: dict[str, Any] = {
+        part: getattr(graph, part).replace(name=new[getattr(graph, part).name])
+        for part in ("lanes", "links", "buffers")
+    }
+    return replace(graph, names=names, columns=columns, **tables)
+
+
+def _merged(kind: Any, tables: list[Any], keys: tuple[str, ...]) -> tuple[Any, list[Array]]:
+    """One table without repeats of a key, and for each old table its rows' new numbers."""
+    whole = kind.stack(tables)
+    key = np.stack([whole.columns()[k].astype(np.int64) for k in keys], axis=1)
+    _, first, number = np.unique(key, axis=0, return_index=True, return_inverse=True)
+    ranked = np.argsort(first, kind="stable")  # keep the order in which they first appear
+    place = np.empty(len(first), np.int64)
+    place[ranked] = np.arange(len(first))
+    numbers = place[number.reshape(-1)]
+    ends = np.cumsum([len(t) for t in tables])[:-1]
+    return whole.take(np.sort(first)), np.split(numbers, ends)
+
+
+def _stacked_columns(
+    graphs: Sequence[Graph], lane_of: list[Array], starts: Array
+) -> dict[str, Array]:
+    present = {name for g in graphs for name in g.columns}
+    columns = {
+        name: np.concatenate([g.column(name) for g in graphs])
+        for name in COLUMNS
+        if name in present and name not in ("lane", "order")
+    }
+    if "lane" in present:
+        columns["lane"] = np.concatenate(
+            [np.append(m, NONE)[g.lane] for g, m in zip(graphs, lane_of, strict=True)]
+        ).astype(np.int32)
+    if "order" in present:
+        columns["order"] = np.concatenate(
+            [g.order + s for g, s in zip(graphs, starts, strict=False)]
+        )
+    return {k: frozen(v) for k, v in columns.items()}
+
+
+def _stacked_edges(graphs: Sequence[Graph], starts: Array) -> Edges:
+    offsets = np.cumsum([0] + [g.edges.size for g in graphs])
+    rows = [g.edges.start[:-1] + o for g, o in zip(graphs, offsets, strict=False)]
+    after = [g.edges.after + np.int32(s) for g, s in zip(graphs, starts, strict=False)]
+    has_lag = any(g.edges.lag is not None for g in graphs)
+    has_kind = any(g.edges.kind is not None for g in graphs)
+    return Edges(
+        frozen(np.append(np.concatenate(rows), offsets[-1])),
+        frozen(np.concatenate(after), np.int32),
+        frozen(np.concatenate([g.edges.lags for g in graphs])) if has_lag else None,
+        frozen(np.concatenate([g.edges.kinds for g in graphs])) if has_kind else None,
+    )
+
+
+def _shifted(kind: Any, tables: list[Any], starts: Array, **numbers: list[Array]) -> Any:
+    (column, maps), parts = next(iter(numbers.items())), []
+    for table, start, new in zip(tables, starts, maps, strict=False):
+        renumbered = {"task": table.task + start, column: new[table.columns()[column]]}
+        parts.append(table.replace(**renumbered) if len(table) else table)
+    return kind.stack(parts)
+
+
+def _stacked_buffers(graphs: Sequence[Graph], starts: Array) -> Buffers:
+    parts = []
+    for g, start in zip(graphs, starts, strict=False):
+        b = g.buffers
+        born = np.where(b.born == NONE, NONE, b.born + start)
+        dies = np.where(b.dies == NONE, NONE, b.dies + start)
+        parts.append(b.replace(born=born, dies=dies))
+    return Buffers.stack(parts)

@@ -1,0 +1,142 @@
+"""The small tables beside a graph's tasks: lanes, links, lanes held and drained, buffers.
+
+A lane is held by one task at a time; a link is shared by rate. Tables are immutable columns too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import numpy as np
+
+from foretell.graph.columns import NONE, Array, LaneKind, frozen
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Equally long read-only columns, compared by value."""
+
+    def __post_init__(self) -> None:
+        types = self.types()
+        for f in fields(self):
+            object.__setattr__(self, f.name, frozen(getattr(self, f.name), types[f.name]))
+        assert len({len(c) for c in self.columns().values()}) <= 1
+
+    @classmethod
+    def types(cls) -> dict[str, Any]:
+        return {f.name: f.metadata.get("dtype", _TYPES[f.name]) for f in fields(cls)}
+
+    @classmethod
+    def empty(cls) -> Self:
+        return cls(**{name: np.zeros(0, t) for name, t in cls.types().items()})
+
+    def columns(self) -> dict[str, Array]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns().values())))
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and all(
+            np.array_equal(a, b)
+            for a, b in zip(self.columns().values(), other.columns().values(), strict=True)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def take(self, rows: Array) -> Self:
+        """The rows at those positions (or where a mask is true)."""
+        return type(self)(**{name: c[rows] for name, c in self.columns().items()})
+
+    def replace(self, **columns: Array) -> Self:
+        return type(self)(**{**self.columns(), **columns})
+
+    @classmethod
+    def stack(cls, tables: Sequence[Self]) -> Self:
+        """One table after the other."""
+        parts = [t.columns() for t in tables]
+        return cls(**{name: np.concatenate([p[name] for p in parts]) for name in cls.types()})
+
+
+_TYPES: dict[str, Any] = {
+    "rank": np.int32,
+    "name": np.int32,
+    "kind": np.uint8,
+    "ordered": np.bool_,
+    "capacity": np.float64,
+    "task": np.int32,
+    "lane": np.int32,
+    "link": np.int32,
+    "demand": np.float64,
+    "bytes": np.float64,
+    "born": np.int32,
+    "dies": np.int32,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Lanes(Table):
+    """What tasks occupy: a CPU thread, a stream, a channel. Ordered ones keep the issue order."""
+
+    rank: Array
+    name: Array  # index into Names
+    kind: Array  # LaneKind
+    ordered: Array
+
+    def find(self, rank: int, name: int) -> int:
+        """The lane of that rank and name, NONE where there is none."""
+        hits = np.flatnonzero((self.rank == rank) & (self.name == name))
+        return int(hits[0]) if len(hits) else NONE
+
+    def of_kind(self, *kinds: LaneKind) -> Array:
+        """Numbers of the lanes of those kinds."""
+        return np.flatnonzero(np.isin(self.kind, kinds))
+
+
+@dataclass(frozen=True, eq=False)
+class Links(Table):
+    """What tasks share by rate: a wire, a memory. Capacity is in bytes/s (or any unit of rate)."""
+
+    name: Array
+    capacity: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Held(Table):
+    """Further lanes a task holds besides its own, sorted by task."""
+
+    task: Array
+    lane: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Drained(Table):
+    """Lanes a task waits to be empty of all that was issued there before it, sorted by task."""
+
+    task: Array
+    lane: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Used(Table):
+    """How much of a link's capacity a task takes at full speed, sorted by task."""
+
+    task: Array
+    link: Array
+    demand: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Buffers(Table):
+    """Memory that tasks take and give back.
+
+    A buffer is there from the start of the task `born` (NONE: from the beginning)
+    to the end of the task `dies` (NONE: for good).
+    """
+
+    bytes: Array
+    rank: Array
+    born: Array
+    dies: Array
+    name: Array  # index into Names
+    kind: Array  # BufferKind

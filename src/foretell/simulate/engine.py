@@ -1,0 +1,224 @@
+"""Play a graph: choose the quickest loop that covers what the graph has.
+
+    paths    every lane ordered, no links            one sweep
+    lists    at most one free lane a task, no gaps,
+             no lags, no links                       one heap, one queue a lane
+    events   everything
+
+All three give the bits of `readable.play`; tests hold them to it on random graphs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from foretell.graph.columns import NONE, Array
+from foretell.graph.graph import Graph
+from foretell.graph.wiring import Wiring, wiring
+from foretell.simulate.readable import ARRIVE, Played, play
+from foretell.simulate.timeline import Timeline, timeline
+
+assert ARRIVE == 2, "event codes are packed as what * tasks + task"
+
+
+def simulate(graph: Graph, *, engine: str = "compiled", before: Timeline | None = None) -> Timeline:
+    """Start each task as soon as what it waits for is done and its lanes are free.
+
+    With `before`, the timeline of the graph this one was edited from, only what the edit can change
+    is played again; the answer is the same to the last bit.
+    """
+    if engine == "readable":
+        return timeline(graph, play(graph))
+    if before is not None:
+        from foretell.simulate.resume import resume
+
+        found = resume(graph, before)
+        if found is not None:
+            return timeline(graph, found)
+    return timeline(graph, full(graph))
+
+
+def full(graph: Graph) -> Played:
+    """Play all of a graph with compiled loops."""
+    wires, loop = wiring(graph), loop_for(graph)
+    if loop == "paths":
+        return sweep(graph, wires, blank(graph.size), 0, np.zeros(0, np.uint8))
+    return run_lists(graph, wires) if loop == "lists" else run_events(graph, wires)
+
+
+def loop_for(graph: Graph) -> str:
+    """Which loop plays a graph."""
+    lanes_free = _free_lanes(graph)
+    if not len(graph.used) and not lanes_free.any():
+        return "paths"
+    is_plain = "gap" not in graph.columns and wiring(graph).waits.lag is None
+    one_lane = not len(graph.held) or not lanes_free[graph.held.lane].any()
+    return "lists" if is_plain and one_lane and not len(graph.used) else "events"
+
+
+def blank(size: int) -> Played:
+    """Room for a play."""
+    return Played(
+        np.zeros(size),
+        np.zeros(size),
+        np.full(size, NONE, np.int32),
+        np.zeros(size, np.uint8),
+    )
+
+
+def sweep(graph: Graph, wires: Wiring, played: Played, first: int, stale: Array) -> Played:
+    """Place tasks along the longest paths, in place."""
+    from foretell.simulate import paths
+
+    lag = wires.waits.lag
+    paths.sweep(
+        wires.order,
+        (wires.waits.start, wires.waits.after, np.zeros(0) if lag is None else lag),
+        (wires.turns.start, wires.turns.after),
+        graph.seconds,
+        graph.columns.get("gap", np.zeros(0)),
+        tuple(played),
+        first,
+        stale,
+    )
+    return played
+
+
+def run_lists(graph: Graph, wires: Wiring) -> Played:
+    """Play tasks that need at most one free lane each."""
+    from foretell.simulate import lists
+
+    played = blank(graph.size)
+    f = fixed(graph, wires)
+    lane_of = _only_lane(f)
+    lists.run(f, waiting_of(wires).astype(np.int32), lane_of, tuple(played))
+    return played
+
+
+def run_events(graph: Graph, wires: Wiring) -> Played:
+    """Play anything, from the beginning."""
+    from foretell.simulate import events
+
+    f = fixed(graph, wires)
+    s = fresh_state(f, waiting_of(wires), blank(graph.size))
+    ready = np.flatnonzero(s.waiting == 0)
+    s.fresh[: len(ready)] = ready
+    s.count[events.FRESH] = len(ready)
+    events.run(f, s, 0.0)
+    return Played(s.start, s.end, s.cause, s.why)
+
+
+def fixed(graph: Graph, wires: Wiring) -> Any:
+    """What the loops read, as arrays; the part that is structure is made once a structure."""
+    from foretell.simulate.events import Fixed
+
+    made = graph.cache.get("fixed")
+    if made is None:
+        made = graph.cache["fixed"] = _structure(graph, wires)
+    return Fixed(
+        seconds=np.ascontiguousarray(graph.seconds),
+        gap=graph.columns.get("gap", np.zeros(0)),
+        priority=np.ascontiguousarray(graph.priority),
+        use_start=rows_of(graph.used.task, graph.size),
+        use_link=graph.used.link,
+        use_demand=graph.used.demand,
+        capacity=graph.links.capacity,
+        **made,
+    )
+
+
+def waiting_of(wires: Wiring) -> Array:
+    """How many things each task waits for."""
+    count: Array = np.diff(wires.waits.start) + np.diff(wires.turns.start)
+    return count
+
+
+def fresh_state(f: Any, waiting: Array, played: Played) -> Any:
+    """The state before anything has happened."""
+    from foretell.simulate.events import State
+
+    n, lanes = len(f.seconds), len(f.base) - 1
+    moving = n if len(f.use_link) else 0
+    room = 2 * n + len(f.lag) + 1  # every task ends once, frees its lanes once; every lag ends once
+    return State(
+        waiting=waiting.astype(np.int32),
+        ready=np.zeros(n),
+        ready_by=np.full(n, NONE, np.int32),
+        free=np.zeros(n),
+        free_by=np.full(n, NONE, np.int32),
+        start=played.start,
+        end=played.end,
+        cause=played.cause,
+        why=played.why,
+        taken=np.zeros(lanes, np.uint8),
+        freed=np.zeros(lanes),
+        freed_by=np.full(lanes, NONE, np.int32),
+        queue=np.empty(int(f.base[-1]), np.int32),
+        queued=np.zeros(lanes, np.int64),
+        times=np.empty(room),
+        codes=np.empty(room, np.int64),
+        fresh=np.empty(n, np.int32),
+        lanes=np.empty(lanes, np.int32),
+        marked=np.zeros(lanes, np.int32),
+        moving=np.empty(moving, np.int32),
+        left=np.empty(moving),
+        speed=np.empty(moving),
+        since=np.empty(moving),
+        count=np.zeros(5, np.int64),
+    )
+
+
+def _structure(graph: Graph, wires: Wiring) -> dict[str, Array]:
+    lane_start, lane, lanes = _lane_rows(graph)
+    follow_start, follower, position = wires.followers
+    turn_start, turn, _ = wires.turn_followers
+    lag = wires.waits.lag
+    return {
+        "lane_start": lane_start,
+        "lane": lane,
+        "base": np.concatenate([[0], np.cumsum(np.bincount(lane, minlength=lanes))]),
+        "follow_start": follow_start,
+        "follower": follower,
+        "lag": np.zeros(0) if lag is None else lag[position],
+        "turn_start": turn_start,
+        "turn": turn,
+    }
+
+
+def _free_lanes(graph: Graph) -> Array:
+    free: Array = ~graph.lanes.ordered
+    return free
+
+
+def _lane_rows(graph: Graph) -> tuple[Array, Array, int]:
+    """The free lanes of each task in compressed rows, numbered among free lanes."""
+    is_free = _free_lanes(graph)
+    number = np.cumsum(is_free) - 1
+    own = graph.lane
+    task = np.flatnonzero(own != NONE)
+    task = task[is_free[own[task]]]
+    lane = own[task]
+    if len(graph.held):
+        more = is_free[graph.held.lane]
+        task = np.concatenate([task, graph.held.task[more]])
+        lane = np.concatenate([lane, graph.held.lane[more]])
+        ranked = np.lexsort((lane, task))
+        task, lane = task[ranked], lane[ranked]
+    count = int(is_free.sum())
+    return rows_of(task, graph.size), number[lane].astype(np.int32), count
+
+
+def _only_lane(f: Any) -> Array:
+    has = np.diff(f.lane_start) > 0
+    lane = np.full(len(has), NONE, np.int32)
+    lane[has] = f.lane
+    return lane
+
+
+def rows_of(task: Array, size: int) -> Array:
+    """Where the rows of each task begin in a table sorted by task."""
+    start = np.zeros(size + 1, np.int64)
+    np.cumsum(np.bincount(task, minlength=size), out=start[1:])
+    return start

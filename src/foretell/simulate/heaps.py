@@ -1,0 +1,96 @@
+"""Binary heaps in plain arrays, for compiled loops.
+
+Two sorts: events ordered by (time, code), and tasks waiting for a lane ordered by
+(highest priority, earliest ready, lowest number).
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+
+@njit(cache=True, inline="always")
+def event_push(times: Any, codes: Any, size: int, time: float, code: int) -> None:
+    """Put an event into a heap of `size` events that has room for it."""
+    i = size
+    while i > 0:
+        up = (i - 1) >> 1
+        if times[up] < time or (times[up] == time and codes[up] <= code):
+            break
+        times[i], codes[i] = times[up], codes[up]
+        i = up
+    times[i], codes[i] = time, code
+
+
+@njit(cache=True, inline="always")
+def event_pop(times: Any, codes: Any, size: int) -> None:
+    """Take the first event away; `size` counts it still."""
+    size -= 1
+    time, code = times[size], codes[size]
+    i = 0
+    while True:
+        down = 2 * i + 1
+        if down >= size:
+            break
+        right = down + 1
+        if right < size and (
+            times[right] < times[down]
+            or (times[right] == times[down] and codes[right] < codes[down])
+        ):
+            down = right
+        if time < times[down] or (time == times[down] and code <= codes[down]):
+            break
+        times[i], codes[i] = times[down], codes[down]
+        i = down
+    times[i], codes[i] = time, code
+
+
+@njit(cache=True, inline="always")
+def sooner(a: int, b: int, priority: Any, ready: Any) -> bool:
+    """Whether task a goes before task b on a free lane."""
+    if priority[a] != priority[b]:
+        return bool(priority[a] > priority[b])
+    if ready[a] != ready[b]:
+        return bool(ready[a] < ready[b])
+    return a < b
+
+
+@njit(cache=True)
+def task_push(heap: Any, base: int, size: int, i: int, priority: Any, ready: Any) -> None:
+    """Put a task into the heap that begins at `base` and holds `size` tasks."""
+    at = size
+    while at > 0:
+        up = (at - 1) >> 1
+        if sooner(heap[base + up], i, priority, ready):
+            break
+        heap[base + at] = heap[base + up]
+        at = up
+    heap[base + at] = i
+
+
+@njit(cache=True)
+def task_pop(heap: Any, base: int, size: int, priority: Any, ready: Any) -> None:
+    """Take the first task away; `size` counts it still."""
+    size -= 1
+    i = heap[base + size]
+    at = 0
+    while True:
+        down = 2 * at + 1
+        if down >= size:
+            break
+        if down + 1 < size and sooner(heap[base + down + 1], heap[base + down], priority, ready):
+            down += 1
+        if not sooner(heap[base + down], i, priority, ready):
+            break
+        heap[base + at] = heap[base + down]
+        at = down
+    heap[base + at] = i
+
+
+@njit(cache=True)
+def doubled(array: Any) -> Any:
+    """The same numbers in an array of twice the room."""
+    bigger = np.empty(2 * len(array) + 16, array.dtype)
+    bigger[: len(array)] = array
+    return bigger

@@ -1,0 +1,208 @@
+"""What people ask of a timeline: where the time goes, what held it up, what changed.
+
+Answers are values; nothing here draws or prints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretell.errors import InputError
+from foretell.graph.columns import NONE, Array, Kind
+from foretell.simulate.timeline import Timeline
+
+COMMUNICATION = (Kind.COLLECTIVE, Kind.SEND)
+DEVICE = (Kind.KERNEL, Kind.COPY)
+
+
+def critical_path(timeline: Timeline) -> Array:
+    """The tasks that made the step as long as it is, first to last."""
+    if timeline.is_measured:
+        raise InputError("a measured timeline knows no causes", hint="simulate its graph first")
+    path = []
+    i = int(np.argmax(timeline.end)) if timeline.graph.size else NONE
+    cause = timeline.cause
+    while i != NONE:
+        path.append(i)
+        i = int(cause[i])
+    return np.array(path[::-1], np.int64)
+
+
+def path_seconds(timeline: Timeline, column: str) -> dict[str, float]:
+    """How much of the critical path each value of a text or code column accounts for.
+
+    Lags and gaps on the path are `(waiting)`; the values add up to the step.
+    """
+    path = critical_path(timeline)
+    spent: dict[str, float] = {}
+    at = 0.0
+    for i in path.tolist():
+        start, end = float(timeline.start[i]), float(timeline.end[i])
+        if start > at:
+            spent["(waiting)"] = spent.get("(waiting)", 0.0) + start - at
+        key = timeline.graph.text_of(column, i) or "(none)"
+        spent[key] = spent.get(key, 0.0) + end - start
+        at = end
+    return dict(sorted(spent.items(), key=lambda item: -item[1]))
+
+
+@dataclass(frozen=True)
+class Busy:
+    """How one lane spends a step."""
+
+    lane: int
+    tasks: int
+    seconds: float  # held by a running task
+    share: float  # of the step
+
+
+def busy(timeline: Timeline) -> list[Busy]:
+    """What share of the step each lane is in use."""
+    graph, total = timeline.graph, timeline.seconds
+    task, lane = _occupied(timeline)
+    spent = np.bincount(
+        lane, weights=(timeline.end - timeline.start)[task], minlength=len(graph.lanes)
+    )
+    count = np.bincount(lane, minlength=len(graph.lanes))
+    return [
+        Busy(k, int(count[k]), float(spent[k]), float(spent[k] / total) if total else 0.0)
+        for k in range(len(graph.lanes))
+    ]
+
+
+def union(start: Array, end: Array) -> tuple[Array, Array]:
+    """Intervals that may overlap, as intervals that do not, ascending."""
+    long = end > start
+    start, end = start[long], end[long]
+    if not len(start):
+        return start, end
+    ranked = np.argsort(start, kind="stable")
+    start, end = start[ranked], np.maximum.accumulate(end[ranked])
+    fresh = np.ones(len(start), bool)
+    fresh[1:] = start[1:] > end[:-1]
+    last = np.append(np.flatnonzero(fresh)[1:] - 1, len(start) - 1)
+    return start[fresh], end[last]
+
+
+def covered(start: Array, end: Array) -> float:
+    """How long at least one of the intervals lasts."""
+    a, b = union(start, end)
+    return float((b - a).sum())
+
+
+def overlap(one: tuple[Array, Array], other: tuple[Array, Array]) -> float:
+    """How long both of two sets of intervals last at once."""
+    both = covered(np.concatenate([one[0], other[0]]), np.concatenate([one[1], other[1]]))
+    return covered(*one) + covered(*other) - both
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Where the step of one rank goes; the parts from `compute` to `idle` add up to it."""
+
+    rank: int
+    seconds: float
+    compute: float  # some kernel or copy runs
+    exposed: float  # only communication runs
+    host: float  # nothing on the device, the host works
+    idle: float  # nothing runs
+    communication: float  # some communication runs, hidden or not
+
+    @property
+    def hidden(self) -> float:
+        """Communication behind computation."""
+        return self.communication - self.exposed
+
+
+def breakdown(timeline: Timeline) -> list[Breakdown]:
+    """Where the step of every rank goes."""
+    rank = _ranks_of(timeline)
+    return [_breakdown(timeline, r, rank) for r in np.unique(rank[1]).tolist()]
+
+
+def _breakdown(timeline: Timeline, rank: int, ranks: tuple[Array, Array]) -> Breakdown:
+    mine = ranks[0][ranks[1] == rank]
+    kind = timeline.graph.kind[mine]
+    device = mine[np.isin(kind, DEVICE)]
+    comm = mine[np.isin(kind, COMMUNICATION)]
+    host = mine[~np.isin(kind, DEVICE + COMMUNICATION) & (kind != Kind.SYNC)]
+    by_device, by_comm, total = (
+        covered(timeline.start[tasks], timeline.end[tasks])
+        for tasks in (device, np.append(device, comm), np.concatenate([device, comm, host]))
+    )
+    whole = timeline.seconds
+    all_comm = covered(timeline.start[comm], timeline.end[comm])
+    return Breakdown(
+        rank,
+        seconds=whole,
+        compute=by_device,
+        exposed=by_comm - by_device,
+        host=total - by_comm,
+        idle=whole - total,
+        communication=all_comm,
+    )
+
+
+def _ranks_of(timeline: Timeline) -> tuple[Array, Array]:
+    """(task, rank) for every rank a task takes part on."""
+    graph = timeline.graph
+    own = np.arange(graph.size), graph.rank
+    if not len(graph.held):
+        return own
+    task = np.concatenate([own[0], graph.held.task])
+    rank = np.concatenate([own[1], graph.lanes.rank[graph.held.lane]])
+    pairs = np.unique(np.stack([task, rank]), axis=1)
+    return pairs[0], pairs[1]
+
+
+def _occupied(timeline: Timeline) -> tuple[Array, Array]:
+    """(task, lane) for every lane a task holds."""
+    graph = timeline.graph
+    own = np.flatnonzero(graph.lane != NONE)
+    task = np.concatenate([own, graph.held.task])
+    lane = np.concatenate([graph.lane[own], graph.held.lane])
+    return task, lane
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How two timelines differ, task by task where both have it."""
+
+    before: float
+    after: float
+    tasks: Array  # numbers in the second timeline's graph
+    seconds: Array  # how much longer each runs there
+    shift: Array  # how much later each starts there
+
+    @property
+    def ratio(self) -> float:
+        """After over before: below 1 is faster."""
+        return self.after / self.before if self.before else np.inf
+
+
+def compare(before: Timeline, after: Timeline) -> Difference:
+    """Lay one timeline beside another of the same graph or of one edited from it."""
+    origin = _common(before, after)
+    both = np.flatnonzero(origin != NONE)
+    was = origin[both]
+    ran = (after.end - after.start)[both] - (before.end - before.start)[was]
+    return Difference(
+        before.seconds, after.seconds, both, ran, after.start[both] - before.start[was]
+    )
+
+
+def _common(before: Timeline, after: Timeline) -> Array:
+    """For each task after, its number before, or NONE."""
+    graph = after.graph
+    origin = np.arange(graph.size)
+    while graph is not before.graph:
+        if graph.parent is None:
+            if graph.size == before.graph.size:
+                return np.arange(after.graph.size)
+            raise InputError("the two timelines are not of the same graph, nor of one edited")
+        step = np.arange(graph.size) if graph.origin is None else graph.origin
+        origin = np.where(origin == NONE, NONE, step[origin])
+        graph = graph.parent
+    return origin

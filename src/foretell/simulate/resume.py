@@ -1,0 +1,207 @@
+"""Play again only what an edit can change, to the same bits as playing all of it.
+
+Where every lane is ordered, a sweep from the first changed task on places anew only what moves.
+Otherwise the play is taken up at the first instant the edit can be felt: what started before it
+stays, and the state at that instant is read off the timeline that is known.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from foretell.graph.columns import NONE, Array
+from foretell.graph.graph import Graph
+from foretell.graph.wiring import wiring
+from foretell.simulate.engine import (
+    blank,
+    fixed,
+    fresh_state,
+    loop_for,
+    rows_of,
+    sweep,
+    waiting_of,
+)
+from foretell.simulate.readable import Played
+from foretell.simulate.timeline import Timeline
+
+
+def resume(graph: Graph, before: Timeline) -> Played | None:
+    """The play of an edited graph, or None where starting over is as good."""
+    old = before.graph
+    if graph.parent is not old or before.is_measured or not graph.size or not old.size:
+        return None
+    if graph.lanes is not old.lanes and not _same_lanes(graph, old):
+        return None
+    origin = np.arange(graph.size) if graph.origin is None else graph.origin
+    change = _Change(graph, old, origin, before)
+    loop = loop_for(graph)
+    if loop == "paths":
+        return _swept(graph, change) if loop_for(old) == "paths" else None
+    return _taken_up(graph, change)
+
+
+class _Change:
+    """What differs between a graph and the one it was made from."""
+
+    def __init__(self, graph: Graph, old: Graph, origin: Array, before: Timeline) -> None:
+        self.graph, self.old, self.origin, self.before = graph, old, origin, before
+        self.is_new = origin == NONE
+        self.was = np.where(self.is_new, 0, origin)
+        self.rewired = self.is_new | self._rewired()
+        self.retimed = self._differs("seconds") | self._differs("gap")
+        self.gapped = self._differs("gap")
+
+    def _differs(self, name: str) -> Array:
+        new, old = self.graph.column(name), self.old.column(name)
+        if new is old:
+            return np.zeros(self.graph.size, bool)
+        found: Array = new != old[self.was]
+        return found
+
+    def _rewired(self) -> Array:
+        """Tasks whose waits, turns, lanes, links or priority are not what they were."""
+        graph, old = self.graph, self.old
+        changed = self._differs("priority") | self._differs("lane")
+        new_wires, old_wires = wiring(graph), wiring(old)
+        if new_wires is not old_wires:
+            from foretell.simulate.differ import rows_differ
+
+            for a, b in (
+                (new_wires.waits, old_wires.waits),
+                (new_wires.turns, old_wires.turns),
+            ):
+                changed |= rows_differ(
+                    a.start, a.after, a.lags, b.start, b.after, b.lags, self.origin
+                )
+        for part, column in (("held", "lane"), ("used", "link")):
+            if getattr(graph, part) is not getattr(old, part):
+                changed |= _table_differs(self, part, column)
+        return changed
+
+
+def _same_lanes(graph: Graph, old: Graph) -> bool:
+    """Whether all lanes there were are there still, in the same places (more may follow)."""
+    known = len(old.lanes)
+    return len(graph.lanes) >= known and graph.lanes.take(np.arange(known)) == old.lanes
+
+
+def _table_differs(change: _Change, part: str, column: str) -> Array:
+    from foretell.simulate.differ import rows_differ
+
+    new, old = getattr(change.graph, part), getattr(change.old, part)
+    weights = [t.columns().get("demand", np.zeros(len(t))) for t in (new, old)]
+    found: Array = rows_differ(
+        rows_of(new.task, change.graph.size), new.columns()[column], weights[0],
+        rows_of(old.task, change.old.size), old.columns()[column], weights[1],
+        change.origin, False,
+    )  # fmt: skip
+    return found
+
+
+# Where every lane is ordered
+
+
+def _swept(graph: Graph, change: _Change) -> Played:
+    wires = wiring(graph)
+    stale = (change.rewired | change.retimed).astype(np.uint8)
+    stale[change.gapped | change.is_new] = 2
+    marked = np.flatnonzero(stale[wires.order]) if not wires.is_forward else np.flatnonzero(stale)
+    played = _carried_over(change, ~change.is_new)
+    first = int(marked[0]) if len(marked) else graph.size
+    return sweep(graph, wires, played, first, stale)
+
+
+def _carried_over(change: _Change, kept: Array) -> Played:
+    """What was played before, for the tasks that are kept; their causes numbered anew."""
+    played, before, was = blank(change.graph.size), change.before, change.was[kept]
+    played.start[kept] = before.start[was]
+    played.end[kept] = before.end[was]
+    played.why[kept] = before.why[was]
+    played.cause[kept] = _renumbered(change, before.cause[was])
+    return played
+
+
+def _renumbered(change: _Change, tasks: Array) -> Array:
+    if change.graph.origin is None:
+        return tasks
+    number = np.full(change.old.size + 1, NONE, np.int32)  # the last stands for NONE
+    mine = np.flatnonzero(~change.is_new)
+    number[change.origin[mine]] = mine
+    found: Array = number[tasks]
+    return found
+
+
+# Where there is something to decide
+
+
+def _taken_up(graph: Graph, change: _Change) -> Played | None:
+    from foretell.simulate import events
+
+    instant = _first_felt(change)
+    if instant == np.inf:
+        return _carried_over(change, np.ones(graph.size, bool))
+    if instant <= 0:
+        return None
+    kept = ~change.is_new & (change.before.start[change.was] < instant)
+    if kept.sum() < graph.size / 4:
+        return None  # most of it has to be played anyway
+    f = fixed(graph, wiring(graph))
+    state = fresh_state(f, waiting_of(wiring(graph)), _carried_over(change, kept))
+    if not _restore(graph, f, state, kept, instant):
+        return None
+    events.run(f, state, instant)
+    return Played(state.start, state.end, state.cause, state.why)
+
+
+def _first_felt(change: _Change) -> float:
+    """The earliest time at which the edit can make a difference."""
+    before, graph = change.before, change.graph
+    felt = [np.inf]
+    retimed = np.flatnonzero(change.retimed & ~change.is_new)
+    felt.append(before.start[change.was[retimed]].min(initial=np.inf))
+    gone = np.ones(change.old.size, bool)
+    gone[change.origin[~change.is_new]] = False
+    felt.append(before.start[gone].min(initial=np.inf))
+    rewired = np.flatnonzero(change.rewired)
+    if len(rewired):
+        felt.append(_earliest_ready(graph, change, rewired))
+    if graph.links is not change.old.links and graph.links != change.old.links:
+        felt.append(before.start[change.old.used.task].min(initial=np.inf))
+    return _before_transfers(change, float(min(felt)))
+
+
+def _earliest_ready(graph: Graph, change: _Change, tasks: Array) -> float:
+    """When the first of some tasks could be ready, before or after the edit."""
+    from foretell.simulate.differ import ready_bound
+
+    waits, end = wiring(graph).waits, np.where(change.is_new, 0.0, change.before.end[change.was])
+    new = ready_bound(waits.start, waits.after, waits.lags, end, tasks)
+    known = tasks[~change.is_new[tasks]]
+    waits = wiring(change.old).waits
+    old = ready_bound(waits.start, waits.after, waits.lags, change.before.end, change.was[known])
+    return min(float(new.min(initial=np.inf)), float(old.min(initial=np.inf)))
+
+
+def _before_transfers(change: _Change, instant: float) -> float:
+    """The latest instant not after this one at which no transfer is under way.
+
+    The progress of a transfer depends on all that shared its links since it started.
+    """
+    tasks = np.unique(change.old.used.task)
+    start, end = change.before.start[tasks], change.before.end[tasks]
+    while True:
+        under_way = (start < instant) & (end >= instant)
+        if not under_way.any():
+            return instant
+        instant = float(start[under_way].min())
+
+
+def _restore(graph: Graph, f: Any, s: Any, kept: Array, instant: float) -> bool:
+    """Fill the state as it is just before `instant`, where the timeline tells."""
+    from foretell.simulate import differ
+
+    waits, turns = wiring(graph).waits, wiring(graph).turns
+    rows = (waits.start, waits.after, waits.lags), (turns.start, turns.after)
+    return bool(differ.restore(f, s, kept, instant, *rows))
