@@ -8,9 +8,18 @@ from foretell.graph import Builder, Graph
 # Few different numbers, so that ends fall together and ties have to be broken.
 SECONDS = st.sampled_from([0.0, 0.1, 0.5, 1.0, 1.0, 2.0, 0.3])
 
+USES = st.dictionaries(st.integers(0, 1), st.sampled_from([0.5, 1.0, 2.0]), max_size=2)
+
 
 @st.composite
-def graphs(draw, most: int = 24, links: bool = True, free: bool = True, delays: bool = True):
+def graphs(
+    draw,
+    most: int = 24,
+    links: bool = True,
+    free: bool = True,
+    delays: bool = True,
+    urgent: bool = True,
+):
     """A verified graph of up to `most` tasks."""
     size = draw(st.integers(1, most))
     lanes = [
@@ -18,11 +27,11 @@ def graphs(draw, most: int = 24, links: bool = True, free: bool = True, delays: 
         for _ in range(draw(st.integers(1, 5)))
     ]
     place = draw(st.permutations(range(size)))  # numbers need not be the issue order
-    rows = {i: _task(draw, k, place, lanes, links, delays) for k, i in enumerate(place)}
+    rows = {i: _task(draw, k, place, lanes, links, delays, urgent) for k, i in enumerate(place)}
     return _built(rows, lanes, draw if links else None)
 
 
-def _task(draw, k, place, lanes, links, delays):
+def _task(draw, k, place, lanes, links, delays, urgent):
     held = draw(st.lists(st.integers(0, len(lanes) - 1), max_size=3, unique=True))
     waits = draw(st.lists(st.integers(0, k - 1), max_size=3, unique=True)) if k else []
     ordered = [i for i, lane in enumerate(lanes) if lane[1]]
@@ -31,13 +40,11 @@ def _task(draw, k, place, lanes, links, delays):
         "lanes": held,
         "seconds": draw(SECONDS),
         "gap": draw(SECONDS) if delays and draw(st.booleans()) else 0.0,
-        "priority": draw(st.integers(-1, 1)),
+        "priority": draw(st.integers(-1, 1)) if urgent else 0,
         "after": [(place[w], draw(SECONDS) if delays else 0.0) for w in waits],
         "drains": draw(st.lists(st.sampled_from(ordered), max_size=1)) if ordered else [],
-        "uses": draw(st.dictionaries(st.integers(0, 1), st.sampled_from([0.5, 1.0, 2.0]), max_size=2))
-        if links and draw(st.booleans())
-        else {},
-    }  # fmt: skip
+        "uses": draw(USES) if links and draw(st.booleans()) else {},
+    }
 
 
 def _built(rows, lanes, draw) -> Graph:
@@ -55,7 +62,9 @@ def _built(rows, lanes, draw) -> Graph:
         for other, lag in after:
             make.wait(i, other, lag=lag)
     for i in range(0, len(rows), 3):
-        make.buffer(100.0 + i, born=i, dies=len(rows) - 1 - i // 2 if i % 2 else i, kind="activation")
+        make.buffer(
+            100.0 + i, born=i, dies=len(rows) - 1 - i // 2 if i % 2 else i, kind="activation"
+        )
     return make.graph()
 
 

@@ -1,8 +1,11 @@
 """What must hold for any graph, and that all engines agree to the last bit."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.strategies import edits, graphs
 
 from foretell.errors import GraphError
 from foretell.graph import NONE
@@ -10,11 +13,16 @@ from foretell.graph.wiring import wiring
 from foretell.simulate import simulate
 from foretell.simulate.engine import loop_for, run_events, timeline
 from foretell.simulate.questions import breakdown, busy, critical_path
-from tests.strategies import edits, graphs
 
 MANY = settings(max_examples=100, deadline=None)
 SHAPES = st.sampled_from(
-    [{}, {"links": False}, {"links": False, "free": False}, {"links": False, "delays": False}]
+    [
+        {},
+        {"links": False},
+        {"links": False, "free": False},
+        {"links": False, "delays": False},
+        {"links": False, "delays": False, "urgent": False},
+    ]
 )
 
 
@@ -62,7 +70,7 @@ def test_lanes_are_held_by_one_at_a_time(graph):
         spans = sorted(
             (played.start[i], played.end[i] + graph.gap[i], graph.order[i]) for i in mine
         )
-        for one, other in zip(spans, spans[1:], strict=False):
+        for one, other in pairwise(spans):
             assert one[1] <= other[0]
         if graph.lanes.ordered[lane]:
             issued = sorted(mine, key=lambda i: graph.order[i])
@@ -84,7 +92,7 @@ def test_the_critical_path_has_no_hole(graph):
         )
     )
     assert played.start[path[0]] == 0
-    for p, i in zip(path, path[1:], strict=False):
+    for p, i in pairwise(path):
         after = lag[i, p] if played.why[i] == 1 else graph.gap[p]
         assert played.start[i] == played.end[p] + after
 

@@ -11,8 +11,8 @@ import numpy as np
 from foretell.errors import InputError
 from foretell.graph.columns import COLUMNS, NONE, Array, frozen
 from foretell.graph.edges import Edges
-from foretell.graph.groups import group_text, ranks_of
 from foretell.graph.graph import Graph
+from foretell.graph.groups import group_text, ranks_of
 from foretell.graph.names import Names
 from foretell.graph.tables import Buffers, Drained, Held, Lanes, Links, Used
 

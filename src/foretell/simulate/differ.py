@@ -53,78 +53,55 @@ def ready_bound(start: Any, after: Any, lag: Any, end: Any, tasks: Any) -> Any:
 
 
 @njit(cache=True)
-def restore(f: Fixed, s: State, kept: Any, instant: float, waits: Any, turns: Any) -> bool:
-    """Fill the state as it is just before `instant`, when the kept tasks have started.
+def restore(f: Fixed, s: State, rest: Any, instant: float, waits: Any) -> None:
+    """Fill what is said of the tasks that have not started, as it is just before `instant`.
 
-    False where the timeline does not tell who held a lane last (several tasks of no length).
+    Lanes and turns that were free before it need no memory of by whom: nothing that starts at this
+    instant or later can have been held up by them.
     """
-    n = len(kept)
-    for i in range(n):
-        if kept[i]:
-            if not keep_running(f, s, i, instant):
-                return False
-        else:
-            look_back(f, s, i, kept, instant, waits, turns)
-    for i in range(n):
-        if not kept[i] and s.waiting[i] == 0:
-            s.fresh[s.count[FRESH]] = i
-            s.count[FRESH] += 1
-    return True
+    waiting, ready, ready_by, free, free_by, start, end = s[:7]
+    times, codes, fresh = s.times, s.codes, s.fresh
+    wait_start, after, lag, turn_start, before = waits
+    n, events, n_fresh = len(waiting), s.count[EVENTS], 0
+    has_gap, has_lag = len(f.gap) > 0, len(lag) > 0
+    for r in range(len(rest)):
+        i = rest[r]
+        left = wait_start[i + 1] - wait_start[i] + turn_start[i + 1] - turn_start[i]
+        at, by = 0.0, -1
+        for k in range(wait_start[i], wait_start[i + 1]):
+            p = after[k]
+            if start[p] >= instant or end[p] >= instant:
+                continue
+            t = end[p] + lag[k] if has_lag else end[p]
+            if t > at or (t == at and (by < 0 or p < by)):
+                at, by = t, p
+            if t >= instant:
+                event_push(times, codes, events, t, ARRIVE * n + i)
+                events += 1
+            else:
+                left -= 1
+        for k in range(turn_start[i], turn_start[i + 1]):
+            p = before[k]
+            t = end[p] + f.gap[p] if has_gap else end[p]
+            if start[p] < instant and t < instant:
+                left -= 1
+        ready[i], ready_by[i], free[i], free_by[i], waiting[i] = at, by, 0.0, -1, left
+        if left == 0:
+            fresh[n_fresh] = i
+            n_fresh += 1
+    s.count[EVENTS], s.count[FRESH] = events, n_fresh
 
 
 @njit(cache=True)
-def keep_running(f: Fixed, s: State, i: int, instant: float) -> bool:
-    """Note what a started task holds, and when it will let go."""
-    release = s.end[i] + (f.gap[i] if len(f.gap) else 0.0)
-    if s.end[i] >= instant:
-        pend(f, s, s.end[i], END, i)
-    elif release >= instant:
-        pend(f, s, release, FREE, i)
-    for k in range(f.lane_start[i], f.lane_start[i + 1]):
-        lane = f.lane[k]
-        if s.end[i] >= instant or release >= instant:
-            s.taken[lane] = 1
-            continue
-        last = s.freed_by[lane]
-        if last >= 0 and release == s.freed[lane]:
-            if s.start[i] == s.start[last] and s.end[i] == s.end[last]:
-                return False
-            if (s.start[i], s.end[i]) < (s.start[last], s.end[last]):
-                continue  # of two that let go at once, the one that came later did so last
-        elif last >= 0 and release < s.freed[lane]:
-            continue
-        s.freed[lane], s.freed_by[lane] = release, i
-    return True
-
-
-@njit(cache=True)
-def look_back(
-    f: Fixed, s: State, i: int, kept: Any, instant: float, waits: Any, turns: Any
-) -> None:
-    """Note which waits and turns of a task that has not started are over."""
-    start, after, lag = waits
-    for k in range(start[i], start[i + 1]):
-        p = after[k]
-        if not kept[p] or s.end[p] >= instant:
-            continue
-        t = s.end[p] + lag[k]
-        if t > s.ready[i] or (t == s.ready[i] and (s.ready_by[i] < 0 or p < s.ready_by[i])):
-            s.ready[i], s.ready_by[i] = t, p
-        if t >= instant and lag[k] > 0:
-            pend(f, s, t, ARRIVE, i)
-        else:
-            s.waiting[i] -= 1
-    turn_start, before = turns
-    for k in range(turn_start[i], turn_start[i + 1]):
-        p = before[k]
-        t = s.end[p] + (f.gap[p] if len(f.gap) else 0.0)
-        if kept[p] and s.end[p] < instant and t < instant:
-            if t > s.free[i] or (t == s.free[i] and (s.free_by[i] < 0 or p < s.free_by[i])):
-                s.free[i], s.free_by[i] = t, p
-            s.waiting[i] -= 1
-
-
-@njit(cache=True)
-def pend(f: Fixed, s: State, time: float, what: int, i: int) -> None:
-    event_push(s.times, s.codes, s.count[EVENTS], time, what * len(f.seconds) + i)
-    s.count[EVENTS] += 1
+def hold(f: Fixed, s: State, running: Any, instant: float) -> None:
+    """Let tasks that have started keep their lanes until they end, or until their gap does."""
+    n, events = len(f.seconds), 0
+    for r in range(len(running)):
+        i = running[r]
+        is_over = s.end[i] < instant
+        time = s.end[i] + f.gap[i] if is_over else s.end[i]
+        event_push(s.times, s.codes, events, time, (FREE if is_over else END) * n + i)
+        events += 1
+        for k in range(f.lane_start[i], f.lane_start[i + 1]):
+            s.taken[f.lane[k]] = 1
+    s.count[EVENTS] = events

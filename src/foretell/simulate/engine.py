@@ -87,26 +87,30 @@ def sweep(graph: Graph, wires: Wiring, played: Played, first: int, stale: Array)
 
 
 def run_lists(graph: Graph, wires: Wiring) -> Played:
-    """Play tasks that need at most one free lane each."""
-    from foretell.simulate import lists
-
-    played = blank(graph.size)
+    """Play tasks that need at most one free lane each, from the beginning."""
     f = fixed(graph, wires)
-    lane_of = _only_lane(f)
-    lists.run(f, waiting_of(wires).astype(np.int32), lane_of, tuple(played))
-    return played
+    return play_lists(graph, f, fresh_state(f, waiting_of(wires), blank(graph.size)), 0.0)
 
 
 def run_events(graph: Graph, wires: Wiring) -> Played:
     """Play anything, from the beginning."""
+    f = fixed(graph, wires)
+    return play_events(graph, f, fresh_state(f, waiting_of(wires), blank(graph.size)), 0.0)
+
+
+def play_lists(graph: Graph, f: Any, s: Any, now: float) -> Played:
+    """Play on from a state."""
+    from foretell.simulate import lists
+
+    lists.run(f, s, only_lane(graph, f), now, "priority" not in graph.columns)
+    return Played(s.start, s.end, s.cause, s.why)
+
+
+def play_events(graph: Graph, f: Any, s: Any, now: float) -> Played:
+    """Play on from a state."""
     from foretell.simulate import events
 
-    f = fixed(graph, wires)
-    s = fresh_state(f, waiting_of(wires), blank(graph.size))
-    ready = np.flatnonzero(s.waiting == 0)
-    s.fresh[: len(ready)] = ready
-    s.count[events.FRESH] = len(ready)
-    events.run(f, s, 0.0)
+    events.run(f, s, now)
     return Played(s.start, s.end, s.cause, s.why)
 
 
@@ -137,17 +141,30 @@ def waiting_of(wires: Wiring) -> Array:
 
 def fresh_state(f: Any, waiting: Array, played: Played) -> Any:
     """The state before anything has happened."""
+    s = empty_state(f, played)
+    s.waiting[:] = waiting
+    for times in (s.ready, s.free):
+        times[:] = 0.0
+    for tasks in (s.ready_by, s.free_by):
+        tasks[:] = NONE
+    ready = np.flatnonzero(waiting == 0)
+    s.fresh[: len(ready)] = ready
+    s.count[1] = len(ready)
+    return s
+
+
+def empty_state(f: Any, played: Played) -> Any:
+    """Room for a state, in which no lane is held; what is said of tasks is yet to be filled."""
     from foretell.simulate.events import State
 
     n, lanes = len(f.seconds), len(f.base) - 1
-    moving = n if len(f.use_link) else 0
     room = 2 * n + len(f.lag) + 1  # every task ends once, frees its lanes once; every lag ends once
     return State(
-        waiting=waiting.astype(np.int32),
-        ready=np.zeros(n),
-        ready_by=np.full(n, NONE, np.int32),
-        free=np.zeros(n),
-        free_by=np.full(n, NONE, np.int32),
+        waiting=np.empty(n, np.int32),
+        ready=np.empty(n),
+        ready_by=np.empty(n, np.int32),
+        free=np.empty(n),
+        free_by=np.empty(n, np.int32),
         start=played.start,
         end=played.end,
         cause=played.cause,
@@ -160,13 +177,7 @@ def fresh_state(f: Any, waiting: Array, played: Played) -> Any:
         times=np.empty(room),
         codes=np.empty(room, np.int64),
         fresh=np.empty(n, np.int32),
-        lanes=np.empty(lanes, np.int32),
-        marked=np.zeros(lanes, np.int32),
-        moving=np.empty(moving, np.int32),
-        left=np.empty(moving),
-        speed=np.empty(moving),
-        since=np.empty(moving),
-        count=np.zeros(5, np.int64),
+        count=np.zeros(2, np.int64),
     )
 
 
@@ -210,11 +221,16 @@ def _lane_rows(graph: Graph) -> tuple[Array, Array, int]:
     return rows_of(task, graph.size), number[lane].astype(np.int32), count
 
 
-def _only_lane(f: Any) -> Array:
-    has = np.diff(f.lane_start) > 0
-    lane = np.full(len(has), NONE, np.int32)
-    lane[has] = f.lane
-    return lane
+def only_lane(graph: Graph, f: Any) -> Array:
+    """The free lane of each task or NONE, where no task needs two."""
+    made = graph.cache.get("only_lane")
+    if made is None:
+        has = np.diff(f.lane_start) > 0
+        made = np.full(len(has), NONE, np.int32)
+        made[has] = f.lane
+        graph.cache["only_lane"] = made
+    found: Array = made
+    return found
 
 
 def rows_of(task: Array, size: int) -> Array:

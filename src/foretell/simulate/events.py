@@ -11,10 +11,10 @@ import numpy as np
 from numba import njit
 
 from foretell.simulate.heaps import event_pop, event_push, sooner, task_pop, task_push
-from foretell.simulate.readable import ARRIVE, END, FREE, LANE, SLOWEST, WAIT
+from foretell.simulate.links import depart, fair, join
+from foretell.simulate.readable import ARRIVE, END, FREE, LANE, WAIT
 
-# Places in `State.count`.
-EVENTS, FRESH, LANES, MOVING, MOVED = 0, 1, 2, 3, 4
+EVENTS, FRESH = 0, 1  # places in `State.count`
 
 
 class Fixed(NamedTuple):
@@ -57,310 +57,214 @@ class State(NamedTuple):
     times: Any  # events to come, as a heap
     codes: Any
     fresh: Any  # tasks that became ready at this instant
-    lanes: Any  # free lanes to look at, as a heap of what their first task is
-    marked: Any  # the place of a lane among them, from 1; 0 where it is not
-    moving: Any  # running tasks that use links, ascending, with what is left of each
-    left: Any
-    speed: Any
-    since: Any
-    count: Any
+    count: Any  # how many events and fresh tasks there are
 
 
 @njit(cache=True)
 def run(f: Fixed, s: State, now: float) -> None:
-    """Play from the fresh tasks at `now` and the events pending until nothing is left."""
+    """Play from the fresh tasks at `now` and the events pending until nothing is left.
+
+    One long function on purpose: numba counts references at every call and every field of a tuple,
+    and the same loop cut into small functions ran eight times slower.
+    """
+    seconds, gap, priority, lane_start, lane_of, base, follow_start, follower, lag, turn_start = f[
+        :10
+    ]
+    turn, use_start, use_link, use_demand, capacity = f[10:]
+    waiting, ready, ready_by, free, free_by, start, end, cause, why, taken, freed, freed_by = s[:12]
+    queue, queued, times, codes, fresh = s[12:17]
+    n, has_gap, has_lag, has_links = len(seconds), len(gap) > 0, len(lag) > 0, len(use_link) > 0
+    events, n_fresh = s.count[EVENTS], s.count[FRESH]
+    lanes = np.empty(len(taken), np.int32)  # free lanes somebody waits for, the most urgent first
+    marked = np.zeros(len(taken), np.int32)  # the place of a lane among them, from 1
+    n_lanes = 0
+    moving = np.empty(n if has_links else 0, np.int32)  # running tasks that use links, ascending
+    left, speed, since = np.empty(len(moving)), np.empty(len(moving)), np.empty(len(moving))
+    n_moving, moved = 0, False
     while True:
-        start_fresh(f, s, now)
-        start_queued(f, s, now)
-        if s.count[MOVED]:
-            share_links(f, s, now)
-            s.count[MOVED] = 0
-        now = next_instant(s)
+        # Ready tasks that need a free lane queue up; see `readable.start_all` for the rule.
+        n_started = 0
+        for k in range(n_fresh):
+            i = fresh[k]
+            first = lane_start[i]
+            if first == lane_start[i + 1]:
+                fresh[n_started] = i
+                n_started += 1
+                continue
+            at = lane_of[first]
+            for q in range(first, lane_start[i + 1]):
+                if taken[lane_of[q]]:
+                    at = lane_of[q]
+                    break
+            if marked[at] and sooner(i, queue[base[at]], priority, ready):
+                look_away(lanes, marked, n_lanes, at, queue, base, priority, ready)
+                n_lanes -= 1
+            task_push(queue, base[at], queued[at], i, priority, ready)
+            queued[at] += 1
+            if not taken[at] and not marked[at]:
+                look_at(lanes, marked, n_lanes, at, queue, base, priority, ready)
+                n_lanes += 1
+        # Start those that need none, then the most urgent over all lanes, one by one.
+        while n_started > 0 or n_lanes > 0:
+            if n_started > 0:
+                n_started -= 1
+                i = fresh[n_started]
+            else:
+                lane = lanes[0]
+                look_away(lanes, marked, n_lanes, lane, queue, base, priority, ready)
+                n_lanes -= 1
+                i = queue[base[lane]]
+                task_pop(queue, base[lane], queued[lane], priority, ready)
+                queued[lane] -= 1
+                at = -1
+                for q in range(lane_start[i], lane_start[i + 1]):
+                    if taken[lane_of[q]]:
+                        at = lane_of[q]
+                        break
+                if at >= 0:  # it has to wait for another lane
+                    task_push(queue, base[at], queued[at], i, priority, ready)
+                    queued[at] += 1
+                    if queued[lane]:
+                        look_at(lanes, marked, n_lanes, lane, queue, base, priority, ready)
+                        n_lanes += 1
+                    continue
+            last, holder = free[i], free_by[i]
+            for q in range(lane_start[i], lane_start[i + 1]):
+                lane = lane_of[q]
+                t, p = freed[lane], freed_by[lane]
+                if p >= 0 and (t > last or (t == last and (holder < 0 or p < holder))):
+                    last, holder = t, p
+                taken[lane] = 1
+                if marked[lane]:
+                    look_away(lanes, marked, n_lanes, lane, queue, base, priority, ready)
+                    n_lanes -= 1
+            if last > ready[i] or ready_by[i] < 0:
+                cause[i], why[i] = holder, LANE if holder >= 0 else 0
+            else:
+                cause[i], why[i] = ready_by[i], WAIT
+            start[i], end[i] = now, now + seconds[i]
+            if has_links and use_start[i] < use_start[i + 1] and seconds[i] > 0:
+                join(moving, left, speed, since, n_moving, i, seconds[i], now)
+                n_moving += 1
+                moved = True
+            else:
+                event_push(times, codes, events, end[i], END * n + i)
+                events += 1
+        if moved:
+            pace = fair(moving[:n_moving], use_start, use_link, use_demand, capacity)
+            for m in range(n_moving):
+                if pace[m] != speed[m]:
+                    left[m] = max(left[m] - (now - since[m]) * speed[m], 0.0)
+                    speed[m], since[m] = pace[m], now
+                    end[moving[m]] = now + left[m] / pace[m]
+            moved = False
+        # All that happens at the next instant.
+        now = times[0] if events else np.inf
+        for m in range(n_moving):
+            now = min(now, end[moving[m]])
         if now == np.inf:
             return
-        happen(f, s, now)
+        n_fresh, m = 0, 0
+        while True:
+            if events and times[0] == now:
+                what, i = codes[0] // n, codes[0] % n
+                event_pop(times, codes, events)
+                events -= 1
+            else:
+                while m < n_moving and end[moving[m]] != now:
+                    m += 1
+                if m == n_moving:
+                    break
+                what, i, moved = END, np.int64(moving[m]), True
+                depart(moving, left, speed, since, n_moving, m)
+                n_moving -= 1
+            if what == END:
+                for k in range(follow_start[i], follow_start[i + 1]):
+                    j = follower[k]
+                    t = now + lag[k] if has_lag else now
+                    if t > ready[j] or (t == ready[j] and (ready_by[j] < 0 or i < ready_by[j])):
+                        ready[j], ready_by[j] = t, i
+                    if t > now:
+                        event_push(times, codes, events, t, ARRIVE * n + j)
+                        events += 1
+                        continue
+                    waiting[j] -= 1
+                    if waiting[j] == 0:
+                        fresh[n_fresh] = j
+                        n_fresh += 1
+                if has_gap and gap[i] > 0:
+                    event_push(times, codes, events, now + gap[i], FREE * n + i)
+                    events += 1
+                    continue
+            elif what == ARRIVE:
+                waiting[i] -= 1
+                if waiting[i] == 0:
+                    fresh[n_fresh] = i
+                    n_fresh += 1
+                continue
+            for k in range(turn_start[i], turn_start[i + 1]):
+                j = turn[k]
+                if now > free[j] or (now == free[j] and (free_by[j] < 0 or i < free_by[j])):
+                    free[j], free_by[j] = now, i
+                waiting[j] -= 1
+                if waiting[j] == 0:
+                    fresh[n_fresh] = j
+                    n_fresh += 1
+            for k in range(lane_start[i], lane_start[i + 1]):
+                lane = lane_of[k]
+                taken[lane], freed[lane], freed_by[lane] = 0, now, i
+                if queued[lane] and not marked[lane]:
+                    look_at(lanes, marked, n_lanes, lane, queue, base, priority, ready)
+                    n_lanes += 1
+
+
+# The heap of free lanes that somebody waits for, ordered by the first in each queue
 
 
 @njit(cache=True)
-def next_instant(s: State) -> float:
-    now = s.times[0] if s.count[EVENTS] else np.inf
-    for m in range(s.count[MOVING]):
-        now = min(now, s.end[s.moving[m]])
-    return now
-
-
-# What happens at an instant
+def look_at(
+    lanes: Any, marked: Any, size: int, lane: int, queue: Any, base: Any, priority: Any, ready: Any
+) -> None:
+    """Put a lane among those to look at."""
+    rise(lanes, marked, size, lane, queue, base, priority, ready)
 
 
 @njit(cache=True)
-def happen(f: Fixed, s: State, now: float) -> None:
-    """Let everything happen that happens now."""
-    n = len(f.seconds)
-    while s.count[EVENTS] and s.times[0] == now:
-        what, i = s.codes[0] // n, s.codes[0] % n
-        event_pop(s.times, s.codes, s.count[EVENTS])
-        s.count[EVENTS] -= 1
-        if what == END:
-            finish(f, s, i, now)
-        elif what == FREE:
-            leave(f, s, i, now)
-        else:
-            arrive(s, i)
-    if s.count[MOVING]:
-        finish_moving(f, s, now)
-
-
-@njit(cache=True)
-def finish(f: Fixed, s: State, i: int, now: float) -> None:
-    """End a task: tell its followers, and free its lanes unless a gap follows."""
-    has_lag = len(f.lag) > 0
-    for k in range(f.follow_start[i], f.follow_start[i + 1]):
-        j = f.follower[k]
-        t = now + f.lag[k] if has_lag else now
-        if t > s.ready[j] or (t == s.ready[j] and (s.ready_by[j] < 0 or i < s.ready_by[j])):
-            s.ready[j], s.ready_by[j] = t, i
-        if t > now:
-            later(f, s, t, ARRIVE, j)
-        else:
-            arrive(s, j)
-    if len(f.gap) and f.gap[i] > 0:
-        later(f, s, now + f.gap[i], FREE, i)
-    else:
-        leave(f, s, i, now)
-
-
-@njit(cache=True)
-def leave(f: Fixed, s: State, i: int, now: float) -> None:
-    """Free the lanes of a task; on ordered ones the next has its turn."""
-    for k in range(f.turn_start[i], f.turn_start[i + 1]):
-        j = f.turn[k]
-        if now > s.free[j] or (now == s.free[j] and (s.free_by[j] < 0 or i < s.free_by[j])):
-            s.free[j], s.free_by[j] = now, i
-        arrive(s, j)
-    for k in range(f.lane_start[i], f.lane_start[i + 1]):
-        lane = f.lane[k]
-        s.taken[lane], s.freed[lane], s.freed_by[lane] = 0, now, i
-        look_at(f, s, lane)
-
-
-@njit(cache=True)
-def arrive(s: State, i: int) -> None:
-    s.waiting[i] -= 1
-    if s.waiting[i] == 0:
-        s.fresh[s.count[FRESH]] = i
-        s.count[FRESH] += 1
-
-
-@njit(cache=True)
-def later(f: Fixed, s: State, time: float, what: int, i: int) -> None:
-    event_push(s.times, s.codes, s.count[EVENTS], time, what * len(f.seconds) + i)
-    s.count[EVENTS] += 1
-
-
-# What starts at an instant
-
-
-@njit(cache=True)
-def start_fresh(f: Fixed, s: State, now: float) -> None:
-    """Start the ready tasks that need no free lane; queue the others."""
-    for k in range(s.count[FRESH]):
-        i = s.fresh[k]
-        if f.lane_start[i] == f.lane_start[i + 1]:
-            begin(f, s, i, now)
-        else:
-            queue_up(f, s, i)
-    s.count[FRESH] = 0
-
-
-@njit(cache=True)
-def queue_up(f: Fixed, s: State, i: int) -> None:
-    """Put a task into the queue of a lane that is taken, or else of its first one."""
-    at = f.lane[f.lane_start[i]]
-    for k in range(f.lane_start[i], f.lane_start[i + 1]):
-        if s.taken[f.lane[k]]:
-            at = f.lane[k]
-            break
-    if s.marked[at] and sooner(i, s.queue[f.base[at]], f.priority, s.ready):
-        look_away(f, s, at)  # its place among the lanes depends on its first task
-    task_push(s.queue, f.base[at], s.queued[at], i, f.priority, s.ready)
-    s.queued[at] += 1
-    look_at(f, s, at)
-
-
-@njit(cache=True)
-def start_queued(f: Fixed, s: State, now: float) -> None:
-    """Start what free lanes allow, most urgent first over all lanes."""
-    while s.count[LANES]:
-        lane = s.lanes[0]
-        look_away(f, s, lane)
-        i = s.queue[f.base[lane]]
-        task_pop(s.queue, f.base[lane], s.queued[lane], f.priority, s.ready)
-        s.queued[lane] -= 1
-        if is_free(f, s, i):
-            begin(f, s, i, now)
-        else:
-            queue_up(f, s, i)  # behind a lane that is taken
-            look_at(f, s, lane)
-
-
-@njit(cache=True)
-def is_free(f: Fixed, s: State, i: int) -> bool:
-    for k in range(f.lane_start[i], f.lane_start[i + 1]):
-        if s.taken[f.lane[k]]:
-            return False
-    return True
-
-
-@njit(cache=True)
-def begin(f: Fixed, s: State, i: int, now: float) -> None:
-    """Start a task: take its lanes and note what let it start."""
-    free, holder = s.free[i], s.free_by[i]
-    for k in range(f.lane_start[i], f.lane_start[i + 1]):
-        lane = f.lane[k]
-        t, p = s.freed[lane], s.freed_by[lane]
-        if p >= 0 and (t > free or (t == free and (holder < 0 or p < holder))):
-            free, holder = t, p
-        s.taken[lane] = 1
-        if s.marked[lane]:
-            look_away(f, s, lane)
-    if free > s.ready[i] or s.ready_by[i] < 0:
-        s.cause[i], s.why[i] = holder, LANE if holder >= 0 else 0
-    else:
-        s.cause[i], s.why[i] = s.ready_by[i], WAIT
-    s.start[i], s.end[i] = now, now + f.seconds[i]
-    if f.seconds[i] > 0 and f.use_start[i] < f.use_start[i + 1]:
-        start_moving(f, s, i, now)
-    else:
-        later(f, s, s.end[i], END, i)
-
-
-# The heap of lanes to look at
-
-
-@njit(cache=True)
-def look_at(f: Fixed, s: State, lane: int) -> None:
-    """Remember that a free lane has somebody waiting."""
-    if s.marked[lane] or s.taken[lane] or s.queued[lane] == 0:
-        return
-    s.count[LANES] += 1
-    rise(f, s, s.count[LANES] - 1, lane)
-
-
-@njit(cache=True)
-def look_away(f: Fixed, s: State, lane: int) -> None:
-    """Forget a lane."""
-    at = s.marked[lane] - 1
-    s.marked[lane] = 0
-    s.count[LANES] -= 1
-    size = s.count[LANES]
+def look_away(
+    lanes: Any, marked: Any, size: int, lane: int, queue: Any, base: Any, priority: Any, ready: Any
+) -> None:
+    """Take a lane away; `size` counts it still."""
+    at = marked[lane] - 1
+    marked[lane] = 0
+    size -= 1
     if at == size:
         return
-    last = s.lanes[size]
+    last = lanes[size]
     while True:
         down = 2 * at + 1
         if down >= size:
             break
-        if down + 1 < size and goes_first(f, s, s.lanes[down + 1], s.lanes[down]):
+        if down + 1 < size and sooner(
+            queue[base[lanes[down + 1]]], queue[base[lanes[down]]], priority, ready
+        ):
             down += 1
-        if not goes_first(f, s, s.lanes[down], last):
+        if not sooner(queue[base[lanes[down]]], queue[base[last]], priority, ready):
             break
-        s.lanes[at] = s.lanes[down]
-        s.marked[s.lanes[at]] = at + 1
+        lanes[at] = lanes[down]
+        marked[lanes[at]] = at + 1
         at = down
-    rise(f, s, at, last)
+    rise(lanes, marked, at, last, queue, base, priority, ready)
 
 
 @njit(cache=True)
-def rise(f: Fixed, s: State, at: int, lane: int) -> None:
-    while at > 0 and goes_first(f, s, lane, s.lanes[(at - 1) >> 1]):
-        s.lanes[at] = s.lanes[(at - 1) >> 1]
-        s.marked[s.lanes[at]] = at + 1
+def rise(
+    lanes: Any, marked: Any, at: int, lane: int, queue: Any, base: Any, priority: Any, ready: Any
+) -> None:
+    """Put a lane at a place, or further up where it goes first."""
+    head = queue[base[lane]]
+    while at > 0 and sooner(head, queue[base[lanes[(at - 1) >> 1]]], priority, ready):
+        lanes[at] = lanes[(at - 1) >> 1]
+        marked[lanes[at]] = at + 1
         at = (at - 1) >> 1
-    s.lanes[at] = lane
-    s.marked[lane] = at + 1
-
-
-@njit(cache=True)
-def goes_first(f: Fixed, s: State, a: int, b: int) -> bool:
-    return bool(sooner(s.queue[f.base[a]], s.queue[f.base[b]], f.priority, s.ready))
-
-
-# Tasks that share links
-
-
-@njit(cache=True)
-def start_moving(f: Fixed, s: State, i: int, now: float) -> None:
-    """Add a task to those that move, kept in ascending order."""
-    m = s.count[MOVING]
-    while m > 0 and s.moving[m - 1] > i:
-        s.moving[m], s.left[m] = s.moving[m - 1], s.left[m - 1]
-        s.speed[m], s.since[m] = s.speed[m - 1], s.since[m - 1]
-        m -= 1
-    s.moving[m], s.left[m], s.speed[m], s.since[m] = i, f.seconds[i], 0.0, now
-    s.end[i] = np.inf
-    s.count[MOVING] += 1
-    s.count[MOVED] = 1
-
-
-@njit(cache=True)
-def finish_moving(f: Fixed, s: State, now: float) -> None:
-    """End the tasks that move and are due."""
-    kept, size = 0, s.count[MOVING]
-    for m in range(size):
-        i = s.moving[m]
-        if s.end[i] == now:
-            finish(f, s, i, now)
-            continue
-        s.moving[kept], s.left[kept] = i, s.left[m]
-        s.speed[kept], s.since[kept] = s.speed[m], s.since[m]
-        kept += 1
-    s.count[MOVING] = kept
-    if kept < size:
-        s.count[MOVED] = 1
-
-
-@njit(cache=True)
-def share_links(f: Fixed, s: State, now: float) -> None:
-    """Give every moving task its speed, and its end anew where the speed has changed."""
-    size = s.count[MOVING]
-    speed = fair(f, s.moving[:size])
-    for m in range(size):
-        if speed[m] != s.speed[m]:
-            s.left[m] = max(s.left[m] - (now - s.since[m]) * s.speed[m], 0.0)
-            s.speed[m], s.since[m] = speed[m], now
-            s.end[s.moving[m]] = now + s.left[m] / speed[m]
-
-
-@njit(cache=True)
-def fair(f: Fixed, moving: Any) -> Any:
-    """All speeds rise together; those on a link stop when it is full, the others go on to 1."""
-    room = f.capacity.copy()
-    demand = np.empty(len(room))
-    speed = np.full(len(moving), -1.0)
-    left = len(moving)
-    while left > 0:
-        demand[:] = 0.0
-        for m in range(len(moving)):
-            if speed[m] < 0:
-                for k in range(f.use_start[moving[m]], f.use_start[moving[m] + 1]):
-                    demand[f.use_link[k]] += f.use_demand[k]
-        level, full = np.inf, -1
-        for link in range(len(room)):
-            if demand[link] > 0 and room[link] / demand[link] < level:
-                level, full = room[link] / demand[link], link
-        level = max(level, SLOWEST)
-        for m in range(len(moving)):
-            if speed[m] < 0 and (level >= 1.0 or uses(f, moving[m], full)):
-                speed[m] = min(level, 1.0)
-                left -= 1
-                for k in range(f.use_start[moving[m]], f.use_start[moving[m] + 1]):
-                    room[f.use_link[k]] -= f.use_demand[k] * speed[m]
-    return speed
-
-
-@njit(cache=True)
-def uses(f: Fixed, i: int, link: int) -> bool:
-    for k in range(f.use_start[i], f.use_start[i + 1]):
-        if f.use_link[k] == link:
-            return True
-    return False
+    lanes[at] = lane
+    marked[lane] = at + 1

@@ -25,25 +25,24 @@ def event_push(times: Any, codes: Any, size: int, time: float, code: int) -> Non
 
 @njit(cache=True, inline="always")
 def event_pop(times: Any, codes: Any, size: int) -> None:
-    """Take the first event away; `size` counts it still."""
+    """Take the first event away; `size` counts it still.
+
+    The hole sinks to a leaf and the last event rises from there: it seldom rises far, so this
+    compares half as often as letting it sink.
+    """
     size -= 1
-    time, code = times[size], codes[size]
-    i = 0
-    while True:
-        down = 2 * i + 1
-        if down >= size:
-            break
+    i, down = 0, 1
+    while down < size:
         right = down + 1
         if right < size and (
             times[right] < times[down]
             or (times[right] == times[down] and codes[right] < codes[down])
         ):
             down = right
-        if time < times[down] or (time == times[down] and code <= codes[down]):
-            break
         times[i], codes[i] = times[down], codes[down]
         i = down
-    times[i], codes[i] = time, code
+        down = 2 * i + 1
+    event_push(times, codes, i, times[size], codes[size])
 
 
 @njit(cache=True, inline="always")

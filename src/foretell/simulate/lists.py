@@ -8,32 +8,53 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from foretell.simulate.events import Fixed
+from foretell.simulate.events import EVENTS, FRESH, Fixed, State
 from foretell.simulate.heaps import event_pop, event_push, task_pop, task_push
 from foretell.simulate.readable import LANE, WAIT
 
 
+@njit(cache=True, inline="always")
+def line_up(queue: Any, first: int, last: int, i: int, ready: Any) -> None:
+    """Put a task at the end of a queue ordered by (ready, number).
+
+    Tasks become ready in order of time and are handed over in order of number, so that this is
+    nearly always the end; only tasks of no length can make it step forward.
+    """
+    while last > first and ready[queue[last - 1]] == ready[i] and queue[last - 1] > i:
+        queue[last] = queue[last - 1]
+        last -= 1
+    queue[last] = i
+
+
+@njit(cache=True, inline="always")
+def ascends(numbers: Any, size: int) -> bool:
+    for k in range(1, size):
+        if numbers[k] < numbers[k - 1]:
+            return False
+    return True
+
+
 @njit(cache=True)
-def run(f: Fixed, waiting: Any, lane_of: Any, played: Any) -> None:
-    """Play a graph from its beginning; `lane_of` is the free lane of each task or -1."""
-    start, end, cause, why = played
-    n, lanes = len(f.seconds), len(f.base) - 1
-    ready, by = np.zeros(n), np.full(n, -1, np.int32)
-    free, free_by = np.zeros(n), np.full(n, -1, np.int32)
-    has_turns = len(f.turn) > 0
-    busy = np.zeros(lanes, np.uint8)
-    last = np.full(lanes, -1, np.int32)
-    freed = np.zeros(lanes)
-    queue, queued = np.empty(f.base[-1], np.int32), np.zeros(lanes, np.int64)
-    times, codes, events = np.empty(n + 1), np.empty(n + 1, np.int32), 0
-    fresh, n_fresh = np.empty(n, np.int32), 0
-    idle, n_idle = np.empty(n + lanes, np.int32), 0
-    for i in range(n):
-        if waiting[i] == 0:
-            fresh[n_fresh] = i
-            n_fresh += 1
-    now = 0.0
+def run(f: Fixed, s: State, lane_of: Any, now: float, is_plain: bool) -> None:
+    """Play from the fresh tasks at `now` and the events pending until nothing is left.
+
+    `lane_of` is the free lane of each task or -1. Where all priorities are equal (`is_plain`) a
+    queue is a line, and the first fresh tasks come in the order they were ready; otherwise it is a
+    heap. One long function for the reason `events.run` gives.
+    """
+    seconds, priority, base = f.seconds, f.priority, f.base
+    follow_start, follower, turn_start, turn = f.follow_start, f.follower, f.turn_start, f.turn
+    waiting, ready, by, free, free_by, start, end, cause, why, busy, freed, last = s[:12]
+    queue, queued, times, codes, fresh = s[12:17]
+    events, n_fresh, n_idle = s.count[EVENTS], s.count[FRESH], 0
+    has_turns = len(turn) > 0
+    head = base[:-1].copy()  # where the queue of each lane begins now
+    idle = np.empty(len(seconds) + len(head), np.int32)
+    is_first = True
     while True:
+        if is_plain and not is_first and not ascends(fresh, n_fresh):
+            fresh[:n_fresh].sort()
+        is_first = False
         for k in range(n_fresh):
             i = fresh[k]
             lane = lane_of[i]
@@ -41,7 +62,10 @@ def run(f: Fixed, waiting: Any, lane_of: Any, played: Any) -> None:
                 if not busy[lane]:
                     idle[n_idle] = lane
                     n_idle += 1
-                task_push(queue, f.base[lane], queued[lane], i, f.priority, ready)
+                if is_plain:
+                    line_up(queue, head[lane], head[lane] + queued[lane], i, ready)
+                else:
+                    task_push(queue, head[lane], queued[lane], i, priority, ready)
                 queued[lane] += 1
                 continue
             start[i] = now
@@ -49,15 +73,18 @@ def run(f: Fixed, waiting: Any, lane_of: Any, played: Any) -> None:
                 cause[i], why[i] = free_by[i], LANE if free_by[i] >= 0 else 0
             else:
                 cause[i], why[i] = by[i], WAIT
-            end[i] = now + f.seconds[i]
+            end[i] = now + seconds[i]
             event_push(times, codes, events, end[i], i)
             events += 1
         for k in range(n_idle):
             lane = idle[k]
             if busy[lane] or queued[lane] == 0:
                 continue
-            i = queue[f.base[lane]]
-            task_pop(queue, f.base[lane], queued[lane], f.priority, ready)
+            i = queue[head[lane]]
+            if is_plain:
+                head[lane] += 1
+            else:
+                task_pop(queue, head[lane], queued[lane], priority, ready)
             queued[lane] -= 1
             busy[lane] = 1
             start[i] = now
@@ -72,7 +99,7 @@ def run(f: Fixed, waiting: Any, lane_of: Any, played: Any) -> None:
                 cause[i], why[i] = holder, LANE if holder >= 0 else 0
             else:
                 cause[i], why[i] = by[i], WAIT
-            end[i] = now + f.seconds[i]
+            end[i] = now + seconds[i]
             event_push(times, codes, events, end[i], i)
             events += 1
         if events == 0:
@@ -83,8 +110,8 @@ def run(f: Fixed, waiting: Any, lane_of: Any, played: Any) -> None:
             i = codes[0]
             event_pop(times, codes, events)
             events -= 1
-            for k in range(f.follow_start[i], f.follow_start[i + 1]):
-                j = f.follower[k]
+            for k in range(follow_start[i], follow_start[i + 1]):
+                j = follower[k]
                 if now > ready[j] or by[j] < 0 or i < by[j]:
                     ready[j], by[j] = now, i
                 waiting[j] -= 1
@@ -92,8 +119,8 @@ def run(f: Fixed, waiting: Any, lane_of: Any, played: Any) -> None:
                     fresh[n_fresh] = j
                     n_fresh += 1
             if has_turns:
-                for k in range(f.turn_start[i], f.turn_start[i + 1]):
-                    j = f.turn[k]
+                for k in range(turn_start[i], turn_start[i + 1]):
+                    j = turn[k]
                     if now > free[j] or free_by[j] < 0 or i < free_by[j]:
                         free[j], free_by[j] = now, i
                     waiting[j] -= 1

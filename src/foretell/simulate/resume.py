@@ -15,13 +15,13 @@ from foretell.graph.columns import NONE, Array
 from foretell.graph.graph import Graph
 from foretell.graph.wiring import wiring
 from foretell.simulate.engine import (
-    blank,
+    empty_state,
     fixed,
-    fresh_state,
     loop_for,
+    play_events,
+    play_lists,
     rows_of,
     sweep,
-    waiting_of,
 )
 from foretell.simulate.readable import Played
 from foretell.simulate.timeline import Timeline
@@ -47,17 +47,19 @@ class _Change:
 
     def __init__(self, graph: Graph, old: Graph, origin: Array, before: Timeline) -> None:
         self.graph, self.old, self.origin, self.before = graph, old, origin, before
-        self.is_new = origin == NONE
-        self.was = np.where(self.is_new, 0, origin)
+        self.is_new = np.zeros(graph.size, bool) if graph.origin is None else origin == NONE
+        # Where each task stood before: all in their places where none came or went.
+        self.was = slice(None) if graph.origin is None else np.where(self.is_new, 0, origin)
         self.rewired = self.is_new | self._rewired()
-        self.retimed = self._differs("seconds") | self._differs("gap")
         self.gapped = self._differs("gap")
+        self.retimed = self._differs("seconds") | self.gapped
 
     def _differs(self, name: str) -> Array:
-        new, old = self.graph.column(name), self.old.column(name)
+        """Where a column is not what it was; for a new task this says nothing."""
+        new, old = (g.columns.get(name) for g in (self.graph, self.old))
         if new is old:
             return np.zeros(self.graph.size, bool)
-        found: Array = new != old[self.was]
+        found: Array = self.graph.column(name) != self.old.column(name)[self.was]
         return found
 
     def _rewired(self) -> Array:
@@ -107,25 +109,22 @@ def _swept(graph: Graph, change: _Change) -> Played:
     wires = wiring(graph)
     stale = (change.rewired | change.retimed).astype(np.uint8)
     stale[change.gapped | change.is_new] = 2
-    marked = np.flatnonzero(stale[wires.order]) if not wires.is_forward else np.flatnonzero(stale)
-    played = _carried_over(change, ~change.is_new)
-    first = int(marked[0]) if len(marked) else graph.size
-    return sweep(graph, wires, played, first, stale)
+    placed = stale if wires.is_forward else stale[wires.order]
+    first = int((placed != 0).argmax())
+    return sweep(graph, wires, _carried_over(change), first, stale)
 
 
-def _carried_over(change: _Change, kept: Array) -> Played:
-    """What was played before, for the tasks that are kept; their causes numbered anew."""
-    played, before, was = blank(change.graph.size), change.before, change.was[kept]
-    played.start[kept] = before.start[was]
-    played.end[kept] = before.end[was]
-    played.why[kept] = before.why[was]
-    played.cause[kept] = _renumbered(change, before.cause[was])
-    return played
+def _carried_over(change: _Change) -> Played:
+    """What was played before, causes numbered anew; what is said of new tasks means nothing yet."""
+    before = change.before
+    if change.graph.origin is None:
+        return Played(*(np.array(c) for c in (before.start, before.end, before.cause, before.why)))
+    was, cause = change.was, _renumbered(change, before.cause)
+    return Played(before.start[was], before.end[was], cause[was], before.why[was])
 
 
 def _renumbered(change: _Change, tasks: Array) -> Array:
-    if change.graph.origin is None:
-        return tasks
+    """Tasks of the graph before as tasks of this one."""
     number = np.full(change.old.size + 1, NONE, np.int32)  # the last stands for NONE
     mine = np.flatnonzero(~change.is_new)
     number[change.origin[mine]] = mine
@@ -137,33 +136,47 @@ def _renumbered(change: _Change, tasks: Array) -> Array:
 
 
 def _taken_up(graph: Graph, change: _Change) -> Played | None:
-    from foretell.simulate import events
-
     instant = _first_felt(change)
     if instant == np.inf:
-        return _carried_over(change, np.ones(graph.size, bool))
+        return _carried_over(change)
     if instant <= 0:
         return None
-    kept = ~change.is_new & (change.before.start[change.was] < instant)
-    if kept.sum() < graph.size / 4:
+    played = _carried_over(change)
+    played.start[change.is_new] = np.inf
+    rest = np.flatnonzero(played.start >= instant)
+    if len(rest) > 0.75 * graph.size:
         return None  # most of it has to be played anyway
     f = fixed(graph, wiring(graph))
-    state = fresh_state(f, waiting_of(wiring(graph)), _carried_over(change, kept))
-    if not _restore(graph, f, state, kept, instant):
-        return None
-    events.run(f, state, instant)
-    return Played(state.start, state.end, state.cause, state.why)
+    state = empty_state(f, played)
+    _restore(graph, f, state, rest, instant)
+    if loop_for(graph) == "events":
+        return play_events(graph, f, state, instant)
+    fresh = state.fresh[: state.count[1]]
+    fresh[:] = fresh[np.lexsort((fresh, state.ready[fresh]))]
+    return play_lists(graph, f, state, instant)
+
+
+def _restore(graph: Graph, f: Any, s: Any, rest: Array, instant: float) -> None:
+    """Fill the state as it is just before `instant`, when all but the rest have started."""
+    from foretell.simulate import differ
+
+    waits, turns = wiring(graph).waits, wiring(graph).turns
+    lag = np.zeros(0) if waits.lag is None else waits.lag
+    release = s.end + f.gap if len(f.gap) else s.end
+    running = np.flatnonzero((s.start < instant) & (release >= instant))
+    differ.hold(f, s, running, instant)
+    differ.restore(f, s, rest, instant, (waits.start, waits.after, lag, turns.start, turns.after))
 
 
 def _first_felt(change: _Change) -> float:
     """The earliest time at which the edit can make a difference."""
     before, graph = change.before, change.graph
-    felt = [np.inf]
-    retimed = np.flatnonzero(change.retimed & ~change.is_new)
-    felt.append(before.start[change.was[retimed]].min(initial=np.inf))
-    gone = np.ones(change.old.size, bool)
-    gone[change.origin[~change.is_new]] = False
-    felt.append(before.start[gone].min(initial=np.inf))
+    retimed = change.retimed & ~change.is_new
+    felt = [before.start[change.was][retimed].min(initial=np.inf)]
+    if graph.origin is not None:
+        gone = np.ones(change.old.size, bool)
+        gone[change.origin[~change.is_new]] = False
+        felt.append(before.start[gone].min(initial=np.inf))
     rewired = np.flatnonzero(change.rewired)
     if len(rewired):
         felt.append(_earliest_ready(graph, change, rewired))
@@ -178,9 +191,9 @@ def _earliest_ready(graph: Graph, change: _Change, tasks: Array) -> float:
 
     waits, end = wiring(graph).waits, np.where(change.is_new, 0.0, change.before.end[change.was])
     new = ready_bound(waits.start, waits.after, waits.lags, end, tasks)
-    known = tasks[~change.is_new[tasks]]
+    known = change.origin[tasks[~change.is_new[tasks]]]
     waits = wiring(change.old).waits
-    old = ready_bound(waits.start, waits.after, waits.lags, change.before.end, change.was[known])
+    old = ready_bound(waits.start, waits.after, waits.lags, change.before.end, known)
     return min(float(new.min(initial=np.inf)), float(old.min(initial=np.inf)))
 
 
@@ -189,6 +202,8 @@ def _before_transfers(change: _Change, instant: float) -> float:
 
     The progress of a transfer depends on all that shared its links since it started.
     """
+    if not len(change.old.used):
+        return instant
     tasks = np.unique(change.old.used.task)
     start, end = change.before.start[tasks], change.before.end[tasks]
     while True:
@@ -196,12 +211,3 @@ def _before_transfers(change: _Change, instant: float) -> float:
         if not under_way.any():
             return instant
         instant = float(start[under_way].min())
-
-
-def _restore(graph: Graph, f: Any, s: Any, kept: Array, instant: float) -> bool:
-    """Fill the state as it is just before `instant`, where the timeline tells."""
-    from foretell.simulate import differ
-
-    waits, turns = wiring(graph).waits, wiring(graph).turns
-    rows = (waits.start, waits.after, waits.lags), (turns.start, turns.after)
-    return bool(differ.restore(f, s, kept, instant, *rows))
