@@ -113,7 +113,7 @@ class Breakdown:
     @property
     def hidden(self) -> float:
         """Communication behind computation."""
-        return self.communication - self.exposed
+        return max(self.communication - self.exposed, 0.0)
 
 
 def breakdown(timeline: Timeline) -> list[Breakdown]:

@@ -1,0 +1,79 @@
+"""The `foretell` command: its subcommands are loaded when they are used, so that help is quick."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from foretell import __version__
+from foretell.errors import ForetellError, unknown
+
+# name -> (module, one line of help). Listed in the order a newcomer meets them.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("demo", "The whole loop on embedded data, a minute; ends with a report."),
+    "show": ("show", "What is in a file: a graph, a cluster, a placement."),
+    "simulate": ("simulate", "Play a graph: how long it takes, where the time goes, and why."),
+    "validate": ("validate", "Every accuracy figure, from measured data."),
+    "completion": ("completion", "The line that turns on completion in your shell."),
+}
+
+
+class Commands(click.Group):
+    """A group that imports a command when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module = import_module(f"foretell.cli.{COMMANDS[name][0]}")
+        found: click.Command = module.command
+        return found
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise unknown("command", args[0], COMMANDS)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="foretell %(version)s")
+def foretell() -> None:
+    """Tells how a training step will run before it is run, and finds a faster way to run it."""
+
+
+def main() -> None:
+    """Run the command line; turn errors a user can mend into one message and exit code 2."""
+    try:
+        foretell(prog_name="foretell", standalone_mode=False)
+    except ForetellError as error:
+        fail(str(error))
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("stopped", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        fail(f"{error.format_message()}{_usage_hint(error)}")
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader has seen enough
+        sys.exit(0)
+
+
+def fail(message: str) -> None:
+    """Say what is wrong and end."""
+    click.echo(f"error: {message}", err=True)
+    sys.exit(2)
+
+
+def _usage_hint(error: click.ClickException) -> str:
+    ctx = getattr(error, "ctx", None)
+    return f"\n\nhint: `{ctx.command_path} --help` shows what it takes" if ctx else ""

@@ -1,0 +1,43 @@
+"""`foretell simulate`: play a graph file, priced on a cluster where one is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from foretell.cli.output import answer, json_option, say
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--on", "cluster", help="Price the tasks on this cluster first: a spec or a file.")
+@click.option("--engine", type=click.Choice(["compiled", "readable"]), default="compiled")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a report page here.")
+@json_option
+def command(
+    file: Path, cluster: str | None, engine: str, output: Path | None, as_json: bool
+) -> None:
+    """Play a graph: how long the step takes, where the time goes, and why."""
+    from foretell.graph.file import load
+    from foretell.report.summary import timeline_summary, timeline_text
+    from foretell.simulate import simulate
+
+    graph = load(file)
+    if cluster:
+        graph = _priced(graph, cluster)
+    timeline = simulate(graph, engine=engine)
+    answer(timeline_summary(timeline), as_json, timeline_text)
+    if output:
+        from foretell.report.page import write
+
+        write([(file.name, timeline)], output)
+        say(f"report: {output}")
+
+
+def _priced(graph: Any, cluster: str) -> Any:
+    from foretell.cluster import load
+    from foretell.cost import price
+
+    return price(graph, load(cluster))

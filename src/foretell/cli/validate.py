@@ -1,0 +1,33 @@
+"""`foretell validate`: accuracy figures, recomputed from measured data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import click
+
+from foretell.cli.output import Command, answer, json_option
+
+PARTS = ("kernels", "collectives")  # what can be validated, and the module in validate/ that does
+
+
+def _part(name: str, text: str) -> Callable[[Command], Command]:
+    return click.option(f"--{name}", "parts", flag_value=name, multiple=True, help=text)
+
+
+@click.command()
+@click.option("--truth", type=click.Path(path_type=Path), help="Folder of measured data.")
+@_part("kernels", "Kernel formulas against measured kernels.")
+@_part("collectives", "Collective formulas against measured collectives.")
+@json_option
+def command(truth: Path | None, parts: tuple[str, ...], as_json: bool) -> None:
+    """Hold predictions against measurements and print the errors; all parts unless named."""
+    from foretell.validate import truth_folder
+
+    folder = truth_folder(truth)
+    for part in parts or PARTS:
+        module = import_module(f"foretell.validate.{part}")
+        rows = module.accuracy(folder)
+        answer({"part": part, "rows": rows}, as_json, lambda a, m=module: m.text(a["rows"]))  # type: ignore[misc]

@@ -1,0 +1,1 @@
+"""Answers for people: tables in the terminal, one HTML page, traces for viewers."""

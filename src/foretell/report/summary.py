@@ -1,0 +1,172 @@
+"""What is worth saying first of a graph, a timeline or a cluster: as plain values, then as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from foretell.cluster import Cluster
+from foretell.graph.columns import COLUMNS, Kind, LaneKind, Source, word_of
+from foretell.graph.graph import Graph
+from foretell.report import words
+from foretell.report.terminal import table
+from foretell.simulate.memory import held_by_kind, memory
+from foretell.simulate.questions import breakdown, busy, critical_path, path_seconds
+from foretell.simulate.timeline import Timeline
+
+
+def graph_summary(graph: Graph) -> dict[str, Any]:
+    """What a graph holds."""
+    return {
+        "tasks": graph.size,
+        "edges": graph.edges.size,
+        "lanes": len(graph.lanes),
+        "ranks": len(np.unique(graph.rank)) if graph.size else 0,
+        "seconds": float(graph.seconds.sum()),
+        "flops": float(graph.flops.sum()),
+        "kinds": _by_kind(graph),
+        "ops": _top_ops(graph),
+        "columns": [c for c in COLUMNS if c in graph.columns],
+        "history": list(graph.history),
+        "facts": dict(graph.facts),
+        "fingerprint": graph.fingerprint(),
+    }
+
+
+def graph_text(answer: dict[str, Any]) -> str:
+    """A graph's summary for a terminal."""
+    head = (
+        f"{answer['tasks']:,} tasks, {answer['edges']:,} edges, {answer['lanes']} lanes, "
+        f"{answer['ranks']} ranks; {words.seconds(answer['seconds'])} of work"
+    )
+    kinds = [(k["kind"], f"{k['tasks']:,}", words.seconds(k["seconds"])) for k in answer["kinds"]]
+    ops = [
+        (words.cut(o["op"] or "-", 40), f"{o['tasks']:,}", words.seconds(o["seconds"]))
+        for o in answer["ops"]
+    ]
+    parts = [head, table(("kind", "tasks>", "time>"), kinds), table(("op", "tasks>", "time>"), ops)]
+    if answer["history"]:
+        parts.append("made by: " + " → ".join(answer["history"]))
+    return "\n".join(parts)
+
+
+def timeline_summary(timeline: Timeline) -> dict[str, Any]:
+    """What a timeline says."""
+    return {
+        "step_s": timeline.seconds,
+        "tasks": timeline.graph.size,
+        "ranks": [_rank(part) for part in breakdown(timeline)],
+        "lanes": [_lane(timeline, b) for b in busy(timeline)],
+        "critical_path": _path(timeline),
+        "memory": [_memory(timeline, m) for m in memory(timeline)],
+        "sources": sources(timeline.graph),
+    }
+
+
+def timeline_text(answer: dict[str, Any]) -> str:
+    """A timeline's summary for a terminal."""
+    parts = [f"step {words.seconds(answer['step_s'])}, {answer['tasks']:,} tasks"]
+    parts.append(table(_RANK_COLUMNS, [_rank_row(r) for r in answer["ranks"][:16]]))
+    lanes = sorted(answer["lanes"], key=lambda b: -b["share"])[:8]
+    rows = [
+        (b["rank"], words.cut(b["name"], 24), words.bar(b["share"]), words.percent(b["share"]))
+        for b in lanes
+    ]
+    parts.append(table(("rank>", "lane", "busy", "share>"), rows))
+    path = answer["critical_path"]
+    rows = [
+        (words.cut(op, 36), words.seconds(t), words.percent(t / (answer["step_s"] or 1)))
+        for op, t in list(path["ops"].items())[:8]
+    ]
+    parts.append(table((f"critical path, {path['tasks']:,} tasks", "time>", "of step>"), rows))
+    for m in answer["memory"][:4]:
+        held = ", ".join(f"{k} {words.size(v)}" for k, v in list(m["held"].items())[:4])
+        parts.append(f"rank {m['rank']}: peak {words.size(m['peak_bytes'])} ({held})")
+    return "\n".join(parts)
+
+
+_RANK_COLUMNS = ("rank>", "compute>", "exposed comm>", "hidden comm>", "host>", "idle>")
+
+
+def _rank_row(r: dict[str, Any]) -> tuple[Any, ...]:
+    spans = ("compute_s", "exposed_s", "hidden_s", "host_s", "idle_s")
+    return (r["rank"], *(words.seconds(r[name]) for name in spans))
+
+
+def cluster_summary(cluster: Cluster) -> dict[str, Any]:
+    """What a cluster is."""
+    kinds: dict[str, int] = {}
+    for device in cluster.devices:
+        kinds[device.name] = kinds.get(device.name, 0) + 1
+    return {
+        "name": cluster.name,
+        "ranks": cluster.size,
+        "devices": kinds,
+        "memory_bytes": sum(d.memory for d in cluster.devices),
+        "fingerprint": cluster.fingerprint(),
+    }
+
+
+def sources(graph: Graph) -> dict[str, float]:
+    """What share of all work was measured, learned, from a formula, guessed or given."""
+    total = float(graph.seconds.sum())
+    if not total:
+        return {}
+    sums = np.bincount(graph.source, weights=graph.seconds, minlength=len(Source))
+    return {
+        "given" if k == Source.NONE else word_of(Source, k): float(sums[k] / total)
+        for k in Source
+        if sums[k]
+    }
+
+
+def _by_kind(graph: Graph) -> list[dict[str, Any]]:
+    counts = np.bincount(graph.kind, minlength=len(Kind))
+    spent = np.bincount(graph.kind, weights=graph.seconds, minlength=len(Kind))
+    return [
+        {"kind": word_of(Kind, k), "tasks": int(counts[k]), "seconds": float(spent[k])}
+        for k in Kind
+        if counts[k]
+    ]
+
+
+def _top_ops(graph: Graph, most: int = 12) -> list[dict[str, Any]]:
+    counts = np.bincount(graph.op, minlength=len(graph.names))
+    spent = np.bincount(graph.op, weights=graph.seconds, minlength=len(graph.names))
+    top = [k for k in np.argsort(-spent, kind="stable")[:most].tolist() if counts[k]]
+    return [
+        {"op": graph.names[k], "tasks": int(counts[k]), "seconds": float(spent[k])} for k in top
+    ]
+
+
+def _rank(part: Any) -> dict[str, Any]:
+    return {
+        "rank": part.rank,
+        "compute_s": part.compute,
+        "exposed_s": part.exposed,
+        "hidden_s": part.hidden,
+        "host_s": part.host,
+        "idle_s": part.idle,
+    }
+
+
+def _lane(timeline: Timeline, b: Any) -> dict[str, Any]:
+    lanes, names = timeline.graph.lanes, timeline.graph.names
+    return {
+        "rank": int(lanes.rank[b.lane]),
+        "name": names[int(lanes.name[b.lane])],
+        "kind": word_of(LaneKind, lanes.kind[b.lane]),
+        "tasks": b.tasks,
+        "busy_s": b.seconds,
+        "share": b.share,
+    }
+
+
+def _path(timeline: Timeline) -> dict[str, Any]:
+    return {"tasks": len(critical_path(timeline)), "ops": path_seconds(timeline, "op")}
+
+
+def _memory(timeline: Timeline, m: Any) -> dict[str, Any]:
+    held = held_by_kind(timeline, m)
+    return {"rank": m.rank, "peak_bytes": m.peak, "at_s": m.at, "held": held}

@@ -1,0 +1,151 @@
+"""The command line as people use it: as processes where start-up matters, else within this one."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from foretell.cli.main import COMMANDS, foretell
+from foretell.errors import ForetellError
+from foretell.graph import Builder, save
+from foretell.samples import transformer
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "foretell", *args], capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.fixture
+def step(tmp_path):
+    make = Builder()
+    lane = make.lane("stream", kind="compute")
+    first = make.task(kind="kernel", op="gemm", lane=lane, seconds=0.002)
+    make.task(kind="kernel", op="relu", lane=lane, seconds=0.001, after=[first])
+    path = tmp_path / "step.graph"
+    save(make.graph(), path)
+    return path
+
+
+def invoke(*args):
+    return CliRunner().invoke(foretell, [str(a) for a in args], catch_exceptions=False)
+
+
+def test_simulate_answers_as_json(step):
+    done = invoke("simulate", step, "--json")
+    answer = json.loads(done.stdout)
+    assert answer["step_s"] == pytest.approx(0.003)
+    assert answer["critical_path"]["ops"] == {"gemm": 0.002, "relu": pytest.approx(0.001)}
+
+
+def test_simulate_speaks_to_people(step):
+    done = invoke("simulate", step)
+    assert "step 3 ms, 2 tasks" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_both_engines_say_the_same(step):
+    answers = {
+        invoke("simulate", step, "--json", "--engine", e).stdout for e in ("readable", "compiled")
+    }
+    assert len(answers) == 1
+
+
+def test_show_prints_text_that_reads_back(step):
+    from foretell.graph import load, parse
+
+    done = invoke("show", step, "--text")
+    assert parse(done.stdout).fingerprint() == load(step).fingerprint()
+
+
+def test_show_a_cluster_by_name():
+    answer = json.loads(invoke("show", "dgx-a100:nodes=2", "--json").stdout)
+    assert answer["ranks"] == 16
+    assert answer["devices"] == {"a100-80": 16}
+
+
+def test_a_report_holds_the_timeline_and_nothing_else_beside_it(step, tmp_path):
+    out = tmp_path / "report.html"
+    invoke("simulate", step, "-o", out)
+    page = out.read_text()
+    assert "critical path" in page.lower()
+    assert '"step_s": 0.003' in page
+    assert "http://" not in page
+    assert "https://" not in page
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["report.html", "step.graph"]
+
+
+def test_names_cannot_break_out_of_the_page(tmp_path):
+    from foretell.report.page import page
+    from foretell.simulate import simulate
+
+    make = Builder()
+    make.task(kind="host", op="x", name="</script><script>alert(1)</script>", seconds=1.0)
+    text = page([("<b>", simulate(make.graph()))])
+    assert "</script><script>alert" not in text
+
+
+def test_prices_come_with_their_source(tmp_path):
+    path = tmp_path / "step.graph"
+    save(transformer(ranks=2, layers=1), path)
+    answer = json.loads(invoke("simulate", path, "--on", "dgx-a100:nodes=1", "--json").stdout)
+    assert 1e-4 < answer["step_s"] < 1
+    assert sum(answer["sources"].values()) == pytest.approx(1)
+    assert {"formula", "learned"} & set(answer["sources"])
+
+
+MISTAKES = [
+    (["simulat"], "did you mean `simulate`?"),
+    (["simulate", "missing.graph"], "cannot read `missing.graph`"),
+    (["show", "dgx-a101:nodes=2"], "did you mean `dgx-a100`?"),
+    (["simulate"], "Missing argument"),
+    (["simulate", "x", "--engine", "slow"], "slow"),
+    (["validate", "--truth", "nowhere"], "no folder of measured data"),
+]
+
+
+@pytest.mark.parametrize(("args", "words"), MISTAKES)
+def test_a_mistake_gets_one_message_and_exit_code_2(args, words):
+    done = run(*args)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+BAD_FILES = {
+    "empty": b"",
+    "not a graph": b"\x00\x01\x02\xff",
+    "text of another version": b"foretell graph 99\n",
+    "cut short": b"foretell-graph\n\x10\x00\x00\x00\x00\x00\x00\x00abc",
+    "a cycle": b"foretell graph 1\n%0 = host x for 1.0 after %1\n%1 = host y for 1.0 after %0\n",
+    "a lane that is not there": b"foretell graph 1\n%0 = host x on 3 for 1.0\n",
+    "negative time": b"foretell graph 1\n%0 = host x for -1.0\n",
+    "not a number": b"foretell graph 1\n%0 = host x for nan\n",
+    "json": b'{"tasks": []}',
+}
+
+
+@pytest.mark.parametrize("what", BAD_FILES)
+def test_a_bad_file_gets_a_clear_error(what, tmp_path):
+    path = tmp_path / "bad.graph"
+    path.write_bytes(BAD_FILES[what])
+    with pytest.raises(ForetellError) as error:
+        invoke("simulate", path, "-o", tmp_path / "out.html")
+    assert len(error.value.message) > 10
+    assert not (tmp_path / "out.html").exists()
+
+
+def test_version_help_and_completion_are_there():
+    assert run("--version").stdout.startswith("foretell ")
+    shown = run("--help").stdout
+    assert all(name in shown for name in COMMANDS)
+    assert "_FORETELL_COMPLETE" in run("completion", "bash").stdout
+
+
+def test_help_of_every_command():
+    for name in COMMANDS:
+        assert "Usage" in invoke(name, "--help").stdout
