@@ -3,8 +3,9 @@
 import sys
 
 import simulator
+import startup
 from table import show
 
 if __name__ == "__main__":
-    quick = "--quick" in sys.argv
-    show("Simulator and graph", simulator.rows(quick))
+    show("Simulator and graph", simulator.rows("--quick" in sys.argv))
+    show("Start-up", startup.rows())

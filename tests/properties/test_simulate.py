@@ -35,7 +35,7 @@ def same(a, b):
 @given(SHAPES.flatmap(lambda shape: graphs(**shape)))
 def test_engines_agree(graph):
     expected = simulate(graph, engine="readable")
-    same(simulate(graph), expected)
+    same(simulate(graph, engine="compiled"), expected)
     same(timeline(graph, run_events(graph, wiring(graph))), expected)
 
 
@@ -43,19 +43,19 @@ def test_engines_agree(graph):
 @given(st.data(), SHAPES)
 def test_resumed_is_the_same_as_played_anew(data, shape):
     graph = data.draw(graphs(**shape))
-    before = simulate(graph)
+    before = simulate(graph, engine="compiled")
     edit = data.draw(edits(graph))
     try:
         after = edit.commit()
     except GraphError:
         assume(False)
-    same(simulate(after, before=before), simulate(after, engine="readable"))
+    same(simulate(after, engine="compiled", before=before), simulate(after, engine="readable"))
 
 
 @MANY
 @given(graphs())
 def test_nobody_starts_too_early(graph):
-    played = simulate(graph)
+    played = simulate(graph, engine="compiled")
     waits = wiring(graph).waits
     assert (played.start[waits.waiting] >= played.end[waits.after] + waits.lags).all()
     assert (played.end >= played.start + graph.seconds * (1 - 1e-9)).all()
@@ -64,7 +64,7 @@ def test_nobody_starts_too_early(graph):
 @MANY
 @given(graphs())
 def test_lanes_are_held_by_one_at_a_time(graph):
-    played = simulate(graph)
+    played = simulate(graph, engine="compiled")
     for lane in range(len(graph.lanes)):
         mine = [t.number for t in graph if lane in t.lanes]
         spans = sorted(
@@ -81,7 +81,7 @@ def test_lanes_are_held_by_one_at_a_time(graph):
 @MANY
 @given(graphs())
 def test_the_critical_path_has_no_hole(graph):
-    played = simulate(graph)
+    played = simulate(graph, engine="compiled")
     path = critical_path(played)
     assert played.end[path[-1]] == played.seconds
     lag = dict(
@@ -100,7 +100,7 @@ def test_the_critical_path_has_no_hole(graph):
 @MANY
 @given(graphs())
 def test_the_step_is_no_shorter_than_the_busiest_lane(graph):
-    played = simulate(graph)
+    played = simulate(graph, engine="compiled")
     assert all(b.seconds <= played.seconds * (1 + 1e-12) for b in busy(played))
     for part in breakdown(played):
         parts = part.compute + part.exposed + part.host + part.idle
@@ -111,7 +111,7 @@ def test_the_step_is_no_shorter_than_the_busiest_lane(graph):
 @MANY
 @given(graphs())
 def test_two_runs_are_equal(graph):
-    same(simulate(graph), simulate(graph))
+    same(simulate(graph, engine="compiled"), simulate(graph, engine="compiled"))
 
 
 def test_every_loop_is_drawn():

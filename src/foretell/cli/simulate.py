@@ -13,7 +13,7 @@ from foretell.cli.output import answer, json_option, say
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--on", "cluster", help="Price the tasks on this cluster first: a spec or a file.")
-@click.option("--engine", type=click.Choice(["compiled", "readable"]), default="compiled")
+@click.option("--engine", type=click.Choice(["auto", "compiled", "readable"]), default="auto")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a report page here.")
 @json_option
 def command(
