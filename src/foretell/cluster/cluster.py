@@ -26,6 +26,8 @@ from foretell.errors import InputError
 
 Ints = NDArray[np.int64]
 
+MOST_KEPT = 4096  # groups whose levels are remembered: a search asks for the same few again
+
 
 @dataclass(frozen=True, eq=False)
 class Cluster:
@@ -125,6 +127,8 @@ class Cluster:
         """
         group, others = self._check(ranks), tuple(self._check(g) for g in beside)
         key = (group, others)
+        if len(self._levels) >= MOST_KEPT:
+            self._levels.clear()
         if key not in self._levels:
             self._levels[key] = tiers_of.levels(self, group, others)
         return self._levels[key]
@@ -155,9 +159,7 @@ class Cluster:
         if len(set(group)) < len(group):
             raise InputError(f"a rank is named twice in a subset of `{self.name}`")
         pick = np.array(group)
-        return replace(
-            self, nodes=self.nodes[pick], slots=self.slots[pick], _ways={}, _levels={}
-        )
+        return replace(self, nodes=self.nodes[pick], slots=self.slots[pick], _ways={}, _levels={})
 
     @cached_property
     def price(self) -> float:
@@ -169,6 +171,10 @@ class Cluster:
 
     def fingerprint(self) -> str:
         """A hash of all that could change a prediction: not of names, titles or sources."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
         from foretell.cluster.write import fingerprint
 
         return fingerprint(self)

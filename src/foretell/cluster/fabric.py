@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Tier:
-    """Equal switches that each join `size` of what is below: nodes, or switches of the last tier."""
+    """Equal switches that each join `size` of what is below them: nodes, or the last tier's."""
 
     name: str
     size: int = 0  # 0: one switch joins them all
@@ -63,6 +63,7 @@ class Fabric:
     home: Ints  # NIC, counted through all nodes -> switch
     first: Ints  # node -> its first NIC
     groupings: tuple[Grouping, ...]  # innermost first; the last has one group
+    tree: bool = False  # link k is the only one that leads up from switch k
     _paths: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -78,9 +79,23 @@ class Fabric:
 
     def path(self, a: int, b: int) -> tuple[int, ...] | None:
         """The links between two switches by the quickest way; None where there is none."""
+        if self.tree:
+            return self._climb(a, b)
         if a not in self._paths:
             self._paths[a] = quickest(self.wires, a)
         return self._paths[a].get(b)
+
+    def _climb(self, a: int, b: int) -> tuple[int, ...] | None:
+        """Up from both until they meet: the lower tiers have the lower numbers."""
+        up: list[int] = []
+        down: list[int] = []
+        while a != b:
+            low, side = (a, up) if a < b else (b, down)
+            if low >= len(self.links):
+                return None  # two switches at the top
+            side.append(low)
+            a, b = (self.wires.ends[low][1], b) if a < b else (a, self.wires.ends[low][1])
+        return (*up, *reversed(down))
 
     def delay(self, a: int, b: int) -> float:
         """Seconds from the port where a NIC enters switch `a` to the port where one leaves `b`."""
@@ -112,7 +127,7 @@ def tiered(groups: Sequence[tuple[Node, int]], tiers: Sequence[Tier]) -> Fabric:
             break
     home = np.repeat(groupings[0].group, np.diff(np.append(first, _num_nics(groups))))
     return Fabric(
-        tuple(names), np.array(latency), tuple(links), home, first, tuple(groupings)
+        tuple(names), np.array(latency), tuple(links), home, first, tuple(groupings), tree=True
     )
 
 
@@ -161,7 +176,9 @@ def _groupings(wires: Wires, homes: Sequence[tuple[int, ...]]) -> Iterable[Group
         group = np.array([cluster[places.index(home)] for home in homes])
         single = max(cluster) == 0
         out = [inf] if single else _cuts(wires, places, apart, cluster, distance)
-        yield Grouping("switch" if not distance else f"switches within {distance}", group, np.array(out))
+        yield Grouping(
+            "switch" if not distance else f"switches within {distance}", group, np.array(out)
+        )
         if single:
             return
 

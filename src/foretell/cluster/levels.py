@@ -5,12 +5,11 @@ that parts them (`Node.spread`). The members of the next are nodes; theirs is wh
 can push out through all NICs together (`Node.exit`). From then on members are groups of nodes
 (leaf, rack, …); theirs is the sum of what their own members push out, or the uplink if less.
 
-Groups that talk at the same time (`beside`) share what they both use in proportion to what each
-could use alone: the NICs of a node, the uplinks of a switch, the wires inside a node.
+Groups that talk at the same time (`beside`) share fairly what they both use: the NICs of a node,
+the uplinks of a switch, the wires inside a node.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
@@ -91,33 +90,42 @@ def _inner(cluster: "Cluster", members: Members, others: Sequence[Members]) -> L
 
 
 def _outer(cluster: "Cluster", members: Members, others: Sequence[Members]) -> list[Level]:
-    """The tiers between nodes."""
-    kinds = [(cluster.groups[kind][0], slots) for kind, slots in members.classes]
-    delay = max(node.exit(slots).latency for node, slots in kinds)
-    each = min(nic.bandwidth for node, _ in kinds for nic in node.nics)
+    """The tiers between nodes; one that narrows nothing is counted in the next."""
     stands = _stands(cluster, [members, *others])
     found = []
     for grouping in cluster.fabric.groupings:
         nodes, push = stands[0]
         group = grouping.group[nodes]
         sizes = np.bincount(np.unique(group, return_inverse=True)[1])
+        above = _gathered(grouping, stands)
+        if len(sizes) > 1 and above[0][1].sum() > push.sum() * (1 - 1e-9):
+            continue
         if sizes.max() > 1:
-            slowest = _slowest(group, push)
-            found.append(
-                Level(
-                    kinds[0][0].nics[0].kind,
-                    tuple(sizes.tolist()),
-                    float(slowest.min()),
-                    2 * delay + _crossing(cluster, nodes, group),
-                    max(1, round(float(slowest.min()) / each)),
-                    grouping.name,
-                    tuple(slowest.tolist()),
-                )
-            )
+            found.append(_between(cluster, members, stands[0], grouping))
         if len(sizes) == 1:
             break
-        stands = _gathered(grouping, stands)
+        stands = above
     return found
+
+
+def _between(cluster: "Cluster", members: Members, stand: Stand, grouping: "Grouping") -> Level:
+    """The tier of members that one grouping joins."""
+    nodes, push = stand
+    group = grouping.group[nodes]
+    kinds = [(cluster.groups[kind][0], slots) for kind, slots in members.classes]
+    slowest = _slowest(group, push)
+    each = min(nic.bandwidth for node, _ in kinds for nic in node.nics)
+    way_out = max(node.exit(slots).latency for node, slots in kinds)
+    thinnest = min(kinds, key=lambda kind: kind[0].exit(kind[1]).bandwidth)[0]
+    return Level(
+        thinnest.nics[0].kind,
+        tuple(np.bincount(np.unique(group, return_inverse=True)[1]).tolist()),
+        float(slowest.min()),
+        2 * way_out + _crossing(cluster, nodes, group),
+        max(1, round(float(slowest.min()) / each)),
+        grouping.name,
+        tuple(slowest.tolist()),
+    )
 
 
 def _slowest(group: Ints, push: Floats) -> Floats:
@@ -141,23 +149,18 @@ def _crossing(cluster: "Cluster", nodes: Ints, group: Ints) -> float:
 
 def _stands(cluster: "Cluster", groups: Sequence[Members]) -> list[Stand]:
     """The nodes of each group and what it pushes out of each, NICs being shared."""
-    alone = [_pushes(cluster, m) for m in groups]
+    alone = [(m.nodes, _pushes(cluster, m)) for m in groups]
     if len(groups) == 1:
-        return [(groups[0].nodes, alone[0])]
-    wanted: Counter[int] = Counter()
+        return alone
     held: dict[int, set[int]] = {}
-    for m, push in zip(groups, alone, strict=True):
-        for node, bandwidth, c in zip(m.nodes.tolist(), push.tolist(), m.alike, strict=True):
-            wanted[node] += bandwidth
+    for m in groups:
+        for node, c in zip(m.nodes.tolist(), m.alike.tolist(), strict=True):
             held.setdefault(node, set()).update(m.classes[c][1])
-    share = {
-        node: min(1.0, _kind(cluster, node).exit(tuple(sorted(slots))).bandwidth / wanted[node])
+    limit = {
+        node: _kind(cluster, node).exit(tuple(sorted(slots))).bandwidth
         for node, slots in held.items()
     }
-    return [
-        (m.nodes, push * np.array([share[n] for n in m.nodes.tolist()]))
-        for m, push in zip(groups, alone, strict=True)
-    ]
+    return [(nodes, push) for (nodes, _), push in zip(alone, _fair(alone, limit), strict=True)]
 
 
 def _pushes(cluster: "Cluster", members: Members) -> Floats:
@@ -167,16 +170,37 @@ def _pushes(cluster: "Cluster", members: Members) -> Floats:
 
 def _gathered(grouping: "Grouping", stands: Sequence[Stand]) -> list[Stand]:
     """The same with groups of nodes as members: one node for each, and what it pushes out."""
-    demand = np.zeros(len(grouping.out))
-    gathered = []
+    reps, wants = [], []
     for nodes, push in stands:
         ids, first, at = np.unique(grouping.group[nodes], return_index=True, return_inverse=True)
         total = np.minimum(np.bincount(at, weights=push), grouping.out[ids])
-        if len(ids) > 1:  # a group within one of them needs no uplink
-            demand[ids] += total
-        gathered.append((nodes[first], total, ids))
-    share = np.minimum(1.0, grouping.out / np.maximum(demand, 1.0))
-    return [(nodes, total * share[ids]) for nodes, total, ids in gathered]
+        reps.append(nodes[first])
+        # a group that stands within one of them needs no uplink
+        wants.append((ids, total if len(ids) > 1 else np.zeros(1)))
+    if len(stands) == 1:
+        return [(reps[0], wants[0][1])]
+    limit = {i: float(grouping.out[i]) for ids, _ in wants for i in ids.tolist()}
+    return list(zip(reps, _fair(wants, limit), strict=True))
+
+
+def _fair(wants: Sequence[Stand], limit: Mapping[int, float]) -> list[Floats]:
+    """What each gets of shared limits when none gets more than another that wants more."""
+    wanted: dict[int, list[float]] = {}
+    for places, amounts in wants:
+        for place, amount in zip(places.tolist(), amounts.tolist(), strict=True):
+            wanted.setdefault(place, []).append(amount)
+    level = {place: _filled(amounts, limit[place]) for place, amounts in wanted.items()}
+    return [np.minimum(w, [level[place] for place in at.tolist()]) for at, w in wants]
+
+
+def _filled(wanted: Sequence[float], limit: float) -> float:
+    """The level to which a limit fills up what is wanted of it."""
+    for i, amount in enumerate(sorted(wanted)):
+        share = limit / (len(wanted) - i)
+        if amount > share:
+            return share
+        limit -= amount
+    return inf
 
 
 def _share_inside(cluster: "Cluster", members: Members, others: Sequence[Members]) -> Floats:

@@ -57,6 +57,9 @@ class Node:
     host_memory: float = 0.0  # bytes
     price: float = 0.0  # money per hour for the whole node, 0 where unknown
     sources: Mapping[str, str] = field(default_factory=dict)
+    _orders: dict[tuple[Slots, bool], Slots] = field(
+        default_factory=dict, repr=False, compare=False
+    )
     _ways: dict[int, Paths] = field(default_factory=dict, repr=False, compare=False)
     _nearest: dict[int, int] = field(default_factory=dict, repr=False, compare=False)
     _spreads: dict[Slots, Spread] = field(default_factory=dict, repr=False, compare=False)
@@ -98,9 +101,12 @@ class Node:
 
     def order(self, slots: Slots, *, closed: bool) -> Slots:
         """The best ring over these devices, or the best chain."""
-        width = [[self.bandwidth(self.path(a, b)) for b in slots] for a in slots]
-        delay = [[self.latency(self.path(a, b)) for b in slots] for a in slots]
-        return tuple(slots[i] for i in (ring if closed else chain)(width, delay))
+        if (slots, closed) not in self._orders:
+            width = [[self.bandwidth(self.path(a, b)) for b in slots] for a in slots]
+            delay = [[self.latency(self.path(a, b)) for b in slots] for a in slots]
+            best = (ring if closed else chain)(width, delay)
+            self._orders[slots, closed] = tuple(slots[i] for i in best)
+        return self._orders[slots, closed]
 
     def nic(self, slot: int) -> int:
         """The NIC a device uses: the widest way out, then the quickest; equals are dealt by slot.

@@ -9,6 +9,7 @@ of both and each carries half the data (Sanders, Speck and Träff 2009).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,7 +51,7 @@ def ring(cluster: "Cluster", ranks: Sequence[int]) -> tuple[int, ...]:
 def tree(cluster: "Cluster", ranks: Sequence[int]) -> tuple[Tree, Tree]:
     """Two trees that share the work; alike where there is only one node."""
     chains = _chains(cluster, ranks, closed=False)
-    inner = {b: a for chain in chains for a, b in zip(chain, chain[1:], strict=False)}
+    inner = {b: a for chain in chains for a, b in pairwise(chain)}
     heads = [chain[0] for chain in chains]
     trees = []
     for parents in double_tree(len(heads)):
@@ -60,9 +61,7 @@ def tree(cluster: "Cluster", ranks: Sequence[int]) -> tuple[Tree, Tree]:
     return trees[0], trees[1]
 
 
-def _chains(
-    cluster: "Cluster", ranks: Sequence[int], closed: bool = True
-) -> list[tuple[int, ...]]:
+def _chains(cluster: "Cluster", ranks: Sequence[int], closed: bool = True) -> list[tuple[int, ...]]:
     """The ranks of each node in their best order, nodes in the order of the network."""
     group = np.unique(np.array(ranks, dtype=np.int64))
     nodes = cluster.nodes[group]

@@ -13,8 +13,9 @@ from foretell.errors import InputError, unknown
 
 Place = tuple[str | int, ...]  # ("node", 2, "nic"): the key `nic` of the third [[node]]
 
-_HEADER = re.compile(r"\s*(\[\[?)\s*(.+?)\s*\]\]?\s*(?:#.*)?$")
-_KEY = re.compile(r"""\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"))*)\s*=""")
+_NAME = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
+_HEADER = re.compile(rf"\s*(\[\[?)\s*({_NAME}(?:\s*\.\s*{_NAME})*)\s*\]\]?\s*(?:#.*)?$")
+_KEY = re.compile(rf"\s*({_NAME}(?:\s*\.\s*{_NAME})*)\s*=(.*)")
 _AT_LINE = re.compile(r"\(at line (\d+), column \d+\)|\(at end of document\)")
 
 
@@ -42,8 +43,10 @@ class Page:
     problems: list[Problem] = field(default_factory=list)
 
     def note(self, place: Place, message: str, hint: str = "") -> None:
-        """Remember a problem with the value at a place."""
-        self.problems.append(Problem(message, self.line(place), hint, self.file))
+        """Remember a problem with the value at a place, once."""
+        problem = Problem(message, self.line(place), hint, self.file)
+        if problem not in self.problems:
+            self.problems.append(problem)
 
     def note_unknown(self, place: Place, what: str, name: str, known: Any) -> None:
         """Remember a name nobody knows, with the nearest one that somebody does."""
@@ -53,6 +56,8 @@ class Page:
     def line(self, place: Place) -> int:
         """The line of a key, or of the nearest table around it."""
         while place and place not in self.lines:
+            if (*place, 0) in self.lines:  # the first of [[place]]
+                return self.lines[*place, 0]
             place = place[:-1]
         return self.lines.get(place, 0)
 
@@ -83,25 +88,32 @@ def fail(problems: list[Problem], file: str) -> InputError:
     first = problems[0]
     if len(problems) == 1:
         return InputError(str(first), hint=first.hint)
-    rows = "\n".join(f"  {p}" + (f" ({p.hint})" if p.hint else "") for p in problems)
+    rows = "\n".join(f"  {p}" + (f" ({p.hint})" if p.hint else "") for p in in_order(problems))
     return InputError(f"{len(problems)} problems in {file or 'the cluster'}:\n{rows}")
 
 
+def in_order(problems: list[Problem]) -> list[Problem]:
+    """By line; those without one last."""
+    return sorted(problems, key=lambda p: (not p.line, p.line))
+
+
 def _lines(text: str) -> dict[Place, int]:
-    """The line of every table and key. Keys inside values that span lines are not told apart."""
+    """The line of every table and key; what stands inside a value of several lines is skipped."""
     found: dict[Place, int] = {}
     here: Place = ()
     tables: dict[Place, int] = {}
-    quoted = ""
+    quoted, depth = "", 0
     for number, line in enumerate(text.splitlines(), start=1):
-        inside, quoted = quoted, _still_quoted(line, quoted)
-        if inside:
-            continue
-        if header := _HEADER.match(line):
+        outside = not quoted and not depth
+        header, key = (_HEADER.match(line), _KEY.match(line)) if outside else (None, None)
+        if header:
             here = _table(_dotted(header[2]), header[1] == "[[", tables)
             found.setdefault(here, number)
-        elif key := _KEY.match(line):
+            continue
+        if key:
             found.setdefault(here + _dotted(key[1]), number)
+        quoted = _still_quoted(line, quoted)
+        depth = max(0, depth + _opened(key[2] if key else line)) if not quoted else depth
     return found
 
 
@@ -110,6 +122,12 @@ def _still_quoted(line: str, quoted: str) -> str:
     for mark in re.findall(r'"""|\'\'\'', line):
         quoted = "" if quoted == mark else quoted or mark
     return quoted
+
+
+def _opened(line: str) -> int:
+    """How many more brackets a line opens than it closes, strings and comments apart."""
+    bare = re.sub(r"""\"[^\"]*\"|'[^']*'|#.*""", "", line)
+    return sum(bare.count(c) for c in "[{") - sum(bare.count(c) for c in "]}")
 
 
 def _table(path: Place, many: bool, tables: dict[Place, int]) -> Place:

@@ -46,9 +46,7 @@ def _inside(cluster: "Cluster", rank: int, vertex: int) -> tuple[Link, ...]:
         back = position == b
         start, position = (b, a) if back else (a, b)
         ends = f"node{at}/{names[start]}", f"node{at}/{names[position]}"
-        links.append(
-            Link(*ends, link.kind, link.each, link.latency, link.count, first + k, back)
-        )
+        links.append(Link(*ends, link.kind, link.each, link.latency, link.count, first + k, back))
     return tuple(links)
 
 

@@ -78,8 +78,8 @@ def expand(cluster: "Cluster") -> Topology:
     inner = [_copies(cluster, k) for k in range(len(cluster.groups))]
     parts = [p for p in (*inner, _nics(cluster), _trunks(cluster)) if len(p[0])]
     ends, link_kind, bandwidth, latency, count = (
-        np.concatenate(column) for column in zip(*parts, strict=True)
-    ) if parts else _no_links()
+        (np.concatenate(column) for column in zip(*parts, strict=True)) if parts else _no_links()
+    )
     kinds = [
         np.tile([VERTICES.index(v) for v in node.vertices.values()], n)
         for node, n in cluster.groups

@@ -3,11 +3,11 @@
 Best is: the narrowest step is as wide as can be; then the steps together are as quick as can be;
 then the lowest numbers come first. Exact up to `EXACT` points by dynamic programming over subsets
 (Held and Karp 1962), with the width as a threshold lowered until a tour exists; beyond that a
-greedy tour improved by reversing stretches of it (2-opt), which equal points never need.
+greedy tour, or the points as they are counted, improved by reversing stretches of it (2-opt).
 """
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 
 Matrix = Sequence[Sequence[float]]
 Order = tuple[int, ...]
@@ -33,7 +33,9 @@ def _tour(width: Matrix, delay: Matrix, *, closed: bool) -> Order:
     if _all_equal(width) and _all_equal(steps):
         return tuple(range(size))
     if size > EXACT:
-        return _improved(width, steps, _greedy(width, steps), closed)
+        starts = (_greedy(width, steps), tuple(range(size)))
+        start = min(starts, key=lambda order: _cost(width, steps, order, closed))
+        return _improved(width, steps, start, closed)
     for limit in sorted({w for i, row in enumerate(width) for w in row[:i]}, reverse=True):
         if found := _exact(width, steps, limit, closed):
             return found
@@ -100,7 +102,7 @@ def _improved(width: Matrix, steps: Matrix, order: Order, closed: bool) -> Order
 
 
 def _cost(width: Matrix, steps: Matrix, order: Order, closed: bool) -> tuple[float, float]:
-    pairs = list(zip(order, order[1:], strict=False))
+    pairs = list(pairwise(order))
     if closed:
         pairs.append((order[-1], order[0]))
     return -min(width[a][b] for a, b in pairs), sum(steps[a][b] for a, b in pairs)

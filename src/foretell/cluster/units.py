@@ -63,7 +63,7 @@ def _scale(text: str, unit: str) -> Decimal | None:
 
 
 def write(value: float, unit: str) -> str:
-    """The exact text of a quantity in the largest unit that keeps it above one: `read` inverts it."""
+    """The exact text of a quantity, in the largest unit it fills once; `read` inverts it."""
     exact = Decimal(repr(value))
     if unit == "B" and value and value % 2**20 == 0:
         prefix = next(p for p in ("Ti", "Gi", "Mi") if value % 1024 ** _BINARY[p] == 0)
