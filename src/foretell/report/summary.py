@@ -9,6 +9,7 @@ import numpy as np
 from foretell.cluster import Cluster
 from foretell.graph.columns import COLUMNS, Kind, LaneKind, Source, word_of
 from foretell.graph.graph import Graph
+from foretell.graph.groups import group_text
 from foretell.report import words
 from foretell.report.terminal import table
 from foretell.simulate.memory import held_by_kind, memory
@@ -65,33 +66,49 @@ def timeline_summary(timeline: Timeline) -> dict[str, Any]:
 
 
 def timeline_text(answer: dict[str, Any]) -> str:
-    """A timeline's summary for a terminal."""
+    """A timeline's summary for a terminal; ranks that do alike share a row."""
+    total = answer["step_s"] or 1.0
     parts = [f"step {words.seconds(answer['step_s'])}, {answer['tasks']:,} tasks"]
-    parts.append(table(_RANK_COLUMNS, [_rank_row(r) for r in answer["ranks"][:16]]))
-    lanes = sorted(answer["lanes"], key=lambda b: -b["share"])[:8]
-    rows = [
-        (b["rank"], words.cut(b["name"], 24), words.bar(b["share"]), words.percent(b["share"]))
-        for b in lanes
-    ]
-    parts.append(table(("rank>", "lane", "busy", "share>"), rows))
+    ranks = _alike([(r["rank"], _rank_row(r)) for r in answer["ranks"]])
+    parts.append(table(_RANK_COLUMNS, ranks[:12]))
+    lanes = sorted(answer["lanes"], key=lambda b: (-b["share"], b["rank"]))
+    used = _alike([(b["rank"], _busy_row(b)) for b in lanes])
+    parts.append(table(("rank", "lane", "busy", "share>"), used[:8]))
     path = answer["critical_path"]
-    rows = [
-        (words.cut(op, 36), words.seconds(t), words.percent(t / (answer["step_s"] or 1)))
+    spent = [
+        (words.cut(op, 36), words.seconds(t), words.percent(t / total))
         for op, t in list(path["ops"].items())[:8]
     ]
-    parts.append(table((f"critical path, {path['tasks']:,} tasks", "time>", "of step>"), rows))
-    for m in answer["memory"][:4]:
-        held = ", ".join(f"{k} {words.size(v)}" for k, v in list(m["held"].items())[:4])
-        parts.append(f"rank {m['rank']}: peak {words.size(m['peak_bytes'])} ({held})")
+    parts.append(table((f"critical path, {path['tasks']:,} tasks", "time>", "of step>"), spent))
+    if answer["memory"]:
+        held = _alike([(m["rank"], _memory_row(m)) for m in answer["memory"]])
+        parts.append(table(("rank", "peak memory>", "held by"), held[:6]))
     return "\n".join(parts)
 
 
-_RANK_COLUMNS = ("rank>", "compute>", "exposed comm>", "hidden comm>", "host>", "idle>")
+_RANK_COLUMNS = ("rank", "compute>", "exposed comm>", "hidden comm>", "host>", "idle>")
 
 
-def _rank_row(r: dict[str, Any]) -> tuple[Any, ...]:
+def _rank_row(r: dict[str, Any]) -> tuple[str, ...]:
     spans = ("compute_s", "exposed_s", "hidden_s", "host_s", "idle_s")
-    return (r["rank"], *(words.seconds(r[name]) for name in spans))
+    return tuple(words.seconds(r[name]) for name in spans)
+
+
+def _busy_row(b: dict[str, Any]) -> tuple[str, ...]:
+    return words.cut(b["name"], 26), words.bar(b["share"]), words.percent(b["share"])
+
+
+def _memory_row(m: dict[str, Any]) -> tuple[str, ...]:
+    held = [f"{kind} {words.size(size)}" for kind, size in list(m["held"].items())[:3]]
+    return words.size(m["peak_bytes"]), ", ".join(held)
+
+
+def _alike(rows: list[tuple[int, tuple[str, ...]]]) -> list[tuple[str, ...]]:
+    """Rows that say the same of several ranks, as one row each."""
+    ranks: dict[tuple[str, ...], list[int]] = {}
+    for rank, row in rows:
+        ranks.setdefault(row, []).append(rank)
+    return [(group_text(sorted(found)), *row) for row, found in ranks.items()]
 
 
 def cluster_summary(cluster: Cluster) -> dict[str, Any]:
