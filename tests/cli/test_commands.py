@@ -149,3 +149,19 @@ def test_version_help_and_completion_are_there():
 def test_help_of_every_command():
     for name in COMMANDS:
         assert "Usage" in invoke(name, "--help").stdout
+
+
+def test_whatif_composes_changes(step):
+    done = invoke("whatif", step, "faster:op=gemm,times=2", "remove:select=op=relu", "--json")
+    found = json.loads(done.stdout)
+    assert found["baseline_s"] == pytest.approx(0.003)
+    assert found["predicted_s"] == pytest.approx(0.001)
+    assert found["path_after"] == {"gemm": pytest.approx(0.001)}
+    assert "66.7 % shorter" in invoke("whatif", step, *found["changes"]).stdout
+
+
+def test_demo_ends_with_a_report(tmp_path):
+    out = tmp_path / "demo.html"
+    done = invoke("demo", "-o", out)
+    assert "faster:op=gemm,times=2" in done.stdout
+    assert out.stat().st_size < 6e6

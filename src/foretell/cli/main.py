@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("demo", "The whole loop on embedded data, a minute; ends with a report."),
     "show": ("show", "What is in a file: a graph, a cluster, a placement."),
     "simulate": ("simulate", "Play a graph: how long it takes, where the time goes, and why."),
+    "whatif": ("whatif", "What changes would make of a step, before anybody makes them."),
     "validate": ("validate", "Every accuracy figure, from measured data."),
     "completion": ("completion", "The line that turns on completion in your shell."),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -20,13 +19,11 @@ def command(
     file: Path, cluster: str | None, engine: str, output: Path | None, as_json: bool
 ) -> None:
     """Play a graph: how long the step takes, where the time goes, and why."""
-    from foretell.graph.file import load
+    from foretell.cli.step import load_step
     from foretell.report.summary import timeline_summary, timeline_text
     from foretell.simulate import simulate
 
-    graph = load(file)
-    if cluster:
-        graph = _priced(graph, cluster)
+    graph, _ = load_step(file, cluster)
     timeline = simulate(graph, engine=engine)
     answer(timeline_summary(timeline), as_json, timeline_text)
     if output:
@@ -34,10 +31,3 @@ def command(
 
         write([(file.name, timeline)], output)
         say(f"report: {output}")
-
-
-def _priced(graph: Any, cluster: str) -> Any:
-    from foretell.cluster import load
-    from foretell.cost import price
-
-    return price(graph, load(cluster))

@@ -1,0 +1,76 @@
+"""`foretell whatif`: what changes would make of a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from foretell.cli.output import answer, json_option, say
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("specs", nargs=-1, required=True)
+@click.option("--on", "cluster", help="The cluster the step runs on: a spec or a file.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a report page here.")
+@json_option
+def command(
+    file: Path, specs: tuple[str, ...], cluster: str | None, output: Path | None, as_json: bool
+) -> None:
+    """Say what SPECS, made one after the other, would do to the step in FILE.
+
+    A spec is a name with options, such as faster:op=gemm,times=2 or remove:select=op=dropout*.
+    """
+    from foretell.cli.step import load_step
+    from foretell.simulate import simulate
+    from foretell.whatif import Setting, applied, parse
+
+    changes = [parse(spec) for spec in specs]
+    step, machines = load_step(file, cluster)
+    before = simulate(step)
+    after = simulate(applied(changes, step, Setting(machines)))
+    answer(_summary(changes, before, after), as_json, _text)
+    if output:
+        from foretell.report.page import write
+
+        write([("before", before), (" ".join(specs), after)], output)
+        say(f"report: {output}")
+
+
+def _summary(changes: list[Any], before: Any, after: Any) -> dict[str, Any]:
+    from foretell.simulate.memory import peak_bytes
+    from foretell.simulate.questions import path_seconds
+
+    return {
+        "changes": [str(change) for change in changes],
+        "baseline_s": before.seconds,
+        "predicted_s": after.seconds,
+        "peak_bytes": peak_bytes(after),
+        "assumptions": [text for change in changes for text in change.assumes],
+        "path_before": path_seconds(before, "op"),
+        "path_after": path_seconds(after, "op"),
+    }
+
+
+def _text(found: dict[str, Any]) -> str:
+    from foretell.report import words
+    from foretell.report.terminal import table
+
+    before, after = found["baseline_s"], found["predicted_s"]
+    ratio = after / before if before else 1.0
+    head = (
+        f"{words.seconds(before)} → {words.seconds(after)} "
+        f"({words.percent(abs(1 - ratio))} {'shorter' if ratio <= 1 else 'longer'})"
+    )
+    ops = list(dict.fromkeys([*found["path_before"], *found["path_after"]]))[:8]
+    rows = [
+        (
+            words.cut(op, 40),
+            *(words.seconds(found[p].get(op, 0.0)) for p in ("path_before", "path_after")),
+        )
+        for op in ops
+    ]
+    taken = [f"assuming {text}" for text in dict.fromkeys(found["assumptions"])]
+    return "\n".join([head, table(("on the critical path", "before>", "after>"), rows), *taken])

@@ -1,0 +1,48 @@
+"""What every what-if is: a frozen dataclass that makes one graph from another.
+
+Its fields are its options, its docstring is its help, `str()` is its spec. It changes *time* or it
+changes *work*, never both by accident. One that does not apply raises `DoesNotApply` and has
+changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from foretell.cluster import Cluster
+from foretell.errors import InputError
+from foretell.graph.graph import Graph
+from foretell.spec import Spec
+
+
+class DoesNotApply(InputError):
+    """A what-if finds nothing in this graph that it could change."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a what-if may know besides the graph."""
+
+    cluster: Cluster | None = None  # where the step runs; None where nobody said
+
+
+@dataclass(frozen=True)
+class WhatIf(Spec):
+    """A change somebody could make to a step."""
+
+    assumes: ClassVar[tuple[str, ...]] = ()  # what is taken for granted, printed with each answer
+    source: ClassVar[str] = ""  # where the idea or its model comes from
+    code: ClassVar[str] = ""  # the line of PyTorch that does it
+
+    def apply(self, graph: Graph, setting: Setting) -> Graph:
+        """The graph with the change made, its history signed with this spec."""
+        raise NotImplementedError
+
+
+def applied(changes: Iterable[WhatIf], graph: Graph, setting: Setting | None = None) -> Graph:
+    """All changes, one after the other."""
+    for change in changes:
+        graph = change.apply(graph, setting or Setting())
+    return graph
