@@ -165,3 +165,10 @@ def test_demo_ends_with_a_report(tmp_path):
     done = invoke("demo", "-o", out)
     assert "faster:op=gemm,times=2" in done.stdout
     assert out.stat().st_size < 6e6
+
+
+def test_the_name_of_the_output_says_what_it_is(step, tmp_path):
+    invoke("whatif", step, "faster:op=gemm", "-o", tmp_path / "both.json.gz")
+    assert (tmp_path / "both.json.gz").read_bytes()[:2] == b"\x1f\x8b"
+    with pytest.raises(ForetellError, match="neither a page nor a trace"):
+        invoke("simulate", step, "-o", tmp_path / "x.pdf")

@@ -31,7 +31,7 @@ def command(output: Path) -> None:
     """Price a training step, play it, ask what some changes would do, and write a report."""
     from foretell.cluster import load
     from foretell.cost import price
-    from foretell.report.page import write
+    from foretell.report import write
     from foretell.report.summary import timeline_summary, timeline_text
     from foretell.samples import transformer
     from foretell.simulate import simulate

@@ -13,7 +13,7 @@ from foretell.cli.output import answer, json_option, say
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--on", "cluster", help="Price the tasks on this cluster first: a spec or a file.")
 @click.option("--engine", type=click.Choice(["auto", "compiled", "readable"]), default="auto")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a report page here.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a page (.html) or trace (.json.gz).")
 @json_option
 def command(
     file: Path, cluster: str | None, engine: str, output: Path | None, as_json: bool
@@ -27,7 +27,7 @@ def command(
     timeline = simulate(graph, engine=engine)
     answer(timeline_summary(timeline), as_json, timeline_text)
     if output:
-        from foretell.report.page import write
+        from foretell.report import write
 
         write([(file.name, timeline)], output)
-        say(f"report: {output}")
+        say(f"written: {output}")

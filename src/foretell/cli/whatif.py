@@ -14,7 +14,7 @@ from foretell.cli.output import answer, json_option, say
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("specs", nargs=-1, required=True)
 @click.option("--on", "cluster", help="The cluster the step runs on: a spec or a file.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a report page here.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a page (.html) or trace (.json.gz).")
 @json_option
 def command(
     file: Path, specs: tuple[str, ...], cluster: str | None, output: Path | None, as_json: bool
@@ -33,10 +33,10 @@ def command(
     after = simulate(applied(changes, step, Setting(machines)))
     answer(_summary(changes, before, after), as_json, _text)
     if output:
-        from foretell.report.page import write
+        from foretell.report import write
 
         write([("before", before), (" ".join(specs), after)], output)
-        say(f"report: {output}")
+        say(f"written: {output}")
 
 
 def _summary(changes: list[Any], before: Any, after: Any) -> dict[str, Any]:
