@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,6 +16,23 @@ def json_option(command: Command) -> Command:
     """`--json`: the answer as one JSON object, times in seconds, sizes in bytes."""
     text = "Answer as JSON: times in seconds, sizes in bytes."
     return click.option("--json", "as_json", is_flag=True, help=text)(command)
+
+
+def output_option(command: Command) -> Command:
+    """`-o`: where to write timelines, as a page or a trace."""
+    text = "Write a page (.html) or a trace for viewers (.json, .json.gz)."
+    kind = click.Path(path_type=Path)
+    return click.option("-o", "--output", type=kind, help=text)(command)
+
+
+def write_output(timelines: list[tuple[str, Any]], output: Path | None) -> None:
+    """Write timelines where the person asked for them, and say so."""
+    if output is None:
+        return
+    from foretell.report import write
+
+    write(timelines, output)
+    say(f"written: {output}")
 
 
 def answer(value: Any, as_json: bool, text: Callable[[Any], str]) -> None:

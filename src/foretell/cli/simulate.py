@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from foretell.cli.output import answer, json_option, say
+from foretell.cli.output import answer, json_option, output_option, write_output
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--on", "cluster", help="Price the tasks on this cluster first: a spec or a file.")
 @click.option("--engine", type=click.Choice(["auto", "compiled", "readable"]), default="auto")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a page (.html) or trace (.json.gz).")
+@output_option
 @json_option
 def command(
     file: Path, cluster: str | None, engine: str, output: Path | None, as_json: bool
@@ -26,8 +26,4 @@ def command(
     graph, _ = load_step(file, cluster)
     timeline = simulate(graph, engine=engine)
     answer(timeline_summary(timeline), as_json, timeline_text)
-    if output:
-        from foretell.report import write
-
-        write([(file.name, timeline)], output)
-        say(f"written: {output}")
+    write_output([(file.name, timeline)], output)

@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from foretell.cli.output import answer, json_option, say
+from foretell.cli.output import answer, json_option, output_option, write_output
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("specs", nargs=-1, required=True)
 @click.option("--on", "cluster", help="The cluster the step runs on: a spec or a file.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a page (.html) or trace (.json.gz).")
+@output_option
 @json_option
 def command(
     file: Path, specs: tuple[str, ...], cluster: str | None, output: Path | None, as_json: bool
@@ -32,11 +32,7 @@ def command(
     before = simulate(step)
     after = simulate(applied(changes, step, Setting(machines)))
     answer(_summary(changes, before, after), as_json, _text)
-    if output:
-        from foretell.report import write
-
-        write([("before", before), (" ".join(specs), after)], output)
-        say(f"written: {output}")
+    write_output([("before", before), (" ".join(specs), after)], output)
 
 
 def _summary(changes: list[Any], before: Any, after: Any) -> dict[str, Any]:
