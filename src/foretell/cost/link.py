@@ -5,6 +5,7 @@ or gloo makes of it. The constants are data, `tables/collective.toml`, written b
 `benchmarks/fit_collectives.py` with the source of each class beside it.
 A level belongs to the class of its kind whose reference bandwidth is nearest (as a ratio), so that
 NVLink of a new generation takes the constants of the last one it resembles, at its own speed.
+PCIe and NICs behind it are rated as NCCL rates them, below the raw rate: 24 GB/s for PCIe 4 x16.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from foretell.cluster.level import Level
@@ -25,7 +26,7 @@ PROTOCOLS = ("ll", "ll128", "simple")
 
 @dataclass(frozen=True)
 class Mode:
-    """One way to move bytes: `start + steps·hop + t + √(fill·t)`, t = bytes / (efficiency·speed)."""
+    """One way to move bytes: `start + steps·hop + t + √(fill·t)`, t = bytes/(efficiency·speed)."""
 
     start: float  # seconds before the first byte moves, beyond the launch
     hop: float  # seconds added by each step of the algorithm
@@ -62,13 +63,18 @@ def link_of(level: Level) -> Link:
 
 def nearest(level: Level, known: Mapping[str, Link]) -> Link:
     """The class of a level's kind that was fitted at the most similar bandwidth."""
-    kind = _ALIKE.get(level.kind, level.kind)
+    is_rdma = level.kind == "ethernet" and 0 < level.latency < _RDMA
+    kind = "infiniband" if is_rdma else _ALIKE.get(level.kind, level.kind)
     same = [link for link in known.values() if link.kind == kind]
     if not same:
-        raise unknown("kind of link", level.kind, {link.kind for link in known.values()} | {*_ALIKE})
+        raise unknown(
+            "kind of link", level.kind, {link.kind for link in known.values()} | {*_ALIKE}
+        )
     return min(same, key=lambda link: abs(math.log(link.bandwidth / level.bandwidth)))
 
 
+# Ethernet that passes a message this quickly (RoCE, Slingshot) passes it as InfiniBand does.
+_RDMA = 5e-6
 # Kinds no measured run covers, and the one whose constants stand in for them.
 _ALIKE = {"xgmi": "nvlink", "upi": "pcie"}
 
@@ -76,12 +82,16 @@ _ALIKE = {"xgmi": "nvlink", "upi": "pcie"}
 @cache
 def links() -> Mapping[str, Link]:
     """Every class of link that ships, by name."""
-    text = files("foretell.cost").joinpath("tables/collective.toml").read_text()
+    text = (Path(__file__).parent / "tables" / "collective.toml").read_text()
     return {name: link_from(name, table) for name, table in tomllib.loads(text)["link"].items()}
 
 
 def link_from(name: str, table: Mapping[str, Any]) -> Link:
     """A class of link from its table."""
-    values = {key: Mode(**v) if key != "sigma" and isinstance(v, dict) else v for key, v in table.items()}
-    values["sigma"] = {family: (low, high) for family, (low, high) in table["sigma"].items()}
-    return Link(name=name, **values)
+    values: dict[str, Any] = {**table, "name": name}
+    for key, value in table.items():
+        if key == "sigma":
+            values[key] = {family: (low, high) for family, (low, high) in value.items()}
+        elif isinstance(value, dict):
+            values[key] = Mode(**value)
+    return Link(**values)

@@ -4,9 +4,9 @@ Every way costs `start + slope·bytes + root·√bytes` seconds. With N ranks, S
 tier t of the topology its speed Bₜ = efficiency·bandwidth and its share of the ring's edges Eₜ/N:
 
     ring       launch + start + steps·Σₜ (Eₜ/N)·hopₜ + wire·S/min Bₜ + own·S/copy + √(fill·wire·S/B)
-    tree       launch + start + 2·Σ chainₜ·hopₜ + 2·Σ ⌈log₂ kₜ⌉·hopₜ + S·max(2/Bₜ, 2(k−1)/k/Bₖ)
-    multicast  launch + start (+ a tree between nodes)  + S·max((1+1/n)/B, 2(k−1)/k/Bₖ)
-    direct     launch + start + peers·hop + S·max of what leaves a member of a tier + own·S/copy
+    tree       launch + start + 2·Σₜ depthₜ·hopₜ + S·maxₜ 2/Bₜ + √(fill·…)       1/B for two nodes
+    multicast  launch + start + S·(1+1/n)/B, or the tree between nodes if that is slower
+    direct     launch + start + peers·hop + S·maxₜ leavingₜ/Bₜ + own·S/copy + √(fill·…)
 
     op                          steps     wire        own
     all_reduce                  2(N−1)    2(N−1)/N    1/N      → _ring
@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from foretell.cluster.level import Level
 from foretell.cost.link import Link, Mode
@@ -61,6 +62,7 @@ class Tier:
     ranks: int  # below one member, at most
     edges: int  # of a ring through all ranks that cross here and no higher
     bandwidth: float  # bytes/s one member can really use
+    lanes: int  # of which one rank by itself gets one
     latency: float
     is_network: bool
 
@@ -85,14 +87,14 @@ def tiers_of(levels: tuple[Level, ...], find: Callable[[Level], Link]) -> tuple[
 
 def _tier(level: Level, link: Link, members: int, ranks: int, edges: int) -> Tier:
     is_network = level.kind in NETWORKS
+    nics = max(1, level.channels) if is_network else 1
     # A rank drives one NIC: a node of 8 NICs with 2 ranks in the group sends at a quarter speed.
-    share = min(1.0, ranks / level.channels) if is_network and level.channels > 0 else 1.0
-    speed = level.bandwidth * share
-    return Tier(link, members, ranks, edges, speed, level.latency, is_network)
+    speed = level.bandwidth * min(1.0, ranks / nics)
+    return Tier(link, members, ranks, edges, speed, min(ranks, nics), level.latency, is_network)
 
 
 def _check(levels: tuple[Level, ...]) -> None:
-    for inner, outer in zip(levels, levels[1:], strict=False):
+    for inner, outer in pairwise(levels):
         if sum(outer.sizes) != len(inner.sizes):
             raise InputError(
                 f"level `{outer.kind}` joins {sum(outer.sizes)} members, "
@@ -181,8 +183,12 @@ def _multicast(tiers: tuple[Tier, ...], switch: Mode) -> Way:
 
 
 def _tree_wire(tier: Tier) -> float:
-    """Bytes a member sends per byte of the tensor: twice in a chain, two half trees of nodes."""
-    return 2 * (tier.members - 1) / tier.members if tier.is_network else 2.0
+    """Bytes the busiest member sends per byte of the tensor.
+
+    In a chain: up and down. Of two half trees over nodes an inner node of one is a leaf of the
+    other: ½ up and 2·½ down, and ½ up. Two nodes are each the root of one half.
+    """
+    return 1.0 if tier.is_network and tier.members == 2 else 2.0
 
 
 def _tree_speed(tier: Tier, mode: Mode) -> float:
@@ -205,11 +211,11 @@ def _direct(op: str, tiers: tuple[Tier, ...], protocol: str, modes: list[Mode]) 
 
 
 def _send(op: str, tiers: tuple[Tier, ...], protocol: str, modes: list[Mode]) -> Way:
-    """Over the outermost link; of a node's network one sender gets its own share."""
+    """Over the outermost link, of which one sender gets one lane."""
     tier, mode = tiers[-1], modes[-1]
-    lanes = tier.ranks if tier.is_network else 1
     start = _start((tier,), [mode]) + tier.hop(mode)
-    return _way("direct", protocol, start, [lanes / (tier.bandwidth * mode.efficiency)], [mode])
+    pace = tier.lanes / (tier.bandwidth * mode.efficiency)
+    return _way("direct", protocol, start, [pace], [mode])
 
 
 def _way(
