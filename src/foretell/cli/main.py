@@ -13,10 +13,12 @@ from foretell.errors import ForetellError, unknown
 
 # name -> (module, one line of help). Listed in the order a newcomer meets them.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("demo", "The whole loop on embedded data, a minute; ends with a report."),
-    "show": ("show", "What is in a file: a graph, a cluster, a placement."),
+    "demo": ("demo", "The whole loop on embedded data; ends with a report."),
+    "show": ("show", "What is in a file: a graph, a trace, a cluster, a placement."),
     "simulate": ("simulate", "Play a graph: how long it takes, where the time goes, and why."),
+    "replay": ("replay", "Simulate a trace unchanged: how far from what was measured."),
     "whatif": ("whatif", "What changes would make of a step, before anybody makes them."),
+    "schedule": ("schedule", "In which order the blocks of a pipeline run."),
     "validate": ("validate", "Every accuracy figure, from measured data."),
     "completion": ("completion", "The line that turns on completion in your shell."),
 }

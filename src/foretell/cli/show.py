@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from foretell.cli.output import answer, json_option
 from foretell.errors import InputError
+from foretell.graph.file import is_graph_file
+
+Shower = Callable[[Path, bool, bool], None]
+_ENDINGS = (".graph", ".txt", ".json", ".gz", ".toml", ".zip", ".tar")
 
 
 @click.command()
@@ -16,19 +22,26 @@ from foretell.errors import InputError
 @click.option("--text", "as_text", is_flag=True, help="Print a graph as text that reads back.")
 @json_option
 def command(what: str, as_text: bool, as_json: bool) -> None:
-    """Say what WHAT is: a graph or cluster file, or a spec such as dgx-a100:nodes=8."""
+    """Say what WHAT is: a file (graph, trace, cluster, placement) or a cluster's name."""
     path = Path(what)
     if path.is_dir():
-        raise InputError(f"`{what}` is a folder", hint="name a file in it")
-    if not path.is_file():
-        return show_cluster(what, as_json)
-    for is_one, show in _KINDS:
-        if is_one(path):
-            return show(path, as_text, as_json)
-    raise InputError(
-        f"`{what}` is nothing foretell knows",
-        hint="it reads graphs (`.graph`, `.txt`) and clusters (`.toml`)",
-    )
+        return show_trace(path, as_text, as_json)
+    if path.is_file():
+        return _shower(path)(path, as_text, as_json)
+    if "/" in what or path.suffix in _ENDINGS:
+        raise InputError(f"there is no file `{what}`")
+    return show_cluster(what, as_json)
+
+
+def _shower(path: Path) -> Shower:
+    """Who can show a file."""
+    if is_graph_file(path):
+        return show_graph
+    if path.suffix == ".toml":
+        return show_cluster_file
+    if is_placement_file(path):
+        return show_placement
+    return show_trace
 
 
 def show_graph(path: Path, as_text: bool, as_json: bool) -> None:
@@ -53,17 +66,46 @@ def show_cluster(what: str, as_json: bool) -> None:
     answer(cluster_summary(cluster), as_json, lambda _: str(cluster))
 
 
-def _is_graph(path: Path) -> bool:
-    from foretell.graph.file import is_graph_file
+def show_trace(path: Path, as_text: bool, as_json: bool) -> None:
+    from foretell.report.summary import graph_summary, graph_text
+    from foretell.trace import read
 
-    return is_graph_file(path)
+    found = read(path)
+    if as_text:
+        return click.echo(str(found.graph), nl=False)
+    return answer(graph_summary(found.graph), as_json, graph_text)
 
 
-def _is_toml(path: Path) -> bool:
-    return path.suffix == ".toml"
+def show_placement(path: Path, _: bool, as_json: bool) -> None:
+    from foretell.search.schedule import load
+
+    problem = load(path)
+    found = {
+        "name": problem.name,
+        "devices": problem.num_devices,
+        "blocks": len(problem.blocks),
+        "kinds": dict(Counter(block.kind for block in problem.blocks)),
+        "work": [
+            sum(b.time for b in problem.blocks if device in b.devices)
+            for device in range(problem.num_devices)
+        ],
+    }
+    answer(found, as_json, _placement_text)
 
 
-_KINDS: list[tuple[Callable[[Path], bool], Callable[[Path, bool, bool], None]]] = [
-    (_is_graph, show_graph),
-    (_is_toml, show_cluster_file),
-]
+def _placement_text(found: dict[str, Any]) -> str:
+    kinds = ", ".join(f"{count} {kind}" for kind, count in found["kinds"].items())
+    work = ", ".join(f"{w:g}" for w in found["work"])
+    return (
+        f"placement {found['name']}: {found['blocks']} blocks ({kinds}) on {found['devices']} "
+        f"devices; work of each: {work}"
+    )
+
+
+def is_placement_file(path: Path) -> bool:
+    """Whether a file is JSON that begins like a placement."""
+    if path.suffix != ".json":
+        return False
+    with open(path, "rb") as file:
+        head = file.read(4096)
+    return b'"ndevs"' in head or b'"blocks"' in head

@@ -29,5 +29,5 @@ def command(truth: Path | None, parts: tuple[str, ...], as_json: bool) -> None:
     folder = truth_folder(truth)
     for part in parts or PARTS:
         module = import_module(f"foretell.validate.{part}")
-        rows = module.accuracy(folder)
-        answer({"part": part, "rows": rows}, as_json, lambda a, m=module: m.text(a["rows"]))  # type: ignore[misc]
+        found = {"part": part, **module.report(folder)}
+        answer(found, as_json, lambda a: a["text"])

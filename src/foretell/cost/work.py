@@ -7,6 +7,7 @@ for those and handed back to all tasks.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +41,7 @@ class Work:
     def take(self, rows: Array) -> Work:
         """Some of the rows."""
         chosen = rows.tolist()
-        texts = {
+        texts: dict[str, Any] = {
             name: tuple(getattr(self, name)[r] for r in chosen)
             for name in ("op", "shape", "group", "dtype")
         }

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from foretell.errors import unknown
 from foretell.graph.columns import NONE, Array
 from foretell.graph.graph import Graph
 from foretell.graph.wiring import Wiring, wiring
@@ -24,6 +25,7 @@ from foretell.simulate.timeline import Timeline, timeline
 assert ARRIVE == 2, "event codes are packed as what * tasks + task"
 
 
+ENGINES = ("auto", "compiled", "readable")
 SMALL = 3000  # tasks the readable engine plays in less time than loading the compiled one takes
 
 
@@ -34,6 +36,8 @@ def simulate(graph: Graph, *, engine: str = "auto", before: Timeline | None = No
     is played again. Engines (`readable`, `compiled`; `auto` takes the one that answers sooner) and
     playing again all give the same answer to the last bit.
     """
+    if engine not in ENGINES:
+        raise unknown("engine", engine, ENGINES)
     if engine == "readable" or (engine == "auto" and _is_sooner_readable(graph)):
         return timeline(graph, play(graph))
     if before is not None:

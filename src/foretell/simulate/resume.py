@@ -7,6 +7,7 @@ stays, and the state at that instant is read off the timeline that is known.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,7 @@ def resume(graph: Graph, before: Timeline) -> Played | None:
         return None
     if graph.lanes is not old.lanes and not _same_lanes(graph, old):
         return None
-    origin = np.arange(graph.size) if graph.origin is None else graph.origin
-    change = _Change(graph, old, origin, before)
+    change = _Change(graph, old, before)
     loop = loop_for(graph)
     if loop == "paths":
         return _swept(graph, change) if loop_for(old) == "paths" else None
@@ -45,14 +45,23 @@ def resume(graph: Graph, before: Timeline) -> Played | None:
 class _Change:
     """What differs between a graph and the one it was made from."""
 
-    def __init__(self, graph: Graph, old: Graph, origin: Array, before: Timeline) -> None:
-        self.graph, self.old, self.origin, self.before = graph, old, origin, before
-        self.is_new = np.zeros(graph.size, bool) if graph.origin is None else origin == NONE
+    def __init__(self, graph: Graph, old: Graph, before: Timeline) -> None:
+        self.graph, self.old, self.before = graph, old, before
         # Where each task stood before: all in their places where none came or went.
-        self.was = slice(None) if graph.origin is None else np.where(self.is_new, 0, origin)
+        self.is_new: Array = np.zeros(graph.size, bool)
+        self.was: Any = slice(None)
+        if graph.origin is not None:
+            self.is_new = graph.origin == NONE
+            self.was = np.where(self.is_new, 0, graph.origin)
         self.rewired = self.is_new | self._rewired()
         self.gapped = self._differs("gap")
         self.retimed = self._differs("seconds") | self.gapped
+
+    @cached_property
+    def origin(self) -> Array:
+        """For each task its number before, or NONE."""
+        same = self.graph.origin is None
+        return np.arange(self.graph.size) if same else self.graph.origin  # type: ignore[return-value]
 
     def _differs(self, name: str) -> Array:
         """Where a column is not what it was; for a new task this says nothing."""
@@ -107,8 +116,10 @@ def _table_differs(change: _Change, part: str, column: str) -> Array:
 
 def _swept(graph: Graph, change: _Change) -> Played:
     wires = wiring(graph)
-    stale = (change.rewired | change.retimed).astype(np.uint8)
-    stale[change.gapped | change.is_new] = 2
+    stale: Array = (change.rewired | change.retimed).view(np.uint8)
+    for longer in (change.gapped, change.is_new):
+        if longer.any():
+            stale[longer] = 2
     placed = stale if wires.is_forward else stale[wires.order]
     first = int((placed != 0).argmax())
     return sweep(graph, wires, _carried_over(change), first, stale)

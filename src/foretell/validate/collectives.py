@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -182,14 +183,28 @@ def summary(rows: Iterable[Accuracy]) -> Iterator[str]:
         )
 
 
-def main(arguments: list[str]) -> None:
-    """Print the table, its summary, and what could not be priced."""
-    truth = Path(arguments[0]) if arguments else Path("../shared/truth")
+def report(truth: Path) -> dict[str, Any]:
+    """The rows, their summary, and what could not be priced: as values and as text."""
     found = accuracy(truth)
-    print("\n".join(lines(found)), end="\n\n")
-    print("\n".join(summary(found)))
-    for what, rows in read(_folder(truth))[1].items():
-        print(f"not priced: {rows} rows of {what}")
+    passed = [
+        f"not priced: {rows} rows of {what}" for what, rows in read(_folder(truth))[1].items()
+    ]
+    text = "\n".join([*lines(found), "", *summary(found), *passed])
+    return {"rows": [row(a) for a in found], "text": text}
+
+
+def row(a: Accuracy) -> dict[str, Any]:
+    """One row as plain values."""
+    return {
+        "source": a.source, "system": a.system, "op": a.op, "per_node": a.per_node,
+        "nodes": a.nodes, "size": a.size, "rows": a.rows, "median": a.error, "p90": a.high,
+        "bias": a.bias, "covered": a.covered, "held_out": dict(a.held_out),
+    }  # fmt: skip
+
+
+def main(arguments: list[str]) -> None:
+    """Print the report."""
+    print(report(Path(arguments[0]) if arguments else Path("../shared/truth"))["text"])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,50 @@
+"""`foretell replay`: a trace simulated unchanged, held against what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from foretell.cli.output import answer, json_option, output_option, write_output
+
+
+@click.command()
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option("--step", type=int, help="Which step of the trace; the one of median length.")
+@output_option
+@json_option
+def command(trace: Path, step: int | None, output: Path | None, as_json: bool) -> None:
+    """Simulate a step of TRACE unchanged: how far from what was measured."""
+    from foretell.simulate import Timeline, simulate
+    from foretell.trace import read
+
+    found = read(trace, step=step)
+    replayed = simulate(found.warm)
+    answer(_summary(found, replayed), as_json, _text)
+    measured = Timeline(found.graph, found.start, found.end)
+    write_output([("replayed", simulate(found.graph)), ("measured", measured)], output)
+
+
+def _summary(found: Any, replayed: Any) -> dict[str, Any]:
+    measured = float(found.graph.facts["measured"])
+    seconds = replayed.seconds - found.found
+    return {
+        "measured_s": measured,
+        "replayed_s": seconds,
+        "error": seconds / measured - 1,
+        "tasks": found.graph.size,
+        "notes": list(found.notes),
+    }
+
+
+def _text(answered: dict[str, Any]) -> str:
+    from foretell.report import words
+
+    head = (
+        f"measured {words.seconds(answered['measured_s'])}, "
+        f"replayed {words.seconds(answered['replayed_s'])} "
+        f"({100 * answered['error']:+.2f} %), {answered['tasks']:,} tasks"
+    )
+    return "\n".join([head, *answered["notes"]])

@@ -1,0 +1,36 @@
+"""`foretell schedule`: in which order the blocks of a placement run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from foretell.cli.output import answer, json_option
+
+
+@click.command()
+@click.argument("placement", type=click.Path(path_type=Path))
+@click.option("-n", "--micro-batches", type=click.IntRange(min=1), default=8, show_default=True)
+@click.option("-m", "--memory", type=float, help="What each device holds at most.")
+@click.option("--method", default="search", show_default=True, help="search, or tessel.")
+@json_option
+def command(
+    placement: Path, micro_batches: int, memory: float | None, method: str, as_json: bool
+) -> None:
+    """Find the order in which the blocks of PLACEMENT run for every micro-batch."""
+    from foretell.search.schedule import load, schedule
+
+    problem = load(placement)
+    found = schedule(problem, micro_batches=micro_batches, memory=memory, method=method)
+    answer(found.answer(), as_json, lambda _: _text(found))
+
+
+def _text(found: Any) -> str:
+    is_proven = "proven minimal" if found.proven else f"{100 * found.gap:.1f} % above the bound"
+    return (
+        f"{found.per_micro_batch:g} a micro-batch ({is_proven}), "
+        f"makespan {found.makespan:g} for {found.micro_batches} micro-batches, "
+        f"peak memory {max(found.peak_memory):g}, {found.search_cpu:.2f} CPU-s"
+    )
