@@ -1,7 +1,7 @@
 """How long a step takes when steps follow one another.
 
-A step is played several times in a row on the same lanes: the host runs ahead of the device or waits
-for it as it would, and the time from the end of one to the end of the next settles.
+A step is played several times in a row on the same lanes: the host runs ahead of the device or
+waits for it as it would, and the time from the end of one to the end of the next settles.
 """
 
 from __future__ import annotations

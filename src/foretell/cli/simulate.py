@@ -18,12 +18,11 @@ from foretell.cli.output import answer, json_option, output_option, write_output
 def command(
     file: Path, cluster: str | None, engine: str, output: Path | None, as_json: bool
 ) -> None:
-    """Play a graph: how long the step takes, where the time goes, and why."""
+    """Play a graph or a traced step: how long it takes, where the time goes, and why."""
     from foretell.cli.step import load_step
     from foretell.report.summary import timeline_summary, timeline_text
     from foretell.simulate import simulate
 
-    graph, _ = load_step(file, cluster)
-    timeline = simulate(graph, engine=engine)
+    timeline = simulate(load_step(file, cluster).graph, engine=engine)
     answer(timeline_summary(timeline), as_json, timeline_text)
     write_output([(file.name, timeline)], output)

@@ -1,22 +1,71 @@
-"""A step from what a person names: a graph file, priced on a cluster where one is named."""
+"""A step from what a person names: a graph file, priced where a cluster is named, or a trace."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from foretell.cluster import Cluster
 from foretell.graph.graph import Graph
 
+if TYPE_CHECKING:
+    from foretell.baseline import Baseline
 
-def load_step(file: Path, cluster: str | None) -> tuple[Graph, Cluster | None]:
-    """The step in a file and the machines it runs on."""
-    from foretell.graph.file import load
 
-    step = load(file)
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A step somebody asks about, the machines it runs on, and how its time is told."""
+
+    graph: Graph
+    cluster: Cluster | None
+    baseline: Baseline | None = None  # of a trace: steps in a row, without the profiler
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes."""
+        return self.baseline.seconds if self.baseline else self.predicted(self.graph)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know about that time."""
+        return [self.baseline.note] if self.baseline else []
+
+    def predicted(self, after: Graph) -> float:
+        """How long it would take as another graph."""
+        if self.baseline:
+            return self.baseline.predicted(after)
+        from foretell.simulate import simulate
+
+        return simulate(after).seconds
+
+
+def load_step(file: Path, cluster: str | None, real: float | None = None) -> Step:
+    """The step in a file; `real` is the time of an un-profiled step, for traces."""
+    from foretell.graph.file import is_graph_file, load
+
+    machines = _machines(cluster)
+    if not file.is_dir() and is_graph_file(file):
+        graph = load(file)
+        return Step(_priced(graph, machines), machines)
+    from foretell.baseline import unprofiled
+    from foretell.trace import read
+
+    found = unprofiled(read(file), real)
+    return Step(found.graph, machines, found)
+
+
+def _machines(cluster: str | None) -> Cluster | None:
     if cluster is None:
-        return step, None
-    from foretell.cluster import load as load_cluster
+        return None
+    from foretell.cluster import load
+
+    return load(cluster)
+
+
+def _priced(graph: Graph, machines: Cluster | None) -> Graph:
+    if machines is None:
+        return graph
     from foretell.cost import price
 
-    machines = load_cluster(cluster)
-    return price(step, machines), machines
+    return price(graph, machines)

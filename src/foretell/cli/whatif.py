@@ -14,12 +14,18 @@ from foretell.cli.output import answer, json_option, output_option, write_output
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("specs", nargs=-1, required=True)
 @click.option("--on", "cluster", help="The cluster the step runs on: a spec or a file.")
+@click.option("--real-ms", type=float, help="Of a trace: milliseconds of an un-profiled step.")
 @output_option
 @json_option
 def command(
-    file: Path, specs: tuple[str, ...], cluster: str | None, output: Path | None, as_json: bool
+    file: Path,
+    specs: tuple[str, ...],
+    cluster: str | None,
+    real_ms: float | None,
+    output: Path | None,
+    as_json: bool,
 ) -> None:
-    """Say what SPECS, made one after the other, would do to the step in FILE.
+    """Say what SPECS, made one after the other, would do to the step in FILE: graph or trace.
 
     A spec is a name with options, such as faster:op=gemm,times=2 or remove:select=op=dropout*.
     """
@@ -28,23 +34,24 @@ def command(
     from foretell.whatif import Setting, applied, parse
 
     changes = [parse(spec) for spec in specs]
-    step, machines = load_step(file, cluster)
-    before = simulate(step)
-    after = simulate(applied(changes, step, Setting(machines)))
-    answer(_summary(changes, before, after), as_json, _text)
+    step = load_step(file, cluster, None if real_ms is None else real_ms / 1e3)
+    changed = applied(changes, step.graph, Setting(step.cluster))
+    before, after = simulate(step.graph), simulate(changed)
+    answer(_summary(changes, step, before, after), as_json, _text)
     write_output([("before", before), (" ".join(specs), after)], output)
 
 
-def _summary(changes: list[Any], before: Any, after: Any) -> dict[str, Any]:
+def _summary(changes: list[Any], step: Any, before: Any, after: Any) -> dict[str, Any]:
     from foretell.simulate.memory import peak_bytes
     from foretell.simulate.questions import path_seconds
 
     return {
         "changes": [str(change) for change in changes],
-        "baseline_s": before.seconds,
-        "predicted_s": after.seconds,
+        "baseline_s": step.seconds,
+        "predicted_s": step.predicted(after.graph),
         "peak_bytes": peak_bytes(after),
         "assumptions": [text for change in changes for text in change.assumes],
+        "notes": step.notes,
         "path_before": path_seconds(before, "op"),
         "path_after": path_seconds(after, "op"),
     }
@@ -69,4 +76,5 @@ def _text(found: dict[str, Any]) -> str:
         for op in ops
     ]
     taken = [f"assuming {text}" for text in dict.fromkeys(found["assumptions"])]
-    return "\n".join([head, table(("on the critical path", "before>", "after>"), rows), *taken])
+    shown = table(("on the critical path", "before>", "after>"), rows)
+    return "\n".join([head, shown, *found["notes"], *taken])

@@ -1,0 +1,81 @@
+"""The step before anything is changed: steps in a row, and the profiler's cost taken off."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foretell.baseline import steady_seconds, unprofiled
+from foretell.baseline.unprofiled import USUAL, cheaper
+from foretell.graph import Builder
+from foretell.trace import Trace, read
+
+TRUTH = Path(__file__).resolve().parents[2].parent / "shared" / "truth" / "h200"
+
+
+def step(host: float, device: float, launches: int = 10):
+    """A thread that launches kernels one after the other."""
+    make = Builder()
+    thread, stream = make.lane("thread", kind="host"), make.lane("stream", kind="compute")
+    for _ in range(launches):
+        launch = make.task(kind="host", op="launch", lane=thread, seconds=host)
+        kernel = make.task(kind="kernel", op="gemm", lane=stream, seconds=device)
+        make.wait(kernel, launch, kind="launch")
+    return make.graph(measured=launches * max(host, device))
+
+
+def traced(graph, events: int = 1) -> Trace:
+    """The same step as a trace in which every host task was recorded as so many events."""
+    recorded = np.zeros((graph.size, 2), int)
+    recorded[graph.select(kind="host"), 0] = events
+    nothing = np.zeros(graph.size)
+    return Trace(graph, nothing, nothing, recorded, graph, 0, 0.0)
+
+
+def test_steps_in_a_row_hide_what_a_single_one_shows():
+    assert steady_seconds(step(host=1e-5, device=3e-5)) == pytest.approx(30e-5)
+    assert steady_seconds(step(host=5e-5, device=3e-5)) == pytest.approx(50e-5)
+
+
+def test_an_empty_step():
+    assert steady_seconds(Builder().graph()) == 0
+
+
+def test_the_cost_is_found_from_the_known_time():
+    found = unprofiled(traced(step(host=10e-6, device=1e-6)), real=70e-6)
+    assert found.event == pytest.approx(3e-6, rel=1e-2)
+    assert found.seconds == 70e-6
+    assert found.played == pytest.approx(70e-6, rel=1e-3)
+    assert found.predicted(found.graph) == pytest.approx(70e-6)
+
+
+def test_without_a_known_time_the_usual_cost_is_said():
+    found = unprofiled(traced(step(host=10e-6, device=1e-6)))
+    assert found.event == USUAL
+    assert found.seconds == pytest.approx(100e-6 - 10 * USUAL)
+    assert "estimated" in found.note
+
+
+def test_a_step_the_device_holds_up_says_nothing_of_the_host():
+    found = unprofiled(traced(step(host=10e-6, device=50e-6)), real=490e-6)
+    assert found.event == USUAL
+    assert found.seconds == 490e-6
+    assert found.predicted(found.graph) == pytest.approx(490e-6)
+    assert "the device" in found.note
+
+
+def test_a_task_never_disappears():
+    short = cheaper(traced(step(host=1e-6, device=1e-6), events=100), 1e-6)
+    assert (short.seconds[short.select(kind="host")] > 0).all()
+
+
+@pytest.mark.truth
+@pytest.mark.skipif(not TRUTH.is_dir(), reason=f"no measured data at {TRUTH.name}/")
+@pytest.mark.parametrize("name", ["bert_base.amp_bf16", "swin_t.base", "dlrm.base", "vgg16.base"])
+def test_measured_steps_are_met(name):
+    model, variant = name.split(".")
+    rows = json.loads((TRUTH / "truth.json").read_text())["rows"]
+    (row,) = [r for r in rows if (r["model"], r["variant"]) == (model, variant)]
+    found = unprofiled(read(TRUTH / f"{name}.json.gz"), row["median_ms"] / 1e3)
+    assert found.played == pytest.approx(row["median_ms"] / 1e3, rel=0.01)
