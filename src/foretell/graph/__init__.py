@@ -19,8 +19,9 @@ from foretell.graph.edit import Edit
 from foretell.graph.file import load, save
 from foretell.graph.graph import Graph, Task
 from foretell.graph.names import Names
+from foretell.graph.parse import parse
 from foretell.graph.tables import Buffers, Drained, Held, Lanes, Links, Used
-from foretell.graph.text import parse, text
+from foretell.graph.text import text
 from foretell.graph.verify import verify
 
 __all__ = [

@@ -6,8 +6,6 @@ Big readers fill columns at once and call `assemble`.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from foretell.graph.columns import (
     COLUMNS,
     NONE,
@@ -15,34 +13,34 @@ from foretell.graph.columns import (
     LaneKind,
     WaitKind,
     code_of,
+    coded,
     column,
-    frozen,
+    is_default,
+    owned,
 )
 from foretell.graph.edges import Edges, edges
 from foretell.graph.graph import Graph
 from foretell.graph.names import Names
-from foretell.graph.tables import Buffers, Drained, Held, Lanes, Links, Used
+from foretell.graph.tables import Buffers, Drained, Held, Lanes, Links, Rows, Used
 from foretell.graph.verify import verify
 
 
 def assemble(
     size: int, columns: Mapping[str, Any], edges: Edges, *, check: bool = True, **parts: Any
 ) -> Graph:
-    """A verified graph from whole columns; all-default columns are dropped."""
+    """A verified graph from whole columns.
+
+    Columns that are all default are dropped; rows of tables may come in any order. What the caller
+    could still write to is copied.
+    """
     kept = {}
     for name, values in columns.items():
-        array = frozen(values, column(name).dtype)
-        if not is_default(name, array):
+        array = owned(values, column(name).dtype, f"column `{name}`")
+        if len(array) != size or not is_default(name, array):
             kept[name] = array
+    parts = {k: v.tidy() if isinstance(v, Rows) else v for k, v in parts.items()}
     graph = Graph(size=size, columns=kept, edges=edges, **parts)
     return verify(graph) if check else graph
-
-
-def is_default(name: str, array: Any) -> bool:
-    """Whether a column says nothing that its default does not."""
-    if name == "order":
-        return bool(np.array_equal(array, np.arange(len(array))))
-    return bool((array == COLUMNS[name].default).all())
 
 
 class Builder:
@@ -111,6 +109,12 @@ class Builder:
 
     def graph(self, *, check: bool = True, **facts: Any) -> Graph:
         """All that was collected, verified."""
+        return self.made(facts, check=check)
+
+    def made(
+        self, facts: Mapping[str, Any], *, history: tuple[str, ...] = (), check: bool = True
+    ) -> Graph:
+        """All that was collected, with facts of any name."""
         size, waits = len(self._tasks), _transposed(self._waits, 4)
         return assemble(
             size,
@@ -120,28 +124,32 @@ class Builder:
             names=Names(self._texts),
             lanes=Lanes(*_transposed(self._lanes, 4)),
             links=Links(*_transposed(self._links, 2)),
-            held=Held(*_transposed(sorted(set(self._held)), 2)),
-            drained=Drained(*_transposed(sorted(set(self._drained)), 2)),
-            used=Used(*_transposed(sorted(self._used), 3)),
+            held=Held(*_transposed(self._held, 2)),
+            drained=Drained(*_transposed(self._drained, 2)),
+            used=Used(*_transposed(self._used, 3)),
             buffers=Buffers(*_transposed(self._buffers, 6)),
             facts=facts,
+            history=history,
         )
 
     def _columns(self) -> dict[str, Any]:
         given = {name for task in self._tasks for name in task}
-        return {
+        columns = {
             name: [task.get(name, COLUMNS[name].default) for task in self._tasks]
             for name in COLUMNS
-            if name in given
+            if name in given and name != "order"
         }
+        if "order" in given:
+            columns["order"] = [task.get("order", i) for i, task in enumerate(self._tasks)]
+        return columns
 
     def _number(self, text: str) -> int:
         return self._texts.setdefault(text, len(self._texts))
 
     def _value(self, name: str, value: Any) -> Any:
-        spec = column(name)
         if isinstance(value, str):
-            return code_of(spec.words, value) if spec.words else self._number(value)
+            return coded(name, value, self._number)
+        column(name)  # says so where there is no such column
         return value
 
 

@@ -4,7 +4,7 @@ A graph stores only the columns that differ from their default somewhere; the ot
 Text columns (op, name, layer, shape, group) hold indices into the graph's `Names`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from types import MappingProxyType
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretell.errors import unknown
+from foretell.errors import GraphError, InputError, unknown
 
 Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
@@ -185,10 +185,66 @@ def word_of(words: type[IntEnum], code: int) -> str:
     return words(int(code)).name.lower()
 
 
+def coded(name: str, value: str, number: Callable[[str], int]) -> int:
+    """What a column holds for a word or a string; `number` numbers the strings."""
+    spec = column(name)
+    if spec.words:
+        return code_of(spec.words, value)
+    if spec.is_text:
+        return number(value)
+    raise InputError(f"column `{name}` holds numbers, not `{value}`")
+
+
+def is_default(name: str, array: Array) -> bool:
+    """Whether a column says nothing that its default does not."""
+    if name == "order":
+        return bool(np.array_equal(array, np.arange(len(array))))
+    return bool((array == COLUMNS[name].default).all())
+
+
 def frozen(array: npt.ArrayLike, dtype: Any = None) -> Array:
-    """The same numbers as an array nobody can write to."""
+    """The same numbers as an array nobody can write to; for arrays that nobody else holds."""
     out = np.ascontiguousarray(array, dtype=dtype)
     if out.flags.writeable:
         out = out.view()
         out.flags.writeable = False
     return out
+
+
+def owned(values: Any, dtype: Any, what: str) -> Array:
+    """The same numbers, read-only and safe from whoever has `values`: copied where need be."""
+    out = np.ascontiguousarray(fitted(values, dtype, what))
+    is_fresh = isinstance(values, (list, tuple)) or (
+        isinstance(values, np.ndarray) and not np.may_share_memory(out, values)
+    )
+    if not is_fresh and _is_open(out):
+        out = out.copy()
+    out.flags.writeable = False
+    return out
+
+
+def fitted(values: Any, dtype: Any, what: str) -> Array:
+    """The values as an array of a type, or an error where that would change one of them."""
+    array, kind = np.asarray(values), np.dtype(dtype)
+    if array.dtype == kind:
+        return array
+    if array.size == 0:
+        return array.astype(kind)
+    if array.dtype.kind not in "iufb":
+        raise GraphError(f"{what} holds {array.ravel()[0]!r}, which is not a {kind}")
+    with np.errstate(all="ignore"):
+        cast = array.astype(kind)
+        is_same = kind.kind == "f" or np.array_equal(cast, array)
+    if not is_same:
+        raise GraphError(f"{what} holds {array[cast != array][0]}, which is not a {kind}")
+    return cast
+
+
+def _is_open(array: Array) -> bool:
+    """Whether somebody may hold a way to write to the memory of an array."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        if owner.flags.writeable:
+            return True
+        owner = owner.base
+    return not (owner is None or isinstance(owner, bytes))

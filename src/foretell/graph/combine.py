@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from foretell.errors import InputError
-from foretell.graph.columns import COLUMNS, NONE, Array, frozen
+from foretell.graph.columns import COLUMNS, NONE, Array, fitted, frozen
 from foretell.graph.edges import Edges
 from foretell.graph.graph import Graph
 from foretell.graph.groups import group_text, ranks_of
@@ -20,8 +20,9 @@ from foretell.graph.tables import Buffers, Drained, Held, Lanes, Links, Used
 def concat(graphs: Sequence[Graph], *, spec: str = "") -> Graph:
     """All tasks of several graphs in one, in that order.
 
-    Lanes of the same rank and name become one lane, as do links of the same name; nothing waits
-    across graphs until somebody says so. On a shared ordered lane earlier graphs go first.
+    Lanes of the same rank and name become one lane, as do links of the same name (of several in
+    one graph the first with the first, and so on); nothing waits across graphs until somebody says
+    so. On a shared ordered lane earlier graphs go first.
     """
     if not graphs:
         return Graph()
@@ -29,6 +30,8 @@ def concat(graphs: Sequence[Graph], *, spec: str = "") -> Graph:
     graphs = [_renamed(g, names) for g in graphs]
     lanes, lane_of = _merged(Lanes, [g.lanes for g in graphs], ("rank", "name"))
     links, link_of = _merged(Links, [g.links for g in graphs], ("name",))
+    _check_same("lane", "ordered", lanes, [g.lanes for g in graphs], lane_of, names)
+    _check_same("link", "capacity", links, [g.links for g in graphs], link_of, names)
     starts = np.cumsum([0] + [g.size for g in graphs])
     return Graph(
         size=int(starts[-1]),
@@ -58,6 +61,8 @@ def replicate(graph: Graph, copies: int, *, over: str = "rank", stride: int | No
         raise InputError(f"a graph is replicated over `rank` or `micro_batch`, not `{over}`")
     if stride is None:
         stride = 1 if over == "micro_batch" else _ranks(graph)
+    if stride < 0:
+        raise InputError(f"copies of a graph {stride} apart", hint="a stride is zero or more")
     move = _moved_rank if over == "rank" else _moved_micro_batch
     spec = f"replicate:copies={copies},over={over},stride={stride}"
     return concat([move(graph, k * stride) for k in range(copies)], spec=spec)
@@ -72,10 +77,17 @@ def _moved_rank(graph: Graph, by: int) -> Graph:
     if by == 0:
         return graph
     graph = _moved_groups(graph, by)
-    columns = {**graph.columns, "rank": frozen(graph.rank + np.int32(by))}
-    lanes = graph.lanes.replace(rank=graph.lanes.rank + by)
-    buffers = graph.buffers.replace(rank=graph.buffers.rank + by)
+    columns = {**graph.columns, "rank": _further(graph, "rank", by)}
+    lanes = graph.lanes.replace(rank=graph.lanes.rank + np.int64(by))
+    buffers = graph.buffers.replace(rank=graph.buffers.rank + np.int64(by))
     return replace(graph, columns=columns, lanes=lanes, buffers=buffers)
+
+
+def _further(graph: Graph, name: str, by: int) -> Array:
+    """A column that much higher, or an error where it has no room for that."""
+    return frozen(
+        fitted(graph.column(name) + np.int64(by), COLUMNS[name].dtype, f"column `{name}`")
+    )
 
 
 def _moved_groups(graph: Graph, by: int) -> Graph:
@@ -92,7 +104,7 @@ def _moved_groups(graph: Graph, by: int) -> Graph:
 def _moved_micro_batch(graph: Graph, by: int) -> Graph:
     if by == 0:
         return graph
-    moved = frozen(graph.micro_batch + np.int32(by))
+    moved = _further(graph, "micro_batch", by)
     # What was there from the beginning is there once, whatever the number of micro-batches.
     own = graph.buffers.take(graph.buffers.born != NONE)
     return replace(graph, columns={**graph.columns, "micro_batch": moved}, buffers=own)
@@ -114,7 +126,7 @@ def _renamed(graph: Graph, names: Names) -> Graph:
 def _merged(kind: Any, tables: list[Any], keys: tuple[str, ...]) -> tuple[Any, list[Array]]:
     """One table without repeats of a key, and for each old table its rows' new numbers."""
     whole = kind.stack(tables)
-    key = np.stack([whole.columns()[k].astype(np.int64) for k in keys], axis=1)
+    key = np.concatenate([_keys(t, keys) for t in tables])
     _, first, number = np.unique(key, axis=0, return_index=True, return_inverse=True)
     ranked = np.argsort(first, kind="stable")  # keep the order in which they first appear
     place = np.empty(len(first), np.int64)
@@ -122,6 +134,33 @@ def _merged(kind: Any, tables: list[Any], keys: tuple[str, ...]) -> tuple[Any, l
     numbers = place[number.reshape(-1)]
     ends = np.cumsum([len(t) for t in tables])[:-1]
     return whole.take(np.sort(first)), np.split(numbers, ends)
+
+
+def _keys(table: Any, keys: tuple[str, ...]) -> Array:
+    """The key of each row, and as its last part how many rows before it have the same."""
+    key = np.stack([table.columns()[k].astype(np.int64) for k in keys], axis=1)
+    number = np.unique(key, axis=0, return_inverse=True)[1].reshape(-1)
+    ranked = np.argsort(number, kind="stable")
+    sorted_number = number[ranked]
+    begins = np.searchsorted(sorted_number, sorted_number)
+    repeat = np.empty(len(number), np.int64)
+    repeat[ranked] = np.arange(len(number)) - begins
+    return np.column_stack([key, repeat])
+
+
+def _check_same(
+    noun: str, column: str, whole: Any, tables: list[Any], numbers: list[Array], names: Names
+) -> None:
+    """Refuse to make one of two lanes or links that are not alike."""
+    for table, number in zip(tables, numbers, strict=True):
+        ours, theirs = whole.columns()[column][number], table.columns()[column]
+        if (ours != theirs).any():
+            k = int(np.flatnonzero(ours != theirs)[0])
+            raise InputError(
+                f"{noun} `{names[int(table.name[k])]}` has {column} {ours[k]} in one graph "
+                f"and {theirs[k]} in another",
+                hint="give it one of the two in both, or another name",
+            )
 
 
 def _stacked_columns(
@@ -138,10 +177,17 @@ def _stacked_columns(
             [np.append(m, NONE)[g.lane] for g, m in zip(graphs, lane_of, strict=True)]
         ).astype(np.int32)
     if "order" in present:
-        columns["order"] = np.concatenate(
-            [g.order + s for g, s in zip(graphs, starts, strict=False)]
-        )
+        columns["order"] = _stacked_order(graphs)
     return {k: frozen(v) for k, v in columns.items()}
+
+
+def _stacked_order(graphs: Sequence[Graph]) -> Array:
+    """The places of each graph moved behind all those of the graphs before it."""
+    places, end = [], 0
+    for order in (g.order for g in graphs if g.size):
+        places.append(order - order.min() + end)
+        end = int(places[-1].max()) + 1
+    return np.concatenate(places)
 
 
 def _stacked_edges(graphs: Sequence[Graph], starts: Array) -> Edges:
@@ -163,7 +209,7 @@ def _shifted(kind: Any, tables: list[Any], starts: Array, **numbers: list[Array]
     for table, start, new in zip(tables, starts, maps, strict=False):
         renumbered = {"task": table.task + start, column: new[table.columns()[column]]}
         parts.append(table.replace(**renumbered) if len(table) else table)
-    return kind.stack(parts)
+    return kind.stack(parts).tidy()
 
 
 def _stacked_buffers(graphs: Sequence[Graph], starts: Array) -> Buffers:

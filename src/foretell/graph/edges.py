@@ -6,12 +6,12 @@ earliest start of the other without holding anything (a launch, a wire).
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from foretell.graph.columns import Array, frozen
+from foretell.errors import GraphError
+from foretell.graph.columns import Array, fitted, frozen, owned
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +22,12 @@ class Edges:
     after: Array  # int32
     lag: Array | None = None  # float64 seconds, None where all are zero
     kind: Array | None = None  # uint8 WaitKind, None where all are DATA
+
+    def __post_init__(self) -> None:
+        for name, dtype in TYPES.items():
+            array = getattr(self, name)
+            if array is not None:
+                object.__setattr__(self, name, frozen(array, dtype))
 
     @property
     def size(self) -> int:
@@ -55,6 +61,10 @@ class Edges:
         )
 
 
+# What an array of edges is stored as.
+TYPES = {"start": np.int64, "after": np.int32, "lag": np.float64, "kind": np.uint8}
+
+
 def edges(
     size: int,
     waiting: npt.ArrayLike,
@@ -66,9 +76,10 @@ def edges(
 
     Of two edges between the same tasks the one with the longer lag stays.
     """
-    waiting, after = np.asarray(waiting, np.int64), np.asarray(after, np.int64)
-    lag = _told(lag, np.float64)
-    kind = _told(kind, np.uint8)
+    waiting = fitted(waiting, np.int64, "`waiting` of edges")
+    after = fitted(after, np.int64, "`after` of edges")
+    _check_ends(size, waiting, after)
+    lag, kind = _told(lag, "lag"), _told(kind, "kind")
     key = waiting * max(size, 1) + after
     if len(key) > 1 and not np.all(key[1:] > key[:-1]):
         keep = _sorted_unique(key, lag)
@@ -85,15 +96,33 @@ def edges(
     )
 
 
-def _told(values: npt.ArrayLike | None, dtype: Any) -> Array | None:
-    """The values as an array, None where they say nothing but zero."""
-    array = None if values is None else np.asarray(values, dtype)
-    return array if array is not None and array.any() else None
+def _check_ends(size: int, waiting: Array, after: Array) -> None:
+    """Refuse edges from or to tasks that are not there, before two of them look the same."""
+    for ends in (waiting, after):
+        if len(ends) and (ends.min() < 0 or ends.max() >= size):
+            bad = (waiting < 0) | (waiting >= size) | (after < 0) | (after >= size)
+            k = int(np.flatnonzero(bad)[0])
+            raise GraphError(
+                f"task %{waiting[k]} waits for %{after[k]}; tasks are %0 to %{size - 1} "
+                f"({int(bad.sum())} such edges)",
+                hint="an edge names a task that is not there",
+            )
+
+
+def _told(values: npt.ArrayLike | None, name: str) -> Array | None:
+    """The values as an array of its own, None where they say nothing but zero."""
+    if values is None:
+        return None
+    array = owned(values, TYPES[name], f"`{name}` of edges")
+    return array if array.any() else None
 
 
 def _sorted_unique(key: Array, lag: Array | None) -> Array:
     """Positions of the edges to keep, in order of their key."""
-    order = np.argsort(key, kind="stable") if lag is None else np.lexsort((-lag, key))
+    if lag is None:
+        order = np.argsort(key, kind="stable")
+    else:  # what is not a number comes first, so that it stays to be found out
+        order = np.lexsort((-np.nan_to_num(lag, nan=np.inf), key))
     ranked = key[order]
     first = np.ones(len(ranked), bool)
     first[1:] = ranked[1:] != ranked[:-1]

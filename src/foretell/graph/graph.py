@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,8 +55,23 @@ class Graph:
     origin: Array | None = field(default=None, repr=False)
     cache: dict[str, Any] = field(default_factory=dict, repr=False)  # derived from structure alone
 
+    def __post_init__(self) -> None:
+        columns = {k: frozen(v, column(k).dtype) for k, v in self.columns.items()}
+        object.__setattr__(self, "columns", MappingProxyType(columns))
+        if not isinstance(self.facts, MappingProxyType):
+            object.__setattr__(self, "facts", MappingProxyType(dict(self.facts)))
+
     def __len__(self) -> int:
         return self.size
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy in another process needs: not what this was made from, nor what follows."""
+        state = {**self.__dict__, "parent": None, "origin": None, "cache": {}}
+        return {**state, "columns": dict(self.columns), "facts": dict(self.facts)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__post_init__()
 
     def __getattr__(self, name: str) -> Array:
         if name not in COLUMNS:
@@ -120,8 +136,8 @@ class Graph:
         return Edit(self, spec)
 
     def fingerprint(self) -> str:
-        """A hash of everything in the graph but its history; equal graphs have equal ones."""
-        from foretell.graph.file import fingerprint
+        """A hash of what is in the graph; equal graphs have equal ones, however they were made."""
+        from foretell.graph.fingerprint import fingerprint
 
         return fingerprint(self)
 
@@ -150,8 +166,7 @@ class Task:
     def lanes(self) -> tuple[int, ...]:
         """Every lane it holds, its own first."""
         own = int(self.graph.lane[self.number])
-        held = self.graph.held
-        more = held.lane[held.task == self.number].tolist()
+        more = self.graph.held.lane[self.graph.held.of(self.number)].tolist()
         return (own, *more) if own != NONE else tuple(more)
 
     def __str__(self) -> str:

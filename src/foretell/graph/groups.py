@@ -10,26 +10,35 @@ from collections.abc import Iterable
 
 from foretell.errors import InputError
 
-_PART = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
+_PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?:/([0-9]{1,9}))?)?")
+_MOST = 1 << 20  # ranks in a group; more than any machine has, and still a list that fits
 
 
 def ranks_of(text: str) -> tuple[int, ...]:
-    """The ranks that a text names, in its order."""
+    """The ranks that a text names, in its order; none where it is empty."""
     ranks: list[int] = []
-    for part in filter(None, text.split("+")):
-        found = _PART.fullmatch(part)
-        if not found or found[3] == "0":
+    for part in text.split("+") if text else ():
+        found = _span(part)
+        if not found or len(ranks) + len(found) > _MOST:
             raise InputError(
-                f"`{part}` in the group `{text}` names no ranks",
+                f"`{part}` in the group `{text}` names {'too many' if found else 'no'} ranks",
                 hint="write 0-7, 0-56/8 or 0+3+5",
             )
-        first, last = int(found[1]), int(found[2] or found[1])
-        ranks += range(first, last + 1, int(found[3] or 1))
+        ranks += found
     return tuple(ranks)
 
 
+def _span(part: str) -> range:
+    """The ranks of one part, none where it cannot be read."""
+    found = _PART.fullmatch(part)
+    if not found or (found[3] and int(found[3]) == 0):
+        return range(0)
+    first, last = int(found[1]), int(found[2] or found[1])
+    return range(first, last + 1, int(found[3] or 1))
+
+
 def group_text(ranks: Iterable[int]) -> str:
-    """The shortest text that names those ranks in that order."""
+    """A short text that names those ranks in that order: equally spaced runs as one part."""
     left, parts = list(ranks), []
     while left:
         run = _run(left)

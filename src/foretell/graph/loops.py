@@ -163,3 +163,49 @@ def bridged(start: Any, after: Any, lag: Any, gone: Any, order: Any) -> Any:
         if gone[i]:
             rows[i], ends[i] = begin, used
     return out_w[:count], out_a[:count], out_l[:count]
+
+
+@njit(cache=True)
+def placed(ranked: Any, tasks: Any, anchors: Any, is_behind: Any) -> Any:
+    """All tasks in issue order when some are put right ahead of or right behind others.
+
+    What is put next to the same task keeps the order given, and goes where that task goes.
+    Shorter where tasks are put next to each other in a ring.
+    """
+    n, m = len(ranked), len(tasks)
+    first = np.full((2, n), -1, np.int64)  # of each task: the last one put ahead, and behind
+    more = np.full(m, -1, np.int64)  # the one put there before that
+    is_put = np.zeros(n, np.uint8)
+    for k in range(m):
+        side = 1 if is_behind[k] else 0
+        more[k] = first[side, anchors[k]]
+        first[side, anchors[k]] = k
+        is_put[tasks[k]] = 1
+    out = np.empty(n, np.int64)
+    stack = np.empty(2 * n + 1, np.int64)
+    count = 0
+    for r in range(n):
+        if is_put[ranked[r]]:
+            continue
+        stack[0] = ranked[r]
+        top = 1
+        while top:
+            top -= 1
+            i = stack[top]
+            if i < 0:  # all that goes ahead of it is out
+                out[count] = ~i
+                count += 1
+                continue
+            k = first[1, i]
+            while k >= 0:
+                stack[top] = tasks[k]
+                top += 1
+                k = more[k]
+            stack[top] = ~i
+            top += 1
+            k = first[0, i]
+            while k >= 0:
+                stack[top] = tasks[k]
+                top += 1
+                k = more[k]
+    return out[:count]

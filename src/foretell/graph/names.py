@@ -1,5 +1,6 @@
 """Strings kept once and named by number, so that text columns are numbers too."""
 
+import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
@@ -33,6 +34,10 @@ class Names:
     def _numbers(self) -> dict[str, int]:
         return {text: i for i, text in enumerate(self._texts)}
 
+    def is_unique(self) -> bool:
+        """Whether no string is here twice."""
+        return len(self._numbers) == len(self._texts)
+
     def number(self, text: str) -> int:
         """The number of a string, -1 where it is not here."""
         return self._numbers.get(text, -1)
@@ -42,9 +47,8 @@ class Names:
         if "*" not in text:
             found = self.number(text)
             return np.array([found] if found >= 0 else [], dtype=np.int32)
-        from fnmatch import fnmatchcase
-
-        hits = [i for i, t in enumerate(self._texts) if fnmatchcase(t, text)]
+        wanted = re.compile(".*".join(map(re.escape, text.split("*"))), re.DOTALL)
+        hits = [i for i, t in enumerate(self._texts) if wanted.fullmatch(t)]
         return np.array(hits, dtype=np.int32)
 
     def adding(self, texts: Iterable[str]) -> "Names":

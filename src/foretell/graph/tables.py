@@ -9,7 +9,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from foretell.graph.columns import NONE, Array, LaneKind, frozen
+from foretell.errors import GraphError
+from foretell.graph.columns import NONE, Array, LaneKind, owned
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,10 +18,13 @@ class Table:
     """Equally long read-only columns, compared by value."""
 
     def __post_init__(self) -> None:
-        types = self.types()
-        for f in fields(self):
-            object.__setattr__(self, f.name, frozen(getattr(self, f.name), types[f.name]))
-        assert len({len(c) for c in self.columns().values()}) <= 1
+        whose = type(self).__name__.lower()
+        for name, kind in self.types().items():
+            values = owned(getattr(self, name), kind, f"`{name}` of {whose}")
+            object.__setattr__(self, name, values)
+        sizes = {name: c.shape for name, c in self.columns().items()}
+        if len(set(sizes.values())) > 1 or any(len(shape) != 1 for shape in sizes.values()):
+            raise GraphError(f"the columns of {whose} are not equally long: {sizes}")
 
     @classmethod
     def types(cls) -> dict[str, Any]:
@@ -46,16 +50,25 @@ class Table:
 
     def take(self, rows: Array) -> Self:
         """The rows at those positions (or where a mask is true)."""
-        return type(self)(**{name: c[rows] for name, c in self.columns().items()})
+        return type(self)(**{name: _sealed(c[rows]) for name, c in self.columns().items()})
 
     def replace(self, **columns: Array) -> Self:
+        """The same table with some columns instead of its own."""
         return type(self)(**{**self.columns(), **columns})
 
     @classmethod
     def stack(cls, tables: Sequence[Self]) -> Self:
         """One table after the other."""
         parts = [t.columns() for t in tables]
-        return cls(**{name: np.concatenate([p[name] for p in parts]) for name in cls.types()})
+        return cls(
+            **{name: _sealed(np.concatenate([p[name] for p in parts])) for name in cls.types()}
+        )
+
+
+def _sealed(fresh: Array) -> Array:
+    """An array just made, read-only from now on, so that no table needs to copy it."""
+    fresh.flags.writeable = False
+    return fresh
 
 
 _TYPES: dict[str, Any] = {
@@ -102,7 +115,46 @@ class Links(Table):
 
 
 @dataclass(frozen=True, eq=False)
-class Held(Table):
+class Rows(Table):
+    """A table whose rows belong to tasks: sorted by task and then by what it names, no repeats."""
+
+    @property
+    def named(self) -> Array:
+        """The second column: the lane or link that a row names."""
+        found: Array = getattr(self, fields(self)[1].name)
+        return found
+
+    def is_tidy(self) -> bool:
+        """Whether rows ascend strictly."""
+        task, named = self.columns()["task"], self.named
+        step, further = np.diff(task), np.diff(named)
+        return bool(((step > 0) | ((step == 0) & (further > 0))).all())
+
+    def tidy(self) -> Self:
+        """The same rows in their order, repeats once; itself where it is tidy."""
+        if self.is_tidy():
+            return self
+        rows = self.take(np.lexsort((self.named, self.columns()["task"])))
+        return rows.merged(rows.firsts())
+
+    def firsts(self) -> Array:
+        """Where, in sorted rows, one begins that is not the same as the one before."""
+        is_first = np.ones(len(self), bool)
+        is_first[1:] = (np.diff(self.columns()["task"]) != 0) | (np.diff(self.named) != 0)
+        return is_first
+
+    def merged(self, firsts: Array) -> Self:
+        """The first of every run of equal rows."""
+        return self.take(firsts)
+
+    def of(self, task: int) -> slice:
+        """Where the rows of one task are."""
+        low, high = np.searchsorted(self.columns()["task"], [task, task + 1])
+        return slice(int(low), int(high))
+
+
+@dataclass(frozen=True, eq=False)
+class Held(Rows):
     """Further lanes a task holds besides its own, sorted by task."""
 
     task: Array
@@ -110,7 +162,7 @@ class Held(Table):
 
 
 @dataclass(frozen=True, eq=False)
-class Drained(Table):
+class Drained(Rows):
     """Lanes a task waits to be empty of all that was issued there before it, sorted by task."""
 
     task: Array
@@ -118,12 +170,18 @@ class Drained(Table):
 
 
 @dataclass(frozen=True, eq=False)
-class Used(Table):
+class Used(Rows):
     """How much of a link's capacity a task takes at full speed, sorted by task."""
 
     task: Array
     link: Array
     demand: Array
+
+    def merged(self, firsts: Array) -> Self:
+        """Every run of equal rows as one; what they demand adds up."""
+        begins = np.flatnonzero(firsts)
+        whole = np.add.reduceat(self.demand, begins) if len(begins) else self.demand
+        return self.take(begins).replace(demand=whole)
 
 
 @dataclass(frozen=True, eq=False)

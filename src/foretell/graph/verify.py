@@ -1,105 +1,171 @@
 """The rules every graph keeps; an error shows the tasks that break one.
 
-Numbers are finite and not negative; edges, lanes and links exist; nothing waits for itself,
-neither by edges nor by its turn on an ordered lane; only ordered lanes can be drained.
+Numbers are finite and not negative; codes stand for something; edges, lanes and links exist; rows
+are sorted; nothing waits for itself, neither by edges nor by its turn on an ordered lane; only
+ordered lanes can be drained.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import IntEnum
 
 import numpy as np
 
 from foretell.errors import GraphError
-from foretell.graph.columns import COLUMNS, NONE, Array
+from foretell.graph.columns import COLUMNS, NONE, Array, BufferKind, LaneKind, WaitKind
 from foretell.graph.graph import Graph
+from foretell.graph.tables import Rows
 
 _SHOWN = 6  # tasks printed in an error
+_WIDTH = 200  # characters of each, so that a task with a thousand waits does not fill the screen
 
 
-def verify(graph: Graph, *, columns: Iterable[str] | None = None, structure: bool = True) -> Graph:
+def verify(
+    graph: Graph,
+    *,
+    columns: Iterable[str] | None = None,
+    structure: bool = True,
+    tables: bool = True,
+) -> Graph:
     """The same graph, or a GraphError that names what is wrong.
 
-    An edit that touched only some `columns` and no structure has only those checked.
+    An edit that touched only some `columns` has only those checked; one that left alone who waits
+    for whom, or the tables beside, has these passed over.
     """
+    if columns is None and not graph.names.is_unique():
+        raise GraphError("a string is kept twice in the names of a graph")
     for name in graph.columns if columns is None else columns:
         if name in graph.columns:
             _check_column(graph, name)
+    if structure or tables:
+        _check_tables(graph)
     if structure:
         _check_edges(graph)
         _check_lanes(graph)
-        _check_tables(graph)
         _check_order(graph)
     return graph
 
 
 def _check_column(graph: Graph, name: str) -> None:
     spec, values = COLUMNS[name], graph.columns[name]
-    if len(values) != graph.size:
-        raise GraphError(f"column `{name}` has {len(values)} values for {graph.size} tasks")
+    if values.shape != (graph.size,):
+        raise GraphError(f"column `{name}` has {values.size} values for {graph.size} tasks")
+    if not graph.size:
+        return
     if spec.dtype in (np.float64, np.float32) and not np.isfinite(values).all():
         _raise_at(graph, ~np.isfinite(values), f"`{name}` is not a finite number")
-    if spec.low is not None and graph.size and values.min() < spec.low:
+    if spec.low is not None and values.min() < spec.low:
         _raise_at(graph, values < spec.low, f"`{name}` is below {spec.low:g}")
     high = len(graph.names) if spec.is_text else len(spec.words) if spec.words else None
-    if high is not None and graph.size and values.max() >= high:
-        _raise_at(graph, values >= high, f"`{name}` has a code that stands for nothing", show=False)
+    if high is not None and values.max() >= high:
+        _raise_at(graph, values >= high, f"`{name}` has a code that stands for nothing")
+
+
+def _check_tables(graph: Graph) -> None:
+    lanes, links, buffers = graph.lanes, graph.links, graph.buffers
+    _check_codes("name of a lane", lanes.name, len(graph.names))
+    _check_codes("kind of a lane", lanes.kind, LaneKind)
+    _check_codes("name of a link", links.name, len(graph.names))
+    _check_codes("name of a buffer", buffers.name, len(graph.names))
+    _check_codes("kind of a buffer", buffers.kind, BufferKind)
+    for noun, rank in (("lane", lanes.rank), ("buffer", buffers.rank)):
+        if len(rank) and rank.min() < 0:
+            raise GraphError(f"a {noun} is of rank {rank.min()}", hint="ranks are 0, 1, 2 …")
+    _check_rows(graph, graph.held, "held lanes", len(lanes), "lanes")
+    _check_rows(graph, graph.drained, "drained lanes", len(lanes), "lanes")
+    _check_rows(graph, graph.used, "uses of links", len(links), "links")
+    _check_rates(graph)
+    _check_buffers(graph)
+
+
+def _check_codes(what: str, codes: Array, known: int | type[IntEnum]) -> None:
+    high = known if isinstance(known, int) else len(known)
+    if len(codes) and (codes.min() < 0 or codes.max() >= high):
+        bad = codes[(codes < 0) | (codes >= high)]
+        raise GraphError(f"the {what} is {bad[0]}, a code that stands for nothing ({high} are)")
+
+
+def _check_rows(graph: Graph, rows: Rows, what: str, known: int, noun: str) -> None:
+    if not len(rows):
+        return
+    task, named = rows.columns()["task"], rows.named
+    if task.min() < 0 or task.max() >= graph.size:
+        bad = task[(task < 0) | (task >= graph.size)]
+        raise GraphError(f"the {what} name task %{bad[0]} of {graph.size} tasks")
+    if named.min() < 0 or named.max() >= known:
+        k = int(np.flatnonzero((named < 0) | (named >= known))[0])
+        raise GraphError(
+            f"the {what} of task %{task[k]} name {named[k]}, which does not exist ({known} {noun})"
+        )
+    if not rows.is_tidy():
+        raise GraphError(f"the {what} are not sorted by task, or name one twice")
+
+
+def _check_rates(graph: Graph) -> None:
+    for name, values in (("capacity", graph.links.capacity), ("demand", graph.used.demand)):
+        bad = ~(np.isfinite(values) & (values > 0))
+        if bad.any():
+            raise GraphError(f"the {name} of a link is {values[bad][0]}, not a positive number")
+
+
+def _check_buffers(graph: Graph) -> None:
+    buffers = graph.buffers
+    for name, task in (("born", buffers.born), ("dies", buffers.dies)):
+        if len(task) and (task.min() < NONE or task.max() >= graph.size):
+            bad = task[(task < NONE) | (task >= graph.size)]
+            raise GraphError(f"a buffer's `{name}` is task %{bad[0]} of {graph.size} tasks")
+    bad = ~(np.isfinite(buffers.bytes) & (buffers.bytes >= 0))
+    if bad.any():
+        raise GraphError(f"a buffer has {buffers.bytes[bad][0]} bytes")
 
 
 def _check_edges(graph: Graph) -> None:
     e = graph.edges
-    if len(e.start) != graph.size + 1 or e.start[0] != 0 or e.start[-1] != e.size:
+    if e.start.shape != (graph.size + 1,) or e.start[0] != 0 or e.start[-1] != e.size:
         raise GraphError(f"edge rows do not fit {graph.size} tasks and {e.size} edges")
     if (np.diff(e.start) < 0).any():
         raise GraphError("edge rows overlap")
-    if e.size and (e.after.min() < 0 or e.after.max() >= graph.size):
+    for name, values in (("lag", e.lag), ("kind", e.kind)):
+        if values is not None and values.shape != e.after.shape:
+            raise GraphError(f"{values.size} values of `{name}` for {e.size} edges")
+    _check_after(graph)
+    if e.lag is not None and not (np.isfinite(e.lag) & (e.lag >= 0)).all():
+        k = int(np.flatnonzero(~(np.isfinite(e.lag) & (e.lag >= 0)))[0])
+        raise GraphError(f"task %{e.waiting[k]} waits {e.lag[k]} seconds longer than %{e.after[k]}")
+    _check_codes("kind of an edge", e.kinds, WaitKind)
+
+
+def _check_after(graph: Graph) -> None:
+    e = graph.edges
+    if not e.size:
+        return
+    if e.after.min() < 0 or e.after.max() >= graph.size:
         bad = (e.after < 0) | (e.after >= graph.size)
         k = int(np.flatnonzero(bad)[0])
         raise GraphError(
             f"task %{e.waiting[k]} waits for %{e.after[k]}, which is not there "
             f"({int(bad.sum())} such edges; {graph.size} tasks)"
         )
-    if e.lag is not None and not (np.isfinite(e.lag).all() and e.lag.min() >= 0):
-        raise GraphError("the lag of an edge is negative or not a finite number")
+    same = e.waiting[1:] == e.waiting[:-1]
+    if (np.diff(e.after)[same] <= 0).any():
+        raise GraphError("what a task waits for is not sorted, or named twice")
 
 
 def _check_lanes(graph: Graph) -> None:
-    lanes = len(graph.lanes)
+    lanes, held = len(graph.lanes), graph.held
     if graph.size and graph.lane.max() >= lanes:
-        _raise_at(graph, graph.lane >= lanes, f"the lane does not exist ({lanes} lanes)", False)
-    for table, noun in ((graph.held, "held"), (graph.drained, "drained")):
-        _check_rows(graph, table.task, f"{noun} lanes")
-        if len(table) and (table.lane.min() < 0 or table.lane.max() >= lanes):
-            raise GraphError(f"a {noun} lane does not exist ({lanes} lanes)")
-    if len(graph.drained) and not graph.lanes.ordered[graph.drained.lane].all():
+        _raise_at(graph, graph.lane >= lanes, f"the lane does not exist ({lanes} lanes)")
+    repeated = held.lane == graph.lane[held.task]
+    if repeated.any():
+        raise GraphError(f"task %{held.task[repeated][0]} holds its own lane twice")
+    free = ~graph.lanes.ordered[graph.drained.lane]
+    if free.any():
         raise GraphError(
-            "a drained lane has no issue order",
+            f"task %{graph.drained.task[free][0]} drains lane {graph.drained.lane[free][0]}, "
+            "which has no issue order",
             hint="only ordered lanes know what was issued before",
         )
-    repeated = graph.held.lane == graph.lane[graph.held.task]
-    if repeated.any():
-        raise GraphError(f"task %{graph.held.task[repeated][0]} holds its own lane twice")
-
-
-def _check_tables(graph: Graph) -> None:
-    used, links, buffers = graph.used, graph.links, graph.buffers
-    _check_rows(graph, used.task, "uses of links")
-    if len(used) and (used.link.min() < 0 or used.link.max() >= len(links)):
-        raise GraphError(f"a link does not exist ({len(links)} links)")
-    for name, values in (("capacity", links.capacity), ("demand", used.demand)):
-        if not (np.isfinite(values).all() and (values > 0).all()):
-            raise GraphError(f"the {name} of a link is not a positive number")
-    for name in ("born", "dies"):
-        values = buffers.columns()[name]
-        if len(values) and (values.min() < NONE or values.max() >= graph.size):
-            raise GraphError(f"a buffer's `{name}` names a task that is not there")
-    if len(buffers) and not (np.isfinite(buffers.bytes).all() and buffers.bytes.min() >= 0):
-        raise GraphError("the bytes of a buffer are negative or not a finite number")
-
-
-def _check_rows(graph: Graph, task: Array, what: str) -> None:
-    if len(task) and (task.min() < 0 or task.max() >= graph.size or (np.diff(task) < 0).any()):
-        raise GraphError(f"the {what} are not sorted by tasks that exist")
 
 
 def _check_order(graph: Graph) -> None:
@@ -118,14 +184,21 @@ def _check_order(graph: Graph) -> None:
     )
 
 
-def _raise_at(graph: Graph, bad: Array, message: str, show: bool = True) -> None:
+def _raise_at(graph: Graph, bad: Array, message: str) -> None:
     where = np.flatnonzero(bad)
-    lines = _shown(graph, where) if show else f"  %{where[0]}"
-    raise GraphError(f"{message} in {len(where)} of {graph.size} tasks:\n{lines}")
+    raise GraphError(f"{message} in {len(where)} of {graph.size} tasks:\n{_shown(graph, where)}")
 
 
 def _shown(graph: Graph, tasks: Array) -> str:
+    lines = [f"  {_line(graph, int(i))}" for i in tasks[:_SHOWN]]
+    return "\n".join(lines + (["  …"] if len(tasks) > _SHOWN else []))
+
+
+def _line(graph: Graph, i: int) -> str:
     from foretell.graph.text import task_text
 
-    lines = [f"  {task_text(graph, int(i))}" for i in tasks[:_SHOWN]]
-    return "\n".join(lines + (["  …"] if len(tasks) > _SHOWN else []))
+    try:
+        line = task_text(graph, i)
+    except (IndexError, ValueError):  # more is wrong with it than what is being told
+        return f"%{i}"
+    return line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…"

@@ -114,7 +114,7 @@ def _waits(graph: Graph, issued: tuple[Array, Array, Array]) -> Edges:
 def _last_issued(graph: Graph, issued: tuple[Array, Array, Array]) -> tuple[Array, Array]:
     """For every drained lane, who waits and for which task: the last one issued before it."""
     lane, place, task = issued
-    at = graph.order[graph.drained.task]
+    place, at = _from_zero(place, graph.order[graph.drained.task])
     # One sortable key a row: lanes far apart, places within a lane in order.
     span = int(max(place.max(initial=0), at.max(initial=0))) + 2
     key = lane.astype(np.int64) * span + place
@@ -123,3 +123,13 @@ def _last_issued(graph: Graph, issued: tuple[Array, Array, Array]) -> tuple[Arra
     fits = found >= 0
     fits[fits] = lane[found[fits]] == graph.drained.lane[fits]
     return graph.drained.task[fits], task[found[fits]]
+
+
+def _from_zero(place: Array, at: Array) -> tuple[Array, Array]:
+    """Places that begin at zero and are small enough to share a key with a lane, order kept."""
+    low = min(int(place.min(initial=0)), int(at.min(initial=0)))
+    high = max(int(place.max(initial=0)), int(at.max(initial=0)))
+    if high - low < 2**31:  # lanes are int32, so that the product stays below 2**63
+        return place - low, at - low
+    _, dense = np.unique(np.concatenate([place, at]), return_inverse=True)
+    return dense[: len(place)], dense[len(place) :]

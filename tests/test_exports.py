@@ -1,0 +1,95 @@
+"""The public names, and what importing them loads."""
+
+import subprocess
+import sys
+
+import pytest
+
+import foretell
+import foretell.graph
+
+PUBLIC = [
+    "Builder",
+    "Cluster",
+    "Graph",
+    "Timeline",
+    "__version__",
+    "concat",
+    "load",
+    "parse",
+    "replicate",
+    "save",
+    "simulate",
+]
+GRAPH = {
+    *(
+        "COLLECTIVES",
+        "COLUMNS",
+        "NONE",
+        "BufferKind",
+        "Dtype",
+        "Kind",
+        "LaneKind",
+        "Phase",
+        "Source",
+    ),
+    *("WaitKind", "Buffers", "Drained", "Edges", "Held", "Lanes", "Links", "Names", "Used"),
+    *("Builder", "Edit", "Graph", "Task", "assemble", "concat", "edges", "load", "parse"),
+    *("replicate", "save", "text", "verify"),
+}
+
+
+def test_the_public_names():
+    assert sorted(foretell.__all__) == PUBLIC
+    assert dir(foretell) == PUBLIC
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_is_there(name):
+    assert fresh(f"import foretell; foretell.{name}; print(foretell.{name} is not None)") == "True"
+
+
+def test_a_name_that_is_not_there():
+    with pytest.raises(AttributeError, match="module `foretell` has no `simulator`"):
+        foretell.simulator
+
+
+@pytest.mark.parametrize("first", ["foretell", "foretell, foretell.simulate.engine"])
+def test_functions_can_be_called_again_and_again(first):
+    """Also where a room has the name of a function, and whoever was imported first."""
+    code = f"import {first}; foretell.simulate; print(callable(foretell.simulate))"
+    assert fresh(code) == "True"
+
+
+def test_the_names_of_the_graph_room():
+    assert set(foretell.graph.__all__) == GRAPH
+    for name in GRAPH:
+        assert getattr(foretell.graph, name) is not None
+
+
+def test_importing_is_light():
+    heavy = ("numba", "torch", "scipy", "zstandard", "numpy", "click", "rich")
+    code = f"import sys, foretell; print([m for m in {heavy} if m in sys.modules])"
+    assert fresh(code) == "[]"
+
+
+def test_the_graph_room_needs_no_compiler():
+    """Building, writing and reading a small graph loads neither a compiler nor a framework."""
+    code = """
+import sys, foretell
+make = foretell.Builder()
+make.task(seconds=1.0)
+make.task(after=[0])
+assert foretell.parse(str(make.graph())).size == 2
+print([m for m in ("numba", "torch", "scipy") if m in sys.modules])
+"""
+    assert fresh(code) == "[]"
+
+
+def fresh(code: str) -> str:
+    """What a new Python prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()

@@ -1,0 +1,194 @@
+"""The layers of the package as a test: which room may import which, and no ring of modules.
+
+Imports are read from the source, so nothing needs to be installed or run. An import inside a
+function counts for the table too: it is a dependency all the same.
+"""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import foretell
+
+SOURCE = Path(foretell.__file__).parent
+
+# room -> rooms it may import besides itself; `errors` and `spec` are for everyone.
+GROUND = {"errors", "spec"}
+ROOMS: dict[str, set[str]] = {
+    "errors": set(),
+    "spec": {"errors"},
+    "graph": GROUND,
+    "cluster": GROUND,
+    "cost": GROUND | {"graph", "cluster"},
+    "simulate": GROUND | {"graph", "cluster", "cost"},
+    "trace": GROUND | {"graph", "simulate"},
+    "baseline": GROUND | {"graph", "simulate", "trace"},
+    "samples": GROUND | {"graph", "cluster", "cost"},
+    "whatif": GROUND | {"graph", "cluster", "cost", "trace"},
+    "plan": GROUND | {"graph", "cluster", "cost", "whatif"},
+}
+ROOMS["search"] = set(ROOMS)
+ROOMS["pytorch"] = GROUND | {"graph", "cluster", "cost", "plan", "simulate", "trace"}
+ROOMS["report"] = GROUND | {"graph", "cluster", "plan", "simulate"}
+ROOMS["validate"] = set(ROOMS)
+ROOMS["studio"] = set(ROOMS)
+ROOMS["cli"] = set(ROOMS)
+ENTRANCES = {"", "__main__"}  # the package itself, which names what is public, and `python -m`
+
+# (importing room, imported module): of a room that is otherwise closed, only this.
+ONLY = {
+    "trace": {"foretell.simulate", "foretell.simulate.timeline"},  # Timeline, the type
+}
+TORCH_ROOMS = {"pytorch"}
+TORCH_PACKAGES = {"torch", "torchvision", "torch_geometric", "torchtitan"}
+
+
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+
+def name_of(path: Path, source: Path = SOURCE) -> str:
+    parts = path.relative_to(source.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+KNOWN = {name_of(path) for path in MODULES}
+
+
+def room_of(module: str) -> str:
+    """`foretell.graph.text` → `graph`; the package itself has none."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def imports(path: Path, *, at_once: bool = False, source: Path = SOURCE) -> Iterator[str]:
+    """Every module a file imports, and every name it takes from one as if it were a module.
+
+    With `at_once` only what is imported when the file is: not in functions, nor for types.
+    """
+    for node in _walk(_tree(path), at_once):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(path, node, source)
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def _walk(node: ast.AST, at_once: bool) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if at_once and (_is_function(child) or _is_for_types(child)):
+            continue
+        yield child
+        yield from _walk(child, at_once)
+
+
+def _is_function(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+
+
+def _is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def _absolute(path: Path, node: ast.ImportFrom, source: Path) -> str:
+    if not node.level:
+        return node.module or ""
+    package = name_of(path, source).split(".")
+    if path.name != "__init__.py":
+        package = package[:-1]
+    base = package[: len(package) - node.level + 1]
+    return ".".join([*base, *filter(None, [node.module])])
+
+
+def ours(path: Path, *, at_once: bool = False) -> set[str]:
+    """The modules of this package that a file imports."""
+    return set(imports(path, at_once=at_once)) & KNOWN
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_room_looks_only_down(path):
+    room = room_of(name_of(path))
+    if room in ENTRANCES:
+        return
+    assert room in ROOMS, f"room `{room}` has no row in the table: say what it may import"
+    for other in ours(path) - {"foretell"}:
+        allowed = room_of(other) in ROOMS[room] | {room}
+        assert allowed, (
+            f"{name_of(path)} imports {other}: `{room}` may import {sorted(ROOMS[room])}"
+        )
+        if room in ONLY and room_of(other) == "simulate":
+            assert other in ONLY[room], f"{name_of(path)} imports {other}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_torch_stays_in_its_room(path):
+    if room_of(name_of(path)) in TORCH_ROOMS:
+        return
+    found = {name.split(".")[0] for name in imports(path)} & TORCH_PACKAGES
+    assert not found, f"{name_of(path)} imports {found}"
+
+
+def test_the_table_has_no_ring():
+    """A room that may be imported by another may not, in any number of steps, import it back."""
+    _assert_no_ring(ROOMS)
+
+
+def test_no_ring_of_modules():
+    """Imports at module level form no ring, so that any module can be imported first."""
+    graph = {name_of(path): ours(path, at_once=True) - {name_of(path)} for path in MODULES}
+    _assert_no_ring({name: others - _parents(name) for name, others in graph.items()})
+
+
+def _parents(module: str) -> set[str]:
+    """The packages a module is in: they are imported first, whatever it says."""
+    parts = module.split(".")
+    return {".".join(parts[:k]) for k in range(1, len(parts))}
+
+
+def _assert_no_ring(graph: dict[str, set[str]]) -> None:
+    done: set[str] = set()
+    for start in graph:
+        _visit(start, graph, [], done)
+
+
+def _visit(name: str, graph: dict[str, set[str]], path: list[str], done: set[str]) -> None:
+    assert name not in path, " → ".join([*path[path.index(name) :], name])
+    if name in done:
+        return
+    for other in sorted(graph.get(name, ())):
+        _visit(other, graph, [*path, name], done)
+    done.add(name)
+
+
+# The test itself can fail
+
+
+def test_what_an_import_is(tmp_path):
+    package = tmp_path / "foretell" / "graph"
+    package.mkdir(parents=True)
+    path = package / "some.py"
+    path.write_text(
+        "import torch.nn as nn\n"
+        "from foretell import spec\n"
+        "from .text import parse\n"
+        "if TYPE_CHECKING:\n    from foretell.simulate import Timeline\n"
+        "def f():\n    from foretell.search.joint import look\n"
+    )
+    found = set(imports(path, source=tmp_path / "foretell"))
+    assert {"torch.nn", "foretell.spec", "foretell.graph.text", "foretell.simulate"} <= found
+    assert "foretell.search.joint" in found
+    at_once = set(imports(path, at_once=True, source=tmp_path / "foretell"))
+    assert {"foretell.search.joint", "foretell.simulate"} & at_once == set()
+    assert {"torch.nn", "foretell.spec", "foretell.graph.text"} <= at_once
+
+
+def test_a_ring_is_found():
+    with pytest.raises(AssertionError, match="b → c → b"):
+        _assert_no_ring({"a": {"b"}, "b": {"c"}, "c": {"b"}})
