@@ -10,6 +10,9 @@ from foretell.whatif import WHATIFS, DoesNotApply, Setting, parse
 
 # One example of each that applies to the sample step.
 EXAMPLES = {
+    "batch": "batch:times=3",
+    "checkpoint": "checkpoint",
+    "cuda-graph": "cuda-graph",
     "faster": "faster:op=gemm,times=3",
     "insert": "insert:after=op=gemm+phase=backward,seconds=1e-05,op=cast",
     "remove": "remove:select=op=elementwise",
@@ -114,3 +117,57 @@ def test_mistakes(spec, words, step):
 def test_what_does_not_apply_says_so(spec, step):
     with pytest.raises(DoesNotApply):
         parse(spec).apply(step, Setting())
+
+
+def test_a_cuda_graph_leaves_one_call_on_the_host(step):
+    after = parse("cuda-graph").apply(step, Setting())
+    assert [after[int(i)].op for i in after.select(kind="host")] == ["cudaGraphLaunch"]
+    assert len(after.select(kind="kernel")) == len(step.select(kind="kernel"))
+    on_device = step.seconds[step.select(kind="kernel", rank=0)].sum()
+    assert simulate(after).seconds >= on_device
+
+
+def test_a_cuda_graph_helps_where_launches_are_slow(step):
+    with step.edit() as edit:
+        edit.set(edit.select(op="launch"), seconds=1e-3)
+    slow = edit.graph
+    assert simulate(parse("cuda-graph").apply(slow, Setting())).seconds < simulate(slow).seconds / 5
+
+
+def test_adam_in_a_graph_counts_its_steps_on_the_device(step):
+    with step.edit() as edit:
+        edit.set(edit.select(op="optimizer"), op="addcdiv_")
+    after = parse("cuda-graph").apply(edit.graph, Setting())
+    assert len(after.select(op="capturable")) == 11 * len(step.select(op="optimizer"))
+
+
+def test_a_checkpoint_runs_the_forward_twice(step):
+    after = parse("checkpoint").apply(step, Setting())
+    forward = step.select(phase="forward")
+    assert len(after) == len(step) + len(forward)
+    kernels = step.select(phase="forward", kind="kernel", rank=0)
+    longer = simulate(after).seconds - simulate(step).seconds
+    assert longer == pytest.approx(step.seconds[kernels].sum(), rel=0.05)
+    for rank in (0, 1):
+        lanes = after.lanes.rank[after.lane[after.select(rank=rank, kind=("host", "kernel"))]]
+        assert set(lanes) == {rank}
+
+
+def test_a_batch_leaves_the_optimizer_and_the_host_alone(step):
+    after = parse("batch:times=2").apply(step, Setting())
+    for still in (step.select(phase="update"), step.select(kind="host")):
+        assert (after.seconds[still] == step.seconds[still]).all()
+    moved = step.select(kind="kernel", phase="backward")
+    assert (after.seconds[moved] < 2 * step.seconds[moved]).all()
+    assert (after.seconds[moved] > 1.9 * step.seconds[moved]).all()
+    assert (after.flops[moved] == 2 * step.flops[moved]).all()
+
+
+@pytest.mark.parametrize("spec", ["cuda-graph", "checkpoint", "batch"])
+def test_a_step_without_phases_or_host_is_left_alone(spec):
+    from foretell.graph import Builder
+
+    make = Builder()
+    make.task(kind="kernel", op="gemm", seconds=1.0)
+    with pytest.raises(DoesNotApply):
+        parse(spec).apply(make.graph(), Setting())

@@ -10,7 +10,11 @@ import click
 
 from foretell.cli.output import Command, answer, json_option
 
-PARTS = ("kernels", "collectives")  # what can be validated, and the module in validate/ that does
+PARTS = (
+    "kernels",
+    "collectives",
+    "whatifs",
+)  # what can be validated, and the module in validate/ that does
 
 
 def _part(name: str, text: str) -> Callable[[Command], Command]:
@@ -21,6 +25,7 @@ def _part(name: str, text: str) -> Callable[[Command], Command]:
 @click.option("--truth", type=click.Path(path_type=Path), help="Folder of measured data.")
 @_part("kernels", "Kernel formulas against measured kernels.")
 @_part("collectives", "Collective formulas against measured collectives.")
+@_part("whatifs", "What-ifs from one trace against the change made and timed.")
 @json_option
 def command(truth: Path | None, parts: tuple[str, ...], as_json: bool) -> None:
     """Hold predictions against measurements and print the errors; all parts unless named."""

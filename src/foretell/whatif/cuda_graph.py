@@ -1,0 +1,75 @@
+"""The whole step captured once and replayed: the device no longer waits for the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from foretell.graph.columns import Array, Kind, LaneKind
+from foretell.graph.edit import Edit
+from foretell.graph.graph import Graph
+from foretell.whatif.base import DoesNotApply, Setting, WhatIf
+
+DEVICE = (Kind.KERNEL, Kind.COPY, Kind.COLLECTIVE, Kind.SEND)
+LAUNCH = 2e-5  # seconds of one cudaGraphLaunch on the host
+GAP = 1.1e-6  # seconds between kernels inside a graph: the shortest gaps an H200 trace shows
+TINY = 1.3e-6  # seconds of a kernel on one number: the smallest kernels of an H200 trace
+# Adam in a graph keeps its step on the device (`capturable=True`): torch/optim/adam.py then works
+# out the two bias corrections and the step size with kernels of their own, so many a parameter.
+CAPTURABLE = 11
+
+
+@dataclass(frozen=True)
+class CudaGraph(WhatIf):
+    """Replay the whole step as one CUDA graph."""
+
+    name: ClassVar[str] = "cuda-graph"
+    assumes: ClassVar[tuple[str, ...]] = (
+        "shapes and control flow are the same in every step, and nothing in it waits for the host",
+        "kernels take the time they take now; an Adam optimizer runs with capturable=True",
+    )
+    source: ClassVar[str] = "PyTorch documentation, CUDA semantics: CUDA graphs"
+    code: ClassVar[str] = "with torch.cuda.graph(g): step()   # then g.replay()"
+
+    def apply(self, graph: Graph, setting: Setting) -> Graph:
+        device = np.flatnonzero(np.isin(graph.kind, DEVICE))
+        host = np.flatnonzero(np.isin(graph.kind, (Kind.HOST, Kind.SYNC)))
+        if not len(device) or not len(host):
+            raise DoesNotApply("there is no host that launches work on a device in this step")
+        with graph.edit(str(self)) as edit:
+            edit.remove(host, bridge=False)
+            edit.set(device, gap=GAP)
+            launch = _launched(edit, graph, device)
+            _capturable(edit, graph, launch)
+        return edit.graph
+
+
+def _launched(edit: Edit, graph: Graph, device: Array) -> int:
+    """One launch on the host, and every lane of the device behind it."""
+    lanes = graph.lanes.of_kind(LaneKind.HOST)
+    lane = int(lanes[0]) if len(lanes) else edit.lane("thread", kind="host")
+    new = edit.insert(1, kind="host", op="cudaGraphLaunch", lane=lane, seconds=LAUNCH)
+    edit.reorder(new, before=int(np.argmin(graph.order)))
+    edit.wait(device, int(new[0]), kind="launch")
+    return int(new[0])
+
+
+def _capturable(edit: Edit, graph: Graph, launch: int) -> None:
+    """The kernels a parameter costs when its step is counted on the device."""
+    last = graph.select(kind="kernel", phase="update", op="addcdiv_")
+    if not len(last):
+        return
+    each = np.repeat(last, CAPTURABLE)
+    new = edit.insert(
+        issued_before=each,
+        kind="kernel",
+        op="capturable",
+        phase="update",
+        lane=graph.lane[each],
+        rank=graph.rank[each],
+        seconds=TINY,
+        gap=GAP,
+    )
+    edit.wait(new, launch, kind="launch")
