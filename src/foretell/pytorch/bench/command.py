@@ -1,0 +1,179 @@
+"""The command line of the bench: rows to a file, words to standard error.
+
+    python -m foretell.pytorch.bench -o h200.csv --seconds 450 --shard 0/2
+    python -m foretell.pytorch.bench --merge a.csv b.csv -o h200.csv.gz
+    python -m foretell.pytorch.bench --summary h200.csv.gz
+
+Beside OUT.csv go OUT.json (the machine), OUT.skipped.txt (what was not measured, and why) and
+OUT.started.txt (what was begun, so that `--resume` passes over a case that ended the process).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from foretell.errors import ForetellError, InputError, unknown
+from foretell.pytorch.bench import digest, runs, table
+from foretell.pytorch.bench.case import Case, parse_case
+
+_SKIPPED, _STARTED = ".skipped.txt", ".started.txt"
+_MARGIN = 12.0  # seconds kept for the last chunk's profile to be read
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; 2 for a user's mistake."""
+    asked = _parser().parse_args(arguments)
+    try:
+        if asked.summary:
+            print(digest.summary(Path(asked.summary)))
+        elif asked.merge:
+            runs.merge([Path(p) for p in asked.merge], Path(asked.out))
+        else:
+            _measure(asked)
+    except ForetellError as why:
+        print(why, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m foretell.pytorch.bench", description=__doc__)
+    parser.add_argument("-o", "--out", default="bench.csv", help="where rows go")
+    parser.add_argument("--device", default="auto", help="auto, cuda, cuda:1, cpu")
+    parser.add_argument("--seconds", type=float, default=480.0, help="time limit")
+    parser.add_argument("--shard", default="0/1", help="i/n: the i-th of n parts of the list")
+    parser.add_argument("--only", default="", help="families or operators, by comma")
+    parser.add_argument("--every", type=int, default=1, help="only each n-th group of cases")
+    parser.add_argument("--longest", type=float, default=0.04, help="seconds one call may take")
+    parser.add_argument("--part", choices=("all", "host", "device"), default="all")
+    parser.add_argument("--cases", metavar="FILE", help="measure these, one a line, as printed")
+    parser.add_argument("--resume", action="store_true", help="go on where a run was cut")
+    parser.add_argument("--merge", nargs="+", metavar="FILE", help="join runs into one table")
+    parser.add_argument("--summary", metavar="FILE", help="print what a table tells")
+    return parser
+
+
+def _measure(asked: argparse.Namespace) -> None:
+    from foretell.pytorch.bench import machine, sweep
+    from foretell.pytorch.bench.clock import place_for
+
+    started = time.monotonic()
+    place, out = place_for(asked.device), Path(asked.out)
+    done = _done(out) if asked.resume else set()
+    cases = [c for c in _cases(asked) if str(c) not in done]
+    header = machine.describe(place) | {"ceilings": machine.ceilings(place), "shard": asked.shard}
+    _write_header(header, out)
+    budget = sweep.Budget(
+        started + asked.seconds - _MARGIN, asked.longest, _memory(header), header["ceilings"]
+    )
+    log = _Log(out, asked.resume)
+    if asked.part != "device":
+        _measure_host(cases, place, budget if asked.part == "host" else budget.part(0.4), log)
+    if asked.part != "host":
+        sweep.sweep(log.begun(cases), place, budget, log.row)
+    log.words(f"{log.rows} rows, {log.skipped} skipped, {time.monotonic() - started:.0f} s\n")
+    header["ended"] = machine.device(place).get("nvidia_smi", {})
+    _write_header(header, out)
+
+
+def _measure_host(cases: list[Case], place: Any, budget: Any, log: _Log) -> None:
+    """Everything that must be timed before a profiler runs, then what needs one."""
+    from foretell.pytorch.bench import host, launch, sweep
+    from foretell.pytorch.bench.clock import Measured
+
+    timed = host.time_chains(place, budget.part(0.5).ends)
+    launches = launch.time_launches(place)
+    issued = sweep.time_issue(cases, place, budget.part(0.75))
+    log.all((c, Measured(math.nan, math.nan, 0, seconds)) for c, seconds in issued.items())
+    log.all(launches)
+    log.all(host.rows(place, timed))
+    log.all(launch.kernel_rows(place))
+    log.all(host.rows(place, host.time_profiled(place, budget.ends), "profiled"))
+
+
+def _write_header(header: dict[str, Any], out: Path) -> None:
+    table.header_path(out).write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
+
+
+def _cases(asked: argparse.Namespace) -> list[Case]:
+    """What to measure, in order: a list in a file, or a part of the whole."""
+    from foretell.pytorch.bench import ops, sweep
+
+    if asked.cases:
+        lines = Path(asked.cases).read_text(encoding="utf-8").splitlines()
+        return [parse_case(line) for line in lines if line.strip()]
+    wanted = [name for name in asked.only.split(",") if name]
+    every = list(ops.cases())
+    known = {c.op for c in every} | set(ops.FAMILIES)
+    for name in wanted:
+        if name not in known:
+            raise unknown("family or operator", name, known)
+    chosen = [c for c in every if not wanted or {c.op, ops.family_of(c.op)} & set(wanted)]
+    groups = sweep.shard(sweep.ordered(chosen)[:: asked.every], *_shard(asked.shard))
+    return [c for group in groups for c in group]
+
+
+def _shard(written: str) -> tuple[int, int]:
+    index, slash, count = written.partition("/")
+    if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
+        raise InputError(f"`{written}` is no shard", hint="write `0/2` for the first of two parts")
+    return int(index), int(count)
+
+
+def _memory(header: dict[str, Any]) -> float:
+    """Bytes one chunk may hold: a third of the device, or 2 GB of the host."""
+    return float(header["device"].get("memory", 6e9)) / 3
+
+
+def _done(out: Path) -> set[str]:
+    started = Path(f"{out}{_STARTED}")
+    return set(started.read_text().splitlines()) if started.exists() else set()
+
+
+class _Log:
+    """Files that grow while a sweep runs, and a word now and then to the person who waits."""
+
+    def __init__(self, out: Path, goes_on: bool) -> None:
+        self.out = out
+        self.rows = self.skipped = 0
+        self._told = time.monotonic()
+        for end in () if goes_on else ("", _SKIPPED, _STARTED):
+            Path(f"{out}{end}").write_text("", encoding="utf-8")
+
+    def row(self, asked: Case, found: Any) -> None:
+        """Keep one result, or why there is none."""
+        if isinstance(found, str):
+            self.skipped += 1
+            self._append(_SKIPPED, f"{asked}\t{found}\n")
+        else:
+            self.rows += 1
+            self._append("", table.written(table.Row(asked, **vars(found))))
+        if time.monotonic() - self._told > 20:
+            self._told = time.monotonic()
+            self.words(f"{self.rows} rows, {self.skipped} skipped\n")
+
+    def begun(self, cases: Iterable[Case]) -> Iterator[Case]:
+        """The same cases, each written down before it is tried."""
+        for asked in cases:
+            self._append(_STARTED, f"{asked}\n")
+            yield asked
+
+    def all(self, results: Iterable[tuple[Case, Any]]) -> None:
+        """Keep every result."""
+        for asked, found in results:
+            self.row(asked, found)
+
+    def words(self, said: str) -> None:
+        """Tell the person who waits."""
+        print(said, end="", file=sys.stderr, flush=True)
+
+    def _append(self, end: str, line: str) -> None:
+        with Path(f"{self.out}{end}").open("a", encoding="utf-8") as file:
+            file.write(line)

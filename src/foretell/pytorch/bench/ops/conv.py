@@ -1,0 +1,146 @@
+"""Convolutions of images, volumes and rows, with both gradients, in both memory layouts.
+
+Padding is (r − 1)/2 where filters overlap and 0 where they do not (patches), so that the output
+of stride 1 has the size of the input. `convt2d` is the transposed convolution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from foretell.pytorch.bench.call import Build, Call, Place
+from foretell.pytorch.bench.case import Case, case
+from foretell.pytorch.bench.design import dims, fill, one_of, published, snap
+
+_PARTS = ("forward", "dgrad", "wgrad")
+_BATCHES = (8, 16, 16, 32, 32, 32, 64, 64, 64, 64, 128, 128, 256)
+# What a what-if compares: always these, and the rest for every third layer.
+_ALWAYS = (("fp32", "nchw"), ("tf32", "nchw"), ("bf16", "nchw"), ("bf16", "nhwc"))
+_OFTEN = (("fp32", "nhwc"), ("tf32", "nhwc"), ("fp16", "nchw"), ("fp16", "nhwc"))
+_VOLUMES = "8x3x64x3x3x16x112 8x64x128x3x3x16x56 8x128x256x3x3x8x28 8x256x256x3x3x8x28"
+_VOLUMES += " 8x256x512x3x3x4x14 8x64x144x1x3x16x56 8x144x64x3x1x16x56 2x32x32x3x3x64x64"
+_VOLUMES += " 2x32x64x3x3x32x64 2x64x128x3x3x32x32 4x4x16x3x3x128x128 4x16x32x3x3x64x64"
+_VOLUMES += " 4x32x64x3x3x32x32 4x64x128x3x3x16x16 1x1x32x3x3x128x128"
+_TRANSPOSED = "64x512x256x4x4 64x256x128x4x8 64x128x64x4x16 64x64x3x4x32 8x1024x512x2x16"
+_TRANSPOSED += " 8x512x256x2x32 8x256x128x2x64 8x128x64x2x128 128x256x256x2x14"
+
+
+def cases() -> Iterator[Case]:
+    """Every convolution to measure."""
+    for i, layer in enumerate(published("conv")):
+        shape = {key: int(value) for key, value in layer.items() if key != "network"}
+        batch = _batch(i, shape)
+        yield from _each_way("conv2d", i, {"n": batch, **shape})
+        other = batch // 2 if i % 3 == 2 and batch > 8 else 2 * batch
+        yield from _each_way("conv2d", 1, {"n": other, **shape})  # the same layer, another batch
+    for i, shape in enumerate(_drawn()):
+        yield from _each_way("conv2d", i, shape)
+    for i, shape in enumerate(_volumes()):
+        yield from _each_way("conv3d", 3 * i + 1, shape)
+    for i, shape in enumerate(_transposed()):
+        yield from _each_way("convt2d", 3 * i + 1, shape)
+
+
+def _each_way(op: str, i: int, shape: dict[str, int]) -> Iterator[Case]:
+    for dtype, layout in _ALWAYS + (_OFTEN if i % 3 == 0 else ()):
+        for part in _PARTS:
+            if part != "dgrad" or shape["c"] > 4:  # nobody asks for the gradient of a picture
+                yield case(op, part, dtype, layout, **shape)
+
+
+def _batch(i: int, shape: dict[str, int]) -> int:
+    """A usual batch, halved until the larger image is at most 200 M elements."""
+    pixels = shape["h"] * shape["w"] * max(shape["c"], shape["k"] // shape["stride"] ** 2)
+    batch = one_of(_BATCHES, i)
+    while batch > 1 and batch * pixels > 2e8:
+        batch //= 2
+    return batch
+
+
+def _drawn() -> Iterator[dict[str, int]]:
+    """Layers nobody published: filters of 1, 3, 5, 7, dense, grouped and depthwise."""
+    for i, point in enumerate(fill(90, (8, 256), (8, 1024), (8, 1024), (7, 224))):
+        c, k = snap(point[1], (16, 8, 32, 1)[i % 4]), snap(point[2], (16, 8, 32, 1)[i % 4])
+        groups = (1, 1, 1, 0, 1, 4)[i % 6] or c
+        c, k = (c, c) if groups == c else (-(-c // groups) * groups, -(-k // groups) * groups)
+        side = round(point[3])
+        shape = {
+            "c": c,
+            "k": k,
+            "r": one_of((1, 1, 3, 3, 3, 5, 7), i),
+            "stride": 2 if i % 4 == 2 else 1,
+        }
+        shape |= {"s": shape["r"], "groups": groups, "h": side, "w": side}
+        batch = max(1, min(round(point[0]), int(1e8 / (side * side * max(c, k)))))
+        yield _ordered({"n": batch, **shape})
+
+
+def _volumes() -> Iterator[dict[str, int]]:
+    """Video and volume networks: C3D, R(2+1)D, 3-D U-Net, CosmoFlow."""
+    for n, c, k, r, s, t, h in dims(_VOLUMES):
+        yield {
+            "n": n,
+            "c": c,
+            "k": k,
+            "r": r,
+            "s": s,
+            "stride": 1,
+            "groups": 1,
+            "t": t,
+            "h": h,
+            "w": h,
+        }
+
+
+def _transposed() -> Iterator[dict[str, int]]:
+    """Generators and decoders: DCGAN, U-Net, the masks of Mask R-CNN."""
+    for n, c, k, r, h in dims(_TRANSPOSED):
+        yield {"n": n, "c": c, "k": k, "r": r, "s": r, "stride": 2, "groups": 1, "h": h, "w": h}
+
+
+def _ordered(shape: dict[str, int]) -> dict[str, int]:
+    return {key: shape[key] for key in ("n", "c", "k", "r", "s", "stride", "groups", "h", "w")}
+
+
+def padding(asked: Case) -> list[int]:
+    """Padding of each spatial dim."""
+    pads = [(f - 1) // 2 if asked["stride"] < f else 0 for f in (asked["r"], asked["s"])]
+    return [pads[0], pads[1], pads[1]] if asked.op == "conv3d" else pads
+
+
+def convolution(asked: Case, place: Place) -> Call:
+    """A convolution or one of its gradients."""
+    stride, pads, groups = [asked["stride"]] * len(padding(asked)), padding(asked), asked["groups"]
+    if asked["h"] == 1:
+        stride[0] = 1
+    x, weight = _operands(asked, place)
+    transposed, zeros = asked.op == "convt2d", [0] * len(pads)
+    ones = [1] * len(pads)
+
+    def forward() -> torch.Tensor:
+        return torch.convolution(x, weight, None, stride, pads, ones, transposed, zeros, groups)
+
+    if asked.direction == "forward":
+        x.requires_grad_(), weight.requires_grad_()
+        return Call(forward, fresh=(x.detach(),))
+    gradient = torch.randn_like(forward())
+    mask = [asked.direction == "dgrad", asked.direction == "wgrad", False]
+    call = torch.ops.aten.convolution_backward
+    settings = (stride, pads, ones, transposed, zeros, groups, mask)
+    return Call(lambda: call(gradient, x, weight, None, *settings), fresh=(gradient,))
+
+
+def _operands(asked: Case, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
+    n, c, k, r, s = (asked[name] for name in "nckrs")
+    depth = [asked["t"]] if asked.op == "conv3d" else []
+    deep = [r] if asked.op == "conv3d" else []
+    tall = s if asked.op == "conv3d" else r
+    ends = (c, k) if asked.op == "convt2d" else (k, c // asked["groups"])
+    x = place.image(n, c, *depth, asked["h"], asked["w"], dtype=asked.dtype, layout=asked.layout)
+    weight = place.image(*ends, *deep, tall, s, dtype=asked.dtype, layout=asked.layout)
+    return x, weight
+
+
+BUILD: dict[str, Build] = dict.fromkeys(("conv2d", "conv3d", "convt2d"), convolution)

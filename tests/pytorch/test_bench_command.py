@@ -1,0 +1,73 @@
+"""The command: rows to a file, words to standard error, 2 for a mistake, and few imports."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from foretell.pytorch.bench import load
+from foretell.pytorch.bench.command import main
+
+HEAVY = ("numba", "msgspec", "zstandard", "click", "rich", "scipy")
+CASES = """relu forward fp32 - n=1024
+linear forward fp32 nk m=8;n=8;k=8
+
+relu forward fp32 - n=1000000000000
+"""
+
+
+def imported(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(' '.join(sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(ran.stdout.split())
+
+
+def test_reading_tables_needs_no_torch_and_nothing_heavy() -> None:
+    found = imported("import foretell.pytorch.bench, foretell.pytorch.bench.command")
+    assert not found & {"torch", *HEAVY}
+
+
+def test_measuring_needs_torch_and_numpy_alone() -> None:
+    pytest.importorskip("torch", reason="measuring operators needs torch")
+    modules = "sweep, host, launch, machine, ops"
+    found = imported(f"from foretell.pytorch.bench import {modules}")
+    assert "torch" in found
+    assert not found & set(HEAVY)
+
+
+def test_cases_of_a_file_are_measured_and_a_second_run_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch", reason="measuring operators needs torch")
+    out = tmp_path / "mine.csv"
+    (tmp_path / "cases.txt").write_text(CASES)
+    asked = ["-o", str(out), "--device", "cpu", "--part", "device", "--seconds", "60"]
+    asked += ["--longest", "1", "--cases", str(tmp_path / "cases.txt")]
+    assert main(asked) == 0
+    assert [str(r.case) for r in load(out)] == CASES.split("\n")[:2]
+    assert "too large" in Path(f"{out}.skipped.txt").read_text()
+    assert main([*asked, "--resume"]) == 0
+    assert len(load(out)) == 2
+    assert "2 rows, 1 skipped" in capsys.readouterr().err
+    assert main(["--merge", str(out), "-o", str(tmp_path / "all.csv.gz")]) == 0
+    assert main(["--summary", str(tmp_path / "all.csv.gz")]) == 0
+    assert "2 rows" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["--shard", "2/2"], "no shard"),
+        (["--shard", "x"], "no shard"),
+        (["--only", "lineer"], "did you mean `linear`"),
+        (["--summary", "none.csv"], "no measured table"),
+    ],
+)
+def test_a_mistake_is_told_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: list[str], said: str
+) -> None:
+    pytest.importorskip("torch", reason="measuring operators needs torch")
+    out = str(tmp_path / "x.csv")
+    assert main(["--device", "cpu", "-o", out, "--seconds", "1", *wrong]) == 2
+    assert said in capsys.readouterr().err
