@@ -17,6 +17,8 @@ PUBLIC = [
     "concat",
     "load",
     "parse",
+    "price",
+    "read",
     "replicate",
     "save",
     "simulate",

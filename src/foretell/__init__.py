@@ -16,6 +16,8 @@ _PUBLIC = {
     "concat": "foretell.graph",
     "load": "foretell.graph",
     "parse": "foretell.graph",
+    "price": "foretell.cost",
+    "read": "foretell.trace",
     "replicate": "foretell.graph",
     "save": "foretell.graph",
     "simulate": "foretell.simulate",

@@ -15,8 +15,8 @@ PLACES = ("truth", "../shared/truth")  # looked at from the current folder, in t
 
 def truth_folder(given: Path | None = None) -> Path:
     """The folder of measured data: the one given, `FORETELL_TRUTH`, or one of the usual places."""
-    named = given or (Path(os.environ["FORETELL_TRUTH"]) if "FORETELL_TRUTH" in os.environ else None)
-    places = [named] if named else [Path(place) for place in PLACES]
+    named = given or os.environ.get("FORETELL_TRUTH")
+    places = [Path(place) for place in ([named] if named else PLACES)]
     for place in places:
         if place.is_dir():
             return place

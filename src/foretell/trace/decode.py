@@ -1,0 +1,136 @@
+"""Events decoded from JSON into typed values: fast where they have the expected form.
+
+Where they do not (a number as text, an argument of another type) they are decoded one by one and
+what cannot be understood of their arguments is left out. Events that are not JSON at all are passed
+over and counted, up to one in a hundred; then the trace counts as broken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from foretell.errors import InputError
+from foretell.trace.brackets import values
+from foretell.trace.split import Batch
+
+_MOST_MALFORMED = 0.01  # share of events that may be left out before a trace counts as broken
+Id = int | str | float | None
+
+
+@dataclass
+class Seen:
+    """How many events have been seen so far, and how many of them were not JSON."""
+
+    events: int = 0
+    malformed: int = 0
+
+
+class Args(msgspec.Struct, gc=False):
+    """What foretell reads of an event's arguments; the rest is passed over unparsed."""
+
+    correlation: int | None = None
+    external: int | None = msgspec.field(default=None, name="External id")
+    old_external: int | None = msgspec.field(default=None, name="external id")
+    sequence: int | None = msgspec.field(default=None, name="Sequence number")
+    forward_thread: int | None = msgspec.field(default=None, name="Fwd thread id")
+    dims: Raw = msgspec.field(default=Raw(b""), name="Input Dims")
+    types: Raw = msgspec.field(default=Raw(b""), name="Input type")
+    values: Raw = msgspec.field(default=Raw(b""), name="Concrete Inputs")
+    module: str | None = msgspec.field(default=None, name="Module Hierarchy")
+    device: int | None = None
+    stream: Id = None
+    bytes: float | None = None
+    warps: float | None = msgspec.field(default=None, name="warps per SM")
+    occupancy: float | None = msgspec.field(default=None, name="est. achieved occupancy %")
+    waits_for_stream: int | None = msgspec.field(default=None, name="wait_on_stream")
+    waits_for_record: int | None = msgspec.field(
+        default=None, name="wait_on_cuda_event_record_corr_id"
+    )
+    collective: str | None = msgspec.field(default=None, name="Collective name")
+    sent: int | None = msgspec.field(default=None, name="In msg nelems")
+    received: int | None = msgspec.field(default=None, name="Out msg nelems")
+    element: str | None = msgspec.field(default=None, name="dtype")
+    group: Raw = msgspec.field(default=Raw(b""), name="Process Group Ranks")
+    group_name: str | None = msgspec.field(default=None, name="Process Group Name")
+    group_size: int | None = msgspec.field(default=None, name="Group size")
+
+
+class Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    cat: str | None = None
+    name: str | None = None
+    ts: float | None = None
+    dur: float | None = None
+    pid: Id = None
+    tid: Id = None
+    args: Args | None = None
+
+
+NO_ARGS = Args()
+_DECODER = msgspec.json.Decoder(list[Event])
+
+
+def decoded(batch: Batch, seen: Seen, where: str) -> list[Event]:
+    """The events of a batch; one by one where they do not all have the expected form."""
+    text = b"[" + batch.text.lstrip(b", \t\r\n") + b"]"
+    try:
+        events = _DECODER.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _one_by_one(batch, seen, where)
+    seen.events += len(events)
+    return events
+
+
+def _one_by_one(batch: Batch, seen: Seen, where: str) -> list[Event]:
+    """The events that can be read; an error that names the first that cannot if there are many."""
+    spans, events = values(batch.text), []
+    for k, (begin, end) in enumerate(spans):
+        try:
+            events.append(_lenient(batch.text[begin:end]))
+        except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+            seen.malformed += 1
+            if seen.malformed > max(1, _MOST_MALFORMED * len(spans)):
+                raise InputError(
+                    f"event {seen.events + k} of `{where}`, at byte {batch.offset + begin}, "
+                    f"cannot be read: {error}",
+                    hint="the trace was damaged or written by something else; record it again",
+                ) from None
+    seen.events += len(spans)
+    return events
+
+
+def _lenient(text: bytes) -> Event:
+    """One event, with arguments of unexpected types left out."""
+    try:
+        return msgspec.json.decode(text, type=Event)
+    except msgspec.ValidationError:
+        found = msgspec.json.decode(text)
+    if not isinstance(found, dict):
+        raise ValueError(f"expected an object, got {type(found).__name__}")
+    args = found.pop("args", None)
+    event = msgspec.convert({k: found[k] for k in found if k in _PLAIN}, Event, strict=False)
+    event.args = _lenient_args(args) if isinstance(args, dict) else None
+    return event
+
+
+_PLAIN = frozenset(Event.__struct_fields__)
+
+
+def _lenient_args(args: dict[str, Any]) -> Args:
+    made = Args()
+    for info in msgspec.structs.fields(Args):
+        if info.encode_name not in args:
+            continue
+        value = args[info.encode_name]
+        try:
+            if info.type is Raw:
+                setattr(made, info.name, Raw(msgspec.json.encode(value)))
+            else:
+                setattr(made, info.name, msgspec.convert(value, info.type, strict=False))
+        except msgspec.ValidationError:
+            continue
+    return made

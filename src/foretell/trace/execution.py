@@ -1,0 +1,262 @@
+"""PyTorch execution traces: which operators ran on which tensors, without any time.
+
+The operators that compute become tasks without a price: those that neither only change how memory
+is looked at nor leave all work to operators inside them. A task waits for whoever last wrote the
+storage it reads. Both forms are read: flat nodes (schema 1.0.1) and nodes with attributes (since).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from foretell.errors import InputError
+from foretell.graph import Graph, Kind, LaneKind, Lanes, Names, Phase, WaitKind, assemble, edges
+from foretell.graph.columns import Array
+from foretell.trace.words import (
+    Shape,
+    Tells,
+    Texts,
+    canonical,
+    collective,
+    element_bytes,
+    note_tells,
+    op_tells,
+)
+
+_RECORD = "record_param_comms"
+# Operators that do their own work whatever else runs inside them.
+_WHOLE_NAMES = """
+    addmm baddbmm bmm convolution convolution_backward embedding_dense_backward mm
+    native_batch_norm native_batch_norm_backward native_layer_norm native_layer_norm_backward
+    native_group_norm native_group_norm_backward _embedding_bag _embedding_bag_dense_backward
+    _cudnn_rnn _cudnn_rnn_backward _flash_attention_forward _flash_attention_backward
+    _efficient_attention_forward _efficient_attention_backward index_put_ sort topk
+"""
+# Operators that move no data: they make views, ask, or take memory.
+_FREE_NAMES = """
+    AccumulateGrad alias as_strided chunk contiguous detach detach_ diagonal empty empty_like
+    empty_strided expand expand_as flatten is_pinned is_same_size item lift_fresh narrow
+    new_empty new_empty_strided numpy_T permute record_stream requires_grad_ reshape resize_
+    resolve_conj resolve_neg result_type select set_ slice split split_with_sizes squeeze
+    squeeze_ swapaxes t t_ to transpose transpose_ unbind unflatten unflatten_dense_tensors
+    unsafe_split unsqueeze unsqueeze_ view view_as _reshape_alias _unsafe_view is_nonzero
+    _local_scalar_dense
+"""
+_WHOLE, _FREE = frozenset(_WHOLE_NAMES.split()), frozenset(_FREE_NAMES.split())
+_OPERATOR = re.compile(r"^\w+::\w")
+_DTYPE = re.compile(r"Tensor\(([^)]*)\)")
+
+
+class _Info(msgspec.Struct):
+    values: list[Any] = msgspec.field(default_factory=list)
+    shapes: list[Any] = msgspec.field(default_factory=list)
+    types: list[Any] = msgspec.field(default_factory=list)
+
+
+class _Raw(msgspec.Struct):
+    """A node in either form."""
+
+    id: int
+    name: str = ""
+    parent: int | None = None
+    ctrl_deps: int | None = None
+    seq_id: int = -1
+    tid: int = 0
+    fw_tid: int = 0
+    inputs: list[Any] | _Info = msgspec.field(default_factory=list)
+    input_shapes: list[Any] = msgspec.field(default_factory=list)
+    input_types: list[Any] = msgspec.field(default_factory=list)
+    outputs: list[Any] | _Info = msgspec.field(default_factory=list)
+    attrs: list[dict[str, Any]] = msgspec.field(default_factory=list)
+
+
+class _Document(msgspec.Struct):
+    nodes: list[_Raw]
+    schema: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True)
+class Op:
+    """One node of an execution trace."""
+
+    id: int
+    name: str
+    parent: int
+    thread: int
+    is_backward: bool
+    inputs: list[Any]
+    shape: Shape
+    outputs: list[Any]
+    attributes: dict[str, Any]
+
+
+def parse_execution(data: bytes, where: str) -> list[Op]:
+    """The nodes of an execution trace in the order in which they began."""
+    try:
+        found = msgspec.json.decode(data, type=_Document)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"`{where}` is not an execution trace: {error}") from None
+    return sorted((_op(n) for n in found.nodes), key=lambda n: n.id)
+
+
+def _op(n: _Raw) -> Op:
+    told = {str(a.get("name")): a.get("value") for a in n.attrs}
+    parent = n.parent if n.parent is not None else n.ctrl_deps
+    info = (
+        n.inputs if isinstance(n.inputs, _Info) else _Info(n.inputs, n.input_shapes, n.input_types)
+    )
+    outputs = n.outputs.values if isinstance(n.outputs, _Info) else n.outputs
+    types = [m[1] if (m := _DTYPE.search(str(t))) else "" for t in info.types]
+    encode = msgspec.json.encode
+    shape = Shape((encode(info.shapes), encode(types), b""))
+    return Op(
+        n.id, n.name, -1 if parent is None else parent, int(told.get("tid", n.tid) or 0),
+        bool(told.get("fw_tid", n.fw_tid)), info.values, shape, outputs, told,
+    )  # fmt: skip
+
+
+def graph_of_execution(ops: Sequence[Op], where: str, rank: int = 0) -> Graph:
+    """Tasks of the operators that compute, with the data that passes between them."""
+    tells, computing = _tells(ops), _computing(ops)
+    chosen = [op for op in ops if op.id in computing]
+    if not chosen:
+        raise InputError(f"`{where}` has {len(ops)} nodes and none of them computes anything")
+    texts, lanes = Texts(), dict[tuple[str, LaneKind], int]()
+    rows = [_row(op, tells[op.id], texts, lanes) for op in chosen]
+    columns = {k: np.array([row[k] for row in rows]) for k in rows[0]}
+    columns["rank"] = np.full(len(rows), rank)
+    names = texts.table(name for name, _ in lanes)
+    kinds = np.array([kind for _, kind in lanes])
+    waiting, after = _data(chosen)
+    return assemble(
+        len(rows),
+        columns,
+        edges(len(rows), waiting, after, None, np.full(len(after), WaitKind.DATA)),
+        names=Names(texts.numbers),
+        lanes=Lanes(np.full(len(lanes), rank), names, kinds, np.ones(len(lanes), bool)),
+        facts={"source": os.path.basename(where)},
+    )
+
+
+def _tells(ops: Sequence[Op]) -> dict[int, int]:
+    """What all that lies around each node tells, itself included."""
+    found: dict[int, int] = {}
+    for op in ops:  # parents begin before their children
+        own = int(op_tells(op.name)) | int(note_tells(op.name))
+        if op.is_backward:
+            own |= Tells.BACKWARD
+        found[op.id] = own | found.get(op.parent, 0)
+    return found
+
+
+def _computing(ops: Sequence[Op]) -> set[int]:
+    """Operators that compute themselves: not free, and with nothing inside that computes."""
+    outer: set[int] = set()  # nodes with something inside that computes
+    found: set[int] = set()
+    parent = {op.id: op.parent for op in ops}
+    inside = _inside_whole(ops)
+    for op in reversed(ops):
+        if op.id in outer or op.id in inside or not _may_compute(op):
+            continue
+        found.add(op.id)
+        above = op.parent
+        while above in parent and above not in outer:
+            outer.add(above)
+            above = parent[above]
+    return found
+
+
+def _inside_whole(ops: Sequence[Op]) -> set[int]:
+    """Nodes inside operators that do their own work."""
+    found: set[int] = set()
+    whole = {op.id for op in ops if canonical(op.name) in _WHOLE}
+    for op in ops:  # parents begin before their children
+        if op.parent in whole or op.parent in found:
+            found.add(op.id)
+    return found
+
+
+def _may_compute(op: Op) -> bool:
+    if op.name == _RECORD:
+        return True
+    if op.name.startswith(("autograd::", "c10d::", "nccl:")) or not (op.inputs or op.outputs):
+        return False
+    return bool(_OPERATOR.match(op.name)) and canonical(op.name) not in _FREE
+
+
+def _row(
+    op: Op, tells: int, texts: Texts, lanes: dict[tuple[str, LaneKind], int]
+) -> dict[str, Any]:
+    kind, name, size = Kind.KERNEL, canonical(op.name), 0.0
+    lane = ("stream", LaneKind.COMPUTE)
+    if op.name == _RECORD:
+        kind, name = collective("", str(_said(op)))
+        elements = max(int(op.attributes.get(k) or 0) for k in ("in_msg_nelems", "out_msg_nelems"))
+        size = elements * element_bytes(str(op.attributes.get("dtype"))) or op.shape.bytes
+        lane = ("comm", LaneKind.COMM)
+    elif not _is_on_device(op):
+        kind, lane = Kind.HOST, (f"thread {op.thread}", LaneKind.HOST)
+    return {
+        "kind": int(kind),
+        "op": texts.number(name),
+        "name": texts.number(op.name),
+        "lane": lanes.setdefault(lane, len(lanes)),
+        "phase": int(_phase(tells, kind)),
+        "dtype": int(op.shape.dtype),
+        "shape": texts.number(op.shape.text() if op.shape.dims else ""),
+        "comm_bytes": float(size),
+    }
+
+
+def _said(op: Op) -> Any:
+    """What a communication record calls itself: an attribute, or the text among its inputs."""
+    if "collective_name" in op.attributes:
+        return op.attributes["collective_name"]
+    return next((v for v in op.inputs if isinstance(v, str) and v and v[0] != "<"), "")
+
+
+def _phase(tells: int, kind: Kind) -> Phase:
+    if kind in (Kind.COLLECTIVE, Kind.SEND):
+        return Phase.COMMUNICATE
+    for told, phase in ((Tells.LOAD, Phase.LOAD), (Tells.UPDATE, Phase.UPDATE),
+                        (Tells.BACKWARD, Phase.BACKWARD), (Tells.LOSS, Phase.LOSS)):  # fmt: skip
+        if tells & told:
+            return phase
+    return Phase.FORWARD
+
+
+def _tensors(values: Any) -> list[list[Any]]:
+    """All tensors in values: lists of id, storage, offset, elements, bytes and device."""
+    if not isinstance(values, list):
+        return []
+    if len(values) == 6 and isinstance(values[5], str) and isinstance(values[0], int):
+        return [values]
+    return [t for v in values for t in _tensors(v)]
+
+
+def _is_on_device(op: Op) -> bool:
+    found = _tensors(op.inputs) + _tensors(op.outputs)
+    return any(not str(t[5]).startswith("cpu") for t in found)
+
+
+def _data(ops: Sequence[Op]) -> tuple[Array, Array]:
+    """Who reads what whom wrote: by storage, the last writer before."""
+    writer: dict[tuple[Any, Any], int] = {}
+    pairs: set[tuple[int, int]] = set()
+    for k, op in enumerate(ops):
+        for t in _tensors(op.inputs):
+            before = writer.get((t[1], t[5]))
+            if before is not None:
+                pairs.add((k, before))
+        for t in _tensors(op.outputs):
+            writer[(t[1], t[5])] = k
+    table = np.array(sorted(pairs), np.int64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]

@@ -1,0 +1,262 @@
+"""A trace read and turned into the graph of one of its steps.
+
+trace = read("step.json.gz")
+trace.graph              one step, to be played once or over and over
+trace.start, trace.end   when each of its tasks was measured to run
+trace.warm               the step as it was: behind what the device was still doing
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from foretell.errors import InputError
+from foretell.graph import Graph, concat
+from foretell.graph.columns import Array, frozen
+from foretell.trace.events import Events, read_events
+from foretell.trace.join import Whole, graph_of, whole
+from foretell.trace.ranks import late, match, shifts
+from foretell.trace.source import members
+from foretell.trace.split import FORMS, Opened, opened
+from foretell.trace.step.compose import part
+from foretell.trace.step.device import Work, device_work
+from foretell.trace.step.draft import Draft, draft
+from foretell.trace.steps import Steps, choose, find_steps, lengths
+from foretell.trace.words import Texts
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """One step of a trace: its graph, and what was measured of it.
+
+    `graph` begins with an idle device, so that copies of it in a row are steps in a row. `warm`
+    begins as the measured step did: its first `ahead` tasks are what was still running then (and
+    how much later some ranks began), and `found` is when the last of them ended. Played unchanged,
+    `warm` less `found` is the length of the measured step, `graph.facts["measured"]`.
+    """
+
+    graph: Graph
+    start: Array  # seconds after the step began on the host of the first rank
+    end: Array
+    recorded: Array  # operators and calls that the profiler recorded in each task, two columns
+    warm: Graph
+    ahead: int
+    found: float
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        seconds = self.graph.facts.get("measured", 0.0)
+        return f"<Trace {self.graph.size} tasks, {seconds:.6g} s measured>"
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """All that one file says: its events, its device work and its steps."""
+
+    events: Events
+    work: Work
+    steps: Steps
+    seconds: Array  # measured length of each step
+    rank: int
+    is_rank_told: bool = field(default=True)
+
+
+def read(
+    path: str | os.PathLike[str], step: int | None = None, ranks: Iterable[int] | None = None
+) -> Trace:
+    """The graph of one step of a trace: of the step of that number, or of median length.
+
+    Several ranks in a folder or archive become one graph; `ranks` leaves some out. Execution traces
+    and Chakra traces are read too: they measure no step, so `start` and `end` are empty.
+    """
+    files = recognised(path)
+    wanted = None if ranks is None else set(ranks)
+    if files[0].form != "events":
+        return _unmeasured(files, path, wanted)
+    return _measured(recorded_ranks(files, path, wanted), step)
+
+
+def recognised(path: str | os.PathLike[str]) -> list[Opened]:
+    """The files of a path that hold traces, all of the same form."""
+    files = [opened(m) for m in members(path)]
+    for form in FORMS:
+        found = [f for f in files if f.form == form]
+        if found:
+            return found
+    raise InputError(
+        f"`{files[0].name}` is not a trace: no list of events, no nodes",
+        hint="foretell reads what torch.profiler exports, execution traces and Chakra traces",
+    )
+
+
+def _measured(recordings: Sequence[Recording], step: int | None) -> Trace:
+    first = recordings[0]
+    chosen = choose(first.events, first.steps, first.seconds, step)
+    texts = Texts()
+    parts = [part(_drafted(r, chosen, first), texts) for r in recordings]
+    notes = [note for r in recordings for note in r.events.notes]
+    shift, together = np.zeros(1), []
+    if len(parts) > 1:
+        found = match(parts, texts)
+        shift, together = shifts(parts, found), found.sets
+        notes += found.notes
+        parts = [late(p, float(s), texts) for p, s in zip(parts, shift, strict=True)]
+    made = whole(parts, texts, together)
+    drafts = [p.draft for p in parts]
+    begun = min(float(s) + d.found for s, d in zip(shift, drafts, strict=True))
+    ended = max(float(s) + d.end for s, d in zip(shift, drafts, strict=True))
+    facts = _facts(recordings, chosen, ended - begun, shift)
+    return _trace(made, facts, begun, tuple(dict.fromkeys(notes)))
+
+
+def _trace(made: Whole, facts: dict[str, Any], begun: float, notes: tuple[str, ...]) -> Trace:
+    own = ~made.is_ahead
+    return Trace(
+        graph_of(made, own, facts),
+        frozen(made.start[own]),
+        frozen(made.end[own]),
+        frozen(made.recorded[own]),
+        graph_of(made, np.ones(len(own), bool), facts),
+        int((~own).sum()),
+        begun,
+        notes,
+    )
+
+
+def _unmeasured(
+    files: Sequence[Opened], path: str | os.PathLike[str], wanted: set[int] | None
+) -> Trace:
+    """One graph of files that tell what depends on what but not when it ran."""
+    told = [_file_rank(f.name) for f in files]
+    apart = None not in told and len(set(told)) == len(told)
+    ranks = [r if apart and r is not None else k for k, r in enumerate(told)]
+    if len(files) == 1:
+        ranks = [0]
+    _check_ranks(path, ranks, wanted)
+    graphs = [
+        _parsed(f, r) for f, r in zip(files, ranks, strict=True) if wanted is None or r in wanted
+    ]
+    graph = graphs[0] if len(graphs) == 1 else concat(graphs)
+    none = frozen(np.zeros(0))
+    return Trace(graph, none, none, frozen(np.zeros((0, 2), np.int32)), graph, 0, 0.0)
+
+
+def _parsed(file: Opened, rank: int) -> Graph:
+    if file.form == "execution":
+        from foretell.trace.execution import graph_of_execution, parse_execution
+
+        return graph_of_execution(parse_execution(file.whole(), file.name), file.name, rank)
+    from foretell.trace.chakra import graph_of_nodes, parse_json, parse_nodes
+
+    parse = parse_nodes if file.form == "chakra" else parse_json
+    return graph_of_nodes(parse(file.whole(), file.name), file.name, rank)
+
+
+def recorded_ranks(
+    files: Sequence[Opened], path: str | os.PathLike[str], ranks: set[int] | None = None
+) -> list[Recording]:
+    """What the files of the wanted ranks say, by rank."""
+    found = _told_apart([_recording(f, k) for k, f in enumerate(files)])
+    _check_ranks(path, [r.rank for r in found], ranks)
+    chosen = [r for r in found if ranks is None or r.rank in ranks]
+    return sorted(chosen, key=lambda r: r.rank)
+
+
+def _check_ranks(
+    path: str | os.PathLike[str], there: Sequence[int], wanted: set[int] | None
+) -> None:
+    missing = (wanted or set()) - set(there)
+    if missing or wanted == set():
+        known = ", ".join(map(str, sorted(there)))
+        asked = f"rank {min(missing)}" if missing else "such rank"
+        raise InputError(f"`{path}` has no {asked}", hint=f"its ranks are {known}")
+
+
+def _recording(file: Opened, place: int) -> Recording:
+    events = read_events(file)
+    work, steps = device_work(events), find_steps(events)
+    rank = _rank(events)
+    return Recording(
+        events, work, steps, lengths(events, work, steps), place if rank is None else rank,
+        rank is not None,
+    )  # fmt: skip
+
+
+def _rank(events: Events) -> int | None:
+    """The rank that a trace gives itself, or else its file name."""
+    info = events.facts.get("distributedInfo")
+    told = info.get("rank") if isinstance(info, dict) else None
+    if isinstance(told, int):
+        return told
+    return _file_rank(events.source)
+
+
+def _file_rank(path: str) -> int | None:
+    """The rank in a file name: `rank-3`, `worker7`, `trace_0.json`, `chakra.5.et`."""
+    name = re.split(r"[/\\:]", path)[-1]
+    found = re.search(r"(?:rank|worker)[-_]?(\d+)", name) or re.search(
+        r"[._-](\d{1,5})\.(?:et|json)", name
+    )
+    return int(found[1]) if found else None
+
+
+def _told_apart(found: Sequence[Recording]) -> list[Recording]:
+    """Recordings with ranks of their own; a single file is rank 0 of what is read."""
+    from dataclasses import replace
+
+    if len(found) == 1:
+        return [replace(found[0], rank=0)]
+    ranks = [r.rank for r in found]
+    if len(set(ranks)) == len(ranks):
+        return list(found)
+    twice = next(r for r in found if ranks.count(r.rank) > 1)
+    if all(r.is_rank_told for r in found):
+        raise InputError(
+            f"two traces say they are rank {twice.rank}, among them `{twice.events.source}`",
+            hint="read one file, or a folder with one trace a rank",
+        )
+    return [replace(r, rank=k) for k, r in enumerate(found)]
+
+
+def _drafted(r: Recording, chosen: int, first: Recording) -> Draft:
+    """The draft of the step that the first rank's chosen one is on this rank."""
+    place = chosen
+    if r is not first:
+        same = np.flatnonzero(r.steps.number == first.steps.number[chosen])
+        place = int(same[0]) if len(same) else min(chosen, len(r.steps) - 1)
+    window = (float(r.steps.start[place]), float(r.steps.end[place]), r.steps.thread)
+    return draft(r.events, r.work, r.rank, int(r.steps.number[place]), window)
+
+
+def _facts(
+    recordings: Sequence[Recording], chosen: int, seconds: float, shift: Array
+) -> dict[str, Any]:
+    """What is known of the whole step."""
+    first = recordings[0]
+    about = first.events.facts
+    devices = about.get("deviceProperties")
+    first_device = devices[0] if isinstance(devices, list) and devices else None
+    facts: dict[str, Any] = {
+        "measured": seconds,
+        "profiled": True,
+        "step": int(first.steps.number[chosen]),
+        "steps": [float(s) for s in first.seconds],
+        "found_by": first.steps.found_by,
+        "start": first.events.origin + float(first.steps.start[chosen]),
+        "source": os.path.basename(first.events.source),
+    }
+    if isinstance(first_device, dict) and isinstance(first_device.get("name"), str):
+        facts["device"] = first_device["name"]
+    for key in ("cuda_runtime_version", "cuda_driver_version", "record_shapes", "with_stack"):
+        if isinstance(about.get(key), (int, str)):
+            facts[key] = about[key]
+    if len(recordings) > 1:
+        facts["ranks"] = [r.rank for r in recordings]
+        facts["late"] = [float(s) for s in shift]
+    return facts

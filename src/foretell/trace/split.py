@@ -1,0 +1,132 @@
+"""A trace's JSON taken apart while it is read: what stands before, around and between its events.
+
+Events are handed on in batches of whole JSON values, so that a file larger than memory can be read.
+What stands around them is small and parsed as a whole; where it is not JSON the events still count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from foretell.errors import InputError
+from foretell.trace.brackets import Inside, brackets, last_value
+from foretell.trace.source import Member
+
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_NODES = re.compile(rb'"(nodes|workload_graph)"\s*:\s*\[')
+_LONGEST_HEAD = 1 << 26  # bytes before the events; the longest seen, of a 300-rank job, has 25 kB
+
+
+@dataclass
+class Around:
+    """What stands around the events, known once they have all been read."""
+
+    head: bytes = b""
+    tail: bytes = b""
+    notes: list[str] = field(default_factory=list)
+
+    def facts(self) -> dict[str, Any]:
+        """The other keys of the trace; none, and a note, where they are not JSON."""
+        if not self.head:
+            return {}
+        try:
+            found = msgspec.json.decode(self.head + b'"traceEvents": []' + self.tail)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self.notes.append(
+                f"what stands around the events is not JSON and was left out: {error}"
+            )
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Whole events separated by commas, and the byte at which they begin."""
+
+    text: bytes
+    offset: int
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A file whose beginning has been read, and what that shows it to hold."""
+
+    name: str
+    text: bytes
+    blocks: Iterator[bytes]
+    form: str  # one of FORMS, or nothing
+
+    def whole(self) -> bytes:
+        """All of the file at once."""
+        return self.text + b"".join(self.blocks)
+
+
+FORMS = ("events", "execution", "chakra", "chakra json")  # in the order in which they are preferred
+
+
+def opened(member: Member) -> Opened:
+    """Read enough of a file to tell what it holds."""
+    blocks = member.blocks()
+    text = b""
+    for block in blocks:
+        text += block
+        if not _is_open(text) or len(text) > _LONGEST_HEAD:
+            break
+    return Opened(member.name, text, blocks, _form(text))
+
+
+def _is_open(text: bytes) -> bool:
+    """Whether more must be read to know what the file is."""
+    return text.lstrip()[:1] == b"{" and not (_EVENTS.search(text) or _NODES.search(text))
+
+
+def _form(text: bytes) -> str:
+    start = text[:4096].lstrip()[:1]
+    if start not in (b"{", b"["):
+        from foretell.trace.chakra import is_chakra
+
+        return "chakra" if is_chakra(text) else ""
+    if _EVENTS.search(text) or re.match(rb"\s*\[\s*(\{|\]|$)", text):
+        return "events"
+    found = _NODES.search(text)
+    return "" if not found else "execution" if found[1] == b"nodes" else "chakra json"
+
+
+def batches(file: Opened, around: Around) -> Iterator[Batch]:
+    """The events of a file in batches; fills `around` with what else there is."""
+    text, blocks = file.text, file.blocks
+    found = _EVENTS.search(text)
+    begin = found.end() if found else text.index(b"[") + 1
+    if found:
+        around.head = text[: found.start()]
+    offset, rest = begin, text[begin:]
+    inside, seen = Inside(), 0
+    while True:
+        cut, close = last_value(brackets(rest, seen, inside))
+        if cut:
+            yield Batch(rest[:cut], offset)
+        if close >= 0:
+            around.tail = rest[close + 1 :] + b"".join(blocks)
+            return
+        rest, offset = rest[cut:], offset + cut
+        seen = len(rest)
+        block = next(blocks, b"")
+        if not block:
+            _check_end(rest, found is not None, offset, file.name)
+            return
+        rest += block
+
+
+def _check_end(rest: bytes, is_object: bool, offset: int, where: str) -> None:
+    """A bare list of events may lack its end, as Chrome allows; anything else was cut short."""
+    if is_object or rest.strip(b" \t\r\n,"):
+        at = offset + len(rest)
+        raise InputError(
+            f"`{where}` ends at byte {at} in the middle of its events",
+            hint="the trace was cut short; record or copy it again",
+        )

@@ -1,0 +1,271 @@
+"""One step of one rank on its way to a graph: host tasks, device tasks, and where they come from.
+
+Times are seconds after the step began on the host. Device tasks that were launched before the step
+and still ran in it are here too: they are what the step found on the device when it began.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from foretell.graph.columns import NONE, Array
+from foretell.trace.events import Events, What
+from foretell.trace.runs import is_follower
+from foretell.trace.step.device import Pace, Work, pace
+from foretell.trace.step.host import Pieces, pieces, recorded
+from foretell.trace.step.nest import Nest, nest
+from foretell.trace.words import Does, Tells
+
+# Seconds by which stamps of the host and of the device may contradict each other.
+NOISE = 1e-5
+_DRAINS = (Does.DRAIN_DEVICE, Does.DRAIN_STREAM, Does.DRAIN_EVENT, Does.FREE)
+
+
+@dataclass(frozen=True, eq=False)
+class Host:
+    """The host tasks of a step in order of thread and start."""
+
+    thread: Array
+    start: Array
+    end: Array
+    label: Array  # place in the nest, NONE for untraced time
+    unit: Array
+    is_call: Array
+    is_return: Array  # the part of a blocking copy in which the call waits for it
+    call: Array  # the task that is the call of a return, NONE for others
+    recorded: Array  # operators and calls that the profiler recorded in it
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def next_on_thread(self) -> Array:
+        """The next task on the same thread, NONE behind the last."""
+        following = np.arange(1, len(self) + 1)
+        following[np.append(self.thread[1:] != self.thread[:-1], True)[: len(self)]] = NONE
+        return following
+
+
+@dataclass(frozen=True, eq=False)
+class Device:
+    """The device tasks of a step in order of stream and start."""
+
+    work: Work  # times after the step began
+    pace: Pace
+    host: Array  # the host task that launched it, NONE where that is not known
+    is_ahead: Array  # launched before the step
+
+    def __len__(self) -> int:
+        return len(self.work)
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """One step of one rank."""
+
+    events: Events
+    rank: int
+    number: int  # of the step
+    begin: float  # of the step, in the time of its events
+    seconds: float  # from the beginning of the step to its end on the host
+    thread: int  # the main one
+    nest: Nest
+    host: Host
+    device: Device
+
+    @property
+    def end(self) -> float:
+        """When the last of the step's own work was done."""
+        own = self.device.work.end[~self.device.is_ahead]
+        return max(self.seconds, float(own.max(initial=0.0)))
+
+    @property
+    def found(self) -> float:
+        """How long the device still worked on what came before the step; none if longer than it."""
+        last = float(self.device.work.end[self.device.is_ahead].max(initial=0.0))
+        return last if last < self.end else 0.0
+
+
+def draft(
+    events: Events, work: Work, rank: int, number: int, window: tuple[float, float, int]
+) -> Draft:
+    """The tasks of the step in a window (begin, end, main thread)."""
+    begin, end, thread = window
+    n = nest(events, begin, end)
+    launches = _launches(events, n, work)
+    p = pieces(events, n, _cuts(n, launches))
+    count = recorded(events, n, p)
+    chosen, ahead = _own_work(events, work, n, begin, end)
+    own = _shifted(work, chosen, begin)
+    piece = _piece_of(n, p, own.call)
+    call_start, call_end = _calls(p, piece, begin)
+    idle = _untraced(events, n, p, begin, end, thread)
+    host, place = _host(p, count, idle, _blocking(events, own, piece, call_end))
+    host = replace(host, start=host.start - begin, end=host.end - begin)
+    host_of = np.append(place, NONE)[piece]  # NONE, the last, stays NONE
+    return Draft(
+        events, rank, number, begin, end - begin, thread, n, host,
+        Device(own, _as_found(own, pace(own, call_start, call_end), ahead), host_of, ahead),
+    )  # fmt: skip
+
+
+def _as_found(own: Work, p: Pace, ahead: Array) -> Pace:
+    """What came before the step is no prediction: it ends when it was seen to end.
+
+    It fills its stream from the beginning of the step on, whatever held it up.
+    """
+    before = np.where(is_follower(own.stream), np.roll(own.end, 1), 0.0)
+    until = np.maximum(own.end - np.maximum(before, 0.0), 0.0)
+    return Pace(np.where(ahead, until, p.seconds), np.where(ahead, 0.0, p.gap), p.lag, p.is_prompt)
+
+
+def _launches(events: Events, n: Nest, work: Work) -> Array:
+    """Which calls of the nest launched device work, themselves or by a call inside."""
+    is_launch = np.zeros(len(events), bool)
+    is_launch[work.call[work.call != NONE]] = True
+    found = np.zeros(len(n.event), bool)
+    found[n.outer_call[is_launch[n.event]]] = True
+    return found
+
+
+def _cuts(n: Nest, launches: Array) -> Array:
+    outer: Array = n.outer_call == np.arange(len(n.event))
+    return outer & (launches | np.isin(n.does, _DRAINS))
+
+
+def _own_work(events: Events, work: Work, n: Nest, begin: float, end: float) -> tuple[Array, Array]:
+    """The work that the step launched or found running, and which of it came before the step.
+
+    Work without a launch is of the step when it started in it, behind work the step launched.
+    """
+    in_step = np.zeros(len(events), bool)
+    in_step[n.event] = True
+    known = work.call != NONE
+    launched = known & in_step[work.call]
+    orphan = ~known & (work.start >= begin) & (work.start < end)
+    behind = _behind_own(work, launched) if launched.any() else np.ones(len(work), bool)
+    is_own = launched | (orphan & behind)
+    earlier = (known & (events.start[work.call] < begin)) | (~known & (work.start < end))
+    ahead = ~is_own & (work.end > begin) & earlier
+    chosen = np.flatnonzero(is_own | ahead)
+    return chosen, ahead[chosen]
+
+
+def _behind_own(work: Work, launched: Array) -> Array:
+    """Which work comes, on its stream, after something that the step launched."""
+    seen = np.cumsum(launched)
+    first = np.append(True, work.stream[1:] != work.stream[:-1])
+    base = np.maximum.accumulate(np.where(first, seen - launched, 0))
+    found: Array = seen - base > 0
+    return found
+
+
+def _shifted(work: Work, chosen: Array, begin: float) -> Work:
+    return Work(
+        work.event[chosen], work.stream[chosen], work.start[chosen] - begin,
+        work.end[chosen] - begin, work.call[chosen],
+    )  # fmt: skip
+
+
+def _piece_of(n: Nest, p: Pieces, call: Array) -> Array:
+    """The piece that is the call of each piece of work."""
+    of_place = np.full(len(n.event) + 1, NONE, np.int64)
+    of_place[p.label[p.is_call]] = np.flatnonzero(p.is_call)
+    ranked = np.argsort(n.event, kind="stable")
+    at = np.searchsorted(n.event[ranked], call)
+    hit = (call != NONE) & (at < len(ranked))
+    hit[hit] = n.event[ranked[at[hit]]] == call[hit]
+    place = np.full(len(call), -1, np.int64)
+    place[hit] = n.outer_call[ranked[at[hit]]]
+    found: Array = of_place[place]
+    return found
+
+
+def _calls(p: Pieces, piece: Array, begin: float) -> tuple[Array, Array]:
+    known = piece != NONE
+    start, end = np.full(len(piece), np.nan), np.full(len(piece), np.nan)
+    start[known], end[known] = p.start[piece[known]] - begin, p.end[piece[known]] - begin
+    return start, end
+
+
+def _blocking(events: Events, own: Work, piece: Array, call_end: Array) -> Array:
+    """The pieces that are copies which the host waited for: done before their call returned."""
+    is_copy = events.what[own.event] == What.COPY
+    waited = is_copy & (piece != NONE) & (own.end <= call_end)
+    return np.unique(piece[waited])
+
+
+def _host(
+    p: Pieces, count: Array, idle: tuple[Array, Array, Array, Array], blocking: Array
+) -> tuple[Host, Array]:
+    """Host tasks from pieces, and the task of each piece.
+
+    A blocking copy becomes two tasks, its call and its return.
+    """
+    thread, start, end, label = idle
+    none, no = np.full(len(thread), NONE), np.zeros(len(thread), bool)
+    rows = {
+        "thread": (p.thread, p.thread[blocking], thread),
+        "start": (p.start, p.start[blocking], start),
+        "end": (p.end, p.end[blocking], end),
+        "label": (p.label, p.label[blocking], label),
+        "unit": (p.unit, p.unit[blocking], none),
+        "is_call": (p.is_call, p.is_call[blocking], no),
+        "is_return": (np.zeros(len(p), bool), np.ones(len(blocking), bool), no),
+        "call": (np.full(len(p), NONE), blocking, none),
+        "recorded": (count, np.zeros((len(blocking) + len(none), 2), np.int32)),
+    }
+    columns = {k: np.concatenate(v) for k, v in rows.items()}
+    ranked = np.lexsort((columns["is_return"], columns["start"], columns["thread"]))
+    place = np.empty(len(ranked), np.int64)
+    place[ranked] = np.arange(len(ranked))
+    columns["call"] = np.append(place, NONE)[columns["call"]]
+    return Host(**{k: v[ranked] for k, v in columns.items()}), place[: len(p)]
+
+
+def _untraced(
+    events: Events, n: Nest, p: Pieces, begin: float, end: float, thread: int
+) -> tuple[Array, Array, Array, Array]:
+    """(thread, start, end, label) of untraced time that is a task, not a gap.
+
+    On the main thread before its first and after its last piece; on other threads before their
+    first where the main thread has done nothing yet that could have started them; at the beginning
+    and behind the end of what is noted as the optimizer's, so that its own time goes with it.
+    """
+    mine = np.sort(p.start[p.thread == thread])
+    rows = _note_rows(events, n, mine, end, thread)
+    busy = [(float(mine[0]), float(p.end[p.thread == thread].max()))] if len(mine) else []
+    covered = busy + [(r[1], r[2]) for r in rows]
+    first = min((a for a, _ in covered), default=end)
+    last = max((b for _, b in covered), default=begin)
+    rows.append((thread, begin, first, NONE))
+    if first < end:
+        rows.append((thread, last, end, NONE))
+    done = p.end[p.thread == thread].min(initial=np.inf)
+    for other in np.unique(p.thread[p.thread != thread]).tolist():
+        start = float(p.start[p.thread == other].min())
+        if start < min(done, first):
+            rows.append((other, begin, start, NONE))
+    table = np.array([r for r in rows if r[2] > r[1]], np.float64).reshape(-1, 4)
+    return table[:, 0].astype(np.int64), table[:, 1], table[:, 2], table[:, 3].astype(np.int64)
+
+
+def _note_rows(
+    events: Events, n: Nest, starts: Array, end: float, thread: int
+) -> list[tuple[int, float, float, int]]:
+    """From the beginning of each optimizer note to its first piece, from its end to the next."""
+    told = (n.tells & Tells.UPDATE) > 0
+    inner = np.where(n.parent == NONE, False, told[n.parent])
+    outer = np.flatnonzero(
+        told & ~inner & (events.what[n.event] == What.NOTE) & (events.place[n.event] == thread)
+    )
+    rows = []
+    for place in outer.tolist():
+        a, b = float(events.start[n.event[place]]), float(events.end[n.event[place]])
+        at = np.searchsorted(starts, [a, b])
+        following = [float(starts[k]) if k < len(starts) else end for k in at]
+        rows.append((thread, a, min(b, following[0]), place))
+        if following[1] < end:
+            rows.append((thread, b, following[1], NONE))
+    return rows

@@ -1,0 +1,182 @@
+"""Work on one stream that waits for work on another: events recorded and waited for.
+
+Where the trace does not name the streams (most do not), the order of calls in the operator tells
+which can be meant and the measured times which work: the latest that was done when the waiting work
+began. So no edge contradicts a measured time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from foretell.graph.columns import NONE, Array
+from foretell.trace.runs import is_follower
+from foretell.trace.step.device import typical
+from foretell.trace.step.draft import NOISE, Draft
+from foretell.trace.step.issue import Issue, Told, ready_times, times_of
+from foretell.trace.words import Does
+
+IDLE = 5e-6  # seconds: no turnaround, latency or event takes that long
+HELD_UP = 5e-5  # seconds: work that is ready that long before it starts waits for something
+_NO_EVENT = 1e-6  # seconds an event takes where a trace shows none: the H200 median, rounded
+_MANY_STREAMS = 8  # beyond this only the streams next to a wait are candidates
+Pairs = tuple[Array, Array]  # source, target
+
+
+def stream_waits(d: Draft, issue: Issue, told: dict[int, Told]) -> Pairs:
+    """(source, target) pairs of device work on different streams."""
+    if len(issue.rows) < 2:
+        return _table(set())
+    times, places = times_of(d, Does.WAIT)
+    if not len(times):
+        return _table(_guessed(d, issue, ~d.device.is_ahead))
+    records = times_of(d, Does.RECORD)[0]
+    lines = _lines(d, issue)
+    pairs = _guessed(d, issue, _in_graphs(d))
+    for time, place in zip(times.tolist(), places.tolist(), strict=True):
+        known = told.get(int(d.nest.event[place]))
+        if known is not None and known.source != NONE:
+            record = known.record if known.record is not None else time
+            pairs |= _pair(d, issue, (known.source, known.stream), record, time)
+            continue
+        k = int(np.searchsorted(records, time)) - 1
+        record = float(records[k]) if k >= 0 else time
+        for streams in _candidates(d, issue, lines, time, place):
+            pairs |= _pair(d, issue, streams, record, time)
+    return _table(pairs)
+
+
+def _table(pairs: set[tuple[int, int]]) -> Pairs:
+    table = np.array(sorted(pairs), np.int64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+def _lines(d: Draft, issue: Issue) -> dict[int, Array]:
+    """The work that each thread launched, in the order of issue."""
+    known = np.flatnonzero(d.device.host != NONE)
+    thread = d.host.thread[d.device.host[known]]
+    ranked = known[np.lexsort((known, issue.time[known], thread))]
+    thread = d.host.thread[d.device.host[ranked]]
+    return {t: ranked[thread == t] for t in np.unique(thread).tolist()}
+
+
+def _candidates(
+    d: Draft, issue: Issue, lines: dict[int, Array], time: float, place: int
+) -> list[tuple[int, int]]:
+    """(source, target) streams that a wait may join: those used around it on its thread.
+
+    Targets get work behind the wait in the same operator, or next. Sources had work before it in
+    the same operator, or last; where none of these differs from the target, any other stream may be
+    meant (a wait for a collective that another thread launched).
+    """
+    line = lines.get(int(d.events.place[d.nest.event[place]]), np.zeros(0, np.int64))
+    at = int(np.searchsorted(issue.time[line], time, side="left"))
+    unit = int(d.nest.unit[place])
+    sources = _streams_along(d, line[:at][::-1], unit)
+    targets = _streams_along(d, line[at:], unit)
+    found = []
+    for target in targets:
+        others = sources - {target}
+        if not others and len(issue.rows) <= _MANY_STREAMS:
+            others = set(issue.rows) - {target}
+        found += [(source, target) for source in others]
+    return found
+
+
+def _streams_along(d: Draft, line: Array, unit: int) -> set[int]:
+    """The streams of the first work of a line and of all that follows it in one operator."""
+    found: set[int] = set()
+    for k, work in enumerate(line.tolist()):
+        inside = unit != NONE and d.host.unit[d.device.host[work]] == unit
+        if k and not inside:
+            break
+        found.add(int(d.device.work.stream[work]))
+    return found
+
+
+def _pair(
+    d: Draft, issue: Issue, streams: tuple[int, int], record: float, time: float
+) -> set[tuple[int, int]]:
+    """The first work on the target behind the wait, and the last it can have waited for."""
+    source, target = streams
+    if source not in issue.rows or target not in issue.rows:
+        return set()
+    to, last = issue.first_from(target, time), issue.last_before(source, record)
+    if to == NONE or last == NONE:
+        return set()
+    a = issue.rows[source][0]
+    ends = d.device.work.end[a : last + 1]
+    done = a + int(np.searchsorted(ends, d.device.work.start[to] + NOISE, side="right")) - 1
+    return {(done, to)} if done >= a else set()
+
+
+def _in_graphs(d: Draft) -> Array:
+    """Which work was launched together with other work: by a graph, whose events nobody records."""
+    of = d.device.host
+    count = np.bincount(of[of != NONE], minlength=len(d.host) + 1)
+    found: Array = (of != NONE) & (count[of] > 1)
+    return found
+
+
+def _guessed(d: Draft, issue: Issue, asked: Array) -> set[tuple[int, int]]:
+    """Pairs where a trace records no waits: work that was ready and began just when work of
+    another stream, issued before it, had ended."""
+    work, none = d.device.work, np.zeros(0, np.int64)
+    held = np.flatnonzero((work.start - ready_times(d, none, none) > HELD_UP) & asked)
+    ranked = np.argsort(work.end, kind="stable")
+    ends, pairs = work.end[ranked], set()
+    for target in held.tolist():
+        start, issued = work.start[target], issue.time[target]
+        low, high = np.searchsorted(ends, [start - NOISE, start + NOISE / 10])
+        near = ranked[low:high]
+        together = (issue.time[near] == issued) & (work.start[near] < start)
+        near = near[
+            (work.stream[near] != work.stream[target]) & ((issue.time[near] < issued) | together)
+        ]
+        if len(near):
+            pairs.add((int(near[-1]), target))
+    return pairs
+
+
+def unexplained(d: Draft, source: Array, target: Array) -> tuple[Array, Array, Array]:
+    """(work, what released it, delay) where work was ready and waited on an idle device.
+
+    Nothing in the trace says why (the first launch of a kernel loads it, a graph is set up), so the
+    delay is kept, behind the last thing it waited for: its launch, as a host task, or other work,
+    numbered behind all host tasks.
+    """
+    work, of, hosts = d.device.work, d.device.host, len(d.host)
+    ready, by = _released(d, source, target)
+    ranked = np.argsort(work.start, kind="stable")
+    high = np.append(-np.inf, np.maximum.accumulate(work.end[ranked]))
+    # When everything that began before it, on any stream, had ended.
+    last = high[np.searchsorted(work.start[ranked], work.start, side="left")]
+    idle = (last <= ready) & (work.start - ready > IDLE) & (of != NONE) & ~d.device.is_ahead
+    late = np.flatnonzero(idle)
+    after = np.where(by[late] == NONE, of[late], hosts + by[late])
+    return late, after, work.start[late] - ready[late]
+
+
+def event_lags(d: Draft, source: Array, target: Array) -> Array:
+    """How long an event takes from one stream to the other: as measured where nothing else held
+    the work up, otherwise what is usual."""
+    _, by = _released(d, source, target)
+    seen = d.device.work.start[target] - d.device.work.end[source]
+    pure = (by[target] == source) & (seen >= 0) & (seen <= IDLE)
+    return np.where(pure, seen, typical(seen[pure], _NO_EVENT))
+
+
+def _released(d: Draft, source: Array, target: Array) -> tuple[Array, Array]:
+    """When each piece of work could have started, and by which work; NONE: by its launch."""
+    work, of = d.device.work, d.device.host
+    same = is_follower(work.stream)
+    by = np.where(same, np.arange(len(work)) - 1, NONE)
+    ready = np.where(same, work.end[by], -np.inf)
+    ranked = np.argsort(work.end[source], kind="stable")  # the last to end is written last
+    source, target = source[ranked], target[ranked]
+    later = work.end[source] > ready[target]
+    by[target[later]] = source[later]
+    np.maximum.at(ready, target, work.end[source])
+    launched = np.where(of != NONE, d.host.end[of], -np.inf) if len(d.host) else ready
+    by[launched >= ready] = NONE
+    return np.maximum(ready, launched), by

@@ -1,0 +1,280 @@
+"""What the names in a trace mean: calls, notes, operators, kernels of collectives.
+
+Names are looked at once each, never once an event. CUDA and HIP use the same words behind their
+prefixes, so one table serves both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum, IntFlag
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from foretell.graph import Dtype, Kind
+from foretell.graph.columns import Array
+
+
+class Does(IntEnum):
+    """What a runtime call does to the order of things."""
+
+    NOTHING = 0
+    DRAIN_DEVICE = 1
+    DRAIN_STREAM = 2
+    DRAIN_EVENT = 3
+    RECORD = 4  # puts an event on a stream
+    WAIT = 5  # lets a stream wait for an event
+    FREE = 6  # gives memory back, which waits for the device
+
+
+class Tells(IntFlag):
+    """What a named range or operator tells of all that happens inside it."""
+
+    NOTHING = 0
+    STEP = 1
+    UPDATE = 2
+    LOAD = 4
+    BACKWARD = 8
+    LOSS = 16
+    LAYER = 32
+    UNIT = 64  # one operator call: what is inside belongs to it
+
+
+_CALL = re.compile(r"^(?:cuda|hip|cuCtx|cu)")
+_DOES = {
+    "DeviceSynchronize": Does.DRAIN_DEVICE,
+    "ThreadSynchronize": Does.DRAIN_DEVICE,
+    "Synchronize": Does.DRAIN_DEVICE,  # cuCtxSynchronize
+    "StreamSynchronize": Does.DRAIN_STREAM,
+    "EventSynchronize": Does.DRAIN_EVENT,
+    "EventRecord": Does.RECORD,
+    "EventRecordWithFlags": Does.RECORD,
+    "StreamWaitEvent": Does.WAIT,
+    "Free": Does.FREE,
+    "FreeHost": Does.FREE,
+    "HostFree": Does.FREE,
+    "HostUnregister": Does.FREE,
+    "MemFree": Does.FREE,
+}
+
+_STEP = re.compile(r"ProfilerStep#(\d{1,15})")
+_UPDATE = re.compile(r"Optimizer\.(step|zero_grad)|##\s*(optimizer|zero_grad)", re.IGNORECASE)
+_BACKWARD = re.compile(r"autograd::engine::evaluate_function|##\s*backward\b")
+_LOSS = re.compile(
+    r"aten::(cross_entropy_loss|nll_loss\w*|mse_loss|l1_loss|smooth_l1_loss|huber_loss|kl_div"
+    r"|binary_cross_entropy\w*|ctc_loss|cosine_embedding_loss|soft_margin_loss)$"
+)
+_WRAPPERS = ("autograd::engine::evaluate_function: ", "aten::", "torch::autograd::")
+LAYER_NOTE = "layer:"  # a record_function of that name marks a module: `layer:features.0`
+
+# One word for what several backends call differently.
+_ALIASES = {
+    "_convolution": "convolution",
+    "cudnn_convolution": "convolution",
+    "cudnn_convolution_relu": "convolution",
+    "miopen_convolution": "convolution",
+    "mkldnn_convolution": "convolution",
+    "thnn_conv2d": "convolution",
+    "_slow_conv2d_forward": "convolution",
+    "_conv_depthwise2d": "convolution",
+    "cudnn_convolution_transpose": "convolution",
+    "cudnn_convolution_backward": "convolution_backward",
+    "batch_norm": "native_batch_norm",
+    "_batch_norm_impl_index": "native_batch_norm",
+    "_batch_norm_with_update": "native_batch_norm",
+    "cudnn_batch_norm": "native_batch_norm",
+    "miopen_batch_norm": "native_batch_norm",
+    "cudnn_batch_norm_backward": "native_batch_norm_backward",
+    "miopen_batch_norm_backward": "native_batch_norm_backward",
+    "batch_norm_backward": "native_batch_norm_backward",
+    "layer_norm": "native_layer_norm",
+    "layer_norm_backward": "native_layer_norm_backward",
+}
+
+_NCCL = re.compile(
+    r"(?:nccl|rccl)\w*?(AllReduce|ReduceScatter|AllGather|Broadcast|Reduce|SendRecv)"
+)
+_IS_NCCL = re.compile(r"^(?:void )?(?:nccl|rccl)", re.IGNORECASE)
+_COLLECTIVES = {
+    "allreduce": "all_reduce",
+    "reducescatter": "reduce_scatter",
+    "allgather": "all_gather",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "sendrecv": "all_to_all",  # said of itself by the note around it where that is not so
+    "send": "send",
+    "recv": "recv",
+}
+_COMM_NOTE = re.compile(r"^(?:nccl|gloo|c10d|ucc|rccl):+_?(\w+)")
+
+_DTYPES = {
+    "float": Dtype.FP32, "double": Dtype.FP64, "c10::Half": Dtype.FP16, "c10::BFloat16": Dtype.BF16,
+    "long int": Dtype.INT64, "long": Dtype.INT64, "int": Dtype.INT32, "signed char": Dtype.INT8,
+    "unsigned char": Dtype.INT8, "bool": Dtype.BOOL, "c10::complex<float>": Dtype.COMPLEX64,
+    "c10::Float8_e4m3fn": Dtype.FP8, "c10::Float8_e5m2": Dtype.FP8,
+}  # fmt: skip
+_SIZES = {
+    Dtype.FP64: 8, Dtype.FP32: 4, Dtype.TF32: 4, Dtype.FP16: 2, Dtype.BF16: 2, Dtype.FP8: 1,
+    Dtype.INT64: 8, Dtype.INT32: 4, Dtype.INT8: 1, Dtype.BOOL: 1, Dtype.COMPLEX64: 8,
+}  # fmt: skip
+# How collectives name their element type in their own arguments (c10::ScalarType).
+_ELEMENTS = {
+    "Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Char": 1, "Byte": 1,
+    "Bool": 1, "Short": 2, "Float8_e4m3fn": 1, "Float8_e5m2": 1,
+}  # fmt: skip
+
+
+class Texts:
+    """Strings met so far, each with its number; 0 is the empty one."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {"": 0}
+
+    def number(self, text: str) -> int:
+        return self.numbers.setdefault(text, len(self.numbers))
+
+    def table(self, texts: Iterable[str]) -> Array:
+        """The numbers of several, new ones included."""
+        return np.array([self.number(t) for t in texts], np.int64)
+
+
+def by_name(texts: Sequence[str], name: Array, meaning: Callable[[str], int]) -> Array:
+    """A number for every event from a meaning of its name, asked once a name that occurs."""
+    table = np.zeros(len(texts), np.int64)
+    for k in np.unique(name).tolist():
+        table[k] = meaning(texts[k])
+    found: Array = table[name]
+    return found
+
+
+@lru_cache(4096)
+def does(call: str) -> Does:
+    """What a runtime call does."""
+    return _DOES.get(_CALL.sub("", call).removesuffix("_v2"), Does.NOTHING)
+
+
+@lru_cache(65536)
+def note_tells(note: str) -> Tells:
+    """What a named range tells of what is inside it."""
+    if _STEP.match(note):
+        return Tells.STEP
+    if note.startswith("enumerate(DataLoader)"):
+        return Tells.LOAD | Tells.UNIT
+    if note.startswith(LAYER_NOTE):
+        return Tells.LAYER
+    return Tells.UPDATE if _UPDATE.match(note) else Tells.NOTHING
+
+
+@lru_cache(65536)
+def op_tells(op: str) -> Tells:
+    """What an operator tells of what is inside it."""
+    if _BACKWARD.match(op):
+        return Tells.BACKWARD | Tells.UNIT
+    return Tells.LOSS | Tells.UNIT if _LOSS.match(op) else Tells.UNIT
+
+
+def step_number(note: str) -> int:
+    """The number in `ProfilerStep#12`."""
+    found = _STEP.match(note)
+    return int(found[1]) if found else -1
+
+
+@lru_cache(65536)
+def plain(op: str) -> str:
+    """An operator's name without what wraps it: `aten::addmm` → `addmm`."""
+    for wrapper in _WRAPPERS:
+        op = op.removeprefix(wrapper)
+    return op
+
+
+@lru_cache(65536)
+def canonical(op: str) -> str:
+    """The one word for an operator, whatever backend runs it."""
+    name = plain(op)
+    return _ALIASES.get(name, name)
+
+
+def is_collective(kernel: str) -> bool:
+    """Whether a kernel moves data between ranks."""
+    return _IS_NCCL.match(kernel) is not None
+
+
+def collective(kernel: str, said: str) -> tuple[Kind, str]:
+    """Kind and op of a communication kernel, from what is said of it or else from its name."""
+    note = _COMM_NOTE.match(said)
+    words = (note[1] if note else said).lower()
+    known = _collective_word(words)
+    if not known:
+        found = _NCCL.search(kernel)
+        known = _COLLECTIVES[found[1].lower()] if found else "all_reduce"
+    return (Kind.SEND, known) if known in ("send", "recv") else (Kind.COLLECTIVE, known)
+
+
+def _collective_word(words: str) -> str:
+    squeezed = words.replace("_", "").replace("base", "").replace("coalesced", "")
+    for key, word in _COLLECTIVES.items():
+        if key != "sendrecv" and squeezed.startswith(key):
+            return word
+    return ""
+
+
+def element_bytes(element: str) -> int:
+    """Bytes of one element of a collective's type."""
+    return _ELEMENTS.get(element, 4)
+
+
+class Shape:
+    """The inputs of an operator: their sizes, types and plain values."""
+
+    def __init__(self, raw: tuple[bytes, bytes, bytes]) -> None:
+        self.dims, self.types, self.values = (_list(part) for part in raw)
+
+    @property
+    def dtype(self) -> Dtype:
+        """The first floating-point type among the inputs, else the first type of all."""
+        known = [_DTYPES[t] for t in self.types if isinstance(t, str) and t in _DTYPES]
+        floats = [d for d in known if d <= Dtype.FP8]
+        return (floats or known or [Dtype.NONE])[0]
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of the first input."""
+        dims = self.dims[0] if self.dims else []
+        if not isinstance(dims, list) or not all(isinstance(d, int) for d in dims):
+            return 0.0
+        return float(np.prod(dims, dtype=np.float64)) * _SIZES.get(self.dtype, 4)
+
+    def text(self) -> str:
+        """`in=64x3x7x7+64,types=float+float,args=-+2x2`: inputs by `+`, dims by `x`, none `-`."""
+        parts = [f"in={'+'.join(map(_dims_text, self.dims))}"]
+        if any(self.types):
+            parts.append(f"types={'+'.join(_plain_text(t) for t in self.types)}")
+        if any(self.values):
+            parts.append(f"args={'+'.join(_plain_text(v) for v in self.values)}")
+        return ",".join(parts)
+
+
+def _list(raw: bytes) -> list[Any]:
+    try:
+        found = msgspec.json.decode(raw) if raw else []
+    except (msgspec.DecodeError, UnicodeDecodeError):  # arguments are kept without being looked at
+        return []
+    return found if isinstance(found, list) else []
+
+
+def _dims_text(dims: Any) -> str:
+    if not isinstance(dims, list):
+        return "-"
+    if any(isinstance(d, list) for d in dims):  # a list of tensors
+        return "|".join(map(_dims_text, dims))
+    return "x".join(map(str, dims)) or "-"
+
+
+def _plain_text(value: Any) -> str:
+    text = str(value).strip("[]")
+    return text.replace(", ", "x").replace(",", "x").replace("+", "") or "-"
