@@ -27,7 +27,8 @@ def test_every_device_task_gets_a_price_and_its_source():
     graph = price(transformer(ranks=2, layers=1), A100)
     device = np.isin(graph.kind, (Kind.KERNEL, Kind.COLLECTIVE))
     assert (graph.seconds[device] > 0).all()
-    assert (graph.source[device] == Source.FORMULA).all()
+    assert set(graph.source[device]) == {Source.FORMULA, Source.LEARNED}
+    assert set(graph.source[graph.select(op="gemm")]) == {Source.LEARNED}
     assert (graph.sigma[device] > 0).all()
     assert graph.history == ("price:on=dgx-a100:nodes=1",)
 
@@ -101,7 +102,7 @@ def test_prices_can_be_had_without_a_new_graph():
     tasks = graph.select(op="gemm")
     seconds, _, source = prices(graph, tasks, A100)
     assert len(seconds) == len(tasks)
-    assert set(source) == {Source.FORMULA}
+    assert set(source) == {Source.LEARNED}
 
 
 def test_a_table_from_a_file(tmp_path):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from foretell.cluster import Device
-from foretell.cost import collective, kernel
+from foretell.cost import collective, kernel, learned
 from foretell.cost.work import Work
 from foretell.graph.columns import COLLECTIVES, Array, Kind, Source
 from foretell.graph.groups import ranks_of
@@ -35,6 +35,22 @@ class KernelFormula:
                 device, part.op, _formats(part.dtype), part.shape, part.flops, part.bytes
             )
             seconds[rows], sigma[rows] = found.seconds, found.sigma
+        return seconds, sigma
+
+
+class LearnedKernel:
+    """A correction learned on devices that were measured densely; passes everywhere else."""
+
+    name = "learned kernel"
+    source = Source.LEARNED
+
+    def price(self, work: Work) -> tuple[Array, Array]:
+        seconds, sigma = _unknown(work)
+        is_known = (work.kind == Kind.KERNEL) & np.array([bool(text) for text in work.shape], bool)
+        for device, rows in _by_device(work, np.flatnonzero(is_known)):
+            part = work.take(rows)
+            found = learned.seconds(device, part.op, _formats(part.dtype), part.shape)
+            seconds[rows], sigma[rows] = found.seconds, np.nan_to_num(found.sigma)
         return seconds, sigma
 
 

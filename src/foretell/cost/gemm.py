@@ -5,7 +5,7 @@ The kernel is the fastest of a few tile shapes (tₘ×tₙ) and ways to split k,
     compute   c = b·⌈m/tₘ⌉·⌈n/tₙ⌉·s blocks, o at a time on each of U units, in whole waves; a block
               is 2·tₘ·tₙ·(k/s + k₀) flop at the tile's efficiency e₀·a/(a + a₀), a = tₘtₙ/(tₘ+tₙ)
               (its flop per byte); too few resident blocks hide latency less (→ `_compute`)
-    power     the board sustains watts/energy flop/s; the two rates add like resistances (→ `_throttled`)
+    power     a board sustains watts/energy flop/s; its rate falls towards that (→ `throttled`)
     memory    one wave reads the rows of A and columns of B under it once; the next wave reads them
               again unless the second-level cache kept them (→ `_traffic`, `_memory`)
     fabric    every block reads its (tₘ + tₙ)·k operands through the cache (→ `_fabric`)
@@ -13,8 +13,10 @@ The kernel is the fastest of a few tile shapes (tₘ×tₙ) and ways to split k,
 and overlapping, so that t = (Σ tᵢᵖ)^(1/p) + start. A split adds a pass over the partial sums.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,111 +25,151 @@ from foretell.cost.limits import Limits, nearest
 
 Array = npt.NDArray[np.float64]
 Fitted = Mapping[str, float]
+Tile = tuple[Array, Array]  # rows and columns of C
 
-# Tiles (rows × columns of a row-major C) named by the kernels in truth/kernels: sgemm by
-# architecture from NeuSight's columns, `32x128` there being 32 columns by 128 rows.
+# Tiles (rows × columns of a row-major C) that libraries choose from, by the names of their kernels:
+# `volta_sgemm_32x128_tn` in NeuSight's columns (32 columns by 128 rows),
+# `cutlass_80_simt_sgemm_256x128`, `sm80_xmma_gemm_…_tilesize64x64x8` in the traces of the H200.
+_VOLTA = ((128, 128), (64, 128), (64, 64), (128, 32), (32, 128), (32, 64), (32, 32))
+_NEW = ((256, 128), (128, 256), (128, 128), (64, 128), (128, 64), (64, 64), (128, 32), (32, 128))
 _SGEMM = {
     "pascal": ((128, 32), (64, 64), (32, 128)),
-    "volta": ((128, 128), (64, 128), (64, 64), (128, 32), (32, 128), (32, 64), (32, 32)),
+    "volta": _VOLTA,
+    "turing": _VOLTA,
     "ampere": ((64, 128), (128, 32), (32, 128), (64, 64), (32, 64), (32, 32)),
+    "hopper": (*_NEW, (32, 32)),
 }
 _SGEMM_BATCHED = {
     "pascal": ((64, 128),),
     "volta": ((64, 64), (128, 32), (32, 128)),
     "turing": ((64, 128), (64, 64), (32, 128)),
     "ampere": ((128, 128),),
+    "hopper": ((128, 128), (64, 128), (64, 64), (32, 64), (64, 32), (32, 32)),
 }
 # Matrix-unit tiles of CUTLASS and cuBLAS names (`cutlass_…_256x128_…`, `nvjet_…_128x16_…`).
 _TENSOR = (
     *((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64)),
     *((32, 128), (16, 128), (128, 32), (128, 16)),
 )
+_CHUNK = 512  # rows at a time: with a dozen tiles the columns stay in a processor's cache
+_LINE = 16  # elements: no load is wider than this many of the smallest format
 
 
-def seconds(
-    limits: Limits, fitted: Fitted, b: Array, m: Array, n: Array, k: Array, strided: Array
-) -> Array:
-    """Time of each product on its own, from the fastest tile and split.
+@dataclass(frozen=True)
+class Product:
+    """Products as columns of one length."""
 
-    `strided` is 1 where both operands are contiguous along k (A row-major, B column-major, as in
-    the forward of a linear layer) and 0 elsewhere.
-    """
-    dims = tuple(np.asarray(d, float)[:, None] for d in (b, m, n, k, strided))
-    out = np.empty(len(b))
-    many = b > 1
-    for part, batched in ((~many, False), (many, True)):
-        if part.any():
-            tiles = _tiles(limits.arch, limits.pipe, batched)
-            out[part] = _best(limits, fitted, [d[part] for d in dims], tiles, not batched)
-    return out
+    b: Array
+    m: Array
+    n: Array
+    k: Array
+    strided: Array  # 1 where both operands are contiguous along k, as in a linear layer's forward
+    align: Array  # bytes every row of every operand starts at a multiple of
+    fetched: tuple[Array, Array]  # elements that A and B hold in memory
+
+    def __getitem__(self, rows: Any) -> "Product":
+        first, second = self.fetched
+        names = ("b", "m", "n", "k", "strided", "align")
+        columns = {name: getattr(self, name)[rows] for name in names}
+        return Product(**columns, fetched=(first[rows], second[rows]))
+
+
+def product(b: Array, m: Array, n: Array, k: Array, ta: Array, tb: Array, size: float) -> Product:
+    """Plain products: A is k×m where `ta`, B is n×k where `tb`."""
+    strided = tb * (1 - ta)
+    contiguous = np.gcd(np.gcd(np.where(ta > 0, m, k).astype(int), n.astype(int)), _LINE)
+    contiguous = np.where(tb > 0, np.gcd(contiguous, k.astype(int)), contiguous)
+    return Product(b, m, n, k, strided, contiguous * size, (m * k, n * k))
+
+
+def seconds(limits: Limits, fitted: Fitted, asked: Product) -> Array:
+    """Time of each product on its own, from the fastest tile and split."""
+    many = asked.b > 1
+    alone = replace(asked, b=np.ones(len(many)))
+    if limits.pipe == "tensor":  # one set of tiles for both
+        alone = alone[~many]
+    out = np.zeros(len(many))
+    tiles = _tiles(limits.arch, limits.pipe, batched=False)
+    single = best(limits, fitted, alone, tiles, may_split=True)
+    out[~many] = single if limits.pipe == "tensor" else single[~many]
+    if many.any():
+        tiles = _tiles(limits.arch, limits.pipe, batched=True)
+        out[many] = best(limits, fitted, asked[many], tiles, may_split=False)
+    # Vector tiles differ where there are many products: many never take less than one.
+    return out if limits.pipe == "tensor" else np.maximum(out, single)
 
 
 @lru_cache
-def _tiles(arch: str, pipe: str, batched: bool) -> tuple[Array, Array]:
+def _tiles(arch: str, pipe: str, batched: bool) -> Tile:
     known = _SGEMM_BATCHED if batched else _SGEMM
     shapes = _TENSOR if pipe == "tensor" else known.get(nearest(arch, known), known["volta"])
     rows, columns = np.array(shapes, float).T
     return rows, columns
 
 
-def _best(
-    limits: Limits, fitted: Fitted, dims: list[Array], tiles: tuple[Array, Array], may_split: bool
-) -> Array:
-    whole = tiled(limits, fitted, dims, tiles, np.ones((1, 1)))
-    if may_split:
-        whole = np.minimum(whole, tiled(limits, fitted, dims, tiles, _fill(limits, fitted, dims, tiles)))
-    best: Array = whole.min(axis=1)
-    return best
+def best(limits: Limits, fitted: Fitted, asked: Product, tiles: Tile, *, may_split: bool) -> Array:
+    """Time with the fastest of some tiles, and of k whole or split to fill the device."""
+    least = np.empty(len(asked.b))
+    for at in range(0, len(least), _CHUNK):
+        rows = slice(at, at + _CHUNK)
+        part = asked[rows, None]
+        times = tiled(limits, fitted, part, tiles, np.ones((1, 1)))
+        if may_split:
+            split = _fill(limits, fitted, part, tiles)
+            times = np.minimum(times, tiled(limits, fitted, part, tiles, split))
+        least[rows] = times.min(axis=1)
+    return least
 
 
-def _fill(limits: Limits, fitted: Fitted, dims: list[Array], tile: tuple[Array, Array]) -> Array:
+def _fill(limits: Limits, fitted: Fitted, asked: Product, tile: Tile) -> Array:
     """The split of k that fills the device once, as far as k allows."""
-    b, m, n, k, _ = dims
     rows, cols = tile
-    blocks = b * np.ceil(m / rows) * np.ceil(n / cols)
-    room = np.floor(limits.units * _resident(fitted, rows, cols) / blocks)
-    return np.clip(np.minimum(room, np.floor(k / fitted["split_k"])), 1.0, 32.0)
+    blocks = asked.b * np.ceil(asked.m / rows) * np.ceil(asked.n / cols)
+    room = np.floor(limits.units * _resident(fitted, tile) / blocks)
+    return np.clip(
+        np.minimum(room, np.floor(asked.k / fitted["split_k"])), 1.0, fitted["split_most"]
+    )
 
 
-def tiled(
-    limits: Limits, fitted: Fitted, dims: list[Array], tile: tuple[Array, Array], split: Array
-) -> Array:
+def tiled(limits: Limits, fitted: Fitted, asked: Product, tile: Tile, split: Array) -> Array:
     """Time with one tile shape and one split of k; arrays broadcast against each other."""
-    b, m, n, k, strided = dims
     rows, cols = tile
-    down, across = np.ceil(m / rows), np.ceil(n / cols)
-    blocks = b * down * across * split
-    deep = np.ceil(k / split / fitted["step_k"]) * fitted["step_k"]
-    compute = _compute(limits, fitted, blocks, deep, rows, cols)
-    memory = _memory(limits, fitted, dims, (down, across), tile, split)
+    grid = np.ceil(asked.m / rows), np.ceil(asked.n / cols)
+    blocks = asked.b * grid[0] * grid[1] * split
+    deep = np.ceil(asked.k / split / fitted["step_k"]) * fitted["step_k"]
+    compute = _compute(limits, fitted, blocks, deep, tile, asked.align)
+    memory = _memory(limits, fitted, asked, grid, tile, split)
     fabric = blocks * (rows + cols) * deep * limits.size
     fabric /= np.minimum(limits.units, blocks) * limits.clock * fitted["fabric"]
-    p = fitted["overlap"]
-    busy = (compute**p + memory**p + fabric**p) ** (1 / p)
-    sums = fitted["split_start"] + b * m * n * split * 8 / (limits.bandwidth * fitted["split_rate"])
-    start = limits.floor + fitted["cycles"] / limits.clock
-    total: Array = busy + start + np.where(split > 1, sums, 0.0)
+    busy = norm(fitted["overlap"], compute, memory, fabric)
+    partial = asked.b * asked.m * asked.n * split * 8 / (limits.bandwidth * fitted["split_rate"])
+    sums = np.where(split > 1, fitted["split_start"] + partial, 0.0)
+    total: Array = busy + limits.floor + fitted["cycles"] / limits.clock + sums
     return total
 
 
-def _resident(fitted: Fitted, rows: Array, cols: Array) -> Array:
+def _resident(fitted: Fitted, tile: Tile) -> Array:
     """Blocks one unit holds: its registers hold `area` sums."""
-    return np.clip(np.floor(fitted["area"] / (rows * cols)), 1.0, fitted["resident"])
+    return np.clip(np.floor(fitted["area"] / (tile[0] * tile[1])), 1.0, fitted["resident"])
 
 
 def _compute(
-    limits: Limits, fitted: Fitted, blocks: Array, deep: Array, rows: Array, cols: Array
+    limits: Limits, fitted: Fitted, blocks: Array, deep: Array, tile: Tile, align: Array
 ) -> Array:
-    resident = _resident(fitted, rows, cols)
+    rows, cols = tile
+    resident = _resident(fitted, tile)
     waves = np.floor(blocks / (limits.units * resident))
     last = np.ceil((blocks - waves * limits.units * resident) / limits.units)
     turns = waves * resident / _hidden(fitted, resident * rows * cols)
     turns += last / _hidden(fitted, np.maximum(last, 1.0) * rows * cols)
     shape = rows * cols / (rows + cols)
     efficiency = fitted["peak"] * shape / (shape + fitted["half_shape"])
-    efficiency = np.minimum(1.0, efficiency * limits.fitted[f"quality_{limits.pipe}"])
+    efficiency *= limits.fitted[f"quality_{limits.pipe}"]
+    if limits.shares and limits.pipe == "simt":
+        efficiency *= fitted["sharing"]
+    rate = np.minimum(limits.peak * np.minimum(1.0, efficiency), _aligned(limits, fitted, align))
     work = turns * 2 * rows * cols * (deep + fitted["start_k"])
-    return _throttled(limits, fitted, work * limits.units, limits.peak * efficiency)
+    return throttled(limits, fitted, work * limits.units, rate)
 
 
 def _hidden(fitted: Fitted, sums: Array) -> Array:
@@ -136,57 +178,77 @@ def _hidden(fitted: Fitted, sums: Array) -> Array:
     return hidden
 
 
-def _throttled(limits: Limits, fitted: Fitted, work: Array, rate: Array) -> Array:
+def _aligned(limits: Limits, fitted: Fitted, align: Array) -> Array:
+    """Flop/s that odd strides leave to the matrix units: wide loads need rows at 16 bytes."""
+    if limits.pipe != "tensor":
+        return np.array(np.inf)
+    narrow = fitted["narrow"] * (align / 2) ** fitted["narrow_power"]
+    return np.where(align >= 16, np.inf, limits.units * limits.clock * narrow)
+
+
+def throttled(limits: Limits, fitted: Fitted, work: Array, rate: Array) -> Array:
+    """Time of `work` flop at `rate` on a board whose power sustains less."""
     q = fitted["power"]
     free = work / rate
     sustained = limits.sustained * (1 + limits.burst / free)
-    slowed: Array = free * (1 + (rate / sustained) ** q) ** (1 / q)
+    slowed: Array = free * norm(q, np.ones(1), rate / sustained)
     return slowed
 
 
+def norm(p: float, *terms: Array) -> Array:
+    """(Σ xᵖ)^(1/p): times that overlap, the longest counting most; quick where p is 2, 4 or 8."""
+    if p in (2.0, 4.0, 8.0):
+        steps = range(int(np.log2(p)))
+        total = sum(_each(np.square, steps, x) for x in terms)
+        return _each(np.sqrt, steps, total)
+    out: Array = sum(x**p for x in terms) ** (1 / p)
+    return out
+
+
+def _each(step: Callable[[Array], Array], steps: range, x: Any) -> Array:
+    for _ in steps:
+        x = step(x)
+    out: Array = x
+    return out
+
+
 def _memory(
-    limits: Limits,
-    fitted: Fitted,
-    dims: list[Array],
-    grid: tuple[Array, Array],
-    tile: tuple[Array, Array],
-    split: Array,
+    limits: Limits, fitted: Fitted, asked: Product, grid: Tile, tile: Tile, split: Array
 ) -> Array:
-    b, m, n, _, strided = dims
-    read, window = _traffic(limits, fitted, dims, grid, tile, split)
-    moved = b * limits.size * (read + m * n)
-    resident = limits.units * _resident(fitted, *tile)
-    flight = np.minimum(b * grid[0] * grid[1] * split, resident) * (tile[0] + tile[1])
+    read, window = _traffic(limits, fitted, asked, grid, tile, split)
+    moved = asked.b * limits.size * (read + asked.m * asked.n)
+    resident = limits.units * _resident(fitted, tile)
+    flight = np.minimum(asked.b * grid[0] * grid[1] * split, resident) * (tile[0] + tile[1])
     share = np.minimum(1.0, flight / (limits.units * fitted["flight"])) ** fitted["flight_power"]
-    # Rows a whole stride apart walk more pages than an old memory unit can translate at once.
-    pages = limits.fitted["pages"] * np.sqrt(window * limits.size / limits.l2) * strided * m/(m+fitted["reach"]*16)
-    out: Array = moved / (limits.bandwidth * fitted["bandwidth"] * share) * (1 + pages)
+    # Rows a whole stride apart walk more pages than an old memory unit can translate at once; a
+    # product of few rows streams through them instead.
+    walked = np.sqrt(window * limits.size / limits.l2) * asked.m / (asked.m + fitted["stream_rows"])
+    pages = limits.fitted["pages"] * walked * asked.strided
+    wide = limits.stream * fitted["bandwidth"]
+    out: Array = moved / (wide * share) * (1 + pages)
     return out
 
 
 def _traffic(
-    limits: Limits,
-    fitted: Fitted,
-    dims: list[Array],
-    grid: tuple[Array, Array],
-    tile: tuple[Array, Array],
-    split: Array,
+    limits: Limits, fitted: Fitted, asked: Product, grid: Tile, tile: Tile, split: Array
 ) -> tuple[Array, Array]:
     """Elements of A and B one product reads from memory, and those within reach of one wave."""
-    _, m, n, k, _ = dims
     (down, across), (rows, cols) = grid, tile
-    wave = np.minimum(down * across, np.maximum(limits.units * _resident(fitted, *tile) / split, 1))
+    wave = np.minimum(down * across, np.maximum(limits.units * _resident(fitted, tile) / split, 1))
     # Blocks are issued along a row of C; newer libraries walk nearly square patches instead.
     tall = np.clip(np.sqrt(wave * cols / rows), 1.0, down)
     wide = np.clip(wave / tall, 1.0, across)
-    walk = fitted["square"]
-    wide = np.minimum(across, wave) ** (1 - walk) * wide**walk
+    along = np.minimum(across, wave)
+    wide = along * (wide / along) ** fitted["square"] if fitted["square"] < 1 else wide
     tall = np.clip(wave / wide, 1.0, down)
-    keep = fitted["keep"] * limits.l2
-    a, c = m * k, n * k
-    again_a, again_c = np.maximum(across / wide, 1.0), np.maximum(down / tall, 1.0)
-    lost_a = 1 - 1 / (1 + (a * limits.size / keep) ** 2)
-    lost_c = 1 - 1 / (1 + (c * limits.size / keep) ** 2)
-    read = a * (1 + (again_a - 1) * lost_a) + c * (1 + (again_c - 1) * lost_c)
-    window = (np.minimum(tall * rows, m) + np.minimum(wide * cols, n)) * k
+    first, second = asked.fetched
+    read = first + _again(limits, fitted, first, across / wide)
+    read = read + second + _again(limits, fitted, second, down / tall)
+    window = (np.minimum(tall * rows, asked.m) + np.minimum(wide * cols, asked.n)) * asked.k
     return read, window
+
+
+def _again(limits: Limits, fitted: Fitted, held: Array, passes: Array) -> Array:
+    """Elements of an operand read again by later waves: those the cache could not keep."""
+    lost = 1 - 1 / (1 + (held * limits.size / (fitted["keep"] * limits.l2)) ** 2)
+    return np.maximum(passes - 1, 0.0) * held * lost

@@ -1,4 +1,4 @@
-"""What one device offers one kernel: its rates for a number format, and what is fitted for its kind.
+"""What one device offers one kernel: rates for a number format, and what is fitted for its kind.
 
 A `Limits` joins the data sheet (`foretell.cluster.Device`) with the fitted constants of the
 device's architecture. An architecture nobody measured borrows from the nearest one that was,
@@ -8,18 +8,25 @@ so a new device needs a preset and nothing else.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from foretell.cluster.device import Device
+from foretell.cluster.device import FORMATS, Device
+from foretell.errors import unknown
 
+# Bytes an element takes; formats without a rate of their own run on the vector lanes like fp32.
 SIZES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "fp4": 0.5}
+SIZES |= {"int64": 8, "int32": 4, "bool": 1, "complex64": 8, "none": 4}
 
 # Generations in order of release, by maker: the nearest by this order lends its constants.
 LINEAGE = (
     ("kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell"),
-    ("gcn", "vega", "cdna", "cdna1", "cdna2", "cdna3"),
+    ("vega", "cdna", "cdna2", "cdna3"),
 )
+_OTHER = "volta"  # lends to makers nobody measured
+# Units of 128 lanes share half of them with integers (GA102 white paper, 2021); A100's 64 do not.
+_SHARING = {"ampere", "ada", "hopper", "blackwell"}
+_WITHOUT_MATRIX_UNITS = {"kepler", "maxwell", "pascal", "vega", "x86"}
 
-# Energy of one flop by format, against fp16 on the matrix pipe or fp32 on the vector pipe: an
-# operand of twice the bits costs about twice the energy to move and multiply (Horowitz, ISSCC 2014).
+# Energy of one flop by format, against fp16 on the matrix pipe or fp32 on the vector pipe: operands
+# of twice the bits cost about twice to move and multiply (Horowitz, ISSCC 2014, fig. 1.1.9).
 _ENERGY = {"fp64": 2.0, "tf32": 2.0, "fp8": 0.5, "int8": 0.5, "fp4": 0.25}
 
 Arches = Mapping[str, Mapping[str, float]]
@@ -40,13 +47,22 @@ class Limits:
     sustained: float  # flop/s the board's power allows for ever; infinite where unknown
     size: float  # bytes an element takes
     fitted: Mapping[str, float]  # constants of the architecture
+    shares: bool = False  # whether half the vector lanes also do the integer work of addresses
     burst: float = 0.0  # seconds a cold board runs above `sustained`; 0 in the middle of training
+
+    @property
+    def stream(self) -> float:
+        """Bytes/s that a long copy reaches."""
+        return self.bandwidth * self.fitted["stream"]
 
 
 def limits(device: Device, dtype: str, arches: Arches) -> Limits:
     """Join a device with what is fitted for its architecture."""
+    if dtype not in SIZES:
+        raise unknown("number format", dtype, SIZES)
     fitted = arches[nearest(device.arch, arches)]
-    pipe = _pipe(device, dtype)
+    size, dtype = SIZES[dtype], dtype if dtype in FORMATS else "fp32"
+    pipe = pipe_of(device, dtype)
     energy = fitted[f"joules_{pipe}"] * _ENERGY.get(dtype, 1.0)
     return Limits(
         arch=device.arch,
@@ -58,8 +74,9 @@ def limits(device: Device, dtype: str, arches: Arches) -> Limits:
         l2=device.l2,
         floor=device.floor,
         sustained=device.watts / energy if device.watts > 0 else float("inf"),
-        size=SIZES[dtype],
+        size=size,
         fitted=fitted,
+        shares=device.arch in _SHARING and device.flops["fp32"] > 192 * device.units * device.clock,
     )
 
 
@@ -69,15 +86,15 @@ def nearest(arch: str, known: Mapping[str, object]) -> str:
         return arch
     for line in LINEAGE:
         if arch in line:
-            at = line.index(arch)
-            near = sorted((i for i, a in enumerate(line) if a in known), key=lambda i: abs(i - at - 0.1))
+            at = line.index(arch) + 0.1
+            near = sorted((i for i, a in enumerate(line) if a in known), key=lambda i: abs(i - at))
             if near:
                 return line[near[0]]
-    return "other"
+    return _OTHER if _OTHER in known else next(iter(known))
 
 
-def _pipe(device: Device, dtype: str) -> str:
-    """Formats that run well above twice the fp32 rate do so on matrix units."""
-    if dtype in ("fp64", "fp32"):
+def pipe_of(device: Device, dtype: str) -> str:
+    """Which units multiply matrices of a format: the vector lanes where it has no own rate."""
+    if dtype in ("fp64", "fp32") or device.arch in _WITHOUT_MATRIX_UNITS:
         return "simt"
-    return "tensor" if device.peak(dtype) > 2.5 * device.peak("fp32") else "simt"
+    return "tensor" if device.peak(dtype) > device.peak("fp32") else "simt"

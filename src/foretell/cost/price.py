@@ -76,9 +76,14 @@ def prices(
 
 def default_models() -> tuple[Model, ...]:
     """The chain everybody gets who asks for nothing else."""
-    from foretell.cost.formulas import CollectiveFormula, CopyFormula, KernelFormula
+    from foretell.cost.formulas import (
+        CollectiveFormula,
+        CopyFormula,
+        KernelFormula,
+        LearnedKernel,
+    )
 
-    return (KernelFormula(), CopyFormula(), CollectiveFormula())
+    return (LearnedKernel(), KernelFormula(), CopyFormula(), CollectiveFormula())
 
 
 def _check_all(work: Work, seconds: Array, chain: Sequence[Model]) -> None:

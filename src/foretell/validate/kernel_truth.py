@@ -43,6 +43,7 @@ class Measured:
     bytes: Array | None  # one entry a kernel, where the op has no shape that says it
     reading: npt.NDArray[np.int64]  # which reading each kernel belongs to
     seconds: Array  # one entry a reading
+    ops: npt.NDArray[np.str_] | None = None  # one entry a kernel, where they differ from `op`
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -65,7 +66,9 @@ def _rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(lines))
 
 
-def _grouped(rows: Iterable[dict[str, str]], *keys: str) -> Iterator[tuple[tuple[str, ...], list[dict[str, str]]]]:
+def _grouped(
+    rows: Iterable[dict[str, str]], *keys: str
+) -> Iterator[tuple[tuple[str, ...], list[dict[str, str]]]]:
     groups: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
     for row in rows:
         groups[tuple(row[k] for k in keys)].append(row)
@@ -76,7 +79,16 @@ def _column(rows: list[dict[str, str]], key: str) -> Array:
     return np.array([float(r[key] or "nan") for r in rows])
 
 
-def _plain(source: str, device: str, op: str, dtype: str, call: str, shape: Columns, seconds: Array, moved: Array | None = None) -> Measured:
+def _plain(
+    source: str,
+    device: str,
+    op: str,
+    dtype: str,
+    call: str,
+    shape: Columns,
+    seconds: Array,
+    moved: Array | None = None,
+) -> Measured:
     kept = np.isfinite(seconds) & (seconds > 0)
     shape = {k: v[kept] for k, v in shape.items()}
     moved = None if moved is None else moved[kept]
@@ -94,7 +106,9 @@ def _neusight(folder: Path) -> list[Measured]:
             shape["tb"] = np.full(len(rows), float(call == "linear"))  # y = x·Wᵀ
             found.append(_plain("neusight", device, "gemm", "fp32", call, shape, _milli(rows)))
     for (device,), rows in _grouped(_rows(folder / "neusight_conv_fp32.csv.gz"), "Device"):
-        found.append(_plain("neusight", device, "conv", "fp32", "conv", _neusight_conv(rows), _milli(rows)))
+        found.append(
+            _plain("neusight", device, "conv", "fp32", "conv", _neusight_conv(rows), _milli(rows))
+        )
     for name, op in (("elementwise", "elementwise"), ("softmax", "softmax"), ("ln", "norm")):
         table = _rows(folder / f"neusight_{name}_fp32.csv.gz")
         for (device, call), rows in _grouped(table, "Device", "OPName"):
@@ -134,7 +148,9 @@ def _aiconfigurator(folder: Path) -> list[Measured]:
                 continue
             shape = {k: _column(rows, k) for k in "mnk"}
             seconds = _column(rows, "latency") * 1e-3
-            found.append(_plain("aiconfigurator", device, "gemm", _DTYPES[kind], "", shape, seconds))
+            found.append(
+                _plain("aiconfigurator", device, "gemm", _DTYPES[kind], "", shape, seconds)
+            )
     return found
 
 
@@ -155,6 +171,8 @@ def _deepbench_gemm(folder: Path) -> list[Measured]:
         shape["tb"] = np.array([float(r["transA"] == "T") for r in rows])
         seconds = _column(rows, "time_ms") * 1e-3
         dtype = _deepbench_dtype(precision)
+        if dtype == "fp16":  # odd sizes run at full rate there: it pads them to multiples of 8
+            shape |= {k: np.ceil(shape[k] / 8) * 8 for k in "mnk"}
         found.append(_plain("deepbench", device, "gemm", dtype, "", shape, seconds))
     return found
 
@@ -169,30 +187,74 @@ def _deepbench_conv(folder: Path) -> list[Measured]:
         if precision.startswith("pseudo"):
             continue
         shape = {k: _column(rows, v) for k, v in names.items()}
+        dtype = _deepbench_dtype(precision)
+        # the readings on matrix units leave no time to turn the layout over
+        shape["nhwc"] = np.full(len(rows), float(dtype == "fp16"))
         for op, key in ops.items():
             seconds = _column(rows, key) * 1e-3
-            dtype = _deepbench_dtype(precision)
             found.append(_plain("deepbench", device, op, dtype, "", shape, seconds))
     return found
 
 
 def _models(folder: Path) -> list[Measured]:
-    """Products in whole models, forward (one kernel) and backward (two, of the same flop each)."""
+    """Products of whole models and what moves more than the caches hold between them."""
     found = []
     for (device,), rows in _grouped(_rows(folder / "neusight_train_op_labels.csv.gz"), "device"):
-        products = [(p, r) for r in rows if (p := _product(r)) is not None]
-        if not products:
-            continue
-        b, m, n, k, tb = np.array([p for p, _ in products], float).T
-        forward = _column([r for _, r in products], "fw_ms") * 1e-3
-        backward = _column([r for _, r in products], "bw_ms") * 1e-3
-        shape = {"b": b, "m": m, "n": n, "k": k, "tb": tb}
-        found.append(_plain("models", device, "gemm", "fp32", "forward", shape, forward))
-        both = {"b": np.r_[b, b], "m": np.r_[m, k], "n": np.r_[k, n], "k": np.r_[n, m]}
-        order = np.arange(len(b))
-        found.append(
-            Measured("models", device, "gemm", "fp32", "backward", both, None, np.r_[order, order], backward)
-        )
+        found += _model_products(device, rows)
+        found += _model_moves(device, rows)
+    return found
+
+
+def _model_products(device: str, rows: list[dict[str, str]]) -> list[Measured]:
+    """Products forward (one kernel) and backward (two, of the same flop each)."""
+    products = [(p, r) for r in rows if (p := _product(r)) is not None]
+    if not products:
+        return []
+    b, m, n, k, tb = np.array([p for p, _ in products], float).T
+    forward = _column([r for _, r in products], "fw_ms") * 1e-3
+    backward = _column([r for _, r in products], "bw_ms") * 1e-3
+    shape = {"b": b, "m": m, "n": n, "k": k, "tb": tb}
+    both = {"b": np.r_[b, b], "m": np.r_[m, k], "n": np.r_[k, n], "k": np.r_[n, m]}
+    order = np.arange(len(b))
+    twice = np.r_[order, order]
+    return [
+        _plain("models", device, "gemm", "fp32", "forward", shape, forward),
+        Measured("models", device, "gemm", "fp32", "backward", both, None, twice, backward),
+    ]
+
+
+# What an op of the model labels is, by a word in its target.
+_MOVES = {
+    "truediv": "elementwise",
+    "function mul": "elementwise",
+    "function add": "elementwise",
+    "gelu": "activation",
+    "method pow": "activation",
+    "tanh": "activation",
+    "softmax": "softmax",
+    "dropout": "dropout",
+}
+_LARGE = 250e6  # bytes: more than any cache keeps for the next call
+_HOST = 3e-5  # seconds: a reading below is of a call that launched nothing (dropout of nothing)
+
+
+def _model_moves(device: str, rows: list[dict[str, str]]) -> list[Measured]:
+    """Large memory-bound ops of whole models, forward."""
+    groups: dict[str, list[tuple[float, float, float, float]]] = defaultdict(list)
+    for row in rows:
+        op = next((o for word, o in _MOVES.items() if word in row["target"]), "")
+        out = [int(s) for s in row["output_shape"].strip("()").split(",") if s.strip()]
+        n = float(np.prod(out))
+        shapes = [s for s in json.loads(row["input_shapes"]) if isinstance(s, list)]
+        moved = 4 * (n + sum(float(np.prod(s)) for s in shapes)) + (n if op == "dropout" else 0)
+        seconds = float(row["fw_ms"]) * 1e-3
+        if op and moved >= _LARGE and seconds > _HOST:
+            groups[op].append((n / out[-1], out[-1], moved, seconds))
+    found = []
+    for op, values in sorted(groups.items()):
+        count, cols, moves, took = np.array(values).T
+        shape = {"rows": count, "cols": cols}
+        found.append(_plain("models", device, op, "fp32", "forward", shape, took, moves))
     return found
 
 

@@ -1,0 +1,303 @@
+"""How long compute kernels take on a device, from what they are asked to do.
+
+    price = seconds(device, "gemm", "bf16", ["m=4096,n=4096,k=4096"])
+    price.seconds, price.sigma
+
+Every kernel is an op (`gemm`, `conv`, `conv_dgrad`, `conv_wgrad`, `attention`, or a class bound by
+memory), a number format and a shape (→ `foretell.cost.shape`). Where the shape is missing, flop and
+bytes alone give a roofline. `sigma` is the spread of ln(measured/priced) on
+kernels the constants were not fitted to: exp(±1.28·sigma) bounds four in five.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from foretell.cluster.device import Device
+from foretell.cost import attention, conv, gemm, memory_bound
+from foretell.cost.constants import Constants, shipped
+from foretell.cost.limits import Limits, limits
+from foretell.cost.shape import columns
+
+Array = npt.NDArray[np.float64]
+Shapes = Sequence[str] | Mapping[str, npt.ArrayLike] | None
+
+# What an op is priced as where it has no class of its own.
+_CLASSES = {
+    "gelu": "activation",
+    "silu": "activation",
+    "tanh": "activation",
+    "sigmoid": "activation",
+    "exp": "activation",
+    "relu": "elementwise",
+    "cast": "copy",
+    "cat": "copy",
+    "transpose": "copy",
+    "layer_norm": "norm",
+    "rms_norm": "norm",
+    "layer_norm_backward": "norm_backward",
+    "rms_norm_backward": "norm_backward",
+    "log_softmax": "softmax",
+    "log_softmax_backward": "softmax_backward",
+    "loss": "softmax",
+    "mean": "reduce",
+    "sum": "reduce",
+}
+# Launches' worth of host time that one eager PyTorch call takes, dispatch and autograd included:
+# the shortest readings of NeuSight's events (A100, P4 and T4 hosts) less the 7 µs of an empty pair
+# of events in its model labels, over the 5 µs of `Device.launch`.
+_CALLS = {"elementwise": 4.4, "softmax": 5.2, "norm": 7.8, "gemm": 7.0, "conv": 12.6}
+_CALL = 5.0  # any other
+_BARE = 1.5  # a kernel known by flop and bytes alone is surer of nothing than its class is
+
+
+class Price(NamedTuple):
+    """Seconds of each kernel and the spread of their logarithm."""
+
+    seconds: Array
+    sigma: Array
+
+
+class Group(NamedTuple):
+    """Kernels of one op and one format: what a formula is asked."""
+
+    limits: Limits
+    constants: Constants
+    op: str
+    shape: dict[str, Array]
+    flops: Array
+    bytes: Array
+
+    def column(self, key: str, otherwise: float | Array) -> Array:
+        """A column of the shape with its gaps filled."""
+        if key not in self.shape:
+            return np.broadcast_to(np.asarray(otherwise, float), self.flops.shape)
+        values = self.shape[key]
+        return np.where(np.isnan(values), otherwise, values)
+
+    def knows(self, *keys: str) -> npt.NDArray[np.bool_]:
+        """Rows that have all of some keys."""
+        known = np.full(self.flops.shape, True)
+        for key in keys:
+            known &= ~np.isnan(self.shape[key]) if key in self.shape else False
+        return known
+
+
+def seconds(
+    device: Device,
+    op: str | Sequence[str],
+    dtype: str | Sequence[str],
+    shape: Shapes = None,
+    flops: npt.ArrayLike | None = None,
+    bytes: npt.ArrayLike | None = None,
+    *,
+    constants: Constants | None = None,
+    burst: float = 0.0,
+) -> Price:
+    """Time of each kernel on one device; `op` and `dtype` may be one for all or one each.
+
+    `burst` is for boards timed cold: seconds for which they may exceed their power.
+    """
+    constants = constants or shipped()
+    length = length_of(op, dtype, shape, flops, bytes)
+    asked = columns(shape or {}, length)
+    work, moved = _filled(flops, length), _filled(bytes, length)
+    out, sigma = np.empty(length), np.empty(length)
+    for (name, kind), rows in groups_of(op, dtype, length):
+        given = replace(limits(device, kind, constants.arch), burst=burst)
+        part = {k: v[rows] for k, v in asked.items()}
+        group = Group(given, constants, name, part, work[rows], moved[rows])
+        out[rows], known = _formula(group)
+        sigma[rows] = _sigma(group, known)
+    return Price(out, sigma)
+
+
+def host_seconds(device: Device, op: str) -> float:
+    """Time the host takes to dispatch one eager call; a captured graph pays `launch` alone."""
+    name = class_of(op).removesuffix("_backward").removesuffix("_dgrad").removesuffix("_wgrad")
+    return device.launch * _CALLS.get(name, _CALL)
+
+
+def class_of(op: str, constants: Constants | None = None) -> str:
+    """The class whose formula prices an op."""
+    known = (constants or shipped()).memory
+    if op in ("gemm", "conv", "conv_dgrad", "conv_wgrad", "attention") or op in known:
+        return op
+    return _CLASSES.get(op, "bare")
+
+
+def length_of(*given: object) -> int:
+    for value in given:
+        if isinstance(value, Mapping):
+            sizes = [np.size(v) for v in value.values()]
+            if sizes:
+                return max(sizes)
+        elif value is not None and not isinstance(value, str):
+            return np.size(value)  # type: ignore[arg-type]
+    return 1
+
+
+def _filled(values: npt.ArrayLike | None, length: int) -> Array:
+    """Numbers of one length; what is zero or missing is unknown."""
+    if values is None:
+        return np.full(length, np.nan)
+    given = np.broadcast_to(np.asarray(values, float), (length,))
+    return np.where(given > 0, given, np.nan)
+
+
+def groups_of(
+    op: str | Sequence[str], dtype: str | Sequence[str], length: int
+) -> list[tuple[tuple[str, str], npt.NDArray[np.intp]]]:
+    if isinstance(op, str) and isinstance(dtype, str):
+        return [((op, dtype), np.arange(length))]
+    ops = np.broadcast_to(np.asarray(op, str), (length,))
+    dtypes = np.broadcast_to(np.asarray(dtype, str), (length,))
+    pairs, index = np.unique(np.stack([ops, dtypes]), axis=1, return_inverse=True)
+    order = np.argsort(index, kind="stable")
+    parts = np.split(order, np.cumsum(np.bincount(index.ravel()))[:-1])
+    return [((str(o), str(d)), rows) for (o, d), rows in zip(pairs.T, parts, strict=True)]
+
+
+def _formula(group: Group) -> tuple[Array, npt.NDArray[np.bool_]]:
+    """Seconds by the formula of the op where its shape is known, by the roofline elsewhere."""
+    name = class_of(group.op, group.constants)
+    rule = _RULES.get(name, _memory_bound)
+    out = roofline(group)
+    known = group.knows(*_NEEDS.get(name, ())) if name != "bare" else np.full(out.shape, False)
+    if name not in _NEEDS and name != "bare":
+        known = ~np.isnan(group.bytes) | group.knows("n") | group.knows("rows", "cols")
+    if known.any():
+        part = Group(
+            group.limits,
+            group.constants,
+            group.op,
+            {k: v[known] for k, v in group.shape.items()},
+            group.flops[known],
+            group.bytes[known],
+        )
+        out[known] = rule(part)
+    return out, known
+
+
+def _sigma(group: Group, known: npt.NDArray[np.bool_]) -> Array:
+    name = class_of(group.op, group.constants)
+    table = group.constants.sigma
+    row = table.get(f"{name}_{group.limits.pipe}") or table.get(name) or table["bare"]
+    seen = group.limits.arch in group.constants.arch and group.limits.fitted["measured"] > 0
+    bare = max(_BARE * row["unseen"], table["bare"]["unseen"])
+    return np.where(known, row["seen" if seen else "unseen"], bare)
+
+
+def _gemm(group: Group) -> Array:
+    given = group.limits
+    b, m, n, k = (group.column(key, 1.0) for key in ("b", "m", "n", "k"))
+    ta, tb = group.column("ta", 0.0), group.column("tb", 0.0)
+    asked = gemm.product(b, m, n, k, ta, tb, given.size)
+    return gemm.seconds(given, group.constants.gemm[given.pipe], asked)
+
+
+def _conv(group: Group) -> Array:
+    given = group.limits
+    parts = group.constants
+    return conv.seconds(
+        given, parts.gemm[given.pipe], parts.conv[given.pipe], group.op, _asked(group)
+    )
+
+
+def _asked(group: Group) -> conv.Conv:
+    """A convolution's columns; a third dimension is folded into the rows."""
+    get = group.column
+    stride, pad = get("stride", 1.0), get("pad", 0.0)
+    h, w, r, s = (get(key, 1.0) for key in ("h", "w", "r", "s"))
+    depth, deep = get("d", 1.0), get("t", 1.0)
+    p = get("p", np.floor((h + 2 * pad - r) / stride) + 1)
+    q = get("q", np.floor((w + 2 * pad - s) / stride) + 1)
+    out = np.where(depth > 1, np.floor((depth + 2 * pad - deep) / stride) + 1, 1.0)
+    flat = {"h": h * depth, "p": np.maximum(p * out, 1.0), "q": np.maximum(q, 1.0), "r": r * deep}
+    return conv.Conv(
+        n=get("n", 1.0),
+        c=get("c", 1.0),
+        w=w,
+        k=get("k", 1.0),
+        s=s,
+        stride=stride,
+        groups=get("groups", 1.0),
+        nhwc=get("nhwc", 0.0),
+        **flat,
+    )
+
+
+def _attention(group: Group) -> Array:
+    get = group.column
+    sizes = [get(key, 1.0) for key in ("b", "heads", "sq", "sk", "d")]
+    asked = attention.Attention(*sizes, *(get(k, 0.0) for k in ("causal", "direction", "dropout")))
+    given, parts = group.limits, group.constants
+    out = attention.seconds(given, parts.gemm[given.pipe], parts.attention[given.pipe], asked)
+    apart = get("math", 0.0) > 0
+    return np.where(apart, _unfused(group, asked), out) if apart.any() else out
+
+
+def _unfused(group: Group, a: attention.Attention) -> Array:
+    """Two products and a softmax forward; twice the products and its gradient backward."""
+    given, parts = group.limits, group.constants
+    zero, many = np.zeros(len(a.b)), a.b * a.heads
+    scores = gemm.product(many, a.sq, a.sk, a.d, zero, zero + 1, given.size)
+    values = gemm.product(many, a.sq, a.d, a.sk, zero, zero, given.size)
+    fitted = parts.gemm[given.pipe]
+    products = gemm.seconds(given, fitted, scores) + gemm.seconds(given, fitted, values)
+    n = many * a.sq * a.sk
+    back = a.backward > 0
+    shared = parts.memory["all"]
+    soft = [
+        memory_bound.seconds(
+            given, shared, parts.memory[name], passes * n * given.size, n, n / a.sk, zero
+        )
+        for name, passes in (("softmax", 2), ("softmax_backward", 3))
+    ]
+    return np.where(back, 2 * products + soft[1], products + soft[0])
+
+
+def _memory_bound(group: Group) -> Array:
+    given, parts = group.limits, group.constants
+    name = class_of(group.op, parts)
+    half = f"{name}_half" if given.size < 4 else name  # libraries have other kernels for halves
+    fitted = parts.memory.get(half, parts.memory[name])
+    rows, cols = group.column("rows", np.nan), group.column("cols", np.nan)
+    n = group.column("n", rows * cols)
+    moved = np.where(np.isnan(group.bytes), fitted["passes"] * n * given.size, group.bytes)
+    n = np.where(np.isnan(n), moved / (fitted["passes"] * given.size), n)
+    cols = np.where(np.isnan(cols), np.minimum(n, 1024.0), cols)
+    rows = np.where(np.isnan(rows), n / cols, rows)
+    uneven = group.column("uneven", 0.0)
+    return memory_bound.seconds(given, parts.memory["all"], fitted, moved, n, rows, uneven)
+
+
+def roofline(group: Group) -> Array:
+    """Flop and bytes alone: the share of the peak grows with the work each unit has."""
+    given, fitted = group.limits, group.constants.roofline[group.limits.pipe]
+    work, moved = np.nan_to_num(group.flops), np.nan_to_num(group.bytes)
+    each = work / given.units
+    share = fitted["peak"] * each / (each + fitted["half_flops"])
+    rate = given.peak * np.where(work > 0, np.minimum(share, 1.0), 1.0)
+    compute = gemm.throttled(given, fitted, np.maximum(work, 1.0), rate)
+    memory = moved / (given.stream * fitted["bandwidth"])
+    return given.floor + gemm.norm(fitted["overlap"], compute, memory)
+
+
+_RULES: dict[str, Callable[[Group], Array]] = {
+    "gemm": _gemm,
+    "conv": _conv,
+    "conv_dgrad": _conv,
+    "conv_wgrad": _conv,
+    "attention": _attention,
+}
+_NEEDS = {
+    "gemm": ("m", "n", "k"),
+    "conv": ("n", "c", "h", "w", "k", "r", "s"),
+    "conv_dgrad": ("n", "c", "h", "w", "k", "r", "s"),
+    "conv_wgrad": ("n", "c", "h", "w", "k", "r", "s"),
+    "attention": ("sq", "sk", "d"),
+}

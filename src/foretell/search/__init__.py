@@ -1,0 +1,1 @@
+"""Planners: they look for the plan or the schedule with the shortest step."""

@@ -1,0 +1,213 @@
+"""The schedule of a problem: the one function behind `foretell schedule`."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Literal
+
+from foretell.errors import InfeasibleError, InputError, unknown
+from foretell.search.schedule import bounds
+from foretell.search.schedule import cache as keep
+from foretell.search.schedule.baselines import BASELINES
+from foretell.search.schedule.check import wrong
+from foretell.search.schedule.complete import complete
+from foretell.search.schedule.cycles import edges, least
+from foretell.search.schedule.period import Progress, Rate, shortest
+from foretell.search.schedule.problem import Problem
+from foretell.search.schedule.replay import Item, Starts, end, replay
+from foretell.search.schedule.schedule import Schedule
+from foretell.search.schedule.solver import Budget
+from foretell.search.schedule.ticks import MAX_UNROLL, Ticks, ticks
+from foretell.search.schedule.two_phase import two_phase
+
+Objective = Literal["makespan", "idle"]
+METHODS = ("search", "tessel", *BASELINES)
+_PERIOD = 0.65  # share of the time that may go into the period; the rest completes it
+_SAME = 1e-9  # relative difference of times that counts as none
+_KNOWN = 20_000  # blocks × micro-batches up to which fixed schedules are tried: 0.5 s of orders
+
+
+def schedule(
+    problem: Problem,
+    micro_batches: int | None = None,
+    memory: float | Sequence[float] | None = None,
+    *,
+    method: str = "search",
+    objective: Objective = "makespan",
+    unroll: int = MAX_UNROLL,
+    time_limit: float = 7.0,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+) -> Schedule:
+    """The schedule with the least time a micro-batch, completed to the least makespan found.
+
+    With `objective="idle"` the completion keeps devices from waiting between their first and last
+    block instead. `time_limit` is in seconds of the solver's work, about CPU seconds, counted so
+    that the same limit gives the same schedule on any machine; it is reached only where nothing is
+    proven earlier. `method` may name Tessel's search or a fixed schedule instead. `cache` is a
+    folder of schedules found before (see `cache.folder`).
+    """
+    began = time.process_time()
+    problem = problem.limited(memory)
+    num = max(8, 2 * problem.num_devices) if micro_batches is None else micro_batches
+    _check(num, method, unroll, time_limit)
+    options = {"method": method, "objective": objective, "unroll": unroll, "limit": time_limit}
+    name = keep.key(problem, num, **options)
+    found = keep.fetch(cache, name, problem) if cache else None
+    if found is None:
+        found = _found(problem, num, method, objective, unroll, time_limit, progress or _quiet)
+        found = replace(found, method=method, search_cpu=time.process_time() - began)
+        if cache:
+            keep.store(cache, name, found)
+    return found
+
+
+def _found(
+    problem: Problem,
+    num: int,
+    method: str,
+    objective: Objective,
+    unroll: int,
+    time_limit: float,
+    watch: Progress,
+) -> Schedule:
+    """The schedule by one of the methods, checked."""
+    if method == "search":
+        found = _search(problem, num, objective, unroll, time_limit, watch)
+    elif method == "tessel":
+        found = _tessel(problem, num, time_limit, watch)
+    else:
+        found = _fixed(problem, num, method)
+    fault = wrong(problem, found.starts, found.order)
+    assert fault is None, f"{method} made an illegal schedule: {fault}"
+    return found
+
+
+def _check(micro_batches: int, method: str, unroll: int, time_limit: float) -> None:
+    if micro_batches < 1:
+        raise InputError(f"{micro_batches} micro-batches", hint="give one or more")
+    if method not in METHODS:
+        raise unknown("schedule method", method, METHODS)
+    if not 1 <= unroll <= MAX_UNROLL:
+        raise InputError(f"unroll is {unroll}", hint=f"a pattern advances 1 to {MAX_UNROLL}")
+    if not time_limit > 0:
+        raise InputError(f"time limit is {time_limit}", hint="give seconds, more than zero")
+
+
+def _quiet(what: str, value: float, bound: float) -> None:
+    """Nobody is watching."""
+
+
+def _search(
+    problem: Problem,
+    micro_batches: int,
+    objective: Objective,
+    unroll: int,
+    time_limit: float,
+    progress: Progress,
+) -> Schedule:
+    whole = ticks(problem, micro_batches)
+    rate = shortest(whole, bounds.period(whole), unroll, Budget(time_limit * _PERIOD), progress)
+    rest = Budget(time_limit * (1 - _PERIOD))
+    known = _known(problem, micro_batches)
+    finish = complete(
+        whole, rate, micro_batches, rest, progress, known=known, least_idle=objective == "idle"
+    )
+    return _described(problem, whole, rate, finish.items, finish.bound)
+
+
+def _known(problem: Problem, micro_batches: int) -> Iterator[list[Item]]:
+    """The orders of the fixed schedules that fit the placement."""
+    if len(problem.blocks) * micro_batches > _KNOWN:
+        return
+    for order in BASELINES.values():
+        try:
+            yield order(problem, micro_batches)
+        except InputError:
+            continue
+
+
+def _tessel(
+    problem: Problem, micro_batches: int, time_limit: float, progress: Progress
+) -> Schedule:
+    whole = ticks(problem, micro_batches)
+    bound = bounds.period(whole)
+    plan = two_phase(whole, bound, micro_batches, Budget(time_limit), progress)
+    if plan is None:
+        raise InfeasibleError(
+            f"the two phases found no repetend within {time_limit:g} s",
+            hint="give more time, or leave the method out",
+        )
+    rows = enumerate(plan.starts)
+    placed = sorted((s, b, m) for b, row in rows for m, s in enumerate(row))
+    items = [(b, m) for _, b, m in placed]
+    least_units = bounds.makespan(whole, micro_batches)
+    found = _described(problem, whole, plan.rate, items, least_units)
+    if whole.exact and whole.fine == 1:  # as the barriers leave it; else only the order is kept
+        starts = tuple(tuple(s * whole.unit for s in row) for row in plan.starts)
+        found = replace(found, starts=starts)
+    return found
+
+
+def _fixed(problem: Problem, micro_batches: int, method: str) -> Schedule:
+    """A schedule from the literature; its period is how much later twice as many would end."""
+    order = BASELINES[method]
+    items = order(problem, micro_batches)
+    starts = _replayed(problem, items)
+    fault = wrong(problem, starts, items)
+    if fault is not None:
+        raise InfeasibleError(f"{method}: {fault}", hint="give more memory, or search a schedule")
+    num = 8 * problem.num_devices  # long enough for every order here to be in its steady state
+    ends = [end(_replayed(problem, order(problem, n)), problem.seconds) for n in (num, 2 * num)]
+    whole = ticks(problem, micro_batches)
+    bound = max(float(bounds.period(whole)) * whole.unit, max(problem.work))
+    period = (ends[1] - ends[0]) / num
+    return Schedule(
+        problem,
+        tuple(map(tuple, starts)),
+        tuple(items),
+        period,
+        1,
+        bound,
+        float(bounds.makespan(whole, micro_batches)) * whole.unit,
+        None if period <= bound * (1 + _SAME) else 0,
+    )
+
+
+def _replayed(problem: Problem, items: Sequence[Item]) -> Starts:
+    after = [[(w.on, w.lag) for w in waits] for waits in problem.after]
+    return replay(items, problem.seconds, [b.devices for b in problem.blocks], after)
+
+
+def _described(
+    problem: Problem, whole: Ticks, rate: Rate, items: Sequence[Item], least_units: Fraction
+) -> Schedule:
+    """The schedule with its period and bounds in real seconds."""
+    period = _real_period(problem, whole, rate)
+    bound = max(float(rate.bound) * whole.unit, max(problem.work))
+    per = period / rate.best.unroll
+    met = per <= bound * (1 + _SAME)
+    # with blocks that take no time, a pattern may lie between two whole units: then nothing is sure
+    between = whole.fine > 1 and period > rate.best.period // whole.fine * whole.unit * (1 + _SAME)
+    return Schedule(
+        problem,
+        tuple(map(tuple, _replayed(problem, items))),
+        tuple(items),
+        period,
+        rate.best.unroll,
+        per if met else bound,
+        float(least_units) * whole.unit,
+        None if met else 0 if between else rate.closed,
+    )
+
+
+def _real_period(problem: Problem, whole: Ticks, rate: Rate) -> float:
+    """The least period in seconds for the pattern's order."""
+    best = rate.best
+    if whole.exact and whole.fine == 1:
+        return best.period * whole.unit
+    after = [[(w.on, w.lag) for w in waits] for waits in problem.after]
+    floor = Fraction(max(problem.work)) * best.unroll
+    return float(least(edges(whole, best, problem.seconds, after), len(best.start), floor))

@@ -1,0 +1,222 @@
+"""A problem in whole numbers, as the solver wants it.
+
+Times become multiples of one `unit`: exactly where they are commensurable (1 and 3, or 0.25 and
+0.1), else rounded down to a fine grid, so that whatever cannot be done in whole units cannot be
+done in real time either. A block that takes no unit is given one tick, and `fine` ticks make a
+unit, enough of them that all those ticks together stay below one unit: every order keeps strictly
+rising times.
+
+    units = ⌊seconds / unit⌋,  ticks = fine · units, or 1 where units = 0              → `ticks`
+
+Memory becomes whole too, and is balanced: what a micro-batch leaves on a device for good is taken
+off its capacity once for each micro-batch, and what it gives back beyond what it took is not
+counted. That is strict (`is_faithful` is false then): schedules stay legal, proofs do not hold.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from math import gcd, isinf, lcm
+
+from foretell.search.schedule.problem import Problem
+
+MAX_UNROLL = 4  # micro-batches that one repetend may advance; more never paid in our benchmark
+_EXACT = 1 << 22  # all times of a micro-batch together, in units, when they are kept exact
+_GRID = 1 << 15  # units in the busiest device's work when they are rounded
+_COARSE = 256  # ticks in that work from which interval models become slow
+_MEMORY = 1 << 40  # largest whole amount of memory kept exact
+_SLACK = Fraction(1, 10**6)  # of a unit of memory: what rounding of the capacity may add
+
+
+@dataclass(frozen=True)
+class Ticks:
+    """Whole-number times, waits and memory of one micro-batch."""
+
+    time: tuple[int, ...]
+    devices: tuple[tuple[int, ...], ...]
+    after: tuple[tuple[tuple[int, int], ...], ...]  # of each block: (block, lag) it waits for
+    held: tuple[tuple[tuple[int, int, int], ...], ...]  # by device: (block, rise, change)
+    capacity: tuple[int | None, ...]
+    unit: float  # seconds
+    fine: int = 1
+    exact: bool = True  # no time was rounded
+    memory_unit: float = 1.0  # what one of the whole amounts in `held` stands for
+    left: tuple[int, ...] = ()  # by device: memory that stays once all micro-batches ran
+    limits: tuple[float, ...] = ()  # the capacities as they were given
+
+    @property
+    def is_faithful(self) -> bool:
+        """Whether memory is as in the problem, not made stricter to balance it."""
+        pairs = zip(self.left, self.capacity, strict=True)
+        return all(not left or room is None for left, room in pairs)
+
+    @cached_property
+    def units(self) -> tuple[int, ...]:
+        """Times in whole units: a lower bound of the real ones."""
+        return tuple(t // self.fine for t in self.time)
+
+    @cached_property
+    def by_device(self) -> tuple[tuple[int, ...], ...]:
+        """The blocks of each device."""
+        num = len(self.capacity)
+        return tuple(tuple(i for i, ds in enumerate(self.devices) if d in ds) for d in range(num))
+
+    @cached_property
+    def followers(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Of each block: (block, lag) that wait for it."""
+        found: list[list[tuple[int, int]]] = [[] for _ in self.time]
+        for i, waits in enumerate(self.after):
+            for j, lag in waits:
+                found[j].append((i, lag))
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """The blocks by the earliest they can start, each after all it waits for."""
+        return tuple(sorted(range(len(self.time)), key=lambda i: (self.head[i], i)))
+
+    @cached_property
+    def head(self) -> tuple[int, ...]:
+        """The earliest start of each block: the longest way to it."""
+        return tuple(longest(self.time, self.after, with_lags=True))
+
+    @cached_property
+    def tail(self) -> tuple[int, ...]:
+        """The least time after the end of each block: the longest way from it."""
+        return tuple(longest(self.time, self.followers, with_lags=True))
+
+    def ticks(self, units: int) -> int:
+        """The most ticks that `units` whole units can take."""
+        return units if self.fine == 1 else (units + 1) * self.fine - 1
+
+
+def longest(
+    time: Sequence[int], after: Sequence[Sequence[tuple[int, int]]], with_lags: bool
+) -> list[int]:
+    """The longest way over `after` to the start of each block."""
+    found: dict[int, int] = {}
+    for root in range(len(time)):
+        stack = [root]
+        while stack:
+            waits = after[stack[-1]]
+            missing = [j for j, _ in waits if j not in found]
+            if not missing:
+                ways = [found[j] + time[j] + lag * with_lags for j, lag in waits]
+                found[stack.pop()] = max(ways, default=0)
+            stack += missing
+    return [found[i] for i in range(len(time))]
+
+
+def ticks(problem: Problem, micro_batches: int) -> Ticks:
+    """The problem in whole numbers, its memory balanced for so many micro-batches."""
+    lags = [w.lag for w in problem.waits]
+    units, unit, exact = _units([*problem.seconds, *lags], max(problem.work))
+    times = units[: len(problem.blocks)]
+    # every repetend and every micro-batch in flight may pass each block without time once
+    zeros = times.count(0)
+    fine = 1 + 2 * zeros * MAX_UNROLL if zeros else 1
+    lag_of = dict(zip(problem.waits, units[len(problem.blocks) :], strict=True))
+    after = tuple(tuple((w.on, lag_of[w] * fine) for w in ws) for ws in problem.after)
+    held, capacity, memory_unit, left = _memory(problem, micro_batches)
+    return Ticks(
+        tuple(t * fine or 1 for t in times), tuple(b.devices for b in problem.blocks), after,
+        held, capacity, unit, fine, exact, memory_unit, left, problem.capacity,
+    )  # fmt: skip
+
+
+def copies(base: Ticks, unroll: int) -> Ticks:
+    """Several micro-batches as one: copy `j` of block `i` is block `i * unroll + j`."""
+    if unroll == 1:
+        return base
+    each = range(unroll)
+
+    def spread(waits: Sequence[tuple[int, int]], j: int) -> tuple[tuple[int, int], ...]:
+        return tuple((i * unroll + j, lag) for i, lag in waits)
+
+    return replace(
+        base,
+        time=tuple(t for t in base.time for _ in each),
+        devices=tuple(d for d in base.devices for _ in each),
+        after=tuple(spread(waits, j) for waits in base.after for j in each),
+        held=tuple(tuple((i * unroll + j, r, c) for i, r, c in h for j in each) for h in base.held),
+    )
+
+
+def coarsened(base: Ticks) -> Ticks:
+    """The same with fewer ticks, where there are many: for orders found fast, not for proofs."""
+    work = max(sum(base.time[i] for i in on) for on in base.by_device)
+    if work <= _COARSE:
+        return base
+
+    def fewer(value: int) -> int:
+        return max(round(value * _COARSE / work), 1)
+
+    after = tuple(tuple((j, fewer(lag) if lag else 0) for j, lag in ws) for ws in base.after)
+    return replace(base, time=tuple(map(fewer, base.time)), after=after, fine=1, exact=False)
+
+
+def _units(values: Sequence[float], work: float) -> tuple[list[int], float, bool]:
+    """Values as whole multiples of a unit, the unit, and whether nothing was lost."""
+    exact = [Fraction(repr(float(v))) for v in values]
+    scale = lcm(*(f.denominator for f in exact))
+    whole = [int(f * scale) for f in exact]
+    common = gcd(*whole) or 1
+    if sum(whole) // common <= _EXACT:
+        return [w // common for w in whole], common / scale, True
+    unit = work / _GRID
+    return [int(v / unit) for v in values], unit, False
+
+
+Held = tuple[tuple[int, int, int], ...]
+
+
+def _memory(
+    problem: Problem, micro_batches: int
+) -> tuple[tuple[Held, ...], tuple[int | None, ...], float, tuple[int, ...]]:
+    """By device the memory of its blocks, balanced, what it can hold, the unit, what stays."""
+    scale = _memory_scale(problem)
+    held: list[Held] = []
+    capacity: list[int | None] = []
+    stays: list[int] = []
+    for device, room in enumerate(problem.capacity):
+        rows = [
+            [i, _whole(problem.blocks[i].rise, scale), _whole(problem.blocks[i].change, scale)]
+            for i in problem.order
+            if device in problem.blocks[i].devices
+        ]
+        left = _balance(rows) * micro_batches
+        held.append(tuple((i, max(r, 0), c) for i, r, c in rows if r > 0 or c))
+        whole = None if isinf(room) else int(Fraction(room) * scale + _SLACK) - max(left, 0)
+        capacity.append(whole)
+        stays.append(left)
+    return tuple(held), tuple(capacity), float(1 / scale), tuple(stays)
+
+
+def _memory_scale(problem: Problem) -> Fraction:
+    """What to multiply memory by to make it whole, or fine-grained."""
+    amounts = [abs(x) for b in problem.blocks for x in (b.memory, b.memory_end)]
+    exact = [Fraction(repr(float(a))) for a in amounts]
+    scale = lcm(*(f.denominator for f in exact))
+    common = gcd(*(int(f * scale) for f in exact)) or 1
+    largest = max(amounts, default=0.0) * scale / common
+    if largest <= _MEMORY:
+        return Fraction(scale, common)
+    return Fraction(_MEMORY) / Fraction(max(amounts))
+
+
+def _whole(amount: float, scale: Fraction) -> int:
+    return round(Fraction(repr(float(amount))) * scale)
+
+
+def _balance(rows: list[list[int]]) -> int:
+    """Make the changes of a device cancel; what each micro-batch left there, or took too much."""
+    left = over = sum(change for _, _, change in rows)
+    for row in reversed(rows):
+        if over > 0 and row[2] > 0:
+            cut = min(over, row[2])
+            row[1], row[2], over = row[1] - cut, row[2] - cut, over - cut
+        elif over < 0 and row[2] < 0:
+            cut = max(over, row[2])
+            row[2], over = row[2] - cut, over - cut
+    return left
