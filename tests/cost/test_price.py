@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from foretell.cluster import load
-from foretell.cost import price, prices, work_of
+from foretell.cost import kernel, price, prices, shipped, work_of
 from foretell.cost.formulas import CollectiveFormula, CopyFormula, KernelFormula
 from foretell.cost.measured import Measured, normal
 from foretell.cost.measured import load as load_table
@@ -90,6 +90,27 @@ def test_nobody_knows_it():
         price(one(kind="kernel", op="mystery"), A100)
     assert "kernel formula" in error.value.message
     assert "seconds" in error.value.hint
+
+
+def test_what_was_measured_on_an_h200_comes_first():
+    h200 = load("h200")
+    table = shipped.table("h200").table
+    (device, op, dtype, shape), (seconds, _) = next(iter(sorted(table.items())))
+    assert (device, op) == ("h200", "gemm")
+    known = price(one(kind="kernel", op="gemm", shape=shape, dtype=dtype), h200)
+    assert (known[0].source, known[0].seconds) == ("measured", seconds)
+    other = price(one(kind="kernel", op="gemm", shape="m=4099,n=4099,k=4099", dtype="bf16"), h200)
+    assert other[0].source != "measured"
+
+
+def test_measured_products_are_near_their_formula():
+    """The same work by another road: a slip in m, n, k would be off by far more."""
+    table = shipped.table("h200").table
+    big = [(k, s) for k, (s, _) in sorted(table.items()) if s > 2e-4 and k[2] == "bf16"][:200]
+    shapes, times = [k[3] for k, _ in big], np.array([s for _, s in big])
+    formula = kernel.seconds(load("h200").devices[0], "gemm", "bf16", shapes).seconds
+    assert len(big) > 20
+    assert np.median(np.abs(formula / times - 1)) < 0.25
 
 
 def test_a_cluster_too_small():

@@ -49,9 +49,11 @@ def load_step(file: Path, cluster: str | None, real: float | None = None) -> Ste
         graph = load(file)
         return Step(_priced(graph, machines), machines)
     from foretell.baseline import unprofiled
+    from foretell.cli.progress import working
     from foretell.trace import read
 
-    found = unprofiled(read(file), real)
+    with working(f"reading {file.name}"):
+        found = unprofiled(read(file), real)
     return Step(found.graph, machines, found)
 
 

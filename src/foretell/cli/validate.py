@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from foretell.cli.output import Command, answer, json_option
+from foretell.cli.progress import working
 
 PARTS = (
     "kernels",
@@ -34,5 +35,6 @@ def command(truth: Path | None, parts: tuple[str, ...], as_json: bool) -> None:
     folder = truth_folder(truth)
     for part in parts or PARTS:
         module = import_module(f"foretell.validate.{part}")
-        found = {"part": part, **module.report(folder)}
+        with working(f"validating {part}"):
+            found = {"part": part, **module.report(folder)}
         answer(found, as_json, lambda a: a["text"])

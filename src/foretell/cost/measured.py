@@ -23,6 +23,7 @@ from foretell.graph.columns import Array, Source
 
 Key = tuple[str, str, str, str]  # device, op, dtype, shape
 COLUMNS = ("device", "op", "dtype", "shape", "seconds")
+_UNSAID = {"", "b=1", "ta=0", "tb=0", "groups=1", "stride=1", "pad=0"}
 SPREAD = 0.03  # of a median of repeated measurements, where the table says nothing
 
 
@@ -43,8 +44,9 @@ class Measured:
 
 
 def normal(shape: str) -> str:
-    """A shape with its keys in order, so that the same sizes are the same text."""
-    return ",".join(sorted(filter(None, (part.strip() for part in shape.split(",")))))
+    """A shape with its keys in order and without what goes without saying."""
+    parts = {part.strip() for part in shape.split(",")}
+    return ",".join(sorted(parts - _UNSAID))
 
 
 def load(path: str | Path) -> Measured:

@@ -82,8 +82,10 @@ def default_models() -> tuple[Model, ...]:
         KernelFormula,
         LearnedKernel,
     )
+    from foretell.cost.shipped import ShippedTables
 
-    return (LearnedKernel(), KernelFormula(), CopyFormula(), CollectiveFormula())
+    kernels = (ShippedTables(), LearnedKernel(), KernelFormula())
+    return (*kernels, CopyFormula(), CollectiveFormula())
 
 
 def _check_all(work: Work, seconds: Array, chain: Sequence[Model]) -> None:
