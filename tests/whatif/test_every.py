@@ -3,6 +3,7 @@
 import pytest
 
 from foretell.errors import InputError
+from foretell.graph import Builder
 from foretell.graph.verify import verify
 from foretell.samples import transformer
 from foretell.simulate import simulate
@@ -14,6 +15,8 @@ EXAMPLES = {
     "checkpoint": "checkpoint",
     "cuda-graph": "cuda-graph",
     "faster": "faster:op=gemm,times=3",
+    "foreach-optimizer": "foreach-optimizer",
+    "fused-optimizer": "fused-optimizer",
     "insert": "insert:after=op=gemm+phase=backward,seconds=1e-05,op=cast",
     "remove": "remove:select=op=elementwise",
     "scale": "scale:select=kind=kernel+phase!=update,times=0.25",
@@ -25,6 +28,10 @@ def step():
     graph = transformer(ranks=2, layers=2)
     with graph.edit("timed") as edit:
         edit.set(edit.select(kind=("kernel", "collective")), seconds=1e-4)
+        # An Adam that loops over parameters, of which only the last operation is there.
+        tensor = "4096x3072"
+        shape = f"in={tensor}+{tensor}+{tensor}+-,types=float+float+float+Scalar"
+        edit.set(edit.select(op="optimizer"), op="addcdiv_", shape=shape)
     return edit.graph
 
 
@@ -122,7 +129,8 @@ def test_what_does_not_apply_says_so(spec, step):
 def test_a_cuda_graph_leaves_one_call_on_the_host(step):
     after = parse("cuda-graph").apply(step, Setting())
     assert [after[int(i)].op for i in after.select(kind="host")] == ["cudaGraphLaunch"]
-    assert len(after.select(kind="kernel")) == len(step.select(kind="kernel"))
+    added = len(after.select(op="capturable"))
+    assert len(after.select(kind="kernel")) == len(step.select(kind="kernel")) + added
     on_device = step.seconds[step.select(kind="kernel", rank=0)].sum()
     assert simulate(after).seconds >= on_device
 
@@ -135,10 +143,55 @@ def test_a_cuda_graph_helps_where_launches_are_slow(step):
 
 
 def test_adam_in_a_graph_counts_its_steps_on_the_device(step):
+    after = parse("cuda-graph").apply(step, Setting())
+    assert len(after.select(op="capturable")) == 11 * len(step.select(op="addcdiv_"))
+
+
+def test_a_plain_optimizer_in_a_graph_needs_nothing_more(step):
     with step.edit() as edit:
-        edit.set(edit.select(op="optimizer"), op="addcdiv_")
+        edit.set(edit.select(op="addcdiv_"), op="add_")
     after = parse("cuda-graph").apply(edit.graph, Setting())
-    assert len(after.select(op="capturable")) == 11 * len(step.select(op="optimizer"))
+    assert len(after.select(kind="kernel")) == len(step.select(kind="kernel"))
+
+
+@pytest.mark.parametrize("kind", ["foreach", "fused"])
+def test_an_optimizer_without_its_loop(kind, step):
+    after = parse(f"{kind}-optimizer").apply(step, Setting())
+    for rank in (0, 1):
+        (kernel,) = after.select(phase="update", kind="kernel", rank=rank)
+        (launch,) = after.select(phase="update", kind="host", rank=rank)
+        assert after[int(kernel)].op == f"_{kind}"
+        assert int(launch) in after[int(kernel)].after
+    parameters = 2 * 4096 * 3072
+    passes = {"foreach": 4, "fused": 7}[kind]
+    assert after.seconds[kernel] == pytest.approx(parameters * 4 * passes / 3.5e12, rel=0.3)
+    with pytest.raises(DoesNotApply, match="no loop"):
+        parse("fused-optimizer").apply(after, Setting())
+
+
+def test_an_optimizer_waits_for_the_thread_of_the_backward():
+    """Taking the loop away must not let the next step begin before the backward has ended."""
+    make = Builder()
+    main, other = make.lane("main", kind="host"), make.lane("autograd", kind="host")
+    stream = make.lane("stream", kind="compute")
+    make.task(kind="host", op="forward", lane=main, seconds=1.0, phase="forward")
+    back = make.task(kind="host", op="backward", lane=other, seconds=5.0, phase="backward")
+    step = make.task(kind="host", op="add_", lane=main, seconds=1.0, phase="update", after=[back])
+    shape = "in=1000000,types=float"
+    kernel = make.task(
+        kind="kernel", op="add_", lane=stream, seconds=1.0, phase="update", shape=shape
+    )
+    make.wait(kernel, step, kind="launch")
+    after = parse("fused-optimizer").apply(make.graph(), Setting())
+    played = simulate(after)
+    assert played.start[after.select(op="_fused", kind="host")[0]] == 5.0
+
+
+def test_an_optimizer_of_unknown_size(step):
+    with step.edit() as edit:
+        edit.set(edit.select(op="addcdiv_"), shape="")
+    with pytest.raises(DoesNotApply, match="how large"):
+        parse("fused-optimizer").apply(edit.graph, Setting())
 
 
 def test_a_checkpoint_runs_the_forward_twice(step):
@@ -163,10 +216,8 @@ def test_a_batch_leaves_the_optimizer_and_the_host_alone(step):
     assert (after.flops[moved] == 2 * step.flops[moved]).all()
 
 
-@pytest.mark.parametrize("spec", ["cuda-graph", "checkpoint", "batch"])
+@pytest.mark.parametrize("spec", ["cuda-graph", "checkpoint", "batch", "fused-optimizer"])
 def test_a_step_without_phases_or_host_is_left_alone(spec):
-    from foretell.graph import Builder
-
     make = Builder()
     make.task(kind="kernel", op="gemm", seconds=1.0)
     with pytest.raises(DoesNotApply):

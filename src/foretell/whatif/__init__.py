@@ -7,12 +7,24 @@ from foretell.whatif.base import DoesNotApply, Setting, WhatIf, applied
 from foretell.whatif.batch import Batch
 from foretell.whatif.checkpoint import Checkpoint
 from foretell.whatif.cuda_graph import CudaGraph
+from foretell.whatif.optimizer import ForeachOptimizer, FusedOptimizer
 from foretell.whatif.remove import Insert, Remove
 from foretell.whatif.scale import Faster, Scale
 
 # Every what-if by its name; a new one is one file and one line here.
 WHATIFS: dict[str, type[WhatIf]] = {
-    change.name: change for change in (Batch, Checkpoint, CudaGraph, Faster, Insert, Remove, Scale)
+    change.name: change
+    for change in (
+        Batch,
+        Checkpoint,
+        CudaGraph,
+        Faster,
+        ForeachOptimizer,
+        FusedOptimizer,
+        Insert,
+        Remove,
+        Scale,
+    )
 }
 
 
