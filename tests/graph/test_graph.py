@@ -51,8 +51,8 @@ def test_a_graph_reads_its_columns(step):
     assert step.order.tolist() == [0, 1, 2, 3]
     assert step.texts("layer") == ["", "net.1", "net.2", ""]
     assert step.text_of("phase", 2) == "backward"
-    assert repr(step) == "<Graph 4 tasks, 4 edges, 2 lanes, 2 ranks>"
-    assert repr(Graph()) == "<Graph 0 tasks, 0 edges, 0 lanes, 0 ranks>"
+    assert repr(step) == "<Graph: tasks 4, edges 4, lanes 2, ranks 2>"
+    assert repr(Graph()) == "<Graph: tasks 0, edges 0, lanes 0, ranks 0>"
     with pytest.raises(AttributeError, match="a graph has no `second`"):
         step.second
     with pytest.raises(InputError, match="did you mean `seconds`"):
@@ -189,3 +189,13 @@ def test_a_lane_drained_before_anything_is_issued_there():
     make.task(lane=lane)
     assert wiring(make.graph()).waits.size == 0
     assert NONE == -1
+
+
+def test_columns_as_strings():
+    make = Builder()
+    make.task(kind="kernel", op="gemm", phase="forward")
+    make.task(kind="host", op="launch")
+    graph = make.graph()
+    assert graph.texts("kind") == ["kernel", "host"]
+    assert graph.texts("phase") == ["forward", "none"]
+    assert graph.texts("op") == ["gemm", "launch"]

@@ -94,8 +94,8 @@ class Graph:
     def __repr__(self) -> str:
         ranks = int(self.rank.max()) + 1 if self.size else 0
         return (
-            f"<Graph {self.size} tasks, {self.edges.size} edges, "
-            f"{len(self.lanes)} lanes, {ranks} ranks>"
+            f"<Graph: tasks {self.size}, edges {self.edges.size}, "
+            f"lanes {len(self.lanes)}, ranks {ranks}>"
         )
 
     def column(self, name: str) -> Array:
@@ -114,8 +114,9 @@ class Graph:
         return word_of(spec.words, value) if spec.words else self.names[int(value)]
 
     def texts(self, name: str) -> list[str]:
-        """A text column as strings."""
-        table = list(self.names)
+        """A text or code column as strings."""
+        words = column(name).words
+        table = [word_of(words, w) for w in words] if words else list(self.names)
         return [table[v] for v in self.column(name).tolist()]
 
     def select(self, **wanted: Any) -> Ids:
