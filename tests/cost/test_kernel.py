@@ -87,7 +87,9 @@ def test_convolutions_have_finite_prices_above_what_they_move(name, dtype, op, s
     if moved > 2 * device.l2 and s["r"] > 1:
         assert price >= 0.5 * moved / device.memory_bandwidth
     # four multiplications are the most that Winograd's transforms save
-    assert price >= 2.0 * result * s["c"] * s["r"] ** 2 / s["stride"] ** 2 / device.peak(dtype) / 4.1
+    assert (
+        price >= 2.0 * result * s["c"] * s["r"] ** 2 / s["stride"] ** 2 / device.peak(dtype) / 4.1
+    )
 
 
 @given(device_names, st.sampled_from(MEMORY), st.integers(0, 36), formats)
@@ -128,7 +130,12 @@ def test_mixed_ops_and_formats_are_priced_each_by_its_own_formula():
     device = devices()["h100"]
     ops = ("gemm", "softmax", "gemm", "conv")
     dtypes = ("bf16", "fp32", "fp32", "bf16")
-    shapes = ("m=512,n=512,k=512", "rows=64,cols=999", "m=512,n=512,k=512", "n=8,c=64,h=56,w=56,k=64,r=3,s=3,pad=1")
+    shapes = (
+        "m=512,n=512,k=512",
+        "rows=64,cols=999",
+        "m=512,n=512,k=512",
+        "n=8,c=64,h=56,w=56,k=64,r=3,s=3,pad=1",
+    )
     together = kernel.seconds(device, ops, dtypes, shapes).seconds
     alone = [one("h100", *each) for each in zip(ops, dtypes, shapes, strict=True)]
     np.testing.assert_allclose(together, alone, rtol=1e-12)
@@ -174,7 +181,10 @@ def test_a_third_dimension_multiplies_the_work():
 class TestAttention:
     def test_causal_and_backward(self):
         shape = "b=8,heads=16,sq=4096,sk=4096,d=128"
-        full, half = one("h100", "attention", "bf16", shape), one("h100", "attention", "bf16", f"{shape},causal=yes")
+        full, half = (
+            one("h100", "attention", "bf16", shape),
+            one("h100", "attention", "bf16", f"{shape},causal=yes"),
+        )
         back = one("h100", "attention", "bf16", f"{shape},direction=bwd")
         assert 0.45 * full < half < 0.7 * full
         assert 2 * full < back < 4.5 * full
@@ -187,7 +197,9 @@ class TestAttention:
 
     def test_fused_beats_unfused(self):
         shape = "b=8,heads=12,sq=2048,sk=2048,d=64"
-        assert one("a100", "attention", "bf16", f"{shape},math=1") > 1.5 * one("a100", "attention", "bf16", shape)
+        assert one("a100", "attention", "bf16", f"{shape},math=1") > 1.5 * one(
+            "a100", "attention", "bf16", shape
+        )
 
 
 def test_a_board_of_little_power_falls_short_of_its_peak():
@@ -200,7 +212,9 @@ def test_a_board_of_little_power_falls_short_of_its_peak():
 def test_a_cold_board_may_exceed_its_power_for_a_while():
     shape = ["m=1024,n=1024,k=1024"]
     device = devices()["t4"]
-    warm, cold = (kernel.seconds(device, "gemm", "fp32", shape, burst=b).seconds[0] for b in (0, 1e-3))
+    warm, cold = (
+        kernel.seconds(device, "gemm", "fp32", shape, burst=b).seconds[0] for b in (0, 1e-3)
+    )
     assert cold < warm
 
 
@@ -216,7 +230,11 @@ def test_an_unknown_architecture_borrows_and_is_less_sure():
 def test_formats_pick_their_pipe():
     named = devices()
     assert pipe_of(named["3090"], "bf16") == "tensor"
-    assert pipe_of(named["3090"], "tf32") == "simt"
+    assert pipe_of(named["3090"], "tf32") == "tensor"
+    assert pipe_of(named["v100"], "tf32") == "simt"
+    assert one("v100", "gemm", "tf32", "m=999,n=999,k=999") == one(
+        "v100", "gemm", "fp32", "m=999,n=999,k=999"
+    )
     assert pipe_of(named["v100"], "bf16") == "simt"
     assert pipe_of(named["p100"], "fp16") == "simt"
     assert pipe_of(named["h100"], "fp8") == "tensor"
@@ -229,5 +247,7 @@ def test_a_format_nobody_knows_offers_the_nearest():
 
 def test_host_dispatch_follows_the_device_preset():
     slow = Device(**{**vars(devices()["h100"]), "launch": 1e-5})
-    assert kernel.host_seconds(slow, "gemm") == pytest.approx(2 * kernel.host_seconds(devices()["h100"], "gemm"))
+    assert kernel.host_seconds(slow, "gemm") == pytest.approx(
+        2 * kernel.host_seconds(devices()["h100"], "gemm")
+    )
     assert kernel.host_seconds(slow, "conv") > kernel.host_seconds(slow, "elementwise")

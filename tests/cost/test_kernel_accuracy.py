@@ -30,13 +30,21 @@ def test_neusight_sums_over_its_n_and_writes_its_k(tmp_path):
     head = "OPName,Latency,Device,Kernel Name,B,M,N,K\n"
     write_rows(tmp_path / "kernels/neusight_bmm_fp32.csv.gz", head + "bmm,0.5,Tesla T4,x,2,3,5,7\n")
     (found,) = kernel_truth.read(tmp_path)
-    assert {k: float(v[0]) for k, v in found.shape.items()} == {"b": 2, "m": 3, "n": 7, "k": 5, "tb": 0}
+    assert {k: float(v[0]) for k, v in found.shape.items()} == {
+        "b": 2,
+        "m": 3,
+        "n": 7,
+        "k": 5,
+        "tb": 0,
+    }
     assert found.seconds[0] == pytest.approx(5e-4)
 
 
 def test_column_major_products_change_sides(tmp_path):
     head = "device,precision,app,M,N,K,transA,transB,time_ms\n"
-    write_rows(tmp_path / "kernels/deepbench_train_gemm.csv", head + "NV_T4,fp32,,10,20,30,T,N,1.5\n")
+    write_rows(
+        tmp_path / "kernels/deepbench_train_gemm.csv", head + "NV_T4,fp32,,10,20,30,T,N,1.5\n"
+    )
     (found,) = kernel_truth.read(tmp_path)
     got = {k: float(v[0]) for k, v in found.shape.items()}
     assert got == {"m": 20, "n": 10, "k": 30, "ta": 0, "tb": 1}
@@ -55,11 +63,25 @@ def test_a_backward_reading_is_of_two_products(tmp_path):
 
 def trace_of(ops: list[dict], kernels_: list[dict]) -> dict:
     launches = [
-        {"cat": "cuda_runtime", "ph": "X", "tid": 1, "ts": k["at"], "dur": 1, "args": {"correlation": i}}
+        {
+            "cat": "cuda_runtime",
+            "ph": "X",
+            "tid": 1,
+            "ts": k["at"],
+            "dur": 1,
+            "args": {"correlation": i},
+        }
         for i, k in enumerate(kernels_)
     ]
     ran = [
-        {"cat": "kernel", "ph": "X", "tid": 7, "ts": 100 + i, "dur": k["dur"], "args": {"correlation": i}}
+        {
+            "cat": "kernel",
+            "ph": "X",
+            "tid": 7,
+            "ts": 100 + i,
+            "dur": k["dur"],
+            "args": {"correlation": i},
+        }
         for i, k in enumerate(kernels_)
     ]
     return {"deviceProperties": [{"name": "NVIDIA H200"}], "traceEvents": [*ops, *launches, *ran]}
@@ -83,7 +105,14 @@ def test_traces_sum_the_kernels_of_the_innermost_op_and_take_the_median(tmp_path
     write_rows(tmp_path / "x.json.gz", json.dumps(trace_of(ops, ran)))
     (found,) = kernel_traces.read(tmp_path)
     assert (found.op, found.dtype, found.device) == ("gemm", "fp32", "NVIDIA H200")
-    assert {k: float(v[0]) for k, v in found.shape.items()} == {"b": 1, "m": 4, "n": 2, "k": 8, "ta": 0, "tb": 1}
+    assert {k: float(v[0]) for k, v in found.shape.items()} == {
+        "b": 1,
+        "m": 4,
+        "n": 2,
+        "k": 8,
+        "ta": 0,
+        "tb": 1,
+    }
     assert found.seconds[0] == pytest.approx(5e-6)  # 1, 2 + 3 and 9 µs
 
 

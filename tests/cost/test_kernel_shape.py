@@ -18,7 +18,11 @@ def test_a_shape_reads_back(shape):
 
 
 def test_words_are_numbers():
-    assert dict(parse("causal=yes,direction=bwd,math=no")) == {"causal": 1, "direction": 1, "math": 0}
+    assert dict(parse("causal=yes,direction=bwd,math=no")) == {
+        "causal": 1,
+        "direction": 1,
+        "math": 0,
+    }
 
 
 def test_a_missing_key_is_nan_and_spaces_are_forgiven():

@@ -27,7 +27,10 @@ _WITHOUT_MATRIX_UNITS = {"kepler", "maxwell", "pascal", "vega", "x86"}
 
 # Energy of one flop by format, against fp16 on the matrix pipe or fp32 on the vector pipe: operands
 # of twice the bits cost about twice to move and multiply (Horowitz, ISSCC 2014, fig. 1.1.9).
-_ENERGY = {"fp64": 2.0, "tf32": 2.0, "fp8": 0.5, "int8": 0.5, "fp4": 0.25}
+_ENERGY = {
+    "simt": {"fp64": 2.0},
+    "tensor": {"tf32": 2.0, "fp8": 0.5, "int8": 0.5, "fp4": 0.25},
+}
 
 Arches = Mapping[str, Mapping[str, float]]
 
@@ -63,7 +66,7 @@ def limits(device: Device, dtype: str, arches: Arches) -> Limits:
     fitted = arches[nearest(device.arch, arches)]
     size, dtype = SIZES[dtype], dtype if dtype in FORMATS else "fp32"
     pipe = pipe_of(device, dtype)
-    energy = fitted[f"joules_{pipe}"] * _ENERGY.get(dtype, 1.0)
+    energy = fitted[f"joules_{pipe}"] * _ENERGY[pipe].get(dtype, 1.0)
     return Limits(
         arch=device.arch,
         pipe=pipe,
@@ -97,4 +100,5 @@ def pipe_of(device: Device, dtype: str) -> str:
     """Which units multiply matrices of a format: the vector lanes where it has no own rate."""
     if dtype in ("fp64", "fp32") or device.arch in _WITHOUT_MATRIX_UNITS:
         return "simt"
-    return "tensor" if device.peak(dtype) > device.peak("fp32") else "simt"
+    has_rate = dtype in device.flops or device.peak(dtype) > device.peak("fp32")
+    return "tensor" if has_rate else "simt"

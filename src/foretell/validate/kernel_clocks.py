@@ -20,7 +20,6 @@ Array = npt.NDArray[np.float64]
 Clocks = Mapping[str, float]
 
 SEEN = 1.5  # a reading this many floors long is mostly kernel
-_MANY = 200  # readings from which a floor can be told
 
 
 @cache
@@ -36,11 +35,7 @@ def floor(clocks: Clocks, measured: Measured) -> float:
     if measured.source != "neusight":
         return 0.0
     usual = clocks[f"floor_{_kind(measured)}"]
-    if len(measured) < _MANY:
-        return usual
-    # one convolution in a thousand is short enough to be hidden, one in fifty of the others
-    shortest = float(np.quantile(measured.seconds, 0.001 if measured.op == "conv" else 0.02))
-    return min(shortest, 2.5 * usual)
+    return min(measured.shortest, 2.5 * usual) if measured.shortest else usual
 
 
 def reads(clocks: Clocks, measured: Measured, seconds: Array) -> Array:

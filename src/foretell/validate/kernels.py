@@ -26,7 +26,7 @@ from foretell.cost import kernel
 from foretell.cost.constants import Constants
 from foretell.cost.constants import shipped as constants_shipped
 from foretell.errors import InputError
-from foretell.validate import kernel_clocks, kernel_traces, kernel_truth
+from foretell.validate import kernel_clocks, kernel_traces, kernel_truth, truth_folder
 from foretell.validate.kernel_clocks import Clocks
 from foretell.validate.kernel_devices import chip, device_named
 from foretell.validate.kernel_truth import Measured
@@ -166,6 +166,7 @@ def lines(rows: list[Accuracy]) -> Iterator[str]:
     for name, size, count, median, p90 in by_size(rows):
         yield _line(name, size, str(count), f"{median:.1%}", f"{p90:.1%}")
     yield from _held_out_lines(held_out())
+    yield from _learned_lines(held_out())
 
 
 def _held_out_lines(found: dict[str, Any]) -> Iterator[str]:
@@ -182,6 +183,16 @@ def _held_out_lines(found: dict[str, Any]) -> Iterator[str]:
     for row in found["summary"]:
         figures = (f"{row[k]:.1%}" for k in ("median", "p90", "covered"))
         yield _line(row["op"], row["out"], str(row["readings"]), *figures)
+
+
+def _learned_lines(found: dict[str, Any]) -> Iterator[str]:
+    yield ""
+    yield "the correction on ranges of shape left out of its training (the formula saw them)"
+    yield _line("", "device, op, format", "left out", "formula", "learned", "ships")
+    for row in found["learned"]:
+        ships = "yes" if row["kept"] else "no"
+        figures = (f"{row[k]:.1%}" for k in ("formula", "learned"))
+        yield _line("", row["name"], str(row["left_out"]), *figures, ships)
 
 
 def _line(*words: str) -> str:
@@ -210,7 +221,7 @@ def report(truth: Path) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> None:
     """Print the report for a truth folder."""
-    print(report(Path(arguments[0] if arguments else "../shared/truth"))["text"])
+    print(report(truth_folder(Path(arguments[0]) if arguments else None))["text"])
 
 
 if __name__ == "__main__":
