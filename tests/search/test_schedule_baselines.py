@@ -149,6 +149,21 @@ def test_the_search_is_never_worse(p):
         assert still.idle <= fixed.idle
 
 
+@pytest.mark.parametrize("place", ["v", "loop", "wave", "x", "m", "nn", "k"])
+@pytest.mark.parametrize("more", ["", ",split=yes", ",infer=yes", ",forward=0.37"])
+def test_any_fixed_schedule_is_legal_or_refused(place, more):
+    legal = 0
+    for devices, num in ((1, 3), (2, 4), (4, 12)):
+        problem = shape(f"{place}:devices={devices},backward=2{more}")
+        for method in BASELINES:
+            try:
+                found = schedule(problem, num, method=method)
+            except InputError:
+                continue
+            legal += wrong(problem, found.starts, found.order) is None
+    assert legal >= (0 if "infer" in more or place == "k" else 2)
+
+
 def test_every_baseline_is_tried_here():
     assert set(BASELINES) == {
         "gpipe", "1f1b", "1f1b+", "interleaved", "chimera", "hanayo", "zb-h1", "zb-h2", "zb-v",

@@ -257,6 +257,48 @@ def test_small_cases_are_solved_to_the_optimum(problem, num, memory):
     assert float(bounds.makespan(whole, num)) * whole.unit <= best * (1 + 1e-9)
 
 
+@st.composite
+def small_rings(draw):
+    """Two stages with whole times, there and back: few enough patterns to try them all."""
+    devices = draw(st.integers(1, 3))
+    places = st.sets(st.integers(0, devices - 1), min_size=1, max_size=2)
+    time, lag = st.sampled_from([1.0, 2.0]), st.sampled_from([0.0, 0.0, 1.0, 3.0])
+    blocks = [
+        Block(i, "F", tuple(sorted(draw(places))), draw(time), draw(st.sampled_from([0.0, 1.0])))
+        for i in range(2)
+    ]
+    blocks += [Block(2 + b.id, "B", b.devices, draw(time), -b.memory) for b in blocks]
+    waits = [Wait(2, 0), Wait(3, 1), *([Wait(1, 0, draw(lag))] if draw(st.booleans()) else [])]
+    waits += [Wait(2, 3, draw(lag))] if draw(st.booleans()) else []
+    return Problem(tuple(blocks), tuple(waits), devices)
+
+
+def least_period_by_trying(problem, most):
+    """The least whole period over all starts within a few periods, checked on 12 micro-batches."""
+    for period in range(int(max(problem.work)), most + 1):
+        for others in itertools.product(range(-2 * period, 3 * period), repeat=3):
+            starts = (0, *others)
+            early = min(starts)
+            rows = [[s - early + period * m for m in range(2)] for s in starts]
+            if wrong(problem.limited(99), rows) is None:
+                rows = [[s - early + period * m for m in range(12)] for s in starts]
+                if wrong(problem, rows) is None:
+                    return period
+    return None
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(small_rings(), st.sampled_from([1.0, 2.0, 3.0]))
+def test_the_period_is_the_least_of_all_patterns(problem, memory):
+    try:
+        found = schedule(problem, 3, memory, unroll=1)
+    except InfeasibleError:
+        return
+    assert found.proven_unroll in (None, 1)
+    fewer = problem.limited(memory)
+    assert least_period_by_trying(fewer, int(found.period) - 1) is None
+
+
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(problems(), st.sampled_from([3.0, 5.0]))
 def test_many_micro_batches_take_no_less_than_the_bound_each(problem, memory):

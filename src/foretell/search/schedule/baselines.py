@@ -218,20 +218,23 @@ def _served(stages: Pipe) -> list[tuple[int, int, bool]]:
     """Each sharded block, the plain block it serves, and whether it comes after that one."""
     found: list[tuple[int, int, bool]] = []
     pending: Pipe = []
+    last = stages[0]
     for stage in stages:
         if stage.is_sharded:
             pending.append(stage)
             continue
         last = stage
         found += [(s.forward, stage.forward, False) for s in pending]
-        found += [
-            (s.backward, _back(stage)[-1], True) for s in pending[::-1] if s.backward is not None
-        ]
+        # backward goes on from the input gradient: weight gradients may wait
+        found += [(b, stage.backward or 0, True) for b in _backs(pending)]
         pending = []
-    if pending:  # a head on all devices: between the last forward and its backward
-        found += [(s.forward, last.forward, True) for s in pending]
-        found += [(s.backward, last.forward, True) for s in pending[::-1] if s.backward is not None]
-    return found
+    # a head on all devices: between the last forward and its backward
+    found += [(s.forward, last.forward, True) for s in pending]
+    return found + [(b, last.forward, True) for b in _backs(pending)]
+
+
+def _backs(stages: Pipe) -> list[int]:
+    return [s.backward for s in stages[::-1] if s.backward is not None]
 
 
 def _looped(stages: Pipe, device: int, num: int, rounds: int, micro_batches: int) -> list[Item]:

@@ -63,7 +63,7 @@ def makespan(ticks: Ticks, micro_batches: int) -> Fraction:
 
 def residences(ticks: Ticks, device: int) -> list[Residence] | None:
     """Who gives back what whom took on a device; None where a block gives before it is due."""
-    reach = _reach(ticks)
+    reach = ticks.reach
     open_: list[list[int]] = []
     found: list[Residence] = []
     for block, rise, change in ticks.held[device]:
@@ -146,12 +146,3 @@ def _way(ticks: Ticks, time: Sequence[int], first: int, last: int, lags: bool) -
         if ways and i != first:
             best[i] = max(ways)
     return best[last] + time[last]
-
-
-def _reach(ticks: Ticks) -> list[set[int]]:
-    """The blocks that wait for each block, directly or not."""
-    reach: list[set[int]] = [set() for _ in ticks.time]
-    for i in reversed(ticks.order):
-        for j, _ in ticks.followers[i]:
-            reach[i] |= {j} | reach[j]
-    return reach

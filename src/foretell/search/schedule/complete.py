@@ -1,9 +1,9 @@
 """From a repetend to a schedule of N micro-batches with the least makespan.
 
-Candidates, cheapest first, until one meets the lower bound: orders by simple rules; the repetend
-and its equals in period, unrolled and started as early as their order allows; the best warm-up and
-cool-down around each of a few cuts of the pattern; and, when there are few blocks, all starts as
-variables.
+Candidates, until one meets the lower bound: the repetend and its equals in period, unrolled and
+started as early as their order allows; orders by simple rules and those known from the literature;
+when there are few blocks, all starts as variables; and the best warm-up and cool-down around each
+of a few cuts of the pattern.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

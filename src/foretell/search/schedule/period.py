@@ -2,9 +2,8 @@
 
 For one micro-batch a repetend: try the bound; if it cannot be met, halve the gap between what is
 proven impossible and the best found. For u = 2, 3, …: only a period under `u` times the best rate
-helps, so ask for the largest such period; one "no" closes that `u` for good. `Rate.proven` says up
-to which `u` nothing better exists; None when the lower bound itself is met, so that no `u` can
-help.
+helps, so ask for the largest such period; one "no" closes that `u` for good. `Rate.closed` says up
+to which `u` nothing better exists; when the lower bound itself is met, no `u` can help.
 """
 
 from collections.abc import Callable
@@ -81,7 +80,7 @@ def _several(
     ticks: Ticks, best: Repetend, unroll: int, bound: Fraction, budget: Budget, progress: Progress
 ) -> tuple[Repetend, bool]:
     """The best repetend of up to so many micro-batches; whether it is sure to be."""
-    limit = budget.left if unroll == 2 else budget.left / 2  # beyond two, little is gained
+    limit = budget.left if unroll == 2 else budget.left / 3  # beyond two, little is gained
     while True:
         period = ceil(_rate(ticks, best) * unroll) - 1
         if period < bound * unroll:

@@ -80,7 +80,9 @@ def _encode(ticks: Ticks, unroll: int, period: int) -> _Model:
     offset = [cp.new_int_var(0, period - 1, "") for _ in range(num)]
     lap = [cp.new_int_var(-most, most, "") for _ in range(num)]
     model = _Model(cp, ticks, period, offset, lap, {})
-    cp.add(offset[0] == 0)  # the ring may be turned: one block is pinned
+    # the ring may be turned, so one block is pinned; the last of the longest makes proofs shortest
+    longest = max(range(0, num, unroll), key=lambda i: (ticks.time[i], i))
+    cp.add(offset[longest] == 0)
     for root in _roots(ticks, unroll):
         cp.add(lap[root] == 0)
     _exclusive(model)

@@ -36,13 +36,13 @@ def replay(
 ) -> Starts:
     """The earliest start of everything, in this order on every device."""
     num = 1 + max(m for _, m in items)
-    starts: Starts = [[0.0] * num for _ in time]
+    starts: Starts = [[-1.0] * num for _ in time]
     free = [0.0] * (1 + max(d for ds in devices for d in ds))
     for block, m in items:
         start = max(free[d] for d in devices[block])
         for on, lag in after[block]:
-            ready = starts[on][m] + time[on] + lag
-            start = max(start, ready)
+            assert starts[on][m] >= 0, f"block {block} of {m} is put before {on}, which it needs"
+            start = max(start, starts[on][m] + time[on] + lag)
         starts[block][m] = start
         for d in devices[block]:
             free[d] = start + time[block]

@@ -77,6 +77,15 @@ class Ticks:
         return tuple(sorted(range(len(self.time)), key=lambda i: (self.head[i], i)))
 
     @cached_property
+    def reach(self) -> tuple[frozenset[int], ...]:
+        """The blocks that wait for each block, directly or not."""
+        reach: list[set[int]] = [set() for _ in self.time]
+        for i in reversed(self.order):
+            for j, _ in self.followers[i]:
+                reach[i] |= {j} | reach[j]
+        return tuple(map(frozenset, reach))
+
+    @cached_property
     def head(self) -> tuple[int, ...]:
         """The earliest start of each block: the longest way to it."""
         return tuple(longest(self.time, self.after, with_lags=True))

@@ -17,6 +17,7 @@ from math import ceil
 from typing import Any
 
 from foretell.errors import InputError
+from foretell.search.schedule.alone import alone
 from foretell.search.schedule.bounds import residences
 from foretell.search.schedule.period import Progress, Rate
 from foretell.search.schedule.repetend import Repetend
@@ -44,6 +45,7 @@ def two_phase(
             "Tessel's two phases need memory that each micro-batch takes before it gives it back",
             hint="leave the method out: the search counts any changes of memory",
         )
+    alone(ticks)  # raises where not even one micro-batch fits
     best = _repetend(ticks, bound, micro_batches, budget, progress)
     if best is None:
         return None
