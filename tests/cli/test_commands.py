@@ -172,3 +172,14 @@ def test_the_name_of_the_output_says_what_it_is(step, tmp_path):
     assert (tmp_path / "both.json.gz").read_bytes()[:2] == b"\x1f\x8b"
     with pytest.raises(ForetellError, match="neither a page nor a trace"):
         invoke("simulate", step, "-o", tmp_path / "x.pdf")
+
+
+def test_a_schedule_of_a_shape(tmp_path):
+    found = json.loads(invoke("schedule", "v:devices=4", "--json").stdout)
+    assert (found["per_micro_batch"], found["proven"]) == (4, True)
+    drawn = tmp_path / "v.svg"
+    shown = invoke("schedule", "v:devices=4", "-o", drawn).stdout
+    assert "proven minimal" in shown
+    assert drawn.read_text().startswith("<svg")
+    with pytest.raises(ForetellError):
+        invoke("schedule", "vv:devices=4")

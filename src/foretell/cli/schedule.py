@@ -12,24 +12,29 @@ from foretell.cli.progress import working
 
 
 @click.command()
-@click.argument("placement", type=click.Path(path_type=Path))
+@click.argument("placement")
 @click.option("-n", "--micro-batches", type=click.IntRange(min=1), default=8, show_default=True)
 @click.option("-m", "--memory", type=float, help="What each device holds at most.")
 @click.option("--method", default="search", show_default=True, help="search, or tessel.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a drawing (.svg).")
 @json_option
 def command(
-    placement: Path,
+    placement: str,
     micro_batches: int,
     memory: float | None,
     method: str,
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Find the order in which the blocks of PLACEMENT run for every micro-batch."""
-    from foretell.search.schedule import load, schedule
+    """Find the order in which the blocks of PLACEMENT run for every micro-batch.
 
-    problem = load(placement)
+    PLACEMENT is a file, or a shape such as v:devices=4 or m:devices=8,mode=infer.
+    """
+    from foretell.search.schedule import load, schedule, shape
+
+    path = Path(placement)
+    is_file = path.exists() or path.suffix == ".json" or "/" in placement
+    problem = load(path) if is_file else shape(placement)
     with working("searching") as tell:
         found = schedule(
             problem,
