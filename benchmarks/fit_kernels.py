@@ -79,12 +79,9 @@ def main(arguments: list[str]) -> None:
     learned = list(_learn(state, found))
     record = {
         "learned": learned,
-        "chips": list(_figures(chips, few=True)),
-        "sizes": list(_figures(sizes, few=False)),
-        "summary": [
-            *_figures(chips, few=True, out="a chip"),
-            *_figures(sizes, few=False, out="a range"),
-        ],
+        "chips": list(_figures(chips, by="out")),
+        "sizes": list(_figures(sizes, by="out")),
+        "summary": [*_figures(chips, by="", out="a chip"), *_figures(sizes, by="", out="a range")],
     }
     _write("cost/tables/kernel_accuracy.json", json.dumps(record, indent=1) + "\n")
     for row in (*record["chips"], *record["sizes"], *record["summary"], *learned):
@@ -210,20 +207,19 @@ def spreads(chips: Sequence[Residual], sizes: Sequence[Residual]) -> dict[str, d
     for kind in kinds:
         outs = {r.out for r in chips if r.kind == kind}
         seen = spread([r for r in sizes if r.kind == kind])
-        unseen = spread([r for r in chips if r.kind == kind], few=True)
+        unseen = spread([r for r in chips if r.kind == kind])
         if len(outs) < 2:  # the class was never fitted without it: only its own chip tells
             unseen = float(np.hypot(seen, ALONE))
         found[kind] = {"seen": round(seen, 3), "unseen": round(max(unseen, seen), 3)}
     return found
 
 
-def spread(residuals: Sequence[Residual], *, few: bool = False) -> float:
-    """The sigma of which ±1.28 holds 80 % of the errors; wider where few chips tell it."""
+def spread(residuals: Sequence[Residual]) -> float:
+    """The sigma of which ±1.28 holds 80 % of the errors."""
     log = pooled(residuals)
     if len(log) < FEW:
         return UNTOLD
-    wider = 1 + 1 / len({r.out for r in residuals}) if few else 1.0
-    return max(LEAST, wider * float(np.quantile(np.abs(log), 0.8)) / EIGHTY)
+    return max(LEAST, float(np.quantile(np.abs(log), 0.8)) / EIGHTY)
 
 
 def pooled(residuals: Sequence[Residual]) -> Floats:
@@ -235,12 +231,10 @@ def pooled(residuals: Sequence[Residual]) -> Floats:
     return np.concatenate(parts) if parts else np.empty(0)
 
 
-def _figures(
-    residuals: Sequence[Residual], *, few: bool, out: str = ""
-) -> Iterator[dict[str, Any]]:
+def _figures(residuals: Sequence[Residual], by: str, out: str = "") -> Iterator[dict[str, Any]]:
     groups: dict[tuple[str, str], list[Residual]] = defaultdict(list)
     for r in residuals:
-        groups[family(r.op), out or r.out].append(r)
+        groups[family(r.op), r.out if by else out].append(r)
     for (kind, name), mine in sorted(groups.items()):
         errors = np.abs(np.expm1(pooled(mine)))
         yield {
@@ -249,16 +243,16 @@ def _figures(
             "readings": sum(len(r.log) for r in mine),
             "median": round(float(np.median(errors)), 4),
             "p90": round(float(np.quantile(errors, 0.9)), 4),
-            "covered": round(_covered(mine, residuals, few=few), 4),
+            "covered": round(_covered(mine, residuals), 4),
         }
 
 
-def _covered(mine: Sequence[Residual], everything: Sequence[Residual], *, few: bool) -> float:
+def _covered(mine: Sequence[Residual], everything: Sequence[Residual]) -> float:
     """Share of errors inside the interval that the other folds would have stated."""
     inside = []
     for r in mine:
         others = [o for o in everything if o.kind == r.kind and o.out != r.out]
-        sigma = spread(others, few=few) if others else float(np.hypot(UNTOLD, ALONE))
+        sigma = spread(others) if others else float(np.hypot(UNTOLD, ALONE))
         inside.append(np.abs(pooled([r])) <= EIGHTY * sigma)
     return float(np.concatenate(inside).mean())
 

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 from foretell.cluster.device import Device
 from foretell.cluster.preset import devices
@@ -31,92 +30,81 @@ _NAMES = {
 }
 
 
-# Boards of DeepBench and NeuSight that are no presets: what differs from one that is.
-_BOARDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "NV_M40": (
-        "titan-xp",
-        {
-            "name": "m40",
-            "title": "NVIDIA Tesla M40",
-            "arch": "maxwell",
-            "memory_bandwidth": 288e9,
-            "flops": {"fp32": 6.83e12},
-            "units": 24,
-            "clock": 1.112e9,
-            "sources": {"all": "NVIDIA Tesla M40 data sheet, 2015: 3072 cores, boost clock"},
-        },
-    ),
-    "NV_TitanX": (
-        "titan-xp",
-        {
-            "name": "titan-x",
-            "title": "NVIDIA GeForce GTX TITAN X",
-            "arch": "maxwell",
-            "memory_bandwidth": 336.5e9,
-            "flops": {"fp32": 6.6e12},
-            "units": 24,
-            "clock": 1.075e9,
-            "sources": {"all": "NVIDIA GeForce GTX TITAN X specifications, 2015"},
-        },
-    ),
-    "NV_TitanX_Pascal": (
-        "titan-xp",
-        {
-            "name": "titan-x-pascal",
-            "title": "NVIDIA TITAN X (Pascal)",
-            "memory_bandwidth": 480e9,
-            "flops": {"fp32": 10.97e12},
-            "units": 28,
-            "clock": 1.531e9,
-            "sources": {"all": "NVIDIA TITAN X specifications, 2016"},
-        },
-    ),
-    "AMD_MI25": (
-        "mi100",
-        {
-            "name": "mi25",
-            "title": "AMD Radeon Instinct MI25",
-            "arch": "vega",
-            "memory_bandwidth": 484e9,
-            "flops": {"fp32": 12.3e12, "fp16": 24.6e12},
-            "units": 64,
-            "clock": 1.5e9,
-            "l2": 4 * 2.0**20,
-            "sources": {"all": "AMD Radeon Instinct MI25 data sheet, 2017"},
-        },
-    ),
-    "AMD_VegaFE": (
-        "mi100",
-        {
-            "name": "vega-fe",
-            "title": "AMD Radeon Vega Frontier Edition",
-            "arch": "vega",
-            "memory_bandwidth": 484e9,
-            "flops": {"fp32": 13.1e12, "fp16": 26.2e12},
-            "units": 64,
-            "clock": 1.6e9,
-            "l2": 4 * 2.0**20,
-            "sources": {"all": "AMD Radeon Vega Frontier Edition specifications, 2017"},
-        },
-    ),
-    "AMD Instinct MI210": (
-        "mi250",
-        {
-            "name": "mi210",
-            "title": "AMD Instinct MI210",
-            "watts": 300.0,
-            "sources": {"all": "AMD Instinct MI210 data sheet, 2022"},
-        },
-    ),
-}
+@cache
+def _extra() -> dict[str, Device]:
+    """Boards of DeepBench and NeuSight that are no presets."""
+    maxwell = replace(
+        devices()["titan-xp"],
+        name="m40",
+        title="NVIDIA Tesla M40",
+        arch="maxwell",
+        memory_bandwidth=288e9,
+        flops={"fp32": 6.83e12},
+        units=24,
+        clock=1.112e9,
+        sources={"all": "NVIDIA Tesla M40 data sheet, 2015: 3072 cores, boost clock"},
+    )
+    titan = replace(
+        maxwell,
+        name="titan-x",
+        title="NVIDIA GeForce GTX TITAN X",
+        memory_bandwidth=336.5e9,
+        flops={"fp32": 6.6e12},
+        clock=1.075e9,
+        sources={"all": "NVIDIA GeForce GTX TITAN X specifications, 2015"},
+    )
+    pascal = replace(
+        devices()["titan-xp"],
+        name="titan-x-pascal",
+        title="NVIDIA TITAN X (Pascal)",
+        memory_bandwidth=480e9,
+        flops={"fp32": 10.97e12},
+        units=28,
+        clock=1.531e9,
+        sources={"all": "NVIDIA TITAN X specifications, 2016"},
+    )
+    vega = replace(
+        devices()["mi100"],
+        name="mi25",
+        title="AMD Radeon Instinct MI25",
+        arch="vega",
+        memory_bandwidth=484e9,
+        flops={"fp32": 12.3e12, "fp16": 24.6e12},
+        units=64,
+        clock=1.5e9,
+        l2=4 * 2.0**20,
+        sources={"all": "AMD Radeon Instinct MI25 data sheet, 2017"},
+    )
+    frontier = replace(
+        vega,
+        name="vega-fe",
+        title="AMD Radeon Vega Frontier Edition",
+        flops={"fp32": 13.1e12, "fp16": 26.2e12},
+        clock=1.6e9,
+        sources={"all": "AMD Radeon Vega Frontier Edition specifications, 2017"},
+    )
+    mi210 = replace(
+        devices()["mi250"],
+        name="mi210",
+        title="AMD Instinct MI210",
+        watts=300.0,
+        sources={"all": "AMD Instinct MI210 data sheet, 2022"},
+    )
+    return {
+        "NV_M40": maxwell,
+        "NV_TitanX": titan,
+        "NV_TitanX_Pascal": pascal,
+        "AMD_MI25": vega,
+        "AMD_VegaFE": frontier,
+        "AMD Instinct MI210": mi210,
+    }
 
 
 @cache
 def device_named(name: str) -> Device | None:
     """The device a truth file means, or None where nobody knows it."""
-    if name in _BOARDS:
-        like, changes = _BOARDS[name]
-        return replace(devices()[like], **changes)
+    if name in _extra():
+        return _extra()[name]
     if name in _NAMES:
         return devices()[_NAMES[name]]
     said = _words([name])
