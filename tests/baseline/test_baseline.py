@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretell.baseline import steady_seconds, unprofiled
-from foretell.baseline.unprofiled import USUAL, cheaper
+from foretell.baseline import interval, steady_seconds, unprofiled, why
+from foretell.baseline.unprofiled import USUAL, warmed
 from foretell.graph import Builder
 from foretell.trace import Trace, read
 
@@ -42,32 +42,77 @@ def test_an_empty_step():
     assert steady_seconds(Builder().graph()) == 0
 
 
-def test_the_cost_is_found_from_the_known_time():
+def test_the_factor_is_found_from_the_known_time():
     found = unprofiled(traced(step(host=10e-6, device=1e-6)), real=70e-6)
-    assert found.event == pytest.approx(3e-6, rel=1e-2)
+    assert found.factor == pytest.approx(0.7, rel=1e-2)
     assert found.seconds == 70e-6
     assert found.played == pytest.approx(70e-6, rel=1e-3)
     assert found.predicted(found.graph) == pytest.approx(70e-6)
 
 
-def test_without_a_known_time_the_usual_cost_is_said():
+def test_without_a_known_time_the_usual_factor_is_said():
     found = unprofiled(traced(step(host=10e-6, device=1e-6)))
-    assert found.event == USUAL
-    assert found.seconds == pytest.approx(100e-6 - 10 * USUAL)
+    assert found.factor == USUAL
+    assert found.seconds == pytest.approx(100e-6 * USUAL)
     assert "estimated" in found.note
 
 
 def test_a_step_the_device_holds_up_says_nothing_of_the_host():
     found = unprofiled(traced(step(host=10e-6, device=50e-6)), real=490e-6)
-    assert found.event == USUAL
+    assert found.factor == USUAL
     assert found.seconds == 490e-6
     assert found.predicted(found.graph) == pytest.approx(490e-6)
     assert "the device" in found.note
 
 
-def test_a_task_never_disappears():
-    short = cheaper(traced(step(host=1e-6, device=1e-6), events=100), 1e-6)
-    assert (short.seconds[short.select(kind="host")] > 0).all()
+def test_calls_are_no_longer_than_the_median_of_their_kind():
+    graph = step(host=10e-6, device=1e-6)
+    host = graph.select(kind="host")
+    with graph.edit("cold") as edit:
+        edit.set(host[:3], seconds=90e-6)
+        edit.set(host[3:5], seconds=4e-6)
+    warm = warmed(traced(edit.graph), 1.0)
+    assert warm.seconds[host[:3]] == pytest.approx(10e-6)
+    assert warm.seconds[host[3:5]] == pytest.approx(4e-6)
+
+
+def test_few_of_a_kind_are_left_alone():
+    graph = step(host=10e-6, device=1e-6, launches=3)
+    host = graph.select(kind="host")
+    with graph.edit("cold") as edit:
+        edit.set(host[:1], seconds=90e-6)
+    assert warmed(traced(edit.graph), 1.0).seconds[host[0]] == pytest.approx(90e-6)
+
+
+def test_the_interval_feels_the_host_where_the_host_decides():
+    slow, fast = step(host=10e-6, device=1e-6), step(host=1e-6, device=10e-6)
+    low, high = interval(slow, steady_seconds, host=0.1)
+    assert low < steady_seconds(slow) < high
+    assert high / low == pytest.approx(2.718281828 ** (2 * 1.2816 * 0.1), rel=1e-3)
+    low, high = interval(fast, steady_seconds, host=0.1)
+    assert high / low == pytest.approx(1, abs=0.01)
+
+
+def test_the_interval_feels_unsure_kernels_and_what_is_left_open():
+    graph = step(host=1e-6, device=10e-6)
+    with graph.edit("unsure") as edit:
+        edit.set(graph.select(kind="kernel"), sigma=0.2)
+    low, high = interval(edit.graph, steady_seconds)
+    assert low < steady_seconds(graph) < high
+    wider = interval(edit.graph, steady_seconds, spread=0.3)
+    assert wider.low < low < high < wider.high
+
+
+def test_an_empty_step_has_no_interval():
+    assert interval(Builder().graph(), steady_seconds, host=0.1) == (0, 0)
+
+
+def test_why_names_who_holds_the_step_up():
+    slow, fast = step(host=10e-6, device=2e-6), step(host=1e-6, device=10e-6)
+    assert why(slow, slow).startswith("the host holds the step up (the device waits 80%")
+    assert "after it the device holds the step up" in why(slow, fast)
+    shorter = step(host=10e-6, device=1e-6)
+    assert "which nobody waits for" in why(slow, shorter)
 
 
 @pytest.mark.truth

@@ -1,9 +1,11 @@
 """A traced step as it would run without the profiler.
 
-The profiler spends time on the host for every operator and every call it records. That cost is
-taken off the tasks that bore it: so much an event that the step played in a row takes what an
-un-profiled step is known to take, or, where nobody timed one, what such an event usually costs.
-A step the host does not hold up takes the same either way, and then the usual cost is taken too.
+Recording makes the host slower, and unevenly: calls that fall on a cold cache or a full buffer take
+several times as long, most of all in a step the device holds up, where the host sleeps and wakes.
+The typical call of a kind shows what one costs when nothing is in the way. So a host task is taken
+to last no longer than the median of its kind, times a factor that is the same for all: the one with
+which the step played in a row takes what an un-profiled step is known to take, or, where nobody
+timed one or the device holds it up, what the factor usually is.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ from foretell.graph.columns import Array, Kind
 from foretell.graph.graph import Graph
 from foretell.trace import Trace
 
-# Seconds an event: the median over eight host-bound steps on an H200 host (torch 2.11) of
-# (profiled - un-profiled) / events; the middle half lies between 1.0 and 1.6 µs.
-USUAL = 1.4e-6
-MOST = 6e-6  # no host is that slow at it; beyond this something else differs
-LEAST_LEFT = 0.2  # of a task's time: events cannot have been all of it
+# Un-profiled host time over the sum of capped host tasks: ten fp32 steps on H200 hosts (torch 2.11)
+# whose un-profiled time the host decides, or whose variants' does; geometric mean and spread.
+USUAL, SPREAD = 1.03, 0.12
+LEAST, MOST = 0.4, 4.0  # beyond these something else differs
+KIND = 4  # host tasks of a kind from which on their median tells something
 CLOSE = 0.005  # how near to the known time is near enough
+PROBE, FEELS = 0.85, 0.05  # a host that much faster shortens a step it holds up by this share
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +35,8 @@ class Baseline:
     graph: Graph
     seconds: float  # a step, steps in a row; as timed where somebody did
     played: float  # the same from the graph
-    event: float  # seconds taken off for each event
+    factor: float  # what the host's typical calls were multiplied by
+    sigma: float  # spread of ln of that factor: near zero where the known time tells it
     note: str
 
     def predicted(self, after: Graph) -> float:
@@ -41,44 +45,67 @@ class Baseline:
 
 
 def unprofiled(trace: Trace, real: float | None = None) -> Baseline:
-    """The step of a trace less the profiler's cost; `real` is the time of an un-profiled step."""
-    usual = cheaper(trace, USUAL)
+    """The step of a trace less the profiler's cost.
+
+    `real` is the time of an un-profiled step; where it is not given, what the trace says of it.
+    """
+    told = "given" if real is not None else "timed with the trace"
+    real = trace.real if real is None else real
+    usual = warmed(trace, USUAL)
     played = steady_seconds(usual)
     if real is None:
-        note = f"profiler's cost estimated at {USUAL * 1e6:.1f} µs an event"
-        return Baseline(usual, played, played, USUAL, note)
-    if abs(played / real - 1) < CLOSE or steady_seconds(cheaper(trace, MOST)) > real:
-        note = "un-profiled step given; the device, not the host, holds it up"
-        return Baseline(usual, real, played, USUAL, note)
-    event = _solved(trace, real)
-    graph = cheaper(trace, event)
-    note = f"un-profiled step given: {event * 1e6:.2f} µs an event taken off"
-    return Baseline(graph, real, steady_seconds(graph), event, note)
+        note = "profiler's cost estimated: every host call as long as the median of its kind"
+        return Baseline(usual, played, played, USUAL, SPREAD, note)
+    if abs(played / real - 1) < CLOSE or _device_holds(trace, played, real):
+        note = f"un-profiled step {told}; the device, not the host, holds it up"
+        return Baseline(usual, real, played, USUAL, SPREAD, note)
+    factor = _solved(trace, real)
+    graph = warmed(trace, factor)
+    note = f"un-profiled step {told}: host calls take {factor:.2f} × the median of their kind"
+    return Baseline(graph, real, steady_seconds(graph), factor, SPREAD / 2, note)
 
 
-def cheaper(trace: Trace, event: float) -> Graph:
-    """The step with so many seconds an event taken off its host tasks, time first, then gap."""
+def warmed(trace: Trace, factor: float) -> Graph:
+    """The step with every host task at most as long as the median of its kind, times a factor."""
     graph = trace.graph
-    host = np.flatnonzero(np.isin(graph.kind, (Kind.HOST, Kind.LOAD)))
-    cost = event * trace.recorded[host].sum(axis=1)
-    seconds, gap = graph.seconds[host], graph.gap[host]
-    short = _less(seconds, cost)
+    # Loading is one long task, of which the profiler records hardly anything: it stays.
+    host = np.flatnonzero(graph.kind == Kind.HOST)
+    whose = np.unique(graph.op[host], return_inverse=True)[1].reshape(-1)
     with graph.edit("unprofiled") as edit:
-        edit.set(host, seconds=short, gap=_less(gap, cost - (seconds - short)))
+        edit.set(
+            host,
+            seconds=factor * _capped(graph.seconds[host], whose),
+            gap=factor * _capped(graph.gap[host], whose),
+        )
     return edit.graph
 
 
-def _less(times: Array, cost: Array) -> Array:
-    found: Array = np.maximum(times - cost, LEAST_LEFT * times)
+def _capped(times: Array, whose: Array) -> Array:
+    """Times no longer than the median of their kind, where there are enough of it."""
+    order = np.lexsort((times, whose))
+    count = np.bincount(whose)
+    first = np.cumsum(count) - count
+    median = (times[order][first + (count - 1) // 2] + times[order][first + count // 2]) / 2
+    most = np.where(count >= KIND, median, np.inf)
+    found: Array = np.minimum(times, most[whose])
     return found
 
 
+def _device_holds(trace: Trace, played: float, real: float) -> bool:
+    """Whether the step is as long as its kernels, so that its time tells nothing of the host."""
+    if steady_seconds(warmed(trace, LEAST)) > real:
+        return True
+    faster = steady_seconds(warmed(trace, USUAL * PROBE))
+    is_deaf = 1 - faster / played < FEELS
+    return is_deaf and played > 0.9 * real
+
+
 def _solved(trace: Trace, real: float) -> float:
-    """The cost an event at which the step takes `real`; zero where it is shorter all the same."""
-    low, high = 0.0, MOST
+    """The factor at which the step takes `real`."""
+    low, high = LEAST, MOST
     for _ in range(12):
         middle = (low + high) / 2
-        if steady_seconds(cheaper(trace, middle)) > real:
+        if steady_seconds(warmed(trace, middle)) < real:
             low = middle
         else:
             high = middle

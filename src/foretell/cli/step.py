@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,38 +9,12 @@ from foretell.cluster import Cluster
 from foretell.graph.graph import Graph
 
 if TYPE_CHECKING:
-    from foretell.baseline import Baseline
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """A step somebody asks about, the machines it runs on, and how its time is told."""
-
-    graph: Graph
-    cluster: Cluster | None
-    baseline: Baseline | None = None  # of a trace: steps in a row, without the profiler
-
-    @property
-    def seconds(self) -> float:
-        """How long it takes."""
-        return self.baseline.seconds if self.baseline else self.predicted(self.graph)
-
-    @property
-    def notes(self) -> list[str]:
-        """What a person should know about that time."""
-        return [self.baseline.note] if self.baseline else []
-
-    def predicted(self, after: Graph) -> float:
-        """How long it would take as another graph."""
-        if self.baseline:
-            return self.baseline.predicted(after)
-        from foretell.simulate import simulate
-
-        return simulate(after).seconds
+    from foretell.advise import Step
 
 
 def load_step(file: Path, cluster: str | None, real: float | None = None) -> Step:
     """The step in a file; `real` is the time of an un-profiled step, for traces."""
+    from foretell.advise import Step
     from foretell.graph.file import is_graph_file, load
 
     machines = _machines(cluster)

@@ -14,6 +14,7 @@ from typing import ClassVar
 from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.graph.graph import Graph
+from foretell.memory.tape import Tape
 from foretell.spec import Spec
 
 
@@ -35,10 +36,17 @@ class WhatIf(Spec):
     assumes: ClassVar[tuple[str, ...]] = ()  # what is taken for granted, printed with each answer
     source: ClassVar[str] = ""  # where the idea or its model comes from
     code: ClassVar[str] = ""  # the line of PyTorch that does it
+    spread: ClassVar[float] = (
+        0.06  # of ln(measured/foretold), beside what prices and host leave open
+    )
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         """The graph with the change made, its history signed with this spec."""
         raise NotImplementedError
+
+    def hold(self, tape: Tape) -> Tape:
+        """What the change makes of the tensors the step holds; the same unless a what-if says."""
+        return tape
 
 
 def applied(changes: Iterable[WhatIf], graph: Graph, setting: Setting | None = None) -> Graph:

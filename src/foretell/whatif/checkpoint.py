@@ -10,6 +10,8 @@ import numpy as np
 from foretell.graph.columns import NONE, Array, Kind, Phase
 from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph
+from foretell.memory import change
+from foretell.memory.tape import Tape
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 
 COPIED = (
@@ -28,6 +30,7 @@ class Checkpoint(WhatIf):
     )
     source: ClassVar[str] = "Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost"
     code: ClassVar[str] = "torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)"
+    spread: ClassVar[float] = 0.05
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         is_forward = graph.phase == Phase.FORWARD
@@ -40,6 +43,9 @@ class Checkpoint(WhatIf):
                 mine = graph.rank == rank
                 _again(edit, graph, _issued(graph, is_forward & mine), is_backward & mine)
         return edit.graph
+
+    def hold(self, tape: Tape) -> Tape:
+        return change.checkpoint(tape)
 
 
 def _issued(graph: Graph, mask: Array) -> Array:

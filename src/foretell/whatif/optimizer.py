@@ -21,6 +21,8 @@ import numpy as np
 from foretell.graph.columns import Array, Kind, Phase
 from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph
+from foretell.memory import change
+from foretell.memory.tape import Tape
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 
 START, RATE = 14e-6, 3.8e12  # of a kernel over a list of tensors
@@ -56,6 +58,7 @@ class ForeachOptimizer(WhatIf):
         "the optimizer loops over parameters now; the list kernels move the same bytes",
     )
     code: ClassVar[str] = "torch.optim.Adam(params, foreach=True)"
+    spread: ClassVar[float] = 0.01
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         with graph.edit(str(self)) as edit:
@@ -64,6 +67,9 @@ class ForeachOptimizer(WhatIf):
                 host = (FOREACH_HOST * loop.host + SET_UP) / loop.operations
                 replace(edit, loop, "_foreach", host, seconds, loop.operations)
         return edit.graph
+
+    def hold(self, tape: Tape) -> Tape:
+        return change.foreach_optimizer(tape)
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,7 @@ class FusedOptimizer(WhatIf):
         "the optimizer loops over parameters now; one pass reads and writes every tensor once",
     )
     code: ClassVar[str] = "torch.optim.Adam(params, fused=True)"
+    spread: ClassVar[float] = 0.01
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         with graph.edit(str(self)) as edit:
@@ -83,6 +90,9 @@ class FusedOptimizer(WhatIf):
                 seconds = START_FUSED + loop.parameters * ITEM * passes / RATE_FUSED
                 replace(edit, loop, "_fused", FUSED_HOST * loop.host + SET_UP, seconds, 1)
         return edit.graph
+
+    def hold(self, tape: Tape) -> Tape:
+        return change.fused_optimizer(tape)
 
 
 def loops(graph: Graph) -> list[Loop]:

@@ -1,0 +1,155 @@
+"""Every change that applies to a step, tried one by one, ranked, and the best of them together.
+
+A change that alters the batch is judged by the time a sample takes. The combination is found by
+taking one of the best first and adding, in the order of their own gains, whatever still helps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from foretell.advise.step import Step
+from foretell.baseline import why
+from foretell.errors import ForetellError
+from foretell.graph.graph import Graph
+from foretell.whatif import WhatIf, applied, parse, peak_bytes
+from foretell.whatif.batch import Batch
+
+# What is tried: changes of one machine that a line or two of PyTorch make.
+TRIED = (
+    "amp:dtype=bf16", "tf32", "compile", "cuda-graph", "channels-last", "fused-optimizer",
+    "foreach-optimizer", "flash-attention", "loader:workers=4", "async-copies", "remove-sync",
+    "batch:times=2", "checkpoint", "metaflow", "reconstructed-batchnorm", "gist:bits=8", "vdnn",
+)  # fmt: skip
+# Of these only one makes sense at a time.
+RIVALS = (
+    frozenset({"fused-optimizer", "foreach-optimizer"}),
+    frozenset({"tf32", "amp"}),
+    frozenset({"compile", "metaflow", "reconstructed-batchnorm"}),
+)
+WORTH = 0.01  # a gain below this is none
+TRADES = frozenset({"batch", "checkpoint", "vdnn", "gist"})  # of memory: not combined unasked
+STARTS = 4  # how many of the best changes a combination is grown from
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One change, or several made together, and what it would do."""
+
+    changes: tuple[WhatIf, ...]
+    seconds: float
+    low: float
+    high: float
+    gain: float  # of the time a sample takes
+    peak_bytes: float | None
+    why: str
+
+    @property
+    def code(self) -> list[str]:
+        """The lines of PyTorch that do it."""
+        return [change.code for change in self.changes if change.code]
+
+
+@dataclass(frozen=True)
+class Counsel:
+    """What was tried, best first; what did not apply and why; and the best together."""
+
+    seconds: float
+    ranked: tuple[Advice, ...]
+    refused: tuple[tuple[str, str], ...]
+    best: Advice | None
+
+
+def advise(
+    step: Step,
+    specs: Sequence[str] = TRIED,
+    progress: Callable[[str], None] = lambda spec: None,
+) -> Counsel:
+    """Try changes on a step and rank them by what they gain."""
+    found, refused = [], []
+    for spec in specs:
+        progress(spec)
+        try:
+            found.append(_tried(step, (parse(spec),)))
+        except ForetellError as error:
+            refused.append((spec, str(error).partition("\n")[0]))
+    ranked = tuple(sorted(found, key=lambda a: (-a.gain, str(a.changes[0]))))
+    return Counsel(step.seconds, ranked, tuple(refused), _together(step, ranked, progress))
+
+
+def _tried(step: Step, changes: tuple[WhatIf, ...]) -> Advice:
+    after = applied(changes, step.graph, step.setting)
+    seconds = step.predicted(after)
+    low, high = step.interval(after, changes)
+    return Advice(
+        changes, seconds, low, high, _gain(step, changes, seconds), peak_bytes(after),
+        why(step.graph, after),
+    )  # fmt: skip
+
+
+def _gain(step: Step, changes: Sequence[WhatIf], seconds: float) -> float:
+    samples = 1.0
+    for change in changes:
+        samples *= change.times if isinstance(change, Batch) else 1.0
+    return 1 - seconds / samples / step.seconds if step.seconds else 0.0
+
+
+def _together(
+    step: Step, ranked: Sequence[Advice], progress: Callable[[str], None]
+) -> Advice | None:
+    """The best combination found from each of the best changes; None where nothing helps."""
+    useful = [a for a in ranked if a.gain >= WORTH and a.changes[0].name not in TRADES]
+    found = [_grown(step, first, useful, progress) for first in useful[:STARTS]]
+    return max(found, key=lambda a: a.gain, default=None)
+
+
+def _grown(
+    step: Step, best: Advice, useful: Sequence[Advice], progress: Callable[[str], None]
+) -> Advice:
+    """A change and whatever still helps beside it."""
+    for advice in useful:
+        chosen = (*best.changes, *advice.changes)
+        names = [c.name for c in chosen]
+        if len(set(names)) < len(names) or any(len(r.intersection(names)) > 1 for r in RIVALS):
+            continue
+        progress(" ".join(map(str, chosen)))
+        tried = _in_order(step, chosen)
+        if tried is not None and tried.gain > best.gain + WORTH:
+            best = tried
+    return best
+
+
+def _in_order(step: Step, changes: tuple[WhatIf, ...]) -> Advice | None:
+    """Changes in the order they build on each other: formats, layouts, fusion, replay."""
+    order = [parse(spec).name for spec in TRIED]
+    late = {"compile": 1, "cuda-graph": 2}
+    ordered = sorted(changes, key=lambda c: (late.get(c.name, 0), order.index(c.name)))
+    try:
+        return _tried(step, tuple(ordered))
+    except ForetellError:
+        return None
+
+
+def shown(graph: Graph, counsel: Counsel) -> dict[str, object]:
+    """A counsel as plain values."""
+    return {
+        "baseline_s": counsel.seconds,
+        "baseline_peak_bytes": peak_bytes(graph),
+        "ranked": [_plain(a) for a in counsel.ranked],
+        "together": _plain(counsel.best) if counsel.best else None,
+        "refused": [{"change": spec, "reason": reason} for spec, reason in counsel.refused],
+    }
+
+
+def _plain(advice: Advice) -> dict[str, object]:
+    return {
+        "changes": [str(change) for change in advice.changes],
+        "predicted_s": advice.seconds,
+        "low_s": advice.low,
+        "high_s": advice.high,
+        "gain": advice.gain,
+        "peak_bytes": advice.peak_bytes,
+        "why": advice.why,
+        "code": advice.code,
+    }

@@ -1,0 +1,93 @@
+"""Why a change helps or not, in one sentence: who holds the step up, and what was made shorter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretell.baseline.steady import COPIES
+from foretell.graph.columns import Kind
+from foretell.graph.combine import replicate
+from foretell.graph.graph import Graph
+from foretell.simulate import simulate
+
+BUSY = 0.97  # a device that works this share of the step holds it up
+DEVICE = (Kind.KERNEL, Kind.COPY)
+WIRE = (Kind.COLLECTIVE, Kind.SEND)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What one rank does in a step, steps in a row; seconds, and shares of the step."""
+
+    seconds: float
+    kernels: float  # seconds of device work
+    host: float  # seconds of host work
+    wire: float  # seconds of communication
+    idle: float  # share of the step in which the device waits
+
+    @property
+    def holder(self) -> str:
+        """Who holds the step up."""
+        if not self.kernels:
+            return "host"
+        if self.idle < 1 - BUSY:
+            return "device"
+        if self.wire > self.idle * self.seconds and self.wire > self.host:
+            return "network"
+        return "host" if self.host > 0.9 * self.seconds or self.idle > 0.15 else "device"
+
+
+def shares(graph: Graph) -> Shares:
+    """Where a step goes when steps follow one another."""
+    if not graph.size:
+        return Shares(0.0, 0.0, 0.0, 0.0, 0.0)
+    line = simulate(replicate(graph, COPIES, over="micro_batch"), engine="compiled")
+    ends = line.end.reshape(COPIES, graph.size).max(axis=1)
+    seconds = float(ends[-1] - ends[-2])
+    mine = graph.rank == graph.rank[0]
+    work = {
+        name: float(graph.seconds[mine & np.isin(graph.kind, kinds)].sum())
+        for name, kinds in (("kernels", DEVICE), ("wire", WIRE))
+    }
+    host = mine & np.isin(graph.kind, (Kind.HOST, Kind.LOAD))
+    spent = float(graph.seconds[host].sum() + graph.gap[host].sum())
+    idle = max(0.0, 1 - work["kernels"] / seconds) if seconds else 0.0
+    return Shares(seconds, work["kernels"], spent, work["wire"], idle)
+
+
+def why(before: Graph, after: Graph) -> str:
+    """What happened to the step, as a sentence."""
+    first, second = shares(before), shares(after)
+    gain = 1 - second.seconds / first.seconds if first.seconds else 0.0
+    moved = _moved(first, second)
+    held = f"{_held(first)}; after it {_held(second)}"
+    if abs(gain) < 0.02 and moved:
+        return f"no gain: {held}; {moved}, which nobody waits for"
+    return f"{held}; {moved}" if moved else held
+
+
+def _held(found: Shares) -> str:
+    if found.holder == "device":
+        return f"the device holds the step up (busy {1 - found.idle:.0%} of it)"
+    if found.holder == "network":
+        return f"the network holds the step up ({found.wire / found.seconds:.0%} of it on the wire)"
+    return f"the host holds the step up (the device waits {found.idle:.0%} of it)"
+
+
+def _moved(first: Shares, second: Shares) -> str:
+    """Which work grew or shrank, by more than a hundredth of the step."""
+    words = []
+    for name, a, b in (
+        ("kernels", first.kernels, second.kernels),
+        ("host work", first.host, second.host),
+        ("communication", first.wire, second.wire),
+    ):
+        if abs(b - a) > 0.01 * first.seconds:
+            words.append(f"{name} {_milli(a)} → {_milli(b)}")
+    return ", ".join(words)
+
+
+def _milli(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"

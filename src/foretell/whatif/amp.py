@@ -1,0 +1,212 @@
+"""Automatic mixed precision: products in half precision, and everything that comes with it.
+
+Kernels take what the measured tables say the format makes of them (→ `foretell.cost.ratios`): a
+product on tensor cores a tenth, a batch-norm longer, an optimizer the same. Autocast is paid for:
+every parameter and many an activation is cast in each forward pass and its gradient cast back, each
+a kernel and a call on the host. Where the host holds the step up, that is what remains of it. With
+fp16 a gradient scaler looks at all gradients and lets the host wait for the verdict.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from foretell.errors import InputError
+from foretell.graph.columns import Array, Dtype, Kind, Phase, word_of
+from foretell.graph.edit import Edit
+from foretell.graph.graph import Graph
+from foretell.memory import change as memory
+from foretell.memory.tape import Tape
+from foretell.whatif import autocast
+from foretell.whatif.autocast import Run, is_narrow
+from foretell.whatif.base import DoesNotApply, Setting, WhatIf
+from foretell.whatif.calls import launch_of
+from foretell.whatif.flash_attention import FlashAttention
+from foretell.whatif.formats import Change, other_generation, retimed, told
+from foretell.whatif.hosts import call_seconds, issued_by
+from foretell.whatif.tabled import Sort, sorts_of
+
+# Calls' worth of host time (→ `hosts.call_seconds`) of a cast and of its gradient, from the `host`
+# rows of the shipped table: linear and convolution layers with and without autocast, 33 and 43 µs
+# more for two parameters, 25 and 38 µs for one, at 26 µs a call.
+CAST, CAST_BACK = 0.75, 1.0
+START, RATE = 1.3e-6, 3.3e12  # seconds and bytes/s of a casting kernel, `copy` rows of the table
+CAST_BYTES = 6  # of one number: four read and two written, or the other way round
+SCALER_CALLS = 12.0  # calls' worth of host time of unscaling, checking and updating the scale
+
+
+@dataclass(frozen=True)
+class Amp(WhatIf):
+    """Run forward and backward under autocast in half precision."""
+
+    name: ClassVar[str] = "amp"
+    assumes: ClassVar[tuple[str, ...]] = (
+        "products, convolutions and attention run in half precision, sums and norms in fp32, and "
+        "every parameter is cast once a step",
+        "kernels change as they did where both formats were measured, on an H200",
+    )
+    source: ClassVar[str] = "PyTorch documentation, Automatic Mixed Precision; Daydream, section 5"
+    code: ClassVar[str] = 'with torch.autocast("cuda", dtype=torch.bfloat16): loss = model(batch)'
+    spread: ClassVar[float] = 0.05
+    dtype: str = "bf16"  # or fp16, with a gradient scaler
+
+    def apply(self, graph: Graph, setting: Setting) -> Graph:
+        if self.dtype not in ("bf16", "fp16"):
+            raise InputError(f"`{self}` names `{self.dtype}`", hint="use dtype=bf16 or dtype=fp16")
+        found = autocast.runs(graph)
+        if not any(run.is_half for run in found):
+            raise DoesNotApply(
+                "the forward pass has no product that could run in half precision, or the trace "
+                "does not say which",
+                hint="profile with record_shapes=True",
+            )
+        if np.isin(graph.dtype[[r.task for r in found if r.is_half]], _HALF).mean() > 0.5:
+            raise DoesNotApply("the step runs in half precision already")
+        with graph.edit(str(self)) as edit:
+            retimed(edit, graph, _factors(graph, found, setting, self.dtype))
+            _cast(edit, graph, found)
+            if self.dtype == "fp16":
+                _scale(edit, graph)
+        return _attended(edit.graph, setting)
+
+    def hold(self, tape: Tape) -> Tape:
+        return memory.half_precision(tape)
+
+
+_HALF = (Dtype.BF16, Dtype.FP16)
+WRITTEN_OUT = (
+    "isneginf"  # of the softmax that scaled_dot_product_attention has for lack of a kernel
+)
+
+
+def _attended(graph: Graph, setting: Setting) -> Graph:
+    """Attention that PyTorch wrote out because no kernel took it in fp32: in half precision one."""
+    if graph.names.number(WRITTEN_OUT) < 0 or not len(graph.select(op=WRITTEN_OUT)):
+        return graph
+    try:
+        return replace(FlashAttention().apply(graph, setting), history=graph.history)
+    except DoesNotApply:
+        return graph
+
+
+def _factors(graph: Graph, found: list[Run], setting: Setting, dtype: str) -> list[Change]:
+    """Every sort of kernel that changes, how many times as long it takes, and its new format."""
+    rule = _Rule(graph, found)
+    answer = []
+    for sort in sorts_of(graph):
+        if sort.phase == Phase.UPDATE or not rule.is_half(sort):
+            continue
+        before = word_of(Dtype, int(graph.dtype[sort.kernels[0]]))
+        change = told(graph, sort, before, dtype)
+        if change is not None:
+            factor = change[0] * other_generation(graph, setting, sort, "fp32", dtype)
+            answer.append(Change(sort, factor, change[1], dtype))
+    return answer
+
+
+class _Rule:
+    """Which sorts of kernels run in half precision, of the forward pass and behind it."""
+
+    def __init__(self, graph: Graph, found: list[Run]) -> None:
+        self.by_name: dict[tuple[str, float], list[bool]] = {}
+        self.by_size: dict[float, list[bool]] = {}
+        for run in found:
+            self.by_name.setdefault((run.op.rstrip("_"), run.elements), []).append(run.is_half)
+            if run.op not in autocast.WIDE and not is_narrow(run.op):
+                self.by_size.setdefault(run.elements, []).append(run.is_half)
+
+    def is_half(self, sort: Sort) -> bool:
+        if is_narrow(sort.op):
+            return True
+        plain = sort.op.removesuffix("_data").removesuffix("_backward").rstrip("_")
+        plain = {"threshold": "clamp_min"}.get(plain, plain)
+        if plain in autocast.WIDE:
+            # The sums of a backward pass are not autocast: they take what they get.
+            if sort.phase != Phase.BACKWARD or plain != "sum":
+                return False
+            return True
+        known = self.by_name.get((plain, sort.elements)) or self.by_size.get(sort.elements, [])
+        return bool(known) and float(np.mean(known)) > 0.5
+
+
+def _cast(edit: Edit, graph: Graph, found: list[Run]) -> None:
+    """A cast before each operator that needs one, and one of its gradient in the backward pass."""
+    tasks = [r.task for r in found for _ in (*r.weights, *r.inputs)]
+    sizes = np.array([n for r in found for n in (*r.weights, *r.inputs)], float)
+    if not tasks:
+        return
+    call = call_seconds(graph)
+    _insert_casts(edit, graph, np.array(tasks), sizes, CAST * call, "forward")
+    back = _mirrored(graph, found)
+    if len(back):
+        places = np.array([back[min(i, len(back) - 1)] for i in _ranks(found, len(back))])
+        _insert_casts(edit, graph, places, sizes, CAST_BACK * call, "backward")
+
+
+def _mirrored(graph: Graph, found: list[Run]) -> Array:
+    """The kernels of products in the backward pass, last first."""
+    ops = {r.op for r in found if r.is_half and (r.weights or r.inputs)}
+    names = ops | {f"{o}_backward" for o in ops} | {"mm"}
+    codes = [c for c in np.unique(graph.op).tolist() if graph.names[int(c)] in names]
+    mine = (graph.kind == Kind.KERNEL) & (graph.phase == Phase.BACKWARD) & np.isin(graph.op, codes)
+    tasks = np.flatnonzero(mine)
+    answer: Array = tasks[np.argsort(-graph.order[tasks], kind="stable")]
+    return answer
+
+
+def _ranks(found: list[Run], places: int) -> list[int]:
+    """Where the gradient of each cast falls among so many kernels, last first."""
+    casting = [r for r in found if r.weights or r.inputs]
+    ranks = []
+    for i, run in enumerate(casting):
+        ranks += [i * places // len(casting)] * (len(run.weights) + len(run.inputs))
+    return ranks
+
+
+def _insert_casts(
+    edit: Edit, graph: Graph, before: Array, sizes: Array, host: float, phase: str
+) -> None:
+    launch = launch_of(graph, before)
+    known = launch >= 0
+    if not known.any():
+        return
+    before, launch, sizes = before[known], launch[known], sizes[known]
+    where = issued_by(graph, launch)
+    calls = edit.insert(
+        issued_before=where, kind="host", op="_to_copy", phase=phase, lane=graph.lane[where],
+        rank=graph.rank[where], layer=graph.layer[before], seconds=np.full(len(where), host),
+    )  # fmt: skip
+    kernels = edit.insert(
+        issued_before=before, kind="kernel", op="copy_", phase=phase, lane=graph.lane[before],
+        rank=graph.rank[before], layer=graph.layer[before], dtype="bf16",
+        seconds=START + CAST_BYTES * sizes / RATE, gap=graph.gap[before],
+        bytes=CAST_BYTES * sizes,
+    )  # fmt: skip
+    edit.wait(kernels, calls, kind="launch")
+
+
+def _scale(edit: Edit, graph: Graph) -> None:
+    """Check all gradients before the update, and let the host wait for what it says."""
+    ends = int(graph.order[graph.phase == Phase.BACKWARD].max(initial=-1))
+    update = np.flatnonzero((graph.phase == Phase.UPDATE) & (graph.order > ends))
+    host = update[graph.kind[update] == Kind.HOST]
+    kernels = update[graph.kind[update] == Kind.KERNEL]
+    if not len(host) or not len(kernels):
+        return
+    first = host[np.argmin(graph.order[host])]
+    kernel = kernels[np.argmin(graph.order[kernels])]
+    moved = float(graph.bytes[kernels].sum()) / 4 if "bytes" in graph.columns else 0.0
+    call = edit.insert(
+        issued_before=np.array([first]), kind="host", op="_amp_foreach_unscale", phase="update",
+        lane=graph.lane[first], rank=graph.rank[first],
+        seconds=SCALER_CALLS * call_seconds(graph),
+    )  # fmt: skip
+    check = edit.insert(
+        issued_before=np.array([kernel]), kind="kernel", op="_amp_foreach_unscale", phase="update",
+        lane=graph.lane[kernel], rank=graph.rank[kernel], seconds=2e-5 + moved / RATE,
+    )  # fmt: skip
+    edit.wait(check, call, kind="launch")
+    edit.wait(np.array([first]), check, kind="sync")

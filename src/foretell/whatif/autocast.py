@@ -1,0 +1,174 @@
+"""What autocast does to a forward pass: which operators run in half precision, what is cast.
+
+PyTorch's lists (documentation, Automatic Mixed Precision package, op reference): products,
+convolutions and attention run in half precision and cast what they are given; softmax, norms over
+rows, losses and sums run in fp32 and cast likewise; all others take what they get, and the widest
+of several inputs wins. A trace does not say which tensor is which, so tensors are followed by their
+number of elements: what was made last with so many is what the next operator with so many reads,
+and a sum of two such adds the last to what the last sum, norm or table look-up left behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from foretell.cost.aten import is_call
+from foretell.cost.aten_call import Call, read
+from foretell.graph.columns import Array, Kind, Phase
+from foretell.graph.graph import Graph
+from foretell.whatif.tabled import ATTENTION, PRODUCTS, stride_of
+
+# Operators that autocast runs in fp32 whatever they are given.
+WIDE = frozenset(
+    {"native_layer_norm", "native_group_norm", "_softmax", "_log_softmax", "nll_loss_forward",
+     "nll_loss2d_forward", "mse_loss", "binary_cross_entropy_with_logits", "cumsum", "prod", "sum",
+     "exp", "log", "pow", "rsqrt", "reciprocal", "softplus", "linalg_vector_norm", "norm",
+     "_fused_rms_norm", "embedding", "gather", "index_select", "_embedding_bag"}
+)  # fmt: skip
+# Operators whose outputs a later sum may add to.
+KEEPS = frozenset(
+    {"add", "add_", "native_layer_norm", "embedding", "gather", "index_select", "native_batch_norm",
+     "relu", "clamp_min", "clamp_min_", "max_pool2d_with_indices", "convolution", "hardswish_",
+     "silu_", "cudnn_batch_norm"}
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """How one operator of the forward pass runs under autocast."""
+
+    task: int  # its first kernel
+    op: str
+    elements: float  # of its largest input
+    is_half: bool
+    weights: tuple[float, ...] = ()  # elements of each parameter cast to half
+    inputs: tuple[float, ...] = ()  # elements of each other tensor cast, to half or to fp32
+
+
+@dataclass
+class _Followed:
+    """Which tensors are half by now, by their number of elements."""
+
+    last: dict[float, bool] = field(default_factory=dict)
+    kept: dict[float, bool] = field(default_factory=dict)
+    product: tuple[float, float] = (0.0, 0.0)  # input and weight of the last product
+    filters: float = 0.0  # of the convolution just before
+    gave: bool = False  # whether that input was half
+
+
+def runs(graph: Graph) -> list[Run]:
+    """Every operator of the forward pass and the loss, in order, and how it runs."""
+    state, found = _Followed(), []
+    for task in _firsts(graph).tolist():
+        op, shape = graph.names[int(graph.op[task])], graph.names[int(graph.shape[task])]
+        if is_call(shape):
+            found.append(_run(state, task, op, read(op, shape)))
+    return found
+
+
+def _firsts(graph: Graph) -> Array:
+    """The first kernel of each operator of the forward pass, in order."""
+    phases = (Phase.FORWARD, Phase.LOSS)
+    mine = np.flatnonzero((graph.kind == Kind.KERNEL) & np.isin(graph.phase, phases))
+    mine = mine[np.argsort(graph.order[mine], kind="stable")]
+    same = np.zeros(len(mine), bool)
+    same[1:] = (graph.op[mine[1:]] == graph.op[mine[:-1]]) & (
+        graph.shape[mine[1:]] == graph.shape[mine[:-1]]
+    )
+    # Two calls alike in a row are told from two kernels of one call by what a product must be.
+    several = np.array([graph.names[int(o)] in PRODUCTS for o in graph.op[mine]], bool)
+    main = np.array(["Memset" not in graph.names[int(n)] for n in graph.name[mine]], bool)
+    found: Array = mine[main & (~same | several)]
+    return found
+
+
+def is_narrow(op: str) -> bool:
+    """Whether autocast runs an operator in half precision."""
+    return (
+        op in PRODUCTS
+        or "convolution" in op
+        or op.endswith(ATTENTION)
+        or op.startswith("_cudnn_rnn")
+    )
+
+
+def _run(state: _Followed, task: int, op: str, call: Call) -> Run:
+    sizes = [float(call.size(i)) for i in call.tensors() if _is_float(call, i)]
+    largest = max(sizes, default=0.0)
+    if is_narrow(op):
+        return _narrow(state, task, op, call, largest)
+    if op in WIDE:
+        return _wide(state, task, op, call, largest)
+    bias = op == "add_" and 0 < state.filters == min(sizes, default=0.0)
+    is_half = _as_given(state, op, sizes, largest)
+    filters = state.filters
+    _made(state, op, largest, is_half)
+    return Run(task, op, largest, is_half, (filters,) if bias else ())
+
+
+def _is_float(call: Call, i: int) -> bool:
+    return i < len(call.types) and call.types[i] in ("float", "c10::Half", "c10::BFloat16")
+
+
+def _narrow(state: _Followed, task: int, op: str, call: Call, largest: float) -> Run:
+    first = PRODUCTS.get(op, 0)
+    data, weight = float(call.size(first)), float(call.size(first + 1))
+    if op in ("bmm", "baddbmm") or op.endswith(ATTENTION):
+        given = [s for s in (data, weight) if not state.last.get(s, False)]
+        _made(state, op, _product_out(call, op, first), True)
+        return Run(task, op, largest, True, inputs=tuple(given))
+    bias = (float(call.size(0)),) if op == "addmm" else ()
+    if "convolution" in op and len(call.dims) > 2 and call.dims[2] and len(call.dims[2]) == 1:
+        bias = (float(call.size(2)),)
+    again = state.product == (data, weight)  # queries, keys and values read the same input
+    was_half = state.gave if again else state.last.get(data, False)
+    state.product, state.gave = (data, weight), was_half
+    _made(state, op, _product_out(call, op, first), True)
+    state.filters = float(call.dims[1][0]) if "convolution" in op else 0.0
+    return Run(task, op, largest, True, (weight, *bias), () if was_half else (data,))
+
+
+def _product_out(call: Call, op: str, first: int) -> float:
+    if op in PRODUCTS:
+        a, b = call.dims[first], call.dims[first + 1]
+        return float(np.prod(a[:-1]) * b[-1])
+    if "convolution" in op:
+        image, weight = call.dims[0], call.dims[1]
+        stride = stride_of(call, 3)
+        sides = [max(1, s // stride) for s in image[2:]]
+        return float(image[0] * weight[0] * np.prod(sides))
+    return float(call.size(0))
+
+
+def _wide(state: _Followed, task: int, op: str, call: Call, largest: float) -> Run:
+    is_table = op in ("embedding", "gather", "index_select", "_embedding_bag")
+    data = float(call.size(0))
+    given = () if is_table or not state.last.get(data, False) else (data,)
+    out = max((float(call.size(i)) for i in call.tensors()[1:]), default=data) if is_table else data
+    _made(state, op, out, False)
+    return Run(task, op, largest, False, inputs=given)
+
+
+def _as_given(state: _Followed, op: str, sizes: list[float], largest: float) -> bool:
+    """Half where all it reads is half; a parameter or a constant tensor is not."""
+    if not sizes:
+        return False
+    if op.endswith(("_", "batch_norm")):  # in place; parameters of a norm stay fp32 beside it
+        return state.last.get(largest, False)
+    if sizes.count(largest) > 1:
+        kept = state.kept.get(largest, state.last.get(largest, False))
+        both = state.last.get(largest, False) and kept
+        return both if op.startswith(("add", "sub")) else state.last.get(largest, False)
+    others = [s for s in sizes if s != largest]
+    return state.last.get(largest, False) and all(state.last.get(s, False) for s in others)
+
+
+def _made(state: _Followed, op: str, elements: float, is_half: bool) -> None:
+    if not is_narrow(op):
+        state.product = (0.0, 0.0)
+    state.filters = 0.0
+    state.last[elements] = is_half
+    if op in KEEPS:
+        state.kept[elements] = is_half

@@ -1,0 +1,148 @@
+"""The model compiled: neighbouring kernels fused, and the host issues few calls.
+
+torch.compile makes one kernel of a run of operators that pass numbers through: pointwise work,
+norms, reductions, losses. Products, convolutions and attention stay what they are, and between two
+of them what lies there costs about its longest kernel. A network of convolutions is turned to
+channels last on the way. The optimizer is not compiled.
+
+    run of kernels    longest + SHARE · (all the others)
+    host              2 · START + LAUNCH · kernels left + PARAMETER · parameters
+                      + STATISTIC · batch-norms                                (calls' worth)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from foretell.graph.columns import Array, Kind, Phase
+from foretell.graph.edit import Edit
+from foretell.graph.graph import Graph
+from foretell.memory import change as memory
+from foretell.memory.tape import Tape
+from foretell.whatif.autocast import is_narrow
+from foretell.whatif.base import DoesNotApply, Setting, WhatIf
+from foretell.whatif.calls import launch_of
+from foretell.whatif.channels_last import turned
+from foretell.whatif.formats import CONVOLVES, image_layout, retimed
+from foretell.whatif.hosts import call_seconds
+from foretell.whatif.tabled import sorts_of
+
+SHARE = 0.2  # of the kernels beside the longest, that a fused one still costs
+# Calls' worth of host time (→ `hosts.call_seconds`, 26 µs on the host of the shipped table): what
+# compiled steps of seven models on an H200 take beside their optimizer, where the host decides.
+START, LAUNCH, PARAMETER, STATISTIC = 15.0, 0.5, 1.7, 4.0
+COMPILED = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
+# Operators that Inductor leaves to libraries or to PyTorch (torch 2.11, CUDA).
+KEPT = ("embedding_dense_backward", "_embedding_bag", "_cudnn_rnn", "sort", "topk", "nonzero")
+
+
+@dataclass(frozen=True)
+class Compile(WhatIf):
+    """Compile the model with Inductor."""
+
+    name: ClassVar[str] = "compile"
+    assumes: ClassVar[tuple[str, ...]] = (
+        "the whole model is captured without graph breaks; the optimizer stays as it is",
+        f"a run of fused kernels takes its longest and {SHARE:.0%} of the others",
+    )
+    source: ClassVar[str] = "PyTorch 2 (Ansel et al., ASPLOS 2024)"
+    code: ClassVar[str] = "model = torch.compile(model)"
+    spread: ClassVar[float] = 0.06
+
+    def apply(self, graph: Graph, setting: Setting) -> Graph:
+        mine = np.isin(graph.phase, COMPILED)
+        device = np.flatnonzero(mine & np.isin(graph.kind, (Kind.KERNEL, Kind.COPY)))
+        host = np.flatnonzero(mine & (graph.kind == Kind.HOST))
+        if not len(device) or not len(host):
+            raise DoesNotApply("the step has no forward pass that a host launches on a device")
+        graph = _turned(graph)
+        with graph.edit(str(self)) as edit:
+            left = _fused(edit, graph, device)
+            _called(edit, graph, host, left)
+        return edit.graph
+
+    def hold(self, tape: Tape) -> Tape:
+        return memory.compiled(tape)
+
+
+def _turned(graph: Graph) -> Graph:
+    """Convolutions with channels last, as Inductor lays them out."""
+    sorts = [s for s in sorts_of(graph) if s.rows[0][0] in CONVOLVES]
+    plain = sum(len(s.kernels) for s in sorts if s.sizes.get("groups", 1) == 1)
+    if image_layout(graph) == "nhwc" or plain <= len(sorts) / 2:
+        return graph
+    with graph.edit("channels-last") as edit:
+        retimed(edit, graph, turned(graph))
+    return replace(edit.graph, history=graph.history)
+
+
+def _fused(edit: Edit, graph: Graph, device: Array) -> Array:
+    """Fuse runs of kernels; the ids of what is left, each with the time of its run."""
+    order = device[np.lexsort((graph.order[device], graph.lane[device]))]
+    extern = np.array([_is_kept(graph.names[int(o)]) for o in graph.op[order]], bool)
+    backward = graph.phase[order] == Phase.BACKWARD
+    cut = extern.copy()
+    cut[1:] |= extern[:-1] | (backward[1:] != backward[:-1])
+    cut[1:] |= graph.lane[order[1:]] != graph.lane[order[:-1]]
+    cut[0] = True
+    run = np.cumsum(cut) - 1
+    seconds = graph.seconds[order]
+    total = np.bincount(run, seconds)
+    longest = np.zeros(len(total))
+    np.maximum.at(longest, run, seconds)
+    keeps = np.zeros(len(order), bool)
+    best = np.lexsort((-seconds, run))
+    keeps[best[np.unique(run[best], return_index=True)[1]]] = True
+    left = order[keeps]
+    fused = longest[run[keeps]] + SHARE * (total - longest)[run[keeps]]
+    edit.set(left, seconds=fused)
+    edit.remove(order[~keeps])
+    return left
+
+
+def _is_kept(op: str) -> bool:
+    plain = op.removesuffix("_backward")
+    return is_narrow(op) or is_narrow(plain) or op.startswith(KEPT)
+
+
+def _called(edit: Edit, graph: Graph, host: Array, left: Array) -> None:
+    """The host's calls: one a kernel, and what each pass costs before it."""
+    call = call_seconds(graph)
+    launches = np.unique(launch_of(graph, left))
+    launches = launches[launches >= 0]
+    seams = np.union1d(_seams(graph, host), launches)
+    gone = np.setdiff1d(host, seams)
+    edit.set(seams, seconds=0.0, gap=0.0)
+    edit.set(launches, seconds=LAUNCH * call)
+    for phases in ((Phase.FORWARD, Phase.LOSS), (Phase.BACKWARD,)):
+        mine = launches[np.isin(graph.phase[launches], phases)]
+        if len(mine):
+            first = mine[np.argmin(graph.order[mine])]
+            edit.set(np.array([first]), seconds=(LAUNCH + START) * call)
+    last = host[np.argmax(graph.order[host])]
+    edit.set(np.array([last]), seconds=_handed_back(graph) * call)
+    edit.remove(gone)
+
+
+def _handed_back(graph: Graph) -> float:
+    """Calls' worth of what the host does with each gradient and each running statistic."""
+    parameters = len(graph.select(kind="host", op="AccumulateGrad"))
+    norms = len(graph.select(kind="kernel", op="*batch_norm_backward"))
+    return PARAMETER * parameters + STATISTIC * norms
+
+
+def _seams(graph: Graph, host: Array) -> Array:
+    """Host tasks at which threads hand over, and the first and last of each thread."""
+    e = graph.edges
+    mine = np.zeros(graph.size, bool)
+    mine[host] = True
+    both = (graph.kind[e.after] == Kind.HOST) & (graph.kind[e.waiting] == Kind.HOST)
+    across = both & (graph.lane[e.after] != graph.lane[e.waiting])
+    found = [e.after[across & mine[e.after]], e.waiting[across & mine[e.waiting]]]
+    for lane in np.unique(graph.lane[host]).tolist():
+        ours = host[graph.lane[host] == lane]
+        found.append(ours[[np.argmin(graph.order[ours]), np.argmax(graph.order[ours])]])
+    return np.unique(np.concatenate(found))

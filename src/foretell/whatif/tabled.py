@@ -1,0 +1,230 @@
+"""Traced operators as the measured tables know them: which row an operator's kernels are like.
+
+    sorts = sorted_kernels(graph)                one `Sort` for each distinct (op, shape, phase)
+    factor, sigma = changed(sorts, before, after)        how many times as long each sort takes
+
+An operator the tables do not know is taken for a pass over as many numbers (`add`).
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretell.cost.aten import is_call
+from foretell.cost.aten_call import Call, read
+from foretell.cost.ratios import Way, ratios
+from foretell.graph.columns import Array, Kind, Phase
+from foretell.graph.graph import Graph
+
+PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # where the first factor stands
+CONVOLUTIONS = frozenset(
+    {"convolution", "convolution_backward", "cudnn_convolution", "_conv_depthwise2d"}
+)
+ATTENTION = ("_attention_forward", "_attention_backward")
+# Where the layout of a row does not matter, the one that most rows have.
+ROWS = {
+    "native_batch_norm": ("batch_norm", "forward"),
+    "cudnn_batch_norm": ("batch_norm", "forward"),
+    "native_batch_norm_backward": ("batch_norm", "backward"),
+    "cudnn_batch_norm_backward": ("batch_norm", "backward"),
+    "native_layer_norm": ("layer_norm", "forward"),
+    "native_layer_norm_backward": ("layer_norm", "backward"),
+    "native_group_norm": ("group_norm", "forward"),
+    "native_group_norm_backward": ("group_norm", "backward"),
+    "_softmax": ("softmax", "forward"),
+    "_softmax_backward_data": ("softmax", "backward"),
+    "_log_softmax": ("softmax", "forward"),
+    "_log_softmax_backward_data": ("softmax", "backward"),
+    "max_pool2d_with_indices": ("max_pool", "forward"),
+    "max_pool2d_with_indices_backward": ("max_pool", "backward"),
+    "avg_pool2d": ("avg_pool", "forward"),
+    "avg_pool2d_backward": ("avg_pool", "backward"),
+    "native_dropout": ("dropout", "forward"),
+    "native_dropout_backward": ("dropout", "backward"),
+    "threshold_backward": ("relu", "backward"),
+    "clamp_min_": ("relu", "forward"),
+    "clamp_min": ("relu", "forward"),
+    "_cudnn_rnn": ("lstm", "forward"),
+    "_cudnn_rnn_backward": ("lstm", "backward"),
+}
+POINTWISE = ("gelu", "silu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "exp", "relu", "elu")
+IMAGES = frozenset({"batch_norm", "group_norm", "max_pool", "avg_pool"})
+BY_ROW = frozenset({"layer_norm", "softmax"})
+
+
+@dataclass(frozen=True)
+class Sort:
+    """Kernels of one operator and one shape: a row of the tables, and who they are."""
+
+    op: str  # as PyTorch calls it
+    rows: tuple[tuple[str, str], ...]  # op and direction in the tables; several are added up
+    sizes: dict[str, float]
+    elements: float  # numbers in its largest input
+    kernels: Array  # task ids
+    phase: int
+
+    @property
+    def is_product(self) -> bool:
+        """Whether tensor cores could do it."""
+        return self.rows[0][0] in ("linear", "bmm", "conv2d", "conv3d", "convt2d", "lstm")
+
+
+def sorts_of(graph: Graph) -> list[Sort]:
+    """The device work of a step by operator, shape and phase."""
+    tasks = np.flatnonzero(graph.kind == Kind.KERNEL)
+    if not len(tasks):
+        return []
+    keys = np.stack([graph.op[tasks], graph.shape[tasks], graph.phase[tasks]], axis=1)
+    unique, place = np.unique(keys, axis=0, return_inverse=True)
+    place = place.reshape(-1)
+    order = np.argsort(place, kind="stable")
+    ends = np.cumsum(np.bincount(place, minlength=len(unique)))
+    members = np.split(tasks[order], ends[:-1])
+    names = [(graph.names[int(o)], graph.names[int(s)], int(p)) for o, s, p in unique]
+    layers = _layers(names)
+    return [
+        sort_of(op, shape, phase, kernels, layers)
+        for (op, shape, phase), kernels in zip(names, members, strict=True)
+    ]
+
+
+def _layers(names: list[tuple[str, str, int]]) -> frozenset[tuple[float, float, float]]:
+    """The sizes m, n, k of every product of the forward pass."""
+    return frozenset(
+        _product(op, read(op, shape))
+        for op, shape, phase in names
+        if op in PRODUCTS and is_call(shape) and phase in (Phase.FORWARD, Phase.LOSS)
+    )
+
+
+def sort_of(
+    op: str,
+    shape: str,
+    phase: int,
+    kernels: Array,
+    layers: frozenset[tuple[float, float, float]] = frozenset(),
+) -> Sort:
+    """One operator as rows of the tables."""
+    call = read(op, shape) if is_call(shape) else None
+    elements = max((call.size(i) for i in call.tensors()), default=1) if call else 1
+    rows: tuple[tuple[str, str], ...] = (("add", "forward"),)
+    sizes: dict[str, float] = {"n": float(elements)}
+    if call:
+        with suppress(IndexError, ValueError):  # another version of the operator
+            rows, sizes = _row(op, call, phase, layers, float(elements))
+    return Sort(op, rows, sizes, float(elements), kernels, phase)
+
+
+def _row(
+    op: str, call: Call, phase: int, layers: frozenset[tuple[float, float, float]], n: float
+) -> tuple[tuple[tuple[str, str], ...], dict[str, float]]:
+    if op in PRODUCTS:
+        return _product_row(op, call, phase, layers)
+    if "convolution" in op:
+        return _convolution_row(op, call)
+    if op.endswith(ATTENTION):
+        return _attention_row(op, call)
+    if op in ROWS:
+        row = ROWS[op]
+        return (row,), _sizes(row[0], call, n)
+    plain = op.removesuffix("_backward").removesuffix("_")
+    if plain in POINTWISE:
+        return ((plain, "backward" if op.endswith("_backward") else "forward"),), {"n": n}
+    return (("add", "forward"),), {"n": n}
+
+
+def _product(op: str, call: Call) -> tuple[float, float, float]:
+    at = PRODUCTS[op]
+    a, b = call.dims[at], call.dims[at + 1]
+    return float(a[-2]), float(b[-1]), float(a[-1])
+
+
+def _product_row(
+    op: str, call: Call, phase: int, layers: frozenset[tuple[float, float, float]]
+) -> tuple[tuple[tuple[str, str], ...], dict[str, float]]:
+    """A linear layer's product is one of three: y = x·Wᵀ, dx = dy·W, dW = dyᵀ·x."""
+    m, n, k = _product(op, call)
+    if op in ("bmm", "baddbmm"):
+        count = float(call.dims[PRODUCTS[op]][0])
+        return (("bmm", "forward"),), {"b": count, "m": m, "n": n, "k": k}
+    if phase == Phase.BACKWARD and (m, k, n) in layers:
+        return (("linear", "dgrad"),), {"m": m, "n": k, "k": n}
+    if phase == Phase.BACKWARD and (k, m, n) in layers:
+        return (("linear", "wgrad"),), {"m": k, "n": m, "k": n}
+    return (("linear", "forward"),), {"m": m, "n": n, "k": k}
+
+
+def _convolution_row(op: str, call: Call) -> tuple[tuple[tuple[str, str], ...], dict[str, float]]:
+    is_back = op == "convolution_backward"
+    x, at = (1, 4) if is_back else (0, 3)
+    image, weight = call.dims[x], call.dims[x + 1]
+    turned = at + 3 < len(call.values) and call.values[at + 3] == "True" and call.dims[x] != ()
+    groups = 1 if turned else max(1, image[1] // max(1, weight[1]))
+    stride = stride_of(call, at)
+    name = "convt2d" if turned else "conv3d" if len(image) == 5 else "conv2d"
+    keys = ("t", "h", "w")[-(len(image) - 2) :]
+    sizes = dict(zip(keys, map(float, image[2:]), strict=True)) | {
+        "n": image[0], "c": image[1], "k": weight[0], "r": weight[2], "s": weight[-1],
+        "stride": stride, "groups": groups,
+    }  # fmt: skip
+    if not is_back:
+        return ((name, "forward"),), sizes
+    wanted = [word in ("True", "1") for word in call.values[-1].split("x")]
+    parts = [w for w, is_in in zip(("dgrad", "wgrad"), wanted, strict=False) if is_in]
+    return tuple((name, part) for part in parts or ("dgrad", "wgrad")), sizes
+
+
+def stride_of(call: Call, at: int) -> int:
+    """The stride of a convolution; backends put their own arguments, sizes or padding, before."""
+    lists = [i for i, kind in enumerate(call.types) if kind == "ScalarList"]
+    behind = [i for i in lists if i >= at]
+    if lists and lists[0] < at and at == 3:  # no bias between weight and lists: a backend's own
+        behind = lists[1:]
+    numbers = call.numbers(behind[0]) if behind else ()
+    return numbers[-1] if numbers else 1
+
+
+def _attention_row(op: str, call: Call) -> tuple[tuple[tuple[str, str], ...], dict[str, float]]:
+    is_back = op.endswith("backward")
+    q = call.dims[1 if is_back else 0]
+    by_head = "flash" not in op and "efficient" not in op  # cudnn: b, h, s, d
+    b, s, h, d = (q[0], q[2], q[1], q[3]) if by_head else q
+    dropped = any(0 < _number(v) < 1 for v in call.values[3:13]) and "efficient" in op
+    sizes = {"b": b, "h": h, "s": s, "d": d, "causal": 1.0, "dropout": float(1 + dropped)}
+    return (("attention", "backward" if is_back else "forward"),), sizes
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _sizes(op: str, call: Call, n: float) -> dict[str, float]:
+    dims = call.dims[call.tensors()[0]]
+    if op in IMAGES and len(dims) >= 3:
+        return {"n": dims[0], "c": dims[1], "h": dims[2], "w": dims[-1]}
+    if op in BY_ROW and dims:
+        return {"m": n / dims[-1], "n": dims[-1]}
+    return {"n": n}
+
+
+def changed(sort: Sort, before: Way, after: Way) -> tuple[float, float] | None:
+    """How many times as long a sort takes another way, and the spread of its logarithm.
+
+    Several rows count by the time they take; None where the tables know none of them both ways.
+    """
+    sizes = {key: np.array([float(value)]) for key, value in sort.sizes.items()}
+    found = [ratios(*row, sizes, before, after) for row in sort.rows]
+    known = [f for f in found if f is not None]
+    if not known:
+        return None
+    seconds = np.array([float(f.seconds[0]) for f in known])
+    factors = np.array([float(f.factor[0]) for f in known])
+    sigma = float(np.sqrt(np.mean([float(f.sigma[0]) ** 2 for f in known])))
+    return float((seconds * factors).sum() / seconds.sum()), sigma

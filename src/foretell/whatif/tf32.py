@@ -1,0 +1,55 @@
+"""Products in TF32: fp32 numbers, ten bits of their fraction on tensor cores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from foretell.graph.columns import Dtype
+from foretell.graph.graph import Graph
+from foretell.memory import change as memory
+from foretell.memory.tape import Tape
+from foretell.whatif.base import DoesNotApply, Setting, WhatIf
+from foretell.whatif.formats import Change, other_generation, retimed, told
+from foretell.whatif.tabled import Sort, sorts_of
+
+
+@dataclass(frozen=True)
+class Tf32(WhatIf):
+    """Let products and convolutions of fp32 numbers use tensor cores."""
+
+    name: ClassVar[str] = "tf32"
+    assumes: ClassVar[tuple[str, ...]] = (
+        "products and convolutions in fp32 run in TF32; kernels change as they did where both were "
+        "measured, on an H200",
+    )
+    source: ClassVar[str] = "PyTorch documentation, CUDA semantics: TensorFloat-32"
+    code: ClassVar[str] = 'torch.set_float32_matmul_precision("high")'
+    spread: ClassVar[float] = 0.03
+
+    def apply(self, graph: Graph, setting: Setting) -> Graph:
+        mine = [s for s in sorts_of(graph) if s.is_product and _is_plain(graph, s)]
+        changes = []
+        for sort in mine:
+            change = told(graph, sort, "fp32", "tf32")
+            if change is not None:
+                factor = change[0] * other_generation(graph, setting, sort, "fp32", "tf32")
+                changes.append(Change(sort, factor, change[1], "tf32"))
+        if not changes:
+            raise DoesNotApply("the step has no product of fp32 numbers that TF32 would change")
+        with graph.edit(str(self)) as edit:
+            retimed(edit, graph, changes)
+        return edit.graph
+
+    def hold(self, tape: Tape) -> Tape:
+        return memory.tensor_cores(tape)
+
+
+def _is_plain(graph: Graph, sort: Sort) -> bool:
+    """Whether these kernels compute in fp32 proper: their names say where they use TF32."""
+    if not np.all(graph.dtype[sort.kernels] == Dtype.FP32):
+        return False
+    names = {graph.names[int(n)].lower() for n in np.unique(graph.name[sort.kernels])}
+    return not any("tf32" in name or "s1688" in name for name in names)

@@ -1,0 +1,72 @@
+"""What to change first, on small steps and on one that was measured."""
+
+from pathlib import Path
+
+import pytest
+
+from foretell.advise import Step, advise
+from foretell.baseline import unprofiled
+from foretell.trace import read
+from tests.whatif.test_precision import mlp
+from tests.whatif.traced import attention
+
+TRUTH = Path(__file__).resolve().parents[2].parent / "shared" / "truth" / "h200"
+
+
+@pytest.fixture(scope="module")
+def counsel():
+    return advise(Step(mlp(), None))
+
+
+def test_the_best_comes_first(counsel):
+    gains = [a.gain for a in counsel.ranked]
+    assert gains == sorted(gains, reverse=True)
+    assert counsel.ranked[0].changes[0].name in ("amp", "compile")
+
+
+def test_what_does_not_apply_says_why(counsel):
+    reasons = dict(counsel.refused)
+    assert "no convolution" in reasons["channels-last"]
+    assert "optimizer" in reasons["fused-optimizer"]
+
+
+def test_together_is_no_worse_than_the_best_alone(counsel):
+    assert counsel.best.gain >= counsel.ranked[0].gain
+    names = [c.name for c in counsel.best.changes]
+    assert len(names) == len(set(names))
+    assert not {"amp", "tf32"} <= set(names)
+    assert counsel.best.code
+
+
+def test_more_samples_are_judged_by_the_time_a_sample_takes():
+    found = advise(Step(mlp(), None), ["batch:times=2"])
+    (advice,) = found.ranked
+    assert advice.seconds > found.seconds
+    assert advice.gain == pytest.approx(1 - advice.seconds / 2 / found.seconds)
+
+
+def test_a_wrong_spec_is_refused_and_the_others_tried():
+    found = advise(Step(attention(), None), ["nonsense", "tf32"])
+    assert "nonsense" in dict(found.refused)
+    assert len(found.ranked) == 1
+
+
+def test_nothing_helps_an_empty_step():
+    from foretell.graph import Builder
+
+    found = advise(Step(Builder().graph(), None))
+    assert found.best is None
+    assert found.ranked == () or all(a.gain <= 0 for a in found.ranked)
+
+
+@pytest.mark.truth
+@pytest.mark.skipif(not TRUTH.is_dir(), reason=f"no measured data at {TRUTH.name}/")
+def test_half_precision_is_told_from_what_it_costs():
+    """AMP halves vgg16 and does nothing for dlrm, which its host holds up."""
+    gains = {}
+    for model, real in (("vgg16", 0.114784), ("dlrm", 0.017134)):
+        base = unprofiled(read(TRUTH / f"{model}.base.json.gz"), real)
+        found = advise(Step(base.graph, None, base), ["amp:dtype=bf16"])
+        gains[model] = found.ranked[0].gain
+    assert gains["vgg16"] > 0.6
+    assert gains["dlrm"] < 0.03

@@ -1,0 +1,159 @@
+"""Number formats, layouts and the compiler: what they make of a small step."""
+
+import numpy as np
+import pytest
+
+from foretell.graph.columns import Dtype, Kind
+from foretell.whatif import DoesNotApply, Setting, parse
+from foretell.whatif.autocast import runs
+from tests.whatif.traced import Step, attention, convnet
+
+NOTHING = Setting()
+
+
+def apply(spec, graph):
+    return parse(spec).apply(graph, NOTHING)
+
+
+def linear(s: Step, m: int, n: int, k: int, bias: bool = True) -> list[int]:
+    if bias:
+        types = "float+float+float+Scalar+Scalar"
+        return s.op("addmm", f"in={n}+{m}x{k}+{k}x{n}+-+-,types={types},args=-+-+-+1+1")
+    return s.op("mm", f"in={m}x{k}+{k}x{n},types=float+float")
+
+
+def mlp():
+    """Norm, two products with an activation between, a sum with what came in; and backward."""
+    s = Step()
+    wide = "4096x768"
+    s.op("native_layer_norm", f"in={wide}+-+768+768+-,types=float+ScalarList+float+float+Scalar")
+    linear(s, 4096, 3072, 768)
+    s.op("gelu", "in=4096x3072+-,types=float+-")
+    linear(s, 4096, 768, 3072)
+    s.op("add", f"in={wide}+{wide}+-,types=float+float+Scalar")
+    s.phase = "backward"
+    for m, n, k in ((4096, 3072, 768), (768, 3072, 4096), (4096, 768, 3072), (3072, 768, 4096)):
+        linear(s, m, n, k, bias=False)
+        s.op("gelu_backward", "in=4096x3072+4096x3072+-,types=float+float+-")
+    return s.graph()
+
+
+def test_autocast_casts_parameters_and_what_comes_in_fp32():
+    found = {r.op: r for r in runs(mlp())}
+    first, last = [r for r in runs(mlp()) if r.op == "addmm"]
+    assert first.weights == (768 * 3072, 3072)
+    assert first.inputs == (4096 * 768,)  # the norm left fp32
+    assert last.inputs == ()  # the activation kept half precision
+    assert found["gelu"].is_half
+    assert not found["native_layer_norm"].is_half
+    assert not found["add"].is_half  # half plus fp32 is fp32
+
+
+def test_queries_keys_and_values_cast_the_same_input_each():
+    s = Step()
+    s.op("native_layer_norm", "in=64x96+-+96+96+-,types=float+ScalarList+float+float+Scalar")
+    for _ in range(3):
+        linear(s, 64, 96, 96)
+    assert [r.inputs for r in runs(s.graph()) if r.op == "addmm"] == [(64 * 96,)] * 3
+
+
+def test_amp_shortens_products_and_adds_casts_on_both_sides():
+    before = mlp()
+    after = apply("amp:dtype=bf16", before)
+    products = before.select(kind="kernel", op=("mm", "addmm"))
+    assert (after.seconds[products] < 0.2 * before.seconds[products]).all()
+    assert (after.dtype[products] == Dtype.BF16).all()
+    norm = before.select(kind="kernel", op="native_layer_norm")
+    assert after.seconds[norm] == pytest.approx(before.seconds[norm])
+    casts = after.select(kind="kernel", op="copy_")
+    assert len(casts) == 2 * 5  # two weights, two biases, one input; and their gradients
+    assert len(after.select(kind="host", op="_to_copy")) == len(casts)
+
+
+def test_a_gradient_scaler_makes_the_host_wait():
+    s = Step()
+    linear(s, 4096, 3072, 768)
+    s.phase = "backward"
+    linear(s, 3072, 768, 4096, bias=False)
+    s.phase = "update"
+    s.op("add_", "in=3072x768+3072x768+-,types=float+float+Scalar", bytes=28e6)
+    after = apply("amp:dtype=fp16", s.graph())
+    (check,) = after.select(kind="kernel", op="_amp_foreach_unscale").tolist()
+    waiting = after.edges.waiting[after.edges.after == check]
+    assert (after.kind[waiting] == Kind.HOST).any()
+
+
+def test_amp_twice_does_not_apply():
+    once = apply("amp:dtype=bf16", mlp())
+    with pytest.raises(DoesNotApply, match="already"):
+        apply("amp:dtype=bf16", once)
+
+
+def test_formats_that_are_none():
+    with pytest.raises(Exception, match="bf16 or dtype=fp16"):
+        apply("amp:dtype=fp8", mlp())
+
+
+def test_tf32_touches_products_alone_and_once():
+    before = mlp()
+    after = apply("tf32", before)
+    products = before.select(kind="kernel", op=("mm", "addmm"))
+    others = np.setdiff1d(np.arange(before.size), products)
+    assert (after.seconds[products] < 0.4 * before.seconds[products]).all()
+    assert np.array_equal(after.seconds[others], before.seconds[others])
+    with pytest.raises(DoesNotApply):
+        apply("tf32", after)
+
+
+def test_kernels_that_use_tf32_already_are_left_alone():
+    s = Step()
+    s.op("mm", "in=512x512+512x512,types=float+float", name="ampere_s1688gemm_128x128")
+    with pytest.raises(DoesNotApply):
+        apply("tf32", s.graph())
+
+
+def test_channels_last_needs_convolutions():
+    with pytest.raises(DoesNotApply, match="no convolution"):
+        apply("channels-last", attention())
+
+
+def test_channels_last_helps_half_precision_more():
+    graph = convnet()
+    convolutions = graph.select(kind="kernel", op="convolution")
+
+    def gain(step):
+        after = apply("channels-last", step)
+        return after.seconds[convolutions].sum() / step.seconds[convolutions].sum()
+
+    assert gain(apply("amp:dtype=bf16", graph)) < gain(graph)
+
+
+def test_channels_last_twice_does_not_apply():
+    with pytest.raises(DoesNotApply, match="already"):
+        apply("channels-last", apply("channels-last", convnet()))
+
+
+def test_compiled_runs_of_kernels_are_one():
+    s = Step()
+    linear(s, 64, 64, 64)
+    for _ in range(3):
+        s.op("gelu", "in=64x64+-,types=float+-")
+    linear(s, 64, 64, 64)
+    graph = s.graph()
+    after = apply("compile", graph)
+    kernels = after.select(kind="kernel")
+    assert len(kernels) == 3
+    fused = after.select(kind="kernel", op="gelu")
+    assert after.seconds[fused] == pytest.approx(1e-3 * (1 + 0.2 * 2))
+    assert len(after.select(kind="host")) < len(graph.select(kind="host")) / 2
+
+
+def test_the_optimizer_is_not_compiled():
+    s = Step()
+    linear(s, 64, 64, 64)
+    s.phase = "update"
+    for _ in range(4):
+        s.op("add_", "in=64x64+64x64+-,types=float+float+Scalar")
+    after = apply("compile", s.graph())
+    assert len(after.select(kind="kernel", phase="update")) == 4
+    assert len(after.select(kind="host", phase="update", op="cudaLaunchKernel")) == 4
