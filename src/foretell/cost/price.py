@@ -37,11 +37,11 @@ class Model(Protocol):
 def price(
     graph: Graph, cluster: Cluster, models: Sequence[Model] | None = None, *, again: bool = False
 ) -> Graph:
-    """The graph with every device task priced on a cluster.
+    """The graph with every device task priced on a cluster, and host tasks that have a shape.
 
     Tasks that were priced or measured before keep what they have, unless `again` is said.
     """
-    mine = np.isin(graph.kind, PRICED)
+    mine = np.isin(graph.kind, PRICED) | ((graph.kind == Kind.HOST) & (graph.shape != 0))
     if not again:
         mine &= graph.source == Source.NONE
         mine &= graph.seconds == 0
@@ -82,10 +82,13 @@ def default_models() -> tuple[Model, ...]:
         KernelFormula,
         LearnedKernel,
     )
+    from foretell.cost.host import HostCalls
+    from foretell.cost.operators import Operators
     from foretell.cost.shipped import ShippedTables
 
-    kernels = (ShippedTables(), LearnedKernel(), KernelFormula())
-    return (*kernels, CopyFormula(), CollectiveFormula())
+    measured = Operators(ShippedTables(), plain=True)
+    kernels = (measured, Operators(LearnedKernel()), Operators(KernelFormula()))
+    return (*kernels, CopyFormula(), CollectiveFormula(), HostCalls())
 
 
 def _check_all(work: Work, seconds: Array, chain: Sequence[Model]) -> None:

@@ -133,6 +133,7 @@ class _Tables:
     streams: dict[tuple[int, str], int] = field(default_factory=dict)
     shapes: dict[tuple[bytes, bytes, bytes], int] = field(default_factory=lambda: {(b"",) * 3: 0})
     messages: dict[Message | None, int] = field(default_factory=lambda: {None: 0})
+    met: dict[tuple[Id | bool, ...], int] = field(default_factory=dict)  # places as events say them
     base: float = math.nan  # microseconds
     seen: Seen = field(default_factory=Seen)
     incomplete: int = 0
@@ -187,25 +188,28 @@ def _notes(tables: _Tables, far: int) -> Iterable[str]:
 
 def _columns(events: list[Event], tables: _Tables) -> dict[str, Array]:
     """The events worth keeping, as columns."""
-    kept, what = [], []
+    kept, what, finite = [], [], math.isfinite
     for e in events:
-        kind = _what(e) if e.ph == "X" else What.OTHER
-        if kind:
-            if e.ts is None or e.dur is None or not math.isfinite(e.ts + e.dur):
-                tables.incomplete += 1
-                continue
-            kept.append(e)
-            what.append(kind)
+        if e.ph != "X" or not (kind := _what(e)):
+            continue
+        if e.ts is None or e.dur is None or not finite(e.ts + e.dur):
+            tables.incomplete += 1
+            continue
+        kept.append(e)
+        what.append(kind)
     return _filled(kept, np.array(what, np.uint8), tables)
 
 
 def _what(e: Event) -> int:
     kind = _category(e.cat)
-    if kind == What.OP and e.cat == "Operator" and (e.name or "").startswith(_NOTES):
-        return What.NOTE
-    if kind == What.MODULE and not (e.name or "").startswith("nn.Module"):
-        return What.OTHER
+    if kind == _MODULE:
+        return kind if (e.name or "").startswith("nn.Module") else _OTHER
+    if e.cat == "Operator" and (e.name or "").startswith(_NOTES):
+        return _NOTE
     return kind
+
+
+_OTHER, _MODULE, _NOTE = int(What.OTHER), int(What.MODULE), int(What.NOTE)  # asked once an event
 
 
 @lru_cache(256)
@@ -252,15 +256,18 @@ def _ids(values: list[int | None], none: int = NO_ID) -> Array:
 
 def _places(events: list[Event], args: list[Args], what: Array, tables: _Tables) -> list[int]:
     on_device = np.isin(what, _ON_DEVICE).tolist()
-    threads, streams = tables.threads, tables.streams
+    threads, streams, met = tables.threads, tables.streams, tables.met
     found = []
     for e, a, device in zip(events, args, on_device, strict=True):
-        if device:
-            key = (_device(e, a), _stream(e, a))
-            found.append(streams.setdefault(key, len(streams)))
-        else:
-            thread = (_text(e.pid), _text(e.tid))
-            found.append(threads.setdefault(thread, len(threads)))
+        said = (device, e.pid, e.tid, a.device, a.stream) if device else (device, e.pid, e.tid)
+        place = met.get(said)
+        if place is None:
+            if device:
+                place = streams.setdefault((_device(e, a), _stream(e, a)), len(streams))
+            else:
+                place = threads.setdefault((_text(e.pid), _text(e.tid)), len(threads))
+            met[said] = place
+        found.append(place)
     return found
 
 

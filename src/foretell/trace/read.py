@@ -28,7 +28,8 @@ from foretell.trace.step.compose import part
 from foretell.trace.step.device import Work, device_work
 from foretell.trace.step.draft import Draft, draft
 from foretell.trace.steps import Steps, choose, find_steps, lengths
-from foretell.trace.words import Texts
+from foretell.trace.tensors import held
+from foretell.trace.words import MEASURED, Texts
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +50,12 @@ class Trace:
     ahead: int
     found: float
     notes: tuple[str, ...] = ()
+
+    @property
+    def real(self) -> float | None:
+        """Seconds of an un-profiled step, where they were timed when the trace was made."""
+        told = self.graph.facts.get("unprofiled")
+        return float(told) if told is not None else None
 
     def __repr__(self) -> str:
         seconds = self.graph.facts.get("measured", 0.0)
@@ -112,6 +119,7 @@ def _measured(recordings: Sequence[Recording], step: int | None) -> Trace:
     begun = min(float(s) + d.found for s, d in zip(shift, drafts, strict=True))
     ended = max(float(s) + d.end for s, d in zip(shift, drafts, strict=True))
     facts = _facts(recordings, chosen, ended - begun, shift)
+    facts |= held(drafts[0])
     return _trace(made, facts, begun, tuple(dict.fromkeys(notes)))
 
 
@@ -256,7 +264,20 @@ def _facts(
     for key in ("cuda_runtime_version", "cuda_driver_version", "record_shapes", "with_stack"):
         if isinstance(about.get(key), (int, str)):
             facts[key] = about[key]
+    facts |= _timed(about.get(MEASURED))
     if len(recordings) > 1:
         facts["ranks"] = [r.rank for r in recordings]
         facts["late"] = [float(s) for s in shift]
     return facts
+
+
+def _timed(told: Any) -> dict[str, float]:
+    """What `foretell profile` timed without the profiler, if it made the trace."""
+    if not isinstance(told, dict):
+        return {}
+    found = {}
+    for key, name in (("unprofiled_s", "unprofiled"), ("peak_bytes", "peak_bytes")):
+        value = told.get(key)
+        if isinstance(value, (int, float)) and 0 < value < float("inf"):
+            found[name] = float(value)
+    return found

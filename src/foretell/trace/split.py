@@ -19,6 +19,8 @@ from foretell.trace.source import Member
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _NODES = re.compile(rb'"(nodes|workload_graph)"\s*:\s*\[')
+# Between two events as Kineto writes them; strings hold no line breaks, so never inside one.
+_BETWEEN, _LIST_ENDS = b"\n  },\n  {", b"\n  ]"
 _LONGEST_HEAD = 1 << 26  # bytes before the events; the longest seen, of a 300-rank job, has 25 kB
 
 
@@ -107,6 +109,11 @@ def batches(file: Opened, around: Around) -> Iterator[Batch]:
     offset, rest = begin, text[begin:]
     inside, seen = Inside(), 0
     while True:
+        cut = _kineto_cut(rest)
+        if cut:
+            yield Batch(rest[:cut], offset)
+            rest, offset = rest[cut:], offset + cut
+            inside, seen = Inside(), 0
         cut, close = last_value(brackets(rest, seen, inside))
         if cut:
             yield Batch(rest[:cut], offset)
@@ -120,6 +127,16 @@ def batches(file: Opened, around: Around) -> Iterator[Batch]:
             _check_end(rest, found is not None, offset, file.name)
             return
         rest += block
+
+
+def _kineto_cut(text: bytes) -> int:
+    """The end of the last whole event, found without looking at brackets; 0 where in doubt."""
+    at = text.rfind(_BETWEEN)
+    if at < 0:
+        return 0
+    end = at + _BETWEEN.index(b",")
+    is_even = text.count(b"{", 0, end) == text.count(b"}", 0, end)
+    return end if is_even and text.find(_LIST_ENDS, 0, end) < 0 else 0
 
 
 def _check_end(rest: bytes, is_object: bool, offset: int, where: str) -> None:

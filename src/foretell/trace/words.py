@@ -69,6 +69,7 @@ _LOSS = re.compile(
     r"|binary_cross_entropy\w*|ctc_loss|cosine_embedding_loss|soft_margin_loss)$"
 )
 _WRAPPERS = ("autograd::engine::evaluate_function: ", "aten::", "torch::autograd::")
+MEASURED = "foretell"  # the key of a trace under which `foretell profile` puts what it timed
 LAYER_NOTE = "layer:"  # a record_function of that name marks a module: `layer:features.0`
 
 # One word for what several backends call differently.

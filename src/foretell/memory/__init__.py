@@ -1,0 +1,1 @@
+"""What a step holds in memory, and what changes would make of that."""

@@ -1,0 +1,135 @@
+"""A tape as autocast would make it: which tensors become half as wide, and which copies come in.
+
+From the op lists of PyTorch's documentation (Automatic Mixed Precision, CUDA op-specific
+behavior): matrix products, convolutions and attention cast their inputs to the narrow format;
+norms, powers, losses and the like cast theirs to fp32; all others take what they get, the widest
+of it. Casts of parameters are made once and held until the forward pass has ended, casts of
+activations are held as long as somebody keeps them. Gradients have the format of what they are
+gradients of; those of parameters are cast back to fp32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from foretell.graph.columns import NONE, BufferKind, Phase
+from foretell.memory.edit import FORWARD, Rewrite, swapped, with_workspace
+from foretell.memory.tape import Op, Tape
+from foretell.memory.workspace import copied
+
+HALF = 2  # bytes
+NARROW = {
+    "addmm", "mm", "bmm", "baddbmm", "_addmm_activation", "convolution",
+    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_cudnn_attention",
+}  # fmt: skip
+WIDE = {
+    "native_layer_norm", "native_group_norm", "pow", "exp", "expm1", "log", "log1p", "log2",
+    "reciprocal", "rsqrt", "softplus", "norm", "cumsum", "prod", "nll_loss_forward",
+    "nll_loss2d_forward", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div",
+    "binary_cross_entropy_with_logits",
+}  # fmt: skip
+# These read narrow numbers and write wide ones; a cross entropy casts all that it gets before.
+WIDENS = {"_softmax", "_log_softmax", "sum"}
+NORMS = ("batch_norm",)  # their parameters stay wide beside narrow inputs
+
+
+class Autocast(Rewrite):
+    """Goes along a tape and decides about each op."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__(tape)
+        self.narrow: set[int] = set()  # storages that have become so
+        self.casts: dict[int, int] = {}  # of parameters
+        self.node_is_narrow: dict[int, bool] = {}
+        self.back: list[Op] = []  # casts of gradients that wait for the end of their node
+
+    def run(self) -> Tape:
+        forward = [k for k, o in enumerate(self.before.ops) if o.phase in FORWARD]
+        last = forward[-1] if forward else NONE
+        for k, op in enumerate(self.before.ops):
+            if op.phase in FORWARD:
+                self.forward(op)
+            elif op.phase == Phase.BACKWARD:
+                self.backward(op)
+            else:
+                self.ops.append(op)
+            if k == last and self.casts:
+                self.ops.append(Op("autocast", op.phase, reads=tuple(self.casts.values())))
+        return self.tape()
+
+    def is_wide(self, k: int) -> bool:
+        s = self.storages[k]
+        return s.is_float and s.item == 4 and s.count > 1 and k not in self.narrow
+
+    def is_gradient(self, k: int) -> bool:
+        return self.storages[k].kind == BufferKind.GRADIENT
+
+    def cast(self, k: int, op: Op, item: int) -> int:
+        """A copy of a storage in another format; of a parameter there is one for all."""
+        if k in self.casts:
+            return self.casts[k]
+        is_own = self.storages[k].kind == BufferKind.PARAMETER
+        new = self.new(k, item=item, kind=int(BufferKind.ACTIVATION))
+        self.ops.append(Op("_to_copy", op.phase, NONE, (k,), (new,)))
+        if item == HALF:
+            self.narrow.add(new)
+            if is_own:
+                self.casts[k] = new
+        return new
+
+    def forward(self, op: Op) -> None:
+        if op.name in NARROW:
+            new = {k: self.cast(k, op, HALF) for k in op.reads if self.is_wide(k)}
+            is_narrow = True
+        elif op.name in WIDE or (op.name == "_log_softmax" and op.phase == Phase.LOSS):
+            new = {k: self.cast(k, op, 4) for k in op.reads if k in self.narrow}
+            is_narrow = False
+        else:
+            new = {}
+            is_narrow = op.name not in WIDENS and self.all_narrow(op)
+        if is_narrow:
+            self.shrink(op)
+        if op.node != NONE:
+            self.node_is_narrow[op.node] = is_narrow
+        self.ops.append(replace(op, reads=swapped(op.reads, new), keeps=swapped(op.keeps, new)))
+
+    def all_narrow(self, op: Op) -> bool:
+        """Whether all numbers that an op reads are narrow by now."""
+        reads = op.reads[:1] if any(n in op.name for n in NORMS) else op.reads
+        floats = [k for k in reads if self.storages[k].is_float and self.storages[k].count > 1]
+        return bool(floats) and all(k in self.narrow for k in floats)
+
+    def shrink(self, op: Op) -> None:
+        """What an op makes becomes narrow; the statistics of norms and attention do not."""
+        makes = op.makes[:1] if "norm" in op.name or "attention" in op.name else op.makes
+        for k in makes:
+            s = self.storages[k]
+            if s.is_float and s.item == 4:
+                self.storages[k] = replace(s, item=HALF)
+                self.narrow.add(k)
+
+    def backward(self, op: Op) -> None:
+        is_narrow = self.node_is_narrow.get(op.node, False) or (
+            op.node not in self.node_is_narrow and self.all_narrow(op)
+        )
+        if is_narrow and op.makes:
+            op = self.narrowed(op)
+        self.ops.append(op)
+        if op.ends:  # by then the node has let go of what it kept
+            self.ops += self.back
+            self.back = []
+
+    def narrowed(self, op: Op) -> Op:
+        """A backward op that makes narrow gradients; those of parameters are cast back."""
+        own = [k for k in op.makes if self.is_gradient(k) and "norm" not in op.name]
+        new = {k: self.new(k, item=HALF, kind=int(BufferKind.ACTIVATION)) for k in own}
+        self.narrow.update(new.values())
+        self.shrink(replace(op, makes=tuple(k for k in op.makes if not self.is_gradient(k))))
+        self.back += [Op("_to_copy", op.phase, NONE, (half,), (k,)) for k, half in new.items()]
+        return replace(op, makes=swapped(op.makes, new))
+
+
+def autocast(tape: Tape) -> Tape:
+    """The tape under autocast to a 16-bit format; convolutions run on tensor cores."""
+    return with_workspace(Autocast(tape).run(), lambda op, n: copied(n, HALF))

@@ -1,0 +1,262 @@
+"""Recorded operator calls made into storages and the ops on them.
+
+A call that a rule knows is one op; any other is made of the calls inside it. In the backward pass
+an operator that only hands its gradient on gives it to as many as it had inputs. What is stored
+with a parameter is its gradient, and the sizes of those are the sizes of the parameters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from foretell.graph.columns import NONE, BufferKind, Phase
+from foretell.memory.call import Call, Dims, Key, count
+from foretell.memory.kept import KEPT, Kept
+from foretell.memory.match import Tensor, Tensors
+from foretell.memory.outputs import RULES, broadcast
+from foretell.memory.tape import Op
+from foretell.memory.workspace import workspace
+
+EVALUATE = "autograd::engine::evaluate_function: "
+ACCUMULATE = "torch::autograd::AccumulateGrad"
+_SIZED_VIEWS = ("as_strided", "view", "_unsafe_view", "_reshape_alias", "reshape")
+_PLAIN_VIEWS = (
+    *("detach", "alias", "lift_fresh", "to", "contiguous", "expand", "transpose", "t", "permute"),
+    *("squeeze", "unsqueeze", "slice", "select", "narrow", "flatten", "split", "chunk", "unbind"),
+    *("dropout", "type_as", "float", "half", "requires_grad_", "detach_", "set_", "unsafe_split"),
+    *("item", "_local_scalar_dense", "is_nonzero", "result_type", "resolve_conj", "expand_as"),
+)
+_SCALES = ("mul", "div")  # by a number, where there is one tensor only
+_HANDS_ON = re.compile(rf"{EVALUATE}(Add|Sub)Backward")  # one gradient for two inputs
+_NODE = re.compile(r"Backward\d*$")
+
+
+class Flow(Tensors):
+    """Goes along the calls of a step and notes its storages and ops."""
+
+    def __init__(self, gradients: Iterable[Dims], nodes: dict[int, Call]) -> None:
+        super().__init__(gradients)
+        self.ops: list[Op] = []
+        self.nodes = nodes  # backward calls by sequence number
+        self.node = NONE
+
+    def visit(self, call: Call) -> None:
+        """One call, or the calls inside it."""
+        name = call.name
+        if name.startswith(EVALUATE):
+            self.evaluate(call)
+        elif name in _SIZED_VIEWS and not call.inner:
+            self.view(call, call.ints(1))
+        elif name in _PLAIN_VIEWS and not call.inner:
+            self.view(call, None)
+        elif (name in RULES or name.rstrip("_") in KEPT) and not _nested(call):
+            self.run(call)
+        elif call.inner and not name.endswith("_"):
+            for inner in call.inner:
+                self.visit(inner)
+        else:
+            self.run(call)
+
+    def view(self, call: Call, sizes: list[int] | None) -> None:
+        """Another look at a tensor, of other sizes maybe."""
+        key, base = call.tensor(0), self.given(call, 0, [])
+        if key is None or base is None:
+            return
+        base.uses += 1
+        dims = key[0] if sizes is None else _solved(sizes, count(key[0]))
+        self.add((dims, key[1]), Tensor(base.storage, base.needs))
+        if self.phase == Phase.BACKWARD:
+            base.tokens = 0  # who reads it reads the view
+
+    def run(self, call: Call) -> None:
+        """An operator that reads and makes tensors itself."""
+        places = self.places(call)
+        taken = list(places.values())
+        taken += self.listed(call, taken)
+        node = self.nodes.get(call.sequence) if self.phase != Phase.BACKWARD else None
+        if node is not None and not _same_node(call.name, node.name):
+            node = None
+        first = call.tensor(0)
+        if _in_place(call.name) and 0 in places and first is not None:
+            makes, keeps = self.written(call, first, places, node)
+        else:
+            made = [self.made(key, needs=node is not None) for key in self.results(call, taken)]
+            if call.name in _SCALES and len(taken) == len(made) == 1:
+                made[0].scaled = taken[0]
+            makes = tuple(t.storage for t in made)
+            keeps = self.keeps(call, node, places, made) if node is not None else ()
+        for tensor in taken:
+            tensor.uses += 1
+        self.kept.update(keeps)
+        self.note(call, taken, makes, keeps, NONE if node is None else call.sequence)
+
+    def note(
+        self, call: Call, taken: Sequence[Tensor], makes: tuple[int, ...], keeps: tuple[int, ...],
+        number: int,
+    ) -> None:  # fmt: skip
+        """The op of a call."""
+        reads = tuple(dict.fromkeys(t.storage for t in taken))
+        number = self.node if self.phase == Phase.BACKWARD else number
+        size, where = workspace(call)
+        self.ops.append(Op(call.name, self.phase, number, reads, makes, keeps, size, False, where))
+
+    def places(self, call: Call) -> dict[int, Tensor]:
+        """The tensors a call is given, by place among its inputs."""
+        found: dict[int, Tensor] = {}
+        for k in range(len(call.dims)):
+            tensor = self.given(call, k, list(found.values()))
+            if tensor is not None and tensor.scaled is not None and _keeps_input(call.name):
+                tensor = tensor.scaled  # the copy is for what comes later
+            if tensor is not None:
+                found[k] = tensor
+        return found
+
+    def written(
+        self, call: Call, key: Key, places: dict[int, Tensor], node: Call | None
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """An operator in place: what it makes and keeps. Its input, if kept, is copied before."""
+        own = places[0]
+        own.uses = -1  # as good as new
+        own.needs |= node is not None
+        self.add(key, own)
+        if node is None:
+            return (), ()
+        if 0 in KEPT.get(call.name.rstrip("_"), Kept()).inputs:
+            copy = self.storage(key)
+            return (copy,), (copy,)
+        return (), self.keeps(call, node, places, [own])
+
+    def results(self, call: Call, taken: Sequence[Tensor]) -> list[Key]:
+        """Sizes and formats of what a call makes; of an unknown one as its gradients say."""
+        if call.name in RULES:
+            items = [self.storages[t.storage].item for t in taken]
+            joined = "float" if not items or max(items) >= 4 else "c10::BFloat16"
+            return [(dims, dtype or joined) for dims, dtype in RULES[call.name](call)]
+        node = self.nodes.get(call.sequence) if self.phase != Phase.BACKWARD else None
+        if node is not None and call.name not in KEPT and _same_node(call.name, node.name):
+            told = [t for t in (c.tensor(0) for c in node.inner) if t and t[0]]
+            if told:
+                return told[:1]
+        return broadcast(call)
+
+    def keeps(
+        self, call: Call, node: Call, places: dict[int, Tensor], made: Sequence[Tensor]
+    ) -> tuple[int, ...]:
+        """Storages that a forward op keeps."""
+        kept = KEPT.get(call.name.rstrip("_"))
+        if kept is None:
+            return self.read_by(node, places.values(), made)
+        found = [places[k] for k in kept.inputs if k in places]
+        found += [made[k] for k in kept.out if k < len(made)]
+        if kept.pair:
+            a, b = (places.get(k) for k in kept.pair)
+            found += [t for t, o in ((a, b), (b, a)) if t is not None and o is not None and o.needs]
+        return tuple(dict.fromkeys(t.storage for t in found))
+
+    def read_by(
+        self, node: Call, given: Iterable[Tensor], made: Iterable[Tensor]
+    ) -> tuple[int, ...]:
+        """What an operator nobody wrote a rule for keeps: what its backward reads besides."""
+        grads = {t for c in node.inner for t in c.tensors()}
+        inputs = [t for c in node.inner for o in c.inner for t in o.tensors()]
+        read = {t[0] for t in inputs if t not in grads}
+        same = [t for t in [*given, *made] if self.sizes[t.storage] in read]
+        return tuple(dict.fromkeys(t.storage for t in same))
+
+    # The backward pass
+
+    def evaluate(self, call: Call) -> None:
+        """One backward node: takes its gradients, runs, lets go of what was kept, hands on."""
+        self.node, self.inside = call.sequence, {}
+        if call.name.endswith(ACCUMULATE):
+            self.accumulate(call)
+        elif call.inner:
+            entered, before = self.enter(call.inner[0]), len(self.storages)
+            for inner in call.inner[0].inner:
+                self.visit(inner)
+            name = call.name.removeprefix(EVALUATE)
+            reads = tuple(t.storage for _, t in entered)
+            self.ops.append(Op(name, self.phase, self.node, reads, ends=True))
+            is_same = all(self.inside[key][-1] is t for key, t in entered)
+            if is_same and len(self.storages) == before:
+                for _, tensor in entered:
+                    tensor.tokens += 2 if _HANDS_ON.match(call.name) else 1
+            for later in call.inner[1:]:
+                self.sum_up(later)
+        self.node = NONE
+
+    def enter(self, function: Call) -> list[tuple[Key, Tensor]]:
+        """The gradients a node is given."""
+        entered = []
+        for key in function.tensors():
+            if key[0] and (tensor := self.waiting(key)) is not None:
+                tensor.tokens -= 1
+                tensor.uses += 1
+                entered.append((key, tensor))
+                self.inside.setdefault(key, []).append(tensor)
+        return entered
+
+    def sum_up(self, call: Call) -> None:
+        """What the engine does behind a node: sums over expanded dims, gradients added up."""
+        key = call.tensor(0)
+        if call.name not in ("add", "add_") or key is None or key != call.tensor(1):
+            self.visit(call)
+            return
+        mine = self.gradient(key, [])
+        both = [t for t in (mine, self.waiting(key, mine)) if t is not None]
+        for t in both:
+            t.tokens, t.uses = 0, t.uses + 1
+        makes = (self.made(key).storage,) if call.name == "add" else ()
+        if not makes and both:
+            both[-1].tokens = 1
+        reads = tuple(t.storage for t in both)
+        self.ops.append(Op(call.name, self.phase, self.node, reads, makes))
+
+    def accumulate(self, call: Call) -> None:
+        """A gradient is stored with its parameter: taken over, or copied where there are ops."""
+        function = call.inner[0] if call.inner else call
+        key = function.tensor(0)
+        if key is None:
+            return
+        tensor = self.waiting(key) if key[0] else None
+        copies = any(c.name in ("clone", "new_empty_strided", "copy_") for c in function.inner)
+        if tensor is not None:
+            tensor.tokens -= 1
+            own = self.storages[tensor.storage]
+            if not copies and own.count == count(key[0]):
+                self.storages[tensor.storage] = replace(own, kind=int(BufferKind.GRADIENT))
+                return
+        new = self.storage(key, BufferKind.GRADIENT)
+        reads = (tensor.storage,) if tensor is not None else ()
+        self.ops.append(Op("AccumulateGrad", self.phase, NONE, reads, (new,)))
+
+
+def _solved(sizes: Sequence[int], total: int) -> Dims:
+    """Sizes with the one that is left open worked out."""
+    known = 1
+    for n in sizes:
+        known *= n if n > 0 else 1
+    return tuple(n if n >= 0 else total // max(known, 1) for n in sizes)
+
+
+def _nested(call: Call) -> bool:
+    """Whether an operator only prepares for another of its name, as autocast's casts do."""
+    return any(c.name == call.name for c in call.inner)
+
+
+def _in_place(name: str) -> bool:
+    return name.endswith("_") and not name.endswith("__") and name not in RULES
+
+
+def _keeps_input(name: str) -> bool:
+    kept = KEPT.get(name)
+    return kept is not None and kept.inputs == (0,)
+
+
+def _same_node(op: str, node: str) -> bool:
+    """Whether an operator is the one that made a backward node: `addmm`, `AddmmBackward0`."""
+    node = _NODE.sub("", node.removeprefix(EVALUATE)).lower()
+    word = op.strip("_").replace("_", "").lower()
+    return word == node or (len(node) > 3 and word.startswith(node))

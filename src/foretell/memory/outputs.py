@@ -1,0 +1,294 @@
+"""The sizes of what an operator makes, from the sizes of what it is given.
+
+A rule answers with the tensors that an operator allocates as its results, in their order. It gets
+the call alone; what no rule knows is worked out by `flow` from the operators inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from foretell.memory.call import CODES, FLOATS, Call, Dims, Key
+
+Rule = Callable[[Call], list[Key]]
+_TESTS = ("eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "isnan",
+          "isinf", "bitwise_not", "bitwise_and", "bitwise_or")  # fmt: skip
+
+
+def broadcast(call: Call) -> list[Key]:
+    """One result as large as all inputs together, in the widest of their formats."""
+    inputs = [t for t in call.tensors() if t[1]]
+    if not inputs:
+        return []
+    rank = max(len(d) for d, _ in inputs)
+    padded = [(1,) * (rank - len(d)) + tuple(d) for d, _ in inputs]
+    sizes = tuple(max(column) if 0 not in column else 0 for column in zip(*padded, strict=True))
+    return [(sizes, _widest(inputs, rank))]
+
+
+def _widest(inputs: list[Key], rank: int) -> str:
+    """Tensors without sizes (numbers) do not widen others of their sort."""
+    whole = [t for d, t in inputs if len(d) or not rank] or [t for _, t in inputs]
+    floats = [t for t in whole if t in FLOATS]
+    if floats:
+        mixed = {"c10::Half", "c10::BFloat16"} <= set(floats)
+        return "float" if mixed else min(floats, key=FLOATS.index)
+    return whole[0]
+
+
+def like(k: int) -> Rule:
+    """One result of the size and format of an input."""
+    return lambda c: [t] if (t := c.tensor(k)) is not None else []
+
+
+def likes(*which: int) -> Rule:
+    """Results of the sizes and formats of several inputs."""
+    return lambda c: [t for k in which if (t := c.tensor(k)) is not None]
+
+
+def test(call: Call) -> list[Key]:
+    return [(d, "bool") for d, _ in broadcast(call)]
+
+
+def product(first: int, second: int) -> Rule:
+    """A matrix product, batched or not."""
+
+    def rule(call: Call) -> list[Key]:
+        a, b = call.tensor(first), call.tensor(second)
+        return [((*a[0][:-1], b[0][-1]), a[1])] if a and b and len(a[0]) > 1 and b[0] else []
+
+    return rule
+
+
+def convolution(call: Call) -> list[Key]:
+    x, w = call.tensor(0), call.tensor(1)
+    if not x or not w or len(x[0]) < 3:
+        return []
+    stride, pad, dilate = (call.ints(k) or [d] for k, d in ((3, 1), (4, 0), (5, 1)))
+    sizes = list(x[0][2:])
+    for i, (n, kernel) in enumerate(zip(x[0][2:], w[0][2:], strict=True)):
+        s, p, d = (v[i % len(v)] for v in (stride, pad, dilate))
+        reach = d * (kernel - 1)
+        if call.flag(6):
+            more = call.ints(7) or [0]
+            sizes[i] = (n - 1) * s - 2 * p + reach + more[i % len(more)] + 1
+        else:
+            sizes[i] = (n + 2 * p - reach - 1) // s + 1
+    groups = (call.ints(8) or [1])[0]
+    channels = w[0][1] * groups if call.flag(6) else w[0][0]
+    return [((x[0][0], channels, *sizes), x[1])]
+
+
+def convolution_backward(call: Call) -> list[Key]:
+    """Gradients of input, weight and bias, as far as the last argument asks for them."""
+    wanted = call.values[10] if len(call.values) > 10 else "[True, True, True]"
+    mask = [word.strip(" []") == "True" for word in wanted.split(",")]
+    made = [t for t, is_wanted in zip((call.tensor(1), call.tensor(2)), mask, strict=False)
+            if is_wanted and t]  # fmt: skip
+    bias = call.ints(3)
+    if len(mask) > 2 and mask[2] and bias:
+        made.append((tuple(bias), made[0][1] if made else "float"))
+    return made
+
+
+def batch_norm(call: Call) -> list[Key]:
+    x = call.tensor(0)
+    stats: Key = ((x[0][1],), "float") if x and len(x[0]) > 1 else ((), "float")
+    return [x, stats, stats] if x else []
+
+
+def batch_norm_backward(call: Call) -> list[Key]:
+    x, y = call.tensor(0), call.tensor(1)
+    return [x, *[((x[0][1],), "float")] * 2] if x and y and len(x[0]) > 1 else []
+
+
+def layer_norm(call: Call) -> list[Key]:
+    x, over = call.tensor(0), call.ints(1)
+    if not x or not over:
+        return []
+    rows = ((prod(x[0][: -len(over)]),), "float")
+    return [x, rows, rows]
+
+
+def group_norm(call: Call) -> list[Key]:
+    x, groups = call.tensor(0), call.ints(6)
+    stats: Key = ((x[0][0] * (groups or [1])[0],), x[1]) if x and x[0] else ((), "float")
+    return [x, stats, stats] if x else []
+
+
+def softmax(call: Call) -> list[Key]:
+    x = call.tensor(0)
+    return [(x[0], "float" if call.flag(2) else x[1])] if x else []
+
+
+def dropout(call: Call) -> list[Key]:
+    x = call.tensor(0)
+    return [x, (x[0], "bool")] if x else []
+
+
+def reduced(call: Call) -> list[Key]:
+    """A sum, mean or the like over some dims (all where none are named)."""
+    x = call.tensor(0)
+    if not x:
+        return []
+    over, keep = call.ints(1), call.flag(2)
+    kept = [n % len(x[0]) for n in over or []] if x[0] else []
+    if not over:
+        return [((), x[1])]
+    sizes = [1 if i in kept else n for i, n in enumerate(x[0]) if keep or i not in kept]
+    return [(tuple(sizes), x[1])]
+
+
+def pooled(call: Call) -> list[Key]:
+    """Pooling with kernel, stride and padding; with indices where the operator makes them."""
+    x, kernel = call.tensor(0), call.ints(1)
+    if not x or not kernel:
+        return []
+    space = len(kernel)
+    stride, pad = call.ints(2) or kernel, call.ints(3) or [0]
+    up = call.flag(5 if "max" in call.name else 4)
+    sizes = list(x[0])
+    for i in range(1, min(space, len(sizes)) + 1):
+        s, p = stride[-i % len(stride)], pad[-i % len(pad)]
+        room = x[0][-i] + 2 * p - kernel[-i]
+        sizes[-i] = (-(-room // s) if up else room // s) + 1
+    out: Key = (tuple(sizes), x[1])
+    return [out, (out[0], "long int")] if "indices" in call.name else [out]
+
+
+def adaptive(call: Call) -> list[Key]:
+    x, size = call.tensor(0), call.ints(1)
+    return [((*x[0][: -len(size)], *size), x[1])] if x and size else []
+
+
+def embedding(call: Call) -> list[Key]:
+    table, where = call.tensor(0), call.tensor(1)
+    return [((*where[0], *table[0][1:]), table[1])] if table and where else []
+
+
+def embedding_backward(position: int) -> Rule:
+    """The dense gradient of a table of so many rows."""
+
+    def rule(call: Call) -> list[Key]:
+        grad, rows = call.tensor(0), call.ints(position)
+        return [((rows[0], grad[0][-1]), grad[1])] if grad and rows and grad[0] else []
+
+    return rule
+
+
+def embedding_bag(call: Call) -> list[Key]:
+    table, bags, where = call.tensor(0), call.tensor(2), call.tensor(1)
+    if not table or not bags or not where:
+        return []
+    offsets: Key = ((where[0][0] if where[0] else 1,), "long int")
+    return [((*bags[0], table[0][1]), table[1]), offsets, offsets]
+
+
+def attention(call: Call) -> list[Key]:
+    """The result, and a number for each row of the scores."""
+    q, v = call.tensor(0), call.tensor(2)
+    if not q or not v:
+        return []
+    return [((*q[0][:-1], v[0][-1]), q[1]), (q[0][:-1], "float")]
+
+
+def joined(call: Call) -> list[Key]:
+    """`cat` or `stack` of a list of tensors."""
+    parts = call.dims[0] if call.dims else ()
+    sizes: list[Dims] = [d for d in parts if isinstance(d, tuple) and d != (0,)]
+    if not sizes:
+        return []
+    at = (call.ints(1) or [0])[0]
+    if call.name == "stack":
+        one = list(sizes[0])
+        one.insert(at % (len(one) + 1), len(sizes))
+        return [(tuple(one), "")]
+    whole = list(sizes[0])
+    if whole:
+        whole[at % len(whole)] = sum(d[at] for d in sizes)
+    return [(tuple(whole), "")]
+
+
+def sized(position: int, dtype: int | None = None, model: int | None = None) -> Rule:
+    """A new tensor of sizes that are an argument."""
+
+    def rule(call: Call) -> list[Key]:
+        sizes = call.ints(position)
+        base = call.tensor(model) if model is not None else None
+        code = call.code(dtype) if dtype is not None else None
+        return [(tuple(sizes), code or (base[1] if base else "float"))] if sizes else []
+
+    return rule
+
+
+def alike(dtype: int | None = None) -> Rule:
+    """A new tensor like the first input, maybe in another format."""
+
+    def rule(call: Call) -> list[Key]:
+        x, code = call.tensor(0), call.code(dtype) if dtype is not None else None
+        return [(x[0], code or x[1])] if x else []
+
+    return rule
+
+
+def resized(call: Call) -> list[Key]:
+    """`resize_` of an empty tensor is where it gets its memory."""
+    x, sizes = call.tensor(0), call.ints(1)
+    return [(tuple(sizes), x[1])] if x and sizes and 0 in x[0] else []
+
+
+def scalar_loss(call: Call) -> list[Key]:
+    x = call.tensor(0)
+    return [((), x[1]), ((), x[1])] if x else []
+
+
+def indexed(call: Call) -> list[Key]:
+    """`gather`: as large as its index."""
+    x, where = call.tensor(0), call.tensor(2)
+    return [(where[0], x[1])] if x and where else []
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_TESTS, test),
+    "addmm": product(1, 2), "mm": product(0, 1), "bmm": product(0, 1), "baddbmm": product(1, 2),
+    "_addmm_activation": product(1, 2),
+    "convolution": convolution, "convolution_backward": convolution_backward,
+    **dict.fromkeys(("cudnn_batch_norm", "native_batch_norm", "miopen_batch_norm",
+                     "_native_batch_norm_legit", "_batch_norm_with_update"), batch_norm),
+    **dict.fromkeys(("cudnn_batch_norm_backward", "miopen_batch_norm_backward",
+                     "native_batch_norm_backward", "batch_norm_backward"), batch_norm_backward),
+    "native_layer_norm": layer_norm, "native_layer_norm_backward": likes(1, 5, 6),
+    "native_group_norm": group_norm,
+    "_softmax": softmax, "_log_softmax": softmax,
+    "_softmax_backward_data": like(1), "_log_softmax_backward_data": like(1),
+    "native_dropout": dropout, "native_dropout_backward": like(0),
+    **dict.fromkeys(("sum", "mean", "amax", "amin", "var", "std", "logsumexp", "prod"), reduced),
+    **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d",
+                     "avg_pool3d"), pooled),
+    **dict.fromkeys(("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward",
+                     "avg_pool2d_backward", "_adaptive_avg_pool2d_backward",
+                     "adaptive_max_pool2d_backward"), like(1)),
+    "_adaptive_avg_pool2d": adaptive, "_adaptive_avg_pool3d": adaptive,
+    "embedding": embedding, "embedding_dense_backward": embedding_backward(2),
+    "_embedding_bag": embedding_bag, "_embedding_bag_dense_backward": embedding_backward(5),
+    **dict.fromkeys(("_scaled_dot_product_efficient_attention",
+                     "_scaled_dot_product_flash_attention",
+                     "_scaled_dot_product_cudnn_attention"), attention),
+    **dict.fromkeys(("_scaled_dot_product_efficient_attention_backward",
+                     "_scaled_dot_product_flash_attention_backward",
+                     "_scaled_dot_product_cudnn_attention_backward"), likes(1, 2, 3)),
+    "cat": joined, "stack": joined, "_cat": joined,
+    "nll_loss_forward": scalar_loss, "nll_loss2d_forward": scalar_loss,
+    "nll_loss_backward": like(1), "nll_loss2d_backward": like(1),
+    "gather": indexed,
+    "clone": alike(), "_to_copy": alike(1), "empty_like": alike(1), "zeros_like": alike(1),
+    "ones_like": alike(1), "rand_like": alike(1), "full_like": alike(2),
+    "empty": sized(0, 1), "zeros": sized(0, 1), "ones": sized(0, 1), "full": sized(0, 2),
+    "empty_strided": sized(0, 2), "new_empty": sized(1, 2, 0), "new_zeros": sized(1, 2, 0),
+    "new_empty_strided": sized(1, 3, 0), "new_full": sized(1, 3, 0),
+    "slice_backward": sized(1, None, 0), "select_backward": sized(1, None, 0),
+    "resize_": resized,
+}  # fmt: skip
+
+__all__ = ["CODES", "RULES", "Rule", "broadcast"]

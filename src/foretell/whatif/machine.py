@@ -1,0 +1,84 @@
+"""Which device a step runs on, and how fast the bus to its host is: as told, or as traced."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from foretell.cluster.device import Device
+from foretell.cluster.preset import cables, devices
+from foretell.errors import unknown
+from foretell.graph.graph import Graph
+from foretell.whatif.base import DoesNotApply, Setting
+
+LARGE = 1e6  # bytes: from here on a copy shows the rate of the bus and not its start
+
+
+def device_named(name: str) -> Device:
+    """The device preset of that name."""
+    known = devices()
+    if name not in known:
+        raise unknown("device", name, known)
+    return known[name]
+
+
+def device_of(graph: Graph, setting: Setting) -> Device:
+    """The device a step runs on: the cluster's, else the one its trace names."""
+    if setting.cluster is not None:
+        return setting.cluster.devices[0]
+    told = str(graph.facts.get("device", ""))
+    found = _matching(told)
+    if found is None:
+        what = f"`{told}`, where this step runs, is no device foretell knows"
+        what = what if told else "nothing says on which device this step runs"
+        raise DoesNotApply(what, hint="name it: --on h200")
+    return found
+
+
+def _matching(title: str) -> Device | None:
+    """The preset all of whose words a title has; of several the one with most words.
+
+    `Tesla V100-SXM2-32GB` → `v100-32`.
+    """
+    words = {w.removesuffix("gb") for w in re.split(r"[^a-z0-9]+", title.lower())}
+    best: tuple[int, Device | None] = (0, None)
+    for name, device in sorted(devices().items()):
+        asked = name.split("-")
+        if set(asked) <= words and len(asked) > best[0]:
+            best = (len(asked), device)
+    if best[1] is None:  # a title that does not tell the size of its memory
+        firsts = [d for n, d in sorted(devices().items()) if n.split("-")[0] in words]
+        return firsts[0] if firsts else None
+    return best[1]
+
+
+def bus_rate(graph: Graph, setting: Setting) -> float:
+    """Bytes/s between host and device: the cluster's, the preset's, or the best copy of a trace."""
+    if setting.cluster is not None:
+        return setting.cluster.host_bandwidth(0)
+    try:
+        return float(cables()[device_of(graph, setting).bus].bandwidth)
+    except DoesNotApply:
+        seen = traced_rate(graph)
+        if seen:
+            return seen
+        raise
+
+
+def traced_rate(graph: Graph) -> float:
+    """The highest rate of a large copy between host and device, zero where there is none."""
+    tasks = copies(graph)
+    tasks = tasks[(graph.bytes[tasks] >= LARGE) & (graph.seconds[tasks] > 0)]
+    return float((graph.bytes[tasks] / graph.seconds[tasks]).max(initial=0.0))
+
+
+def copies(graph: Graph, *ways: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Copies between host and device: into the device (`h2d`), out of it (`d2h`), or both."""
+    asked = ways or ("h2d", "d2h")
+    names = tuple(f"*{_TRACED[way]}*" for way in asked)
+    by_name, by_op = graph.select(kind="copy", name=names), graph.select(kind="copy", op=asked)
+    return np.union1d(by_name, by_op)
+
+
+_TRACED = {"h2d": "HtoD", "d2h": "DtoH"}  # how Kineto names their tasks

@@ -1,0 +1,118 @@
+"""PowerSGD: each gradient matrix is sent as two thin ones.
+
+A gradient of shape n × … is the matrix M of n rows and m columns. With rank r, as torch's
+`powerSGD_hook` does it, bucket by bucket:
+
+    M += error;  P = M·Q            4 passes over M      all-reduce P (r·n numbers) and all vectors
+    P orthogonal;  Q = Mᵀ·P         1 pass over M        all-reduce Q (r·m numbers)
+    M' = P·Qᵀ;  error = M − M'      4 passes over M
+
+Vectors, and matrices of which P and Q hold more than half as much, are sent whole. Where the shapes
+in a bucket are not known it is one square matrix, as in torch's `batched_powerSGD_hook`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from foretell.errors import InputError
+from foretell.graph.columns import Array
+from foretell.graph.graph import Graph
+from foretell.memory.tape import Tape
+from foretell.whatif.base import Setting, WhatIf
+from foretell.whatif.bucket_copies import KERNEL, host_op, memory_rate
+from foretell.whatif.exchange import existing, group_of
+from foretell.whatif.parameters import numbers as numbers_in
+from foretell.whatif.stages import Stage, take_apart
+from foretell.whatif.tapes import with_gradients
+from foretell.whatif.wires import Wires, wires
+
+LEAST = 2.0  # `min_compression_rate` of torch's hook: what is less is sent whole
+STEPS = 4  # kernels to make one column orthogonal to those before it: norm, scale, dot, subtract
+PASSES = (4.0, 1.0, 4.0)  # over the matrices: before P is sent, before Q is sent, behind it
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """What a bucket becomes, in numbers (not bytes)."""
+
+    left: float = 0.0  # P, all matrices
+    right: float = 0.0  # Q
+    whole: float = 0.0  # what is not compressed
+    matrices: float = 0.0  # what is
+    shapes: int = 0  # distinct shapes, each one batch of products
+
+
+@dataclass(frozen=True)
+class PowerSgd(WhatIf):
+    """Send gradients as products of two matrices of `rank` columns."""
+
+    name: ClassVar[str] = "powersgd"
+    assumes: ClassVar[tuple[str, ...]] = (
+        "products with so few columns take what reading the matrix takes; no warm start is left",
+        "the model still learns as well with gradients of so low a rank",
+    )
+    source: ClassVar[str] = "Vogels et al. 2019, PowerSGD (NeurIPS); torch powerSGD_hook"
+    code: ClassVar[str] = "model.register_comm_hook(PowerSGDState(None, rank), powerSGD_hook)"
+    rank: int = 4  # columns of the thin matrices
+
+    def apply(self, graph: Graph, setting: Setting) -> Graph:
+        if self.rank < 1:
+            raise InputError(f"`{self}` has rank {self.rank}", hint="use 1, 2, 4 …")
+        old = existing(graph, op="all_reduce")
+        group = group_of(graph, old)
+        links, rate = wires(graph, setting, len(group)), memory_rate(graph, setting)
+        size = graph.comm_bytes[old]
+        shapes = [graph.text_of("shape", int(i)) for i in old]
+        parts = [thin(text, s / 4, self.rank) for text, s in zip(shapes, size, strict=True)]
+        each = np.array([(p.left, p.right, p.whole, p.matrices, p.shapes) for p in parts]) * 4.0
+        host = np.array([host_op(graph, int(graph.rank[i])) for i in old])
+        with graph.edit(str(self)) as edit:
+            take_apart(edit, old, self._stages(each, links, group, rate, host))
+        return edit.graph
+
+    def hold(self, tape: Tape) -> Tape:
+        return with_gradients(tape, 1.0)  # the error that is fed back
+
+    def _stages(
+        self, each: Array, links: Wires, group: tuple[int, ...], rate: float, host: Array
+    ) -> tuple[Stage, ...]:
+        left, right, whole, matrices, shapes = each.T
+        batches = shapes / 4.0
+        few = STEPS * self.rank * batches
+        launches = (2 * batches + 1, few + batches, 2 * batches + 1)
+        names = ("powersgd_p", "powersgd_q", "powersgd_back")
+        first, middle, back = (
+            Stage(n, k * KERNEL + p * matrices / rate, p * matrices, host=k * host * (i == 0))
+            for i, (n, k, p) in enumerate(zip(names, launches, PASSES, strict=True))
+        )
+        sent = np.where(whole > 0, links.seconds("all_reduce", whole, group), 0.0)
+        sent = sent + np.where(left > 0, links.seconds("all_reduce", left, group), 0.0)
+        one = Stage("all_reduce", sent, whole + left, True)
+        took = np.where(right > 0, links.seconds("all_reduce", right, group), 0.0)
+        return (first, one, middle, Stage("all_reduce", took, right, True), back)
+
+
+def thin(shapes: str, numbers: float, rank: int) -> _Bucket:
+    """What a bucket of so many numbers becomes: `in=1000x2048+1000` by shape."""
+    dims = [d.split("x") for d in shapes.removeprefix("in=").split("+")]
+    told = sum(numbers_in("x".join(d)) for d in dims)
+    if not numbers or not math.isclose(told, numbers, rel_tol=0.01):  # not those of the tensors
+        side = math.sqrt(numbers)
+        dims = [[str(math.ceil(side)), str(max(1, int(numbers / math.ceil(side))))]]
+    left = right = whole = matrices = 0.0
+    seen: set[tuple[float, float]] = set()
+    for sizes in dims:
+        rows = float(sizes[0])
+        columns = float(np.prod([float(s) for s in sizes[1:]])) if len(sizes) > 1 else 0.0
+        r = min(rank, rows, columns)
+        if not columns or rows * columns < LEAST * (rows + columns) * r:
+            whole += rows * (columns or 1.0)
+            continue
+        left, right, matrices = left + rows * r, right + columns * r, matrices + rows * columns
+        seen.add((rows, columns))
+    return _Bucket(left, right, whole, matrices, len(seen))

@@ -1,0 +1,138 @@
+"""Inputs of convolutions moved to the host in the forward pass and back before their backward.
+
+Every convolution's input leaves on a copy lane while the convolution runs, and the next
+convolution starts when it is gone (its memory is free then). In the backward pass the input comes
+back while the convolution behind it, whose backward comes first, is at work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from foretell.cost.formulas import COPY_START
+from foretell.graph.columns import NONE, Array, Kind, Phase
+from foretell.graph.edit import Edit
+from foretell.graph.graph import Graph
+from foretell.whatif.asked import first_input
+from foretell.whatif.base import DoesNotApply, Setting, WhatIf
+from foretell.whatif.calls import issued, launch_of, usual_launch
+from foretell.whatif.machine import bus_rate
+
+CONVOLUTIONS = ("convolution", "conv")
+_CALL = 1e-5  # seconds of a call where a step shows no launch
+_CALLS = 2  # of the host for every copy: the copy, and the event others wait for
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution: its kernels forward and backward, and the bytes of its input."""
+
+    forward: Array
+    backward: Array
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Vdnn(WhatIf):
+    """Keep the inputs of convolutions on the host until their backward needs them."""
+
+    name: ClassVar[str] = "vdnn"
+    assumes: ClassVar[tuple[str, ...]] = (
+        "copies go from and to pinned memory at the rate of the bus, each way on its own lane",
+        "a convolution waits until the input of the one before has left",
+    )
+    source: ClassVar[str] = "Rhu et al., vDNN: Virtualized Deep Neural Networks, MICRO 2016"
+    code: ClassVar[str] = "with torch.autograd.graph.save_on_cpu(pin_memory=True): …"
+
+    def apply(self, graph: Graph, setting: Setting) -> Graph:
+        found = {r: layers(graph, r) for r in np.unique(graph.rank).tolist()}
+        if not any(found.values()):
+            raise DoesNotApply(
+                "the step has no convolutions with known inputs, forward and backward",
+                hint="profile with record_shapes=True",
+            )
+        rate = bus_rate(graph, setting)
+        with graph.edit(str(self)) as edit:
+            for rank, mine in found.items():
+                _moved(edit, rank, mine, rate)
+            edit.fact(offloaded_bytes=_saved(found.values()))
+        return edit.graph
+
+
+def layers(graph: Graph, rank: int) -> list[Layer]:
+    """The convolutions of a rank in the order of the forward pass."""
+    mine = (graph.rank == rank) & (graph.kind == Kind.KERNEL) & (graph.layer != 0)
+    back = mine & (graph.phase == Phase.BACKWARD)
+    first = graph.select(kind="kernel", op=CONVOLUTIONS, phase="forward", rank=rank)
+    found: dict[int, Layer] = {}
+    for layer in dict.fromkeys(graph.layer[issued(graph, first)].tolist()):
+        forward = issued(graph, first[graph.layer[first] == layer])
+        backward = issued(graph, np.flatnonzero(back & (graph.layer == layer)))
+        size = _input_bytes(graph, int(forward[0]))
+        if layer and len(backward) and size:
+            found[layer] = Layer(forward, backward, size)
+    return list(found.values())
+
+
+def _input_bytes(graph: Graph, task: int) -> float:
+    elements, size = first_input(graph.text_of("op", task), graph.text_of("shape", task))
+    if elements:
+        return elements * size
+    return float(graph.bytes[task]) / 3  # input, filters and output: what is known of them together
+
+
+def _moved(edit: Edit, rank: int, mine: list[Layer], rate: float) -> None:
+    """Copies out and back of all layers of a rank."""
+    out = edit.lane("offload", rank=rank, kind="copy")
+    back = edit.lane("prefetch", rank=rank, kind="copy")
+    gone = []
+    for k, layer in enumerate(mine):
+        seconds = COPY_START + layer.bytes / rate
+        copy = _copy(edit, "d2h", out, layer, int(layer.forward[0]), seconds)
+        if k + 1 < len(mine):
+            edit.wait(mine[k + 1].forward[:1], copy, kind="event")
+        gone.append(copy)
+    for k, layer in enumerate(mine):
+        before = mine[k + 1].backward if k + 1 < len(mine) else layer.backward
+        seconds = COPY_START + layer.bytes / rate
+        copy = _copy(edit, "h2d", back, layer, int(before[0]), seconds)
+        edit.wait(copy, gone[k], kind="event")
+        edit.wait(layer.backward[:1], copy, kind="event")
+
+
+def _copy(edit: Edit, op: str, lane: int, layer: Layer, beside: int, seconds: float) -> int:
+    """A copy that starts with a kernel: behind what that kernel waited for, and a host call."""
+    graph = edit.before
+    launch = int(launch_of(graph, np.array([beside]))[0])
+    where: dict[str, Any] = {
+        c: graph.column(c)[beside] for c in ("rank", "layer", "phase", "dtype")
+    }
+    copy = edit.insert(
+        1, issued_before=beside, kind="copy", op=op, name=op, lane=lane, seconds=seconds,
+        bytes=layer.bytes, **where,
+    )  # fmt: skip
+    before = _before(graph, beside)
+    if before != NONE:
+        edit.wait(copy, before, kind="event")
+    if launch != NONE:
+        call = edit.insert(
+            1, issued_before=launch, kind="host", op="cudaMemcpyAsync", name=op,
+            lane=graph.lane[launch], seconds=_CALLS * usual_launch(graph, _CALL), **where,
+        )  # fmt: skip
+        edit.wait(copy, call, kind="launch")
+    return int(copy[0])
+
+
+def _before(graph: Graph, kernel: int) -> int:
+    """The kernel before another on its lane."""
+    same = np.flatnonzero((graph.lane == graph.lane[kernel]) & (graph.order < graph.order[kernel]))
+    return int(same[np.argmax(graph.order[same])]) if len(same) else NONE
+
+
+def _saved(found: Any) -> float:
+    """Bytes a rank no longer keeps: all inputs but the two that are on their way."""
+    sizes = [sorted(layer.bytes for layer in mine) for mine in found]
+    return float(max((sum(s[:-2]) for s in sizes), default=0.0))

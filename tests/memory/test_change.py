@@ -1,0 +1,88 @@
+"""What changes make of a tape."""
+
+import pytest
+
+from foretell.graph.columns import BufferKind
+from foretell.memory import change
+from foretell.memory.edit import states
+from foretell.memory.play import peak_bytes, phase_peaks, play
+from foretell.memory.read import tape_of
+from foretell.memory.recompute import blocks
+from tests.memory.steps import ACTIVATION, ADAM, WEIGHT, step
+
+LAYERS = 8
+
+
+@pytest.fixture(scope="module")
+def tape():
+    return tape_of(step(LAYERS, ADAM))
+
+
+def activations(tape):
+    held = play(tape)
+    return held.by_kind()["activation"]
+
+
+def lasting(tape):
+    own = (BufferKind.PARAMETER, BufferKind.OPTIMIZER)
+    return sum(s.bytes for s in tape.storages if s.kind in own)
+
+
+def test_twice_the_batch_is_twice_the_activations(tape):
+    twice = change.batch(tape, 2)
+    assert activations(twice) == 2 * activations(tape)
+    assert lasting(twice) == lasting(tape)
+    assert change.batch(twice, 0.5) == tape
+
+
+def test_half_precision_halves_activations_and_copies_weights(tape):
+    half = change.half_precision(tape)
+    casts = sum(o.name == "_to_copy" for o in half.ops)
+    assert casts == LAYERS + 1 + LAYERS  # weights, the input, gradients of weights back
+    expected = activations(tape) / 2 + LAYERS * WEIGHT / 2 + ACTIVATION / 2
+    assert activations(half) == pytest.approx(expected, rel=0.1)
+    assert lasting(half) == lasting(tape)
+
+
+def test_gradients_of_parameters_stay_wide(tape):
+    half = change.half_precision(tape)
+    grads = [s for s in half.storages if s.kind == BufferKind.GRADIENT]
+    assert [s.item for s in grads] == [4] * LAYERS
+
+
+def test_checkpointing_the_whole_forward_only_moves_the_peak(tape):
+    again = change.checkpoint(tape)
+    assert len(again.ops) > len(tape.ops)
+    assert peak_bytes(again) == pytest.approx(peak_bytes(tape), rel=0.1)
+    assert phase_peaks(again)["forward"] < phase_peaks(tape)["forward"]
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["embed", *["mm", "norm", "mm", "relu"] * 6, "head"],
+         [(k, k + 4) for k in range(1, 25, 4)]),
+        (["conv", "norm", "relu", "pool", "mm"], [(0, 5)]),
+        ([*["a", "b", "c", "d"] * 4, *map(str, range(30))], [(0, 46)]),
+    ],
+    ids=["stack", "no stack", "small stack"],
+)  # fmt: skip
+def test_a_stack_of_equal_blocks_is_found(names, found):
+    assert blocks(names) == found
+
+
+def test_all_denominators_at_once(tape):
+    assert states(tape) == 2
+    every, none = change.foreach_optimizer(tape), change.fused_optimizer(tape)
+    assert phase_peaks(every)["update"] - phase_peaks(none)["update"] == LAYERS * WEIGHT
+    assert phase_peaks(none)["update"] < phase_peaks(tape)["update"]
+
+
+def test_a_compiler_writes_no_more_than_is_written_now(tape):
+    assert peak_bytes(change.compiled(tape)) <= peak_bytes(tape)
+
+
+def test_changes_compose(tape):
+    one = change.fused_optimizer(change.half_precision(change.batch(tape, 2)))
+    other = change.half_precision(change.fused_optimizer(change.batch(tape, 2)))
+    assert peak_bytes(one) == peak_bytes(other)

@@ -1,0 +1,112 @@
+"""Calls made into a tape: what is a parameter, what is kept, what is there when."""
+
+import pytest
+
+from foretell.graph.columns import BufferKind, Phase
+from foretell.memory.play import play
+from foretell.memory.read import GEMM_WORKSPACE, tape_of
+from foretell.memory.tape import decode, encode
+from tests.memory.steps import (
+    ACTIVATION,
+    ADAM,
+    BATCH,
+    SGD,
+    WEIGHT,
+    WIDTH,
+    call,
+    forward,
+    step,
+)  # fmt: skip
+
+LIBRARIES = 2 * GEMM_WORKSPACE  # of the thread of the forward and that of the backward pass
+
+
+def kinds(tape, kind):
+    return [s.bytes for s in tape.storages if s.kind == kind]
+
+
+def test_parameters_are_as_large_as_the_gradients_that_are_stored():
+    tape = tape_of(step(layers=3))
+    assert kinds(tape, BufferKind.PARAMETER) == [WEIGHT] * 3
+    assert kinds(tape, BufferKind.GRADIENT) == [WEIGHT] * 3
+    assert kinds(tape, BufferKind.INPUT) == [ACTIVATION]
+
+
+@pytest.mark.parametrize(("optimizer", "states"), [(SGD, 1), (ADAM, 2), ((("add_", 2),), 0)])
+def test_the_optimizer_s_ops_tell_its_state(optimizer, states):
+    tape = tape_of(step(layers=2, optimizer=optimizer))
+    assert kinds(tape, BufferKind.OPTIMIZER) == [WEIGHT] * 2 * states
+
+
+def test_what_a_layer_makes_is_kept_once():
+    """The result of a relu in place is its own product's and the input of the next."""
+    tape = tape_of(step(layers=4))
+    kept = {k for o in tape.ops for k in o.keeps}
+    activations = [k for k in kept if tape.storages[k].kind == BufferKind.ACTIVATION]
+    assert [tape.storages[k].bytes for k in activations] == [ACTIVATION] * 4
+
+
+def test_the_peak_is_all_that_is_kept_and_the_gradients_at_hand():
+    layers = 4
+    found = play(tape_of(step(layers)))
+    lasting = layers * WEIGHT * 2 + ACTIVATION + LIBRARIES  # parameters, momentum, input
+    assert found.tape.ops[found.at].name == "threshold_backward"
+    assert found.peak == lasting + (layers + 2) * ACTIVATION
+
+
+def test_what_was_kept_goes_as_the_backward_pass_goes_on():
+    layers = 4
+    found = play(tape_of(step(layers)))
+    ends = [k for k, o in enumerate(found.tape.ops) if o.name == "MmBackward0"]
+    assert sorted(found.held[ends], reverse=True) == found.held[ends].tolist()
+    assert found.held[-1] == layers * WEIGHT * 3 + ACTIVATION + LIBRARIES
+
+
+def test_adam_makes_a_denominator():
+    plain, adam = (play(tape_of(step(2, optimizer))) for optimizer in (SGD, ADAM))
+    last = adam.tape.ops[-1]
+    assert (last.name, last.phase) == ("div", Phase.UPDATE)
+    assert adam.held[-1] - plain.held[-1] == 2 * WEIGHT + 3 * WEIGHT  # a state more, three results
+
+
+def test_an_operator_that_needs_its_input_and_writes_over_it_copies_it():
+    calls = [c for c in step(1) if c.name != "relu_"]
+    calls.insert(2, call("hardswish_", (BATCH, WIDTH), sequence=2))
+    calls = [_renamed(c, "ReluBackward0", "HardswishBackward0") for c in calls]
+    tape = tape_of(calls)
+    op = next(o for o in tape.ops if o.name == "hardswish_")
+    assert op.makes == op.keeps != ()
+    assert tape.storages[op.makes[0]].bytes == ACTIVATION
+
+
+def _renamed(c, old, new):
+    c.name = c.name.replace(old, new)
+    c.inner = [_renamed(i, old, new) for i in c.inner]
+    return c
+
+
+def test_an_operator_nobody_knows_keeps_what_its_backward_reads():
+    x = (BATCH, WIDTH)
+    calls = [c for c in step(1) if c.name != "relu_"]
+    calls.insert(2, call("wiggle", x, sequence=2))
+    calls = [_renamed(c, "ReluBackward0", "WiggleBackward0") for c in calls]
+    for c in calls:
+        if c.name.endswith("WiggleBackward0"):
+            c.inner[0].dims, c.inner[0].types = ((1, WIDTH),), ("float",)
+    op = next(o for o in tape_of(calls).ops if o.name == "wiggle")
+    assert op.reads[0] in op.keeps
+
+
+def test_a_step_without_a_backward_pass_has_no_tape():
+    assert tape_of(list(forward(2))) is None
+
+
+def test_a_tape_reads_back_as_it_was_written():
+    tape = tape_of(step(3, ADAM))
+    assert decode(encode(tape)) == tape
+
+
+def test_gradients_that_are_zeroed_late_are_there_in_the_forward_pass():
+    first, late = (play(tape_of(step(3), is_zeroed_first=z)) for z in (True, False))
+    assert late.held[0] - first.held[0] == 3 * WEIGHT
+    assert late.held[-1] == first.held[-1]

@@ -1,0 +1,88 @@
+"""Sizes of results and of workspaces, against what PyTorch and cuDNN make."""
+
+import pytest
+
+from foretell.memory.call import Call
+from foretell.memory.outputs import RULES, broadcast
+from foretell.memory.workspace import workspace
+
+MIB = 2**20
+
+
+def made(name, *inputs, values=()):
+    """Sizes that a rule answers; an input is sizes (of floats) or a pair with a format."""
+    pairs = [i if i is None or isinstance(i[0], tuple) else (i, "float") for i in inputs]
+    call = Call(
+        name,
+        tuple(p[0] if p else () for p in pairs),
+        tuple(p[1] if p else "" for p in pairs),
+        tuple(values),
+    )
+    return [d for d, _ in (RULES.get(name, broadcast))(call)]
+
+
+CONV = ("", "", "", "[2, 2]", "[3, 3]", "[1, 1]", "False", "[0, 0]", "1")
+CASES = [
+    (("mm", (64, 128), (128, 10)), {}, [(64, 10)]),
+    (("addmm", (10,), (64, 128), (128, 10)), {}, [(64, 10)]),
+    (("bmm", (8, 64, 32), (8, 32, 16)), {}, [(8, 64, 16)]),
+    (("convolution", (64, 3, 224, 224), (64, 3, 7, 7)), {"values": CONV}, [(64, 64, 112, 112)]),
+    (("native_layer_norm", (32, 128, 768)), {"values": ("", "[768]")},
+     [(32, 128, 768), (4096,), (4096,)]),
+    (("max_pool2d_with_indices", (64, 64, 112, 112)),
+     {"values": ("", "[3, 3]", "[2, 2]", "[1, 1]", "[1, 1]", "False")},
+     [(64, 64, 56, 56), (64, 64, 56, 56)]),
+    (("mean", (8, 16, 7, 7)), {"values": ("", "[2, 3]", "True")}, [(8, 16, 1, 1)]),
+    (("sum", (8, 16)), {"values": ("", "[0]", "False")}, [(16,)]),
+    (("sum", (8, 16)), {}, [()]),
+    (("embedding", (1000, 64), ((8, 512), "long int")), {}, [(8, 512, 64)]),
+    (("embedding_dense_backward", (8, 512, 64), ((8, 512), "long int")),
+     {"values": ("", "", "1000")}, [(1000, 64)]),
+    (("_to_copy", (8, 16)), {"values": ("", "15")}, [(8, 16)]),
+    (("add", (8, 1, 16), (4, 16)), {}, [(8, 4, 16)]),
+    (("resize_", (0,)), {"values": ("", "[4096, 768]")}, [(4096, 768)]),
+    (("resize_", (3,)), {"values": ("", "[3]")}, []),
+    (("mm", None, None), {}, []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("args", "more", "sizes"), CASES, ids=[c[0][0] for c in CASES])
+def test_what_an_operator_makes(args, more, sizes):
+    assert made(*args, **more) == sizes
+
+
+def test_tensors_are_joined_along_a_dim():
+    call = Call("cat", (((8, 3), (8, 5)),), ("TensorList",), ("", "1"))
+    assert RULES["cat"](call) == [((8, 8), "")]
+
+
+def test_only_gradients_that_are_asked_for_are_made():
+    values = ["", "", "", "[64]", *[""] * 6, "[False, True, True]"]
+    sizes = made("convolution_backward", (8, 64, 7, 7), (8, 3, 7, 7), (64, 3, 1, 1), values=values)
+    assert sizes == [(64, 3, 1, 1), (64,)]
+
+
+def convolved(*kernels):
+    """The backward of the second convolution of VGG on 64 images."""
+    image, sides = (64, 64, 224, 224), ("float",) * 3
+    return Call("convolution_backward", (image, image, (64, 64, 3, 3)), sides, kernels=[*kernels])
+
+
+def test_winograd_tiles_take_nine_quarters_of_input_and_output():
+    size, _ = workspace(convolved("void cudnn::winograd_nonfused::winogradWgradData4x4<float>"))
+    assert size / MIB == pytest.approx(2.25 * 2 * 784, rel=1e-3)
+
+
+def test_spectra_take_tiles_of_complex_numbers():
+    size, _ = workspace(convolved("void fft2d_r2c_32x32<float, false, 0u, false>(float2*)"))
+    tiles, spectrum = 8 * 8, 32 * 17 * 8
+    assert size == spectrum * (64 * 128 * tiles + 64 * 64)
+
+
+def test_a_change_of_layout_takes_copies():
+    size, _ = workspace(convolved("void cudnn::nchwToNhwcKernel<float>", "xmma_fprop"))
+    assert size == pytest.approx(2 * 784 * MIB, rel=1e-3)
+
+
+def test_kernels_that_need_nothing():
+    assert workspace(convolved("sm80_xmma_dgrad_implicit_gemm_f32f32"))[0] == 0.0
