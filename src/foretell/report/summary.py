@@ -30,7 +30,7 @@ def graph_summary(graph: Graph) -> dict[str, Any]:
         "ops": _top_ops(graph),
         "columns": [c for c in COLUMNS if c in graph.columns],
         "history": list(graph.history),
-        "facts": dict(graph.facts),
+        "facts": {k: v for k, v in graph.facts.items() if k != "tape"},  # long, and for machines
         "fingerprint": graph.fingerprint(),
     }
 

@@ -1,0 +1,183 @@
+"""Peak memory foretold against the peak bytes that Megatron-LM's own test runs print.
+
+The runs log the memory of their last rank, which is on the last pipeline stage. Arguments are read
+as the runs gave them; what has no counterpart here is left out and counted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foretell.cluster import load as load_cluster
+from foretell.errors import ForetellError
+from foretell.plan import Plan, memory
+from foretell.validate.layouts import table
+from foretell.workload import load
+
+WORDS = 50257  # GPT-2's vocabulary, with which the runs tokenize unless they say otherwise
+RANKS = 8
+
+
+@dataclass(frozen=True)
+class Run:
+    """One test run: what it was and the most bytes its last rank held."""
+
+    name: str
+    family: str
+    workload: str
+    plan: Plan
+    measured: float
+
+
+def runs(truth: Path) -> tuple[list[Run], int]:
+    """Every run that can be asked about, and how many cannot."""
+    found, left = [], 0
+    for r in table(truth / "tables" / "megatron_lm_golden_values.csv"):
+        run = _run(r) if r["mem_max_allocated_bytes_last"] else None
+        found += [run] if run else []
+        left += run is None
+    return found, left
+
+
+def foretold(run: Run) -> float:
+    """Bytes at the peak of the last rank."""
+    cluster = load_cluster(f"a100-80:gpus={run.plan.ranks}")
+    return float(memory(run.plan, load(run.workload), cluster)[-1].peak[0])
+
+
+def rows(truth: Path) -> Iterator[tuple[Run, float]]:
+    """Every run with what is foretold of it."""
+    for run in runs(truth)[0]:
+        yield run, foretold(run)
+
+
+def _run(r: dict[str, str]) -> Run | None:
+    more: dict[str, Any] = json.loads(r["other_args"] or "{}")
+    workload = _workload(r, more)
+    if workload is None:
+        return None
+    try:
+        plan = _plan(r, more)
+        load(workload)
+    except ForetellError:
+        return None
+    peak = float(r["mem_max_allocated_bytes_last"])
+    return Run(r["test_case"], r["family"], workload, plan, peak)
+
+
+def _workload(r: dict[str, str], more: dict[str, Any]) -> str | None:
+    """The spec of a run's model, None where no family here is like it."""
+    needed = ("hidden-size", "micro-batch-size", "global-batch-size", "num-attention-heads")
+    makes = {"gpt": _gpt, "moe": _moe, "mixtral": _moe, "bert": _bert, "t5": _t5}
+    known = r["family"] in makes and all(r[key] for key in needed)
+    if not known or "multi-latent-attention" in more or "hybrid-layer-pattern" in more:
+        return None
+    common = {"hidden": r["hidden-size"], "heads": r["num-attention-heads"], "dtype": _dtype(r)}
+    family, options = makes[r["family"]](r, more)
+    return f"{family}:" + ",".join(f"{k}={v}" for k, v in (common | options).items())
+
+
+def _dtype(r: dict[str, str]) -> str:
+    return "bf16" if r["bf16"] else "fp16" if r["fp16"] else "fp32"
+
+
+def _gpt(r: dict[str, str], more: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    rotary = more.get("position-embedding-type") == "rope"
+    return "gpt", {
+        "layers": r["num-layers"],
+        "inner": r["ffn-hidden-size"] or "0",
+        "seq": r["seq-length"],
+        "vocab": more.get("vocab-size", WORDS),
+        "tied": "no" if r["untie-embeddings-and-output-weights"] else "yes",
+        "dropout": "no" if float(more.get("hidden-dropout", 0.1)) == 0 else "yes",
+        "positions": 1 if rotary else r["max-position-embeddings"] or 0,
+    }
+
+
+def _moe(r: dict[str, str], more: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    words = 32000 if r["family"] == "mixtral" else WORDS
+    return "moe", {
+        "layers": r["num-layers"],
+        "groups": r["num-query-groups"] or r["num-attention-heads"],
+        "experts": r["num-experts"],
+        "top": r["moe-router-topk"],
+        "inner": r["ffn-hidden-size"] or 4 * int(r["hidden-size"]),
+        "gated": "yes" if r["swiglu"] else "no",
+        "seq": r["seq-length"],
+        "vocab": more.get("vocab-size", words),
+        "dropout": "no" if float(more.get("hidden-dropout", 0.1)) == 0 else "yes",
+        "tied": "no" if r["untie-embeddings-and-output-weights"] else "yes",
+    }
+
+
+def _bert(r: dict[str, str], more: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    sizes = {"layers": r["num-layers"], "seq": r["seq-length"]}
+    return "bert", sizes | {"positions": r["max-position-embeddings"], "head": "pretrain"}
+
+
+def _t5(r: dict[str, str], more: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return "t5", {
+        "layers": more.get("encoder-num-layers", 12),
+        "depth": r["kv-channels"],
+        "inner": r["ffn-hidden-size"],
+        "seq": r["encoder-seq-length"] or 512,
+        "target": r["decoder-seq-length"] or 128,
+        "vocab": 30522 + int(more.get("vocab-extra-ids", 0)),
+    }
+
+
+def _plan(r: dict[str, str], more: dict[str, Any]) -> Plan:
+    tp, pp, cp = (
+        int(r[f"{name}-size"] or 1)
+        for name in ("tensor-model-parallel", "pipeline-model-parallel", "context-parallel")
+    )
+    chunks = _chunks(r, pp)
+    dp = max(RANKS // (tp * pp * cp), 1)
+    return Plan(
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        sp=bool(r["sequence-parallel"]) and tp > 1,
+        zero=3 if r["use-megatron-fsdp"] else int(bool(r["use-distributed-optimizer"])),
+        micro_batch=int(r["micro-batch-size"]),
+        global_batch=int(r["global-batch-size"] or 0) or int(r["micro-batch-size"]) * dp,
+        schedule="interleaved" if chunks > 1 else "1f1b",
+        chunks=chunks,
+        recompute="full" if r["recompute-granularity"] == "full" else "none",
+        ep=int(r["expert-model-parallel-size"] or 1),
+        layers=_uneven(r, more, pp),
+        stack="megatron-core" if _is_flash(r, more) else "megatron-core-unfused",
+    )
+
+
+def _is_flash(r: dict[str, str], more: dict[str, Any]) -> bool:
+    """Whether attention was fused: never in Megatron's own layers; in those of Transformer Engine
+    unless told not to, or to be deterministic in the older containers, where that was not fused."""
+    if r["transformer-impl"] == "local" or more.get("attention-backend") in ("unfused", "local"):
+        return False
+    told = more.get("attention-backend") in ("flash", "fused")
+    older = r["platform"].startswith("dgxa100_dracooci")
+    return told or not (older and r["deterministic-mode"])
+
+
+def _uneven(r: dict[str, str], more: dict[str, Any], pp: int) -> tuple[int, ...]:
+    """Blocks of each stage where the first and the last have their own number."""
+    first, last = (more.get(f"decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
+    if first is None or last is None or pp < 3:
+        return ()
+    each = (int(r["num-layers"]) - int(first) - int(last)) // (pp - 2)
+    return (int(first), *([each] * (pp - 2)), int(last))
+
+
+def _chunks(r: dict[str, str], pp: int) -> int:
+    if not r["num-layers"]:
+        return 1
+    if r["num-virtual-stages-per-pipeline-rank"]:
+        return int(r["num-virtual-stages-per-pipeline-rank"])
+    each = r["num-layers-per-virtual-pipeline-stage"]
+    return int(r["num-layers"]) // pp // int(each) if each else 1
