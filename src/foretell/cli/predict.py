@@ -1,0 +1,121 @@
+"""`foretell predict`: what one layout of a model would do on a cluster, before anybody runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from foretell.cli.output import answer, json_option
+from foretell.errors import ForetellError, InputError
+
+FIELDS = ("workload", "on", "plan")
+
+
+@click.command()
+@click.argument("workload", required=False)
+@click.option("--on", "cluster", help="The cluster: a spec such as dgx-a100:nodes=8, or a file.")
+@click.option("--plan", "plan", help="The layout: dp=4,tp=8,pp=2,micro_batch=1,… or a file.")
+@click.option(
+    "--batch",
+    type=click.Path(path_type=Path),
+    help="Many at once: a line of JSON each, with workload, on and plan.",
+)
+@json_option
+def command(
+    workload: str | None, cluster: str | None, plan: str | None, batch: Path | None, as_json: bool
+) -> None:
+    """Foretell one step of WORKLOAD under a plan: seconds, memory, and where they go."""
+    if batch is not None:
+        for found in _many(batch):
+            click.echo(json.dumps(found) if as_json else _line(found))
+        return
+    answer(_one(workload, cluster, plan), as_json, _text)
+
+
+def _one(workload: str | None, cluster: str | None, plan: str | None) -> dict[str, Any]:
+    if not workload or not cluster or not plan:
+        given = zip(FIELDS, (workload, cluster, plan), strict=True)
+        raise InputError(
+            f"predict needs {', '.join(name for name, value in given if not value)}",
+            hint="foretell predict gpt:layers=24,… --on dgx-a100:nodes=1 --plan dp=8",
+        )
+    from foretell.cluster import load as load_cluster
+    from foretell.plan import read
+    from foretell.predict import predict
+    from foretell.workload import load
+
+    return predict(read(plan), load(workload), load_cluster(cluster)).as_json()
+
+
+def _many(path: Path) -> list[dict[str, Any]]:
+    """Answers in the order of the lines; lines of one workload and cluster are priced together."""
+    from foretell.cluster import load as load_cluster
+    from foretell.plan import read
+    from foretell.predict import predict_many
+    from foretell.workload import load
+
+    lines = _lines(path)
+    groups: dict[tuple[str, str], list[int]] = {}
+    for i, line in enumerate(lines):
+        groups.setdefault((line["workload"], line["on"]), []).append(i)
+    out: list[dict[str, Any]] = [{}] * len(lines)
+    for (workload, cluster), rows in groups.items():
+        try:
+            plans = [read(lines[i]["plan"]) for i in rows]
+            found = predict_many(plans, load(workload), load_cluster(cluster))
+        except ForetellError as error:
+            raise _located(error, path, rows) from None
+        for i, one in zip(rows, found, strict=True):
+            out[i] = one.as_json()
+    return out
+
+
+def _lines(path: Path) -> list[dict[str, str]]:
+    try:
+        texts = [line for line in path.read_text().splitlines() if line.strip()]
+    except OSError as error:
+        raise InputError(f"cannot read `{path}`: {error.strerror}") from None
+    found = []
+    for number, text in enumerate(texts, 1):
+        try:
+            line = json.loads(text)
+            found.append({field: str(line[field]) for field in FIELDS})
+        except (ValueError, KeyError, TypeError):
+            raise InputError(
+                f"line {number} of `{path}` is no request",
+                hint='each is {"workload": "gpt:…", "on": "dgx-a100:nodes=1", "plan": "dp=8"}',
+            ) from None
+    return found
+
+
+def _located(error: ForetellError, path: Path, rows: list[int]) -> ForetellError:
+    where = f"`{path}`, line {rows[0] + 1}" + (" or below" if len(rows) > 1 else "")
+    return type(error)(f"{error.message} ({where})", hint=error.hint)
+
+
+def _line(found: dict[str, Any]) -> str:
+    return f"{found['step_s']:.6g} s  {found['peak_bytes'] / 2**30:.1f} GiB  {found['plan']}"
+
+
+def _text(found: dict[str, Any]) -> str:
+    from foretell.report import words
+    from foretell.report.terminal import table
+
+    head = (
+        f"{words.seconds(found['step_s'])} a step, four in five between "
+        f"{words.seconds(found['low_s'])} and {words.seconds(found['high_s'])}; "
+        f"{words.percent(found['utilisation'])} of the devices' peak"
+    )
+    spent = [
+        (name.removesuffix("_s"), words.seconds(value), words.percent(value / found["step_s"]))
+        for name, value in found["breakdown"].items()
+    ]
+    held = [(name, f"{value / 2**30:.2f} GiB") for name, value in found["memory"].items()]
+    memory = f"{found['peak_bytes'] / 2**30:.1f} GiB on the fullest rank"
+    if not found["fits"]:
+        memory += f": {found['missing_bytes'] / 2**30:.1f} GiB too many; {found['advice']}"
+    parts = [head, table(("busiest stage", "time>", "share>"), spent), memory]
+    return "\n\n".join([*parts, table(("memory", "bytes>"), held)])

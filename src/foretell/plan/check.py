@@ -1,0 +1,140 @@
+"""Whether a plan can be: its factors against ranks, batch, layers and the limits of the model."""
+
+from __future__ import annotations
+
+import math
+
+from foretell.cluster import Cluster
+from foretell.errors import InfeasibleError, InputError
+from foretell.plan.plan import Plan
+from foretell.plan.stack import stack_of, usual
+from foretell.workload import Workload
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "actions")
+
+
+def check(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
+    """The plan with its batch filled in, or an error that names the factors."""
+    dtype = plan.dtype or workload.dtype
+    stack = plan.stack or usual(workload.most("tp") > 1, dtype, plan.zero)
+    stack_of(stack)
+    _check_ranks(plan, cluster)
+    _check_splits(plan, workload)
+    _check_stages(plan, workload)
+    return _filled(plan.but(stack=stack), workload)
+
+
+def placed(plan: Plan, cluster: Cluster) -> tuple[Plan, Cluster]:
+    """A plan and the machines it is placed on, its ranks in order: rank i is `placement[i]`."""
+    if not plan.placement:
+        return plan, cluster
+    if len(plan.placement) != plan.ranks:
+        factors = _product({k: v for k, v in plan.degrees().items() if v > 1}) or "dp=1"
+        raise InputError(
+            f"a placement of {len(plan.placement)} ranks; {factors} makes {plan.ranks}",
+            hint="give the cluster's rank of each logical rank, tp innermost, pp outermost",
+        )
+    return plan.but(placement=()), cluster.subset(plan.placement)
+
+
+def _check_ranks(plan: Plan, cluster: Cluster) -> None:
+    if plan.ranks == cluster.size:
+        return
+    factors = _product({k: v for k, v in plan.degrees().items() if v > 1}) or "dp=1"
+    raise InputError(
+        f"{factors} makes {plan.ranks} ranks; `{cluster.name}` has {cluster.size}",
+        hint=f"the degrees have to multiply to {cluster.size}{_nearest(plan, cluster.size)}",
+    )
+
+
+def _nearest(plan: Plan, size: int) -> str:
+    """What dp would have to be, where that is a whole number."""
+    rest = plan.ranks // plan.dp
+    return f": dp={size // rest} with the others as they are" if size % rest == 0 else ""
+
+
+def _product(degrees: dict[str, int]) -> str:
+    return " × ".join(f"{name}={degree}" for name, degree in degrees.items())
+
+
+def _check_splits(plan: Plan, workload: Workload) -> None:
+    for axis, degree in (plan.degrees() | {"ep": plan.ep}).items():
+        if axis in ("dp", "pp") or degree == 1:
+            continue
+        most = workload.most(axis)
+        if degree > most:
+            raise InfeasibleError(
+                f"{axis}={degree}, but `{workload.name}` can be split {most:g} ways there",
+                hint=f"{axis} is at most {most:g}",
+            )
+    if plan.dp * plan.cp % plan.ep:
+        raise InputError(
+            f"ep={plan.ep} does not divide dp={plan.dp} × cp={plan.cp} = {plan.dp * plan.cp}",
+            hint="experts are dealt out over data-parallel ranks",
+        )
+    if plan.dp % plan.sharing:
+        raise InputError(f"shard={plan.shard} does not divide dp={plan.dp}")
+
+
+def _check_stages(plan: Plan, workload: Workload) -> None:
+    if plan.schedule not in SCHEDULES:
+        from foretell.errors import unknown
+
+        raise unknown("schedule", plan.schedule, SCHEDULES)
+    if plan.chunks > 1 and plan.schedule != "interleaved" and not plan.actions:
+        raise InputError(
+            f"chunks={plan.chunks} with schedule={plan.schedule}",
+            hint="chunks are taken in turns by schedule=interleaved",
+        )
+    blocks, parts = workload.num_blocks, plan.pp * plan.chunks
+    if parts > blocks:
+        raise InfeasibleError(
+            f"pp={plan.pp} × chunks={plan.chunks} = {parts} pieces of {blocks} blocks",
+            hint=f"their product is at most {blocks}",
+        )
+    if plan.layers and (len(plan.layers) != plan.pp or sum(plan.layers) != blocks):
+        raise InputError(
+            f"layers={'+'.join(map(str, plan.layers))} for pp={plan.pp} and {blocks} blocks",
+            hint=f"give {plan.pp} numbers that add up to {blocks}",
+        )
+
+
+def _filled(plan: Plan, workload: Workload) -> Plan:
+    whole = plan.global_batch or workload.batch * plan.dp
+    if plan.shares and (len(plan.shares) != plan.dp or sum(plan.shares) != whole):
+        raise InputError(
+            f"shares of {sum(plan.shares)} samples on {len(plan.shares)} ranks",
+            hint=f"give {plan.dp} numbers that add up to global_batch={whole}",
+        )
+    micro = plan.micro_batch or math.ceil(max(plan.shares, default=whole / plan.dp))
+    if whole < plan.dp:
+        raise InfeasibleError(
+            f"global_batch={whole} for dp={plan.dp} ranks",
+            hint="each data-parallel rank needs a sample: lower dp or raise global_batch",
+        )
+    if not plan.shares and whole % (plan.dp * micro):
+        raise InputError(
+            f"global_batch={whole} is no multiple of dp={plan.dp} × micro_batch={micro} "
+            f"= {plan.dp * micro}",
+            hint=f"for example global_batch={math.ceil(whole / plan.dp / micro) * plan.dp * micro}",
+        )
+    plan = plan.but(global_batch=whole, micro_batch=micro)
+    _check_turns(plan)
+    return plan
+
+
+def _check_turns(plan: Plan) -> None:
+    """Chunks go round in groups of as many micro-batches as there are stages (as in Megatron)."""
+    if plan.chunks == 1 or plan.pp == 1 or plan.actions or micro_batches(plan) % plan.pp == 0:
+        return
+    raise InputError(
+        f"{micro_batches(plan)} micro-batches (global_batch={plan.global_batch} ÷ dp={plan.dp} ÷ "
+        f"micro_batch={plan.micro_batch}) are no multiple of pp={plan.pp}",
+        hint="schedule=interleaved needs one; change the batch, or use schedule=1f1b",
+    )
+
+
+def micro_batches(plan: Plan) -> int:
+    """How many micro-batches the busiest data-parallel rank has."""
+    most = max(plan.shares) if plan.shares else plan.global_batch // plan.dp
+    return math.ceil(most / plan.micro_batch)

@@ -1,0 +1,225 @@
+"""Prices of checked plans: what layers and stages take, sharded or not.
+
+Closed forms (`foretell.plan.estimate`) and graphs (`foretell.plan.lower`) are made of these and of
+what `foretell.plan.ends` prices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretell.cluster import Cluster, Device
+from foretell.cost import collective
+from foretell.plan.groups import levels, stride
+from foretell.plan.hold import Holding, holdings
+from foretell.plan.layouts import Array, Layouts, Rows, layouts
+from foretell.plan.parts import LayerCost, Part, layer_costs
+from foretell.plan.plan import Plan
+from foretell.plan.stack import stack_of
+from foretell.workload import Workload
+from foretell.workload.op import BYTES, KEPT
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Everything a closed form or a graph needs to know of some layouts."""
+
+    plans: Layouts
+    layers: list[LayerCost]
+    holdings: list[Holding]
+    bend: Array
+    turn: Array
+    again: Array  # 0 nothing, 1 attention, 2 all blocks
+
+    def take(self, rows: Rows) -> Costs:
+        """Some of the plans."""
+        return Costs(
+            self.plans.take(rows),
+            [cost.take(rows) for cost in self.layers],
+            [_taken(held, rows) for held in self.holdings],
+            self.bend[rows],
+            self.turn[rows],
+            self.again[rows],
+        )
+
+
+def costs(
+    plans: Sequence[Plan], workload: Workload, cluster: Cluster, device: Device | None = None
+) -> Costs:
+    """Prices of all layers for checked plans, one entry a plan; on the slowest device of all."""
+    table = layouts(plans)
+    cells, which = table.cells()
+    layers = [cost.take(which) for cost in layer_costs(workload, cluster, cells, device)]
+    held = [_taken(h, which) for h in holdings(workload, cells)]
+    bend = np.array([stack_of(s).bend for s in table.stacks])
+    turn = np.array([stack_of(s).turn for s in table.stacks])
+    return Costs(table, layers, held, bend, turn, np.array([_again(p) for p in plans]))
+
+
+def unpriced(plans: Sequence[Plan], workload: Workload) -> Costs:
+    """What checked plans hold, without the seconds of anything."""
+    table = layouts(plans)
+    zero = np.zeros(len(plans))
+    return Costs(table, [], holdings(workload, table), zero, zero, zero)
+
+
+def _taken(held: Holding, which: Rows) -> Holding:
+    return Holding(**{name: values[which] for name, values in vars(held).items()})
+
+
+def _again(plan: Plan) -> float:
+    """What is run again in the backward, as the plan's stack understands it."""
+    if plan.recompute == "full":
+        return 2.0 if stack_of(plan.stack).rerun == "full" else 1.0
+    return float(plan.recompute == "selective")
+
+
+def layer_parts(c: Costs, at: int, workload: Workload) -> tuple[Part, Part]:
+    """Forward and backward of one layer, what is run again counted with the backward."""
+    cost = c.layers[at]
+    back = cost.backward
+    if workload.layers[at].is_block and c.again.any():
+        back = back + cost.core.times(c.again == 1) + cost.forward.times(c.again == 2)
+    return cost.forward, back
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One kind of stage and one micro-batch, an entry a plan; seconds, and elements of weights."""
+
+    forward: Array
+    backward: Array
+    compute: Array
+    host: Array
+    talk: Array
+    weights: Array
+    experts: Array
+
+    @property
+    def both(self) -> Array:
+        """Forward and backward of a micro-batch."""
+        return self.forward + self.backward
+
+
+def stage(c: Costs, times: Array, workload: Workload, cluster: Cluster) -> Stage:
+    """What a stage with each layer so many times costs one micro-batch."""
+    zero = np.zeros(len(c.plans))
+    ways, kernels, talk = [zero.copy(), zero.copy()], zero.copy(), zero.copy()
+    for at, many in enumerate(times):
+        for way, part in enumerate(layer_parts(c, at, workload)):
+            ways[way] += many * part.seconds(c.bend)
+            kernels += many * part.kernels
+            talk += many * (part.talk + part.skew)
+    late = _gathered(c, times, workload, cluster)
+    ways[1] += c.turn * (times[-1] > 0)  # the stage that has the loss
+    return Stage(
+        ways[0] + late[0],
+        ways[1] + late[1],
+        kernels,
+        np.maximum(ways[0] + ways[1] - kernels - talk, 0.0),
+        talk + late[0] + late[1],
+        sum((h.weights * n for h, n in zip(c.holdings, times, strict=True)), zero),
+        sum((h.experts * n for h, n in zip(c.holdings, times, strict=True)), zero),
+    )
+
+
+def _gathered(c: Costs, times: Array, workload: Workload, cluster: Cluster) -> tuple[Array, Array]:
+    """What sharded parameters (zero 3) add to forward and backward, layer by layer."""
+    late = np.zeros(len(c.plans)), np.zeros(len(c.plans))
+    rows = np.flatnonzero((c.plans.column("zero") == 3) & (c.plans.column("dp") > 1))
+    if not len(rows):
+        return late
+    some = c.take(rows)
+    for at, many in enumerate(times[:, rows]):
+        alone = layer_seconds(some, at, workload)
+        slower = sharded_seconds(some, at, workload, cluster, alone)
+        for way in (0, 1):
+            late[way][rows] += (slower[way] - alone[way]) * many
+    return late
+
+
+def layer_seconds(c: Costs, at: int, workload: Workload) -> tuple[Array, Array]:
+    """Forward and backward of one layer, once."""
+    forward, backward = layer_parts(c, at, workload)
+    return forward.seconds(c.bend), backward.seconds(c.bend)
+
+
+def sharded_seconds(
+    c: Costs, at: int, workload: Workload, cluster: Cluster, alone: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    """The same while its neighbours' parameters are gathered and its gradients scattered.
+
+    Both go on at the same time and slow each other: (computeᵖ + talkᵖ)^(1/p), as host and device.
+    """
+    gather, scatter = shard_talk(c, at, workload, cluster)
+    again = np.array([stack_of(s).gathers - 1.0 for s in c.plans.stacks])
+    talk = gather, again * gather + scatter
+    ahead, back = (
+        (one**c.bend + other**c.bend) ** (1 / c.bend)
+        for one, other in zip(alone, talk, strict=True)
+    )
+    return ahead, back
+
+
+def shard_talk(c: Costs, at: int, workload: Workload, cluster: Cluster) -> tuple[Array, Array]:
+    """Seconds to gather the parameters of one layer and to scatter its gradients."""
+    rows = np.arange(len(c.plans))
+    size = c.holdings[at].weights
+    reach = np.array([stack_of(s).reach for s in c.plans.stacks])
+    gather = over_dp(c, "all_gather", size * width(c, workload) / reach, rows, cluster)
+    scatter = over_dp(c, "reduce_scatter", size * grad_width(c) / reach, rows, cluster)
+    return gather, scatter
+
+
+def width(c: Costs, workload: Workload) -> Array:
+    """Bytes of one number in the format each plan computes in."""
+    named = [p.dtype or workload.dtype for p in c.plans.plans]
+    return np.array([BYTES[KEPT.get(name, name)] for name in named])
+
+
+def over_dp(c: Costs, op: str, size: Array, rows: Rows, cluster: Cluster) -> Array:
+    """Seconds of a collective over data-parallel ranks: those that share a copy, or all of them."""
+    plans = [c.plans.plans[i] for i in rows.tolist()]
+    if op == "all_reduce":
+        keys = [alike(p) for p in plans]
+    else:
+        keys = [(p.sharing, stride(p, "dp")) for p in plans]
+    return over(op, size, keys, cluster)
+
+
+def alike(plan: Plan) -> tuple[int, int]:
+    """How many ranks hold the same weights for other data, and how far apart they are.
+
+    Those that share an image or its words lie inside; filters and channels are split weights.
+    """
+    inner = plan.cp * math.prod(plan.spatial)
+    return plan.dp * inner, stride(plan, "dp" if inner == 1 else "cp")
+
+
+def over_copies(c: Costs, size: Array, rows: Rows, cluster: Cluster) -> Array:
+    """Seconds to reduce between the copies of what is shared by fewer ranks than there are."""
+    plans = [c.plans.plans[i] for i in rows.tolist()]
+    keys = [(p.dp // p.sharing, stride(p, "dp") * p.sharing) for p in plans]
+    return over("all_reduce", size, keys, cluster)
+
+
+def over(op: str, size: Array, keys: list[tuple[int, int]], cluster: Cluster) -> Array:
+    """Seconds of collectives on groups given by their size and how far apart their ranks are."""
+    out = np.zeros(len(keys))
+    for key in sorted(set(keys)):
+        mine = np.array([i for i, k in enumerate(keys) if k == key])
+        out[mine] = collective.price(op, size[mine], levels(cluster, *key)).seconds
+    return out
+
+
+def grad_width(c: Costs) -> Array:
+    """Bytes of one gradient where it is reduced."""
+    return np.array([BYTES[_grad_dtype(p)] for p in c.plans.plans])
+
+
+def _grad_dtype(plan: Plan) -> str:
+    return plan.grad_dtype or stack_of(plan.stack).grad_dtype

@@ -1,0 +1,73 @@
+"""DeepSpeed: its JSON configuration (deepspeed.ai/docs/config-json): data parallel and ZeRO."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from foretell.errors import InputError
+from foretell.plan.export.say import accumulation, require, whole
+from foretell.plan.plan import Plan
+
+_SAID = {"dp", "zero", "micro_batch", "global_batch", "dtype", "grad_dtype", "offload", "overlap"}
+_SAID |= {"bucket_mb", "optimizer"}
+_FORMATS = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16"}
+_MOMENTUM = 0.9  # torch's usual value: a plan says only that there is momentum
+
+
+def deepspeed(plan: Plan) -> dict[str, str]:
+    """Its configuration file; the learning rate is the user's."""
+    require(plan, "DeepSpeed's configuration", _SAID)
+    bucket = int(plan.bucket_mb * 2**20 / 4)  # it counts elements, of gradients in fp32 here
+    zero: dict[str, Any] = {"stage": plan.zero, "overlap_comm": plan.overlap is not False}
+    zero |= {"reduce_bucket_size": bucket}
+    if plan.offload:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    found: dict[str, Any] = {"zero_optimization": zero}
+    found |= {d: {"enabled": True} for d in ("bf16", "fp16") if plan.dtype == d}
+    if plan.grad_dtype:
+        found["communication_data_type"] = _FORMATS[plan.grad_dtype]
+    if plan.micro_batch:
+        found["train_micro_batch_size_per_gpu"] = plan.micro_batch
+        found["gradient_accumulation_steps"] = accumulation(plan)
+    if plan.global_batch:
+        found["train_batch_size"] = plan.global_batch
+    found["optimizer"] = _optimizer(plan)
+    return {"deepspeed.json": json.dumps(found, indent=2) + "\n"}
+
+
+def read_deepspeed(text: str, ranks: int) -> Plan:
+    """The plan in a DeepSpeed configuration for so many ranks; `auto` says nothing."""
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"this is no DeepSpeed configuration: {error}") from None
+    zero = given.get("zero_optimization", {})
+    found: dict[str, Any] = {"dp": ranks, "zero": whole(zero.get("stage", 0), "zero's `stage`")}
+    for name, field in (
+        ("train_micro_batch_size_per_gpu", "micro_batch"),
+        ("train_batch_size", "global_batch"),
+    ):
+        if name in given and given[name] != "auto":
+            found[field] = whole(given[name], f"`{name}`")
+    found["dtype"] = next((d for d in ("bf16", "fp16") if _is_on(given, d)), "")
+    found["offload"] = "offload_optimizer" in zero
+    if isinstance(zero.get("reduce_bucket_size"), int | float):
+        found["bucket_mb"] = zero["reduce_bucket_size"] * 4 / 2**20
+    if zero.get("overlap_comm") is False:
+        found["overlap"] = False
+    return Plan(**found)
+
+
+def _is_on(given: dict[str, Any], name: str) -> bool:
+    section = given.get(name)
+    return isinstance(section, dict) and section.get("enabled") is True
+
+
+def _optimizer(plan: Plan) -> dict[str, Any]:
+    if plan.optimizer == "adam":
+        return {"type": "Adam", "params": {}}
+    return {
+        "type": "SGD",
+        "params": {"momentum": _MOMENTUM} if plan.optimizer == "momentum" else {},
+    }

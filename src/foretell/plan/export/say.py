@@ -1,0 +1,41 @@
+"""What an exporter says of a field that the other program has no word for."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from foretell.errors import InputError
+from foretell.plan.plan import Plan
+
+# Of a prediction, not of a run: nobody needs them told.
+_SILENT = {"stack", "model", "placement"}
+
+
+def require(plan: Plan, program: str, said: set[str]) -> None:
+    """Raise where a plan says more than a program can be told."""
+    plain = Plan()
+    left = [
+        f.name
+        for f in fields(plan)
+        if f.name not in said | _SILENT and getattr(plan, f.name) != getattr(plain, f.name)
+    ]
+    if left:
+        raise InputError(
+            f"{program} has no words for {', '.join(f'`{n}`' for n in left)} of this plan",
+            hint="leave it out, or run the plan with `foretell run`",
+        )
+
+
+def accumulation(plan: Plan) -> int:
+    """Micro-batches that a rank takes in one step; 1 where the plan does not say."""
+    if not plan.micro_batch or not plan.global_batch:
+        return 1
+    return max(1, plan.global_batch // (plan.dp * plan.micro_batch))
+
+
+def whole(value: Any, what: str) -> int:
+    """A whole number out of another program's file."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputError(f"{what} is {value!r}, not a whole number")
+    return value

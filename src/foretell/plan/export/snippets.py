@@ -1,0 +1,90 @@
+"""PyTorch's own data parallel as a few lines of Python to paste: DDP and FSDP2."""
+
+from __future__ import annotations
+
+from foretell.errors import InputError
+from foretell.plan.export.say import require
+from foretell.plan.plan import Plan
+
+_SAID = {"dp", "micro_batch", "global_batch", "dtype", "recompute", "optimizer", "bucket_mb"}
+_TORCH = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
+
+
+def ddp(plan: Plan) -> dict[str, str]:
+    """DistributedDataParallel with the plan's buckets.
+
+    Its own list of bucket sizes takes any cut of the order in which gradients become ready; other
+    groupings of parameters it cannot be told.
+    """
+    require(plan, "DDP", _SAID | {"overlap"})
+    if plan.overlap is False:
+        raise InputError("DDP always reduces during the backward")
+    lines = [
+        "import torch",
+        "import torch.distributed as dist",
+        "from torch.nn.parallel import DistributedDataParallel",
+        "",
+        "dist.init_process_group()  # started by: torchrun --nproc-per-node=" + str(plan.dp),
+        *_recompute(plan),
+        f"model = DistributedDataParallel(model, bucket_cap_mb={plan.bucket_mb:g})",
+        *_autocast(plan),
+    ]
+    return {"ddp.py": "\n".join(lines) + "\n"}
+
+
+def fsdp2(plan: Plan) -> dict[str, str]:
+    """fully_shard on each block and on the model, in the plan's precision."""
+    require(plan, "FSDP2", _SAID | {"zero", "shard", "offload", "grad_dtype"})
+    if plan.zero < 2:
+        raise InputError(f"zero={plan.zero} is not FSDP2", hint="it is zero=2 or zero=3")
+    lines = [
+        "import torch",
+        "from torch.distributed.device_mesh import init_device_mesh",
+        "from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard",
+        "",
+        _mesh(plan),
+        "options = dict(",
+        "    mesh=mesh,",
+        f"    reshard_after_forward={plan.zero == 3},",
+        f"    mp_policy=MixedPrecisionPolicy(param_dtype={_TORCH.get(plan.dtype)}, "
+        f"reduce_dtype={_TORCH.get(plan.grad_dtype)}),",
+        *(["    offload_policy=CPUOffloadPolicy(),"] if plan.offload else []),
+        ")",
+        *_recompute(plan),
+        "for block in model.layers:  # the blocks of your model",
+        "    fully_shard(block, **options)",
+        "fully_shard(model, **options)",
+        "optimizer = make_optimizer(model.parameters())  # after sharding",
+    ]
+    return {"fsdp2.py": "\n".join(lines) + "\n"}
+
+
+def _mesh(plan: Plan) -> str:
+    parts = plan.sharing
+    if parts == plan.dp:
+        return f'mesh = init_device_mesh("cuda", ({plan.dp},), mesh_dim_names=("dp_shard",))'
+    shape = f"({plan.dp // parts}, {parts})"
+    return f'mesh = init_device_mesh("cuda", {shape}, mesh_dim_names=("dp_replicate", "dp_shard"))'
+
+
+def _recompute(plan: Plan) -> list[str]:
+    if plan.recompute == "none":
+        return []
+    if plan.recompute == "selective":
+        raise InputError("selective recompute takes more than a few lines")
+    return [
+        "from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (",
+        "    apply_activation_checkpointing,",
+        ")",
+        "apply_activation_checkpointing(model, check_fn=lambda m: m in list(model.layers))",
+    ]
+
+
+def _autocast(plan: Plan) -> list[str]:
+    if plan.dtype in ("", "fp32", "tf32"):
+        return []
+    return [
+        "",
+        "# around forward and loss:",
+        f'# with torch.autocast("cuda", dtype={_TORCH[plan.dtype]}): …',
+    ]

@@ -1,0 +1,86 @@
+"""A plan on disk: JSON (`.plan`, `.json`) or TOML (`.toml`), only the fields that are not plain."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+import typing
+from pathlib import Path
+from typing import Any
+
+from foretell.errors import InputError, unknown
+from foretell.plan.plan import Plan
+
+
+def save(plan: Plan, path: Path) -> None:
+    """Write a plan; the ending of the name says how."""
+    fields = as_fields(plan)
+    text = _toml(fields) if path.suffix == ".toml" else json.dumps(fields, indent=1) + "\n"
+    path.write_text(text)
+
+
+def load(path: Path) -> Plan:
+    """Read a plan back."""
+    try:
+        text = path.read_text()
+        fields = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except OSError as error:
+        raise InputError(f"cannot read the plan `{path}`: {error.strerror}") from None
+    except ValueError as error:
+        raise InputError(f"`{path}` is no plan: {error}") from None
+    return of_fields(fields, str(path))
+
+
+def read(text: str) -> Plan:
+    """A plan from a file's name or from its text."""
+    if text.endswith((".plan", ".json", ".toml")):
+        return load(Path(text))
+    return Plan.parse(text)
+
+
+def as_fields(plan: Plan) -> dict[str, Any]:
+    """The fields that are not plain, as JSON has them."""
+    plain = Plan()
+    return {
+        f.name: _list(getattr(plan, f.name))
+        for f in dataclasses.fields(plan)
+        if getattr(plan, f.name) != getattr(plain, f.name)
+    }
+
+
+def of_fields(fields: Any, where: str) -> Plan:
+    """A plan from the fields of a file."""
+    known = typing.get_type_hints(Plan)
+    if not isinstance(fields, dict):
+        raise InputError(f"`{where}` is no plan", hint="it is one table of fields")
+    for key, value in fields.items():
+        if key not in known:
+            raise unknown(f"field of a plan in `{where}`", key, known)
+        if not _fits(value, known[key]):
+            raise InputError(f"`{key}` in `{where}` is {value!r}, which it cannot be")
+    return Plan(**{key: _tuple(value) for key, value in fields.items()})
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if typing.get_origin(kind) is tuple:
+        inner = typing.get_args(kind)[0]
+        return isinstance(value, list) and all(_fits(item, inner) for item in value)
+    if typing.get_origin(kind) is typing.Literal:
+        return value in typing.get_args(kind)
+    kinds = typing.get_args(kind) or (kind,)
+    is_whole_float = float in kinds and type(value) is int
+    return type(value) in kinds or is_whole_float
+
+
+def _list(value: Any) -> Any:
+    return [_list(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(_tuple(item) for item in value) if isinstance(value, list) else value
+
+
+def _toml(fields: dict[str, Any]) -> str:
+    """JSON's numbers, texts, lists and booleans are TOML's too."""
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items())

@@ -1,0 +1,37 @@
+"""Which ranks talk to each other along an axis, and what they see of the cluster.
+
+Ranks are numbered with `tp` innermost, then `cp`, the splits of images and channels, `dp`, and `pp`
+outermost, as Megatron does: the axis that talks most stays inside a node. All groups of an axis
+look alike on a regular cluster, so one stands for all; its neighbours talk at the same time.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from foretell.cluster import Cluster, Level
+from foretell.plan.plan import Plan
+
+# Axes that run over the ranks of another: sequence over tensor, experts over data parallel.
+_INSIDE = {"sp": "tp", "ep": "dp"}
+ORDER = ("tp", "cp", "height", "width", "depth", "filter", "channel", "dp", "pp")
+
+
+def stride(plan: Plan, axis: str) -> int:
+    """How far apart in rank two neighbours of an axis are."""
+    degrees, out = plan.degrees(), 1
+    axis = _INSIDE.get(axis, axis)
+    for inner in ORDER:
+        if inner == axis:
+            return out
+        out *= degrees.get(inner, 1)
+    return out
+
+
+@lru_cache(maxsize=4096)
+def levels(cluster: Cluster, size: int, stride: int) -> tuple[Level, ...]:
+    """What a group of `size` ranks, `stride` apart, sees while its neighbours talk too."""
+    group = [i * stride for i in range(size)]
+    node = int((cluster.nodes == cluster.nodes[0]).sum())
+    beside = range(1, min(stride, node, cluster.size - group[-1]))
+    return cluster.levels(group, [[r + k for r in group] for k in beside])

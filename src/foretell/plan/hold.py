@@ -1,0 +1,66 @@
+"""What one layer makes a rank hold: weights, what autograd keeps, what is handed on; all layouts.
+
+Kept bytes are for one micro-batch and one layer. With full recompute a layer keeps its input alone;
+selective recompute drops what attention keeps of its scores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretell.plan.layouts import Array, Layouts
+from foretell.workload import Layer, Op, Workload
+from foretell.workload.op import KEPT, holds
+
+ATTENTION = "attention"
+_SCORES = ("softmax", "mask", "dropped")  # what attention keeps besides queries, keys and values
+
+
+@dataclass(frozen=True)
+class Holding:
+    """One layer, an entry a layout; elements and bytes of one rank."""
+
+    weights: Array  # elements that every data-parallel rank has
+    experts: Array  # elements dealt out over data-parallel ranks besides
+    kept: Array  # bytes autograd keeps with nothing run again
+    scores: Array  # bytes among them that selective recompute drops
+    handed: Array  # bytes handed to the next layer
+    brief: Array  # bytes that are there only while it runs
+    largest: Array  # bytes of the largest single tensor kept: what is there twice for a moment
+
+
+def holdings(workload: Workload, cells: Layouts) -> list[Holding]:
+    """What each layer holds once, for every cell."""
+    return [_holding(workload, layer, cells) for layer in workload.layers]
+
+
+def _holding(workload: Workload, layer: Layer, cells: Layouts) -> Holding:
+    degrees, batch = cells.degrees(), cells.column("micro_batch")
+    zero = np.zeros(len(cells))
+    sums = {name: zero.copy() for name in ("weights", "experts", "kept", "scores", "brief")}
+    largest = zero.copy()
+    for stack, named, rows in cells.by_stack():
+        dtype = KEPT.get(named, named) or workload.dtype
+        for op in layer.works():
+            if not holds(op.when, stack.flags):
+                continue
+            sizes = op.sizes({k: v[rows] for k, v in degrees.items()}, batch[rows])
+            for weight in op.weights:
+                sums["experts" if "ep" in op.splits else "weights"][rows] += weight.elements(sizes)
+            for tensor in op.brief:
+                sums["brief"][rows] += tensor.bytes(sizes, dtype)
+            for tensor in op.saved:
+                if holds(tensor.when, stack.flags):
+                    size = tensor.bytes(sizes, dtype)
+                    sums["kept"][rows] += size
+                    largest[rows] = np.maximum(largest[rows], size)
+                    if _is_score(op, tensor.name):
+                        sums["scores"][rows] += size
+    handed = layer.handed(degrees, batch, workload.dtype)
+    return Holding(**sums, handed=np.broadcast_to(handed, zero.shape), largest=largest)
+
+
+def _is_score(op: Op, name: str) -> bool:
+    return op.kind == ATTENTION and name in _SCORES

@@ -1,0 +1,181 @@
+"""Bytes each rank holds at the worst moment of a step, and what of.
+
+parameters   as computed with, a part of them where they are sharded (zero 3)
+gradients    as they are added up, a part where sharded (zero 2 and 3)
+optimizer    fp32 copy and moments, a part where sharded (zero 1 to 3), none where offloaded
+activations  what autograd keeps of each layer (Korthikanti et al., arXiv 2205.05198) times the
+             micro-batches a stage holds at once; inputs of layers alone where all is run again,
+             and then one layer in full while it is
+head         logits and what the loss makes of them, in fp32
+buffers      the largest exchange; layers gathered at once where parameters are sharded
+rounding     PyTorch's allocator gives out blocks of 2 MiB and cannot use all it has
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretell.cluster import Cluster
+from foretell.plan.check import check, placed
+from foretell.plan.costs import Costs, grad_width, unpriced
+from foretell.plan.layouts import Array
+from foretell.plan.plan import Plan
+from foretell.plan.stack import Stack, stack_of
+from foretell.plan.stages import FIRST, LAST, MIDDLE, layers_of, shares
+from foretell.workload import Workload
+from foretell.workload.op import BYTES
+
+# Of a device's memory: the CUDA context, NCCL's channels and fragments take about 3 GiB of 80.
+USABLE = 0.96
+ROUNDING = 1.01  # of what tensors take: blocks of 512 bytes and 2 MiB, a share of large ones
+STATE = {"adam": 1.0, "momentum": 8 / 12, "sgd": 4 / 12}  # of fp32 copy and two moments
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What one rank of a stage holds at the peak; bytes. Entries are arrays or one number each."""
+
+    parameters: Array
+    gradients: Array
+    optimizers: Array
+    activations: Array
+    buffers: Array
+    each: Array  # what one micro-batch keeps
+    workspace: Array  # what is there only for a moment: a layer run again, the loss
+
+    @property
+    def peak(self) -> Array:
+        """All of it, as the allocator rounds it up."""
+        parts = (self.parameters, self.gradients, self.optimizers, self.activations)
+        out: Array = ROUNDING * sum((*parts, self.buffers, self.workspace), np.zeros(1))
+        return out
+
+    def parts(self) -> dict[str, float]:
+        """Bytes by what they are for, of the first entry."""
+        names = ("parameters", "gradients", "optimizers", "activations", "buffers", "workspace")
+        return {name: float(np.ravel(getattr(self, name))[0]) for name in names}
+
+
+def memory(plan: Plan, workload: Workload, cluster: Cluster) -> list[Memory]:
+    """What a rank of each stage holds, stage by stage."""
+    plan, cluster = placed(plan, cluster)
+    c = unpriced([check(plan, workload, cluster)], workload)
+    return [rank_memory(c, workload, s) for s in range(plan.pp)]
+
+
+def rank_memory(c: Costs, workload: Workload, stage: int) -> Memory:
+    """What a rank of one stage of the first plan holds."""
+    plan = c.plans.plans[0]
+    times = np.array(layers_of(plan, workload, stage))[:, None]
+    return stage_memory(c, times, workload, np.array([float(stage)]))
+
+
+def peaks(c: Costs, workload: Workload, cluster: Cluster) -> tuple[Array, Array]:
+    """Bytes of the fullest rank of every plan, and by how much that is too many."""
+    dealt = shares(workload, c.plans)
+    pp = c.plans.column("pp")
+    places = {FIRST: np.zeros(len(pp)), MIDDLE: np.ones(len(pp)), LAST: pp - 1}
+    found = [stage_memory(c, dealt.times[k], workload, at).peak for k, at in places.items()]
+    peak = np.max(found, axis=0)
+    return peak, np.maximum(peak - room(cluster), 0.0)
+
+
+def room(cluster: Cluster) -> float:
+    """Bytes the smallest device has for tensors."""
+    return min(d.memory for d in cluster.devices) * USABLE
+
+
+def stage_memory(c: Costs, times: Array, workload: Workload, stage: Array) -> Memory:
+    """What a rank holds whose stage has each layer so many times."""
+    plans = c.plans
+    zero, sharing = plans.column("zero"), plans.column("sharing")
+    stacks = [stack_of(s) for s in plans.stacks]
+    weights = _sum(c, times, "weights") - _tied_twice(c, times, workload)
+    experts = _sum(c, times, "experts")
+    state = np.array([_state(s, p, workload) for s, p in zip(stacks, plans.plans, strict=True)])
+    held = np.array([_width(s, p, workload) for s, p in zip(stacks, plans.plans, strict=True)])
+    each, again = _kept(c, times, workload)
+    flying = _in_flight(c, stage)
+    share = np.where(zero >= 1, sharing, 1.0)
+    apart = np.maximum(
+        sharing * plans.column("cp") / plans.column("ep"), 1.0
+    )  # copies of an expert
+    return Memory(
+        parameters=held * (weights / np.where(zero == 3, sharing, 1.0) + experts),
+        gradients=grad_width(c) * (weights / np.where(zero >= 2, sharing, 1.0) + experts),
+        optimizers=state * (weights / share + experts / np.where(zero >= 1, apart, 1.0)),
+        activations=each * flying,
+        buffers=_buffers(c, times, workload) + np.array([s.held for s in stacks]),
+        each=each,
+        workspace=again,
+    )
+
+
+def _width(stack: Stack, plan: Plan, workload: Workload) -> float:
+    """Bytes of a parameter as it is held."""
+    return max(stack.weight_bytes, BYTES[plan.dtype or workload.dtype])
+
+
+def _state(stack: Stack, plan: Plan, workload: Workload) -> float:
+    """Bytes of optimizer state a parameter: no copy in fp32 where it is fp32 itself."""
+    copied = 4.0 if _width(stack, plan, workload) > stack.weight_bytes else 0.0
+    return 0.0 if plan.offload else (stack.state_bytes - copied) * STATE[plan.optimizer]
+
+
+def _sum(c: Costs, times: Array, name: str) -> Array:
+    zero = np.zeros(len(c.plans))
+    return sum((getattr(h, name) * n for h, n in zip(c.holdings, times, strict=True)), zero)
+
+
+def _tied_twice(c: Costs, times: Array, workload: Workload) -> Array:
+    """Weights that are one and the same where first and last layer share a rank."""
+    if not workload.tied:
+        return np.zeros(len(c.plans))
+    both = (times[0] > 0) & (times[-1] > 0)
+    last = c.holdings[-1]
+    size = workload.weights
+    share = sum(size[other] for _, other in workload.tied) / max(
+        sum(v for k, v in size.items() if k.startswith(f"{workload.layers[-1].name}/")), 1.0
+    )
+    out: Array = np.where(both, last.weights * share, 0.0)
+    return out
+
+
+def _kept(c: Costs, times: Array, workload: Workload) -> tuple[Array, Array]:
+    """What one micro-batch keeps, and what is there for a moment when a layer is run again."""
+    again = np.array([_RECOMPUTE[p.recompute] for p in c.plans.plans])
+    kept, moment = np.zeros(len(c.plans)), np.zeros(len(c.plans))
+    for layer, held, many in zip(workload.layers, c.holdings, times, strict=True):
+        whole, less = held.kept, held.kept - held.scores
+        if layer.is_block:
+            each = np.where(again == 2, held.handed, np.where(again == 1, less, whole))
+            kept += each * many
+            extra = np.where(again == 2, whole, np.where(again == 1, held.scores, held.brief))
+            moment = np.maximum(moment, np.where(many > 0, extra, 0.0))
+        else:
+            kept += whole * many * (layer is not workload.layers[-1])
+            last = (whole + held.brief) * (layer is workload.layers[-1]) * (many > 0)
+            moment = np.maximum(moment, last)
+    return kept, moment
+
+
+_RECOMPUTE = {"none": 0, "selective": 1, "full": 2}
+
+
+def _in_flight(c: Costs, stage: Array) -> Array:
+    """Micro-batches a stage holds at once."""
+    m, pp, chunks = (c.plans.column(n) for n in ("micro_batches", "pp", "chunks"))
+    ends = np.minimum(pp - stage, m)
+    deep = np.minimum((2 * (pp - stage - 1) + (chunks - 1) * pp + 1) / chunks, m)
+    every = np.array([p.schedule == "gpipe" for p in c.plans.plans])
+    out: Array = np.where(every, m, np.where(chunks > 1, deep, ends))
+    return out
+
+
+def _buffers(c: Costs, times: Array, workload: Workload) -> Array:
+    """Layers of parameters and gradients gathered at once where they are sharded."""
+    whole = np.max([h.weights * (n > 0) for h, n in zip(c.holdings, times, strict=True)], axis=0)
+    ahead = np.array([stack_of(s).ahead for s in c.plans.stacks])
+    return np.where(c.plans.column("zero") == 3, whole * (2.0 * ahead + 2.0), 0.0)

@@ -1,0 +1,220 @@
+"""What one layer costs one rank, by phase: kernels, host, and exchanges inside it.
+
+Each kernel is priced at the shape the split leaves (→ `foretell.workload.kernels`), all layouts at
+once. Host and device work at the same time; which of them bounds a layer changes from kernel to
+kernel, so that a phase takes (hostᵖ + deviceᵖ)^(1/p) (→ `phase`), p from the stack. Exchanges of a
+split tensor stand in the way of the next kernel and count as device time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from foretell.cluster import Cluster, Device
+from foretell.cost import collective, kernel
+from foretell.plan.groups import levels, stride
+from foretell.plan.layouts import Array, Layouts, Rows
+from foretell.plan.stack import Stack
+from foretell.workload import Exchange, Layer, Op, Workload
+from foretell.workload.kernels import Call, calls
+from foretell.workload.op import KEPT, holds
+
+PRODUCTS = ("gemm", "conv", "conv_dgrad", "conv_wgrad")  # what narrow formats speed up
+FORWARD, BACKWARD, CORE = 0, 1, 2  # CORE: what selective recompute runs again
+
+
+@dataclass(frozen=True)
+class Part:
+    """One phase of one layer, an entry a layout; seconds."""
+
+    kernels: Array  # on the device
+    host: Array  # to issue them
+    talk: Array  # exchanges, on the device
+    skew: Array  # waiting for the slowest rank in them
+    flops: Array  # of the matrix units
+
+    def __add__(self, other: Part) -> Part:
+        return Part(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
+
+    def times(self, factor: Array | float) -> Part:
+        """The same phase several times."""
+        return Part(*(a * factor for a in _values(self)))
+
+    def take(self, rows: Rows) -> Part:
+        """Some of the layouts."""
+        return Part(*(a[rows] for a in _values(self)))
+
+    def put(self, rows: Rows, values: Part) -> None:
+        """Set some of the layouts."""
+        for to, of in zip(_values(self), _values(values), strict=True):
+            to[rows] = of
+
+    def seconds(self, bend: Array | float) -> Array:
+        """How long it takes when host and device take turns in bounding it."""
+        device = self.kernels + self.talk
+        both: Array = (self.host**bend + device**bend) ** (1 / bend) + self.skew
+        return both
+
+
+def _values(part: Part) -> Iterable[Array]:
+    return (getattr(part, f.name) for f in fields(part))
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """All phases of one layer."""
+
+    forward: Part
+    backward: Part
+    core: Part
+
+    def take(self, rows: Rows) -> LayerCost:
+        """Some of the layouts."""
+        return LayerCost(self.forward.take(rows), self.backward.take(rows), self.core.take(rows))
+
+
+def layer_costs(
+    workload: Workload, cluster: Cluster, cells: Layouts, device: Device | None = None
+) -> list[LayerCost]:
+    """The cost of each layer once, for every cell."""
+    device = device or slowest(cluster)
+    whole = [_empty(len(cells)) for _ in workload.layers]
+    for stack, dtype, rows in cells.by_stack():
+        some = cells.take(rows)
+        found = _layers(workload, dtype or workload.dtype, device, cluster, stack, some)
+        for phases, mine in zip(whole, found, strict=True):
+            for to, values in zip(phases, mine, strict=True):
+                to.put(rows, values)
+    return [LayerCost(*phases) for phases in whole]
+
+
+def _empty(length: int) -> list[Part]:
+    return [Part(*(np.zeros(length) for _ in range(5))) for _ in range(3)]
+
+
+def slowest(cluster: Cluster) -> Device:
+    """The device that others wait for: the one of the least matrix rate."""
+    kinds = [cluster.devices[int(ranks[0])] for ranks in cluster.devices_by_kind().values()]
+    return slower(kinds)
+
+
+def slower(devices: Iterable[Device]) -> Device:
+    """The one of some devices that the others wait for."""
+    return min(devices, key=lambda device: device.peak("bf16"))
+
+
+def _layers(
+    workload: Workload, dtype: str, device: Device, cluster: Cluster, stack: Stack, cells: Layouts
+) -> list[list[Part]]:
+    """Forward, backward and what selective recompute runs again, of every layer."""
+    wanted = [
+        (at, phase, call)
+        for at, layer in enumerate(workload.layers)
+        for phase, call in _wanted(layer, stack, cells)
+    ]
+    seconds = _priced(device, dtype, [call for _, _, call in wanted], len(cells))
+    whole = [_empty(len(cells)) for _ in workload.layers]
+    for (at, phase, call), took in zip(wanted, seconds, strict=True):
+        whole[at][phase].kernels[:] += took
+        whole[at][phase].host[:] += call.times * stack.host
+        whole[at][phase].flops[:] += call.flops * call.times
+    for at, layer in enumerate(workload.layers):
+        for exchange in layer.ops:
+            if isinstance(exchange, Exchange):
+                _exchange(exchange, dtype, cluster, stack, cells, whole[at])
+    return whole
+
+
+def _wanted(layer: Layer, stack: Stack, cells: Layouts) -> list[tuple[int, Call]]:
+    """Every kernel of a layer with the phase it runs in."""
+    degrees, batch = cells.degrees(), cells.column("micro_batch")
+    found: list[tuple[int, Call]] = []
+    for op in layer.works():
+        if not holds(op.when, stack.flags):
+            continue
+        forward, backward = calls(op, op.sizes(degrees, batch), stack.flags)
+        slow = {"gemm": _slowed(op, stack, cells), "attention": stack.attention}
+        found += [(FORWARD, _longer(call, slow)) for call in forward]
+        found += [(BACKWARD, _longer(call, slow)) for call in backward]
+        if op.kind == "attention":
+            found += [(CORE, _longer(call, slow)) for call in forward]
+    return found
+
+
+def _slowed(op: Op, stack: Stack, cells: Layouts) -> Array | float:
+    """How many times as long this stack's products take, those with all words above all."""
+    if not op.options.get("vocabulary") or stack.whole_vocab == 1:
+        return stack.products
+    return np.where(cells.column("tp") == 1, stack.whole_vocab, 1.0) * stack.products
+
+
+def _longer(call: Call, slow: dict[str, Array | float]) -> Call:
+    return call._replace(shape=call.shape | {"_slow": slow.get(call.op, 1.0)})
+
+
+def _priced(device: Device, dtype: str, asked: list[Call], length: int) -> list[Array]:
+    """Seconds of each call for every layout; one question to the formulas for each class of op."""
+    out: list[Array] = [np.zeros(length)] * len(asked)
+    groups: dict[tuple[str, str, tuple[str, ...]], list[int]] = {}
+    for i, call in enumerate(asked):
+        keys = tuple(sorted(set(call.shape) - {"_slow"}))
+        kind = call.dtype or (dtype if call.op in PRODUCTS else KEPT.get(dtype, dtype))
+        groups.setdefault((call.op, kind, keys), []).append(i)
+    for (op, kind, keys), rows in groups.items():
+        shape = {k: _stacked([asked[i].shape[k] for i in rows], length) for k in keys}
+        moved = _stacked([asked[i].moved(kind) for i in rows], length)
+        took = kernel.seconds(device, op, kind, shape, bytes=moved).seconds
+        for i, part in zip(rows, np.split(took, len(rows)), strict=True):
+            out[i] = part * asked[i].times * asked[i].shape.get("_slow", 1.0)
+    return out
+
+
+def _stacked(values: list[Array | float], length: int) -> Array:
+    return np.concatenate([np.broadcast_to(np.asarray(v, float), (length,)) for v in values])
+
+
+def _exchange(
+    exchange: Exchange,
+    dtype: str,
+    cluster: Cluster,
+    stack: Stack,
+    cells: Layouts,
+    phases: list[Part],
+) -> None:
+    """Add what an exchange costs where its axis is split."""
+    size = cells.column(exchange.axis)
+    split = size > 1
+    if exchange.unless:
+        split &= cells.column(exchange.unless) == 1
+    rows = np.flatnonzero(split)
+    if not len(rows):
+        return
+    part = cells.take(rows)
+    kept = KEPT.get(dtype, dtype)
+    moved = exchange.bytes(part.degrees(), part.column("micro_batch"), kept)
+    moved = np.broadcast_to(np.asarray(moved, float), (len(rows),))
+    backward = [exchange.backward]
+    if exchange.backward and not exchange.kept:
+        backward.append("all_gather")
+    for phase, ops in ((FORWARD, [exchange.forward]), (BACKWARD, backward)):
+        for op in filter(None, ops):
+            phases[phase].talk[rows] += _talk(op, exchange.axis, moved, cluster, part)
+            phases[phase].skew[rows] += stack.skew * (size[rows] - 1)
+            phases[phase].host[rows] += stack.host
+
+
+def _talk(op: str, axis: str, moved: Array, cluster: Cluster, cells: Layouts) -> Array:
+    """Seconds of one collective along an axis, group by group."""
+    out = np.zeros(len(cells))
+    sizes = cells.column(axis).astype(int)
+    apart = np.array([stride(p, axis) for p in cells.plans])
+    for size, step in sorted(set(zip(sizes.tolist(), apart.tolist(), strict=True))):
+        mine = np.flatnonzero((sizes == size) & (apart == step))
+        group = levels(cluster, size, step)
+        if op == "send":
+            group = levels(cluster, 2, step)
+        out[mine] = collective.price(op, moved[mine], group).seconds
+    return out

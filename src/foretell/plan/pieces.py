@@ -1,0 +1,150 @@
+"""What one stage does with one micro-batch, as a chain of pieces: compute and talk.
+
+`stage` makes one piece of all that runs without a choice in between, which is exact and quick to
+play; `layer` shows every layer with its exchanges. Sharded parameters (zero 3) always show layers:
+each is gathered ahead of its use while others compute.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from foretell.cluster import Cluster
+from foretell.plan.costs import (
+    Costs,
+    layer_parts,
+    layer_seconds,
+    shard_talk,
+    sharded_seconds,
+    width,
+)
+from foretell.plan.plan import Plan
+from foretell.plan.stages import layers_of
+from foretell.workload import Workload
+
+DETAILS = ("stage", "layer")
+MOST = 64  # parts of a backward: finer ones change nothing that can be seen
+
+
+class Piece(NamedTuple):
+    """One task of a chain; `after` counts back to pieces of the same chain."""
+
+    kind: str
+    op: str
+    seconds: float
+    layer: str
+    after: tuple[int, ...] = (1,)
+    flops: float = 0.0
+    comm_bytes: float = 0.0
+    axis: str = ""  # of an exchange
+
+
+def chain(
+    c: Costs, workload: Workload, cluster: Cluster, where: tuple[int, int, bool], detail: str
+) -> list[Piece]:
+    """The pieces of a stage's chunk, forward or backward: `where` is (stage, chunk, backward)."""
+    stage, chunk, backward = where
+    plan = c.plans.plans[0]
+    many = _times(plan, workload, stage, chunk)
+    named = [(at, n) for at, n in enumerate(many) if n]
+    sharded = plan.zero == 3 and plan.dp > 1
+    if detail == "stage" and not sharded:
+        return [_whole(c, workload, many, backward)]
+    layers = [(at, n / max(round(n), 1)) for at, n in named for _ in range(max(round(n), 1))]
+    layers = layers[::-1] if backward else layers
+    if sharded:
+        return _sharded(c, workload, cluster, layers, backward)
+    return [piece for which in layers for piece in _layer(c, workload, cluster, which, backward)]
+
+
+def _sharded(
+    c: Costs,
+    workload: Workload,
+    cluster: Cluster,
+    layers: list[tuple[int, float]],
+    backward: bool,
+) -> list[Piece]:
+    """Layers whose parameters are gathered one layer ahead, their gradients scattered behind."""
+    pieces = [_over("all_gather", c, workload, cluster, layers[0][0], ())]
+    gathered, done = 0, -1  # where the gather and the compute of the layer before stand
+    for k, which in enumerate(layers):
+        coming = len(pieces)
+        if k + 1 < len(layers):
+            wait = (coming - done,) if done >= 0 else ()
+            pieces.append(_over("all_gather", c, workload, cluster, layers[k + 1][0], wait))
+        for piece in _layer(c, workload, cluster, which, backward):
+            here = len(pieces)
+            waits = (here - gathered, here - done) if done >= 0 else (here - gathered,)
+            pieces.append(piece._replace(after=waits) if piece.kind == "kernel" else piece)
+            done = here
+        if backward:
+            pieces.append(_over("reduce_scatter", c, workload, cluster, which[0], (1,)))
+        gathered = coming
+    return pieces
+
+
+def _times(plan: Plan, workload: Workload, stage: int, chunk: int) -> list[float]:
+    """How often each layer runs in one chunk: blocks dealt out, the ends where they belong."""
+    counts = layers_of(plan, workload, stage)
+    chunks = plan.chunks if plan.schedule == "interleaved" or plan.actions else 1
+    first = next(i for i, layer in enumerate(workload.layers) if layer.is_block)
+    out = []
+    for at, (layer, n) in enumerate(zip(workload.layers, counts, strict=True)):
+        mine = chunk == (0 if at < first else chunks - 1)
+        out.append(n / chunks if layer.is_block else n * mine)
+    return out
+
+
+def _whole(c: Costs, workload: Workload, many: list[float], backward: bool) -> Piece:
+    """All layers of a chunk as one piece: nothing in between has a choice."""
+    parts = [(layer_parts(c, at, workload)[backward], n) for at, n in enumerate(many) if n]
+    seconds = sum(n * float(part.seconds(c.bend)[0]) for part, n in parts)
+    flops = sum(n * float(part.flops[0]) for part, n in parts)
+    name = "backward" if backward else "forward"
+    return Piece("kernel", name, seconds + _turn(c, many, backward), "", flops=flops)
+
+
+def _turn(c: Costs, many: list[float], backward: bool) -> float:
+    """What the host does besides, on the stage that has the loss."""
+    return float(c.turn[0]) if backward and many[-1] else 0.0
+
+
+def _layer(
+    c: Costs, workload: Workload, cluster: Cluster, which: tuple[int, float], backward: bool
+) -> list[Piece]:
+    """Compute of one layer and what it exchanges, one after the other."""
+    at, share = which
+    layer, plan = workload.layers[at], c.plans.plans[0]
+    part = layer_parts(c, at, workload)[backward].times(share)
+    talk = float((part.talk + part.skew)[0])
+    seconds = float(part.seconds(c.bend)[0]) - talk
+    if plan.zero == 3 and plan.dp > 1:
+        alone = layer_seconds(c, at, workload)
+        slower = sharded_seconds(c, at, workload, cluster, alone)
+        seconds += share * float((slower[backward] - alone[backward])[0])
+    if at == len(workload.layers) - 1 and backward:
+        seconds += float(c.turn[0])
+    name = "backward" if backward else "forward"
+    pieces = [Piece("kernel", name, seconds, layer.name, flops=float(part.flops[0]))]
+    if talk:
+        pieces.append(Piece("collective", "all_reduce", talk, layer.name, axis="tp"))
+    return pieces
+
+
+def _over(
+    op: str, c: Costs, workload: Workload, cluster: Cluster, at: int, after: tuple[int, ...]
+) -> Piece:
+    gather, scatter = shard_talk(c, at, workload, cluster)
+    seconds = gather if op == "all_gather" else scatter
+    size = float((c.holdings[at].weights * width(c, workload))[0])
+    layer = workload.layers[at].name
+    return Piece("collective", op, float(seconds[0]), layer, after, comm_bytes=size, axis="dp")
+
+
+def split(pieces: list[Piece], count: int) -> list[Piece]:
+    """A backward in so many parts, each of which makes the gradients of one message."""
+    if len(pieces) > 1 or count < 2:
+        return pieces
+    count = min(count, MOST)
+    part = pieces[0]._replace(seconds=pieces[0].seconds / count, flops=pieces[0].flops / count)
+    return [part] * count

@@ -1,0 +1,161 @@
+"""A layout as plain data: who does which part of a step, in which order, and what is kept.
+
+    Plan.parse("dp=4,tp=8,pp=2,micro_batch=1,global_batch=512,recompute=full,schedule=1f1b")
+
+`str()` gives such a text back, `foretell.plan.file` reads and writes it as JSON or TOML. Written by
+hand or found by a planner, a plan lowers and deploys the same. Words are those of PyTorch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from foretell import spec
+from foretell.errors import InputError, unknown
+
+Recompute = Literal["none", "selective", "full"]
+Names = tuple[tuple[str, ...], ...]  # groups of names, written `a+b/c+d`
+Numbers = tuple[int, ...]
+
+# What other programs call the same things; each makes fields of a plan out of one number.
+_ALSO = {"fsdp": "dp_shard", "dp_replicate": "dp_replicate", "dp_shard": "dp_shard"}
+_ALSO |= {"mbs": "micro_batch", "gbs": "global_batch", "vpp": "chunks", "sequence_parallel": "sp"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Degrees, batch, schedule, memory, communication, placement; all have a plain value."""
+
+    dp: int = 1  # data-parallel ranks, those that share parameters among themselves included
+    tp: int = 1  # tensor
+    pp: int = 1  # pipeline stages (ranks in a row; each may have several chunks)
+    cp: int = 1  # context: tokens of one sample dealt out
+    ep: int = 1  # experts dealt out over data-parallel ranks
+    sp: bool = False  # sequence parallel: norms and residuals split over the ranks of `tp`
+    filter: int = 1  # output channels
+    channel: int = 1  # input channels
+    spatial: Numbers = ()  # height, width, depth
+    zero: int = 0  # 1 shards optimizer state over dp, 2 gradients too, 3 parameters too (FSDP)
+    shard: int = 0  # dp ranks that share one copy (hybrid sharding); all where 0
+    micro_batch: int = 0  # samples of one rank at a time; its whole share of the batch where 0
+    global_batch: int = 0  # samples of one step; the workload's where 0
+    schedule: str = "1f1b"  # gpipe, 1f1b, interleaved; or `actions`
+    chunks: int = 1  # pieces of the model a stage has, taken in turns (interleaved)
+    recompute: Recompute = "none"
+    offload: bool = False  # optimizer state and its update on the host
+    dtype: str = ""  # the workload's where empty
+    grad_dtype: str = ""  # in which gradients are added up and reduced; the stack's where empty
+    optimizer: Literal["adam", "sgd", "momentum"] = "adam"
+    bucket_mb: float = 25.0  # gradients sent together, at least; PyTorch DDP's default
+    overlap: bool | None = None  # gradient reduction during the backward; as the stack does it
+    stack: str = ""  # the program that runs it (→ foretell.plan.stack); a usual one where empty
+    layers: Numbers = ()  # blocks of each stage where they are not even
+    shares: Numbers = ()  # samples of each dp rank where they are not even
+    placement: Numbers = ()  # cluster rank of each logical rank; in order where empty
+    buckets: Names = ()  # parameters that are sent together, in this order
+    regions: Names = ()  # ops that are fused
+    sync: Names = ()  # (parameter, all-reduce | ps:rank | factors | sharded) …
+    actions: Names = ()  # per stage its order, such as F0 F1 B0
+    whatifs: tuple[str, ...] = ()  # further changes, as what-if specs
+    model: str = ""  # fingerprint of the workload it was made for
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The plan a text `field=value,field=value` stands for."""
+        given = spec.options(text, where=text)
+        fields = {f.name for f in dataclasses.fields(cls)}
+        for key in given:
+            if key not in fields and key not in _ALSO:
+                raise unknown("field of a plan", key, [*fields, *_ALSO])
+        hints = typing.get_type_hints(cls)
+        plain = {
+            key: _read(value, hints[key], f"`{key}` of a plan")
+            for key, value in _renamed(given).items()
+        }
+        return cls(**plain)
+
+    def __post_init__(self) -> None:
+        for name, degree in self.degrees().items():
+            if degree < 1:
+                raise InputError(f"`{name}={degree}` in a plan", hint="a degree is 1 or more")
+        if not 0 <= self.zero <= 3:
+            raise InputError(f"`zero={self.zero}` in a plan", hint="it is 0, 1, 2 or 3")
+        if self.sp and self.tp == 1:
+            object.__setattr__(self, "sp", False)  # nothing to split over
+
+    def degrees(self) -> dict[str, int]:
+        """Every factor of the number of ranks, by its name."""
+        names = ("height", "width", "depth")
+        spatial = dict(zip(names, self.spatial, strict=False))
+        found = {"dp": self.dp, "tp": self.tp, "pp": self.pp, "cp": self.cp}
+        return found | {"filter": self.filter, "channel": self.channel} | spatial
+
+    @property
+    def ranks(self) -> int:
+        """Ranks it needs."""
+        return math.prod(self.degrees().values())
+
+    @property
+    def sharing(self) -> int:
+        """Data-parallel ranks that share one copy of what is sharded."""
+        return self.shard or self.dp
+
+    def but(self, **changes: Any) -> Self:
+        """The same plan with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def __str__(self) -> str:
+        plain = type(self)()
+        changed = [
+            f"{f.name}={_written(getattr(self, f.name))}"
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != getattr(plain, f.name)
+        ]
+        return ",".join(changed) or "dp=1"
+
+
+def _renamed(given: dict[str, str]) -> dict[str, str]:
+    """Fields by their own names; `dp_replicate` and `dp_shard` together make `dp`."""
+    out = {_ALSO.get(key, key): value for key, value in given.items()}
+    copies, shard = out.pop("dp_replicate", ""), out.pop("dp_shard", "")
+    if not copies and not shard:
+        return out
+    if "dp" in out:
+        raise InputError(
+            f"`dp={out['dp']}` beside dp_replicate or dp_shard",
+            hint="dp is their product: give the one or the other",
+        )
+    many, parts = (_read(v or "1", int, "`dp_shard` of a plan") for v in (copies, shard))
+    out["dp"] = str(many * parts)
+    if parts > 1:
+        out.setdefault("zero", "3")
+        if many > 1:
+            out.setdefault("shard", str(parts))
+    return out
+
+
+def _read(text: str, kind: Any, where: str) -> Any:
+    if kind == Names:
+        groups = [part for part in text.split("/") if part]
+        return tuple(tuple(_plain(item) for item in group.split("+")) for group in groups)
+    return spec.read(text, kind, where)
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, tuple) and value and isinstance(value[0], tuple):
+        return "/".join("+".join(_coded(item) for item in group) for group in value)
+    return spec.write(value)
+
+
+def _coded(text: str) -> str:
+    out = spec.write(text)
+    return out.replace("+", "%2B").replace("/", "%2F")
+
+
+def _plain(text: str) -> str:
+    found: str = spec.read(text, str, "a name in a plan")
+    return found

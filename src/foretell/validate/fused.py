@@ -1,0 +1,120 @@
+"""How far prices of fused ops are from measured ones, on models no fit has seen.
+
+    foretell validate --fused
+
+prints, for the regions measured on an H200 that belong to the models kept out (`HELD_OUT`): how many,
+the median and 90th percentile of |priced/measured − 1|, the share within 14 %, and the share inside
+the stated 80 % interval; for the network with each op's own time known and not, and for the formula.
+Then the same by model and by size, how well the measurements repeat, and the regions of a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foretell.cluster.device import Device
+from foretell.cluster.preset import devices
+from foretell.cost import fused_data
+from foretell.cost.fused import fused_price
+from foretell.cost.fused_data import HELD_OUT, Measured
+from foretell.cost.kernel import Price
+
+Array = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.bool_]
+NEAR = 0.14  # the bar of the DisCo paper: nine in ten of its fused ops within 14 %
+_EIGHTY = 1.2816  # standard deviations that hold 80 % of a normal distribution
+_SIZES = ((0.0, 5e-6, "under 5 µs"), (5e-6, 3e-5, "5 to 30 µs"), (3e-5, 1e9, "30 µs and more"))
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Prices against readings."""
+
+    what: str
+    by: str  # who priced
+    readings: int
+    median: float
+    p90: float
+    near: float  # share within 14 %
+    covered: float  # share inside the 80 % interval
+
+
+def one_core() -> Device:
+    """The processor core of the CPU set: a share of its socket, as one thread sees it."""
+    # A core of this generation streams some 20 GB/s alone, and starts a loop nest in microseconds.
+    socket = devices()["epyc-7742"]
+    return replace(socket, name="epyc-core", units=1, memory_bandwidth=2e10, l2=32 * 2.0**20, floor=5e-6)
+
+
+def figures(what: str, by: str, measured: Measured, price: Price, rows: Rows) -> Figures:
+    """The errors of some rows."""
+    error = np.abs(price.seconds / measured.seconds - 1)[rows]
+    apart = np.abs(np.log(measured.seconds / price.seconds))[rows]
+    inside = apart <= _EIGHTY * price.sigma[rows]
+    return Figures(
+        what, by, len(error), float(np.median(error)), float(np.quantile(error, 0.9)),
+        float(np.mean(error <= NEAR)), float(np.mean(inside)),
+    )  # fmt: skip
+
+
+def accuracy(measured: Measured | None = None) -> list[Figures]:
+    """Every figure of the H200 set, models kept out first."""
+    m = measured or fused_data.shipped("h200")
+    device = devices()["h200"]
+    blind = replace(m.regions, seconds=np.full(len(m.regions.seconds), np.nan))
+    priced = {
+        "network": fused_price(m.regions, device),
+        "network, own times unknown": fused_price(blind, device),
+        "formula": fused_price(m.regions, device, learned=False),
+    }
+    return [figures(what, by, m, price, rows) for what, rows in _groups(m) for by, price in priced.items()]
+
+
+def _groups(m: Measured) -> Iterator[tuple[str, Rows]]:
+    out = m.held_out
+    yield "models kept out", out
+    yield "of them, one kernel", out & (m.kernels == 1)
+    for name in HELD_OUT:
+        yield name, m.family == name
+    for low, high, name in _SIZES:
+        yield f"kept out, {name}", out & (m.seconds >= low) & (m.seconds < high)
+    yield "models trained on", ~out
+
+
+def repeated(m: Measured) -> tuple[int, float, float]:
+    """How many regions were measured twice, and the median and 90th percentile they lie apart."""
+    rows = np.flatnonzero(m.again >= 0)
+    apart = np.abs(m.seconds[rows] / m.seconds[m.again[rows]] - 1)
+    return len(rows), float(np.median(apart)), float(np.quantile(apart, 0.9))
+
+
+def on_cpu() -> list[Figures]:
+    """The formula on the CPU set: models kept out, and the rest."""
+    m = fused_data.shipped("cpu")
+    price = fused_price(m.regions, one_core(), learned=False)
+    groups = (("CPU, models kept out", m.held_out), ("CPU, models fitted", ~m.held_out))
+    return [figures(what, "formula", m, price, rows) for what, rows in groups]
+
+
+def lines(found: list[Figures], again: tuple[int, float, float]) -> Iterator[str]:
+    """The report, line by line."""
+    yield f"{'regions':28} {'priced by':28} readings  median     p90  in 14 %  in 80 %"
+    for f in found:
+        numbers = f"{f.median:7.1%} {f.p90:7.1%} {f.near:8.1%} {f.covered:8.1%}"
+        yield f"{f.what:28} {f.by:28} {f.readings:8d} {numbers}"
+    yield f"{again[0]} regions measured twice lie {again[1]:.1%} apart (p50), {again[2]:.1%} (p90)"
+
+
+def report(truth: Path) -> dict[str, Any]:
+    """The figures as values and as text; the measured regions ship with the package."""
+    m = fused_data.shipped("h200")
+    found = accuracy(m) + on_cpu()
+    again = repeated(m)
+    rows = [f.__dict__ for f in found]
+    return {"rows": rows, "repeat": again, "text": "\n".join(lines(found, again))}

@@ -1,0 +1,14 @@
+"""What a model's training step is, before anybody says how it is split.
+
+>>> from foretell.workload import load
+>>> model = load("gpt:layers=96,hidden=12288,heads=96,seq=2048,vocab=51200")
+>>> round(model.parameters / 1e9, 1)
+174.6
+"""
+
+from foretell.workload.load import load
+from foretell.workload.models import FAMILIES
+from foretell.workload.op import Exchange, Op, Tensor
+from foretell.workload.workload import Layer, Workload
+
+__all__ = ["FAMILIES", "Exchange", "Layer", "Op", "Tensor", "Workload", "load"]

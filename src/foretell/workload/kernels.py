@@ -1,0 +1,314 @@
+"""Which kernels an op runs, forward and backward, from the sizes one rank is left with.
+
+A `Call` is what `foretell.cost.kernel.seconds` prices: an op class and a shape whose numbers may be
+arrays, one entry a layout. `RULES` has one function a kind:
+
+    matmul      tokens, in, out            product        b, m, n, k (b grows with the batch)
+    attention   heads, queries, keys, depth (option causal)
+    norm        any, cols                  pointwise      any (options kernel, passes, back)
+    softmax     any, cols                  embedding      tokens, hidden, vocab
+    loss        tokens, vocab              conv           c, h, w, k, r, s, d, t (options stride,
+    pool        c, h, w, d                                pad or pads, groups, first, turned)
+    recurrent   steps, in, hidden (gates)  batch_norm     c, h, w, d
+    route       tokens, experts, hidden    mean           c, h, w, d
+    experts     tokens (those routed, all experts), experts, in, out
+    biased      heads, queries, keys (a table added to scores; option back where it is learned)
+
+Flags of the stack that matter here: `flash`, `fused`, `nhwc` (channels last in memory), `amp`
+(weights kept in fp32 and cast where they are used; norms in fp32), `eager` (PyTorch's operators).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from foretell.errors import unknown
+from foretell.workload.op import BYTES, Number, Op, Sizes
+
+
+class Call(NamedTuple):
+    """One kernel: the class it is priced as, its shape, and its format where not the workload's."""
+
+    op: str
+    shape: dict[str, Number]
+    dtype: str = ""
+    flops: Number = 0.0
+    bytes: Number = 0.0
+    times: float = 1.0  # how many of them in a row
+
+    def moved(self, dtype: str) -> Number:
+        """Bytes it reads and writes where the workload computes in `dtype`; 0 where not counted."""
+        return self.bytes if self.dtype else self.bytes * BYTES[dtype] / BYTES["fp16"]
+
+
+Calls = tuple[list[Call], list[Call]]  # forward, backward
+
+
+def calls(op: Op, sizes: Sizes, flags: frozenset[str] = frozenset()) -> Calls:
+    """The kernels of one op, forward and backward."""
+    if op.kind not in RULES:
+        raise unknown("kind of op", op.kind, RULES)
+    found = RULES[op.kind](op, sizes, flags)
+    return _with_casts(op, sizes, found) if "amp" in flags else found
+
+
+def _with_casts(op: Op, sizes: Sizes, found: Calls) -> Calls:
+    """Autocast: each weight is cast before its product, its gradient back behind it."""
+    if op.kind not in ("matmul", "conv", "recurrent") or not op.weights:
+        return found
+    forward, back = found
+    casts = [
+        Call("copy", {"n": w.elements(sizes)}, bytes=6.0 * w.elements(sizes)) for w in op.weights
+    ]
+    return [*casts, *forward], [*back, *casts]
+
+
+def flops(op: Op, sizes: Sizes) -> float:
+    """Operations of the matrix units, forward and backward: what utilisation is counted by."""
+    forward, backward = calls(op, sizes)
+    total = 0.0
+    for call in forward + backward:
+        total += float(np.asarray(call.flops)) * call.times
+    return total
+
+
+def product(b: Number, m: Number, n: Number, k: Number, **more: Number) -> Call:
+    """A (batched) matrix product."""
+    return Call("gemm", {"b": b, "m": m, "n": n, "k": k, **more}, flops=2.0 * b * m * n * k)
+
+
+def _matmul(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
+    rows = s["batch"] * s.get("tokens", 1.0)
+    n, k = s["out"], s["in"]
+    forward = [product(1.0, rows, n, k, ta=0.0, tb=1.0)]
+    back = [product(1.0, rows, k, n), product(1.0, n, k, rows, ta=1.0, tb=0.0)]
+    if "eager" in flags and len(op.weights) > 1:  # the gradient of the bias
+        back.append(Call("reduce", {"n": rows * n, "rows": n}, bytes=2.0 * rows * n))
+    return forward, back[1:] if op.options.get("first") else back
+
+
+def _product(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
+    b, m, n, k = s["batch"] * s.get("b", 1.0), s["m"], s["n"], s["k"]
+    return [product(b, m, n, k)], [product(b, m, k, n), product(b, k, n, m, ta=1.0)]
+
+
+def _attention(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
+    if "flash" in flags and not op.options.get("biased"):
+        return _fused_attention(op, s)
+    b, q, k, d = s["batch"] * s["heads"], s["queries"], s["keys"], s["depth"]
+    scores = {"rows": b * q, "cols": k}
+    forward = [product(b, q, k, d, tb=1.0), Call("softmax", scores)]
+    back = [product(b, q, k, d, tb=1.0), product(b, k, d, q, ta=1.0)]
+    if op.options.get("dropout", True):
+        forward.append(Call("dropout", {"n": b * q * k}))
+        back.append(Call("elementwise", {"n": b * q * k}))
+    back += [Call("softmax_backward", scores), product(b, q, d, k), product(b, k, d, q, ta=1.0)]
+    return [*forward, product(b, q, d, k)], back
+
+
+def _fused_attention(op: Op, s: Sizes) -> Calls:
+    b, heads, q, k, d = s["batch"], s["heads"], s["queries"], s["keys"], s["depth"]
+    causal = 1.0 if op.options.get("causal") else 0.0
+    shape = {"b": b, "heads": heads, "sq": q, "sk": k, "d": d, "causal": causal}
+    work = 4.0 * b * heads * q * k * d * (1 - causal / 2)
+    one = [Call("attention", shape | {"direction": 0.0}, flops=work)]
+    return one, [Call("attention", shape | {"direction": 1.0}, flops=2.5 * work)]
+
+
+def _rows(s: Sizes, *skip: str) -> Number:
+    out: Number = 1.0
+    for dim, size in s.items():
+        if dim not in skip:
+            out = out * size
+    return out
+
+
+def _norm(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
+    shape = {"rows": _rows(s, "cols"), "cols": s["cols"]}
+    kind = op.options.get("kernel", "norm")
+    if "amp" not in flags:
+        return [Call(kind, shape)], [Call(f"{kind}_backward", shape)]
+    cast = Call("copy", {"n": _rows(s)}, "fp32", bytes=6.0 * _rows(s))
+    there, back = Call(kind, shape, "fp32"), Call(f"{kind}_backward", shape, "fp32")
+    return [there, cast], [cast, back]
+
+
+def _batch_norm(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
+    """Statistics of each channel over samples and pixels.
+
+    Channels last, cuDNN streams: 3 passes forward and 5 backward at the memory's pace (batch_norm
+    nhwc rows of `tables/measured/h200.csv.gz`); bf16 goes to PyTorch's own kernels instead.
+    """
+    n = _rows(s)
+    if "nhwc" in flags and "bf16" not in flags:
+        return [_stream(n, 3.0)], [_stream(n, 5.0)]
+    shape = {"n": n} if "nhwc" in flags else {"n": n, "rows": s["c"], "cols": _rows(s, "c")}
+    return [Call("batch_norm", shape)], [Call("batch_norm_backward", shape)]
+
+
+def _stream(n: Number, passes: float) -> Call:
+    """A kernel that reads and writes `passes` tensors; bytes of halves."""
+    return Call("elementwise", {"n": n}, bytes=2.0 * passes * n)
+
+
+def _mean(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
+    """Pixels of each channel become one; its gradient is spread over them."""
+    n = _rows(s)
+    shape = {"n": n, "rows": s["batch"] * s["c"]}
+    return [Call("reduce", shape)], [Call("elementwise", {"n": n, "uneven": 1.0})]
+
+
+def _softmax(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
+    shape = {"rows": _rows(s, "cols"), "cols": s["cols"]}
+    return [Call("softmax", shape)], [Call("softmax_backward", shape)]
+
+
+def _pointwise(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
+    """`passes` and `back` count the tensors of this size that each direction reads and writes.
+
+    Bytes are those of halves where no format is said; whoever prices them knows the workload's.
+    `many` kernels do the backward; `stream` is the sum of residuals, fp32 under autocast.
+    """
+    n, kind = _rows(s), op.options.get("kernel", "elementwise")
+    dtype = op.options.get("dtype", "")
+    if "amp" in flags and op.options.get("stream"):
+        dtype = "fp32"
+    width = _WIDTH.get(dtype, 2.0)
+    there, back = (
+        op.options.get("passes", 2.0),
+        op.options.get("back", op.options.get("passes", 2.0)),
+    )
+    many, turn = float(op.options.get("many", 1)), op.options.get("back_kernel", kind)
+    shape = {"n": n, "rows": s["c"]} if turn == "reduce" else {"n": n}
+    forward = [Call(kind, {"n": n}, dtype, bytes=there * width * n)] if there else []
+    gradient = Call(turn, shape, dtype, bytes=back * width * n / many, times=many)
+    return forward, [gradient] if back else []
+
+
+_WIDTH = {"fp32": 4.0, "fp64": 8.0, "fp8": 1.0, "int8": 1.0}
+
+
+def _embedding(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
+    n = s["batch"] * s.get("tokens", 1.0) * s["hidden"]
+    shape = {"n": n, "rows": n / s["hidden"], "cols": s["hidden"]}
+    back = [Call("embedding_backward", shape)]
+    if op.options.get("dense"):  # the gradient is a whole table, zero but for what was looked up
+        whole = s["vocab"] * s["hidden"]
+        back.insert(0, Call("elementwise", {"n": whole}, bytes=2.0 * whole))
+    return [Call("embedding", shape)], back
+
+
+def _biased(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
+    """A table added to scores of heads × queries × keys, and its gradient summed where learned."""
+    n = s["batch"] * s["heads"] * s["queries"] * s["keys"]
+    table = n / s["batch"] / s["heads"] * s.get("each", 1.0)
+    forward = [Call("elementwise", {"n": n, "uneven": 1.0}, bytes=4.0 * n)]
+    back = [Call("reduce", {"n": n, "rows": table}, bytes=2.0 * n)]
+    return forward, back if op.options.get("back") else []
+
+
+def _loss(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
+    """Cross entropy in fp32: cast, maximum, subtract, exp, sum, divide; one kernel where fused."""
+    rows = s["batch"] * s.get("tokens", 1.0)
+    n, shape = rows * s["vocab"], {"rows": rows, "cols": s["vocab"]}
+    if "fused" in flags or "eager" in flags:
+        there, back = Call("softmax", shape, "fp32"), Call("softmax_backward", shape, "fp32")
+        cast = [Call("copy", {"n": n}, "fp32", bytes=6.0 * n)] if "amp" in flags else []
+        return [*cast, there], [back, *cast]
+    half = [Call("elementwise", {"n": n}, "fp32", bytes=6.0 * n)]
+    forward = [*half, Call("reduce", {"n": n, "rows": rows}, "fp32", bytes=4.0 * n)]
+    forward += [Call("elementwise", {"n": n}, "fp32", bytes=8.0 * n)] * 3
+    forward += [Call("reduce", {"n": n, "rows": rows}, "fp32", bytes=4.0 * n)]
+    return forward, [Call("elementwise", {"n": n}, "fp32", bytes=8.0 * n), *half]
+
+
+def _conv(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
+    """A `turned` (transposed) one runs forward what another runs for its gradient."""
+    shape = _conv_shape(op, s) | ({"nhwc": 1.0} if "nhwc" in flags else {})
+    work = _conv_flops(shape)
+    names = ("conv_dgrad", "conv") if op.options.get("turned") else ("conv", "conv_dgrad")
+    back = [Call(names[1], shape, flops=work), Call("conv_wgrad", shape, flops=work)]
+    return [Call(names[0], shape, flops=work)], back[1:] if op.options.get("first") else back
+
+
+def _conv_shape(op: Op, s: Sizes) -> dict[str, Number]:
+    """Sizes and options; the output's sides are said where padding differs from side to side."""
+    keys = ("c", "h", "w", "k", "r", "s", "d", "t")
+    shape = {"n": s["batch"]} | {key: s[key] for key in keys if key in s}
+    shape |= {k: float(op.options[k]) for k in ("stride", "pad", "groups") if k in op.options}
+    for side, image, window, pad in zip("pq", "hw", "rs", op.options.get("pads", ()), strict=False):
+        shape[side] = slid(s[image], s[window], float(pad), float(op.options.get("stride", 1)))
+    return shape
+
+
+def slid(size: Number, window: Number, pad: Number, stride: Number) -> Number:
+    """How often a window fits on a side, padded at both ends."""
+    out: Number = np.maximum(np.floor((size + 2 * pad - window) / stride) + 1, 1.0)
+    return out
+
+
+def _conv_flops(s: dict[str, Number]) -> Number:
+    stride, pad, groups = s.get("stride", 1.0), s.get("pad", 0.0), s.get("groups", 1.0)
+    out: Number = s["n"] * s["k"] * s["c"] / groups
+    for image, window, side in (("h", "r", "p"), ("w", "s", "q"), ("d", "t", "")):
+        if image in s:
+            taps = s.get(window, 1.0)
+            out = out * s.get(side, slid(s[image], taps, pad, stride)) * taps
+    total: Number = 2.0 * out
+    return total
+
+
+def _pool(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
+    n = _rows(s)
+    return [Call("pool", {"n": n})], [Call("pool_backward", {"n": n})]
+
+
+def _recurrent(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
+    gates, steps = float(op.options.get("gates", 4)), float(op.dims["steps"])
+    b, wide = s["batch"], gates * s["hidden"]
+    fed = product(1.0, b * s["steps"], wide, s["in"])
+    turn = product(1.0, b, wide, s["hidden"])
+    own = Call("elementwise", {"n": b * wide})
+    forward = [fed, turn._replace(times=steps), own._replace(times=steps)]
+    back = [fed, fed, turn._replace(times=steps), product(1.0, wide, s["hidden"], b * s["steps"])]
+    return forward, [*back, own._replace(times=steps)]
+
+
+def _route(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
+    rows = s["batch"] * s["tokens"]
+    soft = {"rows": rows, "cols": s["experts"]}
+    moved = Call("copy", {"n": rows * s["hidden"] * float(op.options.get("top", 2))})
+    gate = product(1.0, rows, s["experts"], s["hidden"])
+    forward = [gate, Call("softmax", soft, "fp32"), moved]
+    return forward, [moved, Call("softmax_backward", soft, "fp32"), gate, gate]
+
+
+def _experts(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
+    """A product for each expert a rank has, over its even share of what is routed to it."""
+    rows = s["batch"] * s["tokens"] / s["experts"]
+    many, n, k = s["experts"], s["out"], s["in"]
+    forward = [product(many, rows, n, k, tb=1.0)]
+    return forward, [product(many, rows, k, n), product(many, n, k, rows, ta=1.0)]
+
+
+RULES: dict[str, Callable[[Op, Sizes, frozenset[str]], Calls]] = {
+    "matmul": _matmul,
+    "product": _product,
+    "attention": _attention,
+    "norm": _norm,
+    "softmax": _softmax,
+    "pointwise": _pointwise,
+    "embedding": _embedding,
+    "loss": _loss,
+    "biased": _biased,
+    "conv": _conv,
+    "pool": _pool,
+    "batch_norm": _batch_norm,
+    "mean": _mean,
+    "recurrent": _recurrent,
+    "route": _route,
+    "experts": _experts,
+}

@@ -1,0 +1,39 @@
+"""A workload from what a person writes: `gpt:layers=24,hidden=1024,heads=16`."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from foretell import spec
+from foretell.errors import InputError, unknown
+from foretell.workload.models import FAMILIES, NAMED, Family, family
+from foretell.workload.workload import Workload
+
+
+@lru_cache(maxsize=256)
+def load(text: str) -> Workload:
+    """The workload a spec stands for."""
+    name, given = spec.split(text)
+    if name in NAMED:
+        name, said = spec.split(NAMED[name])
+        given = said | given
+    if name not in FAMILIES:
+        raise unknown("workload", name, [*FAMILIES, *NAMED])
+    made = family(name).of(given)
+    if not isinstance(made, Family):
+        raise InputError(f"`{name}` makes no workload")
+    return _checked(made.workload(), text)
+
+
+def _checked(workload: Workload, text: str) -> Workload:
+    for layer in workload.layers:
+        wrong = [
+            f"{op.name}: {dim} = {size:g}"
+            for op in layer.ops
+            for dim, size in op.dims.items()
+            if not size >= 1
+        ]
+        if wrong or layer.times < 1:
+            what = wrong[0] if wrong else f"{layer.name} runs {layer.times} times"
+            raise InputError(f"`{text}` has no such sizes ({what})", hint="sizes are 1 or more")
+    return workload

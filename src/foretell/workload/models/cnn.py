@@ -1,0 +1,393 @@
+"""The pieces of convolutional networks, and who exchanges what where they are split.
+
+    net = Net(Image(3, 224, 224))
+    net.conv(64, 7, 2)          convolution, batch norm, activation
+    net.pool(3, 2)              net.at is what the next op is given
+    net.cut("stem")             what was added since becomes a layer
+
+Axes as ParaDL has them (Kahira et al., HPDC 2021): `height`, `width`, `depth` split images, with
+halos exchanged before each window wider than 1; `filter` splits output channels (all-gather of y,
+all-reduce of dx), `channel` input channels (all-reduce of y, all-gather of dx). Norms, activations
+and pools are split with the image, and done by every rank under `filter` and `channel`.
+What autograd keeps is counted where it is made: a norm keeps its input, an activation its output,
+which is the input of the convolution behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from foretell.workload.kernels import slid
+from foretell.workload.op import Exchange, Op, Tensor
+from foretell.workload.workload import Layer
+
+SPATIAL = {"height": "h", "width": "w", "depth": "d"}  # axis → side of an image
+_WINDOW = {"h": "r", "w": "s", "d": "t"}
+# Kernel class of an activation, and whether its gradient needs its input besides its output.
+ACTIVATIONS = {
+    "relu": ("relu", False),
+    "relu6": ("relu", False),
+    "hardswish": ("relu", True),
+    "hardsigmoid": ("relu", True),
+    "sigmoid": ("sigmoid", False),
+    "silu": ("silu", True),
+    "gelu": ("gelu", True),
+    "leaky": ("relu", False),
+}
+Sides = int | tuple[int, ...]
+
+
+class Image(NamedTuple):
+    """Channels and sides of one sample; no depth where it is flat."""
+
+    c: int
+    h: int
+    w: int
+    d: int = 0
+
+    def dims(self) -> dict[str, float]:
+        """Its sizes by name."""
+        return {k: float(v) for k, v in self._asdict().items() if v or k != "d"}
+
+    def sides(self) -> dict[str, float]:
+        """Its sizes without the channels."""
+        return {k: v for k, v in self.dims().items() if k != "c"}
+
+
+@dataclass
+class Net:
+    """Collects ops into layers; layers that are alike in a row become one, repeated."""
+
+    at: Image
+    layers: list[Layer] = field(default_factory=list)
+    ops: list[Op | Exchange] = field(default_factory=list)
+    whole: bool = False  # images are no longer split from here on
+
+    def conv(
+        self,
+        out: int,
+        kernel: Sides = 1,
+        stride: int = 1,
+        *,
+        pad: Sides | None = None,
+        groups: int = 1,
+        bias: bool = False,
+        norm: bool = True,
+        act: str = "relu",
+    ) -> Image:
+        """A convolution, padded to keep its size unless said, then norm and activation."""
+        first = not self.layers and not self.ops
+        asked = _asked(self.at, kernel, stride, pad, groups, first=first, whole=self.whole)
+        name = self._name("conv")
+        self.ops += convolution(name, self.at, out, asked, bias=bias)
+        self.at = asked.out(self.at, out)
+        return self._finished(name, norm, act)
+
+    def up(self, out: int, stride: int = 2, *, bias: bool = True) -> Image:
+        """A transposed convolution whose windows do not overlap: sides grow by `stride`."""
+        name, c = self._name("up"), self.at.c
+        sides = [int(stride * v) for v in self.at.sides().values()]
+        grown = Image(out, *sides)
+        asked = _asked(grown, stride, stride, 0, 1, whole=self.whole)
+        asked = replace(asked, turned=True)
+        self.ops += convolution(name, grown, c, asked, bias=bias)
+        self.at = grown
+        return self._finished(name, False, "")
+
+    def norm(self, name: str = "", *, kept: bool = True, affine: bool = True) -> Image:
+        """A batch norm; it keeps its input."""
+        name = name or self._name("norm")
+        parts = ("weight", "bias") if affine else ()
+        weights = tuple(Tensor(f"{name}.{part}", ("c",)) for part in parts)
+        saved = (self._whole("input"),) if kept else ()
+        self.ops.append(Op(name, "batch_norm", self.at.dims(), self._splits(), weights, saved))
+        return self.at
+
+    def act(self, kind: str) -> Image:
+        """An activation in place; what its gradient needs is kept."""
+        kernel, twice = ACTIVATIONS[kind]
+        saved = (self._whole("output"),) + ((self._whole("input"),) if twice else ())
+        self._point(self._name(kind), saved, kernel=kernel, passes=2.0, back=3.0)
+        return self.at
+
+    def add(self, act: str = "") -> Image:
+        """The sum with a residual; its gradient is the sum of two."""
+        self._point(self._name("add"), (), passes=3.0, back=3.0)
+        return self.act(act) if act else self.at
+
+    def scale(self, *, kept: bool = True) -> Image:
+        """A product with one number a channel (squeeze and excite): two gradients and a sum."""
+        saved = (self._whole("output"),) if kept else ()
+        self._point(self._name("scale"), saved, passes=2.0, back=6.0, many=3)
+        return self.at
+
+    def squeeze(self, width: int, act: str = "relu", gate: str = "hardsigmoid") -> Image:
+        """Squeeze and excite: the mean of each channel, two products, a factor a channel."""
+        whole = self.at
+        self.mean(gathers=False)
+        self.conv(width, bias=True, norm=False, act=act)
+        self.conv(whole.c, bias=True, norm=False, act=gate)
+        self.at = whole
+        return self.scale()
+
+    def pool(
+        self, window: int, stride: int = 1, pad: int = 0, *, kind: str = "max", up: bool = False
+    ) -> Image:
+        """A pool; `up` rounds sides up. A maximum keeps where it was found."""
+        name = self._name("pool")
+        asked = _asked(self.at, window, stride, pad, 1, whole=self.whole)
+        self.ops += list(_halos(name, self.at, self.at.c, asked))
+        out = asked.out(self.at, self.at.c, up=up)
+        share = _size(out) / _size(self.at)
+        dims = ("batch", *self.at.dims())
+        saved = [Tensor("output", dims, times=share)]
+        if kind == "max":
+            saved.append(Tensor("indices", dims, "int64", times=share))
+        self.ops.append(
+            Op(
+                name,
+                "pool",
+                self.at.dims(),
+                self._splits(),
+                saved=tuple(saved),
+                options={"of": kind},
+            )
+        )
+        self.at = out
+        return out
+
+    def gather(self) -> None:
+        """Images that are split are gathered, and stay whole."""
+        if not self.whole:
+            self.ops += list(_gathers(self._name("gather"), self.at))
+        self.whole = True
+
+    def mean(self, *, gathers: bool = True) -> Image:
+        """The mean over all pixels; images that are split are gathered before."""
+        if gathers:
+            self.gather()
+        splits = {} if gathers else self._splits()
+        self.ops.append(Op(self._name("mean"), "mean", self.at.dims(), splits))
+        self.at = Image(self.at.c, 1, 1, 1 if self.at.d else 0)
+        return self.at
+
+    def flat(self) -> Image:
+        """All pixels as channels of one; images that are split are gathered before."""
+        if _size(self.at) > self.at.c:
+            self.gather()
+        self.at = Image(int(_size(self.at)), 1, 1)
+        return self.at
+
+    def linear(
+        self,
+        out: int,
+        *,
+        bias: bool = True,
+        act: str = "",
+        dropout: bool = False,
+        last: bool = False,
+    ) -> Image:
+        """A fully connected layer over channels, then activation and dropout."""
+        name, c = self._name("fc"), self.at.c
+        self.ops += product(name, c, out, bias=bias, last=last)
+        self.at = Image(out, 1, 1)
+        if act:
+            self.act(act)
+        return self.dropout() if dropout else self.at
+
+    def dropout(self) -> Image:
+        """Dropout; it keeps a mask and its output."""
+        dims = ("batch", *self.at.dims())
+        saved = (Tensor("mask", dims, "bool"), Tensor("output", dims))
+        self._point(self._name("dropout"), saved, kernel="dropout", passes=2.25, back=2.25)
+        return self.at
+
+    def join(self, parts: Sequence[Image], *, copied: float = 1.0) -> Image:
+        """Channels of several images behind one another: a copy, and another for the gradient."""
+        self.at = self.at._replace(c=sum(part.c for part in parts))
+        saved = (self._whole("output"),)
+        self._point(self._name("cat"), saved, kernel="copy", passes=2 * copied, back=2 * copied)
+        return self.at
+
+    def loss(self, classes: int) -> None:
+        """Cross entropy over classes."""
+        kept = Tensor("probabilities", ("batch", "vocab"), "fp32")
+        self.ops.append(Op("loss", "loss", {"vocab": float(classes)}, saved=(kept,)))
+
+    def cut(self, name: str, *, is_block: bool = True) -> None:
+        """Make a layer of what was added since the last; one like the one before repeats it."""
+        ops, self.ops = tuple(self.ops), []
+        last = self.layers[-1] if self.layers else None
+        if last and last.ops == ops and last.sizes == self.at.dims():
+            self.layers[-1] = replace(last, times=last.times + 1)
+            return
+        carries = Tensor("image", ("batch", *self.at.dims()))
+        self.layers.append(
+            Layer(name, ops, carries, self.at.dims(), 1, self._splits(), is_block=is_block)
+        )
+
+    def _finished(self, name: str, norm: bool, act: str) -> Image:
+        if norm:
+            self.norm(f"{name}.norm")
+        return self.act(act) if act else self.at
+
+    def _name(self, kind: str) -> str:
+        """A name of its own within the layer."""
+        return f"{kind}{len(self.ops)}"
+
+    def _whole(self, name: str) -> Tensor:
+        return Tensor(name, ("batch", *self.at.dims()))
+
+    def _splits(self) -> dict[str, str]:
+        return {} if self.whole else _splits(self.at)
+
+    def _point(self, name: str, saved: tuple[Tensor, ...], **options: Any) -> None:
+        dims, splits = self.at.dims(), self._splits()
+        self.ops.append(Op(name, "pointwise", dims, splits, saved=saved, options=options))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How a window goes over an image."""
+
+    sides: tuple[int, ...]  # of the window: r, s, t
+    stride: int
+    pads: tuple[int, ...]
+    groups: int
+    first: bool
+    whole: bool  # the image is not split
+    turned: bool = False
+
+    def out(self, image: Image, channels: int, *, up: bool = False) -> Image:
+        """What it leaves of an image; sides rounded up where `up`."""
+        extra = self.stride - 1 if up else 0
+        sides = [
+            int(slid(size + extra, window, pad, self.stride))
+            for size, window, pad in zip(image.sides().values(), self.sides, self.pads, strict=True)
+        ]
+        return Image(channels, *sides)
+
+
+def _asked(
+    image: Image,
+    kernel: Sides,
+    stride: int,
+    pad: Sides | None,
+    groups: int,
+    *,
+    first: bool = False,
+    whole: bool = False,
+) -> Asked:
+    sides = _each(kernel, image)
+    pads = tuple(k // 2 for k in sides) if pad is None else _each(pad, image)
+    return Asked(sides, stride, pads, groups, first, whole)
+
+
+def _splits(image: Image) -> dict[str, str]:
+    return {axis: side for axis, side in SPATIAL.items() if side in image.dims()}
+
+
+def _each(value: Sides, image: Image) -> tuple[int, ...]:
+    return value if isinstance(value, tuple) else (value,) * len(image.sides())
+
+
+def convolution(
+    name: str, image: Image, out: int, asked: Asked, *, bias: bool
+) -> list[Op | Exchange]:
+    """A convolution with its bias and the exchanges of whoever splits it."""
+    windows = dict(zip("rst", map(float, asked.sides), strict=False))
+    dims = image.dims() | {"k": float(out)} | windows
+    left = asked.out(image, out)
+    splits = {} if asked.whole else _splits(image)
+    most = {axis: int(left.dims()[side]) for axis, side in splits.items() if left.dims()[side] > 1}
+    if asked.groups == 1:
+        splits["filter"], most["filter"] = "k", out
+    if asked.groups == 1 and not asked.first:
+        splits["channel"], most["channel"] = "c", image.c
+    if len(most) < len(splits):  # behind the mean there is nothing left of an image to split
+        splits = {axis: side for axis, side in splits.items() if axis in most}
+    weight = Tensor(f"{name}.weight", ("k", "c", *windows), times=1 / asked.groups)
+    options = _options(asked)
+    saved = (Tensor("input", ("batch", *image.dims())),) if asked.first else ()
+    op = Op(name, "conv", dims, splits, (weight,), saved, most, options=options)
+    made = image if asked.turned else left
+    ways = _filter_ways(name, image, left, asked) if asked.groups == 1 else ([], [])
+    added = _bias(name, made, asked) if bias else []
+    return [*_halos(name, image, out, asked), *ways[0], op, *ways[1], *added]
+
+
+def _options(asked: Asked) -> dict[str, Any]:
+    options: dict[str, Any] = {"stride": asked.stride, "groups": asked.groups}
+    same = len(set(asked.pads)) == 1
+    options |= {"pad": asked.pads[0]} if same else {"pads": asked.pads}
+    return options | {k: True for k in ("first", "turned") if getattr(asked, k)}
+
+
+def _bias(name: str, made: Image, asked: Asked) -> list[Op]:
+    """A bias is a kernel of its own, and so is its gradient."""
+    weights = (Tensor(f"{name}.bias", ("c",)),)
+    options = {"passes": 2.0, "back": 1.0, "back_kernel": "reduce"}
+    splits = {} if asked.whole else _splits(made)
+    return [Op(f"{name}.bias", "pointwise", made.dims(), splits, weights, options=options)]
+
+
+def _filter_ways(
+    name: str, image: Image, left: Image, asked: Asked
+) -> tuple[list[Exchange], list[Exchange]]:
+    """Before and behind a convolution: what ranks that split filters or channels exchange."""
+    x, y, splits = image.dims(), left.dims(), {} if asked.whole else _splits(image)
+    behind = [Exchange(f"{name}.y", "filter", "all_gather", "", y, splits)]
+    if asked.first:
+        return [], behind
+    before = [Exchange(f"{name}.dx", "filter", "", "all_reduce", x, splits)]
+    before += [Exchange(f"{name}.dx", "channel", "", "all_gather", x, splits)]
+    return before, [*behind, Exchange(f"{name}.y", "channel", "all_reduce", "", y, splits)]
+
+
+def _halos(name: str, image: Image, out: int, asked: Asked) -> Iterator[Exchange]:
+    """Rows of x forward and of dy backward that the neighbours' windows reach into."""
+    left = asked.out(image, out)
+    for axis, side in SPATIAL.items():
+        if asked.whole or side not in image.dims() or image.dims()[side] == 1:
+            continue
+        width = asked.sides["rst".index(_WINDOW[side])] // 2
+        others = {a: s for a, s in SPATIAL.items() if s != side and s in image.dims()}
+        if width and not asked.turned:
+            x = image.dims() | {side: float(width)}
+            yield Exchange(f"{name}.halo", axis, "send", "", x, others)
+            y = left.dims() | {side: float(width)}
+            yield Exchange(f"{name}.halo", axis, "", "send", y, others)
+
+
+def _gathers(name: str, image: Image) -> Iterator[Exchange]:
+    """Every rank gets the whole image, one axis after the other; gradients are cut, not sent."""
+    axes = [a for a, s in SPATIAL.items() if s in image.dims()]
+    for i, axis in enumerate(axes):
+        later = {a: SPATIAL[a] for a in axes[i + 1 :]}
+        yield Exchange(name, axis, "all_gather", "", image.dims(), later)
+
+
+def product(name: str, inner: int, out: int, *, bias: bool, last: bool) -> list[Op | Exchange]:
+    """A fully connected layer: filters are outputs, channels inputs."""
+    weights: tuple[Tensor, ...] = (Tensor(f"{name}.weight", ("in", "out")),)
+    weights += (Tensor(f"{name}.bias", ("out",)),) if bias else ()
+    splits = {"filter": "out", "channel": "in"}
+    dims = {"in": float(inner), "out": float(out)}
+    op = Op(name, "matmul", dims, splits, weights, most={"filter": out, "channel": inner})
+    x, y = {"c": float(inner)}, {"c": float(out)}
+    ops: list[Op | Exchange] = [
+        Exchange(f"{name}.dx", "filter", "", "all_reduce", x),
+        Exchange(f"{name}.dx", "channel", "", "all_gather", x),
+        op,
+        Exchange(f"{name}.y", "channel", "all_reduce", "", y),
+    ]
+    return ops if last else [*ops, Exchange(f"{name}.y", "filter", "all_gather", "", y)]
+
+
+def _size(image: Image) -> float:
+    out = 1.0
+    for size in image.dims().values():
+        out *= size
+    return out

@@ -1,0 +1,62 @@
+"""GPT as Megatron trains it: learned positions, a norm before each half, GELU, tied embedding.
+
+The vocabulary is padded to a multiple of 128 a rank (`--make-vocab-size-divisible-by`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from foretell.spec import Spec
+from foretell.workload.models import transformer
+from foretell.workload.workload import Layer, Workload
+
+
+@dataclass(frozen=True)
+class Gpt(Spec):
+    """A decoder of GPT-2 and GPT-3's shape."""
+
+    name: ClassVar[str] = "gpt"
+    layers: int
+    hidden: int
+    heads: int
+    seq: int = 1024
+    vocab: int = 51200
+    inner: int = 0  # width of the feed-forward; 4 × hidden where 0
+    positions: int = 0  # learned positions; as many as `seq` where 0
+    dropout: bool = True
+    tied: bool = True  # one matrix for words and logits
+    batch: int = 1
+    dtype: str = "fp16"
+
+    def workload(self) -> Workload:
+        """The model's layers."""
+        seq, hidden = self.seq, self.hidden
+        first = transformer.embedding(
+            seq, hidden, self.vocab, positions=self.positions or seq, dropout=self.dropout
+        )
+        last = transformer.head(seq, hidden, self.vocab, transformer.norm("norm", seq, hidden))
+        return Workload(
+            str(self),
+            (first, self._block(), last),
+            self.batch,
+            self.dtype,
+            (("embedding/words", "head/logits"),) if self.tied else (),
+            tokens=seq,
+        )
+
+    def _block(self) -> Layer:
+        seq, hidden, heads = self.seq, self.hidden, self.heads
+        depth, drop = transformer.depth(hidden, heads), self.dropout
+        pieces = [
+            transformer.norm("norm.attention", seq, hidden),
+            *transformer.attention(
+                seq, hidden, heads, heads, depth, bias=True, causal=True, dropout=drop
+            ),
+            *transformer.residual("residual.attention", seq, hidden, bias=True, dropout=drop),
+            transformer.norm("norm.mlp", seq, hidden),
+            *transformer.feed_forward(seq, hidden, self.inner or 4 * hidden, bias=True),
+            *transformer.residual("residual.mlp", seq, hidden, bias=True, dropout=drop),
+        ]
+        return transformer.block("block", pieces, seq, hidden, self.layers)

@@ -1,0 +1,217 @@
+"""An encoder and a decoder that looks at what it made: the original Transformer, T5 and mT5."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from foretell.spec import Spec
+from foretell.workload.models import transformer
+from foretell.workload.models.transformer import Piece
+from foretell.workload.op import Op, Tensor
+from foretell.workload.workload import Layer, Workload
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What all blocks of a model have in common."""
+
+    hidden: int
+    heads: int
+    depth: int
+    inner: int
+    bias: bool
+    dropout: bool
+    kernel: str  # activation of the feed-forward
+    gated: bool
+    norm: str  # norm, with a bias, or rms_norm, without
+    ahead: bool  # norms before each half, not behind
+
+    def encoder(self, seq: int, times: int) -> Layer:
+        """A block of the encoder."""
+        pieces = [
+            *self._half("attention", seq, self._attention(seq, causal=False)),
+            *self._mlp(seq),
+        ]
+        return transformer.block("encoder", pieces, seq, self.hidden, times)
+
+    def decoder(self, seq: int, memory: int, times: int) -> Layer:
+        """A block of the decoder: itself, then what the encoder made, then each word alone."""
+        pieces = [
+            *self._half("attention", seq, self._attention(seq, causal=True)),
+            *self._half("cross", seq, self._cross(seq, memory)),
+            *self._mlp(seq),
+        ]
+        return transformer.block("decoder", pieces, seq, self.hidden, times)
+
+    def last_norm(self, name: str, seq: int) -> Op:
+        """A norm of the model's kind."""
+        bias = self.norm == "norm"
+        return transformer.norm(name, seq, self.hidden, kernel=self.norm, bias=bias)
+
+    def _half(self, name: str, seq: int, inner: list[Piece]) -> list[Piece]:
+        norm = self.last_norm(f"norm.{name}", seq)
+        added = transformer.residual(
+            f"residual.{name}", seq, self.hidden, bias=False, dropout=self.dropout
+        )
+        return [norm, *inner, *added] if self.ahead else [*inner, *added, norm]
+
+    def _attention(self, seq: int, *, causal: bool) -> list[Piece]:
+        options = {"bias": self.bias, "causal": causal, "dropout": self.dropout}
+        return transformer.attention(
+            seq, self.hidden, self.heads, self.heads, self.depth, **options
+        )
+
+    def _mlp(self, seq: int) -> list[Piece]:
+        inner = transformer.feed_forward(
+            seq, self.hidden, self.inner, bias=self.bias, gated=self.gated, kernel=self.kernel
+        )
+        return self._half("mlp", seq, inner)
+
+    def _cross(self, seq: int, memory: int) -> list[Piece]:
+        """Queries of the decoder, keys and values of the encoder."""
+        wide = self.heads * self.depth
+        out: list[Piece] = []
+        for piece in self._attention(seq, causal=False):
+            if piece.name == "qkv":
+                out.append(self._column("cross.query", seq, wide))
+                out.append(self._column("cross.keys", memory, 2 * wide))
+            elif isinstance(piece, Op):
+                out.append(_crossed(piece, memory))
+            else:
+                out.append(replace(piece, name=f"cross.{piece.name}"))
+        return out
+
+    def _column(self, name: str, seq: int, out: int) -> Op:
+        return transformer.column(name, seq, self.hidden, out, bias=self.bias, most=self.heads)
+
+
+def _crossed(op: Op, memory: int) -> Op:
+    """The same op looking at the encoder's words."""
+    dims = dict(op.dims) | ({"keys": float(memory)} if "keys" in op.dims else {})
+    weights = tuple(replace(w, name=f"cross.{w.name}") for w in op.weights)
+    return replace(op, name=f"cross.{op.name}", dims=dims, weights=weights)
+
+
+def _middle(first: Layer, name: str, norm: list[Piece]) -> Layer:
+    """What stands between encoder and decoder: the last norm of the one, the words of the other."""
+    weightless = [replace(op, weights=()) if isinstance(op, Op) else op for op in first.ops]
+    return replace(first, name=name, ops=(*norm, *weightless))
+
+
+@dataclass(frozen=True)
+class Transformer(Spec):
+    """Attention is all you need (Vaswani et al. 2017); as it stands, the base model."""
+
+    name: ClassVar[str] = "transformer"
+    layers: int = 6
+    hidden: int = 512
+    heads: int = 8
+    inner: int = 2048
+    seq: int = 64  # words of the source
+    target: int = 0  # words of the target; as many where 0
+    vocab: int = 37000  # "about 37000 tokens" shared by both languages
+    dropout: bool = True
+    batch: int = 64
+    dtype: str = "fp32"
+
+    def workload(self) -> Workload:
+        """The model's layers; one matrix for both languages and the logits, fixed positions."""
+        seq, target = self.seq, self.target or self.seq
+        depth = self.hidden // self.heads
+        sizes = Sizes(
+            self.hidden, self.heads, depth, self.inner, True, self.dropout, "relu", False,
+            "norm", False,
+        )  # fmt: skip
+        first = transformer.embedding(
+            seq, self.hidden, self.vocab, positions=0, dropout=self.dropout
+        )
+        second = transformer.embedding(
+            target, self.hidden, self.vocab, positions=0, dropout=self.dropout
+        )
+        last = transformer.head(target, self.hidden, self.vocab, sizes.last_norm("norm", target))
+        last = replace(last, ops=last.ops[1:])  # norms stand behind each half already
+        return Workload(
+            str(self),
+            (
+                first,
+                sizes.encoder(seq, self.layers),
+                _middle(second, "target", []),
+                sizes.decoder(target, seq, self.layers),
+                last,
+            ),
+            self.batch,
+            self.dtype,
+            (("embedding/words", "head/logits"),),
+            tokens=target,
+        )
+
+
+@dataclass(frozen=True)
+class T5(Spec):
+    """T5 (Raffel et al. 2019); as it stands, the small model. mT5 gates and unties."""
+
+    name: ClassVar[str] = "t5"
+    layers: int = 6  # of the encoder, and as many of the decoder
+    hidden: int = 512
+    heads: int = 8
+    depth: int = 64  # of one head
+    inner: int = 2048
+    gated: bool = False  # gated GELU instead of ReLU (version 1.1 and mT5)
+    tied: bool = True
+    seq: int = 512
+    target: int = 114
+    vocab: int = 32128
+    buckets: int = 32  # of relative positions, a number for each head
+    dropout: bool = True
+    batch: int = 8
+    dtype: str = "bf16"
+
+    def workload(self) -> Workload:
+        """The model's layers."""
+        kernel = "gelu" if self.gated else "relu"
+        sizes = Sizes(
+            self.hidden, self.heads, self.depth, self.inner, False, self.dropout, kernel,
+            self.gated, "rms_norm", True,
+        )  # fmt: skip
+        first = self._words(self.seq, "encoder")
+        second = _middle(self._words(self.target, "decoder"), "target", [])
+        norm: list[Piece] = [sizes.last_norm("norm.encoder", self.seq), self._places("decoder")]
+        last = transformer.head(
+            self.target, self.hidden, self.vocab, sizes.last_norm("norm", self.target)
+        )
+        layers = (
+            first,
+            sizes.encoder(self.seq, self.layers),
+            replace(second, ops=(*norm, *second.ops)),
+            sizes.decoder(self.target, self.seq, self.layers),
+            last,
+        )
+        tied = (("embedding/words", "head/logits"),) if self.tied else ()
+        return Workload(str(self), layers, self.batch, self.dtype, tied, tokens=self.target)
+
+    def _words(self, seq: int, side: str) -> Layer:
+        made = transformer.embedding(
+            seq, self.hidden, self.vocab, positions=0, dropout=self.dropout
+        )
+        return replace(made, ops=(*made.ops, self._places(side)))
+
+    def _places(self, side: str) -> Op:
+        """A number for each distance and head, made a table of scores once a step."""
+        seq = self.seq if side == "encoder" else self.target
+        dims = {"tokens": float(seq), "hidden": float(self.heads), "buckets": float(self.buckets)}
+        weight = Tensor(f"places.{side}", ("buckets", "hidden"))
+        return Op(f"places.{side}", "embedding", dims, {"cp": "tokens"}, (weight,))
+
+
+@dataclass(frozen=True)
+class Mt5(T5):
+    """mT5 (Xue et al. 2020); as it stands, the small model."""
+
+    name: ClassVar[str] = "mt5"
+    layers: int = 8
+    heads: int = 6
+    inner: int = 1024
+    gated: bool = True
+    tied: bool = False
+    vocab: int = 250112

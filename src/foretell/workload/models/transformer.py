@@ -1,0 +1,249 @@
+"""The pieces of transformers, as Megatron splits them: column, then row, an all-reduce each.
+
+Dims are of one sample. `tp` splits heads and the inner width of the feed-forward; `sp` splits
+tokens where `tp` splits nothing (norms, residuals); `cp` splits tokens everywhere. What each op
+keeps for its backward follows Korthikanti et al. (arXiv 2205.05198, section 4): 34·s·b·h + 5·a·s²·b
+bytes in 16 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from foretell.errors import InputError
+from foretell.workload.op import Exchange, Op, Tensor
+from foretell.workload.workload import Layer
+
+ROWS = {"sp": "tokens", "cp": "tokens"}  # how a tensor outside the tensor-parallel part is split
+_ROW = ("batch", "tokens", "cols")
+Piece = Op | Exchange
+
+
+def depth(hidden: int, heads: int) -> int:
+    """The width of one head."""
+    if heads < 1 or hidden % heads:
+        raise InputError(
+            f"hidden={hidden} cannot be dealt out to heads={heads}",
+            hint="hidden is a multiple of heads",
+        )
+    return hidden // heads
+
+
+def norm(name: str, seq: int, hidden: int, *, kernel: str = "norm", bias: bool = True) -> Op:
+    """A norm over the hidden dim; it keeps its input, and its output for the product behind it."""
+    weights = [Tensor(f"{name}.weight", ("cols",))]
+    if bias:
+        weights.append(Tensor(f"{name}.bias", ("cols",)))
+    return Op(
+        name,
+        "norm",
+        {"tokens": seq, "cols": hidden},
+        ROWS,
+        tuple(weights),
+        (Tensor("input", _ROW), Tensor("output", _ROW)),
+        options={"kernel": kernel},
+    )
+
+
+def column(name: str, seq: int, inner: int, out: int, *, bias: bool, most: int) -> Op:
+    """A product whose outputs are dealt out; its input is kept by whoever made it."""
+    weights: tuple[Tensor, ...] = (Tensor(f"{name}.weight", ("in", "out")),)
+    if bias:
+        weights += (Tensor(f"{name}.bias", ("out",)),)
+    dims = {"tokens": seq, "in": inner, "out": out}
+    return Op(name, "matmul", dims, {"tp": "out", "cp": "tokens"}, weights, most={"tp": most})
+
+
+def row(name: str, seq: int, inner: int, out: int, *, bias: bool, most: int) -> Op:
+    """A product over dealt-out inputs: partial sums, to be reduced; it keeps its input."""
+    weights: tuple[Tensor, ...] = (Tensor(f"{name}.weight", ("in", "out")),)
+    if bias:
+        weights += (Tensor(f"{name}.bias", ("out",)),)
+    dims = {"tokens": seq, "in": inner, "out": out}
+    saved = (Tensor("input", ("batch", "tokens", "in")),)
+    return Op(name, "matmul", dims, {"tp": "in", "cp": "tokens"}, weights, saved, most={"tp": most})
+
+
+def enter(name: str, seq: int, hidden: int) -> tuple[Exchange, ...]:
+    """Into the tensor-parallel part: gradients come back as partial sums."""
+    dims, cp = {"tokens": seq, "hidden": hidden}, {"cp": "tokens"}
+    return (
+        Exchange(name, "tp", "", "all_reduce", dims, cp, unless="sp"),
+        Exchange(name, "sp", "all_gather", "reduce_scatter", dims, cp, kept=False),
+    )
+
+
+def leave(name: str, seq: int, hidden: int) -> tuple[Exchange, ...]:
+    """Out of the tensor-parallel part: partial sums become one tensor."""
+    dims, cp = {"tokens": seq, "hidden": hidden}, {"cp": "tokens"}
+    return (
+        Exchange(name, "tp", "all_reduce", "", dims, cp, unless="sp"),
+        Exchange(name, "sp", "reduce_scatter", "all_gather", dims, cp),
+    )
+
+
+def residual(name: str, seq: int, hidden: int, *, bias: bool, dropout: bool) -> list[Piece]:
+    """Bias, dropout and the sum with the residual: one kernel where the stack fuses, else each."""
+    dims = {"tokens": seq, "cols": hidden}
+    mask = (Tensor("mask", _ROW, "bool"),) if dropout else ()
+    passes = 3.0 + (0.5 if dropout else 0.0)
+    back = 1.5 + (1.0 if dropout else 0.0)
+    parts: list[Piece] = [_point(name, dims, mask, "fused", passes=passes, back=back)]
+    if bias:
+        apart = "!fused&!eager"  # PyTorch's products add their bias themselves
+        parts.append(_point(f"{name}.bias", dims, (), apart, passes=2.0, back=1.0))
+    if dropout:
+        kernel = {"kernel": "dropout", "passes": 2.5, "back": 2.5}
+        parts.append(_point(f"{name}.dropout", dims, mask, "!fused", **kernel))
+    return [*parts, _point(f"{name}.add", dims, (), "!fused", passes=3.0, back=0.0, stream=True)]
+
+
+def _point(
+    name: str, dims: Mapping[str, float], saved: tuple[Tensor, ...], when: str, **options: Any
+) -> Op:
+    return Op(name, "pointwise", dims, ROWS, saved=saved, when=when, options=options)
+
+
+def attention(
+    seq: int, hidden: int, heads: int, groups: int, depth: int, *, bias: bool, **options: Any
+) -> list[Piece]:
+    """Queries, keys and values, the scores, and the way back to the hidden dim."""
+    wide = depth * (heads + 2 * groups)
+    most = groups if groups < heads else heads
+    split = {"tp": "heads", "cp": "queries"}
+    dims = {"heads": heads, "queries": seq, "keys": seq, "depth": depth}
+    share = groups / heads
+    core = Op("attention", "attention", dims, split, saved=_kept(options, share), options=options)
+    gathered = {"tokens": seq, "hidden": 2 * groups * depth}
+    return [
+        *enter("enter.attention", seq, hidden),
+        column("qkv", seq, hidden, wide, bias=bias, most=most),
+        *_rotary(seq, heads + groups, depth, bool(options.get("rotary"))),
+        _moved("qkv.transpose", seq, heads + 2 * groups, depth),
+        Exchange("keys", "cp", "all_gather", "reduce_scatter", gathered, {"tp": "hidden"}),
+        core,
+        _moved("context.transpose", seq, heads, depth),
+        row("projection", seq, heads * depth, hidden, bias=bias, most=most),
+        *leave("leave.attention", seq, hidden),
+    ]
+
+
+def _kept(options: Mapping[str, Any], share: float) -> tuple[Tensor, ...]:
+    """Queries, keys and values; unless flash also the scores after softmax and after dropout."""
+    rows, scores = ("batch", "heads", "queries", "depth"), ("batch", "heads", "queries", "keys")
+    kept = [Tensor("query", rows), Tensor("key and value", rows, times=2 * share)]
+    kept += [Tensor("softmax", scores, when="!flash")]
+    if options.get("dropout", True):
+        kept += [Tensor("mask", scores, "bool", when="!flash")]
+        kept += [Tensor("dropped", scores, when="!flash")]
+    return (*kept, Tensor("log of sums", rows[:3], "fp32", when="flash"))
+
+
+def _rotary(seq: int, heads: int, depth: int, wanted: bool) -> list[Piece]:
+    dims, split = {"tokens": seq, "heads": heads, "depth": depth}, {"tp": "heads", "cp": "tokens"}
+    if not wanted:
+        return []
+    options = {"passes": 2.0, "back": 2.0}
+    more = {"passes": 8.0, "back": 8.0}
+    return [
+        Op("rotary", "pointwise", dims, split, when="fused", options=options),
+        Op("rotary", "pointwise", dims, split, when="!fused", options=more),
+    ]
+
+
+def _moved(name: str, seq: int, heads: int, depth: int) -> Op:
+    """A copy into the order that batched products want; flash attention reads any order."""
+    dims, split = {"tokens": seq, "heads": heads, "depth": depth}, {"tp": "heads", "cp": "tokens"}
+    return Op(name, "pointwise", dims, split, when="!flash", options={"kernel": "copy"})
+
+
+def feed_forward(
+    seq: int, hidden: int, inner: int, *, bias: bool, gated: bool = False, kernel: str = "gelu"
+) -> list[Piece]:
+    """Out to the inner width and back; gated (SwiGLU) has two products on the way out."""
+    wide = 2 * inner if gated else inner
+    return [
+        *enter("enter.mlp", seq, hidden),
+        column("up", seq, hidden, wide, bias=bias, most=inner),
+        *_activation(seq, inner, wide, bias, kernel),
+        row("down", seq, inner, hidden, bias=bias, most=inner),
+        *leave("leave.mlp", seq, hidden),
+    ]
+
+
+def _activation(seq: int, inner: int, wide: int, bias: bool, kernel: str) -> list[Piece]:
+    """The activation keeps its input; its output is kept by the product behind it."""
+    split, ratio = {"tp": "cols", "cp": "tokens"}, wide / inner
+    dims = {"tokens": seq, "cols": inner}
+    saved = (Tensor("input", _ROW, times=ratio),)
+    one = {"kernel": kernel, "passes": 1 + ratio, "back": 1 + 2 * ratio}
+    parts: list[Piece] = [
+        Op(kernel, "pointwise", dims, split, saved=saved, when="fused", options=one),
+        Op(kernel, "pointwise", dims, split, saved=saved, when="!fused", options=one),
+    ]
+    if bias:
+        added = {"passes": 2.0, "back": 1.0}
+        apart = "!fused&!eager"
+        parts.insert(1, Op("up.bias", "pointwise", dims, split, when=apart, options=added))
+    if ratio > 1:
+        more = {"passes": 3.0, "back": 5.0}
+        parts.append(Op("gate", "pointwise", dims, split, when="!fused", options=more))
+    return parts
+
+
+def embedding(seq: int, hidden: int, vocab: int, *, positions: int, dropout: bool) -> Layer:
+    """Words, learned positions where there are any, and dropout."""
+    dims = {"tokens": seq, "hidden": hidden, "vocab": vocab}
+    split = {"tp": "vocab", "cp": "tokens"}
+    words = (Tensor("words", ("vocab", "hidden")),)
+    ops: list[Piece] = [Op("words", "embedding", dims, split, words, pads={"vocab": 128})]
+    ops += [leave("leave.words", seq, hidden)[0]]
+    if positions:
+        place = {"tokens": seq, "hidden": hidden, "positions": positions}
+        learned = (Tensor("positions", ("positions", "hidden")),)
+        ops.append(Op("positions", "embedding", place, {"cp": "tokens"}, learned))
+    if dropout:
+        rows, mask = {"tokens": seq, "cols": hidden}, (Tensor("mask", _ROW, "bool"),)
+        options = {"kernel": "dropout", "passes": 2.5, "back": 2.5}
+        ops.append(Op("dropout", "pointwise", rows, ROWS, saved=mask, options=options))
+    return _layer("embedding", ops, seq, hidden, 1, is_block=False)
+
+
+def head(seq: int, hidden: int, vocab: int, final: Op) -> Layer:
+    """The last norm, the product with the vocabulary and the loss in fp32."""
+    logits = Op(
+        "logits",
+        "matmul",
+        {"tokens": seq, "in": hidden, "out": vocab},
+        {"tp": "out", "cp": "tokens"},
+        (Tensor("logits", ("in", "out")),),
+        pads={"out": 128},
+        options={"vocabulary": True},
+    )
+    kept = Tensor("probabilities", ("batch", "tokens", "vocab"), "fp32")
+    dims = {"tokens": seq, "vocab": vocab}
+    split = {"tp": "vocab", "cp": "tokens"}
+    half = (Tensor("logits", kept.dims),)
+    loss = Op("loss", "loss", dims, split, saved=(kept,), pads={"vocab": 128}, brief=half)
+    sums = Exchange("loss", "tp", "all_reduce", "", {"tokens": seq}, {"cp": "tokens"}, dtype="fp32")
+    return _layer(
+        "head",
+        [final, *enter("enter.logits", seq, hidden), logits, loss, sums, sums, sums],
+        seq,
+        hidden,
+        1,
+        is_block=False,
+    )
+
+
+def block(name: str, pieces: list[Piece], seq: int, hidden: int, times: int) -> Layer:
+    """A block, repeated."""
+    return _layer(name, pieces, seq, hidden, times, is_block=True)
+
+
+def _layer(
+    name: str, pieces: list[Piece], seq: int, hidden: int, times: int, *, is_block: bool
+) -> Layer:
+    sizes = {"tokens": seq, "cols": hidden}
+    return Layer(name, tuple(pieces), Tensor("hidden", _ROW), sizes, times, ROWS, is_block)

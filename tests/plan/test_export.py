@@ -1,0 +1,146 @@
+"""Plans in the words of other programs, and back."""
+
+import ast
+import json
+import tomllib
+
+import pytest
+
+from foretell.errors import InputError
+from foretell.plan import Plan
+from foretell.plan.export import (
+    EXPORTS,
+    export,
+    read_deepspeed,
+    read_megatron,
+    read_schedule,
+    schedule_csv,
+)
+
+
+def plan(text):
+    return Plan.parse(text)
+
+
+def test_torchtitan_says_degrees_batch_and_schedule():
+    files = export(
+        plan("dp_replicate=2,dp_shard=4,tp=2,pp=4,micro_batch=2,global_batch=256,recompute=full"),
+        "torchtitan",
+    )
+    found = tomllib.loads(files["plan.toml"])
+    assert found["parallelism"]["data_parallel_replicate_degree"] == 2
+    assert found["parallelism"]["data_parallel_shard_degree"] == 4
+    assert found["parallelism"]["pipeline_parallel_schedule"] == "1F1B"
+    assert found["parallelism"]["pipeline_parallel_microbatch_size"] == 2
+    assert found["training"]["local_batch_size"] == 32  # 16 micro-batches of 2, of 8 ranks
+    assert found["activation_checkpoint"]["mode"] == "full"
+    assert set(files) == {"plan.toml"}
+
+
+def test_torchtitan_gets_a_schedule_file():
+    files = export(plan("pp=2,actions=F0+F1+B0+B1/F0+B0+F1+I1+W1"), "torchtitan")
+    assert files["schedule.csv"] == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1I1,1W1\n"
+    found = tomllib.loads(files["plan.toml"])["parallelism"]
+    assert found["pipeline_parallel_schedule"] == "_PipelineScheduleRuntime"
+    assert found["pipeline_parallel_schedule_csv"] == "schedule.csv"
+
+
+def test_schedule_files_come_back():
+    rows = (("0F0", "3F0", "3I0", "3W0", "0B0"), ("1F0", "2F0", "2B0", "1B0"))
+    assert read_schedule(schedule_csv(rows)) == rows
+    lowered = "0F0,0SEND_F0,,0RECV_B0,0B0,0REDUCE_GRAD\n1RECV_F0,1F0,1B0,1SEND_B0\n"
+    assert read_schedule(lowered) == (("0F0", "0B0"), ("1F0", "1B0"))
+
+
+def test_megatron_says_arguments_and_layout():
+    text = export(
+        plan(
+            "dp=4,tp=8,pp=2,chunks=2,schedule=interleaved,layers=7+5,zero=1,sp=yes,dtype=bf16,"
+            "micro_batch=1,global_batch=64,recompute=full"
+        ),
+        "megatron",
+    )["arguments.txt"]
+    lines = text.splitlines()
+    assert "--tensor-model-parallel-size 8" in lines
+    assert "--pipeline-model-parallel-layout 'Et*4|t*3|t*3|t*2L'" in lines
+    for flag in ("--sequence-parallel", "--use-distributed-optimizer", "--bf16"):
+        assert flag in lines
+    assert "--recompute-granularity full" in lines
+    assert not any(line.startswith("--num-virtual") for line in lines)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dp=4,tp=8,pp=2,micro_batch=1,global_batch=512,recompute=selective,zero=1,sp=yes,dtype=bf16",
+        "dp=2,pp=4,chunks=2,schedule=interleaved,micro_batch=2,global_batch=64",
+        "dp=8,micro_batch=4,global_batch=32,optimizer=sgd",
+    ],
+)
+def test_megatron_comes_back(text):
+    wanted = plan(text)
+    assert read_megatron(export(wanted, "megatron")["arguments.txt"], wanted.ranks) == wanted
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["dp=8,zero=3,micro_batch=2,global_batch=64,dtype=bf16,bucket_mb=8", "dp=2,zero=2,offload=yes"],
+)
+def test_deepspeed_comes_back(text):
+    wanted = plan(text)
+    files = export(wanted, "deepspeed")
+    found = json.loads(files["deepspeed.json"])
+    assert found["zero_optimization"]["stage"] == wanted.zero
+    assert found.get("gradient_accumulation_steps", 4) == 4
+    assert read_deepspeed(files["deepspeed.json"], wanted.dp) == wanted
+
+
+def test_snippets_are_python():
+    for to, text in (
+        ("ddp", "dp=4,bucket_mb=10,dtype=bf16"),
+        ("fsdp2", "dp_replicate=2,dp_shard=4,dtype=bf16,recompute=full"),
+    ):
+        ((_, code),) = export(plan(text), to).items()
+        ast.parse(code)
+    assert "bucket_cap_mb=10)" in export(plan("dp=4,bucket_mb=10"), "ddp")["ddp.py"]
+    assert (
+        '(2, 4), mesh_dim_names=("dp_replicate", "dp_shard")'
+        in export(plan("dp_replicate=2,dp_shard=4"), "fsdp2")["fsdp2.py"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("to", "text", "words"),
+    [
+        ("torchtitan", "spatial=2", "no words for `spatial`"),
+        ("torchtitan", "dp=2,zero=1", "no zero=1"),
+        ("megatron", "dp=2,zero=3", "not Megatron's distributed optimizer"),
+        ("megatron", "pp=2,schedule=gpipe", "not gpipe"),
+        ("megatron", "dp=2,buckets=a+b", "no words for `buckets`"),
+        ("deepspeed", "tp=2", "no words for `tp`"),
+        ("ddp", "dp=2,shares=3+1", "no words for `shares`"),
+        ("fsdp2", "dp=2", "zero=0 is not FSDP2"),
+        ("jax", "dp=2", "unknown program"),
+    ],
+)
+def test_what_others_cannot_say(to, text, words):
+    with pytest.raises(InputError, match=words):
+        export(plan(text), to)
+
+
+def test_every_export_takes_plain_data_parallel():
+    for to in EXPORTS:
+        files = export(plan("dp=4,zero=3" if to in ("fsdp2", "torchtitan") else "dp=4"), to)
+        assert files
+        assert all(text.strip() for text in files.values())
+
+
+def test_files_that_are_none():
+    with pytest.raises(InputError, match="no DeepSpeed configuration"):
+        read_deepspeed("{", 2)
+    with pytest.raises(InputError, match="not a whole number"):
+        read_deepspeed('{"train_batch_size": "many"}', 2)
+    with pytest.raises(InputError, match="`--micro-batch-size` of Megatron"):
+        read_megatron("--micro-batch-size x")
+    with pytest.raises(InputError, match="6 ranks are no multiple of the 4"):
+        read_megatron("--tensor-model-parallel-size 4", 6)

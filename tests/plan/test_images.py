@@ -1,0 +1,95 @@
+"""Strategies that split images, filters and channels: what a plan makes of a network of images."""
+
+import pytest
+
+from foretell.cluster import load as load_cluster
+from foretell.errors import InfeasibleError
+from foretell.plan import Plan, estimate, lower
+from foretell.plan.check import check
+from foretell.plan.costs import alike, costs
+from foretell.predict import predict
+from foretell.simulate import simulate
+from foretell.workload import load
+
+RESNET = load("resnet50:image=224")
+NODE = load_cluster("abci:nodes=1")
+TWO = load_cluster("abci:nodes=2")
+
+
+def told(cluster=NODE, workload=RESNET, **fields):
+    return predict(Plan(**fields, stack="ddp"), workload, cluster)
+
+
+STRATEGIES = {
+    "data": {"dp": 4, "global_batch": 64},
+    "filter": {"filter": 4, "global_batch": 64},
+    "channel": {"channel": 4, "global_batch": 64},
+    "height": {"spatial": (4,), "global_batch": 64},
+    "width": {"spatial": (1, 4), "global_batch": 64},
+    "both": {"spatial": (2, 2), "global_batch": 64},
+    "pipeline": {"pp": 4, "global_batch": 64, "micro_batch": 8},
+    "data+filter": {"dp": 2, "filter": 2, "global_batch": 64},
+    "data+spatial": {"dp": 2, "spatial": (2,), "global_batch": 64},
+    "spatial+filter": {"spatial": (2,), "filter": 2, "global_batch": 64},
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_lowers_and_is_foretold_alike_in_closed_form(name):
+    plan = Plan(**STRATEGIES[name], stack="ddp")
+    graph = lower(plan, RESNET, NODE)
+    seconds = simulate(graph).seconds
+    assert seconds == pytest.approx(float(estimate([plan], RESNET, NODE).step[0]), rel=0.15)
+    assert seconds > 0
+
+
+def test_split_filters_do_not_shrink_compute_by_as_many():
+    """The shape that is left is priced, not work ÷ ranks."""
+    one = told(load_cluster("abci:gpus=1"), global_batch=64).breakdown["compute_s"]
+    four = told(filter=4, global_batch=64).breakdown["compute_s"]
+    assert one / 4 < four < one
+
+
+def test_halos_are_exchanged_and_filters_exchange_more():
+    spatial = told(spatial=(1, 4), global_batch=64).breakdown["exchange_s"]
+    split = told(filter=4, global_batch=64).breakdown["exchange_s"]
+    assert 0 < spatial < split
+    assert told(dp=4, global_batch=64).breakdown["exchange_s"] == 0
+
+
+def test_gradients_are_reduced_between_all_that_share_an_image():
+    assert alike(Plan(dp=2, spatial=(2, 2))) == (8, 1)
+    assert alike(Plan(dp=2, filter=4)) == (2, 4)  # each filter's owners are four ranks apart
+    assert alike(Plan(dp=4, tp=2, cp=2)) == (8, 2)
+    within = told(spatial=(1, 4), global_batch=64)
+    assert within.breakdown["reduce_s"] > 0
+
+
+def test_splitting_an_image_splits_what_is_kept():
+    whole = told(load_cluster("abci:gpus=1"), global_batch=64).memory["activations"]
+    split = told(spatial=(2, 2), global_batch=64).memory["activations"]
+    filters = told(filter=4, global_batch=64).memory["activations"]
+    assert split == pytest.approx(whole / 4, rel=0.1)
+    assert filters == pytest.approx(whole, rel=0.1)  # every rank has all of every image
+
+
+def test_sixty_four_filters_are_the_limit():
+    with pytest.raises(InfeasibleError, match="64 ways"):
+        told(load_cluster("abci:nodes=32"), load("vgg16"), filter=128, global_batch=32)
+
+
+def test_three_dimensions():
+    cosmoflow = load("cosmoflow:size=128")
+    cube = predict(Plan(spatial=(2, 2, 2), global_batch=1, stack="ddp"), cosmoflow, TWO)
+    line = predict(Plan(spatial=(8,), global_batch=1, stack="ddp"), cosmoflow, TWO)
+    assert cube.breakdown["exchange_s"] > 0
+    assert line.peak == pytest.approx(cube.peak, rel=0.2)
+
+
+def test_uneven_sides_take_the_longest_share():
+    """A side of 7 over 4 ranks leaves two rows to the busiest."""
+    plans = [check(Plan(spatial=(n,), global_batch=8, stack="ddp"), RESNET, c) for n, c in
+             ((2, load_cluster("abci:gpus=2")), (4, NODE))]  # fmt: skip
+    last = [costs([p], RESNET, c).layers[-2].forward.kernels[0] for p, c in
+            zip(plans, (load_cluster("abci:gpus=2"), NODE), strict=True)]  # fmt: skip
+    assert last[1] > last[0] / 2

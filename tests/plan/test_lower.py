@@ -1,0 +1,265 @@
+"""Graphs of plans: they verify, agree with the closed form, and keep the order they say."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretell.cluster import load as load_cluster
+from foretell.errors import ForetellError, InputError
+from foretell.graph import Kind, Phase, verify
+from foretell.plan import Plan, check, estimate, lower
+from foretell.plan.order import turns
+from foretell.simulate import simulate
+from foretell.simulate.memory import memory as played_memory
+from foretell.workload import load as load_workload
+
+MODEL = load_workload("gpt:layers=24,hidden=1024,heads=16,seq=512")
+NODE = load_cluster("dgx-a100:nodes=1")
+STACKS = ("megatron", "megatron-lm", "megatron-core", "fsdp")
+
+
+@st.composite
+def layouts(draw):
+    tp, pp = draw(st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2), (1, 4), (4, 1), (2, 4), (1, 8)]))
+    chunks = draw(st.sampled_from([1, 1, 3])) if pp > 1 and 24 % (3 * pp) == 0 else 1
+    return Plan(
+        dp=8 // tp // pp,
+        tp=tp,
+        pp=pp,
+        sp=draw(st.booleans()),
+        zero=draw(st.sampled_from([0, 1, 3])) if pp == 1 else draw(st.sampled_from([0, 1])),
+        micro_batch=draw(st.sampled_from([1, 2, 4])),
+        global_batch=draw(st.sampled_from([64, 128])),
+        recompute=draw(st.sampled_from(["none", "selective", "full"])),
+        schedule="interleaved" if chunks > 1 else draw(st.sampled_from(["1f1b", "gpipe"])),
+        chunks=chunks,
+        stack=draw(st.sampled_from(STACKS)),
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(layouts())
+def test_closed_form_and_simulation_agree(plan):
+    played = simulate(lower(plan, MODEL, NODE)).seconds
+    near = 0.12 if plan.zero == 3 else 0.04  # the closed form pairs a gather with its own layer
+    assert estimate([plan], MODEL, NODE).step[0] == pytest.approx(played, rel=near)
+
+
+@settings(max_examples=10, deadline=None)
+@given(layouts())
+def test_layers_take_as_long_as_stages(plan):
+    graph = lower(plan, MODEL, NODE, detail="layer")
+    verify(graph)
+    coarse = simulate(lower(plan, MODEL, NODE)).seconds
+    assert simulate(graph).seconds == pytest.approx(coarse, rel=0.08)
+
+
+def test_many_at_once_are_each_alone():
+    plans = [Plan(dp=8, global_batch=64), Plan(dp=2, tp=2, pp=2, global_batch=64, micro_batch=2)]
+    together = estimate(plans, MODEL, NODE)
+    for i, plan in enumerate(plans):
+        alone = estimate([plan], MODEL, NODE)
+        assert together.step[i] == alone.step[0]
+        assert together.peak[i] == alone.peak[0]
+
+
+def test_parts_make_the_step():
+    plan = Plan(dp=2, tp=2, pp=2, global_batch=64, micro_batch=2)
+    e = estimate([plan], MODEL, NODE)
+    parts = (e.compute, e.host, e.talk, e.bubble, e.send, e.reduce, e.update)
+    assert sum(part[0] for part in parts) == pytest.approx(e.step[0], rel=0.01)
+
+
+def test_one_f_one_b_is_what_it_says():
+    found = turns(Plan(pp=4, dp=2), 2, 5)
+    text = " ".join(
+        f"{'FB'[b]}{m}" for b, m in zip(found.backward.tolist(), found.micro.tolist(), strict=True)
+    )
+    assert text == "F0 F1 B0 F2 B1 F3 B2 F4 B3 B4"
+
+
+def test_interleaved_warms_up_as_megatron_does():
+    found = turns(Plan(pp=4, dp=2, schedule="interleaved", chunks=2), 0, 8)
+    warm = int(np.argmax(found.backward))
+    assert warm == 2 * 3 + 4 + 1  # the first of the steady ones is a forward too
+    assert found.chunk[:8].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert sorted(zip(found.backward, found.chunk, found.micro, strict=True)) == sorted(
+        (b, c, m) for b in (0, 1) for c in (0, 1) for m in range(8)
+    )
+
+
+def test_a_written_order_is_kept():
+    plan = Plan(pp=2, dp=4, actions=(("F0", "F1", "B0", "B1"), ("F0", "B0", "F1", "B1")))
+    plan = plan.but(global_batch=8, micro_batch=1)
+    gpipe = plan.but(actions=(), schedule="gpipe")
+    written = simulate(lower(plan, MODEL, NODE)).seconds
+    assert written <= simulate(lower(gpipe, MODEL, NODE)).seconds * 1.001
+
+
+@pytest.mark.parametrize(
+    "actions", [(("F0",), ("F0", "B0")), (("F0", "B0"),), (("F0", "X1"), ("F0", "B0"))]
+)
+def test_wrong_orders_are_refused(actions):
+    plan = Plan(pp=2, dp=4, actions=actions, global_batch=4, micro_batch=1)
+    with pytest.raises(InputError, match="action"):
+        lower(plan, MODEL, NODE)
+
+
+def test_unknown_detail():
+    with pytest.raises(InputError, match="unknown detail"):
+        lower(Plan(dp=8), MODEL, NODE, detail="kernel")
+
+
+def test_sends_cross_every_boundary():
+    plan = Plan(pp=4, dp=2, global_batch=16, micro_batch=1)
+    graph = lower(plan, MODEL, NODE)
+    assert (graph.kind == Kind.SEND).sum() == 2 * 3 * 8
+    assert (graph.phase == Phase.UPDATE).sum() == 4
+
+
+def test_overlap_hides_reduction():
+    plan = Plan(dp=8, global_batch=64, micro_batch=8, stack="megatron-lm")
+    late = simulate(lower(plan.but(overlap=False), MODEL, NODE)).seconds
+    hidden = simulate(lower(plan.but(overlap=True), MODEL, NODE)).seconds
+    assert hidden < late
+
+
+def test_uneven_stages_wait_for_the_longest():
+    even = Plan(pp=4, dp=2, global_batch=64, micro_batch=2)
+    seconds = [
+        estimate([even.but(layers=layers)], MODEL, NODE).step[0]
+        for layers in ((), (12, 4, 4, 4), (7, 6, 6, 5))
+    ]
+    assert seconds[1] > seconds[0]
+    assert seconds[2] < seconds[1]
+
+
+def test_a_split_layer_is_no_share_of_the_whole():
+    """Half the width takes more than half the time: the shape is priced, not work ÷ ranks."""
+    from foretell.plan.costs import costs
+
+    found = costs(
+        [
+            check(Plan(dp=8 // tp, tp=tp, global_batch=64, micro_batch=1), MODEL, NODE)
+            for tp in (1, 4)
+        ],
+        MODEL,
+        NODE,
+    )
+    kernels = found.layers[1].forward.kernels
+    assert kernels[1] > kernels[0] / 4
+
+
+def test_memory_over_time_peaks_where_it_is_foretold():
+    from foretell.plan import memory
+
+    plan = Plan(pp=4, dp=2, global_batch=32, micro_batch=1)
+    timeline = simulate(lower(plan, MODEL, NODE))
+    held = memory(plan, MODEL, NODE)
+    for stage, found in enumerate(played_memory(timeline)):
+        parts = held[stage].parts()
+        assert found.peak == pytest.approx(sum(parts.values()) - parts["buffers"], rel=0.02)
+
+
+def test_every_answer_is_the_same_twice():
+    plan = Plan(dp=2, tp=2, pp=2, global_batch=64, micro_batch=2)
+    assert lower(plan, MODEL, NODE).fingerprint() == lower(plan, MODEL, NODE).fingerprint()
+
+
+def test_a_thousand_ranks():
+    big = load_workload("gpt:layers=96,hidden=12288,heads=96,seq=2048")
+    cluster = load_cluster("selene:nodes=128")
+    plan = Plan(dp=16, tp=8, pp=8, global_batch=1536, micro_batch=1, stack="megatron-lm")
+    assert 10 < estimate([plan], big, cluster).step[0] < 60
+
+
+def test_families_split_along_their_own_axes():
+    cnn = load_workload("resnet50:batch=32")
+    alone = estimate([Plan(global_batch=32)], cnn, load_cluster("a100-80:gpus=1")).step[0]
+    for text in ("dp=8,global_batch=32", "filter=8,global_batch=32", "spatial=4+2,global_batch=32"):
+        try:
+            split = estimate([Plan.parse(text)], cnn, NODE).step[0]
+        except ForetellError as error:
+            pytest.skip(str(error))
+        assert 0.05 * alone < split < 10 * alone
+
+
+MIXED = """
+name = "mixed"
+[[node]]
+preset = "dgx-a100"
+count = 1
+[[node]]
+preset = "dgx-1-v100-32"
+count = 1
+"""
+
+
+def test_each_stage_runs_on_its_own_devices(tmp_path):
+    """Fewer blocks on the slower half are quicker; the closed form takes the slowest for all."""
+    path = tmp_path / "mixed.toml"
+    path.write_text(MIXED)
+    cluster = load_cluster(str(path))
+    even = Plan(dp=8, pp=2, micro_batch=2, global_batch=128, stack="megatron-lm")
+    seconds = {
+        layers: simulate(lower(even.but(layers=layers), MODEL, cluster)).seconds
+        for layers in ((12, 12), (17, 7), (7, 17))
+    }
+    assert seconds[17, 7] < seconds[12, 12] < seconds[7, 17]
+    assert estimate([even], MODEL, cluster).step[0] >= 0.99 * seconds[12, 12]
+
+
+def test_hybrid_sharding_talks_between_copies():
+    two = load_cluster("dgx-a100:nodes=2")
+    plan = Plan(dp=16, zero=3, global_batch=64, micro_batch=4, stack="fsdp")
+    full, hybrid = estimate([plan, plan.but(shard=8)], MODEL, two).reduce
+    assert hybrid > full
+
+
+def test_offload_updates_on_the_host():
+    plan = Plan(dp=8, zero=1, global_batch=64, stack="megatron-core")
+    here, there = estimate([plan, plan.but(offload=True)], MODEL, NODE).update
+    assert there > 3 * here
+
+
+def test_narrow_products_keep_wide_tensors():
+    hopper = load_cluster("dgx-h100:nodes=1")
+    plan = Plan(dp=8, global_batch=64, micro_batch=8, stack="megatron-core", dtype="bf16")
+    e = estimate([plan, plan.but(dtype="fp8")], MODEL, hopper)
+    assert e.step[1] < e.step[0]
+    assert e.peak[1] == e.peak[0]
+
+
+def test_a_placement_says_which_machines():
+    """Tensor parallel ranks apart talk over the network."""
+    two = load_cluster("dgx-a100:nodes=2")
+    plan = Plan(dp=2, tp=4, global_batch=16, micro_batch=1, stack="megatron-core")
+    near = plan.but(placement=tuple(range(8)))
+    far = plan.but(placement=(0, 8, 1, 9, 2, 10, 3, 11))
+    seconds = estimate([near, far], MODEL, two).step
+    assert seconds[1] > 1.1 * seconds[0]
+    assert simulate(lower(far, MODEL, two)).seconds == pytest.approx(seconds[1], rel=0.04)
+    with pytest.raises(InputError, match="dp=2 × tp=4 makes 8"):
+        lower(plan.but(placement=(0, 1)), MODEL, two)
+
+
+def test_what_ifs_of_a_plan_are_made():
+    plan = Plan(dp=8, global_batch=64)
+    quick = lower(plan.but(whatifs=("faster:op=backward,times=2",)), MODEL, NODE)
+    assert simulate(quick).seconds < simulate(lower(plan, MODEL, NODE)).seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("pp=4,dp=2,chunks=2,global_batch=8,micro_batch=1", "schedule=interleaved"),
+        (
+            "pp=4,dp=2,chunks=2,schedule=interleaved,global_batch=12,micro_batch=1",
+            "6 micro-batches .* no multiple of pp=4",
+        ),
+    ],
+)
+def test_chunks_need_their_turns(text, match):
+    with pytest.raises(InputError, match=match):
+        estimate([Plan.parse(text)], MODEL, NODE)
