@@ -13,7 +13,9 @@ _PUBLIC = {
     "Cluster": "foretell.cluster",
     "Graph": "foretell.graph",
     "Timeline": "foretell.simulate",
+    "capture": "foretell.pytorch.capture",
     "concat": "foretell.graph",
+    "deploy": "foretell.pytorch.deploy",
     "load": "foretell.graph",
     "parse": "foretell.graph",
     "price": "foretell.cost",
@@ -23,10 +25,14 @@ _PUBLIC = {
     "simulate": "foretell.simulate",
 }
 
-__all__ = ["__version__", *_PUBLIC]
+_MODULES = ("profile",)  # public as a whole
+
+__all__ = ["__version__", *_PUBLIC, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"foretell.{name}")
     if name not in _PUBLIC:
         raise AttributeError(f"module `foretell` has no `{name}`")
     return getattr(import_module(_PUBLIC[name]), name)

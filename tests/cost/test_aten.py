@@ -94,6 +94,21 @@ def test_attention_knows_its_layout():
     assert shape("_cudnn_attention_forward", turned)[1] == found
 
 
+def test_a_recurrent_layer_takes_its_steps_one_by_one():
+    weights = "256x32|256x64|256|256"
+    text = f"in=10x8x32+{weights}+-+256x32+1x8x64,types=float+TensorList"
+    fed, turned, gates = kernels("_cudnn_rnn", text)
+    assert fed.shape == "m=80,n=256,k=32,tb=1"
+    assert (turned.shape, turned.times) == ("m=8,n=256,k=64,tb=1", 10)
+    assert (gates.op, gates.times) == ("elementwise", 10)
+    assert len(kernels("_cudnn_rnn_backward", text)) == 5
+    tasks = [{"kind": "kernel", "op": "_cudnn_rnn", "shape": text, "dtype": "fp32"}]
+    longer = text.replace("10x8x32", "100x8x32")
+    tasks.append({**tasks[0], "shape": longer})
+    short, long = price(graph_of(*tasks), load("h200")).seconds
+    assert 7 * short < long < 11 * short
+
+
 def test_what_no_rule_knows_is_priced_by_what_it_moves_and_computes():
     (light,) = kernels("digamma", "in=1000,types=float", 8000.0, 1000.0)
     assert (light.op, light.bytes) == ("elementwise", 8000.0)

@@ -30,6 +30,7 @@ class Kernel:
     shape: str = ""
     bytes: float = 0.0
     flops: float = 0.0
+    times: float = 1.0  # how many of them in a row
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Call:
     values: tuple[str, ...]
     strides: tuple[Dims, ...]
     part: str
+    lists: tuple[tuple[Dims, ...], ...]  # of inputs that are lists of tensors
     moved: float  # bytes, where whoever wrote the task counted them
     flops: float
 
@@ -78,10 +80,15 @@ def read(op: str, shape: str, moved: float = 0.0, flops: float = 0.0) -> Call:
     texts = {key: parts.get(key, "").split("+") for key in ("in", "types", "args", "strides")}
     dims = tuple(_dims(text) for text in texts["in"])
     strides = tuple(_dims(text) for text in texts["strides"])
+    lists = tuple(_each_dims(text) for text in texts["in"])
     return Call(
         op, dims, tuple(texts["types"]), tuple(texts["args"]), strides, parts.get("part", ""),
-        moved, flops,
+        lists, moved, flops,
     )  # fmt: skip
+
+
+def _each_dims(text: str) -> tuple[Dims, ...]:
+    return tuple(map(_dims, text.split("|"))) if "|" in text else ()
 
 
 def _dims(text: str) -> Dims:

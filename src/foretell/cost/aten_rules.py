@@ -210,6 +210,27 @@ def _attention(
     return rule
 
 
+def _recurrent(call: Call) -> list[Kernel]:
+    """Products of a recurrent layer: inputs of all steps at once, the state step by step.
+
+    Backward has both gradients of each; those of the weights take all steps at once.
+    """
+    batch = call.dims[4][1]
+    tokens = call.size(0) // call.dims[0][-1]
+    steps = max(tokens // batch, 1)
+    found: list[Kernel] = []
+    for i, (n, k) in enumerate(d for d in call.lists[1] if len(d) == 2):
+        rows, times = (tokens, 1) if i % 2 == 0 else (batch, steps)
+        back = call.op.endswith("_backward")
+        sizes = {"m": rows, "n": k, "k": n} if back else {"m": rows, "n": n, "k": k, "tb": 1}
+        found.append(Kernel("gemm", write(sizes), times=times))
+        if back:
+            found.append(Kernel("gemm", write({"m": n, "n": k, "k": tokens, "ta": 1})))
+        if times > 1:  # the gates of each step
+            found.append(Kernel("elementwise", "", 2.0 * batch * n * call.item(), times=times))
+    return found
+
+
 def _optimizer(call: Call) -> list[Kernel]:
     """One kernel over a list of tensors."""
     return [Kernel("optimizer", "", call.moved)] if call.moved else []
@@ -220,6 +241,8 @@ RULES: dict[str, Callable[[Call], list[Kernel]]] = {
     "bmm": _product(0),
     "addmm": _product(1),
     "baddbmm": _product(1),
+    "_cudnn_rnn": _recurrent,
+    "_cudnn_rnn_backward": _recurrent,
     "convolution": _conv,
     "convolution_backward": _conv_backward,
     "native_dropout": _each("dropout", 1.25),

@@ -32,6 +32,9 @@ _WINOGRAD_TILES = {
     2: np.array([(128, 32)], float).T,
     4: np.array([(128, 128), (64, 128), (64, 64)], float).T,
 }
+# Depthwise kernels of halves with channels last take this share of the time (conv2d rows of
+# tables/measured/h200.csv.gz with groups = c, bf16 and fp16, nhwc, 50 µs or more; sums of seconds).
+_CHANNELS_LAST = {"conv": 0.38, "conv_dgrad": 0.22, "conv_wgrad": 0.22}
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,8 @@ def _direct(limits: Limits, product: Fitted, fitted: Fitted, op: str, a: Conv) -
     one = (a.r == 1) & (a.s == 1)
     slow = np.where(one, fitted[f"slow_{op}_1x1"], fitted[f"slow_{op}"])
     slow = slow * limits.fitted[f"conv_{limits.pipe}"]
-    out: Array = time * slow * np.where(a.stride > 1, fitted[f"slow_{op}_strided"], 1.0)
+    slow = slow * np.where(a.stride > 1, fitted[f"slow_{op}_strided"], 1.0)
+    out: Array = time * (1 + (slow - 1) * limits.ease)
     return out
 
 
@@ -138,6 +142,8 @@ def _depthwise(limits: Limits, fitted: Fitted, op: str, a: Conv) -> Array:
     image, _, result = a.sizes
     touched = image if op == "conv_dgrad" else result
     cycles = fitted[f"depthwise_{op}"] + fitted[f"depthwise_{op}_tap"] * a.r * a.s
+    if limits.pipe == "tensor":
+        cycles = cycles * np.where(a.nhwc > 0, _CHANNELS_LAST[op], 1.0)
     out: Array = touched * cycles / (limits.units * limits.clock) + limits.floor
     return out
 

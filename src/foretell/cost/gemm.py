@@ -165,6 +165,8 @@ def _compute(
     shape = rows * cols / (rows + cols)
     efficiency = fitted["peak"] * shape / (shape + fitted["half_shape"])
     efficiency *= limits.fitted[f"quality_{limits.pipe}"]
+    if limits.ease < 1:
+        efficiency = 1 - (1 - efficiency) * limits.ease
     if limits.shares and limits.pipe == "simt":
         efficiency *= fitted["sharing"]
     rate = np.minimum(limits.peak * np.minimum(1.0, efficiency), _aligned(limits, fitted, align))

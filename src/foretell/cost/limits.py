@@ -54,6 +54,17 @@ class Limits:
     burst: float = 0.0  # seconds a cold board runs above `sustained`; 0 in the middle of training
 
     @property
+    def ease(self) -> float:
+        """How much of a tile's overhead shows: half where matrix units run at half rate.
+
+        GeForce boards add in fp32 at half the rate of the same units elsewhere (256 multiply-adds
+        a clock and unit on Ampere, against 512 of Volta and more since): what feeds them has twice
+        the time.
+        """
+        rate = self.peak / (self.units * self.clock)
+        return min(1.0, rate / 2048) if self.pipe == "tensor" and rate < 600 else 1.0
+
+    @property
     def stream(self) -> float:
         """Bytes/s that a long copy reaches."""
         return self.bandwidth * self.fitted["stream"]

@@ -37,7 +37,7 @@ class Operators:
     def price(self, work: Work) -> tuple[Array, Array]:
         spelled = _spelled(work, self.plain)
         seconds, sigma = self.model.price(spelled.work)
-        return _summed(spelled.row, seconds, sigma, len(work))
+        return _summed(spelled.row, seconds * spelled.times, sigma, len(work))
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +46,7 @@ class _Spelled:
 
     work: Work
     row: Array
+    times: Array
 
 
 def _spelled(work: Work, plain: bool) -> _Spelled:
@@ -73,6 +74,7 @@ def _spelled(work: Work, plain: bool) -> _Spelled:
             rank=taken.rank,
         ),
         row,
+        np.array([k.times for _, k in found]),
     )
 
 

@@ -1,0 +1,133 @@
+"""What the network sees of a region: nodes, edges and the whole, as ratios to the device's rates.
+
+Sizes are logarithms of bytes against the second-level cache and of places against the lanes, times
+are logarithms against the formula's, so that what was learned on one device can be asked of another.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from foretell.cluster.device import Device
+from foretell.cost.fused_formula import Constants, constants_of, from_walk, terms, weights
+from foretell.cost.fused_regions import DTYPES, Regions
+from foretell.cost.fused_walk import WALKED, Walk, walked
+from foretell.cost.fusion_class import KIND_CODE, KINDS
+from foretell.cost.limits import SIZES
+
+Array = npt.NDArray[np.float64]
+_SIZE = np.array([float(SIZES[d]) for d in DTYPES])
+_LANES = 2048.0  # threads a unit holds
+NODE_FEATURES, EDGE_FEATURES = 28, 5
+_SHARES = ("start", "memory", "compute", "lone", "product")
+
+
+class Features(NamedTuple):
+    """Inputs of the network, and the formula's seconds that its answer scales."""
+
+    op: npt.NDArray[np.int64]
+    node: Array
+    edge: Array
+    whole: Array
+    formula: Array
+
+
+def features(device: Device, regions: Regions, constants: Constants | None = None) -> Features:
+    """What the network sees, of all regions at once."""
+    c = constants or constants_of(device)
+    walk = walked(regions, float(device.units), weights())
+    formula = from_walk(device, walk.region, c)
+    return Features(
+        regions.op,
+        nodes(device, regions, walk, formula),
+        edges(regions),
+        whole(device, regions, walk.region, formula, c),
+        formula,
+    )
+
+
+def nodes(device: Device, regions: Regions, walk: Walk, formula: Array) -> Array:
+    """One row a node."""
+    size = _SIZE[regions.dtype]
+    lanes = device.units * _LANES
+    own = regions.seconds / formula[regions.region]
+    rows = regions.looped / np.maximum(regions.inner, 1.0)
+    kind = KIND_CODE[regions.op]
+    stream = regions.elements * size / (device.memory_bandwidth * formula[regions.region])
+    found = [
+        _log(regions.elements * size / device.l2),
+        _log(regions.looped / lanes),
+        _log(regions.inner) / 2,
+        _log(rows / lanes),
+        _log(regions.last) / 2,
+        _log(regions.writes / device.l2) * (regions.writes > 0),
+        (regions.writes > 0).astype(float),
+        np.where(np.isnan(own) | (own <= 0), 0.0, np.log(np.maximum(own, 1e-4))),
+        (~np.isnan(own) & (own > 0)).astype(float),
+        np.log(np.maximum(stream, 1e-5)) / 2,
+        np.log(weights()[regions.op]) / 2,
+        walk.node[:, 0] / 2,
+        walk.node[:, 1] / 2,
+        walk.node[:, 2],
+        _aligned(regions.last),
+        _aligned(regions.inner),
+        np.log2(2 ** np.ceil(np.log2(np.maximum(regions.inner, 1))) / np.maximum(regions.inner, 1)),
+        (regions.inner > 1024).astype(float),
+        *((regions.across == a).astype(float) for a in (1, 2)),
+        *((size == s).astype(float) for s in (1.0, 2.0, 8.0)),
+        *((kind == KINDS.index(k)).astype(float) for k in ("input", "pointwise", "view", "norm")),
+        (kind == KINDS.index("reduction")).astype(float),
+    ]
+    return np.stack(found, axis=1)
+
+
+def edges(regions: Regions) -> Array:
+    """One row an edge."""
+    ratio = regions.elements[regions.source] / np.maximum(regions.looped[regions.target], 1.0)
+    same = regions.dtype[regions.source] == regions.dtype[regions.target]
+    found = [*((regions.pattern == p).astype(float) for p in range(3)), _log(ratio) / 4, same.astype(float)]
+    return np.stack(found, axis=1)
+
+
+def whole(
+    device: Device, regions: Regions, walk: Array, formula: Array, c: Constants
+) -> Array:
+    """One row a region."""
+    w = dict(zip(WALKED, walk.T, strict=True))
+    parts = terms(device, walk, c)
+    region, count = regions.region, len(regions)
+    own = np.bincount(region, np.nan_to_num(regions.seconds), count)
+    known = np.bincount(region, np.isnan(regions.seconds) & (KIND_CODE[regions.op] != 0), count) == 0
+    kinds = [np.bincount(region, KIND_CODE[regions.op] == k, count) for k in range(len(KINDS))]
+    lanes = device.units * _LANES
+    found = [
+        np.log(formula / device.floor),
+        *(np.log(np.maximum(parts[name] / formula, 1e-3)) / 2 for name in _SHARES),
+        *(np.log1p(16 * w[name] / device.l2) for name in ("read", "fresh", "reread", "written", "turned")),
+        _log(w["places"] / lanes),
+        np.log1p(w["lone"]) / 4,
+        w["kernels"] / 4,
+        w["levels"] / 2,
+        w["random"] / np.maximum(w["places"], 1.0),
+        w["odd"] / np.maximum(w["places"], 1.0),
+        w["halves"] / np.maximum(w["places"], 1.0) / 4,
+        np.log(np.maximum(w["work"] / np.maximum(w["places"], 1.0), 0.5)) / 2,
+        np.where(known & (own > 0), np.log(np.maximum(own / formula, 1e-3)), 0.0),
+        (known & (own > 0)).astype(float),
+        *(np.log1p(k) for k in kinds),
+        np.bincount(region, regions.writes > 0, count) / 4,
+    ]
+    return np.stack(found, axis=1)
+
+
+def _aligned(extent: Array) -> Array:
+    """How wide a load fits a row: 0 for odd ones, 1 for multiples of 32."""
+    whole = np.maximum(extent, 1.0).astype(np.int64)
+    return np.log2(np.minimum(whole & -whole, 32)) / 5
+
+
+def _log(values: Array) -> Array:
+    return np.log2(np.maximum(values, 2.0**-20)) / 4

@@ -1,0 +1,125 @@
+"""How long a fused region takes, from what its kernels move and compute: the fallback of the network.
+
+    seconds = start · (1 + more · (kernels − 1))
+            + (memoryᵖ + computeᵖ + loneᵖ)^(1/p) + product
+
+    memory    latency, and what memory must move over its bandwidth joined (a norm of power `join`)
+              with what the second-level cache must: fresh tensors, small results and what is read
+              again may stay there
+    compute   elementary operations over the vector lanes' rate, more in bf16 and in odd rows
+    lone      the longest reduction that too few units share
+    product   a matrix product's own time where known, else its roofline
+
+Constants (`tables/fused.toml`) are fitted per kind of device to measured regions; they are shares
+of the device's own rates, so another device needs its preset and nothing else.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foretell.cluster.device import Device
+from foretell.cost.fused_regions import Regions
+from foretell.cost.fused_walk import WALKED, WEIGHT, walked
+from foretell.cost.fusion_class import WORDS
+
+Array = npt.NDArray[np.float64]
+Constants = Mapping[str, float]
+
+# The names of the fitted constants, in the order a fit packs them.
+FITTED = (
+    "start", "more", "stream", "latency", "ramp", "keep", "keep_written", "again", "steep", "cache",
+    "join", "rate", "half", "odd", "turned", "lone", "overlap", "peak",
+)  # fmt: skip
+
+
+@cache
+def shipped() -> dict[str, dict[str, Any]]:
+    """Constants and spreads by kind of device: `gpu` and `cpu`."""
+    text = files("foretell.cost").joinpath("tables", "fused.toml").read_text("utf-8")
+    return tomllib.loads(text)
+
+
+@cache
+def weights() -> Array:
+    """Elementary operations of one place by op: fitted where measured often, else the first guess."""
+    fitted = shipped().get("weights", {})
+    return np.array([fitted.get(word, guess) for word, guess in zip(WORDS, WEIGHT, strict=True)])
+
+
+def kind_of_device(device: Device) -> str:
+    """Which constants a device takes."""
+    return "cpu" if device.vendor == "cpu" or device.arch == "x86" else "gpu"
+
+
+def constants_of(device: Device) -> Constants:
+    """The fitted constants for a device."""
+    found: Constants = shipped()[kind_of_device(device)]["constants"]
+    return found
+
+
+def seconds(device: Device, regions: Regions, constants: Constants | None = None) -> Array:
+    """Time of each region."""
+    walk = walked(regions, float(device.units), weights())
+    return from_walk(device, walk.region, constants or constants_of(device))
+
+
+def from_walk(device: Device, walk: Array, c: Constants) -> Array:
+    """Time from what a walk found."""
+    parts = terms(device, walk, c)
+    p = c["overlap"]
+    busy = (parts["memory"] ** p + parts["compute"] ** p + parts["lone"] ** p) ** (1 / p)
+    out: Array = parts["start"] + busy + parts["product"]
+    return out
+
+
+def terms(device: Device, walk: Array, c: Constants) -> dict[str, Array]:
+    """The terms of the formula, in seconds."""
+    w = dict(zip(WALKED, walk.T, strict=True))
+    cycles = device.units * device.clock
+    kernels = np.maximum(w["kernels"], 1.0)
+    start = device.floor * c["start"] * (1 + c["more"] * (kernels - 1))
+    work = w["work"] + c["half"] * w["halves"] + c["odd"] * w["odd"]
+    return {
+        "start": np.where(w["kernels"] > 0, start, 0.0),
+        "memory": _memory(device, w, c),
+        "compute": np.maximum(work / (cycles * c["rate"]), 1e-12),
+        "lone": np.maximum(w["lone"] * c["lone"] / device.clock, 1e-12),
+        "product": _product(device, w, c),
+    }
+
+
+def _memory(device: Device, w: Mapping[str, Array], c: Constants) -> Array:
+    stream = device.memory_bandwidth * c["stream"]
+    fresh = w["fresh"] * _missed(w["fresh"] + 0.5 * w["written"], c["keep"] * device.l2, c)
+    left = c["keep_written"] * device.l2
+    written = w["written"] * _missed(w["written"] + 0.5 * w["fresh"], left, c)
+    again = w["reread"] * _missed(w["read"] + w["written"], c["again"] * device.l2, c)
+    cold = (w["read"] - w["fresh"]) + fresh + written + again + c["turned"] * w["turned"]
+    moved = w["read"] + w["written"] + w["reread"]
+    both = (cold / stream) ** c["join"] + (moved / (stream * c["cache"])) ** c["join"]
+    ramp = 1 - np.exp(-moved / (c["ramp"] * device.l2))
+    out: Array = device.floor * c["latency"] * ramp + both ** (1 / c["join"]) + 1e-12
+    return out
+
+
+def _missed(size: Array, kept: float, c: Constants) -> Array:
+    """The share of so many bytes that the cache does not hold."""
+    return np.asarray(1 - 1 / (1 + (size / kept) ** c["steep"]), float)
+
+
+def _product(device: Device, w: Mapping[str, Array], c: Constants) -> Array:
+    """A product's own time, or its roofline where nobody knows it."""
+    dtype = "bf16" if "bf16" in device.flops else "fp32"
+    roofline = w["product"] / (device.peak(dtype) * c["peak"]) + w["operand"] / (
+        device.memory_bandwidth * c["stream"]
+    )
+    guessed = np.where(w["product"] > 0, roofline + device.floor, 0.0)
+    return np.where(w["own"] > 0, w["own"], guessed)

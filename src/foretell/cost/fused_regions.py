@@ -1,0 +1,153 @@
+"""Fused regions as columns: what the price of a fused op is asked with, thousands at a time.
+
+A region is its nodes and edges. Nodes are the tensors that enter (`input`, or `fresh` where the
+step wrote it just before and the cache may still hold it) and the ops inside; edges say which node
+reads which.
+
+    node    op         number of the op's word (→ `foretell.cost.fusion_class.codes_of`)
+            dtype      number format of its first result, as a word
+            elements   of its first result; of the memory behind an entering tensor
+            looped     places it visits: the most elements of anything it reads or gives
+            inner      places that become one result: columns of a softmax, norm or sum; else 1
+            across     0 those places lie side by side, 1 apart, 2 apart but whole rows at a time
+            last       elements that lie side by side in the largest tensor it touches
+            writes     bytes of its results that leave the region; 0 for what stays inside
+            flops      of a matrix product or convolution; 0 for all else
+            seconds    its own time un-fused where measured; nan where not
+    edge    source     node read (numbers count through all regions)
+            target     node that reads
+            pattern    0 in the order it is looped over, 1 broadcast, 2 in another order of memory
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foretell.cost.fusion_class import codes_of
+from foretell.cost.limits import SIZES
+from foretell.errors import InputError, unknown
+
+Array = npt.NDArray[np.float64]
+Whole = npt.NDArray[np.int64]
+Words = npt.NDArray[np.str_]
+
+NODE = ("op", "dtype", "elements", "looped", "inner", "across", "last", "writes", "flops", "seconds")
+EDGE = ("source", "target", "pattern")
+DTYPES = tuple(SIZES)
+
+
+@dataclass(frozen=True, eq=False)
+class Regions:
+    """Many regions as columns; region r has the nodes `first[r]` up to `first[r + 1]`."""
+
+    first: Whole
+    op: Whole
+    dtype: Whole  # index into DTYPES
+    elements: Array
+    looped: Array
+    inner: Array
+    across: Whole
+    last: Array
+    writes: Array
+    flops: Array
+    seconds: Array
+    source: Whole
+    target: Whole
+    pattern: Whole
+
+    def __len__(self) -> int:
+        return len(self.first) - 1
+
+    @property
+    def region(self) -> Whole:
+        """The region of each node."""
+        return np.repeat(np.arange(len(self)), np.diff(self.first))
+
+    def take(self, rows: npt.ArrayLike) -> Regions:
+        """Some of the regions, in the order asked for."""
+        chosen = np.asarray(rows, np.int64)
+        counts = np.diff(self.first)[chosen]
+        first = np.concatenate([[0], np.cumsum(counts)])
+        nodes = np.repeat(self.first[chosen] - first[:-1], counts) + np.arange(first[-1])
+        columns = {name: getattr(self, name)[nodes] for name in NODE}
+        return Regions(first, **columns, **self._edges(chosen, first))
+
+    def _edges(self, chosen: Whole, first: Whole) -> dict[str, Whole]:
+        """The edges of some regions, renumbered; they are kept sorted by region."""
+        of = np.searchsorted(self.first, self.target, "right") - 1
+        start = np.searchsorted(of, np.arange(len(self) + 1))
+        counts = np.diff(start)[chosen]
+        total = np.concatenate([[0], np.cumsum(counts)])
+        edges = np.repeat(start[chosen] - total[:-1], counts) + np.arange(total[-1])
+        shift = np.repeat(first[:-1] - self.first[chosen], counts)
+        return {
+            "source": self.source[edges] + shift,
+            "target": self.target[edges] + shift,
+            "pattern": self.pattern[edges],
+        }
+
+
+Row = tuple[list[tuple[Any, ...]], list[tuple[int, int, int]]]
+
+
+def assembled(rows: Iterable[Row]) -> Regions:
+    """Regions from one list of nodes and one of edges each; edges count from the region's first."""
+    parts = list(rows)
+    counts = [len(nodes) for nodes, _ in parts]
+    first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    columns = list(zip(*(node for nodes, _ in parts for node in nodes), strict=True))
+    if not columns:
+        raise InputError("a region without nodes", hint="give each region at least one op")
+    edges = [(s + at, t + at, p) for (_, e), at in zip(parts, first[:-1].tolist(), strict=True) for s, t, p in e]
+    wired = np.array(edges, np.int64).reshape(-1, 3)
+    node = dict(zip(NODE, columns, strict=True))
+    return checked(
+        Regions(
+            first=first,
+            op=_op_codes(node["op"]),
+            dtype=dtype_codes(node["dtype"]),
+            across=np.asarray(node["across"], np.int64),
+            source=wired[:, 0],
+            target=wired[:, 1],
+            pattern=wired[:, 2],
+            **{name: np.asarray(node[name], float) for name in _NUMBERS},
+        )
+    )
+
+
+_NUMBERS = ("elements", "looped", "inner", "last", "writes", "flops", "seconds")
+
+
+def _op_codes(ops: Sequence[int | str]) -> Whole:
+    """Numbers of ops given as words or numbers."""
+    words = sorted({op for op in ops if isinstance(op, str)})
+    known = dict(zip(words, codes_of(words).tolist(), strict=True))
+    return np.array([known[op] if isinstance(op, str) else op for op in ops], np.int64)
+
+
+def dtype_codes(words: Sequence[str]) -> Whole:
+    """Numbers of formats."""
+    for word in sorted(set(words) - set(DTYPES)):
+        raise unknown("number format", word, DTYPES)
+    return np.array([DTYPES.index(w) for w in words], np.int64)
+
+
+def checked(regions: Regions) -> Regions:
+    """The same regions, after a look at sizes and edges."""
+    nodes = len(regions.op)
+    if len(regions.source) and (
+        regions.source.min() < 0 or max(regions.source.max(), regions.target.max()) >= nodes
+    ):
+        raise InputError(f"an edge names a node outside 0..{nodes - 1}")
+    of = regions.region
+    if np.any(of[regions.source] != of[regions.target]):
+        at = int(np.flatnonzero(of[regions.source] != of[regions.target])[0])
+        raise InputError(f"edge {at} joins two regions", hint="an edge stays inside its region")
+    if np.any(regions.elements < 0) or np.any(regions.looped < 0):
+        raise InputError("a node has a negative size")
+    return regions

@@ -1,0 +1,231 @@
+"""Records every operator of a step as the dispatcher sees it: forward, loss, backward, optimizer.
+
+An operator belongs to the innermost module that is running. A backward operator belongs to the
+autograd node that runs it, and that node to the forward operator that made it: both know the
+node's sequence number. Below autograd the number of a forward operator's own node is one less than
+the next to be given, and operators that make no node still see it: the first to show a number is
+the one that made the node.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from foretell.graph import BufferKind, Dtype, Phase
+from foretell.graph.columns import NONE
+from foretell.pytorch.capture import words
+from foretell.pytorch.capture.assume import Assumed
+from foretell.pytorch.capture.gpu import DEVICE_OF, alias_of
+from foretell.pytorch.capture.ledger import Ledger
+from foretell.pytorch.capture.parts import Part, parts_of
+
+# Operators that only reserve memory, and those that tell the host a number.
+_EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+_ASKS = ("_local_scalar_dense", "equal", "is_nonzero")
+# Aliases that torch makes inside C++, in nanoseconds; not worth a task of their own.
+_FREE = ("detach", "alias", "lift_fresh", "_unsafe_view")
+_SILENT = ("profiler", "prim", "debugprims")  # namespaces that do nothing to data
+
+
+@dataclass(slots=True)
+class Row:
+    """One operator as it was issued."""
+
+    op: str
+    name: str
+    layer: str
+    phase: Phase
+    direction: str
+    dtype: Dtype
+    shape: str
+    parts: tuple[Part, ...]  # kernels it launches, none for a view
+    after: tuple[int, ...]  # operators whose results it uses
+    modules: int  # entered since the operator before
+    nodes: int
+    tensors: int  # of a list operator
+    waits: bool = False  # the host waits for a number
+    is_copy: bool = False  # over the host's bus
+
+
+@dataclass
+class Recorder(TorchDispatchMode):  # type: ignore[misc]
+    """A mode that writes down operators while it is open."""
+
+    names: dict[int, str]  # id of a module → its path in the model
+    assumed: Assumed
+    device: torch.device
+    phase: Phase = Phase.NONE  # nothing is written down in `NONE`
+    rows: list[Row] = field(default_factory=list)
+    ledger: Ledger = field(default_factory=Ledger)
+    parameters: dict[int, str] = field(default_factory=dict)  # id of a parameter → its path
+    stopped: str = ""  # the operator and layer where an error came up
+    _stack: list[str] = field(default_factory=list)
+    _made: dict[int, int] = field(default_factory=dict)  # sequence number → forward operator
+    _counts: Counter[str] = field(default_factory=Counter)
+    _modules: int = 0
+    _nodes: int = 0
+    _node: Any = None
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is DEVICE_OF:
+            return alias_of(args[0]) if hasattr(args[0], "fake_device") else args[0].device
+        number = torch.autograd._get_sequence_nr() - 1
+        made = self._run(func, args, kwargs)
+        if self.phase != Phase.NONE and _is_work(func):
+            self._note(func, words.inputs_of(func, args, kwargs), made, number)
+        return made
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return self.assumed.run(func, args, kwargs, self.layer)
+        except Exception:
+            self.stopped = f" in `{func}`" + (f" of layer `{self.layer}`" if self.layer else "")
+            raise
+
+    @property
+    def layer(self) -> str:
+        """The innermost module that is running."""
+        return self._stack[-1] if self._stack else ""
+
+    def loss_begins(self) -> None:
+        """From here on the forward pass is the loss."""
+        if self.phase == Phase.FORWARD:
+            self.phase = Phase.LOSS
+
+    @contextmanager
+    def watching_modules(self) -> Iterator[None]:
+        """While this is open, modules say when they run."""
+        hooks = (
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        )
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _enter(self, module: Any, _: Any) -> None:
+        self._stack.append(self.names.get(id(module), type(module).__name__))
+        self._modules += 1
+
+    def _leave(self, module: Any, _: Any, __: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+
+    def _note(self, func: Any, inputs: list[Any], made: Any, number: int) -> None:
+        op, outputs = words.op_word(func), words.tensors_in(made) or _written(func, inputs)
+        i = len(self.rows)
+        given = words.tensors_in(inputs)
+        name, layer, direction = self._belongs(op, i, number)
+        if op in _FREE and not name.endswith(".grad"):
+            return
+        waits = op in _ASKS and any(not self._is_on_host(t) for t in given)
+        parts = self._parts(func, op, inputs, given, outputs)
+        row = Row(
+            op, name, layer, self.phase, direction, words.format_of(given or outputs), "", parts,
+            self._sources(given), self._modules, self._nodes, _listed(inputs),
+        )  # fmt: skip
+        if parts or waits:
+            row.shape = words.shape_text(func, inputs)
+            row.waits, row.is_copy = waits, _crosses(given, outputs)
+        self._modules = self._nodes = 0
+        self.rows.append(row)
+        self.ledger.now = i
+        self._keep(func, given, outputs, i, row)
+
+    def _belongs(self, op: str, i: int, number: int) -> tuple[str, str, str]:
+        """Name, layer and direction of an operator."""
+        node = torch._C._current_autograd_node()
+        if node is None or self._stack:  # forward, also of what is computed again
+            if op not in _FREE:
+                self._made.setdefault(number, i)
+                self._counts[op] += 1
+            return f"{op}.{self._counts[op] - 1}", self.layer, "fwd"
+        if node is not self._node:
+            self._node, self._nodes = node, self._nodes + 1
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            path = self.parameters.get(id(leaf), "")
+            return f"{path}.grad", path.rpartition(".")[0], "bwd"
+        forward = self._made.get(node._sequence_nr(), NONE)
+        if forward == NONE:
+            return node.name(), "", "bwd"
+        return f"{self.rows[forward].name}.backward", self.rows[forward].layer, "bwd"
+
+    def _parts(
+        self, func: Any, op: str, inputs: list[Any], given: list[Any], outputs: list[Any]
+    ) -> tuple[Part, ...]:
+        """The kernels of an operator; none where it only looks at memory, reserves it or asks."""
+        if op in _EMPTY or op in _ASKS or not outputs or all(map(self._is_on_host, outputs)):
+            return ()
+        if not func._schema.is_mutable and _is_view(given, outputs):
+            return ()
+        if not sum(t.numel() for t in outputs):
+            return ()
+        return parts_of(op, inputs, outputs)
+
+    def _is_on_host(self, tensor: Any) -> bool:
+        """A tensor elsewhere than on the device; where that is a CPU, its scalars."""
+        if self.device.type == "cpu":
+            return bool(tensor.dim() == 0)
+        return bool(tensor.device.type != self.device.type)
+
+    def _sources(self, given: Sequence[Any]) -> tuple[int, ...]:
+        known = (self.ledger.stay(t) for t in given)
+        return tuple(sorted({s.maker for s in known if s is not None and s.maker != NONE}))
+
+    def _keep(self, func: Any, given: list[Any], outputs: list[Any], i: int, row: Row) -> None:
+        """Enter what an operator made, and that it wrote what it changed in place."""
+        kind = BufferKind.OTHER if self.phase == Phase.BACKWARD else BufferKind.ACTIVATION
+        for tensor in outputs:
+            if not self._is_on_host(tensor):
+                self.ledger.meet(tensor, i, kind, row.layer or row.op)
+        if func._schema.is_mutable and row.parts:
+            for tensor in outputs:
+                known = self.ledger.stay(tensor)
+                if known is not None:
+                    known.maker = i
+
+
+def _is_work(func: Any) -> bool:
+    return isinstance(func, torch._ops.OpOverload) and func.namespace not in _SILENT
+
+
+def _written(func: Any, inputs: Sequence[Any]) -> list[Any]:
+    """What an operator that returns nothing changes."""
+    arguments = zip(func._schema.arguments, inputs, strict=True)
+    changed = [x for a, x in arguments if a.alias_info is not None and a.alias_info.is_write]
+    return words.tensors_in(changed)
+
+
+def _is_view(given: Sequence[Any], outputs: Sequence[Any]) -> bool:
+    known = {t.untyped_storage()._cdata for t in given}
+    return all(t.untyped_storage()._cdata in known for t in outputs)
+
+
+def _crosses(given: Sequence[Any], outputs: Sequence[Any]) -> bool:
+    """Whether data goes from the host to the device or back."""
+    kinds = {t.device.type for t in (*given[:1], *outputs[:1])}
+    return len(kinds) > 1
+
+
+def _listed(inputs: Sequence[Any]) -> int:
+    """How many tensors a list operator treats."""
+    first = inputs[0] if inputs else None
+    return len(first) if isinstance(first, (list, tuple)) and len(first) > 1 else 0

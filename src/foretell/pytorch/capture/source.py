@@ -1,0 +1,147 @@
+"""The parts of a step from what a person names: `train.py`, `train.py:make`, `package.module:make`.
+
+A script with functions `model` and `batch` (and, where wanted, `loss` and `optimizer`) is a
+description; so is a function that answers `(model, batch, loss, optimizer)`, the last two of which
+may be left out. A function that answers a module alone takes the others from its script. Options
+behind a second colon are handed to the function: `samples.py:llama:size=70b,length=4096`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import runpy
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foretell import spec
+from foretell.errors import InputError, unknown
+from foretell.pytorch.capture.assume import first_line
+
+_OTHERS = ("batch", "loss", "optimizer")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a script says of a step."""
+
+    model: Any
+    batch: Any
+    loss: Any = None
+    optimizer: Any = None
+
+
+def find(text: str, batch: int | None = None) -> Parts:
+    """The parts of the step that a text names; `batch` is handed on where it is asked for."""
+    where, name, given = _split(text)
+    names = _names(where)
+    if not name:
+        return _described(names, where, batch)
+    if not callable(names.get(name)):
+        functions = (k for k, v in names.items() if callable(v) and not k.startswith("_"))
+        raise unknown(f"function of `{where}`", name, functions)
+    return _made(names, name, where, _options(names[name], given, batch, where))
+
+
+def _split(text: str) -> tuple[str, str, dict[str, str]]:
+    """`train.py:make:size=8` → train.py, make, {size: 8}."""
+    where, _, rest = text.partition(":")
+    name, _, options = rest.partition(":")
+    return where, name, spec.options(options) if options else {}
+
+
+def _names(where: str) -> Mapping[str, Any]:
+    """What a script or module defines."""
+    path = Path(where)
+    if path.suffix == ".py":
+        if not path.is_file():
+            raise InputError(f"there is no file `{where}`")
+        with _importing_from(path.resolve().parent):
+            found = _ran(lambda: runpy.run_path(str(path), run_name="foretell_capture"), where)
+            return dict(found)
+    return dict(vars(_ran(lambda: importlib.import_module(where), where)))
+
+
+def _ran(run: Callable[[], Any], where: str) -> Any:
+    try:
+        return run()
+    except Exception as error:
+        raise InputError(
+            f"`{where}` cannot be loaded: {type(error).__name__}: {first_line(error)}",
+            hint="name a script or a module: `train.py:make`",
+        ) from error
+
+
+@contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    """A script finds the modules beside it, as when Python runs it."""
+    before = sys.path[:]
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _described(names: Mapping[str, Any], where: str, batch: int | None) -> Parts:
+    missing = [name for name in ("model", "batch") if not callable(names.get(name))]
+    if missing:
+        raise InputError(
+            f"`{where}` does not define {' and '.join(f'`{m}()`' for m in missing)}",
+            hint=f"define them, or name a function that makes the step: `{where}:make`",
+        )
+    make = partial(names["batch"], **_options(names["batch"], {}, batch, where))
+    return Parts(names["model"], make, names.get("loss"), names.get("optimizer"))
+
+
+def _options(
+    make: Callable[..., Any], given: Mapping[str, str], batch: int | None, where: str
+) -> dict[str, Any]:
+    """Options a function takes; whole numbers as such."""
+    wanted = inspect.signature(make).parameters
+    options = {k: int(v) if v.lstrip("-").isdigit() else v for k, v in given.items()}
+    if batch is not None:
+        if not {"batch", "batch_size"} & set(wanted):
+            raise InputError(
+                f"a batch of {batch} was asked for, but `{make.__name__}` of `{where}` takes none",
+                hint="give it a parameter `batch`",
+            )
+        options["batch" if "batch" in wanted else "batch_size"] = batch
+    for name in options:
+        if name not in wanted:
+            raise unknown(f"option of `{make.__name__}`", name, wanted)
+    return options
+
+
+def _made(names: Mapping[str, Any], name: str, where: str, options: dict[str, Any]) -> Parts:
+    """What a function answers: the parts of a step, or a model whose script has the others."""
+    if isinstance(names[name], type) and issubclass(names[name], torch.nn.Module):
+        return _with_others(names, partial(names[name], **options), where)
+    with torch.device("meta"):  # nothing is allocated, and a capture makes fakes of it
+        made = _ran(lambda: names[name](**options), f"{where}:{name}")
+    if isinstance(made, torch.nn.Module):
+        return _with_others(names, made, where)
+    if isinstance(made, Mapping):
+        return Parts(**made)
+    if isinstance(made, tuple) and 2 <= len(made) <= 4:
+        return Parts(*made)
+    raise InputError(
+        f"`{where}:{name}` answered {type(made).__name__}, which is no step",
+        hint="answer (model, batch), (model, batch, loss) or (model, batch, loss, optimizer)",
+    )
+
+
+def _with_others(names: Mapping[str, Any], model: Any, where: str) -> Parts:
+    if not callable(names.get("batch")):
+        raise InputError(
+            f"`{where}` has a model but no `batch()`",
+            hint="define `batch()`, or answer (model, batch, loss, optimizer)",
+        )
+    return Parts(model, *(names.get(name) for name in _OTHERS))

@@ -1,0 +1,244 @@
+"""What a step is made of: a model, a batch, a loss and an optimizer, all without data.
+
+Models may be given as they are (on a CPU, on `meta`) or as a function that makes them; the latter
+runs on fake tensors, so nothing is allocated however large the model is.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import Module
+
+from foretell import spec
+from foretell.errors import InputError, unknown
+
+OPTIMIZERS = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adagrad": torch.optim.Adagrad,
+    "rmsprop": torch.optim.RMSprop,
+}
+_KINDS = ("foreach", "fused", "loop")  # how an optimizer goes over its parameters
+
+
+@dataclass
+class Step:
+    """One training step, ready to be run on fake tensors."""
+
+    model: Module
+    batch: Any
+    loss: Callable[..., Any] | None
+    optimizer: torch.optim.Optimizer | None
+
+    def run(self) -> Any:
+        """The scalar loss of a forward pass."""
+        return scalar(self._forward())
+
+    def _forward(self) -> Any:
+        if self.loss is None:
+            return _called(self.model, self.batch)
+        if _takes_model(self.loss):
+            return self.loss(self.model, self.batch)
+        *inputs, target = _inputs_and_target(self.batch)
+        return self.loss(_called(self.model, inputs), target)
+
+
+def scalar(found: Any) -> Tensor:
+    """The loss among what a model returned."""
+    if isinstance(found, Tensor) and found.numel() == 1:
+        return found
+    inner = found.get("loss") if isinstance(found, Mapping) else getattr(found, "loss", None)
+    if isinstance(inner, Tensor) and inner.numel() == 1:
+        return inner
+    first = found[0] if isinstance(found, (list, tuple)) and found else None
+    if isinstance(first, Tensor) and first.numel() == 1:
+        return first
+    what = (
+        f"a tensor of {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+    )
+    raise InputError(
+        f"the step ends in {what}, which is no loss",
+        hint="give `loss=`: a function of the output and the target, or of the model and the batch",
+    )
+
+
+def _called(model: Module, batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, (list, tuple)) else model(batch)
+
+
+def _takes_model(loss: Callable[..., Any]) -> bool:
+    """Whether a loss wants the model and the batch: its first parameter is named so."""
+    if isinstance(loss, Module):
+        return False
+    try:
+        names = list(inspect.signature(loss).parameters)
+    except (TypeError, ValueError):
+        return False
+    return bool(names) and names[0] in ("model", "m", "net", "module")
+
+
+def _inputs_and_target(batch: Any) -> list[Any]:
+    if isinstance(batch, (list, tuple)) and len(batch) > 1:
+        return list(batch)
+    raise InputError(
+        f"a loss of output and target needs a batch of both, not {type(batch).__name__}",
+        hint="give `batch=(x, y)`, or a loss of `(model, batch)`",
+    )
+
+
+def fake_model(model: Module | Callable[[], Module], device: torch.device) -> Module:
+    """The model with fake tensors for weights; what was given is not touched."""
+    if isinstance(model, Module):
+        return _copied(model, device)
+    with torch.device(device), movable():
+        made = model()
+    if not isinstance(made, Module):
+        raise InputError(f"`model` made {type(made).__name__}, which is no torch.nn.Module")
+    return made if _is_fake(made, device) else _copied(made, device)
+
+
+def _is_fake(model: Module, device: torch.device) -> bool:
+    """Whether all tensors of a model are fake and where they should be."""
+    tensors = (*model.parameters(), *model.buffers())
+    return all(isinstance(t, FakeTensor) and t.device == device for t in tensors)
+
+
+@contextmanager
+def movable() -> Iterator[None]:
+    """Lets `model.half()`, `.to(…)` and the like put new fake tensors in the place of old ones.
+
+    torch swaps the insides of two tensors for that, which fake tensors do not let it do.
+    """
+    moved: dict[int, tuple[Tensor, Tensor]] = {}  # tied weights stay tied; the old is kept alive
+
+    def once(old: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
+        if id(old) not in moved:
+            moved[id(old)] = (old, make(old))
+        return moved[id(old)][1]
+
+    def apply(module: Module, make: Callable[[Tensor], Tensor], recurse: bool = True) -> Module:
+        def parameter(old: Tensor) -> Tensor:
+            with torch.no_grad():
+                return torch.nn.Parameter(make(old), requires_grad=old.requires_grad)
+
+        for inner in module.modules() if recurse else (module,):
+            for held, maker in ((inner._parameters, parameter), (inner._buffers, make)):
+                held |= {name: once(t, maker) for name, t in held.items() if t is not None}
+        moved.clear()
+        return module
+
+    with patch.object(Module, "_apply", apply):
+        yield
+
+
+def _copied(model: Module, device: torch.device) -> Module:
+    """A copy whose tensors are fake; tied weights stay tied, as the copy knows what it has seen."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        like = fake_like(parameter, device)
+        memo[id(parameter)] = torch.nn.Parameter(like, requires_grad=parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = fake_like(buffer, device)
+    return copy.deepcopy(model, memo)
+
+
+def fake_like(tensor: Tensor, device: torch.device) -> Tensor:
+    """A fake tensor of the same sizes, strides and format."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+
+
+def fake_batch(batch: Any, device: torch.device) -> Any:
+    """A batch with fake tensors on the device."""
+    if isinstance(batch, Tensor):
+        like = fake_like(batch, device)
+        return like.requires_grad_(batch.requires_grad) if batch.is_floating_point() else like
+    if isinstance(batch, Mapping):
+        return {k: fake_batch(v, device) for k, v in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(fake_batch(v, device) for v in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(fake_batch(v, device) for v in batch)
+    return batch
+
+
+def fake_optimizer(
+    optimizer: Any, given: Any, model: Module, *, on_gpu: bool
+) -> torch.optim.Optimizer | None:
+    """The optimizer over the fake model's parameters, as a GPU would run it."""
+    if optimizer is None:
+        return None
+    if isinstance(optimizer, torch.optim.Optimizer):
+        made = _rebuilt(optimizer, given, model)
+    elif isinstance(optimizer, str):
+        made = _by_name(optimizer, model)
+    else:
+        made = optimizer(_trained(model))
+    if not isinstance(made, torch.optim.Optimizer):
+        raise InputError(f"`optimizer` made {type(made).__name__}, no torch.optim.Optimizer")
+    for group in made.param_groups if on_gpu else ():
+        if not group.get("fused") and group.get("foreach", False) is None:
+            group["foreach"] = True  # torch's default for parameters on a GPU
+    return made
+
+
+def _trained(model: Module) -> list[Tensor]:
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def _by_name(text: str, model: Module) -> torch.optim.Optimizer:
+    """`adamw:kind=fused` → that optimizer; `loop` goes over parameters one by one."""
+    name, given = spec.split(text)
+    if name not in OPTIMIZERS:
+        raise unknown("optimizer", name, OPTIMIZERS)
+    kind = given.pop("kind", "foreach")
+    if kind not in _KINDS:
+        raise unknown("kind of optimizer", kind, _KINDS)
+    options: dict[str, Any] = {"foreach": kind == "foreach", "lr": 0.1}
+    if kind == "fused":
+        options = {"fused": True, "lr": 0.1}
+    options |= {key: float(value) for key, value in given.items()}
+    try:
+        return OPTIMIZERS[name](_trained(model), **options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"`{text}` makes no optimizer: {error}") from None
+
+
+def _rebuilt(optimizer: torch.optim.Optimizer, given: Any, model: Module) -> torch.optim.Optimizer:
+    """The same optimizer over the fake model's parameters instead of the given model's."""
+    if not isinstance(given, Module):
+        raise InputError(
+            "an optimizer over real parameters goes with a model that is made already",
+            hint="give `optimizer=lambda parameters: torch.optim.Adam(parameters)`",
+        )
+    new = {id(old): p for old, p in zip(given.parameters(), model.parameters(), strict=True)}
+    groups = [
+        {**group, "params": [new[id(p)] for p in group["params"] if id(p) in new]}
+        for group in optimizer.param_groups
+    ]
+    return type(optimizer)(groups, **_options(optimizer))
+
+
+def _options(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    wanted = inspect.signature(type(optimizer).__init__).parameters
+    return {k: v for k, v in optimizer.defaults.items() if k in wanted}
+
+
+def settle(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> None:
+    """Let an optimizer make its state, as it did in the first step of a training."""
+    for parameter in parameters:
+        parameter.grad = torch.empty_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,243 @@
+"""Operators in the words of a trace: op, inputs, number format, bytes and flop.
+
+    in=64x3x224x224+64x3x7x7+-,types=float+float+…,args=-+-+-+2x2+3x3,strides=…
+
+`args` are plain values in the order of the operator's schema; `strides` is there only where an
+input does not lie in memory row by row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretell.graph import Dtype
+from foretell.trace.words import canonical
+
+_TYPES = {
+    torch.float32: "float", torch.float64: "double", torch.float16: "c10::Half",
+    torch.bfloat16: "c10::BFloat16", torch.int64: "long int", torch.int32: "int",
+    torch.int16: "short", torch.int8: "signed char", torch.uint8: "unsigned char",
+    torch.bool: "bool", torch.complex64: "c10::complex<float>",
+    torch.float8_e4m3fn: "c10::Float8_e4m3fn", torch.float8_e5m2: "c10::Float8_e5m2",
+}  # fmt: skip
+_FORMATS = {
+    torch.float64: Dtype.FP64, torch.float32: Dtype.FP32, torch.float16: Dtype.FP16,
+    torch.bfloat16: Dtype.BF16, torch.float8_e4m3fn: Dtype.FP8, torch.float8_e5m2: Dtype.FP8,
+    torch.int64: Dtype.INT64, torch.int32: Dtype.INT32, torch.int8: Dtype.INT8,
+    torch.uint8: Dtype.INT8, torch.bool: Dtype.BOOL, torch.complex64: Dtype.COMPLEX64,
+}  # fmt: skip
+# What the dispatcher sees, and the innermost operator that a trace of the same call shows.
+_INNERMOST = {
+    "_to_copy": "copy_", "clone": "copy_", "relu": "clamp_min", "relu_": "clamp_min_",
+    "zeros": "fill_", "zeros_like": "fill_", "ones": "fill_", "ones_like": "fill_",
+    "full": "fill_", "full_like": "fill_", "new_zeros": "fill_", "new_ones": "fill_",
+    "new_full": "fill_", "scalar_tensor": "fill_", "zero_": "fill_",
+}  # fmt: skip
+# Attention: the innermost operator, whether it sees (batch, sequence, heads, width), and where it
+# has dropout and causality, taken from where the outer one has them.
+_ATTENTION: dict[str, tuple[str, bool, tuple[int, int], tuple[int, int]]] = {
+    "_scaled_dot_product_efficient_attention": (
+        "_efficient_attention_forward", True, (5, 6), (8, 9),
+    ),
+    "_scaled_dot_product_efficient_attention_backward": (
+        "_efficient_attention_backward", True, (9, 11), (11, 14),
+    ),
+    "_scaled_dot_product_cudnn_attention": ("_cudnn_attention_forward", False, (5, 6), (9, 10)),
+    "_scaled_dot_product_cudnn_attention_backward": (
+        "_cudnn_attention_backward", False, (13, 14), (13, 14),
+    ),
+    "_scaled_dot_product_flash_attention": ("_flash_attention_forward", True, (3, 4), (7, 8)),
+    "_scaled_dot_product_flash_attention_backward": (
+        "_flash_attention_backward", True, (10, 11), (10, 11),
+    ),
+}  # fmt: skip
+
+
+def op_word(func: Any) -> str:
+    """The word a trace has for an operator: `aten._to_copy.default` → `copy_`."""
+    name = func._schema.name.partition("::")[2] or func._schema.name
+    if name in _ATTENTION:
+        return _ATTENTION[name][0]
+    return canonical(_INNERMOST.get(name, name))
+
+
+def inputs_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """All inputs in the order of the schema, those nobody gave as their default."""
+    found = []
+    for i, argument in enumerate(func._schema.arguments):
+        if i < len(args):
+            found.append(args[i])
+        elif argument.name in kwargs:
+            found.append(kwargs[argument.name])
+        else:
+            found.append(argument.default_value if argument.has_default_value() else None)
+    return found
+
+
+def shape_text(func: Any, inputs: Sequence[Any]) -> str:
+    """The inputs of an operator as text."""
+    name = func._schema.name.partition("::")[2]
+    if name in _ATTENTION:
+        return _attention_text(inputs, *_ATTENTION[name][1:])
+    strides = [_stride_text(x) for x in inputs]
+    said = f",strides={'+'.join(strides)}" if any(s != "-" for s in strides) else ""
+    parts = ["+".join(f(x) for x in inputs) for f in (_dims_text, _type_text, _value_text)]
+    return f"in={parts[0]},types={parts[1]},args={parts[2]}{said}"
+
+
+def _attention_text(
+    inputs: Sequence[Any], turned: bool, source: tuple[int, int], target: tuple[int, int]
+) -> str:
+    """Attention as its innermost operator is asked: dropout and causality where it has them."""
+    rows = [x.transpose(1, 2) if turned and _is_heads(x) else x for x in inputs]
+    width = max(len(rows), target[1] + 1)
+    tensors = [x if isinstance(x, Tensor) else None for x in rows] + [None] * (width - len(rows))
+    values = ["-"] * width
+    for come, go in zip(source, target, strict=True):
+        values[go] = _value_text(inputs[come])
+    dims, types = "+".join(map(_dims_text, tensors)), "+".join(map(_type_text, tensors))
+    return f"in={dims},types={types},args={'+'.join(values)}"
+
+
+def _is_heads(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dim() == 4
+
+
+def _dims_text(x: Any) -> str:
+    if isinstance(x, Tensor):
+        return "x".join(map(str, x.shape)) or "-"
+    if _is_tensors(x):
+        return "|".join(map(_dims_text, x))
+    return "-"
+
+
+def _type_text(x: Any) -> str:
+    if isinstance(x, Tensor):
+        return _TYPES.get(x.dtype, str(x.dtype).removeprefix("torch."))
+    if _is_tensors(x):
+        return "TensorList"
+    if isinstance(x, (list, tuple)):
+        return "ScalarList"
+    return "-" if x is None or isinstance(x, torch.dtype | str) else "Scalar"
+
+
+def _value_text(x: Any) -> str:
+    if x is None or isinstance(x, Tensor) or _is_tensors(x):
+        return "-"
+    text = "x".join(map(str, x)) if isinstance(x, (list, tuple)) else str(x)
+    return text.replace(", ", "x").replace(",", "x").replace("+", "") or "-"
+
+
+def _stride_text(x: Any) -> str:
+    if not isinstance(x, Tensor) or x.is_contiguous():
+        return "-"
+    return "x".join(map(str, x.stride()))
+
+
+def _is_tensors(x: Any) -> bool:
+    return isinstance(x, (list, tuple)) and any(isinstance(t, Tensor) for t in x)
+
+
+def tensors_in(values: Any) -> list[Tensor]:
+    """All tensors of inputs or outputs, also those in lists."""
+    if isinstance(values, Tensor):
+        return [values]
+    if isinstance(values, (list, tuple)):
+        return [t for v in values for t in tensors_in(v)]
+    return []
+
+
+def format_of(tensors: Sequence[Tensor]) -> Dtype:
+    """The first floating-point format, else the first of all."""
+    known = [_FORMATS.get(t.dtype, Dtype.NONE) for t in tensors]
+    floats = [d for d in known if Dtype.NONE < d <= Dtype.FP8]
+    return (floats or known or [Dtype.NONE])[0]
+
+
+def bytes_of(tensor: Tensor) -> float:
+    """Bytes behind a tensor; what is expanded is read once."""
+    spread = math.prod(n for n, s in zip(tensor.shape, tensor.stride(), strict=True) if s)
+    return float(spread * tensor.element_size())
+
+
+def moved_bytes(op: str, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> float:
+    """Bytes an operator reads and writes."""
+    made = sum(map(bytes_of, outputs))
+    if op in _FILLS:
+        return made
+    if op in _GATHERS:  # of the table only what is looked up
+        return 2 * made + sum(map(bytes_of, tensors_in(inputs)[1:]))
+    return made + sum(map(bytes_of, tensors_in(inputs)))
+
+
+# Those that only write, and those that read of their first input only what others point to.
+_FILLS = ("fill_", "arange", "nll_loss_backward", "bernoulli_", "uniform_", "normal_")
+_GATHERS = ("embedding", "index_select", "gather", "index", "nll_loss_forward")
+
+
+def flops_of(op: str, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> float:
+    """Floating-point operations of an operator; one an element where no formula is known."""
+    if op in _FLOPS:
+        return _FLOPS[op](inputs, outputs)
+    return float(sum(t.numel() for t in outputs if t.is_floating_point()))
+
+
+def _product(first: int) -> Callable[[Sequence[Any], Sequence[Tensor]], float]:
+    return lambda inputs, outputs: 2.0 * outputs[0].numel() * inputs[first].shape[-1]
+
+
+def _conv(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> float:
+    x, weight = inputs[0], inputs[1]
+    pixels = x if inputs[6] else outputs[0]  # a transposed one spreads each of its inputs
+    return 2.0 * int(pixels.numel()) * int(math.prod(weight.shape[1:]))
+
+
+def _conv_backward(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> float:
+    grad, x, weight = inputs[:3]
+    pixels = x if inputs[7] else grad
+    ways = sum(bool(wanted) for wanted in inputs[10][:2])
+    return 2.0 * ways * int(pixels.numel()) * int(math.prod(weight.shape[1:]))
+
+
+def _attention(first: int, causal: int) -> Callable[[Sequence[Any], Sequence[Tensor]], float]:
+    """Two products of queries and keys forward, five backward; half of it where causal."""
+
+    def flops(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> float:
+        q, k = inputs[first], inputs[first + 1]
+        work = 4.0 * float(q.numel()) * int(k.shape[2]) * (0.5 if inputs[causal] else 1.0)
+        return work * (2.5 if first else 1.0)
+
+    return flops
+
+
+def _recurrent(ways: float) -> Callable[[Sequence[Any], Sequence[Tensor]], float]:
+    """Every token meets every weight matrix once forward, twice backward."""
+
+    def flops(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> float:
+        tokens = int(inputs[0].numel()) // int(inputs[0].shape[-1])
+        return 2.0 * ways * tokens * sum(int(w.numel()) for w in inputs[1] if w.dim() == 2)
+
+    return flops
+
+
+_FLOPS: dict[str, Callable[[Sequence[Any], Sequence[Tensor]], float]] = {
+    "mm": _product(0),
+    "bmm": _product(0),
+    "addmm": _product(1),
+    "baddbmm": _product(1),
+    "_cudnn_rnn": _recurrent(1.0),
+    "_cudnn_rnn_backward": _recurrent(2.0),
+    "convolution": _conv,
+    "convolution_backward": _conv_backward,
+    "_efficient_attention_forward": _attention(0, 6),
+    "_efficient_attention_backward": _attention(1, 11),
+    "_cudnn_attention_forward": _attention(0, 6),
+    "_cudnn_attention_backward": _attention(1, 14),
+    "_flash_attention_forward": _attention(0, 4),
+    "_flash_attention_backward": _attention(1, 11),
+}
