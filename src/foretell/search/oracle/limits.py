@@ -1,0 +1,133 @@
+"""What holds a layout back, and how far each strategy reaches, with evidence.
+
+The list is ParaDL's table of limitations (gradient exchange, layer-wise collectives, halo exchange,
+congestion, memory redundancy, weight update, imbalance, redundant compute, number of devices), each
+told from the parts of an estimate, with what could be done about it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foretell.cluster import Cluster
+from foretell.plan import Plan
+from foretell.plan.estimate import Estimate
+from foretell.plan.memory import memory
+from foretell.workload import Workload
+
+SHARE = 0.10  # of a step from which on a part is worth a word
+FULL = 0.85  # of a device's memory
+TWICE = 0.25  # of a device's memory that other ranks hold as well
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that holds a layout back."""
+
+    name: str
+    share: float  # of the step, or of memory
+    evidence: str
+    remedy: str
+    of: str = "step"  # or memory
+
+
+def findings(
+    plan: Plan, found: Estimate, row: int, workload: Workload, cluster: Cluster
+) -> list[Finding]:
+    """Everything worth a word about one layout of an estimate: of its time first, worst first."""
+    step = float(found.step[row])
+    parts = {n: float(getattr(found, n)[row]) / step for n in _PARTS}
+    told = [
+        Finding(name, parts[part], f"{parts[part]:.0%} of the step", remedy)
+        for part, (name, remedy) in _PARTS.items()
+        if parts[part] > SHARE and part != "compute"
+    ]
+    told += _halo(plan, parts)
+    told += _again(plan, found, row, workload)
+    told += _memory(plan, found, row, workload, cluster)
+    told += _lost(plan, found, row, cluster, workload)
+    return sorted(told, key=lambda f: (f.of != "step", -f.share, f.name))
+
+
+# Part of an estimate -> what it is called and what to do about it.
+_PARTS = {
+    "reduce": ("gradient exchange", "larger batch per device, overlap, zero=1, or compression"),
+    "talk": ("layer-wise collectives", "keep tensor-parallel ranks in a node, or split less"),
+    "bubble": ("pipeline bubble", "more micro-batches, chunks=…, or fewer stages"),
+    "send": ("handing tensors between stages", "fewer stages, or larger micro-batches"),
+    "update": ("weight update", "zero=1 shares it among data-parallel ranks"),
+    "host": ("host", "compile, CUDA graphs, or larger micro-batches"),
+    "compute": ("compute", ""),
+}
+
+
+def _halo(plan: Plan, parts: dict[str, float]) -> list[Finding]:
+    if not plan.spatial or parts["talk"] <= SHARE:
+        return []
+    evidence = f"{parts['talk']:.0%} of the step beside split images"
+    return [Finding("halo exchange", parts["talk"], evidence, "cut fewer dims, or larger images")]
+
+
+def _again(plan: Plan, found: Estimate, row: int, workload: Workload) -> list[Finding]:
+    """Work done twice: activations computed again."""
+    if plan.recompute == "none":
+        return []
+    share = (0.25 if plan.recompute == "full" else 0.05) * float(
+        found.compute[row] / found.step[row]
+    )
+    evidence = f"recompute={plan.recompute}: about {share:.0%} of the step runs again"
+    return [Finding("redundant compute", share, evidence, "recompute=none where memory allows")]
+
+
+def _memory(
+    plan: Plan, found: Estimate, row: int, workload: Workload, cluster: Cluster
+) -> list[Finding]:
+    held = memory(plan, workload, cluster)[0].parts()
+    size = min(d.memory for d in cluster.devices)
+    told = []
+    state = sum(v for k, v in held.items() if k in ("parameters", "gradients", "optimizers"))
+    if plan.dp > 1 and plan.zero < 3 and state / size > TWICE:
+        evidence = f"each of {plan.dp} data-parallel ranks holds {state / 2**30:.1f} GiB of state"
+        remedy = f"zero={min(plan.zero + 1, 3)}"
+        told.append(Finding("memory redundancy", state / size, evidence, remedy, "memory"))
+    peak = float(found.peak[row])
+    if found.missing[row] or peak > FULL * size:
+        evidence = f"{peak / 2**30:.1f} of {size / 2**30:.0f} GiB"
+        remedy = "recompute, zero, a smaller micro-batch, or offload"
+        told.append(Finding("memory", peak / size, evidence, remedy, "memory"))
+    return told
+
+
+def _lost(
+    plan: Plan, found: Estimate, row: int, cluster: Cluster, workload: Workload
+) -> list[Finding]:
+    """How much longer kernels take than at the devices' peak: split shapes run less well."""
+    work = float(found.flops[row]) / plan.ranks
+    peak = min(d.peak(plan.dtype or workload.dtype) for d in cluster.devices)
+    busy = float(found.compute[row])
+    used = work / peak / busy if busy else 1.0
+    if used > 0.35:
+        return []
+    evidence = f"kernels reach {used:.0%} of the devices' peak"
+    return [Finding("small kernels", 1 - used, evidence, "split less, or larger micro-batches")]
+
+
+def limits(workload: Workload, batch: int) -> dict[str, tuple[float, str]]:
+    """How many devices each strategy can use at most, and what ends it."""
+    found = {"data": (float(batch), f"a batch of {batch} samples")}
+    blocks = workload.num_blocks
+    found["pipeline"] = (float(blocks), f"{blocks} blocks")
+    words = {
+        "tp": ("tensor", "heads"), "filter": ("filter", "output channels of the narrowest layer"),
+        "channel": ("channel", "input channels of the narrowest layer"),
+        "ep": ("expert", "experts"),
+    }  # fmt: skip
+    for axis, (name, what) in words.items():
+        most = workload.most(axis)
+        if most > 1:
+            found[name] = (most, f"{most:g} {what}")
+    sides = [workload.most(axis) for axis in ("height", "width", "depth")]
+    pixels = sides[0] * sides[1] * sides[2]
+    if pixels > 1:
+        found["spatial"] = (pixels, f"{'×'.join(f'{s:g}' for s in sides)} pixels of the last layer")
+    return found

@@ -1,0 +1,162 @@
+"""The layouts of a model on so many devices: every product of degrees that is that many.
+
+A degree is in the space where the model can be split that way: heads for `tp`, experts for `ep`,
+blocks for `pp`, pixels for `spatial`, channels for `filter` and `channel`. With each go
+micro-batches, how much is kept of the activations, and how much is shared among data-parallel
+ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from foretell.plan import Plan
+from foretell.plan.plan import Recompute
+from foretell.workload import Workload
+
+# What a rank's degrees are called when they are more than one, in the order they are named.
+WORDS = {
+    "dp": "data", "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert",
+    "filter": "filter", "channel": "channel", "height": "spatial", "width": "spatial",
+    "depth": "spatial",
+}  # fmt: skip
+PLAIN: tuple[Recompute, ...] = ("none",)
+
+
+@dataclass(frozen=True)
+class Space:
+    """What is tried; an empty choice means all that make sense."""
+
+    micro_batch: tuple[int, ...] = (1, 2, 4, 8)
+    recompute: tuple[Recompute, ...] = ("none", "selective", "full")
+    zero: tuple[int, ...] = (0, 1, 3)
+    chunks: tuple[int, ...] = (1, 2, 4)
+    tp_inside: bool = True  # tensor-parallel ranks share a node
+    dtype: str = ""
+    stack: str = ""
+    offload: tuple[bool, ...] = (False,)
+
+
+def layouts(workload: Workload, gpus: int, batch: int, per_node: int, space: Space) -> list[Plan]:
+    """Every plan of a space that could run so many samples on so many devices."""
+    found: list[Plan] = []
+    for degrees in _degrees(workload, gpus, per_node, space):
+        if batch >= degrees["dp"] and batch % degrees["dp"] == 0:
+            found += _with_options(workload, degrees, batch, space)
+    return list(dict.fromkeys(found))
+
+
+def strategy(plan: Plan) -> str:
+    """What a plan is called: `data`, `data+tensor+pipeline`; `zero` where state is shared."""
+    degrees = plan.degrees() | {"ep": plan.ep}
+    words = [word for axis, word in WORDS.items() if degrees.get(axis, 1) > 1]
+    names = list(dict.fromkeys(words)) or ["serial"]
+    if plan.zero and plan.dp > 1:
+        names[names.index("data")] = "fsdp" if plan.zero == 3 else "zero"
+    return "+".join(names)
+
+
+def _degrees(
+    workload: Workload, gpus: int, per_node: int, space: Space
+) -> Iterator[dict[str, Any]]:
+    """Degrees whose product is the number of devices."""
+    if workload.most("tp") > 1 or workload.most("cp") > 1:
+        yield from _transformer(workload, gpus, per_node, space)
+    else:
+        yield from _images(workload, gpus)
+
+
+def _transformer(
+    workload: Workload, gpus: int, per_node: int, space: Space
+) -> Iterator[dict[str, Any]]:
+    inside = per_node if space.tp_inside else gpus
+    tps = [d for d in _divisors(gpus) if d <= min(workload.most("tp"), inside)]
+    for tp in tps:
+        for pp in (d for d in _divisors(gpus // tp) if d <= workload.num_blocks):
+            rest = gpus // tp // pp
+            for cp in _contexts(workload, rest):
+                for ep in _experts(workload, rest):
+                    yield {"dp": rest // cp, "tp": tp, "pp": pp, "cp": cp, "ep": ep}
+
+
+def _contexts(workload: Workload, rest: int) -> list[int]:
+    """Ranks among which the tokens of a sample are dealt: where a sample is long."""
+    longest = max(1, int(workload.tokens // 4096))
+    return [d for d in _divisors(rest) if d <= min(longest, 16)]
+
+
+def _experts(workload: Workload, rest: int) -> list[int]:
+    return [d for d in _divisors(rest) if d <= workload.most("ep")]
+
+
+def _images(workload: Workload, gpus: int) -> Iterator[dict[str, Any]]:
+    """ParaDL's strategies: one axis and data beside it, or a pipeline."""
+    yield {"dp": gpus}
+    for axis in ("filter", "channel", "pp"):
+        most = workload.num_blocks if axis == "pp" else workload.most(axis)
+        for d in _divisors(gpus)[1:]:
+            if d <= most:
+                yield {"dp": gpus // d, axis: d}
+    for sides in _sides(workload, gpus):
+        yield {"dp": gpus // math.prod(sides), "spatial": sides}
+
+
+def _sides(workload: Workload, gpus: int) -> Iterator[tuple[int, ...]]:
+    """How height, width and depth may be cut: evenly, so that halos are short."""
+    most = [workload.most(axis) for axis in ("height", "width", "depth")]
+    for cut in product(*([d for d in _divisors(gpus) if d <= m] for m in most)):
+        used = sorted((c for c, m in zip(cut, most, strict=True) if m > 1), reverse=True)
+        if math.prod(cut) > 1 and gpus % math.prod(cut) == 0 and used[0] <= 4 * used[-1]:
+            yield cut if most[2] > 1 else cut[:2]
+
+
+def _with_options(
+    workload: Workload, degrees: dict[str, Any], batch: int, space: Space
+) -> Iterator[Plan]:
+    share = batch // degrees["dp"]
+    is_piped, is_long = degrees.get("pp", 1) > 1, workload.most("tp") > 1
+    for micro, recompute, zero, chunks, offload in product(
+        _micro(share, space, is_piped or is_long),
+        space.recompute if is_long else PLAIN,
+        space.zero if _shares(degrees) else (0,),
+        _chunks(workload, degrees.get("pp", 1), space),
+        space.offload,
+    ):
+        turns = share // micro
+        if chunks > 1 and turns % degrees["pp"]:
+            continue
+        if zero > 1 and is_piped:  # parameters gathered anew for every micro-batch: never ahead
+            continue
+        sp = degrees.get("tp", 1) > 1
+        yield Plan(
+            **degrees, sp=sp, zero=zero, micro_batch=micro, global_batch=batch, chunks=chunks,
+            schedule="interleaved" if chunks > 1 else "1f1b", recompute=recompute,
+            offload=offload, dtype=space.dtype, stack=space.stack,
+        )  # fmt: skip
+
+
+def _shares(degrees: dict[str, Any]) -> bool:
+    """Whether data-parallel ranks may share state: not beside split convolutions."""
+    return degrees["dp"] > 1 and not {"filter", "channel", "spatial"} & set(degrees)
+
+
+def _micro(share: int, space: Space, is_split: bool) -> Sequence[int]:
+    """Micro-batches that divide a rank's share; its whole share where nothing asks for less."""
+    if not is_split:
+        return (share,)
+    return [m for m in space.micro_batch if share % m == 0] or (1,)
+
+
+def _chunks(workload: Workload, pp: int, space: Space) -> Sequence[int]:
+    if pp == 1:
+        return (1,)
+    return [c for c in space.chunks if c == 1 or workload.num_blocks % (pp * c) == 0]
+
+
+def _divisors(n: int) -> list[int]:
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return sorted({*small, *(n // d for d in small)})

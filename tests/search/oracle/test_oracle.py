@@ -1,0 +1,167 @@
+"""Layouts of a model, their prices, their best, and what limits each strategy."""
+
+import math
+
+import numpy as np
+import pytest
+
+from foretell.cluster import load as machines
+from foretell.errors import InfeasibleError, InputError
+from foretell.plan import check
+from foretell.plan.estimate import estimate
+from foretell.predict import predict
+from foretell.search.oracle import (
+    Space,
+    choose,
+    counts,
+    findings,
+    layouts,
+    limits,
+    scaling,
+    strategy,
+    sweep,
+)
+from foretell.search.oracle.scale import more_or_less
+from foretell.workload import load
+
+GPT = "gpt:layers=24,hidden=2048,heads=16,seq=2048,vocab=51200,dtype=bf16"
+
+
+@pytest.fixture(scope="module")
+def gpt():
+    return load(GPT)
+
+
+@pytest.fixture(scope="module")
+def node():
+    return machines("dgx-a100:nodes=1")
+
+
+class TestSpace:
+    @pytest.mark.parametrize("gpus", [1, 6, 8, 48, 100])
+    def test_every_layout_is_possible(self, gpt, gpus):
+        cluster = machines(f"a100-80:gpus={gpus}")
+        found = layouts(gpt, gpus, 4 * gpus, 8, Space())
+        assert found
+        for plan in found[:: max(1, len(found) // 40)]:
+            assert plan.ranks == gpus
+            check(plan, gpt, cluster)  # raises where it is not
+
+    def test_no_layout_twice(self, gpt):
+        found = layouts(gpt, 16, 64, 8, Space())
+        assert len(found) == len({str(p) for p in found})
+
+    def test_a_batch_too_small_for_data_parallel_leaves_the_others(self, gpt):
+        found = layouts(gpt, 16, 4, 8, Space())
+        assert found
+        assert max(p.dp for p in found) == 4
+
+    def test_names_of_strategies(self, gpt):
+        names = {strategy(p) for p in layouts(gpt, 8, 32, 8, Space())}
+        assert {"data", "zero", "fsdp", "tensor", "pipeline", "data+tensor"} <= names
+        images = {strategy(p) for p in layouts(load("resnet50"), 8, 512, 8, Space())}
+        assert {"data", "filter", "channel", "spatial", "data+filter", "data+spatial"} <= images
+
+
+class TestChoice:
+    def test_the_best_is_simulated_and_nothing_simulated_is_better(self, gpt, node):
+        found = choose(layouts(gpt, 8, 32, 8, Space()), gpt, node)
+        assert found.best.fits
+        assert all(found.best.step <= p.step for p in found.others)
+        assert found.bound <= found.best.step
+        again = predict(found.best.plan, gpt, node)
+        assert again.step == pytest.approx(found.best.step)
+
+    def test_the_bound_holds_for_every_layout(self, gpt, node):
+        plans = layouts(gpt, 8, 16, 8, Space(micro_batch=(1, 2), chunks=(1,)))
+        found = choose(plans, gpt, node, most=8)
+        swept = sweep(plans, gpt, node)
+        for i in np.flatnonzero(swept.fits)[::17]:
+            assert predict(plans[int(i)], gpt, node).step >= found.bound * (1 - 1e-9)
+
+    def test_the_answer_is_the_same_twice(self, gpt, node):
+        plans = layouts(gpt, 8, 32, 8, Space())
+        first, second = (choose(p, gpt, node).best.plan for p in (plans, plans[::-1]))
+        assert first == second
+
+    def test_nothing_that_does_not_fit_is_ranked(self):
+        big = load("gpt:layers=96,hidden=12288,heads=96,seq=2048,vocab=51200,dtype=bf16")
+        with pytest.raises(InfeasibleError, match=r"lacks .* GiB"):
+            choose(layouts(big, 8, 8, 8, Space()), big, machines("dgx-a100:nodes=1"))
+
+
+def test_the_front_has_nothing_that_another_beats(gpt, node):
+    swept = sweep(layouts(gpt, 8, 32, 8, Space()), gpt, node)
+    front = swept.front()
+    assert front[0] == swept.best()
+    step, peak = swept.found.step, swept.found.peak
+    for i in front:
+        beaten = swept.fits & (step <= step[i]) & (peak <= peak[i])
+        beaten &= (step < step[i]) | (peak < peak[i])
+        assert not beaten.any()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("1..8", [1, 2, 4, 8]), ("1..48", [1, 2, 4, 8, 16, 32, 48]),
+                        ("8,12,100", [8, 12, 100]), ("7", [7]), ("4..4", [4])]
+)  # fmt: skip
+def test_numbers_of_devices(text, found):
+    assert counts(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "a..b", "8..4", "0", "1..", "-3"])
+def test_numbers_that_are_none(text):
+    with pytest.raises(InputError):
+        counts(text)
+
+
+class TestScaling:
+    @pytest.fixture(scope="class")
+    def rows(self):
+        return scaling(
+            load("vgg16:batch=32"),
+            lambda n: machines(f"abci:gpus={n}"),
+            [1, 8, 64],
+            lambda n: 32 * n,
+        )
+
+    def test_every_strategy_that_can_be_has_a_row(self, rows):
+        assert {r.strategy for r in rows if r.gpus == 8} >= {"data", "filter", "channel", "spatial"}
+        assert [r.strategy for r in rows if r.gpus == 1] == ["serial"]
+
+    def test_parts_make_the_step(self, rows):
+        for row in rows:
+            assert sum(row.parts.values()) == pytest.approx(row.step, rel=0.02)
+
+    def test_gradient_exchange_is_seen_where_it_is(self, rows):
+        (data,) = [r for r in rows if r.gpus == 64 and r.strategy == "data"]
+        assert "gradient exchange" in [f.name for f in data.findings]
+
+    def test_layer_wise_collectives_are_seen_where_they_are(self, rows):
+        (split,) = [r for r in rows if r.gpus == 8 and r.strategy == "filter"]
+        assert "layer-wise collectives" in [f.name for f in split.findings]
+
+    def test_money_is_told_without_being_asked(self, rows):
+        assert len(more_or_less(rows)) == 2
+        assert "56 more devices (8 → 64) save" in more_or_less(rows)[1]
+
+    def test_an_epoch(self, rows):
+        assert rows[0].epoch(1000) == pytest.approx(1000 * rows[0].step / rows[0].batch)
+
+
+def test_limits_name_what_ends_a_strategy(gpt):
+    found = limits(gpt, 512)
+    assert found["tensor"] == (16, "16 heads")
+    assert found["pipeline"] == (24, "24 blocks")
+    assert found["data"] == (512, "a batch of 512 samples")
+    assert limits(load("resnet50"), 64)["filter"][0] == 64
+
+
+def test_redundant_state_is_told_with_its_bytes(gpt, node):
+    plans = [p for p in layouts(gpt, 8, 32, 8, Space()) if strategy(p) == "data"]
+    told = findings(plans[0], estimate(plans, gpt, node), 0, gpt, node)
+    (state,) = [f for f in told if f.name == "memory redundancy"]
+    assert "8 data-parallel ranks" in state.evidence
+    assert state.remedy == "zero=1"
+    assert 0 < state.share < 1
+    assert not math.isnan(state.share)
