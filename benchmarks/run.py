@@ -2,6 +2,8 @@
 
 import sys
 
+import capture
+import oracle
 import simulator
 import startup
 from table import show
@@ -9,3 +11,5 @@ from table import show
 if __name__ == "__main__":
     show("Simulator and graph", simulator.rows("--quick" in sys.argv))
     show("Start-up", startup.rows())
+    show("Capture", capture.rows())
+    show("Oracle", oracle.rows())
