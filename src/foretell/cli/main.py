@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "advise": ("advise", "Every change that applies to a step, tried and ranked."),
     "predict": ("predict", "One layout of a model on a cluster: step time, memory, bottleneck."),
     "oracle": ("oracle", "Every parallel strategy against scale: time, memory, money, limits."),
+    "plan": ("plan", "Look for the plan with the shortest step."),
     "schedule": ("schedule", "In which order the blocks of a pipeline run."),
     "capture": ("capture", "A training step from a model alone: no GPU, no weights."),
     "profile": ("profile", "Time and trace a training script's steps."),

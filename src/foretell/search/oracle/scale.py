@@ -84,14 +84,14 @@ def scaling(
     rows = []
     for n in gpus:
         machines, samples = cluster(n), batch(n)
-        plans = layouts(workload, n, samples, _per_node(machines), space or Space())
+        plans = layouts(workload, n, samples, per_node(machines), space or Space())
         progress(f"{n} devices: {len(plans)} layouts")
         if plans:
             rows += _best(sweep(plans, workload, machines), workload, machines, n, samples)
     return rows
 
 
-def _per_node(cluster: Cluster) -> int:
+def per_node(cluster: Cluster) -> int:
     return max(1, max(len(cluster.node(0).devices), 1))
 
 

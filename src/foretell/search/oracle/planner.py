@@ -1,0 +1,56 @@
+"""The oracle as a planner: all layouts of a space priced, the best ones simulated."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from foretell.cluster import Cluster
+from foretell.search.oracle.choose import choose
+from foretell.search.oracle.scale import per_node
+from foretell.search.oracle.space import Space, layouts, strategy
+from foretell.search.oracle.sweep import Swept, sweep
+from foretell.search.planner import Planned, Planner, Progress, silent
+from foretell.workload import Workload
+
+USUAL = ("data", "fsdp")  # what people do without a planner, where it fits
+
+
+@dataclass(frozen=True)
+class Oracle(Planner):
+    """Try every product of parallel degrees and take the layout with the shortest step."""
+
+    name: ClassVar[str] = "oracle"
+    source: ClassVar[str] = "Kahira et al., ParaDL, HPDC 2021; closed forms here are simulated too"
+    batch: int = 0  # samples of a step; the workload's on each device where 0
+    simulate: int = 48  # layouts simulated at most
+    dtype: str = ""
+    stack: str = ""
+
+    def plan(self, workload: Workload, cluster: Cluster, progress: Progress = silent) -> Planned:
+        begin = time.process_time()
+        batch = self.batch or workload.batch * cluster.size
+        space = Space(dtype=self.dtype, stack=self.stack)
+        plans = layouts(workload, cluster.size, batch, per_node(cluster), space)
+        progress(f"{len(plans)} layouts", float("inf"))
+        found = choose(plans, workload, cluster, most=self.simulate)
+        baselines = _baselines(sweep(plans, workload, cluster))
+        usual = next((baselines[n] for n in USUAL if n in baselines), max(baselines.values()))
+        progress("done", found.best.step)
+        notes = (f"{found.fitting} of {found.layouts} layouts fit; gap {found.gap:.1%}",)
+        return Planned(
+            found.best.plan.but(model=workload.fingerprint()), found.best.step, usual, baselines,
+            found.bound, found.layouts, time.process_time() - begin, notes,
+        )  # fmt: skip
+
+
+def _baselines(swept: Swept) -> dict[str, float]:
+    """The best step of every strategy that fits."""
+    names = np.array([strategy(p) for p in swept.plans])
+    return {
+        name: float(swept.found.step[(names == name) & swept.fits].min())
+        for name in sorted(set(names[swept.fits].tolist()))
+    }

@@ -1,0 +1,48 @@
+"""What every planner keeps: the same answer twice, a plan that checks, and honest comparisons."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from foretell.cli.main import foretell
+from foretell.cluster import load as machines
+from foretell.errors import InputError
+from foretell.plan import check, read
+from foretell.search.planner import Planner
+from foretell.search.planners import PLANNERS, parse, planners
+from foretell.workload import load
+
+MODEL = "gpt:layers=4,hidden=512,heads=8,seq=512,vocab=5120,dtype=bf16,batch=4"
+
+
+@pytest.mark.parametrize("name", sorted(PLANNERS))
+def test_every_planner_is_one(name):
+    kind = planners()[name]
+    assert issubclass(kind, Planner)
+    assert kind.name == name
+    assert parse(str(kind())) == kind()
+
+
+def test_a_planner_nobody_knows():
+    with pytest.raises(InputError, match="oracle"):
+        parse("orakel")
+
+
+def test_the_oracle_finds_a_plan_that_can_be():
+    model, cluster = load(MODEL), machines("h100:gpus=8")
+    first, second = (parse("oracle").plan(model, cluster) for _ in range(2))
+    assert first.plan == second.plan
+    check(first.plan, model, cluster)
+    assert first.predicted <= min(first.baselines.values()) * 1.05
+    assert first.bound <= first.predicted
+    assert first.plan.model == model.fingerprint()
+
+
+def test_the_plan_is_written_and_reads_back(tmp_path):
+    path = tmp_path / "best.plan"
+    words = ["plan", MODEL, "--on", "h100:gpus=4", "-o", str(path), "--json"]
+    done = CliRunner().invoke(foretell, words, catch_exceptions=False)
+    found = json.loads(done.stdout)
+    assert str(read(str(path))) == found["plan"]
+    assert found["evaluations"] > 10
