@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from foretell.baseline import interval, steady_seconds, unprofiled, why
-from foretell.baseline.unprofiled import USUAL, warmed
+from foretell.baseline.unprofiled import EVENT, USUAL, warmed
 from foretell.graph import Builder
 from foretell.trace import Trace, read
 
@@ -50,10 +50,10 @@ def test_the_factor_is_found_from_the_known_time():
     assert found.predicted(found.graph) == pytest.approx(70e-6)
 
 
-def test_without_a_known_time_the_usual_factor_is_said():
+def test_without_a_known_time_the_usual_cost_of_an_event_is_taken_off():
     found = unprofiled(traced(step(host=10e-6, device=1e-6)))
-    assert found.factor == USUAL
-    assert found.seconds == pytest.approx(100e-6 * USUAL)
+    assert found.seconds == pytest.approx(100e-6 - 10 * EVENT)
+    assert found.factor == pytest.approx(1 - EVENT / 10e-6, rel=1e-2)
     assert "estimated" in found.note
 
 

@@ -1,11 +1,14 @@
 """Another GPU: kernels by the ratio of two prices, the host as it is."""
 
+from pathlib import Path
+
 import pytest
 
 from foretell.cluster import load
 from foretell.cluster.preset import devices
 from foretell.errors import InputError
 from foretell.graph import Builder
+from foretell.trace import read
 from foretell.whatif import DoesNotApply, Setting, parse
 from foretell.whatif.asked import asked
 from foretell.whatif.machine import device_of
@@ -93,3 +96,23 @@ def test_convolutions_of_traces_that_tell_sizes_alone():
     (image,) = asked("cudnn_convolution_backward_input", f"in=-+{dy}+{w}")
     assert (image.op, "c=32" in image.shape) == ("conv_dgrad", True)
     assert asked("add", "") == ()
+
+
+TRUTH = Path(__file__).resolve().parents[2].parent / "shared" / "truth"
+
+
+@pytest.mark.truth
+def test_a_model_traced_on_two_devices():
+    """ResNet-50 in fp32: 32 samples on a V100, 64 on an H200; either foretells the other."""
+    if not TRUTH.exists():
+        pytest.skip("needs the measured data in ../shared/truth")
+    (old,) = (TRUTH / "traces" / "kineto").glob("*num_workers_0*")
+    small, large = read(old).graph, read(TRUTH / "h200" / "resnet50.base.json.gz").graph
+
+    def on_device(graph):
+        return graph.seconds[graph.select(kind="kernel")].sum()
+
+    newer = parse("device:to=h200").apply(small, Setting())
+    assert 2 * on_device(newer) == pytest.approx(on_device(large), rel=0.1)
+    older = parse("device:to=v100-32").apply(large, Setting())
+    assert on_device(older) == pytest.approx(2 * on_device(small), rel=0.15)

@@ -4,8 +4,8 @@ Recording makes the host slower, and unevenly: calls that fall on a cold cache o
 several times as long, most of all in a step the device holds up, where the host sleeps and wakes.
 The typical call of a kind shows what one costs when nothing is in the way. So a host task is taken
 to last no longer than the median of its kind, times a factor that is the same for all: the one with
-which the step played in a row takes what an un-profiled step is known to take, or, where nobody
-timed one or the device holds it up, what the factor usually is.
+which the step played in a row takes what an un-profiled step is known to take (or is guessed to,
+from the number of events), or, where the device holds it up, what the factor usually is.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from foretell.trace import Trace
 # Un-profiled host time over the sum of capped host tasks: ten fp32 steps on H200 hosts (torch 2.11)
 # whose un-profiled time the host decides, or whose variants' does; geometric mean and spread.
 USUAL, SPREAD = 1.03, 0.12
+# Seconds an event: the median over eight host-bound steps on such hosts of (profiled less
+# un-profiled) over events; the middle half lies between 1.0 and 1.6 µs.
+EVENT = 1.4e-6
 LEAST, MOST = 0.4, 4.0  # beyond these something else differs
 KIND = 4  # host tasks of a kind from which on their median tells something
 CLOSE = 0.005  # how near to the known time is near enough
@@ -51,18 +54,29 @@ def unprofiled(trace: Trace, real: float | None = None) -> Baseline:
     """
     told = "given" if real is not None else "timed with the trace"
     real = trace.real if real is None else real
+    known = real is not None
+    if real is None:
+        told, real = f"estimated ({EVENT * 1e6:.1f} µs an event taken off)", _guessed(trace)
     usual = warmed(trace, USUAL)
     played = steady_seconds(usual)
-    if real is None:
-        note = "profiler's cost estimated: every host call as long as the median of its kind"
-        return Baseline(usual, played, played, USUAL, SPREAD, note)
     if abs(played / real - 1) < CLOSE or _device_holds(trace, played, real):
         note = f"un-profiled step {told}; the device, not the host, holds it up"
         return Baseline(usual, real, played, USUAL, SPREAD, note)
     factor = _solved(trace, real)
     graph = warmed(trace, factor)
     note = f"un-profiled step {told}: host calls take {factor:.2f} × the median of their kind"
-    return Baseline(graph, real, steady_seconds(graph), factor, SPREAD / 2, note)
+    sigma = SPREAD / 2 if known else SPREAD
+    return Baseline(graph, real, steady_seconds(graph), factor, sigma, note)
+
+
+def _guessed(trace: Trace) -> float:
+    """A step with the usual cost of an event taken off every host task."""
+    graph = trace.graph
+    host = np.flatnonzero(graph.kind == Kind.HOST)
+    cost = EVENT * trace.recorded[host].sum(axis=1)
+    with graph.edit("unprofiled") as edit:
+        edit.set(host, seconds=np.maximum(graph.seconds[host] - cost, 0.2 * graph.seconds[host]))
+    return steady_seconds(edit.graph)
 
 
 def warmed(trace: Trace, factor: float) -> Graph:

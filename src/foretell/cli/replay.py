@@ -17,10 +17,16 @@ from foretell.cli.output import answer, json_option, output_option, write_output
 @json_option
 def command(trace: Path, step: int | None, output: Path | None, as_json: bool) -> None:
     """Simulate a step of TRACE unchanged: how far from what was measured."""
+    from foretell.errors import InputError
     from foretell.simulate import Timeline, simulate
     from foretell.trace import read
 
     found = read(trace, step=step)
+    if "measured" not in found.graph.facts:
+        raise InputError(
+            f"`{trace}` tells what depends on what but measures no step",
+            hint="replay a trace that torch.profiler has exported",
+        )
     replayed = simulate(found.warm)
     answer(_summary(found, replayed), as_json, _text)
     measured = Timeline(found.graph, found.start, found.end)

@@ -26,7 +26,10 @@ def load_step(file: Path, cluster: str | None, real: float | None = None) -> Ste
     from foretell.trace import read
 
     with working(f"reading {file.name}"):
-        found = unprofiled(read(file), real)
+        trace = read(file)
+        if "measured" not in trace.graph.facts:  # it tells what depends on what, as a graph does
+            return Step(_priced(trace.graph, machines), machines)
+        found = unprofiled(trace, real)
     return Step(found.graph, machines, found)
 
 

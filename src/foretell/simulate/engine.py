@@ -5,7 +5,9 @@
              no lags, no links                       one heap, one queue a lane
     events   everything
 
-All three give the bits of `readable.play`; tests hold them to it on random graphs.
+Until they are loaded, `plain` does the sweep of `paths` without a compiler, which is sooner for
+graphs that are played a few times. All give the bits of `readable.play`; tests hold them to it on
+random graphs.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ assert ARRIVE == 2, "event codes are packed as what * tasks + task"
 
 
 ENGINES = ("auto", "compiled", "readable")
-SMALL = 3000  # tasks the readable engine plays in less time than loading the compiled one takes
+# Tasks that are played without a compiler in less time than loading one takes: of a graph in which
+# several tasks may compete for a lane; and of those with ordered lanes, in a whole process.
+SMALL, PLAIN = 1000, 100_000
 
 
 def simulate(graph: Graph, *, engine: str = "auto", before: Timeline | None = None) -> Timeline:
@@ -38,8 +42,10 @@ def simulate(graph: Graph, *, engine: str = "auto", before: Timeline | None = No
     """
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
-    if engine == "readable" or (engine == "auto" and _is_sooner_readable(graph)):
+    if engine == "readable":
         return timeline(graph, play(graph))
+    if engine == "auto" and "numba" not in sys.modules and _is_sooner_plain(graph):
+        return timeline(graph, _plain(graph))
     if before is not None:
         from foretell.simulate.resume import resume
 
@@ -49,8 +55,20 @@ def simulate(graph: Graph, *, engine: str = "auto", before: Timeline | None = No
     return timeline(graph, full(graph))
 
 
-def _is_sooner_readable(graph: Graph) -> bool:
-    return graph.size <= SMALL and "numba" not in sys.modules
+def _is_sooner_plain(graph: Graph) -> bool:
+    """Whether playing without a compiler answers sooner; who plays often is better off with one."""
+    from foretell.simulate.plain import placed
+
+    most = SMALL if _free_lanes(graph).any() else PLAIN // 4
+    return graph.size <= most and placed.tasks + graph.size <= PLAIN
+
+
+def _plain(graph: Graph) -> Played:
+    """Play a graph without compiled loops."""
+    from foretell.simulate import plain
+
+    is_swept = loop_for(graph) == "paths" and wiring(graph).is_forward
+    return plain.sweep(graph) if is_swept else plain.play(graph)
 
 
 def full(graph: Graph) -> Played:

@@ -44,24 +44,26 @@ class _Transfer:
 
 def play(graph: Graph) -> Played:
     """Play a graph from its beginning to its end."""
-    return _Play(graph).run()
+    return Play(graph).run()
 
 
-class _Play:
+class Play:
     """The state of one simulation."""
 
     def __init__(self, graph: Graph) -> None:
         n, waits = graph.size, wiring(graph).waits
         self.seconds, self.gap = graph.seconds.tolist(), graph.gap.tolist()
         self.priority = graph.priority.tolist()
-        self.lanes = [task.lanes for task in graph]
+        self.lanes = _lanes_of(graph)
         self.links = _links_of(graph)
         self.capacity = graph.links.capacity.tolist()
         self.waiting = np.diff(waits.start).tolist()
         self.followers: list[list[tuple[int, float]]] = [[] for _ in range(n)]
-        for i, p, lag in zip(waits.waiting, waits.after, waits.lags, strict=True):
-            self.followers[p].append((int(i), float(lag)))
-        self.issued = _issue_order(graph)  # what is still to be started on each ordered lane
+        rows = (waits.waiting.tolist(), waits.after.tolist(), waits.lags.tolist())
+        for i, p, lag in zip(*rows, strict=True):
+            self.followers[p].append((i, lag))
+        # What is still to be started on each ordered lane.
+        self.issued = _issue_order(graph, self.lanes)
         self.holder: list[int | None] = [None] * len(graph.lanes)  # who holds a lane now
         self.freed = [(0.0, NONE)] * len(graph.lanes)  # when a lane was last freed, and by whom
         self.ready = [(0.0, NONE)] * n  # when the last wait was over, and whose end that was
@@ -218,14 +220,22 @@ def _links_of(graph: Graph) -> list[list[tuple[int, float]]]:
     return links
 
 
-def _issue_order(graph: Graph) -> dict[int, list[int]]:
+def _lanes_of(graph: Graph) -> list[tuple[int, ...]]:
+    """Every lane that each task holds, its own first."""
+    lanes: list[tuple[int, ...]] = [(k,) if k != NONE else () for k in graph.lane.tolist()]
+    for task, lane in zip(graph.held.task.tolist(), graph.held.lane.tolist(), strict=True):
+        lanes[task] = (*lanes[task], lane)
+    return lanes
+
+
+def _issue_order(graph: Graph, lanes: list[tuple[int, ...]]) -> dict[int, list[int]]:
     """The tasks of every ordered lane, last issued first."""
     order = graph.order.tolist()
     issued: dict[int, list[int]] = {int(k): [] for k in np.flatnonzero(graph.lanes.ordered)}
-    for task in graph:
-        for lane in task.lanes:
+    for task, held in enumerate(lanes):
+        for lane in held:
             if lane in issued:
-                issued[lane].append(task.number)
+                issued[lane].append(task)
     for tasks in issued.values():
         tasks.sort(key=lambda i: (order[i], i), reverse=True)
     return issued

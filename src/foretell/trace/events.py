@@ -235,10 +235,10 @@ def _filled(events: list[Event], what: Array, tables: _Tables) -> dict[str, Arra
         "external": _ids([a.external if a.external is not None else a.old_external for a in args]),
         "sequence": _ids([a.sequence for a in args]),
         "forward_thread": _ids([a.forward_thread for a in args], 0),
-        "shape": _ints([_shape(a, tables) for a in args], np.int32),
+        "shape": _ints([_shape(a, tables) if a.dims else 0 for a in args], np.int32),
         "size": np.array([a.bytes or 0.0 for a in args], np.float64),
-        "waves": np.array([_waves(a) for a in args], np.float32),
-        "message": _ints([_message(a, tables) for a in args], np.int32),
+        "waves": np.array([_waves(a) if a.warps else 0.0 for a in args], np.float32),
+        "message": _ints([_message(a, tables) if a.collective else 0 for a in args], np.int32),
         "module": _ints([number(a.module or "", len(tables.texts)) for a in args], np.int32),
         "waits_for_stream": _ids([a.waits_for_stream for a in args]),
         "waits_for_record": _ids([a.waits_for_record for a in args]),
@@ -251,7 +251,15 @@ def _ints(values: Sequence[int], dtype: Any) -> Array:
 
 def _ids(values: list[int | None], none: int = NO_ID) -> Array:
     """Whole numbers; none where nothing or something beyond 2^62 (an unset 64-bit id) is said."""
-    return np.array([none if v is None or abs(v) >= 1 << 62 else v for v in values], np.int64)
+    try:
+        found = np.array([none if v is None else v for v in values], np.int64)
+    except OverflowError:
+        return np.array([none if v is None or abs(v) >= _UNSET else v for v in values], np.int64)
+    found[(found >= _UNSET) | (found <= -_UNSET)] = none
+    return found
+
+
+_UNSET = 1 << 62
 
 
 def _places(events: list[Event], args: list[Args], what: Array, tables: _Tables) -> list[int]:
@@ -286,8 +294,6 @@ def _stream(e: Event, a: Args) -> str:
 
 
 def _shape(a: Args, tables: _Tables) -> int:
-    if not a.dims:
-        return 0
     key = (bytes(a.dims), bytes(a.types), bytes(a.values))
     return tables.shapes.setdefault(key, len(tables.shapes))
 
@@ -300,10 +306,8 @@ def _waves(a: Args) -> float:
 
 
 def _message(a: Args, tables: _Tables) -> int:
-    if a.collective is None:
-        return 0
     made = Message(
-        a.collective, a.sent or 0, a.received or 0, a.element or "",
+        a.collective or "", a.sent or 0, a.received or 0, a.element or "",
         bytes(a.group).decode(errors="replace"), a.group_name or "", a.group_size or 0,
     )  # fmt: skip
     return tables.messages.setdefault(made, len(tables.messages))

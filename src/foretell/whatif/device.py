@@ -18,7 +18,7 @@ import numpy as np
 from foretell.cluster.device import Device
 from foretell.cluster.preset import cables
 from foretell.cost import kernel as kernels
-from foretell.cost.aten import Kernel
+from foretell.cost.aten_call import Kernel
 from foretell.graph.columns import Array, Dtype, Source, word_of
 from foretell.graph.graph import Graph
 from foretell.whatif.asked import asked

@@ -21,13 +21,15 @@ import numpy as np
 from foretell.cluster.device import Device
 from foretell.cost import kernel as kernels
 from foretell.cost.shape import write
-from foretell.graph.columns import Array, Dtype, Kind, word_of
+from foretell.graph.columns import Array, Dtype, Kind, Phase, word_of
 from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph
+from foretell.memory.tape import Tape
 from foretell.whatif.asked import first_input, sizes_of
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import kernels_of, launch_of, operators, ops_of
 from foretell.whatif.machine import device_of
+from foretell.whatif.released import released
 
 _LETTERS = {
     "bmm": "B", "baddbmm": "B", "_softmax": "S", "softmax": "S",
@@ -81,6 +83,17 @@ class FlashAttention(WhatIf):
                 _fused(edit, chain, device, number)
             edit.fact(scores_bytes=float(sum(_kept(graph, c) for c in found if not c.backward)))
         return edit.graph
+
+    def hold(self, tape: Tape) -> Tape:
+        forward = [op for op in tape.ops if op.phase == Phase.FORWARD]
+        line = "".join(_LETTERS.get(o.name, "P" if o.name in _POINTWISE else "-") for o in forward)
+        scores: dict[int, float] = {}
+        for hit in _FORWARD.finditer(line):
+            inside = forward[hit.start() : hit.end() - 1]
+            least = tape.storages[inside[0].makes[0]].count if inside[0].makes else 0.0
+            made = (k for op in inside for k in op.makes if tape.storages[k].count >= least)
+            scores |= dict.fromkeys(made, 0.0)
+        return released(tape, scores, whole=False)
 
 
 def chains(graph: Graph, rank: int) -> list[Chain]:

@@ -8,6 +8,7 @@ that user: to one bit a number where a pooling follows (its backward needs the s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,11 +20,13 @@ from foretell.errors import InputError
 from foretell.graph.columns import NONE, Array, Dtype, Kind, Phase, word_of
 from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph
+from foretell.memory.tape import Tape
 from foretell.whatif.asked import first_input
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import issued, kernels_of, launch_of, ops_of
 from foretell.whatif.machine import device_of
 from foretell.whatif.reconstructed_batchnorm import RELU
+from foretell.whatif.released import released
 
 POOLS = ("max_pool2d_with_indices", "max_pool2d", "pool")
 
@@ -68,6 +71,16 @@ class Gist(WhatIf):
             less = sum(s.elements * (s.size - s.bits / 8) for s in saved)
             edit.fact(encoded_bytes=float(less))
         return edit.graph
+
+    def hold(self, tape: Tape) -> Tape:
+        forward = [op for op in tape.ops if op.phase == Phase.FORWARD]
+        share: dict[int, float] = {}
+        for op, user in pairwise(forward):
+            if op.name in RELU and op.reads:
+                made = (op.makes or op.reads)[0]
+                bits = 1 if user.name in POOLS else self.bits
+                share[made] = bits / (8 * tape.storages[made].item)
+        return released(tape, share)
 
 
 def saved_by_relus(graph: Graph, bits: int) -> list[Saved]:

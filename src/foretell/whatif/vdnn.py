@@ -16,10 +16,12 @@ from foretell.cost.formulas import COPY_START
 from foretell.graph.columns import NONE, Array, Kind, Phase
 from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph
+from foretell.memory.tape import Tape
 from foretell.whatif.asked import first_input
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import issued, launch_of, usual_launch
 from foretell.whatif.machine import bus_rate
+from foretell.whatif.released import is_activation, released
 
 CONVOLUTIONS = ("convolution", "conv")
 _CALL = 1e-5  # seconds of a call where a step shows no launch
@@ -60,6 +62,11 @@ class Vdnn(WhatIf):
                 _moved(edit, rank, mine, rate)
             edit.fact(offloaded_bytes=_saved(found.values()))
         return edit.graph
+
+    def hold(self, tape: Tape) -> Tape:
+        forward = [op for op in tape.ops if op.phase == Phase.FORWARD and op.name in CONVOLUTIONS]
+        inputs = [op.reads[0] for op in forward if op.reads and is_activation(tape, op.reads[0])]
+        return released(tape, dict.fromkeys(inputs, 0.0))
 
 
 def layers(graph: Graph, rank: int) -> list[Layer]:
