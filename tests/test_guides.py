@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from foretell.cli.main import COMMANDS, foretell
 from foretell.graph import COLUMNS, load, parse, text
 from foretell.graph.columns import BufferKind, Kind, LaneKind, WaitKind
-from foretell.whatif import WHATIFS
+from foretell.whatif import WHATIFS, DoesNotApply
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -74,7 +74,7 @@ def test_the_text_form_in_the_reference_reads_back():
 def test_every_command_and_what_if_is_described():
     page = (DOCS / "reference" / "cli.md").read_text()
     assert [name for name in COMMANDS if f"\n## {name}\n" not in page] == []
-    described = set(re.findall(r"^\| `([a-z-]+)[:`]", page, re.MULTILINE))
+    described = set(re.findall(r"^\| `([a-z0-9-]+)[:`]", page, re.MULTILINE))
     assert sorted(set(WHATIFS) - described) == []
 
 
@@ -89,12 +89,15 @@ def test_every_option_is_described():
 
 def test_the_what_ifs_in_the_reference_can_be_asked(monkeypatch):
     monkeypatch.chdir(ROOT)
-    specs = re.findall(r"^\| `([a-z-]+:\S+)`", (DOCS / "reference" / "cli.md").read_text(), re.M)
-    assert len(specs) >= 4
+    page = (DOCS / "reference" / "cli.md").read_text()
+    section = page.partition("\n## whatif\n")[2].partition("\n## ")[0]
+    specs = re.findall(r"^\| `([a-z0-9-]+:\S+)`", section, re.M)
+    assert len(specs) >= 20
     for spec in specs:
         spec = spec.replace("op=dropout*", "op=lau*")  # the step has no dropout
         result = CliRunner().invoke(foretell, ["whatif", "docs/guides/step.txt", spec, "--json"])
-        assert result.exit_code == 0, result.exception
+        is_not_for_it = isinstance(result.exception, DoesNotApply)  # the step lacks such tasks
+        assert result.exit_code == 0 or is_not_for_it, result.exception
 
 
 def test_every_column_and_kind_is_named():

@@ -5,7 +5,9 @@ import json
 import tomllib
 
 import pytest
+from click.testing import CliRunner
 
+from foretell.cli.export import command
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.plan.export import (
@@ -133,6 +135,15 @@ def test_every_export_takes_plain_data_parallel():
         files = export(plan("dp=4,zero=3" if to in ("fsdp2", "torchtitan") else "dp=4"), to)
         assert files
         assert all(text.strip() for text in files.values())
+
+
+def test_the_command(tmp_path):
+    done = CliRunner().invoke(command, ["pp=2,actions=F0+B0/F0+B0", "--to", "torchtitan", "--json"])
+    assert set(json.loads(done.stdout)) == {"plan.toml", "schedule.csv"}
+    CliRunner().invoke(command, ["dp=2", "--to", "deepspeed", "-o", str(tmp_path / "out")])
+    assert json.loads((tmp_path / "out" / "deepspeed.json").read_text())["zero_optimization"]
+    shown = CliRunner().invoke(command, ["dp=2,tp=4", "--to", "megatron"]).stdout
+    assert "--tensor-model-parallel-size 4" in shown.splitlines()
 
 
 def test_files_that_are_none():

@@ -1,5 +1,7 @@
 """Strategies that split images, filters and channels: what a plan makes of a network of images."""
 
+from itertools import pairwise
+
 import pytest
 
 from foretell.cluster import load as load_cluster
@@ -7,6 +9,7 @@ from foretell.errors import InfeasibleError
 from foretell.plan import Plan, estimate, lower
 from foretell.plan.check import check
 from foretell.plan.costs import alike, costs
+from foretell.plan.stages import layers_of
 from foretell.predict import predict
 from foretell.simulate import simulate
 from foretell.workload import load
@@ -93,3 +96,22 @@ def test_uneven_sides_take_the_longest_share():
     last = [costs([p], RESNET, c).layers[-2].forward.kernels[0] for p, c in
             zip(plans, (load_cluster("abci:gpus=2"), NODE), strict=True)]  # fmt: skip
     assert last[1] > last[0] / 2
+
+
+def test_stages_have_their_own_blocks_in_a_row():
+    plan = Plan(pp=4)
+    dealt = [layers_of(plan, RESNET, stage) for stage in range(4)]
+    assert [sum(column) for column in zip(*dealt, strict=True)] == [x.times for x in RESNET.layers]
+    names = [[x.name for x, n in zip(RESNET.layers, row, strict=True) if n] for row in dealt]
+    assert names[0][0] == "stem"
+    assert names[3][-1] == "head"
+    assert all(set(one) & set(two) <= {one[-1]} for one, two in pairwise(names))
+
+
+def test_uneven_stages_wait_for_the_slowest():
+    """Four stages of four blocks each: the last ones of a ResNet-50 have less to do."""
+    told = predict(Plan(pp=4, micro_batch=8, global_batch=256, stack="ddp"), load("resnet50"), NODE)
+    whole = predict(
+        Plan(global_batch=8, stack="ddp"), load("resnet50"), load_cluster("abci:gpus=1")
+    )
+    assert told.step > 1.1 * 32 * whole.step / 4

@@ -34,7 +34,7 @@ def command(
 
 def _text(found: dict[str, Any]) -> str:
     from foretell.report import words
-    from foretell.report.terminal import table
+    from foretell.report.terminal import table, wrapped
 
     rows = [_row(a) for a in found["ranked"]]
     head = f"a step takes {words.seconds(found['baseline_s'])}"
@@ -45,7 +45,8 @@ def _text(found: dict[str, Any]) -> str:
     if found["together"]:
         lines += ["", *_together(found["together"])]
     refused = [f"{r['change']}: {r['reason']}" for r in found["refused"]]
-    return "\n".join([*lines, "", "does not apply:", *refused, *found["notes"]])
+    said = [wrapped(text) for text in (*refused, *found["notes"])]
+    return "\n".join([*lines, "", "does not apply:", *said])
 
 
 def _row(advice: dict[str, Any]) -> tuple[str, ...]:
@@ -60,7 +61,9 @@ def _row(advice: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _whys(ranked: list[dict[str, Any]]) -> list[str]:
-    return [f"{a['changes'][0]}: {a['why']}" for a in ranked[:3]]
+    from foretell.report.terminal import wrapped
+
+    return [wrapped(f"{a['changes'][0]}: {a['why']}") for a in ranked[:3]]
 
 
 def _together(best: dict[str, Any]) -> list[str]:

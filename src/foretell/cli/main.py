@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "profile": ("profile", "Time and trace a training script's steps."),
     "export": ("export", "A plan in the words of torchtitan, Megatron, DeepSpeed or PyTorch."),
     "run": ("run", "A plan on real ranks: measured beside predicted."),
+    "report": ("report", "One page of a step, what would help, layouts, plans and schedules."),
     "explain": ("explain", "What stands behind a name: model, assumptions, accuracy."),
     "validate": ("validate", "Every accuracy figure, from measured data."),
     "completion": ("completion", "The line that turns on completion in your shell."),

@@ -15,6 +15,9 @@ PARTS = (
     "kernels",
     "collectives",
     "whatifs",
+    "scaling",
+    "memory",
+    "fused",
 )  # what can be validated, and the module in validate/ that does
 
 
@@ -27,6 +30,11 @@ def _part(name: str, text: str) -> Callable[[Command], Command]:
 @_part("kernels", "Kernel formulas against measured kernels.")
 @_part("collectives", "Collective formulas against measured collectives.")
 @_part("whatifs", "What-ifs from one trace against the change made and timed.")
+@_part("scaling", "Data parallelism from one trace against published throughputs.")
+@_part("memory", "Peak memory of what-ifs from one trace against the change made and measured.")
+@_part("capture", "Steps captured from the model alone against steps run and timed.")
+@_part("oracle", "Layouts and memory from the model alone against runs of others.")
+@_part("fused", "Prices of fused ops against measured ones.")
 @json_option
 def command(truth: Path | None, parts: tuple[str, ...], as_json: bool) -> None:
     """Hold predictions against measurements and print the errors; all parts unless named."""

@@ -38,3 +38,10 @@ def width() -> int:
     import shutil
 
     return min(shutil.get_terminal_size((80, 24)).columns, 100)
+
+
+def wrapped(text: str) -> str:
+    """A sentence in lines that fit the terminal; those after the first are set in."""
+    import textwrap
+
+    return textwrap.fill(text, width(), subsequent_indent="  ", break_long_words=False)

@@ -1,0 +1,103 @@
+"""`foretell report`: one page, or one trace, of everything that was given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from foretell.cli.output import answer, json_option, say
+
+
+@click.command()
+@click.argument("given", nargs=-1, required=True, metavar="FILE... [SPEC...]")
+@click.option("--on", "cluster", help="The cluster steps and plans run on: a spec or a file.")
+@click.option("--real-ms", type=float, help="Of a trace: milliseconds of an un-profiled step.")
+@click.option("--no-advice", is_flag=True, help="Do not try what else would help.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="A page (.html), or a trace for viewers (.json, .json.gz).",
+)
+@json_option
+def command(
+    given: tuple[str, ...],
+    cluster: str | None,
+    real_ms: float | None,
+    no_advice: bool,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Show steps, what changes make of them, layouts, plans and schedules on one page.
+
+    FILE is a trace, a graph, a plan, or what schedule, oracle, plan or predict print with --json.
+    SPECs are changes, as `whatif` takes them; without any, the best combination found is shown.
+    """
+    from foretell.cli.progress import working
+    from foretell.report import write
+
+    with working("reading") as tell:
+        found = _surveyed(given, cluster, real_ms, not no_advice, tell)
+    if as_json or output is None:
+        answer(_numbers(found), as_json, _text)
+    if output is not None:
+        write(found.timelines, output, found.content)
+        say(f"written: {output}")
+
+
+def _surveyed(
+    given: tuple[str, ...], cluster: str | None, real_ms: float | None, advice: bool, tell: Any
+) -> Any:
+    from foretell.cluster import load as load_cluster
+    from foretell.errors import InputError
+    from foretell.survey import Asked, load, survey
+    from foretell.survey.asked import drawings
+
+    asked = Asked.of(given)
+    machines = load_cluster(cluster) if cluster else None
+    real = None if real_ms is None else real_ms / 1e3
+    if asked.specs and not asked.steps:
+        raise InputError(
+            f"`{asked.specs[0]}` is a change, but there is no step to change",
+            hint="name a trace or a graph first",
+        )
+    loaded = [load(path, machines, real) for path in asked.steps]
+    return survey(loaded, asked.specs, drawings(asked, machines), advice=advice, progress=tell)
+
+
+def _numbers(found: Any) -> dict[str, Any]:
+    from foretell.report.page import numbers, summaries
+
+    return {
+        **numbers(found.timelines, found.content),
+        "timelines": summaries(found.timelines),
+    }
+
+
+def _text(found: dict[str, Any]) -> str:
+    from foretell.report import words
+    from foretell.report.terminal import table
+
+    rows = [(f["what"], _value(f)) for f in found["figures"]]
+    parts = [table(("of the step", "value>"), rows)] if rows else []
+    spent = [
+        (words.cut(s["name"], 40), *(words.seconds(s["values"].get(k, 0.0)) for k in _PARTS))
+        for s in found["split"]
+    ]
+    if spent:
+        parts.append(table(("goes to", *(f"{k.partition(' ')[0]}>" for k in _PARTS)), spent))
+    parts.append("name a file with -o report.html to see all of it")
+    return "\n".join(parts)
+
+
+_PARTS = ("compute", "exposed communication", "host", "bubble", "idle")
+
+
+def _value(figure: dict[str, Any]) -> str:
+    from foretell.report import words
+
+    if "seconds" in figure:
+        return words.seconds(figure["seconds"])
+    return words.size(figure["bytes"]) if "bytes" in figure else str(figure.get("text", ""))

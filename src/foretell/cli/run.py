@@ -1,0 +1,105 @@
+"""`foretell run`: a plan on real ranks, what was measured beside what was predicted."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import click
+
+from foretell.cli.output import answer, json_option, say
+from foretell.cli.progress import working
+
+
+@click.command()
+@click.argument("script", type=click.Path(path_type=Path))
+@click.option("--plan", default="", help="A file, or a text such as dp=4,zero=1; dp=N.")
+@click.option("-n", "--ranks", type=click.IntRange(min=1), help="On this node; the plan's.")
+@click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True)
+@click.option("--warmup", type=click.IntRange(min=0), default=3, show_default=True)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Folder for what it measured."
+)
+@click.option("--profile", is_flag=True, help="One more step a rank under the profiler.")
+@click.option("--predicted-ms", type=float, help="What was predicted, to be laid beside it.")
+@click.option("--timeout-s", type=float, default=120.0, show_default=True, help="Without progress.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="cuda where there is one.")
+@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--rendezvous", default="", help="HOST:PORT that all nodes know.")
+@json_option
+def command(**options: Any) -> None:
+    """Run SCRIPT as a plan says, on torchrun; print how long a step takes.
+
+    SCRIPT defines model() and batch(rank, size); loss(output, target) and optimizer(parameters) if
+    it likes.
+    """
+    from foretell.plan import read
+    from foretell.pytorch.deploy.launcher import launch
+    from foretell.pytorch.deploy.run_files import Asked
+
+    nodes = options["nodes"]
+    text = options["plan"] or f"dp={(options['ranks'] or 1) * nodes}"
+    plan = read(text)
+    asked = Asked(
+        str(options["script"]),
+        str(plan),
+        options["steps"],
+        options["warmup"],
+        options["profile"],
+        options["timeout_s"],
+        options["device"] or "",
+    )
+    with working("running") as tell:
+        found = launch(
+            asked,
+            ranks=options["ranks"] or 0,
+            folder=options["output"],
+            nodes=nodes,
+            rendezvous=options["rendezvous"],
+            progress=tell,
+        )
+    summary = _summary(found, str(plan), options["predicted_ms"])
+    answer(summary, options["as_json"], _text)
+    say(f"written: {found['folder']}")
+
+
+def _summary(found: dict[str, Any], plan: str, predicted_ms: float | None) -> dict[str, Any]:
+    each = list(found["ranks"].values())
+    steps = [max(times) for times in zip(*(r["steps_s"] for r in each), strict=True)]
+    measured = statistics.median(steps)
+    predicted = None if predicted_ms is None else predicted_ms / 1e3
+    return {
+        "plan": plan,
+        "ranks": len(each),
+        "step_s": measured,
+        "steps_s": steps,
+        "low_s": min(steps),
+        "high_s": max(steps),
+        "predicted_s": predicted,
+        "error": None if predicted is None else predicted / measured - 1,
+        "peak_bytes": [r["peak_bytes"] for r in each],
+        "losses": [_mean(step, each) for step in zip(*(r["losses"] for r in each), strict=True)],
+        "folder": found["folder"],
+    }
+
+
+def _mean(losses: tuple[float | None, ...], ranks: list[dict[str, Any]]) -> float | None:
+    """The loss of a step: of ranks that know theirs, by their share of the batch."""
+    pairs = [(x, r["weight"]) for x, r in zip(losses, ranks, strict=True) if x is not None]
+    return sum(x * w for x, w in pairs) / sum(w for _, w in pairs) if pairs else None
+
+
+def _text(found: dict[str, Any]) -> str:
+    from foretell.report import words
+
+    lines = [
+        f"{found['plan']} on {found['ranks']} rank{'s' if found['ranks'] > 1 else ''}",
+        f"measured   {words.seconds(found['step_s'])} a step, median of {len(found['steps_s'])} "
+        f"({words.seconds(found['low_s'])} to {words.seconds(found['high_s'])})",
+    ]
+    if found["predicted_s"] is not None:
+        predicted = words.seconds(found["predicted_s"])
+        lines.append(f"predicted  {predicted} ({100 * found['error']:+.1f} %)")
+    lines.append(f"memory     {words.size(max(found['peak_bytes']))} at most on a rank")
+    return "\n".join(lines)

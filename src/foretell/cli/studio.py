@@ -1,0 +1,34 @@
+"""`foretell studio`: the page where a person plays with what-ifs and plans."""
+
+from __future__ import annotations
+
+import threading
+import webbrowser
+from pathlib import Path
+
+import click
+
+from foretell.cli.output import say
+
+
+@click.command()
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="0 takes a free one.")
+@click.option("--most-mib", type=click.IntRange(min=1), default=256, show_default=True,
+              help="The largest file a browser may send.")  # fmt: skip
+@click.option("--open/--no-open", "opens", default=True, help="Open a browser at the page.")
+def command(files: tuple[Path, ...], port: int, most_mib: int, opens: bool) -> None:
+    """Serve a page on this machine with FILES (traces, graphs) loaded, until Ctrl-C."""
+    from foretell.cli.progress import working
+    from foretell.studio import serve
+
+    with working("starting"):
+        running = serve(files, port, most_mib * 2**20)
+    click.echo(running.url)
+    say("Only this machine can reach it, and only with that address. Ctrl-C ends it.")
+    if opens:
+        webbrowser.open(running.url)
+    try:
+        threading.Event().wait()
+    finally:
+        running.close()

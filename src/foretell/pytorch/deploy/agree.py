@@ -1,0 +1,37 @@
+"""Whether all ranks are about to do the same thing: a fingerprint of plan and model, compared."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from typing import Any
+
+import torch.distributed as dist
+
+from foretell.errors import InputError
+from foretell.plan import Plan
+
+
+def fingerprint(plan: Plan, model: Any) -> str:
+    """The same on two ranks exactly when plan and parameters are: names, shapes and formats."""
+    rows = [
+        f"{n} {tuple(p.shape)} {p.dtype} {p.requires_grad}" for n, p in model.named_parameters()
+    ]
+    return hashlib.sha256("\n".join([str(plan), *rows]).encode()).hexdigest()[:16]
+
+
+def agree(plan: Plan, model: Any) -> None:
+    """Raise on every rank, naming those that differ from most, unless all have one fingerprint."""
+    mine = {"plan": str(plan), "print": fingerprint(plan, model)}
+    each: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(each, mine)
+    if len({e["print"] for e in each}) == 1:
+        return
+    usual = Counter(e["print"] for e in each).most_common(1)[0][0]
+    odd = [r for r, e in enumerate(each) if e["print"] != usual]
+    most = next(e for e in each if e["print"] == usual)
+    what = "plan" if any(each[r]["plan"] != most["plan"] for r in odd) else "model"
+    raise InputError(
+        f"rank {', '.join(map(str, odd))} has another {what} than the others",
+        hint="every rank has to make the same model and read the same plan",
+    )

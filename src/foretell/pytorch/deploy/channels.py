@@ -1,0 +1,107 @@
+"""Convolutions and linear layers split by filters (outputs) or channels (inputs) over ranks.
+
+    filter    y = [ W_0 x | W_1 x | … ]      each rank makes some outputs, all gather them
+    channel   y = Σ_r W_r x_r                each rank reads some inputs, all sum
+
+Each rank keeps only its part of the weight. Inputs and outputs are whole on every rank, so any
+layers may be split beside others that are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from foretell.errors import InputError, unknown
+from foretell.pytorch.deploy.collective import copy_in, cut, even, gather, gathered, sum_out
+
+Tensor = Any
+Module = Any
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+WAYS = {"filter": 0, "channel": 1}  # the dim of the weight that is split
+
+
+class Part(NamedTuple):
+    """A layer whose weight this rank holds a part of."""
+
+    way: str
+    sizes: list[int]
+
+
+def split_channels(model: Module, ways: Mapping[str, str], group: Any = None) -> dict[str, Part]:
+    """Split the named layers by `filter` or `channel`; gives what was split and into what sizes."""
+    found = {}
+    size = dist.get_world_size(group)
+    for name, way in ways.items():
+        layer = model.get_submodule(name)
+        why = refusal(layer, way, size)
+        if why:
+            raise InputError(f"`{name}` cannot be split by {way}: {why}")
+        sizes = even(layer.weight.shape[WAYS[way]], size)
+        _keep_part(layer, way, sizes, dist.get_rank(group))
+        layer.forward = partial(_filters if way == "filter" else _channels, layer, sizes, group)
+        found[name] = Part(way, sizes)
+    return found
+
+
+def refusal(layer: Module, way: str, size: int) -> str:
+    """Why a layer cannot be split so, or nothing."""
+    if way not in WAYS:
+        raise unknown("way to split a layer", way, WAYS)
+    if not isinstance(layer, _LAYERS):
+        return f"{type(layer).__name__} is neither linear nor a convolution"
+    if getattr(layer, "groups", 1) != 1:
+        return f"it has {layer.groups} groups"
+    if layer.weight.shape[WAYS[way]] < size:
+        return f"it has {layer.weight.shape[WAYS[way]]} of them for {size} ranks"
+    if getattr(layer, "padding_mode", "zeros") != "zeros":
+        return f"it pads with {layer.padding_mode}"
+    return ""
+
+
+def whole_state(model: Module, parts: Mapping[str, Part], group: Any = None) -> dict[str, Tensor]:
+    """The parameters and buffers of the model before it was split; asked on all ranks at once."""
+    state = {n: t.detach().clone() for n, t in model.state_dict().items()}
+    for name, part in parts.items():
+        weight, bias = f"{name}.weight", f"{name}.bias"
+        state[weight] = gathered(state[weight], WAYS[part.way], part.sizes, group)
+        if part.way == "filter" and bias in state:
+            state[bias] = gathered(state[bias], 0, part.sizes, group)
+    return state
+
+
+def _keep_part(layer: Module, way: str, sizes: list[int], rank: int) -> None:
+    weight = layer.weight.detach().split(sizes, WAYS[way])[rank]
+    layer.weight = nn.Parameter(weight.clone(), layer.weight.requires_grad)
+    if way == "filter" and layer.bias is not None:
+        bias = layer.bias.detach().split(sizes)[rank]
+        layer.bias = nn.Parameter(bias.clone(), layer.bias.requires_grad)
+
+
+def _filters(layer: Module, sizes: list[int], group: Any, x: Tensor) -> Tensor:
+    y = _apply(layer, copy_in(x, group), layer.bias)
+    return gather(y, _channel_dim(layer, y), sizes, group)
+
+
+def _channels(layer: Module, sizes: list[int], group: Any, x: Tensor) -> Tensor:
+    y = sum_out(_apply(layer, cut(x, _channel_dim(layer, x), sizes, group), None), group)
+    if layer.bias is None:
+        return y
+    shape = [-1 if d == _channel_dim(layer, y) % y.dim() else 1 for d in range(y.dim())]
+    return y + layer.bias.view(shape)
+
+
+def _apply(layer: Module, x: Tensor, bias: Tensor) -> Tensor:
+    if isinstance(layer, nn.Linear):
+        return nn.functional.linear(x, layer.weight, bias)
+    call = {3: torch.conv1d, 4: torch.conv2d, 5: torch.conv3d}[x.dim()]
+    return call(x, layer.weight, bias, layer.stride, layer.padding, layer.dilation, 1)
+
+
+def _channel_dim(layer: Module, x: Tensor) -> int:
+    return x.dim() - 1 if isinstance(layer, nn.Linear) else 1

@@ -1,0 +1,120 @@
+"""Communication that autograd knows: what goes forward as a copy comes back as a sum.
+
+    copy_in     forward: as it is          backward: sum over ranks       before a split layer
+    sum_out     forward: sum over ranks    backward: as it is             after partial sums
+    sum_both    forward: sum over ranks    backward: sum over ranks       statistics of split data
+    gather      forward: parts of a dim    backward: one's own part       after a split dim
+    cut         forward: one's own part    backward: parts of all         before a split dim
+
+Outputs of `sum_out` and `gather` are the same on every rank, and so must their gradients be.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+Tensor = Any
+
+
+class _CopyIn(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return _summed(g, ctx.group), None
+
+
+class _SumOut(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        return _summed(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g, None
+
+
+class _SumBoth(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return _summed(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return _summed(g, ctx.group), None
+
+
+class _Gather(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, sizes: list[int], group: Any) -> Tensor:
+        ctx.dim, ctx.sizes, ctx.rank = dim, sizes, dist.get_rank(group)
+        return gathered(x, dim, sizes, group)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g.split(ctx.sizes, ctx.dim)[ctx.rank].contiguous(), None, None, None
+
+
+class _Cut(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, sizes: list[int], group: Any) -> Tensor:
+        ctx.dim, ctx.sizes, ctx.group = dim, sizes, group
+        return x.split(sizes, dim)[dist.get_rank(group)].contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return gathered(g, ctx.dim, ctx.sizes, ctx.group), None, None, None
+
+
+def copy_in(x: Tensor, group: Any = None) -> Tensor:
+    """The same tensor; its gradient is the sum of those of all ranks."""
+    return _CopyIn.apply(x, group)
+
+
+def sum_out(x: Tensor, group: Any = None) -> Tensor:
+    """The sum over all ranks; its gradient goes to each as it is."""
+    return _SumOut.apply(x, group)
+
+
+def sum_both(x: Tensor, group: Any = None) -> Tensor:
+    """The sum over all ranks, each of which goes on differently from there."""
+    return _SumBoth.apply(x, group)
+
+
+def gather(x: Tensor, dim: int, sizes: list[int], group: Any = None) -> Tensor:
+    """All ranks' parts along a dim, in order of rank."""
+    return _Gather.apply(x, dim, sizes, group)
+
+
+def cut(x: Tensor, dim: int, sizes: list[int], group: Any = None) -> Tensor:
+    """This rank's part along a dim of a tensor that all ranks hold."""
+    return _Cut.apply(x, dim, sizes, group)
+
+
+def gathered(x: Tensor, dim: int, sizes: list[int], group: Any) -> Tensor:
+    """Parts of all ranks, which may differ in size, put together; outside autograd."""
+    shape, most = list(x.shape), max(sizes)
+    shape[dim] = most
+    padded = x.new_zeros(shape)
+    padded.narrow(dim, 0, x.shape[dim]).copy_(x)
+    parts = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(parts, padded, group=group)
+    return torch.cat([p.narrow(dim, 0, n) for p, n in zip(parts, sizes, strict=True)], dim)
+
+
+def even(total: int, ranks: int) -> list[int]:
+    """A length cut as evenly as it goes, the longer parts first."""
+    return [total // ranks + (r < total % ranks) for r in range(ranks)]
+
+
+def _summed(x: Tensor, group: Any) -> Tensor:
+    total = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total

@@ -1,0 +1,146 @@
+"""Sufficient factors: a linear layer's gradient sent as what it is the product of.
+
+    ∂L/∂W = Gᵀ X         G: batch × out, X: batch × in
+
+Where batch · (in + out) is less than in · out, gathering [X | G] from all ranks moves less than
+reducing the product. The product over all rows, each rank's weighted by its share of the batch, is
+the gradient that data parallel would have. A 1×1 convolution is a linear layer over its pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from foretell.errors import InputError
+
+Tensor = Any
+Module = Any
+
+# torch 2.13 renamed it and warns of the older name
+_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class Factors:
+    """Gathers the factors of some layers during the backward; `finish` makes their gradients."""
+
+    def __init__(
+        self, modules: dict[str, Module], *, shares: Sequence[float], rank: int, group: Any = None
+    ) -> None:
+        for name, module in modules.items():
+            why = refusal(module)
+            if why:
+                raise InputError(f"`{name}` cannot send factors: {why}")
+        self.modules, self.group, self.rank = modules, group, rank
+        self.shares = [s / sum(shares) for s in shares]
+        self.is_syncing = True
+        self._kept: dict[str, list[Tensor]] = {name: [] for name in modules}
+        self._sent: list[tuple[str, Any, Tensor]] = []
+        for name, module in modules.items():
+            module.forward = self._forward(name, module)
+
+    @property
+    def parameters(self) -> set[str]:
+        """The parameters whose gradients come from factors."""
+        return {f"{n}.{p}" for n, m in self.modules.items() for p, _ in m.named_parameters()}
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Keep factors on each rank; they are sent with the next backward outside."""
+        before, self.is_syncing = self.is_syncing, False
+        try:
+            yield
+        finally:
+            self.is_syncing = before
+
+    def finish(self) -> None:
+        """Wait for the factors of all ranks and multiply them."""
+        for name, work, rows in self._sent:
+            work.wait()
+            _add_gradient(self.modules[name], rows)
+        self._sent.clear()
+
+    def _forward(self, name: str, module: Module) -> Any:
+        is_conv = isinstance(module, torch.nn.Conv2d)
+
+        def forward(x: Tensor) -> Tensor:
+            rows = _pixels(x, module) if is_conv else x
+            y = _Linear.apply(rows, module.weight, module.bias, (self, name))
+            return y.movedim(-1, 1) if is_conv else y
+
+        return forward
+
+    def _take(self, name: str, x: Tensor, g: Tensor) -> None:
+        """One backward of one layer: send its factors, and those kept before it."""
+        rows = torch.cat([x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])], 1)
+        rows[:, x.shape[-1] :] *= self.shares[self.rank]
+        self._kept[name].append(rows)
+        if self.is_syncing:
+            mine = torch.cat(self._kept[name])
+            self._kept[name] = []
+            self._send(name, mine)
+
+    def _send(self, name: str, mine: Tensor) -> None:
+        # Rows follow shares; a rank with fewer sends zeros behind them, which add nothing.
+        most = round(len(mine) * max(self.shares) / self.shares[self.rank])
+        padded = F.pad(mine, (0, 0, 0, most - len(mine))).contiguous()
+        rows = padded.new_empty((len(self.shares) * most, padded.shape[1]))
+        work = _gather(rows, padded, group=self.group, async_op=True)
+        self._sent.append((name, work, rows))
+
+
+class _Linear(torch.autograd.Function):  # type: ignore[misc]
+    """A linear layer whose backward hands its factors over in place of a weight gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, to: Any) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.to = to
+        flat = weight.reshape(weight.shape[0], -1)
+        return F.linear(x, flat, bias)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        factors, name = ctx.to
+        factors._take(name, x, g)
+        back = g @ weight.reshape(weight.shape[0], -1) if ctx.needs_input_grad[0] else None
+        return back, None, None, None
+
+
+def refusal(module: Module) -> str:
+    """Why a layer has no factors, or nothing."""
+    if isinstance(module, torch.nn.Linear):
+        return ""
+    if not isinstance(module, torch.nn.Conv2d):
+        return f"{type(module).__name__} is neither a linear layer nor a 1×1 convolution"
+    if (
+        module.kernel_size != (1, 1)
+        or module.groups != 1
+        or module.padding not in ((0, 0), "valid")
+    ):
+        return f"its kernel is {module.kernel_size}, groups {module.groups}; only 1×1, one group"
+    return ""
+
+
+def _pixels(x: Tensor, conv: Module) -> Tensor:
+    """The pixels a 1×1 convolution reads, channels last."""
+    down, across = conv.stride
+    return x[:, :, ::down, ::across].movedim(1, -1)
+
+
+def _add_gradient(module: Module, rows: Tensor) -> None:
+    width = module.weight[0].numel()
+    x, g = rows[:, :width], rows[:, width:]
+    _add(module.weight, (g.t() @ x).view_as(module.weight))
+    if module.bias is not None:
+        _add(module.bias, g.sum(0))
+
+
+def _add(parameter: Tensor, gradient: Tensor) -> None:
+    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient

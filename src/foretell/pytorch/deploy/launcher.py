@@ -1,0 +1,211 @@
+"""Starts a plan on several ranks through torchrun, watches them, and ends them: no torch needed.
+
+A run ends in one of four ways: every rank is done; a rank failed or died, and is named; no rank has
+moved for the time limit, and the one that the others wait for is named; or the person stopped it.
+In all four no process is left: ranks are ended by their own ids, and end by themselves when
+the launcher is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from foretell.errors import ForetellError, InputError
+from foretell.plan import Plan
+from foretell.pytorch.deploy import run_files
+from foretell.pytorch.deploy.refuse import require_runnable
+from foretell.pytorch.deploy.run_files import Asked, State
+
+_POLL = 0.1  # seconds between looks at the ranks
+_SETTLE = 1.0  # seconds for others to say why they failed too, so that the first cause is known
+_GRACE = 3.0  # seconds for ranks to end when asked, before they are made to
+_STALE = 5.0  # seconds without a sign of life: the rank is stopped or stuck outside Python
+
+
+def launch(
+    asked: Asked,
+    *,
+    ranks: int = 0,  # on this machine; as many as the plan needs
+    folder: Path | None = None,
+    nodes: int = 1,
+    rendezvous: str = "",  # host:port that all nodes know
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Run a plan and give back what was measured; an error names the rank that ended it."""
+    plan = Plan.parse(asked.plan)
+    require_runnable(plan)
+    ranks = ranks or plan.ranks // nodes
+    _check(plan, asked, ranks, nodes, rendezvous)
+    place = folder or Path(tempfile.mkdtemp(prefix="foretell-run-"))
+    place.mkdir(parents=True, exist_ok=True)
+    for old in place.glob("rank-*"):
+        old.unlink()
+    run_files.ask(place, Asked(**vars(asked) | {"launcher": os.getpid()}))
+    process = _start(place, ranks, nodes, rendezvous)
+    try:
+        _watch(process, place, ranks, asked.timeout, progress)
+    finally:
+        _end(process, place)
+    return {"folder": str(place), "ranks": run_files.results(place)}
+
+
+def _check(plan: Plan, asked: Asked, ranks: int, nodes: int, rendezvous: str) -> None:
+    if not Path(asked.script).is_file():
+        raise InputError(f"there is no script `{asked.script}`")
+    if plan.ranks != ranks * nodes:
+        raise InputError(
+            f"the plan `{plan}` needs {plan.ranks} ranks, not {ranks * nodes}",
+            hint=f"run it with -n {max(plan.ranks // nodes, 1)}",
+        )
+    if nodes > 1 and not rendezvous:
+        raise InputError(
+            f"{nodes} nodes have to meet somewhere", hint="give --rendezvous HOST:PORT on each"
+        )
+
+
+def _start(folder: Path, ranks: int, nodes: int, rendezvous: str) -> subprocess.Popen[bytes]:
+    meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={rendezvous or 'localhost:0'}"]
+    command = [sys.executable, "-m", "torch.distributed.run", *meet, f"--nnodes={nodes}"]
+    command += [f"--nproc-per-node={ranks}", "--max-restarts=0", "--monitor-interval=1"]
+    command += ["-m", "foretell.pytorch.deploy.worker", str(folder)]
+    threads = str(max(1, (os.cpu_count() or 1) // ranks))
+    with (folder / "launch.log").open("wb") as log:
+        return subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={"OMP_NUM_THREADS": threads, **os.environ},
+            start_new_session=True,  # Ctrl-C reaches us alone, and we end the ranks in order
+        )
+
+
+def _watch(
+    process: subprocess.Popen[bytes],
+    folder: Path,
+    ranks: int,
+    timeout: float,
+    progress: Callable[[str], None],
+) -> None:
+    """Return when all ranks are done; raise as soon as one is known to have failed."""
+    begun = last = time.time()
+    while True:
+        ended = process.poll()
+        states = run_files.states(folder)
+        if ended == 0 and len(run_files.results(folder)) == ranks:
+            return
+        if ended is not None or run_files.errors(folder) or _dead(states):
+            time.sleep(_SETTLE)
+            raise _failure(folder, ranks, process)
+        last = max([last, begun, *(s.moved for s in states.values())])
+        if time.time() - last > timeout:
+            raise _hang(states, ranks, timeout, folder)
+        progress(_told(states))
+        time.sleep(_POLL)
+
+
+def _told(states: dict[int, State]) -> str:
+    return min((s.phase for s in states.values()), default="starting")
+
+
+def _dead(states: dict[int, State]) -> list[int]:
+    """Ranks whose process is gone though they were not done."""
+    return [r for r, s in states.items() if s.phase != "done" and not _is_alive(s.pid)]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        stat = Path(f"/proc/{pid}/stat")
+        return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def _failure(folder: Path, ranks: int, process: subprocess.Popen[bytes]) -> ForetellError:
+    """Who ended the run: a rank that died unheard, else the first whose failure was its own."""
+    errors, states = run_files.errors(folder), run_files.states(folder)
+    silent = [r for r in _dead(states) if r not in errors]
+    own = {r: e for r, e in errors.items() if not e["is_consequence"]}
+    if own:
+        rank = min(own, key=lambda r: own[r]["time"])
+        return _said(rank, own[rank], folder)
+    if silent:
+        step = states[silent[0]].phase
+        return InputError(
+            f"rank {', '.join(map(str, silent))} died in {step}, without a word",
+            hint=f"killed, or out of memory? its last words are in {folder}/rank-{silent[0]}.log",
+        )
+    if errors:
+        rank = min(errors, key=lambda r: errors[r]["time"])
+        return _said(rank, errors[rank], folder)
+    unseen = sorted(set(range(ranks)) - set(states))
+    code = process.poll()
+    return InputError(
+        f"the launch ended with {code} before rank {', '.join(map(str, unseen))} began",
+        hint=f"see {folder}/launch.log",
+    )
+
+
+def _said(rank: int, error: dict[str, Any], folder: Path) -> ForetellError:
+    if error["is_ours"]:
+        return InputError(error["message"], hint=error["hint"])
+    return InputError(
+        f"rank {rank} failed in {error['phase']}: {error['message']}\n  at {error['where']}",
+        hint=f"the whole traceback is in {folder}/rank-{rank}.log",
+    )
+
+
+def _hang(states: dict[int, State], ranks: int, timeout: float, folder: Path) -> ForetellError:
+    """Name the rank that others wait for: unheard of, else behind, else not itself waiting."""
+    unseen = sorted(set(range(ranks)) - set(states))
+    if unseen:
+        return InputError(
+            f"rank {', '.join(map(str, unseen))} did not begin within {timeout:g} s",
+            hint=f"see {folder}/launch.log; on several nodes, start `foretell run` on each",
+        )
+    now = time.time()
+    stale = [r for r, s in states.items() if now - s.seen > _STALE and s.phase != "done"]
+    least = min(s.moved for s in states.values())
+    busy = [r for r, s in states.items() if not s.waits and s.phase != "done"]
+    behind = [r for r, s in states.items() if s.moved == least]
+    rank = (stale or busy or behind)[0]
+    how = "gives no sign of life" if rank in stale else f"is at {states[rank].where}"
+    return InputError(
+        f"rank {rank} hangs: no rank has moved for {timeout:g} s, "
+        f"and in {states[rank].phase} it {how}",
+        hint="raise --timeout-s if a step may take that long",
+    )
+
+
+def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """Leave no process behind: ask torchrun to end its ranks, then end what is left by id."""
+    pids = [s.pid for s in run_files.states(folder).values()]
+    if process.poll() is None:
+        process.terminate()
+        for pid in pids:
+            _signal(pid, signal.SIGCONT)  # one that was stopped cannot end
+    ends = time.time() + _GRACE
+    while time.time() < ends and (process.poll() is None or any(map(_is_alive, pids))):
+        time.sleep(0.05)
+    for pid in pids:
+        _signal(pid, signal.SIGKILL)
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+
+
+def _signal(pid: int, number: int) -> None:
+    if _is_alive(pid):
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return

@@ -1,0 +1,86 @@
+"""Who talks to whom: a plan's axes over the ranks of a run.
+
+Ranks are numbered as plans number them (→ foretell.plan.groups): tensor innermost, pipeline
+outermost. A plan's `placement` says which rank of the run is which of those.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from foretell.errors import InputError
+from foretell.plan import Plan
+from foretell.plan.groups import ORDER
+
+IMAGE = ("height", "width", "depth")
+
+
+def place(plan: Plan, rank: int) -> dict[str, int]:
+    """Where a rank stands on each axis."""
+    logical = plan.placement.index(rank) if plan.placement else rank
+    found = {}
+    for axis in ORDER:
+        logical, found[axis] = divmod(logical, plan.degrees().get(axis, 1))
+    return found
+
+
+class Places:
+    """The groups of this rank, one for each axis of a plan that has more than one rank."""
+
+    def __init__(self, plan: Plan, device: str) -> None:
+        size = dist.get_world_size()
+        if plan.ranks != size:
+            raise InputError(
+                f"the plan `{plan}` needs {plan.ranks} ranks, there are {size}",
+                hint=f"run it with -n {plan.ranks}",
+            )
+        degrees = {axis: plan.degrees().get(axis, 1) for axis in reversed(ORDER)}
+        ranks = torch.tensor(plan.placement or range(size)).reshape(tuple(degrees.values()))
+        self.plan, self.degrees, self.device = plan, degrees, device
+        self.at = place(plan, dist.get_rank())
+        wide = [a for a, n in degrees.items() if n > 1] or ["dp"]
+        shape = [degrees[a] for a in wide]
+        self.mesh = DeviceMesh(device, ranks.reshape(shape), mesh_dim_names=tuple(wide))
+        self._ranks = ranks
+
+    def group(self, axis: str) -> Any:
+        """The ranks that differ from this one along an axis only; None where it is alone."""
+        return self.mesh.get_group(axis) if self.degrees[axis] > 1 else None
+
+    def order(self, axis: str) -> list[int]:
+        """The place on an axis of each rank of its group, which numbers its ranks upwards."""
+        if self.degrees[axis] == 1:
+            return [0]
+        ranks = dist.get_process_group_ranks(self.group(axis))
+        return [place(self.plan, rank)[axis] for rank in ranks]
+
+    def line(self, axis: str) -> Any:
+        """The mesh of one axis."""
+        return self.mesh[axis]
+
+    def image_group(self) -> Any:
+        """The ranks that hold parts of the same image; they are neighbours in number."""
+        axes = [list(self.degrees).index(a) for a in IMAGE]
+        rest = [d for d in range(self._ranks.dim()) if d not in axes]
+        rows = self._ranks.permute(*rest, *reversed(axes)).flatten(0, len(rest) - 1)
+        mine = next(row for row in rows.flatten(1).tolist() if dist.get_rank() in row)
+        return dist.new_group(mine, use_local_synchronization=True)
+
+    def sharding(self) -> Any:
+        """The mesh that parameters are sharded over: copies × parts where sharding is hybrid."""
+        parts = self.plan.sharing
+        if parts == self.plan.dp:
+            return self.mesh["dp"]
+        mine = dist.get_process_group_ranks(self.mesh.get_group("dp"))
+        shape = (self.plan.dp // parts, parts)
+        if self.plan.dp < dist.get_world_size():
+            raise InputError(
+                f"shard={self.plan.shard} within dp={self.plan.dp} beside other axes",
+                hint="hybrid sharding runs with data parallel alone",
+            )
+        grid = torch.tensor(mine).reshape(shape)
+        return DeviceMesh(self.device, grid, mesh_dim_names=("dp_replicate", "dp_shard"))

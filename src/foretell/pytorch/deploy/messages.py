@@ -1,0 +1,119 @@
+"""What ranks of a pipeline send each other, in an order both ends know without asking.
+
+A stage's output goes to every rank of the stages that follow it, and the gradient of that output
+comes back from each of them; a rank that holds both ends sends nothing. Of a stage on several
+ranks the first sends for all. Messages between two ranks travel in the sender's order, and the
+receiver posts them in that order, so backends without tags work too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from foretell.pytorch.deploy.actions import Action, Pipeline
+
+Tensor = Any
+_AHEAD = 1  # receives posted beyond the one that is needed, so that transfers overlap compute
+
+
+class Message(NamedTuple):
+    """A stage's output on its way to a rank, or its gradient on the way back from a follower."""
+
+    kind: str  # F or B
+    stage: int  # whose output it is
+    follower: int  # whose gradient it is; -1 forward
+    micro_batch: int
+
+
+class Meta(NamedTuple):
+    """One tensor that a stage puts out."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    has_grad: bool
+
+    def empty(self, device: Any) -> Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
+
+def outgoing(pipeline: Pipeline, rank: int, action: Action) -> list[tuple[int, Message]]:
+    """What a rank sends after an action, and to which rank."""
+    stage, kind, m = action
+    if kind == "W" or pipeline.ranks[stage][0] != rank:
+        return []
+    own = set(pipeline.ranks[stage])
+    if kind == "F":
+        there = {r for f in pipeline.followers[stage] for r in pipeline.ranks[f]}
+        return [(r, Message("F", stage, -1, m)) for r in sorted(there - own)]
+    return [
+        (r, Message("B", before, stage, m))
+        for before in pipeline.after[stage]
+        for r in pipeline.ranks[before]
+        if r not in own
+    ]
+
+
+def incoming(pipeline: Pipeline, rank: int) -> dict[int, list[Message]]:
+    """What comes to a rank from each of the others, in the order in which it comes."""
+    found: dict[int, list[Message]] = {}
+    for source, order in enumerate(pipeline.orders):
+        messages = [m for a in order for r, m in outgoing(pipeline, source, a) if r == rank]
+        if messages:
+            found[source] = messages
+    return found
+
+
+class Post:
+    """Sends and receives for one rank during one step."""
+
+    def __init__(
+        self, pipeline: Pipeline, metas: Mapping[int, list[Meta]], group: Any, device: Any
+    ) -> None:
+        self.metas, self.group, self.device = metas, group, device
+        self.pipeline, self.rank = pipeline, dist.get_rank(group)
+        self.ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        self.left = {s: deque(ms) for s, ms in incoming(pipeline, self.rank).items()}
+        self.source = {m: s for s, ms in self.left.items() for m in ms}
+        self.posted: dict[Message, list[tuple[Any, Tensor]]] = {}
+        self.sent: list[tuple[Any, Tensor]] = []
+
+    def send(self, to: int, tensors: list[Tensor]) -> None:
+        """Send without waiting; the tensors are kept until `finish`."""
+        for tensor in tensors:
+            ready = tensor.detach().contiguous()
+            self.sent.append((dist.isend(ready, dst=self.ranks[to], group=self.group), ready))
+
+    def receive(self, message: Message) -> list[Tensor]:
+        """Wait for a message; those that come before it from the same rank are posted too."""
+        source = self.source[message]
+        while message not in self.posted:
+            self._post(source)
+        for _ in range(_AHEAD):
+            self._post(source)
+        tensors = []
+        for work, tensor in self.posted.pop(message):
+            work.wait()
+            tensors.append(tensor)
+        return tensors
+
+    def finish(self) -> None:
+        """Wait until everything sent has left."""
+        for work, _ in self.sent:
+            work.wait()
+        self.sent.clear()
+
+    def _post(self, source: int) -> None:
+        if not self.left[source]:
+            return
+        message = self.left[source].popleft()
+        metas = self.metas[message.stage]
+        wanted = [m for m in metas if m.has_grad or message.kind == "F"]
+        buffers = [m.empty(self.device) for m in wanted]
+        self.posted[message] = [
+            (dist.irecv(b, src=self.ranks[source], group=self.group), b) for b in buffers
+        ]

@@ -1,0 +1,81 @@
+"""The usual orders of a pipeline as lists of actions: plain data, no torch.
+
+    gpipe         all forwards, then all backwards
+    1f1b          as many forwards as stages lie ahead, then backward and forward in turn
+    interleaved   Megatron's order: several chunks a rank, groups of micro-batches through each
+
+Stage s is on rank s mod p. Searched orders come in a plan's `actions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from foretell.errors import InputError, unknown
+from foretell.plan import Plan
+from foretell.pytorch.deploy.actions import Action, Pipeline, parse
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "actions")
+
+
+def pipeline(plan: Plan, micro_batches: int) -> Pipeline:
+    """The pipeline of a plan for so many micro-batches."""
+    if plan.actions:
+        return Pipeline(parse(_numbered(plan.actions)))
+    if plan.schedule not in SCHEDULES or plan.schedule == "actions":
+        raise unknown("schedule without actions", plan.schedule, SCHEDULES[:3])
+    rows = {"gpipe": _gpipe, "1f1b": _1f1b, "interleaved": _interleaved}[plan.schedule]
+    each = [rows(plan.pp, plan.chunks, rank, micro_batches) for rank in range(plan.pp)]
+    return Pipeline(tuple(map(tuple, each)))
+
+
+def _numbered(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Rows of `F0`, or `F0.1` of a chunk, are in the plan's own words; `3F0` says its stage."""
+    return [[_cell(cell, rank, len(rows)) for cell in row] for rank, row in enumerate(rows)]
+
+
+def _cell(cell: str, rank: int, ranks: int) -> str:
+    if cell[:1].isdigit():
+        return cell
+    action, _, chunk = cell.partition(".")
+    return f"{int(chunk or 0) * ranks + rank}{action}"
+
+
+def _gpipe(ranks: int, chunks: int, rank: int, num: int) -> list[Action]:
+    stages = range(rank, ranks * chunks, ranks)
+    forward = [Action(s, "F", m) for s in stages for m in range(num)]
+    return forward + [Action(s, "B", m) for s in reversed(stages) for m in range(num)]
+
+
+def _1f1b(ranks: int, chunks: int, rank: int, num: int) -> list[Action]:
+    if chunks > 1:
+        return _interleaved(ranks, chunks, rank, num)
+    ahead = min(num, ranks - rank)
+    order = [Action(rank, "F", m) for m in range(ahead)]
+    for m in range(num):
+        order.append(Action(rank, "B", m))
+        if m + ahead < num:
+            order.append(Action(rank, "F", m + ahead))
+    return order
+
+
+def _interleaved(ranks: int, chunks: int, rank: int, num: int) -> list[Action]:
+    if num % ranks:
+        raise InputError(
+            f"{num} micro-batches are not a multiple of {ranks} stages, as interleaving needs",
+            hint="choose micro_batch so that they are, or the schedule 1f1b",
+        )
+
+    def place(k: int, kind: str) -> Action:
+        turn, m = k % (ranks * chunks) // ranks, k // (ranks * chunks) * ranks + k % ranks
+        chunk = chunks - 1 - turn if kind == "B" else turn
+        return Action(chunk * ranks + rank, kind, m)
+
+    total = num * chunks
+    ahead = min(total, (ranks - rank - 1) * 2 + (chunks - 1) * ranks + 1)
+    order = [place(k, "F") for k in range(ahead)]
+    for k in range(total):
+        order.append(place(k, "B"))
+        if k + ahead < total:
+            order.append(place(k + ahead, "F"))
+    return order

@@ -1,0 +1,94 @@
+"""What a run leaves in its folder, and how its ranks and their launcher read it: no torch.
+
+    run.json             what was asked for
+    rank-0.state.json    how far a rank is, written again and again
+    rank-0.error.json    why it failed
+    rank-0.result.json   what it measured
+    rank-0.trace.json.gz one profiled step, if asked for
+    rank-0.log           what it printed
+
+Every file is written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One run: what every rank is told."""
+
+    script: str
+    plan: str
+    steps: int = 10
+    warmup: int = 3
+    profile: bool = False
+    timeout: float = 120.0  # seconds without progress before a run is given up
+    device: str = ""
+    launcher: int = 0  # process id: ranks end when it is gone
+
+
+@dataclass(frozen=True)
+class State:
+    """How far a rank is."""
+
+    pid: int
+    phase: str  # starting, model, deploy, step 3, done
+    moved: float  # when the phase began, seconds of the wall clock
+    seen: float  # when this was written
+    where: str  # the line of code that the rank is at
+    waits: bool  # whether that is inside torch.distributed
+
+
+def write(path: Path, value: Any) -> None:
+    """Write JSON so that a reader sees the whole of it or what was there before."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    beside.write_text(json.dumps(value))
+    beside.replace(path)
+
+
+def read(path: Path) -> Any:
+    """The JSON in a file; None where there is no file."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+
+
+def ask(folder: Path, asked: Asked) -> None:
+    """Tell the ranks what to do."""
+    write(folder / "run.json", asdict(asked))
+
+
+def asked(folder: Path) -> Asked:
+    """What a run is to do."""
+    return Asked(**read(folder / "run.json"))
+
+
+def states(folder: Path) -> dict[int, State]:
+    """How far each rank is, of those that have begun."""
+    return {r: State(**found) for r, found in _each(folder, "state").items()}
+
+
+def errors(folder: Path) -> dict[int, dict[str, Any]]:
+    """Why ranks failed."""
+    return _each(folder, "error")
+
+
+def results(folder: Path) -> dict[int, dict[str, Any]]:
+    """What ranks measured."""
+    return _each(folder, "result")
+
+
+def _each(folder: Path, what: str) -> dict[int, dict[str, Any]]:
+    found = {}
+    for path in folder.glob(f"rank-*.{what}.json"):
+        value = read(path)
+        if value is not None:
+            found[int(path.name.split(".")[0].removeprefix("rank-"))] = value
+    return dict(sorted(found.items()))

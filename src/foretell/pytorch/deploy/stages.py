@@ -1,0 +1,110 @@
+"""Pipelines on PyTorch's own schedule runtime: any order of F, B, I and W, several stages a rank.
+
+`torch.distributed.pipelining` runs a list of actions on each rank; here any legal list is given to
+it. Two things the stock classes take for granted are relaxed: that the last stage sees
+micro-batches in turn (losses are kept by micro-batch), and that times are nobody's business (each
+stage notes when it computed). Both use names torch marks as private; tests pin them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+
+from foretell.errors import InputError
+from foretell.pytorch.deploy.actions import Pipeline, Ran
+
+Tensor = Any
+
+
+class Stage(PipelineStage):  # type: ignore[misc]
+    """A stage that notes when it computes."""
+
+    ran: list[Ran]
+
+    def forward_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:
+        return self._noted("F", chunk, super().forward_one_chunk, *args, **kwargs)
+
+    def backward_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:
+        kind = "B" if kwargs.get("full_backward", True) else "I"
+        return self._noted(kind, chunk, super().backward_one_chunk, *args, **kwargs)
+
+    def backward_weight_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:
+        return self._noted("W", chunk, super().backward_weight_one_chunk, *args, **kwargs)
+
+    def _noted(self, kind: str, chunk: int, call: Any, *args: Any, **kwargs: Any) -> Any:
+        start = time.monotonic()
+        found = call(chunk, *args, **kwargs)
+        self.ran.append(Ran(f"{self.stage_index}{kind}{chunk}", start, time.monotonic()))
+        return found
+
+
+class Runtime(_PipelineScheduleRuntime):  # type: ignore[misc]
+    """Torch's runtime with losses by micro-batch, so that the last stage may take any order."""
+
+    def _maybe_compute_loss(
+        self, stage: Any, output: Any, targets: Any, chunk: int, loss_kwargs: Any = None
+    ) -> None:
+        if stage.is_last and self._loss_fn is not None:
+            kwargs = loss_kwargs or {}
+            losses = self.__dict__.setdefault("_by_chunk", {})
+            losses[chunk] = self._loss_fn(output, targets[chunk], **kwargs)
+
+    def _maybe_get_loss(self, stage: Any, chunk: int) -> Any:
+        is_mine = stage.is_last and self._loss_fn is not None
+        return self.__dict__["_by_chunk"][chunk] if is_mine else None
+
+    def _update_losses(self, stages: Any, losses: list[Any] | None) -> None:
+        found = self.__dict__.pop("_by_chunk", {})
+        if losses is not None:
+            losses[:] = [found[m].detach() for m in sorted(found)]
+
+
+class Staged:
+    """A pipeline on torch's runtime; `step` leaves the gradients of the whole batch."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        modules: Mapping[int, Any],  # the stages of this rank
+        loss: Callable[[Any, Any], Any],
+        *,
+        group: Any = None,
+        device: Any = None,
+    ) -> None:
+        if not pipeline.is_line:
+            raise InputError(
+                "torch's runtime holds one line of stages, each on one rank",
+                hint="run it on our own executor: foretell.pytorch.deploy.blocks",
+            )
+        self.pipeline, self.modules, self.ran = pipeline, dict(modules), list[Ran]()
+        place = device or torch.device("cpu")
+        self.stages = [
+            Stage(module, index, pipeline.num_stages, place, group=group)
+            for index, module in sorted(modules.items())
+        ]
+        for stage in self.stages:
+            stage.ran = self.ran
+        self.runtime = Runtime(self.stages, pipeline.micro_batches, loss_fn=loss)
+        self.runtime._prepare_schedule_with_comms(
+            {r: [_Action.from_str(c) for c in row] for r, row in enumerate(pipeline.rows())}
+        )
+
+    def step(self, inputs: tuple[Any, ...], target: Any) -> Any:
+        """Run every micro-batch there and back; the mean loss where the last stage is."""
+        self.ran.clear()
+        losses: list[Any] = []
+        is_first = any(s.is_first for s in self.stages)
+        is_last = any(s.is_last for s in self.stages)
+        self.runtime.step(
+            *(inputs if is_first else ()),
+            target=target if is_last else None,
+            losses=losses if is_last else None,
+            return_outputs=False,
+        )
+        return torch.stack(losses).mean() if losses else None

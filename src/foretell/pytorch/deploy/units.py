@@ -1,0 +1,104 @@
+"""The pieces of a model that are handled one by one: sharded, recomputed, cut into stages.
+
+A model's units are the children of its largest container (nn.Sequential or nn.ModuleList) that have
+parameters: the blocks of a transformer, the layers of a plain network.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from foretell.errors import InputError
+
+Module = Any
+
+
+def units(model: Module) -> dict[str, Module]:
+    """The model's blocks by name; the model itself where it has no container."""
+    boxes = [
+        (name, m)
+        for name, m in model.named_modules()
+        if isinstance(m, nn.Sequential | nn.ModuleList)
+    ]
+    if not boxes:
+        return {"": model}
+    name, box = max(boxes, key=lambda pair: (_size(pair[1]), -len(pair[0])))
+    dot = f"{name}." if name else ""
+    return {f"{dot}{n}": child for n, child in box.named_children() if _size(child)}
+
+
+def cut(model: Module, num: int, layers: Sequence[int] = ()) -> list[Module]:
+    """A model in stages, in order of forward; names of parameters stay as they are.
+
+    `layers` says how many children, or how many children with parameters, each stage has.
+    """
+    own = getattr(model, "stages", None)
+    if callable(own):
+        found = list(own(num))
+        if len(found) != num:
+            raise InputError(f"`stages({num})` of the model gave {len(found)} stages")
+        return found
+    if not isinstance(model, nn.Sequential):
+        raise InputError(
+            f"{type(model).__name__} cannot be cut into stages",
+            hint="make it an nn.Sequential, or give it a method `stages(num)` that lists them",
+        )
+    children = list(model.named_children())
+    ends = _ends(children, num, layers)
+    starts = [0, *ends[:-1]]
+    return [nn.Sequential(OrderedDict(children[a:b])) for a, b in zip(starts, ends, strict=True)]
+
+
+def together(stages: Mapping[int, Module]) -> Module:
+    """Stages as one module, parameters under the names they have in the whole model."""
+    each = list({id(m): m for m in stages.values()}.values())
+    children = [pair for stage in each for pair in stage.named_children()]
+    is_cut = all(isinstance(stage, nn.Sequential) for stage in each)
+    if is_cut and len({name for name, _ in children}) == len(children):
+        return nn.Sequential(OrderedDict(children))
+    return nn.ModuleDict({str(s): m for s, m in stages.items()})
+
+
+def _ends(children: list[tuple[str, Module]], num: int, layers: Sequence[int]) -> list[int]:
+    """Behind which child each stage ends."""
+    held = [_size(child) for _, child in children]
+    filled = [i for i, size in enumerate(held) if size]
+    if not layers:
+        return _even_ends(held, num)
+    if len(layers) == num and sum(layers) == len(children):
+        return [sum(layers[: s + 1]) for s in range(num)]
+    if len(layers) == num and sum(layers) == len(filled):
+        marks = [*filled, len(children)]
+        return [marks[sum(layers[: s + 1])] for s in range(num)]
+    raise InputError(
+        f"layers={'+'.join(map(str, layers))} for {num} stages of a model with {len(children)} "
+        f"children, {len(filled)} of them with parameters",
+        hint="give one number for each stage that add up to one of the two",
+    )
+
+
+def _even_ends(held: Sequence[int], num: int) -> list[int]:
+    """Stages of about as many parameters each, none of them empty."""
+    filled = [i for i, size in enumerate(held) if size]
+    if len(filled) < num:
+        raise InputError(f"{len(filled)} layers with parameters for {num} stages")
+    ends, passed = [], 0.0
+    total, upto = float(sum(held)), 0
+    for stage in range(num - 1):
+        most = filled[len(filled) - (num - 1 - stage)]  # leave a layer for each stage to come
+        least = filled[stage] + 1
+        while upto < most and (upto < least or passed + held[upto] / 2 < total * (stage + 1) / num):
+            passed += held[upto]
+            upto += 1
+        while not held[upto]:  # what has no parameters stays with the layer before it
+            upto += 1
+        ends.append(upto)
+    return [*ends, len(held)]
+
+
+def _size(module: Module) -> int:
+    return sum(p.numel() for p in module.parameters())

@@ -1,0 +1,300 @@
+"""What one rank of `foretell run` does: load a script, deploy, take steps, write what it measured.
+
+The script defines `model()` and `batch(rank, size)`: the part of a step's whole batch that is the
+rank-th of `size` equal ones, as (inputs, target). A `batch()` without arguments gives the whole and
+is cut here; a third argument is the step. It may define `loss(output, target)` and
+`optimizer(parameters)`. Nothing else of it is used.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import resource
+import sys
+import threading
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from foretell.errors import ForetellError, InputError
+from foretell.plan import Plan
+from foretell.pytorch.deploy import run_files
+from foretell.pytorch.deploy.run_files import Asked, State
+
+_BEAT = 0.5  # seconds between signs of life
+_TALK = os.path.join("torch", "distributed")
+_OURS = str(Path(__file__).parent)
+
+
+class Pulse:
+    """Writes how far this rank is, from a thread of its own, and ends it with its launcher."""
+
+    def __init__(self, folder: Path, rank: int, launcher: int) -> None:
+        self.path, self.launcher = folder / f"rank-{rank}.state.json", launcher
+        self.main = threading.main_thread().ident
+        self.phase, self.moved = "starting", time.time()
+        self.lock = threading.Lock()
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def enter(self, phase: str) -> None:
+        """Say what this rank does now."""
+        self.phase, self.moved = phase, time.time()
+        self._write()
+
+    def _beat(self) -> None:
+        while True:
+            self._write()
+            time.sleep(_BEAT)
+            if not _exists(self.launcher):
+                os._exit(1)
+
+    def _write(self) -> None:
+        with self.lock:
+            where, waits = _place(self.main)
+            state = State(os.getpid(), self.phase, self.moved, time.time(), where, waits)
+            run_files.write(self.path, vars(state))
+
+
+def main(folder: Path) -> None:
+    """Run one rank; a failure is written where the launcher finds it."""
+    rank = int(os.environ["RANK"])
+    _redirect(folder / f"rank-{rank}.log")
+    asked = run_files.asked(folder)
+    pulse = Pulse(folder, rank, asked.launcher)
+    try:
+        result = _run(asked, folder, rank, pulse)
+    except BaseException as error:
+        traceback.print_exc()
+        sys.stderr.flush()
+        run_files.write(folder / f"rank-{rank}.error.json", _told(error, pulse.phase))
+        os._exit(1)  # peers may be inside a collective: nothing to wait for
+    run_files.write(folder / f"rank-{rank}.result.json", result)
+    pulse.enter("done")
+
+
+def _run(asked: Asked, folder: Path, rank: int, pulse: Pulse) -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+
+    plan = Plan.parse(asked.plan)
+    device = asked.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    backend = "nccl" if device == "cuda" else "gloo"
+    # the launcher gives up first, and knows whom to name
+    dist.init_process_group(backend, timeout=timedelta(seconds=asked.timeout + 60))
+    pulse.enter("model")
+    script = load(Path(asked.script))
+    torch.manual_seed(0)
+    model = script.model().to(device)
+    pulse.enter("deploy")
+    run = _Steps(script, plan, device)
+    run.deploy(model)
+    times = [run.take(step, pulse) for step in range(asked.warmup + asked.steps)]
+    result = run.measured() | {"steps_s": times[asked.warmup :], "rank": rank}
+    if asked.profile:
+        pulse.enter("profile")
+        run.profile(folder / f"rank-{rank}.trace.json.gz")
+    dist.barrier()
+    dist.destroy_process_group()
+    return result
+
+
+class _Steps:
+    """A deployed model and the batches of a script."""
+
+    def __init__(self, script: ModuleType, plan: Plan, device: str) -> None:
+        self.script, self.plan, self.device = script, plan, device
+        self.losses: list[float | None] = []
+        self.at = 0
+
+    def deploy(self, model: Any) -> None:
+        import torch
+        import torch.distributed as dist
+
+        from foretell.pytorch.deploy.apply import deploy
+        from foretell.pytorch.deploy.mesh import place
+
+        self.at = place(self.plan, dist.get_rank())["dp"]
+        torch.manual_seed(1000 + self.at)  # ranks that share a sample draw the same one
+        inputs, _ = self.batch(0)
+        self.deployed = deploy(
+            model,
+            _optimizer(self.script, self.plan, model),
+            self.plan,
+            loss=getattr(self.script, "loss", None),
+            device=self.device,
+            samples=len(inputs[0]),
+        )
+
+    def batch(self, step: int) -> tuple[tuple[Any, ...], Any]:
+        """This rank's share of a step's batch."""
+        takes = len(inspect.signature(self.script.batch).parameters)
+        is_whole = bool(self.plan.shares) or not takes
+        part = (0, 1) if is_whole else (self.at, self.plan.dp)
+        inputs, target = _pair(self.script.batch(*(*part, step)[:takes]))
+        moved = [x.to(self.device) for x in (*inputs, target) if x is not None]
+        if is_whole:
+            moved = [x.split(self._shares(len(x)))[self.at] for x in moved]
+        return tuple(moved[: len(inputs)]), moved[-1] if target is not None else None
+
+    def _shares(self, samples: int) -> list[int]:
+        """How many of a whole batch's samples each data-parallel rank has."""
+        shares = list(self.plan.shares) or [samples // self.plan.dp] * self.plan.dp
+        if sum(shares) != samples:
+            raise InputError(f"the shares {shares} are not of the {samples} samples of a batch")
+        return shares
+
+    def take(self, step: int, pulse: Pulse) -> float:
+        """Seconds of one step, the batch not counted."""
+        pulse.enter(f"step {step}")
+        inputs, target = self.batch(step)
+        self._wait()
+        start = time.perf_counter()
+        loss = self.deployed.step(inputs, target)
+        self._wait()
+        seconds = time.perf_counter() - start
+        self.losses.append(None if loss is None else float(loss))
+        return seconds
+
+    def profile(self, path: Path) -> None:
+        """One more step under the profiler, for a trace."""
+        from torch.profiler import ProfilerActivity, profile
+
+        kinds = [ProfilerActivity.CPU]
+        if self.device == "cuda":
+            kinds.append(ProfilerActivity.CUDA)
+        inputs, target = self.batch(0)
+        with profile(activities=kinds, record_shapes=True) as profiler:
+            self.deployed.step(inputs, target)
+            self._wait()
+        profiler.export_chrome_trace(str(path))
+
+    def measured(self) -> dict[str, Any]:
+        """Memory, losses, and the actions of a pipeline's last step."""
+        import torch
+
+        if self.device == "cuda":
+            peak = torch.cuda.max_memory_allocated()
+        else:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # given in KiB
+        pipeline = self.deployed.pipeline
+        ran = [list(r) for r in pipeline.ran] if pipeline else []
+        weight = self.deployed.share
+        return {"peak_bytes": peak, "losses": self.losses, "weight": weight, "actions": ran}
+
+    def _wait(self) -> None:
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+
+
+def load(path: Path) -> ModuleType:
+    """The user's script as a module; it need not be importable from anywhere else."""
+    sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    for name in ("model", "batch"):
+        if not callable(getattr(module, name, None)):
+            raise InputError(
+                f"`{path}` defines no `{name}`",
+                hint="define model() and batch(rank, size); loss and optimizer if you like",
+            )
+    return module
+
+
+def _optimizer(script: ModuleType, plan: Plan, model: Any) -> Any:
+    import torch
+
+    own = getattr(script, "optimizer", None)
+    if own is not None:
+        return own(model.parameters())
+    if plan.optimizer == "adam":
+        return torch.optim.Adam(model.parameters())
+    momentum = 0.9 if plan.optimizer == "momentum" else 0.0
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum)
+
+
+def _pair(found: Any) -> tuple[tuple[Any, ...], Any]:
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        raise InputError(
+            f"`batch` gave {type(found).__name__}, not (inputs, target)",
+            hint="return a tensor or a tuple of tensors, and the target (or None)",
+        )
+    inputs, target = found
+    return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), target
+
+
+def _told(error: BaseException, phase: str) -> dict[str, Any]:
+    """A failure in the form that the launcher reads."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f"{os.sep}site-packages{os.sep}" not in f.filename] or list(frames)
+    text = str(error).strip()
+    words = ("gloo", "nccl", "connection", "process group", "timed out", "socket")
+    is_torch = isinstance(error, RuntimeError) and any(w in text.lower() for w in words)
+    told = {
+        "message": f"{type(error).__name__}: {_first(text)}",
+        "hint": "",
+        "is_ours": False,
+        "is_consequence": is_torch,  # the peer at the other end went away, most likely
+        "phase": phase,
+        "where": f"{own[-1].filename}:{own[-1].lineno}" if own else "",
+        "time": time.time(),
+    }
+    if isinstance(error, ForetellError):
+        told |= {"message": error.message, "hint": error.hint, "is_ours": True}
+    return told
+
+
+def _first(text: str) -> str:
+    return text.splitlines()[0][:300] if text else ""
+
+
+def _place(thread: int | None) -> tuple[str, bool]:
+    """The line of user code that a thread is at, and whether it waits for other ranks.
+
+    It waits where the innermost code is torch's or our own communication: waiting itself is C++.
+    """
+    frame = sys._current_frames().get(thread or 0)
+    names = []
+    while frame is not None:
+        names.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    inner = names[0][0] if names else ""
+    waits = _TALK in inner or (_OURS in inner and inner != __file__)
+    own = [
+        n for n in names if "site-packages" not in n[0] and _OURS not in n[0] and n[0][:1] != "<"
+    ]
+    file, line = (own or names or [("", 0)])[0]
+    return f"{file}:{line}", waits
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _redirect(path: Path) -> None:
+    """What this rank prints goes to its own file."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,205 @@
+"""Data parallel with layouts, shares and ways to synchronize: the parameters of one process."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+
+from foretell.errors import InputError  # noqa: E402
+from foretell.pytorch.deploy.layout import Layout, by_size  # noqa: E402
+from foretell.pytorch.deploy.sync import synchronize  # noqa: E402
+from tests.pytorch.deploy.ranks import on_ranks  # noqa: E402
+from tests.pytorch.deploy.same import CLOSE, STEPS, adam, alone, mlp, off, part, samples, sgd  # noqa: E402
+
+ODD = Layout(
+    (("4.bias", "0.weight"), ("2.weight",), ("4.weight", "0.bias", "2.bias")), (2, 0, 1), (1, 3, 2)
+)
+BATCHES = [samples(step=step) for step in range(STEPS)]
+LINEAR = {f"{i}.{p}": "factors" for i in (0, 2, 4) for p in ("weight", "bias")}
+WAYS = {
+    "as DDP": {},
+    "odd layout": {"layout": ODD},
+    "one bucket a parameter": {"layout": 1.0},
+    "factors": {"choices": LINEAR},
+    "server": {"choices": {n: f"ps:{i % 2}" for i, n in enumerate(LINEAR)}},
+    "sharded": {"choices": dict.fromkeys(LINEAR, "sharded")},
+    "mixed": {
+        "choices": {
+            "0.weight": "factors", "0.bias": "factors", "2.weight": "ps:1", "2.bias": "sharded"
+        },
+        "layout": Layout((("4.bias",), ("4.weight",)), (1, 0)),
+    },
+}  # fmt: skip
+
+
+def plain_loop(shares=None, optimizer=sgd, every=1, **options):
+    """How far three steps of an ordinary loop end from training on one process."""
+    model = mlp(seed=dist.get_rank())  # starts differ: the first rank's counts
+    update = optimizer(model)
+    sync = synchronize(model, update, shares=shares, **options)
+    for x, y in BATCHES:
+        update.zero_grad()
+        pieces = list(zip(part(x, shares).chunk(every), part(y, shares).chunk(every), strict=True))
+        with sync.no_sync():
+            for a, b in pieces[:-1]:
+                (nn.functional.cross_entropy(model(a), b) / every).backward()
+        a, b = pieces[-1]
+        (nn.functional.cross_entropy(model(a), b) / every).backward()
+        update.step()
+    return off(model, alone(mlp, BATCHES, optimizer))
+
+
+def every_way(shares=None, every=1, names=WAYS):
+    found = {}
+    for name in names:
+        for optimizer in (sgd, adam):
+            found[name, optimizer.__name__] = plain_loop(shares, optimizer, every, **WAYS[name])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("size", "shares", "every"),
+    [(2, None, 1), (3, None, 2), (3, [6, 4, 2], 1), (4, [2, 4, 4, 2], 2)],
+)
+def test_equal_to_one_process(size, shares, every):
+    for found in on_ranks(size, every_way, shares, every):
+        assert {way: o for way, o in found.items() if not o <= CLOSE} == {}
+
+
+def beside_ddp(layouts=(None, ODD, 1.0)):
+    """Gradients of our reducer and of DDP, after the same backward."""
+    x, y = map(part, BATCHES[0])
+    ours, theirs = mlp(), mlp()
+    wrapped = nn.parallel.DistributedDataParallel(theirs)  # kept: its reducer dies with it
+    nn.functional.cross_entropy(wrapped(x), y).backward()
+    equal = []
+    for layout in layouts:
+        ours.zero_grad()
+        sync = synchronize(ours, layout=layout)
+        nn.functional.cross_entropy(ours(x), y).backward()
+        sync.finish()
+        sync.remove()
+        pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
+        equal.append([torch.equal(a.grad, b.grad) for a, b in pairs])
+    return equal
+
+
+def test_bitwise_as_ddp_on_two_ranks():
+    for found in on_ranks(2, beside_ddp):
+        assert all(all(row) for row in found)
+
+
+def test_bitwise_as_ddp_on_four_ranks_with_the_same_buckets():
+    """DDP's first backward has all of this model in one bucket, in the order of parameters."""
+    one = Layout((tuple(name for name, _ in mlp().named_parameters()),))
+    for found in on_ranks(4, beside_ddp, [one]):
+        assert all(all(row) for row in found)
+
+
+class Sometimes(nn.Module):
+    """A model with a branch that only some ranks take, and one that nobody takes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.always, self.never = nn.Linear(8, 4), nn.Linear(8, 4)
+        self.branch = nn.Linear(8, 4)
+
+    def forward(self, x):
+        y = self.always(x)
+        return y + self.branch(x) if dist.get_rank() == 0 else y
+
+
+def unused():
+    x, y = map(part, BATCHES[0])
+    ours, theirs = Sometimes(), Sometimes()
+    sync = synchronize(ours, unused=True)
+    nn.functional.cross_entropy(ours(x), y).backward()
+    sync.finish()
+    wrapped = nn.parallel.DistributedDataParallel(theirs, find_unused_parameters=True)
+    nn.functional.cross_entropy(wrapped(x), y).backward()
+    pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
+    same = all(
+        (a.grad is None and b.grad is None) or torch.allclose(a.grad, b.grad) for a, b in pairs
+    )
+    strict = synchronize(theirs_again := Sometimes())
+    nn.functional.cross_entropy(theirs_again(x), y).backward()
+    with pytest.raises(InputError, match=r"no gradient reached .*`never.bias`"):
+        strict.finish()
+    return same, ours.never.weight.grad is None
+
+
+def test_unused_parameters_as_in_ddp():
+    assert on_ranks(2, unused) == [(True, True)] * 2
+
+
+def pixels():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 1), nn.ReLU(), nn.Conv2d(6, 4, 1, stride=2), nn.Flatten(), nn.Linear(16, 4)
+    )
+
+
+def convolution_factors():
+    made = torch.Generator().manual_seed(1)
+    batches = [
+        (torch.randn(6, 3, 4, 4, generator=made), torch.randint(0, 4, (6,), generator=made))
+        for _ in range(STEPS)
+    ]
+    model = pixels()
+    update = sgd(model)
+    choices = {f"{i}.{p}": "factors" for i in (0, 2) for p in ("weight", "bias")}
+    synchronize(model, update, choices=choices, shares=[4, 2])
+    for x, y in batches:
+        update.zero_grad()
+        nn.functional.cross_entropy(model(part(x, [4, 2])), part(y, [4, 2])).backward()
+        update.step()
+    return off(model, alone(pixels, batches))
+
+
+def test_factors_of_convolutions():
+    assert max(on_ranks(2, convolution_factors)) <= CLOSE
+
+
+def refused(choices=None, layout=None, shares=None):
+    model = pixels()
+    with pytest.raises(InputError) as error:
+        synchronize(model, choices=choices, layout=layout, shares=shares)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"choices": {"0.weight": "factors"}}, "`0.weight` is sent as factors and `0.bias` is not"),
+        ({"choices": {"0.weight": "ps:3"}}, "served by rank 3, there are 1"),
+        ({"choices": {"0.weight": "gossip"}}, "unknown way to synchronize `0.weight`"),
+        ({"choices": {"9.weight": "ps:0"}}, "unknown parameter"),
+        ({"shares": [1, 2]}, "the shares of 1 ranks are"),
+        ({"layout": Layout((("0.weight",),))}, "are not in any bucket"),
+    ],
+)
+def test_what_cannot_be(options, words):
+    assert words in on_ranks(1, refused_with, options)[0]
+
+
+def refused_with(options):
+    return refused(**options)
+
+
+def test_layouts_that_cannot_be():
+    with pytest.raises(InputError, match="order of buckets"):
+        Layout((("a",), ("b",)), (0, 0))
+    with pytest.raises(InputError, match="one part or more"):
+        Layout((("a",),), (), (0,))
+    with pytest.raises(InputError, match="`a` is in several buckets"):
+        Layout((("a",), ("a",))).check(["a"])
+
+
+def test_buckets_by_size_are_those_of_ddp():
+    sizes = {f"p{i}": 400_000 for i in range(6)}
+    made = by_size(sizes, 1_000_000)
+    assert made.buckets == (("p5", "p4", "p3"), ("p2", "p1", "p0"))
+    assert by_size(sizes, 1_000_000, 1).buckets[0] == ("p5",)
