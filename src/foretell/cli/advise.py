@@ -29,10 +29,11 @@ def command(
     with working("trying changes"):
         counsel = advise(step, specs or TRIED)
     found = shown(step.graph, counsel) | {"notes": step.notes}
-    answer(found, as_json, _text)
+    answer(found, as_json, text)
 
 
-def _text(found: dict[str, Any]) -> str:
+def text(found: dict[str, Any]) -> str:
+    """A counsel for a terminal."""
     from foretell.report import words
     from foretell.report.terminal import table, wrapped
 

@@ -1,7 +1,11 @@
-"""`foretell demo`: the loop on embedded data, ending with a report."""
+"""`foretell demo`: the whole loop on embedded data, ending with a report."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from importlib.resources import as_file, files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +13,11 @@ import click
 
 from foretell.cli.output import say
 
-CLUSTER = "dgx-a100:nodes=1"
-TRIED = (
-    "faster:op=gemm,times=2",
-    "faster:op=all_reduce,times=2",
-    "faster:op=launch,times=2",
-    "remove:select=op=elementwise",
-)
+TRACE = ("samples", "traces", "resnet18-h200.json.gz")  # one profiled step of ResNet-18 on an H200
+REAL = 0.0482  # seconds of the same step without the profiler, by CUDA events
+BEST = ("amp:dtype=bf16", "channels-last")
+MODEL = "gpt:layers=24,hidden=2048,heads=16,seq=2048,vocab=51200,dtype=bf16"
+MACHINES = "dgx-a100"
 
 
 @click.command()
@@ -28,34 +30,69 @@ TRIED = (
     help="Where the report goes.",
 )
 def command(output: Path) -> None:
-    """Price a training step, play it, ask what some changes would do, and write a report."""
-    from foretell.cluster import load
-    from foretell.cost import price
-    from foretell.report import write
-    from foretell.report.summary import timeline_summary, timeline_text
-    from foretell.samples import transformer
-    from foretell.simulate import simulate
-    from foretell.whatif import Setting, parse
-
-    say(f"1. a transformer step on 8 ranks, priced on {CLUSTER}")
-    step = price(transformer(ranks=8), load(CLUSTER))
-    before = simulate(step)
-    click.echo(timeline_text(timeline_summary(before)))
-    say("\n2. what would help?")
-    tried = [(spec, simulate(parse(spec).apply(step, Setting()), before=before)) for spec in TRIED]
-    click.echo(_ranking(before, tried))
-    write([("the step as it is", before), *tried], output)
-    say(f"\n3. the report: {output}")
+    """Replay a trace, try changes, ask the oracle, find a plan, run one, and write a report."""
+    with as_file(files("foretell").joinpath(*TRACE)) as trace:
+        step = _replayed(trace)
+    _advised(step)
+    _asked()
+    _ran()
+    _reported(step, output)
 
 
-def _ranking(before: Any, tried: list[tuple[str, Any]]) -> str:
+def _replayed(trace: Path) -> Any:
+    from foretell.advise import Step
+    from foretell.baseline import unprofiled
     from foretell.report import words
-    from foretell.report.terminal import table
+    from foretell.simulate import simulate
+    from foretell.trace import read
 
-    ranked = sorted(tried, key=lambda one: one[1].seconds)
-    rows = [("as it is", words.seconds(before.seconds), "")]
-    rows += [
-        (name, words.seconds(after.seconds), words.percent(1 - after.seconds / before.seconds))
-        for name, after in ranked
-    ]
-    return table(("change", "step>", "shorter by>"), rows)
+    say("1. a trace: one profiled step of ResNet-18 on an H200, replayed")
+    found = read(trace)
+    measured = float(found.graph.facts["measured"])
+    played = simulate(found.warm).seconds - found.found
+    click.echo(
+        f"measured {words.seconds(measured)}, replayed {words.seconds(played)} "
+        f"({words.percent(abs(played / measured - 1))} off), {found.graph.size} tasks"
+    )
+    base = unprofiled(found, REAL)
+    return Step(base.graph, None, base)
+
+
+def _advised(step: Any) -> None:
+    from foretell.advise import advise
+    from foretell.advise.advise import shown
+    from foretell.cli.advise import text
+
+    say("\n2. what would help?")
+    click.echo(text(shown(step.graph, advise(step)) | {"notes": step.notes}))
+
+
+def _asked() -> None:
+    from foretell.cli.oracle import found_on, text
+
+    say(f"\n3. from the model alone: a GPT of 1.3 billion parameters on 8 to 64 GPUs ({MACHINES})")
+    click.echo(text(found_on(MODEL, MACHINES, "8..64", batch=512)))
+
+
+def _ran() -> None:
+    if find_spec("torch") is None:
+        say("\n4. running a plan needs torch: pip install 'foretell[torch]'")
+        return
+    say("\n4. then do it: a small model under `dp=2,bucket_mb=1` on two processes of this machine")
+    script = files("foretell").joinpath("samples", "train.py")
+    words = ["run", str(script), "--plan", "dp=2,bucket_mb=1", "--steps", "5"]
+    done = subprocess.run(
+        [sys.executable, "-m", "foretell", *words], text=True, capture_output=True, timeout=300
+    )
+    click.echo(done.stdout.strip() or done.stderr.strip())
+
+
+def _reported(step: Any, output: Path) -> None:
+    from foretell.report import write
+    from foretell.simulate import simulate
+    from foretell.whatif import applied, parse
+
+    before = simulate(step.graph)
+    after = simulate(applied([parse(s) for s in BEST], step.graph, step.setting))
+    write([("the step as it is", before), (" ".join(BEST), after)], output)
+    say(f"\n5. the report: {output}")

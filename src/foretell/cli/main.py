@@ -28,6 +28,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("export", "A plan in the words of torchtitan, Megatron, DeepSpeed or PyTorch."),
     "run": ("run", "A plan on real ranks: measured beside predicted."),
     "report": ("report", "One page of a step, what would help, layouts, plans and schedules."),
+    "studio": ("studio", "The page where you play with what-ifs and plans."),
+    "check": ("check", "A budget for a step, for CI: exits with 3 where it is not kept."),
     "explain": ("explain", "What stands behind a name: model, assumptions, accuracy."),
     "validate": ("validate", "Every accuracy figure, from measured data."),
     "completion": ("completion", "The line that turns on completion in your shell."),

@@ -23,17 +23,35 @@ from foretell.cli.output import answer, json_option
 def command(workload: str, cluster: str, gpus: str, **asked: Any) -> None:
     """Foretell every parallel strategy of WORKLOAD on a cluster, from one device to thousands."""
     from foretell.cli.progress import working
+
+    as_json, epoch = asked.pop("as_json"), asked.pop("epoch")
+    with working(f"pricing layouts of {workload}"):
+        found = found_on(workload, cluster, gpus, epoch=epoch, **asked)
+    answer(found, as_json, text)
+
+
+def found_on(
+    workload: str,
+    cluster: str,
+    gpus: str,
+    *,
+    batch: int | None = None,
+    per_gpu: int | None = None,
+    epoch: int | None = None,
+    price: float | None = None,
+    dtype: str = "",
+    stack: str = "",
+) -> dict[str, Any]:
+    """What the oracle says, as plain values."""
     from foretell.search.oracle import Space, counts, limits, scaling
     from foretell.workload import load
 
     model = load(workload)
-    space = Space(dtype=asked["dtype"], stack=asked["stack"])
-    samples = _samples(model.batch, asked["batch"], asked["per_gpu"])
+    samples = _samples(model.batch, batch, per_gpu)
     numbers = counts(gpus)
-    with working(f"pricing layouts of {model.name}"):
-        rows = scaling(model, lambda n: _sized(cluster, n, asked["price"]), numbers, samples, space)
-    most = limits(model, samples(numbers[-1]))
-    answer(_found(rows, most, asked["epoch"], model), asked["as_json"], _text)
+    space = Space(dtype=dtype, stack=stack)
+    rows = scaling(model, lambda n: _sized(cluster, n, price), numbers, samples, space)
+    return _found(rows, limits(model, samples(numbers[-1])), epoch, model)
 
 
 def _samples(usual: int, batch: int | None, per_gpu: int | None) -> Any:
@@ -96,7 +114,8 @@ def _plain(row: Any, epoch: int | None) -> dict[str, Any]:
     return found
 
 
-def _text(found: dict[str, Any]) -> str:
+def text(found: dict[str, Any]) -> str:
+    """The oracle's answer for a terminal."""
     from foretell.report.terminal import table
 
     lines = [

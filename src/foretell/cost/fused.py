@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,14 +29,14 @@ from foretell.cost import fused_formula
 from foretell.cost.fused_features import Features, features
 from foretell.cost.fused_net import Weights, answer
 from foretell.cost.fused_regions import Regions
-from foretell.cost.fusion_class import KIND_CODE, KINDS
+from foretell.cost.fusion_class import KIND_CODE, KINDS, WORDS
 from foretell.cost.kernel import Price
 
 Array = npt.NDArray[np.float64]
 _TRAINED = "h200"
 _CHUNK = 4096  # regions answered at once, to keep what is held small
 # How much wider the spread is on a GPU nobody measured fused regions on: what the kernel formula
-# shows between devices it was fitted to and others (`tables/kernel.toml`, sigma of elementwise ops).
+# shows between devices it was fitted to and others (`tables/kernel.toml`, sigma, elementwise).
 _ELSEWHERE = 0.12
 
 
@@ -46,14 +47,16 @@ def networks() -> tuple[tuple[Weights, ...], Array]:
     if not path.is_file():
         return (), np.ones(2)
     with np.load(BytesIO(path.read_bytes())) as arrays:
-        members = sorted({name.partition("/")[0] for name in arrays.files} - {"scale"})
+        members = sorted({n.partition("/")[0] for n in arrays.files} - {"scale", "words"})
         found = tuple(_member(arrays, member) for member in members)
         return found, arrays["scale"].astype(float)
 
 
-def _member(arrays: Mapping[str, npt.NDArray[np.float32]], member: str) -> Weights:
+def _member(arrays: Mapping[str, npt.NDArray[Any]], member: str) -> Weights:
     mine = [name for name in arrays if name.startswith(f"{member}/")]
-    return {name.partition("/")[2]: arrays[name].astype(np.float32) for name in mine}
+    found = {name.partition("/")[2]: arrays[name].astype(np.float32) for name in mine}
+    order = {str(word): row for row, word in enumerate(arrays["words"])}
+    return found | {"op": found["op"][[order.get(w, order["other"]) for w in WORDS]]}
 
 
 def fused_price(regions: Regions, device: Device, *, learned: bool = True) -> Price:
@@ -93,7 +96,7 @@ def _knows_own(regions: Regions) -> npt.NDArray[np.bool_]:
     """Regions whose every op has a time of its own."""
     op = KIND_CODE[regions.op] != KINDS.index("input")
     missing = np.bincount(regions.region, op & np.isnan(regions.seconds), len(regions))
-    return missing == 0
+    return np.asarray(missing == 0)
 
 
 def _formula_sigma(device: Device) -> float:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.cost.fused_regions import NODE, Regions
+from foretell.cost.fusion_class import codes_of
 from foretell.errors import unknown
 
 Array = npt.NDArray[np.float64]
@@ -56,6 +57,7 @@ def read(raw: bytes) -> Measured:
         first = arrays["first"].astype(np.int64)
         at = np.repeat(first[:-1], arrays["edges"].astype(np.int64))
         columns = {n: arrays[n].astype(np.int64 if n in _WHOLE else float) for n in NODE}
+        columns["op"] = codes_of(arrays["words"].tolist())[columns["op"]]
         regions = Regions(
             first,
             source=arrays["source"] + at,

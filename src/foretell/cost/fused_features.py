@@ -1,7 +1,8 @@
 """What the network sees of a region: nodes, edges and the whole, as ratios to the device's rates.
 
-Sizes are logarithms of bytes against the second-level cache and of places against the lanes, times
-are logarithms against the formula's, so that what was learned on one device can be asked of another.
+Sizes are logarithms of bytes against the second-level cache and of places against the lanes,
+times are logarithms against the formula's, so that what was learned on one device can be asked of
+another.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.cluster.device import Device
-from foretell.cost.fused_formula import Constants, constants_of, from_walk, terms, weights
+from foretell.cost.fused_formula import (
+    Constants,
+    constants_of,
+    from_walk,
+    kind_of_device,
+    terms,
+    weights,
+)
 from foretell.cost.fused_regions import DTYPES, Regions
 from foretell.cost.fused_walk import WALKED, Walk, walked
 from foretell.cost.fusion_class import KIND_CODE, KINDS
@@ -38,7 +46,7 @@ class Features(NamedTuple):
 def features(device: Device, regions: Regions, constants: Constants | None = None) -> Features:
     """What the network sees, of all regions at once."""
     c = constants or constants_of(device)
-    walk = walked(regions, float(device.units), weights())
+    walk = walked(regions, float(device.units), weights(kind_of_device(device)))
     formula = from_walk(device, walk.region, c)
     return Features(
         regions.op,
@@ -68,7 +76,7 @@ def nodes(device: Device, regions: Regions, walk: Walk, formula: Array) -> Array
         np.where(np.isnan(own) | (own <= 0), 0.0, np.log(np.maximum(own, 1e-4))),
         (~np.isnan(own) & (own > 0)).astype(float),
         np.log(np.maximum(stream, 1e-5)) / 2,
-        np.log(weights()[regions.op]) / 2,
+        np.log(weights(kind_of_device(device))[regions.op]) / 2,
         walk.node[:, 0] / 2,
         walk.node[:, 1] / 2,
         walk.node[:, 2],
@@ -88,25 +96,32 @@ def edges(regions: Regions) -> Array:
     """One row an edge."""
     ratio = regions.elements[regions.source] / np.maximum(regions.looped[regions.target], 1.0)
     same = regions.dtype[regions.source] == regions.dtype[regions.target]
-    found = [*((regions.pattern == p).astype(float) for p in range(3)), _log(ratio) / 4, same.astype(float)]
+    found = [
+        *((regions.pattern == p).astype(float) for p in range(3)),
+        _log(ratio) / 4,
+        same.astype(float),
+    ]
     return np.stack(found, axis=1)
 
 
-def whole(
-    device: Device, regions: Regions, walk: Array, formula: Array, c: Constants
-) -> Array:
+def whole(device: Device, regions: Regions, walk: Array, formula: Array, c: Constants) -> Array:
     """One row a region."""
     w = dict(zip(WALKED, walk.T, strict=True))
     parts = terms(device, walk, c)
     region, count = regions.region, len(regions)
     own = np.bincount(region, np.nan_to_num(regions.seconds), count)
-    known = np.bincount(region, np.isnan(regions.seconds) & (KIND_CODE[regions.op] != 0), count) == 0
+    known = (
+        np.bincount(region, np.isnan(regions.seconds) & (KIND_CODE[regions.op] != 0), count) == 0
+    )
     kinds = [np.bincount(region, KIND_CODE[regions.op] == k, count) for k in range(len(KINDS))]
     lanes = device.units * _LANES
     found = [
         np.log(formula / device.floor),
         *(np.log(np.maximum(parts[name] / formula, 1e-3)) / 2 for name in _SHARES),
-        *(np.log1p(16 * w[name] / device.l2) for name in ("read", "fresh", "reread", "written", "turned")),
+        *(
+            np.log1p(16 * w[name] / device.l2)
+            for name in ("read", "fresh", "reread", "written", "turned")
+        ),
         _log(w["places"] / lanes),
         np.log1p(w["lone"]) / 4,
         w["kernels"] / 4,
@@ -126,8 +141,8 @@ def whole(
 def _aligned(extent: Array) -> Array:
     """How wide a load fits a row: 0 for odd ones, 1 for multiples of 32."""
     whole = np.maximum(extent, 1.0).astype(np.int64)
-    return np.log2(np.minimum(whole & -whole, 32)) / 5
+    return np.asarray(np.log2(np.minimum(whole & -whole, 32)) / 5, float)
 
 
 def _log(values: Array) -> Array:
-    return np.log2(np.maximum(values, 2.0**-20)) / 4
+    return np.asarray(np.log2(np.maximum(values, 2.0**-20)) / 4, float)

@@ -1,4 +1,4 @@
-"""How long a fused region takes, from what its kernels move and compute: the fallback of the network.
+"""How long a fused region takes, from what its kernels move and compute: the network's fallback.
 
     seconds = start · (1 + more · (kernels − 1))
             + (memoryᵖ + computeᵖ + loneᵖ)^(1/p) + product
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -26,8 +27,10 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.cluster.device import Device
+from foretell.cluster.preset import devices
+from foretell.cost.fused_codes import WEIGHT
 from foretell.cost.fused_regions import Regions
-from foretell.cost.fused_walk import WALKED, WEIGHT, walked
+from foretell.cost.fused_walk import WALKED, walked
 from foretell.cost.fusion_class import WORDS
 
 Array = npt.NDArray[np.float64]
@@ -48,15 +51,23 @@ def shipped() -> dict[str, dict[str, Any]]:
 
 
 @cache
-def weights() -> Array:
-    """Elementary operations of one place by op: fitted where measured often, else the first guess."""
-    fitted = shipped().get("weights", {})
+def weights(kind: str) -> Array:
+    """Elementary operations of one place by op: fitted where measured often, else guessed."""
+    fitted = shipped()[kind]["weights"]
     return np.array([fitted.get(word, guess) for word, guess in zip(WORDS, WEIGHT, strict=True)])
 
 
 def kind_of_device(device: Device) -> str:
     """Which constants a device takes."""
     return "cpu" if device.vendor == "cpu" or device.arch == "x86" else "gpu"
+
+
+def one_core() -> Device:
+    """The processor core of the CPU set: a share of its socket, as one thread sees it."""
+    # A core of this generation streams some 20 GB/s alone, and starts a loop nest in microseconds.
+    socket = devices()["epyc-7742"]
+    core = replace(socket, name="epyc-core", units=1, memory_bandwidth=2e10)
+    return replace(core, l2=32 * 2.0**20, floor=5e-6)
 
 
 def constants_of(device: Device) -> Constants:
@@ -67,7 +78,7 @@ def constants_of(device: Device) -> Constants:
 
 def seconds(device: Device, regions: Regions, constants: Constants | None = None) -> Array:
     """Time of each region."""
-    walk = walked(regions, float(device.units), weights())
+    walk = walked(regions, float(device.units), weights(kind_of_device(device)))
     return from_walk(device, walk.region, constants or constants_of(device))
 
 

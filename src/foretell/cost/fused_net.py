@@ -2,11 +2,11 @@
 
 Each node starts from its op's vector and its features. In every layer it hears from what it reads
 and from what reads it: the mean and the largest of their messages, each with the edge's features.
-What remains is pooled over the region's nodes, joined with what is known of the whole, and two dense
-layers tell ln(measured/formula) and its spread. Several networks trained from different starts
-answer together: their mean, and how far they lie apart.
+What remains is pooled over the region's nodes, joined with what is known of the whole, and two
+dense layers tell ln(measured/formula) and its spread. Several networks trained from different
+starts answer together, by their mean.
 
-`foretell.pytorch.fused.network` is the same network on PyTorch Geometric; a test holds the two equal.
+`foretell.pytorch.fused.network` is the same network on PyTorch Geometric; a test holds both equal.
 """
 
 from __future__ import annotations
@@ -49,7 +49,11 @@ def _heard(
     e = edge @ weights[f"edge{layer}.weight"].T
     down = _relu((h @ weights[f"down{layer}.weight"].T)[regions.source] + e)
     up = _relu((h @ weights[f"up{layer}.weight"].T)[regions.target] + e)[back]
-    parts = [h, *_gathered(down, regions.target, count), *_gathered(up, regions.source[back], count)]
+    parts = [
+        h,
+        *_gathered(down, regions.target, count),
+        *_gathered(up, regions.source[back], count),
+    ]
     return _dense(weights, f"join{layer}", np.concatenate(parts, axis=1))
 
 
@@ -69,12 +73,14 @@ def _pooled(h: Floats, first: Whole) -> Floats:
     """Sum (in tens), mean and largest over each region's nodes."""
     total = np.add.reduceat(h, first[:-1], axis=0)
     many = np.diff(first)[:, None].astype(np.float32)
-    return np.concatenate([total / 10, total / many, np.maximum.reduceat(h, first[:-1], axis=0)], axis=1)
+    return np.concatenate(
+        [total / 10, total / many, np.maximum.reduceat(h, first[:-1], axis=0)], axis=1
+    )
 
 
 def _scaled(weights: Weights, name: str, values: npt.NDArray[np.float64]) -> Floats:
-    given: Floats = values.astype(np.float32)
-    return np.clip((given - weights[f"{name}.mean"]) / weights[f"{name}.std"], -6.0, 6.0)
+    given = (values.astype(np.float32) - weights[f"{name}.mean"]) / weights[f"{name}.std"]
+    return np.asarray(np.clip(given, -6.0, 6.0), np.float32)
 
 
 def _dense(weights: Weights, name: str, x: Floats) -> Floats:

@@ -36,7 +36,18 @@ Array = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
 Words = npt.NDArray[np.str_]
 
-NODE = ("op", "dtype", "elements", "looped", "inner", "across", "last", "writes", "flops", "seconds")
+NODE = (
+    "op",
+    "dtype",
+    "elements",
+    "looped",
+    "inner",
+    "across",
+    "last",
+    "writes",
+    "flops",
+    "seconds",
+)
 EDGE = ("source", "target", "pattern")
 DTYPES = tuple(SIZES)
 
@@ -75,7 +86,8 @@ class Regions:
         first = np.concatenate([[0], np.cumsum(counts)])
         nodes = np.repeat(self.first[chosen] - first[:-1], counts) + np.arange(first[-1])
         columns = {name: getattr(self, name)[nodes] for name in NODE}
-        return Regions(first, **columns, **self._edges(chosen, first))
+        made: dict[str, Any] = {**columns, **self._edges(chosen, first)}
+        return Regions(first, **made)
 
     def _edges(self, chosen: Whole, first: Whole) -> dict[str, Whole]:
         """The edges of some regions, renumbered; they are kept sorted by region."""
@@ -103,7 +115,11 @@ def assembled(rows: Iterable[Row]) -> Regions:
     columns = list(zip(*(node for nodes, _ in parts for node in nodes), strict=True))
     if not columns:
         raise InputError("a region without nodes", hint="give each region at least one op")
-    edges = [(s + at, t + at, p) for (_, e), at in zip(parts, first[:-1].tolist(), strict=True) for s, t, p in e]
+    edges = [
+        (s + at, t + at, p)
+        for (_, e), at in zip(parts, first[:-1].tolist(), strict=True)
+        for s, t, p in e
+    ]
     wired = np.array(edges, np.int64).reshape(-1, 3)
     node = dict(zip(NODE, columns, strict=True))
     return checked(

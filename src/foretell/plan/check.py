@@ -18,9 +18,12 @@ def check(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
     dtype = plan.dtype or workload.dtype
     stack = plan.stack or usual(workload.most("tp") > 1, dtype, plan.zero)
     stack_of(stack)
-    _check_ranks(plan, cluster)
-    _check_splits(plan, workload)
-    _check_stages(plan, workload)
+    if plan.stages:
+        _check_placed(plan)
+    else:
+        _check_ranks(plan, cluster)
+        _check_splits(plan, workload)
+        _check_stages(plan, workload)
     return _filled(plan.but(stack=stack), workload)
 
 
@@ -35,6 +38,18 @@ def placed(plan: Plan, cluster: Cluster) -> tuple[Plan, Cluster]:
             hint="give the cluster's rank of each logical rank, tp innermost, pp outermost",
         )
     return plan.but(placement=()), cluster.subset(plan.placement)
+
+
+def _check_placed(plan: Plan) -> None:
+    """Stages say themselves how they are split: what is left to the degrees is nothing."""
+    for name, degree in plan.degrees().items():
+        if degree > 1:
+            raise InputError(
+                f"{name}={degree} beside stages that are placed one by one",
+                hint="a stage is split over the ranks it names: leave the degree out",
+            )
+    if not plan.actions:
+        raise InputError("stages without actions", hint="give every rank a row: 0F0 0B0 …")
 
 
 def _check_ranks(plan: Plan, cluster: Cluster) -> None:

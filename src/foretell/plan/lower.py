@@ -26,6 +26,7 @@ from foretell.plan.costs import Costs, costs
 from foretell.plan.ends import sends
 from foretell.plan.finish import write_buffers, write_end
 from foretell.plan.pieces import DETAILS
+from foretell.plan.place_graph import lower_places
 from foretell.plan.plan import Plan
 from foretell.plan.sheet import Sheet, sheet
 from foretell.whatif import Setting, applied, parse
@@ -36,6 +37,8 @@ def lower(plan: Plan, workload: Workload, cluster: Cluster, *, detail: str = "st
     """The graph of one step; `detail` says how much of a stage one task is: `stage` or `layer`."""
     if detail not in DETAILS:
         raise unknown("detail", detail, DETAILS)
+    if plan.stages:
+        return lower_places(plan, workload, cluster)
     plan, cluster = placed(plan, cluster)
     plan = check(plan, workload, cluster)
     return written(costs([plan], workload, cluster), workload, cluster, detail)

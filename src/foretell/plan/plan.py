@@ -60,8 +60,11 @@ class Plan:
     regions: Names = ()  # ops that are fused
     sync: Names = ()  # (parameter, all-reduce | ps:rank | factors | sharded) …
     actions: Names = ()  # per stage its order, such as F0 F1 B0
+    stages: Names = ()  # stages placed freely: ranks, layers (→ foretell.plan.places)
+    groups: Names = ()  # layers on ranks of their own: first, last, way, rank:samples …
     whatifs: tuple[str, ...] = ()  # further changes, as what-if specs
     model: str = ""  # fingerprint of the workload it was made for
+    cluster: str = ""  # fingerprint of the machines it was made for
 
     @classmethod
     def parse(cls, text: str) -> Self:

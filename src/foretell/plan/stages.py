@@ -1,7 +1,8 @@
 """Layers dealt out to pipeline stages: first, middle and last, for many layouts at once.
 
 The first stage has what stands before the blocks (the embedding), the last what stands behind them
-(the head); blocks are dealt out evenly, the earlier stages taking what is left over.
+(the head); blocks are dealt out in a row and evenly by number, the earlier stages taking what is
+left over. Blocks of a network of images differ, and so do its stages.
 """
 
 from __future__ import annotations
@@ -34,37 +35,39 @@ def blocks_of(plan: Plan, workload: Workload) -> tuple[int, ...]:
 
 
 def shares(workload: Workload, plans: Layouts) -> Shares:
-    """The layers of each kind of stage."""
-    counts = [blocks_of(plan, workload) for plan in plans.plans]
-    total = workload.num_blocks
-    first = np.array([c[0] for c in counts], float)
-    last = np.array([c[-1] for c in counts], float)
-    middle = np.array([max(c[1:-1], default=0) for c in counts], float)
-    pp = plans.column("pp")
-    times = np.zeros((3, len(workload.layers), len(plans)))
-    before = True
-    for at, layer in enumerate(workload.layers):
-        if layer.is_block:
-            before = False
-            share = layer.times / total
-            times[:, at] = np.stack([first, middle, last]) * share
-        else:
-            times[FIRST if before else LAST, at] = layer.times
-    alone = pp == 1  # one stage is first and last at once
-    times[FIRST][:, alone] = np.array([layer.times for layer in workload.layers])[:, None]
-    times[MIDDLE][:, pp <= 2] = 0.0
-    times[LAST][:, alone] = 0.0
-    return Shares(times, np.maximum(pp - 2, 0.0))
+    """The layers of each kind of stage.
+
+    Where blocks differ, the middle stages of a plan count as all alike, by their mean.
+    """
+    kinds = {(p.pp, p.layers): p for p in plans.plans}
+    dealt = {key: _kinds(plan, workload) for key, plan in kinds.items()}
+    times = np.stack([dealt[p.pp, p.layers] for p in plans.plans], axis=2)
+    return Shares(times, np.maximum(plans.column("pp") - 2, 0.0))
+
+
+def _kinds(plan: Plan, workload: Workload) -> Array:
+    """Times of each layer on the first, a middle and the last stage; one stage is the first."""
+    every = np.array([layers_of(plan, workload, stage) for stage in range(plan.pp)])
+    none = np.zeros(len(workload.layers))
+    last = every[-1] if plan.pp > 1 else none
+    inner = every[1:-1]
+    if not len(inner):
+        return np.stack([every[0], none, last])
+    even = sum(layer.is_block for layer in workload.layers) == 1
+    return np.stack([every[0], inner.max(axis=0) if even else inner.mean(axis=0), last])
 
 
 def layers_of(plan: Plan, workload: Workload, stage: int) -> list[float]:
-    """How often each layer runs on one stage."""
-    counts, out, before = blocks_of(plan, workload), [], True
+    """How often each layer runs on one stage: blocks in a row, others where the one before is."""
+    counts = blocks_of(plan, workload)
+    low = sum(counts[:stage])
+    high, out, at = low + counts[stage], [], 0
     for layer in workload.layers:
         if layer.is_block:
-            before = False
-            out.append(layer.times * counts[stage] / workload.num_blocks)
+            mine = min(high, at + layer.times) - max(low, at)
+            out.append(float(max(mine, 0)))
+            at += layer.times
         else:
-            mine = stage == (0 if before else plan.pp - 1)
-            out.append(float(layer.times) if mine else 0.0)
+            home = stage == 0 if at == 0 else low < at <= high
+            out.append(float(layer.times) if home else 0.0)
     return out

@@ -2,10 +2,11 @@
 
     foretell validate --fused
 
-prints, for the regions measured on an H200 that belong to the models kept out (`HELD_OUT`): how many,
-the median and 90th percentile of |priced/measured − 1|, the share within 14 %, and the share inside
-the stated 80 % interval; for the network with each op's own time known and not, and for the formula.
-Then the same by model and by size, how well the measurements repeat, and the regions of a CPU.
+prints, for the regions measured on an H200 that belong to the models kept out (`HELD_OUT`): how
+many, the median and 90th percentile of |priced/measured − 1|, the share within 14 %, and the share
+inside the stated 80 % interval; for the network with each op's own time known and not, and for the
+formula. Then the same by model and by size, how well the measurements repeat, and the regions of a
+CPU.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretell.cluster.device import Device
 from foretell.cluster.preset import devices
-from foretell.cost import fused_data
+from foretell.cost import fused_data, fused_formula
 from foretell.cost.fused import fused_price
 from foretell.cost.fused_data import HELD_OUT, Measured
 from foretell.cost.kernel import Price
@@ -45,13 +45,6 @@ class Figures:
     covered: float  # share inside the 80 % interval
 
 
-def one_core() -> Device:
-    """The processor core of the CPU set: a share of its socket, as one thread sees it."""
-    # A core of this generation streams some 20 GB/s alone, and starts a loop nest in microseconds.
-    socket = devices()["epyc-7742"]
-    return replace(socket, name="epyc-core", units=1, memory_bandwidth=2e10, l2=32 * 2.0**20, floor=5e-6)
-
-
 def figures(what: str, by: str, measured: Measured, price: Price, rows: Rows) -> Figures:
     """The errors of some rows."""
     error = np.abs(price.seconds / measured.seconds - 1)[rows]
@@ -73,7 +66,11 @@ def accuracy(measured: Measured | None = None) -> list[Figures]:
         "network, own times unknown": fused_price(blind, device),
         "formula": fused_price(m.regions, device, learned=False),
     }
-    return [figures(what, by, m, price, rows) for what, rows in _groups(m) for by, price in priced.items()]
+    return [
+        figures(what, by, m, price, rows)
+        for what, rows in _groups(m)
+        for by, price in priced.items()
+    ]
 
 
 def _groups(m: Measured) -> Iterator[tuple[str, Rows]]:
@@ -97,7 +94,7 @@ def repeated(m: Measured) -> tuple[int, float, float]:
 def on_cpu() -> list[Figures]:
     """The formula on the CPU set: models kept out, and the rest."""
     m = fused_data.shipped("cpu")
-    price = fused_price(m.regions, one_core(), learned=False)
+    price = fused_price(m.regions, fused_formula.one_core(), learned=False)
     groups = (("CPU, models kept out", m.held_out), ("CPU, models fitted", ~m.held_out))
     return [figures(what, "formula", m, price, rows) for what, rows in groups]
 

@@ -1,7 +1,8 @@
 """Built-in workloads on one device, and their data-parallel scaling, held against measured runs.
 
     timm      full train steps of image models on an RTX 3090, AMP and channels last (PyTorch 1.12)
-    h200      seven models on one H200, fp32, tf32 and AMP, and their peak memory (torch 2.11)
+    h200      seven models on one H200, fp32, tf32 and AMP, and their peak memory (torch 2.11);
+              `fitted` with the host's speed from one of the runs
     nvidia    DeepLearningExamples on one V100 or A100 (PyTorch): samples/s
     lambda    ResNet-50 on one of many boards: samples/s
     scaling   DeepLearningExamples on 4 to 16 devices: step over the step on one
@@ -24,6 +25,7 @@ import numpy as np
 
 from foretell.cluster import load as cluster_of
 from foretell.cost import price
+from foretell.graph import Graph, Kind
 from foretell.plan import Plan
 from foretell.predict import predict
 from foretell.simulate import simulate
@@ -83,11 +85,28 @@ def summary(rows: Iterable[Row]) -> dict[str, float]:
     }
 
 
-def timed(spec: str, run: Eager, batch: float, machine: str) -> tuple[float, float]:
-    """Seconds of a step on one device, and the most memory it holds."""
-    graph = price(eager(load(spec), run, batch=batch), cluster_of(machine))
-    timeline = simulate(graph)
+def timed(
+    spec: str, run: Eager, batch: float, machine: str, host: float = 1.0
+) -> tuple[float, float]:
+    """Seconds of a step on one device, and the most memory it holds.
+
+    `host` is how many times as long as priced its host takes.
+    """
+    timeline = simulate(_slower(_priced(spec, run, batch, machine), host))
     return timeline.seconds, peak_bytes(timeline)
+
+
+def _priced(spec: str, run: Eager, batch: float, machine: str) -> Graph:
+    return price(eager(load(spec), run, batch=batch), cluster_of(machine))
+
+
+def _slower(graph: Graph, times: float) -> Graph:
+    if times == 1:
+        return graph
+    mine = np.flatnonzero(graph.kind == Kind.HOST)
+    with graph.edit(f"host:times={times:g}") as edit:
+        edit.set(mine, seconds=graph.seconds[mine] * times)
+    return edit.graph
 
 
 def with_options(spec: str, **options: object) -> str:
@@ -112,28 +131,54 @@ def timm(truth: Path) -> Iterator[Row]:
 
 def h200(truth: Path) -> Iterator[Row]:
     """Steps of the variants that are a number format; an error counts from the nearer end."""
-    for row, seconds, _ in _h200(truth):
-        low, high = row["low_ms"] / 1e3, row["high_ms"] / 1e3
-        measured = min(max(seconds, low), high)
-        yield Row("h200", f"{row['model']} {row['variant']}", measured, seconds)
+    for row, seconds, _ in _h200(truth, 1.0):
+        yield Row("h200", _name(row), _nearer(row, seconds), seconds)
+
+
+def h200_fitted(truth: Path) -> Iterator[Row]:
+    """The same with the host's speed from one run that waits for it, which is left out."""
+    known = [row for row in _variants(truth) if _name(row) == ANCHOR]
+    graph = _priced(*_asked(known[0]))
+    host = known[0]["low_ms"] / 1e3 / float(graph.seconds[graph.kind == Kind.HOST].sum())
+    for row, seconds, _ in _h200(truth, host):
+        if _name(row) != ANCHOR:
+            yield Row("h200 fitted", _name(row), _nearer(row, seconds), seconds)
+
+
+ANCHOR = "resnet50 amp_bf16"
 
 
 def h200_memory(truth: Path) -> Iterator[Row]:
     """Peak memory of the same rows."""
-    for row, _, peak in _h200(truth):
-        name = f"{row['model']} {row['variant']}"
-        yield Row("h200 memory", name, row["peak_mib"] * 2.0**20, peak)
+    for row, _, peak in _h200(truth, 1.0):
+        yield Row("h200 memory", _name(row), row["peak_mib"] * 2.0**20, peak)
 
 
-def _h200(truth: Path) -> Iterator[tuple[dict[str, Any], float, float]]:
-    for row in json.loads((truth / "h200" / "truth.json").read_text())["rows"]:
-        if row["variant"] in ("base", "tf32", "amp_bf16", "amp_fp16"):
-            amp = row["variant"].removeprefix("amp_") if "amp" in row["variant"] else ""
-            optimizer = "momentum" if row["optimizer"] == "sgd" else "adam"
-            run = Eager.of({"amp": amp, "optimizer": optimizer, "way": "loop"})
-            dtype = "tf32" if row["variant"] == "tf32" else "fp32"
-            spec = with_options(H200[row["model"]], dtype=dtype)
-            yield row, *timed(spec, run, row["batch"], "h200:gpus=1")
+def _h200(truth: Path, host: float) -> Iterator[tuple[dict[str, Any], float, float]]:
+    for row in _variants(truth):
+        yield row, *timed(*_asked(row), host)
+
+
+def _variants(truth: Path) -> list[dict[str, Any]]:
+    rows = json.loads((truth / "h200" / "truth.json").read_text())["rows"]
+    return [row for row in rows if row["variant"] in ("base", "tf32", "amp_bf16", "amp_fp16")]
+
+
+def _asked(row: dict[str, Any]) -> tuple[str, Eager, float, str]:
+    amp = row["variant"].removeprefix("amp_") if "amp" in row["variant"] else ""
+    optimizer = "momentum" if row["optimizer"] == "sgd" else "adam"
+    run = Eager.of({"amp": amp, "optimizer": optimizer, "way": "loop"})
+    dtype = "tf32" if row["variant"] == "tf32" else "fp32"
+    return with_options(H200[row["model"]], dtype=dtype), run, float(row["batch"]), "h200:gpus=1"
+
+
+def _name(row: dict[str, Any]) -> str:
+    return f"{row['model']} {row['variant']}"
+
+
+def _nearer(row: dict[str, Any], seconds: float) -> float:
+    """The end of what was measured that lies nearer."""
+    return min(max(seconds, float(row["low_ms"]) / 1e3), float(row["high_ms"]) / 1e3)
 
 
 def nvidia(truth: Path) -> Iterator[Row]:
@@ -217,6 +262,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 SOURCES: dict[str, Callable[[Path], Iterator[Row]]] = {
     "timm": timm,
     "h200": h200,
+    "h200 fitted": h200_fitted,
     "h200 memory": h200_memory,
     "nvidia": nvidia,
     "scaling": scaling,

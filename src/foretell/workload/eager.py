@@ -10,7 +10,7 @@ loss, backward and update, and the memory that is held meanwhile. Prices come la
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from foretell.cost.shape import write
@@ -47,7 +47,7 @@ _UPDATES: dict[str, tuple[float, ...]] = {
 }
 # Views around an op, forward and backward: `t` and `reshape` of a linear layer, `view` and
 # `transpose` of queries, keys, values and context (counted in H200 traces of BERT and GPT-2).
-_VIEWS = {"matmul": 2, "attention": 8}
+_VIEWS = {"matmul": (2, 4), "attention": (8, 8)}
 _STATES = {"sgd": 0.0, "momentum": 1.0, "adam": 2.0}  # tensors kept for each parameter
 _FUSED = {"sgd": 3.0, "momentum": 5.0, "adam": 7.0}  # passes where one kernel does all of it
 _LIST = 64  # tensors that one kernel of a list operator takes (multi_tensor_apply.cuh, depth 3, 4)
@@ -128,10 +128,11 @@ def eager(workload: Workload, run: Eager | None = None, *, batch: float = 0) -> 
 
 
 def _ops(workload: Workload, flags: frozenset[str]) -> Iterator[tuple[Layer, Op]]:
-    """Every op that runs, as often as its layer is repeated."""
+    """Every op that runs, as often as its layer is repeated; PyTorch pads no vocabulary."""
     for layer in workload.layers:
         for _ in range(layer.times):
-            yield from ((layer, op) for op in layer.works() if holds(op.when, flags))
+            works = (op for op in layer.works() if holds(op.when, flags))
+            yield from ((layer, replace(op, pads={}) if op.pads else op) for op in works)
 
 
 def _forward(page: _Page, layer: Layer, op: Op) -> int:
@@ -148,7 +149,7 @@ def _forward(page: _Page, layer: Layer, op: Op) -> int:
 
 
 def _views(page: _Page, op: Op, phase: str, layer: str) -> None:
-    for _ in range(_VIEWS.get(op.kind, 0)):
+    for _ in range(_VIEWS.get(op.kind, (0, 0))[phase == "backward"]):
         page.issue("view", phase, layer, [], nodes=float(phase == "backward"))
 
 
@@ -172,13 +173,16 @@ def _hold(page: _Page, op: Op, first: int, last: int) -> None:
         if holds(tensor.when, page.run.flags) and first >= 0:
             size = float(tensor.bytes(sizes, _held(page, op, tensor)))
             keep(size, born=first, dies=last, name=tensor.name, kind="activation")
-            if op.kind == "loss":  # the logits in fp32, and their gradient
+            if op.kind == "loss":  # the logits in fp32, and in the end their gradient
                 keep(size, born=first, dies=last, name="logits", kind="activation")
+                keep(size, born=last, dies=last, name="logits.grad", kind="activation")
     for weight in op.weights:
         n = float(weight.elements(op.dims))
         keep(n * BYTES["fp32"], born=last, name=f"{weight.name}.grad", kind="gradient")
         if page.run.amp and op.kind in ("matmul", "conv") and first >= 0:  # autocast's own copies
-            keep(n * BYTES[page.run.amp], born=first, dies=last, name=weight.name, kind="workspace")
+            half = n * BYTES[page.run.amp]
+            keep(half, born=first, dies=last, name=weight.name, kind="workspace")
+            keep(half, born=last, dies=last, name=f"{weight.name}.grad", kind="workspace")
 
 
 def _held(page: _Page, op: Op, tensor: Tensor) -> str:
@@ -224,6 +228,8 @@ def _update(page: _Page) -> None:
     passes = _UPDATES[page.run.optimizer]
     if page.run.way == "loop":
         for n in sizes:
+            if page.run.optimizer == "adam":  # its count of steps is on the host
+                page.issue("add_", "update", "", [], update=1.0)
             for each in passes:
                 page.issue("add_", "update", "", [_pass("elementwise", n, each)], update=1.0)
         return

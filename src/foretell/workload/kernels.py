@@ -97,7 +97,7 @@ def _product(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
 
 def _attention(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     if "flash" in flags and not op.options.get("biased"):
-        return _fused_attention(op, s)
+        return _fused_attention(op, s, bool("eager" in flags and op.options.get("dropout", True)))
     b, q, k, d = s["batch"] * s["heads"], s["queries"], s["keys"], s["depth"]
     scores = {"rows": b * q, "cols": k}
     forward = [product(b, q, k, d, tb=1.0), Call("softmax", scores)]
@@ -109,10 +109,11 @@ def _attention(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     return [*forward, product(b, q, d, k)], back
 
 
-def _fused_attention(op: Op, s: Sizes) -> Calls:
+def _fused_attention(op: Op, s: Sizes, dropout: bool) -> Calls:
     b, heads, q, k, d = s["batch"], s["heads"], s["queries"], s["keys"], s["depth"]
     causal = 1.0 if op.options.get("causal") else 0.0
     shape = {"b": b, "heads": heads, "sq": q, "sk": k, "d": d, "causal": causal}
+    shape |= {"dropout": 1.0} if dropout else {}
     work = 4.0 * b * heads * q * k * d * (1 - causal / 2)
     one = [Call("attention", shape | {"direction": 0.0}, flops=work)]
     return one, [Call("attention", shape | {"direction": 1.0}, flops=2.5 * work)]
@@ -170,7 +171,8 @@ def _pointwise(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     """`passes` and `back` count the tensors of this size that each direction reads and writes.
 
     Bytes are those of halves where no format is said; whoever prices them knows the workload's.
-    `many` kernels do the backward; `stream` is the sum of residuals, fp32 under autocast.
+    `calls` kernels do the forward, `many` the backward; `stream` is the sum of residuals, fp32
+    under autocast.
     """
     n, kind = _rows(s), op.options.get("kernel", "elementwise")
     dtype = op.options.get("dtype", "")
@@ -181,9 +183,13 @@ def _pointwise(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
         op.options.get("passes", 2.0),
         op.options.get("back", op.options.get("passes", 2.0)),
     )
+    if "eager" in flags and op.options.get("stream"):
+        back = 3.0  # what comes back through both branches is added up
     many, turn = float(op.options.get("many", 1)), op.options.get("back_kernel", kind)
     shape = {"n": n, "rows": s["c"]} if turn == "reduce" else {"n": n}
-    forward = [Call(kind, {"n": n}, dtype, bytes=there * width * n)] if there else []
+    calls = float(op.options.get("calls", 1))
+    ahead = Call(kind, {"n": n}, dtype, bytes=there * width * n / calls, times=calls)
+    forward = [ahead] if there else []
     gradient = Call(turn, shape, dtype, bytes=back * width * n / many, times=many)
     return forward, [gradient] if back else []
 

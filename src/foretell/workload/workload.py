@@ -25,6 +25,8 @@ class Layer:
     times: int = 1
     splits: Mapping[str, str] = field(default_factory=dict)  # how axes split `carries`
     is_block: bool = True  # counted when layers are dealt out to stages; embedding and head are not
+    # layers it reads, the one before where empty; ("",): none, it reads the input
+    after: tuple[str, ...] = field(default=(), repr=False)
 
     def works(self) -> Iterator[Op]:
         """Its ops without the exchanges."""

@@ -15,16 +15,25 @@ which is the input of the convolution behind it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from foretell.workload.kernels import slid
+from foretell.workload.models.windows import (
+    Image,
+    Sides,
+    convolution,
+    gathers,
+    halos,
+    product,
+    size_of,
+    splits_of,
+    window_of,
+)
 from foretell.workload.op import Exchange, Op, Tensor
 from foretell.workload.workload import Layer
 
-SPATIAL = {"height": "h", "width": "w", "depth": "d"}  # axis → side of an image
-_WINDOW = {"h": "r", "w": "s", "d": "t"}
+__all__ = ["Image", "Net", "Sides"]
 # Kernel class of an activation, and whether its gradient needs its input besides its output.
 ACTIVATIONS = {
     "relu": ("relu", False),
@@ -36,24 +45,6 @@ ACTIVATIONS = {
     "gelu": ("gelu", True),
     "leaky": ("relu", False),
 }
-Sides = int | tuple[int, ...]
-
-
-class Image(NamedTuple):
-    """Channels and sides of one sample; no depth where it is flat."""
-
-    c: int
-    h: int
-    w: int
-    d: int = 0
-
-    def dims(self) -> dict[str, float]:
-        """Its sizes by name."""
-        return {k: float(v) for k, v in self._asdict().items() if v or k != "d"}
-
-    def sides(self) -> dict[str, float]:
-        """Its sizes without the channels."""
-        return {k: v for k, v in self.dims().items() if k != "c"}
 
 
 @dataclass
@@ -79,7 +70,7 @@ class Net:
     ) -> Image:
         """A convolution, padded to keep its size unless said, then norm and activation."""
         first = not self.layers and not self.ops
-        asked = _asked(self.at, kernel, stride, pad, groups, first=first, whole=self.whole)
+        asked = window_of(self.at, kernel, stride, pad, groups, first=first, whole=self.whole)
         name = self._name("conv")
         self.ops += convolution(name, self.at, out, asked, bias=bias)
         self.at = asked.out(self.at, out)
@@ -90,7 +81,7 @@ class Net:
         name, c = self._name("up"), self.at.c
         sides = [int(stride * v) for v in self.at.sides().values()]
         grown = Image(out, *sides)
-        asked = _asked(grown, stride, stride, 0, 1, whole=self.whole)
+        asked = window_of(grown, stride, stride, 0, 1, whole=self.whole)
         asked = replace(asked, turned=True)
         self.ops += convolution(name, grown, c, asked, bias=bias)
         self.at = grown
@@ -115,7 +106,14 @@ class Net:
     def add(self, act: str = "") -> Image:
         """The sum with a residual; its gradient is the sum of two."""
         self._point(self._name("add"), (), passes=3.0, back=3.0)
-        return self.act(act) if act else self.at
+        return self.act(act) if act else self.keep()
+
+    def keep(self) -> Image:
+        """What the last op made is kept: a convolution behind it needs its input."""
+        last = self.ops[-1]
+        assert isinstance(last, Op)
+        self.ops[-1] = replace(last, saved=(*last.saved, self._whole("output")))
+        return self.at
 
     def scale(self, *, kept: bool = True) -> Image:
         """A product with one number a channel (squeeze and excite): two gradients and a sum."""
@@ -137,10 +135,10 @@ class Net:
     ) -> Image:
         """A pool; `up` rounds sides up. A maximum keeps where it was found."""
         name = self._name("pool")
-        asked = _asked(self.at, window, stride, pad, 1, whole=self.whole)
-        self.ops += list(_halos(name, self.at, self.at.c, asked))
+        asked = window_of(self.at, window, stride, pad, 1, whole=self.whole)
+        self.ops += list(halos(name, self.at, self.at.c, asked))
         out = asked.out(self.at, self.at.c, up=up)
-        share = _size(out) / _size(self.at)
+        share = size_of(out) / size_of(self.at)
         dims = ("batch", *self.at.dims())
         saved = [Tensor("output", dims, times=share)]
         if kind == "max":
@@ -161,7 +159,7 @@ class Net:
     def gather(self) -> None:
         """Images that are split are gathered, and stay whole."""
         if not self.whole:
-            self.ops += list(_gathers(self._name("gather"), self.at))
+            self.ops += list(gathers(self._name("gather"), self.at))
         self.whole = True
 
     def mean(self, *, gathers: bool = True) -> Image:
@@ -175,9 +173,9 @@ class Net:
 
     def flat(self) -> Image:
         """All pixels as channels of one; images that are split are gathered before."""
-        if _size(self.at) > self.at.c:
+        if size_of(self.at) > self.at.c:
             self.gather()
-        self.at = Image(int(_size(self.at)), 1, 1)
+        self.at = Image(int(size_of(self.at)), 1, 1)
         return self.at
 
     def linear(
@@ -241,153 +239,8 @@ class Net:
         return Tensor(name, ("batch", *self.at.dims()))
 
     def _splits(self) -> dict[str, str]:
-        return {} if self.whole else _splits(self.at)
+        return {} if self.whole else splits_of(self.at)
 
     def _point(self, name: str, saved: tuple[Tensor, ...], **options: Any) -> None:
         dims, splits = self.at.dims(), self._splits()
         self.ops.append(Op(name, "pointwise", dims, splits, saved=saved, options=options))
-
-
-@dataclass(frozen=True)
-class Asked:
-    """How a window goes over an image."""
-
-    sides: tuple[int, ...]  # of the window: r, s, t
-    stride: int
-    pads: tuple[int, ...]
-    groups: int
-    first: bool
-    whole: bool  # the image is not split
-    turned: bool = False
-
-    def out(self, image: Image, channels: int, *, up: bool = False) -> Image:
-        """What it leaves of an image; sides rounded up where `up`."""
-        extra = self.stride - 1 if up else 0
-        sides = [
-            int(slid(size + extra, window, pad, self.stride))
-            for size, window, pad in zip(image.sides().values(), self.sides, self.pads, strict=True)
-        ]
-        return Image(channels, *sides)
-
-
-def _asked(
-    image: Image,
-    kernel: Sides,
-    stride: int,
-    pad: Sides | None,
-    groups: int,
-    *,
-    first: bool = False,
-    whole: bool = False,
-) -> Asked:
-    sides = _each(kernel, image)
-    pads = tuple(k // 2 for k in sides) if pad is None else _each(pad, image)
-    return Asked(sides, stride, pads, groups, first, whole)
-
-
-def _splits(image: Image) -> dict[str, str]:
-    return {axis: side for axis, side in SPATIAL.items() if side in image.dims()}
-
-
-def _each(value: Sides, image: Image) -> tuple[int, ...]:
-    return value if isinstance(value, tuple) else (value,) * len(image.sides())
-
-
-def convolution(
-    name: str, image: Image, out: int, asked: Asked, *, bias: bool
-) -> list[Op | Exchange]:
-    """A convolution with its bias and the exchanges of whoever splits it."""
-    windows = dict(zip("rst", map(float, asked.sides), strict=False))
-    dims = image.dims() | {"k": float(out)} | windows
-    left = asked.out(image, out)
-    splits = {} if asked.whole else _splits(image)
-    most = {axis: int(left.dims()[side]) for axis, side in splits.items() if left.dims()[side] > 1}
-    if asked.groups == 1:
-        splits["filter"], most["filter"] = "k", out
-    if asked.groups == 1 and not asked.first:
-        splits["channel"], most["channel"] = "c", image.c
-    if len(most) < len(splits):  # behind the mean there is nothing left of an image to split
-        splits = {axis: side for axis, side in splits.items() if axis in most}
-    weight = Tensor(f"{name}.weight", ("k", "c", *windows), times=1 / asked.groups)
-    options = _options(asked)
-    saved = (Tensor("input", ("batch", *image.dims())),) if asked.first else ()
-    op = Op(name, "conv", dims, splits, (weight,), saved, most, options=options)
-    made = image if asked.turned else left
-    ways = _filter_ways(name, image, left, asked) if asked.groups == 1 else ([], [])
-    added = _bias(name, made, asked) if bias else []
-    return [*_halos(name, image, out, asked), *ways[0], op, *ways[1], *added]
-
-
-def _options(asked: Asked) -> dict[str, Any]:
-    options: dict[str, Any] = {"stride": asked.stride, "groups": asked.groups}
-    same = len(set(asked.pads)) == 1
-    options |= {"pad": asked.pads[0]} if same else {"pads": asked.pads}
-    return options | {k: True for k in ("first", "turned") if getattr(asked, k)}
-
-
-def _bias(name: str, made: Image, asked: Asked) -> list[Op]:
-    """A bias is a kernel of its own, and so is its gradient."""
-    weights = (Tensor(f"{name}.bias", ("c",)),)
-    options = {"passes": 2.0, "back": 1.0, "back_kernel": "reduce"}
-    splits = {} if asked.whole else _splits(made)
-    return [Op(f"{name}.bias", "pointwise", made.dims(), splits, weights, options=options)]
-
-
-def _filter_ways(
-    name: str, image: Image, left: Image, asked: Asked
-) -> tuple[list[Exchange], list[Exchange]]:
-    """Before and behind a convolution: what ranks that split filters or channels exchange."""
-    x, y, splits = image.dims(), left.dims(), {} if asked.whole else _splits(image)
-    behind = [Exchange(f"{name}.y", "filter", "all_gather", "", y, splits)]
-    if asked.first:
-        return [], behind
-    before = [Exchange(f"{name}.dx", "filter", "", "all_reduce", x, splits)]
-    before += [Exchange(f"{name}.dx", "channel", "", "all_gather", x, splits)]
-    return before, [*behind, Exchange(f"{name}.y", "channel", "all_reduce", "", y, splits)]
-
-
-def _halos(name: str, image: Image, out: int, asked: Asked) -> Iterator[Exchange]:
-    """Rows of x forward and of dy backward that the neighbours' windows reach into."""
-    left = asked.out(image, out)
-    for axis, side in SPATIAL.items():
-        if asked.whole or side not in image.dims() or image.dims()[side] == 1:
-            continue
-        width = asked.sides["rst".index(_WINDOW[side])] // 2
-        others = {a: s for a, s in SPATIAL.items() if s != side and s in image.dims()}
-        if width and not asked.turned:
-            x = image.dims() | {side: float(width)}
-            yield Exchange(f"{name}.halo", axis, "send", "", x, others)
-            y = left.dims() | {side: float(width)}
-            yield Exchange(f"{name}.halo", axis, "", "send", y, others)
-
-
-def _gathers(name: str, image: Image) -> Iterator[Exchange]:
-    """Every rank gets the whole image, one axis after the other; gradients are cut, not sent."""
-    axes = [a for a, s in SPATIAL.items() if s in image.dims()]
-    for i, axis in enumerate(axes):
-        later = {a: SPATIAL[a] for a in axes[i + 1 :]}
-        yield Exchange(name, axis, "all_gather", "", image.dims(), later)
-
-
-def product(name: str, inner: int, out: int, *, bias: bool, last: bool) -> list[Op | Exchange]:
-    """A fully connected layer: filters are outputs, channels inputs."""
-    weights: tuple[Tensor, ...] = (Tensor(f"{name}.weight", ("in", "out")),)
-    weights += (Tensor(f"{name}.bias", ("out",)),) if bias else ()
-    splits = {"filter": "out", "channel": "in"}
-    dims = {"in": float(inner), "out": float(out)}
-    op = Op(name, "matmul", dims, splits, weights, most={"filter": out, "channel": inner})
-    x, y = {"c": float(inner)}, {"c": float(out)}
-    ops: list[Op | Exchange] = [
-        Exchange(f"{name}.dx", "filter", "", "all_reduce", x),
-        Exchange(f"{name}.dx", "channel", "", "all_gather", x),
-        op,
-        Exchange(f"{name}.y", "channel", "all_reduce", "", y),
-    ]
-    return ops if last else [*ops, Exchange(f"{name}.y", "filter", "all_gather", "", y)]
-
-
-def _size(image: Image) -> float:
-    out = 1.0
-    for size in image.dims().values():
-        out *= size
-    return out

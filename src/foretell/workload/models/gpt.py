@@ -5,11 +5,12 @@ The vocabulary is padded to a multiple of 128 a rank (`--make-vocab-size-divisib
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from foretell.spec import Spec
 from foretell.workload.models import transformer
+from foretell.workload.op import Op, Tensor
 from foretell.workload.workload import Layer, Workload
 
 
@@ -27,6 +28,7 @@ class Gpt(Spec):
     positions: int = 0  # learned positions; as many as `seq` where 0
     dropout: bool = True
     tied: bool = True  # one matrix for words and logits
+    tanh: bool = False  # GELU spelled out with tanh, an operator each (Hugging Face's `gelu_new`)
     batch: int = 1
     dtype: str = "fp16"
 
@@ -59,4 +61,18 @@ class Gpt(Spec):
             *transformer.feed_forward(seq, hidden, self.inner or 4 * hidden, bias=True),
             *transformer.residual("residual.mlp", seq, hidden, bias=True, dropout=drop),
         ]
+        if self.tanh:
+            pieces = [_spelled(piece) for piece in pieces]
         return transformer.block("block", pieces, seq, hidden, self.layers)
+
+
+def _spelled(piece: transformer.Piece) -> transformer.Piece:
+    """x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))): eight kernels, eleven for its gradient.
+
+    The power keeps x, tanh what it made, the last product both its factors.
+    """
+    if piece.name != "gelu" or not isinstance(piece, Op) or piece.when != "!fused":
+        return piece
+    options = {"passes": 18.0, "calls": 8, "back": 30.0, "many": 11}
+    kept = tuple(Tensor(n, ("batch", "tokens", "cols")) for n in ("x", "tanh", "half", "factor"))
+    return replace(piece, saved=kept, options=options)

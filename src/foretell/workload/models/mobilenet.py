@@ -35,6 +35,8 @@ def inverted(net: Net, block: Block) -> None:
     net.conv(block.out, act="")
     if net.at == given:
         net.add()
+    else:
+        net.keep()
 
 
 def rounded(width: float, to: int = 8) -> int:

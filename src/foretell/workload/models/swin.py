@@ -98,8 +98,11 @@ class Swin(Spec):
         split = {"tp": "heads"}
         bias = Op("bias", "biased", table, split, weight, options={"passes": 2.0, "back": 1.0})
         mask = Op("mask", "biased", dims, split, options={"passes": 2.0, "back": 0.0})
-        turned = copied("qkv.permute", seq, 3 * hidden)
-        return [turned, copied("scale", seq, hidden), core, bias, *([mask] if shifts else [])]
+        # each is laid out for its product; gradients of the three are put together and added
+        turned = [copied(f"{name}.permute", seq, hidden) for name in ("query", "key", "value")]
+        parts = point("qkv.parts", seq, 3 * hidden, passes=0.0, back=10.0, many=5)
+        masks = [mask] if shifts else []
+        return [parts, *turned, copied("scale", seq, hidden), core, bias, *masks]
 
     def _head(self, side: int, hidden: int) -> Layer:
         seq = side * side

@@ -1,0 +1,111 @@
+"""`foretell check`: a budget for a step, for CI: exit code 3 where it is not kept."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from foretell.cli.output import answer, json_option
+
+OVER = 3  # exit code of a budget that is not kept
+LIMITS = ("step", "memory", "exposed", "idle")
+
+
+@click.command()
+@click.argument("what")
+@click.argument("specs", nargs=-1)
+@click.option("--step-under", help="The longest step: 120ms.")
+@click.option("--memory-under", help="The highest peak: 70GiB.")
+@click.option("--exposed-under", help="The most communication that nothing hides: 15%.")
+@click.option("--idle-under", help="The most time in which nothing runs: 10%.")
+@click.option("--surely", is_flag=True, help="Hold the upper end of the interval under --step-under.")
+@click.option("--on", "cluster", help="The cluster: a spec or a file.")
+@click.option("--plan", help="Of a workload: the layout, dp=4,tp=2,… or a file.")
+@click.option("--real-ms", type=float, help="Of a trace: milliseconds of an un-profiled step.")
+@click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit's XML here.")
+@click.option("--summary", type=click.Path(path_type=Path), help="Append Markdown here.")
+@json_option
+def command(what: str, specs: tuple[str, ...], **asked: Any) -> None:
+    """Hold the step in WHAT (trace, graph, workload), with SPECS made, against a budget.
+
+    Exits with 0 where every limit is kept, with 3 where one is not.
+    """
+    from foretell.errors import InputError
+    from foretell.survey.budget import limit, verdicts
+
+    given = {name: asked[f"{name}_under"] for name in LIMITS}
+    limits = {name: limit(text, name) for name, text in given.items() if text is not None}
+    if not limits:
+        raise InputError("no limit is given", hint="such as --step-under 120ms")
+    found = _foretold(what, specs, asked)
+    judged = verdicts(found, limits, asked["surely"])
+    _write(judged, what, asked)
+    answer(_plain(judged, found), asked["as_json"], lambda _: "\n".join(map(str, judged)))
+    if not all(v.passed for v in judged):
+        sys.exit(OVER)
+
+
+def _foretold(what: str, specs: tuple[str, ...], asked: dict[str, Any]) -> dict[str, Any]:
+    """What is foretold: of a workload under a plan, or of a step in a file."""
+    from foretell.cluster import load as load_cluster
+    from foretell.errors import InputError
+
+    machines = load_cluster(asked["cluster"]) if asked["cluster"] else None
+    if asked["plan"] is None:
+        return _of_file(Path(what), specs, machines, asked["real_ms"])
+    if machines is None or specs:
+        raise InputError(
+            "a workload under a plan needs a cluster and takes no changes",
+            hint="foretell check gpt:… --on dgx-a100:nodes=1 --plan dp=8 --step-under 1s",
+        )
+    from foretell.plan import read
+    from foretell.predict import predict
+    from foretell.workload import load
+
+    found = predict(read(asked["plan"]), load(what), machines)
+    parts = {key.removesuffix("_s"): value / found.step for key, value in found.breakdown.items()}
+    talk = parts.get("exchange", 0.0) + parts.get("reduce", 0.0)
+    shares = {"exposed communication": talk, "idle": parts.get("idle", 0.0)}
+    return {"predicted_s": found.step, "low_s": found.low, "high_s": found.high,
+            "peak_bytes": found.peak, "shares": shares}  # fmt: skip
+
+
+def _of_file(path: Path, specs: tuple[str, ...], machines: Any, real_ms: float | None) -> Any:
+    from foretell.report.split import split
+    from foretell.simulate import simulate
+    from foretell.survey import load
+    from foretell.survey.survey import outcome
+    from foretell.whatif import applied, parse
+
+    step = load(path, machines, None if real_ms is None else real_ms / 1e3).step
+    found = outcome(step, specs)
+    played = simulate(applied([parse(s) for s in specs], step.graph, step.setting))
+    parts = split("", played)
+    shares = {key: value / parts["total"] for key, value in parts["values"].items()}
+    return found | {"shares": shares}
+
+
+def _write(judged: Any, what: str, asked: dict[str, Any]) -> None:
+    from foretell.report.verdicts import junit, markdown
+
+    rows = [(f"{v.name} under its limit", v.passed, str(v)) for v in judged]
+    name = Path(what).name
+    if asked["junit"] is not None:
+        asked["junit"].write_text(junit(rows, name))
+    if asked["summary"] is not None:
+        with open(asked["summary"], "a") as file:
+            file.write(markdown(rows, name))
+
+
+def _plain(judged: Any, found: dict[str, Any]) -> dict[str, Any]:
+    kept = ("predicted_s", "low_s", "high_s", "peak_bytes", "shares")
+    return {
+        "passed": all(v.passed for v in judged),
+        "verdicts": [
+            {"name": v.name, "limit": v.limit, "value": v.value, "passed": v.passed} for v in judged
+        ],
+        **{key: found[key] for key in kept},
+    }

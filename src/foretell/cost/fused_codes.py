@@ -1,0 +1,49 @@
+"""Ops by number: what each counts for in a fused region, for walks that are compiled."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from foretell.cost.fused_regions import DTYPES
+from foretell.cost.fusion_class import KINDS, WORDS
+from foretell.cost.limits import SIZES
+
+# Elementary operations of one place, against an addition: polynomials, divisions and the counter
+# of a random draw are what they are made of. First guesses; `tables/fused.toml` has fitted ones.
+_HEAVY = {
+    "div": 4.0, "reciprocal": 4.0, "sqrt": 4.0, "rsqrt": 3.0, "pow": 3.0, "exp": 6.0, "log": 8.0,
+    "log1p": 14.0, "expm1": 10.0, "sin": 20.0, "cos": 20.0, "tanh": 12.0, "sigmoid": 9.0,
+    "erf": 16.0, "gelu": 18.0, "gelu_backward": 26.0, "silu": 10.0, "silu_backward": 16.0,
+    "elu": 9.0, "mish": 24.0, "elu_backward": 9.0, "softplus": 14.0, "hardswish": 4.0,
+    "hardswish_backward": 5.0, "hardsigmoid": 3.0, "dropout": 34.0, "rand": 30.0,
+    "bernoulli": 30.0, "rand_like": 30.0, "randn": 40.0, "softmax": 12.0, "log_softmax": 12.0,
+    "softmax_backward_data": 6.0, "log_softmax_backward_data": 10.0, "layer_norm": 8.0,
+    "layer_norm_backward": 14.0, "batch_norm": 8.0, "batch_norm_backward": 14.0,
+    "group_norm": 8.0, "group_norm_backward": 14.0, "embedding": 4.0, "index": 5.0, "roll": 6.0,
+    "cat": 4.0, "constant_pad_nd": 4.0, "upsample_nearest2d": 6.0, "avg_pool2d": 6.0,
+    "var_mean": 5.0, "max_pool2d_with_indices": 24.0, "max_pool2d_with_indices_backward": 40.0,
+    "avg_pool2d_backward": 10.0, "adaptive_avg_pool2d": 8.0, "adaptive_avg_pool2d_backward": 8.0,
+    "slice_backward": 4.0, "select_backward": 4.0, "nll_loss_forward": 4.0,
+    "nll_loss_backward": 4.0, "sigmoid_backward": 3.0, "tanh_backward": 3.0,
+}  # fmt: skip
+WEIGHT = np.array([_HEAVY.get(word, 1.0) for word in WORDS])
+SIZE = np.array([float(SIZES[d]) for d in DTYPES])  # bytes of an element by number of format
+
+_CODE = {kind: number for number, kind in enumerate(KINDS)}
+VIEW, CONSTANT, INPUT = _CODE["view"], _CODE["constant"], _CODE["input"]
+REDUCTION, NORM, TEMPLATE = _CODE["reduction"], _CODE["norm"], _CODE["template"]
+GATHER, RANDOM = _CODE["gather"], _CODE["random"]
+FRESH = WORDS.index("fresh")
+
+
+def _are(*words: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    return np.array([word in words for word in WORDS])
+
+
+BATCH = _are("batch_norm", "batch_norm_backward")
+COLUMNS = _are("layer_norm_backward", "group_norm_backward")  # sum columns beside their rows
+# What scales groups of channels is applied in a kernel of its own; so is an unpooled gradient.
+APPLIED = _are("group_norm", "max_pool2d_with_indices_backward")
+TWICE = _are("batch_norm_backward")  # two sums, finished one by one
+PARTS = _are("split", "split_with_sizes", "unbind", "chunk")
+SLICES = _are("slice", "select")

@@ -1,0 +1,233 @@
+"""The graph of a plan whose stages are placed freely, with every message, ready to be simulated.
+
+Ranks with the same actions are one. A stage on several ranks is one task that holds the lanes of
+all of them; what it exchanges inside is in its price. Messages leave on lanes of their own, one for
+each direction, in the order in which they are made, and share nothing with the compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from foretell.cluster import Cluster
+from foretell.errors import InputError
+from foretell.graph import Builder, Graph
+from foretell.graph.groups import group_text
+from foretell.plan.check import check
+from foretell.plan.place_costs import Bill, Prices, bill, message, offloading, tying, updating
+from foretell.plan.place_memory import peaks, tied_elements
+from foretell.plan.places import Act, Edge, Place, acts, copies, edges, places
+from foretell.plan.plan import Plan
+from foretell.workload import Workload
+
+
+@dataclass
+class _Sheet:
+    """A graph on its way."""
+
+    prices: Prices
+    found: tuple[Place, ...]
+    rows: list[list[Act]]
+    links: list[Edge]
+    build: Builder = field(default_factory=Builder)
+    lanes: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # compute, on, back
+    task: dict[Act, int] = field(default_factory=dict)  # the task that does it
+    sent: dict[tuple[Act, int], int] = field(default_factory=dict)  # to a stage: who brings it
+    last: dict[int, int] = field(default_factory=dict)  # of each leading rank: its latest task
+
+    @property
+    def leaders(self) -> dict[int, int]:
+        """The rank that stands for each: the first with the same actions."""
+        first: dict[tuple[Act, ...], int] = {}
+        return {r: first.setdefault(tuple(row), r) for r, row in enumerate(self.rows) if row}
+
+
+def lower_places(plan: Plan, workload: Workload, cluster: Cluster) -> Graph:
+    """The graph of one step."""
+    plan = check(plan, workload, cluster)
+    prices = Prices(plan, workload, cluster)
+    found = places(plan, workload, cluster.size)
+    rows = acts(plan, found)
+    sheet = _Sheet(prices, found, rows, edges(found, workload))
+    leaders = sheet.leaders
+    for rank in sorted(set(leaders.values())):
+        names = (("compute", "compute"), ("send on", "comm"), ("send back", "comm"))
+        lanes = tuple(sheet.build.lane(name, rank=rank, kind=kind) for name, kind in names)
+        sheet.lanes[rank] = (lanes[0], lanes[1], lanes[2])
+    _write_acts(sheet, leaders)
+    if any(act.kind != "F" for act in sheet.task):
+        _write_end(sheet, leaders)
+    return sheet.build.made({"workload": workload.name, "plan": "stages", "ranks_each": 1.0})
+
+
+def _write_acts(sheet: _Sheet, leaders: dict[int, int]) -> None:
+    """Every action once what it needs is written, rank by rank."""
+    bills = [bill(sheet.prices, place) for place in sheet.found]
+    groups = [sorted({leaders[r] for r in place.ranks}) for place in sheet.found]
+    at = dict.fromkeys(sheet.lanes, 0)
+    moved = True
+    while moved:
+        moved = False
+        for rank in at:
+            while at[rank] < len(sheet.rows[rank]):
+                act = sheet.rows[rank][at[rank]]
+                group = groups[act.stage]
+                if not all(_next(sheet, r, at) == act for r in group) or not _ready(sheet, act):
+                    break
+                _write(sheet, act, bills[act.stage], group)
+                at |= {r: at[r] + 1 for r in group}
+                moved = True
+    for rank, done in at.items():
+        if done < len(sheet.rows[rank]):
+            raise InputError(
+                f"rank {rank} waits for ever before `{sheet.rows[rank][done]}`",
+                hint="an action comes after what it needs, in one order on all ranks of its stage",
+            )
+
+
+def _next(sheet: _Sheet, rank: int, at: dict[int, int]) -> Act | None:
+    row = sheet.rows[rank]
+    return row[at[rank]] if at[rank] < len(row) else None
+
+
+def _needs(sheet: _Sheet, act: Act) -> list[tuple[Act, int]]:
+    """What an action reads: (who made it, for which stage)."""
+    s, m = act.stage, act.micro_batch
+    if act.kind == "F":
+        return [(Act(e.first, "F", m), s) for e in sheet.links if e.then == s]
+    if act.kind == "W":
+        return [(Act(s, "I", m), s)]
+    behind = [e.then for e in sheet.links if e.first == s]
+    back = [(Act(b, k, m), s) for b in behind for k in "BI" if _has(sheet, b, k)]
+    return back or [(Act(s, "F", m), s)]
+
+
+def _has(sheet: _Sheet, stage: int, kind: str) -> bool:
+    rank = sheet.found[stage].ranks[0]
+    return any(a.stage == stage and a.kind == kind for a in sheet.rows[rank])
+
+
+def _ready(sheet: _Sheet, act: Act) -> bool:
+    own = act.kind == "F" or Act(act.stage, "F", act.micro_batch) in sheet.task
+    return own and all(made in sheet.task for made, _ in _needs(sheet, act))
+
+
+def _write(sheet: _Sheet, act: Act, paid: Bill, group: list[int]) -> None:
+    ways = sheet.found[act.stage].ways
+    task = sheet.build.task(
+        lanes=[sheet.lanes[r][0] for r in group],
+        after=[sheet.sent.get((made, s), sheet.task[made]) for made, s in _needs(sheet, act)],
+        kind="kernel",
+        op={"F": "forward", "B": "backward", "I": "backward", "W": "weight gradient"}[act.kind],
+        name=str(act),
+        rank=group[0],
+        seconds=seconds(sheet.prices, sheet.found[act.stage], act.kind, paid),
+        phase="forward" if act.kind == "F" else "backward",
+        micro_batch=act.micro_batch,
+        layer=" ".join(ways),
+        source="formula",
+    )
+    sheet.task[act] = task
+    sheet.last |= dict.fromkeys(group, task)
+    if act.kind != "W":
+        _send(sheet, act, group[0])
+
+
+def seconds(prices: Prices, place: Place, kind: str, paid: Bill) -> float:
+    """How long one block of a stage takes; offloading hides behind it as far as it can."""
+    took = {"F": paid.forward, "B": paid.backward, "I": paid.inputs, "W": paid.weights}[kind]
+    if "offload" in place.ways and kind != "W":
+        return max(took, offloading(prices, place.ranks[0], paid.kept))
+    return took
+
+
+def _send(sheet: _Sheet, act: Act, rank: int) -> None:
+    """Hand on what an action made, to each stage on other ranks that reads it."""
+    ahead = act.kind == "F"
+    for link in sheet.links:
+        here, there = (link.first, link.then) if ahead else (link.then, link.first)
+        if here != act.stage or (not ahead and not (_has(sheet, there, "B") or _has(sheet, there, "I"))):
+            continue
+        first, then = sheet.found[here], sheet.found[there]
+        took = message(sheet.prices, first, then, link.layers)
+        if took:
+            sheet.sent[act, there] = sheet.build.task(
+                lane=sheet.lanes[rank][1 if ahead else 2],
+                after=[sheet.task[act]],
+                kind="send",
+                op="send",
+                rank=rank,
+                seconds=took,
+                phase="communicate",
+                micro_batch=act.micro_batch,
+                group=group_text((first.ranks[0], then.ranks[0])),
+                source="formula",
+            )
+
+
+def _write_end(sheet: _Sheet, leaders: dict[int, int]) -> None:
+    """Gradients of what several stages hold are added up; then every rank updates its weights."""
+    done = [*sheet.last.values(), *_reduced(sheet, leaders)]
+    for rank in sheet.lanes:
+        mine = [place for place in sheet.found if rank in place.ranks]
+        elements = sum(bill(sheet.prices, place).elements for place in mine)
+        took = updating(sheet.prices, rank, elements)
+        if took:
+            sheet.build.task(
+                lane=sheet.lanes[rank][0], after=done, kind="kernel", op="optimizer", rank=rank,
+                seconds=took, phase="update", source="formula",
+            )  # fmt: skip
+
+
+def _reduced(sheet: _Sheet, leaders: dict[int, int]) -> list[int]:
+    """Reductions between stages that hold the same weights."""
+    out = []
+    for stages, elements in _shared(sheet):
+        ranks = [sheet.found[s].ranks[0] for s in stages]
+        if len(set(ranks)) < 2 or not elements:
+            continue
+        took = tying(sheet.prices, ranks, elements)
+        lanes = [sheet.lanes[leaders[r]][1] for r in ranks]
+        after = [sheet.last[leaders[r]] for r in ranks]
+        out.append(
+            sheet.build.task(
+                lanes=lanes, after=after, kind="collective", op="all_reduce", rank=leaders[ranks[0]],
+                seconds=took, phase="communicate", group=group_text(ranks), source="formula",
+            )  # fmt: skip
+        )
+    return out
+
+
+def _shared(sheet: _Sheet) -> list[tuple[list[int], float]]:
+    """Stages with the same weights, and how many a rank: copies of the model, and tied ones."""
+    workload, found = sheet.prices.workload, sheet.found
+    each = len(found) // copies(found, workload)
+    out = [
+        ([k + c * each for c in range(len(found) // each)], bill(sheet.prices, found[k]).elements)
+        for k in range(each if len(found) > each else 0)
+    ]
+    names = [layer.name for layer in workload.layers]
+    for kept, other in workload.tied:
+        pair = [names.index(n.split("/")[0]) for n in (kept, other)]
+        ends = [next(s for s, p in enumerate(found) if p.times[at]) for at in pair]
+        if found[ends[0]].ranks != found[ends[1]].ranks:
+            size = tied_elements(workload, other) / min(len(found[e].ranks) for e in ends)
+            out.append((ends, size))
+    return out
+
+
+def rank_peaks(plan: Plan, workload: Workload, cluster: Cluster) -> list[float]:
+    """The most bytes each rank of such a plan holds."""
+    plan = check(plan, workload, cluster)
+    found = places(plan, workload, cluster.size)
+    return peaks(Prices(plan, workload, cluster), found, acts(plan, found))
+
+
+def links_of(prices: Prices, found: Sequence[Place]) -> dict[tuple[int, int], float]:
+    """Seconds of the message between any two stages that hand each other something."""
+    every = edges(found, prices.workload)
+    out = {(e.first, e.then): message(prices, found[e.first], found[e.then], e.layers) for e in every}
+    for e in every:
+        out[e.then, e.first] = message(prices, found[e.then], found[e.first], e.layers)
+    return out
