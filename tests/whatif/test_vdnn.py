@@ -49,3 +49,9 @@ def test_without_convolutions():
     s.op("mm", "in=4x4+4x4", "linear.0")
     with pytest.raises(DoesNotApply, match="no convolutions"):
         parse("vdnn").apply(s.graph(), Setting())
+
+
+def test_a_forward_pass_that_runs_again_is_refused():
+    again = parse("checkpoint").apply(convnet(), Setting())
+    with pytest.raises(DoesNotApply, match="runs again"):
+        parse("vdnn").apply(again, Setting())

@@ -56,6 +56,11 @@ class Vdnn(WhatIf):
                 "the step has no convolutions with known inputs, forward and backward",
                 hint="profile with record_shapes=True",
             )
+        if any(_is_late(graph, layer) for mine in found.values() for layer in mine):
+            raise DoesNotApply(
+                "the forward pass runs again behind the backward, or starts behind it",
+                hint="ask for vdnn before checkpoint, p3 or parameter-server, or without them",
+            )
         rate = bus_rate(graph, setting)
         with graph.edit(str(self)) as edit:
             for rank, mine in found.items():
@@ -67,6 +72,13 @@ class Vdnn(WhatIf):
         forward = [op for op in tape.ops if op.phase == Phase.FORWARD and op.name in CONVOLUTIONS]
         inputs = [op.reads[0] for op in forward if op.reads and is_activation(tape, op.reads[0])]
         return released(tape, dict.fromkeys(inputs, 0.0))
+
+
+def _is_late(graph: Graph, layer: Layer) -> bool:
+    """Whether a convolution runs forward again, or after it has begun to run backward."""
+    again = {graph.text_of("op", int(t)) for t in layer.backward} & set(CONVOLUTIONS)
+    late = graph.order[layer.forward].max() > graph.order[layer.backward].min()
+    return bool(again) or bool(late)
 
 
 def layers(graph: Graph, rank: int) -> list[Layer]:
