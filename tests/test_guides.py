@@ -57,7 +57,7 @@ def test_the_session_in_the_readme_is_real(monkeypatch):
     for name, value in (("COLUMNS", "80"), ("NO_COLOR", "1")):
         monkeypatch.setenv(name, value)
     sessions = blocks(ROOT / "README.md", "console")
-    assert len(sessions) == 3
+    assert len(sessions) >= 3
     for session in sessions:
         command, _, shown = session.partition("\n")
         assert command.startswith("$ foretell ")

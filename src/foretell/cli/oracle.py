@@ -120,7 +120,7 @@ def text(found: dict[str, Any]) -> str:
 
     lines = [
         table(
-            ("gpus>", "strategy", "step>", "samples/s>", "busy>", "memory>", "held back by"), rows
+            ("gpus>", "strategy", "step>", "samples/s>", "of peak>", "memory>", "held back by"), rows
         )
         for rows in [[_line(row) for row in _few(found["rows"])]]
     ]

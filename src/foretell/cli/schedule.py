@@ -165,7 +165,7 @@ def _table(rows: list[tuple[str, Any]]) -> str:
     from foretell.report.terminal import table
 
     named = any(name for name, _ in rows)
-    head = ("method", "a micro-batch>", "bubble>", "makespan>", "memory>", "in flight>", "bound>")
+    head = ("method", "each>", "bubble>", "makespan>", "memory>", "open>", "note")
     cells = [row.cells() for _, row in rows]
     if not named:
         return table(head, cells)
@@ -225,6 +225,8 @@ def _model_text(every: list[Any]) -> str:
         for s in every
     ]
     parts = [head, table(("stage", "ranks", "layers"), stages), _drawn(found)]
+    if first.taken:
+        parts.insert(1, f"decided: {', '.join(first.taken)}")
     if len(every) > 1:
         parts.append(table(("shape", "a sample>", "against the best>"), others))
     return "\n\n".join(parts)
