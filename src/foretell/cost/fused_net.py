@@ -1,4 +1,4 @@
-"""The network of `foretell.cost.fused` in plain numpy, from exported weights.
+"""The network of `foretell.cost.fused` in numpy, from exported weights.
 
 Each node starts from its op's vector and its features. In every layer it hears from what it reads
 and from what reads it: the mean and the largest of their messages, each with the edge's features.
@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
 from foretell.cost.fused_features import Features
 from foretell.cost.fused_regions import Regions
@@ -29,9 +30,8 @@ def answer(weights: Weights, regions: Regions, given: Features) -> tuple[Floats,
     node = _scaled(weights, "node", given.node)
     edge = given.edge.astype(np.float32)
     h = _relu(_dense(weights, "enter", np.concatenate([weights["op"][given.op], node], axis=1)))
-    back = np.argsort(regions.source, kind="stable")
     for layer in range(_layers(weights)):
-        h = h + _relu(_heard(weights, f"{layer}", h, edge, regions, back))
+        h = h + _relu(_heard(weights, f"{layer}", h, edge, regions))
     pooled = _pooled(h, regions.first)
     whole = _scaled(weights, "whole", given.whole)
     x = np.concatenate([pooled, whole], axis=1)
@@ -41,32 +41,35 @@ def answer(weights: Weights, regions: Regions, given: Features) -> tuple[Floats,
     return out[:, 0], np.exp(np.clip(out[:, 1], -5.0, 1.0))
 
 
-def _heard(
-    weights: Weights, layer: str, h: Floats, edge: Floats, regions: Regions, back: Whole
-) -> Floats:
+def _heard(weights: Weights, layer: str, h: Floats, edge: Floats, regions: Regions) -> Floats:
     """What each node makes of itself and its neighbours on both sides."""
-    count = len(h)
-    e = edge @ weights[f"edge{layer}.weight"].T
-    down = _relu((h @ weights[f"down{layer}.weight"].T)[regions.source] + e)
-    up = _relu((h @ weights[f"up{layer}.weight"].T)[regions.target] + e)[back]
-    parts = [
-        h,
-        *_gathered(down, regions.target, count),
-        *_gathered(up, regions.source[back], count),
-    ]
+    told = edge @ weights[f"edge{layer}.weight"].T
+    parts = [h]
+    for way, near, far in (
+        ("down", regions.source, regions.target),
+        ("up", regions.target, regions.source),
+    ):
+        sent = h @ weights[f"{way}{layer}.weight"].T
+        mean, most = np.zeros((2, len(h), sent.shape[1]), np.float32)
+        _gather(sent, told, near, far, mean, most)
+        parts += [mean, most]
     return _dense(weights, f"join{layer}", np.concatenate(parts, axis=1))
 
 
-def _gathered(messages: Floats, to: Whole, count: int) -> tuple[Floats, Floats]:
-    """Mean and largest of the messages to each node; `to` is sorted."""
-    width = messages.shape[1]
-    mean, most = np.zeros((count, width), np.float32), np.zeros((count, width), np.float32)
-    if len(to):
-        start = np.flatnonzero(np.diff(to, prepend=-1))
-        many = np.diff(start, append=len(to))[:, None].astype(np.float32)
-        mean[to[start]] = np.add.reduceat(messages, start, axis=0) / many
-        most[to[start]] = np.maximum.reduceat(messages, start, axis=0)
-    return mean, most
+@njit(cache=True)
+def _gather(sent, told, near, far, mean, most):  # type: ignore[no-untyped-def]
+    """Mean and largest of the messages to each node, from the near to the far end of each edge."""
+    count = np.zeros(len(mean), np.float32)
+    for e in range(len(near)):
+        count[far[e]] += 1
+        for k in range(sent.shape[1]):
+            message = max(sent[near[e], k] + told[e, k], np.float32(0))
+            mean[far[e], k] += message
+            most[far[e], k] = max(most[far[e], k], message)
+    for n in range(len(mean)):
+        if count[n] > 0:
+            for k in range(sent.shape[1]):
+                mean[n, k] /= count[n]
 
 
 def _pooled(h: Floats, first: Whole) -> Floats:

@@ -5,6 +5,7 @@
               `fitted` with the host's speed from one of the runs
     nvidia    DeepLearningExamples on one V100 or A100 (PyTorch): samples/s
     lambda    ResNet-50 on one of many boards: samples/s
+    AMP pairs the same on one device in mixed precision over fp32 or TF32
     scaling   DeepLearningExamples on 4 to 16 devices: step over the step on one
 
 Nothing is fitted to a row here. A model counts where a built-in family makes it: names are read by
@@ -221,6 +222,19 @@ def scaling(truth: Path) -> Iterator[Row]:
             yield Row("scaling", f"{row['model']} {ranks} × {machine}", measured, predicted)
 
 
+def pairs(truth: Path) -> Iterator[Row]:
+    """How many times as fast a model is in AMP, both measured in one README, on one device."""
+    steps = {row.name: row for row in nvidia(truth)}
+    for name, after in steps.items():
+        model, mixed, _ = name.partition(" mixed")
+        if not mixed:
+            continue
+        for before in (steps.get(f"{model} {word}") for word in ("FP32", "TF32")):
+            if before is not None:
+                measured = before.measured / after.measured
+                yield Row("AMP pairs", name, measured, before.predicted / after.predicted)
+
+
 def _system(row: dict[str, str]) -> tuple[str, ...]:
     return tuple(row[k] for k in ("model", "gpu", "precision", "batch_per_gpu", "unit"))
 
@@ -265,6 +279,7 @@ SOURCES: dict[str, Callable[[Path], Iterator[Row]]] = {
     "h200 fitted": h200_fitted,
     "h200 memory": h200_memory,
     "nvidia": nvidia,
+    "AMP pairs": pairs,
     "scaling": scaling,
     "lambda": boards,
 }

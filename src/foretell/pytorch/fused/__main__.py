@@ -1,0 +1,88 @@
+"""`python -m foretell.pytorch.fused`: make regions, measure them, gather results, fit and train."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+TABLES = Path(__file__).parents[2] / "cost" / "tables"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse and do."""
+    given = _parser().parse_args(arguments)
+    verbs: dict[str, Callable[[argparse.Namespace], int]] = {
+        "make": _make, "measure": _measure, "gather": _gather, "fit": _fit, "train": _train,
+    }  # fmt: skip
+    return verbs[given.verb](given)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="foretell.pytorch.fused", description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    make = verbs.add_parser("make", help="write a file of regions")
+    make.add_argument("-o", "--out", required=True)
+    make.add_argument("--count", type=int, default=16000)
+    make.add_argument("--seed", type=int, default=0)
+    measure = verbs.add_parser("measure", help="measure a file of regions")
+    measure.add_argument("regions")
+    measure.add_argument("-o", "--out", required=True)
+    measure.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    measure.add_argument("--seconds", type=float, default=480)
+    measure.add_argument("--processes", type=int, default=0)
+    measure.add_argument("--only-fused", action="store_true", help="do not time ops alone")
+    gather = verbs.add_parser("gather", help="join regions and results to a data set")
+    gather.add_argument("pairs", nargs="+", help="regions results [regions results ...]")
+    gather.add_argument("-o", "--out", required=True)
+    verbs.add_parser("fit", help="fit the formula to both data sets of the package")
+    train = verbs.add_parser("train", help="train the network on the H200 set of the package")
+    train.add_argument("--minutes", type=float, default=11)
+    return parser
+
+
+def _make(given: argparse.Namespace) -> int:
+    from foretell.pytorch.fused.make import make
+
+    print(f"{make(Path(given.out), given.count, given.seed)} regions in {given.out}")
+    return 0
+
+
+def _measure(given: argparse.Namespace) -> int:
+    from foretell.pytorch.fused.measure import Job, measure
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread a process: they share the cores
+    job = Job(
+        given.regions, given.out, given.device, time.time() + given.seconds, not given.only_fused
+    )
+    measure(job, given.processes or max(1, (os.cpu_count() or 2) - 1))
+    return 0
+
+
+def _gather(given: argparse.Namespace) -> int:
+    from foretell.pytorch.fused.gather import gather
+
+    pairs = list(zip(given.pairs[::2], given.pairs[1::2], strict=True))
+    print(f"{gather(pairs, Path(given.out))} measured regions in {given.out}")
+    return 0
+
+
+def _fit(given: argparse.Namespace) -> int:
+    from foretell.pytorch.fused.calibrate import write
+
+    for line in write(TABLES / "fused.toml"):
+        print(line)
+    return 0
+
+
+def _train(given: argparse.Namespace) -> int:
+    from foretell.pytorch.fused.train import write
+
+    write(TABLES / "fused_net.npz", given.minutes, lambda line: print(line, flush=True))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

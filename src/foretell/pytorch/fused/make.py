@@ -1,0 +1,79 @@
+"""Makes a file of regions: cut from many sizes of many models, and drawn at random.
+
+Regions of one captured step stay together in a block, so that a process that measures them meets
+the same ops again; blocks are shuffled, so that any prefix of the file covers everything. Some
+regions come a second time, far from the first: how well figures repeat.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from foretell.pytorch.fused.capture import capture_step
+from foretell.pytorch.fused.cut import Net, regions
+from foretell.pytorch.fused.draw import drawn
+from foretell.pytorch.fused.measure import BLOCK
+from foretell.pytorch.fused.models import HELD_OUT, MODELS
+from foretell.pytorch.fused.models.parts import PRECISIONS
+from foretell.pytorch.fused.region import Region, dumps
+
+_AGAIN = 0.03  # share of regions that come twice
+_DRAWN = 0.3  # share drawn at random
+_HELD_OUT = 1.2  # captures of a model kept out of training, against one that is not
+
+
+def make(path: Path, count: int, seed: int) -> int:
+    """Write regions; how many."""
+    chance = Random(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations of torch's own tracing
+        blocks = list(_all(chance, count))
+    chance.shuffle(blocks)
+    again = [r for block in blocks for r in block if chance.random() < _AGAIN]
+    blocks += [again[i : i + BLOCK] for i in range(0, len(again), BLOCK)]
+    late = blocks[: len(blocks) // 3]
+    rest = blocks[len(blocks) // 3 :]
+    chance.shuffle(rest)
+    lines = [dumps(region) for block in (*late, *rest) for region in block]
+    path.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), 6, mtime=0))
+    return len(lines)
+
+
+def _all(chance: Random, count: int) -> Iterator[list[Region]]:
+    """Blocks of different regions: first of models in turn, then drawn."""
+    seen: set[str] = set()
+    yield from _fresh(_cut(chance), seen, int(count * (1 - _DRAWN)))
+    yield from _fresh(_at_random(chance), seen, int(count * _DRAWN))
+
+
+def _fresh(blocks: Iterator[list[Region]], seen: set[str], count: int) -> Iterator[list[Region]]:
+    made = 0
+    for block in blocks:
+        new = {r.key: r for r in block if r.key not in seen}
+        seen |= set(new)
+        chosen = list(new.values())[:BLOCK]
+        made += len(chosen)
+        if chosen:
+            yield chosen
+        if made >= count:
+            return
+
+
+def _cut(chance: Random) -> Iterator[list[Region]]:
+    weights = [_HELD_OUT if name in HELD_OUT else 1.0 for name in MODELS]
+    for _ in itertools.count():
+        name = chance.choices(list(MODELS), weights)[0]
+        precision = chance.choice(PRECISIONS)
+        net = Net(capture_step(partial(MODELS[name], chance, precision)))
+        yield list(regions(net, chance, name, 2 * BLOCK))
+
+
+def _at_random(chance: Random) -> Iterator[list[Region]]:
+    while True:
+        yield list(drawn(chance, BLOCK))

@@ -1,0 +1,271 @@
+"""Measures a file of regions: many processes compile, one at a time owns the device's clock.
+
+Each process takes the next block of regions, compiles them all, then waits for its turn on the
+device, where it runs every region and every op alone. Results are appended line by line, so a run
+cut short keeps what it has:
+
+    {"at": 17, "s": 1.2e-05, "spread": 0.02, "kernels": 1, "alone": [0.0, 8e-06, ...]}
+
+`at` is the region's line, `alone` the seconds of its ops un-fused. Where a region could not be
+compiled or run, `why` tells.
+"""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+import math
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foretell.pytorch.fused.build import compiled, decoded, operator, real_entry
+from foretell.pytorch.fused.clock import _ALONE, DeviceClock, HostClock, quicken, wake
+from foretell.pytorch.fused.region import Region, loads, references
+
+Tensor = Any
+_DEAD = 90.0  # seconds
+_LATE = 40.0  # seconds after its end that a run waits for processes still at work
+_LOST = 3  # the exit status of a process that lost its device
+BLOCK = 24  # regions a process compiles before its turn on the device
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every process is told."""
+
+    path: str
+    out: str
+    device: str
+    ends: float  # by the wall clock
+    alone: bool = True
+
+
+def measure(job: Job, processes: int) -> None:
+    """Measure until the file is done or the time is up."""
+    context = multiprocessing.get_context("spawn")
+    turn, next_block = context.Lock(), context.Value("i", 0)
+    workers = [
+        context.Process(target=work, args=(job, turn, next_block, i)) for i in range(processes)
+    ]
+    for worker in workers:
+        worker.start()
+    while workers:
+        worker = workers.pop()
+        worker.join(max(1.0, job.ends + _LATE - time.time()))
+        if worker.is_alive():
+            worker.terminate()
+        elif worker.exitcode and time.time() < job.ends:
+            args = (job, turn, next_block, len(workers))
+            workers.append(context.Process(target=work, args=args))
+            workers[-1].start()
+
+
+def read_regions(path: str) -> list[str]:
+    """The lines of a file of regions."""
+    raw = Path(path).read_bytes()
+    return (gzip.decompress(raw) if path.endswith(".gz") else raw).decode().splitlines()
+
+
+def work(job: Job, turn: Any, next_block: Any, number: int) -> None:
+    """One process: blocks of regions until nothing is left."""
+    _settle(job.device)
+    lines = read_regions(job.path)
+    clock: DeviceClock | HostClock | None = None
+    known: dict[str, float] = {}
+    for at in _blocks(next_block, len(lines), job.ends):
+        ready = dict(_compiled(lines, at, job))
+        with _my_turn(turn):
+            if clock is None:
+                clock = clock_for(job.device)
+            found = timed(ready, clock, job, known)
+            with open(job.out, "a") as out:
+                out.writelines(json.dumps(row) + "\n" for row in found)
+        del ready
+        gc.collect()
+
+
+@contextmanager
+def _my_turn(turn: Any) -> Iterator[None]:
+    """Hold the device; a holder that has not let go for long is taken to be dead."""
+    turn.acquire(timeout=_DEAD)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):
+            turn.release()
+
+
+def _settle(device: str) -> None:
+    import torch._inductor.config as inductor
+
+    inductor.compile_threads = 1
+    inductor.fx_graph_cache = False
+    inductor.autotune_local_cache = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.set_num_threads(1)
+    if device == "cuda":
+        quicken()
+        wake()
+
+
+def clock_for(device: str) -> DeviceClock | HostClock:
+    """The clock of a device."""
+    if device == "cuda":
+        return DeviceClock(torch.cuda.get_device_properties(0).L2_cache_size)
+    return HostClock()
+
+
+def _blocks(next_block: Any, count: int, ends: float) -> Iterator[range]:
+    while time.time() < ends:
+        with next_block.get_lock():
+            start = next_block.value * BLOCK
+            next_block.value += 1
+        if start >= count:
+            return
+        yield range(start, min(start + BLOCK, count))
+
+
+def _compiled(lines: list[str], at: range, job: Job) -> Iterator[tuple[int, tuple[Region, Any]]]:
+    for i in at:
+        if time.time() > job.ends:
+            return
+        region = loads(lines[i])
+        try:
+            yield i, (region, compiled(region, job.device))
+        except (
+            Exception
+        ) as why:  # a compiler fails in many ways; the region is left out, and said so
+            yield i, (region, _first_line(why))
+
+
+def timed(
+    ready: dict[int, tuple[Region, Any]], clock: DeviceClock | HostClock, job: Job,
+    known: dict[str, float],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Times of a block; ops met before are not timed again."""
+    rows: list[dict[str, Any]] = []
+    asked: list[tuple[dict[str, Any], str]] = []  # the row, and the op whose time it is
+    with clock:
+        for at, (region, run) in ready.items():
+            row: dict[str, Any] = {"at": at}
+            rows.append(row)
+            if isinstance(run, str):
+                row["why"] = run
+                continue
+            try:
+                _record(region, run, clock, job, row, asked, known)
+            except RuntimeError as why:
+                row["why"] = _first_line(why)
+                _check_alive(job.device)
+    _fill(rows, asked, clock, known)
+    return rows
+
+
+def _record(
+    region: Region, run: Callable[[list[Tensor]], Any], clock: DeviceClock | HostClock, job: Job,
+    row: dict[str, Any], asked: list[tuple[dict[str, Any], str]], known: dict[str, float],
+) -> None:  # fmt: skip
+    entries = [real_entry(e, job.device) for e in region.entries]
+    first = entries[0] if entries else None
+    fresh = first if first is not None and first.is_floating_point() and _owns(first) else None
+    moved = float(sum(t.numel() * t.element_size() for t in entries))
+    with torch.no_grad():
+        clock.record(lambda: run(list(entries)), fresh, moved)
+        asked.append((row, ""))
+        if job.alone:
+            try:
+                row["alone"] = _record_alone(region, entries, clock, job, row, asked, known)
+            except (RuntimeError, NotImplementedError) as why:  # an op eager mode cannot run here
+                row["alone_why"] = _first_line(why)
+                _check_alive(job.device)
+
+
+def _record_alone(
+    region: Region, entries: list[Tensor], clock: DeviceClock | HostClock, job: Job,
+    row: dict[str, Any], asked: list[tuple[dict[str, Any], str]], known: dict[str, float],
+) -> list[str]:  # fmt: skip
+    """Run each op alone; the names under which their times will be known."""
+    values: list[Any] = list(entries)
+    names = []
+    for op in region.ops:
+        args, kwargs = (
+            decoded(a, lambda r: _value(values, r), job.device) for a in (op.args, op.kwargs)
+        )
+        function = operator(op.name)
+        values.append(function(*args, **kwargs))
+        name = _name(op.name, op.args, op.kwargs, values)
+        names.append(name)
+        if name not in known:
+            known[name] = math.nan
+            reads = [_value(values, [0, v, r]) for v, r in references([op.args, op.kwargs])]
+            fresh = next((t for t in reads if t.is_floating_point() and _owns(t)), None)
+            moved = float(sum(t.numel() * t.element_size() for t in reads))
+            clock.record(partial(function, *args, **kwargs), fresh, moved, _ALONE)
+            asked.append((row, name))
+    return names
+
+
+def _check_alive(device: str) -> None:
+    """End this process where the device's context is lost, so that a fresh one takes over."""
+    if device == "cuda":
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            raise SystemExit(_LOST) from None
+
+
+def _owns(t: Tensor) -> bool:
+    """Whether a tensor can be written in place: nothing in it is expanded."""
+    return all(s or n == 1 for n, s in zip(t.shape, t.stride(), strict=True))
+
+
+def _value(values: list[Any], reference: Any) -> Any:
+    value = values[reference[1]]
+    return value if reference[2] < 0 else value[reference[2]]
+
+
+def _name(op: str, args: Any, kwargs: Any, values: list[Any]) -> str:
+    """What tells the cost of an op: itself, its plain arguments, how its tensors lie."""
+
+    def told(reference: Any) -> str:
+        t = _value(values, reference)
+        return f"{tuple(t.shape)}{t.stride()}{t.dtype}"
+
+    return f"{op}{decoded(args, told, 'cpu')}{decoded(kwargs, told, 'cpu')}"
+
+
+def _fill(
+    rows: list[dict[str, Any]], asked: list[tuple[dict[str, Any], str]],
+    clock: DeviceClock | HostClock, known: dict[str, float],
+) -> None:  # fmt: skip
+    readings = clock.read()
+    if not readings:
+        for row in rows:
+            row.setdefault("why", "the profiler lost kernels")
+    for (row, name), reading in zip(asked, readings, strict=False):
+        if name:
+            known[name] = reading.seconds
+        else:
+            row.update(s=_short(reading.seconds), spread=round(reading.spread, 3))
+            row.update(kernels=reading.kernels, names=reading.names)
+    for row in rows:
+        if "alone" in row:
+            row["alone"] = [_short(known.get(name, math.nan)) for name in row["alone"]]
+
+
+def _short(seconds: float) -> float:
+    return float(f"{seconds:.4g}")
+
+
+def _first_line(why: BaseException) -> str:
+    text = str(why).strip()
+    return f"{type(why).__name__}: {text.splitlines()[0][:160]}" if text else type(why).__name__

@@ -1,0 +1,143 @@
+"""Regions from models and at random: whole, convex, runnable, told in columns and measured."""
+
+import json
+import time
+from functools import partial
+from random import Random
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from foretell.cost.fused_regions import DTYPES  # noqa: E402
+from foretell.cost.fusion_class import KINDS, WORDS, is_fusible, kind_of, word_of  # noqa: E402
+from foretell.pytorch.fused.build import graph_of, real_entry  # noqa: E402
+from foretell.pytorch.fused.capture import capture_step  # noqa: E402
+from foretell.pytorch.fused.columns import columns, described  # noqa: E402
+from foretell.pytorch.fused.cut import Net, cut, grow, regions  # noqa: E402
+from foretell.pytorch.fused.draw import drawn  # noqa: E402
+from foretell.pytorch.fused.models import HELD_OUT, MODELS  # noqa: E402
+from foretell.pytorch.fused.region import Entry, Op, Region, dumps, loads, references  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own tracing deprecates itself
+
+
+def net_of(name: str, precision: str = "fp32", seed: int = 3) -> Net:
+    return Net(capture_step(partial(MODELS[name], Random(seed), precision)))
+
+
+def gelu_of_sum(shape: tuple[int, ...] = (64, 32)) -> Region:
+    stride = (shape[1], 1)
+    entries = (Entry(shape, stride, "float32"), Entry(shape[1:], (1,), "float32"))
+    add = Op("aten.add.Tensor", [["%", 0, -1], ["%", 1, -1]], {})
+    return Region("test", entries, (add, Op("aten.gelu.default", [["%", 2, -1]], {})), ((3, -1),))
+
+
+def test_a_region_is_text_and_back():
+    region = gelu_of_sum()
+    assert loads(dumps(region)) == loads(dumps(loads(dumps(region))))
+    assert loads(dumps(region)).key == region.key
+    assert gelu_of_sum((32, 32)).key != region.key
+
+
+def test_a_region_runs_as_torch_does():
+    region = gelu_of_sum()
+    x, bias = (real_entry(e, "cpu") for e in region.entries)
+    (out,) = graph_of(region, "cpu")(x, bias)
+    torch.testing.assert_close(out, torch.nn.functional.gelu(x + bias))
+
+
+def test_columns_tell_sizes_and_what_leaves():
+    made = columns([gelu_of_sum()], [[1e-6, 2e-6]])
+    assert [WORDS[o] for o in made.op] == ["fresh", "input", "add", "gelu"]
+    assert made.writes.tolist() == [0, 0, 0, 64 * 32 * 4]
+    assert made.pattern.tolist() == [0, 1, 0]
+    assert made.seconds[2:].tolist() == [1e-6, 2e-6]
+    assert {DTYPES[d] for d in made.dtype} == {"fp32"}
+
+
+def test_columns_tell_reductions():
+    entry = Entry((8, 16), (16, 1), "float32")
+    across = Op("aten.sum.dim_IntList", [["%", 0, -1], [0]], {})
+    softmax = Op("aten._softmax.default", [["%", 0, -1], -1, False], {})
+    nodes, _ = described(Region("test", (entry,), (across, softmax), ((1, -1), (2, -1))))
+    inner, apart = [n[4] for n in nodes[1:]], [n[5] for n in nodes[1:]]
+    assert inner == [8.0, 16.0]
+    assert apart == [1, 0]
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_every_model_is_captured_and_cut(name):
+    net = net_of(name, "amp")
+    kinds = set(net.kinds)
+    assert "pointwise" in kinds
+    assert "template" in kinds
+    found = list(regions(net, Random(0), name, 12))
+    assert found
+    for region in found:
+        assert region.family == name
+        assert region.outputs
+        assert all(is_fusible(kind_of(word_of(op.name))) for op in region.ops)
+
+
+def test_regions_are_convex():
+    net, chance = net_of("bert"), Random(1)
+    starts = [i for i, k in enumerate(net.kinds) if k == "pointwise"]
+    for _ in range(60):
+        chosen = grow(net, chance.choice(starts), 12, chance, loose=True)
+        inside = sum(1 << i for i in chosen)
+        for i in range(len(net.kinds)):
+            if i not in chosen and net.ancestors[i] & inside:
+                assert not any(net.ancestors[c] >> i & 1 for c in chosen)
+
+
+def test_a_product_begins_its_region():
+    net, chance = net_of("gpt2"), Random(2)
+    products = [i for i, k in enumerate(net.kinds) if k == "template"]
+    for _ in range(30):
+        start = chance.choice(products)
+        region = cut(net, grow(net, start, 8, chance, loose=False), "gpt2")
+        products_in = [op for op in region.ops if kind_of(word_of(op.name)) == "template"]
+        assert len(products_in) == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_drawn_regions_run(seed):
+    found = [r for r in drawn(Random(seed), 12) if _elements(r) < 2e6]
+    for region in found:
+        entries = [real_entry(e, "cpu") for e in region.entries]
+        with torch.no_grad():
+            outs = graph_of(region, "cpu")(*entries)
+        assert len(outs) == len(region.outputs)
+
+
+def _elements(region: Region) -> float:
+    return sum(np.prod(e.shape, dtype=float) for e in region.entries)
+
+
+def test_references_see_into_lists():
+    assert references([["%", 1, -1], [["%", 2, 0]], {"a": ["%", 3, -1]}, 4]) == [
+        (1, -1),
+        (2, 0),
+        (3, -1),
+    ]
+
+
+def test_held_out_models_exist():
+    assert set(HELD_OUT) < set(MODELS)
+    assert len(KINDS) == 13
+
+
+@pytest.mark.slow
+def test_a_region_is_compiled_and_measured(tmp_path):
+    from foretell.pytorch.fused.gather import gather
+    from foretell.pytorch.fused.measure import Job, measure
+
+    regions_path, out = tmp_path / "regions.txt", tmp_path / "out.jsonl"
+    regions_path.write_text("\n".join(dumps(gelu_of_sum((n, 256))) for n in (64, 4096)) + "\n")
+    measure(Job(str(regions_path), str(out), "cpu", time.time() + 200), 1)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert sorted(r["at"] for r in rows) == [0, 1]
+    assert all(r["s"] > 0 and len(r["alone"]) == 2 for r in rows)
+    assert gather([(str(regions_path), str(out))], tmp_path / "set.npz") == 2
