@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from foretell.cli.output import answer, json_option
+from foretell.errors import InputError
 
 
 @click.command()
@@ -22,14 +24,31 @@ def command(workload: str, cluster: str, planner: str, output: Path | None, as_j
     from foretell.cluster import load as load_cluster
     from foretell.plan.file import save
     from foretell.search.planners import parse
-    from foretell.workload import load
 
-    chosen, model, machines = parse(planner), load(workload), load_cluster(cluster)
-    with working(f"looking for a plan with {chosen}"):
-        found = chosen.plan(model, machines)
+    chosen, machines = parse(planner), load_cluster(cluster)
+    with working(f"looking for a plan with {chosen}") as tell:
+        found = _found(chosen, workload, machines, tell)
     if output is not None:
         save(found.plan, output)
     answer(_plain(found, str(chosen)), as_json, _text)
+
+
+def _found(chosen: Any, workload: str, machines: Any, tell: Callable[[str], None]) -> Any:
+    """The plan for a workload's spec, or for a captured step where the planner takes one."""
+    from foretell.graph import load as load_graph
+    from foretell.workload import load
+
+    def progress(words: str, best: float) -> None:
+        tell(f"{words}, best {best:.4g} s")
+
+    if not workload.endswith((".graph", ".txt")):
+        return chosen.plan(load(workload), machines, progress)
+    if not hasattr(chosen, "plan_graph"):
+        raise InputError(
+            f"`{chosen.name}` plans workloads, not captured steps such as `{workload}`",
+            hint="--with fusion takes a captured step",
+        )
+    return chosen.plan_graph(load_graph(Path(workload)), machines, progress)
 
 
 def _plain(found: Any, planner: str) -> dict[str, Any]:
@@ -48,7 +67,7 @@ def _plain(found: Any, planner: str) -> dict[str, Any]:
 
 def _text(found: dict[str, Any]) -> str:
     from foretell.report import words
-    from foretell.report.terminal import table
+    from foretell.report.terminal import table, wrapped
 
     step, usual = found["predicted_s"], found["baseline_s"]
     head = f"{words.seconds(step)} a step, {usual / step:.2f} × as fast as the usual way"
@@ -60,4 +79,5 @@ def _text(found: dict[str, Any]) -> str:
     ]
     shown = table(("held against", "step>", "of ours>"), rows)
     looked = f"{found['evaluations']} plans looked at in {found['search_cpu_s']:.1f} CPU-seconds"
-    return "\n".join([head, found["plan"], shown, looked, *found["notes"]])
+    plan = words.cut(found["plan"], 240)  # the whole of it goes to a file, or with --json
+    return "\n".join([wrapped(head), plan, shown, looked, *map(wrapped, found["notes"])])
