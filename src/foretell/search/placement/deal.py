@@ -1,0 +1,217 @@
+"""How the samples of a batch are dealt out to the ranks of each set, and what that makes them hold.
+
+Compiled; indices as in `foretell.search.placement.problem`.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from foretell.search.placement.problem import FACTORS, PS, SHARDED, SPLIT, Tables
+
+EVEN, PROPORTIONAL, BALANCED = range(3)  # how samples are dealt out
+
+
+@njit(cache=True)
+def even(t: Tables, s: int) -> Any:
+    """As many samples for each rank."""
+    share = np.zeros(len(t.kind), np.int64)
+    each = -(-t.batch // t.size[s])
+    for c in range(len(share)):
+        if t.member[s, c]:
+            share[c] = each
+    return share
+
+
+@njit(cache=True)
+def proportional(t: Tables, s: int) -> Any:
+    """Samples by the speed of each device on the whole model."""
+    share, total = np.zeros(len(t.kind), np.int64), 0.0
+    for c in range(len(share)):
+        if t.member[s, c]:
+            total += t.ranks[c] * t.speed[t.kind[c]]
+    dealt = 0
+    for c in range(len(share)):
+        if t.member[s, c]:
+            share[c] = max(1, int(t.batch * t.speed[t.kind[c]] / total))
+            dealt += t.ranks[c] * share[c]
+    while dealt < t.batch:  # the next sample to the cell that is furthest below its due
+        most, at = -np.inf, -1
+        for c in range(len(share)):
+            due = t.batch * t.speed[t.kind[c]] / total - share[c]
+            if t.member[s, c] and due > most:
+                most, at = due, c
+        share[at] += 1
+        dealt += t.ranks[at]
+    return share
+
+
+@njit(cache=True)
+def most_within(cost: Any, limit: float) -> int:
+    """The most samples whose seconds stay within a limit."""
+    low, high = 0, len(cost) - 1
+    while low < high:
+        middle = (low + high + 1) >> 1
+        if cost[middle] <= limit:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@njit(cache=True)
+def balanced(t: Tables, s: int, cost: Any, cap: Any) -> Any:
+    """Whole samples for each rank so that the slowest is done as early as can be.
+
+    `cost` [k, b] are the seconds of a rank with b samples, `cap` [c] what its memory allows. The
+    least possible limit is found by halving; all zero where the batch does not fit.
+    """
+    cells = len(t.kind)
+    share = np.zeros(cells, np.int64)
+    room = 0
+    low, high = 0.0, 0.0
+    for c in range(cells):
+        if t.member[s, c]:
+            if cap[c] < 1:
+                return share
+            room += t.ranks[c] * cap[c]
+            low = max(low, cost[t.kind[c], 1])
+            high = max(high, cost[t.kind[c], min(cap[c], t.batch)])
+    if room < t.batch or t.size[s] > t.batch:
+        return share
+    for _ in range(48):
+        middle, dealt = (low + high) / 2, 0
+        for c in range(cells):
+            if t.member[s, c]:
+                dealt += t.ranks[c] * max(1, min(cap[c], most_within(cost[t.kind[c]], middle)))
+        if dealt >= t.batch:
+            high = middle
+        else:
+            low = middle
+    dealt = 0
+    for c in range(cells):
+        if t.member[s, c]:
+            share[c] = max(1, min(cap[c], most_within(cost[t.kind[c]], high)))
+            dealt += t.ranks[c] * share[c]
+    return trimmed(t, s, cost, share, dealt)
+
+
+@njit(cache=True)
+def trimmed(t: Tables, s: int, cost: Any, share: Any, dealt: int) -> Any:
+    """Take surplus samples from whoever needs longest, while it leaves enough for the batch."""
+    while True:
+        worst, at = -1.0, -1
+        for c in range(len(share)):
+            able = t.member[s, c] and share[c] > 1 and dealt - t.ranks[c] >= t.batch
+            if able and cost[t.kind[c], share[c]] > worst:
+                worst, at = cost[t.kind[c], share[c]], c
+        if at < 0:
+            return share
+        share[at] -= 1
+        dealt -= t.ranks[at]
+
+
+@njit(cache=True)
+def costs_on(t: Tables, sets: Any, ways: Any, s: int) -> Any:
+    """[k, b] seconds of all groups that share their samples out over a set."""
+    out = np.zeros((t.forward.shape[0], t.forward.shape[2]))
+    g = 0
+    while g < len(sets):
+        if sets[g] != s or ways[g] == SPLIT:
+            g += 1
+            continue
+        last = g
+        while last < len(sets) and sets[last] == s and ways[last] != SPLIT:
+            last += 1
+        for k in range(out.shape[0]):
+            for b in range(out.shape[1]):
+                out[k, b] += (t.forward[k, last, b] - t.forward[k, g, b]) + (
+                    t.backward[k, last, b] - t.backward[k, g, b]
+                )
+        g = last
+    return out
+
+
+@njit(cache=True)
+def server_of(t: Tables, s: int, g: int) -> int:
+    """The cell whose device serves a group: ranks take turns."""
+    turn = g % t.size[s]
+    for c in range(len(t.kind)):
+        if t.member[s, c]:
+            if turn < t.ranks[c]:
+                return c
+            turn -= t.ranks[c]
+    return -1
+
+
+@njit(cache=True)
+def standing(t: Tables, sets: Any, ways: Any) -> Any:
+    """[c] bytes that a device of each cell holds all the time."""
+    out = np.zeros(len(t.kind))
+    for g in range(len(sets)):
+        s, way = sets[g], ways[g]
+        for c in range(len(out)):
+            if not t.member[s, c]:
+                continue
+            if way == SPLIT:
+                out[c] += t.split_held[s, g] + t.split_state[s, g]
+            elif way == SHARDED:
+                out[c] += t.held[g] + t.state[g] / t.size[s]
+            elif way == PS and t.size[s] > 1:
+                out[c] += t.held[g] + (t.state[g] if server_of(t, s, g) == c else 0.0)
+            else:
+                out[c] += t.held[g] + t.state[g]
+    return out
+
+
+@njit(cache=True)
+def shares_of(t: Tables, sets: Any, ways: Any, mode: int, hold: Any, share: Any) -> bool:
+    """Fill [s, c] the samples of each rank for every set that is used; whether that can be."""
+    done = np.zeros(len(t.size), np.bool_)
+    for g in range(len(sets)):
+        s = sets[g]
+        if done[s] or ways[g] == SPLIT:
+            continue
+        done[s] = True
+        if t.size[s] > t.batch:
+            return False
+        if mode == EVEN:
+            share[s] = even(t, s)
+        elif mode == PROPORTIONAL:
+            share[s] = proportional(t, s)
+        else:
+            kept = 0.0
+            for j in range(len(sets)):
+                if sets[j] == s and ways[j] != SPLIT:
+                    kept += t.kept[j]
+            cap = np.zeros(len(t.kind), np.int64)
+            for c in range(len(cap)):
+                free = max(t.room[c] - hold[c], 0.0)
+                cap[c] = t.batch if kept <= 0 else min(t.batch, int(free / kept))
+            share[s] = balanced(t, s, costs_on(t, sets, ways, s), cap)
+            if share[s].sum() == 0:
+                return False
+    return True
+
+
+@njit(cache=True)
+def peaks(t: Tables, sets: Any, ways: Any, hold: Any, share: Any) -> Any:
+    """[c] bytes of a device of each cell at the fullest moment."""
+    out = hold.copy()
+    brief = np.zeros(len(out))
+    for g in range(len(sets)):
+        s = sets[g]
+        largest = share[s].max()
+        for c in range(len(out)):
+            if not t.member[s, c]:
+                continue
+            if ways[g] == SPLIT:
+                out[c] += t.split_kept[s, g]
+                brief[c] = max(brief[c], t.brief[g] * t.batch)
+            else:
+                out[c] += t.kept[g] * share[s, c]
+                brief[c] = max(brief[c], t.brief[g] * share[s, c])
+                if ways[g] == FACTORS:
+                    brief[c] = max(brief[c], t.factors[s, g] * largest * t.size[s])
+    return out + brief

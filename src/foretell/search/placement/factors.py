@@ -1,0 +1,264 @@
+"""Sufficient factors: where sending what a gradient is the product of beats sending the gradient.
+
+The weight gradient of a product is G = Aᵀ E with A (rows × N₁) and E (rows × N₂). Ranks that
+gather A and E make the gradient of the whole batch themselves and need no all-reduce. In seconds
+of one rank of M, R rows in all, the program chooses (→ `solve`)
+
+    min  Σᵢ again_i·x_i + Σₜ gather_t·b_t − Σ_g reduce_g·x_g
+    b_t ≥ x_j − x_i      tensor t is gathered where its consumer j has all rows and its maker i not
+
+x_i: op i runs on all rows everywhere; again_i the seconds that adds, gather_t and reduce_g the
+prices of the collectives on the real links. On traffic alone factors win where
+R·(N₁ + N₂) < 2·N₁·N₂ (→ `closed_form`): all-gather moves (M−1)/M·R(N₁+N₂), all-reduce twice
+(M−1)/M·N₁N₂.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product as every
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from foretell.cost import kernel
+from foretell.errors import UnmodelledError
+from foretell.search.placement.fleet import Fleet
+from foretell.search.placement.group import Group
+from foretell.search.placement.laws import law
+from foretell.workload import Op, Workload
+
+Array = npt.NDArray[np.float64]
+ALL_REDUCE, ALL_GATHER = 0, 4  # rows of `laws.OPS`
+NANO = 1e9  # the program counts in whole nanoseconds
+
+
+def closed_form(rows: float, n1: float, n2: float) -> bool:
+    """Whether factors move fewer bytes than an all-reduce of the gradient."""
+    return rows * (n1 + n2) < 2 * n1 * n2
+
+
+@dataclass(frozen=True)
+class Node:
+    """An op that may run on all rows everywhere; `saved` where it makes a gradient."""
+
+    name: str
+    again: float  # seconds that running it on all rows adds on each rank
+    saved: float = 0.0  # seconds of the all-reduce that is then not needed
+    fixed: bool = False  # it runs on its rank's own rows, whatever would be cheaper
+
+
+@dataclass(frozen=True)
+class Wire:
+    """A tensor from one node to others."""
+
+    source: str
+    targets: tuple[str, ...]
+    gather: float  # seconds to gather all its rows everywhere
+
+
+def value(nodes: list[Node], wires: list[Wire], chosen: frozenset[str]) -> float:
+    """Seconds a choice adds to a step of one rank (less than zero where it saves)."""
+    total = sum(n.again - n.saved for n in nodes if n.name in chosen)
+    for wire in wires:
+        if wire.source not in chosen and any(t in chosen for t in wire.targets):
+            total += wire.gather
+    return total
+
+
+def solve(nodes: list[Node], wires: list[Wire]) -> frozenset[str]:
+    """The nodes that run on all rows in the best choice; an exact 0/1 program."""
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError:
+        raise UnmodelledError(
+            "placing factors needs OR-tools, which is not installed",
+            hint="pip install 'foretell[solve]', or leave factors out: factors=no",
+        ) from None
+    model = cp_model.CpModel()
+    x = {n.name: model.new_bool_var(n.name) for n in nodes}
+    terms = [round((n.again - n.saved) * NANO) * x[n.name] for n in nodes]
+    for n in nodes:
+        if n.fixed:
+            model.add(x[n.name] == 0)
+    for i, wire in enumerate(wires):
+        b = model.new_bool_var(f"wire{i}")
+        for target in wire.targets:
+            model.add(b >= x[target] - x[wire.source])
+        terms.append(round(wire.gather * NANO) * b)
+    model.minimize(sum(terms) * 4096 + sum(x.values()))  # of equals, the one with the fewest
+    engine = cp_model.CpSolver()
+    engine.parameters.num_workers = 1
+    engine.parameters.random_seed = 1
+    code = engine.solve(model)
+    assert code == cp_model.OPTIMAL, "a program without limits has an optimum"
+    return frozenset(name for name, var in x.items() if engine.value(var))
+
+
+def brute(nodes: list[Node], wires: list[Wire]) -> frozenset[str]:
+    """The best choice by trying all; for small graphs."""
+    free = [n.name for n in nodes if not n.fixed]
+    choices = (
+        frozenset(name for name, bit in zip(free, bits, strict=True) if bit)
+        for bits in every((0, 1), repeat=len(free))
+    )
+    return min(choices, key=lambda c: (round(value(nodes, wires, c) * NANO), len(c), sorted(c)))
+
+
+class Weight(NamedTuple):
+    """A product with a weight: its sizes, and where it stands."""
+
+    group: int
+    name: str
+    n1: float
+    n2: float
+    rows: float  # of one sample
+    elements: float  # of weight and bias
+
+
+def weights_of(workload: Workload, groups: tuple[Group, ...]) -> list[Weight]:
+    """Every product whose gradient has factors, group by group; tied ones have none."""
+    again = {name for pair in workload.tied for name in pair}
+    found = []
+    for g, group in enumerate(groups):
+        for unit in group.units:
+            layer = workload.layers[unit.layer]
+            for op in layer.works():
+                tied = any(f"{layer.name}/{w.name}" in again for w in op.weights)
+                if _has_factors(op) and not tied:
+                    found.append(_weight(g, unit.name, op))
+    return found
+
+
+def _has_factors(op: Op) -> bool:
+    return op.kind == "matmul" and bool(op.weights) and not op.when.startswith("fused")
+
+
+def _weight(group: int, unit: str, op: Op) -> Weight:
+    size = sum(float(np.asarray(w.elements(op.dims))) for w in op.weights)
+    rows = float(op.dims.get("tokens", 1.0))
+    n1, n2 = float(op.dims["in"]), float(op.dims["out"])
+    return Weight(group, f"{unit}/{op.name}", n1, n2, rows, size)
+
+
+class Sent(NamedTuple):
+    """What factors would do to each group on each set."""
+
+    bytes: Array  # [s, g] bytes of factors of one sample
+    saved: Array  # [s, g] bytes of gradients that need no all-reduce
+    product: Array  # [k, g, b] seconds of the weight gradients in question
+    ops: dict[tuple[int, int], tuple[str, ...]]
+
+
+def tabled(
+    workload: Workload,
+    machines: Fleet,
+    groups: tuple[Group, ...],
+    batch: int,
+    sizes: Array,
+    laws: Array,
+    grad: float,
+) -> Sent:
+    """For every set and group the products that pay as factors, one by one, on its links."""
+    count = len(machines.sets)
+    sent, saved = np.zeros((count, len(groups))), np.zeros((count, len(groups)))
+    product = np.zeros((len(machines.kinds), len(groups), batch + 1))
+    ops: dict[tuple[int, int], tuple[str, ...]] = {}
+    every_one = weights_of(workload, groups)
+    ever: set[str] = set()
+    for s in range(count):
+        for w in every_one:
+            node, wire = priced(w, laws[s], batch, grad, 0.0)
+            if len(machines.ranks(s)) > 1 and node.saved > wire.gather:
+                sent[s, w.group] += w.rows * (w.n1 + w.n2) * grad
+                saved[s, w.group] += w.elements * grad
+                ops[s, w.group] = (*ops.get((s, w.group), ()), w.name)
+                ever.add(w.name)
+    for k, device in enumerate(machines.kinds):
+        for w in every_one:
+            if w.name in ever:
+                product[k, w.group] += _filled(gradient_seconds(device, w, sizes), sizes, batch)
+    return Sent(sent, saved, product, ops)
+
+
+def priced(w: Weight, laws: Array, batch: float, grad: float, again: float) -> tuple[Node, Wire]:
+    """One gradient as a node and its factors as a wire, on the links of one set."""
+    sent = batch * w.rows * (w.n1 + w.n2) * grad
+    reduce = float(law(laws[ALL_REDUCE], np.array([w.elements * grad]))[0])
+    gather = float(law(laws[ALL_GATHER], np.array([sent]))[0])
+    return Node(w.name, again, reduce), Wire(f"factors of {w.name}", (w.name,), gather)
+
+
+def gradient_seconds(device: Any, w: Weight, sizes: Array) -> Array:
+    """Seconds of a weight gradient over some numbers of samples."""
+    shape = {"b": 1.0, "m": w.n2, "n": w.n1, "k": sizes * w.rows, "ta": 1.0, "tb": 0.0}
+    flat = {key: np.broadcast_to(np.asarray(v, float), sizes.shape) for key, v in shape.items()}
+    moved = np.full(sizes.shape, np.nan)
+    found: Array = kernel.seconds(device, "gemm", "fp32", flat, bytes=moved).seconds
+    return found
+
+
+def _filled(values: Array, sizes: Array, batch: int) -> Array:
+    every_size = np.interp(np.arange(batch + 1), sizes, values)
+    every_size[0] = 0.0
+    return every_size
+
+
+def refined(problem: Any, placement: Any) -> tuple[Any, Any]:
+    """The placement with factors where the exact program puts them, and its problem.
+
+    Products that every rank makes for the whole batch are priced on the slowest device of the set.
+    """
+    from dataclasses import replace
+
+    t = problem.tables
+    chosen = _chosen(problem, placement)
+    bytes_, rest, product = t.factors.copy(), t.rest.copy(), t.product.copy()
+    ops, actions = dict(problem.factored), list(placement.actions)
+    sizes: Array = np.unique(np.round(np.geomspace(1, t.batch, 24))).astype(np.float64)
+    for g, names in chosen.items():
+        s = actions[g].devices
+        mine = [w for w in weights_of(problem.workload, problem.groups) if w.name in names]
+        grad = t.gradient[g] / max(_elements(problem, g), 1.0)
+        bytes_[s, g] = sum(w.rows * (w.n1 + w.n2) * grad for w in mine)
+        rest[s, g] = t.gradient[g] - sum(w.elements * grad for w in mine)
+        for k, device in enumerate(problem.fleet.kinds):
+            product[k, g] = 0.0
+            for w in mine:
+                product[k, g] += _filled(gradient_seconds(device, w, sizes), sizes, t.batch)
+        ops[s, g] = tuple(w.name for w in mine)
+        actions[g] = actions[g]._replace(way=3 if mine else 0)
+    tables = t._replace(factors=bytes_, rest=rest, product=product)
+    return (
+        replace(problem, tables=tables, factored=ops),
+        replace(placement, actions=tuple(actions)),
+    )
+
+
+def _elements(problem: Any, g: int) -> float:
+    from foretell.workload.op import BYTES
+
+    return float(problem.tables.gradient[g]) / BYTES[problem.stack.grad_dtype]
+
+
+def _chosen(problem: Any, placement: Any) -> dict[int, frozenset[str]]:
+    """For each group that reduces its gradients, the products the program sends as factors."""
+    t = problem.tables
+    nodes: list[Node] = []
+    wires: list[Wire] = []
+    of: dict[str, int] = {}
+    for w in weights_of(problem.workload, problem.groups):
+        action = placement.actions[w.group]
+        if action.way not in (0, 3) or t.size[action.devices] < 2:
+            continue
+        grad = t.gradient[w.group] / max(_elements(problem, w.group), 1.0)
+        slow = max(t.kind[c] for c in problem.fleet.sets[action.devices])
+        whole = np.array([t.batch / t.size[action.devices], float(t.batch)])
+        took = gradient_seconds(problem.fleet.kinds[slow], w, whole)
+        node, wire = priced(w, t.laws[action.devices], t.batch, grad, float(took[1] - took[0]))
+        nodes += [node, Node(wire.source, 0.0, fixed=True)]
+        wires.append(wire)
+        of[w.name] = w.group
+    sent = solve(nodes, wires) if nodes else frozenset()
+    return {g: frozenset(n for n in sent if of.get(n) == g) for g in sorted(set(of.values()))}

@@ -1,0 +1,264 @@
+"""Where each part of a model runs on a mix of machines: the planner behind `--with placement`.
+
+Baselines, pipelines and one choice for all are where the tree search starts; annealing and descent
+from the best of what it finds give the answer, so that no baseline is ever quicker. Instances small
+enough are tried in full.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from math import inf
+from typing import ClassVar
+
+from foretell.cluster import Cluster
+from foretell.errors import InfeasibleError, unknown
+from foretell.search.placement import exhaustive, factors, mix
+from foretell.search.placement.anneal import anneal
+from foretell.search.placement.baselines import BASELINES, pipelines
+from foretell.search.placement.bound import bound
+from foretell.search.placement.evaluate import Evaluator, memory
+from foretell.search.placement.mcts import Prior, Tree, even_chances, look_ahead
+from foretell.search.placement.plans import plan_of
+from foretell.search.placement.polish import Allowed, polish, simplified
+from foretell.search.placement.problem import SPLIT, Problem, problem
+from foretell.search.placement.space import Action, Placement, actions, canonical, text, uniform
+from foretell.search.planner import Planned, Planner, Progress, silent
+from foretell.workload import Workload
+
+METHODS = ("search", "mcts", *BASELINES)
+PRIORS: dict[str, Prior] = {"look-ahead": look_ahead, "even": even_chances}
+FINE = ("single", "heft", "metis", "heterog")  # baselines that place groups on single devices
+MOST_FINE = 32  # ranks up to which every device is told apart for them
+STARTS = 24  # placements the tree search may start from
+
+
+@dataclass(frozen=True)
+class Placing(Planner):
+    """Place, replicate and synchronise every part of a model on the machines there are."""
+
+    name: ClassVar[str] = "placement"
+    source: ClassVar[str] = "Zhang et al., TAG, TPDS 2023; uneven shares as HAP, EuroSys 2024"
+    method: str = "search"  # or one of the baselines: hap, horovod, flexflow …
+    playouts: int = 40  # of the tree search
+    prior: str = "look-ahead"  # what guides it: look-ahead, even
+    strokes: int = 30_000  # simulations of annealing: half from three starts, half from the best
+    polish: int = 6_000  # simulations of the descent behind it, at most
+    global_batch: int = 0  # samples of a step; the workload's on every rank where 0
+    groups: int = 40  # op groups, at most
+    factors: bool = True  # gradients may be sent as their factors
+    runs: bool = False  # only what deploys: one set of ranks, a way for each parameter
+    idle: bool = False  # a batch may be smaller than the number of ranks
+    stack: str = "ddp"  # the program whose kernels, host and optimizer are priced
+    seed: int = 0
+
+    def plan(self, workload: Workload, cluster: Cluster, progress: Progress = silent) -> Planned:
+        """The quickest placement that fits."""
+        return self.search(workload, cluster, progress)[0]
+
+    def search(
+        self, workload: Workload, cluster: Cluster, progress: Progress = silent
+    ) -> tuple[Planned, Best]:
+        """The plan, and the placement it says."""
+        began = time.process_time()
+        if self.method not in METHODS:
+            raise unknown("placement method", self.method, METHODS)
+        if self.prior not in PRIORS:
+            raise unknown("prior", self.prior, PRIORS)
+        progress("pricing", inf)
+        on = Evaluator(self._problem(workload, cluster))
+        rivals = self._rivals(on, progress)
+        best = self._best(on, rivals, progress)
+        best = replace(best, found=best.found.settled())
+        return self._told(on, rivals, best, began), best
+
+    def _problem(self, workload: Workload, cluster: Cluster, single: bool = False) -> Problem:
+        found = problem(
+            workload,
+            cluster,
+            self.global_batch,
+            stack=self.stack,
+            most=self.groups,
+            single=single,
+            idle=self.idle,
+        )
+        if self.factors:
+            return found
+        none = found.tables._replace(factors=found.tables.factors * 0)
+        return replace(found, tables=none, factored={})
+
+    def _rivals(self, on: Evaluator, progress: Progress) -> dict[str, Rival]:
+        """Every baseline, on single devices where it places things there."""
+        fine = on
+        if on.problem.cluster.size <= MOST_FINE:
+            one = on.problem
+            fine = Evaluator(self._problem(one.workload, one.cluster, single=True))
+        found = {}
+        for name, method in BASELINES.items():
+            progress(name, on.least)
+            use = fine if name in FINE else on
+            found[name] = Rival(use.problem, *method(use))
+        if fine is not on:
+            on.evaluations += fine.evaluations
+        return found
+
+    def _best(self, on: Evaluator, rivals: dict[str, Rival], progress: Progress) -> Best:
+        if self.method in rivals:
+            rival = rivals[self.method]
+            if rival.seconds == inf:
+                raise _nothing_fits(on, rival.placement, self.method)
+            return Best(rival, False, [])
+        if self.runs:
+            return Best(self._deployable(on), False, [])
+        if exhaustive.count(on.problem) <= exhaustive.MOST:
+            progress("every placement", on.least)
+            found = Rival(on.problem, *exhaustive.best(on))
+            return Best(_quickest([found, *rivals.values()], on), True, [])
+        found = self._searched(on, rivals, progress)
+        progress("parts of one kind", on.least)
+        parts = [] if self.method == "mcts" else mix.parts(on, self.polish // 2)
+        return Best(_unmixed(on.problem, found, parts), False, parts)
+
+    def _searched(self, on: Evaluator, rivals: dict[str, Rival], progress: Progress) -> Rival:
+        starts = self._starts(on, rivals)
+        progress("tree search", on.least)
+        plain = rivals["even-allreduce"].seconds
+        reference = plain if plain < inf else on.seconds(starts[0])
+        tree = Tree(on, starts, PRIORS[self.prior], reference)
+        tree.play(self.playouts)
+        if self.method == "mcts":
+            return Rival(on.problem, *tree.best)
+        found = []
+        for i, start in enumerate(_apart([tree.best[0], *starts])):
+            progress(f"annealing {i + 1}", on.least)
+            found.append(Rival(on.problem, *anneal(on, start, self.strokes // 6, self.seed + i)))
+        first = min(found, key=lambda rival: rival.seconds)
+        progress("annealing the best", first.seconds)
+        more = anneal(on, first.placement, self.strokes // 2, self.seed + len(found))
+        first = _quickest([Rival(on.problem, *more), first], on)
+        found.append(first)
+        progress("descent", first.seconds)
+        lowest, _ = polish(on, first.placement, self.polish)
+        found.append(Rival(on.problem, *simplified(on, lowest)))
+        best = _quickest([*reversed(found), *rivals.values()], on)
+        return _with_factors(best) if self.factors and best.problem is on.problem else best
+
+    def _starts(self, on: Evaluator, rivals: dict[str, Rival]) -> list[Placement]:
+        """Where to start: what others do, one choice for all, pipelines; the quickest first."""
+        tried = [r.placement for r in rivals.values() if r.problem is on.problem]
+        tried += [uniform(on.problem, a) for a in actions(on.problem, on.problem.leaders[0])]
+        tried += pipelines(on.problem)
+        tried = list(dict.fromkeys(tried))
+        took = on.many(tried)
+        ranked = sorted(range(len(tried)), key=lambda i: (took[i], i))
+        return [tried[i] for i in ranked[:STARTS]]
+
+    def _deployable(self, on: Evaluator) -> Rival:
+        """The best of each set of ranks with a way for each parameter."""
+        found = []
+        for s in range(len(on.problem.fleet.sets)):
+            if on.problem.tables.size[s] <= on.problem.batch:
+                start = uniform(on.problem, Action(s, 0))
+                kept = polish(on, start, self.polish, _runs_on(s))
+                found.append(Rival(on.problem, *kept))
+        return _quickest(found, on)
+
+    def _told(self, on: Evaluator, rivals: dict[str, Rival], best: Best, began: float) -> Planned:
+        found = best.found
+        fitting = {name: r.seconds for name, r in rivals.items() if r.seconds < inf}
+        plain = fitting.get("even-allreduce", max(fitting.values(), default=found.seconds))
+        return Planned(
+            plan_of(found.problem, found.placement),
+            found.seconds,
+            plain,
+            fitting,
+            found.seconds if best.is_proven else min(bound(on.problem), found.seconds),
+            on.evaluations,
+            time.process_time() - began,
+            notes(best, sorted(set(rivals) - set(fitting))),
+        )
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A placement, the problem whose sets it names, and its seconds."""
+
+    problem: Problem
+    placement: Placement
+    seconds: float
+
+    def settled(self) -> Rival:
+        """The same with tied groups written as they are placed."""
+        return replace(self, placement=canonical(self.problem, self.placement))
+
+
+@dataclass(frozen=True)
+class Best:
+    """The answer, whether nothing in the space is quicker, and the parts of one kind."""
+
+    found: Rival
+    is_proven: bool
+    parts: list[mix.Part]
+
+
+def _runs_on(chosen: int) -> Allowed:
+    """What deploys: replicas on one set of ranks."""
+    return lambda action: action.devices == chosen and action.way != SPLIT
+
+
+def _apart(ranked: list[Placement]) -> list[Placement]:
+    """Three that differ: the best, the best without and the best with micro-batches."""
+    plain = [p for p in ranked if p.micros == 1]
+    staged = [p for p in ranked if p.micros > 1]
+    return list(dict.fromkeys([ranked[0], *plain[:1], *staged[:2]]))[:3]
+
+
+def _quickest(found: list[Rival], on: Evaluator) -> Rival:
+    best = min(found, key=lambda rival: rival.seconds)
+    if best.seconds == inf:
+        raise _nothing_fits(on, best.placement, "any placement")
+    return best
+
+
+def _with_factors(rival: Rival) -> Rival:
+    """Place factors by the exact program; kept where the simulated step is shorter."""
+    one, placement = factors.refined(rival.problem, rival.placement)
+    seconds = Evaluator(one).seconds(placement)
+    return Rival(one, placement, seconds) if seconds < rival.seconds else rival
+
+
+def _unmixed(problem: Problem, found: Rival, parts: list[mix.Part]) -> Rival:
+    """The part of one kind where mixing gains nothing."""
+    fit = [part for part in parts if part.seconds < inf]
+    best = min(fit, key=lambda part: part.seconds, default=None)
+    if best is None or found.seconds * mix.WORTH < best.seconds:
+        return found
+    return Rival(problem, best.placement, best.seconds)
+
+
+def _nothing_fits(on: Evaluator, nearest: Placement, what: str) -> InfeasibleError:
+    why = on.fault(nearest) if nearest.actions else "memory"
+    room = max(on.problem.tables.room) / 2**30
+    need = max(memory(on.problem, nearest).values()) / 2**30 if why == "memory" else 0.0
+    if why == "samples":
+        return InfeasibleError(
+            f"{what}: a batch of {on.problem.batch} for {on.problem.cluster.size} ranks",
+            hint="raise global_batch, or leave the method out: fewer ranks may do",
+        )
+    return InfeasibleError(
+        f"{what} fits no memory: the fullest rank would hold {need:.1f} GiB of {room:.1f} GiB",
+        hint="lower global_batch, add machines, or use a model that is split: `foretell oracle`",
+    )
+
+
+def notes(best: Best, missing: list[str]) -> tuple[str, ...]:
+    """What a reader should know: the placement, memory, what mixing gains, what did not fit."""
+    found = best.found
+    held = max(memory(found.problem, found.placement).values()) / 2**30
+    lines = [*text(found.problem, found.placement).splitlines()]
+    lines.append(f"fullest rank: {held:.1f} GiB" + (", proven best" if best.is_proven else ""))
+    lines += mix.told(found.problem, (found.placement, found.seconds), best.parts)
+    if missing:
+        lines.append(f"do not fit: {', '.join(missing)}")
+    return tuple(lines)

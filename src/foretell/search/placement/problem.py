@@ -1,0 +1,315 @@
+"""Everything a placement is priced by, worked out once: tables over groups, cells and samples.
+
+Seconds of a group on a kind of device come from `foretell.plan.parts` at some batch sizes and are
+drawn straight between them; collectives and messages follow the laws of `foretell.cost.collective`,
+
+    seconds(bytes) = min over ways of  start + slope·bytes + root·√bytes
+
+one row of laws for each candidate set and each pair of cells. Indices: k kind of device, g group,
+b samples of one rank, s candidate set, c cell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from foretell.cluster import Cluster, Device
+from foretell.cost import kernel
+from foretell.errors import InfeasibleError
+from foretell.plan import Plan
+from foretell.plan.hold import holdings
+from foretell.plan.layouts import layouts
+from foretell.plan.memory import ROUNDING, USABLE
+from foretell.plan.parts import layer_costs
+from foretell.plan.stack import Stack, stack_of
+from foretell.search.placement.fleet import Fleet, fleet
+from foretell.search.placement.group import MOST_GROUPS, Group, grouped, units
+from foretell.search.placement.laws import law, laws_of, sends_of, spans
+from foretell.workload import Workload
+from foretell.workload.op import BYTES
+
+Array = npt.NDArray[np.float64]
+WAYS = ("all-reduce", "ps", "sharded", "factors", "split")  # how a group's replicas agree
+ALL_REDUCE, PS, SHARDED, FACTORS, SPLIT = range(5)
+MICROS = (1, 2, 4, 8, 16)  # micro-batches of a step that a search tries
+POINTS = 48  # batch sizes that are priced; between them lines are drawn
+
+
+class Tables(NamedTuple):
+    """What the compiled loops read."""
+
+    forward: Any  # [k, g + 1, b] seconds of all groups before g, forward
+    backward: Any  # the same backward
+    update: Any  # [k, g] seconds of the optimizer on all weights of a group
+    product: Any  # [k, g, b] seconds of the weight gradients that factors would make
+    split_forward: Any  # [m, s, g] a group split over all ranks of a set, one micro-batch
+    split_backward: Any
+    handed: Any  # [g] bytes a sample hands from group g to g + 1
+    gradient: Any  # [g] bytes of its gradients
+    rest: Any  # [s, g] of those, bytes that factors leave to all-reduce
+    factors: Any  # [s, g] bytes of factors a sample
+    held: Any  # [g] bytes of weights and gradients
+    state: Any  # [g] bytes of optimizer state
+    kept: Any  # [g] bytes a sample keeps for the backward
+    brief: Any  # [g] bytes a sample takes for a moment
+    split_held: Any  # [s, g] bytes of weights and gradients of one rank where it is split
+    split_state: Any
+    split_kept: Any  # [s, g] bytes of a whole batch
+    laws: Any  # [s, op, way, 3]
+    sends: Any  # [c, c, way, 3]
+    streams: Any  # [c, c] messages side by side
+    speed: Any  # [k] samples a second
+    member: Any  # [s, c]
+    size: Any  # [s] ranks
+    boxes: Any  # [s] boxes it spans, counting nodes
+    kind: Any  # [c]
+    ranks: Any  # [c]
+    nodes: Any  # [c]
+    box: Any  # [c]
+    room: Any  # [c] bytes for tensors
+    batch: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A workload on a cluster, ready to be placed."""
+
+    workload: Workload
+    cluster: Cluster
+    fleet: Fleet
+    groups: tuple[Group, ...]
+    batch: int
+    stack: Stack
+    optimizer: str
+    tables: Tables
+    factored: dict[tuple[int, int], tuple[str, ...]]  # (set, group): ops sent by factors
+
+    @property
+    def leaders(self) -> list[int]:
+        """Groups that choose for themselves: the most seconds of compute and all-reduce first."""
+        t = self.tables
+        ahead = np.diff(t.forward[-1, :, -1]) + np.diff(t.backward[-1, :, -1])
+        mine = ahead / len(self.cluster.devices) + law(t.laws[0, 0], t.gradient)
+        own = [g for g, group in enumerate(self.groups) if group.leader == g]
+        return sorted(own, key=lambda g: (-float(mine[g]), g))
+
+
+def problem(
+    workload: Workload,
+    cluster: Cluster,
+    batch: int = 0,
+    *,
+    stack: str = "ddp",
+    most: int = MOST_GROUPS,
+    single: bool = False,
+    idle: bool = False,
+    cells: Fleet | None = None,
+) -> Problem:
+    """Price a workload on a cluster for a batch of all ranks together."""
+    machines = cells or fleet(cluster, single=single)
+    batch = batch or workload.batch * cluster.size
+    if batch < cluster.size and not idle:
+        raise InfeasibleError(
+            f"a batch of {batch} for the {cluster.size} ranks of `{cluster.name}`",
+            hint="raise global_batch, name fewer ranks, or say idle=yes: some then have no work",
+        )
+    program = stack_of(stack)
+    sizes = _grid(batch)
+    seconds = [_unit_seconds(workload, cluster, d, program, sizes) for d in machines.kinds]
+    held = _held(workload, program)
+    mean = np.mean([f[:, -1] + b[:, -1] for f, b in seconds], axis=0)
+    groups = grouped(workload, mean, held["handed"], most)
+    tables, factored = _tables(workload, machines, groups, batch, program, sizes, seconds, held)
+    return Problem(workload, cluster, machines, groups, batch, program, "adam", tables, factored)
+
+
+def _grid(batch: int) -> Array:
+    """Batch sizes to price: all small ones, then ever further apart."""
+    steps = np.unique(np.round(np.geomspace(1, batch, POINTS)))
+    return np.unique(np.concatenate([np.arange(1, min(batch, 8) + 1), steps])).astype(float)
+
+
+def _plans(sizes: Array, stack: Stack, **degrees: Any) -> list[Plan]:
+    return [
+        Plan(micro_batch=int(b), global_batch=int(b), stack=stack.name, **degrees) for b in sizes
+    ]
+
+
+def _unit_seconds(
+    workload: Workload,
+    cluster: Cluster,
+    device: Device,
+    stack: Stack,
+    sizes: Array,
+    **degrees: Any,
+) -> tuple[Array, Array]:
+    """Forward and backward of each unit at some batch sizes, on one kind of device."""
+    table = layouts(_plans(sizes, stack, **degrees))
+    costs = layer_costs(workload, cluster, table, device)
+    ahead = [cost.forward.seconds(stack.bend) for cost in costs]
+    back = [cost.backward.seconds(stack.bend) for cost in costs]
+    each = [unit.layer for unit in units(workload)]
+    return np.array([ahead[i] for i in each]), np.array([back[i] for i in each])
+
+
+def _held(workload: Workload, stack: Stack, **degrees: int) -> dict[str, Array]:
+    """What each unit holds: elements of weights; bytes a sample keeps, takes and hands on."""
+    table = layouts(_plans(np.array([16.0]), stack, **degrees))
+    found = holdings(workload, table)
+    each = [unit.layer for unit in units(workload)]
+    again = {other.partition("/") for _, other in workload.tied}
+    sizes = workload.weights
+    less = [
+        sum(sizes[f"{a}/{b}"] for a, _, b in again if a == layer.name) for layer in workload.layers
+    ]
+    split = float(np.prod(list(degrees.values()) or [1]))
+    weights = [float(h.weights[0] + h.experts[0]) for h in found]
+    return {
+        "weights": np.array([weights[i] - less[i] / split for i in each]),
+        "kept": np.array([float(found[i].kept[0]) / 16 for i in each]),
+        "brief": np.array([float(found[i].brief[0]) / 16 for i in each]),
+        "handed": np.array([float(found[i].handed[0]) / 16 for i in each]),
+    }
+
+
+def _tables(
+    workload: Workload,
+    machines: Fleet,
+    groups: tuple[Group, ...],
+    batch: int,
+    stack: Stack,
+    sizes: Array,
+    seconds: list[tuple[Array, Array]],
+    held: dict[str, Array],
+) -> tuple[Tables, dict[tuple[int, int], tuple[str, ...]]]:
+    from foretell.search.placement import factors
+
+    starts = np.cumsum([0, *(len(group.units) for group in groups)])
+    own = {key: _sums(values, starts) for key, values in held.items()}
+    weight, state = _widths(workload, stack)
+    grad = BYTES[stack.grad_dtype]
+    laws, send_laws, streams = laws_of(machines), *sends_of(machines)
+    ahead, back = (np.stack([_filled(p[i], sizes, batch) for p in seconds]) for i in (0, 1))
+    rates = _sampled(ahead + back, starts)
+    splits = _splits(workload, machines, batch, stack, starts)
+    sent = factors.tabled(workload, machines, groups, batch, sizes, laws, grad)
+    cells = machines.cells
+    tables = Tables(
+        forward=_prefix(ahead, starts),
+        backward=_prefix(back, starts),
+        update=_updates(machines, own["weights"], stack),
+        product=sent.product,
+        split_forward=splits["forward"],
+        split_backward=splits["backward"],
+        handed=held["handed"][starts[1:] - 1],
+        gradient=own["weights"] * grad,
+        rest=own["weights"] * grad - sent.saved,
+        factors=sent.bytes,
+        held=own["weights"] * (weight + grad),
+        state=own["weights"] * state,
+        kept=own["kept"],
+        brief=np.array([held["brief"][a:b].max() for a, b in pairwise(starts)]),
+        split_held=splits["weights"] * (weight + grad),
+        split_state=splits["weights"] * state,
+        split_kept=splits["kept"] * batch,
+        laws=laws,
+        sends=send_laws,
+        streams=streams,
+        speed=rates,
+        member=np.array([[c in s for c in range(len(cells))] for s in machines.sets]),
+        size=np.array([len(machines.ranks(s)) for s in range(len(machines.sets))]),
+        boxes=np.array([spans(machines, s) for s in machines.sets]),
+        kind=np.array([cell.kind for cell in cells]),
+        ranks=np.array([len(cell.ranks) for cell in cells]),
+        nodes=np.array([cell.nodes for cell in cells]),
+        box=np.array([cell.box for cell in cells]),
+        room=np.array(
+            [machines.kinds[c.kind].memory * USABLE / ROUNDING - stack.held for c in cells]
+        ),
+        batch=batch,
+    )
+    return tables, sent.ops
+
+
+def _sums(values: Array, starts: npt.NDArray[Any]) -> Array:
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    return np.diff(total[starts])
+
+
+def _widths(workload: Workload, stack: Stack) -> tuple[float, float]:
+    """Bytes of a parameter as it is held, and of its optimizer state (Adam)."""
+    weight = max(stack.weight_bytes, BYTES[workload.dtype])
+    # Plain PyTorch keeps two moments in fp32 for Adam, and its stack counts momentum alone.
+    return weight, max(stack.state_bytes, 8.0)
+
+
+def _filled(values: Array, sizes: Array, batch: int) -> Array:
+    """Values of every batch size from 0 on, straight lines between those priced, never falling."""
+    every = np.arange(batch + 1)
+    found = np.array([np.interp(every, sizes, row) for row in values])
+    found[:, 0] = 0.0
+    return np.maximum.accumulate(found, axis=1)
+
+
+def _prefix(values: Array, starts: npt.NDArray[Any]) -> Array:
+    """Sums over all units before each group."""
+    total = np.concatenate([np.zeros_like(values[:, :1]), np.cumsum(values, axis=1)], axis=1)
+    return np.ascontiguousarray(total[:, starts])
+
+
+def _sampled(values: Array, starts: npt.NDArray[Any]) -> Array:
+    """Samples a second of each kind of device with the whole model and a middling batch."""
+    middle = max(1, (values.shape[2] - 1) // 8)
+    found: Array = middle / values.sum(axis=1)[:, middle]
+    return found
+
+
+def _updates(machines: Fleet, weights: Array, stack: Stack) -> Array:
+    moved = np.maximum(weights, 1.0) * stack.update
+    rows = [
+        kernel.seconds(d, "optimizer", "fp32", {"n": moved / stack.update}, bytes=moved).seconds
+        for d in machines.kinds
+    ]
+    return np.where(weights > 0, np.stack(rows), 0.0)
+
+
+def _splits(
+    workload: Workload, machines: Fleet, batch: int, stack: Stack, starts: npt.NDArray[Any]
+) -> dict[str, Array]:
+    """Groups split over the ranks of a set inside one node; infinite where that cannot be."""
+    count, many = len(machines.sets), len(starts) - 1
+    out = {
+        "forward": np.full((len(MICROS), count, many), np.inf),
+        "backward": np.full((len(MICROS), count, many), np.inf),
+        "weights": np.full((count, many), np.inf),
+        "kept": np.full((count, many), np.inf),
+    }
+    axis = "tp" if workload.most("tp") > 1 else "filter"
+    parts = np.array([-(-batch // m) for m in MICROS], float)
+    known: dict[tuple[int, int], int] = {}
+    for s, cells in enumerate(machines.sets):
+        ranks, found = machines.ranks(s), [machines.cells[c] for c in cells]
+        inside = len({c.box for c in found}) == 1 and found[0].nodes == 1 and len(ranks) > 1
+        if not inside or len(ranks) > workload.most(axis):
+            continue
+        key = (found[0].group, len(ranks))
+        if key in known:
+            for values in out.values():
+                values[..., s, :] = values[..., known[key], :]
+            continue
+        known[key] = s
+        part = machines.cluster.subset(ranks)
+        device = machines.kinds[found[0].kind]
+        degrees = {axis: len(ranks)}
+        ahead, back = _unit_seconds(workload, part, device, stack, parts, **degrees)
+        held = _held(workload, stack, **degrees)
+        for i in range(len(MICROS)):
+            out["forward"][i, s] = _sums(ahead[:, i], starts)
+            out["backward"][i, s] = _sums(back[:, i], starts)
+        out["weights"][s], out["kept"][s] = (_sums(held[k], starts) for k in ("weights", "kept"))
+    return out

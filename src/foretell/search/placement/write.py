@@ -1,0 +1,254 @@
+"""A placement written down as tasks. Compiled.
+
+forward, backward   one task a segment (groups in a row on one set), cell and micro-batch; the
+                    last backward has one for each message of gradients
+send                samples that the next segment wants elsewhere (→ `moves`)
+sync, product       gradients as soon as their backward is done; with factors, then the product
+update, share       the optimizer when all gradients are there; then parameters go round (ps,
+                    sharded)
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from foretell.search.placement.deal import server_of
+from foretell.search.placement.moves import collective, moved, transfers
+from foretell.search.placement.problem import FACTORS, MICROS, PS, SHARDED, SPLIT, Tables
+from foretell.search.placement.tasks import (
+    BACKWARD,
+    FORWARD,
+    PRODUCT,
+    SHARE,
+    SYNC,
+    TASKS,
+    UPDATE,
+    Page,
+    holds,
+    law,
+    task,
+    waits,
+)
+
+_MICROS = np.array(MICROS)
+
+
+class Draft(NamedTuple):
+    """A placement on its way to tasks."""
+
+    sets: Any
+    ways: Any
+    share: Any  # [s, c]
+    start: Any  # where each segment begins, and the end of the last
+    part: Any  # [q, c, c] share of the batch handed over behind each segment
+    done: Any  # [m, c] the newest task of a cell in each micro-batch
+    arrived: Any  # [c, c] the messages of the newest hand-over
+    synced: Any  # [c, n] what the update of a cell waits for
+    counts: Any  # [c] how much that is
+    later: Any  # [n, 4] set, way, bytes, first group of what goes round after the update
+    number: Any  # [1] how many of those
+
+
+@njit(cache=True)
+def drafted(t: Tables, sets: Any, ways: Any, micros: int, share: Any) -> Draft:
+    """Segments of a placement and what is handed over between them."""
+    groups, cells = len(sets), len(t.kind)
+    start = np.empty(groups + 1, np.int64)
+    n = 0
+    for g in range(groups):
+        if g == 0 or sets[g] != sets[g - 1] or (ways[g] == SPLIT) != (ways[g - 1] == SPLIT):
+            start[n] = g
+            n += 1
+    start[n] = groups
+    part, flags = np.zeros((n, cells, cells)), np.zeros(2, np.bool_)
+    for q in range(n - 1):
+        g, h = start[q], start[q + 1]
+        flags[0], flags[1] = ways[g] == SPLIT, ways[h] == SPLIT
+        moved(t, sets[g], share[sets[g]], flags, sets[h], share[sets[h]], part[q])
+    return Draft(
+        sets, ways, share, start[: n + 1], part,
+        np.full((micros, cells), -1, np.int64), np.full((cells, cells), -1, np.int64),
+        np.full((cells, groups + 1), -1, np.int64), np.zeros(cells, np.int64),
+        np.zeros((groups, 4)), np.zeros(1, np.int64),
+    )  # fmt: skip
+
+
+@njit(cache=True)
+def written(t: Tables, sets: Any, ways: Any, micros: int, fuse: float, share: Any, p: Page) -> None:
+    """Write the tasks of a placement down."""
+    p.count[:] = 0
+    p.lane_start[0], p.use_start[0] = 0, 0
+    d = drafted(t, sets, ways, micros, share)
+    for m in range(micros):
+        for q in range(len(d.start) - 1):
+            write_forward(p, t, d, m, q, micros)
+    for m in range(micros):
+        for q in range(len(d.start) - 2, -1, -1):
+            write_backward(p, t, d, m, q, micros, fuse)
+    write_updates(p, t, d, micros)
+
+
+@njit(cache=True)
+def seconds_of(
+    t: Tables, d: Draft, s: int, c: int, first: int, last: int, micros: int, back: bool
+) -> Any:
+    """Seconds of some groups on one cell, one micro-batch."""
+    if d.ways[first] == SPLIT:
+        table = t.split_backward if back else t.split_forward
+        return table[np.searchsorted(_MICROS, micros), s, first:last].sum()
+    k, b = t.kind[c], -(-d.share[s, c] // micros)
+    table = t.backward if back else t.forward
+    return table[k, last, b] - table[k, first, b]
+
+
+@njit(cache=True)
+def write_forward(p: Page, t: Tables, d: Draft, m: int, q: int, micros: int) -> None:
+    """One segment of one micro-batch, and what it is handed."""
+    g, h = d.start[q], d.start[q + 1]
+    s = d.sets[g]
+    before = d.done[m].copy()
+    if q > 0:
+        size = t.handed[g - 1] * t.batch / micros
+        transfers(p, t, d.part[q - 1], size, d.done[m], d.arrived, False, g)
+        d.done[m] = -1
+    for c in range(len(before)):
+        if t.member[s, c]:
+            i = task(p, seconds_of(t, d, s, c, g, h, micros, False), 1, FORWARD, c, g)
+            holds(p, c)
+            waits(p, before[c])
+            if q > 0:
+                for a in range(len(before)):
+                    waits(p, d.arrived[a, c])
+            d.done[m, c] = i
+
+
+@njit(cache=True)
+def write_backward(p: Page, t: Tables, d: Draft, m: int, q: int, micros: int, fuse: float) -> None:
+    """One segment backward, message by message in the last micro-batch."""
+    g, h = d.start[q], d.start[q + 1]
+    s = d.sets[g]
+    before = d.done[m].copy()
+    handed = q < len(d.start) - 2
+    if handed:
+        size = t.handed[h - 1] * t.batch / micros
+        transfers(p, t, d.part[q], size, d.done[m], d.arrived, True, h - 1)
+        d.done[m] = -1
+    last = h
+    while last > g:
+        first = piece(t, d, g, last, fuse, m == micros - 1)
+        size = t.gradient[first:last].sum()
+        sends = m == micros - 1 and t.size[s] > 1 and d.ways[first] != SPLIT and size > 0
+        by_factors = sends and d.ways[first] == FACTORS and t.factors[s, first] > 0
+        for c in range(len(before)):
+            if t.member[s, c]:
+                seconds = seconds_of(t, d, s, c, first, last, micros, True)
+                if by_factors:
+                    b = -(-d.share[s, c] // micros)
+                    seconds = max(seconds - t.product[t.kind[c], first, b], 0.0)
+                i = task(p, seconds, 2, BACKWARD, c, first)
+                holds(p, c)
+                waits(p, before[c] if last == h else d.done[m, c])
+                if handed and last == h:
+                    for a in range(len(before)):
+                        waits(p, d.arrived[a, c])
+                d.done[m, c] = i
+        if sends:
+            write_sync(p, t, d, s, first, size, by_factors, m)
+        last = first
+
+
+@njit(cache=True)
+def piece(t: Tables, d: Draft, g: int, last: int, fuse: float, is_last: bool) -> int:
+    """The first group of one message: groups in a row with one way, up to `fuse` bytes.
+
+    Where nothing is sent (a rank alone, a split, an earlier micro-batch) it is the whole segment.
+    """
+    if not is_last or t.size[d.sets[g]] == 1 or d.ways[g] == SPLIT:
+        return g
+    first, size = last - 1, t.gradient[last - 1]
+    while (
+        first > g
+        and d.ways[first - 1] == d.ways[last - 1]
+        and d.ways[first] != FACTORS
+        and size + t.gradient[first - 1] <= fuse
+    ):
+        first -= 1
+        size += t.gradient[first]
+    return first
+
+
+@njit(cache=True)
+def write_sync(
+    p: Page, t: Tables, d: Draft, s: int, first: int, size: float, by_factors: bool, m: int
+) -> None:
+    """One message of gradients; with factors, the product that follows it."""
+    way, rows = d.ways[first], t.size[s] * d.share[s].max()
+    if by_factors:
+        seconds = law(t.laws[s, 4], rows * t.factors[s, first])
+        if t.rest[s, first] > 0:
+            seconds += law(t.laws[s, 0], t.rest[s, first])
+    else:
+        seconds = law(t.laws[s, 1 if way == PS else 3 if way == SHARDED else 0], size)
+    i = collective(p, t, s, seconds, SYNC, first)
+    for c in range(len(t.kind)):
+        if t.member[s, c]:
+            waits(p, d.done[m, c])
+    for c in range(len(t.kind)):
+        if t.member[s, c]:
+            j = i
+            if by_factors:
+                seconds = rows / t.batch * t.product[t.kind[c], first, t.batch]
+                j = task(p, seconds, 0, PRODUCT, c, first)
+                holds(p, c)
+                waits(p, i)
+            d.synced[c, d.counts[c]] = j
+            d.counts[c] += 1
+    if way in (PS, SHARDED):
+        row = d.later[d.number[0]]
+        row[0], row[1], row[2], row[3] = s, way, size, first
+        d.number[0] += 1
+
+
+@njit(cache=True)
+def updating(t: Tables, d: Draft, c: int) -> float:
+    """Seconds of the optimizer on one device of a cell."""
+    out = 0.0
+    for g in range(len(d.sets)):
+        s = d.sets[g]
+        if t.member[s, c]:
+            whole = t.update[t.kind[c], g]
+            if d.ways[g] == SHARDED:
+                whole /= t.size[s]
+            elif d.ways[g] == SPLIT:
+                whole *= t.split_held[s, g] / max(t.held[g], 1.0)
+            elif d.ways[g] == PS and t.size[s] > 1 and server_of(t, s, g) != c:
+                whole = 0.0
+            out += whole
+    return out
+
+
+@njit(cache=True)
+def write_updates(p: Page, t: Tables, d: Draft, micros: int) -> None:
+    """The optimizer of each cell when all is there; then parameters that others updated."""
+    cells = len(t.kind)
+    closing, updated = np.full(cells, -1, np.int64), np.full(cells, -1, np.int64)
+    for i in range(p.count[TASKS]):
+        if p.what[i] == BACKWARD:
+            closing[p.cell[i]] = i
+    for c in range(cells):
+        if closing[c] >= 0:
+            updated[c] = task(p, updating(t, d, c), 0, UPDATE, c, 0)
+            holds(p, c)
+            waits(p, closing[c])
+            for m in range(micros):
+                waits(p, d.done[m, c])
+            for k in range(d.counts[c]):
+                waits(p, d.synced[c, k])
+    for n in range(d.number[0]):
+        s, op = int(d.later[n, 0]), 2 if d.later[n, 1] == PS else 4
+        seconds = law(t.laws[s, op], d.later[n, 2])
+        collective(p, t, s, seconds, SHARE, int(d.later[n, 3]))
+        for c in range(cells):
+            if t.member[s, c]:
+                waits(p, updated[c])

@@ -1,0 +1,83 @@
+"""The program for factors against brute force and against the closed form."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretell.cluster import load as machines
+from foretell.search.placement import factors
+from foretell.search.placement.evaluate import Evaluator
+from foretell.search.placement.factors import Node, Wire, brute, closed_form, solve, value
+from foretell.search.placement.problem import ALL_REDUCE, FACTORS, problem
+from foretell.search.placement.space import Action, uniform
+from foretell.workload import load
+
+seconds = st.integers(0, 50).map(lambda n: n / 1000)
+
+
+@st.composite
+def programs(draw):
+    """A small graph of ops, some of which make gradients."""
+    names = [f"op{i}" for i in range(draw(st.integers(1, 7)))]
+    nodes = [
+        Node(n, draw(seconds), draw(st.sampled_from([0.0, 0.01, 0.05])), draw(st.booleans()))
+        for n in names
+    ]
+    wires = []
+    for i, source in enumerate(names[:-1]):
+        targets = draw(st.sets(st.sampled_from(names[i + 1 :]), max_size=3))
+        if targets:
+            wires.append(Wire(source, tuple(sorted(targets)), draw(seconds)))
+    return nodes, wires
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs())
+def test_the_program_is_exact(case):
+    nodes, wires = case
+    found, best = solve(nodes, wires), brute(nodes, wires)
+    assert value(nodes, wires, found) == pytest.approx(value(nodes, wires, best), abs=1e-9)
+    assert not any(n.fixed and n.name in found for n in nodes)
+
+
+@given(st.integers(1, 4096), st.integers(1, 8192), st.integers(1, 8192), st.integers(2, 64))
+def test_on_traffic_alone_the_program_says_what_the_closed_form_says(rows, n1, n2, ranks):
+    """A ring at one byte a second: all-reduce moves twice (M-1)/M, all-gather once."""
+    ring = (ranks - 1) / ranks
+    laws = np.zeros((5, 1, 3))
+    laws[0, 0, 1], laws[4, 0, 1] = 2 * ring * 1e-9, ring * 1e-9
+    w = factors.Weight(0, "w", n1, n2, 1.0, n1 * n2)
+    node, wire = factors.priced(w, laws, rows, 4.0, 0.0)
+    assert (node.saved > wire.gather) == closed_form(rows, n1, n2)
+
+
+@pytest.fixture(scope="module")
+def vgg():
+    return problem(load("vgg11:batch=2"), machines("heterog-8"))
+
+
+def test_factors_pay_for_the_wide_layers_of_vgg(vgg):
+    on = Evaluator(vgg)
+    plain, sent = (on.seconds(uniform(vgg, Action(0, way))) for way in (ALL_REDUCE, FACTORS))
+    assert sent < plain / 1.5
+    assert any("head/fc" in op for ops in vgg.factored.values() for op in ops)
+
+
+def test_the_program_never_makes_a_step_slower(vgg):
+    for way in (ALL_REDUCE, FACTORS):
+        before = uniform(vgg, Action(0, way))
+        one, after = factors.refined(vgg, before)
+        assert Evaluator(one).seconds(after) <= Evaluator(vgg).seconds(before) * (1 + 1e-9)
+
+
+def test_with_many_rows_there_are_no_factors():
+    many = problem(load("gpt:layers=2,hidden=256,heads=4,seq=512,vocab=2048,batch=8"),
+                   machines("heterog-8"))  # fmt: skip
+    assert not any(many.factored.values())
+
+
+def test_bytes_of_factors_are_counted_for_all_rows(vgg):
+    w = next(w for w in factors.weights_of(vgg.workload, vgg.groups) if w.name == "head/fc2")
+    assert (w.n1, w.n2) == (25088, 4096)
+    assert vgg.tables.factors[0, w.group] >= 4 * (w.n1 + w.n2)
