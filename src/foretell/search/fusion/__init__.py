@@ -1,0 +1,1 @@
+"""Which ops to fuse and which gradients to send together, decided jointly."""

@@ -1,0 +1,109 @@
+"""How short a step could be at best: what is left to gain.
+
+    proven    no plan of the space is shorter. Ops that nothing may be fused with take their own
+              seconds, all others none; a gradient is there when such ops among all it depends on
+              have run, r(j); what was not there before r(j) is sent behind it, S(j), with one start
+              and the least slope:
+
+                  max( Σ seconds, max over j of  r(j) + start + slope · bytes of S(j) )
+
+    overlap   max(compute, wire): the paper's full overlap, nothing waits for anything. Compute is
+              that of the shortest fusion the search found, the wire one message of all gradients.
+    bound     the same, but no gradient leaves before it is there in that fusion: what messages
+              alone can still gain.
+
+The update is added to all three, unless it runs message by message. Sharded, the wire also carries
+every parameter once, before or while ops run, and what is proven holds for either way.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from foretell.search.fusion.legal import edge_fits
+from foretell.search.fusion.problem import Problem
+from foretell.search.fusion.score import Judge, Scored
+
+Array = npt.NDArray[np.float64]
+
+
+class Bounds(NamedTuple):
+    """Seconds of a step."""
+
+    proven: float
+    overlap: float
+    bound: float
+
+
+def bounds(judge: Judge, shortest: Scored) -> Bounds:
+    """The bounds of a problem, two of them for the fusion whose ops are shortest."""
+    update = 0.0 if judge.by_message else judge.update
+    none = np.zeros(len(judge.problem.sizes))
+    compute = float(shortest.cost[shortest.fusion.order].sum())
+    ways = [Judge(judge.problem, judge.by_message, s) for s in {False, judge.sharded}]
+    return Bounds(
+        min(proven(way) + (0.0 if way.by_message else way.update) for way in ways),
+        max(compute, _through(judge, none)) + update,
+        conditional(judge, shortest),
+    )
+
+
+def conditional(judge: Judge, shortest: Scored) -> float:
+    """The last of the bounds alone: what a search asks for again and again."""
+    update = 0.0 if judge.by_message else judge.update
+    return max(shortest.compute, _through(judge, shortest.ready)) + update
+
+
+def proven(judge: Judge) -> float:
+    """What no plan of the space is below, the update left out."""
+    problem = judge.problem
+    least = fixed_seconds(problem)
+    behind = _ancestors(problem)
+    ready = np.array([least[_bits(behind[g.op])].sum() for g in problem.gradients])
+    return max(float(least.sum()), _through(judge, ready))
+
+
+def fixed_seconds(problem: Problem) -> Array:
+    """Own seconds of ops that nothing may be fused with or copied into; none for all others."""
+    free = np.zeros(len(problem), bool)
+    for edge in range(len(problem.source)):
+        if edge_fits(problem, edge):
+            free[[problem.source[edge], problem.target[edge]]] = True
+    return np.where(free, 0.0, [op.seconds for op in problem.ops])
+
+
+def _ancestors(problem: Problem) -> list[int]:
+    """For each op those it depends on, itself included, as the bits of a number."""
+    found: list[int] = []
+    for i in range(len(problem)):
+        mine = 1 << i
+        for j, _ in problem.reads[i]:
+            mine |= found[j]
+        found.append(mine)
+    return found
+
+
+def _bits(number: int) -> npt.NDArray[np.int64]:
+    raw = np.frombuffer(number.to_bytes(number.bit_length() // 8 + 1, "little"), np.uint8)
+    return np.flatnonzero(np.unpackbits(raw, bitorder="little"))
+
+
+def _through(judge: Judge, ready: Array) -> float:
+    """The soonest that all gradients can be through, each sent when it is there or later."""
+    sizes = judge.problem.sizes
+    order = np.argsort(ready, kind="stable")
+    later = np.cumsum(sizes[order][::-1])[::-1]
+    start, slope = _least(judge.laws)
+    soonest = float((ready[order] + start + slope * later).max())
+    if not judge.sharded:
+        return soonest
+    first, each = _least(judge.problem.wire.halves[1])
+    total = float(sizes.sum())
+    return max(soonest, first + each * total + start + slope * total)
+
+
+def _least(laws: Array) -> tuple[float, float]:
+    return float(laws[:, 0].min()), float(laws[:, 1].min())

@@ -1,0 +1,96 @@
+"""Buckets for DistributedDataParallel from one profile: `bucket_cap_mb_list=[…]`.
+
+DDP takes gradients in the order they become ready and closes a bucket when it has reached its cap,
+so any cut into neighbours can be said by a list of caps: the sizes of the buckets in MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import floor
+
+import numpy as np
+import numpy.typing as npt
+
+from foretell.search.fusion.lanes import packed, talk
+from foretell.search.fusion.wire import Wire
+
+Array = npt.NDArray[np.float64]
+DEFAULT = (1.0, 25.0)  # MiB: DDP's first bucket and all others (torch.nn.parallel.distributed)
+SIZES = (1.0, 5.0, 10.0, 50.0, 100.0)  # MiB of even buckets that are tried besides
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Caps:
+    """A way to cut gradients into buckets, and what the step is predicted to take with it."""
+
+    name: str
+    caps: tuple[float, ...]  # MiB; empty where DDP is left as it is
+    messages: int
+    step: float
+
+    @property
+    def line(self) -> str:
+        """What a person adds to the call of DistributedDataParallel."""
+        return f"bucket_cap_mb_list=[{', '.join(f'{c:g}' for c in self.caps)}]"
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """What one rank showed: when each gradient was there, in order, and how long it computes."""
+
+    ready: Array  # seconds from the start of the step, ascending
+    sizes: Array  # bytes
+    compute: float  # forward and backward
+    update: float
+
+
+def candidates(profile: Profile, wire: Wire) -> list[Caps]:
+    """DDP as it is first, then others, best prediction first; each cut only once."""
+    n = len(profile.ready)
+    cuts = {"default": sized(profile, DEFAULT[1], DEFAULT[0])}
+    cuts["searched"] = packed(profile.ready, profile.sizes, wire.laws)[0].tolist()
+    cuts["one bucket"] = [0]
+    cuts |= {f"{size:g} MiB": sized(profile, size) for size in SIZES}
+    found: dict[tuple[int, ...], Caps] = {}
+    for name, firsts in cuts.items():
+        step = predicted(profile, wire, firsts)
+        caps = () if name == "default" else as_caps(profile, firsts)
+        found.setdefault(tuple(firsts), Caps(name, caps, len(firsts), step))
+    default, *others = found.values()
+    assert n, "a profile has gradients"
+    return [default, *sorted(others, key=lambda c: c.step)]
+
+
+def sized(profile: Profile, most: float, first: float | None = None) -> list[int]:
+    """Where buckets of a size begin: each is closed when it has reached it."""
+    firsts, held, limit = [0], 0.0, _MIB * (most if first is None else first)
+    for k, size in enumerate(profile.sizes.tolist()):
+        held += size
+        if held >= limit and k + 1 < len(profile.sizes):
+            firsts.append(k + 1)
+            held, limit = 0.0, _MIB * most
+    return firsts
+
+
+def as_caps(profile: Profile, firsts: Sequence[int]) -> tuple[float, ...]:
+    """Caps that DDP closes these buckets at: their sizes, rounded down by less than a number."""
+    edges = [*firsts, len(profile.sizes)]
+    sizes = [profile.sizes[a:b].sum() for a, b in pairwise(edges)]
+    return tuple(floor(size / _MIB * 1e6) / 1e6 for size in sizes)
+
+
+def predicted(profile: Profile, wire: Wire, firsts: Sequence[int]) -> float:
+    """Seconds of a step with buckets that begin there."""
+    many = len(firsts)
+    first = np.array([*firsts, len(profile.sizes)], np.int64)
+    member, parts = np.arange(len(profile.sizes)), np.ones(many, np.int64)
+    return float(
+        talk(
+            profile.ready, profile.sizes, first, member, parts, wire.laws, profile.compute,
+            profile.update, False, np.zeros(many), np.zeros(many), 0,
+        )
+    )  # fmt: skip

@@ -1,0 +1,305 @@
+"""The step of a workload as ops to be fused: the kernels PyTorch would run, and who reads whom.
+
+A workload lists ops in the order they run. Who reads whom follows from sizes: an op reads the
+nearest earlier result of the size it needs; a sum of residuals also what entered its layer; a
+gradient also what autograd kept of the forward. What has no such maker enters from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from foretell.cluster import Cluster
+from foretell.cost.price import prices
+from foretell.cost.shape import write
+from foretell.graph import Builder
+from foretell.search.fusion.fuse_words import BACK, THERE
+from foretell.search.fusion.problem import (
+    BACKWARD,
+    FORWARD,
+    Entry,
+    Gradient,
+    Piece,
+    Problem,
+    edges_of,
+)
+from foretell.search.fusion.wire import wire_of
+from foretell.workload.kernels import Call, calls
+from foretell.workload.op import BYTES, Op, holds
+from foretell.workload.workload import Layer, Workload
+
+_ADAM = 28.0  # bytes the optimizer moves a parameter: gradient, weight, two moments; three written
+_STATE = 8.0  # bytes of two moments in fp32, a parameter
+
+
+@dataclass
+class _Kernel:
+    """One kernel while the step is written: its call, its piece without a price, what it reads."""
+
+    call: Call
+    piece: Piece
+    reads: list[tuple[int, int]] = field(default_factory=list)  # op, pattern
+
+
+@dataclass
+class _Page:
+    workload: Workload
+    flags: frozenset[str]
+    batch: float
+    kernels: list[_Kernel] = field(default_factory=list)
+    gradients: list[Gradient] = field(default_factory=list)
+    own: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # (layer, op) → forward
+    fed: dict[tuple[str, str], int] = field(default_factory=dict)  # … → what it read there
+    entered: dict[str, int] = field(default_factory=dict)  # layer → kernels before it
+    seen: dict[tuple[int, float], list[int]] = field(default_factory=dict)  # (side, size) → makers
+
+    def nearest(self, side: int, elements: float, before: int | None = None) -> int:
+        """The last kernel of a side that made so many elements, or -1."""
+        found = self.seen.get((side, elements), [])
+        return next((i for i in reversed(found) if before is None or i < before), -1)
+
+    def add(self, kernel: _Kernel) -> int:
+        self.kernels.append(kernel)
+        i = len(self.kernels) - 1
+        self.seen.setdefault((kernel.piece.side, kernel.piece.elements), []).append(i)
+        return i
+
+
+def from_workload(
+    workload: Workload, cluster: Cluster, *, epilogue: bool = False, learned: bool = False
+) -> Problem:
+    """One data-parallel step of a workload on every rank of a cluster, its own batch on each."""
+    device = cluster.devices[0]
+    flags = frozenset({"eager", *(["flash"] if "bf16" in device.flops else [])})
+    page = _Page(workload, flags, float(workload.batch))
+    places = list(_places(workload))
+    for layer, name in places:
+        page.entered[name] = len(page.kernels)
+        for op in _works(layer, flags):
+            _forward(page, op, name)
+    for layer, name in reversed(places):
+        for op in reversed(_works(layer, flags)):
+            _backward(page, op, layer, name)
+    seconds = _priced(page, cluster)
+    ops, update = _finished(page, seconds[:-1]), float(seconds[-1])
+    rows = [(s, t, p) for t, k in enumerate(page.kernels) for s, p in k.reads]
+    source, target, pattern = edges_of(rows)
+    weights = sum(g.bytes for g in page.gradients)
+    state = _STATE * weights / BYTES[workload.dtype]
+    return Problem(
+        workload.name, workload.fingerprint(), ops, source, target, pattern,
+        tuple(page.gradients), update, wire_of(cluster), device,
+        held=2 * weights + state, room=float(device.memory), epilogue=epilogue, learned=learned,
+    )  # fmt: skip
+
+
+def _places(workload: Workload) -> Iterator[tuple[Layer, str]]:
+    for layer in workload.layers:
+        for i in range(layer.times):
+            yield layer, f"{layer.name}.{i}" if layer.times > 1 else layer.name
+
+
+def _works(layer: Layer, flags: frozenset[str]) -> list[Op]:
+    """Ops that run, by names of their own: a name that comes again is numbered."""
+    found: list[Op] = []
+    counts: dict[str, int] = {}
+    for op in layer.works():
+        if holds(op.when, flags):
+            counts[op.name] = counts.get(op.name, 0) + 1
+            more = f".{counts[op.name]}" if counts[op.name] > 1 else ""
+            found.append(replace(op, name=op.name + more) if more else op)
+    return found
+
+
+def _each(op: Op, found: list[Call]) -> list[Call]:
+    """Kernels in the order they run; the steps of a recurrent layer take turns."""
+    turns = [call for call in found if call.times > 1]
+    if op.kind != "recurrent" or not turns:
+        return [call._replace(times=1.0) for call in found for _ in range(int(call.times))]
+    once = [call for call in found if call.times <= 1]
+    steps = [call._replace(times=1.0) for _ in range(int(turns[0].times)) for call in turns]
+    return [*once[:1], *steps, *once[1:]]
+
+
+def _forward(page: _Page, op: Op, layer: str) -> None:
+    sizes = op.sizes({}, page.batch)
+    there = _each(op, calls(op, sizes, page.flags)[0])
+    made: list[int] = []
+    for call in there:
+        piece = _piece(page, op, call, FORWARD, f"{layer}/{op.name}", len(made))
+        need, entries = _needs(piece, call)
+        kernel = _Kernel(call, replace(piece, entries=entries))
+        source = page.nearest(FORWARD, need) if need else -1
+        if source < 0 and need and page.kernels:
+            source = len(page.kernels) - 1
+        if source >= 0:
+            kernel.reads.append((source, 0))
+        _more_reads(page, op, kernel, layer)
+        if not made:
+            page.fed[layer, op.name] = source
+        made.append(page.add(kernel))
+    page.own[layer, op.name] = made
+
+
+def _more_reads(page: _Page, op: Op, kernel: _Kernel, layer: str) -> None:
+    """A sum of two reads what entered its layer, or something from outside."""
+    extra = round(float(op.options.get("passes", 2.0))) - 2 if op.kind == "pointwise" else 0
+    for _ in range(min(extra, 2)):
+        n = kernel.piece.elements
+        skip = page.nearest(FORWARD, n, page.entered[layer])
+        if skip >= 0 and (skip, 0) not in kernel.reads:
+            kernel.reads.append((skip, 0))
+        else:
+            entry = Entry(n, kernel.piece.dtype)
+            kernel.piece = replace(kernel.piece, entries=(*kernel.piece.entries, entry))
+
+
+def _backward(page: _Page, op: Op, layer: Layer, name: str) -> None:
+    sizes = op.sizes({}, page.batch)
+    back = _each(op, calls(op, sizes, page.flags)[1])
+    own, fed = page.own.get((name, op.name), []), page.fed.get((name, op.name), -1)
+    out = page.kernels[own[-1]].piece.elements if own else 0.0
+    made: list[int] = []
+    for call in back:
+        piece = _piece(page, op, call, BACKWARD, f"{name}/{op.name}.backward", len(made))
+        kernel = _Kernel(call, piece)
+        source = page.nearest(BACKWARD, out)
+        if made and call.op not in ("gemm", "reduce", "conv_dgrad", "conv_wgrad", "attention"):
+            source = page.nearest(BACKWARD, piece.looped)
+        if source < 0:
+            source = len(page.kernels) - 1
+        kernel.reads.append((source, 0))
+        kernel.reads += [(s, 0) for s in _saved(page, op, kernel, own, fed) if s != source]
+        made.append(page.add(kernel))
+    _leave(page, op, layer, name, made)
+
+
+def _saved(page: _Page, op: Op, kernel: _Kernel, own: list[int], fed: int) -> list[int]:
+    """What of the forward a gradient reads; a product's own gradients a weight or its input."""
+    call = kernel.call
+    if call.op == "reduce" or not own:
+        return []
+    if call.op in ("gemm", "conv_dgrad") and not call.shape.get("ta") and op.kind != "attention":
+        weight = sum(float(w.elements(op.dims)) for w in op.weights[:1])
+        kernel.piece = replace(kernel.piece, entries=(Entry(weight, kernel.piece.dtype),))
+        return []
+    if len(own) > 1:
+        same = [i for i in own if page.kernels[i].piece.elements == kernel.piece.elements]
+        return same[-1:] or own[:1]
+    names = [t.name for t in op.saved if holds(t.when, page.flags)]
+    if op.kind in ("matmul", "conv", "norm", "batch_norm") or "input" in names:
+        return [fed] if fed >= 0 else []
+    return own[-1:] if names else []
+
+
+def _leave(page: _Page, op: Op, layer: Layer, name: str, made: list[int]) -> None:
+    """The gradients of an op's weights, each with the kernel that completes it."""
+    again = {other for _, other in page.workload.tied}
+    if not page.kernels:
+        return
+    for k, weight in enumerate(op.weights):
+        if f"{layer.name}/{weight.name}" in again:
+            continue
+        size = float(weight.elements(op.dims)) * BYTES[page.workload.dtype]
+        sums = [i for i in made if page.kernels[i].call.op == "reduce"]
+        rest = [i for i in made if i not in sums]
+        last = made[-1] if made else len(page.kernels) - 1
+        op_at = sums[-1] if k and sums else rest[-1] if rest else last
+        used = page.own.get((name, op.name)) or [0]
+        page.gradients.append(Gradient(f"{name}/{weight.name}", size, op_at, used[0]))
+
+
+def _piece(page: _Page, op: Op, call: Call, side: int, name: str, number: int) -> Piece:
+    """A kernel's sizes; its price comes later."""
+    shape = {k: float(np.asarray(v)) for k, v in call.shape.items()}
+    dtype = call.dtype or page.workload.dtype
+    word = (THERE if side == FORWARD else BACK).get(call.op, "other")
+    if word == "add" and ("gate" in op.name or "scale" in op.name):
+        word = "mul"
+    made, looped, inner, last = _sizes(call.op, shape, op)
+    across = 1 if call.op.startswith(("batch_norm", "reduce")) else 0
+    return Piece(
+        name if not number else f"{name}.{number}", word, dtype, made, looped, 0.0,
+        made * BYTES[dtype], side, inner, across, last, float(np.asarray(call.flops)),
+    )  # fmt: skip
+
+
+def _sizes(kind: str, s: dict[str, float], op: Op) -> tuple[float, float, float, float]:
+    """Elements made, places visited, places that become one, elements side by side."""
+    if kind == "gemm":
+        made = s["b"] * s["m"] * s["n"]
+        return made, made, 1.0, s["n"]
+    if kind == "attention":
+        made = s["b"] * s["heads"] * s["sq"] * s["d"]
+        return made, made, 1.0, s["d"]
+    if kind.startswith("conv"):
+        return _conv_sizes(kind, s)
+    n = s.get("n") or s["rows"] * s["cols"]
+    if kind == "reduce":
+        return s["rows"], n, n / s["rows"], s["rows"]
+    if kind == "pool":
+        share = float(op.saved[0].times) if op.saved else 1.0
+        return n * share, n, 4.0, 1.0
+    cols = s.get("cols") or float(op.dims.get("cols", op.dims.get("w", 1.0)))
+    return n, n, s["cols"] if "cols" in s and kind != "embedding" else 1.0, cols
+
+
+def _conv_sizes(kind: str, s: dict[str, float]) -> tuple[float, float, float, float]:
+    stride, pad = s.get("stride", 1.0), s.get("pad", 0.0)
+    r, q = s.get("r", 1.0), s.get("s", 1.0)
+    p_out = s.get("p", np.floor((s["h"] + 2 * pad - r) / stride) + 1)
+    q_out = s.get("q", np.floor((s["w"] + 2 * pad - q) / stride) + 1)
+    deep = s.get("d", 1.0)
+    made = {
+        "conv": s["n"] * s["k"] * float(p_out) * float(q_out) * max(deep / stride, 1.0),
+        "conv_dgrad": s["n"] * s["c"] * s["h"] * s["w"] * deep,
+        "conv_wgrad": s["k"] * s["c"] * r * q * s.get("t", 1.0) / s.get("groups", 1.0),
+    }[kind]
+    return made, made, 1.0, s["w"]
+
+
+def _needs(piece: Piece, call: Call) -> tuple[float, tuple[Entry, ...]]:
+    """Elements a forward kernel reads of what was made before, and what enters besides."""
+    s = {k: float(np.asarray(v)) for k, v in call.shape.items()}
+    if call.op == "gemm":
+        return s["b"] * s["m"] * s["k"], (Entry(s["b"] * s["k"] * s["n"], piece.dtype),)
+    if call.op.startswith("conv"):
+        window = s["k"] * s["c"] * s.get("r", 1.0) * s.get("s", 1.0)
+        side = s["n"] * s["c"] * s["h"] * s["w"] * s.get("d", 1.0)
+        return side, (Entry(window, piece.dtype),)
+    if call.op == "embedding":
+        return 0.0, (Entry(piece.elements, piece.dtype, 2),)
+    if call.op in ("norm", "rms_norm", "batch_norm"):
+        return piece.looped, (Entry(piece.last, piece.dtype, 1),)
+    return piece.looped, ()
+
+
+def _priced(page: _Page, cluster: Cluster) -> Any:
+    """Seconds of every kernel by itself, and of the update behind them."""
+    make = Builder()
+    for kernel in page.kernels:
+        call = kernel.call
+        make.task(
+            kind="kernel", op=call.op, dtype=call.dtype or page.workload.dtype,
+            shape=write({k: float(np.asarray(v)) for k, v in call.shape.items()}),
+            flops=float(np.asarray(call.flops)),
+            bytes=float(np.asarray(call.moved(page.workload.dtype))),
+        )  # fmt: skip
+    many = sum(g.bytes for g in page.gradients) / BYTES[page.workload.dtype]
+    make.task(kind="kernel", op="optimizer", dtype="fp32", bytes=_ADAM * many, shape=f"n={many:g}")
+    graph = make.graph(check=False)
+    return prices(graph, np.arange(graph.size), cluster)[0]
+
+
+def _finished(page: _Page, seconds: Any) -> tuple[Piece, ...]:
+    """Pieces with their prices; what a gradient is or nobody reads has to be written."""
+    read = {s for k in page.kernels for s, _ in k.reads}
+    needed = {g.op for g in page.gradients}
+    return tuple(
+        replace(k.piece, seconds=float(t), kept=i in needed or i not in read)
+        for i, (k, t) in enumerate(zip(page.kernels, seconds, strict=True))
+    )

@@ -1,0 +1,240 @@
+"""The two lanes of a data-parallel step, compiled: what a search asks tens of thousands of times.
+
+    compute   groups one after another: each in its turn by its last op, as early as what it reads
+    wire      messages one after another, each when its last gradient is there
+
+    end(message) = max(end of the one before, its last gradient) + seconds(its bytes)
+
+`arrange` also finds out whether groups wait for each other in a ring. `packed` cuts gradients, in
+the order they become ready, into the messages that are through soonest:
+
+    f(j) = least over i of  max(f(i), ready(j)) + seconds(bytes of i+1 … j)
+
+which is exact for messages of neighbours: an earlier f(i) never makes f(j) later.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+
+@njit(cache=True)
+def arrange(
+    group: Any, late: Any, copied: Any, source: Any, target: Any, read_start: Any, reads: Any
+) -> Any:
+    """The groups in the order they run, by the number of their first op; shorter where a ring is.
+
+    A group's turn is that of its last op; what is `late` comes behind all that is not.
+    """
+    n = len(group)
+    key = np.full(n, -1, np.int64)
+    for i in range(n):
+        key[group[i]] = max(key[group[i]], i + n if late[i] else i)
+    if _is_sorted(group, key, copied, source, target, read_start, reads):
+        return _by_key(group, key)
+    start, after, waiting = _wired(group, copied, source, target, read_start, reads)
+    heap, size = np.empty(n, np.int64), 0
+    for g in range(n):
+        if key[g] >= 0 and waiting[g] == 0:
+            size = _push(heap, size, key[g])
+    order, done = np.empty(n, np.int64), 0
+    while size:
+        g = group[heap[0] % n]
+        size = _pop(heap, size)
+        order[done] = g
+        done += 1
+        for e in range(start[g], start[g + 1]):
+            b = after[e]
+            waiting[b] -= 1
+            if waiting[b] == 0:
+                size = _push(heap, size, key[b])
+    return order[:done]
+
+
+@njit(cache=True)
+def _is_sorted(
+    group: Any, key: Any, copied: Any, source: Any, target: Any, read_start: Any, reads: Any
+) -> bool:
+    """Whether every group's turn is behind those of all it reads: then turns are the order."""
+    for e in range(len(source)):
+        a, b = group[source[e]], group[target[e]]
+        if a == b:
+            continue
+        if not copied[e]:
+            if key[a] > key[b]:
+                return False
+            continue
+        for k in range(read_start[source[e]], read_start[source[e] + 1]):
+            if group[reads[k]] != b and key[group[reads[k]]] > key[b]:
+                return False
+    return True
+
+
+@njit(cache=True)
+def _by_key(group: Any, key: Any) -> Any:
+    """The groups by their turns, which are numbers of ops, or of late ops behind all."""
+    n = len(group)
+    order, many = np.empty(n, np.int64), 0
+    for turn in range(2 * n):
+        g = group[turn % n]
+        if key[g] == turn:
+            order[many] = g
+            many += 1
+    return order[:many]
+
+
+@njit(cache=True)
+def _wired(
+    group: Any, copied: Any, source: Any, target: Any, read_start: Any, reads: Any
+) -> tuple[Any, Any, Any]:
+    """Edges between groups in compressed rows; one that has a copy reads what the copy reads."""
+    n, room = len(group), len(source)
+    for e in range(len(source)):
+        if copied[e]:
+            room += read_start[source[e] + 1] - read_start[source[e]]
+    one, two, many = np.empty(room, np.int64), np.empty(room, np.int64), 0
+    for e in range(len(source)):
+        a, b = group[source[e]], group[target[e]]
+        if a == b:
+            continue
+        if not copied[e]:
+            one[many], two[many] = a, b
+            many += 1
+            continue
+        for k in range(read_start[source[e]], read_start[source[e] + 1]):
+            a = group[reads[k]]
+            if a != b:
+                one[many], two[many] = a, b
+                many += 1
+    start, waiting = np.zeros(n + 1, np.int64), np.zeros(n, np.int64)
+    for e in range(many):
+        start[one[e] + 1] += 1
+        waiting[two[e]] += 1
+    for g in range(n):
+        start[g + 1] += start[g]
+    after, at = np.empty(many, np.int64), start[:-1].copy()
+    for e in range(many):
+        after[at[one[e]]] = two[e]
+        at[one[e]] += 1
+    return start, after, waiting
+
+
+@njit(cache=True)
+def _push(heap: Any, size: Any, value: Any) -> Any:
+    i = size
+    while i and heap[(i - 1) // 2] > value:
+        heap[i] = heap[(i - 1) // 2]
+        i = (i - 1) // 2
+    heap[i] = value
+    return size + 1
+
+
+@njit(cache=True)
+def _pop(heap: Any, size: Any) -> Any:
+    """Take the least away; the new size."""
+    size -= 1
+    value, i = heap[size], 0
+    while 2 * i + 1 < size:
+        child = 2 * i + 1
+        if child + 1 < size and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= value:
+            break
+        heap[i] = heap[child]
+        i = child
+    heap[i] = value
+    return size
+
+
+@njit(cache=True)
+def ends(order: Any, cost: Any, end: Any, first: Any) -> float:
+    """When each group ends, in place; groups before the place `first` stand. The last end."""
+    now = end[order[first - 1]] if first else 0.0
+    for k in range(first, len(order)):
+        now += cost[order[k]]
+        end[order[k]] = now
+    return now
+
+
+@njit(cache=True)
+def ends_waiting(order: Any, cost: Any, wait: Any, end: Any) -> float:
+    """When each group ends, in place, none starting before its `wait` is over. The last end."""
+    now = 0.0
+    for k in range(len(order)):
+        g = order[k]
+        now = max(now, wait[g]) + cost[g]
+        end[g] = now
+    return now
+
+
+@njit(cache=True)
+def seconds(size: Any, laws: Any) -> float:
+    """Time of one message, the quickest way."""
+    least, root = np.inf, np.sqrt(size)
+    for k in range(len(laws)):
+        least = min(least, laws[k, 0] + laws[k, 1] * size + laws[k, 2] * root)
+    return least
+
+
+@njit(cache=True)
+def packed(ready: Any, sizes: Any, laws: Any) -> tuple[Any, float]:
+    """Where messages begin among gradients in the order they are ready, and when all is through."""
+    n = len(ready)
+    through, begun, held = np.zeros(n + 1), np.zeros(n + 1, np.int64), np.zeros(n + 1)
+    for j in range(n):
+        held[j + 1] = held[j] + sizes[j]
+    for j in range(1, n + 1):
+        best, at = np.inf, j - 1
+        for i in range(j - 1, -1, -1):
+            found = max(through[i], ready[j - 1]) + seconds(held[j] - held[i], laws)
+            if found < best:
+                best, at = found, i
+            if through[i] <= ready[j - 1]:  # to wait with more would only make it longer
+                break
+        through[j], begun[j] = best, at
+    firsts, many, j = np.empty(n, np.int64), 0, n
+    while j > 0:
+        j = begun[j]
+        firsts[many] = j
+        many += 1
+    return firsts[:many][::-1].copy(), through[n]
+
+
+@njit(cache=True)
+def talk(
+    ready: Any,
+    sizes: Any,
+    first: Any,
+    member: Any,
+    parts: Any,
+    laws: Any,
+    compute: float,
+    update: float,
+    by_message: bool,
+    end: Any,
+    done: Any,
+    since: int,
+) -> float:
+    """When each bucket is through and updated, in place; those before the place `since` stand.
+
+    Bucket b has the gradients `member[first[b]:first[b + 1]]` and goes in `parts[b]` messages.
+    Updates come behind the last op: all together behind the last message, or each behind its own.
+    The end of the step.
+    """
+    now = end[since - 1] if since else 0.0
+    then = done[since - 1] if since else compute
+    each = update / max(sizes.sum(), 1.0)
+    for b in range(since, len(first) - 1):
+        there, size = 0.0, 0.0
+        for k in range(first[b], first[b + 1]):
+            there = max(there, ready[member[k]])
+            size += sizes[member[k]]
+        now = max(now, there)
+        for _ in range(parts[b]):
+            now += seconds(size / parts[b], laws)
+            then = max(then, now) + each * size / parts[b]
+        end[b], done[b] = now, then
+    return then if by_message else max(now, compute) + update

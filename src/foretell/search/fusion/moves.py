@@ -1,0 +1,106 @@
+"""Single changes to a way of fusing, each with the groups whose price it changes.
+
+merge     two groups become one
+copy      a reader gets a copy of a cheap maker
+drop      a copy is dropped again
+take out  an op leaves its group
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from foretell.search.fusion import legal
+from foretell.search.fusion.problem import Problem
+from foretell.search.fusion.state import Fusion
+
+
+class Moved(NamedTuple):
+    """A state after a move, and the groups that cost something else now."""
+
+    fusion: Fusion
+    touched: tuple[int, ...]
+
+
+def merge(fusion: Fusion, a: int, b: int) -> Moved | None:
+    """Two groups as one."""
+    found = legal.merge(fusion, a, b)
+    if found is None:
+        return None
+    return Moved(found, (int(found.group[fusion.of(a)[0]]), *_gone(found, a, b)))
+
+
+def _gone(found: Fusion, *groups: int) -> tuple[int, ...]:
+    """Groups that are no more: their ops may read copies, and their makers' prices stand."""
+    return tuple(g for g in groups if found.group[g] == g and g not in found.members)
+
+
+def copy(fusion: Fusion, edge: int) -> Moved | None:
+    """A copy for the reader of an edge."""
+    found = legal.copy(fusion, edge)
+    if found is None:
+        return None
+    return Moved(found, around(found, edge))
+
+
+def drop(fusion: Fusion, edge: int) -> Moved | None:
+    """The copy of an edge's reader dropped."""
+    found = fusion.with_copy(edge, False)
+    return Moved(found, around(found, edge)) if found.is_ring_free else None
+
+
+def take_out(fusion: Fusion, i: int) -> Moved | None:
+    """An op out of its group; what is left has to hang together."""
+    g = int(fusion.group[i])
+    if g not in fusion.members:
+        return None
+    found = fusion.taken_out(i)
+    rest = tuple(o for o in fusion.of(g) if o != i)
+    if not _hangs_together(fusion.problem, rest) or not found.is_ring_free:
+        return None
+    copied = [
+        edge for o in (i, *rest) for _, edge in fusion.problem.reads[o] if fusion.copied[edge]
+    ]
+    more = {m for edge in copied for m in around(found, edge)}
+    return Moved(found, tuple({i, rest[0], *more}))
+
+
+def around(fusion: Fusion, edge: int) -> tuple[int, ...]:
+    """The groups whose price a copy may change: reader, maker, and what the maker reads."""
+    problem = fusion.problem
+    i, j = int(problem.source[edge]), int(problem.target[edge])
+    near = {int(fusion.group[k]) for k in (i, j)}
+    return tuple(near | {int(fusion.group[k]) for k, _ in problem.reads[i]})
+
+
+def _hangs_together(problem: Problem, ops: tuple[int, ...]) -> bool:
+    inside, seen, todo = set(ops), {ops[0]}, [ops[0]]
+    while todo:
+        i = todo.pop()
+        for j, _ in (*problem.reads[i], *problem.readers[i]):
+            if j in inside and j not in seen:
+                seen.add(j)
+                todo.append(j)
+    return seen == inside
+
+
+def fitting_edges(problem: Problem) -> list[int]:
+    """Edges along which anything may be fused at all."""
+    return [e for e in range(len(problem.source)) if legal.edge_fits(problem, e)]
+
+
+def put_off(problem: Problem) -> list[list[int]]:
+    """Ops that may be put off, gradients of weights that nobody else reads, in two orders.
+
+    The last of the step first, so that the wire is fed until then; or dearest a byte first, so that
+    little is left to send behind them.
+    """
+    sent = np.bincount(problem.producer, problem.sizes, len(problem)).tolist()
+    own = [i for i in np.unique(problem.producer).tolist() if not problem.readers[i]]
+
+    def dear(i: int) -> tuple[float, int]:
+        return -float(f"{problem.ops[i].seconds / max(sent[i], 1.0):.1e}"), -i
+
+    return [sorted(own, reverse=True), sorted(own, key=dear)]

@@ -1,0 +1,178 @@
+"""Which ops to fuse and which gradients to send together: the planner behind `--with fusion`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from foretell.cluster import Cluster
+from foretell.errors import InfeasibleError, InputError
+from foretell.graph import Graph
+from foretell.plan import read
+from foretell.search.fusion.backtrack import Backtrack, backtrack
+from foretell.search.fusion.baselines import baselines
+from foretell.search.fusion.bound import Bounds, bounds
+from foretell.search.fusion.from_graph import from_graph
+from foretell.search.fusion.from_workload import from_workload
+from foretell.search.fusion.guided import Run, guided
+from foretell.search.fusion.lower import lower
+from foretell.search.fusion.plans import fusion_of, plan_of
+from foretell.search.fusion.problem import Problem
+from foretell.search.fusion.score import Judge, Scored
+from foretell.search.fusion.state import unfused
+from foretell.search.planner import Planned, Planner, Progress, silent
+from foretell.simulate import simulate
+from foretell.workload import Workload
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """The best way to fuse, and what it was held against."""
+
+    best: Scored
+    baselines: Mapping[str, Scored]
+    bounds: Bounds
+    run: Run
+
+
+@dataclass(frozen=True)
+class Fusing(Planner):
+    """Fuse ops and send gradients together, decided jointly for a data-parallel step."""
+
+    name: ClassVar[str] = "fusion"
+    source: ClassVar[str] = "Yi et al., DisCo, TPDS 2022 (method=backtrack); guided is our own"
+    method: Literal["guided", "backtrack"] = "guided"
+    seconds: float = 20.0  # CPU seconds of search, at most
+    evaluations: int = 100_000  # at most
+    seed: int = 0
+    batch: int = 0  # samples of one rank; the workload's where 0
+    reorder: bool = False  # weight gradients may be put off behind all else (not deployed yet)
+    update: Literal["together", "by-message"] = "together"  # when the optimizer may run
+    sharded: bool = False  # reduce-scatter now, all-gather in the next forward (zero=2)
+    epilogue: bool = False  # the compiler writes matrix products itself and adds to their end
+    learned: bool = True  # prices of fused regions by the network where one ships, else formula
+    start: str = ""  # a plan to go on from
+    runs: bool = False  # only what `foretell run` deploys: eager ops, buckets by parameter
+    alpha: float = 1.05  # backtrack: costs above alpha × best are dropped
+    beta: int = 10  # backtrack: changes at once, at most
+    patience: int = 1000  # backtrack: states without gain before it ends
+    heap: int = 50  # backtrack: states kept
+
+    def plan(self, workload: Workload, cluster: Cluster, progress: Progress = silent) -> Planned:
+        """The quickest way to fuse one data-parallel step of a workload."""
+        return self._planned(self.problem(workload, cluster), progress)
+
+    def plan_graph(self, graph: Graph, cluster: Cluster, progress: Progress = silent) -> Planned:
+        """The same for a captured step."""
+        return self._planned(self.problem(graph, cluster), progress)
+
+    def problem(self, model: Workload | Graph, cluster: Cluster) -> Problem:
+        """What is to be fused."""
+        options = {"epilogue": self.epilogue, "learned": self.learned}
+        if isinstance(model, Graph):
+            return from_graph(model, cluster, **options)
+        sized = replace(model, batch=self.batch) if self.batch else model
+        return from_workload(sized, cluster, **options)
+
+    def search(self, problem: Problem, progress: Progress = silent) -> Found:
+        """The best way found; never longer than any baseline."""
+        by_message = self.update == "by-message"
+        rivals = baselines(Judge(problem, by_message))
+        judge = Judge(problem, by_message, self.sharded)
+        run = Run(judge, self.seconds, self.evaluations, _telling(progress))
+        if self.runs:
+            rivals = {name: r for name, r in rivals.items() if not r.fusion.members}
+        for rival in rivals.values():
+            run.see(rival)
+        judge.evaluations += len(rivals)
+        start = fusion_of(read(self.start), problem) if self.start else None
+        if self.runs:
+            run.see(judge.score(unfused(problem)))
+        elif self.method == "backtrack":
+            how = Backtrack(self.alpha, self.beta, self.patience, self.heap)
+            backtrack(run, how, seed=self.seed, start=start)
+        else:
+            guided(run, seed=self.seed, start=start, reorder=self.reorder)
+        assert run.best is not None
+        assert run.shortest is not None
+        return Found(run.best, rivals, bounds(judge, run.shortest), run)
+
+    def _require_runs(self) -> None:
+        more = [n for n in ("reorder", "sharded", "start") if getattr(self, n)]
+        if self.runs and (more or self.update != "together"):
+            raise InputError(
+                f"`runs=yes` beside {', '.join(more) or 'update=by-message'}",
+                hint="deployed are buckets of eager ops, updated together",
+            )
+
+    def _planned(self, problem: Problem, progress: Progress) -> Planned:
+        began = time.process_time()
+        self._require_runs()
+        _require_room(problem, self.start)
+        found = self.search(problem, progress)
+        best = found.best
+        plain = _judge_of(found.run.judge, best)
+        played = simulate(lower(plain, best)).seconds
+        steps = {name: rival.step for name, rival in found.baselines.items()}
+        return Planned(
+            plan_of(best),
+            float(played),
+            min(steps.values()),
+            steps,
+            found.bounds.proven,
+            found.run.judge.evaluations,
+            time.process_time() - began,
+            _notes(found, self),
+        )
+
+
+def _judge_of(judge: Judge, best: Scored) -> Judge:
+    """The judge of a state: a baseline that is not sharded was judged by another."""
+    return Judge(judge.problem, judge.by_message, best.gathers is not None)
+
+
+def _telling(progress: Progress) -> Callable[[float, float, int], None]:
+    def tell(step: float, bound: float, many: int) -> None:
+        progress(f"{many} evaluations, bound {bound:.6g} s", step)
+
+    return tell
+
+
+def _require_room(problem: Problem, start: str) -> None:
+    if start and not Path(start).is_file():
+        raise InputError(f"there is no plan `{start}` to go on from")
+    held = unfused(problem).held
+    if held > problem.room:
+        raise InfeasibleError(
+            f"`{problem.model}` keeps {held / 2**30:.1f} GiB on each rank; "
+            f"`{problem.device.name}` has {problem.room / 2**30:.1f}",
+            hint="give fewer samples a rank: fusion:batch=…",
+        )
+
+
+def _notes(found: Found, asked: Fusing) -> tuple[str, ...]:
+    best = found.best
+    problem, fusion = best.fusion.problem, best.fusion
+    sizes = [float(problem.sizes[b].sum()) for b in best.buckets.lists()]
+    ways = sorted({problem.wire.way(s) for s in sizes})
+    notes = [
+        f"{len(problem)} ops in {fusion.num_groups} kernels, "
+        f"{int(fusion.copied.sum())} computed again",
+        f"{len(problem.gradients)} gradients in {len(sizes)} messages ({', '.join(ways)})",
+        f"the same kernels with the best messages there could be: {found.bounds.bound:.6g} s; "
+        f"with nothing waiting for anything: {found.bounds.overlap:.6g} s",
+    ]
+    if fusion.late.any():
+        late = int(fusion.late.sum())
+        notes.append(f"{late} weight gradients put off to the end: no deployment does that yet")
+    if best.gathers is not None:
+        many = len(best.gathers)
+        notes.append(
+            f"parameters gathered in {many} messages while the forward runs (as FSDP does)"
+        )
+    if best.buckets.parts.max() > 1:
+        notes.append(f"messages in parts: {best.buckets.parts.tolist()}")
+    return tuple(notes)

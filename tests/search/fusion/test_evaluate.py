@@ -1,0 +1,117 @@
+"""The compiled lanes against the simulator, and the messages that are found exactly."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from foretell.search.fusion import moves
+from foretell.search.fusion.backtrack import _random_move
+from foretell.search.fusion.lanes import ends, packed, talk
+from foretell.search.fusion.lower import lower
+from foretell.search.fusion.score import Judge, best_buckets, buckets_of, own_buckets
+from foretell.search.fusion.state import unfused
+from foretell.simulate import simulate
+from tests.search.fusion.cases import chain, problems, wire
+
+QUICK = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def wandered(problem, seed, steps=12):
+    """A random legal state."""
+    dice, state = random.Random(seed), unfused(problem)
+    for _ in range(steps):
+        moved = _random_move(state, dice.choice(("copy", "merge")), dice)
+        state = moved.fusion if moved else state
+    return state
+
+
+@QUICK
+@given(problems(), st.integers(0, 999), st.booleans(), st.booleans(), st.data())
+def test_lanes_give_what_the_simulator_gives(problem, seed, by_message, sharded, data):
+    judge = Judge(problem, by_message, sharded)
+    state = wandered(problem, seed)
+    late = [i for i in moves.put_off(problem)[0] if data.draw(st.booleans())]
+    order = data.draw(st.permutations(range(len(problem.gradients))))
+    cut = data.draw(st.integers(1, len(order)))
+    lists = [list(b) for b in (order[:cut], order[cut:]) if b]
+    parts = [data.draw(st.integers(1, 3)) for _ in lists]
+    scored = judge.score(state.put_off(late), buckets_of(lists, parts))
+    graph = lower(judge, scored)
+    for engine in ("readable", "compiled"):
+        assert simulate(graph, engine=engine).seconds == pytest.approx(scored.step, rel=1e-12)
+
+
+@QUICK
+@given(problems(), st.integers(0, 999))
+def test_a_move_played_from_the_last_state_gives_what_playing_anew_gives(problem, seed):
+    judge, dice = Judge(problem), random.Random(seed)
+    scored = judge.score(unfused(problem))
+    for _ in range(10):
+        moved = _random_move(scored.fusion, dice.choice(("copy", "merge")), dice)
+        if moved is None:
+            continue
+        live = [g for g in moved.touched if moved.fusion.group[g] == g]
+        scored = judge.after(scored, moved.fusion, live)
+        anew = Judge(problem).score(moved.fusion)
+        assert scored.step == anew.step
+        assert scored.compute == anew.compute
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 1e-2), st.floats(1e3, 1e8)), min_size=1, max_size=7))
+def test_messages_of_neighbours_are_the_best_of_all_cuts(rows):
+    ready = np.sort(np.array([r for r, _ in rows]))
+    sizes, laws = np.array([s for _, s in rows]), wire().laws
+    n = len(rows)
+    firsts, through = packed(ready, sizes, laws)
+    tried = []
+    for cuts in itertools.product((0, 1), repeat=n - 1):
+        edges = [0, *(k + 1 for k, c in enumerate(cuts) if c), n]
+        tried.append(_through(ready, sizes, edges, laws))
+    assert through == pytest.approx(min(tried), rel=1e-12)
+    assert _through(ready, sizes, [*firsts.tolist(), n], laws) == pytest.approx(through, rel=1e-12)
+
+
+def _through(ready, sizes, edges, laws):
+    many = len(edges) - 1
+    first, ones = np.array(edges, np.int64), np.ones(many, np.int64)
+    end, done = np.zeros(many), np.zeros(many)
+    member = np.arange(len(ready))
+    return talk(ready, sizes, first, member, ones, laws, 0.0, 0.0, False, end, done, 0)
+
+
+def test_lanes_taken_up_in_the_middle_end_the_same():
+    problem = chain(["add"] * 6, gradients=[(i, 1e6 * (i + 1)) for i in range(6)])
+    scored = Judge(problem).score(unfused(problem))
+    end = scored.end.copy()
+    assert ends(scored.fusion.order, scored.cost, end, 3) == scored.compute
+    buckets = own_buckets(problem, scored.ready)
+    whole, done = np.zeros(6), np.zeros(6)
+    given_ = (
+        buckets.first,
+        buckets.member,
+        buckets.parts,
+        problem.wire.laws,
+        scored.compute,
+        1e-4,
+        True,
+    )
+    step = talk(scored.ready, problem.sizes, *given_, whole, done, 0)
+    assert talk(scored.ready, problem.sizes, *given_, whole, done, 4) == step
+
+
+def test_a_late_gradient_leaves_last_and_others_earlier():
+    problem = chain(["add", "mul", "add"], gradients=[(0, 1e6), (2, 1e6)])
+    state = unfused(problem)
+    assert moves.put_off(problem) == [[2], [2]]  # op0 is read by others, so it stays where it is
+    assert state.put_off([2]).order.tolist() == [0, 1, 2]
+
+
+def test_more_messages_than_needed_are_not_sent():
+    problem = chain(["add"] * 4, gradients=[(3, 1e3)] * 5)
+    scored = Judge(problem).score(unfused(problem))
+    assert len(best_buckets(problem, scored.ready)) == 1

@@ -1,0 +1,187 @@
+"""What may be fused, by class, size, reuse, side, rings and memory."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretell.errors import InputError
+from foretell.plan import Plan
+from foretell.search.fusion import legal
+from foretell.search.fusion.backtrack import _random_move
+from foretell.search.fusion.baselines import like_inductor, like_xla
+from foretell.search.fusion.plans import buckets_from, fusion_of, plan_of
+from foretell.search.fusion.problem import BACKWARD, FORWARD, Gradient, Problem, edges_of
+from foretell.search.fusion.score import Judge
+from foretell.search.fusion.state import fused, unfused
+from tests.search.fusion.cases import DEVICE, chain, problems, wire
+from tests.search.fusion.test_evaluate import QUICK, wandered
+
+
+@QUICK
+@given(problems(), st.integers(0, 999))
+def test_every_state_a_move_reaches_is_legal(problem, seed):
+    dice, state = random.Random(seed), unfused(problem)
+    for _ in range(12):
+        moved = _random_move(state, dice.choice(("copy", "merge")), dice)
+        state = moved.fusion if moved else state
+    legal.require(state)
+    place = {int(g): k for k, g in enumerate(state.order)}
+    assert len(place) == state.num_groups
+    for s, t, is_copied in zip(problem.source, problem.target, state.copied, strict=True):
+        if not is_copied:  # nothing runs before what it reads
+            assert place[int(state.group[s])] <= place[int(state.group[t])]
+
+
+@QUICK
+@given(problems())
+def test_baselines_are_legal(problem):
+    for state in (like_xla(problem), like_inductor(problem)):
+        legal.require(state)
+
+
+@QUICK
+@given(problems(), st.integers(0, 999))
+def test_plans_read_back(problem, seed):
+    scored = Judge(problem).score(wandered(problem, seed))
+    plan = plan_of(scored)
+    assert Plan.parse(str(plan)) == plan
+    again = fusion_of(plan, problem)
+    assert again.group.tolist() == scored.fusion.group.tolist()
+    assert Judge(problem).score(again, buckets_from(plan, problem)).step == scored.step
+
+
+def test_products_and_library_kernels_stay_alone():
+    problem = chain(["mm", "add", "convolution_backward"])
+    state = unfused(problem)
+    assert "never fused" in legal.why_not(state, 1, 2)
+    assert legal.merge(state, 0, 1) is None
+    opened = Problem(**{**_fields(problem), "epilogue": True})
+    assert legal.merge(unfused(opened), 0, 1) is not None
+
+
+def test_a_ring_is_refused():
+    # 0 → 1 (a product) → 2 and 0 → 2: one kernel of 0 and 2 would wait for 1, which waits for it
+    problem = chain(["add", "mm", "add"])
+    rows = [(0, 1, 0), (1, 2, 0), (0, 2, 0)]
+    source, target, pattern = edges_of(rows)
+    ringed = Problem(**{**_fields(problem), "source": source, "target": target, "pattern": pattern})
+    assert legal.merge(unfused(ringed), 0, 2) is None
+    with pytest.raises(InputError, match="waits for itself"):
+        legal.require(fused(ringed, [(0, 2)]))
+
+
+def test_a_copy_breaks_no_ring_and_frees_the_maker():
+    problem = chain(["add", "mm", "add"])
+    source, target, pattern = edges_of([(0, 1, 0), (1, 2, 0), (0, 2, 0)])
+    ringed = Problem(**{**_fields(problem), "source": source, "target": target, "pattern": pattern})
+    edge = next(e for e in range(3) if (source[e], target[e]) == (0, 2))
+    copied = legal.copy(unfused(ringed), edge)
+    assert copied is not None
+    assert copied.order.tolist() == [0, 1, 2]
+    assert not copied.is_dead(0)  # the product still reads it
+
+
+def test_an_op_whose_every_reader_has_a_copy_costs_nothing():
+    problem = chain(["add", "add", "add"])
+    state = legal.copy(unfused(problem), 0)
+    assert state.is_dead(0)
+    assert Judge(problem).prices.groups(state, [0]) == [0.0]
+
+
+def test_a_copy_reads_memory_never_another_copy():
+    problem = chain(["add", "add", "add", "mul"])
+    for first, second in ((0, 1), (1, 0), (1, 2), (2, 1)):
+        state = legal.copy(unfused(problem), first)
+        assert legal.copy(state, second) is None
+    both = unfused(problem).with_copy(0).with_copy(1)
+    with pytest.raises(InputError, match="another copy"):
+        legal.require(both)
+
+
+def test_random_numbers_are_not_drawn_twice():
+    problem = chain(["dropout", "add"])
+    assert legal.copy(unfused(problem), 0) is None
+    assert legal.merge(unfused(problem), 0, 1) is not None
+
+
+def test_dear_ops_are_not_computed_for_every_reader_of_a_broadcast():
+    problem = chain(["gelu", "add"])
+    small = replace(problem.ops[0], elements=256.0, looped=256.0)
+    wide = Problem(**{**_fields(problem), "ops": (small, problem.ops[1])})
+    assert not legal.edge_fits(wide, 0)
+    cheap = Problem(**{**_fields(problem), "ops": (replace(small, word="add"), problem.ops[1])})
+    assert legal.edge_fits(cheap, 0)
+
+
+def test_a_kernel_has_so_many_ops():
+    problem = chain(["add"] * 70)
+    state = unfused(problem)
+    for i in range(1, legal.MOST):
+        state = legal.merge(state, 0, i)
+    assert legal.merge(state, 0, legal.MOST) is None
+    with pytest.raises(InputError, match="64 at most"):
+        legal.require(fused(problem, [tuple(range(70))]))
+
+
+def test_forward_and_backward_are_compiled_apart_and_copies_mind_the_memory():
+    problem = chain(["add", "add", "add"], side=FORWARD)
+    ops = (*problem.ops[:2], replace(problem.ops[2], side=BACKWARD))
+    both = Problem(**{**_fields(problem), "ops": ops})
+    assert legal.merge(unfused(both), 1, 2) is None
+    edge = 1  # op2 of the backward reads op1
+    kept = unfused(both).held
+    copied = legal.copy(unfused(both), edge)
+    assert copied.held == kept  # what op1 reads is kept instead of op1
+    larger = replace(ops[0], bytes=ops[0].bytes * 2)
+    full = Problem(**{**_fields(both), "ops": (larger, *ops[1:]), "room": kept})
+    assert legal.copy(unfused(full), edge) is None
+
+
+def test_hand_written_mistakes_are_named():
+    problem = chain(["add", "mm", "add", "mul"], gradients=[(3, 1e6), (2, 1e6)])
+    for plan, words in (
+        (Plan(regions=(("op0", "op1"),)), "nothing is fused in front of `op1`, a mm"),
+        (Plan(regions=(("op0", "op3"),)), "falls apart"),
+        (Plan(regions=(("op0", "opp"),)), "unknown op in a region of the plan: `opp`"),
+        (Plan(regions=(("op2", "op3"), ("op3",))), "is in 2 regions"),
+        (Plan(regions=(("op3", "op0*"),)), "nothing in the region"),
+        (Plan(model="f" * 16), "was made for model ffff"),
+    ):
+        with pytest.raises(InputError, match=words.replace("(", r"\(").replace("*", r"\*")):
+            fusion_of(plan, problem)
+    for plan, words in (
+        (Plan(buckets=(("p0", "p9"),)), "unknown parameter in a bucket of the plan: `p9`"),
+        (Plan(buckets=(("p0",), ("p0", "p1"))), "is in 2 buckets"),
+        (Plan(buckets=(("p0",),)), "`p1` is in no bucket"),
+    ):
+        with pytest.raises(InputError, match=words):
+            buckets_from(plan, problem)
+
+
+def test_a_step_without_gradients_or_with_one_op_is_refused():
+    problem = chain(["add", "add"])
+    with pytest.raises(InputError, match="has no gradients"):
+        Problem(**{**_fields(problem), "gradients": ()})
+    none = np.zeros(0, np.int64)
+    with pytest.raises(InputError, match="has 1 op"):
+        Problem(
+            "one",
+            "",
+            problem.ops[:1],
+            none,
+            none,
+            none,
+            (Gradient("p", 4.0, 0),),
+            0.0,
+            wire(),
+            DEVICE,
+        )
+
+
+def _fields(problem):
+    names = Problem.__dataclass_fields__
+    return {name: getattr(problem, name) for name in names}
