@@ -1,0 +1,100 @@
+"""`foretell bench`: measure this machine, and write what predictions read."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from foretell.cli.output import answer, json_option, say
+from foretell.cli.progress import working
+
+
+@click.command()
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), default=Path("bench"), show_default=True,
+    help="Folder for what it finds.",
+)  # fmt: skip
+@click.option("--ops/--no-ops", default=True, help="Operators on the device and to the host.")
+@click.option("--links/--no-links", default=True, help="Collectives and cores between ranks.")
+@click.option("--ranks", type=click.IntRange(2, 16), default=2, show_default=True)
+@click.option("--networks", default="loopback", show_default=True, help="By comma, as in `lab`.")
+@click.option("--seconds", type=float, default=120.0, show_default=True, help="For operators.")
+@click.option("--device", default="auto", show_default=True, help="For operators: cuda or cpu.")
+@json_option
+def command(
+    output: Path, ops: bool, links: bool, ranks: int, networks: str, seconds: float, device: str,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Measure operators, links and collectives here: a table, and a cluster to predict on."""
+    output.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Any] = {"folder": str(output)}
+    if links:
+        found |= _links(output, ranks, [n.strip() for n in networks.split(",")])
+    if ops:
+        found |= _ops(output, seconds, device)
+    answer(found, as_json, _text)
+
+
+def _links(output: Path, ranks: int, networks: list[str]) -> dict[str, Any]:
+    from contextlib import ExitStack
+
+    from foretell.pytorch.lab import table
+    from foretell.pytorch.lab.machines import write_cluster, write_links
+    from foretell.pytorch.lab.matrix import Lab, measure_machine, permitted
+    from foretell.pytorch.lab.table import Config
+
+    configs, why = permitted([Config("", "ddp", n, ranks) for n in networks])
+    if why:
+        say(f"{why}: only loopback is measured")
+    with working("bench") as tell, ExitStack() as stack:
+        lab = Lab(output, stack)
+        machine = measure_machine(lab, configs, tell)
+        pool = lab.pool(ranks, _network(configs[0].network))
+        machine["ceilings"] = pool.ask({"do": "ceilings"})[0]
+    table.write(output / table.MACHINE, machine)
+    cluster = write_cluster(output, machine, configs[0].network, ranks)
+    fits = [f for f in machine["fits"] if f["ranks"] == ranks]
+    return {"links": fits, "cores": machine["cores"], "cluster": str(cluster),
+            "table": str(write_links(output, machine))}  # fmt: skip
+
+
+def _network(name: str) -> Any:
+    from foretell.pytorch.lab.network import network
+
+    return network(name)
+
+
+def _ops(output: Path, seconds: float, device: str) -> dict[str, Any]:
+    from foretell.errors import InputError
+    from foretell.pytorch.bench import load
+    from foretell.pytorch.bench.command import main
+
+    path = output / "ops.csv"
+    arguments = ["-o", str(path), "--seconds", str(seconds), "--device", device, "--resume"]
+    with working("operators"), contextlib.redirect_stdout(sys.stderr):
+        code = main(arguments)
+    if code:
+        raise InputError("the operators could not be measured", hint="what is wrong stands above")
+    return {"ops": str(path), "ops_rows": len(list(load(path)))}
+
+
+def _text(found: dict[str, Any]) -> str:
+    from foretell.report import words
+
+    lines = []
+    for fit in found.get("links", ()):
+        lines.append(
+            f"{fit['ranks']} x {fit['network']:16} all-reduce: {words.seconds(fit['latency'])} and "
+            f"{fit['bandwidth'] / 1e6:.4g} MB/s a link"
+        )
+    for row in found.get("cores", ()):
+        took = f"{row['stretch']:.2f} times as long as its core seconds"
+        lines.append(f"{row['ranks']} ranks at work at once: {took}")
+    for key in ("cluster", "table", "ops"):
+        if key in found:
+            lines.append(f"written: {found[key]}")
+    return "\n".join(lines)

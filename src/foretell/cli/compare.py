@@ -1,0 +1,99 @@
+"""`foretell compare`: a predicted step beside a measured one, and where they part."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from foretell.cli.output import answer, json_option, output_option, write_output
+
+if TYPE_CHECKING:
+    from foretell.simulate import Timeline
+
+
+@click.command()
+@click.argument("predicted", type=click.Path(path_type=Path))
+@click.argument("measured", type=click.Path(path_type=Path))
+@click.option("--most", type=click.IntRange(min=1), default=10, show_default=True, help="Tasks.")
+@output_option
+@json_option
+def command(predicted: Path, measured: Path, most: int, output: Path | None, as_json: bool) -> None:
+    """Line up two steps task by task: where they part, and how much of the gap each task explains.
+
+    Each is a graph (played) or a trace (as it was measured).
+    """
+    from foretell.simulate.compare import compare
+
+    one, other = timeline_of(predicted), timeline_of(measured)
+    found = compare(one, other)
+    shown = found.parts[:most]
+    value = {
+        **asdict(found),
+        "parts": [asdict(p) | {"seconds": p.seconds} for p in shown],
+        "gap": found.gap,
+    }
+    value["rest_of_path"] = sum(p.seconds for p in found.parts[most:])
+    answer(_renamed(value), as_json, _text)
+    write_output([("predicted", one), ("measured", other)], output)
+
+
+def timeline_of(path: Path) -> Timeline:
+    """The timeline in a file: a graph is played, a trace is what it measured."""
+    from foretell.graph.file import is_graph_file, load
+    from foretell.simulate import Timeline, simulate
+
+    if not path.is_dir() and is_graph_file(path):
+        return simulate(load(path))
+    from foretell.trace import read
+
+    found = read(path)
+    if "measured" not in found.graph.facts:
+        return simulate(found.graph)
+    return Timeline(found.graph, found.start, found.end)
+
+
+def _renamed(value: dict[str, Any]) -> dict[str, Any]:
+    """Times named as everywhere in JSON."""
+    times = ("predicted", "measured", "gap", "elsewhere", "rest_of_path")
+    return {f"{k}_s" if k in times else k: v for k, v in value.items()}
+
+
+def _text(found: dict[str, Any]) -> str:
+    from foretell.report import words
+
+    gap = found["gap_s"]
+    lines = [
+        f"predicted {words.seconds(found['predicted_s'])}, "
+        f"measured {words.seconds(found['measured_s'])} "
+        f"({100 * (found['predicted_s'] / found['measured_s'] - 1):+.1f} %)",
+        f"{found['matched']} tasks in both, {found['only_predicted']} only predicted, "
+        f"{found['only_measured']} only measured",
+        "",
+        "along the predicted critical path:",
+    ]
+    for part in found["parts"]:
+        why = f"ran {_signed(part['ran'])}, waited {_signed(part['waited'])}"
+        lines.append(
+            f"  {part['name'][:32]:32} {part['lane'][:22]:22} {_signed(part['seconds']):>10} "
+            f"{_share(part['seconds'], gap):>6}  {why}"
+        )
+    lines.append(f"  {'the rest of the path':55} {_signed(found['rest_of_path_s']):>10} "
+                 f"{_share(found['rest_of_path_s'], gap):>6}")  # fmt: skip
+    lines.append(f"  {'elsewhere':55} {_signed(found['elsewhere_s']):>10} "
+                 f"{_share(found['elsewhere_s'], gap):>6}")  # fmt: skip
+    lines += ["", "lane, taken as predicted and as measured, part of the gap:"]
+    for lane in found["lanes"]:
+        took = f"{words.seconds(lane['predicted']):>10} {words.seconds(lane['measured']):>10}"
+        lines.append(f"  {lane['name'][:32]:32} {took} {_signed(lane['explains']):>10}")
+    return "\n".join(lines)
+
+
+def _signed(seconds: float) -> str:
+    return f"{1e3 * seconds:+.2f} ms"
+
+
+def _share(seconds: float, gap: float) -> str:
+    return f"{100 * seconds / gap:.0f} %" if abs(gap) > 1e-12 else "-"

@@ -1,0 +1,139 @@
+"""`foretell lab`: a matrix of small runs on ranks behind shaped links, beside what was foretold."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from foretell.cli.output import Command, answer, json_option, say
+from foretell.cli.progress import working
+
+
+def _words(default: str, text: str, *names: str) -> Callable[[Command], Command]:
+    return click.option(*names, default=default, show_default=True, help=text)
+
+
+@click.command()
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), default=Path("lab"), show_default=True,
+    help="Folder of rows; a run that was stopped goes on there.",
+)  # fmt: skip
+@_words("mlp,wide,cnn,encoder,rnn,embedding", "By comma.", "--models")
+@_words("ddp,1mb,one,layers,late", "By comma; or a plan as `run` takes it.", "--plans")
+@_words("100mbit,1gbit,loopback", "By comma: 100mbit, 1gbit+100mbit, 100mbit~5ms.", "--networks")
+@_words("2", "By comma, 1 to 16.", "--ranks")
+@_words("1", "Threads of each rank, such as 2+1.", "--threads")
+@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True)
+@click.option("--warmup", type=click.IntRange(min=0), default=1, show_default=True)
+@click.option("--minutes", type=float, default=20.0, show_default=True, help="No run begins later.")
+@click.option("--notes", is_flag=True, help="Write foretold and measured timelines of every run.")
+@click.option("--no-run", is_flag=True, help="Only tell of what is in the folder.")
+@json_option
+def command(**options: Any) -> None:
+    """Run models x plans x networks on this machine, again and again, and hold predictions to it.
+
+    Ranks live in network namespaces with shaped links; without the rights for that all runs are on
+    loopback.
+    """
+    from foretell.pytorch.lab import fit, table
+    from foretell.pytorch.lab.foretold import Known
+
+    folder: Path = options["output"]
+    done = {} if options["no_run"] else _run(folder, options)
+    known, rows = Known.read(folder), table.rows(folder)
+    knobs = fit.load(folder / fit.FITTED) if (folder / fit.FITTED).exists() else None
+    answer(_summary(known, rows, knobs, done), options["as_json"], _text)
+    if options["notes"]:
+        from foretell.pytorch.lab.timelines import write
+
+        paths = write(folder, known, knobs)
+        say(f"{len(paths)} timelines in {folder / 'timelines'}; lay two beside each other with "
+            "`foretell compare`")  # fmt: skip
+    say(f"written: {folder}")
+
+
+def _run(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+    from foretell.pytorch.lab.matrix import Asked, permitted, run
+
+    configs, why = permitted(_configs(options))
+    if why:
+        say(f"{why}: every network is loopback")
+    asked = Asked(
+        configs, options["rounds"], options["steps"], options["warmup"],
+        60.0 * options["minutes"], options["notes"],
+    )  # fmt: skip
+    before = signal.signal(signal.SIGTERM, _stop)  # as Ctrl-C: nothing stays behind
+    try:
+        with working("lab") as tell:
+            return {**run(folder, asked, tell), "fallback": why}
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stop(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _configs(options: dict[str, Any]) -> list[Any]:
+    from foretell.errors import InputError
+    from foretell.pytorch.lab.network import network
+    from foretell.pytorch.lab.table import Config
+
+    ranks = [int(r) if r.isdecimal() else 0 for r in options["ranks"].split(",")]
+    if not all(0 < r <= 16 for r in ranks):
+        raise InputError(f"`{options['ranks']}` ranks", hint="use 1 to 16, such as 1,2,4")
+    if not all(t.isdecimal() and int(t) > 0 for t in options["threads"].split("+")):
+        raise InputError(f"`{options['threads']}` threads", hint="use 1, or 2+1 for each rank")
+    networks = [network(n).name for n in options["networks"].split(",")]
+    plans = options["plans"].split(";") if "=" in options["plans"] else options["plans"].split(",")
+    return [
+        Config(model, plan, net if r > 1 else "loopback", r, options["threads"])
+        for r in ranks
+        for net in (networks if r > 1 else networks[:1])
+        for model in options["models"].split(",")
+        for plan in plans
+    ]
+
+
+def _summary(known: Any, rows: list[Any], knobs: Any, done: dict[str, Any]) -> dict[str, Any]:
+    from foretell.pytorch.lab.foretold import held
+    from foretell.pytorch.lab.judge import judged, picks
+
+    found = held(known, rows, knobs)
+    return {
+        "machine": known.machine["machine"],
+        "rows": [
+            vars(h.config)
+            | {"measured_s": h.measured, "predicted_s": h.predicted, "error": h.error}
+            | {"spread": h.spread, "stretch": h.stretch, "runs": h.runs}
+            for h in found
+        ],
+        "picks": picks(found),
+        "figures": judged(found) if found else {},
+        "is_fitted": knobs is not None,
+        "done": done,
+    }
+
+
+def _text(value: dict[str, Any]) -> str:
+    from foretell.report import words
+
+    lines = []
+    for row in value["rows"]:
+        name = f"{row['model']} {row['plan']} on {row['ranks']} x {row['network']}"
+        lines.append(
+            f"{name:46} measured {words.seconds(row['measured_s']):>9} +-{row['spread']:4.0%}  "
+            f"predicted {words.seconds(row['predicted_s']):>9} ({row['error']:+.1%})"
+        )
+    if value["figures"]:
+        from foretell.pytorch.lab.judge import text
+
+        figures = value["figures"]
+        lines += ["", f"runs of the same lie {figures['spread']:.1%} apart (mean)"]
+        lines.append(text(figures, "after fit" if value["is_fitted"] else "as foretold"))
+    return "\n".join(lines)

@@ -1,0 +1,131 @@
+"""Feeds measured runs back: what work, wires and messages cost here beyond what bench could see.
+
+Turned one after another until nothing gets better (coordinate descent over a grid that narrows):
+
+    compute   a core's seconds beside other ranks; then of each model      the op table
+    wire      a message's seconds beside work; then of each network        α–β
+    interference, launch, copy, wake, stretch                              what ranks cost others
+
+so that this is least, over configurations i and knobs k (→ `loss`):
+
+    Σ |log(predicted / measured)| / (spread + NOISE)  +  Σ (log k / PRIOR)² / 2
+
+A configuration whose runs lie far apart says little, and a knob stays where bench has put it unless
+the runs insist: a tenth of them is not much to learn seven numbers from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+from zlib import crc32
+
+from foretell.errors import InputError
+from foretell.pytorch.lab import table
+from foretell.pytorch.lab.foretold import Known, foretell
+from foretell.pytorch.lab.step import Knobs
+from foretell.pytorch.lab.table import Config, Row
+
+FITTED = "fitted.json"
+PRIOR = 0.25  # a knob off by that much in logarithm is as odd as a run off by its own spread
+OWN = 0.1  # likewise, of a model or a network beside all others
+NOISE = 0.05  # added to a spread, which few runs tell badly
+_PLAIN = ("compute", "wire", "interference", "launch", "copy", "wake", "stretch")
+_GRIDS = (1.5, 1.2, 1.08)  # factors up and down, coarse to fine
+_LIMITS = {"compute": (0.7, 2.0), "wire": (0.8, 2.0), "stretch": (0.5, 1.3)}
+_LIMITS |= dict.fromkeys(("interference", "launch", "copy", "wake"), (0.25, 8.0))
+
+Case = tuple[Config, float, float, float]  # what, how busy, measured, spread
+
+
+def chosen(configs: list[Config], share: float) -> list[Config]:
+    """A share of configurations, the same ones whenever they are asked for."""
+    if not 0 < share <= 1:
+        raise InputError(f"a share of {share} to fit on", hint="use more than 0, at most 1")
+    ranked = sorted(configs, key=lambda c: crc32(str(c).encode()))
+    return ranked[: max(1, round(share * len(ranked)))]
+
+
+def fit(known: Known, rows: list[Row], start: Knobs | None = None) -> Knobs:
+    """Knobs under which these runs are foretold best."""
+    cases = cases_of(rows)
+    if not cases:
+        raise InputError("there are no runs to fit to", hint="measure some: foretell lab")
+    knobs = start or Knobs()
+    for factor in _GRIDS:
+        for name in _PLAIN * 2:
+            knobs = _turned(known, cases, knobs, name, factor)
+    return _by_group(known, cases, knobs)
+
+
+def cases_of(rows: list[Row]) -> list[Case]:
+    """Configurations with how busy the machine was, what they took, and how far runs lie apart."""
+    return [
+        (config, mean(row.stretch for row in group), table.middle(group), table.spread(group))
+        for config, group in table.by_config(rows).items()
+    ]
+
+
+def loss(known: Known, cases: list[Case], knobs: Knobs) -> float:
+    """What is to be least."""
+    odd = sum((math.log(getattr(knobs, name)) / PRIOR) ** 2 for name in _PLAIN)
+    own = [*knobs.models.values(), *knobs.wires.values()]
+    odd += sum((math.log(value) / OWN) ** 2 for value in own)
+    return sum(_off(known, case, knobs) for case in cases) + odd / 2
+
+
+def _off(known: Known, case: Case, knobs: Knobs) -> float:
+    config, busy, measured, spread = case
+    predicted = foretell(known, config, busy, knobs).seconds
+    return abs(math.log(predicted / measured)) / (spread + NOISE)
+
+
+def _turned(known: Known, cases: list[Case], knobs: Knobs, name: str, factor: float) -> Knobs:
+    """The best of a knob as it is, turned up, and turned down."""
+    low, high = _LIMITS[name]
+    value = getattr(knobs, name)
+    choices = [value, min(high, value * factor), max(low, value / factor)]
+    return min(
+        (replace(knobs, **{name: choice}) for choice in dict.fromkeys(choices)),
+        key=lambda k: loss(known, cases, k),
+    )
+
+
+def _by_group(known: Known, cases: list[Case], knobs: Knobs) -> Knobs:
+    """Each model's own work and each network's own wire, drawn to what is common."""
+    groups: tuple[tuple[str, Callable[[Config], str]], ...] = (
+        ("wires", lambda c: c.network),
+        ("models", lambda c: c.model),
+    )
+    for field, key in groups:
+        for name in sorted({key(case[0]) for case in cases}):
+            mine = [case for case in cases if key(case[0]) == name]
+            knobs = _own(known, mine, knobs, field, name)
+    return knobs
+
+
+def _own(known: Known, mine: list[Case], knobs: Knobs, field: str, name: str) -> Knobs:
+    def turned(factor: float) -> Knobs:
+        own: dict[str, Any] = {field: {**getattr(knobs, field), name: factor}}
+        return replace(knobs, **own)
+
+    grid = [1.06**k for k in range(-4, 5)]
+    return turned(min(grid, key=lambda factor: loss(known, mine, turned(factor))))
+
+
+def save(path: Path, knobs: Knobs, told: dict[str, Any]) -> None:
+    """Write knobs, and what is known of how good they are."""
+    table.write(path, {"knobs": asdict(knobs), **told})
+
+
+def load(path: Path) -> Knobs:
+    """Knobs that were fitted."""
+    found = table.read(path)
+    known = {f.name for f in fields(Knobs)}
+    if not isinstance(found, dict) or not set(found.get("knobs", {"": 0})) <= known:
+        raise InputError(f"`{path}` holds nothing that was fitted", hint="make it: foretell fit")
+    return Knobs(**found["knobs"])

@@ -1,0 +1,130 @@
+"""What the laboratory's runs were foretold to take, from one rank by itself and bench alone.
+
+How busy the machine was is no part of a prediction but of the question: a run's row says what a
+core was worth just before and after it (`stretch`), and the step is foretold for such a machine.
+Without it (`is_blind`) the cores are taken as bench found them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from foretell.errors import InputError
+from foretell.graph import Graph
+from foretell.pytorch.lab import plans, table
+from foretell.pytorch.lab.prices import Prices
+from foretell.pytorch.lab.step import Host, Knobs, Setting, step
+from foretell.pytorch.lab.table import Config, Row
+from foretell.simulate import Timeline, simulate
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What predictions start from: the folder of a laboratory, or part of one."""
+
+    profiles: dict[str, Any]
+    machine: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> Known:
+        found = [table.read(folder / name) for name in (table.PROFILES, table.MACHINE)]
+        if None in found:
+            raise InputError(
+                f"`{folder}` has no {table.PROFILES} or no {table.MACHINE}",
+                hint="make them with `foretell lab -o FOLDER`",
+            )
+        return cls(*found)
+
+    def cores(self, ranks: int) -> dict[str, float]:
+        """What bench found when that many ranks worked at once, or nearly that many."""
+        rows = {row["ranks"]: row for row in self.machine["cores"]}
+        plain = {"stretch": 1.0, "late": 1.0, "cpu_s": 0.0}
+        return plain | rows[min(rows, key=lambda n: abs(n - ranks))] if rows else plain
+
+    def host(self, ranks: int, network: str) -> Host:
+        """What starting a message, copying a gradient and waking cost a rank."""
+        small = [
+            row["cpu_s"]
+            for row in sorted(self.machine["links"], key=lambda row: row["bytes"])
+            if (row["op"], row["ranks"], row["network"]) == ("all_reduce", ranks, network)
+        ]
+        rate = self.machine.get("ceilings", {}).get("bytes", 0.0)
+        plain = Host()
+        return Host(
+            small[0] if small else plain.launch,
+            2.0 / rate if rate else plain.copy,  # a copy reads and writes each byte
+            self.cores(ranks).get("woke_s", 0.0),
+        )
+
+
+@dataclass(frozen=True)
+class Held:
+    """One configuration: foretold, measured, and how far its runs lie apart."""
+
+    config: Config
+    predicted: float
+    measured: float
+    spread: float  # mean distance of runs from their median, relative
+    stretch: float
+    runs: int
+
+    @property
+    def error(self) -> float:
+        """Relative error of the prediction."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def beyond(self) -> float:
+        """What of the error the spread of runs does not account for."""
+        return max(0.0, abs(self.error) - self.spread)
+
+
+def graph(known: Known, config: Config, stretch: float = 0.0, knobs: Knobs | None = None) -> Graph:
+    """The foretold step of a configuration as a graph."""
+    if config.model not in known.profiles:
+        raise InputError(f"nobody profiled `{config.model}`", hint="run `foretell lab` with it")
+    profile = known.profiles[config.model]
+    prices = Prices(known.machine, config.network, config.ranks) if config.ranks > 1 else None
+    cores, turned = known.cores(config.ranks), knobs or Knobs()
+    worth = _steady(stretch or cores["stretch"], cores["cpu_s"], turned.slice) * cores["late"]
+    host = known.host(config.ranks, config.network)
+    setting = Setting(profile, prices, worth, config.thread_counts(), host, turned)
+    return step(plans.plan(config.plan, profile, config.ranks), setting)
+
+
+def _steady(stretch: float, probe: float, free: float) -> float:
+    """What long work is stretched by, where the probe's first slice was not: it had slept."""
+    if stretch <= 1 or probe <= 2 * free:
+        return stretch
+    return (stretch * probe - free) / (probe - free)
+
+
+def foretell(
+    known: Known, config: Config, stretch: float = 0.0, knobs: Knobs | None = None
+) -> Timeline:
+    """The foretold step of a configuration, played."""
+    return simulate(graph(known, config, stretch, knobs))
+
+
+def held(
+    known: Known, rows: list[Row], knobs: Knobs | None = None, *, is_blind: bool = False
+) -> list[Held]:
+    """Every configuration that was run, beside what was foretold of it."""
+    return [_held(known, c, group, knobs, is_blind) for c, group in table.by_config(rows).items()]
+
+
+def _held(
+    known: Known, config: Config, group: list[Row], knobs: Knobs | None, is_blind: bool
+) -> Held:
+    busy = 0.0 if is_blind else mean(row.stretch for row in group)
+    return Held(
+        config,
+        foretell(known, config, busy, knobs).seconds,
+        table.middle(group),
+        table.spread(group),
+        busy or known.cores(config.ranks)["stretch"],
+        len(group),
+    )

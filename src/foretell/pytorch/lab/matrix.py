@@ -1,0 +1,174 @@
+"""The laboratory's matrix: every (model, plan, network, ranks), again and again, in mixed order.
+
+Rounds go over all configurations, each in an order of its own, so that a slow minute of the machine
+does not fall on one of them. Rows are appended as they are made: a run that was stopped, or whose
+time was up, goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from foretell.errors import InputError
+from foretell.pytorch.lab import plans, table
+from foretell.pytorch.lab.links import fit_links, measure_cores, measure_links, this_machine
+from foretell.pytorch.lab.network import LOOPBACK, Network, network
+from foretell.pytorch.lab.pool import Pool
+from foretell.pytorch.lab.table import Config, Row
+from foretell.pytorch.lab.wires import refusal
+
+_PROFILED = 15  # steps of one rank by itself
+_LOG = "ranks.log"
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a laboratory is to do."""
+
+    configs: tuple[Config, ...]
+    rounds: int = 3
+    steps: int = 5
+    warmup: int = 2
+    seconds: float = 1200.0  # after which no further run is begun
+    notes: bool = False  # write down the pieces of a step of every run
+
+
+@dataclass
+class Lab:
+    """Pools of ranks, opened when they are needed, and the folder that rows go to."""
+
+    folder: Path
+    stack: ExitStack = field(default_factory=ExitStack)
+    pools: dict[tuple[int, str], Pool] = field(default_factory=dict)
+
+    def pool(self, ranks: int, wanted: Network) -> Pool:
+        """Ranks on a network, shaped as it says."""
+        key = (ranks, wanted.name if wanted.wires == "tap" else wanted.wires)
+        found = self.pools.get(key)
+        if found is None or found.is_broken:
+            made = Pool(ranks, wanted, self.folder / _LOG)
+            found = self.pools[key] = self.stack.enter_context(made)
+        found.shape(wanted)
+        return found
+
+
+def permitted(configs: Sequence[Config]) -> tuple[tuple[Config, ...], str]:
+    """What can be run here, and why the rest cannot: without privileges only loopback is left."""
+    why = refusal() if any(network(c.network).wires != "lo" for c in configs) else ""
+    if not why:
+        return tuple(configs), ""
+    changed = dict.fromkeys(Config(c.model, c.plan, LOOPBACK, c.ranks, c.threads) for c in configs)
+    return tuple(changed), why
+
+
+def run(folder: Path, asked: Asked, tell: Tell = lambda _: None) -> dict[str, Any]:
+    """Run what is missing of a matrix, within its time; what was and was not done."""
+    folder.mkdir(parents=True, exist_ok=True)
+    begun = time.monotonic()
+    with ExitStack() as stack:
+        lab = Lab(folder, stack)
+        profiles = profile_all(lab, {c.model for c in asked.configs}, tell)
+        configs = [c for c in asked.configs if plans.applies(c.plan, profiles[c.model], c.ranks)]
+        measure_machine(lab, configs, tell)
+        before = max((row.at_s for row in table.rows(folder)), default=0.0)
+        done = failed = left = 0
+        for number, config in _missing(folder, configs, asked.rounds):
+            if time.monotonic() - begun > asked.seconds:
+                left += 1
+                continue
+            tell(f"round {number + 1}: {config}")
+            try:
+                at = before + time.monotonic() - begun
+                _once(lab, config, profiles[config.model], asked, number, at)
+                done += 1
+            except InputError as error:
+                failed += 1
+                _log(folder, f"{config}: {error.message}")
+                if failed > 5 and failed > done:
+                    raise
+    return {"configs": len(configs), "done": done, "failed": failed, "left": left,
+            "seconds": time.monotonic() - begun}  # fmt: skip
+
+
+def profile_all(lab: Lab, models: set[str], tell: Tell) -> dict[str, Any]:
+    """One rank by itself for each model, on the samples that plans give a rank."""
+    path = lab.folder / table.PROFILES
+    found: dict[str, Any] = table.read(path) or {}
+    for name in sorted(models - set(found)):
+        tell(f"profile of {name}")
+        pool = lab.pool(1, network(LOOPBACK))
+        size = pool.ask({"do": "profile", "model": name, "samples": [], "steps": 1})[0]["samples"]
+        sizes = [size, size // 2, size * 3 // 2]
+        job = {"do": "profile", "model": name, "samples": sizes, "steps": _PROFILED}
+        found[name] = pool.ask(job, seconds=120.0)[0]
+        table.write(path, found)
+    return found
+
+
+def measure_machine(lab: Lab, configs: Sequence[Config], tell: Tell) -> dict[str, Any]:
+    """Links and cores of every network and number of ranks in the matrix."""
+    path = lab.folder / table.MACHINE
+    found = table.read(path) or {"machine": this_machine(), "links": [], "cores": [], "fits": []}
+    for ranks, name in sorted({(c.ranks, c.network) for c in configs}):
+        if not any(row["ranks"] == ranks for row in found["cores"]):
+            tell(f"cores of {ranks} ranks")
+            found["cores"].append(measure_cores(lab.pool(ranks, network(name))))
+        known = any((r["ranks"], r["network"]) == (ranks, name) for r in found["links"])
+        if ranks > 1 and not known:
+            found["links"] += measure_links(lab.pool(ranks, network(name)), name, tell=tell)
+        found["fits"] = fit_links(found["links"])
+        table.write(path, found)
+    return found
+
+
+def _missing(folder: Path, configs: Sequence[Config], rounds: int) -> Iterator[tuple[int, Config]]:
+    """What is still to run, round by round, each round in an order of its own."""
+    seen = {(row.round, row.config) for row in table.rows(folder)}
+    for number in range(rounds):
+        order = list(configs)
+        random.Random(number).shuffle(order)
+        yield from ((number, c) for c in order if (number, c) not in seen)
+
+
+def _once(
+    lab: Lab, config: Config, profile: dict[str, Any], asked: Asked, number: int, at: float
+) -> None:
+    made = plans.plan(config.plan, profile, config.ranks)
+    job = {"do": "run", "model": config.model, "plan": str(made), "steps": asked.steps}
+    job |= {"warmup": asked.warmup, "notes": asked.notes}
+    pool = lab.pool(config.ranks, network(config.network))
+    answers = pool.ask(job, [{"threads": t} for t in config.thread_counts()])
+    after = pool.ask({"do": "burn"})
+    steps = [max(times) for times in zip(*(a["steps_s"] for a in answers), strict=True)]
+    probes = [a["busy"] for a in answers] + after
+    stretch = sum(p["wall_s"] for p in probes) / sum(p["cpu_s"] for p in probes)
+    cpu = mean(a["cpu_s"] for a in answers)
+    table.append(
+        lab.folder,
+        Row(
+            config.model, config.plan, config.network, config.ranks, config.threads, number,
+            median(steps), min(steps), max(steps), len(steps), cpu, stretch, at,
+        ),
+    )  # fmt: skip
+    if asked.notes:
+        _note(lab.folder, config, number, answers)
+
+
+def _note(folder: Path, config: Config, number: int, answers: list[dict[str, Any]]) -> None:
+    line = {**vars(config), "round": number, "ranks_notes": [a["notes"] for a in answers]}
+    with (folder / table.NOTES).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def _log(folder: Path, words: str) -> None:
+    with (folder / _LOG).open("a") as file:
+        file.write(words + "\n")

@@ -1,0 +1,125 @@
+"""Foretold steps, counted by hand."""
+
+import pytest
+
+from foretell.errors import ForetellError, InputError
+from foretell.pytorch.lab import plans
+from foretell.pytorch.lab.foretold import Known, foretell
+from foretell.pytorch.lab.pieces import pieces
+from foretell.pytorch.lab.prices import Prices
+from foretell.pytorch.lab.step import Knobs
+from foretell.pytorch.lab.table import Config
+from tests.pytorch.lab.made import MB, PROFILE, known, machine
+
+BARE = Knobs(launch=0.0, copy=0.0, slice=0.0)
+
+
+def seconds(plan, ranks=2, stretch=0.0, knobs=BARE, threads="1", **options):
+    config = Config("tiny", plan, "slow", ranks, threads)
+    return foretell(known(**options), config, stretch, knobs).seconds
+
+
+def test_one_rank_takes_its_core_seconds_times_how_busy_the_machine_is():
+    assert seconds("ddp", 1) == pytest.approx(0.021)
+    assert seconds("ddp", 1, stretch=3.0) == pytest.approx(0.063)
+
+
+def test_one_bucket_is_sent_when_the_last_gradient_is_there():
+    # forward 10 ms, backward 10 ms, 5 MB at 10 MB/s and 1 ms, update 1 ms
+    assert seconds("one") == pytest.approx(0.020 + 0.501 + 0.001)
+
+
+def test_buckets_overlap_the_backward_and_share_the_link():
+    # b's megabyte leaves 6 ms before a's four: what the link carries alone is carried once
+    found = seconds("dp=2,buckets=b/a")
+    assert 0.014 + 0.5 < found < seconds("one")
+
+
+def test_late_is_no_better_than_overlapped():
+    assert seconds("late") >= seconds("ddp") - 1e-9
+
+
+def test_a_server_sends_everything_twice():
+    assert seconds("server") > 0.02 + 2 * 0.5
+
+
+def test_sharded_parameters_travel_both_ways_at_once():
+    assert seconds("sharded") < seconds("server")
+
+
+def test_accumulation_does_the_same_work_and_sends_once():
+    assert seconds("accumulate") == pytest.approx(seconds("one"), rel=0.03)
+
+
+def test_uneven_shares_wait_for_the_larger():
+    assert seconds("uneven") == pytest.approx(seconds("ddp") + 0.010, rel=0.02)
+
+
+def test_more_threads_do_their_share():
+    assert seconds("ddp", 1, threads="2") == pytest.approx(0.0105)
+
+
+def test_knobs_turn_what_they_name():
+    assert seconds("one", knobs=Knobs(launch=0, copy=0, slice=0, wire=2.0)) == pytest.approx(1.023)
+    twice = Knobs(launch=0, copy=0, slice=0, compute=2.0)
+    assert seconds("one", knobs=twice) == pytest.approx(0.042 + 0.501)
+    own = Knobs(launch=0, copy=0, slice=0, models={"tiny": 2.0}, wires={"slow": 2.0})
+    assert seconds("one", knobs=own) == pytest.approx(0.042 + 1.002)
+
+
+def test_a_slice_after_sleep_is_not_stretched():
+    with_slice = Knobs(launch=0, copy=0, slice=3e-3)
+    gained = seconds("one", stretch=3.0) - seconds("one", stretch=3.0, knobs=with_slice)
+    assert gained == pytest.approx(2 * 3e-3)  # 1 ms of the update, 2 ms of the forward
+
+
+def test_prices_follow_what_was_measured():
+    prices = Prices(machine(), "slow", 2)
+    assert prices.seconds("all_reduce", 1 * MB) == pytest.approx(0.101)
+    assert prices.seconds("all_reduce", 8 * MB) == pytest.approx(0.801)
+    assert 0.001 < prices.seconds("all_reduce", 10_000) < 0.011
+    assert prices.share("all_reduce", 1000) < 0.1
+    assert prices.share("all_reduce", 4 * MB) == pytest.approx(0.4 / 0.401)
+
+
+def test_what_nobody_measured_is_refused():
+    with pytest.raises(InputError, match="nobody measured all_reduce on 3 ranks over slow"):
+        foretell(known(), Config("tiny", "ddp", "slow", 3))
+    with pytest.raises(InputError, match="nobody profiled `huge`"):
+        foretell(known(), Config("huge", "ddp", "slow", 2))
+
+
+def test_pieces_between_and_beyond_profiled_samples():
+    assert pieces(PROFILE, 6).forward == pytest.approx(0.0075)
+    assert pieces(PROFILE, 16).forward == pytest.approx(0.02)
+    assert pieces(PROFILE, 8).seconds == pytest.approx(0.021)
+
+
+def test_every_named_plan_is_one_for_its_ranks():
+    for name in plans.PLANS:
+        if name != "factors":
+            assert plans.plan(name, PROFILE, 4).ranks == 4
+            assert plans.plan(name, PROFILE, 1).ranks == 1
+    assert not plans.applies("factors", PROFILE, 2)
+    assert not plans.applies("one", PROFILE, 1)
+    assert sum(plans.plan("uneven", PROFILE, 3).shares) == 24
+
+
+def test_a_plan_that_is_not_there():
+    with pytest.raises(ForetellError, match="layers"):
+        plans.plan("layer", PROFILE, 2)
+    with pytest.raises(InputError, match="is for 4 ranks, not 2"):
+        plans.plan("dp=4", PROFILE, 2)
+
+
+def test_factors_send_rows_in_place_of_weights():
+    profile = PROFILE | {
+        "parameters": {"f.weight": 4 * MB},
+        "linear": {"f": [1000, 1000, 1.0]},
+        "steps": {"8": PROFILE["steps"]["8"] | {"backward": [["f.weight", 0.01]]}},
+    }
+    few = Known({"tiny": profile}, machine())
+    found = [
+        foretell(few, Config("tiny", p, "slow", 2), 0.0, BARE).seconds for p in ("ddp", "factors")
+    ]
+    assert found[1] < found[0] / 5  # 64 kB in place of 4 MB
