@@ -74,3 +74,48 @@ def test_a_task_without_a_lane(tmp_path):
     write([("p", simulate(make.graph()))], path)
     (span,) = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
     assert (span["name"], span["tid"], span["dur"]) == ("barrier", 0, 0)
+
+
+def test_arrows_of_two_timelines_are_not_confused(played):
+    small = simulate(transformer(ranks=1, layers=1))
+    found = list(events([("a", played), ("b", small), ("c", played)]))
+    numbers = [e["id"] for e in found if e["ph"] == "s"]
+    assert len(set(numbers)) == len(numbers) > 0
+
+
+def test_arrows_leave_from_inside_a_span(played):
+    """Viewers tie an arrow to the span that is open at its time."""
+    found = list(events([("p", played)]))
+    spans = [e for e in found if e["ph"] == "X" and e["dur"] > 0]
+    by_place = {}
+    for e in spans:
+        by_place.setdefault((e["pid"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"]))
+    for e in found:
+        if e["ph"] == "s":
+            inside = [a <= e["ts"] < b for a, b in by_place[e["pid"], e["tid"]]]
+            assert any(inside), e
+
+
+def test_a_measured_timeline_shows_what_waited_for_what(played):
+    measured = Timeline(played.graph, played.start, played.end)
+    flows = [e for e in events([("m", measured)]) if e["ph"] in "sf"]
+    assert {e["cat"] for e in flows} == {"waited for"}
+    starts = {e["id"]: e["ts"] for e in flows if e["ph"] == "s"}
+    assert all(starts[e["id"]] <= e["ts"] for e in flows if e["ph"] == "f")
+
+
+def test_a_trace_is_plain_json_with_finite_numbers(played, tmp_path):
+    path = tmp_path / "trace.json"
+    write([("</script> ☃", played)], path)
+    found = json.loads(path.read_text(), parse_constant=lambda text: pytest.fail(text))
+    assert found["displayTimeUnit"] == "ms"
+    for event in found["traceEvents"]:
+        assert isinstance(event["pid"], int)
+        assert isinstance(event.get("tid", 0), int)
+        assert isinstance(event.get("ts", 0.0), (int, float))
+        if event["ph"] == "C":
+            assert all(isinstance(v, (int, float)) for v in event["args"].values())
+    sorts = [
+        e["args"]["sort_index"] for e in found["traceEvents"] if e["name"] == "process_sort_index"
+    ]
+    assert sorts == sorted(sorts)

@@ -21,7 +21,9 @@ LIMITS = ("step", "memory", "exposed", "idle")
 @click.option("--memory-under", help="The highest peak: 70GiB.")
 @click.option("--exposed-under", help="The most communication that nothing hides: 15%.")
 @click.option("--idle-under", help="The most time in which nothing runs: 10%.")
-@click.option("--surely", is_flag=True, help="Hold the upper end of the interval under --step-under.")
+@click.option(
+    "--surely", is_flag=True, help="Hold the upper end of the interval under --step-under."
+)
 @click.option("--on", "cluster", help="The cluster: a spec or a file.")
 @click.option("--plan", help="Of a workload: the layout, dp=4,tp=2,… or a file.")
 @click.option("--real-ms", type=float, help="Of a trace: milliseconds of an un-profiled step.")
@@ -73,7 +75,9 @@ def _foretold(what: str, specs: tuple[str, ...], asked: dict[str, Any]) -> dict[
             "peak_bytes": found.peak, "shares": shares}  # fmt: skip
 
 
-def _of_file(path: Path, specs: tuple[str, ...], machines: Any, real_ms: float | None) -> Any:
+def _of_file(
+    path: Path, specs: tuple[str, ...], machines: Any, real_ms: float | None
+) -> dict[str, Any]:
     from foretell.report.split import split
     from foretell.simulate import simulate
     from foretell.survey import load

@@ -9,17 +9,23 @@ from typing import TYPE_CHECKING
 from foretell.errors import InputError
 
 if TYPE_CHECKING:
+    from foretell.report.content import Content
     from foretell.simulate.timeline import Timeline
 
 __all__ = ["write"]
 
 
-def write(timelines: Sequence[tuple[str, Timeline]], path: Path) -> None:
-    """Write named timelines as what the file's name asks for: a page, or a trace for viewers."""
+def write(
+    timelines: Sequence[tuple[str, Timeline]], path: Path, content: Content | None = None
+) -> None:
+    """Write named timelines as what the file's name asks for: a page, or a trace for viewers.
+
+    `content` is what a page tells besides them.
+    """
     from foretell.report import chrome, page
 
     if path.suffix in (".html", ".htm"):
-        return page.write(timelines, path)
+        return page.write(timelines, path, content)
     if path.name.endswith((".json", ".json.gz")):
         return chrome.write(timelines, path)
     raise InputError(

@@ -1,8 +1,8 @@
 """Timelines as a Chrome trace, for ui.perfetto.dev and chrome://tracing.
 
 Every rank of every timeline is a process, every lane a thread; what let a task start is a flow
-arrow; memory held and link use are counters. Several timelines (predicted and measured) go into one
-file, one below the other.
+arrow (of a measured timeline, which knows no causes: what it waited for); memory held and link use
+are counters. Several timelines (predicted and measured) go into one file, one below the other.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from foretell.simulate.memory import memory
 from foretell.simulate.timeline import WHY, Timeline
 
 MICRO = 1e6  # Chrome's stamps are in microseconds
+INSIDE = 4e-9  # seconds before its end at which an arrow leaves a span: viewers count nanoseconds
 Event = dict[str, Any]
 
 
@@ -35,13 +36,15 @@ def write(timelines: Sequence[tuple[str, Timeline]], path: Path) -> None:
 
 def events(timelines: Sequence[tuple[str, Timeline]]) -> Iterator[Event]:
     """All events of several timelines."""
-    first = 0
+    first, flow = 0, 1
     for name, timeline in timelines:
         yield from _named(name, timeline, first)
         yield from _spans(timeline, first)
-        yield from _flows(timeline, first)
+        arrows = _arrows(timeline)
+        yield from _flows(timeline, first, arrows, flow)
         yield from _counters(timeline, first)
         first += _ranks(timeline)
+        flow += len(arrows)
 
 
 def _ranks(timeline: Timeline) -> int:
@@ -64,45 +67,55 @@ def _named(name: str, timeline: Timeline, first: int) -> Iterator[Event]:
 
 
 def _spans(timeline: Timeline, first: int) -> Iterator[Event]:
+    graph, places = timeline.graph, _places(timeline, first)
+    titles, texts = _titles(timeline), {c: graph.texts(c) for c in ("op", "layer", "phase", "kind")}
+    source = graph.texts("source")
+    start, length = timeline.start * MICRO, (timeline.end - timeline.start) * MICRO
+    cause = [NONE] * graph.size if timeline.is_measured else timeline.cause.tolist()
+    for i, (begin, lasts) in enumerate(zip(start.tolist(), length.tolist(), strict=True)):
+        args: Event = {"op": texts["op"][i], "layer": texts["layer"][i], "phase": texts["phase"][i]}
+        args |= {"task": i, "price": source[i]}
+        if cause[i] != NONE:
+            args["because"] = f"{WHY[int(timeline.why[i])]} {titles[cause[i]]}"
+        event: Event = {"ph": "X", "name": titles[i], "cat": texts["kind"][i]}
+        event |= {"ts": begin, "dur": max(lasts, 0.0), "args": args}
+        for pid, tid in places[i]:
+            yield {**event, "pid": pid, "tid": tid}
+
+
+def _arrows(timeline: Timeline) -> list[tuple[int, int, str]]:
+    """(from, to, why) for tasks on different lanes: causes, or what a measured task waited for."""
     graph = timeline.graph
-    for i in range(graph.size):
-        span = timeline[i]
-        args = {"op": span.task.op, "layer": span.task.layer, "phase": span.task.phase, "task": i}
-        if span.cause != NONE:
-            args["because"] = f"{span.why} {_title(timeline, span.cause)}"
-        for pid, tid in _places(timeline, i, first):
-            yield {
-                "ph": "X",
-                "name": _title(timeline, i),
-                "cat": span.task.kind,
-                "pid": pid,
-                "tid": tid,
-                "ts": span.start * MICRO,
-                "dur": (span.end - span.start) * MICRO,
-                "args": args,
-            }
-
-
-def _flows(timeline: Timeline, first: int) -> Iterator[Event]:
-    """An arrow from each task to those it let start, where they are on different lanes."""
     if timeline.is_measured:
-        return
-    why = timeline.why
-    for i in np.flatnonzero(timeline.cause != NONE).tolist():
-        p = int(timeline.cause[i])
-        start, end = (next(iter(_places(timeline, k, first))) for k in (p, i))
-        if start == end:
-            continue
-        flow = {"cat": WHY[int(why[i])], "name": "starts", "id": first * timeline.graph.size + i}
-        yield {"ph": "s", **flow, "pid": start[0], "tid": start[1], "ts": timeline.end[p] * MICRO}
-        yield {
-            "ph": "f",
-            "bp": "e",
-            **flow,
-            "pid": end[0],
-            "tid": end[1],
-            "ts": timeline.start[i] * MICRO,
-        }
+        before, after = graph.edges.after, graph.edges.waiting
+        word = dict.fromkeys(range(len(after)), "waited for")
+    else:
+        after = np.flatnonzero(timeline.cause != NONE)
+        before = timeline.cause[after]
+        word = {k: WHY[int(w)] for k, w in enumerate(timeline.why[after].tolist())}
+    apart = np.flatnonzero(graph.lane[before] != graph.lane[after]).tolist()
+    return [(int(before[k]), int(after[k]), word[k]) for k in apart]
+
+
+def _flows(
+    timeline: Timeline, first: int, arrows: Sequence[tuple[int, int, str]], number: int
+) -> Iterator[Event]:
+    """An arrow from inside a span to the beginning of another.
+
+    Viewers tie an arrow to the span that is open at its time, and at its end a span is closed.
+    """
+    places = _places(timeline, first)
+    for k, (p, i, why) in enumerate(arrows, number):
+        flow = {"cat": why, "name": "starts", "id": k}
+        begin, end = float(timeline.start[p]), float(timeline.end[p])
+        leaves = max(begin, end - INSIDE, (begin + end) / 2 if end - begin < INSIDE else begin)
+        arrives = max(float(timeline.start[i]), leaves)
+        yield {"ph": "s", **flow, **_at(places[p][0], leaves)}
+        yield {"ph": "f", "bp": "e", **flow, **_at(places[i][0], arrives)}
+
+
+def _at(place: tuple[int, int], seconds: float) -> Event:
+    return {"pid": place[0], "tid": place[1], "ts": seconds * MICRO}
 
 
 def _counters(timeline: Timeline, first: int) -> Iterator[Event]:
@@ -133,15 +146,17 @@ def _link_use(timeline: Timeline, first: int) -> Iterator[Event]:
             yield {"ph": "C", "name": name, "pid": first, "ts": t * MICRO, "args": args}
 
 
-def _places(timeline: Timeline, i: int, first: int) -> list[tuple[int, int]]:
-    """The (process, thread) of every lane a task holds; thread 0 of its rank where it has none."""
+def _places(timeline: Timeline, first: int) -> list[list[tuple[int, int]]]:
+    """The (process, thread) of every lane each task holds; thread 0 of its rank where none."""
     graph = timeline.graph
-    lanes = graph[i].lanes
-    if not lanes:
-        return [(first + int(graph.rank[i]), 0)]
-    return [(first + int(graph.lanes.rank[lane]), lane + 1) for lane in lanes]
+    where = [(first + int(rank), lane + 1) for lane, rank in enumerate(graph.lanes.rank.tolist())]
+    found = [[where[lane]] if lane != NONE else [] for lane in graph.lane.tolist()]
+    for task, lane in zip(graph.held.task.tolist(), graph.held.lane.tolist(), strict=True):
+        found[task].append(where[lane])
+    return [p or [(first + int(graph.rank[i]), 0)] for i, p in enumerate(found)]
 
 
-def _title(timeline: Timeline, i: int) -> str:
-    task = timeline.graph[i]
-    return task.name or task.op or f"task {i}"
+def _titles(timeline: Timeline) -> list[str]:
+    names, ops = timeline.graph.texts("name"), timeline.graph.texts("op")
+    pairs = enumerate(zip(names, ops, strict=True))
+    return [name or op or f"task {i}" for i, (name, op) in pairs]

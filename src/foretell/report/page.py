@@ -1,76 +1,94 @@
-"""One self-contained HTML page of timelines: no server, no network, opens from disk.
+"""One self-contained HTML page: no server, no network, opens from disk.
 
-The page's own code is in `page.html`; here its data are made: columns as JSON, numbers rounded to
-what a screen can show.
+The page's own code lies in `web/`; here its values are gathered and put in. Nothing of them becomes
+markup: they travel as one packed block, and the title as escaped text.
 """
 
 from __future__ import annotations
 
-import json
+import itertools
+import re
 from collections.abc import Sequence
+from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from foretell.graph.columns import COLUMNS, Array, word_of
 from foretell.graph.file import write_atomically
-from foretell.report.summary import timeline_summary
-from foretell.simulate.questions import critical_path
-from foretell.simulate.timeline import WHY, Timeline
+from foretell.report.content import Content
+from foretell.report.differ import by_op
+from foretell.report.held import curves
+from foretell.report.lines import columns
+from foretell.report.pack import packed
+from foretell.report.split import split
+from foretell.report.summary import sources, timeline_summary
+from foretell.simulate.timeline import Timeline
 
-_DIGITS = 7  # of a time relative to the step: finer than a pixel at any zoom that helps
+# In the order they need each other.
+SCRIPTS = (
+    "words", "unpack", "rows", "paint", "timeline", "charts", "drawings", "sections", "main",
+)  # fmt: skip
+Named = Sequence[tuple[str, Timeline]]
 
 
-def write(timelines: Sequence[tuple[str, Timeline]], path: Path) -> None:
-    """Write a page that shows named timelines, one above the other."""
-    text = page(timelines)
+def write(timelines: Named, path: Path, content: Content | None = None) -> None:
+    """Write a page that shows named timelines, one above the other, and what else is told."""
+    text = page(timelines, content)
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def page(timelines: Sequence[tuple[str, Timeline]]) -> str:
+def page(timelines: Named, content: Content | None = None) -> str:
     """The page as text."""
-    template = resources.files("foretell.report").joinpath("page.html").read_text()
-    data = json.dumps([_shown(name, timeline) for name, timeline in timelines], allow_nan=False)
-    # A name that holds a closing tag must not end the script it stands in.
-    return template.replace("/*DATA*/[]", data.replace("</", "<\\/"))
+    content = content or _bare(timelines)
+    values = numbers(timelines, content) | {"lines": columns(timelines)}
+    parts = {
+        "TITLE": escape(content.title),
+        "STYLE": _web("style.css"),
+        "SCRIPT": "\n".join(_web(f"{name}.js") for name in SCRIPTS),
+        "DATA": packed(values),
+    }
+    # In one go: a title that reads like a mark is not filled in again.
+    return re.sub(r"@([A-Z]+)@", lambda mark: parts[mark[1]], _web("page.html"))
 
 
-def _shown(name: str, timeline: Timeline) -> dict[str, Any]:
-    graph, summary = timeline.graph, timeline_summary(timeline)
-    on_path = np.zeros(graph.size, np.uint8)
-    on_path[critical_path(timeline)] = 1
+def numbers(timelines: Named, content: Content) -> dict[str, Any]:
+    """Every number of the page but the spans: those are in a trace."""
+    memory = [c for name, line in timelines for c in curves(name, line)]
+    pairs = itertools.pairwise(timelines)
     return {
-        "name": name,
-        "summary": summary,
-        "lanes": [{"rank": lane["rank"], "name": lane["name"]} for lane in summary["lanes"]],
-        "words": list(graph.names),
-        "kinds": _words("kind"),
-        "phases": _words("phase"),
-        "why": [WHY[k] for k in sorted(WHY)],
-        "start": _times(timeline.start),
-        "seconds": _times(timeline.end - timeline.start),
-        "lane": graph.lane.tolist(),
-        "held": [graph.held.task.tolist(), graph.held.lane.tolist()],
-        "kind": graph.kind.tolist(),
-        "op": graph.op.tolist(),
-        "title": graph.column("name").tolist(),
-        "layer": graph.layer.tolist(),
-        "phase": graph.phase.tolist(),
-        "cause": timeline.cause.tolist(),
-        "because": timeline.why.tolist(),
-        "path": on_path.tolist(),
+        "title": content.title,
+        "figures": list(content.figures),
+        "notes": list(content.notes),
+        "advice": content.advice,
+        "split": [split(name, line) for name, line in timelines],
+        "changes": [{"before": a[0], "after": b[0], "rows": by_op(a[1], b[1])} for a, b in pairs],
+        "memory": [*content.memory, *memory],
+        "sources": [
+            {"name": name, "shares": sources(line.graph)}
+            for name, line in timelines
+            if sources(line.graph)
+        ],
+        "oracle": list(content.oracle),
+        "plans": list(content.plans),
+        "schedules": list(content.schedules),
     }
 
 
-def _words(column: str) -> list[str]:
-    words = COLUMNS[column].words
-    return [word_of(words, w) for w in words] if words else []
+def summaries(timelines: Named) -> list[dict[str, Any]]:
+    """What `foretell simulate --json` says of each timeline; measured ones have no causes."""
+    return [
+        {"name": name, "step_s": line.seconds, "tasks": line.graph.size}
+        if line.is_measured
+        else {"name": name, **timeline_summary(line)}
+        for name, line in timelines
+    ]
 
 
-def _times(seconds: Array) -> list[float]:
-    scale = float(seconds.max(initial=0.0)) or 1.0
-    digits = max(0, _DIGITS - int(np.floor(np.log10(scale))))
-    rounded: list[float] = np.round(seconds, digits).tolist()
-    return rounded
+def _bare(timelines: Named) -> Content:
+    """What can be told of timelines alone."""
+    figures = [{"what": name, "seconds": line.seconds} for name, line in timelines[:4]]
+    return Content(title=timelines[0][0] if timelines else "Report", figures=figures)
+
+
+def _web(name: str) -> str:
+    return resources.files("foretell.report").joinpath("web", name).read_text()

@@ -1,0 +1,100 @@
+"""A timeline as columns for the page: whole numbers of ticks, indices of words, what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from foretell.graph.columns import COLUMNS, NONE, Array, LaneKind, word_of
+from foretell.report.differ import GONE, changes, gone, origins
+from foretell.simulate.questions import path_seconds
+from foretell.simulate.timeline import WHY, Timeline
+
+TICKS = 2**31  # of a step: far finer than a pixel at any zoom that helps
+LONGEST = 240  # letters of a name: templates of kernels run to thousands
+_TEXTS = ("op", "name", "layer")
+
+
+def columns(timelines: Sequence[tuple[str, Timeline]]) -> list[dict[str, Any]]:
+    """Every timeline, each beside the one above it where they have tasks in common."""
+    found = [_columns(name, timeline) for name, timeline in timelines]
+    for k in range(1, len(timelines)):
+        before, after = timelines[k - 1][1], timelines[k][1]
+        origin = origins(before.graph, after.graph)
+        if origin is None:
+            continue
+        found[k] |= {
+            "against": k - 1,
+            "origin": origin,
+            "change": changes(before, after, origin),
+        }
+        missing = gone(before.graph.size, origin)
+        above = found[k - 1]
+        above["change"] = np.where(missing, GONE, above["change"]).astype(np.uint8)
+    return found
+
+
+def _columns(name: str, timeline: Timeline) -> dict[str, Any]:
+    graph = timeline.graph
+    tick = (timeline.seconds or 1.0) / TICKS
+    texts, words = _words(timeline)
+    first = np.round(timeline.start / tick).astype(np.int64).clip(0)
+    last = np.round(timeline.end / tick).astype(np.int64).clip(0)
+    is_played = not timeline.is_measured
+    return {
+        "name": name,
+        "step_s": timeline.seconds,
+        "tick": tick,
+        "lanes": _lanes(timeline),
+        "words": words,
+        "kinds": _codes("kind"),
+        "phases": _codes("phase"),
+        "sources": _codes("source"),
+        "why": [WHY[k] for k in sorted(WHY)],
+        "start": first,
+        "length": last - first,
+        "lane": graph.lane.astype(np.int32),
+        "held": [graph.held.task, graph.held.lane],
+        "kind": graph.kind,
+        "phase": graph.phase,
+        "source": graph.source,
+        "op": texts["op"],
+        "title": texts["name"],
+        "layer": texts["layer"],
+        "cause": timeline.cause.astype(np.int32) if is_played else np.zeros(0, np.int32),
+        "because": timeline.why,
+        "path": timeline.critical_path() if is_played else np.zeros(0, np.int32),
+        "path_ops": list(path_seconds(timeline, "op").items())[:15] if is_played else [],
+        "change": np.zeros(graph.size, np.uint8),
+        "origin": np.zeros(0, np.int32),
+        "against": NONE,
+    }
+
+
+def _words(timeline: Timeline) -> tuple[dict[str, Array], list[str]]:
+    """The text columns numbered anew, with only the words they use; 0 stays the empty one."""
+    graph = timeline.graph
+    used = np.unique(np.concatenate([[0], *(graph.column(c) for c in _TEXTS)])).astype(np.int64)
+    number = np.zeros(len(graph.names), np.int64)
+    number[used] = np.arange(len(used))
+    words = [graph.names[k][:LONGEST] for k in used.tolist()]
+    return {c: number[graph.column(c)] for c in _TEXTS}, words
+
+
+def _lanes(timeline: Timeline) -> list[dict[str, Any]]:
+    lanes, names = timeline.graph.lanes, timeline.graph.names
+    return [
+        {
+            "rank": int(lanes.rank[k]),
+            "name": names[int(lanes.name[k])],
+            "kind": word_of(LaneKind, lanes.kind[k]),
+        }
+        for k in range(len(lanes))
+    ]
+
+
+def _codes(column: str) -> list[str]:
+    words = COLUMNS[column].words
+    return [word_of(words, w) for w in words] if words else []

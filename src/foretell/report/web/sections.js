@@ -1,0 +1,314 @@
+// The sections of the page, each from its part of the data.
+function section(id, title, about, ...kids) {
+  document.getElementById("contents").append(el("a", { href: "#" + id, text: title }));
+  return el(
+    "section",
+    { id, "aria-labelledby": id + "-h" },
+    el("h2", { id: id + "-h", text: title }),
+    about ? el("p", { class: "soft", text: about }) : null,
+    ...kids,
+  );
+}
+function cards(figures) {
+  return el(
+    "div",
+    { class: "cards" },
+    ...figures.map(f =>
+      el(
+        "div",
+        { class: "card" },
+        el("p", { class: "what", text: f.what }),
+        el("div", {
+          class: "big",
+          text: f.seconds !== undefined ? time(f.seconds) : f.bytes !== undefined ? size(f.bytes) : f.text,
+        }),
+        f.gain !== undefined && f.gain !== null
+          ? el("p", {
+              class: "more " + (f.gain > 0 ? "good" : "bad"),
+              text: share(Math.abs(f.gain)) + (f.gain > 0 ? " shorter a " : " longer a ") + (f.per || "step"),
+            })
+          : null,
+        f.low !== undefined && f.low !== null
+          ? el("p", { class: "more", text: time(f.low) + " to " + time(f.high) + " in 4 of 5 cases" })
+          : null,
+        f.more ? el("p", { class: "more", text: f.more }) : null,
+      ),
+    ),
+  );
+}
+function advised(a) {
+  const rows = a.ranked.map(r => [
+    r.changes.join(" "),
+    time(r.predicted_s),
+    time(r.low_s) + " – " + time(r.high_s),
+    signed(-r.gain),
+    r.peak_bytes ? size(r.peak_bytes) : "",
+    r.why,
+  ]);
+  const best = a.together,
+    parts = [el("figure", { style: "margin:0" }, ranking(a))];
+  if (best && best.code.length)
+    parts.push(
+      el("h3", { text: "The best together, in code" }),
+      el("pre", { tabindex: 0 }, el("code", { text: best.code.join("\n") })),
+      el("p", { text: best.why }),
+    );
+  parts.push(
+    folded(
+      "All numbers and reasons",
+      table(["change", "step>", "4 of 5 cases>", "time a sample>", "memory>", "why"], rows),
+    ),
+  );
+  if (a.refused.length)
+    parts.push(
+      folded(
+        "Does not apply (" + a.refused.length + ")",
+        table(
+          ["change", "because"],
+          a.refused.map(r => [r.change, r.reason]),
+        ),
+      ),
+    );
+  return section(
+    "changes",
+    "What would help",
+    "Every change was applied to the step and simulated. The whisker is the range in which the step lies four times in five. Bars are the time for as many samples as today's step has, so that a larger batch can be compared.",
+    ...parts,
+  );
+}
+function goes(split) {
+  const total = Math.max(...split.map(s => s.total), 1e-12),
+    rows = split.map(s => [
+      s.name,
+      ...PARTS.map(([k]) => time(s.values[k] || 0)),
+      time(s.hidden),
+      time(s.total),
+    ]);
+  return section(
+    "goes",
+    "Where the step goes",
+    "Of one step alone, from its first call to the end of its last task (steps in a row overlap), the mean over ranks. What is named is what runs when nothing to its left does. A rank is in the bubble while it waits and another one works.",
+    bars(
+      split,
+      PARTS,
+      total,
+      "Where the step goes: " +
+        split
+          .map(s => s.name + " " + PARTS.map(([k]) => k + " " + time(s.values[k] || 0)).join(", "))
+          .join("; "),
+      time,
+    ),
+    folded(
+      "As a table",
+      table(["timeline", ...PARTS.map(([k]) => k + ">"), "hidden communication>", "step>"], rows),
+    ),
+  );
+}
+function memories(items) {
+  const groups = new Map();
+  for (const m of items) {
+    const k = m.x;
+    groups.set(k, [...(groups.get(k) || []), m]);
+  }
+  const parts = [...groups.values()].map(list => el("div", {}, memoryPlot(list.slice(0, 6))));
+  const kinds = [...new Set(items.flatMap(m => Object.keys(m.kinds)))];
+  parts.push(
+    el(
+      "div",
+      {},
+      table(
+        ["at the peak", ...items.slice(0, 6).map(m => cut(m.name, 28) + ">")],
+        [
+          ["peak", ...items.slice(0, 6).map(m => size(m.peak))],
+          ...kinds.map(k => [k, ...items.slice(0, 6).map(m => (m.kinds[k] ? size(m.kinds[k]) : ""))]),
+        ],
+      ),
+      ...items
+        .slice(0, 2)
+        .filter(m => m.holders.length)
+        .map(m =>
+          folded(
+            "Who holds the peak: " + m.name,
+            table(
+              ["what", "kind", "bytes>"],
+              m.holders.map(h => [h.name || "(unnamed)", h.kind, size(h.bytes)]),
+            ),
+          ),
+        ),
+    ),
+  );
+  return section(
+    "memory",
+    "Memory",
+    "What is held over the step, and who holds the peak.",
+    el("div", { class: "pair" }, ...parts),
+  );
+}
+function scaling(o, n) {
+  const names = [...new Set(o.rows.map(r => r.strategy))],
+    of = (key, f) =>
+      names
+        .map(name => ({
+          name,
+          points: o.rows
+            .filter(r => r.strategy === name && r[key])
+            .sort((a, b) => a.gpus - b.gpus)
+            .map(f),
+        }))
+        .filter(s => s.points.length);
+  const title = r =>
+      r.strategy +
+      " on " +
+      r.gpus +
+      ": " +
+      time(r.step_s) +
+      ", " +
+      size(r.peak_bytes) +
+      (r.fits ? "" : " — does not fit") +
+      "\n" +
+      r.plan,
+    parts = [];
+  if (new Set(o.rows.map(r => r.gpus)).size > 1) {
+    parts.push(
+      el(
+        "div",
+        {},
+        el("h3", { text: "Step against devices" }),
+        plot({
+          series: of("step_s", r => ({ x: r.gpus, y: r.step_s, title: title(r), hollow: !r.fits })),
+          xText: v => String(v),
+          yText: time,
+          xName: "devices",
+          yName: "step",
+          log: true,
+          points: true,
+          label: "Step time of each strategy against the number of devices",
+        }),
+      ),
+    );
+    if (o.rows.some(r => r.samples_per_s))
+      parts.push(
+        el(
+          "div",
+          {},
+          el("h3", { text: "Samples a second against devices" }),
+          plot({
+            series: of("samples_per_s", r => ({
+              x: r.gpus,
+              y: r.samples_per_s,
+              title: title(r),
+              hollow: !r.fits,
+            })),
+            xText: v => String(v),
+            yText: short,
+            xName: "devices",
+            yName: "samples/s",
+            log: true,
+            points: true,
+            label: "Throughput of each strategy against the number of devices",
+          }),
+        ),
+      );
+  }
+  parts.push(
+    el(
+      "div",
+      {},
+      el("h3", { text: "Time against memory" }),
+      plot({
+        series: [
+          ...of("step_s", r => ({ x: r.peak_bytes, y: r.step_s, title: title(r), hollow: !r.fits })).map(
+            s => ({ ...s, apart: true }),
+          ),
+          {
+            name: "the front on the most devices: nothing is faster in less memory",
+            front: true,
+            points: o.front.map(r => ({ x: r.peak_bytes, y: r.step_s, title: title(r) })),
+          },
+        ],
+        xText: size,
+        yText: time,
+        xName: "peak memory of the fullest rank",
+        yName: "step",
+        points: true,
+        log: true,
+        label: "Step time against peak memory of every layout; the front joins those that none beats in both",
+      }),
+    ),
+  );
+  const rows = o.rows.map(r => [
+    String(r.gpus),
+    r.strategy,
+    time(r.step_s),
+    size(r.peak_bytes),
+    r.fits ? "yes" : "no",
+    r.plan,
+    r.says || "",
+  ]);
+  return section(
+    "oracle" + n,
+    "Layouts: " + o.name,
+    "× does not fit in memory.",
+    el("div", { class: "pair" }, ...parts),
+    folded(
+      "All " + rows.length + " layouts",
+      table(["devices>", "strategy", "step>", "memory>", "fits", "plan", "says"], rows),
+    ),
+  );
+}
+function planned(p, n) {
+  const parts = [el("pre", { tabindex: 0 }, el("code", { text: p.text }))];
+  if (p.baselines.length) {
+    const top = Math.max(...p.baselines.map(b => b.seconds));
+    parts.push(
+      bars(
+        p.baselines.map(b => ({ name: b.name, total: b.seconds, values: { compute: b.seconds } })),
+        [["compute", "--kernel"]],
+        top,
+        "The plan beside what it was held against: " +
+          p.baselines.map(b => b.name + " " + time(b.seconds)).join(", "),
+        time,
+      ),
+    );
+  }
+  if (p.ranks.length) parts.push(el("h3", { text: "Who stands where" }), machines(p));
+  if (p.schedule) parts.push(el("h3", { text: "Pipeline order" }), schedule(p.schedule));
+  if (p.buckets.length) parts.push(groups("Gradients sent together", p.buckets, "parameters"));
+  if (p.regions.length) parts.push(groups("Ops fused", p.regions, "ops"));
+  if (p.sync.length)
+    parts.push(el("h3", { text: "How parameters are kept equal" }), table(["parameter", "by"], p.sync));
+  return section("plan" + n, "Plan: " + p.name, "", ...parts);
+}
+function trusted(D) {
+  const names = Object.keys(SOURCES),
+    rows = D.sources.map(s => ({ name: s.name, total: 1, values: s.shares }));
+  return section(
+    "trust",
+    "How much was measured",
+    "By the seconds of all tasks. Measured: by the profiler or a table of this device. Learned and formula: foretold. Given: set by hand or by a what-if.",
+    bars(
+      rows,
+      names.map(k => [k, SOURCES[k]]),
+      1,
+      "Where prices come from: " +
+        D.sources
+          .map(
+            s =>
+              s.name +
+              ": " +
+              Object.entries(s.shares)
+                .map(([k, v]) => share(v) + " " + k)
+                .join(", "),
+          )
+          .join("; "),
+      share,
+    ),
+    folded(
+      "As a table",
+      table(
+        ["timeline", ...names.map(k => k + ">")],
+        D.sources.map(s => [s.name, ...names.map(k => (s.shares[k] ? share(s.shares[k]) : ""))]),
+      ),
+    ),
+  );
+}

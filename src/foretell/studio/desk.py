@@ -1,0 +1,117 @@
+"""What lies on the desk: steps that were loaded, scenarios that were saved, searches that run.
+
+Shared by all tabs; what a tab has ticked is its own. Everything goes through one lock, and nothing
+is held by name of a file: steps and scenarios have numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from foretell.advise import Step
+from foretell.cluster import Cluster
+from foretell.cost import price
+from foretell.errors import InputError
+from foretell.graph.graph import Graph
+from foretell.survey import Loaded, load
+from foretell.survey.survey import outcome
+from foretell.whatif import applied, parse
+
+MOST_STEPS, MOST_SCENARIOS = 32, 200
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A step with changes, kept to be compared."""
+
+    number: int
+    title: str
+    step: str
+    found: dict[str, Any]
+
+
+@dataclass(eq=False)
+class Desk:
+    """Everything the studio holds."""
+
+    folder: Path
+    steps: dict[str, Loaded] = field(default_factory=dict)
+    scenarios: list[Scenario] = field(default_factory=list)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    _numbers: Any = field(default_factory=lambda: itertools.count(1))
+    _placed: dict[tuple[str, str], Step] = field(default_factory=dict)
+
+    def add(self, loaded: Loaded) -> str:
+        """Put a step on the desk; its number."""
+        with self.lock:
+            if len(self.steps) >= MOST_STEPS:
+                self.steps.pop(next(iter(self.steps)))
+            key = str(next(self._numbers))
+            self.steps[key] = loaded
+            return key
+
+    def step(self, key: str | None) -> Loaded:
+        """The step of a number."""
+        with self.lock:
+            if key not in self.steps:
+                raise InputError("no step is loaded", hint="load a trace, a graph or a workload")
+            return self.steps[key]
+
+    def on(self, key: str | None, cluster: Cluster | None) -> Step:
+        """The step of a number, priced on a cluster where one is chosen and it has no prices."""
+        step = self.step(key).step
+        if cluster is None:
+            return step
+        place = (str(key), cluster.fingerprint())
+        with self.lock:
+            if place not in self._placed:
+                if len(self._placed) >= MOST_STEPS:
+                    self._placed.clear()
+                graph = step.graph if step.baseline else price(step.graph, cluster)
+                self._placed[place] = Step(graph, cluster, step.baseline)
+            return self._placed[place]
+
+    def save(self, title: str, key: str, found: dict[str, Any]) -> Scenario:
+        """Keep an outcome to be compared."""
+        with self.lock:
+            made = Scenario(next(self._numbers), title[:120], self.step(key).name, found)
+            self.scenarios = [*self.scenarios, made][-MOST_SCENARIOS:]
+            return made
+
+    def forget(self, numbers: Sequence[int]) -> None:
+        """Take scenarios away."""
+        with self.lock:
+            self.scenarios = [s for s in self.scenarios if s.number not in set(numbers)]
+
+
+def opened(desk: Desk, path: Path, name: str, cluster: Cluster | None = None) -> str:
+    """Load a file onto the desk under a name for people."""
+    found = load(path, cluster)
+    return desk.add(Loaded(name, found.step, found.measured))
+
+
+def built(desk: Desk, workload: str, plan: str, cluster: Cluster) -> str:
+    """Put the step of a workload under a plan on the desk."""
+    from foretell.plan import Plan, lower
+    from foretell.workload import load as load_workload
+
+    graph = lower(Plan.parse(plan or "dp=1"), load_workload(workload), cluster)
+    return desk.add(Loaded(f"{workload} {plan}".strip(), Step(graph, cluster)))
+
+
+@lru_cache(32)
+def after(step: Step, specs: tuple[str, ...]) -> Graph:
+    """The step with changes made; the last few are remembered."""
+    return applied([parse(spec) for spec in specs], step.graph, step.setting)
+
+
+@lru_cache(512)
+def foretold(step: Step, specs: tuple[str, ...]) -> dict[str, Any]:
+    """What changes make of a step; what was asked before is remembered."""
+    return outcome(step, specs, after(step, specs))

@@ -1,0 +1,96 @@
+"""Start the studio: a folder of its own, a token, a server on this machine's own address."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from foretell.errors import InputError
+from foretell.studio.desk import Desk, foretold, opened
+from foretell.studio.guard import protect, send_files, take_uploads
+from foretell.studio.uploads import MOST
+
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, eq=False)
+class Running:
+    """A studio that answers at `url` until it is closed."""
+
+    url: str
+    desk: Desk
+    server: Any
+    thread: threading.Thread
+
+    def close(self) -> None:
+        """Stop answering and take the studio's folder away."""
+        self.server.shutdown()
+        self.thread.join(5)
+        self.server.server_close()
+        shutil.rmtree(self.desk.folder, ignore_errors=True)
+
+
+def serve(files: Sequence[Path] = (), port: int = 0, most: int = MOST) -> Running:
+    """Start a studio with files on its desk; port 0 takes a free one."""
+    if find_spec("dash") is None:
+        raise InputError("the studio needs Dash", hint="pip install 'foretell[web]'")
+    folder = Path(tempfile.mkdtemp(prefix="foretell-studio-"))
+    desk = Desk(folder)
+    try:
+        for path in files:
+            key = opened(desk, path, path.name)
+            foretold(desk.on(key, None), ())  # what is loaded but once, loaded before anybody waits
+        token = secrets.token_urlsafe(24)
+        server = _server(_app(desk, token, most), port)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    thread = threading.Thread(target=server.serve_forever, daemon=True, name="studio")
+    thread.start()
+    return Running(f"http://{HOST}:{server.server_port}/{token}/", desk, server, thread)
+
+
+def _app(desk: Desk, token: str, most: int) -> Any:
+    from dash import Dash
+
+    from foretell.studio.callbacks import connect
+    from foretell.studio.jobs import Jobs
+    from foretell.studio.layout import page
+
+    prefix = f"/{token}/"
+    app = Dash(
+        "foretell.studio",
+        title="foretell studio",
+        url_base_pathname=prefix,
+        assets_folder=str(resources.files("foretell.studio").joinpath("assets")),
+        serve_locally=True,
+        update_title="",
+    )
+    protect(app.server, token)
+    take_uploads(app.server, token, desk, most)
+    send_files(app.server, token, desk)
+    app.layout = lambda: page(desk)
+    connect(app, desk, Jobs(), prefix)
+    return app
+
+
+def _server(app: Any, port: int) -> Any:
+    """A server that answers several requests at once and says nothing on the terminal."""
+    from werkzeug.serving import WSGIRequestHandler, make_server
+
+    class Quiet(WSGIRequestHandler):
+        def log_request(self, *_: Any) -> None:
+            return
+
+    try:
+        return make_server(HOST, port, app.server, threaded=True, request_handler=Quiet)
+    except (OSError, SystemExit):
+        raise InputError(f"port {port} is taken", hint="choose another with --port") from None

@@ -1,0 +1,167 @@
+"""What a person gave: files of several sorts and specs, told apart and read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from foretell.advise import Step
+from foretell.cluster import Cluster
+from foretell.errors import InputError
+from foretell.graph.file import is_graph_file
+from foretell.simulate import Timeline
+
+MOST_JSON = 256 * 2**20  # bytes of an answer read whole; traces are read as traces
+_HEAD = 4096
+_ENDINGS = (".graph", ".txt", ".json", ".jsonl", ".gz", ".toml", ".plan", ".zip", ".tar")
+_ANSWERS = (b'"makespan"', b'"step_s"', b'"predicted_s"', b'"ndevs"')
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A step and, where a trace tells of it, the step as it was measured."""
+
+    name: str
+    step: Step
+    measured: Timeline | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Paths and specs, sorted by what they are."""
+
+    steps: tuple[Path, ...] = ()  # graphs and traces
+    answers: tuple[Path, ...] = ()  # what other commands printed with --json
+    plans: tuple[Path, ...] = ()
+    specs: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> Asked:
+        """Tell files from specs, and files by what they hold."""
+        found: dict[str, list[Any]] = {"steps": [], "answers": [], "plans": [], "specs": []}
+        for text in texts:
+            found[sort(text)].append(text if sort(text) == "specs" else Path(text))
+        return cls(**{key: tuple(values) for key, values in found.items()})
+
+
+def sort(text: str) -> str:
+    """What a text given by a person is: a step, an answer, a plan or a spec."""
+    path = Path(text)
+    if not path.exists():
+        if "/" in text or path.suffix in _ENDINGS:
+            raise InputError(f"there is no file `{text}`")
+        return "specs"
+    if path.is_dir() or is_graph_file(path):
+        return "steps"
+    if path.suffix in (".plan", ".toml"):
+        return "plans"
+    return _by_content(path)
+
+
+def _by_content(path: Path) -> str:
+    if path.suffix not in (".json", ".jsonl"):
+        return "steps"
+    with open(path, "rb") as file:
+        head = file.read(_HEAD)
+    if b'"traceEvents"' in head or b'"schemaVersion"' in head:
+        return "steps"
+    if any(key in head for key in _ANSWERS):
+        return "answers"
+    return "plans" if _is_plan(path) else "steps"
+
+
+def _is_plan(path: Path) -> bool:
+    from foretell.plan import load
+
+    try:
+        return bool(path.stat().st_size < 2**20 and load(path))
+    except InputError:
+        return False
+
+
+def load(path: Path, cluster: Cluster | None = None, real: float | None = None) -> Loaded:
+    """The step in a graph or a trace; `real` is the time of an un-profiled step, for traces."""
+    if not path.is_dir() and is_graph_file(path):
+        from foretell.graph.file import load as load_graph
+
+        return Loaded(path.name, Step(_priced(load_graph(path), cluster), cluster))
+    from foretell.baseline import unprofiled
+    from foretell.trace import read
+
+    trace = read(path)
+    if "measured" not in trace.graph.facts:  # it tells what depends on what, as a graph does
+        return Loaded(path.name, Step(_priced(trace.graph, cluster), cluster))
+    found = unprofiled(trace, real)
+    measured = Timeline(trace.graph, trace.start, trace.end)
+    return Loaded(path.name, Step(found.graph, cluster, found), measured)
+
+
+def _priced(graph: Any, cluster: Cluster | None) -> Any:
+    from foretell.cost import price
+
+    return graph if cluster is None else price(graph, cluster)
+
+
+def read_answer(path: Path) -> Any:
+    """A JSON answer, or a list of them where there is one a line."""
+    if path.stat().st_size > MOST_JSON:
+        raise InputError(f"`{path}` has {path.stat().st_size} bytes; answers have fewer")
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        if path.suffix == ".jsonl":
+            return [json.loads(line) for line in text.splitlines() if line.strip()]
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"`{path}` is not JSON: {error}") from None
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What answers and plans give a page."""
+
+    oracle: list[dict[str, Any]] = field(default_factory=list)
+    plans: list[dict[str, Any]] = field(default_factory=list)
+    schedules: list[dict[str, Any]] = field(default_factory=list)
+
+
+def drawings(asked: Asked, cluster: Cluster | None = None) -> Drawn:
+    """Everything to be drawn from the answers and plans among what was asked."""
+    from foretell.plan import load as load_plan
+    from foretell.report.plans import drawn
+
+    found = Drawn()
+    for path in asked.answers:
+        _add(found, read_answer(path), path, cluster)
+    for path in asked.plans:
+        found.plans.append(drawn(load_plan(path), path.name, cluster))
+    return found
+
+
+def _add(found: Drawn, value: Any, path: Path, cluster: Cluster | None) -> None:
+    from foretell.plan import Plan
+    from foretell.report import layouts, plans, schedules
+
+    if schedules.is_schedule(value):
+        found.schedules.append(schedules.drawn(value, path.name))
+    elif isinstance(value, dict) and "predicted_s" in value and isinstance(value.get("plan"), str):
+        plan = Plan.parse(value["plan"])
+        found.plans.append(plans.drawn(plan, path.name, cluster, value))
+    elif isinstance(value, dict) and "ndevs" in value:
+        found.schedules.append(schedules.drawn(_scheduled(value, path), path.name))
+    elif (rows := layouts.layouts(value, path.name)) is not None:
+        found.oracle.append(rows)
+    else:
+        raise InputError(
+            f"`{path}` holds nothing a report could show",
+            hint="give a trace, a graph, a plan, or what schedule, oracle, plan or predict print",
+        )
+
+
+def _scheduled(value: Any, path: Path) -> dict[str, Any]:
+    """A placement's schedule, searched for."""
+    from foretell.search.schedule import read, schedule
+
+    return schedule(read(value, where=f"placement `{path}`")).answer()

@@ -1,0 +1,176 @@
+"""A step before and after: its timelines, its figures, what would help, and what it holds.
+
+Without changes of the person's own, the best combination found is what is shown after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from foretell.advise import Counsel, Step, advise
+from foretell.advise.advise import TRIED, shown
+from foretell.errors import ForetellError
+from foretell.graph.graph import Graph
+from foretell.report.content import Content
+from foretell.simulate import Timeline, simulate
+from foretell.simulate.memory import peak_bytes as peak_of_buffers
+from foretell.survey.asked import Drawn, Loaded
+from foretell.survey.held import tape_curves
+from foretell.whatif import WhatIf, applied, parse, peak_bytes
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """Named timelines, top to bottom, and what is told besides them."""
+
+    timelines: tuple[tuple[str, Timeline], ...]
+    content: Content
+
+
+def survey(
+    loaded: Sequence[Loaded],
+    specs: Sequence[str] = (),
+    drawn: Drawn | None = None,
+    *,
+    advice: bool = True,
+    progress: Progress = lambda words: None,
+) -> Survey:
+    """Tell all there is to tell; with `advice`, every change that applies to the first is tried."""
+    drawn = drawn or Drawn()
+    told = [_told(one, specs, advice and k == 0, progress) for k, one in enumerate(loaded)]
+    names = [one.name for one in loaded] or [d["name"] for d in _all(drawn)]
+    content = Content(
+        title=", ".join(names[:3]),
+        figures=[f for t in told for f in t.figures],
+        notes=list(dict.fromkeys(n for t in told for n in t.notes)),
+        advice=told[0].advice if told else None,
+        memory=[m for t in told for m in t.memory],
+        oracle=drawn.oracle,
+        plans=drawn.plans,
+        schedules=drawn.schedules,
+    )
+    return Survey(tuple(line for t in told for line in t.timelines), content)
+
+
+def _all(drawn: Drawn) -> list[dict[str, Any]]:
+    return [*drawn.oracle, *drawn.plans, *drawn.schedules]
+
+
+@dataclass(frozen=True, eq=False)
+class _Told:
+    timelines: list[tuple[str, Timeline]]
+    figures: list[dict[str, Any]]
+    notes: list[str]
+    advice: dict[str, object] | None
+    memory: list[dict[str, Any]]
+
+
+def _told(loaded: Loaded, specs: Sequence[str], advice: bool, progress: Progress) -> _Told:
+    step = loaded.step
+    counsel = advise(step, TRIED, progress) if advice else None
+    changes = tuple(parse(spec) for spec in specs) or _best(counsel)
+    progress("playing")
+    before = simulate(step.graph)
+    timelines = [("measured, with the profiler", loaded.measured)] if loaded.measured else []
+    name = "predicted, without the profiler" if loaded.measured else "as it is"
+    timelines.append((name, before))
+    graphs = [("as it is", step.graph)]
+    notes, assumed = list(step.notes), []
+    if changes:
+        after = applied(changes, step.graph, step.setting)
+        said = "with " + " ".join(map(str, changes))
+        timelines.append((said, simulate(after)))
+        graphs.append((said, after))
+        assumed = [f"assuming {text}" for change in changes for text in change.assumes]
+    return _Told(
+        [(title, line) for title, line in timelines if line is not None],
+        _figures(loaded, before, changes, graphs[-1][1]),
+        [*notes, *dict.fromkeys(assumed)],
+        shown(step.graph, counsel) if counsel else None,
+        [curve for title, graph in graphs for curve in tape_curves(title, graph)],
+    )
+
+
+def _best(counsel: Counsel | None) -> tuple[WhatIf, ...]:
+    return counsel.best.changes if counsel and counsel.best else ()
+
+
+def _figures(
+    loaded: Loaded, before: Timeline, changes: Sequence[WhatIf], after: Graph
+) -> list[dict[str, Any]]:
+    """The few numbers that come first."""
+    step, found = loaded.step, []
+    if loaded.measured:
+        measured = float(loaded.measured.graph.facts["measured"])
+        found.append({"what": "measured, with the profiler", "seconds": measured})
+    more = (
+        "steps in a row, without the profiler" if step.baseline else f"{before.graph.size:,} tasks"
+    )
+    found.append({"what": "a step as it is", "seconds": step.seconds, "more": more})
+    if changes:
+        low, high = step.interval(after, changes)
+        seconds = step.predicted(after)
+        found.append(
+            {"what": "foretold with " + " ".join(map(str, changes)), "seconds": seconds,
+             "gain": gain(step, changes, seconds), "low": low, "high": high, "per": per(changes)}
+        )  # fmt: skip
+    for what, graph in [("as it is", step.graph)] + ([("foretold", after)] if changes else []):
+        if (most := peak(graph)) is not None:
+            found.append({"what": f"peak memory, {what}", "bytes": most})
+    return found
+
+
+def gain(step: Step, changes: Sequence[WhatIf], seconds: float) -> float:
+    """By what share the time of a sample becomes shorter."""
+    samples = 1.0
+    for change in changes:
+        samples *= getattr(change, "times", 1.0) if change.name == "batch" else 1.0
+    return 1 - seconds / samples / step.seconds if step.seconds else 0.0
+
+
+def per(changes: Sequence[WhatIf]) -> str:
+    """Of what a gain is told: of a step, or of a sample where the batch is another."""
+    return "sample" if any(change.name == "batch" for change in changes) else "step"
+
+
+def peak(graph: Graph) -> float | None:
+    """The most that is held: by tensors where a trace tells of them, else by buffers."""
+    found = peak_bytes(graph)
+    if found is not None:
+        return found
+    return peak_of_buffers(simulate(graph)) or None
+
+
+def outcome(step: Step, specs: Sequence[str], after: Graph | None = None) -> dict[str, Any]:
+    """What changes would make of a step, in the words of `foretell whatif --json`.
+
+    `after` is the step with them made, where somebody has it already.
+    """
+    changes = [parse(spec) for spec in specs]
+    after = applied(changes, step.graph, step.setting) if after is None else after
+    seconds = step.predicted(after)
+    low, high = step.interval(after, changes) if changes else (seconds, seconds)
+    return {
+        "changes": [str(change) for change in changes],
+        "baseline_s": step.seconds,
+        "predicted_s": seconds,
+        "low_s": low,
+        "high_s": high,
+        "gain": gain(step, changes, seconds),
+        "per": per(changes),
+        "peak_bytes": peak(after),
+        "assumptions": [text for change in changes for text in change.assumes],
+    }
+
+
+def applies(step: Step, spec: str) -> str:
+    """Why a change does not apply to a step; empty where it does."""
+    try:
+        applied([parse(spec)], step.graph, step.setting)
+    except ForetellError as error:
+        return error.message
+    return ""

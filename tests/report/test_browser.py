@@ -1,0 +1,240 @@
+"""The page in a real browser: it opens, is drawn, answers to keys and mouse, never complains."""
+
+import json
+import time
+
+import pytest
+
+from foretell.report.content import Content
+from foretell.report.page import write
+from foretell.samples import transformer
+from foretell.simulate import Timeline, simulate
+from tests.browser import browser, errors, needs_browser
+
+pytestmark = needs_browser
+HOSTILE = "<img src=x onerror=document.title='taken'>"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    graph = transformer(ranks=6, layers=2)
+    with graph.edit() as edit:
+        edit.set(edit.select(kind=("kernel", "collective")), seconds=1e-4)
+    before = simulate(edit.graph)
+    with before.graph.edit("faster") as again:
+        again.set(again.select(kind="kernel"), seconds=5e-5)
+    measured = Timeline(before.graph, before.start * 1.1, before.end * 1.1)
+    advice = {
+        "baseline_s": 0.02,
+        "together": None,
+        "refused": [{"change": HOSTILE, "reason": "x"}],
+        "ranked": [
+            {
+                "changes": ["tf32"],
+                "predicted_s": 0.01,
+                "low_s": 0.008,
+                "high_s": 0.012,
+                "gain": 0.5,
+                "peak_bytes": 1e9,
+                "why": "because",
+                "code": [],
+            }
+        ],
+    }
+    figures = [{"what": HOSTILE, "seconds": 1.0}]
+    content = Content(title=HOSTILE, advice=advice, notes=[HOSTILE], figures=figures)
+    write(
+        [("measured", measured), ("predicted", before), ("faster", simulate(again.graph))],
+        path,
+        content,
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def chromium(page):
+    with browser() as driver:
+        driver.get(page.as_uri())
+        end = time.monotonic() + 20
+        while not driver.execute_script("return document.documentElement.dataset.ready"):
+            assert time.monotonic() < end, errors(driver)
+            time.sleep(0.05)
+        yield driver
+        assert errors(driver) == []
+
+
+def state(driver, what):
+    return driver.execute_script(f"return window.foretellView.state.{what}")
+
+
+def settle():
+    time.sleep(0.15)
+
+
+def keys(driver, *pressed):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    driver.execute_script("document.querySelector('canvas').focus()")
+    for key in pressed:
+        ActionChains(driver).send_keys(key).perform()
+    settle()
+
+
+def test_all_sections_are_there(chromium):
+    titles = [h.text for h in chromium.find_elements("css selector", "h2")]
+    for wanted in ("What would help", "Where the step goes", "Timeline", "Memory"):
+        assert wanted in titles
+    links = chromium.find_elements("css selector", "nav a")
+    assert len(links) == len(titles)
+
+
+def test_names_stay_text(chromium):
+    assert chromium.title != "taken"
+    assert chromium.find_elements("css selector", "main img, h1 img") == []
+    assert chromium.find_element("css selector", "h1").text == HOSTILE
+
+
+def test_spans_are_drawn(chromium):
+    colours = chromium.execute_script("""
+      const c = document.querySelector('canvas'), seen = new Set();
+      const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
+      for (let i = 0; i < d.length; i += 4) seen.add(d[i] << 16 | d[i + 1] << 8 | d[i + 2]);
+      return [...seen];""")
+    assert 0x4C8DFF in colours  # kernels
+    assert 0xEC6A3D in colours  # collectives
+
+
+def test_keys_move_and_zoom(chromium):
+    keys(chromium, "0")
+    whole = state(chromium, "to") - state(chromium, "from")
+    keys(chromium, "+", "+")
+    near = state(chromium, "to") - state(chromium, "from")
+    assert near < whole / 1.5
+    at = state(chromium, "from")
+    keys(chromium, "\ue014")  # right
+    assert state(chromium, "from") > at
+    keys(chromium, "0")
+    assert state(chromium, "to") - state(chromium, "from") == pytest.approx(whole)
+
+
+def test_from_task_to_task_to_cause(chromium):
+    keys(chromium, "n")
+    first = state(chromium, "task")
+    keys(chromium, "n", "n")
+    later = state(chromium, "task")
+    assert later != first
+    told = chromium.find_element("css selector", ".told").text
+    assert "started when it did because" in told
+    assert "critical path" in told
+    keys(chromium, "c")
+    assert state(chromium, "task") != later
+    keys(chromium, "\ue00c")  # escape
+    assert state(chromium, "task") == -1
+
+
+def test_hover_tells_the_cause(chromium):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    canvas = chromium.find_element("css selector", "canvas")
+    chromium.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
+    keys(chromium, "0")
+    where = chromium.execute_script("return document.querySelector('canvas').clientHeight")
+    seen = ""
+    for y in range(int(-where / 2) + 40, int(where / 2), 18):
+        ActionChains(chromium, duration=10).move_to_element_with_offset(canvas, 20, y).perform()
+        seen += chromium.find_element("id", "tip").text
+    assert "price" in seen
+    assert "because" in seen
+    assert "in “predicted”" in seen
+
+
+def test_finding_and_colouring(chromium):
+    box = chromium.find_element("css selector", "input[type=search]")
+    box.send_keys("gemm")
+    settle()
+    assert "tasks" in chromium.find_element("css selector", ".bar .soft").text
+    box.clear()
+    box.send_keys(" ")
+    for mode in ("phase", "op", "source", "kind"):
+        chromium.find_element("css selector", f".bar option[value={mode}]").click()
+        settle()
+
+
+def test_all_ranks_can_be_shown(chromium):
+    assert "all ranks" in chromium.find_element("css selector", ".bar").text
+    chromium.find_element("xpath", "//label[contains(., 'all ranks')]/input").click()
+    settle()
+    assert chromium.execute_script("return document.querySelector('.rows').scrollHeight") > 400
+
+
+def test_light_and_dark(chromium):
+    grounds = []
+    for theme in ("light", "dark"):
+        chromium.find_element("css selector", f"#theme option[value={theme}]").click()
+        settle()
+        grounds.append(
+            chromium.execute_script("return getComputedStyle(document.body).backgroundColor")
+        )
+    assert grounds[0] != grounds[1]
+
+
+NAMES = """
+const bad = [], all = what => document.querySelectorAll(what);
+const named = e => e.getAttribute('aria-label') || (e.labels && e.labels.length);
+const drawn = [...all('svg:not([aria-hidden])')];
+for (const e of drawn) if (e.getAttribute('role') !== 'img' || !named(e)) bad.push('svg');
+for (const e of all('canvas')) if (e.tabIndex < 0 || !named(e)) bad.push('canvas');
+const fields = [...all('input, select, button')];
+for (const e of fields) if (!named(e) && !e.textContent.trim()) bad.push(e.outerHTML);
+for (const e of all('th')) if (!e.getAttribute('scope')) bad.push('th');
+if (!document.documentElement.lang || all('h1').length !== 1) bad.push('page');
+return bad;
+"""
+
+
+def test_everything_has_a_name(chromium):
+    """Pictures say what they show, fields what they are for; headings come in order."""
+    assert chromium.execute_script(NAMES) == []
+
+
+CONTRAST = """
+const part = x => x <= .03928 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4;
+const light = colour => {
+  const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(x => part(x / 255));
+  return .2126 * r + .7152 * g + .0722 * b;
+};
+const ground = e => {
+  for (; e; e = e.parentElement) {
+    const colour = getComputedStyle(e).backgroundColor;
+    if (!/, 0\\)$|transparent/.test(colour)) return colour;
+  }
+  return 'rgb(255,255,255)';
+};
+const texts = [...document.querySelectorAll('p, h1, h2, h3, td, th, a, label, summary, .big')];
+return texts.filter(e => e.innerText && e.offsetParent).map(e => {
+  const a = light(getComputedStyle(e).color), b = light(ground(e));
+  return (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+});
+"""
+
+
+def test_text_can_be_read_in_both_themes(chromium):
+    for theme in ("light", "dark"):
+        chromium.find_element("css selector", f"#theme option[value={theme}]").click()
+        settle()
+        found = chromium.execute_script(CONTRAST)
+        assert len(found) > 20
+        assert min(found) >= 4.5  # WCAG 2.1 AA, 1.4.3
+
+
+def test_it_prints(chromium):
+    made = chromium.execute_cdp_cmd("Page.printToPDF", {"landscape": True})
+    assert len(made["data"]) > 20_000
+
+
+def test_nothing_is_fetched(chromium, page):
+    found = chromium.execute_script(
+        "return JSON.stringify(performance.getEntriesByType('resource'))"
+    )
+    assert [e["name"] for e in json.loads(found) if not e["name"].startswith("data:")] == []
