@@ -1,9 +1,10 @@
 """What the schedule search finds and what it costs: the figures of the docs, in one run.
 
-    python benchmarks/schedules.py [--quick] [--seeds 0-19] [--tessel]
+    python benchmarks/schedules.py [--quick] [--seeds 0-19] [--tessel] [--real]
 
 CPU seconds of this process with all threads, never from the cache. Placements come from the shared
-truth where it is there; random ones are made here. `--tessel` runs Tessel's two phases too.
+truth where it is there; random ones are made here. `--tessel` runs Tessel's two phases too;
+`--real` only shows models with priced blocks (→ schedules_real.py).
 """
 
 import json
@@ -15,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import schedules_real as real
 from table import Row, show
 
 from foretell.search.schedule import Problem, Schedule, load, read, schedule, shape
@@ -237,7 +239,17 @@ def tessel() -> list[Row]:
     return rows
 
 
+def rows(quick: bool) -> list[Row]:
+    """The figures of every other benchmark's kind: quick ones, or all."""
+    found = seeds(0, 19, solver_import()) + large() + tight()
+    return found if quick else found + split(quick) + (shared() if TRUTH.exists() else [])
+
+
 def main() -> None:
+    if "--real" in sys.argv:
+        show("Schedules: training, priced: step of ours, times as long of others", real.training())
+        show("Schedules: inference, priced: latency", real.inference())
+        return
     quick = "--quick" in sys.argv
     span = sys.argv[sys.argv.index("--seeds") + 1] if "--seeds" in sys.argv else "0-19"
     first, last = map(int, span.split("-"))

@@ -47,7 +47,8 @@ def test_a_schedule_says_what_it_is():
     assert answer["peak_memory"] == [4, 3, 2, 1]
     assert answer["search_cpu_s"] >= 0
     assert len(answer["blocks"]) == 64
-    assert answer["blocks"][0] == {"block": 0, "micro_batch": 0, "start": 0, "devices": [0]}
+    first = {"block": 0, "micro_batch": 0, "start": 0, "devices": [0]}
+    assert answer["blocks"][0] | first == answer["blocks"][0]
     assert found.bubble == pytest.approx(12 / 44)
     assert found.idle == 12
 

@@ -77,7 +77,8 @@ def _of_placement(placement: str, asked: dict[str, Any]) -> None:
     is_file = path.exists() or path.suffix == ".json" or "/" in placement
     problem = load(path) if is_file else shape(placement)
     if asked["compare"]:
-        return _compared([("", problem, asked["micro_batches"])], asked)
+        _compared([("", problem, asked["micro_batches"])], asked)
+        return
     with working("searching") as tell:
         found = schedule(
             problem,
@@ -99,7 +100,8 @@ def _of_model(workload: str, asked: dict[str, Any]) -> None:
     found = _models(workload, asked)
     num = asked["micro_batches"]
     if asked["compare"]:
-        return _compared([(m.shape, m.problem, num // m.copies) for m in found], asked)
+        _compared([(m.shape, m.problem, num // m.copies) for m in found], asked)
+        return
     with working("searching") as tell:
         every = best(
             found,
@@ -120,7 +122,10 @@ def _models(workload: str, asked: dict[str, Any]) -> list[Any]:
     from foretell.search.schedule.model import model, models
     from foretell.workload import load
 
-    where = load(workload), load_cluster(asked["cluster"])
+    cluster = load_cluster(asked["cluster"])
+    if Path(workload).suffix == ".graph":
+        return [_captured(workload, cluster, asked)]
+    where = load(workload), cluster
     options: dict[str, Any] = {
         "plan": Plan.parse(asked["plan"]) if asked["plan"] else None,
         "mode": "infer" if asked["infer"] else "train",
@@ -132,18 +137,34 @@ def _models(workload: str, asked: dict[str, Any]) -> list[Any]:
     return [model(*where, asked["shape"], **options)]
 
 
+def _captured(path: str, cluster: Any, asked: dict[str, Any]) -> Any:
+    """The problem of a captured step; how it would be split or run forward alone is not known."""
+    from foretell.graph.file import load
+    from foretell.search.schedule.model import captured_model
+
+    known = asked["shape"] in ("auto", "v") and not asked["infer"] and not asked["frozen"]
+    if not known or asked["plan"]:
+        raise InputError(
+            f"`{path}` is a captured step: only shape v, trained as captured",
+            hint="leave --shape, --infer, --frozen and --plan out, or take a built-in model",
+        )
+    options = {k: asked[k] for k in ("split", "recompute", "offload", "overlap")}
+    return captured_model(load(path), cluster, asked["micro_batches"], **options)
+
+
 def _told(every: list[Any]) -> dict[str, Any]:
     """The answer of a schedule, and what the model adds to it."""
     first = every[0]
-    return first.schedule.answer() | {
+    more: dict[str, Any] = {
         "shape": first.model.shape,
         "step_s": first.prediction.step,
         "peak_bytes": first.prediction.peak,
         "fits": first.prediction.fits,
         "stages": [list(texts) for texts in first.plan.stages],
         "choices": list(first.taken),
-        "shapes": {s.model.shape: s.prediction.step / s.plan.global_batch for s in every},
+        "shapes": {s.model.shape: s.per_sample for s in every},
     }
+    return {**first.schedule.answer(), **more}
 
 
 def _compared(problems: list[tuple[str, Any, int]], asked: dict[str, Any]) -> None:
@@ -158,7 +179,9 @@ def _compared(problems: list[tuple[str, Any, int]], asked: dict[str, Any]) -> No
             limit = asked["time_limit"]
             found = compare(bare, num, asked["memory"], time_limit=limit, cache=_cache(asked))
             rows += [(name, row) for row in found]
-    answer([row.answer() | {"shape": n} for n, row in rows], asked["as_json"], lambda _: _table(rows))
+    answer(
+        [row.answer() | {"shape": n} for n, row in rows], asked["as_json"], lambda _: _table(rows)
+    )
 
 
 def _table(rows: list[tuple[str, Any]]) -> str:
@@ -187,8 +210,10 @@ def _write(output: Path, found: Any, solved: Any) -> None:
                 hint="give a model and --on CLUSTER, or write .svg or .json",
             )
         from foretell.plan import save
+        from foretell.plan.places import as_degrees
 
-        save(solved.plan, output)
+        # a plain pipeline in degrees: other programs read that
+        save(as_degrees(solved.plan, solved.model.prices.workload) or solved.plan, output)
     elif output.suffix == ".json":
         text = json.dumps(write(found.problem), indent=1) + "\n"
         write_atomically(output, lambda file: file.write(text.encode()))

@@ -17,7 +17,7 @@ from foretell.search.schedule.check import wrong
 from foretell.search.schedule.problem import Problem
 from foretell.search.schedule.schedule import Schedule
 
-VERSION = 1  # one more whenever the search may answer differently
+VERSION = 2  # one more whenever the search may answer differently
 
 
 def folder() -> Path:

@@ -18,12 +18,12 @@ _ROW, _BAR, _TOP, _SIDE = 26, 20, 34, 44  # pixels
 
 def text(schedule: Schedule, width: int = 80) -> str:
     """One line a device; a sign is a micro-batch modulo ten. What is too long shows both ends."""
-    names = [f"{d} " for d in range(schedule.problem.num_devices)]
-    side = max(map(len, names))
+    names = {d: f"{d} " for d in range(schedule.problem.num_devices) if not _is_link(schedule, d)}
+    side = max(map(len, names.values()))
     room = max(width - side, 8)
     step, columns = _scale(schedule, room)
     lines = []
-    for device, name in enumerate(names):
+    for device, name in names.items():
         line = _line(schedule, schedule.on(device), step, columns)
         lines.append(name.rjust(side) + _ends(line, room))
     key = f"a column is {step:.4g}; 0-9 forward, A-J backward, a-j weight gradient, {_IDLE} idle"
@@ -49,6 +49,12 @@ def svg(schedule: Schedule, width: int = 1000) -> str:
         parts.append(f'<text x="8" y="{top + 14}">{device}</text>')
         parts += [_bar(schedule, span, top, scale) for span in schedule.on(device)]
     return "\n".join([*parts, "</svg>\n"])
+
+
+def _is_link(schedule: Schedule, device: int) -> bool:
+    """Whether a device only carries messages: it stands for a link."""
+    mine = [b.kind for b in schedule.problem.blocks if device in b.devices]
+    return bool(mine) and set(mine) == {"C"}
 
 
 def _scale(schedule: Schedule, room: int) -> tuple[float, int]:

@@ -1,34 +1,61 @@
-"""Communication between blocks: a price for every message, beside the compute or instead of it.
+"""Communication between blocks: a price for every message, and what it occupies meanwhile.
 
-A message goes from a block to one that waits for it on other devices. Where links run beside the
-compute it is a lag; where they do not, it is a block of its own that holds both ends. Nothing here
-knows clusters: the price is a function of the two blocks.
+A message goes from a block to one that waits for it on other devices.
+
+    beside   it runs beside the compute on a link nobody else uses: a lag
+    link     it runs beside the compute; messages from one device to another take turns: a block of
+             its own on a device that stands for the link
+    stop     both ends stand still: a block of its own that holds them
+
+Nothing here knows clusters: the price is a function of the two blocks.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
-from foretell.search.schedule.problem import Block, Problem, Wait
+from foretell.errors import unknown
+from foretell.search.schedule.problem import UNLIMITED, Block, Problem, Wait
 
 Price = Callable[[Block, Block], float]  # seconds of the message from one block to another
+Overlap = Literal["beside", "link", "stop"]
+OVERLAPS = ("beside", "link", "stop")
 
 
-def linked(problem: Problem, price: Price, *, overlap: bool = True) -> Problem:
-    """The problem with its messages priced."""
-    if overlap:
+def linked(problem: Problem, price: Price, *, overlap: Overlap | bool = "beside") -> Problem:
+    """The problem with its messages priced; `overlap` may be said as yes (beside) or no (stop)."""
+    if isinstance(overlap, bool):
+        overlap = "beside" if overlap else "stop"
+    if overlap not in OVERLAPS:
+        raise unknown("way to overlap messages", overlap, OVERLAPS)
+    if overlap == "beside":
         return replace(problem, waits=tuple(_lagged(problem, w, price) for w in problem.waits))
     blocks, waits = list(problem.blocks), []
     number = max(b.id for b in blocks) + 1
+    links: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
     for wait in problem.waits:
         seconds = _seconds(problem, wait, price)
         if not seconds:
             waits.append(wait)
             continue
         place = len(blocks)
-        ends = problem.blocks[wait.on].devices + problem.blocks[wait.block].devices
-        blocks.append(Block(number + place, "C", tuple(sorted(set(ends))), seconds))
+        ends = problem.blocks[wait.on].devices, problem.blocks[wait.block].devices
+        held = tuple(sorted({*ends[0], *ends[1]}))
+        if overlap == "link":
+            held = (links.setdefault(ends, problem.num_devices + len(links)),)
+        blocks.append(Block(number + place, "C", held, seconds))
         waits += [Wait(place, wait.on), Wait(wait.block, place, wait.lag)]
-    return replace(problem, blocks=tuple(blocks), waits=tuple(waits))
+    more = len(links)
+    return replace(
+        problem,
+        blocks=tuple(blocks),
+        waits=tuple(waits),
+        num_devices=problem.num_devices + more,
+        capacity=(*problem.capacity, *(UNLIMITED,) * more),
+        speed=(*problem.speed, *(1.0,) * more),
+    )
 
 
 def _lagged(problem: Problem, wait: Wait, price: Price) -> Wait:

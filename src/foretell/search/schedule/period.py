@@ -3,7 +3,8 @@
 For one micro-batch a repetend: try the bound; if it cannot be met, halve the gap between what is
 proven impossible and the best found. For u = 2, 3, …: only a period under `u` times the best rate
 helps, so ask for the largest such period; one "no" closes that `u` for good. `Rate.closed` says up
-to which `u` nothing better exists; when the lower bound itself is met, no `u` can help.
+to which `u` nothing better exists; when the lower bound itself is met, no `u` can help. Under tight
+memory a schedule has few states, and `states.py` answers for every `u` at once.
 """
 
 from collections.abc import Callable
@@ -11,12 +12,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 
+from foretell.search.schedule import states
 from foretell.search.schedule.alone import alone
 from foretell.search.schedule.cycles import tighten
 from foretell.search.schedule.greedy import greedy
 from foretell.search.schedule.repetend import Repetend, repeat
 from foretell.search.schedule.solver import Budget
-from foretell.search.schedule.ticks import Ticks
+from foretell.search.schedule.ticks import MAX_UNROLL, Ticks
 
 Progress = Callable[[str, float, float], None]  # what was reached, its value, the bound
 
@@ -36,6 +38,8 @@ def shortest(
 ) -> Rate:
     """The repetend with the least time a micro-batch that the budget finds."""
     best, closed = _single(ticks, bound, budget, progress)
+    if unroll >= MAX_UNROLL and _rate(ticks, best) > bound:
+        best, bound = _exact(ticks, best, bound, progress)
     size = 2
     while size <= unroll and _rate(ticks, best) > bound and budget.left > 0:
         best, sure = _several(ticks, best, size, bound, budget, progress)
@@ -43,6 +47,17 @@ def shortest(
         size += 1
     closed = closed if ticks.is_faithful else 0
     return Rate(best, bound, closed, _rate(ticks, best) <= bound)
+
+
+def _exact(
+    ticks: Ticks, best: Repetend, bound: Fraction, progress: Progress
+) -> tuple[Repetend, Fraction]:
+    """Patterns of any length by their states, where those are few; and what none of them beats."""
+    bound = max(bound, states.least(ticks, _rate(ticks, best)) or bound)
+    if _rate(ticks, best) > bound:
+        best = states.pattern(ticks, _rate(ticks, best), bound) or best
+        progress("period", float(_rate(ticks, best)), float(bound))
+    return best, bound
 
 
 def _rate(ticks: Ticks, repetend: Repetend) -> Fraction:

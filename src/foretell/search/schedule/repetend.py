@@ -22,6 +22,7 @@ from foretell.search.schedule.solver import Budget, Status, solve, solver
 from foretell.search.schedule.ticks import Ticks, copies
 
 Goal = Literal["any", "latency", "residence", "early"]
+_AMOUNTS = 1 << 20  # amounts of memory told apart where a goal weighs them
 GOALS: tuple[Goal, ...] = ("any", "latency", "residence", "early")  # each completes differently
 
 
@@ -182,7 +183,9 @@ def _aim(model: _Model, goal: Goal) -> None:
     elif goal == "early":
         cp.minimize(len(start) * latency + sum(start) - len(start) * first)
     else:
-        kept = [-c * start[i] for held in ticks.held for i, _, c in held if c]
+        most = max((abs(c) for held in ticks.held for _, _, c in held), default=0)
+        unit = -(-most // _AMOUNTS) or 1  # bytes are too fine for the solver's integers
+        kept = [-(c // unit) * start[i] for held in ticks.held for i, _, c in held if c // unit]
         cp.minimize(sum(kept) + latency)
 
 

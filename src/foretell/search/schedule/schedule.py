@@ -102,7 +102,7 @@ class Schedule:
     def bubble(self) -> float:
         """The share of the makespan that the busiest device is idle."""
         busy = max(self.problem.work) * self.micro_batches
-        return 1 - busy / self.makespan if self.makespan else 0.0
+        return max(0.0, 1 - busy / self.makespan) if self.makespan else 0.0
 
     @property
     def idle(self) -> float:
@@ -152,7 +152,8 @@ class Schedule:
             "cached": self.is_cached,
             "blocks": [
                 {"block": blocks[s.block].id, "micro_batch": s.micro_batch,
-                 "start": _plain(s.start), "devices": list(blocks[s.block].devices)}
+                 "start": _plain(s.start), "end": _plain(s.end),
+                 "kind": blocks[s.block].kind, "devices": list(blocks[s.block].devices)}
                 for s in self.spans
             ],
         }  # fmt: skip

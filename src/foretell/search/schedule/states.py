@@ -1,0 +1,264 @@
+"""The best pattern of any length, exactly: schedules as walks through states, patterns as cycles.
+
+Nothing starts but when something ends, so a schedule is a walk from end to end. What matters of
+the past is how often each block has started and how long those that run still take; memory follows
+from the counts. Shifted by a micro-batch a state is the same, and tight memory leaves few of them:
+559 for the NN placement on four devices that hold three. A pattern is a cycle, its time a
+micro-batch the cycle's time over its micro-batches, and the least ratio over all cycles is found
+exactly (`_least`).
+
+Blocks on every device that hold no memory may run ahead without limit. For the bound they are cut
+out: while one runs nothing else does, so the rest of any schedule is a schedule of the rest
+(`least`). For a pattern they run ahead by a few at most (`pattern`), the more the nearer.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretell.search.schedule.bounds import residences
+from foretell.search.schedule.repetend import Repetend, is_within
+from foretell.search.schedule.ticks import Ticks
+
+MOST = 12_000  # states looked at, a second of work; more, and the solver is asked instead
+_MOST_AHEAD = 4  # micro-batches that a block on all devices may run ahead in a pattern
+_NEAR = Fraction(1, 100)  # of the bound: a pattern this near is not worth a longer one
+
+Ints = NDArray[np.int64]
+State = tuple[tuple[int, ...], tuple[int, ...]]  # starts of each block, time left of those running
+
+
+@dataclass
+class _Walks:
+    """All states, and the ways from one to the next."""
+
+    blocks: list[int]  # of the problem, in the order of the counts
+    states: dict[State, int] = field(default_factory=dict)
+    ways: list[tuple[int, int, int, int]] = field(default_factory=list)  # from, to, time, shift
+
+
+def least(ticks: Ticks, best: Fraction) -> Fraction | None:
+    """Units a micro-batch that no pattern of any length beats; None where states are too many."""
+    wide = _unheld(ticks)
+    if wide is None or not _is_plain(ticks):
+        return None
+    walks = _walked(ticks, set(wide), 0)
+    if walks is None:
+        return None
+    cut = sum(ticks.time[b] for b in wide)
+    found = _least(walks, best - cut)
+    return cut + (best - cut if found is None else found[0])
+
+
+def pattern(ticks: Ticks, best: Fraction, bound: Fraction) -> Repetend | None:
+    """A pattern quicker than the best known, as long as it may be; None where none was found."""
+    found: Repetend | None = None
+    wide = _unheld(ticks)
+    if wide is None or not _is_plain(ticks):
+        return None
+    for ahead in range(1, _MOST_AHEAD + 1) if wide else (0,):
+        walks = _walked(ticks, set(), ahead, frozenset(wide))
+        if walks is None:
+            break
+        cycle = _least(walks, best)
+        if cycle is not None:
+            found, best = _repetend(ticks, walks, cycle[1]), cycle[0]
+        if best <= bound * (1 + _NEAR):
+            break
+    return found
+
+
+def _is_plain(ticks: Ticks) -> bool:
+    """Whether starts lie only at ends: no lags, no blocks without time, memory as given."""
+    return ticks.fine == 1 and ticks.is_faithful and not any(g for w in ticks.after for _, g in w)
+
+
+def _unheld(ticks: Ticks) -> list[int] | None:
+    """Blocks on all devices outside of what memory ties together; None where others are outside."""
+    tied: list[set[int]] = []
+    for device, room in enumerate(ticks.capacity):
+        for r in residences(ticks, device) or () if room is not None else ():
+            inside = {r.taken, r.given}
+            inside |= {b for b in ticks.reach[r.taken] if r.given in ticks.reach[b]}
+            apart = [t for t in tied if not t & inside]
+            tied = [*apart, inside.union(*(t for t in tied if t & inside))]
+    if len(tied) != 1:
+        return None
+    outside = [b for b in range(len(ticks.time)) if b not in tied[0]]
+    is_wide = all(len(ticks.devices[b]) == len(ticks.capacity) for b in outside)
+    return outside if is_wide and not _holds(ticks, outside) else None
+
+
+def _holds(ticks: Ticks, blocks: Sequence[int]) -> bool:
+    return any(i in blocks for held in ticks.held for i, _, _ in held)
+
+
+def _walked(
+    ticks: Ticks, without: set[int], ahead: int, free: frozenset[int] = frozenset()
+) -> _Walks | None:
+    """Every state that can be reached; `free` blocks run at most `ahead` ahead or behind."""
+    rules = _Rules(ticks, without, ahead, free)
+    walks = _Walks(rules.blocks)
+    empty = (0,) * len(rules.blocks)
+    walks.states[empty, empty] = 0
+    left: list[State] = [(empty, empty)]
+    while left:
+        state = left.pop()
+        for then, took, shift in rules.steps(state):
+            if then not in walks.states:
+                walks.states[then] = len(walks.states)
+                left.append(then)
+            walks.ways.append((walks.states[state], walks.states[then], took, shift))
+        if len(walks.states) > MOST:
+            return None
+    return walks
+
+
+class _Rules:
+    """Which states follow a state."""
+
+    def __init__(self, ticks: Ticks, without: set[int], ahead: int, free: frozenset[int]) -> None:
+        self.blocks = [b for b in ticks.order if b not in without]
+        place = {b: k for k, b in enumerate(self.blocks)}
+        self.time = [ticks.time[b] for b in self.blocks]
+        self.devices = [frozenset(ticks.devices[b]) for b in self.blocks]
+        self.before = [sorted({place[j] for j in _before(ticks, b, without)}) for b in self.blocks]
+        self.held = [
+            [(place[i], r, c) for i, r, c in rows if i in place] if room is not None else []
+            for rows, room in zip(ticks.held, ticks.capacity, strict=True)
+        ]
+        self.room = ticks.capacity
+        self.ahead = ahead
+        tied = [b for b in self.blocks if b not in free]
+        self.first, self.last = (place[b] for b in (tied[0], tied[-1]))
+        late = [b for b in free if b in ticks.reach[tied[-1]]]
+        self.early = [place[b] for b in free if b not in late]
+        self.late = [place[b] for b in late]
+
+    def steps(self, state: State) -> Iterator[tuple[State, int, int]]:
+        """What may be started now, then on to the next end: (state, time, micro-batches gone)."""
+        counts, left = state
+        for chosen in self._choices(counts, left):
+            if not chosen and not any(left):
+                continue
+            after = [c + (k in chosen) for k, c in enumerate(counts)]
+            running = [self.time[k] if k in chosen else r for k, r in enumerate(left)]
+            took = min(r for r in running if r)
+            shift = min(after)
+            ends = tuple(r - took if r else 0 for r in running)
+            yield (tuple(c - shift for c in after), ends), took, shift
+
+    def _choices(self, counts: Sequence[int], left: Sequence[int]) -> list[tuple[int, ...]]:
+        """Sets of blocks that can start together."""
+        busy = frozenset().union(*(self.devices[k] for k, r in enumerate(left) if r))
+        out: list[tuple[tuple[int, ...], frozenset[int]]] = [((), busy)]
+        full = [self._full(counts, d) for d in range(len(self.room))]
+        for k in range(len(self.blocks)):
+            if self._may(k, counts, left, full):
+                mine = self.devices[k]
+                out += [((*some, k), used | mine) for some, used in out if not used & mine]
+        return [some for some, _ in out]
+
+    def _full(self, counts: Sequence[int], device: int) -> int:
+        return sum(change * counts[k] for k, _, change in self.held[device])
+
+    def _may(self, k: int, counts: Sequence[int], left: Sequence[int], full: Sequence[int]) -> bool:
+        if any(counts[j] - (left[j] > 0) <= counts[k] for j in self.before[k]):
+            return False
+        if k in self.early and counts[k] - counts[self.first] >= self.ahead:
+            return False
+        if k == self.last and any(counts[k] - counts[j] >= self.ahead for j in self.late):
+            return False
+        for device in self.devices[k]:
+            for other, rise, _ in self.held[device]:
+                room = self.room[device]
+                if other == k and room is not None and full[device] + rise > room:
+                    return False
+        return True
+
+
+def _before(ticks: Ticks, block: int, without: set[int]) -> Iterator[int]:
+    """What a block waits for once some blocks are cut out."""
+    for j, _ in ticks.after[block]:
+        if j in without:
+            yield from _before(ticks, j, without)
+        else:
+            yield j
+
+
+def _least(walks: _Walks, below: Fraction) -> tuple[Fraction, list[int]] | None:
+    """The least ratio of time to micro-batches under a value, and the ways of its cycle."""
+    table = np.array(walks.ways, np.int64)
+    table = table[np.argsort(table[:, 1], kind="stable")]
+    walks.ways = [(int(a), int(b), int(t), int(s)) for a, b, t, s in table]
+    found: tuple[Fraction, list[int]] | None = None
+    while cycle := _below(table, len(walks.states), below):
+        shift = int(table[cycle, 3].sum())
+        below = Fraction(int(table[cycle, 2].sum()), shift)
+        found = (below, cycle)
+    return found
+
+
+def _below(table: Ints, num: int, ratio: Fraction) -> list[int]:
+    """A cycle of a smaller ratio: one of negative weight time·q − shift·p, by Bellman and Ford."""
+    source, target = table[:, 0], table[:, 1]
+    weight = table[:, 2] * ratio.denominator - table[:, 3] * ratio.numerator
+    firsts = np.flatnonzero(np.diff(target, prepend=-1))
+    heads = target[firsts]
+    dist = np.zeros(num, np.int64)
+    via = np.full(num, -1)
+    for turn in range(num + 1):
+        offered = dist[source] + weight
+        least_ = np.minimum.reduceat(offered, firsts)
+        better = least_ < dist[heads]
+        if not better.any():
+            return []
+        hit = np.flatnonzero(offered == np.repeat(least_, np.diff([*firsts, len(target)])))[::-1]
+        hit = hit[offered[hit] < dist[target[hit]]]
+        via[target[hit]] = hit
+        dist[heads[better]] = least_[better]
+        if turn % 16 == 15 or turn == num:
+            cycle = _cycle(via, source)
+            if cycle:
+                return cycle
+    return []
+
+
+def _cycle(via: Ints, source: Ints) -> list[int]:
+    """A cycle among the ways by which states were last reached, first to last."""
+    num = len(via)
+    step = np.where(via >= 0, source[via], num)
+    jump = np.append(step, num)
+    for _ in range(num.bit_length()):
+        jump = jump[jump]
+    on = np.flatnonzero(jump[:num] < num)
+    if not len(on):
+        return []
+    first = here = int(jump[on[0]])
+    out = []
+    while True:
+        out.append(int(via[here]))
+        here = int(source[via[here]])
+        if here == first:
+            return out[::-1]
+
+
+def _repetend(ticks: Ticks, walks: _Walks, cycle: Sequence[int]) -> Repetend | None:
+    """The pattern that a cycle of states stands for."""
+    known = {number: state for state, number in walks.states.items()}
+    ways = [walks.ways[i] for i in cycle]
+    period, size = sum(w[2] for w in ways), sum(w[3] for w in ways)
+    start = [0] * (len(ticks.time) * size)
+    now = gone = 0
+    for here, there, took, shift in ways:
+        counts, after = known[here][0], known[there][0]
+        for k, block in enumerate(walks.blocks):
+            if after[k] + shift > counts[k]:
+                lap, copy = divmod(counts[k] + gone, size)
+                start[block * size + copy] = now - period * lap
+        now, gone = now + took, gone + shift
+    found = Repetend(period, size, tuple(start))
+    return found if is_within(ticks, found) else None
