@@ -18,6 +18,7 @@ def check(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
     dtype = plan.dtype or workload.dtype
     stack = plan.stack or usual(workload.most("tp") > 1, dtype, plan.zero)
     stack_of(stack)
+    _check_made_for(plan, cluster)
     if plan.stages:
         _check_placed(plan)
     else:
@@ -37,7 +38,22 @@ def placed(plan: Plan, cluster: Cluster) -> tuple[Plan, Cluster]:
             f"a placement of {len(plan.placement)} ranks; {factors} makes {plan.ranks}",
             hint="give the cluster's rank of each logical rank, tp innermost, pp outermost",
         )
-    return plan.but(placement=()), cluster.subset(plan.placement)
+    _check_made_for(plan, cluster)
+    return plan.but(placement=(), cluster=""), cluster.subset(plan.placement)
+
+
+def _check_made_for(plan: Plan, cluster: Cluster) -> None:
+    """A plan found for some machines fits no others; groups are priced where they were found."""
+    if plan.cluster and plan.cluster != cluster.fingerprint():
+        raise InputError(
+            f"the plan was made for another cluster than `{cluster.name}`",
+            hint="find one for this cluster with `foretell plan`",
+        )
+    if plan.groups:
+        raise InputError(
+            "a plan whose layers run on ranks of their own (`groups`)",
+            hint="`foretell plan` priced it when it was found; ask for `runs=yes` to deploy",
+        )
 
 
 def _check_placed(plan: Plan) -> None:

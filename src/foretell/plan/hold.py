@@ -50,7 +50,8 @@ def _holding(workload: Workload, layer: Layer, cells: Layouts) -> Holding:
             for weight in op.weights:
                 sums["experts" if "ep" in op.splits else "weights"][rows] += weight.elements(sizes)
             for tensor in op.brief:
-                sums["brief"][rows] += tensor.bytes(sizes, dtype)
+                if holds(tensor.when, stack.flags):
+                    sums["brief"][rows] += tensor.bytes(sizes, dtype)
             for tensor in op.saved:
                 if holds(tensor.when, stack.flags):
                     size = tensor.bytes(sizes, dtype)

@@ -73,6 +73,11 @@ class Prices:
     cluster: Cluster
     _known: dict[object, Rates] = field(default_factory=dict, repr=False)
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Ranks a stage may have; any number where empty."""
+        return ()
+
     def rates(self, ranks: Sequence[int]) -> Rates:
         """Every layer on these ranks."""
         group = tuple(ranks)
@@ -144,14 +149,14 @@ def bill(prices: Prices, place: Place) -> Bill:
     r, times = prices.rates(place.ranks), np.array(place.times, float)
     blocks, again = times * r.is_block, float("recompute" in place.ways)
     trains = float("frozen" not in place.ways)
-    kept = (times - again * blocks) @ r.kept + again * blocks @ r.handed
-    dropped = np.max((r.kept + r.brief) * (blocks > 0)) * again
+    kept = float((times - again * blocks) @ r.kept + again * blocks @ r.handed)
+    dropped = float(np.max((r.kept + r.brief) * (blocks > 0))) * again
     return Bill(
         forward=float(times @ r.forward),
         inputs=float(times @ r.inputs + again * blocks @ r.forward),
         weights=float(times @ r.weights) * trains,
         kept=_rounded(kept),
-        brief=_rounded(np.max(r.brief * (times > 0))),
+        brief=_rounded(float(np.max(r.brief * (times > 0)))),
         moment=_rounded(dropped),
         parameters=ROUNDING * float(times @ r.parameters),
         trained=ROUNDING * float(times @ r.trained) * trains,

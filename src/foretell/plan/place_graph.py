@@ -7,8 +7,8 @@ each direction, in the order in which they are made, and share nothing with the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from foretell.cluster import Cluster
 from foretell.errors import InputError
@@ -16,9 +16,10 @@ from foretell.graph import Builder, Graph
 from foretell.graph.groups import group_text
 from foretell.plan.check import check
 from foretell.plan.place_costs import Bill, Prices, bill, message, offloading, tying, updating
-from foretell.plan.place_memory import peaks, tied_elements
+from foretell.plan.place_memory import constant, tied_elements
 from foretell.plan.places import Act, Edge, Place, acts, copies, edges, places
 from foretell.plan.plan import Plan
+from foretell.whatif import Setting, applied, parse
 from foretell.workload import Workload
 
 
@@ -36,29 +37,38 @@ class _Sheet:
     sent: dict[tuple[Act, int], int] = field(default_factory=dict)  # to a stage: who brings it
     last: dict[int, int] = field(default_factory=dict)  # of each leading rank: its latest task
 
-    @property
+    @cached_property
+    def kinds(self) -> set[tuple[int, str]]:
+        """What is done of each stage."""
+        return {(act.stage, act.kind) for row in self.rows for act in row}
+
+    @cached_property
     def leaders(self) -> dict[int, int]:
         """The rank that stands for each: the first with the same actions."""
         first: dict[tuple[Act, ...], int] = {}
         return {r: first.setdefault(tuple(row), r) for r, row in enumerate(self.rows) if row}
 
 
-def lower_places(plan: Plan, workload: Workload, cluster: Cluster) -> Graph:
-    """The graph of one step."""
+def lower_places(
+    plan: Plan, workload: Workload, cluster: Cluster, prices: Prices | None = None
+) -> Graph:
+    """The graph of one step, at the prices given or at those of the workload."""
     plan = check(plan, workload, cluster)
-    prices = Prices(plan, workload, cluster)
+    prices = prices or Prices(plan, workload, cluster)
     found = places(plan, workload, cluster.size)
     rows = acts(plan, found)
     sheet = _Sheet(prices, found, rows, edges(found, workload))
     leaders = sheet.leaders
-    for rank in sorted(set(leaders.values())):
+    for rank in dict.fromkeys(leaders.values()):
         names = (("compute", "compute"), ("send on", "comm"), ("send back", "comm"))
         lanes = tuple(sheet.build.lane(name, rank=rank, kind=kind) for name, kind in names)
         sheet.lanes[rank] = (lanes[0], lanes[1], lanes[2])
     _write_acts(sheet, leaders)
     if any(act.kind != "F" for act in sheet.task):
         _write_end(sheet, leaders)
-    return sheet.build.made({"workload": workload.name, "plan": "stages", "ranks_each": 1.0})
+    _write_buffers(sheet)
+    graph = sheet.build.made({"workload": workload.name, "plan": str(plan)})
+    return applied([parse(text) for text in plan.whatifs], graph, Setting(cluster))
 
 
 def _write_acts(sheet: _Sheet, leaders: dict[int, int]) -> None:
@@ -99,13 +109,8 @@ def _needs(sheet: _Sheet, act: Act) -> list[tuple[Act, int]]:
     if act.kind == "W":
         return [(Act(s, "I", m), s)]
     behind = [e.then for e in sheet.links if e.first == s]
-    back = [(Act(b, k, m), s) for b in behind for k in "BI" if _has(sheet, b, k)]
+    back = [(Act(b, k, m), s) for b in behind for k in "BI" if (b, k) in sheet.kinds]
     return back or [(Act(s, "F", m), s)]
-
-
-def _has(sheet: _Sheet, stage: int, kind: str) -> bool:
-    rank = sheet.found[stage].ranks[0]
-    return any(a.stage == stage and a.kind == kind for a in sheet.rows[rank])
 
 
 def _ready(sheet: _Sheet, act: Act) -> bool:
@@ -147,7 +152,8 @@ def _send(sheet: _Sheet, act: Act, rank: int) -> None:
     ahead = act.kind == "F"
     for link in sheet.links:
         here, there = (link.first, link.then) if ahead else (link.then, link.first)
-        if here != act.stage or (not ahead and not (_has(sheet, there, "B") or _has(sheet, there, "I"))):
+        reads = ahead or {(there, "B"), (there, "I")} & sheet.kinds
+        if here != act.stage or not reads:
             continue
         first, then = sheet.found[here], sheet.found[there]
         took = message(sheet.prices, first, then, link.layers)
@@ -192,9 +198,16 @@ def _reduced(sheet: _Sheet, leaders: dict[int, int]) -> list[int]:
         after = [sheet.last[leaders[r]] for r in ranks]
         out.append(
             sheet.build.task(
-                lanes=lanes, after=after, kind="collective", op="all_reduce", rank=leaders[ranks[0]],
-                seconds=took, phase="communicate", group=group_text(ranks), source="formula",
-            )  # fmt: skip
+                lanes=lanes,
+                after=after,
+                kind="collective",
+                op="all_reduce",
+                rank=leaders[ranks[0]],
+                seconds=took,
+                phase="communicate",
+                group=group_text(ranks),
+                source="formula",
+            )
         )
     return out
 
@@ -217,17 +230,21 @@ def _shared(sheet: _Sheet) -> list[tuple[list[int], float]]:
     return out
 
 
-def rank_peaks(plan: Plan, workload: Workload, cluster: Cluster) -> list[float]:
-    """The most bytes each rank of such a plan holds."""
-    plan = check(plan, workload, cluster)
-    found = places(plan, workload, cluster.size)
-    return peaks(Prices(plan, workload, cluster), found, acts(plan, found))
-
-
-def links_of(prices: Prices, found: Sequence[Place]) -> dict[tuple[int, int], float]:
-    """Seconds of the message between any two stages that hand each other something."""
-    every = edges(found, prices.workload)
-    out = {(e.first, e.then): message(prices, found[e.first], found[e.then], e.layers) for e in every}
-    for e in every:
-        out[e.then, e.first] = message(prices, found[e.then], found[e.first], e.layers)
-    return out
+def _write_buffers(sheet: _Sheet) -> None:
+    """What each rank holds for good, and what each micro-batch keeps from forward to backward."""
+    trains = any(kind != "F" for _, kind in sheet.kinds)
+    for rank in sheet.lanes:
+        size = constant(sheet.prices, sheet.found, rank, trains=trains)
+        sheet.build.buffer(size, rank=rank, name="weights and their state", kind="parameter")
+    bills = [bill(sheet.prices, place) for place in sheet.found]
+    for act, task in sheet.task.items():
+        s, m = act.stage, act.micro_batch
+        last = next((k for k in "WBI" if (s, k) in sheet.kinds), "")
+        if act.kind != "F" or not last or "offload" in sheet.found[s].ways:
+            continue
+        for rank in {sheet.leaders[r] for r in sheet.found[s].ranks}:
+            dies = sheet.task[Act(s, last, m)]
+            name = "kept for the backward"
+            sheet.build.buffer(
+                bills[s].kept, rank=rank, born=task, dies=dies, name=name, kind="activation"
+            )

@@ -1,10 +1,10 @@
 """Bytes a rank holds where stages are placed freely: for good, and as its actions go by.
 
-    forward    what backward will need is taken at its start; what only forward needs goes at its end
+    forward    what backward will need is taken at its start; what only forward needs goes after it
     backward   what was dropped is made again for its time; what forward kept goes at its end
 
-Where backward is split, what is kept goes with the weight gradient, its last reader. A stage without
-backward keeps nothing. Offloaded, what is kept is there only while forward or backward runs.
+Where backward is split, what is kept goes with the weight gradient, its last reader. A stage
+without backward keeps nothing. Offloaded, it is there only while forward or backward runs.
 """
 
 from __future__ import annotations

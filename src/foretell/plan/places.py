@@ -20,6 +20,7 @@ from typing import NamedTuple
 from foretell.errors import InputError, unknown
 from foretell.graph.groups import group_text, ranks_of
 from foretell.plan.plan import Names, Plan
+from foretell.plan.stages import blocks_of
 from foretell.workload import Layer, Workload
 
 WAYS = {
@@ -186,3 +187,42 @@ def _act(text: str) -> Act:
     if not found:
         raise InputError(f"`{text}` is no action of a placed stage", hint="write 3F0, 3B0, 3I0")
     return Act(int(found[1]), found[2], int(found[3]))
+
+
+def as_degrees(plan: Plan, workload: Workload) -> Plan | None:
+    """The same plan in degrees, where its stages are a plain pipeline; None where they are not.
+
+    Programs that know nothing of placed stages read that: pp, tp, layers, actions of each stage.
+    """
+    found = places(plan, workload, len(plan.actions))
+    width, rows = len(found[0].ranks), acts(plan, found)
+    ways = {way for place in found for way in place.ways}
+    even = all(p.ranks == tuple(range(s * width, (s + 1) * width)) for s, p in enumerate(found))
+    again = all(p.ways == ("recompute",) for p in found)
+    plain = even and len(found) * width == len(rows) and (not ways or again)
+    if (
+        not plain
+        or not _is_line(found, workload)
+        or {a.kind for row in rows for a in row} != {*"FB"}
+    ):
+        return None
+    counts = tuple(sum(n for _, n in _blocks(place, workload)) for place in found)
+    made = plan.but(stages=(), pp=len(found), tp=width, recompute="full" if again else "none")
+    rows_of = [rows[place.ranks[0]] for place in found]
+    return made.but(
+        layers=() if counts == blocks_of(made.but(layers=()), workload) else counts,
+        actions=tuple(tuple(f"{a.kind}{a.micro_batch}" for a in row) for row in rows_of),
+    )
+
+
+def _blocks(place: Place, workload: Workload) -> list[tuple[Layer, int]]:
+    return [(x, n) for x, n in zip(workload.layers, place.times, strict=True) if x.is_block and n]
+
+
+def _is_line(found: Sequence[Place], workload: Workload) -> bool:
+    """Whether blocks of one kind are dealt out in a row, what is no block at the ends."""
+    blocks = [i for i, layer in enumerate(workload.layers) if layer.is_block]
+    if len(blocks) != 1 or any(layer.after for layer in workload.layers):
+        return False
+    ends = (found[0].times[: blocks[0]], found[-1].times[blocks[0] + 1 :])
+    return all(map(all, ends)) and all(_blocks(place, workload) for place in found)

@@ -111,6 +111,18 @@ class Plan:
         """The same plan with some fields changed."""
         return dataclasses.replace(self, **changes)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the fields that are not plain."""
+        from foretell.graph.show import headed, html_table
+
+        plain = type(self)()
+        rows = [
+            (f.name, _written(getattr(self, f.name)))
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != getattr(plain, f.name)
+        ]
+        return headed(f"Plan for {self.ranks} ranks", html_table(("field", "value"), rows))
+
     def __str__(self) -> str:
         plain = type(self)()
         changed = [

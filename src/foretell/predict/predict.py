@@ -20,7 +20,9 @@ from foretell.plan.check import placed
 from foretell.plan.costs import Costs, costs
 from foretell.plan.lower import written
 from foretell.plan.memory import rank_memory, room
+from foretell.plan.place_costs import Prices
 from foretell.plan.stack import spread, stack_of
+from foretell.predict.places import held, played, spent
 from foretell.predict.remedy import remedy
 from foretell.simulate import Timeline, simulate
 from foretell.workload import Workload
@@ -72,6 +74,13 @@ def predict(plan: Plan, workload: Workload, cluster: Cluster) -> Prediction:
 
 def predict_many(plans: Sequence[Plan], workload: Workload, cluster: Cluster) -> list[Prediction]:
     """Foretell several plans of one workload on one cluster."""
+    if any(plan.stages for plan in plans):
+        return [
+            predict_placed(plan, Prices(check(plan, workload, cluster), workload, cluster))
+            if plan.stages
+            else predict_many([plan], workload, cluster)[0]
+            for plan in plans
+        ]
     if any(plan.placement for plan in plans):
         apart = [placed(plan, cluster) for plan in plans]
         return [predict_many([plan], workload, machines)[0] for plan, machines in apart]
@@ -83,8 +92,8 @@ def predict_many(plans: Sequence[Plan], workload: Workload, cluster: Cluster) ->
 def _one(priced: Costs, workload: Workload, cluster: Cluster) -> Prediction:
     plan = priced.plans.plans[0]
     timeline = simulate(written(priced, workload, cluster))
-    held = [rank_memory(priced, workload, s) for s in range(plan.pp)]
-    worst = max(held, key=lambda m: float(m.peak[0]))
+    each = [rank_memory(priced, workload, s) for s in range(plan.pp)]
+    worst = max(each, key=lambda m: float(m.peak[0]))
     peak = float(worst.peak[0])
     missing = max(peak - room(cluster), 0.0)
     seconds = timeline.seconds
@@ -102,6 +111,33 @@ def _one(priced: Costs, workload: Workload, cluster: Cluster) -> Prediction:
         advice=remedy(plan, workload, cluster) if missing else "",
         utilisation=_utilisation(plan, workload, cluster, seconds),
     )
+
+
+def predict_placed(plan: Plan, prices: Prices) -> Prediction:
+    """Foretell a plan whose stages are placed one by one, at prices that are known."""
+    workload, cluster = prices.workload, prices.cluster
+    plan = check(plan, workload, cluster)
+    timeline = played(plan, prices)
+    peak, missing, parts = held(plan, prices)
+    seconds = timeline.seconds
+    factor = math.exp(FOUR_IN_FIVE * spread(stack_of(plan.stack), cluster.devices[0].arch))
+    return Prediction(
+        plan=plan,
+        step=seconds,
+        low=seconds / factor,
+        high=seconds * factor,
+        peak=peak,
+        missing=missing,
+        breakdown=spent(timeline),
+        memory=parts,
+        advice="let more stages recompute, or spread them wider" if missing else "",
+        utilisation=_utilisation(plan, workload, cluster, seconds) * _share(plan),
+    )
+
+
+def _share(plan: Plan) -> float:
+    """What of a training step's work is done: a third where there is no backward."""
+    return 1.0 if any("B" in a or "I" in a for row in plan.actions for a in row) else 1 / 3
 
 
 def _utilisation(plan: Plan, workload: Workload, cluster: Cluster, seconds: float) -> float:

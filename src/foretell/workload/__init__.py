@@ -6,9 +6,10 @@
 174.6
 """
 
+from foretell.workload.captured import from_graph
 from foretell.workload.load import load
 from foretell.workload.models import FAMILIES
 from foretell.workload.op import Exchange, Op, Tensor
 from foretell.workload.workload import Layer, Workload
 
-__all__ = ["FAMILIES", "Exchange", "Layer", "Op", "Tensor", "Workload", "load"]
+__all__ = ["FAMILIES", "Exchange", "Layer", "Op", "Tensor", "Workload", "from_graph", "load"]

@@ -13,6 +13,7 @@ arrays, one entry a layout. `RULES` has one function a kind:
     route       tokens, experts, hidden    mean           c, h, w, d
     experts     tokens (those routed, all experts), experts, in, out
     biased      heads, queries, keys (a table added to scores; option back where it is learned)
+    recorded    any (options forward, backward: kernels by what they have of this size)
 
 Flags of the stack that matter here: `flash`, `fused`, `nhwc` (channels last in memory), `amp`
 (weights kept in fp32 and cast where they are used; norms in fp32), `eager` (PyTorch's operators).
@@ -21,7 +22,7 @@ Flags of the stack that matter here: `flash`, `fused`, `nhwc` (channels last in 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -96,7 +97,8 @@ def _product(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
 
 
 def _attention(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
-    if "flash" in flags and not op.options.get("biased"):
+    fused = "flash" in flags or ("eager" in flags and op.options.get("sdpa"))
+    if fused and not op.options.get("biased"):
         return _fused_attention(op, s, bool("eager" in flags and op.options.get("dropout", True)))
     b, q, k, d = s["batch"] * s["heads"], s["queries"], s["keys"], s["depth"]
     scores = {"rows": b * q, "cols": k}
@@ -300,6 +302,19 @@ def _experts(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     return forward, [product(many, rows, k, n), product(many, n, k, rows, ta=1.0)]
 
 
+def _recorded(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
+    """Kernels as they were recorded, by their size: those `once` do not grow with the batch."""
+    n = _rows(s, "batch") if op.options.get("once") else _rows(s)
+    there, back = ([_said(k, n) for k in op.options[way]] for way in ("forward", "backward"))
+    return there, back
+
+
+def _said(kernel: tuple[Any, ...], n: Number) -> Call:
+    kind, grows, fixed, moved, dtype, work = kernel
+    shape = {key: share * n for key, share in grows} | dict(fixed)
+    return Call(kind, shape, dtype, flops=work * n, bytes=moved * n)
+
+
 RULES: dict[str, Callable[[Op, Sizes, frozenset[str]], Calls]] = {
     "matmul": _matmul,
     "product": _product,
@@ -317,4 +332,5 @@ RULES: dict[str, Callable[[Op, Sizes, frozenset[str]], Calls]] = {
     "recurrent": _recurrent,
     "route": _route,
     "experts": _experts,
+    "recorded": _recorded,
 }

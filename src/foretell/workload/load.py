@@ -1,4 +1,4 @@
-"""A workload from what a person writes: `gpt:layers=24,hidden=1024,heads=16`."""
+"""A workload from what a person writes: `gpt:layers=24,…`, `step.graph`, `train.py:make`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,20 @@ from functools import lru_cache
 from foretell import spec
 from foretell.errors import InputError, unknown
 from foretell.workload.models import FAMILIES, NAMED, Family, family
+from foretell.workload.source import is_source, opened
 from foretell.workload.workload import Workload
 
 
-@lru_cache(maxsize=256)
 def load(text: str) -> Workload:
-    """The workload a spec stands for."""
+    """The workload a spec, a file or a script stands for."""
+    name = text.partition(":")[0]
+    if name not in FAMILIES and name not in NAMED and is_source(text):
+        return _checked(opened(text), text)
+    return _built_in(text)
+
+
+@lru_cache(maxsize=256)
+def _built_in(text: str) -> Workload:
     name, given = spec.split(text)
     if name in NAMED:
         name, said = spec.split(NAMED[name])

@@ -49,6 +49,7 @@ class Workload:
     tied: tuple[tuple[str, str], ...] = ()  # (layer/weight that is kept, layer/weight that is it)
     unit: str = "samples"  # what a sample is called
     tokens: float = 1.0  # of one sample, where it has tokens
+    notes: tuple[str, ...] = ()  # what of a recorded model was not understood
 
     @property
     def num_blocks(self) -> int:
@@ -110,6 +111,7 @@ class Workload:
         lines += [f"  {layer.times:4} × {layer.name}: {_ops(layer)}" for layer in self.layers]
         flops = self.flops()
         lines += [f"  {self.parameters:,.0f} parameters, {flops:.3g} flop per sample"]
+        lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
 
 

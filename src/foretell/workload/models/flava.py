@@ -79,7 +79,7 @@ class Flava(Spec):
         """Whether image and text belong together: one product from the first word."""
         dims = {"in": float(self.hidden), "out": 2.0}
         weights = (Tensor("match.weight", ("in", "out")), Tensor("match.bias", ("out",)))
-        pieces = [
+        pieces: list[transformer.Piece] = [
             transformer.norm("norm", seq, self.hidden),
             Op("match", "matmul", dims, weights=weights),
             Op("loss", "loss", {"vocab": 2.0}),

@@ -1,0 +1,73 @@
+"""The sizes of what a call makes, from what it is given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from foretell.cost.aten_call import Call, Dims
+
+PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}  # → where the two factors begin
+LOOK_UPS = ("embedding", "index_select", "gather")
+
+
+def made_by(call: Call) -> Dims:
+    """The sizes of what a call makes."""
+    if call.op in PRODUCTS:
+        a, b = call.dims[PRODUCTS[call.op]], call.dims[PRODUCTS[call.op] + 1]
+        return (*a[:-1], b[-1])
+    if call.op in LOOK_UPS:
+        return (*call.dims[1], *call.dims[0][1:]) if len(call.dims) > 1 else call.dims[0]
+    if any(call.lists):
+        first = next(group for group in call.lists if group)
+        rest = math.prod(first[0]) or 1
+        return (*first[0][:-1], sum(math.prod(d) for d in first) * first[0][-1] // rest)
+    if call.op == "convolution":
+        return _slid(call)
+    if "pool2d" in call.op and len(call.dims[0]) == 4:
+        return _pooled(call)
+    if call.op in ("mean", "sum") and call.numbers(1):
+        dims = call.dims[0]
+        gone = {i % len(dims) for i in call.numbers(1)}
+        return tuple(1 if i in gone else d for i, d in enumerate(dims))
+    return spread([call.dims[i] for i in call.tensors()])
+
+
+def _slid(call: Call) -> Dims:
+    """What a window leaves of an image, or makes of it where it is transposed."""
+    x, w = call.dims[0], call.dims[1]
+    stride, pad, dilation = (each(call.numbers(i) or (i // 4,), len(w) - 2) for i in (3, 4, 5))
+    turned = call.values[6] in ("True", "1")
+    sides = [
+        (s - 1) * t - 2 * p + d * (k - 1) + 1 if turned else (s + 2 * p - d * (k - 1) - 1) // t + 1
+        for s, k, t, p, d in zip(x[2:], w[2:], stride, pad, dilation, strict=True)
+    ]
+    groups = (call.numbers(8) or (1,))[-1]
+    return (x[0], w[1] * groups if turned else w[0], *sides)
+
+
+def _pooled(call: Call) -> Dims:
+    x = call.dims[0]
+    if call.op.startswith("_adaptive"):
+        return (*x[:2], *each(call.numbers(1) or (1,), 2))
+    kernel = each(call.numbers(1) or (1,), 2)
+    stride, pad = each(call.numbers(2) or kernel, 2), each(call.numbers(3) or (0,), 2)
+    up = call.values[-1] in ("True", "1")
+    sides = [
+        (s + 2 * p - k + (t - 1 if up else 0)) // t + 1
+        for s, k, t, p in zip(x[2:], kernel, stride, pad, strict=True)
+    ]
+    return (*x[:2], *sides)
+
+
+def each(numbers: tuple[int, ...], many: int) -> tuple[int, ...]:
+    return numbers if len(numbers) == many else (numbers[-1],) * many
+
+
+def spread(several: Sequence[Dims]) -> Dims:
+    """The sizes that tensors have when they are spread to each other; the largest where not."""
+    width = max((len(d) for d in several), default=0)
+    padded = [(1,) * (width - len(d)) + d for d in several]
+    out = tuple(max(sizes) for sizes in zip(*padded, strict=True))
+    fits = all(all(s in (1, o) for s, o in zip(d, out, strict=True)) for d in padded)
+    return out if fits else max(several, key=math.prod, default=())

@@ -1,0 +1,164 @@
+"""Which parameters each call uses: by the module it ran in and by their sizes, each counted once.
+
+A captured step has a buffer for every parameter (tied ones are one), named by its path; buffers are
+rounded up, so that exact sizes come from the calls. A traced step has none: there every factor that
+no other call made counts as a parameter of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from foretell.graph import BufferKind, Graph
+from foretell.workload.captured.row import Row
+from foretell.workload.captured.sizes import PRODUCTS
+
+BLOCK = 512  # bytes: sizes of buffers are rounded up to it, as PyTorch's allocator does
+_ITEMS = (4, 2, 8, 1)  # bytes of a number
+_NORMS = {"native_layer_norm": (2, 3), "native_batch_norm": (1, 2), "_fused_rms_norm": (2,)}
+_NORMS |= {"native_group_norm": (1, 2)}
+
+
+@dataclass
+class Weight:
+    """A parameter of the model."""
+
+    path: str
+    bytes: float
+    elements: float = 0.0  # exact once a call is found that reads it
+    users: int = 0
+
+
+def weights_of(graph: Graph) -> list[Weight]:
+    """Every parameter that gets a gradient, in the order of the model."""
+    held, names = graph.buffers, list(graph.names)
+    kinds = held.kind.tolist()
+    trained = {
+        names[n] for n, k in zip(held.name.tolist(), kinds, strict=True) if k == BufferKind.GRADIENT
+    }
+    rows = zip(held.name.tolist(), held.bytes.tolist(), kinds, strict=True)
+    return [
+        Weight(names[n], size)
+        for n, size, kind in rows
+        if kind == BufferKind.PARAMETER and names[n] in trained
+    ]
+
+
+def assign(graph: Graph, rows: Sequence[Row]) -> list[Weight]:
+    """Give each call its parameters; answers those that no call was found for."""
+    known = weights_of(graph)
+    if not known:
+        _from_calls(rows)
+        return []
+    places: dict[str, list[Weight]] = {}
+    for weight in known:
+        places.setdefault(weight.path.rpartition(".")[0], []).append(weight)
+    for row in rows:
+        if _has_rule(row):
+            for size in _wanted(row):
+                _claim(row, size, _found(row.path, size, places, known))
+    for row in rows:
+        if not _has_rule(row):
+            _claim_rest(row, places.get(row.path, []))
+    return [weight for weight in known if not weight.users]
+
+
+def _claim(row: Row, size: int, weight: Weight | None) -> None:
+    if weight is None:
+        return
+    row.reads.append(float(size))
+    (row.tied if weight.users else row.weights).append((weight.path, float(size)))
+    weight.elements, weight.users = float(size), weight.users + 1
+
+
+def _claim_rest(row: Row, here: list[Weight]) -> None:
+    """Pointwise work on parameters of its own module: positions, scales; casts claim nothing."""
+    given = row.call.tensors()
+    if len(given) <= len(row.after):  # all of them were made by other calls
+        return
+    for i in given:
+        size = row.call.size(i)
+        fitting = [w for w in here if _is_exactly(w, size, row.call.item(i))]
+        free = [w for w in fitting if not w.users]
+        if free and row.op != "copy_":
+            _claim(row, size, free[0])
+        elif fitting:
+            row.reads.append(float(size))
+
+
+def _found(
+    path: str, size: int, places: dict[str, list[Weight]], known: list[Weight]
+) -> Weight | None:
+    """A parameter of this size: of the module itself, below it, or (tied) anywhere."""
+    inner = (w for at, ws in places.items() if at.startswith(f"{path}.") for w in ws)
+    for some in (places.get(path, []), list(inner) if path else []):
+        fitting = [w for w in some if _is_of(w, size)]
+        if fitting:
+            return min(fitting, key=lambda w: w.users)
+    if size < BLOCK:  # too small to be told from others by its size
+        return None
+    return next((w for w in known if w.users and w.elements == size), None)
+
+
+def _is_of(weight: Weight, size: int) -> bool:
+    """Whether it may have so many elements, in any format: autocast reads a copy in another."""
+    return any(_is_exactly(weight, size, item) for item in _ITEMS)
+
+
+def _is_exactly(weight: Weight, size: int, item: int) -> bool:
+    return math.ceil(size * item / BLOCK) * BLOCK == weight.bytes
+
+
+def _has_rule(row: Row) -> bool:
+    return row.op in (*PRODUCTS, "convolution", "embedding", *_NORMS) or "_rnn" in row.op
+
+
+def _wanted(row: Row) -> Iterator[int]:
+    """Elements of the inputs that may be parameters, by where each call has them."""
+    call = row.call
+    if row.op in PRODUCTS:
+        first = PRODUCTS[row.op]
+        yield call.size(first + 1)
+        if first and len(call.dims[0]) == 1:
+            yield call.size(0)
+    elif row.op == "convolution":
+        yield from (call.size(i) for i in (1, 2) if call.size(i) and call.dims[i])
+    elif row.op == "embedding":
+        yield call.size(0)
+    elif row.op in _NORMS:
+        yield from (call.size(i) for i in _NORMS[row.op] if i < len(call.dims) and call.dims[i])
+    elif row.op.startswith("_cudnn_rnn"):
+        yield from (math.prod(dims) for group in call.lists for dims in group)
+
+
+def _from_calls(rows: Sequence[Row]) -> None:
+    """Parameters of a step that tells none: what linear layers, windows, norms, tables read."""
+    for row in rows:
+        is_product = row.op in ("mm", "addmm") and not _is_made(row, rows)
+        if is_product or row.op in ("convolution", "embedding", *_NORMS):
+            sizes = [float(size) for size in _wanted(row) if size]
+            row.weights = [(f"{row.key}.{i}", size) for i, size in enumerate(sizes)]
+            row.reads = sizes
+
+
+def _is_made(row: Row, rows: Sequence[Row]) -> bool:
+    """Whether the second factor was made by another call."""
+    size = row.call.size(PRODUCTS[row.op] + 1)
+    return len(row.after) > 1 and any(rows[i].size == size for i in row.after)
+
+
+def exact(weight: Weight, rows: Sequence[Row]) -> float:
+    """Elements of a parameter that no rule claimed: those of an input of its module, or its bytes.
+
+    Where nothing tells how wide its numbers are, they are those of most calls.
+    """
+    place = weight.path.rpartition(".")[0]
+    for row in rows:
+        if row.path == place or row.path.startswith(f"{place}."):
+            for i in row.call.tensors():
+                if _is_exactly(weight, row.call.size(i), row.call.item(i)):
+                    return float(row.call.size(i))
+    wide = sum(row.dtype in ("fp32", "tf32") for row in rows) * 2 > len(rows)
+    return weight.bytes / (4 if wide else 2)

@@ -1,0 +1,114 @@
+"""Workloads that are not built in: a captured step, a trace, or a script to capture now.
+
+    step.graph · step.json.gz · train.py:make · package.module:make:size=8
+    step.graph:batch=32,seq=4096,dtype=bf16        the same step, another batch, length or format
+
+What reads traces and captures models stands above this room and is imported by name, when asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from foretell import spec
+from foretell.errors import InputError, unknown
+from foretell.graph import Graph
+from foretell.graph.file import is_graph_file
+from foretell.graph.file import load as load_graph
+from foretell.workload.captured import from_graph
+from foretell.workload.op import BYTES, Exchange, Op
+from foretell.workload.workload import Layer, Workload
+
+OPTIONS = ("batch", "seq", "dtype")
+_LENGTHS = ("tokens", "queries", "keys")  # dims that are as long as a sample
+
+
+def is_source(text: str) -> bool:
+    """Whether a text names a file, a script or a module rather than a built-in workload."""
+    name = text.partition(":")[0]
+    is_module = "." in name and all(part.isidentifier() for part in name.split("."))
+    return Path(name).exists() or "/" in name or name.endswith((".py", ".graph")) or is_module
+
+
+def opened(text: str) -> Workload:
+    """The workload of a file or a script."""
+    name, _, rest = text.partition(":")
+    path = Path(name)
+    if path.suffix == ".py" or not (path.exists() or "/" in name or path.suffix):
+        return _captured(text)
+    if not path.exists():
+        if all(part.isidentifier() for part in name.split(".")) and rest:
+            return _captured(text)
+        raise InputError(
+            f"there is no file `{name}`", hint="name a .graph file, a trace or train.py:make"
+        )
+    return _changed(_read(str(path), path.stat().st_mtime_ns), spec.options(rest, text), text)
+
+
+@lru_cache(maxsize=16)
+def _read(name: str, _: int) -> Workload:
+    """The workload of a file as it was at some time."""
+    return from_graph(_graph(Path(name)), name)
+
+
+def _graph(path: Path) -> Graph:
+    if path.is_file() and is_graph_file(path):
+        return load_graph(path)
+    graph: Graph = import_module("foretell.trace").read(path).graph
+    return graph
+
+
+@lru_cache(maxsize=16)
+def _captured(text: str) -> Workload:
+    """The step of a script, captured now."""
+    try:
+        capture = import_module("foretell.pytorch.capture").capture
+        find = import_module("foretell.pytorch.capture.source").find
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"`{text}` has to be captured, which needs PyTorch: {error}",
+            hint="pip install 'foretell[torch]', or name a .graph file captured elsewhere",
+        ) from None
+    parts: Any = find(text)
+    return from_graph(capture(parts.model, parts.batch, parts.loss, parts.optimizer), text)
+
+
+def _changed(workload: Workload, options: dict[str, str], text: str) -> Workload:
+    """Another batch, length of a sample or number format."""
+    for key in options:
+        if key not in OPTIONS:
+            raise unknown(f"option of `{text.partition(':')[0]}`", key, OPTIONS)
+    if "seq" in options:
+        workload = resized(workload, int(spec.read(options["seq"], int, "`seq`")))
+    if "batch" in options:
+        workload = replace(workload, batch=int(spec.read(options["batch"], int, "`batch`")))
+    if "dtype" in options:
+        if options["dtype"] not in BYTES:
+            raise unknown("number format", options["dtype"], BYTES)
+        workload = replace(workload, dtype=options["dtype"])
+    return replace(workload, name=text)
+
+
+def resized(workload: Workload, tokens: int) -> Workload:
+    """The same model with samples of another length."""
+    old = workload.tokens
+    if old <= 1 or tokens < 1:
+        raise InputError(
+            f"`{workload.name}` has no words whose number could be {tokens}",
+            hint="`seq` is for models whose layers run over the words of a sample",
+        )
+
+    def sized(dims: Any) -> dict[str, float]:
+        return {k: float(tokens) if k in _LENGTHS and v == old else v for k, v in dims.items()}
+
+    def piece(one: Op | Exchange) -> Op | Exchange:
+        return replace(one, dims=sized(one.dims))
+
+    def layer(one: Layer) -> Layer:
+        return replace(one, ops=tuple(map(piece, one.ops)), sizes=sized(one.sizes))
+
+    return replace(workload, layers=tuple(map(layer, workload.layers)), tokens=float(tokens))
