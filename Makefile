@@ -2,8 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: help demo test validate bench lint format clean
+.PHONY: help demo test validate bench docs guides figures lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -25,6 +26,20 @@ validate: .venv/installed  ## every accuracy figure, from measured data
 
 bench: .venv/installed  ## every speed figure, as ratios in one run
 	$(BIN)/python benchmarks/run.py
+
+docs: .venv/documented  ## the site, into site/: opens from disk, loads nothing
+	$(BIN)/mkdocs build --quiet
+	@echo "site/index.html"
+
+.venv/documented: .venv/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+guides: .venv/installed  ## run the guides and write what they print
+	$(BIN)/python docs/guide.py
+
+figures: .venv/installed  ## run all figures of the docs (minutes) and write their pages
+	$(BIN)/python docs/figures.py
 
 lint: .venv/installed  ## ruff and mypy
 	$(BIN)/ruff check src tests benchmarks docs

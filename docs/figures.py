@@ -1,0 +1,327 @@
+"""The pages `accuracy.md` and `speed.md`, from what commands print.
+
+    python docs/figures.py                       run everything, write both pages again
+    python docs/figures.py accuracy              one of them
+    python docs/figures.py speed --from FOLDER   take NAME.json or NAME.out from FOLDER if there
+    python docs/figures.py --page                only lay out docs/figures/*.json again
+
+What was found is kept in `docs/figures/`, with the date, the machine and the command, and a test
+holds the pages to it: no number on them is written by hand. What `foretell explain` says of
+accuracy is written with them. Accuracy needs the measured data (`FORETELL_TRUTH`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+ROOT, KEPT = HERE.parent, HERE / "figures"
+EXPLAINED = ROOT / "src/foretell/cli/accuracy.json"  # what `foretell explain` reads
+WORDS = tomllib.loads((KEPT / "words.toml").read_text())
+ERRORS = ["rows", "median", "p90", "worst"]
+IMAGES = ("data", "data+spatial", "data+filter", "filter", "channel")
+
+Rows = list[dict[str, Any]]
+
+
+class Table(NamedTuple):
+    """Figures that one command printed."""
+
+    name: str  # in words.toml
+    command: str
+    head: list[str]
+    rows: list[list[str]]
+    told: dict[str, str]  # figures among its words
+
+
+def lay_out(page: str, kept: dict[str, Any]) -> str:
+    """A page as Markdown, from what was kept."""
+    made = f"Found on {kept['date']} with foretell {kept['version']} on {kept['machine']}."
+    parts = [f"# {WORDS[page]['title']}", WORDS[page]["about"].strip(), made]
+    for table in (Table(**t) for t in kept["tables"]):
+        words = WORDS[table.name]
+        parts += [f"## {words['title']}", words["about"].strip().format(**table.told)]
+        parts += [f"    {table.command}", _markdown(table)]
+    return "\n\n".join([*parts, "`make figures` runs these commands and writes this page again.\n"])
+
+
+def _markdown(table: Table) -> str:
+    head = [f"| {' | '.join(table.head)} |", "|---|" + "--:|" * (len(table.head) - 1)]
+    return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in table.rows)])
+
+
+def found(page: str, folder: Path | None) -> dict[str, Any]:
+    """Every table of a page, with when and where it was made."""
+    from foretell import __version__
+
+    tables = [make(folder)._asdict() for make in PAGES[page]]
+    date = datetime.now(UTC).date().isoformat()
+    return {"date": date, "version": __version__, "machine": machine(), "tables": tables}
+
+
+def machine() -> str:
+    """What this ran on, and how busy that was."""
+    said = Path("/proc/cpuinfo")
+    known = re.search(r"model name\s*: (.+)", said.read_text()) if said.exists() else None
+    name = known.group(1) if known else platform.machine()
+    busy = f"{os.cpu_count()} cores shared with other work (load {os.getloadavg()[0]:.1f})"
+    return f"{name}, {busy}, Python {platform.python_version()}, numpy {np.__version__}"
+
+
+def validated(part: str, folder: Path | None, *more: str, name: str = "") -> dict[str, Any]:
+    """What `foretell validate --PART --json` prints."""
+    kept = folder / f"{name or part}.json" if folder else None
+    if kept and kept.is_file():
+        return json.loads(kept.read_text())
+    command = [sys.executable, "-m", "foretell", "validate", f"--{part}", "--json", *more]
+    return json.loads(_ran(command))
+
+
+def _second(folder: Path | None) -> Rows:
+    """What-ifs of the models whose measurements come with the repository."""
+    more = ("--truth", str(ROOT / "benchmarks/measured"))
+    return validated("whatifs", folder, *more, name="second")["rows"]
+
+
+def whatifs(folder: Path | None) -> Table:
+    rows = validated("whatifs", folder)["rows"]
+    groups = _by_variant(rows)
+    groups["**all, from a plain trace**"] = [r for r in rows if r["start"] == "base"]
+    groups["**all, from a trace under autocast**"] = [r for r in rows if r["start"] != "base"]
+    return _changes("whatifs", "foretell validate --whatifs", groups)
+
+
+def second(folder: Path | None) -> Table:
+    rows = _second(folder)
+    command = "foretell validate --whatifs --truth benchmarks/measured"
+    return _changes("second", command, _by_variant(rows) | {"**all**": rows})
+
+
+def _changes(name: str, command: str, groups: dict[str, Rows]) -> Table:
+    rows = [[group, *_errors(some), _held(some)] for group, some in groups.items()]
+    return Table(name, command, ["change", *ERRORS, "in the range"], rows, {})
+
+
+def _by_variant(rows: Rows) -> dict[str, Rows]:
+    plain = [r for r in rows if r["start"] == "base"]
+    names = sorted({r["variant"] for r in plain})
+    return {f"`{name}`": [r for r in plain if r["variant"] == name] for name in names}
+
+
+def memory(folder: Path | None) -> Table:
+    rows = validated("memory", folder)["rows"]
+    given = [{"error": r["error_given"]} for r in rows if r["variant"] != "base"]
+    lines = [["the trace", *_errors(rows)], ["and the plain step's peak", *_errors(given)]]
+    return Table("memory", "foretell validate --memory", ["what is known", *ERRORS], lines, {})
+
+
+def layouts(folder: Path | None) -> Table:
+    said = validated("oracle", folder)["sources"]
+    order, names = said["vtrain"], WORDS["sources"]
+    told = {
+        "best": _percent(order["best_found"]),
+        "groups": str(order["groups"]),
+        "spearman": f"{order['spearman_mean']:.3f}",
+        "least": f"{order['spearman_least']:.3f}",
+    }
+    rows = [[names[n], *_source(s)] for n, s in said.items() if n in names]
+    head = ["measured by", *ERRORS, "in the range"]
+    return Table("layouts", "foretell validate --oracle", head, rows, told)
+
+
+def _source(said: dict[str, float]) -> list[str]:
+    held = _percent(said["interval_holds"]) if "interval_holds" in said else ""
+    return [f"{said['rows']:,.0f}", *(_percent(said[k]) for k in ERRORS[1:]), held]
+
+
+def paradl(folder: Path | None) -> Table:
+    said = validated("oracle", folder)["paradl"]["epochs"]
+    theirs = {n: _percent(said[f"paper {n}"]) if f"paper {n}" in said else "" for n in IMAGES}
+    rows = [[n, _percent(said[n]), theirs[n]] for n in IMAGES]
+    head, told = ["strategy", "foretell", "ParaDL's oracle"], {"ranked": _percent(said["ranked"])}
+    return Table("paradl", "foretell validate --oracle", head, rows, told)
+
+
+def captured(folder: Path | None) -> Table:
+    line = rf"(time, bound by .+?|peak memory)\s+(\d+) rows{_share('median', 'mean', 'worst')}"
+    head = ["what", "rows", "median", "mean", "worst"]
+    return _read("captured", validated("capture", folder), "capture", line, head)
+
+
+def scaling(folder: Path | None) -> Table:
+    line = rf"(.+?)\s+(\d+) rows{_share('median .error.', 'bias', 'worst')}"
+    head = ["source", "rows", "median", "bias", "worst"]
+    return _read("scaling", validated("scaling", folder), "scaling", line, head)
+
+
+def collectives(folder: Path | None) -> Table:
+    line = rf"all\s+((?:all_reduce|other ops)\s+\S+ MiB)\s+(\d+) rows{_share('median', 'in 80 %')}"
+    head = ["collective", "rows", "median", "in the range"]
+    return _read("collectives", validated("collectives", folder), "collectives", line, head)
+
+
+def _share(*names: str) -> str:
+    return "".join(rf"  {name}\s+([+-]?[\d.]+)%" for name in names)
+
+
+def _read(name: str, said: dict[str, Any], part: str, line: str, head: list[str]) -> Table:
+    """Summary lines that a part prints: a name, the number of rows, shares."""
+    hits = [re.fullmatch(line, text.strip()) for text in said["text"].splitlines()]
+    cells = [hit.groups() for hit in hits if hit]
+    rows = [[re.sub(r"\s+", " ", n), f"{int(k):,}", *(f"{x} %" for x in more)]
+            for n, k, *more in cells]  # fmt: skip
+    return Table(name, f"foretell validate --{part}", head, rows, {})
+
+
+def kernels(folder: Path | None) -> Table:
+    said = validated("kernels", folder)["held_out"]["summary"]
+    rows = [[f"{s['op']}, {s['out']} left out", *_priced(s, "covered")] for s in said]
+    head = ["kernels", "readings", "median", "p90", "in the range"]
+    return Table("kernels", "foretell validate --kernels", head, rows, {})
+
+
+def fused(folder: Path | None) -> Table:
+    said = validated("fused", folder)["rows"]
+    kept = [r for r in said if r["what"] in ("models kept out", "models trained on")]
+    rows = [[f"{r['what']}, {r['by']}", *_priced(r, "near", "covered")] for r in kept]
+    head = ["regions, priced by", "readings", "median", "p90", "within 14 %", "in the range"]
+    return Table("fused", "foretell validate --fused", head, rows, {})
+
+
+def _priced(said: dict[str, Any], *more: str) -> list[str]:
+    shares = (_percent(said[k]) for k in ("median", "p90", *more))
+    return [f"{said['readings']:,}", *shares]
+
+
+def benchmark(name: str, *options: str) -> Callable[[Path | None], Table]:
+    """A script of `benchmarks/`, which prints one table of Markdown or several."""
+
+    def make(folder: Path | None) -> Table:
+        kept = folder / f"{name}.out" if folder else None
+        line = [sys.executable, str(ROOT / f"benchmarks/{name}.py"), *options]
+        text = kept.read_text() if kept and kept.is_file() else _ran(line)
+        command = " ".join([f"python benchmarks/{name}.py", *options])
+        return Table(name, command, ["what", "measured", "bar"], _printed(text), {})
+
+    return make
+
+
+def _printed(text: str) -> list[list[str]]:
+    """The rows of the tables a benchmark prints; of several, with their headings between."""
+    rows = []
+    for line in re.findall(r"^(?:\|.+\||## .+)$", text, re.MULTILINE):
+        if line.startswith("## "):
+            rows.append([f"**{line[3:].partition(': ')[2]}**", "", ""])
+        elif not line.startswith(("| what |", "|--")):
+            rows.append([cell.strip() for cell in line.strip("|").split("|")][:3])
+    return [row for row in rows if row[0] != "****"]
+
+
+PAGES: dict[str, tuple[Callable[[Path | None], Table], ...]] = {
+    "accuracy": (
+        whatifs, second, memory, layouts, paradl, captured, scaling, kernels, collectives, fused,
+    ),
+    "speed": (
+        benchmark("startup"), benchmark("simulator", "--quick"), benchmark("oracle"),
+        benchmark("schedules", "--quick"), benchmark("capture"),
+    ),
+}  # fmt: skip
+
+
+def explained(folder: Path | None) -> dict[str, Any]:
+    """How right each what-if, planner and strategy was, in lines for `foretell explain`."""
+    said = validated("oracle", folder)
+    epochs, order = said["paradl"]["epochs"], said["sources"]["vtrain"]
+    runs = {n: _line(n, s) for n, s in said["sources"].items() if n in WORDS["sources"]}
+    images = {n: f"ParaDL's runs, {n}: accuracy {_percent(epochs[n])}" for n in IMAGES}
+    best = f"best of vTrain's groups, or within 3 % of it: {_percent(order['best_found'])}"
+    split = [runs["vtrain"], runs["megatron"]]
+    strategies = {
+        "data": [images["data"]], "fsdp": [runs["mosaic"]], "tensor": split, "pipeline": split,
+        "spatial": [images["data+spatial"]], "filter": [images["filter"], images["data+filter"]],
+        "channel": [images["channel"]],
+    }  # fmt: skip
+    changes = _alone(validated("whatifs", folder)["rows"], "seven models")
+    for name, line in _alone(_second(folder), "six other models").items():
+        changes.setdefault(name, []).extend(line)
+    return {"what-ifs": changes, "planners": {"oracle": [best, *split]}, "strategies": strategies}
+
+
+def _line(name: str, said: dict[str, float]) -> str:
+    rows, median, _, worst, _ = _source(said)
+    return f"{WORDS['sources'][name]}: {rows} rows, median {median}, worst {worst}"
+
+
+def _alone(rows: Rows, where: str) -> dict[str, list[str]]:
+    """What-ifs made alone on a plain trace, by their names."""
+    from foretell.validate.whatifs import SPECS
+
+    groups: dict[str, Rows] = {}
+    for row in rows:
+        spec, *others = SPECS[row["variant"]]
+        if row["start"] == "base" and not others:
+            groups.setdefault(spec.partition(":")[0], []).append(row)
+    return {name: [f"{where} on an H200: {_summary(some)}"] for name, some in groups.items()}
+
+
+def _summary(rows: Rows) -> str:
+    many, median, _, worst = _errors(rows)
+    return f"{many} rows, median {median}, worst {worst}, in the range {_held(rows)}"
+
+
+def _errors(rows: Iterable[dict[str, Any]]) -> list[str]:
+    errors = np.abs([r["error"] for r in rows])
+    told = np.median(errors), np.quantile(errors, 0.9), errors.max()
+    return [f"{len(errors):,}", *(_percent(float(e)) for e in told)]
+
+
+def _held(rows: Rows) -> str:
+    return _percent(float(np.mean([r["covered"] for r in rows])))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _ran(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    if done.returncode:
+        sys.exit(f"{' '.join(command[1:])} failed:\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def _write(value: Any, path: Path) -> None:
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def main() -> None:
+    """Parse, run, write."""
+    asked = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    asked.add_argument("pages", nargs="*", choices=[*PAGES, []], default=[])
+    asked.add_argument("--from", dest="folder", type=Path, help="what commands printed before")
+    asked.add_argument("--page", action="store_true", help="only lay out what was kept")
+    given = asked.parse_args()
+    for page in given.pages or PAGES:
+        path = KEPT / f"{page}.json"
+        if not given.page:
+            _write(found(page, given.folder), path)
+            if page == "accuracy":
+                _write(explained(given.folder), EXPLAINED)
+        (HERE / f"{page}.md").write_text(lay_out(page, json.loads(path.read_text())))
+
+
+if __name__ == "__main__":
+    main()

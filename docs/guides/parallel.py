@@ -1,0 +1,89 @@
+# %% [markdown]
+# # Which parallelism fits my model and my machines?
+#
+# You have a model and a quotation for some machines. Nothing has run yet. From the model alone:
+# which split is fastest, what does it hold, and where does it stop scaling?
+#
+# A model is a spec such as the one below ([Workloads](../concepts/workloads.md) lists the
+# families), a captured graph, or `train.py:make`. A cluster is a preset or a file of your own.
+
+# %%
+from shell import foretell
+
+MODEL = "llama:layers=32,hidden=4096,heads=32,seq=4096,vocab=32000"
+
+# %% [markdown]
+# ## One layout
+#
+# Seven billion parameters on eight A100, plain data parallel, the way a small model would be
+# trained:
+
+# %%
+foretell(f"predict {MODEL} --on dgx-a100 --plan dp=8,micro_batch=1,global_batch=64")
+
+# %% [markdown]
+# It does not fit, and the answer says by how much, what takes the room, and what would make it
+# fit. So take that advice:
+
+# %%
+foretell(f"predict {MODEL} --on dgx-a100 --plan dp=8,zero=1,micro_batch=1,global_batch=64")
+
+# %% [markdown]
+# The range holds four measured steps in five. Degrees that do not multiply to the number of
+# devices are refused with every factor named:
+
+# %%
+foretell(f"predict {MODEL} --on dgx-a100 --plan dp=4,tp=4,micro_batch=1,global_batch=64")
+
+# %% [markdown]
+# ## Every strategy against scale
+#
+# The oracle prices all products of degrees, micro-batches, recompute and sharding at each scale.
+# `--batch` keeps the samples of a step (strong scaling), `--per-gpu` those of a device (weak
+# scaling).
+
+# %%
+foretell(f"oracle {MODEL} --on dgx-a100 --gpus 8,64,512 --batch 512")
+
+# %% [markdown]
+# Three things to read: which strategy leads at which scale, what holds each of them back (the
+# last column), and what more devices cost: the lines below the table say what they save and what
+# a sample then costs more. The last lines say where each strategy ends whatever the machine.
+#
+# ## The best plan
+#
+# `plan` looks for the best layout, simulates the leaders, and says what it was held against. From
+# Python, because the command also prints how long it searched:
+
+# %%
+from foretell.cluster import load as machines
+from foretell.search.planners import parse
+from foretell.workload import load
+
+found = parse("oracle:batch=512").plan(load(MODEL), machines("dgx-a100:gpus=64"))
+print(found.plan)
+print(f"{found.predicted:.2f} s a step, bound {found.bound:.2f} s, {found.evaluations} layouts")
+for name, seconds in sorted(found.baselines.items(), key=lambda item: item[1])[:6]:
+    print(f"  {name:22} {seconds:.2f} s")
+
+# %% [markdown]
+# Layouts that are nearer to each other than their ranges are a draw: measure those, not all of
+# them.
+#
+# ## Images
+#
+# Networks of images have other ways to be split: by pixels, by filters, by channels. A batch
+# cannot be cut below one sample a device, and that is where they begin:
+
+# %%
+foretell("oracle cosmoflow:batch=1 --on abci --gpus 4,64 --batch 4")
+
+# %% [markdown]
+# ## What to keep in mind
+#
+# * `foretell explain fsdp`, `explain tensor` … say how each strategy is modelled and where that
+#   ends.
+# * `foretell export best.plan --to torchtitan` (or `megatron`, `deepspeed`, `fsdp2`) writes the
+#   plan in another program's words; [Then do it](doing.md) runs it here.
+# * Ratios between layouts are nearer the truth than absolute times: [How accurate is
+#   it](../accuracy.md) has both.
