@@ -4,6 +4,8 @@ import sys
 
 import capture
 import oracle
+import page
+import schedules
 import simulator
 import startup
 from table import show
@@ -13,3 +15,5 @@ if __name__ == "__main__":
     show("Start-up", startup.rows())
     show("Capture", capture.rows())
     show("Oracle", oracle.rows())
+    show("Schedules", schedules.rows("--quick" in sys.argv))
+    show("Report page", page.rows())

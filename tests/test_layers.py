@@ -19,20 +19,26 @@ SOURCE = Path(foretell.__file__).parent
 GROUND = {"errors", "spec"}
 ROOMS: dict[str, set[str]] = {
     "errors": set(),
+    "profile": set(),
     "spec": {"errors"},
     "graph": GROUND,
     "cluster": GROUND,
     "cost": GROUND | {"graph", "cluster"},
     "simulate": GROUND | {"graph", "cluster", "cost"},
-    "trace": GROUND | {"graph", "simulate"},
+    "memory": GROUND | {"graph"},
+    "trace": GROUND | {"graph", "simulate", "memory"},
     "baseline": GROUND | {"graph", "simulate", "trace"},
     "samples": GROUND | {"graph", "cluster", "cost"},
-    "whatif": GROUND | {"graph", "cluster", "cost", "trace"},
-    "plan": GROUND | {"graph", "cluster", "cost", "whatif"},
+    "whatif": GROUND | {"graph", "cluster", "cost", "trace", "memory"},
+    "advise": GROUND | {"graph", "cluster", "simulate", "baseline", "whatif"},
+    "workload": GROUND | {"graph", "cluster", "cost"},
+    "plan": GROUND | {"graph", "cluster", "cost", "whatif", "workload"},
+    "predict": GROUND | {"graph", "cluster", "cost", "simulate", "workload", "plan"},
 }
 ROOMS["search"] = set(ROOMS)
-ROOMS["pytorch"] = GROUND | {"graph", "cluster", "cost", "plan", "simulate", "trace"}
+ROOMS["pytorch"] = GROUND | {"graph", "cluster", "cost", "plan", "simulate", "trace", "profile"}
 ROOMS["report"] = GROUND | {"graph", "cluster", "plan", "simulate"}
+ROOMS["survey"] = set(ROOMS)
 ROOMS["validate"] = set(ROOMS)
 ROOMS["studio"] = set(ROOMS)
 ROOMS["cli"] = set(ROOMS)

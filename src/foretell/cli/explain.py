@@ -1,10 +1,17 @@
-"""`foretell explain`: what stands behind a name: its model, assumptions, source and accuracy."""
+"""`foretell explain`: what stands behind a name: its model, assumptions, source and accuracy.
+
+Names are those of what-ifs, planners and the oracle's strategies. How accurate each was is read
+from `accuracy.json`, which `python docs/figures.py accuracy` writes from measurements.
+"""
 
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from dataclasses import MISSING, fields
+from importlib.resources import files
+from textwrap import fill
 from typing import Any
 
 import click
@@ -16,52 +23,147 @@ from foretell.cli.output import answer, json_option
 @click.argument("name", required=False)
 @json_option
 def command(name: str | None, as_json: bool) -> None:
-    """Say how NAME works: a what-if; without a name, list all of them."""
-    from foretell.errors import unknown
+    """Say how NAME works: a what-if, a planner or a strategy; without a name, list all of them."""
+    if name is None:
+        return answer(_names(), as_json, _listed)
+    plain = name.partition(":")[0]
+    found = _about(plain)
+    first, *others = found
+    return answer(first | {"also": others} if others else first, as_json, _text)
+
+
+def _names() -> dict[str, dict[str, str]]:
+    """Every name by what it is, with one line each."""
+    from foretell.search.oracle.strategies import STRATEGIES
+    from foretell.search.planners import planners
     from foretell.whatif import WHATIFS
 
-    if name is None:
-        lines = {n: _first(kind) for n, kind in sorted(WHATIFS.items())}
-        answer({"names": lines}, as_json, _listed)
-        return
-    plain = name.partition(":")[0]
-    if plain not in WHATIFS:
-        raise unknown("name", plain, WHATIFS)
-    answer(_explained(WHATIFS[plain]), as_json, _text)
+    return {
+        "names": {n: _first(kind) for n, kind in sorted(WHATIFS.items())},
+        "planners": {n: _first(kind) for n, kind in sorted(planners().items())},
+        "strategies": {n: told.does for n, told in STRATEGIES.items()},
+    }
+
+
+def _about(name: str) -> list[dict[str, Any]]:
+    """All that carries a name: some are a what-if and a strategy."""
+    from foretell.errors import unknown
+    from foretell.search.oracle.strategies import STRATEGIES
+    from foretell.search.planners import PLANNERS, planners
+    from foretell.whatif import WHATIFS
+
+    found = []
+    if name in WHATIFS:
+        found.append(_whatif(WHATIFS[name]))
+    if name in PLANNERS:
+        found.append(_planner(planners()[name]))
+    if name in STRATEGIES:
+        found.append(_strategy(name, STRATEGIES[name]))
+    if not found:
+        raise unknown("name", name, [*WHATIFS, *PLANNERS, *STRATEGIES])
+    return found
+
+
+def _whatif(kind: Any) -> dict[str, Any]:
+    """Everything a what-if says of itself."""
+    return {
+        "kind": "what-if",
+        **_said(kind),
+        "assumes": list(kind.assumes),
+        "code": kind.code,
+        "spread": kind.spread,
+        "accuracy": _measured("what-ifs", kind.name),
+    }
+
+
+def _planner(kind: Any) -> dict[str, Any]:
+    return {
+        "kind": "planner",
+        **_said(kind),
+        "assumes": [],
+        "accuracy": _measured("planners", kind.name),
+    }
+
+
+def _said(kind: Any) -> dict[str, Any]:
+    """What docstrings and fields say."""
+    module = sys.modules[kind.__module__]
+    return {
+        "name": kind.name,
+        "does": _first(kind),
+        "model": inspect.getdoc(module) or "",
+        "options": {f.name: None if f.default is MISSING else f.default for f in fields(kind)},
+        "source": kind.source,
+    }
+
+
+def _strategy(name: str, told: Any) -> dict[str, Any]:
+    return {
+        "kind": "strategy",
+        "name": name,
+        "does": told.does,
+        "model": told.model,
+        "options": {},
+        "plan": told.fields,
+        "ends": told.ends,
+        "assumes": list(told.assumes),
+        "source": told.source,
+        "accuracy": _measured("strategies", name),
+    }
+
+
+def _measured(kind: str, name: str) -> list[str]:
+    """How right it was, a line for each set of measurements; none where nobody measured."""
+    kept = json.loads((files("foretell.cli") / "accuracy.json").read_text(encoding="utf-8"))
+    return list(kept[kind].get(name, []))
 
 
 def _first(kind: Any) -> str:
     return (inspect.getdoc(kind) or "").partition("\n")[0]
 
 
-def _explained(kind: Any) -> dict[str, Any]:
-    """Everything a what-if says of itself."""
-    module = sys.modules[kind.__module__]
-    options = {f.name: None if f.default is MISSING else f.default for f in fields(kind)}
-    return {
-        "name": kind.name,
-        "does": _first(kind),
-        "model": inspect.getdoc(module) or "",
-        "options": options,
-        "assumes": list(kind.assumes),
-        "source": kind.source,
-        "code": kind.code,
-        "spread": kind.spread,
-    }
-
-
 def _listed(found: dict[str, Any]) -> str:
     from foretell.report.terminal import table
 
-    return table(("name", "does"), found["names"].items())
+    heads = {"names": "what-if", "planners": "planner", "strategies": "strategy"}
+    return "\n".join(table((head, "does"), found[key].items()) for key, head in heads.items())
 
 
 def _text(found: dict[str, Any]) -> str:
-    lines = [f"{found['name']}: {found['does']}", "", found["model"], ""]
+    """One name, and what else carries it below."""
+    others = found.get("also", [])
+    return "\n\n".join([_one(found), *(_one(other) for other in others)])
+
+
+def _one(found: dict[str, Any]) -> str:
+    """A name's first line, its model, and what else is known line by line."""
+    from foretell.report.terminal import wrapped
+
+    head = wrapped(f"{found['name']}, a {found['kind']}: {found['does']}")
+    return "\n".join([head, "", _filled(found["model"]), "", *map(wrapped, _lines(found))])
+
+
+def _filled(model: str) -> str:
+    """Paragraphs as wide as the terminal; formulas as they are."""
+    from foretell.report.terminal import width
+
+    parts = model.split("\n\n")
+    return "\n\n".join(fill(part, width()) if _is_prose(part) else part for part in parts)
+
+
+def _is_prose(part: str) -> bool:
+    """Whether lines may be joined: formulas and tables are indented."""
+    return not any(line.startswith(" ") for line in part.splitlines())
+
+
+def _lines(found: dict[str, Any]) -> list[str]:
+    lines = []
     if found["options"]:
         options = (f"{key}={value}" for key, value in found["options"].items())
         lines.append(f"options: {', '.join(options)}")
+    lines += [f"{key}: {found[key]}" for key in ("plan", "ends") if key in found]
     lines += [f"assumes {text}" for text in found["assumes"]]
-    lines += [f"{key}: {found[key]}" for key in ("source", "code") if found[key]]
-    lines.append(f"its own error, beside prices and host: about {found['spread']:.0%}")
-    return "\n".join(lines)
+    lines += [f"{key}: {found[key]}" for key in ("source", "code") if found.get(key)]
+    if "spread" in found:
+        lines.append(f"its own error, beside prices and host: about {found['spread']:.0%}")
+    return [*lines, *(f"measured: {line}" for line in found["accuracy"] or ("not here",))]

@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from foretell.cli.output import answer, json_option
-from foretell.errors import InputError
 
 
 @click.command()
@@ -34,21 +33,16 @@ def command(workload: str, cluster: str, planner: str, output: Path | None, as_j
 
 
 def _found(chosen: Any, workload: str, machines: Any, tell: Callable[[str], None]) -> Any:
-    """The plan for a workload's spec, or for a captured step where the planner takes one."""
+    """The plan for a workload, or for a captured step itself where the planner takes one."""
     from foretell.graph import load as load_graph
     from foretell.workload import load
 
     def progress(words: str, best: float) -> None:
         tell(f"{words}, best {best:.4g} s")
 
-    if not workload.endswith((".graph", ".txt")):
-        return chosen.plan(load(workload), machines, progress)
-    if not hasattr(chosen, "plan_graph"):
-        raise InputError(
-            f"`{chosen.name}` plans workloads, not captured steps such as `{workload}`",
-            hint="--with fusion takes a captured step",
-        )
-    return chosen.plan_graph(load_graph(Path(workload)), machines, progress)
+    if workload.endswith((".graph", ".txt")) and hasattr(chosen, "plan_graph"):
+        return chosen.plan_graph(load_graph(Path(workload)), machines, progress)
+    return chosen.plan(load(workload), machines, progress)
 
 
 def _plain(found: Any, planner: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ PARTS = (
     "memory",
     "fused",
 )  # what can be validated, and the module in validate/ that does
+SHIPPED = {"lab"}  # parts whose measurements are in the package
 
 
 def _part(name: str, text: str) -> Callable[[Command], Command]:
@@ -35,12 +36,13 @@ def _part(name: str, text: str) -> Callable[[Command], Command]:
 @_part("capture", "Steps captured from the model alone against steps run and timed.")
 @_part("oracle", "Layouts and memory from the model alone against runs of others.")
 @_part("fused", "Prices of fused ops against measured ones.")
+@_part("lab", "Plans on small networks against runs of the laboratory, which are shipped.")
 @json_option
 def command(truth: Path | None, parts: tuple[str, ...], as_json: bool) -> None:
     """Hold predictions against measurements and print the errors; all parts unless named."""
     from foretell.validate import truth_folder
 
-    folder = truth_folder(truth)
+    folder = None if parts and set(parts) <= SHIPPED else truth_folder(truth)
     for part in parts or PARTS:
         module = import_module(f"foretell.validate.{part}")
         with working(f"validating {part}"):

@@ -98,6 +98,12 @@ class Graph:
             f"lanes {len(self.lanes)}, ranks {ranks}>"
         )
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from foretell.graph.show import graph_html
+
+        return graph_html(self)
+
     def column(self, name: str) -> Array:
         """One value a task; read-only. A column that is all default takes no memory."""
         known = self.columns.get(name)

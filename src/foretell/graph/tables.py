@@ -48,6 +48,12 @@ class Table:
 
     __hash__ = None  # type: ignore[assignment]
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from foretell.graph.show import table_html
+
+        return table_html(self)
+
     def take(self, rows: Array) -> Self:
         """The rows at those positions (or where a mask is true)."""
         return type(self)(**{name: _sealed(c[rows]) for name, c in self.columns().items()})

@@ -1,4 +1,4 @@
-"""Every planner by its name; a new one is one class and one line here."""
+"""Every planner by its name: loaded when asked for, so that one costs one room."""
 
 from __future__ import annotations
 
@@ -6,25 +6,31 @@ from importlib import import_module
 
 from foretell.search.planner import Planner
 from foretell.spec import parse as parse_spec
+from foretell.spec import split
 
-# name -> module and class: imported when asked for, since some need solvers.
+# name -> (module in this room, class in it). A new planner is one class and one line here.
 PLANNERS: dict[str, tuple[str, str]] = {
-    "oracle": ("foretell.search.oracle.planner", "Oracle"),
+    "oracle": ("oracle.planner", "Oracle"),
+    "placement": ("placement.planner", "Placing"),
+    "fusion": ("fusion.planner", "Fusing"),
 }
 
 
 def planners() -> dict[str, type[Planner]]:
-    """All planners, imported."""
-    return {name: getattr(import_module(m), c) for name, (m, c) in PLANNERS.items()}
+    """Every planner's class by its name."""
+    return {name: _load(name) for name in PLANNERS}
 
 
-def parse(spec: str) -> Planner:
-    """The planner a spec stands for."""
-    name = spec.partition(":")[0]
-    known: dict[str, type[Planner]] = dict.fromkeys(PLANNERS, Planner)
-    if name in PLANNERS:
-        module, kind = PLANNERS[name]
-        known[name] = getattr(import_module(module), kind)
-    found = parse_spec(spec, known, "planner")
+def parse(text: str) -> Planner:
+    """The planner a spec stands for, such as `oracle:simulate=16`."""
+    name, _ = split(text)
+    kinds = {known: _load(known) if known == name else Planner for known in PLANNERS}
+    found = parse_spec(text, kinds, "planner")
     assert isinstance(found, Planner)
+    return found
+
+
+def _load(name: str) -> type[Planner]:
+    module, kind = PLANNERS[name]
+    found: type[Planner] = getattr(import_module(f"foretell.search.{module}"), kind)
     return found

@@ -60,6 +60,12 @@ class Timeline:
     def __repr__(self) -> str:
         return f"<Timeline {self.seconds:.6g} s, {self.graph.size} tasks>"
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from foretell.simulate.show import timeline_html
+
+        return timeline_html(self)
+
     def critical_path(self) -> Array:
         """The tasks that made the step as long as it is, first to last.
 

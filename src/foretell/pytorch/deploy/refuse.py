@@ -49,6 +49,7 @@ def refusals(plan: Plan) -> list[str]:
             plan.dtype == "fp16" and plan.pp > 1
         ),
         "sync names sharded parameters and tp > 1": bool(plan.sync) and plan.tp > 1,
+        "groups: layers on ranks of their own have no runtime here": bool(plan.groups),
     }
     reasons = [why for why, is_so in found.items() if is_so]
     return reasons + _odd_whatifs(plan) + _odd_sync(plan)

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from foretell.cluster import Cluster
+from foretell.plan.cut import with_cuts
 from foretell.search.oracle.choose import choose
 from foretell.search.oracle.scale import per_node
 from foretell.search.oracle.space import Space, layouts, strategy
@@ -35,6 +36,7 @@ class Oracle(Planner):
         batch = self.batch or workload.batch * cluster.size
         space = Space(dtype=self.dtype, stack=self.stack)
         plans = layouts(workload, cluster.size, batch, per_node(cluster), space)
+        plans = with_cuts(plans, workload, cluster)
         progress(f"{len(plans)} layouts", float("inf"))
         found = choose(plans, workload, cluster, most=self.simulate)
         baselines = _baselines(sweep(plans, workload, cluster))

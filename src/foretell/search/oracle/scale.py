@@ -15,6 +15,7 @@ import numpy as np
 from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.plan import Plan
+from foretell.plan.cut import with_cuts
 from foretell.search.oracle.limits import Finding, findings
 from foretell.search.oracle.space import Space, layouts, strategy
 from foretell.search.oracle.sweep import HOUR, Swept, sweep
@@ -85,6 +86,7 @@ def scaling(
     for n in gpus:
         machines, samples = cluster(n), batch(n)
         plans = layouts(workload, n, samples, per_node(machines), space or Space())
+        plans = with_cuts(plans, workload, machines)
         progress(f"{n} devices: {len(plans)} layouts")
         if plans:
             rows += _best(sweep(plans, workload, machines), workload, machines, n, samples)

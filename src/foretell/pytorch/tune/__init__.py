@@ -1,0 +1,1 @@
+"""Measures for `foretell tune-ddp`: ready gradients, the wire, and how buckets do."""

@@ -1,0 +1,87 @@
+"""Starts the ranks that measure for `foretell tune-ddp`, and reads what they found: no torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from foretell.errors import InputError
+from foretell.pytorch.deploy import run_files
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What every rank is told: profile the model, or take steps with each list of caps in turns."""
+
+    script: str
+    candidates: tuple[
+        tuple[float, ...], ...
+    ] = ()  # caps in MiB; empty: DDP as it is; none: profile
+    steps: int = 8  # in a row
+    rounds: int = 5
+    warmup: int = 3
+    device: str = ""
+
+
+def measure(asked: Asked, ranks: int, timeout: float = 600.0) -> dict[str, Any]:
+    """What rank 0 measured together with the others; an error names the rank that failed."""
+    if not Path(asked.script).is_file():
+        raise InputError(f"there is no script `{asked.script}`")
+    with tempfile.TemporaryDirectory(prefix="foretell-tune-") as name:
+        folder = Path(name)
+        run_files.write(folder / "asked.json", asdict(asked))
+        process = _start(folder, ranks)
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise InputError(
+                f"the ranks were not done after {timeout:g} s", hint="raise --timeout-s"
+            ) from None
+        finally:
+            _end(process)
+        return _read(folder)
+
+
+def _start(folder: Path, ranks: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d"]
+    command += ["--rdzv-endpoint=localhost:0", "--nnodes=1", f"--nproc-per-node={ranks}"]
+    command += ["--max-restarts=0", "--monitor-interval=1"]
+    command += ["-m", "foretell.pytorch.tune.worker", str(folder)]
+    threads = str(max(1, (os.cpu_count() or 1) // ranks))
+    with (folder / "log").open("wb") as log:
+        return subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={"OMP_NUM_THREADS": threads, **os.environ},
+        )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Leave no process behind: torchrun ends its ranks when asked to end."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    errors = run_files.errors(folder)
+    if errors:
+        rank = min(errors, key=lambda r: errors[r]["time"])
+        told = errors[rank]
+        raise InputError(f"rank {rank} failed: {told['message']}", hint=told["hint"])
+    found = run_files.results(folder)
+    if 0 not in found:
+        last = (folder / "log").read_text(errors="replace").strip().splitlines()[-3:]
+        raise InputError("the ranks ended without a word: " + " / ".join(last))
+    return found[0]

@@ -1,0 +1,206 @@
+"""What one rank of `foretell tune-ddp` does, in the words of `foretell run`'s scripts.
+
+profile   the model alone on every rank at once: when each gradient is there, how long a step
+          computes and updates; then all-reduces of growing size, for the wire
+verify    DistributedDataParallel with each list of caps, in turns, round after round, so that a
+          machine that gets slower or faster meanwhile treats all alike
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from foretell.errors import ForetellError, InputError
+from foretell.pytorch.deploy import run_files
+from foretell.pytorch.deploy.apply import default_loss
+from foretell.pytorch.deploy.worker import load
+from foretell.pytorch.tune.launch import Asked
+
+_SWEEP = tuple(2.0**k for k in range(12, 27, 2))  # bytes of the all-reduces that are timed
+_REPEAT = 5
+
+
+def main(folder: Path) -> None:
+    """Measure, and write what was found or why not."""
+    rank = int(os.environ["RANK"])
+    given = run_files.read(folder / "asked.json")
+    asked = Asked(**given | {"candidates": tuple(tuple(c) for c in given["candidates"])})
+    try:
+        found = _measured(asked)
+    except BaseException as error:
+        run_files.write(folder / f"rank-{rank}.error.json", _told(error))
+        os._exit(1)  # peers may be inside a collective: nothing to wait for
+    run_files.write(folder / f"rank-{rank}.result.json", found)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _measured(asked: Asked) -> dict[str, Any]:
+    device = asked.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    script = load(Path(asked.script))
+    if asked.candidates:
+        return {"rounds": verify(script, asked, device)}
+    return profile(script, asked, device) | {"wire": sweep(device)}
+
+
+class Training:
+    """A model with its optimizer and batches, and one step of it."""
+
+    def __init__(self, script: ModuleType, device: str, caps: tuple[float, ...] | None) -> None:
+        torch.manual_seed(0)
+        self.script, self.device, self.count = script, device, 0
+        self.model = self.run = script.model().to(device)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        if not trained:
+            raise InputError(
+                "the model has no parameter that is trained: there is nothing to send",
+                hint="leave `requires_grad` on for what is to be trained",
+            )
+        if caps is not None:
+            more = {"bucket_cap_mb_list": list(caps)} if caps else {}
+            self.run = DistributedDataParallel(self.model, **more)
+        make = getattr(script, "optimizer", None)
+        self.optimizer = (
+            make(self.model.parameters()) if make else torch.optim.SGD(trained, lr=0.01)
+        )
+        self.loss = getattr(script, "loss", None) or default_loss
+
+    def batch(self) -> tuple[tuple[Any, ...], Any]:
+        """This rank's share of the next batch, on the device."""
+        rank, size = dist.get_rank(), dist.get_world_size()
+        takes = len(inspect.signature(self.script.batch).parameters)
+        inputs, target = self.script.batch(*(rank, size, self.count)[:takes])
+        inputs = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+        self.count += 1
+        moved = tuple(x.to(self.device) for x in inputs)
+        return moved, None if target is None else target.to(self.device)
+
+    def step(self) -> tuple[float, float]:
+        """Seconds of forward and backward, and of the update; the batch not counted."""
+        inputs, target = self.batch()
+        dist.barrier()
+        _wait(self.device)
+        start = time.perf_counter()
+        self.optimizer.zero_grad()
+        self.loss(self.run(*inputs), target).backward()
+        _wait(self.device)
+        middle = time.perf_counter()
+        self.optimizer.step()
+        _wait(self.device)
+        return middle - start, time.perf_counter() - middle
+
+
+def profile(script: ModuleType, asked: Asked, device: str) -> dict[str, Any]:
+    """When gradients are there, medians of some steps, and how long these compute and update."""
+    training = Training(script, device, None)
+    names = {id(p): n for n, p in training.model.named_parameters() if p.requires_grad}
+    marks: dict[str, list[float]] = {n: [] for n in names.values()}
+    begun = [0.0]
+
+    def seen(parameter: Any) -> None:
+        _wait(device)  # the host runs ahead of a GPU; waiting here tells when the gradient is there
+        marks[names[id(parameter)]].append(time.perf_counter() - begun[0])
+
+    for _ in range(asked.warmup):
+        training.step()
+    for parameter in training.model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(seen)
+    times: list[tuple[float, float]] = []
+    forward = training.run.register_forward_pre_hook(
+        lambda *_: begun.__setitem__(0, time.perf_counter())
+    )
+    for _ in range(asked.steps):
+        times.append(training.step())
+    forward.remove()
+    return _told_profile(training, marks, times)
+
+
+def _told_profile(
+    training: Training, marks: dict[str, list[float]], times: list[tuple[float, float]]
+) -> dict[str, Any]:
+    unused = [n for n, seen in marks.items() if not seen]
+    if unused:
+        raise InputError(
+            f"no gradient reached `{unused[0]}` in a step",
+            hint="DistributedDataParallel needs every trained parameter in every step",
+        )
+    held = {n: p.numel() * p.element_size() for n, p in training.model.named_parameters()}
+    return {
+        "gradients": [
+            {"name": n, "bytes": held[n], "ready_s": statistics.median(seen)}
+            for n, seen in marks.items()
+        ],
+        "compute_s": statistics.median(t for t, _ in times),
+        "update_s": statistics.median(t for _, t in times),
+    }
+
+
+def sweep(device: str) -> list[tuple[float, float]]:
+    """Bytes and seconds of all-reduces, the best of a few each: what the slowest rank saw."""
+    found = []
+    for size in _SWEEP:
+        tensor = torch.zeros(int(size) // 4, device=device)
+        seconds = []
+        for _ in range(_REPEAT):
+            dist.barrier()
+            start = time.perf_counter()
+            dist.all_reduce(tensor)
+            _wait(device)
+            seconds.append(_slowest(time.perf_counter() - start, device))
+        found.append((size, min(seconds)))
+    return found
+
+
+def verify(script: ModuleType, asked: Asked, device: str) -> list[list[float]]:
+    """For each list of caps the median step of every round."""
+    trainings = [Training(script, device, caps) for caps in asked.candidates]
+    for training in trainings:
+        for _ in range(asked.warmup):  # DDP puts its buckets right in the first step
+            training.step()
+    rounds: list[list[float]] = [[] for _ in trainings]
+    for turn in range(asked.rounds):
+        order = range(len(trainings)) if turn % 2 == 0 else reversed(range(len(trainings)))
+        for k in order:
+            steps = [_slowest(sum(trainings[k].step()), device) for _ in range(asked.steps)]
+            rounds[k].append(statistics.median(steps))
+    return rounds
+
+
+def _slowest(seconds: float, device: str) -> float:
+    """What the slowest rank measured."""
+    told = torch.tensor([seconds], dtype=torch.float64, device=device)
+    dist.all_reduce(told, op=dist.ReduceOp.MAX)
+    return float(told)
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _told(error: BaseException) -> dict[str, Any]:
+    ours = isinstance(error, ForetellError)
+    message = (
+        error.message if isinstance(error, ForetellError) else f"{type(error).__name__}: {error}"
+    )
+    hint = error.hint if isinstance(error, ForetellError) else "run the script by itself first"
+    return {"message": message[:400], "hint": hint, "is_ours": ours, "time": time.time()}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,129 @@
+"""What was given: files told apart by what they hold, and errors that name them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from foretell.cli.main import foretell
+from foretell.errors import InputError
+from foretell.survey import Asked, load, survey
+from foretell.survey.asked import drawings, sort
+
+STEP = Path(__file__).resolve().parents[2] / "docs" / "guides" / "step.txt"
+ROW = {"gpus": 8, "strategy": "data", "step_s": 2.0, "peak_bytes": 10, "fits": True, "plan": "dp=8"}
+SCHEDULE = {"blocks": [{"block": 0, "micro_batch": 0, "start": 0, "end": 1, "devices": [0]}],
+            "makespan": 1, "period": 1}  # fmt: skip
+PLACEMENT = {"name": "p", "ndevs": 1, "mode": "infer", "deps": [],
+             "blocks": [{"id": 0, "kind": "F", "devices": [0], "time": 1, "mem": 0}]}  # fmt: skip
+
+
+def written(folder, name, value):
+    path = folder / name
+    path.write_text(value if isinstance(value, str) else json.dumps(value))
+    return str(path)
+
+
+@pytest.fixture
+def files(tmp_path):
+    return {
+        "oracle": written(tmp_path, "oracle.json", {"workload": "x", "rows": [ROW]}),
+        "schedule": written(tmp_path, "schedule.json", SCHEDULE),
+        "placement": written(tmp_path, "placement.json", PLACEMENT),
+        "plan": written(tmp_path, "best.plan", {"dp": 2}),
+        "plan json": written(tmp_path, "plan.json", {"dp": 2}),
+        "planned": written(tmp_path, "planned.json", {"plan": "dp=2", "predicted_s": 1.0}),
+        "lines": written(tmp_path, "batch.jsonl", json.dumps(ROW) + "\n" + json.dumps(ROW)),
+    }
+
+
+def test_files_are_told_apart(files):
+    assert sort(str(STEP)) == "steps"
+    assert sort("amp:dtype=bf16") == "specs"
+    assert {name: sort(path) for name, path in files.items()} == {
+        "oracle": "answers", "schedule": "answers", "placement": "answers", "plan": "plans",
+        "plan json": "plans", "planned": "answers", "lines": "answers",
+    }  # fmt: skip
+
+
+def test_everything_is_drawn(files):
+    found = drawings(Asked.of(files.values()))
+    assert len(found.oracle) == 2
+    assert len(found.oracle[1]["rows"]) == 2
+    assert len(found.schedules) == 2
+    assert [p["name"] for p in found.plans] == ["planned.json", "best.plan", "plan.json"]
+
+
+def test_what_is_not_there():
+    with pytest.raises(InputError, match="there is no file"):
+        Asked.of(["missing.json"])
+
+
+def test_what_holds_nothing(tmp_path):
+    path = written(tmp_path, "x.json", {"step_s": "no number"})
+    with pytest.raises(InputError, match="nothing a report could show"):
+        drawings(Asked.of([path]))
+
+
+def test_what_is_cut_short(tmp_path):
+    path = written(tmp_path, "x.json", '{"makespan": 1, ')
+    with pytest.raises(InputError, match="is not JSON"):
+        drawings(Asked.of([path]))
+
+
+def test_a_survey_of_a_graph():
+    found = survey([load(STEP)], ["faster-host:times=2"], advice=False)
+    assert [name for name, _ in found.timelines] == ["as it is", "with faster-host"]
+    figures = {f["what"]: f for f in found.content.figures}
+    told = figures["foretold with faster-host"]
+    assert told["low"] <= told["seconds"] <= told["high"]
+    assert told["gain"] == pytest.approx(
+        1 - told["seconds"] / figures["a step as it is"]["seconds"]
+    )
+    assert found.content.advice is None
+
+
+def test_advice_gives_what_is_shown_after():
+    found = survey([load(STEP)])
+    assert found.content.advice["ranked"] is not None
+    best = found.content.advice["together"]
+    assert len(found.timelines) == (2 if best else 1)
+
+
+def run(*words):
+    return CliRunner().invoke(foretell, ["report", *map(str, words)])
+
+
+def test_a_report_of_everything(files, tmp_path):
+    out = tmp_path / "all.html"
+    result = run(STEP, "faster-host:times=2", *files.values(), "-o", out, "--json")
+    assert result.exit_code == 0, result.exception
+    found = json.loads(result.stdout)
+    assert {"advice", "split", "changes", "memory", "sources", "timelines"} <= set(found)
+    assert out.read_text().startswith("<!doctype html>")
+
+
+def test_a_report_as_a_trace(tmp_path):
+    out = tmp_path / "trace.json"
+    assert run(STEP, "--no-advice", "-o", out).exit_code == 0
+    assert json.loads(out.read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["amp"], "no step to change"),
+        (["nothing.graph"], "no file"),
+        ([STEP, "fastr:op=x"], "unknown what-if"),
+    ],
+)
+def test_mistakes_are_named(words, says):
+    result = run(*words)
+    assert isinstance(result.exception, InputError)
+    assert says in str(result.exception)
+
+
+def test_an_ending_nobody_writes(tmp_path):
+    result = run(STEP, "--no-advice", "-o", tmp_path / "x.pdf")
+    assert "neither a page nor a trace" in str(result.exception)
