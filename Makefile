@@ -12,7 +12,7 @@ help:  ## show this list
 
 .venv/installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[solve,torch,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[solve,torch,gnn,web,dev]'
 	@touch $@
 
 demo: .venv/installed  ## the main job on embedded data: predict, what if, report
