@@ -158,7 +158,7 @@ def mixes(planner: Placing, count: int) -> list[tuple[str, Case]]:
 
 
 def summary(found: list[tuple[str, Case]]) -> list[Row]:
-    """What the issue of a table is."""
+    """What all rows come to."""
     gains = [case.best / case.found for _, case in found]
     mixed = [case.best / case.found for _, case in found if case.kinds > 1]
     worst = [case.worst / case.found for _, case in found]

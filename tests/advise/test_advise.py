@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
+from tests.whatif.test_precision import mlp
+from tests.whatif.traced import attention
 
 from foretell.advise import Step, advise
 from foretell.baseline import unprofiled
 from foretell.trace import read
-from tests.whatif.test_precision import mlp
-from tests.whatif.traced import attention
 
 TRUTH = Path(__file__).resolve().parents[2].parent / "shared" / "truth" / "h200"
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from tests.whatif.test_precision import mlp
 
 from foretell.cli.main import foretell
 from foretell.graph.file import save
 from foretell.whatif import WHATIFS
-from tests.whatif.test_precision import mlp
 
 
 def said(*words):

@@ -1,5 +1,6 @@
 """Workloads of recorded steps without PyTorch: a small step by hand, and the shipped trace."""
 
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
@@ -218,14 +219,13 @@ def test_a_trace_is_a_workload():
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 5, 8])
 def test_a_cut_is_the_best_there_is(stages):
-    from itertools import combinations, pairwise
-
     seconds = [5.0, 1.0, 4.0, 2.0, 2.0, 7.0, 1.0, 3.0]
     places = combinations(range(1, 8), stages - 1)
     best = min(max(sum(seconds[a:b]) for a, b in pairwise([0, *p, 8])) for p in places)
     found = cut(seconds, stages)
     ends = [sum(found[:i]) for i in range(stages + 1)]
-    assert sum(found) == 8 and min(found) >= 1
+    assert sum(found) == 8
+    assert min(found) >= 1
     assert max(sum(seconds[a:b]) for a, b in pairwise(ends)) == best
 
 
@@ -234,6 +234,7 @@ def test_uneven_blocks_are_cut_by_time():
     plan = check(read("pp=4,micro_batch=8,global_batch=512"), workload, cluster)
     assert with_cuts([plan], load("gpt2"), cluster) == [plan]
     plain, evened = with_cuts([plan], workload, cluster)
-    assert plain == plan and sum(evened.layers) == workload.num_blocks
+    assert plain == plan
+    assert sum(evened.layers) == workload.num_blocks
     steps = [predict(p, workload, cluster).step for p in (plain, evened)]
     assert steps[1] < 0.9 * steps[0]

@@ -148,7 +148,9 @@ def _filled(model: str) -> str:
     from foretell.report.terminal import width
 
     parts = model.split("\n\n")
-    return "\n\n".join(fill(part, width()) if _is_prose(part) else part for part in parts)
+    return "\n\n".join(
+        fill(part, width(), break_on_hyphens=False) if _is_prose(part) else part for part in parts
+    )
 
 
 def _is_prose(part: str) -> bool:

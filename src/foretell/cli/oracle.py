@@ -88,6 +88,7 @@ def _found(rows: Any, most: Any, epoch: int | None, model: Any) -> dict[str, Any
         "rows": [_plain(row, epoch) for row in rows],
         "limits": {name: {"gpus": n, "because": why} for name, (n, why) in most.items()},
         "more": more_or_less(rows),
+        "notes": list(model.notes),
     }
 
 
@@ -120,13 +121,14 @@ def text(found: dict[str, Any]) -> str:
 
     lines = [
         table(
-            ("gpus>", "strategy", "step>", "samples/s>", "of peak>", "memory>", "held back by"), rows
+            ("gpus>", "strategy", "step>", "samples/s>", "of peak>", "memory>", "held back by"),
+            rows,
         )
         for rows in [[_line(row) for row in _few(found["rows"])]]
     ]
     ends = [f"{name} ends at {v['gpus']:g}: {v['because']}" for name, v in found["limits"].items()]
     plans = [f"best on {row['gpus']}: {row['plan']}" for row in _firsts(found["rows"])]
-    return "\n".join([*lines, "", *plans, "", *found["more"], *ends])
+    return "\n".join([*lines, "", *plans, "", *found["more"], *ends, *found["notes"]])
 
 
 def _few(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -47,7 +47,9 @@ def _one(workload: str | None, cluster: str | None, plan: str | None) -> dict[st
     from foretell.predict import predict
     from foretell.workload import load
 
-    return predict(read(plan), load(workload), load_cluster(cluster)).as_json()
+    model = load(workload)
+    found = predict(read(plan), model, load_cluster(cluster)).as_json()
+    return found | ({"notes": list(model.notes)} if model.notes else {})
 
 
 def _many(path: Path) -> list[dict[str, Any]]:
@@ -118,4 +120,5 @@ def _text(found: dict[str, Any]) -> str:
     if not found["fits"]:
         memory += f": {found['missing_bytes'] / 2**30:.1f} GiB too many; {found['advice']}"
     parts = [head, table(("busiest stage", "time>", "share>"), spent), memory]
-    return "\n\n".join([*parts, table(("memory", "bytes>"), held)])
+    notes = ["\n".join(found["notes"])] if "notes" in found else []
+    return "\n\n".join([*parts, table(("memory", "bytes>"), held), *notes])

@@ -122,10 +122,7 @@ def _models(workload: str, asked: dict[str, Any]) -> list[Any]:
     from foretell.search.schedule.model import model, models
     from foretell.workload import load
 
-    cluster = load_cluster(asked["cluster"])
-    if Path(workload).suffix == ".graph":
-        return [_captured(workload, cluster, asked)]
-    where = load(workload), cluster
+    where = load(workload), load_cluster(asked["cluster"])
     options: dict[str, Any] = {
         "plan": Plan.parse(asked["plan"]) if asked["plan"] else None,
         "mode": "infer" if asked["infer"] else "train",
@@ -135,21 +132,6 @@ def _models(workload: str, asked: dict[str, Any]) -> list[Any]:
     if asked["shape"] == "auto":
         return models(*where, **options)
     return [model(*where, asked["shape"], **options)]
-
-
-def _captured(path: str, cluster: Any, asked: dict[str, Any]) -> Any:
-    """The problem of a captured step; how it would be split or run forward alone is not known."""
-    from foretell.graph.file import load
-    from foretell.search.schedule.model import captured_model
-
-    known = asked["shape"] in ("auto", "v") and not asked["infer"] and not asked["frozen"]
-    if not known or asked["plan"]:
-        raise InputError(
-            f"`{path}` is a captured step: only shape v, trained as captured",
-            hint="leave --shape, --infer, --frozen and --plan out, or take a built-in model",
-        )
-    options = {k: asked[k] for k in ("split", "recompute", "offload", "overlap")}
-    return captured_model(load(path), cluster, asked["micro_batches"], **options)
 
 
 def _told(every: list[Any]) -> dict[str, Any]:

@@ -73,11 +73,6 @@ class Prices:
     cluster: Cluster
     _known: dict[object, Rates] = field(default_factory=dict, repr=False)
 
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Ranks a stage may have; any number where empty."""
-        return ()
-
     def rates(self, ranks: Sequence[int]) -> Rates:
         """Every layer on these ranks."""
         group = tuple(ranks)

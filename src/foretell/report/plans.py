@@ -38,6 +38,7 @@ def drawn(
         "schedule": _order(plan),
         "buckets": [list(names) for names in plan.buckets],
         "regions": [list(names) for names in plan.regions],
+        "groups": [[str(part) for part in group] for group in plan.groups],
         "sync": [list(pair[:2]) for pair in plan.sync if len(pair) >= 2],
         "baselines": _baselines(answer or {}),
     }

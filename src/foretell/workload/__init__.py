@@ -6,10 +6,23 @@
 174.6
 """
 
-from foretell.workload.captured import from_graph
+from typing import TYPE_CHECKING, Any
+
 from foretell.workload.load import load
 from foretell.workload.models import FAMILIES
 from foretell.workload.op import Exchange, Op, Tensor
 from foretell.workload.workload import Layer, Workload
 
+if TYPE_CHECKING:
+    from foretell.workload.captured import from_graph as from_graph
+
 __all__ = ["FAMILIES", "Exchange", "Layer", "Op", "Tensor", "Workload", "from_graph", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load what recorded steps need when it is asked for: built-in models do without."""
+    if name != "from_graph":
+        raise AttributeError(f"module `foretell.workload` has no `{name}`")
+    from foretell.workload.captured import from_graph
+
+    return from_graph

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
 
 from foretell import spec
 from foretell.errors import InputError, unknown
 from foretell.workload.models import FAMILIES, NAMED, Family, family
-from foretell.workload.source import is_source, opened
 from foretell.workload.workload import Workload
 
 
 def load(text: str) -> Workload:
     """The workload a spec, a file or a script stands for."""
     name = text.partition(":")[0]
-    if name not in FAMILIES and name not in NAMED and is_source(text):
+    if name not in FAMILIES and name not in NAMED and is_source(name):
+        from foretell.workload.source import opened
+
         return _checked(opened(text), text)
     return _built_in(text)
+
+
+def is_source(name: str) -> bool:
+    """Whether a name is that of a file, a script or a module rather than a built-in workload."""
+    is_module = "." in name and all(part.isidentifier() for part in name.split("."))
+    return Path(name).exists() or "/" in name or name.endswith((".py", ".graph")) or is_module
 
 
 @lru_cache(maxsize=256)

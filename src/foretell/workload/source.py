@@ -27,26 +27,18 @@ OPTIONS = ("batch", "seq", "dtype")
 _LENGTHS = ("tokens", "queries", "keys")  # dims that are as long as a sample
 
 
-def is_source(text: str) -> bool:
-    """Whether a text names a file, a script or a module rather than a built-in workload."""
-    name = text.partition(":")[0]
-    is_module = "." in name and all(part.isidentifier() for part in name.split("."))
-    return Path(name).exists() or "/" in name or name.endswith((".py", ".graph")) or is_module
-
-
 def opened(text: str) -> Workload:
     """The workload of a file or a script."""
     name, _, rest = text.partition(":")
     path = Path(name)
-    if path.suffix == ".py" or not (path.exists() or "/" in name or path.suffix):
+    if path.exists() and path.suffix != ".py":
+        return _changed(_read(str(path), path.stat().st_mtime_ns), spec.options(rest, text), text)
+    is_module = rest and all(part.isidentifier() for part in name.split("."))
+    if path.suffix == ".py" or is_module:
         return _captured(text)
-    if not path.exists():
-        if all(part.isidentifier() for part in name.split(".")) and rest:
-            return _captured(text)
-        raise InputError(
-            f"there is no file `{name}`", hint="name a .graph file, a trace or train.py:make"
-        )
-    return _changed(_read(str(path), path.stat().st_mtime_ns), spec.options(rest, text), text)
+    raise InputError(
+        f"there is no file `{name}`", hint="name a .graph file, a trace, or train.py:make"
+    )
 
 
 @lru_cache(maxsize=16)

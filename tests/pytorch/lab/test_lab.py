@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -182,3 +183,44 @@ def test_a_failed_job_names_the_rank_and_ends_all(tmp_path):
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
         with pytest.raises(InputError, match="were ended"):
             ranks.ask({"do": "burn"})
+
+
+def test_bandwidth_is_that_of_large_messages():
+    x, beta = np.array([1e3, 1e4, 1e5, 1e6, 4e6]), 1 / 12.5e6
+    y = np.maximum(0.002, 0.002 + beta * (x - 65536))  # a token bucket lets the first pass for free
+    alpha, found = links.line(x, y)
+    assert found == pytest.approx(beta)
+    assert alpha == pytest.approx(0.002, rel=0.5)
+    assert links.line(np.array([1.0, 2.0, 3.0]), np.array([3.0, 3.0, 2.0]))[1] > 0
+
+
+def _ranks_of(pid):
+    """Processes of ranks whose parent this is."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            words = path.read_text().rpartition(")")[2].split()
+            line = (path.parent / "cmdline").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(words[1]) == pid and "foretell.pytorch.lab.rank" in line:
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_lab_that_is_stopped_leaves_no_rank(number, tmp_path):
+    words = ["lab", "-o", str(tmp_path), "--models", "mlp", "--networks", "loopback"]
+    lab = subprocess.Popen(
+        [sys.executable, "-m", "foretell", *words], stderr=subprocess.PIPE, text=True
+    )
+    ends = time.monotonic() + 60
+    while not (ranks := _ranks_of(lab.pid)) and time.monotonic() < ends:
+        time.sleep(0.2)
+    assert ranks
+    lab.send_signal(number)
+    _, told = lab.communicate(timeout=30)
+    assert lab.returncode == 130
+    assert "stopped" in told
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)

@@ -45,12 +45,12 @@ def test_lanes_give_what_the_simulator_gives(problem, seed, by_message, sharded,
         assert simulate(graph, engine=engine).seconds == pytest.approx(scored.step, rel=1e-12)
 
 
-@QUICK
+@settings(QUICK, max_examples=120)
 @given(problems(), st.integers(0, 999))
 def test_a_move_played_from_the_last_state_gives_what_playing_anew_gives(problem, seed):
     judge, dice = Judge(problem), random.Random(seed)
     scored = judge.score(unfused(problem))
-    for _ in range(10):
+    for _ in range(20):
         moved = _random_move(scored.fusion, dice.choice(("copy", "merge")), dice)
         if moved is None:
             continue
@@ -59,6 +59,14 @@ def test_a_move_played_from_the_last_state_gives_what_playing_anew_gives(problem
         anew = Judge(problem).score(moved.fusion)
         assert scored.step == anew.step
         assert scored.compute == anew.compute
+
+
+@QUICK
+@given(problems(), st.integers(0, 999), st.integers(0, 999))
+def test_prices_do_not_depend_on_what_was_asked_before(problem, seed, other):
+    state, judge = wandered(problem, seed), Judge(problem)
+    judge.score(wandered(problem, other))
+    assert judge.score(state).step == Judge(problem).score(state).step
 
 
 @settings(max_examples=40, deadline=None)

@@ -48,7 +48,7 @@ class Prices:
     def core(self, op: str, bytes: float) -> float:
         """Core seconds of a rank that one message takes."""
         sizes, _, core = self._curve(op)
-        beyond = max(bytes / sizes[-1], 1.0)
+        beyond = max(bytes / float(sizes[-1]), 1.0)
         return float(np.interp(bytes, sizes, core)) * beyond
 
     def share(self, op: str, bytes: float) -> float:

@@ -71,8 +71,9 @@ def _messages(notes: list[list[Piece]]) -> Iterator[Piece]:
 
 
 def write(folder: Path, known: Known, knobs: Knobs | None = None) -> list[Path]:
-    """Two graphs for every noted step, foretold and measured; where they were written."""
-    place, found = folder / "timelines", []
+    """Two graphs for every noted configuration, foretold and measured in its last round."""
+    place: Path = folder / "timelines"
+    found: dict[Path, None] = {}
     place.mkdir(exist_ok=True)
     rows = table.by_config(table.rows(folder))
     for line in (folder / table.NOTES).read_text().splitlines():
@@ -84,6 +85,7 @@ def write(folder: Path, known: Known, knobs: Knobs | None = None) -> list[Path]:
             ("predicted", graph(known, config, busy, knobs)),
             ("measured", measured(noted["ranks_notes"], config)),
         ):
-            found.append(place / f"{name}.{what}.graph")
-            save(made, found[-1])
-    return found
+            path = place / f"{name}.{what}.graph"
+            found[path] = None
+            save(made, path)
+    return list(found)

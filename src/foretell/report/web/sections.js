@@ -262,8 +262,8 @@ function planned(p, n) {
     const top = Math.max(...p.baselines.map(b => b.seconds));
     parts.push(
       bars(
-        p.baselines.map(b => ({ name: b.name, total: b.seconds, values: { compute: b.seconds } })),
-        [["compute", "--kernel"]],
+        p.baselines.map(b => ({ name: b.name, total: b.seconds, values: { step: b.seconds } })),
+        [["step", "--kernel"]],
         top,
         "The plan beside what it was held against: " +
           p.baselines.map(b => b.name + " " + time(b.seconds)).join(", "),
@@ -274,6 +274,7 @@ function planned(p, n) {
   if (p.ranks.length) parts.push(el("h3", { text: "Who stands where" }), machines(p));
   if (p.schedule) parts.push(el("h3", { text: "Pipeline order" }), schedule(p.schedule));
   if (p.buckets.length) parts.push(groups("Gradients sent together", p.buckets, "parameters"));
+  if (p.groups.length) parts.push(groups("Placed one by one", p.groups, "layers, how and where"));
   if (p.regions.length) parts.push(groups("Ops fused", p.regions, "ops"));
   if (p.sync.length)
     parts.push(el("h3", { text: "How parameters are kept equal" }), table(["parameter", "by"], p.sync));

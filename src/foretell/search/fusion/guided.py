@@ -27,12 +27,13 @@ from foretell.search.fusion.baselines import like_inductor, like_xla
 from foretell.search.fusion.bound import conditional
 from foretell.search.fusion.moves import Moved
 from foretell.search.fusion.options import bundles, window
-from foretell.search.fusion.score import Judge, Scored
+from foretell.search.fusion.score import Judge, Scored, buckets_of
 from foretell.search.fusion.state import Fusion, unfused
 
 Progress = Callable[[float, float, int], None]  # best so far, bound, evaluations
 _HOT = 2e-3  # share of the step that annealing lets a change cost at first
 _CLOSE = 1e-4  # share of the step within which the bound counts as met
+_SHIFTED = 100  # gradients of steps small enough to try every shift of one of them
 _PATIENCE = 400  # single changes without gain before it ends
 
 
@@ -94,6 +95,7 @@ def guided(
     assert run.best is not None
     if not run.is_met:
         anneal(run, run.best, edges, random.Random(seed))
+    shift(run, run.best)
     if reorder:
         put_off(run, run.best)
     if run.judge.by_message:
@@ -202,6 +204,36 @@ def _better(run: Run, best: Scored, fusion: Fusion) -> Scored:
 
 def _counts(many: int) -> Iterable[int]:
     return sorted({round(many * k / 16) for k in range(1, 17)} - {0})
+
+
+def shift(run: Run, scored: Scored) -> Scored:
+    """Single gradients into the bucket before or behind theirs, as long as that helps.
+
+    Buckets of neighbours are the best of their kind; where gradients become ready together, or a
+    law bends, others may be better by a little.
+    """
+    tries = _shifts(scored)
+    while tries and not run.over():
+        found = run.judge.sent(scored, buckets_of(tries.pop()))
+        if found.step < scored.step:
+            scored = run.see(found)
+            tries = _shifts(scored)
+    return scored
+
+
+def _shifts(scored: Scored) -> list[list[list[int]]]:
+    """All buckets that differ by one gradient, none where there are too many to try."""
+    lists, found = scored.buckets.lists(), list[list[list[int]]]()
+    if sum(map(len, lists)) > _SHIFTED:
+        return []
+    for at, bucket in enumerate(lists):
+        for g in bucket:
+            for to in (at - 1, at + 1):
+                if 0 <= to < len(lists):
+                    moved = [[k for k in b if k != g] for b in lists]
+                    moved[to].append(g)
+                    found.append([b for b in moved if b])
+    return found
 
 
 def part(run: Run, scored: Scored) -> Scored:

@@ -29,12 +29,18 @@ def merge(fusion: Fusion, a: int, b: int) -> Moved | None:
     found = legal.merge(fusion, a, b)
     if found is None:
         return None
-    return Moved(found, (int(found.group[fusion.of(a)[0]]), *_gone(found, a, b)))
+    own = int(found.group[fusion.of(a)[0]])
+    return Moved(found, tuple({own, *_freed(fusion, found, own)}))
 
 
-def _gone(found: Fusion, *groups: int) -> tuple[int, ...]:
-    """Groups that are no more: their ops may read copies, and their makers' prices stand."""
-    return tuple(g for g in groups if found.group[g] == g and g not in found.members)
+def _freed(fusion: Fusion, found: Fusion, own: int) -> set[int]:
+    """Groups whose results copies read that are not needed any more inside the merged group."""
+    problem, groups = fusion.problem, set[int]()
+    for i in found.of(own):
+        for _, edge in problem.readers[i]:
+            if fusion.copied[edge] and not found.copied[edge]:
+                groups |= {int(found.group[k]) for k, _ in problem.reads[i]}
+    return groups
 
 
 def copy(fusion: Fusion, edge: int) -> Moved | None:

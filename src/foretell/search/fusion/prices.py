@@ -20,12 +20,11 @@ import numpy.typing as npt
 
 from foretell.cost.fused import fused_price
 from foretell.cost.fused_regions import Regions, assembled
-from foretell.search.fusion.problem import Piece, Problem
+from foretell.search.fusion.problem import NEAR, Piece, Problem
 from foretell.search.fusion.state import Fusion
 
 Array = npt.NDArray[np.float64]
 Node = tuple[Any, ...]
-_NEAR = 8  # ops since something was written for which the cache may still hold it
 
 
 class Prices:
@@ -127,7 +126,7 @@ def _drawn(problem: Problem, ops: list[int], leaves: dict[int, bool]) -> tuple[A
         op, sources = problem.ops[i], []
         for j, edge in problem.reads[i]:
             if j not in place:
-                made, is_near = problem.ops[j], ops[0] - j <= _NEAR
+                made, is_near = problem.ops[j], ops[0] - j <= NEAR
                 place[j] = len(nodes)
                 nodes.append(_entering(made.elements, made.dtype, made.last, is_near))
                 look.append((made.elements, made.dtype, made.last, is_near))

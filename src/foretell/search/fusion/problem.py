@@ -31,6 +31,7 @@ from foretell.search.fusion.wire import Wire
 
 Array = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
+NEAR = 8  # ops since something was written for which the cache may still hold it
 FORWARD, BACKWARD = 0, 1  # sides of a step: nothing is fused across them
 
 
@@ -121,9 +122,16 @@ class Problem:
 
     @cached_property
     def alike(self) -> list[int]:
-        """A number for each op: the same for ops that cost and read from outside the same."""
+        """A number for each op: the same for ops that cost the same and read the same."""
         seen: dict[Any, int] = {}
-        return [seen.setdefault(_look(op), len(seen)) for op in self.ops]
+        return [
+            seen.setdefault((_look(op), self._given(i)), len(seen)) for i, op in enumerate(self.ops)
+        ]
+
+    def _given(self, i: int) -> tuple[Any, ...]:
+        """What an op reads of others, as its price sees it."""
+        rows = ((self.ops[j], i - j <= NEAR, int(self.pattern[edge])) for j, edge in self.reads[i])
+        return tuple((op.elements, op.dtype, op.last, near, how) for op, near, how in rows)
 
     @cached_property
     def producer(self) -> Whole:

@@ -135,7 +135,7 @@ def _cutting(asked: Asked, line: tuple[int, ...], ranks: Sequence[int], taken: f
     frozen = frozenset(names.index(name) for name in asked.frozen)
     return Cutting(
         asked.prices, line, tuple(ranks), asked.micro_batches, asked.trains, asked.recompute, taken,
-        widths=asked.prices.widths, frozen=frozen,
+        frozen=frozen,
     )  # fmt: skip
 
 

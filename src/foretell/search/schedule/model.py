@@ -13,18 +13,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TypedDict, Unpack
+from typing import TypedDict
 
 from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError, InputError
-from foretell.graph import Graph
 from foretell.plan import Plan, check
 from foretell.plan.place_costs import Prices
 from foretell.plan.places import Act, Place, copies, edges, texts
 from foretell.search.schedule import blocks as made
 from foretell.search.schedule.arrange import Asked, arrange, arrangements
 from foretell.search.schedule.blocks import Decide
-from foretell.search.schedule.captured import captured
 from foretell.search.schedule.links import Overlap, linked
 from foretell.search.schedule.problem import Mode, Problem
 from foretell.search.schedule.schedule import Schedule
@@ -146,15 +144,6 @@ def models(
             hint="take more ranks, a smaller micro-batch, or recompute",
         )
     return list(out.values())
-
-
-def captured_model(
-    graph: Graph, cluster: Cluster, micro_batches: int = 8, **options: Unpack[Options]
-) -> Model:
-    """The problem of a captured step whose modules are dealt out in stages, one a rank."""
-    prices = captured(graph, cluster)
-    asked = Asked(prices, micro_batches, True, options.get("recompute") == "yes")
-    return problem_of(arrange("v", asked), asked, "v", **options)
 
 
 def _asked(

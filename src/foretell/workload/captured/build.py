@@ -109,15 +109,22 @@ def _add(draft: _Draft, model: Model, unit: str, mine: list[int], left: list[Wei
         draft.layers[-1] = replace(last, times=last.times + 1)
     else:
         draft.layers.append(layer)
-    _remember(draft, model, mine, draft.layers[-1])
+    _remember(draft, [model.rows[at] for at in mine], draft.layers[-1], unit)
 
 
 def _named(row: Row, unit: str, seen: Counter[str]) -> str:
     """A name of its own within the layer, the same in every copy of it."""
-    path = row.path.removeprefix(unit).strip(".")
-    base = f"{path}.{row.op}" if path else row.op
+    base = _base(row, unit)
     seen[base] += 1
     return base if seen[base] == 1 else f"{base}.{seen[base]}"
+
+
+def _base(row: Row, unit: str) -> str:
+    """The module inside the unit, and the call."""
+    path = row.path
+    if unit and (path == unit or path.startswith(f"{unit}.")):
+        path = path[len(unit) :].strip(".")
+    return f"{path}.{row.op}" if path else row.op
 
 
 def _is_like(one: Layer, two: Layer) -> bool:
@@ -150,23 +157,21 @@ def _add_rest(draft: _Draft, rows: Sequence[Row], left: list[Weight]) -> None:
         draft.layers[0] = replace(first, ops=(*first.ops, *more))
 
 
-def _remember(draft: _Draft, model: Model, mine: list[int], layer: Layer) -> None:
+def _remember(draft: _Draft, rows: Sequence[Row], layer: Layer, unit: str) -> None:
     """Where parameters live, and which are another's."""
     names = [w.name for op in layer.works() for w in op.weights]
-    for row in (model.rows[at] for at in mine):
+    for row in rows:
         for path, _ in row.weights:
-            draft.homes.setdefault(path, f"{layer.name}/{_home(names, path, row, layer.name)}")
+            draft.homes.setdefault(path, f"{layer.name}/{_home(names, path, row, unit)}")
         for path, _ in row.tied:
-            home = _home(names, path, row, layer.name)
+            home = _home(names, path, row, unit)
             if home and path in draft.homes:
                 draft.tied.append((draft.homes[path], f"{layer.name}/{home}"))
 
 
 def _home(names: list[str], path: str, row: Row, unit: str) -> str:
     """The name that a parameter has among those of a layer."""
-    where = row.path.removeprefix(unit).strip(".")
-    start = f"{where}.{row.op}" if where else row.op
-    end = f".{path.rpartition('.')[2]}"
+    start, end = _base(row, unit), f".{path.rpartition('.')[2]}"
     return next((n for n in names if n.startswith(start) and n.endswith(end)), "")
 
 

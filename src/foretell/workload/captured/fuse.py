@@ -127,8 +127,6 @@ def _kept(
     size = sum(_half(model, model.rows[i]) for i in made)
     drops = [model.rows[i] for i in rows if "dropout" in model.rows[i].op]
     masks = sum(row.kept - _half(model, row) for row in drops)
-        r.kept - _half(model, r) for r in (model.rows[i] for i in rows) if "dropout" in r.op
-    )
     needs = any(model.rows[i].kept and i not in made for i in rows)
     size += masks
     size += sum(model.rows[i].size * width for i in given if needs and not model.rows[i].kept)

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from foretell.workload.captured.model import Model, Piece
 from foretell.workload.captured.recorded import as_recorded
 from foretell.workload.captured.roles import is_linear
+from foretell.workload.captured.row import Row
 from foretell.workload.captured.windows import batch_norm, convolved, mean, pool
 from foretell.workload.captured.words import attention, batched, embedding, linear, loss, norm
 
+_CASTS = ("torch.float32", "torch.bfloat16", "torch.float16")
 _LOSSES = ("nll_loss_forward", "nll_loss2d_forward")
 
 
@@ -31,8 +33,15 @@ def pieces_of(model: Model, at: int, name: str) -> list[Piece]:
     rule = _RULES.get(row.op)
     if rule is not None and row.live:
         return rule(model, at, name)
-    when = "!fused" if row.op in _LOSSES else ""
-    return [as_recorded(model, at, name, when=when)]
+    return [as_recorded(model, at, name, when=_when(model, row))]
+
+
+def _when(model: Model, row: Row) -> str:
+    """Which programs run a call too: those that hold halves cast nothing, as autocast does."""
+    is_cast = row.op == "copy_" and any(value in _CASTS for value in row.call.values)
+    if is_cast and "autocast" in model.graph.facts:
+        return "eager"
+    return "!fused" if row.op in _LOSSES else ""
 
 
 _RULES: dict[str, Callable[[Model, int, str], list[Piece]]] = {

@@ -1,0 +1,61 @@
+"""What the shipped runs of the laboratory say of predictions, with bounds."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from foretell.cli.validate import command
+from foretell.pytorch.lab import table
+from foretell.validate.lab import FOLDER, LATER, _read, _shipped, report
+
+
+@pytest.fixture(scope="module")
+def found():
+    return report()
+
+
+def test_there_are_enough_of_every_kind():
+    rows = table.rows(_shipped(FOLDER))
+    configs = table.by_config(rows)
+    assert len(configs) >= 100
+    assert len({c.model for c in configs}) == 6
+    assert {c.ranks for c in configs} == {1, 2, 3, 4}
+    assert len({c.network for c in configs}) >= 4
+    for model in {c.model for c in configs}:
+        assert len({c.plan for c in configs if c.model == model}) >= 5
+    assert min(len(group) for group in configs.values()) >= 3
+
+
+def test_the_later_networks_are_others():
+    names = [{c.network for c in table.by_config(_read(_shipped(f))[1])} for f in (FOLDER, LATER)]
+    assert not names[0] & names[1]
+
+
+def test_errors_beyond_the_spread_stay_within_bounds(found):
+    assert found["foretold"]["beyond"] <= 0.06
+    assert found["foretold"]["within"] >= 0.88
+    assert found["later"]["beyond"] <= 0.05
+
+
+def test_fit_helps_on_what_it_has_not_seen(found):
+    assert found["rest_after"]["beyond"] < found["rest_before"]["beyond"]
+    assert found["rest_after"]["beyond"] <= 0.05
+
+
+def test_plans_are_picked_within_the_spread(found):
+    assert found["foretold"]["picked_in_spread"] >= 0.9
+
+
+def test_to_know_how_busy_the_machine_was_helps(found):
+    assert found["foretold"]["error"] < found["blind"]["error"]
+
+
+def test_the_command_needs_no_other_data(monkeypatch, tmp_path, found):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FORETELL_TRUTH", raising=False)
+    monkeypatch.setattr("foretell.validate.lab.report", lambda _: found)
+    result = CliRunner().invoke(command, ["--lab", "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["foretold"]["configs"] == found["foretold"]["configs"]
+    assert "runs of the same configuration lie" in found["text"]
