@@ -119,13 +119,8 @@ def text(found: dict[str, Any]) -> str:
     """The oracle's answer for a terminal."""
     from foretell.report.terminal import table
 
-    lines = [
-        table(
-            ("gpus>", "strategy", "step>", "samples/s>", "of peak>", "memory>", "held back by"),
-            rows,
-        )
-        for rows in [[_line(row) for row in _few(found["rows"])]]
-    ]
+    columns = ("gpus>", "strategy", "step>", "samples/s>", "of peak>", "memory>", "held back by")
+    lines = [table(columns, [_line(row) for row in _few(found["rows"])])]
     ends = [f"{name} ends at {v['gpus']:g}: {v['because']}" for name, v in found["limits"].items()]
     plans = [f"best on {row['gpus']}: {row['plan']}" for row in _firsts(found["rows"])]
     return "\n".join([*lines, "", *plans, "", *found["more"], *ends, *found["notes"]])

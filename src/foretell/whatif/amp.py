@@ -125,9 +125,7 @@ class _Rule:
         plain = {"threshold": "clamp_min"}.get(plain, plain)
         if plain in autocast.WIDE:
             # The sums of a backward pass are not autocast: they take what they get.
-            if sort.phase != Phase.BACKWARD or plain != "sum":
-                return False
-            return True
+            return sort.phase == Phase.BACKWARD and plain == "sum"
         known = self.by_name.get((plain, sort.elements)) or self.by_size.get(sort.elements, [])
         return bool(known) and float(np.mean(known)) > 0.5
 

@@ -127,7 +127,7 @@ def train(t: Table, rows: Any, seed: int, epochs: int, ends: float) -> Network:
     return net
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
+@torch.no_grad()
 def said(net: Network, t: Table, rows: Any, hidden: int) -> tuple[Any, Any, Any]:
     """Middle, spread and target of some regions."""
     parts = []
