@@ -24,7 +24,17 @@ WAYS = ((1, "dp=1"), (8, "dp=8"), (4, "tp=4"), (4, "filter=4"), (4, "spatial=4")
 PAIRS = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in MODELS]
 
 
+@pytest.fixture
+def as_torch_starts():
+    """TF32 as PyTorch is set when it starts, whatever tests before this one have set."""
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = True, False
+    yield
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
 @pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.usefixtures("as_torch_starts")
 def test_agrees_with_the_built_in_model(name):
     from foretell.pytorch import samples
     from foretell.pytorch.capture import capture

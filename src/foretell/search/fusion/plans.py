@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from foretell.errors import InputError, unknown
 from foretell.plan import Plan
-from foretell.search.fusion.legal import require
+from foretell.search.fusion.legal import edge_fits, require
 from foretell.search.fusion.problem import Problem
 from foretell.search.fusion.score import Buckets, Scored, buckets_of
 from foretell.search.fusion.state import Fusion, fused
@@ -82,7 +82,8 @@ def _copied_edges(
         edges = [edge for reader, edge in problem.readers[places[name]] if reader in inside]
         if not edges:
             raise InputError(f"nothing in the region {'+'.join(region)} reads `{name}`")
-        found += edges
+        # A reader whose loop a copy does not fit reads what was written to memory.
+        found += [e for e in edges if edge_fits(problem, e)] or edges
     return found
 
 
