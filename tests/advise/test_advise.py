@@ -70,3 +70,9 @@ def test_half_precision_is_told_from_what_it_costs():
         gains[model] = found.ranked[0].gain
     assert gains["vgg16"] > 0.6
     assert gains["dlrm"] < 0.03
+
+
+def test_changes_beyond_the_usual_ones_are_combined_too():
+    found = advise(Step(mlp(), None), ["tf32", "faster-host:times=2", "faster:op=gelu,times=4"])
+    assert len(found.ranked) == 3
+    assert found.best.gain >= found.ranked[0].gain

@@ -30,6 +30,7 @@ RIVALS = (
 )
 WORTH = 0.01  # a gain below this is none
 TRADES = frozenset({"batch", "checkpoint", "vdnn", "gist"})  # of memory: not combined unasked
+LATE = {"compile": 1, "cuda-graph": 2}  # these build on what the others leave
 STARTS = 4  # how many of the best changes a combination is grown from
 
 
@@ -121,10 +122,8 @@ def _grown(
 
 
 def _in_order(step: Step, changes: tuple[WhatIf, ...]) -> Advice | None:
-    """Changes in the order they build on each other: formats, layouts, fusion, replay."""
-    order = [parse(spec).name for spec in TRIED]
-    late = {"compile": 1, "cuda-graph": 2}
-    ordered = sorted(changes, key=lambda c: (late.get(c.name, 0), order.index(c.name)))
+    """Changes in the order they build on each other: the compiler and its replay come last."""
+    ordered = sorted(changes, key=lambda c: (LATE.get(c.name, 0), str(c)))
     try:
         return _tried(step, tuple(ordered))
     except ForetellError:

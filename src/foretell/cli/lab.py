@@ -90,6 +90,7 @@ def _configs(options: dict[str, Any]) -> list[Any]:
     if not all(t.isdecimal() and int(t) > 0 for t in options["threads"].split("+")):
         raise InputError(f"`{options['threads']}` threads", hint="use 1, or 2+1 for each rank")
     networks = [network(n).name for n in options["networks"].split(",")]
+    _check_names(options)
     plans = options["plans"].split(";") if "=" in options["plans"] else options["plans"].split(",")
     return [
         Config(model, plan, net if r > 1 else "loopback", r, options["threads"])
@@ -98,6 +99,18 @@ def _configs(options: dict[str, Any]) -> list[Any]:
         for model in options["models"].split(",")
         for plan in plans
     ]
+
+
+def _check_names(options: dict[str, Any]) -> None:
+    """An error for a model or a plan nobody knows, before anything is written."""
+    from foretell.errors import unknown
+    from foretell.pytorch.lab.models import MODELS
+    from foretell.pytorch.lab.plans import PLANS
+
+    for what, known in (("models", MODELS), ("plans", PLANS)):
+        for name in options[what].split(","):
+            if "=" not in options[what] and name not in known:
+                raise unknown(f"{what.removesuffix('s')} of the lab", name, known)
 
 
 def _summary(known: Any, rows: list[Any], knobs: Any, done: dict[str, Any]) -> dict[str, Any]:

@@ -8,14 +8,22 @@ import click
 
 from foretell.cli.output import answer, json_option
 
+AT_LEAST_ONE = click.IntRange(1)
+
 
 @click.command()
 @click.argument("workload")
 @click.option("--on", "cluster", required=True, help="The cluster: a preset's name or a file.")
 @click.option("--gpus", default="1..64", help="How many devices: 1..1024, or 8,12,48.")
-@click.option("--batch", type=int, help="Samples of a step, the same at every scale (strong).")
-@click.option("--per-gpu", type=int, help="Samples of a device, the same at every scale (weak).")
-@click.option("--epoch", "epoch", type=int, help="Samples of an epoch, to tell its time and money.")
+@click.option(
+    "--batch", type=click.IntRange(1), help="Samples of a step, the same at every scale (strong)."
+)
+@click.option(
+    "--per-gpu", type=click.IntRange(1), help="Samples of a device, the same at every scale (weak)."
+)
+@click.option(
+    "--epoch", type=click.IntRange(1), help="Samples of an epoch, to tell its time and money."
+)
 @click.option("--price", type=float, help="Money per device and hour, where the preset has none.")
 @click.option("--dtype", default="", help="Number format: fp32, tf32, bf16, fp16, fp8.")
 @click.option("--stack", default="", help="The program that would run it: megatron-core, fsdp, …")

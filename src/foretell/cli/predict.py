@@ -80,6 +80,8 @@ def _lines(path: Path) -> list[dict[str, str]]:
         texts = [line for line in path.read_text().splitlines() if line.strip()]
     except OSError as error:
         raise InputError(f"cannot read `{path}`: {error.strerror}") from None
+    if not texts:
+        raise InputError(f"`{path}` has no request", hint="write one a line")
     found = []
     for number, text in enumerate(texts, 1):
         try:

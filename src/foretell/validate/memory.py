@@ -8,7 +8,6 @@ tensors are in a pool that this peak does not count.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from foretell.errors import InputError
 from foretell.memory.play import play
 from foretell.memory.tape import FACT, decode
 from foretell.trace import read
+from foretell.validate.variants import variants
 from foretell.validate.whatifs import SPECS
 from foretell.whatif import WHATIFS, parse
 
@@ -49,23 +48,10 @@ class Row:
 
 def report(truth: Path) -> dict[str, Any]:
     """Every row, as values and as text."""
-    models = _measured(truth)
+    models = variants(truth)
     rows = [row for model in sorted(models) for row in _rows(truth, models[model])]
     values = [vars(r) | {"error": r.error, "error_given": r.error_given} for r in rows]
     return {"rows": values, "text": "\n".join(_lines(rows))}
-
-
-def _measured(truth: Path) -> dict[str, dict[str, Any]]:
-    """The rows of every model, by variant."""
-    path = truth / "h200" / "truth.json"
-    try:
-        rows = json.loads(path.read_text())["rows"]
-    except (OSError, ValueError, KeyError):
-        raise InputError(f"no measured variants at `{path}`") from None
-    models: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        models.setdefault(row["model"], {})[row["variant"]] = row
-    return models
 
 
 def _rows(truth: Path, measured: dict[str, Any]) -> Iterator[Row]:

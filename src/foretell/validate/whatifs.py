@@ -8,7 +8,6 @@ kernels of products three times, all others twice as fast (Daydream, section 5),
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -18,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from foretell.baseline import Baseline, interval, unprofiled
-from foretell.errors import InputError
 from foretell.trace import read
+from foretell.validate.variants import variants
 from foretell.whatif import Setting, applied, parse
 
 # What each measured variant is called here.
@@ -99,24 +98,12 @@ class Row:
 
 def report(truth: Path) -> dict[str, Any]:
     """Every row that can be foretold, as values and as text; the others are counted."""
-    known = _known(truth)
+    known = variants(truth)
     found = [row for model in sorted(known) for row in _rows(truth, known[model])]
     missing = sorted({v for rows in known.values() for v in rows if v != "base"} - set(SPECS))
     text = "\n".join([*_lines(found), f"not foretold: {', '.join(missing) or 'nothing'}"])
     rows = [asdict(r) | {"error": r.error, "covered": r.is_covered} for r in found]
     return {"rows": rows, "missing": missing, "text": text}
-
-
-def _known(truth: Path) -> dict[str, dict[str, Any]]:
-    path = truth / "h200" / "truth.json"
-    try:
-        rows = json.loads(path.read_text())["rows"]
-    except (OSError, ValueError, KeyError):
-        raise InputError(f"no measured variants at `{path}`") from None
-    models: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        models.setdefault(row["model"], {})[row["variant"]] = row
-    return models
 
 
 def _rows(truth: Path, rows: dict[str, Any]) -> Iterator[Row]:

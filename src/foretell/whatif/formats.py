@@ -10,7 +10,7 @@ from foretell.cost.ratios import Way
 from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph
 from foretell.whatif.base import DoesNotApply, Setting
-from foretell.whatif.machine import device_of
+from foretell.whatif.machine import device_named, device_of
 from foretell.whatif.tabled import IMAGES, Sort, changed
 
 REFERENCE = "h200"  # the device whose table is read
@@ -89,14 +89,5 @@ def other_generation(graph: Graph, setting: Setting, sort: Sort, before: str, af
         device = device_of(graph, setting)
     except DoesNotApply:
         return 1.0
-    from foretell.whatif.machine import device_named
-
-    known = device_named(REFERENCE)
-    gains = [_gain(d, before, after) for d in (known, device)]
+    gains = [d.peak(after) / d.peak(before) for d in (device_named(REFERENCE), device)]
     return gains[0] / gains[1]
-
-
-def _gain(device: object, before: str, after: str) -> float:
-    rates: dict[str, float] = getattr(device, "flops", {})
-    first, second = rates.get(before, 0.0), rates.get(after, 0.0)
-    return second / first if first and second else 1.0

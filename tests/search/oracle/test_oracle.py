@@ -167,3 +167,14 @@ def test_redundant_state_is_told_with_its_bytes(gpt, node):
     assert state.remedy == "zero=1"
     assert 0 < state.share < 1
     assert not math.isnan(state.share)
+
+
+@pytest.mark.parametrize("batch", [0, -4])
+def test_a_step_without_samples_is_refused(gpt, batch):
+    with pytest.raises(InputError, match="samples"):
+        layouts(gpt, 8, batch, 8, Space())
+
+
+def test_no_layout_at_all_is_an_error(gpt, node):
+    with pytest.raises(InfeasibleError, match="no layout"):
+        choose([], gpt, node)

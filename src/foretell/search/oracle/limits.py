@@ -16,6 +16,9 @@ from foretell.plan.memory import memory
 from foretell.workload import Workload
 
 SHARE = 0.10  # of a step from which on a part is worth a word
+# Of compute that runs again: a forward in four passes; of `selective`, about a fifth of a forward,
+# the scores of attention (Korthikanti et al., arXiv 2205.05198, section 5).
+AGAIN = {"full": 0.25, "selective": 0.05}
 FULL = 0.85  # of a device's memory
 TWICE = 0.25  # of a device's memory that other ranks hold as well
 
@@ -43,7 +46,7 @@ def findings(
         if parts[part] > SHARE and part != "compute"
     ]
     told += _halo(plan, parts)
-    told += _again(plan, found, row, workload)
+    told += _again(plan, found, row)
     told += _memory(plan, found, row, workload, cluster)
     told += _lost(plan, found, row, cluster, workload)
     return sorted(told, key=lambda f: (f.of != "step", -f.share, f.name))
@@ -68,13 +71,11 @@ def _halo(plan: Plan, parts: dict[str, float]) -> list[Finding]:
     return [Finding("halo exchange", parts["talk"], evidence, "cut fewer dims, or larger images")]
 
 
-def _again(plan: Plan, found: Estimate, row: int, workload: Workload) -> list[Finding]:
+def _again(plan: Plan, found: Estimate, row: int) -> list[Finding]:
     """Work done twice: activations computed again."""
     if plan.recompute == "none":
         return []
-    share = (0.25 if plan.recompute == "full" else 0.05) * float(
-        found.compute[row] / found.step[row]
-    )
+    share = AGAIN[plan.recompute] * float(found.compute[row] / found.step[row])
     evidence = f"recompute={plan.recompute}: about {share:.0%} of the step runs again"
     return [Finding("redundant compute", share, evidence, "recompute=none where memory allows")]
 

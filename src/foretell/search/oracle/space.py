@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.plan.plan import Recompute
 from foretell.workload import Workload
@@ -43,6 +44,8 @@ class Space:
 
 def layouts(workload: Workload, gpus: int, batch: int, per_node: int, space: Space) -> list[Plan]:
     """Every plan of a space that could run so many samples on so many devices."""
+    if batch < 1:
+        raise InputError(f"a step of {batch} samples", hint="a batch is 1 or more")
     found: list[Plan] = []
     for degrees in _degrees(workload, gpus, per_node, space):
         if batch >= degrees["dp"] and batch % degrees["dp"] == 0:

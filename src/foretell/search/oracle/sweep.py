@@ -44,6 +44,11 @@ class Swept:
 
     def best(self) -> int:
         """The fastest layout that fits, or an error with the bytes that are missing."""
+        if not self.plans:
+            raise InfeasibleError(
+                "no layout has that many devices", hint="another number of devices, or a batch "
+                "that more of them divide",
+            )  # fmt: skip
         if not self.fits.any():
             least = int(np.argmin(self.found.missing))
             raise InfeasibleError(

@@ -1,0 +1,22 @@
+"""Steps measured in many variants: `h200/truth.json` of a folder of measured data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from foretell.errors import InputError
+
+
+def variants(truth: Path) -> dict[str, dict[str, Any]]:
+    """The rows of every model, by variant."""
+    path = truth / "h200" / "truth.json"
+    try:
+        rows = json.loads(path.read_text())["rows"]
+    except (OSError, ValueError, KeyError):
+        raise InputError(f"no measured variants at `{path}`") from None
+    models: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        models.setdefault(row["model"], {})[row["variant"]] = row
+    return models
