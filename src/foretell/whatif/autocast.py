@@ -18,15 +18,14 @@ from foretell.cost.aten import is_call
 from foretell.cost.aten_call import Call, read
 from foretell.graph.columns import Array, Kind, Phase
 from foretell.graph.graph import Graph
+from foretell.memory import autocast
 from foretell.whatif.tabled import ATTENTION, PRODUCTS, stride_of
 
-# Operators that autocast runs in fp32 whatever they are given.
+LOOKS_UP = frozenset({"embedding", "gather", "index_select", "_embedding_bag"})  # from fp32 tables
+# Operators that run in fp32 whatever they are given.
 WIDE = frozenset(
-    {"native_layer_norm", "native_group_norm", "_softmax", "_log_softmax", "nll_loss_forward",
-     "nll_loss2d_forward", "mse_loss", "binary_cross_entropy_with_logits", "cumsum", "prod", "sum",
-     "exp", "log", "pow", "rsqrt", "reciprocal", "softplus", "linalg_vector_norm", "norm",
-     "_fused_rms_norm", "embedding", "gather", "index_select", "_embedding_bag"}
-)  # fmt: skip
+    autocast.WIDE | autocast.WIDENS | LOOKS_UP | {"_fused_rms_norm", "linalg_vector_norm"}
+)
 # Operators whose outputs a later sum may add to.
 KEEPS = frozenset(
     {"add", "add_", "native_layer_norm", "embedding", "gather", "index_select", "native_batch_norm",
@@ -143,7 +142,7 @@ def _product_out(call: Call, op: str, first: int) -> float:
 
 
 def _wide(state: _Followed, task: int, op: str, call: Call, largest: float) -> Run:
-    is_table = op in ("embedding", "gather", "index_select", "_embedding_bag")
+    is_table = op in LOOKS_UP
     data = float(call.size(0))
     given = () if is_table or not state.last.get(data, False) else (data,)
     out = max((float(call.size(i)) for i in call.tensors()[1:]), default=data) if is_table else data
