@@ -4,7 +4,7 @@ BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: help demo test validate bench docs guides figures lint format clean
+.PHONY: help demo test validate bench docs guides figures picture lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -12,7 +12,7 @@ help:  ## show this list
 
 .venv/installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[solve,torch,gnn,web,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[solve,torch,gnn,web,ray,dev]'
 	@touch $@
 
 demo: .venv/installed  ## the main job on embedded data: predict, what if, report
@@ -40,6 +40,9 @@ guides: .venv/installed  ## run the guides and write what they print
 
 figures: .venv/installed  ## run all figures of the docs (minutes) and write their pages
 	$(BIN)/python docs/figures.py
+
+picture: .venv/installed  ## photograph a report for the README (needs Chromium)
+	$(BIN)/python docs/picture.py
 
 lint: .venv/installed  ## ruff and mypy
 	$(BIN)/ruff check src tests benchmarks docs

@@ -1,21 +1,25 @@
-"""What deploying a plan costs over PyTorch written by hand: DDP, FSDP2, 1F1B, steps in turn.
+"""What `foretell run` costs over PyTorch written by hand: DDP, FSDP2, 1F1B, steps in turn.
 
-    python benchmarks/overhead.py [--steps 40] [--width 768]
+    python benchmarks/overhead.py [--pairs 60] [--width 1024] [--batch 256] [--only DDP] [--json F]
 
 Two gloo ranks with one thread each hold both versions of a model and take steps in turn, ABBA, so
-that whatever else the machine does falls on both. Compared are the CPU seconds of a step, all
-threads of the rank (waiting takes none), which a busy machine disturbs less than the wall clock;
-the wall clock's ratio is printed with the middle half of the ratios of neighbours, which tells how
-quiet the machine was.
+that whatever else the machine does falls on both. Each pair of neighbours gives one ratio of wall
+seconds and one of CPU seconds (all threads of both ranks; waiting takes none); told is the median
+of the ratios with the interval that holds it 19 times in 20, from the ranks of the sorted ratios.
+A step of ours is all that `foretell run` does around one: the state that is written, the plan's
+machinery, the user's model.
 """
 
 import argparse
+import json
+import math
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -32,8 +36,10 @@ from foretell.plan import Plan
 from foretell.pytorch.deploy import deploy
 from foretell.pytorch.deploy.shard import quiet
 from foretell.pytorch.deploy.units import cut
+from foretell.pytorch.deploy.worker import Pulse
 
-BATCH, LAYERS = 64, 6
+LAYERS = 6
+MOST = 0.01  # of a step, what it may cost
 LOSS = nn.functional.mse_loss
 Step = Callable[[], None]
 
@@ -56,11 +62,16 @@ def sgd(module: Any) -> Any:
     return torch.optim.SGD(module.parameters(), lr=0.01)
 
 
-def ours(text: str, width: int, x: Any) -> Step:
-    """A step of a deployed plan."""
+def ours(text: str, width: int, x: Any, pulse: Pulse) -> Step:
+    """A step of `foretell run`."""
     made = model(width)
     deployed = deploy(made, sgd(made), Plan.parse(text), loss=LOSS, samples=len(x))
-    return lambda: deployed.step((x,), x)
+
+    def step() -> None:
+        pulse.enter("step")
+        deployed.step((x,), x)
+
+    return step
 
 
 def looped(module: Any, x: Any) -> Step:
@@ -104,7 +115,7 @@ def by_1f1b(width: int, x: Any) -> Step:
 CASES = {
     "DDP": (by_ddp, "dp=2"),
     "FSDP2": (by_fsdp, "dp=2,zero=3"),
-    "1F1B, 8 micro-batches": (by_1f1b, "pp=2,micro_batch=8"),
+    "1F1B": (by_1f1b, "pp=2,micro_batch={micro}"),
 }
 
 
@@ -116,28 +127,30 @@ def measure(rank: int, folder: str, asked: Any) -> None:
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=120)
     )
-    x = torch.randn(BATCH, asked.width, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(asked.batch, asked.width, generator=torch.Generator().manual_seed(1))
+    pulse = Pulse(Path(folder), rank, os.getppid())
     found = {}
     with quiet():
-        for name, (theirs, text) in CASES.items():
-            found[name] = in_turn(theirs(asked.width, x), ours(text, asked.width, x), asked.steps)
-    if rank == 0:
-        torch.save(found, f"{folder}/found")
+        for name in asked.only:
+            theirs, text = CASES[name]
+            mine = ours(text.format(micro=asked.batch // 8), asked.width, x, pulse)
+            found[name] = in_turn(theirs(asked.width, x), mine, asked.pairs)
+    Path(folder, f"found-{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
-def in_turn(first: Step, second: Step, steps: int) -> list[tuple[Took, Took]]:
+def in_turn(first: Step, second: Step, pairs: int) -> list[tuple[Took, Took]]:
     """What both take, in pairs of neighbours."""
     for _ in range(3):
         timed(first), timed(second)
-    pairs = []
-    for k in range(steps):
+    found = []
+    for k in range(pairs):
         if k % 2:
             late, early = timed(second), timed(first)
-            pairs.append((early, late))
+            found.append((early, late))
         else:
-            pairs.append((timed(first), timed(second)))
-    return pairs
+            found.append((timed(first), timed(second)))
+    return found
 
 
 def timed(step: Step) -> Took:
@@ -148,25 +161,61 @@ def timed(step: Step) -> Took:
     return Took(time.perf_counter() - start, time.process_time() - worked)
 
 
+def joined(ranks: list[Any]) -> list[tuple[Took, Took]]:
+    """The pairs of all ranks as one: the slowest's wall seconds, everybody's CPU seconds."""
+    return [
+        tuple(
+            Took(max(took[0] for took in side), sum(took[1] for took in side))
+            for side in zip(*pair, strict=True)
+        )
+        for pair in zip(*ranks, strict=True)
+    ]
+
+
+def middle(values: list[float]) -> tuple[float, float, float]:
+    """The median, and between which of the values it lies 19 times in 20."""
+    ordered = sorted(values)
+    away = math.ceil(0.98 * math.sqrt(len(ordered)))  # 1.96 standard deviations of a fair coin
+    at = len(ordered) // 2
+    low, high = max(at - away, 0), min(at + away, len(ordered) - 1)
+    return statistics.median(ordered), ordered[low], ordered[high]
+
+
+def told(pairs: list[tuple[Took, Took]]) -> dict[str, Any]:
+    """The figures of one case."""
+    found: dict[str, Any] = {"pairs": len(pairs)}
+    for field in Took._fields:
+        by_hand, deployed = ([getattr(t, field) for t in side] for side in zip(*pairs, strict=True))
+        ratios = [b / a - 1 for a, b in zip(by_hand, deployed, strict=True)]
+        found[f"{field}_s"] = statistics.median(by_hand)
+        found[field] = middle(ratios)
+    return found
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         processes.spawn(measure, args=(folder, asked), nprocs=2, daemon=True)
-        found = torch.load(f"{folder}/found", weights_only=False)
+        ranks = [json.loads(Path(folder, f"found-{r}.json").read_text()) for r in range(2)]
+    found = {name: told(joined([rank[name] for rank in ranks])) for name in ranks[0]}
+    if asked.json:
+        asked.json.write_text(json.dumps(found))
     rows = []
-    for name, pairs in found.items():
-        low, middle, high = statistics.quantiles((b.wall / a.wall - 1 for a, b in pairs), n=4)
-        by_hand, deployed = (
-            statistics.median(took.cpu for took in side) for side in zip(*pairs, strict=True)
-        )
-        wall = f"wall {100 * middle:+.0f} %, neighbours {100 * low:+.0f} to {100 * high:+.0f} %"
-        figure = f"{100 * (deployed / by_hand - 1):+.1f} % of {1e3 * by_hand:.1f} CPU-ms ({wall})"
-        rows.append(Row(f"deployed over {name}", figure, "1 %"))
-    show("What deploying costs", rows)
+    for name, one in found.items():
+        both = [
+            f"{field} {100 * mid:+.2f} % ({100 * low:+.2f} to {100 * high:+.2f}) "
+            f"of {1e3 * one[f'{field}_s']:.1f} ms"
+            for field, (mid, low, high) in ((f, one[f]) for f in Took._fields)
+        ]
+        rows.append(Row(f"over {name}, {one['pairs']} pairs", "; ".join(both), f"{MOST:.0%}"))
+    show("What `foretell run` costs", rows)
 
 
 if __name__ == "__main__":

@@ -13,17 +13,13 @@ import time
 from pathlib import Path
 
 import numpy as np
+from chromium import MISSING, browser, complaints, is_there
 from table import Row, show
 
 from foretell.graph import Builder, Graph, replicate
 from foretell.report.page import write
 from foretell.simulate import Timeline, simulate
 
-CHROMIUM, DRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--window-size=1400,900",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-)  # fmt: skip
 PAN = """
 const [zoom, done] = arguments, view = window.foretellView, span = view.total * zoom;
 const begin = performance.now();
@@ -54,24 +50,10 @@ def step(spans: int, ranks: int = 8) -> Graph:
     return edit.graph
 
 
-def browser():
-    """Debian's Chromium, driven by Selenium."""
-    from selenium import webdriver
-    from selenium.webdriver.chrome.options import Options
-    from selenium.webdriver.chrome.service import Service
-
-    options = Options()
-    options.binary_location = str(CHROMIUM)
-    for flag in (*FLAGS, f"--user-data-dir={tempfile.mkdtemp()}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    return webdriver.Chrome(options=options, service=Service(str(DRIVER)))
-
-
 def rows(spans: int = 100_000) -> list[Row]:
     """Size, opening time and frames a second of a page."""
-    if not CHROMIUM.exists() or not DRIVER.exists():
-        return [Row("page", "skipped: chromium and chromium-driver are not installed")]
+    if not is_there():
+        return [Row("page", MISSING)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "page.html"
         played = simulate(step(spans // 2))
@@ -89,8 +71,7 @@ def rows(spans: int = 100_000) -> list[Row]:
 
 
 def _browsed(path: Path) -> list[Row]:
-    driver = browser()
-    try:
+    with browser() as driver:
         driver.get("about:blank")
         began = time.perf_counter()
         driver.get(path.as_uri())
@@ -100,13 +81,11 @@ def _browsed(path: Path) -> list[Row]:
         driver.execute_script("document.getElementById('timeline').scrollIntoView()")
         driver.find_element("xpath", "//label[contains(., 'all ranks')]/input").click()
         frames = [driver.execute_async_script(PAN, zoom) for zoom in (1.0, 0.2, 0.01)]
-        errors = [e for e in driver.get_log("browser") if e["level"] == "SEVERE"]
-    finally:
-        driver.quit()
+        errors = complaints(driver)
     names = ("all in sight", "a fifth", "a hundredth")
     found = [Row("opens in", f"{opened:.2f} s", "3 s")]
     found += [Row(f"frames/s, {n}", f"{f:.0f}", "20") for n, f in zip(names, frames, strict=True)]
-    return [*found, Row("console errors", str(len(errors)), "0")]
+    return [*found, Row("console errors", str(errors), "0")]
 
 
 if __name__ == "__main__":

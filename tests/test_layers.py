@@ -21,6 +21,7 @@ ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "profile": set(),
     "spec": {"errors"},
+    "pool": {"errors"},
     "graph": GROUND,
     "cluster": GROUND,
     "cost": GROUND | {"graph", "cluster"},
@@ -37,6 +38,7 @@ ROOMS: dict[str, set[str]] = {
 }
 ROOMS["search"] = set(ROOMS)
 ROOMS["pytorch"] = GROUND | {"graph", "cluster", "cost", "plan", "simulate", "trace", "profile"}
+ROOMS["pytorch"] |= {"pool"}
 ROOMS["report"] = GROUND | {"graph", "cluster", "plan", "simulate"}
 ROOMS["survey"] = set(ROOMS)
 ROOMS["validate"] = set(ROOMS)

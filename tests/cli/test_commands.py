@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 from click.testing import CliRunner
@@ -168,6 +169,9 @@ def test_demo_ends_with_a_report(tmp_path):
     assert "replayed" in done.stdout
     assert "together: amp" in done.stdout
     assert "best on 64: dp=64" in done.stdout
+    if find_spec("torch"):
+        assert "messages" in done.stdout
+        assert "on 2 ranks" in done.stdout
     assert out.stat().st_size < 6e6
 
 

@@ -152,7 +152,18 @@ def test_devices_by_kind_covers_every_rank_once() -> None:
 
 def test_the_public_names() -> None:
     assert set(foretell.cluster.__all__) == {
-        *("Cluster", "Device", "Level", "Link", "Node", "Problem", "Switch", "Tier", "Topology"),
+        *(
+            "Calibration",
+            "Cluster",
+            "Device",
+            "Level",
+            "Link",
+            "Node",
+            "Problem",
+            "Switch",
+            "Tier",
+            "Topology",
+        ),
         *("Tree", "load", "names", "validate"),
     }
     for name in foretell.cluster.__all__:

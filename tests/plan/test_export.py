@@ -16,7 +16,9 @@ from foretell.plan.export import (
     read_deepspeed,
     read_megatron,
     read_schedule,
+    read_torchtitan,
     schedule_csv,
+    with_messages,
 )
 
 
@@ -155,3 +157,134 @@ def test_files_that_are_none():
         read_megatron("--micro-batch-size x")
     with pytest.raises(InputError, match="6 ranks are no multiple of the 4"):
         read_megatron("--tensor-model-parallel-size 4", 6)
+
+
+# Stages that are placed one by one
+
+
+LINE = (
+    "stages=0+input+h.0*3/1+h.0*1+head,actions=0F0+0F1+0B0+0B1/1F0+1B0+1F1+1B1,"
+    "micro_batch=1,global_batch=2,schedule=actions"
+)
+
+
+def test_torchtitan_is_told_the_modules_of_placed_stages():
+    files = export(plan(LINE), "torchtitan")
+    found = tomllib.loads(files["plan.toml"])["parallelism"]
+    parts = [["tok_embeddings", "h.0", "h.1", "h.2"], ["h.3", "norm", "output"]]
+    assert found["module_fqns_per_model_part"] == parts
+    assert found["pipeline_parallel_degree"] == 2
+    assert files["schedule.csv"] == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+    wave = "stages=0+embedding+block*1/1+block*1/1+block*1/0+block*1+head,actions=0F0/1F0"
+    found = tomllib.loads(export(plan(wave), "torchtitan")["plan.toml"])["parallelism"]
+    assert found["module_fqns_per_model_part"][1:3] == [["layers.1"], ["layers.2"]]
+
+
+def test_torchtitan_is_told_uneven_layers():
+    found = tomllib.loads(export(plan("pp=2,layers=3+2"), "torchtitan")["plan.toml"])
+    parts = found["parallelism"]["module_fqns_per_model_part"]
+    assert parts[0] == ["tok_embeddings", "layers.0", "layers.1", "layers.2"]
+    assert parts[1] == ["layers.3", "layers.4", "norm", "output"]
+
+
+def test_megatron_gets_the_layout_of_placed_stages():
+    words = LINE.replace("0F0+0F1+0B0+0B1", "0F0+0F1+0B0+0B1")
+    text = export(plan(words), "megatron")["arguments.txt"]
+    assert "--pipeline-model-parallel-layout 'Et*3|tL'" in text.splitlines()
+    back = read_megatron(text, 2)
+    assert (back.pp, back.layers, back.schedule) == (2, (3, 1), "1f1b")
+    looped = (
+        "stages=0+embedding+block*2/1+block*1/0+block*1/1+block*1+head,actions="
+        "0F0+0F1+2F0+2F1+2B0+2B1+0B0+0B1/1F0+1F1+3F0+3B0+3F1+3B1+1B0+1B1,global_batch=2"
+    )
+    text = export(plan(looped), "megatron")["arguments.txt"]
+    assert "--pipeline-model-parallel-layout 'Et*2|t|t|tL'" in text.splitlines()
+    assert read_megatron(text, 2).chunks == 2
+
+
+@pytest.mark.parametrize(
+    ("to", "change", "words"),
+    [
+        ("megatron", ("0F0+0F1+0B0+0B1", "0F1+0F0+0B0+0B1"), "an order of its own"),
+        ("torchtitan", ("1+h.0*1", "0-1+h.0*1"), "stage 1 on ranks 0-1"),
+        ("torchtitan", ("+head,", "+frozen+head,"), "stage 1, done as frozen"),
+        ("torchtitan", ("1+h.0*1", "1+input+h.0*1"), "two copies of the model"),
+        ("megatron", ("1+h.0*1", "1+norm+h.0*1"), "no letter for"),
+    ],
+)
+def test_what_a_line_of_stages_is_not(to, change, words):
+    with pytest.raises(InputError, match=words):
+        export(plan(LINE.replace(*change)), to)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dp=8,tp=2,zero=3,micro_batch=2,global_batch=64,dtype=bf16",
+        "dp_replicate=2,dp_shard=4,recompute=selective,dtype=fp32",
+        "dp=2,pp=4,micro_batch=2,global_batch=64,dtype=bf16,recompute=full",
+        "dp=4,dtype=bf16,whatifs=compile",
+    ],
+)
+def test_torchtitan_comes_back(text):
+    wanted = plan(text)
+    assert read_torchtitan(export(wanted, "torchtitan")["plan.toml"]) == wanted
+
+
+def test_torchtitan_comes_back_with_its_schedule_file():
+    wanted = plan("pp=2,schedule=actions,actions=0F0+0B0/1F0+1B0,dtype=bf16,micro_batch=1")
+    files = export(wanted, "torchtitan")
+    assert read_torchtitan(files["plan.toml"], files["schedule.csv"]) == wanted
+    with pytest.raises(InputError, match=r"has its schedule in `schedule\.csv`"):
+        read_torchtitan(files["plan.toml"])
+    with pytest.raises(InputError, match="no torchtitan configuration"):
+        read_torchtitan("[")
+    with pytest.raises(InputError, match="`ZBV` has no name"):
+        read_torchtitan('[parallelism]\npipeline_parallel_schedule = "ZBV"\n')
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pp=2,layers=7+5,micro_batch=1,global_batch=64",
+        "pp=2,chunks=2,schedule=interleaved,layers=7+5,micro_batch=1,global_batch=64",
+    ],
+)
+def test_megatrons_layout_comes_back(text):
+    wanted = plan(text)
+    assert read_megatron(export(wanted, "megatron")["arguments.txt"], 2) == wanted
+
+
+def test_megatrons_own_ways_to_write_a_layout():
+    text = "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'E(t|)*3tL'"
+    assert read_megatron(text, 2).layers == (2, 2)
+    with pytest.raises(InputError, match="has `m`"):
+        read_megatron(text.replace("tL", "mL"), 2)
+    with pytest.raises(InputError, match="3 stages for 2 ranks"):
+        read_megatron(text.replace("*3", "*2"), 2)
+
+
+@pytest.mark.parametrize(
+    "text", ["dp=4,optimizer=sgd,grad_dtype=bf16", "dp=4,optimizer=momentum,overlap=no,zero=1"]
+)
+def test_deepspeed_brings_optimizer_and_formats_back(text):
+    wanted = plan(text)
+    assert read_deepspeed(export(wanted, "deepspeed")["deepspeed.json"], 4) == wanted
+
+
+def test_messages_are_sent_and_asked_for_in_one_order():
+    rows = with_messages([["0F0", "0F1", "0B1", "0B0"], ["1F0", "1F1", "1B1", "1B0"]])
+    assert ",".join(rows[0]) == (
+        "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B1,0B1,0RECV_B0,0B0,0REDUCE_GRAD,0RESHARD"
+    )
+    back = with_messages([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1F1", "1B1", "1B0"]])
+    at = back[0].index("0B0")
+    assert back[0][at - 2 : at] == ("0RECV_B1", "0RECV_B0")  # asked for as they were sent
+    near = with_messages([["0F0", "1F0", "1B0", "0B0"]])
+    assert not any("SEND" in cell for cell in near[0])
+    assert read_schedule("\n".join(map(",".join, rows))) == (
+        ("0F0", "0F1", "0B1", "0B0"),
+        ("1F0", "1F1", "1B1", "1B0"),
+    )
+    with pytest.raises(InputError, match="`F0` of rank 0"):
+        with_messages([["F0"]])

@@ -5,22 +5,12 @@ import pytest
 from foretell.cluster import load as load_cluster
 from foretell.plan import read
 from foretell.predict import predict
+from foretell.validate.agreement import MODELS, captured, row
 from foretell.workload import from_graph, load
 
 torch = pytest.importorskip("torch")
 
-# Sample, its options, and the built-in spec of the same model.
-MODELS = {
-    "resnet50": ({"batch": 64}, "resnet50:batch=64,dtype=tf32"),
-    "vgg16": ({"batch": 64}, "vgg16:batch=64,dtype=tf32"),
-    "bert": ({"batch": 32}, "bert:head=mlm,batch=32"),
-    "gpt2": ({"batch": 8}, "gpt2:seq=512,batch=8,dtype=fp32"),
-    "llama": ({"length": 2048}, "llama:seq=2048"),
-    "swin_t": ({"batch": 64}, "swin:batch=64"),
-    "mobilenet_v3_large": ({"batch": 128}, "mobilenet_v3:batch=128,dtype=tf32"),
-}
-QUICK = ("resnet50", "vgg16", "bert")
-WAYS = ((1, "dp=1"), (8, "dp=8"), (4, "tp=4"), (4, "filter=4"), (4, "spatial=4"))
+QUICK = ("vgg16", "cosmoflow", "rnnlm", "dlrm", "bert", "mixtral")
 PAIRS = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in MODELS]
 
 
@@ -36,22 +26,12 @@ def as_torch_starts():
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.usefixtures("as_torch_starts")
 def test_agrees_with_the_built_in_model(name):
-    from foretell.pytorch import samples
-    from foretell.pytorch.capture import capture
-
-    options, spec = MODELS[name]
-    graph = capture(*getattr(samples, name)(**options))
-    ours, known = from_graph(graph), load(spec)
-    assert ours.parameters == known.parameters == graph.facts["parameters"]
-    assert ours.flops() == pytest.approx(known.flops(), rel=0.01)
+    ours, known = captured(name), load(MODELS[name][1])
+    found = row(name, ours, known)
+    assert ours.parameters == known.parameters
     assert ours.batch == known.batch
-    for gpus, text in WAYS:
-        axis = text.partition("=")[0].replace("spatial", "height")
-        if axis != "dp" and min(ours.most(axis), known.most(axis)) < gpus:
-            continue
-        cluster = load_cluster(f"h200:gpus={gpus}")
-        steps = [predict(read(text), w, cluster).step for w in (ours, known)]
-        assert steps[0] == pytest.approx(steps[1], rel=0.05), text
+    assert abs(found.flops) < 0.01
+    assert found.worst < 0.05, found.steps
 
 
 class Encoder(torch.nn.Module):
@@ -141,3 +121,34 @@ def test_casts_of_autocast_are_of_pytorch_alone():
     casts = [op for op in block.works() if op.when == "eager"]
     assert len(casts) >= 4  # a weight of each linear layer
     assert all(".copy_" in op.name for op in casts)
+
+
+def test_packed_projections_are_parts_of_one_parameter():
+    from foretell.pytorch.capture import capture
+
+    layer = torch.nn.TransformerDecoderLayer(64, 4, 128, batch_first=True)
+    data = torch.zeros(2, 8, 64), torch.zeros(2, 8, 64)
+
+    def loss(model, given):
+        return model(*given).sum()
+
+    found = from_graph(capture(layer, data, loss, "sgd"))
+    assert found.parameters == sum(p.numel() for p in layer.parameters())
+
+
+def test_experts_are_dealt_out():
+    found = captured("mixtral")
+    assert found.most("ep") == 8
+    moved = [op for layer in found.layers for op in layer.ops if getattr(op, "axis", "") == "ep"]
+    assert {op.forward for op in moved} == {"all_to_all"}
+    assert len(moved) == 2  # of one block, which is repeated: there and back
+
+
+def test_what_indices_leave_is_known():
+    from foretell.cost.aten_call import read as call
+    from foretell.workload.captured.sizes import made_by
+
+    shape = "in=2048x27x27+-|351|351,types=float+TensorList,args=-+-"
+    assert made_by(call("index", shape)) == (2048, 351)
+    cube = "in=1x16x128x128x128+-+-+-+-+-,types=float,args=-+2x2x2+2x2x2+0x0x0+1x1x1+False"
+    assert made_by(call("max_pool3d_with_indices", cube)) == (1, 16, 64, 64, 64)

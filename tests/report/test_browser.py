@@ -9,6 +9,7 @@ from foretell.report.content import Content
 from foretell.report.page import write
 from foretell.samples import transformer
 from foretell.simulate import Timeline, simulate
+from tests.axe import grave, needs_axe
 from tests.browser import browser, errors, needs_browser
 
 pytestmark = needs_browser
@@ -226,6 +227,15 @@ def test_text_can_be_read_in_both_themes(chromium):
         found = chromium.execute_script(CONTRAST)
         assert len(found) > 20
         assert min(found) >= 4.5  # WCAG 2.1 AA, 1.4.3
+
+
+@needs_axe
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_serious(chromium, theme):
+    chromium.find_element("css selector", f"#theme option[value={theme}]").click()
+    chromium.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
+    settle()
+    assert grave(chromium) == []
 
 
 def test_it_prints(chromium):

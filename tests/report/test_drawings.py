@@ -73,20 +73,66 @@ def test_layouts_of_predictions_are_told_by_their_plans():
     assert layouts.layouts({"nothing": [1, 2]}, "x") is None
 
 
+def standing(plan, cluster=None):
+    """Every rank of a drawing, node by node."""
+    drawn = plans.drawn(plan, "p", load(cluster) if cluster else None)["machines"]
+    return drawn, [r for node in drawn["nodes"] for r in node["ranks"]]
+
+
 def test_a_plan_stands_on_its_machines():
     plan = Plan.parse("dp=2,tp=4,pp=2,micro_batch=1,global_batch=8")
-    drawn = plans.drawn(plan, "p", load("dgx-a100:nodes=2"))
-    assert [r["stage"] for r in drawn["ranks"]] == [0] * 8 + [1] * 8
-    assert [r["copy"] for r in drawn["ranks"][:8]] == [0] * 4 + [1] * 4
-    assert drawn["ranks"][9]["where"] == "stage 1 of 2, copy 0 of 2, slice 1 of 4"
-    assert drawn["per_node"] == 8
-    assert len(drawn["nodes"]) == 2
+    drawn, ranks = standing(plan, "dgx-a100:nodes=2")
+    assert [r["stage"] for r in ranks] == [0] * 8 + [1] * 8
+    assert [r["copy"] for r in ranks[:8]] == [0] * 4 + [1] * 4
+    assert ranks[9]["where"] == "stage 1 of 2, copy 0 of 2, slice 1 of 4"
+    assert [len(node["ranks"]) for node in drawn["nodes"]] == [8, 8]
+
+
+def test_a_drawing_names_links_and_switches():
+    drawn, ranks = standing(Plan(dp=16), "dgx-a100:nodes=2")
+    assert [node["inside"] for node in drawn["nodes"]] == ["nvswitch 300 GB/s"] * 2
+    assert drawn["nodes"][0]["out"] == "infiniband 192 GB/s"
+    assert drawn["tiers"] == [{"name": "leaf", "groups": [[0, 1]], "up": [""]}]
+    assert {r["device"] for r in ranks} == {"a100-80"}
+
+
+def test_switches_of_switches_are_drawn_too():
+    drawn, _ = standing(Plan(dp=320), "dgx-h100:nodes=40")
+    leaf, spine = drawn["tiers"]
+    assert [len(group) for group in leaf["groups"]] == [32, 8]
+    assert spine["groups"] == [list(range(40))]
+    assert leaf["up"][0].endswith("GB/s")
 
 
 def test_a_placed_plan_is_drawn_where_it_is():
-    plan = Plan(dp=2, placement=(3, 1))
-    ranks = plans.drawn(plan, "p", load("dgx-a100:nodes=1"))["ranks"]
-    assert [(r["rank"], r["copy"]) for r in ranks] == [(1, 1), (0, 0)]
+    _, ranks = standing(Plan(dp=2, placement=(3, 1)), "dgx-a100:nodes=1")
+    assert [(r["rank"], r["copy"], r["place"]) for r in ranks] == [(1, 1, 1), (0, 0, 3)]
+
+
+def test_without_a_cluster_nodes_have_eight():
+    drawn, _ = standing(Plan(dp=12, shares=(3,) * 12))
+    assert [len(node["ranks"]) for node in drawn["nodes"]] == [8, 4]
+    assert drawn["tiers"] == []
+    assert drawn["nodes"][0]["ranks"][0]["where"] == "copy 0 of 12, 3 samples"
+
+
+def test_a_mix_of_nodes_is_drawn_node_by_node():
+    """Layers on ranks of their own: a grid says who runs them, and kinds of device have a hue."""
+    groups = (("a", "b", "all-reduce", "0:3", "6:1"), ("c", "c", "factors", "7:4"))
+    plan = Plan(groups=groups, global_batch=4)
+    drawn, ranks = standing(plan, "heterog-8")
+    assert [len(node["ranks"]) for node in drawn["nodes"]] == [2, 2, 2, 2]
+    assert len({r["stage"] for r in ranks}) == 3
+    assert plans.drawn(plan, "p")["grid"] == [
+        {"name": "a … b", "way": "all-reduce", "cells": {"0": 3, "6": 1}},
+        {"name": "c", "way": "factors", "cells": {"7": 4}},
+    ]
+
+
+def test_messages_have_their_bytes_where_they_are_known():
+    plan = Plan(dp=2, buckets=(("a", "b"), ("c",)))
+    told = plans.drawn(plan, "p", sizes={"a": 1.0, "b": 2.0})["buckets"]
+    assert told == [{"names": ["a", "b"], "bytes": 3.0}, {"names": ["c"], "bytes": 0.0}]
 
 
 def test_a_plan_that_is_too_large_for_its_cluster():
@@ -110,13 +156,13 @@ def test_actions_that_wait_for_each_other_are_left_out():
 
 
 def test_baselines_of_a_plan():
-    given = {"predicted_s": 1.0, "baseline_s": 2.0, "baselines": {"dp": 2.0}, "bound_s": None}
+    given = {"predicted_s": 1.0, "baseline_s": 2.0, "bound_s": 0.5}
+    given |= {"baselines": {"slow": 3.0, "dp": 2.0}}
     found = plans.drawn(Plan(), "p", answer=given)["baselines"]
-    assert [(b["name"], b["seconds"]) for b in found] == [
-        ("this plan", 1.0),
-        ("as it was", 2.0),
-        ("dp", 2.0),
-    ]
+    told = [("this plan", 1.0), ("dp", 2.0), ("slow", 3.0), ("no plan can be below", 0.5)]
+    assert [(b["name"], b["seconds"]) for b in found] == told
+    bare = plans.drawn(Plan(), "p", answer={"predicted_s": 1.0, "baseline_s": 2.0})["baselines"]
+    assert [b["name"] for b in bare] == ["this plan", "the usual way"]
 
 
 def test_the_bubble_is_apart_from_idling():

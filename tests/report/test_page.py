@@ -13,6 +13,7 @@ from foretell.report import write
 from foretell.report.content import Content
 from foretell.report.pack import narrow, packed
 from foretell.report.page import SCRIPTS, numbers, page, summaries
+from foretell.report.summary import sources
 from foretell.samples import transformer
 from foretell.simulate import Timeline, simulate
 
@@ -155,3 +156,22 @@ def test_numbers_are_plain_and_complete(lines):
 def test_empty_timelines(tmp_path):
     write([("nothing", simulate(Builder().graph()))], tmp_path / "empty.html")
     assert data_of((tmp_path / "empty.html").read_text())["split"][0]["total"] == 0
+
+
+def test_what_was_measured_and_then_changed_is_told_apart():
+    make = Builder()
+    lane = make.lane("stream")
+    for k in range(4):
+        make.task(kind="kernel", op=f"op{k}", lane=lane, seconds=1.0, source="measured")
+    graph = make.graph()
+    assert sources(graph) == {"measured": 1.0}
+    with graph.edit("faster") as edit:
+        edit.set([0], seconds=2.0)
+        edit.set([1], seconds=5.0, source="formula")
+    with edit.graph.edit("fewer") as again:
+        again.remove([3])
+    assert sources(again.graph) == {
+        "measured": pytest.approx(1 / 8),
+        "formula": pytest.approx(5 / 8),
+        "measured, then changed": pytest.approx(2 / 8),
+    }

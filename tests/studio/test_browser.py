@@ -10,6 +10,7 @@ pytest.importorskip("dash", reason="the studio needs the extra `web`")
 
 from foretell.samples import transformer
 from foretell.studio import serve
+from tests.axe import grave, needs_axe
 from tests.browser import browser, errors, needs_browser
 
 pytestmark = needs_browser
@@ -211,6 +212,22 @@ def test_every_field_has_a_label(page):
         !(e.labels && e.labels.length) && !e.getAttribute('aria-label') && !e.textContent.trim()
         && e.type !== 'hidden').map(e => e.outerHTML.slice(0, 120))""")
     assert unnamed == []
+
+
+@needs_axe
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_serious(page, theme):
+    media = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    page.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
+    page.find_element("css selector", "#steps input").click()  # the first: it has a host
+    tick(page, FAST)
+    until(page, lambda: "with the changes" in text(page, "headline"))
+    page.find_element("id", "save").click()
+    for tab in ("What if", "Layouts", "Compare"):
+        open_tab(page, tab)
+        time.sleep(0.3)
+        assert grave(page) == [], tab
 
 
 def test_nothing_comes_from_elsewhere(page, studio):

@@ -26,8 +26,8 @@ def command(
     from foretell.cli.step import load_step
 
     step = load_step(file, cluster, None if real_ms is None else real_ms / 1e3)
-    with working("trying changes"):
-        counsel = advise(step, specs or TRIED)
+    with working("trying changes", steps=2 * len(specs or TRIED)) as tell:  # alone, then together
+        counsel = advise(step, specs or TRIED, tell)
     found = shown(step.graph, counsel) | {"notes": step.notes}
     answer(found, as_json, text)
 

@@ -17,6 +17,7 @@ from foretell.cli.output import answer, json_option, say
     show_default=True, help="Where to write the graph (.graph, .txt).",
 )  # fmt: skip
 @click.option("--batch", type=int, help="Samples a step, where the function takes `batch`.")
+@click.option("--ranks", type=click.IntRange(min=1), default=1, help="That share the batch.")
 @click.option("--optimizer", help="adamw, sgd:kind=loop, adam:kind=fused; instead of the script's.")
 @click.option("--autocast", default="", help="Mixed precision for forward and loss: bf16, fp16.")
 @click.option("--tf32/--no-tf32", default=None, help="fp32 products as tf32; else as torch is set.")
@@ -42,7 +43,7 @@ def command(what: str, output: Path, batch: int | None, as_json: bool, **options
 
 def _captured(what: str, batch: int | None, options: dict[str, Any]) -> Any:
     capture, find = _loaded()
-    parts = find(what, batch)
+    parts = find(what, batch, options.pop("ranks"))
     optimizer = options.pop("optimizer") or parts.optimizer
     return capture(
         parts.model, parts.batch, parts.loss, optimizer, on=options.pop("kernels_of"), **options

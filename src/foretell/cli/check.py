@@ -28,7 +28,12 @@ LIMITS = ("step", "memory", "exposed", "idle")
 @click.option("--plan", help="Of a workload: the layout, dp=4,tp=2,… or a file.")
 @click.option("--real-ms", type=float, help="Of a trace: milliseconds of an un-profiled step.")
 @click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit's XML here.")
-@click.option("--summary", type=click.Path(path_type=Path), help="Append Markdown here.")
+@click.option(
+    "--summary",
+    type=click.Path(path_type=Path),
+    envvar="GITHUB_STEP_SUMMARY",
+    help="Append Markdown here; in a GitHub action, to its summary.",
+)
 @json_option
 def command(what: str, specs: tuple[str, ...], **asked: Any) -> None:
     """Hold the step in WHAT (trace, graph, workload), with SPECS made, against a budget.

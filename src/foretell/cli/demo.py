@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from importlib.resources import as_file, files
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,8 @@ REAL = 0.0482  # seconds of the same step without the profiler, by CUDA events
 BEST = ("amp:dtype=bf16", "channels-last")
 MODEL = "gpt:layers=24,hidden=2048,heads=16,seq=2048,vocab=51200,dtype=bf16"
 MACHINES = "dgx-a100"
+PAIR = "dgx-a100:gpus=2"
+PLANNER = "fusion:runs=yes,seconds=5"
 
 
 @click.command()
@@ -30,20 +33,20 @@ MACHINES = "dgx-a100"
     help="Where the report goes.",
 )
 def command(output: Path) -> None:
-    """Replay a trace, try changes, ask the oracle, find a plan, run one, and write a report."""
+    """Replay a trace, try changes, ask the oracle, find a plan, run it, and write a report."""
     with as_file(files("foretell").joinpath(*TRACE)) as trace:
-        step = _replayed(trace)
-    _advised(step)
-    _asked()
-    _ran()
-    _reported(step, output)
+        loaded = _replayed(trace)
+    _advised(loaded.step)
+    found = _asked()
+    with tempfile.TemporaryDirectory() as folder:
+        plan = _planned(Path(folder))
+        _reported(loaded, found, plan, output)
 
 
 def _replayed(trace: Path) -> Any:
-    from foretell.advise import Step
-    from foretell.baseline import unprofiled
     from foretell.report import words
     from foretell.simulate import simulate
+    from foretell.survey import load
     from foretell.trace import read
 
     say("1. a trace: one profiled step of ResNet-18 on an H200, replayed")
@@ -54,8 +57,7 @@ def _replayed(trace: Path) -> Any:
         f"measured {words.seconds(measured)}, replayed {words.seconds(played)} "
         f"({words.percent(abs(played / measured - 1))} off), {found.graph.size} tasks"
     )
-    base = unprofiled(found, REAL)
-    return Step(base.graph, None, base)
+    return load(trace, None, REAL)
 
 
 def _advised(step: Any) -> None:
@@ -67,32 +69,51 @@ def _advised(step: Any) -> None:
     click.echo(text(shown(step.graph, advise(step)) | {"notes": step.notes}))
 
 
-def _asked() -> None:
+def _asked() -> dict[str, Any]:
     from foretell.cli.oracle import found_on, text
 
     say(f"\n3. from the model alone: a GPT of 1.3 billion parameters on 8 to 64 GPUs ({MACHINES})")
-    click.echo(text(found_on(MODEL, MACHINES, "8..64", batch=512)))
+    found = found_on(MODEL, MACHINES, "8..64", batch=512)
+    click.echo(text(found))
+    return found
 
 
-def _ran() -> None:
+def _planned(folder: Path) -> Path | None:
+    """A plan for a script, found and run on two processes; None where there is no torch."""
     if find_spec("torch") is None:
-        say("\n4. running a plan needs torch: pip install 'foretell[torch]'")
-        return
-    say("\n4. then do it: a small model under `dp=2,bucket_mb=1` on two processes of this machine")
-    script = files("foretell").joinpath("samples", "train.py")
-    words = ["run", str(script), "--plan", "dp=2,bucket_mb=1", "--steps", "5"]
+        say("\n4. finding a plan for a script needs torch: pip install 'foretell[torch]'")
+        return None
+    script = str(files("foretell").joinpath("samples", "train.py"))
+    graph, plan = folder / "step.graph", folder / "best.plan"
+    say("\n4. a plan: the step of a script, captured, and which of its gradients go together")
+    _did("capture", script, "-o", str(graph))
+    _did("plan", str(graph), "--on", PAIR, "--with", PLANNER, "-o", str(plan))
+    say("\n5. then do it: two processes of this machine, joined by gloo")
+    _did("run", script, "--plan", str(plan), "--steps", "5")
+    return plan if plan.exists() else None
+
+
+def _did(*words: str) -> None:
+    """Run a command as a person would, and show it with what it answers."""
+    say(f"$ foretell {' '.join(Path(w).name if '/' in w else w for w in words)}")
     done = subprocess.run(
         [sys.executable, "-m", "foretell", *words], text=True, capture_output=True, timeout=300
     )
-    click.echo(done.stdout.strip() or done.stderr.strip())
+    if shown := done.stdout.strip() or (done.stderr.strip() if done.returncode else ""):
+        click.echo(shown)
 
 
-def _reported(step: Any, output: Path) -> None:
+def _reported(loaded: Any, found: dict[str, Any], plan: Path | None, output: Path) -> None:
+    from foretell.cluster import load as machines
+    from foretell.plan import load as load_plan
     from foretell.report import write
-    from foretell.simulate import simulate
-    from foretell.whatif import applied, parse
+    from foretell.report.layouts import layouts
+    from foretell.report.plans import drawn
+    from foretell.survey import survey
+    from foretell.survey.asked import Drawn
 
-    before = simulate(step.graph)
-    after = simulate(applied([parse(s) for s in BEST], step.graph, step.setting))
-    write([("the step as it is", before), (" ".join(BEST), after)], output)
-    say(f"\n5. the report: {output}")
+    scales = layouts(found, "GPT of 1.3 billion parameters")
+    pair = [drawn(load_plan(plan), "best.plan", machines(PAIR))] if plan else []
+    told = survey([loaded], BEST, Drawn(oracle=[scales] if scales else [], plans=pair))
+    write(told.timelines, output, told.content)
+    say(f"\nthe report: {output}")

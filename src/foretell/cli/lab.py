@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from foretell.cli.output import Command, answer, json_option, say
+from foretell.cli.pooled import ray_option
 from foretell.cli.progress import working
 
 
@@ -33,6 +34,7 @@ def _words(default: str, text: str, *names: str) -> Callable[[Command], Command]
 @click.option("--minutes", type=float, default=20.0, show_default=True, help="No run begins later.")
 @click.option("--notes", is_flag=True, help="Write foretold and measured timelines of every run.")
 @click.option("--no-run", is_flag=True, help="Only tell of what is in the folder.")
+@ray_option
 @json_option
 def command(**options: Any) -> None:
     """Run models x plans x networks on this machine, again and again, and hold predictions to it.
@@ -43,36 +45,61 @@ def command(**options: Any) -> None:
     from foretell.pytorch.lab import fit, table
     from foretell.pytorch.lab.foretold import Known
 
-    folder: Path = options["output"]
-    done = {} if options["no_run"] else _run(folder, options)
-    known, rows = Known.read(folder), table.rows(folder)
-    knobs = fit.load(folder / fit.FITTED) if (folder / fit.FITTED).exists() else None
-    answer(_summary(known, rows, knobs, done), options["as_json"], _text)
-    if options["notes"]:
-        from foretell.pytorch.lab.timelines import write
+    _check_abroad(options)
+    done = {} if options["no_run"] else _run(options["output"], options)
+    for folder in map(Path, done.get("folders", [options["output"]])):
+        known, rows = Known.read(folder), table.rows(folder)
+        knobs = fit.load(folder / fit.FITTED) if (folder / fit.FITTED).exists() else None
+        answer(_summary(known, rows, knobs, done), options["as_json"], _text)
+        if options["notes"]:
+            from foretell.pytorch.lab.timelines import write
 
-        paths = write(folder, known, knobs)
-        say(f"{len(paths)} timelines in {folder / 'timelines'}; lay two beside each other with "
-            "`foretell compare`")  # fmt: skip
-    say(f"written: {folder}")
+            paths = write(folder, known, knobs)
+            say(f"{len(paths)} timelines in {folder / 'timelines'}; lay two beside each other with "
+                "`foretell compare`")  # fmt: skip
+        say(f"written: {folder}")
+
+
+def _check_abroad(options: dict[str, Any]) -> None:
+    from foretell.errors import InputError
+
+    if options["on_ray"] and options["notes"]:
+        raise InputError("--notes beside --on-ray", hint="timelines are written on one machine")
 
 
 def _run(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
-    from foretell.pytorch.lab.matrix import Asked, permitted, run
+    from foretell.pytorch.lab.matrix import Asked
 
-    configs, why = permitted(_configs(options))
-    if why:
-        say(f"{why}: every network is loopback")
     asked = Asked(
-        configs, options["rounds"], options["steps"], options["warmup"],
+        tuple(_configs(options)), options["rounds"], options["steps"], options["warmup"],
         60.0 * options["minutes"], options["notes"],
     )  # fmt: skip
     before = signal.signal(signal.SIGTERM, _stop)  # as Ctrl-C: nothing stays behind
     try:
         with working("lab") as tell:
-            return {**run(folder, asked, tell), "fallback": why}
+            done = (_run_abroad if options["on_ray"] else _run_here)(folder, asked, tell, options)
     finally:
         signal.signal(signal.SIGTERM, before)
+    if done["fallback"]:
+        say(f"{done['fallback']}: every network is loopback")
+    return done
+
+
+def _run_here(folder: Path, asked: Any, tell: Any, _: dict[str, Any]) -> dict[str, Any]:
+    from dataclasses import replace
+
+    from foretell.pytorch.lab.matrix import permitted, run
+
+    configs, why = permitted(asked.configs)
+    return {**run(folder, replace(asked, configs=configs), tell), "fallback": why}
+
+
+def _run_abroad(folder: Path, asked: Any, tell: Any, options: dict[str, Any]) -> dict[str, Any]:
+    from foretell.pool import opened
+    from foretell.pytorch.lab.abroad import run_on
+
+    with opened(on_ray=options["on_ray"]) as pool:
+        return run_on(pool, folder, asked, tell)
 
 
 def _stop(*_: Any) -> None:

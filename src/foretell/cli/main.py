@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from foretell import __version__
+from foretell.cli.output import quiet_option
 from foretell.errors import ForetellError, unknown
 
 # name -> (module, one line of help). Listed in the order a newcomer meets them.
@@ -52,6 +53,8 @@ class Commands(click.Group):
             return None
         module = import_module(f"foretell.cli.{COMMANDS[name][0]}")
         found: click.Command = module.command
+        if not any("--quiet" in option.opts for option in found.params):
+            found.params.append(quiet_option())
         return found
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
+from foretell.cli.machines import calibrated, calibration_option
 from foretell.cli.output import answer, json_option
+from foretell.cli.pooled import pool_options
 
 AT_LEAST_ONE = click.IntRange(1)
 
@@ -27,14 +31,19 @@ AT_LEAST_ONE = click.IntRange(1)
 @click.option("--price", type=float, help="Money per device and hour, where the preset has none.")
 @click.option("--dtype", default="", help="Number format: fp32, tf32, bf16, fp16, fp8.")
 @click.option("--stack", default="", help="The program that would run it: megatron-core, fsdp, …")
+@calibration_option
+@pool_options
 @json_option
 def command(workload: str, cluster: str, gpus: str, **asked: Any) -> None:
     """Foretell every parallel strategy of WORKLOAD on a cluster, from one device to thousands."""
     from foretell.cli.progress import working
+    from foretell.pool import opened
+    from foretell.search.oracle import counts
 
-    as_json, epoch = asked.pop("as_json"), asked.pop("epoch")
-    with working(f"pricing layouts of {workload}"):
-        found = found_on(workload, cluster, gpus, epoch=epoch, **asked)
+    as_json, jobs, on_ray = (asked.pop(name) for name in ("as_json", "jobs", "on_ray"))
+    what, scales = f"pricing layouts of {workload}", len(counts(gpus))
+    with opened(jobs, on_ray) as pool, working(what, steps=scales) as tell:
+        found = found_on(workload, cluster, gpus, tell=tell, pool=pool, **asked)
     answer(found, as_json, text)
 
 
@@ -49,6 +58,9 @@ def found_on(
     price: float | None = None,
     dtype: str = "",
     stack: str = "",
+    calibration: Path | None = None,
+    tell: Callable[[str], None] = lambda words: None,
+    pool: Any = None,
 ) -> dict[str, Any]:
     """What the oracle says, as plain values."""
     from foretell.search.oracle import Space, counts, limits, scaling
@@ -58,7 +70,11 @@ def found_on(
     samples = _samples(model.batch, batch, per_gpu)
     numbers = counts(gpus)
     space = Space(dtype=dtype, stack=stack)
-    rows = scaling(model, lambda n: _sized(cluster, n, price), numbers, samples, space)
+
+    def sized(n: int) -> Any:
+        return calibrated(_sized(cluster, n, price), calibration)
+
+    rows = scaling(model, sized, numbers, samples, space, tell, pool)
     return _found(rows, limits(model, samples(numbers[-1])), epoch, model)
 
 

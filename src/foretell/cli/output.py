@@ -1,4 +1,4 @@
-"""What every command shares: the `--json` switch, and where answers and words go."""
+"""What every command shares: `--json`, `--quiet`, and where answers and words go."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 Command = Callable[..., Any]
+_QUIET = "foretell.quiet"
 
 
 def json_option(command: Command) -> Command:
@@ -41,8 +42,27 @@ def answer(value: Any, as_json: bool, text: Callable[[Any], str]) -> None:
 
 
 def say(words: str) -> None:
-    """Words for the person, not part of the answer."""
-    click.echo(words, err=True)
+    """Words for the person, not part of the answer; none with `--quiet`."""
+    if not is_quiet():
+        click.echo(words, err=True)
+
+
+def quiet_option() -> click.Option:
+    """`-q`: nothing but answers and errors; every command has it."""
+
+    def note(context: click.Context, _: click.Parameter, value: bool) -> None:
+        context.meta[_QUIET] = value or context.meta.get(_QUIET, False)
+
+    text = "Say nothing but the answer: no progress, no notes on what was written."
+    return click.Option(
+        ["-q", "--quiet"], is_flag=True, expose_value=False, callback=note, help=text
+    )
+
+
+def is_quiet() -> bool:
+    """Whether the person asked for silence."""
+    context = click.get_current_context(silent=True)
+    return bool(context and context.meta.get(_QUIET))
 
 
 def _plain(value: Any) -> Any:

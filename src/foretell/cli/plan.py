@@ -8,7 +8,9 @@ from typing import Any
 
 import click
 
+from foretell.cli.machines import calibration_option, machines
 from foretell.cli.output import answer, json_option
+from foretell.cli.pooled import pool_options
 
 
 @click.command()
@@ -16,33 +18,46 @@ from foretell.cli.output import answer, json_option
 @click.option("--on", "cluster", required=True, help="The cluster: a spec or a file.")
 @click.option("--with", "planner", default="oracle", help="The planner, with its options.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where the plan goes.")
+@click.option(
+    "--seeds", type=click.IntRange(min=1), default=1, show_default=True,
+    help="Searches, each from a seed of its own; the best plan is the answer.",
+)  # fmt: skip
+@calibration_option
+@pool_options
 @json_option
-def command(workload: str, cluster: str, planner: str, output: Path | None, as_json: bool) -> None:
+def command(
+    workload: str, cluster: str, planner: str, output: Path | None, seeds: int, jobs: int,
+    on_ray: str, calibration: Path | None, as_json: bool,
+) -> None:  # fmt: skip
     """Find a plan for WORKLOAD on a cluster, and say what it gains over what people do."""
     from foretell.cli.progress import working
-    from foretell.cluster import load as load_cluster
     from foretell.plan.file import save
+    from foretell.pool import opened
     from foretell.search.planners import parse
 
-    chosen, machines = parse(planner), load_cluster(cluster)
-    with working(f"looking for a plan with {chosen}") as tell:
-        found = _found(chosen, workload, machines, tell)
+    chosen, where = parse(planner), machines(cluster, calibration)
+    what, most = f"looking for a plan with {chosen}", getattr(chosen, "seconds", 0.0)
+    with opened(jobs, on_ray) as pool, working(what, about=most) as tell:
+        found = _found(chosen, workload, where, tell, pool=pool, seeds=seeds)
     if output is not None:
         save(found.plan, output)
     answer(_plain(found, str(chosen)), as_json, _text)
 
 
-def _found(chosen: Any, workload: str, machines: Any, tell: Callable[[str], None]) -> Any:
+def _found(
+    chosen: Any, workload: str, where: Any, tell: Callable[[str], None], **options: Any
+) -> Any:
     """The plan for a workload, or for a captured step itself where the planner takes one."""
     from foretell.graph import load as load_graph
+    from foretell.search.pooled import best_plan
     from foretell.workload import load
 
     def progress(words: str, best: float) -> None:
-        tell(f"{words}, best {best:.4g} s")
+        tell(f"{words}, best {best:.4g} s" if best == best else words)
 
-    if workload.endswith((".graph", ".txt")) and hasattr(chosen, "plan_graph"):
-        return chosen.plan_graph(load_graph(Path(workload)), machines, progress)
-    return chosen.plan(load(workload), machines, progress)
+    is_step = workload.endswith((".graph", ".txt")) and hasattr(chosen, "plan_graph")
+    model = load_graph(Path(workload)) if is_step else load(workload)
+    return best_plan(chosen, model, where, progress, **options)
 
 
 def _plain(found: Any, planner: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from foretell.cli.machines import calibration_option, machines
 from foretell.cli.output import answer, json_option
 from foretell.errors import ForetellError, InputError
 
@@ -23,38 +24,64 @@ FIELDS = ("workload", "on", "plan")
     type=click.Path(path_type=Path),
     help="Many at once: a line of JSON each, with workload, on and plan.",
 )
+@calibration_option
 @json_option
 def command(
-    workload: str | None, cluster: str | None, plan: str | None, batch: Path | None, as_json: bool
+    workload: str | None,
+    cluster: str | None,
+    plan: str | None,
+    batch: Path | None,
+    calibration: Path | None,
+    as_json: bool,
 ) -> None:
     """Foretell one step of WORKLOAD under a plan: seconds, memory, and where they go."""
     if batch is not None:
-        for found in _many(batch):
+        for found in _many(batch, calibration):
             click.echo(json.dumps(found) if as_json else _line(found))
         return
-    answer(_one(workload, cluster, plan), as_json, _text)
+    answer(_one(workload, cluster, plan, calibration), as_json, _text)
 
 
-def _one(workload: str | None, cluster: str | None, plan: str | None) -> dict[str, Any]:
+def _one(
+    workload: str | None, cluster: str | None, plan: str | None, calibration: Path | None = None
+) -> dict[str, Any]:
     if not workload or not cluster or not plan:
         given = zip(FIELDS, (workload, cluster, plan), strict=True)
         raise InputError(
             f"predict needs {', '.join(name for name, value in given if not value)}",
             hint="foretell predict gpt:layers=24,… --on dgx-a100:nodes=1 --plan dp=8",
         )
-    from foretell.cluster import load as load_cluster
     from foretell.plan import read
     from foretell.predict import predict
     from foretell.workload import load
 
+    asked, on = read(plan), machines(cluster, calibration)
+    if _fuses(asked):
+        return _fused(asked, workload, on)
     model = load(workload)
-    found = predict(read(plan), model, load_cluster(cluster)).as_json()
+    found = predict(asked, model, on).as_json()
     return found | ({"notes": list(model.notes)} if model.notes else {})
 
 
-def _many(path: Path) -> list[dict[str, Any]]:
+def _fuses(plan: Any) -> bool:
+    from foretell.search.fusion.foretold import fuses
+
+    return fuses(plan)
+
+
+def _fused(plan: Any, workload: str, on: Any) -> dict[str, Any]:
+    """A plan of fused ops, for a workload or for a captured step itself."""
+    from foretell.graph import load as load_graph
+    from foretell.search.fusion.foretold import foretell_fused
+    from foretell.workload import load
+
+    is_graph = workload.endswith((".graph", ".txt"))
+    model = load_graph(Path(workload)) if is_graph else load(workload)
+    return foretell_fused(plan, model, on).as_json()
+
+
+def _many(path: Path, calibration: Path | None = None) -> list[dict[str, Any]]:
     """Answers in the order of the lines; lines of one workload and cluster are priced together."""
-    from foretell.cluster import load as load_cluster
     from foretell.plan import read
     from foretell.predict import predict_many
     from foretell.workload import load
@@ -67,7 +94,7 @@ def _many(path: Path) -> list[dict[str, Any]]:
     for (workload, cluster), rows in groups.items():
         try:
             plans = [read(lines[i]["plan"]) for i in rows]
-            found = predict_many(plans, load(workload), load_cluster(cluster))
+            found = predict_many(plans, load(workload), machines(cluster, calibration))
         except ForetellError as error:
             raise _located(error, path, rows) from None
         for i, one in zip(rows, found, strict=True):

@@ -17,11 +17,13 @@ from foretell.cli.output import answer, json_option, output_option, write_output
 @json_option
 def command(trace: Path, step: int | None, output: Path | None, as_json: bool) -> None:
     """Simulate a step of TRACE unchanged: how far from what was measured."""
+    from foretell.cli.progress import reading
     from foretell.errors import InputError
     from foretell.simulate import Timeline, simulate
     from foretell.trace import read
 
-    found = read(trace, step=step)
+    with reading(trace):
+        found = read(trace, step=step)
     if "measured" not in found.graph.facts:
         raise InputError(
             f"`{trace}` tells what depends on what but measures no step",

@@ -13,6 +13,7 @@ from foretell.cli.output import answer, json_option, say
 @click.command()
 @click.argument("given", nargs=-1, required=True, metavar="FILE... [SPEC...]")
 @click.option("--on", "cluster", help="The cluster steps and plans run on: a spec or a file.")
+@click.option("--of", "model", help="What plans were made for: a workload, or a captured step.")
 @click.option("--real-ms", type=float, help="Of a trace: milliseconds of an un-profiled step.")
 @click.option("--no-advice", is_flag=True, help="Do not try what else would help.")
 @click.option(
@@ -25,6 +26,7 @@ from foretell.cli.output import answer, json_option, say
 def command(
     given: tuple[str, ...],
     cluster: str | None,
+    model: str | None,
     real_ms: float | None,
     no_advice: bool,
     output: Path | None,
@@ -34,12 +36,14 @@ def command(
 
     FILE is a trace, a graph, a plan, or what schedule, oracle, plan or predict print with --json.
     SPECs are changes, as `whatif` takes them; without any, the best combination found is shown.
+    With --on and --of, the step under each plan is played and shown too.
     """
+    from foretell.advise.advise import TRIED
     from foretell.cli.progress import working
     from foretell.report import write
 
-    with working("reading") as tell:
-        found = _surveyed(given, cluster, real_ms, not no_advice, tell)
+    with working("gathering", steps=0 if no_advice else 2 * len(TRIED)) as tell:
+        found = _surveyed(given, (cluster, model), real_ms, not no_advice, tell)
     if as_json or output is None:
         answer(_numbers(found), as_json, _text)
     if output is not None:
@@ -48,15 +52,22 @@ def command(
 
 
 def _surveyed(
-    given: tuple[str, ...], cluster: str | None, real_ms: float | None, advice: bool, tell: Any
+    given: tuple[str, ...],
+    place: tuple[str | None, str | None],
+    real_ms: float | None,
+    advice: bool,
+    tell: Any,
 ) -> Any:
     from foretell.cluster import load as load_cluster
     from foretell.errors import InputError
     from foretell.survey import Asked, load, survey
     from foretell.survey.asked import drawings
+    from foretell.survey.planned import model_of
 
-    asked = Asked.of(given)
+    asked, (cluster, model) = Asked.of(given), place
     machines = load_cluster(cluster) if cluster else None
+    if model and machines is None:
+        raise InputError(f"`--of {model}` without machines", hint="name them with --on")
     real = None if real_ms is None else real_ms / 1e3
     if asked.specs and not asked.steps:
         raise InputError(
@@ -64,7 +75,8 @@ def _surveyed(
             hint="name a trace or a graph first",
         )
     loaded = [load(path, machines, real) for path in asked.steps]
-    return survey(loaded, asked.specs, drawings(asked, machines), advice=advice, progress=tell)
+    drawn = drawings(asked, machines, model_of(model) if model else None)
+    return survey(loaded, asked.specs, drawn, advice=advice, progress=tell)
 
 
 def _numbers(found: Any) -> dict[str, Any]:

@@ -11,6 +11,8 @@ import click
 from foretell.cli.output import answer, json_option, say
 from foretell.cli.progress import working
 
+_WIDE = 60  # letters of a plan that are shown; placed stages and actions would fill pages
+
 
 @click.command()
 @click.argument("script", type=click.Path(path_type=Path))
@@ -93,8 +95,9 @@ def _mean(losses: tuple[float | None, ...], ranks: list[dict[str, Any]]) -> floa
 def _text(found: dict[str, Any]) -> str:
     from foretell.report import words
 
+    plan = found["plan"] if len(found["plan"]) <= _WIDE else f"{found['plan'][:_WIDE]}…"
     lines = [
-        f"{found['plan']} on {found['ranks']} rank{'s' if found['ranks'] > 1 else ''}",
+        f"{plan} on {found['ranks']} rank{'s' if found['ranks'] > 1 else ''}",
         f"measured   {words.seconds(found['step_s'])} a step, median of {len(found['steps_s'])} "
         f"({words.seconds(found['low_s'])} to {words.seconds(found['high_s'])})",
     ]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from foretell.cli.output import answer, json_option, say
+from foretell.cli.output import answer, json_option
 from foretell.cli.progress import working
+from foretell.cli.schedule_files import write
 from foretell.errors import InputError
 
 _DECIDE = click.Choice(["no", "yes", "auto"])
@@ -17,7 +19,8 @@ _DECIDE = click.Choice(["no", "yes", "auto"])
 @click.command()
 @click.argument("placement", required=False)
 @click.option("-n", "--micro-batches", type=click.IntRange(min=1), default=8, show_default=True)
-@click.option("-m", "--memory", type=float, help="What each device holds at most.")
+@click.option("-m", "--memory", default="", help="What devices hold at most: 6, or 6,4,4,2.")
+@click.option("--speed", default="", help="Of devices, where not 1: 2, or 1,1,0.5,1.")
 @click.option("--on", "cluster", help="PLACEMENT is a model: schedule it on this cluster.")
 @click.option("--shape", default="auto", show_default=True, help="v, m, nn, k, x, tp: of a model.")
 @click.option("--plan", "plan", default="", help="What else a model needs: micro_batch=2,stack=…")
@@ -39,7 +42,8 @@ def command(placement: str | None, **asked: Any) -> None:
 
     PLACEMENT is a file, or a shape such as v:devices=4 or m:devices=8,infer=yes; with --on it is a
     model such as gpt:layers=24,… and stages, devices and times are worked out. -o writes a drawing
-    (.svg), a plan (.plan, of a model) or the placement itself (.json).
+    (.svg), a plan (.plan, of a model), the placement itself (.json), or what each rank does as
+    torch's runtime and torchtitan read it (.csv; .comms.csv with sends and receives).
     """
     if asked["methods"]:
         return answer(_methods(), asked["as_json"], _listed)
@@ -72,26 +76,75 @@ def _cache(asked: dict[str, Any]) -> Path | None:
 
 def _of_placement(placement: str, asked: dict[str, Any]) -> None:
     from foretell.search.schedule import load, schedule, shape
+    from foretell.search.schedule.choose import decided
 
+    _check_options(asked)
     path = Path(placement)
     is_file = path.exists() or path.suffix == ".json" or "/" in placement
-    problem = load(path) if is_file else shape(placement)
+    problem = _changed(load(path) if is_file else shape(placement), asked)
     if asked["compare"]:
         _compared([("", problem, asked["micro_batches"])], asked)
         return
-    with working("searching") as tell:
-        found = schedule(
-            problem,
-            micro_batches=asked["micro_batches"],
-            memory=asked["memory"],
-            method=asked["method"],
-            time_limit=asked["time_limit"],
-            cache=_cache(asked),
-            progress=lambda what, value, bound: tell(f"{what} {value:g}, bound {bound:g}"),
-        )
-    answer(found.answer(), asked["as_json"], lambda _: _text(found))
+    with working("searching", about=asked["time_limit"]) as tell:
+
+        def find(one: Any, limit: float = asked["time_limit"]) -> Any:
+            return schedule(
+                one,
+                micro_batches=asked["micro_batches"],
+                method=asked["method"],
+                time_limit=limit,
+                cache=_cache(asked),
+                progress=lambda what, value, bound: tell(f"{what} {value:g}, bound {bound:g}"),
+            )
+
+        taken = decided(problem, find) if problem.choices else ()
+        found = find(problem.choosing(taken) if problem.choices else problem)
+    more = {"choices": list(taken)} if problem.choices else {}
+    answer(found.answer() | more, asked["as_json"], lambda _: _text(found, taken))
     for output in asked["output"]:
-        _write(output, found, None)
+        write(output, found, None)
+
+
+def _check_options(asked: dict[str, Any]) -> None:
+    """Raise where something is asked of a bare placement that only a model has."""
+    given = [name for name in ("plan", "infer", "split", "frozen") if asked[name]]
+    given += ["shape"] if asked["shape"] != "auto" else []
+    if given:
+        raise InputError(
+            f"--{given[0]} is for a model, and this is a placement",
+            hint="name a cluster with --on, or say it in the shape: v:devices=4,split=yes",
+        )
+
+
+def _changed(problem: Any, asked: dict[str, Any]) -> Any:
+    """A placement on devices of other sizes and speeds, its messages as they are asked for."""
+    from dataclasses import replace
+
+    from foretell.search.schedule.links import occupying
+
+    num = problem.num_devices
+    if asked["overlap"] != "beside":
+        problem = occupying(problem, asked["overlap"])
+    links = problem.num_devices - num  # they hold nothing, and are as quick as they are
+    if asked["memory"]:
+        each = _numbers(asked["memory"], "--memory", num)
+        problem = replace(problem, capacity=(*each, *problem.capacity[num:]))
+    if asked["speed"]:
+        each = _numbers(asked["speed"], "--speed", num)
+        problem = replace(problem, speed=(*each, *(1.0,) * links))
+    return problem
+
+
+def _numbers(text: str, option: str, devices: int) -> tuple[float, ...]:
+    """One number for all devices, or one for each."""
+    from foretell import spec
+
+    found = [float(spec.read(part, float, option)) for part in text.split(",")]
+    if len(found) not in (1, devices):
+        raise InputError(
+            f"{option} {text} for {devices} devices", hint="give one number, or one for each"
+        )
+    return tuple(found) if len(found) == devices else (found[0],) * devices
 
 
 def _of_model(workload: str, asked: dict[str, Any]) -> None:
@@ -102,7 +155,7 @@ def _of_model(workload: str, asked: dict[str, Any]) -> None:
     if asked["compare"]:
         _compared([(m.shape, m.problem, num // m.copies) for m in found], asked)
         return
-    with working("searching") as tell:
+    with working("searching", about=asked["time_limit"]) as tell:
         every = best(
             found,
             num,
@@ -113,7 +166,7 @@ def _of_model(workload: str, asked: dict[str, Any]) -> None:
         )
     answer(_told(every), asked["as_json"], lambda _: _model_text(every))
     for output in asked["output"]:
-        _write(output, every[0].schedule, every[0])
+        write(output, every[0].schedule, every[0])
 
 
 def _models(workload: str, asked: dict[str, Any]) -> list[Any]:
@@ -154,12 +207,12 @@ def _compared(problems: list[tuple[str, Any, int]], asked: dict[str, Any]) -> No
     from foretell.search.schedule.compare import compare
 
     rows = []
-    with working("searching") as tell:
+    with working("searching", steps=len(problems)) as tell:
         for name, problem, num in problems:
             tell(name or "all methods")
             bare = problem.choosing(()) if problem.choices else problem
             limit = asked["time_limit"]
-            found = compare(bare, num, asked["memory"], time_limit=limit, cache=_cache(asked))
+            found = compare(bare, num, time_limit=limit, cache=_cache(asked))
             rows += [(name, row) for row in found]
     answer(
         [row.answer() | {"shape": n} for n, row in rows], asked["as_json"], lambda _: _table(rows)
@@ -177,42 +230,32 @@ def _table(rows: list[tuple[str, Any]]) -> str:
     return table(("shape", *head), [(n, *c) for (n, _), c in zip(rows, cells, strict=True)])
 
 
-def _write(output: Path, found: Any, solved: Any) -> None:
-    """A drawing, a plan or a placement, by the name's ending."""
-    import json
-
-    from foretell.graph.file import write_atomically
-    from foretell.search.schedule.draw import svg
-    from foretell.search.schedule.placement import write
-
-    if output.suffix in (".plan", ".toml"):
-        if solved is None:
-            raise InputError(
-                f"`{output}` would be a plan, and a bare placement has no model to plan",
-                hint="give a model and --on CLUSTER, or write .svg or .json",
-            )
-        from foretell.plan import save
-        from foretell.plan.places import as_degrees
-
-        # a plain pipeline in degrees: other programs read that
-        save(as_degrees(solved.plan, solved.model.prices.workload) or solved.plan, output)
-    elif output.suffix == ".json":
-        text = json.dumps(write(found.problem), indent=1) + "\n"
-        write_atomically(output, lambda file: file.write(text.encode()))
-    else:
-        write_atomically(output, lambda file: file.write(svg(found).encode()))
-    say(f"written: {output}")
-
-
-def _text(found: Any) -> str:
-    is_proven = "proven minimal" if found.proven else f"{100 * found.gap:.1f} % above the bound"
+def _text(found: Any, taken: Sequence[str] = ()) -> str:
     before = ", found before" if found.is_cached else ""
     return (
-        f"{found.per_micro_batch:g} a micro-batch ({is_proven}), "
-        f"makespan {found.makespan:g} for {found.micro_batches} micro-batches, "
-        f"peak memory {max(found.peak_memory):g}, {found.search_cpu:.2f} CPU-s{before}"
-        f"\n\n{_drawn(found)}"
+        f"{found.per_micro_batch:g} a micro-batch ({_rate_bound(found)}), "
+        f"makespan {found.makespan:g} for {found.micro_batches} micro-batches "
+        f"({_makespan_bound(found)}), peak memory {max(found.peak_memory):g}, {found.search_cpu:.2f} CPU-s{before}"
+        f"{_decided(taken)}\n\n{_drawn(found)}"
     )
+
+
+def _rate_bound(found: Any) -> str:
+    """How far the time a micro-batch may be from the least."""
+    if found.proven_unroll is None:
+        return "proven minimal"
+    upto = f", least up to {found.proven_unroll} a pattern" if found.proven_unroll else ""
+    return f"bound {found.lower_bound:.4g}, gap {100 * found.gap:.1f} %{upto}"
+
+
+def _makespan_bound(found: Any) -> str:
+    if found.makespan_gap < 1e-9:
+        return "proven minimal"
+    return f"bound {found.makespan_bound:.4g}, gap {100 * found.makespan_gap:.1f} %"
+
+
+def _decided(taken: Sequence[str]) -> str:
+    return f"\ndecided: {', '.join(taken)}" if taken else ""
 
 
 def _model_text(every: list[Any]) -> str:
@@ -224,7 +267,9 @@ def _model_text(every: list[Any]) -> str:
     head = (
         f"shape {first.model.shape}: {words.seconds(told.step)} a step of "
         f"{first.plan.global_batch} samples, {100 * found.bubble:.1f} % bubble, "
-        f"{told.peak / 2**30:.1f} GiB on the fullest rank, {found.search_cpu:.2f} CPU-s"
+        f"{told.peak / 2**30:.1f} GiB on the fullest rank, {found.search_cpu:.2f} CPU-s\n"
+        f"a micro-batch {words.seconds(found.per_micro_batch)} ({_rate_bound(found)}), "
+        f"makespan {words.seconds(found.makespan)} ({_makespan_bound(found)})"
     )
     stages = [(str(s), t[0], " ".join(t[1:])) for s, t in enumerate(first.plan.stages)]
     others = [

@@ -67,10 +67,12 @@ def show_cluster(what: str, as_json: bool) -> None:
 
 
 def show_trace(path: Path, as_text: bool, as_json: bool) -> None:
+    from foretell.cli.progress import reading
     from foretell.report.summary import graph_summary, graph_text
     from foretell.trace import read
 
-    found = read(path)
+    with reading(path):
+        found = read(path)
     if as_text:
         return click.echo(str(found.graph), nl=False)
     return answer(graph_summary(found.graph), as_json, graph_text)

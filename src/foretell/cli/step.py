@@ -22,10 +22,10 @@ def load_step(file: Path, cluster: str | None, real: float | None = None) -> Ste
         graph = load(file)
         return Step(_priced(graph, machines), machines)
     from foretell.baseline import unprofiled
-    from foretell.cli.progress import working
+    from foretell.cli.progress import reading
     from foretell.trace import read
 
-    with working(f"reading {file.name}"):
+    with reading(file):
         trace = read(file)
         if "measured" not in trace.graph.facts:  # it tells what depends on what, as a graph does
             return Step(_priced(trace.graph, machines), machines)

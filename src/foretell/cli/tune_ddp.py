@@ -22,12 +22,13 @@ TRIED = 4  # in all: as many copies of the model are held at once
 @click.option("-n", "--ranks", type=click.IntRange(min=2), default=2, show_default=True)
 @click.option("--steps", type=click.IntRange(min=1), default=8, show_default=True, help="In a row.")
 @click.option("--rounds", type=click.IntRange(min=2), default=5, show_default=True)
+@click.option("--network", default="loopback", help="200mbit: try a slower link (Linux, root).")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="cuda where there is one.")
 @click.option("--timeout-s", type=float, default=600.0, show_default=True, help="Of each run.")
 @json_option
 def command(
-    script: Path, ranks: int, steps: int, rounds: int, device: str | None, timeout_s: float,
-    as_json: bool,
+    script: Path, ranks: int, steps: int, rounds: int, network: str, device: str | None,
+    timeout_s: float, as_json: bool,
 ) -> None:  # fmt: skip
     """Find buckets for DistributedDataParallel that make SCRIPT's step shorter, and prove it.
 
@@ -38,14 +39,15 @@ def command(
     from foretell.pytorch.tune.launch import Asked, measure
     from foretell.search.fusion.caps import candidates
 
-    asked = Asked(str(script), steps=steps, rounds=rounds, device=device or "")
+    asked = Asked(str(script), steps=steps, rounds=rounds, device=device or "", network=network)
     with working("profiling") as tell:
         profile, wire = _read(measure(asked, ranks, timeout_s), ranks)
         tried = _worth(candidates(profile, wire))
         tell(f"measuring {len(tried)} ways")
         caps = tuple(c.caps for c in tried)
         found = measure(replace(asked, candidates=caps), ranks, timeout_s)
-    answer(_decided(tried, found["rounds"]), as_json, _text)
+    medians = [[statistics.median(took) for took in way] for way in found["rounds"]]
+    answer(_decided(tried, medians), as_json, _text)
 
 
 def _worth(found: list[Any]) -> list[Any]:
@@ -83,6 +85,8 @@ def _decided(tried: list[Any], rounds: list[list[float]]) -> dict[str, Any]:
                 "predicted_gain": tried[0].step / way.step - 1,
                 "step_s": statistics.median(times),
                 "gain": statistics.median(ratios) - 1,
+                "gain_low": min(ratios) - 1,
+                "gain_high": max(ratios) - 1,
                 "won": sum(r > 1 for r in ratios),
             }
         )
@@ -94,6 +98,8 @@ def _decided(tried: list[Any], rounds: list[list[float]]) -> dict[str, Any]:
         "line": "" if best is rows[0] else line,
         "caps_mb": best["caps_mb"],
         "gain": best["gain"],
+        "gain_low": best["gain_low"],
+        "gain_high": best["gain_high"],
         "default_s": rows[0]["step_s"],
         "tuned_s": best["step_s"],
         "rounds": len(default),
@@ -111,18 +117,20 @@ def _text(found: dict[str, Any]) -> str:
             str(r["buckets"]),
             words.seconds(r["step_s"]),
             f"{100 * r['gain']:+.1f} %",
+            f"{100 * r['gain_low']:+.0f} to {100 * r['gain_high']:+.0f} %",
             f"{100 * r['predicted_gain']:+.1f} %",
             f"{r['won']} of {found['rounds']}",
         )
         for r in found["candidates"]
     ]
-    head = ("buckets", "number>", "step>", "gain>", "predicted>", "rounds won>")
+    head = ("buckets", "number>", "step>", "gain>", "rounds>", "predicted>", "won>")
     if found["keep_default"]:
         last = "keep the default: nothing tried was surely faster"
     else:
         last = (
             f"DistributedDataParallel(model, {found['line']})\n"
             f"measured {100 * found['gain']:.1f} % faster: {words.seconds(found['default_s'])} → "
-            f"{words.seconds(found['tuned_s'])} a step"
+            f"{words.seconds(found['tuned_s'])} a step; {found['rounds']} rounds in turns from "
+            f"{100 * found['gain_low']:+.1f} to {100 * found['gain_high']:+.1f} %"
         )
     return f"{table(head, rows)}\n\n{last}"

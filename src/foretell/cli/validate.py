@@ -19,7 +19,10 @@ PARTS = (
     "memory",
     "fused",
 )  # what can be validated, and the module in validate/ that does
-SHIPPED = {"lab"}  # parts whose measurements are in the package
+# CPU-seconds each takes, on a core shared with others: for the bar alone.
+TAKES = {"kernels": 90.0, "collectives": 40.0, "whatifs": 90.0, "scaling": 20.0, "memory": 30.0,
+         "capture": 60.0, "oracle": 60.0, "fused": 30.0}  # fmt: skip
+SHIPPED = {"lab", "agreement"}  # parts whose measurements are in the package, or need none
 
 
 def _part(name: str, text: str) -> Callable[[Command], Command]:
@@ -35,6 +38,7 @@ def _part(name: str, text: str) -> Callable[[Command], Command]:
 @_part("memory", "Peak memory of what-ifs from one trace against the change made and measured.")
 @_part("capture", "Steps captured from the model alone against steps run and timed.")
 @_part("oracle", "Layouts and memory from the model alone against runs of others.")
+@_part("agreement", "Built-in models against captures of the same: parameters, flop, steps.")
 @_part("fused", "Prices of fused ops against measured ones.")
 @_part("lab", "Plans on small networks against runs of the laboratory, which are shipped.")
 @json_option
@@ -43,8 +47,9 @@ def command(truth: Path | None, parts: tuple[str, ...], as_json: bool) -> None:
     from foretell.validate import truth_folder
 
     folder = None if parts and set(parts) <= SHIPPED else truth_folder(truth)
-    for part in parts or PARTS:
+    asked = parts or PARTS
+    for k, part in enumerate(asked, 1):
         module = import_module(f"foretell.validate.{part}")
-        with working(f"validating {part}"):
+        with working(f"validating {part} ({k} of {len(asked)})", about=TAKES.get(part, 0.0)):
             found = {"part": part, **module.report(folder)}
         answer(found, as_json, lambda a: a["text"])

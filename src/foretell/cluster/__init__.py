@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from foretell.cluster.calibration import Calibration as Calibration
     from foretell.cluster.cluster import Cluster as Cluster
     from foretell.cluster.device import Device as Device
     from foretell.cluster.fabric import Switch as Switch
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from foretell.cluster.topology import Topology as Topology
 
 _WHERE = {
+    "Calibration": "calibration",
     "Cluster": "cluster",
     "Device": "device",
     "Level": "level",

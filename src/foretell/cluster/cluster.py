@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from foretell.cluster import levels as tiers_of
 from foretell.cluster import order, route
+from foretell.cluster.calibration import PLAIN, Calibration
 from foretell.cluster.device import Device
 from foretell.cluster.fabric import Fabric, Switch, Tier, drawn, tiered
 from foretell.cluster.level import Level
@@ -40,6 +41,7 @@ class Cluster:
     tiers: tuple[Tier, ...] = ()  # how switches join the nodes, or else
     switches: tuple[Switch, ...] = ()  # the switches one by one
     title: str = ""
+    calibration: Calibration = PLAIN  # how it really runs, where somebody measured
     _ways: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict, repr=False)
     _levels: dict[object, tuple[Level, ...]] = field(default_factory=dict, repr=False)
 
@@ -130,7 +132,7 @@ class Cluster:
         if len(self._levels) >= MOST_KEPT:
             self._levels.clear()
         if key not in self._levels:
-            self._levels[key] = tiers_of.levels(self, group, others)
+            self._levels[key] = self.calibration.levels(tiers_of.levels(self, group, others))
         return self._levels[key]
 
     def ring(self, ranks: Iterable[int]) -> tuple[int, ...]:
@@ -160,6 +162,10 @@ class Cluster:
             raise InputError(f"a rank is named twice in a subset of `{self.name}`")
         pick = np.array(group)
         return replace(self, nodes=self.nodes[pick], slots=self.slots[pick], _ways={}, _levels={})
+
+    def calibrated(self, calibration: Calibration) -> "Cluster":
+        """The same machines, as they were measured to run."""
+        return replace(self, calibration=calibration, _ways={}, _levels={})
 
     @cached_property
     def price(self) -> float:

@@ -1,6 +1,7 @@
 """What a collective sees of a cluster: tiers of members that can send while they receive."""
 
 from dataclasses import dataclass
+from math import inf
 
 
 @dataclass(frozen=True)
@@ -19,3 +20,6 @@ class Level:
     channels: int  # parallel paths a member has: NVLinks inside a node, NICs between nodes
     name: str = ""  # what joins the members: node, leaf, rack, spine …
     bandwidths: tuple[float, ...] = ()  # the slowest member of each sub-group, as `sizes`
+    later: float = 1.0  # times as long as priced until bytes move (→ foretell.cluster.calibration)
+    slower: float = 1.0  # times as long as priced that a byte takes
+    tree_bytes: float = inf  # all-reduces above this size go by rings

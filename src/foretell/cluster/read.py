@@ -19,6 +19,7 @@ import numpy as np
 from foretell import spec
 from foretell.cluster import cluster as whole
 from foretell.cluster import options, preset
+from foretell.cluster.calibration import Calibration
 from foretell.cluster.check import check
 from foretell.cluster.cluster import Cluster
 from foretell.cluster.fabric import Tier
@@ -37,7 +38,10 @@ from foretell.cluster.tables import (
 from foretell.cluster.wiring import read_node
 from foretell.errors import InputError
 
-_FILE = ("name", "title", "node", "tier", "switch", "device", "link", "ranks", "aliases", "sources")
+_FILE = (
+    *("name", "title", "node", "tier", "switch", "device", "link", "ranks", "aliases", "sources"),
+    "calibration",
+)
 
 
 def load(text: str) -> Cluster:
@@ -114,7 +118,17 @@ def read(page: Page) -> Cluster | None:
         title=top.text("title"),
     )
     check(page, made)
-    return None if page.problems else _placed(top, made)
+    factors = _calibration(page)
+    return None if page.problems else _placed(top, replace(made, calibration=factors))
+
+
+def _calibration(page: Page) -> Calibration:
+    """How the machines really run, where the page says so."""
+    try:
+        return Calibration.of(dict(page.values.get("calibration", {})), "[calibration]")
+    except (InputError, TypeError, ValueError) as error:
+        page.note(("calibration",), str(getattr(error, "message", error)))
+        return Calibration()
 
 
 def _scope(page: Page) -> Scope:

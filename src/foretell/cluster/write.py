@@ -45,8 +45,16 @@ def text(cluster: Cluster) -> str:
         *(line for d in devices.values() for line in _device(d)),
         *cables.lines(),
         *body,
+        *_calibration(cluster),
     ]
     return "\n".join(parts) + "\n"
+
+
+def _calibration(cluster: Cluster) -> Iterator[str]:
+    factors = cluster.calibration.plain()
+    if factors:
+        yield "\n[calibration]"
+    yield from (f"{name} = {value!r}" for name, value in factors.items())
 
 
 class _Cables:
@@ -167,11 +175,13 @@ def fingerprint(cluster: Cluster) -> str:
 
     Device names count: measured tables and learned prices are kept by them.
     """
-    whole = {
+    whole: dict[str, Any] = {
         "nodes": [(_bare_node(node), count) for node, count in cluster.groups],
         "tiers": [asdict(tier) | {"name": ""} for tier in cluster.tiers],
         "switches": [asdict(switch) for switch in cluster.switches],
     }
+    if factors := cluster.calibration.plain():
+        whole["calibration"] = factors
     digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode())
     digest.update(np.ascontiguousarray(cluster.nodes, dtype="<i8").tobytes())
     digest.update(np.ascontiguousarray(cluster.slots, dtype="<i8").tobytes())

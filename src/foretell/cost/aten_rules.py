@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 
 from foretell.cost.aten_call import Call, Dims, Kernel, Sizes, in_order
+from foretell.cost.memory_bound import added_rows
 from foretell.cost.shape import write
 
 
@@ -183,8 +184,10 @@ def _looked_up(call: Call) -> list[Kernel]:
 def _embedding_backward(call: Call) -> list[Kernel]:
     """The gradient of every row that was looked up, and a table of zeros to add them to."""
     width, n = call.dims[0][-1], call.size(0)
-    moved = (2 * n + _pair(call.numbers(2)) * width) * call.item()
-    return [Kernel("embedding_backward", write({"n": n, "rows": n / width}), float(moved))]
+    table = _pair(call.numbers(2))
+    moved = (2 * n + table * width) * call.item()
+    rows = float(added_rows(n / width, table)) if table else n / width
+    return [Kernel("embedding_backward", write({"n": n, "rows": rows}), float(moved))]
 
 
 def _pool(op: str, at: int) -> Callable[[Call], list[Kernel]]:
@@ -264,6 +267,10 @@ RULES: dict[str, Callable[[Call], list[Kernel]]] = {
     "max_pool2d_with_indices_backward": _pool("pool_backward", 1),
     "avg_pool2d": _pool("pool", 0),
     "avg_pool2d_backward": _pool("pool_backward", 1),
+    "max_pool3d_with_indices": _pool("pool", 0),
+    "max_pool3d_with_indices_backward": _pool("pool_backward", 1),
+    "avg_pool3d": _pool("pool", 0),
+    "avg_pool3d_backward": _pool("pool_backward", 1),
     "embedding": _looked_up,
     "index_select": _looked_up,
     "embedding_dense_backward": _embedding_backward,

@@ -92,6 +92,17 @@ class _Table:
     ways: tuple[Way, ...]
     laws: tuple[tuple[float, float, float], ...]  # start, slope, root of each way
     sigma: tuple[float, float]  # below LARGE, and from there
+    tree_bytes: float = math.inf  # messages above it do not go by trees
+
+    def costs(self, size: float) -> list[float]:
+        """Seconds of a message by each way; infinite where the library would not take it."""
+        root = math.sqrt(size)
+        return [
+            start + slope * size + bend * root
+            if size <= self.tree_bytes or way.algorithm != "tree"
+            else math.inf
+            for (start, slope, bend), way in zip(self.laws, self.ways, strict=True)
+        ]
 
 
 def _recall(op: str, levels: tuple[Level, ...], protocols: tuple[str, ...]) -> _Table:
@@ -120,7 +131,8 @@ def _table(op: str, levels: tuple[Level, ...], protocols: tuple[str, ...]) -> _T
     if tiers and not found:
         raise InputError(f"no protocol is left to run `{op}` with", hint="name ll, ll128 or simple")
     laws = tuple((way.start, way.slope, way.root) for way in found)
-    return _Table(found, laws, _sigma(op, tiers))
+    most = min((level.tree_bytes for level in levels), default=math.inf)
+    return _Table(found, laws, _sigma(op, tiers), most)
 
 
 def _sigma(op: str, tiers: tuple[Tier, ...]) -> tuple[float, float]:
@@ -135,8 +147,7 @@ def _one(table: _Table, size: float) -> Priced:
         raise InputError(f"a message of {size} bytes")
     if not table.ways:
         return Priced(0.0, None, 0.0)
-    root = math.sqrt(size)
-    costs = [start + slope * size + bend * root for start, slope, bend in table.laws]
+    costs = table.costs(size)
     best = min(range(len(costs)), key=costs.__getitem__)
     return Priced(costs[best], table.ways[best], table.sigma[size >= LARGE])
 
@@ -150,6 +161,9 @@ def _many(table: _Table, sizes: NDArray[Any]) -> PricedMany:
         return PricedMany(nothing, nothing.astype(np.intp), (), nothing)
     root = np.sqrt(size)
     costs = np.stack([start + slope * size + bend * root for start, slope, bend in table.laws])
+    if table.tree_bytes < math.inf:
+        trees = np.array([way.algorithm == "tree" for way in table.ways])
+        costs[trees] = np.where(size > table.tree_bytes, np.inf, costs[trees])
     choice = costs.argmin(axis=0)
     seconds = np.take_along_axis(costs, choice[None], axis=0)[0]
     return PricedMany(seconds, choice, table.ways, np.asarray(table.sigma)[(size >= LARGE) * 1])

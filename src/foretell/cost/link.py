@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,8 +57,24 @@ class Link:
 
 
 def link_of(level: Level) -> Link:
-    """The class of link a level belongs to, among those that ship."""
-    return nearest(level, links())
+    """The class of link a level belongs to, among those that ship; as slow as it was measured."""
+    found = nearest(level, links())
+    return found if level.later == level.slower == 1 else _slowed(found, level)
+
+
+def _slowed(link: Link, level: Level) -> Link:
+    modes: dict[str, Any] = {
+        f.name: replace(
+            mode,
+            start=mode.start * level.later,
+            hop=mode.hop * level.later,
+            copy=mode.copy / level.slower,
+            fill=mode.fill * level.later,
+        )
+        for f in fields(link)
+        if isinstance(mode := getattr(link, f.name), Mode)
+    }
+    return replace(link, launch=link.launch * level.later, **modes)
 
 
 def nearest(level: Level, known: Mapping[str, Link]) -> Link:

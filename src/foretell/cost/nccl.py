@@ -89,8 +89,9 @@ def _tier(level: Level, link: Link, members: int, ranks: int, edges: int) -> Tie
     is_network = level.kind in NETWORKS
     nics = max(1, level.channels) if is_network else 1
     # A rank drives one NIC: a node of 8 NICs with 2 ranks in the group sends at a quarter speed.
-    speed = level.bandwidth * min(1.0, ranks / nics)
-    return Tier(link, members, ranks, edges, speed, min(ranks, nics), level.latency, is_network)
+    speed = level.bandwidth * min(1.0, ranks / nics) / level.slower
+    latency = level.latency * level.later
+    return Tier(link, members, ranks, edges, speed, min(ranks, nics), latency, is_network)
 
 
 def _check(levels: tuple[Level, ...]) -> None:

@@ -71,7 +71,17 @@ def prices(
         seconds[left], sigma[left] = found, spread
         source[known] = model.source
     _check_all(work, seconds, chain)
+    seconds *= _calibrated(work, cluster)
     return seconds[number], sigma[number], source[number]
+
+
+def _calibrated(work: Work, cluster: Cluster) -> Array:
+    """How many times as long as priced work takes on this cluster; messages know it themselves."""
+    known = cluster.calibration
+    on_device = np.isin(work.kind, (Kind.KERNEL, Kind.COPY))
+    found: Array = np.where(on_device, known.compute, 1.0)
+    found[work.kind == Kind.HOST] = known.host
+    return found
 
 
 def default_models() -> tuple[Model, ...]:

@@ -4,10 +4,12 @@ Read off the shipped tables of what was measured (→ `foretell.pytorch.bench`):
 measured both ways gives one ratio, and a shape in between is told by the rows nearest to it, in
 the logarithms of its sizes:
 
-    ratio = exp( Σ wᵢ ln rᵢ ),   wᵢ ∝ 1 / (NEAR² + distanceᵢ²)   over the `NEIGHBOURS` nearest
+    ratio = exp( Σ wᵢ ln rᵢ ),   wᵢ ∝ 1 / (NEAR² + distanceᵢ²)²   over the `NEIGHBOURS` nearest
 
 A ratio carries over between devices of one generation far better than a time does: what the format
-does to the bytes and to the arithmetic is the same, and what the kernel wastes mostly cancels.
+does to the bytes and to the arithmetic is the same, and what the kernel wastes mostly cancels. On
+the measured device itself the time of the second way is as good a witness (`times`), and a better
+one where the first way has kernels that are fast or slow for reasons of their own.
 """
 
 from __future__ import annotations
@@ -50,17 +52,25 @@ class Rows:
 
     def near(self, sizes: Sizes) -> tuple[Array, Array, Array]:
         """ln ratio, its spread, and ln seconds the first way, at each asked shape."""
-        asked = places(self.op, self.keys, sizes)
-        distance = np.sqrt(((asked[:, None, :] - self.places[None]) ** 2).sum(axis=-1))
-        order = np.argsort(distance, axis=1, kind="stable")[:, :NEIGHBOURS]
-        weight = 1 / (NEAR**2 + np.take_along_axis(distance, order, 1) ** 2)
-        weight /= weight.sum(axis=1, keepdims=True)
-        found = self.ratio[order]
-        mean = (weight * found).sum(axis=1)
-        spread = np.sqrt((weight * (found - mean[:, None]) ** 2).sum(axis=1))
-        nearest = np.take_along_axis(distance, order, 1)[:, 0]
-        seconds = (weight * self.seconds[order]).sum(axis=1)
-        return mean, np.hypot(spread, 0.03 + 0.05 * nearest), seconds
+        order, weight, nearest = _nearest(places(self.op, self.keys, sizes), self.places)
+        mean, spread = _mean(self.ratio[order], weight, nearest)
+        return mean, spread, (weight * self.seconds[order]).sum(axis=1)
+
+
+def _nearest(asked: Array, known: Array) -> tuple[Array, Array, Array]:
+    """The rows nearest to each asked place, how much each counts, and how far the first is."""
+    distance = np.sqrt(((asked[:, None, :] - known[None]) ** 2).sum(axis=-1))
+    order = np.argsort(distance, axis=1, kind="stable")[:, :NEIGHBOURS]
+    ranked = np.take_along_axis(distance, order, 1)
+    weight = 1 / (NEAR**2 + ranked**2) ** 2
+    return order, weight / weight.sum(axis=1, keepdims=True), ranked[:, 0]
+
+
+def _mean(found: Array, weight: Array, nearest: Array) -> tuple[Array, Array]:
+    """The weighted mean of logarithms, and how far it may be off."""
+    mean = (weight * found).sum(axis=1)
+    spread = np.sqrt((weight * (found - mean[:, None]) ** 2).sum(axis=1))
+    return mean, np.hypot(spread, 0.03 + 0.05 * nearest)
 
 
 class Ratio(NamedTuple):
@@ -80,15 +90,57 @@ def ratios(op: str, direction: str, sizes: Sizes, source: Way, target: Way) -> R
     return Ratio(np.exp(mean), spread, np.exp(seconds))
 
 
+class Times(NamedTuple):
+    """How long shapes take one way on the measured device."""
+
+    seconds: Array
+    sigma: Array  # spread of its logarithm
+
+
+def times(op: str, direction: str, sizes: Sizes, way: Way) -> Times | None:
+    """The time of each shape one way: work by its rate at the rows nearest to it."""
+    known = _timed(op, direction, way)
+    if known is None or op not in WORK:
+        return None
+    order, weight, nearest = _nearest(places(op, known.keys, sizes), known.places)
+    mean, spread = _mean(known.seconds[order] - known.work[order], weight, nearest)
+    return Times(np.exp(mean + np.log(WORK[op](sizes))), spread)
+
+
+@dataclass(frozen=True, eq=False)
+class _Timed:
+    """Rows of one op and direction one way: places, and logarithms of time and work."""
+
+    keys: tuple[str, ...]
+    places: Array
+    seconds: Array
+    work: Array
+
+
+@cache
+def _timed(op: str, direction: str, way: Way) -> _Timed | None:
+    found = _measured(op, direction, way)
+    if not found or op not in WORK:
+        return None
+    keys, sizes = _sizes([shape for shape, _ in found])
+    seconds = np.log(list(found.values()))
+    return _Timed(keys, places(op, keys, sizes), seconds, np.log(WORK[op](sizes)))
+
+
+def _sizes(shapes: Sequence[str]) -> tuple[tuple[str, ...], dict[str, Array]]:
+    """Every size that some shape names, of all of them; one where it is not named."""
+    told = [dict(_pairs(shape)) for shape in shapes]
+    keys = tuple(sorted({k for shape in told for k in shape}))
+    return keys, {k: np.array([shape.get(k, 1.0) for shape in told]) for k in keys}
+
+
 @cache
 def _rows(op: str, direction: str, source: Way, target: Way) -> Rows | None:
     before, after = (_measured(op, direction, way) for way in (source, target))
     both = [key for key in before if key in after]
     if not both:
         return None
-    shapes = [dict(_pairs(shape)) for shape, _ in both]
-    keys = tuple(sorted({k for shape in shapes for k in shape}))
-    sizes = {k: np.array([shape.get(k, 1.0) for shape in shapes]) for k in keys}
+    keys, sizes = _sizes([shape for shape, _ in both])
     ratio = np.log([after[key] / before[key] for key in both])
     seconds = np.log([before[key] for key in both])
     return Rows(op, keys, places(op, keys, sizes), ratio, seconds)
@@ -120,7 +172,10 @@ def _aligned(size: Array) -> Array:
 
 
 def _convolution(sizes: Sizes, keys: Sequence[str]) -> list[Array]:
-    """Pixels, channels a group, taps and stride; a group of one channel is another kernel."""
+    """Pixels, channels a group, taps and stride; a group of one channel is another kernel.
+
+    A single tap is a product with pixels along its rows, so that it matters how they are aligned.
+    """
     one = np.ones(1)
     n, c, k, groups = (np.asarray(sizes.get(key, one), float) for key in ("n", "c", "k", "groups"))
     side = np.asarray(sizes["h"], float) * np.asarray(sizes["w"], float) * sizes.get("t", one)
@@ -131,6 +186,7 @@ def _convolution(sizes: Sizes, keys: Sequence[str]) -> list[Array]:
     return [
         _log(n * side / stride**2), 0.4 * _log(side), _log(c / groups), _log(k / groups),
         0.5 * _log(groups), lone, 1.5 * _log(taps), _log(stride), wide,
+        1.5 * _aligned(side) * ((taps == 1) & (stride == 1)),
     ]  # fmt: skip
 
 
@@ -147,6 +203,42 @@ FEATURES = {
     "conv3d": _convolution,
     "convt2d": _convolution,
     "batch_norm": _channels,
+}
+
+
+# Seconds that work takes at round figures of the device: what rates of neighbours are relative to.
+FLOPS, BYTES, START = 4e14, 3.5e12, 2e-6
+BLOCKS = 264  # that it runs at a time: two on each of its processors
+
+
+def _product_work(sizes: Sizes) -> Array:
+    one = np.ones(1)
+    m, n, k, b = (np.asarray(sizes.get(key, one), float) for key in ("m", "n", "k", "b"))
+    moved = 2 * b * (m * k + k * n + m * n)
+    return np.asarray(2 * b * m * n * k / FLOPS + moved / BYTES + START)
+
+
+def _convolution_work(sizes: Sizes) -> Array:
+    one = np.ones(1)
+    n, c, k, groups = (np.asarray(sizes.get(key, one), float) for key in ("n", "c", "k", "groups"))
+    side = np.asarray(sizes["h"], float) * np.asarray(sizes["w"], float) * sizes.get("t", one)
+    out = n * side / np.asarray(sizes.get("stride", one), float) ** 2
+    taps = np.asarray(sizes["r"], float) * np.asarray(sizes["s"], float)
+    moved = 2 * (n * side * c + out * k)
+    return np.asarray(2 * out * k * c / groups * taps / FLOPS + moved / BYTES + START)
+
+
+def _channel_work(sizes: Sizes) -> Array:
+    """A channel is a block's: with few of them most of the device has nothing to do."""
+    n, c, h, w = (np.asarray(sizes.get(key, np.ones(1)), float) for key in ("n", "c", "h", "w"))
+    return np.asarray(6 * n * np.maximum(c, BLOCKS) * h * w / BYTES + START)
+
+
+WORK = {
+    "linear": _product_work,
+    "bmm": _product_work,
+    "conv2d": _convolution_work,
+    "batch_norm": _channel_work,
 }
 
 

@@ -103,6 +103,18 @@ def a_cycle(start: Any, after: Any, turn_start: Any, turn_before: Any) -> Any:
 
 
 @njit(cache=True)
+def doubled(values: Any) -> Any:
+    """The same values with as much room behind them.
+
+    One by one: to assign a slice, numba compiles the text of an error too, which takes seconds.
+    """
+    out = np.empty(2 * len(values), values.dtype)
+    for k in range(len(values)):
+        out[k] = values[k]
+    return out
+
+
+@njit(cache=True)
 def bridged(start: Any, after: Any, lag: Any, gone: Any, order: Any) -> Any:
     """Edges between kept tasks when others go: who waited for a gone task waits for its waits.
 
@@ -138,26 +150,13 @@ def bridged(start: Any, after: Any, lag: Any, gone: Any, order: Any) -> Any:
                         pool_lag[mark[s]] = max(pool_lag[mark[s]], w)
                         continue
                     if used == len(pool):
-                        bigger = np.empty(2 * used, np.int32)
-                        bigger[:used] = pool
-                        pool = bigger
-                        larger = np.empty(2 * used, np.float64)
-                        larger[:used] = pool_lag
-                        pool_lag = larger
+                        pool, pool_lag = doubled(pool), doubled(pool_lag)
                     pool[used], pool_lag[used] = s, w
                     mark[s] = used
                     used += 1
                 else:
                     if count == len(out_w):
-                        w2 = np.empty(2 * count, np.int32)
-                        w2[:count] = out_w
-                        out_w = w2
-                        a2 = np.empty(2 * count, np.int32)
-                        a2[:count] = out_a
-                        out_a = a2
-                        l2 = np.empty(2 * count, np.float64)
-                        l2[:count] = out_l
-                        out_l = l2
+                        out_w, out_a, out_l = doubled(out_w), doubled(out_a), doubled(out_l)
                     out_w[count], out_a[count], out_l[count] = i, s, w
                     count += 1
         if gone[i]:

@@ -77,8 +77,9 @@ def _unwritten(tape: Tape) -> Tape:
         if heavy:
             needed.update(o.reads, o.makes)
         made.update(o.makes)
+    unseen = made - needed
     storages = tuple(
-        replace(s, count=0) if k in made - needed and s.kind == BufferKind.ACTIVATION else s
+        replace(s, count=0) if k in unseen and s.kind == BufferKind.ACTIVATION else s
         for k, s in enumerate(tape.storages)
     )
     return tape.changed(storages=storages)

@@ -6,6 +6,7 @@ import math
 
 from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError, InputError
+from foretell.plan.grouped import layers_of, runs, units
 from foretell.plan.plan import Plan
 from foretell.plan.stack import stack_of, usual
 from foretell.workload import Workload
@@ -15,6 +16,8 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved", "actions")
 
 def check(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
     """The plan with its batch filled in, or an error that names the factors."""
+    if plan.groups:
+        return _check_groups(plan, workload, cluster)
     dtype = plan.dtype or workload.dtype
     stack = plan.stack or usual(workload.most("tp") > 1, dtype, plan.zero)
     stack_of(stack)
@@ -43,17 +46,45 @@ def placed(plan: Plan, cluster: Cluster) -> tuple[Plan, Cluster]:
 
 
 def _check_made_for(plan: Plan, cluster: Cluster) -> None:
-    """A plan found for some machines fits no others; groups are priced where they were found."""
+    """A plan found for some machines fits no others."""
     if plan.cluster and plan.cluster != cluster.fingerprint():
         raise InputError(
             f"the plan was made for another cluster than `{cluster.name}`",
             hint="find one for this cluster with `foretell plan`",
         )
-    if plan.groups:
+    if plan.regions or plan.late:
         raise InputError(
-            "a plan whose layers run on ranks of their own (`groups`)",
-            hint="`foretell plan` priced it when it was found; ask for `runs=yes` to deploy",
+            "a plan that fuses or orders single ops (`regions`, `late`)",
+            hint="`foretell predict` and `foretell.search.fusion.foretold` price it",
         )
+
+
+def _check_groups(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
+    """Layers on ranks of their own: rows against the model's layers and the cluster's ranks."""
+    _check_made_for(plan, cluster)
+    if plan.model and plan.model != workload.fingerprint():
+        raise InputError(
+            f"the plan was made for another model than `{workload.name}`",
+            hint="find one for this model with `foretell plan`",
+        )
+    beside = {k: n for k, n in plan.degrees().items() if n > 1}
+    if beside:
+        raise InputError(
+            f"{_product(beside)} beside layers on ranks of their own (`groups`)",
+            hint="rows name ranks one by one: leave the degrees out",
+        )
+    found = runs(plan)
+    if plan.ranks > cluster.size:
+        raise InputError(
+            f"the plan names rank {plan.ranks - 1}; `{cluster.name}` has {cluster.size} ranks",
+            hint="it was made for another cluster: find one for this cluster",
+        )
+    layers_of(found, [unit.name for unit in units(workload)], workload.name)
+    batch = plan.global_batch or found[0].batch
+    stack = plan.stack or "ddp"  # what runs them (→ foretell.pytorch.deploy) is plain PyTorch
+    stack_of(stack)
+    micro = plan.micro_batch or batch
+    return plan.but(stack=stack, global_batch=batch, micro_batch=micro)
 
 
 def _check_placed(plan: Plan) -> None:

@@ -56,7 +56,7 @@ def costs(
     layers = [cost.take(which) for cost in layer_costs(workload, cluster, cells, device)]
     held = [_taken(h, which) for h in holdings(workload, cells)]
     bend = np.array([stack_of(s).bend for s in table.stacks])
-    turn = np.array([stack_of(s).turn for s in table.stacks])
+    turn = np.array([stack_of(s).turn for s in table.stacks]) * cluster.calibration.host
     return Costs(table, layers, held, bend, turn, np.array([_again(p) for p in plans]))
 
 

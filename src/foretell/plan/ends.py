@@ -108,6 +108,7 @@ def updating(c: Costs, s: Stage, cluster: Cluster) -> Array:
     size = moved * (s.weights / sharing + s.experts)
     n = np.maximum(size / moved, 1.0)
     found = kernel.seconds(slowest(cluster), "optimizer", "fp32", {"n": n}, bytes=size).seconds
+    found = found * cluster.calibration.compute
     away = np.array([p.offload for p in c.plans.plans])
     return np.where(away, _on_host(n, cluster), found) if away.any() else found
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from foretell.cluster import Cluster
+from foretell.errors import InputError
 from foretell.plan.check import check, placed
 from foretell.plan.costs import Costs, Stage, costs, stage
 from foretell.plan.ends import reduction, sends, tying, updating
@@ -49,6 +50,11 @@ class Estimate:
 
 def estimate(plans: Sequence[Plan], workload: Workload, cluster: Cluster) -> Estimate:
     """Seconds and bytes of every plan; plans that cannot be raise as in `check`."""
+    if any(p.groups for p in plans):
+        raise InputError(
+            "layers on ranks of their own (`groups`) have no closed form",
+            hint="`foretell predict` lowers and plays them",
+        )
     if not any(p.placement for p in plans):
         return _estimate(plans, workload, cluster)
     apart = [placed(p, cluster) for p in plans]

@@ -8,6 +8,8 @@ rank has a lane for compute, one for collectives, and one for each direction it 
     B of a stage   after what the stage behind sent back; on the last, after its own F
     gradients      reduced when the last backward is done, or bucket by bucket while it runs
     update         when the gradients of every stage are there: their common norm is clipped first
+
+Ranks that do not do the same (`shares`, `sync`, `groups`) are written one by one (→ group_graph).
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from foretell.plan.check import check, placed
 from foretell.plan.costs import Costs, costs
 from foretell.plan.ends import sends
 from foretell.plan.finish import write_buffers, write_end
+from foretell.plan.group_graph import lower_groups
+from foretell.plan.group_rows import is_apart
 from foretell.plan.pieces import DETAILS
 from foretell.plan.place_graph import lower_places
 from foretell.plan.plan import Plan
@@ -41,6 +45,8 @@ def lower(plan: Plan, workload: Workload, cluster: Cluster, *, detail: str = "st
         return lower_places(plan, workload, cluster)
     plan, cluster = placed(plan, cluster)
     plan = check(plan, workload, cluster)
+    if is_apart(plan):
+        return lower_groups(plan, workload, cluster)
     return written(costs([plan], workload, cluster), workload, cluster, detail)
 
 

@@ -118,8 +118,8 @@ def _layers(
     seconds = _priced(device, dtype, [call for _, _, call in wanted], len(cells))
     whole = [_empty(len(cells)) for _ in workload.layers]
     for (at, phase, call), took in zip(wanted, seconds, strict=True):
-        whole[at][phase].kernels[:] += took
-        whole[at][phase].host[:] += call.times * stack.host
+        whole[at][phase].kernels[:] += took * cluster.calibration.compute
+        whole[at][phase].host[:] += call.times * stack.host * cluster.calibration.host
         whole[at][phase].flops[:] += call.flops * call.times
     for at, layer in enumerate(workload.layers):
         for exchange in layer.ops:
@@ -203,7 +203,7 @@ def _exchange(
         for op in filter(None, ops):
             phases[phase].talk[rows] += _talk(op, exchange.axis, moved, cluster, part)
             phases[phase].skew[rows] += stack.skew * (size[rows] - 1)
-            phases[phase].host[rows] += stack.host
+            phases[phase].host[rows] += stack.host * cluster.calibration.host
 
 
 def _talk(op: str, axis: str, moved: Array, cluster: Cluster, cells: Layouts) -> Array:

@@ -47,6 +47,14 @@ class Place:
         return (group_text(self.ranks), *layers, *self.ways)
 
 
+class Said(NamedTuple):
+    """One stage in a plan's own words, before any model is looked at."""
+
+    ranks: tuple[int, ...]
+    layers: tuple[tuple[str, int], ...]  # names, and how often in a row; 0: the one of that name
+    ways: tuple[str, ...]
+
+
 class Act(NamedTuple):
     """What a rank does next: a stage's forward, backward, or one of its gradients."""
 
@@ -84,21 +92,25 @@ def texts(found: Sequence[Place], workload: Workload) -> Names:
     return tuple(place.texts(workload) for place in found)
 
 
+def said(texts: Sequence[str]) -> Said:
+    """What the texts of one stage say."""
+    ways = tuple(text for text in texts[1:] if text in WAYS)
+    found = [_LAYERS.fullmatch(text) for text in texts[1:] if text not in WAYS]
+    layers = tuple((one[1], int(one[2] or 0)) for one in found if one)
+    return Said(ranks_of(texts[0]), layers, ways)
+
+
 def _place(texts: tuple[str, ...], at: int, workload: Workload) -> Place:
     names = {layer.name: i for i, layer in enumerate(workload.layers)}
-    times, ways = [0] * len(names), []
-    for text in texts[1:]:
-        if text in WAYS:
-            ways.append(text)
-            continue
-        found = _LAYERS.fullmatch(text)
-        name = found[1] if found else text
+    ranks, layers, ways = said(texts)
+    times = [0] * len(names)
+    for name, many in layers:
         if name not in names:
             raise unknown(f"layer of stage {at}", name, [*names, *WAYS])
-        times[names[name]] += int(found[2] or 1) if found else 1
+        times[names[name]] += many or 1
     if not any(times):
         raise InputError(f"stage {at} has no layers", hint="write 0-3 embedding, or 0 block*8")
-    return Place(ranks_of(texts[0]), tuple(times), tuple(ways))
+    return Place(ranks, tuple(times), ways)
 
 
 def copies(found: Sequence[Place], workload: Workload) -> int:

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 
 from foretell import spec
 from foretell.errors import InputError, unknown
+from foretell.graph.groups import ranks_of
 
 Recompute = Literal["none", "selective", "full"]
 Names = tuple[tuple[str, ...], ...]  # groups of names, written `a+b/c+d`
@@ -57,7 +58,10 @@ class Plan:
     shares: Numbers = ()  # samples of each dp rank where they are not even
     placement: Numbers = ()  # cluster rank of each logical rank; in order where empty
     buckets: Names = ()  # parameters that are sent together, in this order
+    parts: Numbers = ()  # messages of each bucket; one where empty
+    update: Literal["together", "by-message"] = "together"  # or a bucket's as soon as it is there
     regions: Names = ()  # ops that are fused
+    late: tuple[str, ...] = ()  # ops that run behind all others of the backward
     sync: Names = ()  # (parameter, all-reduce | ps:rank | factors | sharded) …
     actions: Names = ()  # per stage its order, such as F0 F1 B0
     stages: Names = ()  # stages placed freely: ranks, layers (→ foretell.plan.places)
@@ -99,7 +103,13 @@ class Plan:
 
     @property
     def ranks(self) -> int:
-        """Ranks it needs."""
+        """Ranks it needs: of stages or layers on ranks of their own, all up to the highest."""
+        if self.stages:
+            placed = [rank for texts in self.stages for rank in ranks_of(texts[0])]
+            return 1 + max([len(self.actions) - 1, *placed])
+        if self.groups:
+            named = (part.partition(":")[0] for row in self.groups for part in row[3:])
+            return 1 + max((int(rank) for rank in named if rank.isdecimal()), default=0)
         return math.prod(self.degrees().values())
 
     @property

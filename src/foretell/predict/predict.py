@@ -18,10 +18,12 @@ from foretell.graph import Kind, Phase
 from foretell.plan import Plan, check
 from foretell.plan.check import placed
 from foretell.plan.costs import Costs, costs
+from foretell.plan.group_rows import is_apart
 from foretell.plan.lower import written
 from foretell.plan.memory import rank_memory, room
 from foretell.plan.place_costs import Prices
 from foretell.plan.stack import spread, stack_of
+from foretell.predict import groups
 from foretell.predict.places import held, played, spent
 from foretell.predict.remedy import remedy
 from foretell.simulate import Timeline, simulate
@@ -85,6 +87,13 @@ def predict_many(plans: Sequence[Plan], workload: Workload, cluster: Cluster) ->
         apart = [placed(plan, cluster) for plan in plans]
         return [predict_many([plan], workload, machines)[0] for plan, machines in apart]
     checked = [check(plan, workload, cluster) for plan in plans]
+    if any(is_apart(plan) for plan in checked):
+        return [
+            _apart(plan, workload, cluster)
+            if is_apart(plan)
+            else _one(costs([plan], workload, cluster), workload, cluster)
+            for plan in checked
+        ]
     priced = costs(checked, workload, cluster)
     return [_one(priced.take(np.array([i])), workload, cluster) for i in range(len(checked))]
 
@@ -109,6 +118,26 @@ def _one(priced: Costs, workload: Workload, cluster: Cluster) -> Prediction:
         breakdown=breakdown(timeline, priced),
         memory=worst.parts(),
         advice=remedy(plan, workload, cluster) if missing else "",
+        utilisation=_utilisation(plan, workload, cluster, seconds),
+    )
+
+
+def _apart(plan: Plan, workload: Workload, cluster: Cluster) -> Prediction:
+    """A checked plan whose ranks are priced one by one."""
+    timeline, priced = groups.played(plan, workload, cluster)
+    peak, missing, parts = groups.held(plan, priced)
+    seconds = timeline.seconds
+    factor = math.exp(FOUR_IN_FIVE * spread(stack_of(plan.stack), cluster.devices[0].arch))
+    return Prediction(
+        plan=plan,
+        step=seconds,
+        low=seconds / factor,
+        high=seconds * factor,
+        peak=peak,
+        missing=missing,
+        breakdown=spent(timeline),
+        memory=parts,
+        advice="give the fullest rank fewer samples or layers" if missing else "",
         utilisation=_utilisation(plan, workload, cluster, seconds),
     )
 

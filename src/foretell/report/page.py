@@ -64,9 +64,9 @@ def numbers(timelines: Named, content: Content) -> dict[str, Any]:
         "changes": [{"before": a[0], "after": b[0], "rows": by_op(a[1], b[1])} for a, b in pairs],
         "memory": [*content.memory, *memory],
         "sources": [
-            {"name": name, "shares": sources(line.graph)}
+            {"name": name, "shares": shares}
             for name, line in timelines
-            if sources(line.graph)
+            if (shares := sources(line.graph))
         ],
         "oracle": list(content.oracle),
         "plans": list(content.plans),

@@ -1,8 +1,4 @@
-"""A plan made ready to be drawn: who stands where, in which order stages run, what goes together.
-
-Ranks are numbered as `foretell.plan` lays them out: tensor slices next to each other, then context,
-data-parallel copies, and stages outermost.
-"""
+"""A plan made ready to be drawn: who stands where, in which order stages run, what goes together."""
 
 from __future__ import annotations
 
@@ -12,18 +8,25 @@ from typing import Any
 
 from foretell.cluster import Cluster
 from foretell.errors import InputError
+from foretell.graph.groups import ranks_of
 from foretell.plan import Plan
+from foretell.report.machines import machines
 
-MOST = 2048  # ranks drawn: more are no picture
-NODE = 8  # devices a node has where no cluster is named
 _ACTION = re.compile(r"([FBIW])(\d+)")
 _LASTS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}  # units, for a drawing of the order alone
 
 
 def drawn(
-    plan: Plan, name: str, cluster: Cluster | None = None, answer: Mapping[str, Any] | None = None
+    plan: Plan,
+    name: str,
+    cluster: Cluster | None = None,
+    answer: Mapping[str, Any] | None = None,
+    sizes: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """What a drawing of a plan needs; `answer` is what `foretell plan --json` said of it."""
+    """What a drawing of a plan needs.
+
+    `answer` is what `foretell plan --json` said of it; `sizes` are bytes of gradients by name.
+    """
     if cluster is not None and plan.ranks > cluster.size:
         raise InputError(
             f"`{name}` needs {plan.ranks} ranks and `{cluster.name}` has {cluster.size}",
@@ -32,47 +35,34 @@ def drawn(
     return {
         "name": name,
         "text": str(plan),
-        "ranks": _ranks(plan, cluster),
-        "per_node": _per_node(cluster),
-        "nodes": _nodes(plan, cluster),
+        "machines": machines(plan, cluster),
+        "grid": _grid(plan),
         "schedule": _order(plan),
-        "buckets": [list(names) for names in plan.buckets],
+        "buckets": [_bucket(names, sizes or {}) for names in plan.buckets],
         "regions": [list(names) for names in plan.regions],
-        "groups": [[str(part) for part in group] for group in plan.groups],
         "sync": [list(pair[:2]) for pair in plan.sync if len(pair) >= 2],
         "baselines": _baselines(answer or {}),
     }
 
 
-def _ranks(plan: Plan, cluster: Cluster | None) -> list[dict[str, Any]]:
-    """One entry a device that is used, in the order of the machines."""
-    logical = {place: k for k, place in enumerate(plan.placement or range(plan.ranks))}
-    inner = plan.ranks // (plan.dp * plan.pp)  # ranks that share one sample
+def _grid(plan: Plan) -> list[dict[str, Any]]:
+    """Of layers placed one by one: which ranks run each run of them, with how many samples."""
     found = []
-    for place in sorted(logical)[:MOST]:
-        rank = logical[place]
-        stage, copy, slice_ = rank // (plan.dp * inner), rank // inner % plan.dp, rank % inner
-        device = cluster.devices[place].name if cluster else "its device"
-        parts = [("stage", stage, plan.pp), ("copy", copy, plan.dp), ("slice", slice_, inner)]
-        where = [f"{word} {k} of {n}" for word, k, n in parts if n > 1]
-        brief = [f"{word[0]}{k}" for word, k, n in parts if n > 1]
-        found.append(
-            {"rank": rank, "stage": stage, "copy": copy, "device": device,
-             "where": ", ".join(where) or "the whole model", "short": " ".join(brief)}
-        )  # fmt: skip
+    for first, last, way, *dealt in plan.groups:
+        pairs = (part.partition(":") for part in dealt)
+        cells = {rank: int(samples or 0) for rank, _, samples in pairs}
+        name = first if first == last else f"{first} … {last}"
+        found.append({"name": name, "way": way, "cells": cells})
+    for k, (where, *layers) in enumerate(plan.stages):
+        cells = {str(rank): 0 for rank in ranks_of(where)}
+        found.append({"name": f"stage {k}: {', '.join(layers)}", "way": "", "cells": cells})
     return found
 
 
-def _per_node(cluster: Cluster | None) -> int:
-    return len(cluster.node(0).devices) if cluster else NODE
-
-
-def _nodes(plan: Plan, cluster: Cluster | None) -> list[str]:
-    per = _per_node(cluster)
-    count = -(-min(plan.ranks, MOST) // per)
-    if cluster is None:
-        return [f"node {k}" for k in range(count)]
-    return [f"node {k}: {cluster.node(min(k * per, cluster.size - 1)).name}" for k in range(count)]
+def _bucket(names: tuple[str, ...], sizes: Mapping[str, float]) -> dict[str, Any]:
+    """A message: its parameters, and its bytes where all of them are known."""
+    known = all(name in sizes for name in names)
+    return {"names": list(names), "bytes": sum(sizes[n] for n in names) if known else 0.0}
 
 
 def _order(plan: Plan) -> dict[str, Any] | None:
@@ -82,6 +72,8 @@ def _order(plan: Plan) -> dict[str, Any] | None:
     ends: dict[tuple[str, int, int], float] = {}
     free = [0.0] * len(plan.actions)
     queues = [[m.groups() for a in row if (m := _ACTION.fullmatch(a))] for row in plan.actions]
+    if not any(queues):  # of stages placed freely: only a timeline can tell
+        return None
     blocks: list[dict[str, Any]] = []
     moved = True
     while moved:
@@ -121,17 +113,17 @@ def _ready(
 
 
 def _baselines(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The plan and what it was held against, by seconds."""
-    given = answer.get("baselines", {})
-    found = [("this plan", answer.get("predicted_s")), ("as it was", answer.get("baseline_s"))]
-    if isinstance(given, Mapping):
-        found += list(given.items())
-    elif isinstance(given, list):
-        found += [(g.get("name", g.get("plan", "?")), g.get("step_s", g.get("predicted_s")))
-                  for g in given if isinstance(g, Mapping)]  # fmt: skip
+    """The plan, then what it was held against, the quickest first, then the bound."""
+    given = answer.get("baselines")
+    rivals = dict(given) if isinstance(given, Mapping) else {}
+    usual = answer.get("baseline_s")
+    if usual not in rivals.values():
+        rivals["the usual way"] = usual
+    told = [(str(name), value) for name, value in rivals.items() if _is_time(value)]
+    found = [("this plan", answer.get("predicted_s")), *sorted(told, key=lambda row: row[1])]
     found.append(("no plan can be below", answer.get("bound_s")))
-    return [
-        {"name": str(name), "seconds": float(value)}
-        for name, value in found
-        if isinstance(value, (int, float)) and value > 0
-    ]
+    return [{"name": name, "seconds": float(value)} for name, value in found if _is_time(value)]
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value > 0

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from foretell.cluster import Cluster
-from foretell.graph.columns import COLUMNS, Kind, LaneKind, Source, word_of
+from foretell.graph.columns import COLUMNS, NONE, Array, Kind, LaneKind, Source, word_of
 from foretell.graph.graph import Graph
 from foretell.graph.groups import group_text
 from foretell.report import words
+from foretell.report.differ import origins
 from foretell.report.terminal import table
 from foretell.simulate.memory import held_by_kind, memory
 from foretell.simulate.questions import breakdown, busy, critical_path, path_seconds
@@ -125,17 +126,37 @@ def cluster_summary(cluster: Cluster) -> dict[str, Any]:
     }
 
 
+CHANGED = "measured, then changed"  # by a what-if, or to take the profiler out
+
+
 def sources(graph: Graph) -> dict[str, float]:
-    """What share of all work was measured, learned, from a formula, guessed or given."""
+    """What share of all work was measured, learned, from a formula, guessed or given.
+
+    What was measured and then altered is told apart: it is measured no more.
+    """
     total = float(graph.seconds.sum())
     if not total:
         return {}
+    measured = graph.source == Source.MEASURED
+    altered = measured & _altered(graph)
     sums = np.bincount(graph.source, weights=graph.seconds, minlength=len(Source))
-    return {
-        "given" if k == Source.NONE else word_of(Source, k): float(sums[k] / total)
-        for k in Source
-        if sums[k]
-    }
+    changed = float(graph.seconds[altered].sum())
+    sums[Source.MEASURED] -= changed
+    found = {"given" if k == Source.NONE else word_of(Source, k): float(sums[k]) for k in Source}
+    found |= {CHANGED: changed}
+    return {name: spent / total for name, spent in found.items() if spent > 1e-9 * total}
+
+
+def _altered(graph: Graph) -> Array:
+    """Which tasks last otherwise than in the graph this one was first made from."""
+    first = graph
+    while first.parent is not None:
+        first = first.parent
+    origin = origins(first, graph)
+    if origin is None or first is graph:
+        return np.zeros(graph.size, bool)
+    was = np.where(origin == NONE, graph.seconds, first.seconds[origin])
+    return np.asarray(~np.isclose(graph.seconds, was, rtol=1e-9, atol=0.0))
 
 
 def _by_kind(graph: Graph) -> list[dict[str, Any]]:

@@ -25,6 +25,11 @@ def size(value: float) -> str:
     return f"{value:.0f} B"
 
 
+def rate(value: float) -> str:
+    """25e9 → `25 GB/s`; empty where there is no bound."""
+    return "" if value == float("inf") else f"{_short(value / 1e9)} GB/s"
+
+
 def count(value: float) -> str:
     """1.2e12 → `1.20 T`."""
     for unit, name in _COUNTS:

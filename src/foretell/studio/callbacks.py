@@ -72,21 +72,21 @@ def _tabs(app: Any) -> None:
 
 
 def _steps(app: Any, desk: Desk, machines: Machines) -> None:
+    """What lies on the desk: told by whoever put it there, and by a beat for the other tabs.
+
+    Apart from each other: of a callback that is asked again, Dash drops the answer still to come.
+    """
     from dash import Input, Output, State, ctx, no_update
 
     @app.callback(
         Output("steps", "options"), Output("steps", "value"), Output("build-says", "children"),
-        Input("uploaded", "data"), Input("build", "n_clicks"), Input("beat", "n_intervals"),
+        Input("uploaded", "data"), Input("build", "n_clicks"),
         State("workload", "value"), State("plan", "value"), State("cluster", "value"),
         State("machine", "data"), prevent_initial_call=True,
     )  # fmt: skip
-    def steps(
-        uploaded: Any, _: Any, __: Any, workload: str, plan: str, preset: str, machine: str
-    ) -> Any:
+    def steps(uploaded: Any, _: Any, workload: str, plan: str, preset: str, machine: str) -> Any:
         if ctx.triggered_id == "uploaded":
             return options(desk), uploaded["step"] if uploaded else no_update, no_update
-        if ctx.triggered_id != "build":
-            return options(desk), no_update, no_update
         try:
             cluster = machines.of(machine, preset) or chosen("dgx-a100:nodes=1")
             assert cluster is not None
@@ -94,6 +94,13 @@ def _steps(app: Any, desk: Desk, machines: Machines) -> None:
         except ForetellError as error:
             return no_update, no_update, str(error)
         return options(desk), key, "built"
+
+    @app.callback(
+        Output("steps", "options", allow_duplicate=True), Input("beat", "n_intervals"),
+        State("steps", "options"), prevent_initial_call=True,
+    )  # fmt: skip
+    def listed(_: Any, shown: Any) -> Any:
+        return no_update if shown == options(desk) else options(desk)
 
 
 def _cluster(app: Any, machines: Machines) -> None:

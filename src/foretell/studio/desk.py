@@ -105,7 +105,7 @@ def built(desk: Desk, workload: str, plan: str, cluster: Cluster) -> str:
     return desk.add(Loaded(f"{workload} {plan}".strip(), Step(graph, cluster)))
 
 
-@lru_cache(32)
+@lru_cache(12)  # each a graph of its own, laid out three times over
 def after(step: Step, specs: tuple[str, ...]) -> Graph:
     """The step with changes made; the last few are remembered."""
     return applied([parse(spec) for spec in specs], step.graph, step.setting)

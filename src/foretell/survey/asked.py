@@ -6,13 +6,17 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foretell.advise import Step
 from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.graph.file import is_graph_file
-from foretell.simulate import Timeline
+from foretell.simulate import Timeline, simulate
+
+if TYPE_CHECKING:
+    from foretell.plan import Plan
+    from foretell.survey.planned import Model
 
 MOST_JSON = 256 * 2**20  # bytes of an answer read whole; traces are read as traces
 _HEAD = 4096
@@ -125,30 +129,49 @@ class Drawn:
     oracle: list[dict[str, Any]] = field(default_factory=list)
     plans: list[dict[str, Any]] = field(default_factory=list)
     schedules: list[dict[str, Any]] = field(default_factory=list)
+    timelines: list[tuple[str, Timeline]] = field(default_factory=list)  # steps under plans
 
 
-def drawings(asked: Asked, cluster: Cluster | None = None) -> Drawn:
+@dataclass(frozen=True)
+class Place:
+    """Where plans stand, and what they were made for, where that is known."""
+
+    cluster: Cluster | None = None
+    model: Model | None = None
+
+    def add(self, found: Drawn, plan: Plan, name: str, answer: Any = None) -> None:
+        """Draw a plan; with machines and a model, its step too."""
+        from foretell.report.plans import drawn
+        from foretell.survey.planned import gradient_bytes, steps_of
+
+        sizes = None
+        if self.cluster is not None and self.model is not None:
+            sizes = gradient_bytes(plan, self.model, self.cluster)
+            steps = steps_of(plan, self.model, self.cluster)
+            found.timelines.extend((f"{name}: {what}", simulate(graph)) for what, graph in steps)
+        found.plans.append(drawn(plan, name, self.cluster, answer, sizes))
+
+
+def drawings(asked: Asked, cluster: Cluster | None = None, model: Model | None = None) -> Drawn:
     """Everything to be drawn from the answers and plans among what was asked."""
     from foretell.plan import load as load_plan
-    from foretell.report.plans import drawn
 
-    found = Drawn()
+    found, place = Drawn(), Place(cluster, model)
     for path in asked.answers:
-        _add(found, read_answer(path), path, cluster)
+        _add(found, read_answer(path), path, place)
     for path in asked.plans:
-        found.plans.append(drawn(load_plan(path), path.name, cluster))
+        place.add(found, load_plan(path), path.name)
     return found
 
 
-def _add(found: Drawn, value: Any, path: Path, cluster: Cluster | None) -> None:
+def _add(found: Drawn, value: Any, path: Path, place: Place) -> None:
     from foretell.plan import Plan
-    from foretell.report import layouts, plans, schedules
+    from foretell.report import layouts, schedules
 
     if schedules.is_schedule(value):
         found.schedules.append(schedules.drawn(value, path.name))
     elif isinstance(value, dict) and "predicted_s" in value and isinstance(value.get("plan"), str):
-        plan = Plan.parse(value["plan"])
-        found.plans.append(plans.drawn(plan, path.name, cluster, value))
+        place.add(found, Plan.parse(value["plan"]), path.name, value)
     elif isinstance(value, dict) and "ndevs" in value:
         found.schedules.append(schedules.drawn(_scheduled(value, path), path.name))
     elif (rows := layouts.layouts(value, path.name)) is not None:

@@ -45,7 +45,7 @@ def survey(
     names = [one.name for one in loaded] or [d["name"] for d in _all(drawn)]
     content = Content(
         title=", ".join(names[:3]),
-        figures=[f for t in told for f in t.figures],
+        figures=[f for t in told for f in t.figures] or _played(drawn),
         notes=list(dict.fromkeys(n for t in told for n in t.notes)),
         advice=told[0].advice if told else None,
         memory=[m for t in told for m in t.memory],
@@ -53,7 +53,13 @@ def survey(
         plans=drawn.plans,
         schedules=drawn.schedules,
     )
-    return Survey(tuple(line for t in told for line in t.timelines), content)
+    lines = [line for t in told for line in t.timelines]
+    return Survey((*lines, *drawn.timelines), content)
+
+
+def _played(drawn: Drawn) -> list[dict[str, Any]]:
+    """Where there are plans alone: how long the step of each is."""
+    return [{"what": name, "seconds": line.seconds} for name, line in drawn.timelines[:4]]
 
 
 def _all(drawn: Drawn) -> list[dict[str, Any]]:

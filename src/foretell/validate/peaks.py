@@ -135,8 +135,10 @@ def _plan(r: dict[str, str], more: dict[str, Any]) -> Plan:
         int(r[f"{name}-size"] or 1)
         for name in ("tensor-model-parallel", "pipeline-model-parallel", "context-parallel")
     )
-    chunks = _chunks(r, pp)
-    dp = max(RANKS // (tp * pp * cp), 1)
+    chunks, layers = _chunks(r, pp), _uneven(r, more, pp)
+    ep = _experts(r, tp)
+    # One machine, or as many ranks as the degrees need at least where that is more.
+    dp = max(RANKS // (tp * pp * cp), -(-ep // cp), 1)
     return Plan(
         dp=dp,
         tp=tp,
@@ -145,13 +147,32 @@ def _plan(r: dict[str, str], more: dict[str, Any]) -> Plan:
         sp=bool(r["sequence-parallel"]) and tp > 1,
         zero=3 if r["use-megatron-fsdp"] else int(bool(r["use-distributed-optimizer"])),
         micro_batch=int(r["micro-batch-size"]),
-        global_batch=int(r["global-batch-size"] or 0) or int(r["micro-batch-size"]) * dp,
+        global_batch=_batch(r, dp, pp if chunks > 1 else 1),
         schedule="interleaved" if chunks > 1 else "1f1b",
         chunks=chunks,
         recompute="full" if r["recompute-granularity"] == "full" else "none",
-        ep=int(r["expert-model-parallel-size"] or 1),
-        layers=_uneven(r, more, pp),
+        ep=ep,
+        layers=layers,
         stack="megatron-core" if _is_flash(r, more) else "megatron-core-unfused",
+    )
+
+
+def _experts(r: dict[str, str], tp: int) -> int:
+    """Ways experts are dealt out beside `tp`: where fewer ranks share one, more share them all."""
+    if not r["num-experts"]:
+        return 1
+    inside = int(r["expert-tensor-parallel-size"] or tp)
+    return max(int(r["expert-model-parallel-size"] or 1) * inside // tp, 1)
+
+
+def _batch(r: dict[str, str], dp: int, turns: int) -> int:
+    """Samples of a step, as many as fill the turns of chunks: more are never held at once."""
+    micro = int(r["micro-batch-size"])
+    each = micro * dp * turns
+    return (
+        -(-int(r["global-batch-size"] or each) // each) * each
+        if turns > 1
+        else (int(r["global-batch-size"] or 0) or micro * dp)
     )
 
 
@@ -168,15 +189,25 @@ def _is_flash(r: dict[str, str], more: dict[str, Any]) -> bool:
 def _uneven(r: dict[str, str], more: dict[str, Any], pp: int) -> tuple[int, ...]:
     """Blocks of each stage where the first and the last have their own number."""
     first, last = (more.get(f"decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
+    if _ends_count(r, pp):
+        each = (int(r["num-layers"]) + 2) // pp
+        return (each - 1, *([each] * (pp - 2)), each - 1)
     if first is None or last is None or pp < 3:
         return ()
     each = (int(r["num-layers"]) - int(first) - int(last)) // (pp - 2)
     return (int(first), *([each] * (pp - 2)), int(last))
 
 
+def _ends_count(r: dict[str, str], pp: int) -> bool:
+    """Whether words and loss count as a block each: else the blocks would not divide."""
+    parts = pp * int(r["num-virtual-stages-per-pipeline-rank"] or 1)
+    blocks = int(r["num-layers"] or 0)
+    return parts > 2 and blocks % parts != 0 and (blocks + 2) % parts == 0
+
+
 def _chunks(r: dict[str, str], pp: int) -> int:
-    if not r["num-layers"]:
-        return 1
+    if not r["num-layers"] or _ends_count(r, pp):
+        return 1  # pieces without a block have no counterpart here
     if r["num-virtual-stages-per-pipeline-rank"]:
         return int(r["num-virtual-stages-per-pipeline-rank"])
     each = r["num-layers-per-virtual-pipeline-stage"]

@@ -34,6 +34,7 @@ class Accumulate(WhatIf):
     """Run forward and backward `steps` times for one update and one exchange of gradients."""
 
     name: ClassVar[str] = "accumulate"
+    source: ClassVar[str] = "PyTorch documentation, DistributedDataParallel.no_sync"
     assumes: ClassVar[tuple[str, ...]] = (
         "every pass takes what this one takes, with as many samples; the step is of all of them",
         "gradients are exchanged in the last pass only (no_sync)",

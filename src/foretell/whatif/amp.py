@@ -9,8 +9,8 @@ fp16 a gradient scaler looks at all gradients and lets the host wait for the ver
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -19,21 +19,26 @@ from foretell.graph.columns import Array, Dtype, Kind, Phase, word_of
 from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph
 from foretell.memory import change as memory
+from foretell.memory.edit import FORWARD
 from foretell.memory.tape import Tape
 from foretell.whatif import autocast
+from foretell.whatif.attended import attended
 from foretell.whatif.autocast import Run, is_narrow
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import launch_of
-from foretell.whatif.flash_attention import FlashAttention
-from foretell.whatif.formats import Change, other_generation, retimed, told
+from foretell.whatif.formats import Change, retimed, told
 from foretell.whatif.hosts import call_seconds, issued_by
 from foretell.whatif.tabled import Sort, sorts_of
+from foretell.whatif.walks import MIXED
 
 # Calls' worth of host time (→ `hosts.call_seconds`) of a cast and of its gradient, from the `host`
 # rows of the shipped table: linear and convolution layers with and without autocast, 33 and 43 µs
 # more for two parameters, 25 and 38 µs for one, at 26 µs a call.
 CAST, CAST_BACK = 0.75, 1.0
-START, RATE = 1.3e-6, 3.3e12  # seconds and bytes/s of a casting kernel, `copy` rows of the table
+# Seconds and bytes/s of a casting kernel, from the models with both traces in benchmarks/measured:
+# to half PyTorch has a kernel that takes eight numbers at a time, back it goes one by one.
+TO_HALF, TO_FP32 = (1.4e-6, 4.3e12), (2.1e-6, 2.05e12)
+RATE = 3.3e12  # bytes/s of a pass over all gradients, `copy` rows of the table
 CAST_BYTES = 6  # of one number: four read and two written, or the other way round
 SCALER_CALLS = 12.0  # calls' worth of host time of unscaling, checking and updating the scale
 
@@ -65,83 +70,110 @@ class Amp(WhatIf):
             )
         if np.isin(graph.dtype[[r.task for r in found if r.is_half]], _HALF).mean() > 0.5:
             raise DoesNotApply("the step runs in half precision already")
+        graph, wide = attended(graph, setting, self.dtype)
+        found = autocast.runs(graph, wide)
         with graph.edit(str(self)) as edit:
-            retimed(edit, graph, _factors(graph, found, setting, self.dtype))
+            retimed(edit, graph, _factors(graph, found, wide, setting, self.dtype))
             _cast(edit, graph, found)
             if self.dtype == "fp16":
                 _scale(edit, graph)
-        return _attended(edit.graph, setting)
+        return edit.graph
 
     def hold(self, tape: Tape) -> Tape:
         return memory.half_precision(tape)
 
 
 _HALF = (Dtype.BF16, Dtype.FP16)
-WRITTEN_OUT = (
-    "isneginf"  # of the softmax that scaled_dot_product_attention has for lack of a kernel
-)
 
 
-def _attended(graph: Graph, setting: Setting) -> Graph:
-    """Attention that PyTorch wrote out because no kernel took it in fp32: in half precision one."""
-    if graph.names.number(WRITTEN_OUT) < 0 or not len(graph.select(op=WRITTEN_OUT)):
-        return graph
-    try:
-        return replace(FlashAttention().apply(graph, setting), history=graph.history)
-    except DoesNotApply:
-        return graph
-
-
-def _factors(graph: Graph, found: list[Run], setting: Setting, dtype: str) -> list[Change]:
+def _factors(
+    graph: Graph, found: list[Run], wide: Array, setting: Setting, dtype: str
+) -> list[Change]:
     """Every sort of kernel that changes, how many times as long it takes, and its new format."""
-    rule = _Rule(graph, found)
+    rule = _Rule(found)
     answer = []
     for sort in sorts_of(graph):
-        if sort.phase == Phase.UPDATE or not rule.is_half(sort):
+        if sort.phase == Phase.UPDATE or np.isin(sort.kernels, wide).mean() > 0.5:
+            continue
+        if rule.is_mixed(sort):
+            answer.append(Change(sort, MIXED, 0.1, "fp32"))
+            continue
+        if not rule.is_half(sort):
             continue
         before = word_of(Dtype, int(graph.dtype[sort.kernels[0]]))
-        change = told(graph, sort, before, dtype)
+        change = told(graph, setting, sort, before, dtype)
         if change is not None:
-            factor = change[0] * other_generation(graph, setting, sort, "fp32", dtype)
-            answer.append(Change(sort, factor, change[1], dtype))
+            answer.append(Change(sort, *change, dtype))
     return answer
 
 
 class _Rule:
     """Which sorts of kernels run in half precision, of the forward pass and behind it."""
 
-    def __init__(self, graph: Graph, found: list[Run]) -> None:
+    def __init__(self, found: list[Run]) -> None:
         self.by_name: dict[tuple[str, float], list[bool]] = {}
         self.by_size: dict[float, list[bool]] = {}
+        self.mixed: dict[tuple[str, float], list[bool]] = {}
         for run in found:
             self.by_name.setdefault((run.op.rstrip("_"), run.elements), []).append(run.is_half)
+            self.mixed.setdefault((run.op, run.elements), []).append(run.is_mixed)
             if run.op not in autocast.WIDE and not is_narrow(run.op):
                 self.by_size.setdefault(run.elements, []).append(run.is_half)
+
+    def is_mixed(self, sort: Sort) -> bool:
+        known = self.mixed.get((sort.op, sort.elements), [])
+        return sort.phase in FORWARD and bool(known) and float(np.mean(known)) > 0.5
 
     def is_half(self, sort: Sort) -> bool:
         if is_narrow(sort.op):
             return True
         plain = sort.op.removesuffix("_data").removesuffix("_backward").rstrip("_")
         plain = {"threshold": "clamp_min"}.get(plain, plain)
-        if plain in autocast.WIDE:
+        if plain in autocast.WIDE and plain != "_log_softmax":  # which takes what a loss is given
             # The sums of a backward pass are not autocast: they take what they get.
             return sort.phase == Phase.BACKWARD and plain == "sum"
         known = self.by_name.get((plain, sort.elements)) or self.by_size.get(sort.elements, [])
         return bool(known) and float(np.mean(known)) > 0.5
 
 
+class _Casts(NamedTuple):
+    """Casts of the forward pass: behind which run, how many numbers, and whether to half."""
+
+    runs: list[int]
+    sizes: Array
+    to_half: Array
+
+
+def _casts(found: list[Run]) -> _Casts:
+    rows = [(i, n, True) for i, r in enumerate(found) for n in r.weights]
+    rows += [(i, n, r.is_half) for i, r in enumerate(found) for n in r.inputs]
+    rows += [(i, n, False) for i, r in enumerate(found) for n in r.widened]
+    rows.sort(key=lambda row: row[0])
+    sizes, to_half = (np.array([row[k] for row in rows]) for k in (1, 2))
+    return _Casts([row[0] for row in rows], sizes.astype(float), to_half.astype(bool))
+
+
 def _cast(edit: Edit, graph: Graph, found: list[Run]) -> None:
     """A cast before each operator that needs one, and one of its gradient in the backward pass."""
-    tasks = [r.task for r in found for _ in (*r.weights, *r.inputs)]
-    sizes = np.array([n for r in found for n in (*r.weights, *r.inputs)], float)
-    if not tasks:
+    casts = _casts(found)
+    if not casts.runs:
         return
     call = call_seconds(graph)
-    _insert_casts(edit, graph, np.array(tasks), sizes, CAST * call, "forward")
+    before = np.array([found[i].task for i in casts.runs])
+    seconds = _seconds(casts.sizes, casts.to_half)
+    _insert_casts(edit, graph, before, seconds, casts.sizes, CAST * call, "forward")
     back = _mirrored(graph, found)
     if len(back):
-        places = np.array([back[min(i, len(back) - 1)] for i in _ranks(found, len(back))])
-        _insert_casts(edit, graph, places, sizes, CAST_BACK * call, "backward")
+        order = {i: k for k, i in enumerate(dict.fromkeys(casts.runs))}
+        behind = np.array([back[order[i] * len(back) // len(order)] for i in casts.runs])
+        seconds = _seconds(casts.sizes, ~casts.to_half)
+        _insert_casts(edit, graph, behind, seconds, casts.sizes, CAST_BACK * call, "backward")
+
+
+def _seconds(sizes: Array, to_half: Array) -> Array:
+    start, rate = (np.where(to_half, *pair) for pair in zip(TO_HALF, TO_FP32, strict=True))
+    found: Array = start + CAST_BYTES * sizes / rate
+    return found
 
 
 def _mirrored(graph: Graph, found: list[Run]) -> Array:
@@ -155,23 +187,14 @@ def _mirrored(graph: Graph, found: list[Run]) -> Array:
     return answer
 
 
-def _ranks(found: list[Run], places: int) -> list[int]:
-    """Where the gradient of each cast falls among so many kernels, last first."""
-    casting = [r for r in found if r.weights or r.inputs]
-    ranks = []
-    for i, run in enumerate(casting):
-        ranks += [i * places // len(casting)] * (len(run.weights) + len(run.inputs))
-    return ranks
-
-
 def _insert_casts(
-    edit: Edit, graph: Graph, before: Array, sizes: Array, host: float, phase: str
+    edit: Edit, graph: Graph, before: Array, seconds: Array, sizes: Array, host: float, phase: str
 ) -> None:
     launch = launch_of(graph, before)
     known = launch >= 0
     if not known.any():
         return
-    before, launch, sizes = before[known], launch[known], sizes[known]
+    before, launch, seconds, sizes = before[known], launch[known], seconds[known], sizes[known]
     where = issued_by(graph, launch)
     calls = edit.insert(
         issued_before=where, kind="host", op="_to_copy", phase=phase, lane=graph.lane[where],
@@ -180,7 +203,7 @@ def _insert_casts(
     kernels = edit.insert(
         issued_before=before, kind="kernel", op="copy_", phase=phase, lane=graph.lane[before],
         rank=graph.rank[before], layer=graph.layer[before], dtype="bf16",
-        seconds=START + CAST_BYTES * sizes / RATE, gap=graph.gap[before],
+        seconds=seconds, gap=graph.gap[before],
         bytes=CAST_BYTES * sizes,
     )  # fmt: skip
     edit.wait(kernels, calls, kind="launch")

@@ -52,6 +52,14 @@ def first_input(op: str, shape: str) -> tuple[float, int]:
     return (float(call.size(0)), call.item(0)) if there and there[0] == 0 else (0.0, 4)
 
 
+def largest_input(op: str, shape: str) -> float:
+    """Elements of the largest input, zero where they are not told."""
+    if not is_call(shape):
+        return 0.0
+    call = inputs_of(op, shape)
+    return float(max((call.size(i) for i in call.tensors()), default=0))
+
+
 def _convolutions(call: Call) -> tuple[Kernel, ...]:
     """Convolutions from the sizes of their tensors: strides from sizes, windows padded to keep."""
     tensors = [d for d in call.dims if len(d) == 4]

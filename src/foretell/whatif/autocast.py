@@ -6,11 +6,15 @@ rows, losses and sums run in fp32 and cast likewise; all others take what they g
 of several inputs wins. A trace does not say which tensor is which, so tensors are followed by their
 number of elements: what was made last with so many is what the next operator with so many reads,
 and a sum of two such adds the last to what the last sum, norm or table look-up left behind.
+
+A program may widen numbers itself (`logits.float()`): in fp32 that launches nothing, under autocast
+it does. A cross entropy asks for the format it is given, so its softmax stays in half precision and
+its loss casts what that made.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,13 +23,14 @@ from foretell.cost.aten_call import Call, read
 from foretell.graph.columns import Array, Kind, Phase
 from foretell.graph.graph import Graph
 from foretell.memory import autocast
+from foretell.memory.edit import FORWARD
 from foretell.whatif.tabled import ATTENTION, PRODUCTS, stride_of
 
 LOOKS_UP = frozenset({"embedding", "gather", "index_select", "_embedding_bag"})  # from fp32 tables
+FURTHER = frozenset({"_fused_rms_norm", "linalg_vector_norm"})
 # Operators that run in fp32 whatever they are given.
-WIDE = frozenset(
-    autocast.WIDE | autocast.WIDENS | LOOKS_UP | {"_fused_rms_norm", "linalg_vector_norm"}
-)
+WIDE = frozenset(autocast.WIDE | autocast.WIDENS | LOOKS_UP | FURTHER)
+FLOAT = "6"  # torch.float32, as a trace writes formats (c10/core/ScalarType.h)
 # Operators whose outputs a later sum may add to.
 KEEPS = frozenset(
     {"add", "add_", "native_layer_norm", "embedding", "gather", "index_select", "native_batch_norm",
@@ -43,13 +48,16 @@ class Run:
     elements: float  # of its largest input
     is_half: bool
     weights: tuple[float, ...] = ()  # elements of each parameter cast to half
-    inputs: tuple[float, ...] = ()  # elements of each other tensor cast, to half or to fp32
+    inputs: tuple[float, ...] = ()  # elements of each other tensor cast to its format
+    widened: tuple[float, ...] = ()  # elements of what the program itself cast to fp32 before it
+    is_mixed: bool = False  # it reads both formats, and writes fp32
 
 
 @dataclass
 class _Followed:
     """Which tensors are half by now, by their number of elements."""
 
+    wide: frozenset[int] = frozenset()  # tasks that run in fp32, whatever they are
     last: dict[float, bool] = field(default_factory=dict)
     kept: dict[float, bool] = field(default_factory=dict)
     product: tuple[float, float] = (0.0, 0.0)  # input and weight of the last product
@@ -57,20 +65,45 @@ class _Followed:
     gave: bool = False  # whether that input was half
 
 
-def runs(graph: Graph) -> list[Run]:
-    """Every operator of the forward pass and the loss, in order, and how it runs."""
-    state, found = _Followed(), []
-    for task in _firsts(graph).tolist():
+def runs(graph: Graph, wide: Array | None = None) -> list[Run]:
+    """Every operator of the forward pass and the loss, in order, and how it runs.
+
+    `wide` are kernels of operators that run in fp32 whatever they are.
+    """
+    state, found = _Followed(frozenset() if wide is None else frozenset(wide.tolist())), []
+    firsts = _firsts(graph)
+    asked = _asked(graph, firsts)
+    for task in firsts.tolist():
         op, shape = graph.names[int(graph.op[task])], graph.names[int(graph.shape[task])]
-        if is_call(shape):
-            found.append(_run(state, task, op, read(op, shape)))
+        if not is_call(shape):
+            continue
+        widened = tuple(n for n in asked.pop(task, ()) if state.last.get(n, False))
+        state.last |= dict.fromkeys(widened, False)
+        run = _run(state, task, op, read(op, shape), int(graph.phase[task]))
+        found.append(replace(run, widened=widened) if widened else run)
+    return found
+
+
+def _asked(graph: Graph, firsts: Array) -> dict[int, list[float]]:
+    """Behind the last product: elements of what is cast to fp32 before each kernel is launched."""
+    products = [k for k in firsts.tolist() if is_narrow(graph.names[int(graph.op[k])])]
+    host = graph.select(kind="host", op="to")
+    host = host[(graph.shape[host] > 0) & np.isin(graph.phase[host], FORWARD)]
+    if not products or not len(host):
+        return {}
+    since = int(graph.order[products[-1]])
+    found: dict[int, list[float]] = {}
+    for task in host[graph.order[host] > since].tolist():
+        call = read("to", graph.names[int(graph.shape[task])])
+        later = firsts[graph.order[firsts] > graph.order[task]]
+        if len(later) and call.values[1:2] == (FLOAT,) and _is_float(call, 0):
+            found.setdefault(int(later[0]), []).append(float(call.size(0)))
     return found
 
 
 def _firsts(graph: Graph) -> Array:
     """The first kernel of each operator of the forward pass, in order."""
-    phases = (Phase.FORWARD, Phase.LOSS)
-    mine = np.flatnonzero((graph.kind == Kind.KERNEL) & np.isin(graph.phase, phases))
+    mine = np.flatnonzero((graph.kind == Kind.KERNEL) & np.isin(graph.phase, FORWARD))
     mine = mine[np.argsort(graph.order[mine], kind="stable")]
     same = np.zeros(len(mine), bool)
     same[1:] = (graph.op[mine[1:]] == graph.op[mine[:-1]]) & (
@@ -93,18 +126,38 @@ def is_narrow(op: str) -> bool:
     )
 
 
-def _run(state: _Followed, task: int, op: str, call: Call) -> Run:
+def _run(state: _Followed, task: int, op: str, call: Call, phase: int) -> Run:
     sizes = [float(call.size(i)) for i in call.tensors() if _is_float(call, i)]
     largest = max(sizes, default=0.0)
+    if task in state.wide:
+        return _kept_wide(state, task, op, call, sizes)
     if is_narrow(op):
         return _narrow(state, task, op, call, largest)
-    if op in WIDE:
+    if op in WIDE and not (op == "_log_softmax" and phase == Phase.LOSS):
         return _wide(state, task, op, call, largest)
     bias = op == "add_" and 0 < state.filters == min(sizes, default=0.0)
     is_half = _as_given(state, op, sizes, largest)
+    mixed = not is_half and _is_mixed(state, op, sizes, largest)
     filters = state.filters
     _made(state, op, largest, is_half)
-    return Run(task, op, largest, is_half, (filters,) if bias else ())
+    return Run(task, op, largest, is_half, (filters,) if bias else (), is_mixed=mixed)
+
+
+def _kept_wide(state: _Followed, task: int, op: str, call: Call, sizes: list[float]) -> Run:
+    """An operator inside one that widens what it is given and narrows what it made."""
+    largest = max(sizes, default=0.0)
+    if op not in PRODUCTS:
+        _made(state, op, largest, False)
+        return Run(task, op, largest, False)
+    first = PRODUCTS[op]
+    given = [float(call.size(i)) for i in (first, first + 1)]
+    cast = tuple(n for n in given if state.last.get(n, False))
+    out = _product_out(call, op, first)
+    if out < max(given):  # values by their weights: what goes on is half again
+        _made(state, op, out, True)
+        return Run(task, op, largest, False, inputs=(*cast, out))
+    _made(state, op, out, False)
+    return Run(task, op, largest, False, inputs=cast)
 
 
 def _is_float(call: Call, i: int) -> bool:
@@ -162,6 +215,14 @@ def _as_given(state: _Followed, op: str, sizes: list[float], largest: float) -> 
         return both if op.startswith(("add", "sub")) else state.last.get(largest, False)
     others = [s for s in sizes if s != largest]
     return state.last.get(largest, False) and all(state.last.get(s, False) for s in others)
+
+
+def _is_mixed(state: _Followed, op: str, sizes: list[float], largest: float) -> bool:
+    """Whether two tensors of one size come in both formats."""
+    if sizes.count(largest) < 2 or op.endswith("_"):
+        return False
+    last, kept = state.last.get(largest, False), state.kept.get(largest, False)
+    return last != kept and op.startswith(("add", "sub", "mul"))
 
 
 def _made(state: _Followed, op: str, elements: float, is_half: bool) -> None:

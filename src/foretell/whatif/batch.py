@@ -25,6 +25,7 @@ class Batch(WhatIf):
     """Use `times` as many samples a step."""
 
     name: ClassVar[str] = "batch"
+    source: ClassVar[str] = "ours: how kernels of each sort grow with their samples"
     assumes: ClassVar[tuple[str, ...]] = (
         f"the host issues the same calls; forward and backward kernels take batch^{POWER} as long",
         "the optimizer's work does not depend on the batch",

@@ -34,7 +34,7 @@ class ChannelsLast(WhatIf):
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         if image_layout(graph) == "nhwc":
             raise DoesNotApply("the images of this step have their channels last already")
-        changes = turned(graph)
+        changes = turned(graph, setting)
         if not any(change.sort.rows[0][0] in CONVOLVES for change in changes):
             raise DoesNotApply("the step has no convolution whose images could be turned")
         with graph.edit(str(self)) as edit:
@@ -45,14 +45,14 @@ class ChannelsLast(WhatIf):
         return memory.channels_last(tape)
 
 
-def turned(graph: Graph) -> list[Change]:
+def turned(graph: Graph, setting: Setting) -> list[Change]:
     """What turning the images makes of every sort of kernel that works on them."""
     changes = []
     for sort in sorts_of(graph):
         if sort.rows[0][0] not in LAID_OUT:
             continue
         dtype = word_of(Dtype, int(graph.dtype[sort.kernels[0]]))
-        found = told(graph, sort, dtype, dtype, "nhwc")
+        found = told(graph, setting, sort, dtype, dtype, "nhwc")
         if found is not None:
             changes.append(Change(sort, *found, dtype))
     return changes

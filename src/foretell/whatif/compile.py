@@ -58,7 +58,7 @@ class Compile(WhatIf):
         host = np.flatnonzero(mine & (graph.kind == Kind.HOST))
         if not len(device) or not len(host):
             raise DoesNotApply("the step has no forward pass that a host launches on a device")
-        graph = _turned(graph)
+        graph = _turned(graph, setting)
         with graph.edit(str(self)) as edit:
             left = _fused(edit, graph, device)
             _called(edit, graph, host, left)
@@ -68,14 +68,14 @@ class Compile(WhatIf):
         return memory.compiled(tape)
 
 
-def _turned(graph: Graph) -> Graph:
+def _turned(graph: Graph, setting: Setting) -> Graph:
     """Convolutions with channels last, as Inductor lays them out."""
     sorts = [s for s in sorts_of(graph) if s.rows[0][0] in CONVOLVES]
     plain = sum(len(s.kernels) for s in sorts if s.sizes.get("groups", 1) == 1)
     if image_layout(graph) == "nhwc" or plain <= len(sorts) / 2:
         return graph
     with graph.edit("channels-last") as edit:
-        retimed(edit, graph, turned(graph))
+        retimed(edit, graph, turned(graph, setting))
     return replace(edit.graph, history=graph.history)
 
 

@@ -34,6 +34,7 @@ class OtherDevice(WhatIf):
     """Run the step on another GPU, its host unchanged."""
 
     name: ClassVar[str] = "device"
+    source: ClassVar[str] = "ours: kernel formulas of both devices"
     assumes: ClassVar[tuple[str, ...]] = (
         "the host, the network and the libraries are the same; kernels compute in the same format",
         "what a price gets wrong of a kernel, it gets wrong on both devices alike",

@@ -20,6 +20,7 @@ class FasterHost(WhatIf):
     """Let the host do everything `times` as fast: Python, operators, launches, reading data."""
 
     name: ClassVar[str] = "faster-host"
+    source: ClassVar[str] = "ours: every host task alike"
     assumes: ClassVar[tuple[str, ...]] = (
         "every host task and the untraced time behind it shrink alike; waiting for the device "
         "stays what it is",

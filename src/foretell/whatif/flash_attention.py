@@ -25,7 +25,7 @@ from foretell.graph.columns import Array, Dtype, Kind, Phase, word_of
 from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph
 from foretell.memory.tape import Tape
-from foretell.whatif.asked import first_input, sizes_of
+from foretell.whatif.asked import largest_input, sizes_of
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import kernels_of, launch_of, operators, ops_of
 from foretell.whatif.machine import device_of
@@ -76,13 +76,7 @@ class FlashAttention(WhatIf):
                 "the step has no attention written out as products around a softmax",
                 hint="fused attention may be in use already; shapes must have been recorded",
             )
-        device = device_of(graph, setting)
-        number = operators(graph)
-        with graph.edit(str(self)) as edit:
-            for chain in found:
-                _fused(edit, chain, device, number)
-            edit.fact(scores_bytes=float(sum(_kept(graph, c) for c in found if not c.backward)))
-        return edit.graph
+        return in_one_kernel(graph, found, device_of(graph, setting), spec=str(self))
 
     def hold(self, tape: Tape) -> Tape:
         forward = [op for op in tape.ops if op.phase == Phase.FORWARD]
@@ -94,6 +88,18 @@ class FlashAttention(WhatIf):
             made = (k for op in inside for k in op.makes if tape.storages[k].count >= least)
             scores |= dict.fromkeys(made, 0.0)
         return released(tape, scores, whole=False)
+
+
+def in_one_kernel(
+    graph: Graph, found: list[Chain], device: Device, dtype: str = "", spec: str = ""
+) -> Graph:
+    """Every chain as one kernel, of another format where one is named."""
+    number = operators(graph)
+    with graph.edit(spec) as edit:
+        for chain in found:
+            _fused(edit, chain, device, number, dtype)
+        edit.fact(scores_bytes=float(sum(_kept(graph, c) for c in found if not c.backward)))
+    return edit.graph
 
 
 def chains(graph: Graph, rank: int) -> list[Chain]:
@@ -148,18 +154,19 @@ def _on_scores(graph: Graph, part: Array, sizes: dict[str, float]) -> Array:
     for t in part.tolist():
         op, shape = graph.text_of("op", t), graph.text_of("shape", t)
         is_core = _letter(graph, op, t) != "P"
-        found.append(is_core or not shape or first_input(op, shape)[0] >= least)
+        found.append(is_core or not shape or largest_input(op, shape) >= least)
     return np.array(found, bool)
 
 
-def _fused(edit: Edit, chain: Chain, device: Device, number: Array) -> None:
+def _fused(edit: Edit, chain: Chain, device: Device, number: Array, dtype: str) -> None:
     graph, first, rest = edit.before, int(chain.tasks[0]), chain.tasks[1:]
-    dtype = word_of(Dtype, graph.dtype[first])
+    own = word_of(Dtype, graph.dtype[first])
+    dtype = dtype or (own if own != "none" else "fp32")
     told = {"direction": float(chain.backward), "dropout": float(chain.dropout)}
     shape = write({**chain.sizes, **told})
-    found = kernels.seconds(device, "attention", dtype if dtype != "none" else "fp32", [shape])
+    found = kernels.seconds(device, "attention", dtype, [shape])
     edit.set(
-        first, op="attention", name="fused attention", shape=shape,
+        first, op="attention", name="fused attention", shape=shape, dtype=dtype,
         seconds=float(found.seconds[0]), sigma=float(found.sigma[0]), source="formula",
     )  # fmt: skip
     edit.remove(rest)

@@ -11,7 +11,8 @@ from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph
 from foretell.whatif.base import DoesNotApply, Setting
 from foretell.whatif.machine import device_named, device_of
-from foretell.whatif.tabled import IMAGES, Sort, changed
+from foretell.whatif.tabled import IMAGES, PASS, Sort, changed
+from foretell.whatif.walks import powers
 
 REFERENCE = "h200"  # the device whose table is read
 CONVOLVES = frozenset({"conv2d", "conv3d", "convt2d"})
@@ -28,20 +29,50 @@ class Change(NamedTuple):
 
 
 def told(
-    graph: Graph, sort: Sort, before: str, after: str, layout: str = ""
+    graph: Graph, setting: Setting, sort: Sort, before: str, after: str, layout: str = ""
 ) -> tuple[float, float] | None:
     """What the tables say of a sort in another format or another image layout.
 
     fp16 is told by rows of bf16 where it was not measured.
     """
     now = layout_of(graph, sort)
-    source = way(before, now, sort)
-    found = changed(sort, source, way(after, layout or now, sort))
+    here, gain = _place(graph, setting, sort, before, after)
+    each = float(graph.seconds[sort.kernels].sum()) / sort.calls if here and sort.calls else 0.0
+
+    def asked(before: str, after: str) -> tuple[float, float] | None:
+        return changed(sort, way(before, now, sort), way(after, layout or now, sort), each)
+
+    found = asked(before, after)
     if found is None and "fp16" in (before, after):
         swap = {"fp16": "bf16"}
-        source = way(swap.get(before, before), now, sort)
-        found = changed(sort, source, way(swap.get(after, after), layout or now, sort))
-    return found
+        found = asked(swap.get(before, before), swap.get(after, after))
+    if found is None:
+        return None
+    if sort.rows[0][0] == PASS:
+        return _walked(graph, sort, *found)
+    return found[0] * gain, found[1]
+
+
+def _place(
+    graph: Graph, setting: Setting, sort: Sort, before: str, after: str
+) -> tuple[bool, float]:
+    """Whether a step runs on the device of the tables; what its products gain less or more."""
+    try:
+        device = device_of(graph, setting)
+    except DoesNotApply:
+        return False, 1.0
+    if device.name == REFERENCE or not sort.is_product or before == after:
+        return device.name == REFERENCE, 1.0
+    gains = [d.peak(after) / d.peak(before) for d in (device_named(REFERENCE), device)]
+    return False, gains[0] / gains[1]
+
+
+def _walked(graph: Graph, sort: Sort, factor: float, sigma: float) -> tuple[float, float]:
+    """A plain pass, as its kernels go over memory."""
+    seconds = graph.seconds[sort.kernels]
+    each = factor ** powers(graph, sort.kernels)
+    total = float(seconds.sum())
+    return (float((seconds * each).sum()) / total if total > 0 else factor), sigma
 
 
 def way(dtype: str, layout: str, sort: Sort) -> Way:
@@ -49,7 +80,7 @@ def way(dtype: str, layout: str, sort: Sort) -> Way:
     row = sort.rows[0][0]
     if row == "attention":
         return Way(dtype, "efficient" if dtype in ("fp32", "tf32") else "cudnn")
-    if row == "add":
+    if row == PASS:
         return Way(dtype, "-")
     return Way(dtype, layout if row in LAID_OUT else "")
 
@@ -79,15 +110,3 @@ def retimed(edit: Edit, graph: Graph, changes: list[Change]) -> None:
             sigma=np.hypot(graph.sigma[tasks], sigma),
             dtype=dtype,
         )
-
-
-def other_generation(graph: Graph, setting: Setting, sort: Sort, before: str, after: str) -> float:
-    """What a ratio of the reference device lacks on another one: its products gain less or more."""
-    if not sort.is_product:
-        return 1.0
-    try:
-        device = device_of(graph, setting)
-    except DoesNotApply:
-        return 1.0
-    gains = [d.peak(after) / d.peak(before) for d in (device_named(REFERENCE), device)]
-    return gains[0] / gains[1]

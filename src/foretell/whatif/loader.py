@@ -44,6 +44,7 @@ class Loader(WhatIf):
     """Let worker processes make the batches."""
 
     name: ClassVar[str] = "loader"
+    source: ClassVar[str] = "PyTorch documentation, torch.utils.data (num_workers)"
     assumes: ClassVar[tuple[str, ...]] = (
         "a worker takes for a batch what the step takes now, and cores and storage allow for all",
         "batches come over in shared memory; busy workers slow the host's other work down a little",

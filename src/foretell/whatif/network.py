@@ -25,6 +25,7 @@ class Network(WhatIf):
     """Make the links between ranks `times` as fast, or give them `bandwidth` GB/s."""
 
     name: ClassVar[str] = "network"
+    source: ClassVar[str] = "Daydream (Zhu et al., ATC 2020); links by rate (docs/decisions/0004)"
     assumes: ClassVar[tuple[str, ...]] = (
         "only the rate of the outermost links changes; a message starts as late as before",
     )

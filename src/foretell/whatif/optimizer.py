@@ -54,6 +54,7 @@ class ForeachOptimizer(WhatIf):
     """Let the optimizer treat all parameters in one kernel an operation."""
 
     name: ClassVar[str] = "foreach-optimizer"
+    source: ClassVar[str] = "PyTorch documentation, torch.optim (foreach)"
     assumes: ClassVar[tuple[str, ...]] = (
         "the optimizer loops over parameters now; the list kernels move the same bytes",
     )
@@ -77,6 +78,7 @@ class FusedOptimizer(WhatIf):
     """Let the optimizer update all parameters in one pass."""
 
     name: ClassVar[str] = "fused-optimizer"
+    source: ClassVar[str] = "PyTorch documentation, torch.optim (fused); Daydream (Zhu et al., ATC 2020), FusedAdam"
     assumes: ClassVar[tuple[str, ...]] = (
         "the optimizer loops over parameters now; one pass reads and writes every tensor once",
     )

@@ -19,6 +19,7 @@ class Remove(WhatIf):
     """Take tasks away, and with a device task the host call that launched it."""
 
     name: ClassVar[str] = "remove"
+    source: ClassVar[str] = "Daydream (Zhu et al., ATC 2020), primitives"
     assumes: ClassVar[tuple[str, ...]] = (
         "who waited for a removed task waits for what that task waited for",
     )
@@ -41,6 +42,7 @@ class Insert(WhatIf):
     """Put a task of the same lane behind each chosen one, and let what followed wait for it."""
 
     name: ClassVar[str] = "insert"
+    source: ClassVar[str] = "Daydream (Zhu et al., ATC 2020), primitives"
     assumes: ClassVar[tuple[str, ...]] = ("a new task takes the same lane as the one before it",)
     after: str  # behind which tasks
     seconds: float = 1e-5  # how long each new task takes

@@ -24,6 +24,7 @@ class RemoveSync(WhatIf):
     """Take away the calls in which the host waits for the device."""
 
     name: ClassVar[str] = "remove-sync"
+    source: ClassVar[str] = "PyTorch performance tuning guide, needless synchronisation"
     assumes: ClassVar[tuple[str, ...]] = (
         "nothing the host does next depends on a value it waited for",
         "a full launch queue still holds the host up",

@@ -3,28 +3,30 @@
     sorts = sorted_kernels(graph)                one `Sort` for each distinct (op, shape, phase)
     factor, sigma = changed(sorts, before, after)        how many times as long each sort takes
 
-An operator the tables do not know is taken for a pass over as many numbers (`add`).
+An operator the tables do not know is taken for a pass over as many numbers (`PASS`).
 """
 
 from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from foretell.cost.aten import is_call
 from foretell.cost.aten_call import Call, read
-from foretell.cost.ratios import Way, ratios
-from foretell.graph.columns import Array, Kind, Phase
+from foretell.cost.ratios import Times, Way, ratios, times
+from foretell.graph.columns import NONE, Array, Kind, Phase
 from foretell.graph.graph import Graph
+from foretell.whatif.calls import launch_of, operators
 
 PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # where the first factor stands
 CONVOLUTIONS = frozenset(
     {"convolution", "convolution_backward", "cudnn_convolution", "_conv_depthwise2d"}
 )
 ATTENTION = ("_attention_forward", "_attention_backward")
+PASS = "add"  # the row of a plain pass over memory
 # Where the layout of a row does not matter, the one that most rows have.
 ROWS = {
     "native_batch_norm": ("batch_norm", "forward"),
@@ -66,6 +68,7 @@ class Sort:
     elements: float  # numbers in its largest input
     kernels: Array  # task ids
     phase: int
+    calls: int = 0  # of the operator; 0 where the host's part is not told
 
     @property
     def is_product(self) -> bool:
@@ -86,10 +89,25 @@ def sorts_of(graph: Graph) -> list[Sort]:
     members = np.split(tasks[order], ends[:-1])
     names = [(graph.names[int(o)], graph.names[int(s)], int(p)) for o, s, p in unique]
     layers = _layers(names)
+    call = _calls(graph, tasks)
     return [
-        sort_of(op, shape, phase, kernels, layers)
+        replace(sort_of(op, shape, phase, kernels, layers), calls=_count(call[kernels]))
         for (op, shape, phase), kernels in zip(names, members, strict=True)
     ]
+
+
+def _calls(graph: Graph, tasks: Array) -> Array:
+    """For every task the number of the operator that launched it."""
+    found = np.full(graph.size, NONE, np.int64)
+    launch = launch_of(graph, tasks)
+    known = launch != NONE
+    found[tasks[known]] = operators(graph)[launch[known]]
+    return found
+
+
+def _count(calls: Array) -> int:
+    """How many calls; none where one is not known."""
+    return 0 if (calls == NONE).any() else len(np.unique(calls))
 
 
 def _layers(names: list[tuple[str, str, int]]) -> frozenset[tuple[float, float, float]]:
@@ -111,7 +129,7 @@ def sort_of(
     """One operator as rows of the tables."""
     call = read(op, shape) if is_call(shape) else None
     elements = max((call.size(i) for i in call.tensors()), default=1) if call else 1
-    rows: tuple[tuple[str, str], ...] = (("add", "forward"),)
+    rows: tuple[tuple[str, str], ...] = ((PASS, "forward"),)
     sizes: dict[str, float] = {"n": float(elements)}
     if call:
         with suppress(IndexError, ValueError):  # another version of the operator
@@ -134,7 +152,7 @@ def _row(
     plain = op.removesuffix("_backward").removesuffix("_")
     if plain in POINTWISE:
         return ((plain, "backward" if op.endswith("_backward") else "forward"),), {"n": n}
-    return (("add", "forward"),), {"n": n}
+    return ((PASS, "forward"),), {"n": n}
 
 
 def _product(op: str, call: Call) -> tuple[float, float, float]:
@@ -214,10 +232,12 @@ def _sizes(op: str, call: Call, n: float) -> dict[str, float]:
     return {"n": n}
 
 
-def changed(sort: Sort, before: Way, after: Way) -> tuple[float, float] | None:
+def changed(sort: Sort, before: Way, after: Way, each: float = 0.0) -> tuple[float, float] | None:
     """How many times as long a sort takes another way, and the spread of its logarithm.
 
     Several rows count by the time they take; None where the tables know none of them both ways.
+    `each` is what one call took on the device of the tables: then what they say of the second way
+    is heard too, and the surer of the two counts more.
     """
     sizes = {key: np.array([float(value)]) for key, value in sort.sizes.items()}
     found = [ratios(*row, sizes, before, after) for row in sort.rows]
@@ -227,4 +247,19 @@ def changed(sort: Sort, before: Way, after: Way) -> tuple[float, float] | None:
     seconds = np.array([float(f.seconds[0]) for f in known])
     factors = np.array([float(f.factor[0]) for f in known])
     sigma = float(np.sqrt(np.mean([float(f.sigma[0]) ** 2 for f in known])))
-    return float((seconds * factors).sum() / seconds.sum()), sigma
+    factor = float((seconds * factors).sum() / seconds.sum())
+    then = [times(*row, sizes, after) for row in sort.rows] if each > 0 else [None]
+    if any(t is None for t in then):
+        return factor, sigma
+    return _both(factor, sigma, [t for t in then if t is not None], each)
+
+
+def _both(factor: float, sigma: float, then: list[Times], each: float) -> tuple[float, float]:
+    """What a ratio and the times of the second way say together."""
+    seconds = np.array([float(t.seconds[0]) for t in then])
+    share = seconds / seconds.sum()
+    own = float(np.sqrt((share * np.array([float(t.sigma[0]) ** 2 for t in then])).sum()))
+    weight = sigma**2 / (sigma**2 + own**2)  # of the times
+    told = math.log(float(seconds.sum()) / each)
+    mixed = math.exp(weight * told + (1 - weight) * math.log(factor))
+    return mixed, math.sqrt(weight**2 * own**2 + (1 - weight) ** 2 * sigma**2)

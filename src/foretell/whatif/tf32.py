@@ -12,7 +12,7 @@ from foretell.graph.graph import Graph
 from foretell.memory import change as memory
 from foretell.memory.tape import Tape
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
-from foretell.whatif.formats import Change, other_generation, retimed, told
+from foretell.whatif.formats import Change, retimed, told
 from foretell.whatif.tabled import Sort, sorts_of
 
 
@@ -33,10 +33,9 @@ class Tf32(WhatIf):
         mine = [s for s in sorts_of(graph) if s.is_product and _is_plain(graph, s)]
         changes = []
         for sort in mine:
-            change = told(graph, sort, "fp32", "tf32")
+            change = told(graph, setting, sort, "fp32", "tf32")
             if change is not None:
-                factor = change[0] * other_generation(graph, setting, sort, "fp32", "tf32")
-                changes.append(Change(sort, factor, change[1], "tf32"))
+                changes.append(Change(sort, *change, "tf32"))
         if not changes:
             raise DoesNotApply("the step has no product of fp32 numbers that TF32 would change")
         with graph.edit(str(self)) as edit:

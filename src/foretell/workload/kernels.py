@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from foretell.cost.memory_bound import added_rows
 from foretell.errors import unknown
 from foretell.workload.op import BYTES, Number, Op, Sizes
 
@@ -202,7 +203,10 @@ _WIDTH = {"fp32": 4.0, "fp64": 8.0, "fp8": 1.0, "int8": 1.0}
 def _embedding(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     n = s["batch"] * s.get("tokens", 1.0) * s["hidden"]
     shape = {"n": n, "rows": n / s["hidden"], "cols": s["hidden"]}
-    back = [Call("embedding_backward", shape)]
+    added = n / s["hidden"]
+    if "vocab" in s:
+        added = added_rows(added, s["vocab"])
+    back = [Call("embedding_backward", shape | {"rows": added})]
     if op.options.get("dense"):  # the gradient is a whole table, zero but for what was looked up
         whole = s["vocab"] * s["hidden"]
         back.insert(0, Call("elementwise", {"n": whole}, bytes=2.0 * whole))

@@ -9,7 +9,7 @@ from foretell.cli.fit import command as fit_command
 from foretell.cli.lab import command as lab_command
 from foretell.errors import InputError
 from foretell.pytorch.lab import fit, judge, table
-from foretell.pytorch.lab.foretold import foretell, held
+from foretell.pytorch.lab.foretold import Busy, foretell, held
 from foretell.pytorch.lab.step import Knobs
 from foretell.pytorch.lab.table import Config, Row
 from tests.pytorch.lab.made import PROFILE, known, machine
@@ -23,7 +23,7 @@ def rows(ranks=(1, 2), noise=(0.98, 1.0, 1.02)):
     for r in ranks:
         for plan in PLANS if r > 1 else ("ddp",):
             config = Config("tiny", plan, "slow" if r > 1 else "loopback", r)
-            true = foretell(known(), config, 1.5, TRUE).seconds
+            true = foretell(known(), config, Busy(1.5), TRUE).seconds
             for k, times in enumerate(noise):
                 step = true * times
                 found.append(

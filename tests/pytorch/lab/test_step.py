@@ -4,19 +4,19 @@ import pytest
 
 from foretell.errors import ForetellError, InputError
 from foretell.pytorch.lab import plans
-from foretell.pytorch.lab.foretold import Known, foretell
+from foretell.pytorch.lab.foretold import Busy, Known, foretell
 from foretell.pytorch.lab.pieces import pieces
 from foretell.pytorch.lab.prices import Prices
 from foretell.pytorch.lab.step import Knobs
 from foretell.pytorch.lab.table import Config
 from tests.pytorch.lab.made import MB, PROFILE, known, machine
 
-BARE = Knobs(launch=0.0, copy=0.0, slice=0.0)
+BARE = Knobs(launch=0.0, copy=0.0)
 
 
 def seconds(plan, ranks=2, stretch=0.0, knobs=BARE, threads="1", **options):
     config = Config("tiny", plan, "slow", ranks, threads)
-    return foretell(known(**options), config, stretch, knobs).seconds
+    return foretell(known(**options), config, Busy(stretch), knobs).seconds
 
 
 def test_one_rank_takes_its_core_seconds_times_how_busy_the_machine_is():
@@ -60,17 +60,22 @@ def test_more_threads_do_their_share():
 
 
 def test_knobs_turn_what_they_name():
-    assert seconds("one", knobs=Knobs(launch=0, copy=0, slice=0, wire=2.0)) == pytest.approx(1.023)
-    twice = Knobs(launch=0, copy=0, slice=0, compute=2.0)
+    assert seconds("one", knobs=Knobs(launch=0, copy=0, wire=2.0)) == pytest.approx(1.023)
+    twice = Knobs(launch=0, copy=0, compute=2.0)
     assert seconds("one", knobs=twice) == pytest.approx(0.042 + 0.501)
-    own = Knobs(launch=0, copy=0, slice=0, models={"tiny": 2.0}, wires={"slow": 2.0})
+    own = Knobs(launch=0, copy=0, models={"tiny": 2.0}, wires={"slow": 2.0})
     assert seconds("one", knobs=own) == pytest.approx(0.042 + 1.002)
 
 
-def test_a_slice_after_sleep_is_not_stretched():
-    with_slice = Knobs(launch=0, copy=0, slice=3e-3)
-    gained = seconds("one", stretch=3.0) - seconds("one", stretch=3.0, knobs=with_slice)
-    assert gained == pytest.approx(2 * 3e-3)  # 1 ms of the update, 2 ms of the forward
+def test_a_core_that_is_slower_than_the_profiles_takes_longer():
+    one = {**PROFILE, "probe_s": 0.020}
+    busy = Busy(stretch=1.0, probe=0.030)
+    config = Config("tiny", "one", "slow", 2)
+    found = foretell(Known({"tiny": one}, machine()), config, busy, BARE).seconds
+    assert found == pytest.approx(1.5 * 0.021 + 0.501)
+    cores = [{"ranks": r, "stretch": 1.0, "cpu_s": 0.02 * r} for r in (1, 2)]
+    bench = Known({"tiny": PROFILE}, machine() | {"cores": cores})
+    assert foretell(bench, config, None, BARE).seconds == pytest.approx(2 * 0.021 + 0.501)
 
 
 def test_prices_follow_what_was_measured():
@@ -120,6 +125,6 @@ def test_factors_send_rows_in_place_of_weights():
     }
     few = Known({"tiny": profile}, machine())
     found = [
-        foretell(few, Config("tiny", p, "slow", 2), 0.0, BARE).seconds for p in ("ddp", "factors")
+        foretell(few, Config("tiny", p, "slow", 2), None, BARE).seconds for p in ("ddp", "factors")
     ]
     assert found[1] < found[0] / 5  # 64 kB in place of 4 MB

@@ -1,11 +1,22 @@
 """Lists of caps: the cuts DDP makes of them, and what they are predicted to give."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.search.fusion.caps import Profile, as_caps, candidates, predicted, sized
+from foretell.search.fusion.caps import (
+    STRETCHES,
+    Profile,
+    as_caps,
+    candidates,
+    predicted,
+    searched,
+    sized,
+)
+from foretell.search.fusion.lanes import packed
 from foretell.search.fusion.wire import measured_wire
 from tests.search.fusion.cases import wire
 
@@ -37,12 +48,26 @@ def test_ddp_closes_buckets_where_the_caps_say(numbers, data):
     assert closed(sizes, as_caps(profile(sizes), firsts)) == firsts
 
 
-def test_the_default_comes_first_and_nothing_is_predicted_better_than_the_search():
+def test_the_default_comes_first_and_the_search_is_close_to_the_best():
     found = candidates(profile([4 * MIB] * 20), wire())
     assert found[0].name == "default"
     assert found[0].caps == ()
-    assert min(c.step for c in found) == next(c for c in found if c.name == "searched").step
+    best = next(c for c in found if c.name == "searched")
+    assert best.step <= 1.03 * min(c.step for c in found)
     assert [c.step for c in found[1:]] == sorted(c.step for c in found[1:])
+
+
+def test_the_search_does_well_whatever_ops_take_beside_messages():
+    made, on = profile([MIB] * 24, gap=2e-3), wire(start=1e-4, slope=4e-9)
+    cut = searched(made, on)
+    for stretch in STRETCHES:
+        slow = replace(made, ready=made.ready * stretch, compute=made.compute * stretch)
+        alone = packed(slow.ready, slow.sizes, on.laws)[0].tolist()
+        assert predicted(slow, on, cut) <= 1.05 * predicted(slow, on, alone)
+
+
+def test_caps_that_repeat_are_said_once():
+    assert as_caps(profile([MIB] * 8), [0, 1, 3, 5, 7]) == (1.0, 2.0)
 
 
 def test_the_first_bucket_of_the_default_is_small():

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from foretell.search.fusion import moves
-from foretell.search.fusion.backtrack import _random_move
+from foretell.search.fusion.backtrack import random_move
 from foretell.search.fusion.lanes import ends, packed, talk
 from foretell.search.fusion.lower import lower
 from foretell.search.fusion.score import Judge, best_buckets, buckets_of, own_buckets
@@ -24,7 +24,7 @@ def wandered(problem, seed, steps=12):
     """A random legal state."""
     dice, state = random.Random(seed), unfused(problem)
     for _ in range(steps):
-        moved = _random_move(state, dice.choice(("copy", "merge")), dice)
+        moved = random_move(state, dice.choice(("copy", "merge")), dice)
         state = moved.fusion if moved else state
     return state
 
@@ -51,7 +51,7 @@ def test_a_move_played_from_the_last_state_gives_what_playing_anew_gives(problem
     judge, dice = Judge(problem), random.Random(seed)
     scored = judge.score(unfused(problem))
     for _ in range(20):
-        moved = _random_move(scored.fusion, dice.choice(("copy", "merge")), dice)
+        moved = random_move(scored.fusion, dice.choice(("copy", "merge")), dice)
         if moved is None:
             continue
         live = [g for g in moved.touched if moved.fusion.group[g] == g]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.search.fusion import legal
-from foretell.search.fusion.backtrack import _random_move
+from foretell.search.fusion.backtrack import random_move
 from foretell.search.fusion.baselines import like_inductor, like_xla
 from foretell.search.fusion.plans import buckets_from, fusion_of, plan_of
 from foretell.search.fusion.problem import BACKWARD, FORWARD, Gradient, Problem, edges_of
@@ -26,7 +26,7 @@ from tests.search.fusion.test_evaluate import QUICK, wandered
 def test_every_state_a_move_reaches_is_legal(problem, seed):
     dice, state = random.Random(seed), unfused(problem)
     for _ in range(12):
-        moved = _random_move(state, dice.choice(("copy", "merge")), dice)
+        moved = random_move(state, dice.choice(("copy", "merge")), dice)
         state = moved.fusion if moved else state
     legal.require(state)
     place = {int(g): k for k, g in enumerate(state.order)}

@@ -10,8 +10,14 @@ from collections.abc import Callable
 from foretell.errors import unknown
 from foretell.plan.export.deepspeed import deepspeed, read_deepspeed
 from foretell.plan.export.megatron import megatron, read_megatron
+from foretell.plan.export.messages import with_messages
 from foretell.plan.export.snippets import ddp, fsdp2
-from foretell.plan.export.torchtitan import read_schedule, schedule_csv, torchtitan
+from foretell.plan.export.torchtitan import (
+    read_schedule,
+    read_torchtitan,
+    schedule_csv,
+    torchtitan,
+)
 from foretell.plan.plan import Plan
 
 Files = dict[str, str]  # what each file is to be called, and its text
@@ -37,5 +43,7 @@ __all__ = [
     "read_deepspeed",
     "read_megatron",
     "read_schedule",
+    "read_torchtitan",
     "schedule_csv",
+    "with_messages",
 ]

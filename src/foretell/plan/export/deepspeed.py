@@ -56,7 +56,17 @@ def read_deepspeed(text: str, ranks: int) -> Plan:
         found["bucket_mb"] = zero["reduce_bucket_size"] * 4 / 2**20
     if zero.get("overlap_comm") is False:
         found["overlap"] = False
-    return Plan(**found)
+    found["grad_dtype"] = str(given.get("communication_data_type") or "")
+    return Plan(**found | _read_optimizer(given.get("optimizer", {})))
+
+
+def _read_optimizer(given: dict[str, Any]) -> dict[str, str]:
+    kind = str(given.get("type", "Adam")).lower()
+    if "adam" in kind:
+        return {"optimizer": "adam"}
+    if kind != "sgd":
+        raise InputError(f"DeepSpeed's optimizer `{given['type']}` has no name in a plan")
+    return {"optimizer": "momentum" if given.get("params", {}).get("momentum") else "sgd"}
 
 
 def _is_on(given: dict[str, Any], name: str) -> bool:

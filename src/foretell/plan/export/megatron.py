@@ -7,10 +7,12 @@ take stages in turn, so a plan's chunks follow by themselves.
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Any
 
 from foretell.errors import InputError
+from foretell.plan.export.placed import Line, count, line, recompute, usual
 from foretell.plan.export.say import require
 from foretell.plan.plan import Plan
 
@@ -28,6 +30,9 @@ _NUMBERS = {
 
 def megatron(plan: Plan) -> dict[str, str]:
     """Its arguments; data parallel follows from the ranks that are started."""
+    said = ""
+    if plan.stages:
+        plan, said = _from_stages(plan)
     require(plan, "Megatron", _SAID)
     if plan.zero > 1:
         raise InputError(
@@ -39,8 +44,8 @@ def megatron(plan: Plan) -> dict[str, str]:
         raise InputError("Megatron's sgd has no plan word for momentum", hint="use adam or sgd")
     lines = [f"# {plan.ranks} ranks, of which dp={plan.dp} are data parallel"]
     lines += [f"{a} {n}" for a, n in _numbers(plan)] + _words(plan)
-    if plan.layers:
-        lines.append(f"--pipeline-model-parallel-layout {shlex.quote(layout(plan))}")
+    if plan.layers or said:
+        lines.append(f"--pipeline-model-parallel-layout {shlex.quote(said or layout(plan))}")
     elif plan.chunks > 1:
         lines.append(f"--num-virtual-stages-per-pipeline-rank {plan.chunks}")
     return {"arguments.txt": "\n".join(lines) + "\n"}
@@ -49,9 +54,38 @@ def megatron(plan: Plan) -> dict[str, str]:
 def layout(plan: Plan) -> str:
     """The layers of each stage, the embedding with the first and the loss with the last."""
     stages = plan.pp * plan.chunks
-    counts = [_count(plan, s) for s in range(stages)]
+    counts = [count(plan, s) for s in range(stages)]
     texts = [("E" if s == 0 else "") + _layers(n) for s, n in enumerate(counts)]
     return "|".join(texts) + "L"
+
+
+def _from_stages(plan: Plan) -> tuple[Plan, str]:
+    """A line of placed stages in degrees, and its layout: words and loss wherever they are."""
+    found = line(plan, "Megatron")
+    order = usual(found, max(len(row) for row in found.actions) // 2 // _chunks(found))
+    if not order:
+        raise InputError(
+            "Megatron runs 1f1b or interleaved, and this plan has an order of its own",
+            hint="schedule with --method 1f1b, or run the plan with `foretell run`",
+        )
+    texts = []
+    for one in found.stages:
+        first = [name for name, times in one.layers if not times]
+        count = sum(times for _, times in one.layers)
+        is_first, is_last = one is found.stages[0], one is found.stages[-1]
+        if len(first) > is_first + is_last:
+            raise InputError(f"Megatron's layout has no letter for `{first[-1]}` in a stage")
+        has_last = is_last and bool(first) and (not is_first or len(first) > 1)
+        texts.append("E" * (is_first and bool(first)) + _layers(count) + "L" * has_last)
+    made = plan.but(
+        stages=(), actions=(), pp=found.size, tp=found.width, chunks=_chunks(found), schedule=order,
+        recompute=recompute(found, "Megatron"),
+    )  # fmt: skip
+    return made, "|".join(texts)
+
+
+def _chunks(found: Line) -> int:
+    return len(found.stages) // found.size
 
 
 def read_megatron(text: str, ranks: int = 0) -> Plan:
@@ -68,10 +102,28 @@ def read_megatron(text: str, ranks: int = 0) -> Plan:
     found["recompute"] = given.get("--recompute-granularity", "none")
     found["offload"] = "--optimizer-cpu-offload" in given
     found["optimizer"] = given.get("--optimizer", "adam")
+    found |= _read_layout(given.get("--pipeline-model-parallel-layout", ""), found.get("pp", 1))
     plan = Plan(**found)
     if ranks % plan.ranks:
         raise InputError(f"{ranks} ranks are no multiple of the {plan.ranks} of one replica")
     return plan.but(dp=ranks // plan.ranks) if ranks else plan
+
+
+def _read_layout(text: str, pp: int) -> dict[str, Any]:
+    """Layers of each rank in a layout; `t*3`, `ttt` and `(t|)*3` are the same to Megatron."""
+    if not text:
+        return {}
+    plain = re.sub(r"\(([^()]*)\)\*(\d+)", lambda m: m[1] * int(m[2]), text)
+    plain = re.sub(r"([A-Za-z])\*(\d+)", lambda m: m[1] * int(m[2]), plain)
+    stages = plain.split("|")
+    odd = set(plain) - set("EtL|")
+    if odd or len(stages) % pp:
+        why = f"`{min(odd)}`" if odd else f"{len(stages)} stages for {pp} ranks"
+        raise InputError(f"Megatron's layout `{text}` has {why}", hint="E, t, L and | are known")
+    chunks = len(stages) // pp
+    layers = tuple(sum(s.count("t") for s in stages[rank::pp]) for rank in range(pp))
+    found: dict[str, Any] = {"chunks": chunks, "layers": layers}
+    return found | {"schedule": "interleaved" if chunks > 1 else "1f1b"}
 
 
 def _numbers(plan: Plan) -> list[tuple[str, int]]:
@@ -95,12 +147,6 @@ def _words(plan: Plan) -> list[str]:
         "--recompute-num-layers 1": plan.recompute == "full",
     }
     return [flag for flag, is_on in flags.items() if is_on]
-
-
-def _count(plan: Plan, stage: int) -> int:
-    """Layers of a stage: those of its rank, dealt out over the rank's chunks."""
-    rank, chunk = stage % plan.pp, stage // plan.pp
-    return plan.layers[rank] // plan.chunks + (chunk < plan.layers[rank] % plan.chunks)
 
 
 def _layers(num: int) -> str:

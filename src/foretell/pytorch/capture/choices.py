@@ -36,11 +36,16 @@ _ALIGNED = 8  # elements: heads of other widths are padded or left to the unfuse
 
 
 _LINEAR = F.linear
+CPU = "cpu"  # the architecture for which torch chooses by itself
 
 
 @contextmanager
 def chosen(arch: str, on_loss: Callable[[], None]) -> Iterator[None]:
     """While this is open, torch chooses as on a GPU of that architecture."""
+    if arch == CPU:  # torch's own choices count
+        with _Choices({}, on_loss, is_gpu=False):
+            yield
+        return
     choices: dict[str, Callable[..., Any]] = {
         "scaled_dot_product_attention": partial(attention, arch),
         "dropout": _dropout,
@@ -59,9 +64,15 @@ def chosen(arch: str, on_loss: Callable[[], None]) -> Iterator[None]:
 class _Choices(TorchFunctionMode):  # type: ignore[misc]
     """Calls what was chosen instead of what was asked for."""
 
-    def __init__(self, known: dict[Any, Callable[..., Any]], on_loss: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        known: dict[Any, Callable[..., Any]],
+        on_loss: Callable[[], None],
+        *,
+        is_gpu: bool = True,
+    ) -> None:
         super().__init__()
-        self.known, self.on_loss = known, on_loss
+        self.known, self.on_loss, self.is_gpu = known, on_loss, is_gpu
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -70,7 +81,7 @@ class _Choices(TorchFunctionMode):  # type: ignore[misc]
         if func == torch.Tensor.is_cuda.__get__:
             return args[0].device.type == "cuda"
         name = getattr(func, "__name__", "")
-        if name in KINDS and len(args) == _WHOLE and args[0].is_floating_point():
+        if self.is_gpu and name in KINDS and len(args) == _WHOLE and args[0].is_floating_point():
             return recurrent(name, _autocast, *args)
         if _LOSS.match(name):
             self.on_loss()

@@ -22,7 +22,7 @@ from foretell.graph import BufferKind, Graph, Phase
 from foretell.graph.columns import NONE
 from foretell.pytorch.capture import gpu
 from foretell.pytorch.capture.assume import INSTEAD, Assumed, first_line, is_users
-from foretell.pytorch.capture.choices import chosen
+from foretell.pytorch.capture.choices import CPU, chosen
 from foretell.pytorch.capture.compose import Formats, compose
 from foretell.pytorch.capture.record import Recorder
 from foretell.pytorch.capture.step import Step, fake_batch, fake_model, fake_optimizer, settle
@@ -54,10 +54,11 @@ def capture(
 
     `autocast` (`bf16`, `fp16`) runs forward and loss in mixed precision. `tf32` lets fp32 products
     and convolutions use it; unsaid, torch's own settings count. `share` answers for data that is
-    not there (→ `foretell.pytorch.capture.assume`). `on` names the device whose kernels are chosen.
-    `device="cpu"` makes fake CPU tensors where a GPU cannot be pretended.
+    not there (→ `foretell.pytorch.capture.assume`). `on` names the device whose kernels are chosen;
+    `on="cpu"` leaves the choice to torch, as it is made where no GPU is. `device="cpu"` makes fake
+    CPU tensors where a GPU cannot be pretended.
     """
-    place = _place(device)
+    place = _place("cpu" if on == CPU else device)
     arch = _arch(on)
     with gpu.pretended(place), _quiet(), gpu.fake_mode(place):
         recorder = Recorder({}, Assumed(share), place)
@@ -87,8 +88,10 @@ def _place(device: str) -> torch.device:
 
 def _arch(on: str) -> str:
     known = devices()
+    if on == CPU:
+        return CPU
     if on not in known:
-        raise unknown("device", on, known)
+        raise unknown("device", on, [*known, CPU])
     return known[on].arch
 
 

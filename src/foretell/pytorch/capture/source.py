@@ -1,9 +1,10 @@
 """The parts of a step from what a person names: `train.py`, `train.py:make`, `package.module:make`.
 
 A script with functions `model` and `batch` (and, where wanted, `loss` and `optimizer`) is a
-description; so is a function that answers `(model, batch, loss, optimizer)`, the last two of which
-may be left out. A function that answers a module alone takes the others from its script. Options
-behind a second colon are handed to the function: `samples.py:llama:size=70b,length=4096`.
+description (→ `foretell.pytorch.script`); so is a function that answers `(model, batch, loss,
+optimizer)`, the last two of which may be left out. A function that answers a module alone takes the
+others from its script. Options behind a second colon are handed to the function:
+`samples.py:llama:size=70b,length=4096`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ import torch
 from foretell import spec
 from foretell.errors import InputError, unknown
 from foretell.pytorch.capture.assume import first_line
-
-_OTHERS = ("batch", "loss", "optimizer")
+from foretell.pytorch.script import ask, takes_part
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,15 @@ class Parts:
     optimizer: Any = None
 
 
-def find(text: str, batch: int | None = None) -> Parts:
-    """The parts of the step that a text names; `batch` is handed on where it is asked for."""
+def find(text: str, batch: int | None = None, ranks: int = 1) -> Parts:
+    """The parts of the step that a text names; `batch` is handed on where it is asked for.
+
+    Of a script's batch the part of the first of so many `ranks` is taken.
+    """
     where, name, given = _split(text)
     names = _names(where)
     if not name:
-        return _described(names, where, batch)
+        return _described(names, where, batch, ranks)
     if not callable(names.get(name)):
         functions = (k for k, v in names.items() if callable(v) and not k.startswith("_"))
         raise unknown(f"function of `{where}`", name, functions)
@@ -90,15 +93,14 @@ def _importing_from(folder: Path) -> Iterator[None]:
         sys.path[:] = before
 
 
-def _described(names: Mapping[str, Any], where: str, batch: int | None) -> Parts:
+def _described(names: Mapping[str, Any], where: str, batch: int | None, ranks: int) -> Parts:
     missing = [name for name in ("model", "batch") if not callable(names.get(name))]
     if missing:
         raise InputError(
             f"`{where}` does not define {' and '.join(f'`{m}()`' for m in missing)}",
             hint=f"define them, or name a function that makes the step: `{where}:make`",
         )
-    make = partial(names["batch"], **_options(names["batch"], {}, batch, where))
-    return Parts(names["model"], make, names.get("loss"), names.get("optimizer"))
+    return _with_others(names, names["model"], where, batch, ranks)
 
 
 def _options(
@@ -138,10 +140,27 @@ def _made(names: Mapping[str, Any], name: str, where: str, options: dict[str, An
     )
 
 
-def _with_others(names: Mapping[str, Any], model: Any, where: str) -> Parts:
+def _with_others(
+    names: Mapping[str, Any], model: Any, where: str, batch: int | None = None, ranks: int = 1
+) -> Parts:
     if not callable(names.get("batch")):
         raise InputError(
             f"`{where}` has a model but no `batch()`",
             hint="define `batch()`, or answer (model, batch, loss, optimizer)",
         )
-    return Parts(model, *(names.get(name) for name in _OTHERS))
+    make = partial(_first_part, names["batch"], ranks, batch)
+    return Parts(model, make, names.get("loss"), names.get("optimizer"))
+
+
+def _first_part(batch: Callable[..., Any], ranks: int, samples: int | None) -> Any:
+    """What the first of some ranks has of a script's batch."""
+    found = ask(batch, 0, ranks, samples=samples)
+    return found if ranks == 1 or takes_part(batch) else _cut(found, ranks)
+
+
+def _cut(value: Any, ranks: int) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value[: len(value) // ranks]
+    if isinstance(value, Mapping):
+        return {key: _cut(v, ranks) for key, v in value.items()}
+    return type(value)(_cut(v, ranks) for v in value) if isinstance(value, list | tuple) else value

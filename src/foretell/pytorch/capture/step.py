@@ -21,6 +21,7 @@ from torch.nn import Module
 
 from foretell import spec
 from foretell.errors import InputError, unknown
+from foretell.pytorch.script import default_loss, ordered
 
 OPTIMIZERS = {
     "sgd": torch.optim.SGD,
@@ -46,12 +47,15 @@ class Step:
         return scalar(self._forward())
 
     def _forward(self) -> Any:
-        if self.loss is None:
-            return _called(self.model, self.batch)
-        if _takes_model(self.loss):
-            return self.loss(self.model, self.batch)
-        *inputs, target = _inputs_and_target(self.batch)
-        return self.loss(_called(self.model, inputs), target)
+        loss = self.loss
+        if loss is None:
+            if not _is_pair(self.model, self.batch):
+                return _called(self.model, self.batch)
+            loss = default_loss
+        if _takes_model(loss):
+            return loss(self.model, self.batch)
+        found = ordered(_with_target(self.batch))
+        return loss(_called(self.model, found.inputs), found.target)
 
 
 def scalar(found: Any) -> Tensor:
@@ -90,9 +94,20 @@ def _takes_model(loss: Callable[..., Any]) -> bool:
     return bool(names) and names[0] in ("model", "m", "net", "module")
 
 
-def _inputs_and_target(batch: Any) -> list[Any]:
+def _is_pair(model: Module, batch: Any) -> bool:
+    """Whether a batch is inputs and a target, and the model takes the inputs alone."""
+    if not isinstance(batch, (list, tuple)) or len(batch) < 2:
+        return False
+    try:
+        inspect.signature(model.forward).bind(*batch)
+    except TypeError:
+        return True
+    return isinstance(batch[0], (list, tuple))
+
+
+def _with_target(batch: Any) -> Any:
     if isinstance(batch, (list, tuple)) and len(batch) > 1:
-        return list(batch)
+        return batch
     raise InputError(
         f"a loss of output and target needs a batch of both, not {type(batch).__name__}",
         hint="give `batch=(x, y)`, or a loss of `(model, batch)`",

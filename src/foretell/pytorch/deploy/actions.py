@@ -83,6 +83,23 @@ class Pipeline:
         return tuple(tuple(t for t in every if s in self.after[t]) for s in every)
 
     @cached_property
+    def trains(self) -> bool:
+        """Whether anything runs backward."""
+        return any(a.kind != "F" for order in self.orders for a in order)
+
+    @cached_property
+    def frozen(self) -> frozenset[int]:
+        """The stages without a backward, where others have one: nothing up to them is trained."""
+        back = {a.stage for order in self.orders for a in order if a.kind != "F"}
+        return frozenset(range(self.num_stages)) - back if back else frozenset()
+
+    @property
+    def forward(self) -> Pipeline:
+        """The same pipeline without its backward."""
+        orders = tuple(tuple(a for a in order if a.kind == "F") for order in self.orders)
+        return Pipeline(orders, self.after, self.copies)
+
+    @cached_property
     def lines(self) -> tuple[int, ...]:
         """For each stage, which of the separate pipelines it is in."""
         found = list(range(self.num_stages))
@@ -99,9 +116,10 @@ class Pipeline:
 
     @property
     def is_line(self) -> bool:
-        """Whether torch's own runtime holds it: one line, each stage on one rank."""
+        """Whether torch's own runtime trains it: one line, each stage on one rank, all trained."""
         in_line = all(a == ((s - 1,) if s else ()) for s, a in enumerate(self.after))
-        return in_line and all(len(r) == 1 for r in self.ranks) and not self.copies
+        alone = all(len(r) == 1 for r in self.ranks) and not self.copies
+        return in_line and alone and self.trains and not self.frozen
 
     def rows(self) -> list[list[str]]:
         """The actions of each rank as text: a row of torchtitan's schedule file each."""
@@ -140,26 +158,29 @@ def check(pipeline: Pipeline) -> None:
                 f"stage {stage} takes its input from {list(befores)}",
                 hint="number stages in the order of forward",
             )
-    has_backward = any(a.kind != "F" for order in pipeline.orders for a in order)
+        if stage in pipeline.frozen and not pipeline.frozen.issuperset(befores):
+            raise InputError(
+                f"stage {stage} has no backward, and {list(befores)} before it wait for a gradient",
+                hint="give it B, or I and W; only stages with nothing trained up to them have none",
+            )
     for rank, order in enumerate(pipeline.orders):
-        _check_complete(pipeline, rank, order, has_backward)
+        _check_complete(pipeline, rank, order)
     _check_runs(pipeline)
 
 
-def _check_complete(
-    pipeline: Pipeline, rank: int, order: Sequence[Action], has_backward: bool
-) -> None:
+def _check_complete(pipeline: Pipeline, rank: int, order: Sequence[Action]) -> None:
     if len(set(order)) < len(order):
         twice = next(a for a in order if order.count(a) > 1)
         raise InputError(f"rank {rank} runs {twice} twice")
     there = set(order)
     for stage in {a.stage for a in order}:
+        has_backward = pipeline.trains and stage not in pipeline.frozen
         for m in range(pipeline.micro_batches):
             kinds = "".join(k for k in "FBIW" if Action(stage, k, m) in there)
             if kinds not in (("FB", "FIW") if has_backward else ("F",)):
                 raise InputError(
                     f"rank {rank} runs stage {stage} on micro-batch {m} as `{kinds}`",
-                    hint="each micro-batch needs F and B, or F, I and W",
+                    hint="each micro-batch needs F and B, or F, I and W; F alone where none is",
                 )
 
 

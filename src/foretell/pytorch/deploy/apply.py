@@ -12,49 +12,50 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from foretell.errors import InputError, unknown
 from foretell.plan import Plan
+from foretell.plan.grouped import spoken
 from foretell.pytorch.deploy import shard as fsdp
 from foretell.pytorch.deploy.actions import Pipeline
 from foretell.pytorch.deploy.agree import agree
 from foretell.pytorch.deploy.blocks import Blocks
 from foretell.pytorch.deploy.buckets import broadcast_state
 from foretell.pytorch.deploy.channels import split_channels
+from foretell.pytorch.deploy.group_sync import Syncs
+from foretell.pytorch.deploy.grouped import Groups
 from foretell.pytorch.deploy.layout import Layout
 from foretell.pytorch.deploy.mesh import IMAGE, Places
 from foretell.pytorch.deploy.optimizer import repoint, tuned
 from foretell.pytorch.deploy.pipelined import (
     micro_batches,
+    mixing,
     runtime,
     shape_of,
     stages_of,
 )
+from foretell.pytorch.deploy.placed import place
 from foretell.pytorch.deploy.precision import dtype_of, mixed, precision_of, scaler
 from foretell.pytorch.deploy.recompute import recompute
 from foretell.pytorch.deploy.refuse import require_runnable
-from foretell.pytorch.deploy.regions import compile_regions
+from foretell.pytorch.deploy.regions import compile_regions, speaks_of_ops
 from foretell.pytorch.deploy.spatial import split_spatial
 from foretell.pytorch.deploy.stages import Staged
 from foretell.pytorch.deploy.sync import Sync, synchronize
 from foretell.pytorch.deploy.tensor import split_tensors
-from foretell.pytorch.deploy.units import together, units
+from foretell.pytorch.deploy.traced import require_parameters
+from foretell.pytorch.deploy.units import cut_at, together, units
+from foretell.pytorch.script import default_loss
+
+if TYPE_CHECKING:
+    from foretell.pytorch.deploy.fused_step import FusedStep
 
 Loss = Callable[[Any, Any], Any]
 _LAYERS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.Linear)
-
-
-def default_loss(output: Any, target: Any) -> Any:
-    """Cross entropy for classes, the mean square for numbers; a model may give its loss itself."""
-    if target is None:
-        return getattr(output, "loss", output)
-    call = torch.nn.functional.mse_loss
-    if not target.is_floating_point():
-        call = torch.nn.functional.cross_entropy
-    return call(output, target)
 
 
 @dataclass
@@ -66,16 +67,21 @@ class Deployed:
     plan: Plan
     places: Places
     loss: Loss
-    sync: Sync | None = None
-    pipeline: Staged | Blocks | None = None
+    sync: Sync | Syncs | None = None
+    pipeline: Staged | Blocks | Groups | None = None
     scaler: Any = None
+    fused: FusedStep | None = None  # where a plan fuses or orders ops
     parts: dict[str, Any] = field(default_factory=dict)  # layers split by filters or channels
+    here: dict[str, Any] = field(default_factory=dict)  # parameters of placed stages, by name
 
     def step(self, inputs: tuple[Any, ...], target: Any) -> Any:
         """Train on this rank's share of a batch; its mean loss, None where that is not known."""
         self.optimizer.zero_grad()
         with fsdp.quiet() if self.is_sharded else nullcontext():
             loss = self._there_and_back(inputs, target)
+        if self.plan.update == "by-message" and isinstance(self.sync, Sync):
+            self.sync.update_by_message(self.optimizer.step)
+            return loss
         if self.sync is not None:
             self.sync.finish()
         if self.scaler is None:
@@ -84,6 +90,24 @@ class Deployed:
             self.scaler.step(self.optimizer)
             self.scaler.update()
         return loss
+
+    def infer(self, inputs: tuple[Any, ...]) -> dict[int, Any]:
+        """What the model gives, without gradients: for each micro-batch, by its place in the batch.
+
+        A pipeline gives it on the ranks that have its end, nothing on others.
+        """
+        if self.pipeline is None:
+            with torch.no_grad(), mixed(self._dtype, self.places.device):
+                return {0: self.model(*inputs)}
+        if isinstance(self.pipeline, Groups):
+            raise InputError("layers on ranks of their own only train here")
+        return self.pipeline.infer(inputs)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the plan has a backward; one of forwards alone is for inference."""
+        cells = [cell for row in self.plan.actions for cell in row]
+        return not cells or any("F" not in cell for cell in cells)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -103,6 +127,8 @@ class Deployed:
     @property
     def share(self) -> float:
         """By what this rank's mean loss counts, relative to an even share of the batch."""
+        if isinstance(self.pipeline, Groups):
+            return self.pipeline.share
         shares = self.plan.shares
         return shares[self.places.at["dp"]] * len(shares) / sum(shares) if shares else 1.0
 
@@ -123,11 +149,14 @@ class Deployed:
 
     def _backward(self, inputs: tuple[Any, ...], target: Any, num: int) -> Any:
         with mixed(self._dtype, self.places.device):
-            loss = self.loss(self.model(*inputs), target) / num
+            loss = (self.fused or self._plain)(inputs, target) / num
         # FSDP gives the plain mean over ranks; our own sync weighs by share itself
         scaled = loss * self.share if self.sync is None else loss
         (self.scaler.scale(scaled) if self.scaler else scaled).backward()
         return loss.detach()
+
+    def _plain(self, inputs: tuple[Any, ...], target: Any) -> Any:
+        return self.loss(self.model(*inputs), target)
 
     @property
     def _dtype(self) -> str:
@@ -144,23 +173,30 @@ def deploy(
     tensor_layout: Mapping[str, str] | None = None,
     pipeline: Pipeline | None = None,
     samples: int = 0,
+    example: tuple[tuple[Any, ...], Any] | None = None,
 ) -> Deployed:
     """Make a model and its optimizer run as a plan says; see the module for how it is used.
 
     `samples` are those of one step on this data-parallel rank (a pipeline has to know how many
     micro-batches that makes; the plan's `global_batch` tells where it is given). `pipeline` takes
-    the place of the plan's schedule, for shapes that a plan has no words for.
+    the place of the plan's schedule, for shapes that a plan has no words for. With an `example`
+    batch, what a plan says of single ops is held against the model here, not at the first step.
     """
     require_runnable(plan)
+    require_parameters(plan, model)
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     places = Places(plan, kind)
     agree(plan, model)
-    _check_names(plan, model)
+    plan = _check_names(plan, model)
     broadcast_state(model)
     before = dict(model.named_parameters())
     made = Deployed(model, optimizer, plan, places, loss or default_loss)
     made.scaler = scaler(precision_of(plan), kind)
-    if plan.pp > 1 or pipeline is not None:
+    if plan.groups:
+        _apart(made, tensor_layout)
+    elif plan.stages:
+        _in_stages(made, tensor_layout, samples)
+    elif plan.pp > 1 or pipeline is not None:
         shape = shape_of(plan, places, samples, pipeline)
         modules = stages_of(model, plan, shape, places)
         made.model = together(modules)
@@ -173,7 +209,57 @@ def deploy(
     if made.sync is not None:
         made.sync.attach(optimizer)
     tuned(optimizer, plan.whatifs)
+    if speaks_of_ops(plan, model):
+        made.fused = _fused(made)
+        if example is not None:
+            made.fused.prepare(*example)
     return made
+
+
+def _fused(made: Deployed) -> FusedStep:
+    """The step with its ops fused and ordered; gradients go to the buckets as they are made."""
+    from foretell.pytorch.deploy.fused_step import FusedStep  # loads torch's compiler
+
+    buckets = made.sync.buckets if isinstance(made.sync, Sync) else None
+    ready = buckets.gave if buckets is not None else None
+    return FusedStep(made.model, made.loss, made.plan, ready=ready)
+
+
+def _in_stages(made: Deployed, layout: Mapping[str, str] | None, samples: int) -> None:
+    """Stages placed freely: each on the ranks that the plan names."""
+    plan, places = made.plan, made.places
+    wanted = plan.global_batch or samples
+    if samples and samples != wanted:
+        raise InputError(
+            f"a batch of {samples} samples for a plan of {wanted} a step",
+            hint=f"let the batch have {wanted}, or schedule with another micro_batch or -n",
+        )
+    found = place(made.model, plan, dist.get_rank())
+    _inside(made, list(found.modules.values()), layout)
+    lossy = mixing(found.modules, plan, places, made.loss)
+    made.model, made.here = together(found.modules), found.parameters
+    device = torch.device(places.device)
+    if found.pipeline.is_line and found.is_plain and not found.shared:
+        made.pipeline = Staged(found.pipeline, found.modules, lossy, device=device)
+    else:
+        made.pipeline = Blocks(
+            found.pipeline, found.modules, lossy, device=device, shared=found.shared
+        )
+
+
+def _apart(made: Deployed, layout: Mapping[str, str] | None) -> None:
+    """Runs of layers on ranks of their own; they keep their ranks together themselves."""
+    plan, places = made.plan, made.places
+    pieces = cut_at(made.model, [row[0] for row in plan.groups])
+    held = {q: m for q, m in enumerate(pieces) if f"{dist.get_rank()}" in _ranks(plan.groups[q])}
+    _inside(made, list(held.values()), layout)
+    lossy = mixing(held, plan, places, made.loss)
+    made.pipeline = Groups(plan, pieces, lossy, torch.device(places.device))
+    made.model, made.sync = together(held), made.pipeline.sync
+
+
+def _ranks(row: tuple[str, ...]) -> set[str]:
+    return {part.partition(":")[0] for part in row[3:]}
 
 
 def _inside(made: Deployed, modules: list[Any], layout: Mapping[str, str] | None) -> None:
@@ -195,7 +281,7 @@ def _inside(made: Deployed, modules: list[Any], layout: Mapping[str, str] | None
                 )
         if plan.recompute != "none" or "checkpoint" in names:
             recompute(units(module), selective=plan.recompute == "selective")
-        if plan.regions:
+        if plan.regions and not speaks_of_ops(plan, made.model):
             compile_regions(module, plan.regions)
         if "channels-last" in names:
             module.to(memory_format=torch.channels_last)
@@ -253,7 +339,9 @@ def _layout(plan: Plan, names: set[str], choices: Mapping[str, str]) -> Layout |
         return plan.bucket_mb * 2**20
     reduced = {n for n in names if choices.get(n, "all-reduce") == "all-reduce"}
     kept = [tuple(n for n in bucket if n in reduced) for bucket in plan.buckets]
-    return Layout(tuple(bucket for bucket in kept if bucket))
+    parts = plan.parts or (1,) * len(kept)
+    here = [(bucket, n) for bucket, n in zip(kept, parts, strict=True) if bucket]
+    return Layout(tuple(b for b, _ in here), parts=tuple(n for _, n in here))
 
 
 def _choices(plan: Plan, names: set[str], order: list[int]) -> dict[str, str]:
@@ -264,18 +352,24 @@ def _choices(plan: Plan, names: set[str], order: list[int]) -> dict[str, str]:
     return {name: served.get(way, way) for name, way in plan.sync if name in names}
 
 
-def _check_names(plan: Plan, model: Any) -> None:
-    """Raise where a plan speaks of parameters that the model does not have."""
+def _check_names(plan: Plan, model: Any) -> Plan:
+    """The plan with the model's names for parameters; raise where it has no such parameter."""
     known = dict(model.named_parameters())
-    for name in [row[0] for row in plan.sync] + [n for bucket in plan.buckets for n in bucket]:
-        if name not in known:
+
+    def own(name: str) -> str:
+        found = next((word for word in spoken(name) if word in known), None)
+        if found is None:
             raise unknown("parameter in the plan", name, known)
+        return found
+
+    sync = tuple((own(row[0]), *row[1:]) for row in plan.sync)
+    return plan.but(sync=sync, buckets=tuple(tuple(map(own, b)) for b in plan.buckets))
 
 
 def _named(made: Deployed) -> dict[str, Any]:
     """Parameters by the names they had in the whole model."""
-    if made.pipeline is None:
-        return dict(made.model.named_parameters())
+    if made.here or made.pipeline is None:
+        return made.here or dict(made.model.named_parameters())
     found: dict[str, Any] = {}
     for stage in made.pipeline.modules.values():
         found |= dict(stage.named_parameters())

@@ -4,14 +4,16 @@ A thin executor over point-to-point messages. Each rank walks its list of action
 what an action needs, computes, and sends on what others need. A stage that several stages follow
 gets the sum of their gradients; one that follows several gets their outputs as its arguments; one
 on several ranks is called on all of them with the same arguments and must give all of them the
-same output. Separate pipelines (two directions) take micro-batches in turn, and stages with the
-same parameters add up their gradients.
+same output. Separate pipelines (two directions) take micro-batches in turn, and parameters that
+several ranks hold add up their gradients.
+
+A module may say in `reads` which tensors of the batch it takes behind what other stages hand it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,10 +22,20 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 
 from foretell.errors import InputError
 from foretell.pytorch.deploy.actions import Action, Pipeline, Ran
-from foretell.pytorch.deploy.messages import Message, Meta, Post, outgoing
+from foretell.pytorch.deploy.messages import (
+    Message,
+    Meta,
+    Post,
+    differentiate,
+    incoming,
+    listed,
+    outgoing,
+    tried,
+)
 
 Tensor = Any
 Kept = tuple[list[Tensor], list[Tensor]]  # arguments, outputs (a loss at the end of a pipeline)
+Shared = Sequence[tuple[Tensor, tuple[int, ...]]]  # a parameter, and the ranks that hold it
 
 
 class Blocks:
@@ -37,6 +49,7 @@ class Blocks:
         *,
         group: Any = None,
         device: Any = None,
+        shared: Shared = (),  # of this rank, in one order on all ranks
     ) -> None:
         self.pipeline, self.modules, self.loss = pipeline, dict(modules), loss
         self.group, self.device = group, device or torch.device("cpu")
@@ -46,36 +59,55 @@ class Blocks:
         self._seen: Any = None
         self._metas: dict[int, list[Meta]] = {}
         self._check()
-        self._copies = _copy_groups(pipeline, group)
+        self._shared = _shared_groups(shared or self._copied(), group)
 
     def step(self, inputs: tuple[Any, ...], target: Any) -> Any:
         """Run every micro-batch there and back; the mean loss on ranks that have one, else None.
 
         Every rank is given the whole batch and takes what its stages read.
         """
+        self._targets = [None] * self.parts if target is None else target.chunk(self.parts)
+        self._walk(self.pipeline, inputs)
+        self._add_shared()
+        losses = [loss for (loss,) in self._ends.values()]
+        return torch.stack(losses).mean() * self.parts if losses else None
+
+    def infer(self, inputs: tuple[Any, ...]) -> dict[int, Any]:
+        """What the model gives for each micro-batch, by its place in the batch.
+
+        On ranks that have an end of the pipeline; no gradients, and nothing is kept for them.
+        """
+        self._targets = None
+        with torch.no_grad():
+            self._walk(self.pipeline.forward, inputs)
+        return {chunk: self._ends[chunk][0] for chunk in sorted(self._ends)}
+
+    def _walk(self, pipeline: Pipeline, inputs: tuple[Any, ...]) -> None:
+        """Run this rank's list of actions."""
         self.ran.clear()
         chunks = [x.chunk(self.parts) for x in inputs]
         self._batch = [list(c) for c in zip(*chunks, strict=True)]
-        self._targets = target.chunk(self.parts)
         if len(self._batch) != self.parts or len({len(b[0]) for b in self._batch}) > 1:
             raise InputError(
                 f"a batch of {len(inputs[0])} does not make {self.parts} equal micro-batches"
             )
         self._negotiate()
-        self._losses: list[Tensor] = []
-        self._begin()
-        for action in self.pipeline.orders[self.rank]:
+        self._begin(pipeline)
+        for action in pipeline.orders[self.rank]:
             self._run(action)
         self._post.finish()
-        self._add_copies()
-        return torch.stack(self._losses).sum() if self._losses else None
 
-    def _begin(self) -> None:
-        self._post = Post(self.pipeline, self._metas, self.group, self.device)
-        self._outputs: dict[tuple[int, int], list[Tensor]] = {}  # of stages, for ranks like mine
+    def _begin(self, pipeline: Pipeline) -> None:
+        self._ends: dict[int, tuple[Any]] = {}  # losses, or outputs, by micro-batch of the batch
+        self._post = Post(incoming(pipeline, self.rank), self._empties, self.group)
+        self._outputs: dict[tuple[int, int], list[Any]] = {}  # readers to come, tensors
         self._grads: dict[tuple[int, int, int], list[Tensor]] = {}
         self._kept: dict[tuple[int, int], Kept] = {}
         self._weights: dict[tuple[int, int], Any] = {}
+
+    def _empties(self, message: Message) -> list[Tensor]:
+        metas = self._metas[message.stage]
+        return [m.empty(self.device) for m in metas if m.has_grad or message.kind == "F"]
 
     def _run(self, action: Action) -> None:
         """Wait, compute, send."""
@@ -103,24 +135,39 @@ class Blocks:
         return [sum(grads[1:], start=grads[0]) for grads in zip(*each, strict=True)]
 
     def _arguments(self, stage: int, m: int) -> list[Tensor]:
-        befores = self.pipeline.after[stage]
-        if not befores:
-            return self._source(stage, m)
         found = []
-        for before in befores:
-            if (before, m) not in self._outputs:
-                self._outputs[before, m] = self._post.receive(Message("F", before, -1, m))
-            for tensor, meta in zip(self._outputs[before, m], self._metas[before], strict=True):
-                found.append(tensor.detach().requires_grad_(meta.has_grad))
-        return found
+        for before in self.pipeline.after[stage]:
+            for tensor, meta in zip(self._output(before, m), self._metas[before], strict=True):
+                wants = meta.has_grad and torch.is_grad_enabled()
+                found.append(tensor.detach().requires_grad_(wants))
+        return found + self._source(stage, m)
+
+    def _output(self, stage: int, m: int) -> list[Tensor]:
+        """What a stage put out, which is forgotten when its last follower here has read it."""
+        if (stage, m) not in self._outputs:
+            tensors = self._post.receive(Message("F", stage, -1, m))
+            self._outputs[stage, m] = [self._readers(stage), tensors]
+        kept = self._outputs[stage, m]
+        kept[0] -= 1
+        if not kept[0]:
+            del self._outputs[stage, m]
+        return list(kept[1])
+
+    def _readers(self, stage: int) -> int:
+        return len(set(self.pipeline.followers[stage]) & set(self.modules))
 
     def _source(self, stage: int, m: int) -> list[Tensor]:
-        """What a first stage reads: all inputs, or its own where several stages are first."""
+        """What a stage reads of the batch: what it asks for, or a first stage its own part."""
+        batch = self._batch[self._chunk(stage, m)]
+        asked = getattr(self.modules[stage], "reads", None)
+        if asked is not None:
+            return [batch[place] for place in asked]
+        if self.pipeline.after[stage]:
+            return []
         lines = self.pipeline.lines
         firsts = [
             s for s, a in enumerate(self.pipeline.after) if not a and lines[s] == lines[stage]
         ]
-        batch = self._batch[self._chunk(stage, m)]
         return batch if len(firsts) == 1 else [batch[firsts.index(stage)]]
 
     def _chunk(self, stage: int, m: int) -> int:
@@ -133,20 +180,29 @@ class Blocks:
 
     def _forward(self, action: Action, arguments: list[Tensor]) -> list[Tensor]:
         stage, _, m = action
-        outputs = _listed(self.modules[stage](*arguments))
+        made = self.modules[stage](*arguments)
+        outputs = listed(made)
         if not self.pipeline.followers[stage]:
-            loss = self.loss(_alone(outputs), self._targets[self._chunk(stage, m)]) / self.parts
-            self._losses.append(loss.detach())
-            outputs = [loss]
-        self._kept[stage, m] = (arguments, outputs)
-        if set(self.pipeline.followers[stage]) & set(self.modules):
-            self._outputs[stage, m] = outputs
+            outputs = self._ended(self._chunk(stage, m), made)
+        if torch.is_grad_enabled() and stage not in self.pipeline.frozen:
+            self._kept[stage, m] = (arguments, outputs)
+        if readers := self._readers(stage):
+            self._outputs[stage, m] = [readers, outputs]
         return outputs
+
+    def _ended(self, chunk: int, made: Any) -> list[Tensor]:
+        """The loss at the end of a pipeline; the output itself where nobody trains."""
+        if self._targets is None:
+            self._ends[chunk] = (made,)
+            return []
+        loss = self.loss(made, self._targets[chunk]) / self.parts
+        self._ends[chunk] = (loss.detach(),)
+        return [loss]
 
     def _backward(self, action: Action, grads: list[Tensor]) -> dict[int, list[Tensor]]:
         stage, _, m = action
         arguments, outputs = self._kept.pop((stage, m))
-        _differentiate(outputs, grads)
+        differentiate(outputs, grads)
         return self._routed(stage, m, [x.grad for x in arguments if x.requires_grad])
 
     def _input(self, action: Action, grads: list[Tensor]) -> dict[int, list[Tensor]]:
@@ -167,7 +223,7 @@ class Blocks:
         stage, _kind, m = action
         left = self._weights.pop((stage, m))
         if isinstance(left, tuple):
-            _differentiate(*left)
+            differentiate(*left)
         else:
             stage_backward_weight(self.modules[stage].parameters(), left)
         return {}
@@ -193,7 +249,8 @@ class Blocks:
             return
         ranks = dist.get_process_group_ranks(self.group or dist.group.WORLD)
         for stage in range(self.pipeline.num_stages):
-            metas = self._try(stage) if stage in self.modules else []
+            is_read = stage in self.modules and self.pipeline.followers[stage]
+            metas = self._try(stage) if is_read else []
             box = [metas]
             dist.broadcast_object_list(
                 box, src=ranks[self.pipeline.ranks[stage][0]], group=self.group
@@ -202,20 +259,13 @@ class Blocks:
         self._seen = seen
 
     def _try(self, stage: int) -> list[Meta]:
-        module = self.modules[stage]
-        buffers = {n: b.clone() for n, b in module.named_buffers()}
-        if self.pipeline.after[stage]:
-            arguments = [
-                meta.empty(self.device).zero_().requires_grad_(meta.has_grad)
-                for before in self.pipeline.after[stage]
-                for meta in self._metas[before]
-            ]
-        else:
-            arguments = self._source(stage, 0)
-        with torch.random.fork_rng(devices=[]):
-            outputs = _listed(module(*arguments))
-        for name, buffer in module.named_buffers():
-            buffer.copy_(buffers[name])
+        given = [
+            meta.empty(self.device).zero_().requires_grad_(meta.has_grad)
+            for before in self.pipeline.after[stage]
+            for meta in self._metas[before]
+        ]
+        with torch.enable_grad():
+            outputs = tried(self.modules[stage], given + self._source(stage, 0))
         return [Meta(tuple(y.shape), y.dtype, y.requires_grad) for y in outputs]
 
     def _check(self) -> None:
@@ -226,41 +276,33 @@ class Blocks:
                 f"and was given modules for {sorted(self.modules)}"
             )
 
-    def _add_copies(self) -> None:
-        """Sum the gradients of stages that hold the same parameters on several ranks."""
-        for group, stages in self._copies:
-            mine = {id(self.modules[s]): self.modules[s] for s in stages if s in self.modules}
-            for module in mine.values():
-                for parameter in module.parameters():
-                    if parameter.requires_grad:
-                        if parameter.grad is None:
-                            parameter.grad = torch.zeros_like(parameter)
-                        dist.all_reduce(parameter.grad, group=group)
+    def _copied(self) -> Shared:
+        """The parameters of stages that are copies of each other, by their place among them."""
+        found = []
+        for stages in self.pipeline.copies:
+            mine = next((s for s in stages if s in self.modules), None)
+            each = {self.pipeline.ranks[s] for s in stages}
+            if mine is None or len(each) == 1:
+                continue
+            at = self.pipeline.ranks[mine].index(self.rank)
+            ranks = tuple(sorted({held[at] for held in each}))
+            found += [(p, ranks) for p in self.modules[mine].parameters()]
+        return found
+
+    def _add_shared(self) -> None:
+        """Sum the gradients of parameters that several ranks hold."""
+        for parameter, group in self._shared:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad, group=group)
 
 
-def _copy_groups(pipeline: Pipeline, group: Any) -> list[tuple[Any, tuple[int, ...]]]:
-    """A process group for the ranks of each set of copies that this rank is in."""
-    found = []
+def _shared_groups(shared: Shared, group: Any) -> list[tuple[Tensor, Any]]:
+    """Parameters with the process group of those that hold them; one group for each set."""
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    for stages in pipeline.copies:
-        held = [pipeline.ranks[s] for s in stages]
-        if any(len(h) > 1 for h in held):
-            raise InputError(f"stages {list(stages)} are copies and on several ranks each")
-        each = sorted({r for h in held for r in h})
-        if len(each) > 1 and dist.get_rank(group) in each:
-            made = dist.new_group([ranks[r] for r in each], use_local_synchronization=True)
-            found.append((made, stages))
-    return found
-
-
-def _differentiate(outputs: list[Tensor], grads: list[Tensor]) -> None:
-    tops = [y for y in outputs if y.requires_grad]
-    torch.autograd.backward(tops, grads or None)
-
-
-def _listed(outputs: Any) -> list[Tensor]:
-    return list(outputs) if isinstance(outputs, tuple | list) else [outputs]
-
-
-def _alone(outputs: list[Tensor]) -> Any:
-    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+    made: dict[tuple[int, ...], Any] = {}
+    for _, holders in shared:
+        if holders not in made:
+            named = [ranks[r] for r in holders]
+            made[holders] = dist.new_group(named, use_local_synchronization=True)
+    return [(p, made[holders]) for p, holders in shared if p.requires_grad]

@@ -9,7 +9,7 @@ a sum does not matter (two ranks), else to the last digits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -59,8 +59,33 @@ class Buckets:
         finally:
             self.is_syncing = before
 
+    def flush(self) -> None:
+        """Send what has not left yet, where all gradients are there."""
+        if all(b.parameters[n].grad is not None for b in self._buckets for n in b.missing):
+            self._launch(upto=len(self.layout.order))
+
     def finish(self) -> None:
         """Send what has not left yet, wait for everything, and hand the gradients out."""
+        used = self._all_sent()
+        for bucket in self._buckets:
+            bucket.hand_out(used)
+        self._begin()
+
+    def finish_by_message(self, update: Callable[[], Any]) -> None:
+        """Update the parameters of each bucket as soon as it is through, while others travel."""
+        used = self._all_sent()
+        for bucket in self._buckets:  # an optimizer leaves out what has no gradient
+            bucket.hold_back()
+        for index in self.layout.order:
+            self._buckets[index].hand_out(used)
+            update()
+            self._buckets[index].hold_back()
+        for bucket in self._buckets:
+            bucket.hand_out(used)
+        self._begin()
+
+    def _all_sent(self) -> dict[str, bool]:
+        """Send what has not left yet; which parameters were used, where that is not known."""
         missing = [n for b in self._buckets for n in b.missing if b.parameters[n].grad is None]
         if missing and not self.unused:
             self._begin()
@@ -69,26 +94,38 @@ class Buckets:
                 hint="deploy with `unused=True` if parts of the model may go unused",
             )
         self._launch(upto=len(self.layout.order))
-        used = self._used() if self.unused else {}
-        for bucket in self._buckets:
-            bucket.hand_out(used)
-        self._begin()
+        return self._used() if self.unused else {}
 
     def remove(self) -> None:
         """Take the hooks off the parameters."""
         for hook in self._hooks:
             hook.remove()
 
+    def gave(self, name: str, gradient: Tensor) -> None:
+        """Take a gradient in the middle of a backward, before autograd has written it."""
+        if not self.is_syncing:
+            return
+        bucket = self._buckets[self._of[name]]
+        before = bucket.parameters[name].grad
+        bucket.take(name, self.weight, gradient if before is None else before + gradient)
+        self._given.add(name)
+        self._send_full()
+
     def _begin(self) -> None:
         self._next = 0
+        self._given: set[str] = set()  # taken already when autograd comes to write them
         for bucket in self._buckets:
             bucket.begin()
 
     def _ready(self, parameter: Tensor) -> None:
-        if not self.is_syncing:
-            return
         name = self._names[id(parameter)]
+        if not self.is_syncing or name in self._given:
+            return
         self._buckets[self._of[name]].take(name, self.weight)
+        self._send_full()
+
+    def _send_full(self) -> None:
+        """Send the buckets whose gradients are all there, as far as the order allows."""
         ahead = self._next
         while ahead < len(self.layout.order) and self._is_full(ahead):
             ahead += 1
@@ -139,8 +176,9 @@ class _Bucket:
         self.absent: set[str] = set()
         self.works: list[Any] = []
 
-    def take(self, name: str, weight: float) -> None:
-        grad, slot = _local(self.parameters[name].grad), self.slots[name]
+    def take(self, name: str, weight: float, gradient: Tensor = None) -> None:
+        grad = _local(self.parameters[name].grad if gradient is None else gradient)
+        slot = self.slots[name]
         if grad.dtype == slot.dtype:
             torch.mul(grad, weight, out=slot)
         else:
@@ -157,9 +195,14 @@ class _Bucket:
         for part in self.flat.tensor_split(min(parts, self.flat.numel()) or 1):
             self.works.append(dist.all_reduce(part, group=group, async_op=True))
 
+    def hold_back(self) -> None:
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
     def hand_out(self, used: Mapping[str, bool]) -> None:
         for work in self.works:
             work.wait()
+        self.works = []
         for name, parameter in self.parameters.items():
             if used.get(name, True):
                 parameter.grad = _like(self.slots[name], parameter)

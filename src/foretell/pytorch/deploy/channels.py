@@ -3,6 +3,9 @@
     filter    y = [ W_0 x | W_1 x | … ]      each rank makes some outputs, all gather them
     channel   y = Σ_r W_r x_r                each rank reads some inputs, all sum
 
+An embedding has its rows where a linear layer has outputs: by `filter` each rank looks up those
+that are its own, and all sum.
+
 Each rank keeps only its part of the weight. Inputs and outputs are whole on every rank, so any
 layers may be split beside others that are not.
 """
@@ -44,7 +47,8 @@ def split_channels(model: Module, ways: Mapping[str, str], group: Any = None) ->
             raise InputError(f"`{name}` cannot be split by {way}: {why}")
         sizes = even(layer.weight.shape[WAYS[way]], size)
         _keep_part(layer, way, sizes, dist.get_rank(group))
-        layer.forward = partial(_filters if way == "filter" else _channels, layer, sizes, group)
+        call = _rows if isinstance(layer, nn.Embedding) else _CALLS[way]
+        layer.forward = partial(call, layer, sizes, group)
         found[name] = Part(way, sizes)
     return found
 
@@ -53,6 +57,8 @@ def refusal(layer: Module, way: str, size: int) -> str:
     """Why a layer cannot be split so, or nothing."""
     if way not in WAYS:
         raise unknown("way to split a layer", way, WAYS)
+    if isinstance(layer, nn.Embedding):
+        return _no_rows(layer, way, size)
     if not isinstance(layer, _LAYERS):
         return f"{type(layer).__name__} is neither linear nor a convolution"
     if getattr(layer, "groups", 1) != 1:
@@ -62,6 +68,15 @@ def refusal(layer: Module, way: str, size: int) -> str:
     if getattr(layer, "padding_mode", "zeros") != "zeros":
         return f"it pads with {layer.padding_mode}"
     return ""
+
+
+def _no_rows(layer: Module, way: str, size: int) -> str:
+    if way != "filter":
+        return "an embedding has no inputs"
+    if layer.max_norm is not None or layer.sparse or layer.scale_grad_by_freq:
+        return "its rows are changed or counted as they are read"
+    few = layer.num_embeddings < size
+    return f"it has {layer.num_embeddings} rows for {size} ranks" if few else ""
 
 
 def whole_state(model: Module, parts: Mapping[str, Part], group: Any = None) -> dict[str, Tensor]:
@@ -78,7 +93,7 @@ def whole_state(model: Module, parts: Mapping[str, Part], group: Any = None) -> 
 def _keep_part(layer: Module, way: str, sizes: list[int], rank: int) -> None:
     weight = layer.weight.detach().split(sizes, WAYS[way])[rank]
     layer.weight = nn.Parameter(weight.clone(), layer.weight.requires_grad)
-    if way == "filter" and layer.bias is not None:
+    if way == "filter" and getattr(layer, "bias", None) is not None:
         bias = layer.bias.detach().split(sizes)[rank]
         layer.bias = nn.Parameter(bias.clone(), layer.bias.requires_grad)
 
@@ -94,6 +109,20 @@ def _channels(layer: Module, sizes: list[int], group: Any, x: Tensor) -> Tensor:
         return y
     shape = [-1 if d == _channel_dim(layer, y) % y.dim() else 1 for d in range(y.dim())]
     return y + layer.bias.view(shape)
+
+
+def _rows(layer: Module, sizes: list[int], group: Any, x: Tensor) -> Tensor:
+    """Look up one's own rows, nothing for others; what pads has no gradient, as in the whole."""
+    rank = dist.get_rank(group)
+    first = sum(sizes[:rank])
+    mine = (x >= first) & (x < first + sizes[rank])
+    found = nn.functional.embedding(torch.where(mine, x - first, 0), layer.weight)
+    if layer.padding_idx is not None:
+        found = torch.where((x == layer.padding_idx).unsqueeze(-1), found.detach(), found)
+    return sum_out(found * mine.unsqueeze(-1), group)
+
+
+_CALLS = {"filter": _filters, "channel": _channels}
 
 
 def _apply(layer: Module, x: Tensor, bias: Tensor) -> Tensor:

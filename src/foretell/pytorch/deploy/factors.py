@@ -30,7 +30,13 @@ class Factors:
     """Gathers the factors of some layers during the backward; `finish` makes their gradients."""
 
     def __init__(
-        self, modules: dict[str, Module], *, shares: Sequence[float], rank: int, group: Any = None
+        self,
+        modules: dict[str, Module],
+        *,
+        shares: Sequence[float],  # rows of each rank, in any unit
+        rank: int,
+        group: Any = None,
+        weight: float | None = None,  # by which this rank's gradients count; its share
     ) -> None:
         for name, module in modules.items():
             why = refusal(module)
@@ -38,6 +44,7 @@ class Factors:
                 raise InputError(f"`{name}` cannot send factors: {why}")
         self.modules, self.group, self.rank = modules, group, rank
         self.shares = [s / sum(shares) for s in shares]
+        self.weight = self.shares[rank] if weight is None else weight
         self.is_syncing = True
         self._kept: dict[str, list[Tensor]] = {name: [] for name in modules}
         self._sent: list[tuple[str, Any, Tensor]] = []
@@ -58,11 +65,18 @@ class Factors:
         finally:
             self.is_syncing = before
 
+    def flush(self) -> None:
+        """Send what was kept, layer by layer as they are named: the same order on every rank."""
+        for name, kept in self._kept.items():
+            if kept:
+                self._send(name, torch.cat(kept))
+                self._kept[name] = []
+
     def finish(self) -> None:
         """Wait for the factors of all ranks and multiply them."""
         for name, work, rows in self._sent:
             work.wait()
-            _add_gradient(self.modules[name], rows)
+            add_gradient(self.modules[name], rows)
         self._sent.clear()
 
     def _forward(self, name: str, module: Module) -> Any:
@@ -77,9 +91,7 @@ class Factors:
 
     def _take(self, name: str, x: Tensor, g: Tensor) -> None:
         """One backward of one layer: send its factors, and those kept before it."""
-        rows = torch.cat([x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])], 1)
-        rows[:, x.shape[-1] :] *= self.shares[self.rank]
-        self._kept[name].append(rows)
+        self._kept[name].append(packed(x, g, self.weight))
         if self.is_syncing:
             mine = torch.cat(self._kept[name])
             self._kept[name] = []
@@ -134,7 +146,15 @@ def _pixels(x: Tensor, conv: Module) -> Tensor:
     return x[:, :, ::down, ::across].movedim(1, -1)
 
 
-def _add_gradient(module: Module, rows: Tensor) -> None:
+def packed(x: Tensor, g: Tensor, weight: float) -> Tensor:
+    """The factors of one backward as rows [x | weight · g]."""
+    rows = torch.cat([x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])], 1)
+    rows[:, x.shape[-1] :] *= weight
+    return rows
+
+
+def add_gradient(module: Module, rows: Tensor) -> None:
+    """Multiply the factors of all ranks, and add that to a layer's gradients."""
     width = module.weight[0].numel()
     x, g = rows[:, :width], rows[:, width:]
     _add(module.weight, (g.t() @ x).view_as(module.weight))

@@ -39,6 +39,10 @@ class Places:
                 hint=f"run it with -n {plan.ranks}",
             )
         degrees = {axis: plan.degrees().get(axis, 1) for axis in reversed(ORDER)}
+        if plan.groups or plan.stages:  # no axes: layers have ranks of their own
+            self.plan, self.degrees, self.device = plan, degrees, device
+            self.at = dict.fromkeys(degrees, 0)
+            return
         ranks = torch.tensor(plan.placement or range(size)).reshape(tuple(degrees.values()))
         self.plan, self.degrees, self.device = plan, degrees, device
         self.at = place(plan, dist.get_rank())

@@ -9,7 +9,7 @@ receiver posts them in that order, so backends without tags work too.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -39,6 +39,27 @@ class Meta(NamedTuple):
 
     def empty(self, device: Any) -> Tensor:
         return torch.empty(self.shape, dtype=self.dtype, device=device)
+
+
+def tried(module: Any, arguments: Sequence[Tensor]) -> list[Tensor]:
+    """What a stage puts out; its buffers and the random numbers are left as they were."""
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    with torch.random.fork_rng(devices=[]):
+        outputs = listed(module(*arguments))
+    for name, buffer in module.named_buffers():
+        buffer.copy_(buffers[name])
+    return outputs
+
+
+def listed(outputs: Any) -> list[Tensor]:
+    """Whatever a stage gave as a list of tensors."""
+    return list(outputs) if isinstance(outputs, tuple | list) else [outputs]
+
+
+def differentiate(outputs: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
+    """Backward through a stage, from the gradients of those outputs that have some."""
+    tops = [y for y in outputs if y.requires_grad]
+    torch.autograd.backward(tops, list(grads) or None)
 
 
 def outgoing(pipeline: Pipeline, rank: int, action: Action) -> list[tuple[int, Message]]:
@@ -72,14 +93,16 @@ class Post:
     """Sends and receives for one rank during one step."""
 
     def __init__(
-        self, pipeline: Pipeline, metas: Mapping[int, list[Meta]], group: Any, device: Any
+        self,
+        expected: Mapping[int, Sequence[Any]],  # from each rank, in the order in which it sends
+        empties: Callable[[Any], list[Tensor]],  # what a message is received into
+        group: Any,
     ) -> None:
-        self.metas, self.group, self.device = metas, group, device
-        self.pipeline, self.rank = pipeline, dist.get_rank(group)
+        self.empties, self.group = empties, group
         self.ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        self.left = {s: deque(ms) for s, ms in incoming(pipeline, self.rank).items()}
+        self.left = {source: deque(messages) for source, messages in expected.items()}
         self.source = {m: s for s, ms in self.left.items() for m in ms}
-        self.posted: dict[Message, list[tuple[Any, Tensor]]] = {}
+        self.posted: dict[Any, list[tuple[Any, Tensor]]] = {}
         self.sent: list[tuple[Any, Tensor]] = []
 
     def send(self, to: int, tensors: list[Tensor]) -> None:
@@ -88,7 +111,7 @@ class Post:
             ready = tensor.detach().contiguous()
             self.sent.append((dist.isend(ready, dst=self.ranks[to], group=self.group), ready))
 
-    def receive(self, message: Message) -> list[Tensor]:
+    def receive(self, message: Hashable) -> list[Tensor]:
         """Wait for a message; those that come before it from the same rank are posted too."""
         source = self.source[message]
         while message not in self.posted:
@@ -111,9 +134,7 @@ class Post:
         if not self.left[source]:
             return
         message = self.left[source].popleft()
-        metas = self.metas[message.stage]
-        wanted = [m for m in metas if m.has_grad or message.kind == "F"]
-        buffers = [m.empty(self.device) for m in wanted]
         self.posted[message] = [
-            (dist.irecv(b, src=self.ranks[source], group=self.group), b) for b in buffers
+            (dist.irecv(b, src=self.ranks[source], group=self.group), b)
+            for b in self.empties(message)
         ]

@@ -77,6 +77,13 @@ def runtime(
     shape: Pipeline, modules: Mapping[int, Any], plan: Plan, places: Places, loss: Loss
 ) -> Staged | Blocks:
     """Torch's runtime for a line of stages, our own executor for any other shape."""
+    lossy, kind = mixing(modules, plan, places, loss), places.device
+    runs = Staged if shape.is_line else Blocks
+    return runs(shape, modules, lossy, group=places.group("pp"), device=torch.device(kind))
+
+
+def mixing(modules: Mapping[int, Any], plan: Plan, places: Places, loss: Loss) -> Loss:
+    """Let stages run in the plan's precision, and the loss too."""
     word, kind = precision_of(plan), places.device
 
     def lossy(output: Any, target: Any) -> Any:
@@ -85,8 +92,7 @@ def runtime(
 
     for module in {id(m): m for m in modules.values()}.values():
         _mix(module, word, kind)
-    runs = Staged if shape.is_line else Blocks
-    return runs(shape, modules, lossy, group=places.group("pp"), device=torch.device(kind))
+    return lossy
 
 
 def _mix(module: Any, word: str, device: str) -> None:

@@ -31,7 +31,8 @@ def recompute(units: Mapping[str, Any], *, selective: bool = False) -> None:
     if selective:
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     for unit in units.values():
-        unit.forward = partial(_again, unit.forward, options)
+        if getattr(unit.forward, "func", None) is not _again:  # copies of a stage share a unit
+            unit.forward = partial(_again, unit.forward, options)
 
 
 def _again(forward: Any, options: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from foretell.errors import InputError
+from foretell.graph.groups import group_text
 from foretell.plan import Plan
+from foretell.plan.grouped import runs
 
 # what-ifs that have a way to be run; any other changes a prediction only
 RUNNABLE = (
@@ -49,10 +51,10 @@ def refusals(plan: Plan) -> list[str]:
             plan.dtype == "fp16" and plan.pp > 1
         ),
         "sync names sharded parameters and tp > 1": bool(plan.sync) and plan.tp > 1,
-        "groups: layers on ranks of their own have no runtime here": bool(plan.groups),
     }
     reasons = [why for why, is_so in found.items() if is_so]
-    return reasons + _odd_whatifs(plan) + _odd_sync(plan)
+    odd = _odd_groups(plan) + _odd_stages(plan) + _odd_whatifs(plan) + _odd_sync(plan)
+    return reasons + odd + _odd_messages(plan) + _odd_ops(plan)
 
 
 def require_runnable(plan: Plan) -> None:
@@ -63,6 +65,70 @@ def require_runnable(plan: Plan) -> None:
             "this plan cannot be deployed:\n  " + "\n  ".join(reasons),
             hint="`foretell predict` prices it all the same",
         )
+
+
+def _odd_groups(plan: Plan) -> list[str]:
+    """Why layers on ranks of their own cannot be run."""
+    if not plan.groups:
+        return []
+    beside = [f"{axis}={n}" for axis, n in plan.degrees().items() if n > 1]
+    beside += [f for f in ("zero", "shares", "buckets", "stages", "actions") if getattr(plan, f)]
+    beside += ["dtype=fp16"] if plan.dtype == "fp16" else []
+    found = [f"groups beside {word}" for word in beside]
+    try:
+        split = [run for run in runs(plan) if run.way == "split"]
+    except InputError as error:
+        return [*found, error.message]
+    return found + [
+        f"groups: `{run.first}` to `{run.last}` is split over ranks {group_text(run.ranks)}, "
+        "which has no runtime beside other runs"
+        for run in split
+    ]
+
+
+def _odd_stages(plan: Plan) -> list[str]:
+    """What cannot be beside stages that are placed one by one."""
+    if not plan.stages:
+        return []
+    wide = [f"{name}={n}" for name, n in plan.degrees().items() if n > 1]
+    found = {
+        f"{', '.join(wide)} beside stages that are placed one by one": bool(wide),
+        "stages without actions: nobody has said in which order they run": not plan.actions,
+        f"zero={plan.zero} beside stages": plan.zero > 0,
+        "dtype=fp16 beside stages: losses are not scaled there": plan.dtype == "fp16",
+        "sync, buckets or shares beside stages: there is no data parallel": bool(
+            plan.sync or plan.buckets or plan.shares
+        ),
+    }
+    return [why for why, is_so in found.items() if is_so]
+
+
+def _odd_messages(plan: Plan) -> list[str]:
+    parts, buckets, found = plan.parts, len(plan.buckets), list[str]()
+    if parts and (len(parts) != buckets or min(parts) < 1):
+        found.append(f"parts={'+'.join(map(str, parts))} for {buckets} buckets")
+    if plan.update == "by-message":
+        beside = [f for f in ("zero", "sync", "stages", "groups") if getattr(plan, f)]
+        beside += [f"pp={plan.pp}"] if plan.pp > 1 else []
+        beside += ["dtype=fp16"] if plan.dtype == "fp16" else []
+        found += [f"update=by-message beside {word}" for word in beside]
+    return found
+
+
+def _odd_ops(plan: Plan) -> list[str]:
+    """Why ops cannot be fused or put in order."""
+    named = [name for region in plan.regions for name in region] + list(plan.late)
+    foreign = [name for name in named if "/" in name]
+    if foreign:
+        return [f"`{foreign[0]}` is an op of a workload: plan for what `foretell capture` wrote"]
+    if not plan.late and "." not in plan.model:
+        return []  # modules, or written by hand: the model will tell
+    beside = [f"{axis}={n}" for axis, n in plan.degrees().items() if n > 1 and axis != "dp"]
+    beside += [f for f in ("zero", "sync", "stages", "groups") if getattr(plan, f)]
+    beside += [f"recompute={plan.recompute}"] if plan.recompute != "none" else []
+    beside += [f"dtype={plan.dtype}"] if plan.dtype in ("bf16", "fp16") else []
+    beside += [s for s in plan.whatifs if s.partition(":")[0] in ("amp", "checkpoint", "compile")]
+    return [f"fused or ordered ops beside {word}" for word in beside if named]
 
 
 def _odd_whatifs(plan: Plan) -> list[str]:

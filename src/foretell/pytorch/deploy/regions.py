@@ -1,7 +1,8 @@
 """Fused regions, compiled one by one: what a plan fuses together is one compiled call.
 
-A region names modules. One module is compiled in place; several in a row in one nn.Sequential are
-compiled together. Everything else stays eager, so that a plan fuses what it says and nothing more.
+A region names modules here (single ops: → `op_regions`). One module is compiled in place; several
+in a row in one nn.Sequential are compiled together. Everything else stays eager, so that a plan
+fuses what it says and nothing more.
 """
 
 from __future__ import annotations
@@ -14,8 +15,15 @@ import torch
 from torch import nn
 
 from foretell.errors import InputError
+from foretell.plan import Plan
 
 Module = Any
+
+
+def speaks_of_ops(plan: Plan, model: Module) -> bool:
+    """Whether a plan fuses or orders single ops of a captured step, not whole modules."""
+    known = dict(model.named_modules())
+    return bool(plan.late) or any(name not in known for region in plan.regions for name in region)
 
 
 def compile_regions(

@@ -31,14 +31,21 @@ class Server:
         self.weight, self.group = weight, group
         self.ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         self.rank = dist.get_rank(group)
+        self._begun: dict[str, tuple[Any, Tensor]] = {}
+
+    def begin(self) -> None:
+        """Send every gradient to its owner."""
+        self._begun = {name: self._reduce(name) for name in self.parameters}
 
     def finish(self) -> None:
         """Give each owner its gradients; other ranks keep none."""
-        works = [(n, self._reduce(n)) for n in self.parameters]
-        for name, (work, total) in works:
+        if not self._begun:
+            self.begin()
+        for name, (work, total) in self._begun.items():
             work.wait()
             mine = self.owner[name] == self.rank
             self.parameters[name].grad = total if mine else None
+        self._begun = {}
 
     def share(self) -> None:
         """After the update: every rank gets the parameter of its owner."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +19,31 @@ from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRun
 
 from foretell.errors import InputError
 from foretell.pytorch.deploy.actions import Pipeline, Ran
+from foretell.pytorch.deploy.blocks import Blocks
 
 Tensor = Any
+
+
+class _Ordered(torch.autograd.Function):  # type: ignore[misc]
+    """Passes a tensor on; its gradient lies in memory in order, as what is sent has to."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g.contiguous()
+
+
+def _given(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(_Ordered.apply(a) if getattr(a, "requires_grad", False) else a for a in args)
+
+
+def _made(_: Any, args: Any, output: Any) -> Any:
+    if isinstance(output, tuple):
+        return tuple(y.contiguous() for y in output)
+    return output.contiguous() if isinstance(output, torch.Tensor) else output
 
 
 class Stage(PipelineStage):  # type: ignore[misc]
@@ -84,16 +108,26 @@ class Staged:
             )
         self.pipeline, self.modules, self.ran = pipeline, dict(modules), list[Ran]()
         place = device or torch.device("cpu")
+        self._ahead = partial(Blocks, pipeline, modules, loss, group=group, device=device)
+        self._forward: Blocks | None = None
         self.stages = [
             Stage(module, index, pipeline.num_stages, place, group=group)
             for index, module in sorted(modules.items())
         ]
         for stage in self.stages:
             stage.ran = self.ran
+            stage.submod.register_forward_pre_hook(_given)
+            stage.submod.register_forward_hook(_made)
         self.runtime = Runtime(self.stages, pipeline.micro_batches, loss_fn=loss)
         self.runtime._prepare_schedule_with_comms(
             {r: [_Action.from_str(c) for c in row] for r, row in enumerate(pipeline.rows())}
         )
+
+    def infer(self, inputs: tuple[Any, ...]) -> dict[int, Any]:
+        """The outputs where the last stage is: on our own executor, which keeps nothing."""
+        if self._forward is None:
+            self._forward = self._ahead()
+        return self._forward.infer(inputs)
 
     def step(self, inputs: tuple[Any, ...], target: Any) -> Any:
         """Run every micro-batch there and back; the mean loss where the last stage is."""

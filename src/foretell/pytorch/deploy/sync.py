@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +45,15 @@ class Sync:
                     stack.enter_context(part.no_sync())
             yield
 
+    def begin(self) -> None:
+        """Send what has not left yet: the backward is over. `finish` waits for it."""
+        if self.buckets is not None:
+            self.buckets.flush()
+        if self.factors is not None:
+            self.factors.flush()
+        if self.server is not None:
+            self.server.begin()
+
     def finish(self, *_: Any) -> None:
         """Make the gradients those of the whole batch; again only after an update."""
         if self.is_done:
@@ -53,6 +62,16 @@ class Sync:
         for part in (self.buckets, self.factors, self.server):
             if part is not None:
                 part.finish()
+
+    def update_by_message(self, update: Callable[[], Any]) -> None:
+        """Update bucket by bucket; there is nothing but buckets."""
+        assert self.buckets is not None
+
+        def own() -> None:
+            self.is_done = True  # the optimizer need not wait for the others
+            update()
+
+        self.buckets.finish_by_message(own)
 
     def share(self, *_: Any) -> None:
         """After an update: hand out what only one rank has done."""
@@ -83,22 +102,25 @@ def synchronize(
     group: Any = None,
     unused: bool = False,
     dtype: Any = None,  # in which bucketed gradients travel
+    own: Any = None,  # the group that factors go over; a new one
+    summed: bool = False,  # gradients are parts of a sum already, and buffers somebody else's
 ) -> Sync:
     """Train `model` on every rank of the group as if on one, each with its share of the batch."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     shares = list(shares or [1] * size)
     check_shares(shares, size)
-    weight = shares[rank] / sum(shares)
+    weight = 1.0 if summed else shares[rank] / sum(shares)
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     words = sorted_out(trained, choices or {}, size)
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     broadcast_state(model, group, ranks)
     sync = Sync(
         _buckets(words["all-reduce"], trained, layout, weight, group, unused, dtype),
-        _factors(model, words["factors"], shares, rank, ranks),
+        _factors(model, words["factors"], shares, rank, own or ranks, weight),
         _server(trained, words, size, weight, group),
     )
-    sync.hooks += filter(None, [share_buffers(model, group, ranks)])
+    if not summed:
+        sync.hooks += filter(None, [share_buffers(model, group, ranks)])
     if optimizer is not None:
         sync.attach(optimizer)
     return sync
@@ -153,7 +175,12 @@ def _buckets(
 
 
 def _factors(
-    model: Any, names: Mapping[str, int], shares: Sequence[float], rank: int, ranks: Sequence[int]
+    model: Any,
+    names: Mapping[str, int],
+    shares: Sequence[float],
+    rank: int,
+    among: Any,  # a group, or the ranks of a new one
+    weight: float,
 ) -> Factors | None:
     """Factors of whole layers; a group of their own, so that they may overtake buckets."""
     if not names:
@@ -171,8 +198,10 @@ def _factors(
                 f"`{name}` is sent as factors and `{left[0]}` is not",
                 hint="choose factors for all parameters of a layer",
             )
-    own = dist.new_group(list(ranks), use_local_synchronization=True)
-    return Factors(modules, shares=shares, rank=rank, group=own)
+    own = among
+    if isinstance(among, list):
+        own = dist.new_group(among, use_local_synchronization=True)
+    return Factors(modules, shares=shares, rank=rank, group=own, weight=weight)
 
 
 def _server(

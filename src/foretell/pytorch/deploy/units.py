@@ -12,9 +12,10 @@ from typing import Any
 
 from torch import nn
 
-from foretell.errors import InputError
+from foretell.errors import InputError, unknown
 
 Module = Any
+HEAD = "head"  # what workloads call the layer that is the loss
 
 
 def units(model: Module) -> dict[str, Module]:
@@ -51,6 +52,78 @@ def cut(model: Module, num: int, layers: Sequence[int] = ()) -> list[Module]:
     ends = _ends(children, num, layers)
     starts = [0, *ends[:-1]]
     return [nn.Sequential(OrderedDict(children[a:b])) for a, b in zip(starts, ends, strict=True)]
+
+
+def layers(model: Module) -> dict[str, Module]:
+    """The layers that a plan may name, in order of forward: those of `layers()`, or of a line.
+
+    A line is an nn.Sequential; one inside another counts layer by layer.
+    """
+    own = getattr(model, "layers", None)
+    if callable(own) and not isinstance(own, nn.Module):
+        return dict(own())
+    if not isinstance(model, nn.Sequential):
+        raise InputError(
+            f"{type(model).__name__} cannot be cut into runs of layers",
+            hint="make it an nn.Sequential, or give it a method `layers()`: a dict by name, "
+            "in order of forward",
+        )
+    found: dict[str, Module] = {}
+    for name, child in model.named_children():
+        inner = layers(child) if isinstance(child, nn.Sequential) else {}
+        found |= {f"{name}.{n}": m for n, m in inner.items()} or {name: child}
+    return found
+
+
+def cut_at(model: Module, firsts: Sequence[str]) -> list[Module]:
+    """A model in runs that begin with these layers; names of parameters stay as they are.
+
+    Layers that a plan does not name (an activation) go with the one before them. The last run may
+    begin with `head`: a workload's name for the loss, where the model has no layer of that name.
+    """
+    known = layers(model)
+    starts = [*known, HEAD] if firsts[-1] == HEAD not in known else [*known]
+    for first in firsts:
+        if first not in starts:
+            raise unknown("layer in the plan's groups", first, known)
+    at = [0, *(starts.index(first) for first in firsts[1:])]
+    if sorted(set(at)) != at:
+        raise InputError(f"the plan's groups begin with {', '.join(firsts)}, the model has another "
+                         f"order: {', '.join(known)}")  # fmt: skip
+    ends, names = [*at[1:], len(known)], list(known)
+    spread = not isinstance(model, nn.Sequential)
+    return [_line(known, names[a:b], spread) for a, b in zip(at, ends, strict=True)]
+
+
+class Line(nn.Sequential):  # type: ignore[misc]
+    """Layers one after another; with `spread`, each element of a tuple is an argument of its own.
+
+    nn.Sequential hands a tuple on as one.
+    """
+
+    def __init__(self, *, spread: bool) -> None:
+        super().__init__()
+        self.spread = spread
+
+    def forward(self, *inputs: Any) -> Any:
+        found: Any = inputs if self.spread or len(inputs) > 1 else inputs[0]
+        for layer in self:
+            found = layer(*found) if self.spread else layer(found)
+            found = found if not self.spread or isinstance(found, tuple) else (found,)
+        return found
+
+
+def _line(known: Mapping[str, Module], names: Sequence[str], spread: bool) -> Module:
+    """Some layers one after another, each under the name it has in the whole model."""
+    made = Line(spread=spread)
+    for name in names:
+        box, (*path, last) = made, name.split(".")
+        for part in path:
+            if part not in dict(box.named_children()):
+                box.add_module(part, nn.Sequential())
+            box = box.get_submodule(part)
+        box.add_module(last, known[name])
+    return made
 
 
 def together(stages: Mapping[int, Module]) -> Module:

@@ -1,15 +1,12 @@
 """What one rank of `foretell run` does: load a script, deploy, take steps, write what it measured.
 
-The script defines `model()` and `batch(rank, size)`: the part of a step's whole batch that is the
-rank-th of `size` equal ones, as (inputs, target). A `batch()` without arguments gives the whole and
-is cut here; a third argument is the step. It may define `loss(output, target)` and
-`optimizer(parameters)`. Nothing else of it is used.
+What a script defines is in `foretell.pytorch.script`: `model()` and `batch(rank, size, step)`, and
+`loss(output, target)` and `optimizer(parameters)` if it likes. Nothing else of it is used.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import os
 import resource
 import sys
@@ -120,9 +117,9 @@ class _Steps:
         from foretell.pytorch.deploy.apply import deploy
         from foretell.pytorch.deploy.mesh import place
 
-        self.at = place(self.plan, dist.get_rank())["dp"]
+        self.model, self.at = model, place(self.plan, dist.get_rank())["dp"]
         torch.manual_seed(1000 + self.at)  # ranks that share a sample draw the same one
-        inputs, _ = self.batch(0)
+        inputs, target = self.batch(0)
         self.deployed = deploy(
             model,
             _optimizer(self.script, self.plan, model),
@@ -130,25 +127,18 @@ class _Steps:
             loss=getattr(self.script, "loss", None),
             device=self.device,
             samples=len(inputs[0]),
+            example=(inputs, target),
         )
 
     def batch(self, step: int) -> tuple[tuple[Any, ...], Any]:
-        """This rank's share of a step's batch."""
-        takes = len(inspect.signature(self.script.batch).parameters)
-        is_whole = bool(self.plan.shares) or not takes
-        part = (0, 1) if is_whole else (self.at, self.plan.dp)
-        inputs, target = _pair(self.script.batch(*(*part, step)[:takes]))
-        moved = [x.to(self.device) for x in (*inputs, target) if x is not None]
-        if is_whole:
-            moved = [x.split(self._shares(len(x)))[self.at] for x in moved]
-        return tuple(moved[: len(inputs)]), moved[-1] if target is not None else None
+        """This rank's share of a step's batch, as the model takes it."""
+        from foretell.pytorch.script import prepared, share
 
-    def _shares(self, samples: int) -> list[int]:
-        """How many of a whole batch's samples each data-parallel rank has."""
-        shares = list(self.plan.shares) or [samples // self.plan.dp] * self.plan.dp
-        if sum(shares) != samples:
-            raise InputError(f"the shares {shares} are not of the {samples} samples of a batch")
-        return shares
+        plan = self.plan
+        found = share(
+            self.script.batch, self.at, plan.dp, step, device=self.device, shares=plan.shares
+        )
+        return prepared(self.model, found, getattr(self.script, "loss", None))[:2]
 
     def take(self, step: int, pulse: Pulse) -> float:
         """Seconds of one step, the batch not counted."""
@@ -156,11 +146,19 @@ class _Steps:
         inputs, target = self.batch(step)
         self._wait()
         start = time.perf_counter()
-        loss = self.deployed.step(inputs, target)
+        loss = self._step(inputs, target)
         self._wait()
         seconds = time.perf_counter() - start
         self.losses.append(None if loss is None else float(loss))
         return seconds
+
+    def _step(self, inputs: tuple[Any, ...], target: Any) -> Any:
+        """Train; where the plan has no backward, only infer."""
+        if self.deployed.trains:
+            return self.deployed.step(inputs, target)
+        self.model.eval()
+        self.made = self.deployed.infer(inputs)
+        return None
 
     def profile(self, path: Path) -> None:
         """One more step under the profiler, for a trace."""
@@ -171,7 +169,7 @@ class _Steps:
             kinds.append(ProfilerActivity.CUDA)
         inputs, target = self.batch(0)
         with profile(activities=kinds, record_shapes=True) as profiler:
-            self.deployed.step(inputs, target)
+            self._step(inputs, target)
             self._wait()
         profiler.export_chrome_trace(str(path))
 
@@ -223,16 +221,6 @@ def _optimizer(script: ModuleType, plan: Plan, model: Any) -> Any:
         return torch.optim.Adam(model.parameters())
     momentum = 0.9 if plan.optimizer == "momentum" else 0.0
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum)
-
-
-def _pair(found: Any) -> tuple[tuple[Any, ...], Any]:
-    if not isinstance(found, tuple | list) or len(found) != 2:
-        raise InputError(
-            f"`batch` gave {type(found).__name__}, not (inputs, target)",
-            hint="return a tensor or a tuple of tensors, and the target (or None)",
-        )
-    inputs, target = found
-    return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), target
 
 
 def _told(error: BaseException, phase: str) -> dict[str, Any]:

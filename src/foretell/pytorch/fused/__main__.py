@@ -16,6 +16,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     verbs: dict[str, Callable[[argparse.Namespace], int]] = {
         "make": _make, "measure": _measure, "gather": _gather, "fit": _fit, "train": _train,
+        "steps": _steps,
     }  # fmt: skip
     return verbs[given.verb](given)
 
@@ -34,6 +35,12 @@ def _parser() -> argparse.ArgumentParser:
     measure.add_argument("--seconds", type=float, default=480)
     measure.add_argument("--processes", type=int, default=0)
     measure.add_argument("--only-fused", action="store_true", help="do not time ops alone")
+    measure.add_argument("--products", action="store_true", help="the compiler writes products too")
+    steps = verbs.add_parser("steps", help="measure whole compiled steps under fusion plans")
+    steps.add_argument("-o", "--out", required=True)
+    steps.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    steps.add_argument("--seconds", type=float, default=300)
+    steps.add_argument("--processes", type=int, default=0)
     gather = verbs.add_parser("gather", help="join regions and results to a data set")
     gather.add_argument("pairs", nargs="+", help="regions results [regions results ...]")
     gather.add_argument("-o", "--out", required=True)
@@ -54,10 +61,18 @@ def _measure(given: argparse.Namespace) -> int:
     from foretell.pytorch.fused.measure import Job, measure
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread a process: they share the cores
-    job = Job(
-        given.regions, given.out, given.device, time.time() + given.seconds, not given.only_fused
-    )
+    ends = time.time() + given.seconds
+    alone = not given.only_fused
+    job = Job(given.regions, given.out, given.device, ends, alone, given.products)
     measure(job, given.processes or max(1, (os.cpu_count() or 2) - 1))
+    return 0
+
+
+def _steps(given: argparse.Namespace) -> int:
+    from foretell.pytorch.fused.steps import steps
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    steps(given.out, given.device, given.seconds, given.processes or (os.cpu_count() or 2))
     return 0
 
 

@@ -3,7 +3,7 @@
 On a GPU: what the kernels occupy, read from the profiler's own instrument as `bench.clock` does.
 Before each repetition the second-level cache is filled with other data, half of it dirty, and the
 region's first entry is written again. Inductor's choice among its candidate configurations is
-left to it, but each candidate is timed by five cold runs instead of hundreds.
+left to it, but each candidate is timed by fifteen cold runs instead of hundreds.
 On a CPU: the wall clock, after a buffer larger than the last cache has been written; the least of
 the repetitions, since others use the cores too and only ever lengthen a reading.
 """
@@ -13,12 +13,21 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from foretell.pytorch.bench.clock import busy, device_kernels, mark, profile, quartiles, split
+from foretell.pytorch.bench.clock import (
+    Kernel,
+    busy,
+    device_kernels,
+    mark,
+    profile,
+    quartiles,
+    split,
+)
 
 Tensor = Any
 Run = Callable[[], object]
@@ -38,6 +47,9 @@ class Reading:
     spread: float
     kernels: int
     names: tuple[str, ...] = ()  # of the kernels, shortened
+    parts: tuple[
+        float, ...
+    ] = ()  # median seconds of each kernel, where every repetition ran as many
 
 
 class DeviceClock:
@@ -90,7 +102,8 @@ class DeviceClock:
             part = spans[at : at + count]
             ran = [[k for k in span.kernels if _SEEDS not in k.name] for span in part]
             names = tuple(k.name[:48] for k in ran[-1])
-            found.append(_reading([busy(kernels) for kernels in ran], names))
+            took = _reading([busy(kernels) for kernels in ran], names)
+            found.append(replace(took, parts=_parts(ran)))
             at += count
         return found
 
@@ -125,6 +138,14 @@ class HostClock:
         return self._readings
 
 
+def _parts(ran: list[list[Kernel]]) -> tuple[float, ...]:
+    if len({len(kernels) for kernels in ran}) != 1:
+        return ()
+    return tuple(
+        statistics.median((k.end - k.start) * 1e-9 for k in same) for same in zip(*ran, strict=True)
+    )
+
+
 def _reading(took: list[float], names: tuple[str, ...]) -> Reading:
     middle = statistics.median(took)
     low, _, high = quartiles(took) if len(took) > 3 else (middle, middle, middle)
@@ -138,8 +159,11 @@ def wake() -> None:
         torch.cuda.synchronize()
 
 
-def quicken() -> None:
-    """Let Inductor choose among candidates by five cold runs of each instead of hundreds."""
+def quicken(turn: Any = None) -> None:
+    """Let Inductor choose among candidates by fifteen cold runs of each instead of hundreds.
+
+    Where several processes use the device, `turn` is the lock that a choice holds.
+    """
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     scrap = torch.zeros(64 << 18, dtype=torch.int32, device="cuda")  # 64 MiB, as Inductor flushes
@@ -149,12 +173,13 @@ def quicken() -> None:
             return float("inf")
         kwargs.pop("with_profiler", None)
         stream = torch.cuda.current_stream().cuda_stream
-        return _by_events(lambda: launcher(*args, **kwargs, stream=stream), scrap)
+        with turn or nullcontext():
+            return _by_events(lambda: launcher(*args, **kwargs, stream=stream), scrap)
 
     CachingAutotuner.bench = bench
 
 
-def _by_events(run: Run, scrap: Tensor, repeats: int = 5) -> float:
+def _by_events(run: Run, scrap: Tensor, repeats: int = 15) -> float:
     run()
     pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
     for start, end in pairs:

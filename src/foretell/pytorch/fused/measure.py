@@ -6,8 +6,9 @@ cut short keeps what it has:
 
     {"at": 17, "s": 1.2e-05, "spread": 0.02, "kernels": 1, "alone": [0.0, 8e-06, ...]}
 
-`at` is the region's line, `alone` the seconds of its ops un-fused. Where a region could not be
-compiled or run, `why` tells.
+`at` is the region's line, `alone` the seconds of its ops un-fused, `parts` those of its kernels and
+`notes` what the compiler said of each (→ `kernels`). Where a region could not be compiled or run,
+`why` tells.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ import torch
 
 from foretell.pytorch.fused.build import compiled, decoded, operator, real_entry
 from foretell.pytorch.fused.clock import _ALONE, DeviceClock, HostClock, quicken, wake
+from foretell.pytorch.fused.kernels import Note, noted
 from foretell.pytorch.fused.region import Region, loads, references
+from foretell.pytorch.fused.templates import own_products
 
 Tensor = Any
 _DEAD = 90.0  # seconds
@@ -47,6 +50,17 @@ class Job:
     device: str
     ends: float  # by the wall clock
     alone: bool = True
+    products: bool = False  # the compiler writes matrix products itself
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A region compiled, what the compiler said of its kernels, or why it could not be."""
+
+    region: Region
+    run: Callable[[list[Tensor]], Any] | None
+    notes: list[Note]
+    why: str = ""
 
 
 def measure(job: Job, processes: int) -> None:
@@ -77,7 +91,9 @@ def read_regions(path: str) -> list[str]:
 
 def work(job: Job, turn: Any, next_block: Any, number: int) -> None:
     """One process: blocks of regions until nothing is left."""
-    _settle(job.device)
+    settle(job.device)
+    if job.products:
+        own_products()
     lines = read_regions(job.path)
     clock: DeviceClock | HostClock | None = None
     known: dict[str, float] = {}
@@ -104,7 +120,8 @@ def _my_turn(turn: Any) -> Iterator[None]:
             turn.release()
 
 
-def _settle(device: str) -> None:
+def settle(device: str) -> None:
+    """One thread a process, nothing kept from earlier runs, the device awake."""
     import torch._inductor.config as inductor
 
     inductor.compile_threads = 1
@@ -134,35 +151,35 @@ def _blocks(next_block: Any, count: int, ends: float) -> Iterator[range]:
         yield range(start, min(start + BLOCK, count))
 
 
-def _compiled(lines: list[str], at: range, job: Job) -> Iterator[tuple[int, tuple[Region, Any]]]:
+def _compiled(lines: list[str], at: range, job: Job) -> Iterator[tuple[int, Ready]]:
     for i in at:
         if time.time() > job.ends:
             return
         region = loads(lines[i])
         try:
-            yield i, (region, compiled(region, job.device))
-        except (
-            Exception
-        ) as why:  # a compiler fails in many ways; the region is left out, and said so
-            yield i, (region, _first_line(why))
+            with noted() as notes:
+                run = compiled(region, job.device)
+            yield i, Ready(region, run, notes)
+        except Exception as why:  # a compiler fails in many ways; the region is left out
+            yield i, Ready(region, None, [], _first_line(why))
 
 
 def timed(
-    ready: dict[int, tuple[Region, Any]], clock: DeviceClock | HostClock, job: Job,
-    known: dict[str, float],
+    ready: dict[int, Ready], clock: DeviceClock | HostClock, job: Job, known: dict[str, float],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Times of a block; ops met before are not timed again."""
     rows: list[dict[str, Any]] = []
     asked: list[tuple[dict[str, Any], str]] = []  # the row, and the op whose time it is
     with clock:
-        for at, (region, run) in ready.items():
+        for at, made in ready.items():
             row: dict[str, Any] = {"at": at}
             rows.append(row)
-            if isinstance(run, str):
-                row["why"] = run
+            if made.run is None:
+                row["why"] = made.why
                 continue
+            row["notes"] = made.notes
             try:
-                _record(region, run, clock, job, row, asked, known)
+                _record(made.region, made.run, clock, job, row, asked, known)
             except RuntimeError as why:
                 row["why"] = _first_line(why)
                 _check_alive(job.device)
@@ -257,6 +274,7 @@ def _fill(
         else:
             row.update(s=_short(reading.seconds), spread=round(reading.spread, 3))
             row.update(kernels=reading.kernels, names=reading.names)
+            row.update(parts=[_short(s) for s in reading.parts])
     for row in rows:
         if "alone" in row:
             row["alone"] = [_short(known.get(name, math.nan)) for name in row["alone"]]

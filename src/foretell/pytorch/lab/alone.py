@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+from foretell.errors import InputError
+from foretell.pytorch.deploy.factors import add_gradient, packed
+from foretell.pytorch.deploy.units import layers
 from foretell.pytorch.lab import models
 
 Job = dict[str, Any]
@@ -25,6 +28,7 @@ def profile(job: Job) -> dict[str, Any]:
     torch.manual_seed(0)
     made, optimizer = models.trained(kind.make())
     sizes = job["samples"]
+    before = probe()
     steps = {str(n): _pieces(made, optimizer, kind.batch(n), job["steps"]) for n in sizes}
     parameters = {n: p.numel() * p.element_size() for n, p in made.named_parameters()}
     return {
@@ -32,8 +36,25 @@ def profile(job: Job) -> dict[str, Any]:
         "samples": kind.samples,
         "parameters": parameters,
         "linear": _linear(made, kind),
+        "handed": _handed(made, kind),
+        "factors": _factors(made, kind, max(sizes, default=0), job["steps"]),
         "steps": steps,
+        "probe_s": (before + probe()) / 2,
     }
+
+
+def probe() -> float:
+    """Core seconds of the fixed piece of work, which say how quick a core is at the moment."""
+    return median(worked()[1] for _ in range(5))
+
+
+def worked(times: int = 64) -> tuple[float, float]:
+    """Wall and core seconds of a fixed piece of work, about 25 ms of a core."""
+    a = torch.ones(256, 256)
+    wall, cpu = time.perf_counter(), time.thread_time()
+    for _ in range(times):
+        a @ a
+    return time.perf_counter() - wall, time.thread_time() - cpu
 
 
 def _pieces(made: Any, optimizer: Any, batch: Any, steps: int) -> dict[str, Any]:
@@ -42,7 +63,36 @@ def _pieces(made: Any, optimizer: Any, batch: Any, steps: int) -> dict[str, Any]
     middle = [median(row[k][1] for row in rows) for k in range(len(order))]
     known = dict(zip(order, middle, strict=True))
     pieces = {k: known.pop(k) for k in ("forward", "rest", "update", "wall")}
-    return {**pieces, "backward": [[name, s] for name, s in known.items()]}
+    each = [_forward(made, batch[0]) for _ in range(steps)]
+    layers = [[name, median(row[name] for row in each)] for name in each[0]]
+    return {**pieces, "backward": [[name, s] for name, s in known.items()], "layers": layers}
+
+
+def _layers(made: Any) -> dict[str, Any]:
+    """The layers a plan may put on ranks of their own; none where the model cannot be cut."""
+    try:
+        return layers(made)
+    except InputError:
+        return {}
+
+
+def _forward(made: Any, x: Any) -> dict[str, float]:
+    """Core seconds of each layer's forward, one after another."""
+    found: dict[str, float] = {}
+    for name, layer in _layers(made).items():
+        begun = time.thread_time()
+        x = layer(x)
+        found[name] = time.thread_time() - begun
+    return found
+
+
+def _handed(made: Any, kind: models.Model) -> dict[str, float]:
+    """Bytes a sample that each layer hands to the next."""
+    x, found = kind.batch(kind.samples)[0], {}
+    for name, layer in _layers(made).items():
+        x = layer(x)
+        found[name] = x.numel() * x.element_size() / kind.samples
+    return found
 
 
 def _step(made: Any, optimizer: Any, x: Any, y: Any) -> list[tuple[str, float]]:
@@ -66,6 +116,29 @@ def _step(made: Any, optimizer: Any, x: Any, y: Any) -> list[tuple[str, float]]:
     before = [begun, *(at for _, at in stamps)]
     pieces = [(name, at - b) for (name, at), b in zip(stamps, before, strict=False)]
     return [*pieces, ("wall", took)]
+
+
+def _factors(made: Any, kind: models.Model, samples: int, steps: int) -> dict[str, list[float]]:
+    """Core seconds a row of each linear layer's factors: to pack them, to multiply them."""
+    found = {}
+    for name, (_, _, each) in _linear(made, kind).items() if samples else ():
+        module = made.get_submodule(name)
+        x = torch.randn(round(samples * each), module.in_features)
+        g = torch.randn(len(x), module.out_features)
+        pack = median(_core(lambda x=x, g=g: torch.cat([packed(x, g, 0.5)])) for _ in range(steps))
+        rows = packed(x, g, 0.5)
+        multiply = median(
+            _core(lambda m=module, r=rows: add_gradient(m, r)) for _ in range(steps)
+        )
+        made.zero_grad()
+        found[name] = [pack / len(x), multiply / len(x)]
+    return found
+
+
+def _core(call: Any) -> float:
+    begun = time.thread_time()
+    call()
+    return time.thread_time() - begun
 
 
 def _linear(made: Any, kind: models.Model) -> dict[str, list[float]]:

@@ -20,13 +20,12 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from statistics import mean
 from typing import Any
 from zlib import crc32
 
 from foretell.errors import InputError
 from foretell.pytorch.lab import table
-from foretell.pytorch.lab.foretold import Known, foretell
+from foretell.pytorch.lab.foretold import Busy, Known, foretell
 from foretell.pytorch.lab.step import Knobs
 from foretell.pytorch.lab.table import Config, Row
 
@@ -39,7 +38,7 @@ _GRIDS = (1.5, 1.2, 1.08)  # factors up and down, coarse to fine
 _LIMITS = {"compute": (0.7, 2.0), "wire": (0.8, 2.0), "stretch": (0.5, 1.3)}
 _LIMITS |= dict.fromkeys(("interference", "launch", "copy", "wake"), (0.25, 8.0))
 
-Case = tuple[Config, float, float, float]  # what, how busy, measured, spread
+Case = tuple[Config, Busy, float, float]  # what, how busy, measured, spread
 
 
 def chosen(configs: list[Config], share: float) -> list[Config]:
@@ -65,7 +64,7 @@ def fit(known: Known, rows: list[Row], start: Knobs | None = None) -> Knobs:
 def cases_of(rows: list[Row]) -> list[Case]:
     """Configurations with how busy the machine was, what they took, and how far runs lie apart."""
     return [
-        (config, mean(row.stretch for row in group), table.middle(group), table.spread(group))
+        (config, Busy.of(group), table.middle(group), table.spread(group))
         for config, group in table.by_config(rows).items()
     ]
 

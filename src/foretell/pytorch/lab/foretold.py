@@ -1,7 +1,7 @@
 """What the laboratory's runs were foretold to take, from one rank by itself and bench alone.
 
 How busy the machine was is no part of a prediction but of the question: a run's row says what a
-core was worth just before and after it (`stretch`), and the step is foretold for such a machine.
+core was worth just before and after it (`Busy`), and the step is foretold for such a machine.
 Without it (`is_blind`) the cores are taken as bench found them.
 """
 
@@ -44,20 +44,46 @@ class Known:
         plain = {"stretch": 1.0, "late": 1.0, "cpu_s": 0.0}
         return plain | rows[min(rows, key=lambda n: abs(n - ranks))] if rows else plain
 
-    def host(self, ranks: int, network: str) -> Host:
-        """What starting a message, copying a gradient and waking cost a rank."""
+    def host(self, config: Config, busy: Busy) -> Host:
+        """What starting a message, copying a gradient, waking and working cost a rank."""
         small = [
-            row["cpu_s"]
+            row.get("main_s", row["cpu_s"])
             for row in sorted(self.machine["links"], key=lambda row: row["bytes"])
-            if (row["op"], row["ranks"], row["network"]) == ("all_reduce", ranks, network)
+            if (row["op"], row["ranks"], row["network"])
+            == ("all_reduce", config.ranks, config.network)
         ]
-        rate = self.machine.get("ceilings", {}).get("bytes", 0.0)
-        plain = Host()
+        rates, plain = self.machine.get("ceilings", {}), Host()
+        # a copy reads and writes each byte
+        rate = rates.get("taken") or rates.get("bytes", 0.0) / 2
         return Host(
             small[0] if small else plain.launch,
-            2.0 / rate if rate else plain.copy,  # a copy reads and writes each byte
-            self.cores(ranks).get("woke_s", 0.0),
+            1.0 / rate if rate else plain.copy,
+            self.cores(config.ranks).get("woke_s", 0.0),
+            self._slow(config, busy),
         )
+
+    def _slow(self, config: Config, busy: Busy) -> float:
+        """Core seconds of the same work here over those at the time of the profile.
+
+        A core is slower beside others: it shares clock, caches and execution units with them.
+        """
+        alone = self.profiles[config.model].get("probe_s") or self.cores(1)["cpu_s"]
+        here = busy.probe or self.cores(config.ranks)["cpu_s"]
+        return here / alone if here and alone else 1.0
+
+
+@dataclass(frozen=True)
+class Busy:
+    """What a core was worth: wall over core seconds, and core seconds of the fixed work; 0: ask
+    bench."""
+
+    stretch: float = 0.0
+    probe: float = 0.0
+
+    @classmethod
+    def of(cls, rows: list[Row]) -> Busy:
+        """What it was worth over some runs."""
+        return cls(mean(row.stretch for row in rows), mean(row.probe_s for row in rows))
 
 
 @dataclass(frozen=True)
@@ -82,31 +108,26 @@ class Held:
         return max(0.0, abs(self.error) - self.spread)
 
 
-def graph(known: Known, config: Config, stretch: float = 0.0, knobs: Knobs | None = None) -> Graph:
+def graph(
+    known: Known, config: Config, busy: Busy | None = None, knobs: Knobs | None = None
+) -> Graph:
     """The foretold step of a configuration as a graph."""
     if config.model not in known.profiles:
         raise InputError(f"nobody profiled `{config.model}`", hint="run `foretell lab` with it")
     profile = known.profiles[config.model]
     prices = Prices(known.machine, config.network, config.ranks) if config.ranks > 1 else None
-    cores, turned = known.cores(config.ranks), knobs or Knobs()
-    worth = _steady(stretch or cores["stretch"], cores["cpu_s"], turned.slice) * cores["late"]
-    host = known.host(config.ranks, config.network)
-    setting = Setting(profile, prices, worth, config.thread_counts(), host, turned)
+    cores, busy = known.cores(config.ranks), busy or Busy()
+    worth = (busy.stretch or cores["stretch"]) * cores["late"]
+    host = known.host(config, busy)
+    setting = Setting(profile, prices, worth, config.thread_counts(), host, knobs or Knobs())
     return step(plans.plan(config.plan, profile, config.ranks), setting)
 
 
-def _steady(stretch: float, probe: float, free: float) -> float:
-    """What long work is stretched by, where the probe's first slice was not: it had slept."""
-    if stretch <= 1 or probe <= 2 * free:
-        return stretch
-    return (stretch * probe - free) / (probe - free)
-
-
 def foretell(
-    known: Known, config: Config, stretch: float = 0.0, knobs: Knobs | None = None
+    known: Known, config: Config, busy: Busy | None = None, knobs: Knobs | None = None
 ) -> Timeline:
     """The foretold step of a configuration, played."""
-    return simulate(graph(known, config, stretch, knobs))
+    return simulate(graph(known, config, busy, knobs))
 
 
 def held(
@@ -119,12 +140,12 @@ def held(
 def _held(
     known: Known, config: Config, group: list[Row], knobs: Knobs | None, is_blind: bool
 ) -> Held:
-    busy = 0.0 if is_blind else mean(row.stretch for row in group)
+    busy = Busy() if is_blind else Busy.of(group)
     return Held(
         config,
         foretell(known, config, busy, knobs).seconds,
         table.middle(group),
         table.spread(group),
-        busy or known.cores(config.ranks)["stretch"],
+        busy.stretch or known.cores(config.ranks)["stretch"],
         len(group),
     )

@@ -51,6 +51,7 @@ def _row(pool: Pool, network: str, op: str, size: int, repeats: int) -> dict[str
         "seconds": round(median(each), 7),
         "spread": round(float(np.ptp(np.quantile(each, [0.25, 0.75]))) / median(each), 4),
         "cpu_s": round(median(a["cpu_s"] for a in answers), 7),
+        "main_s": round(median(a["main_s"] for a in answers), 7),
     }
 
 

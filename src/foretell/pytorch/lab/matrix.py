@@ -118,6 +118,8 @@ def measure_machine(lab: Lab, configs: Sequence[Config], tell: Tell) -> dict[str
     """Links and cores of every network and number of ranks in the matrix."""
     path = lab.folder / table.MACHINE
     found = table.read(path) or {"machine": this_machine(), "links": [], "cores": [], "fits": []}
+    if "ceilings" not in found:
+        found["ceilings"] = lab.pool(1, network(LOOPBACK)).ask({"do": "ceilings"})[0]
     for ranks, name in sorted({(c.ranks, c.network) for c in configs}):
         if not any(row["ranks"] == ranks for row in found["cores"]):
             tell(f"cores of {ranks} ranks")
@@ -150,13 +152,14 @@ def _once(
     after = pool.ask({"do": "burn"})
     steps = [max(times) for times in zip(*(a["steps_s"] for a in answers), strict=True)]
     probes = [a["busy"] for a in answers] + after
-    stretch = sum(p["wall_s"] for p in probes) / sum(p["cpu_s"] for p in probes)
-    cpu = mean(a["cpu_s"] for a in answers)
+    probe = mean(p["cpu_s"] for p in probes)
+    stretch = mean(p["wall_s"] for p in probes) / probe
+    cpu, main = (mean(a[key] for a in answers) for key in ("cpu_s", "main_s"))
     table.append(
         lab.folder,
         Row(
             config.model, config.plan, config.network, config.ranks, config.threads, number,
-            median(steps), min(steps), max(steps), len(steps), cpu, stretch, at,
+            median(steps), min(steps), max(steps), len(steps), cpu, stretch, at, main, probe,
         ),
     )  # fmt: skip
     if asked.notes:

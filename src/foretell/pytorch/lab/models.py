@@ -84,6 +84,19 @@ def _cnn() -> Any:
     return nn.Sequential(*found, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
 
 
+def _vgg() -> Any:
+    """Convolutions that compute, then a linear layer that holds nearly all parameters."""
+    body = [nn.Conv2d(3, 16, 3, padding=1), _act(), nn.MaxPool2d(2)]
+    body += [nn.Conv2d(16, 32, 3, padding=1), _act(), nn.MaxPool2d(2), nn.Flatten()]
+    return nn.Sequential(*body, nn.Linear(2048, 384), _act(), nn.Linear(384, 10))
+
+
+def _bert() -> Any:
+    """Words, two layers of an encoder, a head."""
+    layer = [nn.TransformerEncoderLayer(192, 4, 768, 0.0, batch_first=True) for _ in range(2)]
+    return nn.Sequential(nn.Embedding(1000, 192), *layer, nn.Flatten(), nn.Linear(16 * 192, 10))
+
+
 def _act() -> Any:
     return nn.ReLU()
 
@@ -102,6 +115,8 @@ MODELS = {
     "cnn": Model(_cnn, 8, _rows(3, 32, 32)),
     "encoder": Model(Encoder, 8, _rows(32, 128)),
     "rnn": Model(Recurrent, 16, _rows(24, 64)),
+    "vgg": Model(_vgg, 16, _rows(3, 32, 32)),
+    "bert": Model(_bert, 4, _words(1000, 16)),
     "embedding": Model(Embedded, 256, _words(12000, 32)),
 }
 

@@ -19,6 +19,7 @@ class Pieces:
     backward: tuple[tuple[str, float], ...]  # parameter, up to its gradient; as they become ready
     rest: float
     update: float
+    layers: tuple[tuple[str, float], ...] = ()  # forward of each, where the model can be cut
 
     @property
     def seconds(self) -> float:
@@ -34,11 +35,20 @@ def pieces(profile: dict[str, Any], samples: int) -> Pieces:
     values = np.array([[column[k] for column in columns] for k in range(len(columns[0]))])
     at = [_between(samples, sizes, row) for row in values]
     names = [name for name, _ in known[sizes[0]]["backward"]]
-    return Pieces(at[0], tuple(zip(names, at[3:], strict=True)), at[1], at[2])
+    layers = [name for name, _ in known[sizes[0]].get("layers", [])]
+    back, ahead = at[3 : 3 + len(names)], at[3 + len(names) :]
+    return Pieces(
+        at[0],
+        tuple(zip(names, back, strict=True)),
+        at[1],
+        at[2],
+        tuple(zip(layers, ahead, strict=True)),
+    )
 
 
 def _flat(step: dict[str, Any]) -> list[float]:
-    return [step["forward"], step["rest"], step["update"], *(s for _, s in step["backward"])]
+    each = [s for _, s in [*step["backward"], *step.get("layers", [])]]
+    return [step["forward"], step["rest"], step["update"], *each]
 
 
 def _between(samples: int, sizes: list[int], row: Any) -> float:

@@ -61,6 +61,11 @@ class Pool:
         """Set every link's rate; ranks stay."""
         self.wires.shape(network)
 
+    @property
+    def pids(self) -> list[int]:
+        """The process of each rank."""
+        return [process.pid for process in self.processes]
+
     def ask(self, job: dict[str, Any], each: list[dict[str, Any]] | None = None,
             seconds: float = 60.0) -> list[dict[str, Any]]:  # fmt: skip
         """Give all ranks a job, with what is different for `each`; their answers by rank."""

@@ -2,6 +2,8 @@
 
     {"do": "run", "model": "mlp", "plan": "dp=2", "steps": 6, "warmup": 2, "threads": 1}
     {"do": "collective", "op": "all_reduce", "bytes": 65536, "repeats": 9, "burst": 1}
+    {"do": "speed", "model": "mlp", "samples": 128, "steps": 5, "threads": 2}
+    {"do": "acts", "steps": 5}
     {"do": "burn"}                                                       how busy the machine is
     {"do": "ceilings"}                                                   the best rates of a core
     {"do": "profile", "model": "mlp", "samples": [128, 64], "steps": 10}
@@ -20,6 +22,7 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from queue import Queue
 from statistics import median
 from typing import Any
@@ -29,12 +32,12 @@ import torch.distributed as dist
 
 from foretell.plan import Plan
 from foretell.pytorch.deploy.apply import Deployed, deploy
+from foretell.pytorch.deploy.grouped import Groups
 from foretell.pytorch.lab import models
-from foretell.pytorch.lab.alone import profile
+from foretell.pytorch.lab.alone import profile, worked
 from foretell.pytorch.lab.notes import Notes
 
 _PATIENCE = 60.0  # seconds a collective may take before a rank gives up
-_SIDE, _TIMES = 256, 64  # of the product that says how busy the machine is, about 25 ms of a core
 
 Job = dict[str, Any]
 
@@ -70,20 +73,66 @@ def run(job: Job) -> dict[str, Any]:
     plan, kind = Plan.parse(job["plan"]), models.model(job["model"])
     torch.manual_seed(0)
     made, optimizer = models.trained(kind.make())
-    samples = plan.shares[dist.get_rank()] if plan.shares else kind.samples
+    samples = job.get("samples") or _samples(plan, kind)
     deployed = deploy(made, optimizer, plan, loss=models.loss, device="cpu", samples=samples)
     x, y = kind.batch(samples)
     for _ in range(job["warmup"]):
         deployed.step((x,), y)
     busy = burn({})
     dist.barrier()
-    cpu = time.process_time()
+    cpu, main = time.process_time(), time.thread_time()
     steps = [_timed(deployed, x, y) for _ in range(job["steps"])]
-    cpu = (time.process_time() - cpu) / job["steps"]
+    cpu, main = time.process_time() - cpu, time.thread_time() - main
     notes = _noted(deployed, x, y) if job.get("notes") else []
     _let_go(deployed)
     torch.set_num_threads(1)
-    return {"steps_s": steps, "cpu_s": cpu, "busy": busy, "notes": notes}
+    each = {"cpu_s": cpu / job["steps"], "main_s": main / job["steps"]}
+    return {"steps_s": steps, **each, "busy": busy, "notes": notes}
+
+
+def _samples(plan: Plan, kind: models.Model) -> int:
+    """What a rank gives a step: its share, or of layers on ranks of their own the whole batch."""
+    if plan.groups:
+        return plan.global_batch
+    return plan.shares[dist.get_rank()] if plan.shares else kind.samples
+
+
+def speed(job: Job) -> dict[str, Any]:
+    """Steps of a model by itself, on all ranks at once and without a network: what each is worth.
+
+    Wall seconds of every step: a rank's threads, its share of the cores and what others do are in.
+    """
+    torch.set_num_threads(job.get("threads", 1))
+    kind = models.model(job["model"])
+    made, optimizer = models.trained(kind.make())
+    x, y = kind.batch(job["samples"])
+    took = []
+    dist.barrier()
+    for turn in range(job["steps"] + 1):
+        begin = time.perf_counter()
+        optimizer.zero_grad()
+        models.loss(made(x), y).backward()
+        optimizer.step()
+        took += [time.perf_counter() - begin] if turn else []
+    torch.set_num_threads(1)
+    return {"steps_s": took}
+
+
+def acts(job: Job) -> dict[str, float]:
+    """Core seconds that layers apart cost a rank besides their own work, for each pass of a run."""
+    ranks, batches = dist.get_world_size(), 8
+    rows = tuple((f"{r}", f"{r}", "all-reduce", f"{r}:{batches}") for r in range(ranks))
+    plan = Plan(groups=rows, global_batch=batches, micro_batch=1)
+    made, optimizer = models.trained(torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in rows)))
+    deployed = deploy(made, optimizer, plan, loss=models.loss, device="cpu")
+    x, y = torch.randn(batches, 4), torch.zeros(batches, dtype=torch.long)
+    deployed.step((x,), y)
+    begun = time.thread_time()
+    for _ in range(job["steps"]):
+        deployed.step((x,), y)
+    took = time.thread_time() - begun
+    _let_go(deployed)
+    return {"act_s": took / job["steps"] / (2 * batches)}
 
 
 def _timed(deployed: Deployed, x: Any, y: Any) -> float:
@@ -103,23 +152,37 @@ def _noted(deployed: Deployed, x: Any, y: Any) -> list[dict[str, Any]]:
 def _let_go(deployed: Deployed) -> None:
     if deployed.sync is not None:
         deployed.sync.remove()
+    if isinstance(deployed.pipeline, Groups):
+        deployed.pipeline.close()
 
 
 def collective(job: Job) -> dict[str, Any]:
-    """Seconds of one collective, or of several begun together, and of the core for it."""
+    """Seconds of one collective, or of several begun together; core seconds of the rank for it,
+    and those of the thread that asked."""
     numbers, burst = max(1, int(job["bytes"]) // 4), job.get("burst", 1)
-    start = _STARTS[job["op"]]
-    buffers = [torch.ones(numbers) for _ in range(burst)]
-    wall, cpu = [], []
-    for turn in range(job["repeats"] + 1):
+    op, _, ends = job["op"].partition(" ")  # `reduce 1`, `send 0 2`: whom it is with
+    start = partial(_STARTS[op], *map(int, ends.split()))
+    turns = job["repeats"] + 1
+    buffers = [[torch.ones(numbers) for _ in range(burst)] for _ in range(turns)]
+    took: list[tuple[float, float, float]] = []
+    for each in buffers:  # others each time: no cache holds a gradient either
         dist.barrier()
-        begin, spent = time.perf_counter(), time.process_time()
-        for work in [start(b) for b in buffers]:
+        begin = _clocks()
+        for work in filter(None, [start(buffer=b) for b in each]):
             work.wait()
-        if turn:
-            wall.append(time.perf_counter() - begin)
-            cpu.append(time.process_time() - spent)
-    return {"seconds": median(wall), "all_s": wall, "cpu_s": median(cpu)}
+        took.append(_since(begin))
+    wall, cpu, main = zip(*took[1:], strict=True)
+    return {"all_s": wall, "cpu_s": median(cpu), "main_s": median(main)}
+
+
+def _clocks() -> tuple[float, float, float]:
+    """The wall's, all threads', this thread's."""
+    return time.perf_counter(), time.process_time(), time.thread_time()
+
+
+def _since(begin: tuple[float, float, float]) -> tuple[float, float, float]:
+    wall, cpu, main = (now - then for now, then in zip(_clocks(), begin, strict=True))
+    return wall, cpu, main
 
 
 def _gathered(buffer: Any) -> Any:
@@ -128,50 +191,66 @@ def _gathered(buffer: Any) -> Any:
     return gather(rows, buffer, async_op=True)
 
 
-_STARTS: dict[str, Callable[[Any], Any]] = {
-    "all_reduce": lambda b: dist.all_reduce(b, async_op=True),
-    "reduce": lambda b: dist.reduce(b, dst=0, async_op=True),
-    "broadcast": lambda b: dist.broadcast(b, src=0, async_op=True),
+def _passed(source: int, target: int, buffer: Any) -> Any:
+    """A message between two ranks; nothing for the others."""
+    if dist.get_rank() == source:
+        return dist.isend(buffer, dst=target)
+    return dist.irecv(buffer, src=source) if dist.get_rank() == target else None
+
+
+_STARTS: dict[str, Callable[..., Any]] = {
+    "all_reduce": lambda buffer: dist.all_reduce(buffer, async_op=True),
+    "reduce": lambda to=0, *, buffer: dist.reduce(buffer, dst=to, async_op=True),
+    "broadcast": lambda of=0, *, buffer: dist.broadcast(buffer, src=of, async_op=True),
     "all_gather": _gathered,
+    "send": _passed,
 }
 
 
 def burn(job: Job) -> dict[str, float]:
     """A fixed piece of work on every rank at once: what a core is worth at this moment."""
-    a = torch.ones(_SIDE, _SIDE)
     dist.barrier()
     rest, slept = job.get("rest", 0.0), time.perf_counter()
     time.sleep(rest)
     woke = time.perf_counter() - slept - rest
-    wall, cpu = time.perf_counter(), time.thread_time()
-    for _ in range(job.get("times", _TIMES)):
-        a @ a
-    wall, cpu = time.perf_counter() - wall, time.thread_time() - cpu
+    wall, cpu = worked(*([job["times"]] if "times" in job else []))
     return {"wall_s": wall, "cpu_s": cpu, "woke_s": woke}
 
 
 def ceilings(_: Job) -> dict[str, float]:
-    """The best of one thread here: flop/s of a product, bytes/s read and written by a copy."""
+    """The best of one thread here: flop/s of a product, bytes/s read and written by a copy; and
+    bytes/s of gradients that go to their buckets when no cache holds either any more."""
     n, count = 512, 1 << 22
     a, source, sink = torch.ones(n, n), torch.ones(count), torch.ones(count)
-    flops = 2.0 * n**3 / _least(lambda: a @ a)
-    return {"fp32": flops, "bytes": 8.0 * count / _least(lambda: sink.copy_(source))}
+    flops = 2.0 * n**3 / min(_core(lambda: a @ a))
+    rate = 8.0 * count / min(_core(lambda: sink.copy_(source)))
+    many, each = 64, 1 << 19  # 2 MiB each, 256 MiB in all
+    grads, slots = torch.ones(many, each), torch.ones(many, each)
+    pairs = iter(list(zip(grads, slots, strict=True)))
+
+    def taken() -> None:
+        grad, slot = next(pairs)
+        torch.mul(grad, 0.5, out=slot)
+
+    return {"fp32": flops, "bytes": rate, "taken": 4.0 * each / median(_core(taken, many))}
 
 
-def _least(call: Callable[[], Any]) -> float:
-    """Core seconds of the quickest of several calls."""
+def _core(call: Callable[[], Any], times: int = 9) -> list[float]:
+    """Core seconds of several calls."""
     took = []
-    for _ in range(9):
+    for _ in range(times):
         begin = time.thread_time()
         call()
         took.append(time.thread_time() - begin)
-    return min(took)
+    return took
 
 
 DO: dict[str, Callable[[Job], Any]] = {
     "run": run,
     "collective": collective,
     "burn": burn,
+    "speed": speed,
+    "acts": acts,
     "ceilings": ceilings,
     "profile": profile,
 }

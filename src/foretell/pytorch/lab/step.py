@@ -28,11 +28,7 @@ MESSAGES = 2  # at once: ProcessGroupGloo has two threads (ProcessGroupGloo.hpp,
 
 @dataclass(frozen=True)
 class Knobs:
-    """What bench cannot see and `fit` learns; as they stand nothing was fitted.
-
-    `slice` is Linux's: a thread that has slept runs about 3 ms before others get their turn
-    (sched_base_slice_ns).
-    """
+    """What bench cannot see and `fit` learns; as they stand nothing was fitted."""
 
     compute: float = 1.0  # of a core's seconds beside other ranks, over those alone
     wire: float = 1.0  # of a message beside work, over one by itself
@@ -40,7 +36,6 @@ class Knobs:
     copy: float = 1.0  # of what a gradient's way into its bucket costs, over bench
     interference: float = 1.0  # of what a message costs its rank's core, over bench
     wake: float = 1.0  # of how late a rank wakes after a wait, over bench
-    slice: float = 3e-3  # seconds a thread runs undisturbed after it has slept
     stretch: float = 1.0  # power of how busy the machine was found to be
     models: Mapping[str, float] = field(default_factory=dict)  # `compute` of a model, over common
     wires: Mapping[str, float] = field(default_factory=dict)  # `wire` of a network, over common
@@ -50,9 +45,10 @@ class Knobs:
 class Host:
     """What bench found of a rank's own costs, in seconds."""
 
-    launch: float = 1.5e-4  # of a core, to start and end one small message
+    launch: float = 1.5e-4  # of the rank's own thread, to start and end one small message
     copy: float = 2.5e-10  # a byte, into a bucket
     woke: float = 0.0  # how late the slowest rank wakes
+    slow: float = 1.0  # a core's seconds beside other ranks, over those of the profile
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +84,7 @@ class _Step:
         self.up = [self.builder.link(f"up {r}", 1.0) for r in self.ranks]
         self.down = [self.builder.link(f"down {r}", 1.0) for r in self.ranks]
         self.count: dict[str, int] = {}
-        self.turn = 0
+        self.taken = [0.0] * MESSAGES  # seconds of the messages each thread has been given
         self.last = [-1 for _ in self.ranks]  # the task each rank's work goes on from
 
     def _lane(self, name: str, rank: int, kind: str) -> int:
@@ -125,11 +121,10 @@ class _Step:
         )  # fmt: skip
         return self.last[rank]
 
-    def _own(self, seconds: float, credit: float = 0.0) -> float:
-        """Core seconds beside other ranks; those of a slice after sleep cost only themselves."""
-        seconds *= self.knobs.compute * self.knobs.models.get(self.setting.profile["model"], 1.0)
-        free = min(credit, seconds) if len(self.ranks) > 1 else 0.0
-        return seconds - free + free / self.worth
+    def _own(self, seconds: float) -> float:
+        """Core seconds here, of a piece that takes so many in the profile."""
+        own = self.knobs.models.get(self.setting.profile["model"], 1.0)
+        return seconds * self.setting.host.slow * self.knobs.compute * own
 
     def _launch(self, messages: int) -> float:
         return messages * self.knobs.launch * self.setting.host.launch
@@ -146,7 +141,7 @@ class _Step:
             many = max(1, samples // self.plan.micro_batch) if self.plan.micro_batch else 1
             found = pieces(self.setting.profile, samples // many)
             for k in range(many):
-                done = self._pass(r, found, ways, is_first=k == 0, is_last=k + 1 == many)
+                done = self._pass(r, found, ways, is_last=k + 1 == many)
             ready.append(done)
         late = self.plan.overlap is False
         buckets = []
@@ -163,11 +158,10 @@ class _Step:
         }
 
     def _pass(
-        self, rank: int, found: Pieces, ways: dict[str, str], *, is_first: bool, is_last: bool
+        self, rank: int, found: Pieces, ways: dict[str, str], *, is_last: bool
     ) -> dict[str, int]:
         """One micro-batch; the task that leaves each parameter's gradient."""
-        credit = self.knobs.slice - found.update
-        self._do(rank, "forward", self._own(found.forward, max(0.0, credit) if is_first else 0.0))
+        self._do(rank, "forward", self._own(found.forward))
         done = {}
         for name, seconds in found.backward:
             kept = 0.5 if ways[name] == "factors" else 1.0  # its product comes before the update
@@ -190,8 +184,9 @@ class _Step:
         seconds = max(prices.seconds(op, size) * wire, core)  # its own rank may be too busy for it
         share = prices.share(op, size)
         number = self.count[op] = self.count.get(op, -1) + 1
-        lanes = [self.send[r][self.turn % MESSAGES] for r in self.ranks]
-        self.turn += 1
+        lane = self.taken.index(min(self.taken))  # the thread that is free first takes it
+        self.taken[lane] += seconds
+        lanes = [self.send[r][lane] for r in self.ranks]
         return self.builder.task(
             kind="collective", op=op, name=f"{op} {number}", rank=0, lanes=lanes, seconds=seconds,
             comm_bytes=size, after=after, uses=self._wires(op, share, owner), source="measured",
@@ -222,7 +217,7 @@ class _Step:
             mine = sum(b for n, b in self.bytes.items() if owned.get(n, r) == r) / total
             start = self._launch(0 if owned else len(sent)) + self._woke(sent)
             again = 0.5 * product * len(self.ranks)
-            cost = self._own(found.update * mine + again, self.knobs.slice) + start
+            cost = self._own(found.update * mine + again) + start
             self._do(r, "update", cost, sent)
 
 

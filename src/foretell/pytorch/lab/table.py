@@ -57,6 +57,8 @@ class Row:
     cpu_s: float  # of all threads of a rank, a step, the mean of ranks
     stretch: float  # wall over core seconds of a fixed piece of work, before and after
     at_s: float  # since the lab began
+    main_s: float = 0.0  # of the thread that computes, of `cpu_s`; 0 where nobody looked
+    probe_s: float = 0.0  # core seconds of that fixed piece of work; likewise
 
     @property
     def config(self) -> Config:
@@ -80,11 +82,14 @@ def rows(folder: Path) -> list[Row]:
     if not path.exists():
         return []
     kinds = {f.name: {"int": int, "float": float}.get(str(f.type), str) for f in fields(Row)}
+    plain = {"main_s": "0", "probe_s": "0"}  # rows of before have no such columns
     found = []
     with path.open(newline="") as file:
         for number, line in enumerate(csv.DictReader(file), start=2):
             try:
-                found.append(Row(**{name: kind(line[name]) for name, kind in kinds.items()}))
+                found.append(
+                    Row(**{name: kind((plain | line)[name]) for name, kind in kinds.items()})
+                )
             except (KeyError, TypeError, ValueError):
                 raise InputError(
                     f"`{path}`, line {number}: not a row of a lab",

@@ -14,7 +14,7 @@ from typing import Any
 
 from foretell.graph import Builder, Graph, save
 from foretell.pytorch.lab import table
-from foretell.pytorch.lab.foretold import Known, graph
+from foretell.pytorch.lab.foretold import Busy, Known, graph
 from foretell.pytorch.lab.step import MESSAGES, Knobs
 from foretell.pytorch.lab.table import Config
 
@@ -79,7 +79,7 @@ def write(folder: Path, known: Known, knobs: Knobs | None = None) -> list[Path]:
     for line in (folder / table.NOTES).read_text().splitlines():
         noted = json.loads(line)
         config = Config(**{k: noted[k] for k in ("model", "plan", "network", "ranks", "threads")})
-        busy = next((r.stretch for r in rows[config] if r.round == noted["round"]), 0.0)
+        busy = Busy.of([r for r in rows[config] if r.round == noted["round"]] or rows[config])
         name = f"{config.model}-{config.plan}-{config.network}-{config.ranks}".replace("/", "_")
         for what, made in (
             ("predicted", graph(known, config, busy, knobs)),

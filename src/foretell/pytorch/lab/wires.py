@@ -12,6 +12,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -148,6 +150,31 @@ class Wires:
             raise InputError("the switch of the lab could not be started", hint="is there a TUN?")
         for rank in range(self.ranks):
             self._address(rank)
+
+
+@contextmanager
+def shaped_loopback(network: Network, ranks: int) -> Iterator[list[str]]:
+    """What to put before a command so that its ranks meet on a loopback of a limited rate.
+
+    All of them send through one queue, which is given the rates of all of them together.
+    """
+    why = refusal() if network.wires != "lo" else ""
+    if why or network.delay:
+        raise InputError(why or f"a loopback has no delay, as `{network}` asks for")
+    if network.wires == "lo":
+        yield []
+        return
+    sweep()
+    space = f"fl{os.getpid()}lo"
+    rate = sum(network.rate(rank) for rank in range(ranks))
+    try:
+        _ip("netns", "add", space)
+        _ip("-n", space, "link", "set", "lo", "up")
+        if rate:
+            _run(["tc", "-n", space, "qdisc", "add", "dev", "lo", "root", *_bucket(rate)])
+        yield ["ip", "netns", "exec", space]
+    finally:
+        _remove(space)
 
 
 def _bucket(rate: float) -> list[str]:

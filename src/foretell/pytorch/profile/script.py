@@ -1,8 +1,8 @@
 """A user's script: functions that make a model and a batch, or a loop whose steps are marked.
 
-With functions `model` and `batch` at its top level, a script is a description: `model()` makes the
-module, `batch()` what it takes, `loss` and `optimizer` are optional and as `foretell capture` has
-them. Otherwise it is run as it is, and must mark its steps with `foretell.profile.step()`.
+With functions `model` and `batch` at its top level, a script is a description, in the words of
+`foretell.pytorch.script`. Otherwise it is run as it is, and must mark its steps with
+`foretell.profile.step()`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from foretell import profile as marks
 from foretell.errors import InputError
 from foretell.pytorch.capture.step import Step
+from foretell.pytorch.script import ask
 
 _NEEDED = ("model", "batch")
 
@@ -75,7 +76,7 @@ def training_step(names: Mapping[str, Any], path: Path, device: torch.device) ->
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"`model()` of `{path}` made {type(model).__name__}, no torch.nn.Module")
     model = model.to(device).train()
-    batch = moved(names["batch"](), device)
+    batch = moved(ask(names["batch"]), device)
     make = names.get("optimizer")
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = make(trained) if make is not None else None

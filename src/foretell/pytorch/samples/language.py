@@ -199,13 +199,18 @@ class LlamaBlock(nn.Module):  # type: ignore[misc]
         shared = self.heads != self.key_heads
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shared)
         x = x + self.o_proj(mixed.transpose(1, 2).reshape(*x.shape))
-        y = self.norm2(x)
-        found: Tensor = x + self.down_proj(F.silu(self.gate_proj(y)) * self.up_proj(y))
+        return x + self.think(self.norm2(x))
+
+    def think(self, x: Tensor) -> Tensor:
+        """What each token does by itself."""
+        found: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return found
 
 
 class Llama(nn.Module):  # type: ignore[misc]
     """A decoder of Llama blocks, its weights in bf16."""
+
+    block = LlamaBlock
 
     def __init__(
         self, layers: int, width: int, heads: int, key_heads: int, inner: int, vocabulary: int
@@ -213,7 +218,7 @@ class Llama(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.embed_tokens = nn.Embedding(vocabulary, width)
         self.layers = nn.ModuleList(
-            LlamaBlock(width, heads, key_heads, inner) for _ in range(layers)
+            self.block(width, heads, key_heads, inner) for _ in range(layers)
         )
         self.norm, self.lm_head = RmsNorm(width), nn.Linear(width, vocabulary, bias=False)
         self.depth = width // heads

@@ -12,6 +12,10 @@ from typing import Any
 
 from foretell.errors import InputError
 from foretell.pytorch.deploy import run_files
+from foretell.pytorch.lab.network import network
+from foretell.pytorch.lab.wires import shaped_loopback
+
+_LO = {"GLOO_SOCKET_IFNAME": "lo"}  # inside a namespace there is nothing else
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Asked:
     rounds: int = 5
     warmup: int = 3
     device: str = ""
+    network: str = "loopback"  # what the ranks of this machine meet on (→ foretell.pytorch.lab)
 
 
 def measure(asked: Asked, ranks: int, timeout: float = 600.0) -> dict[str, Any]:
@@ -35,22 +40,27 @@ def measure(asked: Asked, ranks: int, timeout: float = 600.0) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="foretell-tune-") as name:
         folder = Path(name)
         run_files.write(folder / "asked.json", asdict(asked))
-        process = _start(folder, ranks)
-        try:
-            process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            raise InputError(
-                f"the ranks were not done after {timeout:g} s", hint="raise --timeout-s"
-            ) from None
-        finally:
-            _end(process)
+        with shaped_loopback(network(asked.network), ranks) as prefix:
+            _run(_start(folder, ranks, prefix), timeout)
         return _read(folder)
 
 
-def _start(folder: Path, ranks: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d"]
+def _run(process: subprocess.Popen[bytes], timeout: float) -> None:
+    try:
+        process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        raise InputError(
+            f"the ranks were not done after {timeout:g} s", hint="raise --timeout-s"
+        ) from None
+    finally:
+        _end(process)
+
+
+def _start(folder: Path, ranks: int, prefix: list[str]) -> subprocess.Popen[bytes]:
+    command = [*prefix, sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d"]
     command += ["--rdzv-endpoint=localhost:0", "--nnodes=1", f"--nproc-per-node={ranks}"]
     command += ["--max-restarts=0", "--monitor-interval=1"]
+    command += ["--local-addr=127.0.0.1"] if prefix else []
     command += ["-m", "foretell.pytorch.tune.worker", str(folder)]
     threads = str(max(1, (os.cpu_count() or 1) // ranks))
     with (folder / "log").open("wb") as log:
@@ -59,7 +69,7 @@ def _start(folder: Path, ranks: int) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env={"OMP_NUM_THREADS": threads, **os.environ},
+            env={"OMP_NUM_THREADS": threads, **os.environ, **(_LO if prefix else {})},
         )
 
 

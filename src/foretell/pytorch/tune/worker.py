@@ -8,7 +8,6 @@ verify    DistributedDataParallel with each list of caps, in turns, round after 
 
 from __future__ import annotations
 
-import inspect
 import os
 import statistics
 import sys
@@ -23,12 +22,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from foretell.errors import ForetellError, InputError
 from foretell.pytorch.deploy import run_files
-from foretell.pytorch.deploy.apply import default_loss
 from foretell.pytorch.deploy.worker import load
+from foretell.pytorch.script import default_loss, prepared, share
 from foretell.pytorch.tune.launch import Asked
 
 _SWEEP = tuple(2.0**k for k in range(12, 27, 2))  # bytes of the all-reduces that are timed
 _REPEAT = 5
+_LONG = 0.2  # seconds
 
 
 def main(folder: Path) -> None:
@@ -82,12 +82,9 @@ class Training:
     def batch(self) -> tuple[tuple[Any, ...], Any]:
         """This rank's share of the next batch, on the device."""
         rank, size = dist.get_rank(), dist.get_world_size()
-        takes = len(inspect.signature(self.script.batch).parameters)
-        inputs, target = self.script.batch(*(rank, size, self.count)[:takes])
-        inputs = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+        found = share(self.script.batch, rank, size, self.count, device=self.device)
         self.count += 1
-        moved = tuple(x.to(self.device) for x in inputs)
-        return moved, None if target is None else target.to(self.device)
+        return prepared(self.model, found, getattr(self.script, "loss", None))[:2]
 
     def step(self) -> tuple[float, float]:
         """Seconds of forward and backward, and of the update; the batch not counted."""
@@ -151,9 +148,14 @@ def _told_profile(
 
 
 def sweep(device: str) -> list[tuple[float, float]]:
-    """Bytes and seconds of all-reduces, the best of a few each: what the slowest rank saw."""
-    found = []
+    """Bytes and seconds of all-reduces, the best of a few each: what the slowest rank saw.
+
+    Once a message takes long enough to tell the rate, larger ones are not waited for.
+    """
+    found: list[tuple[float, float]] = []
     for size in _SWEEP:
+        if found and found[-1][1] > _LONG:
+            break
         tensor = torch.zeros(int(size) // 4, device=device)
         seconds = []
         for _ in range(_REPEAT):
@@ -166,18 +168,18 @@ def sweep(device: str) -> list[tuple[float, float]]:
     return found
 
 
-def verify(script: ModuleType, asked: Asked, device: str) -> list[list[float]]:
-    """For each list of caps the median step of every round."""
+def verify(script: ModuleType, asked: Asked, device: str) -> list[list[list[float]]]:
+    """For each list of caps the steps of every round."""
     trainings = [Training(script, device, caps) for caps in asked.candidates]
     for training in trainings:
         for _ in range(asked.warmup):  # DDP puts its buckets right in the first step
             training.step()
-    rounds: list[list[float]] = [[] for _ in trainings]
+    rounds: list[list[list[float]]] = [[] for _ in trainings]
     for turn in range(asked.rounds):
         order = range(len(trainings)) if turn % 2 == 0 else reversed(range(len(trainings)))
         for k in order:
-            steps = [_slowest(sum(trainings[k].step()), device) for _ in range(asked.steps)]
-            rounds[k].append(statistics.median(steps))
+            took = [_slowest(sum(trainings[k].step()), device) for _ in range(asked.steps)]
+            rounds[k].append(took)
     return rounds
 
 

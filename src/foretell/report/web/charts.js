@@ -8,13 +8,14 @@ const PARTS = [
 ];
 const SOURCES = {
   measured: "--load",
+  "measured, then changed": "--send",
   learned: "--kernel",
   formula: "--copy",
   guessed: "--collective",
   given: "--host",
 };
 const DASHES = ["", "6 3", "2 3", "8 3 2 3", "1 4", "10 4"];
-const SHAPES = ["●", "■", "▲", "◆", "○", "□", "△", "◇"];
+const SHAPES = ["●", "■", "▲", "◆", "★", "▼", "○", "□", "△", "◇", "☆", "▽", "◐", "◧"];
 let patterns = 0;
 
 function chart(width, height, label) {
@@ -24,6 +25,15 @@ function chart(width, height, label) {
     "aria-label": label,
     style: "max-width:" + width * 1.4 + "px",
   });
+}
+function scrolled(svg, width) {
+  // a drawing that is not made smaller than can be read: a narrow page scrolls it sideways
+  svg.style.minWidth = Math.min(width, 640) + "px";
+  return el(
+    "div",
+    { class: "scroll", tabindex: 0, role: "group", "aria-label": svg.getAttribute("aria-label") },
+    svg,
+  );
 }
 function hatch(svg, variable, n) {
   // a colour and, for those who do not see it, a direction of lines
@@ -42,53 +52,66 @@ function hatch(svg, variable, n) {
   return "url(#" + id + ")";
 }
 function bars(rows, parts, total, label, value) {
-  // rows: {name, values by part}; one stacked bar each, on one scale
+  // rows: {name, values by part}; one stacked bar each, on one scale; of one part, thin ones
   const left = 230,
     width = 1000,
-    svg = chart(width, rows.length * 44 + 30, label),
+    thin = parts.length === 1,
+    step = thin ? 26 : 44,
+    svg = chart(width, rows.length * step + (thin ? 4 : 30), label),
     fills = parts.map(([, variable], n) => hatch(svg, variable, n));
   rows.forEach((row, r) => {
-    const y = r * 44 + 4;
+    const y = r * step + 4;
     let x = left;
     svg.append(
-      draw("text", { x: 0, y: y + 16, text: cut(row.name, 36) }),
-      draw("text", { x: 0, y: y + 31, class: "soft", text: value(row.total) }),
+      draw("text", { x: 0, y: y + (thin ? 13 : 16), text: cut(row.name, thin ? 20 : 32) }),
+      draw("text", {
+        x: thin ? left - 10 : 0,
+        y: y + (thin ? 13 : 31),
+        "text-anchor": thin ? "end" : "start",
+        class: "soft",
+        text: value(row.total),
+      }),
     );
     parts.forEach(([name], n) => {
       const w = ((width - left) * (row.values[name] || 0)) / total;
       if (w <= 0) return;
-      const piece = draw(
-        "g",
-        {},
-        draw("title", { text: name + " " + value(row.values[name]) }),
-        draw("rect", { x, y, width: Math.max(w - 1, 0.5), height: 34, rx: 3, fill: fills[n] }),
-      );
-      const text = name + " " + value(row.values[name]);
-      if (w > text.length * 7 + 16)
-        piece.append(
-          draw("rect", {
-            x: x + 6,
-            y: y + 8,
-            width: text.length * 7 + 6,
-            height: 18,
-            rx: 4,
-            style: "fill:var(--ground);fill-opacity:.78",
-          }),
-          draw("text", { x: x + 10, y: y + 21, text }),
-        );
-      svg.append(piece);
+      svg.append(stretch(x, y, w, thin ? 18 : 34, fills[n], name + " " + value(row.values[name]), !thin));
       x += w;
     });
   });
-  let x = left;
+  if (!thin) keyed(svg, parts, fills, left, rows.length * step);
+  return scrolled(svg, width);
+}
+function stretch(x, y, w, height, fill, text, told) {
+  // one part of a bar, with its number in it where there is room
+  const piece = draw(
+    "g",
+    {},
+    draw("title", { text }),
+    draw("rect", { x, y, width: Math.max(w - 1, 0.5), height, rx: 3, fill }),
+  );
+  if (told && w > text.length * 7 + 16)
+    piece.append(
+      draw("rect", {
+        x: x + 6,
+        y: y + 8,
+        width: text.length * 7 + 6,
+        height: 18,
+        rx: 4,
+        style: "fill:var(--ground);fill-opacity:.78",
+      }),
+      draw("text", { x: x + 10, y: y + 21, text }),
+    );
+  return piece;
+}
+function keyed(svg, parts, fills, x, y) {
   parts.forEach(([name], n) => {
     svg.append(
-      draw("rect", { x, y: rows.length * 44 + 8, width: 12, height: 12, rx: 2, fill: fills[n] }),
-      draw("text", { x: x + 17, y: rows.length * 44 + 18, class: "soft", text: name }),
+      draw("rect", { x, y: y + 8, width: 12, height: 12, rx: 2, fill: fills[n] }),
+      draw("text", { x: x + 17, y: y + 18, class: "soft", text: name }),
     );
     x += name.length * 7 + 40;
   });
-  return svg;
 }
 function ranking(advice) {
   const rows = [...(advice.together ? [{ ...advice.together, isBest: true }] : []), ...advice.ranked];
@@ -149,7 +172,7 @@ function ranking(advice) {
         y: y + 4,
         "text-anchor": "end",
         style: row.isBest ? "font-weight:600" : "",
-        text: cut(name, 46),
+        text: cut(name, row.isBest ? 34 : 42),
       }),
     );
     shown.append(
@@ -195,7 +218,7 @@ function ranking(advice) {
     );
     svg.append(shown);
   });
-  return svg;
+  return scrolled(svg, width);
 }
 function ticks(low, high, wanted, log, isBytes) {
   if (log) {

@@ -271,11 +271,11 @@ function planned(p, n) {
       ),
     );
   }
-  if (p.ranks.length) parts.push(el("h3", { text: "Who stands where" }), machines(p));
+  if (p.machines.nodes.length) parts.push(el("h3", { text: "Who stands where" }), topology(p.machines));
+  if (p.grid.length) parts.push(el("h3", { text: "Who does what" }), grid(p));
   if (p.schedule) parts.push(el("h3", { text: "Pipeline order" }), schedule(p.schedule));
-  if (p.buckets.length) parts.push(groups("Gradients sent together", p.buckets, "parameters"));
-  if (p.groups.length) parts.push(groups("Placed one by one", p.groups, "layers, how and where"));
-  if (p.regions.length) parts.push(groups("Ops fused", p.regions, "ops"));
+  if (p.buckets.length) parts.push(messages(p.buckets));
+  if (p.regions.length) parts.push(regions(p.regions));
   if (p.sync.length)
     parts.push(el("h3", { text: "How parameters are kept equal" }), table(["parameter", "by"], p.sync));
   return section("plan" + n, "Plan: " + p.name, "", ...parts);
@@ -286,7 +286,7 @@ function trusted(D) {
   return section(
     "trust",
     "How much was measured",
-    "By the seconds of all tasks. Measured: by the profiler or a table of this device. Learned and formula: foretold. Given: set by hand or by a what-if.",
+    "By the seconds of all tasks. Measured: by the profiler or a table of this device; then changed: by a what-if, or where the profiler's own cost was taken out. Learned and formula: foretold. Given: set by hand.",
     bars(
       rows,
       names.map(k => [k, SOURCES[k]]),

@@ -1,21 +1,24 @@
 """The paper's search (DisCo, algorithm 1): a heap of states, random changes, cost-based pruning.
 
-    while the heap is not empty and the best is less than `patience` states old:
-        take the cheapest state; for each of {copy, merge, send together}
+    optimum, idle = the step as it is given, 0
+    while the heap is not empty and idle < patience:
+        take the cheapest state off; for each of {copy, merge, send together}
             do it at n random places, n drawn from 0 … beta
-            keep the result where it costs at most alpha times the best
+            cheaper than the optimum: that is the optimum now, idle = 0; else idle += 1
+            at most alpha times the optimum: onto the heap
 
-The paper leaves open what happens to states seen before and to a heap that grows: states are hashed
-and met once, the heap is cut to its cheapest. Neighbours of a bucket are those next to it in the
-order their gradients are made.
+The optimum is the search's own: rivals that others found do not prune it. n = 0 leaves a state as
+it is, so it goes back onto the heap. The paper leaves open what happens to states met before and to
+a heap that grows: a state is played and pushed once (met again it counts as idle), the heap is cut
+to its cheapest. Neighbours of a message are those next to it in the order gradients are made.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
-from dataclasses import dataclass
-from itertools import count
+from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import numpy as np
 
@@ -24,6 +27,8 @@ from foretell.search.fusion.guided import Run
 from foretell.search.fusion.moves import Moved
 from foretell.search.fusion.score import Buckets, Scored, buckets_of, own_buckets
 from foretell.search.fusion.state import Fusion, unfused
+
+METHODS = ("copy", "merge", "send")
 
 
 @dataclass(frozen=True)
@@ -36,61 +41,100 @@ class Backtrack:
     heap: int = 50
 
 
-def backtrack(run: Run, how: Backtrack, *, seed: int = 0, start: Fusion | None = None) -> Scored:
-    """The cheapest state that the paper's search meets."""
-    dice, ties, judge = random.Random(seed), count(), run.judge
-    state = start or unfused(judge.problem)
-    ready = judge.score(state)
-    first = run.see(judge.sent(ready, own_buckets(judge.problem, ready.ready)))
-    heap, seen, idle = [(first.step, next(ties), first)], {_key(first)}, 0
-    assert run.best is not None
-    while heap and idle < how.patience and not run.over():
-        scored = heapq.heappop(heap)[2]
-        for method in ("copy", "merge", "send"):
-            found = _applied(run, scored, method, dice.randint(0, how.beta), dice)
-            if found is None or _key(found) in seen:
-                idle += 1
-                again = (scored.step, next(ties), scored)  # n = 0 puts a state back as it was
-                heap = heap if again[2] in (h[2] for h in heap) else [*heap, again]
-                heapq.heapify(heap)
-                continue
-            seen.add(_key(found))
-            idle = 0 if found.step < run.best.step else idle + 1
-            run.see(found)
-            if found.step <= how.alpha * run.best.step:
-                heapq.heappush(heap, (found.step, next(ties), found))
-        if len(heap) > how.heap:
-            heap = heapq.nsmallest(how.heap, heap)
-    return run.best
+@dataclass
+class Trail:
+    """Where a search stands: all it needs to go on as if it had never stopped."""
+
+    dice: random.Random
+    optimum: Scored
+    heap: list[tuple[float, int, Scored]] = field(default_factory=list)
+    seen: set[bytes] = field(default_factory=set)
+    idle: int = 0
+    pushed: int = 0  # states so far: of equal costs the older goes first
+
+    def push(self, scored: Scored) -> None:
+        """A state onto the heap, unless it lies there."""
+        if all(held is not scored for _, _, held in self.heap):
+            heapq.heappush(self.heap, (scored.step, self.pushed, scored))
+            self.pushed += 1
+
+
+def begun(run: Run, *, seed: int = 0, start: Scored | None = None) -> Trail:
+    """A search at its beginning: nothing fused, every gradient by itself, or what is given."""
+    judge = run.judge
+    if start is None:
+        ready = judge.score(unfused(judge.problem))
+        start = judge.sent(ready, own_buckets(judge.problem, ready.ready))
+    trail = Trail(random.Random(seed), run.see(start), seen={_key(start)})
+    trail.push(start)
+    return trail
+
+
+def backtrack(run: Run, how: Backtrack, trail: Trail) -> Scored:
+    """The cheapest state that the paper's search meets; the trail stands where it stopped."""
+    while trail.heap and trail.idle < how.patience and not run.over():
+        scored = heapq.heappop(trail.heap)[2]
+        for method in METHODS:
+            _tried(run, how, trail, scored, method)
+        if len(trail.heap) > how.heap:
+            trail.heap = heapq.nsmallest(how.heap, trail.heap)
+    return trail.optimum
+
+
+def _tried(run: Run, how: Backtrack, trail: Trail, scored: Scored, method: str) -> None:
+    """One method at n random places of a state, judged."""
+    found = _applied(run, trail, scored, method, trail.dice.randint(0, how.beta))
+    if found is None:
+        trail.idle += 1
+        return
+    if found.step < trail.optimum.step:
+        trail.optimum, trail.idle = found, 0
+    else:
+        trail.idle += 1
+    if found.step <= how.alpha * trail.optimum.step:
+        trail.push(found)
+
+
+def _applied(run: Run, trail: Trail, scored: Scored, method: str, times: int) -> Scored | None:
+    """The state with a method done so often, played once; None where it was met before."""
+    fusion, buckets, touched = scored.fusion, scored.buckets, set[int]()
+    if method == "send":
+        buckets = _sent_together(scored, times, trail.dice)
+    else:
+        fusion, touched = _moved(fusion, method, times, trail.dice)
+    if fusion is scored.fusion and buckets is scored.buckets:
+        return scored
+    key = _hash(fusion, buckets)
+    if key in trail.seen:
+        return None
+    trail.seen.add(key)
+    if fusion is scored.fusion:
+        return run.see(run.judge.sent(scored, buckets))
+    live = [g for g in touched if fusion.group[g] == g]
+    return run.see(run.judge.after(scored, fusion, live, buckets))
 
 
 def _key(scored: Scored) -> bytes:
-    return scored.fusion.key + scored.buckets.key
+    return _hash(scored.fusion, scored.buckets)
 
 
-def _applied(
-    run: Run, scored: Scored, method: str, times: int, dice: random.Random
-) -> Scored | None:
-    """A method at some random places, played once; None where nothing came of it."""
-    if method == "send":
-        lists = scored.buckets.lists()
-        for _ in range(times):
-            _send_together(lists, dice)
-        return run.judge.sent(scored, _in_order(scored, lists)) if times else None
-    fusion, touched = scored.fusion, set[int]()
+def _hash(fusion: Fusion, buckets: Buckets) -> bytes:
+    return blake2b(fusion.key + buckets.key, digest_size=16).digest()
+
+
+def _moved(fusion: Fusion, method: str, times: int, dice: random.Random) -> tuple[Fusion, set[int]]:
+    """A fusion after so many random changes of one sort, and the groups that cost other now."""
+    touched = set[int]()
     for _ in range(times):
-        moved = _random_move(fusion, method, dice)
+        moved = random_move(fusion, method, dice)
         if moved is not None:
             fusion = moved.fusion
             touched |= set(moved.touched)
-    if fusion is scored.fusion:
-        return None
-    live = [g for g in touched if fusion.group[g] == g]
-    return run.judge.after(scored, fusion, live, scored.buckets)
+    return fusion, touched
 
 
-def _random_move(fusion: Fusion, method: str, dice: random.Random) -> Moved | None:
-    """A random op and a random one that it reads, fused."""
+def random_move(fusion: Fusion, method: str, dice: random.Random) -> Moved | None:
+    """A random op and a random one that it reads, fused; None where that is not allowed."""
     problem = fusion.problem
     i = dice.randrange(len(problem))
     if not problem.reads[i]:
@@ -102,15 +146,14 @@ def _random_move(fusion: Fusion, method: str, dice: random.Random) -> Moved | No
     return moves.merge(fusion, a, b) if a != b else None
 
 
-def _send_together(lists: list[list[int]], dice: random.Random) -> None:
-    """A random bucket with the one before or behind it, in place."""
-    if len(lists) < 2:
-        return
-    at = dice.randrange(len(lists) - 1)
-    lists[at : at + 2] = [lists[at] + lists[at + 1]]
-
-
-def _in_order(scored: Scored, lists: list[list[int]]) -> Buckets:
-    """Buckets in the order their last gradient is made."""
+def _sent_together(scored: Scored, times: int, dice: random.Random) -> Buckets:
+    """Random messages with the one before or behind, in the order their last gradient is made."""
+    lists = scored.buckets.lists()
+    for _ in range(times):
+        if len(lists) > 1:
+            at = dice.randrange(len(lists) - 1)
+            lists[at : at + 2] = [lists[at] + lists[at + 1]]
+    if len(lists) == len(scored.buckets):
+        return scored.buckets
     made = [float(np.max(scored.ready[b])) for b in lists]
     return buckets_of([lists[k] for k in np.argsort(made, kind="stable").tolist()])

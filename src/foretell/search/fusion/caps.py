@@ -7,7 +7,7 @@ so any cut into neighbours can be said by a list of caps: the sizes of the bucke
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import floor
 
@@ -20,6 +20,10 @@ from foretell.search.fusion.wire import Wire
 Array = npt.NDArray[np.float64]
 DEFAULT = (1.0, 25.0)  # MiB: DDP's first bucket and all others (torch.nn.parallel.distributed)
 SIZES = (1.0, 5.0, 10.0, 50.0, 100.0)  # MiB of even buckets that are tried besides
+# Ops beside messages take longer than alone, where sending needs the same cores: nobody knows by
+# how much beforehand, so a cut has to do well for all of these.
+STRETCHES = (1.0, 1.25, 1.6, 2.0)
+_EVEN = (0.5, 1.0, 2.0, 5.0, 10.0, 25.0)  # MiB
 _MIB = 2**20
 
 
@@ -52,7 +56,7 @@ def candidates(profile: Profile, wire: Wire) -> list[Caps]:
     """DDP as it is first, then others, best prediction first; each cut only once."""
     n = len(profile.ready)
     cuts = {"default": sized(profile, DEFAULT[1], DEFAULT[0])}
-    cuts["searched"] = packed(profile.ready, profile.sizes, wire.laws)[0].tolist()
+    cuts["searched"] = searched(profile, wire)
     cuts["one bucket"] = [0]
     cuts |= {f"{size:g} MiB": sized(profile, size) for size in SIZES}
     found: dict[tuple[int, ...], Caps] = {}
@@ -63,6 +67,21 @@ def candidates(profile: Profile, wire: Wire) -> list[Caps]:
     default, *others = found.values()
     assert n, "a profile has gradients"
     return [default, *sorted(others, key=lambda c: c.step)]
+
+
+def searched(profile: Profile, wire: Wire) -> list[int]:
+    """Where buckets begin that lose least to the best there is, if ops take longer than profiled.
+
+    Tried are the best cut for each stretch of the ops, and even ones.
+    """
+    worlds = [
+        replace(profile, ready=profile.ready * s, compute=profile.compute * s) for s in STRETCHES
+    ]
+    best = [packed(w.ready, w.sizes, wire.laws)[0].tolist() for w in worlds]
+    cuts = [*best, *(sized(profile, size) for size in _EVEN)]
+    steps = np.array([[predicted(w, wire, firsts) for w in worlds] for firsts in cuts])
+    lost = (steps / steps.min(axis=0)).max(axis=1)
+    return cuts[int(np.argmin(lost))]
 
 
 def sized(profile: Profile, most: float, first: float | None = None) -> list[int]:
@@ -80,7 +99,10 @@ def as_caps(profile: Profile, firsts: Sequence[int]) -> tuple[float, ...]:
     """Caps that DDP closes these buckets at: their sizes, rounded down by less than a number."""
     edges = [*firsts, len(profile.sizes)]
     sizes = [profile.sizes[a:b].sum() for a, b in pairwise(edges)]
-    return tuple(floor(size / _MIB * 1e6) / 1e6 for size in sizes)
+    caps = [floor(size / _MIB * 1e6) / 1e6 for size in sizes]
+    while len(caps) > 1 and caps[-1] <= caps[-2]:  # DDP's last cap counts for all that follow
+        caps.pop()
+    return tuple(caps)
 
 
 def predicted(profile: Profile, wire: Wire, firsts: Sequence[int]) -> float:

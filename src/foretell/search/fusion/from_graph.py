@@ -17,6 +17,7 @@ from foretell.cost.price import price
 from foretell.errors import InputError
 from foretell.graph import BufferKind, Dtype, Graph, Kind, Phase, WaitKind
 from foretell.graph.columns import word_of as name_of_code
+from foretell.plan.captured import given, op_names, parameter_print
 from foretell.search.fusion.problem import (
     BACKWARD,
     FORWARD,
@@ -25,7 +26,6 @@ from foretell.search.fusion.problem import (
     Piece,
     Problem,
     edges_of,
-    fingerprint_of,
 )
 from foretell.search.fusion.wire import wire_of
 
@@ -49,7 +49,7 @@ def from_graph(
     lasting = np.isin(graph.buffers.kind, _LASTING)
     return Problem(
         str(graph.facts.get("captured", "a captured step")),
-        fingerprint_of(gradients, ops),
+        parameter_print({g.name: g.bytes for g in gradients}),
         tuple(ops),
         *edges_of(rows),
         tuple(gradients),
@@ -96,7 +96,7 @@ def _pieces(
     graph: Graph, tasks: np.ndarray[tuple[int], np.dtype[np.int64]],
     rows: list[tuple[int, int, int]], gradients: list[Gradient],
 ) -> list[Piece]:  # fmt: skip
-    written = _written(graph)
+    written, names = _written(graph), op_names(graph)
     read, needed = {s for s, _, _ in rows}, {g.op for g in gradients}
     sources: dict[int, list[int]] = {}
     for s, t, _ in rows:
@@ -106,7 +106,7 @@ def _pieces(
         piece = _piece(graph, task, written.get(task, 0.0))
         kept = i in needed or i not in read
         entries = _entries(graph, task, piece, [found[s] for s in sources.get(i, [])])
-        found.append(replace(piece, kept=kept, entries=entries))
+        found.append(replace(piece, name=names[task], kept=kept, entries=entries))
     return found
 
 
@@ -132,11 +132,10 @@ def _piece(graph: Graph, task: int, written: float) -> Piece:
     largest = max(dims, key=prod, default=(1,))
     inner, across = _inner(word, kind, largest, looped, made)
     side = BACKWARD if graph.phase[task] == Phase.BACKWARD else FORWARD
-    name = f"{graph.names[int(graph.name[task])]}@{task}"
     return Piece(
-        name, word, dtype, made, max(looped, made), float(graph.seconds[task]),
+        "", word, dtype, made, max(looped, made), float(graph.seconds[task]),
         made * _SIZE[dtype], side, inner, across, float(largest[-1] if largest else 1),
-        float(graph.flops[task]) if kind == "template" else 0.0,
+        float(graph.flops[task]) if kind == "template" else 0.0, given=given(graph, task),
     )  # fmt: skip
 
 
@@ -162,10 +161,8 @@ def _entries(graph: Graph, task: int, piece: Piece, makers: list[Piece]) -> tupl
 
 
 def _inputs(graph: Graph, task: int) -> list[Dims]:
-    """The dims of an operator's inputs, from `in=32x256+256+-`."""
-    text = graph.names[int(graph.shape[task])]
-    first = next((part[3:] for part in text.split(",") if part.startswith("in=")), "")
-    items = [item for group in first.split("+") for item in group.split("|")]
+    """The dims of an operator's inputs, from `32x256+256+-`."""
+    items = [item for group in given(graph, task).split("+") for item in group.split("|")]
     return [
         tuple(map(int, i.split("x"))) for i in items if i and all(c in "0123456789x" for c in i)
     ]

@@ -11,15 +11,16 @@ from typing import ClassVar, Literal
 from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError, InputError
 from foretell.graph import Graph
-from foretell.plan import read
-from foretell.search.fusion.backtrack import Backtrack, backtrack
+from foretell.plan import Plan, read
+from foretell.search.fusion import trail as trails
+from foretell.search.fusion.backtrack import Backtrack, backtrack, begun
 from foretell.search.fusion.baselines import baselines
 from foretell.search.fusion.bound import Bounds, bounds
 from foretell.search.fusion.from_graph import from_graph
 from foretell.search.fusion.from_workload import from_workload
 from foretell.search.fusion.guided import Run, guided
 from foretell.search.fusion.lower import lower
-from foretell.search.fusion.plans import fusion_of, plan_of
+from foretell.search.fusion.plans import buckets_from, fusion_of, plan_of
 from foretell.search.fusion.problem import Problem
 from foretell.search.fusion.score import Judge, Scored
 from foretell.search.fusion.state import unfused
@@ -55,6 +56,7 @@ class Fusing(Planner):
     epilogue: bool = False  # the compiler writes matrix products itself and adds to their end
     learned: bool = True  # prices of fused regions by the network where one ships, else formula
     start: str = ""  # a plan to go on from
+    resume: str = ""  # backtrack: a file for where it stops; read where it is there
     runs: bool = False  # only what `foretell run` deploys: eager ops, buckets by parameter
     alpha: float = 1.05  # backtrack: costs above alpha × best are dropped
     beta: int = 10  # backtrack: changes at once, at most
@@ -88,19 +90,38 @@ class Fusing(Planner):
         for rival in rivals.values():
             run.see(rival)
         judge.evaluations += len(rivals)
-        start = fusion_of(read(self.start), problem) if self.start else None
+        start = _started(judge, read(self.start)) if self.start else None
         if self.runs:
             run.see(judge.score(unfused(problem)))
         elif self.method == "backtrack":
-            how = Backtrack(self.alpha, self.beta, self.patience, self.heap)
-            backtrack(run, how, seed=self.seed, start=start)
+            self._backtrack(run, start)
         else:
-            guided(run, seed=self.seed, start=start, reorder=self.reorder)
+            first = start.fusion if start is not None else None
+            guided(run, seed=self.seed, start=first, reorder=self.reorder)
         assert run.best is not None
         assert run.shortest is not None
         return Found(run.best, rivals, bounds(judge, run.shortest), run)
 
+    def _backtrack(self, run: Run, start: Scored | None) -> None:
+        """The paper's search from its beginning, or from where a file says it stopped."""
+        how = Backtrack(self.alpha, self.beta, self.patience, self.heap)
+        asked = {"seed": self.seed, "start": self.start, "alpha": self.alpha, "beta": self.beta}
+        asked |= {"heap": self.heap}
+        path = Path(self.resume) if self.resume else None
+        if path is not None and path.is_file():
+            trail = trails.load(run, path, asked)
+        else:
+            trail = begun(run, seed=self.seed, start=start)
+        backtrack(run, how, trail)
+        if path is not None:
+            trails.save(trail, run, path, asked)
+
     def _require_runs(self) -> None:
+        if self.resume and self.method != "backtrack":
+            raise InputError(
+                f"`resume={self.resume}` beside method={self.method}",
+                hint="only method=backtrack is kept in a file; go on from a plan with start=",
+            )
         more = [n for n in ("reorder", "sharded", "start") if getattr(self, n)]
         if self.runs and (more or self.update != "together"):
             raise InputError(
@@ -118,7 +139,7 @@ class Fusing(Planner):
         played = simulate(lower(plain, best)).seconds
         steps = {name: rival.step for name, rival in found.baselines.items()}
         return Planned(
-            plan_of(best),
+            plan_of(best).but(update=self.update, global_batch=self.batch * problem.wire.ranks),
             float(played),
             min(steps.values()),
             steps,
@@ -127,6 +148,12 @@ class Fusing(Planner):
             time.process_time() - began,
             _notes(found, self),
         )
+
+
+def _started(judge: Judge, plan: Plan) -> Scored:
+    """The step of a plan to go on from, with its messages where it names any."""
+    fusion = fusion_of(plan, judge.problem)
+    return judge.score(fusion, buckets_from(plan, judge.problem) if plan.buckets else None)
 
 
 def _judge_of(judge: Judge, best: Scored) -> Judge:

@@ -11,12 +11,11 @@ from collections.abc import Mapping
 
 from foretell.errors import InputError, unknown
 from foretell.plan import Plan
+from foretell.plan.captured import COPY, named_ops
 from foretell.search.fusion.legal import edge_fits, require
 from foretell.search.fusion.problem import Problem
 from foretell.search.fusion.score import Buckets, Scored, buckets_of
 from foretell.search.fusion.state import Fusion, fused
-
-COPY = "*"
 
 
 def plan_of(scored: Scored) -> Plan:
@@ -32,12 +31,16 @@ def plan_of(scored: Scored) -> Plan:
     buckets = tuple(
         tuple(problem.gradients[k].name for k in bucket) for bucket in scored.buckets.lists()
     )
+    late = tuple(problem.ops[i].name for i in fusion.late.nonzero()[0].tolist())
+    parts = scored.buckets.parts
     return Plan(
         dp=problem.wire.ranks,
         zero=2 if scored.gathers else 0,
         regions=regions,
+        late=late,
         buckets=buckets,
-        model=problem.fingerprint,
+        parts=tuple(parts.tolist()) if parts.max(initial=1) > 1 else (),
+        model=problem.made_for(named_ops(regions, late)),
     )
 
 
@@ -67,7 +70,15 @@ def fusion_of(plan: Plan, problem: Problem) -> Fusion:
             )
     groups = [tuple(places[n] for n in region) for region in own]
     copies = [e for r in plan.regions for e in _copied_edges(r, places, problem)]
-    return require(fused(problem, groups, copies))
+    state = fused(problem, groups, copies)
+    return require(state.put_off(_late(plan, places)) if plan.late else state)
+
+
+def _late(plan: Plan, places: Mapping[str, int]) -> list[int]:
+    for name in plan.late:
+        if name not in places:
+            raise unknown("op that the plan puts off", name, places)
+    return [places[name] for name in plan.late]
 
 
 def _copied_edges(
@@ -104,12 +115,18 @@ def buckets_from(plan: Plan, problem: Problem) -> Buckets:
             + f", nor {len(left) - 1} more" * (len(left) > 1),
             hint="list every trained parameter in one bucket",
         )
-    return buckets_of([[places[n] for n in bucket] for bucket in plan.buckets])
+    if plan.parts and (len(plan.parts) != len(plan.buckets) or min(plan.parts) < 1):
+        raise InputError(
+            f"the parts of {len(plan.buckets)} buckets are {list(plan.parts)}",
+            hint="give each bucket one part or more",
+        )
+    return buckets_of([[places[n] for n in bucket] for bucket in plan.buckets], plan.parts)
 
 
 def _require_model(plan: Plan, problem: Problem) -> None:
-    if plan.model and plan.model != problem.fingerprint:
+    own = problem.made_for(named_ops(plan.regions, plan.late))
+    if plan.model and plan.model != own:
         raise InputError(
-            f"the plan was made for model {plan.model}; `{problem.model}` is {problem.fingerprint}",
+            f"the plan was made for model {plan.model}; `{problem.model}` is {own}",
             hint="plan again for this model, batch and number format",
         )

@@ -15,7 +15,6 @@ makes either stays inside its region or is written to memory for those outside t
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +26,7 @@ import numpy.typing as npt
 from foretell.cluster.device import Device
 from foretell.cost.fusion_class import WORDS, kind_of
 from foretell.errors import InputError
+from foretell.plan.captured import made_for
 from foretell.search.fusion.wire import Wire
 
 Array = npt.NDArray[np.float64]
@@ -62,6 +62,7 @@ class Piece:
     flops: float = 0.0
     kept: bool = False  # read by somebody who is no op of the step: a loss, a buffer
     entries: tuple[Entry, ...] = ()
+    given: str = ""  # sizes of its inputs as a capture writes them; empty where nobody captured it
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,13 @@ class Problem:
         """Bytes of each gradient."""
         return np.array([g.bytes for g in self.gradients])
 
+    def made_for(self, names: Sequence[str]) -> str:
+        """What a plan that speaks of these ops keeps, to be held against the model it meets."""
+        sizes = {op.name: op.given for op in self.ops}
+        if not any(sizes.values()):
+            return self.fingerprint
+        return made_for(self.fingerprint, [(name, sizes.get(name, "")) for name in names])
+
     @property
     def compute(self) -> float:
         """Seconds of all ops by themselves."""
@@ -159,14 +167,6 @@ def edges_of(rows: Sequence[tuple[int, int, int]]) -> tuple[Whole, Whole, Whole]
     once = {(s, t): p for s, t, p in reversed(rows)}
     table = np.array(sorted((t, s, p) for (s, t), p in once.items()), np.int64).reshape(-1, 3)
     return table[:, 1].copy(), table[:, 0].copy(), table[:, 2].copy()
-
-
-def fingerprint_of(gradients: Sequence[Gradient], ops: Sequence[Piece]) -> str:
-    """A hash of ops and parameters: a plan remembers for what it was made."""
-    text = repr(
-        [(g.name, g.bytes) for g in gradients] + [(o.name, o.word, o.elements) for o in ops]
-    )
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def checked(problem: Problem) -> Problem:

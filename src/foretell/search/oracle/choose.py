@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from foretell.cluster import Cluster
 from foretell.graph.columns import Array
 from foretell.plan import Plan
-from foretell.predict import Prediction, predict_many
+from foretell.pool import Pool
+from foretell.predict import Prediction, predict, predict_many
 from foretell.search.oracle.sweep import Swept, sweep
 from foretell.workload import Workload
 
@@ -47,9 +49,10 @@ def choose(
     *,
     most: int = 48,
     progress: Callable[[int, int], None] = lambda done, all_: None,
+    pool: Pool | None = None,
 ) -> Choice:
     """The layout with the shortest step of those that fit; at most so many are simulated."""
-    swept = sweep(plans, workload, cluster, progress)
+    swept = sweep(plans, workload, cluster, progress, pool)
     swept.best()  # raises where nothing fits
     order = _order(swept)
     bounds = _bounds(swept)[order]
@@ -57,7 +60,7 @@ def choose(
     at = 0
     while at < min(most, len(order)):
         group = [swept.plans[i] for i in order[at : at + GROUP].tolist()]
-        found += [p for p in predict_many(group, workload, cluster) if p.fits]
+        found += [p for p in _played(group, workload, cluster, pool) if p.fits]
         at += len(group)
         if found and at < len(order) and min(p.step for p in found) <= bounds[at:].min():
             break
@@ -66,6 +69,15 @@ def choose(
     return Choice(
         found[0], tuple(found[1:]), len(plans), int(swept.fits.sum()), min(found[0].step, rest)
     )
+
+
+def _played(
+    plans: list[Plan], workload: Workload, cluster: Cluster, pool: Pool | None
+) -> list[Prediction]:
+    """Layouts simulated: together here, one by one where there are workers."""
+    if pool is None or pool.size == 1:
+        return predict_many(plans, workload, cluster)
+    return pool.map(partial(predict, workload=workload, cluster=cluster), plans)
 
 
 def _order(swept: Swept) -> Array:

@@ -10,6 +10,7 @@ import numpy as np
 
 from foretell.cluster import Cluster
 from foretell.plan.cut import with_cuts
+from foretell.pool import Pool
 from foretell.search.oracle.choose import choose
 from foretell.search.oracle.scale import per_node
 from foretell.search.oracle.space import Space, layouts, strategy
@@ -31,15 +32,18 @@ class Oracle(Planner):
     dtype: str = ""
     stack: str = ""
 
-    def plan(self, workload: Workload, cluster: Cluster, progress: Progress = silent) -> Planned:
+    def plan(
+        self, workload: Workload, cluster: Cluster, progress: Progress = silent,
+        pool: Pool | None = None,
+    ) -> Planned:  # fmt: skip
         begin = time.process_time()
         batch = self.batch or workload.batch * cluster.size
         space = Space(dtype=self.dtype, stack=self.stack)
         plans = layouts(workload, cluster.size, batch, per_node(cluster), space)
         plans = with_cuts(plans, workload, cluster)
         progress(f"{len(plans)} layouts", float("inf"))
-        found = choose(plans, workload, cluster, most=self.simulate)
-        baselines = _baselines(sweep(plans, workload, cluster))
+        found = choose(plans, workload, cluster, most=self.simulate, pool=pool)
+        baselines = _baselines(sweep(plans, workload, cluster, pool=pool))
         usual = next((baselines[n] for n in USUAL if n in baselines), max(baselines.values()))
         progress("done", found.best.step)
         notes = (f"{found.fitting} of {found.layouts} layouts fit; gap {found.gap:.1%}",)

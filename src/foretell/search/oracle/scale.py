@@ -16,6 +16,7 @@ from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.plan.cut import with_cuts
+from foretell.pool import Pool
 from foretell.search.oracle.limits import Finding, findings
 from foretell.search.oracle.space import Space, layouts, strategy
 from foretell.search.oracle.sweep import HOUR, Swept, sweep
@@ -80,6 +81,7 @@ def scaling(
     batch: Callable[[int], int],
     space: Space | None = None,
     progress: Callable[[str], None] = lambda words: None,
+    pool: Pool | None = None,
 ) -> list[Row]:
     """The best layout of every strategy for each number of devices."""
     rows = []
@@ -87,10 +89,16 @@ def scaling(
         machines, samples = cluster(n), batch(n)
         plans = layouts(workload, n, samples, per_node(machines), space or Space())
         plans = with_cuts(plans, workload, machines)
-        progress(f"{n} devices: {len(plans)} layouts")
+        tell = _telling(progress, n)
+        tell(0, len(plans))
         if plans:
-            rows += _best(sweep(plans, workload, machines), workload, machines, n, samples)
+            swept = sweep(plans, workload, machines, tell, pool)
+            rows += _best(swept, workload, machines, n, samples)
     return rows
+
+
+def _telling(progress: Callable[[str], None], gpus: int) -> Callable[[int, int], None]:
+    return lambda done, all_: progress(f"{gpus} devices: {done} of {all_} layouts")
 
 
 def per_node(cluster: Cluster) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 
 import numpy as np
 
@@ -16,9 +17,11 @@ from foretell.errors import InfeasibleError
 from foretell.graph.columns import Array
 from foretell.plan import Plan
 from foretell.plan.estimate import Estimate, estimate
+from foretell.pool import Alone, Pool
 from foretell.workload import Workload
 
 CHUNK = 4096  # layouts priced at a time: bounds memory, and progress is told between
+LEAST = 512  # layouts worth sending to a worker: fewer take less time than the way there
 HOUR = 3600.0
 
 
@@ -72,12 +75,14 @@ def sweep(
     workload: Workload,
     cluster: Cluster,
     progress: Callable[[int, int], None] = lambda done, all_: None,
+    pool: Pool | None = None,
 ) -> Swept:
     """Price layouts on a cluster."""
-    parts = []
-    for start in range(0, len(plans), CHUNK):
-        parts.append(estimate(plans[start : start + CHUNK], workload, cluster))
-        progress(min(start + CHUNK, len(plans)), len(plans))
+    many, pool = len(plans), pool or Alone()
+    size = CHUNK if pool.size == 1 else min(CHUNK, max(LEAST, many // (4 * pool.size)))
+    chunks = [plans[start : start + size] for start in range(0, many, size)]
+    work = partial(estimate, workload=workload, cluster=cluster)
+    parts = pool.map(work, chunks, lambda done, _: progress(min(done * size, many), many))
     names = [f.name for f in fields(Estimate)]
     joined = {n: np.concatenate([getattr(p, n) for p in parts] or [np.zeros(0)]) for n in names}
     return Swept(tuple(plans), Estimate(**joined), cluster.price)

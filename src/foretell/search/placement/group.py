@@ -15,20 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.errors import UnmodelledError
+from foretell.plan.grouped import Unit, units
 from foretell.workload import Workload
 
 Array = npt.NDArray[np.float64]
 
 MOST_GROUPS = 40  # op groups at most: TAG's number
-
-
-@dataclass(frozen=True)
-class Unit:
-    """One layer, once: which of the workload's layers, and which time."""
-
-    layer: int
-    time: int
-    name: str
 
 
 @dataclass(frozen=True)
@@ -43,15 +35,6 @@ class Group:
         """Its first and last unit."""
         first, last = self.units[0].name, self.units[-1].name
         return first if first == last else f"{first}…{last}"
-
-
-def units(workload: Workload) -> list[Unit]:
-    """Every layer of a step in forward order."""
-    return [
-        Unit(at, i, f"{layer.name}.{i}" if layer.times > 1 else layer.name)
-        for at, layer in enumerate(workload.layers)
-        for i in range(layer.times)
-    ]
 
 
 def grouped(

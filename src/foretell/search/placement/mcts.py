@@ -1,67 +1,94 @@
 """Monte Carlo tree search over placements, as TAG guides it.
 
-The first decision is a placement to start from, the second one choice for all groups or none, each
-further one that of one op group, the heaviest first; groups not yet decided keep what they have. A
-leaf is played by the simulator, not
-rolled out, and r = T₀/T − 1 (its fourth root above 1, −1 where it does not fit) is backed up:
+The first decision is a placement to start from, the second one for the whole step (micro-batches,
+messages, samples), the third one choice for all groups or none, each further one that of one op
+group, the heaviest first; groups not yet decided keep what they have. A leaf is played by the
+simulator, not rolled out, and r = T₀/T − 1 (its fourth root above 1, −1 where it does not fit) is
+backed up:
 
     next = argmax  Q + c·P·√N / (1 + n),     c = √(children / 10)
 
-P comes from a `Prior`. Placements reached in two ways are played once (the evaluator's table).
+P comes from a `Prior`. Several leaves are gathered before any is played, those on the way counted
+as visited and not yet worth anything (virtual loss), so that a prior and the simulator answer for
+all of them at once. What is reached in two ways is one node. It can be stopped at any time.
 """
 
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from foretell.search.placement.evaluate import Evaluator
+from foretell.search.placement.polish import whole
 from foretell.search.placement.space import Action, Placement, actions
 
 Array = npt.NDArray[np.float64]
+AT_ONCE = 4  # leaves gathered before they are played
+SHARP = 0.1  # share of a step by which look-ahead lets chances fall by e: 0.03 gets stuck
+
+
+class Asked(NamedTuple):
+    """A placement and the ways on from it."""
+
+    now: Placement
+    ways_on: list[Placement]
 
 
 class Prior(Protocol):
-    """Says how promising each way on is, before any is tried. A learned one goes here."""
+    """Says how promising each way on is, before any is tried."""
 
-    def __call__(self, on: Evaluator, now: Placement, ways_on: list[Placement]) -> Array:
-        """Chances that add up to 1."""
+    def __call__(self, on: Evaluator, asked: Sequence[Asked]) -> list[Array]:
+        """For each question, chances that add up to 1."""
 
 
-def even_chances(on: Evaluator, now: Placement, ways_on: list[Placement]) -> Array:
+def even_chances(on: Evaluator, asked: Sequence[Asked]) -> list[Array]:
     """Nothing is known."""
-    return np.full(len(ways_on), 1 / len(ways_on))
+    return [np.full(len(one.ways_on), 1 / len(one.ways_on)) for one in asked]
 
 
-def look_ahead(on: Evaluator, now: Placement, ways_on: list[Placement]) -> Array:
-    """By what one simulation of each says: chances fall by e for every 3 % of a step."""
-    took = np.array(on.many(ways_on))
+def look_ahead(on: Evaluator, asked: Sequence[Asked]) -> list[Array]:
+    """By what one simulation of each says: chances fall by e for every tenth of a step."""
+    on.many([way for one in asked for way in one.ways_on])
+    return [by_seconds(np.array(on.many(one.ways_on))) for one in asked]
+
+
+def by_seconds(took: Array) -> Array:
+    """Chances by how long each takes."""
     least = took.min()
     if not np.isfinite(least):
-        return even_chances(on, now, ways_on)
-    chances = np.where(np.isfinite(took), np.exp(-(took / least - 1) / 0.03), 0.0) + 1e-4
+        return np.full(len(took), 1 / len(took))
+    chances = np.where(np.isfinite(took), np.exp(-(took / least - 1) / SHARP), 0.0) + 1e-4
     out: Array = chances / chances.sum()
     return out
 
 
-@dataclass
-class _Node:
-    """A prefix of decisions."""
+@dataclass(eq=False)
+class Node:
+    """A placement after so many decisions, and how often each way on from it was taken."""
 
     now: Placement
     depth: int
-    chance: float
     visits: int = 0
     total: float = 0.0
-    children: list[_Node] = field(default_factory=list)
+    children: list[Node] = field(default_factory=list)
+    chances: Array = field(default_factory=lambda: np.zeros(0))
+    taken: Array = field(default_factory=lambda: np.zeros(0))
 
     @property
     def worth(self) -> float:
         return self.total / self.visits if self.visits else 0.0
+
+    def next(self) -> int:
+        """The way on to take now."""
+        worth = np.array([child.worth for child in self.children])
+        reach = math.sqrt(len(self.children) / 10) * math.sqrt(max(self.visits, 1))
+        return int(np.argmax(worth + reach * self.chances / (1 + self.taken)))
 
 
 @dataclass
@@ -72,48 +99,95 @@ class Tree:
     starts: list[Placement]
     prior: Prior
     baseline: float  # T₀
+    seed: int | None = None  # in which order equal ways are tried; as they come where None
+    noise: float = 0.0  # share of the first chances that is drawn, for self-play
     best: tuple[Placement, float] = field(init=False)
-    root: _Node = field(init=False)
+    root: Node = field(init=False)
+    playouts: int = field(default=0, init=False)
+    nodes: dict[tuple[int, Placement], Node] = field(default_factory=dict, init=False)
+    curve: list[float] = field(default_factory=list, init=False)  # the best after each playout
 
     def __post_init__(self) -> None:
-        self.root = _Node(self.starts[0], -1, 1.0)
+        self.root = Node(self.starts[0], -1 if len(self.starts) > 1 else 0)
         self.best = (self.starts[0], self.on.seconds(self.starts[0]))
+        self._leaders = self.on.problem.leaders
+        self._draw = random.Random(self.seed)
 
     def play(self, playouts: int) -> None:
-        """Go down, open a leaf, play it, and tell those above: so many times."""
-        for _ in range(playouts):
-            path = self._down()
-            leaf = path[-1]
-            if leaf.depth <= len(self.on.problem.leaders) and not leaf.children:
-                self._open(leaf)
-            reward = self._played(leaf.now)
-            for node in path:
-                node.visits += 1
-                node.total += reward
+        """Go down, open leaves, play them, and tell those above: so many times."""
+        until = self.playouts + playouts
+        while self.playouts < until:
+            paths = self._gathered(min(AT_ONCE, until - self.playouts))
+            self._open([path[-1] for path in paths])
+            self.on.many([path[-1].now for path in paths])
+            for path in paths:
+                reward = self._played(path[-1].now)
+                self.curve.append(self.best[1])
+                for node in path:
+                    node.total += reward
+            self.playouts += len(paths)
 
-    def _down(self) -> list[_Node]:
+    def _gathered(self, most: int) -> list[list[Node]]:
+        """Ways down to leaves that differ, counted as visited before they are played."""
+        paths: list[list[Node]] = []
+        while len(paths) < most:
+            path = self._down()
+            paths.append(path)
+            if any(path[-1] is other[-1] for other in paths[:-1]):
+                break
+        return paths
+
+    def _down(self) -> list[Node]:
         path = [self.root]
+        self.root.visits += 1
         while path[-1].children:
             node = path[-1]
-            reach = math.sqrt(len(node.children) / 10) * math.sqrt(node.visits)
-            path.append(
-                max(node.children, key=lambda n: n.worth + reach * n.chance / (1 + n.visits))
-            )
+            way = node.next()
+            node.taken[way] += 1
+            node.children[way].visits += 1
+            path.append(node.children[way])
         return path
 
-    def _open(self, node: _Node) -> None:
-        ways_on = self.starts if node is self.root else self._ways_on(node)
-        chances = self.prior(self.on, node.now, ways_on)
-        node.children = [
-            _Node(now, node.depth + 1, float(p)) for now, p in zip(ways_on, chances, strict=True)
-        ]
+    def _open(self, leaves: list[Node]) -> None:
+        deepest = len(self._leaders) + 1
+        fresh = [n for n in dict.fromkeys(leaves) if n.depth <= deepest and not n.children]
+        asked = [Asked(n.now, self._ways_on(n)) for n in fresh]
+        if not asked:
+            return
+        for node, one, chances in zip(fresh, asked, self.prior(self.on, asked), strict=True):
+            node.chances = self._noisy(chances) if node.depth <= 2 else chances
+            node.children = [self._node(node.depth + 1, now) for now in one.ways_on]
+            node.taken = np.zeros(len(node.children))
 
-    def _ways_on(self, node: _Node) -> list[Placement]:
+    def _node(self, depth: int, now: Placement) -> Node:
+        return self.nodes.setdefault((depth, now), Node(now, depth))
+
+    def _noisy(self, chances: Array) -> Array:
+        if not self.noise:
+            return chances
+        drawn = np.array([self._draw.gammavariate(0.3, 1.0) for _ in chances]) + 1e-12
+        mixed: Array = (1 - self.noise) * chances + self.noise * drawn / drawn.sum()
+        return mixed
+
+    def _ways_on(self, node: Node) -> list[Placement]:
+        """What may be decided next, what there is among it."""
+        if node.depth < 0:
+            found = list(self.starts)
+        elif node.depth == 0:
+            found = list(dict.fromkeys([node.now, *whole(self.on, node.now)]))
+        else:
+            found = self._choices(node)
+        if self.seed is not None:
+            self._draw.shuffle(found)
+        return found
+
+    def _choices(self, node: Node) -> list[Placement]:
         problem = self.on.problem
-        group = problem.leaders[max(node.depth - 1, 0)]
-        run = range(len(problem.groups)) if node.depth == 0 else range(group, group + 1)
+        for_all = node.depth == 1
+        group = self._leaders[max(node.depth - 2, 0)]
+        run = range(len(problem.groups)) if for_all else range(group, group + 1)
         kept: Action = node.now.actions[group]
-        others = [a for a in actions(problem, group) if a != kept or node.depth == 0]
+        others = [a for a in actions(problem, group) if a != kept or for_all]
         return [node.now, *(node.now.but(run, a) for a in others)]
 
     def _played(self, now: Placement) -> float:

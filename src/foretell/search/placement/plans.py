@@ -165,7 +165,7 @@ def seconds_of(plan: Plan, workload: Workload, cluster: Cluster) -> float:
         chosen += [Action(devices, WAYS.index(row[2]))] * _length(on, row)
     if not plan.groups:
         chosen = _synced(on, plan, chosen)
-    widest = max(max(mine.values()) for mine in dealt)
+    widest = plan.global_batch if plan.groups else max(max(mine.values()) for mine in dealt)
     micros = -(-widest // plan.micro_batch) if plan.micro_batch else 1
     placement = Placement(tuple(chosen), micros, plan.bucket_mb * 2**20)
     return with_shares(on, placement, share)

@@ -22,13 +22,14 @@ from foretell.cluster import Cluster, Device
 from foretell.cost import kernel
 from foretell.errors import InfeasibleError
 from foretell.plan import Plan
+from foretell.plan.grouped import units
 from foretell.plan.hold import holdings
 from foretell.plan.layouts import layouts
 from foretell.plan.memory import ROUNDING, USABLE
 from foretell.plan.parts import layer_costs
 from foretell.plan.stack import Stack, stack_of
 from foretell.search.placement.fleet import Fleet, fleet
-from foretell.search.placement.group import MOST_GROUPS, Group, grouped, units
+from foretell.search.placement.group import MOST_GROUPS, Group, grouped
 from foretell.search.placement.laws import law, laws_of, sends_of, spans
 from foretell.workload import Workload
 from foretell.workload.op import BYTES

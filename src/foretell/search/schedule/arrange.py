@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, takewhile
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from foretell.plan.place_costs import Prices
 from foretell.plan.place_memory import constant
 from foretell.plan.places import Place
 from foretell.search.schedule.cut import Cutting, Stage, cut
-from foretell.workload import Workload
+from foretell.workload import Layer, Workload
 
 SHAPES = ("v", "m", "nn", "k", "x", "tp")
 
@@ -94,13 +94,12 @@ def _v(asked: Asked) -> list[Place]:
 
 
 def _m(asked: Asked) -> list[Place]:
-    ends = {0, len(asked.workload.layers) - 1}
-    return _chain(asked, {i for i in _ends(asked) if i in ends})
+    return _chain(asked, _outer(asked))
 
 
 def _nn(asked: Asked) -> list[Place]:
     found = _ends(asked)
-    if len(found) < 3:
+    if found == _outer(asked):
         raise InputError(
             f"`{asked.workload.name}` has nothing in its middle for all ranks",
             hint="shape nn is for an encoder and a decoder; take m",
@@ -108,8 +107,22 @@ def _nn(asked: Asked) -> list[Place]:
     return _chain(asked, found)
 
 
+def _outer(asked: Asked) -> set[int]:
+    """The ends before the first block and behind the last."""
+    found, line = _ends(asked), range(len(asked.workload.layers))
+    return {i for way in (line, line[::-1]) for i in takewhile(found.__contains__, way)}
+
+
 def _ends(asked: Asked) -> set[int]:
-    return {i for i, layer in enumerate(asked.workload.layers) if not layer.is_block}
+    """Layers that are no block of the model: words, logits; of a captured one lone products too."""
+    layers = asked.workload.layers
+    most = max(_products(layer) for layer in layers)
+    lone = {i for i, x in enumerate(layers) if x.times == 1 and _products(x) <= 1 < most}
+    return lone | {i for i, layer in enumerate(layers) if not layer.is_block}
+
+
+def _products(layer: Layer) -> int:
+    return sum(op.kind in ("matmul", "conv", "attention") for op in layer.works())
 
 
 def _chain(asked: Asked, wide: set[int]) -> list[Place]:
@@ -203,7 +216,8 @@ def branches(workload: Workload) -> list[list[int]]:
                 break
             here = names.index(after[0])
         out.append(way[::-1])
-    return out
+    both = [i for way in out for i in way]
+    return out if len(set(both)) == len(both) else []  # a way around is no branch
 
 
 def _shares(asked: Asked, ways: Sequence[Sequence[int]]) -> list[int]:

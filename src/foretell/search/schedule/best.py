@@ -6,22 +6,19 @@ The one whose step is shortest for a sample wins, so that answers compare with e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from foretell.errors import ForetellError, InfeasibleError, InputError
 from foretell.plan import Plan
 from foretell.predict import Prediction, predict_placed
-from foretell.search.schedule.choose import choose
+from foretell.search.schedule.choose import decided
 from foretell.search.schedule.find import schedule
 from foretell.search.schedule.model import Model
 from foretell.search.schedule.period import Progress
 from foretell.search.schedule.problem import Problem
 from foretell.search.schedule.schedule import Schedule
-
-_LOOK = 0.5  # seconds of the solver's work for a schedule that only serves to decide
-_CLOSE = 1e-3  # of the time: what no choice is worth looking for
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ def solved(
             problem, num, method=method, time_limit=limit, cache=cache, progress=progress
         )
 
-    taken = _decided(model.problem, find) if model.problem.choices else ()
+    taken = decided(model.problem, find) if model.problem.choices else ()
     chosen = model.chosen(taken)
     found = find(chosen.problem)
     plan = chosen.plan(found)
@@ -100,21 +97,3 @@ def _each(model: Model, micro_batches: int) -> int:
             hint=f"give a multiple of {model.copies}",
         )
     return micro_batches // model.copies
-
-
-def _decided(problem: Problem, find: Callable[..., Schedule]) -> tuple[str, ...]:
-    """The choices to take; none where blocks as they are cannot be beaten by slower ones."""
-    slower = _only_slow(problem)
-    try:
-        plain = find(problem.choosing(()), _LOOK)
-        if slower and plain.makespan_gap < _CLOSE:
-            return ()
-    except InfeasibleError:
-        pass
-    return choose(problem, lambda p: find(p, _LOOK))[0]
-
-
-def _only_slow(problem: Problem) -> bool:
-    """Whether every choice makes blocks take as long or longer."""
-    time = {b.id: b.time for b in problem.blocks}
-    return all(b.time >= time[b.id] for c in problem.choices for b in c.blocks)

@@ -58,6 +58,20 @@ def linked(problem: Problem, price: Price, *, overlap: Overlap | bool = "beside"
     )
 
 
+def occupying(problem: Problem, overlap: Overlap) -> Problem:
+    """The problem with its lags as messages that hold a link, or both of their ends."""
+    took = {(w.on, w.block): w.lag for w in problem.waits}
+    place = {b.id: i for i, b in enumerate(problem.blocks)}
+    bare = replace(problem, waits=tuple(_bare(problem, w) for w in problem.waits))
+    return linked(bare, lambda a, b: took[place[a.id], place[b.id]], overlap=overlap)
+
+
+def _bare(problem: Problem, wait: Wait) -> Wait:
+    """A wait without its message; a delay on the same devices is none."""
+    ends = (set(problem.blocks[i].devices) for i in (wait.block, wait.on))
+    return wait if set.issubset(*ends) else replace(wait, lag=0.0)
+
+
 def _lagged(problem: Problem, wait: Wait, price: Price) -> Wait:
     return replace(wait, lag=wait.lag + _seconds(problem, wait, price))
 

@@ -58,7 +58,7 @@
         list.setAttribute("aria-label", name);
       }
       if (list)
-        list.querySelectorAll("label[role]").forEach(label => {
+        list.querySelectorAll("label[role], label[aria-selected]").forEach(label => {
           label.removeAttribute("role");
           label.removeAttribute("aria-selected");
         });
@@ -72,7 +72,7 @@
     childList: true,
     subtree: true,
     attributes: true,
-    attributeFilter: ["role"],
+    attributeFilter: ["role", "aria-selected"],
   });
   document.addEventListener("DOMContentLoaded", () => {
     document.documentElement.lang = "en";

@@ -21,6 +21,7 @@ from foretell.trace.words import Does, Shape, Tells, Texts, canonical, is_collec
 
 _TICK = 1e-12  # seconds between things issued at the same instant
 _AGES = 1e6  # seconds: what was there before a step comes before all that is in it
+_CAST = "aten::to"
 _DRAINS = (Does.DRAIN_DEVICE, Does.DRAIN_STREAM, Does.DRAIN_EVENT)
 
 
@@ -130,7 +131,18 @@ def _host_columns(d: Draft, w: Waits, said: Labels, texts: Texts) -> dict[str, A
         "gap": w.gap,
         "layer": _at(texts.table(said.layers)[said.layer], h.label),
         "phase": _at(said.phase, h.label, Phase.NONE),
+        "shape": _cast_shapes(d, np.where(h.is_call, NONE, op_place), texts),
     }
+
+
+def _cast_shapes(d: Draft, op_place: Array, texts: Texts) -> Array:
+    """What a change of format was asked for, where it launches nothing: half precision would."""
+    n, e = d.nest, d.events
+    named = [k for k, text in enumerate(e.texts) if text == _CAST]
+    is_cast = (op_place != NONE) & np.isin(_at(e.name[n.event], op_place), named)
+    found = np.zeros(len(op_place), np.int64)
+    found[is_cast] = _shapes(e.shapes, e.shape[n.event[op_place[is_cast]]], texts)[0]
+    return found
 
 
 def _at(values: Array, place: Array, otherwise: int = 0) -> Array:

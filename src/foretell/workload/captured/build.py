@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from foretell.graph import Graph
 from foretell.workload.captured import units
+from foretell.workload.captured.branches import Unit, branched
 from foretell.workload.captured.fuse import fused
 from foretell.workload.captured.model import Model, image_of
 from foretell.workload.captured.ops import pieces_of
@@ -30,6 +31,8 @@ class _Draft:
     """Layers while they are made, and where each parameter is."""
 
     layers: list[Layer] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)  # the layer of each unit
+    is_read_later: bool = False  # the unit added last, by another than the next
     homes: dict[str, str] = field(default_factory=dict)  # path → layer/weight
     tied: list[tuple[str, str]] = field(default_factory=list)
 
@@ -43,9 +46,8 @@ def from_graph(graph: Graph, name: str = "") -> Workload:
     roles = roles_of(rows, batch)
     model = _model(graph, rows, roles, batch)
     draft = _Draft()
-    cuts = units.units_of(rows)
-    for unit, mine in cuts:
-        _add(draft, model, unit, mine, left)
+    for unit in branched(units.units_of(rows), rows):
+        _add(draft, model, unit, left)
     _add_rest(draft, rows, left)
     title = name or str(graph.facts.get("captured", graph.facts.get("source", "step")))
     made = Workload(
@@ -92,23 +94,31 @@ def _tokens(rows: Sequence[Row], batch: int) -> int:
     return max(found, 1) if 2 * many > counts.total() else 1
 
 
-def _add(draft: _Draft, model: Model, unit: str, mine: list[int], left: list[Weight]) -> None:
+def _add(draft: _Draft, model: Model, one: Unit, left: list[Weight]) -> None:
     """One unit as a layer; like the one before, it repeats it."""
+    unit, mine = one.name, list(one.rows)
     seen: Counter[str] = Counter()
     parts = [(at, pieces_of(model, at, _named(model.rows[at], unit, seen))) for at in mine]
     ops = (*_loose(model, unit, left), *fused(model, parts))
     if not ops:
+        draft.labels.append(draft.labels[-1] if draft.labels else "")
         return
     carries, sizes, splits = _carried(model, mine)
     is_first = not draft.layers
     label = unit or ("input" if is_first else "head")
-    layer = Layer(label, tuple(ops), carries, sizes, 1, splits, is_block=bool(unit))
+    after = ("",) if one.is_source else tuple(dict.fromkeys(draft.labels[j] for j in one.after))
+    layer = Layer(
+        label, tuple(ops), carries, sizes, 1, splits, is_block=one.is_numbered, after=after
+    )
     last = draft.layers[-1] if draft.layers else None
     tied = any(model.rows[at].tied for at in mine)
-    if last and not tied and _is_like(last, layer):
+    alone = tied or bool(after) or draft.is_read_later
+    draft.is_read_later = one.is_read_later
+    if last and not alone and _is_like(last, layer):
         draft.layers[-1] = replace(last, times=last.times + 1)
     else:
         draft.layers.append(layer)
+    draft.labels.append(draft.layers[-1].name)
     _remember(draft, [model.rows[at] for at in mine], draft.layers[-1], unit)
 
 

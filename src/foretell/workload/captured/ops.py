@@ -50,6 +50,8 @@ _RULES: dict[str, Callable[[Model, int, str], list[Piece]]] = {
     "native_batch_norm": batch_norm,
     "max_pool2d_with_indices": pool,
     "avg_pool2d": pool,
+    "max_pool3d_with_indices": pool,
+    "avg_pool3d": pool,
     "embedding": embedding,
     "mean": mean,
     "bmm": batched,

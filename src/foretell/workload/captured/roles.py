@@ -68,6 +68,11 @@ def is_linear(row: Row) -> bool:
     return row.op in ("mm", "addmm") and bool(row.weights or row.tied)
 
 
+def is_expert(row: Row) -> bool:
+    """A product of every expert at once: one factor is a parameter with a matrix for each."""
+    return row.op == "bmm" and bool(row.weights or row.tied) and len(row.call.dims[1]) == 3
+
+
 def wide(row: Row) -> tuple[int, int]:
     """Inputs and outputs of a linear layer."""
     first = PRODUCTS[row.op]
@@ -189,12 +194,13 @@ def _groups(core: Core, rows: Sequence[Row], feeds: list[int]) -> int:
 def _pairs(rows: Sequence[Row], users: dict[int, set[int]], found: Roles) -> None:
     """Linear layers that together feed one other: out to a width and back."""
     for at, row in enumerate(rows):
-        if not is_linear(row) or at in found.row or at in found.column:
+        alike = is_expert if is_expert(row) else is_linear
+        if not alike(row) or at in found.row or at in found.column:
             continue
         ups = sorted(row.sources)
         if not ups or any(i in found.column or i in found.row for i in ups):
             continue
-        if not all(is_linear(rows[i]) and users.get(i) == {at} for i in ups):
+        if not all(alike(rows[i]) and users.get(i) == {at} for i in ups):
             continue
         inner, sizes = wide(row)[0], [wide(rows[i]) for i in ups]
         gated = len(ups) == 1 and sizes[0][1] == 2 * inner

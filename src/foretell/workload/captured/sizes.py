@@ -18,19 +18,37 @@ def made_by(call: Call) -> Dims:
         return (*a[:-1], b[-1])
     if call.op in LOOK_UPS:
         return (*call.dims[1], *call.dims[0][1:]) if len(call.dims) > 1 else call.dims[0]
+    if call.op == "index":
+        return _looked_up(call)
     if any(call.lists):
         first = next(group for group in call.lists if group)
         rest = math.prod(first[0]) or 1
         return (*first[0][:-1], sum(math.prod(d) for d in first) * first[0][-1] // rest)
     if call.op == "convolution":
         return _slid(call)
-    if "pool2d" in call.op and len(call.dims[0]) == 4:
+    if ("pool2d" in call.op or "pool3d" in call.op) and len(call.dims[0]) == 2 + _sides(call):
         return _pooled(call)
     if call.op in ("mean", "sum") and call.numbers(1):
         dims = call.dims[0]
         gone = {i % len(dims) for i in call.numbers(1)}
         return tuple(1 if i in gone else d for i, d in enumerate(dims))
     return spread([call.dims[i] for i in call.tensors()])
+
+
+def _looked_up(call: Call) -> Dims:
+    """What indices leave of a tensor: sides without one stay, the others become theirs."""
+    x = call.dims[0]
+    given = call.lists[1] if len(call.lists) > 1 and call.lists[1] else call.dims[1:2]
+    taken = [d for d in given if d]
+    if not taken or len(given) > len(x):
+        return x
+    first = next(i for i, d in enumerate(given) if d)
+    rest = [side for i, side in enumerate(x) if i >= len(given) or not given[i]]
+    return (*rest[:first], *spread(taken), *rest[first:])
+
+
+def _sides(call: Call) -> int:
+    return 3 if "3d" in call.op else 2
 
 
 def _slid(call: Call) -> Dims:
@@ -49,9 +67,11 @@ def _slid(call: Call) -> Dims:
 def _pooled(call: Call) -> Dims:
     x = call.dims[0]
     if call.op.startswith("_adaptive"):
-        return (*x[:2], *each(call.numbers(1) or (1,), 2))
-    kernel = each(call.numbers(1) or (1,), 2)
-    stride, pad = each(call.numbers(2) or kernel, 2), each(call.numbers(3) or (0,), 2)
+        return (*x[:2], *each(call.numbers(1) or (1,), _sides(call)))
+    kernel = each(call.numbers(1) or (1,), _sides(call))
+    stride, pad = (
+        each(call.numbers(i) or usual, _sides(call)) for i, usual in ((2, kernel), (3, (0,)))
+    )
     up = call.values[-1] in ("True", "1")
     sides = [
         (s + 2 * p - k + (t - 1 if up else 0)) // t + 1

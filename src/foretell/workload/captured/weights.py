@@ -29,6 +29,7 @@ class Weight:
     bytes: float
     elements: float = 0.0  # exact once a call is found that reads it
     users: int = 0
+    dealt: float = 0.0  # elements that calls read slice by slice
 
 
 def weights_of(graph: Graph) -> list[Weight]:
@@ -55,10 +56,10 @@ def assign(graph: Graph, rows: Sequence[Row]) -> list[Weight]:
     places: dict[str, list[Weight]] = {}
     for weight in known:
         places.setdefault(weight.path.rpartition(".")[0], []).append(weight)
+    wide = 4 if "autocast" in graph.facts else 0  # of a parameter; as its calls read it where 0
     for row in rows:
         if _has_rule(row):
-            for size in _wanted(row):
-                _claim(row, size, _found(row.path, size, places, known))
+            _claim_ruled(row, places, known, wide)
     for row in rows:
         if not _has_rule(row):
             _claim_rest(row, places.get(row.path, []))
@@ -71,6 +72,36 @@ def _claim(row: Row, size: int, weight: Weight | None) -> None:
     row.reads.append(float(size))
     (row.tied if weight.users else row.weights).append((weight.path, float(size)))
     weight.elements, weight.users = float(size), weight.users + 1
+
+
+def _claim_ruled(
+    row: Row, places: dict[str, list[Weight]], known: list[Weight], wide: int
+) -> None:
+    """The matrix of a call and what goes with it; of a part of a matrix a part of the bias."""
+    own = places.get(row.path, [])
+    item = wide or row.call.item(PRODUCTS.get(row.op, 0))
+    is_part = row.op in PRODUCTS
+    for size in _wanted(row):
+        weight = _sliced(own, size, item) if is_part else None
+        is_part = weight is not None
+        if weight is not None:
+            _claim_part(row, size, weight)
+        else:
+            _claim(row, size, _found(row.path, size, places, known))
+
+
+def _sliced(own: list[Weight], size: int, item: int) -> Weight | None:
+    """The parameter of a call's own module that it reads a part of: packed projections."""
+    if any(_is_exactly(w, size, item) and not w.dealt for w in own):
+        return None
+    free = [w for w in own if (not w.users or w.dealt) and w.bytes / item - w.dealt >= size]
+    return min(free, key=lambda w: w.bytes, default=None)
+
+
+def _claim_part(row: Row, size: int, weight: Weight) -> None:
+    row.reads.append(float(size))
+    row.weights.append((weight.path, float(size)))
+    weight.dealt, weight.users = weight.dealt + size, weight.users + 1
 
 
 def _claim_rest(row: Row, here: list[Weight]) -> None:

@@ -23,6 +23,7 @@ from foretell.workload.models.windows import (
 from foretell.workload.op import Op, Tensor
 
 _POOLS = {"max_pool2d_with_indices": "max", "avg_pool2d": "mean"}
+_POOLS |= {"max_pool3d_with_indices": "max", "avg_pool3d": "mean"}
 
 
 def convolved(model: Model, row: Row, name: str) -> list[Piece]:
@@ -129,12 +130,16 @@ def pool(model: Model, at: int, name: str) -> list[Piece]:
     """A pool, with halos where the image is split."""
     row, call = model.rows[at], model.rows[at].call
     x = call.dims[0]
-    if len(x) != 4:
+    sides = len(x) - 2
+    if sides not in (2, 3):
         return [as_recorded(model, at, name)]
-    image = Image(x[1], *x[2:])
-    kernel = each(call.numbers(1) or (1,), 2)
-    stride, pads = (call.numbers(2) or kernel)[-1], each(call.numbers(3) or (0,), 2)
-    asked = Window(kernel, stride, pads, 1, False, model.whole or not model.images)
+    image = Image(x[1], *x[-2:], *x[2:-2])
+    kernel = each(call.numbers(1) or (1,), sides)
+    stride, pads = (call.numbers(2) or kernel)[-1], each(call.numbers(3) or (0,), sides)
+    asked = Window(
+        (*kernel[-2:], *kernel[:-2]), stride, (*pads[-2:], *pads[:-2]), 1, False,
+        model.whole or not model.images,
+    )  # fmt: skip
     ops: list[Piece] = list(halos(name, image, image.c, asked)) if model.images else []
     dims = image.dims()
     splits = {} if asked.whole else splits_of(image)

@@ -8,7 +8,7 @@ from typing import Any
 
 from foretell.workload.captured.model import Model, Piece, kept_of, own_dtype, weights_of, width
 from foretell.workload.captured.recorded import summed_back
-from foretell.workload.captured.roles import Core, wide
+from foretell.workload.captured.roles import Core, is_expert, wide
 from foretell.workload.captured.sizes import PRODUCTS
 from foretell.workload.captured.windows import fully, gathered
 from foretell.workload.models import transformer
@@ -75,7 +75,8 @@ def embedding(model: Model, at: int, name: str) -> list[Piece]:
     if at in model.roles.words:
         splits = {"tp": "vocab", **splits}
         more = [transformer.leave(f"{name}.leave", int(tokens), hidden)[0]]
-    return [Op(name, "embedding", dims, splits, weights, saved), *more]
+    options = {"dense": True}  # its gradient is a whole table
+    return [Op(name, "embedding", dims, splits, weights, saved, options=options), *more]
 
 
 def loss(model: Model, at: int, name: str) -> list[Piece]:
@@ -147,8 +148,41 @@ def _scores(model: Model, core: Core, dims: Mapping[str, float]) -> tuple[Tensor
 def batched(model: Model, at: int, name: str) -> list[Piece]:
     """A product of two tensors, one a sample or more."""
     row = model.rows[at]
+    if is_expert(row):
+        return experts(model, at, name)
     a, b = row.call.dims[PRODUCTS[row.op]], row.call.dims[PRODUCTS[row.op] + 1]
     sizes = (model.per_sample(a[0]), a[1], b[-1], a[-1])
     dims = dict(zip("bmnk", map(float, sizes), strict=True))
     saved = kept_of(model, row, ("batch", "b", "m", "n"), dims)
     return [Op(name, "product", dims, saved=saved)]
+
+
+def experts(model: Model, at: int, name: str) -> list[Piece]:
+    """A product of every expert over the words that go to it; words go there and back by `ep`."""
+    row, roles = model.rows[at], model.roles
+    inner, out = wide(row)
+    many = float(row.call.dims[1][0])
+    dims = {"tokens": model.per_sample(row.size / out), "experts": many}
+    dims |= {"in": float(inner), "out": float(out)}
+    splits = {"ep": "experts"}
+    most = {"ep": int(many)}
+    if at in roles.column or at in roles.row:
+        splits["tp"] = "out" if at in roles.column else "in"
+        most["tp"] = roles.column.get(at) or roles.row[at]
+    weights = weights_of(row, name, ("experts", "in", "out"), ())
+    saved = kept_of(model, row, ("batch", "tokens", "out"), dims)
+    op = Op(name, "experts", dims, splits, weights, saved, most)
+    tokens = int(dims["tokens"])
+    before: list[Piece] = []
+    behind: list[Piece] = []
+    if at in roles.enters or at not in roles.row:
+        before = [_dealt(name, tokens, inner), *transformer.enter(f"{name}.enter", tokens, inner)]
+    if at in roles.row or at not in roles.column:
+        behind = [*transformer.leave(f"{name}.leave", tokens, out), _dealt(name, tokens, out)]
+    return [*before, op, *behind]
+
+
+def _dealt(name: str, tokens: int, width: int) -> Exchange:
+    """Words on their way to the ranks of their experts, or back."""
+    moved = {"tokens": float(tokens), "hidden": float(width)}
+    return Exchange(f"{name}.experts", "ep", "all_to_all", "all_to_all", moved)

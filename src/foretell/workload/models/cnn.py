@@ -202,11 +202,17 @@ class Net:
         self._point(self._name("dropout"), saved, kernel="dropout", passes=2.25, back=2.25)
         return self.at
 
-    def join(self, parts: Sequence[Image], *, copied: float = 1.0) -> Image:
-        """Channels of several images behind one another: a copy, and another for the gradient."""
+    def join(self, parts: Sequence[Image], *, copied: float = 1.0, sums: int = 0) -> Image:
+        """Channels of several images behind one another: a copy, and another for the gradient.
+
+        Where others use the same images, their gradients are slices that are added up one by one:
+        `sums` of them.
+        """
         self.at = self.at._replace(c=sum(part.c for part in parts))
         saved = (self._whole("output"),)
-        self._point(self._name("cat"), saved, kernel="copy", passes=2 * copied, back=2 * copied)
+        back = {"back": 3.0, "back_kernel": "elementwise", "many": sums} if sums else {}
+        options = {"kernel": "copy", "passes": 2 * copied, "back": 2 * copied} | back
+        self._point(self._name("cat"), saved, **options)
         return self.at
 
     def loss(self, classes: int) -> None:

@@ -41,10 +41,10 @@ class Densenet(Spec):
         net.cut("stem", is_block=False)
         for block, many in enumerate(blocks):
             for i in range(many):
-                _dense(net, growth, is_first=not i)
+                _dense(net, growth, i)
                 net.cut(f"block{block + 1}.{i + 1}")
             if block < len(blocks) - 1:
-                _transition(net)
+                _transition(net, many)
                 net.cut(f"transition{block + 1}")
         net.norm()
         net.act("relu")
@@ -55,21 +55,21 @@ class Densenet(Spec):
         return Workload(str(self), tuple(net.layers), self.batch, self.dtype)
 
 
-def _dense(net: Net, growth: int, *, is_first: bool) -> None:
+def _dense(net: Net, growth: int, made: int) -> None:
     """Join what is there, norm it, and make `growth` more channels of it."""
     before = net.at
-    if not is_first:
-        net.join([before])
-    net.norm(kept=is_first)
+    if made:
+        net.join([before], sums=made)  # all but the newest are used by the layers behind, too
+    net.norm(kept=not made)
     net.act("relu")
     net.conv(4 * growth)
     net.conv(growth, 3, norm=False, act="")
     net.at = before._replace(c=before.c + growth)
 
 
-def _transition(net: Net) -> None:
+def _transition(net: Net, made: int) -> None:
     """Half the channels at half the size."""
-    net.join([net.at])
+    net.join([net.at], sums=made)
     net.norm(kept=False)
     net.act("relu")
     net.conv(net.at.c // 2, norm=False, act="")

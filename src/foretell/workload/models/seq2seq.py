@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from foretell.cost.memory_bound import added_rows
 from foretell.spec import Spec
 from foretell.workload.models import transformer
 from foretell.workload.models.transformer import Piece
@@ -26,6 +27,7 @@ class Sizes:
     gated: bool
     norm: str  # norm, with a bias, or rms_norm, without
     ahead: bool  # norms before each half, not behind
+    apart: bool = False  # queries, keys and values by products of their own; scores have a bias
 
     def encoder(self, seq: int, times: int) -> Layer:
         """A block of the encoder."""
@@ -58,9 +60,33 @@ class Sizes:
 
     def _attention(self, seq: int, *, causal: bool) -> list[Piece]:
         options = {"bias": self.bias, "causal": causal, "dropout": self.dropout}
-        return transformer.attention(
+        made = transformer.attention(
             seq, self.hidden, self.heads, self.heads, self.depth, **options
         )
+        return [own for piece in made for own in self._apart(piece, seq)] if self.apart else made
+
+    def _apart(self, piece: Piece, seq: int) -> list[Piece]:
+        """Queries, keys and values one by one; the gradients of what they share are added up."""
+        if piece.name == "qkv":
+            wide = self.heads * self.depth
+            return [*(self._column(name, seq, wide) for name in _QKV), self._sum("qkv", seq, 2)]
+        if piece.name == "qkv.transpose" and isinstance(piece, Op):
+            dims = dict(piece.dims) | {"heads": float(self.heads)}
+            return [replace(piece, name=f"{name}.transpose", dims=dims) for name in _QKV]
+        return [piece, self._bias(piece)] if piece.name == "attention" else [piece]
+
+    def _sum(self, name: str, seq: int, many: int) -> Op:
+        dims = {"tokens": float(seq), "cols": float(self.hidden)}
+        options = {"passes": 0.0, "back": 3.0 * many, "many": many}
+        return Op(
+            f"{name}.sum", "pointwise", dims, transformer.ROWS, when="!fused", options=options
+        )
+
+    def _bias(self, core: Piece) -> Op:
+        """A number by distance added to every score, its gradient summed over samples."""
+        dims = {k: v for k, v in core.dims.items() if k != "depth"} | {"each": float(self.heads)}
+        split = {"tp": "heads", "cp": "queries"}
+        return Op("bias", "biased", dims, split, when="!flash", options={"back": 1.0})
 
     def _mlp(self, seq: int) -> list[Piece]:
         inner = transformer.feed_forward(
@@ -76,6 +102,11 @@ class Sizes:
             if piece.name == "qkv":
                 out.append(self._column("cross.query", seq, wide))
                 out.append(self._column("cross.keys", memory, 2 * wide))
+            elif piece.name in _QKV:
+                long = seq if piece.name == "query" else memory
+                out.append(self._column(f"cross.{piece.name}", long, wide))
+            elif piece.name == "bias":
+                continue  # distances are for words of one side
             elif isinstance(piece, Op):
                 out.append(_crossed(piece, memory))
             else:
@@ -84,6 +115,9 @@ class Sizes:
 
     def _column(self, name: str, seq: int, out: int) -> Op:
         return transformer.column(name, seq, self.hidden, out, bias=self.bias, most=self.heads)
+
+
+_QKV = ("query", "key", "value")
 
 
 def _crossed(op: Op, memory: int) -> Op:
@@ -172,7 +206,7 @@ class T5(Spec):
         kernel = "gelu" if self.gated else "relu"
         sizes = Sizes(
             self.hidden, self.heads, self.depth, self.inner, False, self.dropout, kernel,
-            self.gated, "rms_norm", True,
+            self.gated, "rms_norm", True, True,
         )  # fmt: skip
         first = self._words(self.seq, "encoder")
         second = _middle(self._words(self.target, "decoder"), "target", [])
@@ -183,7 +217,7 @@ class T5(Spec):
         layers = (
             first,
             sizes.encoder(self.seq, self.layers),
-            replace(second, ops=(*norm, *second.ops)),
+            replace(second, ops=(*norm, *second.ops[:-1])),  # places stand in front already
             sizes.decoder(self.target, self.seq, self.layers),
             last,
         )
@@ -197,11 +231,15 @@ class T5(Spec):
         return replace(made, ops=(*made.ops, self._places(side)))
 
     def _places(self, side: str) -> Op:
-        """A number for each distance and head, made a table of scores once a step."""
+        """A number for each distance and head, looked up for every pair of words once a step."""
         seq = self.seq if side == "encoder" else self.target
-        dims = {"tokens": float(seq), "hidden": float(self.heads), "buckets": float(self.buckets)}
-        weight = Tensor(f"places.{side}", ("buckets", "hidden"))
-        return Op(f"places.{side}", "embedding", dims, {"cp": "tokens"}, (weight,))
+        pairs, heads = float(seq * seq), float(self.heads)
+        weight = Tensor(f"places.{side}", (), times=self.buckets * heads)
+        added = float(added_rows(pairs, self.buckets)) / pairs
+        there = ("embedding", (("n", heads), ("rows", 1.0)), (), 4.0 * heads, "", 0.0)
+        back = ("embedding_backward", (("n", heads), ("rows", added)), (), 4.0 * heads, "", 0.0)
+        options = {"forward": (there,), "backward": (back,), "once": True}
+        return Op(f"places.{side}", "recorded", {"n": pairs}, weights=(weight,), options=options)
 
 
 @dataclass(frozen=True)

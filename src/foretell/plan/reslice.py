@@ -2,7 +2,8 @@
 
 Samples lie in a row; rank i of a set holds the samples from `edges[i]` to `edges[i + 1]`. What a
 consumer needs of what a producer holds is where their stretches overlap. `Move` is one stretch; a
-rank that has it already moves nothing. `moves.moved` is the same, compiled, cell by cell.
+rank that has it already moves nothing. `foretell.search.placement.moves` is the
+same, compiled, cell by cell.
 """
 
 from __future__ import annotations

@@ -1,0 +1,104 @@
+"""Ranks of unequal speed behind unequal links: measured steps beside foretold ones, and factors.
+
+    python benchmarks/mixed.py -o FOLDER --minutes 20      # runs what is missing, then the tables
+    python benchmarks/mixed.py -o FOLDER --minutes 0       # the tables alone
+
+Needs the rights of root: network namespaces, and quotas of a core.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from statistics import mean
+
+from foretell.pytorch.lab import mixed
+from foretell.pytorch.lab.mixed import Held, Setting
+
+PLANS = ("even", "proportional", "server", "factors", "stages", "apart")
+PLACES = (  # links, ranks, shares of a core
+    ("200mbit", 2, "0.4+0.2"),
+    ("100mbit+300mbit", 2, "0.5+0.15"),
+    ("300mbit+50mbit", 2, "0.3+0.3"),
+    ("400mbit+100mbit", 2, "0.15+0.5"),
+    ("300mbit+100mbit+200mbit", 3, "0.4+0.3+0.15"),
+)
+MODELS = ("mlp", "wide", "vgg", "bert")
+THREADS = tuple(Setting(m, "200mbit", 2, "1+0.5", "2+1") for m in ("mlp", "vgg"))
+
+
+def settings() -> list[Setting]:
+    """All that is run: models in every place, and two of unequal numbers of threads."""
+    found = [Setting(m, *place) for place in PLACES for m in MODELS]
+    return [*found, *THREADS]
+
+
+def main() -> None:
+    """Run and print."""
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("-o", "--output", type=Path, default=Path("mixed"))
+    asked.add_argument("--minutes", type=float, default=20.0)
+    asked.add_argument("--rounds", type=int, default=3)
+    asked.add_argument("--steps", type=int, default=5)
+    given = asked.parse_args()
+    if given.minutes:
+        mixed.run(
+            given.output, settings(), PLANS, rounds=given.rounds, steps=given.steps,
+            seconds=60 * given.minutes, tell=lambda words: print(f"  {words}", flush=True),
+        )  # fmt: skip
+    found = mixed.held(given.output)
+    print_rows(found)
+    print_figures(found)
+    print_factors(found)
+
+
+def print_rows(found: list[Held]) -> None:
+    """One line a plan and setting."""
+    for row in sorted(found, key=lambda r: (str(r.setting), r.plan)):
+        print(f"{row.setting!s:60} {row.plan:13} measured {1e3 * row.measured:7.0f} ms "
+              f"+-{row.spread:4.0%} of {row.runs}  predicted {1e3 * row.predicted:7.0f} ms "
+              f"({row.error:+.1%})")  # fmt: skip
+
+
+def print_figures(found: list[Held]) -> None:
+    """Spread first, then errors and picks; unequal threads apart."""
+    for name, some in (
+        ("unequal shares of a core", [r for r in found if r.setting.threads == "1"]),
+        ("unequal threads", [r for r in found if r.setting.threads != "1"]),
+    ):
+        if not some:
+            continue
+        picked = mixed.picks(some)
+        best = sum(p["ours"] == p["best"] for p in picked)
+        near = sum(p["regret"] <= mixed.NEAR for p in picked)
+        noisy = sum(p["regret"] <= max(mixed.NEAR, p["spread"]) for p in picked)
+        print(f"\n{name}: {len(picked)} configurations, {len(some)} plans; runs of the same lie "
+              f"{mean(r.spread for r in some):.1%} apart (mean)")  # fmt: skip
+        print(f"  mean |error| {mean(abs(r.error) for r in some):.1%}, bias "
+              f"{mean(r.error for r in some):+.1%}; best plan picked {best} of {len(picked)}, "
+              f"within 3 % of it {near}, within 3 % or the spread {noisy}")  # fmt: skip
+        for plan in PLANS:
+            mine = [r for r in some if r.plan == plan]
+            if mine:
+                print(f"  {plan:13} {len(mine):3} mean |error| {mean(abs(r.error) for r in mine):.1%}"
+                      f" bias {mean(r.error for r in mine):+.1%}")  # fmt: skip
+        for p in picked:
+            if p["regret"] > mixed.NEAR:
+                print(f"  missed: {p['setting']}: {p['ours']} for {p['best']} "
+                      f"(+{p['regret']:.1%}, runs {p['spread']:.1%} apart)")  # fmt: skip
+
+
+def print_factors(found: list[Held]) -> None:
+    """The same plan with and without factors: bytes of messages and steps, foretold and measured."""
+    rows = {(r.setting, r.plan): r for r in found}
+    print("\nfactors: MB of messages and ms of a step, without and with")
+    for setting in dict.fromkeys(r.setting for r in found):
+        plain, sent = (rows.get((setting, p)) for p in ("proportional", "factors"))
+        if plain and sent:
+            print(f"  {setting!s:60} {plain.bytes / 1e6:6.2f} -> {sent.bytes / 1e6:5.2f} MB  foretold"
+                  f" {1e3 * plain.predicted:5.0f} -> {1e3 * sent.predicted:5.0f}  measured "
+                  f"{1e3 * plain.measured:5.0f} -> {1e3 * sent.measured:5.0f} ms")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""How soon the studio answers a tick on a large trace, in a real browser, and under twenty at once.
+
+    python benchmarks/studio.py           about 50,000 tasks
+    python benchmarks/studio.py 20000     another number
+
+From the click on a change to the new number on the page, and what of it the server's processor
+worked; the machine may have other things to do meanwhile.
+"""
+
+import json
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from chromium import MISSING, browser, complaints, is_there
+from longer import longer
+from table import Row, show
+
+from foretell.studio import serve
+from foretell.studio.serve import Running
+
+TRACE = Path(__file__).parent / "measured" / "h200" / "t5_small.base.json.gz"
+CHANGES = ("amp:dtype=bf16", "compile", "cuda-graph", "fused-optimizer", "batch:times=2",
+           "checkpoint", "faster-host:times=2")  # fmt: skip
+# Ticks a box and waits until the page tells another number (or why there is none).
+TICK = """
+const [spec, done] = arguments, box = [...document.querySelectorAll("#changes label")]
+  .find(l => l.textContent.includes(spec)).querySelector("input");
+const told = () => document.getElementById("headline").innerText +
+  document.getElementById("problem").innerText;
+const before = told(), began = performance.now();
+const watch = new MutationObserver(() => {
+  if (told() === before) return;
+  watch.disconnect();
+  done(performance.now() - began);
+});
+watch.observe(document.body, { childList: true, subtree: true, characterData: true });
+box.click();
+"""
+
+
+def rows(events: int = 110_000) -> list[Row]:
+    """All figures of the studio."""
+    if not is_there():
+        return [Row("studio", MISSING)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "long.json.gz"
+        longer(TRACE, path, events)
+        running = serve([path])
+        try:
+            tasks = running.desk.step("1").step.graph.size
+            return [
+                Row("tasks of the step", f"{tasks:,}"),
+                *_ticked(running),
+                *_together(running.url, 20),
+            ]
+        finally:
+            running.close()
+
+
+def _ticked(running: Running) -> list[Row]:
+    took, worked = [], []
+    with browser() as driver:
+        driver.get(running.url)
+        driver.set_script_timeout(60)
+        while "a step as it is" not in driver.page_source:
+            time.sleep(0.05)
+        time.sleep(1)  # the first drawing
+        for spec in CHANGES:
+            for _ in range(2):  # on and off; off is remembered
+                began = time.process_time()
+                took.append(driver.execute_async_script(TICK, spec) / 1e3)
+                worked.append(time.process_time() - began)
+                time.sleep(0.4)
+        errors = complaints(driver)
+    on, work = sorted(took[::2]), sorted(worked[::2])
+    return [
+        Row("a change ticked, median", f"{on[len(on) // 2]:.2f} s", "≤ 1"),
+        Row("a change ticked, slowest", f"{on[-1]:.2f} s", "≤ 1"),
+        Row("of it work of this process, slowest", f"{work[-1]:.2f} CPU-s", "≤ 0.4"),
+        Row("ticked off again, slowest", f"{max(took[1::2]):.2f} s", "≤ 1"),
+        Row("console errors", str(errors), "0"),
+    ]
+
+
+def _together(url: str, many: int) -> list[Row]:
+    """Different questions at once."""
+    answers: dict[int, Any] = {}
+    threads = [threading.Thread(target=_ask, args=(url, k, answers)) for k in range(many)]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wall = time.perf_counter() - began
+    good = sum(bool(a and a["now"]["data"]) for a in answers.values())
+    return [Row(f"{many} asked at once", f"{good} answered, {wall:.1f} s", f"{many}")]
+
+
+def _ask(url: str, k: int, answers: dict[int, Any]) -> None:
+    """What Dash's own script sends when a change is written."""
+    outputs = [("headline", "children"), ("problem", "children"), ("assumed", "children"),
+               ("now", "data")]  # fmt: skip
+    inputs = [("steps", "value", "1"), ("changes", "value", []),
+              ("own", "value", f"faster-host:times={1.1 + k / 100:.2f}"),
+              ("cluster", "value", ""), ("machine", "data", "")]  # fmt: skip
+    body = {
+        "output": "..{}..".format("...".join(f"{i}.{p}" for i, p in outputs)),
+        "outputs": [{"id": i, "property": p} for i, p in outputs],
+        "inputs": [{"id": i, "property": p, "value": v} for i, p, v in inputs],
+        "changedPropIds": ["own.value"],
+        "state": [],
+    }
+    raw, kind = json.dumps(body).encode(), {"Content-Type": "application/json"}
+    request = urllib.request.Request(url + "_dash-update-component", raw, kind)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            answers[k] = json.loads(answer.read())["response"]
+    except OSError:
+        answers[k] = None
+
+
+if __name__ == "__main__":
+    show("Studio", rows(int(sys.argv[1]) if len(sys.argv) > 1 else 110_000))

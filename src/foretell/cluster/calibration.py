@@ -1,0 +1,82 @@
+"""How a cluster really runs: factors on what is priced, learned from runs (`foretell fit`).
+
+    kernels    compute              host work          host
+    messages   talk · alpha         before the first byte and at each hop
+               talk · inside        a byte inside a node
+               talk · beta          a byte between nodes
+
+A factor says how many times as long as priced something takes; 1 where nobody measured. A cluster
+carries its calibration: whoever prices work on it gets the factors with it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from foretell.cluster.level import Level
+from foretell.errors import InputError, unknown
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Factors on prices, and how far all-reduces go by trees."""
+
+    compute: float = 1.0
+    host: float = 1.0
+    talk: float = 1.0  # all of a message: what the transport does to starts and bytes alike
+    alpha: float = 1.0
+    beta: float = 1.0
+    inside: float = 1.0
+    tree_bytes: float = math.inf  # NCCL_TREE_THRESHOLD: all-reduces above it are rings
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], where: str) -> Calibration:
+        """Factors by name; all above zero."""
+        known = [f.name for f in fields(cls)]
+        for name, value in values.items():
+            if name not in known:
+                raise unknown("factor of a calibration", name, known)
+            if type(value) not in (int, float) or not value >= _LEAST.get(name, 1e-6):
+                raise InputError(f"`{name}` is `{value}` in {where}", hint="a factor is above 0")
+        return cls(**{name: float(value) for name, value in values.items()})
+
+    def plain(self) -> dict[str, float]:
+        """What is not as priced."""
+        usual = asdict(type(self)())
+        return {name: value for name, value in asdict(self).items() if value != usual[name]}
+
+    def levels(self, found: tuple[Level, ...]) -> tuple[Level, ...]:
+        """What a collective sees, as slow as it was measured."""
+        if self == PLAIN:
+            return found
+        return tuple(
+            replace(
+                level,
+                later=self.talk * self.alpha,
+                slower=self.talk * (self.inside if level.name == "node" else self.beta),
+                tree_bytes=self.tree_bytes,
+            )
+            for level in found
+        )
+
+
+PLAIN = Calibration()
+_LEAST = {"tree_bytes": 0.0}  # never a tree
+
+
+def load(path: str | Path) -> Calibration:
+    """The calibration in a file that `foretell fit` has written."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        values = found["calibration"]
+    except OSError as error:
+        raise InputError(f"cannot read `{path}`: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        hint = "make one with `foretell fit RUNS -o FILE`"
+        raise InputError(f"`{path}` is no calibration", hint=hint) from None
+    return Calibration.of(values, f"`{path}`")

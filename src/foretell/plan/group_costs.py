@@ -1,0 +1,181 @@
+"""What layers on ranks of their own cost and hold: prices of single layers at single batches.
+
+Seconds of layers come from `foretell.plan.parts`, of messages from `foretell.cost.collective`; what
+a search draws lines between is asked here for exactly the samples a plan names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from foretell.cluster import Cluster, Device
+from foretell.cost import collective, kernel
+from foretell.plan.grouped import Unit, units
+from foretell.plan.hold import holdings
+from foretell.plan.layouts import layouts
+from foretell.plan.parts import layer_costs
+from foretell.plan.plan import Plan
+from foretell.plan.stack import Stack, stack_of
+from foretell.workload import Op, Workload
+from foretell.workload.op import BYTES
+
+Array = npt.NDArray[np.float64]
+ADAM = 8.0  # bytes of two moments in fp32; plain PyTorch's stack counts momentum alone
+
+
+class Product(NamedTuple):
+    """An op whose weight gradient is a product, and may go as its factors."""
+
+    name: str  # behind the name of its layer
+    n1: float
+    n2: float
+    rows: float  # of one sample
+    elements: float  # of weight and bias
+
+
+@dataclass(frozen=True, eq=False)
+class GroupCosts:
+    """Prices of a workload's layers on the devices of a cluster, under one program."""
+
+    workload: Workload
+    cluster: Cluster
+    stack: Stack
+    plain: Plan  # what single layers are priced under: program and precision
+
+    @classmethod
+    def of(cls, plan: Plan, workload: Workload, cluster: Cluster) -> GroupCosts:
+        plain = Plan(stack=plan.stack, dtype=plan.dtype)
+        return cls(workload, cluster, stack_of(plan.stack), plain)
+
+    @cached_property
+    def units(self) -> list[Unit]:
+        """Every layer of the model once for each time it runs."""
+        return units(self.workload)
+
+    @cached_property
+    def _known(self) -> dict[Any, tuple[Array, Array]]:
+        return {}
+
+    def seconds(self, device: Device, samples: int) -> tuple[Array, Array]:
+        """Forward and backward of each unit with so many samples."""
+        key = (device.name, samples)
+        if key not in self._known:
+            self._known[key] = self._priced(self.cluster, device, samples)
+        return self._known[key]
+
+    def split_seconds(self, ranks: Sequence[int], samples: int) -> tuple[Array, Array]:
+        """The same of units that are split over all of some ranks."""
+        key = (tuple(ranks), samples)
+        if key not in self._known:
+            device = self.cluster.devices[ranks[0]]
+            part = self.cluster.subset(tuple(ranks))
+            self._known[key] = self._priced(part, device, samples, **self.degrees(len(ranks)))
+        return self._known[key]
+
+    def degrees(self, ranks: int) -> dict[str, int]:
+        """How units are split over so many ranks."""
+        return {"tp" if self.workload.most("tp") > 1 else "filter": ranks}
+
+    def _priced(
+        self, cluster: Cluster, device: Device, samples: int, **degrees: int
+    ) -> tuple[Array, Array]:
+        one = self.plain.but(micro_batch=samples, global_batch=samples, **degrees)
+        costs = layer_costs(self.workload, cluster, layouts([one]), device)
+        ahead = [float(c.forward.seconds(self.stack.bend)[0]) for c in costs]
+        back = [float(c.backward.seconds(self.stack.bend)[0]) for c in costs]
+        each = [unit.layer for unit in self.units]
+        return np.array([ahead[i] for i in each]), np.array([back[i] for i in each])
+
+    @cached_property
+    def held(self) -> dict[str, Array]:
+        """Of each unit: elements of weights; bytes a sample keeps, takes for a moment, hands on."""
+        return held(self.workload, self.plain)
+
+    @cached_property
+    def widths(self) -> tuple[float, float, float]:
+        """Bytes of a parameter, of its gradient, and of its optimizer's state."""
+        weight = max(self.stack.weight_bytes, BYTES[self.workload.dtype])
+        return weight, BYTES[self.stack.grad_dtype], max(self.stack.state_bytes, ADAM)
+
+    def gradient(self, at: Sequence[int]) -> float:
+        """Bytes of the gradients of some units."""
+        return float(self.held["weights"][list(at)].sum()) * self.widths[1]
+
+    def update(self, device: Device, at: int) -> float:
+        """Seconds of the optimizer on all weights of a unit."""
+        n = float(self.held["weights"][at])
+        if not n:
+            return 0.0
+        moved = np.array([max(n, 1.0) * self.stack.update])
+        sizes = {"n": moved / self.stack.update}
+        return float(kernel.seconds(device, "optimizer", "fp32", sizes, bytes=moved).seconds[0])
+
+    def talk(self, op: str, size: float, ranks: Sequence[int]) -> float:
+        """Seconds of a collective, or of a message between two ranks."""
+        if len(set(ranks)) < 2 or not size:
+            return 0.0
+        return float(collective.price(op, size, self.cluster.levels(tuple(ranks))).seconds)
+
+    # Factors
+
+    def products(self, at: int) -> list[Product]:
+        """The products of a unit; tied weights have none."""
+        unit = self.units[at]
+        layer = self.workload.layers[unit.layer]
+        again = {name for pair in self.workload.tied for name in pair}
+        return [
+            _product(unit.name, op)
+            for op in layer.works()
+            if op.kind == "matmul" and op.weights and not op.when.startswith("fused")
+            if not any(f"{layer.name}/{w.name}" in again for w in op.weights)
+        ]
+
+    def pays(self, product: Product, ranks: Sequence[int], batch: int) -> bool:
+        """Whether gathering factors takes less than reducing the gradient, on these links."""
+        width = self.widths[1]
+        sent = batch * product.rows * (product.n1 + product.n2) * width
+        reduce = self.talk("all_reduce", product.elements * width, ranks)
+        return self.talk("all_gather", sent, ranks) < reduce
+
+    def product_seconds(self, device: Device, product: Product, samples: float) -> float:
+        """Seconds of a weight gradient over so many samples."""
+        rows = samples * product.rows
+        shape = {"b": 1.0, "m": product.n2, "n": product.n1, "k": rows, "ta": 1.0, "tb": 0.0}
+        sizes = {key: np.array([value]) for key, value in shape.items()}
+        nothing = np.array([np.nan])
+        return float(kernel.seconds(device, "gemm", "fp32", sizes, bytes=nothing).seconds[0])
+
+
+def _product(unit: str, op: Op) -> Product:
+    size = sum(float(np.asarray(w.elements(op.dims))) for w in op.weights)
+    rows = float(op.dims.get("tokens", 1.0))
+    return Product(f"{unit}/{op.name}", float(op.dims["in"]), float(op.dims["out"]), rows, size)
+
+
+def held(workload: Workload, plain: Plan, **degrees: int) -> dict[str, Array]:
+    """What each unit holds: elements of weights; bytes a sample keeps, takes and hands on."""
+    table = layouts([plain.but(micro_batch=_MANY, global_batch=_MANY, **degrees)])
+    found = holdings(workload, table)
+    each = [unit.layer for unit in units(workload)]
+    again = {other.partition("/") for _, other in workload.tied}
+    sizes = workload.weights
+    less = [
+        sum(sizes[f"{a}/{b}"] for a, _, b in again if a == layer.name) for layer in workload.layers
+    ]
+    split = float(np.prod(list(degrees.values()) or [1]))
+    weights = [float(h.weights[0] + h.experts[0]) for h in found]
+    return {
+        "weights": np.array([weights[i] - less[i] / split for i in each]),
+        "kept": np.array([float(found[i].kept[0]) / _MANY for i in each]),
+        "brief": np.array([float(found[i].brief[0]) / _MANY for i in each]),
+        "handed": np.array([float(found[i].handed[0]) / _MANY for i in each]),
+    }
+
+
+_MANY = 16  # samples that bytes are counted for: what does not grow with them hardly counts

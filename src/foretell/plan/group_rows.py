@@ -1,0 +1,233 @@
+"""Layers of a plan with the ranks, samples and ways that are theirs, put together in stretches.
+
+A stretch is layers in a row that the same ranks run on the same samples: nothing is handed over
+inside it. Plans of `groups` say so row by row; a plan of data parallelism whose ranks have `shares`
+or whose parameters agree in ways of their own (`sync`) is one stretch of all layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+from foretell.errors import InputError, unknown
+from foretell.plan.group_costs import Array, GroupCosts, Product, held
+from foretell.plan.grouped import layers_of, micro_batches, runs, spoken
+from foretell.plan.plan import Plan
+
+_ONE_RANK = "all-reduce"  # there is nobody to agree with: any way is this
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer, and how its replicas agree."""
+
+    unit: int
+    name: str
+    way: str
+    server: int = -1  # the rank that updates it for everyone
+    factors: tuple[Product, ...] = ()  # what of it goes as factors
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Layers in a row on the same ranks."""
+
+    layers: tuple[Layer, ...]
+    samples: Mapping[int, int]
+    batches: int  # micro-batches
+    is_split: bool = False
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """Who runs it, in the order of their samples."""
+        return tuple(self.samples)
+
+    @property
+    def batch(self) -> int:
+        """Samples of a step."""
+        each = [*self.samples.values()]
+        return each[0] if self.is_split else sum(each)
+
+    @property
+    def rows(self) -> int:
+        """Samples whose factors are gathered: as many of each rank as the one with most has."""
+        return len(self.samples) * max(self.samples.values())
+
+    @cached_property
+    def units(self) -> list[int]:
+        """Its layers, by number."""
+        return [layer.unit for layer in self.layers]
+
+    def seconds(self, costs: GroupCosts, rank: int) -> tuple[float, float]:
+        """Forward and backward of one micro-batch."""
+        ahead, back = self._each(costs, rank)
+        return float(ahead[self.units].sum()), float(back[self.units].sum())
+
+    def _each(self, costs: GroupCosts, rank: int) -> tuple[Array, Array]:
+        many = -(-self.samples[rank] // self.batches)
+        if self.is_split:
+            return costs.split_seconds(self.ranks, many)
+        return costs.seconds(costs.cluster.devices[rank], many)
+
+    def backward(
+        self, costs: GroupCosts, rank: int, piece: Sequence[Layer], *, by_factors: bool
+    ) -> float:
+        """Some layers backward, without the products that factors will make."""
+        _, back = self._each(costs, rank)
+        took = float(back[[layer.unit for layer in piece]].sum())
+        if by_factors:
+            many, device = -(-self.samples[rank] // self.batches), costs.cluster.devices[rank]
+            took -= sum(
+                costs.product_seconds(device, p, many) for layer in piece for p in layer.factors
+            )
+        return max(took, 0.0)
+
+    def messages(self, costs: GroupCosts, fuse: float) -> list[tuple[Layer, ...]]:
+        """Layers whose gradients go together, the last first: one way, up to `fuse` bytes."""
+        out: list[list[Layer]] = []
+        size = 0.0
+        for layer in reversed(self.layers):
+            mine = costs.gradient([layer.unit])
+            joins = out and out[-1][-1].way == layer.way != "factors" and size + mine <= fuse
+            if joins:
+                out[-1].append(layer)
+                size += mine
+            else:
+                out.append([layer])
+                size = mine
+        return [tuple(reversed(piece)) for piece in out]
+
+    def update(self, costs: GroupCosts, rank: int) -> float:
+        """Seconds of the optimizer on one rank."""
+        if rank not in self.samples:
+            return 0.0
+        device, many, out = costs.cluster.devices[rank], len(self.ranks), 0.0
+        for layer in self.layers:
+            whole = costs.update(device, layer.unit)
+            if layer.way == "ps" and layer.server != rank:
+                whole = 0.0
+            elif layer.way == "sharded":
+                whole /= many
+            out += whole * self._kept_part(costs, layer.unit)
+        return out
+
+    def _kept_part(self, costs: GroupCosts, unit: int) -> float:
+        """What of a layer's weights one rank has."""
+        if not self.is_split:
+            return 1.0
+        whole = float(costs.held["weights"][unit])
+        return float(self._split_held(costs)["weights"][unit]) / max(whole, 1.0)
+
+    def _split_held(self, costs: GroupCosts) -> dict[str, Array]:
+        return held(costs.workload, costs.plain, **costs.degrees(len(self.ranks)))
+
+    def holds(self, costs: GroupCosts, rank: int) -> tuple[dict[str, float], float]:
+        """Bytes of one rank by what they are, and those that are there for a moment."""
+        weight, grad, state = costs.widths
+        mine = self._split_held(costs) if self.is_split else costs.held
+        out = dict.fromkeys(("parameters", "gradients", "optimizer", "activations"), 0.0)
+        moment = 0.0
+        for layer in self.layers:
+            n, many = float(mine["weights"][layer.unit]), self.samples[rank]
+            share = 1 / len(self.ranks) if layer.way == "sharded" else 1.0
+            share = 0.0 if layer.way == "ps" and layer.server != rank else share
+            out["parameters"] += n * weight
+            out["gradients"] += n * grad
+            out["optimizer"] += n * state * share
+            out["activations"] += float(mine["kept"][layer.unit]) * many
+            sent = sum(p.rows * (p.n1 + p.n2) * grad for p in layer.factors) * self.rows
+            moment = max(moment, float(costs.held["brief"][layer.unit]) * many, sent)
+        return out, moment
+
+
+def is_apart(plan: Plan) -> bool:
+    """Whether ranks are priced one by one: layers apart, or replicas that are not alike."""
+    plain = plan.zero <= 1 and plan.recompute == "none" and not plan.offload
+    only_dp = all(n == 1 for axis, n in plan.degrees().items() if axis != "dp") and plan.ep == 1
+    return bool(plan.groups or ((plan.shares or plan.sync) and plain and only_dp))
+
+
+def stretches(plan: Plan, costs: GroupCosts) -> tuple[list[Stretch], int]:
+    """The stretches of a checked plan in order of forward, and its micro-batches."""
+    if not plan.groups:
+        shares = plan.shares or (plan.global_batch // plan.dp,) * plan.dp
+        batches = -(-max(shares) // plan.micro_batch) if plan.micro_batch else 1
+        return [Stretch(_synced(plan, costs), dict(enumerate(shares)), batches)], batches
+    found, batches = runs(plan), micro_batches(plan)
+    names = [unit.name for unit in costs.units]
+    rows = []
+    for run, where in zip(found, layers_of(found, names, costs.workload.name), strict=True):
+        layers = tuple(_layer(costs, at, run.way, run.ranks, run.batch) for at in where)
+        rows.append(Stretch(layers, run.samples, batches, run.way == "split"))
+    out = []
+    for _, same in groupby(rows, key=lambda row: (list(row.samples.items()), row.is_split)):
+        each = list(same)
+        layers = tuple(layer for row in each for layer in row.layers)
+        out.append(Stretch(layers, each[0].samples, batches, each[0].is_split))
+    return out, batches
+
+
+def _layer(costs: GroupCosts, at: int, way: str, ranks: tuple[int, ...], batch: int) -> Layer:
+    """A layer whose ranks agree in one way; where they are served, ranks take turns."""
+    name = costs.units[at].name
+    if len(ranks) == 1 or way == "split":
+        return Layer(at, name, _ONE_RANK)
+    sent = [p for p in costs.products(at) if costs.pays(p, ranks, batch)]
+    return Layer(
+        at,
+        name,
+        way,
+        ranks[at % len(ranks)] if way == "ps" else -1,
+        tuple(sent) if way == "factors" else (),
+    )
+
+
+def _synced(plan: Plan, costs: GroupCosts) -> tuple[Layer, ...]:
+    """All layers of a plan of data parallelism, with the ways of their parameters."""
+    left = {row[0]: row[1] for row in plan.sync}
+    usual = "sharded" if plan.zero == 1 and plan.dp > 1 else _ONE_RANK
+    out = []
+    for at, unit in enumerate(costs.units):
+        layer, ways = costs.workload.layers[unit.layer], dict[str, str]()
+        for op in layer.works():
+            for weight in op.weights:
+                names = spoken(f"{unit.name}/{weight.name}")
+                said = next((name for name in names if name in left), None)
+                if said is not None:
+                    ways[f"{unit.name}/{op.name}"] = left.pop(said)
+        out.append(_agreed(plan, costs, at, ways, usual))
+    if left:
+        known = [f"{unit.name}/{w}" for unit in costs.units for w in _weights(costs, unit.layer)]
+        raise unknown("parameter in the plan's `sync`", next(iter(left)), known)
+    return tuple(out)
+
+
+def _weights(costs: GroupCosts, layer: int) -> list[str]:
+    return [w.name for op in costs.workload.layers[layer].works() for w in op.weights]
+
+
+def _agreed(
+    plan: Plan, costs: GroupCosts, at: int, ways: Mapping[str, str], usual: str
+) -> Layer:
+    """A layer with the way of most consequence that its parameters have."""
+    words = {way.partition(":")[0]: way.partition(":")[2] for way in ways.values()}
+    way = next((w for w in ("factors", "ps", "sharded") if w in words), usual)
+    if plan.dp == 1:
+        way = _ONE_RANK
+    named = {op for op, word in ways.items() if word == "factors"}
+    products = costs.products(at) if way == "factors" else []
+    sent = tuple(p for p in products if p.name in named)
+    if way == "factors" and not sent:
+        raise InputError(
+            f"`{min(named)}` has no factors",
+            hint="only products with a weight of their own do: linear layers",
+        )
+    server = int(words["ps"]) if way == "ps" and words["ps"].isdecimal() else -1
+    if way == "ps" and not 0 <= server < plan.dp:
+        raise InputError(
+            f"`{costs.units[at].name}` is served by rank {words['ps']}, there are {plan.dp}"
+        )
+    return Layer(at, costs.units[at].name, way, server, sent)

@@ -1,0 +1,323 @@
+"""Layers on ranks of their own: each rank runs the runs of layers it holds, on its own samples.
+
+Between two runs the activations of a micro-batch are cut where the samples of ranks begin and end,
+and each stretch goes to whoever has it next (→ foretell.plan.reslice); gradients go the same way
+back. Both ends know the order of messages from the plan, so nothing is negotiated but shapes, once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from foretell.errors import InputError
+from foretell.plan import Plan
+from foretell.plan.group_order import Act, orders
+from foretell.plan.grouped import dealt, micro_batches, runs
+from foretell.plan.reslice import Move, edges, reslice
+from foretell.pytorch.deploy.actions import Ran
+from foretell.pytorch.deploy.group_sync import Syncs, groups_of, rows_of, synced, tied
+from foretell.pytorch.deploy.messages import Meta, Post, differentiate, listed, tried
+from foretell.pytorch.deploy.precision import dtype_of
+from foretell.pytorch.deploy.sync import synchronize
+from foretell.pytorch.deploy.units import layers
+
+Tensor = Any
+
+
+class Handed(NamedTuple):
+    """Samples of a run's output on their way on, or of its gradient on the way back."""
+
+    kind: str  # F or B
+    run: int  # whose output it is
+    micro_batch: int
+    first: int
+    last: int
+
+
+class Groups:
+    """The runs of this rank; `step` leaves the gradients of the whole batch."""
+
+    def __init__(
+        self, plan: Plan, pieces: Sequence[Any], loss: Callable[[Any, Any], Any], device: Any
+    ) -> None:
+        self.plan, self.loss, self.device, self.rank = plan, loss, device, dist.get_rank()
+        self.runs, self.batches = runs(plan), micro_batches(plan)
+        self.batch = sum(self.runs[0].samples.values())
+        self.modules = {q: pieces[q] for q, run in enumerate(self.runs) if self.rank in run.samples}
+        self.dealt = [dealt(run.samples, self.batches) for run in self.runs]
+        self.orders = orders([run.ranks for run in self.runs], self.batches)
+        self.moves = cache(self._moves)
+        self.tied, self.turns = tied(pieces, self.runs), _turns(pieces)
+        self.sync, self.ran = Syncs(), list[Ran]()
+        self._groups = groups_of(self.runs)
+        self._metas: list[list[Meta]] = []
+        self._seen: Any = None
+
+    @property
+    def share(self) -> float:
+        """By what this rank's mean loss counts; nothing where it has none."""
+        return float(self.runs[-1].samples.get(self.rank, 0))
+
+    def step(self, inputs: tuple[Any, ...], target: Any) -> Any:
+        """Run every micro-batch there and back; the mean loss on ranks of the last run, else None.
+
+        Every rank is given the whole batch and takes the samples that are its own.
+        """
+        if len(inputs[0]) != self.batch:
+            raise InputError(
+                f"a batch of {len(inputs[0])} samples for a plan of {self.batch}",
+                hint="every rank gives `step` the whole batch, and takes its own samples itself",
+            )
+        self._negotiate(inputs)
+        self.ran.clear()
+        self._inputs, self._target = inputs, target
+        self._losses: list[Tensor] = []
+        self._made: dict[tuple[str, int, int], list[Tensor]] = {}  # for runs on this rank too
+        self._kept: dict[tuple[int, int], tuple[list[Tensor], list[Tensor]]] = {}
+        self._post = Post(self._expected(), self._empties, None)
+        for act in self.orders.get(self.rank, ()):
+            start = time.monotonic()
+            (self._forward if act.kind == "F" else self._backward)(act)
+            self.ran.append(Ran(str(act), start, time.monotonic()))
+        self._post.finish()
+        self._share_buffers()
+        return torch.stack(self._losses).sum() * self.batch / self.share if self._losses else None
+
+    def close(self) -> None:
+        """Let the process groups of its runs go; no step can be taken after it."""
+        for pair in self._groups.values():
+            for group in pair:
+                dist.destroy_process_group(group)
+        self._groups = {}
+
+    # Who has what
+
+    def _moves(self, run: int, m: int) -> list[Move]:
+        """What goes from a run to the next, between the samples of one micro-batch."""
+        return reslice(self.dealt[run][m], self.dealt[run + 1][m])
+
+    def _outgoing(self, rank: int, act: Act) -> list[tuple[int, Handed]]:
+        """What a rank sends after it has done something, and to whom."""
+        kind, q, m = act
+        if kind == "F":
+            ahead = self.moves(q, m) if q + 1 < len(self.runs) else []
+            return [(x.target, Handed("F", q, m, x.first, x.last))
+                    for x in ahead if x.source == rank != x.target]  # fmt: skip
+        behind = self.moves(q - 1, m) if q else []
+        return [(x.source, Handed("B", q - 1, m, x.first, x.last))
+                for x in behind if x.target == rank != x.source]  # fmt: skip
+
+    def _expected(self) -> dict[int, list[Handed]]:
+        """What comes from each of the others, in the order in which it comes."""
+        found: dict[int, list[Handed]] = {}
+        for source, order in self.orders.items():
+            for act in order:
+                mine = [h for to, h in self._outgoing(source, act) if to == self.rank]
+                if mine:
+                    found.setdefault(source, []).extend(mine)
+        return found
+
+    def _empties(self, handed: Handed) -> list[Tensor]:
+        metas = [m for m in self._metas[handed.run] if m.has_grad or handed.kind == "F"]
+        rows = handed.last - handed.first
+        return [m._replace(shape=(rows, *m.shape)).empty(self.device) for m in metas]
+
+    def _begins(self, run: int, m: int) -> int:
+        """Where this rank's samples of a micro-batch begin."""
+        place = self.runs[run].ranks.index(self.rank)
+        return edges([*self.dealt[run][m].values()])[place]
+
+    # What is done
+
+    def _forward(self, act: Act) -> None:
+        _, q, m = act
+        if not self.dealt[q][m][self.rank]:
+            return
+        arguments = self._arguments(q, m)
+        outputs = listed(self.modules[q](*arguments))
+        if q + 1 == len(self.runs):
+            outputs = [self._weighed(outputs, m)]
+        else:
+            _check_rows(outputs, self.dealt[q][m][self.rank], self.runs[q].last)
+        self._kept[q, m] = (arguments, outputs)
+        if q + 1 in self.modules:
+            self._made["F", q, m] = outputs
+        self._send(act, q, outputs)
+
+    def _arguments(self, q: int, m: int) -> list[Tensor]:
+        """The samples of this rank, from wherever they are."""
+        if q == 0:
+            return [x[self._own(q, m)] for x in self._inputs]
+        mine = [x for x in self.moves(q - 1, m) if x.target == self.rank]
+        parts = self._parts("F", q - 1, m, mine, [x.source for x in mine])
+        metas = self._metas[q - 1]
+        return [x.requires_grad_(meta.has_grad) for x, meta in zip(parts, metas, strict=True)]
+
+    def _own(self, q: int, m: int) -> slice:
+        """This rank's samples of a micro-batch, counted in the whole batch."""
+        first = m * self.batch // self.batches + self._begins(q, m)
+        return slice(first, first + self.dealt[q][m][self.rank])
+
+    def _weighed(self, outputs: list[Tensor], m: int) -> Tensor:
+        """The loss of some samples as their part of the mean over the batch."""
+        last = len(self.runs) - 1
+        target = None if self._target is None else self._target[self._own(last, m)]
+        alone = outputs[0] if len(outputs) == 1 else tuple(outputs)
+        part = self.loss(alone, target) * (self.dealt[last][m][self.rank] / self.batch)
+        self._losses.append(part.detach())
+        return part
+
+    def _backward(self, act: Act) -> None:
+        _, q, m = act
+        is_last = m + 1 == self.batches
+        if self.dealt[q][m][self.rank]:
+            is_late = not all(self.dealt[q][-1].values())
+            self.sync.listen(q, is_last=is_last, is_late=is_late)
+            arguments, outputs = self._kept.pop((q, m))
+            if any(y.requires_grad for y in outputs):
+                differentiate(outputs, self._gradients(q, m))
+            if q:
+                grads = [_gradient(x) for x in arguments if x.requires_grad]
+                if q - 1 in self.modules:
+                    self._made["B", q - 1, m] = grads
+                self._send(act, q, grads)
+        if is_last:
+            self.sync.begin(q)
+
+    def _gradients(self, q: int, m: int) -> list[Tensor]:
+        """The gradients of a run's outputs, from whoever read them."""
+        if q + 1 == len(self.runs):
+            return []
+        mine = [x for x in self.moves(q, m) if x.source == self.rank]
+        return self._parts("B", q, m, mine, [x.target for x in mine])
+
+    def _parts(
+        self, kind: str, run: int, m: int, moves: list[Move], ranks: list[int]
+    ) -> list[Tensor]:
+        """Stretches from other ranks and from this one, put together in order."""
+        found = []
+        for move, rank in zip(moves, ranks, strict=True):
+            if rank == self.rank:
+                first = self._begins(run if kind == "F" else run + 1, m)
+                cut = slice(move.first - first, move.last - first)
+                found.append([y.detach()[cut] for y in self._made[kind, run, m]])
+            else:
+                found.append(self._post.receive(Handed(kind, run, m, move.first, move.last)))
+        self._made.pop((kind, run, m), None)
+        return [torch.cat(parts) for parts in zip(*found, strict=True)]
+
+    def _send(self, act: Act, q: int, tensors: list[Tensor]) -> None:
+        first = self._begins(q, act.micro_batch)
+        for to, handed in self._outgoing(self.rank, act):
+            cut = slice(handed.first - first, handed.last - first)
+            self._post.send(to, [y[cut] for y in tensors])
+
+    # Once
+
+    def _negotiate(self, inputs: tuple[Any, ...]) -> None:
+        """Learn what every run puts out by running each once; again if the batch changes."""
+        seen = [(tuple(x.shape), x.dtype) for x in inputs]
+        if seen == self._seen:
+            return
+        self._seen, self._metas = seen, []
+        few = min(2, self.batch)
+        arguments = [x[:few] for x in inputs]
+        for q, run in enumerate(self.runs):
+            box: list[Any] = [self._try(q, arguments) if self.rank == run.ranks[0] else None]
+            dist.broadcast_object_list(box, src=run.ranks[0])
+            metas, rows = box[0]
+            self._metas.append(metas)
+            arguments = [
+                m._replace(shape=(few, *m.shape)).empty(self.device).zero_() for m in metas
+            ]
+            if q in self.modules and q not in self.sync.parts:
+                self._synchronize(q, rows)
+        self._synchronize_tied()
+
+    def _try(self, q: int, arguments: list[Tensor]) -> tuple[list[Meta], dict[str, float]]:
+        rows, hooks = rows_of(self.modules[q])
+        before = self._metas[q - 1] if q else [None] * len(arguments)
+        given = [
+            x.requires_grad_(meta is not None and meta.has_grad)
+            for x, meta in zip(arguments, before, strict=True)
+        ]
+        outputs = tried(self.modules[q], given)
+        for hook in hooks:
+            hook.remove()
+        if q + 1 < len(self.runs):
+            _check_rows(outputs, len(arguments[0]), self.runs[q].last)
+        return [Meta(tuple(y.shape[1:]), y.dtype, y.requires_grad) for y in outputs], rows
+
+    def _synchronize(self, q: int, rows: dict[str, float]) -> None:
+        run = self.runs[q]
+        group = self._groups.get(frozenset(run.ranks))
+        if group is None:
+            return
+        apart = [p for p in self.modules[q].parameters() if id(p) in self.tied and p.requires_grad]
+        for parameter in apart:  # they are another's, below
+            parameter.requires_grad_(False)
+        made = synced(
+            run, self.modules[q], group, given=dict(self.plan.sync), turns=self.turns, rows=rows,
+            bucket_bytes=self.plan.bucket_mb * 2**20, dtype=dtype_of(self.plan.grad_dtype),
+        )  # fmt: skip
+        for parameter in apart:
+            parameter.requires_grad_(True)
+        if made is not None:
+            self.sync.parts[q] = made
+
+    def _synchronize_tied(self) -> None:
+        """Weights of several runs are added up when the last of these is done."""
+        for number, q in enumerate(sorted({where[0] for where in self.tied.values()}), 1):
+            group = self._groups.get(frozenset(self.runs[q].ranks))
+            if q not in self.modules or group is None or -number in self.sync.parts:
+                continue
+            mine = torch.nn.ParameterList(
+                p for p in self.modules[q].parameters()
+                if self.tied.get(id(p), [-1])[0] == q and p.requires_grad
+            )  # fmt: skip
+            way = {"ps": "ps:0", "sharded": "sharded"}.get(self.runs[q].way, "all-reduce")
+            choices = {name: way for name, _ in mine.named_parameters()}
+            made = self.sync.parts[-number] = synchronize(
+                mine, choices=choices, group=group.all, summed=True
+            )
+            if made.buckets is not None:
+                made.buckets.is_syncing = False
+
+    def _share_buffers(self) -> None:
+        """Running statistics are those of the first rank of a run, on all of them."""
+        for q, module in sorted(self.modules.items()):
+            group = self._groups.get(frozenset(self.runs[q].ranks))
+            for buffer in module.buffers() if group is not None else ():
+                dist.broadcast(buffer.detach(), src=self.runs[q].ranks[0], group=group.all)
+
+
+def _turns(pieces: Sequence[Any]) -> dict[str, int]:
+    """Layers with parameters take turns in being served: the number of each parameter's layer."""
+    filled = [
+        (name, layer)
+        for piece in pieces
+        for name, layer in layers(piece).items()
+        if any(True for _ in layer.parameters())
+    ]
+    return {f"{n}.{p}": k for k, (n, layer) in enumerate(filled) for p, _ in layer.named_parameters()}
+
+
+def _check_rows(outputs: list[Tensor], samples: int, layer: str) -> None:
+    """Raise where a run hands on what has no row for each sample."""
+    for y in outputs:
+        if not isinstance(y, torch.Tensor) or y.dim() == 0 or len(y) != samples:
+            shape = tuple(y.shape) if isinstance(y, torch.Tensor) else type(y).__name__
+            raise InputError(
+                f"behind layer `{layer}` {samples} samples have become {shape}",
+                hint="runs can be cut only where tensors with a row for each sample pass",
+            )
+
+
+def _gradient(argument: Tensor) -> Tensor:
+    return torch.zeros_like(argument) if argument.grad is None else argument.grad

@@ -1,0 +1,208 @@
+"""A plan's stages on the user's own model: any layers on any ranks, there and back.
+
+    0-1 input / 0 h.0*2 / 1 h.0*2 / 0-1 head
+
+Layers of a plan that was found for a script are named by its modules (`h.0*2`: the next two like
+it), so the same script runs it. A stage on several ranks is split over them layer by layer: linear
+layers and convolutions by their outputs, embeddings by their rows; what cannot be split is done by
+each of them. Copies of the model (two directions) share their parameters.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from foretell.errors import InputError
+from foretell.plan import Plan
+from foretell.plan.places import Said, said
+from foretell.pytorch.deploy.actions import Pipeline, parse
+from foretell.pytorch.deploy.blocks import Shared
+from foretell.pytorch.deploy.channels import refusal, split_channels
+from foretell.pytorch.deploy.recompute import recompute
+from foretell.pytorch.deploy.staging import FIRST, LAST, Traced, cut, trace
+
+Module = Any
+Homes = dict[str, int]  # the stage of each layer, of one copy of the model
+_WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A pipeline, the stages of this rank, and what it shares with others."""
+
+    pipeline: Pipeline
+    modules: dict[int, Module]
+    shared: Shared
+    is_plain: bool  # nobody but the first stage reads the batch, as torch's runtime has it
+    parameters: dict[str, Any]  # of this rank, by their names in the whole model
+
+
+def place(model: Module, plan: Plan, rank: int) -> Placed:
+    """The stages of a plan made of a model; asked on all ranks at once."""
+    stages = [said(texts) for texts in plan.stages]
+    names = list(dict.fromkeys(name for one in stages for name, _ in one.layers))
+    traced = trace(model, names)
+    cuts = {s: made for made in _copies(stages, traced) for s in made.stage.values()}
+    every = range(len(stages))
+    pipeline = Pipeline(parse(plan.actions), tuple(cuts[s].after[s] for s in every))
+    _check_ranks(stages, pipeline)
+    modules = {s: cuts[s].module(s) for s in every}
+    known = {id(p): name for name, p in model.named_parameters()}
+    held = {s: [known[id(p)] for p in modules[s].parameters()] for s in every}
+    homes = {name: [stages[s].ranks for s in every if name in held[s]] for name in known.values()}
+    sharing = list(_shared(homes, rank))
+    for s in every:
+        _do_otherwise(modules[s], stages[s].ways, cuts[s].layers(s))
+    mine = {s: modules[s] for s in pipeline.on(rank)}
+    _split(mine, stages)
+    here = dict(_renamed(mine, held))
+    shared = [(here[name], ranks) for name, ranks in sharing]
+    is_plain = not any(cuts[s].reads[s] for s in every[1:])
+    return Placed(pipeline, mine, shared, is_plain, here)
+
+
+def _copies(stages: Sequence[Said], traced: Traced) -> list[Any]:
+    """The model cut as each of its copies is; most plans have one."""
+    seen = Counter(name for one in stages for name, times in one.layers if not times)
+    copies = min(seen.values(), default=1)
+    homes: list[Homes] = [{} for _ in range(copies)]
+    total: Counter[str] = Counter()
+    for one in stages:
+        for name, times in one.layers:
+            total[name] += times or 1
+    units = {name: _like(traced, name, many // copies) for name, many in total.items()}
+    turn: Counter[str] = Counter()
+    for s, one in enumerate(stages):
+        for name, times in one.layers:
+            for _ in range(times or 1):
+                copy, at = divmod(turn[name], len(units[name]))
+                homes[copy][units[name][at]] = s
+                turn[name] += 1
+    return [cut(traced, _filled(home, traced), len(stages)) for home in homes]
+
+
+def _like(traced: Traced, name: str, many: int) -> list[str]:
+    """The modules that a repeated layer stands for: so many like the first, in order of call."""
+    if name in (FIRST, LAST):
+        return [name]
+    first = _shapes(traced, name)
+    found = [u for u in traced.units[traced.units.index(name) :] if _shapes(traced, u) == first]
+    if len(found) < many:
+        raise InputError(
+            f"the plan has layer `{name}` {many} times, the model {len(found)} modules like it",
+            hint="make the plan from this very script: foretell schedule SCRIPT --on CLUSTER",
+        )
+    return found[:many]
+
+
+def _shapes(traced: Traced, unit: str) -> list[tuple[int, ...]]:
+    return [tuple(p.shape) for p in traced.model.get_submodule(unit).parameters()]
+
+
+def _filled(home: Homes, traced: Traced) -> Homes:
+    """Modules that the plan does not name (an activation between layers) go with those before."""
+    claimed = [home[u] for u in traced.units if u in home] or [*home.values()]
+    found = {FIRST: claimed[0], LAST: claimed[-1]} | home
+    stage = found[FIRST]
+    for unit in traced.units:
+        stage = found.setdefault(unit, stage)
+    return found
+
+
+def _check_ranks(stages: Sequence[Said], pipeline: Pipeline) -> None:
+    for s, one in enumerate(stages):
+        if pipeline.ranks[s] != tuple(sorted(one.ranks)):
+            raise InputError(
+                f"stage {s} is on ranks {list(one.ranks)}, and ranks {list(pipeline.ranks[s])} "
+                "have actions for it",
+                hint="give every rank a row with the actions of its own stages",
+            )
+
+
+def _do_otherwise(module: Module, ways: Sequence[str], layers: Sequence[str]) -> None:
+    """What a plan has done another way in a stage."""
+    if "frozen" in ways:
+        module.requires_grad_(False)
+    if "recompute" in ways:
+        recompute({name: module.get_submodule(name) for name in layers})
+    if "offload" in ways:
+        forward = module.forward
+
+        def away(*args: Any) -> Any:
+            with torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()):
+                return forward(*args)
+
+        module.forward = away
+
+
+def _split(mine: Mapping[int, Module], stages: Sequence[Said]) -> None:
+    """Deal the layers of wide stages out over their ranks."""
+    wide = sorted({stages[s].ranks for s in mine if len(stages[s].ranks) > 1})
+    groups = {ranks: dist.new_group(ranks, use_local_synchronization=True) for ranks in wide}
+    parts: dict[int, Any] = {}  # of each weight, its part: tied layers keep one
+    done: set[int] = set()
+    for s, module in mine.items():
+        ranks = stages[s].ranks
+        for name, layer in _splittable(module, len(ranks)) if len(ranks) > 1 else ():
+            if id(layer) in done:
+                continue
+            done.add(id(layer))
+            before = layer.weight
+            split_channels(module, {name: "filter"}, groups[ranks])
+            layer.weight = parts.setdefault(id(before), layer.weight)
+
+
+def _splittable(module: Module, size: int) -> Iterator[tuple[str, Module]]:
+    """Layers that are called as such: what reads their weights itself needs them whole."""
+    read = {id(p) for _, p in module.named_parameters() if _is_read(module, p)}
+    closed = tuple(f"{n}." for n, m in module.named_modules() if isinstance(m, _WHOLE))
+    for name, layer in module.named_modules():
+        kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
+        if type(layer) not in kinds or name.startswith(closed):
+            continue
+        if id(layer.weight) not in read and not refusal(layer, "filter", size):
+            yield name, layer
+
+
+def _is_read(module: Module, parameter: Any) -> bool:
+    """Whether the traced forward takes a parameter in its own hands."""
+    taken = [n.target for n in module.graph.nodes if n.op == "get_attr"]
+    return any(module.get_parameter(name) is parameter for name in taken if _has(module, name))
+
+
+def _has(module: Module, name: str) -> bool:
+    return name in dict(module.named_parameters(remove_duplicate=False))
+
+
+def _renamed(
+    mine: Mapping[int, Module], held: Mapping[int, Sequence[str]]
+) -> Iterator[tuple[str, Any]]:
+    """The parameters of this rank by the names that the whole model has for them."""
+    for s, module in mine.items():
+        yield from zip(held[s], module.parameters(), strict=True)
+
+
+def _shared(
+    homes: Mapping[str, Sequence[tuple[int, ...]]], rank: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Parameters of this rank that other ranks hold besides, and who holds the same part."""
+    for name, each in homes.items():
+        groups = list(dict.fromkeys(each))
+        if len(groups) < 2:
+            continue
+        ranks = [r for group in groups for r in group]
+        if len(set(ranks)) < len(ranks) or len({len(g) for g in groups}) > 1:
+            raise InputError(
+                f"`{name}` is in stages on ranks {' and '.join(str(list(g)) for g in groups)}",
+                hint="parameters that stages share need the same ranks, or as many others",
+            )
+        own = next((group for group in groups if rank in group), None)
+        if own is not None:
+            yield name, tuple(sorted(group[own.index(rank)] for group in groups))

@@ -1,0 +1,90 @@
+"""Fits the network to what searches did: cross entropy against how often each way on was taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch_geometric.utils import scatter, softmax
+
+from foretell.pytorch.policy.network import Network, batch
+
+Tensor = Any
+BATCH, RATE, DECAY = 32, 2e-3, 1e-4
+
+
+@dataclass
+class Trainer:
+    """A network, its optimizer and all examples so far: what a training goes on from."""
+
+    widths: dict[str, int]
+    seed: int = 0
+    rounds: int = 0
+    games: int = 0
+    examples: list[Any] = field(default_factory=list)  # (seen, target, weight)
+    kept: list[Any] = field(default_factory=list)  # the same, never trained on
+
+    def __post_init__(self) -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(self.seed)
+        self.network = Network(self.widths)
+        self.optimizer = torch.optim.AdamW(self.network.parameters(), RATE, weight_decay=DECAY)
+
+    def fit(self, steps: int) -> float:
+        """So many steps over the examples at random; the loss on those that are kept apart."""
+        draw = np.random.default_rng([self.seed, self.rounds])
+        self.network.train()
+        weight = np.array([example[2] for example in self.examples])
+        for step in range(steps):
+            for group in self.optimizer.param_groups:
+                group["lr"] = RATE * (1 - 0.9 * step / steps)  # down to a tenth in every round
+            some = draw.choice(len(weight), BATCH, p=weight / weight.sum())
+            loss = loss_of(self.network, [self.examples[i] for i in some])
+            self.optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+            self.optimizer.step()
+        self.rounds += 1
+        return self.judged()
+
+    def judged(self) -> float:
+        """The loss above the least there can be (the targets' own entropy), on those kept apart."""
+        self.network.eval()
+        some = self.kept[-512:] or self.examples[-512:]
+        least = float(np.mean([-(t * np.log(np.maximum(t, 1e-9))).sum() for _, t, _ in some]))
+        with torch.no_grad():
+            return float(loss_of(self.network, some)) - least
+
+    def save(self, path: Path) -> None:
+        """Write all that is needed to go on."""
+        state = {
+            "widths": self.widths, "seed": self.seed, "rounds": self.rounds, "games": self.games,
+            "network": self.network.state_dict(), "optimizer": self.optimizer.state_dict(),
+            "examples": [(tuple(s), t, w) for s, t, w in self.examples],
+            "kept": [(tuple(s), t, w) for s, t, w in self.kept],
+        }  # fmt: skip
+        part = path.with_suffix(path.suffix + ".part")
+        torch.save(state, part)
+        part.replace(path)
+
+    def load(self, path: Path, seen: Any) -> None:
+        """Go on from where `save` was called; `seen` makes questions of their fields."""
+        state = torch.load(path, weights_only=False)
+        self.seed, self.rounds, self.games = state["seed"], state["rounds"], state["games"]
+        self.network.load_state_dict(state["network"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.examples = [(seen(*s), t, w) for s, t, w in state["examples"]]
+        self.kept = [(seen(*s), t, w) for s, t, w in state["kept"]]
+
+
+def loss_of(network: Network, examples: Sequence[Any]) -> Tensor:
+    """Mean cross entropy of a question."""
+    given = batch([seen for seen, _, _ in examples])
+    target = torch.tensor(np.concatenate([t for _, t, _ in examples]))
+    chance = softmax(network(given), given.question, num_nodes=len(examples))
+    each = scatter(-target * torch.log(chance + 1e-9), given.question, 0, len(examples), "sum")
+    return each.mean()

@@ -1,0 +1,127 @@
+"""A plan that fuses ops, foretold: the lanes of the search, played for what the plan says.
+
+What `foretell predict` prints for such a plan is what the planner that found it printed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from foretell.cluster import Cluster
+from foretell.errors import InputError
+from foretell.graph import Graph
+from foretell.plan import Plan
+from foretell.plan.captured import COPY
+from foretell.plan.stack import spread, stack_of, usual
+from foretell.predict.predict import FOUR_IN_FIVE, Prediction
+from foretell.search.fusion.from_graph import from_graph
+from foretell.search.fusion.from_workload import from_workload
+from foretell.search.fusion.lower import lower
+from foretell.search.fusion.plans import buckets_from, fusion_of
+from foretell.search.fusion.problem import Problem
+from foretell.search.fusion.score import Judge, Scored
+from foretell.simulate import simulate
+from foretell.workload import Workload
+
+_ALONE = ("tp", "pp", "cp", "filter", "channel", "height", "width", "depth")
+
+
+def fuses(plan: Plan) -> bool:
+    """Whether a plan says what becomes of single ops or messages: more than layers and sizes."""
+    made = bool(plan.model) and bool(plan.buckets) and not plan.sync and not plan.groups
+    said = plan.regions or plan.late or plan.parts or plan.update == "by-message"
+    return bool(said) or (made and _is_plain(plan))
+
+
+def _is_plain(plan: Plan) -> bool:
+    """Whether only data is dealt out."""
+    degrees = plan.degrees()
+    return all(degrees.get(axis, 1) == 1 for axis in _ALONE) and not plan.stages
+
+
+def foretell_fused(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Prediction:
+    """The step of a plan with fused ops or messages of its own, as its planner played it."""
+    _require_plain(plan, cluster)
+    sized = _sized(plan, model)
+    problem = _problem(plan, sized, cluster)
+    judge = Judge(problem, plan.update == "by-message", plan.zero == 2)
+    fusion = fusion_of(plan, problem)
+    scored = judge.score(fusion, buckets_from(plan, problem) if plan.buckets else None)
+    return _told(plan, sized, cluster, judge, scored)
+
+
+def _require_plain(plan: Plan, cluster: Cluster) -> None:
+    beside = [f"{axis}={n}" for axis, n in plan.degrees().items() if n > 1 and axis != "dp"]
+    beside += [f for f in ("sync", "stages", "groups", "shares", "whatifs") if getattr(plan, f)]
+    beside += [f"zero={plan.zero}"] if plan.zero not in (0, 2) else []
+    beside += [f"recompute={plan.recompute}"] if plan.recompute != "none" else []
+    if beside:
+        raise InputError(
+            f"fused ops or messages of a plan beside {', '.join(beside)}",
+            hint="they are priced for a plain data-parallel step",
+        )
+    if plan.dp != cluster.size:
+        raise InputError(
+            f"dp={plan.dp} makes {plan.dp} ranks; `{cluster.name}` has {cluster.size}",
+            hint="a plan of fused ops is made for all ranks of its cluster",
+        )
+
+
+def _sized(plan: Plan, model: Workload | Graph) -> Workload | Graph:
+    """The workload with the samples a rank has in the plan."""
+    if isinstance(model, Graph) or not plan.global_batch:
+        return model
+    return replace(model, batch=plan.global_batch // plan.dp)
+
+
+def _problem(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Problem:
+    """The step, with products open to a compiler where the plan fuses any."""
+
+    def made(epilogue: bool) -> Problem:
+        if isinstance(model, Graph):
+            return from_graph(model, cluster, epilogue=epilogue, learned=True)
+        return from_workload(model, cluster, epilogue=epilogue, learned=True)
+
+    problem = made(False)
+    kinds = dict(zip((op.name for op in problem.ops), problem.kinds, strict=True))
+    inside = (name.removesuffix(COPY) for region in plan.regions for name in region)
+    return made(True) if any(kinds.get(name) == "template" for name in inside) else problem
+
+
+def _told(
+    plan: Plan, model: Workload | Graph, cluster: Cluster, judge: Judge, scored: Scored
+) -> Prediction:
+    seconds = float(simulate(lower(judge, scored)).seconds)
+    held, room = scored.fusion.held, judge.problem.room
+    dtype = plan.dtype or (model.dtype if isinstance(model, Workload) else "fp32")
+    stack = stack_of(plan.stack or usual(False, dtype, plan.zero))
+    factor = math.exp(FOUR_IN_FIVE * spread(stack, cluster.devices[0].arch))
+    compute = float(scored.cost[scored.fusion.order].sum())
+    update = judge.update
+    fixed = judge.problem.held
+    return Prediction(
+        plan=plan,
+        step=seconds,
+        low=seconds / factor,
+        high=seconds * factor,
+        peak=held,
+        missing=max(held - room, 0.0),
+        breakdown={
+            "compute_s": compute,
+            "exchange_s": 0.0,
+            "reduce_s": max(seconds - compute - update, 0.0),
+            "update_s": min(update, seconds - compute),
+            "idle_s": 0.0,
+        },
+        memory={"state": fixed, "activations": held - fixed},
+        advice="give fewer samples a rank: fusion:batch=…" if held > room else "",
+        utilisation=_utilisation(plan, model, cluster, seconds),
+    )
+
+
+def _utilisation(plan: Plan, model: Workload | Graph, cluster: Cluster, seconds: float) -> float:
+    dtype = plan.dtype or (model.dtype if isinstance(model, Workload) else "fp32")
+    work = model.flops() * model.batch if isinstance(model, Workload) else float(model.flops.sum())
+    device = cluster.devices[0]
+    return work / (seconds * device.peak(dtype))

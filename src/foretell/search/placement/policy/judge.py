@@ -1,0 +1,61 @@
+"""How much a prior helps: the tree search with it and without, on problems no training has seen.
+
+Both begin at data parallelism (even samples, all-reduce) and take the same decisions in the same
+order; they differ in the chances alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretell.search.placement.evaluate import Evaluator
+from foretell.search.placement.mcts import Prior, Tree, even_chances
+from foretell.search.placement.problem import ALL_REDUCE
+from foretell.search.placement.space import EVEN, Action, uniform
+
+LEAST = 1e-6  # relative gain that counts as one
+NEAR = 1.01  # times the best of even chances that counts as the same cost: prices are no better
+MOST = 200  # playouts
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One problem, one seed."""
+
+    better_at: int  # the playout that was first better than data parallelism; more than all if none
+    even_at: int  # the playout at which even chances were near their best
+    guided_at: int  # the playout at which the prior was as near
+    gain: float  # times as fast as data parallelism, guided
+    even_gain: float
+
+    @property
+    def ratio(self) -> float:
+        """Playouts with the prior to playouts without."""
+        return self.guided_at / self.even_at
+
+
+def judged(on: Evaluator, prior: Prior, seed: int, most: int = MOST) -> Judged:
+    """Play both."""
+    plain = uniform(on.problem, Action(0, ALL_REDUCE), mode=EVEN)
+    base = on.seconds(plain)
+    curves = []
+    for use in (prior, even_chances):
+        tree = Tree(Evaluator(on.problem), [plain], use, base, seed)
+        tree.play(most)
+        curves.append(np.array(tree.curve))
+    guided, even = curves
+    return Judged(
+        _first(guided, base * (1 - LEAST)),
+        _first(even, even[-1] * NEAR),
+        _first(guided, even[-1] * NEAR),
+        base / guided[-1],
+        base / even[-1],
+    )
+
+
+def _first(curve: np.ndarray, wanted: float) -> int:  # type: ignore[type-arg]
+    """The first playout that is as good, counted from 1."""
+    found = np.flatnonzero(curve <= wanted)
+    return int(found[0]) + 1 if len(found) else len(curve) + 1

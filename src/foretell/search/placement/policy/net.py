@@ -1,0 +1,105 @@
+"""The network that scores ways on, in numpy, from exported weights.
+
+Op groups and cells start from their features. In every layer each hears along five kinds of edge:
+groups from the one before and the one behind, and by attention (GATv2) groups from cells, cells
+from groups and cells from cells. A way on is scored from the groups it changes, the cells these are on
+and go to, and its own features: no weight knows how many groups, cells or ways there are.
+
+`foretell.pytorch.policy.network` is the same network on PyTorch Geometric; a test holds both equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from foretell.search.placement.policy.view import Seen
+
+Floats = npt.NDArray[np.float32]
+Weights = Mapping[str, Floats]
+SLOPE = 0.2  # of leaky ReLU below zero
+
+
+def scores(weights: Weights, seen: Sequence[Seen]) -> list[Floats]:
+    """One score a way on, of questions about one problem: equal numbers of groups and cells."""
+    group = _tanh(_dense(weights, "group", np.stack([one.group for one in seen])))
+    cell = _tanh(_dense(weights, "cell", np.stack([one.cell for one in seen])))
+    place = np.stack([one.place for one in seen])
+    behind = np.stack([one.next for one in seen])
+    link = seen[0].link[None]
+    for layer in range(_layers(weights)):
+        group, cell = _heard(weights, f"{layer}.", group, cell, place, behind, link)
+    return [_decoded(weights, one, group[i], cell[i]) for i, one in enumerate(seen)]
+
+
+def chances(values: Floats) -> npt.NDArray[np.float64]:
+    """Scores as chances that add up to 1."""
+    raised = np.exp(values.astype(float) - float(values.max()))
+    found: npt.NDArray[np.float64] = raised / raised.sum()
+    return found
+
+
+def _heard(
+    weights: Weights, at: str, group: Floats, cell: Floats, place: Floats, behind: Floats,
+    link: Floats,
+) -> tuple[Floats, Floats]:  # fmt: skip
+    """One layer: what all kinds of edge bring is added up, and added to what was there."""
+    to_group = _attend(weights, f"{at}serve", cell, group, place)
+    to_group += _beside(weights, f"{at}before", group, behind, 1)
+    to_group += _beside(weights, f"{at}behind", group, behind, -1)
+    to_cell = _attend(weights, f"{at}place", group, cell, place.swapaxes(1, 2))
+    to_cell += _attend(weights, f"{at}link", cell, cell, link.swapaxes(1, 2))
+    return group + np.maximum(to_group, 0), cell + np.maximum(to_cell, 0)
+
+
+def _attend(weights: Weights, name: str, source: Floats, target: Floats, edge: Floats) -> Floats:
+    """Attention of every target to every source; `edge` [b, target, source, ·]."""
+    left = _dense(weights, f"{name}.left", source)[:, None]
+    right = _dense(weights, f"{name}.right", target)[:, :, None]
+    mixed = left + right + edge @ weights[f"{name}.edge.weight"].T
+    mixed = np.maximum(mixed, SLOPE * mixed)
+    heads = weights[f"{name}.attention"]
+    split = (*mixed.shape[:3], *heads.shape)
+    score = (mixed.reshape(split) * heads).sum(axis=-1)
+    score = np.exp(score - score.max(axis=2, keepdims=True))
+    score /= score.sum(axis=2, keepdims=True)
+    values = left.reshape(left.shape[0], left.shape[2], *heads.shape)
+    heard = np.einsum("btsh,bshd->bthd", score, values)
+    out: Floats = heard.reshape(*heard.shape[:2], -1) + weights[f"{name}.bias"]
+    return out
+
+
+def _beside(weights: Weights, name: str, group: Floats, edge: Floats, shift: int) -> Floats:
+    """What each group hears from the one before (`shift` 1) or behind it, with their edge."""
+    sent = _dense(weights, f"{name}.left", group)
+    told = (edge @ weights[f"{name}.edge.weight"].T)[:, :-1]
+    out = np.zeros_like(sent)
+    if shift > 0:
+        out[:, 1:] = np.maximum(sent[:, :-1] + told, 0)
+    else:
+        out[:, :-1] = np.maximum(sent[:, 1:] + told, 0)
+    return out
+
+
+def _decoded(weights: Weights, seen: Seen, group: Floats, cell: Floats) -> Floats:
+    x = np.concatenate(
+        [seen.changed @ group, seen.to @ cell, seen.come_from @ cell, seen.way_on], axis=1
+    )
+    x = np.maximum(_dense(weights, "first", x), 0)
+    x = np.maximum(_dense(weights, "second", x), 0)
+    return _dense(weights, "score", x)[:, 0]
+
+
+def _dense(weights: Weights, name: str, x: Floats) -> Floats:
+    made: Floats = x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+    return made
+
+
+def _tanh(x: Floats) -> Floats:
+    return np.tanh(x)
+
+
+def _layers(weights: Weights) -> int:
+    return sum(name.endswith("serve.bias") for name in weights)

@@ -1,0 +1,273 @@
+"""What a learned prior sees of a problem, a placement and the ways on from it: plain arrays.
+
+Nodes are op groups (g) and cells of devices (c); edges join neighbours in the chain, groups with
+the cells they may run on, and cells with each other. Seconds are shares of a reference step, bytes
+shares of a device's room, so that networks see the same of small and large problems. A way on (k)
+is any other placement: what it changes, what its parts add up to on each cell, and the difference.
+
+No feature depends on how many groups, cells or ways on there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, log2
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from foretell.search.placement.evaluate import columns
+from foretell.search.placement.laws import law
+from foretell.search.placement.policy.feedback import CELL_FEEDBACK, GROUP_FEEDBACK, feedback
+from foretell.search.placement.problem import (
+    ALL_REDUCE,
+    FACTORS,
+    PS,
+    SHARDED,
+    SPLIT,
+    WAYS,
+    Problem,
+)
+from foretell.search.placement.space import MODES, Placement, canonical
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+MOST = 4.0  # where features end: more is more of the same
+GROUP, CELL = GROUP_FEEDBACK + len(WAYS) + 8, CELL_FEEDBACK + 6
+PLACE, LINK, NEXT = 3, 3, 2
+_SUMS = 8  # of a whole placement
+WAY_ON = 2 * _SUMS + 2 * len(WAYS) + 2 * (2 + len(MODES)) + 5
+
+
+class Seen(NamedTuple):
+    """One question as a network sees it."""
+
+    group: Floats  # [g, GROUP]
+    cell: Floats  # [c, CELL]
+    place: Floats  # [g, c, PLACE]
+    link: Floats  # [c, c, LINK] from, to
+    next: Floats  # [g, NEXT] along the edge to the group behind; the last is not used
+    way_on: Floats  # [k, WAY_ON]
+    changed: Floats  # [k, g] weights of the groups that change, adding up to 1
+    to: Floats  # [k, c] weights of the cells they go to
+    come_from: Floats  # [k, c] weights of the cells they are on
+
+
+@dataclass
+class View:
+    """What of a problem stays as it is."""
+
+    problem: Problem
+    scale: float  # seconds of the reference step
+    table: Floats  # [g·s·w, 3·c + 3 + w] what one choice adds to each cell, and to the step
+    rate: Floats  # [s, s] shares of a step a byte takes from one set to another
+    group: Floats
+    cell: Floats
+    place: Floats
+    link: Floats
+
+    def seen(self, now: Placement, ways_on: list[Placement]) -> Seen:
+        """One question."""
+        problem, t = self.problem, self.problem.tables
+        rows = [canonical(problem, p) for p in (now, *ways_on)]
+        sets, ways = columns(rows)
+        told_group, told_cell, share, seconds = feedback(problem, now)
+        changes = (sets[1:] != sets[0]) | (ways[1:] != ways[0])
+        counts = changes.sum(axis=1)
+        weights = np.where(counts[:, None] > 0, changes, 1.0) / np.maximum(
+            np.where(counts > 0, counts, changes.shape[1]), 1
+        ).reshape(-1, 1)
+        member = t.member / t.member.sum(axis=1, keepdims=True)
+        onto = np.einsum("kg,kgc->kc", weights, member[sets[1:]])
+        asked = changes.any(axis=0)
+        level = min(seconds / self.scale, MOST)
+        state = np.stack([asked, np.full(len(asked), level)], axis=1)
+        group = [self.group, told_group, np.eye(len(WAYS))[ways[0]]]
+        group += [t.size[sets[0]][:, None] / t.size[0], state]
+        placed = t.member[sets[0]]
+        dealt = share[sets[0]] * placed / t.batch
+        joined = sets[0][:-1] == sets[0][1:]
+        way_on = self._ways_on(rows, sets, ways, counts, level)
+        handed = t.handed * t.batch * self.rate[0, min(1, len(self.rate) - 1)]
+        return Seen(
+            _small(np.concatenate(group, axis=1)),
+            _small(np.concatenate([self.cell, told_cell], axis=1)),
+            _small(np.stack([self.place, placed, dealt], axis=2)),
+            self.link,
+            _small(np.stack([handed, [*joined, True]], axis=1)),
+            way_on,
+            weights.astype(np.float32),
+            onto.astype(np.float32),
+            (weights @ member[sets[0]]).astype(np.float32),
+        )
+
+    def _ways_on(
+        self, rows: list[Placement], sets: Ints, ways: Ints, counts: Ints, level: float
+    ) -> Floats:
+        """[k, WAY_ON] of each way on: its sums, its differences, its words."""
+        sums, words = self._sums(sets, ways), _eye_mean(sets, ways)
+        steps = np.array([_step(p) for p in rows])
+        parts = [sums[1:], 4 * (sums[1:] - sums[0]), words[1:], words[1:] - words[0]]
+        parts += [steps[1:], steps[1:] - steps[0]]
+        size = self.problem.tables.size
+        wide = (size[sets] / size[0]).mean(axis=1)
+        few = np.stack(
+            [counts / sets.shape[1], counts == 0, wide[1:], wide[1:] - wide[0],
+             np.full(len(counts), level)], axis=1,
+        )  # fmt: skip
+        return _small(np.concatenate([*parts, few], axis=1))
+
+    def _sums(self, sets: Ints, ways: Ints) -> Floats:
+        """[k, _SUMS] what whole placements come to, without simulating them."""
+        t = self.problem.tables
+        count, cells = len(self.problem.groups), len(t.kind)
+        index = (np.arange(count) * len(t.size) + sets) * len(WAYS) + ways
+        each = self.table[index].sum(axis=1)
+        load, talk, held = (each[:, i * cells : (i + 1) * cells] for i in range(3))
+        share, update = each[:, 3 * cells], each[:, 3 * cells + 1]
+        moved = t.handed[:-1] * t.batch * self.rate[sets[:, :-1], sets[:, 1:]]
+        breaks = (sets[:, 1:] != sets[:, :-1]).mean(axis=1) if count > 1 else np.zeros(len(sets))
+        full = held.max(axis=1)
+        return np.stack(
+            [load.max(axis=1), talk.max(axis=1), (load + talk).max(axis=1), share + update,
+             moved.sum(axis=1), breaks, full, full > 1], axis=1,
+        ).astype(np.float32)  # fmt: skip
+
+
+def _small(values: npt.NDArray[np.float64]) -> Floats:
+    return np.clip(np.nan_to_num(values, posinf=MOST, neginf=-MOST), -MOST, MOST).astype(np.float32)
+
+
+def _step(p: Placement) -> tuple[float, ...]:
+    """The choices for the whole step."""
+    size = 1.0 if p.fuse == inf else log2(1 + p.fuse / 2**20) / 10
+    return (log2(p.micros) / 4, size, *(float(p.mode == i) for i in range(len(MODES))))
+
+
+def _eye_mean(sets: Ints, ways: Ints) -> Floats:
+    """Shares of groups that agree in each way."""
+    return np.stack([(ways == w).mean(axis=1) for w in range(len(WAYS))], axis=1).astype(np.float32)
+
+
+def view(problem: Problem) -> View:
+    """Look at a problem once; data parallelism that hides nothing is what steps are shares of."""
+    t = problem.tables
+    dealt = _dealt(problem)
+    scale = float(_took(problem, dealt)[:, 0].sum(axis=0).max())
+    scale += float(law(t.laws[0, 0], t.gradient).sum())
+    took = _took(problem, dealt) / scale
+    slope = np.where(np.isfinite(t.sends[..., 0]), t.sends[..., 1], inf).min(axis=2)
+    wide = np.log10(np.maximum(slope, 1e-12) * 1e10) / 2  # seconds of 10 GB
+    box = t.box[:, None] == t.box[None, :]
+    group = np.stack(
+        [took[:, 0].max(axis=1) * 8, law(t.laws[0, 0], t.gradient) / scale * 8,
+         t.kept * t.batch / t.room.sum(), t.held / t.room.max() * 4,
+         np.log10(np.maximum(t.factors[0] * t.batch, 1) / np.maximum(t.gradient, 1))], axis=1,
+    )  # fmt: skip
+    speed = t.speed[t.kind]
+    inside, across = (_nearest(slope, mask) for mask in (box, ~box))
+    cell = np.stack(
+        [speed / speed.max(), t.ranks / t.ranks.sum(), t.room / t.room.max(), t.nodes / 4,
+         inside, across], axis=1,
+    )  # fmt: skip
+    place = took[:, 0] * 8
+    link = np.stack([wide, box, np.eye(len(t.kind))], axis=2)
+    return View(
+        problem,
+        scale,
+        _table(problem, dealt, scale),
+        _rates(problem, slope / scale),
+        *(_small(x) for x in (group, cell, place, link)),
+    )
+
+
+def _nearest(slope: npt.NDArray[np.float64], mask: npt.NDArray[np.bool_]) -> Floats:
+    """Seconds of 1 GB to the nearest other cell, by tens; zero where there is none."""
+    far = np.where(mask & (slope > 0), slope, inf).min(axis=1)
+    return np.where(np.isfinite(far), np.log10(np.maximum(far, 1e-12) * 1e9), 0.0).astype(
+        np.float32
+    )
+
+
+def _dealt(problem: Problem) -> Ints:
+    """[s, c] samples of a rank by speed."""
+    t = problem.tables
+    speed = np.where(t.member, t.speed[t.kind], 0.0)
+    due = t.batch * speed / (speed * t.ranks).sum(axis=1, keepdims=True)
+    found: Ints = np.where(t.member, np.clip(np.ceil(due - 0.5), 1, t.batch), 0).astype(np.int64)
+    return found
+
+
+def _took(problem: Problem, dealt: Ints) -> npt.NDArray[np.float64]:
+    """[g, s, c] seconds of a group's forward and backward on the cells of each set."""
+    t = problem.tables
+    each = np.diff(t.forward, axis=1) + np.diff(t.backward, axis=1)  # [k, g, b]
+    found: npt.NDArray[np.float64] = each[t.kind[None, :], :, dealt].transpose(2, 0, 1)
+    return np.where(t.member[None], found, 0.0)
+
+
+def _table(problem: Problem, dealt: Ints, scale: float) -> Floats:
+    """[g·s·w, ·] seconds on each cell, of collectives, room, what follows the optimizer, and it."""
+    t = problem.tables
+    shape = (len(problem.groups), len(t.size), len(WAYS), len(t.kind))
+    load, talk, held = (np.zeros(shape) for _ in range(3))
+    after, update = np.zeros(shape[:3]), np.zeros(shape[:3])
+    took = _took(problem, dealt)
+    split = (t.split_forward[0] + t.split_backward[0]).T
+    inside = t.member[None].astype(float)
+    slowest = np.where(t.member, t.update.T[:, t.kind][:, None, :], 0.0).max(axis=2)
+    state = t.state[:, None] / t.size
+    for way in range(len(WAYS)):
+        sync, after[:, :, way] = _collectives(problem, way)
+        talk[:, :, way] = sync[:, :, None] * inside
+        if way == SPLIT:
+            load[:, :, way] = np.where(np.isfinite(split), split, scale)[:, :, None] * inside
+            bytes_ = (t.split_held + t.split_state + t.split_kept).T
+            held[:, :, way] = np.where(np.isfinite(bytes_), bytes_, 0.0)[:, :, None] * inside
+            update[:, :, way] = slowest / t.size
+            continue
+        shared = way in (PS, SHARDED)
+        load[:, :, way] = took
+        kept = t.kept[:, None, None] * dealt[None]
+        mine = t.held[:, None] + (state if shared else t.state[:, None])
+        held[:, :, way] = (mine[:, :, None] + kept) * inside
+        update[:, :, way] = slowest / (t.size if shared else 1)
+    rows = [load / scale, talk / scale, held / t.room]
+    rows += [x[..., None] / scale for x in (after, update)]
+    return np.concatenate(rows, axis=3).reshape(-1, 3 * shape[3] + 2).astype(np.float32)
+
+
+def _collectives(
+    problem: Problem, way: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """[g, s] seconds of the gradients' collective, and of the one behind the optimizer."""
+    t = problem.tables
+    now, later = np.zeros((2, len(problem.groups), len(t.size)))
+    for s in range(len(t.size)):
+        if t.size[s] == 1 or way == SPLIT:
+            continue
+        if way == FACTORS:
+            rows = t.factors[s] * t.batch
+            now[:, s] = np.where(rows > 0, law(t.laws[s, 4], rows), 0.0)
+            now[:, s] += np.where(t.rest[s] > 0, law(t.laws[s, 0], t.rest[s]), 0.0)
+            continue
+        ops = {ALL_REDUCE: (0, -1), PS: (1, 2), SHARDED: (3, 4)}[way]
+        now[:, s] = law(t.laws[s, ops[0]], t.gradient)
+        if ops[1] >= 0:
+            later[:, s] = law(t.laws[s, ops[1]], t.gradient)
+    return np.where(t.gradient[:, None] > 0, now, 0.0), np.where(t.gradient[:, None] > 0, later, 0)
+
+
+def _rates(problem: Problem, slope: npt.NDArray[np.float64]) -> Floats:
+    """[s, s] shares of a step that one byte of a batch takes between two sets."""
+    t = problem.tables
+    out = np.zeros((len(t.size), len(t.size)))
+    for a in range(len(t.size)):
+        for b in range(len(t.size)):
+            if a != b:
+                one, other = np.flatnonzero(t.member[a]), np.flatnonzero(t.member[b])
+                worst = slope[np.ix_(one, other)].max()
+                staying = len(np.intersect1d(one, other)) / max(len(one), len(other))
+                out[a, b] = worst * (1 - staying) / min(t.boxes[a], t.boxes[b])
+    return out.astype(np.float32)

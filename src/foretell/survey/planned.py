@@ -1,0 +1,90 @@
+"""The step of a plan as a graph, so that a page can show what a plan does and not only what it says.
+
+Plans that fuse ops or name messages are the planner's own: they are laid out as it lays them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from foretell.cluster import Cluster
+from foretell.errors import InputError
+from foretell.graph.graph import Graph
+from foretell.plan import Plan, lower
+from foretell.workload import Workload
+from foretell.workload import load as load_workload
+
+if TYPE_CHECKING:
+    from foretell.search.fusion.problem import Problem
+
+Model = Workload | Graph
+
+
+def model_of(text: str) -> Model:
+    """The workload a plan was made for, or the captured step."""
+    if text.endswith((".graph", ".txt")):
+        from foretell.graph import load
+
+        return load(Path(text))
+    return load_workload(text)
+
+
+def steps_of(plan: Plan, model: Model, cluster: Cluster) -> list[tuple[str, Graph]]:
+    """The step under a plan, with what it is held against above it; none where nobody can tell.
+
+    Layers on ranks of their own (`groups`) are priced by the planner that found them, nowhere else.
+    """
+    if plan.groups:
+        return []
+    if plan.buckets or plan.regions:
+        return _fused(plan, _problem(model, cluster))
+    if isinstance(model, Graph):
+        raise InputError(
+            f"the plan `{str(plan)[:60]}` divides a model, and a captured step is divided already",
+            hint="name the workload: --of gpt:layers=24,…",
+        )
+    return [("under the plan", lower(plan, model, cluster, detail="layer"))]
+
+
+def gradient_bytes(plan: Plan, model: Model, cluster: Cluster) -> Mapping[str, float]:
+    """The size of each gradient a plan's messages may name."""
+    if not plan.buckets:
+        return {}
+    return {g.name: g.bytes for g in _problem(model, cluster).gradients}
+
+
+def _problem(model: Model, cluster: Cluster) -> Problem:
+    from foretell.search.fusion.planner import Fusing
+
+    return Fusing().problem(model, cluster)
+
+
+def _fused(plan: Plan, problem: Problem) -> list[tuple[str, Graph]]:
+    """The step with nothing fused and DDP's buckets, and the step as the plan has it."""
+    from foretell.search.fusion.baselines import baselines
+    from foretell.search.fusion.lower import lower as lower_fused
+    from foretell.search.fusion.plans import buckets_from, fusion_of
+    from foretell.search.fusion.score import Judge
+
+    judge = Judge(problem, False, plan.zero >= 2)
+    messages = buckets_from(plan, problem) if plan.buckets else None
+    plain = Judge(problem, False)
+    usual, best = baselines(plain)["ddp"], judge.score(fusion_of(plan, problem), messages)
+    return [
+        ("eager ops, DDP's buckets", _priced_by(problem, lower_fused(plain, usual))),
+        ("under the plan", _priced_by(problem, lower_fused(judge, best))),
+    ]
+
+
+def _priced_by(problem: Problem, graph: Graph) -> Graph:
+    """The same step, with who priced its tasks: fused ones the network where it knows the device."""
+    from foretell.cost.fused_formula import kind_of_device
+
+    knows = problem.learned and kind_of_device(problem.device) == "gpu"
+    with graph.edit() as edit:
+        edit.set(edit.select(), source="formula")
+        if knows:
+            edit.set(edit.select(op="fused"), source="learned")
+    return edit.graph

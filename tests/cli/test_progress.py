@@ -1,0 +1,108 @@
+"""Signs of life: for a person at a terminal alone, with the time left, and not when told to be quiet."""
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from foretell.cli.main import COMMANDS, foretell
+from foretell.cli.progress import READ, _unpacked
+
+ROOT = Path(__file__).resolve().parents[2]
+TRACE = ROOT / "src/foretell/samples/traces/resnet18-h200.json.gz"
+WORK = """
+import time
+from foretell.cli.progress import working
+with working("trying", steps=4, about=0) as tell:
+    for k in range(3):
+        tell(f"piece {k}")
+        time.sleep(0.25)
+with working("reading", about=9.0) as tell:
+    time.sleep(0.6)
+with working("waiting") as tell:
+    tell("for something")
+    time.sleep(0.3)
+"""
+
+
+def seen(*command, **env):
+    """What a person at a terminal of 80 columns reads on stderr, and stdout."""
+    ours, theirs = pty.openpty()
+    plain = {**os.environ, "COLUMNS": "80", "TERM": "xterm", **env}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=plain, cwd=ROOT)
+    os.close(theirs)
+    parts = []
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # the other end was closed
+            break
+        if not part:
+            break
+        parts.append(part)
+    out = process.stdout.read().decode()
+    process.stdout.close()
+    assert process.wait(60) == 0
+    os.close(ours)
+    return b"".join(parts).decode(), out
+
+
+def test_bars_tell_the_time_left():
+    told, _ = seen(sys.executable, "-c", WORK)
+    assert "trying: piece 2" in told
+    assert "left" in told
+    assert "about 9 s left" in told or "about 8 s left" in told
+    assert "waiting: for something" in told
+
+
+def test_without_colour_there_is_none():
+    told, _ = seen(sys.executable, "-c", WORK, NO_COLOR="1")
+    assert "trying: piece 2" in told
+    assert "\x1b[3" not in told  # no colour; moving the cursor is not one
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_command_can_be_quiet(quiet, tmp_path):
+    page = tmp_path / "page.html"
+    words = ["whatif", str(TRACE), "faster-host:times=2", "-o", str(page)]
+    told, out = seen(sys.executable, "-m", "foretell", *words, *(["--quiet"] if quiet else []))
+    assert "→" in out
+    assert page.exists()
+    assert ("written" in told) != quiet
+    assert not quiet or told == ""
+
+
+def test_nothing_moves_where_nobody_looks():
+    result = CliRunner().invoke(foretell, ["advise", str(ROOT / "docs/guides/step.txt")])
+    assert result.exit_code == 0
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_can_be_quiet(name):
+    result = CliRunner().invoke(foretell, [name, "--help"])
+    assert result.exit_code == 0
+    assert "--quiet" in result.output
+
+
+def test_how_long_reading_takes_is_guessed_from_what_is_unpacked(tmp_path):
+    assert _unpacked(TRACE) > 5 * TRACE.stat().st_size
+    assert _unpacked(TRACE.parent) >= _unpacked(TRACE)
+    assert _unpacked(tmp_path / "missing.json") == 0
+    assert READ > 0
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_offers_commands(shell):
+    line = CliRunner().invoke(foretell, ["completion", shell]).output
+    assert f"_FORETELL_COMPLETE={shell}_source" in line
+    words = {"COMP_WORDS": "foretell wha", "COMP_CWORD": "1"}
+    env = {**os.environ, "_FORETELL_COMPLETE": "bash_complete", **words}
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "foretell")], capture_output=True, text=True, env=env
+    )
+    assert "whatif" in done.stdout

@@ -1,0 +1,243 @@
+"""Layers on ranks of their own: trained so, a model ends with the parameters of one process."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+
+from foretell.errors import InputError  # noqa: E402
+from foretell.plan import Plan  # noqa: E402
+from foretell.pytorch.deploy import deploy, refusals  # noqa: E402
+from tests.pytorch.deploy.ranks import on_ranks  # noqa: E402
+from tests.pytorch.deploy.same import CLOSE, STEPS, adam, alone, samples, sgd, whole  # noqa: E402
+
+BATCH = 16
+BATCHES = [samples(BATCH, step=step) for step in range(STEPS)]
+
+
+def line():
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8), nn.Tanh()]
+    layers += [nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)]
+    return nn.Sequential(*layers)
+
+
+def wide():
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64))
+    return nn.Sequential(body, nn.Tanh(), nn.Linear(64, 4))
+
+
+def image():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 24, 1), nn.ReLU(), nn.Conv2d(24, 8, 1),
+        nn.Flatten(), nn.Linear(32, 4),
+    )  # fmt: skip
+
+
+class Pair(nn.Module):
+    """Hands two tensors on, one of them without a gradient; says its layers itself."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = First(), Second()
+
+    def forward(self, x):
+        return self.second(*self.first(x))
+
+    def layers(self):
+        return {"first": self.first, "second": self.second}
+
+
+class First(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 6)
+
+    def forward(self, x):
+        return self.inner(x), (x > 0).float()
+
+
+class Second(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 8)
+        self.out = nn.Linear(8, 4)
+
+    def forward(self, y, mask):
+        return self.out(self.inner(y) * mask)
+
+
+def tied():
+    made = line()
+    made[6].weight = made[2].weight
+    return made
+
+
+MODELS = {"line": line, "wide": wide, "image": image, "pair": Pair, "tied": tied}
+
+
+def run(groups, fields, name="line", optimizer=sgd):
+    """How far three steps of a plan end from training on one process, on this rank."""
+    rows = tuple(tuple(row.split()) for row in groups.split("/"))
+    plan = Plan(groups=rows, global_batch=BATCH, **fields)
+    with torch.random.fork_rng():
+        model = MODELS[name]()
+        if dist.get_rank():  # starts differ: the first rank's counts
+            for parameter in model.parameters():
+                nn.init.ones_(parameter)
+    update = optimizer(model)
+    deployed = deploy(model, update, plan)
+    losses = [deployed.step((x,), y) for x, y in BATCHES]
+    wanted = dict(alone(MODELS[name], BATCHES, optimizer).named_parameters())
+    if name == "tied":
+        wanted["6.weight"] = wanted["2.weight"]
+    found = {}
+    for module in deployed.pipeline.modules.values():
+        found |= dict(module.named_parameters())
+    off = [
+        ((whole(p) - wanted[n]).abs().max() / wanted[n].abs().max()).item()
+        for n, p in found.items()
+    ]
+    return max(off, default=0.0), len(found), losses[0] is None
+
+
+PLANS = {
+    "two runs on ranks of their own": ("0 2 all-reduce 0:16 / 4 8 all-reduce 1:16", 2, {}),
+    "a pipeline": (
+        "0 2 all-reduce 0:16 / 4 4 all-reduce 1:16 / 6 8 all-reduce 2:16", 3, {"micro_batch": 4},
+    ),
+    "two runs on two ranks each": ("0 2 all-reduce 0:8 1:8 / 4 8 all-reduce 2:12 3:4", 4, {}),
+    "nested": ("0 2 all-reduce 0:6 1:5 2:5 / 4 8 all-reduce 0:9 1:7", 3, {}),
+    "the same ranks dealt out another way": (
+        "0 2 all-reduce 0:13 1:3 / 4 8 all-reduce 1:10 0:6", 2, {"micro_batch": 6},
+    ),
+    "a rank that has few samples": (
+        "0 4 all-reduce 0:15 1:1 / 6 8 factors 1:1 0:15", 2, {"micro_batch": 4},
+    ),
+    "servers": ("0 2 ps 0:10 1:6 / 4 8 ps 1:8 2:8", 3, {}),
+    "sharded": ("0 2 sharded 0:10 2:6 / 4 8 sharded 0:4 1:8 2:4", 3, {"optimizer": "adam"}),
+    "a mixture": (
+        "0 0 ps 0:8 1:5 2:3 / 2 2 sharded 0:8 1:8 / 4 6 factors 0:4 1:4 2:4 3:4 / "
+        "8 8 all-reduce 3:16", 4, {"micro_batch": 8},
+    ),
+    "small buckets": ("0 4 all-reduce 0:12 1:4 / 6 8 all-reduce 0:16", 2, {"bucket_mb": 0.0002}),
+    "the loss elsewhere": ("0 8 all-reduce 0:8 1:8 / head head all-reduce 0:16", 2, {}),
+    "a rank without work": ("0 2 all-reduce 0:16 / 4 8 all-reduce 0:8 2:8", 3, {}),
+    "recomputed": (
+        "0 2 all-reduce 0:16 / 4 8 all-reduce 1:16", 2, {"recompute": "full", "micro_batch": 8},
+    ),
+    "a way for one parameter": (
+        "0 2 all-reduce 0:12 1:4 / 4 8 all-reduce 1:8 0:8", 2,
+        {"sync": (("2/addmm.weight", "ps:1"), ("2/addmm.bias", "ps:0"), ("8.weight", "sharded"))},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_layers_on_ranks_of_their_own_train_as_one_process(name):
+    groups, size, fields = PLANS[name]
+    found = on_ranks(size, run, groups, fields, "line", adam if name == "sharded" else sgd)
+    assert max(off for off, _, _ in found) < CLOSE
+    assert sum(held for _, held, _ in found) >= 10  # every parameter is somewhere
+
+
+@pytest.mark.parametrize(
+    ("name", "groups", "size", "micro_batch"),
+    [
+        ("wide", "0.0 0.0 factors 0:4 1:12 / 0.2 2 factors 0:8 1:8", 2, 0),
+        ("wide", "0.0 0.2 factors 0:4 1:12 / 2 2 all-reduce 1:16", 2, 4),
+        ("image", "1 1 factors 0:8 1:8 / 3 5 all-reduce 0:3 1:13", 2, 0),
+        ("pair", "first first all-reduce 0:9 1:7 / second second ps 1:4 2:12", 3, 8),
+        ("tied", "0 2 all-reduce 0:6 1:10 / 4 4 all-reduce 0:16 / 6 8 ps 0:10 1:6", 2, 8),
+    ],
+)
+def test_other_models(name, groups, size, micro_batch):
+    found = on_ranks(size, run, groups, {"micro_batch": micro_batch}, name)
+    assert max(off for off, _, _ in found) < CLOSE
+
+
+def sent_as_factors(groups):
+    plan = Plan(groups=tuple(tuple(row.split()) for row in groups.split("/")), global_batch=BATCH)
+    model = wide()
+    deployed = deploy(model, sgd(model), plan)
+    deployed.step((BATCHES[0][0],), BATCHES[0][1])
+    return sorted(deployed.sync.parts[0].factors.parameters)
+
+
+def test_factors_are_sent_where_they_are_fewer_bytes():
+    # 16 rows × (64 + 64) < 2 × 64 × 64, but 16 × (8 + 64) > 2 × 8 × 64
+    found = on_ranks(2, sent_as_factors, "0.0 2 factors 0:8 1:8")
+    assert found == [["0.2.bias", "0.2.weight"]] * 2
+
+
+def losses(groups, micro_batch):
+    plan = Plan(
+        groups=tuple(tuple(row.split()) for row in groups.split("/")), global_batch=BATCH,
+        micro_batch=micro_batch,
+    )  # fmt: skip
+    model = line()
+    deployed = deploy(model, sgd(model), plan)
+    value = deployed.step((BATCHES[0][0],), BATCHES[0][1])
+    return (None if value is None else value.item()), deployed.share
+
+
+def test_the_loss_is_that_of_the_ranks_that_have_it():
+    found = on_ranks(3, losses, "0 4 all-reduce 0:16 / 6 8 all-reduce 1:12 2:4", 5)
+    assert found[0] == (None, 0.0)
+    mean = sum(value * share for value, share in found[1:]) / BATCH
+    x, y = BATCHES[0]
+    assert mean == pytest.approx(nn.functional.cross_entropy(line()(x), y).item(), rel=1e-6)
+
+
+def refused(groups, name="line", size=BATCH):
+    plan = Plan(groups=tuple(tuple(row.split()) for row in groups.split("/")))
+    model = MODELS[name]() if name in MODELS else nn.Bilinear(2, 2, 2)
+    x, y = samples(size)
+    try:
+        deploy(model, sgd(model), plan).step((x,), y)
+    except InputError as error:
+        return error.message
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("0 2 all-reduce 0:16 / 5x 8 all-reduce 1:16",), "layer in the plan's groups"),
+        (("0 4 ps 0:16 / 6 8 ps 1:16 / 4 4 ps 0:16",), "another order"),
+        (("0 8 all-reduce 0:8 1:8", "none"), "cannot be cut into runs"),
+        (("0 8 all-reduce 0:8 1:8", "line", 12), "12 samples for a plan of 16"),
+        (("0 4 all-reduce 0:16 / 6 8 all-reduce 1:16", "tied"), "share a parameter"),
+        (("0 2 all-reduce 0:8 1:8 / 4 8 all-reduce 0:16",), ""),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(arguments, words):
+    found = on_ranks(2, refused, *arguments)
+    assert all(words in message for message in found)
+    assert bool(words) == all(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("groups=a+b+split+0:16+1:16", "is split over ranks 0-1"),
+        ("groups=a+b+all-reduce+0:16,dp=2", "groups beside dp=2"),
+        ("groups=a+b+all-reduce+0:16,zero=1", "groups beside zero"),
+        ("groups=a+b+alreduce+0:16", "way in the row"),
+        ("groups=a+b+all-reduce+0:0", "does not deal samples out"),
+        ("groups=a+b+all-reduce+0:8+0:8", "does not deal samples out"),
+        ("groups=a+b+all-reduce", "has 3 parts"),
+        ("groups=a+a+ps+0:16/b+b+ps+0:8,global_batch=16", "8 samples; the batch has 16"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_it_is_launched(text, words):
+    assert any(words in why for why in refusals(Plan.parse(text)))
+
+
+def test_a_plan_of_groups_needs_ranks_up_to_the_highest():
+    assert Plan.parse("groups=a+b+ps+0:8+3:8").ranks == 4

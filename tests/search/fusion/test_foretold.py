@@ -1,0 +1,73 @@
+"""A fused plan costs in `foretell predict` what it cost in the search, or is refused."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from foretell.cli.main import foretell
+from foretell.cluster import load as machines
+from foretell.errors import InputError
+from foretell.plan import Plan, lower, save
+from foretell.predict import predict
+from foretell.search.fusion.foretold import foretell_fused, fuses
+from foretell.search.fusion.planner import Fusing
+from foretell.workload import load
+
+MODEL = "bert:layers=2,hidden=256,heads=4,seq=64,vocab=4096,head=mlm,batch=8"
+A = machines("disco-a")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"reorder": True},
+        {"sharded": True},
+        {"update": "by-message"},
+        {"batch": 4},
+        {"epilogue": True},
+        {"method": "backtrack", "patience": 60},
+        {"runs": True},
+    ],
+)
+def test_a_plan_is_foretold_as_it_was_found(asked):
+    found = Fusing(**asked).plan(load(MODEL), A)
+    assert fuses(found.plan)
+    told = foretell_fused(found.plan, load(MODEL), A)
+    assert told.step == pytest.approx(found.predicted, rel=1e-6)
+    assert sum(told.breakdown.values()) == pytest.approx(told.step, rel=1e-6)
+    assert told.fits
+    assert told.low < told.step < told.high
+
+
+def test_the_command_prices_the_plan_that_the_planner_wrote(tmp_path):
+    path = tmp_path / "best.plan"
+    found = Fusing().plan(load(MODEL), A)
+    save(found.plan, path)
+    words = ["predict", MODEL, "--on", "disco-a", "--plan", str(path), "--json"]
+    told = json.loads(CliRunner().invoke(foretell, words, catch_exceptions=False).stdout)
+    assert told["step_s"] == pytest.approx(found.predicted, rel=1e-6)
+    assert told["breakdown"]["compute_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tp": 2, "dp": 6}, "beside tp=2"),
+        ({"recompute": "full"}, "beside recompute=full"),
+        ({"dp": 4}, "dp=4 makes 4 ranks; `disco-a` has 12"),
+        ({"model": "f" * 16}, "was made for model ffff"),
+    ],
+)
+def test_what_nobody_prices_is_refused(changes, words):
+    plan = Fusing(evaluations=12).plan(load(MODEL), A).plan
+    with pytest.raises(InputError, match=words):
+        foretell_fused(plan.but(**changes), load(MODEL), A)
+
+
+def test_fused_ops_are_never_ignored():
+    plan = Plan(dp=12, regions=(("a", "b"),))
+    for call in (lower, predict):
+        with pytest.raises(InputError, match="fuses or orders single ops"):
+            call(plan, load(MODEL), A)

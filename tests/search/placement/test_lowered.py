@@ -1,0 +1,61 @@
+"""A placement written as a plan and lowered takes as long as the search said."""
+
+import random
+from functools import cache
+from math import inf
+
+import pytest
+
+from foretell.cluster import load as machines
+from foretell.predict import predict
+from foretell.search.placement.plans import plan_of, seconds_of
+from foretell.search.placement.problem import ALL_REDUCE, FACTORS, problem
+from foretell.search.placement.space import Action, Placement, actions, uniform
+from foretell.workload import load
+
+MODELS = ("vgg11:batch=8", "bert:layers=4,batch=2")
+CLOSE = 0.02
+
+
+@cache
+def posed(model):
+    return problem(load(model), machines("tag"))
+
+
+def drawn(on, seed):
+    """A placement with up to four runs of groups, each on a set and in a way of its own."""
+    made = random.Random(seed)
+    cuts = sorted(made.sample(range(1, len(on.groups)), made.randrange(4)))
+    chosen = []
+    for first, last in zip([0, *cuts], [*cuts, len(on.groups)], strict=True):
+        action = made.choice(actions(on, first))
+        plain = Action(action.devices, ALL_REDUCE)
+        chosen += [action if action in actions(on, g) else plain for g in range(first, last)]
+    micros, fuse = made.choice((1, 2, 4, 8)), made.choice((1e6, 25e6, 1e9))
+    return Placement(tuple(chosen), micros, fuse, made.randrange(3))
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("seed", range(8))
+def test_a_found_plan_is_predicted_as_it_was_found(model, seed):
+    on = posed(model)
+    plan = plan_of(on, drawn(on, seed))
+    wanted, found = seconds_of(plan, on.workload, on.cluster), predict(plan, on.workload, on.cluster)
+    assert found.fits == (wanted < inf)
+    if found.fits and (plan.groups or plan.sync or plan.shares):
+        assert found.step == pytest.approx(wanted, rel=CLOSE)
+
+
+def test_factors_are_predicted_as_they_were_found():
+    on = posed(MODELS[0])
+    everywhere = on.fleet.sets.index(tuple(range(len(on.fleet.cells))))
+    plain = uniform(on, Action(everywhere, ALL_REDUCE))
+    head = len(on.groups) - 1
+    steps = []
+    for placement in (plain, plain.but((head,), Action(everywhere, FACTORS))):
+        plan = plan_of(on, placement)
+        wanted = seconds_of(plan, on.workload, on.cluster)
+        steps.append(predict(plan, on.workload, on.cluster).step)
+        assert steps[-1] == pytest.approx(wanted, rel=CLOSE)
+    assert any(way == "factors" for _, way in plan.sync)
+    assert steps[1] < steps[0]
