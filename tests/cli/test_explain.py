@@ -1,6 +1,7 @@
 """`foretell explain` for planners and strategies; what-ifs are in test_advise_command."""
 
 import json
+from importlib.resources import files
 
 import pytest
 from click.testing import CliRunner
@@ -9,6 +10,7 @@ from foretell.cli.main import foretell
 from foretell.search.oracle.space import WORDS
 from foretell.search.oracle.strategies import STRATEGIES
 from foretell.search.planners import PLANNERS
+from foretell.whatif import WHATIFS
 
 
 def told(*words):
@@ -35,6 +37,33 @@ def test_every_strategy_explains_itself(name):
     assert mine["model"].endswith(".")
     assert mine["plan"]
     assert mine["ends"]
+
+
+VERBS = {"faster", "insert", "remove", "scale"}  # of the graph: nothing to assume or to measure
+
+
+@pytest.mark.parametrize("name", [*WHATIFS, *PLANNERS, *STRATEGIES])
+def test_every_name_tells_all_four(name):
+    """Its model, what it assumes, where it comes from, and how right it was or that nobody knows."""
+    found = json.loads(told(name, "--json"))
+    for one in (found, *found.get("also", [])):
+        assert len(one["model"]) > 30
+        assert one["assumes"] or name in VERBS
+        assert one["source"]
+        assert isinstance(one["accuracy"], list)
+    text = told(name)
+    for word in ("source: ", "measured: "):
+        assert word in text
+    assert all(len(line) <= 80 for line in text.splitlines() if not line.startswith(" "))
+
+
+def test_what_was_measured_is_named():
+    """Accuracy is kept for names that there are, under the kind they have."""
+    kept = json.loads((files("foretell.cli") / "accuracy.json").read_text())
+    assert set(kept["what-ifs"]) <= set(WHATIFS)
+    assert set(kept["planners"]) <= set(PLANNERS)
+    assert set(kept["strategies"]) <= set(STRATEGIES)
+    assert len(kept["what-ifs"]) >= 9
 
 
 def test_every_word_of_a_layout_s_name_is_a_strategy():

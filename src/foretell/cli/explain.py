@@ -18,6 +18,22 @@ import click
 
 from foretell.cli.output import answer, json_option
 
+# What the prices a planner asks leave out, for the person who is about to follow its plan.
+SUPPOSED = {
+    "oracle": (
+        "every rank of a layout computes as much as every other, at the same time",
+        "steps in a row: the first one and its warm-up are not counted",
+    ),
+    "fusion": (
+        "one data-parallel rank stands for all of them; messages go one after the other",
+        "a fused region costs what its network or formula says, alone on the device",
+    ),
+    "placement": (
+        "a device does one thing at a time, and transfers on one link share it",
+        "samples of a step can be dealt out in any whole numbers",
+    ),
+}
+
 
 @click.command()
 @click.argument("name", required=False)
@@ -80,7 +96,7 @@ def _planner(kind: Any) -> dict[str, Any]:
     return {
         "kind": "planner",
         **_said(kind),
-        "assumes": [],
+        "assumes": list(SUPPOSED.get(kind.name, ())),
         "accuracy": _measured("planners", kind.name),
     }
 

@@ -29,7 +29,7 @@ WIDE = {
     "nll_loss2d_forward", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div",
     "binary_cross_entropy_with_logits",
 }  # fmt: skip
-# These read narrow numbers and write wide ones.
+# These read narrow numbers and write wide ones; a cross entropy casts all that it gets before.
 WIDENS = {"_softmax", "_log_softmax", "sum"}
 NORMS = ("batch_norm",)  # their parameters stay wide beside narrow inputs
 
@@ -82,14 +82,12 @@ class Autocast(Rewrite):
         if op.name in NARROW:
             new = {k: self.cast(k, op, HALF) for k in op.reads if self.is_wide(k)}
             is_narrow = True
-        elif op.name in WIDE:
+        elif op.name in WIDE or (op.name == "_log_softmax" and op.phase == Phase.LOSS):
             new = {k: self.cast(k, op, 4) for k in op.reads if k in self.narrow}
             is_narrow = False
         else:
             new = {}
-            # A cross entropy asks its softmax for the format it gives it, and casts what that made.
-            widens = op.name in WIDENS and not (op.name == "_log_softmax" and op.phase == Phase.LOSS)
-            is_narrow = not widens and self.all_narrow(op)
+            is_narrow = op.name not in WIDENS and self.all_narrow(op)
         if is_narrow:
             self.shrink(op)
         if op.node != NONE:

@@ -49,14 +49,19 @@ class Row:
 def report(truth: Path) -> dict[str, Any]:
     """Every row, as values and as text."""
     models = variants(truth)
-    rows = [row for model in sorted(models) for row in _rows(truth, models[model])]
+    traced = [model for model in sorted(models) if _trace(truth, model).exists()]
+    rows = [row for model in traced for row in _rows(truth, models[model])]
     values = [vars(r) | {"error": r.error, "error_given": r.error_given} for r in rows]
     return {"rows": values, "text": "\n".join(_lines(rows))}
 
 
+def _trace(truth: Path, model: str) -> Path:
+    return truth / "h200" / f"{model}.base.json.gz"
+
+
 def _rows(truth: Path, measured: dict[str, Any]) -> Iterator[Row]:
     model = measured["base"]["model"]
-    plain = decode(read(truth / "h200" / f"{model}.base.json.gz").graph.facts[FACT])
+    plain = decode(read(_trace(truth, model)).graph.facts[FACT])
     base = play(plain).peak
     besides = measured["base"]["peak_mib"] * 2**20 - base
     for variant, row in measured.items():

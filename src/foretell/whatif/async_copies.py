@@ -29,7 +29,9 @@ class AsyncCopies(WhatIf):
     """Copy batches to the device without waiting, beside what it computes."""
 
     name: ClassVar[str] = "async-copies"
-    source: ClassVar[str] = "PyTorch tutorial on pinned memory and non_blocking copies; Daydream (Zhu et al., ATC 2020)"
+    source: ClassVar[str] = (
+        "PyTorch tutorial on pinned memory and non_blocking copies; Daydream (Zhu et al., ATC 2020)"
+    )
     assumes: ClassVar[tuple[str, ...]] = (
         "the loader pins batches on a thread of its own; copies run at the rate of the bus",
         "the first kernel issued behind a copy is the first that needs it",

@@ -78,7 +78,9 @@ class FusedOptimizer(WhatIf):
     """Let the optimizer update all parameters in one pass."""
 
     name: ClassVar[str] = "fused-optimizer"
-    source: ClassVar[str] = "PyTorch documentation, torch.optim (fused); Daydream (Zhu et al., ATC 2020), FusedAdam"
+    source: ClassVar[str] = (
+        "PyTorch documentation, torch.optim (fused); Daydream (Zhu et al., ATC 2020), FusedAdam"
+    )
     assumes: ClassVar[tuple[str, ...]] = (
         "the optimizer loops over parameters now; one pass reads and writes every tensor once",
     )

@@ -43,8 +43,13 @@ def test_a_server_sends_everything_twice():
     assert seconds("server") > 0.02 + 2 * 0.5
 
 
-def test_sharded_parameters_travel_both_ways_at_once():
-    assert seconds("sharded") < seconds("server")
+def test_sharded_parameters_take_as_long_as_those_of_a_server():
+    assert seconds("sharded") == pytest.approx(seconds("server"), rel=0.01)
+
+
+def test_short_messages_leave_a_thread_to_the_long_ones():
+    # 4 MB on one thread; 1 MB, then another 4 MB on the other: not both long ones in a row
+    assert seconds("dp=2,buckets=a/b") < seconds("one") + 0.005
 
 
 def test_accumulation_does_the_same_work_and_sends_once():

@@ -20,6 +20,7 @@ from foretell.search.placement.plans import plan_of, samples, seconds_of
 from foretell.search.placement.polish import polish
 from foretell.search.placement.problem import ALL_REDUCE, problem
 from foretell.search.placement.space import Action, uniform
+from foretell.simulate import simulate
 from foretell.workload import load
 from tests.search.placement.machines import mixed
 
@@ -188,12 +189,15 @@ def test_a_plan_made_for_another_cluster(vgg, folder):
         seconds_of(odd, model, cluster)
 
 
-def test_layers_on_ranks_of_their_own_are_not_run_as_something_else(vgg):
+def test_layers_on_ranks_of_their_own_run_unless_they_are_split(vgg):
     model, cluster, _ = vgg
     plan = Plan(global_batch=32, groups=(("conv1.1", "head", "all-reduce", "0:16", "1:16"),))
-    assert any("groups" in why for why in refusals(plan))
-    with pytest.raises(InputError, match="ranks of their own"):
-        lower(plan, model, cluster)
+    assert not refusals(plan)
+    assert simulate(lower(plan, model, cluster)).seconds == pytest.approx(
+        seconds_of(plan, model, cluster), rel=0.02
+    )
+    split = Plan(global_batch=32, groups=(("conv1.1", "head", "split", "0:32", "1:32"),))
+    assert any("has no runtime" in why for why in refusals(split))
 
 
 @pytest.mark.slow

@@ -127,9 +127,7 @@ def _factors(made: Any, kind: models.Model, samples: int, steps: int) -> dict[st
         g = torch.randn(len(x), module.out_features)
         pack = median(_core(lambda x=x, g=g: torch.cat([packed(x, g, 0.5)])) for _ in range(steps))
         rows = packed(x, g, 0.5)
-        multiply = median(
-            _core(lambda m=module, r=rows: add_gradient(m, r)) for _ in range(steps)
-        )
+        multiply = median(_core(lambda m=module, r=rows: add_gradient(m, r)) for _ in range(steps))
         made.zero_grad()
         found[name] = [pack / len(x), multiply / len(x)]
     return found

@@ -7,7 +7,8 @@ Without it (`is_blind`) the cores are taken as bench found them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -134,7 +135,21 @@ def held(
     known: Known, rows: list[Row], knobs: Knobs | None = None, *, is_blind: bool = False
 ) -> list[Held]:
     """Every configuration that was run, beside what was foretold of it."""
-    return [_held(known, c, group, knobs, is_blind) for c, group in table.by_config(rows).items()]
+    groups = table.by_config(rows)
+    typical = _typical(groups)
+    found = [_held(known, c, group, knobs, is_blind) for c, group in groups.items()]
+    return [h if h.runs > 1 else replace(h, spread=typical(h.config)) for h in found]
+
+
+def _typical(groups: dict[Config, list[Row]]) -> Callable[[Config], float]:
+    """The spread of what was run once: that of others on its network, of all others, or none."""
+    known = [(c.network, table.spread(group)) for c, group in groups.items() if len(group) > 1]
+
+    def spread(config: Config) -> float:
+        near = [s for name, s in known if name == config.network] or [s for _, s in known]
+        return mean(near) if near else 0.0
+
+    return spread
 
 
 def _held(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from foretell.pytorch.lab.foretold import Held
+from foretell.pytorch.lab.table import Row
 
 NEAR = 0.03  # a plan that close to the best is as good
 WITHIN = 0.15
@@ -63,6 +64,48 @@ def _pick(key: tuple[str, str, int], group: list[Held]) -> dict[str, Any]:
         "regret": ours.measured / best.measured - 1,
         "spread": max(ours.spread, best.spread),
     }
+
+
+def again(runs: Sequence[Row], rows: Sequence[Held]) -> dict[str, float]:
+    """How often the plan foretold best, and the best of all rounds but one, are near it in that one.
+
+    What measuring itself reaches is as much as anybody can: runs of the same lie apart.
+    """
+    ours = {(p["model"], p["network"], p["ranks"]): p["picked"] for p in picks(rows)}
+    tries = [
+        (_near(plans, number, ours[key]), _near(plans, number, _best_but(plans, number)))
+        for key, plans in _rounds(runs).items()
+        if key in ours
+        for number in sorted(set.intersection(*map(set, plans.values())))
+        if all(len(steps) > 1 for steps in plans.values())
+    ]
+    if not tries:
+        return {"tries": 0, "foretold": 1.0, "measured": 1.0}
+    foretold, measured = np.array(tries, float).mean(axis=0)
+    return {"tries": len(tries), "foretold": float(foretold), "measured": float(measured)}
+
+
+Plans = dict[str, dict[int, float]]  # plan, round: seconds
+
+
+def _rounds(runs: Sequence[Row]) -> dict[tuple[str, str, int], Plans]:
+    """Seconds of every plan and round, for each model, network and number of ranks."""
+    groups: dict[tuple[str, str, int], Plans] = {}
+    for row in runs:
+        if row.threads == "1":
+            plans = groups.setdefault((row.model, row.network, row.ranks), {})
+            plans.setdefault(row.plan, {})[row.round] = row.step_s
+    return groups
+
+
+def _best_but(plans: Plans, number: int) -> str:
+    """The plan that was best in all rounds but one."""
+    others = {p: [s for n, s in steps.items() if n != number] for p, steps in plans.items()}
+    return min(others, key=lambda plan: float(np.median(others[plan])))
+
+
+def _near(plans: Plans, number: int, plan: str) -> bool:
+    return plans[plan][number] <= (1 + NEAR) * min(steps[number] for steps in plans.values())
 
 
 def by(rows: Sequence[Held], field: str) -> dict[str, tuple[int, float, float, float]]:

@@ -193,9 +193,7 @@ def _missing(
     yield from ((number, s, n) for s, n in order if (number, s, n) not in seen)
 
 
-def _once(
-    lab: Mixed, setting: Setting, name: str, plan: Plan, number: int, steps: int
-) -> None:
+def _once(lab: Mixed, setting: Setting, name: str, plan: Plan, number: int, steps: int) -> None:
     pool = lab.pool(setting)
     job = {"do": "run", "model": setting.model, "plan": str(plan), "steps": steps, "warmup": 1}
     shares = plan.shares or (plan.global_batch // plan.ranks,) * plan.ranks

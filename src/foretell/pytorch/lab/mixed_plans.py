@@ -40,7 +40,8 @@ def by_speed(speeds: Sequence[float], batch: int) -> tuple[int, ...]:
     while sum(found) < batch:
         found[max(range(len(due)), key=lambda r: (due[r] - found[r], -r))] += 1
     while sum(found) > batch:
-        found[max(range(len(due)), key=lambda r: (found[r] - due[r], -r))] -= 1
+        several = [r for r in range(len(due)) if found[r] > 1]
+        found[max(several, key=lambda r: (found[r] - due[r], -r))] -= 1
     return tuple(found)
 
 

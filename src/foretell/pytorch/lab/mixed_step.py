@@ -24,7 +24,6 @@ from foretell.pytorch.lab.prices import Prices
 from foretell.pytorch.lab.step import MESSAGES
 
 _SMALL = 4096.0  # bytes of a message that costs nothing but being sent
-_COPIES = 3  # of a gradient: into its bucket, with its weight, and out into the update's sight
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +33,6 @@ class Worth:
     prices: Prices
     stretch: Sequence[float]  # wall seconds of each rank for a core second of the profile
     act: float = 0.0  # core seconds that a forward or backward of layers apart adds to their own
-    copy: float = 0.0  # core seconds of a byte that is copied
 
 
 class Piece(NamedTuple):
@@ -184,7 +182,7 @@ class _Step:
         """What of each rank's time a message takes while it is under way."""
         prices, stretch = self.worth.prices, self.worth.stretch
         busy = prices.core(op, size) / prices.seconds(op, size)
-        return {self.core[r]: min(1.0, busy * stretch[r]) for r in ranks}
+        return {self.core[r]: min(1.0, busy * stretch[r]) for r in ranks if busy}
 
     def _line(self, name: str, rank: int, number: int) -> int:
         key = (name, rank, number)
@@ -219,12 +217,10 @@ class _Step:
         opened = 0
         for name, seconds in mine:
             factors = self.ways[name] == "factors"
-            copies = self.worth.copy * _COPIES * self.parts[q].parameters[name]
             layer = name.rpartition(".")[0]
             is_sent = factors and name == self._first_of(layer, mine)
             less = self._factored(layer, sum(b[rank] for b in self.parts[q].samples), pack=True)
-            cost = seconds - less if is_sent else seconds + (0.0 if factors else copies)
-            self._do(rank, f"gradient {name}", max(cost, 0.0))
+            self._do(rank, f"gradient {name}", max(seconds - less if is_sent else seconds, 0.0))
             if is_sent:
                 self._launch(q, f"factors {layer}", rank)
             for bucket in left:

@@ -2,8 +2,9 @@
 
 Every rank has a lane for its own work and two for messages (gloo works on two at once). Work uses
 the rank's share of a core, a link of the graph like any other: a busy machine is one whose cores
-are worth less. Messages use the links of the ranks they join, both ways apart. What is sent when is
-what `foretell.pytorch.deploy` does:
+are worth less. Messages share one wire, also those that go opposite ways: between two ranks gloo has
+one connection, in which a short message waits behind a long one and holds a thread meanwhile, so
+that in measured steps they take turns. What is sent when is what `foretell.pytorch.deploy` does:
 
     all-reduce   buckets in order, each as soon as its gradients and all buckets before it are there
     factors      [x | g] of a layer gathered from its backward on, multiplied before the update
@@ -81,8 +82,7 @@ class _Step:
             [self._lane(f"messages {k}", r, "comm") for k in range(MESSAGES)] for r in self.ranks
         ]
         self.cores = [self.builder.link(f"core {r}", 1.0 / self.worth) for r in self.ranks]
-        self.up = [self.builder.link(f"up {r}", 1.0) for r in self.ranks]
-        self.down = [self.builder.link(f"down {r}", 1.0) for r in self.ranks]
+        self.wire = self.builder.link("wire", 1.0)
         self.count: dict[str, int] = {}
         self.taken = [0.0] * MESSAGES  # seconds of the messages each thread has been given
         self.last = [-1 for _ in self.ranks]  # the task each rank's work goes on from
@@ -99,11 +99,11 @@ class _Step:
         owned = {n: int(way.partition(":")[2]) for n, way in ways.items() if way[:2] == "ps"}
         if owned:
             each = [self._do(r, "reduce", self._launch(len(owned))) for r in self.ranks]
-            sent += [self._message("reduce", self.bytes[n], each, o) for n, o in owned.items()]
+            sent += [self._message("reduce", self.bytes[n], each) for n in owned]
         self._update(sent, ways, owned)
         if owned:
             each = list(self.last)
-            back = [self._message("broadcast", self.bytes[n], each, o) for n, o in owned.items()]
+            back = [self._message("broadcast", self.bytes[n], each) for n in owned]
             for r in self.ranks:
                 self._do(r, "wait", self._woke(back), back)
         return self.builder.graph(plan=str(self.plan), model=self.setting.profile["model"])
@@ -175,7 +175,7 @@ class _Step:
 
     # What joins ranks
 
-    def _message(self, op: str, size: float, after: list[int], owner: int = -1) -> int:
+    def _message(self, op: str, size: float, after: list[int]) -> int:
         """One collective of all ranks, as soon as the last of them has begun it."""
         prices = self.setting.prices
         assert prices is not None
@@ -189,16 +189,8 @@ class _Step:
         lanes = [self.send[r][lane] for r in self.ranks]
         return self.builder.task(
             kind="collective", op=op, name=f"{op} {number}", rank=0, lanes=lanes, seconds=seconds,
-            comm_bytes=size, after=after, uses=self._wires(op, share, owner), source="measured",
+            comm_bytes=size, after=after, uses={self.wire: share}, source="measured",
         )  # fmt: skip
-
-    def _wires(self, op: str, share: float, owner: int) -> dict[int, float]:
-        """Links a message keeps busy: all both ways; to or from an owner only those ways."""
-        if owner < 0:
-            return dict.fromkeys([*self.up, *self.down], share)
-        others = [r for r in self.ranks if r != owner]
-        out, back = (self.up, self.down) if op == "reduce" else (self.down, self.up)
-        return {back[owner]: share} | {out[r]: share for r in others}
 
     def _size(self, bucket: Sequence[str]) -> float:
         return float(sum(self.bytes[n] for n in bucket))

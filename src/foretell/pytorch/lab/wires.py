@@ -24,6 +24,7 @@ from foretell.pytorch.lab.network import Network
 _SUBNET = "10.99.0"
 _NAMED = re.compile(r"fl(\d+)[a-z]+\d*")
 _BURST_SECONDS = 2e-3  # of a link's rate: below that tbf does not reach 1 Gbit/s
+_MTU = "9000"  # bytes, of a loopback: its own packets of 64 KiB are more than a bucket holds
 _BURST_LEAST = 65536  # bytes: one packet as the kernel hands them over
 
 
@@ -169,7 +170,7 @@ def shaped_loopback(network: Network, ranks: int) -> Iterator[list[str]]:
     rate = sum(network.rate(rank) for rank in range(ranks))
     try:
         _ip("netns", "add", space)
-        _ip("-n", space, "link", "set", "lo", "up")
+        _ip("-n", space, "link", "set", "lo", "mtu", _MTU, "up")
         if rate:
             _run(["tc", "-n", space, "qdisc", "add", "dev", "lo", "root", *_bucket(rate)])
         yield ["ip", "netns", "exec", space]

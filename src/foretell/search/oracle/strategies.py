@@ -29,7 +29,7 @@ STRATEGIES: dict[str, Strategy] = {
     "serial": Strategy(
         "One device does everything.",
         "Every kernel at its full shape, the host beside it, then the update.",
-        "dp=1", "what one device holds",
+        "dp=1", "what one device holds", ("nothing else runs on the device",), _PARADL,
     ),
     "data": Strategy(
         "Every rank has the whole model and a part of the samples.",

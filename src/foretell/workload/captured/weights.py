@@ -74,9 +74,7 @@ def _claim(row: Row, size: int, weight: Weight | None) -> None:
     weight.elements, weight.users = float(size), weight.users + 1
 
 
-def _claim_ruled(
-    row: Row, places: dict[str, list[Weight]], known: list[Weight], wide: int
-) -> None:
+def _claim_ruled(row: Row, places: dict[str, list[Weight]], known: list[Weight], wide: int) -> None:
     """The matrix of a call and what goes with it; of a part of a matrix a part of the bias."""
     own = places.get(row.path, [])
     item = wide or row.call.item(PRODUCTS.get(row.op, 0))
