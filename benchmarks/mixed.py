@@ -80,8 +80,8 @@ def print_figures(found: list[Held]) -> None:
         for plan in PLANS:
             mine = [r for r in some if r.plan == plan]
             if mine:
-                print(f"  {plan:13} {len(mine):3} mean |error| {mean(abs(r.error) for r in mine):.1%}"
-                      f" bias {mean(r.error for r in mine):+.1%}")  # fmt: skip
+                size, bias = mean(abs(r.error) for r in mine), mean(r.error for r in mine)
+                print(f"  {plan:13} {len(mine):3} mean |error| {size:.1%} bias {bias:+.1%}")
         for p in picked:
             if p["regret"] > mixed.NEAR:
                 print(f"  missed: {p['setting']}: {p['ours']} for {p['best']} "
@@ -89,15 +89,19 @@ def print_figures(found: list[Held]) -> None:
 
 
 def print_factors(found: list[Held]) -> None:
-    """The same plan with and without factors: bytes of messages and steps, foretold and measured."""
+    """The same plan with and without factors: bytes of messages, foretold and measured steps."""
     rows = {(r.setting, r.plan): r for r in found}
-    print("\nfactors: MB of messages and ms of a step, without and with")
+    print("\nfactors: MB of messages and ms of a step, without -> with")
     for setting in dict.fromkeys(r.setting for r in found):
         plain, sent = (rows.get((setting, p)) for p in ("proportional", "factors"))
         if plain and sent:
-            print(f"  {setting!s:60} {plain.bytes / 1e6:6.2f} -> {sent.bytes / 1e6:5.2f} MB  foretold"
-                  f" {1e3 * plain.predicted:5.0f} -> {1e3 * sent.predicted:5.0f}  measured "
-                  f"{1e3 * plain.measured:5.0f} -> {1e3 * sent.measured:5.0f} ms")  # fmt: skip
+            print(f"  {setting!s:60} {_pair(plain.bytes, sent.bytes, 1e-6, 2)} MB  foretold "
+                  f"{_pair(plain.predicted, sent.predicted)} ms  measured "
+                  f"{_pair(plain.measured, sent.measured)} ms")  # fmt: skip
+
+
+def _pair(before: float, after: float, times: float = 1e3, digits: int = 0) -> str:
+    return f"{times * before:6.{digits}f} -> {times * after:5.{digits}f}"
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Two gloo ranks with one thread each hold both versions of a model and take steps
 that whatever else the machine does falls on both. Each pair of neighbours gives one ratio of wall
 seconds and one of CPU seconds (all threads of both ranks; waiting takes none); told is the median
 of the ratios with the interval that holds it 19 times in 20, from the ranks of the sorted ratios.
+`--control` compares two versions by hand: how far from zero nothing at all comes out.
 A step of ours is all that `foretell run` does around one: the state that is written, the plan's
 machinery, the user's model.
 """
@@ -19,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,11 +134,21 @@ def measure(rank: int, folder: str, asked: Any) -> None:
     found = {}
     with quiet():
         for name in asked.only:
-            theirs, text = CASES[name]
-            mine = ours(text.format(micro=asked.batch // 8), asked.width, x, pulse)
-            found[name] = in_turn(theirs(asked.width, x), mine, asked.pairs)
+            found[name] = one_case(name, asked, x, pulse)
     Path(folder, f"found-{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
+
+
+def one_case(name: str, asked: Any, x: Any, pulse: Pulse) -> list[tuple[Took, Took]]:
+    """Half of the pairs with each version made first: where a model lies in memory tells, too."""
+    by_hand, text = CASES[name]
+    plan = text.format(micro=asked.batch // 8)
+    theirs = partial(by_hand, asked.width, x)
+    mine = theirs if asked.control else partial(ours, plan, asked.width, x, pulse)
+    first = theirs()
+    pairs = in_turn(first, mine(), asked.pairs // 2)
+    second = mine()
+    return pairs + in_turn(theirs(), second, asked.pairs - asked.pairs // 2)
 
 
 def in_turn(first: Step, second: Step, pairs: int) -> list[tuple[Took, Took]]:
@@ -199,6 +211,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--control", action="store_true", help="both by hand: what noise makes")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -215,7 +228,7 @@ def main() -> None:
             for field, (mid, low, high) in ((f, one[f]) for f in Took._fields)
         ]
         rows.append(Row(f"over {name}, {one['pairs']} pairs", "; ".join(both), f"{MOST:.0%}"))
-    show("What `foretell run` costs", rows)
+    show("By hand, against itself" if asked.control else "What `foretell run` costs", rows)
 
 
 if __name__ == "__main__":

@@ -85,3 +85,32 @@ def _sizes_back(op, layout):
     shapes = [dict(_pairs(shape)) for shape, _ in first if (shape, _) in second]
     keys = sorted({k for shape in shapes for k in shape})
     return {k: np.array([shape.get(k, 1.0) for shape in shapes]) for k in keys}
+
+
+def test_the_time_of_a_measured_shape_is_told_by_its_neighbours():
+    from foretell.cost.ratios import _measured, _pairs, times
+
+    found = _measured("linear", "forward", Way("bf16"))
+    big = [(shape, s) for (shape, _), s in found.items() if s > 2e-5][:20]
+    for shape, seconds in big:
+        sizes = {k: np.array([v]) for k, v in _pairs(shape)}
+        told = times("linear", "forward", sizes, Way("bf16"))
+        assert told is not None
+        assert abs(np.log(told.seconds[0] / seconds)) < 0.15  # it is its own nearest neighbour
+
+
+def test_no_time_is_told_of_what_has_no_measure_of_work():
+    from foretell.cost.ratios import times
+
+    assert times("gelu", "forward", {"n": np.array([1e6])}, Way("bf16")) is None
+
+
+def test_a_single_tap_minds_how_its_pixels_are_aligned():
+    sizes = {k: np.array([v, v]) for k, v in dict(n=64, c=128, k=512, stride=1, groups=1).items()}
+    sizes |= {"h": np.array([28, 27]), "w": np.array([28, 27])}
+    one, three = (
+        places("conv2d", (), {**sizes, "r": np.full(2, taps), "s": np.full(2, taps)})
+        for taps in (1, 3)
+    )
+    assert abs(one[0, -1] - one[1, -1]) > 1
+    assert three[0, -1] == three[1, -1] == 0

@@ -15,9 +15,8 @@ from foretell.predict import predict
 from foretell.simulate import simulate
 from foretell.workload import load
 
-@given(
-    st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 6)
-)
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 6))
 def test_samples_are_dealt_out_once(each, batches):
     samples = dict(enumerate(each))
     found = dealt(samples, batches)
@@ -30,9 +29,7 @@ def test_samples_are_dealt_out_once(each, batches):
 
 @settings(deadline=None)
 @given(
-    st.lists(
-        st.sets(st.integers(0, 3), min_size=1).map(sorted), min_size=1, max_size=5
-    ),
+    st.lists(st.sets(st.integers(0, 3), min_size=1).map(sorted), min_size=1, max_size=5),
     st.integers(1, 5),
 )
 def test_every_rank_does_its_runs_in_an_order_that_ends(where, batches):
@@ -162,12 +159,10 @@ def test_what_does_not_fit_is_said():
 
 def test_splits_wider_than_a_node_are_infeasible():
     with pytest.raises(InfeasibleError, match="inside one node"):
-        lower(
-            group("conv1.1 head split 0:8 4:8"), load("vgg11:batch=8"), machines("tag")
-        )
+        lower(group("conv1.1 head split 0:8 4:8"), load("vgg11:batch=8"), machines("tag"))
 
 
 def test_rows_read_back():
     plan = group("conv1.1 head all-reduce 0:8 3:4", global_batch=12)
     assert runs(Plan.parse(str(plan))) == runs(plan)
-    assert [u.name for u in units(load("vgg11"))][0] == "conv1.1"
+    assert next(u.name for u in units(load("vgg11"))) == "conv1.1"

@@ -114,6 +114,14 @@ def test_markup_in_a_name_stays_text(studio):
     assert headers["X-Content-Type-Options"] == "nosniff"
 
 
+# A step that ends before it begins, around a kernel: no time passes.
+STILL = json.dumps({"schemaVersion": 1, "traceEvents": [
+    {"ph": "X", "name": "ProfilerStep#1", "cat": "user_annotation", "pid": 1, "tid": 1, "ts": 5,
+     "dur": -100},
+    {"ph": "X", "name": "k", "cat": "kernel", "pid": 0, "tid": 7, "ts": 3, "dur": 1},
+]}).encode()  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("name", "raw", "says"),
     [
@@ -125,6 +133,9 @@ def test_markup_in_a_name_stays_text(studio):
         ("bomb.json.gz", gzip.compress(bytes(1 << 20)), "bomb.json.gz"),
         ("big.json", bytes(5 << 20), "more than 4 MiB"),
         ("../../etc/x.plan", b'{"dp": 2}', "x.plan"),
+        ("deep.json", b"[" * 1_000_000, "deep.json"),
+        ("x.json", b'{"traceEvents": ["<script>", 1, null]}', "x.json"),
+        ("still.json", STILL, "0 s"),
     ],
 )
 def test_bad_uploads_say_what_is_wrong(studio, name, raw, says):

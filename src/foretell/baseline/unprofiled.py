@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretell.baseline.steady import steady_seconds
+from foretell.errors import InputError
 from foretell.graph.columns import Array, Kind
 from foretell.graph.graph import Graph
 from foretell.trace import Trace
@@ -59,6 +60,11 @@ def unprofiled(trace: Trace, real: float | None = None) -> Baseline:
         told, real = f"estimated ({EVENT * 1e6:.1f} µs an event taken off)", _guessed(trace)
     usual = warmed(trace, USUAL)
     played = steady_seconds(usual)
+    if real <= 0 or played <= 0:
+        raise InputError(
+            f"a step of {real:g} s, {played:g} s when played",
+            hint="the trace has to hold a whole step, and its time has to be above zero",
+        )
     if abs(played / real - 1) < CLOSE or _device_holds(trace, played, real):
         note = f"un-profiled step {told}; the device, not the host, holds it up"
         return Baseline(usual, real, played, USUAL, SPREAD, note)

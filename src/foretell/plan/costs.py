@@ -207,6 +207,19 @@ def over_copies(c: Costs, size: Array, rows: Rows, cluster: Cluster) -> Array:
     return over("all_reduce", size, keys, cluster)
 
 
+def copies(c: Costs) -> Array:
+    """Ranks that hold the same experts, among those that share other weights."""
+    plans = c.plans
+    return np.maximum(plans.column("sharing") * plans.column("cp") / plans.column("ep"), 1.0)
+
+
+def over_experts(c: Costs, op: str, size: Array, rows: Rows, cluster: Cluster) -> Array:
+    """Seconds of a collective between the ranks that hold the same experts."""
+    plans = [c.plans.plans[i] for i in rows.tolist()]
+    keys = [(max(p.dp * p.cp // p.ep, 1), stride(p, "cp") * p.ep) for p in plans]
+    return over(op, size, keys, cluster)
+
+
 def over(op: str, size: Array, keys: list[tuple[int, int]], cluster: Cluster) -> Array:
     """Seconds of collectives on groups given by their size and how far apart their ranks are."""
     out = np.zeros(len(keys))

@@ -6,7 +6,16 @@ import numpy as np
 
 from foretell.cluster import Cluster
 from foretell.cost import collective, kernel
-from foretell.plan.costs import Costs, Stage, alike, grad_width, over_copies, over_dp
+from foretell.plan.costs import (
+    Costs,
+    Stage,
+    alike,
+    copies,
+    grad_width,
+    over_copies,
+    over_dp,
+    over_experts,
+)
 from foretell.plan.groups import levels, stride
 from foretell.plan.layouts import Array
 from foretell.plan.parts import slowest
@@ -51,9 +60,11 @@ def reducing(c: Costs, s: Stage, cluster: Cluster) -> Array:
     whole = over_dp(c, "all_reduce", size, every, cluster)
     scattered = over_dp(c, "reduce_scatter", size, every, cluster)
     out[every] = np.where(zero[every] > 0, scattered, whole)
-    copies = np.flatnonzero((zero > 0) & (c.plans.column("dp") > c.plans.column("sharing")))
-    each = (s.weights * grad_width(c) / c.plans.column("sharing"))[copies]
-    out[copies] += over_copies(c, each, copies, cluster)
+    apart = np.flatnonzero((zero > 0) & (c.plans.column("dp") > c.plans.column("sharing")))
+    each = (s.weights * grad_width(c) / c.plans.column("sharing"))[apart]
+    out[apart] += over_copies(c, each, apart, cluster)
+    dealt = np.flatnonzero(s.experts > 0)
+    out[dealt] += over_experts(c, "all_reduce", (s.experts * grad_width(c))[dealt], dealt, cluster)
     return out
 
 
@@ -105,7 +116,8 @@ def updating(c: Costs, s: Stage, cluster: Cluster) -> Array:
     """Seconds of the optimizer on one rank."""
     sharing = np.where(c.plans.column("zero") > 0, c.plans.column("sharing"), 1.0)
     moved = np.array([stack_of(k).update for k in c.plans.stacks])
-    size = moved * (s.weights / sharing + s.experts)
+    apart = np.where(c.plans.column("zero") > 0, copies(c), 1.0)
+    size = moved * (s.weights / sharing + s.experts / apart)
     n = np.maximum(size / moved, 1.0)
     found = kernel.seconds(slowest(cluster), "optimizer", "fp32", {"n": n}, bytes=size).seconds
     found = found * cluster.calibration.compute

@@ -36,7 +36,7 @@ def _reduce(sheet: Sheet, s: int, held: Stage, made: list[int]) -> int:
         seconds=seconds / len(pieces),
         comm_bytes=size / len(pieces),
         group=sheet.group(s),
-        **_talk(sheet, s),
+        **(_talk(sheet, s) | {"lane": sheet.lanes[s].between}),
     )
     sheet.draft.wait(ids, pieces)
     return int(ids[-1])

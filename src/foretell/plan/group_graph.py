@@ -66,16 +66,16 @@ class _Sheet:
 
     def __post_init__(self) -> None:
         self.ranks = sorted({rank for stretch in self.found for rank in stretch.ranks})
-        one = lambda name, kind: {  # noqa: E731
-            r: self.build.lane(name, rank=r, kind=kind, ordered=False) for r in self.ranks
-        }
-        self.work, self.talk = one("compute", "compute"), one("collectives", "comm")
+        self.work, self.talk = self._lanes("compute", "compute"), self._lanes("collectives", "comm")
         nodes = sorted({self.node(rank) for rank in self.ranks})
         self.wires = {
             (word, n): self.build.link(f"{word} {n}", 1.0)
             for n in nodes
             for word in ("out", "in", "bus")
         }
+
+    def _lanes(self, name: str, kind: str) -> dict[int, int]:
+        return {r: self.build.lane(name, rank=r, kind=kind, ordered=False) for r in self.ranks}
 
     def node(self, rank: int) -> int:
         """The machine of a rank."""
@@ -229,9 +229,9 @@ def _end(sheet: _Sheet) -> None:
     updated = {}
     for rank in sheet.ranks:
         took = sum(stretch.update(sheet.costs, rank) for stretch in sheet.found)
-        after = {sheet.done.get((m, rank)) for m in range(sheet.batches)}
-        after |= {sheet.last[rank], *sheet.synced[rank]}
-        updated[rank] = _kernel(sheet, rank, "optimizer", took, 0, sorted(after - {None}))
+        newest = [sheet.done[m, rank] for m in range(sheet.batches) if (m, rank) in sheet.done]
+        after = {sheet.last[rank], *newest, *sheet.synced[rank]}
+        updated[rank] = _kernel(sheet, rank, "optimizer", took, 0, sorted(after))
         _hold(sheet, rank)
     for stretch, op, size in sheet.later:
         seconds = sheet.costs.talk(op, size, stretch.ranks)

@@ -14,7 +14,7 @@ from itertools import groupby
 
 from foretell.errors import InputError, unknown
 from foretell.plan.group_costs import Array, GroupCosts, Product, held
-from foretell.plan.grouped import layers_of, micro_batches, runs, spoken
+from foretell.plan.grouped import agreed, layers_of, micro_batches, runs, spoken
 from foretell.plan.plan import Plan
 
 _ONE_RANK = "all-reduce"  # there is nobody to agree with: any way is this
@@ -187,7 +187,7 @@ def _layer(costs: GroupCosts, at: int, way: str, ranks: tuple[int, ...], batch: 
 
 def _synced(plan: Plan, costs: GroupCosts) -> tuple[Layer, ...]:
     """All layers of a plan of data parallelism, with the ways of their parameters."""
-    left = {row[0]: row[1] for row in plan.sync}
+    left = agreed(plan)
     usual = "sharded" if plan.zero == 1 and plan.dp > 1 else _ONE_RANK
     out = []
     for at, unit in enumerate(costs.units):
@@ -209,9 +209,7 @@ def _weights(costs: GroupCosts, layer: int) -> list[str]:
     return [w.name for op in costs.workload.layers[layer].works() for w in op.weights]
 
 
-def _agreed(
-    plan: Plan, costs: GroupCosts, at: int, ways: Mapping[str, str], usual: str
-) -> Layer:
+def _agreed(plan: Plan, costs: GroupCosts, at: int, ways: Mapping[str, str], usual: str) -> Layer:
     """A layer with the way of most consequence that its parameters have."""
     words = {way.partition(":")[0]: way.partition(":")[2] for way in ways.values()}
     way = next((w for w in ("factors", "ps", "sharded") if w in words), usual)

@@ -73,6 +73,11 @@ def _run(row: tuple[str, ...]) -> Run:
     return Run(row[0], row[1], row[2], dict(good))
 
 
+def agreed(plan: Plan) -> dict[str, str]:
+    """How single parameters agree, by the names the plan has for them."""
+    return {row[0]: row[1] for row in plan.sync}
+
+
 def layers_of(found: Sequence[Run], names: Sequence[str], model: str) -> list[range]:
     """Places in `names` that each run covers; together they are all of them, once, in order."""
     at = {name: i for i, name in enumerate(names)}

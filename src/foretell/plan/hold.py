@@ -47,8 +47,11 @@ def _holding(workload: Workload, layer: Layer, cells: Layouts) -> Holding:
             if not holds(op.when, stack.flags):
                 continue
             sizes = op.sizes({k: v[rows] for k, v in degrees.items()}, batch[rows])
+            dealt = cells.column("ep")[rows] > 1 if "ep" in op.splits else np.zeros(len(rows), bool)
             for weight in op.weights:
-                sums["experts" if "ep" in op.splits else "weights"][rows] += weight.elements(sizes)
+                size = weight.elements(sizes)
+                sums["experts"][rows] += np.where(dealt, size, 0.0)
+                sums["weights"][rows] += np.where(dealt, 0.0, size)
             for tensor in op.brief:
                 if holds(tensor.when, stack.flags):
                     sums["brief"][rows] += tensor.bytes(sizes, dtype)

@@ -19,7 +19,7 @@ import numpy as np
 
 from foretell.cluster import Cluster
 from foretell.plan.check import check, placed
-from foretell.plan.costs import Costs, grad_width, unpriced
+from foretell.plan.costs import Costs, copies, grad_width, unpriced
 from foretell.plan.layouts import Array
 from foretell.plan.plan import Plan
 from foretell.plan.stack import Stack, stack_of
@@ -99,9 +99,7 @@ def stage_memory(c: Costs, times: Array, workload: Workload, stage: Array) -> Me
     each, again = _kept(c, times, workload)
     flying = _in_flight(c, stage)
     share = np.where(zero >= 1, sharing, 1.0)
-    apart = np.maximum(
-        sharing * plans.column("cp") / plans.column("ep"), 1.0
-    )  # copies of an expert
+    apart = copies(c)
     return Memory(
         parameters=held * (weights / np.where(zero == 3, sharing, 1.0) + experts),
         gradients=grad_width(c) * (weights / np.where(zero >= 2, sharing, 1.0) + experts),

@@ -9,7 +9,7 @@ split tensor stand in the way of the next kernel and count as device time.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -113,7 +113,7 @@ def _layers(
     wanted = [
         (at, phase, call)
         for at, layer in enumerate(workload.layers)
-        for phase, call in _wanted(layer, stack, cells)
+        for phase, call in _wanted(layer, _told(stack, dtype), cells)
     ]
     seconds = _priced(device, dtype, [call for _, _, call in wanted], len(cells))
     whole = [_empty(len(cells)) for _ in workload.layers]
@@ -126,6 +126,11 @@ def _layers(
             if isinstance(exchange, Exchange):
                 _exchange(exchange, dtype, cluster, stack, cells, whole[at])
     return whole
+
+
+def _told(stack: Stack, dtype: str) -> Stack:
+    """The program, told that it computes in eight bits where it does."""
+    return replace(stack, flags=stack.flags | {"fp8"}) if dtype == "fp8" else stack
 
 
 def _wanted(layer: Layer, stack: Stack, cells: Layouts) -> list[tuple[int, Call]]:

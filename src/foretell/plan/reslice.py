@@ -8,7 +8,7 @@ same, compiled, cell by cell.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ def edges(shares: Sequence[int]) -> list[int]:
     return [0, *accumulate(shares)]
 
 
-def reslice(held: dict[int, int], wanted: dict[int, int]) -> list[Move]:
+def reslice(held: Mapping[int, int], wanted: Mapping[int, int]) -> list[Move]:
     """Moves that turn one dealing-out into another; both map ranks to samples, in order."""
     (before, behind), moves = (edges([*d.values()]) for d in (held, wanted)), []
     if before[-1] != behind[-1]:

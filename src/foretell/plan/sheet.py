@@ -26,6 +26,7 @@ class Lanes(NamedTuple):
     collective: int
     down: int  # to the stage behind
     up: int  # to the stage before
+    between: int  # to other copies of what is sharded; the collectives' own where there are none
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Sheet:
 def sheet(costs: Costs, workload: Workload, cluster: Cluster) -> Sheet:
     """An empty sheet for the first plan of some costs."""
     draft, plan = Draft(), costs.plans.plans[0]
-    lanes = tuple(_lanes(draft, rank_of(plan, s)) for s in range(plan.pp))
+    lanes = tuple(_lanes(draft, rank_of(plan, s), plan) for s in range(plan.pp))
     return Sheet(draft, costs, workload, cluster, lanes, _own(costs, workload, cluster))
 
 
@@ -87,10 +88,13 @@ def rank_of(plan: Plan, stage: int) -> int:
     return stage * stride(plan, "pp")
 
 
-def _lanes(draft: Draft, rank: int) -> Lanes:
-    return Lanes(
+def _lanes(draft: Draft, rank: int, plan: Plan) -> Lanes:
+    """Copies of sharded parameters are reduced beside the gathers, over links of their own."""
+    compute, collective = (
         draft.lane("compute", rank, "compute"),
         draft.lane("collectives", rank, "comm"),
-        draft.lane("send on", rank, "comm"),
-        draft.lane("send back", rank, "comm"),
     )
+    down, up = draft.lane("send on", rank, "comm"), draft.lane("send back", rank, "comm")
+    apart = plan.zero == 3 and plan.dp > plan.sharing
+    between = draft.lane("between copies", rank, "comm") if apart else collective
+    return Lanes(compute, collective, down, up, between)

@@ -1,4 +1,4 @@
-"""Plans whose ranks are priced one by one, foretold: layers apart, uneven shares, ways of agreeing."""
+"""Plans whose ranks are priced one by one: layers apart, uneven shares, ways of agreeing."""
 
 from __future__ import annotations
 

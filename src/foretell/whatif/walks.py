@@ -3,9 +3,9 @@
 A kernel that takes several numbers at a time lasts as long as its bytes; one that works out an
 offset for every number (a broadcast, a turned tensor) or adds along an axis hardly cares how wide
 they are. What the tables say of a plain pass is taken to a power: 1 for the first, little for the
-others. From four models traced with and without autocast on an H200 (t5_small, llama_110m,
-vit_b_16, convnext_tiny in benchmarks/measured): of kernels above 10 µs, indexed 0.80 to 0.96 of
-their time in fp32, reductions 0.82 to 0.91, fills 0.71, the rest 0.48 to 0.52.
+others. From four models traced with and without autocast on an H200 (benchmarks/measured/h200 and
+its folder `half`): of kernels above 10 µs, indexed 0.80 to 0.96 of their time in fp32, reductions
+0.82 to 0.91, fills 0.71, the rest 0.48 to 0.52.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ arrays, one entry a layout. `RULES` has one function a kind:
     recorded    any (options forward, backward: kernels by what they have of this size)
 
 Flags of the stack that matter here: `flash`, `fused`, `nhwc` (channels last in memory), `amp`
-(weights kept in fp32 and cast where they are used; norms in fp32), `eager` (PyTorch's operators).
+(weights kept in fp32 and cast where they are used; norms in fp32), `eager` (PyTorch's operators),
+`fp8` (products of weights in eight bits).
 """
 
 from __future__ import annotations
@@ -54,7 +55,34 @@ def calls(op: Op, sizes: Sizes, flags: frozenset[str] = frozenset()) -> Calls:
     if op.kind not in RULES:
         raise unknown("kind of op", op.kind, RULES)
     found = RULES[op.kind](op, sizes, flags)
+    if "fp8" in flags:
+        return _quantised(op, sizes, found)
     return _with_casts(op, sizes, found) if "amp" in flags else found
+
+
+def _quantised(op: Op, sizes: Sizes, found: Calls) -> Calls:
+    """Eight bits: what a product of weights reads is cast before it, the rest stays in bf16.
+
+    Each tensor is read for its largest number, read again, and written as it lies and turned, as
+    the units want it (current scaling). Scores of attention and logits are not cast, as in
+    Transformer Engine and torchao.
+    """
+    forward, back = found
+    if op.kind not in ("matmul", "experts") or not op.weights or op.options.get("vocabulary"):
+        return [_halved(c) for c in forward], [_halved(c) for c in back]
+    rows = sizes["batch"] * sizes.get("tokens", 1.0)
+    matrix = sizes["in"] * sizes["out"] * sizes.get("experts", 1.0)
+    given = [_cast(rows * sizes["in"]), _cast(matrix)]
+    return [*given, *forward], [_cast(rows * sizes["out"]), *back]
+
+
+def _cast(n: Number) -> Call:
+    """Two kernels that move six bytes a number."""
+    return Call("copy", {"n": n}, "bf16", bytes=3.0 * n, times=2.0)
+
+
+def _halved(call: Call) -> Call:
+    return call._replace(dtype="bf16") if call.op == "gemm" and not call.dtype else call
 
 
 def _with_casts(op: Op, sizes: Sizes, found: Calls) -> Calls:

@@ -70,6 +70,28 @@ def alive(folder):
     return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
+def test_layers_on_ranks_of_their_own_run(script):
+    import torch
+
+    plan = "groups=0+1+all-reduce+0:8+1:4/2+2+ps+1:9+2:3,global_batch=12,micro_batch=6"
+    run = start(script, "", "--plan", plan, "--steps", "2", "--warmup", "1", "--json")
+    out, err = run.communicate(timeout=100)
+    assert run.returncode == 0, err
+    found = json.loads(out)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    update, wanted = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for step in range(3):
+        x = torch.randn(12, 8, generator=torch.Generator().manual_seed(step))
+        loss = torch.nn.functional.mse_loss(model(x), x[:, :4].square())
+        update.zero_grad()
+        loss.backward()
+        update.step()
+        wanted.append(loss.item())
+    assert found["ranks"] == 3
+    assert found["losses"] == pytest.approx(wanted, rel=1e-5)
+
+
 def test_what_a_run_measures(script):
     options = ("--plan", "dp=2,shares=8+4", "--steps", "3", "--profile", "--json")
     run = start(script, "", *options, "--predicted-ms", "5")

@@ -40,7 +40,10 @@ def drawn(on, seed):
 def test_a_found_plan_is_predicted_as_it_was_found(model, seed):
     on = posed(model)
     plan = plan_of(on, drawn(on, seed))
-    wanted, found = seconds_of(plan, on.workload, on.cluster), predict(plan, on.workload, on.cluster)
+    wanted, found = (
+        seconds_of(plan, on.workload, on.cluster),
+        predict(plan, on.workload, on.cluster),
+    )
     assert found.fits == (wanted < inf)
     if found.fits and (plan.groups or plan.sync or plan.shares):
         assert found.step == pytest.approx(wanted, rel=CLOSE)

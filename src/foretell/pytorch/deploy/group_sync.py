@@ -128,7 +128,7 @@ def _served(way: str, run: Run) -> str:
 
 def _by_factors(module: Any, rows: Rows, batch: int) -> dict[str, str]:
     """Layers of a run whose factors are fewer bytes than their gradient (→ search … factors)."""
-    found = {}
+    found: dict[str, str] = {}
     for name, layer in module.named_modules():
         if name not in rows or refusal(layer):
             continue
@@ -143,8 +143,8 @@ def rows_of(module: Any) -> tuple[dict[str, float], list[Any]]:
     found: dict[str, float] = {}
 
     def note(name: str, arguments: Any, output: Any) -> None:
-        found[name] = output.numel() / output.shape[1 if output.dim() == 4 else -1] / len(
-            arguments[0]
+        found[name] = (
+            output.numel() / output.shape[1 if output.dim() == 4 else -1] / len(arguments[0])
         )
 
     hooks = [
@@ -177,7 +177,7 @@ def groups_of(runs: Sequence[Run]) -> dict[frozenset[int], Pair]:
 
     Every rank makes all of them, in one order: torch waits for ranks outside of a group too.
     """
-    rank, found = dist.get_rank(), {}
+    rank, found = dist.get_rank(), dict[frozenset[int], Pair]()
     for ranks in dict.fromkeys(frozenset(run.ranks) for run in runs):
         if len(ranks) > 1:
             pair = Pair(*(dist.new_group(sorted(ranks)) for _ in range(2)))

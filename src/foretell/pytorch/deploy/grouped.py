@@ -18,7 +18,7 @@ import torch.distributed as dist
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.plan.group_order import Act, orders
-from foretell.plan.grouped import dealt, micro_batches, runs
+from foretell.plan.grouped import agreed, dealt, micro_batches, runs
 from foretell.plan.reslice import Move, edges, reslice
 from foretell.pytorch.deploy.actions import Ran
 from foretell.pytorch.deploy.group_sync import Syncs, groups_of, rows_of, synced, tied
@@ -263,7 +263,7 @@ class Groups:
         for parameter in apart:  # they are another's, below
             parameter.requires_grad_(False)
         made = synced(
-            run, self.modules[q], group, given=dict(self.plan.sync), turns=self.turns, rows=rows,
+            run, self.modules[q], group, given=agreed(self.plan), turns=self.turns, rows=rows,
             bucket_bytes=self.plan.bucket_mb * 2**20, dtype=dtype_of(self.plan.grad_dtype),
         )  # fmt: skip
         for parameter in apart:
@@ -293,8 +293,9 @@ class Groups:
         """Running statistics are those of the first rank of a run, on all of them."""
         for q, module in sorted(self.modules.items()):
             group = self._groups.get(frozenset(self.runs[q].ranks))
-            for buffer in module.buffers() if group is not None else ():
-                dist.broadcast(buffer.detach(), src=self.runs[q].ranks[0], group=group.all)
+            if group is not None:
+                for buffer in module.buffers():
+                    dist.broadcast(buffer.detach(), src=self.runs[q].ranks[0], group=group.all)
 
 
 def _turns(pieces: Sequence[Any]) -> dict[str, int]:
@@ -305,7 +306,9 @@ def _turns(pieces: Sequence[Any]) -> dict[str, int]:
         for name, layer in layers(piece).items()
         if any(True for _ in layer.parameters())
     ]
-    return {f"{n}.{p}": k for k, (n, layer) in enumerate(filled) for p, _ in layer.named_parameters()}
+    return {
+        f"{n}.{p}": k for k, (n, layer) in enumerate(filled) for p, _ in layer.named_parameters()
+    }
 
 
 def _check_rows(outputs: list[Tensor], samples: int, layer: str) -> None:

@@ -29,6 +29,16 @@ def pipeline(plan: Plan, micro_batches: int) -> Pipeline:
     return Pipeline(tuple(map(tuple, each)))
 
 
+def name_of(found: Pipeline) -> str:
+    """Which of the usual orders a pipeline of one stage a rank has; nothing where it has none."""
+    ranks, num = len(found.orders), found.micro_batches
+    for name, row in (("1f1b", _1f1b), ("gpipe", _gpipe)):
+        usual = tuple(tuple(row(ranks, 1, rank, num)) for rank in range(ranks))
+        if usual == found.orders:
+            return name
+    return ""
+
+
 def _numbered(rows: Sequence[Sequence[str]]) -> list[list[str]]:
     """Rows of `F0`, or `F0.1` of a chunk, are in the plan's own words; `3F0` says its stage."""
     return [[_cell(cell, rank, len(rows)) for cell in row] for rank, row in enumerate(rows)]

@@ -1,9 +1,10 @@
 """Pipelines on PyTorch's own schedule runtime: any order of F, B, I and W, several stages a rank.
 
 `torch.distributed.pipelining` runs a list of actions on each rank; here any legal list is given to
-it. Two things the stock classes take for granted are relaxed: that the last stage sees
-micro-batches in turn (losses are kept by micro-batch), and that times are nobody's business (each
-stage notes when it computed). Both use names torch marks as private; tests pin them.
+it, and GPipe and 1F1B to its own classes for them. Two things the stock runtime takes for granted
+are relaxed: that the last stage sees micro-batches in turn (losses are kept by micro-batch), and
+that times are nobody's business (each stage notes when it computed). Both use names torch marks as
+private; tests pin them.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
 from foretell.errors import InputError
 from foretell.pytorch.deploy.actions import Pipeline, Ran
 from foretell.pytorch.deploy.blocks import Blocks
+from foretell.pytorch.deploy.orders import name_of
 
 Tensor = Any
 
@@ -89,6 +91,9 @@ class Runtime(_PipelineScheduleRuntime):  # type: ignore[misc]
             losses[:] = [found[m].detach() for m in sorted(found)]
 
 
+_CLASSES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
+
+
 class Staged:
     """A pipeline on torch's runtime; `step` leaves the gradients of the whole batch."""
 
@@ -118,10 +123,19 @@ class Staged:
             stage.ran = self.ran
             stage.submod.register_forward_pre_hook(_given)
             stage.submod.register_forward_hook(_made)
-        self.runtime = Runtime(self.stages, pipeline.micro_batches, loss_fn=loss)
-        self.runtime._prepare_schedule_with_comms(
-            {r: [_Action.from_str(c) for c in row] for r, row in enumerate(pipeline.rows())}
+        self.runtime = self._runtime(loss)
+
+    def _runtime(self, loss: Callable[[Any, Any], Any]) -> Any:
+        """Torch's class for this order where it has one, which costs least; else its runtime."""
+        many, own = self.pipeline.micro_batches, _CLASSES.get(name_of(self.pipeline))
+        if own is not None:
+            return own(self.stages[0], many, loss_fn=loss)
+        runtime = Runtime(self.stages, many, loss_fn=loss)
+        rows = enumerate(self.pipeline.rows())
+        runtime._prepare_schedule_with_comms(
+            {rank: [_Action.from_str(cell) for cell in row] for rank, row in rows}
         )
+        return runtime
 
     def infer(self, inputs: tuple[Any, ...]) -> dict[int, Any]:
         """The outputs where the last stage is: on our own executor, which keeps nothing."""

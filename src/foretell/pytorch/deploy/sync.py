@@ -10,12 +10,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch.distributed as dist
+from torch.autograd import Variable
 
 from foretell.errors import InputError, unknown
 from foretell.pytorch.deploy.buckets import Buckets, broadcast_state, share_buffers
@@ -35,6 +36,8 @@ class Sync:
     server: Server | None = None
     hooks: list[Any] = field(default_factory=list)
     is_done: bool = False  # the gradients of this step are those of the whole batch
+    is_adding: bool = False  # more of this step's gradients are to come
+    before: Any = None  # what finishes before an update
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -43,7 +46,9 @@ class Sync:
             for part in (self.buckets, self.factors):
                 if part is not None:
                     stack.enter_context(part.no_sync())
+            before, self.is_adding = self.is_adding, True
             yield
+            self.is_adding = before
 
     def begin(self) -> None:
         """Send what has not left yet: the backward is over. `finish` waits for it."""
@@ -81,8 +86,31 @@ class Sync:
 
     def attach(self, optimizer: Any) -> None:
         """Finish before each update and share after it."""
-        self.hooks.append(optimizer.register_step_pre_hook(self.finish))
-        self.hooks.append(optimizer.register_step_post_hook(self.share))
+        self.before = optimizer.register_step_pre_hook(self.finish)
+        self.hooks += [self.before, optimizer.register_step_post_hook(self.share)]
+
+    def finish_with_backward(self, parameters: Iterable[Any]) -> None:
+        """Finish as a backward ends, not when the update begins.
+
+        For loops that look at gradients in between (to clip them), or that hand the optimizer a
+        closure, so that the update begins before the backward does.
+        """
+        if self.before is not None:
+            self.before.remove()
+        queued = [False]
+
+        def end() -> None:
+            queued[0] = False
+            self.finish()
+
+        def seen(_: Any) -> None:
+            if not queued[0] and not self.is_adding:
+                queued[0] = True
+                Variable._execution_engine.queue_callback(end)
+
+        self.hooks += [
+            p.register_post_accumulate_grad_hook(seen) for p in parameters if p.requires_grad
+        ]
 
     def remove(self) -> None:
         """Take every hook off again."""

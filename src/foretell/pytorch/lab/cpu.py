@@ -30,7 +30,7 @@ def refusal() -> str:
 
 
 def parse(text: str, ranks: int) -> tuple[float, ...]:
-    """The share of a core of every rank: `0.4+0.2`, the last for all that follow; 0 for no limit."""
+    """Shares of a core by rank: `0.4+0.2`, the last for all that follow; 0 for no limit."""
     try:
         given = [float(part) for part in text.split("+")]
     except ValueError:

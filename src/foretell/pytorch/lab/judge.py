@@ -67,7 +67,7 @@ def _pick(key: tuple[str, str, int], group: list[Held]) -> dict[str, Any]:
 
 
 def again(runs: Sequence[Row], rows: Sequence[Held]) -> dict[str, float]:
-    """How often the plan foretold best, and the best of all rounds but one, are near it in that one.
+    """How often the plan foretold best, and the best of the other rounds, are near the best of one.
 
     What measuring itself reaches is as much as anybody can: runs of the same lie apart.
     """

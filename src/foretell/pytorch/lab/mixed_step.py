@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from foretell.graph import Builder, Graph
 from foretell.plan import Plan
 from foretell.plan.group_order import Act, orders
-from foretell.plan.grouped import dealt, layers_of, micro_batches, runs
+from foretell.plan.grouped import agreed, dealt, layers_of, micro_batches, runs
 from foretell.plan.reslice import reslice
 from foretell.pytorch.deploy.layout import Layout, by_size
 from foretell.pytorch.lab.pieces import Pieces, pieces
@@ -91,7 +91,8 @@ class _Step:
         self.sent: dict[tuple[str, int, int, int, int], int] = {}  # kind, run, batch, from, to
         self.ready: dict[tuple[int, str], dict[int, int]] = defaultdict(dict)
         self.waits: dict[int, list[int]] = {r: [] for r in self.ranks}  # what an update waits for
-        self.ways = {n: "all-reduce" for n in profile["parameters"]} | dict(plan.sync)
+        usual = dict.fromkeys(profile["parameters"], "all-reduce")
+        self.ways: dict[str, str] = usual | agreed(plan)
         self.layouts = [self._layout(part) for part in self.parts]
 
     def _lane(self, name: str, rank: int, kind: str) -> int:
@@ -169,12 +170,12 @@ class _Step:
                 continue
             op, size = f"send {rank} {to}", samples * self.parts[run].handed
             begun = self._do(rank, f"send {kind}{run}.{m}", prices.core(op, _SMALL))
-            share = prices.share(op, size)
+            wires = dict.fromkeys((self.up[rank], self.down[to]), prices.share(op, size))
             task = self.builder.task(
                 kind="send", op="send", name=f"{kind}{run}.{m} {rank} to {to}", rank=rank,
                 seconds=prices.seconds(op, size), comm_bytes=size, after=[begun],
                 lanes=[self._line("p2p", rank, to)], source="measured",
-                uses={self.up[rank]: share, self.down[to]: share} | self._cores(op, size, (rank, to)),
+                uses=wires | self._cores(op, size, (rank, to)),
             )  # fmt: skip
             self.sent[kind, run, m, rank, to] = task
 
@@ -238,7 +239,7 @@ class _Step:
         return float(samples * each * (product - packing if pack else product))
 
     def _first_of(self, layer: str, mine: list[tuple[str, float]]) -> str:
-        return [n for n, _ in mine if n.rpartition(".")[0] == layer][0]
+        return next(n for n, _ in mine if n.rpartition(".")[0] == layer)
 
     # What joins ranks
 
@@ -302,7 +303,7 @@ class _Step:
 
     def _updating(self, rank: int) -> float:
         """Core seconds of the optimizer: of the parameters that this rank updates."""
-        total, mine = sum(self.profile["parameters"].values()), 0
+        total, mine = float(sum(self.profile["parameters"].values())), 0.0
         for part in self.parts:
             for name, size in part.parameters.items() if rank in part.ranks else ():
                 word, _, owner = self.ways[name].partition(":")

@@ -2,9 +2,9 @@
 
 Every rank has a lane for its own work and two for messages (gloo works on two at once). Work uses
 the rank's share of a core, a link of the graph like any other: a busy machine is one whose cores
-are worth less. Messages share one wire, also those that go opposite ways: between two ranks gloo has
-one connection, in which a short message waits behind a long one and holds a thread meanwhile, so
-that in measured steps they take turns. What is sent when is what `foretell.pytorch.deploy` does:
+are worth less. Messages share one wire, also those that go opposite ways: between two ranks gloo
+has one connection, in which a short message waits behind a long one and holds a thread meanwhile,
+so that in measured steps they take turns. What is sent when is what `foretell.pytorch.deploy` does:
 
     all-reduce   buckets in order, each as soon as its gradients and all buckets before it are there
     factors      [x | g] of a layer gathered from its backward on, multiplied before the update

@@ -3,9 +3,9 @@
     1  from each start (nothing fused; as XLA; as Inductor; what is given) climb: the bundle that
        shortens compute most is done everywhere at once and kept unless the step gets longer
     2  gradients: the best messages for every state are found exactly, inside each evaluation
-    3  from the best, single changes at random among ops the end of the step depends on, kept
+    3  where asked for: gradients of weights put off, so that those of the first layers leave sooner
+    4  from the best, single changes at random among ops the end of the step depends on, kept
        where they help or, ever more rarely, where they hardly hurt (annealing)
-    4  where asked for: gradients of weights put off, so that those of the first layers leave sooner
 
 It ends where the bound is met, or time or evaluations are spent; the best so far is always a
 whole plan. The same seed gives the same answer, unless time ends it.
@@ -93,11 +93,11 @@ def guided(
     for scored in ranked:
         climb(run, scored, edges)
     assert run.best is not None
+    if reorder:
+        put_off(run, run.best)
     if not run.is_met:
         anneal(run, run.best, edges, random.Random(seed))
     shift(run, run.best)
-    if reorder:
-        put_off(run, run.best)
     if run.judge.by_message:
         part(run, run.best)
     return run.best

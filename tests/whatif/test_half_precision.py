@@ -1,0 +1,140 @@
+"""What half precision makes of single kernels: how they walk memory, attention, casts."""
+
+import numpy as np
+
+from foretell.graph.columns import Kind, Phase
+from foretell.whatif import Setting, parse
+from foretell.whatif.attended import attended
+from foretell.whatif.autocast import runs
+from foretell.whatif.cuda_graph import BY_TENSOR, CAPTURABLE
+from foretell.whatif.walks import MIXED, powers
+from tests.whatif.traced import Step
+
+H200 = "NVIDIA H200"
+NOTHING = Setting()
+VECTORISED = "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor>"
+INDEXED = "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl_nocast>"
+REDUCED = "void at::native::reduce_kernel<128, 4, at::native::ReduceOp<float>>"
+WIDE = "8x512x768"
+
+
+def linear(s: Step, m: int, n: int, k: int) -> None:
+    s.op("mm", f"in={m}x{k}+{k}x{n},types=float+float")
+
+
+def seconds(graph, op: str, phase: str = "forward") -> float:
+    return float(graph.seconds[graph.select(kind="kernel", op=op, phase=phase)].sum())
+
+
+def test_kernels_that_index_or_reduce_gain_little():
+    s = Step()
+    linear(s, 4096, 768, 768)
+    for name in (VECTORISED, INDEXED, REDUCED):
+        s.op("relu", f"in={WIDE},types=float", name=name)
+    graph = s.graph()
+    assert powers(graph, graph.select(kind="kernel", op="relu")).tolist() == [1.0, 0.2, 0.2]
+
+
+def test_a_sum_of_both_formats_takes_longer_than_in_fp32():
+    s = Step()
+    s.op("native_layer_norm", f"in={WIDE}+-+768+768+-,types=float+ScalarList+float+float+Scalar")
+    linear(s, 4096, 768, 768)
+    s.op("add", f"in={WIDE}+{WIDE}+-,types=float+float+Scalar")
+    after = parse("amp").apply(s.graph(), NOTHING)
+    assert np.isclose(seconds(after, "add"), MIXED * seconds(s.graph(), "add"))
+
+
+def logits(widened: bool) -> Step:
+    """A head, its logits cast to fp32 by the program or not, and a cross entropy."""
+    s = Step()
+    size = "8x512x32000"
+    linear(s, 4096, 32000, 768)
+    if widened:
+        s.host("to", shape=f"in={size}+-,types=float+Scalar,args=-+6")
+    s.phase = "loss"
+    s.op("_log_softmax", "in=4096x32000+-+-,types=float+Scalar+Scalar,args=-+1+False")
+    s.op("nll_loss_forward", "in=4096x32000+4096,types=float+long int")
+    return s
+
+
+def test_a_cross_entropy_keeps_the_format_of_its_logits_and_casts_for_the_loss():
+    softmax, loss = (r for r in runs(logits(False).graph()) if r.op != "mm")
+    assert softmax.is_half and softmax.widened == ()
+    assert loss.inputs == (4096 * 32000,)
+
+
+def test_logits_that_the_program_widens_are_cast_once_before_the_softmax():
+    softmax, loss = (r for r in runs(logits(True).graph()) if r.op != "mm")
+    assert not softmax.is_half and softmax.widened == (4096 * 32000,)
+    assert loss.inputs == ()
+
+
+def written_out(biased: bool) -> Step:
+    """Attention as `scaled_dot_product_attention` writes it out in fp32, forward and backward."""
+    s = Step()
+    scores, queries = "8x12x512x512", "96x512x64+96x64x512"
+    linear(s, 4096, 768, 768)
+    s.op("bmm", f"in={queries},types=float+float")
+    s.op("add_", f"in={scores}+1x12x512x512+-,types=float+float+Scalar")
+    s.op("_softmax", f"in={scores}+-+-,types=float+Scalar+Scalar")
+    s.op("isneginf", f"in={scores},types=float")
+    s.op("all", f"in={scores},types=bool")
+    s.op("where", f"in=8x12x512x1+{scores}+{scores},types=bool+float+float")
+    s.op("bmm", "in=96x512x512+96x512x64,types=float+float")
+    linear(s, 4096, 768, 768)
+    s.phase = "backward"
+    s.op("bmm", "in=96x512x512+96x512x64,types=float+float")
+    s.op("bmm", f"in={queries},types=float+float")
+    s.op("_softmax_backward_data", f"in={scores}+{scores},types=float+float")
+    if biased:
+        s.op("sum", f"in={scores}+-,types=float+ScalarList")
+    s.op("bmm", "in=96x64x512+96x512x512,types=float+float")
+    s.op("bmm", "in=96x512x512+96x512x64,types=float+float")
+    return s
+
+
+def test_attention_written_out_for_lack_of_a_kernel_becomes_one_each_way():
+    after = parse("amp").apply(written_out(False).graph(), NOTHING)
+    assert len(after.select(kind="kernel", op="attention")) == 2
+    assert not len(after.select(kind="kernel", op=("bmm", "_softmax", "isneginf", "where")))
+
+
+def test_attention_with_a_learned_bias_stays_written_out_in_fp32():
+    before = written_out(True).graph()
+    after = parse("amp").apply(before, NOTHING)
+    assert not len(after.select(kind="kernel", op="attention"))
+    for phase in ("forward", "backward"):
+        assert seconds(after, "bmm", phase) == seconds(before, "bmm", phase)
+    wide = attended(before, NOTHING, "bf16").wide
+    assert set(before.select(kind="kernel", op="bmm").tolist()) <= set(wide.tolist())
+
+
+def test_cudnn_attention_needs_nothing_turned_round():
+    s = Step()
+    q = "8x512x12x64"
+    linear(s, 4096, 768, 768)
+    s.op("_efficient_attention_forward", f"in={q}+{q}+{q},types=float+float+float")
+    s.op("copy_", f"in={q}+{q},types=float+float")
+    s.op("copy_", "in=8x512+8x512,types=float+float", name="kept")
+    s.phase = "backward"
+    s.op("mul", f"in={q}+{q},types=float+float")
+    s.op("sum", f"in={q}+-,types=float+ScalarList")
+    s.op("_efficient_attention_backward", f"in={q}+{q}+{q}+{q},types=float+float+float+float")
+    graph = attended(s.graph(), NOTHING, "bf16").graph
+    kernels = graph.kind == Kind.KERNEL
+    left = [graph.names[int(k)] for k in graph.op[kernels & (graph.phase == Phase.BACKWARD)]]
+    assert left == ["_efficient_attention_backward"]
+
+
+def test_adam_in_a_graph_divides_by_tensors_and_counts_its_steps_on_the_device():
+    s = Step()
+    linear(s, 64, 64, 64)
+    s.phase = "update"
+    for op in ("sqrt", "div", "add_", "addcdiv_"):
+        s.op(op, "in=64x64,types=float")
+    before = s.graph()
+    after = parse("cuda-graph").apply(before, NOTHING)
+    assert len(after.select(op="capturable")) == CAPTURABLE
+    ratio = seconds(after, "div", "update") / seconds(before, "div", "update")
+    assert np.isclose(ratio, BY_TENSOR["div"])
+    assert seconds(after, "sqrt", "update") == seconds(before, "sqrt", "update")
