@@ -2,6 +2,7 @@
 
     python benchmarks/mixed.py -o FOLDER --minutes 20      # runs what is missing, then the tables
     python benchmarks/mixed.py -o FOLDER --minutes 0       # the tables alone
+    python benchmarks/mixed.py -o FOLDER --factors         # small batches, factors by the program
 
 Needs the rights of root: network namespaces, and quotas of a core.
 """
@@ -12,8 +13,10 @@ import argparse
 from pathlib import Path
 from statistics import mean
 
-from foretell.pytorch.lab import mixed
-from foretell.pytorch.lab.mixed import Held, Setting
+from foretell.plan import Plan
+from foretell.pytorch.lab import mixed, mixed_plans
+from foretell.pytorch.lab.mixed import Held, Mixed, Setting
+from foretell.search.placement.factors import Node, Wire, solve
 
 PLANS = ("even", "proportional", "server", "factors", "stages", "apart")
 PLACES = (  # links, ranks, shares of a core
@@ -25,6 +28,18 @@ PLACES = (  # links, ranks, shares of a core
 )
 MODELS = ("mlp", "wide", "vgg", "bert")
 THREADS = tuple(Setting(m, "200mbit", 2, "1+0.5", "2+1") for m in ("mlp", "vgg"))
+
+
+SMALL = tuple(  # few samples of layers with many parameters: what factors are for
+    Setting(model, network, ranks, share)
+    for model in ("wide:16", "vgg:4", "bert:1")
+    for network, ranks, share in (
+        ("50mbit", 2, "0.4"),
+        ("200mbit", 2, "0.4"),
+        ("1gbit", 2, "0.4"),
+        ("100mbit", 3, "0.3"),
+    )
+)
 
 
 def settings() -> list[Setting]:
@@ -40,16 +55,39 @@ def main() -> None:
     asked.add_argument("--minutes", type=float, default=20.0)
     asked.add_argument("--rounds", type=int, default=3)
     asked.add_argument("--steps", type=int, default=5)
+    asked.add_argument("--factors", action="store_true")
     given = asked.parse_args()
+    own = {"program": by_program}
+    where, plans = (SMALL, ("proportional", "program")) if given.factors else (settings(), PLANS)
     if given.minutes:
         mixed.run(
-            given.output, settings(), PLANS, rounds=given.rounds, steps=given.steps,
+            given.output, where, plans, rounds=given.rounds, steps=given.steps, own=own,
             seconds=60 * given.minutes, tell=lambda words: print(f"  {words}", flush=True),
         )  # fmt: skip
-    found = mixed.held(given.output)
+    found = mixed.held(given.output, own)
     print_rows(found)
     print_figures(found)
     print_factors(found)
+
+
+def by_program(lab: Mixed, setting: Setting) -> Plan | None:
+    """Samples by speed, and factors where the exact program puts them, at what bench measured."""
+    profile, worth = lab.profiles[setting.model], mixed.worth_of(lab, setting, rounds=1)
+    plain = mixed_plans.plan("proportional", profile, [1 / s for s in worth.stretch])
+    assert plain is not None, "there is always one"
+    most, nodes, wires = max(plain.shares), [], []
+    for layer, (width, out, each) in profile["linear"].items():
+        names = [n for n in profile["parameters"] if n.rpartition(".")[0] == layer]
+        product = profile["factors"][layer][1] * each * max(worth.stretch)
+        again = product * (most * setting.ranks - min(plain.shares))
+        size = sum(profile["parameters"][n] for n in names)
+        saved = worth.prices.seconds("all_reduce", size)
+        gather = worth.prices.seconds("all_gather", 4 * most * each * (width + out))
+        nodes += [Node(layer, again, saved), Node(f"rows of {layer}", 0.0, fixed=True)]
+        wires.append(Wire(f"rows of {layer}", (layer,), gather))
+    chosen = solve(nodes, wires)
+    sent = [n for n in profile["parameters"] if n.rpartition(".")[0] in chosen]
+    return plain.but(sync=tuple((name, "factors") for name in sent)) if sent else None
 
 
 def print_rows(found: list[Held]) -> None:
@@ -77,7 +115,7 @@ def print_figures(found: list[Held]) -> None:
         print(f"  mean |error| {mean(abs(r.error) for r in some):.1%}, bias "
               f"{mean(r.error for r in some):+.1%}; best plan picked {best} of {len(picked)}, "
               f"within 3 % of it {near}, within 3 % or the spread {noisy}")  # fmt: skip
-        for plan in PLANS:
+        for plan in dict.fromkeys(r.plan for r in some):
             mine = [r for r in some if r.plan == plan]
             if mine:
                 size, bias = mean(abs(r.error) for r in mine), mean(r.error for r in mine)
@@ -93,7 +131,8 @@ def print_factors(found: list[Held]) -> None:
     rows = {(r.setting, r.plan): r for r in found}
     print("\nfactors: MB of messages and ms of a step, without -> with")
     for setting in dict.fromkeys(r.setting for r in found):
-        plain, sent = (rows.get((setting, p)) for p in ("proportional", "factors"))
+        plain = rows.get((setting, "proportional"))
+        sent = rows.get((setting, "program")) or rows.get((setting, "factors"))
         if plain and sent:
             print(f"  {setting!s:60} {_pair(plain.bytes, sent.bytes, 1e-6, 2)} MB  foretold "
                   f"{_pair(plain.predicted, sent.predicted)} ms  measured "

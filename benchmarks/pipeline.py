@@ -1,11 +1,16 @@
 """Pipeline schedules as they run: ours and PyTorch's own on gloo ranks, beside their simulation.
 
     python benchmarks/pipeline.py [--ranks 4] [--micro-batches 8] [--repeats 4] [--unit-ms 16]
+    python benchmarks/pipeline.py --real --ranks 2       units that multiply, on a core a rank
 
 Ranks share few cores here, so compute is a calibrated sleep: a unit of the model sleeps in its
 forward, in the gradient of its input and in the gradient of its weight, and multiplies small
 matrices besides; units differ in length. A rank that sleeps takes no core from another, and what
 is measured is the schedule: its order, its waits, its messages and the runtime's own cost.
+
+With `--real` units are linear layers of unequal width, a thread a rank. Other people's load on the
+machine then changes how long an action takes; so each repetition is simulated with the times that
+its own actions took, and the two are compared within the repetition ("own times").
 
 Action times, the delay of a message and the runtime's own time between two actions are taken
 from two orders (a whole one and a split one) of each number of stages; every schedule is then
@@ -17,7 +22,6 @@ import argparse
 import os
 import statistics
 import tempfile
-import time
 from dataclasses import replace
 from datetime import timedelta
 from itertools import combinations, pairwise
@@ -26,6 +30,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
+from pipeline_units import LENGTHS, UNITS, batch, stage
 from table import Row, show
 from torch import nn
 from torch.distributed.pipelining import schedules as torch_schedules
@@ -37,8 +42,6 @@ from foretell.search.schedule import Problem, schedule, shape
 from foretell.search.schedule.actions import actions, stage_of
 from foretell.simulate import simulate
 
-WIDTH, UNITS = 16, 8
-LENGTHS = (1.0, 1.4, 0.8, 1.2, 1.0, 0.7, 1.3, 0.9)  # of the units, in the unit of --unit-ms
 Times = dict[tuple[int, str], float]  # seconds by stage and kind
 
 
@@ -49,44 +52,6 @@ class Case(NamedTuple):
     stages: int
     rows: tuple[tuple[str, ...], ...] = ()
     torch_class: str = ""
-
-
-class _Sleep(torch.autograd.Function):
-    """Passes a tensor on, so many seconds later each way."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, there: float, back: float) -> Any:
-        ctx.back = back
-        time.sleep(there)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        time.sleep(ctx.back)
-        return g, None, None
-
-
-class Unit(nn.Module):
-    """A linear layer that takes its time: forward, and the gradients of input and weight."""
-
-    def __init__(self, index: int, seconds: float) -> None:
-        super().__init__()
-        torch.manual_seed(index)
-        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH**0.5)
-        self.seconds = seconds
-
-    def forward(self, x: Any) -> Any:
-        x = _Sleep.apply(x, self.seconds, self.seconds)
-        weight = _Sleep.apply(self.weight, 0.0, self.seconds)
-        return torch.tanh(x @ weight)
-
-
-def stage(index: int, stages: int, unit: float) -> nn.Sequential:
-    """The units of one stage."""
-    each = UNITS // stages
-    return nn.Sequential(
-        *(Unit(u, unit * LENGTHS[u]) for u in range(index * each, (index + 1) * each))
-    )
 
 
 def problem(spec: str, stages: int, unit: float) -> Problem:
@@ -176,8 +141,7 @@ def measure(rank: int, ranks: int, folder: str, todo: list[Case], asked: Any) ->
         timeout=timedelta(seconds=60),
     )
     runs = [_runner(case, rank, ranks, asked) for case in todo]
-    made = torch.Generator().manual_seed(1)
-    x, y = torch.randn(2, 4 * asked.micro_batches, WIDTH, generator=made)
+    x, y = batch(asked.micro_batches, works=asked.real)
     found: list[list[list[Ran]]] = [[] for _ in todo]
     for repeat in range(asked.repeats + 1):
         for at, (run, modules) in enumerate(runs):
@@ -196,16 +160,18 @@ def _runner(case: Case, rank: int, ranks: int, asked: Any) -> tuple[Any, dict[in
     unit = asked.unit_ms / 1e3
     if case.torch_class:
         mine = [s for s, r in enumerate(places(case, ranks)) if r == rank]
-        modules = {s: stage(s, case.stages, unit) for s in mine}
+        modules = {s: stage(s, case.stages, unit, works=asked.real) for s in mine}
         return Theirs(case, asked.micro_batches, modules), modules
     pipeline = Pipeline(parse(case.rows))
-    modules = {s: stage(s, case.stages, unit) for s in pipeline.on(rank)}
+    modules = {s: stage(s, case.stages, unit, works=asked.real) for s in pipeline.on(rank)}
     return Staged(pipeline, modules, nn.functional.mse_loss), modules
 
 
 def _off(modules: dict[int, Any], case: Case, x: Any, y: Any, asked: Any) -> float:
     """The largest difference of a gradient from that of one process."""
-    whole = nn.Sequential(*(stage(s, case.stages, 0.0) for s in range(case.stages)))
+    unit = asked.unit_ms / 1e3 if asked.real else 0.0  # of those that sleep, any length will do
+    parts = (stage(s, case.stages, unit, works=asked.real) for s in range(case.stages))
+    whole = nn.Sequential(*parts)
     parts = zip(x.chunk(asked.micro_batches), y.chunk(asked.micro_batches), strict=True)
     sum(nn.functional.mse_loss(whole(a), b) for a, b in parts).backward()
     return max(
@@ -298,14 +264,18 @@ def _waits(pipeline: Pipeline, rows: list[list[Ran]]) -> list[tuple[float, float
     return found
 
 
-def simulated(pipeline: Pipeline, fit: Fit) -> float:
-    """The makespan of an order, its actions on a lane a rank and messages beside them."""
+def simulated(pipeline: Pipeline, fit: Fit, took: dict[str, float] | None = None) -> float:
+    """The makespan of an order, its actions on a lane a rank and messages beside them.
+
+    `took` has the seconds of every single action, where they are known.
+    """
     make = Builder()
     lanes = [make.lane("compute", rank=r, kind="compute") for r in range(len(pipeline.orders))]
     done: dict[Any, int] = {}
     for action in run_order(pipeline):
         (rank,) = pipeline.ranks[action.stage]
-        seconds = fit.times[action.stage, action.kind] + fit.between
+        alone = took[str(action)] if took else fit.times[action.stage, action.kind]
+        seconds = alone + fit.between
         task = make.task(kind="kernel", lane=lanes[rank], rank=rank, seconds=seconds)
         for need in needs(pipeline, action):
             moved = pipeline.ranks[need.stage] != pipeline.ranks[action.stage]
@@ -324,6 +294,7 @@ def main() -> None:
     parser.add_argument("--micro-batches", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--unit-ms", type=float, default=16.0)
+    parser.add_argument("--real", action="store_true", help="units that compute")
     asked = parser.parse_args()
     todo = cases(asked.ranks, asked.micro_batches, asked.unit_ms / 1e3)
     with tempfile.TemporaryDirectory() as folder:
@@ -331,10 +302,10 @@ def main() -> None:
             measure, args=(asked.ranks, folder, todo, asked), nprocs=asked.ranks, daemon=True
         )
         measured = collected(folder, todo, asked.ranks)
-    report(measured)
+    report(measured, asked.real)
 
 
-def report(measured: list[Measured]) -> None:
+def report(measured: list[Measured], real: bool) -> None:
     """The spread first, then each schedule, then how right the order is."""
     spread = [(max(m.spans) - min(m.spans)) / m.seconds for m in measured]
     fits = {n: fitted(measured, n) for n in {m.case.stages for m in measured}}
@@ -343,19 +314,18 @@ def report(measured: list[Measured]) -> None:
     for n, fit in sorted(fits.items()):
         print(f"{n} stages: a message takes {1e3 * fit.delay:.2f} ms, "
               f"the runtime {1e3 * fit.between:.2f} ms between actions")  # fmt: skip
-    rows, pairs = [], []
+    rows, pairs, errors = [], [], []
     for m in measured:
         fit = fits[m.case.stages]
-        cold = simulated(m.pipeline, fit)
-        own = simulated(m.pipeline, fit._replace(times=action_times(m)))
-        pairs.append((m, cold, own))
+        cold, own = simulated(m.pipeline, fit), again(m, fit)
+        off = statistics.median(o / s for o, s in zip(own, m.spans, strict=True)) - 1
+        pairs.append((m, statistics.median(own) if real else cold))
+        errors.append(off if real else cold / m.seconds - 1)
         figures = f"{1e3 * m.seconds:.1f} ms, simulated {1e3 * cold:.1f}"
-        errors = (
-            f"{100 * (cold / m.seconds - 1):+.1f} %, own times {100 * (own / m.seconds - 1):+.1f} %"
-        )
-        rows.append(Row(m.case.name, f"{figures} ({errors}), gradients {m.off:.0e}"))
-    worst = max(abs(c / m.seconds - 1) for m, c, _ in pairs)
-    rows.append(Row("largest error", _percent(worst), "8 %"))
+        said = f"{100 * (cold / m.seconds - 1):+.1f} %, own times {100 * off:+.1f} %"
+        rows.append(Row(m.case.name, f"{figures} ({said}), gradients {m.off:.0e}"))
+    rows.append(Row("largest error", _percent(max(map(abs, errors))), "8 %"))
+    rows.append(Row("mean error", _percent(statistics.fmean(map(abs, errors)))))
     rows.append(Row("pairs in the right order", _order(pairs), "90 %"))
     rows.append(
         Row("largest difference of a gradient", f"{max(m.off for m in measured):.0e}", "1e-6")
@@ -363,7 +333,17 @@ def report(measured: list[Measured]) -> None:
     show(f"Pipeline schedules, {len(measured[0].ran[0])} ranks", rows)
 
 
-def _order(pairs: list[tuple[Measured, float, float]]) -> str:
+def again(measured: Measured, fit: Fit) -> list[float]:
+    """Every repetition simulated with the times that its own actions took."""
+    return [
+        simulated(
+            measured.pipeline, fit, {r.action: r.end - r.start for rank in rows for r in rank}
+        )
+        for rows in measured.ran
+    ]
+
+
+def _order(pairs: list[tuple[Measured, float]]) -> str:
     """The share of pairs whose simulated order is the measured one, all and beyond the spread."""
     both = list(combinations(pairs, 2))
     right = [(a[1] - b[1]) * (a[0].seconds - b[0].seconds) >= 0 for a, b in both]

@@ -8,6 +8,7 @@ import page
 import schedules
 import simulator
 import startup
+import studio
 from table import show
 
 if __name__ == "__main__":
@@ -17,3 +18,4 @@ if __name__ == "__main__":
     show("Oracle", oracle.rows())
     show("Schedules", schedules.rows("--quick" in sys.argv))
     show("Report page", page.rows())
+    show("Studio", studio.rows())

@@ -10,7 +10,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-
 HERE = Path(__file__).resolve().parent
 TRACE = HERE.parent / "src/foretell/samples/traces/resnet18-h200.json.gz"
 REPORT = ("report", str(TRACE), "amp:dtype=bf16", "channels-last", "--real-ms", "48.2")

@@ -66,15 +66,15 @@ print("…", len(found.plan.regions), "regions in all")
 #     foretell plan vgg19:batch=32 --on disco-a --with fusion -o vgg.plan
 #
 # plans a built-in model. For a script of your own, one that defines `model()`, `batch()` and
-# `loss`, names have to be those of its parameters, so capture it first; `runs=yes` keeps to what
-# PyTorch can run:
+# `loss`, names have to be those of its parameters and ops, so capture first what one rank runs:
 #
-#     foretell capture train.py -o step.graph
-#     foretell plan step.graph --on dgx-a100:gpus=2 --with fusion:runs=yes -o best.plan
+#     foretell capture train.py --ranks 2 -o step.graph
+#     foretell plan step.graph --on dgx-a100:gpus=2 --with fusion -o best.plan
 #     foretell run train.py --plan best.plan
 #
-# Messages become buckets of our own on gradient hooks, regions are compiled one by one ([Running
-# a plan](../concepts/running.md)).
+# Messages become buckets of our own on gradient hooks, regions are compiled one by one
+# ([how](../concepts/fusion.md#run)); `fusion:runs=yes` asks for buckets alone. Where ranks run on a
+# CPU, capture with `--kernels-of cpu`.
 #
 # ## What to keep in mind
 #

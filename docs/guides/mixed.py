@@ -45,10 +45,11 @@ print(*found.notes, sep="\n")
 # the two V100, so that their gradients cross no slow link. The last line answers the question
 # that comes before all others: is the mix worth it, against the best devices of one kind alone?
 #
-# ## Only what runs today
+# ## One set of devices
 #
-# `runs=yes` keeps to plans that PyTorch can run as they are: one set of devices, with a share of
-# the samples and a way of synchronising for each parameter.
+# A plan like this one runs, layer by layer where its rows say. `runs=yes` keeps to what any model
+# can do, whether it can be cut or not: one set of devices, with a share of the samples and a way
+# of synchronising for each parameter.
 
 # %%
 runs = parse("placement:playouts=20,polish=2000,runs=yes").plan(

@@ -106,7 +106,8 @@ def test_no_time_is_told_of_what_has_no_measure_of_work():
 
 
 def test_a_single_tap_minds_how_its_pixels_are_aligned():
-    sizes = {k: np.array([v, v]) for k, v in dict(n=64, c=128, k=512, stride=1, groups=1).items()}
+    told = {"n": 64, "c": 128, "k": 512, "stride": 1, "groups": 1}
+    sizes = {k: np.full(2, v) for k, v in told.items()}
     sizes |= {"h": np.array([28, 27]), "w": np.array([28, 27])}
     one, three = (
         places("conv2d", (), {**sizes, "r": np.full(2, taps), "s": np.full(2, taps)})

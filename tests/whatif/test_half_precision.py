@@ -59,13 +59,15 @@ def logits(widened: bool) -> Step:
 
 def test_a_cross_entropy_keeps_the_format_of_its_logits_and_casts_for_the_loss():
     softmax, loss = (r for r in runs(logits(False).graph()) if r.op != "mm")
-    assert softmax.is_half and softmax.widened == ()
+    assert softmax.is_half
+    assert softmax.widened == ()
     assert loss.inputs == (4096 * 32000,)
 
 
 def test_logits_that_the_program_widens_are_cast_once_before_the_softmax():
     softmax, loss = (r for r in runs(logits(True).graph()) if r.op != "mm")
-    assert not softmax.is_half and softmax.widened == (4096 * 32000,)
+    assert not softmax.is_half
+    assert softmax.widened == (4096 * 32000,)
     assert loss.inputs == ()
 
 

@@ -79,10 +79,12 @@ def _write(
     inside = np.arange(sizes.sum()) - np.repeat(begin, sizes)
     at = np.repeat(starts[number], sizes) + inside
     kernel = np.array([p.kind == "kernel" for p in pieces])
+    # Exchanges of a split layer stand in the way of the next kernel, of another micro-batch too.
+    blocks = kernel | np.array([p.axis == "tp" for p in pieces])
     ids = draft.tasks(
         len(at),
         rank=sheet.rank(stage),
-        lane=np.where(kernel, lanes.compute, lanes.collective)[at],
+        lane=np.where(blocks, lanes.compute, lanes.collective)[at],
         kind=np.where(kernel, int(Kind.KERNEL), int(Kind.COLLECTIVE))[at],
         op=np.array([draft.text(p.op) for p in pieces])[at],
         layer=np.array([draft.text(p.layer) for p in pieces])[at],

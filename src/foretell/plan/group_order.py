@@ -27,45 +27,58 @@ class Act(NamedTuple):
 
 def orders(where: Sequence[Sequence[int]], batches: int) -> dict[int, list[Act]]:
     """What each rank does, in order; `where` has the ranks of each run of layers."""
-    acts = [Act(k, q, m) for m in range(batches) for q in range(len(where)) for k in "FB"]
-    before = {act: _before(act, len(where)) for act in acts}
-    then: dict[Act, list[Act]] = {act: [] for act in acts}
-    for act, needs in before.items():
-        for need in needs:
-            then[need].append(act)
-    missing = {act: sum(len(where[need.run]) for need in before[act]) for act in acts}
-    found: dict[int, list[Act]] = {rank: [] for ranks in where for rank in ranks}
-    waiting: dict[int, list[tuple[bool, int, int, Act]]] = {rank: [] for rank in found}
-    busy: list[tuple[int, int, Act]] = []  # end, rank, what
-    idle = set(found)
+    played = _Played(where, batches)
+    now = 0
+    played.begin(now)
+    while played.busy:
+        now = played.busy[0][0]
+        played.end(now)
+        played.begin(now)
+    return played.found
 
-    def ready(act: Act) -> None:
-        for rank in where[act.run]:
-            heappush(waiting[rank], (act.kind == "F", act.micro_batch, act.run, act))
 
-    def begin(now: int) -> None:
-        for rank in sorted(idle):
-            if waiting[rank]:
-                act = heappop(waiting[rank])[-1]
-                found[rank].append(act)
-                idle.discard(rank)
-                heappush(busy, (now + _TAKES[act.kind], rank, act))
+class _Played:
+    """A step on its way."""
 
-    for act in acts:
-        if not missing[act]:
-            ready(act)
-    begin(0)
-    while busy:
-        now = busy[0][0]
-        while busy and busy[0][0] == now:
-            _, rank, act = heappop(busy)
-            idle.add(rank)
-            for follower in then[act]:
-                missing[follower] -= 1
-                if not missing[follower]:
-                    ready(follower)
-        begin(now)
-    return found
+    def __init__(self, where: Sequence[Sequence[int]], batches: int) -> None:
+        self.where = where
+        self.found: dict[int, list[Act]] = {rank: [] for ranks in where for rank in ranks}
+        self.idle, self.busy = set(self.found), list[tuple[int, int, Act]]()  # end, rank, what
+        self.ready: dict[int, list[tuple[bool, int, int]]] = {rank: [] for rank in self.found}
+        self.then, self.missing = dict[Act, list[Act]](), dict[Act, int]()  # ends still to come
+        acts = [Act(k, q, m) for m in range(batches) for q in range(len(where)) for k in "FB"]
+        for act in acts:
+            needs = _before(act, len(where))
+            for need in needs:
+                self.then.setdefault(need, []).append(act)
+            self.missing[act] = sum(len(where[need.run]) for need in needs)
+            if not needs:
+                self._offer(act)
+
+    def _offer(self, act: Act) -> None:
+        """Nothing is missing any more: its ranks may take it."""
+        for rank in self.where[act.run]:
+            heappush(self.ready[rank], (act.kind == "F", act.micro_batch, act.run))
+
+    def begin(self, now: int) -> None:
+        """Idle ranks take what comes first."""
+        for rank in sorted(self.idle):
+            if self.ready[rank]:
+                is_forward, m, q = heappop(self.ready[rank])
+                act = Act("F" if is_forward else "B", q, m)
+                self.found[rank].append(act)
+                self.idle.discard(rank)
+                heappush(self.busy, (now + _TAKES[act.kind], rank, act))
+
+    def end(self, now: int) -> None:
+        """What is done at this moment frees its rank, and others that waited for it."""
+        while self.busy and self.busy[0][0] == now:
+            _, rank, act = heappop(self.busy)
+            self.idle.add(rank)
+            for follower in self.then.get(act, ()):
+                self.missing[follower] -= 1
+                if not self.missing[follower]:
+                    self._offer(follower)
 
 
 def _before(act: Act, runs: int) -> list[Act]:

@@ -5,7 +5,8 @@
 
 Both hand data out and keep ranks in step as they always do; what happens between ranks is the
 plan's, in place of their DistributedDataParallel. Gradients are whole when a backward ends, so
-that clipping sees what it should. A pipeline has a loop of its own and is refused.
+that clipping sees what it should. Refused are a pipeline, which has a loop of its own, and plans
+that leave a gradient on one rank alone: what such a loop clips by would not be the norm of all.
 """
 
 from __future__ import annotations
@@ -78,13 +79,17 @@ def deployed(model: Any, optimizer: Any, plan: Plan, **options: Any) -> Deployed
 
 def _check(plan: Plan) -> None:
     why = {
-        f"pp={plan.pp}": plan.pp > 1,
-        "stages": bool(plan.stages),
-        "groups": bool(plan.groups),
+        f"pp={plan.pp} has a loop of its own": plan.pp > 1,
+        "stages has a loop of its own": bool(plan.stages),
+        "groups has a loop of its own": bool(plan.groups),
+        "zero=1 leaves each gradient on one rank": plan.zero == 1,
+        "sync leaves some gradients on one rank": any(
+            way.startswith(("ps:", "sharded")) for _, way in plan.sync
+        ),
     }
     found = [word for word, is_so in why.items() if is_so]
     if found:
         raise InputError(
-            f"a plan with {found[0]} has a loop of its own",
+            f"a plan with {found[0]}",
             hint="take its steps yourself: foretell.deploy(…).step, or `foretell run`",
         )

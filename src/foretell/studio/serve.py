@@ -7,13 +7,15 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from foretell.errors import InputError
+from foretell.advise import Step
+from foretell.errors import ForetellError, InputError
 from foretell.studio.desk import Desk, foretold, opened
 from foretell.studio.guard import protect, send_files, take_uploads
 from foretell.studio.uploads import MOST
@@ -46,8 +48,7 @@ def serve(files: Sequence[Path] = (), port: int = 0, most: int = MOST) -> Runnin
     desk = Desk(folder)
     try:
         for path in files:
-            key = opened(desk, path, path.name)
-            foretold(desk.on(key, None), ())  # what is loaded but once, loaded before anybody waits
+            _warm(desk.on(opened(desk, path, path.name), None))
         token = secrets.token_urlsafe(24)
         server = _server(_app(desk, token, most), port)
     except BaseException:
@@ -56,6 +57,13 @@ def serve(files: Sequence[Path] = (), port: int = 0, most: int = MOST) -> Runnin
     thread = threading.Thread(target=server.serve_forever, daemon=True, name="studio")
     thread.start()
     return Running(f"http://{HOST}:{server.server_port}/{token}/", desk, server, thread)
+
+
+def _warm(step: Step) -> None:
+    """Ask once what loads tables and loops, before anybody waits for them."""
+    foretold(step, ())
+    with suppress(ForetellError):
+        foretold(step, ("amp:dtype=bf16",))
 
 
 def _app(desk: Desk, token: str, most: int) -> Any:

@@ -16,7 +16,7 @@ from tests.pytorch.deploy.ranks import on_ranks  # noqa: E402
 from tests.pytorch.deploy.same import CLOSE, STEPS, alone, mlp, off, part, samples, sgd  # noqa: E402
 
 CLIP = 0.05  # under the norm of every gradient here, so that clipping changes each step
-PLANS = ("dp=2", "dp=2,zero=1", "dp=2,bucket_mb=0.0001")
+PLANS = ("dp=2", "dp=2,zero=3", "dp=2,bucket_mb=0.0001")
 WORDS = 50
 
 
@@ -68,9 +68,17 @@ def test_loops_that_clip_and_loops_with_a_closure():
         assert max(each) <= CLOSE, each
 
 
-@pytest.mark.parametrize("text", ["pp=2", "stages=0+a/1+b,actions=0F0/1F0"])
-def test_a_pipeline_is_refused(text):
-    with pytest.raises(InputError, match="has a loop of its own"):
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("pp=2", "pp=2 has a loop of its own"),
+        ("stages=0+a/1+b,actions=0F0/1F0", "stages has a loop of its own"),
+        ("dp=2,zero=1", "leaves each gradient on one rank"),
+        ("dp=2,sync=0.weight+ps:0", "leaves some gradients on one rank"),
+    ],
+)
+def test_what_hooks_cannot_do(text, words):
+    with pytest.raises(InputError, match=words):
         deployed(mlp(), None, Plan.parse(text))
 
 
@@ -124,7 +132,7 @@ def with_trainer(folder, text, accumulate):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("text", "accumulate"), [("dp=2", 1), ("dp=2,zero=1", 1), ("dp=2", 2)])
+@pytest.mark.parametrize(("text", "accumulate"), [("dp=2", 1), ("dp=2,zero=3", 1), ("dp=2", 2)])
 def test_under_hugging_faces_trainer(tmp_path, text, accumulate):
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
@@ -171,7 +179,7 @@ def with_lightning(folder, text, accumulate):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("text", "accumulate"), [("dp=2", 1), ("dp=2,zero=1", 1), ("dp=2", 2)])
+@pytest.mark.parametrize(("text", "accumulate"), [("dp=2", 1), ("dp=2,zero=3", 1), ("dp=2", 2)])
 @pytest.mark.filterwarnings("ignore")
 def test_under_lightnings_trainer(tmp_path, text, accumulate):
     pytest.importorskip("lightning")

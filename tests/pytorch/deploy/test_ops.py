@@ -1,9 +1,11 @@
 """Single ops fused and put in order as a plan says: its regions, its order, DDP's gradients."""
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from click.testing import CliRunner
 
 torch = pytest.importorskip("torch")
 
@@ -11,10 +13,10 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
+from foretell.cli.main import foretell  # noqa: E402
 from foretell.cluster import load as load_cluster  # noqa: E402
 from foretell.errors import InputError  # noqa: E402
-from foretell.graph import save as save_graph  # noqa: E402
-from foretell.plan import Plan  # noqa: E402
+from foretell.plan import Plan, read  # noqa: E402
 from foretell.plan.captured import given, made_for, named_ops, op_names  # noqa: E402
 from foretell.pytorch.capture import capture  # noqa: E402
 from foretell.pytorch.deploy import deploy, refusals  # noqa: E402
@@ -269,8 +271,47 @@ def test_what_has_no_runtime_is_refused_before_the_launch(plan, words):
     assert any(words in why for why in refusals(plan))
 
 
-def test_a_capture_for_another_device_is_refused(plan, tmp_path):
-    gpu = capture(Mixer(), (torch.randn(3, 8), torch.randint(0, 16, (3,))), loss=LOSS, on="cpu")
-    save_graph(gpu, tmp_path / "step.graph")
-    smaller = fitted(gpu, plan.but(dp=1, buckets=(), parts=()))
+def test_a_capture_of_another_batch_is_refused(plan):
+    small = capture(Mixer(), (torch.randn(3, 8), torch.randint(0, 16, (3,))), loss=LOSS, on="cpu")
+    smaller = fitted(small, plan.but(dp=1, buckets=(), parts=()))
     assert "given other sizes here" in on_ranks(1, refused, smaller)[0]
+
+
+SCRIPT = """
+import torch
+from torch import nn
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 4))
+
+def batch(rank, size, step):
+    made = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(8 // size, 8, generator=made), torch.zeros(8 // size, dtype=torch.long)
+
+loss = nn.functional.cross_entropy
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_is_captured_planned_and_run_as_planned(tmp_path):
+    script, graph, best = (tmp_path / n for n in ("train.py", "step.graph", "best.plan"))
+    script.write_text(SCRIPT)
+    done = []
+    for words in (
+        ["capture", script, "--ranks", 2, "--kernels-of", "cpu", "-o", graph],
+        ["plan", graph, "--on", "dgx-a100:gpus=2", "--with", "fusion:learned=no", "-o", best],
+        ["run", script, "--plan", best, "--steps", 2, "--device", "cpu", "-o", tmp_path / "a"],
+        ["run", script, "--plan", "dp=2", "--steps", 2, "--device", "cpu", "-o", tmp_path / "b"],
+    ):
+        asked = [*map(str, words), "--json"]
+        done.append(json.loads(CliRunner().invoke(foretell, asked, catch_exceptions=False).stdout))
+    assert read(str(best)).regions
+    assert done[2]["losses"] == pytest.approx(done[3]["losses"], rel=1e-6)
+    script.write_text(SCRIPT.replace("32", "33"))
+    asked = ["run", str(script), "--plan", str(best), "--device", "cpu", "-o", str(tmp_path / "c")]
+    with pytest.raises(InputError, match="made for parameters"):
+        CliRunner().invoke(foretell, asked, catch_exceptions=False)

@@ -70,6 +70,7 @@ def alive(folder):
     return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
+@pytest.mark.slow
 def test_layers_on_ranks_of_their_own_run(script):
     import torch
 

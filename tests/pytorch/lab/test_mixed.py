@@ -14,7 +14,8 @@ from foretell.errors import InputError  # noqa: E402
 from foretell.plan import Plan  # noqa: E402
 from foretell.pytorch.lab import cpu, mixed, mixed_plans, table, wires  # noqa: E402
 from foretell.pytorch.lab.mixed import Held, Setting  # noqa: E402
-from foretell.pytorch.lab.mixed_step import Worth, step  # noqa: E402
+from foretell.pytorch.lab.mixed_parts import Worth  # noqa: E402
+from foretell.pytorch.lab.mixed_step import step  # noqa: E402
 from foretell.pytorch.lab.prices import Prices  # noqa: E402
 from foretell.simulate import simulate  # noqa: E402
 

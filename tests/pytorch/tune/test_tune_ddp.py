@@ -15,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from foretell.cli.main import foretell
 from foretell.cli.tune_ddp import _decided, command
 from foretell.errors import InputError
+from foretell.pytorch.lab.wires import refusal
+from foretell.pytorch.tune.launch import Asked, measure
 from foretell.search.fusion.caps import Caps
 
 SCRIPT = """
@@ -85,6 +87,20 @@ def test_on_real_ranks(tmp_path):
     assert found["keep_default"] == (found["line"] == "")
     assert found["tuned_s"] <= found["default_s"] or found["keep_default"]
     assert {c["name"] for c in found["candidates"]} >= {"default"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(refusal()), reason=refusal() or "namespaces can be made")
+def test_ranks_behind_a_slow_link(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(
+        SCRIPT.replace("TAIL", "").replace("64, 64", "64, 4096").replace("64, 4)", "4096, 4)")
+    )
+    found = measure(Asked(str(path), steps=2, warmup=1, device="cpu", network="20mbit"), 2)
+    size, seconds = max(found["wire"])
+    assert size / seconds == pytest.approx(20e6 / 8, rel=0.3)  # a ring of two sends all of it once
+    with pytest.raises(InputError, match="no delay"):
+        measure(Asked(str(path), network="20mbit~5ms"), 2)
 
 
 @pytest.mark.slow

@@ -68,6 +68,7 @@ def test_the_search_does_well_whatever_ops_take_beside_messages():
 
 def test_caps_that_repeat_are_said_once():
     assert as_caps(profile([MIB] * 8), [0, 1, 3, 5, 7]) == (1.0, 2.0)
+    assert as_caps(profile([MIB] * 8), [0, 4, 7]) == (4.0, 3.0)
 
 
 def test_the_first_bucket_of_the_default_is_small():

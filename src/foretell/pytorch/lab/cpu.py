@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,6 +20,7 @@ from foretell.errors import InputError
 _ROOTS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
 _PERIOD = 10_000  # microseconds: short against a step, long against a switch of threads
 _WEIGHT = 20  # times that of one other process: what a rank was promised it has, and no more
+_NUMBERS = count()  # of pools of this process
 _HINT = "leave the shares away: every rank then has what the machine gives it"
 
 
@@ -50,8 +52,9 @@ class Quotas:
         root = _root()
         if root is None:
             raise InputError(refusal() or "no quotas can be given here", hint=_HINT)
+        number = next(_NUMBERS)
         for rank, pid in enumerate(self.pids):
-            folder = root / f"fl{os.getpid()}cpu{rank}"
+            folder = root / f"fl{os.getpid()}cpu{number}r{rank}"
             folder.mkdir(exist_ok=True)
             self.folders.append(folder)
             (folder / "cgroup.procs").write_text(str(pid))

@@ -1,8 +1,10 @@
 """Feeds measured runs back: what work, wires and messages cost here beyond what bench could see.
 
-Turned one after another until nothing gets better (coordinate descent over a grid that narrows):
+First the op table, from the core seconds of the thread that computes, which a run tells whatever it
+waited for (→ `op_table`). Then what is turned one after another until nothing gets better
+(coordinate descent over a grid that narrows):
 
-    compute   a core's seconds beside other ranks; then of each model      the op table
+    compute   a core's seconds beside other ranks                          the op table, of all
     wire      a message's seconds beside work; then of each network        α–β
     interference, launch, copy, wake, stretch                              what ranks cost others
 
@@ -17,22 +19,23 @@ the runs insist: a tenth of them is not much to learn seven numbers from.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 from foretell.errors import InputError
+from foretell.graph import Kind
 from foretell.pytorch.lab import table
-from foretell.pytorch.lab.foretold import Busy, Known, foretell
+from foretell.pytorch.lab.foretold import Busy, Known, foretell, graph
 from foretell.pytorch.lab.step import Knobs
 from foretell.pytorch.lab.table import Config, Row
 
 FITTED = "fitted.json"
 PRIOR = 0.25  # a knob off by that much in logarithm is as odd as a run off by its own spread
-OWN = 0.1  # likewise, of a model or a network beside all others
+OWN = 0.1  # likewise, of a network beside all others
 NOISE = 0.05  # added to a spread, which few runs tell badly
+FEW = 0.5  # runs that are nothing but work, to say that the profile is right
 _PLAIN = ("compute", "wire", "interference", "launch", "copy", "wake", "stretch")
 _GRIDS = (1.5, 1.2, 1.08)  # factors up and down, coarse to fine
 _LIMITS = {"compute": (0.7, 2.0), "wire": (0.8, 2.0), "stretch": (0.5, 1.3)}
@@ -54,11 +57,29 @@ def fit(known: Known, rows: list[Row], start: Knobs | None = None) -> Knobs:
     cases = cases_of(rows)
     if not cases:
         raise InputError("there are no runs to fit to", hint="measure some: foretell lab")
-    knobs = start or Knobs()
+    knobs = start or Knobs(models=op_table(known, rows))
     for factor in _GRIDS:
         for name in _PLAIN * 2:
             knobs = _turned(known, cases, knobs, name, factor)
-    return _by_group(known, cases, knobs)
+    return _by_network(known, cases, knobs)
+
+
+def op_table(known: Known, rows: list[Row]) -> dict[str, float]:
+    """Core seconds of each model's work over those foretold; a model nobody clocked has none.
+
+    A run counts by the share of its step that is work: a core that has slept for long is slow at
+    first, and tells little of one that has not. `FEW` draws what few runs say towards 1.
+    """
+    sums: dict[str, list[float]] = {}
+    for row in rows:
+        if row.main_s > 0:
+            made = graph(known, row.config, Busy.of([row]))
+            foretold = float(made.seconds[made.kind == Kind.HOST].sum()) / row.ranks
+            weight = min(1.0, row.main_s / row.step_s)
+            both = sums.setdefault(row.model, [0.0, FEW])
+            both[0] += weight * math.log(row.main_s / foretold)
+            both[1] += weight
+    return {model: math.exp(total / weight) for model, (total, weight) in sums.items()}
 
 
 def cases_of(rows: list[Row]) -> list[Case]:
@@ -72,7 +93,7 @@ def cases_of(rows: list[Row]) -> list[Case]:
 def loss(known: Known, cases: list[Case], knobs: Knobs) -> float:
     """What is to be least."""
     odd = sum((math.log(getattr(knobs, name)) / PRIOR) ** 2 for name in _PLAIN)
-    own = [*knobs.models.values(), *knobs.wires.values()]
+    own = list(knobs.wires.values())
     odd += sum((math.log(value) / OWN) ** 2 for value in own)
     return sum(_off(known, case, knobs) for case in cases) + odd / 2
 
@@ -94,23 +115,17 @@ def _turned(known: Known, cases: list[Case], knobs: Knobs, name: str, factor: fl
     )
 
 
-def _by_group(known: Known, cases: list[Case], knobs: Knobs) -> Knobs:
-    """Each model's own work and each network's own wire, drawn to what is common."""
-    groups: tuple[tuple[str, Callable[[Config], str]], ...] = (
-        ("wires", lambda c: c.network),
-        ("models", lambda c: c.model),
-    )
-    for field, key in groups:
-        for name in sorted({key(case[0]) for case in cases}):
-            mine = [case for case in cases if key(case[0]) == name]
-            knobs = _own(known, mine, knobs, field, name)
+def _by_network(known: Known, cases: list[Case], knobs: Knobs) -> Knobs:
+    """Each network's own wire, drawn to what is common."""
+    for name in sorted({case[0].network for case in cases}):
+        mine = [case for case in cases if case[0].network == name]
+        knobs = _own(known, mine, knobs, name)
     return knobs
 
 
-def _own(known: Known, mine: list[Case], knobs: Knobs, field: str, name: str) -> Knobs:
+def _own(known: Known, mine: list[Case], knobs: Knobs, name: str) -> Knobs:
     def turned(factor: float) -> Knobs:
-        own: dict[str, Any] = {field: {**getattr(knobs, field), name: factor}}
-        return replace(knobs, **own)
+        return replace(knobs, wires={**knobs.wires, name: factor})
 
     grid = [1.06**k for k in range(-4, 5)]
     return turned(min(grid, key=lambda factor: loss(known, mine, turned(factor))))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from itertools import permutations
@@ -22,7 +22,8 @@ from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.pytorch.lab import cpu, mixed_plans, table
 from foretell.pytorch.lab.links import measure_links
-from foretell.pytorch.lab.mixed_step import Worth, seconds_alone, step
+from foretell.pytorch.lab.mixed_parts import Worth
+from foretell.pytorch.lab.mixed_step import seconds_alone, step
 from foretell.pytorch.lab.network import network
 from foretell.pytorch.lab.pool import Pool
 from foretell.pytorch.lab.prices import Prices
@@ -34,13 +35,14 @@ TIMES = {"mlp": 4, "vgg": 3}  # samples over the lab's: here a rank's work has t
 NEAR = 0.03  # a plan that close to the best is as good
 MACHINE, ROWS = "mixed.json", "mixed.jsonl"
 Tell = Callable[[str], None]
+Own = Mapping[str, Callable[["Mixed", "Setting"], Plan | None]]  # plans of a caller, by name
 
 
 @dataclass(frozen=True)
 class Setting:
     """A model on ranks that differ."""
 
-    model: str
+    model: str  # by its name, and behind `:` samples of a rank where they are not the usual
     network: str  # rates of links, joined by `+`
     ranks: int
     cpu: str  # shares of a core, joined by `+`; 0 for all that can be had
@@ -49,6 +51,16 @@ class Setting:
     def __str__(self) -> str:
         extra = f", threads {self.threads}" if self.threads != "1" else ""
         return f"{self.model} on {self.ranks} ranks of {self.cpu} core, {self.network}{extra}"
+
+    @property
+    def name(self) -> str:
+        """The model."""
+        return self.model.partition(":")[0]
+
+    def samples(self, usual: int) -> int:
+        """Samples of a rank's step where all have as many."""
+        said = self.model.partition(":")[2]
+        return int(said) if said else usual * TIMES.get(self.name, 1)
 
     @property
     def place(self) -> str:
@@ -68,6 +80,7 @@ class Mixed:
     folder: Path
     stack: ExitStack
     tell: Tell = lambda _: None
+    own: Own = field(default_factory=dict)
     pools: dict[int, tuple[Pool, cpu.Quotas]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -96,7 +109,7 @@ class Mixed:
 
 def run(
     folder: Path, settings: Sequence[Setting], plans: Sequence[str], *, rounds: int = 3,
-    steps: int = 5, seconds: float = 1200.0, tell: Tell = lambda _: None,
+    steps: int = 5, seconds: float = 1200.0, tell: Tell = lambda _: None, own: Own | None = None,
 ) -> None:  # fmt: skip
     """Bench and run what is missing, within its time; rows are appended as they are made."""
     why = cpu.refusal()
@@ -104,7 +117,7 @@ def run(
         raise InputError(why, hint="run it as root, where cgroups are")
     begun = time.monotonic()
     with ExitStack() as stack:
-        lab = Mixed(folder, stack, tell)
+        lab = Mixed(folder, stack, tell, own or {})
         for number in range(rounds):
             for setting in settings:
                 measure(lab, setting, number)
@@ -154,11 +167,11 @@ def _ops(ranks: int) -> list[str]:
 def _profile(lab: Mixed, setting: Setting) -> Any:
     """One rank by itself, with a core of its own; the others are there and do nothing."""
     pool = lab.pool(Setting(setting.model, setting.network, setting.ranks, "1"))
-    first = {"do": "profile", "model": setting.model, "samples": [], "steps": 1}
-    size = pool.ask(first)[0]["samples"] * TIMES.get(setting.model, 1)
+    first = {"do": "profile", "model": setting.name, "samples": [], "steps": 1}
+    size = setting.samples(pool.ask(first)[0]["samples"])
     sizes = sorted({max(1, round(size * part)) for part in (0.25, 0.5, 1, 1.5, 2, 3)})
     each = [{"samples": sizes}] + [{"samples": []}] * (setting.ranks - 1)
-    job = {"do": "profile", "model": setting.model, "steps": PROFILED}
+    job = {"do": "profile", "model": setting.name, "steps": PROFILED}
     return pool.ask(job, each, seconds=240.0)[0] | {"samples": size}
 
 
@@ -167,7 +180,7 @@ def _stretches(lab: Mixed, setting: Setting, pool: Pool) -> list[float]:
     profile = lab.profiles[setting.model]
     samples = int(profile["samples"])
     alone = seconds_alone(profile, samples)
-    job = {"do": "speed", "model": setting.model, "samples": samples}
+    job = {"do": "speed", "model": setting.name, "samples": samples}
     job["steps"] = max(4, round(0.25 / alone))
     each = [{"threads": t} for t in setting.counts()]
     answers = [pool.ask(job, each, seconds=240.0) for _ in range(2)]
@@ -179,6 +192,8 @@ def _stretches(lab: Mixed, setting: Setting, pool: Pool) -> list[float]:
 
 def made(lab: Mixed, setting: Setting, name: str) -> Plan | None:
     """The plan of a name for a setting, from what its ranks were found worth at first."""
+    if name in lab.own:
+        return lab.own[name](lab, setting)
     worth = [1 / s for s in lab.speeds[str(setting)][0]]
     return mixed_plans.plan(name, lab.profiles[setting.model], worth)
 
@@ -195,7 +210,7 @@ def _missing(
 
 def _once(lab: Mixed, setting: Setting, name: str, plan: Plan, number: int, steps: int) -> None:
     pool = lab.pool(setting)
-    job = {"do": "run", "model": setting.model, "plan": str(plan), "steps": steps, "warmup": 1}
+    job = {"do": "run", "model": setting.name, "plan": str(plan), "steps": steps, "warmup": 1}
     shares = plan.shares or (plan.global_batch // plan.ranks,) * plan.ranks
     given = [0] * plan.ranks if plan.groups else shares
     each = [{"threads": t, "samples": n} for t, n in zip(setting.counts(), given, strict=True)]
@@ -233,9 +248,12 @@ class Held:
         return self.predicted / self.measured - 1
 
 
-def held(folder: Path) -> list[Held]:
+def held(folder: Path, own: Own | None = None) -> list[Held]:
     """Every plan that was run, beside what was foretold of it from bench alone."""
-    lab, groups = Mixed(folder, ExitStack()), dict[tuple[Setting, str], list[float]]()
+    lab, groups = (
+        Mixed(folder, ExitStack(), own=own or {}),
+        dict[tuple[Setting, str], list[float]](),
+    )
     for row in rows(folder):
         groups.setdefault((_setting(row), row["plan"]), []).append(median(row["steps_s"]))
     out = []
@@ -249,17 +267,19 @@ def held(folder: Path) -> list[Held]:
     return out
 
 
-def worth_of(lab: Mixed, setting: Setting) -> Worth:
-    """What bench found of a setting: medians over its rounds."""
+def worth_of(lab: Mixed, setting: Setting, rounds: int = 1_000) -> Worth:
+    """What bench found of a setting: medians over its rounds, or over the first so many."""
     each: dict[tuple[str, int], list[Any]] = {}
     for row in lab.machine["links"]:
-        if (row["network"], row["ranks"]) == (setting.place, setting.ranks):
+        here = (row["network"], row["ranks"]) == (setting.place, setting.ranks)
+        if here and row["round"] < rounds:
             each.setdefault((row["op"], row["bytes"]), []).append(row)
     middle = [
         group[0] | {key: median(row[key] for row in group) for key in ("seconds", "cpu_s")}
         for group in each.values()
     ]
-    stretch = [median(ranks) for ranks in zip(*lab.speeds[str(setting)], strict=True)]
+    speeds = lab.speeds[str(setting)][:rounds]
+    stretch = [median(ranks) for ranks in zip(*speeds, strict=True)]
     prices = Prices({"links": middle}, setting.place, setting.ranks)
     return Worth(prices, stretch, float(lab.machine["acts"][str(setting.ranks)]))
 

@@ -9,43 +9,20 @@ seconds of both ends besides: where a core is slow, those stand in the way of it
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from foretell.graph import Builder, Graph
 from foretell.plan import Plan
 from foretell.plan.group_order import Act, orders
-from foretell.plan.grouped import agreed, dealt, layers_of, micro_batches, runs
+from foretell.plan.grouped import agreed
 from foretell.plan.reslice import reslice
 from foretell.pytorch.deploy.layout import Layout, by_size
+from foretell.pytorch.lab.mixed_parts import Piece, Worth, parts
 from foretell.pytorch.lab.pieces import Pieces, pieces
-from foretell.pytorch.lab.prices import Prices
 from foretell.pytorch.lab.step import MESSAGES
 
 _SMALL = 4096.0  # bytes of a message that costs nothing but being sent
-
-
-@dataclass(frozen=True, eq=False)
-class Worth:
-    """What bench found of some ranks on some links."""
-
-    prices: Prices
-    stretch: Sequence[float]  # wall seconds of each rank for a core second of the profile
-    act: float = 0.0  # core seconds that a forward or backward of layers apart adds to their own
-
-
-class Piece(NamedTuple):
-    """A run of layers as a step is made of it."""
-
-    samples: list[dict[int, int]]  # of each micro-batch: rank, samples
-    layers: frozenset[str]  # empty: the whole model
-    parameters: dict[str, int]  # bytes, as the model has them
-    handed: float  # bytes a sample that it hands on
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return tuple(self.samples[0])
 
 
 def step(plan: Plan, profile: dict[str, Any], worth: Worth) -> Graph:
@@ -54,23 +31,6 @@ def step(plan: Plan, profile: dict[str, Any], worth: Worth) -> Graph:
     made.write_acts()
     made.write_end()
     return made.builder.graph(plan=str(plan), model=profile["model"])
-
-
-def parts(plan: Plan, profile: dict[str, Any]) -> list[Piece]:
-    """The runs of a plan; of data parallelism one."""
-    sizes: dict[str, int] = profile["parameters"]
-    if not plan.groups:
-        each = -(-plan.global_batch // plan.dp)
-        shares = dict(enumerate(plan.shares or (each,) * plan.dp))
-        return [Piece([shares], frozenset(), dict(sizes), 0.0)]
-    found, names = runs(plan), list(profile["handed"])
-    out = []
-    for run, where in zip(found, layers_of(found, names, profile["model"]), strict=True):
-        mine = [names[i] for i in where]
-        held = {p: b for p, b in sizes.items() if any(p.startswith(f"{n}.") for n in mine)}
-        split = dealt(run.samples, micro_batches(plan))
-        out.append(Piece(split, frozenset(mine), held, float(profile["handed"][mine[-1]])))
-    return out
 
 
 class _Step:

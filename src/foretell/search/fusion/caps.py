@@ -100,7 +100,9 @@ def as_caps(profile: Profile, firsts: Sequence[int]) -> tuple[float, ...]:
     edges = [*firsts, len(profile.sizes)]
     sizes = [profile.sizes[a:b].sum() for a, b in pairwise(edges)]
     caps = [floor(size / _MIB * 1e6) / 1e6 for size in sizes]
-    while len(caps) > 1 and caps[-1] <= caps[-2]:  # DDP's last cap counts for all that follow
+    if len(caps) > 1 and caps[-1] <= caps[-2]:  # what is left over closes the last bucket anyway
+        caps.pop()
+    while len(caps) > 1 and caps[-1] == caps[-2]:  # DDP's last cap counts for all that follow
         caps.pop()
     return tuple(caps)
 

@@ -173,11 +173,11 @@ def pipelines(problem: Problem, most: int = 400) -> list[Placement]:
     for row in dict.fromkeys(rows):
         for micros in MICROS:
             if micros <= problem.batch:
-                found.append(_staged(problem, row, micros))
+                found.append(staged(problem, row, micros))
     return found[:most]
 
 
-def _staged(problem: Problem, row: tuple[int, ...], micros: int) -> Placement:
+def staged(problem: Problem, row: tuple[int, ...], micros: int) -> Placement:
     """Groups cut into stages by the speed of their sets."""
     t = problem.tables
     speed = [sum(t.ranks[c] * t.speed[t.kind[c]] for c in problem.fleet.sets[s]) for s in row]

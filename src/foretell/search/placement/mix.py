@@ -24,6 +24,7 @@ HOUR = 3600.0
 class Part:
     """The best placement on devices of one kind."""
 
+    problem: Problem
     kind: str
     ranks: int
     placement: Placement
@@ -59,7 +60,7 @@ def _part(on: Evaluator, kind: int, most: int) -> Part:
         if found[1] < seconds:
             best, seconds = found
     largest = max(int(problem.tables.size[s]) for s in mine)
-    return Part(problem.fleet.kinds[kind].name, largest, best, seconds)
+    return Part(problem, problem.fleet.kinds[kind].name, largest, best, seconds)
 
 
 def ranks_of(problem: Problem, placement: Placement) -> tuple[int, ...]:
@@ -100,7 +101,7 @@ def verdict(problem: Problem, mixed: tuple[Placement, float], found: list[Part])
         best.seconds / mixed[1],
         len(kinds) > 1,
         money(problem, *mixed),
-        money(problem, best.placement, best.seconds),
+        money(best.problem, best.placement, best.seconds),
     )
 
 

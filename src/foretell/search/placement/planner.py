@@ -14,13 +14,14 @@ from typing import ClassVar
 
 from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError, unknown
-from foretell.search.placement import exhaustive, factors, mix
+from foretell.search.placement import exhaustive, factors, finer, mix
 from foretell.search.placement.anneal import anneal
 from foretell.search.placement.baselines import BASELINES, pipelines
 from foretell.search.placement.bound import bound
 from foretell.search.placement.evaluate import Evaluator, memory
 from foretell.search.placement.mcts import Prior, Tree, even_chances, look_ahead
 from foretell.search.placement.plans import plan_of
+from foretell.search.placement.policy.prior import shipped
 from foretell.search.placement.polish import Allowed, polish, simplified
 from foretell.search.placement.problem import SPLIT, Problem, problem
 from foretell.search.placement.space import Action, Placement, actions, canonical, text, uniform
@@ -28,7 +29,7 @@ from foretell.search.planner import Planned, Planner, Progress, silent
 from foretell.workload import Workload
 
 METHODS = ("search", "mcts", *BASELINES)
-PRIORS: dict[str, Prior] = {"look-ahead": look_ahead, "even": even_chances}
+PRIORS = ("learned", "look-ahead", "even")
 FINE = ("single", "heft", "metis", "heterog")  # baselines that place groups on single devices
 MOST_FINE = 32  # ranks up to which every device is told apart for them
 STARTS = 24  # placements the tree search may start from
@@ -42,7 +43,7 @@ class Placing(Planner):
     source: ClassVar[str] = "Zhang et al., TAG, TPDS 2023; uneven shares as HAP, EuroSys 2024"
     method: str = "search"  # or one of the baselines: hap, horovod, flexflow …
     playouts: int = 40  # of the tree search
-    prior: str = "look-ahead"  # what guides it: look-ahead, even
+    prior: str = "learned"  # what guides it: learned, look-ahead, even
     strokes: int = 30_000  # simulations of annealing: half from three starts, half from the best
     polish: int = 6_000  # simulations of the descent behind it, at most
     global_batch: int = 0  # samples of a step; the workload's on every rank where 0
@@ -68,8 +69,12 @@ class Placing(Planner):
             raise unknown("prior", self.prior, PRIORS)
         progress("pricing", inf)
         on = Evaluator(self._problem(workload, cluster))
-        rivals = self._rivals(on, progress)
-        best = self._best(on, rivals, progress)
+        fine = on
+        if cluster.size <= MOST_FINE:
+            fine = Evaluator(self._problem(workload, cluster, single=True))
+        rivals = self._rivals(on, fine, progress)
+        best = self._best(on, fine, rivals, progress)
+        on.evaluations += fine.evaluations if fine is not on else 0
         best = replace(best, found=best.found.settled())
         return self._told(on, rivals, best, began), best
 
@@ -88,22 +93,18 @@ class Placing(Planner):
         none = found.tables._replace(factors=found.tables.factors * 0)
         return replace(found, tables=none, factored={})
 
-    def _rivals(self, on: Evaluator, progress: Progress) -> dict[str, Rival]:
+    def _rivals(self, on: Evaluator, fine: Evaluator, progress: Progress) -> dict[str, Rival]:
         """Every baseline, on single devices where it places things there."""
-        fine = on
-        if on.problem.cluster.size <= MOST_FINE:
-            one = on.problem
-            fine = Evaluator(self._problem(one.workload, one.cluster, single=True))
         found = {}
         for name, method in BASELINES.items():
             progress(name, on.least)
             use = fine if name in FINE else on
             found[name] = Rival(use.problem, *method(use))
-        if fine is not on:
-            on.evaluations += fine.evaluations
         return found
 
-    def _best(self, on: Evaluator, rivals: dict[str, Rival], progress: Progress) -> Best:
+    def _best(
+        self, on: Evaluator, fine: Evaluator, rivals: dict[str, Rival], progress: Progress
+    ) -> Best:
         if self.method in rivals:
             rival = rivals[self.method]
             if rival.seconds == inf:
@@ -115,34 +116,54 @@ class Placing(Planner):
             progress("every placement", on.least)
             found = Rival(on.problem, *exhaustive.best(on))
             return Best(_quickest([found, *rivals.values()], on), True, [])
-        found = self._searched(on, rivals, progress)
-        progress("parts of one kind", on.least)
-        parts = [] if self.method == "mcts" else mix.parts(on, self.polish // 2)
-        return Best(_unmixed(on.problem, found, parts), False, parts)
-
-    def _searched(self, on: Evaluator, rivals: dict[str, Rival], progress: Progress) -> Rival:
         starts = self._starts(on, rivals)
         progress("tree search", on.least)
-        plain = rivals["even-allreduce"].seconds
-        reference = plain if plain < inf else on.seconds(starts[0])
-        tree = Tree(on, starts, PRIORS[self.prior], reference)
-        tree.play(self.playouts)
+        tree = self._tree(on, starts, rivals["even-allreduce"].seconds)
         if self.method == "mcts":
-            return Rival(on.problem, *tree.best)
+            return Best(Rival(on.problem, *tree), False, [])
+        found = self._searched(on, [tree[0], *starts], progress)
+        if on.problem.cluster.size <= finer.MOST:
+            found += self._finer(on, fine, found, progress)
+        best = _quickest([*reversed(found), *rivals.values()], on)
+        best = _with_factors(best) if self.factors else best
+        progress("parts of one kind", best.seconds)
+        parts = mix.parts(on, self.polish // 2)
+        return Best(_unmixed(on.problem, best, parts), False, parts)
+
+    def _tree(
+        self, on: Evaluator, starts: list[Placement], plain: float
+    ) -> tuple[Placement, float]:
+        """What the tree search finds."""
+        reference = plain if plain < inf else on.seconds(starts[0])
+        tree = Tree(on, starts, priors()[self.prior], reference)
+        tree.play(self.playouts)
+        return tree.best
+
+    def _searched(
+        self, on: Evaluator, starts: list[Placement], progress: Progress
+    ) -> list[Rival]:
+        """Annealing from some starts, from the best of those, and descent behind it."""
         found = []
-        for i, start in enumerate(_apart([tree.best[0], *starts])):
+        for i, start in enumerate(_apart(starts)):
             progress(f"annealing {i + 1}", on.least)
             found.append(Rival(on.problem, *anneal(on, start, self.strokes // 6, self.seed + i)))
         first = min(found, key=lambda rival: rival.seconds)
         progress("annealing the best", first.seconds)
         more = anneal(on, first.placement, self.strokes // 2, self.seed + len(found))
         first = _quickest([Rival(on.problem, *more), first], on)
-        found.append(first)
         progress("descent", first.seconds)
         lowest, _ = polish(on, first.placement, self.polish)
-        found.append(Rival(on.problem, *simplified(on, lowest)))
-        best = _quickest([*reversed(found), *rivals.values()], on)
-        return _with_factors(best) if self.factors and best.problem is on.problem else best
+        return [*found, first, Rival(on.problem, *simplified(on, lowest))]
+
+    def _finer(
+        self, on: Evaluator, fine: Evaluator, found: list[Rival], progress: Progress
+    ) -> list[Rival]:
+        """What smaller sets gain, where that is more than a tenth of a percent."""
+        best = min(reversed(found), key=lambda rival: rival.seconds)
+        progress("parts of nodes", best.seconds)
+        fleet = on.problem.fleet
+        other = finer.finer(fine, fleet, best.placement, self.strokes, self.seed)
+        return [Rival(fine.problem, *other)] if other[1] < 0.999 * best.seconds else []
 
     def _starts(self, on: Evaluator, rivals: dict[str, Rival]) -> list[Placement]:
         """Where to start: what others do, one choice for all, pipelines; the quickest first."""
@@ -178,6 +199,11 @@ class Placing(Planner):
             time.process_time() - began,
             notes(best, sorted(set(rivals) - set(fitting))),
         )
+
+
+def priors() -> dict[str, Prior]:
+    """What may guide the tree search."""
+    return {"learned": shipped(), "look-ahead": look_ahead, "even": even_chances}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ b samples of one rank, s candidate set, c cell.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -90,7 +91,7 @@ class Problem:
     tables: Tables
     factored: dict[tuple[int, int], tuple[str, ...]]  # (set, group): ops sent by factors
 
-    @property
+    @cached_property
     def leaders(self) -> list[int]:
         """Groups that choose for themselves: the most seconds of compute and all-reduce first."""
         t = self.tables
@@ -98,6 +99,17 @@ class Problem:
         mine = ahead / len(self.cluster.devices) + law(t.laws[0, 0], t.gradient)
         own = [g for g, group in enumerate(self.groups) if group.leader == g]
         return sorted(own, key=lambda g: (-float(mine[g]), g))
+
+    @cached_property
+    def lone(self) -> frozenset[tuple[int, int]]:
+        """(set, way) of one rank where there is nothing to agree on, under another name."""
+        alone = [s for s, size in enumerate(self.tables.size.tolist()) if size == 1]
+        return frozenset((s, way) for s in alone for way in (PS, SHARDED, FACTORS))
+
+    @cached_property
+    def ties(self) -> bool:
+        """Whether some group follows another."""
+        return len(self.leaders) < len(self.groups)
 
 
 def problem(

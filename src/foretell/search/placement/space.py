@@ -52,11 +52,12 @@ def uniform(problem: Problem, action: Action, **more: float) -> Placement:
 
 def canonical(problem: Problem, placement: Placement) -> Placement:
     """Tied groups follow their leader; on a single rank there is nothing to agree on."""
-    size, out = problem.tables.size, []
+    if not problem.ties and problem.lone.isdisjoint(placement.actions):
+        return placement
+    out = []
     for group in problem.groups:
         action = placement.actions[group.leader]
-        alone = size[action.devices] == 1 and action.way != SPLIT
-        out.append(Action(action.devices, ALL_REDUCE) if alone else action)
+        out.append(Action(action.devices, ALL_REDUCE) if action in problem.lone else action)
     return replace(placement, actions=tuple(out))
 
 

@@ -24,8 +24,8 @@ from foretell.search.placement.policy.worlds import world
 from foretell.search.placement.problem import ALL_REDUCE
 from foretell.search.placement.space import EVEN, Action, Placement, canonical, uniform
 
-OFTEN = 8  # visits from which on a node is an example
-STROKES = 4000  # of the annealing whose answer the expert knows
+OFTEN = 6  # visits from which on a node is an example
+STROKES = 2500  # of the annealing whose answer the expert knows
 TRUST = 8.0  # visits that the expert's own chances count for
 
 
@@ -46,7 +46,7 @@ class Game:
     examples: list[Example]
 
 
-def game(seed: int, learned: Learned | None, playouts: int = 120) -> Game:
+def game(seed: int, learned: Learned | None, playouts: int = 96) -> Game:
     """Play one game; the same seed and network give the same."""
     name, on = world(seed)
     plain = uniform(on.problem, Action(0, ALL_REDUCE), mode=EVEN)

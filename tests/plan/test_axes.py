@@ -1,0 +1,133 @@
+"""What each axis makes of a step: its limits, and the bytes it exchanges, against closed forms."""
+
+import numpy as np
+import pytest
+
+from foretell.cluster import load as load_cluster
+from foretell.cost import collective
+from foretell.plan import Plan, check, estimate
+from foretell.plan.costs import costs, stage
+from foretell.plan.ends import reducing
+from foretell.plan.groups import levels
+from foretell.plan.memory import memory
+from foretell.plan.stages import layers_of
+from foretell.predict import predict
+from foretell.workload import load
+
+NODE = load_cluster("dgx-h100:nodes=1")
+LONG = load("llama:layers=4,hidden=2048,heads=16,inner=5632,seq=32768,vocab=32000")
+MOE = load("moe:layers=2,hidden=1024,heads=16,groups=16,inner=4096,seq=2048")
+
+
+def plan(**fields):
+    return Plan(**{"micro_batch": 1, "stack": "megatron-core"} | fields)
+
+
+def talk(workload, one):
+    """Seconds of exchanges inside one block, forward and backward."""
+    c = costs([check(one, workload, NODE)], workload, NODE)
+    block = next(i for i, layer in enumerate(workload.layers) if layer.is_block)
+    return [float(part.talk[0]) for part in (c.layers[block].forward, c.layers[block].backward)]
+
+
+def price(op, size, ranks, apart=1):
+    return float(collective.price(op, size, levels(NODE, ranks, apart)).seconds)
+
+
+@pytest.mark.parametrize("axis", ["tp", "cp", "ep"])
+def test_an_axis_of_one_exchanges_nothing(axis):
+    one = plan(dp=8, global_batch=8)
+    assert talk(MOE, one.but(**{axis: 1})) == [0.0, 0.0]
+    assert predict(one.but(**{axis: 1}), MOE, NODE) == predict(one, MOE, NODE)
+
+
+@pytest.mark.parametrize("cp", [2, 4, 8])
+def test_context_gathers_keys_and_values(cp):
+    size = 2.0 * 2 * 32768 * 2048  # keys and values of all tokens in 16 bits
+    ahead, back = talk(LONG, plan(dp=8 // cp, cp=cp, global_batch=8))
+    assert ahead == pytest.approx(price("all_gather", size, cp))
+    assert back == pytest.approx(price("reduce_scatter", size, cp))
+
+
+def test_context_splits_long_samples_that_one_rank_cannot_hold():
+    alone, dealt = (
+        predict(plan(dp=8 // cp, cp=cp, global_batch=8 // cp), LONG, NODE) for cp in (1, 8)
+    )
+    assert dealt.step < alone.step  # one sample over eight ranks, or one each
+    assert dealt.step > alone.step / 8
+    assert dealt.memory["activations"] < alone.memory["activations"] / 7
+
+
+def test_tensor_exchanges_twice_each_way():
+    size = 2.0 * 32768 * 2048
+    ahead, back = talk(LONG, plan(tp=8, global_batch=1))
+    assert ahead == back == pytest.approx(2 * price("all_reduce", size, 8))
+
+
+def test_sequence_parallelism_gathers_and_scatters_instead():
+    size = 2.0 * 32768 * 2048
+    gather, scatter = (price(op, size, 8) for op in ("all_gather", "reduce_scatter"))
+    ahead, back = talk(LONG, plan(tp=8, sp=True, global_batch=1))
+    assert ahead == pytest.approx(2 * (gather + scatter))
+    assert back == pytest.approx(2 * (gather + scatter) + 2 * gather)  # inputs are gathered again
+    split, whole = (memory(plan(tp=8, sp=sp, global_batch=1), LONG, NODE)[0] for sp in (True, False))
+    assert split.activations[0] < whole.activations[0]
+
+
+@pytest.mark.parametrize("ep", [2, 4, 8])
+def test_experts_are_reached_by_two_exchanges_each_way(ep):
+    size = 2.0 * 2048 * 2 * 1024  # every word goes to two experts
+    ahead, back = talk(MOE, plan(dp=8, ep=ep, global_batch=8))
+    assert ahead == back == pytest.approx(2 * price("all_to_all", size, ep))
+
+
+@pytest.mark.parametrize("ep", [1, 2, 4, 8])
+def test_gradients_of_experts_are_reduced_between_their_copies(ep):
+    one = check(plan(dp=8, ep=ep, global_batch=8, grad_dtype="fp32"), MOE, NODE)
+    c = costs([one], MOE, NODE)
+    held = stage(c, np.array(layers_of(one, MOE, 0))[:, None], MOE, NODE)
+    experts = 2 * 8 * 3 * 1024 * 4096  # layers, experts, three matrices
+    others = MOE.parameters - experts
+    assert held.weights[0] + held.experts[0] == pytest.approx(others + experts / ep, rel=1e-3)
+    shared = 4 * (float(held.weights[0]))
+    expected = price("all_reduce", shared, 8)
+    if 1 < ep < 8:
+        expected += price("all_reduce", 4.0 * experts / ep, 8 // ep, ep)
+    assert reducing(c, held, NODE)[0] == pytest.approx(expected)
+
+
+def test_experts_that_nobody_deals_out_are_sharded_as_all_else():
+    whole, shared = (
+        memory(plan(dp=8, zero=zero, global_batch=8), MOE, NODE)[0].parameters[0] for zero in (0, 3)
+    )
+    assert shared == pytest.approx(whole / 8)
+
+
+def test_more_sharding_holds_less_and_hybrid_between():
+    two = load_cluster("dgx-a100:nodes=2")
+    base = plan(dp=16, global_batch=16, stack="fsdp")
+    held = [
+        memory(base.but(zero=zero, shard=shard), LONG, two)[0].peak[0]
+        for zero, shard in ((0, 0), (1, 0), (2, 0), (3, 8), (3, 0))
+    ]
+    assert held == sorted(held, reverse=True)
+
+
+def test_copies_are_reduced_beside_the_backward():
+    four = load_cluster("dgx-a100:nodes=4")
+    model = load("llama:layers=8,hidden=4096,heads=32,seq=4096,vocab=32000")
+    one = plan(dp=32, zero=3, global_batch=32, stack="fsdp")
+    full, hybrid = predict(one, model, four), predict(one.but(shard=8), model, four)
+    late = hybrid.breakdown["reduce_s"] - full.breakdown["reduce_s"]
+    each = 2 * model.parameters / 8
+    alone = float(collective.price("all_reduce", each, levels(four, 4, 8)).seconds)
+    assert late < alone / 3
+    found = estimate([one, one.but(shard=8)], model, four).step
+    assert found == pytest.approx([full.step, hybrid.step], rel=0.12)
+
+
+def test_offload_holds_no_optimizer_state_and_takes_longer():
+    one = plan(dp=8, zero=1, global_batch=8)
+    here, there = (predict(one.but(offload=o), LONG, NODE) for o in (False, True))
+    assert there.memory["optimizers"] == 0 < here.memory["optimizers"]
+    assert there.step > here.step
