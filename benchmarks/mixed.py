@@ -10,6 +10,7 @@ Needs the rights of root: network namespaces, and quotas of a core.
 from __future__ import annotations
 
 import argparse
+import signal
 from pathlib import Path
 from statistics import mean
 
@@ -60,6 +61,8 @@ def main() -> None:
     own = {"program": by_program}
     where, plans = (SMALL, ("proportional", "program")) if given.factors else (settings(), PLANS)
     if given.minutes:
+        for number in (signal.SIGTERM, signal.SIGINT):  # nothing stays behind
+            signal.signal(number, stop)
         mixed.run(
             given.output, where, plans, rounds=given.rounds, steps=given.steps, own=own,
             seconds=60 * given.minutes, tell=lambda words: print(f"  {words}", flush=True),
@@ -68,6 +71,11 @@ def main() -> None:
     print_rows(found)
     print_figures(found)
     print_factors(found)
+
+
+def stop(*_: object) -> None:
+    """End as by Ctrl-C, whoever asks for it."""
+    raise KeyboardInterrupt
 
 
 def by_program(lab: Mixed, setting: Setting) -> Plan | None:

@@ -10,7 +10,7 @@ is measured is the schedule: its order, its waits, its messages and the runtime'
 
 With `--real` units are linear layers of unequal width, a thread a rank. Other people's load on the
 machine then changes how long an action takes; so each repetition is simulated with the times that
-its own actions took, and the two are compared within the repetition ("own times").
+its own actions took, and the mean of its own waits, and compared with itself ("own times").
 
 Action times, the delay of a message and the runtime's own time between two actions are taken
 from two orders (a whole one and a split one) of each number of stages; every schedule is then
@@ -334,13 +334,16 @@ def report(measured: list[Measured], real: bool) -> None:
 
 
 def again(measured: Measured, fit: Fit) -> list[float]:
-    """Every repetition simulated with the times that its own actions took."""
-    return [
-        simulated(
-            measured.pipeline, fit, {r.action: r.end - r.start for rank in rows for r in rank}
-        )
-        for rows in measured.ran
-    ]
+    """Every repetition simulated with the times of its own actions and its own mean waits."""
+    found = []
+    for rows in measured.ran:
+        took = {r.action: r.end - r.start for rank in rows for r in rank}
+        waits = _waits(measured.pipeline, rows)
+        between = statistics.fmean([gap for wait, gap in waits if wait <= 0] or [fit.between])
+        late = statistics.fmean([gap for wait, gap in waits if wait > 0] or [fit.delay + between])
+        own = fit._replace(delay=max(0.0, late - between), between=between)
+        found.append(simulated(measured.pipeline, own, took))
+    return found
 
 
 def _order(pairs: list[tuple[Measured, float]]) -> str:

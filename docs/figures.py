@@ -257,7 +257,25 @@ def explained(folder: Path | None) -> dict[str, Any]:
     changes = _alone(validated("whatifs", folder)["rows"], "seven models")
     for name, line in _alone(_second(folder), "six other models").items():
         changes.setdefault(name, []).extend(line)
-    return {"what-ifs": changes, "planners": {"oracle": [best, *split]}, "strategies": strategies}
+    changes["data-parallel"] = _published(folder)
+    planners = {"oracle": [best, *split], "fusion": _regions(folder)}
+    return {"what-ifs": changes, "planners": planners, "strategies": strategies}
+
+
+def _published(folder: Path | None) -> list[str]:
+    """Data parallelism from one device, a line for each source of throughputs."""
+    return [
+        f"published throughputs ({source}): {rows} rows, median {median}, worst {worst}"
+        for source, rows, median, _, worst in scaling(folder).rows
+    ]
+
+
+def _regions(folder: Path | None) -> list[str]:
+    """What the fusion planner's prices are worth on models their network was not trained on."""
+    said = validated("fused", folder)["rows"]
+    kept = [r for r in said if (r["what"], r["by"]) == ("models kept out", "network")]
+    line = "prices of regions of models kept out: {} readings, median {}, in the range {}"
+    return [line.format(*(_priced(r, "covered")[k] for k in (0, 1, 3))) for r in kept]
 
 
 def _line(name: str, said: dict[str, float]) -> str:

@@ -70,7 +70,9 @@ def test_sequence_parallelism_gathers_and_scatters_instead():
     ahead, back = talk(LONG, plan(tp=8, sp=True, global_batch=1))
     assert ahead == pytest.approx(2 * (gather + scatter))
     assert back == pytest.approx(2 * (gather + scatter) + 2 * gather)  # inputs are gathered again
-    split, whole = (memory(plan(tp=8, sp=sp, global_batch=1), LONG, NODE)[0] for sp in (True, False))
+    split, whole = (
+        memory(plan(tp=8, sp=sp, global_batch=1), LONG, NODE)[0] for sp in (True, False)
+    )
     assert split.activations[0] < whole.activations[0]
 
 

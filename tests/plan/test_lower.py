@@ -223,11 +223,11 @@ def test_offload_updates_on_the_host():
     assert there > 3 * here
 
 
-@pytest.mark.parametrize(("hidden", "pays"), [(1024, False), (8192, True)])
+@pytest.mark.parametrize(("hidden", "pays"), [(512, False), (8192, True)])
 def test_eight_bits_pay_where_products_are_large(hidden, pays):
     """Casts move bytes, products save time: what is kept stays as it was."""
     hopper = load_cluster("dgx-h100:nodes=1")
-    wide = load(f"gpt:layers=4,hidden={hidden},heads=16,seq=2048,vocab=51200,dtype=bf16")
+    wide = load_workload(f"gpt:layers=4,hidden={hidden},heads=16,seq=2048,vocab=51200,dtype=bf16")
     plan = Plan(dp=8, global_batch=32, micro_batch=4, stack="megatron-core", dtype="bf16")
     e = estimate([plan, plan.but(dtype="fp8")], wide, hopper)
     assert (e.step[1] < e.step[0]) == pays
@@ -239,7 +239,7 @@ def test_eight_bits_gain_what_was_measured():
     """Llama 3.1 8B under FSDP on 8 H100: 6667 and 8532 tokens a second and device in bf16 and with
     float8 (torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, table 1)."""
     shape = "layers=32,hidden=4096,heads=32,groups=8,inner=14336,vocab=128256,seq=8192"
-    model, node = load(f"llama:{shape}"), load_cluster("dgx-h100:nodes=1")
+    model, node = load_workload(f"llama:{shape}"), load_cluster("dgx-h100:nodes=1")
     plan = Plan(dp=8, zero=3, micro_batch=2, global_batch=16, recompute="selective", stack="fsdp")
     half, eight = estimate([plan, plan.but(dtype="fp8")], model, node).step
     assert half / eight == pytest.approx(8532 / 6667, rel=0.05)

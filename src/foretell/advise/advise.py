@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from foretell.advise.step import Step
 from foretell.baseline import why
 from foretell.errors import ForetellError
 from foretell.graph.graph import Graph
-from foretell.whatif import WhatIf, applied, parse, peak_bytes
+from foretell.whatif import WhatIf, parse, peak_bytes
 from foretell.whatif.batch import Batch
 
 # What is tried: changes of one machine that a line or two of PyTorch make.
@@ -76,11 +77,20 @@ def advise(
         except ForetellError as error:
             refused.append((spec, str(error).partition("\n")[0]))
     ranked = tuple(sorted(found, key=lambda a: (-a.gain, str(a.changes[0]))))
-    return Counsel(step.seconds, ranked, tuple(refused), _together(step, ranked, progress))
+    best = _together(step, ranked, progress)
+    _made.cache_clear()  # graphs are large
+    return Counsel(step.seconds, ranked, tuple(refused), best)
+
+
+@lru_cache(4)  # combinations share what they begin with
+def _made(step: Step, changes: tuple[WhatIf, ...]) -> Graph:
+    """The step with changes made, the last of them on top of the others."""
+    *first, last = changes
+    return last.apply(_made(step, tuple(first)) if first else step.graph, step.setting)
 
 
 def _tried(step: Step, changes: tuple[WhatIf, ...]) -> Advice:
-    after = applied(changes, step.graph, step.setting)
+    after = _made(step, changes)
     seconds = step.predicted(after)
     low, high = step.interval(after, changes)
     return Advice(

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretell.baseline.steady import COPIES
+from foretell.baseline.steady import steady_seconds
 from foretell.graph.columns import Kind
-from foretell.graph.combine import replicate
 from foretell.graph.graph import Graph
-from foretell.simulate import simulate
 
 BUSY = 0.97  # a device that works this share of the step holds it up
 DEVICE = (Kind.KERNEL, Kind.COPY)
@@ -43,9 +41,7 @@ def shares(graph: Graph) -> Shares:
     """Where a step goes when steps follow one another."""
     if not graph.size:
         return Shares(0.0, 0.0, 0.0, 0.0, 0.0)
-    line = simulate(replicate(graph, COPIES, over="micro_batch"), engine="compiled")
-    ends = line.end.reshape(COPIES, graph.size).max(axis=1)
-    seconds = float(ends[-1] - ends[-2])
+    seconds = steady_seconds(graph)
     mine = graph.rank == graph.rank[0]
     work = {
         name: float(graph.seconds[mine & np.isin(graph.kind, kinds)].sum())

@@ -64,36 +64,50 @@ def _renamed(value: dict[str, Any]) -> dict[str, Any]:
 def _text(found: dict[str, Any]) -> str:
     from foretell.report import words
 
-    gap = found["gap_s"]
-    lines = [
+    ratio = found["predicted_s"] / found["measured_s"] - 1
+    head = (
         f"predicted {words.seconds(found['predicted_s'])}, "
-        f"measured {words.seconds(found['measured_s'])} "
-        f"({100 * (found['predicted_s'] / found['measured_s'] - 1):+.1f} %)",
+        f"measured {words.seconds(found['measured_s'])} ({100 * ratio:+.1f} %)"
+    )
+    tasks = (
         f"{found['matched']} tasks in both, {found['only_predicted']} only predicted, "
-        f"{found['only_measured']} only measured",
-        "",
-        "along the predicted critical path:",
-    ]
+        f"{found['only_measured']} only measured"
+    )
+    return "\n".join([head, tasks, _path(found), _lanes(found)])
+
+
+def _path(found: dict[str, Any]) -> str:
+    """How much of the gap each task of the critical path explains."""
+    from foretell.report import words
+    from foretell.report.terminal import table
+
+    gap, rows = found["gap_s"], []
     for part in found["parts"]:
-        why = f"ran {_signed(part['ran'])}, waited {_signed(part['waited'])}"
-        lines.append(
-            f"  {part['name'][:32]:32} {part['lane'][:22]:22} {_signed(part['seconds']):>10} "
-            f"{_share(part['seconds'], gap):>6}  {why}"
-        )
-    lines.append(f"  {'the rest of the path':55} {_signed(found['rest_of_path_s']):>10} "
-                 f"{_share(found['rest_of_path_s'], gap):>6}")  # fmt: skip
-    lines.append(f"  {'elsewhere':55} {_signed(found['elsewhere_s']):>10} "
-                 f"{_share(found['elsewhere_s'], gap):>6}")  # fmt: skip
-    lines += ["", "lane, taken as predicted and as measured, part of the gap:"]
-    for lane in found["lanes"]:
-        took = f"{words.seconds(lane['predicted']):>10} {words.seconds(lane['measured']):>10}"
-        lines.append(f"  {lane['name'][:32]:32} {took} {_signed(lane['explains']):>10}")
-    return "\n".join(lines)
+        rows.append(
+            (words.cut(part["name"], 18), words.cut(part["lane"], 16),
+             *_explained(part["seconds"], gap), _signed(part["ran"]), _signed(part["waited"]))
+        )  # fmt: skip
+    rows.append(("the rest of it", "", *_explained(found["rest_of_path_s"], gap), "", ""))
+    rows.append(("elsewhere", "", *_explained(found["elsewhere_s"], gap), "", ""))
+    columns = ("predicted path", "lane", "gap>", "of it>", "ran>", "waited>")
+    return table(columns, rows)
+
+
+def _lanes(found: dict[str, Any]) -> str:
+    from foretell.report import words
+    from foretell.report.terminal import table
+
+    rows = [
+        (words.cut(lane["name"], 32), words.seconds(lane["predicted"]),
+         words.seconds(lane["measured"]), _signed(lane["explains"]))
+        for lane in found["lanes"]
+    ]  # fmt: skip
+    return table(("lane", "predicted>", "measured>", "of the gap>"), rows)
+
+
+def _explained(seconds: float, gap: float) -> tuple[str, str]:
+    return _signed(seconds), f"{100 * seconds / gap:.0f} %" if abs(gap) > 1e-12 else "-"
 
 
 def _signed(seconds: float) -> str:
     return f"{1e3 * seconds:+.2f} ms"
-
-
-def _share(seconds: float, gap: float) -> str:
-    return f"{100 * seconds / gap:.0f} %" if abs(gap) > 1e-12 else "-"

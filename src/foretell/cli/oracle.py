@@ -29,6 +29,9 @@ AT_LEAST_ONE = click.IntRange(1)
     "--epoch", type=click.IntRange(1), help="Samples of an epoch, to tell its time and money."
 )
 @click.option("--price", type=float, help="Money per device and hour, where the preset has none.")
+@click.option(
+    "--prices", type=click.Path(path_type=Path), help="TOML: device or node = money per hour."
+)
 @click.option("--dtype", default="", help="Number format: fp32, tf32, bf16, fp16, fp8.")
 @click.option("--stack", default="", help="The program that would run it: megatron-core, fsdp, …")
 @calibration_option
@@ -56,6 +59,7 @@ def found_on(
     per_gpu: int | None = None,
     epoch: int | None = None,
     price: float | None = None,
+    prices: Path | None = None,
     dtype: str = "",
     stack: str = "",
     calibration: Path | None = None,
@@ -71,8 +75,10 @@ def found_on(
     numbers = counts(gpus)
     space = Space(dtype=dtype, stack=stack)
 
+    listed = _listed(prices)
+
     def sized(n: int) -> Any:
-        return calibrated(_sized(cluster, n, price), calibration)
+        return calibrated(_priced(_sized(cluster, n), price, listed), calibration)
 
     rows = scaling(model, sized, numbers, samples, space, tell, pool)
     return _found(rows, limits(model, samples(numbers[-1])), epoch, model)
@@ -84,10 +90,8 @@ def _samples(usual: int, batch: int | None, per_gpu: int | None) -> Any:
     return lambda n: (per_gpu or usual) * n
 
 
-def _sized(spec: str, gpus: int, price: float | None) -> Any:
+def _sized(spec: str, gpus: int) -> Any:
     """The cluster with so many devices: a spec with its number replaced, or a part of a file."""
-    from dataclasses import replace
-
     from foretell.cluster import load
     from foretell.errors import InputError
 
@@ -97,21 +101,54 @@ def _sized(spec: str, gpus: int, price: float | None) -> Any:
     found = load(spec) if is_file else load(f"{name}:{','.join([*kept, f'gpus={gpus}'])}")
     if found.size < gpus:
         raise InputError(f"`{spec}` has {found.size} devices, not {gpus}", hint="ask for fewer")
-    found = found.subset(range(gpus)) if found.size > gpus else found
-    if price is None:
-        return found
-    nodes = tuple((replace(node, price=price * len(node.devices)), n) for node, n in found.groups)
-    return replace(found, groups=nodes)
+    return found.subset(range(gpus)) if found.size > gpus else found
+
+
+def _listed(path: Path | None) -> dict[str, float]:
+    """Money per hour by the name of a device or node, from a file of prices."""
+    import tomllib
+
+    from foretell.errors import InputError
+
+    if path is None:
+        return {}
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read `{path}`: {error.strerror}") from None
+    except ValueError as error:
+        raise InputError(f"`{path}` is no file of prices: {error}") from None
+    for name, value in found.items():
+        if type(value) not in (int, float) or not value > 0:
+            raise InputError(f"`{name}` is `{value}` in `{path}`", hint="write a100-80 = 1.9")
+    return {name: float(value) for name, value in found.items()}
+
+
+def _priced(cluster: Any, price: float | None, listed: dict[str, float]) -> Any:
+    """The cluster at the prices that were given; its own where none was."""
+    from dataclasses import replace
+
+    def of(node: Any) -> float:
+        if price is not None:
+            return price * len(node.devices)
+        if node.name in listed:
+            return listed[node.name]
+        each = [listed.get(device.name, 0.0) for device in node.devices]
+        return sum(each) if all(each) else node.price
+
+    groups = tuple((replace(node, price=of(node)), n) for node, n in cluster.groups)
+    return replace(cluster, groups=groups) if price is not None or listed else cluster
 
 
 def _found(rows: Any, most: Any, epoch: int | None, model: Any) -> dict[str, Any]:
-    from foretell.search.oracle.scale import more_or_less
+    from foretell.search.oracle.scale import front, more_or_less
 
     return {
         "workload": model.name,
         "rows": [_plain(row, epoch) for row in rows],
         "limits": {name: {"gpus": n, "because": why} for name, (n, why) in most.items()},
         "more": more_or_less(rows),
+        "front": [{"gpus": r.gpus, "strategy": r.strategy} for r in front(rows)],
         "notes": list(model.notes),
     }
 
@@ -125,6 +162,9 @@ def _plain(row: Any, epoch: int | None) -> dict[str, Any]:
         "step_s": row.step,
         "samples_per_s": row.samples,
         "breakdown": {f"{name}_s": value for name, value in row.parts.items()},
+        "exposed_s": row.exposed,
+        "hidden_s": row.hidden,
+        "collectives": dict(row.collectives),
         "peak_bytes": row.peak,
         "missing_bytes": row.missing,
         "fits": row.missing == 0,
@@ -143,11 +183,29 @@ def text(found: dict[str, Any]) -> str:
     """The oracle's answer for a terminal."""
     from foretell.report.terminal import table
 
+    rows = _few(found["rows"])
     columns = ("gpus>", "strategy", "step>", "samples/s>", "of peak>", "memory>", "held back by")
-    lines = [table(columns, [_line(row) for row in _few(found["rows"])])]
+    lines = [table(columns, [_line(row) for row in rows])]
+    if rows and "epoch_s" in rows[0]:
+        lines.append(table(_EPOCH, [_epoch(row) for row in rows]))
     ends = [f"{name} ends at {v['gpus']:g}: {v['because']}" for name, v in found["limits"].items()]
     plans = [f"best on {row['gpus']}: {row['plan']}" for row in _firsts(found["rows"])]
-    return "\n".join([*lines, "", *plans, "", *found["more"], *ends, *found["notes"]])
+    best = ", ".join(f"{row['strategy']} on {row['gpus']}" for row in found["front"][:MOST])
+    unbeaten = [f"not beaten in time, memory and cost at once: {best}"] if best else []
+    return "\n".join([*lines, "", *plans, "", *found["more"], *unbeaten, *ends, *found["notes"]])
+
+
+MOST = 8  # of a front that are named
+_EPOCH = ("gpus>", "strategy", "epoch>", "waits for messages>", "messages hidden>", "money>")
+
+
+def _epoch(row: dict[str, Any]) -> tuple[str, ...]:
+    from foretell.report import words
+
+    steps = row["epoch_s"] / row["step_s"]
+    talk = (words.seconds(row[name] * steps) for name in ("exposed_s", "hidden_s"))
+    money = f"{row['money_per_epoch']:.2f}" if row["money_per_epoch"] else "no price"
+    return str(row["gpus"]), row["strategy"], words.seconds(row["epoch_s"]), *talk, money
 
 
 def _few(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -133,9 +133,9 @@ def _line(found: dict[str, Any]) -> str:
 
 def _text(found: dict[str, Any]) -> str:
     from foretell.report import words
-    from foretell.report.terminal import table
+    from foretell.report.terminal import table, wrapped
 
-    head = (
+    head = wrapped(
         f"{words.seconds(found['step_s'])} a step, four in five between "
         f"{words.seconds(found['low_s'])} and {words.seconds(found['high_s'])}; "
         f"{words.percent(found['utilisation'])} of the devices' peak"

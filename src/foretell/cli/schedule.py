@@ -231,13 +231,16 @@ def _table(rows: list[tuple[str, Any]]) -> str:
 
 
 def _text(found: Any, taken: Sequence[str] = ()) -> str:
+    from foretell.report.terminal import wrapped
+
     before = ", found before" if found.is_cached else ""
-    return (
+    head = wrapped(
         f"{found.per_micro_batch:g} a micro-batch ({_rate_bound(found)}), "
         f"makespan {found.makespan:g} for {found.micro_batches} micro-batches "
-        f"({_makespan_bound(found)}), peak memory {max(found.peak_memory):g}, {found.search_cpu:.2f} CPU-s{before}"
-        f"{_decided(taken)}\n\n{_drawn(found)}"
+        f"({_makespan_bound(found)}), peak memory {max(found.peak_memory):g}, "
+        f"{found.search_cpu:.2f} CPU-s{before}"
     )
+    return f"{head}{_decided(taken)}\n\n{_drawn(found)}"
 
 
 def _rate_bound(found: Any) -> str:

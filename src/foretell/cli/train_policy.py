@@ -22,7 +22,7 @@ APART = 10  # every so many games is never trained on
 @click.option("--games", type=click.IntRange(1), default=400, show_default=True,
               help="Games in all, those before a resumption counted.")  # fmt: skip
 @click.option("--hours", type=click.FloatRange(0, min_open=True), help="Stop after so long.")
-@click.option("--steps", type=click.IntRange(1), default=200, show_default=True,
+@click.option("--steps", type=click.IntRange(1), default=120, show_default=True,
               help="Steps of descent after every round of games.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Of games and weights.")
 @click.option("--resume", is_flag=True, help="Go on from OUTPUT.state.")
@@ -48,6 +48,7 @@ def command(
 def _trainer(seed: int) -> Any:
     from foretell.errors import InputError
     from foretell.search.placement.policy.prior import WIDTHS
+    from foretell.search.placement.policy.view import GUESS, PER_E
 
     try:
         from foretell.pytorch.policy.train import Trainer
@@ -56,7 +57,9 @@ def _trainer(seed: int) -> Any:
             f"training needs PyTorch and PyTorch Geometric: {error}",
             hint="pip install 'foretell[gnn]'; the weights of the package need neither",
         ) from None
-    return Trainer(WIDTHS, seed)
+    trainer = Trainer(WIDTHS, seed)
+    trainer.believe(GUESS, PER_E)
+    return trainer
 
 
 def _resume(trainer: Any, state: Path) -> None:

@@ -152,15 +152,18 @@ def is_apart(plan: Plan) -> bool:
 
 def stretches(plan: Plan, costs: GroupCosts) -> tuple[list[Stretch], int]:
     """The stretches of a checked plan in order of forward, and its micro-batches."""
+    ways = _named(plan, costs)
     if not plan.groups:
         shares = plan.shares or (plan.global_batch // plan.dp,) * plan.dp
         batches = -(-max(shares) // plan.micro_batch) if plan.micro_batch else 1
-        return [Stretch(_synced(plan, costs), dict(enumerate(shares)), batches)], batches
+        usual, ranks = "sharded" if plan.zero == 1 else _ONE_RANK, tuple(range(plan.dp))
+        layers = tuple(_layer(costs, at, usual, ranks, ways[at]) for at in range(len(ways)))
+        return [Stretch(layers, dict(enumerate(shares)), batches)], batches
     found, batches = runs(plan), micro_batches(plan)
     names = [unit.name for unit in costs.units]
     rows = []
     for run, where in zip(found, layers_of(found, names, costs.workload.name), strict=True):
-        layers = tuple(_layer(costs, at, run.way, run.ranks, run.batch) for at in where)
+        layers = tuple(_layer(costs, at, run.way, run.ranks, ways[at], run.batch) for at in where)
         rows.append(Stretch(layers, run.samples, batches, run.way == "split"))
     out = []
     for _, same in groupby(rows, key=lambda row: (list(row.samples.items()), row.is_split)):
@@ -170,62 +173,58 @@ def stretches(plan: Plan, costs: GroupCosts) -> tuple[list[Stretch], int]:
     return out, batches
 
 
-def _layer(costs: GroupCosts, at: int, way: str, ranks: tuple[int, ...], batch: int) -> Layer:
-    """A layer whose ranks agree in one way; where they are served, ranks take turns."""
-    name = costs.units[at].name
-    if len(ranks) == 1 or way == "split":
-        return Layer(at, name, _ONE_RANK)
-    sent = [p for p in costs.products(at) if costs.pays(p, ranks, batch)]
-    return Layer(
-        at,
-        name,
-        way,
-        ranks[at % len(ranks)] if way == "ps" else -1,
-        tuple(sent) if way == "factors" else (),
-    )
-
-
-def _synced(plan: Plan, costs: GroupCosts) -> tuple[Layer, ...]:
-    """All layers of a plan of data parallelism, with the ways of their parameters."""
-    left = agreed(plan)
-    usual = "sharded" if plan.zero == 1 and plan.dp > 1 else _ONE_RANK
-    out = []
-    for at, unit in enumerate(costs.units):
-        layer, ways = costs.workload.layers[unit.layer], dict[str, str]()
-        for op in layer.works():
+def _named(plan: Plan, costs: GroupCosts) -> list[dict[str, str]]:
+    """Of each layer: the ways of single ops, where the plan's `sync` names their parameters."""
+    left, out, known = agreed(plan), [], []
+    for unit in costs.units:
+        ways: dict[str, str] = {}
+        for op in costs.workload.layers[unit.layer].works():
             for weight in op.weights:
-                names = spoken(f"{unit.name}/{weight.name}")
-                said = next((name for name in names if name in left), None)
+                known.append(f"{unit.name}/{weight.name}")
+                said = next((name for name in spoken(known[-1]) if name in left), None)
                 if said is not None:
                     ways[f"{unit.name}/{op.name}"] = left.pop(said)
-        out.append(_agreed(plan, costs, at, ways, usual))
+        out.append(ways)
     if left:
-        known = [f"{unit.name}/{w}" for unit in costs.units for w in _weights(costs, unit.layer)]
         raise unknown("parameter in the plan's `sync`", next(iter(left)), known)
-    return tuple(out)
+    return out
 
 
-def _weights(costs: GroupCosts, layer: int) -> list[str]:
-    return [w.name for op in costs.workload.layers[layer].works() for w in op.weights]
+def _layer(
+    costs: GroupCosts, at: int, usual: str, ranks: tuple[int, ...], ways: Mapping[str, str],
+    batch: int = 0,
+) -> Layer:  # fmt: skip
+    """A layer with the way of most consequence that its parameters have, or else the usual one.
 
-
-def _agreed(plan: Plan, costs: GroupCosts, at: int, ways: Mapping[str, str], usual: str) -> Layer:
-    """A layer with the way of most consequence that its parameters have."""
-    words = {way.partition(":")[0]: way.partition(":")[2] for way in ways.values()}
-    way = next((w for w in ("factors", "ps", "sharded") if w in words), usual)
-    if plan.dp == 1:
-        way = _ONE_RANK
-    named = {op for op, word in ways.items() if word == "factors"}
-    products = costs.products(at) if way == "factors" else []
-    sent = tuple(p for p in products if p.name in named)
-    if way == "factors" and not sent:
+    Where nobody says who serves it, ranks take turns; nor what goes as factors, what pays.
+    """
+    name, said = costs.units[at].name, {w.partition(":")[0]: w for w in ways.values()}
+    way = next((w for w in ("factors", "ps", "sharded") if w in said), usual)
+    if len(ranks) == 1 or way == "split":
+        return Layer(at, name, _ONE_RANK)
+    if way == "ps":
+        return Layer(at, name, way, _server(said.get("ps", ""), ranks, at, name))
+    if way != "factors":
+        return Layer(at, name, way)
+    sent = [p for p in costs.products(at) if "factors" in said or costs.pays(p, ranks, batch)]
+    if "factors" in said:
+        sent = [p for p in sent if ways.get(p.name) == "factors"]
+    if "factors" in said and not sent:
         raise InputError(
-            f"`{min(named)}` has no factors",
+            f"`{min(op for op, word in ways.items() if word == 'factors')}` has no factors",
             hint="only products with a weight of their own do: linear layers",
         )
-    server = int(words["ps"]) if way == "ps" and words["ps"].isdecimal() else -1
-    if way == "ps" and not 0 <= server < plan.dp:
+    return Layer(at, name, way, factors=tuple(sent))
+
+
+def _server(way: str, ranks: tuple[int, ...], turn: int, name: str) -> int:
+    """The rank that serves a layer: the one that `ps:K` counts to, or whose turn it is."""
+    place = way.partition(":")[2]
+    if not way:
+        return ranks[turn % len(ranks)]
+    if not (place.isdecimal() and int(place) < len(ranks)):
         raise InputError(
-            f"`{costs.units[at].name}` is served by rank {words['ps']}, there are {plan.dp}"
+            f"`{name}` is served by rank {place or 'none'}, there are {len(ranks)}",
+            hint=f"write ps:0 to ps:{len(ranks) - 1}",
         )
-    return Layer(at, costs.units[at].name, way, server, sent)
+    return ranks[int(place)]

@@ -190,25 +190,42 @@ def _exchange(
     phases: list[Part],
 ) -> None:
     """Add what an exchange costs where its axis is split."""
-    size = cells.column(exchange.axis)
-    split = size > 1
+    rows = _split_rows(exchange, cells)
+    apart = cells.take(rows).column(exchange.axis) - 1
+    for is_back, _, seconds in exchange_seconds(exchange, dtype, cluster, cells):
+        phase = BACKWARD if is_back else FORWARD
+        phases[phase].talk[rows] += seconds
+        phases[phase].skew[rows] += stack.skew * apart
+        phases[phase].host[rows] += stack.host * cluster.calibration.host
+
+
+def _split_rows(exchange: Exchange, cells: Layouts) -> Rows:
+    """Layouts in which an exchange takes place."""
+    split = cells.column(exchange.axis) > 1
     if exchange.unless:
         split &= cells.column(exchange.unless) == 1
-    rows = np.flatnonzero(split)
+    return np.flatnonzero(split)
+
+
+def exchange_seconds(
+    exchange: Exchange, dtype: str, cluster: Cluster, cells: Layouts
+) -> list[tuple[bool, str, Array]]:
+    """Each collective of an exchange: whether backward, its name, and seconds where it is.
+
+    What is not kept from the forward is gathered again in the backward.
+    """
+    rows = _split_rows(exchange, cells)
     if not len(rows):
-        return
+        return []
     part = cells.take(rows)
     kept = KEPT.get(dtype, dtype)
     moved = exchange.bytes(part.degrees(), part.column("micro_batch"), kept)
     moved = np.broadcast_to(np.asarray(moved, float), (len(rows),))
-    backward = [exchange.backward]
-    if exchange.backward and not exchange.kept:
-        backward.append("all_gather")
-    for phase, ops in ((FORWARD, [exchange.forward]), (BACKWARD, backward)):
-        for op in filter(None, ops):
-            phases[phase].talk[rows] += _talk(op, exchange.axis, moved, cluster, part)
-            phases[phase].skew[rows] += stack.skew * (size[rows] - 1)
-            phases[phase].host[rows] += stack.host * cluster.calibration.host
+    again = "all_gather" if exchange.backward and not exchange.kept else ""
+    asked = ((False, exchange.forward), (True, exchange.backward), (True, again))
+    return [
+        (is_back, op, _talk(op, exchange.axis, moved, cluster, part)) for is_back, op in asked if op
+    ]
 
 
 def _talk(op: str, axis: str, moved: Array, cluster: Cluster, cells: Layouts) -> Array:

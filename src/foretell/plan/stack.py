@@ -132,7 +132,9 @@ _DDP = Stack(
     sigma=0.2,
 )
 _DDP_AMP = replace(_DDP, name="ddp-amp", flags=frozenset({"eager", "amp", "nhwc", "fp16"}))
-_ALL = (_DEEPSPEED, _MEGATRON, _CORE, _UNFUSED, _FSDP, _ZERO3, _DDP, _DDP_AMP)
+# Its scaled_dot_product_attention is one kernel in halves, where a model calls it.
+_DDP_FLASH = replace(_DDP, name="ddp-flash", flags=frozenset({"eager", "flash"}))
+_ALL = (_DEEPSPEED, _MEGATRON, _CORE, _UNFUSED, _FSDP, _ZERO3, _DDP, _DDP_AMP, _DDP_FLASH)
 STACKS = {stack.name: stack for stack in _ALL}
 STACKS["megatron"] = _DEEPSPEED
 
@@ -148,9 +150,6 @@ def usual(can_split: bool, dtype: str, zero: int) -> str:
     if can_split and dtype in ("fp16", "bf16", "fp8"):
         return "megatron" if dtype == "fp16" else "megatron-core"
     return "ddp"
-
-
-STACKS |= {stack.name: stack for stack in (_DDP, _DDP_AMP)}
 
 
 MEASURED_ON = "ampere"  # all these numbers come from A100

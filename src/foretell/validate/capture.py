@@ -170,7 +170,7 @@ def _lines(rows: list[Row]) -> Iterator[str]:
     waiting = [r for r in rows if r.waits_for_host]
     others = [r.calibrated_error for r in waiting if (r.model, r.variant) != ANCHOR]
     yield _summary("time, bound by the host", [r.error for r in waiting])
-    yield _summary(f"host as in {' '.join(ANCHOR)}", others)
+    yield _summary("time, bound by the host, fitted", others)
     yield _summary("time, base alone", [r.error for r in rows if r.variant == "base"])
     yield _summary("peak memory", [r.peak_error for r in rows])
 
@@ -178,8 +178,8 @@ def _lines(rows: list[Row]) -> Iterator[str]:
 def _summary(name: str, errors: list[float]) -> str:
     size = np.abs(errors)
     if not len(size):
-        return f"{name:30} no rows"
+        return f"{name:32} no rows"
     return (
-        f"{name:30} {len(size):3} rows  median {np.median(size):5.1%}  mean {size.mean():5.1%}  "
+        f"{name:32} {len(size):3} rows  median {np.median(size):5.1%}  mean {size.mean():5.1%}  "
         f"worst {size.max():5.1%}"
     )

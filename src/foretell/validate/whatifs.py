@@ -18,6 +18,7 @@ import numpy as np
 
 from foretell.baseline import Baseline, interval, unprofiled
 from foretell.trace import read
+from foretell.validate import half
 from foretell.validate.variants import variants
 from foretell.whatif import Setting, applied, parse
 
@@ -101,7 +102,8 @@ def report(truth: Path) -> dict[str, Any]:
     known = variants(truth)
     found = [row for model in sorted(known) for row in _rows(truth, known[model])]
     missing = sorted({v for rows in known.values() for v in rows if v != "base"} - set(SPECS))
-    text = "\n".join([*_lines(found), f"not foretold: {', '.join(missing) or 'nothing'}"])
+    told = f"not foretold: {', '.join(missing) or 'nothing'}"
+    text = "\n".join([*_lines(found), told, *half.lines(list(half.halves(truth)))])
     rows = [asdict(r) | {"error": r.error, "covered": r.is_covered} for r in found]
     return {"rows": rows, "missing": missing, "text": text}
 

@@ -101,6 +101,7 @@ def _factors(
         if not rule.is_half(sort):
             continue
         before = word_of(Dtype, int(graph.dtype[sort.kernels[0]]))
+        before = before if before != "none" else "fp32"  # a list of tensors
         change = told(graph, setting, sort, before, dtype)
         if change is not None:
             answer.append(Change(sort, *change, dtype))

@@ -14,6 +14,7 @@ its loss casts what that made.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,7 +25,7 @@ from foretell.graph.columns import Array, Kind, Phase
 from foretell.graph.graph import Graph
 from foretell.memory import autocast
 from foretell.memory.edit import FORWARD
-from foretell.whatif.tabled import ATTENTION, PRODUCTS, stride_of
+from foretell.whatif.tabled import ATTENTION, PRODUCTS, elements_of, stride_of
 
 LOOKS_UP = frozenset({"embedding", "gather", "index_select", "_embedding_bag"})  # from fp32 tables
 FURTHER = frozenset({"_fused_rms_norm", "linalg_vector_norm"})
@@ -135,12 +136,33 @@ def _run(state: _Followed, task: int, op: str, call: Call, phase: int) -> Run:
         return _narrow(state, task, op, call, largest)
     if op in WIDE and not (op == "_log_softmax" and phase == Phase.LOSS):
         return _wide(state, task, op, call, largest)
+    if any(call.lists):
+        return _joined(state, task, op, call)
     bias = op == "add_" and 0 < state.filters == min(sizes, default=0.0)
     is_half = _as_given(state, op, sizes, largest)
     mixed = not is_half and _is_mixed(state, op, sizes, largest)
     filters = state.filters
-    _made(state, op, largest, is_half)
+    _made(state, op, _pooled(call, op, largest), is_half)
     return Run(task, op, largest, is_half, (filters,) if bias else (), is_mixed=mixed)
+
+
+def _pooled(call: Call, op: str, elements: float) -> float:
+    """Elements of what an operator makes: as many as it reads, of a pooling fewer."""
+    if "pool" not in op or op.endswith("backward"):
+        return elements
+    lists = [call.numbers(i) for i, kind in enumerate(call.types) if kind == "ScalarList"]
+    if op.startswith("_adaptive") and lists:
+        return float(math.prod(call.dims[0][:2]) * math.prod(lists[0]))
+    window = lists[1] if len(lists) > 1 and lists[1] else lists[0] if lists else ()
+    return elements / math.prod(window or (1,))
+
+
+def _joined(state: _Followed, task: int, op: str, call: Call) -> Run:
+    """An operator on a list of tensors: half where all of them are."""
+    parts = [float(math.prod(dims)) for each in call.lists for dims in each]
+    is_half = all(state.last.get(n, False) for n in parts)
+    _made(state, op, sum(parts), is_half)
+    return Run(task, op, elements_of(call), is_half)
 
 
 def _kept_wide(state: _Followed, task: int, op: str, call: Call, sizes: list[float]) -> Run:

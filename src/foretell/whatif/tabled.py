@@ -39,8 +39,6 @@ ROWS = {
     "native_group_norm_backward": ("group_norm", "backward"),
     "_softmax": ("softmax", "forward"),
     "_softmax_backward_data": ("softmax", "backward"),
-    "_log_softmax": ("softmax", "forward"),
-    "_log_softmax_backward_data": ("softmax", "backward"),
     "max_pool2d_with_indices": ("max_pool", "forward"),
     "max_pool2d_with_indices_backward": ("max_pool", "backward"),
     "avg_pool2d": ("avg_pool", "forward"),
@@ -128,13 +126,19 @@ def sort_of(
 ) -> Sort:
     """One operator as rows of the tables."""
     call = read(op, shape) if is_call(shape) else None
-    elements = max((call.size(i) for i in call.tensors()), default=1) if call else 1
+    elements = elements_of(call) if call else 1
     rows: tuple[tuple[str, str], ...] = ((PASS, "forward"),)
     sizes: dict[str, float] = {"n": float(elements)}
     if call:
         with suppress(IndexError, ValueError):  # another version of the operator
             rows, sizes = _row(op, call, phase, layers, float(elements))
     return Sort(op, rows, sizes, float(elements), kernels, phase)
+
+
+def elements_of(call: Call) -> float:
+    """Numbers in the largest input; a list of tensors is one."""
+    lists = [sum(math.prod(dims) for dims in each) for each in call.lists if each]
+    return float(max([*(call.size(i) for i in call.tensors()), *lists], default=1))
 
 
 def _row(

@@ -1,6 +1,7 @@
 """Runs fed back: predictions get better, and say so."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -8,6 +9,7 @@ from click.testing import CliRunner
 from foretell.cli.fit import command as fit_command
 from foretell.cli.lab import command as lab_command
 from foretell.errors import InputError
+from foretell.graph import Kind
 from foretell.pytorch.lab import fit, judge, table
 from foretell.pytorch.lab.foretold import Busy, foretell, held
 from foretell.pytorch.lab.step import Knobs
@@ -115,3 +117,32 @@ def test_a_file_that_holds_nothing_fitted(tmp_path):
     (tmp_path / "x.json").write_text('{"knobs": {"speed": 1}}')
     with pytest.raises(InputError, match="holds nothing that was fitted"):
         fit.load(tmp_path / "x.json")
+
+
+def test_the_op_table_is_learned_from_core_seconds_alone():
+    config = Config("tiny", "one", "slow", 2)
+    plain = foretell(known(), config, Busy(1.0)).graph
+    core = float(plain.seconds[plain.kind == Kind.HOST].sum()) / 2
+    made = [
+        replace(row, main_s=1.4 * core, step_s=99.0 if row.ranks > 1 else 1.4 * core, stretch=1.0)
+        for row in rows(ranks=(2,))
+        if row.plan == "one"
+    ]
+    few = fit.op_table(known(), made)["tiny"]
+    assert 1.0 < few < 1.05  # ranks that mostly wait say little of work
+    busy = [replace(row, step_s=1.4 * core) for row in made * 20]
+    assert fit.op_table(known(), busy)["tiny"] == pytest.approx(1.4, rel=0.01)
+    assert fit.op_table(known(), rows()) == {}  # nobody clocked them
+
+
+def test_what_was_run_once_has_the_spread_of_others():
+    once = [row for row in rows() if row.plan != "one" or row.round == 0]
+    found = {h.config.plan: h for h in held(known(), once) if h.config.ranks == 2}
+    assert found["one"].runs == 1
+    assert found["one"].spread == pytest.approx(found["ddp"].spread)
+
+
+def test_picks_are_held_against_measuring():
+    again = judge.again(rows(), held(known(), rows(), TRUE))
+    assert again == {"tries": 3, "foretold": 1.0, "measured": 1.0}
+    assert judge.again([], [])["tries"] == 0

@@ -172,6 +172,14 @@ def test_a_quota_holds_and_is_gone():
     assert float(out) > 0.5  # a quarter of a second at a fifth of a core is more than one
 
 
+@pytest.mark.skipif(bool(cpu.refusal()), reason=cpu.refusal() or "there are quotas")
+def test_what_a_killed_lab_left_is_taken_away():
+    left = cpu._root() / "fl999999999cpu0r0"
+    left.mkdir()
+    with cpu.Quotas([]):
+        assert not left.exists()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(bool(WHY), reason=WHY or "there are namespaces and quotas")
 def test_a_setting_is_measured_run_and_foretold(tmp_path):

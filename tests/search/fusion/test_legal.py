@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from foretell.errors import InputError
 from foretell.plan import Plan
-from foretell.search.fusion import legal
+from foretell.search.fusion import legal, moves
 from foretell.search.fusion.backtrack import random_move
 from foretell.search.fusion.baselines import like_inductor, like_xla
 from foretell.search.fusion.plans import buckets_from, fusion_of, plan_of
@@ -46,8 +46,10 @@ def test_baselines_are_legal(problem):
 @QUICK
 @given(problems(), st.integers(0, 999))
 def test_plans_read_back(problem, seed):
-    scored = Judge(problem).score(wandered(problem, seed))
+    late = moves.put_off(problem)[0][:1]
+    scored = Judge(problem).score(wandered(problem, seed).put_off(late))
     plan = plan_of(scored)
+    assert list(plan.late) == [problem.ops[i].name for i in late]
     assert Plan.parse(str(plan)) == plan
     again = fusion_of(plan, problem)
     assert again.group.tolist() == scored.fusion.group.tolist()

@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pytest
 
+from foretell.cli.oracle import found_on, text
 from foretell.cluster import load as machines
 from foretell.errors import InfeasibleError, InputError
-from foretell.plan import check
+from foretell.plan import check, read
 from foretell.plan.estimate import estimate
 from foretell.predict import predict
 from foretell.search.oracle import (
@@ -21,7 +22,7 @@ from foretell.search.oracle import (
     strategy,
     sweep,
 )
-from foretell.search.oracle.scale import more_or_less
+from foretell.search.oracle.scale import front, more_or_less
 from foretell.workload import load
 
 GPT = "gpt:layers=24,hidden=2048,heads=16,seq=2048,vocab=51200,dtype=bf16"
@@ -178,3 +179,102 @@ def test_a_step_without_samples_is_refused(gpt, batch):
 def test_no_layout_at_all_is_an_error(gpt, node):
     with pytest.raises(InfeasibleError, match="no layout"):
         choose([], gpt, node)
+
+
+def told(spec, on, text):
+    """Findings of one layout, by name."""
+    model, cluster = load(spec), machines(on)
+    plan = check(read(text), model, cluster)
+    found = findings(plan, estimate([plan], model, cluster), 0, model, cluster)
+    return {f.name: f for f in found}
+
+
+LLAMA = "llama:layers=8,hidden=4096,heads=32,seq=2048,vocab=32000"
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "on", "text", "words"),
+    [
+        ("gradient exchange", "vgg16", "abci:nodes=4", "dp=16,global_batch=64", "of the step"),
+        ("layer-wise collectives", LLAMA, "a100-80-pcie:gpus=8", "tp=8,global_batch=8", "step"),
+        ("halo exchange", "resnet50", "abci:nodes=4", "spatial=4+4,global_batch=16", "images"),
+        ("congestion", "vgg16", "abci:nodes=8", "dp=8,filter=4,global_batch=64", "times as long"),
+        ("weight update", LLAMA, "h100:gpus=8", "dp=8,global_batch=8", "of the step"),
+        ("imbalance", "resnet50", "dgx-a100", "pp=8,micro_batch=8,global_batch=512", "slowest"),
+        ("pipeline bubble", LLAMA, "dgx-a100", "pp=8,micro_batch=1,global_batch=8", "of the step"),
+        ("redundant compute", "vgg16", "abci:nodes=4", "filter=16,global_batch=64", "beyond 1/16"),
+        ("redundant compute", LLAMA, "dgx-a100", "dp=8,global_batch=8,recompute=full", "again"),
+        ("memory redundancy", LLAMA, "v100-32:gpus=8", "dp=8,global_batch=8", "GiB of state"),
+        ("memory redundancy", "resnet50", "abci:nodes=1", "filter=4,global_batch=256", "GiB kept"),
+        (
+            "input",
+            "cosmoflow:size=512",
+            "abci:nodes=4",
+            "dp=4,spatial=2+2+1,global_batch=4",
+            "GB/s",
+        ),
+        ("host", "resnet50", "h100:gpus=1", "dp=1,global_batch=1", "of the step"),
+        ("small kernels", "resnet50", "h100:gpus=8", "filter=8,global_batch=8", "peak"),
+        ("memory", LLAMA, "v100-16:gpus=8", "dp=8,global_batch=8", "of 16 GiB"),
+    ],
+)
+def test_every_limit_of_the_papers_table_is_seen_where_it_bites(name, spec, on, text, words):
+    found = told(spec, on, text)
+    assert name in found, sorted(found)
+    assert words in found[name].evidence
+    assert found[name].remedy
+
+
+def test_nothing_is_wrong_with_a_plain_step():
+    assert not {"congestion", "imbalance", "input", "halo exchange"} & set(
+        told(LLAMA, "dgx-a100", "dp=8,zero=1,global_batch=64,micro_batch=2")
+    )
+
+
+@pytest.fixture(scope="module")
+def answer(tmp_path_factory):
+    prices = tmp_path_factory.mktemp("prices") / "prices.toml"
+    prices.write_text("v100-16 = 0.9\n")
+    return found_on("resnet50", "abci", "4,8", epoch=1_280_000, prices=prices)
+
+
+class TestAnswer:
+    def test_prices_come_from_a_file(self, answer):
+        for row in answer["rows"]:
+            assert row["money_per_step"] == pytest.approx(0.9 * row["gpus"] * row["step_s"] / 3600)
+            assert row["money_per_epoch"] > 0
+        assert "money" in text(answer)
+
+    def test_messages_are_told_by_collective_exposed_and_hidden(self, answer):
+        for row in answer["rows"]:
+            parts = row["breakdown"]
+            waits = parts["talk_s"] + parts["reduce_s"] + parts["send_s"]
+            assert row["exposed_s"] == pytest.approx(waits)
+            assert sum(row["collectives"].values()) <= row["exposed_s"] + row["hidden_s"] + 1e-9
+        data = next(r for r in answer["rows"] if r["strategy"] == "data")
+        assert set(data["collectives"]) == {"all_reduce"}
+        assert data["hidden_s"] > 0
+        sharded = next(r for r in answer["rows"] if r["strategy"] == "fsdp")
+        assert set(sharded["collectives"]) == {"all_gather", "reduce_scatter"}
+
+    def test_nothing_on_the_front_is_beaten(self, rows):
+        found = front(rows)
+        assert found
+        marks = [(1 / r.samples, r.peak, r.gpus / r.samples) for r in found]
+        for one in marks:
+            assert not any(other != one and np.all(np.array(other) <= one) for other in marks)
+
+    def test_a_calibration_slows_every_row(self, answer, tmp_path):
+        path = tmp_path / "slow.json"
+        path.write_text('{"calibration": {"compute": 2.0, "host": 2.0, "talk": 2.0}}')
+        slow = found_on("resnet50", "abci", "8", calibration=path)
+        fast = {r["strategy"]: r["step_s"] for r in answer["rows"] if r["gpus"] == 8}
+        for row in slow["rows"]:
+            assert row["step_s"] > 1.5 * fast[row["strategy"]]
+
+    @pytest.mark.parametrize("words", ["v100-16 = -1", "v100-16 = 'much'", "nonsense"])
+    def test_files_without_prices_are_refused(self, tmp_path, words):
+        path = tmp_path / "prices.toml"
+        path.write_text(words)
+        with pytest.raises(InputError):
+            found_on("resnet50", "abci", "4", prices=path)

@@ -98,9 +98,10 @@ def synced(
     served = [sorted(run.ranks).index(rank) for rank in run.ranks]  # as their group numbers them
     choices = {n: f"ps:{served[turns[n] % len(served)]}" for n in names if run.way == "ps"}
     choices |= dict.fromkeys(names if run.way == "sharded" else (), "sharded")
-    if run.way == "factors":
+    mine = {n: way for n, way in given.items() if n in names}
+    if run.way == "factors" and "factors" not in mine.values():
         choices |= _by_factors(module, rows, sum(run.samples.values()))
-    choices |= {n: _served(way, run) for n, way in given.items() if n in names}
+    choices |= {n: _served(way, run) for n, way in mine.items()}
     return synchronize(
         module,
         layout=bucket_bytes,

@@ -123,13 +123,16 @@ def _factors(made: Any, kind: models.Model, samples: int, steps: int) -> dict[st
     found = {}
     for name, (_, _, each) in _linear(made, kind).items() if samples else ():
         module = made.get_submodule(name)
-        x = torch.randn(round(samples * each), module.in_features)
+        x = torch.randn(max(1, round(samples * each)), module.in_features)
         g = torch.randn(len(x), module.out_features)
-        pack = median(_core(lambda x=x, g=g: torch.cat([packed(x, g, 0.5)])) for _ in range(steps))
-        rows = packed(x, g, 0.5)
-        multiply = median(_core(lambda m=module, r=rows: add_gradient(m, r)) for _ in range(steps))
-        made.zero_grad()
-        found[name] = [pack / len(x), multiply / len(x)]
+        packing = [_core(lambda x=x, g=g: torch.cat([packed(x, g, 0.5)])) for _ in range(steps)]
+        multiplying = []
+        for _ in range(steps):
+            made.zero_grad()  # there is no gradient yet that it would be added to
+            multiplying.append(_core(lambda m=module, x=x, g=g: add_gradient(m, packed(x, g, 0.5))))
+        both = median(multiplying)
+        found[name] = [median(packing) / len(x), max(both - median(packing), 0.0) / len(x)]
+    made.zero_grad()
     return found
 
 

@@ -52,6 +52,7 @@ class Quotas:
         root = _root()
         if root is None:
             raise InputError(refusal() or "no quotas can be given here", hint=_HINT)
+        _sweep(root)
         number = next(_NUMBERS)
         for rank, pid in enumerate(self.pids):
             folder = root / f"fl{os.getpid()}cpu{number}r{rank}"
@@ -83,6 +84,15 @@ class Quotas:
             with suppress(OSError):
                 folder.rmdir()
         self.folders = []
+
+
+def _sweep(root: Path) -> None:
+    """Take away what labs left behind whose process is gone."""
+    for folder in root.glob("fl*cpu*r*"):
+        pid = folder.name[2:].partition("cpu")[0]
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            with suppress(OSError):  # a rank of it is still ending
+                folder.rmdir()
 
 
 def _root() -> Path | None:

@@ -58,9 +58,17 @@ def fit(known: Known, rows: list[Row], start: Knobs | None = None) -> Knobs:
     if not cases:
         raise InputError("there are no runs to fit to", hint="measure some: foretell lab")
     knobs = start or Knobs(models=op_table(known, rows))
+    seen: dict[tuple[float, ...], float] = {}
+
+    def cost(tried: Knobs) -> float:
+        key = tuple(getattr(tried, name) for name in _PLAIN)
+        if key not in seen:  # turned back and forth: most come again
+            seen[key] = loss(known, cases, tried)
+        return seen[key]
+
     for factor in _GRIDS:
         for name in _PLAIN * 2:
-            knobs = _turned(known, cases, knobs, name, factor)
+            knobs = min(_turned(knobs, name, factor), key=cost)
     return _by_network(known, cases, knobs)
 
 
@@ -104,15 +112,12 @@ def _off(known: Known, case: Case, knobs: Knobs) -> float:
     return abs(math.log(predicted / measured)) / (spread + NOISE)
 
 
-def _turned(known: Known, cases: list[Case], knobs: Knobs, name: str, factor: float) -> Knobs:
-    """The best of a knob as it is, turned up, and turned down."""
+def _turned(knobs: Knobs, name: str, factor: float) -> list[Knobs]:
+    """A knob as it is, turned up, and turned down."""
     low, high = _LIMITS[name]
     value = getattr(knobs, name)
-    choices = [value, min(high, value * factor), max(low, value / factor)]
-    return min(
-        (replace(knobs, **{name: choice}) for choice in dict.fromkeys(choices)),
-        key=lambda k: loss(known, cases, k),
-    )
+    choices = dict.fromkeys([value, min(high, value * factor), max(low, value / factor)])
+    return [replace(knobs, **{name: choice}) for choice in choices]
 
 
 def _by_network(known: Known, cases: list[Case], knobs: Knobs) -> Knobs:

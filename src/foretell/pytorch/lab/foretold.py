@@ -132,11 +132,15 @@ def foretell(
 
 
 def held(
-    known: Known, rows: list[Row], knobs: Knobs | None = None, *, is_blind: bool = False
-) -> list[Held]:
-    """Every configuration that was run, beside what was foretold of it."""
+    known: Known, rows: list[Row], knobs: Knobs | None = None, *, is_blind: bool = False,
+    like: list[Row] | None = None,
+) -> list[Held]:  # fmt: skip
+    """Every configuration that was run, beside what was foretold of it.
+
+    What was run once has the spread of others on its network, of these rows or those it is `like`.
+    """
     groups = table.by_config(rows)
-    typical = _typical(groups)
+    typical = _typical(table.by_config(like) if like else groups)
     found = [_held(known, c, group, knobs, is_blind) for c, group in groups.items()]
     return [h if h.runs > 1 else replace(h, spread=typical(h.config)) for h in found]
 

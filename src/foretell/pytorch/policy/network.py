@@ -12,10 +12,14 @@ from torch import nn
 from torch_geometric.nn import GATv2Conv, HeteroConv, MessagePassing
 
 Tensor = Any
-WIDTH, HEADS, LAYERS = 32, 4, 3
+WIDTH, HEADS, LAYERS = 32, 4, 2
 # (source, name, target) of each kind of edge
 BEFORE, BEHIND = ("group", "before", "group"), ("group", "behind", "group")
-SERVE, PLACE, LINK = ("cell", "serve", "group"), ("group", "place", "cell"), ("cell", "link", "cell")
+SERVE, PLACE, LINK = (
+    ("cell", "serve", "group"),
+    ("group", "place", "cell"),
+    ("cell", "link", "cell"),
+)
 CHAIN, ATTENDING = (BEFORE, BEHIND), (SERVE, PLACE, LINK)
 
 
@@ -58,6 +62,7 @@ class Network(nn.Module):  # type: ignore[misc]
         self.layers = nn.ModuleList([_layer(widths, width) for _ in range(layers)])
         self.first = nn.Linear(3 * width + widths["way_on"], 2 * width)
         self.second, self.score = nn.Linear(2 * width, width), nn.Linear(width, 1)
+        self.plain = nn.Linear(widths["way_on"], 1)
 
     def forward(self, batch: Batch) -> Tensor:
         """A score for every way on."""
@@ -76,12 +81,12 @@ class Network(nn.Module):  # type: ignore[misc]
             batch.way_on,
         ]
         hidden = torch.relu(self.second(torch.relu(self.first(torch.cat(parts, 1)))))
-        return self.score(hidden)[:, 0]
+        return (self.score(hidden) + self.plain(batch.way_on))[:, 0]
 
     def exported(self) -> dict[str, Any]:
         """Weights under the names the numpy network asks for."""
         found: dict[str, Tensor] = {}
-        for name in ("group", "cell", "first", "second", "score"):
+        for name in ("group", "cell", "first", "second", "score", "plain"):
             found |= _dense(name, getattr(self, name))
         for i, layer in enumerate(self.layers):
             for kind in CHAIN:

@@ -30,6 +30,7 @@ class Asked:
     rounds: int = 5
     warmup: int = 3
     device: str = ""
+    launcher: int = 0  # process id: ranks end when it is gone
     network: str = "loopback"  # what the ranks of this machine meet on (→ foretell.pytorch.lab)
 
 
@@ -39,7 +40,7 @@ def measure(asked: Asked, ranks: int, timeout: float = 600.0) -> dict[str, Any]:
         raise InputError(f"there is no script `{asked.script}`")
     with tempfile.TemporaryDirectory(prefix="foretell-tune-") as name:
         folder = Path(name)
-        run_files.write(folder / "asked.json", asdict(asked))
+        run_files.write(folder / "asked.json", asdict(asked) | {"launcher": os.getpid()})
         with shaped_loopback(network(asked.network), ranks) as prefix:
             _run(_start(folder, ranks, prefix), timeout)
         return _read(folder)

@@ -20,9 +20,9 @@ from foretell.search.fusion.wire import Wire
 Array = npt.NDArray[np.float64]
 DEFAULT = (1.0, 25.0)  # MiB: DDP's first bucket and all others (torch.nn.parallel.distributed)
 SIZES = (1.0, 5.0, 10.0, 50.0, 100.0)  # MiB of even buckets that are tried besides
-# Ops beside messages take longer than alone, where sending needs the same cores: nobody knows by
-# how much beforehand, so a cut has to do well for all of these.
-STRETCHES = (1.0, 1.25, 1.6, 2.0)
+# Ops take longer in some steps than in the one that was profiled, most of all where sending needs
+# the same cores: a cut has to do well for all of these.
+STRETCHES = (0.8, 1.0, 1.25, 1.6)
 _EVEN = (0.5, 1.0, 2.0, 5.0, 10.0, 25.0)  # MiB
 _MIB = 2**20
 
@@ -78,7 +78,7 @@ def searched(profile: Profile, wire: Wire) -> list[int]:
         replace(profile, ready=profile.ready * s, compute=profile.compute * s) for s in STRETCHES
     ]
     best = [packed(w.ready, w.sizes, wire.laws)[0].tolist() for w in worlds]
-    cuts = [*best, *(sized(profile, size) for size in _EVEN)]
+    cuts: list[list[int]] = [*best, *(sized(profile, size) for size in _EVEN)]
     steps = np.array([[predicted(w, wire, firsts) for w in worlds] for firsts in cuts])
     lost = (steps / steps.min(axis=0)).max(axis=1)
     return cuts[int(np.argmin(lost))]

@@ -50,14 +50,14 @@ class Fusing(Planner):
     evaluations: int = 100_000  # at most
     seed: int = 0
     batch: int = 0  # samples of one rank; the workload's where 0
-    reorder: bool = False  # weight gradients may be put off behind all else (not deployed yet)
+    reorder: bool = False  # weight gradients may be put off behind all else
     update: Literal["together", "by-message"] = "together"  # when the optimizer may run
     sharded: bool = False  # reduce-scatter now, all-gather in the next forward (zero=2)
     epilogue: bool = False  # the compiler writes matrix products itself and adds to their end
     learned: bool = True  # prices of fused regions by the network where one ships, else formula
     start: str = ""  # a plan to go on from
     resume: str = ""  # backtrack: a file for where it stops; read where it is there
-    runs: bool = False  # only what `foretell run` deploys: eager ops, buckets by parameter
+    runs: bool = False  # buckets of eager ops alone, which need no compiler to run
     alpha: float = 1.05  # backtrack: costs above alpha × best are dropped
     beta: int = 10  # backtrack: changes at once, at most
     patience: int = 1000  # backtrack: states without gain before it ends
@@ -126,7 +126,7 @@ class Fusing(Planner):
         if self.runs and (more or self.update != "together"):
             raise InputError(
                 f"`runs=yes` beside {', '.join(more) or 'update=by-message'}",
-                hint="deployed are buckets of eager ops, updated together",
+                hint="it asks for buckets of eager ops, updated together",
             )
 
     def _planned(self, problem: Problem, progress: Progress) -> Planned:
@@ -194,7 +194,7 @@ def _notes(found: Found, asked: Fusing) -> tuple[str, ...]:
     ]
     if fusion.late.any():
         late = int(fusion.late.sum())
-        notes.append(f"{late} weight gradients put off to the end: no deployment does that yet")
+        notes.append(f"{late} weight gradients put off to the end")
     if best.gathers is not None:
         many = len(best.gathers)
         notes.append(

@@ -72,7 +72,7 @@ def _ways(found: collective.PricedMany) -> tuple[tuple[str, ...], Array]:
 
 
 def measured_wire(sizes: npt.ArrayLike, seconds: npt.ArrayLike, ranks: int) -> Wire:
-    """One law, start + slope · bytes: the slope of the two largest messages, the start of the small.
+    """One law, start + slope · bytes: the slope of the two largest messages, the start of others.
 
     A fit to all would believe what lets small messages pass for free: buffers, a shaped link's
     burst. It is the large ones that gradients travel in.

@@ -1,8 +1,9 @@
 """What holds a layout back, and how far each strategy reaches, with evidence.
 
 The list is ParaDL's table of limitations (gradient exchange, layer-wise collectives, halo exchange,
-congestion, memory redundancy, weight update, imbalance, redundant compute, number of devices), each
-told from the parts of an estimate, with what could be done about it.
+congestion, memory redundancy, weight update, imbalance, redundant compute, input, number of
+devices), each told from the parts of an estimate or from pricing it again with one thing changed
+(→ `evidence`), with what could be done about it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,14 @@ from foretell.cluster import Cluster
 from foretell.plan import Plan
 from foretell.plan.estimate import Estimate
 from foretell.plan.memory import memory
+from foretell.search.oracle.evidence import (
+    CROWDED,
+    crowding,
+    imbalance,
+    input_bytes,
+    intake,
+    redundancy,
+)
 from foretell.workload import Workload
 
 SHARE = 0.10  # of a step from which on a part is worth a word
@@ -46,7 +55,11 @@ def findings(
         if parts[part] > SHARE and part != "compute"
     ]
     told += _halo(plan, parts)
+    told += _crowded(plan, parts, cluster)
+    told += _uneven(plan, parts, workload, cluster)
     told += _again(plan, found, row)
+    told += _split(plan, found, row, workload, cluster)
+    told += _input(plan, step, workload, cluster)
     told += _memory(plan, found, row, workload, cluster)
     told += _lost(plan, found, row, cluster, workload)
     return sorted(told, key=lambda f: (f.of != "step", -f.share, f.name))
@@ -71,6 +84,53 @@ def _halo(plan: Plan, parts: dict[str, float]) -> list[Finding]:
     return [Finding("halo exchange", parts["talk"], evidence, "cut fewer dims, or larger images")]
 
 
+def _crowded(plan: Plan, parts: dict[str, float], cluster: Cluster) -> list[Finding]:
+    """Gradients that share links with others of the same step, or go over thin uplinks."""
+    longer = crowding(plan, cluster)
+    if parts["reduce"] <= SHARE or longer < CROWDED:
+        return []
+    share = parts["reduce"] * (1 - 1 / longer)
+    evidence = f"gradients take {longer:.1f} times as long as with all links to themselves"
+    remedy = "split inside a node less, reduce in steps, or stay in one rack"
+    return [Finding("congestion", share, evidence, remedy)]
+
+
+def _uneven(
+    plan: Plan, parts: dict[str, float], workload: Workload, cluster: Cluster
+) -> list[Finding]:
+    """Stages that wait for the slowest of them."""
+    share = imbalance(plan, workload, cluster) * (1 - parts["reduce"] - parts["update"])
+    if share <= SHARE:
+        return []
+    evidence = f"stages wait {share:.0%} of the step for the slowest"
+    return [Finding("imbalance", share, evidence, "layers=…: fewer blocks on the slowest stage")]
+
+
+def _split(
+    plan: Plan, found: Estimate, row: int, workload: Workload, cluster: Cluster
+) -> list[Finding]:
+    """Kernels of split images and channels that take more than their share."""
+    seconds, ways = redundancy(plan, found, row, workload, cluster)
+    share = seconds / float(found.step[row])
+    if share <= SHARE:
+        return []
+    evidence = f"split {ways} ways, kernels take {share:.0%} of the step beyond 1/{ways} of one's"
+    return [Finding("redundant compute", share, evidence, "split less, or data beside it")]
+
+
+def _input(plan: Plan, step: float, workload: Workload, cluster: Cluster) -> list[Finding]:
+    """Samples that come in more slowly than they are worked on."""
+    each = input_bytes(workload) * plan.global_batch / cluster.num_nodes
+    share = each / intake(cluster) / step
+    if share <= SHARE:
+        return []
+    evidence = (
+        f"{each / step / 1e9:.2g} GB/s of samples a node, {share:.0%} of what its links bring"
+    )
+    remedy = "prefetch, smaller formats, or samples kept near the nodes"
+    return [Finding("input", share, evidence, remedy)]
+
+
 def _again(plan: Plan, found: Estimate, row: int) -> list[Finding]:
     """Work done twice: activations computed again."""
     if plan.recompute == "none":
@@ -91,6 +151,13 @@ def _memory(
         evidence = f"each of {plan.dp} data-parallel ranks holds {state / 2**30:.1f} GiB of state"
         remedy = f"zero={min(plan.zero + 1, 3)}"
         told.append(Finding("memory redundancy", state / size, evidence, remedy, "memory"))
+    kept = held["activations"]
+    if plan.filter * plan.channel > 1 and kept / size > TWICE:
+        many = plan.filter * plan.channel
+        evidence = f"each of {many} ranks that split channels holds all {kept / 2**30:.1f} GiB kept"
+        told.append(
+            Finding("memory redundancy", kept / size, evidence, "spatial instead", "memory")
+        )
     peak = float(found.peak[row])
     if found.missing[row] or peak > FULL * size:
         evidence = f"{peak / 2**30:.1f} of {size / 2**30:.0f} GiB"

@@ -16,6 +16,7 @@ from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.plan.cut import with_cuts
+from foretell.plan.talk import by_collective
 from foretell.pool import Pool
 from foretell.search.oracle.limits import Finding, findings
 from foretell.search.oracle.space import Space, layouts, strategy
@@ -42,6 +43,17 @@ class Row:
     money: float  # of a step; 0 where nobody knows
     layouts: int  # that were looked at
     findings: tuple[Finding, ...]
+    collectives: dict[str, float]  # seconds by name, hidden or not
+
+    @property
+    def exposed(self) -> float:
+        """Seconds of the step that wait for messages."""
+        return sum(self.parts[name] for name in ("talk", "reduce", "send"))
+
+    @property
+    def hidden(self) -> float:
+        """Seconds of messages behind compute."""
+        return max(sum(self.collectives.values()) - self.exposed, 0.0)
 
     @property
     def samples(self) -> float:
@@ -139,8 +151,27 @@ def _row(
         gpus, name, batch, plan, step, {p: float(getattr(f, p)[at]) for p in PARTS},
         float(f.peak[at]), float(f.missing[at]), float(f.flops[at]) / (step * peak),
         step * swept.price / HOUR, looked,
-        tuple(findings(plan, f, at, workload, cluster)),
+        tuple(findings(plan, f, at, workload, cluster)), by_collective(plan, workload, cluster),
     )  # fmt: skip
+
+
+def front(rows: Sequence[Row]) -> list[Row]:
+    """Rows that no other beats in time, memory and cost a sample at once, fastest first.
+
+    Cost is money where prices are known, device-seconds where not.
+    """
+    mine = [row for row in rows if not row.missing]
+    known = all(row.money for row in mine)
+
+    def marks(row: Row) -> tuple[float, float, float]:
+        cost = row.money / row.batch if known else row.gpus / row.samples
+        return 1 / row.samples, row.peak, cost
+
+    def beats(a: Row, b: Row) -> bool:
+        return marks(a) != marks(b) and all(x <= y for x, y in zip(marks(a), marks(b), strict=True))
+
+    kept = [row for row in mine if not any(beats(other, row) for other in mine)]
+    return sorted(kept, key=lambda row: (1 / row.samples, row.gpus, row.strategy))
 
 
 def more_or_less(rows: Sequence[Row]) -> list[str]:

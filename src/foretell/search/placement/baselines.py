@@ -11,6 +11,8 @@ metis                                     groups dealt out over all devices by M
 flexflow                                  Markov chain over sets and splits, even samples
 heterog                                   per group one device, or all with even or
                                           proportional samples by ps or all-reduce; descent
+tag                                       its tree without its network: sets of devices,
+                                          all-reduce, ps or split, even samples
 random                                    the best of so many at random
 """
 
@@ -27,6 +29,7 @@ from foretell.errors import UnmodelledError
 from foretell.search.placement import shares
 from foretell.search.placement.evaluate import Evaluator, with_shares
 from foretell.search.placement.laws import law
+from foretell.search.placement.mcts import Tree, even_chances
 from foretell.search.placement.problem import (
     ALL_REDUCE,
     FACTORS,
@@ -49,6 +52,7 @@ from foretell.search.placement.space import (
 FUSED = 64 * 2**20  # bytes: Horovod's fusion buffer
 CHAIN = 2000  # proposals of the Markov chain
 DRAWS = 2000  # random placements
+PLAYOUTS = 800  # of the tree without a network: the middle one of TAG's budgets
 Found = tuple[Placement, float]
 
 
@@ -173,11 +177,11 @@ def pipelines(problem: Problem, most: int = 400) -> list[Placement]:
     for row in dict.fromkeys(rows):
         for micros in MICROS:
             if micros <= problem.batch:
-                found.append(staged(problem, row, micros))
+                found.append(_staged(problem, row, micros))
     return found[:most]
 
 
-def staged(problem: Problem, row: tuple[int, ...], micros: int) -> Placement:
+def _staged(problem: Problem, row: tuple[int, ...], micros: int) -> Placement:
     """Groups cut into stages by the speed of their sets."""
     t = problem.tables
     speed = [sum(t.ranks[c] * t.speed[t.kind[c]] for c in problem.fleet.sets[s]) for s in row]
@@ -220,6 +224,16 @@ def heterog(on: Evaluator) -> Found:
             now = _better(now, _best(on, [now[0].but((g,), a) for a in choices]))
         found.append(now)
     return min(found, key=lambda pair: pair[1])
+
+
+def tag(on: Evaluator) -> Found:
+    """A tree from data parallelism that nothing guides."""
+    start = uniform(on.problem, Action(0, ALL_REDUCE), mode=EVEN)
+    base = on.seconds(start)
+    ways = (ALL_REDUCE, PS, SPLIT)
+    tree = Tree(on, [start], even_chances, base, ways=ways, steps=False)
+    tree.play(PLAYOUTS)
+    return tree.best
 
 
 def at_random(on: Evaluator, seed: int = 0) -> Found:
@@ -269,5 +283,6 @@ BASELINES: dict[str, Callable[[Evaluator], Found]] = {
     "metis": metis,
     "flexflow": flexflow,
     "heterog": heterog,
+    "tag": tag,
     "random": at_random,
 }

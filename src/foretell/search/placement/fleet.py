@@ -18,7 +18,6 @@ from foretell.cluster import Cluster, Device
 from foretell.errors import InputError
 
 MOST_CELLS = 12  # beyond, nodes of one kind act in larger blocks: what a search can tell apart
-PARTS = (2, 3, 4)  # devices of an equal part of a node, where devices are told apart
 MOST_GROUPS = 4  # device groups up to which every subset is a candidate, as in TAG (2ᵀ - 1)
 
 
@@ -148,29 +147,17 @@ def _parts(ranks: tuple[int, ...], single: bool, first: bool) -> list[tuple[int,
 
 
 def _sets(cells: tuple[Cell, ...], single: bool) -> tuple[tuple[int, ...], ...]:
-    """Unions of device groups, boxes, first devices; with `single` all devices, parts of boxes."""
+    """Unions of device groups, boxes, first devices; all devices one by one with `single`."""
     groups = sorted({cell.group for cell in cells})
     found = [tuple(range(len(cells)))]
     for chosen in _subsets(groups):
         found.append(tuple(i for i, cell in enumerate(cells) if cell.group in chosen))
-    boxes = [
-        tuple(i for i, cell in enumerate(cells) if cell.box == box)
-        for box in sorted({cell.box for cell in cells})
-    ]
-    found += boxes
+    for box in sorted({cell.box for cell in cells}):
+        found.append(tuple(i for i, cell in enumerate(cells) if cell.box == box))
     for number, cell in enumerate(cells):
         if single or (len(cell.ranks) == 1):
             found.append((number,))
-    if single:
-        found += [part for box in boxes for size in PARTS for part in _equal(box, size)]
     return tuple(dict.fromkeys(found))
-
-
-def _equal(box: tuple[int, ...], size: int) -> list[tuple[int, ...]]:
-    """Parts of a node with as many devices each, where it can be cut so."""
-    if len(box) % size:
-        return []
-    return [box[i : i + size] for i in range(0, len(box), size)]
 
 
 def _subsets(groups: list[int]) -> list[tuple[int, ...]]:

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from foretell.search.placement.evaluate import Evaluator
 from foretell.search.placement.polish import whole
+from foretell.search.placement.problem import WAYS
 from foretell.search.placement.space import Action, Placement, actions
 
 Array = npt.NDArray[np.float64]
@@ -101,6 +102,8 @@ class Tree:
     baseline: float  # T₀
     seed: int | None = None  # in which order equal ways are tried; as they come where None
     noise: float = 0.0  # share of the first chances that is drawn, for self-play
+    ways: tuple[int, ...] = tuple(range(len(WAYS)))  # how replicas may agree
+    steps: bool = True  # whether anything is decided for the whole step
     best: tuple[Placement, float] = field(init=False)
     root: Node = field(init=False)
     playouts: int = field(default=0, init=False)
@@ -108,7 +111,7 @@ class Tree:
     curve: list[float] = field(default_factory=list, init=False)  # the best after each playout
 
     def __post_init__(self) -> None:
-        self.root = Node(self.starts[0], -1 if len(self.starts) > 1 else 0)
+        self.root = Node(self.starts[0], -1 if len(self.starts) > 1 else 0 if self.steps else 1)
         self.best = (self.starts[0], self.on.seconds(self.starts[0]))
         self._leaders = self.on.problem.leaders
         self._draw = random.Random(self.seed)
@@ -187,7 +190,7 @@ class Tree:
         group = self._leaders[max(node.depth - 2, 0)]
         run = range(len(problem.groups)) if for_all else range(group, group + 1)
         kept: Action = node.now.actions[group]
-        others = [a for a in actions(problem, group) if a != kept or for_all]
+        others = [a for a in actions(problem, group, ways=self.ways) if a != kept or for_all]
         return [node.now, *(node.now.but(run, a) for a in others)]
 
     def _played(self, now: Placement) -> float:

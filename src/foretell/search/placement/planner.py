@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError, unknown
-from foretell.search.placement import exhaustive, factors, finer, mix
+from foretell.search.placement import exhaustive, factors, mix
 from foretell.search.placement.anneal import anneal
 from foretell.search.placement.baselines import BASELINES, pipelines
 from foretell.search.placement.bound import bound
@@ -69,12 +69,8 @@ class Placing(Planner):
             raise unknown("prior", self.prior, PRIORS)
         progress("pricing", inf)
         on = Evaluator(self._problem(workload, cluster))
-        fine = on
-        if cluster.size <= MOST_FINE:
-            fine = Evaluator(self._problem(workload, cluster, single=True))
-        rivals = self._rivals(on, fine, progress)
-        best = self._best(on, fine, rivals, progress)
-        on.evaluations += fine.evaluations if fine is not on else 0
+        rivals = self._rivals(on, progress)
+        best = self._best(on, rivals, progress)
         best = replace(best, found=best.found.settled())
         return self._told(on, rivals, best, began), best
 
@@ -93,18 +89,22 @@ class Placing(Planner):
         none = found.tables._replace(factors=found.tables.factors * 0)
         return replace(found, tables=none, factored={})
 
-    def _rivals(self, on: Evaluator, fine: Evaluator, progress: Progress) -> dict[str, Rival]:
+    def _rivals(self, on: Evaluator, progress: Progress) -> dict[str, Rival]:
         """Every baseline, on single devices where it places things there."""
+        fine = on
+        if on.problem.cluster.size <= MOST_FINE:
+            one = on.problem
+            fine = Evaluator(self._problem(one.workload, one.cluster, single=True))
         found = {}
         for name, method in BASELINES.items():
             progress(name, on.least)
             use = fine if name in FINE else on
             found[name] = Rival(use.problem, *method(use))
+        if fine is not on:
+            on.evaluations += fine.evaluations
         return found
 
-    def _best(
-        self, on: Evaluator, fine: Evaluator, rivals: dict[str, Rival], progress: Progress
-    ) -> Best:
+    def _best(self, on: Evaluator, rivals: dict[str, Rival], progress: Progress) -> Best:
         if self.method in rivals:
             rival = rivals[self.method]
             if rival.seconds == inf:
@@ -122,10 +122,8 @@ class Placing(Planner):
         if self.method == "mcts":
             return Best(Rival(on.problem, *tree), False, [])
         found = self._searched(on, [tree[0], *starts], progress)
-        if on.problem.cluster.size <= finer.MOST:
-            found += self._finer(on, fine, found, progress)
         best = _quickest([*reversed(found), *rivals.values()], on)
-        best = _with_factors(best) if self.factors else best
+        best = _with_factors(best) if self.factors and best.problem is on.problem else best
         progress("parts of one kind", best.seconds)
         parts = mix.parts(on, self.polish // 2)
         return Best(_unmixed(on.problem, best, parts), False, parts)
@@ -139,9 +137,7 @@ class Placing(Planner):
         tree.play(self.playouts)
         return tree.best
 
-    def _searched(
-        self, on: Evaluator, starts: list[Placement], progress: Progress
-    ) -> list[Rival]:
+    def _searched(self, on: Evaluator, starts: list[Placement], progress: Progress) -> list[Rival]:
         """Annealing from some starts, from the best of those, and descent behind it."""
         found = []
         for i, start in enumerate(_apart(starts)):
@@ -154,16 +150,6 @@ class Placing(Planner):
         progress("descent", first.seconds)
         lowest, _ = polish(on, first.placement, self.polish)
         return [*found, first, Rival(on.problem, *simplified(on, lowest))]
-
-    def _finer(
-        self, on: Evaluator, fine: Evaluator, found: list[Rival], progress: Progress
-    ) -> list[Rival]:
-        """What smaller sets gain, where that is more than a tenth of a percent."""
-        best = min(reversed(found), key=lambda rival: rival.seconds)
-        progress("parts of nodes", best.seconds)
-        fleet = on.problem.fleet
-        other = finer.finer(fine, fleet, best.placement, self.strokes, self.seed)
-        return [Rival(fine.problem, *other)] if other[1] < 0.999 * best.seconds else []
 
     def _starts(self, on: Evaluator, rivals: dict[str, Rival]) -> list[Placement]:
         """Where to start: what others do, one choice for all, pipelines; the quickest first."""

@@ -49,7 +49,9 @@ def plan_of(on: Problem, placement: Placement, share: Ints | None = None) -> Pla
         return _replicas(on, placement, share, base)
     if len(used) == 1 and all(a.way == SPLIT for a in placement.actions):
         return _whole_split(on, placement, base)
-    return base.but(**_batches(on, placement, on.batch), groups=tuple(_rows(on, placement, share)))
+    sent = tuple(row for row in _sync(on, placement) if row[1] == "factors")
+    rows = tuple(_rows(on, placement, share))
+    return base.but(**_batches(on, placement, on.batch), groups=rows, sync=sent)
 
 
 def samples(on: Problem, chosen: int, share: Ints) -> dict[int, int]:

@@ -2,8 +2,8 @@
 
 Op groups and cells start from their features. In every layer each hears along five kinds of edge:
 groups from the one before and the one behind, and by attention (GATv2) groups from cells, cells
-from groups and cells from cells. A way on is scored from the groups it changes, the cells these are on
-and go to, and its own features: no weight knows how many groups, cells or ways there are.
+from groups and cells from cells. A way on is scored from the groups it changes, the cells these
+are on and go to, and its own features: no weight knows how many groups, cells or ways there are.
 
 `foretell.pytorch.policy.network` is the same network on PyTorch Geometric; a test holds both equal.
 """
@@ -89,7 +89,8 @@ def _decoded(weights: Weights, seen: Seen, group: Floats, cell: Floats) -> Float
     )
     x = np.maximum(_dense(weights, "first", x), 0)
     x = np.maximum(_dense(weights, "second", x), 0)
-    return _dense(weights, "score", x)[:, 0]
+    plain = _dense(weights, "plain", seen.way_on)
+    return (_dense(weights, "score", x) + plain)[:, 0]
 
 
 def _dense(weights: Weights, name: str, x: Floats) -> Floats:

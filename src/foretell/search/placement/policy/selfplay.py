@@ -1,8 +1,9 @@
 """Games that a network learns from: the tree search on problems at random, and where it went.
 
 A game is one tree, from data parallelism or from the best of some placements at random, guided by
-an expert: what the network says, a simulation of each way on, and the answer of annealing. Every node that was visited often enough
-is an example: what the network would see there, and how often each way on was taken.
+an expert: what the network says, a simulation of each way on, and the answer of annealing. Every
+node that was visited often enough is an example: what the network would see there, and how often
+each way on was taken.
 """
 
 from __future__ import annotations
@@ -59,9 +60,7 @@ def game(seed: int, learned: Learned | None, playouts: int = 96) -> Game:
     often = [n for n in (tree.root, *tree.nodes.values()) if n.visits >= OFTEN and n.children]
     look = view(on.problem)
     examples = [
-        Example(
-            _half(look.seen(n.now, [c.now for c in n.children])), _target(n), n.visits**0.5
-        )
+        Example(_half(look.seen(n.now, [c.now for c in n.children])), _target(n), n.visits**0.5)
         for n in often
     ]
     return Game(name, base / tree.best[1], examples)

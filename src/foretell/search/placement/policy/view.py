@@ -36,8 +36,10 @@ Ints = npt.NDArray[np.int64]
 MOST = 4.0  # where features end: more is more of the same
 GROUP, CELL = GROUP_FEEDBACK + len(WAYS) + 8, CELL_FEEDBACK + 6
 PLACE, LINK, NEXT = 3, 3, 2
-_SUMS = 8  # of a whole placement
-WAY_ON = 2 * _SUMS + 2 * len(WAYS) + 2 * (2 + len(MODES)) + 5
+_SUMS = 9  # of a whole placement
+_GUESSES = 3  # of its step
+GUESS, PER_E = 2 * _SUMS + 1, -5.0  # the middle one, and what makes chances fall by e a tenth of it
+WAY_ON = 2 * _SUMS + _GUESSES + 2 * len(WAYS) + 2 * (2 + len(MODES)) + 5
 
 
 class Seen(NamedTuple):
@@ -60,7 +62,7 @@ class View:
 
     problem: Problem
     scale: float  # seconds of the reference step
-    table: Floats  # [g·s·w, 3·c + 3 + w] what one choice adds to each cell, and to the step
+    table: Floats  # [g·s·w, 3·c + 3] what one choice adds to each cell, and to the step
     rate: Floats  # [s, s] shares of a step a byte takes from one set to another
     group: Floats
     cell: Floats
@@ -108,7 +110,9 @@ class View:
         """[k, WAY_ON] of each way on: its sums, its differences, its words."""
         sums, words = self._sums(sets, ways), _eye_mean(sets, ways)
         steps = np.array([_step(p) for p in rows])
-        parts = [sums[1:], 4 * (sums[1:] - sums[0]), words[1:], words[1:] - words[0]]
+        guess = np.log(_guesses(sums, np.array([p.micros for p in rows])))
+        parts = [sums[1:], 4 * (sums[1:] - sums[0]), 2 * (guess[1:] - guess[0])]
+        parts += [words[1:], words[1:] - words[0]]
         parts += [steps[1:], steps[1:] - steps[0]]
         size = self.problem.tables.size
         wide = (size[sets] / size[0]).mean(axis=1)
@@ -125,18 +129,31 @@ class View:
         index = (np.arange(count) * len(t.size) + sets) * len(WAYS) + ways
         each = self.table[index].sum(axis=1)
         load, talk, held = (each[:, i * cells : (i + 1) * cells] for i in range(3))
-        share, update = each[:, 3 * cells], each[:, 3 * cells + 1]
+        share, update, serial = (each[:, 3 * cells + i] for i in range(3))
         moved = t.handed[:-1] * t.batch * self.rate[sets[:, :-1], sets[:, 1:]]
         breaks = (sets[:, 1:] != sets[:, :-1]).mean(axis=1) if count > 1 else np.zeros(len(sets))
         full = held.max(axis=1)
         return np.stack(
             [load.max(axis=1), talk.max(axis=1), (load + talk).max(axis=1), share + update,
-             moved.sum(axis=1), breaks, full, full > 1], axis=1,
+             moved.sum(axis=1), breaks, full, full > 1, serial], axis=1,
         ).astype(np.float32)  # fmt: skip
 
 
 def _small(values: npt.NDArray[np.float64]) -> Floats:
     return np.clip(np.nan_to_num(values, posinf=MOST, neginf=-MOST), -MOST, MOST).astype(np.float32)
+
+
+def _guesses(sums: Floats, micros: Ints) -> Floats:
+    """[k, _GUESSES] what a step takes if communication hides, if it does half, if it does not.
+
+    Stages run one after another; with m micro-batches all but the longest count an m-th.
+    """
+    load, talk, _, after, moved = sums[:, :5].T
+    serial = np.maximum(sums[:, 8], load)
+    busy = load + (serial - load) / micros
+    hidden, open_ = np.maximum(busy, talk), busy + talk
+    found: Floats = np.stack([hidden, (hidden + open_) / 2, open_], axis=1)
+    return found + (after + 2 * moved)[:, None] + np.float32(1e-6)
 
 
 def _step(p: Placement) -> tuple[float, ...]:
@@ -208,7 +225,7 @@ def _took(problem: Problem, dealt: Ints) -> npt.NDArray[np.float64]:
 
 
 def _table(problem: Problem, dealt: Ints, scale: float) -> Floats:
-    """[g·s·w, ·] seconds on each cell, of collectives, room, what follows the optimizer, and it."""
+    """[g·s·w, ·] seconds, collectives and room on each cell; behind the backward; on the slowest."""
     t = problem.tables
     shape = (len(problem.groups), len(t.size), len(WAYS), len(t.kind))
     load, talk, held = (np.zeros(shape) for _ in range(3))
@@ -234,8 +251,8 @@ def _table(problem: Problem, dealt: Ints, scale: float) -> Floats:
         held[:, :, way] = (mine[:, :, None] + kept) * inside
         update[:, :, way] = slowest / (t.size if shared else 1)
     rows = [load / scale, talk / scale, held / t.room]
-    rows += [x[..., None] / scale for x in (after, update)]
-    return np.concatenate(rows, axis=3).reshape(-1, 3 * shape[3] + 2).astype(np.float32)
+    rows += [x[..., None] / scale for x in (after, update, load.max(axis=3))]
+    return np.concatenate(rows, axis=3).reshape(-1, 3 * shape[3] + 3).astype(np.float32)
 
 
 def _collectives(

@@ -1,0 +1,30 @@
+"""What a terminal of 80 columns shows: no line of an answer is wider."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from foretell.cli.main import foretell
+
+ROOT = Path(__file__).resolve().parents[2]
+STEP = "docs/guides/step.txt"
+TRACE = "src/foretell/samples/traces/resnet18-h200.json.gz"
+MODEL = "gpt:layers=4,hidden=512,heads=8,seq=256,vocab=1000"
+ASKED = (
+    f"show {TRACE}", f"show {STEP}", f"simulate {STEP}", f"replay {TRACE}",
+    f"whatif {STEP} faster-host:times=2", f"advise {STEP} faster-host:times=2",
+    f"compare {STEP} {STEP}", f"check {STEP} --step-under 1s --memory-under 1GiB",
+    f"report {STEP} --no-advice", f"predict {MODEL} --on dgx-a100:gpus=8 --plan dp=8",
+    f"oracle {MODEL} --on dgx-a100 --gpus 1..8", "schedule v:devices=4 --no-cache", "explain",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", ASKED, ids=lambda line: line.partition(" ")[0])
+def test_answers_fit_eighty_columns(line, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    result = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"}).invoke(foretell, line.split())
+    assert result.exit_code == 0, result.output
+    assert len(result.stdout) > 20
+    assert [text for text in result.stdout.splitlines() if len(text) > 80] == []
+    assert "\x1b" not in result.stdout
