@@ -35,7 +35,7 @@ SLOWER, OFF = 0.03, 0.10  # what a row may lose to the best, and how far a gain 
 # Model, ranks, link. Links are slow enough for the wire to matter beside shared cores.
 ROWS = (
     ("mlp", 2, "200mbit"), ("mlp", 4, "200mbit"), ("resnet", 2, "100mbit"), ("gpt", 2, "200mbit"),
-    ("bert", 2, "50mbit"), ("vgg", 2, "50mbit"), ("wide", 2, "50mbit"),
+    ("bert", 2, "50mbit"), ("vgg", 2, "50mbit"),
 )  # fmt: skip
 HEAD = (
     "model", "ranks", "link", "MB", "default", "1 MiB", "100 MiB", "one", "searched", "buckets",

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-SLOW = {"mixed": "", "doing": "torch"}  # and what they need: one searches, one starts ranks
+NEEDS = {"doing": "torch"}  # it starts ranks
 
 
 def module(name):
@@ -32,21 +32,15 @@ def held(name):
     assert guide.page(name, found) == (guide.GUIDES / f"{name}.md").read_text()
 
 
-@pytest.mark.parametrize("name", [n for n in guide.NAMES if n not in SLOW])
+@pytest.mark.parametrize("name", guide.NAMES)
 def test_a_guide_prints_what_is_recorded(name):
-    held(name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SLOW)
-def test_a_slow_guide_prints_what_is_recorded(name):
-    if SLOW[name]:
-        pytest.importorskip(SLOW[name])
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
     held(name)
 
 
 def test_what_a_guide_records_shows_in_its_page():
-    for name in guide.NAMES:  # the slow ones too
+    for name in guide.NAMES:
         page = (guide.GUIDES / f"{name}.md").read_text()
         lines = (guide.GUIDES / f"{name}.out").read_text().splitlines()
         assert [line for line in lines if line not in page] == []

@@ -14,7 +14,7 @@ MODEL = "gpt:layers=4,hidden=512,heads=8,seq=256,vocab=1000"
 ASKED = (
     f"show {TRACE}", f"show {STEP}", f"simulate {STEP}", f"replay {TRACE}",
     f"whatif {STEP} faster-host:times=2", f"advise {STEP} faster-host:times=2",
-    f"compare {STEP} {STEP}", f"check {STEP} --step-under 1s --memory-under 1GiB",
+    f"compare {STEP} {STEP}", f"check {STEP} --step-under 1s",
     f"report {STEP} --no-advice", f"predict {MODEL} --on dgx-a100:gpus=8 --plan dp=8",
     f"oracle {MODEL} --on dgx-a100 --gpus 1..8", "schedule v:devices=4 --no-cache", "explain",
 )  # fmt: skip

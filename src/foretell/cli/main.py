@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "studio": ("studio", "The page where you play with what-ifs and plans."),
     "check": ("check", "A budget for a step, for CI: exits with 3 where it is not kept."),
     "tune-ddp": ("tune_ddp", "Buckets for DistributedDataParallel: searched, then measured."),
+    "train-policy": ("train_policy", "The network that guides the placement search, by self-play."),
     "explain": ("explain", "What stands behind a name: model, assumptions, accuracy."),
     "validate": ("validate", "Every accuracy figure, from measured data."),
     "completion": ("completion", "The line that turns on completion in your shell."),

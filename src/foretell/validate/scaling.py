@@ -66,7 +66,7 @@ NOTE = """\
 trace: from a trace of the same model; the spread of ranks (`foretell.whatif.skew`) is fitted to
 these rows, so their median says nothing; the other groups were not used for anything
 pollux, mxnet: from the step on one device or node and the model's size alone, layers all alike
-pollux, several nodes: its links reach about a fifth of their 50 Gb/s, which prices do not expect"""
+pollux, several nodes: one flow of AWS's network, 10 of a node's 50 Gb/s"""
 
 
 def _summary(name: str, errors: list[float]) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foretell.baseline import steady_seconds
-from foretell.cluster import Cluster, load
+from foretell.cluster import Calibration, Cluster, load
 from foretell.errors import InputError
 from foretell.graph import Builder
 from foretell.graph.graph import Graph
@@ -26,6 +26,10 @@ from foretell.whatif import Setting, parse
 
 LAYERS = 20
 RESNET18 = 4 * 11_173_962.0  # bytes of ResNet-18 for ten classes (kuangliu's, which adaptdl trains)
+# One flow of AWS's network carries at most 10 Gb/s between instances of a placement group (Amazon
+# EC2 user guide, instance network bandwidth), of the 50 that a g4dn.12xlarge has; a ring of NCCL
+# was one flow.
+ONE_FLOW = Calibration(beta=50 / 10)
 EVERY = 8  # of the batch sizes of a placement: neighbours differ little
 
 
@@ -70,6 +74,7 @@ def pollux(truth: Path) -> Iterator[Scaled]:
         if batch not in alone or where == "1":
             continue
         machines = _placed(load(f"g4dn.12xlarge:nodes={len(where)}"), where, 4)
+        machines = machines.calibrated(ONE_FLOW)
         step = even_step(alone[batch], RESNET18)
         after = parse(f"data-parallel:ranks={machines.size}").apply(step, Setting(machines))
         inside = "one node" if len(where) == 1 else "several nodes"

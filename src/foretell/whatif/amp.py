@@ -115,6 +115,7 @@ class _Rule:
         self.by_name: dict[tuple[str, float], list[bool]] = {}
         self.by_size: dict[float, list[bool]] = {}
         self.mixed: dict[tuple[str, float], list[bool]] = {}
+        self.made = {run.makes for run in found if run.makes}
         for run in found:
             self.by_name.setdefault((run.op.rstrip("_"), run.elements), []).append(run.is_half)
             self.mixed.setdefault((run.op, run.elements), []).append(run.is_mixed)
@@ -134,7 +135,9 @@ class _Rule:
             # The sums of a backward pass are not autocast: they take what they get.
             return sort.phase == Phase.BACKWARD and plain == "sum"
         known = self.by_name.get((plain, sort.elements)) or self.by_size.get(sort.elements, [])
-        return bool(known) and float(np.mean(known)) > 0.5
+        if not known:  # a gradient of what only a product made
+            return sort.phase == Phase.BACKWARD and sort.elements in self.made
+        return float(np.mean(known)) > 0.5
 
 
 class _Casts(NamedTuple):

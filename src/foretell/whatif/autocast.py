@@ -52,6 +52,7 @@ class Run:
     inputs: tuple[float, ...] = ()  # elements of each other tensor cast to its format
     widened: tuple[float, ...] = ()  # elements of what the program itself cast to fp32 before it
     is_mixed: bool = False  # it reads both formats, and writes fp32
+    makes: float = 0.0  # elements of what a product makes
 
 
 @dataclass
@@ -191,17 +192,20 @@ def _narrow(state: _Followed, task: int, op: str, call: Call, largest: float) ->
     data, weight = float(call.size(first)), float(call.size(first + 1))
     if op in ("bmm", "baddbmm") or op.endswith(ATTENTION):
         given = [s for s in (data, weight) if not state.last.get(s, False)]
-        _made(state, op, _product_out(call, op, first), True)
-        return Run(task, op, largest, True, inputs=tuple(given))
+        out = _product_out(call, op, first)
+        _made(state, op, out, True)
+        return Run(task, op, largest, True, inputs=tuple(given), makes=out)
     bias = (float(call.size(0)),) if op == "addmm" else ()
     if "convolution" in op and len(call.dims) > 2 and call.dims[2] and len(call.dims[2]) == 1:
         bias = (float(call.size(2)),)
     again = state.product == (data, weight)  # queries, keys and values read the same input
     was_half = state.gave if again else state.last.get(data, False)
     state.product, state.gave = (data, weight), was_half
-    _made(state, op, _product_out(call, op, first), True)
+    out = _product_out(call, op, first)
+    _made(state, op, out, True)
     state.filters = float(call.dims[1][0]) if "convolution" in op else 0.0
-    return Run(task, op, largest, True, (weight, *bias), () if was_half else (data,))
+    given = () if was_half else (data,)
+    return Run(task, op, largest, True, (weight, *bias), given, makes=out)
 
 
 def _product_out(call: Call, op: str, first: int) -> float:

@@ -7,16 +7,20 @@
     rank-0.trace.json.gz one profiled step, if asked for
     rank-0.log           what it printed
 
-Every file is written whole or not at all.
+Every file is written whole or not at all; the state of a rank, which changes with every step, is
+written over in one go, and read again where a reader has come in between.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+_TRIES, _SOON = 5, 1e-3  # times a file is read, and seconds between
 
 
 @dataclass(frozen=True)
@@ -52,12 +56,30 @@ def write(path: Path, value: Any) -> None:
     beside.replace(path)
 
 
+class Board:
+    """A file of JSON that is written over again and again: a hundredth of a new file's cost."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        self.size = 0
+
+    def write(self, value: Any) -> None:
+        """Put this in place of what was there; blanks cover what was longer."""
+        line = json.dumps(value).encode()
+        self.size = max(self.size, len(line))
+        os.pwrite(self.file, line.ljust(self.size), 0)
+
+
 def read(path: Path) -> Any:
-    """The JSON in a file; None where there is no file."""
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
+    """The JSON in a file; None where there is no file, or nothing whole in it for now."""
+    for _ in range(_TRIES):
+        try:
+            return json.loads(path.read_text())
+        except FileNotFoundError:
+            return None
+        except ValueError:  # it was being written
+            time.sleep(_SOON)
+    return None
 
 
 def ask(folder: Path, asked: Asked) -> None:

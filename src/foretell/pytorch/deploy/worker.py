@@ -32,7 +32,7 @@ class Pulse:
     """Writes how far this rank is, from a thread of its own, and ends it with its launcher."""
 
     def __init__(self, folder: Path, rank: int, launcher: int) -> None:
-        self.path, self.launcher = folder / f"rank-{rank}.state.json", launcher
+        self.file, self.launcher = run_files.Board(folder / f"rank-{rank}.state.json"), launcher
         self.main = threading.main_thread().ident
         self.phase, self.moved = "starting", time.time()
         self.lock = threading.Lock()
@@ -54,7 +54,7 @@ class Pulse:
         with self.lock:
             where, waits = _place(self.main)
             state = State(os.getpid(), self.phase, self.moved, time.time(), where, waits)
-            run_files.write(self.path, vars(state))
+            self.file.write(vars(state))
 
 
 def main(folder: Path) -> None:

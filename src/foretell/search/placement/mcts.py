@@ -134,22 +134,23 @@ class Tree:
         """Ways down to leaves that differ, counted as visited before they are played."""
         paths: list[list[Node]] = []
         while len(paths) < most:
-            path = self._down()
-            paths.append(path)
-            if any(path[-1] is other[-1] for other in paths[:-1]):
+            path, ways = self._down()
+            if any(path[-1] is other[-1] for other in paths):
                 break
+            for node, way in zip(path, [*ways, None], strict=True):
+                node.visits += 1
+                if way is not None:
+                    node.taken[way] += 1
+            paths.append(path)
         return paths
 
-    def _down(self) -> list[Node]:
-        path = [self.root]
-        self.root.visits += 1
+    def _down(self) -> tuple[list[Node], list[int]]:
+        """The nodes to the leaf that looks best, and the way taken at each."""
+        path, ways = [self.root], []
         while path[-1].children:
-            node = path[-1]
-            way = node.next()
-            node.taken[way] += 1
-            node.children[way].visits += 1
-            path.append(node.children[way])
-        return path
+            ways.append(path[-1].next())
+            path.append(path[-1].children[ways[-1]])
+        return path, ways
 
     def _open(self, leaves: list[Node]) -> None:
         deepest = len(self._leaders) + 1
