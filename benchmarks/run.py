@@ -8,8 +8,9 @@ import page
 import schedules
 import simulator
 import startup
-import studio
 from table import show
+
+import studio
 
 if __name__ == "__main__":
     show("Simulator and graph", simulator.rows("--quick" in sys.argv))

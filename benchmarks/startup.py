@@ -22,6 +22,7 @@ from foretell.samples import transformer
 
 TRACE = Path(__file__).parent / "measured" / "h200" / "resnet18.base.json.gz"
 
+
 def wall(*command: str, times: int = 5) -> float:
     """The least wall time of several runs of a command."""
     spent = []

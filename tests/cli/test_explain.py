@@ -44,7 +44,7 @@ VERBS = {"faster", "insert", "remove", "scale"}  # of the graph: nothing to assu
 
 @pytest.mark.parametrize("name", [*WHATIFS, *PLANNERS, *STRATEGIES])
 def test_every_name_tells_all_four(name):
-    """Its model, what it assumes, where it comes from, and how right it was or that nobody knows."""
+    """Its model, what it assumes, where it comes from, how right it was or that nobody knows."""
     found = json.loads(told(name, "--json"))
     for one in (found, *found.get("also", [])):
         assert len(one["model"]) > 30

@@ -1,4 +1,4 @@
-"""Signs of life: for a person at a terminal alone, with the time left, and not when told to be quiet."""
+"""Signs of life: for a person at a terminal alone, with the time left, and never with `--quiet`."""
 
 import os
 import pty

@@ -13,7 +13,7 @@ from foretell.cost.fused_net import answer  # noqa: E402
 from foretell.cost.fused_walk import walked  # noqa: E402
 from foretell.pytorch.fused import calibrate  # noqa: E402
 from foretell.pytorch.fused.network import Network  # noqa: E402
-from foretell.pytorch.fused.train import batch, folds, said, table, train  # noqa: E402
+from foretell.pytorch.fused.train import batch, folds, of_sort, said, table, train  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 H200 = devices()["h200"]
@@ -21,8 +21,8 @@ H200 = devices()["h200"]
 
 @pytest.fixture(scope="module")
 def measured():
-    data = fused_data.shipped("h200")
-    rows = np.arange(0, len(data), 40)
+    data = of_sort(fused_data.shipped("h200"), "gpu")
+    rows = np.arange(0, len(data), 100)
     return fused_data.Measured(
         data.regions.take(rows), data.seconds[rows], data.spread[rows], data.kernels[rows],
         data.family[rows], np.full(len(rows), -1),
@@ -44,9 +44,21 @@ def test_numpy_answers_as_torch(measured):
 def test_training_lowers_the_error(measured):
     torch.set_num_threads(1)
     made, rows = table(H200, measured), np.arange(len(measured))
-    before, after = (train(made, rows, 0, epochs, np.inf) for epochs in (0, 40))
+    before, after = (train(made, rows, 0, seconds) for seconds in (1e-6, 8.0))
     errors = [np.abs(np.subtract(*said(net, made, rows, 0)[::2])).mean() for net in (before, after)]
     assert errors[1] < 0.85 * errors[0]
+
+
+def test_training_goes_on_from_weights_of_fewer_features(measured):
+    made = table(H200, measured)
+    old = Network(made.whole[0].shape[1] - 4).eval()
+    net = Network(made.whole[0].shape[1])
+    net.begin_from(old.exported())
+    for name, value in net.exported().items():
+        np.testing.assert_array_equal(
+            value[..., : old.exported()[name].shape[-1]], old.exported()[name]
+        )
+    assert np.all(net.exported()["first.weight"][:, -4:] == 0)
 
 
 def test_hidden_times_are_hidden(measured):
@@ -56,7 +68,8 @@ def test_hidden_times_are_hidden(measured):
 
 
 def test_families_are_left_out_whole():
-    data = fused_data.shipped("h200")
+    data = of_sort(fused_data.shipped("h200"), "kernel")
+    assert np.all(data.regions.is_written)
     rows = np.flatnonzero(~data.held_out)
     parts = folds(data, rows)
     for out in parts:

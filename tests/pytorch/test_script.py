@@ -130,6 +130,11 @@ def test_a_model_that_takes_its_target_and_one_that_takes_names():
     assert model(*by_name.inputs).item() == pytest.approx(Own.forward(model, *found.inputs).item())
 
 
+def test_a_loss_of_the_whole_model_does_not_run_on_ranks():
+    with pytest.raises(InputError, match="a loss of model and batch has no parts"):
+        prepared(Own(), ordered(whole()), lambda model, batch: model(*batch))
+
+
 SCRIPT = """
 import torch
 from torch import nn
@@ -156,7 +161,7 @@ def test_one_script_is_captured_and_run(form, tmp_path):
     parts = find(str(path))
     graph = capture(parts.model, parts.batch, parts.loss, parts.optimizer, device="cpu")
     assert graph.facts["parameters"] == 8 * 16 + 16 + 16 * 4 + 4
-    assert (graph.flops.sum() > 0) and len(graph.select(phase="backward", kind="kernel"))
+    assert len(graph.select(phase="backward", kind="kernel"))
     if form == "parts":
         command = [sys.executable, "-m", "foretell", "run", str(path), "--plan", "dp=2"]
         options = ["--steps", "1", "--warmup", "0", "--device", "cpu", "--json"]

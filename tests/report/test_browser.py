@@ -5,15 +5,36 @@ import time
 
 import pytest
 
+from foretell.cluster import load
+from foretell.plan import Plan
+from foretell.report import layouts, plans, schedules
 from foretell.report.content import Content
 from foretell.report.page import write
 from foretell.samples import transformer
+from foretell.search.schedule import schedule, shape
 from foretell.simulate import Timeline, simulate
 from tests.axe import grave, needs_axe
 from tests.browser import browser, errors, needs_browser
 
 pytestmark = needs_browser
 HOSTILE = "<img src=x onerror=document.title='taken'>"
+
+
+def drawings():
+    """A plan on two nodes, one whose layers are dealt out, layouts and a schedule."""
+    buckets, regions = ((HOSTILE, "b"), ("c",)), (("relu", "add"), ("mul", "relu*"))
+    regular = Plan(dp=8, tp=2, buckets=buckets, regions=regions)
+    mixed = Plan(groups=(("a", "b", "all-reduce", "0:3", "6:1"),), global_batch=4)
+    rows = [{"gpus": n, "strategy": s, "step_s": 1.0 / n, "peak_bytes": 1e9, "plan": f"dp={n}"}
+            for n in (8, 16) for s in ("data", "tensor")]  # fmt: skip
+    answer = schedule(shape("v:devices=2"), micro_batches=4).answer()
+    sizes = {HOSTILE: 1e6, "b": 2e6, "c": 3e6}
+    return {
+        "plans": [plans.drawn(regular, "regular", load("dgx-a100:nodes=2"), sizes=sizes),
+                  plans.drawn(mixed, "mixed", load("heterog-8"))],
+        "oracle": [layouts.layouts({"rows": rows}, "layouts")],
+        "schedules": [schedules.drawn(answer, "schedule")],
+    }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +65,7 @@ def page(tmp_path_factory):
         ],
     }
     figures = [{"what": HOSTILE, "seconds": 1.0}]
-    content = Content(title=HOSTILE, advice=advice, notes=[HOSTILE], figures=figures)
+    content = Content(title=HOSTILE, advice=advice, notes=[HOSTILE], figures=figures, **drawings())
     write(
         [("measured", measured), ("predicted", before), ("faster", simulate(again.graph))],
         path,
@@ -167,6 +188,40 @@ def test_all_ranks_can_be_shown(chromium):
     chromium.find_element("xpath", "//label[contains(., 'all ranks')]/input").click()
     settle()
     assert chromium.execute_script("return document.querySelector('.rows').scrollHeight") > 400
+
+
+def titles(driver, label):
+    """What hovering over the parts of a picture tells."""
+    picture = driver.find_element("css selector", f"svg[aria-label^='{label}']")
+    return driver.execute_script(
+        "return [...arguments[0].querySelectorAll('title')].map(t => t.textContent)", picture
+    )
+
+
+def test_plans_are_drawn_on_their_machines(chromium):
+    told = titles(chromium, "Where each rank")
+    assert sum(text.startswith("rank ") for text in told) == 16
+    assert "rank 15 on a100-80: copy 7 of 8, slice 1 of 2" in told
+    assert "infiniband 192 GB/s" in told  # the way out of a node
+    assert titles(chromium, "Which devices run") == [
+        "a … b on rank 0 (v100-32): 3 samples",
+        "a … b on rank 6 (p100-pcie): 1 samples",
+    ]
+
+
+def test_messages_and_kernels_are_drawn(chromium):
+    first, second = titles(chromium, "2 messages")
+    assert HOSTILE in first
+    assert "2.86 MiB" in second
+    kernels = chromium.find_elements("css selector", ".kernels li")
+    assert [k.text.split() for k in kernels] == [["relu", "add"], ["mul", "relu*"]]
+    assert len(chromium.find_elements("css selector", ".kernels .again")) == 1
+
+
+def test_schedules_frame_what_repeats(chromium):
+    picture = chromium.find_element("css selector", "svg[aria-label^='Schedule']")
+    assert "repeats every" in picture.text
+    assert len(chromium.find_elements("css selector", "svg[aria-label^='Step time of each']")) == 1
 
 
 def test_light_and_dark(chromium):

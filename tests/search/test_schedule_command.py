@@ -86,6 +86,10 @@ BAD = {
     "a model": (("gtp", "--on", "v100:gpus=2"), "unknown workload: `gtp`"),
     "a cluster": ((SMALL, "--on", "v1000"), "unknown cluster"),
     "memory": (("v", "-m", "0.5"), "device 0 needs memory 1 for one micro-batch, it has 0.5"),
+    "memories": (("v", "-m", "1,2"), "--memory 1,2 for 4 devices"),
+    "a speed": (("v", "--speed", "0"), "speed of device 0 is 0"),
+    "an option of models": (("v", "--split"), "--split is for a model"),
+    "messages that are no line": (("x:devices=2", "-o", "x.comms.csv"), "along one line of stages"),
     "time": (("v", "--time", "0"), "time limit is 0"),
     "odd micro-batches": (
         (SMALL, "--on", "v100:gpus=2", "--shape", "x", "-n", "3"),
@@ -98,6 +102,52 @@ BAD = {
 def test_what_is_wrong_is_told(args, message):
     with pytest.raises(ForetellError, match=message):
         run(*args)
+
+
+def test_bounds_and_gaps_are_told():
+    """M with memory 3: the best pattern found is 3 % above what nothing can beat."""
+    told = " ".join(run("m", "-m", 3, "--time", 1).split())
+    assert "(bound 7.333, gap " in told
+    told = " ".join(run("v", "-m", 4).split())
+    assert "(proven minimal), makespan 44 for 8 micro-batches (proven minimal)" in told
+
+
+def test_devices_that_differ_and_messages_that_hold_them():
+    spec = "v:devices=2,backward=2,lag=0.5"
+    spans = {
+        way: json.loads(run(spec, "-n", 4, "--overlap", way, "--json"))["makespan"]
+        for way in ("beside", "link", "stop")
+    }
+    assert spans["beside"] <= spans["link"] < spans["stop"]
+    quick = json.loads(run(spec, "-n", 4, "--speed", "1,2", "-m", "2,1", "--json"))
+    assert quick["makespan"] < spans["beside"]
+    assert quick["peak_memory"] == [2, 1]
+
+
+def test_choices_of_a_placement_are_decided(tmp_path):
+    """Recompute of the first stage where its memory is short, and nothing else."""
+    light = [
+        {"id": 0, "kind": "F", "devices": [0], "time": 1, "mem": 0.25},
+        {"id": 3, "kind": "B", "devices": [0], "time": 3, "mem": -0.25},
+    ]
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(placement(choices={"recompute 0": light})))
+    free, tight = (json.loads(run(path, "-m", m, "--json")) for m in ("4,4", "1,1"))
+    assert free["choices"] == []
+    assert tight["choices"] == ["recompute 0"]
+    assert "decided: recompute 0" in run(path, "-m", "1,1")
+
+
+def test_what_ranks_do_is_written_as_torch_reads_it(tmp_path):
+    plain, full = tmp_path / "a.csv", tmp_path / "a.comms.csv"
+    run("wave:devices=2,split=yes", "-n", 4, "--method", "zb-v", "-o", plain, "-o", full)
+    rows = [line.split(",") for line in plain.read_text().splitlines()]
+    assert {cell[0] for cell in rows[0]} == {"0", "3"}
+    assert {cell[0] for cell in rows[1]} == {"1", "2"}
+    cells = [line.split(",") for line in full.read_text().splitlines()]
+    assert [c for c in cells[0] if c[1] in "FIW" and c[2:].isdigit()] == rows[0]
+    assert "0SEND_F0" in cells[0]
+    assert "1RECV_F0" in cells[1]
 
 
 def placement(**change):

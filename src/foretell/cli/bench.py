@@ -20,14 +20,16 @@ from foretell.cli.progress import working
 )  # fmt: skip
 @click.option("--ops/--no-ops", default=True, help="Operators on the device and to the host.")
 @click.option("--links/--no-links", default=True, help="Collectives and cores between ranks.")
+@click.option("--fused/--no-fused", default=False, help="Fused ops: correct their prices here.")
+@click.option("--quick", is_flag=True, help="With --fused: a dozen small regions, to try it out.")
 @click.option("--ranks", type=click.IntRange(2, 16), default=2, show_default=True)
 @click.option("--networks", default="loopback", show_default=True, help="By comma, as in `lab`.")
 @click.option("--seconds", type=float, default=120.0, show_default=True, help="For operators.")
 @click.option("--device", default="auto", show_default=True, help="For operators: cuda or cpu.")
 @json_option
 def command(
-    output: Path, ops: bool, links: bool, ranks: int, networks: str, seconds: float, device: str,
-    as_json: bool,
+    output: Path, ops: bool, links: bool, fused: bool, quick: bool, ranks: int, networks: str,
+    seconds: float, device: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure operators, links and collectives here: a table, and a cluster to predict on."""
     output.mkdir(parents=True, exist_ok=True)
@@ -36,6 +38,8 @@ def command(
         found |= _links(output, ranks, [n.strip() for n in networks.split(",")])
     if ops:
         found |= _ops(output, seconds, device)
+    if fused:
+        found |= _fused(output, seconds, device, quick)
     answer(found, as_json, _text)
 
 
@@ -82,6 +86,13 @@ def _ops(output: Path, seconds: float, device: str) -> dict[str, Any]:
     return {"ops": str(path), "ops_rows": len(list(load(path)))}
 
 
+def _fused(output: Path, seconds: float, device: str, quick: bool) -> dict[str, Any]:
+    from foretell.pytorch.fused.bench import bench
+
+    with working("fused ops"):
+        return bench(output, device, seconds, quick=quick)
+
+
 def _text(found: dict[str, Any]) -> str:
     from foretell.report import words
 
@@ -94,7 +105,13 @@ def _text(found: dict[str, Any]) -> str:
     for row in found.get("cores", ()):
         took = f"{row['stretch']:.2f} times as long as its core seconds"
         lines.append(f"{row['ranks']} ranks at work at once: {took}")
-    for key in ("cluster", "table", "ops"):
+    if "fused" in found:
+        before, after = found["fused_error"], found["fused_error_tuned"]
+        lines.append(
+            f"{found['fused_regions']} fused regions: priced {before:.1%} off in the median, "
+            f"{after:.1%} corrected; export FORETELL_FUSED={found['fused']}"
+        )
+    for key in ("cluster", "table", "ops", "fused"):
         if key in found:
             lines.append(f"written: {found[key]}")
     return "\n".join(lines)

@@ -8,6 +8,8 @@ corrects the formula, and the formula alone (→ `foretell.cost.fused_formula`) 
 ships for the kind of device or the caller wants none. `sigma` is the spread of ln(real/priced):
 exp(±1.2816 · sigma) holds 80 %. On a device the network was not trained on, what it sees are ratios
 to that device's rates and sigma is the formula's own on devices it was not fitted to, if larger.
+Where regions were measured on the device itself (→ `foretell.cost.fused_tune`), prices are
+corrected by them.
 
 A region is columns, see `foretell.cost.fused_regions`; which ops may share one is told by
 `foretell.cost.fusion_class`.
@@ -15,7 +17,7 @@ A region is columns, see `foretell.cost.fused_regions`; which ops may share one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from io import BytesIO
@@ -25,10 +27,11 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.cluster.device import Device
-from foretell.cost import fused_formula
+from foretell.cost import fused_formula, fused_tune
 from foretell.cost.fused_features import Features, features
 from foretell.cost.fused_net import Weights, answer
 from foretell.cost.fused_regions import Regions
+from foretell.cost.fused_tune import Tuning
 from foretell.cost.fusion_class import KIND_CODE, KINDS, WORDS
 from foretell.cost.kernel import Price
 
@@ -40,10 +43,13 @@ _CHUNK = 4096  # regions answered at once, to keep what is held small
 _ELSEWHERE = 0.12
 
 
+_FILES = {"gpu": "fused_net.npz", "kernel": "fused_net_kernel.npz"}
+
+
 @cache
-def networks() -> tuple[tuple[Weights, ...], Array]:
-    """The shipped networks, and the factors their spreads take with own times known and not."""
-    path = files("foretell.cost").joinpath("tables", "fused_net.npz")
+def networks(sort: str = "gpu") -> tuple[tuple[Weights, ...], Array]:
+    """The shipped networks of a sort, and the factors their spreads take: own times known, not."""
+    path = files("foretell.cost").joinpath("tables", _FILES.get(sort, "none"))
     if not path.is_file():
         return (), np.ones(2)
     with np.load(BytesIO(path.read_bytes())) as arrays:
@@ -59,23 +65,41 @@ def _member(arrays: Mapping[str, npt.NDArray[Any]], member: str) -> Weights:
     return found | {"op": found["op"][[order.get(w, order["other"]) for w in WORDS]]}
 
 
-def fused_price(regions: Regions, device: Device, *, learned: bool = True) -> Price:
-    """Seconds and spread of each region on a device."""
-    parts = [
-        _price(regions.take(np.arange(at, min(at + _CHUNK, len(regions)))), device, learned)
-        for at in range(0, len(regions), _CHUNK)
-    ]
-    if not parts:
-        return Price(np.zeros(0), np.zeros(0))
-    return Price(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+def fused_price(
+    regions: Regions, device: Device, *, learned: bool = True, tuning: Tuning | None = None
+) -> Price:
+    """Seconds and spread of each region on a device; `tuning` counts for its own device alone."""
+    tuning = tuning or fused_tune.named()
+    if tuning is not None and tuning.device != device.name:
+        tuning = None
+    seconds, sigma = np.zeros(len(regions)), np.zeros(len(regions))
+    for rows in _batches(regions.is_written):
+        part = regions.take(rows)
+        found = _tuned(part, device, _price(part, device, learned), tuning)
+        seconds[rows], sigma[rows] = found
+    return Price(seconds, sigma)
+
+
+def _batches(written: npt.NDArray[np.bool_]) -> Iterator[npt.NDArray[np.int64]]:
+    """Rows to ask together: not too many, and regions apart from kernels as written."""
+    for sort in (False, True):
+        rows = np.flatnonzero(written == sort)
+        yield from (rows[at : at + _CHUNK] for at in range(0, len(rows), _CHUNK))
+
+
+def _tuned(regions: Regions, device: Device, price: Price, tuning: Tuning | None) -> Price:
+    if tuning is None:
+        return price
+    seconds = price.seconds * fused_tune.factor(regions, device, tuning)
+    return Price(seconds, np.full(len(regions), tuning.sigma))
 
 
 def _price(regions: Regions, device: Device, learned: bool) -> Price:
-    kind = fused_formula.kind_of_device(device)
-    members, scale = networks()
-    if not learned or kind != "gpu" or not members:
+    sort = fused_formula.sort_of(device, regions)
+    members, scale = networks(sort)
+    if not learned or not members:
         seconds = fused_formula.seconds(device, regions)
-        return Price(seconds, np.full(len(regions), _formula_sigma(device)))
+        return Price(seconds, np.full(len(regions), _formula_sigma(device, sort)))
     return _by_network(regions, device, features(device, regions), members, scale)
 
 
@@ -99,7 +123,7 @@ def _knows_own(regions: Regions) -> npt.NDArray[np.bool_]:
     return np.asarray(missing == 0)
 
 
-def _formula_sigma(device: Device) -> float:
-    found = fused_formula.shipped()[fused_formula.kind_of_device(device)]["sigma"]
+def _formula_sigma(device: Device, sort: str) -> float:
+    found = fused_formula.shipped()[sort]["sigma"]
     fitted = device.name == found["fitted_on"]
     return float(found["seen"] if fitted else np.hypot(found["seen"], _ELSEWHERE))

@@ -1,7 +1,9 @@
 """Measured regions that ship with the package: what the formula and the network were fitted to.
 
 `tables/fused_h200.npz` was measured on an H200, `tables/fused_cpu.npz` on one core of a server;
-docs/concepts/fused.md says how. Families named in `HELD_OUT` are whole models no fit has seen.
+`tables/fused_steps.npz` has the kernels of whole compiled steps. docs/concepts/fused.md says how.
+A row is a region, or one kernel that a compiler wrote (`regions.written`). Families named in
+`HELD_OUT` are whole models no fit has seen.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from foretell.errors import unknown
 
 Array = npt.NDArray[np.float64]
 HELD_OUT = ("llama", "swin", "rnn", "unet")
-SETS = {"h200": "fused_h200.npz", "cpu": "fused_cpu.npz"}
+SETS = {"h200": "fused_h200.npz", "cpu": "fused_cpu.npz", "steps": "fused_steps.npz"}
 _WHOLE = ("op", "dtype", "across")
 
 
@@ -64,6 +66,7 @@ def read(raw: bytes) -> Measured:
             target=arrays["target"] + at,
             pattern=arrays["pattern"].astype(np.int64),
             **columns,
+            written=arrays["written"] if "written" in arrays.files else None,
         )
         return Measured(
             regions,

@@ -17,7 +17,7 @@ from foretell.cost.fused_formula import (
     Constants,
     constants_of,
     from_walk,
-    kind_of_device,
+    sort_of,
     terms,
     weights,
 )
@@ -45,8 +45,9 @@ class Features(NamedTuple):
 
 def features(device: Device, regions: Regions, constants: Constants | None = None) -> Features:
     """What the network sees, of all regions at once."""
-    c = constants or constants_of(device)
-    walk = walked(regions, float(device.units), weights(kind_of_device(device)))
+    sort = sort_of(device, regions)
+    c = constants or constants_of(device, sort)
+    walk = walked(regions, float(device.units), weights(sort))
     formula = from_walk(device, walk.region, c)
     return Features(
         regions.op,
@@ -76,7 +77,7 @@ def nodes(device: Device, regions: Regions, walk: Walk, formula: Array) -> Array
         np.where(np.isnan(own) | (own <= 0), 0.0, np.log(np.maximum(own, 1e-4))),
         (~np.isnan(own) & (own > 0)).astype(float),
         np.log(np.maximum(stream, 1e-5)) / 2,
-        np.log(weights(kind_of_device(device))[regions.op]) / 2,
+        np.log(weights(sort_of(device, regions))[regions.op]) / 2,
         walk.node[:, 0] / 2,
         walk.node[:, 1] / 2,
         walk.node[:, 2],
@@ -135,7 +136,40 @@ def whole(device: Device, regions: Regions, walk: Array, formula: Array, c: Cons
         *(np.log1p(k) for k in kinds),
         np.bincount(region, regions.writes > 0, count) / 4,
     ]
+    if regions.is_written.all():
+        found += [np.ones(count), *_longest(regions, lanes), *_widest(regions)]
     return np.stack(found, axis=1)
+
+
+def _longest(regions: Regions, lanes: float) -> list[Array]:
+    """Of each region's longest reduction: its length, rows, padding, and whether it is turned."""
+    order = np.lexsort((regions.looped, regions.inner, regions.region))
+    at = order[regions.first[1:] - 1]  # the last of each region in that order
+    inner, rows = regions.inner[at], regions.looped[at] / np.maximum(regions.inner[at], 1.0)
+    padded = 2.0 ** np.ceil(np.log2(np.maximum(inner, 1.0)))
+    return [
+        _log(inner),
+        _log(rows / lanes) * (inner > 1),
+        np.log2(padded / np.maximum(inner, 1.0)),
+        (inner > 1024).astype(float),
+        (regions.across[at] > 0).astype(float),
+        np.log2(np.clip(inner, 1.0, 1024.0)) / 10,
+    ]
+
+
+def _widest(regions: Regions) -> list[Array]:
+    """How many large tensors enter, and how wide loads fit the narrowest of them."""
+    enters = KIND_CODE[regions.op] == KINDS.index("input")
+    size = np.where(enters, regions.elements, 0.0)
+    most = np.maximum.reduceat(size, regions.first[:-1])
+    large = enters & (regions.elements * 4 >= most[regions.region])
+    narrow = np.where(large, _aligned(regions.last), 1.0)
+    count = np.bincount(regions.region, large, len(regions))
+    return [
+        np.minimum.reduceat(narrow, regions.first[:-1]),
+        count / 4,
+        _log(np.minimum.reduceat(np.where(large, regions.last, 2.0**30), regions.first[:-1])),
+    ]
 
 
 def _aligned(extent: Array) -> Array:

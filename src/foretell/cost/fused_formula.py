@@ -45,21 +45,27 @@ FITTED = (
 
 @cache
 def shipped() -> dict[str, dict[str, Any]]:
-    """Constants and spreads by kind of device: `gpu` and `cpu`."""
+    """Constants and spreads by sort: `gpu`, `kernel` (as the compiler wrote it) and `cpu`."""
     text = files("foretell.cost").joinpath("tables", "fused.toml").read_text("utf-8")
     return tomllib.loads(text)
 
 
 @cache
-def weights(kind: str) -> Array:
+def weights(sort: str) -> Array:
     """Elementary operations of one place by op: fitted where measured often, else guessed."""
-    fitted = shipped()[kind]["weights"]
+    fitted = shipped()[sort]["weights"]
     return np.array([fitted.get(word, guess) for word, guess in zip(WORDS, WEIGHT, strict=True)])
 
 
 def kind_of_device(device: Device) -> str:
-    """Which constants a device takes."""
+    """Whether a device is a `gpu` or a `cpu`."""
     return "cpu" if device.vendor == "cpu" or device.arch == "x86" else "gpu"
+
+
+def sort_of(device: Device, regions: Regions) -> str:
+    """Which constants regions take: those of their device, or of kernels written for it."""
+    kind = kind_of_device(device)
+    return "kernel" if kind == "gpu" and regions.is_written.all() and len(regions) else kind
 
 
 def one_core() -> Device:
@@ -70,16 +76,17 @@ def one_core() -> Device:
     return replace(core, l2=32 * 2.0**20, floor=5e-6)
 
 
-def constants_of(device: Device) -> Constants:
+def constants_of(device: Device, sort: str = "") -> Constants:
     """The fitted constants for a device."""
-    found: Constants = shipped()[kind_of_device(device)]["constants"]
+    found: Constants = shipped()[sort or kind_of_device(device)]["constants"]
     return found
 
 
 def seconds(device: Device, regions: Regions, constants: Constants | None = None) -> Array:
-    """Time of each region."""
-    walk = walked(regions, float(device.units), weights(kind_of_device(device)))
-    return from_walk(device, walk.region, constants or constants_of(device))
+    """Time of each region; regions and kernels as written are not asked together."""
+    sort = sort_of(device, regions)
+    walk = walked(regions, float(device.units), weights(sort))
+    return from_walk(device, walk.region, constants or constants_of(device, sort))
 
 
 def from_walk(device: Device, walk: Array, c: Constants) -> Array:

@@ -29,6 +29,9 @@ LEVELS = 12  # more are counted as the last
 _ROWS_INNER, _ROWS_OUTER = 2, 64
 # and whose length is more than this (`reduction_split_factor`): along rows, and across them.
 _LONG_INNER, _LONG_OUTER = 8192.0, 128.0
+# A row of a kernel as written that is longer than this is not held in registers (`persistent`): it
+# is visited once to reduce it and once more to use the result.
+_HELD_INNER, _HELD_OUTER = 1024.0, 64.0
 
 
 @njit(cache=True)
@@ -83,7 +86,7 @@ def levels(  # type: ignore[no-untyped-def]
                 at = source[e] - low
                 bound[i] |= bound[at] and done[at] == level[i] and kind[n] != GATHER
         bound[i] |= kind[n] == REDUCTION or kind[n] == NORM
-        later = kind[n] == TEMPLATE or APPLIED[op[n]]
+        later = units > 0 and (kind[n] == TEMPLATE or APPLIED[op[n]])
         if kind[n] == REDUCTION or kind[n] == NORM:
             later |= is_split(op[n], elements[n], looped[n], inner[n], across[n], units)
         done[i] = min(level[i] + (1 if later else 0), LEVELS - 1)
@@ -91,7 +94,7 @@ def levels(  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def needs(low, high, start, source, kind, op, across, writes, live, level, done):  # type: ignore[no-untyped-def]
+def needs(low, high, start, source, kind, op, inner, across, writes, live, level, done, written):  # type: ignore[no-untyped-def]
     """For each node the levels, as bits, at which its value is computed or read."""
     need = np.zeros(high - low, np.int64)
     for n in range(high - 1, low - 1, -1):
@@ -101,6 +104,7 @@ def needs(low, high, start, source, kind, op, across, writes, live, level, done)
         if writes[n] > 0:
             need[i] |= 1 << done[i]
         outer = across[n] == 2 or (across[n] == 1 and not BATCH[op[n]])
+        outer |= written and inner[n] > (_HELD_OUTER if across[n] else _HELD_INNER)
         bits = _asked_at(kind[n], COLUMNS[op[n]], outer, writes[n], need[i], level[i], done[i])
         for e in range(start[n], start[n + 1]):
             s = source[e] - low
@@ -121,7 +125,7 @@ def _asked_at(kind, columns, outer, writes, need, level, done):  # type: ignore[
     if kind == NORM and done > level:
         return apart | (1 << done)
     bits = 1 << done if writes > 0 else need  # what lies in memory is read there later
-    return bits | apart if columns else bits
+    return bits | apart if columns or (outer and kind == NORM) else bits
 
 
 @njit(cache=True)

@@ -17,6 +17,9 @@ reads which.
     edge    source     node read (numbers count through all regions)
             target     node that reads
             pattern    0 in the order it is looped over, 1 broadcast, 2 in another order of memory
+
+A region may be a kernel as the compiler wrote it (`written`): then its ops are those the compiler
+breaks larger ones into, and nothing of it waits for another kernel.
 """
 
 from __future__ import annotations
@@ -70,6 +73,7 @@ class Regions:
     source: Whole
     target: Whole
     pattern: Whole
+    written: npt.NDArray[np.bool_] | None = None  # of each region; none where nobody is
 
     def __len__(self) -> int:
         return len(self.first) - 1
@@ -79,6 +83,11 @@ class Regions:
         """The region of each node."""
         return np.repeat(np.arange(len(self)), np.diff(self.first))
 
+    @property
+    def is_written(self) -> npt.NDArray[np.bool_]:
+        """Whether each region is a kernel as the compiler wrote it."""
+        return np.zeros(len(self), bool) if self.written is None else self.written
+
     def take(self, rows: npt.ArrayLike) -> Regions:
         """Some of the regions, in the order asked for."""
         chosen = np.asarray(rows, np.int64)
@@ -87,7 +96,7 @@ class Regions:
         nodes = np.repeat(self.first[chosen] - first[:-1], counts) + np.arange(first[-1])
         columns = {name: getattr(self, name)[nodes] for name in NODE}
         made: dict[str, Any] = {**columns, **self._edges(chosen, first)}
-        return Regions(first, **made)
+        return Regions(first, **made, written=self.is_written[chosen])
 
     def _edges(self, chosen: Whole, first: Whole) -> dict[str, Whole]:
         """The edges of some regions, renumbered; they are kept sorted by region."""

@@ -85,7 +85,8 @@ def walked(regions: Regions, units: float, weight: Array | None = None) -> Walk:
     _walk(
         regions.first, start, regions.source, regions.pattern, KIND_CODE[regions.op], regions.op,
         SIZE[regions.dtype], regions.elements, regions.looped, regions.inner, regions.across,
-        regions.last, regions.writes, regions.flops, regions.seconds, units, out, node,
+        regions.last, regions.writes, regions.flops, regions.seconds, units, regions.is_written,
+        out, node,
     )  # fmt: skip
     _add_work(regions, node, WEIGHT if weight is None else weight, out)
     return Walk(out, node)
@@ -106,21 +107,40 @@ def _add_work(regions: Regions, node: Array, weight: Array, out: Array) -> None:
 @njit(cache=True)
 def _walk(  # type: ignore[no-untyped-def]
     first, start, source, pattern, kind, op, size, elements, looped, inner, across, last, writes,
-    flops, seconds, units, out, node,
+    flops, seconds, device_units, written, out, node,
 ):  # fmt: skip
     writes = writes.copy()
     for r in range(len(first) - 1):
         low, high = first[r], first[r + 1]
+        units = 0.0 if written[r] else device_units  # one kernel: nothing of it is split
         settle(low, high, start, source, kind, writes)
         alive = live(low, high, start, source, kind, op, writes)
         level, done, bound = levels(
             low, high, start, source, kind, op, elements, looped, inner, across, units, alive
         )
-        need = needs(low, high, start, source, kind, op, across, writes, alive, level, done)
+        need = needs(
+            low,
+            high,
+            start,
+            source,
+            kind,
+            op,
+            inner,
+            across,
+            writes,
+            alive,
+            level,
+            done,
+            written[r],
+        )
         _count(
             low, high, start, source, pattern, kind, op, size, elements, looped, inner, across,
-            last, writes, flops, seconds, units, alive, level, done, bound, need, out[r],
+            last, writes, flops, seconds, units, device_units, alive, level, done, bound, need,
+            out[r],
         )  # fmt: skip
+        if written[r]:
+            out[r, 4] = 1.0
+            out[r, 5] = 1.0
         for i in range(high - low):
             visits = max(1, bits(need[i])) if alive[i] else 0
             node[low + i, 0] = visits + (
@@ -148,7 +168,7 @@ def _read_of(  # type: ignore[no-untyped-def]
 @njit(cache=True)
 def _count(  # type: ignore[no-untyped-def]
     low, high, start, source, pattern, kind, op, size, elements, looped, inner, across, last,
-    writes, flops, seconds, units, live, level, done, bound, need, row,
+    writes, flops, seconds, units, device_units, live, level, done, bound, need, row,
 ):  # fmt: skip
     mask = origins(low, high, start, source, kind, op)
     seen = np.zeros((LEVELS, _LOOPS), np.int64)
@@ -174,8 +194,8 @@ def _count(  # type: ignore[no-untyped-def]
             continue
         _count_op(
             n, i, low, start, source, pattern, kind, op, size, elements, looped, inner, across,
-            writes, flops, seconds, units, level, done, bound, need, row, split, plain, joined,
-            apart, mask, seen,
+            writes, flops, seconds, units, device_units, level, done, bound, need, row, split,
+            plain, joined, apart, mask, seen,
         )  # fmt: skip
         if has_rows and writes[n] > 0:
             row[14] += elements[n] * odd(last[n])
@@ -188,7 +208,8 @@ def _count(  # type: ignore[no-untyped-def]
 @njit(cache=True)
 def _count_op(  # type: ignore[no-untyped-def]
     n, i, low, start, source, pattern, kind, op, size, elements, looped, inner, across, writes,
-    flops, seconds, units, level, done, bound, need, row, split, plain, joined, apart, mask, seen,
+    flops, seconds, units, device_units, level, done, bound, need, row, split, plain, joined, apart,
+    mask, seen,
 ):  # fmt: skip
     if kind[n] == TEMPLATE:
         row[9] += flops[n]
@@ -196,8 +217,11 @@ def _count_op(  # type: ignore[no-untyped-def]
         for e in range(start[n], start[n + 1]):
             row[13] += elements[source[e]] * size[source[e]]
         row[13] += elements[n] * size[n]
-        row[2] += elements[n] * size[n] * bits(need[i] & ~(1 << done[i]))
-        row[2] += elements[n] * size[n] if need[i] >> done[i] & 1 and writes[n] == 0 else 0.0
+        if units > 0:  # what follows a library's product reads it again
+            row[2] += elements[n] * size[n] * bits(need[i] & ~(1 << done[i]))
+            row[2] += elements[n] * size[n] if need[i] >> done[i] & 1 and writes[n] == 0 else 0.0
+        else:
+            row[3] += writes[n]
         return
     _count_written(n, i, low, start, source, kind, size, elements, writes, level, done, need, row)
     if kind[n] == VIEW or kind[n] == CONSTANT:
@@ -209,7 +233,7 @@ def _count_op(  # type: ignore[no-untyped-def]
         row[7] += elements[source[e]] * size[source[e]] if pattern[e] == 2 else 0.0
     rows = looped[n] / max(inner[n], 1.0)
     if inner[n] > 1 and done[i] == level[i]:
-        row[8] = max(row[8], inner[n] * min(1.0, units / max(rows, 1.0)))
+        row[8] = max(row[8], inner[n] * min(1.0, device_units / max(rows, 1.0)))
     if done[i] > level[i]:
         row[3] += elements[n] * size[n] if kind[n] == REDUCTION else 0.0
         outer = across[n] == 2 or (across[n] == 1 and not BATCH[op[n]])

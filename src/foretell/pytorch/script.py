@@ -137,6 +137,11 @@ def prepared(model: Any, found: Batch, loss: Any) -> Batch:
     One that wants its inputs by name is told them in order; one that takes the target too, where
     there is no loss, gives its loss itself.
     """
+    if loss is not None and takes_model(loss):
+        raise InputError(
+            "a loss of model and batch has no parts that could run on ranks",
+            hint="write loss(output, target), or let the model give its loss",
+        )
     if found.names:
         if not isinstance(model.forward, partial):
             model.forward = partial(_by_name, model.forward, found.names)
@@ -144,6 +149,17 @@ def prepared(model: Any, found: Batch, loss: Any) -> Batch:
     if loss is None and found.target is not None and takes_target(model, len(found.inputs)):
         return Batch((*found.inputs, found.target), None)
     return found
+
+
+def takes_model(loss: Callable[..., Any]) -> bool:
+    """Whether a loss wants the model and the batch: its first parameter is named so."""
+    if isinstance(loss, torch.nn.Module):
+        return False
+    try:
+        names = list(inspect.signature(loss).parameters)
+    except (TypeError, ValueError):
+        return False
+    return bool(names) and names[0] in ("model", "m", "net", "module")
 
 
 def _by_name(forward: Callable[..., Any], names: tuple[str, ...], *values: Any) -> Any:

@@ -34,12 +34,13 @@ def machines(plan: Plan, cluster: Cluster | None = None) -> dict[str, Any]:
 def _ranks(plan: Plan, cluster: Cluster | None) -> list[dict[str, Any]]:
     """One entry a device that is used, in the order of the machines."""
     logical = {place: k for k, place in enumerate(plan.placement or range(plan.ranks))}
+    is_free = bool(plan.groups or plan.stages)
     return [
         {
             "rank": logical[place],
             "place": place,
             "device": cluster.devices[place].name if cluster else "",
-            **(_free(place, cluster) if plan.groups or plan.stages else _part(plan, logical[place])),
+            **(_free(place, cluster) if is_free else _part(plan, logical[place])),
         }
         for place in sorted(logical)[:MOST]
     ]

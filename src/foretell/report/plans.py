@@ -1,4 +1,4 @@
-"""A plan made ready to be drawn: who stands where, in which order stages run, what goes together."""
+"""A plan made ready to be drawn: who stands where, in which order stages run, what is joined."""
 
 from __future__ import annotations
 

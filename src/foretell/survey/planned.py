@@ -1,4 +1,4 @@
-"""The step of a plan as a graph, so that a page can show what a plan does and not only what it says.
+"""The step of a plan as a graph, so that a page shows what a plan does and not only what it says.
 
 Plans that fuse ops or name messages are the planner's own: they are laid out as it lays them out.
 """
@@ -79,7 +79,7 @@ def _fused(plan: Plan, problem: Problem) -> list[tuple[str, Graph]]:
 
 
 def _priced_by(problem: Problem, graph: Graph) -> Graph:
-    """The same step, with who priced its tasks: fused ones the network where it knows the device."""
+    """The same step, with who priced its tasks: fused ones the network, where it knows devices."""
     from foretell.cost.fused_formula import kind_of_device
 
     knows = problem.learned and kind_of_device(problem.device) == "gpu"

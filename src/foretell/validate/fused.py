@@ -5,8 +5,8 @@
 prints, for the regions measured on an H200 that belong to the models kept out (`HELD_OUT`): how
 many, the median and 90th percentile of |priced/measured − 1|, the share within 14 %, and the share
 inside the stated 80 % interval; for the network with each op's own time known and not, and for the
-formula. Then the same by model and by size, how well the measurements repeat, and the regions of a
-CPU.
+formula. Then the same by model and by size, for single kernels as the compiler wrote them, how well
+the measurements repeat, the regions of a CPU, and whole compiled steps (→ `fused_steps`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from foretell.cluster.preset import devices
 from foretell.cost import fused_data, fused_formula
 from foretell.cost.fused import fused_price
 from foretell.cost.fused_data import HELD_OUT, Measured
+from foretell.cost.fusion_class import KIND_CODE, KINDS
 from foretell.cost.kernel import Price
+from foretell.validate import fused_steps
 
 Array = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.bool_]
 NEAR = 0.14  # the bar of the DisCo paper: nine in ten of its fused ops within 14 %
 _EIGHTY = 1.2816  # standard deviations that hold 80 % of a normal distribution
+_TEMPLATE = KINDS.index("template")
 _SIZES = ((0.0, 5e-6, "under 5 µs"), (5e-6, 3e-5, "5 to 30 µs"), (3e-5, 1e9, "30 µs and more"))
 
 
@@ -69,24 +72,49 @@ def accuracy(measured: Measured | None = None) -> list[Figures]:
     return [
         figures(what, by, m, price, rows)
         for what, rows in _groups(m)
+        if rows.any()
         for by, price in priced.items()
     ]
 
 
 def _groups(m: Measured) -> Iterator[tuple[str, Rows]]:
-    out = m.held_out
-    yield "models kept out", out
+    kernel = m.regions.is_written
+    out = m.held_out & ~kernel
+    yield "regions of models kept out", out
     yield "of them, one kernel", out & (m.kernels == 1)
     for name in HELD_OUT:
-        yield name, m.family == name
+        yield name, out & (m.family == name)
     for low, high, name in _SIZES:
         yield f"kept out, {name}", out & (m.seconds >= low) & (m.seconds < high)
-    yield "models trained on", ~out
+    yield "regions of models trained on", ~m.held_out & ~kernel
+    yield "kernels of models kept out", m.held_out & kernel
+    products = np.bincount(m.regions.region, KIND_CODE[m.regions.op] == _TEMPLATE, len(m)) > 0
+    yield "of them, products fused", m.held_out & kernel & products
+    yield "kernels of models trained on", ~m.held_out & kernel
+
+
+def by_kernels(m: Measured, price: Price) -> Figures:
+    """Regions of models kept out, priced as the sum of the kernels the compiler made of them.
+
+    The kernels of a region are the rows after it; a region some of whose kernels are a library's,
+    or were not noted, is left out.
+    """
+    kernel = m.regions.is_written
+    of = np.cumsum(~kernel) - 1  # the region each row belongs to
+    regions = np.flatnonzero(~kernel)
+    count = np.bincount(of[kernel], minlength=len(regions))
+    total = np.bincount(of[kernel], price.seconds[kernel], len(regions))
+    square = np.bincount(of[kernel], (price.seconds * price.sigma)[kernel] ** 2, len(regions))
+    chosen = (count == m.kernels[regions]) & (count > 1) & m.held_out[regions]
+    seconds, sigma, rows = np.ones(len(m)), np.ones(len(m)), np.zeros(len(m), bool)
+    rows[regions[chosen]] = True
+    seconds[rows], sigma[rows] = total[chosen], np.sqrt(square[chosen]) / total[chosen]
+    return figures("kept out, by their kernels", "network", m, Price(seconds, sigma), rows)
 
 
 def repeated(m: Measured) -> tuple[int, float, float]:
     """How many regions were measured twice, and the median and 90th percentile they lie apart."""
-    rows = np.flatnonzero(m.again >= 0)
+    rows = np.flatnonzero((m.again >= 0) & ~m.regions.is_written)
     apart = np.abs(m.seconds[rows] / m.seconds[m.again[rows]] - 1)
     return len(rows), float(np.median(apart)), float(np.quantile(apart, 0.9))
 
@@ -111,7 +139,10 @@ def lines(found: list[Figures], again: tuple[int, float, float]) -> Iterator[str
 def report(truth: Path) -> dict[str, Any]:
     """The figures as values and as text; the measured regions ship with the package."""
     m = fused_data.shipped("h200")
-    found = accuracy(m) + on_cpu()
+    price = fused_price(m.regions, devices()["h200"])
+    found = [*accuracy(m), by_kernels(m, price), *on_cpu()]
     again = repeated(m)
     rows = [f.__dict__ for f in found]
-    return {"rows": rows, "repeat": again, "text": "\n".join(lines(found, again))}
+    whole = fused_steps.steps()
+    text = "\n".join([*lines(found, again), *fused_steps.lines(whole)])
+    return {"rows": rows, "repeat": again, "steps": [s.__dict__ for s in whole], "text": text}

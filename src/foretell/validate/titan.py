@@ -19,7 +19,11 @@ from foretell.predict.fit import Run, fit
 from foretell.workload import load as workload
 
 # Layers, hidden, heads, inner of Llama 3 (Grattafiori et al. 2024, table 3).
-_SIZES = {"8b": (32, 4096, 32, 14336), "70b": (80, 8192, 64, 28672), "405b": (126, 16384, 128, 53248)}
+_SIZES = {
+    "8b": (32, 4096, 32, 14336),
+    "70b": (80, 8192, 64, 28672),
+    "405b": (126, 16384, 128, 53248),
+}
 _SHARDED = "zero=3,recompute=selective,micro_batch=2"
 _LONG = "recompute=full,dtype=fp8,micro_batch=1"
 _WIDE = f"tp=8,pp=8,sp=yes,{_LONG}"

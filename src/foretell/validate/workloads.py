@@ -7,6 +7,7 @@
     lambda    ResNet-50 on one of many boards: samples/s
     AMP pairs the same on one device in mixed precision over fp32 or TF32
     scaling   DeepLearningExamples on 4 to 16 devices: step over the step on one
+    torchtitan  Llama 3.1 on 8 to 512 H100 in up to four dims, bf16 and fp8, from one of the runs
 
 Nothing is fitted to a row here. A model counts where a built-in family makes it: names are read by
 `foretell.validate.workload_names`.
@@ -31,7 +32,7 @@ from foretell.plan import Plan
 from foretell.predict import predict
 from foretell.simulate import simulate
 from foretell.simulate.memory import peak_bytes
-from foretell.validate import paradl
+from foretell.validate import paradl, titan
 from foretell.validate.workload_names import (
     BOARDS,
     H200,
@@ -273,6 +274,12 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def torchtitan(truth: Path) -> Iterator[Row]:
+    """Llama on up to 512 H100, sharded, split and in fp8, from one run of 8 (→ `titan`)."""
+    for name, measured, predicted in titan.foretold():
+        yield Row("torchtitan", name, measured, predicted)
+
+
 SOURCES: dict[str, Callable[[Path], Iterator[Row]]] = {
     "timm": timm,
     "h200": h200,
@@ -282,4 +289,5 @@ SOURCES: dict[str, Callable[[Path], Iterator[Row]]] = {
     "AMP pairs": pairs,
     "scaling": scaling,
     "lambda": boards,
+    "torchtitan": torchtitan,
 }

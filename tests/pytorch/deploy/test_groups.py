@@ -78,7 +78,12 @@ def tied():
     return made
 
 
-MODELS = {"line": line, "wide": wide, "image": image, "pair": Pair, "tied": tied}
+def mixing():
+    """Its second layer makes one row of two samples."""
+    return nn.Sequential(nn.Linear(8, 8), nn.Unflatten(0, (-1, 2)), nn.Flatten(1), nn.Linear(16, 4))
+
+
+MODELS = {"mixing": mixing, "line": line, "wide": wide, "image": image, "pair": Pair, "tied": tied}
 
 
 def run(groups, fields, name="line", optimizer=sgd):
@@ -213,6 +218,7 @@ def refused(groups, name="line", size=BATCH):
         (("0 8 all-reduce 0:8 1:8", "none"), "cannot be cut into runs"),
         (("0 8 all-reduce 0:8 1:8", "line", 12), "12 samples for a plan of 16"),
         (("0 4 all-reduce 0:16 / 6 8 all-reduce 1:16", "tied"), "share a parameter"),
+        (("0 2 ps 0:16 / 3 3 ps 1:16", "mixing"), "2 samples have become (1, 16)"),
         (("0 2 all-reduce 0:8 1:8 / 4 8 all-reduce 0:16",), ""),
     ],
 )

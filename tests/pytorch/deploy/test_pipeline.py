@@ -10,6 +10,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
 from foretell.errors import InputError  # noqa: E402
+from foretell.plan.export import schedule_csv, with_messages  # noqa: E402
 from foretell.pytorch.deploy.actions import Action, Pipeline, needs, parse, read_csv  # noqa: E402
 from foretell.pytorch.deploy.blocks import Blocks  # noqa: E402
 from foretell.pytorch.deploy.collective import copy_in, even, sum_out  # noqa: E402
@@ -273,3 +274,48 @@ def test_actions_round_trip():
     assert pipeline.ranks == ((0,), (1,), (1,), (0,))
     assert pipeline.is_line
     assert not shaped("x:devices=2").is_line
+
+
+def verbatim(cases):
+    """Gradients on torch's runtime as it comes, from lists that have their messages in them."""
+    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+
+    found = []
+    for path, num, mine in cases:
+        rank = dist.get_rank()
+        modules = {s: stage(s) for s in mine[rank]}
+        stages = [PipelineStage(m, s, num, torch.device("cpu")) for s, m in modules.items()]
+        run = _PipelineScheduleRuntime(stages, MICRO, loss_fn=LOSS)
+        run._load_csv(path, format="compute_comms")
+        x, y = batches(8)[0]
+        is_last = num - 1 in modules
+        run.step(*((x,) if 0 in modules else ()), target=y if is_last else None)
+        whole = nn.Sequential(*map(stage, range(num)))
+        LOSS(whole(x), y).backward()
+        pairs = [
+            (p, q)
+            for s, module in modules.items()
+            for p, q in zip(module.parameters(), whole[s].parameters(), strict=True)
+        ]
+        found.append(max(((p.grad - q.grad).abs().max()).item() for p, q in pairs))
+    return found
+
+
+def test_lists_with_messages_run_on_torch_unchanged(tmp_path):
+    cases = []
+    for k, (spec, method) in enumerate(
+        [
+            ("v:devices=2", "1f1b"),
+            ("v:devices=2,split=yes", "search"),
+            ("loop:devices=2", "interleaved"),
+            ("wave:devices=2,split=yes", "zb-v"),
+        ]
+    ):
+        rows = acts.actions(found(spec, method))
+        path = tmp_path / f"{k}.csv"
+        path.write_text(schedule_csv(with_messages(rows)))
+        mine = [sorted({int(cell[0]) for cell in row}) for row in rows]
+        cases.append((str(path), 1 + max(map(max, mine)), mine))
+    for each in on_ranks(2, verbatim, cases):
+        assert max(each) <= 1e-6, each

@@ -263,3 +263,12 @@ def test_a_rank_that_never_came(tmp_path):
     say(tmp_path, 2)
     said = str(launcher._hang(run_files.states(tmp_path), 3, 30.0, tmp_path))
     assert "rank 1 did not begin within 30 s" in said
+
+
+def test_a_state_is_written_over_and_read_whole(tmp_path):
+    board = run_files.Board(tmp_path / "rank-0.state.json")
+    assert run_files.read(tmp_path / "rank-0.state.json") is None  # nothing whole in it yet
+    state = {"pid": 7, "phase": "a long one" * 20, "moved": 1.0, "seen": 2.0}
+    for phase in (state["phase"], "step 3"):
+        board.write(state | {"phase": phase, "where": "train.py:7", "waits": False})
+        assert run_files.states(tmp_path)[0].phase == phase

@@ -16,6 +16,8 @@ from foretell.pytorch.lab import cpu, mixed, mixed_plans, table, wires  # noqa: 
 from foretell.pytorch.lab.mixed import Held, Setting  # noqa: E402
 from foretell.pytorch.lab.mixed_parts import Worth  # noqa: E402
 from foretell.pytorch.lab.mixed_step import step  # noqa: E402
+from foretell.pytorch.lab.network import network  # noqa: E402
+from foretell.pytorch.lab.pool import Pool  # noqa: E402
 from foretell.pytorch.lab.prices import Prices  # noqa: E402
 from foretell.simulate import simulate  # noqa: E402
 
@@ -178,6 +180,24 @@ def test_what_a_killed_lab_left_is_taken_away():
     left.mkdir()
     with cpu.Quotas([]):
         assert not left.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(WHY), reason=WHY or "there are namespaces and quotas")
+def test_plans_train_as_one_process_over_unequal_links(tmp_path):
+    rows = "0+6+all-reduce+0:7+1:3+2:2/7+9+factors+0:8+2:4"
+    server = "+".join(("7.weight", "ps:1")) + "/" + "+".join(("7.bias", "ps:0"))
+    plans = (
+        f"groups={rows},global_batch=12,micro_batch=6",
+        "groups=0+2+sharded+0:12/3+6+ps+1:6+2:6/7+9+all-reduce+2:12,global_batch=12",
+        f"dp=3,shares=7+3+2,global_batch=12,sync={server}",
+    )
+    with Pool(3, network("400mbit+100mbit+200mbit"), tmp_path / "log") as pool:
+        pool.shape(network("400mbit+100mbit+200mbit"))
+        for plan in plans:
+            found = pool.ask({"do": "same", "model": "vgg", "plan": plan, "steps": 3})
+            assert max(rank["off"] for rank in found) < 1e-5
+            assert sum(rank["parameters"] for rank in found) >= 8
 
 
 @pytest.mark.slow

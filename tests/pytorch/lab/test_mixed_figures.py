@@ -2,12 +2,13 @@
 
 from functools import cache
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
 import pytest
 
 from foretell.pytorch.lab import mixed
 
+FACTORS = Path(__file__).resolve().parents[3] / "benchmarks" / "measured" / "factors"
 FOLDER = Path(__file__).resolve().parents[3] / "benchmarks" / "measured" / "mixed"
 pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason=f"there is no {FOLDER}")
 
@@ -37,3 +38,14 @@ def test_factors_foretold_shorter_are_shorter():
     said = [(plain, sent) for plain, sent in pairs if sent.predicted < plain.predicted]
     assert len(said) >= 12
     assert all(sent.measured < plain.measured for plain, sent in said)
+
+
+def test_factors_were_never_slower_where_the_program_sent_them():
+    took = {}
+    for row in mixed.rows(FACTORS):
+        key = (row["model"], row["network"], row["ranks"], row["plan"])
+        took.setdefault(key, []).append(median(row["steps_s"]))
+    middle = {key: median(each) for key, each in took.items()}
+    sent = [key for key in middle if key[-1] == "program"]
+    assert len(sent) == 12
+    assert all(middle[key] < middle[(*key[:-1], "proportional")] for key in sent)

@@ -21,7 +21,7 @@ from torch.nn import Module
 
 from foretell import spec
 from foretell.errors import InputError, unknown
-from foretell.pytorch.script import default_loss, ordered
+from foretell.pytorch.script import default_loss, ordered, takes_model
 
 OPTIMIZERS = {
     "sgd": torch.optim.SGD,
@@ -52,7 +52,7 @@ class Step:
             if not _is_pair(self.model, self.batch):
                 return _called(self.model, self.batch)
             loss = default_loss
-        if _takes_model(loss):
+        if takes_model(loss):
             return loss(self.model, self.batch)
         found = ordered(_with_target(self.batch))
         return loss(_called(self.model, found.inputs), found.target)
@@ -81,17 +81,6 @@ def _called(model: Module, batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, (list, tuple)) else model(batch)
-
-
-def _takes_model(loss: Callable[..., Any]) -> bool:
-    """Whether a loss wants the model and the batch: its first parameter is named so."""
-    if isinstance(loss, Module):
-        return False
-    try:
-        names = list(inspect.signature(loss).parameters)
-    except (TypeError, ValueError):
-        return False
-    return bool(names) and names[0] in ("model", "m", "net", "module")
 
 
 def _is_pair(model: Module, batch: Any) -> bool:

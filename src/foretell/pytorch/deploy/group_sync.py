@@ -18,6 +18,7 @@ from foretell.errors import InputError
 from foretell.plan.grouped import Run
 from foretell.pytorch.deploy.factors import refusal
 from foretell.pytorch.deploy.sync import Sync, synchronize
+from foretell.pytorch.deploy.units import layers
 
 Rows = Mapping[str, float]  # of each linear layer: rows of its input a sample
 
@@ -114,6 +115,17 @@ def synced(
     )
 
 
+def synced_late(parameters: Sequence[Any], way: str, group: Pair) -> Sync:
+    """What adds up parameters of several runs, when the last backward of all is over."""
+    mine = torch.nn.ParameterList(p for p in parameters if p.requires_grad)
+    word = {"ps": "ps:0", "sharded": "sharded"}.get(way, "all-reduce")
+    choices = {name: word for name, _ in mine.named_parameters()}
+    made = synchronize(mine, choices=choices, group=group.all, summed=True)
+    if made.buckets is not None:
+        made.buckets.is_syncing = False
+    return made
+
+
 def _served(way: str, run: Run) -> str:
     """A way with its server as the group numbers it; plans count a run's ranks in their order."""
     word, _, rank = way.partition(":")
@@ -184,3 +196,16 @@ def groups_of(runs: Sequence[Run]) -> dict[frozenset[int], Pair]:
             pair = Pair(*(dist.new_group(sorted(ranks)) for _ in range(2)))
             found |= {ranks: pair} if rank in ranks else {}
     return found
+
+
+def turns(pieces: Sequence[Any]) -> dict[str, int]:
+    """Layers with parameters take turns in being served: the number of each parameter's layer."""
+    filled = [
+        (name, layer)
+        for piece in pieces
+        for name, layer in layers(piece).items()
+        if any(True for _ in layer.parameters())
+    ]
+    return {
+        f"{n}.{p}": k for k, (n, layer) in enumerate(filled) for p, _ in layer.named_parameters()
+    }

@@ -21,11 +21,17 @@ from foretell.plan.group_order import Act, orders
 from foretell.plan.grouped import agreed, dealt, micro_batches, runs
 from foretell.plan.reslice import Move, edges, reslice
 from foretell.pytorch.deploy.actions import Ran
-from foretell.pytorch.deploy.group_sync import Syncs, groups_of, rows_of, synced, tied
+from foretell.pytorch.deploy.group_sync import (
+    Syncs,
+    groups_of,
+    rows_of,
+    synced,
+    synced_late,
+    tied,
+    turns,
+)
 from foretell.pytorch.deploy.messages import Meta, Post, differentiate, listed, tried
 from foretell.pytorch.deploy.precision import dtype_of
-from foretell.pytorch.deploy.sync import synchronize
-from foretell.pytorch.deploy.units import layers
 
 Tensor = Any
 
@@ -53,7 +59,7 @@ class Groups:
         self.dealt = [dealt(run.samples, self.batches) for run in self.runs]
         self.orders = orders([run.ranks for run in self.runs], self.batches)
         self.moves = cache(self._moves)
-        self.tied, self.turns = tied(pieces, self.runs), _turns(pieces)
+        self.tied, self.turns = tied(pieces, self.runs), turns(pieces)
         self.sync, self.ran = Syncs(), list[Ran]()
         self._groups = groups_of(self.runs)
         self._metas: list[list[Meta]] = []
@@ -229,9 +235,7 @@ class Groups:
         few = min(2, self.batch)
         arguments = [x[:few] for x in inputs]
         for q, run in enumerate(self.runs):
-            box: list[Any] = [self._try(q, arguments) if self.rank == run.ranks[0] else None]
-            dist.broadcast_object_list(box, src=run.ranks[0])
-            metas, rows = box[0]
+            metas, rows = _told(run.ranks[0], lambda q=q, a=arguments: self._try(q, a))
             self._metas.append(metas)
             arguments = [
                 m._replace(shape=(few, *m.shape)).empty(self.device).zero_() for m in metas
@@ -277,17 +281,8 @@ class Groups:
             group = self._groups.get(frozenset(self.runs[q].ranks))
             if q not in self.modules or group is None or -number in self.sync.parts:
                 continue
-            mine = torch.nn.ParameterList(
-                p for p in self.modules[q].parameters()
-                if self.tied.get(id(p), [-1])[0] == q and p.requires_grad
-            )  # fmt: skip
-            way = {"ps": "ps:0", "sharded": "sharded"}.get(self.runs[q].way, "all-reduce")
-            choices = {name: way for name, _ in mine.named_parameters()}
-            made = self.sync.parts[-number] = synchronize(
-                mine, choices=choices, group=group.all, summed=True
-            )
-            if made.buckets is not None:
-                made.buckets.is_syncing = False
+            mine = [p for p in self.modules[q].parameters() if self.tied.get(id(p), [-1])[0] == q]
+            self.sync.parts[-number] = synced_late(mine, self.runs[q].way, group)
 
     def _share_buffers(self) -> None:
         """Running statistics are those of the first rank of a run, on all of them."""
@@ -298,17 +293,20 @@ class Groups:
                     dist.broadcast(buffer.detach(), src=self.runs[q].ranks[0], group=group.all)
 
 
-def _turns(pieces: Sequence[Any]) -> dict[str, int]:
-    """Layers with parameters take turns in being served: the number of each parameter's layer."""
-    filled = [
-        (name, layer)
-        for piece in pieces
-        for name, layer in layers(piece).items()
-        if any(True for _ in layer.parameters())
-    ]
-    return {
-        f"{n}.{p}": k for k, (n, layer) in enumerate(filled) for p, _ in layer.named_parameters()
-    }
+def _told(rank: int, found: Callable[[], Any]) -> Any:
+    """What one rank finds, on all of them; where it cannot, all raise."""
+    box: list[Any] = [None, ""]
+    if dist.get_rank() == rank:
+        try:
+            box[0] = found()
+        except InputError as error:
+            box[1] = error.message
+    dist.broadcast_object_list(box, src=rank)
+    if box[1]:
+        raise InputError(
+            box[1], hint="runs can be cut only where tensors with a row for each sample pass"
+        )
+    return box[0]
 
 
 def _check_rows(outputs: list[Tensor], samples: int, layer: str) -> None:
@@ -316,10 +314,7 @@ def _check_rows(outputs: list[Tensor], samples: int, layer: str) -> None:
     for y in outputs:
         if not isinstance(y, torch.Tensor) or y.dim() == 0 or len(y) != samples:
             shape = tuple(y.shape) if isinstance(y, torch.Tensor) else type(y).__name__
-            raise InputError(
-                f"behind layer `{layer}` {samples} samples have become {shape}",
-                hint="runs can be cut only where tensors with a row for each sample pass",
-            )
+            raise InputError(f"behind layer `{layer}` {samples} samples have become {shape}")
 
 
 def _gradient(argument: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from torch._functorch.partitioners import _extract_fwd_bwd_modules
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.plan.captured import COPY
-from foretell.pytorch.deploy.traced import TAG, is_backward, is_free
+from foretell.pytorch.deploy.traced import TAG, is_backward, is_free, is_item
 
 Node = Any
 REGION, LATE = "foretell_region", "foretell_late"
@@ -31,8 +31,8 @@ REGION, LATE = "foretell_region", "foretell_late"
 
 def mark(graph: Any, plan: Plan, nodes: Mapping[str, Node]) -> None:
     """Write a plan's regions and order into a joint graph."""
-    for node in graph.nodes:  # one of several results is of the side that made them
-        if is_free(node) and not node.target.__module__.startswith("torch"):
+    for node in graph.nodes:
+        if is_item(node):  # of the side that made it
             node.meta[TAG] = node.args[0].meta.get(TAG)
     for number, region in enumerate(plan.regions):
         inside = {nodes[name] for name in region if not name.endswith(COPY)}
@@ -51,7 +51,7 @@ def _between(inside: set[Node]) -> set[Node]:
     for node in inside:
         for user in node.users:
             found |= _views_to(user, inside)
-            if is_free(user) and not isinstance(user.target, torch._ops.OpOverload):
+            if is_item(user):
                 found |= {user} | {n for far in user.users for n in _views_to(far, inside)}
     return found
 

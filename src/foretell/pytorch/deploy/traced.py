@@ -40,9 +40,14 @@ def is_backward(node: Node) -> bool:
     return bool(node.meta.get(TAG) == "is_backward")
 
 
+def is_item(node: Node) -> bool:
+    """Whether a node is one of several results."""
+    return node.op == "call_function" and node.target is operator.getitem
+
+
 def is_free(node: Node) -> bool:
     """Whether a node only looks at memory: a view, or one of several results."""
-    if node.op == "call_function" and node.target is operator.getitem:
+    if is_item(node):
         return True
     if not is_op(node):
         return False

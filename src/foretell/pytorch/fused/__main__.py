@@ -44,9 +44,14 @@ def _parser() -> argparse.ArgumentParser:
     gather = verbs.add_parser("gather", help="join regions and results to a data set")
     gather.add_argument("pairs", nargs="+", help="regions results [regions results ...]")
     gather.add_argument("-o", "--out", required=True)
+    gather.add_argument("--steps", action="store_true", help="the file has steps, not regions")
+    gather.add_argument("--onto", help="a data set to add to")
+    gather.add_argument("--only-kernels", action="store_true", help="no rows of whole regions")
     verbs.add_parser("fit", help="fit the formula to both data sets of the package")
     train = verbs.add_parser("train", help="train the network on the H200 set of the package")
     train.add_argument("--minutes", type=float, default=11)
+    train.add_argument("--kernels", action="store_true", help="of kernels as written, not regions")
+    train.add_argument("--onward", action="store_true", help="from the weights of the package")
     return parser
 
 
@@ -79,8 +84,15 @@ def _steps(given: argparse.Namespace) -> int:
 def _gather(given: argparse.Namespace) -> int:
     from foretell.pytorch.fused.gather import gather
 
+    if given.steps:
+        from foretell.pytorch.fused.gather_steps import gather_steps
+
+        print(f"{gather_steps(given.pairs[0], Path(given.out))} steps in {given.out}")
+        return 0
     pairs = list(zip(given.pairs[::2], given.pairs[1::2], strict=True))
-    print(f"{gather(pairs, Path(given.out))} measured regions in {given.out}")
+    onto = Path(given.onto) if given.onto else None
+    count = gather(pairs, Path(given.out), onto, not given.only_kernels)
+    print(f"{count} measured rows in {given.out}")
     return 0
 
 
@@ -92,10 +104,16 @@ def _fit(given: argparse.Namespace) -> int:
     return 0
 
 
+def _note(line: str) -> None:
+    print(line, flush=True)
+
+
 def _train(given: argparse.Namespace) -> int:
     from foretell.pytorch.fused.train import write
 
-    write(TABLES / "fused_net.npz", given.minutes, lambda line: print(line, flush=True))
+    sort = "kernel" if given.kernels else "gpu"
+    name = "fused_net_kernel.npz" if given.kernels else "fused_net.npz"
+    write(TABLES / name, sort, given.minutes, _note, onward=given.onward)
     return 0
 
 

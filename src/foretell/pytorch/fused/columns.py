@@ -7,12 +7,11 @@ from math import prod
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from foretell.cost.fused_regions import Regions, assembled
 from foretell.cost.fusion_class import codes_of, kind_of, word_of
-from foretell.pytorch.fused.build import decoded, fake_entries, operator
-from foretell.pytorch.fused.region import Op, Region, references
+from foretell.pytorch.fused.build import decoded, operator
+from foretell.pytorch.fused.region import Entry, Op, Region, references
 
 Tensor = Any
 _NAMES = {
@@ -49,17 +48,21 @@ def described(
 
 def results(region: Region) -> list[list[Tensor]]:
     """Every value of a region as tensors without memory."""
-    mode = FakeTensorMode()
-    values: list[list[Tensor]] = [[t] for t in fake_entries(region, mode, "cpu")]
-    with mode, torch.no_grad():
+    values: list[list[Tensor]] = [[_without_memory(e)] for e in region.entries]
+    with torch.no_grad():
         for op in region.ops:
             args, kwargs = (
-                decoded(a, lambda r: values[r[1]][max(r[2], 0)], "cpu")
+                decoded(a, lambda r: values[r[1]][max(r[2], 0)], "meta")
                 for a in (op.args, op.kwargs)
             )
             made = operator(op.name)(*args, **kwargs)
             values.append(list(made) if isinstance(made, (tuple, list)) else [made])
     return values
+
+
+def _without_memory(entry: Entry) -> Tensor:
+    dtype = getattr(torch, entry.dtype)
+    return torch.empty_strided(entry.shape, entry.stride, dtype=dtype, device="meta")
 
 
 def _written(region: Region, values: list[list[Tensor]]) -> dict[int, float]:
@@ -75,6 +78,11 @@ def _written(region: Region, values: list[list[Tensor]]) -> dict[int, float]:
 def dtype_name(t: Tensor) -> str:
     name = str(t.dtype).removeprefix("torch.")
     return _NAMES.get(name, name)
+
+
+def dtype_size(name: str) -> float:
+    """Bytes of an element, by torch's name of its format."""
+    return float(getattr(torch, name).itemsize)
 
 
 def _entry_node(t: Tensor, i: int) -> tuple[Any, ...]:

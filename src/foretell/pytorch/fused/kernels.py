@@ -4,10 +4,10 @@
         compiled(region, "cuda")
     notes[0]["loops"]
 
-A note says of one kernel: `kind` (`loops`, `template`, `extern`, `nothing`), and of each of its loop
-nests how many results (`n`) of how many places each (`r`), the ops inside with what they read of
-one another, and every tensor read and written: its name, format, elements behind it, and the stride
-of every loop. Notes are plain data, so that what is learned from them can change later.
+A note says of one kernel: `kind` (`loops`, `template`, `extern`, `nothing`), and of each of its
+loop nests how many results (`n`) of how many places each (`r`), the ops inside with what they read
+of one another, and every tensor read and written: its name, format, elements behind it, and the
+stride of every loop. Notes are plain data, so that what is learned from them can change later.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from math import prod
 from typing import Any
 
 Note = dict[str, Any]
-_SAME = ("view", "reshape", "permute", "expand", "unsqueeze", "squeeze", "slice", "select", "t")
-_SAME += ("transpose", "alias", "detach", "split", "split_with_sizes", "as_strided", "unbind")
-_SAME += ("getitem", "_unsafe_view", "_reshape_alias", "diagonal", "lift_fresh_copy")
+# Ops that look at memory another way, or pick one of several results.
+_SAME = (
+    "view", "reshape", "permute", "expand", "unsqueeze", "squeeze", "slice", "select", "t",
+    "transpose", "alias", "detach", "split", "split_with_sizes", "as_strided", "unbind", "getitem",
+    "_unsafe_view", "_reshape_alias", "diagonal", "lift_fresh_copy",
+)  # fmt: skip
 
 
 @contextmanager
@@ -172,7 +175,7 @@ def _sizes(graph: Any, name: str) -> Any:
 
 
 def _access(dep: Any, enters: dict[str, list[int]]) -> list[Any]:
-    """One tensor read or written: name, format, elements, [size, stride] of loops, kind, readers."""
+    """A tensor read or written: name, format, elements, [size, stride] of loops, kind, readers."""
     from torch._inductor.virtualized import V
 
     strides = [dep.index.coeff(v) for v in dep.var_names]
@@ -184,10 +187,6 @@ def _access(dep: Any, enters: dict[str, list[int]]) -> list[Any]:
     ]
     found = V.graph.get_buffer(dep.name)
     origin = getattr(found, "origin_node", None)
-    names = [
-        dep.name,
-        getattr(origin, "name", ""),
-        getattr(_seen(origin), "name", "") if origin else "",
-    ]
+    names = [dep.name, *((origin.name, _seen(origin).name) if origin else ())]
     readers = next((enters[n] for n in names if n in enters), [])
     return [dep.name, *_tensor(dep.name), steps, odd, readers]

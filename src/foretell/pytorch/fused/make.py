@@ -48,7 +48,7 @@ def make(path: Path, count: int, seed: int) -> int:
 def _all(chance: Random, count: int) -> Iterator[list[Region]]:
     """Blocks of different regions: first of models in turn, then drawn."""
     seen: set[str] = set()
-    yield from _fresh(_cut(chance), seen, int(count * (1 - _DRAWN)))
+    yield from _fresh(cut_blocks(chance), seen, int(count * (1 - _DRAWN)))
     yield from _fresh(_at_random(chance), seen, int(count * _DRAWN))
 
 
@@ -65,7 +65,8 @@ def _fresh(blocks: Iterator[list[Region]], seen: set[str], count: int) -> Iterat
             return
 
 
-def _cut(chance: Random) -> Iterator[list[Region]]:
+def cut_blocks(chance: Random) -> Iterator[list[Region]]:
+    """Regions of one captured model after another."""
     weights = [_HELD_OUT if name in HELD_OUT else 1.0 for name in MODELS]
     for _ in itertools.count():
         name = chance.choices(list(MODELS), weights)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -81,6 +82,18 @@ class Network(nn.Module):  # type: ignore[misc]
 
     def exported(self) -> dict[str, Any]:
         """Weights under the names the numpy network asks for."""
+        return {name: value.detach().numpy().copy() for name, value in self._named().items()}
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def begin_from(self, weights: Mapping[str, Any]) -> None:
+        """Take weights over; features that came after them start at nought."""
+        for name, mine in self._named().items():
+            given = torch.tensor(weights[name], dtype=torch.float32)
+            mine[..., : given.shape[-1]] = given
+            if name == "first.weight":
+                mine[..., given.shape[-1] :] = 0.0
+
+    def _named(self) -> dict[str, Any]:
         found = {"op": self.op}
         for name in ("node", "whole"):
             found |= {
@@ -97,4 +110,4 @@ class Network(nn.Module):  # type: ignore[misc]
             }
             found |= {f"up{i}.weight": self.up[i].send.weight}
             found |= {f"join{i}.weight": self.join[i].weight, f"join{i}.bias": self.join[i].bias}
-        return {name: value.detach().numpy().copy() for name, value in found.items()}
+        return found

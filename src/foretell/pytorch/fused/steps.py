@@ -2,10 +2,10 @@
 
     python -m foretell.pytorch.fused steps -o steps.jsonl
 
-A line a model and plan: seconds of a step (`s`), seconds the host takes to issue it (`host`), every
-kernel that ran with start and duration in nanoseconds (`ran`), and the compiler's notes of its kernels
-(→ `kernels`), forward then backward. Processes compile side by side; when all are done they measure
-one after the other.
+A line a model and plan: seconds the device needs for a step whose every kernel was issued before
+(`s`), seconds the host takes to issue it (`host`), every kernel that ran with start and duration in
+nanoseconds (`ran`), and the compiler's notes of its kernels (→ `kernels`), forward then backward.
+Processes compile side by side; when all are done they measure one after the other.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ PLANS: dict[str, dict[str, Any]] = {
     "whole": {"split_reductions": False},
 }
 _WARM, _TIMED, _SEEN = 5, 15, 3  # steps
+_RESERVE = 60.0  # seconds before the end at which what is compiled is measured
+_AHEAD = 60_000_000  # cycles, some 30 ms: the host issues a whole step while the device waits
 
 
 class Made(NamedTuple):
@@ -59,7 +61,7 @@ class Made(NamedTuple):
 def steps(out: str, device: str, seconds: float, processes: int) -> None:
     """Compile every model under every plan, then measure them one by one."""
     context = multiprocessing.get_context("spawn")
-    shared = context.Lock(), context.Value("i", 0), context.Barrier(processes)
+    shared = context.Lock(), context.Value("i", 0), context.Value("i", processes)
     ends = time.time() + seconds
     workers = [
         context.Process(target=_work, args=(out, device, ends, *shared)) for _ in range(processes)
@@ -72,12 +74,17 @@ def steps(out: str, device: str, seconds: float, processes: int) -> None:
             worker.terminate()
 
 
-def _work(out: str, device: str, ends: float, turn: Any, following: Any, ready: Any) -> None:
+def _work(out: str, device: str, ends: float, turn: Any, following: Any, busy: Any) -> None:
     settle(device)
     if device == "cuda":
         quicken(turn)
-    made = list(_made(device, following, out, turn))
-    ready.wait(timeout=max(1.0, ends - time.time()))
+    try:
+        made = list(_made(device, following, out, turn))
+    finally:
+        with busy.get_lock():
+            busy.value -= 1
+    while busy.value > 0 and time.time() < ends - _RESERVE:
+        time.sleep(0.2)
     with turn:
         for step in made:
             _append(out, _measured(step, device))
@@ -119,8 +126,7 @@ def compiled_step(case: tuple[str, int, str], plan: str, device: str) -> Made:
 
     @torch.compile(dynamic=False)  # type: ignore[untyped-decorator]
     def forward(*given: Any) -> Any:
-        with torch.device(device):
-            return loss(model(*given))
+        return loss(model(*given))
 
     def forget() -> None:
         for p in wanted:
@@ -172,11 +178,11 @@ def _measured(step: Made, device: str) -> dict[str, Any]:
 
 def _on_gpu(step: Made) -> dict[str, Any]:
     took, issued = [], []
-    for i in range(_WARM + _TIMED):
+    for _ in range(_WARM + _TIMED):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         step.forget()
         torch.cuda.synchronize()
-        torch.cuda._sleep(2_000_000)  # a millisecond, so that the host is ahead as in a long run
+        torch.cuda._sleep(_AHEAD)
         start = time.perf_counter()
         begin.record()
         step.run()

@@ -4,6 +4,7 @@
     {"do": "collective", "op": "all_reduce", "bytes": 65536, "repeats": 9, "burst": 1}
     {"do": "speed", "model": "mlp", "samples": 128, "steps": 5, "threads": 2}
     {"do": "acts", "steps": 5}
+    {"do": "same", "model": "mlp", "plan": "dp=2,global_batch=8", "steps": 3}
     {"do": "burn"}                                                       how busy the machine is
     {"do": "ceilings"}                                                   the best rates of a core
     {"do": "profile", "model": "mlp", "samples": [128, 64], "steps": 10}
@@ -36,6 +37,7 @@ from foretell.pytorch.deploy.grouped import Groups
 from foretell.pytorch.lab import models
 from foretell.pytorch.lab.alone import profile, worked
 from foretell.pytorch.lab.notes import Notes
+from foretell.pytorch.lab.same import same
 
 _PATIENCE = 60.0  # seconds a collective may take before a rank gives up
 
@@ -251,6 +253,7 @@ DO: dict[str, Callable[[Job], Any]] = {
     "burn": burn,
     "speed": speed,
     "acts": acts,
+    "same": same,
     "ceilings": ceilings,
     "profile": profile,
 }

@@ -9,8 +9,10 @@ one in the same way. The best of what was met is kept. With `n` choices that is 
 from collections.abc import Callable
 
 from foretell.errors import InfeasibleError
-from foretell.search.schedule.problem import Problem
+from foretell.search.schedule import bounds
+from foretell.search.schedule.problem import UNLIMITED, Problem
 from foretell.search.schedule.schedule import Schedule
+from foretell.search.schedule.ticks import ticks
 
 Found = tuple[tuple[str, ...], Schedule]
 _LOOK = 0.5  # seconds of the solver's work for a schedule that only serves to decide
@@ -22,11 +24,17 @@ def decided(problem: Problem, find: Callable[..., Schedule]) -> tuple[str, ...]:
     slower = _only_slow(problem)
     try:
         plain = find(problem.choosing(()), _LOOK)
-        if slower and plain.makespan_gap < _CLOSE:
+        if slower and plain.makespan <= _floor(plain) * (1 + _CLOSE):
             return ()
     except InfeasibleError:
         pass
     return choose(problem, lambda p: find(p, _LOOK))[0]
+
+
+def _floor(found: Schedule) -> float:
+    """Seconds that no schedule of these blocks beats, however little they held."""
+    free = ticks(found.problem.limited(UNLIMITED), found.micro_batches)
+    return float(bounds.makespan(free, found.micro_batches)) * free.unit
 
 
 def choose(problem: Problem, find: Callable[[Problem], Schedule]) -> Found:

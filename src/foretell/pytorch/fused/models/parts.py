@@ -121,5 +121,5 @@ def dropout(x: Tensor, p: float) -> Tensor:
 def entropy(precision: str, logits: Tensor) -> Tensor:
     """Cross entropy against labels that are made on the spot."""
     flat = wide(precision, logits).reshape(-1, logits.shape[-1]).float()
-    labels = torch.zeros(flat.shape[0], dtype=torch.int64)
+    labels = torch.zeros(flat.shape[0], dtype=torch.int64, device=flat.device)
     return F.cross_entropy(flat, labels)

@@ -46,7 +46,8 @@ class Embedded(nn.Module):  # type: ignore[misc]
         self.rate = rate
 
     def embed(self, ids: Tensor) -> Tensor:
-        x = F.embedding(ids, self.tokens) + F.embedding(torch.arange(ids.shape[1]), self.places)
+        places = torch.arange(ids.shape[1], device=ids.device)
+        x = F.embedding(ids, self.tokens) + F.embedding(places, self.places)
         return dropout(x, self.rate)
 
 
@@ -67,7 +68,7 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, precision: str, **extra: 
         scores = scores + extra["bias"]
     if extra.get("causal"):
         n = scores.shape[-1]
-        hidden = torch.ones(n, n, dtype=torch.bool).triu(1)
+        hidden = torch.ones(n, n, dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
     chosen = dropout(F.softmax(wide(precision, scores), -1), extra.get("rate", 0.0))
     return torch.matmul(*half(precision, chosen, v))

@@ -225,7 +225,7 @@ def _took(problem: Problem, dealt: Ints) -> npt.NDArray[np.float64]:
 
 
 def _table(problem: Problem, dealt: Ints, scale: float) -> Floats:
-    """[g·s·w, ·] seconds, collectives and room on each cell; behind the backward; on the slowest."""
+    """[g·s·w, ·] seconds, collectives, room on each cell; behind the backward; on the slowest."""
     t = problem.tables
     shape = (len(problem.groups), len(t.size), len(WAYS), len(t.kind))
     load, talk, held = (np.zeros(shape) for _ in range(3))

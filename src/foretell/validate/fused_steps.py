@@ -1,0 +1,99 @@
+"""How far whole compiled steps are from their prices, under several fusion plans of a compiler.
+
+    step = Σ price of each kernel the compiler wrote + Σ own time of each library call + gaps
+
+A library call's own time is what it took in the model's other plans, as a profile would tell it; a
+call met in no other plan keeps its own. A gap is what the device rests between two kernels of one
+stream. `order` is the share of pairs of plans of one model whose order is told right, pairs that
+measure within 2 % of one another left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import combinations
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from foretell.cluster.preset import devices
+from foretell.cost import fused_data
+from foretell.cost.fused import fused_price
+
+GAP = 1.4e-6  # seconds: the median between kernels of the steps measured on an H200
+_TIE = 0.02
+
+
+@dataclass(frozen=True)
+class Step:
+    """One model under one plan: measured and priced seconds."""
+
+    model: str
+    plan: str
+    kernels: int
+    measured: float
+    priced: float
+
+    @property
+    def error(self) -> float:
+        return abs(self.priced / self.measured - 1)
+
+
+def steps(*, learned: bool = True) -> list[Step]:
+    """Every measured step of the package, priced."""
+    told = files("foretell.cost").joinpath("tables", "fused_steps.json")
+    if not told.is_file():
+        return []
+    rows = json.loads(told.read_text("utf-8"))
+    kernels = fused_data.shipped("steps")
+    seconds = fused_price(kernels.regions, devices()["h200"], learned=learned).seconds
+    return [_step(row, rows, float(np.sum(seconds[kernels.family == _name(row)]))) for row in rows]
+
+
+def _name(row: dict[str, Any]) -> str:
+    return f"{row['model']}/{row['plan']}"
+
+
+def _step(row: dict[str, Any], rows: Sequence[dict[str, Any]], compiled: float) -> Step:
+    others: dict[str, list[float]] = {}
+    for other in rows:
+        if other["model"] == row["model"] and other["plan"] != row["plan"]:
+            for key, seconds in other["extern"]:
+                others.setdefault(key, []).append(seconds)
+    library = sum(median(others.get(key, [seconds])) for key, seconds in row["extern"])
+    priced = compiled + library + GAP * row["kernels"]
+    return Step(row["model"], row["plan"], row["kernels"], _device_seconds(row), priced)
+
+
+def _device_seconds(row: dict[str, Any]) -> float:
+    """What the device needs; where the host was slower, its kernels and the gaps between them."""
+    waits = row["host"] > row["seconds"]
+    return float(row["busy"] + GAP * row["kernels"] if waits else row["seconds"])
+
+
+def order(found: Sequence[Step]) -> tuple[int, int]:
+    """Pairs of plans of one model told in the right order, and all of them."""
+    right = total = 0
+    for a, b in combinations(found, 2):
+        apart = abs(a.measured / b.measured - 1)
+        if a.model == b.model and apart > _TIE:
+            total += 1
+            right += (a.measured < b.measured) == (a.priced < b.priced)
+    return right, total
+
+
+def lines(found: Sequence[Step]) -> Iterator[str]:
+    """The report, line by line."""
+    for s in found:
+        took = f"{s.measured * 1e3:8.3f} ms measured {s.priced * 1e3:8.3f} ms priced"
+        yield f"step {s.model:12} {s.plan:10} {s.kernels:5d} kernels {took} {s.error:6.1%}"
+    if found:
+        right, total = order(found)
+        models = len({s.model for s in found})
+        mean = float(np.mean([s.error for s in found]))
+        told = f"mean {mean:.1%} off, {right} of {total} pairs in order"
+        yield f"{len(found)} steps of {models} models: {told}"
