@@ -15,7 +15,7 @@ help:  ## show this list
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[solve,torch,gnn,web,ray,dev]'
 	@touch $@
 
-demo: .venv/installed  ## the main job on embedded data: predict, what if, report
+demo: .venv/installed  ## the loop on embedded data: replay, what if, oracle, plan, run, report
 	$(BIN)/foretell demo
 
 test: .venv/installed  ## every test that ends in minutes

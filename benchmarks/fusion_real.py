@@ -34,7 +34,7 @@ SCRIPT = str(Path(__file__).with_name("fusion_real_models.py"))
 SLOWER, OFF = 0.03, 0.10  # what a row may lose to the best, and how far a gain may be from its own
 # Model, ranks, link. Links are slow enough for the wire to matter beside shared cores.
 ROWS = (
-    ("mlp", 2, "200mbit"), ("mlp", 4, "200mbit"), ("resnet", 2, "100mbit"), ("gpt", 2, "200mbit"),
+    ("mlp", 2, "200mbit"), ("mlp", 4, "200mbit"), ("resnet", 2, "50mbit"), ("gpt", 2, "200mbit"),
     ("bert", 2, "50mbit"), ("vgg", 2, "50mbit"),
 )  # fmt: skip
 HEAD = (

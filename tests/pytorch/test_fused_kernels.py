@@ -8,9 +8,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from foretell.pytorch.fused.gather_steps import gather_steps  # noqa: E402
-from foretell.pytorch.fused.written import parts  # noqa: E402
-
 from foretell.cluster.preset import devices  # noqa: E402
 from foretell.cost import fused_data  # noqa: E402
 from foretell.cost.fused_regions import assembled  # noqa: E402
@@ -19,9 +16,11 @@ from foretell.errors import InputError  # noqa: E402
 from foretell.pytorch.fused import bench  # noqa: E402
 from foretell.pytorch.fused.build import compiled  # noqa: E402
 from foretell.pytorch.fused.gather import gather, joined, measured_regions  # noqa: E402
+from foretell.pytorch.fused.gather_steps import gather_steps  # noqa: E402
 from foretell.pytorch.fused.kernels import noted  # noqa: E402
 from foretell.pytorch.fused.region import Entry, Op, Region, dumps  # noqa: E402
 from foretell.pytorch.fused.templates import _size  # noqa: E402
+from foretell.pytorch.fused.written import parts  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

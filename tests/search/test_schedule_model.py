@@ -74,7 +74,7 @@ def test_slow_devices_get_fewer_layers(mixed):
 
 
 SHAPES = [
-    (SMALL, "v"), (SMALL, "m"), (SMALL, "x"), (SMALL, "tp"),
+    (SMALL, "v"), (SMALL, "m"), (SMALL, "x"), (SMALL, "tp"), (SMALL, "loop"), (SMALL, "wave"),
     (MT5, "nn"), (MT5, "m"), (FLAVA, "k"), (FLAVA, "v"),
 ]  # fmt: skip
 
@@ -106,6 +106,9 @@ def test_shapes_put_layers_where_they_say(four):
         on_all = {n for n, i in names.items() for p in made if p.times[i] and len(p.ranks) == 4}
         assert on_all == wide
         assert [sum(p.times[i] for p in made) for i in names.values()] == [1, 4, 1, 4, 1]
+    small = Asked(prices(SMALL, four), 8)
+    homes = {shape: [p.ranks[0] for p in arrange(shape, small)] for shape in ("loop", "wave")}
+    assert homes == {"loop": [0, 1, 2, 3, 0, 1, 2, 3], "wave": [0, 1, 2, 3, 3, 2, 1, 0]}
     flava = Asked(prices(FLAVA, four), 8)
     made = arrange("k", flava)
     halves = [{r for p in made if p.times[i] for r in p.ranks} for i in (1, 3)]

@@ -181,7 +181,7 @@ def _plain(row: Any, epoch: int | None) -> dict[str, Any]:
 
 def text(found: dict[str, Any]) -> str:
     """The oracle's answer for a terminal."""
-    from foretell.report.terminal import table
+    from foretell.report.terminal import table, wrapped
 
     rows = _few(found["rows"])
     columns = ("gpus>", "strategy", "step>", "samples/s>", "of peak>", "memory>", "held back by")
@@ -191,11 +191,11 @@ def text(found: dict[str, Any]) -> str:
     ends = [f"{name} ends at {v['gpus']:g}: {v['because']}" for name, v in found["limits"].items()]
     plans = [f"best on {row['gpus']}: {row['plan']}" for row in _firsts(found["rows"])]
     best = ", ".join(f"{row['strategy']} on {row['gpus']}" for row in found["front"][:MOST])
-    unbeaten = [f"not beaten in time, memory and cost at once: {best}"] if best else []
+    unbeaten = [wrapped(f"not beaten in time, memory and cost at once: {best}")] if best else []
     return "\n".join([*lines, "", *plans, "", *found["more"], *unbeaten, *ends, *found["notes"]])
 
 
-MOST = 8  # of a front that are named
+MOST = 5  # of a front that are named
 _EPOCH = ("gpus>", "strategy", "epoch>", "waits for messages>", "messages hidden>", "money>")
 
 

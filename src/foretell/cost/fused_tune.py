@@ -79,7 +79,8 @@ def _solved(shares: Array, wanted: Array) -> Array:
     found: Array = np.zeros(shares.shape[1])
     for _ in range(4):
         left = shares.T * trust
-        found = np.linalg.solve(left @ shares + _HELD * np.eye(shares.shape[1]), left @ wanted)
+        held = left @ shares + _HELD * np.eye(shares.shape[1])
+        found = np.asarray(np.linalg.solve(held, left @ wanted), float)
         trust = np.minimum(1.0, _FAR / np.maximum(np.abs(wanted - shares @ found), 1e-9))
     return found
 

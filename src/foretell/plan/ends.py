@@ -47,7 +47,8 @@ def reduction(c: Costs, s: Stage, cluster: Cluster) -> Array:
     """Seconds of gradient reduction that no backward hides."""
     whole = reducing(c, s, cluster)
     hides = np.array([overlaps(p) for p in c.plans.plans])
-    hidden = np.minimum(whole * (1 - 1 / buckets(c, s)), s.backward)
+    last = s.backward / c.plans.column("chunks")  # gradients are there in the last chunk's
+    hidden = np.minimum(whole * (1 - 1 / buckets(c, s)), last)
     return whole - np.where(hides, hidden, 0.0) + regathering(c, s, cluster)
 
 

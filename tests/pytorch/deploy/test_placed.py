@@ -1,5 +1,9 @@
 """Plans whose stages are placed freely, on the user's own model: there, back, and forward alone."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -235,9 +239,7 @@ def test_four_ranks():
     wide = "0-1 input h.0*2 / 2-3 h.0*2 head"
     both = f"{wide} / 2-3 input h.0*2 / 0-1 h.0*2 head"
     cases = [("words", plan("0-3 input / 0 h.0*1 / 1 h.0*1 / 2 h.0*1 / 3 h.0*1 / 0-3 head"), ())]
-    cases.append(
-        ("two", plan("0 input / 1 text.0 / 2 patch / 3 image.0 / 0-3 joint.0*2 head"), ())
-    )
+    cases.append(("two", plan("0 input / 1 text.0 / 2 patch / 3 image.0 / 0-3 joint.0*2 head"), ()))
     for each in on_ranks(4, differences, cases):
         assert max(off for off, _, _ in each) <= CLOSE, each
     for each in on_ranks(4, halves, [plan(wide), plan(both, micro=2)]):
@@ -308,3 +310,75 @@ def test_what_cannot_be_beside_stages():
     assert len(told) == 4
     assert any("dp=2 beside stages" in why for why in told)
     assert any("stages without actions" in why for why in told)
+
+
+SCRIPT = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+    def forward(self, x):
+        return x + self.down(self.up(x).tanh())
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.h = nn.Embedding(40, 16), nn.ModuleList(Block() for _ in range(4))
+        self.out = nn.Linear(16, 40)
+    def forward(self, x):
+        x = self.words(x)
+        for block in self.h:
+            x = block(x)
+        return self.out(x)
+
+def model():
+    torch.manual_seed(0)
+    return Model()
+
+def batch(step):
+    x = torch.randint(0, 40, (8, 7), generator=torch.Generator().manual_seed(step))
+    return x[:, :-1], x[:, 1:]
+
+def loss(output, target):
+    return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+"""
+
+
+@pytest.mark.slow
+def test_from_a_script_to_its_schedule_to_its_run(tmp_path, monkeypatch):
+    """Captured, placed, scheduled, written, run: the losses of one process, and inference too."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    names = {}
+    exec(compile(SCRIPT, "train.py", "exec"), names)
+    model = names["model"]()
+    update, wanted = names["optimizer"](model.parameters()), []
+    for step in range(3):
+        x, y = names["batch"](step)
+        update.zero_grad()
+        wanted.append(names["loss"](model(x), y))
+        wanted[-1].backward()
+        update.step()
+    asked = ["schedule", script, "--on", "v100:gpus=2", "-n", "4", "--plan", "micro_batch=2"]
+    told(*asked, "--shape", "m", "-o", tmp_path / "m.plan")
+    told(*asked, "--shape", "m", "--infer", "-o", tmp_path / "i.plan")
+    some = ["--steps", "3", "--warmup", "0", "--device", "cpu", "--json"]
+    found = json.loads(told("run", script, "--plan", tmp_path / "m.plan", *some))
+    assert found["losses"] == pytest.approx([loss.item() for loss in wanted], rel=1e-5)
+    found = json.loads(told("run", script, "--plan", tmp_path / "i.plan", *some))
+    assert found["losses"] == [None] * 3
+    assert found["step_s"] > 0
+
+
+def told(*words):
+    command = [sys.executable, "-m", "foretell", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

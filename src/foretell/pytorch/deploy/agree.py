@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -35,3 +36,17 @@ def agree(plan: Plan, model: Any) -> None:
         f"rank {', '.join(map(str, odd))} has another {what} than the others",
         hint="every rank has to make the same model and read the same plan",
     )
+
+
+def told(rank: int, found: Callable[[], Any], hint: str) -> Any:
+    """What one rank finds, on all of them; where it cannot, all raise what it said."""
+    box: list[Any] = [None, ""]
+    if dist.get_rank() == rank:
+        try:
+            box[0] = found()
+        except InputError as error:
+            box[1] = error.message
+    dist.broadcast_object_list(box, src=rank)
+    if box[1]:
+        raise InputError(box[1], hint=hint)
+    return box[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +21,7 @@ from foretell.plan.group_order import Act, orders
 from foretell.plan.grouped import agreed, dealt, micro_batches, runs
 from foretell.plan.reslice import Move, edges, reslice
 from foretell.pytorch.deploy.actions import Ran
+from foretell.pytorch.deploy.agree import told
 from foretell.pytorch.deploy.group_sync import (
     Syncs,
     groups_of,
@@ -34,6 +35,7 @@ from foretell.pytorch.deploy.messages import Meta, Post, differentiate, listed, 
 from foretell.pytorch.deploy.precision import dtype_of
 
 Tensor = Any
+_CUT = "runs can be cut only where tensors with a row for each sample pass"
 
 
 class Handed(NamedTuple):
@@ -235,7 +237,7 @@ class Groups:
         few = min(2, self.batch)
         arguments = [x[:few] for x in inputs]
         for q, run in enumerate(self.runs):
-            metas, rows = _told(run.ranks[0], lambda q=q, a=arguments: self._try(q, a))
+            metas, rows = told(run.ranks[0], partial(self._try, q, arguments), _CUT)
             self._metas.append(metas)
             arguments = [
                 m._replace(shape=(few, *m.shape)).empty(self.device).zero_() for m in metas
@@ -291,22 +293,6 @@ class Groups:
             if group is not None:
                 for buffer in module.buffers():
                     dist.broadcast(buffer.detach(), src=self.runs[q].ranks[0], group=group.all)
-
-
-def _told(rank: int, found: Callable[[], Any]) -> Any:
-    """What one rank finds, on all of them; where it cannot, all raise."""
-    box: list[Any] = [None, ""]
-    if dist.get_rank() == rank:
-        try:
-            box[0] = found()
-        except InputError as error:
-            box[1] = error.message
-    dist.broadcast_object_list(box, src=rank)
-    if box[1]:
-        raise InputError(
-            box[1], hint="runs can be cut only where tensors with a row for each sample pass"
-        )
-    return box[0]
 
 
 def _check_rows(outputs: list[Tensor], samples: int, layer: str) -> None:

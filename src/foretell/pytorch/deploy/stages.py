@@ -23,24 +23,6 @@ from foretell.pytorch.deploy.actions import Pipeline, Ran
 from foretell.pytorch.deploy.blocks import Blocks
 from foretell.pytorch.deploy.orders import name_of
 
-Tensor = Any
-
-
-class _Ordered(torch.autograd.Function):  # type: ignore[misc]
-    """Passes a tensor on; its gradient lies in memory in order, as what is sent has to."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return g.contiguous()
-
-
-def _given(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(_Ordered.apply(a) if getattr(a, "requires_grad", False) else a for a in args)
-
 
 def _made(_: Any, args: Any, output: Any) -> Any:
     if isinstance(output, tuple):
@@ -49,7 +31,7 @@ def _made(_: Any, args: Any, output: Any) -> Any:
 
 
 class Stage(PipelineStage):  # type: ignore[misc]
-    """A stage that notes when it computes."""
+    """A stage that notes when it computes; what it sends back lies in memory in order."""
 
     ran: list[Ran]
 
@@ -58,7 +40,9 @@ class Stage(PipelineStage):  # type: ignore[misc]
 
     def backward_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:
         kind = "B" if kwargs.get("full_backward", True) else "I"
-        return self._noted(kind, chunk, super().backward_one_chunk, *args, **kwargs)
+        self._noted(kind, chunk, super().backward_one_chunk, *args, **kwargs)
+        grads = self.bwd_cache.get(chunk, ())
+        self.bwd_cache[chunk] = tuple(g if g is None else g.contiguous() for g in grads)
 
     def backward_weight_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:
         return self._noted("W", chunk, super().backward_weight_one_chunk, *args, **kwargs)
@@ -121,7 +105,6 @@ class Staged:
         ]
         for stage in self.stages:
             stage.ran = self.ran
-            stage.submod.register_forward_pre_hook(_given)
             stage.submod.register_forward_hook(_made)
         self.runtime = self._runtime(loss)
 

@@ -138,7 +138,7 @@ def _rate(done: float) -> float:
     return min(done / 0.1, 0.5 + 0.5 * math.cos(math.pi * done)) + 1e-3
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def said(net: Network, t: Table, rows: Any, hidden: int) -> tuple[Any, Any, Any]:
     """Middle, spread and target of some regions."""
     parts = []
@@ -153,10 +153,14 @@ def said(net: Network, t: Table, rows: Any, hidden: int) -> tuple[Any, Any, Any]
 def of_sort(measured: Measured, sort: str) -> Measured:
     """The regions of a data set, or its kernels as written."""
     rows = np.flatnonzero(measured.regions.is_written == (sort == "kernel"))
-    told = (measured.seconds, measured.spread, measured.kernels, measured.family)
-    seconds, spread, kernels, family = (column[rows] for column in told)
-    none = np.full(len(rows), -1)
-    return Measured(measured.regions.take(rows), seconds, spread, kernels, family, none)
+    return Measured(
+        measured.regions.take(rows),
+        measured.seconds[rows],
+        measured.spread[rows],
+        measured.kernels[rows],
+        measured.family[rows],
+        np.full(len(rows), -1),
+    )
 
 
 def folds(measured: Measured, rows: Any) -> list[Any]:

@@ -163,8 +163,7 @@ def _told_profile(
     held = {n: p.numel() * p.element_size() for n, p in training.model.named_parameters()}
     return {
         "gradients": [
-            {"name": n, "bytes": held[n], "ready_s": seen[best]}
-            for n, seen in marks.items()
+            {"name": n, "bytes": held[n], "ready_s": seen[best]} for n, seen in marks.items()
         ],
         "compute_s": times[best][0],
         "update_s": times[best][1],

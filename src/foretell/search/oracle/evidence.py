@@ -73,12 +73,12 @@ def redundancy(
 
 
 def input_bytes(workload: Workload) -> float:
-    """Bytes of one sample of images as it is read: channels and pixels in fp32; 0 for words."""
+    """Bytes of one sample as it is stored: 8 bits a pixel and channel, 16 a voxel; 0 for words."""
     first = next((op for layer in workload.layers for op in layer.works()), None)
     if first is None or first.kind != "conv":
         return 0.0
     sides = [float(np.asarray(first.dims[d])) for d in ("c", "h", "w", "d") if d in first.dims]
-    return 4.0 * math.prod(sides)
+    return (2.0 if "d" in first.dims else 1.0) * math.prod(sides)
 
 
 def intake(cluster: Cluster) -> float:

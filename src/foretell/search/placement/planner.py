@@ -29,7 +29,7 @@ from foretell.search.planner import Planned, Planner, Progress, silent
 from foretell.workload import Workload
 
 METHODS = ("search", "mcts", *BASELINES)
-PRIORS = ("learned", "look-ahead", "even")
+PRIORS = ("look-ahead", "learned", "even")
 FINE = ("single", "heft", "metis", "heterog")  # baselines that place groups on single devices
 MOST_FINE = 32  # ranks up to which every device is told apart for them
 STARTS = 24  # placements the tree search may start from
@@ -43,7 +43,7 @@ class Placing(Planner):
     source: ClassVar[str] = "Zhang et al., TAG, TPDS 2023; uneven shares as HAP, EuroSys 2024"
     method: str = "search"  # or one of the baselines: hap, horovod, flexflow …
     playouts: int = 40  # of the tree search
-    prior: str = "learned"  # what guides it: learned, look-ahead, even
+    prior: str = "look-ahead"  # what guides it: look-ahead, learned, even
     strokes: int = 30_000  # simulations of annealing: half from three starts, half from the best
     polish: int = 6_000  # simulations of the descent behind it, at most
     global_batch: int = 0  # samples of a step; the workload's on every rank where 0
@@ -121,8 +121,8 @@ class Placing(Planner):
         tree = self._tree(on, starts, rivals["even-allreduce"].seconds)
         if self.method == "mcts":
             return Best(Rival(on.problem, *tree), False, [])
-        found = self._searched(on, [tree[0], *starts], progress)
-        best = _quickest([*reversed(found), *rivals.values()], on)
+        ends = self._searched(on, [tree[0], *starts], progress)
+        best = _quickest([*reversed(ends), *rivals.values()], on)
         best = _with_factors(best) if self.factors and best.problem is on.problem else best
         progress("parts of one kind", best.seconds)
         parts = mix.parts(on, self.polish // 2)

@@ -5,6 +5,8 @@
     nn    every layer that is no block on all ranks: those in the middle too
     k     branches side by side on their part of the ranks, what joins them on all
     x     two copies of the model in opposite directions
+    loop  two stages a rank, twice over the ranks in turn (interleaved)
+    wave  two stages a rank, there and back (a V)
     tp    everything on all ranks
 
 Stages are cut by `foretell.search.schedule.cut`. A layer on all ranks is split over them.
@@ -12,8 +14,10 @@ Stages are cut by `foretell.search.schedule.cut`. A layer on all ranks is split 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby, takewhile
 
 import numpy as np
@@ -26,7 +30,7 @@ from foretell.plan.places import Place
 from foretell.search.schedule.cut import Cutting, Stage, cut
 from foretell.workload import Layer, Workload
 
-SHAPES = ("v", "m", "nn", "k", "x", "tp")
+SHAPES = ("v", "m", "nn", "k", "x", "loop", "wave", "tp")
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ def arrange(shape: str, asked: Asked) -> tuple[Place, ...]:
         if name not in [layer.name for layer in asked.workload.layers]:
             names = [layer.name for layer in asked.workload.layers]
             raise unknown("frozen layer", name, names)
-    made = {"v": _v, "m": _m, "nn": _nn, "k": _k, "x": _x, "tp": _tp}[shape](asked)
+    made = _MADE[shape](asked)
     return tuple(_with_ways(asked, place) for place in made)
 
 
@@ -241,20 +245,51 @@ def _shares(asked: Asked, ways: Sequence[Sequence[int]]) -> list[int]:
 
 def _x(asked: Asked) -> list[Place]:
     """Two copies of the model over the same sets of ranks, the second the other way round."""
-    layers, size = asked.workload.layers, len(asked.ranks)
-    line = tuple(i for i, layer in enumerate(layers) for _ in range(layer.times))
-    for width in (1 << k for k in range(size.bit_length())):
-        if size % width or size // width < 2:
-            continue
-        plain = _cutting(asked, line, asked.ranks, 0.0)
-        try:
-            stages = cut(replace(plain, share=0.5, widths=(width,)))
-        except InfeasibleError:
-            continue
-        turned = dict(zip([s.ranks for s in stages], [s.ranks for s in stages[::-1]], strict=True))
-        there = [p for s in stages for p in _stages(asked, s.ranks, line[s.first : s.last])]
-        return [*there, *(replace(p, ranks=turned[p.ranks]) for p in there)]
+    for line, ranks, width in _widths(asked):
+        with suppress(InfeasibleError):
+            stages = _halved(asked, line, ranks, width)
+            homes = [s.ranks for s in stages]
+            turned = dict(zip(homes, homes[::-1], strict=True))
+            there = [p for s in stages for p in _stages(asked, s.ranks, line[s.first : s.last])]
+            return [*there, *(replace(p, ranks=turned[p.ranks]) for p in there)]
     raise InfeasibleError(
         f"two copies of `{asked.workload.name}` do not fit into memory",
         hint="take more ranks, a smaller micro-batch, or another shape",
     )
+
+
+def _rounds(asked: Asked, *, turns: bool) -> list[Place]:
+    """Two stages a rank: a second round over the ranks, in turn again or back."""
+    for line, ranks, width in _widths(asked):
+        groups = [ranks[i : i + width] for i in range(0, len(ranks), width)]
+        order = groups + (groups[::-1] if turns else groups)
+        with suppress(InfeasibleError):
+            found = _halved(asked, line, tuple(r for g in order for r in g), width, len(order))
+            return [p for s in found for p in _stages(asked, s.ranks, line[s.first : s.last])]
+    raise InfeasibleError(
+        f"two stages of `{asked.workload.name}` a rank do not fit into memory, or it has too few",
+        hint="take more ranks, a smaller micro-batch, or shape v",
+    )
+
+
+def _widths(asked: Asked) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
+    """The layers in a line, the ranks, and how many of them a stage may have."""
+    layers, size = asked.workload.layers, len(asked.ranks)
+    line = tuple(i for i, layer in enumerate(layers) for _ in range(layer.times))
+    for width in (1 << k for k in range(size.bit_length())):
+        if size % width == 0 and size // width > 1:
+            yield line, asked.ranks, width
+
+
+def _halved(
+    asked: Asked, line: tuple[int, ...], ranks: tuple[int, ...], width: int, stages: int = 0
+) -> list[Stage]:
+    """Stages of one width that leave half of the memory to others."""
+    plain = _cutting(asked, line, ranks, 0.0)
+    return cut(replace(plain, share=0.5, widths=(width,), stages=stages))
+
+
+_MADE: dict[str, Callable[[Asked], list[Place]]] = {
+    "v": _v, "m": _m, "nn": _nn, "k": _k, "x": _x, "tp": _tp,
+    "loop": partial(_rounds, turns=False), "wave": partial(_rounds, turns=True),
+}  # fmt: skip

@@ -37,6 +37,7 @@ class Cutting:
     share: float = 1.0  # of the memory left, what one stage may use
     widths: tuple[int, ...] = ()  # ranks that a stage may have; powers of two where empty
     frozen: frozenset[int] = frozenset()  # layers that are not trained
+    stages: int = 0  # how many there have to be; any number where 0
 
 
 class Stage(NamedTuple):
@@ -76,7 +77,7 @@ def _best(asked: Cutting, flight: int) -> list[Stage]:
     table = _table(asked, flight)
     ends: list[tuple[float, int, int]] = []
     for (s, d), (worst, _) in table.items():
-        if s and np.isfinite(worst[0]):
+        if s and np.isfinite(worst[0]) and asked.stages in (0, s):
             ends.append(((asked.micro_batches + s - 1) * float(worst[0]), s, d))
     return _walked(asked, table, *min(ends)[1:]) if ends else []
 

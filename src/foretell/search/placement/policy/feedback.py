@@ -53,7 +53,7 @@ def feedback(problem: Problem, placement: Placement) -> tuple[Any, Any, Any, flo
 @njit(cache=True)
 def told(
     t: Tables, sets: Any, ways: Any, micros: int, fuse: float, share: Any, group: Any, cell: Any
-) -> float:
+) -> Any:
     """Play a placement and fill in what its groups and cells did."""
     cells = len(t.kind)
     p = page(len(sets), cells, micros)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretell.search.placement.evaluate import Evaluator
-from foretell.search.placement.mcts import Prior, Tree, even_chances
+from foretell.search.placement.mcts import Array, Prior, Tree, even_chances
 from foretell.search.placement.problem import ALL_REDUCE
 from foretell.search.placement.space import EVEN, Action, uniform
 
@@ -50,12 +50,12 @@ def judged(on: Evaluator, prior: Prior, seed: int, most: int = MOST) -> Judged:
         _first(guided, base * (1 - LEAST)),
         _first(even, even[-1] * NEAR),
         _first(guided, even[-1] * NEAR),
-        base / guided[-1],
-        base / even[-1],
+        float(base / guided[-1]),
+        float(base / even[-1]),
     )
 
 
-def _first(curve: np.ndarray, wanted: float) -> int:  # type: ignore[type-arg]
+def _first(curve: Array, wanted: float) -> int:
     """The first playout that is as good, counted from 1."""
     found = np.flatnonzero(curve <= wanted)
     return int(found[0]) + 1 if len(found) else len(curve) + 1

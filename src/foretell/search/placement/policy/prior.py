@@ -112,4 +112,5 @@ def read(raw: bytes) -> net.Weights:
 
 def write(path: Path, weights: Mapping[str, npt.NDArray[Any]]) -> None:
     """Write weights in half precision."""
-    np.savez_compressed(path, **{n: w.astype(np.float16) for n, w in weights.items()})
+    half: dict[str, Any] = {n: w.astype(np.float16) for n, w in weights.items()}
+    np.savez_compressed(path, **half)

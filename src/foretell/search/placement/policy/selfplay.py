@@ -76,7 +76,8 @@ def _start(on: Evaluator, seed: int) -> Placement:
 def _target(node: Node) -> npt.NDArray[np.float32]:
     """How often each way on was taken, and a little of what was thought before."""
     wanted = node.taken + TRUST * node.chances
-    return (wanted / wanted.sum()).astype(np.float32)
+    found: npt.NDArray[np.float32] = (wanted / wanted.sum()).astype(np.float32)
+    return found
 
 
 def _half(seen: Seen) -> Seen:

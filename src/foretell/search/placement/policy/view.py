@@ -152,8 +152,9 @@ def _guesses(sums: Floats, micros: Ints) -> Floats:
     serial = np.maximum(sums[:, 8], load)
     busy = load + (serial - load) / micros
     hidden, open_ = np.maximum(busy, talk), busy + talk
-    found: Floats = np.stack([hidden, (hidden + open_) / 2, open_], axis=1)
-    return found + (after + 2 * moved)[:, None] + np.float32(1e-6)
+    found = np.stack([hidden, (hidden + open_) / 2, open_], axis=1)
+    made: Floats = found + (after + 2 * moved)[:, None] + np.float32(1e-6)
+    return made
 
 
 def _step(p: Placement) -> tuple[float, ...]:
