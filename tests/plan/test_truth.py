@@ -50,8 +50,8 @@ def test_mosaic():
 def test_memory():
     found, left = _memory(TRUTH)
     e = summary(np.array([error for _, error in found]))
-    assert e["rows"] >= 380
-    assert left <= 50
+    assert e["rows"] >= 409
+    assert left <= 20
     assert e["median"] <= 0.03
     assert e["p90"] <= 0.12
 
