@@ -25,8 +25,7 @@ _QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # as Ray announces; it warns otherwise
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
 }
-# No clusters of several machines, of whatever system: then it listens on 127.0.0.1 alone.
-_HERE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+_HERE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # no: one machine, which listens on 127.0.0.1 alone
 _PATIENCE = 5.0  # seconds for a cluster to answer the door
 _AGAIN = 1.0  # seconds after which it is seen whether machines have come or gone
 
@@ -34,11 +33,12 @@ _AGAIN = 1.0  # seconds after which it is seen whether machines have come or gon
 @contextmanager
 def joined(address: str) -> Iterator[OnRay]:
     """The cluster at an address, or a new one on this machine that ends with the block."""
-    ray = _ray(address)
+    ray = _ray()
     if ray.is_initialized():
         yield OnRay(ray)  # whoever joined it leaves it
         return
-    with redirect_stdout(sys.stderr):  # Ray prints there when a worker dies; answers go there too
+    # Ray prints to stdout when a worker dies, where answers go too.
+    with redirect_stdout(sys.stderr), _kept_here(ray, address):
         _join(ray, address)
         try:
             yield OnRay(ray)
@@ -67,9 +67,23 @@ def _knock(address: str) -> None:
         socket.create_connection((host, int(port)), _PATIENCE).close()
 
 
-def _ray(address: str) -> Any:
-    settings = _QUIET | (_HERE if address == LOCAL else {})
-    for name, value in settings.items():  # Ray reads some of them when it is imported
+@contextmanager
+def _kept_here(ray: Any, address: str) -> Iterator[None]:
+    """While a Ray of our own runs, tell it and its processes that there is no other machine."""
+    constants = ray._private.ray_constants  # what it made of the variable when it was imported
+    before = constants.ENABLE_RAY_CLUSTER
+    if address == LOCAL:
+        os.environ[_HERE], constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+        if address == LOCAL:
+            os.environ.pop(_HERE, None)
+
+
+def _ray() -> Any:
+    for name, value in _QUIET.items():  # some are read when it is imported
         os.environ.setdefault(name, value)
     try:
         import ray

@@ -51,8 +51,10 @@ def table(path: Path, workload: str = "", on: str = "") -> list[Run]:
 def _rows(path: Path) -> list[dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read `{path}`: {error}") from None
+    except OSError as error:
+        raise InputError(f"cannot read `{path}`: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"`{path}` is not text", hint=_HINT) from None
     if path.suffix == ".csv":
         return [dict(row) for row in csv.DictReader(io.StringIO(text))]
     try:

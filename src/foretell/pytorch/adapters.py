@@ -18,6 +18,7 @@ from typing import Any
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.pytorch.deploy.apply import Deployed, deploy
+from foretell.pytorch.deploy.sync import Sync
 
 
 def hugging_face(model: Any, plan: Plan, **options: Any) -> Any:
@@ -72,7 +73,7 @@ def deployed(model: Any, optimizer: Any, plan: Plan, **options: Any) -> Deployed
     """A model deployed for a loop that is not ours: gradients are whole when a backward ends."""
     _check(plan)
     made = deploy(model, optimizer, plan, **options)
-    if made.sync is not None:
+    if isinstance(made.sync, Sync):
         made.sync.finish_with_backward(made.model.parameters())
     return made
 

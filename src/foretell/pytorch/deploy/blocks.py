@@ -13,7 +13,7 @@ A module may say in `reads` which tensors of the batch it takes behind what othe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 
 from foretell.errors import InputError
 from foretell.pytorch.deploy.actions import Action, Pipeline, Ran
+from foretell.pytorch.deploy.collective import Shared, shared_groups
 from foretell.pytorch.deploy.messages import (
     Message,
     Meta,
@@ -35,7 +36,6 @@ from foretell.pytorch.deploy.messages import (
 
 Tensor = Any
 Kept = tuple[list[Tensor], list[Tensor]]  # arguments, outputs (a loss at the end of a pipeline)
-Shared = Sequence[tuple[Tensor, tuple[int, ...]]]  # a parameter, and the ranks that hold it
 
 
 class Blocks:
@@ -59,7 +59,7 @@ class Blocks:
         self._seen: Any = None
         self._metas: dict[int, list[Meta]] = {}
         self._check()
-        self._shared = _shared_groups(shared or self._copied(), group)
+        self._shared = shared_groups(shared or self._copied(), group)
 
     def step(self, inputs: tuple[Any, ...], target: Any) -> Any:
         """Run every micro-batch there and back; the mean loss on ranks that have one, else None.
@@ -295,14 +295,3 @@ class Blocks:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad, group=group)
-
-
-def _shared_groups(shared: Shared, group: Any) -> list[tuple[Tensor, Any]]:
-    """Parameters with the process group of those that hold them; one group for each set."""
-    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    made: dict[tuple[int, ...], Any] = {}
-    for _, holders in shared:
-        if holders not in made:
-            named = [ranks[r] for r in holders]
-            made[holders] = dist.new_group(named, use_local_synchronization=True)
-    return [(p, made[holders]) for p, holders in shared if p.requires_grad]

@@ -11,12 +11,14 @@ Outputs of `sum_out` and `gather` are the same on every rank, and so must their 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 Tensor = Any
+Shared = Sequence[tuple[Tensor, tuple[int, ...]]]  # a parameter, and the ranks that hold it
 
 
 class _CopyIn(torch.autograd.Function):  # type: ignore[misc]
@@ -118,3 +120,14 @@ def _summed(x: Tensor, group: Any) -> Tensor:
     total = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total
+
+
+def shared_groups(shared: Shared, group: Any) -> list[tuple[Tensor, Any]]:
+    """Parameters with the process group of those that hold them; one group for each set."""
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    made: dict[tuple[int, ...], Any] = {}
+    for _, holders in shared:
+        if holders not in made:
+            named = [ranks[r] for r in holders]
+            made[holders] = dist.new_group(named, use_local_synchronization=True)
+    return [(p, made[holders]) for p, holders in shared if p.requires_grad]

@@ -23,8 +23,8 @@ from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.plan.places import Said, said
 from foretell.pytorch.deploy.actions import Pipeline, parse
-from foretell.pytorch.deploy.blocks import Shared
 from foretell.pytorch.deploy.channels import refusal, split_channels
+from foretell.pytorch.deploy.collective import Shared
 from foretell.pytorch.deploy.recompute import recompute
 from foretell.pytorch.deploy.staging import FIRST, LAST, Traced, cut, trace
 

@@ -104,6 +104,8 @@ def _made(device: str, following: Any, out: str, turn: Any) -> Iterator[Made]:
         except Exception as why:  # a compiler fails in many ways; the step is left out, and said so
             with turn:
                 _append(out, {"model": case[0], "plan": plan, "why": _first_line(why)})
+            if "CUDA error" in str(why):
+                return  # the device is lost to this process
 
 
 def _append(out: str, row: dict[str, Any]) -> None:
