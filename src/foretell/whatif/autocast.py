@@ -204,8 +204,8 @@ def _narrow(state: _Followed, task: int, op: str, call: Call, largest: float) ->
     out = _product_out(call, op, first)
     _made(state, op, out, True)
     state.filters = float(call.dims[1][0]) if "convolution" in op else 0.0
-    given = () if was_half else (data,)
-    return Run(task, op, largest, True, (weight, *bias), given, makes=out)
+    cast = () if was_half else (data,)
+    return Run(task, op, largest, True, (weight, *bias), cast, makes=out)
 
 
 def _product_out(call: Call, op: str, first: int) -> float:

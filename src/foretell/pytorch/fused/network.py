@@ -84,7 +84,7 @@ class Network(nn.Module):  # type: ignore[misc]
         """Weights under the names the numpy network asks for."""
         return {name: value.detach().numpy().copy() for name, value in self._named().items()}
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
+    @torch.no_grad()
     def begin_from(self, weights: Mapping[str, Any]) -> None:
         """Take weights over; features that came after them start at nought."""
         for name, mine in self._named().items():

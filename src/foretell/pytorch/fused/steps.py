@@ -126,7 +126,7 @@ def compiled_step(case: tuple[str, int, str], plan: str, device: str) -> Made:
             p.normal_(0.0, 0.02)
     wanted = [*model.parameters(), *(t for t in inputs if t.requires_grad)]
 
-    @torch.compile(dynamic=False)  # type: ignore[untyped-decorator]
+    @torch.compile(dynamic=False)
     def forward(*given: Any) -> Any:
         return loss(model(*given))
 

@@ -138,7 +138,7 @@ def _rate(done: float) -> float:
     return min(done / 0.1, 0.5 + 0.5 * math.cos(math.pi * done)) + 1e-3
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
+@torch.no_grad()
 def said(net: Network, t: Table, rows: Any, hidden: int) -> tuple[Any, Any, Any]:
     """Middle, spread and target of some regions."""
     parts = []
