@@ -6,6 +6,7 @@ What a script defines is in `foretell.pytorch.script`: `model()` and `batch(rank
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
 import resource
@@ -72,6 +73,18 @@ def main(folder: Path) -> None:
         os._exit(1)  # peers may be inside a collective: nothing to wait for
     run_files.write(folder / f"rank-{rank}.result.json", result)
     pulse.enter("done")
+    leave()
+
+
+def leave() -> None:
+    """End a process that has done its work, with what the script wants done at its end.
+
+    Threads of torch that are still there when the interpreter is taken down abort it at times.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _run(asked: Asked, folder: Path, rank: int, pulse: Pulse) -> dict[str, Any]:

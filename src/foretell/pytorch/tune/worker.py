@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from foretell.errors import ForetellError, InputError
 from foretell.pytorch.deploy import run_files
-from foretell.pytorch.deploy.worker import load
+from foretell.pytorch.deploy.worker import leave, load
 from foretell.pytorch.script import default_loss, prepared, share
 from foretell.pytorch.tune.launch import Asked
 
@@ -47,6 +47,7 @@ def main(folder: Path) -> None:
     run_files.write(folder / f"rank-{rank}.result.json", found)
     dist.barrier()
     dist.destroy_process_group()
+    leave()
 
 
 def _stay_with(launcher: int) -> None:
