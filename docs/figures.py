@@ -195,7 +195,7 @@ def kernels(folder: Path | None) -> Table:
 
 def fused(folder: Path | None) -> Table:
     said = validated("fused", folder)["rows"]
-    kept = [r for r in said if r["what"] in ("models kept out", "models trained on")]
+    kept = [r for r in said if " of models " in r["what"]]
     rows = [[f"{r['what']}, {r['by']}", *_priced(r, "near", "covered")] for r in kept]
     head = ["regions, priced by", "readings", "median", "p90", "within 14 %", "in the range"]
     return Table("fused", "foretell validate --fused", head, rows, {})
