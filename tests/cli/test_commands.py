@@ -192,3 +192,10 @@ def test_a_schedule_of_a_shape(tmp_path, monkeypatch):
     assert drawn.read_text().startswith("<svg")
     with pytest.raises(ForetellError):
         invoke("schedule", "vv:devices=4")
+
+
+def test_a_file_without_prices_is_refused(tmp_path):
+    empty = tmp_path / "prices.toml"
+    empty.write_text("")
+    with pytest.raises(ForetellError, match="names no price"):
+        invoke("oracle", "vgg16", "--on", "dgx-1-v100", "--gpus", "8", "--prices", empty)

@@ -118,6 +118,8 @@ def _listed(path: Path | None) -> dict[str, float]:
         raise InputError(f"cannot read `{path}`: {error.strerror}") from None
     except ValueError as error:
         raise InputError(f"`{path}` is no file of prices: {error}") from None
+    if not found:
+        raise InputError(f"`{path}` names no price", hint="write a100-80 = 1.9")
     for name, value in found.items():
         if type(value) not in (int, float) or not value > 0:
             raise InputError(f"`{name}` is `{value}` in `{path}`", hint="write a100-80 = 1.9")

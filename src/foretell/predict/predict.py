@@ -125,21 +125,9 @@ def _one(priced: Costs, workload: Workload, cluster: Cluster) -> Prediction:
 def _apart(plan: Plan, workload: Workload, cluster: Cluster) -> Prediction:
     """A checked plan whose ranks are priced one by one."""
     timeline, priced = groups.played(plan, workload, cluster)
-    peak, missing, parts = groups.held(plan, priced)
-    seconds = timeline.seconds
-    factor = math.exp(FOUR_IN_FIVE * spread(stack_of(plan.stack), cluster.devices[0].arch))
-    return Prediction(
-        plan=plan,
-        step=seconds,
-        low=seconds / factor,
-        high=seconds * factor,
-        peak=peak,
-        missing=missing,
-        breakdown=spent(timeline),
-        memory=parts,
-        advice="give the fullest rank fewer samples or layers" if missing else "",
-        utilisation=_utilisation(plan, workload, cluster, seconds),
-    )
+    advice = "give the fullest rank fewer samples or layers"
+    busy = _utilisation(plan, workload, cluster, timeline.seconds)
+    return _told(plan, cluster, timeline, groups.held(plan, priced), advice, busy)
 
 
 def predict_placed(plan: Plan, prices: Prices) -> Prediction:
@@ -147,8 +135,21 @@ def predict_placed(plan: Plan, prices: Prices) -> Prediction:
     workload, cluster = prices.workload, prices.cluster
     plan = check(plan, workload, cluster)
     timeline = played(plan, prices)
-    peak, missing, parts = held(plan, prices)
-    seconds = timeline.seconds
+    advice = "let more stages recompute, or spread them wider"
+    busy = _utilisation(plan, workload, cluster, timeline.seconds) * _share(plan)
+    return _told(plan, cluster, timeline, held(plan, prices), advice, busy)
+
+
+def _told(
+    plan: Plan,
+    cluster: Cluster,
+    timeline: Timeline,
+    memory: tuple[float, float, dict[str, float]],  # peak, missing, parts
+    advice: str,
+    utilisation: float,
+) -> Prediction:
+    """What a step that was played says of its plan; advice where it does not fit."""
+    seconds, (peak, missing, parts) = timeline.seconds, memory
     factor = math.exp(FOUR_IN_FIVE * spread(stack_of(plan.stack), cluster.devices[0].arch))
     return Prediction(
         plan=plan,
@@ -159,8 +160,8 @@ def predict_placed(plan: Plan, prices: Prices) -> Prediction:
         missing=missing,
         breakdown=spent(timeline),
         memory=parts,
-        advice="let more stages recompute, or spread them wider" if missing else "",
-        utilisation=_utilisation(plan, workload, cluster, seconds) * _share(plan),
+        advice=advice if missing else "",
+        utilisation=utilisation,
     )
 
 

@@ -23,8 +23,8 @@ from foretell.cluster import Cluster, Device
 from foretell.cost import kernel
 from foretell.errors import InfeasibleError
 from foretell.plan import Plan
+from foretell.plan.group_costs import held
 from foretell.plan.grouped import units
-from foretell.plan.hold import holdings
 from foretell.plan.layouts import layouts
 from foretell.plan.memory import ROUNDING, USABLE
 from foretell.plan.parts import layer_costs
@@ -134,10 +134,10 @@ def problem(
     program = stack_of(stack)
     sizes = _grid(batch)
     seconds = [_unit_seconds(workload, cluster, d, program, sizes) for d in machines.kinds]
-    held = _held(workload, program)
+    holds = held(workload, Plan(stack=program.name))
     mean = np.mean([f[:, -1] + b[:, -1] for f, b in seconds], axis=0)
-    groups = grouped(workload, mean, held["handed"], most)
-    tables, factored = _tables(workload, machines, groups, batch, program, sizes, seconds, held)
+    groups = grouped(workload, mean, holds["handed"], most)
+    tables, factored = _tables(workload, machines, groups, batch, program, sizes, seconds, holds)
     return Problem(workload, cluster, machines, groups, batch, program, "adam", tables, factored)
 
 
@@ -170,26 +170,6 @@ def _unit_seconds(
     return np.array([ahead[i] for i in each]), np.array([back[i] for i in each])
 
 
-def _held(workload: Workload, stack: Stack, **degrees: int) -> dict[str, Array]:
-    """What each unit holds: elements of weights; bytes a sample keeps, takes and hands on."""
-    table = layouts(_plans(np.array([16.0]), stack, **degrees))
-    found = holdings(workload, table)
-    each = [unit.layer for unit in units(workload)]
-    again = {other.partition("/") for _, other in workload.tied}
-    sizes = workload.weights
-    less = [
-        sum(sizes[f"{a}/{b}"] for a, _, b in again if a == layer.name) for layer in workload.layers
-    ]
-    split = float(np.prod(list(degrees.values()) or [1]))
-    weights = [float(h.weights[0] + h.experts[0]) for h in found]
-    return {
-        "weights": np.array([weights[i] - less[i] / split for i in each]),
-        "kept": np.array([float(found[i].kept[0]) / 16 for i in each]),
-        "brief": np.array([float(found[i].brief[0]) / 16 for i in each]),
-        "handed": np.array([float(found[i].handed[0]) / 16 for i in each]),
-    }
-
-
 def _tables(
     workload: Workload,
     machines: Fleet,
@@ -198,12 +178,12 @@ def _tables(
     stack: Stack,
     sizes: Array,
     seconds: list[tuple[Array, Array]],
-    held: dict[str, Array],
+    holds: dict[str, Array],
 ) -> tuple[Tables, dict[tuple[int, int], tuple[str, ...]]]:
     from foretell.search.placement import factors
 
     starts = np.cumsum([0, *(len(group.units) for group in groups)])
-    own = {key: _sums(values, starts) for key, values in held.items()}
+    own = {key: _sums(values, starts) for key, values in holds.items()}
     weight, state = _widths(workload, stack)
     grad = BYTES[stack.grad_dtype]
     laws, send_laws, streams = laws_of(machines), *sends_of(machines)
@@ -219,14 +199,14 @@ def _tables(
         product=sent.product,
         split_forward=splits["forward"],
         split_backward=splits["backward"],
-        handed=held["handed"][starts[1:] - 1],
+        handed=holds["handed"][starts[1:] - 1],
         gradient=own["weights"] * grad,
         rest=own["weights"] * grad - sent.saved,
         factors=sent.bytes,
         held=own["weights"] * (weight + grad),
         state=own["weights"] * state,
         kept=own["kept"],
-        brief=np.array([held["brief"][a:b].max() for a, b in pairwise(starts)]),
+        brief=np.array([holds["brief"][a:b].max() for a, b in pairwise(starts)]),
         split_held=splits["weights"] * (weight + grad),
         split_state=splits["weights"] * state,
         split_kept=splits["kept"] * batch,
@@ -320,9 +300,9 @@ def _splits(
         device = machines.kinds[found[0].kind]
         degrees = {axis: len(ranks)}
         ahead, back = _unit_seconds(workload, part, device, stack, parts, **degrees)
-        held = _held(workload, stack, **degrees)
+        holds = held(workload, Plan(stack=stack.name), **degrees)
         for i in range(len(MICROS)):
             out["forward"][i, s] = _sums(ahead[:, i], starts)
             out["backward"][i, s] = _sums(back[:, i], starts)
-        out["weights"][s], out["kept"][s] = (_sums(held[k], starts) for k in ("weights", "kept"))
+        out["weights"][s], out["kept"][s] = (_sums(holds[k], starts) for k in ("weights", "kept"))
     return out
