@@ -19,6 +19,7 @@ from foretell.trace.split import Batch
 
 _MOST_MALFORMED = 0.01  # share of events that may be left out before a trace counts as broken
 Id = int | str | float | None
+NO_ID = -1
 
 
 @dataclass
@@ -32,24 +33,22 @@ class Seen:
 class Args(msgspec.Struct, gc=False):
     """What foretell reads of an event's arguments; the rest is passed over unparsed."""
 
-    correlation: int | None = None
-    external: int | None = msgspec.field(default=None, name="External id")
-    old_external: int | None = msgspec.field(default=None, name="external id")
-    sequence: int | None = msgspec.field(default=None, name="Sequence number")
-    forward_thread: int | None = msgspec.field(default=None, name="Fwd thread id")
+    correlation: int = NO_ID
+    external: int = msgspec.field(default=NO_ID, name="External id")
+    old_external: int = msgspec.field(default=NO_ID, name="external id")
+    sequence: int = msgspec.field(default=NO_ID, name="Sequence number")
+    forward_thread: int = msgspec.field(default=0, name="Fwd thread id")
     dims: Raw = msgspec.field(default=Raw(b""), name="Input Dims")
     types: Raw = msgspec.field(default=Raw(b""), name="Input type")
     values: Raw = msgspec.field(default=Raw(b""), name="Concrete Inputs")
     module: str | None = msgspec.field(default=None, name="Module Hierarchy")
     device: int | None = None
     stream: Id = None
-    bytes: float | None = None
+    bytes: float = 0.0
     warps: float | None = msgspec.field(default=None, name="warps per SM")
     occupancy: float | None = msgspec.field(default=None, name="est. achieved occupancy %")
-    waits_for_stream: int | None = msgspec.field(default=None, name="wait_on_stream")
-    waits_for_record: int | None = msgspec.field(
-        default=None, name="wait_on_cuda_event_record_corr_id"
-    )
+    waits_for_stream: int = msgspec.field(default=NO_ID, name="wait_on_stream")
+    waits_for_record: int = msgspec.field(default=NO_ID, name="wait_on_cuda_event_record_corr_id")
     collective: str | None = msgspec.field(default=None, name="Collective name")
     sent: int | None = msgspec.field(default=None, name="In msg nelems")
     received: int | None = msgspec.field(default=None, name="Out msg nelems")

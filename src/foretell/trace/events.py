@@ -19,11 +19,10 @@ import numpy as np
 
 from foretell.errors import InputError
 from foretell.graph.columns import Array
-from foretell.trace.decode import NO_ARGS, Args, Event, Id, Seen, decoded
+from foretell.trace.decode import NO_ARGS, NO_ID, Args, Event, Id, Seen, decoded
 from foretell.trace.split import Around, Opened, batches
 
 MICRO = 1e-6
-NO_ID = -1
 _MOST_WARPS = 64  # a multiprocessor holds at most: CUDA Programming Guide, compute capabilities 7-9
 _CLOCK_JUMP = 3600.0  # seconds from the middle of a trace that no recording reaches
 
@@ -218,43 +217,44 @@ def _category(cat: str | None) -> int:
 
 
 def _filled(events: list[Event], what: Array, tables: _Tables) -> dict[str, Array]:
-    count = len(events)
     args = [e.args or NO_ARGS for e in events]
     if events and math.isnan(tables.base):
         tables.base = float(events[0].ts or 0.0)
-    start = np.fromiter(map(attrgetter("ts"), events), np.float64, count) - tables.base
-    long = np.maximum(np.fromiter(map(attrgetter("dur"), events), np.float64, count), 0.0)
+    start = _numbers(events, "ts") - tables.base
+    long = np.maximum(_numbers(events, "dur"), 0.0)
+    external = _ids(args, "external")
     number = tables.texts.setdefault
     return {
         "what": what,
-        "name": _ints([number(e.name or "", len(tables.texts)) for e in events], np.int32),
+        "name": np.array([number(e.name or "", len(tables.texts)) for e in events], np.int32),
         "start": start * MICRO,
         "end": (start + long) * MICRO,
-        "place": _ints(_places(events, args, what, tables), np.int32),
-        "correlation": _ids([a.correlation for a in args]),
-        "external": _ids([a.external if a.external is not None else a.old_external for a in args]),
-        "sequence": _ids([a.sequence for a in args]),
-        "forward_thread": _ids([a.forward_thread for a in args], 0),
-        "shape": _ints([_shape(a, tables) if a.dims else 0 for a in args], np.int32),
-        "size": np.array([a.bytes or 0.0 for a in args], np.float64),
+        "place": np.array(_places(events, args, what, tables), np.int32),
+        "correlation": _ids(args, "correlation"),
+        "external": np.where(external != NO_ID, external, _ids(args, "old_external")),
+        "sequence": _ids(args, "sequence"),
+        "forward_thread": _ids(args, "forward_thread", 0),
+        "shape": np.array([_shape(a, tables) if a.dims else 0 for a in args], np.int32),
+        "size": _numbers(args, "bytes"),
         "waves": np.array([_waves(a) if a.warps else 0.0 for a in args], np.float32),
-        "message": _ints([_message(a, tables) if a.collective else 0 for a in args], np.int32),
-        "module": _ints([number(a.module or "", len(tables.texts)) for a in args], np.int32),
-        "waits_for_stream": _ids([a.waits_for_stream for a in args]),
-        "waits_for_record": _ids([a.waits_for_record for a in args]),
+        "message": np.array([_message(a, tables) if a.collective else 0 for a in args], np.int32),
+        "module": np.array([number(a.module or "", len(tables.texts)) for a in args], np.int32),
+        "waits_for_stream": _ids(args, "waits_for_stream"),
+        "waits_for_record": _ids(args, "waits_for_record"),
     }
 
 
-def _ints(values: Sequence[int], dtype: Any) -> Array:
-    return np.array(values, dtype)
+def _numbers(of: Sequence[Event | Args], field: str) -> Array:
+    return np.fromiter(map(attrgetter(field), of), np.float64, len(of))
 
 
-def _ids(values: list[int | None], none: int = NO_ID) -> Array:
-    """Whole numbers; none where nothing or something beyond 2^62 (an unset 64-bit id) is said."""
+def _ids(of: list[Args], field: str, none: int = NO_ID) -> Array:
+    """Whole numbers; none where something beyond 2^62 (an unset 64-bit id) is said."""
     try:
-        found = np.array([none if v is None else v for v in values], np.int64)
+        found = np.fromiter(map(attrgetter(field), of), np.int64, len(of))
     except OverflowError:
-        return np.array([none if v is None or abs(v) >= _UNSET else v for v in values], np.int64)
+        said = map(attrgetter(field), of)
+        return np.array([none if abs(v) >= _UNSET else v for v in said], np.int64)
     found[(found >= _UNSET) | (found <= -_UNSET)] = none
     return found
 

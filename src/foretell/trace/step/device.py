@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretell.graph.columns import NONE, Array
-from foretell.trace.events import NO_ID, Events, What
+from foretell.trace.decode import NO_ID
+from foretell.trace.events import Events, What
 from foretell.trace.runs import highest_before, is_follower
 
 WORK = (What.KERNEL, What.COPY, What.FILL)

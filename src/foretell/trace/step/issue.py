@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretell.graph.columns import NONE, Array
-from foretell.trace.events import NO_ID, What
+from foretell.trace.decode import NO_ID
+from foretell.trace.events import What
 from foretell.trace.runs import highest, is_follower
 from foretell.trace.step.device import join
 from foretell.trace.step.draft import Draft

@@ -18,7 +18,8 @@ import numpy as np
 
 from foretell.graph import Phase
 from foretell.graph.columns import NONE, Array
-from foretell.trace.events import NO_ID, What
+from foretell.trace.decode import NO_ID
+from foretell.trace.events import What
 from foretell.trace.step.draft import Draft
 from foretell.trace.words import LAYER_NOTE, Tells, plain
 

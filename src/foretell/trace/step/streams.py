@@ -86,7 +86,7 @@ def _candidates(
 def _streams_along(d: Draft, line: Array, unit: int) -> set[int]:
     """The streams of the first work of a line and of all that follows it in one operator."""
     found: set[int] = set()
-    for k, work in enumerate(line.tolist()):
+    for k, work in enumerate(map(int, line)):  # ends early: no list of a long line
         inside = unit != NONE and d.host.unit[d.device.host[work]] == unit
         if k and not inside:
             break
