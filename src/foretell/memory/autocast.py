@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from foretell.graph.columns import NONE, BufferKind, Phase
+from foretell.memory import recurrent
 from foretell.memory.edit import FORWARD, Rewrite, swapped, with_workspace
 from foretell.memory.tape import Op, Tape
 from foretell.memory.workspace import copied
@@ -21,7 +22,7 @@ HALF = 2  # bytes
 NARROW = {
     "addmm", "mm", "bmm", "baddbmm", "_addmm_activation", "convolution",
     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_cudnn_attention", recurrent.FORWARD,
 }  # fmt: skip
 WIDE = {
     "native_layer_norm", "native_group_norm", "pow", "exp", "expm1", "log", "log1p", "log2",

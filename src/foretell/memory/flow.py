@@ -87,6 +87,8 @@ class Flow(Tensors):
                 made[0].scaled = taken[0]
             makes = tuple(t.storage for t in made)
             keeps = self.keeps(call, node, places, made) if node is not None else ()
+            if keeps and KEPT.get(call.name, Kept()).lists:
+                keeps += tuple(t.storage for t in taken if t not in places.values())
         for tensor in taken:
             tensor.uses += 1
         self.kept.update(keeps)

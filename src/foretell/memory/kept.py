@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from foretell.memory.recurrent import FORWARD, KEPT_INPUTS, KEPT_RESULTS
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -18,6 +20,7 @@ class Kept:
     inputs: tuple[int, ...] = ()
     out: tuple[int, ...] = ()
     pair: tuple[int, int] | None = None
+    lists: bool = False  # the parameters given as a list, too
 
 
 _SELF, _RESULT, _NOTHING = Kept((0,)), Kept(out=(0,)), Kept()
@@ -48,6 +51,7 @@ KEPT: dict[str, Kept] = {
     **dict.fromkeys(("_scaled_dot_product_efficient_attention",
                      "_scaled_dot_product_flash_attention",
                      "_scaled_dot_product_cudnn_attention"), _ATTENTION),
+    FORWARD: Kept(KEPT_INPUTS, KEPT_RESULTS, lists=True),
     "where": _SELF, "masked_fill": Kept((1,)), "index": Kept((1,)), "gather": Kept((2,)),
     "index_select": Kept((2,)), "amax": Kept((0,), (0,)), "max": Kept(out=(1,)),
     **dict.fromkeys(("add", "sub", "rsub", "cat", "stack", "clone", "_to_copy", "sum", "mean",

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from foretell.graph.columns import NONE, BufferKind, Phase
 from foretell.memory.call import FLOATS, ITEMS, Call, Dims, Key, count
 from foretell.memory.kept import KEPT, Kept
+from foretell.memory.recurrent import ALIASES
 from foretell.memory.tape import Storage
 
 # Inputs that are parameters whatever else has their size.
@@ -83,7 +84,7 @@ class Tensors:
     def given(self, call: Call, k: int, taken: Sequence[Tensor]) -> Tensor | None:
         """The tensor that is an input of a call; in the backward pass none where it was kept."""
         key = call.tensor(k)
-        if key is None or not key[0]:
+        if key is None or not key[0] or k in ALIASES.get(call.name, ()):
             return None
         if self.phase == Phase.BACKWARD:
             return self.gradient(key, taken)
@@ -121,6 +122,8 @@ class Tensors:
     def listed(self, call: Call, taken: Sequence[Tensor]) -> list[Tensor]:
         """Inputs that come as a list of tensors; their format is that of what is there."""
         found: list[Tensor] = []
+        if self.phase != Phase.BACKWARD and KEPT.get(call.name, _NOTHING).lists:
+            return [self.parameter((d, "float")) for d, t in call.tensors() if d and not t]
         where = self.gradient if self.phase == Phase.BACKWARD else self.found
         for sizes, dtype in call.tensors():
             if dtype or not sizes:

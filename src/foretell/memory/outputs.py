@@ -10,6 +10,7 @@ from collections.abc import Callable
 from math import prod
 
 from foretell.memory.call import CODES, FLOATS, Call, Dims, Key
+from foretell.memory.recurrent import BACKWARD, FORWARD, recurrent, recurrent_backward
 
 Rule = Callable[[Call], list[Key]]
 _TESTS = ("eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "isnan",
@@ -289,6 +290,7 @@ RULES: dict[str, Rule] = {
     "new_empty_strided": sized(1, 3, 0), "new_full": sized(1, 3, 0),
     "slice_backward": sized(1, None, 0), "select_backward": sized(1, None, 0),
     "resize_": resized,
+    FORWARD: recurrent, BACKWARD: recurrent_backward,
 }  # fmt: skip
 
 __all__ = ["CODES", "RULES", "Rule", "broadcast"]
