@@ -10,12 +10,14 @@ gradients of; those of parameters are cast back to fp32.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from foretell.graph.columns import NONE, BufferKind, Phase
 from foretell.memory import recurrent
 from foretell.memory.edit import FORWARD, Rewrite, swapped, with_workspace
-from foretell.memory.tape import Op, Tape
+from foretell.memory.tape import WIDENED, Op, Tape
 from foretell.memory.workspace import copied
 
 HALF = 2  # bytes
@@ -30,9 +32,39 @@ WIDE = {
     "nll_loss2d_forward", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div",
     "binary_cross_entropy_with_logits",
 }  # fmt: skip
-# These read narrow numbers and write wide ones; a cross entropy casts all that it gets before.
-WIDENS = {"_softmax", "_log_softmax", "sum"}
+WIDENS = {"_softmax", "_log_softmax", "_safe_softmax", "sum"}  # read narrow, write wide numbers
 NORMS = ("batch_norm",)  # their parameters stay wide beside narrow inputs
+
+
+class Written(NamedTuple):
+    """Attention written out for lack of a kernel: ops that go in half precision or stay wide."""
+
+    gone: set[int]
+    wide: set[int]
+
+
+def written_out(ops: Sequence[Op]) -> Written:
+    """Softmaxes that one kernel will hold, or their products where the bias has a gradient.
+
+    No kernel has that gradient, and PyTorch then runs all of it in fp32 (attention.cpp in
+    aten/src/ATen/native/transformers). It is a sum right behind the gradient of the softmax.
+    """
+    found = Written(set(), set())
+    ends = {o.node: k for k, o in enumerate(ops) if o.ends and o.node != NONE}
+    for k, op in enumerate(ops):
+        if op.name != WRITTEN_OUT:
+            continue
+        behind = ends.get(op.node, len(ops))
+        if any(o.name == "sum" for o in ops[behind + 1 : behind + 1 + _BEHIND]):
+            near = range(max(k - _AROUND, 0), min(k + _AROUND + 1, len(ops)))
+            found.wide.update(j for j in near if ops[j].name == "bmm")
+        else:
+            found.gone.add(k)
+    return found
+
+
+WRITTEN_OUT = "_safe_softmax"  # the softmax that attention has for lack of a kernel
+_AROUND, _BEHIND = 4, 4  # ops between the softmax and its products; and behind its gradient
 
 
 class Autocast(Rewrite):
@@ -43,6 +75,8 @@ class Autocast(Rewrite):
         self.narrow: set[int] = set()  # storages that have become so
         self.casts: dict[int, int] = {}  # of parameters
         self.node_is_narrow: dict[int, bool] = {}
+        self.widened: dict[int, int] = {}  # copies that the model asks for itself
+        self.written = written_out(tape.ops)
         self.back: list[Op] = []  # casts of gradients that wait for the end of their node
 
     def run(self) -> Tape:
@@ -50,7 +84,7 @@ class Autocast(Rewrite):
         last = forward[-1] if forward else NONE
         for k, op in enumerate(self.before.ops):
             if op.phase in FORWARD:
-                self.forward(op)
+                self.forward(op, k)
             elif op.phase == Phase.BACKWARD:
                 self.backward(op)
             else:
@@ -79,16 +113,27 @@ class Autocast(Rewrite):
                 self.casts[k] = new
         return new
 
-    def forward(self, op: Op) -> None:
-        if op.name in NARROW:
+    def forward(self, op: Op, at: int) -> None:
+        op = replace(
+            op, reads=swapped(op.reads, self.widened), keeps=swapped(op.keeps, self.widened)
+        )
+        if op.name == WIDENED:
+            self.widened |= {k: self.cast(k, op, 4) for k in op.reads if k in self.narrow}
+            return
+        if at in self.written.gone:
+            for k in (*op.reads, *op.makes):
+                self.storages[k] = replace(self.storages[k], count=0.0)
+        if op.name in NARROW and at not in self.written.wide:
             new = {k: self.cast(k, op, HALF) for k in op.reads if self.is_wide(k)}
             is_narrow = True
-        elif op.name in WIDE or (op.name == "_log_softmax" and op.phase == Phase.LOSS):
+        elif op.name in WIDE or at in self.written.wide:
             new = {k: self.cast(k, op, 4) for k in op.reads if k in self.narrow}
             is_narrow = False
         else:
             new = {}
-            is_narrow = op.name not in WIDENS and self.all_narrow(op)
+            # A cross entropy asks its log-softmax for the format that it was given itself.
+            widens = op.name in WIDENS and op.phase != Phase.LOSS
+            is_narrow = not widens and self.all_narrow(op)
         if is_narrow:
             self.shrink(op)
         if op.node != NONE:

@@ -16,7 +16,7 @@ from foretell.memory.call import Call, Dims, Key, count
 from foretell.memory.kept import KEPT, Kept
 from foretell.memory.match import Tensor, Tensors
 from foretell.memory.outputs import RULES, broadcast
-from foretell.memory.tape import Op
+from foretell.memory.tape import WIDENED, Op
 from foretell.memory.workspace import workspace
 
 EVALUATE = "autograd::engine::evaluate_function: "
@@ -28,6 +28,7 @@ _PLAIN_VIEWS = (
     *("dropout", "type_as", "float", "half", "requires_grad_", "detach_", "set_", "unsafe_split"),
     *("item", "_local_scalar_dense", "is_nonzero", "result_type", "resolve_conj", "expand_as"),
 )
+_CASTS, _SUMS = ("to", "float"), ("add", "add_")
 _SCALES = ("mul", "div")  # by a number, where there is one tensor only
 _HANDS_ON = re.compile(rf"{EVALUATE}(Add|Sub)Backward")  # one gradient for two inputs
 _NODE = re.compile(r"Backward\d*$")
@@ -41,12 +42,16 @@ class Flow(Tensors):
         self.ops: list[Op] = []
         self.nodes = nodes  # backward calls by sequence number
         self.node = NONE
+        self.depth = 0  # operators around the one at hand
 
     def visit(self, call: Call) -> None:
         """One call, or the calls inside it."""
         name = call.name
         if name.startswith(EVALUATE):
             self.evaluate(call)
+        elif name == "t":
+            turned = call.tensor(0)
+            self.view(call, [*reversed(turned[0])] if turned else None)
         elif name in _SIZED_VIEWS and not call.inner:
             self.view(call, call.ints(1))
         elif name in _PLAIN_VIEWS and not call.inner:
@@ -54,8 +59,10 @@ class Flow(Tensors):
         elif (name in RULES or name.rstrip("_") in KEPT) and not _nested(call):
             self.run(call)
         elif call.inner and not name.endswith("_"):
+            self.depth += 1
             for inner in call.inner:
                 self.visit(inner)
+            self.depth -= 1
         else:
             self.run(call)
 
@@ -65,6 +72,9 @@ class Flow(Tensors):
         if key is None or base is None:
             return
         base.uses += 1
+        base.is_renamed |= self.depth == 0
+        if call.name in _CASTS and call.code(1) == "float" and self.depth == 0:
+            self.ops.append(Op(WIDENED, self.phase, NONE, (base.storage,)))
         dims = key[0] if sizes is None else _solved(sizes, count(key[0]))
         self.add((dims, key[1]), Tensor(base.storage, base.needs))
         if self.phase == Phase.BACKWARD:
@@ -83,6 +93,8 @@ class Flow(Tensors):
             makes, keeps = self.written(call, first, places, node)
         else:
             made = [self.made(key, needs=node is not None) for key in self.results(call, taken)]
+            for tensor in made:
+                tensor.by = call.name
             if call.name in _SCALES and len(taken) == len(made) == 1:
                 made[0].scaled = taken[0]
             makes = tuple(t.storage for t in made)
@@ -91,6 +103,9 @@ class Flow(Tensors):
                 keeps += tuple(t.storage for t in taken if t not in places.values())
         for tensor in taken:
             tensor.uses += 1
+            tensor.is_renamed |= (tensor.by, call.name) == ("pow", "mean")  # the mean is meant
+        if call.name in _SUMS and first is not None and first == call.tensor(1):
+            self.summed = makes[0] if makes else taken[0].storage
         self.kept.update(keeps)
         self.note(call, taken, makes, keeps, NONE if node is None else call.sequence)
 

@@ -35,7 +35,7 @@ KEPT: dict[str, Kept] = {
                      "_native_batch_norm_legit", "_batch_norm_with_update", "native_layer_norm",
                      "native_group_norm"), Kept((0,), (1, 2))),
     **dict.fromkeys(("relu", "tanh", "sigmoid", "exp", "sqrt", "rsqrt", "_softmax",
-                     "_log_softmax", "elu", "reciprocal", "softplus"), _RESULT),
+                     "_log_softmax", "_safe_softmax", "elu", "reciprocal", "softplus"), _RESULT),
     **dict.fromkeys(("gelu", "silu", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu", "mish",
                      "pow", "abs", "log", "sin", "cos", "clamp", "clamp_min", "clamp_max",
                      "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d",

@@ -39,6 +39,8 @@ class Tensor:
     uses: int = 0
     tokens: int = 1  # readers that a gradient still has
     scaled: Tensor | None = None  # of which it is a scaled copy
+    is_renamed: bool = False  # the model went on without it, or with a view of it
+    by: str = ""  # the operator that made it
 
 
 class Tensors:
@@ -54,6 +56,7 @@ class Tensors:
         self.backward: dict[Key, list[Tensor]] = {}
         self.inside: dict[Key, list[Tensor]] = {}  # of the backward node at hand
         self.phase = int(Phase.FORWARD)
+        self.summed = 0  # the storage of the last sum of two tensors
 
     # What is made
 
@@ -88,23 +91,35 @@ class Tensors:
             return None
         if self.phase == Phase.BACKWARD:
             return self.gradient(key, taken)
-        if k in _PARAMETERS.get(call.name, ()) and self.left[key[0]] > 0:
+        is_own = k in _PARAMETERS.get(call.name, ()) and self.left[key[0]] > 0
+        if is_own and not self.was_cast(key):
             return self.parameter(key)
         is_sum = KEPT.get(call.name) == _NOTHING and bool(taken)
         return self.found(key, taken, is_sum=is_sum) or self.outside(key)
 
     def found(self, key: Key, taken: Sequence[Tensor], *, is_sum: bool = False) -> Tensor | None:
-        """Of the size: the last that nobody used, else the last of all.
+        """Of the size: the last that nobody used, else the last that goes by its first name.
 
         What is added to something else is rather kept (a residual) than thrown away or a scaled
         copy, which somebody made to multiply with.
         """
         near = _others(self.forward.get(key, ())[-_LOOK_BACK:], taken)
         best = [t for t in near if not t.uses and not (is_sum and t.scaled)]
-        best = best or [t for t in near if is_sum and t.storage in self.kept] or near
+        near = [t for t in near if not t.is_renamed] or near
+        best = best or (self.carried(near) if is_sum else []) or near
         if best:
             return best[0]
         return taken[-1] if taken and self.sizes[taken[-1].storage] == key[0] else None
+
+    def carried(self, near: Sequence[Tensor]) -> list[Tensor]:
+        """Of what is kept, the first made since the last sum: a block's input goes around it."""
+        kept = [t for t in near if t.storage in self.kept]
+        return sorted((t for t in kept if t.storage >= self.summed), key=_number) or kept
+
+    def was_cast(self, key: Key) -> bool:
+        """Whether the last tensor of the size is a copy that autocast made for what comes now."""
+        met = self.forward.get(key, [])
+        return bool(met) and met[-1].by == "_to_copy" and not met[-1].uses
 
     def parameter(self, key: Key) -> Tensor:
         """A parameter met for the first time; the last of its size where all have been met."""
@@ -142,6 +157,10 @@ class Tensors:
         """The last gradient of the size that some node still has to read."""
         near = reversed(self.backward.get(key, ())[-_LOOK_BACK:])
         return next((t for t in near if t.tokens > 0 and t not in besides), None)
+
+
+def _number(tensor: Tensor) -> int:
+    return tensor.storage
 
 
 def _others(tensors: Sequence[Tensor], taken: Sequence[Tensor]) -> list[Tensor]:

@@ -261,7 +261,7 @@ RULES: dict[str, Rule] = {
                      "native_batch_norm_backward", "batch_norm_backward"), batch_norm_backward),
     "native_layer_norm": layer_norm, "native_layer_norm_backward": likes(1, 5, 6),
     "native_group_norm": group_norm,
-    "_softmax": softmax, "_log_softmax": softmax,
+    "_softmax": softmax, "_log_softmax": softmax, "_safe_softmax": like(0),
     "_softmax_backward_data": like(1), "_log_softmax_backward_data": like(1),
     "native_dropout": dropout, "native_dropout_backward": like(0),
     **dict.fromkeys(("sum", "mean", "amax", "amin", "var", "std", "logsumexp", "prod"), reduced),

@@ -22,6 +22,7 @@ from foretell.errors import InputError
 from foretell.graph.columns import NONE, BufferKind, Phase
 
 FACT = "tape"  # under which a graph carries it
+WIDENED = "float"  # an op that asks for fp32 and gets what it gives: a copy where that is narrow
 BLOCK = 512  # bytes: what the caching allocator rounds to (c10/cuda/CUDACachingAllocator.cpp)
 LASTING = (BufferKind.PARAMETER, BufferKind.OPTIMIZER, BufferKind.INPUT)  # there all the time
 
