@@ -4,7 +4,8 @@
     python benchmarks/traces.py --large                      # one of a gibibyte
 
 CPU seconds and the most memory of a fresh process: parse, dependency graph, critical path, one
-what-if (kernels twice as fast). `work` leaves out starting Python and importing.
+what-if (kernels twice as fast). `work` leaves out starting Python and importing, in seconds and in
+memory: on a trace of one step `import numpy` alone takes what a tenth of the other's process does.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from table import Row, show
 HERE = Path(__file__).resolve().parent
 TRUTH = Path(os.environ.get("FORETELL_TRUTH", HERE.parents[1] / "shared" / "truth"))
 GIBI, MEBI = 1 << 30, 1 << 20
+BARS = "10 ×, 1/4"
 
 
 class Spent(NamedTuple):
@@ -31,6 +33,7 @@ class Spent(NamedTuple):
     cpu: float
     work: float  # without starting and importing
     bytes: float  # at most, resident
+    held: float  # of them taken by the work
     answer: dict[str, Any]
 
 
@@ -44,7 +47,9 @@ def spent(*command: str) -> Spent | None:
     if status:
         return None
     answer = json.loads(text.splitlines()[-1])
-    return Spent(used.ru_utime + used.ru_stime, answer["work"], used.ru_maxrss * 1024.0, answer)
+    most = used.ru_maxrss * 1024.0
+    held = most - answer["loaded"] * 1024.0
+    return Spent(used.ru_utime + used.ru_stime, answer["work"], most, held, answer)
 
 
 def best(times: int, *command: str) -> Spent | None:
@@ -63,18 +68,29 @@ def beside(hta: str, traces: list[Path]) -> list[Row]:
             who = "HolisticTraceAnalysis" if ours else "foretell"
             rows.append(Row(trace.name[:40], f"{who} does not read it"))
             continue
-        ratios.append((theirs.cpu / ours.cpu, theirs.work / ours.work, theirs.bytes / ours.bytes))
-        figure = (
-            f"{ours.cpu:.2f} against {theirs.cpu:.2f} CPU-s ({ratios[-1][0]:.1f} ×; "
-            f"work {ours.work:.2f} against {theirs.work:.2f}, {ratios[-1][1]:.1f} ×), "
-            f"{ours.bytes / MEBI:.0f} against {theirs.bytes / MEBI:.0f} MiB (1/{ratios[-1][2]:.1f})"
-        )
-        rows.append(Row(trace.name[:40], figure, "10 ×, 1/4"))
+        ratios.append(_ratios(ours, theirs))
+        rows.append(Row(trace.name[:40], _told(ours, theirs), BARS))
     if ratios:
-        middle = [sorted(column)[len(ratios) // 2] for column in zip(*ratios, strict=True)]
-        text = f"{middle[0]:.1f} × (work {middle[1]:.1f} ×), 1/{middle[2]:.1f}"
-        rows.append(Row(f"median of {len(ratios)}", text, "10 ×, 1/4"))
+        cpu, work, most, held = (sorted(c)[len(c) // 2] for c in zip(*ratios, strict=True))
+        text = f"{cpu:.1f} ×, 1/{most:.1f}; work {work:.1f} ×, 1/{held:.1f}"
+        rows.append(Row(f"median of {len(ratios)}", text, BARS))
     return rows
+
+
+def _ratios(ours: Spent, theirs: Spent) -> tuple[float, float, float, float]:
+    """How many times as much they take: CPU, CPU of the work, memory, memory of the work."""
+    held = theirs.held / max(ours.held, MEBI)
+    return theirs.cpu / ours.cpu, theirs.work / ours.work, theirs.bytes / ours.bytes, held
+
+
+def _told(ours: Spent, theirs: Spent) -> str:
+    cpu, work, most, held = _ratios(ours, theirs)
+    return (
+        f"{ours.cpu:.2f} against {theirs.cpu:.2f} CPU-s ({cpu:.1f} ×), "
+        f"{ours.bytes / MEBI:.0f} against {theirs.bytes / MEBI:.0f} MiB (1/{most:.1f}); "
+        f"work {ours.work:.2f} against {theirs.work:.2f} ({work:.1f} ×), "
+        f"{ours.held / MEBI:.0f} against {theirs.held / MEBI:.0f} MiB (1/{held:.1f})"
+    )
 
 
 def tiled(trace: Path, output: Path, size: float) -> int:
@@ -106,6 +122,15 @@ def _write(file: Any, events: list[Any], later: float, more: int, *, is_first: b
             e["args"] = {**args, "correlation": args["correlation"] + more}
         lines.append("  {\n    " + json.dumps(e)[1:-1] + "\n  }")  # as Kineto sets them
     file.write(("" if is_first else ",\n") + ",\n".join(lines))
+
+
+def longer(hta: str, trace: Path, sizes: tuple[int, ...]) -> list[Row]:
+    """Both on one trace tiled to those sizes."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"{trace.name[:20]} {size // MEBI} MiB.json" for size in sizes]
+        for path, size in zip(paths, sizes, strict=True):
+            tiled(trace, path, size)
+        return beside(hta, paths)
 
 
 def large(trace: Path, size: float) -> list[Row]:
@@ -152,6 +177,7 @@ def main() -> None:
     traces = asked.traces or sorted((TRUTH / "h200").glob("*.json.gz"))
     if asked.hta:
         show("Traces, beside HolisticTraceAnalysis", beside(asked.hta, traces))
+        show("The same, longer traces", longer(asked.hta, traces[0], (16 * MEBI, 64 * MEBI)))
     if asked.large:
         show("A large trace", large(traces[0], asked.large * GIBI))
     show("Again", again(50_000))

@@ -8,6 +8,7 @@ Its own way to ask "what if": change weights of edges, take the longest path aga
 import json
 import logging
 import os
+import resource
 import sys
 import time
 import warnings
@@ -28,7 +29,7 @@ def length(graph) -> float:
 
 
 def main() -> None:
-    loaded = time.process_time()
+    loaded, held = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     analysis = TraceAnalysis(trace_files={0: sys.argv[1]}, include_last_profiler_step=True)
     found = analysis.critical_path_analysis(rank=0, annotation="ProfilerStep", instance_id=0)
     if found is None:
@@ -42,7 +43,7 @@ def main() -> None:
             edge["weight"] /= 2
     graph.critical_path()
     seconds = time.process_time() - loaded
-    print(json.dumps({"work": seconds, "before": before, "after": length(graph)}))
+    print(json.dumps({"work": seconds, "loaded": held, "before": before, "after": length(graph)}))
 
 
 main()

@@ -1,6 +1,7 @@
 """One trace read, made a graph, its critical path, one what-if: what `traces.py` measures of us."""
 
 import json
+import resource
 import sys
 import time
 
@@ -10,7 +11,7 @@ from foretell.whatif import Setting, parse
 
 
 def main() -> None:
-    loaded = time.process_time()
+    loaded, held = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     trace = read(sys.argv[1], memory=False)  # the others do not look at it either
     before = simulate(trace.graph)
     before.critical_path()
@@ -19,7 +20,7 @@ def main() -> None:
     after.critical_path()
     seconds = time.process_time() - loaded
     told = {"tasks": trace.graph.size, "before": before.seconds, "after": after.seconds}
-    print(json.dumps({"work": seconds, **told}))
+    print(json.dumps({"work": seconds, "loaded": held, **told}))
 
 
 main()
