@@ -1,14 +1,20 @@
 """What `foretell run` costs over PyTorch written by hand: DDP, FSDP2, 1F1B, steps in turn.
 
-    python benchmarks/overhead.py [--pairs 60] [--width 1024] [--batch 256] [--only DDP] [--json F]
+    python benchmarks/overhead.py [--pairs 60] [--makes 6] [--pin] [--only DDP] [--control]
 
 Two gloo ranks with one thread each hold both versions of a model and take steps in turn, ABBA, so
 that whatever else the machine does falls on both. Each pair of neighbours gives one ratio of wall
 seconds and one of CPU seconds (all threads of both ranks; waiting takes none); told is the median
 of the ratios with the interval that holds it 19 times in 20, from the ranks of the sorted ratios.
-`--control` compares two versions by hand: how far from zero nothing at all comes out.
-A step of ours is all that `foretell run` does around one: the state that is written, the plan's
-machinery, the user's model.
+Both versions are made anew `--makes` times, by turns first: its place in memory tells, too.
+`--pin` gives each rank cores of its own. `--control` compares two versions by hand: how far from
+zero nothing at all comes out. `--device cuda` puts both ranks on one GPU (DDP alone: gloo sends
+nothing else from there).
+
+DDP is held against twice: as people write it, and with `gradient_as_bucket_view`, which saves it
+the copy of every gradient out of its bucket that we do not make either. A step of ours is all that
+`foretell run` does around one: the state that is written, the plan's machinery, the user's model,
+the loss that is read.
 """
 
 import argparse
@@ -39,6 +45,7 @@ from foretell.pytorch.deploy import deploy
 from foretell.pytorch.deploy.shard import quiet
 from foretell.pytorch.deploy.units import cut
 from foretell.pytorch.deploy.worker import Pulse
+from foretell.pytorch.lab.pin import dealt
 
 LAYERS = 6
 MOST = 0.01  # of a step, what it may cost
@@ -53,25 +60,27 @@ class Took(NamedTuple):
     cpu: float
 
 
-def model(width: int) -> nn.Sequential:
-    """Plain layers of one width."""
+def model(x: Any) -> nn.Sequential:
+    """Plain layers as wide as a batch."""
     torch.manual_seed(0)
+    width = x.shape[1]
     rows = [layer for _ in range(LAYERS) for layer in (nn.Linear(width, width), nn.ReLU())]
-    return nn.Sequential(*rows)
+    return nn.Sequential(*rows).to(x.device)
 
 
 def sgd(module: Any) -> Any:
     return torch.optim.SGD(module.parameters(), lr=0.01)
 
 
-def ours(text: str, width: int, x: Any, pulse: Pulse) -> Step:
+def ours(text: str, x: Any, pulse: Pulse) -> Step:
     """A step of `foretell run`."""
-    made = model(width)
-    deployed = deploy(made, sgd(made), Plan.parse(text), loss=LOSS, samples=len(x))
+    made, plan, kind = model(x), Plan.parse(text), x.device.type
+    deployed = deploy(made, sgd(made), plan, loss=LOSS, samples=len(x), device=kind)
 
     def step() -> None:
         pulse.enter("step")
-        deployed.step((x,), x)
+        loss = deployed.step((x,), x)
+        _ = None if loss is None else float(loss)
 
     return step
 
@@ -88,21 +97,25 @@ def looped(module: Any, x: Any) -> Step:
     return step
 
 
-def by_ddp(width: int, x: Any) -> Step:
-    return looped(DistributedDataParallel(model(width)), x)
+def by_ddp(x: Any) -> Step:
+    return looped(DistributedDataParallel(model(x)), x)
 
 
-def by_fsdp(width: int, x: Any) -> Step:
-    made, mesh = model(width), init_device_mesh("cpu", (2,))
+def by_ddp_views(x: Any) -> Step:
+    return looped(DistributedDataParallel(model(x), gradient_as_bucket_view=True), x)
+
+
+def by_fsdp(x: Any) -> Step:
+    made, mesh = model(x), init_device_mesh("cpu", (2,))
     for layer in made:
         if isinstance(layer, nn.Linear):
             fully_shard(layer, mesh=mesh)
     return looped(fully_shard(made, mesh=mesh), x)
 
 
-def by_1f1b(width: int, x: Any) -> Step:
+def by_1f1b(x: Any) -> Step:
     rank = dist.get_rank()
-    part = cut(model(width), 2)[rank]
+    part = cut(model(x), 2)[rank]
     stage = PipelineStage(part, rank, 2, torch.device("cpu"))
     schedule, update = Schedule1F1B(stage, 8, LOSS), sgd(part)
 
@@ -116,6 +129,7 @@ def by_1f1b(width: int, x: Any) -> Step:
 
 CASES = {
     "DDP": (by_ddp, "dp=2"),
+    "DDP with views": (by_ddp_views, "dp=2"),
     "FSDP2": (by_fsdp, "dp=2,zero=3"),
     "1F1B": (by_1f1b, "pp=2,micro_batch={micro}"),
 }
@@ -123,6 +137,8 @@ CASES = {
 
 def measure(rank: int, folder: str, asked: Any) -> None:
     """One rank: each case, both versions in turn."""
+    if asked.pin and (cores := dealt(2)):
+        os.sched_setaffinity(0, cores[rank])
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = dist.FileStore(f"{folder}/store", 2)
@@ -130,6 +146,7 @@ def measure(rank: int, folder: str, asked: Any) -> None:
         "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=120)
     )
     x = torch.randn(asked.batch, asked.width, generator=torch.Generator().manual_seed(1))
+    x = x.to(asked.device)
     pulse = Pulse(Path(folder), rank, os.getppid())
     found = {}
     with quiet():
@@ -140,15 +157,17 @@ def measure(rank: int, folder: str, asked: Any) -> None:
 
 
 def one_case(name: str, asked: Any, x: Any, pulse: Pulse) -> list[tuple[Took, Took]]:
-    """Half of the pairs with each version made first: where a model lies in memory tells, too."""
+    """The pairs of every make, each version made first in every other."""
     by_hand, text = CASES[name]
-    plan = text.format(micro=asked.batch // 8)
-    theirs = partial(by_hand, asked.width, x)
-    mine = theirs if asked.control else partial(ours, plan, asked.width, x, pulse)
-    first = theirs()
-    pairs = in_turn(first, mine(), asked.pairs // 2)
-    second = mine()
-    return pairs + in_turn(theirs(), second, asked.pairs - asked.pairs // 2)
+    theirs = partial(by_hand, x)
+    mine = partial(ours, text.format(micro=asked.batch // 8), x, pulse)
+    mine = theirs if asked.control else mine
+    pairs: list[tuple[Took, Took]] = []
+    for turn in range(asked.makes):
+        made = [make() for make in ((mine, theirs) if turn % 2 else (theirs, mine))]
+        first, second = reversed(made) if turn % 2 else made
+        pairs += in_turn(first, second, asked.pairs // asked.makes)
+    return pairs
 
 
 def in_turn(first: Step, second: Step, pairs: int) -> list[tuple[Took, Took]]:
@@ -169,6 +188,8 @@ def timed(step: Step) -> Took:
     dist.barrier()
     start, worked = time.perf_counter(), time.process_time()
     step()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     dist.barrier()
     return Took(time.perf_counter() - start, time.process_time() - worked)
 
@@ -208,6 +229,9 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--makes", type=int, default=6)
+    parser.add_argument("--pin", action="store_true", help="each rank to cores of its own")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES))

@@ -149,3 +149,15 @@ def test_infeasible_is_its_own_error():
     model = load_workload("gpt:layers=6,hidden=64,heads=4")
     with pytest.raises(InfeasibleError):
         check(Plan(tp=8), model, load_cluster("dgx-a100:nodes=1"))
+
+
+def test_a_file_may_be_read_with_fields_changed(tmp_path):
+    path = tmp_path / "best.plan"
+    save(Plan(dp=48, zero=3, micro_batch=2, global_batch=96), path)
+    found = read(f"{path}:dp=24,global_batch=48")
+    assert found == Plan(dp=24, zero=3, micro_batch=2, global_batch=48)
+    assert read(f"{path}:dp_replicate=2,dp_shard=4").shard == 4
+    with pytest.raises(InputError, match="dq"):
+        read(f"{path}:dq=24")
+    with pytest.raises(InputError, match="cannot read"):
+        read(f"{tmp_path / 'none.plan'}:dp=2")

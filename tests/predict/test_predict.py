@@ -8,8 +8,10 @@ from click.testing import CliRunner
 from foretell.cli.main import foretell
 from foretell.cluster import load as load_cluster
 from foretell.errors import ForetellError, InputError
+from foretell.graph import load as load_graph
 from foretell.plan import Plan
 from foretell.predict import predict, predict_many
+from foretell.simulate import simulate
 from foretell.workload import load as load_workload
 
 SPEC = "gpt:layers=12,hidden=1024,heads=16,seq=1024,vocab=51200"
@@ -56,6 +58,14 @@ def test_too_large_for_any_change():
     huge = load_workload("gpt:layers=96,hidden=12288,heads=96,seq=2048,dtype=bf16")
     found = predict(Plan(dp=8, global_batch=8), huge, load_cluster(ON))
     assert "GiB short" in found.advice
+
+
+def test_the_graph_that_is_written_plays_to_what_was_told(tmp_path):
+    path = tmp_path / "step.graph"
+    told = run(SPEC, "--on", ON, "--plan", PLAN, "-o", str(path), "--json")
+    assert told.exit_code == 0, told.output
+    found = json.loads(told.stdout)["step_s"]
+    assert simulate(load_graph(path)).seconds == pytest.approx(found, rel=1e-9)
 
 
 def test_the_command_answers_in_json():

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def command(predicted: Path, measured: Path, most: int, output: Path | None, as_json: bool) -> None:
     """Line up two steps task by task: where they part, and how much of the gap each task explains.
 
-    Each is a graph (played) or a trace (as it was measured).
+    Each is a graph (played), or a trace or the folder of a run (as it was measured).
     """
     from foretell.simulate.compare import compare
 
@@ -41,10 +41,14 @@ def command(predicted: Path, measured: Path, most: int, output: Path | None, as_
 
 
 def timeline_of(path: Path) -> Timeline:
-    """The timeline in a file: a graph is played, a trace is what it measured."""
+    """The timeline in a file: a graph is played, a trace or a run's folder is what it measured."""
     from foretell.graph.file import is_graph_file, load
     from foretell.simulate import Timeline, simulate
 
+    if (path / "run.json").exists():
+        from foretell.pytorch.deploy import measured
+
+        return simulate(measured.graph(path))
     if not path.is_dir() and is_graph_file(path):
         return simulate(load(path))
     from foretell.trace import read

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import click
 from foretell.cli.output import Command, answer, json_option, say
 from foretell.cli.pooled import ray_option
 from foretell.cli.progress import working
+from foretell.cli.stopping import terminated_as_stopped
 
 
 def _words(default: str, text: str, *names: str) -> Callable[[Command], Command]:
@@ -33,6 +33,7 @@ def _words(default: str, text: str, *names: str) -> Callable[[Command], Command]
 @click.option("--warmup", type=click.IntRange(min=0), default=1, show_default=True)
 @click.option("--minutes", type=float, default=20.0, show_default=True, help="No run begins later.")
 @click.option("--notes", is_flag=True, help="Write foretold and measured timelines of every run.")
+@click.option("--pin", is_flag=True, help="Each rank keeps to cores of its own, if there are.")
 @click.option("--no-run", is_flag=True, help="Only tell of what is in the folder.")
 @ray_option
 @json_option
@@ -72,14 +73,10 @@ def _run(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
 
     asked = Asked(
         tuple(_configs(options)), options["rounds"], options["steps"], options["warmup"],
-        60.0 * options["minutes"], options["notes"],
+        60.0 * options["minutes"], options["notes"], options["pin"],
     )  # fmt: skip
-    before = signal.signal(signal.SIGTERM, _stop)  # as Ctrl-C: nothing stays behind
-    try:
-        with working("lab") as tell:
-            done = (_run_abroad if options["on_ray"] else _run_here)(folder, asked, tell, options)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with terminated_as_stopped(), working("lab") as tell:
+        done = (_run_abroad if options["on_ray"] else _run_here)(folder, asked, tell, options)
     if done["fallback"]:
         say(f"{done['fallback']}: every network is loopback")
     return done
@@ -102,10 +99,6 @@ def _run_abroad(folder: Path, asked: Any, tell: Any, options: dict[str, Any]) ->
         return run_on(pool, folder, asked, tell)
 
 
-def _stop(*_: Any) -> None:
-    raise KeyboardInterrupt
-
-
 def _configs(options: dict[str, Any]) -> list[Any]:
     from foretell.errors import InputError
     from foretell.pytorch.lab.network import network
@@ -118,6 +111,7 @@ def _configs(options: dict[str, Any]) -> list[Any]:
         raise InputError(f"`{options['threads']}` threads", hint="use 1, or 2+1 for each rank")
     networks = [network(n).name for n in options["networks"].split(",")]
     _check_names(options)
+    _check_cores(options, max(ranks))
     plans = options["plans"].split(";") if "=" in options["plans"] else options["plans"].split(",")
     return [
         Config(model, plan, net if r > 1 else "loopback", r, options["threads"])
@@ -126,6 +120,17 @@ def _configs(options: dict[str, Any]) -> list[Any]:
         for model in options["models"].split(",")
         for plan in plans
     ]
+
+
+def _check_cores(options: dict[str, Any], ranks: int) -> None:
+    from foretell.errors import InputError
+    from foretell.pytorch.lab.pin import cores, dealt
+
+    if options["pin"] and not dealt(ranks):
+        raise InputError(
+            f"--pin of {ranks} ranks, there are {len(cores())} cores",
+            hint="use fewer ranks, or leave --pin away",
+        )
 
 
 def _check_names(options: dict[str, Any]) -> None:
@@ -162,18 +167,20 @@ def _summary(known: Any, rows: list[Any], knobs: Any, done: dict[str, Any]) -> d
 
 def _text(value: dict[str, Any]) -> str:
     from foretell.report import words
+    from foretell.report.terminal import fitted, table
 
-    lines = []
-    for row in value["rows"]:
-        name = f"{row['model']} {row['plan']} on {row['ranks']} x {row['network']}"
-        lines.append(
-            f"{name:46} measured {words.seconds(row['measured_s']):>9} +-{row['spread']:4.0%}  "
-            f"predicted {words.seconds(row['predicted_s']):>9} ({row['error']:+.1%})"
-        )
+    rows = [
+        (f"{row['model']} {row['plan']}", f"{row['ranks']} × {row['network']}",
+         words.seconds(row["measured_s"]), f"± {row['spread']:.0%}",
+         words.seconds(row["predicted_s"]), f"{row['error']:+.1%}")
+        for row in value["rows"]
+    ]  # fmt: skip
+    head = ("model, plan", "ranks", "measured>", "runs>", "foretold>", "error>")
+    lines = [table(head, rows)] if rows else []
     if value["figures"]:
         from foretell.pytorch.lab.judge import text
 
         figures = value["figures"]
         lines += ["", f"runs of the same lie {figures['spread']:.1%} apart (mean)"]
         lines.append(text(figures, "after fit" if value["is_fitted"] else "as foretold"))
-    return "\n".join(lines)
+    return fitted("\n".join(lines))

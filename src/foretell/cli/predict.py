@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
+from foretell.cli import offered
 from foretell.cli.machines import calibration_option, machines
-from foretell.cli.output import answer, json_option
+from foretell.cli.output import answer, json_option, say
 from foretell.errors import ForetellError, InputError
 
 FIELDS = ("workload", "on", "plan")
@@ -17,7 +18,12 @@ FIELDS = ("workload", "on", "plan")
 
 @click.command()
 @click.argument("workload", required=False)
-@click.option("--on", "cluster", help="The cluster: a spec such as dgx-a100:nodes=8, or a file.")
+@click.option(
+    "--on",
+    "cluster",
+    shell_complete=offered.clusters,
+    help="The cluster: a spec such as dgx-a100:nodes=8, or a file.",
+)
 @click.option("--plan", "plan", help="The layout: dp=4,tp=8,pp=2,micro_batch=1,… or a file.")
 @click.option(
     "--batch",
@@ -25,6 +31,9 @@ FIELDS = ("workload", "on", "plan")
     help="Many at once: a line of JSON each, with workload, on and plan.",
 )
 @calibration_option
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Its graph too, for `compare`."
+)
 @json_option
 def command(
     workload: str | None,
@@ -32,6 +41,7 @@ def command(
     plan: str | None,
     batch: Path | None,
     calibration: Path | None,
+    output: Path | None,
     as_json: bool,
 ) -> None:
     """Foretell one step of WORKLOAD under a plan: seconds, memory, and where they go."""
@@ -40,6 +50,21 @@ def command(
             click.echo(json.dumps(found) if as_json else _line(found))
         return
     answer(_one(workload, cluster, plan, calibration), as_json, _text)
+    if output is not None:
+        _write(output, workload, cluster, plan, calibration)
+
+
+def _write(path: Path, workload: Any, cluster: Any, plan: Any, calibration: Path | None) -> None:
+    """The step as it was foretold, a graph that plays."""
+    from foretell.graph import save
+    from foretell.plan import lower, read
+    from foretell.workload import load
+
+    asked = read(plan)
+    if _fuses(asked):
+        raise InputError("-o of a plan that fuses ops", hint="leave -o away")
+    save(lower(asked, load(workload), machines(cluster, calibration)), path)
+    say(f"written: {path}")
 
 
 def _one(

@@ -10,6 +10,7 @@ import click
 
 from foretell.cli.output import answer, json_option, say
 from foretell.cli.progress import working
+from foretell.cli.stopping import terminated_as_stopped
 
 _WIDE = 60  # letters of a plan that are shown; placed stages and actions would fill pages
 
@@ -52,7 +53,7 @@ def command(**options: Any) -> None:
         options["timeout_s"],
         options["device"] or "",
     )
-    with working("running") as tell:
+    with terminated_as_stopped(), working("running") as tell:
         found = launch(
             asked,
             ranks=options["ranks"] or 0,
@@ -67,13 +68,16 @@ def command(**options: Any) -> None:
 
 
 def _summary(found: dict[str, Any], plan: str, predicted_ms: float | None) -> dict[str, Any]:
+    from foretell.plan import Plan
+
     each = list(found["ranks"].values())
     steps = [max(times) for times in zip(*(r["steps_s"] for r in each), strict=True)]
     measured = statistics.median(steps)
     predicted = None if predicted_ms is None else predicted_ms / 1e3
     return {
         "plan": plan,
-        "ranks": len(each),
+        "ranks": Plan.parse(plan).ranks,
+        "ranks_here": len(each),
         "step_s": measured,
         "steps_s": steps,
         "low_s": min(steps),
@@ -96,8 +100,9 @@ def _text(found: dict[str, Any]) -> str:
     from foretell.report import words
 
     plan = found["plan"] if len(found["plan"]) <= _WIDE else f"{found['plan'][:_WIDE]}…"
+    here = f", {found['ranks_here']} of them here" if found["ranks_here"] < found["ranks"] else ""
     lines = [
-        f"{plan} on {found['ranks']} rank{'s' if found['ranks'] > 1 else ''}",
+        f"{plan} on {found['ranks']} rank{'s' if found['ranks'] > 1 else ''}{here}",
         f"measured   {words.seconds(found['step_s'])} a step, median of {len(found['steps_s'])} "
         f"({words.seconds(found['low_s'])} to {words.seconds(found['high_s'])})",
     ]

@@ -33,10 +33,19 @@ def load(path: Path) -> Plan:
 
 
 def read(text: str) -> Plan:
-    """A plan from a file's name or from its text."""
-    if text.endswith((".plan", ".json", ".toml")):
+    """A plan from its text, from a file's name, or from a file with some fields changed.
+
+    `best.plan:dp=24,global_batch=48` prices a plan that was found for other devices.
+    """
+    if text.endswith(_FILES):
         return load(Path(text))
-    return Plan.parse(text)
+    name, _, changes = text.partition(":")
+    if not name.endswith(_FILES):
+        return Plan.parse(text)
+    return load(Path(name)).changed(changes)
+
+
+_FILES = (".plan", ".json", ".toml")
 
 
 def as_fields(plan: Plan) -> dict[str, Any]:

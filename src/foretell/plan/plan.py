@@ -73,17 +73,24 @@ class Plan:
     @classmethod
     def parse(cls, text: str) -> Self:
         """The plan a text `field=value,field=value` stands for."""
+        return cls(**cls._fields(text))
+
+    def changed(self, text: str) -> Self:
+        """The same plan with what a text says instead."""
+        return self.but(**self._fields(text))
+
+    @classmethod
+    def _fields(cls, text: str) -> dict[str, Any]:
         given = spec.options(text, where=text)
         fields = {f.name for f in dataclasses.fields(cls)}
         for key in given:
             if key not in fields and key not in _ALSO:
                 raise unknown("field of a plan", key, [*fields, *_ALSO])
         hints = typing.get_type_hints(cls)
-        plain = {
+        return {
             key: _read(value, hints[key], f"`{key}` of a plan")
             for key, value in _renamed(given).items()
         }
-        return cls(**plain)
 
     def __post_init__(self) -> None:
         for name, degree in self.degrees().items():

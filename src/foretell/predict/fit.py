@@ -11,7 +11,7 @@ on two factors is shared between them. Gauss–Newton in ln k, steps halved unti
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -72,14 +72,22 @@ class Fitted:
         return 1 - sum(off) / len(off)
 
 
-def fit(runs: Sequence[Run], noise: float = NOISE) -> Fitted:
-    """Learn from runs. `tree_bytes` of their clusters' own calibrations is kept."""
+def fit(
+    runs: Sequence[Run],
+    noise: float = NOISE,
+    progress: Callable[[str, float], None] = lambda words, share: None,
+) -> Fitted:
+    """Learn from runs. `tree_bytes` of their clusters' own calibrations is kept.
+
+    `progress` is told of each round; it mostly ends before the last.
+    """
     _check(runs, noise)
     target = np.log([run.seconds for run in runs])
     at, off = np.zeros(len(FACTORS)), _logs(runs, np.zeros(len(FACTORS))) - target
     before = np.exp(off + target)
     slopes = _slopes(runs, at, off + target)
-    for _ in range(_ROUNDS):
+    for k in range(_ROUNDS):
+        progress(f"round {k + 1} of at most {_ROUNDS}", k / _ROUNDS)
         weight = slopes.T @ slopes / noise**2 + np.eye(len(at)) / PRIOR**2
         pull = -(slopes.T @ off / noise**2 + at / PRIOR**2)
         step: Array = np.linalg.solve(weight, pull).astype(np.float64)

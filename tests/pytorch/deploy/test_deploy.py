@@ -13,6 +13,7 @@ from foretell.pytorch.deploy import deploy, refusals  # noqa: E402
 from foretell.pytorch.deploy.channels import whole_state  # noqa: E402
 from tests.pytorch.deploy.ranks import on_ranks  # noqa: E402
 from tests.pytorch.deploy.same import CLOSE, STEPS, alone, samples, sgd, whole  # noqa: E402
+from tests.pytorch.deploy.tokens import Words, encoder, in_a_row  # noqa: E402
 
 BATCH = 16
 BATCHES = [samples(BATCH, step=step) for step in range(STEPS)]
@@ -57,6 +58,7 @@ class Attention(nn.Module):
 
 
 MODELS = {"line": (line, BATCHES), "image": (image, PICTURES), "attention": (Attention, BATCHES)}
+MODELS |= {"words": (Words, BATCHES), "row": (in_a_row, BATCHES), "encoder": (encoder, BATCHES)}
 
 
 def run(text, name="line"):
@@ -105,6 +107,13 @@ TWO = [
     ("dp=2,shares=10+6,overlap=no",),
     ("tp=2",),
     ("tp=2", "attention"),
+    ("tp=2,sp=yes", "words"),
+    ("tp=2,sp=yes,recompute=full", "row"),
+    ("tp=2,sp=yes", "encoder"),
+    ("cp=2", "words"),
+    ("cp=2,micro_batch=4,recompute=full", "row"),
+    ("cp=2", "encoder"),
+    ("cp=2,zero=3", "encoder"),
     ("pp=2,micro_batch=4",),
     ("pp=2,schedule=gpipe,micro_batch=4,layers=4+5,recompute=full",),
     ("pp=2,schedule=interleaved,chunks=2,micro_batch=4,layers=2+3",),
@@ -124,6 +133,13 @@ TWO = [
 FOUR = [
     ("dp=2,tp=2",),
     ("dp=2,tp=2,zero=3",),
+    ("dp=2,tp=2,sp=yes", "row"),
+    ("dp=2,cp=2,shares=12+4", "row"),
+    ("dp=2,cp=2,zero=1", "words"),
+    ("dp=2,cp=2,zero=3", "row"),
+    ("dp=2,cp=2,zero=2,micro_batch=4", "words"),
+    ("dp=2,tp=2,sp=yes,zero=3", "words"),
+    ("tp=2,sp=yes,pp=2,micro_batch=4", "encoder"),
     ("dp=4,zero=3,shard=2",),
     ("dp=2,pp=2,micro_batch=2,shares=12+4",),
     (f"dp=2,pp=2,micro_batch=4,buckets={BUCKETS}",),
@@ -134,6 +150,11 @@ FOUR = [
     ("dp=4,micro_batch=1,grad_dtype=fp32",),
     ("dp=2,pp=2,placement=3+0+1+2,shares=12+4,micro_batch=2",),
     ("dp=2,spatial=2,placement=2+0+3+1", "image"),
+    ("dp=2,pp=2,zero=1,micro_batch=2",),
+    ("dp=2,pp=2,zero=2,micro_batch=2",),
+    ("dp=2,pp=2,zero=3,micro_batch=2,schedule=gpipe",),
+    ("dp=2,pp=2,zero=3,micro_batch=4,schedule=interleaved,chunks=2,layers=2+3",),
+    ("dp=2,pp=2,zero=2,actions=F0+F1+B0+B1/F0+B0+F1+I1+W1",),
 ]
 
 
@@ -236,6 +257,8 @@ REFUSED = [
     (("tp=2", "line", 1), "has been stepped before the model was deployed"),
     (("dp=2,regions=0+2",), "not one row of modules"),
     (("pp=2,schedule=zigzag,global_batch=16",), "unknown schedule"),
+    (("tp=2,sp=yes",), "sp: Sequential has no block whose layers are all known"),
+    (("cp=2",), "cp: Sequential has no block whose layers are all known"),
 ]
 
 
@@ -247,11 +270,11 @@ def test_what_the_model_does_not_allow():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("cp=2", "cp=2"),
-        ("tp=2,sp=yes", "sp: norms"),
+        ("cp=2,tp=2", "cp=2 beside tp=2"),
         ("ep=2,dp=2", "ep=2"),
         ("dp=2,offload=yes", "offload"),
-        ("dp=2,pp=2,zero=1", "zero=1 beside pp=2"),
+        ("dp=2,pp=2,zero=3,actions=F0+B0/F0+I0+W0", "zero=2 keeps them"),
+        ("dp=2,pp=2,zero=2,shares=3+1", "uneven shares beside pp=2"),
         ("dp=2,dtype=fp8", "dtype=fp8"),
         ("dp=2,whatifs=cuda-graph", "what-if `cuda-graph`"),
         ("spatial=2,tp=2", "images are split beside tensors"),

@@ -14,10 +14,13 @@ pytest.importorskip("torch")
 
 from click.testing import CliRunner
 
+from foretell.cli.compare import timeline_of
 from foretell.cli.run import command
 from foretell.errors import InputError
-from foretell.pytorch.deploy import launcher, run_files
+from foretell.pytorch.deploy import launcher, measured, run_files
 from foretell.pytorch.deploy.worker import load
+from foretell.simulate.compare import compare
+from tests.pytorch.deploy.ranks import free_port
 
 SCRIPT = """
 import os, signal, time
@@ -53,10 +56,13 @@ def script(tmp_path):
     return path
 
 
-def start(script, how, *options):
+SLOW = pytest.mark.slow
+
+
+def start(script, how, *options, out="out"):
     command = [sys.executable, "-m", "foretell", "run", str(script), *options]
     return subprocess.Popen(
-        [*command, "-o", str(script.parent / "out")],
+        [*command, "-o", str(script.parent / out)],
         env=os.environ | {"HOW": how, "CUDA_VISIBLE_DEVICES": ""},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -108,6 +114,9 @@ def test_what_a_run_measures(script):
     assert found["losses"][-1] < found["losses"][0]
     traces = list((script.parent / "out").glob("rank-*.trace.json.gz"))
     assert len(traces) == 2
+    step = timeline_of(script.parent / "out")  # one bucket, which waits for the backward's end
+    ends = {step.graph[i].op: step.end[i] for i in range(1, step.graph.size)}
+    assert sorted(ends, key=ends.get) == ["forward", "backward", "all_reduce", "optimizer"]
     assert alive(script.parent / "out") == []
 
 
@@ -116,7 +125,7 @@ def test_what_a_run_measures(script):
     [
         ("die", "rank 1 died in step 2"),
         *(
-            pytest.param(how, words, marks=pytest.mark.slow)
+            pytest.param(how, words, marks=SLOW)
             for how, words in (
                 ("raise", "rank 1 failed in step 2: ValueError: no such sample"),
                 ("hang", "rank 1 hangs: no rank has moved for 5 s"),
@@ -139,23 +148,37 @@ def test_one_message_names_the_rank(script, how, words):
     assert time.monotonic() - begun < 60
 
 
-def test_ctrl_c_leaves_nothing_behind(script):
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=SLOW)])
+def test_ctrl_c_leaves_nothing_behind(script, number):
     run = start(script, "slow", "--plan", "dp=2", "--steps", "100")
     folder, ends = script.parent / "out", time.monotonic() + 60
     while not any(s.phase.startswith("step") for s in run_files.states(folder).values()):
         assert time.monotonic() < ends
         time.sleep(0.1)
-    run.send_signal(signal.SIGINT)
+    run.send_signal(number)
     _, err = run.communicate(timeout=20)
     assert run.returncode == 130
     assert err.strip() == "stopped"
     assert alive(folder) == []
 
 
+@pytest.mark.slow
+def test_two_nodes_meet(script):
+    """Two launches on one machine, as two machines would."""
+    meet = f"127.0.0.1:{free_port()}"
+    options = ("--plan", "dp=2", "-n", "1", "--nodes", "2", "--rendezvous", meet, "--steps", "2")
+    runs = [start(script, "", *options, "--json", out=f"node{n}") for n in range(2)]
+    said = [run.communicate(timeout=120) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], said
+    found = [json.loads(out) for out, _ in said]
+    assert [(f["ranks"], f["ranks_here"]) for f in found] == [(2, 1), (2, 1)]
+    assert found[0]["losses"] != found[1]["losses"]  # each has its half of the batch
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--plan", "cp=2"], "this plan cannot be deployed:\n  cp=2"),
+        (["--plan", "ep=2,dp=2"], "this plan cannot be deployed:\n  ep=2"),
         (["--plan", "dp=4", "-n", "2"], "needs 4 ranks, not 2"),
         (["--plan", "dp=4", "--nodes", "2"], "have to meet somewhere"),
         (["--plan", "dq=4"], "unknown field of a plan"),
@@ -177,6 +200,38 @@ def test_a_script_that_is_none(tmp_path):
     (tmp_path / "empty.py").write_text("model = 1\n")
     with pytest.raises(InputError, match="defines no `model`"):
         load(tmp_path / "empty.py")
+
+
+# The step that was measured, as a graph
+
+
+def test_marks_are_the_ends_of_pieces():
+    marks = [("forward", 2.0), ("gradient a", 3.0), ("gradient b", 5.0), ("ready", 6.0)]
+    assert measured.of_marks(1.0, [*marks, ("update", 7.0)]) == [
+        ("forward", 1.0, 2.0), ("backward", 2.0, 5.0), ("optimizer", 6.0, 7.0)
+    ]  # fmt: skip
+    unseen = [("forward", 2.0), ("ready", 6.0), ("update", 7.0)]  # FSDP: no hook of ours is called
+    assert measured.of_marks(1.0, unseen)[1] == ("backward", 2.0, 6.0)
+    assert measured.of_actions([("0F0", 1.0, 2.0), ("10W3", 2.0, 4.0)]) == [
+        ("forward", 1.0, 2.0), ("backward", 2.0, 4.0)
+    ]  # fmt: skip
+
+
+def test_a_run_is_laid_beside_what_was_foretold(tmp_path):
+    run_files.ask(tmp_path, run_files.Asked("train.py", "pp=2"))
+    rows = {0: [["forward", 5.0, 5.2], ["backward", 5.6, 6.0]], 1: [["forward", 5.3, 5.5]]}
+    rows[1] += [["all_reduce", 5.4, 5.9], ["all_reduce", 5.5, 5.7]]
+    for stage, pieces in rows.items():
+        found = {"stage": stage, "pieces": pieces}
+        run_files.write(tmp_path / f"rank-{stage}.result.json", found)
+    step = timeline_of(tmp_path)
+    assert step.seconds == pytest.approx(1.0)
+    assert step.start[1:] == pytest.approx([0.0, 0.6, 0.3, 0.4, 0.5])
+    assert compare(step, step).matched == 6
+    run_files.write(tmp_path / "rank-0.result.json", {"steps_s": [1.0]})
+    run_files.write(tmp_path / "rank-1.result.json", {"steps_s": [1.0]})
+    with pytest.raises(InputError, match="has no step to compare"):
+        timeline_of(tmp_path)
 
 
 # Who is named, from what ranks have written
@@ -223,6 +278,30 @@ def test_a_silent_death_is_named_before_what_it_caused(tmp_path, dead):
     assert "rank 2 died in step 3" in failure(tmp_path)
 
 
+def test_who_was_ended_by_torchrun_is_not_the_one_that_died(tmp_path, dead):
+    other = subprocess.Popen([sys.executable, "-c", ""])
+    other.wait()
+    for rank, pid in enumerate((other.pid, None, dead)):
+        say(tmp_path, rank, pid=pid)
+    assert "rank 0, 2 died" in failure(tmp_path)
+    line = f"W1115 12:00:00 multiprocessing/api.py:1029] Sending process {other.pid} closing signal"
+    (tmp_path / "launch.log").write_text(f"{line} SIGTERM\n")
+    assert "rank 2 died in step 3" in failure(tmp_path)
+
+
+def test_ranks_that_import_torch_are_not_taken_to_hang(tmp_path):
+    states = {0: "starting", 1: "starting"}
+    for rank, phase in states.items():
+        say(tmp_path, rank, phase=phase)
+    assert not launcher._have_begun(run_files.states(tmp_path), 2)
+    say(tmp_path, 0, phase="step 0")
+    say(tmp_path, 1, phase="deploy")
+    assert not launcher._have_begun(run_files.states(tmp_path), 2)
+    say(tmp_path, 1, phase="step 0")
+    assert launcher._have_begun(run_files.states(tmp_path), 2)
+    assert not launcher._have_begun(run_files.states(tmp_path), 3)
+
+
 def test_the_first_failure_of_its_own_is_named(tmp_path):
     for rank in range(3):
         say(tmp_path, rank)
@@ -230,6 +309,14 @@ def test_the_first_failure_of_its_own_is_named(tmp_path):
     fail(tmp_path, 1, "ValueError: late", ago=1)
     fail(tmp_path, 2, "ValueError: early", ago=2)
     assert "rank 2 failed in step 3: ValueError: early\n  at train.py:7" in failure(tmp_path)
+
+
+def test_a_node_that_lost_another_does_not_blame_its_own_rank(tmp_path):
+    say(tmp_path, 1)
+    fail(tmp_path, 1, "RuntimeError: gloo: Connection reset by peer", consequence=True)
+    said = str(launcher._failure(tmp_path, 1, Ended(1), nodes=2))
+    assert "rank 1 lost its peers of another node in step 3" in said
+    assert "named on its own node" in said
 
 
 def test_a_refusal_is_told_as_it_is(tmp_path):

@@ -6,8 +6,19 @@ import pytest
 from click.testing import CliRunner
 
 from foretell.cli.validate import command
-from foretell.pytorch.lab import table
-from foretell.validate.lab import CROWDED, FOLDER, LATER, QUIET, Runs, report, shipped
+from foretell.pytorch.lab import judge, table
+from foretell.pytorch.lab.foretold import Known, held
+from foretell.validate.lab import (
+    CROWDED,
+    FOLDER,
+    LATER,
+    PINNED,
+    QUIET,
+    UNSEEN,
+    Runs,
+    report,
+    shipped,
+)
 
 
 @pytest.fixture(scope="module")
@@ -16,11 +27,11 @@ def found():
 
 
 def test_there_are_enough_of_every_kind():
-    for places in ([FOLDER], [CROWDED], QUIET):
+    for places in ([FOLDER], [CROWDED], QUIET, PINNED):
         rows = [row for place in places for row in table.rows(shipped(place))]
         configs = table.by_config(rows)
         assert len(configs) >= 100
-        assert len({c.model for c in configs}) == 6
+        assert len({c.model for c in configs}) >= 6
         assert {c.ranks for c in configs} == {1, 2, 3, 4}
         assert len({c.network for c in configs}) >= 4
         for model in {c.model for c in configs}:
@@ -41,6 +52,9 @@ def test_errors_beyond_the_spread_stay_within_bounds(found):
     assert found["quiet"]["beyond"] <= 0.08
     assert found["quiet"]["within"] >= 0.85
     assert found["crowded"]["beyond"] <= 0.08
+    assert found["pinned"]["beyond"] <= 0.08
+    assert found["unseen"]["beyond"] <= 0.08
+    assert found["unseen_told"]["within"] >= 0.90
 
 
 def test_fit_helps_on_what_it_has_not_seen(found):
@@ -48,15 +62,27 @@ def test_fit_helps_on_what_it_has_not_seen(found):
     assert found["rest_after"]["beyond"] <= 0.05
     assert found["quiet_after"]["beyond"] < 0.9 * found["quiet_before"]["beyond"]
     assert found["quiet_after"]["beyond"] <= 0.05
+    assert found["pinned_after"]["beyond"] < 0.9 * found["pinned_before"]["beyond"]
+    assert found["pinned_after"]["beyond"] <= 0.05
 
 
 def test_plans_are_picked_within_the_spread(found):
     assert found["foretold"]["picked_in_spread"] >= 0.9
+    assert found["unseen"]["picked_in_spread"] >= 0.9
 
 
 def test_plans_are_picked_as_well_as_by_measuring(found):
     assert found["again"]["tries"] >= 100
     assert found["again"]["foretold"] >= found["again"]["measured"]
+
+
+def test_messages_beside_work_are_late_by_what_bench_found(monkeypatch, found):
+    monkeypatch.setattr(Known, "late", lambda _: 0.0)
+    unseen = [Runs.read(shipped(name)).of(UNSEEN) for name in PINNED]
+    rows = [h for part in unseen for h in held(part.known, part.rows, is_blind=True)]
+    without = judge.judged(rows)
+    assert found["unseen"]["beyond"] < without["beyond"]
+    assert found["unseen"]["picked"] > without["picked"]
 
 
 def test_to_know_how_busy_the_machine_was_helps(found):

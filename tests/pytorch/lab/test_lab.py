@@ -42,6 +42,7 @@ def folder(pool, tmp_path_factory):
     lab.pools = {(2, "lo"): pool}
     size = 16
     job = {"do": "profile", "model": "embedding", "samples": [size * 16, size * 8], "steps": 3}
+    job |= {"threads": [2]}
     profiles = {"embedding": pool.ask(job)[0]}
     table.write(place / table.PROFILES, profiles)
     found = {"machine": links.this_machine(), "cores": [links.measure_cores(pool)]}
@@ -68,6 +69,16 @@ def test_a_profile_has_every_parameter_and_its_time(folder):
     assert {name for name, _ in step["backward"]} == set(profile["parameters"])
     assert step["forward"] > 0
     assert set(profile["linear"]) == {"body.0", "body.2"}
+    two = profile["threads"]["2"]["256"]
+    assert [name for name, _ in two["backward"]] == [name for name, _ in step["backward"]]
+    assert two["forward"] > 0
+
+
+def test_work_and_messages_are_measured_beside_each_other(pool, folder):
+    found = links.measure_beside(pool, "loopback")
+    assert (found["network"], found["ranks"]) == ("loopback", 2)
+    assert found["work"] > 0.3
+    assert found["wire"] > 0.1
 
 
 def test_links_are_measured_and_make_a_cluster(folder):

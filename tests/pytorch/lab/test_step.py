@@ -9,7 +9,7 @@ from foretell.pytorch.lab.pieces import pieces
 from foretell.pytorch.lab.prices import Prices
 from foretell.pytorch.lab.step import Knobs
 from foretell.pytorch.lab.table import Config
-from tests.pytorch.lab.made import MB, PROFILE, known, machine
+from tests.pytorch.lab.made import MB, PROFILE, known, machine, step
 
 BARE = Knobs(launch=0.0, copy=0.0)
 
@@ -60,8 +60,26 @@ def test_uneven_shares_wait_for_the_larger():
     assert seconds("uneven") == pytest.approx(seconds("ddp") + 0.010, rel=0.02)
 
 
-def test_more_threads_do_their_share():
-    assert seconds("ddp", 1, threads="2") == pytest.approx(0.0105)
+def test_threads_take_what_they_were_profiled_to_take():
+    assert seconds("ddp", 1, threads="2") == pytest.approx(0.021)  # nobody clocked two: as one does
+    clocked = PROFILE | {"threads": {"2": {n: step(float(n) / 8 * 0.7) for n in ("4", "8", "12")}}}
+    config = Config("tiny", "one", "slow", 2, "2+1")
+    found = foretell(Known({"tiny": clocked}, machine()), config, None, BARE).seconds
+    assert found == pytest.approx(0.020 + 0.501 + 0.001)  # the rank of one thread is waited for
+    both = Config("tiny", "one", "slow", 2, "2")
+    found = foretell(Known({"tiny": clocked}, machine()), both, None, BARE).seconds
+    assert found == pytest.approx(0.014 + 0.501 + 0.001)
+
+
+def test_a_message_beside_work_is_late_by_what_bench_found():
+    beside = [{"network": "slow", "ranks": 2, "work": 1.0, "wire": 1.5}]
+    place = Known({"tiny": PROFILE}, machine() | {"beside": beside})
+    one, two = (Config("tiny", plan, "slow", 2) for plan in ("one", "dp=2,buckets=b/a"))
+    late = place.late()
+    assert late == pytest.approx(0.5 * 2 * 0.0534 / 2, rel=0.02)  # 512 KiB at 10 MB/s, two of them
+    assert foretell(place, one, None, BARE).seconds == pytest.approx(seconds("one"))
+    more = foretell(place, two, None, BARE).seconds - seconds("dp=2,buckets=b/a")
+    assert more == pytest.approx(2 * late, rel=0.05)
 
 
 def test_knobs_turn_what_they_name():

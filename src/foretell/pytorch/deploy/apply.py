@@ -26,6 +26,7 @@ from foretell.pytorch.deploy.agree import agree
 from foretell.pytorch.deploy.blocks import Blocks
 from foretell.pytorch.deploy.buckets import broadcast_state
 from foretell.pytorch.deploy.channels import split_channels
+from foretell.pytorch.deploy.context import split_context
 from foretell.pytorch.deploy.group_sync import Syncs
 from foretell.pytorch.deploy.grouped import Groups
 from foretell.pytorch.deploy.layout import Layout
@@ -46,7 +47,7 @@ from foretell.pytorch.deploy.regions import compile_regions, speaks_of_ops
 from foretell.pytorch.deploy.spatial import split_spatial
 from foretell.pytorch.deploy.stages import Staged
 from foretell.pytorch.deploy.sync import Sync, synchronize
-from foretell.pytorch.deploy.tensor import split_tensors
+from foretell.pytorch.deploy.tensor import named, split_tensors
 from foretell.pytorch.deploy.traced import require_parameters
 from foretell.pytorch.deploy.units import cut_at, together, units
 from foretell.pytorch.script import default_loss
@@ -115,14 +116,14 @@ class Deployed:
         with ExitStack() as stack:
             if self.sync is not None:
                 stack.enter_context(self.sync.no_sync())
-            if self.is_sharded:
+            if self.is_sharded and self.pipeline is None:  # torch's runtime sees to its stages
                 stack.enter_context(fsdp.no_sync(self.model))
             yield
 
     @property
     def is_sharded(self) -> bool:
         """Whether FSDP holds the parameters."""
-        return self.plan.zero >= 2 and self.plan.dp > 1
+        return self.plan.zero >= 2 and self.plan.dp * self.plan.cp > 1
 
     @property
     def share(self) -> float:
@@ -268,9 +269,11 @@ def _inside(made: Deployed, modules: list[Any], layout: Mapping[str, str] | None
     names = {spec.partition(":")[0] for spec in plan.whatifs}
     for module in modules:
         if plan.tp > 1:
-            split_tensors(
-                module, places.line("tp"), layout or getattr(made.model, "tensor_layout", None)
-            )
+            said = layout or getattr(made.model, "tensor_layout", None)
+            split_tensors(module, places.line("tp"), said, tokens=plan.sp)
+        if plan.cp > 1:
+            said = layout or getattr(made.model, "tensor_layout", None)
+            split_context(module, places.line("cp"), named(module, said))
         if max(plan.spatial, default=1) > 1:
             group = places.image_group() if plan.dp > 1 else None
             split_spatial(module, [plan.degrees()[a] for a in IMAGE[: len(plan.spatial)]], group)
@@ -307,28 +310,28 @@ def _all_layers(model: Any, way: str, plan: Plan) -> dict[str, str]:
 def _across(made: Deployed) -> None:
     """What keeps data-parallel ranks together."""
     plan, places = made.plan, made.places
-    if plan.dp == 1:
+    if plan.dp * plan.cp == 1:
         return
     if plan.zero >= 2:
-        word = precision_of(plan)
-        fsdp.shard(
-            made.model,
-            places.sharding(),
-            keep=plan.zero == 2,
-            dtype=dtype_of(word),
-            reduce_dtype=dtype_of(plan.grad_dtype),
-            offload=plan.offload,
-        )
+        if isinstance(made.pipeline, Blocks) and made.trains:
+            raise InputError(
+                f"zero={plan.zero} beside a pipeline that is no line: only torch's runtime holds "
+                "sharded stages"
+            )
+        options = {"keep": plan.zero == 2, "dtype": dtype_of(precision_of(plan))}
+        options |= {"reduce_dtype": dtype_of(plan.grad_dtype), "offload": plan.offload}
+        for module in made.pipeline.modules.values() if made.pipeline else [made.model]:
+            fsdp.shard(module, places.sharding(), **options)
         return
     names = {n for n, p in made.model.named_parameters() if p.requires_grad}
-    order = places.order("dp")
+    group, order = places.copies()
     choices = _choices(plan, names, order)
     made.sync = synchronize(
         made.model,
         layout=_layout(plan, names, choices),
         choices=choices,
         shares=[plan.shares[place] for place in order] if plan.shares else None,
-        group=places.group("dp"),
+        group=group,
         dtype=dtype_of(plan.grad_dtype),
     )
 

@@ -119,9 +119,12 @@ class Buckets:
 
     def _ready(self, parameter: Tensor) -> None:
         name = self._names[id(parameter)]
-        if not self.is_syncing or name in self._given:
+        if not self.is_syncing:
             return
-        self._buckets[self._of[name]].take(name, self.weight)
+        bucket = self._buckets[self._of[name]]
+        if name not in self._given:
+            bucket.take(name, self.weight)
+        bucket.keep_only(name)
         self._send_full()
 
     def _send_full(self) -> None:
@@ -184,6 +187,15 @@ class _Bucket:
         else:
             slot.copy_(grad * weight)
         self.missing.pop(name, None)
+
+    def keep_only(self, name: str) -> None:
+        """Let the slot be the gradient, so that the memory of the other serves the next layer's.
+
+        Fresh memory for every gradient of a step is a page fault for each 4 KiB of it.
+        """
+        parameter, slot = self.parameters[name], self.slots[name]
+        if type(parameter.grad) is type(slot) and parameter.grad.dtype == slot.dtype:
+            parameter.grad = slot
 
     def send(self, parts: int, group: Group, weight: float) -> None:
         for name in list(self.missing):  # unused in the last backward, maybe not in those before

@@ -9,6 +9,7 @@ the launcher is gone.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,12 +23,15 @@ from foretell.errors import ForetellError, InputError
 from foretell.plan import Plan
 from foretell.pytorch.deploy import run_files
 from foretell.pytorch.deploy.refuse import require_runnable
-from foretell.pytorch.deploy.run_files import Asked, State
+from foretell.pytorch.deploy.run_files import BEFORE, Asked, State
 
 _POLL = 0.1  # seconds between looks at the ranks
 _SETTLE = 1.0  # seconds for others to say why they failed too, so that the first cause is known
 _GRACE = 3.0  # seconds for ranks to end when asked, before they are made to
+_BEGIN = 60.0  # seconds for imports before the first step, which a busy machine may take
 _STALE = 5.0  # seconds without a sign of life: the rank is stopped or stuck outside Python
+# what torchrun says in its log of ranks that it ends because another has died
+_CLOSED = re.compile(r"Sending process (\d+) closing signal")
 
 
 def launch(
@@ -37,9 +41,12 @@ def launch(
     folder: Path | None = None,
     nodes: int = 1,
     rendezvous: str = "",  # host:port that all nodes know
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str, float | None], None] = lambda words, share: None,
 ) -> dict[str, Any]:
-    """Run a plan and give back what was measured; an error names the rank that ended it."""
+    """Run a plan and give back what was measured; an error names the rank that ended it.
+
+    `progress` is told what the last rank does and, once steps are over, the share that is.
+    """
     plan = Plan.parse(asked.plan)
     require_runnable(plan)
     ranks = ranks or plan.ranks // nodes
@@ -51,7 +58,7 @@ def launch(
     run_files.ask(place, Asked(**vars(asked) | {"launcher": os.getpid()}))
     process = _start(place, ranks, nodes, rendezvous)
     try:
-        _watch(process, place, ranks, asked.timeout, progress)
+        _watch(process, place, ranks, asked.timeout, progress, nodes)
     finally:
         _end(process, place)
     return {"folder": str(place), "ranks": run_files.results(place)}
@@ -93,7 +100,8 @@ def _watch(
     folder: Path,
     ranks: int,
     timeout: float,
-    progress: Callable[[str], None],
+    progress: Callable[[str, float | None], None],
+    nodes: int = 1,
 ) -> None:
     """Return when all ranks are done; raise as soon as one is known to have failed."""
     begun = last = time.time()
@@ -104,16 +112,26 @@ def _watch(
             return
         if ended is not None or run_files.errors(folder) or _dead(states):
             time.sleep(_SETTLE)
-            raise _failure(folder, ranks, process)
+            raise _failure(folder, ranks, process, nodes)
         last = max([last, begun, *(s.moved for s in states.values())])
-        if time.time() - last > timeout:
-            raise _hang(states, ranks, timeout, folder)
-        progress(_told(states))
+        limit = timeout if _have_begun(states, ranks) else max(timeout, _BEGIN)
+        if time.time() - last > limit:
+            raise _hang(states, ranks, limit, folder)
+        progress(*_told(states))
         time.sleep(_POLL)
 
 
-def _told(states: dict[int, State]) -> str:
-    return min((s.phase for s in states.values()), default="starting")
+def _have_begun(states: dict[int, State], ranks: int) -> bool:
+    """Whether every rank has come to its first step."""
+    return len(states) == ranks and not any(s.phase in BEFORE for s in states.values())
+
+
+def _told(states: dict[int, State]) -> tuple[str, float | None]:
+    """What the rank that is furthest behind does, and which share of its steps is over."""
+    if not states:
+        return "starting", None
+    last = min(states.values(), key=lambda s: (s.done, s.moved))
+    return last.phase, last.done or None
 
 
 def _dead(states: dict[int, State]) -> list[int]:
@@ -130,10 +148,13 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-def _failure(folder: Path, ranks: int, process: subprocess.Popen[bytes]) -> ForetellError:
+def _failure(
+    folder: Path, ranks: int, process: subprocess.Popen[bytes], nodes: int = 1
+) -> ForetellError:
     """Who ended the run: a rank that died unheard, else the first whose failure was its own."""
     errors, states = run_files.errors(folder), run_files.states(folder)
-    silent = [r for r in _dead(states) if r not in errors]
+    closed = _closed(folder)
+    silent = [r for r in _dead(states) if r not in errors and states[r].pid not in closed]
     own = {r: e for r, e in errors.items() if not e["is_consequence"]}
     if own:
         rank = min(own, key=lambda r: own[r]["time"])
@@ -146,13 +167,26 @@ def _failure(folder: Path, ranks: int, process: subprocess.Popen[bytes]) -> Fore
         )
     if errors:
         rank = min(errors, key=lambda r: errors[r]["time"])
-        return _said(rank, errors[rank], folder)
-    unseen = sorted(set(range(ranks)) - set(states))
+        return _lost(rank, errors[rank]) if nodes > 1 else _said(rank, errors[rank], folder)
+    unseen = _unseen(states, ranks)
     code = process.poll()
     return InputError(
         f"the launch ended with {code} before rank {', '.join(map(str, unseen))} began",
         hint=f"see {folder}/launch.log",
     )
+
+
+def _closed(folder: Path) -> set[int]:
+    """Processes that torchrun has ended itself: they went after the one that died, not before."""
+    log = folder / "launch.log"
+    text = log.read_text(errors="replace") if log.exists() else ""
+    return {int(pid) for pid in _CLOSED.findall(text)}
+
+
+def _unseen(states: dict[int, State], ranks: int) -> list[int]:
+    """Ranks that nobody has heard of; on a node that is not the first, how they are numbered is not
+    known before they say so."""
+    return sorted(set(range(ranks)) - set(states)) if all(r < ranks for r in states) else []
 
 
 def _said(rank: int, error: dict[str, Any], folder: Path) -> ForetellError:
@@ -164,9 +198,17 @@ def _said(rank: int, error: dict[str, Any], folder: Path) -> ForetellError:
     )
 
 
+def _lost(rank: int, error: dict[str, Any]) -> ForetellError:
+    """On several nodes: whoever went first is known where it ran."""
+    return InputError(
+        f"rank {rank} lost its peers of another node in {error['phase']}: {error['message'][:160]}",
+        hint="the rank that ended the run is named on its own node",
+    )
+
+
 def _hang(states: dict[int, State], ranks: int, timeout: float, folder: Path) -> ForetellError:
     """Name the rank that others wait for: unheard of, else behind, else not itself waiting."""
-    unseen = sorted(set(range(ranks)) - set(states))
+    unseen = _unseen(states, ranks)
     if unseen:
         return InputError(
             f"rank {', '.join(map(str, unseen))} did not begin within {timeout:g} s",

@@ -17,6 +17,7 @@ from foretell.plan import Plan
 from foretell.plan.groups import ORDER
 
 IMAGE = ("height", "width", "depth")
+_COPIES = ("dp", "cp")  # axes along which parameters are the same
 
 
 def place(plan: Plan, rank: int) -> dict[str, int]:
@@ -62,6 +63,21 @@ class Places:
         ranks = dist.get_process_group_ranks(self.group(axis))
         return [place(self.plan, rank)[axis] for rank in ranks]
 
+    def copies(self) -> tuple[Any, list[int]]:
+        """The ranks that hold the same parameters, and the place on `dp` of each of them.
+
+        Ranks that share the tokens of a sample (`cp`) are among them.
+        """
+        if self.degrees["cp"] == 1:
+            return self.group("dp"), self.order("dp")
+        mine = [
+            rank
+            for rank in range(dist.get_world_size())
+            if all(place(self.plan, rank)[a] == at for a, at in self.at.items() if a not in _COPIES)
+        ]
+        group = dist.new_group(mine, use_local_synchronization=True)
+        return group, [place(self.plan, rank)["dp"] for rank in mine]
+
     def line(self, axis: str) -> Any:
         """The mesh of one axis."""
         return self.mesh[axis]
@@ -77,6 +93,9 @@ class Places:
     def sharding(self) -> Any:
         """The mesh that parameters are sharded over: copies × parts where sharding is hybrid."""
         parts = self.plan.sharing
+        if parts == self.plan.dp and self.plan.cp > 1:
+            axes = tuple(a for a in self.mesh.mesh_dim_names if a in _COPIES)
+            return self.mesh[axes]._flatten("copies") if len(axes) > 1 else self.mesh["cp"]
         if parts == self.plan.dp:
             return self.mesh["dp"]
         mine = dist.get_process_group_ranks(self.mesh.get_group("dp"))

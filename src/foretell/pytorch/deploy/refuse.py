@@ -24,9 +24,7 @@ def refusals(plan: Plan) -> list[str]:
     images = max(plan.spatial, default=1) > 1
     split = plan.filter > 1 or plan.channel > 1
     found = {
-        f"cp={plan.cp}: no runtime here deals the tokens of a sample out": plan.cp > 1,
         f"ep={plan.ep}: no runtime here deals experts out": plan.ep > 1,
-        "sp: norms are not split over tensor-parallel ranks": plan.sp,
         "offload: only FSDP keeps optimizer state on the host (zero=2 or 3)": (
             plan.offload and plan.zero < 2
         ),
@@ -38,7 +36,11 @@ def refusals(plan: Plan) -> list[str]:
         f"zero={plan.zero} beside split images, filters or channels": (
             plan.zero >= 2 and (images or split)
         ),
-        f"zero={plan.zero} beside pp={plan.pp}": plan.zero >= 1 and plan.pp > 1,
+        f"zero={plan.zero} with uneven shares beside pp={plan.pp}": (
+            plan.zero >= 2 and plan.pp > 1 and len(set(plan.shares)) > 1
+        ),
+        f"zero=3 beside pp={plan.pp} with a backward in two (I and W): parameters are dropped "
+        "between them, zero=2 keeps them": plan.zero == 3 and plan.pp > 1 and _halves(plan),
         f"zero={plan.zero} with a choice of sync or buckets": (
             plan.zero >= 2 and bool(plan.sync or plan.buckets)
         ),
@@ -53,8 +55,16 @@ def refusals(plan: Plan) -> list[str]:
         "sync names sharded parameters and tp > 1": bool(plan.sync) and plan.tp > 1,
     }
     reasons = [why for why, is_so in found.items() if is_so]
-    odd = _odd_groups(plan) + _odd_stages(plan) + _odd_whatifs(plan) + _odd_sync(plan)
-    return reasons + odd + _odd_messages(plan) + _odd_ops(plan)
+    more = (
+        _odd_context,
+        _odd_groups,
+        _odd_stages,
+        _odd_whatifs,
+        _odd_sync,
+        _odd_messages,
+        _odd_ops,
+    )
+    return reasons + [why for odd in more for why in odd(plan)]
 
 
 def require_runnable(plan: Plan) -> None:
@@ -65,6 +75,20 @@ def require_runnable(plan: Plan) -> None:
             "this plan cannot be deployed:\n  " + "\n  ".join(reasons),
             hint="`foretell predict` prices it all the same",
         )
+
+
+def _odd_context(plan: Plan) -> list[str]:
+    """What cannot be beside tokens that are dealt out."""
+    if plan.cp == 1:
+        return []
+    wide = [f"{a}={n}" for a, n in plan.degrees().items() if n > 1 and a not in ("dp", "cp")]
+    wide += [f for f in ("sync", "stages", "groups", "regions") if getattr(plan, f)]
+    return [f"cp={plan.cp} beside {word}" for word in wide]
+
+
+def _halves(plan: Plan) -> bool:
+    """Whether a backward is split in two."""
+    return any(set("IW") & set(cell) for row in plan.actions for cell in row)
 
 
 def _odd_groups(plan: Plan) -> list[str]:

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+BEFORE = ("starting", "model", "deploy")  # phases before the first step
 _TRIES, _SOON = 5, 1e-3  # times a file is read, and seconds between
 
 
@@ -47,6 +48,7 @@ class State:
     seen: float  # when this was written
     where: str  # the line of code that the rank is at
     waits: bool  # whether that is inside torch.distributed
+    done: float = 0.0  # share of its steps that is over
 
 
 def write(path: Path, value: Any) -> None:

@@ -2,6 +2,7 @@
 
     colwise   a linear layer's outputs are split; its input is whole
     rowwise   its inputs are split, as a colwise layer before it leaves them; the output is summed
+    sequence  a norm, which may see some of the tokens alone (→ sequence.py)
 
 A layout comes from the model (`tensor_layout`, or the `_tp_plan` of a transformers model), or is
 read off its structure: two linear layers in a row with only pointwise layers between them.
@@ -21,15 +22,21 @@ from torch.distributed.tensor.parallel import (
 )
 
 from foretell.errors import InputError, unknown
+from foretell.pytorch.deploy.sequence import SEQUENCE, split_tokens
 
 Module = Any
 _STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 _POINTWISE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.Identity)
 
 
-def split_tensors(model: Module, mesh: Any, layout: Mapping[str, str] | None = None) -> Module:
-    """Split the layers of a layout (known ones where none is given) over the ranks of a mesh."""
-    chosen = dict(layout or known(model))
+def split_tensors(
+    model: Module, mesh: Any, layout: Mapping[str, str] | None = None, *, tokens: bool = False
+) -> Module:
+    """Split the layers of a layout (known ones where none is given) over the ranks of a mesh.
+
+    With `tokens`, blocks of which every layer is known hold a part of the tokens between them.
+    """
+    chosen = named(model, layout)
     if not chosen:
         raise InputError(
             f"nobody has said how the layers of {type(model).__name__} split into tensors",
@@ -37,8 +44,17 @@ def split_tensors(model: Module, mesh: Any, layout: Mapping[str, str] | None = N
         )
     for name, way in chosen.items():
         _check(name, model.get_submodule(name), way, mesh.size())
-    plan = {name: _STYLES[way]() for name, way in chosen.items()}
-    return parallelize_module(model, mesh, plan)
+    done = split_tokens(model, mesh, chosen) if tokens else set()
+    left = {n: way for n, way in chosen.items() if n not in done and way in _STYLES}
+    return parallelize_module(model, mesh, {n: _STYLES[way]() for n, way in left.items()})
+
+
+def named(model: Module, layout: Mapping[str, str] | None) -> dict[str, str]:
+    """The layers that a layout names by pattern; where none is given, those that are known."""
+    for pattern, way in (layout or {}).items():
+        if way not in (*_STYLES, SEQUENCE):
+            raise unknown(f"way to split `{pattern}`", way, (*_STYLES, SEQUENCE))
+    return _matched(model, layout) if layout else known(model)
 
 
 def known(model: Module) -> dict[str, str]:
@@ -53,15 +69,21 @@ def known(model: Module) -> dict[str, str]:
             found |= _pairs(module, dot)
         elif isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
             found |= {f"{dot}linear1": "colwise", f"{dot}linear2": "rowwise"}
+            norms = [n for n, _ in module.named_children() if n.startswith("norm")]
+            found |= {f"{dot}{n}": SEQUENCE for n in norms if _samples_first(module)}
     return found
 
 
+def _samples_first(layer: Module) -> bool:
+    return bool(layer.self_attn.batch_first) and isinstance(layer, nn.TransformerEncoderLayer)
+
+
 def _matched(model: Module, said: Mapping[str, str]) -> dict[str, str]:
-    """The layers that patterns name; ways other than the two are left whole."""
-    names = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+    """The layers that patterns name; of other ways than ours they are left whole."""
+    kinds = {n: isinstance(m, nn.Linear) for n, m in model.named_modules()}
     return {
-        n: way for n in names for pattern, way in said.items()
-        if fnmatchcase(n, pattern) and way in _STYLES
+        n: way for n, is_linear in kinds.items() for pattern, way in said.items()
+        if fnmatchcase(n, pattern) and (way in _STYLES if is_linear else way == SEQUENCE)
     }  # fmt: skip
 
 
@@ -81,10 +103,8 @@ def _pairs(box: nn.Sequential, dot: str) -> dict[str, str]:
 
 
 def _check(name: str, layer: Module, way: str, size: int) -> None:
-    if way not in _STYLES:
-        raise unknown(f"way to split `{name}`", way, _STYLES)
-    if not isinstance(layer, nn.Linear):
-        raise InputError(f"`{name}` is a {type(layer).__name__}, not a linear layer")
+    if way == SEQUENCE:
+        return
     width = layer.out_features if way == "colwise" else layer.in_features
     if width % size:
         raise InputError(

@@ -21,7 +21,8 @@ from typing import Any
 
 from foretell.errors import ForetellError, InputError
 from foretell.plan import Plan
-from foretell.pytorch.deploy import run_files
+from foretell.pytorch.deploy import measured, run_files
+from foretell.pytorch.deploy.measured import Piece
 from foretell.pytorch.deploy.run_files import Asked, State
 
 _BEAT = 0.5  # seconds between signs of life
@@ -35,13 +36,14 @@ class Pulse:
     def __init__(self, folder: Path, rank: int, launcher: int) -> None:
         self.file, self.launcher = run_files.Board(folder / f"rank-{rank}.state.json"), launcher
         self.main = threading.main_thread().ident
-        self.phase, self.moved = "starting", time.time()
+        self.phase, self.moved, self.done = "starting", time.time(), 0.0
         self.lock = threading.Lock()
         threading.Thread(target=self._beat, daemon=True).start()
 
-    def enter(self, phase: str) -> None:
-        """Say what this rank does now."""
+    def enter(self, phase: str, done: float | None = None) -> None:
+        """Say what this rank does now, and which share of its steps is over."""
         self.phase, self.moved = phase, time.time()
+        self.done = self.done if done is None else done
         self._write()
 
     def _beat(self) -> None:
@@ -54,7 +56,8 @@ class Pulse:
     def _write(self) -> None:
         with self.lock:
             where, waits = _place(self.main)
-            state = State(os.getpid(), self.phase, self.moved, time.time(), where, waits)
+            now = time.time()
+            state = State(os.getpid(), self.phase, self.moved, now, where, waits, self.done)
             self.file.write(vars(state))
 
 
@@ -91,6 +94,8 @@ def _run(asked: Asked, folder: Path, rank: int, pulse: Pulse) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
+    from foretell.pytorch.deploy.mesh import place
+
     plan = Plan.parse(asked.plan)
     device = asked.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda":
@@ -105,8 +110,10 @@ def _run(asked: Asked, folder: Path, rank: int, pulse: Pulse) -> dict[str, Any]:
     pulse.enter("deploy")
     run = _Steps(script, plan, device)
     run.deploy(model)
-    times = [run.take(step, pulse) for step in range(asked.warmup + asked.steps)]
+    steps = asked.warmup + asked.steps
+    times = [run.take(step, steps, pulse) for step in range(steps)]
     result = run.measured() | {"steps_s": times[asked.warmup :], "rank": rank}
+    result |= {"stage": place(plan, rank)["pp"], "pieces": run.pieces()}
     if asked.profile:
         pulse.enter("profile")
         run.profile(folder / f"rank-{rank}.trace.json.gz")
@@ -153,9 +160,9 @@ class _Steps:
         )
         return prepared(self.model, found, getattr(self.script, "loss", None))[:2]
 
-    def take(self, step: int, pulse: Pulse) -> float:
-        """Seconds of one step, the batch not counted."""
-        pulse.enter(f"step {step}")
+    def take(self, step: int, steps: int, pulse: Pulse) -> float:
+        """Seconds of one step of so many, the batch not counted."""
+        pulse.enter(f"step {step}", step / steps)
         inputs, target = self.batch(step)
         self._wait()
         start = time.perf_counter()
@@ -172,6 +179,23 @@ class _Steps:
         self.model.eval()
         self.made = self.deployed.infer(inputs)
         return None
+
+    def pieces(self) -> list[Piece]:
+        """When the parts of a step began and ended: of a pipeline's last, else of one more."""
+        from foretell.pytorch.lab.notes import Notes
+
+        if self.deployed.pipeline is not None or not self.deployed.trains:
+            return measured.of_actions(self._ran())
+        inputs, target = self.batch(0)
+        with Notes(self.deployed) as notes:
+            self._step(inputs, target)
+            self._wait()
+        sent = [(row["op"], row["start"], row["end"] or notes.ended) for row in notes.sent]
+        return measured.of_marks(notes.begun, notes.marks) + sent
+
+    def _ran(self) -> list[Any]:
+        pipeline = self.deployed.pipeline
+        return [list(r) for r in pipeline.ran] if pipeline else []
 
     def profile(self, path: Path) -> None:
         """One more step under the profiler, for a trace."""
@@ -194,10 +218,8 @@ class _Steps:
             peak = torch.cuda.max_memory_allocated()
         else:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # given in KiB
-        pipeline = self.deployed.pipeline
-        ran = [list(r) for r in pipeline.ran] if pipeline else []
-        weight = self.deployed.share
-        return {"peak_bytes": peak, "losses": self.losses, "weight": weight, "actions": ran}
+        told = {"weight": self.deployed.share, "actions": self._ran()}
+        return {"peak_bytes": peak, "losses": self.losses} | told
 
     def _wait(self) -> None:
         if self.device == "cuda":
@@ -242,7 +264,9 @@ def _told(error: BaseException, phase: str) -> dict[str, Any]:
     own = [f for f in frames if f"{os.sep}site-packages{os.sep}" not in f.filename] or list(frames)
     text = str(error).strip()
     words = ("gloo", "nccl", "connection", "process group", "timed out", "socket")
-    is_torch = isinstance(error, RuntimeError) and any(w in text.lower() for w in words)
+    kinds = {kind.__name__ for kind in type(error).__mro__}  # DistError: torch.distributed's own
+    is_torch = "DistError" in kinds
+    is_torch |= isinstance(error, RuntimeError) and any(w in text.lower() for w in words)
     told = {
         "message": f"{type(error).__name__}: {_first(text)}",
         "hint": "",

@@ -19,15 +19,15 @@ from foretell.pool import Pool
 from foretell.pytorch.lab import table
 from foretell.pytorch.lab.matrix import Asked, permitted, run
 
-Tell = Callable[[str], None]
+Tell = Callable[..., None]
 
 
-def run_on(pool: Pool, folder: Path, asked: Asked, tell: Tell = lambda _: None) -> dict[str, Any]:
+def run_on(pool: Pool, folder: Path, asked: Asked, tell: Tell = lambda *_: None) -> dict[str, Any]:
     """Run a matrix on a pool's machines; what was and was not done, and the folders it is in."""
     folder.mkdir(parents=True, exist_ok=True)
     models = dict.fromkeys(c.model for c in asked.configs)
     parts = [(key_of(folder), _of(asked, name)) for name in models]
-    found = pool.map(part, parts, lambda done, all_: tell(f"{done} of {all_} models"),
+    found = pool.map(part, parts, lambda n, all_: tell(f"{n} of {all_} models", n / all_),
                      by_machine=True)  # fmt: skip
     hosts = dict.fromkeys(one["host"] for one in found)
     places = {host: folder if len(hosts) == 1 else folder / host for host in hosts}

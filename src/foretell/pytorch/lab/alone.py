@@ -8,6 +8,7 @@ makes them hardly longer; medians over steps.
 from __future__ import annotations
 
 import time
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -22,14 +23,15 @@ Job = dict[str, Any]
 
 
 def profile(job: Job) -> dict[str, Any]:
-    """The pieces of a model's step for each number of samples."""
+    """The pieces of a model's step for each number of samples; again with the threads asked for."""
     torch.set_num_threads(1)
     kind = models.model(job["model"])
     torch.manual_seed(0)
     made, optimizer = models.trained(kind.make())
     sizes = job["samples"]
     before = probe()
-    steps = {str(n): _pieces(made, optimizer, kind.batch(n), job["steps"]) for n in sizes}
+    clocked = partial(_steps, made, optimizer, kind, job)
+    steps, threads = clocked(1), {str(n): clocked(n) for n in job.get("threads", ())}
     parameters = {n: p.numel() * p.element_size() for n, p in made.named_parameters()}
     return {
         "model": job["model"],
@@ -39,8 +41,20 @@ def profile(job: Job) -> dict[str, Any]:
         "handed": _handed(made, kind),
         "factors": _factors(made, kind, max(sizes, default=0), job["steps"]),
         "steps": steps,
+        "threads": threads,
         "probe_s": (before + probe()) / 2,
     }
+
+
+def _steps(made: Any, optimizer: Any, kind: models.Model, job: Job, threads: int) -> dict[str, Any]:
+    """The pieces for each number of samples, on so many threads."""
+    torch.set_num_threads(threads)
+    try:
+        return {
+            str(n): _pieces(made, optimizer, kind.batch(n), job["steps"]) for n in job["samples"]
+        }
+    finally:
+        torch.set_num_threads(1)
 
 
 def probe() -> float:

@@ -19,6 +19,7 @@ the runs insist: a tenth of them is not much to learn seven numbers from.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,11 @@ def chosen(configs: list[Config], share: float) -> list[Config]:
     return ranked[: max(1, round(share * len(ranked)))]
 
 
-def fit(known: Known, rows: list[Row], start: Knobs | None = None) -> Knobs:
-    """Knobs under which these runs are foretold best."""
+def fit(
+    known: Known, rows: list[Row], start: Knobs | None = None,
+    progress: Callable[[str, float], None] = lambda words, share: None,
+) -> Knobs:  # fmt: skip
+    """Knobs under which these runs are foretold best; `progress` is told of each that is turned."""
     cases = cases_of(rows)
     if not cases:
         raise InputError("there are no runs to fit to", hint="measure some: foretell lab")
@@ -66,9 +70,10 @@ def fit(known: Known, rows: list[Row], start: Knobs | None = None) -> Knobs:
             seen[key] = loss(known, cases, tried)
         return seen[key]
 
-    for factor in _GRIDS:
-        for name in _PLAIN * 2:
-            knobs = min(_turned(knobs, name, factor), key=cost)
+    turns = [(factor, name) for factor in _GRIDS for name in _PLAIN * 2]
+    for k, (factor, name) in enumerate(turns):
+        progress(f"{name}, {k + 1} of {len(turns)}", k / len(turns))
+        knobs = min(_turned(knobs, name, factor), key=cost)
     return _by_network(known, cases, knobs)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from foretell.errors import InputError
 from foretell.graph import Graph
 from foretell.pytorch.lab import plans, table
+from foretell.pytorch.lab.links import BESIDE
 from foretell.pytorch.lab.prices import Prices
 from foretell.pytorch.lab.step import Host, Knobs, Setting, step
 from foretell.pytorch.lab.table import Config, Row
@@ -61,7 +62,21 @@ class Known:
             1.0 / rate if rate else plain.copy,
             self.cores(config.ranks).get("woke_s", 0.0),
             self._slow(config, busy),
+            self.late(),
         )
+
+    def late(self) -> float:
+        """Seconds that a message sent beside work takes longer, the mean of all that bench tried.
+
+        Bench had two at once: what one is late by is half of what both are.
+        """
+        found = []
+        for row in self.machine.get("beside", ()):
+            prices = Prices(self.machine, row["network"], row["ranks"])
+            share = prices.share("all_reduce", BESIDE)
+            both = prices.seconds("all_reduce", BESIDE) * (1 + share)
+            found.append((row["wire"] - 1) * both / 2)
+        return max(0.0, mean(found)) if found else 0.0
 
     def _slow(self, config: Config, busy: Busy) -> float:
         """Core seconds of the same work here over those at the time of the profile.

@@ -22,6 +22,7 @@ SIZES = (1024, 16384, 65536, 262144, 1048576, 4194304)
 OPS = ("all_reduce", "reduce", "broadcast", "all_gather")
 _LONG = 0.25  # seconds: what takes longer is repeated three times only
 _BURNS = 15
+BESIDE = 524288  # bytes of a message beside work: a gradient of some layers
 _REST = 0.02  # seconds of sleep before it is seen how late a rank wakes
 
 
@@ -38,6 +39,18 @@ def measure_links(
             found.append(_row(pool, network, op, size, 3 if 4 * last > _LONG else 9))
             last = found[-1]["seconds"]
     return found
+
+
+def measure_beside(pool: Pool, network: str) -> dict[str, Any]:
+    """Work beside messages over work alone, and messages beside work over messages alone."""
+    answers = pool.ask({"do": "beside", "bytes": BESIDE, "repeats": _BURNS})
+    means = {key: mean(a[key] for a in answers) for key in answers[0]}
+    return {
+        "network": network,
+        "ranks": pool.ranks,
+        "work": means["beside_s"] / means["alone_s"],
+        "wire": means["sent_beside_s"] / means["sent_s"],
+    }
 
 
 def _row(pool: Pool, network: str, op: str, size: int, repeats: int) -> dict[str, Any]:

@@ -19,7 +19,13 @@ from typing import Any
 
 from foretell.errors import InputError
 from foretell.pytorch.lab import plans, table
-from foretell.pytorch.lab.links import fit_links, measure_cores, measure_links, this_machine
+from foretell.pytorch.lab.links import (
+    fit_links,
+    measure_beside,
+    measure_cores,
+    measure_links,
+    this_machine,
+)
 from foretell.pytorch.lab.network import LOOPBACK, Network, network
 from foretell.pytorch.lab.pool import Pool
 from foretell.pytorch.lab.table import Config, Row
@@ -27,7 +33,7 @@ from foretell.pytorch.lab.wires import refusal
 
 _PROFILED = 15  # steps of one rank by itself
 _LOG = "ranks.log"
-Tell = Callable[[str], None]
+Tell = Callable[..., None]  # words and, where it is known, the share that is done
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,7 @@ class Asked:
     warmup: int = 2
     seconds: float = 1200.0  # after which no further run is begun
     notes: bool = False  # write down the pieces of a step of every run
+    pin: bool = False  # each rank to cores of its own, where there are enough
 
 
 @dataclass
@@ -49,13 +56,14 @@ class Lab:
     folder: Path
     stack: ExitStack = field(default_factory=ExitStack)
     pools: dict[tuple[int, str], Pool] = field(default_factory=dict)
+    pin: bool = False
 
     def pool(self, ranks: int, wanted: Network) -> Pool:
         """Ranks on a network, shaped as it says."""
         key = (ranks, wanted.name if wanted.wires == "tap" else wanted.wires)
         found = self.pools.get(key)
         if found is None or found.is_broken:
-            made = Pool(ranks, wanted, self.folder / _LOG)
+            made = Pool(ranks, wanted, self.folder / _LOG, pin=self.pin)
             found = self.pools[key] = self.stack.enter_context(made)
         found.shape(wanted)
         return found
@@ -70,22 +78,24 @@ def permitted(configs: Sequence[Config]) -> tuple[tuple[Config, ...], str]:
     return tuple(changed), why
 
 
-def run(folder: Path, asked: Asked, tell: Tell = lambda _: None) -> dict[str, Any]:
+def run(folder: Path, asked: Asked, tell: Tell = lambda *_: None) -> dict[str, Any]:
     """Run what is missing of a matrix, within its time; what was and was not done."""
     folder.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
     with ExitStack() as stack:
-        lab = Lab(folder, stack)
-        profiles = profile_all(lab, {c.model for c in asked.configs}, tell)
+        lab = Lab(folder, stack, pin=asked.pin)
+        profiles = profile_all(lab, asked.configs, tell)
         configs = [c for c in asked.configs if plans.applies(c.plan, profiles[c.model], c.ranks)]
         measure_machine(lab, configs, tell)
         before = max((row.at_s for row in table.rows(folder)), default=0.0)
         done = failed = left = 0
-        for number, config in _missing(folder, configs, asked.rounds):
-            if time.monotonic() - begun > asked.seconds:
+        missing = list(_missing(folder, configs, asked.rounds))
+        for k, (number, config) in enumerate(missing):
+            spent = (time.monotonic() - begun) / asked.seconds
+            if spent > 1:
                 left += 1
                 continue
-            tell(f"round {number + 1}: {config}")
+            tell(f"round {number + 1}: {config}", max(k / len(missing), spent))
             try:
                 at = before + time.monotonic() - begun
                 _once(lab, config, profiles[config.model], asked, number, at)
@@ -99,16 +109,20 @@ def run(folder: Path, asked: Asked, tell: Tell = lambda _: None) -> dict[str, An
             "seconds": time.monotonic() - begun}  # fmt: skip
 
 
-def profile_all(lab: Lab, models: set[str], tell: Tell) -> dict[str, Any]:
-    """One rank by itself for each model, on the samples that plans give a rank."""
+def profile_all(lab: Lab, configs: Sequence[Config], tell: Tell) -> dict[str, Any]:
+    """One rank by itself for each model, on the samples and with the threads of its ranks."""
     path = lab.folder / table.PROFILES
     found: dict[str, Any] = table.read(path) or {}
-    for name in sorted(models - set(found)):
+    threads = sorted({n for c in configs for n in c.thread_counts() if n > 1})
+    for name in sorted({c.model for c in configs}):
+        if name in found and all(str(n) in found[name].get("threads", {}) for n in threads):
+            continue
         tell(f"profile of {name}")
         pool = lab.pool(1, network(LOOPBACK))
         size = pool.ask({"do": "profile", "model": name, "samples": [], "steps": 1})[0]["samples"]
         sizes = [size, size // 2, size * 3 // 2]
         job = {"do": "profile", "model": name, "samples": sizes, "steps": _PROFILED}
+        job |= {"threads": threads}
         found[name] = pool.ask(job, seconds=120.0)[0]
         table.write(path, found)
     return found
@@ -117,7 +131,8 @@ def profile_all(lab: Lab, models: set[str], tell: Tell) -> dict[str, Any]:
 def measure_machine(lab: Lab, configs: Sequence[Config], tell: Tell) -> dict[str, Any]:
     """Links and cores of every network and number of ranks in the matrix."""
     path = lab.folder / table.MACHINE
-    found = table.read(path) or {"machine": this_machine(), "links": [], "cores": [], "fits": []}
+    told = this_machine() | {"pinned": lab.pin}
+    found = table.read(path) or {"machine": told, "links": [], "cores": [], "fits": []}
     if "ceilings" not in found:
         found["ceilings"] = lab.pool(1, network(LOOPBACK)).ask({"do": "ceilings"})[0]
     for ranks, name in sorted({(c.ranks, c.network) for c in configs}):
@@ -126,7 +141,9 @@ def measure_machine(lab: Lab, configs: Sequence[Config], tell: Tell) -> dict[str
             found["cores"].append(measure_cores(lab.pool(ranks, network(name))))
         known = any((r["ranks"], r["network"]) == (ranks, name) for r in found["links"])
         if ranks > 1 and not known:
-            found["links"] += measure_links(lab.pool(ranks, network(name)), name, tell=tell)
+            pool = lab.pool(ranks, network(name))
+            found["links"] += measure_links(pool, name, tell=tell)
+            found.setdefault("beside", []).append(measure_beside(pool, name))
         found["fits"] = fit_links(found["links"])
         table.write(path, found)
     return found

@@ -27,9 +27,10 @@ class Pieces:
         return self.forward + sum(s for _, s in self.backward) + self.rest + self.update
 
 
-def pieces(profile: dict[str, Any], samples: int) -> Pieces:
-    """The pieces of a step of so many samples."""
-    known = {int(n): step for n, step in profile["steps"].items()}
+def pieces(profile: dict[str, Any], samples: int, threads: int = 1) -> Pieces:
+    """The pieces of a step of so many samples; of one thread where nobody clocked so many."""
+    clocked = profile.get("threads", {}).get(str(threads), profile["steps"])
+    known = {int(n): step for n, step in clocked.items()}
     sizes = sorted(known)
     columns = [_flat(known[n]) for n in sizes]
     values = np.array([[column[k] for column in columns] for k in range(len(columns[0]))])

@@ -21,6 +21,7 @@ from typing import IO, Any, Self
 
 from foretell.errors import InputError
 from foretell.pytorch.lab.network import Network
+from foretell.pytorch.lab.pin import dealt, kept_to
 from foretell.pytorch.lab.wires import Wires
 
 _START = 180.0  # seconds to import torch and meet, on a busy machine
@@ -30,8 +31,9 @@ _PORT = 29611  # inside a namespace nobody else has it
 class Pool:
     """As many ranks as asked for, on one kind of links; used with `with`."""
 
-    def __init__(self, ranks: int, network: Network, log: Path) -> None:
+    def __init__(self, ranks: int, network: Network, log: Path, *, pin: bool = False) -> None:
         self.ranks, self.log = ranks, log
+        self.cores = dealt(ranks) if pin else []  # of each rank; none: where the kernel puts it
         self.wires = Wires(ranks, network.wires)
         self.first = network
         self.processes: list[subprocess.Popen[str]] = []
@@ -107,7 +109,8 @@ class Pool:
             "OMP_NUM_THREADS": "1",
         }
         command = [*self.wires.prefix(rank), sys.executable, "-m", "foretell.pytorch.lab.rank"]
-        with self.log.open("ab") as log:
+        own = self.cores[rank] if self.cores else None
+        with self.log.open("ab") as log, kept_to(own):
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=env, text=True,
                 pass_fds=[write], start_new_session=True,

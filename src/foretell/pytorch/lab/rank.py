@@ -5,6 +5,7 @@
     {"do": "speed", "model": "mlp", "samples": 128, "steps": 5, "threads": 2}
     {"do": "acts", "steps": 5}
     {"do": "same", "model": "mlp", "plan": "dp=2,global_batch=8", "steps": 3}
+    {"do": "beside", "bytes": 524288, "repeats": 9}                      work beside messages
     {"do": "burn"}                                                       how busy the machine is
     {"do": "ceilings"}                                                   the best rates of a core
     {"do": "profile", "model": "mlp", "samples": [128, 64], "steps": 10}
@@ -177,6 +178,33 @@ def collective(job: Job) -> dict[str, Any]:
     return {"all_s": wall, "cpu_s": median(cpu), "main_s": median(main)}
 
 
+def beside(job: Job) -> dict[str, float]:
+    """Wall seconds of a little work alone and beside two all-reduces, and of those alone and beside
+    work: what ranks that compute and send at once cost themselves."""
+    buffers = [torch.ones(int(job["bytes"]) // 4) for _ in range(2)]
+    rows = [
+        (*_both(buffers, works=False), *_both(buffers, works=True)) for _ in range(job["repeats"])
+    ]
+    quiet, _, sent, work = (median(column) for column in zip(*rows[1:], strict=True))
+    alone = median(worked(1)[0] for _ in range(20))
+    return {"alone_s": alone, "beside_s": work, "sent_s": quiet, "sent_beside_s": sent}
+
+
+def _both(buffers: list[Any], *, works: bool) -> tuple[float, float]:
+    """Seconds of two messages at once, and of a piece of the work that was done meanwhile."""
+    dist.barrier()
+    begun = time.perf_counter()
+    sent = [dist.all_reduce(b, async_op=True) for b in buffers]
+    done = 0
+    while works and not all(one.is_completed() for one in sent):
+        worked(1)
+        done += 1
+    worked_s = time.perf_counter() - begun
+    for one in sent:
+        one.wait()
+    return time.perf_counter() - begun, worked_s / max(done, 1)
+
+
 def _clocks() -> tuple[float, float, float]:
     """The wall's, all threads', this thread's."""
     return time.perf_counter(), time.process_time(), time.thread_time()
@@ -250,6 +278,7 @@ def _core(call: Callable[[], Any], times: int = 9) -> list[float]:
 DO: dict[str, Callable[[Job], Any]] = {
     "run": run,
     "collective": collective,
+    "beside": beside,
     "burn": burn,
     "speed": speed,
     "acts": acts,

@@ -4,7 +4,9 @@ Every rank has a lane for its own work and two for messages (gloo works on two a
 the rank's share of a core, a link of the graph like any other: a busy machine is one whose cores
 are worth less. Messages share one wire, also those that go opposite ways: between two ranks gloo
 has one connection, in which a short message waits behind a long one and holds a thread meanwhile,
-so that in measured steps they take turns. What is sent when is what `foretell.pytorch.deploy` does:
+so that in measured steps they take turns. A message that is sent while its rank still computes is
+late: each of gloo's threads has to find a core first (→ foretold.Known.late).
+What is sent when is what `foretell.pytorch.deploy` does:
 
     all-reduce   buckets in order, each as soon as its gradients and all buckets before it are there
     factors      [x | g] of a layer gathered from its backward on, multiplied before the update
@@ -50,6 +52,7 @@ class Host:
     copy: float = 2.5e-10  # a byte, into a bucket
     woke: float = 0.0  # how late the slowest rank wakes
     slow: float = 1.0  # a core's seconds beside other ranks, over those of the profile
+    late: float = 0.0  # of a message that is sent beside work, over one by itself
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +88,8 @@ class _Step:
         self.wire = self.builder.link("wire", 1.0)
         self.count: dict[str, int] = {}
         self.taken = [0.0] * MESSAGES  # seconds of the messages each thread has been given
+        self.is_sending = False  # a message left in the middle of a backward
+        self.over = [-1 for _ in self.ranks]  # the last gradient of each rank
         self.last = [-1 for _ in self.ranks]  # the task each rank's work goes on from
 
     def _lane(self, name: str, rank: int, kind: str) -> int:
@@ -110,14 +115,17 @@ class _Step:
 
     # One rank's own work
 
+    def _pieces(self, rank: int, samples: int) -> Pieces:
+        threads = self.setting.threads[rank] if self.setting.threads else 1
+        return pieces(self.setting.profile, samples, threads)
+
     def _do(self, rank: int, name: str, seconds: float, after: Iterable[int] = ()) -> int:
         """A piece of a rank's work, behind the one before it."""
-        threads = self.setting.threads[rank] if self.setting.threads else 1
         waits = [*after, *([self.last[rank]] if self.last[rank] >= 0 else [])]
         uses = {self.cores[rank]: 1.0} if seconds > 0 else None
         self.last[rank] = self.builder.task(
             kind="host", op=name.split()[0], name=name, rank=rank, lanes=[self.work[rank]],
-            seconds=seconds / threads, after=waits, uses=uses, source="measured",
+            seconds=seconds, after=waits, uses=uses, source="measured",
         )  # fmt: skip
         return self.last[rank]
 
@@ -139,10 +147,11 @@ class _Step:
         ready: list[dict[str, int]] = []
         for r, samples in enumerate(plans.samples(self.plan, self.setting.profile)):
             many = max(1, samples // self.plan.micro_batch) if self.plan.micro_batch else 1
-            found = pieces(self.setting.profile, samples // many)
+            found = self._pieces(r, samples // many)
             for k in range(many):
                 done = self._pass(r, found, ways, is_last=k + 1 == many)
             ready.append(done)
+            self.over[r] = max(done.values())
         late = self.plan.overlap is False
         buckets = []
         at = [-1] * len(ready)
@@ -181,8 +190,10 @@ class _Step:
         assert prices is not None
         wire = self.knobs.wire * self.knobs.wires.get(prices.network, 1.0)
         core = prices.core(op, size) * self.worth * self.knobs.interference
-        seconds = max(prices.seconds(op, size) * wire, core)  # its own rank may be too busy for it
-        share = prices.share(op, size)
+        alone = max(prices.seconds(op, size) * wire, core)  # its own rank may be too busy for it
+        late = self.setting.host.late * self.knobs.wire if self._is_beside(after) else 0.0
+        seconds = alone + late
+        share = (prices.share(op, size) * alone + late) / seconds  # others wait for it, too
         number = self.count[op] = self.count.get(op, -1) + 1
         lane = self.taken.index(min(self.taken))  # the thread that is free first takes it
         self.taken[lane] += seconds
@@ -191,6 +202,13 @@ class _Step:
             kind="collective", op=op, name=f"{op} {number}", rank=0, lanes=lanes, seconds=seconds,
             comm_bytes=size, after=after, uses={self.wire: share}, source="measured",
         )  # fmt: skip
+
+    def _is_beside(self, after: list[int]) -> bool:
+        """Whether a rank still computes when a message leaves, or sends one that did so."""
+        pairs = list(zip(after, self.over, strict=True))
+        if any(begun < over for begun, over in pairs):
+            self.is_sending = True
+        return self.is_sending and all(begun <= over for begun, over in pairs)
 
     def _size(self, bucket: Sequence[str]) -> float:
         return float(sum(self.bytes[n] for n in bucket))
@@ -204,7 +222,7 @@ class _Step:
     def _update(self, sent: list[int], ways: dict[str, str], owned: dict[str, int]) -> None:
         total = sum(self.bytes.values())
         for r, samples in enumerate(plans.samples(self.plan, self.setting.profile)):
-            found = pieces(self.setting.profile, samples)
+            found = self._pieces(r, samples)
             product = sum(s for n, s in found.backward if ways[n] == "factors")
             mine = sum(b for n, b in self.bytes.items() if owned.get(n, r) == r) / total
             start = self._launch(0 if owned else len(sent)) + self._woke(sent)

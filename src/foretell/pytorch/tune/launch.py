@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from foretell.pytorch.deploy import run_files
 from foretell.pytorch.lab.network import network
 from foretell.pytorch.lab.wires import shaped_loopback
 
+_POLL = 0.2  # seconds between looks at how far they are
+_DONE = "done.json"
 _LO = {"GLOO_SOCKET_IFNAME": "lo"}  # inside a namespace there is nothing else
 
 
@@ -34,25 +38,41 @@ class Asked:
     network: str = "loopback"  # what the ranks of this machine meet on (→ foretell.pytorch.lab)
 
 
-def measure(asked: Asked, ranks: int, timeout: float = 600.0) -> dict[str, Any]:
-    """What rank 0 measured together with the others; an error names the rank that failed."""
+def measure(
+    asked: Asked,
+    ranks: int,
+    timeout: float = 600.0,
+    progress: Callable[[str, float], None] = lambda words, share: None,
+) -> dict[str, Any]:
+    """What rank 0 measured together with the others; an error names the rank that failed.
+
+    `progress` is told how many of its steps are over, and which share that is.
+    """
     if not Path(asked.script).is_file():
         raise InputError(f"there is no script `{asked.script}`")
     with tempfile.TemporaryDirectory(prefix="foretell-tune-") as name:
         folder = Path(name)
         run_files.write(folder / "asked.json", asdict(asked) | {"launcher": os.getpid()})
         with shaped_loopback(network(asked.network), ranks) as prefix:
-            _run(_start(folder, ranks, prefix), timeout)
+            _run(_start(folder, ranks, prefix), timeout, folder, progress)
         return _read(folder)
 
 
-def _run(process: subprocess.Popen[bytes], timeout: float) -> None:
+def _run(
+    process: subprocess.Popen[bytes], timeout: float, folder: Path,
+    progress: Callable[[str, float], None],
+) -> None:  # fmt: skip
+    ends = time.monotonic() + timeout
     try:
-        process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        raise InputError(
-            f"the ranks were not done after {timeout:g} s", hint="raise --timeout-s"
-        ) from None
+        while process.poll() is None:
+            if time.monotonic() > ends:
+                raise InputError(
+                    f"the ranks were not done after {timeout:g} s", hint="raise --timeout-s"
+                )
+            done = run_files.read(folder / _DONE)
+            if done:
+                progress(f"step {done['steps']} of {done['of']}", done["steps"] / done["of"])
+            time.sleep(_POLL)
     finally:
         _end(process)
 
@@ -83,6 +103,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def tell_done(folder: Path, steps: int, of: int) -> None:
+    """Let whoever waits know how many steps are over."""
+    run_files.write(folder / _DONE, {"steps": steps, "of": of})
 
 
 def _read(folder: Path) -> dict[str, Any]:

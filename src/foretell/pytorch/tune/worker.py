@@ -25,7 +25,7 @@ from foretell.errors import ForetellError, InputError
 from foretell.pytorch.deploy import run_files
 from foretell.pytorch.deploy.worker import leave, load
 from foretell.pytorch.script import default_loss, prepared, share
-from foretell.pytorch.tune.launch import Asked
+from foretell.pytorch.tune.launch import Asked, tell_done
 
 _SWEEP = tuple(2.0**k for k in range(12, 27, 2))  # bytes of the all-reduces that are timed
 _REPEAT = 5
@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
     asked = Asked(**given | {"candidates": tuple(tuple(c) for c in given["candidates"])})
     threading.Thread(target=_stay_with, args=(asked.launcher,), daemon=True).start()
     try:
-        found = _measured(asked)
+        found = _measured(asked, _Count(folder if rank == 0 else None, asked))
     except BaseException as error:
         run_files.write(folder / f"rank-{rank}.error.json", _told(error))
         os._exit(1)  # peers may be inside a collective: nothing to wait for
@@ -57,15 +57,30 @@ def _stay_with(launcher: int) -> None:
     os._exit(1)
 
 
-def _measured(asked: Asked) -> dict[str, Any]:
+class _Count:
+    """Counts steps, and lets whoever waits know of them; a rank without a folder keeps still."""
+
+    def __init__(self, folder: Path | None, asked: Asked) -> None:
+        turns = asked.rounds if asked.candidates else 1
+        self.of = max(len(asked.candidates), 1) * (asked.warmup + turns * asked.steps)
+        self.folder, self.steps = folder, 0
+
+    def add(self, steps: int) -> None:
+        """So many more steps are over."""
+        self.steps += steps
+        if self.folder is not None:
+            tell_done(self.folder, self.steps, self.of)
+
+
+def _measured(asked: Asked, count: _Count) -> dict[str, Any]:
     device = asked.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group("nccl" if device == "cuda" else "gloo")
     script = load(Path(asked.script))
     if asked.candidates:
-        return {"rounds": verify(script, asked, device)}
-    return profile(script, asked, device) | {"wire": sweep(device)}
+        return {"rounds": verify(script, asked, device, count)}
+    return profile(script, asked, device, count) | {"wire": sweep(device)}
 
 
 class Training:
@@ -120,7 +135,7 @@ class Training:
         return middle - start, ended - middle
 
 
-def profile(script: ModuleType, asked: Asked, device: str) -> dict[str, Any]:
+def profile(script: ModuleType, asked: Asked, device: str, count: _Count) -> dict[str, Any]:
     """When gradients are there, and how long ops and update take, beside a message under way.
 
     Of the steps the one at the lower quartile counts: what else a machine does makes some longer.
@@ -138,6 +153,7 @@ def profile(script: ModuleType, asked: Asked, device: str) -> dict[str, Any]:
 
     for _ in range(asked.warmup):
         training.step()
+    count.add(asked.warmup)
     for parameter in training.model.parameters():
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(seen)
@@ -147,6 +163,7 @@ def profile(script: ModuleType, asked: Asked, device: str) -> dict[str, Any]:
     )
     for _ in range(asked.steps):
         times.append(training.step(message))
+        count.add(1)
     forward.remove()
     return _told_profile(training, marks, times)
 
@@ -192,18 +209,20 @@ def sweep(device: str) -> list[tuple[float, float]]:
     return found
 
 
-def verify(script: ModuleType, asked: Asked, device: str) -> list[list[list[float]]]:
+def verify(script: ModuleType, asked: Asked, device: str, count: _Count) -> list[list[list[float]]]:
     """For each list of caps the steps of every round."""
     trainings = [Training(script, device, caps) for caps in asked.candidates]
     for training in trainings:
         for _ in range(asked.warmup):  # DDP puts its buckets right in the first step
             training.step()
+        count.add(asked.warmup)
     rounds: list[list[list[float]]] = [[] for _ in trainings]
     for turn in range(asked.rounds):
         order = range(len(trainings)) if turn % 2 == 0 else reversed(range(len(trainings)))
         for k in order:
             took = [_slowest(sum(trainings[k].step()), device) for _ in range(asked.steps)]
             rounds[k].append(took)
+            count.add(asked.steps)
     return rounds
 
 
