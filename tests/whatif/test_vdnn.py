@@ -1,9 +1,12 @@
 """Inputs of convolutions offloaded and fetched back: who waits for which copy."""
 
+from pathlib import Path
+
 import pytest
 
 from foretell.cluster import load
 from foretell.simulate import simulate
+from foretell.trace import read
 from foretell.whatif import DoesNotApply, Setting, parse
 from tests.whatif.traced import Step, convnet
 
@@ -55,3 +58,10 @@ def test_a_forward_pass_that_runs_again_is_refused():
     again = parse("checkpoint").apply(convnet(), Setting())
     with pytest.raises(DoesNotApply, match="runs again"):
         parse("vdnn").apply(again, Setting())
+
+
+def test_several_passes_in_one_step_are_refused():
+    step = Path(__file__).parents[2] / "benchmarks" / "measured" / "h200" / "resnet18.base.json.gz"
+    twice = parse("accumulate:steps=2").apply(read(step).graph, Setting())
+    with pytest.raises(DoesNotApply, match="behind a backward pass"):
+        parse("vdnn").apply(twice, Setting())

@@ -6,6 +6,8 @@ when somebody asks, each spec of the graph's history is asked what it makes of i
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from foretell.graph.graph import Graph
 from foretell.memory.play import Held, play
 from foretell.memory.tape import FACT, Tape, decode
@@ -15,22 +17,34 @@ _MEASURED = "peak_bytes"  # a fact: the peak of the step as it was, without the 
 
 def tape_of(graph: Graph) -> Tape | None:
     """What the step holds after all that was done to it; none where its trace did not tell."""
-    from foretell.whatif import WHATIFS, parse
-
     text = graph.facts.get(FACT)
-    if not isinstance(text, str):
-        return None
-    tape = decode(text)
-    for spec in graph.history:
-        if spec.partition(":")[0] in WHATIFS:
-            tape = parse(spec).hold(tape)
-    return tape
+    return _changed(text, _made(graph)) if isinstance(text, str) else None
+
+
+def _made(graph: Graph) -> tuple[str, ...]:
+    """The what-ifs among what was done to a graph."""
+    from foretell.whatif import WHATIFS
+
+    return tuple(spec for spec in graph.history if spec.partition(":")[0] in WHATIFS)
+
+
+@lru_cache(8)  # changes made together share what they begin with
+def _changed(text: str, made: tuple[str, ...]) -> Tape:
+    """A tape as text after what-ifs, the last of them on top of the others."""
+    from foretell.whatif import parse
+
+    return parse(made[-1]).hold(_changed(text, made[:-1])) if made else decode(text)
 
 
 def held(graph: Graph) -> Held | None:
     """The memory of a step, op by op."""
-    tape = tape_of(graph)
-    return None if tape is None else play(tape)
+    text = graph.facts.get(FACT)
+    return _played(text, _made(graph)) if isinstance(text, str) else None
+
+
+@lru_cache(4)
+def _played(text: str, made: tuple[str, ...]) -> Held:
+    return play(_changed(text, made))
 
 
 def peak_bytes(graph: Graph, real: float | None = None) -> float | None:
@@ -45,4 +59,4 @@ def peak_bytes(graph: Graph, real: float | None = None) -> float | None:
     known = graph.facts.get(_MEASURED) if real is None else real
     if not isinstance(known, (int, float)):
         return now.peak
-    return max(now.peak + known - play(decode(graph.facts[FACT])).peak, 0.0)
+    return max(now.peak + known - _played(graph.facts[FACT], ()).peak, 0.0)

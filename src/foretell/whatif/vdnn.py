@@ -7,6 +7,7 @@ back while the convolution behind it, whose backward comes first, is at work.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -56,9 +57,9 @@ class Vdnn(WhatIf):
                 "the step has no convolutions with known inputs, forward and backward",
                 hint="profile with record_shapes=True",
             )
-        if any(_is_late(graph, layer) for mine in found.values() for layer in mine):
+        if any(_is_late(graph, mine) for mine in found.values() if mine):
             raise DoesNotApply(
-                "the forward pass runs again behind the backward, or starts behind it",
+                "some forward pass runs, or runs again, behind a backward pass",
                 hint="ask for vdnn before checkpoint, p3 or parameter-server, or without them",
             )
         rate = bus_rate(graph, setting)
@@ -74,11 +75,12 @@ class Vdnn(WhatIf):
         return released(tape, dict.fromkeys(inputs, 0.0))
 
 
-def _is_late(graph: Graph, layer: Layer) -> bool:
-    """Whether a convolution runs forward again, or after it has begun to run backward."""
-    again = {graph.text_of("op", int(t)) for t in layer.backward} & set(CONVOLUTIONS)
-    late = graph.order[layer.forward].max() > graph.order[layer.backward].min()
-    return bool(again) or bool(late)
+def _is_late(graph: Graph, mine: Sequence[Layer]) -> bool:
+    """Whether a convolution runs forward again, or after some has begun to run backward."""
+    back = np.concatenate([layer.backward for layer in mine])
+    again = {graph.text_of("op", int(t)) for t in back} & set(CONVOLUTIONS)
+    last = max(graph.order[layer.forward].max() for layer in mine)
+    return bool(again) or bool(last > graph.order[back].min())
 
 
 def layers(graph: Graph, rank: int) -> list[Layer]:
