@@ -11,19 +11,19 @@ from foretell.errors import GraphError
 from foretell.graph import NONE
 from foretell.graph.wiring import wiring
 from foretell.simulate import simulate
-from foretell.simulate.engine import loop_for, run_events, timeline
+from foretell.simulate.engine import loop_for, run, timeline
 from foretell.simulate.questions import breakdown, busy, critical_path
 
 MANY = settings(max_examples=100, deadline=None)
-SHAPES = st.sampled_from(
-    [
-        {},
-        {"links": False},
-        {"links": False, "free": False},
-        {"links": False, "delays": False},
-        {"links": False, "delays": False, "urgent": False},
-    ]
+EACH = (
+    {},
+    {"links": False},
+    {"links": False, "free": False},
+    {"free": False},
+    {"links": False, "delays": False},
+    {"links": False, "delays": False, "urgent": False},
 )
+SHAPES = st.sampled_from(EACH)
 
 
 def same(a, b):
@@ -36,7 +36,13 @@ def same(a, b):
 def test_engines_agree(graph):
     expected = simulate(graph, engine="readable")
     same(simulate(graph, engine="compiled"), expected)
-    same(timeline(graph, run_events(graph, wiring(graph))), expected)
+    same(timeline(graph, run("events", graph, wiring(graph))), expected)
+
+
+@MANY
+@given(graphs(free=False))
+def test_transfers_between_ordered_lanes_agree(graph):
+    same(simulate(graph, engine="compiled"), simulate(graph, engine="readable"))
 
 
 @MANY
@@ -115,14 +121,16 @@ def test_two_runs_are_equal(graph):
 
 
 def test_every_loop_is_drawn():
-    """The strategies reach all three loops, or the tests above would prove less than they say."""
+    """The strategies reach all four loops, or the tests above would prove less than they say."""
     seen = set()
 
-    @settings(max_examples=80, deadline=None, database=None)
-    @given(SHAPES.flatmap(lambda shape: graphs(**shape)))
-    def look(graph):
-        seen.add(loop_for(graph))
+    for shape in EACH:
 
-    look()
-    assert seen == {"paths", "lists", "events"}
+        @settings(max_examples=20, deadline=None, database=None)
+        @given(graphs(**shape))
+        def look(graph):
+            seen.add(loop_for(graph))
+
+        look()
+    assert seen == {"paths", "flows", "lists", "events"}
     assert NONE == -1

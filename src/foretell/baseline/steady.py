@@ -6,6 +6,8 @@ waits for it as it would, and the time from the end of one to the end of the nex
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from foretell.graph.combine import replicate
@@ -16,6 +18,7 @@ COPIES = 3  # the first fills the queues, the last two are steady
 TIMES = ("seconds", "gap", "priority")  # what an edit may change and the structure still holds
 
 
+@lru_cache(4)  # a step is asked for its time, its interval and the reason in a row
 def steady_seconds(step: Graph, copies: int = COPIES) -> float:
     """Seconds from the end of one step to the end of the next."""
     if not step.size:

@@ -1,45 +1,49 @@
-"""Compiled loops over edges: what numpy cannot say in one call."""
+"""Loops over edges: what numpy cannot say in one call, compiled.
+
+Every loop fills arrays that are made by the function below it: compiling one takes a third of the
+time if it makes none, and who has just installed this waits for that.
+"""
 
 from typing import Any
 
 import numpy as np
 from numba import njit
 
+from foretell.graph.columns import Array
+
 
 @njit(cache=True)
-def transposed(start: Any, after: Any) -> Any:
-    """Rows of followers from rows of waits: (start, follower, position of the edge)."""
+def _transpose(start: Any, after: Any, out: Any, place: Any, follower: Any, position: Any) -> None:
     n = len(start) - 1
-    out = np.zeros(n + 1, np.int64)
     for k in range(len(after)):
         out[after[k] + 1] += 1
     for i in range(n):
         out[i + 1] += out[i]
-    follower = np.empty(len(after), np.int32)
-    position = np.empty(len(after), np.int64)
-    place = out[:-1].copy()
+        place[i] = out[i]
     for i in range(n):
         for k in range(start[i], start[i + 1]):
             p = after[k]
             follower[place[p]] = i
             position[place[p]] = k
             place[p] += 1
+
+
+def transposed(start: Array, after: Array) -> tuple[Array, Array, Array]:
+    """Rows of followers from rows of waits: (start, follower, position of the edge)."""
+    n = len(start) - 1
+    out, place = np.zeros(n + 1, np.int64), np.empty(n, np.int64)
+    follower, position = np.empty(len(after), np.int32), np.empty(len(after), np.int64)
+    _transpose(start, after, out, place, follower, position)
     return out, follower, position
 
 
 @njit(cache=True)
-def topological(start: Any, after: Any, turn_start: Any, turn_before: Any) -> Any:
-    """Tasks in an order in which each comes after all it waits for; shorter where there is a cycle.
-
-    Depth first over waits, smallest number first, so that an order that is already right stays.
-    """
-    n = len(start) - 1
-    seen = np.zeros(n, np.uint8)  # 1: on the stack, 2: placed
-    at = np.empty(n, np.int64)
-    stack = np.empty(n, np.int32)
-    order = np.empty(n, np.int32)
+def _sort(
+    start: Any, after: Any, turn_start: Any, turn_before: Any, seen: Any, at: Any, stack: Any,
+    order: Any,
+) -> int:  # fmt: skip
     placed = 0
-    for root in range(n):
+    for root in range(len(order)):
         if seen[root]:
             continue
         top = 0
@@ -54,7 +58,7 @@ def topological(start: Any, after: Any, turn_start: Any, turn_before: Any) -> An
                 at[i] += 1
                 p = after[start[i] + k] if k < deps else turn_before[turn_start[i] + k - deps]
                 if seen[p] == 1:
-                    return order[:placed]
+                    return placed
                 if seen[p] == 0:
                     top += 1
                     stack[top], seen[p], at[p] = p, 1, 0
@@ -65,12 +69,26 @@ def topological(start: Any, after: Any, turn_start: Any, turn_before: Any) -> An
                 order[placed] = i
                 placed += 1
                 top -= 1
-    return order
+    return placed
 
 
-@njit(cache=True)
+def topological(start: Array, after: Array, turn_start: Array, turn_before: Array) -> Array:
+    """Tasks in an order in which each comes after all it waits for; shorter where there is a cycle.
+
+    Depth first over waits, smallest number first, so that an order that is already right stays.
+    """
+    n = len(start) - 1
+    seen, at = np.zeros(n, np.uint8), np.empty(n, np.int64)  # 1: on the stack, 2: placed
+    stack, order = np.empty(n, np.int32), np.empty(n, np.int32)
+    placed = _sort(start, after, turn_start, turn_before, seen, at, stack, order)
+    return order[:placed]
+
+
 def a_cycle(start: Any, after: Any, turn_start: Any, turn_before: Any) -> Any:
-    """The tasks of one cycle, each waiting for the next; empty where there is none."""
+    """The tasks of one cycle, each waiting for the next; empty where there is none.
+
+    Not compiled: it is asked for once, by an error.
+    """
     n = len(start) - 1
     seen = np.zeros(n, np.uint8)
     at = np.zeros(n, np.int64)
@@ -103,42 +121,19 @@ def a_cycle(start: Any, after: Any, turn_start: Any, turn_before: Any) -> Any:
 
 
 @njit(cache=True)
-def doubled(values: Any) -> Any:
-    """The same values with as much room behind them.
-
-    One by one: to assign a slice, numba compiles the text of an error too, which takes seconds.
-    """
-    out = np.empty(2 * len(values), values.dtype)
-    for k in range(len(values)):
-        out[k] = values[k]
-    return out
-
-
-@njit(cache=True)
-def bridged(start: Any, after: Any, lag: Any, gone: Any, order: Any) -> Any:
-    """Edges between kept tasks when others go: who waited for a gone task waits for its waits.
-
-    Returns (waiting, after, lag) of the edges to add; repeats may occur.
-    """
-    n = len(start) - 1
-    rows = np.full(n + 1, -1, np.int64)  # where the waits of a gone task begin in `pool`
-    ends = np.zeros(n, np.int64)
-    pool = np.empty(1024, np.int32)
-    pool_lag = np.empty(1024, np.float64)
-    used = 0
-    mark = np.full(n, -1, np.int64)
-    out_w = np.empty(1024, np.int32)
-    out_a = np.empty(1024, np.int32)
-    out_l = np.empty(1024, np.float64)
-    count = 0
-    for o in range(n):
+def _bridge(
+    start: Any, after: Any, lag: Any, gone: Any, order: Any, rows: Any, mark: Any, pool: Any,
+    pool_lag: Any, out: Any, out_lag: Any,
+) -> int:  # fmt: skip
+    used, count = 0, 0
+    for o in range(len(order)):
         i = order[o]
         begin = used
         for k in range(start[i], start[i + 1]):
             p = after[k]
             first, last = 0, 1
             if gone[p]:
-                first, last = rows[p], ends[p]
+                first, last = rows[2 * p], rows[2 * p + 1]
             elif not gone[i]:
                 continue  # a plain edge between kept tasks stays as it is
             for q in range(first, last):
@@ -150,40 +145,52 @@ def bridged(start: Any, after: Any, lag: Any, gone: Any, order: Any) -> Any:
                         pool_lag[mark[s]] = max(pool_lag[mark[s]], w)
                         continue
                     if used == len(pool):
-                        pool, pool_lag = doubled(pool), doubled(pool_lag)
+                        return -1
                     pool[used], pool_lag[used] = s, w
                     mark[s] = used
                     used += 1
                 else:
-                    if count == len(out_w):
-                        out_w, out_a, out_l = doubled(out_w), doubled(out_a), doubled(out_l)
-                    out_w[count], out_a[count], out_l[count] = i, s, w
+                    if count == len(out_lag):
+                        return -1
+                    out[2 * count], out[2 * count + 1], out_lag[count] = i, s, w
                     count += 1
         if gone[i]:
-            rows[i], ends[i] = begin, used
-    return out_w[:count], out_a[:count], out_l[:count]
+            rows[2 * i], rows[2 * i + 1] = begin, used
+    return count
+
+
+def bridged(
+    start: Array, after: Array, lag: Array, gone: Array, order: Array
+) -> tuple[Array, Array, Array]:
+    """Edges between kept tasks when others go: who waited for a gone task waits for its waits.
+
+    Returns (waiting, after, lag) of the edges to add; repeats may occur.
+    """
+    n, room = len(start) - 1, 1024 + 2 * len(after)
+    while True:
+        rows = np.empty(2 * n, np.int64)  # where the waits of a gone task begin and end in `pool`
+        mark = np.full(n, -1, np.int64)
+        pool, pool_lag = np.empty(room, np.int32), np.empty(room)
+        out, out_lag = np.empty(2 * room, np.int32), np.empty(room)
+        count = _bridge(start, after, lag, gone, order, rows, mark, pool, pool_lag, out, out_lag)
+        if count >= 0:
+            return out[0 : 2 * count : 2], out[1 : 2 * count : 2], out_lag[:count]
+        room *= 4  # it was too little
 
 
 @njit(cache=True)
-def placed(ranked: Any, tasks: Any, anchors: Any, is_behind: Any) -> Any:
-    """All tasks in issue order when some are put right ahead of or right behind others.
-
-    What is put next to the same task keeps the order given, and goes where that task goes.
-    Shorter where tasks are put next to each other in a ring.
-    """
-    n, m = len(ranked), len(tasks)
-    first = np.full((2, n), -1, np.int64)  # of each task: the last one put ahead, and behind
-    more = np.full(m, -1, np.int64)  # the one put there before that
-    is_put = np.zeros(n, np.uint8)
-    for k in range(m):
-        side = 1 if is_behind[k] else 0
-        more[k] = first[side, anchors[k]]
-        first[side, anchors[k]] = k
+def _place(
+    ranked: Any, tasks: Any, anchors: Any, is_behind: Any, first: Any, more: Any, is_put: Any,
+    stack: Any, out: Any,
+) -> int:  # fmt: skip
+    """`first`: of each task the last one put ahead of it and the last one put behind it."""
+    for k in range(len(tasks)):
+        at = 2 * anchors[k] + (1 if is_behind[k] else 0)
+        more[k] = first[at]  # the one put there before that
+        first[at] = k
         is_put[tasks[k]] = 1
-    out = np.empty(n, np.int64)
-    stack = np.empty(2 * n + 1, np.int64)
     count = 0
-    for r in range(n):
+    for r in range(len(ranked)):
         if is_put[ranked[r]]:
             continue
         stack[0] = ranked[r]
@@ -195,16 +202,29 @@ def placed(ranked: Any, tasks: Any, anchors: Any, is_behind: Any) -> Any:
                 out[count] = ~i
                 count += 1
                 continue
-            k = first[1, i]
+            k = first[2 * i + 1]
             while k >= 0:
                 stack[top] = tasks[k]
                 top += 1
                 k = more[k]
             stack[top] = ~i
             top += 1
-            k = first[0, i]
+            k = first[2 * i]
             while k >= 0:
                 stack[top] = tasks[k]
                 top += 1
                 k = more[k]
+    return count
+
+
+def placed(ranked: Array, tasks: Array, anchors: Array, is_behind: Array) -> Array:
+    """All tasks in issue order when some are put right ahead of or right behind others.
+
+    What is put next to the same task keeps the order given, and goes where that task goes.
+    Shorter where tasks are put next to each other in a ring.
+    """
+    n = len(ranked)
+    first, more = np.full(2 * n, -1, np.int64), np.empty(len(tasks), np.int64)
+    is_put, stack, out = np.zeros(n, np.uint8), np.empty(2 * n + 1, np.int64), np.empty(n, np.int64)
+    count = _place(ranked, tasks, anchors, is_behind, first, more, is_put, stack, out)
     return out[:count]

@@ -61,11 +61,11 @@ def _order(graph: Graph, less: Edges) -> Array:
 
 def _sorted(e: Edges) -> Array:
     if (e.after < e.waiting).all():
-        return np.arange(len(e.start) - 1)
+        return np.arange(len(e.start) - 1, dtype=np.int32)  # as the loop's: it is compiled for one
     from foretell.graph.loops import topological
 
-    order: Array = topological(e.start, e.after, np.zeros(len(e.start), np.int64), e.after[:0])
-    return order
+    nobody = frozen(np.zeros(len(e.start), np.int64))
+    return topological(e.start, e.after, nobody, e.after[:0])
 
 
 def _kept_columns(graph: Graph, keep: Array) -> dict[str, Array]:

@@ -37,8 +37,7 @@ class Wiring:
         from foretell.graph.loops import topological
 
         w, t = self.waits, self.turns
-        found: Array = topological(w.start, w.after, t.start, t.after)
-        return found
+        return topological(w.start, w.after, t.start, t.after)
 
     @cached_property
     def followers(self) -> tuple[Array, Array, Array]:
@@ -65,8 +64,7 @@ def wiring(graph: Graph) -> Wiring:
 def _followers(e: Edges) -> tuple[Array, Array, Array]:
     from foretell.graph.loops import transposed
 
-    found: tuple[Array, Array, Array] = transposed(e.start, e.after)
-    return found
+    return transposed(e.start, e.after)
 
 
 def _issued(graph: Graph) -> tuple[Array, Array, Array]:

@@ -1,6 +1,7 @@
 """Play a graph: choose the quickest loop that covers what the graph has.
 
     paths    every lane ordered, no links            one sweep
+    flows    every lane ordered                      one heap
     lists    at most one free lane a task, no gaps,
              no lags, no links                       one heap, one queue a lane
     events   everything
@@ -76,14 +77,14 @@ def full(graph: Graph) -> Played:
     wires, loop = wiring(graph), loop_for(graph)
     if loop == "paths":
         return sweep(graph, wires, blank(graph.size), 0, np.zeros(0, np.uint8))
-    return run_lists(graph, wires) if loop == "lists" else run_events(graph, wires)
+    return run(loop, graph, wires)
 
 
 def loop_for(graph: Graph) -> str:
     """Which loop plays a graph."""
     lanes_free = _free_lanes(graph)
-    if not len(graph.used) and not lanes_free.any():
-        return "paths"
+    if not lanes_free.any():
+        return "flows" if len(graph.used) else "paths"
     is_plain = "gap" not in graph.columns and wiring(graph).waits.lag is None
     one_lane = not len(graph.held) or not lanes_free[graph.held.lane].any()
     return "lists" if is_plain and one_lane and not len(graph.used) else "events"
@@ -117,32 +118,41 @@ def sweep(graph: Graph, wires: Wiring, played: Played, first: int, stale: Array)
     return played
 
 
-def run_lists(graph: Graph, wires: Wiring) -> Played:
-    """Play tasks that need at most one free lane each, from the beginning."""
+def run(loop: str, graph: Graph, wires: Wiring) -> Played:
+    """Play with a loop over events, from the beginning."""
     f = fixed(graph, wires)
-    return play_lists(graph, f, fresh_state(f, waiting_of(wires), blank(graph.size)), 0.0)
+    return play_on(loop, graph, f, fresh_state(f, waiting_of(wires), blank(graph.size)), 0.0)
 
 
-def run_events(graph: Graph, wires: Wiring) -> Played:
-    """Play anything, from the beginning."""
-    f = fixed(graph, wires)
-    return play_events(graph, f, fresh_state(f, waiting_of(wires), blank(graph.size)), 0.0)
-
-
-def play_lists(graph: Graph, f: Any, s: Any, now: float) -> Played:
+def play_on(loop: str, graph: Graph, f: Any, s: Any, now: float) -> Played:
     """Play on from a state."""
-    from foretell.simulate import lists
+    if loop == "flows":
+        _run_flows(f, s, now)
+    elif loop == "lists":
+        from foretell.simulate import lists
 
-    lists.run(f, s, only_lane(graph, f), now, "priority" not in graph.columns)
+        lists.run(f, s, only_lane(graph, f), now, "priority" not in graph.columns)
+    else:
+        from foretell.simulate import events
+
+        events.run(f, s, now)
     return Played(s.start, s.end, s.cause, s.why)
 
 
-def play_events(graph: Graph, f: Any, s: Any, now: float) -> Played:
-    """Play on from a state."""
-    from foretell.simulate import events
+def _run_flows(f: Any, s: Any, now: float) -> None:
+    from foretell.simulate import flows
 
-    events.run(f, s, now)
-    return Played(s.start, s.end, s.cause, s.why)
+    most, links = min(len(f.seconds), len(f.use_link)), len(f.capacity)
+    flows.run(
+        (f.seconds, f.gap),
+        (f.follow_start, f.follower, f.lag),
+        (f.turn_start, f.turn),
+        (f.use_start, f.use_link, f.use_demand, f.capacity),
+        (*s[: s._fields.index("taken")], s.times, s.codes, s.fresh, s.count),
+        (np.empty(most, np.int32), *np.empty((3, most))),
+        (np.empty(most), *np.empty((2, links))),
+        now,
+    )
 
 
 def fixed(graph: Graph, wires: Wiring) -> Any:
@@ -156,12 +166,22 @@ def fixed(graph: Graph, wires: Wiring) -> Any:
         seconds=np.ascontiguousarray(graph.seconds),
         gap=graph.columns.get("gap", np.zeros(0)),
         priority=np.ascontiguousarray(graph.priority),
-        use_start=rows_of(graph.used.task, graph.size),
+        use_start=_use_start(graph),
         use_link=graph.used.link,
         use_demand=graph.used.demand,
         capacity=graph.links.capacity,
         **made,
     )
+
+
+def _use_start(graph: Graph) -> Array:
+    """Where the links of each task begin; made once a table, which edits of times share."""
+    table, made = graph.cache.get("use_start", (None, None))
+    if table is not graph.used:
+        made = rows_of(graph.used.task, graph.size)
+        graph.cache["use_start"] = graph.used, made
+    found: Array = made
+    return found
 
 
 def waiting_of(wires: Wiring) -> Array:

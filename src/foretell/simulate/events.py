@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from foretell.simulate.heaps import event_pop, event_push, sooner, task_pop, task_push
+from foretell.simulate.heaps import put_event, sooner, take_event, task_pop, task_push
 from foretell.simulate.links import depart, fair, join
 from foretell.simulate.readable import ARRIVE, END, FREE, LANE, WAIT
 
@@ -80,6 +80,8 @@ def run(f: Fixed, s: State, now: float) -> None:
     n_lanes = 0
     moving = np.empty(n if has_links else 0, np.int32)  # running tasks that use links, ascending
     left, speed, since = np.empty(len(moving)), np.empty(len(moving)), np.empty(len(moving))
+    room = np.empty(len(moving)), np.empty(len(capacity)), np.empty(len(capacity))
+    pace = room[0]
     n_moving, moved = 0, False
     while True:
         # Ready tasks that need a free lane queue up; see `readable.start_all` for the rule.
@@ -148,10 +150,10 @@ def run(f: Fixed, s: State, now: float) -> None:
                 n_moving += 1
                 moved = True
             else:
-                event_push(times, codes, events, end[i], END * n + i)
+                put_event(times, codes, events, end[i], END * n + i)
                 events += 1
         if moved:
-            pace = fair(moving[:n_moving], use_start, use_link, use_demand, capacity)
+            fair(moving, n_moving, use_start, use_link, use_demand, capacity, room)
             for m in range(n_moving):
                 if pace[m] != speed[m]:
                     left[m] = max(left[m] - (now - since[m]) * speed[m], 0.0)
@@ -168,7 +170,7 @@ def run(f: Fixed, s: State, now: float) -> None:
         while True:
             if events and times[0] == now:
                 what, i = codes[0] // n, codes[0] % n
-                event_pop(times, codes, events)
+                take_event(times, codes, events)
                 events -= 1
             else:
                 while m < n_moving and end[moving[m]] != now:
@@ -185,7 +187,7 @@ def run(f: Fixed, s: State, now: float) -> None:
                     if t > ready[j] or (t == ready[j] and (ready_by[j] < 0 or i < ready_by[j])):
                         ready[j], ready_by[j] = t, i
                     if t > now:
-                        event_push(times, codes, events, t, ARRIVE * n + j)
+                        put_event(times, codes, events, t, ARRIVE * n + j)
                         events += 1
                         continue
                     waiting[j] -= 1
@@ -193,7 +195,7 @@ def run(f: Fixed, s: State, now: float) -> None:
                         fresh[n_fresh] = j
                         n_fresh += 1
                 if has_gap and gap[i] > 0:
-                    event_push(times, codes, events, now + gap[i], FREE * n + i)
+                    put_event(times, codes, events, now + gap[i], FREE * n + i)
                     events += 1
                     continue
             elif what == ARRIVE:

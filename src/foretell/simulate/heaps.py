@@ -6,7 +6,6 @@ Two sorts: events ordered by (time, code), and tasks waiting for a lane ordered 
 
 from typing import Any
 
-import numpy as np
 from numba import njit
 
 
@@ -43,6 +42,18 @@ def event_pop(times: Any, codes: Any, size: int) -> None:
         i = down
         down = 2 * i + 1
     event_push(times, codes, i, times[size], codes[size])
+
+
+@njit(cache=True)
+def put_event(times: Any, codes: Any, size: int, time: float, code: int) -> None:
+    """`event_push` as a call: a loop that does so in several places is compiled in less time."""
+    event_push(times, codes, size, time, code)
+
+
+@njit(cache=True)
+def take_event(times: Any, codes: Any, size: int) -> None:
+    """`event_pop` as a call."""
+    event_pop(times, codes, size)
 
 
 @njit(cache=True, inline="always")
@@ -85,11 +96,3 @@ def task_pop(heap: Any, base: int, size: int, priority: Any, ready: Any) -> None
         heap[base + at] = heap[base + down]
         at = down
     heap[base + at] = i
-
-
-@njit(cache=True)
-def doubled(array: Any) -> Any:
-    """The same numbers in an array of twice the room."""
-    bigger = np.empty(2 * len(array) + 16, array.dtype)
-    bigger[: len(array)] = array
-    return bigger

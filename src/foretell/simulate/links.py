@@ -1,4 +1,7 @@
-"""Running tasks that share links: compiled loops over a short list of them, ascending."""
+"""Running tasks that share links: compiled loops over a short list of them, ascending.
+
+Each is called in one place of a loop and becomes part of it: to compile it apart takes longer.
+"""
 
 from typing import Any
 
@@ -8,7 +11,7 @@ from numba import njit
 from foretell.simulate.readable import SLOWEST
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def join(
     moving: Any, left: Any, speed: Any, since: Any, size: int, i: int, seconds: float, now: float
 ) -> None:
@@ -25,7 +28,7 @@ def join(
     moving[m], left[m], speed[m], since[m] = i, seconds, 0.0, now
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def depart(moving: Any, left: Any, speed: Any, since: Any, size: int, m: int) -> None:
     """Take the m-th task away; `size` counts it still."""
     for k in range(m, size - 1):
@@ -37,37 +40,40 @@ def depart(moving: Any, left: Any, speed: Any, since: Any, size: int, m: int) ->
         )
 
 
-@njit(cache=True)
-def fair(moving: Any, use_start: Any, use_link: Any, use_demand: Any, capacity: Any) -> Any:
-    """The speed of each: the same sums in the same order as `readable.speeds`."""
-    room = capacity.copy()
-    demand = np.empty(len(room))
-    speed = np.full(len(moving), -1.0)
-    unsettled = len(moving)
+@njit(cache=True, inline="always")
+def fair(
+    moving: Any, size: int, use_start: Any, use_link: Any, use_demand: Any, capacity: Any, room: Any
+) -> None:
+    """The speed of each, into `room[0]`: the same sums in the same order as `readable.speeds`.
+
+    `room[1:]` are two rows to work in, a place for each link. No array is made and none is sliced
+    here: to compile that takes longer than all the rest.
+    """
+    speed, rest, demand = room
+    for link in range(len(capacity)):
+        rest[link] = capacity[link]
+    for m in range(size):
+        speed[m] = -1.0
+    unsettled = size
     while unsettled > 0:
-        demand[:] = 0.0
-        for m in range(len(moving)):
+        for link in range(len(capacity)):
+            demand[link] = 0.0
+        for m in range(size):
             if speed[m] < 0:
                 for k in range(use_start[moving[m]], use_start[moving[m] + 1]):
                     demand[use_link[k]] += use_demand[k]
         level, full = np.inf, -1
-        for link in range(len(room)):
-            if demand[link] > 0 and room[link] / demand[link] < level:
-                level, full = room[link] / demand[link], link
+        for link in range(len(capacity)):
+            if demand[link] > 0 and rest[link] / demand[link] < level:
+                level, full = rest[link] / demand[link], link
         level = max(level, SLOWEST)
-        for m in range(len(moving)):
+        for m in range(size):
             i = moving[m]
-            if speed[m] < 0 and (level >= 1.0 or uses(use_start, use_link, i, full)):
+            is_held = False
+            for k in range(use_start[i], use_start[i + 1]):
+                is_held = is_held or use_link[k] == full
+            if speed[m] < 0 and (level >= 1.0 or is_held):
                 speed[m] = min(level, 1.0)
                 unsettled -= 1
                 for k in range(use_start[i], use_start[i + 1]):
-                    room[use_link[k]] -= use_demand[k] * speed[m]
-    return speed
-
-
-@njit(cache=True)
-def uses(use_start: Any, use_link: Any, i: int, link: int) -> bool:
-    for k in range(use_start[i], use_start[i + 1]):
-        if use_link[k] == link:
-            return True
-    return False
+                    rest[use_link[k]] -= use_demand[k] * speed[m]

@@ -19,8 +19,7 @@ from foretell.simulate.engine import (
     empty_state,
     fixed,
     loop_for,
-    play_events,
-    play_lists,
+    play_on,
     rows_of,
     sweep,
 )
@@ -39,7 +38,7 @@ def resume(graph: Graph, before: Timeline) -> Played | None:
     loop = loop_for(graph)
     if loop == "paths":
         return _swept(graph, change) if loop_for(old) == "paths" else None
-    return _taken_up(graph, change)
+    return _taken_up(graph, change, loop)
 
 
 class _Change:
@@ -146,7 +145,7 @@ def _renumbered(change: _Change, tasks: Array) -> Array:
 # Where there is something to decide
 
 
-def _taken_up(graph: Graph, change: _Change) -> Played | None:
+def _taken_up(graph: Graph, change: _Change, loop: str) -> Played | None:
     instant = _first_felt(change)
     if instant == np.inf:
         return _carried_over(change)
@@ -160,11 +159,10 @@ def _taken_up(graph: Graph, change: _Change) -> Played | None:
     f = fixed(graph, wiring(graph))
     state = empty_state(f, played)
     _restore(graph, f, state, rest, instant)
-    if loop_for(graph) == "events":
-        return play_events(graph, f, state, instant)
-    fresh = state.fresh[: state.count[1]]
-    fresh[:] = fresh[np.lexsort((fresh, state.ready[fresh]))]
-    return play_lists(graph, f, state, instant)
+    if loop == "lists":  # which takes the first in the order they were ready
+        fresh = state.fresh[: state.count[1]]
+        fresh[:] = fresh[np.lexsort((fresh, state.ready[fresh]))]
+    return play_on(loop, graph, f, state, instant)
 
 
 def _restore(graph: Graph, f: Any, s: Any, rest: Array, instant: float) -> None:
