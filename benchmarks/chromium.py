@@ -1,22 +1,25 @@
-"""Debian's Chromium without a screen, driven by Selenium: for figures of pages."""
+"""Debian's Chromium without a screen, driven by Selenium: for figures of pages and their tests."""
 
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 CHROMIUM, DRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
-MISSING = "skipped: chromium and chromium-driver are not installed"
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--window-size=1400,900",
+    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--window-size=1400,1000",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 
 
-def is_there() -> bool:
-    """Whether pages can be measured here."""
-    return CHROMIUM.exists() and DRIVER.exists()
+def missing() -> str:
+    """What driving a browser lacks here; empty where it lacks nothing."""
+    if find_spec("selenium") is None:
+        return "selenium is not installed"
+    absent = [str(path) for path in (CHROMIUM, DRIVER) if not path.exists()]
+    return f"no {' and '.join(absent)}: install chromium and chromium-driver" if absent else ""
 
 
 @contextmanager
@@ -39,6 +42,6 @@ def browser() -> Iterator[Any]:
             driver.quit()
 
 
-def complaints(driver: Any) -> int:
-    """How often the page complained on its console."""
-    return sum(entry["level"] == "SEVERE" for entry in driver.get_log("browser"))
+def errors(driver: Any) -> list[str]:
+    """What the page complained of on its console."""
+    return [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]

@@ -236,68 +236,10 @@ PAGES: dict[str, tuple[Callable[[Path | None], Table], ...]] = {
     ),
     "speed": (
         benchmark("startup"), benchmark("simulator", "--quick"), benchmark("oracle"),
-        benchmark("schedules", "--quick"), benchmark("capture"),
+        benchmark("schedules", "--quick"), benchmark("capture"), benchmark("page"),
+        benchmark("studio"),
     ),
 }  # fmt: skip
-
-
-def explained(folder: Path | None) -> dict[str, Any]:
-    """How right each what-if, planner and strategy was, in lines for `foretell explain`."""
-    said = validated("oracle", folder)
-    epochs, order = said["paradl"]["epochs"], said["sources"]["vtrain"]
-    runs = {n: _line(n, s) for n, s in said["sources"].items() if n in WORDS["sources"]}
-    images = {n: f"ParaDL's runs, {n}: accuracy {_percent(epochs[n])}" for n in IMAGES}
-    best = f"best of vTrain's groups, or within 3 % of it: {_percent(order['best_found'])}"
-    split = [runs["vtrain"], runs["megatron"]]
-    strategies = {
-        "data": [images["data"]], "fsdp": [runs["mosaic"]], "tensor": split, "pipeline": split,
-        "spatial": [images["data+spatial"]], "filter": [images["filter"], images["data+filter"]],
-        "channel": [images["channel"]],
-    }  # fmt: skip
-    changes = _alone(validated("whatifs", folder)["rows"], "seven models")
-    for name, line in _alone(_second(folder), "six other models").items():
-        changes.setdefault(name, []).extend(line)
-    changes["data-parallel"] = _published(folder)
-    planners = {"oracle": [best, *split], "fusion": _regions(folder)}
-    return {"what-ifs": changes, "planners": planners, "strategies": strategies}
-
-
-def _published(folder: Path | None) -> list[str]:
-    """Data parallelism from one device, a line for each source of throughputs."""
-    return [
-        f"published throughputs ({source}): {rows} rows, median {median}, worst {worst}"
-        for source, rows, median, _, worst in scaling(folder).rows
-    ]
-
-
-def _regions(folder: Path | None) -> list[str]:
-    """What the fusion planner's prices are worth on models their network was not trained on."""
-    said = validated("fused", folder)["rows"]
-    kept = [r for r in said if (r["what"], r["by"]) == ("models kept out", "network")]
-    line = "prices of regions of models kept out: {} readings, median {}, in the range {}"
-    return [line.format(*(_priced(r, "covered")[k] for k in (0, 1, 3))) for r in kept]
-
-
-def _line(name: str, said: dict[str, float]) -> str:
-    rows, median, _, worst, _ = _source(said)
-    return f"{WORDS['sources'][name]}: {rows} rows, median {median}, worst {worst}"
-
-
-def _alone(rows: Rows, where: str) -> dict[str, list[str]]:
-    """What-ifs made alone on a plain trace, by their names."""
-    from foretell.validate.whatifs import SPECS
-
-    groups: dict[str, Rows] = {}
-    for row in rows:
-        spec, *others = SPECS[row["variant"]]
-        if row["start"] == "base" and not others:
-            groups.setdefault(spec.partition(":")[0], []).append(row)
-    return {name: [f"{where} on an H200: {_summary(some)}"] for name, some in groups.items()}
-
-
-def _summary(rows: Rows) -> str:
-    many, median, _, worst = _errors(rows)
-    return f"{many} rows, median {median}, worst {worst}, in the range {_held(rows)}"
 
 
 def _errors(rows: Iterable[dict[str, Any]]) -> list[str]:
@@ -337,6 +279,8 @@ def main() -> None:
         if not given.page:
             _write(found(page, given.folder), path)
             if page == "accuracy":
+                from explained import explained  # which takes its figures from here
+
                 _write(explained(given.folder), EXPLAINED)
         (HERE / f"{page}.md").write_text(lay_out(page, json.loads(path.read_text())))
 

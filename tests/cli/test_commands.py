@@ -199,3 +199,24 @@ def test_a_file_without_prices_is_refused(tmp_path):
     empty.write_text("")
     with pytest.raises(ForetellError, match="names no price"):
         invoke("oracle", "vgg16", "--on", "dgx-1-v100", "--gpus", "8", "--prices", empty)
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["explain"], "amp"),
+        (["explain"], "placement"),
+        (["explain"], "pipeline"),
+        (["whatif", "step.json"], "cuda-graph"),
+        (["plan", "vgg16", "--with"], "fusion"),
+        (["oracle", "vgg16", "--on"], "dgx-a100"),
+    ],
+)
+def test_a_shell_offers_names(words, offered):
+    from click.shell_completion import ShellComplete
+
+    asked = ShellComplete(foretell, {}, "foretell", "_FORETELL_COMPLETE")
+    assert offered in [item.value for item in asked.get_completions(words, offered[:2])]
+    assert not any(
+        item.value == offered for item in asked.get_completions(words, f"{offered}-none-such")
+    )

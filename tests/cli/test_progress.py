@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from foretell.cli import progress
 from foretell.cli.main import COMMANDS, foretell
 from foretell.cli.progress import READ, _unpacked
+from foretell.graph import Phase
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = ROOT / "src/foretell/samples/traces/resnet18-h200.json.gz"
@@ -23,6 +25,10 @@ with working("trying", steps=4, about=0) as tell:
         time.sleep(0.25)
 with working("reading", about=9.0) as tell:
     time.sleep(0.6)
+with working("counting") as tell:
+    for k in range(4):
+        tell(f"part {k}", k / 4)
+        time.sleep(0.25)
 with working("waiting") as tell:
     tell("for something")
     time.sleep(0.3)
@@ -56,7 +62,53 @@ def test_bars_tell_the_time_left():
     assert "trying: piece 2" in told
     assert "left" in told
     assert "about 9 s left" in told or "about 8 s left" in told
+    assert "counting: part 3" in told
     assert "waiting: for something" in told
+
+
+def test_the_time_left_follows_the_pace_of_what_is_told(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    work = progress._Work(began=100.0)
+    now[0] += 30  # to start with, which says nothing of the pace
+    assert work.bar() == (None, "30 s")
+    work.go_on(0.0)
+    assert work.bar() == (0.0, "30 s")
+    now[0] += 10
+    work.go_on(0.25)
+    assert work.bar() == (0.25, "about 30 s left")
+    work.go_on(7.0)
+    assert work.bar()[0] == 1.0
+
+
+def test_more_pieces_than_were_said_are_no_error():
+    work = progress._Work(steps=2)
+    for _ in range(5):
+        work.go_on(None)
+    assert work.bar()[0] == 0.8
+
+
+def test_a_capture_says_how_far_it_is():
+    pytest.importorskip("torch")
+    from foretell.pytorch.capture.pace import BACKWARD, Pace
+
+    told = []
+    pace = Pace(lambda words, share: told.append((words, share)), modules=2)
+    for _ in range(2):
+        pace.enter()
+    for n in range(1, 33):
+        pace.note(Phase.FORWARD, n)
+    for n in range(33, 129):
+        pace.note(Phase.BACKWARD if n < 100 else Phase.UPDATE, n)
+    assert told[0][0] == "forward, module 1 of 2"
+    assert [share for _, share in told] == sorted(share for _, share in told)
+    assert told[-1] == ("update, 128 operators", BACKWARD)
+
+
+def test_a_program_that_asks_for_json_gets_no_bar():
+    told, out = seen(sys.executable, "-m", "foretell", "replay", str(TRACE), "--json")
+    assert told == ""
+    assert out.startswith("{")
 
 
 def test_without_colour_there_is_none():

@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from foretell.cli.main import foretell
+from foretell.report.terminal import fitted
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP = "docs/guides/step.txt"
@@ -17,6 +18,7 @@ ASKED = (
     f"compare {STEP} {STEP}", f"check {STEP} --step-under 1s",
     f"report {STEP} --no-advice", f"predict {MODEL} --on dgx-a100:gpus=8 --plan dp=8",
     f"oracle {MODEL} --on dgx-a100 --gpus 1..8", "schedule v:devices=4 --no-cache", "explain",
+    "plan vgg16 --on dgx-a100:gpus=4 --with fusion:seconds=1",
 )  # fmt: skip
 
 
@@ -28,3 +30,11 @@ def test_answers_fit_eighty_columns(line, monkeypatch):
     assert len(result.stdout) > 20
     assert [text for text in result.stdout.splitlines() if len(text) > 80] == []
     assert "\x1b" not in result.stdout
+
+
+def test_long_lines_are_broken_and_short_ones_left():
+    text = f"short   as it is\n{'word ' * 40}"
+    first, *others = fitted(text).splitlines()
+    assert first == "short   as it is"
+    assert len(others) > 1
+    assert all(len(line) <= 100 for line in others)

@@ -222,3 +222,10 @@ def test_twenty_ask_at_once(studio):
     steps = [found[spec][1]["now"]["data"]["predicted_s"] for spec in specs]
     assert steps == sorted(steps, reverse=True)
     assert len(found) == 20
+
+
+def test_a_figure_of_nothing_has_no_axes():
+    from foretell.studio.figures import compared, nothing
+
+    assert compared([]) == nothing()
+    assert not any(nothing()["layout"][axis]["visible"] for axis in ("xaxis", "yaxis"))

@@ -7,13 +7,19 @@ from typing import Any
 
 import click
 
+from foretell.cli import offered
 from foretell.cli.output import answer, json_option
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.argument("specs", nargs=-1)
-@click.option("--on", "cluster", help="The cluster the step runs on: a spec or a file.")
+@click.argument("specs", shell_complete=offered.changes, nargs=-1)
+@click.option(
+    "--on",
+    "cluster",
+    shell_complete=offered.clusters,
+    help="The cluster the step runs on: a spec or a file.",
+)
 @click.option("--real-ms", type=float, help="Of a trace: milliseconds of an un-profiled step.")
 @json_option
 def command(
@@ -69,7 +75,8 @@ def _whys(ranked: list[dict[str, Any]]) -> list[str]:
 
 def _together(best: dict[str, Any]) -> list[str]:
     from foretell.report import words
+    from foretell.report.terminal import wrapped
 
     names = " ".join(best["changes"])
     head = f"together: {names} → {words.seconds(best['predicted_s'])} ({best['gain']:+.1%})"
-    return [head, *(f"    {line}" for line in best["code"])]
+    return [wrapped(head), *(f"    {line}" for line in best["code"])]

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from foretell.cli.output import answer, json_option, say
+from foretell.cli.output import answer, is_quiet, json_option, say
 from foretell.cli.progress import working
 
 
@@ -47,6 +47,7 @@ def _links(output: Path, ranks: int, networks: list[str]) -> dict[str, Any]:
     from contextlib import ExitStack
 
     from foretell.pytorch.lab import table
+    from foretell.pytorch.lab.links import OPS, SIZES
     from foretell.pytorch.lab.machines import write_cluster, write_links
     from foretell.pytorch.lab.matrix import Lab, measure_machine, permitted
     from foretell.pytorch.lab.table import Config
@@ -54,7 +55,8 @@ def _links(output: Path, ranks: int, networks: list[str]) -> dict[str, Any]:
     configs, why = permitted([Config("", "ddp", n, ranks) for n in networks])
     if why:
         say(f"{why}: only loopback is measured")
-    with working("bench") as tell, ExitStack() as stack:
+    asked = len(configs) * (1 + len(SIZES) * len(OPS))
+    with working("links", steps=asked) as tell, ExitStack() as stack:
         lab = Lab(output, stack)
         machine = measure_machine(lab, configs, tell)
         pool = lab.pool(ranks, _network(configs[0].network))
@@ -79,7 +81,8 @@ def _ops(output: Path, seconds: float, device: str) -> dict[str, Any]:
 
     path = output / "ops.csv"
     arguments = ["-o", str(path), "--seconds", str(seconds), "--device", device, "--resume"]
-    with working("operators"), contextlib.redirect_stdout(sys.stderr):
+    arguments += ["--quiet"] if is_quiet() else []
+    with working("operators", about=seconds), contextlib.redirect_stdout(sys.stderr):
         code = main(arguments)
     if code:
         raise InputError("the operators could not be measured", hint="what is wrong stands above")
@@ -89,7 +92,7 @@ def _ops(output: Path, seconds: float, device: str) -> dict[str, Any]:
 def _fused(output: Path, seconds: float, device: str, quick: bool) -> dict[str, Any]:
     from foretell.pytorch.fused.bench import bench
 
-    with working("fused ops"):
+    with working("fused ops", about=seconds):
         return bench(output, device, seconds, quick=quick)
 
 

@@ -34,8 +34,9 @@ def command(what: str, output: Path, batch: int | None, as_json: bool, **options
     from foretell.cli.progress import working
     from foretell.graph import save
 
-    with working(f"capturing {what}"):
-        graph = _captured(what, batch, options)
+    with working(f"capturing {Path(what).name}") as tell:
+        tell("loading torch and the script")
+        graph = _captured(what, batch, {**options, "progress": tell})
         save(graph, output)
     answer(_summary(graph), as_json, _text)
     say(f"written: {output}")

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from foretell.cli import offered
 from foretell.cli.output import answer, json_option
 
 OVER = 3  # exit code of a budget that is not kept
@@ -16,7 +17,7 @@ LIMITS = ("step", "memory", "exposed", "idle")
 
 @click.command()
 @click.argument("what")
-@click.argument("specs", nargs=-1)
+@click.argument("specs", shell_complete=offered.changes, nargs=-1)
 @click.option("--step-under", help="The longest step: 120ms.")
 @click.option("--memory-under", help="The highest peak: 70GiB.")
 @click.option("--exposed-under", help="The most communication that nothing hides: 15%.")
@@ -24,7 +25,9 @@ LIMITS = ("step", "memory", "exposed", "idle")
 @click.option(
     "--surely", is_flag=True, help="Hold the upper end of the interval under --step-under."
 )
-@click.option("--on", "cluster", help="The cluster: a spec or a file.")
+@click.option(
+    "--on", "cluster", shell_complete=offered.clusters, help="The cluster: a spec or a file."
+)
 @click.option("--plan", help="Of a workload: the layout, dp=4,tp=2,… or a file.")
 @click.option("--real-ms", type=float, help="Of a trace: milliseconds of an un-profiled step.")
 @click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit's XML here.")

@@ -72,7 +72,7 @@ def _advised(step: Any) -> None:
 def _asked() -> dict[str, Any]:
     from foretell.cli.oracle import found_on, text
 
-    say(f"\n3. from the model alone: a GPT of 1.3 billion parameters on 8 to 64 GPUs ({MACHINES})")
+    say(f"\n3. from the model alone: a GPT of 1.3 billion on 8 to 64 GPUs ({MACHINES})")
     found = found_on(MODEL, MACHINES, "8..64", batch=512)
     click.echo(text(found))
     return found
@@ -85,7 +85,7 @@ def _planned(folder: Path) -> Path | None:
         return None
     script = str(files("foretell").joinpath("samples", "train.py"))
     graph, plan = folder / "step.graph", folder / "best.plan"
-    say("\n4. a plan: the step of a script, captured, and which of its gradients go together")
+    say("\n4. a plan: a script's step, captured, and which gradients go together")
     _did("capture", script, "-o", str(graph))
     _did("plan", str(graph), "--on", PAIR, "--with", PLANNER, "-o", str(plan))
     say("\n5. then do it: two processes of this machine, joined by gloo")

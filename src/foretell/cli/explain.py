@@ -1,14 +1,17 @@
 """`foretell explain`: what stands behind a name: its model, assumptions, source and accuracy.
 
 Names are those of what-ifs, planners and the oracle's strategies. How accurate each was is read
-from `accuracy.json`, which `python docs/figures.py accuracy` writes from measurements.
+from `accuracy.json`, which `python docs/figures.py accuracy` writes from measurements; what else it
+was held against is written in `held.toml`.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
+import tomllib
 from dataclasses import MISSING, fields
 from importlib.resources import files
 from textwrap import fill
@@ -16,6 +19,7 @@ from typing import Any
 
 import click
 
+from foretell.cli import offered
 from foretell.cli.output import answer, json_option
 
 # What the prices a planner asks leave out, for the person who is about to follow its plan.
@@ -36,7 +40,7 @@ SUPPOSED = {
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=offered.names)
 @json_option
 def command(name: str | None, as_json: bool) -> None:
     """Say how NAME works: a what-if, a planner or a strategy; without a name, list all of them."""
@@ -88,7 +92,7 @@ def _whatif(kind: Any) -> dict[str, Any]:
         "assumes": list(kind.assumes),
         "code": kind.code,
         "spread": kind.spread,
-        "accuracy": _measured("what-ifs", kind.name),
+        **_held("what-ifs", kind.name),
     }
 
 
@@ -97,7 +101,7 @@ def _planner(kind: Any) -> dict[str, Any]:
         "kind": "planner",
         **_said(kind),
         "assumes": list(SUPPOSED.get(kind.name, ())),
-        "accuracy": _measured("planners", kind.name),
+        **_held("planners", kind.name),
     }
 
 
@@ -124,14 +128,18 @@ def _strategy(name: str, told: Any) -> dict[str, Any]:
         "ends": told.ends,
         "assumes": list(told.assumes),
         "source": told.source,
-        "accuracy": _measured("strategies", name),
+        **_held("strategies", name),
     }
 
 
-def _measured(kind: str, name: str) -> list[str]:
-    """How right it was, a line for each set of measurements; none where nobody measured."""
-    kept = json.loads((files("foretell.cli") / "accuracy.json").read_text(encoding="utf-8"))
-    return list(kept[kind].get(name, []))
+def _held(kind: str, name: str) -> dict[str, Any]:
+    """How right it was, a line for each set of measurements, and what else it was held against."""
+    kept, beside = ((files("foretell.cli") / f).read_text(encoding="utf-8")
+                    for f in ("accuracy.json", "held.toml"))  # fmt: skip
+    return {
+        "accuracy": list(json.loads(kept)[kind].get(name, [])),
+        "held_against": tomllib.loads(beside)[kind].get(name, ""),
+    }
 
 
 def _first(kind: Any) -> str:
@@ -160,13 +168,36 @@ def _one(found: dict[str, Any]) -> str:
 
 
 def _filled(model: str) -> str:
-    """Paragraphs as wide as the terminal; formulas as they are."""
+    """Paragraphs as wide as the terminal; of formulas and lists only lines that are too wide."""
     from foretell.report.terminal import width
 
     parts = model.split("\n\n")
     return "\n\n".join(
-        fill(part, width(), break_on_hyphens=False) if _is_prose(part) else part for part in parts
+        fill(part, width(), break_on_hyphens=False) if _is_prose(part) else _set_in(part, width())
+        for part in parts
     )
+
+
+def _set_in(part: str, width: int) -> str:
+    """A list of names with words beside them: where one is too wide, broken under its words."""
+    lines = part.splitlines()
+    if max(map(len, lines)) <= width:
+        return part
+    least = min(len(line) - len(line.lstrip()) for line in lines)
+    items: list[str] = []
+    for line in lines:
+        is_next = len(line) - len(line.lstrip()) > least and items
+        if is_next:
+            items[-1] += f" {line.strip()}"
+        else:
+            items.append(line)
+    return "\n".join(_item(item, width) for item in items)
+
+
+def _item(item: str, width: int) -> str:
+    name = re.match(r"\s*\S+(?: \S+)*\s{2,}|\s*", item)
+    room = len(name.group()) if name else 0
+    return fill(item, width, subsequent_indent=" " * room, break_on_hyphens=False)
 
 
 def _is_prose(part: str) -> bool:
@@ -184,4 +215,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
     lines += [f"{key}: {found[key]}" for key in ("source", "code") if found.get(key)]
     if "spread" in found:
         lines.append(f"its own error, beside prices and host: about {found['spread']:.0%}")
-    return [*lines, *(f"measured: {line}" for line in found["accuracy"] or ("not here",))]
+    lines += [f"measured: {line}" for line in found["accuracy"]]
+    if found["held_against"]:
+        nobody = "" if found["accuracy"] else "nobody has measured it here; "
+        lines.append(f"{nobody}held against {found['held_against']}")
+    return lines

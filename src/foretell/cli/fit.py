@@ -46,8 +46,8 @@ def _from_runs(
     known = (
         [_ran(path, workload, cluster)] if path.is_dir() else runs.table(path, workload, cluster)
     )
-    with working(f"fitting to {len(known)} runs"):
-        found = fit(known, noise)
+    with working(f"fitting to {len(known)} runs") as tell:
+        found = fit(known, noise, tell)
     told = _calibrated(found)
     target = output or (
         path / "calibration.json" if path.is_dir() else path.with_suffix(".calibration.json")
@@ -123,8 +123,8 @@ def _from_lab(folder: Path, share: float, output: Path | None, as_json: bool) ->
     if not configs:
         raise InputError(f"`{folder}` has no runs", hint="measure some: foretell lab -o FOLDER")
     chosen = set(fit.chosen(configs, share))
-    with working("fitting"):
-        knobs = fit.fit(known, [row for row in rows if row.config in chosen])
+    with working("fitting") as tell:
+        knobs = fit.fit(known, [row for row in rows if row.config in chosen], progress=tell)
     told = _told(known, [r for r in rows if r.config not in chosen] or rows, knobs, len(chosen))
     path = output or folder / fit.FITTED
     fit.save(path, knobs, told)
@@ -145,10 +145,11 @@ def _told(known: Any, rows: list[Any], knobs: Any, fitted: int) -> dict[str, Any
 
 def _lab_text(found: dict[str, Any]) -> str:
     from foretell.pytorch.lab.judge import text
+    from foretell.report.terminal import fitted
 
     turned = ", ".join(
         f"{name} {value:.3g}" for name, value in found["knobs"].items() if type(value) is float
     )
     lines = [f"fitted on {found['fitted_on']} configurations: {turned}"]
     lines += [text(found[key], f"{key}, on the others") for key in ("before", "after")]
-    return "\n".join(lines)
+    return fitted("\n".join(lines))

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from foretell.cli import offered
 from foretell.cli.machines import calibrated, calibration_option
 from foretell.cli.output import answer, json_option
 from foretell.cli.pooled import pool_options
@@ -17,7 +18,13 @@ AT_LEAST_ONE = click.IntRange(1)
 
 @click.command()
 @click.argument("workload")
-@click.option("--on", "cluster", required=True, help="The cluster: a preset's name or a file.")
+@click.option(
+    "--on",
+    "cluster",
+    shell_complete=offered.clusters,
+    required=True,
+    help="The cluster: a preset's name or a file.",
+)
 @click.option("--gpus", default="1..64", help="How many devices: 1..1024, or 8,12,48.")
 @click.option(
     "--batch", type=click.IntRange(1), help="Samples of a step, the same at every scale (strong)."
@@ -194,7 +201,20 @@ def text(found: dict[str, Any]) -> str:
     plans = [f"best on {row['gpus']}: {row['plan']}" for row in _firsts(found["rows"])]
     best = ", ".join(f"{row['strategy']} on {row['gpus']}" for row in found["front"][:MOST])
     unbeaten = [wrapped(f"not beaten in time, memory and cost at once: {best}")] if best else []
-    return "\n".join([*lines, "", *plans, "", *found["more"], *unbeaten, *ends, *found["notes"]])
+    held = _held_back(_firsts(found["rows"]))
+    rest = (*held, *found["more"], *unbeaten, *ends, *found["notes"])
+    return "\n".join([*lines, "", *plans, "", *rest])
+
+
+def _held_back(best: list[dict[str, Any]]) -> list[str]:
+    """What holds the best of the largest scale back, why that is believed and what would help."""
+    from foretell.report.terminal import wrapped
+
+    return [
+        wrapped(f"{f['name']} on {row['gpus']}: {f['evidence']}; {f['remedy']}")
+        for row in best[-1:]
+        for f in row["findings"]
+    ]
 
 
 MOST = 5  # of a front that are named

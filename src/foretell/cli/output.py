@@ -65,6 +65,12 @@ def is_quiet() -> bool:
     return bool(context and context.meta.get(_QUIET))
 
 
+def is_for_programs() -> bool:
+    """Whether the person asked for JSON."""
+    context = click.get_current_context(silent=True)
+    return bool(context and context.params.get("as_json"))
+
+
 def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()

@@ -8,15 +8,30 @@ from typing import Any
 
 import click
 
+from foretell.cli import offered
 from foretell.cli.machines import calibration_option, machines
 from foretell.cli.output import answer, json_option
 from foretell.cli.pooled import pool_options
 
+COPIED = 160  # letters of a plan that a person would copy
+
 
 @click.command()
 @click.argument("workload")
-@click.option("--on", "cluster", required=True, help="The cluster: a spec or a file.")
-@click.option("--with", "planner", default="oracle", help="The planner, with its options.")
+@click.option(
+    "--on",
+    "cluster",
+    shell_complete=offered.clusters,
+    required=True,
+    help="The cluster: a spec or a file.",
+)
+@click.option(
+    "--with",
+    "planner",
+    shell_complete=offered.planners,
+    default="oracle",
+    help="The planner, with its options.",
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where the plan goes.")
 @click.option(
     "--seeds", type=click.IntRange(min=1), default=1, show_default=True,
@@ -76,7 +91,7 @@ def _plain(found: Any, planner: str) -> dict[str, Any]:
 
 def _text(found: dict[str, Any]) -> str:
     from foretell.report import words
-    from foretell.report.terminal import table, wrapped
+    from foretell.report.terminal import table, width, wrapped
 
     step, usual = found["predicted_s"], found["baseline_s"]
     head = f"{words.seconds(step)} a step, {usual / step:.2f} × as fast as the usual way"
@@ -88,5 +103,6 @@ def _text(found: dict[str, Any]) -> str:
     ]
     shown = table(("held against", "step>", "of ours>"), rows)
     looked = f"{found['evaluations']} plans looked at in {found['search_cpu_s']:.1f} CPU-seconds"
-    plan = words.cut(found["plan"], 240)  # the whole of it goes to a file, or with --json
+    plan = found["plan"]  # on one line, to be copied; of a long one the whole goes to a file
+    plan = plan if len(plan) <= COPIED else words.cut(plan, width())
     return "\n".join([wrapped(head), plan, shown, looked, *map(wrapped, found["notes"])])

@@ -43,10 +43,11 @@ def command(
     """
     from foretell.cli.progress import working
 
-    profile, wanted = _loaded()
-    with working(f"profiling {script.name}"):
+    with working(f"profiling {script.name}") as tell:
+        tell("loading torch")
+        profile, wanted = _loaded()
         found = profile(
-            script, output, args, device=device,
+            script, output, args, device=device, progress=tell,
             wanted=wanted(warmup, timed, traced, layers, memory),
         )  # fmt: skip
     answer(_summary(found), as_json, _text)

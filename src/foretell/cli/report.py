@@ -7,12 +7,18 @@ from typing import Any
 
 import click
 
+from foretell.cli import offered
 from foretell.cli.output import answer, json_option, say
 
 
 @click.command()
 @click.argument("given", nargs=-1, required=True, metavar="FILE... [SPEC...]")
-@click.option("--on", "cluster", help="The cluster steps and plans run on: a spec or a file.")
+@click.option(
+    "--on",
+    "cluster",
+    shell_complete=offered.clusters,
+    help="The cluster steps and plans run on: a spec or a file.",
+)
 @click.option("--of", "model", help="What plans were made for: a workload, or a captured step.")
 @click.option("--real-ms", type=float, help="Of a trace: milliseconds of an un-profiled step.")
 @click.option("--no-advice", is_flag=True, help="Do not try what else would help.")

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from foretell.cli import offered
 from foretell.cli.output import answer, json_option
 from foretell.cli.progress import working
 from foretell.cli.schedule_files import write
@@ -21,7 +22,12 @@ _DECIDE = click.Choice(["no", "yes", "auto"])
 @click.option("-n", "--micro-batches", type=click.IntRange(min=1), default=8, show_default=True)
 @click.option("-m", "--memory", default="", help="What devices hold at most: 6, or 6,4,4,2.")
 @click.option("--speed", default="", help="Of devices, where not 1: 2, or 1,1,0.5,1.")
-@click.option("--on", "cluster", help="PLACEMENT is a model: schedule it on this cluster.")
+@click.option(
+    "--on",
+    "cluster",
+    shell_complete=offered.clusters,
+    help="PLACEMENT is a model: schedule it on this cluster.",
+)
 @click.option("--shape", default="auto", show_default=True, help="v, m, nn, k, x, loop, wave, tp.")
 @click.option("--plan", "plan", default="", help="What else a model needs: micro_batch=2,stack=…")
 @click.option("--infer", is_flag=True, help="Forward only.")

@@ -6,12 +6,18 @@ from pathlib import Path
 
 import click
 
+from foretell.cli import offered
 from foretell.cli.output import answer, json_option, output_option, write_output
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--on", "cluster", help="Price the tasks on this cluster first: a spec or a file.")
+@click.option(
+    "--on",
+    "cluster",
+    shell_complete=offered.clusters,
+    help="Price the tasks on this cluster first: a spec or a file.",
+)
 @click.option("--engine", type=click.Choice(["auto", "compiled", "readable"]), default="auto")
 @output_option
 @json_option

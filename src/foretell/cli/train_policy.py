@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import click
 from foretell.cli.output import answer, json_option, say
 from foretell.cli.progress import working
 
-ROUND = 25  # games between two fits
 APART = 10  # every so many games is never trained on
 
 
@@ -24,12 +24,16 @@ APART = 10  # every so many games is never trained on
 @click.option("--hours", type=click.FloatRange(0, min_open=True), help="Stop after so long.")
 @click.option("--steps", type=click.IntRange(1), default=120, show_default=True,
               help="Steps of descent after every round of games.")  # fmt: skip
+@click.option("--round", "each", type=click.IntRange(1), default=25, show_default=True,
+              help="Games between two fits.")  # fmt: skip
+@click.option("--workers", type=click.IntRange(1), default=1, show_default=True,
+              help="Processes that play; the answer does not depend on it.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Of games and weights.")
 @click.option("--resume", is_flag=True, help="Go on from OUTPUT.state.")
 @json_option
 def command(
-    output: Path, games: int, hours: float | None, steps: int, seed: int, resume: bool,
-    as_json: bool,
+    output: Path, games: int, hours: float | None, steps: int, each: int, workers: int, seed: int,
+    resume: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Train the network that guides `plan --with placement` by playing against itself.
 
@@ -39,8 +43,9 @@ def command(
     if resume:
         _resume(trainer, state)
     ends = time.monotonic() + 3600 * hours if hours else float("inf")
-    with working("self-play") as tell:
-        rows = _rounds(trainer, games, steps, ends, output, state, tell)
+    left = max(games - trainer.games, 1)
+    with working("self-play", steps=left) as tell, _players(workers) as play:
+        rows = _rounds(trainer, (games, each, steps), ends, (output, state), play, tell)
     answer({"games": trainer.games, "examples": len(trainer.examples), "rounds": rows,
             "weights": str(output)}, as_json, _text)  # fmt: skip
 
@@ -71,17 +76,31 @@ def _resume(trainer: Any, state: Path) -> None:
     trainer.load(state, Seen)
 
 
+@contextmanager
+def _players(workers: int) -> Iterator[Callable[..., Any]]:
+    """What plays games: `map`, or that of so many processes."""
+    if workers == 1:
+        yield map
+        return
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        yield pool.map
+
+
 def _rounds(
-    trainer: Any, games: int, steps: int, ends: float, output: Path, state: Path,
-    tell: Callable[[str], None],
+    trainer: Any, sizes: tuple[int, int, int], ends: float, paths: tuple[Path, Path],
+    play: Callable[..., Any], tell: Callable[[str], None],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Games, a fit, weights written; until there are enough or the time is up."""
     from foretell.search.placement.policy.prior import Learned, write
 
+    (games, each, steps), (output, state) = sizes, paths
     rows: list[dict[str, Any]] = []
     while trainer.games < games and time.monotonic() < ends:
         learned = Learned(trainer.network.exported()) if trainer.rounds else None
-        gains = _played(trainer, min(ROUND, games - trainer.games), learned, tell)
+        gains = _played(trainer, min(each, games - trainer.games), learned, play, tell)
         apart = trainer.fit(steps)
         write(output, trainer.network.exported())
         trainer.save(state)
@@ -91,18 +110,20 @@ def _rounds(
     return rows
 
 
-def _played(trainer: Any, count: int, learned: Any, tell: Callable[[str], None]) -> float:
+def _played(
+    trainer: Any, count: int, learned: Any, play: Callable[..., Any], tell: Callable[[str], None]
+) -> float:
     """Some games; the geometric mean of what they gained."""
+    from functools import partial
     from math import exp, log
 
     from foretell.search.placement.policy.selfplay import game
 
     total = 0.0
-    for _ in range(count):
-        played = game(1_000_003 * trainer.seed + trainer.games, learned)
+    first = 1_000_003 * trainer.seed + trainer.games
+    for played in play(partial(game, learned=learned), range(first, first + count)):
         tell(f"game {trainer.games + 1}, {played.name}")
-        into = trainer.kept if trainer.games % APART == APART - 1 else trainer.examples
-        into += [tuple(example) for example in played.examples]
+        trainer.add([tuple(one) for one in played.examples], trainer.games % APART == APART - 1)
         trainer.games += 1
         total += log(played.gain)
     return exp(total / count)

@@ -41,11 +41,11 @@ def command(
 
     asked = Asked(str(script), steps=steps, rounds=rounds, device=device or "", network=network)
     with working("profiling") as tell:
-        profile, wire = _read(measure(asked, ranks, timeout_s), ranks)
+        profile, wire = _read(measure(asked, ranks, timeout_s, tell), ranks)
         tried = _worth(candidates(profile, wire))
-        tell(f"measuring {len(tried)} ways")
+    with working(f"measuring {len(tried)} ways") as tell:
         caps = tuple(c.caps for c in tried)
-        found = measure(replace(asked, candidates=caps), ranks, timeout_s)
+        found = measure(replace(asked, candidates=caps), ranks, timeout_s, tell)
     medians = [[statistics.median(took) for took in way] for way in found["rounds"]]
     answer(_decided(tried, medians), as_json, _text)
 

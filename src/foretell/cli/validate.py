@@ -10,6 +10,7 @@ import click
 
 from foretell.cli.output import Command, answer, json_option
 from foretell.cli.progress import working
+from foretell.report.terminal import fitted
 
 PARTS = (
     "kernels",
@@ -52,4 +53,4 @@ def command(truth: Path | None, parts: tuple[str, ...], as_json: bool) -> None:
         module = import_module(f"foretell.validate.{part}")
         with working(f"validating {part} ({k} of {len(asked)})", about=TAKES.get(part, 0.0)):
             found = {"part": part, **module.report(folder)}
-        answer(found, as_json, lambda a: a["text"])
+        answer(found, as_json, lambda a: fitted(a["text"]))

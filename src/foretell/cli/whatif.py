@@ -7,13 +7,19 @@ from typing import Any
 
 import click
 
+from foretell.cli import offered
 from foretell.cli.output import answer, json_option, output_option, write_output
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.argument("specs", nargs=-1, required=True)
-@click.option("--on", "cluster", help="The cluster the step runs on: a spec or a file.")
+@click.argument("specs", shell_complete=offered.changes, nargs=-1, required=True)
+@click.option(
+    "--on",
+    "cluster",
+    shell_complete=offered.clusters,
+    help="The cluster the step runs on: a spec or a file.",
+)
 @click.option("--real-ms", type=float, help="Of a trace: milliseconds of an un-profiled step.")
 @click.option("--real-mib", type=float, help="Of a trace: MiB at the measured peak of the step.")
 @output_option

@@ -45,3 +45,8 @@ def wrapped(text: str) -> str:
     import textwrap
 
     return textwrap.fill(text, width(), subsequent_indent="  ", break_long_words=False)
+
+
+def fitted(text: str) -> str:
+    """Lines as they are where they fit the terminal; longer ones broken, the rest set in."""
+    return "\n".join(wrapped(line) if len(line) > width() else line for line in text.splitlines())

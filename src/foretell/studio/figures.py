@@ -20,6 +20,15 @@ OVER = {"fillmode": "overlay", "fgcolor": "rgba(255,255,255,.6)", "fgopacity": 1
 PATTERNS = ("", "/", "\\", "|", "-")  # so that parts can be told apart without colour
 
 
+def nothing() -> Figure:
+    """What is shown while there is nothing to show: no axes, no room."""
+    return {"data": [], "layout": {
+        "height": 1, "xaxis": {"visible": False}, "yaxis": {"visible": False},
+        "margin": {"l": 0, "r": 0, "t": 0, "b": 0}, "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+    }}  # fmt: skip
+
+
 def goes(lines: Sequence[tuple[str, Timeline]]) -> Figure:
     """Where the step goes, before and after."""
     from foretell.report.split import split
@@ -41,6 +50,8 @@ def goes(lines: Sequence[tuple[str, Timeline]]) -> Figure:
 
 def compared(found: Sequence[tuple[str, Mapping[str, Any]]]) -> Figure:
     """Scenarios beside each other, with the range that holds four times in five."""
+    if not found:
+        return nothing()
     values = [1e3 * f["predicted_s"] for _, f in found]
     data = [
         {

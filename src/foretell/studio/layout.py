@@ -6,6 +6,7 @@ from typing import Any
 
 from foretell.advise.advise import TRIED
 from foretell.studio.desk import Desk
+from foretell.studio.figures import nothing
 
 # Beside what a line of PyTorch changes: more devices, other links, another host.
 OFFERED = (
@@ -134,7 +135,7 @@ def _whatif() -> list[Any]:
         ),
         html.P(id="exported", role="status", className="says"),
         html.H2("Where the step goes"),
-        dcc.Graph(id="goes", config={"displayModeBar": False}),
+        dcc.Graph(id="goes", figure=nothing(), config={"displayModeBar": False}),
         html.H2("Why"),
         html.P(id="why"),
         html.Ul(id="assumed", className="soft"),
@@ -157,7 +158,7 @@ def _layouts() -> list[Any]:
             className="row",
         ),
         html.P(id="job-says", role="status", className="says"),
-        dcc.Graph(id="found", config={"displayModeBar": False}),
+        dcc.Graph(id="found", figure=nothing(), config={"displayModeBar": False}),
         html.Div(id="found-table", className="scroll", tabIndex="0"),
     ]
 
@@ -167,7 +168,7 @@ def _compare() -> list[Any]:
 
     return [
         html.P("Scenarios that were saved, in this tab or another."),
-        dcc.Graph(id="compared", config={"displayModeBar": False}),
+        dcc.Graph(id="compared", figure=nothing(), config={"displayModeBar": False}),
         html.Div(id="compared-table", className="scroll", tabIndex="0"),
         dcc.Checklist(id="chosen", options=[], value=[]),
         html.Button("Forget those ticked", id="forget", type="button"),

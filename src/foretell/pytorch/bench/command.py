@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--part", choices=("all", "host", "device"), default="all")
     parser.add_argument("--cases", metavar="FILE", help="measure these, one a line, as printed")
     parser.add_argument("--resume", action="store_true", help="go on where a run was cut")
+    parser.add_argument("--quiet", action="store_true", help="no words but of errors")
     parser.add_argument("--merge", nargs="+", metavar="FILE", help="join runs into one table")
     parser.add_argument("--summary", metavar="FILE", help="print what a table tells")
     return parser
@@ -73,7 +74,7 @@ def _measure(asked: argparse.Namespace) -> None:
     budget = sweep.Budget(
         started + asked.seconds - _MARGIN, asked.longest, _memory(header), header["ceilings"]
     )
-    log = _Log(out, asked.resume)
+    log = _Log(out, asked.resume, asked.quiet)
     if asked.part != "device":
         _measure_host(cases, place, budget if asked.part == "host" else budget.part(0.4), log)
     if asked.part != "host":
@@ -140,8 +141,8 @@ def _done(out: Path) -> set[str]:
 class _Log:
     """Files that grow while a sweep runs, and a word now and then to the person who waits."""
 
-    def __init__(self, out: Path, goes_on: bool) -> None:
-        self.out = out
+    def __init__(self, out: Path, goes_on: bool, is_quiet: bool = False) -> None:
+        self.out, self.is_quiet = out, is_quiet
         self.rows = self.skipped = 0
         self._told = time.monotonic()
         for end in () if goes_on else ("", _SKIPPED, _STARTED):
@@ -172,7 +173,8 @@ class _Log:
 
     def words(self, said: str) -> None:
         """Tell the person who waits."""
-        print(said, end="", file=sys.stderr, flush=True)
+        if not self.is_quiet:
+            print(said, end="", file=sys.stderr, flush=True)
 
     def _append(self, end: str, line: str) -> None:
         with Path(f"{self.out}{end}").open("a", encoding="utf-8") as file:

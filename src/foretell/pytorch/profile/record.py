@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +39,7 @@ class Recorder:
     wanted: Wanted
     on_gpu: bool
     trace: Path  # where the trace is written, as plain JSON
+    progress: Callable[[str, float], None] = lambda words, share: None
     done: int = 0  # steps so far
     plain: Times | None = None
     profiled: Times | None = None
@@ -52,6 +53,9 @@ class Recorder:
         self.done += 1
         timed = self.wanted.warmup + self.wanted.timed
         traced = timed + _SETTLE + self.wanted.traced
+        sort = "to warm up" if self.done < self.wanted.warmup else "timed"
+        sort = sort if self.done < timed else "traced"
+        self.progress(f"step {self.done} of {traced}, {sort}", self.done / traced)
         if self.done == self.wanted.warmup:
             self._begin_timing()
         elif self._clock is not None:

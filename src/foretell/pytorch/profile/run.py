@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,13 +40,17 @@ def profile(
     *,
     device: str = "",
     wanted: Wanted | None = None,
+    progress: Callable[[str, float], None] = lambda words, share: None,
 ) -> Found:
-    """Time and trace the steps of a script; the trace holds both times."""
+    """Time and trace the steps of a script; the trace holds both times.
+
+    `progress` is told every step, and the share of all of them that is done.
+    """
     chosen, wanted = _device(device), wanted or Wanted()
     _check(wanted)
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
-        recorder = Recorder(wanted, chosen.type == "cuda", trace)
+        recorder = Recorder(wanted, chosen.type == "cuda", trace, progress)
         _run(recorder, script, args, chosen)
         assert recorder.plain is not None
         assert recorder.profiled is not None

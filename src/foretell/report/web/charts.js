@@ -90,12 +90,12 @@ function stretch(x, y, w, height, fill, text, told) {
     draw("title", { text }),
     draw("rect", { x, y, width: Math.max(w - 1, 0.5), height, rx: 3, fill }),
   );
-  if (told && w > text.length * 7 + 16)
+  if (told && w > text.length * 7.6 + 16)
     piece.append(
       draw("rect", {
         x: x + 6,
         y: y + 8,
-        width: text.length * 7 + 6,
+        width: text.length * 7.6 + 6,
         height: 18,
         rx: 4,
         style: "fill:var(--ground);fill-opacity:.78",
