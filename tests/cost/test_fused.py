@@ -55,6 +55,51 @@ def test_what_nobody_uses_costs_nothing():
     assert found["work"][0] == found["work"][1]
 
 
+def test_of_a_view_only_what_is_read_is_moved():
+    n = 1 << 20
+    nodes = [
+        ("fresh", "fp32", n, n, 1, 0, 1024, 0, 0, nan),
+        ("view", "fp32", n, n, 1, 0, 1024, 0, 0, nan),
+        ("slice", "fp32", n // 4, n // 4, 1, 0, 256, 0, 0, nan),
+        ("relu", "fp32", n // 4, n // 4, 1, 0, 256, n, 0, nan),
+    ]
+    found = walk(assembled([(nodes, [(0, 1, 0), (1, 2, 0), (2, 3, 0)])]))
+    assert found["read"][0] == n // 4 * 4
+
+
+def test_of_what_was_pooled_only_the_shape_is_asked():
+    n = 1 << 20
+    nodes = [
+        ("fresh", "fp32", n, n, 1, 0, 32, 0, 0, nan),
+        ("input", "fp32", 4 * n, 4 * n, 1, 0, 64, 0, 0, nan),
+        ("avg_pool2d_backward", "fp32", 4 * n, 4 * n, 4, 0, 64, 16 * n, 0, nan),
+    ]
+    found = walk(assembled([(nodes, [(0, 2, 0), (1, 2, 0)])]))
+    assert found["read"][0] == 4 * n
+
+
+def test_loops_that_a_third_reads_together_are_one_kernel():
+    n = 1 << 20
+    enters = [("input", "fp32", n, n, 1, 0, 1024, 0, 0, nan)] * 2
+    gates = [("sigmoid", "fp32", n, n, 1, 0, 1024, 4 * n, 0, nan)] * 2
+    apart, edges = [*enters, *gates], [(0, 2, 0), (1, 3, 0)]
+    joined = [*apart, ("mul", "fp32", n, n, 1, 0, 1024, 4 * n, 0, nan)]
+    found = walk(assembled([(apart, edges), (joined, [*edges, (2, 4, 0), (3, 4, 0)])]))
+    assert found["kernels"].tolist() == [2, 1]
+
+
+def test_what_reads_nothing_is_a_kernel_of_its_own():
+    n = 1 << 20
+    nodes = [
+        ("fresh", "fp32", n, n, 1, 0, 1024, 0, 0, nan),
+        ("ones_like", "fp32", n, n, 1, 0, 1024, 0, 0, nan),
+        ("div", "fp32", n, n, 1, 0, 1024, 4 * n, 0, nan),
+        ("relu", "fp32", n, n, 1, 0, 1024, 4 * n, 0, nan),
+    ]
+    found = walk(assembled([(nodes, [(0, 1, 0), (1, 2, 0), (0, 3, 0)])]))
+    assert found["kernels"][0] == 2
+
+
 def test_fusing_is_cheaper_than_one_by_one():
     whole = assembled([chain(8192, 4096, "add", "gelu", "mul", "relu")])
     alone = assembled([chain(8192, 4096, word) for word in ("add", "gelu", "mul", "relu")])
@@ -164,15 +209,15 @@ def test_the_network_beats_the_formula_on_models_it_has_not_seen():
     what = "regions of models kept out"
     network, formula = (found[what, by] for by in ("network", "formula"))
     assert network.readings > 1900
-    assert network.median < 0.09  # 8.6 % when it shipped
-    assert network.near > 0.65
-    assert network.median < 0.92 * formula.median
-    assert 0.75 <= network.covered <= 0.90
+    assert network.median < 0.06  # 5.4 % when it shipped
+    assert network.near > 0.79  # 81.5 %; the goal is 90 %
+    assert network.median < 0.8 * formula.median
+    assert 0.75 <= network.covered <= 0.93
     blind = found[what, "network, own times unknown"]
     assert blind.median < formula.median
     kernel, plain = (found["kernels of models kept out", by] for by in ("network", "formula"))
     assert kernel.median < 0.9 * plain.median
-    assert 0.75 <= kernel.covered <= 0.90
+    assert 0.75 <= kernel.covered <= 0.93
 
 
 def test_a_kernel_as_written_is_one_and_its_long_rows_are_visited_twice():

@@ -1,6 +1,8 @@
 """Kernels as the compiler writes them: noted, told in columns, gathered; and corrections fitted."""
 
 import json
+import multiprocessing
+import time
 from math import nan
 
 import numpy as np
@@ -13,7 +15,8 @@ from foretell.cost import fused_data  # noqa: E402
 from foretell.cost.fused_regions import assembled  # noqa: E402
 from foretell.cost.fusion_class import WORDS  # noqa: E402
 from foretell.errors import InputError  # noqa: E402
-from foretell.pytorch.fused import bench  # noqa: E402
+from foretell.pytorch.fused import bench, steps  # noqa: E402
+from foretell.pytorch.fused import gather_steps as gather_steps_module  # noqa: E402
 from foretell.pytorch.fused.build import compiled  # noqa: E402
 from foretell.pytorch.fused.gather import gather, joined, measured_regions  # noqa: E402
 from foretell.pytorch.fused.gather_steps import gather_steps  # noqa: E402
@@ -123,6 +126,20 @@ def test_regions_and_their_kernels_are_gathered(results, tmp_path, notes):
     assert len(measured_regions([results])) == 1
 
 
+def test_the_last_file_counts_and_own_times_are_kept(results, tmp_path, notes):
+    row = json.loads((tmp_path / "r.jsonl").read_text().splitlines()[0])
+    for name, seconds, alone in (("old", 4e-5, [1e-6, 2e-6]), ("new", 3e-6, None)):
+        made = row | {"s": seconds} | ({"alone": alone} if alone else {})
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(made) + "\n")
+    pairs = [(results[0], str(tmp_path / f"{name}.jsonl")) for name in ("old", "new")]
+    found = measured_regions(pairs)
+    assert found.seconds.tolist() == [3e-6]
+    assert np.nansum(found.regions.seconds) == pytest.approx(3e-6)
+    # of a hurried file only what takes long is kept, and no kernels
+    assert gather(pairs[:1], tmp_path / "long.npz", hurried=1) == 1
+    assert gather(pairs[::-1], tmp_path / "both.npz", hurried=1) == 1 + len(notes)
+
+
 def test_nothing_measured_is_said(tmp_path):
     (tmp_path / "r.txt").write_text(dumps(softmax_of_sum()) + "\n")
     (tmp_path / "r.jsonl").write_text(json.dumps({"at": 0, "why": "no"}) + "\n")
@@ -151,6 +168,44 @@ def test_steps_are_gathered_with_what_libraries_took(tmp_path, notes):
     found = fused_data.read((tmp_path / "steps.npz").read_bytes())
     assert set(found.family) == {"m/p"}
     assert len(found) == len(notes)
+
+
+def test_a_library_s_helping_kernels_belong_to_the_one_they_help():
+    ran = [("Memset (Device)", 1.0), ("gemm", 10.0), ("splitKreduce", 2.0), ("gemm", 20.0)]
+    assert gather_steps_module._grouped(ran) == [13.0, 20.0]
+    assert gather_steps_module._grouped([("Memset (Device)", 1.0)]) == [1.0]
+
+
+def test_a_step_with_mixed_reductions_is_kept_without_its_kernels_times(tmp_path, notes):
+    mixed = [notes[0] | {"mixed": 1}, *notes[1:]]
+    row = {"model": "m", "plan": "p", "s": 1e-6, "host": 0.0, "ran": [["triton_0", 0, 9]]}
+    (tmp_path / "s.jsonl").write_text(json.dumps(row | {"notes": [*mixed, *notes]}) + "\n")
+    assert gather_steps(str(tmp_path / "s.jsonl"), tmp_path / "steps") == 1
+    assert np.isnan(fused_data.read((tmp_path / "steps.npz").read_bytes()).seconds).all()
+    (tmp_path / "s.jsonl").write_text(json.dumps(row | {"notes": [*notes, *notes]}) + "\n")
+    with pytest.raises(InputError, match="no step"):
+        gather_steps(str(tmp_path / "s.jsonl"), tmp_path / "steps")
+
+
+def test_what_a_loop_does_of_a_product_is_to_add_its_bias():
+    read = ["buf0", "float32", 32, [[32, 1]], 0, [0]]
+    made = [["buf1", "float32", 32, [[32, 1]], 0, [], 1]]
+    bias = loop("", [read], made, [["convolution", "float32", []]])
+    (part,) = parts([{"kind": "loops", "loops": [bias]}], [1e-6], "", nan)
+    assert [node[0] for node in part.nodes] == ["input", "add"]
+
+
+def test_a_step_that_fails_or_is_late_costs_itself_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(steps, "CASES", (("no such model", 0, "fp32"),))
+    monkeypatch.setattr(steps, "PLANS", {"default": {}})
+    out = tmp_path / "s.jsonl"
+    steps.steps(str(out), "cpu", 120.0, 1)
+    (row,) = [json.loads(line) for line in out.read_text().splitlines()]
+    assert "no such model" in row["why"]
+    worker = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+    worker.start()
+    assert steps._goes_on(worker, time.time() + 60)
+    assert not steps._goes_on(worker, 0.0)
 
 
 def test_the_largest_tile_that_fits_is_taken():

@@ -3,8 +3,8 @@
     price = fused_price(regions, device)
     price.seconds, price.sigma
 
-Asked in this order: the network trained on measured regions (→ `foretell.cost.fused_net`), which
-corrects the formula, and the formula alone (→ `foretell.cost.fused_formula`) where no network
+Asked in this order: the networks trained on measured regions (→ `foretell.cost.fused_net`), whose
+mean corrects the formula, and the formula alone (→ `foretell.cost.fused_formula`) where no network
 ships for the kind of device or the caller wants none. `sigma` is the spread of ln(real/priced):
 exp(±1.2816 · sigma) holds 80 %. On a device the network was not trained on, what it sees are ratios
 to that device's rates and sigma is the formula's own on devices it was not fitted to, if larger.

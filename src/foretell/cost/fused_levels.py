@@ -170,8 +170,24 @@ def origins(low, high, start, source, kind, op):  # type: ignore[no-untyped-def]
         i = n - low
         if kind[n] == INPUT or SLICES[op[n]]:
             mask[i] = 1 << (i % 61)
+        if kind[n] == INPUT or kind[n] == CONSTANT or SLICES[op[n]]:
             continue
         for e in range(start[n], start[n + 1]):
             part = 1 << ((e - start[low] + 17) % 61)
             mask[i] |= part if PARTS[op[source[e]]] else mask[source[e] - low]
     return mask
+
+
+@njit(cache=True)
+def touched(low, high, start, source, kind, elements, looped, live):  # type: ignore[no-untyped-def]
+    """Elements of each node that what is live reads; through a view, what is read of the view."""
+    found = np.zeros(high - low)
+    for t in range(high - 1, low - 1, -1):
+        i = t - low
+        if not live[i] or kind[t] == CONSTANT:
+            continue
+        found[i] = min(found[i], elements[t])
+        some = elements[t] if kind[t] == GATHER else looped[t]
+        for e in range(start[t], start[t + 1]):
+            found[source[e] - low] += found[i] if kind[t] == VIEW else some
+    return found

@@ -36,7 +36,6 @@ from foretell.cost.fused_codes import (
     COLUMNS,
     CONSTANT,
     FRESH,
-    GATHER,
     INPUT,
     NORM,
     RANDOM,
@@ -44,6 +43,7 @@ from foretell.cost.fused_codes import (
     SIZE,
     TEMPLATE,
     TWICE,
+    UNPOOLS,
     VIEW,
     WEIGHT,
 )
@@ -58,6 +58,7 @@ from foretell.cost.fused_levels import (
     origins,
     rows_matter,
     settle,
+    touched,
 )
 from foretell.cost.fused_regions import Regions
 from foretell.cost.fusion_class import KIND_CODE
@@ -69,6 +70,7 @@ WALKED = (
     "own", "places", "random", "operand", "odd", "halves",
 )  # fmt: skip
 _LOOPS = 8  # of a level; more are counted as the last
+_NOTHING = 1 << 62  # what a loop reads that reads nothing: such a one joins no other
 
 
 class Walk(NamedTuple):
@@ -80,16 +82,24 @@ class Walk(NamedTuple):
 
 def walked(regions: Regions, units: float, weight: Array | None = None) -> Walk:
     """Walk all regions, on a device of so many units; `weight` counts operations by op."""
-    start = np.searchsorted(regions.target, np.arange(len(regions.op) + 1))
+    read = _read(regions)
+    start = np.searchsorted(regions.target[read], np.arange(len(regions.op) + 1))
     out, node = np.zeros((len(regions), len(WALKED))), np.zeros((len(regions.op), 3))
     _walk(
-        regions.first, start, regions.source, regions.pattern, KIND_CODE[regions.op], regions.op,
+        regions.first, start, regions.source[read], regions.pattern[read], KIND_CODE[regions.op],
+        regions.op,
         SIZE[regions.dtype], regions.elements, regions.looped, regions.inner, regions.across,
         regions.last, regions.writes, regions.flops, regions.seconds, units, regions.is_written,
         out, node,
     )  # fmt: skip
     _add_work(regions, node, WEIGHT if weight is None else weight, out)
     return Walk(out, node)
+
+
+def _read(regions: Regions) -> npt.NDArray[np.bool_]:
+    """The edges along which something is read: of what was pooled only the shape is asked."""
+    place = np.arange(len(regions.target)) - np.searchsorted(regions.target, regions.target)
+    return np.asarray(~(UNPOOLS[regions.op[regions.target]] & (place == 1)))
 
 
 def _add_work(regions: Regions, node: Array, weight: Array, out: Array) -> None:
@@ -151,26 +161,12 @@ def _walk(  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _read_of(  # type: ignore[no-untyped-def]
-    n, low, high, start, source, kind, elements, looped, live
-):
-    """Elements of an entering tensor that its live readers touch."""
-    touched = 0.0
-    for t in range(low, high):
-        if live[t - low] and kind[t] != CONSTANT:
-            for e in range(start[t], start[t + 1]):
-                if source[e] == n:
-                    part = kind[t] == VIEW or kind[t] == GATHER
-                    touched += elements[t] if part else looped[t]
-    return min(touched, elements[n])
-
-
-@njit(cache=True)
 def _count(  # type: ignore[no-untyped-def]
     low, high, start, source, pattern, kind, op, size, elements, looped, inner, across, last,
     writes, flops, seconds, units, device_units, live, level, done, bound, need, row,
 ):  # fmt: skip
     mask = origins(low, high, start, source, kind, op)
+    read = touched(low, high, start, source, kind, elements, looped, live)
     seen = np.zeros((LEVELS, _LOOPS), np.int64)
     has_rows = rows_matter(low, high, start, pattern, kind, live)
     split = np.zeros(LEVELS, np.int64)
@@ -184,7 +180,7 @@ def _count(  # type: ignore[no-untyped-def]
         if not live[i]:
             continue
         if kind[n] == INPUT:
-            moved = _read_of(n, low, high, start, source, kind, elements, looped, live) * size[n]
+            moved = read[i] * size[n]
             times = bits(need[i])
             if times > 0:
                 row[0] += moved
@@ -244,12 +240,12 @@ def _count_op(  # type: ignore[no-untyped-def]
                 done[i], 0.5, rows, 1, joined, seen * 0
             )  # what finishes it takes small users along
         if kind[n] == NORM:
-            _noted(done[i], looped[n], 0.0, mask[i], plain, seen)
+            _noted(done[i], looped[n], 0.0, mask[i] or _NOTHING, plain, seen)
     elif kind[n] == REDUCTION or kind[n] == NORM:
         outer = across[n] != 0 and not BATCH[op[n]] and kind[n] == REDUCTION
         _noted(level[i], looped[n], -rows if outer else rows, 1, joined, seen * 0)
     elif writes[n] > 0:
-        _noted(level[i], looped[n], 1.0 if bound[i] else 0.0, mask[i], plain, seen)
+        _noted(level[i], looped[n], 1.0 if bound[i] else 0.0, mask[i] or _NOTHING, plain, seen)
     if COLUMNS[op[n]]:
         _noted(level[i], looped[n], -inner[n], 1, apart, seen * 0)
         split[level[i]] += 2  # weight and bias are finished one by one
@@ -268,17 +264,27 @@ def _count_written(  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _noted(level, places, rows, mask, loops, seen):  # type: ignore[no-untyped-def]
-    """Note a loop over so many places and rows that reads `mask`; 1 where it is a new one."""
+    """Note a loop over so many places and rows that reads `mask`; 1 where it is a new one.
+
+    Loops it reads something in common with become one with it.
+    """
+    home = -1
     for k in range(loops.shape[1]):
         same = loops[level, k, 0] == places and loops[level, k, 1] == rows
         if same and (seen[level, k] == 0 or seen[level, k] & mask):
-            seen[level, k] |= mask if seen[level, k] else 0
-            return 0
+            if home < 0:
+                home = k
+                seen[level, k] |= mask if seen[level, k] else 0
+            else:
+                seen[level, home] |= seen[level, k]
+                loops[level, k, 0] = -1.0  # no loop any more
         if loops[level, k, 0] == 0.0:
-            loops[level, k, 0] = places
-            loops[level, k, 1] = rows
-            seen[level, k] = mask
-            return 1
+            if home < 0:
+                loops[level, k, 0] = places
+                loops[level, k, 1] = rows
+                seen[level, k] = mask
+                return 1
+            return 0
     return 0
 
 

@@ -2,7 +2,8 @@
 
     step = Σ price of each kernel the compiler wrote + Σ own time of each library call + gaps
 
-A library call's own time is what it took in the model's other plans, as a profile would tell it; a
+Measured is what the device needs where the host has issued every kernel before the first begins. A
+library call's own time is what it took in the model's other plans, as a profile would tell it; a
 call met in no other plan keeps its own. A gap is what the device rests between two kernels of one
 stream. `order` is the share of pairs of plans of one model whose order is told right, pairs that
 measure within 2 % of one another left out.
@@ -12,9 +13,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import combinations
+from math import isnan, nan
 from statistics import median
 from typing import Any
 
@@ -24,7 +26,7 @@ from foretell.cluster.preset import devices
 from foretell.cost import fused_data
 from foretell.cost.fused import fused_price
 
-GAP = 1.4e-6  # seconds: the median between kernels of the steps measured on an H200
+GAP = 1.1e-6  # seconds: the median between kernels of the steps measured on an H200
 _TIE = 0.02
 
 
@@ -37,6 +39,7 @@ class Step:
     kernels: int
     measured: float
     priced: float
+    compiled: float = nan  # priced seconds of the compiler's kernels over measured; nan if unknown
 
     @property
     def error(self) -> float:
@@ -51,7 +54,12 @@ def steps(*, learned: bool = True) -> list[Step]:
     rows = json.loads(told.read_text("utf-8"))
     kernels = fused_data.shipped("steps")
     seconds = fused_price(kernels.regions, devices()["h200"], learned=learned).seconds
-    return [_step(row, rows, float(np.sum(seconds[kernels.family == _name(row)]))) for row in rows]
+    found = []
+    for row in rows:
+        mine = kernels.family == _name(row)
+        priced, took = float(np.sum(seconds[mine])), float(np.sum(kernels.seconds[mine]))
+        found.append(replace(_step(row, rows, priced), compiled=priced / took))
+    return found
 
 
 def _name(row: dict[str, Any]) -> str:
@@ -63,16 +71,11 @@ def _step(row: dict[str, Any], rows: Sequence[dict[str, Any]], compiled: float) 
     for other in rows:
         if other["model"] == row["model"] and other["plan"] != row["plan"]:
             for key, seconds in other["extern"]:
-                others.setdefault(key, []).append(seconds)
+                if seconds is not None:
+                    others.setdefault(key, []).append(seconds)
     library = sum(median(others.get(key, [seconds])) for key, seconds in row["extern"])
     priced = compiled + library + GAP * row["kernels"]
-    return Step(row["model"], row["plan"], row["kernels"], _device_seconds(row), priced)
-
-
-def _device_seconds(row: dict[str, Any]) -> float:
-    """What the device needs; where the host was slower, its kernels and the gaps between them."""
-    waits = row["host"] > row["seconds"]
-    return float(row["busy"] + GAP * row["kernels"] if waits else row["seconds"])
+    return Step(row["model"], row["plan"], row["kernels"], float(row["seconds"]), priced)
 
 
 def order(found: Sequence[Step]) -> tuple[int, int]:
@@ -95,5 +98,9 @@ def lines(found: Sequence[Step]) -> Iterator[str]:
         right, total = order(found)
         models = len({s.model for s in found})
         mean = float(np.mean([s.error for s in found]))
+        own = [abs(s.compiled - 1) for s in found if not isnan(s.compiled)]
+        if own:
+            told = f"mean {np.mean(own):.1%} off, worst {max(own):.1%}"
+            yield f"the compiler's kernels alone, {len(own)} steps: {told}"
         told = f"mean {mean:.1%} off, {right} of {total} pairs in order"
         yield f"{len(found)} steps of {models} models: {told}"

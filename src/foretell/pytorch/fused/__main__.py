@@ -47,6 +47,9 @@ def _parser() -> argparse.ArgumentParser:
     gather.add_argument("--steps", action="store_true", help="the file has steps, not regions")
     gather.add_argument("--onto", help="a data set to add to")
     gather.add_argument("--only-kernels", action="store_true", help="no rows of whole regions")
+    gather.add_argument(
+        "--hurried", type=int, default=0, help="first pairs of which little is kept"
+    )
     verbs.add_parser("fit", help="fit the formula to both data sets of the package")
     train = verbs.add_parser("train", help="train the network on the H200 set of the package")
     train.add_argument("--minutes", type=float, default=11)
@@ -91,7 +94,7 @@ def _gather(given: argparse.Namespace) -> int:
         return 0
     pairs = list(zip(given.pairs[::2], given.pairs[1::2], strict=True))
     onto = Path(given.onto) if given.onto else None
-    count = gather(pairs, Path(given.out), onto, not given.only_kernels)
+    count = gather(pairs, Path(given.out), onto, not given.only_kernels, given.hurried)
     print(f"{count} measured rows in {given.out}")
     return 0
 

@@ -3,7 +3,8 @@
 On a GPU: what the kernels occupy, read from the profiler's own instrument as `bench.clock` does.
 Before each repetition the second-level cache is filled with other data, half of it dirty, and the
 region's first entry is written again. Inductor's choice among its candidate configurations is
-left to it, but each candidate is timed by fifteen cold runs instead of hundreds.
+left to it, but each candidate is timed by fifteen cold runs instead of hundreds, all issued before
+the first begins.
 On a CPU: the wall clock, after a buffer larger than the last cache has been written; the least of
 the repetitions, since others use the cores too and only ever lengthen a reading.
 """
@@ -31,7 +32,9 @@ from foretell.pytorch.bench.clock import (
 
 Tensor = Any
 Run = Callable[[], object]
-_SHORT, _LONG = 9, 5  # repetitions below and above a millisecond
+_SHORT, _LONG = 21, 5  # repetitions below and above a millisecond
+_HOST = 9  # repetitions on a CPU
+_QUEUED = 2_000_000  # cycles, some millisecond: the host issues every run of a candidate meanwhile
 _ALONE = 5
 _LARGE = 8  # calls that move this many caches evict them themselves
 # The kernel that draws seeds for a compiled dropout: a step draws them once for all its regions.
@@ -125,7 +128,7 @@ class HostClock:
     def record(self, run: Run, fresh: Tensor | None, moved: float, repeats: int = _LONG) -> None:
         run()
         took = []
-        for _ in range(_LONG if moved > _CPU_CACHE else _SHORT):
+        for _ in range(_LONG if moved > _CPU_CACHE else _HOST):
             self._sink.add_(1.0)
             if fresh is not None:
                 fresh.mul_(1.0)
@@ -182,6 +185,7 @@ def quicken(turn: Any = None) -> None:
 def _by_events(run: Run, scrap: Tensor, repeats: int = 15) -> float:
     run()
     pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    torch.cuda._sleep(_QUEUED)  # else a slow host is what is timed, and the choice is a lot drawn
     for start, end in pairs:
         scrap.zero_()
         start.record()

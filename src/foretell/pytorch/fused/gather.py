@@ -12,7 +12,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from foretell.pytorch.fused.region import Region, loads
 from foretell.pytorch.fused.written import parts
 
 _WIDE = ("elements", "looped", "inner", "last", "writes", "flops")  # whole numbers up to 2**53
+_LONG = 3e-5  # seconds: above it two choices of configurations cost the same within 14 %
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution")
 
 
@@ -46,37 +47,63 @@ class Sample(NamedTuple):
 
 
 def gather(
-    pairs: Iterable[tuple[str, str]], out: Path, onto: Path | None = None, whole: bool = True
-) -> int:
+    pairs: Sequence[tuple[str, str]], out: Path, onto: Path | None = None, whole: bool = True,
+    hurried: int = 0,
+) -> int:  # fmt: skip
     """Join files of regions with files of results, after what `onto` holds; how many rows.
 
+    A region measured by several files counts as the last of them has it. The first `hurried` files
+    were measured with candidate configurations chosen by a clock that a slow host disturbs: of them
+    only regions that take long are kept, and no kernels.
     Without `whole` only the kernels are kept: those of products that the compiler wrote itself.
     """
-    samples = [s for pair in pairs for s in _samples(*pair, whole)]
+    samples = [s for row in _latest(pairs, hurried) for s in _samples(*row, whole)]
     made = measured(samples)
     save(joined(read(onto.read_bytes()), made) if onto else made, out)
     return len(samples)
 
 
-def measured_regions(pairs: Iterable[tuple[str, str]]) -> Measured:
+def measured_regions(pairs: Sequence[tuple[str, str]]) -> Measured:
     """The regions alone, without their kernels."""
-    samples = [s for pair in pairs for s in _samples(*pair, True) if not s.written]
+    rows = _latest(pairs, 0)
+    samples = [s for row in rows for s in _samples(*row, True) if not s.written]
     if not samples:
         raise InputError("nothing was measured", hint="the results tell why of each region")
     return measured(samples)
 
 
-def _samples(path: str, results: str, whole: bool) -> Iterator[Sample]:
+def _latest(pairs: Sequence[tuple[str, str]], hurried: int) -> list[tuple[Region, dict[str, Any]]]:
+    """Regions with results, each as the last file has it; own times from any that has them."""
+    found: dict[str, list[tuple[Region, dict[str, Any]]]] = {}
+    alone: dict[str, list[float]] = {}
+    for number, pair in enumerate(pairs):
+        mine: dict[str, list[tuple[Region, dict[str, Any]]]] = {}
+        for region, row in _results(*pair):
+            if row.get("alone"):
+                alone[region.key] = row["alone"]
+            if number >= hurried or row["s"] >= _LONG:
+                kept = row if number >= hurried else row | {"notes": []}
+                mine.setdefault(region.key, []).append((region, kept))
+        found |= mine
+    return [
+        (region, {"alone": alone.get(key)} | row) for key in found for region, row in found[key]
+    ]
+
+
+def _results(path: str, results: str) -> Iterator[tuple[Region, dict[str, Any]]]:
     lines = read_regions(path)
     raw = Path(results).read_bytes()
     text = gzip.decompress(raw) if results.endswith(".gz") else raw
     for line in text.decode().splitlines():
         row = json.loads(line)
         if row.get("s", 0.0) > 0:
-            region = loads(lines[row["at"]])
-            if whole:
-                yield _region(region, row)
-            yield from _kernels(region, row)
+            yield loads(lines[row["at"]]), row
+
+
+def _samples(region: Region, row: dict[str, Any], whole: bool) -> Iterator[Sample]:
+    if whole:
+        yield _region(region, row)
+    yield from _kernels(region, row)
 
 
 def _region(region: Region, row: dict[str, Any]) -> Sample:

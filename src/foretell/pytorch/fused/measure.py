@@ -66,10 +66,8 @@ class Ready:
 def measure(job: Job, processes: int) -> None:
     """Measure until the file is done or the time is up."""
     context = multiprocessing.get_context("spawn")
-    turn, next_block = context.Lock(), context.Value("i", 0)
-    workers = [
-        context.Process(target=work, args=(job, turn, next_block, i)) for i in range(processes)
-    ]
+    shared = context.Lock(), context.Lock(), context.Value("i", 0)
+    workers = [context.Process(target=work, args=(job, *shared)) for _ in range(processes)]
     for worker in workers:
         worker.start()
     while workers:
@@ -78,8 +76,7 @@ def measure(job: Job, processes: int) -> None:
         if worker.is_alive():
             worker.terminate()
         elif worker.exitcode and time.time() < job.ends:
-            args = (job, turn, next_block, len(workers))
-            workers.append(context.Process(target=work, args=args))
+            workers.append(context.Process(target=work, args=(job, *shared)))
             workers[-1].start()
 
 
@@ -89,7 +86,7 @@ def read_regions(path: str) -> list[str]:
     return (gzip.decompress(raw) if path.endswith(".gz") else raw).decode().splitlines()
 
 
-def work(job: Job, turn: Any, next_block: Any, number: int) -> None:
+def work(job: Job, turn: Any, writing: Any, next_block: Any) -> None:
     """One process: blocks of regions until nothing is left."""
     settle(job.device)
     if job.products:
@@ -99,18 +96,19 @@ def work(job: Job, turn: Any, next_block: Any, number: int) -> None:
     known: dict[str, float] = {}
     for at in _blocks(next_block, len(lines), job.ends):
         ready = dict(_compiled(lines, at, job))
-        with _my_turn(turn):
+        with my_turn(turn):
             if clock is None:
                 clock = clock_for(job.device)
-            found = timed(ready, clock, job, known)
-            with open(job.out, "a") as out:
-                out.writelines(json.dumps(row) + "\n" for row in found)
+            rows, asked = timed(ready, clock, job, known)
+        _fill(rows, asked, clock, known)
+        with my_turn(writing), open(job.out, "a") as out:
+            out.writelines(json.dumps(row) + "\n" for row in rows)
         del ready
         gc.collect()
 
 
 @contextmanager
-def _my_turn(turn: Any) -> Iterator[None]:
+def my_turn(turn: Any) -> Iterator[None]:
     """Hold the device; a holder that has not let go for long is taken to be dead."""
     turn.acquire(timeout=_DEAD)
     try:
@@ -166,10 +164,11 @@ def _compiled(lines: list[str], at: range, job: Job) -> Iterator[tuple[int, Read
 
 def timed(
     ready: dict[int, Ready], clock: DeviceClock | HostClock, job: Job, known: dict[str, float],
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Times of a block; ops met before are not timed again."""
+) -> tuple[list[dict[str, Any]], list[tuple[dict[str, Any], str]]]:  # fmt: skip
+    """Run a block: a row each, and whose time each reading is; ops met before are not run again."""
     rows: list[dict[str, Any]] = []
     asked: list[tuple[dict[str, Any], str]] = []  # the row, and the op whose time it is
+    _choose(ready, job)
     with clock:
         for at, made in ready.items():
             row: dict[str, Any] = {"at": at}
@@ -183,8 +182,15 @@ def timed(
             except RuntimeError as why:
                 row["why"] = _first_line(why)
                 _check_alive(job.device)
-    _fill(rows, asked, clock, known)
-    return rows
+    return rows, asked
+
+
+def _choose(ready: dict[int, Ready], job: Job) -> None:
+    """Run each region once, so that the compiler chooses its configurations, unwatched."""
+    for made in ready.values():
+        if made.run is not None and job.device == "cuda":
+            with suppress(RuntimeError), torch.no_grad():
+                made.run([real_entry(e, job.device) for e in made.region.entries])
 
 
 def _record(

@@ -5,7 +5,8 @@
 A line a model and plan: seconds the device needs for a step whose every kernel was issued before
 (`s`), seconds the host takes to issue it (`host`), every kernel that ran with start and duration in
 nanoseconds (`ran`), and the compiler's notes of its kernels (→ `kernels`), forward then backward.
-Processes compile side by side; when all are done they measure one after the other.
+Each step has a process of its own, which compiles beside the others, waits for its turn on the
+device, and writes its line at once: what fails or takes too long costs that step alone (`why`).
 """
 
 from __future__ import annotations
@@ -25,15 +26,14 @@ import torch
 from foretell.pytorch.bench.clock import device_kernels, profile
 from foretell.pytorch.fused.clock import quicken, wake
 from foretell.pytorch.fused.kernels import Note, noted
-from foretell.pytorch.fused.measure import _first_line, settle
+from foretell.pytorch.fused.measure import _first_line, my_turn, settle
 from foretell.pytorch.fused.models import MODELS
 
-# Models as (name, seed of its sizes, precision): steps of some milliseconds, longer than the host
-# needs to issue them.
+# Models as (name, seed of its sizes, precision): steps of some milliseconds.
 CASES = (
-    ("gpt2", 3, "bf16"), ("bert", 0, "amp"), ("vit", 0, "bf16"), ("resnet", 8, "bf16"),
-    ("convnext", 0, "bf16"), ("t5", 0, "bf16"), ("llama", 2, "bf16"), ("swin", 0, "bf16"),
-    ("unet", 13, "amp"), ("mobilenet", 1, "fp32"),
+    ("gpt2", 3, "bf16"), ("llama", 2, "bf16"), ("swin", 0, "bf16"), ("resnet", 8, "bf16"),
+    ("unet", 13, "amp"), ("convnext", 0, "bf16"), ("vit", 0, "bf16"), ("rnn", 5, "bf16"),
+    ("t5", 0, "bf16"), ("transformer", 1, "amp"), ("mobilenet", 1, "fp32"), ("bert", 0, "bf16"),
 )  # fmt: skip
 # What each plan tells Inductor. `each` also keeps an op from being computed inside its reader.
 PLANS: dict[str, dict[str, Any]] = {
@@ -41,11 +41,11 @@ PLANS: dict[str, dict[str, Any]] = {
     "pairs": {"max_fusion_size": 2},
     "loops": {"max_fusion_size": 1},
     "each": {"max_fusion_size": 1},
-    "whole": {"split_reductions": False},
 }
-_WARM, _TIMED, _SEEN = 5, 15, 3  # steps
-_RESERVE = 60.0  # seconds before the end at which what is compiled is measured
-_AHEAD = 60_000_000  # cycles, some 30 ms: the host issues a whole step while the device waits
+_WARM, _TIMED, _SEEN = 4, 11, 3  # steps
+_CYCLES = 2.0e9  # of the device's clock in a second, at least
+_LEAST = 20.0  # seconds before the end after which no step is begun
+_SHARE = 0.7  # of all the time: the most that one step may take
 
 
 class Made(NamedTuple):
@@ -59,53 +59,47 @@ class Made(NamedTuple):
 
 
 def steps(out: str, device: str, seconds: float, processes: int) -> None:
-    """Compile every model under every plan, then measure them one by one."""
+    """Compile and measure every model under every plan, whole models first."""
     context = multiprocessing.get_context("spawn")
-    shared = context.Lock(), context.Value("i", 0), context.Value("i", processes)
-    ends = time.time() + seconds
-    workers = [
-        context.Process(target=_work, args=(out, device, ends, *shared)) for _ in range(processes)
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(max(1.0, ends - time.time()))
-        if worker.is_alive():
-            worker.terminate()
+    turn, ends = context.Lock(), time.time() + seconds
+    left = [(case, plan) for case in CASES for plan in PLANS]
+    running: list[tuple[Any, float]] = []
+    while (left or running) and time.time() < ends:
+        running = [(p, until) for p, until in running if _goes_on(p, until)]
+        while left and len(running) < processes and time.time() < ends - _LEAST:
+            worker = context.Process(target=_work, args=(*left.pop(0), out, device, turn))
+            worker.start()
+            running.append((worker, time.time() + _SHARE * seconds))
+        left = left if time.time() < ends - _LEAST else []
+        time.sleep(0.1)
+    for worker, _ in running:
+        _goes_on(worker, 0.0)
 
 
-def _work(out: str, device: str, ends: float, turn: Any, following: Any, busy: Any) -> None:
+def _goes_on(worker: Any, until: float) -> bool:
+    """Whether a process is still at work; one that is late is ended."""
+    if worker.is_alive() and time.time() > until:
+        worker.kill()
+        worker.join()
+    return bool(worker.is_alive())
+
+
+def _work(case: tuple[str, int, str], plan: str, out: str, device: str, turn: Any) -> None:
+    """One step: compile, wait for the device, measure, write a line."""
     settle(device)
     if device == "cuda":
         quicken(turn)
+    row: dict[str, Any] = {"model": case[0], "plan": plan}
     try:
-        made = list(_made(device, following, out, turn))
-    finally:
-        with busy.get_lock():
-            busy.value -= 1
-    while busy.value > 0 and time.time() < ends - _RESERVE:
-        time.sleep(0.2)
-    with turn:
-        for step in made:
-            _append(out, _measured(step, device))
-
-
-def _made(device: str, following: Any, out: str, turn: Any) -> Iterator[Made]:
-    tasks = [(case, plan) for case in CASES for plan in PLANS]
-    while True:
-        with following.get_lock():
-            at = following.value
-            following.value += 1
-        if at >= len(tasks):
-            return
-        case, plan = tasks[at]
-        try:
-            yield compiled_step(case, plan, device)
-        except Exception as why:  # a compiler fails in many ways; the step is left out, and said so
-            with turn:
-                _append(out, {"model": case[0], "plan": plan, "why": _first_line(why)})
-            if "CUDA error" in str(why):
-                return  # the device is lost to this process
+        begun = time.time()
+        made = compiled_step(case, plan, device)
+        row["compiling"] = time.time() - begun
+        with my_turn(turn):
+            row |= _on_gpu(made) if device == "cuda" else _on_host(made)
+        row["notes"] = made.notes
+    except Exception as why:  # a compiler fails in many ways; the step is left out, and said so
+        row["why"] = _first_line(why) + str(why)[-300:]
+    _append(out, row)
 
 
 def _append(out: str, row: dict[str, Any]) -> None:
@@ -141,8 +135,6 @@ def compiled_step(case: tuple[str, int, str], plan: str, device: str) -> Made:
         run()
     forget()
     gc.collect()
-    if device == "cuda":
-        torch.cuda.empty_cache()
     return Made(name, plan, run, forget, notes)
 
 
@@ -169,22 +161,14 @@ def _apart(wanted: bool) -> Iterator[None]:
         GraphLowering.call_function = plain
 
 
-def _measured(step: Made, device: str) -> dict[str, Any]:
-    row: dict[str, Any] = {"model": step.model, "plan": step.plan}
-    try:
-        row |= _on_gpu(step) if device == "cuda" else _on_host(step)
-    except RuntimeError as why:
-        row["why"] = _first_line(why)
-    return row | {"notes": step.notes}
-
-
 def _on_gpu(step: Made) -> dict[str, Any]:
-    took, issued = [], []
+    took, issued = [], [0.02]
     for _ in range(_WARM + _TIMED):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         step.forget()
         torch.cuda.synchronize()
-        torch.cuda._sleep(_AHEAD)
+        # The device waits until the host has issued the whole step.
+        torch.cuda._sleep(int(_CYCLES * (0.005 + 1.5 * issued[-1])))
         start = time.perf_counter()
         begin.record()
         step.run()
@@ -194,7 +178,7 @@ def _on_gpu(step: Made) -> dict[str, Any]:
         took.append(begin.elapsed_time(end) * 1e-3)
     return {
         "s": statistics.median(took[_WARM:]),
-        "host": statistics.median(issued[_WARM:]),
+        "host": statistics.median(issued[1 + _WARM :]),
         "ran": _seen(step),
     }
 

@@ -30,11 +30,9 @@ from foretell.cost.fusion_class import WORDS
 from foretell.pytorch.fused.network import Network
 
 Tensor = Any
-BATCH, HIDDEN, RATE = 128, 0.4, 4e-3
-MEMBERS, FOLDS = (
-    2,
-    8,
-)  # networks, and the parts of the training families one of which each leaves out
+BATCH, HIDDEN, RATE = 256, 0.4, 4e-3
+# Networks, and the parts of the training families one of which each leaves out.
+MEMBERS, FOLDS = 3, 8
 EIGHTY = 1.2816  # standard deviations that hold 80 % of a normal distribution
 
 
@@ -184,7 +182,7 @@ def trained(
     arrays: dict[str, Any] = {}
     apart = []
     for member, out in enumerate(folds(measured, rows)):
-        start = before[member] if member < len(before) else None
+        start = before[member % len(before)] if before else None
         net = train(t, np.setdiff1d(rows, out), member, 60 * minutes / MEMBERS, start)
         for hidden in (0, 1):
             middle, spread, target = said(net, t, out, hidden)

@@ -222,6 +222,8 @@ def _word(name: str, reduces: bool) -> str:
     word = _WORDS.get(word, word)
     if reduces and kind_of(word) != "reduction":
         return "sum"
+    if kind_of(word) == "template":
+        return "add"  # what a loop does of a library's product is to add its bias
     # what is left of an op that a loop of its own has reduced: a sum's quotient, a variance's root
     return "mul" if not reduces and kind_of(word) in ("reduction", "norm", "extern") else word
 

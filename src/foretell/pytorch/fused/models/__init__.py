@@ -7,9 +7,11 @@ fit may see.
 
 from foretell.cost.fused_data import HELD_OUT
 from foretell.pytorch.fused.models.image import IMAGE
+from foretell.pytorch.fused.models.more_image import MORE_IMAGE
+from foretell.pytorch.fused.models.more_text import MORE_TEXT
 from foretell.pytorch.fused.models.other import OTHER
 from foretell.pytorch.fused.models.text import TEXT
 
-MODELS = {**IMAGE, **TEXT, **OTHER}
+MODELS = {**IMAGE, **TEXT, **OTHER, **MORE_IMAGE, **MORE_TEXT}
 
 __all__ = ["HELD_OUT", "MODELS"]
