@@ -171,3 +171,23 @@ def test_the_terms_of_the_hosts_time():
     assert host_seconds("view", {}) < plain
     many = [host_seconds("_foreach_add_", {"kernels": 1.0, "tensors": n}) for n in (10.0, 100.0)]
     assert np.diff(many)[0] > 0
+
+
+def test_batch_norm_streams_where_channels_are_last():
+    text = "in=8x16x4x4+16,types={0}+float"
+    last = text + ",strides=256x1x64x16+-"
+    assert shape("native_batch_norm", text.format("c10::Half"))[0] == "batch_norm"
+    (kernel,) = kernels("native_batch_norm", last.format("c10::Half"))
+    assert (kernel.op, kernel.bytes) == ("elementwise", 3 * 8 * 16 * 16 * 2)
+    assert shape("native_batch_norm", last.format("c10::BFloat16"))[0] == "batch_norm"
+
+
+def test_group_norm_has_a_row_for_each_group_of_a_sample():
+    text = "in=8x64x7x7+64+64+-+-+-+-+-,types=float+float+float,args=-+-+-+8+64+49+4+1e-05"
+    op, found = shape("native_group_norm", text)
+    assert (op, found["rows"], found["cols"]) == ("norm", "32", "784")
+    text = (
+        "in=8x64x7x7+8x64x7x7+8x4+8x4+64+-+-+-+-+-,types=float+float+float+float+float,"
+        "args=-+-+-+-+-+8+64+49+4+TruexTruexTrue"
+    )
+    assert shape("native_group_norm_backward", text)[1]["rows"] == "32"

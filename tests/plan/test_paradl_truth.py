@@ -42,12 +42,3 @@ def test_boards_of_others(source, median):
     found = list(workloads.SOURCES[source](TRUTH))
     assert len(found) > 30
     assert workloads.summary(found)["median"] <= median
-
-
-@pytest.mark.truth
-@pytest.mark.slow
-@needs_truth
-def test_timm():
-    found = list(workloads.timm(TRUTH))
-    assert len(found) > 130
-    assert workloads.summary(found)["median"] <= 0.18

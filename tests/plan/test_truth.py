@@ -7,6 +7,7 @@ import pytest
 
 from foretell.validate.layouts import SOURCES, foretold
 from foretell.validate.oracle import _memory, ranking, spearman, summary
+from foretell.validate.peaks import left_out
 
 TRUTH = Path(__file__).resolve().parents[2].parent / "shared" / "truth"
 pytestmark = [
@@ -52,6 +53,7 @@ def test_memory():
     e = summary(np.array([error for _, error in found]))
     assert e["rows"] >= 409
     assert left <= 20
+    assert sum(left_out(TRUTH).values()) == left  # each for a reason
     assert e["median"] <= 0.03
     assert e["p90"] <= 0.12
 

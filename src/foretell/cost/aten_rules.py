@@ -57,10 +57,14 @@ def _conv_shape(call: Call, x: int, at: int) -> tuple[str, bool]:
         grown = [(s - 1) * stride - 2 * pad + r for s, r in zip(dims[2:], weight[2:], strict=True)]
         dims = (dims[0], weight[1] * groups, *grown)
     shape = _image(dims, weight, stride, pad, groups)
-    strides = call.stride(x)
-    if len(strides) == 4 and strides[1] == 1 and call.dims[x][1] > 1:
+    if _is_channels_last(call, x):
         shape["nhwc"] = 1
     return write(shape), turned
+
+
+def _is_channels_last(call: Call, i: int) -> bool:
+    strides = call.stride(i)
+    return len(strides) == 4 and strides[1] == 1 and call.dims[i][1] > 1
 
 
 def _conv(call: Call) -> list[Kernel]:
@@ -163,11 +167,28 @@ def _by_row(op: str, passes: float) -> Callable[[Call], list[Kernel]]:
 
 
 def _by_channel(op: str, passes: float) -> Callable[[Call], list[Kernel]]:
-    """Statistics over every dimension but the second."""
+    """Statistics over every dimension but the second.
+
+    Channels last, cuDNN streams at the memory's pace (batch_norm nhwc rows of
+    `tables/measured/h200.csv.gz`); bf16 goes to PyTorch's own kernels instead.
+    """
 
     def rule(call: Call) -> list[Kernel]:
         n, channels = call.size(0), call.dims[0][1]
+        if _is_channels_last(call, 0) and call.types[0] != "c10::BFloat16":
+            return [Kernel("elementwise", write({"n": n}), passes * n * call.item())]
         shape = {"n": n, "rows": channels, "cols": n / channels}
+        return [Kernel(op, write(shape), passes * n * call.item())]
+
+    return rule
+
+
+def _by_group(op: str, passes: float, at: int) -> Callable[[Call], list[Kernel]]:
+    """Statistics over a group of channels; how many samples and groups there are begins at `at`."""
+
+    def rule(call: Call) -> list[Kernel]:
+        n, rows = call.size(0), _pair(call.numbers(at)) * _pair(call.numbers(at + 3))
+        shape = {"n": n, "rows": rows, "cols": n / rows}
         return [Kernel(op, write(shape), passes * n * call.item())]
 
     return rule
@@ -259,8 +280,8 @@ RULES: dict[str, Callable[[Call], list[Kernel]]] = {
     "native_layer_norm_backward": _by_row("norm_backward", 5),
     "_fused_rms_norm": _by_row("norm", 2),
     "_fused_rms_norm_backward": _by_row("norm_backward", 5),
-    "native_group_norm": _by_row("norm", 3),
-    "native_group_norm_backward": _by_row("norm_backward", 5),
+    "native_group_norm": _by_group("norm", 3, 3),
+    "native_group_norm_backward": _by_group("norm_backward", 5, 5),
     "native_batch_norm": _by_channel("batch_norm", 3),
     "native_batch_norm_backward": _by_channel("batch_norm_backward", 5),
     "max_pool2d_with_indices": _pool("pool", 0),

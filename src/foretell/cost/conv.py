@@ -7,12 +7,14 @@ An image of n×c×h×w meets k filters of (c/groups)×r×s and leaves n×k×p×q
     winograd   r = s = 3, stride 1, vector pipe: (f+2)² products of (npq/f²)×k over c, in one kernel
                for f = 2, in passes through memory for f = 4 (→ `_winograd`)
     depthwise  groups = c = k: no product, every element is touched r·s times (→ `_depthwise`)
+    grouped    one kernel where groups are 4, 8, 16 or 32 channels wide; else one group after the
+               other, each cut out of the image and put into the result (→ `_one_by_one`)
     layout     matrix units want channels last: other layouts are turned over and back, except a
                1×1 convolution, which is a plain product either way (→ `_turned`)
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,7 @@ _WINOGRAD_TILES = {
     2: np.array([(128, 32)], float).T,
     4: np.array([(128, 128), (64, 128), (64, 64)], float).T,
 }
+_WIDTHS = (4.0, 8.0, 16.0, 32.0)  # channels of a group that one kernel treats all groups of
 # Depthwise kernels of halves with channels last take this share of the time (conv2d rows of
 # tables/measured/h200.csv.gz with groups = c, bf16 and fp16, nhwc, 50 µs or more; sums of seconds).
 _CHANNELS_LAST = {"conv": 0.38, "conv_dgrad": 0.22, "conv_wgrad": 0.22}
@@ -74,6 +77,9 @@ def seconds(limits: Limits, product: Fitted, fitted: Fitted, op: str, asked: Con
             out[plain] = np.minimum(
                 out[plain], _winograd(limits, product, fitted, op, asked[plain], f)
             )
+    apart = _is_apart(limits, asked)
+    if apart.any():
+        out[apart] = _one_by_one(limits, product, fitted, op, asked[apart])
     alone = (asked.groups > 1) & (asked.groups == asked.c)
     out[alone] = _depthwise(limits, fitted, op, asked[alone])
     return out
@@ -101,6 +107,28 @@ def _direct(limits: Limits, product: Fitted, fitted: Fitted, op: str, a: Conv) -
     slow = slow * limits.fitted[f"conv_{limits.pipe}"]
     slow = slow * np.where(a.stride > 1, fitted[f"slow_{op}_strided"], 1.0)
     out: Array = time * (1 + (slow - 1) * limits.ease)
+    return out
+
+
+def _is_apart(limits: Limits, a: Conv) -> npt.NDArray[np.bool_]:
+    """Groups that cuDNN has no kernel of matrix units for.
+
+    Grouped rows of `tables/measured/h200.csv.gz` in halves with channels last run 1 to 5 kernels
+    where groups are 8, 16 or 32 wide, and 3 kernels a group where they are 56 wide.
+    """
+    width = a.c / a.groups
+    is_known = (width == a.k / a.groups) & np.isin(width, _WIDTHS)
+    found: npt.NDArray[np.bool_] = (a.groups > 1) & (a.nhwc > 0) & ~is_known
+    return found & (limits.pipe == "tensor")
+
+
+def _one_by_one(limits: Limits, product: Fitted, fitted: Fitted, op: str, a: Conv) -> Array:
+    """Each group as a convolution of its own, and passes that cut it out and put it back."""
+    image, _, result = a.sizes
+    one = replace(a, c=a.c / a.groups, k=a.k / a.groups, groups=np.ones(len(a.n)))
+    each = _direct(limits, product, fitted, op, one) + 2 * limits.floor
+    stream = limits.stream * fitted["stream"]
+    out: Array = a.groups * each + 2 * (image + result) * limits.size / stream
     return out
 
 

@@ -160,8 +160,8 @@ def _compute(
     resident = _resident(fitted, tile)
     waves = np.floor(blocks / (limits.units * resident))
     last = np.ceil((blocks - waves * limits.units * resident) / limits.units)
-    turns = waves * resident / _hidden(fitted, resident * rows * cols)
-    turns += last / _hidden(fitted, np.maximum(last, 1.0) * rows * cols)
+    turns = waves * resident / _hidden(limits, fitted, resident * rows * cols)
+    turns += last / _hidden(limits, fitted, np.maximum(last, 1.0) * rows * cols)
     shape = rows * cols / (rows + cols)
     efficiency = fitted["peak"] * shape / (shape + fitted["half_shape"])
     efficiency *= limits.fitted[f"quality_{limits.pipe}"]
@@ -170,13 +170,14 @@ def _compute(
     if limits.shares and limits.pipe == "simt":
         efficiency *= fitted["sharing"]
     rate = np.minimum(limits.peak * np.minimum(1.0, efficiency), _aligned(limits, fitted, align))
-    work = turns * 2 * rows * cols * (deep + fitted["start_k"])
+    work = turns * 2 * rows * cols * (deep + fitted["start_k"] * limits.ease)
     return throttled(limits, fitted, work * limits.units, rate)
 
 
-def _hidden(fitted: Fitted, sums: Array) -> Array:
+def _hidden(limits: Limits, fitted: Fitted, sums: Array) -> Array:
     """Share of the peak that `sums` accumulators in flight on a unit can keep busy."""
-    hidden: Array = np.minimum(1.0, sums / fitted["hide_area"]) ** fitted["hide_power"]
+    enough = fitted["hide_area"] * limits.ease
+    hidden: Array = np.minimum(1.0, sums / enough) ** fitted["hide_power"]
     return hidden
 
 

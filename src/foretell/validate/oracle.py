@@ -34,7 +34,7 @@ def report(truth: Path) -> dict[str, Any]:
     for name, some in found.items():
         values[name]["interval_holds"] = _held(some)
     more = workloads.report(truth)
-    text = "\n".join([*_lines(values), more["text"]])
+    text = "\n".join([*_lines(values), *_left_out(truth), more["text"]])
     return {"sources": values | more["sources"], "paradl": more["paradl"], "text": text}
 
 
@@ -115,5 +115,9 @@ def _lines(values: dict[str, dict[str, float]]) -> Iterator[str]:
     )
     held = ", ".join(f"{n} {v['interval_holds']:.0%}" for n, v in values.items() if n != "memory")
     yield f"the 80 % interval holds: {held}"
-    left = values["memory"]["left_out"]
-    yield f"memory runs left out (no peak, or no model here is like it): {left:.0f}"
+
+
+def _left_out(truth: Path) -> Iterator[str]:
+    """Runs whose memory nothing is foretold of, by reason."""
+    for why, many in peaks.left_out(truth).items():
+        yield f"memory, {many} runs left out: they {why}"

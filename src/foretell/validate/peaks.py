@@ -7,6 +7,7 @@ as the runs gave them; what has no counterpart here is left out and counted.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,12 +36,32 @@ class Run:
 
 def runs(truth: Path) -> tuple[list[Run], int]:
     """Every run that can be asked about, and how many cannot."""
-    found, left = [], 0
-    for r in table(truth / "tables" / "megatron_lm_golden_values.csv"):
-        run = _run(r) if r["mem_max_allocated_bytes_last"] else None
-        found += [run] if run else []
-        left += run is None
-    return found, left
+    rows = table(truth / "tables" / "megatron_lm_golden_values.csv")
+    found = [_run(r) for r in rows if not reason(r)]
+    known = [run for run in found if run is not None]
+    return known, len(rows) - len(known)
+
+
+def left_out(truth: Path) -> Counter[str]:
+    """Why runs cannot be asked about, and how many each reason has."""
+    rows = table(truth / "tables" / "megatron_lm_golden_values.csv")
+    return Counter(why for why in map(reason, rows) if why)
+
+
+def reason(r: dict[str, str]) -> str:
+    """Why nothing can be foretold of a run, empty where something can."""
+    more: dict[str, Any] = json.loads(r["other_args"] or "{}")
+    if not r["mem_max_allocated_bytes_last"]:
+        return "print no peak"
+    if "hybrid-layer-pattern" in more:
+        return "have Mamba layers, which no family here has"
+    if "multi-latent-attention" in more:
+        return "have latent attention, which no family here has"
+    if r["family"] not in _MAKES:
+        return "have a vision tower whose sizes they do not say"
+    if not all(r[key] for key in _NEEDED):
+        return "say neither their batch nor how many ranks shared the optimizer's state"
+    return ""
 
 
 def foretold(run: Run) -> float:
@@ -58,8 +79,6 @@ def rows(truth: Path) -> Iterator[tuple[Run, float]]:
 def _run(r: dict[str, str]) -> Run | None:
     more: dict[str, Any] = json.loads(r["other_args"] or "{}")
     workload = _workload(r, more)
-    if workload is None:
-        return None
     try:
         plan = _plan(r, more)
         load(workload)
@@ -69,15 +88,10 @@ def _run(r: dict[str, str]) -> Run | None:
     return Run(r["test_case"], r["family"], workload, plan, peak)
 
 
-def _workload(r: dict[str, str], more: dict[str, Any]) -> str | None:
-    """The spec of a run's model, None where no family here is like it."""
-    needed = ("hidden-size", "micro-batch-size", "global-batch-size", "num-attention-heads")
-    makes = {"gpt": _gpt, "moe": _moe, "mixtral": _moe, "bert": _bert, "t5": _t5}
-    known = r["family"] in makes and all(r[key] for key in needed)
-    if not known or "multi-latent-attention" in more or "hybrid-layer-pattern" in more:
-        return None
+def _workload(r: dict[str, str], more: dict[str, Any]) -> str:
+    """The spec of a run's model."""
     common = {"hidden": r["hidden-size"], "heads": r["num-attention-heads"], "dtype": _dtype(r)}
-    family, options = makes[r["family"]](r, more)
+    family, options = _MAKES[r["family"]](r, more)
     return f"{family}:" + ",".join(f"{k}={v}" for k, v in (common | options).items())
 
 
@@ -128,6 +142,10 @@ def _t5(r: dict[str, str], more: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         "target": r["decoder-seq-length"] or 128,
         "vocab": 30522 + int(more.get("vocab-extra-ids", 0)),
     }
+
+
+_NEEDED = ("hidden-size", "micro-batch-size", "global-batch-size", "num-attention-heads")
+_MAKES = {"gpt": _gpt, "moe": _moe, "mixtral": _moe, "bert": _bert, "t5": _t5}
 
 
 def _plan(r: dict[str, str], more: dict[str, Any]) -> Plan:

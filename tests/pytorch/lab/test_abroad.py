@@ -52,7 +52,7 @@ def test_a_killed_worker_goes_on_where_it_was(tmp_path):
         watch.start()
         try:
             told = []
-            done = abroad.run_on(pool, folder, ASKED, told.append)
+            done = abroad.run_on(pool, folder, ASKED, lambda words, share: told.append(words))
         finally:
             shutil.rmtree(abroad.here(key), ignore_errors=True)
     assert watch.killed

@@ -22,6 +22,7 @@ from foretell.search.oracle import (
     strategy,
     sweep,
 )
+from foretell.search.oracle.planner import Oracle
 from foretell.search.oracle.scale import front, more_or_less
 from foretell.workload import load
 
@@ -223,6 +224,32 @@ def test_every_limit_of_the_papers_table_is_seen_where_it_bites(name, spec, on, 
     assert name in found, sorted(found)
     assert words in found[name].evidence
     assert found[name].remedy
+
+
+def test_a_plan_is_held_against_its_own_simulated_step():
+    found = Oracle(batch=96).plan(load(LLAMA), machines("a100-80:gpus=8"))
+    assert found.baselines[strategy(found.plan)] == found.predicted
+    assert found.predicted >= found.bound * (1 - 1e-9)
+
+
+def test_borders_and_other_exchanges_are_told_apart():
+    found = told("resnet50", "abci:nodes=4", "spatial=4+4,global_batch=16")
+    other = found.get("layer-wise collectives")
+    assert found["halo exchange"].share + (other.share if other else 0.0) < 1
+    assert other is None or other.share != found["halo exchange"].share
+
+
+def test_what_helps_shards_is_not_what_helps_split_tensors():
+    found = told("vgg16", "v100-16:gpus=64", "dp=64,zero=3,global_batch=2048")
+    assert "shard=" in found["layer-wise collectives"].remedy
+    found = told(LLAMA, "a100-80-pcie:gpus=8", "tp=8,global_batch=8")
+    assert "tensor-parallel" in found["layer-wise collectives"].remedy
+
+
+def test_the_terminal_says_why_and_what_would_help():
+    found = found_on("vgg16:batch=32", "dgx-1-v100:nic=ethernet-25g,nics=1", "64")
+    assert "gradient exchange on 64:" in text(found)
+    assert "larger batch per device" in " ".join(text(found).split())
 
 
 def test_nothing_is_wrong_with_a_plain_step():

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import (
 
 from foretell.errors import InputError
 from foretell.pytorch.capture.recurrent import gradients
+from foretell.pytorch.capture.shadow import Shadow
 
 aten = torch.ops.aten
 UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException)
@@ -37,12 +38,25 @@ class Assumed:
 
     share: float | None = None  # of elements that a mask picks
     used: list[str] = field(default_factory=list)  # what was assumed, op and layer
+    shadow: Shadow = field(default_factory=Shadow)  # of tensors that data has no part in
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any], layer: str) -> Any:
         """The result of an operator on fake tensors."""
+        if func is aten._local_scalar_dense.default:
+            number = self.shadow.number(args[0])
+            if number is not None:
+                return number
+        made = self._run(func, args, kwargs, layer)
+        self.shadow.follow(func, args, kwargs, made)
+        return made
+
+    def _run(self, func: Any, args: Any, kwargs: dict[str, Any], layer: str) -> Any:
         try:
             return func(*args, **kwargs)
         except UNKNOWN as error:
+            known = self.shadow.answer(func, args, kwargs)
+            if known is not None:
+                return known
             if self.share is None or func not in _ANSWERS:
                 raise refused(func, layer, self.share) from error
             self.used.append(f"{func._schema.name} in {layer or 'the model'}")

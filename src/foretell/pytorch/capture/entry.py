@@ -24,8 +24,16 @@ from foretell.pytorch.capture import gpu
 from foretell.pytorch.capture.assume import INSTEAD, Assumed, first_line, is_users
 from foretell.pytorch.capture.choices import CPU, chosen
 from foretell.pytorch.capture.compose import Formats, compose
+from foretell.pytorch.capture.pace import Pace
 from foretell.pytorch.capture.record import Recorder
-from foretell.pytorch.capture.step import Step, fake_batch, fake_model, fake_optimizer, settle
+from foretell.pytorch.capture.step import (
+    Step,
+    copyable,
+    fake_batch,
+    fake_model,
+    fake_optimizer,
+    settle,
+)
 from foretell.pytorch.capture.workspace import workspace
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -43,6 +51,7 @@ def capture(
     share: float | None = None,
     on: str = "h200",
     device: str = "",
+    progress: Callable[[str, float], None] = lambda words, share: None,
 ) -> Graph:
     """One training step as a graph, without a GPU, weights or data.
 
@@ -56,12 +65,13 @@ def capture(
     and convolutions use it; unsaid, torch's own settings count. `share` answers for data that is
     not there (→ `foretell.pytorch.capture.assume`). `on` names the device whose kernels are chosen;
     `on="cpu"` leaves the choice to torch, as it is made where no GPU is. `device="cpu"` makes fake
-    CPU tensors where a GPU cannot be pretended.
+    CPU tensors where a GPU cannot be pretended. `progress` is told what is done, and the share of
+    the capture that is.
     """
     place = _place("cpu" if on == CPU else device)
     arch = _arch(on)
-    with gpu.pretended(place), _quiet(), gpu.fake_mode(place):
-        recorder = Recorder({}, Assumed(share), place)
+    with gpu.pretended(place), _quiet(), copyable(), gpu.fake_mode(place):
+        recorder = Recorder({}, Assumed(share), place, pace=Pace(progress))
         choices = chosen(arch, recorder.loss_begins)
         with recorder, choices, torch.autograd.set_multithreading_enabled(False):
             with _errors_explained(recorder):
@@ -130,6 +140,7 @@ def _autocast(name: str, place: torch.device) -> Any:
 def _run(step: Step, recorder: Recorder, autocast: Any) -> None:
     """One step as training has it from the second on: the optimizer has its state."""
     _enter(step, recorder)
+    recorder.assumed.shadow.begin()
     with ExitStack() as stack:
         stack.enter_context(recorder.watching_modules())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -149,6 +160,7 @@ def _enter(step: Step, recorder: Recorder) -> None:
     """Make known what is there before the step: weights, buffers, state and the batch."""
     model, ledger = step.model, recorder.ledger
     recorder.names |= {id(m): name for name, m in reversed(list(model.named_modules()))}
+    recorder.pace.modules = len(recorder.names)
     recorder.parameters |= {id(p): name for name, p in model.named_parameters()}
     if step.optimizer is not None:
         settle(step.optimizer, [p for p in model.parameters() if p.requires_grad])
@@ -196,6 +208,9 @@ def _facts(step: Step, recorder: Recorder, autocast: str, on: str) -> dict[str, 
         "torch": torch.__version__,
         "kernels_of": on,
     }
+    sides = {int(t.shape[0]) for t in _tensors(step.batch) if t.dim()}
+    if len(sides) == 1:  # of all tensors of the batch: its samples
+        facts["batch"] = sides.pop()
     if autocast:
         facts["autocast"] = autocast
     if step.optimizer is not None:

@@ -21,6 +21,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
+from torch import _prims_common as utils
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 GPU = torch.device("cuda", 0)
@@ -89,11 +91,28 @@ def pretended(device: torch.device) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(_stand_ins())
         stack.enter_context(_kernels())
+        stack.enter_context(patch.object(torch._C, _LAYOUT, conv_layout))
         if not torch.cuda.is_available():
             for where, name, answer in _ANSWERS:
                 if hasattr(where, name):
                     stack.enter_context(patch.object(where, name, answer))
         yield
+
+
+def conv_layout(input: Tensor, weight: Tensor, backend: Any) -> torch.memory_format:
+    """How cuDNN lays out what a convolution makes: channels last where an input or weight has it.
+
+    C++ would look for the kernels of the device it is told of, and lay all out row by row.
+    """
+    last = _CHANNELS_LAST.get(input.dim())
+    if last is None or input.dtype is torch.float64:
+        return torch.contiguous_format
+    is_last = any(utils.suggest_memory_format(t) is last for t in (input, weight))
+    return last if is_last else torch.contiguous_format
+
+
+_LAYOUT = "_conv_determine_backend_memory_format"
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def _guards() -> Any:

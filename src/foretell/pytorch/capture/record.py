@@ -28,6 +28,7 @@ from foretell.pytorch.capture import words
 from foretell.pytorch.capture.assume import Assumed
 from foretell.pytorch.capture.gpu import DEVICE_OF, alias_of
 from foretell.pytorch.capture.ledger import Ledger
+from foretell.pytorch.capture.pace import Pace
 from foretell.pytorch.capture.parts import Part, parts_of
 
 # Operators that only reserve memory, and those that tell the host a number.
@@ -69,6 +70,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     rows: list[Row] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
     parameters: dict[int, str] = field(default_factory=dict)  # id of a parameter → its path
+    pace: Pace = field(default_factory=Pace)
     stopped: str = ""  # the operator and layer where an error came up
     _stack: list[str] = field(default_factory=list)
     _made: dict[int, int] = field(default_factory=dict)  # sequence number → forward operator
@@ -123,6 +125,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _enter(self, module: Any, _: Any) -> None:
         self._stack.append(self.names.get(id(module), type(module).__name__))
         self._modules += 1
+        if self.phase == Phase.FORWARD:
+            self.pace.enter()
 
     def _leave(self, module: Any, _: Any, __: Any) -> None:
         if self._stack:
@@ -146,6 +150,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             row.waits, row.is_copy = waits, _crosses(given, outputs)
         self._modules = self._nodes = 0
         self.rows.append(row)
+        self.pace.note(self.phase, len(self.rows))
         self.ledger.now = i
         self._keep(func, given, outputs, i, row)
 

@@ -17,7 +17,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 
 from foretell import spec
 from foretell.errors import InputError, unknown
@@ -136,7 +136,7 @@ def movable() -> Iterator[None]:
     def apply(module: Module, make: Callable[[Tensor], Tensor], recurse: bool = True) -> Module:
         def parameter(old: Tensor) -> Tensor:
             with torch.no_grad():
-                return torch.nn.Parameter(make(old), requires_grad=old.requires_grad)
+                return Parameter(make(old), requires_grad=old.requires_grad)
 
         for inner in module.modules() if recurse else (module,):
             for held, maker in ((inner._parameters, parameter), (inner._buffers, make)):
@@ -148,12 +148,35 @@ def movable() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def copyable() -> Iterator[None]:
+    """Lets `copy.deepcopy` copy fake tensors, as layers that are made once and cloned ask for.
+
+    torch would copy all that a tensor refers to, the mode it was made under too, and end the
+    process when two modes give back the same memory.
+    """
+    plain = Tensor.__deepcopy__
+
+    def copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+        if not isinstance(tensor, FakeTensor):
+            return plain(tensor, memo)
+        if id(tensor) not in memo:
+            made = fake_like(tensor.detach(), tensor.device)
+            if isinstance(tensor, Parameter):
+                made = Parameter(made, requires_grad=tensor.requires_grad)
+            memo[id(tensor)] = made
+        return memo[id(tensor)]
+
+    with patch.object(Tensor, "__deepcopy__", copied):
+        yield
+
+
 def _copied(model: Module, device: torch.device) -> Module:
     """A copy whose tensors are fake; tied weights stay tied, as the copy knows what it has seen."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         like = fake_like(parameter, device)
-        memo[id(parameter)] = torch.nn.Parameter(like, requires_grad=parameter.requires_grad)
+        memo[id(parameter)] = Parameter(like, requires_grad=parameter.requires_grad)
     for buffer in model.buffers():
         memo[id(buffer)] = fake_like(buffer, device)
     return copy.deepcopy(model, memo)

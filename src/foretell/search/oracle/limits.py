@@ -14,6 +14,7 @@ from foretell.cluster import Cluster
 from foretell.plan import Plan
 from foretell.plan.estimate import Estimate
 from foretell.plan.memory import memory
+from foretell.plan.talk import by_collective
 from foretell.search.oracle.evidence import (
     CROWDED,
     crowding,
@@ -49,12 +50,12 @@ def findings(
     """Everything worth a word about one layout of an estimate: of its time first, worst first."""
     step = float(found.step[row])
     parts = {n: float(getattr(found, n)[row]) / step for n in _PARTS}
-    told = [
-        Finding(name, parts[part], f"{parts[part]:.0%} of the step", remedy)
+    told = _halo(plan, parts, step, workload, cluster)
+    told += [
+        Finding(name, parts[part], f"{parts[part]:.0%} of the step", _remedy(plan, part, remedy))
         for part, (name, remedy) in _PARTS.items()
         if parts[part] > SHARE and part != "compute"
     ]
-    told += _halo(plan, parts)
     told += _crowded(plan, parts, cluster)
     told += _uneven(plan, parts, workload, cluster)
     told += _again(plan, found, row)
@@ -77,11 +78,27 @@ _PARTS = {
 }
 
 
-def _halo(plan: Plan, parts: dict[str, float]) -> list[Finding]:
-    if not plan.spatial or parts["talk"] <= SHARE:
+def _remedy(plan: Plan, part: str, usual: str) -> str:
+    """What to do about a part: shards that are gathered are no tensors that are split."""
+    is_split = plan.tp * plan.cp * plan.ep * plan.filter * plan.channel > 1 or bool(plan.spatial)
+    if part == "talk" and plan.zero == 3 and not is_split:
+        return "larger micro-batches, or shard inside a node alone (shard=…)"
+    return usual
+
+
+def _halo(
+    plan: Plan, parts: dict[str, float], step: float, workload: Workload, cluster: Cluster
+) -> list[Finding]:
+    """Borders of split images; what is left of `talk` is that of other exchanges."""
+    if not plan.spatial or plan.pp > 1:
         return []
-    evidence = f"{parts['talk']:.0%} of the step beside split images"
-    return [Finding("halo exchange", parts["talk"], evidence, "cut fewer dims, or larger images")]
+    sent = by_collective(plan, workload, cluster).get("send", 0.0) / step
+    share = min(sent, parts["talk"])
+    parts["talk"] -= share
+    if share <= SHARE:
+        return []
+    evidence = f"{share:.0%} of the step goes to the borders of split images"
+    return [Finding("halo exchange", share, evidence, "cut fewer dims, or larger images")]
 
 
 def _crowded(plan: Plan, parts: dict[str, float], cluster: Cluster) -> list[Finding]:

@@ -44,6 +44,7 @@ class Oracle(Planner):
         progress(f"{len(plans)} layouts", float("inf"))
         found = choose(plans, workload, cluster, most=self.simulate, pool=pool)
         baselines = _baselines(sweep(plans, workload, cluster, pool=pool))
+        baselines[strategy(found.best.plan)] = found.best.step  # simulated, not estimated
         usual = next((baselines[n] for n in USUAL if n in baselines), max(baselines.values()))
         progress("done", found.best.step)
         notes = (f"{found.fitting} of {found.layouts} layouts fit; gap {found.gap:.1%}",)
