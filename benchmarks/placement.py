@@ -1,23 +1,27 @@
 """What the placement search finds on mixed and plain clusters: the figures of the docs.
 
-    python benchmarks/placement.py [--quick] [--seeds 0-2] [--pairs 40] [--weights FILE]
+    python benchmarks/placement.py [--quick] [--seeds 0-2] [--jobs 1] [--pairs 40] [--weights FILE]
                               [--only tag,hap-8,hap-32,plain,random,wide,factors,speed,policy]
 
 Every row: the step found, and how many times as long plain data parallelism (even samples,
-all-reduce), the best and the worst other method take on the same evaluator. With several seeds the
-middle one is shown, and how far they differ. CPU seconds of this process. `--quick` has smaller
-budgets and fewer models. `policy` judges the tree search with and without its network, on models
-and devices that no training has seen.
+all-reduce), the best and the worst other method take on the same evaluator; CPU seconds of one
+search. With several seeds (of our search and of the methods that draw) each figure is the middle
+one, with the least and the most behind it. `--quick` has smaller budgets and fewer models, `--jobs`
+so many processes. `policy` judges the tree search with and without its network, on models and
+devices that no training has seen.
 """
 
 import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 
+from placement_judged import Play, policy, spread
 from table import Row, show
 
 from foretell.cluster import Cluster
@@ -25,12 +29,11 @@ from foretell.cluster import load as machines
 from foretell.search.placement import Evaluator, Placing, problem
 from foretell.search.placement.baselines import drawn
 from foretell.search.placement.factors import refined
-from foretell.search.placement.mcts import Prior, look_ahead
 from foretell.search.placement.policy import worlds
-from foretell.search.placement.policy.judge import Judged, judged
 from foretell.search.placement.policy.prior import Learned, read, shipped
 from foretell.search.placement.problem import ALL_REDUCE, FACTORS
 from foretell.search.placement.space import Action, Placement, actions, uniform
+from foretell.search.planner import Planned
 from foretell.workload import load
 
 # TAG's models (its batches 120, 600 and 32 for 16 devices; BERT with its vocabulary), and GPT-2.
@@ -48,52 +51,68 @@ WEAK = 4  # HAP scales weakly; its 64 samples a device would leave BERT-large no
 
 
 @dataclass(frozen=True)
-class Case:
-    """One model on one cluster, and what came of it."""
+class Job:
+    """One search to make."""
 
+    where: str
+    model: str
+    cluster: Cluster
+    each: int  # samples a device
+    planner: Placing
+
+
+def made(job: Job) -> Planned:
+    """The search of a job."""
+    spec = MODELS[job.model][0]
+    text = f"{spec}{',' if ':' in spec else ':'}batch={job.each}"
+    return job.planner.plan(load(text), job.cluster)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model on one cluster, and what came of it from some seeds."""
+
+    where: str
     model: str
     kinds: int
-    found: float
-    plain: float
-    others: Mapping[str, float]
-    cpu: float
-    spread: float = 0.0  # of seeds, as a share
+    plans: tuple[Planned, ...]
 
-    def over(self, *without: str) -> tuple[float, str]:
-        """How many times as long the best other method takes, and which it is."""
-        name = min((n for n in self.others if n not in without), key=lambda n: self.others[n])
-        return self.others[name] / self.found, name
+    def over(self, *without: str) -> list[float]:
+        """How many times as long the best other method takes, by seed, ascending."""
+        best = [min(t for n, t in p.baselines.items() if n not in without) for p in self.plans]
+        return sorted(b / p.predicted for b, p in zip(best, self.plans, strict=True))
+
+    @property
+    def rival(self) -> str:
+        """The best other method, from the first seed."""
+        others = self.plans[0].baselines
+        return min(others, key=lambda name: others[name])
 
     @property
     def over_worst(self) -> float:
-        return max(self.others.values()) / self.found
+        return statistics.median(max(p.baselines.values()) / p.predicted for p in self.plans)
 
-    def row(self, where: str) -> Row:
-        gain, name = self.over()
+    def row(self) -> Row:
+        steps, gains = sorted(p.predicted * 1e3 for p in self.plans), self.over()
+        plain = [p.baseline / p.predicted for p in self.plans]
         figure = (
-            f"{self.found * 1e3:.1f} ms; {self.plain / self.found:.2f} × / {gain:.3f} × ({name}) / "
-            f"{self.over_worst:.2f} ×; {self.cpu:.0f} s"
+            f"{spread(steps, '.1f')} ms; {statistics.median(plain):.2f} × / {spread(gains, '.3f')} "
+            f"× ({self.rival}) / {self.over_worst:.2f} ×; "
+            f"{statistics.median(p.cpu for p in self.plans):.0f} s"
         )
-        return Row(
-            f"{where}, {self.model}", figure + (f" ± {self.spread:.1%}" if self.spread else "")
-        )
+        return Row(f"{self.where}, {self.model}", figure)
 
 
-def tried(model: str, cluster: Cluster, each: int, planner: Placing, seeds: list[int]) -> Case:
-    """Search one case from some seeds; the middle answer."""
-    spec = MODELS[model][0]
-    text = f"{spec}{',' if ':' in spec else ':'}batch={each}"
-    plans = [replace(planner, seed=s).plan(load(text), cluster) for s in seeds]
-    took = sorted(planned.predicted for planned in plans)
-    return Case(
-        model,
-        len(cluster.devices_by_kind()),
-        took[len(took) // 2],
-        plans[0].baselines.get("even-allreduce", float("nan")),
-        plans[0].baselines,
-        plans[0].cpu,
-        took[-1] / took[0] - 1,
-    )
+def searched(jobs: list[Job], seeds: list[int], play: Play) -> list[Case]:
+    """All searches, from each seed."""
+    each = [replace(j, planner=replace(j.planner, seed=s)) for j in jobs for s in seeds]
+    plans, found = iter(play(made, each)), []
+    for job in jobs:
+        some = tuple(next(plans) for _ in seeds)
+        kinds = len(job.cluster.devices_by_kind())
+        found.append(Case(job.where, job.model, kinds, some))
+        print(found[-1].row(), file=sys.stderr)
+    return found
 
 
 def clusters() -> dict[str, tuple[Cluster, float]]:
@@ -128,52 +147,59 @@ def wide(count: int) -> Iterator[Cluster]:
         yield replace(worlds.cluster(draw, worlds.UNSEEN_DEVICES), name=f"wide-{number}")
 
 
-def fixed(
-    planner: Placing, only: set[str], quick: bool, seeds: list[int]
-) -> list[tuple[str, Case]]:
+def fixed(planner: Placing, only: set[str], quick: bool) -> list[Job]:
     """All models on the fixed test beds."""
-    found = []
-    for where, (cluster, times) in clusters().items():
-        for model, (_, each) in MODELS.items() if where in only else ():
-            if not quick or model in QUICK:
-                case = tried(model, cluster, max(1, round(each * times)), planner, seeds)
-                found.append((where, case))
-                print(case.row(where), file=sys.stderr)
-    return found
+    return [
+        Job(where, model, cluster, max(1, round(each * times)), planner)
+        for where, (cluster, times) in clusters().items()
+        for model, (_, each) in MODELS.items()
+        if where in only and (not quick or model in QUICK)
+    ]
 
 
-def mixes(
-    planner: Placing, machines: Iterator[Cluster], seeds: list[int]
-) -> list[tuple[str, Case]]:
+def mixes(planner: Placing, machines: Iterator[Cluster]) -> list[Job]:
     """Random topologies, the models in turn."""
     found = []
     for i, cluster in enumerate(machines):
         model = list(MODELS)[i % len(MODELS)]
-        case = tried(model, cluster, MODELS[model][1], planner, seeds)
-        found.append((f"{cluster.name} ({worlds.title(cluster)})", case))
-        print(case.row(found[-1][0]), file=sys.stderr)
+        where = f"{cluster.name} ({worlds.title(cluster)})"
+        found.append(Job(where, model, cluster, MODELS[model][1], planner))
     return found
 
 
-def summary(found: list[tuple[str, Case]]) -> list[Row]:
+def summary(found: list[Case]) -> list[Row]:
     """What all rows come to."""
-    gains = [case.over()[0] for _, case in found]
-    rows = [Row("slower than the best other method", f"{sum(g < 1 - 1e-9 for g in gains)}", "0")]
-    mixed = [case for _, case in found if case.kinds > 1]
-    for what, without in (("", ()), (", without `random`", ("random",))):
-        if mixed:
-            over = [case.over(*without)[0] for case in mixed]
-            figure = f"{statistics.mean(over):.3f} × of {len(over)}, least {min(over):.3f} ×"
-            rows.append(
-                Row(f"over the best other method, mean where mixed{what}", figure, "≥ 1.15 ×")
-            )
-    for name in sorted({n for case in mixed for n in case.others}):
-        over = [case.others[name] / case.found for case in mixed if name in case.others]
+    least = [case.over()[0] for case in found]
+    rows = [Row("slower than the best other method", f"{sum(g < 1 - 1e-9 for g in least)}", "0")]
+    mixed = [case for case in found if case.kinds > 1]
+    beds = dict.fromkeys(case.where.partition("-")[0] for case in mixed)
+    for bed in (*beds, ""):
+        some = [case for case in mixed if case.where.startswith(bed)]
+        rows += _means(some, f"{bed or 'all'}, mixed") if some else []
+    for name in sorted({n for case in mixed for n in case.plans[0].baselines}):
+        pairs = [(c.plans[0].baselines.get(name), c.plans[0].predicted) for c in mixed]
+        over = [t / found for t, found in pairs if t]
         rows.append(Row(f"over {name}, mean where mixed", f"{statistics.mean(over):.2f} ×"))
-    rows.append(
-        Row("over the worst, at most", f"{max(c.over_worst for _, c in found):.2f} ×", "≥ 4.56 ×")
-    )
+    worst = max(case.over_worst for case in found)
+    return [*rows, Row("over the worst, at most", f"{worst:.2f} ×", "≥ 4.56 ×")]
+
+
+def _means(some: list[Case], what: str) -> list[Row]:
+    rows = []
+    for title, without in (("", ()), (" but `random`", ("random",))):
+        by_seed = [statistics.mean(x) for x in zip(*_seeded(some, without), strict=True)]
+        least = min(min(row) for row in _seeded(some, without))
+        figure = f"{spread(sorted(by_seed), '.3f')} × of {len(some)}, least {least:.3f} ×"
+        rows.append(Row(f"{what}: mean over the best other method{title}", figure, "≥ 1.15 ×"))
     return rows
+
+
+def _seeded(some: list[Case], without: tuple[str, ...]) -> list[list[float]]:
+    """Over the best other method: a row a case, a column a seed."""
+    return [
+        [min(t for n, t in p.baselines.items() if n not in without) / p.predicted for p in c.plans]
+        for c in some
+    ]
 
 
 def factors() -> list[Row]:
@@ -198,34 +224,6 @@ def _with_and_without(text: str, cluster: Cluster, what: str) -> Row:
     )
     size = f"{2 * t.gradient.sum() / 1e6:.0f} → {moved / 1e6:.0f} MB"
     return Row(f"{text}, {what}", f"{before * 1e3:.1f} → {after * 1e3:.1f} ms, {size}", "≤")
-
-
-def policy(prior: Prior, pairs: int, seeds: list[int]) -> list[Row]:
-    """The tree search on models and devices of families that no training has seen."""
-    found: dict[str, list[Judged]] = {"network": [], "look-ahead": []}
-    for i in range(pairs):
-        name, on = worlds.world(i, unseen=True)
-        for seed in seeds:
-            for title, use in (("network", prior), ("look-ahead", look_ahead)):
-                found[title].append(judged(on, use, seed))
-        print(f"{name}: {found['network'][-1]}", file=sys.stderr)
-    rows = []
-    for title, all_of in found.items():
-        soon = statistics.mean(j.better_at <= 50 for j in all_of)
-        rows.append(
-            Row(f"{title}: better than data parallel within 50 playouts", f"{soon:.1%}", "≥ 90 %")
-        )
-        by_seed = [all_of[i :: len(seeds)] for i in range(len(seeds))]
-        sums = [sum(j.guided_at for j in part) / sum(j.even_at for j in part) for part in by_seed]
-        figure = f"{statistics.mean(sums):.2f} ({', '.join(f'{x:.2f}' for x in sums)} by seed)"
-        rows.append(
-            Row(f"{title}: playouts to playouts of even chances, same cost", figure, "≤ 0.25")
-        )
-        ratios = [j.ratio for j in all_of]
-        rows.append(Row(f"{title}: the same, median of pairs", f"{statistics.median(ratios):.2f}"))
-        ahead = statistics.geometric_mean(j.gain / j.even_gain for j in all_of)
-        rows.append(Row(f"{title}: step of even chances to its own, after 200", f"{ahead:.3f} ×"))
-    return rows
 
 
 def speed() -> list[Row]:
@@ -255,24 +253,27 @@ def main() -> None:
     only = set(words.get("--only", every).split(","))
     first, _, last = words.get("--seeds", "0").partition("-")
     seeds = list(range(int(first), int(last or first) + 1))
-    planner = Placing(playouts=16, strokes=18_000, polish=3000) if quick else Placing()
+    planner = Placing(playouts=100, strokes=18_000, polish=3000) if quick else Placing()
     if "speed" in only:
         show("Placements a second", speed())
-    if "policy" in only:
-        weights = words.get("--weights")
-        prior = Learned(read(Path(weights).read_bytes())) if weights else shipped()
-        rows = policy(prior, int(words.get("--pairs", "40")), seeds)
-        show("The tree search on unseen models and devices", rows)
     if "factors" in only:
         show("Factors", factors())
-    found = fixed(planner, only, quick, seeds)
+    jobs = fixed(planner, only, quick)
     for name, drawn_ones in (("random", topologies(10)), ("wide", wide(10))):
-        if name in only:
-            found += mixes(planner, drawn_ones, seeds)
+        jobs += mixes(planner, drawn_ones) if name in only else []
+    count = int(words.get("--jobs", "1"))
+    with ProcessPoolExecutor(count, get_context("spawn")) as pool:
+        play: Play = pool.map if count > 1 else map
+        if "policy" in only:
+            weights = words.get("--weights")
+            prior = Learned(read(Path(weights).read_bytes())) if weights else shipped()
+            rows = policy(prior, int(words.get("--pairs", "40")), seeds, play)
+            show("The tree search on unseen models and devices", rows)
+        found = searched(jobs, seeds, play) if jobs else []
     if found:
         show(
             "Placements: step; over plain data parallel / best / worst other method; search",
-            [case.row(where) for where, case in found] + summary(found),
+            [case.row() for case in found] + summary(found),
         )
 
 

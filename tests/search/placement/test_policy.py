@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from foretell.cli import train_policy
 from foretell.cluster import load as machines
 from foretell.errors import InputError
+from foretell.search.placement import mcts
 from foretell.search.placement.evaluate import Evaluator
 from foretell.search.placement.mcts import Asked, Tree, even_chances
 from foretell.search.placement.planner import Placing
@@ -122,6 +123,23 @@ def test_a_tree_counts_every_playout_once_and_knows_where_it_was(on):
     assert tree.playouts == 80
 
 
+def test_a_tree_passes_what_it_has_played(on):
+    """Ways on that change nothing cost no playout, nor do ends of the tree once played."""
+    fresh = Evaluator(on.problem)
+    tree = Tree(fresh, [plain(on)], prior.shipped(), on.seconds(plain(on)), seed=0)
+    tree.play(40)
+    assert len(tree.spent) == 40
+    assert tree.spent[-1] == fresh.evaluations >= 36
+
+
+def test_a_way_nobody_tried_is_worth_a_share_of_its_node():
+    """The second of two equal ways is tried before the first is followed for ever."""
+    node = mcts.Node(None, 0, visits=2, total=1.0)
+    node.children = [mcts.Node(None, 1, visits=1, total=0.3), mcts.Node(None, 1)]
+    node.chances, node.taken = np.array([0.5, 0.5]), np.array([1.0, 0.0])
+    assert node.next() == 1
+
+
 def test_unseen_models_on_unseen_devices_soon_beat_data_parallelism():
     found = [judged(worlds.world(i, unseen=True).on, prior.shipped(), 0, 50) for i in range(4)]
     assert sum(one.better_at <= 50 for one in found) >= 3
@@ -135,18 +153,37 @@ def test_games_are_the_same_for_a_seed():
     assert all(e.target.sum() == pytest.approx(1, abs=1e-3) for e in one.examples)
 
 
-def test_training_that_was_stopped_goes_on_as_if_it_had_not(tmp_path, monkeypatch):
+def test_training_that_was_stopped_goes_on_as_if_it_had_not(tmp_path):
     pytest.importorskip("torch_geometric")
-    monkeypatch.setattr(train_policy, "ROUND", 1)
 
     def trained(name, games, *more):
-        words = ["-o", str(tmp_path / name), "--games", str(games), "--steps", "3", "--json", *more]
-        done = CliRunner().invoke(train_policy.command, words, catch_exceptions=False)
+        words = [
+            "-o",
+            str(tmp_path / name),
+            "--games",
+            str(games),
+            "--steps",
+            "3",
+            "--round",
+            "1",
+            "--json",
+        ]
+        done = CliRunner().invoke(train_policy.command, [*words, *more], catch_exceptions=False)
         return json.loads(done.stdout)
 
     assert trained("one.npz", 2)["games"] == 2
     trained("two.npz", 1)
     assert len(trained("two.npz", 2, "--resume")["rounds"]) == 1
+    one, two = (prior.read((tmp_path / n).read_bytes()) for n in ("one.npz", "two.npz"))
+    assert all((one[name] == two[name]).all() for name in one)
+
+
+@pytest.mark.slow
+def test_workers_play_the_same_games(tmp_path):
+    pytest.importorskip("torch_geometric")
+    for name, workers in (("one.npz", "1"), ("two.npz", "2")):
+        words = ["-o", str(tmp_path / name), "--games", "2", "--steps", "2", "--workers", workers]
+        CliRunner().invoke(train_policy.command, words, catch_exceptions=False)
     one, two = (prior.read((tmp_path / n).read_bytes()) for n in ("one.npz", "two.npz"))
     assert all((one[name] == two[name]).all() for name in one)
 

@@ -137,6 +137,20 @@ def test_only_what_deploys(vgg):
     assert lower(planned.plan, model, cluster).size > 0
 
 
+def test_what_has_no_split_runs_on_ranks_of_its_own(tmp_path):
+    """A vocabulary that wants one node, blocks that want all: rows of layers, all of which run."""
+    cluster = mixed(tmp_path, each=4)
+    model = load("bert:layers=3,hidden=512,heads=8,vocab=60000,head=mlm,batch=4")
+    free, whole = (
+        Placing(playouts=8, strokes=3000, polish=600, split=split).plan(model, cluster)
+        for split in (True, False)
+    )
+    assert not any(row[2] == "split" for row in whole.plan.groups)
+    assert refusals(whole.plan) == []
+    assert free.predicted <= whole.predicted * 1.02
+    assert whole.predicted <= min(whole.baselines.values()) * (1 + 1e-9)
+
+
 def test_samples_add_up_to_the_batch(folder):
     cluster = mixed(folder, slow=2)
     on = problem(load("vgg11:batch=8"), cluster, 45)

@@ -15,6 +15,7 @@ from foretell.pytorch.policy.network import Network, batch
 
 Tensor = Any
 BATCH, RATE, DECAY = 32, 2e-3, 1e-4
+WINDOW = 150_000  # examples that are kept, the newest: some 5 kB each
 
 
 @dataclass
@@ -39,6 +40,12 @@ class Trainer:
         with torch.no_grad():
             self.network.plain.weight.zero_()
             self.network.plain.weight[0, column] = weight
+
+    def add(self, examples: list[Any], is_apart: bool) -> None:
+        """More examples to learn from, or never to."""
+        into = self.kept if is_apart else self.examples
+        into += examples
+        del into[:-WINDOW]
 
     def fit(self, steps: int) -> float:
         """So many steps over the examples at random; the loss on those that are kept apart."""

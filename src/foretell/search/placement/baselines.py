@@ -271,7 +271,7 @@ def _better(one: Found, other: Found) -> Found:
     return other if other[1] < one[1] else one
 
 
-BASELINES: dict[str, Callable[[Evaluator], Found]] = {
+BASELINES: dict[str, Callable[..., Found]] = {
     "even-allreduce": even_allreduce,
     "even-ps": even_ps,
     "proportional-allreduce": proportional_allreduce,

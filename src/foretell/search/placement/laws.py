@@ -28,13 +28,19 @@ def laws_of(machines: Fleet) -> Array:
         levels = machines.cluster.levels(ranks) if len(ranks) > 1 else ()
         for o, op in enumerate(OPS):
             _write(out[s, o], op, levels)
-    return out
+    return _trimmed(out)
+
+
+def _trimmed(laws: Array) -> Array:
+    """Without the rows that no law needs: every price looks at all of them."""
+    used = np.isfinite(laws[..., 0]).reshape(-1, MOST_LAWS).any(axis=0)
+    return np.ascontiguousarray(laws[..., : max(1, int(used.sum())), :])
 
 
 def _write(to: Array, op: str, levels: Any) -> None:
     """The laws of one collective; zero where there is nobody to talk to."""
     if not levels:
-        to[:] = 0.0
+        to[0] = 0.0
         return
     found = collective.price(op, np.array([1.0, 1e9]), levels).ways
     ways = sorted(found, key=lambda way: (way.slope, way.start))[:MOST_LAWS]
@@ -51,12 +57,12 @@ def sends_of(machines: Fleet) -> tuple[Array, Array]:
         for b, other in enumerate(machines.cells):
             to = other.ranks[-1]
             if to == one.ranks[0]:
-                laws[a, b] = 0.0
+                laws[a, b, 0] = 0.0
                 continue
             _write(laws[a, b], "send", machines.cluster.levels((one.ranks[0], to)))
             if one.box != other.box or one.nodes > 1:
                 streams[a, b] = min(one.nodes, other.nodes)
-    return laws, streams
+    return _trimmed(laws), streams
 
 
 def spans(machines: Fleet, chosen: tuple[int, ...]) -> int:

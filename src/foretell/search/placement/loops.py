@@ -34,7 +34,7 @@ def prepared(t: Tables, sets: Any, ways: Any, micros: int, mode: int, share: Any
     return 0.0
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def score(t: Tables, sets: Any, ways: Any, micros: int, fuse: float, mode: int, p: Page) -> Any:
     """Seconds of one step, or a number below zero that says why there is none."""
     share = np.zeros((len(t.size), len(t.kind)), np.int64)

@@ -11,7 +11,6 @@ from numba import njit
 from foretell.search.placement.problem import Tables
 from foretell.search.placement.tasks import (
     SEND,
-    TASKS,
     Page,
     holds,
     law,
@@ -102,18 +101,6 @@ def resliced(t: Tables, one: int, of: Any, other: int, to: Any, out: Any) -> Non
 
 
 @njit(cache=True)
-def send(p: Page, t: Tables, a: int, b: int, size: float, group: int) -> None:
-    """A message between two cells, or between the devices of one."""
-    streams = t.streams[a, b]
-    task(p, law(t.sends[a, b], size / streams), 0, SEND, b, group)
-    if t.box[a] != t.box[b] or (a == b and t.nodes[a] > 1):
-        uses(p, 3 * t.box[a], streams / t.nodes[a])
-        uses(p, 3 * t.box[b] + 1, streams / t.nodes[b])
-    else:
-        uses(p, 3 * t.box[a] + 2, 1.0)
-
-
-@njit(cache=True)
 def collective(p: Page, t: Tables, s: int, seconds: float, what: int, group: int) -> Any:
     """A collective of all ranks of a set: one at a time on each, sharing links with messages."""
     i = task(p, seconds, 0, what, 0, group)
@@ -136,12 +123,21 @@ def collective(p: Page, t: Tables, s: int, seconds: float, what: int, group: int
 def transfers(
     p: Page, t: Tables, part: Any, size: float, done: Any, arrived: Any, flip: bool, group: int
 ) -> None:
-    """Messages of one hand-over; `arrived` [c, c] becomes their tasks."""
+    """Messages of one hand-over; `arrived` [c, c] becomes their tasks.
+
+    Messages between cells use what goes out of one box and into another; those inside one its bus.
+    """
     arrived[:] = -1
+    box, nodes, streams, sends = t.box, t.nodes, t.streams, t.sends
     for a in range(len(done)):
         for b in range(len(done)):
             share = part[b, a] if flip else part[a, b]
             if share > 0:
-                send(p, t, a, b, share * size, group)
+                side = streams[a, b]
+                arrived[a, b] = task(p, law(sends[a, b], share * size / side), 0, SEND, b, group)
+                if box[a] != box[b] or (a == b and nodes[a] > 1):
+                    uses(p, 3 * box[a], side / nodes[a])
+                    uses(p, 3 * box[b] + 1, side / nodes[b])
+                else:
+                    uses(p, 3 * box[a] + 2, 1.0)
                 waits(p, done[a])
-                arrived[a, b] = p.count[TASKS] - 1

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import ClassVar
 
+import numpy as np
+
 from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError, unknown
 from foretell.search.placement import exhaustive, factors, mix
@@ -29,8 +31,9 @@ from foretell.search.planner import Planned, Planner, Progress, silent
 from foretell.workload import Workload
 
 METHODS = ("search", "mcts", *BASELINES)
-PRIORS = ("look-ahead", "learned", "even")
+PRIORS = ("learned", "look-ahead", "even")
 FINE = ("single", "heft", "metis", "heterog")  # baselines that place groups on single devices
+DRAWN = ("flexflow", "random")  # baselines that draw
 MOST_FINE = 32  # ranks up to which every device is told apart for them
 STARTS = 24  # placements the tree search may start from
 
@@ -42,14 +45,15 @@ class Placing(Planner):
     name: ClassVar[str] = "placement"
     source: ClassVar[str] = "Zhang et al., TAG, TPDS 2023; uneven shares as HAP, EuroSys 2024"
     method: str = "search"  # or one of the baselines: hap, horovod, flexflow …
-    playouts: int = 40  # of the tree search
-    prior: str = "look-ahead"  # what guides it: look-ahead, learned, even
-    strokes: int = 30_000  # simulations of annealing: half from three starts, half from the best
+    playouts: int = 200  # of the tree search
+    prior: str = "learned"  # what guides it: learned, look-ahead, even
+    strokes: int = 60_000  # simulations of annealing: half from three starts, half from the best
     polish: int = 6_000  # simulations of the descent behind it, at most
     global_batch: int = 0  # samples of a step; the workload's on every rank where 0
     groups: int = 40  # op groups, at most
     factors: bool = True  # gradients may be sent as their factors
-    runs: bool = False  # only what deploys: one set of ranks, a way for each parameter
+    split: bool = True  # groups may be split over the ranks of a node; beside others none can run
+    runs: bool = False  # only what any model can do: one set of ranks, a way for each parameter
     idle: bool = False  # a batch may be smaller than the number of ranks
     stack: str = "ddp"  # the program whose kernels, host and optimizer are priced
     seed: int = 0
@@ -84,10 +88,14 @@ class Placing(Planner):
             single=single,
             idle=self.idle,
         )
-        if self.factors:
-            return found
-        none = found.tables._replace(factors=found.tables.factors * 0)
-        return replace(found, tables=none, factored={})
+        tables = found.tables
+        if not self.factors:
+            tables = tables._replace(factors=tables.factors * 0)
+            found = replace(found, factored={})
+        if not self.split:
+            never = np.full_like(tables.split_forward, inf)
+            tables = tables._replace(split_forward=never, split_backward=never.copy())
+        return replace(found, tables=tables)
 
     def _rivals(self, on: Evaluator, progress: Progress) -> dict[str, Rival]:
         """Every baseline, on single devices where it places things there."""
@@ -99,7 +107,8 @@ class Placing(Planner):
         for name, method in BASELINES.items():
             progress(name, on.least)
             use = fine if name in FINE else on
-            found[name] = Rival(use.problem, *method(use))
+            drawn = {"seed": self.seed} if name in DRAWN else {}
+            found[name] = Rival(use.problem, *method(use, **drawn))
         if fine is not on:
             on.evaluations += fine.evaluations
         return found

@@ -100,6 +100,18 @@ def waits(p: Page, after: int) -> None:
 
 
 @njit(cache=True)
+def waits_all(p: Page, arrived: Any, to: int) -> None:
+    """The newest task waits for all messages to one cell."""
+    edge_from, edge_to, newest = p.edge_from, p.edge_to, p.count[TASKS] - 1
+    n = p.count[EDGES]
+    for a in range(len(arrived)):
+        if arrived[a, to] >= 0:
+            edge_from[n], edge_to[n] = arrived[a, to], newest
+            n += 1
+    p.count[EDGES] = n
+
+
+@njit(cache=True)
 def play(p: Page, cells: int, links: int) -> Any:
     """Play what is written on a page: start and end of every task."""
     n, edges, held = p.count[TASKS], p.count[EDGES], p.count[LANES]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretell.search.placement.evaluate import Evaluator
-from foretell.search.placement.mcts import Array, Prior, Tree, even_chances
+from foretell.search.placement.mcts import Prior, Tree, even_chances
 from foretell.search.placement.problem import ALL_REDUCE
 from foretell.search.placement.space import EVEN, Action, uniform
 
@@ -27,8 +27,10 @@ class Judged:
     better_at: int  # the playout that was first better than data parallelism; more than all if none
     even_at: int  # the playout at which even chances were near their best
     guided_at: int  # the playout at which the prior was as near
+    even_simulated: int  # placements simulated by then: a prior may simulate more than it plays
+    guided_simulated: int
     gain: float  # times as fast as data parallelism, guided
-    even_gain: float
+    ahead: float  # times as fast as what even chances found
 
     @property
     def ratio(self) -> float:
@@ -40,22 +42,26 @@ def judged(on: Evaluator, prior: Prior, seed: int, most: int = MOST) -> Judged:
     """Play both."""
     plain = uniform(on.problem, Action(0, ALL_REDUCE), mode=EVEN)
     base = on.seconds(plain)
-    curves = []
+    trees = []
     for use in (prior, even_chances):
         tree = Tree(Evaluator(on.problem), [plain], use, base, seed)
         tree.play(most)
-        curves.append(np.array(tree.curve))
-    guided, even = curves
+        trees.append(tree)
+    guided, even = trees
+    wanted = even.best[1] * NEAR
+    even_at, guided_at = _first(even, wanted, most), _first(guided, wanted, most)
     return Judged(
-        _first(guided, base * (1 - LEAST)),
-        _first(even, even[-1] * NEAR),
-        _first(guided, even[-1] * NEAR),
-        float(base / guided[-1]),
-        float(base / even[-1]),
+        _first(guided, base * (1 - LEAST), most),
+        even_at,
+        guided_at,
+        even.spent[even_at - 1],
+        guided.spent[min(guided_at, len(guided.spent)) - 1],
+        base / guided.best[1],
+        even.best[1] / guided.best[1],
     )
 
 
-def _first(curve: Array, wanted: float) -> int:
-    """The first playout that is as good, counted from 1."""
-    found = np.flatnonzero(curve <= wanted)
-    return int(found[0]) + 1 if len(found) else len(curve) + 1
+def _first(tree: Tree, wanted: float, most: int) -> int:
+    """The first playout that is as good, counted from 1; one more than all where none is."""
+    found = np.flatnonzero(np.array(tree.curve) <= wanted)
+    return int(found[0]) + 1 if len(found) else most + 1

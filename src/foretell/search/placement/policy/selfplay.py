@@ -43,7 +43,7 @@ class Game:
     """What came of one game."""
 
     name: str
-    gain: float  # times as fast as data parallelism
+    gain: float  # times as fast as data parallelism, or as its start where that does not fit
     examples: list[Example]
 
 
@@ -63,7 +63,7 @@ def game(seed: int, learned: Learned | None, playouts: int = 96) -> Game:
         Example(_half(look.seen(n.now, [c.now for c in n.children])), _target(n), n.visits**0.5)
         for n in often
     ]
-    return Game(name, base / tree.best[1], examples)
+    return Game(name, base / tree.best[1] if np.isfinite(base) else 1.0, examples)
 
 
 def _start(on: Evaluator, seed: int) -> Placement:
