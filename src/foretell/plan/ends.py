@@ -20,7 +20,7 @@ from foretell.plan.groups import levels, stride
 from foretell.plan.layouts import Array
 from foretell.plan.parts import slowest
 from foretell.plan.plan import Plan
-from foretell.plan.stack import stack_of
+from foretell.plan.stack import Stack, stack_of
 from foretell.workload import Workload
 
 # Parameters a second that the cores of one host update: 1 billion in 0.22 s, 10 in 2.57 s (Ren et
@@ -74,8 +74,14 @@ def regathering(c: Costs, s: Stage, cluster: Cluster) -> Array:
     out = np.zeros(len(c.plans))
     zero, dp = c.plans.column("zero"), c.plans.column("dp")
     rows = np.flatnonzero((dp > 1) & ((zero == 1) | (zero == 2)))
-    out[rows] = over_dp(c, "all_gather", s.weights[rows] * HALF, rows, cluster)
+    width = np.array([_handed(stack_of(k)) for k in c.plans.stacks])
+    out[rows] = over_dp(c, "all_gather", (s.weights * width)[rows], rows, cluster)
     return out
+
+
+def _handed(stack: Stack) -> float:
+    """Bytes of a parameter that goes back: plain PyTorch has no copy in half precision."""
+    return stack.weight_bytes if "eager" in stack.flags else HALF
 
 
 def buckets(c: Costs, s: Stage) -> Array:
