@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from foretell.pytorch.bench import load
-from foretell.pytorch.bench.command import main
+from foretell.pytorch.bench.command import left_for, main
 
 HEAVY = ("numba", "msgspec", "zstandard", "click", "rich", "scipy")
 CASES = """relu forward fp32 - n=1024
@@ -71,3 +71,8 @@ def test_a_mistake_is_told_in_a_line(
     out = str(tmp_path / "x.csv")
     assert main(["--device", "cpu", "-o", out, "--seconds", "1", *wrong]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_little_time_is_not_all_kept_for_the_end():
+    assert left_for(450.0) == 438.0
+    assert left_for(10.0) == 8.0

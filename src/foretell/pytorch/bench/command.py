@@ -24,7 +24,7 @@ from foretell.pytorch.bench import digest, runs, table
 from foretell.pytorch.bench.case import Case, parse_case
 
 _SKIPPED, _STARTED = ".skipped.txt", ".started.txt"
-_MARGIN = 12.0  # seconds kept for the last chunk's profile to be read
+_MARGIN, _SHARE = 12.0, 0.2  # seconds kept for the last profile to be read; of little time less
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,7 +72,7 @@ def _measure(asked: argparse.Namespace) -> None:
     header = machine.describe(place) | {"ceilings": machine.ceilings(place), "shard": asked.shard}
     _write_header(header, out)
     budget = sweep.Budget(
-        started + asked.seconds - _MARGIN, asked.longest, _memory(header), header["ceilings"]
+        started + left_for(asked.seconds), asked.longest, _memory(header), header["ceilings"]
     )
     log = _Log(out, asked.resume, asked.quiet)
     if asked.part != "device":
@@ -126,6 +126,11 @@ def _shard(written: str) -> tuple[int, int]:
     if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
         raise InputError(f"`{written}` is no shard", hint="write `0/2` for the first of two parts")
     return int(index), int(count)
+
+
+def left_for(seconds: float) -> float:
+    """Of a time limit, what measuring may take."""
+    return seconds - min(_MARGIN, _SHARE * seconds)
 
 
 def _memory(header: dict[str, Any]) -> float:
