@@ -106,7 +106,8 @@ class Autocast(Rewrite):
             return self.casts[k]
         is_own = self.storages[k].kind == BufferKind.PARAMETER
         new = self.new(k, item=item, kind=int(BufferKind.ACTIVATION))
-        self.ops.append(Op("_to_copy", op.phase, NONE, (k,), (new,)))
+        name = WIDENED if op.name == WIDENED else "_to_copy"
+        self.ops.append(Op(name, op.phase, NONE, (k,), (new,)))
         if item == HALF:
             self.narrow.add(new)
             if is_own:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from foretell.graph.columns import NONE, BufferKind, Phase
 from foretell.memory.edit import FORWARD
-from foretell.memory.tape import Op, Tape
+from foretell.memory.tape import WIDENED, Op, Tape
 
 HEAVY = (
     *("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "embedding"),
@@ -22,8 +22,8 @@ HEAVY = (
 
 
 def is_heavy(op: Op) -> bool:
-    """Whether an op reads from and writes to memory; so does the cast in front of a loss."""
-    if op.phase == Phase.LOSS and op.name == "_to_copy":
+    """Whether an op reads from and writes to memory; so do casts in front of a loss."""
+    if op.name == WIDENED or (op.phase == Phase.LOSS and op.name == "_to_copy"):
         return True
     return op.name in HEAVY or "attention" in op.name or op.phase == Phase.UPDATE
 
