@@ -24,7 +24,10 @@ from foretell.cli.progress import working
 @click.option("--quick", is_flag=True, help="With --fused: a dozen small regions, to try it out.")
 @click.option("--ranks", type=click.IntRange(2, 16), default=2, show_default=True)
 @click.option("--networks", default="loopback", show_default=True, help="By comma, as in `lab`.")
-@click.option("--seconds", type=float, default=120.0, show_default=True, help="For operators.")
+@click.option(
+    "--seconds", type=click.FloatRange(min=0, min_open=True), default=120.0, show_default=True,
+    help="For operators.",
+)  # fmt: skip
 @click.option("--device", default="auto", show_default=True, help="For operators: cuda or cpu.")
 @json_option
 def command(

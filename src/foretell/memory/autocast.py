@@ -115,31 +115,29 @@ class Autocast(Rewrite):
         return new
 
     def forward(self, op: Op, at: int) -> None:
-        op = replace(
-            op, reads=swapped(op.reads, self.widened), keeps=swapped(op.keeps, self.widened)
-        )
+        op = _with(op, self.widened)
         if op.name == WIDENED:
             self.widened |= {k: self.cast(k, op, 4) for k in op.reads if k in self.narrow}
             return
         if at in self.written.gone:
             for k in (*op.reads, *op.makes):
                 self.storages[k] = replace(self.storages[k], count=0.0)
-        if op.name in NARROW and at not in self.written.wide:
-            new = {k: self.cast(k, op, HALF) for k in op.reads if self.is_wide(k)}
-            is_narrow = True
-        elif op.name in WIDE or at in self.written.wide:
-            new = {k: self.cast(k, op, 4) for k in op.reads if k in self.narrow}
-            is_narrow = False
-        else:
-            new = {}
-            # A cross entropy asks its log-softmax for the format that it was given itself.
-            widens = op.name in WIDENS and op.phase != Phase.LOSS
-            is_narrow = not widens and self.all_narrow(op)
+        casts, is_narrow = self.decided(op, stays_wide=at in self.written.wide)
         if is_narrow:
             self.shrink(op)
         if op.node != NONE:
             self.node_is_narrow[op.node] = is_narrow
-        self.ops.append(replace(op, reads=swapped(op.reads, new), keeps=swapped(op.keeps, new)))
+        self.ops.append(_with(op, casts))
+
+    def decided(self, op: Op, *, stays_wide: bool) -> tuple[dict[int, int], bool]:
+        """Copies that an op reads instead of its inputs, and whether it makes narrow tensors."""
+        if op.name in NARROW and not stays_wide:
+            return {k: self.cast(k, op, HALF) for k in op.reads if self.is_wide(k)}, True
+        if op.name in WIDE or stays_wide:
+            return {k: self.cast(k, op, 4) for k in op.reads if k in self.narrow}, False
+        # A cross entropy asks its log-softmax for the format that it was given itself.
+        widens = op.name in WIDENS and op.phase != Phase.LOSS
+        return {}, not widens and self.all_narrow(op)
 
     def all_narrow(self, op: Op) -> bool:
         """Whether all numbers that an op reads are narrow by now."""
@@ -175,6 +173,11 @@ class Autocast(Rewrite):
         self.shrink(replace(op, makes=tuple(k for k in op.makes if not self.is_gradient(k))))
         self.back += [Op("_to_copy", op.phase, NONE, (half,), (k,)) for k, half in new.items()]
         return replace(op, makes=swapped(op.makes, new))
+
+
+def _with(op: Op, new: dict[int, int]) -> Op:
+    """An op that reads and keeps some storages in the place of others."""
+    return replace(op, reads=swapped(op.reads, new), keeps=swapped(op.keeps, new))
 
 
 def autocast(tape: Tape) -> Tape:
