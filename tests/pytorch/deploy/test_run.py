@@ -114,9 +114,9 @@ def test_what_a_run_measures(script):
     assert found["losses"][-1] < found["losses"][0]
     traces = list((script.parent / "out").glob("rank-*.trace.json.gz"))
     assert len(traces) == 2
-    step = timeline_of(script.parent / "out")  # one bucket, which waits for the backward's end
-    ends = {step.graph[i].op: step.end[i] for i in range(1, step.graph.size)}
-    assert sorted(ends, key=ends.get) == ["forward", "backward", "all_reduce", "optimizer"]
+    step = timeline_of(script.parent / "out")  # one bucket, which leaves with the last gradient
+    starts = {step.graph[i].op: step.start[i] for i in range(1, step.graph.size)}
+    assert sorted(starts, key=starts.get) == ["forward", "backward", "all_reduce", "optimizer"]
     assert alive(script.parent / "out") == []
 
 
