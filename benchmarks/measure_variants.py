@@ -4,7 +4,7 @@
 
 For every model it writes OUT/MODEL.base.json.gz and OUT/MODEL.amp_bf16.json.gz (Kineto traces of
 one step) and, to OUT/truth.json, the un-profiled time and peak memory of each variant: what
-`foretell validate --whatifs` holds its answers against. Needs torch with CUDA, torchvision and
+`foretell validate --whatif` holds its answers against. Needs torch with CUDA, torchvision and
 transformers; weights are random.
 """
 

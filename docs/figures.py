@@ -101,12 +101,12 @@ def whatifs(folder: Path | None) -> Table:
     groups = _by_variant(rows)
     groups["**all, from a plain trace**"] = [r for r in rows if r["start"] == "base"]
     groups["**all, from a trace under autocast**"] = [r for r in rows if r["start"] != "base"]
-    return _changes("whatifs", "foretell validate --whatifs", groups)
+    return _changes("whatifs", "foretell validate --whatif", groups)
 
 
 def second(folder: Path | None) -> Table:
     rows = _second(folder)
-    command = "foretell validate --whatifs --truth benchmarks/measured"
+    command = "foretell validate --whatif --truth benchmarks/measured"
     return _changes("second", command, _by_variant(rows) | {"**all**": rows})
 
 

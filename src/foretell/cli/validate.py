@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -12,29 +13,24 @@ from foretell.cli.output import Command, answer, json_option
 from foretell.cli.progress import working
 from foretell.report.terminal import fitted
 
-PARTS = (
-    "kernels",
-    "collectives",
-    "whatifs",
-    "scaling",
-    "memory",
-    "fused",
-)  # what can be validated, and the module in validate/ that does
-# CPU-seconds each takes where it takes more than a moment: for the bar alone.
-TAKES = {"kernels": 9.0, "whatifs": 28.0, "scaling": 10.0, "memory": 3.0, "capture": 90.0,
-         "oracle": 53.0, "fused": 17.0}  # fmt: skip
+# What can be validated, each by the module of its name in validate/, and the CPU-seconds it takes:
+# for the bar alone.
+PARTS = {"kernels": 9.0, "collectives": 0.0, "whatifs": 28.0, "scaling": 10.0, "memory": 3.0,
+         "capture": 90.0, "oracle": 53.0, "agreement": 40.0, "fused": 17.0, "lab": 5.0}  # fmt: skip
 SHIPPED = {"lab", "agreement"}  # parts whose measurements are in the package, or need none
+CAPTURED = {"capture", "agreement"}  # parts that run PyTorch programs
 
 
-def _part(name: str, text: str) -> Callable[[Command], Command]:
-    return click.option(f"--{name}", "parts", flag_value=name, multiple=True, help=text)
+def _part(name: str, text: str, *, word: str = "") -> Callable[[Command], Command]:
+    words = (f"--{word}",) if word else ()
+    return click.option(*words, f"--{name}", "parts", flag_value=name, multiple=True, help=text)
 
 
 @click.command()
 @click.option("--truth", type=click.Path(path_type=Path), help="Folder of measured data.")
 @_part("kernels", "Kernel formulas against measured kernels.")
 @_part("collectives", "Collective formulas against measured collectives.")
-@_part("whatifs", "What-ifs from one trace against the change made and timed.")
+@_part("whatifs", "What-ifs from one trace against the change made and timed.", word="whatif")
 @_part("scaling", "Data parallelism from one trace against published throughputs.")
 @_part("memory", "Peak memory of what-ifs from one trace against the change made and measured.")
 @_part("capture", "Steps captured from the model alone against steps run and timed.")
@@ -47,10 +43,18 @@ def command(truth: Path | None, parts: tuple[str, ...], as_json: bool) -> None:
     """Hold predictions against measurements and print the errors; all parts unless named."""
     from foretell.validate import truth_folder
 
-    folder = None if parts and set(parts) <= SHIPPED else truth_folder(truth)
-    asked = parts or PARTS
+    asked = parts or _possible()
+    folder = None if set(asked) <= SHIPPED else truth_folder(truth)
     for k, part in enumerate(asked, 1):
         module = import_module(f"foretell.validate.{part}")
-        with working(f"validating {part} ({k} of {len(asked)})", about=TAKES.get(part, 0.0)):
+        with working(f"validating {part} ({k} of {len(asked)})", about=PARTS[part]):
             found = {"part": part, **module.report(folder)}
         answer(found, as_json, lambda a: fitted(a["text"]))
+
+
+def _possible() -> tuple[str, ...]:
+    """All parts; without PyTorch those that need none, and a word on the others."""
+    if find_spec("torch"):
+        return tuple(PARTS)
+    click.echo(f"left out, for want of PyTorch: {', '.join(sorted(CAPTURED))}", err=True)
+    return tuple(part for part in PARTS if part not in CAPTURED)

@@ -1,7 +1,20 @@
 """One optimisation a file: what a change would make of a step."""
 
+from typing import TYPE_CHECKING, Any
+
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf, applied
-from foretell.whatif.held import peak_bytes
 from foretell.whatif.registry import WHATIFS, parse
 
+if TYPE_CHECKING:
+    from foretell.whatif.held import peak_bytes
+
 __all__ = ["WHATIFS", "DoesNotApply", "Setting", "WhatIf", "applied", "parse", "peak_bytes"]
+
+
+def __getattr__(name: str) -> Any:
+    """Memory is loaded when it is asked about."""
+    if name != "peak_bytes":
+        raise AttributeError(f"module `foretell.whatif` has no `{name}`")
+    from foretell.whatif.held import peak_bytes
+
+    return peak_bytes

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.graph.graph import Graph
-from foretell.memory.tape import Tape
 from foretell.spec import Spec
+
+if TYPE_CHECKING:
+    from foretell.cluster import Cluster
+    from foretell.memory.tape import Tape
 
 
 class DoesNotApply(InputError):

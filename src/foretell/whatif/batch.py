@@ -13,6 +13,8 @@ from foretell.graph.graph import Graph
 from foretell.memory import change
 from foretell.memory.tape import Tape
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
+from foretell.whatif.parameters import treats_parameters
+from foretell.whatif.table_gradients import remade
 
 FLOOR = 1.5e-6  # seconds of a kernel with next to no work, on an H200: the part batch cannot change
 # Larger kernels fill the device better: the median of ln(time ratio)/ln(batch ratio) of steps held
@@ -28,7 +30,9 @@ class Batch(WhatIf):
     source: ClassVar[str] = "ours: how kernels of each sort grow with their samples"
     assumes: ClassVar[tuple[str, ...]] = (
         f"the host issues the same calls; forward and backward kernels take batch^{POWER} as long",
-        "the optimizer's work does not depend on the batch",
+        "the batch changes neither the optimizer's work nor what fills, casts or adds whole "
+        "parameters",
+        "the gradient of an embedding is made as PyTorch makes it for so many indices",
     )
     code: ClassVar[str] = "DataLoader(…, batch_size=…)"
     spread: ClassVar[float] = 0.025
@@ -41,7 +45,7 @@ class Batch(WhatIf):
             )
         phases = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
         is_mine = np.isin(graph.kind, (Kind.KERNEL, Kind.COPY)) & np.isin(graph.phase, phases)
-        tasks = np.flatnonzero(is_mine)
+        tasks = np.flatnonzero(is_mine & ~treats_parameters(graph))
         if not len(tasks):
             raise DoesNotApply("the step has no kernels of a forward or backward pass")
         floor = np.minimum(graph.seconds[tasks], FLOOR)
@@ -50,6 +54,7 @@ class Batch(WhatIf):
             for column in ("flops", "bytes"):
                 if column in graph.columns:
                     edit.scale(tasks, self.times, column)
+            remade(edit, graph, self.times)
         return edit.graph
 
     def hold(self, tape: Tape) -> Tape:

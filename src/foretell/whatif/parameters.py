@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from foretell.graph.columns import Dtype, Ids, Kind, Phase
+from foretell.graph.columns import Array, Dtype, Ids, Kind, Phase
 from foretell.graph.graph import Graph
 
 PACK, UNPACK = "bucket_pack", "bucket_unpack"  # ops of the copies into and out of buckets
 
+_PLAIN = ("fill_", "zero_", "copy_", "_to_copy", "add", "add_", "mul", "mul_")  # shapes stay
 SIZES = {Dtype.FP64: 8.0, Dtype.FP16: 2.0, Dtype.BF16: 2.0, Dtype.FP8: 1.0}  # bytes; else 4
 
 
@@ -32,6 +33,25 @@ def parameters(graph: Graph, rank: int) -> list[tuple[str, float]]:
     once = kernels[graph.op[kernels] == ops[np.argmin(counts)]]
     shapes = [first_shape(graph.text_of("shape", int(i))) for i in once]
     return [(s, item_bytes(graph, int(i))) for s, i in zip(shapes, once, strict=True) if s]
+
+
+def treats_parameters(graph: Graph) -> Array:
+    """Which tasks only fill, cast or add tensors of the shapes that parameters have.
+
+    Vectors are left out: their shapes are not telling, and they are small.
+    """
+    ranks = np.unique(graph.rank).tolist()
+    known = {s for rank in ranks for s, _ in parameters(graph, rank) if "x" in s}
+    alike = [n for n in np.unique(graph.shape).tolist() if _are_all(graph.names[n], known)]
+    ops = np.concatenate([graph.names.matching(op) for op in _PLAIN])
+    found: Array = np.isin(graph.shape, alike) & np.isin(graph.op, ops)
+    return found
+
+
+def _are_all(shape: str, known: set[str]) -> bool:
+    """Whether all tensors among an operator's inputs have a known shape."""
+    found = [s for s in inputs_of(shape) if s != "-"]
+    return bool(found) and all(s in known for s in found)
 
 
 def _update_kernels(graph: Graph, rank: int) -> Ids:
