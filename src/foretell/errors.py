@@ -11,7 +11,6 @@ The command line prints both without a traceback and exits 2; any other exceptio
 """
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 
 class ForetellError(Exception):
@@ -44,6 +43,8 @@ class InfeasibleError(ForetellError):
 
 def unknown(what: str, name: str, known: Iterable[str]) -> InputError:
     """An error for a name nobody knows, offering the nearest one that somebody does."""
+    from difflib import get_close_matches
+
     names = sorted(known)
     near = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     if near:

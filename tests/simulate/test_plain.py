@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.strategies import graphs
 
 from foretell.graph.wiring import wiring
-from foretell.simulate import plain
+from foretell.simulate import plain, transfers
 from foretell.simulate.engine import loop_for
 from foretell.simulate.readable import play
 
@@ -34,6 +34,12 @@ def test_its_sweep_gives_the_same_bits(graph):
     assert loop_for(graph) == "paths"
     assume(wiring(graph).is_forward)
     same(plain.sweep(graph), play(graph))
+
+
+@settings(max_examples=200, deadline=None)
+@given(graphs(free=False))
+def test_its_transfers_give_the_same_bits(graph):
+    same(transfers.flow(graph), play(graph))
 
 
 CHOICE = """

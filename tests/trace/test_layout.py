@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from foretell.trace import read, source
+from foretell.trace.decode import Seen, tried
 from foretell.trace.split import _kineto_cut
 from tests.trace.kineto import Kineto, training_step
 
@@ -58,12 +59,46 @@ def test_names_with_braces_do_not_mislead(tmp_path: Path) -> None:
 def test_a_list_of_objects_behind_the_events_is_no_event(tmp_path: Path) -> None:
     tail = ',\n  "more": [\n  {\n    "a": 1\n  },\n  {\n    "b": 2\n  }\n  ]'
     text = laid_out(events(), tail)
-    assert _kineto_cut(text.encode()) == 0  # in doubt: brackets are looked at
+    cut = text.encode()[text.index("[") + 1 : _kineto_cut(text.encode())]
+    assert tried(cut, Seen()) is None  # in doubt: brackets are looked at
     plain = prints(tmp_path / "t.json", json.dumps({"schemaVersion": 1, "traceEvents": events()}))
     assert prints(tmp_path / "t.json", text) == plain
+
+
+def test_objects_in_an_event_set_like_events_are_no_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = events()
+    plain = prints(tmp_path / "t.json", json.dumps({"schemaVersion": 1, "traceEvents": rows}))
+    lines = laid_out(rows).replace('"External id"', '"x": [\n  {\n  },\n  {\n  }], "External id"')
+    assert "[\n  {\n  },\n  {" in lines
+    for block in (300, 1000, 1 << 18):
+        monkeypatch.setattr(source, "BLOCK", block)
+        assert prints(tmp_path / "t.json", lines) == plain
+
+
+@pytest.mark.parametrize("block", [500, 4000, 1 << 18])
+def test_a_few_damaged_events_are_left_out_however_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    rows = events() * 20
+    text = laid_out(rows)
+    for k in (5, 9):  # in the second half: one in a hundred of what was read by then
+        at = text.index('"dur": ', k * len(text) // 10) + len('"dur": ')
+        text = text[:at] + "?" + text[at:]
+    monkeypatch.setattr(source, "BLOCK", block)
+    (tmp_path / "t.json").write_text(text)
+    assert read(tmp_path / "t.json").notes == (
+        f"2 of {len(rows)} events are not JSON and were left out",
+    )
+
+
+def test_events_of_other_phases_are_passed_over_whatever_they_hold(tmp_path: Path) -> None:
+    plain = prints(tmp_path / "t.json", laid_out(events()))
+    odd = [{"ph": "M", "args": 3}, {"ph": "s", "ts": "then"}, {"ph": "Z"}, {"ph": 7}, {"ts": 1.0}]
+    assert prints(tmp_path / "t.json", laid_out(odd + events())) == plain
 
 
 def test_where_it_cuts() -> None:
     assert _kineto_cut(b'  {\n    "a": 1\n  },\n  {\n    "b"') == len(b'  {\n    "a": 1\n  }')
     assert _kineto_cut(b'  {"a": 1},{"b": 2}') == 0
-    assert _kineto_cut(b'  {\n    "a": "}"\n  },\n  {\n    "b"') == 0  # braces do not come out even

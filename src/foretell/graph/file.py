@@ -12,7 +12,6 @@ then renamed, so nobody ever sees half of one. Text (`.txt`) works too, for peop
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -93,6 +92,8 @@ def is_graph_file(path: str | os.PathLike[str]) -> bool:
 
 
 def _write(graph: Graph, file: BinaryIO) -> None:
+    import hashlib
+
     import zstandard
 
     packer = zstandard.ZstdCompressor(level=3)
@@ -153,6 +154,8 @@ def _read(raw: bytes, where: str) -> Graph:
 
 def _check_whole(raw: bytes, where: str) -> None:
     """Refuse another version, and bytes that are not those that were written."""
+    import hashlib
+
     head, body = raw[: len(MAGIC)], memoryview(raw)[len(MAGIC) + _DIGEST :]
     if head != MAGIC:
         said = raw[len(NAME) : len(NAME) + 12].split(b"\n")[0].decode(errors="replace").strip()

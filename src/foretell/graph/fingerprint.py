@@ -6,7 +6,6 @@ history and facts do not count, for they change nothing in how a step runs.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 
@@ -34,6 +33,8 @@ def arrays(graph: Graph) -> Iterator[tuple[str, Array]]:
 
 def fingerprint(graph: Graph) -> str:
     """A hash of all columns and tables."""
+    import hashlib
+
     told = {name: array for name, array in arrays(graph) if _says_something(name, array)}
     used = np.zeros(len(graph.names), bool)
     for name in filter(_is_text, told):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -34,6 +33,8 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
 
 
 def _write_beside(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    import tempfile
+
     handle, beside = tempfile.mkstemp(prefix=".writing-", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:

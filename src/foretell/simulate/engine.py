@@ -6,9 +6,9 @@
              no lags, no links                       one heap, one queue a lane
     events   everything
 
-Until they are loaded, `plain` does the sweep of `paths` without a compiler, which is sooner for
-graphs that are played a few times. All give the bits of `readable.play`; tests hold them to it on
-random graphs.
+Until they are loaded, `plain` does what `paths` does and `transfers` what `flows` does without a
+compiler, which is sooner for graphs that are played a few times. All give the bits of
+`readable.play`; tests hold them to it on random graphs.
 """
 
 from __future__ import annotations
@@ -66,10 +66,12 @@ def _is_sooner_plain(graph: Graph) -> bool:
 
 def _plain(graph: Graph) -> Played:
     """Play a graph without compiled loops."""
-    from foretell.simulate import plain
+    from foretell.simulate import plain, transfers
 
+    if _free_lanes(graph).any():
+        return plain.play(graph)
     is_swept = loop_for(graph) == "paths" and wiring(graph).is_forward
-    return plain.sweep(graph) if is_swept else plain.play(graph)
+    return plain.sweep(graph) if is_swept else transfers.flow(graph)
 
 
 def full(graph: Graph) -> Played:

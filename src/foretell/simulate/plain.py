@@ -4,21 +4,32 @@ Loading the compiled loops takes half a second and a hundred megabytes, which a 
 thousand tasks does not repay.
 
     sweep    what `paths` does, where numbers are a right order (all wait for lower ones only)
+    flow     what `flows` does, in `transfers`
     play     what `readable` does, looking only at tasks for which something has changed
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from foretell.graph.columns import Array
 from foretell.graph.edges import Edges
 from foretell.graph.graph import Graph
 from foretell.graph.wiring import wiring
 from foretell.simulate.readable import LANE, NOTHING, WAIT, Play, Played
 
-Rows = list[list[tuple[int, float]] | None]
+NOBODY, SEVERAL = -1, -2  # how many others a task waits for, where it is not one
+
+
+class Rows(NamedTuple):
+    """What each task waits for, and how long behind its end: mostly one other task, or none."""
+
+    other: list[int]  # or NOBODY, or SEVERAL
+    delay: list[float]
+    several: dict[int, list[tuple[int, float]]]
 
 
 @dataclass
@@ -34,16 +45,22 @@ placed = Placed()
 def sweep(graph: Graph) -> Played:
     """Place all tasks along the longest paths, lowest number first."""
     placed.tasks += graph.size
-    wires = wiring(graph)
-    waits = _rows(wires.waits, wires.waits.lags.tolist())
-    turns = _rows(wires.turns, graph.gap[wires.turns.after].tolist())
+    waits, turns = rows(graph)
     start, end = list[float](), list[float]()
     cause, why = list[int](), list[int]()
-    for seconds, wait, turn in zip(graph.seconds.tolist(), waits, turns, strict=True):
-        ready, by = _latest(wait, end) if wait else (0.0, -1)
-        free, holder = _latest(turn, end) if turn else (0.0, -1)
-        begin = free if free > ready else ready
+    each = zip(graph.seconds.tolist(), waits.other, turns.other, strict=True)
+    for i, (seconds, by, holder) in enumerate(each):
+        ready = free = 0.0
+        if by >= 0:
+            ready = end[by] + waits.delay[i]
+        elif by == SEVERAL:
+            ready, by = latest(waits.several[i], end)
+        if holder >= 0:
+            free = end[holder] + turns.delay[i]
+        elif holder == SEVERAL:
+            free, holder = latest(turns.several[i], end)
         is_lane = free > ready or (by < 0 <= holder)
+        begin = free if free > ready else ready
         start.append(begin)
         end.append(begin + seconds)
         cause.append(holder if is_lane else by)
@@ -53,26 +70,35 @@ def sweep(graph: Graph) -> Played:
     )
 
 
-def _latest(others: list[tuple[int, float]], end: list[float]) -> tuple[float, int]:
+def rows(graph: Graph) -> tuple[Rows, Rows]:
+    """What each task waits for, and whose turn comes before its own."""
+    wires = wiring(graph)
+    turns = wires.turns
+    return _rows(wires.waits, wires.waits.lags), _rows(turns, graph.gap[turns.after])
+
+
+def _rows(edges: Edges, delays: Array) -> Rows:
+    first, count = edges.start[:-1], np.diff(edges.start)
+    other = np.full(len(count), NOBODY)
+    other[count == 1] = edges.after[first[count == 1]]
+    other[count > 1] = SEVERAL
+    delay = np.zeros(len(count))
+    delay[count == 1] = delays[first[count == 1]]
+    several = {}
+    for i in np.flatnonzero(count > 1).tolist():
+        here = slice(edges.start[i], edges.start[i + 1])
+        several[i] = list(zip(edges.after[here].tolist(), delays[here].tolist(), strict=True))
+    return Rows(other.tolist(), delay.tolist(), several)
+
+
+def latest(others: list[tuple[int, float]], end: list[float]) -> tuple[float, int]:
     """When the last of some tasks is done, its delay included, and which: of several the lowest."""
-    latest, who = 0.0, -1
+    last, who = 0.0, NOBODY
     for task, delay in others:
         time = end[task] + delay
-        if time > latest or (time == latest and (who < 0 or task < who)):
-            latest, who = time, task
-    return latest, who
-
-
-def _rows(edges: Edges, delays: list[float]) -> Rows:
-    """What each task waits for, with delays; None where there is nothing."""
-    rows: Rows = [None] * (len(edges.start) - 1)
-    for i, after, delay in zip(edges.waiting.tolist(), edges.after.tolist(), delays, strict=True):
-        row = rows[i]
-        if row is None:
-            rows[i] = [(after, delay)]
-        else:
-            row.append((after, delay))
-    return rows
+        if time > last or (time == last and (who < 0 or task < who)):
+            last, who = time, task
+    return last, who
 
 
 def play(graph: Graph) -> Played:

@@ -19,15 +19,7 @@ DEVICE = (Kind.KERNEL, Kind.COPY)
 
 def critical_path(timeline: Timeline) -> Array:
     """The tasks that made the step as long as it is, first to last."""
-    if timeline.is_measured:
-        raise InputError("a measured timeline knows no causes", hint="simulate its graph first")
-    path = []
-    i = int(np.argmax(timeline.end)) if timeline.graph.size else NONE
-    cause = timeline.cause
-    while i != NONE:
-        path.append(i)
-        i = int(cause[i])
-    return np.array(path[::-1], np.int64)
+    return timeline.critical_path()
 
 
 def path_seconds(timeline: Timeline, column: str) -> dict[str, float]:

@@ -55,7 +55,7 @@ class Play:
         self.seconds, self.gap = graph.seconds.tolist(), graph.gap.tolist()
         self.priority = graph.priority.tolist()
         self.lanes = _lanes_of(graph)
-        self.links = _links_of(graph)
+        self.links = links_of(graph)
         self.capacity = graph.links.capacity.tolist()
         self.waiting = np.diff(waits.start).tolist()
         self.followers: list[list[tuple[int, float]]] = [[] for _ in range(n)]
@@ -180,7 +180,7 @@ class Play:
 
     def share_links(self, now: float) -> None:
         """Give every transfer its share and say anew when it ends, where its speed has changed."""
-        for i, speed in self.speeds().items():
+        for i, speed in speeds(sorted(self.moving), self.links, self.capacity).items():
             t = self.moving[i]
             if speed != t.speed:
                 t.left = max(t.left - (now - t.since) * t.speed, 0.0)
@@ -188,30 +188,33 @@ class Play:
                 self.end[i] = now + t.left / speed
                 heapq.heappush(self.events, (self.end[i], END, i))
 
-    def speeds(self) -> dict[int, float]:
-        """All speeds rise together; those on a link stop when it is full, the others go on to 1."""
-        unsettled = sorted(self.moving)
-        speed: dict[int, float] = {}
-        room = list(self.capacity)
-        while unsettled:
-            demand = [0.0] * len(room)
-            for i in unsettled:
-                for link, d in self.links[i]:
-                    demand[link] += d
-            shares = [(room[k] / demand[k], k) for k in range(len(room)) if demand[k]]
-            level, full = min(shares)
-            level = max(level, SLOWEST)
-            if level >= 1.0:
-                return speed | dict.fromkeys(unsettled, 1.0)
-            for i in [i for i in unsettled if any(k == full for k, _ in self.links[i])]:
-                speed[i] = level
-                unsettled.remove(i)
-                for link, d in self.links[i]:
-                    room[link] -= d * level
-        return speed
+
+def speeds(
+    moving: list[int], links: list[list[tuple[int, float]]], capacity: list[float]
+) -> dict[int, float]:
+    """All speeds rise together; those on a link stop when it is full, the others go on to 1."""
+    unsettled, room = list(moving), list(capacity)
+    speed: dict[int, float] = {}
+    while unsettled:
+        demand = [0.0] * len(room)
+        for i in unsettled:
+            for link, d in links[i]:
+                demand[link] += d
+        shares = [(room[k] / demand[k], k) for k in range(len(room)) if demand[k]]
+        level, full = min(shares)
+        level = max(level, SLOWEST)
+        if level >= 1.0:
+            return speed | dict.fromkeys(unsettled, 1.0)
+        for i in [i for i in unsettled if any(k == full for k, _ in links[i])]:
+            speed[i] = level
+            unsettled.remove(i)
+            for link, d in links[i]:
+                room[link] -= d * level
+    return speed
 
 
-def _links_of(graph: Graph) -> list[list[tuple[int, float]]]:
+def links_of(graph: Graph) -> list[list[tuple[int, float]]]:
+    """The links that each task uses, and its demand of each."""
     links: list[list[tuple[int, float]]] = [[] for _ in range(graph.size)]
     for task, link, demand in zip(
         graph.used.task.tolist(), graph.used.link.tolist(), graph.used.demand.tolist(), strict=True

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from foretell.errors import InputError
 from foretell.graph.columns import NONE, Array, frozen
 from foretell.graph.graph import Graph, Task
 from foretell.simulate.readable import LANE, NOTHING, WAIT, Played
@@ -71,9 +72,15 @@ class Timeline:
 
         Each one let the next start; read back from the task that ended last (lowest number first).
         """
-        from foretell.simulate.questions import critical_path
-
-        return critical_path(self)
+        if self.is_measured:
+            raise InputError("a measured timeline knows no causes", hint="simulate its graph first")
+        path = []
+        i = int(np.argmax(self.end)) if self.graph.size else NONE
+        cause = self.cause.tolist()
+        while i != NONE:
+            path.append(i)
+            i = cause[i]
+        return np.array(path[::-1], np.int64)
 
 
 def timeline(graph: Graph, played: Played) -> Timeline:

@@ -1,7 +1,20 @@
 """Profiler traces read and turned into graphs."""
 
-from foretell.trace.export import write_chakra
+from typing import TYPE_CHECKING, Any
+
 from foretell.trace.read import Trace, read
 from foretell.trace.summary import Summary, summary
 
+if TYPE_CHECKING:
+    from foretell.trace.export import write_chakra
+
 __all__ = ["Summary", "Trace", "read", "summary", "write_chakra"]
+
+
+def __getattr__(name: str) -> Any:
+    """What writes is loaded when it is asked for: most only read."""
+    if name != "write_chakra":
+        raise AttributeError(f"module `foretell.trace` has no `{name}`")
+    from foretell.trace.export import write_chakra
+
+    return write_chakra

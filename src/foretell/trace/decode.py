@@ -7,19 +7,27 @@ over and counted, up to one in a hundred; then the trace counts as broken.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Union
 
 import msgspec
 from msgspec import Raw
 
 from foretell.errors import InputError
 from foretell.trace.brackets import values
-from foretell.trace.split import Batch
 
 _MOST_MALFORMED = 0.01  # share of events that may be left out before a trace counts as broken
 Id = int | str | float | None
 NO_ID = -1
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Whole events separated by commas, and the byte at which they begin."""
+
+    text: bytes
+    offset: int
 
 
 @dataclass
@@ -31,22 +39,25 @@ class Seen:
 
 
 class Args(msgspec.Struct, gc=False):
-    """What foretell reads of an event's arguments; the rest is passed over unparsed."""
+    """What foretell reads of an event's arguments; the rest is passed over unparsed.
 
-    correlation: int = NO_ID
+    What most events have stands first, in the order in which torch writes it: found sooner so.
+    """
+
     external: int = msgspec.field(default=NO_ID, name="External id")
-    old_external: int = msgspec.field(default=NO_ID, name="external id")
+    correlation: int = NO_ID
     sequence: int = msgspec.field(default=NO_ID, name="Sequence number")
     forward_thread: int = msgspec.field(default=0, name="Fwd thread id")
-    dims: Raw = msgspec.field(default=Raw(b""), name="Input Dims")
-    types: Raw = msgspec.field(default=Raw(b""), name="Input type")
     values: Raw = msgspec.field(default=Raw(b""), name="Concrete Inputs")
-    module: str | None = msgspec.field(default=None, name="Module Hierarchy")
+    types: Raw = msgspec.field(default=Raw(b""), name="Input type")
+    dims: Raw = msgspec.field(default=Raw(b""), name="Input Dims")
     device: int | None = None
     stream: Id = None
-    bytes: float = 0.0
     warps: float | None = msgspec.field(default=None, name="warps per SM")
     occupancy: float | None = msgspec.field(default=None, name="est. achieved occupancy %")
+    bytes: float = 0.0
+    old_external: int = msgspec.field(default=NO_ID, name="external id")
+    module: str | None = msgspec.field(default="", name="Module Hierarchy")
     waits_for_stream: int = msgspec.field(default=NO_ID, name="wait_on_stream")
     waits_for_record: int = msgspec.field(default=NO_ID, name="wait_on_cuda_event_record_corr_id")
     collective: str | None = msgspec.field(default=None, name="Collective name")
@@ -58,30 +69,44 @@ class Args(msgspec.Struct, gc=False):
     group_size: int | None = msgspec.field(default=None, name="Group size")
 
 
-class Event(msgspec.Struct, gc=False):
-    ph: str = ""
+class Event(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+    """An event that lasts: all others only point, count or name."""
+
     cat: str | None = None
     name: str | None = None
-    ts: float | None = None
-    dur: float | None = None
     pid: Id = None
     tid: Id = None
+    ts: float | None = math.nan
+    dur: float | None = math.nan
     args: Args | None = None
 
 
 NO_ARGS = Args()
-_DECODER = msgspec.json.Decoder(list[Event])
+# Events of other phases of the Trace Event Format, of which nothing is read; no profiler of torch
+# writes any but these.
+_PASSED = [
+    msgspec.defstruct(f"Passed{k}", [], tag_field="ph", tag=phase, gc=False)
+    for k, phase in enumerate("BEiICMbnestf")
+]
+_ONE = Union[Event, *_PASSED]  # type: ignore[valid-type]
+_DECODER: msgspec.json.Decoder[list[Event]] = msgspec.json.Decoder(list[_ONE])
+_ONE_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(_ONE)
+
+
+def tried(text: bytes | memoryview, seen: Seen) -> list[Event] | None:
+    """The events of a text; None where it is not a list of events of the expected form."""
+    try:
+        found = _DECODER.decode(b"".join((b"[", text, b"]")))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    seen.events += len(found)
+    return [e for e in found if e.__class__ is Event]
 
 
 def decoded(batch: Batch, seen: Seen, where: str) -> list[Event]:
     """The events of a batch; one by one where they do not all have the expected form."""
-    text = b"[" + batch.text.lstrip(b", \t\r\n") + b"]"
-    try:
-        events = _DECODER.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return _one_by_one(batch, seen, where)
-    seen.events += len(events)
-    return events
+    events = tried(batch.text, seen)
+    return _one_by_one(batch, seen, where) if events is None else events
 
 
 def _one_by_one(batch: Batch, seen: Seen, where: str) -> list[Event]:
@@ -89,10 +114,12 @@ def _one_by_one(batch: Batch, seen: Seen, where: str) -> list[Event]:
     spans, events = values(batch.text), []
     for k, (begin, end) in enumerate(spans):
         try:
-            events.append(_lenient(batch.text[begin:end]))
+            event = _lenient(batch.text[begin:end])
+            if event.__class__ is Event:
+                events.append(event)
         except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
             seen.malformed += 1
-            if seen.malformed > max(1, _MOST_MALFORMED * len(spans)):
+            if seen.malformed > max(1, _MOST_MALFORMED * (seen.events + len(spans))):
                 raise InputError(
                     f"event {seen.events + k} of `{where}`, at byte {batch.offset + begin}, "
                     f"cannot be read: {error}",
@@ -102,14 +129,16 @@ def _one_by_one(batch: Batch, seen: Seen, where: str) -> list[Event]:
     return events
 
 
-def _lenient(text: bytes) -> Event:
-    """One event, with arguments of unexpected types left out."""
+def _lenient(text: bytes) -> Event | None:
+    """One event, with arguments of unexpected types left out; none where it does not last."""
     try:
-        return msgspec.json.decode(text, type=Event)
+        return _ONE_DECODER.decode(text)
     except msgspec.ValidationError:
         found = msgspec.json.decode(text)
     if not isinstance(found, dict):
         raise ValueError(f"expected an object, got {type(found).__name__}")
+    if found.get("ph") != "X":
+        return None
     args = found.pop("args", None)
     event = msgspec.convert({k: found[k] for k in found if k in _PLAIN}, Event, strict=False)
     event.args = _lenient_args(args) if isinstance(args, dict) else None

@@ -98,7 +98,7 @@ def _stacked(parts: Sequence[Part]) -> _Stack:
     base = np.cumsum([0] + [len(p.issued) for p in parts])
     lane_base = np.cumsum([0] + [len(p.lanes) for p in parts])
     columns = {k: np.concatenate([p.columns[k] for p in parts]) for k in parts[0].columns}
-    columns["lane"] = columns["lane"] + np.repeat(lane_base[:-1], np.diff(base))
+    columns["lane"] += np.repeat(lane_base[:-1], np.diff(base)).astype(np.int32)
     issued = np.concatenate([p.issued for p in parts])
     return _Stack(parts, base, lane_base, columns, issued, np.arange(len(issued)))
 
@@ -240,7 +240,7 @@ def graph_of(w: Whole, keep: Array, facts: dict[str, Any]) -> Graph:
     made = edges(size, number[waiting[inside]], number[after[inside]], lag[inside], kind[inside])
     return assemble(
         size,
-        {k: v[keep] for k, v in w.columns.items()},
+        {k: v if keep.all() else v[keep] for k, v in w.columns.items()},
         made,
         names=w.names,
         lanes=w.lanes,

@@ -28,7 +28,6 @@ from foretell.trace.step.compose import part
 from foretell.trace.step.device import Work, device_work
 from foretell.trace.step.draft import Draft, draft
 from foretell.trace.steps import Steps, choose, find_steps, lengths
-from foretell.trace.tensors import held
 from foretell.trace.words import MEASURED, Texts
 
 
@@ -124,18 +123,22 @@ def _measured(recordings: Sequence[Recording], step: int | None, memory: bool) -
     begun = min(float(s) + d.found for s, d in zip(shift, drafts, strict=True))
     ended = max(float(s) + d.end for s, d in zip(shift, drafts, strict=True))
     facts = _facts(recordings, chosen, ended - begun, shift)
-    facts |= held(drafts[0]) if memory else {}
+    if memory:
+        from foretell.trace.tensors import held
+
+        facts |= held(drafts[0])
     return _trace(made, facts, begun, tuple(dict.fromkeys(notes)))
 
 
 def _trace(made: Whole, facts: dict[str, Any], begun: float, notes: tuple[str, ...]) -> Trace:
     own = ~made.is_ahead
+    graph = graph_of(made, own, facts)
     return Trace(
-        graph_of(made, own, facts),
+        graph,
         frozen(made.start[own]),
         frozen(made.end[own]),
         frozen(made.recorded[own]),
-        graph_of(made, np.ones(len(own), bool), facts),
+        graph if own.all() else graph_of(made, np.ones(len(own), bool), facts),
         int((~own).sum()),
         begun,
         notes,
@@ -175,7 +178,7 @@ def recorded_ranks(
     files: Sequence[Opened], path: str | os.PathLike[str], ranks: set[int] | None = None
 ) -> list[Recording]:
     """What the files of the wanted ranks say, by rank."""
-    found = _told_apart([_recording(f, k) for k, f in enumerate(files)])
+    found = _told_apart([_recording(f, k, len(files) > 1) for k, f in enumerate(files)])
     _check_ranks(path, [r.rank for r in found], ranks)
     chosen = [r for r in found if ranks is None or r.rank in ranks]
     return sorted(chosen, key=lambda r: r.rank)
@@ -191,10 +194,11 @@ def _check_ranks(
         raise InputError(f"`{path}` has no {asked}", hint=f"its ranks are {known}")
 
 
-def _recording(file: Opened, place: int) -> Recording:
+def _recording(file: Opened, place: int, is_one_of_many: bool) -> Recording:
+    """What one file says; the only one is rank 0 whatever it says."""
     events = read_events(file)
     work, steps = device_work(events), find_steps(events)
-    rank = _rank(events)
+    rank = _rank(events) if is_one_of_many else 0
     return Recording(
         events, work, steps, lengths(events, work, steps), place if rank is None else rank,
         rank is not None,
@@ -220,11 +224,9 @@ def _file_rank(path: str) -> int | None:
 
 
 def _told_apart(found: Sequence[Recording]) -> list[Recording]:
-    """Recordings with ranks of their own; a single file is rank 0 of what is read."""
+    """Recordings with ranks of their own."""
     from dataclasses import replace
 
-    if len(found) == 1:
-        return [replace(found[0], rank=0)]
     ranks = [r.rank for r in found]
     if len(set(ranks)) == len(ranks):
         return list(found)

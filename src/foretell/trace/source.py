@@ -8,32 +8,18 @@ from __future__ import annotations
 
 import gzip
 import io
-import lzma
 import os
-import tarfile
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import zstandard
-
 from foretell.errors import InputError
 
-BLOCK = 1 << 20  # bytes read at once: more is no faster, and memory grows with it
+BLOCK = 1 << 17  # bytes read at once: what is made of more no longer fits in the cache
 _HEAD = 512  # bytes that tell what a file is: a tar header is that long
-_BROKEN = (
-    EOFError,
-    OSError,
-    zlib.error,
-    lzma.LZMAError,
-    zipfile.BadZipFile,
-    tarfile.TarError,
-    zstandard.ZstdError,
-)
+_ZIP = (b"PK\x03\x04", b"PK\x05\x06")  # with files in it, or without
 # Endings of files a folder or archive may hold besides traces are passed over.
 _ENDINGS = (".json", ".json.gz", ".gz", ".et", ".zst", ".zip")
 
@@ -53,7 +39,7 @@ class Member:
                 while block := file.read(BLOCK):
                     yield block
                     done += len(block)
-        except _BROKEN as error:
+        except _broken() as error:
             raise _cut_short(self.name, done, error) from None
 
 
@@ -72,12 +58,12 @@ def members(path: str | os.PathLike[str]) -> list[Member]:
         raise InputError(f"cannot read `{path}`: {error.strerror or error}") from None
     try:
         return _members_of(path, head)
-    except _BROKEN as error:
+    except _broken() as error:
         raise _cut_short(str(path), 0, error) from None
 
 
 def _members_of(path: Path, head: bytes) -> list[Member]:
-    if zipfile.is_zipfile(path):
+    if head.startswith(_ZIP):
         return _zip_members(path)
     if _is_tar(head) or (_is_packed(head) and _is_tar(_first_bytes(path))):
         return _tar_members(path)
@@ -91,6 +77,8 @@ def unpacked(file: BinaryIO) -> BinaryIO:
     if head[:2] == b"\x1f\x8b":
         return gzip.GzipFile(fileobj=buffered)  # type: ignore[return-value]
     if head == b"\x28\xb5\x2f\xfd":
+        import zstandard
+
         return zstandard.ZstdDecompressor().stream_reader(buffered, read_across_frames=True)
     return buffered
 
@@ -114,6 +102,8 @@ def _first_bytes(path: Path) -> bytes:
 
 
 def _zip_members(path: Path) -> list[Member]:
+    import zipfile
+
     with zipfile.ZipFile(path) as archive:
         names = sorted(n for n in archive.namelist() if _is_wanted(n))
 
@@ -129,6 +119,8 @@ def _zip_members(path: Path) -> list[Member]:
 
 def _tar_members(path: Path) -> list[Member]:
     """Members are read once, in the order of the archive: a packed tar cannot be sought in."""
+    import tarfile
+
     found: list[tuple[str, Callable[[], BinaryIO]]] = []
     with (
         open(path, "rb") as file,
@@ -147,6 +139,19 @@ def _named(path: Path, found: list[tuple[str, Callable[[], BinaryIO]]]) -> list[
     if not found:
         raise InputError(f"no trace in the archive `{path}`", hint="it should hold .json files")
     return [Member(f"{path}:{name}", opener) for name, opener in found]
+
+
+def _broken() -> tuple[type[Exception], ...]:
+    """What reading a damaged file raises; looked up where something is raised."""
+    import lzma
+    import tarfile
+    import zipfile
+    import zlib
+
+    import zstandard
+
+    more = (lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError, zstandard.ZstdError)
+    return (EOFError, OSError, zlib.error, *more)
 
 
 def _cut_short(name: str, done: int, error: BaseException) -> InputError:

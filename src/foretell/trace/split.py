@@ -15,12 +15,12 @@ import msgspec
 
 from foretell.errors import InputError
 from foretell.trace.brackets import Inside, brackets, last_value
+from foretell.trace.decode import Batch, Event, Seen, decoded, tried
 from foretell.trace.source import Member
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _NODES = re.compile(rb'"(nodes|workload_graph)"\s*:\s*\[')
-# Between two events as Kineto writes them; strings hold no line breaks, so never inside one.
-_BETWEEN, _LIST_ENDS = b"\n  },\n  {", b"\n  ]"
+_BETWEEN = b"\n  },\n  {"  # two events as Kineto writes them
 _LONGEST_HEAD = 1 << 26  # bytes before the events; the longest seen, of a 300-rank job, has 25 kB
 
 
@@ -44,14 +44,6 @@ class Around:
             )
             return {}
         return found if isinstance(found, dict) else {}
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Whole events separated by commas, and the byte at which they begin."""
-
-    text: bytes
-    offset: int
 
 
 @dataclass(frozen=True)
@@ -99,44 +91,52 @@ def _form(text: bytes) -> str:
     return "" if not found else "execution" if found[1] == b"nodes" else "chakra json"
 
 
-def batches(file: Opened, around: Around) -> Iterator[Batch]:
-    """The events of a file in batches; fills `around` with what else there is."""
-    text, blocks = file.text, file.blocks
-    found = _EVENTS.search(text)
-    begin = found.end() if found else text.index(b"[") + 1
-    if found:
-        around.head = text[: found.start()]
-    offset, rest = begin, text[begin:]
-    inside, seen = Inside(), 0
+def batches(file: Opened, around: Around, seen: Seen) -> Iterator[list[Event]]:
+    """The events of a file in batches; fills `around` with what else there is.
+
+    Where events are set as Kineto sets them, a text that ends with one of them and decodes holds
+    whole events: text cut inside of an event, or behind the list, does not. All else is cut where
+    the brackets say, which takes longer.
+    """
+    begin = _begin(file, around)
+    offset, rest = begin, file.text[begin:]
+    inside, known = Inside(), 0
     while True:
         cut = _kineto_cut(rest)
-        if cut:
-            yield Batch(rest[:cut], offset)
-            rest, offset = rest[cut:], offset + cut
-            inside, seen = Inside(), 0
-        cut, close = last_value(brackets(rest, seen, inside))
-        if cut:
-            yield Batch(rest[:cut], offset)
-        if close >= 0:
-            around.tail = rest[close + 1 :] + b"".join(blocks)
+        events = tried(memoryview(rest)[:cut], seen) if cut else None
+        if events is None:
+            cut, close = last_value(brackets(rest, known, inside))
+            if cut:
+                yield decoded(Batch(rest[:cut], offset), seen, file.name)
+            if close >= 0:
+                around.tail = rest[close + 1 :] + b"".join(file.blocks)
+                return
+        else:
+            yield events
+            inside = Inside()
+        following = rest[cut:].lstrip(b", \t\r\n")
+        offset += len(rest) - len(following)
+        known = 0 if events is not None else len(following)
+        block = next(file.blocks, b"")
+        if not block and events is None:
+            _check_end(following, bool(around.head), offset, file.name)
             return
-        rest, offset = rest[cut:], offset + cut
-        seen = len(rest)
-        block = next(blocks, b"")
-        if not block:
-            _check_end(rest, found is not None, offset, file.name)
-            return
-        rest += block
+        rest = following + block
+
+
+def _begin(file: Opened, around: Around) -> int:
+    """Where the events begin; what stands before them is noted."""
+    found = _EVENTS.search(file.text)
+    if not found:
+        return file.text.index(b"[") + 1
+    around.head = file.text[: found.start()]
+    return found.end()
 
 
 def _kineto_cut(text: bytes) -> int:
-    """The end of the last whole event, found without looking at brackets; 0 where in doubt."""
+    """The end of the last event with another behind it, 0 where none is set as Kineto sets it."""
     at = text.rfind(_BETWEEN)
-    if at < 0:
-        return 0
-    end = at + _BETWEEN.index(b",")
-    is_even = text.count(b"{", 0, end) == text.count(b"}", 0, end)
-    return end if is_even and text.find(_LIST_ENDS, 0, end) < 0 else 0
+    return at + _BETWEEN.index(b",") if at >= 0 else 0
 
 
 def _check_end(rest: bytes, is_object: bool, offset: int, where: str) -> None:

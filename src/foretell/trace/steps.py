@@ -13,6 +13,7 @@ import numpy as np
 from foretell.errors import InputError
 from foretell.graph.columns import NONE, Array
 from foretell.trace.events import Events, What
+from foretell.trace.runs import distinct
 from foretell.trace.step.device import Work
 from foretell.trace.words import Tells, by_name, note_tells, step_number
 
@@ -112,7 +113,7 @@ def _are_optimizer_steps(events: Events, updates: Array) -> Array:
 def _by_updates(events: Events, updates: Array) -> Steps:
     thread = np.bincount(events.place[updates]).argmax()
     mine = updates[events.place[updates] == thread]
-    ends = np.unique(events.end[mine])
+    ends = distinct(events.end[mine])
     return Steps(np.arange(1, len(ends)), ends[:-1], ends[1:], int(thread), "optimizer")
 
 

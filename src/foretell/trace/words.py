@@ -147,7 +147,7 @@ class Texts:
 def by_name(texts: Sequence[str], name: Array, meaning: Callable[[str], int]) -> Array:
     """A number for every event from a meaning of its name, asked once a name that occurs."""
     table = np.zeros(len(texts), np.int64)
-    for k in np.unique(name).tolist():
+    for k in np.flatnonzero(np.bincount(name, minlength=len(texts))).tolist():
         table[k] = meaning(texts[k])
     found: Array = table[name]
     return found

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretell.graph import Kind, LaneKind, Phase, Source
+from foretell.graph import COLUMNS, Kind, LaneKind, Phase, Source
 from foretell.graph.columns import NONE, Array
 from foretell.trace.events import What
-from foretell.trace.runs import highest, rising
+from foretell.trace.runs import distinct, highest, rising
 from foretell.trace.step.device import join
 from foretell.trace.step.draft import Draft
 from foretell.trace.step.label import Labels, labels
@@ -52,13 +52,9 @@ def part(d: Draft, texts: Texts) -> Part:
     host["lane"] = lane_of_thread[d.host.thread]
     device["lane"] = lane_of_stream[d.device.work.stream]
     size = len(d.host) + len(d.device)
-    none = {"rank": np.full(size, d.rank), "source": np.full(size, Source.MEASURED)}
-    columns = {
-        k: np.concatenate([_or_zero(host, k, len(d.host)), _or_zero(device, k, len(d.device))])
-        for k in {**host, **device}
-    }
+    none = {"rank": np.full(size, d.rank), "source": np.full(size, Source.MEASURED, np.uint8)}
     return Part(
-        {**columns, **none},
+        {**{k: _column(k, d, host, device) for k in {**host, **device}}, **none},
         _issue_times(d),
         np.concatenate([w.start, d.device.work.start]),
         np.concatenate([d.host.end, d.device.work.end]),
@@ -72,21 +68,27 @@ def part(d: Draft, texts: Texts) -> Part:
     )
 
 
-def _or_zero(columns: dict[str, Array], name: str, size: int) -> Array:
-    return columns[name] if name in columns else np.zeros(size, np.int64)
+def _column(name: str, d: Draft, host: dict[str, Array], device: dict[str, Array]) -> Array:
+    """A column of host and device tasks, as a graph keeps it; zero where one of them has none."""
+    found = np.zeros(len(d.host) + len(d.device), COLUMNS[name].dtype)
+    if name in host:
+        found[: len(d.host)] = host[name]
+    if name in device:
+        found[len(d.host) :] = device[name]
+    return found
 
 
 def _lanes(d: Draft) -> tuple[Array, Array, list[tuple[str, LaneKind]]]:
     """Lanes of threads, the main one first, then of streams."""
     lanes: list[tuple[str, LaneKind]] = []
     thread = np.full(max(len(d.events.threads), 1), NONE, np.int64)
-    used = np.unique(np.append(d.host.thread, d.thread)).tolist()
+    used = distinct(np.append(d.host.thread, d.thread)).tolist()
     for k in sorted(used, key=lambda k: k != d.thread):
         thread[k] = len(lanes)
         name = d.events.threads[k][1] if d.events.threads else "host"
         lanes.append((f"thread {name}", LaneKind.HOST))
     stream = np.full(max(len(d.events.streams), 1), NONE, np.int64)
-    running = np.unique(d.device.work.stream).tolist()
+    running = distinct(d.device.work.stream).tolist()
     devices = {d.events.streams[k][0] for k in running}
     for k in running:
         device, name = d.events.streams[k]

@@ -15,7 +15,7 @@ import numpy as np
 from foretell.graph.columns import NONE, Array
 from foretell.trace.decode import NO_ID
 from foretell.trace.events import Events, What
-from foretell.trace.runs import highest_before, is_follower
+from foretell.trace.runs import highest_before, is_follower, median, quantile
 
 WORK = (What.KERNEL, What.COPY, What.FILL)
 # A turnaround or latency above this many medians (and this long) has another cause than the device:
@@ -71,7 +71,7 @@ def _on_host_clock(events: Events, event: Array, call: Array) -> tuple[Array, Ar
     start, end = events.start[event], events.end[event]
     launched = call != NONE
     if launched.sum() >= 100:
-        early = float(np.quantile(start[launched] - events.start[call[launched]], 0.01))
+        early = quantile(start[launched] - events.start[call[launched]], 0.01)
         if early < 0:
             return start - early, end - early
     return start, end
@@ -110,7 +110,7 @@ def pace(work: Work, call_start: Array, call_end: Array) -> Pace:
 
 def typical(values: Array, otherwise: float) -> float:
     """The median where there are enough values to have one."""
-    return float(np.median(values)) if len(values) >= 5 else otherwise
+    return median(values) if len(values) >= 5 else otherwise
 
 
 def limit(value: float) -> float:

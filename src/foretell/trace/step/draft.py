@@ -12,7 +12,7 @@ import numpy as np
 
 from foretell.graph.columns import NONE, Array
 from foretell.trace.events import Events, What
-from foretell.trace.runs import is_follower
+from foretell.trace.runs import distinct, is_follower
 from foretell.trace.step.device import Pace, Work, pace
 from foretell.trace.step.host import Pieces, pieces, recorded
 from foretell.trace.step.nest import Nest, nest
@@ -193,7 +193,7 @@ def _blocking(events: Events, own: Work, piece: Array, call_end: Array) -> Array
     """The pieces that are copies which the host waited for: done before their call returned."""
     is_copy = events.what[own.event] == What.COPY
     waited = is_copy & (piece != NONE) & (own.end <= call_end)
-    return np.unique(piece[waited])
+    return distinct(piece[waited])
 
 
 def _host(
@@ -243,7 +243,7 @@ def _untraced(
     if first < end:
         rows.append((thread, last, end, NONE))
     done = p.end[p.thread == thread].min(initial=np.inf)
-    for other in np.unique(p.thread[p.thread != thread]).tolist():
+    for other in distinct(p.thread[p.thread != thread]).tolist():
         start = float(p.start[p.thread == other].min())
         if start < min(done, first):
             rows.append((other, begin, start, NONE))

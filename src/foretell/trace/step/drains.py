@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from foretell.graph.columns import NONE, Array
+from foretell.trace.runs import distinct, median
 from foretell.trace.step.device import typical
 from foretell.trace.step.draft import NOISE, Draft
 from foretell.trace.step.issue import Issue, Told, calls_that, times_of
@@ -88,7 +89,7 @@ def queue(d: Draft) -> tuple[Array, Array]:
     """
     tasks, before = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     work, of = d.device.work, d.device.host
-    for stream in np.unique(work.stream).tolist():
+    for stream in distinct(work.stream).tolist():
         mine = np.flatnonzero(work.stream == stream)
         first = np.append(True, (of[mine][1:] != of[mine][:-1]) | (of[mine][1:] == NONE))
         head = mine[first]  # the first work of every launch
@@ -111,5 +112,5 @@ def _depth(d: Draft, head: Array, calls: Array) -> int:
     slow = took > _SLOW_LAUNCH * typical(took, np.inf)
     held = slow & (outstanding >= max(_LEAST_DEPTH, 0.95 * outstanding.max(initial=0)))
     if held.sum() >= 2:
-        return int(np.median(outstanding[held]))
+        return int(median(outstanding[held]))
     return max(QUEUE_DEPTH, int(outstanding.max(initial=0)) + 1)

@@ -8,7 +8,9 @@ operators run inside. Calls that only ask (attributes, errors, event queries) st
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -18,6 +20,9 @@ from foretell.trace.step.nest import Nest
 
 _LEAST = 1e-9  # seconds: what is shorter than the finest stamp is rounding
 _Row = tuple[int, float, float, int, int, bool]  # thread, start, end, label, unit, is_call
+# Place in the nest, thread, start, end, unit, op, is_cut; and a mark that ends what is open.
+_Mark = tuple[int, int, float, float, int, int, bool]
+_LAST: list[_Mark] = [(NONE, NONE, 0.0, 0.0, NONE - 1, NONE, False)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,11 +44,12 @@ def pieces(events: Events, n: Nest, cuts: Array) -> Pieces:
     """The pieces of every thread; `cuts` marks the calls of the nest that cut."""
     is_unit = n.unit == np.arange(len(n.event))
     marks = np.flatnonzero(is_unit | cuts)
-    rows: list[_Row] = []
-    cutter = _Cutter(events, n, rows)
-    for i, is_cut in zip(marks.tolist(), cuts[marks].tolist(), strict=True):
-        cutter.meet(i, is_cut)
-    cutter.close()
+    event = n.event[marks]
+    columns = (
+        marks, events.place[event], events.start[event], events.end[event],
+        n.unit[marks], n.op[marks], cuts[marks],
+    )  # fmt: skip
+    rows = _cut(zip(*(c.tolist() for c in columns), strict=True))
     thread, start, end, label, unit, is_call = zip(*rows, strict=True) if rows else [()] * 6
     return Pieces(
         np.array(thread, np.int64), np.array(start, np.float64), np.array(end, np.float64),
@@ -51,50 +57,33 @@ def pieces(events: Events, n: Nest, cuts: Array) -> Pieces:
     )  # fmt: skip
 
 
-class _Cutter:
-    """Goes along the units and cutting calls of a nest and notes the pieces between them.
+def _cut(marks: Iterable[_Mark]) -> list[_Row]:
+    """The calls among some marks, in order of thread and start, and the pieces between them.
 
     A piece works for the operator of the call behind it, or else of the call before it in the same
     unit; without any call for the unit itself.
     """
-
-    def __init__(self, events: Events, n: Nest, rows: list[_Row]) -> None:
-        self.thread = events.place[n.event].tolist()
-        self.start, self.end = events.start[n.event].tolist(), events.end[n.event].tolist()
-        self.unit, self.op = n.unit.tolist(), n.op.tolist()
-        self.rows = rows
-        self.current = self.worker = NONE  # the open unit, and the operator that works in it
-        self.at, self.cursor = NONE, -np.inf  # the thread, and how far it is cut
-
-    def meet(self, i: int, is_cut: bool) -> None:
-        if self.unit[i] != self.current:
-            self.close()
-        if self.thread[i] != self.at:
-            self.at, self.cursor = self.thread[i], -np.inf
-        if self.unit[i] == i:
-            self.current = self.worker = i
-            self.cursor = max(self.cursor, self.start[i])
+    rows: list[_Row] = []
+    current = worker = here = NONE  # the open unit, the operator that works in it, the thread
+    until = cursor = -np.inf  # the end of the open unit, and how far the thread is cut
+    for i, thread, start, end, unit, op, is_cut in chain(marks, _LAST):
+        if current not in (unit, NONE):
+            if until > cursor + _LEAST:
+                rows.append((here, cursor, until, worker, current, False))
+            cursor, current = max(cursor, until), NONE
+        if thread != here:
+            here, cursor = thread, -np.inf
+        if unit == i:
+            current, worker, until, cursor = i, i, end, max(cursor, start)
         if is_cut:
-            self.cut(i)
-
-    def cut(self, i: int) -> None:
-        if self.current != NONE:
-            self.worker = self.op[i] if self.op[i] != NONE else self.current
-            self.note(self.start[i])
-        begin = max(self.start[i], self.cursor)
-        self.cursor = max(self.end[i], begin)
-        self.rows.append((self.at, begin, self.cursor, i, self.current, True))
-
-    def close(self) -> None:
-        if self.current != NONE:
-            self.note(self.end[self.current])
-            self.cursor = max(self.cursor, self.end[self.current])
-            self.current = NONE
-
-    def note(self, until: float) -> None:
-        """A piece of operator time up to a moment, if there is any."""
-        if until > self.cursor + _LEAST:
-            self.rows.append((self.at, self.cursor, until, self.worker, self.current, False))
+            if current != NONE:
+                worker = op if op != NONE else current
+                if start > cursor + _LEAST:
+                    rows.append((here, cursor, start, worker, current, False))
+            begin = max(start, cursor)
+            cursor = max(end, begin)
+            rows.append((here, begin, cursor, i, current, True))
+    return rows
 
 
 def recorded(events: Events, n: Nest, p: Pieces) -> Array:

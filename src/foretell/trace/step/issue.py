@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,20 +21,19 @@ class Issue:
     """The order of issue on every stream of a step."""
 
     time: Array  # when each piece of work was issued
-    rising: Array  # the same, never less than that of work before it on the stream
+    rising: list[float]  # the same, never less than that of work before it on the stream
     rows: dict[int, tuple[int, int]]  # stream → its first row and the row behind its last
 
     def last_before(self, stream: int, time: float, *, behind: bool = False) -> int:
         """The last work issued on a stream before a time (or at it), NONE where there is none."""
         a, b = self.rows[stream]
-        side = "right" if behind else "left"
-        at = a + int(np.searchsorted(self.rising[a:b], time, side=side)) - 1  # type: ignore[call-overload]
+        at = (bisect_right if behind else bisect_left)(self.rising, time, a, b) - 1
         return at if at >= a else NONE
 
     def first_from(self, stream: int, time: float) -> int:
         """The first work issued on a stream at or behind a time, NONE where there is none."""
         a, b = self.rows[stream]
-        at = a + int(np.searchsorted(self.rising[a:b], time, side="left"))
+        at = bisect_left(self.rising, time, a, b)
         return at if at < b else NONE
 
 
@@ -46,7 +46,7 @@ def issue(d: Draft) -> Issue:
     streams, first, count = np.unique(work.stream, return_index=True, return_counts=True)
     bounds = zip(first.tolist(), (first + count).tolist(), strict=True)
     rows = dict(zip(streams.tolist(), bounds, strict=True))
-    return Issue(time, highest(time, work.stream), rows)
+    return Issue(time, highest(time, work.stream).tolist(), rows)
 
 
 def calls_that(d: Draft, *wanted: Does) -> Array:

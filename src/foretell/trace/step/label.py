@@ -20,6 +20,7 @@ from foretell.graph import Phase
 from foretell.graph.columns import NONE, Array
 from foretell.trace.decode import NO_ID
 from foretell.trace.events import What
+from foretell.trace.runs import distinct
 from foretell.trace.step.draft import Draft
 from foretell.trace.words import LAYER_NOTE, Tells, plain
 
@@ -67,11 +68,11 @@ def _forward_layers(d: Draft, phase: Array, layers: dict[str, int]) -> Array:
     found = np.zeros(len(n.event), np.int64)
     is_forward = (phase == Phase.FORWARD) | (phase == Phase.LOSS)
     by_module = np.flatnonzero((n.layer != NONE) & is_forward)
-    for place in np.unique(n.layer[by_module]).tolist():
+    for place in distinct(n.layer[by_module]).tolist():
         text = e.texts[e.name[n.event[place]]].removeprefix(_MODULE).removeprefix(LAYER_NOTE)
         found[by_module[n.layer[by_module] == place]] = layers.setdefault(text, len(layers))
     rest = np.flatnonzero(is_forward & (n.layer == NONE) & (n.unit != NONE))
-    named = _unit_layers(d, np.unique(n.unit[rest]), layers)
+    named = _unit_layers(d, distinct(n.unit[rest]), layers)
     found[rest] = named[n.unit[rest]]
     return found
 

@@ -46,18 +46,19 @@ def nest(events: Events, begin: float, end: float) -> Nest:
     chosen, tells, what = chosen[ranked], tells[ranked], what[ranked]
     parent = _parents(events, chosen)
     is_layer = (what == What.MODULE) | ((tells & Tells.LAYER) > 0)
+    is_call = what == What.CALL
     calls = by_name(events.texts, events.name[chosen], lambda text: int(does(text)))
-    told = _told(parent, tells)
+    levels = _levels(parent)
     return Nest(
         chosen,
-        np.array(parent, np.int64),
-        _outermost(parent, (tells & Tells.UNIT) > 0),
-        _innermost(parent, what == What.OP),
-        _innermost(parent, is_layer),
-        _innermost(parent, what == What.NOTE),
-        told,
-        np.where(what == What.CALL, calls, Does.NOTHING),
-        _innermost(parent, what == What.CALL, joined=True),
+        parent,
+        _outermost(parent, levels, (tells & Tells.UNIT) > 0),
+        _innermost(parent, levels, what == What.OP),
+        _innermost(parent, levels, is_layer),
+        _innermost(parent, levels, what == What.NOTE),
+        _told(parent, levels, tells),
+        np.where(is_call, calls, Does.NOTHING),
+        _joined(parent, levels, is_call),
     )
 
 
@@ -73,45 +74,65 @@ def _tells(events: Events, chosen: Array) -> Array:
     return found
 
 
-def _parents(events: Events, chosen: Array) -> list[int]:
+def _parents(events: Events, chosen: Array) -> Array:
     """What each event lies in: the last before it on its thread that has not ended."""
     place, start = events.place[chosen].tolist(), events.start[chosen].tolist()
     end = events.end[chosen].tolist()
     parent: list[int] = []
     stack: list[int] = []
+    here = NONE
     for i, (at, begin) in enumerate(zip(place, start, strict=True)):
-        while stack and (place[stack[-1]] != at or end[stack[-1]] <= begin):
+        if at != here:
+            stack.clear()
+            here = at
+        while stack and end[stack[-1]] <= begin:
             stack.pop()
         parent.append(stack[-1] if stack else NONE)
         stack.append(i)
-    return parent
+    return np.array(parent, np.int64)
 
 
-def _innermost(parent: list[int], wanted: Array, *, joined: bool = False) -> Array:
-    """The nearest wanted event at or around each; `joined`: none but those right inside another."""
-    found: list[int] = []
-    for i, (p, is_wanted) in enumerate(zip(parent, wanted.tolist(), strict=True)):
-        above = found[p] if p >= 0 else NONE
-        if joined:
-            found.append((above if above >= 0 else i) if is_wanted else NONE)
-        else:
-            found.append(i if is_wanted else above)
-    return np.array(found, np.int64)
+def _levels(parent: Array) -> list[Array]:
+    """The events that lie in others, by how many these are: fewest first."""
+    found, inside = [], np.flatnonzero(parent != NONE)
+    above = parent[inside]  # of each, the one at the level that is looked at
+    while len(inside):
+        outer = parent[above]
+        found.append(inside[outer == NONE])
+        inside, above = inside[outer != NONE], outer[outer != NONE]
+    return found
 
 
-def _outermost(parent: list[int], wanted: Array) -> Array:
+def _innermost(parent: Array, levels: list[Array], wanted: Array) -> Array:
+    """The nearest wanted event at or around each."""
+    found = np.where(wanted, np.arange(len(parent)), NONE)
+    for rows in levels:
+        rows = rows[~wanted[rows]]
+        found[rows] = found[parent[rows]]
+    return found
+
+
+def _outermost(parent: Array, levels: list[Array], wanted: Array) -> Array:
     """The farthest wanted event at or around each."""
-    found: list[int] = []
-    for i, (p, is_wanted) in enumerate(zip(parent, wanted.tolist(), strict=True)):
-        above = found[p] if p >= 0 else NONE
-        found.append(above if above >= 0 else i if is_wanted else NONE)
-    return np.array(found, np.int64)
+    found = np.where(wanted, np.arange(len(parent)), NONE)
+    for rows in levels:
+        above = found[parent[rows]]
+        found[rows] = np.where(above != NONE, above, found[rows])
+    return found
 
 
-def _told(parent: list[int], tells: Array) -> Array:
+def _joined(parent: Array, levels: list[Array], wanted: Array) -> Array:
+    """For each wanted event the outermost around it that has none but wanted ones in between."""
+    found = np.where(wanted, np.arange(len(parent)), NONE)
+    for rows in levels:
+        rows = rows[wanted[rows] & wanted[parent[rows]]]
+        found[rows] = found[parent[rows]]
+    return found
+
+
+def _told(parent: Array, levels: list[Array], tells: Array) -> Array:
     """What each event tells together with all that it lies in."""
-    found: list[int] = []
-    passed_on = ~int(Tells.UNIT)
-    for p, own in zip(parent, tells.tolist(), strict=True):
-        found.append(own | (found[p] & passed_on if p >= 0 else 0))
-    return np.array(found, np.int64)
+    found = tells.copy()
+    for rows in levels:
+        found[rows] |= found[parent[rows]] & ~int(Tells.UNIT)
+    return found

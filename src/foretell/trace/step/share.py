@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretell.graph.columns import Array
+from foretell.trace.runs import distinct
 from foretell.trace.step.draft import Draft
 from foretell.trace.step.issue import ready_times
 from foretell.trace.words import by_name, is_collective
@@ -41,14 +42,14 @@ def shared(d: Draft, source: Array, target: Array) -> Shared:
     start, end = d.device.work.start[kernels], d.device.work.end[kernels]
     stream = d.device.work.stream[kernels]
     marked = np.zeros(len(kernels), bool)
-    for one in np.unique(device).tolist():
+    for one in distinct(device).tolist():
         rows = np.flatnonzero(device == one)
         marked[rows] = _compete(stream[rows], ready[rows], start[rows], end[rows])
     chosen = kernels[marked]
     waves = d.events.waves[d.device.work.event[chosen]]
     demand = np.clip(np.where(waves > 0, waves, 1.0), _LEAST_DEMAND, 1.0)
     seconds = np.zeros(len(chosen))
-    for one in np.unique(device[marked]).tolist():
+    for one in distinct(device[marked]).tolist():
         rows = np.flatnonzero(device[marked] == one)
         seconds[rows] = _alone(start[marked][rows], end[marked][rows], demand[rows])
     return Shared(chosen, device[marked], demand, seconds)
@@ -75,7 +76,7 @@ def _device_of(d: Draft) -> Array:
 def _compete(stream: Array, ready: Array, start: Array, end: Array) -> Array:
     """Which kernels were ready or running while one of another stream ran, and which those are."""
     marked = np.zeros(len(stream), bool)
-    rows = {s: np.flatnonzero(stream == s) for s in np.unique(stream).tolist()}
+    rows = {s: np.flatnonzero(stream == s) for s in distinct(stream).tolist()}
     for one, mine in rows.items():
         for other, theirs in rows.items():
             if one == other:

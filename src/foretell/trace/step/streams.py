@@ -7,10 +7,13 @@ began. So no edge contradicts a measured time.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from typing import NamedTuple
+
 import numpy as np
 
 from foretell.graph.columns import NONE, Array
-from foretell.trace.runs import is_follower
+from foretell.trace.runs import distinct, is_follower
 from foretell.trace.step.device import typical
 from foretell.trace.step.draft import NOISE, Draft
 from foretell.trace.step.issue import Issue, Told, ready_times, times_of
@@ -30,20 +33,20 @@ def stream_waits(d: Draft, issue: Issue, told: dict[int, Told]) -> Pairs:
     times, places = times_of(d, Does.WAIT)
     if not len(times):
         return _table(_guessed(d, issue, ~d.device.is_ahead))
-    records = times_of(d, Does.RECORD)[0]
-    lines = _lines(d, issue)
+    records, lines = times_of(d, Does.RECORD)[0].tolist(), _lines(d, issue)
+    spans = d.device.work.start.tolist(), d.device.work.end.tolist()
     pairs = _guessed(d, issue, _in_graphs(d))
     for time, place in zip(times.tolist(), places.tolist(), strict=True):
         known = told.get(int(d.nest.event[place]))
         if known is not None and known.source != NONE:
             record = known.record if known.record is not None else time
-            pairs |= _pair(d, issue, (known.source, known.stream), record, time)
+            pairs.add(_pair(issue, spans, (known.source, known.stream), record, time))
             continue
-        k = int(np.searchsorted(records, time)) - 1
-        record = float(records[k]) if k >= 0 else time
+        k = bisect_left(records, time) - 1
+        record = records[k] if k >= 0 else time
         for streams in _candidates(d, issue, lines, time, place):
-            pairs |= _pair(d, issue, streams, record, time)
-    return _table(pairs)
+            pairs.add(_pair(issue, spans, streams, record, time))
+    return _table(pairs - {_NO_PAIR})
 
 
 def _table(pairs: set[tuple[int, int]]) -> Pairs:
@@ -51,17 +54,32 @@ def _table(pairs: set[tuple[int, int]]) -> Pairs:
     return table[:, 0], table[:, 1]
 
 
-def _lines(d: Draft, issue: Issue) -> dict[int, Array]:
-    """The work that each thread launched, in the order of issue."""
+class _Line(NamedTuple):
+    """The work that one thread launched, in the order of issue."""
+
+    time: list[float]
+    unit: list[int]
+    stream: list[int]
+    streams: set[int]  # all of them
+
+
+def _lines(d: Draft, issue: Issue) -> dict[int, _Line]:
+    """The work that each thread launched."""
     known = np.flatnonzero(d.device.host != NONE)
     thread = d.host.thread[d.device.host[known]]
     ranked = known[np.lexsort((known, issue.time[known], thread))]
     thread = d.host.thread[d.device.host[ranked]]
-    return {t: ranked[thread == t] for t in np.unique(thread).tolist()}
+    found = {}
+    for t in distinct(thread).tolist():
+        mine = ranked[thread == t]
+        columns = (issue.time[mine], d.host.unit[d.device.host[mine]], d.device.work.stream[mine])
+        time, unit, stream = (c.tolist() for c in columns)
+        found[t] = _Line(time, unit, stream, set(stream))
+    return found
 
 
 def _candidates(
-    d: Draft, issue: Issue, lines: dict[int, Array], time: float, place: int
+    d: Draft, issue: Issue, lines: dict[int, _Line], time: float, place: int
 ) -> list[tuple[int, int]]:
     """(source, target) streams that a wait may join: those used around it on its thread.
 
@@ -69,11 +87,11 @@ def _candidates(
     the same operator, or last; where none of these differs from the target, any other stream may be
     meant (a wait for a collective that another thread launched).
     """
-    line = lines.get(int(d.events.place[d.nest.event[place]]), np.zeros(0, np.int64))
-    at = int(np.searchsorted(issue.time[line], time, side="left"))
+    line = lines.get(int(d.events.place[d.nest.event[place]]), _Line([], [], [], set()))
+    at = bisect_left(line.time, time)
     unit = int(d.nest.unit[place])
-    sources = _streams_along(d, line[:at][::-1], unit)
-    targets = _streams_along(d, line[at:], unit)
+    sources = _streams_along(line, range(at - 1, -1, -1), unit)
+    targets = _streams_along(line, range(at, len(line.time)), unit)
     found = []
     for target in targets:
         others = sources - {target}
@@ -83,31 +101,36 @@ def _candidates(
     return found
 
 
-def _streams_along(d: Draft, line: Array, unit: int) -> set[int]:
-    """The streams of the first work of a line and of all that follows it in one operator."""
+def _streams_along(line: _Line, places: range, unit: int) -> set[int]:
+    """The streams of the first work of some places and of all that follows it in one operator."""
     found: set[int] = set()
-    for k, work in enumerate(map(int, line)):  # ends early: no list of a long line
-        inside = unit != NONE and d.host.unit[d.device.host[work]] == unit
-        if k and not inside:
+    for at in places:
+        if found and (unit == NONE or line.unit[at] != unit or found == line.streams):
             break
-        found.add(int(d.device.work.stream[work]))
+        found.add(line.stream[at])
     return found
 
 
 def _pair(
-    d: Draft, issue: Issue, streams: tuple[int, int], record: float, time: float
-) -> set[tuple[int, int]]:
-    """The first work on the target behind the wait, and the last it can have waited for."""
+    issue: Issue,
+    spans: tuple[list[float], list[float]],
+    streams: tuple[int, int],
+    record: float,
+    time: float,
+) -> tuple[int, int]:
+    """The last work that the first on the target behind the wait can have waited for, and that."""
     source, target = streams
     if source not in issue.rows or target not in issue.rows:
-        return set()
+        return _NO_PAIR
     to, last = issue.first_from(target, time), issue.last_before(source, record)
     if to == NONE or last == NONE:
-        return set()
-    a = issue.rows[source][0]
-    ends = d.device.work.end[a : last + 1]
-    done = a + int(np.searchsorted(ends, d.device.work.start[to] + NOISE, side="right")) - 1
-    return {(done, to)} if done >= a else set()
+        return _NO_PAIR
+    (starts, ends), a = spans, issue.rows[source][0]
+    done = bisect_right(ends, starts[to] + NOISE, a, last + 1) - 1
+    return (done, to) if done >= a else _NO_PAIR
+
+
+_NO_PAIR = (NONE, NONE)
 
 
 def _in_graphs(d: Draft) -> Array:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretell.graph.columns import NONE, Array
+from foretell.trace.runs import distinct
 from foretell.trace.step.draft import NOISE, Draft
 from foretell.trace.words import Tells
 
@@ -35,7 +36,7 @@ def hand_overs(d: Draft) -> HandOvers:
     main = np.flatnonzero(d.host.thread == d.thread)
     none = np.zeros(0, np.int64)
     rows: list[tuple[Array, ...]] = [(none, none, np.zeros(0), none, np.zeros(0))]
-    for thread in np.unique(d.host.thread).tolist():
+    for thread in distinct(d.host.thread).tolist():
         if thread != d.thread and len(main):
             mine = np.flatnonzero(d.host.thread == thread)
             rows += [_taken_up(d, main, mine), _waited_for(d, main, mine)]
