@@ -9,11 +9,13 @@
 # %%
 import json
 import tempfile
+from statistics import median
 
 from click.testing import CliRunner
 from shell import ROOT, foretell
 
 from foretell.cli.main import foretell as program
+from foretell.plan import Plan
 
 SCRIPT = "src/foretell/samples/train.py"
 
@@ -71,11 +73,50 @@ foretell("export dp=8,zero=3,micro_batch=2,global_batch=64 --to megatron")
 # %% [markdown]
 # ## Predicted beside measured
 #
-#     foretell predict MODEL --on CLUSTER --plan best.plan
-#     foretell run train.py --plan best.plan --predicted-ms T           # what predict said
+#     foretell bench --no-ops -o here                         # this machine, as a cluster
+#     foretell predict train.py --on here/cluster.toml --plan dp=2 -o told.graph
+#     foretell run train.py --plan dp=2 -o out --predicted-ms T    # what predict said
+#     foretell compare told.graph out                         # where they part
 #
-# prints both and the error. `foretell run … --profile` also writes a trace of one more step,
-# which `foretell replay`, `whatif` and `report` read: that closes the circle.
+# prints both and the error, then which task explains how much of the gap. `foretell run …
+# --profile` also writes a trace of one more step, which `foretell replay`, `whatif` and `report`
+# read: that closes the circle.
 #
+# ## Feed it back
+#
+#     foretell fit out --on here/cluster.toml -o learned.json
+#     foretell predict train.py --on here/cluster.toml --plan dp=2,zero=1 \
+#         --calibration learned.json
+#
+# A run knows what no data sheet says: how slow the cores are today, and the messages. `fit` reads
+# how long work, messages and update took in it, and the next prediction, of another plan, is made
+# with that. Here are runs that were made on two cores with a load of fifteen, three of each plan
+# (`benchmarks/fed_back.py`); only those of the first plan are fed back. Bench counts what a core
+# does at best, not what others leave of it: most of what `fit` learns here is that.
+
+# %%
+FED = ROOT / "benchmarks/measured/fed_back"
+
+
+def asked(command: str, script: str, *more: str) -> dict:
+    """What a command answers of a script, on the cluster that bench wrote."""
+    workload = ["--workload", script] if command == "fit" else [script]
+    line = [command, *more, *workload, "--on", str(FED / "bench/cluster.toml"), "--json"]
+    return json.loads(CliRunner().invoke(program, line, catch_exceptions=False).stdout)
+
+
+with tempfile.TemporaryDirectory() as folder:
+    learned = f"{folder}/learned.json"
+    runs = [str(path) for path in sorted(FED.glob("linear-*"))]
+    asked("fit", str(FED / "linear_256.py"), *runs, "-o", learned)
+    print(f"{'plan':42} measured     before  after fit")
+    for plan, steps in json.loads((FED / "steps.json").read_text())["linear"].items():
+        script = str(FED / f"linear_{Plan.parse(plan).global_batch}.py")
+        before = asked("predict", script, "--plan", plan)["step_s"]
+        after = asked("predict", script, "--plan", plan, "--calibration", learned)["step_s"]
+        took = 1e3 * median(steps)
+        print(f"{plan:42} {took:5.0f} ms {1e3 * before:7.0f} ms {1e3 * after:7.0f} ms")
+
+# %% [markdown]
 # [Running a plan](../concepts/running.md) says which part of a plan runs on what, what is
 # refused, and what is said when a rank fails, dies or hangs.

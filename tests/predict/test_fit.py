@@ -1,18 +1,20 @@
 """Factors learned from runs: those that made the runs are found again, the others stay."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
+from foretell.cli.fit import _ran
 from foretell.cli.fit import command as fit_command
 from foretell.cli.predict import command as predict_command
 from foretell.cluster import Calibration, load
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.predict import predict
-from foretell.predict.fit import Run, fit
+from foretell.predict.fit import PART, Run, _parts, _Seen, fit
 from foretell.predict.runs import table
 from foretell.workload import load as workload
 
@@ -122,13 +124,78 @@ def test_the_commands_learn_and_use_it(tmp_path):
     assert json.loads(with_it.output)["step_s"] == pytest.approx(0.5, rel=0.01)
 
 
+def left(folder, plan="dp=2", steps=((0.4, 0.5, 0.6), (0.5, 0.4, 0.6)), **more):
+    """The folder of a run of two ranks."""
+    folder.mkdir(exist_ok=True)
+    (folder / "run.json").write_text(json.dumps({"script": "vgg16", "plan": plan}))
+    for rank, took in enumerate(steps):
+        found = {"steps_s": list(took), "at": rank, **more}
+        (folder / f"rank-{rank}.result.json").write_text(json.dumps(found))
+    return str(folder)
+
+
+FEW = workload("vgg16")
+WHERE = ["--on", "abci:gpus=2", "--json"]
+
+
+def learned(*words):
+    return json.loads(CliRunner().invoke(fit_command, [*words, *WHERE]).stdout)
+
+
 def test_what_a_run_left_is_read(tmp_path):
-    (tmp_path / "run.json").write_text(json.dumps({"script": "x.py", "plan": "dp=2"}))
-    for rank, steps in enumerate(([0.4, 0.5, 0.6], [0.5, 0.4, 0.6])):
-        (tmp_path / f"rank-{rank}.result.json").write_text(json.dumps({"steps_s": steps}))
-    where = ["--workload", "resnet50", "--on", "abci:gpus=2"]
-    told = CliRunner().invoke(fit_command, [str(tmp_path), *where, "--json"])
-    assert json.loads(told.stdout)["fitted_on"][0]["measured_s"] == 0.5
-    assert (tmp_path / "calibration.json").exists()
-    without = CliRunner().invoke(fit_command, [str(tmp_path)])
-    assert "--workload" in str(without.exception)
+    folder = left(tmp_path / "run", samples=32)
+    told = learned(folder)  # its script says what was run
+    assert told["fitted_on"][0]["measured_s"] == 0.5
+    assert "global_batch=64" in told["fitted_on"][0]["run"]
+    assert (tmp_path / "run" / "calibration.json").exists()
+    assert "vgg on" in told["fitted_on"][0]["run"]
+    assert _ran(tmp_path / "run", "resnet50", "abci:gpus=2").workload.name == "resnet"
+    without = CliRunner().invoke(fit_command, [folder])
+    assert "--on" in str(without.exception)
+
+
+def test_several_runs_are_read_at_once(tmp_path):
+    folders = [left(tmp_path / name, samples=32) for name in "ab"]
+    assert len(learned(*folders)["fitted_on"]) == 2
+    (tmp_path / "lab").mkdir()
+    beside = CliRunner().invoke(fit_command, [str(tmp_path / "lab"), folders[0]])
+    assert "by itself" in str(beside.exception)
+    nothing = CliRunner().invoke(fit_command, [folders[0], str(tmp_path / "lab"), *WHERE])
+    assert "no folder of a run" in str(nothing.exception)
+
+
+def spent(plan, true):
+    """What a run would leave on a machine that is not as priced: its step, and its parts."""
+    cluster = load("abci:gpus=2").calibrated(true)
+    step = predict(plan, FEW, cluster).step
+    parts = _parts(Run(FEW, cluster, plan, step), cluster)
+    return step, [{**parts, "whole_s": step}] * 5
+
+
+def test_a_run_that_says_what_it_was_spent_on_tells_work_from_messages(tmp_path):
+    plans = [Plan.parse(f"dp=2,global_batch=64{more},stack=ddp") for more in ("", ",overlap=false")]
+    true = Calibration(compute=6.0)
+    step, parts = spent(plans[0], true)
+    folder = left(tmp_path / "run", str(plans[0]), ((step,) * 9, (step,) * 9), spent=parts)
+    bare = left(tmp_path / "bare", str(plans[0]), ((step,) * 9, (step,) * 9))
+    told, blind = (Calibration.of(learned(f)["calibration"], "") for f in (folder, bare))
+    assert told.compute == pytest.approx(6.0, rel=0.1)
+    assert told.talk * told.inside == pytest.approx(1.0, abs=0.35)
+    real = predict(plans[1], FEW, load("abci:gpus=2").calibrated(true)).step
+    off = {
+        name: abs(predict(plans[1], FEW, load("abci:gpus=2").calibrated(c)).step / real - 1)
+        for name, c in (("priced", Calibration()), ("told", told), ("blind", blind))
+    }
+    assert off["told"] < 0.05 < off["priced"]
+    assert off["told"] <= off["blind"]
+
+
+def test_runs_and_parts_that_differ_from_step_to_step_count_for_less():
+    cluster, plan = load("abci:gpus=2"), Plan.parse("dp=2,global_batch=64,stack=ddp")
+    parts = {"compute_s": 1.0, "talk_s": 0.5}
+    sure, vague = (
+        _Seen.of([Run(FEW, cluster, plan, 2.0, parts, *told)], 0.03) for told in ((), (0.2, 0.3))
+    )
+    assert sure.values.tolist() == pytest.approx([math.log(2.0), 0.5, 0.25])
+    assert sure.noise.tolist() == [0.03, PART, PART]
+    assert vague.noise.tolist() == [0.2, 0.3, 0.3]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,42 +14,57 @@ from foretell.cli.progress import working
 
 
 @click.command()
-@click.argument("runs", type=click.Path(path_type=Path))
-@click.option("--workload", default="", help="What was run, where RUNS does not say.")
+@click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.option("--workload", default="", help="What was run, where RUNS do not say.")
 @click.option("--on", "cluster", default="", help="Where it was run, likewise.")
 @click.option("--noise", type=float, default=0.03, show_default=True, help="Between equal runs.")
 @click.option("--share", type=float, default=0.1, show_default=True, help="Of a lab's runs.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File for what is learned.")
 @json_option
-def command(runs: Path, output: Path | None, as_json: bool, **asked: Any) -> None:
+def command(runs: tuple[Path, ...], output: Path | None, as_json: bool, **asked: Any) -> None:
     """Learn from measured RUNS what prices do not know, and say how much that moved.
 
-    RUNS is a table (CSV or lines of JSON with workload, on, plan and step_s), the folder of a
-    `foretell run`, or that of a `foretell lab`. From a table or a run comes a calibration, with
-    which `predict`, `oracle` and `plan` answer (`--calibration`); from a lab's folder what `lab`
-    predicts with.
+    RUNS are tables (CSV or lines of JSON with workload, on, plan and step_s) and folders of
+    `foretell run`, or the folder of one `foretell lab`. From tables and runs comes a calibration,
+    with which `predict`, `oracle` and `plan` answer (`--calibration`); from a lab's folder what
+    `lab` predicts with.
     """
-    if runs.is_dir() and not (runs / "run.json").exists():
-        _from_lab(runs, asked["share"], output, as_json)
+    if runs[0].is_dir() and not (runs[0] / "run.json").exists():
+        _from_lab(_only(runs), asked["share"], output, as_json)
     else:
         _from_runs(runs, output, as_json, **asked)
 
 
+def _only(runs: tuple[Path, ...]) -> Path:
+    from foretell.errors import InputError
+
+    if len(runs) > 1:
+        raise InputError(f"`{runs[0]}` is a lab's, and there are others", hint="fit it by itself")
+    return runs[0]
+
+
 def _from_runs(
-    path: Path, output: Path | None, as_json: bool, *, workload: str, cluster: str, noise: float,
-    share: float,
+    paths: tuple[Path, ...], output: Path | None, as_json: bool, *, workload: str, cluster: str,
+    noise: float, share: float,
 ) -> None:  # fmt: skip
     from foretell.predict import runs
     from foretell.predict.fit import fit
 
-    known = (
-        [_ran(path, workload, cluster)] if path.is_dir() else runs.table(path, workload, cluster)
-    )
+    known = [
+        run
+        for path in paths
+        for run in (
+            [_ran(path, workload, cluster)]
+            if path.is_dir()
+            else runs.table(path, workload, cluster)
+        )
+    ]
     with working(f"fitting to {len(known)} runs") as tell:
         found = fit(known, noise, tell)
     told = _calibrated(found)
+    first = paths[0]
     target = output or (
-        path / "calibration.json" if path.is_dir() else path.with_suffix(".calibration.json")
+        first / "calibration.json" if first.is_dir() else first.with_suffix(".calibration.json")
     )
     target.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     answer(told, as_json, _calibration_text)
@@ -58,25 +72,32 @@ def _from_runs(
 
 
 def _ran(folder: Path, workload: str, cluster: str) -> Any:
-    """What a `foretell run` has measured: the median step of its slowest rank."""
+    """What a `foretell run` has measured: its median step, and what that was spent on."""
     from foretell.cluster import load as load_cluster
     from foretell.errors import InputError
     from foretell.plan import check, read
     from foretell.predict.fit import Run
-    from foretell.pytorch.deploy.run_files import asked, results
+    from foretell.pytorch.deploy import measured
+    from foretell.pytorch.deploy.run_files import asked
     from foretell.workload import load
 
-    if not workload or not cluster:
+    if not (folder / "run.json").exists():
+        raise InputError(f"`{folder}` is no folder of a run", hint="make one: foretell run … -o")
+    if not cluster:
         raise InputError(
-            f"`{folder}` says how long a step took, not of what and where",
-            hint="give --workload and --on",
+            f"`{folder}` says how long a step took, not where",
+            hint="give --on: a cluster, or the file that `foretell bench` writes",
         )
-    each = [r["steps_s"] for r in results(folder).values()]
-    if not each or not min(map(len, each)):
-        raise InputError(f"`{folder}` has no steps that were measured")
-    seconds = statistics.median(max(times) for times in zip(*each, strict=True))
-    model, machines = load(workload), load_cluster(cluster)
-    return Run(model, machines, check(read(asked(folder).plan), model, machines), seconds)
+    told = asked(folder)
+    plan = read(told.plan)
+    if not plan.global_batch:
+        plan = plan.but(global_batch=measured.samples(folder))
+    model, machines = load(workload or told.script), load_cluster(cluster)
+    found = measured.spent(folder)
+    return Run(
+        model, machines, check(plan, model, machines), found.seconds, found.parts, found.noise,
+        found.unsure,
+    )  # fmt: skip
 
 
 def _calibrated(found: Any) -> dict[str, Any]:

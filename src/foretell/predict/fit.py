@@ -2,30 +2,35 @@
 
 With runs i (measured mᵢ, foretold pᵢ) and factors k of a `Calibration`, this is made least:
 
-    Σ (ln pᵢ/mᵢ)² / NOISE²  +  Σ (ln k)² / PRIOR²
+    Σ (ln pᵢ/mᵢ)² / NOISE²  +  Σ ((pᵢⱼ − mᵢⱼ)/mᵢ)² / PART²  +  Σ (ln k)² / PRIOR²
 
 One run cannot tell six numbers: a factor stays at 1 unless a run insists, and what could be blamed
-on two factors is shared between them. Gauss–Newton in ln k, steps halved until they help.
+on two factors is shared between them. A run that also says how long its work, its messages and its
+update took (parts j) tells them apart, also where one hides behind another.
+Gauss–Newton in ln k, steps halved until they help.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foretell.cluster import Calibration, Cluster
 from foretell.errors import InputError
-from foretell.plan import Plan
+from foretell.graph import Kind, Phase
+from foretell.plan import Plan, lower
 from foretell.predict.predict import predict
 from foretell.workload import Workload
 
 Array = NDArray[np.float64]
 FACTORS = ("compute", "host", "talk", "alpha", "beta", "inside")
 NOISE = 0.03  # of ln seconds: how far two runs of the same lie apart
+PART = 0.05  # of a step: how well some that were noted say what all are spent on
+PARTS = ("compute_s", "talk_s", "update_s")
 PRIOR = math.log(2)  # twice or half as long as priced is one standard deviation
 _ROUNDS = 12
 _NUDGE = 0.02  # in ln k: beyond rounding, below what changes an algorithm
@@ -39,6 +44,9 @@ class Run:
     cluster: Cluster
     plan: Plan
     seconds: float
+    parts: Mapping[str, float] = field(default_factory=dict)  # of `PARTS`, hidden or not
+    noise: float = 0.0  # of ln seconds, where that is more than of others
+    unsure: float = 0.0  # of its parts, as a share of the step, likewise
 
     @property
     def name(self) -> str:
@@ -82,23 +90,42 @@ def fit(
     `progress` is told of each round; it mostly ends before the last.
     """
     _check(runs, noise)
-    target = np.log([run.seconds for run in runs])
-    at, off = np.zeros(len(FACTORS)), _logs(runs, np.zeros(len(FACTORS))) - target
-    before = np.exp(off + target)
-    slopes = _slopes(runs, at, off + target)
+    seen = _Seen.of(runs, noise)
+    at = np.zeros(len(FACTORS))
+    told = before = _told(runs, at)
     for k in range(_ROUNDS):
         progress(f"round {k + 1} of at most {_ROUNDS}", k / _ROUNDS)
-        weight = slopes.T @ slopes / noise**2 + np.eye(len(at)) / PRIOR**2
-        pull = -(slopes.T @ off / noise**2 + at / PRIOR**2)
+        slopes = _slopes(runs, at, told) / seen.noise[:, None]
+        weight = slopes.T @ slopes + np.eye(len(at)) / PRIOR**2
+        pull = -(slopes.T @ seen.off(told) + at / PRIOR**2)
         step: Array = np.linalg.solve(weight, pull).astype(np.float64)
-        moved, found = _better(runs, target, (at, off), step, noise)
+        moved, found = _better(runs, seen, (at, told), step)
         done = np.abs(moved - at).max() < 1e-4
-        at, off = moved, found
+        at, told = moved, found
         if done:
             break
-        slopes = _slopes(runs, at, off + target)
-    sigma = np.sqrt(np.diag(np.linalg.inv(slopes.T @ slopes / noise**2 + np.eye(6) / PRIOR**2)))
-    return _fitted(runs, at, sigma, before, off + target)
+    slopes = _slopes(runs, at, told) / seen.noise[:, None]
+    sigma = np.sqrt(np.diag(np.linalg.inv(slopes.T @ slopes + np.eye(len(at)) / PRIOR**2)))
+    return _fitted(runs, at, sigma, before, told)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What runs say, in the order of `_told`, and how sure they are of it."""
+
+    values: Array
+    noise: Array
+
+    @classmethod
+    def of(cls, runs: Sequence[Run], noise: float) -> _Seen:
+        parts = [(s / run.seconds, run.unsure) for run in runs for s in run.parts.values()]
+        values = [math.log(run.seconds) for run in runs] + [share for share, _ in parts]
+        sure = [max(noise, run.noise) for run in runs] + [max(PART, part) for _, part in parts]
+        return cls(np.array(values), np.array(sure))
+
+    def off(self, told: Array) -> Array:
+        """How far what is foretold lies from it, in standard deviations."""
+        return (told - self.values) / self.noise
 
 
 def _check(runs: Sequence[Run], noise: float) -> None:
@@ -117,41 +144,59 @@ def on(cluster: Cluster, at: Array) -> Cluster:
     return cluster.calibrated(replace(cluster.calibration, **factors))
 
 
-def _logs(runs: Sequence[Run], at: Array) -> Array:
-    return np.log([predict(run.plan, run.workload, on(run.cluster, at)).step for run in runs])
+def _told(runs: Sequence[Run], at: Array) -> Array:
+    """What is foretold of runs: ln seconds of each, then their parts over the measured step."""
+    steps, parts = [], []
+    for run in runs:
+        cluster = on(run.cluster, at)
+        steps.append(math.log(predict(run.plan, run.workload, cluster).step))
+        found = _parts(run, cluster) if run.parts else {}
+        parts += [found[name] / run.seconds for name in run.parts]
+    return np.array(steps + parts)
+
+
+def _parts(run: Run, cluster: Cluster) -> dict[str, float]:
+    """Seconds of work, messages and update that are foretold of one rank."""
+    made = lower(run.plan, run.workload, cluster)
+    update, mine = made.phase == Phase.UPDATE, made.rank == 0
+    talk = made.kind == Kind.COLLECTIVE
+    which = (mine & ~update & ~talk, mine & talk, mine & update)
+    return {name: float(made.seconds[w].sum()) for name, w in zip(PARTS, which, strict=True)}
 
 
 def _slopes(runs: Sequence[Run], at: Array, here: Array) -> Array:
-    """How ln seconds of each run follow each factor."""
+    """How what is foretold follows each factor."""
     nudges = _NUDGE * np.eye(len(at))
-    return np.stack([(_logs(runs, at + nudge) - here) / _NUDGE for nudge in nudges], axis=1)
+    return np.stack([(_told(runs, at + nudge) - here) / _NUDGE for nudge in nudges], axis=1)
 
 
 def _better(
-    runs: Sequence[Run], target: Array, here: tuple[Array, Array], step: Array, noise: float
+    runs: Sequence[Run], seen: _Seen, here: tuple[Array, Array], step: Array
 ) -> tuple[Array, Array]:
     """The step, or as much of it as makes things better; where nothing does, none."""
-    least = _loss(*here, noise)
+    least = _loss(seen, *here)
     for share in (1.0, 0.5, 0.25, 0.1):
         at = here[0] + share * step
-        off = _logs(runs, at) - target
-        if _loss(at, off, noise) < least:
-            return at, off
+        told = _told(runs, at)
+        if _loss(seen, at, told) < least:
+            return at, told
     return here
 
 
-def _loss(at: Array, off: Array, noise: float) -> float:
-    return float(off @ off / noise**2 + at @ at / PRIOR**2)
+def _loss(seen: _Seen, at: Array, told: Array) -> float:
+    off = seen.off(told)
+    return float(off @ off + at @ at / PRIOR**2)
 
 
 def _fitted(runs: Sequence[Run], at: Array, sigma: Array, before: Array, after: Array) -> Fitted:
     factors = []
+    steps = len(runs)
     for i, name in enumerate(FACTORS):
         without = at.copy()
         without[i] = 0.0
-        moves = float(np.mean(np.exp(after - _logs(runs, without)) - 1)) if at[i] else 0.0
+        change = (after - _told(runs, without))[:steps] if at[i] else np.zeros(steps)
+        moves = float(np.mean(np.exp(change) - 1))
         factors.append(Factor(name, float(np.exp(at[i])), float(sigma[i]), moves))
     known = on(runs[0].cluster, at).calibration
-    return Fitted(
-        known, tuple(factors), tuple(runs), tuple(before.tolist()), tuple(np.exp(after).tolist())
-    )
+    told = (tuple(np.exp(values[:steps]).tolist()) for values in (before, after))
+    return Fitted(known, tuple(factors), tuple(runs), *told)

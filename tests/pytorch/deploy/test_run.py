@@ -217,6 +217,33 @@ def test_marks_are_the_ends_of_pieces():
     ]  # fmt: skip
 
 
+def test_what_a_step_was_spent_on_counts_what_is_hidden_once():
+    pieces = [("forward", 1.0, 2.0), ("backward", 2.0, 5.0), ("optimizer", 6.0, 7.0)]
+    sent = [("all_reduce", 3.0, 4.0), ("all_reduce", 3.5, 6.0)]
+    found = measured.spent_on([*pieces, *sent])
+    assert found == {"compute_s": 4.0, "talk_s": 3.0, "update_s": 1.0, "whole_s": 6.0}
+
+
+def test_a_run_says_what_its_steps_were_spent_on_and_how_sure_that_is(tmp_path):
+    run_files.ask(tmp_path, run_files.Asked("train.py", "dp=2"))
+    for rank, waits in enumerate((0.0, 2.0)):  # the second comes first and waits
+        spent = [
+            {"compute_s": s - waits, "talk_s": 1.0 + waits, "update_s": 1.0, "whole_s": 8.0}
+            for s in (5.0, 4.0, 6.0)
+        ]
+        steps = [8.0 + rank, 16.0, 24.0 - rank]
+        found = {"steps_s": steps, "spent": spent, "samples": 3, "at": rank}
+        run_files.write(tmp_path / f"rank-{rank}.result.json", found)
+    found = measured.spent(tmp_path)
+    assert found.seconds == 16.0
+    assert found.parts == {"compute_s": 10.0, "talk_s": 2.0, "update_s": 2.0}
+    assert found.unsure == pytest.approx(1 / 8)
+    assert found.noise == pytest.approx(1.858 * 7 / 16 / 3**0.5)
+    assert measured.samples(tmp_path) == 6
+    run_files.ask(tmp_path, run_files.Asked("train.py", "dp=2,zero=3"))
+    assert measured.spent(tmp_path).parts == {}  # gathers hide in its forward
+
+
 def test_a_run_is_laid_beside_what_was_foretold(tmp_path):
     run_files.ask(tmp_path, run_files.Asked("train.py", "pp=2"))
     rows = {0: [["forward", 5.0, 5.2], ["backward", 5.6, 6.0]], 1: [["forward", 5.3, 5.5]]}

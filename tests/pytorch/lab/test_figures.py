@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from foretell.cli.validate import command
-from foretell.pytorch.lab import judge, table
-from foretell.pytorch.lab.foretold import Known, held
+from foretell.pytorch.lab import host, judge, table
+from foretell.pytorch.lab.foretold import held
 from foretell.validate.lab import (
     CROWDED,
     FOLDER,
@@ -52,23 +52,26 @@ def test_errors_beyond_the_spread_stay_within_bounds(found):
     assert found["quiet"]["beyond"] <= 0.08
     assert found["quiet"]["within"] >= 0.85
     assert found["crowded"]["beyond"] <= 0.08
-    assert found["pinned"]["beyond"] <= 0.08
-    assert found["unseen"]["beyond"] <= 0.08
+    assert found["pinned"]["beyond"] <= 0.06
+    assert found["unseen"]["beyond"] <= 0.05
+    assert found["unseen"]["within"] >= 0.90
     assert found["unseen_told"]["within"] >= 0.90
 
 
 def test_fit_helps_on_what_it_has_not_seen(found):
-    assert found["rest_after"]["beyond"] < found["rest_before"]["beyond"]
+    assert found["rest_after"]["beyond"] <= found["rest_before"]["beyond"] + 0.001
     assert found["rest_after"]["beyond"] <= 0.05
     assert found["quiet_after"]["beyond"] < 0.9 * found["quiet_before"]["beyond"]
     assert found["quiet_after"]["beyond"] <= 0.05
-    assert found["pinned_after"]["beyond"] < 0.9 * found["pinned_before"]["beyond"]
+    assert found["pinned_after"]["beyond"] < 0.95 * found["pinned_before"]["beyond"]
     assert found["pinned_after"]["beyond"] <= 0.05
 
 
-def test_plans_are_picked_within_the_spread(found):
-    assert found["foretold"]["picked_in_spread"] >= 0.9
-    assert found["unseen"]["picked_in_spread"] >= 0.9
+def test_plans_are_picked_within_three_percent_beyond_the_spread(found):
+    assert found["foretold"]["picked_beyond"] >= 0.9
+    assert found["unseen"]["picked_beyond"] >= 0.9
+    assert found["unseen"]["picked"] >= 0.65
+    assert "as measured  beyond the spread" in found["text"]
 
 
 def test_plans_are_picked_as_well_as_by_measuring(found):
@@ -76,13 +79,13 @@ def test_plans_are_picked_as_well_as_by_measuring(found):
     assert found["again"]["foretold"] >= found["again"]["measured"]
 
 
-def test_messages_beside_work_are_late_by_what_bench_found(monkeypatch, found):
-    monkeypatch.setattr(Known, "late", lambda _: 0.0)
+def test_that_messages_stall_helps_with_models_held_back(monkeypatch, found):
+    monkeypatch.setattr(host, "STALL", 0.0)
     unseen = [Runs.read(shipped(name)).of(UNSEEN) for name in PINNED]
     rows = [h for part in unseen for h in held(part.known, part.rows, is_blind=True)]
     without = judge.judged(rows)
     assert found["unseen"]["beyond"] < without["beyond"]
-    assert found["unseen"]["picked"] > without["picked"]
+    assert found["unseen"]["regret"] < without["regret"]
 
 
 def test_to_know_how_busy_the_machine_was_helps(found):

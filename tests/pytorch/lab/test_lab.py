@@ -81,6 +81,13 @@ def test_work_and_messages_are_measured_beside_each_other(pool, folder):
     assert found["wire"] > 0.1
 
 
+def test_what_taking_gradients_costs_is_measured(pool):
+    found = links.measure_hooks(pool)
+    assert set(found) == {"hook_s", "wait_s", "copy_s", "cold_s"}
+    assert all(0 <= value < 0.05 for value in found.values())  # core seconds
+    assert found["hook_s"] + found["wait_s"] > 0
+
+
 def test_links_are_measured_and_make_a_cluster(folder):
     machine = table.read(folder / table.MACHINE)
     assert all(0 < row["seconds"] < 5 for row in machine["links"])

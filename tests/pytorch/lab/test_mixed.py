@@ -190,6 +190,7 @@ def test_plans_train_as_one_process_over_unequal_links(tmp_path):
     plans = (
         f"groups={rows},global_batch=12,micro_batch=6",
         "groups=0+2+sharded+0:12/3+6+ps+1:6+2:6/7+9+all-reduce+2:12,global_batch=12",
+        "groups=0+2+all-reduce+0:7+1:5/3+6+split+1:12+2:12/7+9+factors+0:8+2:4,global_batch=12",
         f"dp=3,shares=7+3+2,global_batch=12,sync={server}",
     )
     with Pool(3, network("400mbit+100mbit+200mbit"), tmp_path / "log") as pool:

@@ -3,12 +3,16 @@
 import pytest
 
 from foretell.errors import ForetellError, InputError
+from foretell.graph import Kind
+from foretell.plan import Plan
 from foretell.pytorch.lab import plans
-from foretell.pytorch.lab.foretold import Busy, Known, foretell
+from foretell.pytorch.lab.foretold import Busy, Known, foretell, graph
+from foretell.pytorch.lab.host import stall
 from foretell.pytorch.lab.pieces import pieces
 from foretell.pytorch.lab.prices import Prices
 from foretell.pytorch.lab.step import Knobs
 from foretell.pytorch.lab.table import Config
+from foretell.pytorch.lab.ways import same
 from tests.pytorch.lab.made import MB, PROFILE, known, machine, step
 
 BARE = Knobs(launch=0.0, copy=0.0)
@@ -71,15 +75,56 @@ def test_threads_take_what_they_were_profiled_to_take():
     assert found == pytest.approx(0.014 + 0.501 + 0.001)
 
 
-def test_a_message_beside_work_is_late_by_what_bench_found():
-    beside = [{"network": "slow", "ranks": 2, "work": 1.0, "wire": 1.5}]
-    place = Known({"tiny": PROFILE}, machine() | {"beside": beside})
-    one, two = (Config("tiny", plan, "slow", 2) for plan in ("one", "dp=2,buckets=b/a"))
-    late = place.late()
-    assert late == pytest.approx(0.5 * 2 * 0.0534 / 2, rel=0.02)  # 512 KiB at 10 MB/s, two of them
-    assert foretell(place, one, None, BARE).seconds == pytest.approx(seconds("one"))
-    more = foretell(place, two, None, BARE).seconds - seconds("dp=2,buckets=b/a")
-    assert more == pytest.approx(2 * late, rel=0.05)
+def _work(made):
+    """Core seconds of one of two ranks."""
+    return made.seconds[made.kind == Kind.HOST].sum() / 2
+
+
+def with_cores(cores, **more):
+    told = machine()["machine"] | {"cores": cores}
+    return Known({"tiny": PROFILE}, machine() | {"machine": told} | more)
+
+
+def test_messages_that_meet_stall_where_ranks_have_few_processors():
+    two = Config("tiny", "dp=2,buckets=b/a", "slow", 2)
+    free, few = (foretell(with_cores(n), two, None, BARE).seconds for n in (8, 6))
+    assert stall({"cores": 8}, 2) == 0.0
+    assert stall({"cores": 16, "each": 2}, 4) == pytest.approx(4e-3)  # 2/3 of 3 ms, twice doubled
+    longer = stall({"cores": 6}, 2)
+    assert 0.5 * longer < few - free <= longer  # the other has the wire meanwhile
+
+
+def test_messages_that_do_not_meet_stall_nowhere():
+    for plan in ("one", "server"):  # one alone; none that waits for what it gets
+        config = Config("tiny", plan, "slow", 2)
+        free, few = (foretell(with_cores(n), config, None, BARE).seconds for n in (8, 2))
+        assert few == pytest.approx(free)
+
+
+def test_work_beside_messages_takes_what_bench_found():
+    beside = [{"network": "slow", "ranks": 2, "work": 1.5, "wire": 1.0}]
+    for plan, more in (("one", 0.0), ("dp=2,buckets=b/a", 0.5 * 0.006)):
+        config = Config("tiny", plan, "slow", 2)
+        places = (with_cores(8), with_cores(8, beside=beside))
+        plain, slower = (_work(graph(place, config, None, BARE)) for place in places)
+        assert slower - plain == pytest.approx(more)
+
+
+def test_gradients_that_leave_cost_what_bench_found():
+    hooks = {"hook_s": 1e-3, "wait_s": 5e-3, "copy_s": 1e-9, "cold_s": 2e-9}
+    place, config = with_cores(8, hooks=hooks), Config("tiny", "one", "slow", 2)
+    made, plain = (_work(graph(place, config, None, knobs)) for knobs in (Knobs(), BARE))
+    assert made - plain == pytest.approx(2e-3 + 5e-3 + 5 * MB * 3e-9 + 1.5e-4, rel=0.2)
+    alone = Config("tiny", "ddp", "slow", 1)
+    assert foretell(place, alone).seconds == pytest.approx(0.021)  # nothing leaves
+
+
+def test_plans_that_come_to_the_same_step_share_a_mark():
+    sizes = PROFILE["parameters"]
+    marks = {n: same(plans.plan(n, PROFILE, 2), sizes) for n in ("one", "ddp", "100mb", "layers")}
+    assert marks["one"] == marks["100mb"]
+    late = [same(Plan.parse(f"dp=2,buckets={b},overlap=false"), sizes) for b in ("a+b", "a/b")]
+    assert late[0] == marks["one"] != late[1] != same(Plan.parse("dp=2,buckets=a/b"), sizes)
 
 
 def test_knobs_turn_what_they_name():

@@ -26,6 +26,7 @@ from foretell.pytorch.deploy.measured import Piece
 from foretell.pytorch.deploy.run_files import Asked, State
 
 _BEAT = 0.5  # seconds between signs of life
+_NOTED = 5  # more steps at most, to see what one is spent on
 _TALK = os.path.join("torch", "distributed")
 _OURS = str(Path(__file__).parent)
 
@@ -113,7 +114,7 @@ def _run(asked: Asked, folder: Path, rank: int, pulse: Pulse) -> dict[str, Any]:
     steps = asked.warmup + asked.steps
     times = [run.take(step, steps, pulse) for step in range(steps)]
     result = run.measured() | {"steps_s": times[asked.warmup :], "rank": rank}
-    result |= {"stage": place(plan, rank)["pp"], "pieces": run.pieces()}
+    result |= {"stage": place(plan, rank)["pp"]} | run.noted(min(asked.steps, _NOTED))
     if asked.profile:
         pulse.enter("profile")
         run.profile(folder / f"rank-{rank}.trace.json.gz")
@@ -140,13 +141,14 @@ class _Steps:
         self.model, self.at = model, place(self.plan, dist.get_rank())["dp"]
         torch.manual_seed(1000 + self.at)  # ranks that share a sample draw the same one
         inputs, target = self.batch(0)
+        self.samples = len(inputs[0])
         self.deployed = deploy(
             model,
             _optimizer(self.script, self.plan, model),
             self.plan,
             loss=getattr(self.script, "loss", None),
             device=self.device,
-            samples=len(inputs[0]),
+            samples=self.samples,
             example=(inputs, target),
         )
 
@@ -180,18 +182,35 @@ class _Steps:
         self.made = self.deployed.infer(inputs)
         return None
 
-    def pieces(self) -> list[Piece]:
-        """When the parts of a step began and ended: of a pipeline's last, else of one more."""
+    def noted(self, times: int) -> dict[str, Any]:
+        """When the parts of a step began and ended: of a pipeline's last, else of some more.
+
+        Of those the middle one, the same on every rank; and what each was spent on.
+        """
+        if self.deployed.pipeline is not None or not self.deployed.trains:
+            return {"pieces": measured.of_actions(self._ran())}
+        rows = [self._pieces() for _ in range(times)]
+        middle = self._middle([measured.length(row) for row in rows])
+        return {"pieces": rows[middle], "spent": [measured.spent_on(row) for row in rows]}
+
+    def _pieces(self) -> list[Piece]:
         from foretell.pytorch.lab.notes import Notes
 
-        if self.deployed.pipeline is not None or not self.deployed.trains:
-            return measured.of_actions(self._ran())
         inputs, target = self.batch(0)
         with Notes(self.deployed) as notes:
             self._step(inputs, target)
             self._wait()
         sent = [(row["op"], row["start"], row["end"] or notes.ended) for row in notes.sent]
         return measured.of_marks(notes.begun, notes.marks) + sent
+
+    def _middle(self, lengths: list[float]) -> int:
+        """Which step's slowest rank took neither long nor short."""
+        import torch
+        import torch.distributed as dist
+
+        slowest = torch.tensor(lengths, device=self.device)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        return int(slowest.argsort()[len(lengths) // 2])
 
     def _ran(self) -> list[Any]:
         pipeline = self.deployed.pipeline
@@ -211,7 +230,7 @@ class _Steps:
         profiler.export_chrome_trace(str(path))
 
     def measured(self) -> dict[str, Any]:
-        """Memory, losses, and the actions of a pipeline's last step."""
+        """Memory, losses, samples, and the actions of a pipeline's last step."""
         import torch
 
         if self.device == "cuda":
@@ -219,6 +238,7 @@ class _Steps:
         else:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # given in KiB
         told = {"weight": self.deployed.share, "actions": self._ran()}
+        told |= {"at": self.at, "samples": self.samples}
         return {"peak_bytes": peak, "losses": self.losses} | told
 
     def _wait(self) -> None:

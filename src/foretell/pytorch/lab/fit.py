@@ -33,9 +33,9 @@ from foretell.pytorch.lab.step import Knobs
 from foretell.pytorch.lab.table import Config, Row
 
 FITTED = "fitted.json"
-PRIOR = 0.25  # a knob off by that much in logarithm is as odd as a run off by its own spread
-OWN = 0.1  # likewise, of a network beside all others
-NOISE = 0.05  # added to a spread, which few runs tell badly
+PRIOR = 0.12  # a knob off by that much in logarithm is as odd as a run off by its own spread
+OWN = 0.05  # likewise, of a network beside all others
+NOISE = 0.08  # added to a spread, which few runs tell badly
 FEW = 0.5  # runs that are nothing but work, to say that the profile is right
 _PLAIN = ("compute", "wire", "interference", "launch", "copy", "wake", "stretch")
 _GRIDS = (1.5, 1.2, 1.08)  # factors up and down, coarse to fine

@@ -16,10 +16,11 @@ from typing import Any
 from foretell.errors import InputError
 from foretell.graph import Graph
 from foretell.pytorch.lab import plans, table
-from foretell.pytorch.lab.links import BESIDE
+from foretell.pytorch.lab.host import Host, host
 from foretell.pytorch.lab.prices import Prices
-from foretell.pytorch.lab.step import Host, Knobs, Setting, step
+from foretell.pytorch.lab.step import Knobs, Setting, step
 from foretell.pytorch.lab.table import Config, Row
+from foretell.pytorch.lab.ways import same
 from foretell.simulate import Timeline, simulate
 
 
@@ -47,45 +48,15 @@ class Known:
         return plain | rows[min(rows, key=lambda n: abs(n - ranks))] if rows else plain
 
     def host(self, config: Config, busy: Busy) -> Host:
-        """What starting a message, copying a gradient, waking and working cost a rank."""
-        small = [
-            row.get("main_s", row["cpu_s"])
-            for row in sorted(self.machine["links"], key=lambda row: row["bytes"])
-            if (row["op"], row["ranks"], row["network"])
-            == ("all_reduce", config.ranks, config.network)
-        ]
-        rates, plain = self.machine.get("ceilings", {}), Host()
-        # a copy reads and writes each byte
-        rate = rates.get("taken") or rates.get("bytes", 0.0) / 2
-        return Host(
-            small[0] if small else plain.launch,
-            1.0 / rate if rate else plain.copy,
-            self.cores(config.ranks).get("woke_s", 0.0),
-            self._slow(config, busy),
-            self.late(),
-        )
-
-    def late(self) -> float:
-        """Seconds that a message sent beside work takes longer, the mean of all that bench tried.
-
-        Bench had two at once: what one is late by is half of what both are.
-        """
-        found = []
-        for row in self.machine.get("beside", ()):
-            prices = Prices(self.machine, row["network"], row["ranks"])
-            share = prices.share("all_reduce", BESIDE)
-            both = prices.seconds("all_reduce", BESIDE) * (1 + share)
-            found.append((row["wire"] - 1) * both / 2)
-        return max(0.0, mean(found)) if found else 0.0
-
-    def _slow(self, config: Config, busy: Busy) -> float:
-        """Core seconds of the same work here over those at the time of the profile.
+        """What starting a message, copying a gradient, waking and working cost a rank.
 
         A core is slower beside others: it shares clock, caches and execution units with them.
         """
+        cores = self.cores(config.ranks)
         alone = self.profiles[config.model].get("probe_s") or self.cores(1)["cpu_s"]
-        here = busy.probe or self.cores(config.ranks)["cpu_s"]
-        return here / alone if here and alone else 1.0
+        here = busy.probe or cores["cpu_s"]
+        slow = here / alone if here and alone else 1.0
+        return host(self.machine, config, slow, here, cores.get("woke_s", 0.0))
 
 
 @dataclass(frozen=True)
@@ -112,6 +83,7 @@ class Held:
     spread: float  # mean distance of runs from their median, relative
     stretch: float
     runs: int
+    same: str = ""  # what plans have in common that come to the same step
 
     @property
     def error(self) -> float:
@@ -175,6 +147,8 @@ def _held(
     known: Known, config: Config, group: list[Row], knobs: Knobs | None, is_blind: bool
 ) -> Held:
     busy = Busy() if is_blind else Busy.of(group)
+    profile = known.profiles[config.model]
+    made = plans.plan(config.plan, profile, config.ranks)
     return Held(
         config,
         foretell(known, config, busy, knobs).seconds,
@@ -182,4 +156,5 @@ def _held(
         table.spread(group),
         busy.stretch or known.cores(config.ranks)["stretch"],
         len(group),
+        same(made, profile["parameters"]),
     )

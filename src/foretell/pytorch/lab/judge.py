@@ -6,6 +6,7 @@ The spread of runs comes first: nobody can foretell a step closer than it repeat
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,35 +35,61 @@ def judged(rows: Sequence[Held]) -> dict[str, Any]:
         "within": float((beyond <= WITHIN).mean()),
         "picks": len(picked),
         "picked": float(np.mean([p["regret"] <= NEAR for p in picked])) if picked else 1.0,
-        "picked_in_spread": (
-            float(np.mean([p["regret"] <= max(NEAR, p["spread"]) for p in picked]))
-            if picked
-            else 1.0
-        ),
+        "picked_beyond": float(np.mean([p["beyond"] <= NEAR for p in picked])) if picked else 1.0,
+        "regret": float(np.mean([p["regret"] for p in picked])) if picked else 0.0,
     }
 
 
 def picks(rows: Sequence[Held]) -> list[dict[str, Any]]:
-    """For each model, network and number of ranks: the plan foretold best, and what that costs."""
+    """For each model, network and number of ranks: the plan foretold best, and what that costs.
+
+    Plans that come to the same step are one, measured more often.
+    """
     groups: dict[tuple[str, str, int], list[Held]] = {}
     for row in rows:
         c = row.config
         if c.threads == "1":
             groups.setdefault((c.model, c.network, c.ranks), []).append(row)
-    return [_pick(key, group) for key, group in groups.items() if len(group) > 1]
+    found = {key: _joined(group) for key, group in groups.items()}
+    return [_pick(key, group) for key, group in found.items() if len(group) > 1]
+
+
+def _joined(rows: list[Held]) -> list[Held]:
+    """One row for all plans that come to the same step, under the name of the first."""
+    groups: dict[str, list[Held]] = {}
+    for row in rows:
+        groups.setdefault(row.same or row.config.plan, []).append(row)
+    return [_mean(group) for group in groups.values()]
+
+
+def _mean(group: list[Held]) -> Held:
+    runs = [row.runs for row in group]
+
+    def mean(name: str) -> float:
+        return float(np.average([getattr(row, name) for row in group], weights=runs))
+
+    return replace(
+        group[0],
+        predicted=mean("predicted"),
+        measured=mean("measured"),
+        spread=mean("spread"),
+        runs=sum(runs),
+    )
 
 
 def _pick(key: tuple[str, str, int], group: list[Held]) -> dict[str, Any]:
     ours = min(group, key=lambda row: row.predicted)
     best = min(group, key=lambda row: row.measured)
+    regret, spread = ours.measured / best.measured - 1, max(ours.spread, best.spread)
     return {
         "model": key[0],
         "network": key[1],
         "ranks": key[2],
         "picked": ours.config.plan,
         "best": best.config.plan,
-        "regret": ours.measured / best.measured - 1,
-        "spread": max(ours.spread, best.spread),
+        "regret": regret,
+        "spread": spread,
+        "beyond": max(0.0, regret - spread),
     }
 
 

@@ -22,6 +22,7 @@ SIZES = (1024, 16384, 65536, 262144, 1048576, 4194304)
 OPS = ("all_reduce", "reduce", "broadcast", "all_gather")
 _LONG = 0.25  # seconds: what takes longer is repeated three times only
 _BURNS = 15
+_HOOKED = 9
 BESIDE = 524288  # bytes of a message beside work: a gradient of some layers
 _REST = 0.02  # seconds of sleep before it is seen how late a rank wakes
 
@@ -50,7 +51,14 @@ def measure_beside(pool: Pool, network: str) -> dict[str, Any]:
         "ranks": pool.ranks,
         "work": means["beside_s"] / means["alone_s"],
         "wire": means["sent_beside_s"] / means["sent_s"],
+        "two_s": means["sent_s"],
     }
+
+
+def measure_hooks(pool: Pool) -> dict[str, float]:
+    """What taking gradients costs a rank, the mean of ranks (→ hooking.py)."""
+    answers = pool.ask({"do": "hooks", "repeats": _HOOKED})
+    return {key: mean(a[key] for a in answers) for key in answers[0]}
 
 
 def _row(pool: Pool, network: str, op: str, size: int, repeats: int) -> dict[str, Any]:

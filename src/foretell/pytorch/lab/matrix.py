@@ -23,10 +23,12 @@ from foretell.pytorch.lab.links import (
     fit_links,
     measure_beside,
     measure_cores,
+    measure_hooks,
     measure_links,
     this_machine,
 )
 from foretell.pytorch.lab.network import LOOPBACK, Network, network
+from foretell.pytorch.lab.pin import dealt
 from foretell.pytorch.lab.pool import Pool
 from foretell.pytorch.lab.table import Config, Row
 from foretell.pytorch.lab.wires import refusal
@@ -131,7 +133,7 @@ def profile_all(lab: Lab, configs: Sequence[Config], tell: Tell) -> dict[str, An
 def measure_machine(lab: Lab, configs: Sequence[Config], tell: Tell) -> dict[str, Any]:
     """Links and cores of every network and number of ranks in the matrix."""
     path = lab.folder / table.MACHINE
-    told = this_machine() | {"pinned": lab.pin}
+    told = this_machine() | {"pinned": lab.pin, "each": _each(lab.pin, configs)}
     found = table.read(path) or {"machine": told, "links": [], "cores": [], "fits": []}
     if "ceilings" not in found:
         found["ceilings"] = lab.pool(1, network(LOOPBACK)).ask({"do": "ceilings"})[0]
@@ -144,9 +146,16 @@ def measure_machine(lab: Lab, configs: Sequence[Config], tell: Tell) -> dict[str
             pool = lab.pool(ranks, network(name))
             found["links"] += measure_links(pool, name, tell=tell)
             found.setdefault("beside", []).append(measure_beside(pool, name))
+            if "hooks" not in found:
+                found["hooks"] = measure_hooks(pool)
         found["fits"] = fit_links(found["links"])
         table.write(path, found)
     return found
+
+
+def _each(pin: bool, configs: Sequence[Config]) -> int:
+    """Processors that a rank keeps to, the fewest of all configurations; 0 where none is kept."""
+    return min((len(p) for c in configs for p in dealt(c.ranks)), default=0) if pin else 0
 
 
 def _missing(folder: Path, configs: Sequence[Config], rounds: int) -> Iterator[tuple[int, Config]]:

@@ -6,6 +6,7 @@
     {"do": "acts", "steps": 5}
     {"do": "same", "model": "mlp", "plan": "dp=2,global_batch=8", "steps": 3}
     {"do": "beside", "bytes": 524288, "repeats": 9}                      work beside messages
+    {"do": "hooks", "repeats": 9}                                        what taking gradients costs
     {"do": "burn"}                                                       how busy the machine is
     {"do": "ceilings"}                                                   the best rates of a core
     {"do": "profile", "model": "mlp", "samples": [128, 64], "steps": 10}
@@ -37,6 +38,7 @@ from foretell.pytorch.deploy.apply import Deployed, deploy
 from foretell.pytorch.deploy.grouped import Groups
 from foretell.pytorch.lab import models
 from foretell.pytorch.lab.alone import profile, worked
+from foretell.pytorch.lab.hooking import hooks
 from foretell.pytorch.lab.notes import Notes
 from foretell.pytorch.lab.same import same
 
@@ -279,6 +281,7 @@ DO: dict[str, Callable[[Job], Any]] = {
     "run": run,
     "collective": collective,
     "beside": beside,
+    "hooks": hooks,
     "burn": burn,
     "speed": speed,
     "acts": acts,

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from foretell.plan import Plan
 from foretell.pytorch.deploy.apply import Deployed, deploy
+from foretell.pytorch.deploy.grouped import Groups
 from foretell.pytorch.lab import models
 
 Job = dict[str, Any]
@@ -29,7 +30,8 @@ def same(job: Job) -> dict[str, Any]:
         if not plan.groups:
             x, y = (t.split(shares)[dist.get_rank()] for t in (x, y))
         mine.step((x,), y)
-    wanted, found = dict(alone[0].named_parameters()), _parameters(mine)
+    wanted = dict(alone[0].named_parameters())
+    found = {n: p for n, p in _state(mine).items() if n in wanted}
     off = [_off(p.detach(), wanted[n].detach()) for n, p in found.items()]
     return {"off": max(off, default=0.0), "parameters": len(found)}
 
@@ -39,8 +41,10 @@ def _made(kind: models.Model) -> tuple[Any, Any]:
     return models.trained(kind.make())
 
 
-def _parameters(deployed: Deployed) -> dict[str, Any]:
-    """Parameters of this rank, by the names they have in the whole model."""
+def _state(deployed: Deployed) -> dict[str, Any]:
+    """What this rank has, by the names of the whole model; parts put together."""
+    if isinstance(deployed.pipeline, Groups):
+        return deployed.pipeline.whole_state()
     parts = deployed.pipeline.modules.values() if deployed.pipeline else [deployed.model]
     return {name: p for part in parts for name, p in part.named_parameters()}
 

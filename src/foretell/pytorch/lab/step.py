@@ -4,8 +4,8 @@ Every rank has a lane for its own work and two for messages (gloo works on two a
 the rank's share of a core, a link of the graph like any other: a busy machine is one whose cores
 are worth less. Messages share one wire, also those that go opposite ways: between two ranks gloo
 has one connection, in which a short message waits behind a long one and holds a thread meanwhile,
-so that in measured steps they take turns. A message that is sent while its rank still computes is
-late: each of gloo's threads has to find a core first (→ foretold.Known.late).
+so that in measured steps they take turns. Messages that meet stall (→ host.py); which do is found
+by playing the step until no others meet.
 What is sent when is what `foretell.pytorch.deploy` does:
 
     all-reduce   buckets in order, each as soon as its gradients and all buckets before it are there
@@ -17,15 +17,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
-from foretell.graph import Builder, Graph
+import numpy as np
+
+from foretell.graph import Builder, Graph, Kind
 from foretell.plan import Plan
-from foretell.pytorch.deploy.layout import Layout, by_size
 from foretell.pytorch.lab import plans
+from foretell.pytorch.lab.host import Host
 from foretell.pytorch.lab.pieces import Pieces, pieces
 from foretell.pytorch.lab.prices import Prices
+from foretell.pytorch.lab.ways import layout_of, ways_of
+from foretell.simulate import simulate
 
+EXCHANGES = ("all_reduce", "all_gather")  # every rank sends and waits for what it gets
+_TURNS = 4  # at most: messages that stall meet more of the others
 MESSAGES = 2  # at once: ProcessGroupGloo has two threads (ProcessGroupGloo.hpp, Options::threads)
 
 
@@ -44,17 +50,6 @@ class Knobs:
     wires: Mapping[str, float] = field(default_factory=dict)  # `wire` of a network, over common
 
 
-@dataclass(frozen=True)
-class Host:
-    """What bench found of a rank's own costs, in seconds."""
-
-    launch: float = 1.5e-4  # of the rank's own thread, to start and end one small message
-    copy: float = 2.5e-10  # a byte, into a bucket
-    woke: float = 0.0  # how late the slowest rank wakes
-    slow: float = 1.0  # a core's seconds beside other ranks, over those of the profile
-    late: float = 0.0  # of a message that is sent beside work, over one by itself
-
-
 @dataclass(frozen=True, eq=False)
 class Setting:
     """Everything a step is foretold from, besides its plan."""
@@ -69,14 +64,36 @@ class Setting:
 
 def step(plan: Plan, setting: Setting) -> Graph:
     """The step of every rank as one graph."""
-    return _Step(plan, setting).made()
+    met: frozenset[str] = frozenset()
+    made = _Step(plan, setting, met).made()
+    for _ in range(_TURNS if setting.host.stall else 0):
+        more = met | _meeting(made)
+        if more == met:
+            break
+        met, made = more, _Step(plan, setting, more).made()
+    return made
+
+
+def _meeting(made: Graph) -> frozenset[str]:
+    """The exchanges that are under way while another is."""
+    played = simulate(made)
+    every = np.flatnonzero(made.kind == Kind.COLLECTIVE).tolist()
+    sent = [int(k) for k in every if made[k].op in EXCHANGES]
+    sent.sort(key=lambda k: float(played.start[k]))
+    found, last = set[str](), -1
+    for k in sent:
+        if last >= 0 and played.start[k] < played.end[last]:
+            found |= {made[last].name, made[k].name}
+        if last < 0 or played.end[k] > played.end[last]:
+            last = k
+    return frozenset(found)
 
 
 class _Step:
     """Puts the tasks of a step in, rank by rank and then what joins them."""
 
-    def __init__(self, plan: Plan, setting: Setting) -> None:
-        self.plan, self.setting, self.knobs = plan, setting, setting.knobs
+    def __init__(self, plan: Plan, setting: Setting, met: frozenset[str]) -> None:
+        self.plan, self.setting, self.knobs, self.met = plan, setting, setting.knobs, met
         self.builder, self.ranks = Builder(), range(plan.ranks)
         self.bytes: dict[str, int] = setting.profile["parameters"]
         self.worth = float(max(setting.stretch**self.knobs.stretch, 1.0))
@@ -88,15 +105,13 @@ class _Step:
         self.wire = self.builder.link("wire", 1.0)
         self.count: dict[str, int] = {}
         self.taken = [0.0] * MESSAGES  # seconds of the messages each thread has been given
-        self.is_sending = False  # a message left in the middle of a backward
-        self.over = [-1 for _ in self.ranks]  # the last gradient of each rank
         self.last = [-1 for _ in self.ranks]  # the task each rank's work goes on from
 
     def _lane(self, name: str, rank: int, kind: str) -> int:
         return self.builder.lane(name, rank=rank, kind=kind)
 
     def made(self) -> Graph:
-        ways = _ways(self.plan, self.bytes)
+        ways = ways_of(self.plan, self.bytes)
         launched = self._there_and_back(ways)
         sent = [self._message("all_reduce", self._size(b), at) for b, at in launched["buckets"]]
         for layer, at in launched["factors"]:
@@ -143,15 +158,14 @@ class _Step:
 
     def _there_and_back(self, ways: dict[str, str]) -> dict[str, list[tuple[Any, list[int]]]]:
         """Forward and backward of every rank; what may be sent, and the tasks it waits for."""
-        layout = _layout(self.plan, self.bytes, ways)
+        layout = layout_of(self.plan, self.bytes, ways)
         ready: list[dict[str, int]] = []
         for r, samples in enumerate(plans.samples(self.plan, self.setting.profile)):
             many = max(1, samples // self.plan.micro_batch) if self.plan.micro_batch else 1
             found = self._pieces(r, samples // many)
             for k in range(many):
-                done = self._pass(r, found, ways, is_last=k + 1 == many)
+                done = self._pass(r, found, ways, is_first=k == 0, is_last=k + 1 == many)
             ready.append(done)
-            self.over[r] = max(done.values())
         late = self.plan.overlap is False
         buckets = []
         at = [-1] * len(ready)
@@ -167,20 +181,38 @@ class _Step:
         }
 
     def _pass(
-        self, rank: int, found: Pieces, ways: dict[str, str], *, is_last: bool
+        self, rank: int, found: Pieces, ways: dict[str, str], *, is_first: bool, is_last: bool
     ) -> dict[str, int]:
         """One micro-batch; the task that leaves each parameter's gradient."""
         self._do(rank, "forward", self._own(found.forward))
-        done = {}
+        done: dict[str, int] = {}
+        leaving = self._leaving(ways) if is_last else []
         for name, seconds in found.backward:
             kept = 0.5 if ways[name] == "factors" else 1.0  # its product comes before the update
-            cost = self._own(seconds * kept)
-            if is_last and len(self.ranks) > 1:
-                cost += self.bytes[name] * self.knobs.copy * self.setting.host.copy
+            sent = any(names <= done.keys() for names in leaving)
+            cost = self._own(seconds * kept) * (self.setting.host.beside if sent else 1.0)
+            cost += (not is_first) * self._copied(name) + is_last * self._taken(name, ways[name])
             done[name] = self._do(rank, f"gradient {name}", cost)
         if found.rest > 0:
             self._do(rank, "rest", self._own(found.rest))
         return done
+
+    def _leaving(self, ways: dict[str, str]) -> list[set[str]]:
+        """Gradients that make a message each, which leaves in the middle of a backward."""
+        alone = [{name} for name, way in ways.items() if way == "factors"]
+        layout = layout_of(self.plan, self.bytes, ways)
+        if self.plan.overlap is False or not layout.buckets:
+            return alone
+        return [*alone, set(layout.buckets[layout.order[0]])]  # others leave behind it
+
+    def _copied(self, name: str) -> float:
+        """Core seconds to add or copy a gradient to another."""
+        return self.bytes[name] * self.knobs.copy * self.setting.host.copy
+
+    def _taken(self, name: str, way: str) -> float:
+        """Core seconds to make a gradient ready to be sent."""
+        hook = self.knobs.launch * self.setting.host.hook if way == "all-reduce" else 0.0
+        return hook + self._copied(name) if len(self.ranks) > 1 else 0.0
 
     # What joins ranks
 
@@ -191,10 +223,11 @@ class _Step:
         wire = self.knobs.wire * self.knobs.wires.get(prices.network, 1.0)
         core = prices.core(op, size) * self.worth * self.knobs.interference
         alone = max(prices.seconds(op, size) * wire, core)  # its own rank may be too busy for it
-        late = self.setting.host.late * self.knobs.wire if self._is_beside(after) else 0.0
-        seconds = alone + late
-        share = (prices.share(op, size) * alone + late) / seconds  # others wait for it, too
         number = self.count[op] = self.count.get(op, -1) + 1
+        seconds = alone
+        if f"{op} {number}" in self.met:
+            seconds += self.setting.host.stall * self.worth * self.knobs.wire
+        share = prices.share(op, size) * alone / seconds
         lane = self.taken.index(min(self.taken))  # the thread that is free first takes it
         self.taken[lane] += seconds
         lanes = [self.send[r][lane] for r in self.ranks]
@@ -202,13 +235,6 @@ class _Step:
             kind="collective", op=op, name=f"{op} {number}", rank=0, lanes=lanes, seconds=seconds,
             comm_bytes=size, after=after, uses={self.wire: share}, source="measured",
         )  # fmt: skip
-
-    def _is_beside(self, after: list[int]) -> bool:
-        """Whether a rank still computes when a message leaves, or sends one that did so."""
-        pairs = list(zip(after, self.over, strict=True))
-        if any(begun < over for begun, over in pairs):
-            self.is_sending = True
-        return self.is_sending and all(begun <= over for begun, over in pairs)
 
     def _size(self, bucket: Sequence[str]) -> float:
         return float(sum(self.bytes[n] for n in bucket))
@@ -227,35 +253,10 @@ class _Step:
             mine = sum(b for n, b in self.bytes.items() if owned.get(n, r) == r) / total
             start = self._launch(0 if owned else len(sent)) + self._woke(sent)
             again = 0.5 * product * len(self.ranks)
-            cost = self._own(found.update * mine + again) + start
+            cost = self._own(found.update * mine + again) + start + self._waited(sent, mine * total)
             self._do(r, "update", cost, sent)
 
-
-def _ways(plan: Plan, bytes: dict[str, int]) -> dict[str, str]:
-    """How each parameter is kept together."""
-    if plan.ranks == 1:
-        return dict.fromkeys(bytes, "alone")
-    if plan.zero == 1:
-        return {n: f"ps:{r}" for n, r in _owners(bytes, plan.dp).items()}
-    given = dict(cast(Iterable[tuple[str, str]], plan.sync))
-    return {name: given.get(name, "all-reduce") for name in bytes}
-
-
-def _owners(sizes: dict[str, int], ranks: int) -> dict[str, int]:
-    """Each parameter with one rank: the largest first, to the rank that holds least."""
-    held = [0] * ranks
-    found = {}
-    for name in sorted(sizes, key=lambda n: (-sizes[n], n)):
-        rank = found[name] = held.index(min(held))
-        held[rank] += sizes[name]
-    return {name: found[name] for name in sizes}
-
-
-def _layout(plan: Plan, bytes: dict[str, int], ways: dict[str, str]) -> Layout:
-    sizes = {n: b for n, b in bytes.items() if ways[n] == "all-reduce"}
-    if not sizes:
-        return Layout(())
-    if not plan.buckets:
-        return by_size(sizes, plan.bucket_mb * 2**20)
-    kept = [tuple(n for n in bucket if n in sizes) for bucket in plan.buckets]
-    return Layout(tuple(bucket for bucket in kept if bucket))
+    def _waited(self, sent: list[int], size: float) -> float:
+        """Core seconds more for an update that had to wait, of gradients from elsewhere."""
+        host, knobs = self.setting.host, self.knobs
+        return knobs.launch * host.wait + knobs.copy * host.cold * size if sent else 0.0
