@@ -125,6 +125,34 @@ def test_overlap_hides_reduction():
     assert hidden < late
 
 
+@pytest.mark.parametrize("tied", ["yes", "no"])
+def test_tied_weights_are_sent_once(tied):
+    model = load_workload(f"gpt:layers=4,hidden=512,heads=8,seq=128,vocab=30000,tied={tied}")
+    graph = lower(Plan(dp=8, global_batch=64, stack="ddp"), model, NODE)
+    sent = sum(graph[int(i)].comm_bytes for i in graph.select(op="all_reduce"))
+    assert sent == pytest.approx(4 * model.parameters, rel=0.02)  # words are padded
+
+
+def test_a_message_waits_for_the_layer_that_makes_it():
+    """Most weights are words, made last: what the rest of the backward hides is little."""
+    model = load_workload("gpt:layers=4,hidden=512,heads=8,seq=128,vocab=100000,batch=8")
+    plan = Plan(dp=8, global_batch=64, stack="ddp")
+    timeline = simulate(graph := lower(plan, model, NODE))
+    sent = graph.select(op="all_reduce")
+    last = timeline.end[graph.select(phase="backward", kind="kernel")].max()
+    late = sum(timeline.end[i] > last for i in sent)
+    assert late / len(sent) > 0.7
+    assert estimate([plan], model, NODE).step[0] == pytest.approx(timeline.seconds, rel=0.01)
+
+
+@pytest.mark.parametrize("spec", ["vgg16:batch=8", "resnet:depth=50,batch=8", "bert:batch=4"])
+def test_uneven_layers_agree_in_closed_form(spec):
+    model, plan = load_workload(spec), Plan(dp=8, global_batch=64, stack="ddp")
+    slow = load_cluster("dgx-1-v100:nodes=1")
+    played = simulate(lower(plan, model, slow)).seconds
+    assert estimate([plan], model, slow).step[0] == pytest.approx(played, rel=0.02)
+
+
 def test_uneven_stages_wait_for_the_longest():
     even = Plan(pp=4, dp=2, global_batch=64, micro_batch=2)
     seconds = [

@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from foretell.errors import InputError
+
 Command = Callable[..., Any]
 _QUIET = "foretell.quiet"
 
@@ -34,6 +36,13 @@ def write_output(timelines: list[tuple[str, Any]], output: Path | None) -> None:
 
     write(timelines, output)
     say(f"written: {output}")
+
+
+def require_place(output: Path) -> None:
+    """Raise where a file cannot be put, before anything is worked out for it."""
+    if output.is_dir() or not output.parent.is_dir():
+        why = "it is a folder" if output.is_dir() else f"there is no folder `{output.parent}`"
+        raise InputError(f"cannot write `{output}`: {why}", hint="name a file in a folder there is")
 
 
 def answer(value: Any, as_json: bool, text: Callable[[Any], str]) -> None:

@@ -10,7 +10,7 @@ import click
 
 from foretell.cli import offered
 from foretell.cli.machines import calibration_option, machines
-from foretell.cli.output import answer, json_option
+from foretell.cli.output import answer, json_option, require_place
 from foretell.cli.pooled import pool_options
 
 COPIED = 160  # letters of a plan that a person would copy
@@ -50,6 +50,8 @@ def command(
     from foretell.pool import opened
     from foretell.search.planners import parse
 
+    if output is not None:
+        require_place(output)  # not after minutes of search
     chosen, where = parse(planner), machines(cluster, calibration)
     what, most = f"looking for a plan with {chosen}", getattr(chosen, "seconds", 0.0)
     with opened(jobs, on_ray) as pool, working(what, about=most) as tell:

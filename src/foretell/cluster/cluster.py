@@ -159,7 +159,9 @@ class Cluster:
         """The same machines with only these ranks; rank i of the result is `ranks[i]` here."""
         group = self._check(ranks)
         if len(set(group)) < len(group):
-            raise InputError(f"a rank is named twice in a subset of `{self.name}`")
+            raise InputError(
+                f"a rank is named twice in a subset of `{self.name}`", hint="name each once"
+            )
         pick = np.array(group)
         return replace(self, nodes=self.nodes[pick], slots=self.slots[pick], _ways={}, _levels={})
 

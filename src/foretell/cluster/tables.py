@@ -248,10 +248,13 @@ def read_switches(tables: Iterable[Table], num_nodes: int, scope: Scope) -> list
 
 
 def _node_numbers(table: Table, num_nodes: int) -> Iterator[int]:
-    for value in table.rows("nodes"):
+    values = table.rows("nodes")
+    for value in values:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < num_nodes:
             known = f"nodes are counted 0 … {num_nodes - 1}"
             table.note("nodes", f"{table.what} names node `{value}`, which is not there", known)
+        elif values.count(value) > 1:
+            table.note("nodes", f"{table.what} names node `{value}` twice")
         else:
             yield value
 

@@ -41,7 +41,8 @@ class _Book:
         if key not in self.number:
             pieces = chain(priced, s.workload, s.cluster, (stage, chunk, bool(way)), self.detail)
             if final and overlaps(plan):
-                pieces = split(pieces, int(buckets(s.costs, s.stage(stage))[0]))
+                count = int(buckets(s.costs, s.stage(stage))[0])
+                pieces = split(pieces, priced, s.workload, (stage, chunk), count)
             self.number[key] = len(self.chains)
             self.chains.append(pieces)
         return self.number[key]

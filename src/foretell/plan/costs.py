@@ -7,7 +7,7 @@ what `foretell.plan.ends` prices.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -122,9 +122,34 @@ def stage(c: Costs, times: Array, workload: Workload, cluster: Cluster) -> Stage
         kernels,
         np.maximum(ways[0] + ways[1] - kernels - talk, 0.0),
         talk + late[0] + late[1],
-        sum((h.weights * n for h, n in zip(c.holdings, times, strict=True)), zero),
+        weights(c, times, workload),
         sum((h.experts * n for h, n in zip(c.holdings, times, strict=True)), zero),
     )
+
+
+def weights(c: Costs, times: Array, workload: Workload) -> Array:
+    """Elements that every data-parallel rank of a stage has."""
+    zero = np.zeros(len(c.plans))
+    return sum((w * n for w, n in zip(own_weights(c, times, workload), times, strict=True)), zero)
+
+
+def own_weights(c: Costs, times: Array, workload: Workload) -> list[Array]:
+    """Elements of each layer, once; what it shares with an earlier one of the stage is not its."""
+    found = [h.weights for h in c.holdings]
+    for kept, other, share in _tied(workload):
+        both = (times[kept] > 0) & (times[other] > 0)
+        found[other] = found[other] - np.where(both, c.holdings[other].weights * share, 0.0)
+    return found
+
+
+def _tied(workload: Workload) -> Iterator[tuple[int, int, float]]:
+    """The layers that share a weight, and what share of the second's it is; all are split alike."""
+    at = {layer.name: i for i, layer in enumerate(workload.layers)}
+    size = workload.weights if workload.tied else {}
+    for kept, other in workload.tied:
+        first, layer = kept.partition("/")[0], other.partition("/")[0]
+        whole = sum(n for name, n in size.items() if name.startswith(f"{layer}/"))
+        yield at[first], at[layer], size[other] / whole
 
 
 def _gathered(c: Costs, times: Array, workload: Workload, cluster: Cluster) -> tuple[Array, Array]:

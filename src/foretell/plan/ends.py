@@ -18,6 +18,7 @@ from foretell.plan.costs import (
 )
 from foretell.plan.groups import levels, stride
 from foretell.plan.layouts import Array
+from foretell.plan.made import exposed
 from foretell.plan.parts import slowest
 from foretell.plan.plan import Plan
 from foretell.plan.stack import Stack, stack_of
@@ -43,13 +44,19 @@ def sends(c: Costs, workload: Workload, cluster: Cluster) -> Array:
     return out
 
 
-def reduction(c: Costs, s: Stage, cluster: Cluster) -> Array:
-    """Seconds of gradient reduction that no backward hides."""
+def reduction(c: Costs, s: Stage, times: Array, workload: Workload, cluster: Cluster) -> Array:
+    """Seconds of gradient reduction that no backward hides; `times` of each layer of the stage."""
     whole = reducing(c, s, cluster)
-    hides = np.array([overlaps(p) for p in c.plans.plans])
-    last = s.backward / c.plans.column("chunks")  # gradients are there in the last chunk's
-    hidden = np.minimum(whole * (1 - 1 / buckets(c, s)), last)
-    return whole - np.where(hides, hidden, 0.0) + regathering(c, s, cluster)
+    out = whole + regathering(c, s, cluster)
+    rows = np.flatnonzero(np.array([overlaps(p) for p in c.plans.plans]) & (whole > 0))
+    if len(rows):
+        last = s.backward / c.plans.column("chunks")  # gradients are there in the last chunk's
+        left = exposed(
+            c.take(rows), times[:, rows], workload, whole=whole[rows], backward=last[rows],
+            messages=buckets(c, s)[rows],
+        )  # fmt: skip
+        out[rows] += left - whole[rows]
+    return out
 
 
 def reducing(c: Costs, s: Stage, cluster: Cluster) -> Array:

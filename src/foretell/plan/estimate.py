@@ -70,7 +70,7 @@ def _estimate(plans: Sequence[Plan], workload: Workload, cluster: Cluster) -> Es
     stages = [stage(c, dealt.times[kind], workload, cluster) for kind in (FIRST, MIDDLE, LAST)]
     hop = sends(c, workload, cluster)
     pipe, period = _pipe(c, stages, dealt.middles, hop)
-    reduce, update = _ends(c, stages, workload, cluster)
+    reduce, update = _ends(c, stages, dealt.times[FIRST], workload, cluster)
     peak, missing = peaks(c, workload, cluster)
     m = c.plans.column("micro_batches")
     busiest = np.argmax([s.forward + s.backward for s in stages], axis=0)
@@ -118,10 +118,10 @@ def _period(first: Array, middle: Array, last: Array, middles: Array, hop: Array
 
 
 def _ends(
-    c: Costs, stages: list[Stage], workload: Workload, cluster: Cluster
+    c: Costs, stages: list[Stage], first: Array, workload: Workload, cluster: Cluster
 ) -> tuple[Array, Array]:
     """Reduction that is not hidden, and the update, of the stage where they take longest."""
     updates = [updating(c, s, cluster) for s in stages]
     # The first stage ends last: it starts to reduce when its last backward is done.
-    ends = reduction(c, stages[FIRST], cluster) + tying(c, workload, cluster)
+    ends = reduction(c, stages[FIRST], first, workload, cluster) + tying(c, workload, cluster)
     return ends, np.max(updates, axis=0)

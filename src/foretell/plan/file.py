@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from foretell.errors import InputError, unknown
+from foretell.graph.storage import write_atomically
 from foretell.plan.plan import Plan
 
 
@@ -17,7 +18,7 @@ def save(plan: Plan, path: Path) -> None:
     """Write a plan; the ending of the name says how."""
     fields = as_fields(plan)
     text = _toml(fields) if path.suffix == ".toml" else json.dumps(fields, indent=1) + "\n"
-    path.write_text(text)
+    write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def load(path: Path) -> Plan:
@@ -26,9 +27,9 @@ def load(path: Path) -> Plan:
         text = path.read_text()
         fields = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
-        raise InputError(f"cannot read the plan `{path}`: {error.strerror}") from None
-    except ValueError as error:
-        raise InputError(f"`{path}` is no plan: {error}") from None
+        raise InputError(f"cannot read the plan `{path}`: {error.strerror}", hint=_MADE) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"`{path}` is no plan: {error}", hint=_MADE) from None
     return of_fields(fields, str(path))
 
 
@@ -46,6 +47,8 @@ def read(text: str) -> Plan:
 
 
 _FILES = (".plan", ".json", ".toml")
+_MADE = "`foretell plan … -o FILE` writes one"
+_SHOWN = 60  # letters of a value that is wrong
 
 
 def as_fields(plan: Plan) -> dict[str, Any]:
@@ -67,7 +70,9 @@ def of_fields(fields: Any, where: str) -> Plan:
         if key not in known:
             raise unknown(f"field of a plan in `{where}`", key, known)
         if not _fits(value, known[key]):
-            raise InputError(f"`{key}` in `{where}` is {value!r}, which it cannot be")
+            raise InputError(
+                f"`{key}` in `{where}` is {_short(value)}, which it cannot be", hint=_MADE
+            )
     return Plan(**{key: _tuple(value) for key, value in fields.items()})
 
 
@@ -80,6 +85,11 @@ def _fits(value: Any, kind: Any) -> bool:
     kinds = typing.get_args(kind) or (kind,)
     is_whole_float = float in kinds and type(value) is int
     return type(value) in kinds or is_whole_float
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _list(value: Any) -> Any:

@@ -7,7 +7,7 @@ asked; and since it is a step that could be, no rank waits for ever.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -25,9 +25,14 @@ class Act(NamedTuple):
         return f"{self.run}{self.kind}{self.micro_batch}"
 
 
-def orders(where: Sequence[Sequence[int]], batches: int) -> dict[int, list[Act]]:
-    """What each rank does, in order; `where` has the ranks of each run of layers."""
-    played = _Played(where, batches)
+def orders(
+    where: Sequence[Sequence[int]], batches: int, together: Collection[int] = ()
+) -> dict[int, list[Act]]:
+    """What each rank does, in order; `where` has the ranks of each run of layers.
+
+    Ranks of runs in `together` (those that are split) begin at the same moment: they talk inside.
+    """
+    played = _Played(where, batches, together)
     now = 0
     played.begin(now)
     while played.busy:
@@ -40,8 +45,10 @@ def orders(where: Sequence[Sequence[int]], batches: int) -> dict[int, list[Act]]
 class _Played:
     """A step on its way."""
 
-    def __init__(self, where: Sequence[Sequence[int]], batches: int) -> None:
-        self.where = where
+    def __init__(
+        self, where: Sequence[Sequence[int]], batches: int, together: Collection[int]
+    ) -> None:
+        self.where, self.together = where, together
         self.found: dict[int, list[Act]] = {rank: [] for ranks in where for rank in ranks}
         self.idle, self.busy = set(self.found), list[tuple[int, int, Act]]()  # end, rank, what
         self.ready: dict[int, list[tuple[bool, int, int]]] = {rank: [] for rank in self.found}
@@ -58,17 +65,28 @@ class _Played:
     def _offer(self, act: Act) -> None:
         """Nothing is missing any more: its ranks may take it."""
         for rank in self.where[act.run]:
-            heappush(self.ready[rank], (act.kind == "F", act.micro_batch, act.run))
+            self.ready[rank].append((act.kind == "F", act.micro_batch, act.run))
 
     def begin(self, now: int) -> None:
         """Idle ranks take what comes first."""
         for rank in sorted(self.idle):
-            if self.ready[rank]:
-                is_forward, m, q = heappop(self.ready[rank])
-                act = Act("F" if is_forward else "B", q, m)
-                self.found[rank].append(act)
-                self.idle.discard(rank)
-                heappush(self.busy, (now + _TAKES[act.kind], rank, act))
+            if rank in self.idle:
+                chosen = next(filter(self._can_begin, sorted(self.ready[rank])), None)
+                if chosen is not None:
+                    self._take(chosen, rank, now)
+
+    def _can_begin(self, key: tuple[bool, int, int]) -> bool:
+        return key[2] not in self.together or self.idle.issuperset(self.where[key[2]])
+
+    def _take(self, key: tuple[bool, int, int], rank: int, now: int) -> None:
+        """Let a rank begin what it chose, and with it all that have to begin at once."""
+        is_forward, m, q = key
+        act = Act("F" if is_forward else "B", q, m)
+        for one in self.where[q] if q in self.together else (rank,):
+            self.ready[one].remove(key)
+            self.found[one].append(act)
+            self.idle.discard(one)
+            heappush(self.busy, (now + _TAKES[act.kind], one, act))
 
     def end(self, now: int) -> None:
         """What is done at this moment frees its rank, and others that waited for it."""

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from foretell.errors import InputError, unknown
 from foretell.plan.plan import Plan
 from foretell.workload import Workload
 
-WAYS = ("all-reduce", "ps", "sharded", "factors", "split")
+AGREED = ("all-reduce", "ps", "sharded", "factors")
+WAYS = (*AGREED, "split")
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,11 @@ def runs(plan: Plan) -> tuple[Run, ...]:
     found = tuple(_run(row) for row in plan.groups)
     batch = plan.global_batch or found[0].batch
     for run in found:
-        if run.batch != batch:
+        each = set(run.samples.values()) if run.way == "split" else {run.batch}
+        if each != {batch}:
+            has = " and ".join(map(str, sorted(each)))
             raise InputError(
-                f"`{run.first}` to `{run.last}` has {run.batch} samples; the batch has {batch}",
+                f"`{run.first}` to `{run.last}` has {has} samples; the batch has {batch}",
                 hint="the samples of a row add up to global_batch; `split` names it for each rank",
             )
     return found
@@ -75,6 +79,12 @@ def _run(row: tuple[str, ...]) -> Run:
 
 def agreed(plan: Plan) -> dict[str, str]:
     """How single parameters agree, by the names the plan has for them."""
+    for row in plan.sync:
+        if len(row) != 2 or row[1].partition(":")[0] not in AGREED:
+            raise InputError(
+                f"`{'+'.join(row)}` in the plan's sync is not a parameter and a way",
+                hint="write NAME+WAY, of all-reduce, ps:RANK, sharded, factors; `/` is %2F in NAME",
+            )
     return {row[0]: row[1] for row in plan.sync}
 
 
@@ -97,7 +107,10 @@ def layers_of(found: Sequence[Run], names: Sequence[str], model: str) -> list[ra
         behind = at[run.last] + 1
         out.append(range(at[run.first], behind))
     if behind < len(names):
-        raise InputError(f"the plan has no ranks for `{names[behind]}` of `{model}`")
+        raise InputError(
+            f"the plan has no ranks for `{names[behind]}` of `{model}`",
+            hint="rows name every layer once, in the order of forward",
+        )
     return out
 
 
@@ -105,6 +118,14 @@ def micro_batches(plan: Plan) -> int:
     """How many micro-batches a step has."""
     batch = plan.global_batch or runs(plan)[0].batch
     return -(-batch // plan.micro_batch) if plan.micro_batch else 1
+
+
+def dealt_run(run: Run, batches: int) -> list[dict[int, int]]:
+    """Samples of each rank of a run in each micro-batch; all of them where it is split."""
+    if run.way != "split":
+        return dealt(run.samples, batches)
+    bounds = [m * run.batch // batches for m in range(batches + 1)]
+    return [dict.fromkeys(run.samples, b - a) for a, b in pairwise(bounds)]
 
 
 def dealt(samples: Mapping[int, int], batches: int) -> list[dict[int, int]]:
@@ -145,7 +166,10 @@ def units(workload: Workload) -> list[Unit]:
 
 
 def spoken(name: str) -> tuple[str, ...]:
-    """What a workload's weight may be called in PyTorch: `2/addmm.weight` is `2.weight` there."""
-    dotted = name.replace("/", ".")
-    parts = dotted.split(".")
-    return (name, dotted, ".".join([*parts[:-2], parts[-1]]))
+    """What a workload's weight may be called in PyTorch: `2/addmm.weight` is `2.weight` there.
+
+    A norm that a layer took in is called by its own path: `2/3.batch_norm.weight` is `3.weight`.
+    """
+    dotted, inside = name.replace("/", "."), name.rpartition("/")[2]
+    bare = [".".join([*parts[:-2], parts[-1]]) for parts in (dotted.split("."), inside.split("."))]
+    return (name, dotted, *bare)

@@ -20,6 +20,7 @@ import numpy as np
 from foretell.cluster import Cluster
 from foretell.plan.check import check, placed
 from foretell.plan.costs import Costs, copies, grad_width, unpriced
+from foretell.plan.costs import weights as weights_of
 from foretell.plan.layouts import Array
 from foretell.plan.plan import Plan
 from foretell.plan.stack import Stack, stack_of
@@ -92,8 +93,8 @@ def stage_memory(c: Costs, times: Array, workload: Workload, stage: Array) -> Me
     plans = c.plans
     zero, sharing = plans.column("zero"), plans.column("sharing")
     stacks = [stack_of(s) for s in plans.stacks]
-    weights = _sum(c, times, "weights") - _tied_twice(c, times, workload)
-    experts = _sum(c, times, "experts")
+    weights = weights_of(c, times, workload)
+    experts = sum((h.experts * n for h, n in zip(c.holdings, times, strict=True)), np.zeros(1))
     state = np.array([_state(s, p, workload) for s, p in zip(stacks, plans.plans, strict=True)])
     held = np.array([_width(s, p, workload) for s, p in zip(stacks, plans.plans, strict=True)])
     each, again = _kept(c, times, workload)
@@ -120,25 +121,6 @@ def _state(stack: Stack, plan: Plan, workload: Workload) -> float:
     """Bytes of optimizer state a parameter: no copy in fp32 where it is fp32 itself."""
     copied = 4.0 if _width(stack, plan, workload) > stack.weight_bytes else 0.0
     return 0.0 if plan.offload else (stack.state_bytes - copied) * STATE[plan.optimizer]
-
-
-def _sum(c: Costs, times: Array, name: str) -> Array:
-    zero = np.zeros(len(c.plans))
-    return sum((getattr(h, name) * n for h, n in zip(c.holdings, times, strict=True)), zero)
-
-
-def _tied_twice(c: Costs, times: Array, workload: Workload) -> Array:
-    """Weights that are one and the same where first and last layer share a rank."""
-    if not workload.tied:
-        return np.zeros(len(c.plans))
-    both = (times[0] > 0) & (times[-1] > 0)
-    last = c.holdings[-1]
-    size = workload.weights
-    share = sum(size[other] for _, other in workload.tied) / max(
-        sum(v for k, v in size.items() if k.startswith(f"{workload.layers[-1].name}/")), 1.0
-    )
-    out: Array = np.where(both, last.weights * share, 0.0)
-    return out
 
 
 def _kept(c: Costs, times: Array, workload: Workload) -> tuple[Array, Array]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from foretell.cluster import Cluster
 from foretell.plan.costs import (
     Costs,
@@ -18,6 +20,7 @@ from foretell.plan.costs import (
     sharded_seconds,
     width,
 )
+from foretell.plan.made import shares
 from foretell.plan.plan import Plan
 from foretell.plan.stages import layers_of
 from foretell.workload import Workload
@@ -141,10 +144,13 @@ def _over(
     return Piece("collective", op, float(seconds[0]), layer, after, comm_bytes=size, axis="dp")
 
 
-def split(pieces: list[Piece], count: int) -> list[Piece]:
-    """A backward in so many parts, each of which makes the gradients of one message."""
+def split(
+    pieces: list[Piece], c: Costs, workload: Workload, where: tuple[int, int], count: int
+) -> list[Piece]:
+    """A last backward in parts, each of which makes the gradients of one of so many messages."""
     if len(pieces) > 1 or count < 2:
         return pieces
-    count = min(count, MOST)
-    part = pieces[0]._replace(seconds=pieces[0].seconds / count, flops=pieces[0].flops / count)
-    return [part] * count
+    many = _times(c.plans.plans[0], workload, *where)
+    parts = shares(c, np.array(many)[:, None], workload, min(count, MOST))
+    whole = pieces[0]
+    return [whole._replace(seconds=whole.seconds * p, flops=whole.flops * p) for p in parts]

@@ -98,8 +98,26 @@ class Plan:
                 raise InputError(f"`{name}={degree}` in a plan", hint="a degree is 1 or more")
         if not 0 <= self.zero <= 3:
             raise InputError(f"`zero={self.zero}` in a plan", hint="it is 0, 1, 2 or 3")
+        self._check_counts()
         if self.sp and self.tp == 1:
             object.__setattr__(self, "sp", False)  # nothing to split over
+
+    def _check_counts(self) -> None:
+        for name in ("shard", "micro_batch", "global_batch"):
+            if getattr(self, name) < 0:
+                raise InputError(
+                    f"`{name}={getattr(self, name)}` in a plan", hint="it is 1 or more; 0 is usual"
+                )
+        if not self.bucket_mb > 0:
+            raise InputError(
+                f"`bucket_mb={self.bucket_mb:g}` in a plan",
+                hint="a message has some bytes: PyTorch's own has 25 MiB",
+            )
+        if min(self.shares, default=1) < 1:
+            raise InputError(
+                f"`shares={_written(self.shares)}` in a plan",
+                hint="every rank has one sample or more; `placement` leaves ranks out",
+            )
 
     def degrees(self) -> dict[str, int]:
         """Every factor of the number of ranks, by its name."""

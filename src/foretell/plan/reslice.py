@@ -9,7 +9,7 @@ same, compiled, cell by cell.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 
@@ -49,6 +49,28 @@ def gather(held: dict[int, int], targets: Sequence[int]) -> list[Move]:
         for i, source in enumerate(held)
         if held[source]
     ]
+
+
+def handed(
+    held: Mapping[int, int], wanted: Mapping[int, int], *, from_all: bool, to_all: bool
+) -> list[Move]:
+    """Moves between ranks that have a part each or, where layers are split over them, all samples.
+
+    From ranks that hold everything each other rank gets an equal part of all of them.
+    """
+    if not from_all:
+        return gather(dict(held), list(wanted)) if to_all else reslice(held, wanted)
+    whole, bounds = next(iter(held.values())), edges([*wanted.values()])
+    found = []
+    for i, target in enumerate(wanted):
+        first, last = (0, whole) if to_all else (bounds[i], bounds[i + 1])
+        if target in held:
+            found += [Move(target, target, first, last)] if first < last else []
+            continue
+        cuts = [first + (last - first) * k // len(held) for k in range(len(held) + 1)]
+        each = zip(held, pairwise(cuts), strict=True)
+        found += [Move(source, target, a, b) for source, (a, b) in each if a < b]
+    return found
 
 
 def rewrite(held: dict[int, int], wanted: dict[int, int] | Sequence[int]) -> list[str]:

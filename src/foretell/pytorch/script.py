@@ -106,7 +106,10 @@ def share(
         many = len(found.inputs[0])
         sizes = list(shares) or [many // size] * size
         if sum(sizes) != many:
-            raise InputError(f"the shares {sizes} are not of the {many} samples of a batch")
+            raise InputError(
+                f"the shares {sizes} are not of the {many} samples of a batch",
+                hint="let them add up to what the script's `batch` gives",
+            )
         given = [None if x is None else x.split(sizes)[rank] for x in given]
     return found._replace(inputs=tuple(given[:-1]), target=given[-1])
 

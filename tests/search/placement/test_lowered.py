@@ -10,7 +10,7 @@ from foretell.cluster import load as machines
 from foretell.predict import predict
 from foretell.search.placement.plans import plan_of, seconds_of
 from foretell.search.placement.problem import ALL_REDUCE, FACTORS, problem
-from foretell.search.placement.space import Action, Placement, actions, uniform
+from foretell.search.placement.space import EVEN, Action, Placement, actions, uniform
 from foretell.workload import load
 
 MODELS = ("vgg11:batch=8", "bert:layers=4,batch=2")
@@ -62,3 +62,22 @@ def test_factors_are_predicted_as_they_were_found():
         assert steps[-1] == pytest.approx(wanted, rel=CLOSE)
     assert any(way == "factors" for _, way in plan.sync)
     assert steps[1] < steps[0]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "transformer:batch=8",  # words and logits are one matrix, whose gradient comes last
+        "gpt2:dtype=fp32,batch=1",
+        "bert:layers=4,hidden=1024,heads=16,vocab=60000,head=mlm,batch=2",
+        "vgg11:batch=8",
+    ],
+)
+@pytest.mark.parametrize("cluster", ["tag", "v100-32:gpus=4"])
+def test_plain_data_parallelism_is_predicted_as_the_search_prices_it(model, cluster):
+    workload, where = load(model), machines(cluster)
+    on = problem(workload, where)
+    plan = plan_of(on, uniform(on, Action(0, ALL_REDUCE), mode=EVEN))
+    assert (plan.groups, plan.sync, plan.shares) == ((), (), ())
+    wanted = seconds_of(plan, workload, where)
+    assert predict(plan, workload, where).step == pytest.approx(wanted, rel=0.05)

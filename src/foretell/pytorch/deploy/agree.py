@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -38,15 +38,18 @@ def agree(plan: Plan, model: Any) -> None:
     )
 
 
-def told(rank: int, found: Callable[[], Any], hint: str) -> Any:
-    """What one rank finds, on all of them; where it cannot, all raise what it said."""
+def told(ranks: Sequence[int], found: Callable[[], Any], hint: str) -> Any:
+    """What the first of some ranks finds, on all there are; where it cannot, all raise its words.
+
+    The others of `ranks` do the same: what is split over them takes all.
+    """
     box: list[Any] = [None, ""]
-    if dist.get_rank() == rank:
+    if dist.get_rank() in ranks:
         try:
             box[0] = found()
         except InputError as error:
             box[1] = error.message
-    dist.broadcast_object_list(box, src=rank)
+    dist.broadcast_object_list(box, src=ranks[0])
     if box[1]:
         raise InputError(box[1], hint=hint)
     return box[0]

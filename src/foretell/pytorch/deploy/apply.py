@@ -251,7 +251,7 @@ def _in_stages(made: Deployed, layout: Mapping[str, str] | None, samples: int) -
 def _apart(made: Deployed, layout: Mapping[str, str] | None) -> None:
     """Runs of layers on ranks of their own; they keep their ranks together themselves."""
     plan, places = made.plan, made.places
-    pieces = cut_at(made.model, [row[0] for row in plan.groups])
+    pieces = cut_at(made.model, [(row[0], row[1]) for row in plan.groups])
     held = {q: m for q, m in enumerate(pieces) if f"{dist.get_rank()}" in _ranks(plan.groups[q])}
     _inside(made, list(held.values()), layout)
     lossy = mixing(held, plan, places, made.loss)

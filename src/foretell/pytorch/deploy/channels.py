@@ -12,7 +12,7 @@ layers may be split beside others that are not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from foretell.pytorch.deploy.collective import copy_in, cut, even, gather, gathe
 Tensor = Any
 Module = Any
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 WAYS = {"filter": 0, "channel": 1}  # the dim of the weight that is split
 
 
@@ -50,6 +51,28 @@ def split_channels(model: Module, ways: Mapping[str, str], group: Any = None) ->
         call = _rows if isinstance(layer, nn.Embedding) else _CALLS[way]
         layer.forward = partial(call, layer, sizes, group)
         found[name] = Part(way, sizes)
+    return found
+
+
+def split_all(
+    module: Module,
+    group: Any,
+    *,
+    read: Collection[int] = (),  # ids of weights that somebody else reads, and needs whole
+    parts: dict[int, tuple[Any, Any]] | None = None,  # by id: weights split before, and their part
+) -> dict[str, Part]:
+    """Split by outputs every layer that can be; tied ones stay one."""
+    parts, found = {} if parts is None else parts, dict[str, Part]()
+    closed = tuple(f"{n}." for n, m in module.named_modules() if isinstance(m, _WHOLE))
+    for name, layer in list(module.named_modules()):
+        if type(layer) not in (*_LAYERS, nn.Embedding) or name.startswith(closed):
+            continue
+        before = layer.weight
+        is_done = any(before is part for _, part in parts.values())
+        if is_done or id(before) in read or refusal(layer, "filter", dist.get_world_size(group)):
+            continue
+        found |= split_channels(module, {name: "filter"}, group)
+        _, layer.weight = parts.setdefault(id(before), (before, layer.weight))
     return found
 
 

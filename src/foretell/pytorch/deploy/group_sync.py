@@ -28,6 +28,7 @@ class Pair(NamedTuple):
 
     all: Any
     factors: Any  # their own, so that they may overtake buckets
+    split: Any = None  # that of layers which are split over them, where there are some
 
 
 @dataclass
@@ -191,9 +192,10 @@ def groups_of(runs: Sequence[Run]) -> dict[frozenset[int], Pair]:
     Every rank makes all of them, in one order: torch waits for ranks outside of a group too.
     """
     rank, found = dist.get_rank(), dict[frozenset[int], Pair]()
+    wide = {frozenset(run.ranks) for run in runs if run.way == "split"}
     for ranks in dict.fromkeys(frozenset(run.ranks) for run in runs):
         if len(ranks) > 1:
-            pair = Pair(*(dist.new_group(sorted(ranks)) for _ in range(2)))
+            pair = Pair(*(dist.new_group(sorted(ranks)) for _ in range(3 if ranks in wide else 2)))
             found |= {ranks: pair} if rank in ranks else {}
     return found
 

@@ -3,12 +3,14 @@
 Between two runs the activations of a micro-batch are cut where the samples of ranks begin and end,
 and each stretch goes to whoever has it next (→ foretell.plan.reslice); gradients go the same way
 back. Both ends know the order of messages from the plan, so nothing is negotiated but shapes, once.
+A run that is split has all samples on each of its ranks, and parts of its layers.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -18,10 +20,11 @@ import torch.distributed as dist
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.plan.group_order import Act, orders
-from foretell.plan.grouped import agreed, dealt, micro_batches, runs
-from foretell.plan.reslice import Move, edges, reslice
+from foretell.plan.grouped import agreed, dealt_run, micro_batches, runs
+from foretell.plan.reslice import Move, edges, handed
 from foretell.pytorch.deploy.actions import Ran
 from foretell.pytorch.deploy.agree import told
+from foretell.pytorch.deploy.channels import Part, split_all, whole_state
 from foretell.pytorch.deploy.group_sync import (
     Syncs,
     groups_of,
@@ -56,14 +59,17 @@ class Groups:
     ) -> None:
         self.plan, self.loss, self.device, self.rank = plan, loss, device, dist.get_rank()
         self.runs, self.batches = runs(plan), micro_batches(plan)
-        self.batch = sum(self.runs[0].samples.values())
+        self.batch = self.runs[0].batch
+        self.is_split = [run.way == "split" for run in self.runs]
         self.modules = {q: pieces[q] for q, run in enumerate(self.runs) if self.rank in run.samples}
-        self.dealt = [dealt(run.samples, self.batches) for run in self.runs]
-        self.orders = orders([run.ranks for run in self.runs], self.batches)
-        self.moves = cache(self._moves)
+        self.dealt = [dealt_run(run, self.batches) for run in self.runs]
+        wide = {q for q, is_split in enumerate(self.is_split) if is_split}
+        self.orders = orders([run.ranks for run in self.runs], self.batches, wide)
+        self.moves, self.steps = cache(self._moves), 0
         self.tied, self.turns = tied(pieces, self.runs), turns(pieces)
         self.sync, self.ran = Syncs(), list[Ran]()
         self._groups = groups_of(self.runs)
+        self.parts = {q: self._split(q) for q in self.modules if self.is_split[q]}
         self._metas: list[list[Meta]] = []
         self._seen: Any = None
 
@@ -84,6 +90,7 @@ class Groups:
             )
         self._negotiate(inputs)
         self.ran.clear()
+        self.steps += 1
         self._inputs, self._target = inputs, target
         self._losses: list[Tensor] = []
         self._made: dict[tuple[str, int, int], list[Tensor]] = {}  # for runs on this rank too
@@ -97,29 +104,37 @@ class Groups:
         self._share_buffers()
         return torch.stack(self._losses).sum() * self.batch / self.share if self._losses else None
 
+    def whole_state(self) -> dict[str, Tensor]:
+        """Parameters and buffers of this rank's runs, parts put together; asked on all at once."""
+        found: dict[str, Tensor] = {}
+        for q, module in sorted(self.modules.items()):
+            group = self._groups.get(frozenset(self.runs[q].ranks))
+            found |= whole_state(module, self.parts.get(q, {}), group and group.split)
+        return found
+
     def close(self) -> None:
         """Let the process groups of its runs go; no step can be taken after it."""
         for pair in self._groups.values():
-            for group in pair:
+            for group in filter(None, pair):
                 dist.destroy_process_group(group)
         self._groups = {}
 
     # Who has what
 
-    def _moves(self, run: int, m: int) -> list[Move]:
-        """What goes from a run to the next, between the samples of one micro-batch."""
-        return reslice(self.dealt[run][m], self.dealt[run + 1][m])
+    def _moves(self, kind: str, run: int, m: int) -> list[Move]:
+        """What of a run's output goes to the next (F), or of its gradient comes back (B)."""
+        a, b = (run, run + 1) if kind == "F" else (run + 1, run)
+        return handed(
+            self.dealt[a][m], self.dealt[b][m], from_all=self.is_split[a], to_all=self.is_split[b]
+        )
 
     def _outgoing(self, rank: int, act: Act) -> list[tuple[int, Handed]]:
         """What a rank sends after it has done something, and to whom."""
         kind, q, m = act
-        if kind == "F":
-            ahead = self.moves(q, m) if q + 1 < len(self.runs) else []
-            return [(x.target, Handed("F", q, m, x.first, x.last))
-                    for x in ahead if x.source == rank != x.target]  # fmt: skip
-        behind = self.moves(q - 1, m) if q else []
-        return [(x.source, Handed("B", q - 1, m, x.first, x.last))
-                for x in behind if x.target == rank != x.source]  # fmt: skip
+        run = q if kind == "F" else q - 1  # whose output it is about
+        there = self.moves(kind, run, m) if 0 <= run < len(self.runs) - 1 else []
+        return [(x.target, Handed(kind, run, m, x.first, x.last))
+                for x in there if x.source == rank != x.target]  # fmt: skip
 
     def _expected(self) -> dict[int, list[Handed]]:
         """What comes from each of the others, in the order in which it comes."""
@@ -138,6 +153,8 @@ class Groups:
 
     def _begins(self, run: int, m: int) -> int:
         """Where this rank's samples of a micro-batch begin."""
+        if self.is_split[run]:
+            return 0
         place = self.runs[run].ranks.index(self.rank)
         return edges([*self.dealt[run][m].values()])[place]
 
@@ -148,7 +165,8 @@ class Groups:
         if not self.dealt[q][m][self.rank]:
             return
         arguments = self._arguments(q, m)
-        outputs = listed(self.modules[q](*arguments))
+        with self._drawing(q, m):
+            outputs = listed(self.modules[q](*arguments))
         if q + 1 == len(self.runs):
             outputs = [self._weighed(outputs, m)]
         else:
@@ -162,8 +180,7 @@ class Groups:
         """The samples of this rank, from wherever they are."""
         if q == 0:
             return [x[self._own(q, m)] for x in self._inputs]
-        mine = [x for x in self.moves(q - 1, m) if x.target == self.rank]
-        parts = self._parts("F", q - 1, m, mine, [x.source for x in mine])
+        parts = self._parts("F", q - 1, m)
         metas = self._metas[q - 1]
         return [x.requires_grad_(meta.has_grad) for x, meta in zip(parts, metas, strict=True)]
 
@@ -202,16 +219,13 @@ class Groups:
         """The gradients of a run's outputs, from whoever read them."""
         if q + 1 == len(self.runs):
             return []
-        mine = [x for x in self.moves(q, m) if x.source == self.rank]
-        return self._parts("B", q, m, mine, [x.target for x in mine])
+        return self._parts("B", q, m)
 
-    def _parts(
-        self, kind: str, run: int, m: int, moves: list[Move], ranks: list[int]
-    ) -> list[Tensor]:
+    def _parts(self, kind: str, run: int, m: int) -> list[Tensor]:
         """Stretches from other ranks and from this one, put together in order."""
         found = []
-        for move, rank in zip(moves, ranks, strict=True):
-            if rank == self.rank:
+        for move in (x for x in self.moves(kind, run, m) if x.target == self.rank):
+            if move.source == self.rank:
                 first = self._begins(run if kind == "F" else run + 1, m)
                 cut = slice(move.first - first, move.last - first)
                 found.append([y.detach()[cut] for y in self._made[kind, run, m]])
@@ -222,11 +236,31 @@ class Groups:
 
     def _send(self, act: Act, q: int, tensors: list[Tensor]) -> None:
         first = self._begins(q, act.micro_batch)
-        for to, handed in self._outgoing(self.rank, act):
-            cut = slice(handed.first - first, handed.last - first)
+        for to, message in self._outgoing(self.rank, act):
+            cut = slice(message.first - first, message.last - first)
             self._post.send(to, [y[cut] for y in tensors])
 
+    @contextmanager
+    def _drawing(self, q: int, m: int) -> Iterator[None]:
+        """Ranks that a run is split over draw the same numbers, whatever they drew before."""
+        if not self.is_split[q]:
+            yield
+            return
+        with torch.random.fork_rng():
+            torch.manual_seed((self.steps * len(self.runs) + q) * self.batches + m)
+            yield
+
     # Once
+
+    def _split(self, q: int) -> dict[str, Part]:
+        """Keep this rank's part of each layer of a run."""
+        if any(id(p) in self.tied for p in self.modules[q].parameters()):
+            run = self.runs[q]
+            raise InputError(
+                f"`{run.first}` to `{run.last}` is split and shares a parameter with another run",
+                hint="let layers with tied weights be in one run",
+            )
+        return split_all(self.modules[q], self._groups[frozenset(self.runs[q].ranks)].split)
 
     def _negotiate(self, inputs: tuple[Any, ...]) -> None:
         """Learn what every run puts out by running each once; again if the batch changes."""
@@ -237,7 +271,8 @@ class Groups:
         few = min(2, self.batch)
         arguments = [x[:few] for x in inputs]
         for q, run in enumerate(self.runs):
-            metas, rows = told(run.ranks[0], partial(self._try, q, arguments), _CUT)
+            trying = run.ranks if self.is_split[q] else run.ranks[:1]
+            metas, rows = told(trying, partial(self._try, q, arguments), _CUT)
             self._metas.append(metas)
             arguments = [
                 m._replace(shape=(few, *m.shape)).empty(self.device).zero_() for m in metas
@@ -263,7 +298,7 @@ class Groups:
     def _synchronize(self, q: int, rows: dict[str, float]) -> None:
         run = self.runs[q]
         group = self._groups.get(frozenset(run.ranks))
-        if group is None:
+        if group is None or run.way == "split":  # parts are nobody else's, and the rest is alike
             return
         apart = [p for p in self.modules[q].parameters() if id(p) in self.tied and p.requires_grad]
         for parameter in apart:  # they are another's, below

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ _POLL = 0.1  # seconds between looks at the ranks
 _SETTLE = 1.0  # seconds for others to say why they failed too, so that the first cause is known
 _GRACE = 3.0  # seconds for ranks to end when asked, before they are made to
 _BEGIN = 60.0  # seconds for imports before the first step, which a busy machine may take
+_LONGEST = 1e9  # seconds that a time limit may have: what torch's timer can count
 _STALE = 5.0  # seconds without a sign of life: the rank is stopped or stuck outside Python
 # what torchrun says in its log of ranks that it ends because another has died
 _CLOSED = re.compile(r"Sending process (\d+) closing signal")
@@ -51,22 +54,40 @@ def launch(
     require_runnable(plan)
     ranks = ranks or plan.ranks // nodes
     _check(plan, asked, ranks, nodes, rendezvous)
+    with _place(folder) as place:
+        run_files.ask(place, Asked(**vars(asked) | {"launcher": os.getpid()}))
+        process = _start(place, ranks, nodes, rendezvous)
+        try:
+            _watch(process, place, ranks, asked.timeout, progress, nodes)
+        finally:
+            _end(process, place)
+        return {"folder": str(place), "ranks": run_files.results(place)}
+
+
+@contextmanager
+def _place(folder: Path | None) -> Iterator[Path]:
+    """Where a run writes; a place of our own goes again after an error that does not name it."""
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise InputError(f"`{folder}` is a file", hint="-o names a folder")
     place = folder or Path(tempfile.mkdtemp(prefix="foretell-run-"))
     place.mkdir(parents=True, exist_ok=True)
     for old in place.glob("rank-*"):
         old.unlink()
-    run_files.ask(place, Asked(**vars(asked) | {"launcher": os.getpid()}))
-    process = _start(place, ranks, nodes, rendezvous)
     try:
-        _watch(process, place, ranks, asked.timeout, progress, nodes)
-    finally:
-        _end(process, place)
-    return {"folder": str(place), "ranks": run_files.results(place)}
+        yield place
+    except ForetellError as error:
+        if folder is None and str(place) not in str(error):
+            shutil.rmtree(place, ignore_errors=True)
+        raise
 
 
 def _check(plan: Plan, asked: Asked, ranks: int, nodes: int, rendezvous: str) -> None:
     if not Path(asked.script).is_file():
-        raise InputError(f"there is no script `{asked.script}`")
+        raise InputError(
+            f"there is no script `{asked.script}`", hint="name a file that defines model()"
+        )
+    if not 0 < asked.timeout < _LONGEST:
+        raise InputError(f"a time limit of {asked.timeout:g} s", hint="give seconds above zero")
     if plan.ranks != ranks * nodes:
         raise InputError(
             f"the plan `{plan}` needs {plan.ranks} ranks, not {ranks * nodes}",

@@ -1,7 +1,8 @@
 """Who talks to whom: a plan's axes over the ranks of a run.
 
 Ranks are numbered as plans number them (→ foretell.plan.groups): tensor innermost, pipeline
-outermost. A plan's `placement` says which rank of the run is which of those.
+outermost. A plan's `placement` says which rank of the run is which of those; of a cluster that it
+leaves ranks out of, the others are the run's, counted in order.
 """
 
 from __future__ import annotations
@@ -22,11 +23,17 @@ _COPIES = ("dp", "cp")  # axes along which parameters are the same
 
 def place(plan: Plan, rank: int) -> dict[str, int]:
     """Where a rank stands on each axis."""
-    logical = plan.placement.index(rank) if plan.placement else rank
+    logical = placed(plan).index(rank) if plan.placement else rank
     found = {}
     for axis in ORDER:
         logical, found[axis] = divmod(logical, plan.degrees().get(axis, 1))
     return found
+
+
+def placed(plan: Plan) -> list[int]:
+    """The rank of the run that is each of a plan's: of a part of a cluster, in the same order."""
+    order = sorted(plan.placement)
+    return [order.index(rank) for rank in plan.placement]
 
 
 class Places:
@@ -44,7 +51,7 @@ class Places:
             self.plan, self.degrees, self.device = plan, degrees, device
             self.at = dict.fromkeys(degrees, 0)
             return
-        ranks = torch.tensor(plan.placement or range(size)).reshape(tuple(degrees.values()))
+        ranks = torch.tensor(placed(plan) or range(size)).reshape(tuple(degrees.values()))
         self.plan, self.degrees, self.device = plan, degrees, device
         self.at = place(plan, dist.get_rank())
         wide = [a for a, n in degrees.items() if n > 1] or ["dp"]

@@ -17,20 +17,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.plan.places import Said, said
 from foretell.pytorch.deploy.actions import Pipeline, parse
-from foretell.pytorch.deploy.channels import refusal, split_channels
+from foretell.pytorch.deploy.channels import split_all
 from foretell.pytorch.deploy.collective import Shared
 from foretell.pytorch.deploy.recompute import recompute
 from foretell.pytorch.deploy.staging import FIRST, LAST, Traced, cut, trace
 
 Module = Any
 Homes = dict[str, int]  # the stage of each layer, of one copy of the model
-_WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 
 @dataclass(frozen=True)
@@ -146,29 +144,11 @@ def _split(mine: Mapping[int, Module], stages: Sequence[Said]) -> None:
     """Deal the layers of wide stages out over their ranks."""
     wide = sorted({stages[s].ranks for s in mine if len(stages[s].ranks) > 1})
     groups = {ranks: dist.new_group(ranks, use_local_synchronization=True) for ranks in wide}
-    parts: dict[int, Any] = {}  # of each weight, its part: tied layers keep one
-    done: set[int] = set()
+    parts: dict[int, tuple[Any, Any]] = {}  # copies and tied layers share theirs
     for s, module in mine.items():
-        ranks = stages[s].ranks
-        for name, layer in _splittable(module, len(ranks)) if len(ranks) > 1 else ():
-            if id(layer) in done:
-                continue
-            done.add(id(layer))
-            before = layer.weight
-            split_channels(module, {name: "filter"}, groups[ranks])
-            layer.weight = parts.setdefault(id(before), layer.weight)
-
-
-def _splittable(module: Module, size: int) -> Iterator[tuple[str, Module]]:
-    """Layers that are called as such: what reads their weights itself needs them whole."""
-    read = {id(p) for _, p in module.named_parameters() if _is_read(module, p)}
-    closed = tuple(f"{n}." for n, m in module.named_modules() if isinstance(m, _WHOLE))
-    for name, layer in module.named_modules():
-        kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
-        if type(layer) not in kinds or name.startswith(closed):
-            continue
-        if id(layer.weight) not in read and not refusal(layer, "filter", size):
-            yield name, layer
+        if len(stages[s].ranks) > 1:
+            read = {id(p) for p in module.parameters() if _is_read(module, p)}
+            split_all(module, groups[stages[s].ranks], read=read, parts=parts)
 
 
 def _is_read(module: Module, parameter: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from foretell.errors import InputError
-from foretell.graph.groups import group_text
 from foretell.plan import Plan
 from foretell.plan.grouped import runs
 
@@ -56,6 +55,7 @@ def refusals(plan: Plan) -> list[str]:
     }
     reasons = [why for why, is_so in found.items() if is_so]
     more = (
+        _odd_counts,
         _odd_context,
         _odd_groups,
         _odd_stages,
@@ -75,6 +75,21 @@ def require_runnable(plan: Plan) -> None:
             "this plan cannot be deployed:\n  " + "\n  ".join(reasons),
             hint="`foretell predict` prices it all the same",
         )
+
+
+def _odd_counts(plan: Plan) -> list[str]:
+    """Shares and placements that are not of the plan's ranks."""
+    shares, placement = len(plan.shares), plan.placement
+    found = {
+        f"shares of {shares} ranks beside dp={plan.dp}": shares not in (0, plan.dp),
+        f"a placement of {len(placement)} ranks; the plan has {plan.ranks}": (
+            len(placement) not in (0, plan.ranks)
+        ),
+        f"placement={'+'.join(map(str, placement))} names a rank twice": (
+            len(set(placement)) < len(placement)
+        ),
+    }
+    return [why for why, is_so in found.items() if is_so]
 
 
 def _odd_context(plan: Plan) -> list[str]:
@@ -100,14 +115,10 @@ def _odd_groups(plan: Plan) -> list[str]:
     beside += ["dtype=fp16"] if plan.dtype == "fp16" else []
     found = [f"groups beside {word}" for word in beside]
     try:
-        split = [run for run in runs(plan) if run.way == "split"]
+        runs(plan)
     except InputError as error:
-        return [*found, error.message]
-    return found + [
-        f"groups: `{run.first}` to `{run.last}` is split over ranks {group_text(run.ranks)}, "
-        "which has no runtime beside other runs"
-        for run in split
-    ]
+        found.append(error.message)
+    return found
 
 
 def _odd_stages(plan: Plan) -> list[str]:

@@ -75,24 +75,49 @@ def layers(model: Module) -> dict[str, Module]:
     return found
 
 
-def cut_at(model: Module, firsts: Sequence[str]) -> list[Module]:
-    """A model in runs that begin with these layers; names of parameters stay as they are.
+def cut_at(model: Module, rows: Sequence[tuple[str, str]]) -> list[Module]:
+    """A model in runs of layers, given the first and last of each; parameters keep their names.
 
-    Layers that a plan does not name (an activation) go with the one before them. The last run may
-    begin with `head`: a workload's name for the loss, where the model has no layer of that name.
+    A name stands for all layers inside it. What a plan does not name (an activation, a norm) goes
+    with the layer before. The last run may end with `head`: a workload's name for the loss, where
+    the model has no layer of that name.
     """
     known = layers(model)
-    starts = [*known, HEAD] if firsts[-1] == HEAD not in known else [*known]
-    for first in firsts:
-        if first not in starts:
-            raise unknown("layer in the plan's groups", first, known)
-    at = [0, *(starts.index(first) for first in firsts[1:])]
-    if sorted(set(at)) != at:
-        raise InputError(f"the plan's groups begin with {', '.join(firsts)}, the model has another "
-                         f"order: {', '.join(known)}")  # fmt: skip
-    ends, names = [*at[1:], len(known)], list(known)
-    spread = not isinstance(model, nn.Sequential)
+    names = [*known, HEAD] if rows[-1][1] == HEAD not in known else [*known]
+    spans = [(_found(names, first)[0], _found(names, last)[-1]) for first, last in rows]
+    behind = 0
+    for (first, last), (start, end) in zip(rows, spans, strict=True):
+        if start < behind or end < start:
+            raise InputError(
+                f"the plan's layers go on with `{first}` to `{last}`; "
+                f"the model has them in another order: {', '.join(known)}",
+                hint="rows name every layer once, in the order of forward",
+            )
+        _require_light(known, names[behind:start])
+        behind = end + 1
+    _require_light(known, names[behind:])
+    at, spread = [0, *(start for start, _ in spans[1:])], not isinstance(model, nn.Sequential)
+    ends = [*at[1:], len(known)]
     return [_line(known, names[a:b], spread) for a, b in zip(at, ends, strict=True)]
+
+
+def _found(names: Sequence[str], wanted: str) -> list[int]:
+    """Places of the layers that a name stands for: its own, or all inside it."""
+    at = [i for i, n in enumerate(names) if n == wanted or n.startswith(f"{wanted}.")]
+    if not at:
+        raise unknown("layer in the plan's groups", wanted, names)
+    return at
+
+
+def _require_light(known: Mapping[str, Module], names: Sequence[str]) -> None:
+    """Raise where a layer that a plan would have to name is not among its rows."""
+    for name in names:
+        heavy = [p for p in known[name].parameters() if p.dim() > 1] if name in known else []
+        if heavy:
+            raise InputError(
+                f"the plan's groups have no ranks for layer `{name}`",
+                hint="rows name every layer once, in the order of forward",
+            )
 
 
 class Line(nn.Sequential):  # type: ignore[misc]

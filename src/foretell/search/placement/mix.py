@@ -7,6 +7,7 @@ beside it and money is left out.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -39,13 +40,29 @@ def parts(on: Evaluator, most: int) -> list[Part]:
     return [_part(on, k, most) for k in range(len(problem.fleet.kinds))]
 
 
+def parts_of(problem: Problem, found: Mapping[int, tuple[Placement, float]]) -> list[Part]:
+    """The same where the best placement on each set is known."""
+    out = []
+    for kind, device in enumerate(problem.fleet.kinds) if len(problem.fleet.kinds) > 1 else ():
+        mine = _alike(problem, kind) & set(found)
+        if mine:
+            best = min(sorted(mine), key=lambda s: found[s][1])
+            largest = max(int(problem.tables.size[s]) for s in mine)
+            out.append(Part(problem, device.name, largest, *found[best]))
+    return out
+
+
+def _alike(problem: Problem, kind: int) -> set[int]:
+    """Sets that have devices of one kind alone."""
+    cells = problem.fleet.cells
+    return {
+        s for s, some in enumerate(problem.fleet.sets) if all(cells[c].kind == kind for c in some)
+    }
+
+
 def _part(on: Evaluator, kind: int, most: int) -> Part:
     problem = on.problem
-    mine = {
-        s
-        for s, cells in enumerate(problem.fleet.sets)
-        if all(problem.fleet.cells[c].kind == kind for c in cells)
-    }
+    mine = _alike(problem, kind)
     starts = [
         uniform(problem, a, micros=micros)
         for a in actions(problem, problem.leaders[0])

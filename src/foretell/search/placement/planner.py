@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from foretell.cluster import Cluster
-from foretell.errors import InfeasibleError, unknown
+from foretell.errors import InfeasibleError, InputError, unknown
 from foretell.search.placement import exhaustive, factors, mix
 from foretell.search.placement.anneal import anneal
 from foretell.search.placement.baselines import BASELINES, pipelines
@@ -52,7 +52,7 @@ class Placing(Planner):
     global_batch: int = 0  # samples of a step; the workload's on every rank where 0
     groups: int = 40  # op groups, at most
     factors: bool = True  # gradients may be sent as their factors
-    split: bool = True  # groups may be split over the ranks of a node; beside others none can run
+    split: bool = True  # groups may be split over the ranks of a node
     runs: bool = False  # only what any model can do: one set of ranks, a way for each parameter
     idle: bool = False  # a batch may be smaller than the number of ranks
     stack: str = "ddp"  # the program whose kernels, host and optimizer are priced
@@ -67,16 +67,26 @@ class Placing(Planner):
     ) -> tuple[Planned, Best]:
         """The plan, and the placement it says."""
         began = time.process_time()
-        if self.method not in METHODS:
-            raise unknown("placement method", self.method, METHODS)
-        if self.prior not in PRIORS:
-            raise unknown("prior", self.prior, PRIORS)
+        self._check()
         progress("pricing", inf)
         on = Evaluator(self._problem(workload, cluster))
         rivals = self._rivals(on, progress)
         best = self._best(on, rivals, progress)
         best = replace(best, found=best.found.settled())
         return self._told(on, rivals, best, began), best
+
+    def _check(self) -> None:
+        """Raise where an option cannot be."""
+        if self.method not in METHODS:
+            raise unknown("placement method", self.method, METHODS)
+        if self.prior not in PRIORS:
+            raise unknown("prior", self.prior, PRIORS)
+        least = {"playouts": 0, "strokes": 0, "polish": 0, "global_batch": 0, "groups": 1}
+        for name, few in least.items():
+            if getattr(self, name) < few:
+                raise InputError(
+                    f"`{name}={getattr(self, name)}` of placement", hint=f"it is {few} or more"
+                )
 
     def _problem(self, workload: Workload, cluster: Cluster, single: bool = False) -> Problem:
         found = problem(
@@ -120,11 +130,11 @@ class Placing(Planner):
                 raise _nothing_fits(on, rival.placement, self.method)
             return Best(rival, False, [])
         if self.runs:
-            return Best(self._deployable(on), False, [])
+            return self._deployable(on)
         if exhaustive.count(on.problem) <= exhaustive.MOST:
             progress("every placement", on.least)
-            found = Rival(on.problem, *exhaustive.best(on))
-            return Best(_quickest([found, *rivals.values()], on), True, [])
+            found = _quickest([Rival(on.problem, *exhaustive.best(on)), *rivals.values()], on)
+            return Best(found, True, mix.parts(on, self.polish // 2))
         starts = self._starts(on, rivals)
         progress("tree search", on.least)
         tree = self._tree(on, starts, rivals["even-allreduce"].seconds)
@@ -170,15 +180,16 @@ class Placing(Planner):
         ranked = sorted(range(len(tried)), key=lambda i: (took[i], i))
         return [tried[i] for i in ranked[:STARTS]]
 
-    def _deployable(self, on: Evaluator) -> Rival:
+    def _deployable(self, on: Evaluator) -> Best:
         """The best of each set of ranks with a way for each parameter."""
-        found = []
+        found: dict[int, tuple[Placement, float]] = {}
         for s in range(len(on.problem.fleet.sets)):
             if on.problem.tables.size[s] <= on.problem.batch:
                 start = uniform(on.problem, Action(s, 0))
-                kept = polish(on, start, self.polish, _runs_on(s))
-                found.append(Rival(on.problem, *kept))
-        return _quickest(found, on)
+                found[s] = polish(on, start, self.polish, _runs_on(s))
+        best = _quickest([Rival(on.problem, *one) for one in found.values()], on)
+        parts = mix.parts_of(on.problem, found)
+        return Best(_unmixed(on.problem, best, parts), False, parts)
 
     def _told(self, on: Evaluator, rivals: dict[str, Rival], best: Best, began: float) -> Planned:
         found = best.found

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from foretell.cluster import Cluster, Device
 from foretell.cost import kernel
-from foretell.errors import InfeasibleError
+from foretell.errors import InfeasibleError, InputError
 from foretell.plan import Plan
 from foretell.plan.group_costs import held
 from foretell.plan.grouped import units
@@ -40,6 +40,7 @@ WAYS = ("all-reduce", "ps", "sharded", "factors", "split")  # how a group's repl
 ALL_REDUCE, PS, SHARDED, FACTORS, SPLIT = range(5)
 MICROS = (1, 2, 4, 8, 16)  # micro-batches of a step that a search tries
 POINTS = 48  # batch sizes that are priced; between them lines are drawn
+MOST_SAMPLES = 2**17  # tables have an entry a sample, group and kind of device: 40 MB a kind
 
 
 class Tables(NamedTuple):
@@ -130,6 +131,10 @@ def problem(
         raise InfeasibleError(
             f"a batch of {batch} for the {cluster.size} ranks of `{cluster.name}`",
             hint="raise global_batch, name fewer ranks, or say idle=yes: some then have no work",
+        )
+    if batch > MOST_SAMPLES:
+        raise InputError(
+            f"a batch of {batch:,} samples", hint=f"placement takes {MOST_SAMPLES:,} at most"
         )
     program = stack_of(stack)
     sizes = _grid(batch)
