@@ -1,7 +1,5 @@
 """Regions from models and at random: whole, convex, runnable, told in columns and measured."""
 
-import json
-import time
 from functools import partial
 from random import Random
 
@@ -127,17 +125,3 @@ def test_references_see_into_lists():
 def test_held_out_models_exist():
     assert set(HELD_OUT) < set(MODELS)
     assert len(KINDS) == 13
-
-
-@pytest.mark.slow
-def test_a_region_is_compiled_and_measured(tmp_path):
-    from foretell.pytorch.fused.gather import gather
-    from foretell.pytorch.fused.measure import Job, measure
-
-    regions_path, out = tmp_path / "regions.txt", tmp_path / "out.jsonl"
-    regions_path.write_text("\n".join(dumps(gelu_of_sum((n, 256))) for n in (64, 4096)) + "\n")
-    measure(Job(str(regions_path), str(out), "cpu", time.time() + 200), 1)
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert sorted(r["at"] for r in rows) == [0, 1]
-    assert all(r["s"] > 0 and len(r["alone"]) == 2 for r in rows)
-    assert gather([(str(regions_path), str(out))], tmp_path / "set.npz") == 2

@@ -29,6 +29,7 @@ import numpy.typing as npt
 from foretell.cluster.device import Device
 from foretell.cost import fused_formula, fused_tune
 from foretell.cost.fused_features import Features, features
+from foretell.cost.fused_lower import Lowered
 from foretell.cost.fused_net import Weights, answer
 from foretell.cost.fused_regions import Regions
 from foretell.cost.fused_tune import Tuning
@@ -36,14 +37,15 @@ from foretell.cost.fusion_class import KIND_CODE, KINDS, WORDS
 from foretell.cost.kernel import Price
 
 Array = npt.NDArray[np.float64]
-_TRAINED = "h200"
-_CHUNK = 4096  # regions answered at once, to keep what is held small
-# How much wider the spread is on a GPU nobody measured fused regions on: what the kernel formula
+# The device each sort of network was trained on.
+_TRAINED = {"gpu": "h200", "kernel": "h200", "cpu": "epyc-core"}
+_CHUNK = 1024  # regions answered at once, to keep what is held small
+# How much wider the spread is on a device nobody measured fused regions on: what the kernel formula
 # shows between devices it was fitted to and others (`tables/kernel.toml`, sigma, elementwise).
 _ELSEWHERE = 0.12
 
 
-_FILES = {"gpu": "fused_net.npz", "kernel": "fused_net_kernel.npz"}
+_FILES = {"gpu": "fused_net.npz", "kernel": "fused_net_kernel.npz", "cpu": "fused_net_cpu.npz"}
 
 
 @cache
@@ -95,24 +97,42 @@ def _tuned(regions: Regions, device: Device, price: Price, tuning: Tuning | None
 
 
 def _price(regions: Regions, device: Device, learned: bool) -> Price:
+    made = fused_formula.kernels_of(device, regions)
+    if made is not None and learned and networks("gpu")[0]:
+        return _summed(made, _price(made.regions, device, learned), device, len(regions))
     sort = fused_formula.sort_of(device, regions)
     members, scale = networks(sort)
     if not learned or not members:
         seconds = fused_formula.seconds(device, regions)
         return Price(seconds, np.full(len(regions), _formula_sigma(device, sort)))
-    return _by_network(regions, device, features(device, regions), members, scale)
+    priced = _by_network(regions, features(device, regions), members, scale)
+    if device.name == _TRAINED[sort]:
+        return priced
+    return Price(priced.seconds, np.hypot(priced.sigma, _ELSEWHERE))
+
+
+def _summed(made: Lowered, price: Price, device: Device, count: int) -> Price:
+    """Prices of regions from those of their kernels; a library's kernel costs its own time."""
+    parts = fused_formula.terms(
+        device,
+        fused_formula.walk_of(device, made.regions).region,
+        fused_formula.constants_of(device, "gpu"),
+    )
+    ready = made.library & (parts["product"] > 0)
+    each = np.where(ready, parts["product"], price.seconds)
+    seconds = np.asarray(np.bincount(made.of, each, count), float)
+    square = np.bincount(made.of, (each * price.sigma) ** 2, count)
+    return Price(seconds, np.sqrt(square) / np.maximum(seconds, 1e-12))
 
 
 def _by_network(
-    regions: Regions, device: Device, given: Features, members: tuple[Weights, ...], scale: Array
+    regions: Regions, given: Features, members: tuple[Weights, ...], scale: Array
 ) -> Price:
     """The formula, corrected by the mean of the networks."""
     told = [answer(weights, regions, given) for weights in members]
     middle = np.mean([m for m, _ in told], axis=0)
     inside = np.mean([s for _, s in told], axis=0)
     sigma = inside * scale[np.where(_knows_own(regions), 0, 1)]
-    if device.name != _TRAINED:
-        sigma = np.hypot(sigma, _ELSEWHERE)
     return Price(given.formula * np.exp(middle.astype(float)), sigma.astype(float))
 
 

@@ -51,3 +51,27 @@ UNPOOLS = _are(
 )  # fmt: skip
 PARTS = _are("split", "split_with_sizes", "unbind", "chunk")
 SLICES = _are("slice", "select")
+
+# For loop nests (→ `fused_values`): views by what they do, norms by how their sums are taken.
+CAT, WINDOW = _CODE["cat"], _CODE["window"]
+SCATTER, EXTERN = _CODE["scatter"], _CODE["extern"]
+TURNS, EXPANDS = _are("t", "transpose", "permute"), _are("expand")
+PIECES = SLICES | PARTS | _are("as_strided")
+GROUPS = _are("group_norm", "group_norm_backward")
+WELFORD = _are("var_mean", "var", "std", "layer_norm", "batch_norm", "group_norm")
+NEVER_SPLIT = _are("argmax", "argmin", "max", "min")
+SOFT = _are("softmax", "log_softmax")
+LOSS, LOSS_BACK = _are("nll_loss_forward"), _are("nll_loss_backward")
+LAYER_BACK = _are("layer_norm_backward")
+BATCH_BACK, GROUP_BACK = _are("batch_norm_backward"), _are("group_norm_backward")
+# Operations Inductor counts of an op that it breaks into several; of others one.
+_BROKEN = {
+    "gelu": 8, "gelu_backward": 20, "silu": 4, "silu_backward": 10, "mish": 8, "mish_backward": 14,
+    "hardswish": 5, "hardswish_backward": 9, "elu": 6, "elu_backward": 7, "dropout": 5,
+    "softplus": 5, "threshold_backward": 3, "max_pool2d_with_indices": 40,
+    "max_pool2d_with_indices_backward": 60, "avg_pool2d": 20, "avg_pool2d_backward": 30,
+    "layer_norm": 5, "batch_norm": 6, "group_norm": 6, "layer_norm_backward": 10,
+    "batch_norm_backward": 10, "constant_pad_nd": 3, "slice_backward": 3, "select_backward": 3,
+    "cat": 4, "roll": 3,
+}  # fmt: skip
+COUNTS = np.array([_BROKEN.get(word, 1) for word in WORDS])

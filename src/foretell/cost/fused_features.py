@@ -15,14 +15,17 @@ import numpy.typing as npt
 from foretell.cluster.device import Device
 from foretell.cost.fused_formula import (
     Constants,
+    by_name,
     constants_of,
     from_walk,
+    kind_of_device,
     sort_of,
     terms,
+    walk_of,
     weights,
 )
 from foretell.cost.fused_regions import DTYPES, Regions
-from foretell.cost.fused_walk import WALKED, Walk, walked
+from foretell.cost.fused_walk import Walk
 from foretell.cost.fusion_class import KIND_CODE, KINDS
 from foretell.cost.limits import SIZES
 
@@ -45,9 +48,8 @@ class Features(NamedTuple):
 
 def features(device: Device, regions: Regions, constants: Constants | None = None) -> Features:
     """What the network sees, of all regions at once."""
-    sort = sort_of(device, regions)
-    c = constants or constants_of(device, sort)
-    walk = walked(regions, float(device.units), weights(sort))
+    c = constants or constants_of(device, sort_of(device, regions))
+    walk = walk_of(device, regions)
     formula = from_walk(device, walk.region, c)
     return Features(
         regions.op,
@@ -107,7 +109,7 @@ def edges(regions: Regions) -> Array:
 
 def whole(device: Device, regions: Regions, walk: Array, formula: Array, c: Constants) -> Array:
     """One row a region."""
-    w = dict(zip(WALKED, walk.T, strict=True))
+    w = by_name(device, walk)
     parts = terms(device, walk, c)
     region, count = regions.region, len(regions)
     own = np.bincount(region, np.nan_to_num(regions.seconds), count)
@@ -136,9 +138,19 @@ def whole(device: Device, regions: Regions, walk: Array, formula: Array, c: Cons
         *(np.log1p(k) for k in kinds),
         np.bincount(region, regions.writes > 0, count) / 4,
     ]
-    if regions.is_written.all():
+    if kind_of_device(device) == "cpu":
+        found += [*_nests(w), *_longest(regions, lanes), *_widest(regions)]
+    elif regions.is_written.all():
         found += [np.ones(count), *_longest(regions, lanes), *_widest(regions)]
     return np.stack(found, axis=1)
+
+
+def _nests(w: dict[str, Array]) -> list[Array]:
+    """What a CPU's loop nests have besides, against the places they visit."""
+    places = np.maximum(w["places"], 1.0)
+    names = ("columns", "chained", "asked", "told", "joined")
+    shares = [np.log1p(w[name] / places) for name in names]
+    return [*shares, np.log1p(16 * w["lone"] / places), np.log1p(w["given"])]
 
 
 def _longest(regions: Regions, lanes: float) -> list[Array]:

@@ -11,7 +11,8 @@
     product   a matrix product's own time where known, else its roofline
 
 Constants (`tables/fused.toml`) are fitted per kind of device to measured regions; they are shares
-of the device's own rates, so another device needs its preset and nothing else.
+of the device's own rates, so another device needs its preset and nothing else. On a CPU the terms
+have the same names and another meaning, see `foretell.cost.fused_host`.
 """
 
 from __future__ import annotations
@@ -28,9 +29,12 @@ import numpy.typing as npt
 
 from foretell.cluster.device import Device
 from foretell.cluster.preset import devices
+from foretell.cost import fused_host
 from foretell.cost.fused_codes import WEIGHT
+from foretell.cost.fused_lower import Lowered, lowered
+from foretell.cost.fused_nests import NESTED, nested
 from foretell.cost.fused_regions import Regions
-from foretell.cost.fused_walk import WALKED, walked
+from foretell.cost.fused_walk import WALKED, Walk, walked
 from foretell.cost.fusion_class import WORDS
 
 Array = npt.NDArray[np.float64]
@@ -47,14 +51,14 @@ FITTED = (
 def shipped() -> dict[str, dict[str, Any]]:
     """Constants and spreads by sort: `gpu`, `kernel` (as the compiler wrote it) and `cpu`."""
     text = files("foretell.cost").joinpath("tables", "fused.toml").read_text("utf-8")
-    return tomllib.loads(text)
+    return tomllib.loads(text) | {"cpu": fused_host.shipped()}
 
 
 @cache
 def weights(sort: str) -> Array:
     """Elementary operations of one place by op: fitted where measured often, else guessed."""
-    fitted = shipped()[sort]["weights"]
-    return np.array([fitted.get(word, guess) for word, guess in zip(WORDS, WEIGHT, strict=True)])
+    fitted, guesses = shipped()[sort]["weights"], fused_host.WEIGHT if sort == "cpu" else WEIGHT
+    return np.array([fitted.get(word, guess) for word, guess in zip(WORDS, guesses, strict=True)])
 
 
 def kind_of_device(device: Device) -> str:
@@ -65,7 +69,15 @@ def kind_of_device(device: Device) -> str:
 def sort_of(device: Device, regions: Regions) -> str:
     """Which constants regions take: those of their device, or of kernels written for it."""
     kind = kind_of_device(device)
-    return "kernel" if kind == "gpu" and regions.is_written.all() and len(regions) else kind
+    as_written = len(regions) and regions.is_written.all() and not regions.lowered
+    return "kernel" if kind == "gpu" and as_written else kind
+
+
+def kernels_of(device: Device, regions: Regions) -> Lowered | None:
+    """The kernels a GPU's compiler would make of regions; none where they are kernels already."""
+    if kind_of_device(device) == "cpu" or regions.is_written.all():
+        return None
+    return lowered(regions, float(device.units))
 
 
 def one_core() -> Device:
@@ -82,25 +94,70 @@ def constants_of(device: Device, sort: str = "") -> Constants:
     return found
 
 
+def walk_of(device: Device, regions: Regions) -> Walk:
+    """What the kernels of each region, or on a CPU its loop nests, move and compute."""
+    sort = sort_of(device, regions)
+    if sort == "cpu":
+        return nested(regions, weights(sort))
+    return walked(regions, float(device.units), weights(sort))
+
+
+def by_name(device: Device, walk: Array) -> dict[str, Array]:
+    """What a walk found, by name."""
+    names = NESTED if kind_of_device(device) == "cpu" else WALKED
+    return dict(zip(names, walk.T, strict=True))
+
+
 def seconds(device: Device, regions: Regions, constants: Constants | None = None) -> Array:
     """Time of each region; regions and kernels as written are not asked together."""
-    sort = sort_of(device, regions)
-    walk = walked(regions, float(device.units), weights(sort))
-    return from_walk(device, walk.region, constants or constants_of(device, sort))
+    found = constants or constants_of(device, sort_of(device, regions))
+    made = kernels_of(device, regions)
+    if made is None:
+        return from_walk(device, walk_of(device, regions).region, found)
+    parts = terms(device, walk_of(device, made.regions).region, found)
+    ready = made.library & (parts["product"] > 0)
+    each = np.where(ready, parts["product"], _together(parts, found))
+    return _by_region(made, each, len(regions))
 
 
 def from_walk(device: Device, walk: Array, c: Constants) -> Array:
     """Time from what a walk found."""
     parts = terms(device, walk, c)
+    if kind_of_device(device) == "cpu":
+        return np.asarray(fused_host.total(parts, c), float)
+    return _together(parts, c)
+
+
+def _together(parts: Mapping[str, Array], c: Constants) -> Array:
     p = c["overlap"]
     busy = (parts["memory"] ** p + parts["compute"] ** p + parts["lone"] ** p) ** (1 / p)
     out: Array = parts["start"] + busy + parts["product"]
     return out
 
 
+def shares(device: Device, regions: Regions) -> tuple[dict[str, Array], Array]:
+    """The terms of each region's formula, over all its kernels, and how many it has."""
+    c = constants_of(device, sort_of(device, regions))
+    made = kernels_of(device, regions)
+    walk = walk_of(device, regions if made is None else made.regions).region
+    parts = terms(device, walk, c)
+    if made is None:
+        return parts, by_name(device, walk)["kernels"]
+    ready = made.library & (parts["product"] > 0)
+    counted = {n: np.where(ready & (n != "product"), 0.0, parts[n]) for n in parts}
+    found = {n: _by_region(made, counted[n], len(regions)) for n in parts}
+    return found, _by_region(made, np.ones(len(made.of)), len(regions))
+
+
+def _by_region(made: Lowered, each: Array, count: int) -> Array:
+    return np.asarray(np.bincount(made.of, each, count), float)
+
+
 def terms(device: Device, walk: Array, c: Constants) -> dict[str, Array]:
     """The terms of the formula, in seconds."""
-    w = dict(zip(WALKED, walk.T, strict=True))
+    w = by_name(device, walk)
+    if kind_of_device(device) == "cpu":
+        return fused_host.terms(device, w, c)
     cycles = device.units * device.clock
     kernels = np.maximum(w["kernels"], 1.0)
     start = device.floor * c["start"] * (1 + c["more"] * (kernels - 1))

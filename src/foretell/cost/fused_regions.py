@@ -74,6 +74,7 @@ class Regions:
     target: Whole
     pattern: Whole
     written: npt.NDArray[np.bool_] | None = None  # of each region; none where nobody is
+    lowered: bool = False  # kernels foretold (→ `fused_lower`), not as a compiler wrote them
 
     def __len__(self) -> int:
         return len(self.first) - 1
@@ -96,7 +97,8 @@ class Regions:
         nodes = np.repeat(self.first[chosen] - first[:-1], counts) + np.arange(first[-1])
         columns = {name: getattr(self, name)[nodes] for name in NODE}
         made: dict[str, Any] = {**columns, **self._edges(chosen, first)}
-        return Regions(first, **made, written=self.is_written[chosen])
+        written = self.is_written[chosen]
+        return Regions(first, **made, written=written, lowered=self.lowered)
 
     def _edges(self, chosen: Whole, first: Whole) -> dict[str, Whole]:
         """The edges of some regions, renumbered; they are kept sorted by region."""
@@ -131,6 +133,7 @@ def assembled(rows: Iterable[Row]) -> Regions:
     ]
     wired = np.array(edges, np.int64).reshape(-1, 3)
     node = dict(zip(NODE, columns, strict=True))
+    numbers: dict[str, Any] = {name: np.asarray(node[name], float) for name in _NUMBERS}
     return checked(
         Regions(
             first=first,
@@ -140,7 +143,7 @@ def assembled(rows: Iterable[Row]) -> Regions:
             source=wired[:, 0],
             target=wired[:, 1],
             pattern=wired[:, 2],
-            **{name: np.asarray(node[name], float) for name in _NUMBERS},
+            **numbers,
         )
     )
 

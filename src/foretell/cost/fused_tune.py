@@ -24,9 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.cluster.device import Device
-from foretell.cost.fused_formula import constants_of, sort_of, terms, weights
+from foretell.cost.fused_formula import shares
 from foretell.cost.fused_regions import Regions
-from foretell.cost.fused_walk import WALKED, walked
 from foretell.errors import InputError
 
 Array = npt.NDArray[np.float64]
@@ -92,12 +91,10 @@ def factor(regions: Regions, device: Device, tuning: Tuning) -> Array:
 
 
 def _shares(regions: Regions, device: Device) -> Array:
-    sort = sort_of(device, regions)
-    walk = walked(regions, float(device.units), weights(sort)).region
-    parts = terms(device, walk, constants_of(device, sort))
+    parts, kernels = shares(device, regions)
     total = np.sum([parts[name] for name in KINDS[:-1]], axis=0)
-    kernels = np.log(np.maximum(walk[:, WALKED.index("kernels")], 1.0))
-    return np.stack([*(parts[name] / total for name in KINDS[:-1]), kernels], axis=1)
+    many = np.log(np.maximum(kernels, 1.0))
+    return np.stack([*(parts[name] / total for name in KINDS[:-1]), many], axis=1)
 
 
 def write(tuning: Tuning, path: Path) -> None:

@@ -120,11 +120,23 @@ def repeated(m: Measured) -> tuple[int, float, float]:
 
 
 def on_cpu() -> list[Figures]:
-    """The formula on the CPU set: models kept out, and the rest."""
-    m = fused_data.shipped("cpu")
-    price = fused_price(m.regions, fused_formula.one_core(), learned=False)
-    groups = (("CPU, models kept out", m.held_out), ("CPU, models fitted", ~m.held_out))
-    return [figures(what, "formula", m, price, rows) for what, rows in groups]
+    """The CPU set, one core with Inductor C++: models kept out, each of them, and the rest."""
+    m, core = fused_data.shipped("cpu"), fused_formula.one_core()
+    blind = replace(m.regions, seconds=np.full(len(m.regions.seconds), np.nan))
+    priced = {
+        "network": fused_price(m.regions, core),
+        "network, own times unknown": fused_price(blind, core),
+        "formula": fused_price(m.regions, core, learned=False),
+    }
+    groups = [("CPU, models kept out", m.held_out)]
+    groups += [(f"CPU, {name}", m.family == name) for name in HELD_OUT]
+    groups += [("CPU, models trained on", ~m.held_out)]
+    return [
+        figures(what, by, m, price, rows)
+        for what, rows in groups
+        if rows.any()
+        for by, price in priced.items()
+    ]
 
 
 def lines(found: list[Figures], again: tuple[int, float, float]) -> Iterator[str]:
@@ -133,7 +145,12 @@ def lines(found: list[Figures], again: tuple[int, float, float]) -> Iterator[str
     for f in found:
         numbers = f"{f.median:7.1%} {f.p90:7.1%} {f.near:8.1%} {f.covered:8.1%}"
         yield f"{f.what:28} {f.by:28} {f.readings:8d} {numbers}"
-    yield f"{again[0]} regions measured twice lie {again[1]:.1%} apart (p50), {again[2]:.1%} (p90)"
+    yield twice(again)
+
+
+def twice(again: tuple[int, float, float]) -> str:
+    """How well measurements repeat, as a sentence."""
+    return f"{again[0]} regions measured twice lie {again[1]:.1%} apart (p50), {again[2]:.1%} (p90)"
 
 
 def report(truth: Path) -> dict[str, Any]:
@@ -144,5 +161,6 @@ def report(truth: Path) -> dict[str, Any]:
     again = repeated(m)
     rows = [f.__dict__ for f in found]
     whole = fused_steps.steps()
-    text = "\n".join([*lines(found, again), *fused_steps.lines(whole)])
+    core = "on a CPU " + twice(repeated(fused_data.shipped("cpu")))
+    text = "\n".join([*lines(found, again), core, *fused_steps.lines(whole)])
     return {"rows": rows, "repeat": again, "steps": [s.__dict__ for s in whole], "text": text}

@@ -28,6 +28,7 @@ def _parser() -> argparse.ArgumentParser:
     make.add_argument("-o", "--out", required=True)
     make.add_argument("--count", type=int, default=16000)
     make.add_argument("--seed", type=int, default=0)
+    make.add_argument("--cpu", action="store_true", help="of sizes for one core")
     measure = verbs.add_parser("measure", help="measure a file of regions")
     measure.add_argument("regions")
     measure.add_argument("-o", "--out", required=True)
@@ -50,18 +51,24 @@ def _parser() -> argparse.ArgumentParser:
     gather.add_argument(
         "--hurried", type=int, default=0, help="first pairs of which little is kept"
     )
-    verbs.add_parser("fit", help="fit the formula to both data sets of the package")
-    train = verbs.add_parser("train", help="train the network on the H200 set of the package")
+    fit = verbs.add_parser("fit", help="fit the formula to a data set of the package")
+    fit.add_argument("--cpu", action="store_true", help="the one of a CPU")
+    train = verbs.add_parser("train", help="train the network on a data set of the package")
+    train.add_argument("--cpu", action="store_true", help="the one of a CPU")
     train.add_argument("--minutes", type=float, default=11)
     train.add_argument("--kernels", action="store_true", help="of kernels as written, not regions")
-    train.add_argument("--onward", action="store_true", help="from the weights of the package")
+    train.add_argument(
+        "--onward", action="store_true", help="from the weights of the package; --cpu: the GPU's"
+    )
     return parser
 
 
 def _make(given: argparse.Namespace) -> int:
+    from foretell.pytorch.fused.host_make import make_host
     from foretell.pytorch.fused.make import make
 
-    print(f"{make(Path(given.out), given.count, given.seed)} regions in {given.out}")
+    made = (make_host if given.cpu else make)(Path(given.out), given.count, given.seed)
+    print(f"{made} regions in {given.out}")
     return 0
 
 
@@ -71,6 +78,11 @@ def _measure(given: argparse.Namespace) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread a process: they share the cores
     ends = time.time() + given.seconds
     alone = not given.only_fused
+    if given.device == "cpu":
+        from foretell.pytorch.fused.host import HostJob, measure_host
+
+        measure_host(HostJob(given.regions, given.out, ends, alone=alone))
+        return 0
     job = Job(given.regions, given.out, given.device, ends, alone, given.products)
     measure(job, given.processes or max(1, (os.cpu_count() or 2) - 1))
     return 0
@@ -100,9 +112,10 @@ def _gather(given: argparse.Namespace) -> int:
 
 
 def _fit(given: argparse.Namespace) -> int:
-    from foretell.pytorch.fused.calibrate import write
+    from foretell.pytorch.fused import calibrate, host_fit
 
-    for line in write(TABLES / "fused.toml"):
+    found = [host_fit.write(TABLES / "fused_host.toml")] if given.cpu else None
+    for line in found or calibrate.write(TABLES / "fused.toml"):
         print(line)
     return 0
 
@@ -114,9 +127,10 @@ def _note(line: str) -> None:
 def _train(given: argparse.Namespace) -> int:
     from foretell.pytorch.fused.train import write
 
-    sort = "kernel" if given.kernels else "gpu"
-    name = "fused_net_kernel.npz" if given.kernels else "fused_net.npz"
-    write(TABLES / name, sort, given.minutes, _note, onward=given.onward)
+    sort = "kernel" if given.kernels else "cpu" if given.cpu else "gpu"
+    name = {"gpu": "fused_net.npz"}.get(sort, f"fused_net_{sort}.npz")
+    begin = "gpu" if given.cpu else sort
+    write(TABLES / name, sort, given.minutes, _note, begin if given.onward else "")
     return 0
 
 

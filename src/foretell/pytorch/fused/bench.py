@@ -30,6 +30,7 @@ from foretell.pytorch.bench.clock import place_for
 from foretell.pytorch.fused.columns import dtype_size
 from foretell.pytorch.fused.draw import drawn
 from foretell.pytorch.fused.gather import measured_regions
+from foretell.pytorch.fused.host import HostJob, measure_host
 from foretell.pytorch.fused.make import cut_blocks
 from foretell.pytorch.fused.measure import Job, measure
 from foretell.pytorch.fused.region import Region, dumps
@@ -72,8 +73,11 @@ def _measured(chosen: list[Region], kind: str, seconds: float) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
         path, out = f"{folder}/regions.txt", f"{folder}/results.jsonl"
         Path(path).write_text("".join(dumps(r) + "\n" for r in chosen))
-        job = Job(path, out, kind, time.time() + seconds, alone=False)
-        measure(job, max(1, (os.cpu_count() or 2) - 1) if kind == "cuda" else 1)
+        ends = time.time() + seconds
+        if kind == "cuda":
+            measure(Job(path, out, kind, ends, alone=False), max(1, (os.cpu_count() or 2) - 1))
+        else:
+            measure_host(HostJob(path, out, ends, alone=False, rounds=1))
         if not Path(out).is_file():
             raise InputError("no region could be measured", hint="give it more `--seconds`")
         return measured_regions([(path, out)])

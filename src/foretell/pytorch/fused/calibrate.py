@@ -21,6 +21,7 @@ from foretell.cost.fused_data import Measured
 from foretell.cost.fused_regions import Regions
 from foretell.cost.fused_walk import WALKED, walked
 from foretell.cost.fusion_class import KIND_CODE, KINDS, WORDS
+from foretell.pytorch.fused.matched import of_sort
 
 # First guess, least and most of each constant: shares of the device's own rates.
 GUESS = {
@@ -109,19 +110,17 @@ def _seconds(device: Device, walk: Any, work: Any, values: Any) -> Any:
 
 
 def write(path: Path) -> list[str]:
-    """Fit both data sets of the package and write the constants that ship; what was found."""
+    """Fit the H200 set of the package and write the constants that ship; what was found."""
     torch.set_num_threads(1)
-    gpu, cpu = fused_data.shipped("h200"), fused_data.shipped("cpu")
-    core = fused_formula.one_core()
+    measured, device = fused_data.shipped("h200"), devices()["h200"]
     text, lines = _HEAD, []
-    h200, kernel = devices()["h200"], gpu.regions.is_written
-    sets = (("gpu", h200, gpu, ~kernel), ("kernel", h200, gpu, kernel), ("cpu", core, cpu, None))
-    for kind, device, measured, mine in sets:
-        rows = np.flatnonzero(~measured.held_out if mine is None else ~measured.held_out & mine)
+    for kind in ("gpu", "kernel"):
+        mine = of_sort(measured, kind)
+        rows = np.flatnonzero(~mine.held_out)
         few = np.random.default_rng(0).choice(rows, min(_MOST, len(rows)), replace=False)
-        constants, weights = fit(device, measured, few)
-        sigma = _sigma(device, measured, rows, constants, weights)
-        lines.append(f"{kind}: {len(rows)} regions, sigma {sigma:.3f}")
+        constants, weights = fit(device, mine, few)
+        sigma = _sigma(device, mine, rows, constants, weights)
+        lines.append(f"{kind}: {len(rows)} kernels, sigma {sigma:.3f}")
         text += f"[{kind}.constants]\n" + _pairs(constants)
         text += f'\n[{kind}.sigma]\nfitted_on = "{device.name}"\nseen = {sigma:.3f}\n'
         text += f"\n[{kind}.weights]\n" + _pairs(weights) + "\n"
@@ -130,7 +129,7 @@ def write(path: Path) -> list[str]:
 
 
 _HEAD = """# Constants of `foretell.cost.fused_formula`, fitted to the
-# regions in fused_h200.npz and fused_cpu.npz (models kept out not used); see
+# regions in fused_h200.npz (models kept out not used); see
 # docs/concepts/fused.md. Made by `python -m foretell.pytorch.fused fit`.
 # `weights` are elementary operations of one place, against an addition.
 

@@ -1,12 +1,11 @@
 """Times compiled regions, and each of their ops alone, as a training step would see them.
 
-On a GPU: what the kernels occupy, read from the profiler's own instrument as `bench.clock` does.
-Before each repetition the second-level cache is filled with other data, half of it dirty, and the
-region's first entry is written again. Inductor's choice among its candidate configurations is
-left to it, but each candidate is timed by fifteen cold runs instead of hundreds, all issued before
-the first begins.
-On a CPU: the wall clock, after a buffer larger than the last cache has been written; the least of
-the repetitions, since others use the cores too and only ever lengthen a reading.
+What counts is what the kernels occupy, read from the profiler's own instrument as `bench.clock`
+does. Before each repetition the second-level cache is filled with other data, half of it dirty,
+and the region's first entry is written again. Inductor's choice among its candidate configurations
+is left to it, but each candidate is timed by fifteen cold runs instead of hundreds, all issued
+before the first begins.
+The clock of a CPU: → `host_clock`.
 """
 
 from __future__ import annotations
@@ -33,13 +32,11 @@ from foretell.pytorch.bench.clock import (
 Tensor = Any
 Run = Callable[[], object]
 _SHORT, _LONG = 21, 5  # repetitions below and above a millisecond
-_HOST = 9  # repetitions on a CPU
 _QUEUED = 2_000_000  # cycles, some millisecond: the host issues every run of a candidate meanwhile
 _ALONE = 5
 _LARGE = 8  # calls that move this many caches evict them themselves
 # The kernel that draws seeds for a compiled dropout: a step draws them once for all its regions.
 _SEEDS = "random_from_to"
-_CPU_CACHE = 48 << 20  # bytes; more than the share of the last cache a core has
 
 
 @dataclass(frozen=True)
@@ -109,36 +106,6 @@ class DeviceClock:
             found.append(replace(took, parts=_parts(ran)))
             at += count
         return found
-
-
-class HostClock:
-    """The same on a CPU, by the wall clock."""
-
-    def __init__(self) -> None:
-        self._sink = torch.zeros(_CPU_CACHE // 4)
-        self._readings: list[Reading] = []
-
-    def __enter__(self) -> HostClock:
-        self._readings = []
-        return self
-
-    def __exit__(self, *why: object) -> None:
-        pass
-
-    def record(self, run: Run, fresh: Tensor | None, moved: float, repeats: int = _LONG) -> None:
-        run()
-        took = []
-        for _ in range(_LONG if moved > _CPU_CACHE else _HOST):
-            self._sink.add_(1.0)
-            if fresh is not None:
-                fresh.mul_(1.0)
-            start = time.perf_counter()
-            run()
-            took.append(time.perf_counter() - start)
-        self._readings.append(replace(_reading(took, ("",)), seconds=min(took)))
-
-    def read(self) -> list[Reading]:
-        return self._readings
 
 
 def _parts(ran: list[list[Kernel]]) -> tuple[float, ...]:

@@ -43,6 +43,7 @@ _WIDTHS: tuple[int, ...] = (
 _WIDTHS += (3072, 4096, 5120, 6144, 8192, 11008, 14336, 16384, 30522, 32000, 50257)
 _CHANNELS = (3, 16, 24, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
 _SIDES = (7, 8, 14, 16, 28, 32, 56, 64, 112)
+_PLACES = (1 << 18, 1 << 21, 1 << 24, 1 << 26, 1 << 27)  # the most elements of a first tensor
 
 
 @dataclass
@@ -58,9 +59,9 @@ class Program:
         return made
 
 
-def shape(chance: Random) -> tuple[int, ...]:
-    """A shape as models have them, of 4 thousand to 128 million elements."""
-    kind, most = chance.random(), chance.choice((1 << 18, 1 << 21, 1 << 24, 1 << 26, 1 << 27))
+def shape(chance: Random, places: Sequence[int] = _PLACES) -> tuple[int, ...]:
+    """A shape as models have them; by default of 4 thousand to 128 million elements."""
+    kind, most = chance.random(), chance.choice(places)
     if kind < 0.45:
         width = chance.choice(_WIDTHS)
         rows = max(1, int(most * 2 ** chance.uniform(-2, 0)) // width)
@@ -79,12 +80,12 @@ def shape(chance: Random) -> tuple[int, ...]:
     return (int(most * 2 ** chance.uniform(-3, 0)),)
 
 
-def drawn(chance: Random, count: int) -> Iterator[Region]:
+def drawn(chance: Random, count: int, places: Sequence[int] = _PLACES) -> Iterator[Region]:
     """Regions drawn at random."""
     made = 0
     while made < count:
         with FakeTensorMode(allow_non_fake_inputs=True):
-            captured, differentiated = program(chance)
+            captured, differentiated = program(chance, places)
         net = Net(captured)
         if differentiated:
             found = list(regions(net, chance, "drawn", 2))
@@ -95,10 +96,10 @@ def drawn(chance: Random, count: int) -> Iterator[Region]:
         yield from found
 
 
-def program(chance: Random) -> tuple[Captured, bool]:
+def program(chance: Random, places: Sequence[int] = _PLACES) -> tuple[Captured, bool]:
     """A random program's ops, and whether its gradient is among them."""
     dtype = chance.choice((torch.float32, torch.bfloat16))
-    first = torch.empty(shape(chance), dtype=dtype)
+    first = torch.empty(shape(chance, places), dtype=dtype)
     if first.dim() == 4 and chance.random() < 0.3:
         first = first.to(memory_format=torch.channels_last)
     length = chance.choice((1, 2, 2, 3, 3, 4, 5, 6, 8, 10, 12, 16, 24))

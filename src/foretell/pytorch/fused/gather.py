@@ -24,6 +24,7 @@ from foretell.cost.fused_regions import NODE, Regions, assembled
 from foretell.cost.fusion_class import WORDS, word_of
 from foretell.errors import InputError
 from foretell.pytorch.fused.columns import described
+from foretell.pytorch.fused.host import merged
 from foretell.pytorch.fused.measure import read_regions
 from foretell.pytorch.fused.region import Region, loads
 from foretell.pytorch.fused.written import parts
@@ -94,8 +95,10 @@ def _results(path: str, results: str) -> Iterator[tuple[Region, dict[str, Any]]]
     lines = read_regions(path)
     raw = Path(results).read_bytes()
     text = gzip.decompress(raw) if results.endswith(".gz") else raw
-    for line in text.decode().splitlines():
-        row = json.loads(line)
+    rows = [json.loads(line) for line in text.decode().splitlines()]
+    if any("round" in row for row in rows):  # of a CPU; a file of one round has nothing to confirm
+        rows = merged(rows, confirmed=any(row.get("round") for row in rows))
+    for row in rows:
         if row.get("s", 0.0) > 0:
             yield loads(lines[row["at"]]), row
 

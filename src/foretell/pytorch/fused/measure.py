@@ -1,4 +1,4 @@
-"""Measures a file of regions: many processes compile, one at a time owns the device's clock.
+"""Measures a file of regions on a GPU: many processes compile, one at a time owns its clock.
 
 Each process takes the next block of regions, compiles them all, then waits for its turn on the
 device, where it runs every region and every op alone. Results are appended line by line, so a run
@@ -8,7 +8,7 @@ cut short keeps what it has:
 
 `at` is the region's line, `alone` the seconds of its ops un-fused, `parts` those of its kernels and
 `notes` what the compiler said of each (→ `kernels`). Where a region could not be compiled or run,
-`why` tells.
+`why` tells. On a CPU: → `host`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from foretell.pytorch.fused.build import compiled, decoded, operator, real_entry
-from foretell.pytorch.fused.clock import _ALONE, DeviceClock, HostClock, quicken, wake
+from foretell.pytorch.fused.clock import _ALONE, DeviceClock, quicken, wake
 from foretell.pytorch.fused.kernels import Note, noted
 from foretell.pytorch.fused.region import Region, loads, references
 from foretell.pytorch.fused.templates import own_products
@@ -92,13 +92,13 @@ def work(job: Job, turn: Any, writing: Any, next_block: Any) -> None:
     if job.products:
         own_products()
     lines = read_regions(job.path)
-    clock: DeviceClock | HostClock | None = None
+    clock: DeviceClock | None = None
     known: dict[str, float] = {}
     for at in _blocks(next_block, len(lines), job.ends):
         ready = dict(_compiled(lines, at, job))
         with my_turn(turn):
             if clock is None:
-                clock = clock_for(job.device)
+                clock = clock_for_gpu()
             rows, asked = timed(ready, clock, job, known)
         _fill(rows, asked, clock, known)
         with my_turn(writing), open(job.out, "a") as out:
@@ -132,11 +132,9 @@ def settle(device: str) -> None:
         wake()
 
 
-def clock_for(device: str) -> DeviceClock | HostClock:
-    """The clock of a device."""
-    if device == "cuda":
-        return DeviceClock(torch.cuda.get_device_properties(0).L2_cache_size)
-    return HostClock()
+def clock_for_gpu() -> DeviceClock:
+    """The clock of this process's GPU."""
+    return DeviceClock(torch.cuda.get_device_properties(0).L2_cache_size)
 
 
 def _blocks(next_block: Any, count: int, ends: float) -> Iterator[range]:
@@ -163,7 +161,7 @@ def _compiled(lines: list[str], at: range, job: Job) -> Iterator[tuple[int, Read
 
 
 def timed(
-    ready: dict[int, Ready], clock: DeviceClock | HostClock, job: Job, known: dict[str, float],
+    ready: dict[int, Ready], clock: DeviceClock, job: Job, known: dict[str, float],
 ) -> tuple[list[dict[str, Any]], list[tuple[dict[str, Any], str]]]:  # fmt: skip
     """Run a block: a row each, and whose time each reading is; ops met before are not run again."""
     rows: list[dict[str, Any]] = []
@@ -194,12 +192,12 @@ def _choose(ready: dict[int, Ready], job: Job) -> None:
 
 
 def _record(
-    region: Region, run: Callable[[list[Tensor]], Any], clock: DeviceClock | HostClock, job: Job,
+    region: Region, run: Callable[[list[Tensor]], Any], clock: DeviceClock, job: Job,
     row: dict[str, Any], asked: list[tuple[dict[str, Any], str]], known: dict[str, float],
 ) -> None:  # fmt: skip
     entries = [real_entry(e, job.device) for e in region.entries]
     first = entries[0] if entries else None
-    fresh = first if first is not None and first.is_floating_point() and _owns(first) else None
+    fresh = first if first is not None and first.is_floating_point() and owns(first) else None
     moved = float(sum(t.numel() * t.element_size() for t in entries))
     with torch.no_grad():
         clock.record(lambda: run(list(entries)), fresh, moved)
@@ -213,7 +211,7 @@ def _record(
 
 
 def _record_alone(
-    region: Region, entries: list[Tensor], clock: DeviceClock | HostClock, job: Job,
+    region: Region, entries: list[Tensor], clock: DeviceClock, job: Job,
     row: dict[str, Any], asked: list[tuple[dict[str, Any], str]], known: dict[str, float],
 ) -> list[str]:  # fmt: skip
     """Run each op alone; the names under which their times will be known."""
@@ -221,16 +219,16 @@ def _record_alone(
     names = []
     for op in region.ops:
         args, kwargs = (
-            decoded(a, lambda r: _value(values, r), job.device) for a in (op.args, op.kwargs)
+            decoded(a, lambda r: value_of(values, r), job.device) for a in (op.args, op.kwargs)
         )
         function = operator(op.name)
         values.append(function(*args, **kwargs))
-        name = _name(op.name, op.args, op.kwargs, values)
+        name = name_of(op.name, op.args, op.kwargs, values)
         names.append(name)
         if name not in known:
             known[name] = math.nan
-            reads = [_value(values, [0, v, r]) for v, r in references([op.args, op.kwargs])]
-            fresh = next((t for t in reads if t.is_floating_point() and _owns(t)), None)
+            reads = [value_of(values, [0, v, r]) for v, r in references([op.args, op.kwargs])]
+            fresh = next((t for t in reads if t.is_floating_point() and owns(t)), None)
             moved = float(sum(t.numel() * t.element_size() for t in reads))
             clock.record(partial(function, *args, **kwargs), fresh, moved, _ALONE)
             asked.append((row, name))
@@ -246,21 +244,21 @@ def _check_alive(device: str) -> None:
             raise SystemExit(_LOST) from None
 
 
-def _owns(t: Tensor) -> bool:
+def owns(t: Tensor) -> bool:
     """Whether a tensor can be written in place: nothing in it is expanded."""
     return all(s or n == 1 for n, s in zip(t.shape, t.stride(), strict=True))
 
 
-def _value(values: list[Any], reference: Any) -> Any:
+def value_of(values: list[Any], reference: Any) -> Any:
     value = values[reference[1]]
     return value if reference[2] < 0 else value[reference[2]]
 
 
-def _name(op: str, args: Any, kwargs: Any, values: list[Any]) -> str:
+def name_of(op: str, args: Any, kwargs: Any, values: list[Any]) -> str:
     """What tells the cost of an op: itself, its plain arguments, how its tensors lie."""
 
     def told(reference: Any) -> str:
-        t = _value(values, reference)
+        t = value_of(values, reference)
         return f"{tuple(t.shape)}{t.stride()}{t.dtype}"
 
     return f"{op}{decoded(args, told, 'cpu')}{decoded(kwargs, told, 'cpu')}"
@@ -268,7 +266,7 @@ def _name(op: str, args: Any, kwargs: Any, values: list[Any]) -> str:
 
 def _fill(
     rows: list[dict[str, Any]], asked: list[tuple[dict[str, Any], str]],
-    clock: DeviceClock | HostClock, known: dict[str, float],
+    clock: DeviceClock, known: dict[str, float],
 ) -> None:  # fmt: skip
     readings = clock.read()
     if not readings:

@@ -35,8 +35,9 @@ class Network(nn.Module):  # type: ignore[misc]
     """Layers of hearing both ways, pooling, and two dense layers."""
 
     def __init__(
-        self, whole: int, width: int = 48, sent: int = 32, layers: int = 3, dense: int = 96
-    ) -> None:
+        self, whole: int, width: int = 48, sent: int = 32, layers: int = 3, dense: int = 96,
+        dropout: float = 0.1,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.op = nn.Parameter(0.3 * torch.randn(len(WORDS), 12))
         for name, size in (("node", NODE_FEATURES), ("whole", whole)):
@@ -51,7 +52,7 @@ class Network(nn.Module):  # type: ignore[misc]
         self.join = nn.ModuleList([nn.Linear(width + 4 * sent, width) for _ in range(layers)])
         self.first = nn.Linear(3 * width + whole, dense)
         self.second, self.out = nn.Linear(dense, dense // 2), nn.Linear(dense // 2, 2)
-        self.rest = nn.Dropout(0.1)
+        self.rest = nn.Dropout(dropout)
 
     def scale(self, node: Tensor, whole: Tensor) -> None:
         """Remember the means and spreads of the training set."""

@@ -5,14 +5,16 @@
 Several networks are trained, each without some families of the training set; what each says of
 the families it did not see tells how far the answers err, and the stated spread is scaled to that.
 Whole models (`HELD_OUT`) are kept from all of it. In two of five looks a region's own op times are
-hidden, so that the network also answers where nobody measured them.
+hidden, so that the network also answers where nobody measured them. On a CPU there are few samples
+and they scatter: its networks are held back, and their corrections scaled by what was worth most on
+the families each had not seen (→ `shrunk`).
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,15 +27,33 @@ from foretell.cluster.preset import devices
 from foretell.cost.fused import networks
 from foretell.cost.fused_data import Measured, shipped
 from foretell.cost.fused_features import Features, features
+from foretell.cost.fused_formula import one_core
 from foretell.cost.fused_regions import Regions
 from foretell.cost.fusion_class import WORDS
+from foretell.pytorch.fused.matched import of_sort, shares
 from foretell.pytorch.fused.network import Network
 
 Tensor = Any
-BATCH, HIDDEN, RATE = 256, 0.4, 4e-3
-# Networks, and the parts of the training families one of which each leaves out.
-MEMBERS, FOLDS = 3, 8
+HIDDEN = 0.4
+LEAST = 0.15  # the least a kernel counts, against one that is a region by itself
 EIGHTY = 1.2816  # standard deviations that hold 80 % of a normal distribution
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How networks are trained."""
+
+    members: int = 3
+    folds: int = 8  # the parts of the training families one of which each network leaves out
+    dropout: float = 0.1
+    decay: float = 0.02
+    batch: int = 256
+    rate: float = 4e-3
+    steps: int = 0  # where not as many as the time allows
+    shrinks: bool = False
+
+
+CPU = Recipe(members=4, folds=4, dropout=0.3, decay=0.1, batch=128, steps=300, shrinks=True)
 
 
 @dataclass(frozen=True)
@@ -46,6 +66,7 @@ class Table:
     node: tuple[Tensor, Tensor]
     whole: tuple[Tensor, Tensor]
     target: tuple[Tensor, Tensor]  # ln(measured/formula)
+    weight: Tensor  # what a kernel's error counts: by its share of its region's time
     start: Any  # first edge of each region
 
 
@@ -62,6 +83,7 @@ def table(device: Device, measured: Measured) -> Table:
         (_float(both[0].node), _float(both[1].node)),
         (_float(both[0].whole), _float(both[1].whole)),
         (_target(measured, both[0]), _target(measured, both[1])),
+        _weight(measured),
         np.searchsorted(of, np.arange(len(known) + 1)),
     )
 
@@ -72,6 +94,11 @@ def _float(values: Any) -> Tensor:
 
 def _target(measured: Measured, given: Features) -> Tensor:
     return _float(np.log(measured.seconds / given.formula))
+
+
+def _weight(measured: Measured) -> Tensor:
+    some = np.maximum(shares(measured), LEAST)
+    return _float(some / some.mean())
 
 
 def batch(t: Table, rows: Any, hidden: Any) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -95,40 +122,51 @@ def batch(t: Table, rows: Any, hidden: Any) -> tuple[tuple[Tensor, ...], Tensor]
     return (t.op[nodes], node, ends, t.edge[chosen], whole, of), target
 
 
-def loss_of(said: Tensor, target: Tensor) -> Tensor:
+def loss_of(said: Tensor, target: Tensor, weight: Tensor) -> Tensor:
     """How unlikely the targets are under a Laplace law, and how far off the middle is."""
     spread = said[:, 1].clamp(-5.0, 1.0)
     apart = (target - said[:, 0]).abs()
-    middle = torch.nn.functional.huber_loss(said[:, 0], target, delta=0.1)
-    return (apart * torch.exp(-spread) + spread).mean() + 3 * middle
+    middle = torch.nn.functional.huber_loss(said[:, 0], target, delta=0.1, reduction="none")
+    return (weight * (apart * torch.exp(-spread) + spread + 3 * middle)).mean()
 
 
 def train(
-    t: Table, rows: Any, seed: int, seconds: float, before: Mapping[str, Any] | None = None
-) -> Network:
+    t: Table, rows: Any, seed: int, seconds: float, before: Mapping[str, Any] | None = None,
+    recipe: Recipe | None = None,
+) -> Network:  # fmt: skip
     """One network, trained for so long; from weights of an earlier one where there are any."""
     torch.manual_seed(seed)
-    chance = np.random.default_rng(seed)
-    net = Network(t.whole[0].shape[1])
+    chance, recipe = np.random.default_rng(seed), recipe or Recipe()
+    net = Network(t.whole[0].shape[1], dropout=recipe.dropout)
     net.scale(t.node[0], t.whole[0][rows])
     if before:
         net.begin_from(before)
-    optimizer = torch.optim.AdamW(net.parameters(), RATE, weight_decay=0.02)
-    begun, order = time.time(), np.zeros(0, int)
-    while (done := (time.time() - begun) / seconds) < 1:
+    optimizer = torch.optim.AdamW(net.parameters(), recipe.rate, weight_decay=recipe.decay)
+    order = np.zeros(0, int)
+    for done in _progress(seconds, recipe.steps):
         for group in optimizer.param_groups:
-            group["lr"] = (RATE / 3 if before else RATE) * _rate(done)
-        if len(order) < BATCH:
+            group["lr"] = (recipe.rate / 3 if before else recipe.rate) * _rate(done)
+        if len(order) < recipe.batch:
             order = chance.permutation(rows)
-        some, order = order[:BATCH], order[BATCH:]
+        some, order = order[: recipe.batch], order[recipe.batch :]
         given, target = batch(t, some, (chance.random(len(some)) < HIDDEN).astype(int))
-        loss = loss_of(net(*given), target)
+        loss = loss_of(net(*given), target, t.weight[some])
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 2.0)
         optimizer.step()
     net.eval()
     return net
+
+
+def _progress(seconds: float, steps: int) -> Iterator[float]:
+    """The share that is done before each step: of the steps, or of the time."""
+    if steps:
+        yield from (step / steps for step in range(steps))
+        return
+    begun = time.time()
+    while (done := (time.time() - begun) / seconds) < 1:
+        yield done
 
 
 def _rate(done: float) -> float:
@@ -148,68 +186,78 @@ def said(net: Network, t: Table, rows: Any, hidden: int) -> tuple[Any, Any, Any]
     return found[:, 0], np.exp(found[:, 1].clip(-5.0, 1.0)), found[:, 2]
 
 
-def of_sort(measured: Measured, sort: str) -> Measured:
-    """The regions of a data set, or its kernels as written."""
-    rows = np.flatnonzero(measured.regions.is_written == (sort == "kernel"))
-    return Measured(
-        measured.regions.take(rows),
-        measured.seconds[rows],
-        measured.spread[rows],
-        measured.kernels[rows],
-        measured.family[rows],
-        np.full(len(rows), -1),
-    )
-
-
-def folds(measured: Measured, rows: Any) -> list[Any]:
+def folds(measured: Measured, rows: Any, recipe: Recipe | None = None) -> list[Any]:
     """Rows each network does not see: whole families, and a share of what was drawn."""
     families = sorted(set(measured.family[rows]) - {"drawn"})
     drawn = np.flatnonzero(measured.family == "drawn")
-    found = []
-    for member in range(MEMBERS):
-        out = np.isin(measured.family, families[member::FOLDS])
-        out[drawn[member::FOLDS]] = True
+    found, how = [], recipe or Recipe()
+    for member in range(how.members):
+        out = np.isin(measured.family, families[member :: how.folds])
+        out[drawn[member :: how.folds]] = True
         found.append(rows[out[rows]])
     return found
 
 
 def trained(
     device: Device, measured: Measured, minutes: float, note: Callable[[str], None],
-    before: tuple[Mapping[str, Any], ...] = (),
+    before: tuple[Mapping[str, Any], ...] = (), recipe: Recipe | None = None,
 ) -> tuple[dict[str, Any], dict[str, float]]:  # fmt: skip
     """Arrays to ship, and the figures found on the way."""
     t, rows = table(device, measured), np.flatnonzero(~measured.held_out)
+    how = recipe or Recipe()
     arrays: dict[str, Any] = {}
-    apart = []
-    for member, out in enumerate(folds(measured, rows)):
+    told: dict[int, list[Any]] = {0: [], 1: []}  # of families not seen: middle, spread, target
+    for member, out in enumerate(folds(measured, rows, how)):
         start = before[member % len(before)] if before else None
-        net = train(t, np.setdiff1d(rows, out), member, 60 * minutes / MEMBERS, start)
-        for hidden in (0, 1):
-            middle, spread, target = said(net, t, out, hidden)
-            apart.append(
-                np.stack(
-                    [np.full(len(out), hidden), (target - middle) / spread, target - middle], 1
-                )
-            )
+        seconds = 60 * minutes / how.members
+        net = train(t, np.setdiff1d(rows, out), member, seconds, start, how)
+        for hidden, found in told.items():
+            found.append(np.stack(said(net, t, out, hidden)))
         arrays |= {f"{member}/{name}": value for name, value in net.exported().items()}
-        error = np.abs(np.exp(apart[-2][:, 2]) - 1)
-        near = np.mean(error <= 0.14)
-        note(f"network {member}: {np.median(error):.1%}, {near:.1%} near, on families not seen")
-    found = np.concatenate(apart)
-    scales = [np.quantile(np.abs(found[found[:, 0] == h, 1]), 0.8) / EIGHTY for h in (0, 1)]
-    arrays["scale"] = np.array(scales, np.float32)
-    arrays["words"] = np.array(WORDS)
+        note(f"network {member}: {_errors(told[0][-1])}, on families not seen")
+    both = [np.concatenate(told[hidden], 1) for hidden in (0, 1)]
+    share = shrunk(both[0]) if how.shrinks else 1.0
+    _scale(arrays, share)
+    note(f"a share of {share:.2f} of each: {_errors(both[0], share)}; none: {_errors(both[0], 0)}")
+    scales = [
+        np.quantile(np.abs((target - share * middle) / spread), 0.8) / EIGHTY
+        for middle, spread, target in both
+    ]
+    arrays |= {"scale": np.array(scales, np.float32), "words": np.array(WORDS)}
     return arrays, {"scale_known": float(scales[0]), "scale_blind": float(scales[1])}
 
 
-def write(
-    path: Path, sort: str, minutes: float, note: Callable[[str], None], *, onward: bool
-) -> None:
-    """Train on the H200 set of the package and write what ships: large arrays in half precision."""
+def _errors(told: Any, share: float = 1.0) -> str:
+    middle, _, target = told
+    error = np.abs(np.exp(share * middle - target) - 1)
+    return f"{np.median(error):.1%}, {np.mean(error <= 0.14):.1%} near"
+
+
+def shrunk(told: Any) -> float:
+    """The share of the corrections that leaves the least error on families not seen."""
+    middle, _, target = told
+    shares = np.linspace(0.0, 1.0, 21)
+    return float(shares[np.argmin([np.abs(target - s * middle).mean() for s in shares])])
+
+
+def _scale(arrays: dict[str, Any], share: float) -> None:
+    """Have networks correct by a share of what they learned."""
+    for name, value in arrays.items():
+        if name.endswith(("/out.weight", "/out.bias")):
+            value[0] *= share
+
+
+def write(path: Path, sort: str, minutes: float, note: Callable[[str], None], begin: str) -> None:
+    """Train on a set of the package and write what ships: large arrays in half precision.
+
+    `begin` names the sort of networks whose weights are taken over; none where it is empty.
+    """
     torch.set_num_threads(1)
-    before = networks(sort)[0] if onward else ()
-    mine = of_sort(shipped("h200"), sort)
-    arrays, found = trained(devices()["h200"], mine, minutes, note, before)
+    before = networks(begin)[0] if begin else ()
+    device = one_core() if sort == "cpu" else devices()["h200"]
+    mine = of_sort(shipped("cpu" if sort == "cpu" else "h200"), sort)
+    recipe = CPU if sort == "cpu" else Recipe()
+    arrays, found = trained(device, mine, minutes, note, before, recipe)
     note(", ".join(f"{name} {value:.3f}" for name, value in found.items()))
     small = {
         n: v.astype(np.float16) if v.size > 200 and n != "words" else v for n, v in arrays.items()

@@ -1,0 +1,208 @@
+"""Which loop nests Inductor's scheduler (torch 2.11) joins to one kernel.
+
+Two groups of nests may be joined where one reads what the other makes or both read the same, where
+their loops fit, and where nothing outside lies between them. Those with the most bytes in common
+are joined first, two that reduce or two that do not before one of each.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from foretell.cost.fused_values import (
+    ALIGNED,
+    COLS,
+    LIBRARY,
+    MOVED,
+    PARTIAL,
+    POINT,
+    REDUCE,
+    ROWS,
+    SPREAD,
+    TURNED,
+)
+
+_LEAST = 10.0  # bytes in common worth a join (`score_fusion_memory_threshold`)
+_ALIKE = 1e15  # more than any tensor has bytes
+# Sums of rows and of columns share a pass over tensors of so many elements, with so many rows, at
+# least so many times as many as columns, of which there are no more than (`MixOrderReduction`).
+_MIXED, _MIXED_ROWS, _MIXED_RATIO, _MIXED_COLUMNS = 5.0 * 2**20, 4096, 2, 16384
+
+
+@njit(cache=True)
+def joined(k, elements, size, low):  # type: ignore[no-untyped-def]
+    """The group of each nest: the number of its first nest."""
+    count = k.used[0]
+    group = np.arange(count)
+    if count < 2:
+        return group
+    score = np.zeros((count, count))
+    for a in range(count):
+        for b in range(a + 1, count):
+            score[a, b] = _score(k, group, elements, size, low, a, b)
+    while _join_best(k, group, score, elements, size, low):
+        pass
+    return group
+
+
+@njit(cache=True)
+def _join_best(k, group, score, elements, size, low):  # type: ignore[no-untyped-def]
+    """Join the two groups that gain most; whether there were any."""
+    count = len(group)
+    left = score.copy()
+    while True:
+        at = np.argmax(left)
+        a, b = at // count, at % count
+        if left[a, b] <= 0:
+            return False
+        if not (_between(k, group, a, b) or _between(k, group, b, a)):
+            break
+        left[a, b] = 0.0
+    for x in range(count):
+        if group[x] == b:
+            group[x] = a
+    score[b, :] = 0.0
+    score[:, b] = 0.0
+    for x in range(count):
+        if group[x] == x and x != a:
+            low_, high_ = min(a, x), max(a, x)
+            score[low_, high_] = _score(k, group, elements, size, low, low_, high_)
+    return True
+
+
+@njit(cache=True)
+def _score(k, group, elements, size, low, a, b):  # type: ignore[no-untyped-def]
+    """What joining two groups gains; 0 where they may not be joined."""
+    n1, r1, how1 = _extent(k, group, a)
+    n2, r2, how2 = _extent(k, group, b)
+    if not _fit(k, group, a, b, n1, r1, how1, n2, r2, how2):
+        return 0.0
+    n, r = (n1, r1) if how1 != POINT else (n2, r2) if how2 != POINT else (-1.0, 1.0)
+    shared, uses = 0.0, False
+    for x in range(len(group)):
+        for y in range(len(group)):
+            if group[x] == a and group[y] == b:
+                found = _common(k, elements, size, low, x, y, n, r)
+                if found < 0:
+                    return 0.0
+                shared = max(shared, found)
+                nodes = k.ops.shape[1]
+                uses |= k.reads[y, nodes + x] > 0 or k.reads[x, nodes + y] > 0
+    if shared < _LEAST and not uses:
+        return 0.0
+    return shared + (_ALIKE if (how1 == POINT) == (how2 == POINT) else 0.0)
+
+
+@njit(cache=True)
+def _extent(k, group, a):  # type: ignore[no-untyped-def]
+    """Results, places of each, and way of a group's loops; of a library's kernel none."""
+    n, r, how = 0.0, 1.0, POINT
+    for x in range(len(group)):
+        if group[x] == a:
+            if k.part[x] == LIBRARY:
+                return -1.0, 1.0, POINT
+            if k.how[x] != POINT:
+                n, r, how = k.n[x], k.r[x], k.how[x]
+            elif how == POINT:
+                n = k.n[x]
+    return n, r, how
+
+
+@njit(cache=True)
+def _fit(k, group, a, b, n1, r1, how1, n2, r2, how2):  # type: ignore[no-untyped-def]
+    """Whether the loops of two groups can be one."""
+    if n1 < 0 or n2 < 0:
+        return False
+    if how1 != POINT and how2 != POINT:
+        same = n1 == n2 and r1 == r2
+        return same or _mixes(k, group, a, b, n1, r1, how1) or _mixes(k, group, b, a, n2, r2, how2)
+    if how1 == POINT and how2 == POINT:
+        return n1 == n2
+    if how1 == POINT:
+        return n1 == n2 or (n1 == n2 * r2 and _whole(k, group, b))
+    return n2 == n1 or (n2 == n1 * r1 and _whole(k, group, a))
+
+
+@njit(cache=True)
+def _whole(k, group, a):  # type: ignore[no-untyped-def]
+    """Whether no reduction of a group is split: partial sums take no other loop along."""
+    for x in range(len(group)):
+        if group[x] == a and k.how[x] != POINT and k.part[x] == PARTIAL:
+            return False
+    return True
+
+
+@njit(cache=True)
+def _mixes(k, group, a, b, n, r, how):  # type: ignore[no-untyped-def]
+    """Whether the columns of what group a sums along rows are summed by b, in the same pass."""
+    for x in range(len(group)):
+        columns = k.how[x] == COLS and k.part[x] <= PARTIAL and k.base[x] == r
+        if group[x] == b and not columns:
+            return False
+    large = n * r >= _MIXED and n >= _MIXED_RATIO * r and n >= _MIXED_ROWS
+    return how == ROWS and large and r <= _MIXED_COLUMNS and _whole(k, group, a)
+
+
+@njit(cache=True)
+def _common(k, elements, size, low, x, y, n, r):  # type: ignore[no-untyped-def]
+    """Bytes of the largest tensor two nests share; -1 where one needs what the other lacks yet."""
+    nodes, most = k.ops.shape[1], 0.0
+    for b in range(nodes):
+        if k.reads[x, b] > 0 and _alike(k.reads[x, b], k.reads[y, b]):
+            most = max(most, elements[low + b] * size[low + b])
+    for z in range(k.used[0]):
+        b = nodes + z
+        if z == x and k.reads[y, b] > 0 and not _meets(k, x, y, k.reads[y, b], n, r):
+            return -1.0
+        if z == y and k.reads[x, b] > 0 and not _meets(k, y, x, k.reads[x, b], n, r):
+            return -1.0
+        one = ALIGNED if z == x else k.reads[x, b]
+        other = ALIGNED if z == y else k.reads[y, b]
+        if one > 0 and other > 0 and (z in (x, y) or _alike(one, other)):
+            most = max(most, k.n[z] * 4.0)
+    return most
+
+
+@njit(cache=True)
+def _alike(one, other):  # type: ignore[no-untyped-def]
+    """Whether two ways to read a tensor are the same."""
+    turned = (one == TURNED or one >= MOVED) and (other == TURNED or other >= MOVED)
+    return one == other or turned
+
+
+@njit(cache=True)
+def _meets(k, x, y, code, n, r):  # type: ignore[no-untyped-def]
+    """Whether nest y reads of nest x what their common loop, of n rows of r, has just made."""
+    places = k.n[y] * k.r[y]
+    if k.how[x] == POINT:
+        if code in (ALIGNED, TURNED):
+            whole = k.how[y] == POINT or k.part[y] != PARTIAL
+            return k.n[x] == places and whole
+        follows = k.reads[x, k.ops.shape[1] :].any()
+        return code == SPREAD and k.n[x] == n and places == n * r and follows
+    if code == ALIGNED and k.n[x] == places:
+        return True
+    by_rows = code in (SPREAD, ALIGNED)
+    return by_rows and places == k.n[x] * k.r[x] and k.part[x] == REDUCE
+
+
+@njit(cache=True)
+def _between(k, group, a, b):  # type: ignore[no-untyped-def]
+    """Whether something outside reads group a and group b reads that."""
+    count, nodes = len(group), k.ops.shape[1]
+    after = np.zeros(count, np.bool_)
+    again = True
+    while again:
+        again = False
+        for y in range(count):
+            g = group[y]
+            for x in range(count):
+                if g == group[x] or k.reads[y, nodes + x] == 0 or g == a:
+                    continue
+                if after[group[x]] and g == b:
+                    return True
+                if g != b and not after[g] and (after[group[x]] or group[x] == a):
+                    after[g] = True
+                    again = True
+    return False

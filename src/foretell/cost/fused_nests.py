@@ -1,0 +1,307 @@
+"""What the loop nests of a fused region must move and compute on a CPU, found by walking its ops.
+
+Inductor C++ (torch 2.13) writes one function of several loop nests. Ops over the same places share
+a nest, but what uses a reduction, a norm or a product waits for the next one: the region falls into
+passes. What is not stored is computed again in every pass that uses it; what is long or holds an
+exponential is stored then (`should_realize_on_reuse` in torch/_inductor/ir.py). Nests are
+vectorized along the rows that lie side by side; sums of columns keep one accumulator each and run
+down the rows.
+
+The columns are those of `fused_walk`, with a CPU's meaning where it differs, and seven more:
+
+    reread    bytes read again by later passes
+    kernels   loop nests expected
+    levels    passes that wait for one another
+    lone      rows begun: the start and the last, partial vector of each
+    odd       places that partial vectors visit in vain
+    columns   places visited by reductions that run down columns
+    chained   places visited by reductions along rows: one accumulator, one after another
+    mapped    bytes that leave in blocks larger than the allocator keeps: paged in anew
+    asked     truth values read from memory: a mask of them is put together one by one
+    told      truth values written
+    joined    places of concatenations that are not stored: what uses them asks which part it is in
+    given     tensors that enter and leave: each is handed over by the interpreter
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from foretell.cost.fused_codes import (
+    BATCH,
+    COLUMNS,
+    CONSTANT,
+    FRESH,
+    INPUT,
+    NORM,
+    RANDOM,
+    REDUCTION,
+    SIZE,
+    TEMPLATE,
+    UNPOOLS,
+    VIEW,
+    WEIGHT,
+)
+from foretell.cost.fused_regions import DTYPES, Regions
+from foretell.cost.fused_walk import Walk
+from foretell.cost.fusion_class import KIND_CODE, KINDS, WORDS
+
+Array = npt.NDArray[np.float64]
+
+NESTED = (
+    "read", "fresh", "reread", "written", "kernels", "levels", "work", "turned", "lone", "product",
+    "own", "places", "random", "operand", "odd", "halves", "columns", "chained", "mapped", "asked",
+    "told", "joined", "given",
+)  # fmt: skip
+_PASSES = 12  # more are counted as the last
+_LONG = 30.0  # operations beyond which what several passes use is stored (`has_large_inner_fn`)
+# Ops whose value is stored where several passes use it, however short it is.
+_STORED = np.isin(
+    np.array(WORDS),
+    ("exp", "log", "log1p", "sigmoid", "tanh", "silu", "silu_backward", "mish", "softplus"),
+)
+_NESTS = 16  # of a region; more are counted as the last
+_CAT = KINDS.index("cat")
+_BOOL = DTYPES.index("bool")
+_LANES = 16.0  # of fp32 in a vector of 512 bits
+_MAPPED = 32.0 * 2**20  # bytes: glibc maps larger blocks anew (mallopt(3), M_MMAP_THRESHOLD)
+
+
+def nested(regions: Regions, weight: Array) -> Walk:
+    """Walk all regions; `weight` counts operations by op."""
+    read = _read(regions)
+    start = np.searchsorted(regions.target[read], np.arange(len(regions.op) + 1))
+    out, node = np.zeros((len(regions), len(NESTED))), np.zeros((len(regions.op), 3))
+    _walk(
+        regions.first, start, regions.source[read], regions.pattern[read], KIND_CODE[regions.op],
+        regions.op, regions.dtype == _BOOL, SIZE[regions.dtype], regions.elements, regions.looped,
+        regions.inner, regions.across, regions.last, regions.writes, regions.flops,
+        regions.seconds, out, node,
+    )  # fmt: skip
+    places = regions.looped * node[:, 0] * is_busy(regions)
+    half = SIZE[regions.dtype] == 2
+    out[:, NESTED.index("work")] = np.bincount(
+        regions.region, places * weight[regions.op], len(out)
+    )
+    out[:, NESTED.index("halves")] = np.bincount(regions.region, places * half, len(out))
+    return Walk(out, node)
+
+
+def is_busy(regions: Regions) -> npt.NDArray[np.bool_]:
+    """Nodes that compute something inside a nest."""
+    return np.asarray(~np.isin(KIND_CODE[regions.op], (VIEW, CONSTANT, INPUT, TEMPLATE)))
+
+
+def _read(regions: Regions) -> npt.NDArray[np.bool_]:
+    """The edges along which something is read: of what was pooled only the shape is asked."""
+    place = np.arange(len(regions.target)) - np.searchsorted(regions.target, regions.target)
+    return np.asarray(~(UNPOOLS[regions.op[regions.target]] & (place == 1)))
+
+
+@njit(cache=True)
+def _walk(  # type: ignore[no-untyped-def]
+    first, start, source, pattern, kind, op, truth, size, elements, looped, inner, across, last,
+    writes, flops, seconds, out, node,
+):  # fmt: skip
+    writes = writes.copy()
+    for r in range(len(first) - 1):
+        low, high = first[r], first[r + 1]
+        alive = _alive(low, high, start, source, kind, writes)
+        level, done = _passes(low, high, start, source, kind, alive)
+        long = _lengths(low, high, start, source, kind, op, writes)
+        need, again = _needs(low, high, start, source, kind, op, writes, alive, level, done, long)
+        rows = _has_rows(low, high, start, pattern, kind, alive)
+        row = out[r]
+        _entering(
+            low, high, start, source, kind, op, truth, size, elements, looped, alive, need, row
+        )
+        _inside(
+            low, high, start, source, pattern, kind, op, truth, size, elements, looped, inner,
+            across, last, writes, flops, seconds, alive, level, done, need, again, rows, row,
+        )  # fmt: skip
+        row[4], row[5] = max(row[4], 1.0), max(row[5], 1.0)
+        for i in range(high - low):
+            node[low + i, 0] = max(1, _bits(need[i]) - again[i]) if alive[i] else 0
+            node[low + i, 1] = level[i]
+            node[low + i, 2] = done[i] - level[i]
+
+
+@njit(cache=True)
+def _alive(low, high, start, source, kind, writes):  # type: ignore[no-untyped-def]
+    """What something that leaves depends on; what a view leaves is left by what it looks at."""
+    alive = np.zeros(high - low, np.bool_)
+    for n in range(high - 1, low - 1, -1):
+        if kind[n] == VIEW and writes[n] > 0 and start[n] < start[n + 1]:
+            at = source[start[n]]
+            if kind[at] != INPUT:
+                writes[at] = max(writes[at], writes[n])
+            writes[n] = 0.0
+        alive[n - low] |= writes[n] > 0
+        if alive[n - low] and kind[n] != CONSTANT:
+            for e in range(start[n], start[n + 1]):
+                alive[source[e] - low] = True
+    return alive
+
+
+@njit(cache=True)
+def _passes(low, high, start, source, kind, alive):  # type: ignore[no-untyped-def]
+    """The pass in which each node is begun, and the one in which its result is there."""
+    level = np.zeros(high - low, np.int64)
+    done = np.zeros(high - low, np.int64)
+    for n in range(low, high):
+        i = n - low
+        if kind[n] != CONSTANT:
+            for e in range(start[n], start[n + 1]):
+                level[i] = max(level[i], done[source[e] - low])
+        waits = kind[n] == REDUCTION or kind[n] == NORM or kind[n] == TEMPLATE
+        done[i] = min(level[i] + (1 if waits else 0), _PASSES - 1)
+    return level, done
+
+
+@njit(cache=True)
+def _lengths(low, high, start, source, kind, op, writes):  # type: ignore[no-untyped-def]
+    """Operations behind each value since the last stored ones; endless behind an exponential."""
+    found = np.zeros(high - low)
+    for n in range(low, high):
+        if kind[n] != INPUT and kind[n] != CONSTANT:
+            found[n - low] = 0.0 if kind[n] == VIEW else min(WEIGHT[op[n]], 10.0)
+            found[n - low] += 1e9 if _STORED[op[n]] else 0.0
+            for e in range(start[n], start[n + 1]):
+                at = source[e]
+                lies = writes[at] > 0 or kind[at] == REDUCTION or kind[at] == TEMPLATE
+                found[n - low] += 0.0 if lies else found[at - low]
+    return found
+
+
+@njit(cache=True)
+def _needs(low, high, start, source, kind, op, writes, alive, level, done, long):  # type: ignore[no-untyped-def]
+    """For each node the passes, as bits, in which its value is wanted; in how many it is read."""
+    need = np.zeros(high - low, np.int64)
+    again = np.zeros(high - low, np.int64)
+    for n in range(high - 1, low - 1, -1):
+        i = n - low
+        if not alive[i] or kind[n] == INPUT or kind[n] == CONSTANT:
+            continue
+        if writes[n] > 0:
+            need[i] |= 1 << done[i]
+        bits = need[i]
+        if kind[n] == TEMPLATE:
+            bits = 0
+        elif kind[n] == REDUCTION:
+            bits = 1 << level[i]
+        elif kind[n] == NORM:
+            bits |= 1 << level[i]
+        elif writes[n] > 0 or (kind[n] != VIEW and long[i] > _LONG and _bits(bits) > 1):
+            again[i] = _bits(bits) - 1
+            bits = 1 << level[i]
+        if COLUMNS[op[n]] or (BATCH[op[n]] and kind[n] == NORM):
+            bits |= 1 << (level[i] + _PASSES)  # sums of columns, or a second pass for the variance
+        for e in range(start[n], start[n + 1]):
+            need[source[e] - low] |= bits
+    return need, again
+
+
+@njit(cache=True)
+def _has_rows(low, high, start, pattern, kind, alive):  # type: ignore[no-untyped-def]
+    """Whether the nests know rows: something is broadcast, reduced or turned."""
+    for n in range(low, high):
+        if alive[n - low] and kind[n] != CONSTANT:
+            if kind[n] == REDUCTION or kind[n] == NORM:
+                return True
+            for e in range(start[n], start[n + 1]):
+                if pattern[e] != 0:
+                    return True
+    return False
+
+
+@njit(cache=True)
+def _entering(  # type: ignore[no-untyped-def]
+    low, high, start, source, kind, op, truth, size, elements, looped, alive, need, row
+):
+    """Bytes of entering tensors: as much of each as is read, and again in later passes."""
+    asked = np.zeros(high - low)
+    for n in range(high - 1, low - 1, -1):
+        i = n - low
+        if not alive[i] or kind[n] == CONSTANT:
+            continue
+        asked[i] = min(asked[i], elements[n])
+        for e in range(start[n], start[n + 1]):
+            asked[source[e] - low] += asked[i] if kind[n] == VIEW else looped[n]
+        if kind[n] == INPUT and need[i] > 0:
+            moved = asked[i] * size[n]
+            row[0] += moved
+            row[1] += moved if op[n] == FRESH else 0.0
+            row[2] += moved * (_bits(need[i]) - 1)
+            row[19] += asked[i] * _bits(need[i]) if truth[n] else 0.0
+            row[22] += 1.0
+
+
+@njit(cache=True)
+def _inside(  # type: ignore[no-untyped-def]
+    low, high, start, source, pattern, kind, op, truth, size, elements, looped, inner, across, last,
+    writes, flops, seconds, alive, level, done, need, again, rows, row,
+):  # fmt: skip
+    seen = np.zeros((_NESTS, 3))
+    for n in range(low, high):
+        i = n - low
+        if not alive[i] or kind[n] == INPUT:
+            continue
+        stored = writes[n] > 0 or kind[n] == REDUCTION or kind[n] == TEMPLATE
+        row[3] += writes[n]
+        row[18] += writes[n] if writes[n] > _MAPPED else 0.0
+        row[20] += writes[n] if truth[n] else 0.0
+        row[22] += 1.0 if writes[n] > 0 else 0.0
+        if stored or again[i] > 0:  # later passes read what was stored
+            row[2] += elements[n] * size[n] * _bits(need[i] & ~(1 << done[i]))
+            row[2] += 0.0 if stored else elements[n] * size[n]
+        if kind[n] == TEMPLATE:
+            row[9] += flops[n]
+            row[10] += seconds[n] if seconds[n] == seconds[n] else 0.0
+            row[13] += elements[n] * size[n]
+            for e in range(start[n], start[n + 1]):
+                row[13] += elements[source[e]] * size[source[e]]
+            row[2] += elements[n] * size[n] if need[i] >> done[i] & 1 else 0.0
+        if kind[n] == TEMPLATE or kind[n] == VIEW or kind[n] == CONSTANT:
+            continue
+        times = max(1, _bits(need[i]) - again[i])
+        row[11] = max(row[11], looped[n])
+        row[12] += looped[n] * times if kind[n] == RANDOM else 0.0
+        row[21] += looped[n] * times if kind[n] == _CAT and writes[n] == 0 else 0.0
+        for e in range(start[n], start[n + 1]):
+            row[7] += elements[source[e]] * size[source[e]] if pattern[e] == 2 else 0.0
+        if kind[n] == REDUCTION or kind[n] == NORM:
+            along = across[n] == 0
+            row[17 if along else 16] += looped[n]
+            row[4] += 1.0 if kind[n] == NORM else 0.0  # what is made of the sums of a norm
+            length = inner[n] if along else last[n]
+            _nest(level[i], looped[n], across[n], length, rows, seen, row)
+        if writes[n] > 0 and kind[n] != REDUCTION:
+            _nest(done[i], looped[n], 0, last[n], rows, seen, row)
+        row[5] = max(row[5], done[i] + (0.0 if kind[n] == REDUCTION else 1.0))
+
+
+@njit(cache=True)
+def _nest(level, places, across, length, rows, seen, row):  # type: ignore[no-untyped-def]
+    """Note a loop nest: once for all that visit the same places in the same pass."""
+    for k in range(_NESTS):
+        if seen[k, 0] == level + 1 and seen[k, 1] == places and seen[k, 2] == across:
+            return
+        if seen[k, 0] == 0:
+            seen[k, 0], seen[k, 1], seen[k, 2] = level + 1, places, across
+            break
+    row[4] += 1.0
+    if rows and length > 0:
+        count = places / length
+        row[8] += count
+        row[14] += count * (np.ceil(length / _LANES) * _LANES - length)
+
+
+@njit(cache=True)
+def _bits(mask):  # type: ignore[no-untyped-def]
+    count = 0
+    while mask:
+        count += mask & 1
+        mask >>= 1
+    return count

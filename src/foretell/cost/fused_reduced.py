@@ -1,0 +1,261 @@
+"""The loop nests of reductions and norms, as Inductor (torch 2.11) cuts them.
+
+A reduction with few results is split: one nest makes partial sums, another finishes them, and where
+the middle and the spread are found together (Welford) that is split again. A norm is its sums and
+what uses them, which is written into readers like any op.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from foretell.cost.fused_codes import (
+    BATCH,
+    BATCH_BACK,
+    GROUPS,
+    LAYER_BACK,
+    NEVER_SPLIT,
+    SOFT,
+    WELFORD,
+)
+from foretell.cost.fused_values import (
+    ALIGNED,
+    COLS,
+    FILL,
+    FINISH,
+    ODD,
+    PARTIAL,
+    POINT,
+    REDUCE,
+    ROWS,
+    SPREAD,
+    TURNED,
+    hold,
+    new,
+    settle_value,
+    take,
+)
+
+_UNROLLED = 8  # places: fewer are summed place by place (`unroll_reductions_threshold`)
+_ASIDE = 1000  # added to ODD: the columns of sums, read apart from their rows
+
+
+@njit(cache=True)
+def splits(n, r, rows, units):  # type: ignore[no-untyped-def]
+    """Parts a reduction is cut into (`Reduction.num_splits`, `reduction_split_factor`)."""
+    if n > 1 and (r <= 32 or n >= units * 64):
+        return 1
+    least, most = 32.0 * units * 2048, 512.0 * units * 2048
+    if rows and (n >= 2 * units or r <= 8192):
+        return 1
+    group = 256 if rows else 4  # places that threads of one block, or one thread, take at a time
+    if n * r < least:
+        each = 32.0
+    elif n * r >= most:
+        each = _even(r, 512.0, 50.0, 1.0)
+    elif rows:
+        blocks = np.ceil(units * 2048 // 512 / n)
+        each = _even(r, np.ceil(r / (group * blocks)), 30.0, 32.0)
+    else:
+        blocks = np.ceil(units * 2048 // 256 / np.ceil(n / 128))
+        each = _even(r, np.ceil(r / (group * blocks)), 20.0, 32.0)
+    return int(np.ceil(r / (group * each)))
+
+
+@njit(cache=True)
+def _even(r, each, near, least):  # type: ignore[no-untyped-def]
+    """A divisor close by, if there is one."""
+    for d in range(int(near)):
+        if each - d >= 1 and r % (each - d) == 0:
+            return max(each - d, least)
+        if r % (each + d) == 0:
+            return max(each + d, least)
+    return each
+
+
+@njit(cache=True)
+def _way(o, low, k, places, how, reads):  # type: ignore[no-untyped-def]
+    """Along rows or down columns, as most of the tensors read whole lie."""
+    side, apart, nodes = 0, 0, k.ops.shape[1]
+    for b in range(len(reads)):
+        whole = o.elements[low + b] if b < nodes else k.n[b - nodes]
+        if reads[b] > 0 and whole >= places:
+            along = (reads[b] == TURNED) != (how == ROWS)
+            side, apart = side + along, apart + (not along)
+    if side + apart == 0:
+        return how
+    return ROWS if side > apart else COLS
+
+
+@njit(cache=True)
+def _summed(o, low, i, k, n, r, how, units, reads, ops):  # type: ignore[no-untyped-def]
+    """The nests of one reduction; the number of the last."""
+    op = o.op[low + i]
+    if not GROUPS[op]:
+        how = _way(o, low, k, n * r, how, reads)
+    along = how == ROWS or n == 1
+    cut = 1 if NEVER_SPLIT[op] else splits(n, r, along, units)
+    at = new(k, i, how, PARTIAL if cut > 1 else REDUCE, n * cut, np.ceil(r / cut))
+    k.base[at] = n
+    k.reads[at, :] = reads
+    k.ops[at, :] |= ops
+    nodes = k.ops.shape[1]
+    while cut > 1:
+        again = splits(n, float(cut), along, units) if WELFORD[op] else 1
+        before, at = at, new(k, i, how, FINISH, n * again, np.ceil(cut / again))
+        k.reads[at, nodes + before] = ALIGNED
+        cut = again
+    return at
+
+
+@njit(cache=True)
+def _outer(o, n):  # type: ignore[no-untyped-def]
+    return o.across[n] == 2 or (o.across[n] == 1 and not BATCH[o.op[n]])
+
+
+@njit(cache=True)
+def reduce(o, n, low, k, v, units, users):  # type: ignore[no-untyped-def]
+    """A sum, mean or the like; of few places it is an op like others."""
+    i = n - low
+    few = o.inner[n] < _UNROLLED and o.elements[n] > 1
+    for e in range(o.start[n], o.start[n + 1]):
+        pattern = o.pattern[e] if o.elements[o.source[e]] < o.looped[n] and not few else 0
+        take(v, o.source[e] - low, pattern, ODD + i if few else 0, v.reads[i], v.ops[i])
+    v.ops[i, i] = True
+    if few:
+        settle_value(o, n, low, k, v, users)
+        return
+    how = COLS if _outer(o, n) else ROWS
+    rows = o.looped[n] / max(o.inner[n], 1.0)
+    at = _summed(o, low, i, k, rows, o.inner[n], how, units, v.reads[i], v.ops[i])
+    k.leaves[at] = o.writes[n]
+    hold(v, i, at)
+
+
+@njit(cache=True)
+def loss(o, n, low, k, v):  # type: ignore[no-untyped-def]
+    """The loss of classes: of each row one place is read."""
+    i = n - low
+    first, rows = o.start[n], 1.0
+    for e in range(first, o.start[n + 1]):
+        take(v, o.source[e] - low, 0, ODD + i if e == first else 0, v.reads[i], v.ops[i])
+        rows = o.elements[o.source[e]] if e == first + 1 else rows
+    at = new(k, i, ROWS, REDUCE, 1.0, rows)
+    k.reads[at, :] = v.reads[i, :]
+    k.ops[at, :] |= v.ops[i, :]
+    k.leaves[at] = o.writes[n]
+    hold(v, i, at)
+
+
+@njit(cache=True)
+def scatter_loss(o, n, low, k, v):  # type: ignore[no-untyped-def]
+    """What a loss's gradient is scattered into: a tensor of noughts, then its few places."""
+    i, nodes = n - low, len(v.held)
+    at = new(k, i, POINT, FILL, o.elements[n], 1.0)
+    index = o.source[o.start[n] + 2] - low
+    more = new(k, i, POINT, PARTIAL, o.elements[index + low], 1.0)
+    take(v, index, 0, 0, k.reads[more], k.ops[more])
+    k.reads[more, nodes + at] = ODD + i
+    v.reads[i, nodes + more] = ALIGNED
+
+
+@njit(cache=True)
+def norm(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
+    """Softmax, layer and batch norm, their gradients; group norm."""
+    i, nodes, op = n - low, len(v.held), o.op[n]
+    first, rows = o.start[n], o.looped[n] / max(o.inner[n], 1.0)
+    apart = GROUPS[op] and (o.start[n + 1] - first < 2 or o.elements[o.source[first + 1]] != 32)
+    how = COLS if _outer(o, n) and not apart else ROWS
+    if BATCH_BACK[op] and o.pattern[first + 1] == 2:
+        how = ROWS if how == COLS else COLS  # told of the other tensor
+    _take_some(o, n, low, v, o.start[n + 1], v.reads[i], v.ops[i])
+    sums = 2 if LAYER_BACK[op] or BATCH_BACK[op] else 1
+    for m in range(sums):
+        reads, ops = np.zeros(k.reads.shape[1], np.int16), np.zeros(nodes, np.bool_)
+        last = o.start[n + 1] if m == 1 else first + 1
+        _take_some(o, n, low, v, last, reads, ops)
+        at = _summed(o, low, i, k, rows, o.inner[n], how, units, reads, ops)
+        v.reads[i, nodes + at] = ODD + i if apart else SPREAD
+        v.small[i] = nodes + at
+        if SOFT[op] and k.part[at] == FINISH:  # the largest first, then the sum
+            reads[nodes + at] = SPREAD
+            at = _summed(o, low, i, k, rows, o.inner[n], how, units, reads, ops)
+            v.reads[i, nodes + at] = SPREAD
+    if LAYER_BACK[op]:
+        _columns(o, n, low, k, v, units)
+    v.ops[i, i] = True
+
+
+@njit(cache=True)
+def _take_some(o, n, low, v, last, reads, ops):  # type: ignore[no-untyped-def]
+    for e in range(o.start[n], min(last, o.start[n + 1])):
+        take(v, o.source[e] - low, o.pattern[e], 0, reads, ops)
+
+
+@njit(cache=True)
+def _columns(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
+    """A layer norm's gradients of weight and bias, where they leave."""
+    i, first = n - low, o.start[n]
+    whole, each = o.elements[n] * o.size[n], o.inner[n] * o.size[n]
+    wide = o.writes[n] - whole if o.writes[n] >= whole else o.writes[n]
+    rows = o.looped[n] / max(o.inner[n], 1.0)
+    sums = 2 if wide >= 2 * each else 1 if wide > 0 else 0
+    for m in range(sums):
+        reads, ops = np.zeros(k.reads.shape[1], np.int16), np.zeros(len(v.held), np.bool_)
+        _take_some(o, n, low, v, first + (1 if m == 1 or sums == 1 else 4), reads, ops)
+        at = _summed(o, low, i, k, o.inner[n], rows, COLS, units, reads, ops)
+        k.leaves[at] = each
+        v.small[i] = len(v.held) + at
+
+
+@njit(cache=True)
+def groups_back(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
+    """A group norm's gradients: sums over each image's channels, over groups, over images."""
+    i, nodes, size = n - low, len(v.held), k.reads.shape[1]
+    channels = o.elements[o.source[o.start[n + 1] - 1]]
+    images = max(1.0, o.looped[n] / o.inner[n] / 32)
+    area = max(1.0, o.looped[n] / (images * channels))
+    how = COLS if o.across[n] == 2 else ROWS
+    _take_some(o, n, low, v, o.start[n + 1], v.reads[i], v.ops[i])
+    made = np.zeros(2, np.int64)
+    for m in range(2):
+        reads, ops = np.zeros(size, np.int16), np.zeros(nodes, np.bool_)
+        _take_some(o, n, low, v, o.start[n] + 2 - m, reads, ops)
+        made[m] = nodes + _summed(o, low, i, k, images * channels, area, how, units, reads, ops)
+    for m in range(2):
+        at = new(k, i, ROWS, REDUCE, images * 32, channels / 32)
+        take(v, o.source[o.start[n + 1] - 1] - low, 1, 0, k.reads[at], k.ops[at])
+        k.reads[at, made[m]] = ODD + i
+        v.reads[i, nodes + at] = ODD + i
+    v.ops[i, i] = True
+    if o.size[n] == 2 and v.ops[i].sum() > 1:
+        _half(o, n, low, k, v)
+    if o.writes[n] > 0 and o.writes[n] != o.elements[n] * o.size[n]:
+        _channels(o, n, low, k, v, units, channels, images, made)
+
+
+@njit(cache=True)
+def _half(o, n, low, k, v):  # type: ignore[no-untyped-def]
+    """What a gradient that is computed here adds goes through memory: it is too much otherwise."""
+    i, nodes = n - low, len(v.held)
+    at = new(k, i, POINT, PARTIAL, o.elements[n], 1.0)
+    k.reads[at, :] = v.reads[i, :]
+    k.ops[at, :] |= v.ops[i, :]
+    v.reads[i, :nodes] = 0
+    v.ops[i, :] = False
+    v.ops[i, i] = True
+    take(v, o.source[o.start[n] + 1] - low, 0, 0, v.reads[i], v.ops[i])
+    v.reads[i, nodes + at] = ODD + _ASIDE + i
+
+
+@njit(cache=True)
+def _channels(o, n, low, k, v, units, channels, images, made):  # type: ignore[no-untyped-def]
+    i, nodes = n - low, len(v.held)
+    for m in range(2):
+        reads, ops = np.zeros(k.reads.shape[1], np.int16), np.zeros(nodes, np.bool_)
+        reads[made[1]] = ODD + _ASIDE + i
+        reads[made[0]] = ODD + _ASIDE + i if m == 0 else 0
+        at = _summed(o, low, i, k, channels, images, COLS, units, reads, ops)
+        k.leaves[at] = channels * o.size[n]
+        v.small[i] = nodes + at

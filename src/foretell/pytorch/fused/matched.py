@@ -1,0 +1,95 @@
+"""Kernels foretold of measured regions (→ `foretell.cost.fused_lower`), with what they took.
+
+Where as many kernels were foretold as the compiler wrote, each is paired with the one that moves
+and visits most nearly as much, and takes its reading; so is a region's only kernel with the
+region's. Other regions are left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from foretell.cluster.device import Device
+from foretell.cluster.preset import devices
+from foretell.cost.fused_data import Measured
+from foretell.cost.fused_lower import lowered
+from foretell.cost.fused_regions import Regions
+from foretell.cost.fused_walk import WALKED, walked
+
+_FAR = 1.5  # pairs further apart, by the sum of four logarithms, are no pairs
+
+
+def of_sort(measured: Measured, sort: str) -> Measured:
+    """What a sort is fitted to: kernels foretold or as written, or the regions of a CPU."""
+    if sort == "gpu":
+        return matched(devices()["h200"], measured)
+    rows = np.flatnonzero(measured.regions.is_written == (sort == "kernel"))
+    return Measured(
+        measured.regions.take(rows),
+        measured.seconds[rows],
+        measured.spread[rows],
+        measured.kernels[rows],
+        measured.family[rows],
+        np.full(len(rows), -1),
+    )
+
+
+def matched(device: Device, measured: Measured) -> Measured:
+    """The kernels foretold that have a reading; `again` names a region's first kernel."""
+    written = measured.regions.is_written
+    rows = np.flatnonzero(~written)
+    found = lowered(measured.regions.take(rows), float(device.units))
+    seconds = _readings(device, measured, found.regions, found.of, found.library)
+    kept = np.flatnonzero(~np.isnan(seconds))
+    of = found.of[kept]
+    first = np.searchsorted(of, of)  # kernels come in the order of their regions
+    again = np.where(first == np.arange(len(of)), -1, first)
+    spread, family = measured.spread[rows][of], measured.family[rows][of]
+    ones = np.ones(len(kept), np.int64)
+    return Measured(found.regions.take(kept), seconds[kept], spread, ones, family, again)
+
+
+def shares(measured: Measured) -> Any:
+    """What share of its region's time each row takes; 1 where a row is a region's only one."""
+    first = np.where(measured.again < 0, np.arange(len(measured)), measured.again)
+    total = np.bincount(first, measured.seconds, len(measured))
+    return measured.seconds / total[first]
+
+
+def _readings(device: Device, measured: Measured, kernels: Regions, of: Any, library: Any) -> Any:
+    """Seconds of each kernel foretold; nan where nobody knows."""
+    written = measured.regions.is_written
+    regions = np.flatnonzero(~written)
+    mine, theirs = (
+        _figures(device, r) for r in (kernels, measured.regions.take(np.flatnonzero(written)))
+    )
+    begins = np.searchsorted(of, np.arange(len(regions) + 1))
+    wrote = np.searchsorted((np.cumsum(~written) - 1)[written], np.arange(len(regions) + 1))
+    read, seconds = measured.seconds[written], np.full(len(of), np.nan)
+    for r, row in enumerate(regions):
+        told = np.arange(begins[r], begins[r + 1])
+        told, ready = told[~library[told]], library[told].any()
+        true = np.arange(wrote[r], wrote[r + 1])
+        if len(told) == len(true) and len(true):
+            a, b = _paired(mine[told], theirs[true])
+            seconds[told[a]] = read[true[b]]
+        elif len(told) == 1 and not len(true) and not ready and measured.kernels[row] == 1:
+            seconds[told] = measured.seconds[row]
+    return seconds
+
+
+def _figures(device: Device, kernels: Regions) -> Any:
+    w = dict(zip(WALKED, walked(kernels, float(device.units)).region.T, strict=True))
+    sizes = [np.log(w[name] + 64) for name in ("read", "written")]
+    return np.stack([*sizes, np.log(w["places"] + 1), np.log(w["lone"] + 1) / 4], axis=1)
+
+
+def _paired(mine: Any, theirs: Any) -> tuple[Any, Any]:
+    """Numbers of kernels that belong together."""
+    apart = np.abs(mine[:, None] - theirs[None]).sum(axis=2)
+    a, b = linear_sum_assignment(apart)
+    near = apart[a, b] <= _FAR
+    return a[near], b[near]
