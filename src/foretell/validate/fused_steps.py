@@ -92,8 +92,8 @@ def order(found: Sequence[Step]) -> tuple[int, int]:
 def lines(found: Sequence[Step]) -> Iterator[str]:
     """The report, line by line."""
     for s in found:
-        took = f"{s.measured * 1e3:8.3f} ms measured {s.priced * 1e3:8.3f} ms priced"
-        yield f"step {s.model:12} {s.plan:10} {s.kernels:5d} kernels {took} {s.error:6.1%}"
+        took = f"{s.measured * 1e3:8.3f} ms, priced {s.priced * 1e3:8.3f} ms"
+        yield f"step {s.model:10} {s.plan:8} {s.kernels:4d} kernels {took} {s.error:6.1%}"
     if found:
         right, total = order(found)
         models = len({s.model for s in found})

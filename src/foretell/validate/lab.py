@@ -212,9 +212,9 @@ def _picked_line(name: str, found: dict[str, Any]) -> str:
 def _groups(rows: list[Held], where: str) -> list[str]:
     lines = []
     for field in ("network", "model", "plan", "ranks"):
-        lines += ["", f"{field + ' ' + where:38} configurations  spread  |error|  beyond it"]
+        lines += ["", f"{field + ' ' + where:36} configured  spread  |error|  beyond it"]
         lines += [
-            f"{name:38} {n:14} {spread:7.1%} {error:8.1%} {beyond:10.1%}"
+            f"{name:36} {n:10} {spread:7.1%} {error:8.1%} {beyond:10.1%}"
             for name, (n, spread, error, beyond) in judge.by(rows, field).items()
         ]
     return lines

@@ -78,10 +78,10 @@ def _rows(truth: Path, measured: dict[str, Any]) -> Iterator[Row]:
 
 
 def _lines(rows: Sequence[Row]) -> Iterator[str]:
-    yield f"{'':38} measured MiB  foretold          with the plain step's peak given"
+    yield f"{'MiB':38} measured  told          with the plain peak"
     for r in rows:
         yield (
-            f"{r.model:20} {r.variant:17} {r.measured / 2**20:12.0f} {r.alone / 2**20:9.0f} "
+            f"{r.model:20} {r.variant:17} {r.measured / 2**20:8.0f} {r.alone / 2**20:5.0f} "
             f"{r.error:+7.1%} {r.error_given:+14.1%}"
         )
     yield ""

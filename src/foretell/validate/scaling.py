@@ -113,6 +113,6 @@ def _foretold(
 
 def _line(r: Row) -> str:
     return (
-        f"{r.framework:12} {r.ranks:3} × {r.machine:14} batch {r.batch:4.0f}  step over one: "
-        f"measured {r.measured:.3f}  foretold {r.predicted:.3f}  {r.error:+6.1%}"
+        f"{r.framework:12} {r.ranks:3} × {r.machine:14} batch {r.batch:4.0f}  over one: "
+        f"{r.measured:.3f}, told {r.predicted:.3f} {r.error:+6.1%}"
     )

@@ -144,7 +144,7 @@ def _lines(rows: list[Row]) -> Iterator[str]:
     for r in rows:
         yield (
             f"{r.model:18} {r.start[:4]:4} {r.variant:18} {1e3 * r.low:6.1f}–{1e3 * r.high:5.1f} ms"
-            f"  foretold {1e3 * r.predicted:6.1f}  {r.error:+6.1%}{'' if r.is_covered else '  *'}"
+            f" told {1e3 * r.predicted:6.1f} {r.error:+6.1%}{'' if r.is_covered else ' *'}"
         )
     yield "* outside the interval that should hold four times in five"
     yield ""
