@@ -162,7 +162,9 @@ def measured(samples: list[Sample]) -> Measured:
 def joined(one: Measured, other: Measured) -> Measured:
     """The rows of one data set after those of another."""
     a, b = one.regions, other.regions
-    nodes = {name: np.concatenate([getattr(a, name), getattr(b, name)]) for name in NODE}
+    nodes: dict[str, Any] = {
+        name: np.concatenate([getattr(a, name), getattr(b, name)]) for name in NODE
+    }
     count = len(a.op)
     regions = Regions(
         np.concatenate([a.first, b.first[1:] + count]),
