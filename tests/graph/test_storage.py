@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+import tempfile
 import threading
 from pathlib import Path
 
@@ -83,7 +84,7 @@ def test_a_folder_that_refuses(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(storage.tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
     with pytest.raises(InputError, match="Permission denied"):
         save(graph("%0 = host\n"), tmp_path / "x.graph")
 

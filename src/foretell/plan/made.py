@@ -26,18 +26,27 @@ ROUNDED = 1e-9  # what sums may be off by
 class Made(NamedTuple):
     """One layer in the order of backward, all its times together; an entry a plan."""
 
-    times: Array
+    times: Array  # how often gradients are there, evenly over its seconds
     seconds: Array
     elements: Array
 
 
 def made(c: Costs, times: Array, workload: Workload) -> Iterator[Made]:
     """What each layer of a stage takes backward and makes; the loss first."""
-    own = own_weights(c, times, workload)
+    own, parts = own_weights(c, times, workload), _parts(workload)
     for at in reversed(range(len(times))):
         seconds = layer_parts(c, at, workload)[1].seconds(c.bend) * times[at]
         seconds = seconds + (c.turn * (times[at] > 0) if at == len(times) - 1 else 0.0)
-        yield Made(times[at], seconds, own[at] * times[at])
+        yield Made(times[at] * parts[at], seconds, own[at] * times[at])
+
+
+def _parts(workload: Workload) -> list[int]:
+    """How many gradients each layer makes one after another: of tables side by side, every one."""
+    found = []
+    for layer in workload.layers:
+        sizes = [w.elements(op.dims) for op in layer.works() for w in op.weights]
+        found.append(len(sizes) if len(set(sizes)) == 1 else 1)
+    return found
 
 
 def shares(c: Costs, times: Array, workload: Workload, count: int) -> list[float]:

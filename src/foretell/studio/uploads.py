@@ -14,11 +14,12 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from foretell.errors import InputError
-from foretell.trace.source import BLOCK, unpacked
+from foretell.trace.source import unpacked
 
 MOST = 256 * 2**20  # bytes of a file; the largest public trace has 60 MB
 MOST_UNPACKED = 2 * 2**30  # bytes in it once unpacked
 MOST_MEMBERS = 4096  # files of an archive: ranks of a job
+BLOCK = 1 << 20  # bytes taken at once
 LONGEST = 80  # letters of a name that are shown
 # What may follow the last dots of a name; longest first.
 ENDINGS = (

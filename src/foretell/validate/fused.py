@@ -12,7 +12,7 @@ the measurements repeat, the regions of a CPU, and whole compiled steps (→ `fu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,35 @@ def by_kernels(m: Measured, price: Price) -> Figures:
     return figures("kept out, by their kernels", "network", m, Price(seconds, sigma), rows)
 
 
+@dataclass(frozen=True)
+class Exactness:
+    """How often the number of kernels is foretold, and what that is worth to the price."""
+
+    trained_on: float  # share of regions with the right number
+    kept_out: float
+    near_if_right: float  # share of those kept out within 14 %
+    near_if_wrong: float
+
+    def __str__(self) -> str:
+        return (
+            f"number of kernels right: {self.kept_out:.1%} of regions kept out, "
+            f"{self.trained_on:.1%} trained on\n"
+            f"priced within 14 %: {self.near_if_right:.1%} of those kept out where it is right, "
+            f"{self.near_if_wrong:.1%} of the others"
+        )
+
+
+def exactness(m: Measured, price: Price) -> Exactness:
+    """Kernels as lowered (→ `cost.fused_lower`) beside those that ran, a library's among them."""
+    rows = np.flatnonzero(~m.regions.is_written)
+    made = fused_formula.kernels_of(devices()["h200"], m.regions.take(rows))
+    told = np.bincount(made.of, minlength=len(rows)) if made else np.zeros(len(rows))
+    right, out = told == m.kernels[rows], m.held_out[rows]
+    near = np.abs(price.seconds / m.seconds - 1)[rows] <= NEAR
+    shares = (right[~out], right[out], near[out & right], near[out & ~right])
+    return Exactness(*(float(np.mean(share)) for share in shares))
+
+
 def repeated(m: Measured) -> tuple[int, float, float]:
     """How many regions were measured twice, and the median and 90th percentile they lie apart."""
     rows = np.flatnonzero((m.again >= 0) & ~m.regions.is_written)
@@ -164,5 +193,7 @@ def report(truth: Path) -> dict[str, Any]:
     rows = [f.__dict__ for f in found]
     whole = fused_steps.steps()
     core = "on a CPU " + twice(repeated(fused_data.shipped("cpu")))
-    text = "\n".join([*lines(found, again), core, *fused_steps.lines(whole)])
-    return {"rows": rows, "repeat": again, "steps": [s.__dict__ for s in whole], "text": text}
+    exact = exactness(m, price)
+    text = "\n".join([*lines(found, again), core, str(exact), *fused_steps.lines(whole)])
+    steps = [s.__dict__ for s in whole]
+    return {"rows": rows, "repeat": again, "exact": asdict(exact), "steps": steps, "text": text}
