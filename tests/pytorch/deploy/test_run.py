@@ -195,8 +195,10 @@ def test_refused_before_launch(script, options, words):
 
 
 def test_a_script_that_is_none(tmp_path):
-    with pytest.raises(InputError, match="there is no script"):
-        CliRunner().invoke(command, [str(tmp_path / "none.py")], catch_exceptions=False)
+    (tmp_path / "trace.json").write_text("{}")
+    for name in ("none.py", "trace.json"):
+        with pytest.raises(InputError, match="there is no script"):
+            CliRunner().invoke(command, [str(tmp_path / name)], catch_exceptions=False)
     (tmp_path / "empty.py").write_text("model = 1\n")
     with pytest.raises(InputError, match="defines no `model`"):
         load(tmp_path / "empty.py")

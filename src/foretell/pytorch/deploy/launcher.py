@@ -82,9 +82,9 @@ def _place(folder: Path | None) -> Iterator[Path]:
 
 
 def _check(plan: Plan, asked: Asked, ranks: int, nodes: int, rendezvous: str) -> None:
-    if not Path(asked.script).is_file():
+    if not Path(asked.script).is_file() or Path(asked.script).suffix != ".py":
         raise InputError(
-            f"there is no script `{asked.script}`", hint="name a file that defines model()"
+            f"there is no script `{asked.script}`", hint="name a .py file that defines model()"
         )
     if not 0 < asked.timeout < _LONGEST:
         raise InputError(f"a time limit of {asked.timeout:g} s", hint="give seconds above zero")
