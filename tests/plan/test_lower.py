@@ -125,6 +125,22 @@ def test_overlap_hides_reduction():
     assert hidden < late
 
 
+def test_a_small_first_bucket_leaves_early():
+    """DDP's first bucket is closed at 1 MiB: also gradients of less than 25 do not all wait."""
+    model = load_workload("gpt:layers=4,hidden=256,heads=8,seq=128,vocab=1000,batch=8")
+    plan = Plan(dp=8, global_batch=64, stack="ddp")
+    graph = lower(plan, model, NODE)
+    sizes = [float(graph[int(k)].comm_bytes) for k in graph.select(op="all_reduce")]
+    assert len(sizes) == 2
+    assert 2**20 <= sizes[0] < sizes[1]
+    assert sum(sizes) == pytest.approx(4 * model.parameters, rel=0.02)
+    seconds = simulate(graph).seconds
+    assert seconds < simulate(lower(plan.but(overlap=False), model, NODE)).seconds
+    assert estimate([plan], model, NODE).step[0] == pytest.approx(seconds, rel=0.02)
+    other = lower(plan.but(stack="megatron-core"), model, NODE)
+    assert len(other.select(op="all_reduce")) == 1
+
+
 @pytest.mark.parametrize("tied", ["yes", "no"])
 def test_tied_weights_are_sent_once(tied):
     model = load_workload(f"gpt:layers=4,hidden=512,heads=8,seq=128,vocab=30000,tied={tied}")

@@ -9,9 +9,10 @@ import numpy as np
 from foretell.graph.columns import Kind, Phase, Source
 from foretell.plan.check import micro_batches
 from foretell.plan.draft import Ids
-from foretell.plan.ends import buckets, overlaps
+from foretell.plan.ends import messages, overlaps
+from foretell.plan.layouts import Array
 from foretell.plan.order import turns
-from foretell.plan.pieces import Piece, chain, split
+from foretell.plan.pieces import Piece, chain, few, split
 from foretell.plan.sheet import Sheet
 from foretell.plan.stages import layers_of
 
@@ -41,11 +42,18 @@ class _Book:
         if key not in self.number:
             pieces = chain(priced, s.workload, s.cluster, (stage, chunk, bool(way)), self.detail)
             if final and overlaps(plan):
-                count = int(buckets(s.costs, s.stage(stage))[0])
-                pieces = split(pieces, priced, s.workload, (stage, chunk), count)
+                sizes = sent_in(s, stage)
+                pieces = split(pieces, priced, s.workload, (stage, chunk), sizes)
             self.number[key] = len(self.chains)
             self.chains.append(pieces)
         return self.number[key]
+
+
+def sent_in(sheet: Sheet, stage: int) -> Array:
+    """The share of a stage's gradients in each of its messages."""
+    times = np.array(layers_of(sheet.plan, sheet.workload, stage))[:, None]
+    found = messages(sheet.own[stage], sheet.stage(stage), times, sheet.workload)
+    return few(found.sizes())
 
 
 def write_stages(sheet: Sheet, detail: str) -> Spans:

@@ -45,13 +45,24 @@ def placed(plan: Plan, cluster: Cluster) -> tuple[Plan, Cluster]:
     return plan.but(placement=(), cluster=""), cluster.subset(plan.placement)
 
 
-def _check_made_for(plan: Plan, cluster: Cluster) -> None:
+def require_made_for(plan: Plan, cluster: Cluster) -> None:
     """A plan found for some machines fits no others."""
     if plan.cluster and plan.cluster != cluster.fingerprint():
         raise InputError(
             f"the plan was made for another cluster than `{cluster.name}`",
             hint="find one for this cluster with `foretell plan`",
         )
+    if plan.ranks > cluster.size:
+        raise InputError(
+            f"the plan needs {plan.ranks} ranks; `{cluster.name}` has {cluster.size}",
+            hint="find one for this cluster with `foretell plan`",
+        )
+
+
+def _check_made_for(plan: Plan, cluster: Cluster) -> None:
+    """A plan found for some machines fits no others, and the prices here no single ops."""
+    if plan.cluster:
+        require_made_for(plan, cluster)
     if plan.regions or plan.late:
         raise InputError(
             "a plan that fuses or orders single ops (`regions`, `late`)",

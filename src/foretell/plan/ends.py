@@ -18,7 +18,7 @@ from foretell.plan.costs import (
 )
 from foretell.plan.groups import levels, stride
 from foretell.plan.layouts import Array
-from foretell.plan.made import exposed
+from foretell.plan.made import ROUNDED, Messages, exposed, first_share
 from foretell.plan.parts import slowest
 from foretell.plan.plan import Plan
 from foretell.plan.stack import Stack, stack_of
@@ -27,6 +27,7 @@ from foretell.workload import Workload
 # Parameters a second that the cores of one host update: 1 billion in 0.22 s, 10 in 2.57 s (Ren et
 # al., ZeRO-Offload, arXiv 2101.06840, table 4).
 HOST_ADAM = 4e9
+FIRST = 2**20  # bytes, of DDP's first bucket (torch/nn/parallel/distributed.py)
 HALF = 2.0  # bytes of a parameter as it is handed back: half precision
 
 
@@ -53,7 +54,7 @@ def reduction(c: Costs, s: Stage, times: Array, workload: Workload, cluster: Clu
         last = s.backward / c.plans.column("chunks")  # gradients are there in the last chunk's
         left = exposed(
             c.take(rows), times[:, rows], workload, whole=whole[rows], backward=last[rows],
-            messages=buckets(c, s)[rows],
+            messages=messages(c, s, times, workload).take(rows),
         )  # fmt: skip
         out[rows] += left - whole[rows]
     return out
@@ -91,12 +92,20 @@ def _handed(stack: Stack) -> float:
     return stack.weight_bytes if "eager" in stack.flags else HALF
 
 
-def buckets(c: Costs, s: Stage) -> Array:
-    """In how many messages the gradients of a stage go."""
+def messages(c: Costs, s: Stage, times: Array, workload: Workload) -> Messages:
+    """In which messages the gradients of a stage go; `times` of each of its layers.
+
+    Plain PyTorch's first bucket is closed at `FIRST`, so that sending begins early.
+    """
     each = np.array([p.bucket_mb * 2**20 for p in c.plans.plans])
     said = np.array([len(p.buckets) for p in c.plans.plans])  # 0 where the size decides
-    found: Array = np.maximum(np.ceil(s.weights * grad_width(c) / each), 1.0)
-    return np.where(said > 0, said, found)
+    size = np.maximum(s.weights * grad_width(c), 1.0)
+    plain = np.array(["eager" in stack_of(k).flags for k in c.plans.stacks])
+    plain &= (said == 0) & (c.plans.column("zero") == 0)
+    first = first_share(c, times, workload, np.minimum(np.minimum(FIRST, each) / size, 1.0))
+    equal = np.where(said > 0, said, np.maximum(np.ceil(size / each), 1.0))
+    more = 1 + np.ceil((1 - first) * size / each * (1 - ROUNDED))
+    return Messages(np.where(plain, more, equal), np.where(plain, first, 1 / equal))
 
 
 def tying(c: Costs, workload: Workload, cluster: Cluster) -> Array:
@@ -134,7 +143,7 @@ def updating(c: Costs, s: Stage, cluster: Cluster) -> Array:
     size = moved * (s.weights / sharing + s.experts / apart)
     n = np.maximum(size / moved, 1.0)
     found = kernel.seconds(slowest(cluster), "optimizer", "fp32", {"n": n}, bytes=size).seconds
-    found = found * cluster.calibration.compute
+    found = found * cluster.calibration.compute * cluster.calibration.update
     away = np.array([p.offload for p in c.plans.plans])
     return np.where(away, _on_host(n, cluster), found) if away.any() else found
 

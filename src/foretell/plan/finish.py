@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from foretell.graph.groups import group_text
-from foretell.plan.chains import Spans
+from foretell.plan.chains import Spans, sent_in
 from foretell.plan.costs import Stage, grad_width
 from foretell.plan.ends import overlaps, reducing, regathering, tying, updating
 from foretell.plan.memory import rank_memory
@@ -28,13 +30,16 @@ def _reduce(sheet: Sheet, s: int, held: Stage, made: list[int]) -> int:
     if not seconds:
         return made[-1]
     pieces = made if overlaps(sheet.plan) else made[-1:]
+    parts = sent_in(sheet, s)
+    if len(parts) != len(pieces):  # layer by layer, or all at the end
+        parts = np.full(len(pieces), 1 / len(pieces))
     size = float((held.weights * grad_width(sheet.costs))[0])
     ids = sheet.draft.tasks(
         len(pieces),
         op="reduce_scatter" if sheet.plan.zero else "all_reduce",
         name="gradients",
-        seconds=seconds / len(pieces),
-        comm_bytes=size / len(pieces),
+        seconds=seconds * parts,
+        comm_bytes=size * parts,
         group=sheet.group(s),
         **(_talk(sheet, s) | {"lane": sheet.lanes[s].between}),
     )

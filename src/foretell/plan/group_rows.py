@@ -86,13 +86,13 @@ class Stretch:
         return max(took, 0.0)
 
     def messages(self, costs: GroupCosts, fuse: float) -> list[tuple[Layer, ...]]:
-        """Layers whose gradients go together, the last first: one way, up to `fuse` bytes."""
+        """Layers whose gradients go together, the last first: one way and server, up to `fuse`."""
         out: list[list[Layer]] = []
         size = 0.0
         for layer in reversed(self.layers):
             mine = costs.gradient([layer.unit])
-            joins = out and out[-1][-1].way == layer.way != "factors" and size + mine <= fuse
-            if joins:
+            like = out and out[-1][-1].way == layer.way and out[-1][-1].server == layer.server
+            if like and layer.way != "factors" and size + mine <= fuse:
                 out[-1].append(layer)
                 size += mine
             else:

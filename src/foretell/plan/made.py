@@ -1,12 +1,13 @@
 """When the gradients of a backward are made, layer by layer: what can be sent while it still runs.
 
 A message of gradients is there when the layer is done that makes the last of them; tied weights
-wait for the layer nearest to the input. With n equal messages of a reduction that takes W, and f
-of the gradients made before a layer that ends at t, the backward at T, no less than
+wait for the layer nearest to the input. With a reduction that takes W, n messages of which the
+first has a share a of the gradients and the others the same, and f of the gradients made before a
+layer that ends at t, the backward at T, no less than
 
-    t + (1 - ⌊n·f⌋ / n)·W - T                                                          → `exposed`
+    t + (1 - gone)·W - T          gone = 0 where f < a, else a + ⌊(n-1)·(f-a)/(1-a)⌋·(1-a)/(n-1)
 
-of the reduction is left when the backward is over.
+of the reduction is left when the backward is over (→ `exposed`).
 """
 
 from __future__ import annotations
@@ -49,15 +50,55 @@ def _parts(workload: Workload) -> list[int]:
     return found
 
 
-def shares(c: Costs, times: Array, workload: Workload, count: int) -> list[float]:
-    """Parts of one plan's backward between one of so many equal messages and the next."""
+class Messages(NamedTuple):
+    """In how many messages gradients go, and which share of them the first has; an entry a plan."""
+
+    count: Array
+    first: Array
+
+    def take(self, rows: Array) -> Messages:
+        """Those of some plans."""
+        return Messages(self.count[rows], self.first[rows])
+
+    def sizes(self) -> Array:
+        """The share of each message of one plan."""
+        count, first = round(float(self.count[0])), float(self.first[0])
+        rest = np.full(count - 1, (1 - first) / max(count - 1, 1))
+        return np.append(first, rest)
+
+    def gone(self, made: Array) -> Array:
+        """The share that is in full messages when so much is made."""
+        left = np.maximum(1 - self.first, ROUNDED)
+        others = np.maximum(self.count - 1, 1.0)
+        full = np.floor(others * (made - self.first) / left + ROUNDED * others)
+        found: Array = self.first + np.clip(full, 0.0, others) * left / others
+        return np.where(made < self.first * (1 - ROUNDED), 0.0, np.minimum(found, 1.0))
+
+
+def first_share(c: Costs, times: Array, workload: Workload, cap: Array) -> Array:
+    """The share of the gradients in a message that is closed when it has a share `cap` or more."""
+    layers = list(made(c, times, workload))
+    total = sum((layer.elements for layer in layers), np.zeros(len(cap)) + ROUNDED**2)
+    found, sent = np.ones(len(cap)), np.zeros(len(cap))
+    for layer in layers:
+        many = np.maximum(np.round(layer.times), 1.0)
+        each = np.maximum(layer.elements / many, ROUNDED**2)
+        opens = (sent < cap * total) & (sent + layer.elements >= cap * total * (1 - ROUNDED))
+        whole = sent + np.ceil((cap * total - sent) / each * (1 - ROUNDED)) * each
+        found = np.where(opens, whole / total, found)
+        sent = sent + layer.elements
+    return np.clip(found, cap, 1.0)
+
+
+def shares(c: Costs, times: Array, workload: Workload, sizes: Array) -> list[float]:
+    """Parts of one plan's backward between one of its messages and the next."""
     took, sent = [0.0], [0.0]
     for layer in made(c, times, workload):
         many = max(round(float(layer.times[0])), 1)
         took += [float(layer.seconds[0]) / many] * many
         sent += [float(layer.elements[0]) / many] * many
     ends, known = np.cumsum(took), np.cumsum(sent)
-    due = np.arange(1, count + 1) / count * known[-1] * (1 - ROUNDED)
+    due = np.cumsum(sizes) * known[-1] * (1 - ROUNDED)
     ready = ends[np.searchsorted(known, due)] / ends[-1]
     ready[-1] = 1.0
     found: list[float] = np.diff(ready, prepend=0.0).tolist()
@@ -65,21 +106,22 @@ def shares(c: Costs, times: Array, workload: Workload, count: int) -> list[float
 
 
 def exposed(
-    c: Costs, times: Array, workload: Workload, *, whole: Array, backward: Array, messages: Array
-) -> Array:
+    c: Costs, times: Array, workload: Workload, *, whole: Array, backward: Array,
+    messages: Messages,
+) -> Array:  # fmt: skip
     """Seconds of a reduction in some messages that are left when the backward is over."""
     layers = list(made(c, times, workload))
     none = np.zeros(len(whole))
     seconds = sum((layer.seconds for layer in layers), none + ROUNDED**2)
     elements = sum((layer.elements for layer in layers), none + ROUNDED**2)  # never by zero
-    late, done, sent = whole / messages, none, none
+    last = np.where(messages.count > 1, (1 - messages.first) / (messages.count - 1 + ROUNDED), 1.0)
+    late, done, sent = whole * last, none, none
     for layer in layers:
         many = np.maximum(np.round(layer.times), 1.0)
         for before in (none, many - 1):  # its first time, and its last
             made_then = (sent + layer.elements * before / many) / elements
             ends = (done + layer.seconds * (before + 1) / many) / seconds
-            gone = np.floor(messages * made_then * (1 + ROUNDED)) / messages
-            left = ends * backward + (1 - gone) * whole - backward
+            left = ends * backward + (1 - messages.gone(made_then)) * whole - backward
             late = np.where(layer.elements > 0, np.maximum(late, left), late)
         done, sent = done + layer.seconds, sent + layer.elements
     return late

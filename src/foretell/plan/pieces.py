@@ -20,6 +20,7 @@ from foretell.plan.costs import (
     sharded_seconds,
     width,
 )
+from foretell.plan.layouts import Array
 from foretell.plan.made import shares
 from foretell.plan.plan import Plan
 from foretell.plan.stages import layers_of
@@ -48,7 +49,7 @@ def chain(
     """The pieces of a stage's chunk, forward or backward: `where` is (stage, chunk, backward)."""
     stage, chunk, backward = where
     plan = c.plans.plans[0]
-    many = _times(plan, workload, stage, chunk)
+    many = times_of(plan, workload, stage, chunk)
     named = [(at, n) for at, n in enumerate(many) if n]
     sharded = plan.zero == 3 and plan.dp > 1
     if detail == "stage" and not sharded:
@@ -86,7 +87,7 @@ def _sharded(
     return pieces
 
 
-def _times(plan: Plan, workload: Workload, stage: int, chunk: int) -> list[float]:
+def times_of(plan: Plan, workload: Workload, stage: int, chunk: int) -> list[float]:
     """How often each layer runs in one chunk: blocks dealt out, the ends where they belong."""
     counts = layers_of(plan, workload, stage)
     chunks = plan.chunks if plan.schedule == "interleaved" or plan.actions else 1
@@ -96,6 +97,11 @@ def _times(plan: Plan, workload: Workload, stage: int, chunk: int) -> list[float
         mine = chunk == (0 if at < first else chunks - 1)
         out.append(n / chunks if layer.is_block else n * mine)
     return out
+
+
+def few(sizes: Array) -> Array:
+    """Shares of messages, equal ones where there are more of them than can be seen."""
+    return sizes if len(sizes) <= MOST else np.full(MOST, 1 / MOST)
 
 
 def _whole(c: Costs, workload: Workload, many: list[float], backward: bool) -> Piece:
@@ -145,12 +151,12 @@ def _over(
 
 
 def split(
-    pieces: list[Piece], c: Costs, workload: Workload, where: tuple[int, int], count: int
+    pieces: list[Piece], c: Costs, workload: Workload, where: tuple[int, int], sizes: Array
 ) -> list[Piece]:
-    """A last backward in parts, each of which makes the gradients of one of so many messages."""
-    if len(pieces) > 1 or count < 2:
+    """A last backward in parts, each of which makes the gradients of one of some messages."""
+    if len(pieces) > 1 or len(sizes) < 2:
         return pieces
-    many = _times(c.plans.plans[0], workload, *where)
-    parts = shares(c, np.array(many)[:, None], workload, min(count, MOST))
+    many = times_of(c.plans.plans[0], workload, *where)
+    parts = shares(c, np.array(many)[:, None], workload, sizes)
     whole = pieces[0]
     return [whole._replace(seconds=whole.seconds * p, flops=whole.flops * p) for p in parts]

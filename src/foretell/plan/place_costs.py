@@ -197,7 +197,8 @@ def updating(prices: Prices, rank: int, elements: float) -> float:
     size, n = stack_of(prices.plan.stack).update * elements, np.array([elements])
     device = prices.cluster.devices[rank]
     found = kernel.seconds(device, "optimizer", "fp32", {"n": n}, bytes=np.array([size]))
-    return float(found.seconds[0]) * prices.cluster.calibration.compute
+    learned = prices.cluster.calibration
+    return float(found.seconds[0]) * learned.compute * learned.update
 
 
 def tying(prices: Prices, ranks: Sequence[int], elements: float) -> float:

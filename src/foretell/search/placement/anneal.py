@@ -1,9 +1,9 @@
 """Simulated annealing over placements, compiled: ten thousand placements a second and more.
 
 A stroke gives one choice to a run of groups, moves the border between two segments, exchanges two
-choices, or changes micro-batches, message size or the dealing-out of samples. Slower placements
-pass with exp(−Δ/(T·t)), t falling from `HOT` to `COLD` of a step. The same seed gives the same
-answer.
+choices, names a parameter server, or changes micro-batches, message size or the dealing-out of
+samples. Slower placements pass with exp(−Δ/(T·t)), t falling from `HOT` to `COLD` of a step. The
+same seed gives the same answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numba import njit
 from foretell.search.placement import loops, tasks
 from foretell.search.placement.evaluate import Evaluator, columns
 from foretell.search.placement.polish import FUSES
-from foretell.search.placement.problem import MICROS, WAYS, Tables
+from foretell.search.placement.problem import MICROS, NOBODY, PS, WAYS, Tables
 from foretell.search.placement.space import MODES, Action, Placement, actions, canonical
 
 HOT, COLD = 0.04, 0.001  # shares of a step that a stroke may lose, at the start and at the end
@@ -26,18 +26,16 @@ def anneal(on: Evaluator, start: Placement, strokes: int, seed: int) -> tuple[Pl
     """The best placement met on the way."""
     problem = on.problem
     start = canonical(problem, start)
-    sets, ways = (row[0].copy() for row in columns([start]))
+    chosen = np.stack([row[0] for row in columns([start])])
     step = np.array([MICROS.index(start.micros), _nearest(start.fuse), start.mode])
     leaders = np.array([group.leader for group in problem.groups])
     limits = np.array([sum(m <= problem.batch for m in MICROS), len(FUSES), len(MODES)])
     seconds = loops_anneal(
-        problem.tables, sets, ways, step, leaders, _allowed(on), limits, strokes, seed
+        problem.tables, chosen, step, leaders, _allowed(on), limits, strokes, seed
     )
     on.evaluations += strokes
-    pairs = zip(sets.tolist(), ways.tolist(), strict=True)
-    found = Placement(
-        tuple(Action(s, w) for s, w in pairs), MICROS[step[0]], FUSES[step[1]], int(step[2])
-    )
+    rows = tuple(Action(*row) for row in chosen.T.tolist())
+    found = Placement(rows, MICROS[step[0]], FUSES[step[1]], int(step[2]))
     return found, float(seconds)
 
 
@@ -62,8 +60,7 @@ _MICROS = np.array(MICROS)
 @njit(cache=True)
 def loops_anneal(
     t: Tables,
-    sets: Any,
-    ways: Any,
+    chosen: Any,
     step: Any,
     leaders: Any,
     allowed: Any,
@@ -71,36 +68,45 @@ def loops_anneal(
     strokes: int,
     seed: int,
 ) -> float:
-    """Anneal in place; the best seconds, whose placement is left in `sets`, `ways` and `step`."""
+    """Anneal in place; the best seconds, whose placement is left in `chosen` and `step`.
+
+    `chosen` has a row each for sets, ways and servers.
+    """
     np.random.seed(seed)  # noqa: NPY002  numba has no other generator that it can seed
-    p = tasks.page(len(sets), len(t.kind), MICROS[-1])
-    now = loops.score(t, sets, ways, _MICROS[step[0]], _FUSES[step[1]], step[2], p)
+    p = tasks.page(chosen.shape[1], len(t.kind), MICROS[-1])
+    now = scored(t, chosen, step, p)
     now = now if now > 0 else np.inf
-    best, best_sets, best_ways, best_step = now, sets.copy(), ways.copy(), step.copy()
-    new_sets, new_ways, new_step = sets.copy(), ways.copy(), step.copy()
+    best, best_chosen, best_step = now, chosen.copy(), step.copy()
+    new, new_step = chosen.copy(), step.copy()
     for i in range(strokes):
         if i % 4000 == 3999:  # go on from the best
-            sets[:], ways[:], step[:], now = best_sets, best_ways, best_step, best
-        new_sets[:], new_ways[:], new_step[:] = sets, ways, step
-        stroke(new_sets, new_ways, new_step, leaders, allowed, limits)
-        took = loops.score(
-            t, new_sets, new_ways, _MICROS[new_step[0]], _FUSES[new_step[1]], new_step[2], p
-        )
+            chosen[:], step[:], now = best_chosen, best_step, best
+        new[:], new_step[:] = chosen, step
+        stroke(t, new, new_step, leaders, allowed, limits)
+        took = scored(t, new, new_step, p)
         if took <= 0:
             continue
         heat = HOT * (COLD / HOT) ** (i / strokes)
         if took <= now or np.random.random() < np.exp((now - took) / (heat * best)):  # noqa: NPY002
-            sets[:], ways[:], step[:], now = new_sets, new_ways, new_step, took
+            chosen[:], step[:], now = new, new_step, took
             if took < best:
                 best = took
-                best_sets[:], best_ways[:], best_step[:] = sets, ways, step
-    sets[:], ways[:], step[:] = best_sets, best_ways, best_step
+                best_chosen[:], best_step[:] = chosen, step
+    chosen[:], step[:] = best_chosen, best_step
     return best
 
 
 @njit(cache=True)
-def stroke(sets: Any, ways: Any, step: Any, leaders: Any, allowed: Any, limits: Any) -> None:
+def scored(t: Tables, chosen: Any, step: Any, p: Any) -> Any:
+    """Seconds of what stands in some rows."""
+    micros, fuse = _MICROS[step[0]], _FUSES[step[1]]
+    return loops.score(t, chosen[0], chosen[1], chosen[2], micros, fuse, step[2], p)
+
+
+@njit(cache=True)
+def stroke(t: Tables, chosen: Any, step: Any, leaders: Any, allowed: Any, limits: Any) -> None:
     """One change at random, in place."""
+    sets, ways, servers = chosen
     n = len(sets)
     kind = np.random.random()  # noqa: NPY002
     g = np.random.randint(0, n)  # noqa: NPY002
@@ -110,15 +116,16 @@ def stroke(sets: Any, ways: Any, step: Any, leaders: Any, allowed: Any, limits: 
         return
     length = 1 + int(np.random.exponential(n / 8.0))  # noqa: NPY002
     first, last = g, min(n, g + length)
+    server = NOBODY
     if kind < 0.45:  # a border moves: the run takes the choice of the group before or behind it
         other = g - 1 if np.random.random() < 0.5 else last  # noqa: NPY002
         if other < 0 or other >= n:
             return
-        s, w = sets[other], ways[other]
+        s, w, server = sets[other], ways[other], servers[other]
     elif kind < 0.55:  # two groups exchange their choices, with all that choose as they do
         h = np.random.randint(0, n)  # noqa: NPY002
         exchange(sets, ways, allowed, sets[g], sets[h])
-        follow(sets, ways, leaders)
+        follow(chosen, leaders)
         return
     elif kind < 0.75:  # another way for the same set
         s, w = sets[g], np.random.randint(0, allowed.shape[2])  # noqa: NPY002
@@ -127,12 +134,14 @@ def stroke(sets: Any, ways: Any, step: Any, leaders: Any, allowed: Any, limits: 
     else:
         s = np.random.randint(0, allowed.shape[1])  # noqa: NPY002
         w = 0 if np.random.random() < 0.6 else np.random.randint(0, allowed.shape[2])  # noqa: NPY002
+    if w == PS and np.random.random() < 0.5:  # noqa: NPY002  somebody by name; else dealt out
+        server = np.random.randint(0, len(t.cell_of))  # noqa: NPY002
     for j in range(first, last):
         if allowed[j, s, w]:
-            sets[j], ways[j] = s, w
+            sets[j], ways[j], servers[j] = s, w, server
         elif allowed[j, s, 0]:
             sets[j], ways[j] = s, 0
-    follow(sets, ways, leaders)
+    follow(chosen, leaders)
 
 
 @njit(cache=True)
@@ -148,7 +157,7 @@ def exchange(sets: Any, ways: Any, allowed: Any, a: int, b: int) -> None:
 
 
 @njit(cache=True)
-def follow(sets: Any, ways: Any, leaders: Any) -> None:
+def follow(chosen: Any, leaders: Any) -> None:
     """Tied groups choose as their leader does."""
-    for j in range(len(sets)):
-        sets[j], ways[j] = sets[leaders[j]], ways[leaders[j]]
+    for j in range(chosen.shape[1]):
+        chosen[:, j] = chosen[:, leaders[j]]

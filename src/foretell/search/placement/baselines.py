@@ -1,6 +1,7 @@
 """What others would do, each in its own space, on the same evaluator.
 
-even-allreduce, even-ps                   data parallel, as many samples for every rank
+even-allreduce, even-ps                   data parallel, as many samples for every rank; servers
+                                          are dealt out, or one serves all: whatever is quicker
 proportional-allreduce, proportional-ps   samples by the speed of devices
 horovod                                   even, gradients fused to 64 MiB
 hap                                       one program on all ranks, samples by an LP, the best
@@ -10,9 +11,10 @@ heft                                      each op group on the device that ends 
 metis                                     groups dealt out over all devices by METIS
 flexflow                                  Markov chain over sets and splits, even samples
 heterog                                   per group one device, or all with even or
-                                          proportional samples by ps or all-reduce; descent
+                                          proportional samples by ps (any server) or
+                                          all-reduce; descent
 tag                                       its tree without its network: sets of devices,
-                                          all-reduce, ps or split, even samples
+                                          all-reduce, ps (any server) or split, even samples
 random                                    the best of so many at random
 """
 
@@ -62,8 +64,8 @@ def even_allreduce(on: Evaluator) -> Found:
 
 
 def even_ps(on: Evaluator) -> Found:
-    """Parameter servers in turns."""
-    return _one(on, uniform(on.problem, Action(0, PS), mode=EVEN))
+    """Parameter servers."""
+    return _best(on, [uniform(on.problem, a, mode=EVEN) for a in _served(on.problem)])
 
 
 def proportional_allreduce(on: Evaluator) -> Found:
@@ -73,7 +75,13 @@ def proportional_allreduce(on: Evaluator) -> Found:
 
 def proportional_ps(on: Evaluator) -> Found:
     """Parameter servers with samples by speed."""
-    return _one(on, uniform(on.problem, Action(0, PS), mode=PROPORTIONAL))
+    return _best(on, [uniform(on.problem, a, mode=PROPORTIONAL) for a in _served(on.problem)])
+
+
+def _served(problem: Problem) -> list[Action]:
+    """All ranks by parameter server: dealt out, and one of each cell for everything."""
+    firsts = np.unique(problem.tables.cell_of, return_index=True)[1]
+    return [Action(0, PS), *(Action(0, PS, place) for place in firsts.tolist())]
 
 
 def horovod(on: Evaluator) -> Found:
@@ -214,13 +222,12 @@ def flexflow(on: Evaluator, seed: int = 0) -> Found:
 def heterog(on: Evaluator) -> Found:
     """Group by group, twice round: one device, or all of them by ps or all-reduce."""
     alone = [s for s, n in enumerate(on.problem.tables.size) if n == 1]
-    found = []
+    served, found = _served(on.problem), []
     for mode in (EVEN, PROPORTIONAL):
-        now = _best(
-            on, [uniform(on.problem, Action(0, way), mode=mode) for way in (ALL_REDUCE, PS)]
-        )
+        starts = (Action(0, ALL_REDUCE), *served)
+        now = _best(on, [uniform(on.problem, a, mode=mode) for a in starts])
         for g in on.problem.leaders * 2:
-            choices = [Action(0, ALL_REDUCE), Action(0, PS), *(Action(s, 0) for s in alone)]
+            choices = [Action(0, ALL_REDUCE), *served, *(Action(s, 0) for s in alone)]
             now = _better(now, _best(on, [now[0].but((g,), a) for a in choices]))
         found.append(now)
     return min(found, key=lambda pair: pair[1])

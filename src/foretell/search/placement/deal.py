@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from foretell.search.placement.problem import FACTORS, PS, SHARDED, SPLIT, Tables
+from foretell.search.placement.problem import FACTORS, SPLIT, Tables
 
 EVEN, PROPORTIONAL, BALANCED = range(3)  # how samples are dealt out
 
@@ -130,38 +130,6 @@ def costs_on(t: Tables, sets: Any, ways: Any, s: int) -> Any:
                     t.backward[k, last, b] - t.backward[k, g, b]
                 )
         g = last
-    return out
-
-
-@njit(cache=True)
-def server_of(t: Tables, s: int, g: int) -> int:
-    """The cell whose device serves a group: ranks take turns."""
-    turn = g % t.size[s]
-    for c in range(len(t.kind)):
-        if t.member[s, c]:
-            if turn < t.ranks[c]:
-                return c
-            turn -= t.ranks[c]
-    return -1
-
-
-@njit(cache=True)
-def standing(t: Tables, sets: Any, ways: Any) -> Any:
-    """[c] bytes that a device of each cell holds all the time."""
-    out = np.zeros(len(t.kind))
-    for g in range(len(sets)):
-        s, way = sets[g], ways[g]
-        for c in range(len(out)):
-            if not t.member[s, c]:
-                continue
-            if way == SPLIT:
-                out[c] += t.split_held[s, g] + t.split_state[s, g]
-            elif way == SHARDED:
-                out[c] += t.held[g] + t.state[g] / t.size[s]
-            elif way == PS and t.size[s] > 1:
-                out[c] += t.held[g] + (t.state[g] if server_of(t, s, g) == c else 0.0)
-            else:
-                out[c] += t.held[g] + t.state[g]
     return out
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.graph import Builder, Graph
-from foretell.search.placement import deal, loops, tasks, write
+from foretell.search.placement import deal, loops, servers, tasks, write
 from foretell.search.placement.problem import Problem
 from foretell.search.placement.space import Placement, canonical
 
@@ -59,11 +59,9 @@ class Evaluator:
 
 def scores(problem: Problem, placements: Sequence[Placement]) -> npt.NDArray[np.float64]:
     """What the compiled loops say of some canonical placements."""
-    sets, ways = columns(placements)
     found: npt.NDArray[np.float64] = loops.scores(
         problem.tables,
-        sets,
-        ways,
+        *columns(placements),
         np.array([p.micros for p in placements]),
         np.array([float(p.fuse) for p in placements]),
         np.array([p.mode for p in placements]),
@@ -71,50 +69,51 @@ def scores(problem: Problem, placements: Sequence[Placement]) -> npt.NDArray[np.
     return found
 
 
-def columns(placements: Sequence[Placement]) -> tuple[Ints, Ints]:
-    """Sets and ways of placements, a row each."""
+def columns(placements: Sequence[Placement]) -> tuple[Ints, Ints, Ints]:
+    """Sets, ways and servers of placements, a row each."""
     table = np.array([p.actions for p in placements], np.int64)
-    return np.ascontiguousarray(table[:, :, 0]), np.ascontiguousarray(table[:, :, 1])
+    sets, ways, named = (np.ascontiguousarray(table[:, :, i]) for i in range(3))
+    return sets, ways, named
+
+
+def settled(problem: Problem, placement: Placement) -> tuple[Ints, Ints, Ints]:
+    """Sets, ways and servers of a placement, with those that it leaves to be dealt out."""
+    sets, ways, named = (row[0] for row in columns([canonical(problem, placement)]))
+    return sets, ways, servers.places(problem.tables, sets, ways, named, float(placement.fuse))
 
 
 def shares(problem: Problem, placement: Placement) -> Ints:
     """[s, c] samples of a rank of each cell, for every set that deals samples out."""
-    sets, ways = columns([canonical(problem, placement)])
     t = problem.tables
     share = np.zeros((len(t.size), len(t.kind)), np.int64)
-    loops.prepared(t, sets[0], ways[0], placement.micros, placement.mode, share)
+    loops.prepared(t, *settled(problem, placement), placement.micros, placement.mode, share)
     return share
 
 
 def memory(problem: Problem, placement: Placement) -> dict[int, float]:
     """Bytes of each rank at its fullest."""
-    sets, ways = columns([canonical(problem, placement)])
-    t = problem.tables
-    hold = deal.standing(t, sets[0], ways[0])
-    full = deal.peaks(t, sets[0], ways[0], hold, shares(problem, placement))
+    t, (sets, ways, served) = problem.tables, settled(problem, placement)
+    hold = servers.standing(t, sets, ways, served)
+    full = deal.peaks(t, sets, ways, hold, shares(problem, placement))
     cells = problem.fleet.cells
     return {r: float(full[c]) for c, cell in enumerate(cells) for r in cell.ranks}
 
 
 def with_shares(problem: Problem, placement: Placement, share: Ints) -> float:
     """Seconds where samples are dealt out as given; infinite where that does not fit."""
-    sets, ways = columns([canonical(problem, placement)])
     t = problem.tables
     page = tasks.page(len(problem.groups), len(t.kind), placement.micros)
-    found = loops.score_with(
-        t, sets[0], ways[0], placement.micros, float(placement.fuse), share, page
-    )
+    chosen = settled(problem, placement)
+    found = loops.score_with(t, *chosen, placement.micros, float(placement.fuse), share, page)
     return inf if found < 0 else float(found)
 
 
 def graph(problem: Problem, placement: Placement) -> Graph:
     """The tasks of a placement as a graph that `foretell.simulate` plays."""
-    placement = canonical(problem, placement)
-    sets, ways = columns([placement])
     t = problem.tables
     page = tasks.page(len(problem.groups), len(t.kind), placement.micros)
-    share = shares(problem, placement)
-    write.written(t, sets[0], ways[0], placement.micros, float(placement.fuse), share, page)
+    share, chosen = shares(problem, placement), settled(problem, placement)
+    write.written(t, *chosen, placement.micros, float(placement.fuse), share, page)
     return _drawn(problem, page)
 
 

@@ -1,4 +1,4 @@
-"""All placements of a small instance: the exact optimum, to hold the search against."""
+"""All placements of a small instance, every parameter server by name: the exact optimum."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from foretell.search.placement.evaluate import Evaluator
 from foretell.search.placement.polish import FUSES
 from foretell.search.placement.problem import MICROS, Problem
-from foretell.search.placement.space import MODES, Placement, actions
+from foretell.search.placement.space import MODES, Placement, with_servers
 
 MOST = 60_000  # placements that are all tried: some seconds
 _AT_ONCE = 4096
@@ -19,12 +19,12 @@ _AT_ONCE = 4096
 
 def count(problem: Problem) -> int:
     """How many placements there are."""
-    return prod(len(actions(problem, g)) for g in problem.leaders) * len(_steps(problem))
+    return prod(len(with_servers(problem, g)) for g in problem.leaders) * len(_steps(problem))
 
 
 def every(problem: Problem) -> Iterator[Placement]:
     """Each of them."""
-    choices = [actions(problem, g) for g in problem.leaders]
+    choices = [with_servers(problem, g) for g in problem.leaders]
     for row in product(*choices):
         chosen = dict(zip(problem.leaders, row, strict=True))
         picked = tuple(chosen[group.leader] for group in problem.groups)

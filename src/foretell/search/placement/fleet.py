@@ -50,6 +50,10 @@ class Fleet:
         """The ranks of a candidate set, cell by cell."""
         return tuple(r for c in self.sets[chosen] for r in self.cells[c].ranks)
 
+    def way_out(self, cell: Cell) -> float:
+        """Bytes a second of the NICs of one of its nodes."""
+        return sum(nic.bandwidth for nic in self.cluster.node(cell.ranks[0]).nics)
+
     def title(self, chosen: int) -> str:
         """A candidate in words: `4 v100-32 + 2 p100-pcie`."""
         counts: dict[str, int] = {}

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from foretell.search.placement.deal import peaks, shares_of, standing
+from foretell.search.placement.deal import peaks, shares_of
 from foretell.search.placement.problem import MICROS, SPLIT, Tables
+from foretell.search.placement.servers import places, standing
 from foretell.search.placement.tasks import Page, page, play
 from foretell.search.placement.write import written
 
@@ -15,13 +16,15 @@ OUT_OF_MEMORY, NO_SAMPLES, NO_SPLIT = -1.0, -2.0, -3.0  # why a placement has no
 
 
 @njit(cache=True)
-def prepared(t: Tables, sets: Any, ways: Any, micros: int, mode: int, share: Any) -> float:
+def prepared(
+    t: Tables, sets: Any, ways: Any, served: Any, micros: int, mode: int, share: Any
+) -> float:
     """Deal samples out and look at memory: 0, or why there can be no such placement."""
     which = np.searchsorted(_MICROS, micros)
     for g in range(len(sets)):
         if ways[g] == SPLIT and not t.split_forward[which, sets[g], g] < np.inf:
             return NO_SPLIT
-    hold = standing(t, sets, ways)
+    hold = standing(t, sets, ways, served)
     for c in range(len(hold)):
         if hold[c] > t.room[c]:
             return OUT_OF_MEMORY
@@ -35,36 +38,40 @@ def prepared(t: Tables, sets: Any, ways: Any, micros: int, mode: int, share: Any
 
 
 @njit(cache=True, inline="always")
-def score(t: Tables, sets: Any, ways: Any, micros: int, fuse: float, mode: int, p: Page) -> Any:
+def score(
+    t: Tables, sets: Any, ways: Any, servers: Any, micros: int, fuse: float, mode: int, p: Page
+) -> Any:
     """Seconds of one step, or a number below zero that says why there is none."""
     share = np.zeros((len(t.size), len(t.kind)), np.int64)
-    fault = prepared(t, sets, ways, micros, mode, share)
+    served = places(t, sets, ways, servers, fuse)
+    fault = prepared(t, sets, ways, served, micros, mode, share)
     if fault < 0:
         return fault
-    written(t, sets, ways, micros, fuse, share, p)
+    written(t, sets, ways, served, micros, fuse, share, p)
     _, end = play(p, len(t.kind), 3 * (t.box.max() + 1))
     return end.max()
 
 
 @njit(cache=True)
 def score_with(
-    t: Tables, sets: Any, ways: Any, micros: int, fuse: float, share: Any, p: Page
+    t: Tables, sets: Any, ways: Any, servers: Any, micros: int, fuse: float, share: Any, p: Page
 ) -> Any:
     """The same for samples that somebody else has dealt out: [s, c] of one rank."""
-    full = peaks(t, sets, ways, standing(t, sets, ways), share)
+    served = places(t, sets, ways, servers, fuse)
+    full = peaks(t, sets, ways, standing(t, sets, ways, served), share)
     for c in range(len(full)):
         if full[c] > t.room[c]:
             return OUT_OF_MEMORY
-    written(t, sets, ways, micros, fuse, share, p)
+    written(t, sets, ways, served, micros, fuse, share, p)
     _, end = play(p, len(t.kind), 3 * (t.box.max() + 1))
     return end.max()
 
 
 @njit(cache=True)
-def scores(t: Tables, sets: Any, ways: Any, micros: Any, fuse: Any, mode: Any) -> Any:
+def scores(t: Tables, sets: Any, ways: Any, servers: Any, micros: Any, fuse: Any, mode: Any) -> Any:
     """Seconds of many placements, a row each."""
     out = np.empty(len(sets))
     p = page(sets.shape[1], len(t.kind), micros.max())
     for i in range(len(sets)):
-        out[i] = score(t, sets[i], ways[i], micros[i], fuse[i], mode[i], p)
+        out[i] = score(t, sets[i], ways[i], servers[i], micros[i], fuse[i], mode[i], p)
     return out

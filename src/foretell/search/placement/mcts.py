@@ -2,9 +2,9 @@
 
 The first decision is a placement to start from, the second one for the whole step (micro-batches,
 messages, samples), the third one choice for all groups or none, each further one that of one op
-group, the heaviest first; groups not yet decided keep what they have. A leaf is played by the
-simulator, not rolled out, and r = T₀/T − 1 (its fourth root above 1, −1 where it does not fit) is
-backed up:
+group, the heaviest first (where it is served, also by whom); groups not yet decided keep what they
+have. A leaf is played by the simulator, not rolled out, and r = T₀/T − 1 (its fourth root above 1,
+−1 where it does not fit) is backed up:
 
     next = argmax  Q + c·P·√N / (1 + n),     c = √(children / 10)
 
@@ -28,8 +28,8 @@ import numpy.typing as npt
 
 from foretell.search.placement.evaluate import Evaluator
 from foretell.search.placement.polish import whole
-from foretell.search.placement.problem import WAYS
-from foretell.search.placement.space import Action, Placement, actions, canonical
+from foretell.search.placement.problem import PS, WAYS
+from foretell.search.placement.space import Action, Placement, actions, canonical, servers
 
 Array = npt.NDArray[np.float64]
 AT_ONCE = 4  # leaves gathered before they are played
@@ -226,6 +226,9 @@ class Tree:
         run = range(len(problem.groups)) if for_all else range(group, group + 1)
         kept: Action = node.now.actions[group]
         others = [a for a in actions(problem, group, ways=self.ways) if a != kept or for_all]
+        if kept.way == PS and not for_all:
+            places = servers(problem, node.now, kept.devices)
+            others += [kept._replace(server=p) for p in places if p != kept.server]
         return [node.now, *(node.now.but(run, a) for a in others)]
 
     def _played(self, now: Placement) -> float:

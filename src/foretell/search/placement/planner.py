@@ -20,7 +20,7 @@ from foretell.search.placement import exhaustive, factors, mix
 from foretell.search.placement.anneal import anneal
 from foretell.search.placement.baselines import BASELINES, pipelines
 from foretell.search.placement.bound import bound
-from foretell.search.placement.evaluate import Evaluator, memory
+from foretell.search.placement.evaluate import Evaluator, memory, settled
 from foretell.search.placement.mcts import Prior, Tree, even_chances, look_ahead
 from foretell.search.placement.plans import plan_of
 from foretell.search.placement.policy.prior import shipped
@@ -47,7 +47,7 @@ class Placing(Planner):
     method: str = "search"  # or one of the baselines: hap, horovod, flexflow …
     playouts: int = 200  # of the tree search
     prior: str = "learned"  # what guides it: learned, look-ahead, even
-    strokes: int = 60_000  # simulations of annealing: half from three starts, half from the best
+    strokes: int = 60_000  # simulations of annealing: an eighth a start, the rest from the best
     polish: int = 6_000  # simulations of the descent behind it, at most
     global_batch: int = 0  # samples of a step; the workload's on every rank where 0
     groups: int = 40  # op groups, at most
@@ -72,7 +72,8 @@ class Placing(Planner):
         on = Evaluator(self._problem(workload, cluster))
         rivals = self._rivals(on, progress)
         best = self._best(on, rivals, progress)
-        best = replace(best, found=best.found.settled())
+        placed = canonical(best.found.problem, best.found.placement)  # tied groups as they are
+        best = replace(best, found=replace(best.found, placement=placed))
         return self._told(on, rivals, best, began), best
 
     def _check(self) -> None:
@@ -157,18 +158,24 @@ class Placing(Planner):
         return tree.best
 
     def _searched(self, on: Evaluator, starts: list[Placement], progress: Progress) -> list[Rival]:
-        """Annealing from some starts, from the best of those, and descent behind it."""
-        found = []
-        for i, start in enumerate(_apart(starts)):
-            progress(f"annealing {i + 1}", on.least)
-            found.append(Rival(on.problem, *anneal(on, start, self.strokes // 6, self.seed + i)))
+        """Annealing from some starts, from the best two again, from the best; descent behind it."""
+        found: list[Rival] = []
+        each = self.strokes // 8
+
+        def annealed(start: Placement, strokes: int) -> None:
+            progress(f"annealing {len(found) + 1}", on.least)
+            found.append(Rival(on.problem, *anneal(on, start, strokes, self.seed + len(found))))
+
+        for start in _apart(starts):
+            annealed(start, each)
+        for again in sorted(found, key=lambda rival: rival.seconds)[:2]:
+            annealed(again.placement, each)
         first = min(found, key=lambda rival: rival.seconds)
-        progress("annealing the best", first.seconds)
-        more = anneal(on, first.placement, self.strokes // 2, self.seed + len(found))
-        first = _quickest([Rival(on.problem, *more), first], on)
+        annealed(first.placement, self.strokes - each * len(found))
+        first = _quickest([found[-1], first], on)
         progress("descent", first.seconds)
         lowest, _ = polish(on, first.placement, self.polish)
-        return [*found, first, Rival(on.problem, *simplified(on, lowest))]
+        return [*found, Rival(on.problem, *simplified(on, lowest))]
 
     def _starts(self, on: Evaluator, rivals: dict[str, Rival]) -> list[Placement]:
         """Where to start: what others do, one choice for all, pipelines; the quickest first."""
@@ -220,10 +227,6 @@ class Rival:
     placement: Placement
     seconds: float
 
-    def settled(self) -> Rival:
-        """The same with tied groups written as they are placed."""
-        return replace(self, placement=canonical(self.problem, self.placement))
-
 
 @dataclass(frozen=True)
 class Best:
@@ -240,10 +243,10 @@ def _runs_on(chosen: int) -> Allowed:
 
 
 def _apart(ranked: list[Placement]) -> list[Placement]:
-    """Three that differ: the best, the best without and the best with micro-batches."""
+    """Four that differ: the best, the best without and the best with micro-batches."""
     plain = [p for p in ranked if p.micros == 1]
     staged = [p for p in ranked if p.micros > 1]
-    return list(dict.fromkeys([ranked[0], *plain[:1], *staged[:2]]))[:3]
+    return list(dict.fromkeys([ranked[0], *plain[:1], *staged[:3]]))[:4]
 
 
 def _quickest(found: list[Rival], on: Evaluator) -> Rival:
@@ -288,7 +291,8 @@ def notes(best: Best, missing: list[str]) -> tuple[str, ...]:
     """What a reader should know: the placement, memory, what mixing gains, what did not fit."""
     found = best.found
     held = max(memory(found.problem, found.placement).values()) / 2**30
-    lines = [*text(found.problem, found.placement).splitlines()]
+    served = settled(found.problem, found.placement)[2].tolist()
+    lines = [*text(found.problem, found.placement, served).splitlines()]
     lines.append(f"fullest rank: {held:.1f} GiB" + (", proven best" if best.is_proven else ""))
     lines += mix.told(found.problem, (found.placement, found.seconds), best.parts)
     if missing:

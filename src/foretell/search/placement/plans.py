@@ -7,7 +7,7 @@ and last layer, the way its replicas agree, and rank:samples of each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,8 @@ import numpy.typing as npt
 from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.plan import Plan
-from foretell.search.placement.evaluate import shares, with_shares
+from foretell.plan.grouped import agreed
+from foretell.search.placement.evaluate import settled, shares, with_shares
 from foretell.search.placement.fleet import Cell, Fleet, fleet
 from foretell.search.placement.problem import (
     ALL_REDUCE,
@@ -49,7 +50,8 @@ def plan_of(on: Problem, placement: Placement, share: Ints | None = None) -> Pla
         return _replicas(on, placement, share, base)
     if len(used) == 1 and all(a.way == SPLIT for a in placement.actions):
         return _whole_split(on, placement, base)
-    sent = tuple(row for row in _sync(on, placement) if row[1] == "factors")
+    # rows say how their layers agree: what they cannot say is who serves, and what goes as factors
+    sent = tuple(row for row in _sync(on, placement, tuple) if row[1] != "sharded")
     rows = tuple(_rows(on, placement, share))
     return base.but(**_batches(on, placement, on.batch), groups=rows, sync=sent)
 
@@ -87,34 +89,38 @@ def _replicas(on: Problem, placement: Placement, share: Ints, base: Plan) -> Pla
         shares=tuple(dealt.values()) if uneven else (),
         placement=() if everywhere else tuple(dealt),
         zero=1 if sharded else 0,
-        sync=() if sharded else tuple(_sync(on, placement)),
+        sync=() if sharded else tuple(_sync(on, placement, sorted)),
         **_batches(on, placement, max(dealt.values())),
     )
 
 
-def _sync(on: Problem, placement: Placement) -> Iterator[tuple[str, str]]:
-    """How each parameter agrees, where that is not an all-reduce."""
+def _sync(
+    on: Problem, placement: Placement, in_order: Callable[[tuple[int, ...]], Sequence[int]]
+) -> Iterator[tuple[str, str]]:
+    """How each parameter agrees, where that is not an all-reduce; servers count ranks in order."""
+    served, places = settled(on, placement)[2].tolist(), on.fleet.ranks(0)
     for g, action in enumerate(placement.actions):
-        size = int(on.tables.size[action.devices])
-        if action.way == ALL_REDUCE or size == 1 or on.groups[g].leader != g:
+        ranks = in_order(on.fleet.ranks(action.devices))
+        if action.way in (ALL_REDUCE, SPLIT) or len(ranks) == 1:
             continue
         sent = on.factored.get((action.devices, g), ())
-        ranks = on.fleet.ranks(action.devices)
-        server = sorted(ranks).index(ranks[g % size])
-        word = {PS: f"ps:{server}", SHARDED: "sharded"}.get(action.way, "all-reduce")
+        word = f"ps:{ranks.index(places[served[g]])}" if action.way == PS else "sharded"
         for op, name in _parameters(on, g):
-            if action.way == FACTORS and op in sent:
-                yield name, "factors"
-            elif word != "all-reduce":
+            if action.way != FACTORS:
                 yield name, word
+            elif op in sent:
+                yield name, "factors"
 
 
 def _parameters(on: Problem, group: int) -> Iterator[tuple[str, str]]:
-    """(op, parameter) of a group, both behind the name of their layer."""
+    """(op, parameter) of a group, both behind the name of their layer; tied ones once."""
+    again = {other for _, other in on.workload.tied}
     for unit in on.groups[group].units:
-        for op in on.workload.layers[unit.layer].works():
+        layer = on.workload.layers[unit.layer]
+        for op in layer.works():
             for weight in op.weights:
-                yield f"{unit.name}/{op.name}", f"{unit.name}/{weight.name}"
+                if f"{layer.name}/{weight.name}" not in again:
+                    yield f"{unit.name}/{op.name}", f"{unit.name}/{weight.name}"
 
 
 def _whole_split(on: Problem, placement: Placement, base: Plan) -> Plan:
@@ -127,7 +133,7 @@ def _rows(on: Problem, placement: Placement, share: Ints) -> Iterator[tuple[str,
     """Runs of groups that choose the same."""
     first, chosen = 0, placement.actions
     for g in range(1, len(chosen) + 1):
-        if g < len(chosen) and chosen[g] == chosen[first]:
+        if g < len(chosen) and chosen[g][:2] == chosen[first][:2]:
             continue
         action = chosen[first]
         split = action.way == SPLIT
@@ -159,14 +165,15 @@ def seconds_of(plan: Plan, workload: Workload, cluster: Cluster) -> float:
     )
     share = np.zeros((len(on.tables.size), len(on.tables.kind)), np.int64)
     chosen: list[Action] = []
+    ranked: list[tuple[int, ...]] = []  # places of each group's ranks, in the order of its row
     cell_of = {cell.ranks[0]: c for c, cell in enumerate(on.fleet.cells)}
     for row, mine in zip(rows, dealt, strict=True):
         devices = on.fleet.sets.index(tuple(sorted(cell_of[r] for r in mine)))
         for rank, n in mine.items():
             share[devices, cell_of[rank]] = n
         chosen += [Action(devices, WAYS.index(row[2]))] * _length(on, row)
-    if not plan.groups:
-        chosen = _synced(on, plan, chosen)
+        ranked += [tuple(cell_of[r] for r in mine)] * (len(chosen) - len(ranked))
+    chosen = _synced(on, plan, chosen, ranked)
     widest = plan.global_batch if plan.groups else max(max(mine.values()) for mine in dealt)
     micros = -(-widest // plan.micro_batch) if plan.micro_batch else 1
     placement = Placement(tuple(chosen), micros, plan.bucket_mb * 2**20)
@@ -231,11 +238,19 @@ def _length(on: Problem, row: tuple[str, ...]) -> int:
     return last[0] - first[0] + 1
 
 
-def _synced(on: Problem, plan: Plan, chosen: list[Action]) -> list[Action]:
-    """The ways of single parameters, group by group."""
-    ways = {name: word.partition(":")[0] for name, word in plan.sync}
-    out = []
+def _synced(
+    on: Problem, plan: Plan, chosen: list[Action], ranked: list[tuple[int, ...]]
+) -> list[Action]:
+    """The ways of single parameters, group by group; servers take turns where none is named."""
+    ways, out, turn = agreed(plan), [], 0
     for g, action in enumerate(chosen):
-        words = {ways[name] for _, name in _parameters(on, g) if name in ways}
-        out.append(Action(action.devices, WAYS.index(words.pop())) if words else action)
+        words = sorted({ways[name] for _, name in _parameters(on, g) if name in ways})
+        word, _, server = (words or [WAYS[action.way]])[0].partition(":")
+        if word == "ps" and action.way != SPLIT:
+            place = ranked[g][int(server) if server else turn % len(ranked[g])]
+            action = Action(action.devices, PS, place)
+        elif words and not plan.groups:
+            action = Action(action.devices, WAYS.index(word))
+        out.append(action)
+        turn += len(on.groups[g].units)
     return out

@@ -1,7 +1,7 @@
 """Descent: change what can be changed in one stroke until nothing helps.
 
 Strokes: one group, a run of groups from here to the end of its segment or to either end of the
-model, all groups; micro-batches, message size, and how samples are dealt out.
+model, all groups; who serves them; micro-batches, message size, and how samples are dealt out.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from math import inf
 import numpy as np
 
 from foretell.search.placement.evaluate import Evaluator
-from foretell.search.placement.problem import MICROS
-from foretell.search.placement.space import MODES, Action, Placement, actions
+from foretell.search.placement.problem import MICROS, PS
+from foretell.search.placement.space import MODES, Action, Placement, actions, servers
 
 FUSES = (0.0, 4 * 2**20, 25 * 2**20, 64 * 2**20, 256 * 2**20, inf)
 LEAST = 1e-6  # relative gain that counts as one
@@ -57,18 +57,26 @@ def _strokes(on: Evaluator, now: Placement, g: int, allowed: Allowed | None) -> 
     yield now
     n = len(now.actions)
     runs = dict.fromkeys((range(g, g + 1), range(g, n), range(g + 1), *_segment(now, g)))
-    for action in actions(on.problem, g):
+    for action in (*actions(on.problem, g), *_served(on, now, g)):
         if allowed is None or allowed(action):
             for run in runs:
                 yield now.but(run, action)
 
 
+def _served(on: Evaluator, now: Placement, g: int) -> Iterator[Action]:
+    """The choice of a group with each server by name; nothing where nobody serves it."""
+    mine = now.actions[g]
+    for place in servers(on.problem, now, mine.devices) if mine.way == PS else ():
+        yield mine._replace(server=place)
+
+
 def _segment(now: Placement, g: int) -> tuple[range, range]:
     """From a group to either end of those that choose as it does."""
     first, last = g, g + 1
-    while first > 0 and now.actions[first - 1] == now.actions[g]:
+    mine = now.actions[g][:2]
+    while first > 0 and now.actions[first - 1][:2] == mine:
         first -= 1
-    while last < len(now.actions) and now.actions[last] == now.actions[g]:
+    while last < len(now.actions) and now.actions[last][:2] == mine:
         last += 1
     return range(first, g + 1), range(g, last)
 

@@ -38,6 +38,7 @@ from foretell.workload.op import BYTES
 Array = npt.NDArray[np.float64]
 WAYS = ("all-reduce", "ps", "sharded", "factors", "split")  # how a group's replicas agree
 ALL_REDUCE, PS, SHARDED, FACTORS, SPLIT = range(5)
+NOBODY = -1  # is named to serve a group
 MICROS = (1, 2, 4, 8, 16)  # micro-batches of a step that a search tries
 POINTS = 48  # batch sizes that are priced; between them lines are drawn
 MOST_SAMPLES = 2**17  # tables have an entry a sample, group and kind of device: 40 MB a kind
@@ -74,6 +75,8 @@ class Tables(NamedTuple):
     ranks: Any  # [c]
     nodes: Any  # [c]
     box: Any  # [c]
+    cell_of: Any  # [p] the cell of each place: ranks counted cell by cell
+    way_out: Any  # [c] bytes/s of the NICs of one of its nodes
     room: Any  # [c] bytes for tensors
     batch: int
 
@@ -102,10 +105,10 @@ class Problem:
         return sorted(own, key=lambda g: (-float(mine[g]), g))
 
     @cached_property
-    def lone(self) -> frozenset[tuple[int, int]]:
-        """(set, way) of one rank where there is nothing to agree on, under another name."""
+    def lone(self) -> frozenset[tuple[int, int, int]]:
+        """Choices of one rank where there is nothing to agree on, under another name."""
         alone = [s for s, size in enumerate(self.tables.size.tolist()) if size == 1]
-        return frozenset((s, way) for s in alone for way in (PS, SHARDED, FACTORS))
+        return frozenset((s, way, NOBODY) for s in alone for way in (PS, SHARDED, FACTORS))
 
     @cached_property
     def ties(self) -> bool:
@@ -226,6 +229,8 @@ def _tables(
         ranks=np.array([len(cell.ranks) for cell in cells]),
         nodes=np.array([cell.nodes for cell in cells]),
         box=np.array([cell.box for cell in cells]),
+        cell_of=np.repeat(np.arange(len(cells)), [len(cell.ranks) for cell in cells]),
+        way_out=np.array([machines.way_out(cell) for cell in cells]),
         room=np.array(
             [machines.kinds[c.kind].memory * USABLE / ROUNDING - stack.held for c in cells]
         ),

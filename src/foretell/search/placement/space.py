@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
 
+import numpy as np
+
 from foretell.search.placement.problem import (
     ALL_REDUCE,
     FACTORS,
+    NOBODY,
     PS,
     SHARDED,
     SPLIT,
@@ -26,6 +30,7 @@ class Action(NamedTuple):
 
     devices: int  # a candidate set of the fleet
     way: int  # of `problem.WAYS`
+    server: int = NOBODY  # the place of its parameter server; dealt out (→ servers.py) where NOBODY
 
 
 @dataclass(frozen=True)
@@ -51,14 +56,37 @@ def uniform(problem: Problem, action: Action, **more: float) -> Placement:
 
 
 def canonical(problem: Problem, placement: Placement) -> Placement:
-    """Tied groups follow their leader; on a single rank there is nothing to agree on."""
-    if not problem.ties and problem.lone.isdisjoint(placement.actions):
+    """Tied groups follow their leader; on a single rank there is nothing to agree on.
+
+    Only those serve who are there; of places that are alike the first is named first.
+    """
+    chosen = placement.actions
+    is_dealt_out = {server for _, _, server in chosen} == {NOBODY}
+    if is_dealt_out and not problem.ties and problem.lone.isdisjoint(chosen):
         return placement
+    alike: dict[int, int] = {}
     out = []
     for group in problem.groups:
-        action = placement.actions[group.leader]
-        out.append(Action(action.devices, ALL_REDUCE) if action in problem.lone else action)
+        devices, way, server = chosen[group.leader]
+        if (devices, way, NOBODY) in problem.lone:
+            out.append(Action(devices, ALL_REDUCE))
+        elif way == PS and server != NOBODY:
+            out.append(Action(devices, way, _served(problem, devices, server, alike)))
+        else:
+            out.append(Action(devices, way))
     return replace(placement, actions=tuple(out))
+
+
+def _served(problem: Problem, devices: int, server: int, alike: dict[int, int]) -> int:
+    """A server under the first free name of its cell; nobody where it is not of these devices."""
+    t = problem.tables
+    cell = int(t.cell_of[server])
+    if not t.member[devices, cell]:
+        return NOBODY
+    if server not in alike:
+        used = sum(int(t.cell_of[other]) == cell for other in alike)
+        alike[server] = int(np.searchsorted(t.cell_of, cell)) + used
+    return alike[server]
 
 
 def actions(
@@ -84,18 +112,40 @@ def actions(
     return found
 
 
-def text(problem: Problem, placement: Placement) -> str:
+def servers(problem: Problem, now: Placement, devices: int) -> list[int]:
+    """Places of a set that may serve: those that do, and of each cell one more, which is as any."""
+    named, t = {action.server for action in now.actions}, problem.tables
+    found = []
+    for cell in problem.fleet.sets[devices]:
+        mine = np.flatnonzero(t.cell_of == cell).tolist()
+        found += [place for place in mine if place in named]
+        found += [place for place in mine if place not in named][:1]
+    return found
+
+
+def with_servers(problem: Problem, group: int) -> list[Action]:
+    """Every choice a group has, each parameter server by name."""
+    found = []
+    for action in actions(problem, group):
+        cells = problem.tables.member[action.devices][problem.tables.cell_of]
+        places = np.flatnonzero(cells).tolist() if action.way == PS else [NOBODY]
+        found += [action._replace(server=place) for place in places]
+    return found
+
+
+def text(problem: Problem, placement: Placement, served: Sequence[int] = ()) -> str:
     """A placement for a reader: one line for each run of groups that choose the same."""
     placement = canonical(problem, placement)
     lines, first = [], 0
     for g in range(1, len(placement.actions) + 1):
-        if g < len(placement.actions) and placement.actions[g] == placement.actions[first]:
+        if g < len(placement.actions) and placement.actions[g][:2] == placement.actions[first][:2]:
             continue
         action = placement.actions[first]
         names = problem.groups[first].units[0].name, problem.groups[g - 1].units[-1].name
         where = problem.fleet.title(action.devices)
         way = f", {WAYS[action.way]}" if problem.tables.size[action.devices] > 1 else ""
-        lines.append(f"{' … '.join(dict.fromkeys(names))}: {where}{way}")
+        on = _serving(problem, served[first:g])
+        lines.append(f"{' … '.join(dict.fromkeys(names))}: {where}{way}{on}")
         first = g
     extra = f"{placement.micros} micro-batches, " if placement.micros > 1 else ""
     size = placement.fuse / 2**20
@@ -103,3 +153,13 @@ def text(problem: Problem, placement: Placement) -> str:
     sent = sent if size < inf else "one message a segment"
     lines.append(f"{extra}samples {MODES[placement.mode]}, {sent}")
     return "\n".join(lines)
+
+
+def _serving(problem: Problem, served: Sequence[int]) -> str:
+    """Who serves some groups, in words; numbers of ranks would follow the order of a file."""
+    counts: dict[str, int] = {}
+    for place in sorted({place for place in served if place >= 0}):
+        kind = int(problem.tables.kind[problem.tables.cell_of[place]])
+        name = problem.fleet.kinds[kind].name
+        counts[name] = counts.get(name, 0) + 1
+    return f" by {' + '.join(f'{n} {name}' for name, n in counts.items())}" if counts else ""

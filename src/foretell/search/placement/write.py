@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from foretell.search.placement.deal import server_of
 from foretell.search.placement.moves import collective, moved, transfers
 from foretell.search.placement.problem import FACTORS, MICROS, PS, SHARDED, SPLIT, Tables
+from foretell.search.placement.servers import updating
 from foretell.search.placement.tasks import (
     BACKWARD,
     FORWARD,
@@ -42,6 +42,7 @@ class Draft(NamedTuple):
 
     sets: Any
     ways: Any
+    served: Any  # [g] the place that serves it
     share: Any  # [s, c]
     start: Any  # where each segment begins, and the end of the last
     part: Any  # [q, c, c] share of the batch handed over behind each segment
@@ -54,7 +55,7 @@ class Draft(NamedTuple):
 
 
 @njit(cache=True)
-def drafted(t: Tables, sets: Any, ways: Any, micros: int, share: Any) -> Draft:
+def drafted(t: Tables, sets: Any, ways: Any, served: Any, micros: int, share: Any) -> Draft:
     """Segments of a placement and what is handed over between them."""
     groups, cells = len(sets), len(t.kind)
     start = np.empty(groups + 1, np.int64)
@@ -70,7 +71,7 @@ def drafted(t: Tables, sets: Any, ways: Any, micros: int, share: Any) -> Draft:
         flags[0], flags[1] = ways[g] == SPLIT, ways[h] == SPLIT
         moved(t, sets[g], share[sets[g]], flags, sets[h], share[sets[h]], part[q])
     return Draft(
-        sets, ways, share, start[: n + 1], part,
+        sets, ways, served, share, start[: n + 1], part,
         np.full((micros, cells), -1, np.int64), np.full((cells, cells), -1, np.int64),
         np.full((cells, groups + 1), -1, np.int64), np.zeros(cells, np.int64),
         np.zeros((groups, 4)), np.zeros(1, np.int64),
@@ -78,11 +79,13 @@ def drafted(t: Tables, sets: Any, ways: Any, micros: int, share: Any) -> Draft:
 
 
 @njit(cache=True)
-def written(t: Tables, sets: Any, ways: Any, micros: int, fuse: float, share: Any, p: Page) -> None:
+def written(
+    t: Tables, sets: Any, ways: Any, served: Any, micros: int, fuse: float, share: Any, p: Page
+) -> None:
     """Write the tasks of a placement down."""
     p.count[:] = 0
     p.lane_start[0], p.use_start[0] = 0, 0
-    d = drafted(t, sets, ways, micros, share)
+    d = drafted(t, sets, ways, served, micros, share)
     for m in range(micros):
         for q in range(len(d.start) - 1):
             write_forward(p, t, d, m, q, micros)
@@ -161,7 +164,7 @@ def write_backward(p: Page, t: Tables, d: Draft, m: int, q: int, micros: int, fu
 
 @njit(cache=True)
 def piece(t: Tables, d: Draft, g: int, last: int, fuse: float, is_last: bool) -> int:
-    """The first group of one message: groups in a row with one way, up to `fuse` bytes.
+    """The first group of one message: groups in a row with one way and server, up to `fuse` bytes.
 
     Where nothing is sent (a rank alone, a split, an earlier micro-batch) it is the whole segment.
     """
@@ -171,6 +174,7 @@ def piece(t: Tables, d: Draft, g: int, last: int, fuse: float, is_last: bool) ->
     while (
         first > g
         and d.ways[first - 1] == d.ways[last - 1]
+        and d.served[first - 1] == d.served[last - 1]
         and d.ways[first] != FACTORS
         and size + t.gradient[first - 1] <= fuse
     ):
@@ -212,34 +216,17 @@ def write_sync(
 
 
 @njit(cache=True)
-def updating(t: Tables, d: Draft, c: int) -> float:
-    """Seconds of the optimizer on one device of a cell."""
-    out = 0.0
-    for g in range(len(d.sets)):
-        s = d.sets[g]
-        if t.member[s, c]:
-            whole = t.update[t.kind[c], g]
-            if d.ways[g] == SHARDED:
-                whole /= t.size[s]
-            elif d.ways[g] == SPLIT:
-                whole *= t.split_held[s, g] / max(t.held[g], 1.0)
-            elif d.ways[g] == PS and t.size[s] > 1 and server_of(t, s, g) != c:
-                whole = 0.0
-            out += whole
-    return out
-
-
-@njit(cache=True)
 def write_updates(p: Page, t: Tables, d: Draft, micros: int) -> None:
     """The optimizer of each cell when all is there; then parameters that others updated."""
     cells = len(t.kind)
     closing, updated = np.full(cells, -1, np.int64), np.full(cells, -1, np.int64)
+    seconds = updating(t, d.sets, d.ways, d.served)
     for i in range(p.count[TASKS]):
         if p.what[i] == BACKWARD:
             closing[p.cell[i]] = i
     for c in range(cells):
         if closing[c] >= 0:
-            updated[c] = task(p, updating(t, d, c), 0, UPDATE, c, 0)
+            updated[c] = task(p, seconds[c], 0, UPDATE, c, 0)
             holds(p, c)
             waits(p, closing[c])
             for m in range(micros):
@@ -248,8 +235,7 @@ def write_updates(p: Page, t: Tables, d: Draft, micros: int) -> None:
                 waits(p, d.synced[c, k])
     for n in range(d.number[0]):
         s, op = int(d.later[n, 0]), 2 if d.later[n, 1] == PS else 4
-        seconds = law(t.laws[s, op], d.later[n, 2])
-        collective(p, t, s, seconds, SHARE, int(d.later[n, 3]))
+        collective(p, t, s, law(t.laws[s, op], d.later[n, 2]), SHARE, int(d.later[n, 3]))
         for c in range(cells):
             if t.member[s, c]:
                 waits(p, updated[c])

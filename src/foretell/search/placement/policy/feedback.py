@@ -12,10 +12,11 @@ import numpy as np
 from numba import njit
 
 from foretell.search.placement import loops
-from foretell.search.placement.deal import peaks, standing
-from foretell.search.placement.evaluate import columns
+from foretell.search.placement.deal import peaks
+from foretell.search.placement.evaluate import settled
 from foretell.search.placement.problem import Problem, Tables
-from foretell.search.placement.space import Placement, canonical
+from foretell.search.placement.servers import standing
+from foretell.search.placement.space import Placement
 from foretell.search.placement.tasks import (
     BACKWARD,
     FORWARD,
@@ -35,16 +36,14 @@ CELL_FEEDBACK = 5  # computes, talks, its messages, first begins, memory
 
 def feedback(problem: Problem, placement: Placement) -> tuple[Any, Any, Any, float]:
     """[g, ·] and [c, ·] shares of the step, samples [s, c] and seconds; zeros if it has none."""
-    placement = canonical(problem, placement)
-    sets, ways = columns([placement])
-    t = problem.tables
+    t, (sets, ways, served) = problem.tables, settled(problem, placement)
     share = np.zeros((len(t.size), len(t.kind)), np.int64)
     group = np.zeros((len(problem.groups), GROUP_FEEDBACK))
     cell = np.zeros((len(t.kind), CELL_FEEDBACK))
-    row = (sets[0], ways[0], placement.micros)
+    row = (sets, ways, served, placement.micros)
     if loops.prepared(t, *row, placement.mode, share) < 0:
-        hold = standing(t, sets[0], ways[0])
-        cell[:, 4] = np.minimum(peaks(t, sets[0], ways[0], hold, share) / t.room, 4.0)
+        hold = standing(t, sets, ways, served)
+        cell[:, 4] = np.minimum(peaks(t, sets, ways, hold, share) / t.room, 4.0)
         return group, cell, share, np.inf
     seconds = told(t, *row, float(placement.fuse), share, group, cell)
     return group, cell, share, float(seconds)
@@ -52,12 +51,13 @@ def feedback(problem: Problem, placement: Placement) -> tuple[Any, Any, Any, flo
 
 @njit(cache=True)
 def told(
-    t: Tables, sets: Any, ways: Any, micros: int, fuse: float, share: Any, group: Any, cell: Any
-) -> Any:
+    t: Tables, sets: Any, ways: Any, served: Any, micros: int, fuse: float, share: Any,
+    group: Any, cell: Any,
+) -> Any:  # fmt: skip
     """Play a placement and fill in what its groups and cells did."""
     cells = len(t.kind)
     p = page(len(sets), cells, micros)
-    written(t, sets, ways, micros, fuse, share, p)
+    written(t, sets, ways, served, micros, fuse, share, p)
     start, end = play(p, cells, 3 * (t.box.max() + 1))
     total = end.max()
     first = np.full(cells, total)
@@ -81,7 +81,7 @@ def told(
                 cell[p.lane[k] - cells, 1] += took
     spread(begins, done, group)
     cell[:, 3] = first / total
-    cell[:, 4] = peaks(t, sets, ways, standing(t, sets, ways), share) / t.room
+    cell[:, 4] = peaks(t, sets, ways, standing(t, sets, ways, served), share) / t.room
     return total
 
 

@@ -73,9 +73,9 @@ class View:
         """One question."""
         problem, t = self.problem, self.problem.tables
         rows = [canonical(problem, p) for p in (now, *ways_on)]
-        sets, ways = columns(rows)
+        sets, ways, served = columns(rows)
         told_group, told_cell, share, seconds = feedback(problem, now)
-        changes = (sets[1:] != sets[0]) | (ways[1:] != ways[0])
+        changes = (sets[1:] != sets[0]) | (ways[1:] != ways[0]) | (served[1:] != served[0])
         counts = changes.sum(axis=1)
         weights = np.where(counts[:, None] > 0, changes, 1.0) / np.maximum(
             np.where(counts > 0, counts, changes.shape[1]), 1
