@@ -3,6 +3,7 @@
     python benchmarks/fusion_real.py                       all rows (needs Linux and root for links)
     python benchmarks/fusion_real.py mlp bert              some models
     python benchmarks/fusion_real.py --rounds 9 --steps 3
+    python benchmarks/fusion_real.py --link 1gbit          all of them behind this one
 
 For each model the ranks are profiled (when each gradient is there, how long ops, update and
 messages take), a cut into buckets is searched, and then DistributedDataParallel runs with five
@@ -70,11 +71,12 @@ def main() -> None:
     parser.add_argument("models", nargs="*")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--link", help="in place of each row's own")
     given = parser.parse_args()
     rows = []
     for model, ranks, link in ROWS:
         if not given.models or model in given.models:
-            rows.append(row(model, ranks, link, given.rounds, given.steps))
+            rows.append(row(model, ranks, given.link or link, given.rounds, given.steps))
             print(" | ".join(map(str, rows[-1].values())), file=sys.stderr, flush=True)
     told(rows, given.rounds, given.steps)
 

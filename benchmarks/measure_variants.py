@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.checkpoint import checkpoint
+from variant_models import MODELS
 
 STEPS, WARM = 15, 4
 
@@ -65,77 +65,13 @@ VARIANTS = (
 )
 
 
-class Image(nn.Module):
-    """A torchvision model with its loss."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        import torchvision
-
-        self.model = torchvision.models.get_model(name, weights=None)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(self.model(x), y)
-
-
-class Words(nn.Module):
-    """A transformers model with its own loss."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return self.model(input_ids=x, labels=y).loss
-
-
-class Recurrent(nn.Module):
-    """A two-layer LSTM language model."""
-
-    def __init__(self, words: int = 33278, hidden: int = 1500) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(words, hidden)
-        self.lstm = nn.LSTM(hidden, hidden, 2, batch_first=True, dropout=0.2)
-        self.out = nn.Linear(hidden, words)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        hidden, _ = self.lstm(self.embedding(x))
-        return F.cross_entropy(self.out(hidden).flatten(0, 1), y.flatten())
-
-
-def t5() -> nn.Module:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    return Words(T5ForConditionalGeneration(T5Config(use_cache=False, decoder_start_token_id=0)))
-
-
-def llama() -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12,
-        num_key_value_heads=4, vocab_size=32000, use_cache=False,
-    )  # fmt: skip
-    return Words(LlamaForCausalLM(config))
-
-
-# Factory, optimizer, samples a step, and words a sample (0: images of 224 × 224).
-MODELS: dict[str, tuple[Callable[[], nn.Module], str, int, int]] = {
-    "resnet18": (lambda: Image("resnet18"), "sgd", 128, 0),
-    "vit_b_16": (lambda: Image("vit_b_16"), "adamw", 32, 0),
-    "llama_110m": (llama, "adamw", 8, 512),
-    "efficientnet_b0": (lambda: Image("efficientnet_b0"), "sgd", 64, 0),
-    "t5_small": (t5, "adamw", 16, 256),
-    "densenet121": (lambda: Image("densenet121"), "sgd", 64, 0),
-    "rnnlm": (Recurrent, "sgd", 64, 35),
-    "convnext_tiny": (lambda: Image("convnext_tiny"), "adamw", 32, 0),
-}
-
-
 def batch_of(name: str, times: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Random samples of a model."""
     _, _, count, words = MODELS[name]
     count = int(count * times)
+    if words < 0:
+        x = torch.randn(count, -words, device="cuda")
+        return x, torch.randint(0, 1000, (count,), device="cuda")
     if words:
         x = torch.randint(0, 30000, (count, words), device="cuda")
         return x, x.clone()

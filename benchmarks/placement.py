@@ -1,7 +1,7 @@
 """What the placement search finds on mixed and plain clusters: the figures of the docs.
 
     python benchmarks/placement.py [--quick] [--seeds 0-2] [--jobs 1] [--pairs 40] [--weights FILE]
-                              [--only tag,hap-8,hap-32,plain,random,wide,factors,speed,policy]
+                  [--only tag,hap-8,hap-32,hap-64,plain,random,wide,factors,speed,policy]
 
 Every row: the step found, and how many times as long plain data parallelism (even samples,
 all-reduce), the best and the worst other method take on the same evaluator; CPU seconds of one
@@ -118,11 +118,12 @@ def searched(jobs: list[Job], seeds: list[int], play: Play) -> list[Case]:
 def clusters() -> dict[str, tuple[Cluster, float]]:
     """The fixed test beds, each with how many times TAG's samples a device gets."""
     hap = machines("hap")
-    few = {n: [r for r in range(hap.size) if hap.slots[r] < n // 8] for n in (8, 32)}
+    few = {n: [r for r in range(hap.size) if hap.slots[r] < n // 8] for n in (8, 32, 64)}
     return {
         "tag": (machines("tag"), 1.0),
         "hap-8": (hap.subset(few[8]), WEAK),
         "hap-32": (hap.subset(few[32]), WEAK),
+        "hap-64": (hap.subset(few[64]), WEAK),
         "plain": (machines("p3.16xlarge:nodes=2"), 1.0),
     }
 
@@ -249,7 +250,7 @@ def speed() -> list[Row]:
 def main() -> None:
     words = dict(zip(sys.argv, [*sys.argv[1:], ""], strict=True))
     quick = "--quick" in sys.argv
-    every = "tag,hap-8,hap-32,plain,random,wide,factors,speed,policy"
+    every = "tag,hap-8,hap-32,hap-64,plain,random,wide,factors,speed,policy"
     only = set(words.get("--only", every).split(","))
     first, _, last = words.get("--seeds", "0").partition("-")
     seeds = list(range(int(first), int(last or first) + 1))

@@ -94,7 +94,7 @@ def _changes(folder: Path | None) -> Lines:
     """What-ifs against the change made and timed, and what a trace says of another trace."""
     return _joined(
         _alone(validated("whatifs", folder)["rows"], "seven models"),
-        _alone(_second(folder), "six other models"),
+        _alone(_second(folder), "nine other models"),
         {"data-parallel": _published(folder)},
         _traced_twice(),
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretell.baseline import interval, steady_seconds, unprofiled, why
+from foretell.baseline import Baseline, interval, steady_seconds, unprofiled, why
 from foretell.baseline.unprofiled import EVENT, USUAL, warmed
 from foretell.graph import Builder
 from foretell.trace import Trace, read
@@ -63,6 +63,18 @@ def test_a_step_the_device_holds_up_says_nothing_of_the_host():
     assert found.seconds == 490e-6
     assert found.predicted(found.graph) == pytest.approx(490e-6)
     assert "the device" in found.note
+
+
+def test_what_is_missed_of_a_step_is_time_in_which_the_device_waits():
+    graph = step(host=10e-6, device=9.5e-6)
+    missed = Baseline(graph, 110e-6, steady_seconds(graph), 1.0, 0.1, "")
+    assert missed.predicted(graph) == pytest.approx(110e-6)
+    slower = step(host=20e-6, device=9.5e-6)  # the host decides: all of it is missed there too
+    assert missed.predicted(slower) / steady_seconds(slower) == pytest.approx(
+        110e-6 / missed.played
+    )
+    busy = step(host=1e-6, device=9.5e-6)  # the device decides: next to nothing is
+    assert 1 < missed.predicted(busy) / steady_seconds(busy) < 1.02
 
 
 def test_calls_are_no_longer_than_the_median_of_their_kind():

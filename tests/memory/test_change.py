@@ -2,12 +2,13 @@
 
 import pytest
 
-from foretell.graph.columns import BufferKind
+from foretell.graph.columns import NONE, BufferKind, Phase
 from foretell.memory import change
 from foretell.memory.edit import states
 from foretell.memory.play import peak_bytes, phase_peaks, play
 from foretell.memory.read import tape_of
 from foretell.memory.recompute import blocks
+from foretell.memory.tape import Op, Storage, Tape
 from tests.memory.steps import ACTIVATION, ADAM, WEIGHT, step
 
 LAYERS = 8
@@ -86,3 +87,29 @@ def test_changes_compose(tape):
     one = change.fused_optimizer(change.half_precision(change.batch(tape, 2)))
     other = change.half_precision(change.fused_optimizer(change.batch(tape, 2)))
     assert peak_bytes(one) == peak_bytes(other)
+
+
+def test_a_compiler_casts_no_logits_and_hands_products_what_they_read():
+    """Logits are widened for a loss: neither that copy nor a wide gradient is ever written."""
+    sizes = {"x": 10, "weight": 10, "logits": 1000, "wide": 1000, "logs": 1000, "grad": 1000}
+    items = {"x": 2, "weight": 2, "logits": 2}
+    storages = tuple(Storage(1024.0 * n, items.get(k, 4)) for k, n in sizes.items())
+    at = {name: k for k, name in enumerate(sizes)}
+
+    def op(name, phase, reads, makes=(), keeps=(), node=NONE, ends=False):
+        numbers = [tuple(at[n] for n in names) for names in (reads, makes, keeps)]
+        return Op(name, phase, node, *numbers, ends=ends)
+
+    ops = (
+        op("mm", Phase.FORWARD, ("x", "weight"), ("logits",), ("x", "weight"), 1),
+        op("_to_copy", Phase.FORWARD, ("logits",), ("wide",)),
+        op("_log_softmax", Phase.LOSS, ("wide",), ("logs",), ("logs",), 2),
+        op("_log_softmax_backward_data", Phase.BACKWARD, ("logs",), ("grad",), node=2),
+        op("LogSoftmaxBackward0", Phase.BACKWARD, (), node=2, ends=True),
+        op("mm", Phase.BACKWARD, ("grad", "weight"), node=1),
+        op("MmBackward0", Phase.BACKWARD, (), node=1, ends=True),
+    )
+    after = change.compiled(Tape(storages, ops))
+    assert [after.storages[at[n]].count for n in ("wide", "logs")] == [0, 0]
+    assert after.storages[at["grad"]].item == 2
+    assert after.ops[2].keeps == (at["logits"],)

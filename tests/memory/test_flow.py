@@ -79,6 +79,15 @@ def test_an_operator_that_needs_its_input_and_writes_over_it_copies_it():
     assert tape.storages[op.makes[0]].bytes == ACTIVATION
 
 
+def test_an_operator_that_needs_its_result_alone_writes_in_place():
+    calls = [c for c in step(1) if c.name != "relu_"]
+    calls.insert(2, call("leaky_relu_", (BATCH, WIDTH), sequence=2))
+    calls = [_renamed(c, "ReluBackward0", "LeakyReluBackward0") for c in calls]
+    op = next(o for o in tape_of(calls).ops if o.name == "leaky_relu_")
+    assert op.makes == ()
+    assert op.keeps == op.reads
+
+
 def _renamed(c, old, new):
     c.name = c.name.replace(old, new)
     c.inner = [_renamed(i, old, new) for i in c.inner]

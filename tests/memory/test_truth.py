@@ -42,14 +42,19 @@ ALONE = {
     ("swin_t", "amp"): (4807.8, 0.02),
     ("swin_t", "twice"): (13581.2, 0.01),
     ("swin_t", "checkpoint"): (6976.0, 0.01),
-    ("vgg16", "base"): (7879.7, 0.05),
-    ("vgg16", "half"): (5592.1, 0.10),  # cuDNN chose other kernels
-    ("vgg16", "checkpoint"): (7879.2, 0.05),
-    ("vgg16", "last"): (9135.5, 0.18),  # kernels whose workspaces the trace does not show
+    ("vgg16", "base"): (7879.7, 0.01),
+    ("vgg16", "half"): (5592.1, 0.01),
+    ("vgg16", "checkpoint"): (7879.2, 0.01),
+    ("vgg16", "last"): (9135.5, 0.01),
     ("vgg16", "tf32"): (6242.9, 0.01),
     ("vgg16", "amp"): (4466.1, 0.01),
     ("vgg16", "twice"): (13483.9, 0.01),
     ("vgg16", "amp last"): (4468.5, 0.01),
+    ("bert_base", "base"): (5235.0, 0.01),
+    ("bert_base", "amp"): (4322.7, 0.02),
+    # Compiled, attention is written out (→ `whatif.masked`), which the tape does not have.
+    ("bert_base", "compile"): (4962.5, 0.06),
+    ("bert_base", "amp compile"): (3627.1, 0.07),
 }
 CHANGES = {
     "base": NONE,
@@ -60,6 +65,8 @@ CHANGES = {
     "half": (lambda t: change.batch(t, 0.5),),
     "twice": (lambda t: change.batch(t, 2),),
     "checkpoint": (change.checkpoint,),
+    "compile": (change.compiled,),
+    "amp compile": (change.half_precision, change.compiled),
 }
 
 
@@ -92,9 +99,10 @@ def test_with_the_plain_step_s_peak_given(rows):
     changed = [r for r in rows if r["variant"] != "base"]
     assert len(changed) >= 70
     assert np.median(errors(changed, "error_given")) <= 0.005
-    # What a compiler writes, and what plain fp32 kernels want of channels-last tensors, is guessed.
-    assert errors(changed, "error_given", without=("compile", "nhwc")).max() <= 0.06
-    assert errors(changed, "error_given").max() <= 0.16
+    assert errors(changed, "error_given", without=("compile",)).max() <= 0.06
+    # Steps compiled under autocast were timed in processes that still held the model compiled
+    # before: its parameters and gradients (→ the decision on memory).
+    assert errors(changed, "error_given", without=("amp_bf16+compile",)).max() <= 0.06
 
 
 def test_from_the_trace_alone(rows):

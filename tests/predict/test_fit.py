@@ -164,6 +164,28 @@ def test_several_runs_are_read_at_once(tmp_path):
     assert "no folder of a run" in str(nothing.exception)
 
 
+@pytest.mark.parametrize("name", ["run.json", "rank-1.result.json"])
+def test_a_file_that_is_cut_is_named(tmp_path, name):
+    folder = left(tmp_path / "run", samples=32)
+    whole = (tmp_path / "run" / name).read_text()
+    (tmp_path / "run" / name).write_text(whole[: len(whole) // 2])
+    found = CliRunner().invoke(fit_command, [folder, *WHERE])
+    assert isinstance(found.exception, InputError)
+    assert f"{name}` is cut short" in str(found.exception)
+    assert "foretell run" in found.exception.hint
+
+
+def test_an_update_is_told_from_other_work_only_by_runs_that_say_what_it_took(tmp_path):
+    plan = Plan.parse("dp=2,global_batch=64,stack=ddp")
+    step, parts = spent(plan, Calibration(update=5.0))
+    folder = left(tmp_path / "run", str(plan), ((step,) * 9, (step,) * 9), spent=parts)
+    bare = left(tmp_path / "bare", str(plan), ((step,) * 9, (step,) * 9))
+    told, blind = (Calibration.of(learned(f)["calibration"], "") for f in (folder, bare))
+    assert told.update * told.compute > 1.5
+    assert told.update > 1.5 * told.compute
+    assert blind.update == pytest.approx(1.0, abs=1e-3)
+
+
 def spent(plan, true):
     """What a run would leave on a machine that is not as priced: its step, and its parts."""
     cluster = load("abci:gpus=2").calibrated(true)

@@ -29,6 +29,7 @@ EVENT = 1.4e-6
 LEAST, MOST = 0.4, 4.0  # beyond these something else differs
 KIND = 4  # host tasks of a kind from which on their median tells something
 CLOSE = 0.005  # how near to the known time is near enough
+FINE = 0.01  # shares of a step below which nobody can tell whether the device waits
 PROBE, FEELS = 0.85, 0.05  # a host that much faster shortens a step it holds up by this share
 
 
@@ -44,8 +45,14 @@ class Baseline:
     note: str
 
     def predicted(self, after: Graph) -> float:
-        """Seconds of a changed step, corrected by what the graph misses of this one."""
-        return steady_seconds(after) * self.seconds / self.played
+        """Seconds of a changed step, corrected by what the graph misses of this one.
+
+        What is missed is time in which the device waits: a step in which it waits less misses less.
+        """
+        seconds = steady_seconds(after)
+        missed = self.seconds / self.played - 1
+        waits = (_waiting(after, seconds) + FINE) / (_waiting(self.graph, self.played) + FINE)
+        return seconds * (1 + missed * min(waits, 1.0))
 
 
 def unprofiled(trace: Trace, real: float | None = None) -> Baseline:
@@ -73,6 +80,15 @@ def unprofiled(trace: Trace, real: float | None = None) -> Baseline:
     note = f"un-profiled step {told}: host calls take {factor:.2f} × the median of their kind"
     sigma = SPREAD / 2 if known else SPREAD
     return Baseline(graph, real, steady_seconds(graph), factor, sigma, note)
+
+
+def _waiting(step: Graph, seconds: float) -> float:
+    """The share of a step in which its busiest device lane does nothing."""
+    device = np.isin(step.kind, (Kind.KERNEL, Kind.COPY))
+    if not device.any() or seconds <= 0:
+        return 1.0
+    spent = np.bincount(step.lane[device], (step.seconds + step.gap)[device])
+    return max(0.0, 1 - float(spent.max()) / seconds)
 
 
 def _guessed(trace: Trace) -> float:

@@ -28,6 +28,7 @@ _WIDE = 60  # letters of a plan that are shown; placed stages and actions would 
 @click.option("--predicted-ms", type=float, help="What was predicted, to be laid beside it.")
 @click.option("--timeout-s", type=float, default=120.0, show_default=True, help="Without progress.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="cuda where there is one.")
+@click.option("--on", "cluster", default="", help="These machines: a plan for others is refused.")
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--rendezvous", default="", help="HOST:PORT that all nodes know.")
 @json_option
@@ -44,6 +45,7 @@ def command(**options: Any) -> None:
     nodes = options["nodes"]
     text = options["plan"] or f"dp={(options['ranks'] or 1) * nodes}"
     plan = read(text)
+    _check_machines(plan, options["cluster"])
     asked = Asked(
         str(options["script"]),
         str(plan),
@@ -65,6 +67,17 @@ def command(**options: Any) -> None:
     summary = _summary(found, str(plan), options["predicted_ms"])
     answer(summary, options["as_json"], _text)
     say(f"written: {found['folder']}")
+
+
+def _check_machines(plan: Any, cluster: str) -> None:
+    """Refuse a plan made for other machines, or say that nobody has said which these are."""
+    from foretell.cluster import load
+    from foretell.plan.check import require_made_for
+
+    if cluster:
+        require_made_for(plan, load(cluster))
+    elif plan.cluster:
+        say("the plan was made for certain machines: with --on CLUSTER others are refused")
 
 
 def _summary(found: dict[str, Any], plan: str, predicted_ms: float | None) -> dict[str, Any]:

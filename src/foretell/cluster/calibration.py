@@ -1,6 +1,7 @@
 """How a cluster really runs: factors on what is priced, learned from runs (`foretell fit`).
 
     kernels    compute              host work          host
+    optimizer  compute · update     on a CPU many passes over memory, where one is priced
     messages   talk · alpha         before the first byte and at each hop
                talk · inside        a byte inside a node
                talk · beta          a byte between nodes
@@ -28,6 +29,7 @@ class Calibration:
 
     compute: float = 1.0
     host: float = 1.0
+    update: float = 1.0
     talk: float = 1.0  # all of a message: what the transport does to starts and bytes alike
     alpha: float = 1.0
     beta: float = 1.0

@@ -31,7 +31,7 @@ from foretell.cost import fused_formula, fused_tune
 from foretell.cost.fused_features import Features, features
 from foretell.cost.fused_lower import Lowered
 from foretell.cost.fused_net import Weights, answer
-from foretell.cost.fused_regions import Regions
+from foretell.cost.fused_regions import Regions, distinct
 from foretell.cost.fused_tune import Tuning
 from foretell.cost.fusion_class import KIND_CODE, KINDS, WORDS
 from foretell.cost.kernel import Price
@@ -99,7 +99,10 @@ def _tuned(regions: Regions, device: Device, price: Price, tuning: Tuning | None
 def _price(regions: Regions, device: Device, learned: bool) -> Price:
     made = fused_formula.kernels_of(device, regions)
     if made is not None and learned and networks("gpu")[0]:
-        return _summed(made, _price(made.regions, device, learned), device, len(regions))
+        rows, which = distinct(made.regions)  # many regions share kernels: each is priced once
+        each = _price(made.regions.take(rows), device, learned)
+        found = Price(each.seconds[which], each.sigma[which])
+        return _summed(made, found, device, len(regions))
     sort = fused_formula.sort_of(device, regions)
     members, scale = networks(sort)
     if not learned or not members:
@@ -119,7 +122,7 @@ def _summed(made: Lowered, price: Price, device: Device, count: int) -> Price:
         fused_formula.constants_of(device, "gpu"),
     )
     ready = made.library & (parts["product"] > 0)
-    each = np.where(ready, parts["product"], price.seconds)
+    each = np.where(ready, parts["product"], np.where(made.known > 0, made.known, price.seconds))
     seconds = np.asarray(np.bincount(made.of, each, count), float)
     square = np.bincount(made.of, (each * price.sigma) ** 2, count)
     return Price(seconds, np.sqrt(square) / np.maximum(seconds, 1e-12))

@@ -53,9 +53,11 @@ PARTS = _are("split", "split_with_sizes", "unbind", "chunk")
 SLICES = _are("slice", "select")
 
 # For loop nests (→ `fused_values`): views by what they do, norms by how their sums are taken.
-CAT, WINDOW = _CODE["cat"], _CODE["window"]
+CAT, WINDOW, POINTWISE = _CODE["cat"], _CODE["window"], _CODE["pointwise"]
 SCATTER, EXTERN = _CODE["scatter"], _CODE["extern"]
 TURNS, EXPANDS = _are("t", "transpose", "permute"), _are("expand")
+CONVOLVES = _are("convolution")
+RESHAPES = _are("view", "unsafe_view", "reshape")
 PIECES = SLICES | PARTS | _are("as_strided")
 GROUPS = _are("group_norm", "group_norm_backward")
 WELFORD = _are("var_mean", "var", "std", "layer_norm", "batch_norm", "group_norm")

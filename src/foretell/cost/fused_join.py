@@ -13,6 +13,8 @@ from numba import njit
 from foretell.cost.fused_values import (
     ALIGNED,
     COLS,
+    FINISH,
+    GROUPED,
     LIBRARY,
     MOVED,
     PARTIAL,
@@ -20,6 +22,7 @@ from foretell.cost.fused_values import (
     REDUCE,
     ROWS,
     SPREAD,
+    SWAPPED,
     TURNED,
 )
 
@@ -28,6 +31,11 @@ _ALIKE = 1e15  # more than any tensor has bytes
 # Sums of rows and of columns share a pass over tensors of so many elements, with so many rows, at
 # least so many times as many as columns, of which there are no more than (`MixOrderReduction`).
 _MIXED, _MIXED_ROWS, _MIXED_RATIO, _MIXED_COLUMNS = 5.0 * 2**20, 4096, 2, 16384
+
+# What torch's own sum of such columns took on an H200, in seconds: under so many rows each row
+# adds, from there on two steps read the bytes. A half-precision result is cast by one kernel more.
+_ROWS, _START, _ROW = 1024, 2.2e-6, 1.52e-8
+_TWICE, _BYTE, _CAST = 7.3e-6, 3.3e-13, 1e-6
 
 
 @njit(cache=True)
@@ -102,7 +110,7 @@ def _extent(k, group, a):  # type: ignore[no-untyped-def]
         if group[x] == a:
             if k.part[x] == LIBRARY:
                 return -1.0, 1.0, POINT
-            if k.how[x] != POINT:
+            if k.how[x] != POINT and how != ROWS:  # of rows and columns in one pass the rows
                 n, r, how = k.n[x], k.r[x], k.how[x]
             elif how == POINT:
                 n = k.n[x]
@@ -115,7 +123,8 @@ def _fit(k, group, a, b, n1, r1, how1, n2, r2, how2):  # type: ignore[no-untyped
     if n1 < 0 or n2 < 0:
         return False
     if how1 != POINT and how2 != POINT:
-        same = n1 == n2 and r1 == r2
+        same = n1 == n2 and r1 == r2 and how1 == how2
+        same &= how1 != COLS or _turned(k, group, a) == _turned(k, group, b)
         return same or _mixes(k, group, a, b, n1, r1, how1) or _mixes(k, group, b, a, n2, r2, how2)
     if how1 == POINT and how2 == POINT:
         return n1 == n2
@@ -125,12 +134,23 @@ def _fit(k, group, a, b, n1, r1, how1, n2, r2, how2):  # type: ignore[no-untyped
 
 
 @njit(cache=True)
-def _whole(k, group, a):  # type: ignore[no-untyped-def]
-    """Whether no reduction of a group is split: partial sums take no other loop along."""
+def _turned(k, group, a):  # type: ignore[no-untyped-def]
+    """Whether partial sums of a group read something in another order of memory."""
     for x in range(len(group)):
-        if group[x] == a and k.how[x] != POINT and k.part[x] == PARTIAL:
-            return False
-    return True
+        if group[x] == a and k.part[x] == PARTIAL and (k.reads[x] == TURNED).any():
+            return True
+    return False
+
+
+@njit(cache=True)
+def _whole(k, group, a):  # type: ignore[no-untyped-def]
+    """Whether a group's reduction is not split: partial sums of columns take no loop along."""
+    whole, partial = False, False
+    for x in range(len(group)):
+        if group[x] == a and k.how[x] != POINT:
+            whole |= k.part[x] != PARTIAL
+            partial |= k.part[x] == PARTIAL
+    return whole or not partial
 
 
 @njit(cache=True)
@@ -148,8 +168,9 @@ def _mixes(k, group, a, b, n, r, how):  # type: ignore[no-untyped-def]
 def _common(k, elements, size, low, x, y, n, r):  # type: ignore[no-untyped-def]
     """Bytes of the largest tensor two nests share; -1 where one needs what the other lacks yet."""
     nodes, most = k.ops.shape[1], 0.0
+    apart = _apart(k, x, y)
     for b in range(nodes):
-        if k.reads[x, b] > 0 and _alike(k.reads[x, b], k.reads[y, b]):
+        if k.reads[x, b] > 0 and _alike(k.reads[x, b], k.reads[y, b]) and not apart:
             most = max(most, elements[low + b] * size[low + b])
     for z in range(k.used[0]):
         b = nodes + z
@@ -165,10 +186,23 @@ def _common(k, elements, size, low, x, y, n, r):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
+def _apart(k, x, y):  # type: ignore[no-untyped-def]
+    """Whether the loops of two nests have shapes of which none can be turned into the other."""
+    if k.shape[x] == k.shape[y]:
+        return False
+    grouped = k.shape[x] >= GROUPED or k.shape[y] >= GROUPED
+    return grouped or (k.how[x] == COLS) != (k.how[y] == COLS)
+
+
+@njit(cache=True)
 def _alike(one, other):  # type: ignore[no-untyped-def]
     """Whether two ways to read a tensor are the same."""
-    turned = (one == TURNED or one >= MOVED) and (other == TURNED or other >= MOVED)
-    return one == other or turned
+    return one == other or (_turns(one) and _turns(other))
+
+
+@njit(cache=True)
+def _turns(code):  # type: ignore[no-untyped-def]
+    return code in (TURNED, SWAPPED) or code >= MOVED
 
 
 @njit(cache=True)
@@ -176,14 +210,14 @@ def _meets(k, x, y, code, n, r):  # type: ignore[no-untyped-def]
     """Whether nest y reads of nest x what their common loop, of n rows of r, has just made."""
     places = k.n[y] * k.r[y]
     if k.how[x] == POINT:
-        if code in (ALIGNED, TURNED):
+        if code in (ALIGNED, TURNED, SWAPPED):
             whole = k.how[y] == POINT or k.part[y] != PARTIAL
-            return k.n[x] == places and whole
+            return k.n[x] == places and whole and not _apart(k, x, y)
         follows = k.reads[x, k.ops.shape[1] :].any()
         return code == SPREAD and k.n[x] == n and places == n * r and follows
     if code == ALIGNED and k.n[x] == places:
         return True
-    by_rows = code in (SPREAD, ALIGNED)
+    by_rows = code in (SPREAD, ALIGNED, SWAPPED) or (code >= MOVED and k.how[x] == ROWS)
     return by_rows and places == k.n[x] * k.r[x] and k.part[x] == REDUCE
 
 
@@ -206,3 +240,27 @@ def _between(k, group, a, b):  # type: ignore[no-untyped-def]
                     after[g] = True
                     again = True
     return False
+
+
+@njit(cache=True)
+def finished(k, group, g, size, units):  # type: ignore[no-untyped-def]
+    """Seconds of a sum of columns that rows were summed beside: torch finishes it; 0 for others."""
+    nodes = k.ops.shape[1]
+    if k.part[g] != FINISH or k.how[g] != COLS:
+        return 0.0
+    for y in range(k.used[0]):
+        if k.reads[g, nodes + y] > 0 and k.how[y] == COLS:
+            rows, _, how = _extent(k, group, group[y])
+            if how == ROWS:
+                return _by_torch(rows, k.n[g], units) + (_CAST if size == 2 else 0.0)
+    return 0.0
+
+
+@njit(cache=True)
+def _by_torch(rows, columns, units):  # type: ignore[no-untyped-def]
+    """Seconds to sum the parts of columns, as many as rows in groups of 16 to 128."""
+    each = 16.0
+    while each < 128 and 2 * each <= rows // (8 * units):
+        each *= 2
+    parts = np.ceil(rows / each)
+    return _START + _ROW * parts if parts < _ROWS else _TWICE + _BYTE * parts * columns * 4

@@ -3,7 +3,7 @@
     found = lowered(regions, units)
     found.regions, found.of         # kernels as regions, and the region each belongs to
 
-Ops become loop nests (→ `fused_values`, `fused_reduced`), nests are joined to kernels (→
+Ops become loop nests (→ `fused_place`), nests are joined to kernels (→
 `fused_join`). A kernel's nodes are the tensors that enter it, be they the region's or what an
 earlier kernel left, and the ops inside; of a norm the sums are nodes apart from what uses them.
 What an earlier kernel touched and the cache holds is `fresh`.
@@ -17,32 +17,21 @@ import numpy as np
 from numba import njit
 
 from foretell.cost.fused_codes import (
-    CONSTANT,
-    EXPANDS,
-    EXTERN,
     FRESH,
-    GROUP_BACK,
-    INPUT,
-    LAYER_BACK,
-    LOSS,
-    LOSS_BACK,
     NORM,
-    REDUCTION,
-    SCATTER,
     SIZE,
     SOFT,
-    TEMPLATE,
-    VIEW,
     WELFORD,
 )
-from foretell.cost.fused_join import joined
+from foretell.cost.fused_join import finished, joined
 from foretell.cost.fused_levels import live, settle
-from foretell.cost.fused_reduced import groups_back, loss, norm, reduce, scatter_loss
+from foretell.cost.fused_place import nests
 from foretell.cost.fused_regions import DTYPES, Regions
 from foretell.cost.fused_values import (
     COLS,
     FILL,
     FINISH,
+    LAID,
     LIBRARY,
     MOVED,
     ODD,
@@ -52,26 +41,17 @@ from foretell.cost.fused_values import (
     WHOLE,
     Array,
     Flags,
-    Nests,
     Ops,
-    Values,
     Whole,
     base,
-    expand,
-    inline,
-    leaves_whole,
-    library,
-    look,
-    realize,
-    settle_value,
 )
 from foretell.cost.fusion_class import KIND_CODE, codes_of
 
 _FP32 = DTYPES.index("fp32")
-_SUM, _SPREADS, _SOFTENS, _ENTERS = codes_of(["sum", "var_mean", "logsumexp", "input"]).tolist()
+_SUM, _SPREADS, _SOFTENS, _ENTERS, _CLONES = codes_of(
+    ["sum", "var_mean", "logsumexp", "input", "clone"]
+).tolist()
 _KEPT = 50.0 * 2**20  # bytes of the H200's second-level cache: what a kernel may still find there
-# Nests a norm and a reduction have at most, besides one of each op.
-_NORM_NESTS, _SUM_NESTS = 9, 3
 
 
 class Lowered(NamedTuple):
@@ -80,6 +60,7 @@ class Lowered(NamedTuple):
     regions: Regions
     of: Whole
     library: Flags
+    known: Array  # seconds of a library's kernel that no product is; 0 for all else
 
 
 class _Rest(NamedTuple):
@@ -98,6 +79,7 @@ class _Made(NamedTuple):
     first: Whole
     of: Whole
     library: Flags
+    known: Array
     op: Whole
     dtype: Whole
     across: Whole
@@ -114,7 +96,7 @@ def lowered(regions: Regions, units: float) -> Lowered:
         o = Ops(
             start, regions.source, regions.pattern, KIND_CODE[regions.op], regions.op,
             SIZE[regions.dtype], regions.elements, regions.looped, regions.inner, regions.across,
-            regions.writes.copy(),
+            regions.writes.copy(), regions.last, regions.flops,
         )  # fmt: skip
         made = _empty(room * (len(regions.op) + 64), room * (len(regions.source) + 128))
         if _lower(o, rest, regions.first, units, made):
@@ -126,7 +108,7 @@ def _empty(nodes: int, edges: int) -> _Made:
     whole = (np.zeros(nodes, np.int64) for _ in range(4))
     return _Made(
         np.zeros(3, np.int64), np.zeros(nodes + 1, np.int64), next(whole), np.zeros(nodes, bool),
-        next(whole), next(whole), next(whole), np.zeros((nodes, 7)),
+        np.zeros(nodes), next(whole), next(whole), next(whole), np.zeros((nodes, 7)),
         np.zeros((edges, 3), np.int64),
     )  # fmt: skip
 
@@ -140,7 +122,7 @@ def _found(made: _Made) -> Lowered:
         made.across[:nodes], last, writes, flops, seconds, source, target, pattern,
         np.ones(kernels, bool), lowered=True,
     )  # fmt: skip
-    return Lowered(regions, made.of[:kernels], made.library[:kernels])
+    return Lowered(regions, made.of[:kernels], made.library[:kernels], made.known[:kernels])
 
 
 @njit(cache=True)
@@ -150,98 +132,25 @@ def _lower(o, rest, first, units, made):  # type: ignore[no-untyped-def]
         low, high = first[r], first[r + 1]
         settle(low, high, o.start, o.source, o.kind, o.writes)
         alive = live(low, high, o.start, o.source, o.kind, o.op, o.writes)
-        k, v = _nests(o, low, high, alive, units)
+        k, v = nests(o, low, high, alive, units)
         group = joined(k, o.elements, o.size, low)
         touched = np.zeros(high - low, np.bool_)
-        nests, edges = k.used[0], o.start[high] - o.start[low]
-        for g in range(nests):
+        count, edges = k.used[0], o.start[high] - o.start[low]
+        for g in range(count):
             if group[g] != g:
                 continue
-            if made.used[1] + 3 * (high - low + nests) > len(made.op):
+            if made.used[1] + 3 * (high - low + count) > len(made.op):
                 return False
-            if made.used[2] + 4 * (edges + 2 * nests) + nests * nests > len(made.edges):
+            if made.used[2] + 4 * (edges + 2 * count) + count * count > len(made.edges):
                 return False
             _kernel(o, rest, low, high - low, k, v, group, g, touched, made)
             made.of[made.used[0]] = r
-            made.library[made.used[0]] = k.part[g] == LIBRARY
+            known = finished(k, group, g, o.size[low + k.node[g]], units)
+            made.known[made.used[0]] = known
+            made.library[made.used[0]] = k.part[g] == LIBRARY or known > 0
             made.used[0] += 1
             made.first[made.used[0]] = made.used[1]
     return True
-
-
-@njit(cache=True)
-def _nests(o, low, high, alive, units):  # type: ignore[no-untyped-def]
-    """The loop nests of a region, and where its values are."""
-    size, most = high - low, 2
-    for n in range(low, high):
-        most += 1
-        most += _NORM_NESTS if o.kind[n] == NORM else _SUM_NESTS if o.kind[n] == REDUCTION else 0
-    k = Nests(
-        np.zeros(1, np.int64), np.zeros(most, np.int64), np.zeros(most, np.int64),
-        np.zeros(most, np.int64), np.zeros(most), np.ones(most), np.zeros(most), np.zeros(most),
-        np.zeros((most, size + most), np.int16), np.zeros((most, size), np.bool_),
-    )  # fmt: skip
-    v = Values(
-        np.full(size, -1), np.ones(size, np.int16), np.full(size, -1),
-        np.zeros((size, size + most), np.int16), np.zeros((size, size), np.bool_),
-    )  # fmt: skip
-    users = _users(o, low, high, alive)
-    for n in range(low, high):
-        if alive[n - low]:
-            _place(o, n, low, k, v, units, users[n - low])
-    return k, v
-
-
-@njit(cache=True)
-def _users(o, low, high, alive):  # type: ignore[no-untyped-def]
-    """How many ops read each node; a norm reads twice."""
-    users = np.zeros(high - low, np.int64)
-    for n in range(high - 1, low - 1, -1):
-        if alive[n - low]:
-            mine = max(users[n - low], 1) if o.kind[n] == VIEW else 2 if o.kind[n] == NORM else 1
-            for e in range(o.start[n], o.start[n + 1]):
-                users[o.source[e] - low] += mine
-    return users
-
-
-@njit(cache=True)
-def _place(o, n, low, k, v, units, users):  # type: ignore[no-untyped-def]
-    """What becomes of one op."""
-    kind, op = o.kind[n], o.op[n]
-    if kind == INPUT:
-        v.held[n - low] = n - low
-    elif kind == VIEW:
-        if EXPANDS[op]:
-            expand(o, n, low, k, v)
-        look(o, n, low, v)
-    elif kind == CONSTANT:
-        if o.writes[n] > 0:
-            realize(o, n, low, k, v, FILL)
-    elif kind in (TEMPLATE, EXTERN, SCATTER):
-        library(o, n, low, k, v)
-    elif LOSS[op]:
-        loss(o, n, low, k, v)
-    elif kind == REDUCTION and not LOSS_BACK[op]:
-        reduce(o, n, low, k, v, units, users)
-    else:
-        _place_value(o, n, low, k, v, units)
-        settle_value(o, n, low, k, v, users)
-
-
-@njit(cache=True)
-def _place_value(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
-    op = o.op[n]
-    if o.kind[n] != NORM:
-        if LOSS_BACK[op]:
-            scatter_loss(o, n, low, k, v)
-        inline(o, n, low, k, v)
-        return
-    if GROUP_BACK[op]:
-        groups_back(o, n, low, k, v, units)
-    else:
-        norm(o, n, low, k, v, units)
-    if o.writes[n] > 0 and not leaves_whole(o, n) and not LAYER_BACK[op]:
-        k.leaves[v.small[n - low] - len(v.held)] = o.writes[n]
 
 
 @njit(cache=True)
@@ -253,7 +162,7 @@ def _kernel(o, rest, low, nodes, k, v, group, g, touched, made):  # type: ignore
         if group[x] != g:
             continue
         own = k.node[x]
-        part = k.how[x] != POINT or k.part[x] == FILL or k.part[x] == PARTIAL
+        part = k.how[x] != POINT or k.part[x] in (FILL, PARTIAL, LAID)
         for i in range(nodes):
             if k.ops[x, i] and ops[i] < 0 and not (part and i == own):
                 ops[i] = _op(o, rest, low, k, v, group, x, i, ops, inside, touched, made, False)
@@ -273,7 +182,7 @@ def _left(o, low, k, group, x):  # type: ignore[no-untyped-def]
         return k.leaves[x]
     for y in range(k.used[0]):
         if group[y] != group[x] and k.reads[y, k.ops.shape[1] + x] > 0:
-            return k.n[x] * (o.size[low + k.node[x]] if k.part[x] == WHOLE else 4.0)
+            return k.n[x] * (o.size[low + k.node[x]] if k.part[x] in (WHOLE, LAID) else 4.0)
     return 0.0
 
 
@@ -333,6 +242,9 @@ def _describe_part(o, n, k, x, made, at):  # type: ignore[no-untyped-def]
     row = made.numbers[at]
     row[0], row[1], row[2] = k.n[x], k.n[x] * k.r[x], k.r[x]
     made.across[at] = 1 if k.how[x] == COLS else 0
+    if k.part[x] == LAID:
+        made.op[at], row[5], row[6] = _CLONES, 0.0, np.nan
+        return
     if k.part[x] >= PARTIAL:
         made.dtype[at] = _FP32
     if o.kind[n] == NORM and k.how[x] != POINT:
@@ -355,7 +267,8 @@ def _enter(o, rest, low, k, group, x, b, inside, touched, made):  # type: ignore
         near = o.op[low + b] == FRESH or kept
     else:
         y = b - nodes
-        made.dtype[at] = rest.dtype[low + k.node[y]] if k.part[y] == WHOLE else _FP32
+        whole = k.part[y] in (WHOLE, LAID, LIBRARY)
+        made.dtype[at] = rest.dtype[low + k.node[y]] if whole else _FP32
         row[0], row[3] = k.n[y], rest.last[low + k.node[y]] if k.how[y] == POINT else k.n[y]
         near = k.n[y] * 4 <= _KEPT
     row[1], row[2], row[4], row[5], row[6] = row[0], 1.0, 0.0, 0.0, np.nan

@@ -13,6 +13,7 @@ from numba import njit
 from foretell.cost.fused_codes import (
     BATCH,
     BATCH_BACK,
+    COUNTS,
     GROUPS,
     LAYER_BACK,
     NEVER_SPLIT,
@@ -24,6 +25,7 @@ from foretell.cost.fused_values import (
     COLS,
     FILL,
     FINISH,
+    GROUPED,
     ODD,
     PARTIAL,
     POINT,
@@ -38,6 +40,7 @@ from foretell.cost.fused_values import (
 )
 
 _UNROLLED = 8  # places: fewer are summed place by place (`unroll_reductions_threshold`)
+_LIGHT = 10  # operations of a gradient that a group norm's own do not raise above the threshold
 _ASIDE = 1000  # added to ODD: the columns of sums, read apart from their rows
 
 
@@ -89,15 +92,15 @@ def _way(o, low, k, places, how, reads):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _summed(o, low, i, k, n, r, how, units, reads, ops):  # type: ignore[no-untyped-def]
-    """The nests of one reduction; the number of the last."""
+def _summed(o, low, i, k, n, r, how, units, reads, ops, shape):  # type: ignore[no-untyped-def]
+    """The nests of one reduction of what a view gave its shape; the number of the last."""
     op = o.op[low + i]
     if not GROUPS[op]:
         how = _way(o, low, k, n * r, how, reads)
     along = how == ROWS or n == 1
     cut = 1 if NEVER_SPLIT[op] else splits(n, r, along, units)
     at = new(k, i, how, PARTIAL if cut > 1 else REDUCE, n * cut, np.ceil(r / cut))
-    k.base[at] = n
+    k.base[at], k.shape[at] = n, shape
     k.reads[at, :] = reads
     k.ops[at, :] |= ops
     nodes = k.ops.shape[1]
@@ -128,7 +131,8 @@ def reduce(o, n, low, k, v, units, users):  # type: ignore[no-untyped-def]
         return
     how = COLS if _outer(o, n) else ROWS
     rows = o.looped[n] / max(o.inner[n], 1.0)
-    at = _summed(o, low, i, k, rows, o.inner[n], how, units, v.reads[i], v.ops[i])
+    shape = v.shaped[o.source[o.start[n]] - low]
+    at = _summed(o, low, i, k, rows, o.inner[n], how, units, v.reads[i], v.ops[i], shape)
     k.leaves[at] = o.writes[n]
     hold(v, i, at)
 
@@ -139,6 +143,8 @@ def loss(o, n, low, k, v):  # type: ignore[no-untyped-def]
     i = n - low
     first, rows = o.start[n], 1.0
     for e in range(first, o.start[n + 1]):
+        if e == first and o.writes[n] == 0:
+            continue  # nobody asks for the loss: only how many labels count is found
         take(v, o.source[e] - low, 0, ODD + i if e == first else 0, v.reads[i], v.ops[i])
         rows = o.elements[o.source[e]] if e == first + 1 else rows
     at = new(k, i, ROWS, REDUCE, 1.0, rows)
@@ -170,21 +176,31 @@ def norm(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
     if BATCH_BACK[op] and o.pattern[first + 1] == 2:
         how = ROWS if how == COLS else COLS  # told of the other tensor
     _take_some(o, n, low, v, o.start[n + 1], v.reads[i], v.ops[i])
+    shape = _shape(o, n, low, v)
     sums = 2 if LAYER_BACK[op] or BATCH_BACK[op] else 1
     for m in range(sums):
         reads, ops = np.zeros(k.reads.shape[1], np.int16), np.zeros(nodes, np.bool_)
         last = o.start[n + 1] if m == 1 else first + 1
         _take_some(o, n, low, v, last, reads, ops)
-        at = _summed(o, low, i, k, rows, o.inner[n], how, units, reads, ops)
+        at = _summed(o, low, i, k, rows, o.inner[n], how, units, reads, ops, shape)
         v.reads[i, nodes + at] = ODD + i if apart else SPREAD
         v.small[i] = nodes + at
         if SOFT[op] and k.part[at] == FINISH:  # the largest first, then the sum
             reads[nodes + at] = SPREAD
-            at = _summed(o, low, i, k, rows, o.inner[n], how, units, reads, ops)
+            at = _summed(o, low, i, k, rows, o.inner[n], how, units, reads, ops, shape)
             v.reads[i, nodes + at] = SPREAD
     if LAYER_BACK[op]:
         _columns(o, n, low, k, v, units)
     v.ops[i, i] = True
+
+
+@njit(cache=True)
+def _shape(o, n, low, v):  # type: ignore[no-untyped-def]
+    """The shape a norm loops over; a group norm cuts channels, and no other loop fits those."""
+    i, first = n - low, o.start[n]
+    v.shaped[i] = v.shaped[o.source[first] - low]
+    channels = o.elements[o.source[o.start[n + 1] - 1]]
+    return GROUPED + i if GROUPS[o.op[n]] and channels != 32 else v.shaped[i]
 
 
 @njit(cache=True)
@@ -204,7 +220,8 @@ def _columns(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
     for m in range(sums):
         reads, ops = np.zeros(k.reads.shape[1], np.int16), np.zeros(len(v.held), np.bool_)
         _take_some(o, n, low, v, first + (1 if m == 1 or sums == 1 else 4), reads, ops)
-        at = _summed(o, low, i, k, o.inner[n], rows, COLS, units, reads, ops)
+        shape = v.shaped[o.source[first] - low]
+        at = _summed(o, low, i, k, o.inner[n], rows, COLS, units, reads, ops, shape)
         k.leaves[at] = each
         v.small[i] = len(v.held) + at
 
@@ -222,17 +239,28 @@ def groups_back(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
     for m in range(2):
         reads, ops = np.zeros(size, np.int16), np.zeros(nodes, np.bool_)
         _take_some(o, n, low, v, o.start[n] + 2 - m, reads, ops)
-        made[m] = nodes + _summed(o, low, i, k, images * channels, area, how, units, reads, ops)
+        results = images * channels
+        made[m] = nodes + _summed(o, low, i, k, results, area, how, units, reads, ops, GROUPED + i)
     for m in range(2):
         at = new(k, i, ROWS, REDUCE, images * 32, channels / 32)
         take(v, o.source[o.start[n + 1] - 1] - low, 1, 0, k.reads[at], k.ops[at])
         k.reads[at, made[m]] = ODD + i
         v.reads[i, nodes + at] = ODD + i
     v.ops[i, i] = True
-    if o.size[n] == 2 and v.ops[i].sum() > 1:
+    if channels > 32 and _work(o, n, low, v) > _LIGHT:
         _half(o, n, low, k, v)
     if o.writes[n] > 0 and o.writes[n] != o.elements[n] * o.size[n]:
         _channels(o, n, low, k, v, units, channels, images, made)
+
+
+@njit(cache=True)
+def _work(o, n, low, v):  # type: ignore[no-untyped-def]
+    """Operations of the gradient that enters a group norm's; casts and turned images add some."""
+    s = o.source[o.start[n]] - low
+    work = 0
+    for j in range(len(v.ops[s])):
+        work += COUNTS[o.op[low + j]] if v.ops[s, j] else 0
+    return work + _LIGHT * (work > 0) * ((o.size[n] == 2) + (o.across[n] == 2))
 
 
 @njit(cache=True)
@@ -256,6 +284,6 @@ def _channels(o, n, low, k, v, units, channels, images, made):  # type: ignore[n
         reads, ops = np.zeros(k.reads.shape[1], np.int16), np.zeros(nodes, np.bool_)
         reads[made[1]] = ODD + _ASIDE + i
         reads[made[0]] = ODD + _ASIDE + i if m == 0 else 0
-        at = _summed(o, low, i, k, channels, images, COLS, units, reads, ops)
+        at = _summed(o, low, i, k, channels, images, COLS, units, reads, ops, -1)
         k.leaves[at] = channels * o.size[n]
         v.small[i] = nodes + at

@@ -115,6 +115,24 @@ class Regions:
         }
 
 
+def distinct(regions: Regions) -> tuple[Whole, Whole]:
+    """The first of each sort of region that looks alike, and which of those each region is."""
+    nodes = np.stack([np.asarray(getattr(regions, name), float) for name in NODE], axis=1)
+    at = regions.first[np.searchsorted(regions.first, regions.target, "right") - 1]
+    edges = np.stack([regions.source - at, regions.target - at, regions.pattern], axis=1)
+    begins = np.searchsorted(regions.target, regions.first)
+    seen: dict[bytes, int] = {}
+    first, which = [], np.zeros(len(regions), np.int64)
+    for r in range(len(regions)):
+        look = nodes[regions.first[r] : regions.first[r + 1]].tobytes()
+        look += edges[begins[r] : begins[r + 1]].tobytes()
+        if look not in seen:
+            seen[look] = len(first)
+            first.append(r)
+        which[r] = seen[look]
+    return np.array(first, np.int64), which
+
+
 Row = tuple[list[tuple[Any, ...]], list[tuple[int, int, int]]]
 
 

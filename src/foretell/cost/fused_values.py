@@ -9,7 +9,7 @@ result of nest k as `nodes + k`. How it reads one is a code, and equal codes are
 
     ALIGNED   place by place, as the nest loops        SPREAD   the same for many places
     TURNED    all of it in another order of memory     ODD + …  some of it, or at an index
-    MOVED + … through a view that changes the order
+    SWAPPED   through a view that swaps dimensions     MOVED + … one that swaps and reshapes
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from foretell.cost.fused_codes import (
     PARTS,
     PIECES,
     RANDOM,
+    RESHAPES,
     TURNS,
     UNPOOLS,
     VIEW,
@@ -40,10 +41,11 @@ Flags = npt.NDArray[np.bool_]
 
 POINT, ROWS, COLS = 0, 1, 2  # a nest computes places, or reduces along rows or down columns
 # What a nest is of its op: its value, a reduction, the first and the later steps of one that is
-# split, noughts to be filled in, a library's kernel.
-WHOLE, REDUCE, PARTIAL, FINISH, FILL, LIBRARY = range(6)
-ALIGNED, SPREAD, TURNED, ODD, MOVED = 1, 2, 4, 10, 5000
+# split, noughts to be filled in, a library's kernel, a copy laid out as a library wants it.
+WHOLE, REDUCE, PARTIAL, FINISH, FILL, LIBRARY, LAID = range(7)
+ALIGNED, SPREAD, TURNED, SWAPPED, ODD, MOVED = 1, 2, 4, 5, 10, 5000
 _PART, PLACED = 1000, 1500  # added to ODD: one of several results; a tensor's place in a cat
+GROUPED = 10000  # added to a node: the shape of its channels cut into groups
 _READS, _MANY_READS, _WORK = 4, 8, 30  # thresholds of Inductor's `config`: reads, and operations
 
 
@@ -61,6 +63,8 @@ class Ops(NamedTuple):
     inner: Array
     across: Whole
     writes: Array
+    last: Array
+    flops: Array
 
 
 class Nests(NamedTuple):
@@ -76,6 +80,7 @@ class Nests(NamedTuple):
     leaves: Array  # bytes
     reads: Codes
     ops: Flags  # computed inside
+    shape: Whole  # the view that gave its loops their shape, or -1 (→ `Values.shaped`)
 
 
 class Values(NamedTuple):
@@ -86,6 +91,7 @@ class Values(NamedTuple):
     small: Whole  # the buffer of its small results: sums of a norm
     reads: Codes
     ops: Flags
+    shaped: Whole  # the view that gave it its shape, or -1: shape of what it is computed from
 
 
 @njit(cache=True)
@@ -114,16 +120,24 @@ def look(o, n, low, v):  # type: ignore[no-untyped-def]
         return
     s = o.source[o.start[n]] - low
     v.held[i], v.small[i] = v.held[s], v.small[s]
+    v.shaped[i] = i if RESHAPES[o.op[n]] else v.shaped[s]
     code = v.access[s]
-    if PIECES[o.op[n]] and o.elements[n] != o.elements[s + low]:
+    if PARTS[o.op[s + low]]:
+        code = ODD + _PART + i  # each result is looked at by views of its own
+    elif PIECES[o.op[n]] and o.elements[n] != o.elements[s + low]:
         code = ODD + i
     elif TURNS[o.op[n]] and code == ALIGNED:
+        reshaped = v.shaped[base(o, low, s)] != v.shaped[s]
+        code = MOVED + i if reshaped else SWAPPED
+    elif RESHAPES[o.op[n]] and code == SWAPPED:
         code = MOVED + i
     v.access[i] = code if v.held[i] >= 0 else ALIGNED
     for b in range(v.reads.shape[1]):
         c = v.reads[s, b]
         moves = c == ALIGNED or (c == SPREAD and b >= len(v.held))
-        v.reads[i, b] = code if code >= ODD and moves else c
+        if RESHAPES[o.op[n]] and c == SWAPPED:
+            c = MOVED + i
+        v.reads[i, b] = code if code >= SWAPPED and moves else c
     v.ops[i, :] = v.ops[s, :]
 
 
@@ -134,7 +148,7 @@ def _coded(code, pattern, own):  # type: ignore[no-untyped-def]
         return own
     if pattern == 1 and code == ALIGNED:
         return SPREAD
-    if pattern == 2 and (code == ALIGNED or code >= MOVED):
+    if pattern == 2 and (code in (ALIGNED, SWAPPED) or code >= MOVED):
         return TURNED
     return code
 
@@ -171,6 +185,8 @@ def inline(o, n, low, k, v):  # type: ignore[no-untyped-def]
             continue
         if o.kind[n] == WINDOW and v.held[s] < 0 and _large(o, low, k, v.reads[s]) > 1:
             realize(o, s + low, low, k, v, WHOLE)  # each place is read many times
+        if o.elements[s + low] == o.elements[n]:
+            v.shaped[i] = max(v.shaped[i], v.shaped[s])
         mine = ODD + PLACED + e - first if o.kind[n] == CAT else own
         mine = ODD + _PART + i if PARTS[o.op[s + low]] else mine
         take(v, s, o.pattern[e], mine, v.reads[i], v.ops[i])
@@ -229,6 +245,7 @@ def new(k, node, how, part, n, r):  # type: ignore[no-untyped-def]
     k.node[at], k.how[at], k.part[at] = node, how, part
     k.n[at], k.r[at], k.base[at] = n, r, n
     k.ops[at, node] = True
+    k.shape[at] = -1
     return at
 
 
@@ -237,7 +254,7 @@ def realize(o, n, low, k, v, part):  # type: ignore[no-untyped-def]
     """A nest that leaves a value in memory; one that reads nothing is computed again elsewhere."""
     i = n - low
     at = new(k, i, POINT, part, o.elements[n], 1.0)
-    k.leaves[at] = o.writes[n]
+    k.leaves[at], k.shape[at] = o.writes[n], v.shaped[i]
     k.reads[at, :] = v.reads[i, :]
     k.ops[at, :] |= v.ops[i, :]
     if many(k.reads[at]) > 0 or part == LIBRARY or o.kind[n] == RANDOM:
@@ -251,18 +268,6 @@ def hold(v, i, at):  # type: ignore[no-untyped-def]
     v.access[i] = ALIGNED
     v.reads[i, :] = 0
     v.ops[i, :] = False
-
-
-@njit(cache=True)
-def library(o, n, low, k, v):  # type: ignore[no-untyped-def]
-    """A library's kernel: what it reads must lie in memory."""
-    i = n - low
-    for e in range(o.start[n], o.start[n + 1]):
-        s = base(o, low, o.source[e] - low)
-        if v.held[s] < 0 and v.ops[s].any():
-            realize(o, s + low, low, k, v, WHOLE)
-        take(v, s, 0, ODD + i, v.reads[i], v.ops[i])
-    realize(o, n, low, k, v, LIBRARY)
 
 
 @njit(cache=True)

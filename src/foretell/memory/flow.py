@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from foretell.graph.columns import NONE, BufferKind, Phase
 from foretell.memory.call import Call, Dims, Key, count
-from foretell.memory.kept import KEPT, Kept
+from foretell.memory.kept import KEPT, OF_RESULT, Kept
 from foretell.memory.match import Tensor, Tensors
 from foretell.memory.outputs import RULES, broadcast
 from foretell.memory.tape import WIDENED, Op
@@ -140,7 +140,10 @@ class Flow(Tensors):
         self.add(key, own)
         if node is None:
             return (), ()
-        if 0 in KEPT.get(call.name.rstrip("_"), Kept()).inputs:
+        plain = call.name.rstrip("_")
+        if plain in OF_RESULT:
+            return (), (own.storage,)
+        if 0 in KEPT.get(plain, Kept()).inputs:
             copy = self.storage(key)
             return (copy,), (copy,)
         return (), self.keeps(call, node, places, [own])

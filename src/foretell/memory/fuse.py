@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from foretell.graph.columns import NONE, BufferKind, Phase
 from foretell.memory.edit import FORWARD
-from foretell.memory.tape import WIDENED, Op, Tape
+from foretell.memory.tape import Op, Tape
 
 HEAVY = (
     *("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "embedding"),
@@ -21,33 +21,58 @@ HEAVY = (
 )
 
 
+WEIGHS = ("_softmax", "_safe_softmax", "native_dropout")
+
+
 def is_heavy(op: Op) -> bool:
-    """Whether an op reads from and writes to memory; so do casts in front of a loss."""
-    if op.name == WIDENED or (op.phase == Phase.LOSS and op.name == "_to_copy"):
-        return True
+    """Whether an op reads from and writes to memory."""
     return op.name in HEAVY or "attention" in op.name or op.phase == Phase.UPDATE
 
 
 def fused(tape: Tape) -> Tape:
     """The tape with light ops fused and their kept tensors made again."""
-    return _unwritten(_kept_less(tape))
+    return _unwritten(_as_read(_kept_less(tape)))
 
 
 def _kept_less(tape: Tape) -> Tape:
-    """What is kept for light ops, in the order of the forward pass, as cheap as it gets."""
+    """What is kept, in the order of the forward pass, as cheap as it gets.
+
+    What a heavy op reads is kept as it is, but for the weights of attention under autocast: they
+    are cast on their way into the product, and made again from the scores.
+    """
     maker = {s: o for o in tape.ops if o.phase in FORWARD for s in o.makes}
-    stays = {s for o in tape.ops if is_heavy(o) for s in o.keeps}
+    weights = {s for s, o in maker.items() if o.name in WEIGHS} if _is_narrow(tape) else set()
+    stays = {s for o in tape.ops if is_heavy(o) for s in o.keeps} - weights
     ops = []
     for op in tape.ops:
-        if op.phase not in FORWARD or is_heavy(op) or not op.keeps:
+        again = tuple(s for s in op.keeps if s in weights) if is_heavy(op) else op.keeps
+        if op.phase not in FORWARD or not again:
             ops.append(op)
             continue
-        keeps: set[int] = set()
-        for s in op.keeps:
+        keeps = set(op.keeps) - set(again)
+        for s in again:
             keeps |= _cheapest(tape, maker, stays, s)
         stays |= keeps
         ops.append(replace(op, keeps=tuple(sorted(keeps))))
     return tape.changed(ops=tuple(ops))
+
+
+def _is_narrow(tape: Tape) -> bool:
+    return any(s.item == 2 and s.is_float for s in tape.storages)
+
+
+def _as_read(tape: Tape) -> Tape:
+    """What light ops write for a heavy one of the backward pass has the format it reads."""
+    light = {s for o in tape.ops if o.phase == Phase.BACKWARD and not is_heavy(o) for s in o.makes}
+    storages = list(tape.storages)
+    for op in tape.ops:
+        if op.phase != Phase.BACKWARD or not is_heavy(op):
+            continue
+        items = {storages[s].item for s in (*op.reads, *op.makes) if storages[s].is_float}
+        for s in light.intersection(op.reads) if 2 in items else ():
+            if storages[s].is_float and storages[s].kind == BufferKind.ACTIVATION:
+                storages[s] = replace(storages[s], item=2)
+    return tape.changed(storages=tuple(storages))
 
 
 def _cheapest(
@@ -61,7 +86,7 @@ def _cheapest(
         if r in maker:
             sources |= _cheapest(tape, maker, stays, r, depth + 1)
     cost = sum(tape.storages[r].bytes for r in sources - stays)
-    return sources if cost < tape.storages[s].bytes else {s}
+    return sources if cost <= tape.storages[s].bytes else {s}
 
 
 def _unwritten(tape: Tape) -> Tape:

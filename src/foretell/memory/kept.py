@@ -57,3 +57,6 @@ KEPT: dict[str, Kept] = {
     **dict.fromkeys(("add", "sub", "rsub", "cat", "stack", "clone", "_to_copy", "sum", "mean",
                      "roll", "copy", "neg"), _NOTHING),
 }  # fmt: skip
+
+# In place, these have formulas that read their result; others that read their input copy it first.
+OF_RESULT = frozenset({"leaky_relu", "hardtanh"})

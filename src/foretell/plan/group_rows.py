@@ -203,7 +203,7 @@ def _layer(
     if len(ranks) == 1 or way == "split":
         return Layer(at, name, _ONE_RANK)
     if way == "ps":
-        return Layer(at, name, way, _server(said.get("ps", ""), ranks, at, name))
+        return Layer(at, name, way, served_by(said.get("ps", ""), ranks, at, name))
     if way != "factors":
         return Layer(at, name, way)
     sent = [p for p in costs.products(at) if "factors" in said or costs.pays(p, ranks, batch)]
@@ -217,7 +217,7 @@ def _layer(
     return Layer(at, name, way, factors=tuple(sent))
 
 
-def _server(way: str, ranks: tuple[int, ...], turn: int, name: str) -> int:
+def served_by(way: str, ranks: tuple[int, ...], turn: int, name: str) -> int:
     """The rank that serves a layer: the one that `ps:K` counts to, or whose turn it is."""
     place = way.partition(":")[2]
     if not way:

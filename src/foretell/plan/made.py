@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretell.plan.costs import Costs, layer_parts, own_weights
 from foretell.plan.layouts import Array
@@ -53,23 +54,28 @@ def _parts(workload: Workload) -> list[int]:
 class Messages(NamedTuple):
     """In how many messages gradients go, and which share of them the first has; an entry a plan."""
 
-    count: Array
+    number: Array
     first: Array
 
-    def take(self, rows: Array) -> Messages:
+    def take(self, rows: NDArray[np.int64]) -> Messages:
         """Those of some plans."""
-        return Messages(self.count[rows], self.first[rows])
+        return Messages(self.number[rows], self.first[rows])
 
     def sizes(self) -> Array:
         """The share of each message of one plan."""
-        count, first = round(float(self.count[0])), float(self.first[0])
+        count, first = round(float(self.number[0])), float(self.first[0])
         rest = np.full(count - 1, (1 - first) / max(count - 1, 1))
         return np.append(first, rest)
+
+    def last(self) -> Array:
+        """The share of the last message."""
+        rest = (1 - self.first) / np.maximum(self.number - 1, 1.0)
+        return np.where(self.number > 1, rest, 1.0)
 
     def gone(self, made: Array) -> Array:
         """The share that is in full messages when so much is made."""
         left = np.maximum(1 - self.first, ROUNDED)
-        others = np.maximum(self.count - 1, 1.0)
+        others = np.maximum(self.number - 1, 1.0)
         full = np.floor(others * (made - self.first) / left + ROUNDED * others)
         found: Array = self.first + np.clip(full, 0.0, others) * left / others
         return np.where(made < self.first * (1 - ROUNDED), 0.0, np.minimum(found, 1.0))
@@ -114,8 +120,7 @@ def exposed(
     none = np.zeros(len(whole))
     seconds = sum((layer.seconds for layer in layers), none + ROUNDED**2)
     elements = sum((layer.elements for layer in layers), none + ROUNDED**2)  # never by zero
-    last = np.where(messages.count > 1, (1 - messages.first) / (messages.count - 1 + ROUNDED), 1.0)
-    late, done, sent = whole * last, none, none
+    late, done, sent = whole * messages.last(), none, none
     for layer in layers:
         many = np.maximum(np.round(layer.times), 1.0)
         for before in (none, many - 1):  # its first time, and its last

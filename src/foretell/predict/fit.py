@@ -4,9 +4,10 @@ With runs i (measured mᵢ, foretold pᵢ) and factors k of a `Calibration`, thi
 
     Σ (ln pᵢ/mᵢ)² / NOISE²  +  Σ ((pᵢⱼ − mᵢⱼ)/mᵢ)² / PART²  +  Σ (ln k)² / PRIOR²
 
-One run cannot tell six numbers: a factor stays at 1 unless a run insists, and what could be blamed
-on two factors is shared between them. A run that also says how long its work, its messages and its
-update took (parts j) tells them apart, also where one hides behind another.
+One run cannot tell seven numbers: a factor stays at 1 unless a run insists, and what could be
+blamed on two factors is shared between them. A run that also says how long its work, its messages
+and its update took (parts j) tells them apart, also where one hides behind another; only then may
+the update differ from other work.
 Gauss–Newton in ln k, steps halved until they help.
 """
 
@@ -27,11 +28,12 @@ from foretell.predict.predict import predict
 from foretell.workload import Workload
 
 Array = NDArray[np.float64]
-FACTORS = ("compute", "host", "talk", "alpha", "beta", "inside")
+FACTORS = ("compute", "host", "update", "talk", "alpha", "beta", "inside")
 NOISE = 0.03  # of ln seconds: how far two runs of the same lie apart
 PART = 0.05  # of a step: how well some that were noted say what all are spent on
 PARTS = ("compute_s", "talk_s", "update_s")
 PRIOR = math.log(2)  # twice or half as long as priced is one standard deviation
+_FIXED = 1e-6  # in place of it for a factor that no run can tell from others
 _ROUNDS = 12
 _NUDGE = 0.02  # in ln k: beyond rounding, below what changes an algorithm
 
@@ -96,8 +98,8 @@ def fit(
     for k in range(_ROUNDS):
         progress(f"round {k + 1} of at most {_ROUNDS}", k / _ROUNDS)
         slopes = _slopes(runs, at, told) / seen.noise[:, None]
-        weight = slopes.T @ slopes + np.eye(len(at)) / PRIOR**2
-        pull = -(slopes.T @ seen.off(told) + at / PRIOR**2)
+        weight = slopes.T @ slopes + np.diag(seen.prior**-2)
+        pull = -(slopes.T @ seen.off(told) + at / seen.prior**2)
         step: Array = np.linalg.solve(weight, pull).astype(np.float64)
         moved, found = _better(runs, seen, (at, told), step)
         done = np.abs(moved - at).max() < 1e-4
@@ -105,8 +107,9 @@ def fit(
         if done:
             break
     slopes = _slopes(runs, at, told) / seen.noise[:, None]
-    sigma = np.sqrt(np.diag(np.linalg.inv(slopes.T @ slopes + np.eye(len(at)) / PRIOR**2)))
-    return _fitted(runs, at, sigma, before, told)
+    sigma = np.sqrt(np.diag(np.linalg.inv(slopes.T @ slopes + np.diag(seen.prior**-2))))
+    sure = np.where(seen.prior < PRIOR, PRIOR, sigma)
+    return _fitted(runs, at, sure, before, told)
 
 
 @dataclass(frozen=True)
@@ -115,13 +118,16 @@ class _Seen:
 
     values: Array
     noise: Array
+    prior: Array  # of each factor's logarithm
 
     @classmethod
     def of(cls, runs: Sequence[Run], noise: float) -> _Seen:
         parts = [(s / run.seconds, run.unsure) for run in runs for s in run.parts.values()]
         values = [math.log(run.seconds) for run in runs] + [share for share, _ in parts]
         sure = [max(noise, run.noise) for run in runs] + [max(PART, part) for _, part in parts]
-        return cls(np.array(values), np.array(sure))
+        told = any(run.parts for run in runs)
+        prior = [PRIOR if told or name != "update" else _FIXED for name in FACTORS]
+        return cls(np.array(values), np.array(sure), np.array(prior))
 
     def off(self, told: Array) -> Array:
         """How far what is foretold lies from it, in standard deviations."""
@@ -185,7 +191,7 @@ def _better(
 
 def _loss(seen: _Seen, at: Array, told: Array) -> float:
     off = seen.off(told)
-    return float(off @ off + at @ at / PRIOR**2)
+    return float(off @ off + ((at / seen.prior) ** 2).sum())
 
 
 def _fitted(runs: Sequence[Run], at: Array, sigma: Array, before: Array, after: Array) -> Fitted:

@@ -6,13 +6,15 @@ links and cores; then again after `foretell fit` has seen a tenth of the configu
 fitted for the first, but the model was made while looking at `tables/lab` and mended while looking
 at `tables/lab-quiet`; `tables/lab-crowded` was run when it stood as it was then. That messages
 which meet stall, and by how much, was found in the half of `tables/lab-pinned` whose models are not
-in `UNSEEN`: the other half says what it is worth.
+in `UNSEEN`: the other half says what it is worth. `tables/lab-warm` was run when all of it stood.
 
     lab          two cores with other work on them, a load of seven
     lab-later    an hour later, on networks that the model had not seen
     lab-quiet    sixteen cores with nothing else on them, two laboratories side by side
     lab-crowded  the two cores again, with twice as much other work
     lab-pinned   the sixteen cores, each rank kept to two of them, three laboratories side by side
+    lab-warm     the same cores, two or four a rank; steps count once cores are awake, and one rank
+                 by itself is clocked again with every round
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from foretell.pytorch.lab.table import Config, Row
 FOLDER, LATER, CROWDED = "tables/lab", "tables/lab-later", "tables/lab-crowded"
 QUIET = ("tables/lab-quiet-1", "tables/lab-quiet-2")
 PINNED = ("tables/lab-pinned-1", "tables/lab-pinned-2", "tables/lab-pinned-3")
+WARM = ("tables/lab-warm-1", "tables/lab-warm-2", "tables/lab-warm-3")
 UNSEEN = frozenset(("wide", "rnn", "vgg", "bert"))  # chosen before the first look
 SHARE = 0.1  # of the configurations to fit on
 
@@ -71,7 +74,9 @@ def report(_: Path | None = None, folder: Path | None = None) -> dict[str, Any]:
     runs, later, crowded = (
         Runs.read(place) for place in (folder or shipped(FOLDER), shipped(LATER), shipped(CROWDED))
     )
-    quiet, pinned = ([Runs.read(shipped(name)) for name in names] for names in (QUIET, PINNED))
+    quiet, pinned, warm = (
+        [Runs.read(shipped(name)) for name in names] for names in (QUIET, PINNED, WARM)
+    )
     unseen = [part.of(UNSEEN) for part in pinned]
     plain = _held([runs])
     chosen, knobs = runs.fitted()
@@ -88,24 +93,28 @@ def report(_: Path | None = None, folder: Path | None = None) -> dict[str, Any]:
         "unseen": _held(unseen, is_blind=True, like=pinned),
         "unseen_told": _held(unseen, like=pinned),
         **_before_and_after("pinned", pinned),
+        "warm": _held(warm, is_blind=True),
+        **_before_and_after("warm", warm),
         "crowded": _held([crowded]),
         "crowded_blind": _held([crowded], is_blind=True),
     }
     figures = {name: judge.judged(rows) for name, rows in found.items()}
     again = judge.again(runs.rows, plain)
+    again_warm = judge.again([row for lab in warm for row in lab.rows], found["warm"])
     return {
         **figures,
         "again": again,
+        "again_warm": again_warm,
         "machine": runs.known.machine["machine"],
         "fitted_on": len(chosen),
         "picks": judge.picks(plain),
         "rows": [vars(h) | {"config": vars(h.config), "error": h.error} for h in plain],
         "text": "\n".join(
             [
-                *_lines(figures, [runs, quiet[0], pinned[0], crowded], len(chosen)),
-                *_picks(figures, again, plain),
+                *_lines(figures, [runs, quiet[0], pinned[0], warm[0], crowded], len(chosen)),
+                *_picks(figures, (again, again_warm), plain),
                 *_groups(plain, "on two busy cores"),
-                *_groups(found["quiet"], "on sixteen quiet ones"),
+                *_groups(found["warm"], "on sixteen that are awake"),
             ]
         ),
     }
@@ -142,7 +151,7 @@ def _before_and_after(name: str, labs: list[Runs]) -> dict[str, list[Held]]:
 
 def _lines(figures: dict[str, Any], labs: Sequence[Runs], chosen: int) -> list[str]:
     """One line for each way to foretell, machine by machine."""
-    busy, quiet, pinned, crowded = labs
+    busy, quiet, pinned, warm, crowded = labs
     names = (
         (_place(busy, "shared with other work", figures["foretold"]), ""),
         ("foretold", "one rank + bench"),
@@ -161,6 +170,10 @@ def _lines(figures: dict[str, Any], labs: Sequence[Runs], chosen: int) -> list[s
         ("unseen_told", "  and told how busy"),
         ("pinned_before", "without those fitted on"),
         ("pinned_after", "  after fit"),
+        (_place(warm, "with nothing else, awake", figures["warm"]), ""),
+        ("warm", "one rank + bench alone"),
+        ("warm_before", "without those fitted on"),
+        ("warm_after", "  after fit"),
         (_place(crowded, "with twice as much work", figures["crowded"]), ""),
         ("crowded", "one rank + bench"),
         ("crowded_blind", "  not told how busy"),
@@ -178,7 +191,9 @@ def _place(lab: Runs, how: str, figures: dict[str, Any]) -> str:
     )
 
 
-def _picks(figures: dict[str, Any], again: dict[str, float], plain: list[Held]) -> list[str]:
+def _picks(
+    figures: dict[str, Any], again: tuple[dict[str, float], dict[str, float]], plain: list[Held]
+) -> list[str]:
     """How often the best plan was picked, and how often measuring would have."""
     where = ", ".join(f"{name} {good} of {n}" for name, (good, n) in _picked(plain).items())
     ways = (
@@ -188,6 +203,7 @@ def _picks(figures: dict[str, Any], again: dict[str, float], plain: list[Held]) 
         ("two cores a rank", "pinned"),
         ("  models held back", "unseen"),
         ("  and told how busy", "unseen_told"),
+        ("sixteen awake", "warm"),
         ("two crowded cores", "crowded"),
     )
     return [
@@ -197,9 +213,15 @@ def _picks(figures: dict[str, Any], again: dict[str, float], plain: list[Held]) 
         f"{'':22} {'groups':>6} {'as measured':>12} {'beyond the spread':>18} {'longer':>7}",
         *(_picked_line(name, figures[key]) for name, key in ways),
         f"two busy cores, as measured, by network: {where}",
-        f"  in a single round: {again['foretold']:.0%} of {again['tries']:.0f}; the plan that was "
-        f"best in the other rounds, measured: {again['measured']:.0%}",
+        *(_again_line(name, one) for name, one in zip(("busy", "awake"), again, strict=True)),
     ]
+
+
+def _again_line(name: str, again: dict[str, float]) -> str:
+    return (
+        f"{name} cores, in a single round: {again['foretold']:.0%} of {again['tries']:.0f}; the "
+        f"plan that was best in the other rounds, measured: {again['measured']:.0%}"
+    )
 
 
 def _picked_line(name: str, found: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from foretell.baseline import Baseline, interval, unprofiled
+from foretell.baseline.why import shares
 from foretell.trace import read
 from foretell.validate import half
 from foretell.validate.variants import variants
@@ -54,6 +55,8 @@ FIXED = (
     "scale:select=kind=kernel+op!=*mm/*convolution*+phase!=update,times=0.5",
 )
 CHANGED = 0.03  # a variant this much faster or slower has a sign
+FAR = 0.1
+HOLDERS = ("host", "device")
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class Row:
     least: float  # of the interval foretold
     most: float
     fixed: float | None = None  # what fixed ratios give
+    holder: str = ""  # who holds the changed step up: host, device or network
 
     @property
     def error(self) -> float:
@@ -128,7 +132,7 @@ def _row(
     return Row(
         truth["model"], start, variant, step.seconds, truth["low_ms"] / 1e3,
         truth["high_ms"] / 1e3, step.predicted(after), least, most,
-        _fixed(step, specs) if start == "base" else None,
+        _fixed(step, specs) if start == "base" else None, shares(after).holder,
     )  # fmt: skip
 
 
@@ -155,6 +159,7 @@ def _lines(rows: list[Row]) -> Iterator[str]:
         if mine:
             yield _summary(f"all from {start}", mine)
             yield _shares(mine)
+            yield _causes(mine)
     yield from _beside_fixed(rows)
 
 
@@ -174,6 +179,17 @@ def _shares(rows: list[Row]) -> str:
     return (
         f"{'':24} within 15 %: {near:.0%}; sign right: {np.mean(signs) if signs else 1:.0%} of "
         f"{len(signs)}; in the interval: {np.mean([r.is_covered for r in rows]):.0%}"
+    )
+
+
+def _causes(rows: list[Row]) -> str:
+    """Who holds up the rows that are far off."""
+    far = [r for r in rows if abs(r.error) > FAR]
+    told = [f"{sum(r.holder == who for r in far)} by the {who}" for who in HOLDERS]
+    worst = max(rows, key=lambda r: abs(r.error))
+    return (
+        f"{'':24} the worst is a step that the {worst.holder} holds up; of {len(far)} rows off by "
+        f"more than {FAR:.0%} are held up {', '.join(told)}"
     )
 
 

@@ -182,6 +182,8 @@ def test_two_nodes_meet(script):
         (["--plan", "dp=4", "-n", "2"], "needs 4 ranks, not 2"),
         (["--plan", "dp=4", "--nodes", "2"], "have to meet somewhere"),
         (["--plan", "dq=4"], "unknown field of a plan"),
+        (["--plan", "dp=2,cluster=0123", "--on", "abci:gpus=2"], "made for another cluster"),
+        (["--plan", "dp=4", "--on", "abci:gpus=2"], "needs 4 ranks; `abci:gpus=2` has 2"),
     ],
 )
 def test_refused_before_launch(script, options, words):
@@ -192,6 +194,15 @@ def test_refused_before_launch(script, options, words):
         )
     assert words in str(error.value)
     assert not folder.exists()
+
+
+def test_it_is_said_that_nobody_knows_which_machines_these_are(tmp_path):
+    missing = str(tmp_path / "none.py")
+    for plan, words in (("dp=2,cluster=0123", "with --on CLUSTER"), ("dp=2", "")):
+        found = CliRunner().invoke(command, [missing, "--plan", plan])
+        assert "there is no script" in str(found.exception)
+        assert bool(found.stderr) == bool(words)
+        assert words in found.stderr
 
 
 def test_a_script_that_is_none(tmp_path):

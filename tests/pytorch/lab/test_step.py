@@ -13,6 +13,7 @@ from foretell.pytorch.lab.prices import Prices
 from foretell.pytorch.lab.step import Knobs
 from foretell.pytorch.lab.table import Config
 from foretell.pytorch.lab.ways import same
+from foretell.simulate import simulate
 from tests.pytorch.lab.made import MB, PROFILE, known, machine, step
 
 BARE = Knobs(launch=0.0, copy=0.0)
@@ -196,3 +197,35 @@ def test_factors_send_rows_in_place_of_weights():
         foretell(few, Config("tiny", p, "slow", 2), None, BARE).seconds for p in ("ddp", "factors")
     ]
     assert found[1] < found[0] / 5  # 64 kB in place of 4 MB
+
+
+def two_layers(**more):
+    """Two linear layers, the second of which has its gradient first."""
+    back = [["g.weight", 0.01], ["f.weight", 0.01]]
+    profile = PROFILE | {
+        "parameters": {"f.weight": 4 * MB, "g.weight": 4 * MB},
+        "linear": {"f": [1000, 1000, 1.0], "g": [1000, 1000, 1.0]},
+        "steps": {"8": PROFILE["steps"]["8"] | {"backward": back}},
+        **more,
+    }
+    return graph(Known({"tiny": profile}, machine()), Config("tiny", "factors", "slow", 2))
+
+
+def test_factors_are_gathered_as_gradients_are_made_and_multiplied_one_by_one():
+    made = two_layers()
+    played = simulate(made)
+    names = [task.name for task in made]
+    sent = [names.index(f"all_gather {k}") for k in (0, 1)]
+    gradients = [names.index(f"gradient {name}.weight") for name in "gf"]
+    assert [played.start[k] for k in sent] == [played.end[k] for k in gradients]
+    first, second = (names.index(f"product {name}") for name in "gf")
+    assert played.end[sent[0]] <= played.start[first] < played.end[first] <= played.start[second]
+
+
+def test_factors_cost_what_was_clocked():
+    work = [
+        made.seconds[made.kind == Kind.HOST].sum()
+        for made in (two_layers(factors={"f": [0.0, c], "g": [0.0, c]}) for c in (1e-4, 2e-4))
+    ]
+    # 8 rows less in each backward, 2 · 8 more in each product: of 2 layers on 2 ranks
+    assert work[1] - work[0] == pytest.approx(2 * 2 * (16 - 8) * 1e-4)

@@ -6,6 +6,7 @@ from math import inf
 import pytest
 
 from foretell.cluster import load as machines
+from foretell.errors import InputError
 from foretell.plan import lower
 from foretell.predict import predict
 from foretell.search.placement import exhaustive
@@ -192,3 +193,11 @@ def test_who_serves_changes_what_is_predicted_as_it_was_found(vgg):
     wanted = judge.many(chosen)
     assert found[1] - found[0] == pytest.approx(wanted[1] - wanted[0], rel=0.02)
     assert found[1] > found[0]
+
+
+def test_a_server_that_is_not_there(vgg):
+    plan = plan_of(vgg, uniform(vgg, Action(0, PS, 0)))
+    for place in ("9", "x", ""):
+        wrong = plan.but(sync=tuple((name, f"ps:{place}") for name, _ in plan.sync))
+        with pytest.raises(InputError, match="write ps:0 to ps:3"):
+            seconds_of(wrong, vgg.workload, vgg.cluster)

@@ -138,19 +138,25 @@ class Deployed:
             with self.no_sync():
                 return self.pipeline.step(inputs, target)
         num = micro_batches(self.plan, len(inputs[0]))
-        pieces = list(zip(*(x.chunk(num) for x in inputs), strict=True))
+        if num == 1:
+            return self._micro_batch(inputs, target, 1, is_last=True)
+        pieces = zip(*(x.chunk(num) for x in inputs), strict=True)
         targets = [None] * num if target is None else target.chunk(num)
-        total: Any = 0.0
-        for k, (piece, wanted) in enumerate(zip(pieces, targets, strict=True)):
-            with ExitStack() as stack:
-                if k + 1 < num or self.plan.overlap is False:
-                    stack.enter_context(self.no_sync())
-                total = total + self._backward(piece, wanted, num)
-        return total
+        return sum(
+            self._micro_batch(piece, wanted, num, is_last=k + 1 == num)
+            for k, (piece, wanted) in enumerate(zip(pieces, targets, strict=True))
+        )
+
+    def _micro_batch(self, inputs: tuple[Any, ...], target: Any, num: int, *, is_last: bool) -> Any:
+        """One of several; gradients leave with the last, or after it."""
+        sends = is_last and self.plan.overlap is not False
+        with nullcontext() if sends else self.no_sync():
+            return self._backward(inputs, target, num)
 
     def _backward(self, inputs: tuple[Any, ...], target: Any, num: int) -> Any:
         with mixed(self._dtype, self.places.device):
-            loss = (self.fused or self._plain)(inputs, target) / num
+            whole = (self.fused or self._plain)(inputs, target)
+            loss = whole / num if num > 1 else whole
         # FSDP gives the plain mean over ranks; our own sync weighs by share itself
         scaled = loss * self.share if self.sync is None else loss
         (self.scaler.scale(scaled) if self.scaler else scaled).backward()

@@ -26,6 +26,7 @@ from foretell.plan import Plan
 from foretell.pytorch.deploy import run_files
 from foretell.pytorch.deploy.refuse import require_runnable
 from foretell.pytorch.deploy.run_files import BEFORE, Asked, State
+from foretell.pytorch.lab.pin import allowed
 
 _POLL = 0.1  # seconds between looks at the ranks
 _SETTLE = 1.0  # seconds for others to say why they failed too, so that the first cause is known
@@ -104,7 +105,7 @@ def _start(folder: Path, ranks: int, nodes: int, rendezvous: str) -> subprocess.
     command = [sys.executable, "-m", "torch.distributed.run", *meet, f"--nnodes={nodes}"]
     command += [f"--nproc-per-node={ranks}", "--max-restarts=0", "--monitor-interval=1"]
     command += ["-m", "foretell.pytorch.deploy.worker", str(folder)]
-    threads = str(max(1, (os.cpu_count() or 1) // ranks))
+    threads = str(max(1, allowed() // ranks))
     with (folder / "launch.log").open("wb") as log:
         return subprocess.Popen(
             command,

@@ -107,19 +107,31 @@ class Spent:
 def spent(folder: Path) -> Spent:
     """What a run measured. Parts are told apart only where nothing but gradients travels: inside
     forwards and backwards nobody saw messages."""
-    each = list(run_files.results(folder).values())
-    if not each or not min(len(found["steps_s"]) for found in each):
-        raise InputError(f"`{folder}` has no steps that were measured")
+    each, plan = _results(folder), Plan.parse(run_files.asked(folder).plan)
     steps = np.array([found["steps_s"] for found in each]).max(axis=0)
     middle = float(np.median(steps))
     noise = _SURE * float(np.median(np.abs(steps - middle))) / middle / len(steps) ** 0.5
-    plan = Plan.parse(run_files.asked(folder).plan)
     if plan.ranks != plan.dp or plan.zero > 1 or plan.groups or "spent" not in each[0]:
         return Spent(middle, noise, {}, 0.0)
     shares = _shares([found["spent"] for found in each])
     parts = {name: float(np.median(row)) * middle for name, row in shares.items()}
     unsure = [float(np.median(np.abs(row - np.median(row)))) for row in shares.values()]
     return Spent(middle, noise, parts, max(unsure))
+
+
+def _results(folder: Path) -> list[dict[str, Any]]:
+    """What every rank of a run measured; raise where a file is cut, or nothing was measured."""
+    whole = run_files.results(folder)
+    files = sorted(folder.glob("rank-*.result.json"))
+    cut = [path for path in files if run_files.rank_of(path) not in whole]
+    if cut:
+        hint = f"run it again: foretell run … -o {folder}"
+        raise InputError(f"`{cut[0]}` is cut short", hint=hint)
+    if not whole or not min(len(found["steps_s"]) for found in whole.values()):
+        raise InputError(
+            f"`{folder}` has no steps that were measured", hint="let a run end: foretell run … -o"
+        )
+    return list(whole.values())
 
 
 def _shares(ranks: list[list[dict[str, float]]]) -> dict[str, Array]:

@@ -45,7 +45,7 @@ def refusals(plan: Plan) -> list[str]:
         ),
         f"recompute={plan.recompute} of split images": plan.recompute != "none" and images,
         "recompute=selective of stages": plan.recompute == "selective" and plan.pp > 1,
-        f"dtype={plan.dtype} is not fp32, tf32, bf16 or fp16": (
+        f"dtype={plan.dtype}: ranks compute in fp32, tf32, bf16 or fp16": (
             plan.dtype not in ("", "fp32", "tf32", "bf16", "fp16")
         ),
         f"dtype=fp16 beside pp={plan.pp}: losses are not scaled there": (
@@ -98,7 +98,8 @@ def _odd_context(plan: Plan) -> list[str]:
         return []
     wide = [f"{a}={n}" for a, n in plan.degrees().items() if n > 1 and a not in ("dp", "cp")]
     wide += [f for f in ("sync", "stages", "groups", "regions") if getattr(plan, f)]
-    return [f"cp={plan.cp} beside {word}" for word in wide]
+    why = "tokens are dealt out only where every rank has the whole model"
+    return [f"cp={plan.cp} beside {word}: {why}" for word in wide]
 
 
 def _halves(plan: Plan) -> bool:

@@ -16,9 +16,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
+
+from foretell.errors import InputError
 
 BEFORE = ("starting", "model", "deploy")  # phases before the first step
 _TRIES, _SOON = 5, 1e-3  # times a file is read, and seconds between
@@ -90,8 +92,15 @@ def ask(folder: Path, asked: Asked) -> None:
 
 
 def asked(folder: Path) -> Asked:
-    """What a run is to do."""
-    return Asked(**read(folder / "run.json"))
+    """What a run is to do; raise where its file is cut or another's."""
+    path = folder / "run.json"
+    found, known = read(path), {f.name for f in fields(Asked)}
+    if not isinstance(found, dict) or not {"script", "plan"} <= set(found) <= known:
+        raise InputError(
+            f"`{path}` is cut short, or not what `foretell run` writes",
+            hint=f"run it again: foretell run … -o {folder}",
+        )
+    return Asked(**found)
 
 
 def states(folder: Path) -> dict[int, State]:
@@ -114,5 +123,10 @@ def _each(folder: Path, what: str) -> dict[int, dict[str, Any]]:
     for path in folder.glob(f"rank-*.{what}.json"):
         value = read(path)
         if value is not None:
-            found[int(path.name.split(".")[0].removeprefix("rank-"))] = value
+            found[rank_of(path)] = value
     return dict(sorted(found.items()))
+
+
+def rank_of(path: Path) -> int:
+    """The rank that a file is of."""
+    return int(path.name.split(".")[0].removeprefix("rank-"))

@@ -29,6 +29,11 @@ def _parser() -> argparse.ArgumentParser:
     make.add_argument("--count", type=int, default=16000)
     make.add_argument("--seed", type=int, default=0)
     make.add_argument("--cpu", action="store_true", help="of sizes for one core")
+    make.add_argument(
+        "--more-of",
+        default="",
+        help="families, by commas, of which there are more; no models kept out",
+    )
     measure = verbs.add_parser("measure", help="measure a file of regions")
     measure.add_argument("regions")
     measure.add_argument("-o", "--out", required=True)
@@ -67,7 +72,9 @@ def _make(given: argparse.Namespace) -> int:
     from foretell.pytorch.fused.host_make import make_host
     from foretell.pytorch.fused.make import make
 
-    made = (make_host if given.cpu else make)(Path(given.out), given.count, given.seed)
+    out, count, seed = Path(given.out), given.count, given.seed
+    families = [name for name in given.more_of.split(",") if name]
+    made = make_host(out, count, seed) if given.cpu else make(out, count, seed, families)
     print(f"{made} regions in {given.out}")
     return 0
 

@@ -182,6 +182,8 @@ def _norm(p: Program, x: Tensor, values: list[Tensor]) -> Tensor:
 
 def _image_norm(p: Program, x: Tensor) -> Tensor:
     c = x.shape[1]
+    if x.numel() == c:  # one value of each channel has no spread
+        return F.relu(x)
     weight, bias = (p.enter((c,), torch.float32) for _ in range(2))
     if p.chance.random() < 0.6 or c % 32:
         return F.batch_norm(x, None, None, weight, bias, training=True)
@@ -227,11 +229,30 @@ def _move(p: Program, x: Tensor, values: list[Tensor]) -> Tensor:
     if x.dim() < 3:
         return _unary(p, x, values)
     pick = p.chance.random()
-    if pick < 0.4:
+    if x.dim() == 4 and pick < 0.5:
+        return _resize(p, x) if pick < 0.25 else _windows(p, x)
+    if pick < 0.65:
         return x.transpose(1, 2).contiguous()
-    if pick < 0.7:
+    if pick < 0.85:
         return torch.cat((x, p.enter(x.shape, x.dtype)), 1)
     return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
+
+
+def _resize(p: Program, x: Tensor) -> Tensor:
+    """A larger or smaller image."""
+    if p.chance.random() < 0.5 or x.shape[2] % 2 or x.shape[2] < 8:
+        return F.interpolate(x, scale_factor=2, mode="nearest") if x.numel() < 1 << 25 else x * 2.0
+    return F.avg_pool2d(x, 2)
+
+
+def _windows(p: Program, x: Tensor) -> Tensor:
+    """An image rolled, or cut into windows."""
+    n = next((n for n in (7, 8, 4, 2) if x.shape[2] % n == 0 and x.shape[3] % n == 0), 0)
+    if not n or p.chance.random() < 0.4:
+        return torch.roll(x, (n // 2 + 1, n // 2 + 1), (2, 3))
+    b, c, h, w = x.shape
+    cut = x.reshape(b, c, h // n, n, w // n, n)
+    return cut.permute(0, 2, 4, 3, 5, 1).reshape(-1, n * n, c)
 
 
 _UNARY: tuple[Callable[[Tensor], Tensor], ...] = (
@@ -248,5 +269,5 @@ _BINARY: tuple[Callable[[Tensor, Any], Tensor], ...] = (
 )  # fmt: skip
 _OPS = {
     _unary: 6.0, _binary: 7.0, _norm: 1.6, _reduce: 0.9, _dropout: 0.5, _cast: 1.0, _where: 0.5,
-    _gate: 0.4, _move: 0.5,
+    _gate: 0.4, _move: 0.7,
 }  # fmt: skip

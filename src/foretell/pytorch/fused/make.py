@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -26,14 +26,15 @@ from foretell.pytorch.fused.region import Region, dumps
 _AGAIN = 0.03  # share of regions that come twice
 _DRAWN = 0.3  # share drawn at random
 _HELD_OUT = 1.2  # captures of a model kept out of training, against one that is not
+_REST = 0.35  # captures of a model not named, where some are
 
 
-def make(path: Path, count: int, seed: int) -> int:
-    """Write regions; how many."""
+def make(path: Path, count: int, seed: int, families: Collection[str] = ()) -> int:
+    """Write regions; how many. Of `families` there are more, and none of models kept out."""
     chance = Random(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations of torch's own tracing
-        blocks = list(_all(chance, count))
+        blocks = list(_all(chance, count, families))
     chance.shuffle(blocks)
     again = [r for block in blocks for r in block if chance.random() < _AGAIN]
     blocks += [again[i : i + BLOCK] for i in range(0, len(again), BLOCK)]
@@ -45,10 +46,10 @@ def make(path: Path, count: int, seed: int) -> int:
     return len(lines)
 
 
-def _all(chance: Random, count: int) -> Iterator[list[Region]]:
+def _all(chance: Random, count: int, families: Collection[str]) -> Iterator[list[Region]]:
     """Blocks of different regions: first of models in turn, then drawn."""
     seen: set[str] = set()
-    yield from _fresh(cut_blocks(chance), seen, int(count * (1 - _DRAWN)))
+    yield from _fresh(cut_blocks(chance, families), seen, int(count * (1 - _DRAWN)))
     yield from _fresh(_at_random(chance), seen, int(count * _DRAWN))
 
 
@@ -65,14 +66,20 @@ def _fresh(blocks: Iterator[list[Region]], seen: set[str], count: int) -> Iterat
             return
 
 
-def cut_blocks(chance: Random) -> Iterator[list[Region]]:
+def cut_blocks(chance: Random, families: Collection[str] = ()) -> Iterator[list[Region]]:
     """Regions of one captured model after another."""
-    weights = [_HELD_OUT if name in HELD_OUT else 1.0 for name in MODELS]
+    weights = [_weight(name, families) for name in MODELS]
     for _ in itertools.count():
         name = chance.choices(list(MODELS), weights)[0]
         precision = chance.choice(PRECISIONS)
         net = Net(capture_step(partial(MODELS[name], chance, precision)))
         yield list(regions(net, chance, name, 2 * BLOCK))
+
+
+def _weight(name: str, families: Collection[str]) -> float:
+    if not families:
+        return _HELD_OUT if name in HELD_OUT else 1.0
+    return 1.0 if name in families else 0.0 if name in HELD_OUT else _REST
 
 
 def _at_random(chance: Random) -> Iterator[list[Region]]:

@@ -15,10 +15,11 @@ from scipy.optimize import linear_sum_assignment
 from foretell.cluster.device import Device
 from foretell.cluster.preset import devices
 from foretell.cost.fused_data import Measured
-from foretell.cost.fused_lower import lowered
+from foretell.cost.fused_lower import Lowered, lowered
 from foretell.cost.fused_regions import Regions
 from foretell.cost.fused_walk import WALKED, walked
 
+_KNOWN = 0.5  # of a region's time at most, where the rest is taken for its only kernel's
 _FAR = 1.5  # pairs further apart, by the sum of four logarithms, are no pairs
 
 
@@ -42,7 +43,7 @@ def matched(device: Device, measured: Measured) -> Measured:
     written = measured.regions.is_written
     rows = np.flatnonzero(~written)
     found = lowered(measured.regions.take(rows), float(device.units))
-    seconds = _readings(device, measured, found.regions, found.of, found.library)
+    seconds = _readings(device, measured, found)
     kept = np.flatnonzero(~np.isnan(seconds))
     of = found.of[kept]
     first = np.searchsorted(of, of)  # kernels come in the order of their regions
@@ -59,26 +60,32 @@ def shares(measured: Measured) -> Any:
     return measured.seconds / total[first]
 
 
-def _readings(device: Device, measured: Measured, kernels: Regions, of: Any, library: Any) -> Any:
+def _readings(device: Device, measured: Measured, found: Lowered) -> Any:
     """Seconds of each kernel foretold; nan where nobody knows."""
-    written = measured.regions.is_written
+    written, of, library = measured.regions.is_written, found.of, found.library
     regions = np.flatnonzero(~written)
-    mine, theirs = (
-        _figures(device, r) for r in (kernels, measured.regions.take(np.flatnonzero(written)))
-    )
+    theirs = _figures(device, measured.regions.take(np.flatnonzero(written)))
+    mine = _figures(device, found.regions)
     begins = np.searchsorted(of, np.arange(len(regions) + 1))
     wrote = np.searchsorted((np.cumsum(~written) - 1)[written], np.arange(len(regions) + 1))
     read, seconds = measured.seconds[written], np.full(len(of), np.nan)
     for r, row in enumerate(regions):
-        told = np.arange(begins[r], begins[r + 1])
-        told, ready = told[~library[told]], library[told].any()
+        all_ = np.arange(begins[r], begins[r + 1])
+        told, known = all_[~library[all_]], found.known[all_[library[all_]]]
         true = np.arange(wrote[r], wrote[r + 1])
         if len(told) == len(true) and len(true):
             a, b = _paired(mine[told], theirs[true])
             seconds[told[a]] = read[true[b]]
-        elif len(told) == 1 and not len(true) and not ready and measured.kernels[row] == 1:
-            seconds[told] = measured.seconds[row]
+        elif len(told) == 1 and not len(true) and _alone(measured, row, known):
+            seconds[told] = measured.seconds[row] - known.sum()
     return seconds
+
+
+def _alone(measured: Measured, row: int, known: Any) -> bool:
+    """Whether a region's time beside what is known of its library's kernels is one kernel's."""
+    if not len(known):
+        return bool(measured.kernels[row] == 1)
+    return bool(known.min() > 0 and known.sum() < _KNOWN * measured.seconds[row])
 
 
 def _figures(device: Device, kernels: Regions) -> Any:

@@ -83,13 +83,13 @@ class Network(nn.Module):  # type: ignore[misc]
 
     def exported(self) -> dict[str, Any]:
         """Weights under the names the numpy network asks for."""
-        return {name: value.detach().numpy().copy() for name, value in self._named().items()}
+        return {name: value.detach().cpu().numpy().copy() for name, value in self._named().items()}
 
     @torch.no_grad()
     def begin_from(self, weights: Mapping[str, Any]) -> None:
         """Take weights over; features that came after them start at nought."""
         for name, mine in self._named().items():
-            given = torch.tensor(weights[name], dtype=torch.float32)
+            given = torch.tensor(weights[name], dtype=torch.float32, device=mine.device)
             mine[..., : given.shape[-1]] = given
             if name == "first.weight":
                 mine[..., given.shape[-1] :] = 0.0

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,11 +43,11 @@ EIGHTY = 1.2816  # standard deviations that hold 80 % of a normal distribution
 class Recipe:
     """How networks are trained."""
 
-    members: int = 3
-    folds: int = 8  # the parts of the training families one of which each network leaves out
+    members: int = 6
+    folds: int = 6  # the parts of the training families one of which each network leaves out
     dropout: float = 0.1
     decay: float = 0.02
-    batch: int = 256
+    batch: int = 512
     rate: float = 4e-3
     steps: int = 0  # where not as many as the time allows
     shrinks: bool = False
@@ -78,7 +78,7 @@ def table(device: Device, measured: Measured) -> Table:
     of = np.searchsorted(known.first, known.target, "right") - 1
     return Table(
         known,
-        torch.tensor(both[0].op),
+        torch.tensor(both[0].op, device=_where()),
         _float(both[0].edge),
         (_float(both[0].node), _float(both[1].node)),
         (_float(both[0].whole), _float(both[1].whole)),
@@ -89,7 +89,11 @@ def table(device: Device, measured: Measured) -> Table:
 
 
 def _float(values: Any) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32)
+    return torch.tensor(values, dtype=torch.float32, device=_where())
+
+
+def _where() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _target(measured: Measured, given: Features) -> Tensor:
@@ -109,17 +113,14 @@ def batch(t: Table, rows: Any, hidden: Any) -> tuple[tuple[Tensor, ...], Tensor]
     nodes = np.repeat(first[rows] - at[:-1], count) + np.arange(at[-1])
     chosen = np.repeat(t.start[rows] - edge_at[:-1], edges) + np.arange(edge_at[-1])
     shift = np.repeat(at[:-1] - first[rows], edges)
-    ends = torch.tensor(
-        np.stack([t.regions.source[chosen] + shift, t.regions.target[chosen] + shift])
-    )
-    blind = torch.tensor(hidden) > 0
-    node = torch.where(
-        torch.tensor(np.repeat(hidden, count))[:, None] > 0, t.node[1][nodes], t.node[0][nodes]
-    )
+    ends = np.stack([t.regions.source[chosen] + shift, t.regions.target[chosen] + shift])
+    where, blind = t.op.device, torch.tensor(hidden, device=t.op.device) > 0
+    of = torch.tensor(np.repeat(np.arange(len(rows)), count), device=where)
+    node = torch.where(blind[of][:, None], t.node[1][nodes], t.node[0][nodes])
     whole = torch.where(blind[:, None], t.whole[1][rows], t.whole[0][rows])
-    of = torch.tensor(np.repeat(np.arange(len(rows)), count))
     target = torch.where(blind, t.target[1][rows], t.target[0][rows])
-    return (t.op[nodes], node, ends, t.edge[chosen], whole, of), target
+    wired = torch.tensor(ends, device=where)
+    return (t.op[nodes], node, wired, t.edge[chosen], whole, of), target
 
 
 def loss_of(said: Tensor, target: Tensor, weight: Tensor) -> Tensor:
@@ -138,7 +139,7 @@ def train(
     torch.manual_seed(seed)
     chance, recipe = np.random.default_rng(seed), recipe or Recipe()
     net = Network(t.whole[0].shape[1], dropout=recipe.dropout)
-    net.scale(t.node[0], t.whole[0][rows])
+    net.to(t.op.device).scale(t.node[0], t.whole[0][rows])
     if before:
         net.begin_from(before)
     optimizer = torch.optim.AdamW(net.parameters(), recipe.rate, weight_decay=recipe.decay)
@@ -182,7 +183,7 @@ def said(net: Network, t: Table, rows: Any, hidden: int) -> tuple[Any, Any, Any]
         some = rows[i : i + 256]
         given, target = batch(t, some, np.full(len(some), hidden))
         parts.append(torch.cat([net(*given), target[:, None]], 1))
-    found = torch.cat(parts).numpy()
+    found = torch.cat(parts).cpu().numpy()
     return found[:, 0], np.exp(found[:, 1].clip(-5.0, 1.0)), found[:, 2]
 
 
@@ -203,19 +204,33 @@ def trained(
     before: tuple[Mapping[str, Any], ...] = (), recipe: Recipe | None = None,
 ) -> tuple[dict[str, Any], dict[str, float]]:  # fmt: skip
     """Arrays to ship, and the figures found on the way."""
-    t, rows = table(device, measured), np.flatnonzero(~measured.held_out)
-    how = recipe or Recipe()
-    arrays: dict[str, Any] = {}
-    told: dict[int, list[Any]] = {0: [], 1: []}  # of families not seen: middle, spread, target
-    for member, out in enumerate(folds(measured, rows, how)):
-        start = before[member % len(before)] if before else None
-        seconds = 60 * minutes / how.members
-        net = train(t, np.setdiff1d(rows, out), member, seconds, start, how)
-        for hidden, found in told.items():
-            found.append(np.stack(said(net, t, out, hidden)))
-        arrays |= {f"{member}/{name}": value for name, value in net.exported().items()}
-        note(f"network {member}: {_errors(told[0][-1])}, on families not seen")
-    both = [np.concatenate(told[hidden], 1) for hidden in (0, 1)]
+    t, how = table(device, measured), recipe or Recipe()
+    made = []
+    for number in range(how.members):
+        start = before[number % len(before)] if before else None
+        made.append(member(t, measured, number, 60 * minutes / how.members, start, how))
+        note(f"network {number}: {_errors(made[-1][1][0])}, on families not seen")
+    return together(made, how, note)
+
+
+def member(
+    t: Table, measured: Measured, number: int, seconds: float,
+    start: Mapping[str, Any] | None, how: Recipe,
+) -> tuple[dict[str, Any], dict[int, Any]]:  # fmt: skip
+    """One network's weights, and of families it did not see middle, spread and target."""
+    rows = np.flatnonzero(~measured.held_out)
+    out = folds(measured, rows, how)[number]
+    net = train(t, np.setdiff1d(rows, out), number, seconds, start, how)
+    told = {hidden: np.stack(said(net, t, out, hidden)) for hidden in (0, 1)}
+    return {f"{number}/{name}": value for name, value in net.exported().items()}, told
+
+
+def together(
+    made: Sequence[tuple[dict[str, Any], dict[int, Any]]], how: Recipe, note: Callable[[str], None]
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """The arrays of all networks, their spreads scaled to what they err on families not seen."""
+    arrays = {name: value for weights, _ in made for name, value in weights.items()}
+    both = [np.concatenate([told[hidden] for _, told in made], 1) for hidden in (0, 1)]
     share = shrunk(both[0]) if how.shrinks else 1.0
     _scale(arrays, share)
     note(f"a share of {share:.2f} of each: {_errors(both[0], share)}; none: {_errors(both[0], 0)}")
@@ -259,6 +274,11 @@ def write(path: Path, sort: str, minutes: float, note: Callable[[str], None], be
     recipe = CPU if sort == "cpu" else Recipe()
     arrays, found = trained(device, mine, minutes, note, before, recipe)
     note(", ".join(f"{name} {value:.3f}" for name, value in found.items()))
+    save(arrays, path)
+
+
+def save(arrays: Mapping[str, Any], path: Path) -> None:
+    """What ships: large arrays in half precision."""
     small = {
         n: v.astype(np.float16) if v.size > 200 and n != "words" else v for n, v in arrays.items()
     }

@@ -2,7 +2,7 @@
 
 Pieces are those that a plan can set apart: forward, the backward up to each parameter's gradient,
 what follows the last, the update. Times are of the thread's processor clock, so a busy machine
-makes them hardly longer; medians over steps.
+makes them hardly longer; medians over steps, after as many as it takes until a core is awake.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from foretell.pytorch.deploy.units import layers
 from foretell.pytorch.lab import models
 
 Job = dict[str, Any]
+_WARM, _FIRST = 0.1, 3  # seconds and steps before any counts, at least
 
 
 def profile(job: Job) -> dict[str, Any]:
@@ -72,7 +73,12 @@ def worked(times: int = 64) -> tuple[float, float]:
 
 
 def _pieces(made: Any, optimizer: Any, batch: Any, steps: int) -> dict[str, Any]:
-    rows = [_step(made, optimizer, *batch) for _ in range(steps + 3)][3:]  # caches are warm then
+    ends = time.perf_counter() + _WARM
+    for _ in range(_FIRST):
+        _step(made, optimizer, *batch)
+    while time.perf_counter() < ends:
+        _step(made, optimizer, *batch)
+    rows = [_step(made, optimizer, *batch) for _ in range(steps)]
     order = [name for name, _ in rows[0]]
     middle = [median(row[k][1] for row in rows) for k in range(len(order))]
     known = dict(zip(order, middle, strict=True))
@@ -148,6 +154,19 @@ def _factors(made: Any, kind: models.Model, samples: int, steps: int) -> dict[st
         found[name] = [median(packing) / len(x), max(both - median(packing), 0.0) / len(x)]
     made.zero_grad()
     return found
+
+
+def ceilings(_: Job) -> dict[str, float]:
+    """The best of one thread here: flop/s of a product, bytes/s read and written by a copy; and
+    bytes/s of gradients that go to their buckets when no cache holds either any more."""
+    n, count = 512, 1 << 22
+    a, source, sink = torch.ones(n, n), torch.ones(count), torch.ones(count)
+    flops = 2.0 * n**3 / min(_core(lambda: a @ a) for _ in range(9))
+    rate = 8.0 * count / min(_core(lambda: sink.copy_(source)) for _ in range(9))
+    many, each = 64, 1 << 19  # 2 MiB each, 256 MiB in all
+    pairs = zip(torch.ones(many, each), torch.ones(many, each), strict=True)
+    taken = [_core(lambda g=g, slot=slot: torch.mul(g, 0.5, out=slot)) for g, slot in pairs]
+    return {"fp32": flops, "bytes": rate, "taken": 4.0 * each / median(taken)}
 
 
 def _core(call: Any) -> float:

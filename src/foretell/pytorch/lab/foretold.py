@@ -17,6 +17,7 @@ from foretell.errors import InputError
 from foretell.graph import Graph
 from foretell.pytorch.lab import plans, table
 from foretell.pytorch.lab.host import Host, host
+from foretell.pytorch.lab.passes import middle
 from foretell.pytorch.lab.prices import Prices
 from foretell.pytorch.lab.step import Knobs, Setting, step
 from foretell.pytorch.lab.table import Config, Row
@@ -43,9 +44,11 @@ class Known:
 
     def cores(self, ranks: int) -> dict[str, float]:
         """What bench found when that many ranks worked at once, or nearly that many."""
-        rows = {row["ranks"]: row for row in self.machine["cores"]}
+        rows = self.machine["cores"]
         plain = {"stretch": 1.0, "late": 1.0, "cpu_s": 0.0}
-        return plain | rows[min(rows, key=lambda n: abs(n - ranks))] if rows else plain
+        near = min((row["ranks"] for row in rows), key=lambda n: abs(n - ranks), default=0)
+        seen = [row for row in rows if row["ranks"] == near]
+        return plain | (middle(seen) if seen else {})
 
     def host(self, config: Config, busy: Busy) -> Host:
         """What starting a message, copying a gradient, waking and working cost a rank.

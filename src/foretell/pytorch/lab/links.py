@@ -86,7 +86,7 @@ def measure_cores(pool: Pool) -> dict[str, float]:
     return {
         "ranks": pool.ranks,
         "wall_s": median(each),
-        "cpu_s": cpu,
+        "cpu_s": median(a["awake_s"] for run in runs for a in run),
         "stretch": median(each) / cpu,
         "late": late,
         "woke_s": mean(max(a["woke_s"] for a in run) for run in slept),

@@ -18,7 +18,7 @@ from statistics import mean, median
 from typing import Any
 
 from foretell.errors import InputError
-from foretell.pytorch.lab import plans, table
+from foretell.pytorch.lab import passes, plans, table
 from foretell.pytorch.lab.links import (
     fit_links,
     measure_beside,
@@ -33,7 +33,8 @@ from foretell.pytorch.lab.pool import Pool
 from foretell.pytorch.lab.table import Config, Row
 from foretell.pytorch.lab.wires import refusal
 
-_PROFILED = 15  # steps of one rank by itself
+_PROFILED = 9  # steps of one rank by itself, in each pass
+_BLOCK = 0.03  # seconds: ten of the kernel's slices
 _LOG = "ranks.log"
 Tell = Callable[..., None]  # words and, where it is known, the share that is done
 
@@ -98,6 +99,8 @@ def run(folder: Path, asked: Asked, tell: Tell = lambda *_: None) -> dict[str, A
                 left += 1
                 continue
             tell(f"round {number + 1}: {config}", max(k / len(missing), spent))
+            if k and number > missing[k - 1][0]:
+                profiles = look_again(lab, configs, number + 1, tell)
             try:
                 at = before + time.monotonic() - begun
                 _once(lab, config, profiles[config.model], asked, number, at)
@@ -111,23 +114,36 @@ def run(folder: Path, asked: Asked, tell: Tell = lambda *_: None) -> dict[str, A
             "seconds": time.monotonic() - begun}  # fmt: skip
 
 
-def profile_all(lab: Lab, configs: Sequence[Config], tell: Tell) -> dict[str, Any]:
-    """One rank by itself for each model, on the samples and with the threads of its ranks."""
-    path = lab.folder / table.PROFILES
-    found: dict[str, Any] = table.read(path) or {}
+def profile_all(lab: Lab, configs: Sequence[Config], tell: Tell, rounds: int = 1) -> dict[str, Any]:
+    """One rank by itself for each model, on the samples and with the threads of its ranks.
+
+    Each model is clocked once a round (→ passes.py); `rounds` is how often it was to be by now.
+    """
+    found: dict[str, Any] = table.read(lab.folder / table.PROFILES) or {}
     threads = sorted({n for c in configs for n in c.thread_counts() if n > 1})
     for name in sorted({c.model for c in configs}):
-        if name in found and all(str(n) in found[name].get("threads", {}) for n in threads):
+        known = name in found and all(str(n) in found[name].get("threads", {}) for n in threads)
+        if known and passes.count(lab.folder, name) >= rounds:
             continue
         tell(f"profile of {name}")
         pool = lab.pool(1, network(LOOPBACK))
         size = pool.ask({"do": "profile", "model": name, "samples": [], "steps": 1})[0]["samples"]
         sizes = [size, size // 2, size * 3 // 2]
         job = {"do": "profile", "model": name, "samples": sizes, "steps": _PROFILED}
-        job |= {"threads": threads}
-        found[name] = pool.ask(job, seconds=120.0)[0]
-        table.write(path, found)
-    return found
+        passes.add(lab.folder, pool.ask(job | {"threads": threads}, seconds=120.0)[0])
+    return table.read(lab.folder / table.PROFILES) or {}
+
+
+def look_again(lab: Lab, configs: Sequence[Config], rounds: int, tell: Tell) -> dict[str, Any]:
+    """Another pass over all models, and another look at what cores are worth."""
+    profiles = profile_all(lab, configs, tell, rounds)
+    path = lab.folder / table.MACHINE
+    found = table.read(path)
+    for ranks, name in sorted({c.ranks: c.network for c in configs}.items()):
+        tell(f"cores of {ranks} ranks")
+        found["cores"].append(measure_cores(lab.pool(ranks, network(name))))
+    table.write(path, found)
+    return profiles
 
 
 def measure_machine(lab: Lab, configs: Sequence[Config], tell: Tell) -> dict[str, Any]:
@@ -176,20 +192,33 @@ def _once(
     pool = lab.pool(config.ranks, network(config.network))
     answers = pool.ask(job, [{"threads": t} for t in config.thread_counts()])
     after = pool.ask({"do": "burn"})
-    steps = [max(times) for times in zip(*(a["steps_s"] for a in answers), strict=True)]
+    each = [max(times) for times in zip(*(a["steps_s"] for a in answers), strict=True)]
+    steps = blocks(each)
     probes = [a["busy"] for a in answers] + after
-    probe = mean(p["cpu_s"] for p in probes)
-    stretch = mean(p["wall_s"] for p in probes) / probe
+    probe, cpu, wall = (mean(p[key] for p in probes) for key in ("awake_s", "cpu_s", "wall_s"))
+    stretch = wall / cpu
     cpu, main = (mean(a[key] for a in answers) for key in ("cpu_s", "main_s"))
     table.append(
         lab.folder,
         Row(
             config.model, config.plan, config.network, config.ranks, config.threads, number,
-            median(steps), min(steps), max(steps), len(steps), cpu, stretch, at, main, probe,
+            median(steps), min(steps), max(steps), len(each), cpu, stretch, at, main, probe,
         ),
     )  # fmt: skip
     if asked.notes:
         _note(lab.folder, config, number, answers)
+
+
+def blocks(steps: Sequence[float]) -> list[float]:
+    """Seconds a step, of neighbours together that fill `_BLOCK`: a step that is shorter than the
+    kernel's slices is either not held up at all or by several times its length."""
+    found, taken = list[float](), list[float]()
+    for seconds in steps:
+        taken.append(seconds)
+        if sum(taken) >= _BLOCK:
+            found.append(mean(taken))
+            taken = []
+    return found or [mean(taken)]
 
 
 def _note(folder: Path, config: Config, number: int, answers: list[dict[str, Any]]) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 class Pieces:
     """Seconds of a core for the pieces of one micro-batch."""
 
+    samples: int
     forward: float
     backward: tuple[tuple[str, float], ...]  # parameter, up to its gradient; as they become ready
     rest: float
@@ -39,6 +40,7 @@ def pieces(profile: dict[str, Any], samples: int, threads: int = 1) -> Pieces:
     layers = [name for name, _ in known[sizes[0]].get("layers", [])]
     back, ahead = at[3 : 3 + len(names)], at[3 + len(names) :]
     return Pieces(
+        samples,
         at[0],
         tuple(zip(names, back, strict=True)),
         at[1],

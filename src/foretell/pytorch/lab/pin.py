@@ -14,6 +14,12 @@ from pathlib import Path
 _SYSTEM = Path("/sys/devices/system/cpu")
 
 
+def allowed() -> int:
+    """How many processors this process may use; all of them where the system does not tell."""
+    told = getattr(os, "sched_getaffinity", None)
+    return len(told(0)) if told else os.cpu_count() or 1
+
+
 def cores(system: Path = _SYSTEM) -> list[frozenset[int]]:
     """The processors that this process may use, those of one core together."""
     mine = os.sched_getaffinity(0)

@@ -18,6 +18,7 @@ stays for many runs, because starting one takes longer than most runs do.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import threading
@@ -37,12 +38,14 @@ from foretell.plan import Plan
 from foretell.pytorch.deploy.apply import Deployed, deploy
 from foretell.pytorch.deploy.grouped import Groups
 from foretell.pytorch.lab import models
-from foretell.pytorch.lab.alone import profile, worked
+from foretell.pytorch.lab.alone import ceilings, profile, worked
 from foretell.pytorch.lab.hooking import hooks
 from foretell.pytorch.lab.notes import Notes
 from foretell.pytorch.lab.same import same
 
 _PATIENCE = 60.0  # seconds a collective may take before a rank gives up
+_WARM = 0.15  # seconds of steps before any counts: clocks rise, caches and the allocator fill
+_LONG = 0.15  # seconds of steps that count, at least
 
 Job = dict[str, Any]
 
@@ -73,7 +76,10 @@ def _listen(jobs: Queue[Job]) -> None:
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Some steps of a model under a plan, and how busy the machine was just before."""
+    """Some steps of a model under a plan, and how busy the machine was just before.
+
+    As many more than asked for as it takes until they are long enough, at first and in all.
+    """
     torch.set_num_threads(job.get("threads", 1))
     plan, kind = Plan.parse(job["plan"]), models.model(job["model"])
     torch.manual_seed(0)
@@ -81,18 +87,27 @@ def run(job: Job) -> dict[str, Any]:
     samples = job.get("samples") or _samples(plan, kind)
     deployed = deploy(made, optimizer, plan, loss=models.loss, device="cpu", samples=samples)
     x, y = kind.batch(samples)
-    for _ in range(job["warmup"]):
-        deployed.step((x,), y)
     busy = burn({})
+    warm = [_timed(deployed, x, y) for _ in range(job["warmup"] + 1)]
+    each = _agreed(min(warm))
+    for _ in range(math.ceil(_WARM / each) - len(warm)):
+        deployed.step((x,), y)
     dist.barrier()
     cpu, main = time.process_time(), time.thread_time()
-    steps = [_timed(deployed, x, y) for _ in range(job["steps"])]
+    steps = [_timed(deployed, x, y) for _ in range(max(job["steps"], math.ceil(_LONG / each)))]
     cpu, main = time.process_time() - cpu, time.thread_time() - main
     notes = _noted(deployed, x, y) if job.get("notes") else []
     _let_go(deployed)
     torch.set_num_threads(1)
-    each = {"cpu_s": cpu / job["steps"], "main_s": main / job["steps"]}
-    return {"steps_s": steps, **each, "busy": busy, "notes": notes}
+    return {"steps_s": steps, "cpu_s": cpu / len(steps), "main_s": main / len(steps),
+            "busy": busy, "notes": notes}  # fmt: skip
+
+
+def _agreed(seconds: float) -> float:
+    """The longest of all ranks', so that each of them takes as many steps."""
+    longest = torch.tensor([seconds], dtype=torch.float64)
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    return float(longest)
 
 
 def _samples(plan: Plan, kind: models.Model) -> int:
@@ -245,36 +260,10 @@ def burn(job: Job) -> dict[str, float]:
     rest, slept = job.get("rest", 0.0), time.perf_counter()
     time.sleep(rest)
     woke = time.perf_counter() - slept - rest
-    wall, cpu = worked(*([job["times"]] if "times" in job else []))
-    return {"wall_s": wall, "cpu_s": cpu, "woke_s": woke}
-
-
-def ceilings(_: Job) -> dict[str, float]:
-    """The best of one thread here: flop/s of a product, bytes/s read and written by a copy; and
-    bytes/s of gradients that go to their buckets when no cache holds either any more."""
-    n, count = 512, 1 << 22
-    a, source, sink = torch.ones(n, n), torch.ones(count), torch.ones(count)
-    flops = 2.0 * n**3 / min(_core(lambda: a @ a))
-    rate = 8.0 * count / min(_core(lambda: sink.copy_(source)))
-    many, each = 64, 1 << 19  # 2 MiB each, 256 MiB in all
-    grads, slots = torch.ones(many, each), torch.ones(many, each)
-    pairs = iter(list(zip(grads, slots, strict=True)))
-
-    def taken() -> None:
-        grad, slot = next(pairs)
-        torch.mul(grad, 0.5, out=slot)
-
-    return {"fp32": flops, "bytes": rate, "taken": 4.0 * each / median(_core(taken, many))}
-
-
-def _core(call: Callable[[], Any], times: int = 9) -> list[float]:
-    """Core seconds of several calls."""
-    took = []
-    for _ in range(times):
-        begin = time.thread_time()
-        call()
-        took.append(time.thread_time() - begin)
-    return took
+    times = [job["times"]] if "times" in job else []
+    wall, cpu = worked(*times)
+    _, awake = worked(*times)  # a core that has slept is slow at first
+    return {"wall_s": wall, "cpu_s": cpu, "awake_s": awake, "woke_s": woke}
 
 
 DO: dict[str, Callable[[Job], Any]] = {

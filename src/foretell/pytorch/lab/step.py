@@ -9,7 +9,8 @@ by playing the step until no others meet.
 What is sent when is what `foretell.pytorch.deploy` does:
 
     all-reduce   buckets in order, each as soon as its gradients and all buckets before it are there
-    factors      [x | g] of a layer gathered from its backward on, multiplied before the update
+    factors      [x | g] of a layer gathered from its backward on, by threads of its own, and
+                 multiplied one after another when all buckets are there
     ps, sharded  reduced to their owner after the backward, sent back after its update
 """
 
@@ -98,29 +99,37 @@ class _Step:
         self.bytes: dict[str, int] = setting.profile["parameters"]
         self.worth = float(max(setting.stretch**self.knobs.stretch, 1.0))
         self.work = [self._lane(f"rank {r}", r, "compute") for r in self.ranks]
-        self.send = [
-            [self._lane(f"messages {k}", r, "comm") for k in range(MESSAGES)] for r in self.ranks
-        ]
+        self.send = {group: self._threads(group) for group in ("messages", "factors")}
         self.cores = [self.builder.link(f"core {r}", 1.0 / self.worth) for r in self.ranks]
         self.wire = self.builder.link("wire", 1.0)
         self.count: dict[str, int] = {}
-        self.taken = [0.0] * MESSAGES  # seconds of the messages each thread has been given
+        self.taken = {group: [0.0] * MESSAGES for group in self.send}  # seconds, of each thread
         self.last = [-1 for _ in self.ranks]  # the task each rank's work goes on from
 
     def _lane(self, name: str, rank: int, kind: str) -> int:
         return self.builder.lane(name, rank=rank, kind=kind)
 
+    def _threads(self, group: str) -> list[list[int]]:
+        """A lane for each of the threads that send for a group of ranks, rank by rank."""
+        return [
+            [self._lane(f"{group} {k}", r, "comm") for k in range(MESSAGES)] for r in self.ranks
+        ]
+
     def made(self) -> Graph:
         ways = ways_of(self.plan, self.bytes)
         launched = self._there_and_back(ways)
         sent = [self._message("all_reduce", self._size(b), at) for b, at in launched["buckets"]]
-        for layer, at in launched["factors"]:
-            sent.append(self._message("all_gather", self._rows(layer), at))
+        rows = {
+            layer: self._message("all_gather", self._rows(layer), at)
+            for layer, at in launched["factors"]
+        }
+        self._multiply(rows, sent)
+        sent += rows.values()
         owned = {n: int(way.partition(":")[2]) for n, way in ways.items() if way[:2] == "ps"}
         if owned:
             each = [self._do(r, "reduce", self._launch(len(owned))) for r in self.ranks]
             sent += [self._message("reduce", self.bytes[n], each) for n in owned]
-        self._update(sent, ways, owned)
+        self._update(sent, owned)
         if owned:
             each = list(self.last)
             back = [self._message("broadcast", self.bytes[n], each) for n in owned]
@@ -174,7 +183,7 @@ class _Step:
                 behind = [self.last[r]] if late else [done[n] for n in bucket]
                 at[r] = max([at[r], *behind])
             buckets.append((bucket, list(at)))
-        layers = {n.rpartition(".")[0]: n for n, way in ways.items() if way == "factors"}
+        layers = {_layer(n): n for n in ready[0] if ways[n] == "factors"}  # as they become ready
         return {
             "buckets": buckets,
             "factors": [(layer, [done[n] for done in ready]) for layer, n in layers.items()],
@@ -188,9 +197,11 @@ class _Step:
         done: dict[str, int] = {}
         leaving = self._leaving(ways) if is_last else []
         for name, seconds in found.backward:
-            kept = 0.5 if ways[name] == "factors" else 1.0  # its product comes before the update
             sent = any(names <= done.keys() for names in leaving)
-            cost = self._own(seconds * kept) * (self.setting.host.beside if sent else 1.0)
+            if ways[name] == "factors" and not _begun(name, done):
+                packing, product = self._factors(_layer(name), found)
+                seconds = max(seconds - product, 0.0) + packing  # the product comes later
+            cost = self._own(seconds) * (self.setting.host.beside if sent else 1.0)
             cost += (not is_first) * self._copied(name) + is_last * self._taken(name, ways[name])
             done[name] = self._do(rank, f"gradient {name}", cost)
         if found.rest > 0:
@@ -228,9 +239,11 @@ class _Step:
         if f"{op} {number}" in self.met:
             seconds += self.setting.host.stall * self.worth * self.knobs.wire
         share = prices.share(op, size) * alone / seconds
-        lane = self.taken.index(min(self.taken))  # the thread that is free first takes it
-        self.taken[lane] += seconds
-        lanes = [self.send[r][lane] for r in self.ranks]
+        group = "factors" if op == "all_gather" else "messages"
+        taken = self.taken[group]
+        lane = taken.index(min(taken))  # the thread that is free first takes it
+        taken[lane] += seconds
+        lanes = [threads[lane] for threads in self.send[group]]
         return self.builder.task(
             kind="collective", op=op, name=f"{op} {number}", rank=0, lanes=lanes, seconds=seconds,
             comm_bytes=size, after=after, uses={self.wire: share}, source="measured",
@@ -245,18 +258,43 @@ class _Step:
         most = max(plans.samples(self.plan, self.setting.profile))
         return float(4 * most * each * (width + out))
 
-    def _update(self, sent: list[int], ways: dict[str, str], owned: dict[str, int]) -> None:
+    def _factors(self, layer: str, found: Pieces) -> tuple[float, float]:
+        """Core seconds to pack a layer's factors of some samples, and to multiply them."""
+        clocked = self.setting.profile.get("factors", {}).get(layer)
+        if clocked is None:  # profiles of before: a backward is two products
+            return 0.0, 0.5 * sum(s for n, s in found.backward if _layer(n) == layer)
+        rows = found.samples * self.setting.profile["linear"][layer][2]
+        return rows * clocked[0], rows * clocked[1]
+
+    def _multiply(self, rows: dict[str, int], sent: list[int]) -> None:
+        """Gradients of all ranks' factors, padded to the longest; behind the buckets."""
+        most = max(plans.samples(self.plan, self.setting.profile))
+        for layer, gathered in rows.items():
+            for r in self.ranks:
+                _, product = self._factors(layer, self._pieces(r, most))
+                cost = self._own(product * len(self.ranks))
+                self._do(r, f"product {layer}", cost, [gathered, *sent])
+
+    def _update(self, sent: list[int], owned: dict[str, int]) -> None:
         total = sum(self.bytes.values())
         for r, samples in enumerate(plans.samples(self.plan, self.setting.profile)):
             found = self._pieces(r, samples)
-            product = sum(s for n, s in found.backward if ways[n] == "factors")
             mine = sum(b for n, b in self.bytes.items() if owned.get(n, r) == r) / total
             start = self._launch(0 if owned else len(sent)) + self._woke(sent)
-            again = 0.5 * product * len(self.ranks)
-            cost = self._own(found.update * mine + again) + start + self._waited(sent, mine * total)
+            cost = self._own(found.update * mine) + start + self._waited(sent, mine * total)
             self._do(r, "update", cost, sent)
 
     def _waited(self, sent: list[int], size: float) -> float:
         """Core seconds more for an update that had to wait, of gradients from elsewhere."""
         host, knobs = self.setting.host, self.knobs
         return knobs.launch * host.wait + knobs.copy * host.cold * size if sent else 0.0
+
+
+def _layer(name: str) -> str:
+    """The layer that a parameter is of."""
+    return name.rpartition(".")[0]
+
+
+def _begun(name: str, done: Iterable[str]) -> bool:
+    """Whether another parameter of the layer has its gradient."""
+    return any(_layer(other) == _layer(name) for other in done)

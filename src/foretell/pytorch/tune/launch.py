@@ -15,6 +15,7 @@ from typing import Any
 from foretell.errors import InputError
 from foretell.pytorch.deploy import run_files
 from foretell.pytorch.lab.network import network
+from foretell.pytorch.lab.pin import allowed
 from foretell.pytorch.lab.wires import shaped_loopback
 
 _POLL = 0.2  # seconds between looks at how far they are
@@ -83,7 +84,7 @@ def _start(folder: Path, ranks: int, prefix: list[str]) -> subprocess.Popen[byte
     command += ["--max-restarts=0", "--monitor-interval=1"]
     command += ["--local-addr=127.0.0.1"] if prefix else []
     command += ["-m", "foretell.pytorch.tune.worker", str(folder)]
-    threads = str(max(1, (os.cpu_count() or 1) // ranks))
+    threads = str(max(1, allowed() // ranks))
     with (folder / "log").open("wb") as log:
         return subprocess.Popen(
             command,

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.plan import Plan
+from foretell.plan.group_rows import served_by
 from foretell.plan.grouped import agreed
 from foretell.search.placement.evaluate import settled, shares, with_shares
 from foretell.search.placement.fleet import Cell, Fleet, fleet
@@ -244,12 +245,12 @@ def _synced(
     """The ways of single parameters, group by group; servers take turns where none is named."""
     ways, out, turn = agreed(plan), [], 0
     for g, action in enumerate(chosen):
-        words = sorted({ways[name] for _, name in _parameters(on, g) if name in ways})
-        word, _, server = (words or [WAYS[action.way]])[0].partition(":")
+        said = min((ways[name] for _, name in _parameters(on, g) if name in ways), default="")
+        word = said.partition(":")[0] or WAYS[action.way]
         if word == "ps" and action.way != SPLIT:
-            place = ranked[g][int(server) if server else turn % len(ranked[g])]
+            place = served_by(said, ranked[g], turn, on.groups[g].name)
             action = Action(action.devices, PS, place)
-        elif words and not plan.groups:
+        elif said and not plan.groups:
             action = Action(action.devices, WAYS.index(word))
         out.append(action)
         turn += len(on.groups[g].units)

@@ -11,7 +11,9 @@ from foretell.pytorch.fused.models.more_image import MORE_IMAGE
 from foretell.pytorch.fused.models.more_text import MORE_TEXT
 from foretell.pytorch.fused.models.other import OTHER
 from foretell.pytorch.fused.models.text import TEXT
+from foretell.pytorch.fused.models.wide_image import WIDE_IMAGE
+from foretell.pytorch.fused.models.wide_mixed import WIDE_MIXED
 
-MODELS = {**IMAGE, **TEXT, **OTHER, **MORE_IMAGE, **MORE_TEXT}
+MODELS = {**IMAGE, **TEXT, **OTHER, **MORE_IMAGE, **MORE_TEXT, **WIDE_IMAGE, **WIDE_MIXED}
 
 __all__ = ["HELD_OUT", "MODELS"]
