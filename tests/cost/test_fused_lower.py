@@ -9,7 +9,7 @@ from foretell.cost import fused_data
 from foretell.cost.fused import fused_price
 from foretell.cost.fused_lower import lowered
 from foretell.cost.fused_reduced import splits
-from foretell.cost.fused_regions import assembled
+from foretell.cost.fused_regions import assembled, distinct
 from foretell.cost.fused_walk import WALKED, walked
 
 H200 = devices()["h200"]
@@ -76,7 +76,74 @@ def test_most_regions_fall_into_as_many_kernels_as_the_compiler_made():
     found = lowered(data.regions.take(rows), 132.0)
     told = np.bincount(found.of[~found.library], minlength=len(rows))
     known = (true > 0) & ~data.held_out[rows]
-    assert np.mean((told == true)[known]) > 0.9  # 92 %
+    assert np.mean((told == true)[known]) > 0.94  # 95.8 %
+
+
+def test_parts_of_a_split_seen_through_views_are_copied_apart():
+    views = [op("view", N // 4), op("clone", N // 4, N // 4, leaves=N)]
+    nodes = [tensor("fresh"), op("split", N // 4), *views, *views]
+    edges = [(0, 1, 1), (1, 2, 0), (2, 3, 0), (1, 4, 0), (4, 5, 0)]
+    assert len(kernels(nodes, edges).of) == 2
+
+
+def test_columns_are_not_summed_where_a_view_gave_them_another_shape():
+    rows, wide = 512, 10240
+    n = rows * wide
+    gelu, total = op("gelu", n, n, leaves=4 * n), op("sum", wide, n, rows, 1, 4 * wide)
+    same = kernels([tensor("fresh", n), gelu, total], [(0, 1, 0), (1, 2, 0)])
+    nodes = [tensor("fresh", n), gelu, op("view", n, n), total]
+    assert len(same.of) == 1
+    assert len(kernels(nodes, [(0, 1, 0), (1, 2, 0), (2, 3, 0)]).of) == 2
+
+
+def test_windows_are_cut_in_the_kernel_of_the_norm_before():
+    views = [op("view"), op("permute"), op("clone", leaves=4 * N)]
+    nodes = [tensor("fresh"), op("layer_norm", inner=1024), *views]
+    assert len(kernels(nodes, [(0, 1, 0), (1, 2, 0), (2, 3, 0), (3, 4, 0)]).of) == 1
+
+
+def test_a_concatenation_of_sums_is_written_part_by_part():
+    n = 1 << 16
+    sums = [op("sum", n // 64, n, 64), op("sum", n // 64, n, 64)]
+    cat = op("cat", n // 32, n // 32, leaves=n // 8)
+    nodes = [tensor("fresh", n), tensor("input", n), *sums, cat]
+    found = kernels(nodes, [(0, 2, 0), (1, 3, 0), (2, 4, 1), (3, 4, 1)])
+    assert len(found.of) == 2  # each sum's kernel leaves its part
+    assert found.regions.writes.sum() == n // 8
+    plain = [tensor("fresh", n), tensor("input", n), op("cat", 2 * n, 2 * n, leaves=8 * n)]
+    assert len(kernels(plain, [(0, 2, 1), (1, 2, 1)]).of) == 1
+
+
+def conv(last):
+    """Sixteen images of 256 channels through as many filters of three by three."""
+    n, weight = 16 * 256 * 1024, 256 * 256 * 9
+    nodes = [tensor("fresh", n, last), tensor("input", weight, 3)]
+    flops = 2 * n * 256 * 9
+    return [*nodes, ("convolution", "fp32", n, n, 1, 0, 32, 4 * n, flops, 1e-4)]
+
+
+def test_images_and_filters_are_laid_out_for_a_convolution():
+    assert len(kernels(conv(32), [(0, 2, 0), (1, 2, 1)]).of) == 3
+    assert len(kernels(conv(256), [(0, 2, 0), (1, 2, 1)]).of) == 2  # channels are last already
+
+
+def test_torch_finishes_columns_summed_beside_rows():
+    rows, wide = 16384, 768
+    n = rows * wide
+    made = op("layer_norm_backward", n, n, wide, leaves=4 * n + 8 * wide)
+    nodes = [tensor("fresh", n), tensor("input", n), *[tensor("input", rows)] * 2]
+    nodes += [tensor("input", wide), made]
+    found = kernels(nodes, [(0, 5, 0), (1, 5, 0), (2, 5, 1), (3, 5, 1), (4, 5, 1)])
+    assert found.library.tolist() == [False, True, True]
+    assert (found.known[1:] > 5e-6).all()
+    assert (found.known[1:] < 3e-5).all()
+
+
+def test_kernels_that_look_alike_are_priced_once():
+    region = assembled([([tensor("fresh"), op("relu", leaves=4 * N)], [(0, 1, 0)])])
+    rows, which = distinct(region.take([0, 0, 0]))
+    assert rows.tolist() == [0]
+    assert which.tolist() == [0, 0, 0]
 
 
 def test_a_region_costs_what_its_kernels_cost():

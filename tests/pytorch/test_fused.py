@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 from foretell.cost.fused_regions import DTYPES  # noqa: E402
 from foretell.cost.fusion_class import KINDS, WORDS, is_fusible, kind_of, word_of  # noqa: E402
+from foretell.pytorch.fused import make  # noqa: E402
 from foretell.pytorch.fused.build import graph_of, real_entry  # noqa: E402
 from foretell.pytorch.fused.capture import capture_step  # noqa: E402
 from foretell.pytorch.fused.columns import columns, described  # noqa: E402
@@ -124,4 +125,21 @@ def test_references_see_into_lists():
 
 def test_held_out_models_exist():
     assert set(HELD_OUT) < set(MODELS)
+
+
+@pytest.mark.parametrize("name", ["maxvit", "generator", "palm", "sru"])
+def test_wider_models_are_cut_to_regions(name):
+    net = Net(capture_step(partial(MODELS[name], Random(1), "amp")))
+    found = list(regions(net, Random(2), name, 6))
+    assert found
+    assert len(columns(found)) == len(found)
+
+
+def test_more_of_a_family_means_none_of_models_kept_out():
+    weights = {name: make._weight(name, ["twins"]) for name in MODELS}
+    assert weights["twins"] > weights["resnet"] > weights["swin"] == 0
+    assert make._weight("swin", ()) > 0
+
+
+def test_there_are_kinds():
     assert len(KINDS) == 13

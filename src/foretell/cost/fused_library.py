@@ -42,8 +42,12 @@ def lay_out(o, n, low, k, v):  # type: ignore[no-untyped-def]
     Inductor does so for all but few channels and filters that make them fewer
     (`GraphLowering.decide_layout_opt`).
     """
+    deep = o.flops[n] / (2 * max(o.elements[n], 1.0))
+    if o.start[n + 1] - o.start[n] < 2 or deep < 1:
+        return False  # what it reads is not told
     x, w = o.source[o.start[n]], o.source[o.start[n] + 1]
-    deep = o.flops[n] / (2 * o.elements[n])
+    if v.held[x - low] < 0 or v.held[w - low] < 0:
+        return False
     side = (
         o.last[w] if o.last[w] < deep else 1.0
     )  # of a filter; one of a single place ends in channels

@@ -128,7 +128,7 @@ def _place_value(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
             scatter_loss(o, n, low, k, v)
         inline(o, n, low, k, v)
         return
-    if GROUP_BACK[op]:
+    if GROUP_BACK[op] and o.start[n + 1] - o.start[n] > 1:
         groups_back(o, n, low, k, v, units)
     else:
         norm(o, n, low, k, v, units)

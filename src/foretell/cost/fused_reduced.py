@@ -131,7 +131,7 @@ def reduce(o, n, low, k, v, units, users):  # type: ignore[no-untyped-def]
         return
     how = COLS if _outer(o, n) else ROWS
     rows = o.looped[n] / max(o.inner[n], 1.0)
-    shape = v.shaped[o.source[o.start[n]] - low]
+    shape = _shape_of(o, n, low, v)
     at = _summed(o, low, i, k, rows, o.inner[n], how, units, v.reads[i], v.ops[i], shape)
     k.leaves[at] = o.writes[n]
     hold(v, i, at)
@@ -158,6 +158,8 @@ def loss(o, n, low, k, v):  # type: ignore[no-untyped-def]
 def scatter_loss(o, n, low, k, v):  # type: ignore[no-untyped-def]
     """What a loss's gradient is scattered into: a tensor of noughts, then its few places."""
     i, nodes = n - low, len(v.held)
+    if o.start[n + 1] - o.start[n] < 3:
+        return  # its labels are not told
     at = new(k, i, POINT, FILL, o.elements[n], 1.0)
     index = o.source[o.start[n] + 2] - low
     more = new(k, i, POINT, PARTIAL, o.elements[index + low], 1.0)
@@ -173,7 +175,7 @@ def norm(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
     first, rows = o.start[n], o.looped[n] / max(o.inner[n], 1.0)
     apart = GROUPS[op] and (o.start[n + 1] - first < 2 or o.elements[o.source[first + 1]] != 32)
     how = COLS if _outer(o, n) and not apart else ROWS
-    if BATCH_BACK[op] and o.pattern[first + 1] == 2:
+    if BATCH_BACK[op] and o.start[n + 1] - first > 1 and o.pattern[first + 1] == 2:
         how = ROWS if how == COLS else COLS  # told of the other tensor
     _take_some(o, n, low, v, o.start[n + 1], v.reads[i], v.ops[i])
     shape = _shape(o, n, low, v)
@@ -198,9 +200,16 @@ def norm(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
 def _shape(o, n, low, v):  # type: ignore[no-untyped-def]
     """The shape a norm loops over; a group norm cuts channels, and no other loop fits those."""
     i, first = n - low, o.start[n]
-    v.shaped[i] = v.shaped[o.source[first] - low]
-    channels = o.elements[o.source[o.start[n + 1] - 1]]
-    return GROUPED + i if GROUPS[o.op[n]] and channels != 32 else v.shaped[i]
+    v.shaped[i] = _shape_of(o, n, low, v)
+    if not GROUPS[o.op[n]] or o.start[n + 1] == first:
+        return v.shaped[i]
+    return GROUPED + i if o.elements[o.source[o.start[n + 1] - 1]] != 32 else v.shaped[i]
+
+
+@njit(cache=True)
+def _shape_of(o, n, low, v):  # type: ignore[no-untyped-def]
+    """The shape of what an op reads first."""
+    return v.shaped[o.source[o.start[n]] - low] if o.start[n] < o.start[n + 1] else -1
 
 
 @njit(cache=True)
@@ -220,7 +229,7 @@ def _columns(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
     for m in range(sums):
         reads, ops = np.zeros(k.reads.shape[1], np.int16), np.zeros(len(v.held), np.bool_)
         _take_some(o, n, low, v, first + (1 if m == 1 or sums == 1 else 4), reads, ops)
-        shape = v.shaped[o.source[first] - low]
+        shape = _shape_of(o, n, low, v)
         at = _summed(o, low, i, k, o.inner[n], rows, COLS, units, reads, ops, shape)
         k.leaves[at] = each
         v.small[i] = len(v.held) + at

@@ -122,7 +122,8 @@ def distinct(regions: Regions) -> tuple[Whole, Whole]:
     edges = np.stack([regions.source - at, regions.target - at, regions.pattern], axis=1)
     begins = np.searchsorted(regions.target, regions.first)
     seen: dict[bytes, int] = {}
-    first, which = [], np.zeros(len(regions), np.int64)
+    first: list[int] = []
+    which = np.zeros(len(regions), np.int64)
     for r in range(len(regions)):
         look = nodes[regions.first[r] : regions.first[r + 1]].tobytes()
         look += edges[begins[r] : begins[r + 1]].tobytes()

@@ -69,7 +69,7 @@ def _readings(device: Device, measured: Measured, found: Lowered) -> Any:
     begins = np.searchsorted(of, np.arange(len(regions) + 1))
     wrote = np.searchsorted((np.cumsum(~written) - 1)[written], np.arange(len(regions) + 1))
     read, seconds = measured.seconds[written], np.full(len(of), np.nan)
-    for r, row in enumerate(regions):
+    for r, row in enumerate(regions.tolist()):
         all_ = np.arange(begins[r], begins[r + 1])
         told, known = all_[~library[all_]], found.known[all_[library[all_]]]
         true = np.arange(wrote[r], wrote[r + 1])
