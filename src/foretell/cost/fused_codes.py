@@ -42,9 +42,6 @@ def _are(*words: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
 
 BATCH = _are("batch_norm", "batch_norm_backward")
 COLUMNS = _are("layer_norm_backward", "group_norm_backward")  # sum columns beside their rows
-# What scales groups of channels is applied in a kernel of its own; so is an unpooled gradient.
-APPLIED = _are("group_norm", "max_pool2d_with_indices_backward")
-TWICE = _are("batch_norm_backward")  # two sums, finished one by one
 # An unpooled gradient: the second tensor such an op is given tells its shape and is not read.
 UNPOOLS = _are(
     "max_pool2d_with_indices_backward", "avg_pool2d_backward", "adaptive_avg_pool2d_backward"

@@ -1,7 +1,7 @@
-"""The levels of a fused region: what must wait for what, by the rules of Inductor (torch 2.11).
+"""The passes of a kernel over its places: what is read, and how often (Inductor, torch 2.11).
 
-A reduction with few results is split over the device, and what uses them waits for a second kernel;
-sums of columns make a pass of their own; rows of one kernel cannot change places inside it.
+Rows too long for registers are visited twice, sums of columns make a pass of their own, and rows
+cannot change places inside a kernel: what moves them begins another level.
 """
 
 from __future__ import annotations
@@ -10,25 +10,18 @@ import numpy as np
 from numba import njit
 
 from foretell.cost.fused_codes import (
-    APPLIED,
     BATCH,
     COLUMNS,
     CONSTANT,
     GATHER,
     INPUT,
     NORM,
-    PARTS,
     REDUCTION,
-    SLICES,
     TEMPLATE,
     VIEW,
 )
 
 LEVELS = 12  # more are counted as the last
-# A reduction is split whose results are fewer than this many times the units (`num_splits`),
-_ROWS_INNER, _ROWS_OUTER = 2, 64
-# and whose length is more than this (`reduction_split_factor`): along rows, and across them.
-_LONG_INNER, _LONG_OUTER = 8192.0, 128.0
 # A row of a kernel as written that is longer than this is not held in registers (`persistent`): it
 # is visited once to reduce it and once more to use the result.
 _HELD_INNER, _HELD_OUTER = 1024.0, 64.0
@@ -59,21 +52,9 @@ def live(low, high, start, source, kind, op, writes):  # type: ignore[no-untyped
 
 
 @njit(cache=True)
-def is_split(op, elements, looped, inner, across, units):  # type: ignore[no-untyped-def]
-    """Whether a reduction's results wait for a second kernel."""
-    rows = looped / max(inner, 1.0)
-    if across == 2 or (across == 1 and not BATCH[op]):
-        return rows < _ROWS_OUTER * units and inner > _LONG_OUTER
-    return rows < _ROWS_INNER * units and inner > _LONG_INNER
-
-
-@njit(cache=True)
-def levels(  # type: ignore[no-untyped-def]
-    low, high, start, source, kind, op, elements, looped, inner, across, units, live
-):
-    """The level at which each node is begun, and the one at which its result is there."""
+def levels(low, high, start, source, kind):  # type: ignore[no-untyped-def]
+    """The level at which each node is computed."""
     level = np.zeros(high - low, np.int64)
-    done = np.zeros(high - low, np.int64)
     bound = np.zeros(high - low, np.bool_)
     for n in range(low, high):
         i = n - low
@@ -81,51 +62,42 @@ def levels(  # type: ignore[no-untyped-def]
             for e in range(start[n], start[n + 1]):
                 at = source[e] - low
                 moves = kind[n] == GATHER and bound[at]  # rows of one kernel cannot change places
-                level[i] = min(max(level[i], done[at] + (1 if moves else 0)), LEVELS - 1)
+                level[i] = min(max(level[i], level[at] + (1 if moves else 0)), LEVELS - 1)
             for e in range(start[n], start[n + 1]):
                 at = source[e] - low
-                bound[i] |= bound[at] and done[at] == level[i] and kind[n] != GATHER
+                bound[i] |= bound[at] and level[at] == level[i] and kind[n] != GATHER
         bound[i] |= kind[n] == REDUCTION or kind[n] == NORM
-        later = units > 0 and (kind[n] == TEMPLATE or APPLIED[op[n]])
-        if kind[n] == REDUCTION or kind[n] == NORM:
-            later |= is_split(op[n], elements[n], looped[n], inner[n], across[n], units)
-        done[i] = min(level[i] + (1 if later else 0), LEVELS - 1)
-    return level, done, bound
+    return level
 
 
 @njit(cache=True)
-def needs(low, high, start, source, kind, op, inner, across, writes, live, level, done, written):  # type: ignore[no-untyped-def]
-    """For each node the levels, as bits, at which its value is computed or read."""
+def needs(low, high, start, source, kind, op, inner, across, writes, live, level):  # type: ignore[no-untyped-def]
+    """For each node the passes, as bits, at which its value is computed or read."""
     need = np.zeros(high - low, np.int64)
     for n in range(high - 1, low - 1, -1):
         i = n - low
         if not live[i] or kind[n] == INPUT or kind[n] == CONSTANT:
             continue
         if writes[n] > 0:
-            need[i] |= 1 << done[i]
+            need[i] |= 1 << level[i]
         outer = across[n] == 2 or (across[n] == 1 and not BATCH[op[n]])
-        outer |= written and inner[n] > (_HELD_OUTER if across[n] else _HELD_INNER)
-        bits = _asked_at(kind[n], COLUMNS[op[n]], outer, writes[n], need[i], level[i], done[i])
+        outer |= inner[n] > (_HELD_OUTER if across[n] else _HELD_INNER)
+        asked = _asked_at(kind[n], COLUMNS[op[n]], outer, writes[n], need[i], level[i])
         for e in range(start[n], start[n + 1]):
-            s = source[e] - low
-            if kind[n] == TEMPLATE:
-                continue  # its operands belong to the product's own time
-            need[s] |= bits
+            need[source[e] - low] |= asked
     return need
 
 
 @njit(cache=True)
-def _asked_at(kind, columns, outer, writes, need, level, done):  # type: ignore[no-untyped-def]
-    """The passes at which a node's sources are wanted; a split sum of columns makes its own."""
+def _asked_at(kind, columns, outer, writes, need, level):  # type: ignore[no-untyped-def]
+    """The passes at which a node's sources are wanted; a sum of columns makes its own."""
     apart = 1 << (level + LEVELS if outer or columns else level)
     if kind == TEMPLATE:
-        return 0
+        return 0  # its operands belong to the product's own time
     if kind == REDUCTION:
         return apart
-    if kind == NORM and done > level:
-        return apart | (1 << done)
-    bits = 1 << done if writes > 0 else need  # what lies in memory is read there later
-    return bits | apart if columns or (outer and kind == NORM) else bits
+    asked = 1 << level if writes > 0 else need  # what lies in memory is read there later
+    return asked | apart if columns or (outer and kind == NORM) else asked
 
 
 @njit(cache=True)
@@ -160,22 +132,6 @@ def rows_matter(low, high, start, pattern, kind, live):  # type: ignore[no-untyp
                 if pattern[e] != 0:
                     return True
     return False
-
-
-@njit(cache=True)
-def origins(low, high, start, source, kind, op):  # type: ignore[no-untyped-def]
-    """What each node reads, as bits: loops that read nothing in common stay apart."""
-    mask = np.zeros(high - low, np.int64)
-    for n in range(low, high):
-        i = n - low
-        if kind[n] == INPUT or SLICES[op[n]]:
-            mask[i] = 1 << (i % 61)
-        if kind[n] == INPUT or kind[n] == CONSTANT or SLICES[op[n]]:
-            continue
-        for e in range(start[n], start[n + 1]):
-            part = 1 << ((e - start[low] + 17) % 61)
-            mask[i] |= part if PARTS[op[source[e]]] else mask[source[e] - low]
-    return mask
 
 
 @njit(cache=True)

@@ -40,12 +40,12 @@ from foretell.cost.fused_codes import (
     REDUCTION,
     SIZE,
     TEMPLATE,
-    UNPOOLS,
     VIEW,
     WEIGHT,
 )
+from foretell.cost.fused_levels import bits, live, rows_matter, settle
 from foretell.cost.fused_regions import DTYPES, Regions
-from foretell.cost.fused_walk import Walk
+from foretell.cost.fused_walk import Walk, add_work, edges_read
 from foretell.cost.fusion_class import KIND_CODE, KINDS, WORDS
 
 Array = npt.NDArray[np.float64]
@@ -71,7 +71,7 @@ _MAPPED = 32.0 * 2**20  # bytes: glibc maps larger blocks anew (mallopt(3), M_MM
 
 def nested(regions: Regions, weight: Array) -> Walk:
     """Walk all regions; `weight` counts operations by op."""
-    read = _read(regions)
+    read = edges_read(regions)
     start = np.searchsorted(regions.target[read], np.arange(len(regions.op) + 1))
     out, node = np.zeros((len(regions), len(NESTED))), np.zeros((len(regions.op), 3))
     _walk(
@@ -80,24 +80,8 @@ def nested(regions: Regions, weight: Array) -> Walk:
         regions.inner, regions.across, regions.last, regions.writes, regions.flops,
         regions.seconds, out, node,
     )  # fmt: skip
-    places = regions.looped * node[:, 0] * is_busy(regions)
-    half = SIZE[regions.dtype] == 2
-    out[:, NESTED.index("work")] = np.bincount(
-        regions.region, places * weight[regions.op], len(out)
-    )
-    out[:, NESTED.index("halves")] = np.bincount(regions.region, places * half, len(out))
+    add_work(regions, node, weight, out)
     return Walk(out, node)
-
-
-def is_busy(regions: Regions) -> npt.NDArray[np.bool_]:
-    """Nodes that compute something inside a nest."""
-    return np.asarray(~np.isin(KIND_CODE[regions.op], (VIEW, CONSTANT, INPUT, TEMPLATE)))
-
-
-def _read(regions: Regions) -> npt.NDArray[np.bool_]:
-    """The edges along which something is read: of what was pooled only the shape is asked."""
-    place = np.arange(len(regions.target)) - np.searchsorted(regions.target, regions.target)
-    return np.asarray(~(UNPOOLS[regions.op[regions.target]] & (place == 1)))
 
 
 @njit(cache=True)
@@ -108,11 +92,12 @@ def _walk(  # type: ignore[no-untyped-def]
     writes = writes.copy()
     for r in range(len(first) - 1):
         low, high = first[r], first[r + 1]
-        alive = _alive(low, high, start, source, kind, writes)
+        settle(low, high, start, source, kind, writes)
+        alive = live(low, high, start, source, kind, op, writes)
         level, done = _passes(low, high, start, source, kind, alive)
         long = _lengths(low, high, start, source, kind, op, writes)
         need, again = _needs(low, high, start, source, kind, op, writes, alive, level, done, long)
-        rows = _has_rows(low, high, start, pattern, kind, alive)
+        rows = rows_matter(low, high, start, pattern, kind, alive)
         row = out[r]
         _entering(
             low, high, start, source, kind, op, truth, size, elements, looped, alive, need, row
@@ -123,26 +108,9 @@ def _walk(  # type: ignore[no-untyped-def]
         )  # fmt: skip
         row[4], row[5] = max(row[4], 1.0), max(row[5], 1.0)
         for i in range(high - low):
-            node[low + i, 0] = max(1, _bits(need[i]) - again[i]) if alive[i] else 0
+            node[low + i, 0] = max(1, bits(need[i]) - again[i]) if alive[i] else 0
             node[low + i, 1] = level[i]
             node[low + i, 2] = done[i] - level[i]
-
-
-@njit(cache=True)
-def _alive(low, high, start, source, kind, writes):  # type: ignore[no-untyped-def]
-    """What something that leaves depends on; what a view leaves is left by what it looks at."""
-    alive = np.zeros(high - low, np.bool_)
-    for n in range(high - 1, low - 1, -1):
-        if kind[n] == VIEW and writes[n] > 0 and start[n] < start[n + 1]:
-            at = source[start[n]]
-            if kind[at] != INPUT:
-                writes[at] = max(writes[at], writes[n])
-            writes[n] = 0.0
-        alive[n - low] |= writes[n] > 0
-        if alive[n - low] and kind[n] != CONSTANT:
-            for e in range(start[n], start[n + 1]):
-                alive[source[e] - low] = True
-    return alive
 
 
 @njit(cache=True)
@@ -177,7 +145,7 @@ def _lengths(low, high, start, source, kind, op, writes):  # type: ignore[no-unt
 
 @njit(cache=True)
 def _needs(low, high, start, source, kind, op, writes, alive, level, done, long):  # type: ignore[no-untyped-def]
-    """For each node the passes, as bits, in which its value is wanted; in how many it is read."""
+    """For each node the passes, as asked, in which its value is wanted; in how many it is read."""
     need = np.zeros(high - low, np.int64)
     again = np.zeros(high - low, np.int64)
     for n in range(high - 1, low - 1, -1):
@@ -186,34 +154,21 @@ def _needs(low, high, start, source, kind, op, writes, alive, level, done, long)
             continue
         if writes[n] > 0:
             need[i] |= 1 << done[i]
-        bits = need[i]
+        asked = need[i]
         if kind[n] == TEMPLATE:
-            bits = 0
+            asked = 0
         elif kind[n] == REDUCTION:
-            bits = 1 << level[i]
+            asked = 1 << level[i]
         elif kind[n] == NORM:
-            bits |= 1 << level[i]
-        elif writes[n] > 0 or (kind[n] != VIEW and long[i] > _LONG and _bits(bits) > 1):
-            again[i] = _bits(bits) - 1
-            bits = 1 << level[i]
+            asked |= 1 << level[i]
+        elif writes[n] > 0 or (kind[n] != VIEW and long[i] > _LONG and bits(asked) > 1):
+            again[i] = bits(asked) - 1
+            asked = 1 << level[i]
         if COLUMNS[op[n]] or (BATCH[op[n]] and kind[n] == NORM):
-            bits |= 1 << (level[i] + _PASSES)  # sums of columns, or a second pass for the variance
+            asked |= 1 << (level[i] + _PASSES)  # sums of columns, or a second pass for the variance
         for e in range(start[n], start[n + 1]):
-            need[source[e] - low] |= bits
+            need[source[e] - low] |= asked
     return need, again
-
-
-@njit(cache=True)
-def _has_rows(low, high, start, pattern, kind, alive):  # type: ignore[no-untyped-def]
-    """Whether the nests know rows: something is broadcast, reduced or turned."""
-    for n in range(low, high):
-        if alive[n - low] and kind[n] != CONSTANT:
-            if kind[n] == REDUCTION or kind[n] == NORM:
-                return True
-            for e in range(start[n], start[n + 1]):
-                if pattern[e] != 0:
-                    return True
-    return False
 
 
 @njit(cache=True)
@@ -233,8 +188,8 @@ def _entering(  # type: ignore[no-untyped-def]
             moved = asked[i] * size[n]
             row[0] += moved
             row[1] += moved if op[n] == FRESH else 0.0
-            row[2] += moved * (_bits(need[i]) - 1)
-            row[19] += asked[i] * _bits(need[i]) if truth[n] else 0.0
+            row[2] += moved * (bits(need[i]) - 1)
+            row[19] += asked[i] * bits(need[i]) if truth[n] else 0.0
             row[22] += 1.0
 
 
@@ -254,7 +209,7 @@ def _inside(  # type: ignore[no-untyped-def]
         row[20] += writes[n] if truth[n] else 0.0
         row[22] += 1.0 if writes[n] > 0 else 0.0
         if stored or again[i] > 0:  # later passes read what was stored
-            row[2] += elements[n] * size[n] * _bits(need[i] & ~(1 << done[i]))
+            row[2] += elements[n] * size[n] * bits(need[i] & ~(1 << done[i]))
             row[2] += 0.0 if stored else elements[n] * size[n]
         if kind[n] == TEMPLATE:
             row[9] += flops[n]
@@ -265,7 +220,7 @@ def _inside(  # type: ignore[no-untyped-def]
             row[2] += elements[n] * size[n] if need[i] >> done[i] & 1 else 0.0
         if kind[n] == TEMPLATE or kind[n] == VIEW or kind[n] == CONSTANT:
             continue
-        times = max(1, _bits(need[i]) - again[i])
+        times = max(1, bits(need[i]) - again[i])
         row[11] = max(row[11], looped[n])
         row[12] += looped[n] * times if kind[n] == RANDOM else 0.0
         row[21] += looped[n] * times if kind[n] == _CAT and writes[n] == 0 else 0.0
@@ -296,12 +251,3 @@ def _nest(level, places, across, length, rows, seen, row):  # type: ignore[no-un
         count = places / length
         row[8] += count
         row[14] += count * (np.ceil(length / _LANES) * _LANES - length)
-
-
-@njit(cache=True)
-def _bits(mask):  # type: ignore[no-untyped-def]
-    count = 0
-    while mask:
-        count += mask & 1
-        mask >>= 1
-    return count

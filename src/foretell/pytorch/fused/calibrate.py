@@ -19,8 +19,8 @@ from foretell.cost import fused_data, fused_formula
 from foretell.cost.fused_codes import WEIGHT
 from foretell.cost.fused_data import Measured
 from foretell.cost.fused_regions import Regions
-from foretell.cost.fused_walk import WALKED, walked
-from foretell.cost.fusion_class import KIND_CODE, KINDS, WORDS
+from foretell.cost.fused_walk import WALKED, is_busy, walked
+from foretell.cost.fusion_class import WORDS
 from foretell.pytorch.fused.matched import of_sort
 
 # First guess, least and most of each constant: shares of the device's own rates.
@@ -73,10 +73,8 @@ def fit(
 def places_by_op(regions: Regions, device: Device) -> Any:
     """How many places each op visits in each region."""
     visits = walked(regions, float(device.units)).node[:, 0]
-    idle = [KINDS.index(k) for k in ("view", "constant", "input", "template")]
-    busy = ~np.isin(KIND_CODE[regions.op], idle)
     counts = np.zeros((len(regions), len(WORDS)))
-    np.add.at(counts, (regions.region, regions.op), regions.looped * visits * busy)
+    np.add.at(counts, (regions.region, regions.op), regions.looped * visits * is_busy(regions))
     return counts
 
 

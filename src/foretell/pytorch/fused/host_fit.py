@@ -18,8 +18,9 @@ from foretell.cost import fused_data, fused_host
 from foretell.cost.fused_data import Measured
 from foretell.cost.fused_formula import one_core
 from foretell.cost.fused_host import GUESS, WEIGHT
-from foretell.cost.fused_nests import NESTED, is_busy, nested
+from foretell.cost.fused_nests import NESTED, nested
 from foretell.cost.fused_regions import Regions
+from foretell.cost.fused_walk import is_busy
 from foretell.cost.fusion_class import WORDS
 
 _OFTEN = 2  # regions an op must be met in for its fitted operations to ship
