@@ -81,11 +81,12 @@ def measure(folder: Path) -> None:
     _asked("bench", "--no-ops", "-o", folder / "bench", "--ranks", RANKS)
     steps: dict[str, dict[str, list[float]]] = {}
     for turn, name in ((turn, name) for turn in range(TURNS) for name in SCRIPTS):
-        for k, (plan, script) in enumerate(_plans(folder, name).items()):
-            out = folder / f"{name}-{turn}" if k == 0 else folder / "other"
-            line = ("run", script, "--plan", plan, "--steps", STEPS, "-o", out)
-            took = _asked(*line, "--device", "cpu")["step_s"]
-            steps.setdefault(name, {}).setdefault(plan, []).append(took)
+        with tempfile.TemporaryDirectory() as place:
+            for k, (plan, script) in enumerate(_plans(Path(place), name).items()):
+                out = folder / f"{name}-{turn}" if k == 0 else folder / "other"
+                line = ("run", script, "--plan", plan, "--steps", STEPS, "-o", out)
+                took = _asked(*line, "--device", "cpu")["step_s"]
+                steps.setdefault(name, {}).setdefault(plan, []).append(took)
         (folder / "steps.json").write_text(json.dumps(steps, indent=1) + "\n")
 
 
@@ -106,8 +107,8 @@ def told(folder: Path) -> list[dict[str, Any]]:
     on = ("--on", folder / "bench" / "cluster.toml")
     found = []
     for name, steps in json.loads((folder / "steps.json").read_text()).items():
-        plans = _plans(folder, name)
         with tempfile.TemporaryDirectory() as place:
+            plans = _plans(Path(place), name)
             learned = Path(place) / "calibration.json"
             script = ("--workload", next(iter(plans.values())))
             _asked("fit", *sorted(folder.glob(f"{name}-*")), *script, *on, "-o", learned)
