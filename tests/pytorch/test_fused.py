@@ -10,12 +10,13 @@ torch = pytest.importorskip("torch")
 
 from foretell.cost.fused_regions import DTYPES  # noqa: E402
 from foretell.cost.fusion_class import KINDS, WORDS, is_fusible, kind_of, word_of  # noqa: E402
-from foretell.pytorch.fused import make  # noqa: E402
+from foretell.pytorch.fused import draw, gather, make  # noqa: E402
 from foretell.pytorch.fused.build import graph_of, real_entry  # noqa: E402
 from foretell.pytorch.fused.capture import capture_step  # noqa: E402
 from foretell.pytorch.fused.columns import columns, described  # noqa: E402
 from foretell.pytorch.fused.cut import Net, cut, grow, regions  # noqa: E402
 from foretell.pytorch.fused.draw import drawn  # noqa: E402
+from foretell.pytorch.fused.measure import read_regions  # noqa: E402
 from foretell.pytorch.fused.models import HELD_OUT, MODELS  # noqa: E402
 from foretell.pytorch.fused.region import Entry, Op, Region, dumps, loads, references  # noqa: E402
 
@@ -127,7 +128,9 @@ def test_held_out_models_exist():
     assert set(HELD_OUT) < set(MODELS)
 
 
-@pytest.mark.parametrize("name", ["maxvit", "generator", "palm", "sru"])
+@pytest.mark.parametrize(
+    "name", ["maxvit", "generator", "palm", "sru", "critic", "arriving", "electra", "sage"]
+)
 def test_wider_models_are_cut_to_regions(name):
     net = Net(capture_step(partial(MODELS[name], Random(1), "amp")))
     found = list(regions(net, Random(2), name, 6))
@@ -135,10 +138,46 @@ def test_wider_models_are_cut_to_regions(name):
     assert len(columns(found)) == len(found)
 
 
+def test_an_update_is_cut_from_the_backward_pass_of_its_layer():
+    words = set()
+    for seed in range(24):  # enough that each of the four updates is drawn
+        net = Net(capture_step(partial(MODELS["optimizer"], Random(seed), "amp")))
+        words |= {word_of(s.name) for s in net.captured.steps}
+    assert {"lerp", "addcdiv", "sign", "linalg_vector_norm", "rsqrt"} < words
+
+
+def test_a_region_that_eager_mode_refuses_gives_no_row():
+    row = {"s": 1e-6, "spread": 0.0, "kernels": 1}
+    turned, flat = Entry((4, 8), (1, 4), "float32"), Entry((4, 8), (8, 1), "float32")
+    view = Op("aten.view.default", [["%", 0, -1], [32]], {})
+    rows = [
+        list(gather._region(Region("a", (e,), (view,), ((1, -1),)), row)) for e in (turned, flat)
+    ]
+    assert [len(r) for r in rows] == [0, 1]
+
+
+def test_images_drawn_narrow_are_not_pooled():
+    narrow = torch.zeros(2, 3, 28, 1)
+    program = draw.Program(Random(1))
+    shapes = {tuple(draw._resize(program, narrow).shape) for _ in range(20)}
+    assert shapes == {(2, 3, 56, 2)}
+
+
 def test_more_of_a_family_means_none_of_models_kept_out():
     weights = {name: make._weight(name, ["twins"]) for name in MODELS}
     assert weights["twins"] > weights["resnet"] > weights["swin"] == 0
     assert make._weight("swin", ()) > 0
+
+
+def test_named_families_alone_come_in_turn(tmp_path):
+    path, names = tmp_path / "r.txt.gz", ["crf", "nbeats", "arcface"]
+    count = make.make_only(path, 40, 1, names)
+    families = [loads(line).family for line in read_regions(str(path))]
+    assert count == len(families) >= 40
+    assert set(families) == set(names)
+    assert set(families[: 3 * make._PIECE]) == set(names)
+    assert make.make_only(tmp_path / "again.txt.gz", 40, 1, names) == count
+    assert (tmp_path / "again.txt.gz").read_bytes() == path.read_bytes()
 
 
 def test_there_are_kinds():

@@ -34,6 +34,9 @@ def _parser() -> argparse.ArgumentParser:
         default="",
         help="families, by commas, of which there are more; no models kept out",
     )
+    make.add_argument(
+        "--only", default="", help="families, by commas: these alone, in equal parts, none drawn"
+    )
     measure = verbs.add_parser("measure", help="measure a file of regions")
     measure.add_argument("regions")
     measure.add_argument("-o", "--out", required=True)
@@ -70,11 +73,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _make(given: argparse.Namespace) -> int:
     from foretell.pytorch.fused.host_make import make_host
-    from foretell.pytorch.fused.make import make
+    from foretell.pytorch.fused.make import make, make_only
 
     out, count, seed = Path(given.out), given.count, given.seed
-    families = [name for name in given.more_of.split(",") if name]
-    made = make_host(out, count, seed) if given.cpu else make(out, count, seed, families)
+    more, only = ([n for n in names.split(",") if n] for names in (given.more_of, given.only))
+    if given.cpu:
+        made = make_host(out, count, seed)
+    else:
+        made = make_only(out, count, seed, only) if only else make(out, count, seed, more)
     print(f"{made} regions in {given.out}")
     return 0
 

@@ -240,7 +240,7 @@ def _move(p: Program, x: Tensor, values: list[Tensor]) -> Tensor:
 
 def _resize(p: Program, x: Tensor) -> Tensor:
     """A larger or smaller image."""
-    if p.chance.random() < 0.5 or x.shape[2] % 2 or x.shape[2] < 8:
+    if p.chance.random() < 0.5 or x.shape[2] % 2 or x.shape[2] < 8 or x.shape[3] < 2:
         return F.interpolate(x, scale_factor=2, mode="nearest") if x.numel() < 1 << 25 else x * 2.0
     return F.avg_pool2d(x, 2)
 
@@ -261,11 +261,15 @@ _UNARY: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: x * 0.5, lambda x: x + 1.0, F.hardswish, lambda x: F.leaky_relu(x, 0.1), torch.neg,
     lambda x: x.clamp(-3.0, 3.0), F.elu, lambda x: torch.log1p(x.abs()),
     lambda x: torch.sqrt(x.abs()), F.hardsigmoid, lambda x: F.relu6(x), torch.cos,
+    torch.square, torch.reciprocal, lambda x: torch.log(x.abs() + 1.0), F.softplus, F.mish,
+    torch.expm1, torch.erf, torch.sin, torch.sign, torch.floor,
 )  # fmt: skip
 _BINARY: tuple[Callable[[Tensor, Any], Tensor], ...] = (
     lambda x, y: x + y, lambda x, y: x + y, lambda x, y: x * y, lambda x, y: x * y,
     lambda x, y: x - y, lambda x, y: x / (y * y + 1.0),
     lambda x, y: x * y if isinstance(y, float) else torch.maximum(x, y.to(x.dtype)),
+    lambda x, y: x - y if isinstance(y, float) else torch.minimum(x, y.to(x.dtype)),
+    lambda x, y: x + y if isinstance(y, float) else torch.lerp(x, y.to(x.dtype), 0.1),
 )  # fmt: skip
 _OPS = {
     _unary: 6.0, _binary: 7.0, _norm: 1.6, _reduce: 0.9, _dropout: 0.5, _cast: 1.0, _where: 0.5,

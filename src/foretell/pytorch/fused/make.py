@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -24,9 +24,10 @@ from foretell.pytorch.fused.models.parts import PRECISIONS
 from foretell.pytorch.fused.region import Region, dumps
 
 _AGAIN = 0.03  # share of regions that come twice
-_DRAWN = 0.3  # share drawn at random
+_DRAWN = 0.1  # share drawn at random: they teach little of models not seen
 _HELD_OUT = 1.2  # captures of a model kept out of training, against one that is not
-_REST = 0.35  # captures of a model not named, where some are
+_REST = 0.15  # captures of a model not named, where some are
+_PIECE = 8  # regions of one capture, where families come in turn
 
 
 def make(path: Path, count: int, seed: int, families: Collection[str] = ()) -> int:
@@ -41,9 +42,36 @@ def make(path: Path, count: int, seed: int, families: Collection[str] = ()) -> i
     late = blocks[: len(blocks) // 3]
     rest = blocks[len(blocks) // 3 :]
     chance.shuffle(rest)
-    lines = [dumps(region) for block in (*late, *rest) for region in block]
-    path.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), 6, mtime=0))
-    return len(lines)
+    made = [region for block in (*late, *rest) for region in block]
+    _write(path, made)
+    return len(made)
+
+
+def _write(path: Path, made: Sequence[Region]) -> None:
+    text = "".join(dumps(region) + "\n" for region in made)
+    path.write_bytes(gzip.compress(text.encode(), 6, mtime=0))
+
+
+def make_only(path: Path, count: int, seed: int, families: Sequence[str]) -> int:
+    """Write regions of some families alone, none drawn, and some twice; how many.
+
+    Families come in turn with a few regions each, so any prefix has equal parts of all.
+    """
+    chance, made = Random(seed), list[Region]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for piece in _fresh(_in_turn(chance, families), set(), count):
+            again = made and chance.random() < _AGAIN * _PIECE
+            made += [*piece, chance.choice(made)] if again else piece
+    _write(path, made)
+    return len(made)
+
+
+def _in_turn(chance: Random, families: Sequence[str]) -> Iterator[list[Region]]:
+    """A few regions of each family, round after round in a new order."""
+    while True:
+        for name in chance.sample(families, len(families)):
+            yield _captured(chance, name, 2 * _PIECE)[:_PIECE]
 
 
 def _all(chance: Random, count: int, families: Collection[str]) -> Iterator[list[Region]]:
@@ -70,10 +98,14 @@ def cut_blocks(chance: Random, families: Collection[str] = ()) -> Iterator[list[
     """Regions of one captured model after another."""
     weights = [_weight(name, families) for name in MODELS]
     for _ in itertools.count():
-        name = chance.choices(list(MODELS), weights)[0]
-        precision = chance.choice(PRECISIONS)
-        net = Net(capture_step(partial(MODELS[name], chance, precision)))
-        yield list(regions(net, chance, name, 2 * BLOCK))
+        yield _captured(chance, chance.choices(list(MODELS), weights)[0], 2 * BLOCK)
+
+
+def _captured(chance: Random, name: str, tries: int) -> list[Region]:
+    """Regions of a model of some size and precision."""
+    precision = chance.choice(PRECISIONS)
+    net = Net(capture_step(partial(MODELS[name], chance, precision)))
+    return list(regions(net, chance, name, tries))
 
 
 def _weight(name: str, families: Collection[str]) -> float:
