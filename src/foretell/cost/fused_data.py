@@ -1,6 +1,6 @@
 """Measured regions that ship with the package: what the formula and the network were fitted to.
 
-`tables/fused_h200.npz` was measured on an H200, `tables/fused_cpu.npz` on one core of a server;
+`tables/fused_h200.xz` was measured on an H200, `tables/fused_cpu.npz` on one core of a server;
 `tables/fused_steps.npz` has the kernels of whole compiled steps. docs/concepts/fused.md says how.
 A row is a region, or one kernel that a compiler wrote (`regions.written`). Families named in
 `HELD_OUT` are whole models no fit has seen.
@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.resources import files
-from io import BytesIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from foretell.cost.fused_pack import unpacked
 from foretell.cost.fused_regions import NODE, Regions
 from foretell.cost.fusion_class import codes_of
 from foretell.errors import unknown
 
 Array = npt.NDArray[np.float64]
 HELD_OUT = ("llama", "swin", "rnn", "unet")
-SETS = {"h200": "fused_h200.npz", "cpu": "fused_cpu.npz", "steps": "fused_steps.npz"}
+SETS = {"h200": "fused_h200.xz", "cpu": "fused_cpu.npz", "steps": "fused_steps.npz"}
 _WHOLE = ("op", "dtype", "across")
 
 
@@ -55,24 +56,26 @@ def shipped(name: str) -> Measured:
 
 def read(raw: bytes) -> Measured:
     """A data set from the bytes of its file."""
-    with np.load(BytesIO(raw)) as arrays:
-        first = arrays["first"].astype(np.int64)
-        at = np.repeat(first[:-1], arrays["edges"].astype(np.int64))
-        columns = {n: arrays[n].astype(np.int64 if n in _WHOLE else float) for n in NODE}
-        columns["op"] = codes_of(arrays["words"].tolist())[columns["op"]]
-        regions = Regions(
-            first,
-            source=arrays["source"] + at,
-            target=arrays["target"] + at,
-            pattern=arrays["pattern"].astype(np.int64),
-            **columns,
-            written=arrays["written"] if "written" in arrays.files else None,
-        )
-        return Measured(
-            regions,
-            arrays["measured"].astype(float),
-            arrays["spread"].astype(float),
-            arrays["kernels"].astype(np.int64),
-            arrays["family"],
-            arrays["again"].astype(np.int64),
-        )
+    arrays = unpacked(raw)
+    first = arrays["first"].astype(np.int64)
+    at = np.repeat(first[:-1], arrays["edges"].astype(np.int64))
+    columns: dict[str, Any] = {
+        n: arrays[n].astype(np.int64 if n in _WHOLE else float) for n in NODE
+    }
+    columns["op"] = codes_of(arrays["words"].tolist())[columns["op"]]
+    regions = Regions(
+        first,
+        source=arrays["source"] + at,
+        target=arrays["target"] + at,
+        pattern=arrays["pattern"].astype(np.int64),
+        **columns,
+        written=arrays.get("written"),
+    )
+    return Measured(
+        regions,
+        arrays["measured"].astype(float),
+        arrays["spread"].astype(float),
+        arrays["kernels"].astype(np.int64),
+        arrays["family"],
+        arrays["again"].astype(np.int64),
+    )

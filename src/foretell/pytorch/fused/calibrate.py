@@ -127,7 +127,7 @@ def write(path: Path) -> list[str]:
 
 
 _HEAD = """# Constants of `foretell.cost.fused_formula`, fitted to the
-# regions in fused_h200.npz (models kept out not used); see
+# regions in fused_h200.xz (models kept out not used); see
 # docs/concepts/fused.md. Made by `python -m foretell.pytorch.fused fit`.
 # `weights` are elementary operations of one place, against an addition.
 
