@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.cluster.device import Device
+from foretell.cost.fused_blocks import blocks
 from foretell.cost.fused_formula import (
     Constants,
     by_name,
@@ -32,7 +33,7 @@ from foretell.cost.limits import SIZES
 Array = npt.NDArray[np.float64]
 _SIZE = np.array([float(SIZES[d]) for d in DTYPES])
 _LANES = 2048.0  # threads a unit holds
-NODE_FEATURES, EDGE_FEATURES = 28, 5
+NODE_FEATURES, EDGE_FEATURES = 29, 5
 _SHARES = ("start", "memory", "compute", "lone", "product")
 
 
@@ -91,8 +92,16 @@ def nodes(device: Device, regions: Regions, walk: Walk, formula: Array) -> Array
         *((size == s).astype(float) for s in (1.0, 2.0, 8.0)),
         *((kind == KINDS.index(k)).astype(float) for k in ("input", "pointwise", "view", "norm")),
         (kind == KINDS.index("reduction")).astype(float),
+        _aged(device, regions),
     ]
     return np.stack(found, axis=1)
+
+
+def _aged(device: Device, regions: Regions) -> Array:
+    """How much was touched since each entering tensor was, against the cache; 1 for never."""
+    if regions.since is None:
+        return np.zeros(len(regions.op))
+    return np.minimum(regions.since / device.l2, 4.0) / 4
 
 
 def edges(regions: Regions) -> Array:
@@ -142,6 +151,7 @@ def whole(device: Device, regions: Regions, walk: Array, formula: Array, c: Cons
         found += [*_nests(w), *_longest(regions, lanes), *_widest(regions)]
     elif regions.is_written.all():
         found += [np.ones(count), *_longest(regions, lanes), *_widest(regions)]
+        found += _cut(device, regions, w["places"])
     return np.stack(found, axis=1)
 
 
@@ -155,8 +165,7 @@ def _nests(w: dict[str, Array]) -> list[Array]:
 
 def _longest(regions: Regions, lanes: float) -> list[Array]:
     """Of each region's longest reduction: its length, rows, padding, and whether it is turned."""
-    order = np.lexsort((regions.looped, regions.inner, regions.region))
-    at = order[regions.first[1:] - 1]  # the last of each region in that order
+    at = _at_longest(regions)
     inner, rows = regions.inner[at], regions.looped[at] / np.maximum(regions.inner[at], 1.0)
     padded = 2.0 ** np.ceil(np.log2(np.maximum(inner, 1.0)))
     return [
@@ -166,6 +175,31 @@ def _longest(regions: Regions, lanes: float) -> list[Array]:
         (inner > 1024).astype(float),
         (regions.across[at] > 0).astype(float),
         np.log2(np.clip(inner, 1.0, 1024.0)) / 10,
+    ]
+
+
+def _at_longest(regions: Regions) -> npt.NDArray[np.int64]:
+    """The node of each region's longest reduction."""
+    order = np.lexsort((regions.looped, regions.inner, regions.region))
+    return np.asarray(order[regions.first[1:] - 1])  # the last of each region in that order
+
+
+def _cut(device: Device, regions: Regions, places: Array) -> list[Array]:
+    """How each kernel's longest reduction is cut into blocks."""
+    at = _at_longest(regions)
+    inner, enters = regions.inner[at], KIND_CODE[regions.op] == KINDS.index("input")
+    rows = np.where(inner > 1, regions.looped[at] / np.maximum(inner, 1.0), places)
+    reduces = (regions.inner > 1) & ~enters
+    loads = np.bincount(regions.region, enters | reduces, len(regions))
+    made = blocks(rows, inner, regions.across[at] > 0, loads)
+    waves = made.programs / device.units
+    return [
+        _log(waves),
+        np.log2(made.turns) / 4,
+        np.log2(np.maximum(made.padded, 1.0)),
+        made.held.astype(float),
+        np.where(waves > 1, np.ceil(waves) / np.maximum(waves, 1.0), 1.0),
+        np.log2(np.maximum(made.turns * loads, 1.0)) / 4,
     ]
 
 

@@ -13,7 +13,6 @@ from numba import njit
 from foretell.cost.fused_values import (
     ALIGNED,
     COLS,
-    FINISH,
     GROUPED,
     LIBRARY,
     MOVED,
@@ -24,18 +23,15 @@ from foretell.cost.fused_values import (
     SPREAD,
     SWAPPED,
     TURNED,
+    turns,
 )
 
 _LEAST = 10.0  # bytes in common worth a join (`score_fusion_memory_threshold`)
 _ALIKE = 1e15  # more than any tensor has bytes
+_LATE = 1e-15  # where loops must be put in another order first, which is tried last
 # Sums of rows and of columns share a pass over tensors of so many elements, with so many rows, at
 # least so many times as many as columns, of which there are no more than (`MixOrderReduction`).
 _MIXED, _MIXED_ROWS, _MIXED_RATIO, _MIXED_COLUMNS = 5.0 * 2**20, 4096, 2, 16384
-
-# What torch's own sum of such columns took on an H200, in seconds: under so many rows each row
-# adds, from there on two steps read the bytes. A half-precision result is cast by one kernel more.
-_ROWS, _START, _ROW = 1024, 2.2e-6, 1.52e-8
-_TWICE, _BYTE, _CAST = 7.3e-6, 3.3e-13, 1e-6
 
 
 @njit(cache=True)
@@ -82,8 +78,8 @@ def _join_best(k, group, score, elements, size, low):  # type: ignore[no-untyped
 @njit(cache=True)
 def _score(k, group, elements, size, low, a, b):  # type: ignore[no-untyped-def]
     """What joining two groups gains; 0 where they may not be joined."""
-    n1, r1, how1 = _extent(k, group, a)
-    n2, r2, how2 = _extent(k, group, b)
+    n1, r1, how1 = extent(k, group, a)
+    n2, r2, how2 = extent(k, group, b)
     if not _fit(k, group, a, b, n1, r1, how1, n2, r2, how2):
         return 0.0
     n, r = (n1, r1) if how1 != POINT else (n2, r2) if how2 != POINT else (-1.0, 1.0)
@@ -99,11 +95,13 @@ def _score(k, group, elements, size, low, a, b):  # type: ignore[no-untyped-def]
                 uses |= k.reads[y, nodes + x] > 0 or k.reads[x, nodes + y] > 0
     if shared < _LEAST and not uses:
         return 0.0
-    return shared + (_ALIKE if (how1 == POINT) == (how2 == POINT) else 0.0)
+    if (how1 == POINT) == (how2 == POINT):
+        return shared + _ALIKE
+    return shared * (_LATE if COLS in (how1, how2) and _parts(k, group, a, b) else 1.0)
 
 
 @njit(cache=True)
-def _extent(k, group, a):  # type: ignore[no-untyped-def]
+def extent(k, group, a):  # type: ignore[no-untyped-def]
     """Results, places of each, and way of a group's loops; of a library's kernel none."""
     n, r, how = 0.0, 1.0, POINT
     for x in range(len(group)):
@@ -143,12 +141,21 @@ def _turned(k, group, a):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
+def _parts(k, group, a, b):  # type: ignore[no-untyped-def]
+    """Whether there are partial sums in one of two groups."""
+    for x in range(len(group)):
+        if group[x] in (a, b) and k.part[x] == PARTIAL:
+            return True
+    return False
+
+
+@njit(cache=True)
 def _whole(k, group, a):  # type: ignore[no-untyped-def]
     """Whether a group's reduction is not split: partial sums of columns take no loop along."""
     whole, partial = False, False
     for x in range(len(group)):
         if group[x] == a and k.how[x] != POINT:
-            whole |= k.part[x] != PARTIAL
+            whole |= k.part[x] != PARTIAL or k.even[x]
             partial |= k.part[x] == PARTIAL
     return whole or not partial
 
@@ -190,19 +197,17 @@ def _apart(k, x, y):  # type: ignore[no-untyped-def]
     """Whether the loops of two nests have shapes of which none can be turned into the other."""
     if k.shape[x] == k.shape[y]:
         return False
-    grouped = k.shape[x] >= GROUPED or k.shape[y] >= GROUPED
-    return grouped or (k.how[x] == COLS) != (k.how[y] == COLS)
+    if k.shape[x] >= GROUPED or k.shape[y] >= GROUPED:
+        return True
+    if (k.how[x] == COLS) == (k.how[y] == COLS):
+        return False
+    return not (k.even[x] or k.even[y])
 
 
 @njit(cache=True)
 def _alike(one, other):  # type: ignore[no-untyped-def]
     """Whether two ways to read a tensor are the same."""
-    return one == other or (_turns(one) and _turns(other))
-
-
-@njit(cache=True)
-def _turns(code):  # type: ignore[no-untyped-def]
-    return code in (TURNED, SWAPPED) or code >= MOVED
+    return one == other or (turns(one) and turns(other))
 
 
 @njit(cache=True)
@@ -211,7 +216,8 @@ def _meets(k, x, y, code, n, r):  # type: ignore[no-untyped-def]
     places = k.n[y] * k.r[y]
     if k.how[x] == POINT:
         if code in (ALIGNED, TURNED, SWAPPED):
-            whole = k.how[y] == POINT or k.part[y] != PARTIAL
+            even = k.even[y] and k.n[y] == n and k.r[y] == r
+            whole = k.how[y] == POINT or k.part[y] != PARTIAL or even
             return k.n[x] == places and whole and not _apart(k, x, y)
         follows = k.reads[x, k.ops.shape[1] :].any()
         return code == SPREAD and k.n[x] == n and places == n * r and follows
@@ -240,27 +246,3 @@ def _between(k, group, a, b):  # type: ignore[no-untyped-def]
                     after[g] = True
                     again = True
     return False
-
-
-@njit(cache=True)
-def finished(k, group, g, size, units):  # type: ignore[no-untyped-def]
-    """Seconds of a sum of columns that rows were summed beside: torch finishes it; 0 for others."""
-    nodes = k.ops.shape[1]
-    if k.part[g] != FINISH or k.how[g] != COLS:
-        return 0.0
-    for y in range(k.used[0]):
-        if k.reads[g, nodes + y] > 0 and k.how[y] == COLS:
-            rows, _, how = _extent(k, group, group[y])
-            if how == ROWS:
-                return _by_torch(rows, k.n[g], units) + (_CAST if size == 2 else 0.0)
-    return 0.0
-
-
-@njit(cache=True)
-def _by_torch(rows, columns, units):  # type: ignore[no-untyped-def]
-    """Seconds to sum the parts of columns, as many as rows in groups of 16 to 128."""
-    each = 16.0
-    while each < 128 and 2 * each <= rows // (8 * units):
-        each *= 2
-    parts = np.ceil(rows / each)
-    return _START + _ROW * parts if parts < _ROWS else _TWICE + _BYTE * parts * columns * 4

@@ -18,13 +18,17 @@ from numba import njit
 
 from foretell.cost.fused_codes import (
     FRESH,
+    INPUT,
     NORM,
+    PREPARED,
     SIZE,
     SOFT,
     WELFORD,
 )
-from foretell.cost.fused_join import finished, joined
+from foretell.cost.fused_join import joined
 from foretell.cost.fused_levels import live, settle
+from foretell.cost.fused_library import finished
+from foretell.cost.fused_order import ordered
 from foretell.cost.fused_place import nests
 from foretell.cost.fused_regions import DTYPES, Regions
 from foretell.cost.fused_values import (
@@ -48,9 +52,10 @@ from foretell.cost.fused_values import (
 from foretell.cost.fusion_class import KIND_CODE, codes_of
 
 _FP32 = DTYPES.index("fp32")
-_SUM, _SPREADS, _SOFTENS, _ENTERS, _CLONES = codes_of(
-    ["sum", "var_mean", "logsumexp", "input", "clone"]
+_SUM, _SPREADS, _SOFTENS, _ENTERS, _CLONES, _ZEROS, _CASTS = codes_of(
+    ["sum", "var_mean", "logsumexp", "input", "clone", "zeros", "cast"]
 ).tolist()
+_SMALL = 8e-7  # seconds of a kernel that hardly does anything: medians of 204 fills, of 72 casts
 _KEPT = 50.0 * 2**20  # bytes of the H200's second-level cache: what a kernel may still find there
 
 
@@ -83,7 +88,7 @@ class _Made(NamedTuple):
     op: Whole
     dtype: Whole
     across: Whole
-    numbers: Array  # elements, looped, inner, last, writes, flops, seconds
+    numbers: Array  # elements, looped, inner, last, writes, flops, seconds, since
     edges: Whole  # source, target, pattern
 
 
@@ -108,19 +113,19 @@ def _empty(nodes: int, edges: int) -> _Made:
     whole = (np.zeros(nodes, np.int64) for _ in range(4))
     return _Made(
         np.zeros(3, np.int64), np.zeros(nodes + 1, np.int64), next(whole), np.zeros(nodes, bool),
-        np.zeros(nodes), next(whole), next(whole), next(whole), np.zeros((nodes, 7)),
+        np.zeros(nodes), next(whole), next(whole), next(whole), np.zeros((nodes, 8)),
         np.zeros((edges, 3), np.int64),
     )  # fmt: skip
 
 
 def _found(made: _Made) -> Lowered:
     kernels, nodes, edges = made.used.tolist()
-    elements, looped, inner, last, writes, flops, seconds = made.numbers[:nodes].T.copy()
+    elements, looped, inner, last, writes, flops, seconds, since = made.numbers[:nodes].T.copy()
     source, target, pattern = made.edges[:edges].T.copy()
     regions = Regions(
         made.first[: kernels + 1], made.op[:nodes], made.dtype[:nodes], elements, looped, inner,
         made.across[:nodes], last, writes, flops, seconds, source, target, pattern,
-        np.ones(kernels, bool), lowered=True,
+        np.ones(kernels, bool), since, lowered=True,
     )  # fmt: skip
     return Lowered(regions, made.of[:kernels], made.library[:kernels], made.known[:kernels])
 
@@ -134,23 +139,55 @@ def _lower(o, rest, first, units, made):  # type: ignore[no-untyped-def]
         alive = live(low, high, o.start, o.source, o.kind, o.op, o.writes)
         k, v = nests(o, low, high, alive, units)
         group = joined(k, o.elements, o.size, low)
-        touched = np.zeros(high - low, np.bool_)
         count, edges = k.used[0], o.start[high] - o.start[low]
-        for g in range(count):
-            if group[g] != g:
-                continue
-            if made.used[1] + 3 * (high - low + count) > len(made.op):
+        touched = np.zeros((high - low + count, 2))  # of each buffer: when, and bytes
+        for n in range(low, high):
+            if o.kind[n] == INPUT and o.op[n] == FRESH:
+                touched[n - low] = 1.0, o.elements[n] * o.size[n]
+        for g in ordered(k, group, o.size, low):
+            if made.used[1] + 3 * (high - low + count) + 2 > len(made.op):
                 return False
             if made.used[2] + 4 * (edges + 2 * count) + count * count > len(made.edges):
                 return False
+            known, counted = finished(k, group, g, units)
+            n = low + k.node[g]
+            if counted:
+                _small(made, r, _ZEROS, rest.dtype[n])
             _kernel(o, rest, low, high - low, k, v, group, g, touched, made)
-            made.of[made.used[0]] = r
-            known = finished(k, group, g, o.size[low + k.node[g]], units)
-            made.known[made.used[0]] = known
-            made.library[made.used[0]] = k.part[g] == LIBRARY or known > 0
-            made.used[0] += 1
-            made.first[made.used[0]] = made.used[1]
+            _close(made, r, known, k.part[g] == LIBRARY or known > 0)
+            if known > 0 and o.size[n] == 2:
+                _small(made, r, _CASTS, rest.dtype[n])
+            if PREPARED[o.op[n]] and k.part[g] == LIBRARY:
+                made.known[made.used[0] - 1] = _own(rest.seconds[n])
+                _small(made, r, _ZEROS, rest.dtype[n])
     return True
+
+
+@njit(cache=True)
+def _own(seconds):  # type: ignore[no-untyped-def]
+    """What a library's kernel took by itself, without the one that prepares it; 0 for unknown."""
+    return max(seconds - _SMALL, _SMALL) if seconds > 0 else 0.0
+
+
+@njit(cache=True)
+def _close(made, r, known, library):  # type: ignore[no-untyped-def]
+    """The nodes written down since the last kernel are one of region r."""
+    at = made.used[0]
+    made.of[at], made.known[at], made.library[at] = r, known, library
+    made.used[0] += 1
+    made.first[at + 1] = made.used[1]
+
+
+@njit(cache=True)
+def _small(made, r, op, dtype):  # type: ignore[no-untyped-def]
+    """A kernel that a library starts beside its own, too small to be told more of."""
+    at = made.used[1]
+    made.op[at], made.dtype[at], made.across[at] = op, dtype, 0
+    row = made.numbers[at]
+    row[:] = 1.0
+    row[4], row[5], row[6], row[7] = SIZE[dtype], 0.0, np.nan, 0.0
+    made.used[1] += 1
+    _close(made, r, _SMALL, True)
 
 
 @njit(cache=True)
@@ -171,8 +208,41 @@ def _kernel(o, rest, low, nodes, k, v, group, g, touched, made):  # type: ignore
             last = _op(o, rest, low, k, v, group, x, own, ops, inside, touched, made, True)
         inside[nodes + x] = last
         made.numbers[last, 4] += _left(o, low, k, group, x)
-    for b in range(nodes):
-        touched[b] |= inside[b] >= 0
+    _touch(o, low, nodes, k, group, g, inside, touched, made)
+
+
+@njit(cache=True)
+def _touch(o, low, nodes, k, group, g, inside, touched, made):  # type: ignore[no-untyped-def]
+    """Remember what a kernel read and wrote, the latest last."""
+    now = touched[:, 0].max() + 1
+    for b in range(nodes + k.used[0]):
+        if inside[b] < 0:
+            continue
+        x = b - nodes
+        own = x >= 0 and group[x] == g
+        if own and _left(o, low, k, group, x) == 0:
+            continue
+        size = o.size[low + b] if x < 0 else _size(o, low, k, x)
+        moved = k.n[x] if own else made.numbers[inside[b], 0]
+        touched[b] = now + (1 if own else 0), moved * size
+
+
+@njit(cache=True)
+def _since(touched, b):  # type: ignore[no-untyped-def]
+    """Bytes touched since a tensor was; without end where it never was."""
+    if touched[b, 0] == 0:
+        return np.inf
+    since = 0.0
+    for other in range(len(touched)):
+        if touched[other, 0] > touched[b, 0]:
+            since += touched[other, 1]
+    return since
+
+
+@njit(cache=True)
+def _size(o, low, k, x):  # type: ignore[no-untyped-def]
+    """Bytes of one element of a nest's result: sums are held in single precision."""
+    return o.size[low + k.node[x]] if k.part[x] in (WHOLE, LAID, LIBRARY) else 4.0
 
 
 @njit(cache=True)
@@ -263,16 +333,14 @@ def _enter(o, rest, low, k, group, x, b, inside, touched, made):  # type: ignore
     if b < nodes:
         made.dtype[at], row[3] = rest.dtype[low + b], rest.last[low + b]
         row[0] = _read(o, low, k, group, x, b)
-        kept = touched[b] and o.elements[low + b] * o.size[low + b] <= _KEPT
-        near = o.op[low + b] == FRESH or kept
     else:
         y = b - nodes
         whole = k.part[y] in (WHOLE, LAID, LIBRARY)
         made.dtype[at] = rest.dtype[low + k.node[y]] if whole else _FP32
         row[0], row[3] = k.n[y], rest.last[low + k.node[y]] if k.how[y] == POINT else k.n[y]
-        near = k.n[y] * 4 <= _KEPT
     row[1], row[2], row[4], row[5], row[6] = row[0], 1.0, 0.0, 0.0, np.nan
-    made.op[at], made.across[at] = FRESH if near else _ENTERS, 0
+    row[7] = _since(touched, b)
+    made.op[at], made.across[at] = FRESH if row[7] <= _KEPT else _ENTERS, 0
     inside[b] = at
     return at
 

@@ -82,7 +82,8 @@ def _pooled(h: Floats, first: Whole) -> Floats:
 
 
 def _scaled(weights: Weights, name: str, values: npt.NDArray[np.float64]) -> Floats:
-    given = (values.astype(np.float32) - weights[f"{name}.mean"]) / weights[f"{name}.std"]
+    mean = weights[f"{name}.mean"]  # features younger than the network come last: not asked
+    given = (values[:, : len(mean)].astype(np.float32) - mean) / weights[f"{name}.std"]
     return np.asarray(np.clip(given, -6.0, 6.0), np.float32)
 
 

@@ -18,6 +18,7 @@ from foretell.cost.fused_codes import (
     LOSS_BACK,
     NORM,
     POINTWISE,
+    PREPARED,
     REDUCTION,
     SCATTER,
     TEMPLATE,
@@ -37,8 +38,9 @@ from foretell.cost.fused_values import (
     settle_value,
 )
 
-# Nests a norm and a reduction have at most, besides one of each op.
-_NORM_NESTS, _SUM_NESTS = 9, 3
+# Nests a sum has at most, and how many sums a norm, beside the nest each op may be.
+_SUM_NESTS = 3
+_NORM_SUMS = np.where(LAYER_BACK, 4, np.where(GROUP_BACK, 5, 2))
 
 
 @njit(cache=True)
@@ -47,13 +49,14 @@ def nests(o, low, high, alive, units):  # type: ignore[no-untyped-def]
     size, most = high - low, 2
     for n in range(low, high):
         most += 1 if o.kind[n] != CAT else o.start[n + 1] - o.start[n]
-        most += _NORM_NESTS if o.kind[n] == NORM else _SUM_NESTS if o.kind[n] == REDUCTION else 0
+        if o.kind[n] in (NORM, REDUCTION):
+            most += _SUM_NESTS * (_NORM_SUMS[o.op[n]] if o.kind[n] == NORM else 1)
         most += 2 if o.kind[n] == TEMPLATE else 0
     k = Nests(
         np.zeros(1, np.int64), np.zeros(most, np.int64), np.zeros(most, np.int64),
         np.zeros(most, np.int64), np.zeros(most), np.ones(most), np.zeros(most), np.zeros(most),
         np.zeros((most, size + most), np.int16), np.zeros((most, size), np.bool_),
-        np.full(most, -1),
+        np.full(most, -1), np.zeros(most, np.bool_),
     )  # fmt: skip
     v = Values(
         np.full(size, -1), np.ones(size, np.int16), np.full(size, -1),
@@ -109,7 +112,7 @@ def _place(o, n, low, k, v, units, users):  # type: ignore[no-untyped-def]
     elif kind == CONSTANT:
         if o.writes[n] > 0:
             realize(o, n, low, k, v, FILL)
-    elif kind in (TEMPLATE, EXTERN, SCATTER):
+    elif kind in (TEMPLATE, EXTERN, SCATTER) or PREPARED[op]:
         library(o, n, low, k, v)
     elif LOSS[op]:
         loss(o, n, low, k, v)
@@ -132,5 +135,6 @@ def _place_value(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
         groups_back(o, n, low, k, v, units)
     else:
         norm(o, n, low, k, v, units)
-    if o.writes[n] > 0 and not leaves_whole(o, n) and not LAYER_BACK[op]:
-        k.leaves[v.small[n - low] - len(v.held)] = o.writes[n]
+    small = v.small[n - low] - len(v.held)
+    if small >= 0 and o.writes[n] > 0 and not leaves_whole(o, n) and not LAYER_BACK[op]:
+        k.leaves[small] = o.writes[n]

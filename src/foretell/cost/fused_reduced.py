@@ -16,23 +16,23 @@ from foretell.cost.fused_codes import (
     COUNTS,
     GROUPS,
     LAYER_BACK,
-    NEVER_SPLIT,
     SOFT,
-    WELFORD,
 )
+from foretell.cost.fused_split import finish, splits, summed
 from foretell.cost.fused_values import (
     ALIGNED,
     COLS,
     FILL,
     FINISH,
     GROUPED,
+    LIBRARY,
     ODD,
     PARTIAL,
     POINT,
+    READS,
     REDUCE,
     ROWS,
     SPREAD,
-    TURNED,
     hold,
     new,
     settle_value,
@@ -45,74 +45,6 @@ _ASIDE = 1000  # added to ODD: the columns of sums, read apart from their rows
 
 
 @njit(cache=True)
-def splits(n, r, rows, units):  # type: ignore[no-untyped-def]
-    """Parts a reduction is cut into (`Reduction.num_splits`, `reduction_split_factor`)."""
-    if n > 1 and (r <= 32 or n >= units * 64):
-        return 1
-    least, most = 32.0 * units * 2048, 512.0 * units * 2048
-    if rows and (n >= 2 * units or r <= 8192):
-        return 1
-    group = 256 if rows else 4  # places that threads of one block, or one thread, take at a time
-    if n * r < least:
-        each = 32.0
-    elif n * r >= most:
-        each = _even(r, 512.0, 50.0, 1.0)
-    elif rows:
-        blocks = np.ceil(units * 2048 // 512 / n)
-        each = _even(r, np.ceil(r / (group * blocks)), 30.0, 32.0)
-    else:
-        blocks = np.ceil(units * 2048 // 256 / np.ceil(n / 128))
-        each = _even(r, np.ceil(r / (group * blocks)), 20.0, 32.0)
-    return int(np.ceil(r / (group * each)))
-
-
-@njit(cache=True)
-def _even(r, each, near, least):  # type: ignore[no-untyped-def]
-    """A divisor close by, if there is one."""
-    for d in range(int(near)):
-        if each - d >= 1 and r % (each - d) == 0:
-            return max(each - d, least)
-        if r % (each + d) == 0:
-            return max(each + d, least)
-    return each
-
-
-@njit(cache=True)
-def _way(o, low, k, places, how, reads):  # type: ignore[no-untyped-def]
-    """Along rows or down columns, as most of the tensors read whole lie."""
-    side, apart, nodes = 0, 0, k.ops.shape[1]
-    for b in range(len(reads)):
-        whole = o.elements[low + b] if b < nodes else k.n[b - nodes]
-        if reads[b] > 0 and whole >= places:
-            along = (reads[b] == TURNED) != (how == ROWS)
-            side, apart = side + along, apart + (not along)
-    if side + apart == 0:
-        return how
-    return ROWS if side > apart else COLS
-
-
-@njit(cache=True)
-def _summed(o, low, i, k, n, r, how, units, reads, ops, shape):  # type: ignore[no-untyped-def]
-    """The nests of one reduction of what a view gave its shape; the number of the last."""
-    op = o.op[low + i]
-    if not GROUPS[op]:
-        how = _way(o, low, k, n * r, how, reads)
-    along = how == ROWS or n == 1
-    cut = 1 if NEVER_SPLIT[op] else splits(n, r, along, units)
-    at = new(k, i, how, PARTIAL if cut > 1 else REDUCE, n * cut, np.ceil(r / cut))
-    k.base[at], k.shape[at] = n, shape
-    k.reads[at, :] = reads
-    k.ops[at, :] |= ops
-    nodes = k.ops.shape[1]
-    while cut > 1:
-        again = splits(n, float(cut), along, units) if WELFORD[op] else 1
-        before, at = at, new(k, i, how, FINISH, n * again, np.ceil(cut / again))
-        k.reads[at, nodes + before] = ALIGNED
-        cut = again
-    return at
-
-
-@njit(cache=True)
 def _outer(o, n):  # type: ignore[no-untyped-def]
     return o.across[n] == 2 or (o.across[n] == 1 and not BATCH[o.op[n]])
 
@@ -121,7 +53,7 @@ def _outer(o, n):  # type: ignore[no-untyped-def]
 def reduce(o, n, low, k, v, units, users):  # type: ignore[no-untyped-def]
     """A sum, mean or the like; of few places it is an op like others."""
     i = n - low
-    few = o.inner[n] < _UNROLLED and o.elements[n] > 1
+    few = o.inner[n] < _UNROLLED and o.inner[n] > 1
     for e in range(o.start[n], o.start[n + 1]):
         pattern = o.pattern[e] if o.elements[o.source[e]] < o.looped[n] and not few else 0
         take(v, o.source[e] - low, pattern, ODD + i if few else 0, v.reads[i], v.ops[i])
@@ -132,9 +64,41 @@ def reduce(o, n, low, k, v, units, users):  # type: ignore[no-untyped-def]
     how = COLS if _outer(o, n) else ROWS
     rows = o.looped[n] / max(o.inner[n], 1.0)
     shape = _shape_of(o, n, low, v)
-    at = _summed(o, low, i, k, rows, o.inner[n], how, units, v.reads[i], v.ops[i], shape)
+    like = _like(o, n, low, k, v) if o.looped[n] == o.inner[n] else -1
+    if like >= 0 and splits(1.0, o.inner[n], True, units) > 1:
+        first = new(k, i, ROWS, PARTIAL, k.n[like], k.r[like])
+        # of channels no other loop has the order
+        batch = BATCH[o.op[low + k.node[like]]]
+        k.even[first] = not batch
+        k.shape[first], k.reads[first, :] = GROUPED + i if batch else k.shape[like], v.reads[i]
+        k.ops[first, :] |= v.ops[i]
+        at = finish(k, i, ROWS, 1.0, k.n[like], first)
+    else:
+        at = summed(o, low, i, k, rows, o.inner[n], how, units, v.reads[i], v.ops[i], shape)
     k.leaves[at] = o.writes[n]
     hold(v, i, at)
+
+
+@njit(cache=True)
+def _like(o, n, low, k, v):  # type: ignore[no-untyped-def]
+    """The reduction whose rows a sum of everything is cut into: the last ones it is made of."""
+    nodes, count = len(v.held), k.used[0]
+    if v.held[o.source[o.start[n]] - low] >= 0:
+        return -1
+    level = v.reads[n - low, nodes:] > 0
+    while level.any():
+        found, above = -1, np.zeros(len(level), np.bool_)
+        for x in range(count):
+            if level[x] and k.how[x] != POINT:
+                if found >= 0 and (k.n[x] != k.n[found] or k.r[x] != k.r[found]):
+                    return -1
+                found = x
+            elif level[x] and k.part[x] != LIBRARY:
+                above |= k.reads[x, nodes:] > 0
+        if found >= 0:
+            return found if k.n[found] * k.r[found] == o.looped[n] else -1
+        level = above
+    return -1
 
 
 @njit(cache=True)
@@ -147,7 +111,10 @@ def loss(o, n, low, k, v):  # type: ignore[no-untyped-def]
             continue  # nobody asks for the loss: only how many labels count is found
         take(v, o.source[e] - low, 0, ODD + i if e == first else 0, v.reads[i], v.ops[i])
         rows = o.elements[o.source[e]] if e == first + 1 else rows
-    at = new(k, i, ROWS, REDUCE, 1.0, rows)
+    few = rows < _UNROLLED
+    if few and o.writes[n] == 0 and not (v.reads[i] > 0).any():
+        return  # of labels that are all the same
+    at = new(k, i, POINT if few else ROWS, PARTIAL if few else REDUCE, 1.0, 1.0 if few else rows)
     k.reads[at, :] = v.reads[i, :]
     k.ops[at, :] |= v.ops[i, :]
     k.leaves[at] = o.writes[n]
@@ -184,16 +151,35 @@ def norm(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
         reads, ops = np.zeros(k.reads.shape[1], np.int16), np.zeros(nodes, np.bool_)
         last = o.start[n + 1] if m == 1 else first + 1
         _take_some(o, n, low, v, last, reads, ops)
-        at = _summed(o, low, i, k, rows, o.inner[n], how, units, reads, ops, shape)
+        if o.inner[n] < _UNROLLED and rows > 1:
+            _unrolled(o, n, low, k, v, rows, reads, ops)
+            continue
+        at = summed(o, low, i, k, rows, o.inner[n], how, units, reads, ops, shape)
         v.reads[i, nodes + at] = ODD + i if apart else SPREAD
         v.small[i] = nodes + at
         if SOFT[op] and k.part[at] == FINISH:  # the largest first, then the sum
             reads[nodes + at] = SPREAD
-            at = _summed(o, low, i, k, rows, o.inner[n], how, units, reads, ops, shape)
+            at = summed(o, low, i, k, rows, o.inner[n], how, units, reads, ops, shape)
             v.reads[i, nodes + at] = SPREAD
     if LAYER_BACK[op]:
         _columns(o, n, low, k, v, units)
     v.ops[i, i] = True
+
+
+@njit(cache=True)
+def _unrolled(o, n, low, k, v, rows, reads, ops):  # type: ignore[no-untyped-def]
+    """Few places a row are summed one by one; in memory only where they are many to read again."""
+    i, whole = n - low, 0
+    for b in range(len(reads)):
+        whole += reads[b] > 0 and reads[b] != SPREAD
+        reads[b] = ODD + i if reads[b] > 0 else 0
+    if whole * o.inner[n] <= READS:
+        return
+    at = new(k, i, POINT, PARTIAL, rows, 1.0)
+    k.reads[at, :] = reads
+    k.ops[at, :] |= ops
+    v.reads[i, len(v.held) + at] = SPREAD
+    v.small[i] = len(v.held) + at
 
 
 @njit(cache=True)
@@ -230,7 +216,7 @@ def _columns(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
         reads, ops = np.zeros(k.reads.shape[1], np.int16), np.zeros(len(v.held), np.bool_)
         _take_some(o, n, low, v, first + (1 if m == 1 or sums == 1 else 4), reads, ops)
         shape = _shape_of(o, n, low, v)
-        at = _summed(o, low, i, k, o.inner[n], rows, COLS, units, reads, ops, shape)
+        at = summed(o, low, i, k, o.inner[n], rows, COLS, units, reads, ops, shape)
         k.leaves[at] = each
         v.small[i] = len(v.held) + at
 
@@ -248,13 +234,15 @@ def groups_back(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
     for m in range(2):
         reads, ops = np.zeros(size, np.int16), np.zeros(nodes, np.bool_)
         _take_some(o, n, low, v, o.start[n] + 2 - m, reads, ops)
-        results = images * channels
-        made[m] = nodes + _summed(o, low, i, k, results, area, how, units, reads, ops, GROUPED + i)
-    for m in range(2):
-        at = new(k, i, ROWS, REDUCE, images * 32, channels / 32)
+        results, shape = images * channels, GROUPED + i if channels > 32 else -1
+        made[m] = nodes + summed(o, low, i, k, results, area, how, units, reads, ops, shape)
+    for m in range(2):  # of groups of one channel nothing is left to sum
+        at = new(k, i, POINT, PARTIAL, images * 32, 1.0)
+        if channels > 32:
+            k.how[at], k.part[at], k.r[at] = ROWS, REDUCE, channels / 32
         take(v, o.source[o.start[n + 1] - 1] - low, 1, 0, k.reads[at], k.ops[at])
-        k.reads[at, made[m]] = ODD + i
-        v.reads[i, nodes + at] = ODD + i
+        k.reads[at, made[m]] = ODD + i if channels > 32 else ALIGNED
+        v.reads[i, nodes + at] = ODD + i if channels > 32 else SPREAD
     v.ops[i, i] = True
     if channels > 32 and _work(o, n, low, v) > _LIGHT:
         _half(o, n, low, k, v)
@@ -293,6 +281,6 @@ def _channels(o, n, low, k, v, units, channels, images, made):  # type: ignore[n
         reads, ops = np.zeros(k.reads.shape[1], np.int16), np.zeros(nodes, np.bool_)
         reads[made[1]] = ODD + _ASIDE + i
         reads[made[0]] = ODD + _ASIDE + i if m == 0 else 0
-        at = _summed(o, low, i, k, channels, images, COLS, units, reads, ops, -1)
+        at = summed(o, low, i, k, channels, images, COLS, units, reads, ops, -1)
         k.leaves[at] = channels * o.size[n]
         v.small[i] = nodes + at

@@ -74,6 +74,7 @@ class Regions:
     target: Whole
     pattern: Whole
     written: npt.NDArray[np.bool_] | None = None  # of each region; none where nobody is
+    since: Array | None = None  # bytes touched since an entering tensor was, by kernels foretold
     lowered: bool = False  # kernels foretold (→ `fused_lower`), not as a compiler wrote them
 
     def __len__(self) -> int:
@@ -98,7 +99,8 @@ class Regions:
         columns = {name: getattr(self, name)[nodes] for name in NODE}
         made: dict[str, Any] = {**columns, **self._edges(chosen, first)}
         written = self.is_written[chosen]
-        return Regions(first, **made, written=written, lowered=self.lowered)
+        since = None if self.since is None else self.since[nodes]
+        return Regions(first, **made, written=written, since=since, lowered=self.lowered)
 
     def _edges(self, chosen: Whole, first: Whole) -> dict[str, Whole]:
         """The edges of some regions, renumbered; they are kept sorted by region."""

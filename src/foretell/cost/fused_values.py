@@ -24,13 +24,17 @@ from foretell.cost.fused_codes import (
     CAT,
     COUNTS,
     GATHER,
+    LOSS_BACK,
     PARTS,
     PIECES,
+    POINTWISE,
     RANDOM,
     RESHAPES,
+    SOFT,
     TURNS,
     UNPOOLS,
     VIEW,
+    WELFORD,
     WINDOW,
 )
 
@@ -46,7 +50,7 @@ WHOLE, REDUCE, PARTIAL, FINISH, FILL, LIBRARY, LAID = range(7)
 ALIGNED, SPREAD, TURNED, SWAPPED, ODD, MOVED = 1, 2, 4, 5, 10, 5000
 _PART, PLACED = 1000, 1500  # added to ODD: one of several results; a tensor's place in a cat
 GROUPED = 10000  # added to a node: the shape of its channels cut into groups
-_READS, _MANY_READS, _WORK = 4, 8, 30  # thresholds of Inductor's `config`: reads, and operations
+READS, _MANY_READS, _WORK = 4, 8, 30  # thresholds of Inductor's `config`: reads, and operations
 
 
 class Ops(NamedTuple):
@@ -81,6 +85,7 @@ class Nests(NamedTuple):
     reads: Codes
     ops: Flags  # computed inside
     shape: Whole  # the view that gave its loops their shape, or -1 (→ `Values.shaped`)
+    even: Flags  # of partial sums: cut where loops over the same places have a dimension
 
 
 class Values(NamedTuple):
@@ -104,12 +109,18 @@ def expand(o, n, low, k, v):  # type: ignore[no-untyped-def]
     for j in range(len(v.ops[s])):
         for e in range(o.start[low + j], o.start[low + j + 1]):
             reads += v.ops[s, j] and v.held[o.source[e] - low] >= 0
-    if reads > _READS:
+    if reads > READS:
         realize(o, s + low, low, k, v, WHOLE)
         at = o.source[o.start[n]] - low
         while at != s:  # views on the way
             v.held[at] = v.held[s]
             at = o.source[o.start[low + at]] - low
+
+
+@njit(cache=True)
+def turns(code):  # type: ignore[no-untyped-def]
+    """Whether all of a tensor is read in another order."""
+    return code in (TURNED, SWAPPED) or code >= MOVED
 
 
 @njit(cache=True)
@@ -138,6 +149,9 @@ def look(o, n, low, v):  # type: ignore[no-untyped-def]
         if RESHAPES[o.op[n]] and c == SWAPPED:
             c = MOVED + i
         v.reads[i, b] = code if code >= SWAPPED and moves else c
+    if is_part(code):
+        for b in range(v.reads.shape[1]):
+            v.reads[i, b] = code if turns(v.reads[i, b]) else v.reads[i, b]
     v.ops[i, :] = v.ops[s, :]
 
 
@@ -178,7 +192,8 @@ def inline(o, n, low, k, v):  # type: ignore[no-untyped-def]
     own = ODD + i if o.kind[n] == GATHER or pools else 0
     for e in range(first, o.start[n + 1]):
         s = o.source[e] - low
-        if UNPOOLS[o.op[n]] and e == first + 1:
+        if (UNPOOLS[o.op[n]] or LOSS_BACK[o.op[n]]) and e == first + 1:
+            v.shaped[i] = v.shaped[s]
             continue  # only its shape is asked
         if v.small[s] >= 0 and v.held[s] != s and o.elements[n] < o.elements[s + low]:
             v.reads[i, v.small[s]] = ALIGNED
@@ -212,29 +227,50 @@ def many(row):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
+def is_part(code):  # type: ignore[no-untyped-def]
+    """Whether one of several results is read, or one of the parts of a concatenation."""
+    return ODD + _PART <= code < MOVED
+
+
+@njit(cache=True)
+def _loads(o, low, k, reads):  # type: ignore[no-untyped-def]
+    """Tensors read; of a norm's sums there are two: middle and spread, or largest and sum."""
+    nodes, count = k.ops.shape[1], many(reads)
+    for y in range(k.used[0]):
+        if k.how[y] != POINT and reads[nodes + y] > 0:
+            op = o.op[low + k.node[y]]
+            count += WELFORD[op] or SOFT[op]
+    return count
+
+
+@njit(cache=True)
 def settle_value(o, n, low, k, v, users):  # type: ignore[no-untyped-def]
     """Give a value memory of its own where it leaves or is too much to compute again."""
     i = n - low
     if v.held[i] >= 0:
         return
-    reads = many(v.reads[i])
-    work = reads
+    reads, work = _loads(o, low, k, v.reads[i]), 0
     for j in range(len(v.ops[i])):
-        work += COUNTS[o.op[low + j]] if v.ops[i, j] else 0
+        if v.ops[i, j]:
+            work += COUNTS[o.op[low + j]]
+            if o.kind[low + j] == WINDOW:
+                reads += int(o.inner[low + j]) - 1
+    work += reads
     if (
         leaves_whole(o, n)
         or o.kind[n] == RANDOM
         or reads > _MANY_READS
         or work > _WORK
-        or (users > 1 and reads > _READS)
+        or (users > 1 and reads > READS)
     ):
         realize(o, n, low, k, v, WHOLE)
 
 
 @njit(cache=True)
 def leaves_whole(o, n):  # type: ignore[no-untyped-def]
-    """Whether an op's first result leaves, not only the small ones beside it."""
-    return o.writes[n] > 0 and o.writes[n] >= 0.99 * o.elements[n] * o.size[n]
+    """Whether an op's first result or a view of it leaves, not only the small ones beside it."""
+    single = o.kind[n] in (POINTWISE, GATHER, CAT)
+    return o.writes[n] > 0 and (single or o.writes[n] >= 0.99 * o.elements[n] * o.size[n])
 
 
 @njit(cache=True)
@@ -254,7 +290,8 @@ def realize(o, n, low, k, v, part):  # type: ignore[no-untyped-def]
     """A nest that leaves a value in memory; one that reads nothing is computed again elsewhere."""
     i = n - low
     at = new(k, i, POINT, part, o.elements[n], 1.0)
-    k.leaves[at], k.shape[at] = o.writes[n], v.shaped[i]
+    whole = o.elements[n] * o.size[n] if o.kind[n] == POINTWISE and o.writes[n] > 0 else 0.0
+    k.leaves[at], k.shape[at] = max(o.writes[n], whole), v.shaped[i]
     k.reads[at, :] = v.reads[i, :]
     k.ops[at, :] |= v.ops[i, :]
     if many(k.reads[at]) > 0 or part == LIBRARY or o.kind[n] == RANDOM:

@@ -20,6 +20,7 @@ from foretell.cost.fused_regions import Regions
 from foretell.cost.fused_walk import WALKED, walked
 
 _KNOWN = 0.5  # of a region's time at most, where the rest is taken for its only kernel's
+_LATE = 0.02
 _FAR = 1.5  # pairs further apart, by the sum of four logarithms, are no pairs
 
 
@@ -97,6 +98,8 @@ def _figures(device: Device, kernels: Regions) -> Any:
 def _paired(mine: Any, theirs: Any) -> tuple[Any, Any]:
     """Numbers of kernels that belong together."""
     apart = np.abs(mine[:, None] - theirs[None]).sum(axis=2)
+    late = np.abs(np.arange(len(mine))[:, None] - np.arange(len(theirs))[None])
+    apart += _LATE * late  # kernels that look alike are paired in the order they run
     a, b = linear_sum_assignment(apart)
     near = apart[a, b] <= _FAR
     return a[near], b[near]

@@ -35,6 +35,7 @@ from foretell.pytorch.fused.network import Network
 
 Tensor = Any
 HIDDEN = 0.4
+OTHER = WORDS.index("other")
 LEAST = 0.15  # the least a kernel counts, against one that is a region by itself
 EIGHTY = 1.2816  # standard deviations that hold 80 % of a normal distribution
 
@@ -46,6 +47,7 @@ class Recipe:
     members: int = 6
     folds: int = 6  # the parts of the training families one of which each network leaves out
     dropout: float = 0.1
+    forget: float = 0.1  # the share of ops whose name is hidden at each look: it meets new ones
     decay: float = 0.02
     batch: int = 512
     rate: float = 4e-3
@@ -150,8 +152,9 @@ def train(
         if len(order) < recipe.batch:
             order = chance.permutation(rows)
         some, order = order[: recipe.batch], order[recipe.batch :]
-        given, target = batch(t, some, (chance.random(len(some)) < HIDDEN).astype(int))
-        loss = loss_of(net(*given), target, t.weight[some])
+        (op, *rest), target = batch(t, some, (chance.random(len(some)) < HIDDEN).astype(int))
+        op = torch.where(torch.rand(len(op), device=op.device) < recipe.forget, OTHER, op)
+        loss = loss_of(net(op, *rest), target, t.weight[some])
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 2.0)
