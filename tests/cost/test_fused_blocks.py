@@ -6,7 +6,8 @@ from foretell.cost.fused_blocks import blocks
 
 
 def one(rows, inner, *, down, loads=2):
-    found = blocks(*(np.array([float(v)]) for v in (rows, inner)), np.array([down]), np.array([loads]))
+    sizes = (np.array([float(v)]) for v in (rows, inner))
+    found = blocks(*sizes, np.array([down]), np.array([loads]))
     return [float(column[0]) for column in found]
 
 

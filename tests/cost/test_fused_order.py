@@ -4,7 +4,6 @@ from math import nan
 
 import numpy as np
 
-from foretell.cost import fused_data
 from foretell.cost.fused_codes import FRESH
 from foretell.cost.fused_lower import lowered
 from foretell.cost.fused_regions import assembled

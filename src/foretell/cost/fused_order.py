@@ -63,13 +63,18 @@ def _kernels(k, group, size, low):  # type: ignore[no-untyped-def]
     bytes_ = np.zeros(nests)
     reads, made = np.zeros((len(first), nests), np.bool_), np.zeros(len(first))
     for x in range(nests):
-        whole = k.part[x] in (WHOLE, LAID, LIBRARY)
-        bytes_[x] = k.n[x] * (size[low + k.node[x]] if whole else 4.0)
+        bytes_[x] = k.n[x] * width(k, x, size, low)
         made[maker[x]] += bytes_[x]
         for y in range(nests):
             if maker[y] != maker[x] and k.reads[y, nodes + x] > 0:
                 reads[maker[y], x] = True
     return Kernels(first, maker, bytes_, k.leaves[:nests] > 0, reads, made)
+
+
+@njit(cache=True)
+def width(k, x, size, low):  # type: ignore[no-untyped-def]
+    """Bytes of one element of a nest's result: sums are held in single precision."""
+    return size[low + k.node[x]] if k.part[x] in (WHOLE, LAID, LIBRARY) else 4.0
 
 
 @njit(cache=True)
