@@ -190,7 +190,7 @@ def _cut(device: Device, regions: Regions, places: Array) -> list[Array]:
     inner, enters = regions.inner[at], KIND_CODE[regions.op] == KINDS.index("input")
     rows = np.where(inner > 1, regions.looped[at] / np.maximum(inner, 1.0), places)
     reduces = (regions.inner > 1) & ~enters
-    loads = np.bincount(regions.region, enters | reduces, len(regions))
+    loads = np.bincount(regions.region, enters | reduces, len(regions)).astype(float)
     made = blocks(rows, inner, regions.across[at] > 0, loads)
     waves = made.programs / device.units
     return [

@@ -26,16 +26,15 @@ from foretell.cost.fused_codes import (
 )
 from foretell.cost.fused_library import library
 from foretell.cost.fused_reduced import groups_back, loss, norm, reduce, scatter_loss
+from foretell.cost.fused_reuse import expand, settle_value
 from foretell.cost.fused_values import (
     FILL,
     Nests,
     Values,
-    expand,
     inline,
     leaves_whole,
     look,
     realize,
-    settle_value,
 )
 
 # Nests a sum has at most, and how many sums a norm, beside the nest each op may be.

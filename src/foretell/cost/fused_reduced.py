@@ -18,6 +18,7 @@ from foretell.cost.fused_codes import (
     LAYER_BACK,
     SOFT,
 )
+from foretell.cost.fused_reuse import READS, settle_value
 from foretell.cost.fused_split import finish, splits, summed
 from foretell.cost.fused_values import (
     ALIGNED,
@@ -29,13 +30,11 @@ from foretell.cost.fused_values import (
     ODD,
     PARTIAL,
     POINT,
-    READS,
     REDUCE,
     ROWS,
     SPREAD,
     hold,
     new,
-    settle_value,
     take,
 )
 

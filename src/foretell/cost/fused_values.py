@@ -22,7 +22,6 @@ from numba import njit
 
 from foretell.cost.fused_codes import (
     CAT,
-    COUNTS,
     GATHER,
     LOSS_BACK,
     PARTS,
@@ -30,11 +29,9 @@ from foretell.cost.fused_codes import (
     POINTWISE,
     RANDOM,
     RESHAPES,
-    SOFT,
     TURNS,
     UNPOOLS,
     VIEW,
-    WELFORD,
     WINDOW,
 )
 
@@ -50,7 +47,6 @@ WHOLE, REDUCE, PARTIAL, FINISH, FILL, LIBRARY, LAID = range(7)
 ALIGNED, SPREAD, TURNED, SWAPPED, ODD, MOVED = 1, 2, 4, 5, 10, 5000
 _PART, PLACED = 1000, 1500  # added to ODD: one of several results; a tensor's place in a cat
 GROUPED = 10000  # added to a node: the shape of its channels cut into groups
-READS, _MANY_READS, _WORK = 4, 8, 30  # thresholds of Inductor's `config`: reads, and operations
 
 
 class Ops(NamedTuple):
@@ -97,24 +93,6 @@ class Values(NamedTuple):
     reads: Codes
     ops: Flags
     shaped: Whole  # the view that gave it its shape, or -1: shape of what it is computed from
-
-
-@njit(cache=True)
-def expand(o, n, low, k, v):  # type: ignore[no-untyped-def]
-    """What is to be read many times and reads much itself is computed once (`mark_reuse`)."""
-    s = base(o, low, n - low)
-    if v.held[s] >= 0 or o.elements[n] <= o.elements[s + low]:
-        return
-    reads = 0
-    for j in range(len(v.ops[s])):
-        for e in range(o.start[low + j], o.start[low + j + 1]):
-            reads += v.ops[s, j] and v.held[o.source[e] - low] >= 0
-    if reads > READS:
-        realize(o, s + low, low, k, v, WHOLE)
-        at = o.source[o.start[n]] - low
-        while at != s:  # views on the way
-            v.held[at] = v.held[s]
-            at = o.source[o.start[low + at]] - low
 
 
 @njit(cache=True)
@@ -230,40 +208,6 @@ def many(row):  # type: ignore[no-untyped-def]
 def is_part(code):  # type: ignore[no-untyped-def]
     """Whether one of several results is read, or one of the parts of a concatenation."""
     return ODD + _PART <= code < MOVED
-
-
-@njit(cache=True)
-def _loads(o, low, k, reads):  # type: ignore[no-untyped-def]
-    """Tensors read; of a norm's sums there are two: middle and spread, or largest and sum."""
-    nodes, count = k.ops.shape[1], many(reads)
-    for y in range(k.used[0]):
-        if k.how[y] != POINT and reads[nodes + y] > 0:
-            op = o.op[low + k.node[y]]
-            count += WELFORD[op] or SOFT[op]
-    return count
-
-
-@njit(cache=True)
-def settle_value(o, n, low, k, v, users):  # type: ignore[no-untyped-def]
-    """Give a value memory of its own where it leaves or is too much to compute again."""
-    i = n - low
-    if v.held[i] >= 0:
-        return
-    reads, work = _loads(o, low, k, v.reads[i]), 0
-    for j in range(len(v.ops[i])):
-        if v.ops[i, j]:
-            work += COUNTS[o.op[low + j]]
-            if o.kind[low + j] == WINDOW:
-                reads += int(o.inner[low + j]) - 1
-    work += reads
-    if (
-        leaves_whole(o, n)
-        or o.kind[n] == RANDOM
-        or reads > _MANY_READS
-        or work > _WORK
-        or (users > 1 and reads > READS)
-    ):
-        realize(o, n, low, k, v, WHOLE)
 
 
 @njit(cache=True)

@@ -64,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     train = verbs.add_parser("train", help="train the network on a data set of the package")
     train.add_argument("--cpu", action="store_true", help="the one of a CPU")
     train.add_argument("--minutes", type=float, default=11)
+    train.add_argument("--steps", type=int, default=0, help="of each network, instead of minutes")
     train.add_argument("--kernels", action="store_true", help="of kernels as written, not regions")
     train.add_argument(
         "--onward", action="store_true", help="from the weights of the package; --cpu: the GPU's"
@@ -143,7 +144,7 @@ def _train(given: argparse.Namespace) -> int:
     sort = "kernel" if given.kernels else "cpu" if given.cpu else "gpu"
     name = {"gpu": "fused_net.npz"}.get(sort, f"fused_net_{sort}.npz")
     begin = "gpu" if given.cpu else sort
-    write(TABLES / name, sort, given.minutes, _note, begin if given.onward else "")
+    write(TABLES / name, sort, given.minutes, given.steps, _note, begin if given.onward else "")
     return 0
 
 

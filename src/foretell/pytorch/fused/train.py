@@ -44,18 +44,21 @@ EIGHTY = 1.2816  # standard deviations that hold 80 % of a normal distribution
 class Recipe:
     """How networks are trained."""
 
-    members: int = 6
-    folds: int = 6  # the parts of the training families one of which each network leaves out
+    members: int = 8
+    folds: int = 8  # the parts of the training families one of which each network leaves out
     dropout: float = 0.1
     forget: float = 0.1  # the share of ops whose name is hidden at each look: it meets new ones
     decay: float = 0.02
-    batch: int = 512
+    batch: int = 256
     rate: float = 4e-3
     steps: int = 0  # where not as many as the time allows
     shrinks: bool = False
 
 
-CPU = Recipe(members=4, folds=4, dropout=0.3, decay=0.1, batch=128, steps=300, shrinks=True)
+WRITTEN = Recipe(members=3, folds=6)  # kernels as the compiler wrote them
+CPU = Recipe(
+    members=4, folds=4, dropout=0.3, forget=0.0, decay=0.1, batch=128, steps=300, shrinks=True
+)
 
 
 @dataclass(frozen=True)
@@ -265,16 +268,20 @@ def _scale(arrays: dict[str, Any], share: float) -> None:
             value[0] *= share
 
 
-def write(path: Path, sort: str, minutes: float, note: Callable[[str], None], begin: str) -> None:
+def write(
+    path: Path, sort: str, minutes: float, steps: int, note: Callable[[str], None], begin: str
+) -> None:
     """Train on a set of the package and write what ships: large arrays in half precision.
 
     `begin` names the sort of networks whose weights are taken over; none where it is empty.
+    Each network takes so many `steps`, or where none are named as many as the time allows.
     """
     torch.set_num_threads(1)
     before = networks(begin)[0] if begin else ()
     device = one_core() if sort == "cpu" else devices()["h200"]
     mine = of_sort(shipped("cpu" if sort == "cpu" else "h200"), sort)
-    recipe = CPU if sort == "cpu" else Recipe()
+    recipe = {"cpu": CPU, "kernel": WRITTEN}.get(sort, Recipe())
+    recipe = replace(recipe, steps=steps or recipe.steps)
     arrays, found = trained(device, mine, minutes, note, before, recipe)
     note(", ".join(f"{name} {value:.3f}" for name, value in found.items()))
     save(arrays, path)
