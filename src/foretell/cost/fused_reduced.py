@@ -243,7 +243,7 @@ def groups_back(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
         k.reads[at, made[m]] = ODD + i if channels > 32 else ALIGNED
         v.reads[i, nodes + at] = ODD + i if channels > 32 else SPREAD
     v.ops[i, i] = True
-    if channels > 32 and _work(o, n, low, v) > _LIGHT:
+    if channels > 64 and _work(o, n, low, v) > _LIGHT:  # of pairs of channels less is read
         _half(o, n, low, k, v)
     if o.writes[n] > 0 and o.writes[n] != o.elements[n] * o.size[n]:
         _channels(o, n, low, k, v, units, channels, images, made)

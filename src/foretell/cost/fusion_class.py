@@ -88,6 +88,7 @@ WORDS = tuple(KIND_OF)  # the order of this table is the numbering of ops in a r
 _RENAMED = {
     "_to_copy": "cast",
     "_unsafe_view": "unsafe_view",
+    "sgn": "sign",
     "cudnn_batch_norm": "batch_norm",
     "cudnn_batch_norm_backward": "batch_norm_backward",
     "_adaptive_avg_pool2d": "adaptive_avg_pool2d",

@@ -3,7 +3,8 @@
     python -m foretell.pytorch.fused train --minutes 10
 
 Several networks are trained, each without some families of the training set; what each says of
-the families it did not see tells how far the answers err, and the stated spread is scaled to that.
+the families it did not see tells how far the answers err, and the stated spread is scaled to that;
+then it is shown those too.
 Whole models (`HELD_OUT`) are kept from all of it. In two of five looks a region's own op times are
 hidden, so that the network also answers where nobody measured them. On a CPU there are few samples
 and they scatter: its networks are held back, and their corrections scaled by what was worth most on
@@ -52,12 +53,21 @@ class Recipe:
     batch: int = 256
     rate: float = 4e-3
     steps: int = 0  # where not as many as the time allows
+    whole: int = 7000  # steps at the end, in which a network sees the families it had left out
     shrinks: bool = False
 
 
 WRITTEN = Recipe(members=3, folds=6)  # kernels as the compiler wrote them
 CPU = Recipe(
-    members=4, folds=4, dropout=0.3, forget=0.0, decay=0.1, batch=128, steps=300, shrinks=True
+    members=4,
+    folds=4,
+    dropout=0.3,
+    forget=0.0,
+    decay=0.1,
+    batch=128,
+    steps=300,
+    whole=0,
+    shrinks=True,
 )
 
 
@@ -228,6 +238,8 @@ def member(
     out = folds(measured, rows, how)[number]
     net = train(t, np.setdiff1d(rows, out), number, seconds, start, how)
     told = {hidden: np.stack(said(net, t, out, hidden)) for hidden in (0, 1)}
+    if how.whole:
+        net = train(t, rows, number, seconds, net.exported(), replace(how, steps=how.whole))
     return {f"{number}/{name}": value for name, value in net.exported().items()}, told
 
 
