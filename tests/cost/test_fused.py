@@ -208,11 +208,7 @@ def test_held_out_models_are_held_out():
 
 def test_the_network_beats_the_formula_on_models_it_has_not_seen():
     data = fused_data.shipped("h200")
-    rows = np.flatnonzero(data.held_out)
-    kept = fused_data.Measured(
-        data.regions.take(rows), data.seconds[rows], data.spread[rows], data.kernels[rows],
-        data.family[rows], data.again[rows],
-    )  # fmt: skip
+    kept = data.take(np.flatnonzero(data.held_out))
     found = {(f.what, f.by): f for f in validated.accuracy(kept)}
     what = "regions of models kept out"
     network, formula = (found[what, by] for by in ("network", "formula"))

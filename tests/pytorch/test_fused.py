@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from foretell.cost.fused_regions import DTYPES  # noqa: E402
 from foretell.cost.fusion_class import KINDS, WORDS, is_fusible, kind_of, word_of  # noqa: E402
 from foretell.pytorch.fused import draw, gather, make  # noqa: E402
+from foretell.pytorch.fused.__main__ import main  # noqa: E402
 from foretell.pytorch.fused.build import graph_of, real_entry  # noqa: E402
 from foretell.pytorch.fused.capture import capture_step  # noqa: E402
 from foretell.pytorch.fused.columns import columns, described  # noqa: E402
@@ -182,3 +183,11 @@ def test_named_families_alone_come_in_turn(tmp_path):
 
 def test_there_are_kinds():
     assert len(KINDS) == 13
+
+
+@pytest.mark.parametrize("name", ["resnett", "llama"])
+def test_a_family_nobody_knows_or_kept_out_is_refused(tmp_path, capsys, name):
+    for option in ("--only", "--more-of"):
+        assert main(["make", "-o", str(tmp_path / "r.gz"), option, name]) == 2
+        assert f"`{name}`" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -45,6 +45,15 @@ class Measured:
         """Rows of models that no fit has seen."""
         return np.isin(self.family, HELD_OUT)
 
+    def take(self, rows: npt.NDArray[np.int64]) -> Measured:
+        """Some of the rows; `again` names a row before it only where that is among them."""
+        place = np.full(len(self) + 1, -1)  # the last is that of none
+        place[rows] = np.arange(len(rows))
+        return Measured(
+            self.regions.take(rows), self.seconds[rows], self.spread[rows], self.kernels[rows],
+            self.family[rows], place[self.again[rows]],
+        )  # fmt: skip
+
 
 def shipped(name: str) -> Measured:
     """A data set of the package."""

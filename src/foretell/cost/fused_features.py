@@ -31,6 +31,7 @@ from foretell.cost.fusion_class import KIND_CODE, KINDS
 from foretell.cost.limits import SIZES
 
 Array = npt.NDArray[np.float64]
+Whole = npt.NDArray[np.int64]
 _SIZE = np.array([float(SIZES[d]) for d in DTYPES])
 _LANES = 2048.0  # threads a unit holds
 NODE_FEATURES, EDGE_FEATURES = 29, 5
@@ -148,10 +149,11 @@ def whole(device: Device, regions: Regions, walk: Array, formula: Array, c: Cons
         np.bincount(region, regions.writes > 0, count) / 4,
     ]
     if kind_of_device(device) == "cpu":
-        found += [*_nests(w), *_longest(regions, lanes), *_widest(regions)]
+        found += [*_nests(w), *_longest(regions, _at_longest(regions), lanes), *_widest(regions)]
     elif regions.is_written.all():
-        found += [np.ones(count), *_longest(regions, lanes), *_widest(regions)]
-        found += _cut(device, regions, w["places"])
+        at = _at_longest(regions)
+        found += [np.ones(count), *_longest(regions, at, lanes), *_widest(regions)]
+        found += _cut(device, regions, at, w["places"])
     return np.stack(found, axis=1)
 
 
@@ -163,9 +165,8 @@ def _nests(w: dict[str, Array]) -> list[Array]:
     return [*shares, np.log1p(16 * w["lone"] / places), np.log1p(w["given"])]
 
 
-def _longest(regions: Regions, lanes: float) -> list[Array]:
+def _longest(regions: Regions, at: Whole, lanes: float) -> list[Array]:
     """Of each region's longest reduction: its length, rows, padding, and whether it is turned."""
-    at = _at_longest(regions)
     inner, rows = regions.inner[at], regions.looped[at] / np.maximum(regions.inner[at], 1.0)
     padded = 2.0 ** np.ceil(np.log2(np.maximum(inner, 1.0)))
     return [
@@ -178,15 +179,14 @@ def _longest(regions: Regions, lanes: float) -> list[Array]:
     ]
 
 
-def _at_longest(regions: Regions) -> npt.NDArray[np.int64]:
+def _at_longest(regions: Regions) -> Whole:
     """The node of each region's longest reduction."""
     order = np.lexsort((regions.looped, regions.inner, regions.region))
     return np.asarray(order[regions.first[1:] - 1])  # the last of each region in that order
 
 
-def _cut(device: Device, regions: Regions, places: Array) -> list[Array]:
+def _cut(device: Device, regions: Regions, at: Whole, places: Array) -> list[Array]:
     """How each kernel's longest reduction is cut into blocks."""
-    at = _at_longest(regions)
     inner, enters = regions.inner[at], KIND_CODE[regions.op] == KINDS.index("input")
     rows = np.where(inner > 1, regions.looped[at] / np.maximum(inner, 1.0), places)
     reduces = (regions.inner > 1) & ~enters

@@ -168,6 +168,7 @@ def _freed(p, g, left):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _ready(p, g, done):  # type: ignore[no-untyped-def]
+    """Whether all that a kernel needs has run."""
     for x in range(len(p.maker)):
         if p.reads[g, x] and not done[p.maker[x]]:
             return False
@@ -183,18 +184,11 @@ def _soonest(p):  # type: ignore[no-untyped-def]
     for step in range(count):
         chosen = -1
         for g in range(count):
-            if place[g] < 0 and _met(p, g, place) and (chosen < 0 or _sooner(p, g, chosen, place)):
+            ready = place[g] < 0 and _ready(p, g, place >= 0)
+            if ready and (chosen < 0 or _sooner(p, g, chosen, place)):
                 chosen = g
         order[step], place[chosen] = chosen, step
     return order
-
-
-@njit(cache=True)
-def _met(p, g, place):  # type: ignore[no-untyped-def]
-    for x in range(len(p.maker)):
-        if p.reads[g, x] and place[p.maker[x]] < 0:
-            return False
-    return True
 
 
 @njit(cache=True)

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from foretell.errors import ForetellError
 
 TABLES = Path(__file__).parents[2] / "cost" / "tables"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse and do."""
+    """Parse and do; 2 where something given is wrong."""
     given = _parser().parse_args(arguments)
     verbs: dict[str, Callable[[argparse.Namespace], int]] = {
         "make": _make, "measure": _measure, "gather": _gather, "fit": _fit, "train": _train,
         "steps": _steps,
     }  # fmt: skip
-    return verbs[given.verb](given)
+    try:
+        return verbs[given.verb](given)
+    except ForetellError as why:
+        print(why, file=sys.stderr)
+        return 2
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
+from foretell.errors import unknown
 from foretell.pytorch.fused.capture import capture_step
 from foretell.pytorch.fused.cut import Net, regions
 from foretell.pytorch.fused.draw import drawn
@@ -32,6 +33,7 @@ _PIECE = 8  # regions of one capture, where families come in turn
 
 def make(path: Path, count: int, seed: int, families: Collection[str] = ()) -> int:
     """Write regions; how many. Of `families` there are more, and none of models kept out."""
+    _known(families)
     chance = Random(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations of torch's own tracing
@@ -57,6 +59,7 @@ def make_only(path: Path, count: int, seed: int, families: Sequence[str]) -> int
 
     Families come in turn with a few regions each, so any prefix has equal parts of all.
     """
+    _known(families)
     chance, made = Random(seed), list[Region]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -106,6 +109,13 @@ def _captured(chance: Random, name: str, tries: int) -> list[Region]:
     precision = chance.choice(PRECISIONS)
     net = Net(capture_step(partial(MODELS[name], chance, precision)))
     return list(regions(net, chance, name, tries))
+
+
+def _known(families: Collection[str]) -> None:
+    """Refuse names of no model, and models kept out of training."""
+    trained_on = [name for name in MODELS if name not in HELD_OUT]
+    for name in sorted(set(families) - set(trained_on)):
+        raise unknown("family of models to train on", name, trained_on)
 
 
 def _weight(name: str, families: Collection[str]) -> float:

@@ -7,6 +7,7 @@ region's. Other regions are left out.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from foretell.cost.fused_regions import Regions
 from foretell.cost.fused_walk import WALKED, walked
 
 _KNOWN = 0.5  # of a region's time at most, where the rest is taken for its only kernel's
-_LATE = 0.02
+_LATE = 0.02  # added for each place two kernels are apart in the order they run: it decides ties
 _FAR = 1.5  # pairs further apart, by the sum of four logarithms, are no pairs
 
 
@@ -29,14 +30,7 @@ def of_sort(measured: Measured, sort: str) -> Measured:
     if sort == "gpu":
         return matched(devices()["h200"], measured)
     rows = np.flatnonzero(measured.regions.is_written == (sort == "kernel"))
-    return Measured(
-        measured.regions.take(rows),
-        measured.seconds[rows],
-        measured.spread[rows],
-        measured.kernels[rows],
-        measured.family[rows],
-        np.full(len(rows), -1),
-    )
+    return replace(measured.take(rows), again=np.full(len(rows), -1))
 
 
 def matched(device: Device, measured: Measured) -> Measured:
@@ -98,8 +92,7 @@ def _figures(device: Device, kernels: Regions) -> Any:
 def _paired(mine: Any, theirs: Any) -> tuple[Any, Any]:
     """Numbers of kernels that belong together."""
     apart = np.abs(mine[:, None] - theirs[None]).sum(axis=2)
-    late = np.abs(np.arange(len(mine))[:, None] - np.arange(len(theirs))[None])
-    apart += _LATE * late  # kernels that look alike are paired in the order they run
+    apart += _LATE * np.abs(np.arange(len(mine))[:, None] - np.arange(len(theirs))[None])
     a, b = linear_sum_assignment(apart)
     near = apart[a, b] <= _FAR
     return a[near], b[near]
