@@ -15,12 +15,13 @@ import foretell
 
 SOURCE = Path(foretell.__file__).parent
 
-# room -> rooms it may import besides itself; `errors` and `spec` are for everyone.
-GROUND = {"errors", "spec"}
+# room -> rooms it may import besides itself; `errors`, `spec` and `io` are for everyone.
+GROUND = {"errors", "spec", "io"}
 ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "profile": set(),
     "spec": {"errors"},
+    "io": {"errors"},
     "pool": {"errors"},
     "graph": GROUND,
     "cluster": GROUND,

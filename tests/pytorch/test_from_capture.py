@@ -85,7 +85,7 @@ def test_a_script_is_captured_when_it_is_asked_for(tmp_path):
         "    data = torch.zeros(batch, 32), torch.zeros(batch, 32)\n"
         "    return model, data, nn.functional.mse_loss, 'sgd'\n"
     )
-    found = load(f"{script}:make:batch=16,width=256")
+    found = load(f"{script}:make:batch=16,width=256", scripts=True)
     assert found.parameters == 32 * 256 + 256 + 256 * 32 + 32
     assert (found.batch, found.most("tp")) == (16, 256)
 

@@ -199,7 +199,7 @@ def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(InputError, match="there is no file"):
         load(str(tmp_path / "none.graph"))
     with pytest.raises(InputError, match="no file"):
-        load(f"{tmp_path}/none.py:make")
+        load(f"{tmp_path}/none.py:make", scripts=True)
 
 
 def test_an_option_that_is_not_there(graph, tmp_path):

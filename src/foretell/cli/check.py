@@ -75,7 +75,7 @@ def _foretold(what: str, specs: tuple[str, ...], asked: dict[str, Any]) -> dict[
     from foretell.predict import predict
     from foretell.workload import load
 
-    found = predict(read(asked["plan"]), load(what), machines)
+    found = predict(read(asked["plan"]), load(what, scripts=True), machines)
     parts = {key.removesuffix("_s"): value / found.step for key, value in found.breakdown.items()}
     talk = parts.get("exchange", 0.0) + parts.get("reduce", 0.0)
     shares = {"exposed communication": talk, "idle": parts.get("idle", 0.0)}

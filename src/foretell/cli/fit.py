@@ -92,7 +92,12 @@ def _ran(folder: Path, workload: str, cluster: str) -> Any:
     plan = read(told.plan)
     if not plan.global_batch:
         plan = plan.but(global_batch=measured.samples(folder))
-    model, machines = load(workload or told.script), load_cluster(cluster)
+    if not workload:
+        raise InputError(
+            f"`{folder}` was a run of `{told.script}`; a script runs only where you name it",
+            hint=f"add --workload {told.script}",
+        )
+    model, machines = load(workload, scripts=True), load_cluster(cluster)
     found = measured.spent(folder)
     return Run(
         model, machines, check(plan, model, machines), found.seconds, found.parts, found.noise,

@@ -77,7 +77,7 @@ def found_on(
     from foretell.search.oracle import Space, counts, limits, scaling
     from foretell.workload import load
 
-    model = load(workload)
+    model = load(workload, scripts=True)
     samples = _samples(model.batch, batch, per_gpu)
     numbers = counts(gpus)
     space = Space(dtype=dtype, stack=stack)

@@ -73,7 +73,7 @@ def _found(
         tell(f"{words}, best {best:.4g} s" if best == best else words)
 
     is_step = workload.endswith((".graph", ".txt")) and hasattr(chosen, "plan_graph")
-    model = load_graph(Path(workload)) if is_step else load(workload)
+    model = load_graph(Path(workload)) if is_step else load(workload, scripts=True)
     return best_plan(chosen, model, where, progress, **options)
 
 

@@ -63,7 +63,7 @@ def _write(path: Path, workload: Any, cluster: Any, plan: Any, calibration: Path
     asked = read(plan)
     if _fuses(asked):
         raise InputError("-o of a plan that fuses ops", hint="leave -o away")
-    save(lower(asked, load(workload), machines(cluster, calibration)), path)
+    save(lower(asked, load(workload, scripts=True), machines(cluster, calibration)), path)
     say(f"written: {path}")
 
 
@@ -83,7 +83,7 @@ def _one(
     asked, on = read(plan), machines(cluster, calibration)
     if _fuses(asked):
         return _fused(asked, workload, on)
-    model = load(workload)
+    model = load(workload, scripts=True)
     found = predict(asked, model, on).as_json()
     return found | ({"notes": list(model.notes)} if model.notes else {})
 
@@ -101,7 +101,7 @@ def _fused(plan: Any, workload: str, on: Any) -> dict[str, Any]:
     from foretell.workload import load
 
     is_graph = workload.endswith((".graph", ".txt"))
-    model = load_graph(Path(workload)) if is_graph else load(workload)
+    model = load_graph(Path(workload)) if is_graph else load(workload, scripts=True)
     return foretell_fused(plan, model, on).as_json()
 
 

@@ -181,7 +181,7 @@ def _models(workload: str, asked: dict[str, Any]) -> list[Any]:
     from foretell.search.schedule.model import model, models
     from foretell.workload import load
 
-    where = load(workload), load_cluster(asked["cluster"])
+    where = load(workload, scripts=True), load_cluster(asked["cluster"])
     options: dict[str, Any] = {
         "plan": Plan.parse(asked["plan"]) if asked["plan"] else None,
         "mode": "infer" if asked["infer"] else "train",

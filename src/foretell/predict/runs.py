@@ -40,7 +40,7 @@ def table(path: Path, workload: str = "", on: str = "") -> list[Run]:
         model, cluster = row.get("workload") or workload, row.get("on") or on
         if not model or not cluster or not row.get("plan"):
             raise InputError(f"{where} does not say workload, cluster or plan", hint=_HINT)
-        models.setdefault(model, load_workload(model))
+        models.setdefault(model, load_workload(model, scripts=model == workload))
         machines.setdefault(cluster, load_cluster(cluster))
         plan = check(read(row["plan"]), models[model], machines[cluster])
         seconds = _seconds(row, plan.global_batch, where)

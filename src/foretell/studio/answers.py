@@ -67,7 +67,7 @@ def strategies(
     from foretell.studio.machines import chosen
     from foretell.workload import load
 
-    model, numbers = load(workload), counts(gpus)
+    model, numbers = load(workload, files=False), counts(gpus)
     name, _, given = (cluster or "").partition(":")
     kept = [o for o in given.split(",") if o and not o.startswith(("gpus=", "nodes="))]
 
@@ -100,7 +100,7 @@ def planned(
     from foretell.search.planners import parse as parse_planner
     from foretell.workload import load
 
-    chosen, model = parse_planner(planner), load(workload)
+    chosen, model = parse_planner(planner), load(workload, files=False)
     if machines is None:
         raise InputError("no cluster is named", hint="name a preset on the side")
 

@@ -101,7 +101,7 @@ def built(desk: Desk, workload: str, plan: str, cluster: Cluster) -> str:
     from foretell.plan import Plan, lower
     from foretell.workload import load as load_workload
 
-    graph = lower(Plan.parse(plan or "dp=1"), load_workload(workload), cluster)
+    graph = lower(Plan.parse(plan or "dp=1"), load_workload(workload, files=False), cluster)
     return desk.add(Loaded(f"{workload} {plan}".strip(), Step(graph, cluster)))
 
 

@@ -23,12 +23,12 @@ Model = Workload | Graph
 
 
 def model_of(text: str) -> Model:
-    """The workload a plan was made for, or the captured step."""
+    """The workload a plan was made for, or the captured step, as the user named it."""
     if text.endswith((".graph", ".txt")):
         from foretell.graph import load
 
         return load(Path(text))
-    return load_workload(text)
+    return load_workload(text, scripts=True)
 
 
 def steps_of(plan: Plan, model: Model, cluster: Cluster) -> list[tuple[str, Graph]]:

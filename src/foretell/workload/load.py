@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 
 from foretell import spec
 from foretell.errors import InputError, unknown
+from foretell.io import is_there
 from foretell.workload.models import FAMILIES, NAMED, Family, family
 from foretell.workload.workload import Workload
 
 
-def load(text: str) -> Workload:
-    """The workload a spec, a file or a script stands for."""
+def load(text: str, *, scripts: bool = False, files: bool = True) -> Workload:
+    """The workload a spec, a file or, where `scripts` allows it, a training script stands for.
+
+    Scripts are code: allow them only for what the user typed, never for what was read from a file.
+    """
     name = text.partition(":")[0]
     if name not in FAMILIES and name not in NAMED and is_source(name):
-        from foretell.workload.source import opened
+        from foretell.workload.source import opened, refuse
 
+        refuse(text, scripts=scripts, files=files)
         return _checked(opened(text), text)
     return _built_in(text)
 
@@ -24,7 +28,7 @@ def load(text: str) -> Workload:
 def is_source(name: str) -> bool:
     """Whether a name is that of a file, a script or a module rather than a built-in workload."""
     is_module = "." in name and all(part.isidentifier() for part in name.split("."))
-    return Path(name).exists() or "/" in name or name.endswith((".py", ".graph")) or is_module
+    return is_there(name) or "/" in name or name.endswith((".py", ".graph")) or is_module
 
 
 @lru_cache(maxsize=256)

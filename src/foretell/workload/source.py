@@ -19,6 +19,7 @@ from foretell.errors import InputError, unknown
 from foretell.graph import Graph
 from foretell.graph.file import is_graph_file
 from foretell.graph.file import load as load_graph
+from foretell.io import is_there
 from foretell.workload.captured import from_graph
 from foretell.workload.op import BYTES, Exchange, Op
 from foretell.workload.workload import Layer, Workload
@@ -27,18 +28,37 @@ OPTIONS = ("batch", "seq", "dtype")
 _LENGTHS = ("tokens", "queries", "keys")  # dims that are as long as a sample
 
 
+def refuse(text: str, *, scripts: bool, files: bool) -> None:
+    """Raise where a text names code or a file and may not."""
+    if not files:
+        raise InputError(
+            f"`{text[:80]}` is no model of the list", hint="name a family: gpt:layers=24,…"
+        )
+    if not scripts and _is_code(text):
+        raise InputError(
+            f"`{text[:80]}` names code, and code is never run because a file says so",
+            hint="give the script as an argument of the command, or name a captured .graph file",
+        )
+
+
 def opened(text: str) -> Workload:
     """The workload of a file or a script."""
     name, _, rest = text.partition(":")
     path = Path(name)
-    if path.exists() and path.suffix != ".py":
-        return _changed(_read(str(path), path.stat().st_mtime_ns), spec.options(rest, text), text)
-    is_module = rest and all(part.isidentifier() for part in name.split("."))
-    if path.suffix == ".py" or is_module:
+    if _is_code(text):
         return _captured(text)
+    if is_there(name):
+        return _changed(_read(str(path), path.stat().st_mtime_ns), spec.options(rest, text), text)
     raise InputError(
         f"there is no file `{name}`", hint="name a .graph file, a trace, or train.py:make"
     )
+
+
+def _is_code(text: str) -> bool:
+    """Whether a text names a script, or a function of a module."""
+    name, _, rest = text.partition(":")
+    is_module = rest and all(part.isidentifier() for part in name.split("."))
+    return name.endswith(".py") or bool(is_module and not is_there(name))
 
 
 @lru_cache(maxsize=16)

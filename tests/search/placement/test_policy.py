@@ -213,6 +213,6 @@ def test_a_model_of_ones_own_is_placed(tmp_path):
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(SCRIPT)
     planned = Placing(playouts=4, strokes=300, polish=100).plan(
-        load(f"{tmp_path / 'train.py'}:make"), machines("heterog-8")
+        load(f"{tmp_path / 'train.py'}:make", scripts=True), machines("heterog-8")
     )
     assert planned.predicted <= min(planned.baselines.values()) * (1 + 1e-9)

@@ -11,6 +11,9 @@ import numpy as np
 import torch
 from torch_geometric.utils import scatter, softmax
 
+from foretell.errors import InputError
+from foretell.graph.storage import write_atomically
+from foretell.pytorch.capture.assume import first_line
 from foretell.pytorch.policy.network import Network, batch
 
 Tensor = Any
@@ -77,21 +80,33 @@ class Trainer:
         state = {
             "widths": self.widths, "seed": self.seed, "rounds": self.rounds, "games": self.games,
             "network": self.network.state_dict(), "optimizer": self.optimizer.state_dict(),
-            "examples": [(tuple(s), t, w) for s, t, w in self.examples],
-            "kept": [(tuple(s), t, w) for s, t, w in self.kept],
+            "examples": _tensors(self.examples), "kept": _tensors(self.kept),
         }  # fmt: skip
-        part = path.with_suffix(path.suffix + ".part")
-        torch.save(state, part)
-        part.replace(path)
+        write_atomically(path, lambda file: torch.save(state, file))
 
     def load(self, path: Path, seen: Any) -> None:
         """Go on from where `save` was called; `seen` makes questions of their fields."""
-        state = torch.load(path, weights_only=False)
+        try:
+            state = torch.load(path, weights_only=True)  # tensors and numbers; nothing is run
+        except Exception as error:  # pickle's, zip's and torch's own
+            raise InputError(
+                f"`{path}` is no state of a training: {first_line(error)}",
+                hint="leave --resume out to begin anew",
+            ) from None
         self.seed, self.rounds, self.games = state["seed"], state["rounds"], state["games"]
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.examples = [(seen(*s), t, w) for s, t, w in state["examples"]]
-        self.kept = [(seen(*s), t, w) for s, t, w in state["kept"]]
+        self.examples = _arrays(state["examples"], seen)
+        self.kept = _arrays(state["kept"], seen)
+
+
+def _tensors(examples: list[Any]) -> list[Any]:
+    """Examples as tensors, which load without pickle."""
+    return [([torch.tensor(a) for a in s], torch.tensor(t), float(w)) for s, t, w in examples]
+
+
+def _arrays(examples: list[Any], seen: Any) -> list[Any]:
+    return [(seen(*(a.numpy() for a in s)), t.numpy(), w) for s, t, w in examples]
 
 
 def loss_of(network: Network, examples: Sequence[Any]) -> Tensor:
