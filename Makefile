@@ -10,9 +10,9 @@ export NO_MKDOCS_2_WARNING = 1
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml lab/pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[solve,torch,gnn,web,ray,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[solve,torch,gnn,web,ray,dev]' --editable lab
 	@touch $@
 
 demo: .venv/installed  ## the loop on embedded data: replay, what if, oracle, plan, run, report
@@ -45,13 +45,13 @@ picture: .venv/installed  ## photograph a report for the README (needs Chromium)
 	$(BIN)/python docs/picture.py
 
 lint: .venv/installed  ## ruff and mypy
-	$(BIN)/ruff check src tests benchmarks docs
-	$(BIN)/ruff format --check src tests benchmarks docs
+	$(BIN)/ruff check src lab tests benchmarks docs
+	$(BIN)/ruff format --check src lab tests benchmarks docs
 	$(BIN)/mypy
 
 format: .venv/installed  ## let ruff arrange the code
-	$(BIN)/ruff check --fix src tests benchmarks docs
-	$(BIN)/ruff format src tests benchmarks docs
+	$(BIN)/ruff check --fix src lab tests benchmarks docs
+	$(BIN)/ruff format src lab tests benchmarks docs
 
 clean:  ## remove what was built
 	rm -rf .venv build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -17,7 +17,7 @@ MODELS = {
 }
 CODE = """
 import json, resource, sys, time
-from foretell.pytorch import samples
+from foretell_lab import samples
 from foretell.pytorch.capture import capture
 name = sys.argv[1]
 sample = samples.llama(size=name[5:]) if name.startswith("llama") else getattr(samples, name)()

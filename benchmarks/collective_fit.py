@@ -20,7 +20,7 @@ from scipy.optimize import least_squares
 
 from foretell.cost.link import Link, link_from, nearest
 from foretell.cost.nccl import tiers_of, ways
-from foretell.validate.collective_runs import Run
+from foretell_lab.validate.collective_runs import Run
 
 Table = dict[str, Any]
 Floats = NDArray[np.float64]

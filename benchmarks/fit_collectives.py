@@ -35,8 +35,8 @@ from collective_fit import (
 
 from foretell.cost.collective import LARGE, TEN_TO_NINETY
 from foretell.cost.link import Link
-from foretell.validate.collective_runs import Run
-from foretell.validate.collectives import (
+from foretell_lab.validate.collective_runs import Run
+from foretell_lab.validate.collectives import (
     FOLDS,
     SIZES,
     Clock,
@@ -49,7 +49,7 @@ from foretell.validate.collectives import (
 )
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "foretell"
-TABLES = SOURCE / "validate" / "tables"
+TABLES = SOURCE.parents[1] / "lab" / "src" / "foretell_lab" / "validate" / "tables"
 FAMILY = {"send": "send", "all_to_all": "direct", "gather": "direct", "scatter": "direct"}
 RANGES = ((0, 1 << 16), (1 << 16, 1 << 22), (1 << 22, 1 << 26), (1 << 26, 1 << 60))
 # Ranks of one machine without GPUs: gloo's ring over TCP on the loopback device. Not fitted here:

@@ -30,13 +30,14 @@ from numpy.typing import NDArray
 
 from foretell.cost.constants import shipped, write
 from foretell.cost.limits import pipe_of
-from foretell.validate import kernel_clocks
-from foretell.validate.kernel_devices import chip, device_named
-from foretell.validate.kernel_truth import Measured
-from foretell.validate.kernels import EIGHTY, family, held_out, measured, priced
+from foretell_lab.validate import kernel_clocks
+from foretell_lab.validate.kernel_devices import chip, device_named
+from foretell_lab.validate.kernel_truth import Measured
+from foretell_lab.validate.kernels import EIGHTY, family, held_out, measured, priced
 
 Floats = NDArray[np.float64]
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "foretell"
+LAB = SOURCE.parents[1] / "lab" / "src" / "foretell_lab" / "validate" / "tables"
 FULL = {"cap": 800, "steps": 30}
 FOLD = {"cap": 200, "steps": 12}
 EACH = 500  # readings of a source, device and op that count in a pooled figure
@@ -117,7 +118,7 @@ def _write_constants(state: State) -> None:
     _write("cost/tables/kernel.toml", write(state[0]))
     clocks = "\n".join(f"{k} = {v:.4g}" for k, v in state[1].items())
     title = "# Written by benchmarks/fit_kernels.py from measured kernels: do not edit.\n"
-    _write("validate/tables/kernel_clocks.toml", f"{title}\n[clocks]\n{clocks}\n")
+    LAB.joinpath("kernel_clocks.toml").write_text(f"{title}\n[clocks]\n{clocks}\n")
 
 
 def _leave_out_chips(found: Sequence[Measured]) -> Iterator[Residual]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from foretell.pytorch.lab import models as lab
+from foretell_lab.emulation import models as lab
 
 NAME = os.environ.get("FUSION_MODEL", "mlp")
 

@@ -16,10 +16,10 @@ from scipy.optimize import least_squares
 
 from foretell.cost.kernel import Group, roofline
 from foretell.cost.limits import limits
-from foretell.validate import kernel_clocks
-from foretell.validate.kernel_devices import device_named
-from foretell.validate.kernel_truth import Measured
-from foretell.validate.kernels import EIGHTY, priced
+from foretell_lab.validate import kernel_clocks
+from foretell_lab.validate.kernel_devices import device_named
+from foretell_lab.validate.kernel_truth import Measured
+from foretell_lab.validate.kernels import EIGHTY, priced
 
 Floats = NDArray[np.float64]
 

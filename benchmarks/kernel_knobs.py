@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from foretell.cost.constants import Constants
 from foretell.cost.limits import LINEAGE, nearest, pipe_of
-from foretell.validate.kernel_devices import device_named
-from foretell.validate.kernel_truth import Measured
-from foretell.validate.kernels import family
+from foretell_lab.validate.kernel_devices import device_named
+from foretell_lab.validate.kernel_truth import Measured
+from foretell_lab.validate.kernels import family
 
 State = tuple[Constants, dict[str, float]]  # constants and clocks
 

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from foretell.cost import kernel
 from foretell.cost.learned import SIZES, Trees, features, logs
-from foretell.validate import kernel_clocks
-from foretell.validate.kernel_devices import device_named
-from foretell.validate.kernel_truth import Measured
-from foretell.validate.kernels import EIGHTY
+from foretell_lab.validate import kernel_clocks
+from foretell_lab.validate.kernel_devices import device_named
+from foretell_lab.validate.kernel_truth import Measured
+from foretell_lab.validate.kernels import EIGHTY
 
 Floats = NDArray[np.float64]
 DEPTH, TREES, RATE, BINS, LEAST = 5, 80, 0.1, 48, 20

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from foretell.pytorch import samples
+from foretell_lab import samples
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},

@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import mean
 
 from foretell.plan import Plan
-from foretell.pytorch.lab import mixed, mixed_plans
-from foretell.pytorch.lab.mixed import Held, Mixed, Setting
 from foretell.search.placement.factors import Node, Wire, solve
+from foretell_lab.emulation import mixed, mixed_plans
+from foretell_lab.emulation.mixed import Held, Mixed, Setting
 
 PLANS = ("even", "proportional", "server", "factors", "stages", "apart")
 PLACES = (  # links, ranks, shares of a core

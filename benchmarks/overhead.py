@@ -45,7 +45,7 @@ from foretell.pytorch.deploy import deploy
 from foretell.pytorch.deploy.shard import quiet
 from foretell.pytorch.deploy.units import cut
 from foretell.pytorch.deploy.worker import Pulse
-from foretell.pytorch.lab.pin import dealt
+from foretell.pytorch.ranks.pin import dealt
 
 LAYERS = 6
 MOST = 0.01  # of a step, what it may cost

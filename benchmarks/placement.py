@@ -29,12 +29,12 @@ from foretell.cluster import load as machines
 from foretell.search.placement import Evaluator, Placing, problem
 from foretell.search.placement.baselines import drawn
 from foretell.search.placement.factors import refined
-from foretell.search.placement.policy import worlds
 from foretell.search.placement.policy.prior import Learned, read, shipped
 from foretell.search.placement.problem import ALL_REDUCE, FACTORS
 from foretell.search.placement.space import Action, Placement, actions, uniform
 from foretell.search.planner import Planned
 from foretell.workload import load
+from foretell_lab.policy import worlds
 
 # TAG's models (its batches 120, 600 and 32 for 16 devices; BERT with its vocabulary), and GPT-2.
 MODELS = {

@@ -8,8 +8,8 @@ from typing import Any
 from table import Row
 
 from foretell.search.placement.mcts import Prior, look_ahead
-from foretell.search.placement.policy import worlds
-from foretell.search.placement.policy.judge import MOST, Judged, judged
+from foretell_lab.policy import worlds
+from foretell_lab.policy.judge import MOST, Judged, judged
 
 Play = Callable[[Callable[[Any], Any], list[Any]], Iterator[Any]]  # `map`, or that of processes
 

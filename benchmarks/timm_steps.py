@@ -2,7 +2,7 @@
 
     pip install --no-deps timm==0.6.7 torchvision pillow      # what was measured then
     python benchmarks/timm_steps.py capture TABLE.csv out/timm     # minutes; goes on where it was
-    python benchmarks/timm_steps.py pack out/timm src/foretell/validate/tables/timm_steps.xz
+    python benchmarks/timm_steps.py pack out/timm lab/src/foretell_lab/validate/tables/timm_steps.xz
 
 TABLE is timm's `benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv` as columns `model`,
 `batch_per_gpu`, `seq_or_img`, `metric`. The step is that of timm's `benchmark.py`: autocast to fp16
@@ -155,7 +155,7 @@ _KEPT: list[Any] = []  # operators go with the library that defined them
 def pack_all(folder: Path, target: Path) -> None:
     """All graphs of a folder as one small file, and why others are not there."""
     from foretell.graph.file import load
-    from foretell.validate.steps import Steps, save, taken
+    from foretell_lab.validate.steps import Steps, save, taken
 
     lines: dict[str, int] = {}
     models = {}

@@ -112,8 +112,8 @@ def _traced_twice() -> Lines:
     """ResNet-50 as the profiler saw it on two devices, and with and without workers that load."""
     from foretell.baseline import unprofiled
     from foretell.trace import read
-    from foretell.validate import truth_folder
     from foretell.whatif import Setting, parse
+    from foretell_lab.validate import truth_folder
 
     truth = truth_folder(None)
     (path,) = (truth / "traces" / "kineto").glob("*num_workers_0*")
@@ -148,7 +148,7 @@ def _regions(folder: Path | None) -> list[str]:
 
 def _mixed() -> list[str]:
     """Plans on ranks of unequal speed behind unequal links, that were run."""
-    from foretell.pytorch.lab import mixed
+    from foretell_lab.emulation import mixed
 
     rows = mixed.held(ROOT / "benchmarks/measured/mixed")
     picked = mixed.picks(rows)
@@ -162,8 +162,8 @@ def _mixed() -> list[str]:
 
 def labs() -> Callable[[Iterable[str]], list[str]]:
     """What ranks of the laboratory measured of some plans: sixteen cores, links shaped, gloo."""
-    from foretell.pytorch.lab.foretold import held
-    from foretell.validate.lab import PINNED, QUIET, Runs, shipped
+    from foretell_lab.emulation.foretold import held
+    from foretell_lab.validate.lab import PINNED, QUIET, Runs, shipped
 
     runs = [Runs.read(shipped(name)) for name in (*QUIET, *PINNED)]
     rows = [row for run in runs for row in held(run.known, run.rows)]
@@ -186,7 +186,7 @@ def _line(name: str, said: dict[str, float]) -> str:
 
 def _alone(rows: list[dict[str, Any]], where: str) -> Lines:
     """What-ifs made alone on a plain trace, by their names."""
-    from foretell.validate.whatifs import SPECS
+    from foretell_lab.validate.whatifs import SPECS
 
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows:

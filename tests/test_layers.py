@@ -14,6 +14,7 @@ import pytest
 import foretell
 
 SOURCE = Path(foretell.__file__).parent
+LAB = Path(__file__).parents[1] / "lab" / "src" / "foretell_lab"
 
 # room -> rooms it may import besides itself; `errors`, `spec` and `io` are for everyone.
 GROUND = {"errors", "spec", "io"}
@@ -42,10 +43,19 @@ ROOMS["pytorch"] = GROUND | {"graph", "cluster", "cost", "plan", "simulate", "tr
 ROOMS["pytorch"] |= {"pool"}
 ROOMS["report"] = GROUND | {"graph", "cluster", "plan", "simulate"}
 ROOMS["survey"] = set(ROOMS)
-ROOMS["validate"] = set(ROOMS)
 ROOMS["studio"] = set(ROOMS)
 ROOMS["cli"] = set(ROOMS)
 ENTRANCES = {"", "__main__"}  # the package itself, which names what is public, and `python -m`
+
+# The same for the second package, whose rooms may also import all of foretell.
+LAB_ROOMS: dict[str, set[str]] = {
+    "samples": set(),
+    "fused": set(),
+    "emulation": set(),
+    "policy": set(),
+    "validate": {"samples", "emulation"},
+    "cli": {"fused", "emulation", "policy", "validate"},
+}
 
 # (importing room, imported module): of a room that is otherwise closed, only this.
 ONLY = {
@@ -63,7 +73,14 @@ def name_of(path: Path, source: Path = SOURCE) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-KNOWN = {name_of(path) for path in MODULES}
+LAB_MODULES = sorted(LAB.rglob("*.py"))
+
+
+def lab_name_of(path: Path) -> str:
+    return name_of(path, LAB)
+
+
+KNOWN = {name_of(path) for path in MODULES} | {lab_name_of(path) for path in LAB_MODULES}
 
 
 def room_of(module: str) -> str:
@@ -116,9 +133,9 @@ def _absolute(path: Path, node: ast.ImportFrom, source: Path) -> str:
     return ".".join([*base, *filter(None, [node.module])])
 
 
-def ours(path: Path, *, at_once: bool = False) -> set[str]:
-    """The modules of this package that a file imports."""
-    return set(imports(path, at_once=at_once)) & KNOWN
+def ours(path: Path, *, at_once: bool = False, source: Path = SOURCE) -> set[str]:
+    """The modules of both packages that a file imports."""
+    return set(imports(path, at_once=at_once, source=source)) & KNOWN
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
@@ -128,12 +145,23 @@ def test_a_room_looks_only_down(path):
         return
     assert room in ROOMS, f"room `{room}` has no row in the table: say what it may import"
     for other in ours(path) - {"foretell"}:
+        assert other.split(".")[0] == "foretell", f"{name_of(path)} imports {other} of the lab"
         allowed = room_of(other) in ROOMS[room] | {room}
         assert allowed, (
             f"{name_of(path)} imports {other}: `{room}` may import {sorted(ROOMS[room])}"
         )
         if room in ONLY and room_of(other) == "simulate":
             assert other in ONLY[room], f"{name_of(path)} imports {other}"
+
+
+@pytest.mark.parametrize("path", LAB_MODULES, ids=lab_name_of)
+def test_a_room_of_the_lab_looks_only_down(path):
+    room = room_of(lab_name_of(path))
+    if not room:
+        return
+    for other in ours(path, source=LAB):
+        if other.startswith("foretell_lab."):
+            assert room_of(other) in LAB_ROOMS[room] | {room}, f"{path.name} imports {other}"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
@@ -147,11 +175,16 @@ def test_torch_stays_in_its_room(path):
 def test_the_table_has_no_ring():
     """A room that may be imported by another may not, in any number of steps, import it back."""
     _assert_no_ring(ROOMS)
+    _assert_no_ring(LAB_ROOMS)
 
 
 def test_no_ring_of_modules():
     """Imports at module level form no ring, so that any module can be imported first."""
     graph = {name_of(path): ours(path, at_once=True) - {name_of(path)} for path in MODULES}
+    graph |= {
+        lab_name_of(path): ours(path, at_once=True, source=LAB) - {lab_name_of(path)}
+        for path in LAB_MODULES
+    }
     _assert_no_ring({name: others - _parents(name) for name, others in graph.items()})
 
 

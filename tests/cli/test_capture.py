@@ -74,7 +74,7 @@ def test_options_reach_the_capture(step, tmp_path):
 
 def test_a_sample_of_the_package_can_be_named(tmp_path):
     out = tmp_path / "vgg.graph"
-    done = invoke("capture", "foretell.pytorch.samples:vgg16", "--batch", 2, "-o", out)
+    done = invoke("capture", "foretell_lab.samples:vgg16", "--batch", 2, "-o", out)
     assert "138,357,544 parameters" in done.stdout
 
 

@@ -220,3 +220,10 @@ def test_a_shell_offers_names(words, offered):
     assert not any(
         item.value == offered for item in asked.get_completions(words, f"{offered}-none-such")
     )
+
+
+@pytest.mark.parametrize("words", [["validate"], ["lab"], ["train-policy", "--help"]])
+def test_commands_of_the_lab_say_how_to_get_it(words, monkeypatch):
+    monkeypatch.setattr("foretell.cli.lab_package.PACKAGE", "foretell_lab_that_is_not_installed")
+    with pytest.raises(ForetellError, match=r"(?s)foretell-lab.*hint: .*pip install ./lab"):
+        invoke(*words)

@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import foretell
 from foretell.cluster import load
 from foretell.graph import Kind, Phase, verify
-from foretell.pytorch import samples
 from foretell.pytorch.capture import capture, gpu
+from foretell_lab import samples
 from tests.pytorch import captured as models
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from foretell.cli.lab_package import lab_module
 from foretell.cli.output import answer, is_quiet, json_option, say
 from foretell.cli.progress import working
 
@@ -49,32 +50,33 @@ def command(
 def _links(output: Path, ranks: int, networks: list[str]) -> dict[str, Any]:
     from contextlib import ExitStack
 
-    from foretell.pytorch.lab import table
-    from foretell.pytorch.lab.links import OPS, SIZES
-    from foretell.pytorch.lab.machines import write_cluster, write_links
-    from foretell.pytorch.lab.matrix import Lab, measure_machine, permitted
-    from foretell.pytorch.lab.table import Config
+    from foretell.pytorch.ranks.links import OPS, SIZES
+    from foretell.pytorch.ranks.machine import (
+        MACHINE,
+        Pools,
+        measure_machine,
+        refused,
+        write,
+        write_cluster,
+        write_links,
+    )
+    from foretell.pytorch.ranks.network import LOOPBACK, network
 
-    configs, why = permitted([Config("", "ddp", n, ranks) for n in networks])
+    why = refused(networks)
     if why:
         say(f"{why}: only loopback is measured")
-    asked = len(configs) * (1 + len(SIZES) * len(OPS))
+    names = [LOOPBACK] if why else networks
+    asked = len(names) * (1 + len(SIZES) * len(OPS))
     with working("links", steps=asked) as tell, ExitStack() as stack:
-        lab = Lab(output, stack)
-        machine = measure_machine(lab, configs, tell)
-        pool = lab.pool(ranks, _network(configs[0].network))
+        pools = Pools(output, stack)
+        machine = measure_machine(pools, [(ranks, name) for name in names], tell)
+        pool = pools.pool(ranks, network(names[0]))
         machine["ceilings"] = pool.ask({"do": "ceilings"})[0]
-    table.write(output / table.MACHINE, machine)
-    cluster = write_cluster(output, machine, configs[0].network, ranks)
+    write(output / MACHINE, machine)
+    cluster = write_cluster(output, machine, names[0], ranks)
     fits = [f for f in machine["fits"] if f["ranks"] == ranks]
     return {"links": fits, "cores": machine["cores"], "cluster": str(cluster),
             "table": str(write_links(output, machine))}  # fmt: skip
-
-
-def _network(name: str) -> Any:
-    from foretell.pytorch.lab.network import network
-
-    return network(name)
 
 
 def _ops(output: Path, seconds: float, device: str) -> dict[str, Any]:
@@ -93,10 +95,10 @@ def _ops(output: Path, seconds: float, device: str) -> dict[str, Any]:
 
 
 def _fused(output: Path, seconds: float, device: str, quick: bool) -> dict[str, Any]:
-    from foretell.pytorch.fused.bench import bench
-
+    bench = lab_module("fused.bench").bench
     with working("fused ops", about=seconds):
-        return bench(output, device, seconds, quick=quick)
+        found: dict[str, Any] = bench(output, device, seconds, quick=quick)
+        return found
 
 
 def _text(found: dict[str, Any]) -> str:

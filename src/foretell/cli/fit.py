@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
+from foretell.cli.lab_package import lab_module
 from foretell.cli.output import answer, json_option, say
 from foretell.cli.progress import working
 
@@ -30,7 +30,7 @@ def command(runs: tuple[Path, ...], output: Path | None, as_json: bool, **asked:
     `lab` predicts with.
     """
     if runs[0].is_dir() and not (runs[0] / "run.json").exists():
-        _from_lab(_only(runs), asked["share"], output, as_json)
+        lab_module("cli.fit").fit_folder(_only(runs), asked["share"], output, as_json)
     else:
         _from_runs(runs, output, as_json, **asked)
 
@@ -136,46 +136,3 @@ def _calibration_text(found: dict[str, Any]) -> str:
         f"accuracy on these runs: {found['accuracy_before']:.1%} before, "
         f"{found['accuracy_after']:.1%} after; what no run told of stays at 1 (± 69 %)",
     ])  # fmt: skip
-
-
-def _from_lab(folder: Path, share: float, output: Path | None, as_json: bool) -> None:
-    """What a lab predicts with from then on."""
-    from foretell.errors import InputError
-    from foretell.pytorch.lab import fit, table
-    from foretell.pytorch.lab.foretold import Known
-
-    known, rows = Known.read(folder), table.rows(folder)
-    configs = list(table.by_config(rows))
-    if not configs:
-        raise InputError(f"`{folder}` has no runs", hint="measure some: foretell lab -o FOLDER")
-    chosen = set(fit.chosen(configs, share))
-    with working("fitting") as tell:
-        knobs = fit.fit(known, [row for row in rows if row.config in chosen], progress=tell)
-    told = _told(known, [r for r in rows if r.config not in chosen] or rows, knobs, len(chosen))
-    path = output or folder / fit.FITTED
-    fit.save(path, knobs, told)
-    answer({"knobs": asdict(knobs), **told}, as_json, _lab_text)
-    say(f"written: {path}")
-
-
-def _told(known: Any, rows: list[Any], knobs: Any, fitted: int) -> dict[str, Any]:
-    from foretell.pytorch.lab.foretold import held
-    from foretell.pytorch.lab.judge import judged
-
-    return {
-        "fitted_on": fitted,
-        "before": judged(held(known, rows)),
-        "after": judged(held(known, rows, knobs)),
-    }
-
-
-def _lab_text(found: dict[str, Any]) -> str:
-    from foretell.pytorch.lab.judge import text
-    from foretell.report.terminal import fitted
-
-    turned = ", ".join(
-        f"{name} {value:.3g}" for name, value in found["knobs"].items() if type(value) is float
-    )
-    lines = [f"fitted on {found['fitted_on']} configurations: {turned}"]
-    lines += [text(found[key], f"{key}, on the others") for key in ("before", "after")]
-    return fitted("\n".join(lines))

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from foretell import __version__
+from foretell.cli.lab_package import lab_module
 from foretell.cli.output import quiet_option
 from foretell.errors import ForetellError, unknown
 
@@ -41,6 +42,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "validate": ("validate", "Every accuracy figure, from measured data."),
     "completion": ("completion", "The line that turns on completion in your shell."),
 }
+LAB_COMMANDS = {"lab", "train-policy", "validate"}  # of the second package, foretell_lab
 
 
 class Commands(click.Group):
@@ -52,7 +54,9 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        module = import_module(f"foretell.cli.{COMMANDS[name][0]}")
+        file = COMMANDS[name][0]
+        of_lab = name in LAB_COMMANDS
+        module = lab_module(f"cli.{file}") if of_lab else import_module(f"foretell.cli.{file}")
         found: click.Command = module.command
         if not any("--quiet" in option.opts for option in found.params):
             found.params.append(quiet_option())

@@ -1,7 +1,7 @@
 """Which kernels each aten operator runs, as classes and shapes that have a price.
 
 Bytes are counted as where the formulas were fitted: a norm reads and writes once, its gradient
-touches five tensors, and so on (→ `foretell.validate.kernel_traces`).
+touches five tensors, and so on (→ `foretell_lab.validate.kernel_traces`).
 """
 
 from __future__ import annotations

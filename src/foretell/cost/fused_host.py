@@ -15,7 +15,7 @@
     product   a matrix product's own time where known, else its roofline
 
 Plain arithmetic throughout, so that the same lines are fitted on tensors
-(`foretell.pytorch.fused.host_fit`) and answer on arrays. Constants: `tables/fused_host.toml`.
+(`foretell_lab.fused.host_fit`) and answer on arrays. Constants: `tables/fused_host.toml`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ What remains is pooled over the region's nodes, joined with what is known of the
 dense layers tell ln(measured/formula) and its spread. Several networks trained from different
 starts answer together, by their mean.
 
-`foretell.pytorch.fused.network` is the same network on PyTorch Geometric; a test holds both equal.
+`foretell_lab.fused.network` is the same network on PyTorch Geometric; a test holds both equal.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from foretell.cli.main import foretell
 from foretell.cli.tune_ddp import _decided, command
 from foretell.errors import InputError
-from foretell.pytorch.lab.wires import refusal
+from foretell.pytorch.ranks.wires import refusal
 from foretell.pytorch.tune.launch import Asked, measure
 from foretell.search.fusion.caps import Caps
 

@@ -26,7 +26,7 @@ from foretell.plan import Plan
 from foretell.pytorch.deploy import run_files
 from foretell.pytorch.deploy.refuse import require_runnable
 from foretell.pytorch.deploy.run_files import BEFORE, Asked, State
-from foretell.pytorch.lab.pin import allowed
+from foretell.pytorch.ranks.pin import allowed
 
 _POLL = 0.1  # seconds between looks at the ranks
 _SETTLE = 1.0  # seconds for others to say why they failed too, so that the first cause is known

@@ -194,7 +194,7 @@ class _Steps:
         return {"pieces": rows[middle], "spent": [measured.spent_on(row) for row in rows]}
 
     def _pieces(self) -> list[Piece]:
-        from foretell.pytorch.lab.notes import Notes
+        from foretell.pytorch.deploy.notes import Notes
 
         inputs, target = self.batch(0)
         with Notes(self.deployed) as notes:

@@ -14,9 +14,9 @@ from typing import Any
 
 from foretell.errors import InputError
 from foretell.pytorch.deploy import run_files
-from foretell.pytorch.lab.network import network
-from foretell.pytorch.lab.pin import allowed
-from foretell.pytorch.lab.wires import shaped_loopback
+from foretell.pytorch.ranks.network import network
+from foretell.pytorch.ranks.pin import allowed
+from foretell.pytorch.ranks.wires import shaped_loopback
 
 _POLL = 0.2  # seconds between looks at how far they are
 _DONE = "done.json"
@@ -36,7 +36,7 @@ class Asked:
     warmup: int = 3
     device: str = ""
     launcher: int = 0  # process id: ranks end when it is gone
-    network: str = "loopback"  # what the ranks of this machine meet on (→ foretell.pytorch.lab)
+    network: str = "loopback"  # what the ranks of this machine meet on (→ foretell.pytorch.ranks)
 
 
 def measure(

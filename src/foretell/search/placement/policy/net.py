@@ -5,7 +5,7 @@ groups from the one before and the one behind, and by attention (GATv2) groups f
 from groups and cells from cells. A way on is scored from the groups it changes, the cells these
 are on and go to, and its own features: no weight knows how many groups, cells or ways there are.
 
-`foretell.pytorch.policy.network` is the same network on PyTorch Geometric; a test holds both equal.
+`foretell_lab.policy.network` is the same network on PyTorch Geometric; a test holds both equal.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Commands that only the lab has: `foretell lab`, `validate`, `train-policy`."""

@@ -1,0 +1,1 @@
+"""Emulated networks on one machine: a matrix of runs behind shaped links, beside predictions."""

@@ -1,0 +1,98 @@
+"""Fits the formula of `foretell.cost.fused_host` to regions measured on one core.
+
+Constants and the operations each op counts for are found together by descent on the Huber loss of
+ln(priced/measured); both are held near their first guesses, so that an op met rarely keeps its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from foretell.cluster.device import Device
+from foretell.cost import fused_data, fused_host
+from foretell.cost.fused_data import Measured
+from foretell.cost.fused_formula import one_core
+from foretell.cost.fused_host import GUESS, WEIGHT
+from foretell.cost.fused_nests import NESTED, nested
+from foretell.cost.fused_regions import Regions
+from foretell.cost.fused_walk import is_busy
+from foretell.cost.fusion_class import WORDS
+
+_OFTEN = 2  # regions an op must be met in for its fitted operations to ship
+_EIGHTY = 1.2816  # standard deviations that hold 80 % of a normal distribution
+
+
+def fit(
+    device: Device, measured: Measured, rows: Any, steps: int = 500
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Constants and operations by op that price the rows best."""
+    regions = measured.regions.take(rows)
+    walk = torch.tensor(nested(regions, WEIGHT).region)
+    counts = torch.tensor(places_by_op(regions))
+    target = torch.tensor(measured.seconds[rows])
+    guess, low, high = (torch.tensor(np.log(v)) for v in zip(*GUESS.values(), strict=True))
+    first = torch.tensor(np.log(WEIGHT))
+    values, heavy = torch.nn.Parameter(guess.clone()), torch.nn.Parameter(first.clone())
+    optimizer = torch.optim.Adam([values, heavy], lr=0.04)
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.04 * (1 - step / steps) + 0.002
+        apart = torch.log(_seconds(device, walk, counts @ torch.exp(heavy), values) / target)
+        loss = 100 * torch.nn.functional.huber_loss(apart, torch.zeros_like(apart), delta=0.1)
+        loss = loss + 0.001 * ((heavy - first) ** 2).sum() + 0.005 * ((values - guess) ** 2).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            values.clamp_(low, high)
+    often = (counts > 0).sum(0) >= _OFTEN
+    found = zip(GUESS, torch.exp(values).tolist(), strict=True)
+    by_op = zip(WORDS, torch.exp(heavy).tolist(), often, strict=True)
+    return {n: float(f"{v:.4g}") for n, v in found}, {w: round(v, 3) for w, v, o in by_op if o}
+
+
+def places_by_op(regions: Regions) -> Any:
+    """How many places each op visits in each region."""
+    visits = nested(regions, WEIGHT).node[:, 0] * is_busy(regions)
+    counts = np.zeros((len(regions), len(WORDS)))
+    np.add.at(counts, (regions.region, regions.op), regions.looped * visits)
+    return counts
+
+
+def _seconds(device: Device, walk: Any, work: Any, values: Any) -> Any:
+    c = dict(zip(GUESS, torch.exp(values), strict=True))
+    w = dict(zip(NESTED, walk.T, strict=True)) | {"work": work}
+    return fused_host.total(fused_host.terms(device, w, c), c)
+
+
+def write(path: Path, measured: Measured | None = None) -> str:
+    """Fit the CPU set of the package and write the constants that ship; what was found."""
+    torch.set_num_threads(1)
+    found, device = measured or fused_data.shipped("cpu"), one_core()
+    rows = np.flatnonzero(~found.held_out)
+    constants, weights = fit(device, found, rows)
+    by_op = np.array([weights.get(w, g) for w, g in zip(WORDS, WEIGHT, strict=True)])
+    w = dict(zip(NESTED, nested(found.regions.take(rows), by_op).region.T, strict=True))
+    priced = fused_host.total(fused_host.terms(device, w, constants), constants)
+    apart = np.abs(np.log(priced / found.seconds[rows]))
+    sigma = float(np.quantile(apart, 0.8) / _EIGHTY)
+    text = f'{_HEAD}[constants]\n{_pairs(constants)}\n[sigma]\nfitted_on = "{device.name}"\n'
+    path.write_text(f"{text}seen = {sigma:.3f}\n\n[weights]\n{_pairs(weights)}")
+    return f"cpu: {len(rows)} regions, sigma {sigma:.3f}, median {np.median(np.expm1(apart)):.1%}"
+
+
+_HEAD = """# Constants of `foretell.cost.fused_host`, fitted to the regions in
+# fused_cpu.npz (models kept out not used); see docs/concepts/fused.md.
+# Made by `python -m foretell_lab.fused fit --cpu`.
+# `weights` are elementary operations of one place, against an addition.
+
+"""
+
+
+def _pairs(values: Mapping[str, float]) -> str:
+    return "".join(f"{name} = {float(value)!r}\n" for name, value in values.items())

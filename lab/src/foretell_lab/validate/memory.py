@@ -1,0 +1,102 @@
+"""Peak memory of what-ifs from one trace, held against the change made and measured.
+
+Each row of `h200/truth.json` has the most that PyTorch's allocator had given out. It is foretold
+twice: from the trace alone, and with the measured peak of the plain step given, for what a process
+holds besides the step is in the measurement but in no trace. CUDA-graph rows are left out: their
+tensors are in a pool that this peak does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foretell.memory.play import play
+from foretell.memory.tape import FACT, decode
+from foretell.trace import read
+from foretell.whatif import WHATIFS, parse
+from foretell_lab.validate.variants import variants
+from foretell_lab.validate.whatifs import SPECS
+
+_POOLED = "cudagraph"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant of one model: bytes measured, and bytes foretold in two ways."""
+
+    model: str
+    variant: str
+    measured: float
+    alone: float
+    given: float  # with the measured peak of the plain step
+
+    @property
+    def error(self) -> float:
+        """Relative error from the trace alone."""
+        return self.alone / self.measured - 1
+
+    @property
+    def error_given(self) -> float:
+        """Relative error with the plain step's peak given."""
+        return self.given / self.measured - 1
+
+
+def report(truth: Path) -> dict[str, Any]:
+    """Every row, as values and as text."""
+    models = variants(truth)
+    traced = [model for model in sorted(models) if _trace(truth, model).exists()]
+    rows = [row for model in traced for row in _rows(truth, models[model])]
+    values = [vars(r) | {"error": r.error, "error_given": r.error_given} for r in rows]
+    return {"rows": values, "text": "\n".join(_lines(rows))}
+
+
+def _trace(truth: Path, model: str) -> Path:
+    return truth / "h200" / f"{model}.base.json.gz"
+
+
+def _rows(truth: Path, measured: dict[str, Any]) -> Iterator[Row]:
+    model = measured["base"]["model"]
+    plain = decode(read(_trace(truth, model)).graph.facts[FACT])
+    base = play(plain).peak
+    besides = measured["base"]["peak_mib"] * 2**20 - base
+    for variant, row in measured.items():
+        specs = () if variant == "base" else SPECS.get(variant)
+        if specs is None or _POOLED in variant:
+            continue
+        if not all(s.partition(":")[0] in WHATIFS for s in specs):
+            continue
+        tape = plain
+        for spec in specs:
+            tape = parse(spec).hold(tape)
+        peak = play(tape).peak
+        yield Row(model, variant, row["peak_mib"] * 2**20, peak, peak + besides)
+
+
+def _lines(rows: Sequence[Row]) -> Iterator[str]:
+    yield f"{'MiB':38} measured  told          with the plain peak"
+    for r in rows:
+        yield (
+            f"{r.model:20} {r.variant:17} {r.measured / 2**20:8.0f} {r.alone / 2**20:5.0f} "
+            f"{r.error:+7.1%} {r.error_given:+14.1%}"
+        )
+    yield ""
+    for variant in sorted({r.variant for r in rows}):
+        yield _summary(variant, [r for r in rows if r.variant == variant])
+    yield _summary("all", rows)
+
+
+def _summary(name: str, rows: Sequence[Row]) -> str:
+    parts = [f"{name:17} {len(rows):3} rows"]
+    for word, errors in (
+        ("alone", [r.error for r in rows]),
+        ("given", [r.error_given for r in rows if r.variant != "base"]),
+    ):
+        if errors:
+            size = np.abs(errors)
+            parts.append(f"{word}: median {np.median(size):5.1%} worst {size.max():5.1%}")
+    return "  ".join(parts)

@@ -1,0 +1,200 @@
+"""What-ifs from one trace, held against the same change made and timed.
+
+`h200/` has, for each model, a trace of the plain step (and of one under autocast) and the
+un-profiled times of many variants. A row's truth is an interval (two ways of timing it); an error
+counts from the nearer end. Beside it stands what fixed ratios give on the rows with half precision:
+kernels of products three times, all others twice as fast (Daydream, section 5), the host as it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foretell.baseline import Baseline, interval, unprofiled
+from foretell.baseline.why import shares
+from foretell.trace import read
+from foretell.whatif import Setting, applied, parse
+from foretell_lab.validate import half
+from foretell_lab.validate.variants import variants
+
+# What each measured variant is called here.
+SPECS = {
+    "tf32": ("tf32",),
+    "amp_bf16": ("amp:dtype=bf16",),
+    "amp_fp16": ("amp:dtype=fp16",),
+    "opt_foreach": ("foreach-optimizer",),
+    "opt_fused": ("fused-optimizer",),
+    "batch_x2": ("batch:times=2",),
+    "batch_half": ("batch:times=0.5",),
+    "checkpoint": ("checkpoint",),
+    "cudagraph": ("cuda-graph",),
+    "nhwc": ("channels-last",),
+    "compile": ("compile",),
+    "amp_bf16+fused": ("amp:dtype=bf16", "fused-optimizer"),
+    "amp_bf16+cudagraph": ("amp:dtype=bf16", "cuda-graph"),
+    "amp_bf16+nhwc": ("amp:dtype=bf16", "channels-last"),
+    "amp_bf16+compile": ("amp:dtype=bf16", "compile"),
+}
+
+
+# From a trace under autocast: what is changed further.
+UNDER_AUTOCAST = {
+    "amp_bf16+fused": ("fused-optimizer",),
+    "amp_bf16+cudagraph": ("cuda-graph",),
+    "amp_bf16+nhwc": ("channels-last",),
+    "amp_bf16+compile": ("compile",),
+}
+FIXED = (
+    "scale:select=kind=kernel+op=*mm/*convolution*+phase!=update,times=0.333333",
+    "scale:select=kind=kernel+op!=*mm/*convolution*+phase!=update,times=0.5",
+)
+CHANGED = 0.03  # a variant this much faster or slower has a sign
+FAR = 0.1
+HOLDERS = ("host", "device")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant of one model: what was measured and what was foretold."""
+
+    model: str
+    start: str  # the variant whose trace was read
+    variant: str
+    before: float
+    low: float
+    high: float
+    predicted: float
+    least: float  # of the interval foretold
+    most: float
+    fixed: float | None = None  # what fixed ratios give
+    holder: str = ""  # who holds the changed step up: host, device or network
+
+    @property
+    def error(self) -> float:
+        """Relative error, from the nearer end of what was measured."""
+        return self._off(self.predicted)
+
+    @property
+    def fixed_error(self) -> float | None:
+        return None if self.fixed is None else self._off(self.fixed)
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the interval foretold meets what was measured."""
+        return self.least <= self.high and self.low <= self.most
+
+    @property
+    def has_sign(self) -> bool | None:
+        """Whether faster was called faster; None where little changed."""
+        real = (self.low + self.high) / 2
+        if abs(real / self.before - 1) <= CHANGED:
+            return None
+        return (self.predicted < self.before) == (real < self.before)
+
+    def _off(self, seconds: float) -> float:
+        return seconds / min(max(seconds, self.low), self.high) - 1
+
+
+def report(truth: Path) -> dict[str, Any]:
+    """Every row that can be foretold, as values and as text; the others are counted."""
+    known = variants(truth)
+    found = [row for model in sorted(known) for row in _rows(truth, known[model])]
+    missing = sorted({v for rows in known.values() for v in rows if v != "base"} - set(SPECS))
+    told = f"not foretold: {', '.join(missing) or 'nothing'}"
+    text = "\n".join([*_lines(found), told, *half.lines(list(half.halves(truth)))])
+    rows = [asdict(r) | {"error": r.error, "covered": r.is_covered} for r in found]
+    return {"rows": rows, "missing": missing, "text": text}
+
+
+def _rows(truth: Path, rows: dict[str, Any]) -> Iterator[Row]:
+    for start, specs in (("base", SPECS), ("amp_bf16", UNDER_AUTOCAST)):
+        path = truth / "h200" / f"{rows['base']['model']}.{start}.json.gz"
+        if start in rows and path.exists():
+            step = unprofiled(read(path), rows[start]["median_ms"] / 1e3)
+            for variant in sorted(set(specs) & set(rows)):
+                yield _row(step, rows, start, variant, specs[variant])
+
+
+def _row(
+    step: Baseline, rows: dict[str, Any], start: str, variant: str, specs: tuple[str, ...]
+) -> Row:
+    changes = [parse(spec) for spec in specs]
+    after = applied(changes, step.graph, Setting())
+    spread = math.hypot(*(change.spread for change in changes))
+    least, most = interval(after, step.predicted, host=step.sigma, spread=spread)
+    truth = rows[variant]
+    return Row(
+        truth["model"], start, variant, step.seconds, truth["low_ms"] / 1e3,
+        truth["high_ms"] / 1e3, step.predicted(after), least, most,
+        _fixed(step, specs) if start == "base" else None, shares(after).holder,
+    )  # fmt: skip
+
+
+def _fixed(step: Baseline, specs: tuple[str, ...]) -> float | None:
+    """The same with fixed ratios in place of the format's what-if; None for other rows."""
+    if not specs[0].startswith("amp"):
+        return None
+    changes = [parse(spec) for spec in (*FIXED, *specs[1:])]
+    return step.predicted(applied(changes, step.graph, Setting()))
+
+
+def _lines(rows: list[Row]) -> Iterator[str]:
+    for r in rows:
+        yield (
+            f"{r.model:18} {r.start[:4]:4} {r.variant:18} {1e3 * r.low:6.1f}–{1e3 * r.high:5.1f} ms"
+            f" told {1e3 * r.predicted:6.1f} {r.error:+6.1%}{'' if r.is_covered else ' *'}"
+        )
+    yield "* outside the interval that should hold four times in five"
+    yield ""
+    for start in ("base", "amp_bf16"):
+        mine = [r for r in rows if r.start == start]
+        for variant in sorted({r.variant for r in mine}):
+            yield _summary(f"{start[:4]} {variant}", [r for r in mine if r.variant == variant])
+        if mine:
+            yield _summary(f"all from {start}", mine)
+            yield _shares(mine)
+            yield _causes(mine)
+    yield from _beside_fixed(rows)
+
+
+def _summary(name: str, rows: list[Row]) -> str:
+    errors = np.abs([r.error for r in rows])
+    worst = rows[int(errors.argmax())]
+    return (
+        f"{name:24} {len(rows):3} rows  median {np.median(errors):5.1%}  "
+        f"p90 {np.quantile(errors, 0.9):5.1%}  worst {errors.max():5.1%} "
+        f"({worst.model} {worst.variant})"
+    )
+
+
+def _shares(rows: list[Row]) -> str:
+    signs = [r.has_sign for r in rows if r.has_sign is not None]
+    near = np.mean([abs(r.error) <= 0.15 for r in rows])
+    return (
+        f"{'':24} within 15 %: {near:.0%}; sign right: {np.mean(signs) if signs else 1:.0%} of "
+        f"{len(signs)}; in the interval: {np.mean([r.is_covered for r in rows]):.0%}"
+    )
+
+
+def _causes(rows: list[Row]) -> str:
+    """Who holds up the rows that are far off."""
+    far = [r for r in rows if abs(r.error) > FAR]
+    told = [f"{sum(r.holder == who for r in far)} by the {who}" for who in HOLDERS]
+    worst = max(rows, key=lambda r: abs(r.error))
+    return (
+        f"{'':24} the worst is a step that the {worst.holder} holds up; of {len(far)} rows off by "
+        f"more than {FAR:.0%} are held up {', '.join(told)}"
+    )
+
+
+def _beside_fixed(rows: list[Row]) -> Iterator[str]:
+    both = [(abs(r.error), abs(r.fixed_error)) for r in rows if r.fixed_error is not None]
+    if both:
+        ours, fixed = np.median(both, axis=0)
+        yield f"half precision from base: median {ours:.1%}; fixed ratios (÷3, ÷2) {fixed:.1%}"

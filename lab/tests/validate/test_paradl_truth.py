@@ -1,0 +1,44 @@
+"""ParaDL's logs and measured epochs, and single-device steps of built-in workloads."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foretell_lab.validate import chainer, workloads
+from foretell_lab.validate.paradl import outputs
+
+TRUTH = Path(__file__).resolve().parents[3].parent / "shared" / "truth"
+needs_truth = pytest.mark.skipif(not TRUTH.is_dir(), reason="no measured data beside the project")
+
+
+@pytest.mark.truth
+@needs_truth
+def test_every_output_of_the_oracle_within_a_hundredth():
+    found = outputs(TRUTH)
+    assert len(found) == 253
+    assert max(abs(x.compute) for x in found) < 0.01
+    talk = np.array([x.communication for x in found])
+    assert np.isnan(talk).sum() == 42  # the two strategies whose code slips
+    assert np.nanmax(np.abs(talk)) < 0.01
+    assert np.nanmax([abs(x.memory) for x in found]) < 0.01
+
+
+def test_measured_epochs():
+    values = chainer.report()["values"]
+    assert values["rows"] >= 0.90
+    assert values["data"] >= 0.95
+    assert values["filter"] >= 0.75
+    assert values["channel"] >= 0.75
+    assert values["ranked"] == 1
+
+
+@pytest.mark.truth
+@needs_truth
+@pytest.mark.parametrize(
+    ("source", "median"), [("nvidia", 0.13), ("scaling", 0.10), ("lambda", 0.09)]
+)
+def test_boards_of_others(source, median):
+    found = list(workloads.SOURCES[source](TRUTH))
+    assert len(found) > 30
+    assert workloads.summary(found)["median"] <= median

@@ -1,0 +1,164 @@
+"""Measures links and cores of this machine with pools of ranks; writes them and a cluster file."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Callable, Collection, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from foretell.errors import InputError
+from foretell.pytorch.ranks.links import (
+    fit_links,
+    measure_beside,
+    measure_cores,
+    measure_hooks,
+    measure_links,
+    this_machine,
+)
+from foretell.pytorch.ranks.network import LOOPBACK, Network, network
+from foretell.pytorch.ranks.pin import dealt
+from foretell.pytorch.ranks.pool import WORKER, Pool
+from foretell.pytorch.ranks.wires import refusal
+
+MACHINE, LOG = "machine.json", "ranks.log"
+LINKS, CLUSTER = "links.csv", "cluster.toml"
+_L2 = 32 * 2**20  # bytes: nobody asked the processor; a server's usual last-level cache
+Tell = Callable[..., None]  # words and, where it is known, the share that is done
+Setup = tuple[int, str]  # ranks, and the name of the network between them
+
+
+@dataclass
+class Pools:
+    """Pools of ranks, opened when they are needed, and the folder that results go to."""
+
+    folder: Path
+    stack: ExitStack = field(default_factory=ExitStack)
+    pools: dict[tuple[int, str], Pool] = field(default_factory=dict)
+    pin: bool = False
+    worker: str = WORKER
+
+    def pool(self, ranks: int, wanted: Network) -> Pool:
+        """Ranks on a network, shaped as it says."""
+        key = (ranks, wanted.name if wanted.wires == "tap" else wanted.wires)
+        found = self.pools.get(key)
+        if found is None or found.is_broken:
+            made = Pool(ranks, wanted, self.folder / LOG, pin=self.pin, worker=self.worker)
+            found = self.pools[key] = self.stack.enter_context(made)
+        found.shape(wanted)
+        return found
+
+
+def refused(networks: Iterable[str]) -> str:
+    """Why not all of these networks can be had here, or nothing."""
+    return refusal() if any(network(name).wires != "lo" for name in networks) else ""
+
+
+def measure_machine(pools: Pools, setups: Collection[Setup], tell: Tell) -> dict[str, Any]:
+    """Links and cores of every number of ranks and network."""
+    path = pools.folder / MACHINE
+    told = this_machine() | {"pinned": pools.pin, "each": _each(pools.pin, setups)}
+    found = read(path) or {"machine": told, "links": [], "cores": [], "fits": []}
+    if "ceilings" not in found:
+        found["ceilings"] = pools.pool(1, network(LOOPBACK)).ask({"do": "ceilings"})[0]
+    for ranks, name in sorted(set(setups)):
+        if not any(row["ranks"] == ranks for row in found["cores"]):
+            tell(f"cores of {ranks} ranks")
+            found["cores"].append(measure_cores(pools.pool(ranks, network(name))))
+        known = any((r["ranks"], r["network"]) == (ranks, name) for r in found["links"])
+        if ranks > 1 and not known:
+            pool = pools.pool(ranks, network(name))
+            found["links"] += measure_links(pool, name, tell=tell)
+            found.setdefault("beside", []).append(measure_beside(pool, name))
+            if "hooks" not in found:
+                found["hooks"] = measure_hooks(pool)
+        found["fits"] = fit_links(found["links"])
+        write(path, found)
+    return found
+
+
+def _each(pin: bool, setups: Iterable[Setup]) -> int:
+    """Processors that a rank keeps to, the fewest of all setups; 0 where none is kept."""
+    return min((len(p) for ranks, _ in setups for p in dealt(ranks)), default=0) if pin else 0
+
+
+def read(path: Path) -> Any:
+    """A JSON file of the folder, None where it is not there."""
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def write(path: Path, value: Any) -> None:
+    """Write a JSON file whole or not at all."""
+    beside = path.with_suffix(".part")
+    beside.write_text(json.dumps(value, indent=1))
+    beside.replace(path)
+
+
+def write_links(folder: Path, machine: dict[str, Any]) -> Path:
+    """Every message that was measured, one a row."""
+    path = folder / LINKS
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(machine["links"][0]))
+        writer.writeheader()
+        writer.writerows(machine["links"])
+    return path
+
+
+def write_cluster(folder: Path, machine: dict[str, Any], network: str, ranks: int) -> Path:
+    """Ranks of one processor each, behind links as they were measured; `foretell.cluster` reads it.
+
+    A link's latency is half of α over the 2(n−1) steps of a ring, since a message crosses two.
+    """
+    fits = {(f["network"], f["ranks"]): f for f in machine["fits"]}
+    if (network, ranks) not in fits:
+        raise InputError(f"nobody measured {ranks} ranks over {network}", hint="foretell bench")
+    fit, rates = fits[network, ranks], machine.get("ceilings", {})
+    path = folder / CLUSTER
+    told = machine["machine"]
+    lines = [
+        f"# {told['cpu']}, {told['cores']} cores, as measured by `foretell bench`.",
+        'name = "this-machine"',
+        f"title = {json.dumps(f'{ranks} ranks over {network}')}",
+        "",
+        '[device."this-cpu"]',
+        f"title = {json.dumps(told['cpu'] or 'CPU')}",
+        'vendor = "cpu"',
+        'arch = "x86"',
+        f'memory = "{_memory():.0f} B"',
+        f'memory_bandwidth = "{rates.get("bytes", 1e10):.4g} B/s"',
+        f"units = {told['cores']}",
+        f'clock = "{_clock():.4g} Hz"',
+        f'l2 = "{_L2} B"',
+        f'flops = {{ fp32 = "{rates.get("fp32", 5e10):.4g} flop/s" }}',
+        'sources."memory_bandwidth flops" = "foretell bench, on this machine"',
+        "",
+        "[link.measured]",
+        f'kind = "{"loopback" if network == "loopback" else "ethernet"}"',
+        f'bandwidth = "{fit["bandwidth"]:.4g} B/s"',
+        f'latency = "{max(fit["latency"], 1e-7) / (4 * (ranks - 1)):.4g} s"',
+        "",
+        "[[node]]",
+        'title = "a rank"',
+        f"count = {ranks}",
+        'devices = ["this-cpu"]',
+        "sockets = 1",
+        'nic = "measured"',
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def _memory() -> float:
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _clock() -> float:
+    """Hertz of a core as the kernel tells them; a server's usual base clock where it does not."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
+    told = [float(line.split(":")[1]) for line in lines if line.startswith("cpu MHz")]
+    return 1e6 * max(told) if told else 2e9

@@ -1,0 +1,223 @@
+"""Network namespaces, one a rank, joined by links with a rate and a delay; gone when done.
+
+Everything made here carries the process id in its name: what a killed process left behind is
+found by the next one and taken away. Rates are token buckets of the kernel (tbf), on both ends of
+each link.
+A delay needs netem, which many kernels lack, so those links run through a switch of our own on TAP
+devices (→ switch.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from foretell.errors import InputError
+from foretell.pytorch.ranks.network import Network
+
+_SUBNET = "10.99.0"
+_NAMED = re.compile(r"fl(\d+)[a-z]+\d*")
+_BURST_SECONDS = 2e-3  # of a link's rate: below that tbf does not reach 1 Gbit/s
+_MTU = "9000"  # bytes, of a loopback: its own packets of 64 KiB are more than a bucket holds
+_BURST_LEAST = 65536  # bytes: one packet as the kernel hands them over
+
+
+def refusal() -> str:
+    """Why no namespaces can be made here, or nothing."""
+    if sys.platform != "linux":
+        return f"network namespaces are a thing of Linux, this is {sys.platform}"
+    if os.geteuid() != 0:
+        return "network namespaces need the rights of root"
+    name = f"fl{os.getpid()}probe"
+    try:
+        _ip("netns", "add", name)
+        _ip("netns", "del", name)
+        probe = subprocess.run(["tc", "-V"], capture_output=True, check=False)
+    except (InputError, FileNotFoundError) as why:
+        return f"no network namespaces: {str(why).splitlines()[0]}"
+    return "" if probe.returncode == 0 else "there is no `tc` to shape links"
+
+
+class Wires:
+    """Ranks each in a namespace of its own, on one bridge or one switch; used with `with`."""
+
+    def __init__(self, ranks: int, kind: str) -> None:
+        self.ranks, self.kind = ranks, kind  # `lo`, `veth` or `tap`
+        self.tag = f"fl{os.getpid()}{kind[0]}{ranks}"
+        self._switch: subprocess.Popen[bytes] | None = None
+        self._shaped = ""
+
+    def __enter__(self) -> Self:
+        if self.kind != "lo":
+            sweep()
+        try:
+            if self.kind == "veth":
+                self._join()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def prefix(self, rank: int) -> list[str]:
+        """What to put before a command so that it runs on a rank."""
+        return [] if self.kind == "lo" else ["ip", "netns", "exec", self._space(rank)]
+
+    def address(self, rank: int) -> str:
+        """Where a rank is reached."""
+        return "127.0.0.1" if self.kind == "lo" else f"{_SUBNET}.{rank + 1}"
+
+    @property
+    def interface(self) -> str:
+        """The name of the link inside a rank's namespace."""
+        return "lo" if self.kind == "lo" else "eth0"
+
+    def shape(self, network: Network) -> None:
+        """Give every link its rate and delay."""
+        if network.wires != self.kind:
+            raise InputError(f"`{network}` cannot be had on {self.kind} links")
+        if network.name == self._shaped:
+            return
+        for rank in range(self.ranks if self.kind == "veth" else 0):
+            self._limit(rank, network.rate(rank))
+        if self.kind == "tap":
+            self._start_switch(network)
+        self._shaped = network.name
+
+    def close(self) -> None:
+        """Take everything away; what is gone already is no error."""
+        if self._switch is not None:
+            self._switch.kill()
+            self._switch.communicate()
+        if self.kind != "lo":
+            _remove(f"{self.tag}x")
+
+    def _space(self, rank: int) -> str:
+        return f"{self.tag}x{rank}"
+
+    def _join(self) -> None:
+        _ip("link", "add", f"{self.tag}xb", "type", "bridge")
+        _ip("link", "set", f"{self.tag}xb", "up")
+        for rank in range(self.ranks):
+            space, outer = self._space(rank), f"{self.tag}xv{rank}"
+            _ip("netns", "add", space)
+            _ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", space)
+            _ip("link", "set", outer, "master", f"{self.tag}xb", "up")
+            self._address(rank)
+
+    def _address(self, rank: int) -> None:
+        space = self._space(rank)
+        _ip("-n", space, "addr", "add", f"{self.address(rank)}/24", "dev", "eth0")
+        _ip("-n", space, "link", "set", "eth0", "up")
+        _ip("-n", space, "link", "set", "lo", "up")
+
+    def _limit(self, rank: int, rate: float) -> None:
+        ends: tuple[tuple[list[str], str], ...] = (
+            (["-n", self._space(rank)], "eth0"),
+            ([], f"{self.tag}xv{rank}"),
+        )
+        for where, device in ends:
+            known = _run(["tc", *where, "qdisc", "show", "dev", device]).split()[1:2] == ["tbf"]
+            if rate:
+                _run(["tc", *where, "qdisc", "replace", "dev", device, "root", *_bucket(rate)])
+            elif known:
+                _run(["tc", *where, "qdisc", "del", "dev", device, "root"])
+
+    def _start_switch(self, network: Network) -> None:
+        if self._switch is not None:
+            raise InputError("a switch has one network for all its life", hint="open another pool")
+        for rank in range(self.ranks):
+            _ip("netns", "add", self._space(rank))
+        rates = ",".join(str(network.rate(rank)) for rank in range(self.ranks))
+        command = [sys.executable, "-m", "foretell.pytorch.ranks.switch", f"{self.tag}x", rates]
+        self._switch = subprocess.Popen(
+            [*command, str(network.delay)],
+            stdin=subprocess.PIPE,  # never written to: it ends with us, and the switch with it
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._switch.stdout is not None
+        if self._switch.stdout.readline().strip() != b"ready":
+            raise InputError(
+                "the switch between ranks could not be started", hint="is there a TUN?"
+            )
+        for rank in range(self.ranks):
+            self._address(rank)
+
+
+@contextmanager
+def shaped_loopback(network: Network, ranks: int) -> Iterator[list[str]]:
+    """What to put before a command so that its ranks meet on a loopback of a limited rate.
+
+    All of them send through one queue, which is given the rates of all of them together.
+    """
+    why = refusal() if network.wires != "lo" else ""
+    if why or network.delay:
+        raise InputError(why or f"a loopback has no delay, as `{network}` asks for")
+    if network.wires == "lo":
+        yield []
+        return
+    sweep()
+    space = f"fl{os.getpid()}lo"
+    rate = sum(network.rate(rank) for rank in range(ranks))
+    try:
+        _ip("netns", "add", space)
+        _ip("-n", space, "link", "set", "lo", "mtu", _MTU, "up")
+        if rate:
+            _run(["tc", "-n", space, "qdisc", "add", "dev", "lo", "root", *_bucket(rate)])
+        yield ["ip", "netns", "exec", space]
+    finally:
+        _remove(space)
+
+
+def _bucket(rate: float) -> list[str]:
+    burst = max(_BURST_LEAST, int(rate * _BURST_SECONDS))
+    return ["tbf", "rate", f"{int(rate * 8)}bit", "burst", f"{burst}b", "latency", "400ms"]
+
+
+def sweep() -> None:
+    """Take away what labs left behind whose process is gone."""
+    for name in _spaces() + _links():
+        match = _NAMED.match(name)
+        if match and not Path(f"/proc/{match[1]}").exists():
+            _remove(name)
+
+
+def _remove(start: str) -> None:
+    """Remove links and namespaces whose names begin so; those of a namespace go with it."""
+    for name in [n for n in _links() if n.startswith(start)]:
+        subprocess.run(["ip", "link", "del", name], capture_output=True, check=False)
+    for name in [n for n in _spaces() if n.startswith(start)]:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def _spaces() -> list[str]:
+    return [line.split()[0] for line in _run(["ip", "netns", "list"]).splitlines() if line.strip()]
+
+
+def _links() -> list[str]:
+    lines = _run(["ip", "-o", "link", "show"]).splitlines()
+    return [line.split(":")[1].strip().split("@")[0] for line in lines]
+
+
+def _ip(*words: str) -> str:
+    return _run(["ip", *words])
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        why = done.stderr.strip().splitlines() or ["it failed"]
+        raise InputError(f"`{' '.join(command)}`: {why[0]}", hint="use --network loopback")
+    return done.stdout
