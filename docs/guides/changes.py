@@ -60,8 +60,8 @@ foretell(f"whatif {TRACE} --real-ms 48.19 cuda-graph")
 
 # %% [markdown]
 # A CUDA graph takes the host out of the step. It gains almost nothing here, because the device,
-# not the host, holds the step up. That changes once the kernels are fast. **Changes compose, from
-# left to right:**
+# not the host, holds the step up. That changes once the kernels are fast. **Changes compose, in
+# whatever order they are written:**
 
 # %%
 foretell(f"whatif {TRACE} --real-ms 48.19 amp:dtype=bf16 channels-last cuda-graph")

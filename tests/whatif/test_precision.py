@@ -65,7 +65,7 @@ def test_amp_shortens_products_and_adds_casts_on_both_sides():
     assert (after.dtype[products] == Dtype.BF16).all()
     norm = before.select(kind="kernel", op="native_layer_norm")
     assert after.seconds[norm] == pytest.approx(before.seconds[norm])
-    casts = after.select(kind="kernel", op="copy_")
+    casts = after.select(kind="kernel", op=("copy_", "cast_weight"))
     assert len(casts) == 2 * 5  # two weights, two biases, one input; and their gradients
     assert len(after.select(kind="host", op="_to_copy")) == len(casts)
 

@@ -14,7 +14,7 @@ from foretell.advise.step import Step
 from foretell.baseline import why
 from foretell.errors import ForetellError
 from foretell.graph.graph import Graph
-from foretell.whatif import WhatIf, parse, peak_bytes
+from foretell.whatif import WhatIf, ordered, parse, peak_bytes
 from foretell.whatif.batch import Batch
 
 # What is tried: changes of one machine that a line or two of PyTorch make.
@@ -31,7 +31,6 @@ RIVALS = (
 )
 WORTH = 0.01  # a gain below this is none
 TRADES = frozenset({"batch", "checkpoint", "vdnn", "gist"})  # of memory: not combined unasked
-LATE = {"compile": 1, "cuda-graph": 2}  # these build on what the others leave
 STARTS = 4  # how many of the best changes a combination is grown from
 
 
@@ -132,10 +131,9 @@ def _grown(
 
 
 def _in_order(step: Step, changes: tuple[WhatIf, ...]) -> Advice | None:
-    """Changes in the order they build on each other: the compiler and its replay come last."""
-    ordered = sorted(changes, key=lambda c: (LATE.get(c.name, 0), str(c)))
+    """Changes in canonical order; None where they do not go together."""
     try:
-        return _tried(step, tuple(ordered))
+        return _tried(step, tuple(ordered(changes)))
     except ForetellError:
         return None
 

@@ -33,7 +33,7 @@ def command(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Say what SPECS, made one after the other, would do to the step in FILE: graph or trace.
+    """Say what SPECS, made together, would do to the step in FILE: graph or trace.
 
     A spec is a name with options, such as faster:op=gemm,times=2 or remove:select=op=dropout*.
     """

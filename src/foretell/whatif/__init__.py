@@ -2,13 +2,23 @@
 
 from typing import TYPE_CHECKING, Any
 
-from foretell.whatif.base import DoesNotApply, Setting, WhatIf, applied
+from foretell.whatif.base import DoesNotApply, Setting, WhatIf
+from foretell.whatif.compose import applied, ordered
 from foretell.whatif.registry import WHATIFS, parse
 
 if TYPE_CHECKING:
     from foretell.whatif.held import peak_bytes
 
-__all__ = ["WHATIFS", "DoesNotApply", "Setting", "WhatIf", "applied", "parse", "peak_bytes"]
+__all__ = [
+    "WHATIFS",
+    "DoesNotApply",
+    "Setting",
+    "WhatIf",
+    "applied",
+    "ordered",
+    "parse",
+    "peak_bytes",
+]
 
 
 def __getattr__(name: str) -> Any:

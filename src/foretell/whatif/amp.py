@@ -28,6 +28,7 @@ from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import launch_of
 from foretell.whatif.formats import Change, retimed, told
 from foretell.whatif.hosts import call_seconds, issued_by
+from foretell.whatif.parameters import CAST_WEIGHT, UNSCALE
 from foretell.whatif.tabled import Sort, sorts_of
 from foretell.whatif.walks import MIXED
 
@@ -141,20 +142,22 @@ class _Rule:
 
 
 class _Casts(NamedTuple):
-    """Casts of the forward pass: behind which run, how many numbers, and whether to half."""
+    """Casts of the forward pass: of which run, how many numbers, to half, of a parameter."""
 
     runs: list[int]
     sizes: Array
     to_half: Array
+    of_weight: Array
 
 
 def _casts(found: list[Run]) -> _Casts:
-    rows = [(i, n, True) for i, r in enumerate(found) for n in r.weights]
-    rows += [(i, n, r.is_half) for i, r in enumerate(found) for n in r.inputs]
-    rows += [(i, n, False) for i, r in enumerate(found) for n in r.widened]
+    rows = [(i, n, True, True) for i, r in enumerate(found) for n in r.weights]
+    rows += [(i, n, r.is_half, False) for i, r in enumerate(found) for n in r.inputs]
+    rows += [(i, n, False, False) for i, r in enumerate(found) for n in r.widened]
     rows.sort(key=lambda row: row[0])
-    sizes, to_half = (np.array([row[k] for row in rows]) for k in (1, 2))
-    return _Casts([row[0] for row in rows], sizes.astype(float), to_half.astype(bool))
+    sizes, to_half, weight = (np.array([row[k] for row in rows]) for k in (1, 2, 3))
+    runs = [row[0] for row in rows]
+    return _Casts(runs, sizes.astype(float), to_half.astype(bool), weight.astype(bool))
 
 
 def _cast(edit: Edit, graph: Graph, found: list[Run]) -> None:
@@ -165,13 +168,13 @@ def _cast(edit: Edit, graph: Graph, found: list[Run]) -> None:
     call = call_seconds(graph)
     before = np.array([found[i].task for i in casts.runs])
     seconds = _seconds(casts.sizes, casts.to_half)
-    _insert_casts(edit, graph, before, seconds, casts.sizes, CAST * call, "forward")
+    _insert_casts(edit, graph, before, seconds, casts, CAST * call, "forward")
     back = _mirrored(graph, found)
     if len(back):
         order = {i: k for k, i in enumerate(dict.fromkeys(casts.runs))}
         behind = np.array([back[order[i] * len(back) // len(order)] for i in casts.runs])
         seconds = _seconds(casts.sizes, ~casts.to_half)
-        _insert_casts(edit, graph, behind, seconds, casts.sizes, CAST_BACK * call, "backward")
+        _insert_casts(edit, graph, behind, seconds, casts, CAST_BACK * call, "backward")
 
 
 def _seconds(sizes: Array, to_half: Array) -> Array:
@@ -192,20 +195,23 @@ def _mirrored(graph: Graph, found: list[Run]) -> Array:
 
 
 def _insert_casts(
-    edit: Edit, graph: Graph, before: Array, seconds: Array, sizes: Array, host: float, phase: str
+    edit: Edit, graph: Graph, before: Array, seconds: Array, casts: _Casts, host: float, phase: str
 ) -> None:
     launch = launch_of(graph, before)
     known = launch >= 0
     if not known.any():
         return
-    before, launch, seconds, sizes = before[known], launch[known], seconds[known], sizes[known]
+    before, launch, seconds, sizes = (
+        column[known] for column in (before, launch, seconds, casts.sizes)
+    )
+    ops = [CAST_WEIGHT if weight else "copy_" for weight in casts.of_weight[known]]
     where = issued_by(graph, launch)
     calls = edit.insert(
         issued_before=where, kind="host", op="_to_copy", phase=phase, lane=graph.lane[where],
         rank=graph.rank[where], layer=graph.layer[before], seconds=np.full(len(where), host),
     )  # fmt: skip
     kernels = edit.insert(
-        issued_before=before, kind="kernel", op="copy_", phase=phase, lane=graph.lane[before],
+        issued_before=before, kind="kernel", op=ops, phase=phase, lane=graph.lane[before],
         rank=graph.rank[before], layer=graph.layer[before], dtype="bf16",
         seconds=seconds, gap=graph.gap[before],
         bytes=CAST_BYTES * sizes,
@@ -225,12 +231,12 @@ def _scale(edit: Edit, graph: Graph) -> None:
     kernel = kernels[np.argmin(graph.order[kernels])]
     moved = float(graph.bytes[kernels].sum()) / 4 if "bytes" in graph.columns else 0.0
     call = edit.insert(
-        issued_before=np.array([first]), kind="host", op="_amp_foreach_unscale", phase="update",
+        issued_before=np.array([first]), kind="host", op=UNSCALE, phase="update",
         lane=graph.lane[first], rank=graph.rank[first],
         seconds=SCALER_CALLS * call_seconds(graph),
     )  # fmt: skip
     check = edit.insert(
-        issued_before=np.array([kernel]), kind="kernel", op="_amp_foreach_unscale", phase="update",
+        issued_before=np.array([kernel]), kind="kernel", op=UNSCALE, phase="update",
         lane=graph.lane[kernel], rank=graph.rank[kernel], seconds=2e-5 + moved / RATE,
     )  # fmt: skip
     edit.wait(check, call, kind="launch")

@@ -7,7 +7,6 @@ changed nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -49,10 +48,3 @@ class WhatIf(Spec):
     def hold(self, tape: Tape) -> Tape:
         """What the change makes of the tensors the step holds; the same unless a what-if says."""
         return tape
-
-
-def applied(changes: Iterable[WhatIf], graph: Graph, setting: Setting | None = None) -> Graph:
-    """All changes, one after the other."""
-    for change in changes:
-        graph = change.apply(graph, setting or Setting())
-    return graph

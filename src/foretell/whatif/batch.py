@@ -1,4 +1,4 @@
-"""More or fewer samples a step: the device does more or less work, the host the same."""
+"""More or fewer samples a step: the device and the loader do more or less work."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ class Batch(WhatIf):
             raise DoesNotApply("the step has no kernels of a forward or backward pass")
         floor = np.minimum(graph.seconds[tasks], FLOOR)
         with graph.edit(str(self)) as edit:
+            edit.scale(np.flatnonzero(graph.kind == Kind.LOAD), self.times)
             edit.set(tasks, seconds=floor + (graph.seconds[tasks] - floor) * self.times**POWER)
             for column in ("flops", "bytes"):
                 if column in graph.columns:

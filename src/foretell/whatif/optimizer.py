@@ -24,6 +24,7 @@ from foretell.graph.graph import Graph
 from foretell.memory import change
 from foretell.memory.tape import Tape
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
+from foretell.whatif.parameters import UNSCALE, first_shape
 
 START, RATE = 14e-6, 3.8e12  # of a kernel over a list of tensors
 START_FUSED, RATE_FUSED = 35e-6, 3.25e12
@@ -46,6 +47,7 @@ class Loop:
     parameters: float  # numbers, not tensors
     moved: float  # bytes all operations read and write
     kernel: int  # one of its kernels, for lane and rank
+    shape: str  # of all its tensors, as an operator on lists has it
     ops: frozenset[str]
 
 
@@ -113,6 +115,7 @@ def found(graph: Graph, rank: int) -> Loop:
     ends = int(graph.order[mine & (graph.phase == Phase.BACKWARD)].max(initial=-1))
     # Before the backward pass ends only gradients are set to zero.
     in_update = mine & (graph.phase == Phase.UPDATE) & (graph.order > ends)
+    in_update &= ~np.isin(graph.op, graph.names.matching(UNSCALE))
     kernels = np.flatnonzero(in_update & (graph.kind == Kind.KERNEL))
     host = np.flatnonzero(in_update & (graph.kind == Kind.HOST))
     ops = frozenset(graph.names[int(k)] for k in np.unique(graph.op[kernels]))
@@ -130,6 +133,7 @@ def found(graph: Graph, rank: int) -> Loop:
         parameters=float(sizes[once].sum()),
         moved=moved,
         kernel=int(kernels[0]),
+        shape=_as_list(graph, graph.shape[kernels[once]]),
         ops=ops,
     )
 
@@ -145,6 +149,12 @@ def _sizes(graph: Graph, kernels: Array) -> tuple[Array, float]:
             hint="profile with record_shapes=True",
         )
     return sizes, float((sizes * (count + 1) * ITEM).sum())
+
+
+def _as_list(graph: Graph, shapes: Array) -> str:
+    """The tensors that single calls update as one list, as a trace writes it."""
+    tensors = [first_shape(graph.names[int(s)]) for s in shapes]
+    return f"in={'|'.join(t for t in tensors if t)},types=TensorList"
 
 
 def _tensors(shape: str) -> tuple[float, float]:
@@ -163,7 +173,9 @@ def replace(edit: Edit, loop: Loop, op: str, host: float, seconds: float, count:
     where["issued_before"] = np.full(count, loop.first)
     lanes = graph.lane[[loop.first, loop.kernel]]
     launch = edit.insert(kind="host", lane=lanes[0], seconds=host, **where)
-    kernel = edit.insert(kind="kernel", lane=lanes[1], seconds=seconds, dtype="fp32", **where)
+    kernel = edit.insert(
+        kind="kernel", lane=lanes[1], seconds=seconds, dtype="fp32", shape=loop.shape, **where
+    )
     edit.wait(kernel, launch, kind="launch")
     handed_over = _handed_over(graph, loop.tasks)
     edit.wait(np.full(len(handed_over), launch[0]), handed_over, kind="thread")

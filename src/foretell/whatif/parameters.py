@@ -12,6 +12,8 @@ from foretell.graph.columns import Array, Dtype, Ids, Kind, Phase
 from foretell.graph.graph import Graph
 
 PACK, UNPACK = "bucket_pack", "bucket_unpack"  # ops of the copies into and out of buckets
+CAST_WEIGHT = "cast_weight"  # op of autocast's casts of parameters, inserted by `amp`
+UNSCALE = "_amp_foreach_unscale"  # op of a gradient scaler's pass, before the optimizer's own
 
 _PLAIN = ("fill_", "zero_", "copy_", "_to_copy", "add", "add_", "mul", "mul_")  # shapes stay
 SIZES = {Dtype.FP64: 8.0, Dtype.FP16: 2.0, Dtype.BF16: 2.0, Dtype.FP8: 1.0}  # bytes; else 4
@@ -38,14 +40,15 @@ def parameters(graph: Graph, rank: int) -> list[tuple[str, float]]:
 def treats_parameters(graph: Graph) -> Array:
     """Which tasks only fill, cast or add tensors of the shapes that parameters have.
 
-    Vectors are left out: their shapes are not telling, and they are small.
+    Casts that `amp` inserted say it themselves. Vectors are left out: their shapes are not
+    telling, and they are small.
     """
     ranks = np.unique(graph.rank).tolist()
     known = {s for rank in ranks for s, _ in parameters(graph, rank) if "x" in s}
     alike = [n for n in np.unique(graph.shape).tolist() if _are_all(graph.names[n], known)]
     ops = np.concatenate([graph.names.matching(op) for op in _PLAIN])
     found: Array = np.isin(graph.shape, alike) & np.isin(graph.op, ops)
-    return found
+    return found | np.isin(graph.op, graph.names.matching(CAST_WEIGHT))
 
 
 def _are_all(shape: str, known: set[str]) -> bool:
@@ -57,7 +60,8 @@ def _are_all(shape: str, known: set[str]) -> bool:
 def _update_kernels(graph: Graph, rank: int) -> Ids:
     """Kernels of the optimizer's step: what comes behind the whole backward pass."""
     is_update = (graph.rank == rank) & (graph.phase == Phase.UPDATE) & (graph.kind == Kind.KERNEL)
-    is_update &= ~np.isin(graph.op, graph.names.matching(UNPACK))
+    for own in (UNPACK, UNSCALE):
+        is_update &= ~np.isin(graph.op, graph.names.matching(own))
     behind = graph.order > backward_ends(graph, rank)
     return in_order(graph, np.flatnonzero(is_update & behind))
 

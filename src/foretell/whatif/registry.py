@@ -1,4 +1,4 @@
-"""Every what-if by its name; a new one is one file and one line here.
+"""Every what-if by its name; a new one is one file, one line here and its place in `compose.ORDER`.
 
 A what-if is imported when it is asked for: most steps are asked about one or two.
 """

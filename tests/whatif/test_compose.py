@@ -1,0 +1,81 @@
+"""Several what-ifs: one answer whatever order they are written in, or one refusal."""
+
+from itertools import combinations
+
+import pytest
+
+from foretell.cluster import load
+from foretell.errors import InputError
+from foretell.graph.verify import verify
+from foretell.simulate import simulate
+from foretell.whatif import WHATIFS, DoesNotApply, Setting, applied, ordered, parse
+from foretell.whatif.compose import EXCLUSIVE, ORDER
+from tests.whatif.ddp import hosted
+from tests.whatif.test_every import EXAMPLES
+from tests.whatif.traced import attention, convnet
+
+STEPS = {"hosted": hosted, "convnet": convnet, "attention": attention}
+
+
+@pytest.fixture(scope="module", params=sorted(STEPS))
+def step(request):
+    return STEPS[request.param]()
+
+
+def answer(step, specs):
+    """The step's history and time, or the words of a refusal."""
+    try:
+        after = applied([parse(s) for s in specs], step, Setting(load("dgx-a100:nodes=2")))
+    except InputError as error:
+        return error.message
+    return after.history, simulate(verify(after)).seconds
+
+
+def test_every_change_has_its_place():
+    assert sorted(ORDER) == sorted(WHATIFS)
+
+
+@pytest.mark.parametrize("first", sorted(EXAMPLES))
+def test_any_two_commute(step, first):
+    for second in sorted(EXAMPLES):
+        if second > first:
+            pair = EXAMPLES[first], EXAMPLES[second]
+            assert answer(step, pair) == answer(step, pair[::-1]), pair
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_any_order_of_several(step, count):
+    specs = [EXAMPLES[n] for n in ("amp", "batch", "compile", "cuda-graph", "data-parallel")]
+    for some in combinations(specs, count):
+        assert answer(step, some) == answer(step, some[::-1]) == answer(step, sorted(some))
+
+
+def test_those_of_one_kind_too(step):
+    pair = ["batch:times=2", "batch:times=3"]
+    assert answer(step, pair) == answer(step, pair[::-1])
+
+
+@pytest.mark.parametrize("group", [group for group, _ in EXCLUSIVE])
+def test_what_excludes_each_other_is_refused(group):
+    with pytest.raises(InputError, match="exclude each other"):
+        applied([parse(name) for name in group], hosted())
+
+
+def test_a_refusal_says_behind_what():
+    with pytest.raises(DoesNotApply, match=r"`tf32` behind `amp`: the step has no product"):
+        applied([parse("tf32"), parse("amp")], convnet())
+
+
+def test_a_scaler_hides_neither_optimizer_nor_gradients():
+    changes = [parse(s) for s in ("amp:dtype=fp16", "fused-optimizer", "data-parallel:ranks=4")]
+    after = applied(changes, hosted(), Setting(load("dgx-a100")))
+    assert after.history[-3:] == tuple(str(c) for c in ordered(changes))
+
+
+def test_casts_of_parameters_do_not_grow_with_the_batch():
+    one, two = (
+        applied([parse(s) for s in specs], hosted()) for specs in (["amp"], ["amp", "batch"])
+    )
+    tasks = one.select(op="cast_weight", kind="kernel")
+    assert len(tasks)
+    assert (one.seconds[tasks] == two.seconds[tasks]).all()
