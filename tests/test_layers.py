@@ -53,7 +53,9 @@ LAB_ROOMS: dict[str, set[str]] = {
     "fused": set(),
     "emulation": set(),
     "policy": set(),
-    "validate": {"samples", "emulation"},
+    "bench": set(),
+    "preset_docs": set(),
+    "validate": {"samples", "emulation", "fused"},
     "cli": {"fused", "emulation", "policy", "validate"},
 }
 

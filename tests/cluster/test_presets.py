@@ -13,7 +13,7 @@ import pytest
 
 from foretell.cluster import load, names, preset
 from foretell.cluster.device import FORMATS
-from foretell.cluster.table import tables
+from foretell_lab.preset_docs import tables
 
 ROOT = Path(__file__).resolve().parents[2]
 TRUTH = ROOT.parent / "shared" / "truth"
@@ -171,7 +171,7 @@ def test_preset_files_are_plain_toml() -> None:
 
 def test_the_reference_page_shows_the_presets_of_today() -> None:
     page = (ROOT / "docs" / "reference" / "clusters.md").read_text(encoding="utf-8")
-    assert tables() in page, "run `python -m foretell.cluster.table` and paste it into the page"
+    assert tables() in page, "run `python -m foretell_lab.preset_docs` and paste it into the page"
 
 
 @pytest.mark.truth

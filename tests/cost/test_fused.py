@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from foretell.cluster.preset import devices
-from foretell.cost import fused_data, fused_formula, fused_host
+from foretell.cost import fused_formula, fused_host
 from foretell.cost.fused import fused_price, networks
 from foretell.cost.fused_regions import Regions, assembled
 from foretell.cost.fused_walk import WALKED, walked
 from foretell.errors import InputError
+from foretell_lab.fused import data as fused_data
 
 H200 = devices()["h200"]
 

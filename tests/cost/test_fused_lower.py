@@ -5,12 +5,12 @@ from math import nan
 import numpy as np
 
 from foretell.cluster.preset import devices
-from foretell.cost import fused_data
 from foretell.cost.fused import fused_price
 from foretell.cost.fused_lower import lowered
 from foretell.cost.fused_reduced import splits
 from foretell.cost.fused_regions import assembled, distinct
 from foretell.cost.fused_walk import WALKED, walked
+from foretell_lab.fused import data as fused_data
 
 H200 = devices()["h200"]
 N = 4096 * 1024

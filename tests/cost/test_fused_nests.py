@@ -5,10 +5,11 @@ from math import nan
 import numpy as np
 
 from foretell.cluster.preset import devices
-from foretell.cost import fused_data, fused_formula, fused_host
+from foretell.cost import fused_formula, fused_host
 from foretell.cost.fused import fused_price, networks
 from foretell.cost.fused_nests import NESTED, nested
 from foretell.cost.fused_regions import Regions, assembled
+from foretell_lab.fused import data as fused_data
 
 CORE = fused_formula.one_core()
 N = 1 << 18

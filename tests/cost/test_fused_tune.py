@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from foretell.cluster.preset import devices
-from foretell.cost import fused_data, fused_tune
+from foretell.cost import fused_tune
 from foretell.cost.fused import fused_price
 from foretell.errors import InputError
+from foretell_lab.fused import data as fused_data
 
 H200 = devices()["h200"]
 

@@ -50,9 +50,6 @@ def test_cases_of_a_file_are_measured_and_a_second_run_goes_on(
     assert main([*asked, "--resume"]) == 0
     assert len(load(out)) == 2
     assert "2 rows, 1 skipped" in capsys.readouterr().err
-    assert main(["--merge", str(out), "-o", str(tmp_path / "all.csv.gz")]) == 0
-    assert main(["--summary", str(tmp_path / "all.csv.gz")]) == 0
-    assert "2 rows" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -61,7 +58,6 @@ def test_cases_of_a_file_are_measured_and_a_second_run_goes_on(
         (["--shard", "2/2"], "no shard"),
         (["--shard", "x"], "no shard"),
         (["--only", "lineer"], "did you mean `linear`"),
-        (["--summary", "none.csv"], "no measured table"),
     ],
 )
 def test_a_mistake_is_told_in_a_line(

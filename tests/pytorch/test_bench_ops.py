@@ -11,8 +11,8 @@ from foretell.errors import InputError  # noqa: E402
 from foretell.pytorch.bench.call import Place  # noqa: E402
 from foretell.pytorch.bench.case import Case, case  # noqa: E402
 from foretell.pytorch.bench.ops import build, cases, family_of  # noqa: E402
-from foretell.pytorch.bench.words import ATEN  # noqa: E402
 from foretell.pytorch.bench.work import held, work  # noqa: E402
+from foretell_lab.bench.words import ATEN  # noqa: E402
 
 CPU = Place(torch.device("cpu"))
 ON_GPUS_ONLY = ("flash", "efficient", "cudnn")

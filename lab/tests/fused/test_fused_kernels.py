@@ -12,12 +12,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from foretell.cluster.preset import devices  # noqa: E402
-from foretell.cost import fused_data  # noqa: E402
 from foretell.cost.fused_lower import lowered  # noqa: E402
 from foretell.cost.fused_regions import assembled  # noqa: E402
 from foretell.cost.fusion_class import WORDS  # noqa: E402
 from foretell.errors import InputError  # noqa: E402
 from foretell_lab.fused import bench, matched, steps  # noqa: E402
+from foretell_lab.fused import data as fused_data  # noqa: E402
 from foretell_lab.fused import gather_steps as gather_steps_module  # noqa: E402
 from foretell_lab.fused.build import compiled  # noqa: E402
 from foretell_lab.fused.gather import gather, joined, measured_regions  # noqa: E402

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from foretell.cost import fused_data
+from foretell_lab.fused import data as fused_data
 from foretell_lab.validate import fused as validated
 
 

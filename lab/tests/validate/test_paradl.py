@@ -3,8 +3,8 @@
 import pytest
 
 from foretell.errors import InputError
-from foretell.plan.paradl import Asked, Fabric, net_of, paradl
 from foretell.workload import load
+from foretell_lab.validate.paradl_formulas import Asked, Fabric, net_of, paradl
 from foretell_lab.validate.paradl_nets import NETS
 
 OLD = Fabric(cable=15e-6)

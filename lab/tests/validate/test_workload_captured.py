@@ -6,7 +6,7 @@ from foretell.cluster import load as load_cluster
 from foretell.cost import price
 from foretell.simulate import simulate
 from foretell.workload import load
-from foretell.workload.eager import Eager, eager
+from foretell_lab.validate.eager import Eager, eager
 from foretell_lab.validate.workload_names import H200
 from foretell_lab.validate.workloads import with_options
 

@@ -23,11 +23,11 @@ from foretell.cluster.device import Device
 from foretell.cluster.preset import devices
 from foretell.cost import fused_tune
 from foretell.cost.fused import fused_price
-from foretell.cost.fused_data import Measured
 from foretell.cost.fused_formula import one_core
 from foretell.errors import InputError
 from foretell.pytorch.bench.clock import place_for
 from foretell_lab.fused.columns import dtype_size
+from foretell_lab.fused.data import Measured
 from foretell_lab.fused.draw import drawn
 from foretell_lab.fused.gather import measured_regions
 from foretell_lab.fused.host import HostJob, measure_host

@@ -15,12 +15,13 @@ import torch
 
 from foretell.cluster.device import Device
 from foretell.cluster.preset import devices
-from foretell.cost import fused_data, fused_formula
+from foretell.cost import fused_formula
 from foretell.cost.fused_codes import WEIGHT
-from foretell.cost.fused_data import Measured
 from foretell.cost.fused_regions import Regions
 from foretell.cost.fused_walk import WALKED, is_busy, walked
 from foretell.cost.fusion_class import WORDS
+from foretell_lab.fused import data as fused_data
+from foretell_lab.fused.data import Measured
 from foretell_lab.fused.matched import of_sort
 
 # First guess, least and most of each constant: shares of the device's own rates.

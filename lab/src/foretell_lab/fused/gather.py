@@ -20,14 +20,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from foretell.cost.fused_data import Measured, read
-from foretell.cost.fused_pack import packed
 from foretell.cost.fused_regions import NODE, Regions, assembled
 from foretell.cost.fusion_class import WORDS, word_of
 from foretell.errors import InputError
 from foretell_lab.fused.columns import described
+from foretell_lab.fused.data import Measured, read
 from foretell_lab.fused.host import merged
 from foretell_lab.fused.measure import read_regions
+from foretell_lab.fused.pack import packed
 from foretell_lab.fused.region import Region, loads
 from foretell_lab.fused.written import parts
 

@@ -14,14 +14,15 @@ import numpy as np
 import torch
 
 from foretell.cluster.device import Device
-from foretell.cost import fused_data, fused_host
-from foretell.cost.fused_data import Measured
+from foretell.cost import fused_host
 from foretell.cost.fused_formula import one_core
 from foretell.cost.fused_host import GUESS, WEIGHT
 from foretell.cost.fused_nests import NESTED, nested
 from foretell.cost.fused_regions import Regions
 from foretell.cost.fused_walk import is_busy
 from foretell.cost.fusion_class import WORDS
+from foretell_lab.fused import data as fused_data
+from foretell_lab.fused.data import Measured
 
 _OFTEN = 2  # regions an op must be met in for its fitted operations to ship
 _EIGHTY = 1.2816  # standard deviations that hold 80 % of a normal distribution

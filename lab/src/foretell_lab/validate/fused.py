@@ -21,11 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.cluster.preset import devices
-from foretell.cost import fused_data, fused_formula
+from foretell.cost import fused_formula
 from foretell.cost.fused import fused_price
-from foretell.cost.fused_data import HELD_OUT, Measured
 from foretell.cost.fusion_class import KIND_CODE, KINDS
 from foretell.cost.kernel import Price
+from foretell_lab.fused import data as fused_data
+from foretell_lab.fused.data import HELD_OUT, Measured
 from foretell_lab.validate import fused_steps
 
 Array = npt.NDArray[np.float64]

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from foretell.cluster.preset import devices
-from foretell.cost import fused_data
 from foretell.cost.fused import fused_price
+from foretell_lab.fused import data as fused_data
 
 GAP = 1.1e-6  # seconds: the median between kernels of the steps measured on an H200
 _TIE = 0.02
@@ -48,7 +48,7 @@ class Step:
 
 def steps(*, learned: bool = True) -> list[Step]:
     """Every measured step of the package, priced."""
-    told = files("foretell.cost").joinpath("tables", "fused_steps.json")
+    told = files("foretell_lab.fused").joinpath("tables", "fused_steps.json")
     if not told.is_file():
         return []
     rows = json.loads(told.read_text("utf-8"))

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from foretell.plan.paradl import Asked, Epoch, Fabric, paradl
 from foretell_lab.validate import chainer
+from foretell_lab.validate.paradl_formulas import Asked, Epoch, Fabric, paradl
 from foretell_lab.validate.paradl_nets import NETS
 
 _WORDS = {

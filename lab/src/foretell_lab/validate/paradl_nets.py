@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from foretell.plan.paradl import Net, Part
+from foretell_lab.validate.paradl_formulas import Net, Part
 
 SIDE = 226
 

@@ -19,8 +19,8 @@ from foretell.cluster import load as cluster_of
 from foretell.cost import price
 from foretell.simulate import simulate
 from foretell.workload import load
-from foretell.workload.eager import Eager, eager
 from foretell_lab.validate import steps
+from foretell_lab.validate.eager import Eager, eager
 from foretell_lab.validate.workload_names import timm_spec
 
 MACHINE = "3090:gpus=1"

@@ -33,9 +33,9 @@ from foretell.predict import predict
 from foretell.simulate import simulate
 from foretell.simulate.memory import peak_bytes
 from foretell.workload import load
-from foretell.workload.eager import Eager, eager
 from foretell_lab.validate import paradl, titan
 from foretell_lab.validate import timm as timm_rows
+from foretell_lab.validate.eager import Eager, eager
 from foretell_lab.validate.workload_names import (
     BOARDS,
     H200,

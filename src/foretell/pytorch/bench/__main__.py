@@ -1,4 +1,4 @@
-"""`python -m foretell.pytorch.bench`: measure, merge what several runs measured, or sum it up."""
+"""`python -m foretell.pytorch.bench`: measure operators within a time limit."""
 
 from foretell.pytorch.bench.command import main
 

@@ -1,8 +1,6 @@
 """The command line of the bench: rows to a file, words to standard error.
 
     python -m foretell.pytorch.bench -o h200.csv --seconds 450 --shard 0/2
-    python -m foretell.pytorch.bench --merge a.csv b.csv -o h200.csv.gz
-    python -m foretell.pytorch.bench --summary h200.csv.gz
 
 Beside OUT.csv go OUT.json (the machine), OUT.skipped.txt (what was not measured, and why) and
 OUT.started.txt (what was begun, so that `--resume` passes over a case that ended the process).
@@ -20,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from foretell.errors import ForetellError, InputError, unknown
-from foretell.pytorch.bench import digest, runs, table
+from foretell.pytorch.bench import table
 from foretell.pytorch.bench.case import Case, parse_case
 
 _SKIPPED, _STARTED = ".skipped.txt", ".started.txt"
@@ -31,12 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 2 for a user's mistake."""
     asked = _parser().parse_args(arguments)
     try:
-        if asked.summary:
-            print(digest.summary(Path(asked.summary)))
-        elif asked.merge:
-            runs.merge([Path(p) for p in asked.merge], Path(asked.out))
-        else:
-            _measure(asked)
+        _measure(asked)
     except ForetellError as why:
         print(why, file=sys.stderr)
         return 2
@@ -56,8 +49,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cases", metavar="FILE", help="measure these, one a line, as printed")
     parser.add_argument("--resume", action="store_true", help="go on where a run was cut")
     parser.add_argument("--quiet", action="store_true", help="no words but of errors")
-    parser.add_argument("--merge", nargs="+", metavar="FILE", help="join runs into one table")
-    parser.add_argument("--summary", metavar="FILE", help="print what a table tells")
     return parser
 
 

@@ -4,7 +4,8 @@
 
 Seconds carry four significant digits, which is finer than they repeat. While a sweep runs, rows
 are appended as they come, with the longest kernel's name and the clock as further columns, and a
-case may stand in several (measured again; host and device timed apart): `merge` joins them.
+case may stand in several (measured again; host and device timed apart);
+`foretell_lab.bench` joins them.
 """
 
 from __future__ import annotations

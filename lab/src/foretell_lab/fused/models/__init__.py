@@ -5,7 +5,7 @@ those of published models, at batches that people train with. `HELD_OUT` names w
 fit may see.
 """
 
-from foretell.cost.fused_data import HELD_OUT
+from foretell_lab.fused.data import HELD_OUT
 from foretell_lab.fused.models.far_attend import FAR_ATTEND
 from foretell_lab.fused.models.far_image import FAR_IMAGE
 from foretell_lab.fused.models.far_mixed import FAR_MIXED

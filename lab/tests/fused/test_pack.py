@@ -5,8 +5,8 @@ from io import BytesIO
 import numpy as np
 import pytest
 
-from foretell.cost import fused_data
-from foretell.cost.fused_pack import packed, unpacked
+from foretell_lab.fused import data as fused_data
+from foretell_lab.fused.pack import packed, unpacked
 
 
 def plain(**changed):

@@ -1,4 +1,4 @@
-"""Measured regions that ship with the package: what the formula and the network were fitted to.
+"""Measured regions that ship with the lab: what the formula and the network were fitted to.
 
 `tables/fused_h200.xz` was measured on an H200, `tables/fused_cpu.npz` on one core of a server;
 `tables/fused_steps.npz` has the kernels of whole compiled steps. docs/concepts/fused.md says how.
@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretell.cost.fused_pack import unpacked
 from foretell.cost.fused_regions import NODE, Regions
 from foretell.cost.fusion_class import codes_of
 from foretell.errors import unknown
+from foretell_lab.fused.pack import unpacked
 
 Array = npt.NDArray[np.float64]
 HELD_OUT = ("llama", "swin", "rnn", "unet")
@@ -59,7 +59,7 @@ def shipped(name: str) -> Measured:
     """A data set of the package."""
     if name not in SETS:
         raise unknown("set of measured regions", name, SETS)
-    path = files("foretell.cost").joinpath("tables", SETS[name])
+    path = files("foretell_lab.fused").joinpath("tables", SETS[name])
     return read(path.read_bytes())
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from foretell.pytorch.bench import load
 
-TRUTH = Path(__file__).resolve().parents[2].parent / "shared" / "truth" / "h200"
+TRUTH = Path(__file__).resolve().parents[3].parent / "shared" / "truth" / "h200"
 DTYPES = {"float": "fp32", "c10::BFloat16": "bf16"}
 
 pytestmark = [

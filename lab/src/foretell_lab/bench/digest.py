@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from foretell.pytorch.bench import ratios
 from foretell.pytorch.bench.table import Row, load, load_header
 from foretell.pytorch.bench.work import work
+from foretell_lab.bench import ratios
 
 Line = Sequence[str]
 Cells = dict[str, dict[str, list[float]]]  # values by line and column

@@ -9,8 +9,8 @@ from foretell.graph import Kind, Phase
 from foretell.simulate import simulate
 from foretell.simulate.memory import peak_bytes
 from foretell.workload import load
-from foretell.workload.eager import Eager, eager
 from foretell.workload.op import holds
+from foretell_lab.validate.eager import Eager, eager
 
 
 def kernels(graph, **wanted):

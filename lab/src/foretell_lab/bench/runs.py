@@ -14,8 +14,8 @@ import numpy as np
 from foretell.errors import InputError
 from foretell.pytorch.bench.case import Case
 from foretell.pytorch.bench.table import Row, load, load_header, save
-from foretell.pytorch.bench.words import ATEN
 from foretell.pytorch.bench.work import work
+from foretell_lab.bench.words import ATEN
 
 _SLOWED = 0.95  # of the usual clock
 _HEAVY = 3e-5  # seconds of matrix work at the full rate: ten calls of it pull the clock down

@@ -1,4 +1,4 @@
-"""The presets as Markdown tables: `python -m foretell.cluster.table` writes what the docs show."""
+"""The presets as Markdown tables: `python -m foretell_lab.preset_docs` prints them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
