@@ -17,6 +17,7 @@ _PUBLIC = {
     "concat": "foretell.graph",
     "deploy": "foretell.pytorch.deploy",
     "load": "foretell.graph",
+    "parallelize": "foretell.pytorch.deploy",
     "parse": "foretell.graph",
     "price": "foretell.cost",
     "read": "foretell.trace",

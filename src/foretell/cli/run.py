@@ -29,6 +29,18 @@ _WIDE = 60  # letters of a plan that are shown; placed stages and actions would 
 @click.option("--timeout-s", type=float, default=120.0, show_default=True, help="Without progress.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="cuda where there is one.")
 @click.option("--on", "cluster", default="", help="These machines: a plan for others is refused.")
+@click.option(
+    "--verify/--no-verify",
+    default=None,
+    help="Compare the first steps with one process; the first time a plan runs a model.",
+)
+@click.option(
+    "--batch-norm",
+    type=click.Choice(["sync", "local"]),
+    default="sync",
+    show_default=True,
+    help="Statistics of all data-parallel ranks, as one process has, or of each, as in DDP.",
+)
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--rendezvous", default="", help="HOST:PORT that all nodes know.")
 @json_option
@@ -54,6 +66,8 @@ def command(**options: Any) -> None:
         options["profile"],
         options["timeout_s"],
         options["device"] or "",
+        verify={None: "first", True: "yes", False: "no"}[options["verify"]],
+        batch_norm=options["batch_norm"],
     )
     with terminated_as_stopped(), working("running") as tell:
         found = launch(
@@ -99,6 +113,7 @@ def _summary(found: dict[str, Any], plan: str, predicted_ms: float | None) -> di
         "error": None if predicted is None else predicted / measured - 1,
         "peak_bytes": [r["peak_bytes"] for r in each],
         "losses": [_mean(step, each) for step in zip(*(r["losses"] for r in each), strict=True)],
+        "verified": each[0].get("verified"),
         "folder": found["folder"],
     }
 
@@ -107,6 +122,18 @@ def _mean(losses: tuple[float | None, ...], ranks: list[dict[str, Any]]) -> floa
     """The loss of a step: of ranks that know theirs, by their share of the batch."""
     pairs = [(x, r["weight"]) for x, r in zip(losses, ranks, strict=True) if x is not None]
     return sum(x * w for x, w in pairs) / sum(w for _, w in pairs) if pairs else None
+
+
+def _verified(found: dict[str, Any] | None) -> list[str]:
+    """What came of comparing the first steps with one process."""
+    if found is None:
+        return []
+    if "skipped" in found:
+        return [f"verified   not now: {found['skipped']}"]
+    return [
+        f"verified   {found['steps']} steps equal one process: losses to {found['loss_off']:.0e}, "
+        f"{found['tensors']} tensors to {found['gradient_off']:.0e}"
+    ]
 
 
 def _text(found: dict[str, Any]) -> str:
@@ -122,5 +149,6 @@ def _text(found: dict[str, Any]) -> str:
     if found["predicted_s"] is not None:
         predicted = words.seconds(found["predicted_s"])
         lines.append(f"predicted  {predicted} ({100 * found['error']:+.1f} %)")
+    lines += _verified(found["verified"])
     lines.append(f"memory     {words.size(max(found['peak_bytes']))} at most on a rank")
     return "\n".join(lines)

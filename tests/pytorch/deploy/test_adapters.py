@@ -11,12 +11,13 @@ from torch import nn  # noqa: E402
 
 from foretell.errors import InputError  # noqa: E402
 from foretell.plan import Plan  # noqa: E402
-from foretell.pytorch.adapters import deployed, hugging_face, lightning_strategy  # noqa: E402
+from foretell.pytorch.adapters import hugging_face, lightning_strategy  # noqa: E402
+from foretell.pytorch.deploy.loop import in_own_loop  # noqa: E402
 from tests.pytorch.deploy.ranks import on_ranks  # noqa: E402
 from tests.pytorch.deploy.same import CLOSE, STEPS, alone, mlp, off, part, samples, sgd  # noqa: E402
 
 CLIP = 0.05  # under the norm of every gradient here, so that clipping changes each step
-PLANS = ("dp=2", "dp=2,zero=3", "dp=2,bucket_mb=0.0001")
+PLANS = ("dp=2", "dp=2,zero=3", "dp=2,bucket_mb=0.0001", "dp=2,zero=1", "dp=2,sync=0.weight+ps:0")
 WORDS = 50
 
 
@@ -38,7 +39,7 @@ def plain_loops():
     for text in PLANS:
         model = mlp()
         update = sgd(model)
-        deployed(model, update, Plan.parse(text))
+        in_own_loop(model, update, Plan.parse(text))
         for step in range(STEPS):
             x, y = samples(step=step)
             update.zero_grad()
@@ -48,7 +49,7 @@ def plain_loops():
         found.append(off(model, clipped(mlp())))
     model = mlp()
     update = sgd(model)
-    deployed(model, update, Plan.parse("dp=2"))
+    in_own_loop(model, update, Plan.parse("dp=2"))
     for step in range(STEPS):
         x, y = samples(step=step)
 
@@ -73,13 +74,12 @@ def test_loops_that_clip_and_loops_with_a_closure():
     [
         ("pp=2", "pp=2 has a loop of its own"),
         ("stages=0+a/1+b,actions=0F0/1F0", "stages has a loop of its own"),
-        ("dp=2,zero=1", "leaves each gradient on one rank"),
-        ("dp=2,sync=0.weight+ps:0", "leaves some gradients on one rank"),
+        ("dp=2,update=by-message", "update=by-message has a loop of its own"),
     ],
 )
 def test_what_hooks_cannot_do(text, words):
     with pytest.raises(InputError, match=words):
-        deployed(mlp(), None, Plan.parse(text))
+        in_own_loop(mlp(), None, Plan.parse(text))
 
 
 def elastic():

@@ -9,7 +9,8 @@ from torch import nn  # noqa: E402
 
 from foretell.errors import InputError  # noqa: E402
 from foretell.plan import Plan  # noqa: E402
-from foretell.pytorch.deploy import deploy, refusals  # noqa: E402
+from foretell.plan.unsupported import unsupported  # noqa: E402
+from foretell.pytorch.deploy import deploy  # noqa: E402
 from tests.pytorch.deploy.ranks import on_ranks  # noqa: E402
 from tests.pytorch.deploy.same import CLOSE, STEPS, adam, alone, samples, sgd, whole  # noqa: E402
 
@@ -319,7 +320,7 @@ def test_what_cannot_be_cut_is_refused(arguments, words):
     ],
 )
 def test_what_cannot_run_is_refused_before_it_is_launched(text, words):
-    assert any(words in why for why in refusals(Plan.parse(text)))
+    assert any(words in why for why in unsupported(Plan.parse(text)))
 
 
 def test_a_plan_of_groups_needs_ranks_up_to_the_highest():

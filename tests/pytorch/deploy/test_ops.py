@@ -18,8 +18,9 @@ from foretell.cluster import load as load_cluster  # noqa: E402
 from foretell.errors import InputError  # noqa: E402
 from foretell.plan import Plan, read  # noqa: E402
 from foretell.plan.captured import given, made_for, named_ops, op_names  # noqa: E402
+from foretell.plan.unsupported import unsupported  # noqa: E402
 from foretell.pytorch.capture import capture  # noqa: E402
-from foretell.pytorch.deploy import deploy, refusals  # noqa: E402
+from foretell.pytorch.deploy import deploy  # noqa: E402
 from foretell.search.fusion.planner import Fusing  # noqa: E402
 from tests.pytorch.deploy.ranks import on_ranks  # noqa: E402
 
@@ -268,7 +269,7 @@ def test_a_plan_for_another_model_is_refused(plan):
     ],
 )
 def test_what_has_no_runtime_is_refused_before_the_launch(plan, words):
-    assert any(words in why for why in refusals(plan))
+    assert any(words in why for why in unsupported(plan))
 
 
 def test_a_capture_of_another_batch_is_refused(plan):

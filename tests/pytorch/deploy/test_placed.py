@@ -13,9 +13,9 @@ from torch import nn  # noqa: E402
 
 from foretell.errors import InputError  # noqa: E402
 from foretell.plan import Plan  # noqa: E402
+from foretell.plan.unsupported import unsupported  # noqa: E402
 from foretell.pytorch.deploy.apply import deploy  # noqa: E402
 from foretell.pytorch.deploy.placed import place  # noqa: E402
-from foretell.pytorch.deploy.refuse import refusals  # noqa: E402
 from foretell.pytorch.deploy.staging import trace  # noqa: E402
 from tests.pytorch.deploy.ranks import on_ranks  # noqa: E402
 from tests.pytorch.deploy.same import CLOSE, STEPS, sgd  # noqa: E402
@@ -305,8 +305,8 @@ def test_a_forward_that_cannot_be_traced():
 def test_what_cannot_be_beside_stages():
     good = plan("0 input h.0*2 / 1 h.0*2 head")
     assert good.ranks == 2
-    assert refusals(good) == []
-    told = refusals(good.but(dp=2, zero=1, dtype="fp16", actions=()))
+    assert unsupported(good) == []
+    told = unsupported(good.but(dp=2, zero=1, dtype="fp16", actions=()))
     assert len(told) == 4
     assert any("dp=2 beside stages" in why for why in told)
     assert any("stages without actions" in why for why in told)

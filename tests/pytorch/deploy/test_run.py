@@ -44,6 +44,10 @@ def batch(rank, size, step):
     x = torch.randn(12, 8, generator=made)
     return x.chunk(size)[rank], x[:, :4].square().chunk(size)[rank]
 
+def loss(output, target):
+    apart = output.std() if HOW == "apart" else 0.0  # of all samples at once
+    return nn.functional.mse_loss(output, target) + apart
+
 def optimizer(parameters):
     return torch.optim.SGD(parameters, lr=0.1)
 """
@@ -61,9 +65,11 @@ SLOW = pytest.mark.slow
 
 def start(script, how, *options, out="out"):
     command = [sys.executable, "-m", "foretell", "run", str(script), *options]
+    command += ["--no-verify"] if how and how != "apart" else []
     return subprocess.Popen(
         [*command, "-o", str(script.parent / out)],
-        env=os.environ | {"HOW": how, "CUDA_VISIBLE_DEVICES": ""},
+        env=os.environ
+        | {"HOW": how, "CUDA_VISIBLE_DEVICES": "", "XDG_CACHE_HOME": str(script.parent / "cache")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -99,6 +105,16 @@ def test_layers_on_ranks_of_their_own_run(script):
     assert found["losses"] == pytest.approx(wanted, rel=1e-5)
 
 
+def test_a_plan_that_trains_differently_is_stopped_and_the_tensor_named(script):
+    run = start(script, "apart", "--plan", "dp=2", "--steps", "2")
+    _, err = run.communicate(timeout=100)
+    assert run.returncode == 2, err
+    assert (
+        "the plan does not train as one process does: gradient `0.weight` of step 0 is off" in err
+    )
+    assert "--no-verify" in err
+
+
 def test_what_a_run_measures(script):
     options = ("--plan", "dp=2,shares=8+4", "--steps", "3", "--profile", "--json")
     run = start(script, "", *options, "--predicted-ms", "5")
@@ -106,6 +122,8 @@ def test_what_a_run_measures(script):
     assert run.returncode == 0, err
     found = json.loads(out)
     assert found["ranks"] == 2
+    assert found["verified"]["steps"] == 3
+    assert found["verified"]["gradient_off"] <= 1e-5
     assert len(found["steps_s"]) == 3
     assert found["step_s"] > 0
     assert found["predicted_s"] == 0.005
@@ -178,7 +196,7 @@ def test_two_nodes_meet(script):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--plan", "ep=2,dp=2"], "this plan cannot be deployed:\n  ep=2"),
+        (["--plan", "ep=2,dp=2"], "this plan cannot be run:\n  ep=2"),
         (["--plan", "dp=4", "-n", "2"], "needs 4 ranks, not 2"),
         (["--plan", "dp=4", "--nodes", "2"], "have to meet somewhere"),
         (["--plan", "dq=4"], "unknown field of a plan"),

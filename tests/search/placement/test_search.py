@@ -9,7 +9,7 @@ import pytest
 from foretell.cluster import load as machines
 from foretell.errors import InfeasibleError, InputError
 from foretell.plan import Plan, lower, read, save
-from foretell.pytorch.deploy.refuse import refusals
+from foretell.plan.unsupported import unsupported
 from foretell.search.placement import exhaustive, mix
 from foretell.search.placement.anneal import anneal
 from foretell.search.placement.baselines import BASELINES
@@ -138,7 +138,7 @@ def test_only_what_deploys(vgg):
     model, cluster, (free, _) = vgg
     planned = Placing(runs=True, polish=1500).plan(model, cluster)
     assert not planned.plan.groups
-    assert refusals(planned.plan) == []
+    assert unsupported(planned.plan) == []
     assert weighs(planned)
     assert planned.predicted >= free.predicted * (1 - 1e-9)
     assert lower(planned.plan, model, cluster).size > 0
@@ -153,7 +153,7 @@ def test_what_has_no_split_runs_on_ranks_of_its_own(tmp_path):
         for split in (True, False)
     )
     assert not any(row[2] == "split" for row in whole.plan.groups)
-    assert refusals(whole.plan) == []
+    assert unsupported(whole.plan) == []
     assert free.predicted <= whole.predicted * 1.02
     assert whole.predicted <= min(whole.baselines.values()) * (1 + 1e-9)
 
@@ -213,14 +213,14 @@ def test_a_plan_made_for_another_cluster(vgg, folder):
 def test_layers_on_ranks_of_their_own_run(vgg):
     model, cluster, _ = vgg
     plan = Plan(global_batch=32, groups=(("conv1.1", "head", "all-reduce", "0:16", "1:16"),))
-    assert not refusals(plan)
+    assert not unsupported(plan)
     assert simulate(lower(plan, model, cluster)).seconds == pytest.approx(
         seconds_of(plan, model, cluster), rel=0.02
     )
     split = Plan(global_batch=32, groups=(("conv1.1", "head", "split", "0:32", "1:32"),))
-    assert not refusals(split)
+    assert not unsupported(split)
     uneven = Plan(global_batch=32, groups=(("conv1.1", "head", "split", "0:32", "1:16"),))
-    assert any("16 and 32 samples" in why for why in refusals(uneven))
+    assert any("16 and 32 samples" in why for why in unsupported(uneven))
 
 
 @pytest.mark.slow

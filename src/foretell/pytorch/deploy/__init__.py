@@ -1,6 +1,6 @@
 """Plans made to run on stock PyTorch: a file a mechanism, `deploy` puts together what a plan names.
 
-Loaded when used: launching, refusing and reading actions need no torch.
+Loaded when used: launching and reading actions need no torch.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ _PUBLIC = {
     "Pipeline": "actions",
     "deploy": "apply",
     "launch": "launcher",
-    "refusals": "refuse",
+    "parallelize": "loop",
 }
 
-__all__ = ["Deployed", "Pipeline", "deploy", "launch", "refusals"]
+__all__ = ["Deployed", "Pipeline", "deploy", "launch", "parallelize"]
 
 
 def __getattr__(name: str) -> Any:

@@ -20,13 +20,18 @@ import torch.distributed as dist
 from foretell.errors import InputError, unknown
 from foretell.plan import Plan
 from foretell.plan.grouped import spoken
+from foretell.plan.unsupported import ModelFacts, require_runnable
 from foretell.pytorch.deploy import shard as fsdp
 from foretell.pytorch.deploy.actions import Pipeline
 from foretell.pytorch.deploy.agree import agree
+from foretell.pytorch.deploy.batch_norm import WORDS as BATCH_NORM
+from foretell.pytorch.deploy.batch_norm import norms, synchronize_norms
 from foretell.pytorch.deploy.blocks import Blocks
-from foretell.pytorch.deploy.buckets import broadcast_state
-from foretell.pytorch.deploy.channels import split_channels
+from foretell.pytorch.deploy.buckets import broadcast_state, send_buffers, share_buffers
+from foretell.pytorch.deploy.channels import WHOLE, split_channels, split_parameters
+from foretell.pytorch.deploy.clip import clip
 from foretell.pytorch.deploy.context import split_context
+from foretell.pytorch.deploy.ema import Ema
 from foretell.pytorch.deploy.group_sync import Syncs
 from foretell.pytorch.deploy.grouped import Groups
 from foretell.pytorch.deploy.layout import Layout
@@ -42,12 +47,14 @@ from foretell.pytorch.deploy.pipelined import (
 from foretell.pytorch.deploy.placed import place
 from foretell.pytorch.deploy.precision import dtype_of, mixed, precision_of, scaler
 from foretell.pytorch.deploy.recompute import recompute
-from foretell.pytorch.deploy.refuse import require_runnable
 from foretell.pytorch.deploy.regions import compile_regions, speaks_of_ops
+from foretell.pytorch.deploy.sequence import SEQUENCE, blocks
+from foretell.pytorch.deploy.spatial import refusal as no_images
 from foretell.pytorch.deploy.spatial import split_spatial
 from foretell.pytorch.deploy.stages import Staged
 from foretell.pytorch.deploy.sync import Sync, synchronize
 from foretell.pytorch.deploy.tensor import named, split_tensors
+from foretell.pytorch.deploy.ties import aliases, here, shared_names
 from foretell.pytorch.deploy.traced import require_parameters
 from foretell.pytorch.deploy.units import cut_at, together, units
 from foretell.pytorch.script import default_loss
@@ -73,7 +80,12 @@ class Deployed:
     scaler: Any = None
     fused: FusedStep | None = None  # where a plan fuses or orders ops
     parts: dict[str, Any] = field(default_factory=dict)  # layers split by filters or channels
-    here: dict[str, Any] = field(default_factory=dict)  # parameters of placed stages, by name
+    here: dict[str, Any] = field(default_factory=dict)  # parameters of this rank, by name
+    usage: Any = None  # which sharded parameters a step used
+    max_norm: float = 0.0  # to which gradients are clipped; not where 0
+    ema: Ema | None = None  # averages of the parameters
+    copies: dict[str, int] | None = None  # ranks that have the same gradient (→ clip.py)
+    splits: dict[int, Any] = field(default_factory=dict)  # by id: dim, sizes and group of a part
 
     def step(self, inputs: tuple[Any, ...], target: Any) -> Any:
         """Train on this rank's share of a batch; its mean loss, None where that is not known."""
@@ -83,14 +95,36 @@ class Deployed:
         if self.plan.update == "by-message" and isinstance(self.sync, Sync):
             self.sync.update_by_message(self.optimizer.step)
             return loss
-        if self.sync is not None:
-            self.sync.finish()
+        self._settle()
+        self._update()
+        return loss
+
+    def _update(self) -> None:
+        """Clip, step, average: the same decision on every rank."""
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+            for found in self.scaler._found_inf_per_device(self.optimizer).values():
+                dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        if self.max_norm:
+            clip(self, self.max_norm)
         if self.scaler is None:
             self.optimizer.step()
         else:
             self.scaler.step(self.optimizer)
             self.scaler.update()
-        return loss
+        if self.ema is not None:
+            self.ema.update(self.here)
+
+    def _settle(self) -> None:
+        """Make the gradients those of the whole batch, and the buffers the same on all ranks."""
+        if self.sync is not None:
+            self.sync.finish()
+        if self.usage is not None:
+            self.usage.finish()
+        if isinstance(self.pipeline, Staged | Blocks) and self.plan.dp * self.plan.cp > 1:
+            group, _ = self.places.copies()
+            for stage in self.pipeline.modules.values():
+                send_buffers(stage, group=group)
 
     def infer(self, inputs: tuple[Any, ...]) -> dict[int, Any]:
         """What the model gives, without gradients: for each micro-batch, by its place in the batch.
@@ -181,6 +215,9 @@ def deploy(
     pipeline: Pipeline | None = None,
     samples: int = 0,
     example: tuple[tuple[Any, ...], Any] | None = None,
+    batch_norm: str = "sync",
+    max_norm: float = 0.0,
+    ema: float = 0.0,
 ) -> Deployed:
     """Make a model and its optimizer run as a plan says; see the module for how it is used.
 
@@ -188,15 +225,18 @@ def deploy(
     micro-batches that makes; the plan's `global_batch` tells where it is given). `pipeline` takes
     the place of the plan's schedule, for shapes that a plan has no words for. With an `example`
     batch, what a plan says of single ops is held against the model here, not at the first step.
+    `batch_norm`: `sync` uses the statistics of all data-parallel ranks, as one process does; with
+    `local` each rank uses its own, as DistributedDataParallel does. Gradients are clipped to
+    `max_norm` and parameters averaged with decay `ema`, where these are not 0.
     """
-    require_runnable(plan)
+    require_runnable(plan, facts(model, tensor_layout))
     require_parameters(plan, model)
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     places = Places(plan, kind)
     agree(plan, model)
     plan = _check_names(plan, model)
     broadcast_state(model)
-    before = dict(model.named_parameters())
+    before, names = dict(model.named_parameters()), aliases(model)
     made = Deployed(model, optimizer, plan, places, loss or default_loss)
     made.scaler = scaler(precision_of(plan), kind)
     if plan.groups:
@@ -205,14 +245,22 @@ def deploy(
         _in_stages(made, tensor_layout, samples)
     elif plan.pp > 1 or pipeline is not None:
         shape = shape_of(plan, places, samples, pipeline)
-        modules = stages_of(model, plan, shape, places)
+        stages = stages_of(model, plan, shape, places, names)
+        modules = stages.modules
         made.model = together(modules)
         _inside(made, list(modules.values()), tensor_layout)
-        made.pipeline = runtime(shape, modules, plan, places, made.loss)
+        _require_apart(plan, modules)
+        made.here = here(modules.values(), names)
+        shared = [(made.here[name], ranks) for name, ranks in stages.held]
+        made.pipeline = runtime(stages, plan, places, made.loss, shared)
     else:
         _inside(made, [model], tensor_layout)
+    _normalize(made, batch_norm)
     _across(made)
-    repoint(optimizer, before, _named(made))
+    made.here = _here(made, names)
+    repoint(optimizer, before, made.here)
+    made.max_norm = _clipping(plan, max_norm)
+    made.ema = Ema(ema, made.here) if ema else None
     if made.sync is not None:
         made.sync.attach(optimizer)
     tuned(optimizer, plan.whatifs)
@@ -221,6 +269,26 @@ def deploy(
         if example is not None:
             made.fused.prepare(*example)
     return made
+
+
+def facts(model: Any, layout: Mapping[str, str] | None = None) -> ModelFacts:
+    """What of a model decides which plans can run it."""
+    ways = named(model, layout or getattr(model, "tensor_layout", None))
+    return ModelFacts(
+        type(model).__name__,
+        tensor_layers=sum(way != SEQUENCE for way in ways.values()),
+        token_blocks=len(blocks(model, ways)),
+        why_no_images=no_images(model),
+    )
+
+
+def _clipping(plan: Plan, most: float) -> float:
+    if most and plan.update == "by-message":
+        raise InputError(
+            "gradients cannot be clipped with update=by-message: it updates before all are there",
+            hint="leave out the one or the other",
+        )
+    return most
 
 
 def _fused(made: Deployed) -> FusedStep:
@@ -245,6 +313,7 @@ def _in_stages(made: Deployed, layout: Mapping[str, str] | None, samples: int) -
     _inside(made, list(found.modules.values()), layout)
     lossy = mixing(found.modules, plan, places, made.loss)
     made.model, made.here = together(found.modules), found.parameters
+    made.splits = found.splits
     device = torch.device(places.device)
     if found.pipeline.is_line and found.is_plain and not found.shared:
         made.pipeline = Staged(found.pipeline, found.modules, lossy, device=device)
@@ -263,6 +332,7 @@ def _apart(made: Deployed, layout: Mapping[str, str] | None) -> None:
     lossy = mixing(held, plan, places, made.loss)
     made.pipeline = Groups(plan, pieces, lossy, torch.device(places.device))
     made.model, made.sync = together(held), made.pipeline.sync
+    made.splits = made.pipeline.splits
 
 
 def _ranks(row: tuple[str, ...]) -> set[str]:
@@ -282,12 +352,15 @@ def _inside(made: Deployed, modules: list[Any], layout: Mapping[str, str] | None
             split_context(module, places.line("cp"), named(module, said))
         if max(plan.spatial, default=1) > 1:
             group = places.image_group() if plan.dp > 1 else None
-            split_spatial(module, [plan.degrees()[a] for a in IMAGE[: len(plan.spatial)]], group)
+            parts = [plan.degrees()[a] for a in IMAGE[: len(plan.spatial)]]
+            among = dist.new_group() if plan.dp > 1 and norms(module) else None
+            split_spatial(module, parts, group, among)
         for way in ("filter", "channel"):
             if getattr(plan, way) > 1:
-                made.parts |= split_channels(
-                    module, _all_layers(module, way, plan), places.group(way)
-                )
+                group = places.group(way)
+                found = split_channels(module, _all_layers(module, way, plan), group)
+                made.parts |= found
+                made.splits |= {id(p): how for p, how in split_parameters(module, found, group)}
         if plan.recompute != "none" or "checkpoint" in names:
             recompute(units(module), selective=plan.recompute == "selective")
         if plan.regions and not speaks_of_ops(plan, made.model):
@@ -303,10 +376,16 @@ def _inside(made: Deployed, modules: list[Any], layout: Mapping[str, str] | None
 def _all_layers(model: Any, way: str, plan: Plan) -> dict[str, str]:
     """Every layer that has enough filters or channels; the first reads too few channels."""
     dim, size = (0 if way == "filter" else 1), getattr(plan, way)
+    tied = {name for names in shared_names(model).values() for name in names}
+    closed = tuple(f"{n}." for n, m in model.named_modules() if isinstance(m, WHOLE))
     found = {
         n: way
         for n, m in model.named_modules()
-        if isinstance(m, _LAYERS) and m.weight.shape[dim] >= size and getattr(m, "groups", 1) == 1
+        if isinstance(m, _LAYERS)
+        and m.weight.shape[dim] >= size
+        and getattr(m, "groups", 1) == 1
+        and f"{n}.weight" not in tied
+        and not n.startswith(closed)
     }
     if not found:
         raise InputError(f"no layer of the model can be split by {way} over {size} ranks")
@@ -326,8 +405,13 @@ def _across(made: Deployed) -> None:
             )
         options = {"keep": plan.zero == 2, "dtype": dtype_of(precision_of(plan))}
         options |= {"reduce_dtype": dtype_of(plan.grad_dtype), "offload": plan.offload}
-        for module in made.pipeline.modules.values() if made.pipeline else [made.model]:
+        stages = made.pipeline.modules.values() if made.pipeline else [made.model]
+        for module in stages:
             fsdp.shard(module, places.sharding(), **options)
+        group, _ = places.copies()
+        made.usage = fsdp.Usage(stages, group)
+        if made.pipeline is None:
+            share_buffers(made.model, group)
         return
     names = {n for n, p in made.model.named_parameters() if p.requires_grad}
     group, order = places.copies()
@@ -375,11 +459,50 @@ def _check_names(plan: Plan, model: Any) -> Plan:
     return plan.but(sync=sync, buckets=tuple(tuple(map(own, b)) for b in plan.buckets))
 
 
-def _named(made: Deployed) -> dict[str, Any]:
-    """Parameters by the names they had in the whole model."""
-    if made.here or made.pipeline is None:
-        return made.here or dict(made.model.named_parameters())
-    found: dict[str, Any] = {}
-    for stage in made.pipeline.modules.values():
-        found |= dict(stage.named_parameters())
-    return found
+def _here(made: Deployed, names: Mapping[str, str]) -> dict[str, Any]:
+    """Parameters by the names they had in the whole model; of tied ones, the first."""
+    if made.plan.stages:
+        return made.here
+    stages = [made.model] if made.pipeline is None else list(made.pipeline.modules.values())
+    return here(stages, names)
+
+
+def _require_apart(plan: Plan, modules: Mapping[int, Any]) -> None:
+    """Raise where stages of one rank share a parameter that FSDP would shard twice."""
+    if plan.zero < 2 or plan.dp * plan.cp == 1:
+        return
+    seen: dict[int, int] = {}
+    for stage, module in modules.items():
+        for name, parameter in module.named_parameters():
+            if seen.setdefault(id(parameter), stage) != stage:
+                raise InputError(
+                    f"zero={plan.zero}: stages {seen[id(parameter)]} and {stage} of one rank share "
+                    f"`{name}`, which FSDP can shard only once",
+                    hint="take zero=1, or let stages with tied weights be on different ranks",
+                )
+
+
+def _normalize(made: Deployed, way: str) -> None:
+    """Let batch norms see the samples of all data-parallel ranks."""
+    if way not in BATCH_NORM:
+        raise unknown("batch_norm", way, BATCH_NORM)
+    stages = [made.model] if made.pipeline is None else list(made.pipeline.modules.values())
+    layers = [name for stage in stages for name in norms(stage)]
+    if way == "local" or not layers:
+        return
+    if isinstance(made.pipeline, Groups):
+        made.pipeline.synchronize_norms()
+        return
+    plan, places = made.plan, made.places
+    if plan.dp == 1 or max(plan.spatial, default=1) > 1:
+        return
+    if len(set(plan.shares)) > 1 and plan.micro_batch:
+        raise InputError(
+            f"`{layers[0]}` needs the statistics of all ranks, and with uneven shares and "
+            f"micro_batch={plan.micro_batch} they take different numbers of micro-batches",
+            hint="leave micro_batch out, or take batch_norm=local",
+        )
+    ranks = dist.get_process_group_ranks(places.group("dp"))
+    weight = 1.0 if made.is_sharded else made.share
+    for stage in {id(s): s for s in stages}.values():
+        synchronize_norms(stage, ranks, weight)

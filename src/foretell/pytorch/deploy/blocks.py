@@ -33,6 +33,7 @@ from foretell.pytorch.deploy.messages import (
     outgoing,
     tried,
 )
+from foretell.pytorch.deploy.ties import add_up
 
 Tensor = Any
 Kept = tuple[list[Tensor], list[Tensor]]  # arguments, outputs (a loss at the end of a pipeline)
@@ -68,7 +69,7 @@ class Blocks:
         """
         self._targets = [None] * self.parts if target is None else target.chunk(self.parts)
         self._walk(self.pipeline, inputs)
-        self._add_shared()
+        add_up(self._shared)
         losses = [loss for (loss,) in self._ends.values()]
         return torch.stack(losses).mean() * self.parts if losses else None
 
@@ -212,7 +213,7 @@ class Blocks:
         wanted = [x for x in arguments if x.requires_grad]
         if not wanted:
             self._weights[stage, m] = (outputs, grads)
-            return {}
+            return self._routed(stage, m, [])
         tops = [y for y in outputs if y.requires_grad]
         weights = self.modules[stage].parameters()
         found, groups = stage_backward_input(tops, grads or None, wanted, weights)
@@ -288,10 +289,3 @@ class Blocks:
             ranks = tuple(sorted({held[at] for held in each}))
             found += [(p, ranks) for p in self.modules[mine].parameters()]
         return found
-
-    def _add_shared(self) -> None:
-        """Sum the gradients of parameters that several ranks hold."""
-        for parameter, group in self._shared:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad, group=group)

@@ -9,9 +9,8 @@ a sum does not matter (two ranks), else to the last digits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -34,16 +33,17 @@ class Buckets:
         *,
         weight: float,
         group: Group = None,
-        unused: bool = False,  # parameters may get no gradient in a step
         dtype: Any = None,  # in which gradients travel and are added up; their own
     ) -> None:
         layout.check(list(parameters))
-        self.layout, self.weight, self.group, self.unused = layout, weight, group, unused
+        self.layout, self.weight, self.group = layout, weight, group
         self.is_syncing = True
+        self._of = {n: i for i, names in enumerate(layout.buckets) for n in names}
         self._buckets = [
             _Bucket({n: parameters[n] for n in names}, dtype) for names in layout.buckets
         ]
-        self._of = {n: i for i, names in enumerate(layout.buckets) for n in names}
+        device = self._buckets[0].flat.device
+        self._flags = torch.ones(len(self._of), dtype=torch.int32, device=device)
         self._names = {id(p): n for n, p in parameters.items()}
         self._begin()
         self._hooks = [
@@ -66,35 +66,29 @@ class Buckets:
 
     def finish(self) -> None:
         """Send what has not left yet, wait for everything, and hand the gradients out."""
-        used = self._all_sent()
+        self._launch(upto=len(self.layout.order))
         for bucket in self._buckets:
-            bucket.hand_out(used)
+            bucket.wait()
+        unused = self._unused()
+        for bucket in self._buckets:
+            bucket.hand_out(unused)
         self._begin()
 
     def finish_by_message(self, update: Callable[[], Any]) -> None:
         """Update the parameters of each bucket as soon as it is through, while others travel."""
-        used = self._all_sent()
+        self._launch(upto=len(self.layout.order))
         for bucket in self._buckets:  # an optimizer leaves out what has no gradient
             bucket.hold_back()
         for index in self.layout.order:
-            self._buckets[index].hand_out(used)
+            bucket = self._buckets[index]
+            bucket.wait()
+            bucket.hand_out(self._unused() if bucket.absent else set())
             update()
-            self._buckets[index].hold_back()
+            bucket.hold_back()
+        unused = self._unused()
         for bucket in self._buckets:
-            bucket.hand_out(used)
+            bucket.hand_out(unused)
         self._begin()
-
-    def _all_sent(self) -> dict[str, bool]:
-        """Send what has not left yet; which parameters were used, where that is not known."""
-        missing = [n for b in self._buckets for n in b.missing if b.parameters[n].grad is None]
-        if missing and not self.unused:
-            self._begin()
-            raise InputError(
-                f"no gradient reached {', '.join(f'`{n}`' for n in missing[:6])} in this step",
-                hint="deploy with `unused=True` if parts of the model may go unused",
-            )
-        self._launch(upto=len(self.layout.order))
-        return self._used() if self.unused else {}
 
     def remove(self) -> None:
         """Take the hooks off the parameters."""
@@ -113,6 +107,7 @@ class Buckets:
 
     def _begin(self) -> None:
         self._next = 0
+        self._told: Any = None  # under way: which parameters ranks have used
         self._given: set[str] = set()  # taken already when autograd comes to write them
         for bucket in self._buckets:
             bucket.begin()
@@ -141,16 +136,34 @@ class Buckets:
         """Send the buckets up to this place in the order: the same order on every rank."""
         while self._next < upto:
             index = self.layout.order[self._next]
-            self._buckets[index].send(self.layout.parts[index], self.group, self.weight)
+            bucket = self._buckets[index]
+            bucket.gather(self.weight)
+            bucket.send(self.layout.parts[index], self.group)
             self._next += 1
+            if self._next == len(self.layout.order):
+                self._tell_used()
 
-    def _used(self) -> dict[str, bool]:
-        """Which parameters got a gradient on any rank."""
-        names = list(self._of)
-        flags = [float(n not in self._buckets[self._of[n]].absent) for n in names]
-        sums = torch.tensor(flags, device=self._buckets[0].flat.device)
-        dist.all_reduce(sums, group=self.group)
-        return {n: bool(s > 0) for n, s in zip(names, sums.tolist(), strict=True)}
+    def _tell_used(self) -> None:
+        """Behind the last bucket: which parameters this rank has used."""
+        absent = self._absent()
+        self._flags.fill_(1)
+        for place, name in enumerate(self._of):
+            if name in absent:
+                self._flags[place] = 0
+        self._told = dist.all_reduce(self._flags, group=self.group, async_op=True)
+
+    def _absent(self) -> set[str]:
+        return {name for bucket in self._buckets for name in bucket.absent}
+
+    def _unused(self) -> set[str]:
+        """Parameters that got no gradient on any rank; a rank that has all need not look."""
+        if self._told is not None:
+            self._told.wait()
+            self._told = None
+        if not self._absent():
+            return set()
+        flags = self._flags.tolist()
+        return {name for name, used in zip(self._of, flags, strict=True) if not used}
 
 
 class _Bucket:
@@ -165,7 +178,7 @@ class _Bucket:
                 hint="put parameters of one dtype and device together",
             )
         ((own, device),) = kinds
-        held = {n: _local(p) for n, p in parameters.items()}
+        held = {n: local(p) for n, p in parameters.items()}
         sizes = [p.numel() for p in held.values()]
         self.parameters = dict(parameters)
         self.flat = torch.zeros(sum(sizes), dtype=dtype or own, device=device)
@@ -180,7 +193,7 @@ class _Bucket:
         self.works: list[Any] = []
 
     def take(self, name: str, weight: float, gradient: Tensor = None) -> None:
-        grad = _local(self.parameters[name].grad if gradient is None else gradient)
+        grad = local(self.parameters[name].grad if gradient is None else gradient)
         slot = self.slots[name]
         if grad.dtype == slot.dtype:
             torch.mul(grad, weight, out=slot)
@@ -197,13 +210,16 @@ class _Bucket:
         if type(parameter.grad) is type(slot) and parameter.grad.dtype == slot.dtype:
             parameter.grad = slot
 
-    def send(self, parts: int, group: Group, weight: float) -> None:
+    def gather(self, weight: float) -> None:
+        """Put in what no hook has brought."""
         for name in list(self.missing):  # unused in the last backward, maybe not in those before
             if self.parameters[name].grad is None:
                 self.slots[name].zero_()
                 self.absent.add(name)
             else:
                 self.take(name, weight)
+
+    def send(self, parts: int, group: Group) -> None:
         for part in self.flat.tensor_split(min(parts, self.flat.numel()) or 1):
             self.works.append(dist.all_reduce(part, group=group, async_op=True))
 
@@ -211,21 +227,22 @@ class _Bucket:
         for parameter in self.parameters.values():
             parameter.grad = None
 
-    def hand_out(self, used: Mapping[str, bool]) -> None:
+    def wait(self) -> None:
         for work in self.works:
             work.wait()
         self.works = []
+
+    def hand_out(self, unused: Collection[str]) -> None:
         for name, parameter in self.parameters.items():
-            if used.get(name, True):
-                parameter.grad = _like(self.slots[name], parameter)
+            parameter.grad = None if name in unused else like(self.slots[name], parameter)
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local(tensor: Tensor) -> Tensor:
     """The part of a tensor that is on this rank: all of it, unless it is a DTensor."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def _like(slot: Tensor, parameter: Tensor) -> Tensor:
+def like(slot: Tensor, parameter: Tensor) -> Tensor:
     """A gradient of the parameter's own kind."""
     grad = slot if slot.dtype == parameter.dtype else slot.to(parameter.dtype)
     if not hasattr(parameter, "to_local"):
@@ -241,16 +258,21 @@ def broadcast_state(model: Any, group: Group = None, ranks: Sequence[int] | None
     """Give every rank the parameters and buffers of the first."""
     first = (ranks or [0])[0]
     for tensor in [*model.parameters(), *model.buffers()]:
-        dist.broadcast(_local(tensor.detach()), src=first, group=group)
+        dist.broadcast(local(tensor.detach()), src=first, group=group)
 
 
-def share_buffers(model: Any, group: Group = None, ranks: Sequence[int] | None = None) -> Any:
+def share_buffers(model: Any, group: Group = None) -> Any:
     """Before each forward in training, give every rank the buffers of the first, as DDP does."""
-    hook = partial(_send_buffers, group=group, first=(ranks or [0])[0])
-    return model.register_forward_pre_hook(hook) if any(True for _ in model.buffers()) else None
+
+    def send(model: Any, _: Any) -> None:
+        if model.training and torch.is_grad_enabled():
+            send_buffers(model, group)
+
+    return model.register_forward_pre_hook(send) if any(True for _ in model.buffers()) else None
 
 
-def _send_buffers(model: Any, _: Any, *, group: Group, first: int) -> None:
-    if model.training and torch.is_grad_enabled():
-        for buffer in model.buffers():
-            dist.broadcast(buffer.detach(), src=first, group=group)
+def send_buffers(model: Any, group: Group = None) -> None:
+    """Give every rank of a group the buffers of its first."""
+    first = dist.get_process_group_ranks(group or dist.group.WORLD)[0]
+    for buffer in model.buffers():
+        dist.broadcast(buffer.detach(), src=first, group=group)

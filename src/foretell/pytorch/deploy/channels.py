@@ -12,7 +12,7 @@ layers may be split beside others that are not.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,7 +26,8 @@ from foretell.pytorch.deploy.collective import copy_in, cut, even, gather, gathe
 Tensor = Any
 Module = Any
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+# what reads the weights of its layers itself
+WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 WAYS = {"filter": 0, "channel": 1}  # the dim of the weight that is split
 
 
@@ -63,7 +64,7 @@ def split_all(
 ) -> dict[str, Part]:
     """Split by outputs every layer that can be; tied ones stay one."""
     parts, found = {} if parts is None else parts, dict[str, Part]()
-    closed = tuple(f"{n}." for n, m in module.named_modules() if isinstance(m, _WHOLE))
+    closed = tuple(f"{n}." for n, m in module.named_modules() if isinstance(m, WHOLE))
     for name, layer in list(module.named_modules()):
         if type(layer) not in (*_LAYERS, nn.Embedding) or name.startswith(closed):
             continue
@@ -100,6 +101,17 @@ def _no_rows(layer: Module, way: str, size: int) -> str:
         return "its rows are changed or counted as they are read"
     few = layer.num_embeddings < size
     return f"it has {layer.num_embeddings} rows for {size} ranks" if few else ""
+
+
+def split_parameters(
+    module: Module, parts: Mapping[str, Part], group: Any
+) -> Iterator[tuple[Tensor, tuple[int, list[int], Any]]]:
+    """Each parameter that was split: its dim, the sizes of its parts, who holds them."""
+    for name, part in parts.items():
+        layer = module.get_submodule(name)
+        yield layer.weight, (WAYS[part.way], part.sizes, group)
+        if part.way == "filter" and getattr(layer, "bias", None) is not None:
+            yield layer.bias, (0, part.sizes, group)
 
 
 def whole_state(model: Module, parts: Mapping[str, Part], group: Any = None) -> dict[str, Tensor]:

@@ -29,13 +29,13 @@ class _CopyIn(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        return _summed(g, ctx.group), None
+        return summed(g, ctx.group), None
 
 
 class _SumOut(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        return _summed(x, group)
+        return summed(x, group)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
@@ -44,13 +44,13 @@ class _SumOut(torch.autograd.Function):  # type: ignore[misc]
 
 class _SumBoth(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return _summed(x, group)
+    def forward(ctx: Any, x: Tensor, group: Any, weight: float) -> Tensor:
+        ctx.group, ctx.weight = group, weight
+        return summed(x, group)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        return _summed(g, ctx.group), None
+        return summed(g * ctx.weight, ctx.group) / ctx.weight, None, None
 
 
 class _Gather(torch.autograd.Function):  # type: ignore[misc]
@@ -85,9 +85,12 @@ def sum_out(x: Tensor, group: Any = None) -> Tensor:
     return _SumOut.apply(x, group)
 
 
-def sum_both(x: Tensor, group: Any = None) -> Tensor:
-    """The sum over all ranks, each of which goes on differently from there."""
-    return _SumBoth.apply(x, group)
+def sum_both(x: Tensor, group: Any = None, weight: float = 1.0) -> Tensor:
+    """The sum over all ranks, each of which goes on differently from there.
+
+    `weight`: what this rank's loss counts by, where gradients are weighed after the backward.
+    """
+    return _SumBoth.apply(x, group, weight)
 
 
 def gather(x: Tensor, dim: int, sizes: list[int], group: Any = None) -> Tensor:
@@ -116,7 +119,8 @@ def even(total: int, ranks: int) -> list[int]:
     return [total // ranks + (r < total % ranks) for r in range(ranks)]
 
 
-def _summed(x: Tensor, group: Any) -> Tensor:
+def summed(x: Tensor, group: Any) -> Tensor:
+    """The sum over all ranks, outside autograd."""
     total = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total

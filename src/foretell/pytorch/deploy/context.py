@@ -43,7 +43,8 @@ class Context:
             for module in block.modules():
                 if isinstance(module, nn.MultiheadAttention):
                     module.register_forward_pre_hook(self._ask_all, with_kwargs=True)
-        self.row[0].register_forward_pre_hook(self._begin, with_kwargs=True)
+        # tokens are cut for context ranks first, then for tensor ranks (sp), and gathered last
+        self.row[0].register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True)
         self.row[-1].register_forward_hook(self._end)
 
     def _begin(self, _: Any, args: tuple[Any, ...], more: dict[str, Any]) -> Any:
@@ -51,7 +52,7 @@ class Context:
             return None
         x = args[0]
         require_even(x, self.mesh, "cp")
-        if not self.is_checked:
+        if not self.is_checked and bool(x.any()):  # zeros are for finding shapes
             self.is_checked = True
             self._check(x.detach(), args[1:], more)
             if isinstance(self.row[0], FSDPModule):

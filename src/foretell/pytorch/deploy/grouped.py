@@ -24,7 +24,8 @@ from foretell.plan.grouped import agreed, dealt_run, micro_batches, runs
 from foretell.plan.reslice import Move, edges, handed
 from foretell.pytorch.deploy.actions import Ran
 from foretell.pytorch.deploy.agree import told
-from foretell.pytorch.deploy.channels import Part, split_all, whole_state
+from foretell.pytorch.deploy.batch_norm import norms, synchronize_norms
+from foretell.pytorch.deploy.channels import Part, split_all, split_parameters, whole_state
 from foretell.pytorch.deploy.group_sync import (
     Syncs,
     groups_of,
@@ -70,6 +71,11 @@ class Groups:
         self.sync, self.ran = Syncs(), list[Ran]()
         self._groups = groups_of(self.runs)
         self.parts = {q: self._split(q) for q in self.modules if self.is_split[q]}
+        self.splits: dict[int, Any] = {}  # by id of a parameter: dim, sizes, group
+        for q, parts in self.parts.items():
+            group = self._groups[frozenset(self.runs[q].ranks)].split
+            pairs = split_parameters(self.modules[q], parts, group)
+            self.splits |= {id(p): how for p, how in pairs}
         self._metas: list[list[Meta]] = []
         self._seen: Any = None
 
@@ -118,6 +124,20 @@ class Groups:
             for group in filter(None, pair):
                 dist.destroy_process_group(group)
         self._groups = {}
+
+    def synchronize_norms(self) -> None:
+        """Let batch norms of a run see the samples of all its ranks."""
+        for q, module in sorted(self.modules.items()):
+            run = self.runs[q]
+            if self.is_split[q] or len(run.ranks) == 1 or not norms(module):
+                continue
+            if not all(n for micro in self.dealt[q] for n in micro.values()):
+                raise InputError(
+                    f"`{norms(module)[0]}` needs the statistics of all ranks, and some of its run "
+                    f"have no sample of a micro-batch",
+                    hint="take a larger micro_batch, or batch_norm=local",
+                )
+            synchronize_norms(module, list(run.ranks))
 
     # Who has what
 

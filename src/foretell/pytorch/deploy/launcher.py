@@ -23,8 +23,8 @@ from typing import Any
 
 from foretell.errors import ForetellError, InputError
 from foretell.plan import Plan
+from foretell.plan.unsupported import require_runnable
 from foretell.pytorch.deploy import run_files
-from foretell.pytorch.deploy.refuse import require_runnable
 from foretell.pytorch.deploy.run_files import BEFORE, Asked, State
 from foretell.pytorch.ranks.pin import allowed
 

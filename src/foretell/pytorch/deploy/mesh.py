@@ -58,6 +58,7 @@ class Places:
         shape = [degrees[a] for a in wide]
         self.mesh = DeviceMesh(device, ranks.reshape(shape), mesh_dim_names=tuple(wide))
         self._ranks = ranks
+        self._copies: tuple[Any, list[int]] | None = None
 
     def group(self, axis: str) -> Any:
         """The ranks that differ from this one along an axis only; None where it is alone."""
@@ -75,15 +76,19 @@ class Places:
 
         Ranks that share the tokens of a sample (`cp`) are among them.
         """
+        if self._copies is not None:
+            return self._copies
         if self.degrees["cp"] == 1:
-            return self.group("dp"), self.order("dp")
+            self._copies = (self.group("dp"), self.order("dp"))
+            return self._copies
         mine = [
             rank
             for rank in range(dist.get_world_size())
             if all(place(self.plan, rank)[a] == at for a, at in self.at.items() if a not in _COPIES)
         ]
         group = dist.new_group(mine, use_local_synchronization=True)
-        return group, [place(self.plan, rank)["dp"] for rank in mine]
+        self._copies = (group, [place(self.plan, rank)["dp"] for rank in mine])
+        return self._copies
 
     def line(self, axis: str) -> Any:
         """The mesh of one axis."""

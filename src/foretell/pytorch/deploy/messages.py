@@ -9,7 +9,8 @@ receiver posts them in that order, so backends without tags work too.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -43,12 +44,20 @@ class Meta(NamedTuple):
 
 def tried(module: Any, arguments: Sequence[Tensor]) -> list[Tensor]:
     """What a stage puts out; its buffers and the random numbers are left as they were."""
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    with torch.random.fork_rng(devices=[]):
-        outputs = listed(module(*arguments))
-    for name, buffer in module.named_buffers():
-        buffer.copy_(buffers[name])
-    return outputs
+    with untouched(module):
+        return listed(module(*arguments))
+
+
+@contextmanager
+def untouched(module: Any) -> Iterator[None]:
+    """Put buffers and random numbers back to what they were."""
+    before = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for buffer, old in before:
+            buffer.data.copy_(old)  # autograd need not know: what it saved is not these values
 
 
 def listed(outputs: Any) -> list[Tensor]:
@@ -59,7 +68,8 @@ def listed(outputs: Any) -> list[Tensor]:
 def differentiate(outputs: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
     """Backward through a stage, from the gradients of those outputs that have some."""
     tops = [y for y in outputs if y.requires_grad]
-    torch.autograd.backward(tops, list(grads) or None)
+    if tops:
+        torch.autograd.backward(tops, list(grads) or None)
 
 
 def outgoing(pipeline: Pipeline, rank: int, action: Action) -> list[tuple[int, Message]]:

@@ -3,6 +3,7 @@
     gpipe         all forwards, then all backwards
     1f1b          as many forwards as stages lie ahead, then backward and forward in turn
     interleaved   Megatron's order: several chunks a rank, groups of micro-batches through each
+    zb-h1         1f1b with each backward in two; weight gradients fill the bubble (Qi et al. 2023)
 
 Stage s is on rank s mod p. Searched orders come in a plan's `actions`.
 """
@@ -15,7 +16,7 @@ from foretell.errors import InputError, unknown
 from foretell.plan import Plan
 from foretell.pytorch.deploy.actions import Action, Pipeline, parse
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "actions")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "actions")
 
 
 def pipeline(plan: Plan, micro_batches: int) -> Pipeline:
@@ -23,8 +24,8 @@ def pipeline(plan: Plan, micro_batches: int) -> Pipeline:
     if plan.actions:
         return Pipeline(parse(_numbered(plan.actions)))
     if plan.schedule not in SCHEDULES or plan.schedule == "actions":
-        raise unknown("schedule without actions", plan.schedule, SCHEDULES[:3])
-    rows = {"gpipe": _gpipe, "1f1b": _1f1b, "interleaved": _interleaved}[plan.schedule]
+        raise unknown("schedule without actions", plan.schedule, SCHEDULES[:-1])
+    rows = _ROWS[plan.schedule]
     each = [rows(plan.pp, plan.chunks, rank, micro_batches) for rank in range(plan.pp)]
     return Pipeline(tuple(map(tuple, each)))
 
@@ -89,3 +90,23 @@ def _interleaved(ranks: int, chunks: int, rank: int, num: int) -> list[Action]:
         if k + ahead < total:
             order.append(place(k + ahead, "F"))
     return order
+
+
+def _zb_h1(ranks: int, chunks: int, rank: int, num: int) -> list[Action]:
+    """ZB-H1: a rank keeps as many activations as in 1F1B; the weights of micro-batch m are due
+    when those of the last `rank` ones wait."""
+    if chunks > 1:
+        raise InputError(f"schedule=zb-h1 with chunks={chunks}", hint="it has one stage a rank")
+    order, waiting = [], list[Action]()
+    for action in _1f1b(ranks, 1, rank, num):
+        if action.kind == "F":
+            order.append(action)
+            continue
+        order.append(action._replace(kind="I"))
+        waiting.append(action._replace(kind="W"))
+        if len(waiting) > rank:
+            order.append(waiting.pop(0))
+    return order + waiting
+
+
+_ROWS = {"gpipe": _gpipe, "1f1b": _1f1b, "interleaved": _interleaved, "zb-h1": _zb_h1}

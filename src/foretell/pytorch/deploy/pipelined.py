@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,13 +12,25 @@ from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.pytorch.deploy.actions import Pipeline
 from foretell.pytorch.deploy.blocks import Blocks
+from foretell.pytorch.deploy.collective import Shared
 from foretell.pytorch.deploy.mesh import Places
 from foretell.pytorch.deploy.orders import pipeline as pipeline_of
 from foretell.pytorch.deploy.precision import dtype_of, mixed, precision_of
 from foretell.pytorch.deploy.stages import Staged
-from foretell.pytorch.deploy.units import cut
+from foretell.pytorch.deploy.staging import in_stages
+from foretell.pytorch.deploy.ties import holders
+from foretell.pytorch.deploy.units import cut, is_line
 
 Loss = Callable[[Any, Any], Any]
+
+
+class Stages(NamedTuple):
+    """A model in stages, as far as this rank has to know."""
+
+    modules: dict[int, Any]  # of this rank; copies of a stage are one where they share a rank
+    held: list[tuple[str, tuple[int, ...]]]  # parameters of several ranks, and those that hold them
+    shape: Pipeline
+    is_plain: bool  # torch's own runtime can take it
 
 
 def shape_of(plan: Plan, places: Places, samples: int, given: Pipeline | None) -> Pipeline:
@@ -53,13 +65,50 @@ def _num(plan: Plan, places: Places, samples: int) -> int:
     return micro_batches(plan, samples) if plan.micro_batch else plan.pp
 
 
-def stages_of(model: Any, plan: Plan, shape: Pipeline, places: Places) -> dict[int, Any]:
-    """The stages of this rank; copies of a stage are one module where they share a rank."""
+def stages_of(
+    model: Any, plan: Plan, shape: Pipeline, places: Places, names: Mapping[str, str]
+) -> Stages:
+    """Cut a model into the stages of a pipeline."""
     rank = places.order("pp").index(places.at["pp"])
     same = {s: k for k, stages in enumerate(shape.copies) for s in stages}
     num = len(shape.copies) or shape.num_stages
-    pieces = cut(model, num, _layers(plan, num))
-    return {s: pieces[same.get(s, s)] for s in shape.on(rank)}
+    if is_line(model):
+        pieces = cut(model, num, _layers(plan, num))
+    else:
+        traced = in_stages(model, num, _layers(plan, num))
+        pieces = [traced.module(s) for s in range(num)]
+        shape = _following(shape, traced.after)
+    homes: dict[str, list[tuple[int, ...]]] = {}
+    for s in range(shape.num_stages):
+        for name in {names[n] for n, p in pieces[same.get(s, s)].named_parameters()}:
+            homes.setdefault(name, []).append(shape.ranks[s])
+    order = [name for name in names if name in homes]  # the same on every rank
+    held = list(holders({name: homes[name] for name in order}, rank))
+    modules = {s: pieces[same.get(s, s)] for s in shape.on(rank)}
+    return Stages(modules, held, shape, plan.cp == 1 and _is_plain(shape, pieces))
+
+
+def _is_plain(shape: Pipeline, pieces: Sequence[Any]) -> bool:
+    """One line of stages, the batch read by the first alone, gradients that go all the way.
+
+    Where the first stage is frozen, torch's runtime loses weight gradients of a backward in two.
+    """
+    reads = any(getattr(piece, "reads", ()) for piece in pieces[1:])
+    halves = any(a.kind == "W" for order in shape.orders for a in order)
+    is_frozen = not any(p.requires_grad for p in pieces[0].parameters())
+    return shape.is_line and not reads and not (halves and is_frozen)
+
+
+def _following(shape: Pipeline, after: tuple[tuple[int, ...], ...]) -> Pipeline:
+    """The pipeline of a model whose stages may read from any before them."""
+    many = len(shape.copies[0]) if shape.copies else 1
+    if many == 1:
+        return replace(shape, after=after)
+    found: list[tuple[int, ...]] = [()] * shape.num_stages
+    for which in range(many):
+        for s, befores in enumerate(after):
+            found[shape.copies[s][which]] = tuple(shape.copies[b][which] for b in befores)
+    return replace(shape, after=tuple(found))
 
 
 def _layers(plan: Plan, num: int) -> tuple[int, ...]:
@@ -74,12 +123,13 @@ def _layers(plan: Plan, num: int) -> tuple[int, ...]:
 
 
 def runtime(
-    shape: Pipeline, modules: Mapping[int, Any], plan: Plan, places: Places, loss: Loss
+    stages: Stages, plan: Plan, places: Places, loss: Loss, shared: Shared
 ) -> Staged | Blocks:
     """Torch's runtime for a line of stages, our own executor for any other shape."""
-    lossy, kind = mixing(modules, plan, places, loss), places.device
-    runs = Staged if shape.is_line else Blocks
-    return runs(shape, modules, lossy, group=places.group("pp"), device=torch.device(kind))
+    lossy, kind = mixing(stages.modules, plan, places, loss), places.device
+    runs = Staged if stages.is_plain else Blocks
+    options = {"group": places.group("pp"), "device": torch.device(kind), "shared": shared}
+    return runs(stages.shape, stages.modules, lossy, **options)
 
 
 def mixing(modules: Mapping[int, Any], plan: Plan, places: Places, loss: Loss) -> Loss:

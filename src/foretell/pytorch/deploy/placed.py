@@ -22,10 +22,11 @@ from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.plan.places import Said, said
 from foretell.pytorch.deploy.actions import Pipeline, parse
-from foretell.pytorch.deploy.channels import split_all
+from foretell.pytorch.deploy.channels import split_all, split_parameters
 from foretell.pytorch.deploy.collective import Shared
 from foretell.pytorch.deploy.recompute import recompute
 from foretell.pytorch.deploy.staging import FIRST, LAST, Traced, cut, trace
+from foretell.pytorch.deploy.ties import holders
 
 Module = Any
 Homes = dict[str, int]  # the stage of each layer, of one copy of the model
@@ -40,6 +41,7 @@ class Placed:
     shared: Shared
     is_plain: bool  # nobody but the first stage reads the batch, as torch's runtime has it
     parameters: dict[str, Any]  # of this rank, by their names in the whole model
+    splits: dict[int, Any]  # by id of a parameter: dim, sizes, group
 
 
 def place(model: Module, plan: Plan, rank: int) -> Placed:
@@ -55,15 +57,15 @@ def place(model: Module, plan: Plan, rank: int) -> Placed:
     known = {id(p): name for name, p in model.named_parameters()}
     held = {s: [known[id(p)] for p in modules[s].parameters()] for s in every}
     homes = {name: [stages[s].ranks for s in every if name in held[s]] for name in known.values()}
-    sharing = list(_shared(homes, rank))
+    sharing = list(holders(homes, rank))
     for s in every:
         _do_otherwise(modules[s], stages[s].ways, cuts[s].layers(s))
     mine = {s: modules[s] for s in pipeline.on(rank)}
-    _split(mine, stages)
+    splits = _split(mine, stages)
     here = dict(_renamed(mine, held))
     shared = [(here[name], ranks) for name, ranks in sharing]
     is_plain = not any(cuts[s].reads[s] for s in every[1:])
-    return Placed(pipeline, mine, shared, is_plain, here)
+    return Placed(pipeline, mine, shared, is_plain, here, splits)
 
 
 def _copies(stages: Sequence[Said], traced: Traced) -> list[Any]:
@@ -140,15 +142,19 @@ def _do_otherwise(module: Module, ways: Sequence[str], layers: Sequence[str]) ->
         module.forward = away
 
 
-def _split(mine: Mapping[int, Module], stages: Sequence[Said]) -> None:
-    """Deal the layers of wide stages out over their ranks."""
+def _split(mine: Mapping[int, Module], stages: Sequence[Said]) -> dict[int, Any]:
+    """Split the layers of wide stages over their ranks."""
     wide = sorted({stages[s].ranks for s in mine if len(stages[s].ranks) > 1})
     groups = {ranks: dist.new_group(ranks, use_local_synchronization=True) for ranks in wide}
     parts: dict[int, tuple[Any, Any]] = {}  # copies and tied layers share theirs
+    found: dict[int, Any] = {}
     for s, module in mine.items():
         if len(stages[s].ranks) > 1:
             read = {id(p) for p in module.parameters() if _is_read(module, p)}
-            split_all(module, groups[stages[s].ranks], read=read, parts=parts)
+            group = groups[stages[s].ranks]
+            made = split_all(module, group, read=read, parts=parts)
+            found |= {id(p): how for p, how in split_parameters(module, made, group)}
+    return found
 
 
 def _is_read(module: Module, parameter: Any) -> bool:
@@ -167,22 +173,3 @@ def _renamed(
     """The parameters of this rank by the names that the whole model has for them."""
     for s, module in mine.items():
         yield from zip(held[s], module.parameters(), strict=True)
-
-
-def _shared(
-    homes: Mapping[str, Sequence[tuple[int, ...]]], rank: int
-) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Parameters of this rank that other ranks hold besides, and who holds the same part."""
-    for name, each in homes.items():
-        groups = list(dict.fromkeys(each))
-        if len(groups) < 2:
-            continue
-        ranks = [r for group in groups for r in group]
-        if len(set(ranks)) < len(ranks) or len({len(g) for g in groups}) > 1:
-            raise InputError(
-                f"`{name}` is in stages on ranks {' and '.join(str(list(g)) for g in groups)}",
-                hint="parameters that stages share need the same ranks, or as many others",
-            )
-        own = next((group for group in groups if rank in group), None)
-        if own is not None:
-            yield name, tuple(sorted(group[own.index(rank)] for group in groups))

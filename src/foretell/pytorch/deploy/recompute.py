@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -27,10 +28,8 @@ _CORE = {
 
 def recompute(units: Mapping[str, Any], *, selective: bool = False) -> None:
     """Checkpoint each unit: all of it, or of attention only the core."""
-    options: dict[str, Any] = {"use_reentrant": False}
-    if selective:
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     for unit in units.values():
+        options = {"use_reentrant": False, "context_fn": partial(_contexts, unit, selective)}
         if getattr(unit.forward, "func", None) is not _again:  # copies of a stage share a unit
             unit.forward = partial(_again, unit.forward, options)
 
@@ -41,5 +40,33 @@ def _again(forward: Any, options: dict[str, Any], *args: Any, **kwargs: Any) -> 
     return checkpoint(forward, *args, **options, **kwargs)
 
 
+def _contexts(unit: Any, selective: bool) -> tuple[Any, Any]:
+    """What is around the forward, and around its second run: that leaves buffers as they are."""
+    first, second = nullcontext(), nullcontext()
+    if selective:
+        first, second = create_selective_checkpoint_contexts(_policy)
+    return first, _SameBuffers(unit, second)
+
+
+class _SameBuffers:
+    """Puts buffers back; entered as often as the forward is run again."""
+
+    def __init__(self, unit: Any, inner: Any) -> None:
+        self.unit, self.inner, self.before = unit, inner, list[Any]()
+
+    def __enter__(self) -> None:
+        self.before.append([(b, b.detach().clone()) for b in self.unit.buffers()])
+        self.inner.__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        try:
+            return self.inner.__exit__(*error)
+        finally:
+            for buffer, old in self.before.pop():
+                buffer.data.copy_(old)
+
+
 def _policy(_: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+    if op._schema.is_mutable:  # of buffers, which are put back
+        return CheckpointPolicy.MUST_RECOMPUTE
     return CheckpointPolicy.PREFER_RECOMPUTE if op in _CORE else CheckpointPolicy.MUST_SAVE

@@ -22,7 +22,7 @@ from typing import Any
 
 from foretell.errors import InputError
 
-BEFORE = ("starting", "model", "deploy")  # phases before the first step
+BEFORE = ("starting", "model", "deploy", "verify")  # phases before the first step
 _TRIES, _SOON = 5, 1e-3  # times a file is read, and seconds between
 
 
@@ -37,6 +37,8 @@ class Asked:
     profile: bool = False
     timeout: float = 120.0  # seconds without progress before a run is given up
     device: str = ""
+    verify: str = "first"  # compare with one process: yes, no, or the first time
+    batch_norm: str = "sync"  # statistics of all data-parallel ranks, or local ones
     launcher: int = 0  # process id: ranks end when it is gone
 
 
@@ -45,7 +47,7 @@ class State:
     """How far a rank is."""
 
     pid: int
-    phase: str  # starting, model, deploy, step 3, done
+    phase: str  # starting, verify, model, deploy, step 3, done
     moved: float  # when the phase began, seconds of the wall clock
     seen: float  # when this was written
     where: str  # the line of code that the rank is at

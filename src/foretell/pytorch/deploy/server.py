@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from foretell.pytorch.deploy.buckets import like, local
+
 Tensor = Any
 
 
@@ -31,6 +33,7 @@ class Server:
         self.weight, self.group = weight, group
         self.ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         self.rank = dist.get_rank(group)
+        self.is_shown = False  # every rank sees every gradient, for loops that clip
         self._begun: dict[str, tuple[Any, Tensor]] = {}
 
     def begin(self) -> None:
@@ -41,17 +44,29 @@ class Server:
         """Give each owner its gradients; other ranks keep none."""
         if not self._begun:
             self.begin()
-        for name, (work, total) in self._begun.items():
+        for name, (work, message) in self._begun.items():
             work.wait()
-            mine = self.owner[name] == self.rank
-            self.parameters[name].grad = total if mine else None
+            parameter, is_mine = self.parameters[name], self.owner[name] == self.rank
+            if self.is_shown:
+                dist.broadcast(message, src=self.ranks[self.owner[name]], group=self.group)
+            is_used = (is_mine or self.is_shown) and bool(
+                (is_mine and parameter.grad is not None) or message[-1] > 0
+            )
+            total = message[:-1].view_as(local(parameter))
+            parameter.grad = like(total, parameter) if is_used else None
         self._begun = {}
+
+    def hide(self, *_: Any) -> None:
+        """Before the update: only the owner's optimizer sees a gradient."""
+        for name, parameter in self.parameters.items():
+            if self.owner[name] != self.rank:
+                parameter.grad = None
 
     def share(self) -> None:
         """After the update: every rank gets the parameter of its owner."""
         works = [
             dist.broadcast(
-                p.detach(), src=self.ranks[self.owner[n]], group=self.group, async_op=True
+                local(p.detach()), src=self.ranks[self.owner[n]], group=self.group, async_op=True
             )
             for n, p in self.parameters.items()
         ]
@@ -59,11 +74,16 @@ class Server:
             work.wait()
 
     def _reduce(self, name: str) -> tuple[Any, Tensor]:
+        """Send a gradient, and behind it whether there is one."""
         parameter = self.parameters[name]
-        grad = parameter.grad
-        total = torch.zeros_like(parameter) if grad is None else grad * self.weight
-        work = dist.reduce(total, dst=self.ranks[self.owner[name]], group=self.group, async_op=True)
-        return work, total
+        held = local(parameter)
+        message = torch.zeros(held.numel() + 1, dtype=held.dtype, device=held.device)
+        if parameter.grad is not None:
+            torch.mul(local(parameter.grad).flatten(), self.weight, out=message[:-1])
+            message[-1] = 1.0
+        to = self.ranks[self.owner[name]]
+        work = dist.reduce(message, dst=to, group=self.group, async_op=True)
+        return work, message
 
 
 def owners(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch import nn
 
 from foretell.errors import InputError
-from foretell.pytorch.deploy.collective import copy_in, cut, even, gather, sum_both
+from foretell.pytorch.deploy.batch_norm import normalize
+from foretell.pytorch.deploy.collective import copy_in, cut, even, gather
 from foretell.pytorch.deploy.exchange import Span, exchange, spans
 
 Tensor = Any
@@ -79,8 +80,13 @@ class Grid:
         return [a for a, n in enumerate(self.parts) if n > 1]
 
 
-def split_spatial(model: Module, parts: Sequence[int], group: Any = None) -> Grid:
-    """Let each rank compute its part of the image; every rank passes the whole batch in."""
+def split_spatial(
+    model: Module, parts: Sequence[int], group: Any = None, among: Any = None
+) -> Grid:
+    """Let each rank compute its part of the image; every rank passes the whole batch in.
+
+    Statistics of a batch norm are those of `among`: the ranks of an image where it is None.
+    """
     why = refusal(model)
     if why:
         raise InputError(f"the images of this model cannot be split: {why}")
@@ -92,7 +98,7 @@ def split_spatial(model: Module, parts: Sequence[int], group: Any = None) -> Gri
             pool = partial(_pool, module, grid, module.forward)
             module.forward = partial(_on_part, grid, name, pool)
         elif isinstance(module, _NORMS):
-            module.forward = partial(_on_part, grid, name, partial(_normalize, module, grid))
+            module.forward = partial(_on_part, grid, name, partial(_norm, module, grid, among))
         elif isinstance(module, _WHOLE):
             module.forward = partial(_on_whole, grid, module.forward)
     model.register_forward_pre_hook(lambda _, args: (_cut_image(args[0], grid), *args[1:]))
@@ -110,6 +116,8 @@ def refusal(model: Module) -> str:
             return f"`{name}` pads with {module.padding_mode}"
         if isinstance(module, _POOLS) and getattr(module, "ceil_mode", False):
             return f"`{name}` rounds its size up"
+    if not any(isinstance(m, _CONVS) for m in model.modules()):
+        return f"{type(model).__name__} has no convolution"
     return ""
 
 
@@ -174,33 +182,8 @@ def _pool(pool: Module, grid: Grid, call: Callable[[Tensor], Tensor], x: Tensor)
         pool.padding = before
 
 
-def _normalize(norm: Module, grid: Grid, x: Tensor) -> Tensor:
-    """Batch norm over the whole image: sums over all ranks, both ways."""
-    weight = None if norm.weight is None else copy_in(norm.weight, grid.group)
-    bias = None if norm.bias is None else copy_in(norm.bias, grid.group)
-    if not norm.training and norm.track_running_stats:
-        return nn.functional.batch_norm(
-            x, norm.running_mean, norm.running_var, weight, bias, False, 0.0, norm.eps
-        )
-    dims = [d for d in range(x.dim()) if d != 1]
-    count = sum_both(x.new_tensor([x.numel() / x.shape[1]]), grid.group)
-    mean = sum_both(x.sum(dims), grid.group) / count
-    shape = [1, -1] + [1] * (x.dim() - 2)
-    centred = x - mean.view(shape)
-    var = sum_both(centred.square().sum(dims), grid.group) / count
-    _remember(norm, mean.detach(), (var * count / (count - 1)).detach())
-    y = centred * torch.rsqrt(var + norm.eps).view(shape)
-    if weight is not None and bias is not None:
-        y = y * weight.view(shape) + bias.view(shape)
-    return y
-
-
-def _remember(norm: Module, mean: Tensor, var: Tensor) -> None:
-    if norm.track_running_stats:
-        norm.num_batches_tracked += 1
-        rate = norm.momentum or 1.0 / float(norm.num_batches_tracked)
-        norm.running_mean.lerp_(mean, rate)
-        norm.running_var.lerp_(var, rate)
+def _norm(norm: Module, grid: Grid, among: Any, x: Tensor) -> Tensor:
+    return normalize(norm, among or grid.group, x, parts=grid.group or dist.group.WORLD)
 
 
 def _pads(layer: Module, x: Tensor) -> list[Span]:

@@ -21,7 +21,10 @@ from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRun
 from foretell.errors import InputError
 from foretell.pytorch.deploy.actions import Pipeline, Ran
 from foretell.pytorch.deploy.blocks import Blocks
+from foretell.pytorch.deploy.collective import Shared, shared_groups
+from foretell.pytorch.deploy.messages import untouched
 from foretell.pytorch.deploy.orders import name_of
+from foretell.pytorch.deploy.ties import add_up
 
 
 def _made(_: Any, args: Any, output: Any) -> Any:
@@ -34,6 +37,18 @@ class Stage(PipelineStage):  # type: ignore[misc]
     """A stage that notes when it computes; what it sends back lies in memory in order."""
 
     ran: list[Ran]
+
+    def _forward_metadata_inference(self, *args: Any, **kwargs: Any) -> Any:
+        with untouched(self.submod):
+            return super()._forward_metadata_inference(*args, **kwargs)
+
+    def _backward_metadata_inference(self, *args: Any, **kwargs: Any) -> Any:
+        with untouched(self.submod):
+            return super()._backward_metadata_inference(*args, **kwargs)
+
+    def _compute_input_grads(self, *args: Any, **kwargs: Any) -> Any:
+        found = super()._compute_input_grads(*args, **kwargs)
+        return tuple(g.contiguous() if isinstance(g, torch.Tensor) else g for g in found)
 
     def forward_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:
         return self._noted("F", chunk, super().forward_one_chunk, *args, **kwargs)
@@ -89,6 +104,7 @@ class Staged:
         *,
         group: Any = None,
         device: Any = None,
+        shared: Shared = (),  # of this rank, in one order on all ranks
     ) -> None:
         if not pipeline.is_line:
             raise InputError(
@@ -106,14 +122,22 @@ class Staged:
         for stage in self.stages:
             stage.ran = self.ran
             stage.submod.register_forward_hook(_made)
-        self.runtime = self._runtime(loss)
+        self.runtime = self._runtime(lambda output, target: loss(output, target) / self._num)
+        self._shared = shared_groups(shared, group)
+
+    @property
+    def _num(self) -> int:
+        return self.pipeline.micro_batches
 
     def _runtime(self, loss: Callable[[Any, Any], Any]) -> Any:
-        """Torch's class for this order where it has one, which costs least; else its runtime."""
+        """Torch's class for this order where it has one, which costs least; else its runtime.
+
+        It does not scale gradients: it would those of tied stages twice. The loss is scaled.
+        """
         many, own = self.pipeline.micro_batches, _CLASSES.get(name_of(self.pipeline))
         if own is not None:
-            return own(self.stages[0], many, loss_fn=loss)
-        runtime = Runtime(self.stages, many, loss_fn=loss)
+            return own(self.stages[0], many, loss_fn=loss, scale_grads=False)
+        runtime = Runtime(self.stages, many, loss_fn=loss, scale_grads=False)
         rows = enumerate(self.pipeline.rows())
         runtime._prepare_schedule_with_comms(
             {rank: [_Action.from_str(cell) for cell in row] for rank, row in rows}
@@ -138,4 +162,5 @@ class Staged:
             losses=losses if is_last else None,
             return_outputs=False,
         )
-        return torch.stack(losses).mean() if losses else None
+        add_up(self._shared)
+        return torch.stack(losses).sum() if losses else None

@@ -89,7 +89,7 @@ class Sync:
         self.before = optimizer.register_step_pre_hook(self.finish)
         self.hooks += [self.before, optimizer.register_step_post_hook(self.share)]
 
-    def finish_with_backward(self, parameters: Iterable[Any]) -> None:
+    def finish_with_backward(self, parameters: Iterable[Any], optimizer: Any) -> None:
         """Finish as a backward ends, not when the update begins.
 
         For loops that look at gradients in between (to clip them), or that hand the optimizer a
@@ -97,6 +97,9 @@ class Sync:
         """
         if self.before is not None:
             self.before.remove()
+        if self.server is not None:
+            self.server.is_shown = True
+            self.hooks.append(optimizer.register_step_pre_hook(self.server.hide))
         queued = [False]
 
         def end() -> None:
@@ -128,7 +131,6 @@ def synchronize(
     choices: Mapping[str, str] | None = None,  # by parameter; all-reduce for those not named
     shares: Sequence[float] | None = None,  # of the batch, by rank of the group; equal
     group: Any = None,
-    unused: bool = False,
     dtype: Any = None,  # in which bucketed gradients travel
     own: Any = None,  # the group that factors go over; a new one
     summed: bool = False,  # gradients are parts of a sum already, and buffers somebody else's
@@ -143,12 +145,12 @@ def synchronize(
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     broadcast_state(model, group, ranks)
     sync = Sync(
-        _buckets(words["all-reduce"], trained, layout, weight, group, unused, dtype),
+        _buckets(words["all-reduce"], trained, layout, weight, group, dtype),
         _factors(model, words["factors"], shares, rank, own or ranks, weight),
         _server(trained, words, size, weight, group),
     )
     if not summed:
-        sync.hooks += filter(None, [share_buffers(model, group, ranks)])
+        sync.hooks += filter(None, [share_buffers(model, group)])
     if optimizer is not None:
         sync.attach(optimizer)
     return sync
@@ -190,7 +192,6 @@ def _buckets(
     layout: Layout | float | None,
     weight: float,
     group: Any,
-    unused: bool,
     dtype: Any,
 ) -> Buckets | None:
     if not names:
@@ -199,7 +200,7 @@ def _buckets(
     if not isinstance(layout, Layout):
         sizes = {n: p.numel() * p.element_size() for n, p in chosen.items()}
         layout = by_size(sizes, layout) if layout else by_size(sizes)
-    return Buckets(chosen, layout, weight=weight, group=group, unused=unused, dtype=dtype)
+    return Buckets(chosen, layout, weight=weight, group=group, dtype=dtype)
 
 
 def _factors(

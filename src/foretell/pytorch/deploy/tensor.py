@@ -10,7 +10,7 @@ read off its structure: two linear layers in a row with only pointwise layers be
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import (
 
 from foretell.errors import InputError, unknown
 from foretell.pytorch.deploy.sequence import SEQUENCE, split_tokens
+from foretell.pytorch.deploy.ties import shared_names
 
 Module = Any
 _STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
@@ -42,8 +43,14 @@ def split_tensors(
             f"nobody has said how the layers of {type(model).__name__} split into tensors",
             hint="give the model an attribute `tensor_layout`: {layer: colwise | rowwise}",
         )
+    tied = {name for names in shared_names(model).values() for name in names}
     for name, way in chosen.items():
         _check(name, model.get_submodule(name), way, mesh.size())
+        if way != SEQUENCE and f"{name}.weight" in tied:
+            raise InputError(
+                f"tp: `{name}` shares its weight with another layer, which is not split as it is",
+                hint="leave it out of `tensor_layout`, or untie it",
+            )
     done = split_tokens(model, mesh, chosen) if tokens else set()
     left = {n: way for n, way in chosen.items() if n not in done and way in _STYLES}
     return parallelize_module(model, mesh, {n: _STYLES[way]() for n, way in left.items()})
@@ -63,10 +70,11 @@ def known(model: Module) -> dict[str, str]:
     if said:
         return _matched(model, said() if callable(said) else said)
     found: dict[str, str] = {}
+    tied = {n.rpartition(".")[0] for names in shared_names(model).values() for n in names}
     for name, module in model.named_modules():
         dot = f"{name}." if name else ""
         if isinstance(module, nn.Sequential):
-            found |= _pairs(module, dot)
+            found |= _pairs(module, dot, tied)
         elif isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
             found |= {f"{dot}linear1": "colwise", f"{dot}linear2": "rowwise"}
             norms = [n for n, _ in module.named_children() if n.startswith("norm")]
@@ -87,11 +95,11 @@ def _matched(model: Module, said: Mapping[str, str]) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _pairs(box: nn.Sequential, dot: str) -> dict[str, str]:
+def _pairs(box: nn.Sequential, dot: str, tied: Collection[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     first = ""
     for name, child in box.named_children():
-        if isinstance(child, nn.Linear):
+        if isinstance(child, nn.Linear) and f"{dot}{name}" not in tied:
             if first:
                 found |= {first: "colwise", f"{dot}{name}": "rowwise"}
                 first = ""

@@ -27,13 +27,13 @@ def units(model: Module) -> dict[str, Module]:
     ]
     if not boxes:
         return {"": model}
-    name, box = max(boxes, key=lambda pair: (_size(pair[1]), -len(pair[0])))
+    name, box = max(boxes, key=lambda pair: (size_of(pair[1]), -len(pair[0])))
     dot = f"{name}." if name else ""
-    return {f"{dot}{n}": child for n, child in box.named_children() if _size(child)}
+    return {f"{dot}{n}": child for n, child in box.named_children() if size_of(child)}
 
 
 def cut(model: Module, num: int, layers: Sequence[int] = ()) -> list[Module]:
-    """A model in stages, in order of forward; names of parameters stay as they are.
+    """A model that `is_line` in stages, in order of forward; names of parameters stay as they are.
 
     `layers` says how many children, or how many children with parameters, each stage has.
     """
@@ -43,15 +43,15 @@ def cut(model: Module, num: int, layers: Sequence[int] = ()) -> list[Module]:
         if len(found) != num:
             raise InputError(f"`stages({num})` of the model gave {len(found)} stages")
         return found
-    if not isinstance(model, nn.Sequential):
-        raise InputError(
-            f"{type(model).__name__} cannot be cut into stages",
-            hint="make it an nn.Sequential, or give it a method `stages(num)` that lists them",
-        )
     children = list(model.named_children())
     ends = _ends(children, num, layers)
     starts = [0, *ends[:-1]]
     return [nn.Sequential(OrderedDict(children[a:b])) for a, b in zip(starts, ends, strict=True)]
+
+
+def is_line(model: Module) -> bool:
+    """Whether a model says how it is cut: an nn.Sequential, or one with a method `stages`."""
+    return isinstance(model, nn.Sequential) or callable(getattr(model, "stages", None))
 
 
 def layers(model: Module) -> dict[str, Module]:
@@ -163,10 +163,10 @@ def together(stages: Mapping[int, Module]) -> Module:
 
 def _ends(children: list[tuple[str, Module]], num: int, layers: Sequence[int]) -> list[int]:
     """Behind which child each stage ends."""
-    held = [_size(child) for _, child in children]
+    held = [size_of(child) for _, child in children]
     filled = [i for i, size in enumerate(held) if size]
     if not layers:
-        return _even_ends(held, num)
+        return even_ends(held, num)
     if len(layers) == num and sum(layers) == len(children):
         return [sum(layers[: s + 1]) for s in range(num)]
     if len(layers) == num and sum(layers) == len(filled):
@@ -179,8 +179,8 @@ def _ends(children: list[tuple[str, Module]], num: int, layers: Sequence[int]) -
     )
 
 
-def _even_ends(held: Sequence[int], num: int) -> list[int]:
-    """Stages of about as many parameters each, none of them empty."""
+def even_ends(held: Sequence[int], num: int) -> list[int]:
+    """Behind which child each stage ends: of about as many parameters each, none of them empty."""
     filled = [i for i, size in enumerate(held) if size]
     if len(filled) < num:
         raise InputError(f"{len(filled)} layers with parameters for {num} stages")
@@ -198,5 +198,6 @@ def _even_ends(held: Sequence[int], num: int) -> list[int]:
     return [*ends, len(held)]
 
 
-def _size(module: Module) -> int:
+def size_of(module: Module) -> int:
+    """How many values its parameters have."""
     return sum(p.numel() for p in module.parameters())

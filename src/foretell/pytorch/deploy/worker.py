@@ -104,17 +104,19 @@ def _run(asked: Asked, folder: Path, rank: int, pulse: Pulse) -> dict[str, Any]:
     backend = "nccl" if device == "cuda" else "gloo"
     # the launcher gives up first, and knows whom to name
     dist.init_process_group(backend, timeout=timedelta(seconds=asked.timeout + 60))
-    pulse.enter("model")
     script = load(Path(asked.script))
-    torch.manual_seed(0)
-    model = script.model().to(device)
+    run = _Steps(script, plan, device, asked.batch_norm)
+    verified = run.verify(asked, pulse) if asked.verify != "no" else None
+    pulse.enter("model")
+    model = run.make()
     pulse.enter("deploy")
-    run = _Steps(script, plan, device)
     run.deploy(model)
     steps = asked.warmup + asked.steps
     times = [run.take(step, steps, pulse) for step in range(steps)]
     result = run.measured() | {"steps_s": times[asked.warmup :], "rank": rank}
-    result |= {"stage": place(plan, rank)["pp"]} | run.noted(min(asked.steps, _NOTED))
+    result |= {"verified": verified, "stage": place(plan, rank)["pp"]} | run.noted(
+        min(asked.steps, _NOTED)
+    )
     if asked.profile:
         pulse.enter("profile")
         run.profile(folder / f"rank-{rank}.trace.json.gz")
@@ -126,41 +128,82 @@ def _run(asked: Asked, folder: Path, rank: int, pulse: Pulse) -> dict[str, Any]:
 class _Steps:
     """A deployed model and the batches of a script."""
 
-    def __init__(self, script: ModuleType, plan: Plan, device: str) -> None:
-        self.script, self.plan, self.device = script, plan, device
-        self.losses: list[float | None] = []
-        self.at = 0
-
-    def deploy(self, model: Any) -> None:
-        import torch
+    def __init__(self, script: ModuleType, plan: Plan, device: str, batch_norm: str) -> None:
         import torch.distributed as dist
 
-        from foretell.pytorch.deploy.apply import deploy
         from foretell.pytorch.deploy.mesh import place
 
-        self.model, self.at = model, place(self.plan, dist.get_rank())["dp"]
-        torch.manual_seed(1000 + self.at)  # ranks that share a sample draw the same one
+        self.script, self.plan, self.device = script, plan, device
+        self.batch_norm, self.loss = batch_norm, getattr(script, "loss", None)
+        self.losses: list[float | None] = []
+        where = place(plan, dist.get_rank())
+        self.at, self.stage = where["dp"], where["pp"] or dist.get_rank() * bool(plan.groups)
+
+    def make(self) -> Any:
+        """The script's model, the same on every rank."""
+        import torch
+
+        torch.manual_seed(0)
+        self.model = self.script.model().to(self.device)
+        self.part(0, self.at)  # which makes it take its inputs by name, where it wants that
+        return self.model
+
+    def verify(self, asked: Asked, pulse: Pulse) -> dict[str, Any] | None:
+        """Compare the plan's first steps with one process; nothing where that was done before."""
+        from foretell.pytorch.deploy.first_use import verified
+        from foretell.pytorch.deploy.verify import Case
+
+        def parts(step: int) -> list[Any]:
+            return [self.part(step, at) for at in range(self.plan.dp)]
+
+        case = Case(
+            self.make,
+            lambda model: _optimizer(self.script, self.plan, model),
+            parts,
+            self.loss,
+            self.device,
+            self.batch_norm,
+        )
+        source = Path(asked.script).read_text(errors="replace")
+        found = verified(case, self.plan, source, always=asked.verify == "yes", enter=pulse.enter)
+        self.model = None
+        return found
+
+    def deploy(self, model: Any) -> None:
+        from foretell.pytorch.deploy.apply import deploy
+
         inputs, target = self.batch(0)
         self.samples = len(inputs[0])
         self.deployed = deploy(
             model,
             _optimizer(self.script, self.plan, model),
             self.plan,
-            loss=getattr(self.script, "loss", None),
+            loss=self.loss,
             device=self.device,
             samples=self.samples,
             example=(inputs, target),
+            batch_norm=self.batch_norm,
         )
 
     def batch(self, step: int) -> tuple[tuple[Any, ...], Any]:
         """This rank's share of a step's batch, as the model takes it."""
+        import torch
+
+        found = self.part(step, self.at)
+        # ranks with the same layers draw the same numbers for a sample, stages draw their own
+        torch.manual_seed(hash((step, self.at, self.stage)) % 2**31)
+        return found
+
+    def part(self, step: int, at: int) -> tuple[tuple[Any, ...], Any]:
+        """The share of one data-parallel rank: whichever rank asks, it draws the same."""
+        import torch
+
         from foretell.pytorch.script import prepared, share
 
         plan = self.plan
-        found = share(
-            self.script.batch, self.at, plan.dp, step, device=self.device, shares=plan.shares
-        )
-        return prepared(self.model, found, getattr(self.script, "loss", None))[:2]
+        torch.manual_seed(1000 + at + step * plan.dp)
+        found = share(self.script.batch, at, plan.dp, step, device=self.device, shares=plan.shares)
+        return prepared(self.model, found, self.loss)[:2]
 
     def take(self, step: int, steps: int, pulse: Pulse) -> float:
         """Seconds of one step of so many, the batch not counted."""

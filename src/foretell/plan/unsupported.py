@@ -1,10 +1,15 @@
-"""What of a plan cannot be run, and why: known before anything is launched, without torch."""
+"""Everything of a plan that `foretell run` cannot do, and why: the one list, without torch.
+
+`plan`, `predict` and `run` read it; what is not here runs, and trains as one process does.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from foretell.errors import InputError
-from foretell.plan import Plan
 from foretell.plan.grouped import runs
+from foretell.plan.plan import Plan
 
 # what-ifs that have a way to be run; any other changes a prediction only
 RUNNABLE = (
@@ -18,12 +23,22 @@ RUNNABLE = (
 )
 
 
-def refusals(plan: Plan) -> list[str]:
-    """Every reason why a plan cannot be deployed; none where it can."""
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a plan has to know of a model; all is taken to be there where nothing is known."""
+
+    name: str = "the model"
+    tensor_layers: int = 1  # linear layers that are known to split over tensor ranks
+    token_blocks: int = 1  # blocks that are known to work on a part of the tokens
+    why_no_images: str = ""  # why its images cannot be split
+
+
+def unsupported(plan: Plan, model: ModelFacts | None = None) -> list[str]:
+    """Every reason why a plan cannot be run; none where it can."""
     images = max(plan.spatial, default=1) > 1
     split = plan.filter > 1 or plan.channel > 1
     found = {
-        f"ep={plan.ep}: no runtime here deals experts out": plan.ep > 1,
+        f"ep={plan.ep}: experts are not sharded here, every rank holds all of them": plan.ep > 1,
         "offload: only FSDP keeps optimizer state on the host (zero=2 or 3)": (
             plan.offload and plan.zero < 2
         ),
@@ -44,7 +59,6 @@ def refusals(plan: Plan) -> list[str]:
             plan.zero >= 2 and bool(plan.sync or plan.buckets)
         ),
         f"recompute={plan.recompute} of split images": plan.recompute != "none" and images,
-        "recompute=selective of stages": plan.recompute == "selective" and plan.pp > 1,
         f"dtype={plan.dtype}: ranks compute in fp32, tf32, bf16 or fp16": (
             plan.dtype not in ("", "fp32", "tf32", "bf16", "fp16")
         ),
@@ -54,6 +68,7 @@ def refusals(plan: Plan) -> list[str]:
         "sync names sharded parameters and tp > 1": bool(plan.sync) and plan.tp > 1,
     }
     reasons = [why for why, is_so in found.items() if is_so]
+    reasons += _odd_model(plan, model or ModelFacts())
     more = (
         _odd_counts,
         _odd_context,
@@ -67,12 +82,28 @@ def refusals(plan: Plan) -> list[str]:
     return reasons + [why for odd in more for why in odd(plan)]
 
 
-def require_runnable(plan: Plan) -> None:
-    """Raise with every reason why a plan cannot be deployed."""
-    reasons = refusals(plan)
+def _odd_model(plan: Plan, model: ModelFacts) -> list[str]:
+    """What of a plan asks more of the model than is known of it."""
+    layout = "give it an attribute `tensor_layout`: {layer: colwise | rowwise | sequence}"
+    found = {
+        f"tp={plan.tp}: no layer of {model.name} is known to split; {layout}": (
+            plan.tp > 1 and not model.tensor_layers
+        ),
+        f"{'cp' if plan.cp > 1 else 'sp'}: no block of {model.name} is known to work on a part of "
+        f"the tokens; {layout}": (plan.sp or plan.cp > 1) and not model.token_blocks,
+        f"spatial: the images of {model.name} cannot be split: {model.why_no_images}": (
+            max(plan.spatial, default=1) > 1 and bool(model.why_no_images)
+        ),
+    }
+    return [why for why, is_so in found.items() if is_so]
+
+
+def require_runnable(plan: Plan, model: ModelFacts | None = None) -> None:
+    """Raise with every reason why a plan cannot be run."""
+    reasons = unsupported(plan, model)
     if reasons:
         raise InputError(
-            "this plan cannot be deployed:\n  " + "\n  ".join(reasons),
+            "this plan cannot be run:\n  " + "\n  ".join(reasons),
             hint="`foretell predict` prices it all the same",
         )
 
@@ -93,12 +124,14 @@ def _odd_counts(plan: Plan) -> list[str]:
 
 
 def _odd_context(plan: Plan) -> list[str]:
-    """What cannot be beside tokens that are dealt out."""
+    """What cannot be beside tokens that are split over ranks."""
     if plan.cp == 1:
         return []
-    wide = [f"{a}={n}" for a, n in plan.degrees().items() if n > 1 and a not in ("dp", "cp")]
+    good = ("dp", "cp", "tp", "pp")
+    wide = [f"{a}={n}" for a, n in plan.degrees().items() if n > 1 and a not in good]
     wide += [f for f in ("sync", "stages", "groups", "regions") if getattr(plan, f)]
-    why = "tokens are dealt out only where every rank has the whole model"
+    wide += [f"zero={plan.zero} and pp={plan.pp}"] if plan.zero >= 2 and plan.pp > 1 else []
+    why = "tokens are split only over ranks that hold the same layers"
     return [f"cp={plan.cp} beside {word}: {why}" for word in wide]
 
 
@@ -129,7 +162,7 @@ def _odd_stages(plan: Plan) -> list[str]:
     wide = [f"{name}={n}" for name, n in plan.degrees().items() if n > 1]
     found = {
         f"{', '.join(wide)} beside stages that are placed one by one": bool(wide),
-        "stages without actions: nobody has said in which order they run": not plan.actions,
+        "stages without actions: their order is not given": not plan.actions,
         f"zero={plan.zero} beside stages": plan.zero > 0,
         "dtype=fp16 beside stages: losses are not scaled there": plan.dtype == "fp16",
         "sync, buckets or shares beside stages: there is no data parallel": bool(
@@ -169,7 +202,7 @@ def _odd_ops(plan: Plan) -> list[str]:
 
 def _odd_whatifs(plan: Plan) -> list[str]:
     odd = [spec for spec in plan.whatifs if spec.partition(":")[0] not in RUNNABLE]
-    return [f"what-if `{spec}`: nobody has said how to run it" for spec in odd]
+    return [f"what-if `{spec}`: there is no way to run it" for spec in odd]
 
 
 def _odd_sync(plan: Plan) -> list[str]:

@@ -1,0 +1,227 @@
+"""Checkpoints that load under any plan: torch.distributed.checkpoint with an index in JSON.
+
+    step-100/            tensors by name, each rank its own part           (torch's own files)
+             index.json  which part of which tensor is where; the plan, the step, the schedule
+
+Tensors are those of the whole model, whatever the plan that saved them: `model/NAME`,
+`buffer/NAME`, `optimizer/NAME/KEY`, `ema/NAME`. A checkpoint is there when its index is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from foretell.errors import InputError
+from foretell.pytorch.deploy.clip import owns
+from foretell.pytorch.deploy.collective import gathered
+from foretell.pytorch.deploy.state import buffers
+
+Tensor = Any
+INDEX = "index.json"
+_STEP = re.compile(r"step-(\d+)")
+_FORMAT = 1
+
+
+def save(made: Any, folder: Path, step: int, **notes: Any) -> Path:
+    """Write everything that training goes on from; called on every rank."""
+    path = folder / f"step-{step}"
+    path.mkdir(parents=True, exist_ok=True)
+    notes = {"format": _FORMAT, "step": step, "plan": str(made.plan)} | notes
+    dcp.save(dict(_saved(made)), storage_writer=_Writer(path, notes))
+    dist.barrier()
+    return path
+
+
+def load(made: Any, path: Path) -> dict[str, Any]:
+    """Take up a checkpoint under whatever plan the model has; its notes. Called on every rank."""
+    reader = _Reader(path)
+    metadata = reader.read_metadata()
+    known = metadata.state_dict_metadata
+    wanted = {key: target for key, target, _ in _targets(made, known)}
+    missing = sorted(key for key in wanted if key not in known)
+    if missing:
+        raise InputError(
+            f"`{path}` has no `{missing[0]}`"
+            + (f", nor {len(missing) - 1} more" if len(missing) > 1 else ""),
+            hint="a checkpoint is of one model: make the same one",
+        )
+    for key, target, _ in _targets(made, known):
+        _check_shape(path, key, tuple(known[key].size), tuple(target.shape))
+    rows = list(_targets(made, known))
+    dcp.load({key: target for key, target, _ in rows}, storage_reader=reader)
+    with torch.no_grad():
+        for _, target, keep in rows:
+            if keep is not None:
+                keep(target)
+    return reader.notes
+
+
+def latest(folder: Path) -> Path | None:
+    """The checkpoint of the last step that is whole."""
+    found = {}
+    for path in folder.glob("step-*"):
+        match = _STEP.fullmatch(path.name)
+        if match and (path / INDEX).is_file():
+            found[int(match[1])] = path
+    return found[max(found)] if found else None
+
+
+def _check_shape(path: Path, key: str, there: tuple[int, ...], here: tuple[int, ...]) -> None:
+    if there != here:
+        raise InputError(
+            f"`{key}` is {list(there)} in `{path}` and {list(here)} in this model",
+            hint="a checkpoint is of one model: make the same one",
+        )
+
+
+def _saved(made: Any) -> Iterator[tuple[str, Tensor]]:
+    """What this rank holds, as whole tensors or as torch's own shards of them."""
+    for name, parameter in made.here.items():
+        yield f"model/{name}", _whole(made, parameter, parameter.detach())
+        for key, value in made.optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor):
+                like = value.shape == parameter.shape
+                tensor = _whole(made, parameter, value) if like else value
+                yield f"optimizer/{name}/{key}", tensor
+        if made.ema is not None:
+            yield f"ema/{name}", _whole(made, parameter, made.ema.kept[name])
+    for name, buffer in buffers(made).items():
+        yield f"buffer/{name}", buffer.detach()
+
+
+def _whole(made: Any, parameter: Tensor, value: Tensor) -> Tensor:
+    if id(parameter) not in made.splits:
+        return value
+    dim, sizes, group = made.splits[id(parameter)]
+    return gathered(value, dim, sizes, group)
+
+
+def _targets(made: Any, known: dict[str, Any]) -> Iterator[tuple[str, Tensor, Any]]:
+    """What to load: its name, a tensor to load it into, and what to do with that afterwards."""
+    for name, parameter in made.here.items():
+        yield _into(made, f"model/{name}", parameter, parameter.detach())
+        first = f"optimizer/{name}/"
+        for key in [k for k in known if k.startswith(first)] if owns(made, parameter) else []:
+            yield _state(made, parameter, key, key.removeprefix(first), known[key])
+        if made.ema is not None and f"ema/{name}" in known:
+            yield _into(made, f"ema/{name}", parameter, made.ema.kept[name])
+    for name, buffer in buffers(made).items():
+        yield f"buffer/{name}", buffer.detach(), None
+
+
+def _into(made: Any, key: str, parameter: Tensor, target: Tensor) -> tuple[str, Tensor, Any]:
+    if id(parameter) not in made.splits:
+        return key, target, None
+    dim, sizes, group = made.splits[id(parameter)]
+    shape = list(target.shape)
+    shape[dim] = sum(sizes)
+    rank = dist.get_rank(group)
+    return key, target.new_empty(shape), lambda w: target.copy_(w.split(sizes, dim)[rank])
+
+
+def _state(made: Any, parameter: Tensor, key: str, word: str, meta: Any) -> tuple[str, Tensor, Any]:
+    """A tensor of the optimizer, which may have none yet."""
+    held = made.optimizer.state[parameter]
+    dtype = meta.properties.dtype
+    if word not in held:
+        is_whole = tuple(meta.size) != () and len(meta.size) == parameter.dim()
+        held[word] = (
+            torch.zeros_like(parameter, dtype=dtype)
+            if is_whole
+            else torch.zeros(tuple(meta.size), dtype=dtype)
+        )
+    target = held[word]
+    if target.shape == parameter.shape and parameter.dim():
+        return _into(made, key, parameter, target)
+    return key, target, None
+
+
+class _Writer(dcp.FileSystemWriter):  # type: ignore[misc]
+    """torch's files, and an index that is plain text."""
+
+    def __init__(self, path: Path, notes: dict[str, Any]) -> None:
+        super().__init__(path)
+        self.notes = notes
+
+    def finish(self, metadata: Metadata, results: list[list[Any]]) -> None:
+        where = [(r.index, r.storage_data) for rows in results for r in rows]
+        tensors = {
+            key: {
+                "shape": list(meta.size),
+                "dtype": str(meta.properties.dtype).removeprefix("torch."),
+                "parts": [[list(c.offsets), list(c.sizes)] for c in meta.chunks],
+            }
+            for key, meta in metadata.state_dict_metadata.items()
+        }
+        parts = [
+            {
+                "tensor": i.fqn,
+                "at": None if i.offset is None else list(i.offset),
+                "index": i.index,
+                "file": s.relative_path,
+                "offset": s.offset,
+                "length": s.length,
+            }
+            for i, s in where
+        ]
+        text = json.dumps(self.notes | {"tensors": tensors, "parts": parts})
+        beside = Path(self.path) / f"{INDEX}.{os.getpid()}"
+        beside.write_text(text)
+        beside.replace(Path(self.path) / INDEX)
+
+
+class _Reader(dcp.FileSystemReader):  # type: ignore[misc]
+    """Reads that index; tensors are loaded as weights alone, never as code."""
+
+    notes: dict[str, Any]
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        path = Path(self.path) / INDEX
+        try:
+            found = json.loads(path.read_text())
+            tensors = {key: _tensor(row) for key, row in found.pop("tensors").items()}
+            parts = dict(_part(Path(self.path), row) for row in found.pop("parts"))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"`{path.parent}` is no checkpoint, or a part of one: {error}",
+                hint="name the folder of a step that `foretell run --checkpoint` has written",
+            ) from None
+        self.notes = found
+        meta = StorageMeta()
+        meta.load_id = self.load_id
+        return Metadata(tensors, storage_data=parts, storage_meta=meta)
+
+
+def _tensor(row: dict[str, Any]) -> TensorStorageMetadata:
+    dtype = getattr(torch, row["dtype"])
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{row['dtype']} is no dtype")
+    chunks = [ChunkStorageMetadata(torch.Size(a), torch.Size(b)) for a, b in row["parts"]]
+    return TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(row["shape"]), chunks)
+
+
+def _part(folder: Path, row: dict[str, Any]) -> tuple[MetadataIndex, _StorageInfo]:
+    name = row["file"]
+    if Path(name).name != name:
+        raise ValueError(f"`{name}` is outside the folder")
+    at = None if row["at"] is None else torch.Size(row["at"])
+    info = _StorageInfo(name, int(row["offset"]), int(row["length"]))
+    return MetadataIndex(row["tensor"], at, row["index"]), info

@@ -1,0 +1,99 @@
+"""When a plan is compared with one process: the first time it runs a model, if that fits in memory.
+
+What has been found equal is kept by a fingerprint of script, parameters, plan and torch, in
+`$XDG_CACHE_HOME/foretell/verified`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from foretell.plan import Plan
+from foretell.pytorch.deploy.agree import fingerprint
+from foretell.pytorch.deploy.verify import Case, require_equal, verify
+
+STEPS = 3  # momentum shows in the second, what it does to gradients in the third
+_COPIES = 5  # of the parameters that one process holds: gradients, two of an optimizer, a reserve
+
+
+def verified(
+    case: Case, plan: Plan, source: str, *, always: bool, enter: Callable[[str], None]
+) -> dict[str, Any] | None:
+    """Compare, or say why not; raise where the plan trains differently. Called on every rank."""
+    if plan.actions and not any(set("BIW") & set(cell) for row in plan.actions for cell in row):
+        return None  # nothing is trained
+    model = case.model()
+    path = folder() / f"{_key(plan, model, source, case.batch_norm)}.json"
+    need = _COPIES * sum(p.numel() * p.element_size() for p in model.parameters())
+    del model
+    why = _same(_why_not(path, need, case.device, always))
+    if why:
+        return {"skipped": why}
+    enter("verify")
+    found = verify(case, plan, STEPS)
+    require_equal(found)
+    if dist.get_rank() == 0:
+        _keep(path, {"plan": str(plan)} | asdict(found))
+    shown = asdict(found)
+    shown.pop("differences")
+    return shown
+
+
+def folder() -> Path:
+    """Where it is kept what was found equal."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "foretell" / "verified"
+
+
+def _key(plan: Plan, model: Any, source: str, batch_norm: str) -> str:
+    parts = (fingerprint(plan, model), source, batch_norm, torch.__version__)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+
+
+def _why_not(path: Path, need: int, device: str, always: bool) -> str:
+    """Why it is not compared, or nothing."""
+    if not always and path.exists():
+        return "found equal before"
+    free = _free(device)
+    if need > free:
+        held, left = need / 2**30, free / 2**30
+        return f"one process would need {held:.1f} GiB beside this one, {left:.1f} are free"
+    return ""
+
+
+def _same(word: str) -> str:
+    """What the first rank says."""
+    box = [word]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def _free(device: str) -> float:
+    if device == "cuda":
+        return float(torch.cuda.mem_get_info()[0])
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return float("inf")
+    rows = dict(line.split(":", 1) for line in lines)
+    return float(rows["MemAvailable"].split()[0]) * 1024
+
+
+def _keep(path: Path, value: Any) -> None:
+    """Write it down; where that cannot be, it is compared again next time."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_suffix(f".{os.getpid()}")
+        beside.write_text(json.dumps(value))
+        beside.replace(path)
+    except OSError:
+        return

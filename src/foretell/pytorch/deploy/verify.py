@@ -1,0 +1,297 @@
+"""A plan's first steps compared with one process: losses, gradients, parameters and buffers.
+
+The first rank trains the same model alone, on the whole batch, and every rank compares what it
+holds with that, tensor by tensor. One process takes the micro-batches of the plan, so that it needs
+no more memory than a rank of plain data parallel does. Dropout is off on both sides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from foretell.errors import InputError
+from foretell.plan import Plan
+from foretell.pytorch.deploy.apply import deploy
+from foretell.pytorch.deploy.batch_norm import norms
+from foretell.pytorch.deploy.blocks import Blocks
+from foretell.pytorch.deploy.grouped import Groups
+from foretell.pytorch.deploy.mesh import place
+from foretell.pytorch.deploy.pipelined import micro_batches
+from foretell.pytorch.deploy.precision import mixed, precision_of
+from foretell.pytorch.deploy.state import buffers, gradients, parameters, still
+from foretell.pytorch.script import default_loss
+
+Tensor = Any
+Part = tuple[tuple[Tensor, ...], Tensor | None]  # inputs and target of one data-parallel rank
+LOSS, GRADIENT = 1e-6, 1e-5  # relative, in fp32; parameters and buffers as gradients
+ROUGH = 0.05  # of losses in the formats of the plan itself: bf16 has a last digit of 2^-8
+_LEAST = 0.05  # of the largest gradient: much smaller ones may be what rounding leaves of zero
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A tensor that is not what one process has."""
+
+    step: int
+    what: str  # loss, gradient, parameter, buffer
+    name: str
+    off: float  # relative to its largest value
+    rank: int = 0
+
+    def __str__(self) -> str:
+        named = f"{self.what} `{self.name}`" if self.name else self.what
+        return f"{named} of step {self.step} is off by {self.off:.2g}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How far the steps of a plan were from one process, and the tensors that were too far."""
+
+    steps: int
+    tensors: int  # compared, over all steps
+    loss_off: float
+    gradient_off: float
+    differences: tuple[Difference, ...] = ()
+
+    @property
+    def is_equal(self) -> bool:
+        return not self.differences
+
+
+@dataclass
+class Case:
+    """What is trained: factories, since it is trained twice."""
+
+    model: Callable[[], Any]  # the same parameters on every call
+    optimizer: Callable[[Any], Any]  # of a model
+    parts: Callable[[int], list[Part]]  # of a step: the batch of each data-parallel rank
+    loss: Callable[[Any, Any], Any] | None = None
+    device: str = "cpu"
+    batch_norm: str = "sync"
+
+
+def verify(
+    case: Case, plan: Plan, steps: int = 3, *, in_fp32: bool = True, **options: Any
+) -> Verdict:
+    """Train a few steps by a plan and alone, and compare; called on every rank.
+
+    What is compared is how the work is split, so all is computed in fp32. Else, where the plan has
+    shorter formats, only losses are compared, and roughly.
+    """
+    if in_fp32:
+        plan = precise(plan)
+    is_rough = precise(plan) != plan
+    alone = _Alone(case, plan) if dist.get_rank() == 0 else None
+    model = case.model().to(case.device)
+    still(model)
+    at = place(plan, dist.get_rank())["dp"]
+    first = case.parts(0)[at]
+    made = deploy(
+        model,
+        case.optimizer(model),
+        plan,
+        loss=case.loss,
+        device=case.device,
+        samples=len(first[0][0]),
+        example=first,
+        batch_norm=case.batch_norm,
+        **options,
+    )
+    if alone is not None:
+        alone.num = _micro_batches(made, [len(inputs[0]) for inputs, _ in case.parts(0)])
+    seen = _Seen(ROUGH if is_rough else LOSS, math.inf if is_rough else GRADIENT)
+    for step in range(steps):
+        wanted = alone.step(step) if alone is not None else {}
+        loss = made.step(*case.parts(step)[at])
+        _compare_loss(seen, step, loss, made.share, wanted.pop("", None))
+        _compare(seen, step, "gradient", dict(gradients(made)), wanted)
+    _compare(seen, steps - 1, "parameter", dict(parameters(made)), alone and alone.parameters())
+    _compare(seen, steps - 1, "buffer", buffers(made), alone and alone.buffers())
+    return _agreed(seen, steps)
+
+
+def precise(plan: Plan) -> Plan:
+    """The same plan with everything in fp32."""
+    whatifs = tuple(w for w in plan.whatifs if w.partition(":")[0] not in ("amp", "tf32"))
+    dtype = "fp32" if plan.dtype in ("bf16", "fp16", "tf32") else plan.dtype
+    return plan.but(dtype=dtype, grad_dtype="", whatifs=whatifs)
+
+
+def require_equal(verdict: Verdict) -> None:
+    """Raise, naming the first tensor, where a plan does not train as one process does."""
+    if verdict.is_equal:
+        return
+    first = verdict.differences[0]
+    more = len(verdict.differences) - 1
+    raise InputError(
+        f"the plan does not train as one process does: {first} (rank {first.rank})"
+        + (f", and {more} more" if more else ""),
+        hint="a loss that is a mean over samples, and layers that see one sample at a time, are "
+        "the same under every plan; --no-verify runs it all the same",
+    )
+
+
+class _Alone:
+    """The same model on this process only."""
+
+    def __init__(self, case: Case, plan: Plan) -> None:
+        self.case, self.plan, self.num = case, plan, 1
+        self.model = case.model().to(case.device)
+        still(self.model)
+        self.optimizer = case.optimizer(self.model)
+        self.loss = case.loss or default_loss
+
+    def step(self, step: int) -> dict[str, Tensor]:
+        """The gradients of one step by name, and its loss under no name."""
+        self.optimizer.zero_grad()
+        parts = self.case.parts(step)
+        shares = [len(inputs[0]) for inputs, _ in parts]
+        total = sum(self._backward(piece, weight) for piece, weight in self._pieces(parts, shares))
+        made = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
+        made = {n: g.detach().clone() for n, g in made.items()}
+        self.optimizer.step()
+        return made | {"": torch.as_tensor(total)}
+
+    def _pieces(self, parts: list[Part], shares: list[int]) -> list[tuple[Part, float]]:
+        """Micro-batches of one process: those that ranks take at the same time, together.
+
+        With local statistics each is taken alone.
+        """
+        num = self.num or 1
+        rows = [_cut(part, num) for part in parts]
+        if norms(self.model) and self.case.batch_norm == "local":
+            each = zip(rows, shares, strict=True)
+            return [(piece, n / sum(shares) / num) for row, n in each for piece in row]
+        return [(_joined([row[m] for row in rows]), 1 / num) for m in range(num)]
+
+    def _backward(self, part: Part, weight: float) -> float:
+        inputs, target = part
+        with mixed(precision_of(self.plan), self.case.device):
+            loss = self.loss(self.model(*inputs), target)
+        (loss * weight).backward()
+        return float(loss.detach()) * weight
+
+    def parameters(self) -> dict[str, Tensor]:
+        return {n: p.detach() for n, p in self.model.named_parameters()}
+
+    def buffers(self) -> dict[str, Tensor]:
+        return dict(self.model.named_buffers())
+
+
+def _micro_batches(made: Any, shares: list[int]) -> int:
+    """In how many pieces each rank takes its samples; one where that differs."""
+    if isinstance(made.pipeline, Groups):
+        return made.pipeline.batches
+    if isinstance(made.pipeline, Blocks):
+        return made.pipeline.parts
+    if made.pipeline is not None:
+        return int(made.pipeline.pipeline.micro_batches)
+    nums = {micro_batches(made.plan, n) for n in shares}
+    return nums.pop() if len(nums) == 1 else 1
+
+
+def _cut(part: Part, num: int) -> list[Part]:
+    inputs, target = part
+    pieces = zip(*(x.chunk(num) for x in inputs), strict=True)
+    targets = [None] * num if target is None else target.chunk(num)
+    return list(zip(pieces, targets, strict=True))
+
+
+def _joined(parts: Sequence[Part]) -> Part:
+    inputs = tuple(torch.cat(each) for each in zip(*(p[0] for p in parts), strict=True))
+    return inputs, None if parts[0][1] is None else torch.cat([p[1] for p in parts])
+
+
+@dataclass
+class _Seen:
+    """What this rank has compared."""
+
+    loss: float  # limits
+    limit: float
+    tensors: int = 0
+    wanted: set[tuple[int, str, str]] = field(default_factory=set)  # known to the first rank
+    names: set[tuple[int, str, str]] = field(default_factory=set)  # step, what, name
+    loss_off: float = 0.0
+    gradient_off: float = 0.0
+    differences: list[Difference] = field(default_factory=list)
+
+    def note(self, step: int, what: str, name: str, off: float, limit: float) -> None:
+        self.tensors += 1
+        self.names.add((step, what, name))
+        if what == "loss":
+            self.loss_off = max(self.loss_off, off)
+        elif what == "gradient":
+            self.gradient_off = max(self.gradient_off, off)
+        if not off <= limit:
+            self.differences.append(Difference(step, what, name, off, dist.get_rank()))
+
+
+def _compare_loss(seen: _Seen, step: int, loss: Any, share: float, wanted: Any) -> None:
+    """The mean over ranks that know theirs, by their shares of the batch."""
+    each: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(each, None if loss is None else (float(loss.detach()), share))
+    known = [pair for pair in each if pair is not None]
+    if wanted is None or not known:
+        return
+    mean = sum(x * w for x, w in known) / sum(w for _, w in known)
+    off = abs(mean - float(wanted)) / max(abs(float(wanted)), 1e-12)
+    seen.note(step, "loss", "", off, seen.loss)
+
+
+def _compare(seen: _Seen, step: int, what: str, mine: dict[str, Any], wanted: Any) -> None:
+    """Each tensor here with that of the first rank, which sends it to all."""
+    device = next((t.device for t in mine.values() if t is not None), torch.device("cpu"))
+    rows = [(n, tuple(t.shape), t.dtype) for n, t in (wanted or {}).items()]
+    box: list[Any] = [rows, _largest(wanted or {})]
+    dist.broadcast_object_list(box, src=0)
+    missing = set(mine) - {n for n, _, _ in box[0]}
+    for name, shape, dtype in box[0]:
+        sent = wanted[name].contiguous() if wanted else torch.empty(shape, dtype=dtype)
+        sent = sent.to(device)
+        dist.broadcast(sent, src=0)
+        if mine.get(name) is not None:
+            seen.note(step, what, name, _off(mine[name], sent, box[1]), seen.limit)
+    if wanted:
+        seen.wanted |= {(step, what, name) for name in wanted}
+    for name in missing:  # nothing reached it alone
+        if mine[name] is not None and what == "gradient":
+            seen.note(step, what, name, float(mine[name].abs().max() > 0), seen.limit)
+
+
+def _largest(tensors: dict[str, Tensor]) -> float:
+    return max((float(t.detach().abs().max()) for t in tensors.values() if t.numel()), default=0.0)
+
+
+def _off(mine: Tensor, wanted: Tensor, largest: float) -> float:
+    if mine.shape != wanted.shape:
+        return math.inf
+    if not mine.numel():
+        return 0.0
+    off = float((mine.detach().double() - wanted.double()).abs().max())
+    scale = max(float(wanted.abs().max()), _LEAST * largest, 1e-12)
+    return off / scale if math.isfinite(off) else math.inf
+
+
+def _agreed(seen: _Seen, steps: int) -> Verdict:
+    """One verdict for all ranks; the earliest difference first."""
+    found = Verdict(steps, seen.tensors, seen.loss_off, seen.gradient_off, tuple(seen.differences))
+    each: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(each, (found, seen.names, seen.wanted))
+    order = {"loss": 1, "gradient": 0, "parameter": 2, "buffer": 3}
+    every = [d for v, _, _ in each for d in v.differences]
+    held = {key for _, names, _ in each for key in names}
+    for _, _, wanted in each:
+        every += [Difference(s, what, name, math.inf) for s, what, name in sorted(wanted - held)]
+    return replace(
+        found,
+        tensors=sum(v.tensors for v, _, _ in each),
+        loss_off=max(v.loss_off for v, _, _ in each),
+        gradient_off=max(v.gradient_off for v, _, _ in each),
+        differences=tuple(sorted(every, key=lambda d: (d.step, order[d.what], d.rank))),
+    )

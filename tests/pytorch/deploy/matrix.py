@@ -1,0 +1,141 @@
+"""The matrix of models and plans: each cell trained by its plan and on one process, compared.
+
+    python -m tests.pytorch.deploy.matrix [--models mlp,gpt] [--plans TEXT …] [-n 2]
+
+All cells of one number of ranks run in one process group.
+"""
+
+import argparse
+import sys
+import time
+import traceback
+from collections import Counter
+
+from tests.pytorch.deploy import zoo
+from tests.pytorch.deploy.ranks import on_ranks
+
+ROW = "F0+F0.1+B0.1+B0+F1+F1.1+B1.1+B1"  # of a rank with two stages
+PLANS = {
+    1: ["dp=1", "micro_batch=2", "recompute=full", "recompute=selective", "dtype=bf16"],
+    2: [
+        "dp=2", "dp=2,micro_batch=2", "dp=2,zero=1", "dp=2,zero=2", "dp=2,zero=3",
+        "dp=2,shares=5+3", "dp=2,bucket_mb=0.0001,update=by-message", "dp=2,recompute=full",
+        "dp=2,zero=1,micro_batch=2", "dp=2,zero=3,micro_batch=2", "dp=2,zero=3,recompute=full",
+        "dp=2,zero=2,shares=5+3", "dp=2,overlap=no,micro_batch=2", "dp=2,placement=1+0",
+        "tp=2", "tp=2,sp=yes", "tp=2,recompute=full", "cp=2", "cp=2,zero=3", "cp=2,recompute=full",
+        "pp=2,micro_batch=2", "pp=2,micro_batch=2,schedule=gpipe",
+        "pp=2,micro_batch=2,schedule=interleaved,chunks=2", "pp=2,micro_batch=2,recompute=full",
+        "pp=2,micro_batch=2,schedule=zb-h1", "pp=2,micro_batch=2,recompute=selective",
+        f"pp=2,chunks=2,schedule=actions,actions={ROW}/{ROW}",
+        "pp=2,chunks=2,actions=0F0+3F0+3B0+0B0+0F1+3F1+3B1+0B1/1F0+2F0+2B0+1B0+1F1+2F1+2B1+1B1",
+        "pp=2,actions=F0+I0+F1+I1+W0+W1/F0+I0+W0+F1+I1+W1",
+        "filter=2", "channel=2", "spatial=2", "ep=2,dp=2", "dp=2,dtype=bf16",
+        "dp=2,grad_dtype=bf16",
+    ],
+    4: [
+        "dp=2,tp=2", "dp=2,tp=2,zero=1", "dp=2,tp=2,zero=3", "dp=2,tp=2,sp=yes,zero=2",
+        "dp=2,pp=2,micro_batch=2", "dp=2,pp=2,micro_batch=2,zero=1",
+        "dp=2,pp=2,micro_batch=2,zero=2", "dp=2,pp=2,micro_batch=2,zero=3",
+        "dp=2,pp=2,micro_batch=2,schedule=interleaved,chunks=2",
+        "dp=2,pp=2,micro_batch=1,shares=5+3", "tp=2,pp=2,micro_batch=2",
+        "tp=2,pp=2,micro_batch=2,sp=yes", "dp=2,cp=2", "dp=2,cp=2,zero=3", "cp=2,tp=2", "cp=2,pp=2",
+        "cp=2,tp=2,sp=yes", "dp=4,zero=3,shard=2", "dp=4,zero=1", "dp=2,filter=2", "dp=2,channel=2",
+        "dp=2,spatial=2", "pp=4,micro_batch=2", "dp=2,spatial=2,zero=1",
+        "dp=2,pp=2,micro_batch=2,recompute=full", "dp=2,cp=2,recompute=full,micro_batch=2",
+        "dp=2,tp=2,recompute=full,zero=3",
+    ],
+    8: [
+        "dp=2,tp=2,pp=2,micro_batch=2", "dp=2,tp=2,pp=2,micro_batch=2,zero=1",
+        "dp=2,tp=2,pp=2,micro_batch=2,zero=3", "dp=2,tp=2,cp=2", "dp=2,pp=2,cp=2,micro_batch=2",
+    ],
+}  # fmt: skip
+
+
+def optimizer(model):
+    import torch
+
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return torch.optim.SGD(trained, lr=0.05, momentum=0.9, weight_decay=0.01)
+
+
+def cell(name, text, steps=3):
+    """What came of one cell: (equal | wrong | refused | crash, words)."""
+    from foretell.errors import ForetellError
+    from foretell.plan import Plan
+    from foretell.pytorch.deploy.verify import Case, verify
+
+    plan = Plan.parse(text)
+    shares = list(plan.shares) or [zoo.BATCH // plan.dp] * plan.dp
+    case = Case(
+        lambda: zoo.make(name), optimizer, lambda step: zoo.parts(name, shares, step),
+        zoo.MODELS[name][2],
+    )  # fmt: skip
+    try:
+        found = verify(case, plan, steps, in_fp32=False)
+    except ForetellError as error:
+        return "refused", error.message
+    except Exception:
+        return "crash", traceback.format_exc()
+    if found.is_equal:
+        return "equal", f"{found.loss_off:.1e} {found.gradient_off:.1e}"
+    return "wrong", "; ".join(map(str, found.differences[:3]))
+
+
+def cells(pairs):
+    """All cells of one process group; a crash may leave the group unusable, so it ends there."""
+    import logging
+
+    logging.disable(logging.ERROR)
+    found = {}
+    for pair in pairs:
+        found[pair] = cell(*pair)
+        if found[pair][0] == "crash":
+            break
+    return found
+
+
+def run(size, pairs, limit=1200.0):
+    """What came of each (model, plan) of a number of ranks; a new process group after a crash."""
+    left, found = list(pairs), {}
+    while left:
+        try:
+            ranks = on_ranks(size, cells, left, limit=limit)
+        except AssertionError as error:
+            found[left[0]] = ("crash", str(error))
+            left = left[1:]
+            continue
+        for pair in list(left):
+            each = [r[pair] for r in ranks if pair in r]
+            if not each:
+                continue
+            order = {"crash": 0, "wrong": 2, "refused": 3, "equal": 4}
+            found[pair] = min(each, key=lambda e: order[e[0]] + ("by peer" in e[1]))
+            left.remove(pair)
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--models", default=",".join(zoo.MODELS))
+    parser.add_argument("--plans", nargs="*")
+    parser.add_argument("-n", type=int)
+    parser.add_argument("--quiet", action="store_true")
+    asked = parser.parse_args()
+    total = Counter()
+    began = time.time()
+    for size, plans in PLANS.items():
+        if asked.n and size != asked.n:
+            continue
+        for text in asked.plans or plans:
+            for (name, _), (kind, words) in run(
+                size, [(name, text) for name in asked.models.split(",")]
+            ).items():
+                total[kind] += 1
+                if kind in ("wrong", "crash") or not asked.quiet:
+                    print(f"{kind:8}{name:9}{text:60}{words}", flush=True)
+    print(f"{sum(total.values())} cells in {time.time() - began:.0f} s: {dict(total)}")
+    return 1 if total["wrong"] + total["crash"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

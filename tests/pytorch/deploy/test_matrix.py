@@ -1,0 +1,54 @@
+"""Models of many kinds under plans of every kind train as one process does, or are refused.
+
+A part of the matrix, spread over models; the whole is `python -m tests.pytorch.deploy.matrix`.
+"""
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.pytorch.deploy import matrix, zoo
+
+PAIRS = {  # what has been wrong before, besides a model or two for each plan
+    2: [
+        ("tied", "pp=2,micro_batch=2"),
+        ("tied", "dp=2,zero=3"),
+        ("moe", "dp=2,zero=1"),
+        ("moe", "dp=2,zero=2"),
+        ("cnn", "dp=2"),
+        ("cnn", "pp=2,micro_batch=2"),
+        ("unused", "dp=2"),
+        ("gpt", "tp=2,sp=yes"),
+        ("frozen", "pp=2,micro_batch=2,schedule=zb-h1"),
+    ],
+    4: [("tied", "dp=2,pp=2,micro_batch=2"), ("gpt", "cp=2,tp=2,sp=yes")],
+}
+
+
+def some(size, each):
+    """Each plan with some of the models, in turn."""
+    names = list(zoo.MODELS)
+    spread = [
+        (names[(each * place + k) % len(names)], plan)
+        for place, plan in enumerate(matrix.PLANS[size])
+        for k in range(each)
+    ]
+    return list(dict.fromkeys(PAIRS[size] + spread))
+
+
+def bad(found):
+    return {pair: words for pair, (kind, words) in found.items() if kind in ("wrong", "crash")}
+
+
+@pytest.mark.parametrize(("size", "each"), [(2, 1), (4, 1)])
+def test_a_part_of_the_matrix(size, each):
+    found = matrix.run(size, some(size, each))
+    assert not bad(found)
+    assert sum(kind == "equal" for kind, _ in found.values()) > len(found) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", list(matrix.PLANS))
+def test_the_whole_matrix(size):
+    found = matrix.run(size, [(m, p) for p in matrix.PLANS[size] for m in zoo.MODELS])
+    assert not bad(found)
