@@ -18,6 +18,7 @@ PUBLIC = [
     "concat",
     "deploy",
     "load",
+    "parallelize",
     "parse",
     "price",
     "profile",

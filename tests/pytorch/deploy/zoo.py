@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-BATCH, WORDS, LONG, WIDE = 8, 12, 6, 8
+BATCH, WORDS, LONG, WIDE = 8, 12, 8, 8
 
 
 def tokens(num=BATCH, step=0):

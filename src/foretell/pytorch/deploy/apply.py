@@ -53,7 +53,7 @@ from foretell.pytorch.deploy.spatial import refusal as no_images
 from foretell.pytorch.deploy.spatial import split_spatial
 from foretell.pytorch.deploy.stages import Staged
 from foretell.pytorch.deploy.sync import Sync, synchronize
-from foretell.pytorch.deploy.tensor import named, split_tensors
+from foretell.pytorch.deploy.tensor import named, said, split_tensors
 from foretell.pytorch.deploy.ties import aliases, here, shared_names
 from foretell.pytorch.deploy.traced import require_parameters
 from foretell.pytorch.deploy.units import cut_at, together, units
@@ -229,6 +229,7 @@ def deploy(
     `local` each rank uses its own, as DistributedDataParallel does. Gradients are clipped to
     `max_norm` and parameters averaged with decay `ema`, where these are not 0.
     """
+    tensor_layout = tensor_layout or said(model)
     require_runnable(plan, facts(model, tensor_layout))
     require_parameters(plan, model)
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -257,7 +258,7 @@ def deploy(
         _inside(made, [model], tensor_layout)
     _normalize(made, batch_norm)
     _across(made)
-    made.here = _here(made, names)
+    _retie(made, names)
     repoint(optimizer, before, made.here)
     made.max_norm = _clipping(plan, max_norm)
     made.ema = Ema(ema, made.here) if ema else None
@@ -273,7 +274,7 @@ def deploy(
 
 def facts(model: Any, layout: Mapping[str, str] | None = None) -> ModelFacts:
     """What of a model decides which plans can run it."""
-    ways = named(model, layout or getattr(model, "tensor_layout", None))
+    ways = named(model, layout or said(model))
     return ModelFacts(
         type(model).__name__,
         tensor_layers=sum(way != SEQUENCE for way in ways.values()),
@@ -344,12 +345,12 @@ def _inside(made: Deployed, modules: list[Any], layout: Mapping[str, str] | None
     plan, places = made.plan, made.places
     names = {spec.partition(":")[0] for spec in plan.whatifs}
     for module in modules:
-        if plan.tp > 1:
-            said = layout or getattr(made.model, "tensor_layout", None)
-            split_tensors(module, places.line("tp"), said, tokens=plan.sp)
-        if plan.cp > 1:
-            said = layout or getattr(made.model, "tensor_layout", None)
-            split_context(module, places.line("cp"), named(module, said))
+        ways = named(module, layout)  # a stage may have none of the layers that are split
+        if plan.tp > 1 and ways:
+            has_blocks = bool(blocks(module, ways))
+            split_tensors(module, places.line("tp"), layout, tokens=plan.sp and has_blocks)
+        if plan.cp > 1 and blocks(module, ways):
+            split_context(module, places.line("cp"), ways)
         if max(plan.spatial, default=1) > 1:
             group = places.image_group() if plan.dp > 1 else None
             parts = [plan.degrees()[a] for a in IMAGE[: len(plan.spatial)]]
@@ -457,6 +458,15 @@ def _check_names(plan: Plan, model: Any) -> Plan:
 
     sync = tuple((own(row[0]), *row[1:]) for row in plan.sync)
     return plan.but(sync=sync, buckets=tuple(tuple(map(own, b)) for b in plan.buckets))
+
+
+def _retie(made: Deployed, names: Mapping[str, str]) -> None:
+    """Find the parameters again: FSDP has put its own in their places."""
+    before = {id(p): name for name, p in made.here.items()}
+    made.here = _here(made, names)
+    if isinstance(made.pipeline, Staged | Blocks):
+        shared = made.pipeline.shared
+        made.pipeline.shared = [(made.here[before[id(p)]], group) for p, group in shared]
 
 
 def _here(made: Deployed, names: Mapping[str, str]) -> dict[str, Any]:

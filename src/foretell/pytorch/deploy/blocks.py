@@ -60,7 +60,7 @@ class Blocks:
         self._seen: Any = None
         self._metas: dict[int, list[Meta]] = {}
         self._check()
-        self._shared = shared_groups(shared or self._copied(), group)
+        self.shared = shared_groups(shared or self._copied(), group)
 
     def step(self, inputs: tuple[Any, ...], target: Any) -> Any:
         """Run every micro-batch there and back; the mean loss on ranks that have one, else None.
@@ -69,7 +69,7 @@ class Blocks:
         """
         self._targets = [None] * self.parts if target is None else target.chunk(self.parts)
         self._walk(self.pipeline, inputs)
-        add_up(self._shared)
+        add_up(self.shared)
         losses = [loss for (loss,) in self._ends.values()]
         return torch.stack(losses).mean() * self.parts if losses else None
 

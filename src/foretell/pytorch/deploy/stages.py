@@ -123,7 +123,7 @@ class Staged:
             stage.ran = self.ran
             stage.submod.register_forward_hook(_made)
         self.runtime = self._runtime(lambda output, target: loss(output, target) / self._num)
-        self._shared = shared_groups(shared, group)
+        self.shared = shared_groups(shared, group)
 
     @property
     def _num(self) -> int:
@@ -162,5 +162,5 @@ class Staged:
             losses=losses if is_last else None,
             return_outputs=False,
         )
-        add_up(self._shared)
+        add_up(self.shared)
         return torch.stack(losses).sum() if losses else None

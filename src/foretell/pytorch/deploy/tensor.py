@@ -64,11 +64,18 @@ def named(model: Module, layout: Mapping[str, str] | None) -> dict[str, str]:
     return _matched(model, layout) if layout else known(model)
 
 
+def said(model: Module) -> dict[str, str] | None:
+    """What a model says itself of how its layers split."""
+    found = getattr(model, "tensor_layout", None)
+    if found:
+        return dict(found() if callable(found) else found)
+    theirs = getattr(model, "_tp_plan", None)  # of transformers, with more ways than ours
+    ours = {name: way for name, way in dict(theirs or {}).items() if way in _STYLES}
+    return ours or None
+
+
 def known(model: Module) -> dict[str, str]:
-    """Which layers split how, as far as the model says or its structure shows."""
-    said = getattr(model, "tensor_layout", None) or getattr(model, "_tp_plan", None)
-    if said:
-        return _matched(model, said() if callable(said) else said)
+    """Which layers split how, as far as the structure of a model shows."""
     found: dict[str, str] = {}
     tied = {n.rpartition(".")[0] for names in shared_names(model).values() for n in names}
     for name, module in model.named_modules():
