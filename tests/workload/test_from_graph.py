@@ -124,9 +124,9 @@ def test_parameters_are_exact_and_tied_ones_count_once(graph, workload):
 
 def test_products_are_counted(workload):
     linear = 4 * H * H + 8 * H * H
-    scores = 2 * S * S * H
+    scores = S * (S + 1) * H  # a causal mask hides the other half
     forward = 2 * (3 * (S * linear + scores) + S * H * WORDS)
-    # Attention by its own flop, all of it: both products, and both gradients of each.
+    # Attention by its own flop: both products, and both gradients of each.
     assert workload.flops() == pytest.approx(3 * forward, rel=1e-6)
 
 
@@ -189,7 +189,8 @@ def test_a_file_is_a_workload(graph, tmp_path):
 def test_another_length_changes_what_it_should(workload):
     longer = resized(workload, 2 * S)
     grown = longer.flops() - 2 * workload.flops()
-    scores = 3 * 3 * 2 * 2 * (2 * S * H * (2 * S) - 2 * (S * H * S))  # only attention is quadratic
+    seen = 2 * S * (2 * S + 1) / 2 - 2 * S * (S + 1) / 2  # causal; only attention is quadratic
+    scores = 3 * 3 * 2 * 2 * seen * H
     assert grown == pytest.approx(scores, rel=1e-6)
     with pytest.raises(InputError, match="no words"):
         resized(load("resnet50"), 128)

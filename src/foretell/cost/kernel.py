@@ -51,6 +51,8 @@ _CLASSES = {
 # of events in its model labels, over the 5 µs of `Device.launch`.
 _CALLS = {"elementwise": 4.4, "softmax": 5.2, "norm": 7.8, "gemm": 7.0, "conv": 12.6}
 _CALL = 5.0  # any other
+# Chips whose matrix units reach their rate only with instructions FlashAttention-2 does not use.
+_NEWER = ("hopper", "blackwell")
 _BARE = 1.5  # a kernel known by flop and bytes alone is surer of nothing than its class is
 
 
@@ -233,9 +235,16 @@ def _asked(group: Group) -> conv.Conv:
 def _attention(group: Group) -> Array:
     get = group.column
     sizes = [get(key, 1.0) for key in ("b", "heads", "sq", "sk", "d")]
-    asked = attention.Attention(*sizes, *(get(k, 0.0) for k in ("causal", "direction", "dropout")))
+    flags = ("causal", "direction", "dropout", "window")
+    asked = attention.Attention(*sizes, *(get(k, 0.0) for k in flags))
     given, parts = group.limits, group.constants
-    out = attention.seconds(given, parts.gemm[given.pipe], parts.attention[given.pipe], asked)
+    product = parts.gemm[given.pipe]
+    out = attention.seconds(given, product, parts.attention[given.pipe], asked)
+    older = (get("flash2", 0.0) > 0) & (given.pipe == "tensor") & (given.arch in _NEWER)
+    if older.any():
+        out = np.where(
+            older, attention.seconds(given, product, parts.attention["flash2"], asked), out
+        )
     apart = get("math", 0.0) > 0
     return np.where(apart, _unfused(group, asked), out) if apart.any() else out
 

@@ -2,7 +2,8 @@
 
     gemm       b,m,n,k and ta,tb (1 where A is stored k×m, B is stored n×k)
     conv       n,c,h,w,k,r,s and stride,pad,groups,nhwc,p,q (d,t: depth of image and filter in 3-D)
-    attention  b,heads,sq,sk,d and causal,direction (fwd, bwd),dropout,math (1 where not fused)
+    attention  b,heads,sq,sk,d and causal,direction (fwd, bwd),dropout,math (1 where not fused),
+               window (keys a query sees at most),flash2 (1: not the chip's own kernels)
     others     n (elements), rows, cols, uneven (1 where inputs are broadcast or strided)
 
 Numbers may be written as words: yes, no, fwd, bwd. A key that a text lacks reads as nan.

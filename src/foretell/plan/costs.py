@@ -123,22 +123,23 @@ def stage(c: Costs, times: Array, workload: Workload, cluster: Cluster) -> Stage
         np.maximum(ways[0] + ways[1] - kernels - talk, 0.0),
         talk + late[0] + late[1],
         weights(c, times, workload),
-        sum((h.experts * n for h, n in zip(c.holdings, times, strict=True)), zero),
+        sum((h.trained()[1] * n for h, n in zip(c.holdings, times, strict=True)), zero),
     )
 
 
-def weights(c: Costs, times: Array, workload: Workload) -> Array:
-    """Elements that every data-parallel rank of a stage has."""
-    zero = np.zeros(len(c.plans))
-    return sum((w * n for w, n in zip(own_weights(c, times, workload), times, strict=True)), zero)
+def weights(c: Costs, times: Array, workload: Workload, *, frozen: bool = False) -> Array:
+    """Elements that every data-parallel rank of a stage trains; with `frozen`, all that it has."""
+    own, zero = own_weights(c, times, workload, frozen=frozen), np.zeros(len(c.plans))
+    return sum((w * n for w, n in zip(own, times, strict=True)), zero)
 
 
-def own_weights(c: Costs, times: Array, workload: Workload) -> list[Array]:
+def own_weights(c: Costs, times: Array, workload: Workload, *, frozen: bool = False) -> list[Array]:
     """Elements of each layer, once; what it shares with an earlier one of the stage is not its."""
-    found = [h.weights for h in c.holdings]
+    every = [h.weights if frozen else h.trained()[0] for h in c.holdings]
+    found = list(every)
     for kept, other, share in _tied(workload):
         both = (times[kept] > 0) & (times[other] > 0)
-        found[other] = found[other] - np.where(both, c.holdings[other].weights * share, 0.0)
+        found[other] = found[other] - np.where(both, every[other] * share, 0.0)
     return found
 
 
@@ -196,7 +197,8 @@ def shard_talk(c: Costs, at: int, workload: Workload, cluster: Cluster) -> tuple
     size = c.holdings[at].weights
     reach = np.array([stack_of(s).reach for s in c.plans.stacks])
     gather = over_dp(c, "all_gather", size * width(c, workload) / reach, rows, cluster)
-    scatter = over_dp(c, "reduce_scatter", size * grad_width(c) / reach, rows, cluster)
+    trained = c.holdings[at].trained()[0]
+    scatter = over_dp(c, "reduce_scatter", trained * grad_width(c) / reach, rows, cluster)
     return gather, scatter
 
 

@@ -15,6 +15,7 @@ from foretell.workload import Layer, Op, Workload
 from foretell.workload.op import KEPT, holds
 
 ATTENTION = "attention"
+_SUMMED = ("weights", "experts", "kept", "scores", "brief", "frozen", "frozen_experts")
 _SCORES = ("softmax", "mask", "dropped")  # what attention keeps besides queries, keys and values
 
 
@@ -29,6 +30,12 @@ class Holding:
     handed: Array  # bytes handed to the next layer
     brief: Array  # bytes that are there only while it runs
     largest: Array  # bytes of the largest single tensor kept: what is there twice for a moment
+    frozen: Array  # elements of `weights` that are not trained
+    frozen_experts: Array  # and of `experts`
+
+    def trained(self) -> tuple[Array, Array]:
+        """Elements that have gradients and optimizer state: of `weights` and of `experts`."""
+        return self.weights - self.frozen, self.experts - self.frozen_experts
 
 
 def holdings(workload: Workload, cells: Layouts) -> list[Holding]:
@@ -39,7 +46,7 @@ def holdings(workload: Workload, cells: Layouts) -> list[Holding]:
 def _holding(workload: Workload, layer: Layer, cells: Layouts) -> Holding:
     degrees, batch = cells.degrees(), cells.column("micro_batch")
     zero = np.zeros(len(cells))
-    sums = {name: zero.copy() for name in ("weights", "experts", "kept", "scores", "brief")}
+    sums = {name: zero.copy() for name in _SUMMED}
     largest = zero.copy()
     for stack, named, rows in cells.by_stack():
         dtype = KEPT.get(named, named) or workload.dtype
@@ -52,6 +59,9 @@ def _holding(workload: Workload, layer: Layer, cells: Layouts) -> Holding:
                 size = weight.elements(sizes)
                 sums["experts"][rows] += np.where(dealt, size, 0.0)
                 sums["weights"][rows] += np.where(dealt, 0.0, size)
+                if weight.frozen:
+                    sums["frozen_experts"][rows] += np.where(dealt, size, 0.0)
+                    sums["frozen"][rows] += np.where(dealt, 0.0, size)
             for tensor in op.brief:
                 if holds(tensor.when, stack.flags):
                     sums["brief"][rows] += tensor.bytes(sizes, dtype)

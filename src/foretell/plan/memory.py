@@ -93,8 +93,12 @@ def stage_memory(c: Costs, times: Array, workload: Workload, stage: Array) -> Me
     plans = c.plans
     zero, sharing = plans.column("zero"), plans.column("sharing")
     stacks = [stack_of(s) for s in plans.stacks]
+    held_weights = weights_of(c, times, workload, frozen=True)
     weights = weights_of(c, times, workload)
-    experts = sum((h.experts * n for h, n in zip(c.holdings, times, strict=True)), np.zeros(1))
+    held_experts, experts = (
+        sum((e * n for e, n in zip(found, times, strict=True)), np.zeros(1))
+        for found in ([h.experts for h in c.holdings], [h.trained()[1] for h in c.holdings])
+    )
     state = np.array([_state(s, p, workload) for s, p in zip(stacks, plans.plans, strict=True)])
     held = np.array([_width(s, p, workload) for s, p in zip(stacks, plans.plans, strict=True)])
     each, again = _kept(c, times, workload)
@@ -102,7 +106,7 @@ def stage_memory(c: Costs, times: Array, workload: Workload, stage: Array) -> Me
     share = np.where(zero >= 1, sharing, 1.0)
     apart = copies(c)
     return Memory(
-        parameters=held * (weights / np.where(zero == 3, sharing, 1.0) + experts),
+        parameters=held * (held_weights / np.where(zero == 3, sharing, 1.0) + held_experts),
         gradients=grad_width(c) * (weights / np.where(zero >= 2, sharing, 1.0) + experts),
         optimizers=state * (weights / share + experts / np.where(zero >= 1, apart, 1.0)),
         activations=each * flying,

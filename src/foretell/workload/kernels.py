@@ -4,7 +4,8 @@ A `Call` is what `foretell.cost.kernel.seconds` prices: an op class and a shape 
 arrays, one entry a layout. `RULES` has one function a kind:
 
     matmul      tokens, in, out            product        b, m, n, k (b grows with the batch)
-    attention   heads, queries, keys, depth (option causal)
+    attention   heads, queries, keys, depth, value (depth where missing; options causal, windows:
+                pairs of the keys a query sees at most and the share of layers where it is so)
     norm        any, cols                  pointwise      any (options kernel, passes, back)
     softmax     any, cols                  embedding      tokens, hidden, vocab
     loss        tokens, vocab              conv           c, h, w, k, r, s, d, t (options stride,
@@ -12,6 +13,7 @@ arrays, one entry a layout. `RULES` has one function a kind:
     recurrent   steps, in, hidden (gates)  batch_norm     c, h, w, d
     route       tokens, experts, hidden    mean           c, h, w, d
     experts     tokens (those routed, all experts), experts, in, out
+    regroup     tokens, hidden, experts (a copy where a rank has some of the experts)
     biased      heads, queries, keys (a table added to scores; option back where it is learned)
     recorded    any (options forward, backward: kernels by what they have of this size)
 
@@ -23,10 +25,12 @@ Flags of the stack that matter here: `flash`, `fused`, `nhwc` (channels last in 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from foretell.cost.attention import visible
 from foretell.cost.memory_bound import added_rows
 from foretell.errors import unknown
 from foretell.workload.op import BYTES, Number, Op, Sizes
@@ -40,7 +44,7 @@ class Call(NamedTuple):
     dtype: str = ""
     flops: Number = 0.0
     bytes: Number = 0.0
-    times: float = 1.0  # how many of them in a row
+    times: Number = 1.0  # how many of them in a row, on average over the layer's repetitions
 
     def moved(self, dtype: str) -> Number:
         """Bytes it reads and writes where the workload computes in `dtype`; 0 where not counted."""
@@ -58,6 +62,18 @@ def calls(op: Op, sizes: Sizes, flags: frozenset[str] = frozenset()) -> Calls:
     if "fp8" in flags:
         return _quantised(op, sizes, found)
     return _with_casts(op, sizes, found) if "amp" in flags else found
+
+
+def turned(op: Op, turn: int) -> Op:
+    """The op of one of the repetitions of its layer, where some have a window and some do not."""
+    windows = op.options.get("windows", ())
+    if len(windows) < 2:
+        return op
+    due = [int((turn + 1) * share + 1e-9) > int(turn * share + 1e-9) for _, share in windows[1:]]
+    chosen = next(
+        (w for (w, _), is_due in zip(windows[1:], due, strict=True) if is_due), windows[0][0]
+    )
+    return replace(op, options={**op.options, "windows": ((chosen, 1.0),)})
 
 
 def _quantised(op: Op, sizes: Sizes, found: Calls) -> Calls:
@@ -97,11 +113,18 @@ def _with_casts(op: Op, sizes: Sizes, found: Calls) -> Calls:
 
 
 def flops(op: Op, sizes: Sizes) -> float:
-    """Operations of the matrix units, forward and backward: what utilisation is counted by."""
-    forward, backward = calls(op, sizes)
+    """Operations of the matrix units, forward and backward: what MFU is counted by.
+
+    Scores that a causal mask or a window hides do not count, nor what a fused backward recomputes.
+    """
+    if op.kind == "attention":
+        forward, backward = _fused_attention(op, sizes, frozenset())
+        backward = [call._replace(flops=0.8 * call.flops) for call in backward]  # 2 of 2.5
+    else:
+        forward, backward = calls(op, sizes)
     total = 0.0
     for call in forward + backward:
-        total += float(np.asarray(call.flops)) * call.times
+        total += float(np.asarray(call.flops)) * float(call.times)
     return total
 
 
@@ -115,9 +138,16 @@ def _matmul(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     n, k = s["out"], s["in"]
     forward = [product(1.0, rows, n, k, ta=0.0, tb=1.0)]
     back = [product(1.0, rows, k, n), product(1.0, n, k, rows, ta=1.0, tb=0.0)]
+    if _is_frozen(op):
+        return forward, back[:1]
     if "eager" in flags and len(op.weights) > 1:  # the gradient of the bias
         back.append(Call("reduce", {"n": rows * n, "rows": n}, bytes=2.0 * rows * n))
     return forward, back[1:] if op.options.get("first") else back
+
+
+def _is_frozen(op: Op) -> bool:
+    """Whether an op has weights of which none is trained."""
+    return bool(op.weights) and all(weight.frozen for weight in op.weights)
 
 
 def _product(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
@@ -128,26 +158,35 @@ def _product(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
 def _attention(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     fused = "flash" in flags or ("eager" in flags and op.options.get("sdpa"))
     if fused and not op.options.get("biased"):
-        return _fused_attention(op, s, bool("eager" in flags and op.options.get("dropout", True)))
+        return _fused_attention(op, s, flags)
     b, q, k, d = s["batch"] * s["heads"], s["queries"], s["keys"], s["depth"]
+    v = s.get("value", d)
     scores = {"rows": b * q, "cols": k}
     forward = [product(b, q, k, d, tb=1.0), Call("softmax", scores)]
-    back = [product(b, q, k, d, tb=1.0), product(b, k, d, q, ta=1.0)]
+    back = [product(b, q, k, v, tb=1.0), product(b, k, v, q, ta=1.0)]
     if op.options.get("dropout", True):
         forward.append(Call("dropout", {"n": b * q * k}))
         back.append(Call("elementwise", {"n": b * q * k}))
     back += [Call("softmax_backward", scores), product(b, q, d, k), product(b, k, d, q, ta=1.0)]
-    return [*forward, product(b, q, d, k)], back
+    return [*forward, product(b, q, v, k)], back
 
 
-def _fused_attention(op: Op, s: Sizes, dropout: bool) -> Calls:
-    b, heads, q, k, d = s["batch"], s["heads"], s["queries"], s["keys"], s["depth"]
+def _fused_attention(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
+    """One kernel each way; layers with a window beside layers without: a share of each."""
+    b, heads, q, k = s["batch"], s["heads"], s["queries"], s["keys"]
+    d = (s["depth"] + s.get("value", s["depth"])) / 2
     causal = 1.0 if op.options.get("causal") else 0.0
     shape = {"b": b, "heads": heads, "sq": q, "sk": k, "d": d, "causal": causal}
-    shape |= {"dropout": 1.0} if dropout else {}
-    work = 4.0 * b * heads * q * k * d * (1 - causal / 2)
-    one = [Call("attention", shape | {"direction": 0.0}, flops=work)]
-    return one, [Call("attention", shape | {"direction": 1.0}, flops=2.5 * work)]
+    shape |= {"dropout": 1.0} if "eager" in flags and op.options.get("dropout", True) else {}
+    shape |= {"flash2": 1.0} if "flash2" in flags else {}
+    forward, back = [], []
+    for window, share in op.options.get("windows", ((0, 1.0),)):
+        seen = shape | ({"window": float(window)} if window else {})
+        work = 4.0 * b * heads * q * visible(k, causal, window) * d
+        one = Call("attention", seen | {"direction": 0.0}, flops=work, times=share)
+        forward.append(one)
+        back.append(one._replace(shape=seen | {"direction": 1.0}, flops=2.5 * work))
+    return forward, back
 
 
 def _rows(s: Sizes, *skip: str) -> Number:
@@ -238,7 +277,7 @@ def _embedding(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     if op.options.get("dense"):  # the gradient is a whole table, zero but for what was looked up
         whole = s["vocab"] * s["hidden"]
         back.insert(0, Call("elementwise", {"n": whole}, bytes=2.0 * whole))
-    return [Call("embedding", shape)], back
+    return [Call("embedding", shape)], [] if _is_frozen(op) else back
 
 
 def _biased(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
@@ -318,12 +357,30 @@ def _recurrent(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
 
 
 def _route(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
-    rows = s["batch"] * s["tokens"]
+    """Scores of experts, the best of them, and words in the order of the experts they go to.
+
+    A sort of all scores goes over them a few times; words are read once and written `top` times.
+    """
+    rows, top = s["batch"] * s["tokens"], float(op.options.get("top", 2))
+    n = rows * s["experts"]
     soft = {"rows": rows, "cols": s["experts"]}
-    moved = Call("copy", {"n": rows * s["hidden"] * float(op.options.get("top", 2))})
+    best = Call("elementwise", {"n": n}, "fp32", bytes=4.0 * 4.0 * n)
+    order = Call("elementwise", {"n": rows * top}, "fp32", bytes=8.0 * 4.0 * rows * top, times=3.0)
+    moved = Call(
+        "copy", {"n": rows * s["hidden"] * top}, bytes=2.0 * rows * s["hidden"] * (top + 1)
+    )
     gate = product(1.0, rows, s["experts"], s["hidden"])
-    forward = [gate, Call("softmax", soft, "fp32"), moved]
-    return forward, [moved, Call("softmax_backward", soft, "fp32"), gate, gate]
+    forward = [gate, Call("softmax", soft, "fp32"), best, order, moved]
+    back = [moved, Call("softmax_backward", soft, "fp32"), gate, gate]
+    return forward, back[:-1] if _is_frozen(op) else back
+
+
+def _regroup(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
+    """Words that came from other ranks, in the order of this rank's experts; none come at ep=1."""
+    some = np.where(np.asarray(s["experts"]) < op.dims["experts"], 1.0, 0.0)
+    n = s["batch"] * s["tokens"] * s["hidden"]
+    moved = [Call("copy", {"n": n}, bytes=4.0 * n, times=some)]
+    return moved, moved
 
 
 def _experts(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
@@ -331,7 +388,8 @@ def _experts(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     rows = s["batch"] * s["tokens"] / s["experts"]
     many, n, k = s["experts"], s["out"], s["in"]
     forward = [product(many, rows, n, k, tb=1.0)]
-    return forward, [product(many, rows, k, n), product(many, n, k, rows, ta=1.0)]
+    back = [product(many, rows, k, n), product(many, n, k, rows, ta=1.0)]
+    return forward, back[:1] if _is_frozen(op) else back
 
 
 def _recorded(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
@@ -363,6 +421,7 @@ RULES: dict[str, Callable[[Op, Sizes, frozenset[str]], Calls]] = {
     "mean": _mean,
     "recurrent": _recurrent,
     "route": _route,
+    "regroup": _regroup,
     "experts": _experts,
     "recorded": _recorded,
 }

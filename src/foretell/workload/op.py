@@ -49,6 +49,7 @@ class Tensor:
     dtype: str = ""  # that of the workload where empty
     when: str = ""  # a flag of the stack, or `!flag`: there only with it, only without it
     times: float = 1.0  # for what is no whole product of dims
+    frozen: bool = field(default=False, repr=False)  # a weight that is not trained
 
     def elements(self, sizes: Sizes) -> Number:
         """How many numbers it has, given the sizes a rank is left with."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from foretell.graph import Builder, Graph
-from foretell.workload.kernels import Call, calls
+from foretell.workload.kernels import Call, calls, turned
 from foretell.workload.op import BYTES, Number, Op, Sizes, holds
 from foretell.workload.workload import Layer, Workload
 
@@ -55,22 +55,23 @@ def step(workload: Workload, batch: int = 0, *, flags: frozenset[str] = FUSED) -
     page = _Page(make, make.lane("compute", kind="compute"), workload, flags)
     samples = float(batch or workload.batch)
     places = [
-        (layer, f"{layer.name}.{i}" if layer.times > 1 else layer.name)
+        (layer, f"{layer.name}.{i}" if layer.times > 1 else layer.name, i)
         for layer in workload.layers
         for i in range(layer.times)
     ]
-    born = [_layer(page, layer, name, samples, 0) for layer, name in places]
-    dies = [_layer(page, layer, name, samples, 1) for layer, name in reversed(places)][::-1]
-    for (layer, name), first, last in zip(places, born, dies, strict=True):
+    born = [_layer(page, place, samples, 0) for place in places]
+    dies = [_layer(page, place, samples, 1) for place in reversed(places)][::-1]
+    for (layer, name, _), first, last in zip(places, born, dies, strict=True):
         _hold(page, layer, name, samples, first, last)
-    for layer, name in places:
+    for layer, name, _ in places:
         _update(page, layer, name)
     return make.graph(workload=workload.name, batch=samples)
 
 
-def _layer(page: _Page, layer: Layer, name: str, samples: float, way: int) -> int:
+def _layer(page: _Page, place: tuple[Layer, str, int], samples: float, way: int) -> int:
     """One layer forward (way 0) or backward (way 1); its first task forward, its last backward."""
-    works = [op for op in layer.works() if holds(op.when, page.flags)]
+    layer, name, turn = place
+    works = [turned(op, turn) for op in layer.works() if holds(op.when, page.flags)]
     tasks: list[int] = []
     for op in works[::-1] if way else works:
         phase = ("loss" if op.kind == "loss" else "forward", "backward")[way]

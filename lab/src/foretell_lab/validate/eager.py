@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 from foretell.cost.shape import write
 from foretell.graph import Builder, Graph
 from foretell.spec import Spec
-from foretell.workload.kernels import Call, calls
+from foretell.workload.kernels import Call, calls, turned
 from foretell.workload.op import BYTES, Op, Tensor, holds
 from foretell.workload.workload import Layer, Workload
 
@@ -130,8 +130,8 @@ def eager(workload: Workload, run: Eager | None = None, *, batch: float = 0) -> 
 def _ops(workload: Workload, flags: frozenset[str]) -> Iterator[tuple[Layer, Op]]:
     """Every op that runs, as often as its layer is repeated; PyTorch pads no vocabulary."""
     for layer in workload.layers:
-        for _ in range(layer.times):
-            works = (op for op in layer.works() if holds(op.when, flags))
+        for turn in range(layer.times):
+            works = (turned(op, turn) for op in layer.works() if holds(op.when, flags))
             yield from ((layer, replace(op, pads={}) if op.pads else op) for op in works)
 
 

@@ -28,7 +28,7 @@ from foretell.search.fusion.problem import (
     edges_of,
 )
 from foretell.search.fusion.wire import wire_of
-from foretell.workload.kernels import Call, calls
+from foretell.workload.kernels import Call, calls, turned
 from foretell.workload.op import BYTES, Op, holds
 from foretell.workload.workload import Layer, Workload
 
@@ -100,7 +100,11 @@ def from_workload(
 def _places(workload: Workload) -> Iterator[tuple[Layer, str]]:
     for layer in workload.layers:
         for i in range(layer.times):
-            yield layer, f"{layer.name}.{i}" if layer.times > 1 else layer.name
+            ops = tuple(turned(op, i) if isinstance(op, Op) else op for op in layer.ops)
+            yield (
+                replace(layer, ops=ops),
+                f"{layer.name}.{i}" if layer.times > 1 else layer.name,
+            )
 
 
 def _works(layer: Layer, flags: frozenset[str]) -> list[Op]:

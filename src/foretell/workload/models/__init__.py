@@ -10,9 +10,10 @@ from foretell.workload.workload import Workload
 
 # name -> (module here, class in it): loaded when asked for, so that one family costs one file.
 FAMILIES: dict[str, tuple[str, str]] = {
-    "gpt": ("gpt", "Gpt"),
-    "llama": ("llama", "Llama"),
-    "moe": ("moe", "Moe"),
+    "gpt": ("decoder", "Gpt"),
+    "llama": ("decoder", "Llama"),
+    "moe": ("decoder", "Moe"),
+    "decoder": ("decoder", "Decoder"),
     "bert": ("bert", "Bert"),
     "transformer": ("seq2seq", "Transformer"),
     "t5": ("seq2seq", "T5"),

@@ -9,6 +9,7 @@ bytes in 16 bits.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from foretell.errors import InputError
@@ -106,9 +107,21 @@ def _point(
 
 
 def attention(
-    seq: int, hidden: int, heads: int, groups: int, depth: int, *, bias: bool, **options: Any
+    seq: int,
+    hidden: int,
+    heads: int,
+    groups: int,
+    depth: int,
+    *,
+    bias: bool,
+    out_bias: bool | None = None,
+    **options: Any,
 ) -> list[Piece]:
-    """Queries, keys and values, the scores, and the way back to the hidden dim."""
+    """Queries, keys and values, the scores, and the way back to the hidden dim.
+
+    Options: causal, dropout, rotary, windows (→ `foretell.workload.kernels`).
+    """
+    last = bias if out_bias is None else out_bias
     wide = depth * (heads + 2 * groups)
     most = groups if groups < heads else heads
     split = {"tp": "heads", "cp": "queries"}
@@ -124,9 +137,79 @@ def attention(
         Exchange("keys", "cp", "all_gather", "reduce_scatter", gathered, {"tp": "hidden"}),
         core,
         _moved("context.transpose", seq, heads, depth),
-        row("projection", seq, heads * depth, hidden, bias=bias, most=most),
+        row("projection", seq, heads * depth, hidden, bias=last, most=most),
         *leave("leave.attention", seq, hidden),
     ]
+
+
+def latent_attention(
+    seq: int,
+    hidden: int,
+    heads: int,
+    depth: int,
+    ranks: tuple[int, int, int, int],
+    *,
+    bias: bool,
+    **options: Any,
+) -> list[Piece]:
+    """Attention over low-rank queries, keys and values (DeepSeek-V2, arXiv 2405.04434, 2.1).
+
+    `ranks` are those of queries (0: of full rank), of keys and values, the width of the key with
+    positions that all heads share, and that of a head's values. Every rank makes the whole latent
+    vectors; heads are split behind them, so that it is these that sequence parallelism gathers.
+    """
+    q_rank, kv_rank, rope, value = ranks
+    width = (q_rank or hidden) + kv_rank + rope
+    dims = {"heads": heads, "queries": seq, "keys": seq, "depth": depth, "value": value}
+    split = {"tp": "heads", "cp": "queries"}
+    core = Op("attention", "attention", dims, split, saved=_kept(options, 1.0), options=options)
+    gathered = {"tokens": seq, "hidden": heads * (depth + value)}
+    return [
+        *(_latent("query", seq, hidden, q_rank, q_rank) if q_rank else []),
+        *_latent("keys", seq, hidden, kv_rank + rope, kv_rank),
+        *enter("enter.attention", seq, width),
+        column("query", seq, q_rank or hidden, heads * depth, bias=bias, most=heads),
+        column("keys", seq, kv_rank, heads * (depth - rope + value), bias=bias, most=heads),
+        *_rotary(seq, heads, depth, bool(options.get("rotary"))),
+        _moved("qkv.transpose", seq, 3 * heads, depth),
+        Exchange("keys", "cp", "all_gather", "reduce_scatter", gathered, {"tp": "hidden"}),
+        core,
+        _moved("context.transpose", seq, heads, value),
+        row("projection", seq, heads * value, hidden, bias=bias, most=heads),
+        *leave("leave.attention", seq, hidden),
+    ]
+
+
+def _latent(name: str, seq: int, hidden: int, out: int, normed: int) -> list[Piece]:
+    """Down to a latent vector, of which a part is normed."""
+    dims = {"tokens": seq, "in": hidden, "out": out}
+    weight = (Tensor(f"{name}.down.weight", ("in", "out")),)
+    down = Op(f"{name}.down", "matmul", dims, ROWS, weight)
+    return [down, norm(f"{name}.norm", seq, normed, kernel="rms_norm", bias=False)]
+
+
+def head_norms(seq: int, heads: int, groups: int, depth: int, whole: bool) -> list[Piece]:
+    """RMS norms of queries and keys, head by head or over all heads of each."""
+    made: list[Piece] = []
+    for name, many in (("query.norm", heads), ("key.norm", groups)):
+        weights = (Tensor(f"{name}.weight", ("cols",)),)
+        if whole:
+            dims, split = {"tokens": seq, "cols": many * depth}, {"tp": "cols", "cp": "tokens"}
+        else:
+            dims = {"tokens": seq, "heads": many, "cols": depth}
+            split = {"tp": "heads", "cp": "tokens"}
+        kept = (Tensor("input", ("batch", *dims)),)
+        kernel = {"kernel": "rms_norm"}
+        made.append(Op(name, "norm", dims, split, weights, kept, options=kernel))
+    return made
+
+
+def renamed(piece: Piece, name: str) -> Piece:
+    """The same piece, with its weights, under names that begin with another."""
+    if isinstance(piece, Exchange):
+        return replace(piece, name=f"{name}.{piece.name}")
+    weights = tuple(replace(w, name=f"{name}.{w.name}") for w in piece.weights)
+    return replace(piece, name=f"{name}.{piece.name}", weights=weights)
 
 
 def _kept(options: Mapping[str, Any], share: float) -> tuple[Tensor, ...]:

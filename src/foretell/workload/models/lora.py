@@ -1,0 +1,51 @@
+"""LoRA (Hu et al. 2021): frozen weights, with two small trained products beside each product."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from foretell.workload.op import Op, Tensor
+from foretell.workload.workload import Layer, Workload
+
+
+def adapted(model: Workload, rank: int) -> Workload:
+    """The model with every weight frozen and adapters of a rank beside the products of blocks."""
+    return replace(model, layers=tuple(_layer(layer, rank) for layer in model.layers))
+
+
+def _layer(layer: Layer, rank: int) -> Layer:
+    ops: list[object] = []
+    for op in layer.ops:
+        if not isinstance(op, Op):
+            ops.append(op)
+            continue
+        ops.append(_frozen(op))
+        if layer.is_block and op.kind == "matmul" and op.weights:
+            ops += _adapters(op, rank)
+    return replace(layer, ops=tuple(ops))  # type: ignore[arg-type]
+
+
+def _frozen(op: Op) -> Op:
+    return replace(op, weights=tuple(replace(w, frozen=True) for w in op.weights))
+
+
+def _adapters(op: Op, rank: int) -> list[Op]:
+    """Down to the rank and up again, split as the product is; the sum of both outputs."""
+    rows = {"tokens": op.dims.get("tokens", 1.0)}
+    split = op.splits.get("tp", "")
+    axes = {axis: dim for axis, dim in op.splits.items() if dim == "tokens"}
+    made = []
+    for name, inner, out in (
+        ("a", op.dims["in"], float(rank)),
+        ("b", float(rank), op.dims["out"]),
+    ):
+        own = {"a": "in", "b": "out"}[name]
+        weights = (Tensor(f"{op.name}.lora_{name}", ("in", "out")),)
+        kept = (Tensor("input", ("batch", "tokens", "in")),) if name == "b" else ()
+        splits = axes | ({"tp": own} if split == own else {})
+        dims = rows | {"in": inner, "out": out}
+        made.append(Op(f"{op.name}.lora_{name}", "matmul", dims, splits, weights, kept))
+    sums = rows | {"cols": op.dims["out"]}
+    cut = axes | ({"tp": "cols"} if split == "out" else {})
+    added = {"passes": 3.0, "back": 0.0}
+    return [*made, Op(f"{op.name}.lora", "pointwise", sums, cut, options=added)]
