@@ -84,9 +84,9 @@ def test_an_exchange_counts_the_whole_tensor():
         ("gtp:layers=2", "unknown workload: `gtp`"),
         ("gpt:layers=2,hidden=64", "needs `heads`"),
         ("gpt:layers=2,hidden=64,heads=0", "heads"),
-        ("gpt:layers=0,hidden=64,heads=4", "runs 0 times"),
+        ("gpt:layers=0,hidden=64,heads=4", "layers=0"),
         ("gpt:layers=two,hidden=64,heads=4", "not a whole number"),
-        ("gpt:layers=2,hidden=64,heads=4,depth=3", "unknown option"),
+        ("gpt:layers=2,hidden=64,heads=4,deep=3", "unknown option"),
     ],
 )
 def test_bad_specs_are_refused(text, match):

@@ -5,10 +5,13 @@ Loaded when somebody presses Tab; what a spec needs besides its name, a person w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import wraps
 from typing import Any
 
 import click
+
+from foretell.errors import InputError
 
 
 def changes(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
@@ -34,6 +37,16 @@ def planners(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
     return _starting(PLANNERS, begun)
 
 
+def models(_: click.Context, __: click.Parameter, begun: str) -> list[Any]:
+    """Names of shipped models and families, and files."""
+    from click.shell_completion import CompletionItem
+
+    from foretell.workload.load import names as known
+
+    found = _starting(known(), begun)
+    return [CompletionItem(name) for name in found] or [CompletionItem(begun, type="file")]
+
+
 def clusters(_: click.Context, __: click.Parameter, begun: str) -> list[Any]:
     """Names of presets, and files."""
     from click.shell_completion import CompletionItem
@@ -46,3 +59,29 @@ def clusters(_: click.Context, __: click.Parameter, begun: str) -> list[Any]:
 
 def _starting(known: Iterable[str], begun: str) -> list[str]:
     return sorted(name for name in known if name.startswith(begun))
+
+
+def workload_argument(command: Callable[..., Any]) -> Callable[..., Any]:
+    """WORKLOAD, or `--model` with a model id, a folder or a shipped name."""
+
+    @wraps(command)
+    def chosen(*args: Any, workload: str | None, model: str | None, **more: Any) -> Any:
+        if workload and model:
+            raise InputError(
+                f"both a workload, `{workload}`, and --model {model}", hint="give one of them"
+            )
+        return command(*args, workload=workload or model, **more)
+
+    help_ = "Instead of WORKLOAD: a model id in the local cache, a folder, or a shipped name."
+    given = click.argument("workload", required=False, shell_complete=models)(chosen)
+    return click.option("--model", shell_complete=models, help=help_)(given)
+
+
+def require_workload(workload: str | None) -> str:
+    """The workload, or an error that says how to name one."""
+    if workload:
+        return workload
+    raise InputError(
+        "no WORKLOAD is given",
+        hint="name a script, a config.json, a model such as llama-3.1-8b, or gpt:layers=24,…",
+    )

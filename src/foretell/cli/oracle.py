@@ -17,7 +17,7 @@ AT_LEAST_ONE = click.IntRange(1)
 
 
 @click.command()
-@click.argument("workload")
+@offered.workload_argument
 @click.option(
     "--on",
     "cluster",
@@ -44,16 +44,17 @@ AT_LEAST_ONE = click.IntRange(1)
 @calibration_option
 @pool_options
 @json_option
-def command(workload: str, cluster: str, gpus: str, **asked: Any) -> None:
+def command(workload: str | None, cluster: str, gpus: str, **asked: Any) -> None:
     """Foretell every parallel strategy of WORKLOAD on a cluster, from one device to thousands."""
     from foretell.cli.progress import working
     from foretell.pool import opened
     from foretell.search.oracle import counts
 
     as_json, jobs, on_ray = (asked.pop(name) for name in ("as_json", "jobs", "on_ray"))
-    what, scales = f"pricing layouts of {workload}", len(counts(gpus))
+    named = offered.require_workload(workload)
+    what, scales = f"pricing layouts of {named}", len(counts(gpus))
     with opened(jobs, on_ray) as pool, working(what, steps=scales) as tell:
-        found = found_on(workload, cluster, gpus, tell=tell, pool=pool, **asked)
+        found = found_on(named, cluster, gpus, tell=tell, pool=pool, **asked)
     answer(found, as_json, text)
 
 

@@ -17,7 +17,7 @@ COPIED = 160  # letters of a plan that a person would copy
 
 
 @click.command()
-@click.argument("workload")
+@offered.workload_argument
 @click.option(
     "--on",
     "cluster",
@@ -41,7 +41,7 @@ COPIED = 160  # letters of a plan that a person would copy
 @pool_options
 @json_option
 def command(
-    workload: str, cluster: str, planner: str, output: Path | None, seeds: int, jobs: int,
+    workload: str | None, cluster: str, planner: str, output: Path | None, seeds: int, jobs: int,
     on_ray: str, calibration: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Find a plan for WORKLOAD on a cluster, and say what it gains over what people do."""
@@ -50,12 +50,13 @@ def command(
     from foretell.pool import opened
     from foretell.search.planners import parse
 
+    named = offered.require_workload(workload)
     if output is not None:
         require_place(output)  # not after minutes of search
     chosen, where = parse(planner), machines(cluster, calibration)
     what, most = f"looking for a plan with {chosen}", getattr(chosen, "seconds", 0.0)
     with opened(jobs, on_ray) as pool, working(what, about=most) as tell:
-        found = _found(chosen, workload, where, tell, pool=pool, seeds=seeds)
+        found = _found(chosen, named, where, tell, pool=pool, seeds=seeds)
     if output is not None:
         save(found.plan, output)
     answer(_plain(found, str(chosen)), as_json, _text)

@@ -17,7 +17,7 @@ FIELDS = ("workload", "on", "plan")
 
 
 @click.command()
-@click.argument("workload", required=False)
+@offered.workload_argument
 @click.option(
     "--on",
     "cluster",

@@ -1,12 +1,17 @@
-"""A workload from what a person writes: `gpt:layers=24,…`, `step.graph`, `train.py:make`."""
+"""A workload from what a person writes.
+
+gpt:layers=24,…    llama-3.1-8b:seq=8192    config.json    step.graph    train.py:make
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from foretell import spec
 from foretell.errors import InputError, unknown
 from foretell.io import is_there
+from foretell.workload import config
 from foretell.workload.models import FAMILIES, NAMED, Family, family
 from foretell.workload.workload import Workload
 
@@ -17,12 +22,24 @@ def load(text: str, *, scripts: bool = False, files: bool = True) -> Workload:
     Scripts are code: allow them only for what the user typed, never for what was read from a file.
     """
     name = text.partition(":")[0]
-    if name not in FAMILIES and name not in NAMED and is_source(name):
+    if not is_built_in(name) and files and (path := config.found(name)) is not None:
+        return _configured(config.read(path), text, where=str(path))
+    if not is_built_in(name) and is_source(name):
         from foretell.workload.source import opened, refuse
 
         refuse(text, scripts=scripts, files=files)
         return _checked(opened(text), text)
     return _built_in(text)
+
+
+def names() -> list[str]:
+    """Everything that is known by name."""
+    return [*FAMILIES, *NAMED, *config.published()]
+
+
+def is_built_in(name: str) -> bool:
+    """Whether a name is that of a family, of a member of one, or of a shipped model."""
+    return name in FAMILIES or _plain(name) in NAMED or name.lower() in config.published()
 
 
 def is_source(name: str) -> bool:
@@ -34,15 +51,29 @@ def is_source(name: str) -> bool:
 @lru_cache(maxsize=256)
 def _built_in(text: str) -> Workload:
     name, given = spec.split(text)
-    if name in NAMED:
-        name, said = spec.split(NAMED[name])
-        given = said | given
+    if (known := config.published().get(name.lower())) is not None:
+        return _configured(known, text, where=name)
+    said: dict[str, str] = {}
+    if _plain(name) in NAMED:
+        name, said = spec.split(NAMED[_plain(name)])
     if name not in FAMILIES:
-        raise unknown("workload", name, [*FAMILIES, *NAMED])
-    made = family(name).of(given)
+        raise unknown("workload", name, names())
+    kind = family(name)
+    made = kind.of(said | config.renamed(given, kind.__dataclass_fields__))
     if not isinstance(made, Family):
         raise InputError(f"`{name}` makes no workload")
     return _checked(made.workload(), text)
+
+
+def _plain(name: str) -> str:
+    """Names of members as torchvision writes them."""
+    return name.lower().replace("-", "_")
+
+
+def _configured(fields: config.Fields, text: str, *, where: str) -> Workload:
+    """The workload of a config, with the options behind its name."""
+    made, notes = config.model(fields, spec.options(text.partition(":")[2], text), where)
+    return replace(_checked(made.workload(), text), name=text, notes=notes)
 
 
 def _checked(workload: Workload, text: str) -> Workload:

@@ -20,6 +20,7 @@ from foretell.graph import Graph
 from foretell.graph.file import is_graph_file
 from foretell.graph.file import load as load_graph
 from foretell.io import is_there
+from foretell.workload import config
 from foretell.workload.captured import from_graph
 from foretell.workload.op import BYTES, Exchange, Op
 from foretell.workload.workload import Layer, Workload
@@ -49,8 +50,11 @@ def opened(text: str) -> Workload:
         return _captured(text)
     if is_there(name):
         return _changed(_read(str(path), path.stat().st_mtime_ns), spec.options(rest, text), text)
+    if config.is_id(name):
+        raise config.missing(name)
     raise InputError(
-        f"there is no file `{name}`", hint="name a .graph file, a trace, or train.py:make"
+        f"there is no file `{name}`",
+        hint="name a .graph file, a trace, train.py:make or a model's config.json",
     )
 
 

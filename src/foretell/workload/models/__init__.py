@@ -14,6 +14,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "llama": ("decoder", "Llama"),
     "moe": ("decoder", "Moe"),
     "decoder": ("decoder", "Decoder"),
+    "mamba": ("mamba", "Mamba"),
     "bert": ("bert", "Bert"),
     "transformer": ("seq2seq", "Transformer"),
     "t5": ("seq2seq", "T5"),

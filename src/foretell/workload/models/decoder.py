@@ -76,6 +76,8 @@ class Decoder(Spec):
         return lora.adapted(made, self.lora) if self.lora else made
 
     def _check(self) -> None:
+        if self.layers < 1:
+            raise InputError(f"layers={self.layers}", hint="a model has one layer or more")
         if not self.depth:
             transformer.depth(self.hidden, self.heads)
         if self.groups and self.heads % self.groups:

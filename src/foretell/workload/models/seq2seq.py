@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from foretell.cost.memory_bound import added_rows
 from foretell.spec import Spec
 from foretell.workload.models import transformer
+from foretell.workload.models.cnn import Image, Net
 from foretell.workload.models.transformer import Piece
 from foretell.workload.op import Op, Tensor
 from foretell.workload.workload import Layer, Workload
@@ -127,10 +128,16 @@ def _crossed(op: Op, memory: int) -> Op:
     return replace(op, name=f"cross.{op.name}", dims=dims, weights=weights)
 
 
-def _middle(first: Layer, name: str, norm: list[Piece]) -> Layer:
-    """What stands between encoder and decoder: the last norm of the one, the words of the other."""
-    weightless = [replace(op, weights=()) if isinstance(op, Op) else op for op in first.ops]
-    return replace(first, name=name, ops=(*norm, *weightless))
+def _middle(first: Layer, name: str, norm: list[Piece], *, own: bool = False) -> Layer:
+    """What stands between encoder and decoder: the last norm of the one, the words of the other.
+
+    Both share the matrix of words, unless the decoder's is its own; positions they do not share.
+    """
+    ops = [
+        replace(op, weights=()) if isinstance(op, Op) and op.name == "words" and not own else op
+        for op in first.ops
+    ]
+    return replace(first, name=name, ops=(*norm, *ops))
 
 
 @dataclass(frozen=True)
@@ -142,43 +149,63 @@ class Transformer(Spec):
     hidden: int = 512
     heads: int = 8
     inner: int = 2048
+    decoder: int = 0  # blocks of the decoder; as many as `layers` where 0
+    ahead: bool = False  # norms before each half, not behind
+    act: Literal["relu", "gelu"] = "relu"
     seq: int = 64  # words of the source
     target: int = 0  # words of the target; as many where 0
+    positions: int = 0  # learned positions of the source; fixed ones where 0
+    targets: int = 0  # and of the target
+    frames: int = 0  # channels of sound: two convolutions instead of words (Whisper)
     vocab: int = 37000  # "about 37000 tokens" shared by both languages
     dropout: bool = True
     batch: int = 64
     dtype: str = "fp32"
 
     def workload(self) -> Workload:
-        """The model's layers; one matrix for both languages and the logits, fixed positions."""
+        """The model's layers; one matrix for both languages and the logits."""
         seq, target = self.seq, self.target or self.seq
         depth = self.hidden // self.heads
         sizes = Sizes(
-            self.hidden, self.heads, depth, self.inner, True, self.dropout, "relu", False,
-            "norm", False,
+            self.hidden, self.heads, depth, self.inner, True, self.dropout, self.act, False,
+            "norm", self.ahead,
         )  # fmt: skip
-        first = transformer.embedding(
-            seq, self.hidden, self.vocab, positions=0, dropout=self.dropout
-        )
-        second = transformer.embedding(
-            target, self.hidden, self.vocab, positions=0, dropout=self.dropout
-        )
+        first = self._sound() if self.frames else self._words(seq, self.positions)
+        second = self._words(target, self.targets)
         last = transformer.head(target, self.hidden, self.vocab, sizes.last_norm("norm", target))
-        last = replace(last, ops=last.ops[1:])  # norms stand behind each half already
+        behind: list[Piece] = [sizes.last_norm("norm.encoder", seq)] if self.ahead else []
+        if not self.ahead:  # norms stand behind each half already
+            last = replace(last, ops=last.ops[1:])
+        words = "target/words" if self.frames else "embedding/words"
         return Workload(
             str(self),
             (
                 first,
                 sizes.encoder(seq, self.layers),
-                _middle(second, "target", []),
-                sizes.decoder(target, seq, self.layers),
+                _middle(second, "target", behind, own=bool(self.frames)),
+                sizes.decoder(target, seq, self.decoder or self.layers),
                 last,
             ),
             self.batch,
             self.dtype,
-            (("embedding/words", "head/logits"),),
+            ((words, "head/logits"),),
             tokens=target,
         )
+
+    def _words(self, seq: int, positions: int) -> Layer:
+        return transformer.embedding(
+            seq, self.hidden, self.vocab, positions=positions, dropout=self.dropout
+        )
+
+    def _sound(self) -> Layer:
+        """Two convolutions over frames, the second of stride 2, and positions."""
+        net = Net(Image(self.frames, 1, 2 * self.seq))
+        for stride in (1, 2):
+            net.conv(self.hidden, (1, 3), stride, pad=(0, 1), bias=True, norm=False, act="gelu")
+        dims = {"tokens": float(self.seq), "hidden": float(self.hidden)}
+        place = Op("positions", "embedding", dims, {}, (Tensor("positions", tuple(dims)),))
+        made = transformer.block("embedding", [*net.ops, place], self.seq, self.hidden, 1)
+        return replace(made, is_block=False)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,420 @@
+"""A model from its Hugging Face config.json: standard fields become the options of a family.
+
+    config.json · a folder that has one · meta-llama/Llama-3.1-8B (from the local cache)
+
+Nothing is downloaded. Which fields mean what is the same for all models; what only the code of an
+architecture knows (`model_type`) stands in `models/architectures.toml`. Shipped models are tables
+of the same fields in `models/published.toml`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from foretell.errors import InputError
+from foretell.workload.models import Family, family
+
+Fields = Mapping[str, Any]
+
+MOST_BYTES = 4 * 2**20  # of a config.json
+SEQ = 4096  # words of a sample where a config allows more
+# Options of families by the names that Hugging Face's configs and Megatron's arguments have.
+NAMES: dict[str, tuple[str, ...]] = {
+    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model", "n_embed"),
+    "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads"),
+    "groups": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads",
+               "multi_query_group_num", "num_query_groups"),
+    "depth": ("head_dim", "kv_channels", "d_kv", "attention_head_dim"),
+    "inner": ("intermediate_size", "ffn_hidden_size", "n_inner", "d_ff", "encoder_ffn_dim",
+              "ffn_dim"),
+    "vocab": ("vocab_size", "padded_vocab_size"),
+    "tied": ("tie_word_embeddings",),
+    "window": ("sliding_window",),
+    "q_rank": ("q_lora_rank",),
+    "kv_rank": ("kv_lora_rank",),
+    "rope": ("qk_rope_head_dim",),
+    "value": ("v_head_dim",),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+    "top": ("num_experts_per_tok", "moe_top_k", "experts_per_token", "moe_router_topk", "moe_k",
+            "top_k_experts"),
+    "expert_inner": ("moe_intermediate_size", "moe_ffn_hidden_size"),
+    "shared": ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
+    "dense": ("first_k_dense_replace", "moe_layer_start_index"),
+    "every": ("decoder_sparse_step", "interleave_moe_layer_step"),
+    "mtp": ("num_nextn_predict_layers", "mtp_num_layers"),
+    "capacity": ("moe_expert_capacity_factor",),
+    "seq": ("seq_length", "sequence_length", "max_seq_len"),
+    "image": ("image_size",),
+    "patch": ("patch_size",),
+    "state": ("state_size", "ssm_state_size"),
+    "kernel": ("conv_kernel",),
+    "rank": ("time_step_rank",),
+}  # fmt: skip
+_LONGEST = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+_ACTS = {"silu": "silu", "swiglu": "silu", "swish": "silu", "relu": "relu", "relu2": "relu"}
+_NESTED = ("text_config", "llm_config", "language_config")  # of models that also see or hear
+_PARTS = ("attn_config", "ffn_config")  # tables of fields that belong to the whole
+
+
+def renamed(given: Mapping[str, str], known: Mapping[str, Any]) -> dict[str, str]:
+    """Options by a family's own names, where standard names were used."""
+    own = {other: name for name, others in NAMES.items() for other in others}
+    out: dict[str, str] = {}
+    for key, value in given.items():
+        name = own.get(key, key) if key not in known else key
+        if name in out:
+            raise InputError(f"`{key}` is `{name}`, which is given twice", hint="keep one of them")
+        out[name] = value
+    return out
+
+
+def published() -> dict[str, dict[str, Any]]:
+    """The shipped models: fields of their configs, parameters as published, sources."""
+    return dict(_tables("published"))
+
+
+@cache
+def _tables(name: str) -> dict[str, dict[str, Any]]:
+    text = files("foretell.workload.models").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def found(name: str) -> Path | None:
+    """The config.json that a path, a folder or a model id stands for; None where there is none."""
+    path = Path(name).expanduser()
+    if path.is_dir() and (path / "config.json").is_file():
+        return path / "config.json"
+    if path.suffix == ".json" and path.is_file() and _is_config(path):
+        return path
+    return _cached(name) if _is_id(name) and not path.exists() else None
+
+
+def missing(name: str) -> InputError:
+    """What to say of a model id that is not on this machine."""
+    return InputError(
+        f"`{name}` is no file here, and no such model is in {_hub()}",
+        hint="nothing is downloaded: give its config.json or folder, fetch it with"
+        f" `hf download {name} config.json`, or name a shipped model such as llama-3.1-8b",
+    )
+
+
+def _is_id(name: str) -> bool:
+    """Whether a name looks like `owner/model`."""
+    parts = name.split("/")
+    plain = all(p and not p.startswith(".") and ".." not in p for p in parts)
+    return len(parts) == 2 and plain and not name.endswith((".py", ".graph", ".json", ".toml"))
+
+
+def is_id(name: str) -> bool:
+    """Whether a name can only be that of a model on a hub."""
+    return _is_id(name) and not Path(name).exists() and not Path(name).parent.exists()
+
+
+def _hub() -> Path:
+    """Where Hugging Face's libraries keep what they downloaded."""
+    if given := os.environ.get("HF_HUB_CACHE"):
+        return Path(given)
+    home = os.environ.get("HF_HOME") or str(Path.home() / ".cache/huggingface")
+    return Path(home).expanduser() / "hub"
+
+
+def _cached(name: str) -> Path | None:
+    """The config of a model in the cache: of its main branch, else of the newest snapshot."""
+    folder = _hub() / f"models--{name.replace('/', '--')}"
+    main = folder / "refs" / "main"
+    try:
+        if main.is_file():
+            here = folder / "snapshots" / main.read_text().strip() / "config.json"
+            if here.is_file():
+                return here
+        every = sorted(folder.glob("snapshots/*/config.json"), key=lambda p: p.stat().st_mtime)
+    except OSError:
+        return None
+    return every[-1] if every else None
+
+
+def _is_config(path: Path) -> bool:
+    """Whether a JSON file is a model's config rather than a trace."""
+    if path.name == "config.json" or path.stat().st_size > MOST_BYTES:
+        return path.name == "config.json"
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    known = {name for names in NAMES.values() for name in names}
+    return isinstance(fields, dict) and ("model_type" in fields or len(known & set(fields)) > 1)
+
+
+def read(path: Path) -> Fields:
+    """The fields of a config.json."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise InputError(f"`{path}` is too large to be a model's config")
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read `{path}`: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"`{path}` is not JSON", hint="give a model's config.json") from None
+    if not isinstance(fields, dict):
+        raise InputError(f"`{path}` has no fields", hint="give a model's config.json")
+    return fields
+
+
+def model(fields: Fields, given: Mapping[str, str], where: str) -> tuple[Family, tuple[str, ...]]:
+    """The model a config describes, with options written behind it; and what to know of it."""
+    flat, notes = _flat(fields)
+    traits, guessed = _traits(flat)
+    notes += guessed
+    name = str(traits.pop("family", "decoder"))
+    kind = family(name)
+    options = _OPTIONS.get(name, _decoder)(_Config(flat, traits, where))
+    said = {k: _text(v) for k, v in options.items()}
+    made = kind.of({**said, **renamed(given, kind.__dataclass_fields__)})
+    assert isinstance(made, Family)
+    return made, notes
+
+
+def _flat(fields: Fields) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The fields of the language model, parts of it laid beside the rest."""
+    notes: tuple[str, ...] = ()
+    flat = dict(fields)
+    for key in _NESTED:
+        if isinstance(inner := fields.get(key), dict):
+            flat = {**fields, **inner}
+            notes = (
+                f"the language model (`{key}`) alone: towers for images or sound are left out",
+            )
+    for key in _PARTS:
+        if isinstance(inner := flat.get(key), dict):
+            flat = {**inner, **flat}
+    return flat, notes
+
+
+def _traits(flat: Fields) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What its architecture says; guessed from the kind of its norms where it is not known."""
+    kind = str(flat.get("model_type", ""))
+    table = _tables("architectures")
+    for name in (kind, f"{kind}_text"):
+        if name in table:
+            return dict(table[name]), ()
+    rms = "rms_norm_eps" in flat or "layer_norm_eps" not in flat
+    like = "llama" if rms else "gpt_neox"
+    note = f"`{kind or 'a config without model_type'}` is not known: taken as shaped like {like}"
+    return dict(table[like]), (note,)
+
+
+class _Config:
+    """Fields of a config by the options they stand for."""
+
+    def __init__(self, fields: Fields, traits: dict[str, Any], where: str) -> None:
+        self.fields, self.traits, self.where = fields, traits, where
+
+    def number(self, option: str, otherwise: float | None = None) -> Any:
+        """A whole number above zero, by any of the names of an option."""
+        for name in NAMES.get(option, (option,)):
+            value = self.fields.get(name)
+            if value is not None:
+                return self._sound(name, value)
+        if otherwise is None:
+            names = " or ".join(NAMES.get(option, (option,))[:2])
+            raise InputError(
+                f"`{self.where}` has no {names}", hint="give the config.json of a whole model"
+            )
+        return self.traits.get(option, otherwise)
+
+    def _sound(self, name: str, value: Any) -> Any:
+        if isinstance(value, list) and value and len(set(map(str, value))) == 1:
+            value = value[0]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**40:
+            raise InputError(f"`{name}` of `{self.where}` is `{value}`, not a number of things")
+        return int(value) if value == int(value) else value
+
+    def flag(self, name: str, otherwise: bool) -> bool:
+        """A field that is true or false."""
+        value = self.fields.get(name)
+        return bool(self.traits.get(name, otherwise)) if value is None else bool(value)
+
+    def tied(self, otherwise: bool = False) -> bool:
+        """Whether one matrix serves words and logits."""
+        value = self.fields.get("tie_word_embeddings")
+        return bool(self.traits.get("tied", otherwise) if value is None else value)
+
+    def longest(self) -> int:
+        """The most words a sample may have."""
+        for name in _LONGEST:
+            if self.fields.get(name):
+                return int(self._sound(name, self.fields[name]))
+        return SEQ
+
+    def act(self) -> str:
+        """The activation, as a class of kernel."""
+        for name in ("hidden_activation", "hidden_act", "activation_function", "activation"):
+            value = self.fields.get(name)
+            if isinstance(value, str):
+                return _ACTS.get(value.lower(), "gelu")
+        return str(self.traits.get("act", "silu"))
+
+
+def _decoder(c: _Config) -> dict[str, Any]:
+    """Options of a decoder."""
+    longest, heads = c.longest(), c.number("heads")
+    out: dict[str, Any] = {k: v for k, v in c.traits.items() if k not in _OWN}
+    out |= {k: c.number(k) for k in ("layers", "hidden", "heads", "vocab")}
+    out |= {"inner": c.number("inner", 0), "groups": _groups(c, heads), "tied": c.tied()}
+    out |= {"seq": min(longest, SEQ), "depth": c.number("depth", 0)}
+    out["act"] = c.act()
+    if (bias := _bias(c)) is not None:
+        out["bias"] = bias
+    if c.flag("use_qk_norm", False):
+        out["qk_norm"] = "head"
+    if c.traits.get("family") == "gpt" or "extra_positions" in c.traits:
+        out["positions"] = longest + c.traits.get("extra_positions", 0)
+    out |= _shape(c) | _windows(c, out["layers"]) | _latent(c) | _experts(c, out)
+    return {k: v for k, v in out.items() if v is not None}
+
+
+_OWN = ("family", "windowed_every", "extra_positions", "act", "tied", "depth", "bias")
+
+
+def _groups(c: _Config, heads: int) -> int:
+    """Heads of keys and values; one where all share them."""
+    if c.flag("multi_query", False) and not c.flag("new_decoder_architecture", False):
+        return 1
+    groups = c.number("groups", 0)
+    return 0 if groups == heads else int(groups)
+
+
+def _shape(c: _Config) -> dict[str, Any]:
+    """Halves side by side, and how many norms they have."""
+    parallel = c.fields.get("parallel_attn", c.fields.get("use_parallel_residual"))
+    if c.flag("new_decoder_architecture", False) and c.number("num_ln_in_parallel_attn", 2) == 2:
+        return {"norms": "parallel2"}
+    return {"norms": "pre"} if parallel is False else {}
+
+
+def _bias(c: _Config) -> str | None:
+    """Which products have a bias, where the config or its architecture says so."""
+    every = [c.fields.get(k) for k in ("use_bias", "bias", "mlp_bias")]
+    if any(value is True for value in every):
+        return "all"
+    for name, kind in (("attention_bias", "attention"), ("add_qkv_bias", "qkv"),
+                       ("qkv_bias", "qkv"), ("use_qkv_bias", "qkv")):  # fmt: skip
+        if c.fields.get(name) is True:
+            usual = str(c.traits.get("bias", kind))
+            return usual if usual != "no" else kind
+        if c.fields.get(name) is False and c.traits.get("bias") in ("qkv", "attention"):
+            return "no"
+    if any(value is False for value in every[:2]):
+        return "no"
+    return c.traits.get("bias")
+
+
+def _windows(c: _Config, layers: int) -> dict[str, Any]:
+    """The window, and how many layers have it."""
+    window = c.number("window", 0)
+    if not window or c.fields.get("use_sliding_window") is False:
+        return {}
+    kinds = c.fields.get("layer_types")
+    every = c.fields.get("sliding_window_pattern", c.traits.get("windowed_every"))
+    if isinstance(kinds, list) and kinds:
+        local = sum("sliding" in str(kind) or "chunked" in str(kind) for kind in kinds)
+    elif isinstance(every, int) and every > 1:
+        local = layers - layers // every
+    else:
+        local = layers
+    return {"window": window, "windowed": local} if 0 < local < layers else (
+        {"window": window} if local else {}
+    )  # fmt: skip
+
+
+def _latent(c: _Config) -> dict[str, Any]:
+    """Latent attention."""
+    rank = c.number("kv_rank", 0)
+    if not rank:
+        return {}
+    rope, plain = c.number("rope"), c.number("qk_nope_head_dim")
+    ranks = {"q_rank": c.number("q_rank", 0), "kv_rank": rank, "groups": 0}
+    return ranks | {"depth": plain + rope, "rope": rope, "value": c.number("value")}
+
+
+def _experts(c: _Config, so_far: Fields) -> dict[str, Any]:
+    """Experts, those that every word goes to, and layers without any."""
+    many = c.number("experts", 0)
+    if many < 2:
+        return {}
+    inner = c.number("expert_inner", 0) or so_far["inner"]
+    beside = c.number("n_shared_experts", 0) or c.number("moe_num_shared_experts", 0)
+    shared = c.number("shared", 0) or beside * inner
+    out = {"experts": many, "top": c.number("top", 2), "expert_inner": inner, "shared": shared}
+    if isinstance(plain := c.fields.get("mlp_only_layers"), list) and plain:
+        out["dense"] = len(plain)
+    if c.flag("shared_expert", False) or c.fields.get("model_type") == "llama4_text":
+        out["shared"] = shared or inner
+        out |= {"inner": c.number("intermediate_size_mlp", inner)}
+    return out | {"dense": out.get("dense", c.number("dense", 0)), "every": c.number("every", 1),
+                  "mtp": c.number("mtp", 0)}  # fmt: skip
+
+
+def _bert(c: _Config) -> dict[str, Any]:
+    """Options of an encoder of words."""
+    out = {k: c.number(k) for k in ("layers", "hidden", "heads", "inner", "vocab")}
+    return out | {"positions": c.longest(), "seq": min(c.longest(), 512)}
+
+
+def _t5(c: _Config) -> dict[str, Any]:
+    """Options of T5."""
+    out = {k: c.number(k) for k in ("layers", "hidden", "heads", "inner", "vocab", "depth")}
+    gated = str(c.fields.get("feed_forward_proj", "relu")).startswith("gated")
+    gated = gated or c.flag("is_gated_act", False)
+    return out | {"gated": gated, "tied": c.tied(otherwise=True)}
+
+
+def _seq2seq(c: _Config) -> dict[str, Any]:
+    """Options of an encoder and a decoder."""
+    out = {k: c.number(k) for k in ("layers", "hidden", "heads", "inner", "vocab")}
+    out["decoder"] = c.number("decoder_layers", out["layers"])
+    out["act"] = c.act() if c.act() != "silu" else "gelu"
+    out["ahead"] = c.flag("ahead", False)
+    if mels := c.number("num_mel_bins", 0):
+        seq, target = c.number("max_source_positions", 1500), c.number("max_target_positions", 448)
+        return out | {"frames": mels, "seq": seq, "target": target, "positions": seq,
+                      "targets": target}  # fmt: skip
+    longest = c.longest()
+    places = longest + c.traits.get("extra_positions", 0)
+    return out | {"positions": places, "targets": places, "seq": min(longest, 512)}
+
+
+def _vit(c: _Config) -> dict[str, Any]:
+    """Options of an encoder of images."""
+    out = {k: c.number(k) for k in ("layers", "hidden", "heads", "inner", "image", "patch")}
+    labels = c.fields.get("id2label")
+    classes = len(labels) if isinstance(labels, dict) and len(labels) > 2 else 1000
+    return out | {"classes": classes, "extra": c.traits.get("extra", 1)}
+
+
+def _mamba(c: _Config) -> dict[str, Any]:
+    """Options of a state-space model."""
+    out = {k: c.number(k) for k in ("layers", "hidden", "vocab", "state", "kernel")}
+    out["inner"] = c.number("inner", 0) or round(c.number("expand", 2) * out["hidden"])
+    if heads := c.fields.get("num_heads") and c.number("heads", 0):
+        out |= {"heads": heads, "groups": c.number("n_groups", 1)}
+        out |= {"chunk": c.number("chunk_size", 256)}
+    elif isinstance(c.fields.get("time_step_rank"), int):
+        out["rank"] = c.number("rank")
+    return out | {"tied": c.tied(otherwise=True)}
+
+
+_OPTIONS = {"decoder": _decoder, "gpt": _decoder, "bert": _bert, "t5": _t5,
+            "transformer": _seq2seq, "vit": _vit, "mamba": _mamba}  # fmt: skip
+
+
+def _text(value: Any) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
