@@ -32,6 +32,6 @@ def test_its_code_runs_and_says_the_truth() -> None:
 def test_the_specs_it_shows_load() -> None:
     head = PAGE.read_text(encoding="utf-8").split("## A file")[0]
     specs = re.findall(r"^    (\S+)  ", head, re.M)
-    assert len(specs) == 5
+    assert len(specs) == 6
     for spec in specs:
         assert spec == "lab.toml" or load(spec).size > 0

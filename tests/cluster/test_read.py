@@ -71,7 +71,7 @@ def test_options_apply_to_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "size", "nodes"),
     [
-        ("a100-80", 8, 1),
+        ("a100-80", 1, 1),
         ("a100-80:gpus=64", 64, 8),
         ("a100-80:gpus=4", 4, 1),
         ("a100-80:gpus=12", 12, 2),
@@ -83,7 +83,7 @@ def test_options_apply_to_a_file(tmp_path: Path) -> None:
         ("abci:nodes=16", 64, 16),
         ("abci:gpus=6", 6, 2),
         ("3090:gpus=2", 2, 1),
-        ("cpu", 2, 1),
+        ("cpu", 1, 1),
         ("tag", 16, 7),
         ("tag:gpus=5", 5, 2),
     ],
@@ -93,9 +93,19 @@ def test_specs(spec: str, size: int, nodes: int) -> None:
     assert (cluster.name, cluster.size, cluster.num_nodes) == (spec, size, nodes)
 
 
+def test_a_device_alone_is_one() -> None:
+    assert [load(s).size for s in ("h100", "h100:gpus=3", "h100:nodes=2", "dgx-h100")] == [
+        1,
+        3,
+        16,
+        8,
+    ]
+    assert load("h100:gpus=64").num_nodes == 8
+
+
 def test_a_device_brings_its_usual_node() -> None:
     assert load("v100-32").node(0).name == "dgx-1-v100-32"
-    assert load("h200").bandwidth(0, 1) == 450e9
+    assert load("h200:gpus=8").bandwidth(0, 1) == 450e9
     assert load("4090").devices[0].name == "4090"
 
 

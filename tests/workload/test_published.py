@@ -51,6 +51,9 @@ VISION = {
 }
 # `num_parameters()` of the checkpoints' classes in Hugging Face transformers; papers where named
 OTHERS = {
+    "retinanet": 34_014_999,  # torchvision, retinanet_resnet50_fpn
+    "unet": 859_520_964,  # diffusers, UNet2DConditionModel of Stable Diffusion 1.5
+    "unet:text=1024,depth=64": 865_910_724,  # of Stable Diffusion 2.1
     "bert_base": 109_482_240,  # BertModel
     "bert_large": 335_141_888,
     "bert_small": 28_763_648,  # google/bert_uncased_L-4_H-512_A-8
@@ -70,6 +73,7 @@ OTHERS = {
 }
 # Published to a few digits only.
 ROUNDED = {
+    "dit": (675e6, 0.005),  # Peebles and Xie 2022, table 1: DiT-XL/2; positions are fixed
     "transformer_base": (
         65e6,
         0.035,

@@ -7,7 +7,7 @@ uplinks of leaves; of every single node where all of them fit one leaf).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -52,6 +52,13 @@ def options(given: Mapping[str, str]) -> Options:
         if value is not None and not 0 < value <= MOST:
             raise InputError(f"option `{key}` is `{spec.write(value)}`, not a number above zero")
     return found
+
+
+def one(name: str, options: Options) -> Options:
+    """The name of a device alone is one device; with `gpus` or `nodes`, that many."""
+    is_device = not preset.named("clusters", name) and not preset.named("nodes", name)
+    unsaid = options.gpus is None and options.nodes is None
+    return replace(options, gpus=1) if is_device and unsaid else options
 
 
 def changed(table: Mapping[str, Any], options: Options, text: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Clusters from what a person writes: a preset's name with options, or a file.
 
-    load("a100-80:gpus=64")                      64 devices on the nodes they usually stand in
+    load("a100-80")                              one device
+    load("a100-80:gpus=64")                      64 of them on the nodes they usually stand in
     load("dgx-a100:nodes=8,oversubscription=2")  a node preset, several times, behind thin uplinks
     load("abci:nodes=16")                        a cluster preset, smaller
     load("lab.toml")                             a file, with options after it or without
@@ -54,7 +55,9 @@ def load(text: str) -> Cluster:
         if not given:
             return cluster
     else:
-        page = Page(text, options.table(name.lower().replace("_", "-")), {})
+        plain = name.lower().replace("_", "-")
+        page = Page(text, options.table(plain), {})
+        wanted = options.one(plain, wanted)
     changed = replace(page, values=options.changed(page.values, wanted, text))
     return options.ranked(_finished(changed, read(changed)), wanted, text)
 

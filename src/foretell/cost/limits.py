@@ -18,7 +18,7 @@ SIZES |= {"int64": 8, "int32": 4, "bool": 1, "complex64": 8, "none": 4}
 # Generations in order of release, by maker: the nearest by this order lends its constants.
 LINEAGE = (
     ("kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell"),
-    ("vega", "cdna", "cdna2", "cdna3"),
+    ("vega", "cdna", "cdna2", "cdna3", "cdna4"),
 )
 _OTHER = "volta"  # lends to makers nobody measured
 # Units of 128 lanes share half of them with integers (GA102 white paper, 2021); A100's 64 do not.

@@ -58,7 +58,7 @@ class Wires:
             raise InputError(
                 f"{max(ranks) + 1} ranks do not fit on `{self.cluster.name}`: "
                 f"it has {self.cluster.size}",
-                hint="name more nodes, as in dgx-a100:nodes=2",
+                hint="name more of them, as in h200:gpus=8 or dgx-a100:nodes=2",
             )
         found = self.cluster.levels(ranks)
         if not found or (self.times == 1.0 and not self.told):
