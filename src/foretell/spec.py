@@ -18,6 +18,7 @@ from foretell.errors import InputError, unknown
 
 _TRUE = {"true", "yes", "on", "1"}
 _FALSE = {"false", "no", "off", "0"}
+_MOST, _SHOWN = 1 << 63, 200  # of a whole number; letters of a value that is wrong
 _APART = re.compile(r"[%,\s]")  # what `options` would take apart or strip
 _CODES = re.compile(r"(?:%[0-9A-Fa-f]{2})+")
 
@@ -185,12 +186,12 @@ def _read_plain(text: str, kind: Any, where: str) -> Any:
         raise InputError(f"{where} is `{text}`, not yes or no")
     try:
         value = kind(text if kind in (int, float) else _unescaped(text))
-        if value != value:
+        if value != value or (kind is int and not -_MOST < value < _MOST):
             raise ValueError  # NaN is no number anybody could want
         return value
     except ValueError:
         noun = {int: "a whole number", float: "a number"}.get(kind, f"a {kind.__name__}")
-        raise InputError(f"{where} is `{text}`, not {noun}") from None
+        raise InputError(f"{where} is `{text[:_SHOWN]}`, not {noun}") from None
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

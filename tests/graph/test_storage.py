@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from foretell import io as storage
 from foretell.errors import InputError
-from foretell.graph import load, save, storage
-from foretell.graph.storage import free_memory, write_atomically
+from foretell.graph import load, save
+from foretell.io import free_memory, write_atomically
 from tests.graph.golden import graph
 
 OLD = b"what was there"

@@ -96,20 +96,21 @@ def _of_file(
     found = outcome(step, specs)
     played = simulate(applied([parse(s) for s in specs], step.graph, step.setting))
     parts = split("", played)
-    shares = {key: value / parts["total"] for key, value in parts["values"].items()}
+    total = parts["total"] or 1.0  # a step of no length is idle in no part of it
+    shares = {key: value / total for key, value in parts["values"].items()}
     return found | {"shares": shares}
 
 
 def _write(judged: Any, what: str, asked: dict[str, Any]) -> None:
+    from foretell.io import append_text, write_text
     from foretell.report.verdicts import junit, markdown
 
     rows = [(f"{v.name} under its limit", v.passed, str(v)) for v in judged]
     name = Path(what).name
     if asked["junit"] is not None:
-        asked["junit"].write_text(junit(rows, name))
+        write_text(asked["junit"], junit(rows, name))
     if asked["summary"] is not None:
-        with open(asked["summary"], "a") as file:
-            file.write(markdown(rows, name))
+        append_text(asked["summary"], markdown(rows, name))
 
 
 def _plain(judged: Any, found: dict[str, Any]) -> dict[str, Any]:

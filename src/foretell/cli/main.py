@@ -12,6 +12,9 @@ from foretell import __version__
 from foretell.cli.lab_package import lab_module
 from foretell.cli.output import quiet_option
 from foretell.errors import ForetellError, unknown
+from foretell.io import shown
+
+MOST_LINE, MOST_LINES = 2000, 60  # letters and lines of an error
 
 # name -> (module, one line of help). Listed in the order a newcomer meets them.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -78,10 +81,10 @@ def foretell() -> None:
     """Tells how a training step will run before it is run, and finds a faster way to run it."""
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     """Run the command line; turn errors a user can mend into one message and exit code 2."""
     try:
-        foretell(prog_name="foretell", standalone_mode=False)
+        foretell(argv, prog_name="foretell", standalone_mode=False)
     except ForetellError as error:
         fail(str(error))
     except click.exceptions.Exit as done:
@@ -94,11 +97,18 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()  # the reader has seen enough
         sys.exit(0)
+    except MemoryError:
+        fail("this needs more memory than there is", hint="ask for less, or on a larger machine")
+    except OSError as error:  # a full disk, a name too long: nothing of ours
+        fail(f"{error.strerror or error}{f': `{error.filename}`' if error.filename else ''}")
 
 
-def fail(message: str) -> None:
-    """Say what is wrong and end."""
-    click.echo(f"error: {message}", err=True)
+def fail(message: str, hint: str = "") -> None:
+    """Say what is wrong and end; nothing of a file's own text reaches the terminal raw."""
+    lines = [shown(line, MOST_LINE) for line in message.split("\n")[:MOST_LINES]]
+    click.echo(
+        "\n".join(["error: " + lines[0], *lines[1:], *([f"\nhint: {hint}"] * bool(hint))]), err=True
+    )
     sys.exit(2)
 
 

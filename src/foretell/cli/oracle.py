@@ -117,20 +117,20 @@ def _listed(path: Path | None) -> dict[str, float]:
     import tomllib
 
     from foretell.errors import InputError
+    from foretell.io import read_toml
 
     if path is None:
         return {}
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read `{path}`: {error.strerror}") from None
-    except ValueError as error:
+        found = read_toml(path, "file of prices")
+    except tomllib.TOMLDecodeError as error:
         raise InputError(f"`{path}` is no file of prices: {error}") from None
     if not found:
         raise InputError(f"`{path}` names no price", hint="write a100-80 = 1.9")
     for name, value in found.items():
-        if type(value) not in (int, float) or not value > 0:
-            raise InputError(f"`{name}` is `{value}` in `{path}`", hint="write a100-80 = 1.9")
+        if type(value) not in (int, float) or not 0 < value < 1e9:
+            shown = f"`{name[:40]}` is `{str(value)[:40]}` in `{path}`"
+            raise InputError(shown, hint="write a100-80 = 1.9")
     return {name: float(value) for name, value in found.items()}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from foretell.errors import InputError
+from foretell.io import coloured, finite, shown
 
 Command = Callable[..., Any]
 _QUIET = "foretell.quiet"
@@ -47,13 +48,23 @@ def require_place(output: Path) -> None:
 
 def answer(value: Any, as_json: bool, text: Callable[[Any], str]) -> None:
     """Print an answer to stdout: as JSON, or as `text` puts it."""
-    click.echo(json.dumps(value, default=_plain) if as_json else text(value))
+    click.echo(as_text(value) if as_json else coloured(text(value)))
+
+
+def as_text(value: Any) -> str:
+    """A value as one line of strict JSON: what is not finite is null."""
+    try:
+        made = json.dumps(value, default=_plain, allow_nan=False)
+    except ValueError:
+        plain = json.loads(json.dumps(value, default=_plain))
+        made = json.dumps(finite(plain), allow_nan=False)
+    return made.replace("\x7f", "\\u007f")
 
 
 def say(words: str) -> None:
     """Words for the person, not part of the answer; none with `--quiet`."""
     if not is_quiet():
-        click.echo(words, err=True)
+        click.echo(shown(words), err=True)
 
 
 def quiet_option() -> click.Option:

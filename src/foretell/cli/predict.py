@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import click
 
 from foretell.cli import offered
 from foretell.cli.machines import calibration_option, machines
-from foretell.cli.output import answer, json_option, say
+from foretell.cli.output import answer, as_text, json_option, say
 from foretell.errors import ForetellError, InputError
 
 FIELDS = ("workload", "on", "plan")
@@ -47,7 +46,7 @@ def command(
     """Foretell one step of WORKLOAD under a plan: seconds, memory, and where they go."""
     if batch is not None:
         for found in _many(batch, calibration):
-            click.echo(json.dumps(found) if as_json else _line(found))
+            click.echo(as_text(found) if as_json else _line(found))
         return
     answer(_one(workload, cluster, plan, calibration), as_json, _text)
     if output is not None:
@@ -128,22 +127,16 @@ def _many(path: Path, calibration: Path | None = None) -> list[dict[str, Any]]:
 
 
 def _lines(path: Path) -> list[dict[str, str]]:
-    try:
-        texts = [line for line in path.read_text().splitlines() if line.strip()]
-    except OSError as error:
-        raise InputError(f"cannot read `{path}`: {error.strerror}") from None
-    if not texts:
+    from foretell.io import decode, read_lines
+
+    lines = read_lines(path, "file of requests")
+    if not lines:
         raise InputError(f"`{path}` has no request", hint="write one a line")
-    found = []
-    for number, text in enumerate(texts, 1):
-        try:
-            line = json.loads(text)
-            found.append({field: str(line[field]) for field in FIELDS})
-        except (ValueError, KeyError, TypeError):
-            raise InputError(
-                f"line {number} of `{path}` is no request",
-                hint='each is {"workload": "gpt:…", "on": "dgx-a100:nodes=1", "plan": "dp=8"}',
-            ) from None
+    hint = 'each is {"workload": "gpt:…", "on": "dgx-a100:nodes=1", "plan": "dp=8"}'
+    found = [decode(raw, dict[str, Any], f"line {k} of `{path}`", hint) for k, raw in lines]
+    for (number, _), line in zip(lines, found, strict=True):
+        if not all(isinstance(line.get(field), str) for field in FIELDS):
+            raise InputError(f"line {number} of `{path}` is no request", hint=hint)
     return found
 
 

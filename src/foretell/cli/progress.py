@@ -130,5 +130,5 @@ def _unpacked(path: Path) -> int:
     if not path.is_file() or path.suffix != ".gz":
         return path.stat().st_size if path.is_file() else 0
     with open(path, "rb") as file:
-        file.seek(-4, 2)
+        file.seek(max(0, path.stat().st_size - 4))
         return int.from_bytes(file.read(4), "little")  # gzip's own count, modulo 4 GiB

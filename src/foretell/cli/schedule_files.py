@@ -12,7 +12,7 @@ from foretell.errors import InputError
 
 def write(output: Path, found: Any, solved: Any) -> None:
     """A schedule in the form that the name's ending asks for; `solved` where it is of a model."""
-    from foretell.graph.file import write_atomically
+    from foretell.io import write_atomically
 
     if output.suffix in (".plan", ".toml"):
         _write_plan(output, solved)

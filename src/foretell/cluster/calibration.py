@@ -12,7 +12,6 @@ carries its calibration: whoever prices work on it gets the factors with it.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -21,6 +20,7 @@ from typing import Any
 
 from foretell.cluster.level import Level
 from foretell.errors import InputError, unknown
+from foretell.io import read_json
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,12 @@ class Calibration:
         for name, value in values.items():
             if name not in known:
                 raise unknown("factor of a calibration", name, known)
-            if type(value) not in (int, float) or not value >= _LEAST.get(name, 1e-6):
-                raise InputError(f"`{name}` is `{value}` in {where}", hint="a factor is above 0")
+            least, most = _RANGE.get(name, (1e-6, 1e6))
+            if type(value) not in (int, float) or not least <= value <= most:
+                raise InputError(
+                    f"`{name}` is `{str(value)[:40]}` in {where}",
+                    hint=f"it is a number from {least:g} to {most:g}",
+                )
         return cls(**{name: float(value) for name, value in values.items()})
 
     def plain(self) -> dict[str, float]:
@@ -68,17 +72,14 @@ class Calibration:
 
 
 PLAIN = Calibration()
-_LEAST = {"tree_bytes": 0.0}  # never a tree
+_RANGE = {"tree_bytes": (0.0, math.inf)}  # 0: never a tree
 
 
 def load(path: str | Path) -> Calibration:
     """The calibration in a file that `foretell fit` has written."""
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-        values = found["calibration"]
-    except OSError as error:
-        raise InputError(f"cannot read `{path}`: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
-        hint = "make one with `foretell fit RUNS -o FILE`"
-        raise InputError(f"`{path}` is no calibration", hint=hint) from None
+    hint = "make one with `foretell fit RUNS -o FILE`"
+    found = read_json(path, what="calibration", hint=hint)
+    values = found.get("calibration") if isinstance(found, dict) else None
+    if not isinstance(values, dict):
+        raise InputError(f"`{path}` is no calibration", hint=hint)
     return Calibration.of(values, f"`{path}`")

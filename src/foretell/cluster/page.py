@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foretell.errors import InputError, unknown
+from foretell.io import parse_toml
 
 Place = tuple[str | int, ...]  # ("node", 2, "nic"): the key `nic` of the third [[node]]
 
@@ -68,7 +69,9 @@ def parse(text: str, file: str = "") -> Page:
         hint = "a cluster file needs at least one [[node]] table; see docs/reference/clusters.md"
         return Page(file, {}, {}, [Problem("the file is empty", 0, hint, file)])
     try:
-        return Page(file, tomllib.loads(text), _lines(text))
+        return Page(file, parse_toml(text, file or "the cluster", finite=False), _lines(text))
+    except InputError as error:
+        return Page(file, {}, {}, [Problem(error.message, 0, error.hint, file)])
     except tomllib.TOMLDecodeError as error:
         return Page(file, {}, {}, [_not_toml(text, str(error), file)])
 

@@ -38,6 +38,7 @@ from foretell.cluster.tables import (
 )
 from foretell.cluster.wiring import read_node
 from foretell.errors import InputError
+from foretell.io import is_there, limits, read_text
 
 _FILE = (
     *("name", "title", "node", "tier", "switch", "device", "link", "ranks", "aliases", "sources"),
@@ -80,18 +81,10 @@ def _is_file(text: str) -> bool:
 
 
 def _page(path: Path) -> Page:
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except FileNotFoundError:
+    if not is_there(str(path)):
         hint = f"a preset has no ending: {', '.join(preset.clusters())}, …"
-        raise InputError(f"there is no file `{path}`", hint=hint) from None
-    except IsADirectoryError:
-        raise InputError(f"`{path}` is a folder, not a cluster file") from None
-    except UnicodeDecodeError:
-        raise InputError(f"`{path}` is not text", hint="a cluster file is TOML in UTF-8") from None
-    except OSError as error:
-        raise InputError(f"cannot read `{path}`: {error.strerror}") from None
-    return parse(text, str(path))
+        raise InputError(f"there is no file `{path}`", hint=hint)
+    return parse(read_text(path, limits().config, "cluster file"), str(path))
 
 
 def _finished(page: Page, cluster: Cluster | None) -> Cluster:

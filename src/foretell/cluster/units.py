@@ -42,6 +42,8 @@ def read(value: object, unit: str) -> float:
     match = _QUANTITY.fullmatch(value)
     if not match:
         raise ValueError(f"is `{value}`, not a quantity in {unit}")
+    if len(value) > 64 or ("e" in match[1] and len(match[1].lower().partition("e")[2]) > 4):
+        raise ValueError(f"is `{value[:40]}`, not a quantity in {unit}")
     if not match[2]:
         return float(match[1])
     scale = _scale(match[2], unit)

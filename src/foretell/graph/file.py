@@ -27,12 +27,12 @@ from foretell.graph.fingerprint import arrays
 from foretell.graph.graph import Graph
 from foretell.graph.names import Names
 from foretell.graph.parse import parse
-from foretell.graph.storage import free_memory, write_atomically
 from foretell.graph.tables import Buffers, Drained, Held, Lanes, Links, Table, Used
 from foretell.graph.text import as_json, text
 from foretell.graph.verify import verify
+from foretell.io import decode, free_memory, open_file, write_atomically
 
-__all__ = ["free_memory", "is_graph_file", "load", "save", "write_atomically"]
+__all__ = ["free_memory", "is_graph_file", "load", "save"]
 
 NAME = b"foretell-graph"
 VERSION = 1
@@ -66,7 +66,7 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
 def load(path: str | os.PathLike[str]) -> Graph:
     """The graph in a file, verified."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             raw = _all_of(file, str(path))
         if raw.startswith(NAME):
             return _read(raw, str(path))
@@ -84,7 +84,7 @@ def load(path: str | os.PathLike[str]) -> Graph:
 def is_graph_file(path: str | os.PathLike[str]) -> bool:
     """Whether a file begins like a graph, binary or text."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             head = file.read(len(NAME))
     except OSError as error:
         raise InputError(f"cannot read `{path}`: {error.strerror}") from None
@@ -172,8 +172,8 @@ def _header(body: memoryview, where: str) -> tuple[dict[str, Any], int]:
     """The header and where the frames begin; checked, for a digest can be right by intention."""
     end = 8 + int.from_bytes(body[:8], "little")
     try:
-        header = json.loads(_unpacked(body[8:end], None, where))
-    except (ValueError, RecursionError):
+        header = decode(_unpacked(body[8:end], None, where), Any, f"`{where}`", _AGAIN)
+    except ValueError:
         raise _broken(where) from None
     if not _is_header(header) or end + sum(a[3] for a in header["arrays"]) != len(body):
         raise _broken(where)

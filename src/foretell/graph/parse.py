@@ -18,6 +18,7 @@ from foretell.graph.build import Builder
 from foretell.graph.columns import COLUMNS, NONE
 from foretell.graph.graph import Graph
 from foretell.graph.text import CLAUSES, HEAD, SPOKEN, VERSION
+from foretell.io import decode
 
 _QUOTED = r'"(?:[^"\\]|\\.)*+"'
 # A token is a string, a column with a string, or anything without spaces and quotation marks.
@@ -99,7 +100,7 @@ class _Reader:
         key = _string(found[1]) if found[1].startswith('"') else found[1]
         if key in self.facts:
             raise InputError(f"fact `{key}` is told twice")
-        self.facts[key] = json.loads(found[2])
+        self.facts[key] = decode(found[2], Any, f"fact `{key[:40]}`")
 
     def _lane(self, t: list[str]) -> None:
         _expect(len(t) == 9 and (t[2], *t[5:7]) == ("=", "of", "rank"), _LANE)

@@ -20,6 +20,8 @@ from typing import Any
 
 from foretell.errors import InputError
 from foretell.graph.columns import NONE, BufferKind, Phase
+from foretell.io import decode as decode_json
+from foretell.io import limits
 
 FACT = "tape"  # under which a graph carries it
 WIDENED = "float"  # an op that asks for fp32 and gets what it gives: a copy where that is narrow
@@ -101,7 +103,10 @@ def _row(o: Op, names: dict[str, int]) -> list[Any]:
 def decode(text: str) -> Tape:
     """The tape that a text stands for."""
     try:
-        whole = json.loads(zlib.decompress(base64.b85decode(text)))
+        unpack = zlib.decompressobj()
+        whole = decode_json(
+            unpack.decompress(base64.b85decode(text), limits().document), Any, "the graph's tape"
+        )
         names = whole["names"]
         return Tape(
             tuple(Storage(c, i, k, bool(f), bool(g)) for c, i, k, f, g in whole["storages"]),

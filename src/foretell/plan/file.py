@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from foretell.errors import InputError, unknown
-from foretell.graph.storage import write_atomically
+from foretell.io import parse_toml, read_json, read_text, write_text
 from foretell.plan.plan import Plan
 
 
@@ -18,17 +18,16 @@ def save(plan: Plan, path: Path) -> None:
     """Write a plan; the ending of the name says how."""
     fields = as_fields(plan)
     text = _toml(fields) if path.suffix == ".toml" else json.dumps(fields, indent=1) + "\n"
-    write_atomically(path, lambda file: file.write(text.encode()))
+    write_text(path, text)
 
 
 def load(path: Path) -> Plan:
     """Read a plan back."""
+    if path.suffix != ".toml":
+        return of_fields(read_json(path, what="plan", hint=_MADE), str(path))
     try:
-        text = path.read_text()
-        fields = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except OSError as error:
-        raise InputError(f"cannot read the plan `{path}`: {error.strerror}", hint=_MADE) from None
-    except (ValueError, RecursionError) as error:
+        fields = parse_toml(read_text(path, what="plan"), f"`{path}`")
+    except tomllib.TOMLDecodeError as error:
         raise InputError(f"`{path}` is no plan: {error}", hint=_MADE) from None
     return of_fields(fields, str(path))
 

@@ -27,6 +27,9 @@ _ALSO = {"fsdp": "dp_shard", "dp_replicate": "dp_replicate", "dp_shard": "dp_sha
 _ALSO |= {"mbs": "micro_batch", "gbs": "global_batch", "vpp": "chunks", "sequence_parallel": "sp"}
 
 
+MOST_RANKS, MOST_SAMPLES = 1 << 24, 1 << 32  # of one plan
+
+
 @dataclass(frozen=True)
 class Plan:
     """Degrees, batch, schedule, memory, communication, placement; all have a plain value."""
@@ -98,9 +101,31 @@ class Plan:
                 raise InputError(f"`{name}={degree}` in a plan", hint="a degree is 1 or more")
         if not 0 <= self.zero <= 3:
             raise InputError(f"`zero={self.zero}` in a plan", hint="it is 0, 1, 2 or 3")
+        self._check_sizes()
         self._check_counts()
         if self.sp and self.tp == 1:
             object.__setattr__(self, "sp", False)  # nothing to split over
+
+    def _check_sizes(self) -> None:
+        """Refuse numbers no machine has: what counts ranks or samples one by one would not end."""
+        degrees = self.degrees()
+        if max(degrees.values()) > MOST_RANKS or math.prod(degrees.values()) > MOST_RANKS:
+            name = max(degrees, key=lambda k: degrees[k])
+            raise InputError(
+                f"`{name}={_short(degrees[name])}` in a plan", hint=f"{MOST_RANKS} ranks at most"
+            )
+        for name in ("shard", "micro_batch", "global_batch", "chunks"):
+            if getattr(self, name) > MOST_SAMPLES:
+                raise InputError(
+                    f"`{name}={_short(getattr(self, name))}` in a plan",
+                    hint=f"it is {MOST_SAMPLES} at most",
+                )
+        for name in ("layers", "shares", "placement", "parts"):
+            if not all(0 <= n <= MOST_SAMPLES for n in getattr(self, name)):
+                raise InputError(f"a number of `{name}` in a plan is below 0 or too large")
+        for name in ("stages", "groups", "actions", "sync"):
+            if any(not row or max(map(len, row)) > 4096 for row in getattr(self, name)):
+                raise InputError(f"`{name}` of a plan has a row that is empty or too long")
 
     def _check_counts(self) -> None:
         for name in ("shard", "micro_batch", "global_batch"):
@@ -108,7 +133,7 @@ class Plan:
                 raise InputError(
                     f"`{name}={getattr(self, name)}` in a plan", hint="it is 1 or more; 0 is usual"
                 )
-        if not self.bucket_mb > 0:
+        if not 0 < self.bucket_mb < math.inf:
             raise InputError(
                 f"`bucket_mb={self.bucket_mb:g}` in a plan",
                 hint="a message has some bytes: PyTorch's own has 25 MiB",
@@ -204,6 +229,11 @@ def _written(value: Any) -> str:
 def _coded(text: str) -> str:
     out = spec.write(text)
     return out.replace("+", "%2B").replace("/", "%2F")
+
+
+def _short(value: int) -> str:
+    """A number that may have thousands of digits, in few letters."""
+    return str(value) if value < 10**20 else "a number of more than 20 digits"
 
 
 def _plain(text: str) -> str:

@@ -11,20 +11,35 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec.structs import asdict
+
 from foretell.cluster import Cluster
 from foretell.cluster import load as load_cluster
 from foretell.errors import InputError
+from foretell.io import decode, read_lines, read_text
 from foretell.plan import check, read
 from foretell.predict.fit import Run
 from foretell.workload import Workload
 from foretell.workload import load as load_workload
 
 _HINT = "each row has workload, on, plan, and step_s (or samples_per_s, or epoch_s and samples)"
+
+
+class _Row(msgspec.Struct):
+    """A line of JSON: what was run, where, how, and how long it took."""
+
+    workload: str = ""
+    on: str = ""
+    plan: str = ""
+    step_s: float | str | None = None
+    samples_per_s: float | str | None = None
+    epoch_s: float | str | None = None
+    samples: float | str | None = None
 
 
 def table(path: Path, workload: str = "", on: str = "") -> list[Run]:
@@ -49,20 +64,19 @@ def table(path: Path, workload: str = "", on: str = "") -> list[Run]:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot read `{path}`: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"`{path}` is not text", hint=_HINT) from None
     if path.suffix == ".csv":
-        return [dict(row) for row in csv.DictReader(io.StringIO(text))]
+        return _csv_rows(read_text(path, what="table of runs"), path)
+    lines = read_lines(path, "table of runs")
+    return [asdict(decode(raw, _Row, f"line {k} of `{path}`", _HINT)) for k, raw in lines]
+
+
+def _csv_rows(text: str, path: Path) -> list[dict[str, Any]]:
     try:
-        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except ValueError:
-        rows = [None]
-    if not all(isinstance(row, dict) for row in rows):
-        raise InputError(f"`{path}` is no table of runs", hint=_HINT)
+        rows = [dict(row) for row in csv.DictReader(io.StringIO(text), restval="")]
+    except csv.Error as error:
+        raise InputError(f"`{path}` is no table of runs: {error}", hint=_HINT) from None
+    if any(None in row for row in rows):
+        raise InputError(f"`{path}` has a row with more fields than its head", hint=_HINT)
     return rows
 
 

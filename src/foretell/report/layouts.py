@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-_COUNTS = ("gpus", "devices", "ranks")
+from foretell.report.answers import Layout, of
 
 
-def rows(value: Any) -> list[dict[str, Any]]:
-    """Every layout in a value, alike whoever printed it."""
-    return [_row(found) for found in _found(value)]
+def rows(value: Any, name: str = "the answer") -> list[dict[str, Any]]:
+    """Every layout in a value, alike whichever command printed it."""
+    return [_row(of(found, Layout, name)) for found in _found(value)]
 
 
 def layouts(value: Any, name: str) -> dict[str, Any] | None:
     """Layouts and their front; None where there are none."""
-    found = rows(value)
+    found = rows(value, name)
     return {"name": name, "rows": found, "front": front(found)} if found else None
 
 
@@ -47,30 +47,27 @@ def _found(value: Any) -> Iterator[Mapping[str, Any]]:
             yield from _found(item)
 
 
-def _row(found: Mapping[str, Any]) -> dict[str, Any]:
-    plan = found.get("plan", "")
+def _row(found: Layout) -> dict[str, Any]:
+    plan = found.plan
     text = plan if isinstance(plan, str) else ",".join(f"{k}={v}" for k, v in plan.items())
-    samples = next(
-        (found[k] for k in ("samples_per_s", "samples_s") if _is_number(found.get(k))), 0
-    )
-    batch = found.get("batch", found.get("global_batch", 0))
-    if not samples and _is_number(batch):
-        samples = batch / found["step_s"]
+    samples = found.samples_per_s or found.samples_s
+    batch = found.global_batch if found.batch is None else found.batch
+    counts = (found.gpus, found.devices, found.ranks)
     return {
-        "gpus": next((int(found[k]) for k in _COUNTS if _is_number(found.get(k))), _ranks(text)),
-        "strategy": str(found.get("strategy") or _strategy(text)),
-        "step_s": float(found["step_s"]),
-        "samples_per_s": float(samples),
-        "peak_bytes": float(found.get("peak_bytes") or 0.0),
-        "fits": bool(found.get("fits", not found.get("missing_bytes", 0))),
+        "gpus": next((int(n) for n in counts if n is not None), _ranks(text)),
+        "strategy": found.strategy or _strategy(text),
+        "step_s": found.step_s,
+        "samples_per_s": samples or (batch or 0.0) / found.step_s,
+        "peak_bytes": found.peak_bytes or 0.0,
+        "fits": not found.missing_bytes if found.fits is None else found.fits,
         "plan": text,
         "says": _says(found),
     }
 
 
-def _says(found: Mapping[str, Any]) -> str:
+def _says(found: Layout) -> str:
     """What the row says of its limits, in a line."""
-    told = found.get("advice") or found.get("findings") or found.get("limits") or ""
+    told = found.advice or found.findings or found.limits or ""
     items = told if isinstance(told, list) else [told]
     words = [_finding(i) if isinstance(i, Mapping) else str(i) for i in items]
     return "; ".join(filter(None, words))
@@ -83,7 +80,8 @@ def _finding(found: Mapping[str, Any]) -> str:
 
 def _degrees(text: str) -> dict[str, int]:
     pairs = (part.partition("=") for part in text.split(","))
-    return {k: int(v) for k, _, v in pairs if k in ("dp", "tp", "pp", "cp") and v.isdigit()}
+    names = ("dp", "tp", "pp", "cp")
+    return {k: int(v) for k, _, v in pairs if k in names and v.isdecimal() and len(v) < 10}
 
 
 def _ranks(text: str) -> int:

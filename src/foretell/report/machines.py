@@ -33,7 +33,8 @@ def machines(plan: Plan, cluster: Cluster | None = None) -> dict[str, Any]:
 
 def _ranks(plan: Plan, cluster: Cluster | None) -> list[dict[str, Any]]:
     """One entry a device that is used, in the order of the machines."""
-    logical = {place: k for k, place in enumerate(plan.placement or range(plan.ranks))}
+    shown = plan.placement or range(min(plan.ranks, MOST))
+    logical = {place: k for k, place in enumerate(shown)}
     is_free = bool(plan.groups or plan.stages)
     return [
         {

@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from foretell.graph.file import write_atomically
+from foretell.io import write_atomically
 from foretell.report.content import Content
 from foretell.report.differ import by_op
 from foretell.report.held import curves

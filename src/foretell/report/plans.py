@@ -10,6 +10,8 @@ from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.graph.groups import ranks_of
 from foretell.plan import Plan
+from foretell.plan.grouped import runs
+from foretell.report.answers import Planned, of
 from foretell.report.machines import machines
 
 _ACTION = re.compile(r"([FBIW])(\d+)")
@@ -41,18 +43,17 @@ def drawn(
         "buckets": [_bucket(names, sizes or {}) for names in plan.buckets],
         "regions": [list(names) for names in plan.regions],
         "sync": [list(pair[:2]) for pair in plan.sync if len(pair) >= 2],
-        "baselines": _baselines(answer or {}),
+        "baselines": [] if answer is None else _baselines(of(answer, Planned, name)),
     }
 
 
 def _grid(plan: Plan) -> list[dict[str, Any]]:
     """Of layers placed one by one: which ranks run each run of them, with how many samples."""
     found = []
-    for first, last, way, *dealt in plan.groups:
-        pairs = (part.partition(":") for part in dealt)
-        cells = {rank: int(samples or 0) for rank, _, samples in pairs}
-        name = first if first == last else f"{first} … {last}"
-        found.append({"name": name, "way": way, "cells": cells})
+    for run in runs(plan) if plan.groups else ():
+        cells = {str(rank): samples for rank, samples in run.samples.items()}
+        name = run.first if run.first == run.last else f"{run.first} … {run.last}"
+        found.append({"name": name, "way": run.way, "cells": cells})
     for k, (where, *layers) in enumerate(plan.stages):
         cells = {str(rank): 0 for rank in ranks_of(where)}
         found.append({"name": f"stage {k}: {', '.join(layers)}", "way": "", "cells": cells})
@@ -112,18 +113,11 @@ def _ready(
     return ends.get(("B", stage + 1, batch), ends.get(("I", stage + 1, batch)))
 
 
-def _baselines(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The plan, then what it was held against, the quickest first, then the bound."""
-    given = answer.get("baselines")
-    rivals = dict(given) if isinstance(given, Mapping) else {}
-    usual = answer.get("baseline_s")
-    if usual not in rivals.values():
-        rivals["the usual way"] = usual
-    told = [(str(name), value) for name, value in rivals.items() if _is_time(value)]
-    found = [("this plan", answer.get("predicted_s")), *sorted(told, key=lambda row: row[1])]
-    found.append(("no plan can be below", answer.get("bound_s")))
-    return [{"name": name, "seconds": float(value)} for name, value in found if _is_time(value)]
-
-
-def _is_time(value: Any) -> bool:
-    return isinstance(value, (int, float)) and value > 0
+def _baselines(answer: Planned) -> list[dict[str, Any]]:
+    """The plan, then its baselines, the quickest first, then the bound."""
+    rivals = dict(answer.baselines or {})
+    if answer.baseline_s not in rivals.values():
+        rivals["the usual way"] = answer.baseline_s
+    quickest = sorted(rivals.items(), key=lambda row: row[1] or 0.0)
+    found = [("this plan", answer.predicted_s), *quickest, ("no plan can be below", answer.bound_s)]
+    return [{"name": name, "seconds": value} for name, value in found if value and value > 0]

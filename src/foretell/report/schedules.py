@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from foretell.errors import InputError
+from msgspec.structs import asdict
+
+from foretell.report.answers import Schedule, of
 
 KEYS = ("blocks", "makespan", "period")
 
@@ -17,54 +19,40 @@ def is_schedule(value: Any) -> bool:
 
 def drawn(answer: Mapping[str, Any], name: str) -> dict[str, Any]:
     """What a drawing needs: blocks with their ends, the device count, the part that repeats."""
-    try:
-        blocks = [_block(b) for b in answer["blocks"]]
-        devices = 1 + max((d for b in blocks for d in b["devices"]), default=0)
-        period, makespan = float(answer["period"]), float(answer["makespan"])
-        unroll = int(answer.get("unroll", 1))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"`{name}` is no schedule: {error!r}") from None
+    found = of(answer, Schedule, name)
+    blocks = [asdict(b) for b in found.blocks]
     if any(b["end"] is None for b in blocks):
-        _close(blocks, devices, makespan)
+        _close(blocks, found.makespan)
     return {
-        "name": str(answer.get("name") or name),
-        "devices": devices,
-        "micro_batches": int(answer.get("micro_batches", 0)),
-        "period": period,
-        "makespan": makespan,
-        "repetend": _repetend(blocks, period, unroll),
-        "peak_memory": [float(p) for p in answer.get("peak_memory", [])],
-        "says": _says(answer),
+        "name": found.name or name,
+        "devices": 1 + max((d for b in found.blocks for d in b.devices), default=0),
+        "micro_batches": found.micro_batches,
+        "period": found.period,
+        "makespan": found.makespan,
+        "repetend": _repetend(blocks, found.period, found.unroll),
+        "peak_memory": found.peak_memory,
+        "says": _says(found),
         "blocks": blocks,
     }
 
 
-def _block(found: Mapping[str, Any]) -> dict[str, Any]:
-    end = found.get("end")
-    return {
-        "block": found["block"],
-        "micro_batch": int(found["micro_batch"]),
-        "start": float(found["start"]),
-        "end": None if end is None else float(end),
-        "kind": str(found.get("kind", "")),
-        "devices": [int(d) for d in found["devices"]],
-    }
-
-
-def _close(blocks: list[dict[str, Any]], devices: int, makespan: float) -> None:
+def _close(blocks: list[dict[str, Any]], makespan: float) -> None:
     """Give blocks without an end one: a block lasts at most until its device starts the next.
 
     The shortest stay seen of a block is taken for all its micro-batches.
     """
     longest: dict[Any, float] = {}
-    for device in range(devices):
-        mine = sorted((b for b in blocks if device in b["devices"]), key=lambda b: b["start"])
+    by_device: dict[int, list[dict[str, Any]]] = {}
+    for block in sorted(blocks, key=lambda b: b["start"]):
+        for device in set(block["devices"]):
+            by_device.setdefault(device, []).append(block)
+    for mine in by_device.values():
         ends = [*(b["start"] for b in mine[1:]), makespan]
         for block, end in zip(mine, ends, strict=True):
             stay = end - block["start"]
             longest[block["block"]] = min(longest.get(block["block"], stay), stay)
     for block in blocks:
-        block["end"] = block["start"] + longest[block["block"]]
+        block["end"] = block["start"] + longest.get(block["block"], 0.0)
 
 
 def _repetend(blocks: list[dict[str, Any]], period: float, unroll: int) -> list[float] | None:
@@ -81,12 +69,12 @@ def _repetend(blocks: list[dict[str, Any]], period: float, unroll: int) -> list[
     return [begin, begin + period]
 
 
-def _says(answer: Mapping[str, Any]) -> str:
-    proven = "proven minimal" if answer.get("proven") else "not proven minimal"
-    per = float(answer.get("per_micro_batch", answer["period"]))
-    bubble = answer.get("bubble")
-    idle = f", {100 * float(bubble):.1f} % of the makespan a bubble" if bubble is not None else ""
+def _says(found: Schedule) -> str:
+    proven = "proven minimal" if found.proven else "not proven minimal"
+    per = found.period if found.per_micro_batch is None else found.per_micro_batch
+    bubble = found.bubble
+    idle = f", {100 * bubble:.1f} % of the makespan a bubble" if bubble is not None else ""
     return (
-        f"{per:g} a micro-batch ({proven}), makespan {float(answer['makespan']):g}{idle}; "
+        f"{per:g} a micro-batch ({proven}), makespan {found.makespan:g}{idle}; "
         "the frame holds the part that repeats"
     )

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from foretell.io import shown
+
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> str:
     """Columns of text; a heading that ends in `>` is aligned right (the mark is not shown)."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
+    from rich.text import Text
 
     made = Table(title=title or None, box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for heading in columns:
@@ -18,7 +21,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = ""
             heading.rstrip(">"), justify="right" if is_number else "left", no_wrap=is_number
         )
     for row in rows:
-        made.add_row(*(str(cell) for cell in row))
+        made.add_row(*(Text(shown(str(cell))) for cell in row))
     return f"\n{rendered(made)}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +11,13 @@ from foretell.advise import Step
 from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.graph.file import is_graph_file
+from foretell.io import decode, is_there, open_file, read_json, read_lines
 from foretell.simulate import Timeline, simulate
 
 if TYPE_CHECKING:
     from foretell.plan import Plan
     from foretell.survey.planned import Model
 
-MOST_JSON = 256 * 2**20  # bytes of an answer read whole; traces are read as traces
 _HEAD = 4096
 _ENDINGS = (".graph", ".txt", ".json", ".jsonl", ".gz", ".toml", ".plan", ".zip", ".tar")
 _ANSWERS = (b'"makespan"', b'"step_s"', b'"predicted_s"', b'"ndevs"')
@@ -54,7 +53,7 @@ class Asked:
 def sort(text: str) -> str:
     """What a text given by a person is: a step, an answer, a plan or a spec."""
     path = Path(text)
-    if not path.exists():
+    if not is_there(text):
         if "/" in text or path.suffix in _ENDINGS:
             raise InputError(f"there is no file `{text}`")
         return "specs"
@@ -68,7 +67,7 @@ def sort(text: str) -> str:
 def _by_content(path: Path) -> str:
     if path.suffix not in (".json", ".jsonl"):
         return "steps"
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         head = file.read(_HEAD)
     if b'"traceEvents"' in head or b'"schemaVersion"' in head:
         return "steps"
@@ -111,15 +110,9 @@ def _priced(graph: Any, cluster: Cluster | None) -> Any:
 
 def read_answer(path: Path) -> Any:
     """A JSON answer, or a list of them where there is one a line."""
-    if path.stat().st_size > MOST_JSON:
-        raise InputError(f"`{path}` has {path.stat().st_size} bytes; answers have fewer")
-    text = path.read_text(encoding="utf-8", errors="replace")
-    try:
-        if path.suffix == ".jsonl":
-            return [json.loads(line) for line in text.splitlines() if line.strip()]
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"`{path}` is not JSON: {error}") from None
+    if path.suffix == ".jsonl":
+        return [decode(raw, Any, f"line {k} of `{path}`") for k, raw in read_lines(path)]
+    return read_json(path, what="answer")
 
 
 @dataclass(frozen=True)

@@ -156,6 +156,8 @@ def parse_json(data: bytes, where: str) -> list[Node]:
     """The nodes of the JSON form."""
     try:
         found = msgspec.json.decode(data, type=_Document)
+    except RecursionError:
+        raise InputError(f"`{where}` is nested too deep for a Chakra trace") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(f"`{where}` is not a Chakra trace: {error}") from None
     nodes = []

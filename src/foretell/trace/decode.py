@@ -97,7 +97,7 @@ def tried(text: bytes | memoryview, seen: Seen) -> list[Event] | None:
     """The events of a text; None where it is not a list of events of the expected form."""
     try:
         found = _DECODER.decode(b"".join((b"[", text, b"]")))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     seen.events += len(found)
     return [e for e in found if e.__class__ is Event]
@@ -117,7 +117,7 @@ def _one_by_one(batch: Batch, seen: Seen, where: str) -> list[Event]:
             event = _lenient(batch.text[begin:end])
             if event.__class__ is Event:
                 events.append(event)
-        except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
             seen.malformed += 1
             if seen.malformed > max(1, _MOST_MALFORMED * (seen.events + len(spans))):
                 raise InputError(

@@ -102,6 +102,8 @@ def parse_execution(data: bytes, where: str) -> list[Op]:
     """The nodes of an execution trace in the order in which they began."""
     try:
         found = msgspec.json.decode(data, type=_Document)
+    except RecursionError:
+        raise InputError(f"`{where}` is nested too deep for an execution trace") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(f"`{where}` is not an execution trace: {error}") from None
     return sorted((_op(n) for n in found.nodes), key=lambda n: n.id)

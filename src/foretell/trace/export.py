@@ -16,8 +16,8 @@ import numpy as np
 
 from foretell.graph import Graph, Held, Kind
 from foretell.graph.columns import NONE, Array
-from foretell.graph.file import write_atomically
 from foretell.graph.wiring import wiring
+from foretell.io import write_atomically
 from foretell.trace import wire
 from foretell.trace.chakra import COLLECTIVE, COLLECTIVES, COMM, COMPUTE, RECEIVE, SEND, Field
 

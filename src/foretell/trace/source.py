@@ -6,7 +6,6 @@ its end is an error that says where it stops.
 
 from __future__ import annotations
 
-import gzip
 import io
 import os
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from foretell.errors import InputError
+from foretell.io import Counter, broken, limits, open_file, unpacked
 
 BLOCK = 1 << 17  # bytes read at once: what is made of more no longer fits in the cache
 _HEAD = 512  # bytes that tell what a file is: a tar header is that long
@@ -31,16 +31,19 @@ class Member:
     name: str
     open: Callable[[], BinaryIO]
 
+    packed: int = 0  # bytes it takes before it is unpacked
+
     def blocks(self) -> Iterator[bytes]:
-        """The bytes of the file, unpacked, block by block."""
-        done = 0
+        """The bytes of the file, unpacked, block by block; no more than a trace may have."""
+        limit = limits()
+        count = Counter(self.name, self.packed, limit.trace, limit.ratio)
         try:
             with closing(self.open()) as packed, closing(unpacked(packed)) as file:
                 while block := file.read(BLOCK):
+                    count.add(len(block))
                     yield block
-                    done += len(block)
-        except _broken() as error:
-            raise _cut_short(self.name, done, error) from None
+        except broken() as error:
+            raise _cut_short(self.name, count.done, error) from None
 
 
 def members(path: str | os.PathLike[str]) -> list[Member]:
@@ -50,15 +53,14 @@ def members(path: str | os.PathLike[str]) -> list[Member]:
         files = sorted(p for p in path.rglob("*") if p.is_file() and _is_wanted(p.name))
         if not files:
             raise InputError(f"no trace in the folder `{path}`", hint="it should hold .json files")
+        _check_number(path, len(files))
         return [m for p in files for m in members(p)]
+    damaged: tuple[type[Exception], ...] = (*broken(), ValueError, RuntimeError)  # zipfile's own
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             head = file.read(_HEAD)
-    except OSError as error:
-        raise InputError(f"cannot read `{path}`: {error.strerror or error}") from None
-    try:
         return _members_of(path, head)
-    except _broken() as error:
+    except damaged as error:
         raise _cut_short(str(path), 0, error) from None
 
 
@@ -67,20 +69,15 @@ def _members_of(path: Path, head: bytes) -> list[Member]:
         return _zip_members(path)
     if _is_tar(head) or (_is_packed(head) and _is_tar(_first_bytes(path))):
         return _tar_members(path)
-    return [Member(str(path), lambda: open(path, "rb"))]
+    return [Member(str(path), lambda: open_file(path), path.stat().st_size)]
 
 
-def unpacked(file: BinaryIO) -> BinaryIO:
-    """The same bytes without their compression, told by the first of them."""
-    buffered = io.BufferedReader(file) if not hasattr(file, "peek") else file  # type: ignore[type-var]
-    head = buffered.peek(4)[:4]
-    if head[:2] == b"\x1f\x8b":
-        return gzip.GzipFile(fileobj=buffered)  # type: ignore[return-value]
-    if head == b"\x28\xb5\x2f\xfd":
-        import zstandard
-
-        return zstandard.ZstdDecompressor().stream_reader(buffered, read_across_frames=True)
-    return buffered
+def _check_number(path: Path, count: int) -> None:
+    if count > limits().members:
+        raise InputError(
+            f"`{path}` has {count} files, {limits().members} at most",
+            hint="name one of them, or raise FORETELL_MAX_MEMBERS",
+        )
 
 
 def _is_wanted(name: str) -> bool:
@@ -97,61 +94,53 @@ def _is_tar(head: bytes) -> bool:
 
 
 def _first_bytes(path: Path) -> bytes:
-    with open(path, "rb") as file, closing(unpacked(file)) as inner:
+    with open_file(path) as file, closing(unpacked(file)) as inner:
         return inner.read(_HEAD)
 
 
 def _zip_members(path: Path) -> list[Member]:
     import zipfile
 
-    with zipfile.ZipFile(path) as archive:
-        names = sorted(n for n in archive.namelist() if _is_wanted(n))
+    with open_file(path) as file, zipfile.ZipFile(file) as archive:
+        _check_number(path, len(archive.filelist))
+        entries = {e.filename: e for e in archive.infolist() if _is_wanted(e.filename)}
 
     def reader(name: str) -> Callable[[], BinaryIO]:
         def opened() -> BinaryIO:
             with zipfile.ZipFile(path) as archive:
-                return io.BytesIO(archive.read(name))
+                return archive.open(name)  # type: ignore[return-value]
 
         return opened
 
-    return _named(path, [(n, reader(n)) for n in names])
+    return _named(path, [(n, reader(n), entries[n].compress_size) for n in sorted(entries)])
 
 
 def _tar_members(path: Path) -> list[Member]:
     """Members are read once, in the order of the archive: a packed tar cannot be sought in."""
     import tarfile
 
-    found: list[tuple[str, Callable[[], BinaryIO]]] = []
+    found: list[tuple[str, Callable[[], BinaryIO], int]] = []
+    limit, size = limits(), path.stat().st_size
+    count = Counter(str(path), size, limit.document, limit.ratio)
     with (
-        open(path, "rb") as file,
+        open_file(path) as file,
         closing(unpacked(file)) as inner,
         tarfile.open(fileobj=inner, mode="r|") as archive,
     ):
         for entry in archive:
+            _check_number(path, len(found))
             content = archive.extractfile(entry) if _is_wanted(entry.name) else None
             if content is not None:
-                data = content.read()
-                found.append((entry.name, lambda data=data: io.BytesIO(data)))  # type: ignore[misc]
-    return _named(path, sorted(found, key=lambda pair: pair[0]))
+                count.add(entry.size)  # they are all held until they are read
+                data = content.read(entry.size)
+                found.append((entry.name, lambda data=data: io.BytesIO(data), size))  # type: ignore[misc]
+    return _named(path, sorted(found, key=lambda row: row[0]))
 
 
-def _named(path: Path, found: list[tuple[str, Callable[[], BinaryIO]]]) -> list[Member]:
+def _named(path: Path, found: list[tuple[str, Callable[[], BinaryIO], int]]) -> list[Member]:
     if not found:
         raise InputError(f"no trace in the archive `{path}`", hint="it should hold .json files")
-    return [Member(f"{path}:{name}", opener) for name, opener in found]
-
-
-def _broken() -> tuple[type[Exception], ...]:
-    """What reading a damaged file raises; looked up where something is raised."""
-    import lzma
-    import tarfile
-    import zipfile
-    import zlib
-
-    import zstandard
-
-    more = (lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError, zstandard.ZstdError)
-    return (EOFError, OSError, zlib.error, *more)
+    return [Member(f"{path}:{name}", opener, size) for name, opener, size in found]
 
 
 def _cut_short(name: str, done: int, error: BaseException) -> InputError:

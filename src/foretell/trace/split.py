@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from foretell.errors import InputError
+from foretell.io import limits, too_large
 from foretell.trace.brackets import Inside, brackets, last_value
 from foretell.trace.decode import Batch, Event, Seen, decoded, tried
 from foretell.trace.source import Member
@@ -21,7 +22,7 @@ from foretell.trace.source import Member
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _NODES = re.compile(rb'"(nodes|workload_graph)"\s*:\s*\[')
 _BETWEEN = b"\n  },\n  {"  # two events as Kineto writes them
-_LONGEST_HEAD = 1 << 26  # bytes before the events; the longest seen, of a 300-rank job, has 25 kB
+_LONGEST_KEY = 4096  # bytes of the key before a list, with the blanks around it
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Around:
             return {}
         try:
             found = msgspec.json.decode(self.head + b'"traceEvents": []' + self.tail)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self.notes.append(
                 f"what stands around the events is not JSON and was left out: {error}"
             )
@@ -56,8 +57,19 @@ class Opened:
     form: str  # one of FORMS, or nothing
 
     def whole(self) -> bytes:
-        """All of the file at once."""
-        return self.text + b"".join(self.blocks)
+        """All of the file at once, within the limit of a document."""
+        return gathered(self.text, self.blocks, limits().document, self.name)
+
+
+def gathered(text: bytes, blocks: Iterator[bytes], most: int, name: str) -> bytes:
+    """A text and all that follows it; an error where that is more than may be held at once."""
+    parts, size = [text], len(text)
+    for block in blocks:
+        parts.append(block)
+        size += len(block)
+        if size > most:
+            raise too_large(name, most)
+    return b"".join(parts)
 
 
 FORMS = ("events", "execution", "chakra", "chakra json")  # in the order in which they are preferred
@@ -65,26 +77,34 @@ FORMS = ("events", "execution", "chakra", "chakra json")  # in the order in whic
 
 def opened(member: Member) -> Opened:
     """Read enough of a file to tell what it holds."""
-    blocks = member.blocks()
-    text = b""
+    blocks, most = member.blocks(), limits().event
+    text = bytearray()
     for block in blocks:
+        known = max(0, len(text) - _LONGEST_KEY)
         text += block
-        if not _is_open(text) or len(text) > _LONGEST_HEAD:
+        if not _is_open(text, known):
             break
-    return Opened(member.name, text, blocks, _form(text))
+        if len(text) > most:
+            raise InputError(
+                f"`{member.name}` has no events in its first {most >> 20} MiB",
+                hint="is it a trace? a sound one of that kind needs a larger FORETELL_MAX_EVENT",
+            )
+    return Opened(member.name, bytes(text), blocks, _form(text))
 
 
-def _is_open(text: bytes) -> bool:
-    """Whether more must be read to know what the file is."""
-    return text.lstrip()[:1] == b"{" and not (_EVENTS.search(text) or _NODES.search(text))
+def _is_open(text: bytearray, known: int) -> bool:
+    """Whether more must be read to know what the file is; looks behind what is known already."""
+    if text[:_LONGEST_KEY].lstrip()[:1] != b"{":
+        return False
+    return not (_EVENTS.search(text, known) or _NODES.search(text, known))
 
 
-def _form(text: bytes) -> str:
+def _form(text: bytes | bytearray) -> str:
     start = text[:4096].lstrip()[:1]
     if start not in (b"{", b"["):
         from foretell.trace.chakra import is_chakra
 
-        return "chakra" if is_chakra(text) else ""
+        return "chakra" if is_chakra(bytes(text)) else ""
     if _EVENTS.search(text) or re.match(rb"\s*\[\s*(\{|\]|$)", text):
         return "events"
     found = _NODES.search(text)
@@ -109,7 +129,8 @@ def batches(file: Opened, around: Around, seen: Seen) -> Iterator[list[Event]]:
             if cut:
                 yield decoded(Batch(rest[:cut], offset), seen, file.name)
             if close >= 0:
-                around.tail = rest[close + 1 :] + b"".join(file.blocks)
+                most = limits().event
+                around.tail = gathered(rest[close + 1 :], file.blocks, most, file.name)
                 return
         else:
             yield events
@@ -117,11 +138,27 @@ def batches(file: Opened, around: Around, seen: Seen) -> Iterator[list[Event]]:
         following = rest[cut:].lstrip(b", \t\r\n")
         offset += len(rest) - len(following)
         known = 0 if events is not None else len(following)
-        block = next(file.blocks, b"")
+        block = _more(file, 0 if cut else len(following))
         if not block and events is None:
             _check_end(following, bool(around.head), offset, file.name)
             return
         rest = following + block
+
+
+def _more(file: Opened, held: int) -> bytes:
+    """The next bytes: as many again as are held of an event without end, so that all is linear."""
+    if held > limits().event:
+        raise InputError(
+            f"`{file.name}` has an event of more than {held >> 20} MiB",
+            hint="it is no trace, or its end is missing; a sound one needs FORETELL_MAX_EVENT",
+        )
+    parts, size = [], 0
+    for block in file.blocks:
+        parts.append(block)
+        size += len(block)
+        if size >= held:
+            break
+    return b"".join(parts)
 
 
 def _begin(file: Opened, around: Around) -> int:

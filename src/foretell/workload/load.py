@@ -15,6 +15,8 @@ from foretell.workload import config
 from foretell.workload.models import FAMILIES, NAMED, Family, family
 from foretell.workload.workload import Workload
 
+MOST = 1e12  # numbers along one dimension of an op
+
 
 def load(text: str, *, scripts: bool = False, files: bool = True) -> Workload:
     """The workload a spec, a file or, where `scripts` allows it, a training script stands for.
@@ -82,9 +84,10 @@ def _checked(workload: Workload, text: str) -> Workload:
             f"{op.name}: {dim} = {size:g}"
             for op in layer.ops
             for dim, size in op.dims.items()
-            if not size >= 1
+            if not 1 <= size <= MOST
         ]
         if wrong or layer.times < 1:
             what = wrong[0] if wrong else f"{layer.name} runs {layer.times} times"
-            raise InputError(f"`{text}` has no such sizes ({what})", hint="sizes are 1 or more")
+            hint = f"sizes are from 1 to {MOST:g}"
+            raise InputError(f"`{text[:200]}` has no such sizes ({what})", hint=hint)
     return workload

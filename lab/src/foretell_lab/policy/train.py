@@ -12,7 +12,7 @@ import torch
 from torch_geometric.utils import scatter, softmax
 
 from foretell.errors import InputError
-from foretell.graph.storage import write_atomically
+from foretell.io import write_atomically
 from foretell.pytorch.capture.assume import first_line
 from foretell_lab.policy.network import Network, batch
 

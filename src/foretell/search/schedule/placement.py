@@ -10,27 +10,22 @@ A dependency is [first, then] or [first, then, lag]. `mem` changes memory when t
 device) and `choices` ({name: [blocks that would stand in]}). Other keys are left alone.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from foretell.errors import InputError
+from foretell.io import read_json
 from foretell.search.schedule.problem import Block, Choice, Problem, Wait
+
+MOST_DEVICES, MOST_BLOCKS = 1 << 14, 100_000
+_MOST = 1e15  # of a time or an amount of memory
 
 
 def load(path: str | Path) -> Problem:
     """The problem in a placement file."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read placement `{path}`: {error}") from None
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"placement `{path}` is not JSON: {error}") from None
-    return read(found, where=f"placement `{path}`")
+    return read(read_json(path, what="placement"), where=f"placement `{path}`")
 
 
 def read(found: Any, where: str = "placement") -> Problem:
@@ -40,6 +35,11 @@ def read(found: Any, where: str = "placement") -> Problem:
     blocks = tuple(_block(b, where) for b in found["blocks"])
     num = _number(found.get("ndevs", 0), f"`ndevs` of {where}", whole=True)
     num_devices = int(num) or 1 + max((d for b in blocks for d in b.devices), default=0)
+    if num_devices > MOST_DEVICES or len(blocks) > MOST_BLOCKS:
+        raise InputError(
+            f"{where} has {num_devices} devices and {len(blocks)} blocks",
+            hint=f"{MOST_DEVICES} devices and {MOST_BLOCKS} blocks at most",
+        )
     mode = found.get("mode", "train")
     if mode not in ("train", "infer"):
         raise InputError(f"mode of {where} is `{mode}`", hint="write `train` or `infer`")
@@ -131,10 +131,14 @@ def _each(found: Any, num_devices: int, where: str) -> tuple[float, ...]:
 def _choices(found: Any, where: str) -> tuple[Choice, ...]:
     if not isinstance(found, Mapping):
         raise InputError(f"`choices` of {where} is not an object")
+    if not all(isinstance(blocks, list) for blocks in found.values()):
+        raise InputError(f"a choice of {where} is not a list of blocks")
     return tuple(Choice(str(n), tuple(_block(b, where) for b in bs)) for n, bs in found.items())
 
 
 def _number(value: Any, where: str, whole: bool = False) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or (whole and value % 1):
-        raise InputError(f"{where} is `{value}`, not a {'whole ' if whole else ''}number")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not abs(value) <= _MOST or (whole and value % 1):
+        noun = f"{'whole ' if whole else ''}number"
+        raise InputError(f"{where} is `{str(value)[:40]}`, not a {noun} up to {_MOST:g}")
     return float(value)
