@@ -16,6 +16,7 @@ from foretell.cli.output import answer, json_option, say
 @json_option
 def command(plan: str, to: str, output: Path | None, as_json: bool) -> None:
     """Write PLAN, a file or a text such as dp=4,tp=8, as another program reads it."""
+    from foretell.io import write_text
     from foretell.plan import read
     from foretell.plan.export import export
 
@@ -25,7 +26,7 @@ def command(plan: str, to: str, output: Path | None, as_json: bool) -> None:
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
-            (output / name).write_text(text)
+            write_text(output / name, text)
             say(f"written: {output / name}")
 
 

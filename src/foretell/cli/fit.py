@@ -47,6 +47,7 @@ def _from_runs(
     paths: tuple[Path, ...], output: Path | None, as_json: bool, *, workload: str, cluster: str,
     noise: float, share: float,
 ) -> None:  # fmt: skip
+    from foretell.io import write_text
     from foretell.predict import runs
     from foretell.predict.fit import fit
 
@@ -66,7 +67,7 @@ def _from_runs(
     target = output or (
         first / "calibration.json" if first.is_dir() else first.with_suffix(".calibration.json")
     )
-    target.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    write_text(target, json.dumps(told, indent=1) + "\n")
     answer(told, as_json, _calibration_text)
     say(f"written: {target}")
 

@@ -14,7 +14,6 @@ process; it counts for the device it was measured on and no other.
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -27,6 +26,7 @@ from foretell.cluster.device import Device
 from foretell.cost.fused_formula import shares
 from foretell.cost.fused_regions import Regions
 from foretell.errors import InputError
+from foretell.io import read_toml, write_text
 
 Array = npt.NDArray[np.float64]
 VARIABLE = "FORETELL_FUSED"
@@ -105,17 +105,17 @@ def write(tuning: Tuning, path: Path) -> None:
         f"readings = {tuning.readings}",
     ]
     lines += ["", "[factors]", *(f"{name} = {value}" for name, value in tuning.factors.items())]
-    path.write_text("\n".join(lines) + "\n")
+    write_text(path, "\n".join(lines) + "\n")
 
 
 @cache
 def load(path: Path) -> Tuning:
     """The tuning in a file that `foretell bench --fused` wrote."""
     try:
-        found = tomllib.loads(path.read_text("utf-8"))
+        found = read_toml(path)
         factors = {name: float(found["factors"][name]) for name in KINDS}
         return Tuning(found["device"], factors, float(found["sigma"]), int(found["readings"]))
-    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as why:
+    except (KeyError, TypeError, ValueError) as why:  # TOML's own error is a ValueError
         raise InputError(
             f"cannot read corrections of fused ops from `{path}`: {why}",
             hint="`foretell bench --fused` writes such a file",

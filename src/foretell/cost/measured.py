@@ -8,8 +8,6 @@ own shape; several rows of the same work are one price, their median.
 from __future__ import annotations
 
 import csv
-import gzip
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ import numpy as np
 from foretell.cost.work import Work
 from foretell.errors import InputError
 from foretell.graph.columns import Array, Source
+from foretell.io import read_text
 
 Key = tuple[str, str, str, str]  # device, op, dtype, shape
 COLUMNS = ("device", "op", "dtype", "shape", "seconds")
@@ -51,15 +50,10 @@ def normal(shape: str) -> str:
 
 def load(path: str | Path) -> Measured:
     """The table in a file."""
-    path = Path(path)
     try:
-        raw = path.read_bytes()
-        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode()
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"cannot read `{path}`: {error}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"`{path}` is not text") from None
-    return collected(_rows(csv.DictReader(text.splitlines()), str(path)))
+        return collected(_rows(csv.DictReader(read_text(path).splitlines()), str(path)))
+    except csv.Error as error:
+        raise InputError(f"`{path}` is no table: {error}") from None
 
 
 def collected(rows: Iterable[tuple[Key, float, float]]) -> Measured:

@@ -70,11 +70,13 @@ class Layout(msgspec.Struct):
 class Planned(msgspec.Struct):
     """What `foretell plan` prints."""
 
-    plan: str
-    predicted_s: Time | None
+    predicted_s: Time | None = None
     baselines: dict[str, Time | None] | None = None
     baseline_s: Time | None = None
     bound_s: Time | None = None
+
+
+_NOUN: dict[Any, str] = {Schedule: "schedule", Layout: "layout", Planned: "answer of `plan`"}
 
 
 def of(value: Any, kind: type[T], name: str) -> T:
@@ -83,5 +85,5 @@ def of(value: Any, kind: type[T], name: str) -> T:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise InputError(
-            f"`{name}` is no answer of foretell: {error}", hint="give what a command prints --json"
+            f"`{name}` is no {_NOUN[kind]}: {error}", hint="give what a command prints with --json"
         ) from None

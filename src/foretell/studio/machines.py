@@ -6,6 +6,7 @@ from pathlib import Path
 
 from foretell.cluster import Cluster, load
 from foretell.errors import InputError
+from foretell.io import write_text
 
 LONGEST = 200_000  # letters of a cluster's text
 
@@ -24,7 +25,7 @@ def written(text: str, folder: Path) -> Cluster:
     if len(text) > LONGEST:
         raise InputError(f"the cluster's text has {len(text)} letters, {LONGEST} at most")
     path = folder / "cluster.toml"
-    path.write_text(text)
+    write_text(path, text)
     try:
         return load(str(path))
     except InputError as error:

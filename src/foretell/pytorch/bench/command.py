@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from foretell.errors import ForetellError, InputError, unknown
+from foretell.io import write_text
 from foretell.pytorch.bench import table
 from foretell.pytorch.bench.case import Case, parse_case
 
@@ -91,7 +92,7 @@ def _measure_host(cases: list[Case], place: Any, budget: Any, log: _Log) -> None
 
 
 def _write_header(header: dict[str, Any], out: Path) -> None:
-    table.header_path(out).write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
+    write_text(table.header_path(out), json.dumps(header, indent=1) + "\n")
 
 
 def _cases(asked: argparse.Namespace) -> list[Case]:

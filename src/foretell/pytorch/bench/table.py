@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from foretell.errors import InputError
+from foretell.io import write_atomically, write_text
 from foretell.pytorch.bench.case import Case, read_case, text
 
 COLUMNS = ["op", "direction", "dtype", "layout", "shape"]
@@ -54,8 +55,9 @@ def save(rows: Iterable[Row], header: dict[str, Any], path: Path) -> None:
     writer.writerow(COLUMNS)
     writer.writerows(_fields(row) for row in rows)
     raw = out.getvalue().encode()
-    path.write_bytes(gzip.compress(raw, 9, mtime=0) if path.suffix == ".gz" else raw)
-    header_path(path).write_text(json.dumps(header, indent=1, ensure_ascii=False) + "\n")
+    packed = gzip.compress(raw, 9, mtime=0) if path.suffix == ".gz" else raw
+    write_atomically(path, lambda file: file.write(packed))
+    write_text(header_path(path), json.dumps(header, indent=1, ensure_ascii=False) + "\n")
 
 
 def load(path: Path) -> list[Row]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from foretell.errors import InputError
+from foretell.io import write_text
 
 BEFORE = ("starting", "model", "deploy", "verify")  # phases before the first step
 _TRIES, _SOON = 5, 1e-3  # times a file is read, and seconds between
@@ -57,9 +58,7 @@ class State:
 
 def write(path: Path, value: Any) -> None:
     """Write JSON so that a reader sees the whole of it or what was there before."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(value))
-    beside.replace(path)
+    write_text(path, json.dumps(value))
 
 
 class Board:

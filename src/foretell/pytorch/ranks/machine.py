@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 from collections.abc import Callable, Collection, Iterable
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from foretell.errors import InputError
+from foretell.io import write_text
 from foretell.pytorch.ranks.links import (
     fit_links,
     measure_beside,
@@ -93,18 +95,17 @@ def read(path: Path) -> Any:
 
 def write(path: Path, value: Any) -> None:
     """Write a JSON file whole or not at all."""
-    beside = path.with_suffix(".part")
-    beside.write_text(json.dumps(value, indent=1))
-    beside.replace(path)
+    write_text(path, json.dumps(value, indent=1))
 
 
 def write_links(folder: Path, machine: dict[str, Any]) -> Path:
     """Every message that was measured, one a row."""
+    made = io.StringIO()
+    writer = csv.DictWriter(made, list(machine["links"][0]))
+    writer.writeheader()
+    writer.writerows(machine["links"])
     path = folder / LINKS
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(machine["links"][0]))
-        writer.writeheader()
-        writer.writerows(machine["links"])
+    write_text(path, made.getvalue())
     return path
 
 
@@ -148,7 +149,7 @@ def write_cluster(folder: Path, machine: dict[str, Any], network: str, ranks: in
         "sockets = 1",
         'nic = "measured"',
     ]
-    path.write_text("\n".join(lines) + "\n")
+    write_text(path, "\n".join(lines) + "\n")
     return path
 
 

@@ -9,13 +9,37 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from foretell.errors import InputError
+from foretell.io import read_json, write_text
 from foretell.search.fusion.backtrack import Trail
 from foretell.search.fusion.guided import Run
 from foretell.search.fusion.score import Judge, Scored, buckets_of
 from foretell.search.fusion.state import fused
+
+
+class _State(msgspec.Struct):
+    """One state: groups of fused ops, copied edges, messages."""
+
+    groups: list[list[int]]
+    copied: list[int]
+    messages: list[list[int]]
+
+
+class _File(msgspec.Struct):
+    """What `save` writes."""
+
+    asked: dict[str, Any]
+    dice: tuple[int, list[int], float | None]
+    idle: int
+    evaluations: int
+    pushed: int
+    turns: list[int]
+    seen: list[str]
+    states: Annotated[list[_State], msgspec.Meta(min_length=1)]
 
 
 def save(trail: Trail, run: Run, path: Path, asked: dict[str, Any]) -> None:
@@ -32,26 +56,24 @@ def save(trail: Trail, run: Run, path: Path, asked: dict[str, Any]) -> None:
         "seen": sorted(key.hex() for key in trail.seen),
         "states": [_plain(state) for state in states],
     }
-    path.write_text(json.dumps(told))
+    write_text(path, json.dumps(told))
 
 
 def load(run: Run, path: Path, asked: dict[str, Any]) -> Trail:
     """The search that a file holds, of the same model and options."""
+    told = read_json(path, _File, "search to go on with")
+    _require_same(told.asked, _asked(run.judge, asked), path)
     try:
-        told = json.loads(path.read_text())
-        known = told["asked"]
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise InputError(f"`{path}` holds no search: {error}") from None
-    _require_same(known, _asked(run.judge, asked), path)
-    optimum, *states = [_scored(run.judge, state) for state in told["states"]]
-    version, numbers, gauss = told["dice"]
-    dice = Random()
-    dice.setstate((version, tuple(numbers), gauss))
+        optimum, *states = [_scored(run.judge, state) for state in told.states]
+        dice = Random()
+        dice.setstate((told.dice[0], tuple(told.dice[1]), told.dice[2]))
+        heap = [(s.step, turn, s) for s, turn in zip(states, told.turns, strict=True)]
+        seen = {bytes.fromhex(key) for key in told.seen}
+    except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
+        raise InputError(f"`{path}` holds no search of this model: {error}") from None
     run.see(optimum)
-    run.judge.evaluations = told["evaluations"]
-    heap = [(s.step, turn, s) for s, turn in zip(states, told["turns"], strict=True)]
-    seen = {bytes.fromhex(key) for key in told["seen"]}
-    return Trail(dice, optimum, heap, seen, told["idle"], told["pushed"])
+    run.judge.evaluations = told.evaluations
+    return Trail(dice, optimum, heap, seen, told.idle, told.pushed)
 
 
 def _asked(judge: Judge, asked: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +99,7 @@ def _plain(scored: Scored) -> dict[str, Any]:
     }
 
 
-def _scored(judge: Judge, state: dict[str, Any]) -> Scored:
-    groups = [tuple(ops) for ops in state["groups"]]
-    fusion = fused(judge.problem, groups, state["copied"])
-    return judge.score(fusion, buckets_of(state["messages"]))
+def _scored(judge: Judge, state: _State) -> Scored:
+    groups = [tuple(ops) for ops in state.groups]
+    fusion = fused(judge.problem, groups, state.copied)
+    return judge.score(fusion, buckets_of(state.messages))

@@ -8,11 +8,12 @@ is read is checked like any schedule; a file that is broken or wrong counts as m
 import hashlib
 import json
 import os
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from foretell.errors import InputError
+from foretell.io import read_json, write_text
 from foretell.search.schedule.check import wrong
 from foretell.search.schedule.problem import Problem
 from foretell.search.schedule.schedule import Schedule
@@ -35,12 +36,12 @@ def key(problem: Problem, micro_batches: int, **options: Any) -> str:
 def fetch(where: Path, name: str, problem: Problem) -> Schedule | None:
     """A schedule found before, or None."""
     try:
-        found = json.loads((where / f"{name}.json").read_text())
+        found = read_json(where / f"{name}.json")
         starts = tuple(tuple(map(float, row)) for row in found.pop("starts"))
         order = tuple((int(block), int(m)) for block, m in found.pop("order"))
         schedule = Schedule(problem, starts, order, **found)
         fault = wrong(problem, starts, order)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (InputError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
     return None if fault else replace(schedule, is_cached=True)
 
@@ -61,8 +62,6 @@ def store(where: Path, name: str, schedule: Schedule) -> None:
     }
     try:
         where.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=where, suffix=".part", delete=False) as file:
-            json.dump(found, file)
-        os.replace(file.name, where / f"{name}.json")
-    except OSError:
+        write_text(where / f"{name}.json", json.dumps(found))
+    except (OSError, InputError):
         return
