@@ -71,7 +71,9 @@ def open_file(path: Path_, what: str = "file") -> BinaryIO:
     try:
         number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise InputError(f"there is no {what} `{path}`", hint="is the name right?") from None
+        raise InputError(
+            f"cannot read `{path}`: there is no {what} of that name", hint="is the name right?"
+        ) from None
     except OSError as error:
         raise InputError(f"cannot read `{path}`: {error.strerror or error}") from None
     except ValueError as error:
@@ -171,7 +173,7 @@ def read_text(path: Path_, most: int | None = None, what: str = "file") -> str:
 
 def read_json(path: Path_, kind: type[T] | Any = Any, what: str = "file", hint: str = "") -> Any:
     """The JSON of a file, of a type where one is named."""
-    return decode(read_bytes(path, what=what), kind, f"`{path}`", hint)
+    return decode(read_bytes(path, what=what), kind, f"`{path}`", hint, what)
 
 
 def read_lines(path: Path_, what: str = "file") -> list[tuple[int, bytes]]:
@@ -180,7 +182,9 @@ def read_lines(path: Path_, what: str = "file") -> list[tuple[int, bytes]]:
     return [(k, line) for k, line in enumerate(raw.splitlines(), 1) if line.strip()]
 
 
-def decode(raw: bytes | str, kind: type[T] | Any, where: str, hint: str = "") -> Any:
+def decode(
+    raw: bytes | str, kind: type[T] | Any, where: str, hint: str = "", what: str = "file"
+) -> Any:
     """JSON within the limits: depth, numbers that a computer has, texts that end."""
     import msgspec
 
@@ -189,10 +193,11 @@ def decode(raw: bytes | str, kind: type[T] | Any, where: str, hint: str = "") ->
             checked(msgspec.json.decode(raw), where)
         found = msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
-        raise InputError(f"{where} is not as expected: {error}", hint=hint) from None
+        raise InputError(f"{where} is no {what} of ours: {error}", hint=hint) from None
     except (ValueError, RecursionError) as error:
         said = "nested too deep" if isinstance(error, RecursionError) else str(error)
-        raise InputError(f"{where} is not JSON: {said}", hint=hint) from None
+        noun = "" if what == "file" else f"is no {what}: it "
+        raise InputError(f"{where} {noun}is not JSON: {said}", hint=hint) from None
     return found if kind is not Any else checked(found, where)
 
 

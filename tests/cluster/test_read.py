@@ -282,9 +282,9 @@ def test_a_bad_file_is_one_error_with_file_and_lines(tmp_path: Path) -> None:
 def test_a_file_that_is_not_text(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.toml"
     path.write_bytes(content)
-    with pytest.raises(InputError, match="is not text"):
+    with pytest.raises(InputError, match=r"is not text|cannot be read"):
         load(str(path))
-    assert "is not text" in validate(path)[0].message
+    assert "not text" in (said := validate(path)[0].message) or "cannot be read" in said
 
 
 def test_a_folder_is_not_a_file(tmp_path: Path) -> None:

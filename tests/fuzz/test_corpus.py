@@ -41,10 +41,10 @@ LARGE = {
     "digits.json": b'{"calibration": {"compute": ' + b"9" * 100_000 + b"}}",
     "digits.toml": b"a100-80 = " + b"9" * 100_000,
     "name.jsonl": json.dumps({"workload": "g" * 10**6, "on": "x", "plan": "y"}).encode(),
-    "bomb.json.gz": gzip.compress(b'{"traceEvents": [{"a": "' + bytes(300 << 20), 1),
-    "spaces.json.gz": gzip.compress(b'{"traceEvents": [' + b" " * (80 << 20), 1),
-    "head.json": b'{"a": "' + b"x" * (70 << 20),
-    "event.json": b'{"traceEvents": [{"a": "' + b"x" * (70 << 20),
+    "bomb.json.gz": gzip.compress(b'{"traceEvents": [{"a": "' + bytes(6 << 20), 1),
+    "spaces.json.gz": gzip.compress(b'{"traceEvents": [' + b" " * (6 << 20), 1),
+    "head.json": b'{"a": "' + b"x" * (3 << 20),
+    "event.json": b'{"traceEvents": [{"a": "' + b"x" * (3 << 20),
     "empty.gz": b"",
     "cut.gz": b"\x1f\x8b\x08",
     "null.graph": b"foretell-graph 1\n" + bytes(64),
@@ -57,7 +57,7 @@ def large(tmp_path_factory):
     for name, raw in LARGE.items():
         (folder / name).write_bytes(raw)
     with zipfile.ZipFile(folder / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a.json", b'{"traceEvents": [{"a": "' + bytes(200 << 20))
+        archive.writestr("a.json", b'{"traceEvents": [{"a": "' + bytes(6 << 20))
     os.mkfifo(folder / "pipe.json")
     return folder
 
@@ -73,8 +73,13 @@ def readers(name: str) -> list[list[str]]:
     return [*steps, *tables, *plans, *others, *prices, *clusters]
 
 
+SMALL = {"DOCUMENT": 4 << 20, "TRACE": 5 << 20, "EVENT": 2 << 20}  # so that the files can be small
+
+
 @pytest.mark.parametrize("name", [*LARGE, "bomb.zip", "pipe.json"])
-def test_large_or_deep_or_no_file_at_all(name, large):
+def test_large_or_deep_or_no_file_at_all(name, large, monkeypatch):
+    for limit, size in SMALL.items():
+        monkeypatch.setenv(f"FORETELL_MAX_{limit}", str(size))
     for argv in readers(name):
         found = run(argv, large)
         assert not problem(argv, found), argv

@@ -163,15 +163,16 @@ def test_building_a_model_and_searching_layouts(page):
     assert page.find_element("id", "plan-link").get_attribute("href").endswith("best.plan")
 
 
+def endless(*asked):
+    for k in range(10_000):
+        asked[-1](f"layout {k}")
+        time.sleep(0.01)
+
+
 def test_a_search_can_be_stopped(page, studio, monkeypatch):
     from foretell.studio import answers
 
-    def endless(tell):
-        for k in range(10_000):
-            tell(f"layout {k}")
-            time.sleep(0.01)
-
-    monkeypatch.setattr(answers, "strategies", lambda *_: endless)
+    monkeypatch.setattr(answers, "strategies", endless)
     open_tab(page, "Layouts")
     page.find_element("id", "run-oracle").click()
     until(page, lambda: "layout " in text(page, "job-says") and "s" in text(page, "job-says"))

@@ -1,6 +1,7 @@
 """The studio over HTTP: who gets in, what an upload answers, and that paths stay closed."""
 
 import gzip
+import importlib
 import json
 import socket
 import threading
@@ -14,6 +15,7 @@ import pytest
 
 pytest.importorskip("dash", reason="the studio needs the extra `web`")
 
+from foretell.errors import InputError
 from foretell.studio import serve
 
 STEP = Path(__file__).resolve().parents[2] / "docs" / "guides" / "step.txt"
@@ -30,7 +32,7 @@ def studio():
 def asked(url, data=None, **headers):
     request = urllib.request.Request(url, data, headers)
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=250) as answer:
             return answer.status, answer.read(), answer.headers
     except urllib.error.HTTPError as error:
         return error.code, error.read(), error.headers
@@ -52,7 +54,13 @@ def test_with_the_token_there_is_a_page(studio):
     assert status == 200
     assert b"foretell studio" in body
     assert headers["X-Frame-Options"] == "DENY"
-    assert "default-src 'self'" in headers["Content-Security-Policy"]
+    policy = headers["Content-Security-Policy"]
+    assert "default-src 'self'" in policy
+    assert "unsafe" not in policy
+    nonce = policy.partition("'nonce-")[2].partition("'")[0]
+    assert nonce not in asked(studio.url)[2]["Content-Security-Policy"]
+    scripts = body.count(b"<script")
+    assert scripts == body.count(f'<script nonce="{nonce}"'.encode()) > 3
     assert b"http://" not in body.replace(studio.url.encode(), b"")
     assert b"https://" not in body
 
@@ -163,6 +171,82 @@ def test_a_long_call_is_refused(studio):
     assert status == 413
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 100_000 + b"]" * 100_000,
+        b'{"output": "x", "inputs": ' + b"[" * 1000 + b"]" * 1000 + b"}",
+        b"",
+        b"[]",
+        b"{}",
+        b'{"output": 5, "inputs": []}',
+        b'{"output": "x", "inputs": {}}',
+        b"\xff",
+    ],
+)
+def test_what_is_no_call_is_a_bad_request(studio, body):
+    kind = {"Content-Type": "application/json"}
+    assert asked(studio.url + "_dash-update-component", body, **kind)[0] == 400
+
+
+def test_pages_elsewhere_are_refused(studio):
+    address = studio.url + "_dash-update-component"
+    here = f"http://{urlsplit(studio.url).netloc}"
+    for origin in ("http://evil.example", "null", "https://127.0.0.1", here + "0"):
+        assert asked(address, b"{}", Origin=origin)[0] == 403, origin
+        assert asked(f"{studio.url}upload?name=x.json", b"{}", Origin=origin)[0] == 403, origin
+    assert asked(address, b"{}", **{"Sec-Fetch-Site": "cross-site"})[0] == 403
+    assert asked(address, b"{}", Origin=here)[0] == 400
+
+
+def test_a_body_without_a_length_is_refused(studio):
+    parts = urlsplit(studio.url)
+    for path in ("upload?name=x.json", "_dash-update-component"):
+        with socket.create_connection((parts.hostname, parts.port), 250) as link:
+            lines = [f"POST {parts.path}{path} HTTP/1.1", f"Host: {parts.netloc}"]
+            head = "\r\n".join([*lines, "Transfer-Encoding: chunked", "", ""])
+            link.sendall(head.encode())
+            assert b" 411 " in link.recv(65536).splitlines()[0]
+
+
+def test_a_connection_that_stalls_is_closed(monkeypatch):
+    monkeypatch.setattr(importlib.import_module("foretell.studio.serve"), "STALLED", 0.3)
+    running = serve()
+    try:
+        parts = urlsplit(running.url)
+        with socket.create_connection((parts.hostname, parts.port), 250) as link:
+            link.sendall(b"POST / HTT")
+            assert link.recv(1) == b""
+    finally:
+        running.close()
+
+
+def test_there_are_only_so_many_connections(monkeypatch):
+    module = importlib.import_module("foretell.studio.serve")
+    monkeypatch.setattr(module, "MOST_CONNECTIONS", 2)
+    running = serve()
+    parts = urlsplit(running.url)
+    try:
+        held = [socket.create_connection((parts.hostname, parts.port), 250) for _ in range(2)]
+        for link in held:
+            link.sendall(b"GET ")
+        with socket.create_connection((parts.hostname, parts.port), 250) as more:
+            assert more.recv(1) == b""
+        for link in held:
+            link.close()
+    finally:
+        running.close()
+
+
+@pytest.mark.parametrize("planner", ["fusion:resume=/tmp/x", "fusion:start=/etc/passwd"])
+def test_a_planner_opens_no_file(planner):
+    from foretell.studio.answers import allowed
+
+    with pytest.raises(InputError, match="the studio opens none"):
+        allowed(planner)
+    assert allowed("oracle").name == "oracle"
+
+
 def call(studio, changes, own=""):
     """What Dash's own script would send when changes are ticked."""
     outputs = [("headline", "children"), ("problem", "children"), ("assumed", "children"),
@@ -217,7 +301,7 @@ def test_twenty_ask_at_once(studio):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(250)
     assert {status for status, _ in found.values()} == {200}
     steps = [found[spec][1]["now"]["data"]["predicted_s"] for spec in specs]
     assert steps == sorted(steps, reverse=True)

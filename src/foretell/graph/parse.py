@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from foretell.errors import GraphError, InputError, unknown
@@ -18,7 +19,7 @@ from foretell.graph.build import Builder
 from foretell.graph.columns import COLUMNS, NONE
 from foretell.graph.graph import Graph
 from foretell.graph.text import CLAUSES, HEAD, SPOKEN, VERSION
-from foretell.io import decode
+from foretell.io import checked
 
 _QUOTED = r'"(?:[^"\\]|\\.)*+"'
 # A token is a string, a column with a string, or anything without spaces and quotation marks.
@@ -100,7 +101,7 @@ class _Reader:
         key = _string(found[1]) if found[1].startswith('"') else found[1]
         if key in self.facts:
             raise InputError(f"fact `{key}` is told twice")
-        self.facts[key] = decode(found[2], Any, f"fact `{key[:40]}`")
+        self.facts[key] = checked(msgspec.json.decode(found[2]), f"fact `{key[:40]}`")
 
     def _lane(self, t: list[str]) -> None:
         _expect(len(t) == 9 and (t[2], *t[5:7]) == ("=", "of", "rank"), _LANE)

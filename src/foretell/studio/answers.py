@@ -60,9 +60,9 @@ def cards(found: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def strategies(
-    workload: str, cluster: str, gpus: str
-) -> Callable[[Callable[[str], None]], list[dict[str, Any]]]:
-    """A search of every strategy at every scale, to be run beside the page."""
+    workload: str, cluster: str, gpus: str, tell: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Every strategy at every scale."""
     from foretell.search.oracle import counts, scaling
     from foretell.studio.machines import chosen
     from foretell.workload import load
@@ -77,46 +77,52 @@ def strategies(
             raise InputError("no cluster is named", hint="name a preset on the side")
         return machines
 
-    sized(numbers[0])  # what is wrong with it should be said at once
-
-    def work(tell: Callable[[str], None]) -> list[dict[str, Any]]:
-        rows = scaling(model, sized, numbers, lambda n: model.batch * n, progress=tell)
-        return [
-            {
-                "gpus": r.gpus, "strategy": r.strategy, "step_s": r.step, "peak_bytes": r.peak,
-                "fits": r.missing == 0, "plan": str(r.plan), "samples_per_s": r.samples,
-                "says": "; ".join(f.name for f in r.findings),
-            }
-            for r in rows
-        ]  # fmt: skip
-
-    return work
+    rows = scaling(model, sized, numbers, lambda n: model.batch * n, progress=tell)
+    return [
+        {
+            "gpus": r.gpus, "strategy": r.strategy, "step_s": r.step, "peak_bytes": r.peak,
+            "fits": r.missing == 0, "plan": str(r.plan), "samples_per_s": r.samples,
+            "says": "; ".join(f.name for f in r.findings),
+        }
+        for r in rows
+    ]  # fmt: skip
 
 
 def planned(
-    workload: str, machines: Cluster | None, planner: str
-) -> Callable[[Callable[[str], None]], list[dict[str, Any]]]:
-    """A planner's search, to be run beside the page."""
-    from foretell.search.planners import parse as parse_planner
+    workload: str, machines: Cluster | None, planner: str, tell: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """What a planner finds, and its baselines."""
     from foretell.workload import load
 
-    chosen, model = parse_planner(planner), load(workload, files=False)
+    chosen = allowed(planner)
+    model = load(workload, files=False)
     if machines is None:
         raise InputError("no cluster is named", hint="name a preset on the side")
+    found = chosen.plan(model, machines, lambda what, best: tell(f"{what}, best {best:.4g} s"))
+    rows = [("the plan found", found.predicted, str(found.plan))]
+    rows += [(name, seconds, "") for name, seconds in found.baselines.items()]
+    return [
+        {
+            "gpus": machines.size, "strategy": name, "step_s": seconds, "peak_bytes": 0.0,
+            "fits": True, "plan": plan, "samples_per_s": 1 / seconds, "says": "",
+        }
+        for name, seconds, plan in rows
+    ]  # fmt: skip
 
-    def work(tell: Callable[[str], None]) -> list[dict[str, Any]]:
-        found = chosen.plan(model, machines, lambda what, best: tell(f"{what}, best {best:.4g} s"))
-        rows = [("the plan found", found.predicted, str(found.plan))]
-        rows += [(name, seconds, "") for name, seconds in found.baselines.items()]
-        return [
-            {
-                "gpus": machines.size, "strategy": name, "step_s": seconds, "peak_bytes": 0.0,
-                "fits": True, "plan": plan, "samples_per_s": 1 / seconds, "says": "",
-            }
-            for name, seconds, plan in rows
-        ]  # fmt: skip
 
-    return work
+def allowed(planner: str) -> Any:
+    """The planner a text names; its options that are files are refused: the page opens none."""
+    from foretell import spec
+    from foretell.search.planners import parse
+
+    _, given = spec.split(planner)
+    named = sorted({"resume", "start"} & set(given))
+    if named:
+        raise InputError(
+            f"`{named[0]}` of a planner names a file, and the studio opens none",
+            hint="leave it out, or use `foretell plan` on the command line",
+        )
+    return parse(planner)
 
 
 def exported(desk: Desk, key: str, step: Step, specs: Sequence[str], form: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from foretell.errors import ForetellError
@@ -251,9 +252,10 @@ def _searches(app: Any, jobs: Jobs, machines: Machines) -> None:
             return no_update, "stopping …", False
         try:
             if ctx.triggered_id == "run-oracle":
-                work = answers.strategies(workload or "", preset or "", gpus or "")
+                work = partial(answers.strategies, workload or "", preset or "", gpus or "")
             else:
-                work = answers.planned(workload or "", machines.of(machine, preset), planner or "")
+                on = machines.of(machine, preset)
+                work = partial(answers.planned, workload or "", on, planner or "")
             return jobs.start(str(ctx.triggered_id), work), "started", False
         except ForetellError as error:
             return no_update, str(error), no_update

@@ -19,11 +19,13 @@ from foretell.cluster import Cluster
 from foretell.cost import price
 from foretell.errors import InputError
 from foretell.graph.graph import Graph
+from foretell.studio.child import call
 from foretell.survey import Loaded, load
 from foretell.survey.survey import outcome
 from foretell.whatif import applied, parse
 
 MOST_STEPS, MOST_SCENARIOS = 32, 200
+LONGEST = 300  # letters of a name
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,15 @@ class Desk:
             return step
         place = (str(key), cluster.fingerprint())
         with self.lock:
-            if place not in self._placed:
-                if len(self._placed) >= MOST_STEPS:
-                    self._placed.clear()
-                graph = step.graph if step.baseline else price(step.graph, cluster)
-                self._placed[place] = Step(graph, cluster, step.baseline)
-            return self._placed[place]
+            found = self._placed.get(place)
+        if found is not None:
+            return found
+        # Outside of the lock: other requests go on meanwhile.
+        graph = step.graph if step.baseline else price(step.graph, cluster)
+        with self.lock:
+            if len(self._placed) >= MOST_STEPS:
+                self._placed.clear()
+            return self._placed.setdefault(place, Step(graph, cluster, step.baseline))
 
     def save(self, title: str, key: str, found: dict[str, Any]) -> Scenario:
         """Keep an outcome to be compared."""
@@ -91,18 +96,22 @@ class Desk:
 
 
 def opened(desk: Desk, path: Path, name: str, cluster: Cluster | None = None) -> str:
-    """Load a file onto the desk under a name for people."""
-    found = load(path, cluster)
+    """Load a file onto the desk under a name for people; it is read in a process of its own."""
+    found = call(load, path, cluster)
     return desk.add(Loaded(name, found.step, found.measured))
 
 
 def built(desk: Desk, workload: str, plan: str, cluster: Cluster) -> str:
     """Put the step of a workload under a plan on the desk."""
+    graph = call(_lowered, workload, plan, cluster)
+    return desk.add(Loaded(f"{workload} {plan}".strip()[:LONGEST], Step(graph, cluster)))
+
+
+def _lowered(workload: str, plan: str, cluster: Cluster) -> Graph:
     from foretell.plan import Plan, lower
     from foretell.workload import load as load_workload
 
-    graph = lower(Plan.parse(plan or "dp=1"), load_workload(workload, files=False), cluster)
-    return desk.add(Loaded(f"{workload} {plan}".strip(), Step(graph, cluster)))
+    return lower(Plan.parse(plan or "dp=1"), load_workload(workload, files=False), cluster)
 
 
 @lru_cache(12)  # each a graph of its own, laid out three times over

@@ -6,10 +6,12 @@ page elsewhere can reach the studio through a name that resolves here.
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Any
 
 from foretell.errors import ForetellError, InputError
+from foretell.io import decode
 from foretell.studio.desk import Desk, opened
 from foretell.studio.uploads import MOST, keep, shown, too_large
 
@@ -19,33 +21,95 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
-    "Content-Security-Policy": (
-        "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
-        "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; connect-src 'self'"
-    ),
 }
+# Scripts and styles of this server, and those of a page that carry the number of that one answer.
+_POLICY = (
+    "default-src 'self'; script-src 'self' 'nonce-{0}'; style-src 'self' 'nonce-{0}'; "
+    "img-src 'self' data: blob:; connect-src 'self'; object-src 'none'; base-uri 'none'; "
+    "frame-ancestors 'none'; form-action 'self'"
+)
+# Style elements that libraries make in the browser get the number too: it stands on this script.
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<script>
+(() => {
+  const nonce = document.currentScript.nonce, make = document.createElement.bind(document);
+  document.createElement = (tag, ...more) => {
+    const made = make(tag, ...more);
+    if (String(tag).toLowerCase() === "style") made.nonce = nonce;
+    return made;
+  };
+})();
+</script>
+{%metas%}<title>{%title%}</title>{%favicon%}{%css%}
+</head>
+<body>{%app_entry%}<footer>{%config%}{%scripts%}{%renderer%}</footer></body>
+</html>
+"""
 
 
 def protect(server: Any, token: str) -> None:
-    """Refuse whoever does not know the token or asks for another host."""
+    """Refuse requests without the token, for another host or from another page."""
     from flask import abort, request
 
     def check() -> None:
         host = request.host.rpartition(":")[0] or request.host
         if host not in HOSTS or not (request.path + "/").startswith(f"/{token}/"):
             abort(404)
-        is_upload = request.path == f"/{token}/upload"
-        if not is_upload and (request.content_length or 0) > MOST_CALL:
+        if not _is_from_here(request):
+            abort(403)
+        if request.method == "POST" and request.content_length is None:
+            abort(411)  # what comes in pieces of unknown number has no limit
+        if request.path == f"/{token}/upload":
+            return
+        if (request.content_length or 0) > MOST_CALL:
             abort(413)
+        if request.method == "POST" and not _is_call(request.get_data(cache=True)):
+            abort(400)
 
     def close(response: Any) -> Any:
+        nonce = secrets.token_urlsafe(16)
+        if response.mimetype == "text/html" and response.status_code == 200:
+            response.direct_passthrough = False
+            response.set_data(_numbered(response.get_data(), nonce))
         for name, value in _HEADERS.items():
             response.headers.setdefault(name, value)
+        response.headers["Content-Security-Policy"] = _POLICY.format(nonce)
         return response
 
     server.before_request(check)
     server.after_request(close)
+
+
+def _is_from_here(request: Any) -> bool:
+    """Whether a request was made by a page of this server, or by no page."""
+    origin = request.headers.get("Origin")
+    is_own = origin in (None, f"http://{request.host}")
+    return is_own and request.headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin")
+
+
+def _is_call(raw: bytes) -> bool:
+    """Whether bytes are what a page of Dash sends: one object with an output and its inputs."""
+    try:
+        found = decode(raw, dict[str, Any], "the call")
+    except InputError:
+        return False
+    inputs = found.get("inputs")
+    return (
+        isinstance(found.get("output"), str)
+        and isinstance(inputs, list)
+        and isinstance(found.get("changedPropIds", []), list)
+    )
+
+
+def _numbered(page: bytes, nonce: str) -> bytes:
+    """A page of ours whose scripts and styles carry a number; texts in it have no brackets."""
+    mark = f' nonce="{nonce}"'.encode()
+    return page.replace(b"<script", b"<script" + mark).replace(b"<style", b"<style" + mark)
 
 
 def take_uploads(server: Any, token: str, desk: Desk, most: int = MOST) -> None:

@@ -10,13 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foretell.errors import ForetellError, InputError
+from foretell.studio.child import SEARCHING, Stopped, call
 
 MOST = 2  # searches at once: they share the processor with the page
-Work = Callable[[Callable[[str], None]], Any]
-
-
-class Stopped(Exception):
-    """Somebody asked a search to stop."""
+Work = Callable[[Callable[[str], None]], Any]  # a function of a module, bound to what is asked
 
 
 @dataclass(eq=False)
@@ -36,9 +33,7 @@ class Job:
         return (self.ended or time.monotonic()) - self.began
 
     def tell(self, words: str) -> None:
-        """What the search does now; where it should stop, it does so here."""
-        if self.stop.is_set():
-            raise Stopped
+        """What the search does now."""
         self.says = words
 
 
@@ -51,7 +46,7 @@ class Jobs:
         self._lock = threading.Lock()
 
     def start(self, what: str, work: Work) -> str:
-        """Run work in a thread of its own."""
+        """Run work in a process of its own, and follow it."""
         with self._lock:
             if sum(job.state == "running" for job in self._jobs.values()) >= MOST:
                 raise InputError(f"{MOST} searches are running", hint="stop one of them first")
@@ -71,7 +66,7 @@ class Jobs:
 
 def _run(job: Job, work: Work) -> None:
     try:
-        job.answer = work(job.tell)
+        job.answer = call(work, room=SEARCHING, tell=job.tell, stop=job.stop)
         job.state = "done"
     except Stopped:
         job.state, job.says = "stopped", "stopped"

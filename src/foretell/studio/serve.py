@@ -17,10 +17,12 @@ from typing import Any
 from foretell.advise import Step
 from foretell.errors import ForetellError, InputError
 from foretell.studio.desk import Desk, foretold, opened
-from foretell.studio.guard import protect, send_files, take_uploads
+from foretell.studio.guard import PAGE, protect, send_files, take_uploads
 from foretell.studio.uploads import MOST
 
 HOST = "127.0.0.1"
+STALLED = 30.0  # seconds without a byte after which a connection is closed
+MOST_CONNECTIONS = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +83,7 @@ def _app(desk: Desk, token: str, most: int) -> Any:
         assets_folder=str(resources.files("foretell.studio").joinpath("assets")),
         serve_locally=True,
         update_title="",
+        index_string=PAGE,
     )
     protect(app.server, token)
     take_uploads(app.server, token, desk, most)
@@ -91,14 +94,40 @@ def _app(desk: Desk, token: str, most: int) -> Any:
 
 
 def _server(app: Any, port: int) -> Any:
-    """A server that answers several requests at once and says nothing on the terminal."""
+    """A server that answers several requests at once, waits for none for long, and is quiet."""
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     class Quiet(WSGIRequestHandler):
+        timeout = STALLED  # of every read and write of a connection
+
         def log_request(self, *_: Any) -> None:
             return
 
     try:
-        return make_server(HOST, port, app.server, threaded=True, request_handler=Quiet)
+        made = make_server(HOST, port, app.server, threaded=True, request_handler=Quiet)
     except (OSError, SystemExit):
         raise InputError(f"port {port} is taken", hint="choose another with --port") from None
+    made.daemon_threads = True  # type: ignore[attr-defined]
+    _limit(made)
+    return made
+
+
+def _limit(server: Any) -> None:
+    """No more connections at once than threads are affordable; others are closed."""
+    free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+    start, work = server.process_request, server.process_request_thread
+
+    def process_request(request: Any, address: Any) -> None:
+        if free.acquire(blocking=False):
+            start(request, address)
+        else:
+            server.shutdown_request(request)
+
+    def process_request_thread(request: Any, address: Any) -> None:
+        try:
+            work(request, address)
+        finally:
+            free.release()
+
+    server.process_request = process_request
+    server.process_request_thread = process_request_thread

@@ -7,6 +7,7 @@ unpacks to more than the limit is refused before anything reads it.
 from __future__ import annotations
 
 import itertools
+import time
 import zipfile
 from collections.abc import Callable
 from contextlib import closing
@@ -14,12 +15,13 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from foretell.errors import InputError
-from foretell.trace.source import unpacked
+from foretell.io import unpacked
 
 MOST = 256 * 2**20  # bytes of a file; the largest public trace has 60 MB
 MOST_UNPACKED = 2 * 2**30  # bytes in it once unpacked
 MOST_MEMBERS = 4096  # files of an archive: ranks of a job
 BLOCK = 1 << 20  # bytes taken at once
+LONGEST_SENDING = 600.0  # seconds in which a file must have arrived
 LONGEST = 80  # letters of a name that are shown
 # What may follow the last dots of a name; longest first.
 ENDINGS = (
@@ -49,17 +51,22 @@ def ending(name: str) -> str:
 def keep(read: Callable[[int], bytes], name: str, folder: Path, most: int = MOST) -> Path:
     """Write what arrives to a file of the folder; what is too long is taken away again."""
     path = folder / f"upload-{next(_numbers)}{ending(name)}"
-    done = 0
+    done, ends = 0, time.monotonic() + LONGEST_SENDING
     try:
         with open(path, "xb") as file:
             while block := read(BLOCK):
                 done += len(block)
                 if done > most:
                     raise too_large(name, most)
+                if time.monotonic() > ends:
+                    raise InputError(f"`{shown(name)}` took too long to arrive")
                 file.write(block)
         if not done:
             raise InputError(f"`{shown(name)}` is empty")
         check(path, name)
+    except TimeoutError:
+        path.unlink(missing_ok=True)
+        raise InputError(f"`{shown(name)}` stopped arriving") from None
     except BaseException:
         path.unlink(missing_ok=True)
         raise

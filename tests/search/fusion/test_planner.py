@@ -113,7 +113,7 @@ def test_a_stopped_search_goes_on_as_if_it_had_never_stopped(tmp_path):
     with pytest.raises(InputError, match="ran with model="):
         Fusing(resume=path, **asked).search(Fusing().problem(load("vgg16:batch=8"), A))
     (tmp_path / "bad.json").write_text("{}")
-    with pytest.raises(InputError, match="holds no search"):
+    with pytest.raises(InputError, match="is no search"):
         Fusing(resume=str(tmp_path / "bad.json"), **asked).search(problem)
     with pytest.raises(InputError, match="beside method=guided"):
         Fusing(resume=path).plan(load(MODEL), A)

@@ -7,7 +7,8 @@ back.
 
 A dependency is [first, then] or [first, then, lag]. `mem` changes memory when the block starts,
 `mem_end` when it ends. Optional beside `blocks`: `memory` and `speed` (a number, or one for each
-device) and `choices` ({name: [blocks that would stand in]}). Other keys are left alone.
+device, null where there is no limit) and `choices` ({name: [blocks that would stand in]}). Other
+keys are left alone.
 """
 
 from collections.abc import Mapping
@@ -63,7 +64,7 @@ def write(problem: Problem) -> dict[str, Any]:
     found: dict[str, Any] = {"name": problem.name, "ndevs": problem.num_devices}
     found |= {"mode": problem.mode, "blocks": [_written(b) for b in problem.blocks], "deps": deps}
     if any(c != float("inf") for c in problem.capacity):
-        found["memory"] = list(problem.capacity)
+        found["memory"] = [None if c == float("inf") else c for c in problem.capacity]
     if any(s != 1 for s in problem.speed):
         found["speed"] = list(problem.speed)
     if problem.choices:
@@ -124,8 +125,13 @@ def _each(found: Any, num_devices: int, where: str) -> tuple[float, ...]:
     if found is None:
         return ()
     if isinstance(found, list):
-        return tuple(_number(x, where) for x in found)
-    return (_number(found, where),) * num_devices
+        return tuple(_unlimited(x, where) for x in found)
+    return (_unlimited(found, where),) * num_devices
+
+
+def _unlimited(value: Any, where: str) -> float:
+    """A number, or no limit where there is none."""
+    return float("inf") if value in (None, float("inf")) else _number(value, where)
 
 
 def _choices(found: Any, where: str) -> tuple[Choice, ...]:
