@@ -196,3 +196,44 @@ def _writes(call: ast.Call) -> bool:
         return True
     modes = [a.value for a in call.args[:2] if isinstance(a, ast.Constant)]
     return name == "open" and any(m in ("w", "wb", "a", "ab", "w+") for m in modes)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (KeyboardInterrupt(), 130),
+        (MemoryError(), 2),
+        (OSError(errno.ENOSPC, "No space left on device", "x"), 2),
+        (InputError("a\x1b[2J" + "x" * 10_000), 2),
+    ],
+)
+def test_how_a_command_ends(monkeypatch, capsys, error, code):
+    from foretell.cli import main as module
+
+    def stop(*_, **__):
+        raise error
+
+    command = sys.modules[module.__module__]
+    monkeypatch.setattr(command, "foretell", stop)
+    with pytest.raises(SystemExit) as ended:
+        command.main([])
+    assert ended.value.code == code
+    said = capsys.readouterr().err
+    assert "\x1b" not in said
+    assert len(said) < 3000
+
+
+def test_a_refused_line_of_a_batch_answers_its_error(tmp_path, capsys):
+    import json
+
+    from foretell.cli.main import main
+
+    row = {"workload": "gpt:layers=2,hidden=64,heads=2,seq=32,vocab=100",
+           "on": "dgx-a100:nodes=1", "plan": "dp=8,global_batch=8"}  # fmt: skip
+    rows = [row, row | {"plan": "dp=9999,global_batch=8"}, row | {"workload": "no"}, {"plan": 1}]
+    text = "\n".join([*map(json.dumps, rows), "{", json.dumps(row)])
+    (tmp_path / "batch.jsonl").write_text(text)
+    main(["predict", "--batch", str(tmp_path / "batch.jsonl"), "--json"])
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert ["error" in one for one in found] == [False, True, True, True, True, False]
+    assert found[0] == found[5]

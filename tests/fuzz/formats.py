@@ -163,6 +163,12 @@ PLACEMENT = {
     "deps": [[0, 1], [1, 2, 0.5], [2, 3]], "memory": 4,
 }  # fmt: skip
 CALIBRATION = {"calibration": {"compute": 1.1, "host": 0.9, "alpha": 2.0, "tree_bytes": 1e6}}
+CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 64,
+    "torch_dtype": "bfloat16", "rope_scaling": None, "tie_word_embeddings": False,
+}  # fmt: skip
 CSV = (
     "workload,on,plan,step_s\n"
     f'"{MODEL}",dgx-a100:nodes=1,"dp=8,global_batch=8",0.01\n'
@@ -228,6 +234,10 @@ def formats() -> dict[str, Format]:
             (("oracle", MODEL, "--on", "dgx-a100", "--gpus", "2", "--prices", CASE, "--json"),),
         ),
         "placement": Format(".json", _json(PLACEMENT), _SCHEDULE),
+        "config": Format(
+            ".config.json", _json(CONFIG),
+            (("predict", CASE, *ON, "--plan", "dp=8,global_batch=8", "--json"),),
+        ),
     }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from foretell.cli import offered
 from foretell.cli.machines import calibration_option, machines
 from foretell.cli.output import answer, as_text, json_option, say
 from foretell.errors import ForetellError, InputError
+from foretell.io import shown
 
 FIELDS = ("workload", "on", "plan")
 
@@ -110,42 +111,54 @@ def _many(path: Path, calibration: Path | None = None) -> list[dict[str, Any]]:
     from foretell.predict import predict_many
     from foretell.workload import load
 
+    def answers(asked: list[dict[str, str]]) -> list[dict[str, Any]]:
+        """Of lines with one workload and cluster; where one is refused, of each by itself."""
+        try:
+            model = load(asked[0]["workload"])
+            plans = [read(line["plan"]) for line in asked]
+            found = predict_many(plans, model, machines(asked[0]["on"], calibration))
+            return [one.as_json() for one in found]
+        except ForetellError as error:
+            if len(asked) == 1:
+                return [{"error": str(error)}]
+        return [one for line in asked for one in answers([line])]
+
     lines = _lines(path)
     groups: dict[tuple[str, str], list[int]] = {}
     for i, line in enumerate(lines):
-        groups.setdefault((line["workload"], line["on"]), []).append(i)
-    out: list[dict[str, Any]] = [{}] * len(lines)
-    for (workload, cluster), rows in groups.items():
-        try:
-            plans = [read(lines[i]["plan"]) for i in rows]
-            found = predict_many(plans, load(workload), machines(cluster, calibration))
-        except ForetellError as error:
-            raise _located(error, path, rows) from None
-        for i, one in zip(rows, found, strict=True):
-            out[i] = one.as_json()
+        if "error" not in line:
+            groups.setdefault((line["workload"], line["on"]), []).append(i)
+    out: list[dict[str, Any]] = [*lines]
+    for rows in groups.values():
+        for i, one in zip(rows, answers([lines[i] for i in rows]), strict=True):
+            out[i] = one
     return out
 
 
 def _lines(path: Path) -> list[dict[str, str]]:
+    """The requests of a file; a line that is none is its error."""
     from foretell.io import decode, read_lines
 
     lines = read_lines(path, "file of requests")
     if not lines:
         raise InputError(f"`{path}` has no request", hint="write one a line")
     hint = 'each is {"workload": "gpt:…", "on": "dgx-a100:nodes=1", "plan": "dp=8"}'
-    found = [decode(raw, dict[str, Any], f"line {k} of `{path}`", hint) for k, raw in lines]
-    for (number, _), line in zip(lines, found, strict=True):
-        if not all(isinstance(line.get(field), str) for field in FIELDS):
-            raise InputError(f"line {number} of `{path}` is no request", hint=hint)
+    found: list[dict[str, str]] = []
+    for number, raw in lines:
+        where = f"line {number} of `{path}`"
+        try:
+            line = decode(raw, dict[str, Any], where, hint)
+            if not all(isinstance(line.get(field), str) for field in FIELDS):
+                raise InputError(f"{where} is no request", hint=hint)
+            found.append({field: line[field] for field in FIELDS})
+        except InputError as error:
+            found.append({"error": str(error)})
     return found
 
 
-def _located(error: ForetellError, path: Path, rows: list[int]) -> ForetellError:
-    where = f"`{path}`, line {rows[0] + 1}" + (" or below" if len(rows) > 1 else "")
-    return type(error)(f"{error.message} ({where})", hint=error.hint)
-
-
 def _line(found: dict[str, Any]) -> str:
+    if "error" in found:
+        return f"error: {shown(found['error'].splitlines()[0], 200)}"
     return f"{found['step_s']:.6g} s  {found['peak_bytes'] / 2**30:.1f} GiB  {found['plan']}"
 
 

@@ -9,7 +9,6 @@ of the same fields in `models/published.toml`.
 
 from __future__ import annotations
 
-import json
 import os
 import tomllib
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from foretell.errors import InputError
+from foretell.io import decode, is_there, read_bytes
 from foretell.workload.models import Family, family
 
 Fields = Mapping[str, Any]
@@ -89,12 +89,14 @@ def _tables(name: str) -> dict[str, dict[str, Any]]:
 
 def found(name: str) -> Path | None:
     """The config.json that a path, a folder or a model id stands for; None where there is none."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
+    if not is_there(str(path)):
+        return _cached(name) if _is_id(name) else None
     if path.is_dir() and (path / "config.json").is_file():
         return path / "config.json"
     if path.suffix == ".json" and path.is_file() and _is_config(path):
         return path
-    return _cached(name) if _is_id(name) and not path.exists() else None
+    return None
 
 
 def missing(name: str) -> InputError:
@@ -115,7 +117,7 @@ def _is_id(name: str) -> bool:
 
 def is_id(name: str) -> bool:
     """Whether a name can only be that of a model on a hub."""
-    return _is_id(name) and not Path(name).exists() and not Path(name).parent.exists()
+    return _is_id(name) and not is_there(name) and not is_there(str(Path(name).parent))
 
 
 def _hub() -> Path:
@@ -136,7 +138,7 @@ def _cached(name: str) -> Path | None:
             if here.is_file():
                 return here
         every = sorted(folder.glob("snapshots/*/config.json"), key=lambda p: p.stat().st_mtime)
-    except OSError:
+    except (OSError, ValueError):
         return None
     return every[-1] if every else None
 
@@ -146,8 +148,8 @@ def _is_config(path: Path) -> bool:
     if path.name == "config.json" or path.stat().st_size > MOST_BYTES:
         return path.name == "config.json"
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        fields = decode(read_bytes(path, MOST_BYTES), Any, "")
+    except InputError:
         return False
     known = {name for names in NAMES.values() for name in names}
     return isinstance(fields, dict) and ("model_type" in fields or len(known & set(fields)) > 1)
@@ -155,14 +157,8 @@ def _is_config(path: Path) -> bool:
 
 def read(path: Path) -> Fields:
     """The fields of a config.json."""
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise InputError(f"`{path}` is too large to be a model's config")
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read `{path}`: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise InputError(f"`{path}` is not JSON", hint="give a model's config.json") from None
+    raw = read_bytes(path, MOST_BYTES, "model's config")
+    fields = decode(raw, Any, f"`{path}`", "give a model's config.json")
     if not isinstance(fields, dict):
         raise InputError(f"`{path}` has no fields", hint="give a model's config.json")
     return fields
