@@ -15,9 +15,8 @@ from foretell.plan.place_memory import peaks
 from foretell.plan.places import Place, acts, as_degrees, edges, places
 from foretell.predict import predict
 from foretell.search.schedule import schedule, wrong
-from foretell.search.schedule.arrange import Asked, arrange
+from foretell.search.schedule.arrange import Asked, Cutting, arrange, cut
 from foretell.search.schedule.best import best, solved
-from foretell.search.schedule.cut import Cutting, cut
 from foretell.search.schedule.model import model, models
 from foretell.workload import load
 

@@ -8,12 +8,21 @@ from dataclasses import replace
 import pytest
 
 from foretell.errors import InfeasibleError, UnmodelledError
-from foretell.search.schedule import Block, Choice, Problem, Wait, schedule, shape, solver, wrong
+from foretell.search.schedule import (
+    Block,
+    Choice,
+    Problem,
+    Wait,
+    integer_problem,
+    schedule,
+    shape,
+    wrong,
+)
+from foretell.search.schedule.best import choose
 from foretell.search.schedule.cache import folder
-from foretell.search.schedule.choose import choose
-from foretell.search.schedule.compare import HEADER, compare
-from foretell.search.schedule.draw import svg, text
-from foretell.search.schedule.links import linked
+from foretell.search.schedule.find import HEADER, compare
+from foretell.search.schedule.formats import svg, text
+from foretell.search.schedule.problem import linked
 
 
 @pytest.mark.parametrize(
@@ -188,7 +197,7 @@ def test_without_the_solver_fixed_schedules_still_run(monkeypatch):
     assert schedule(shape("v"), 8, 4, method="1f1b").makespan == 44
     assert schedule(shape("v"), 8, 4).makespan == 44  # found at the bound without the solver
     with pytest.raises(UnmodelledError, match="needs OR-tools") as caught:
-        solver.solver()
+        integer_problem.solver()
     assert "foretell[solve]" in caught.value.hint
 
 

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from foretell.errors import InfeasibleError, InputError
-from foretell.search.schedule import Block, Problem, Wait, bounds, schedule, shape, wrong
+from foretell.search.schedule import Block, Problem, Wait, integer_problem, schedule, shape, wrong
+from foretell.search.schedule.integer_problem import ticks
 from foretell.search.schedule.replay import end, replay
-from foretell.search.schedule.ticks import ticks
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_small_cases_are_solved_to_the_optimum(problem, num, memory):
     found = schedule(problem, num, memory, time_limit=2.0)
     assert found.makespan == pytest.approx(best)
     whole = ticks(limited, num)
-    assert float(bounds.makespan(whole, num)) * whole.unit <= best * (1 + 1e-9)
+    assert float(integer_problem.makespan(whole, num)) * whole.unit <= best * (1 + 1e-9)
 
 
 @st.composite

@@ -6,12 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.search.schedule import Block, Problem, Wait, schedule, shape, states, wrong
-from foretell.search.schedule.bounds import period
+from foretell.search.schedule import Block, Problem, Wait, exact_search, schedule, shape, wrong
+from foretell.search.schedule.integer_problem import Budget, period, ticks
 from foretell.search.schedule.repetend import repeat
 from foretell.search.schedule.replay import replay, unroll
-from foretell.search.schedule.solver import Budget
-from foretell.search.schedule.ticks import ticks
 
 
 @pytest.mark.parametrize(
@@ -38,8 +36,8 @@ def test_what_states_do_not_cover_is_left_to_the_solver():
     lagged = ticks(shape("v:lag=1").limited(3), 4)
     roomy = ticks(shape("v"), 4)
     for whole in (apart, lagged, roomy):
-        assert states.least(whole, Fraction(20)) is None
-        assert states.pattern(whole, Fraction(20), Fraction(1)) is None
+        assert exact_search.least(whole, Fraction(20)) is None
+        assert exact_search.pattern(whole, Fraction(20), Fraction(1)) is None
 
 
 @st.composite
@@ -63,14 +61,14 @@ def pipelines(draw):
 def test_no_pattern_of_the_solver_beats_the_states(problem):
     whole = ticks(problem, 4)
     alone = Fraction(sum(whole.time))
-    bound = states.least(whole, alone)
+    bound = exact_search.least(whole, alone)
     assert bound is not None
     assert bound >= period(whole)
     for size in (1, 2):
         under = -(-bound * size // 1) - 1  # the largest whole period that would beat the bound
         status, _ = repeat(whole, size, int(under), "any", Budget(5), 5)
         assert status == "none"
-    found = states.pattern(whole, alone, bound)
+    found = exact_search.pattern(whole, alone, bound)
     if bound < alone:
         assert found is not None
         assert Fraction(found.period, found.unroll) == bound

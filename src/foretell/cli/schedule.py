@@ -82,7 +82,7 @@ def _cache(asked: dict[str, Any]) -> Path | None:
 
 def _of_placement(placement: str, asked: dict[str, Any]) -> None:
     from foretell.search.schedule import load, schedule, shape
-    from foretell.search.schedule.choose import decided
+    from foretell.search.schedule.best import decided
 
     _check_options(asked)
     path = Path(placement)
@@ -126,7 +126,7 @@ def _changed(problem: Any, asked: dict[str, Any]) -> Any:
     """A placement on devices of other sizes and speeds, its messages as they are asked for."""
     from dataclasses import replace
 
-    from foretell.search.schedule.links import occupying
+    from foretell.search.schedule.problem import occupying
 
     num = problem.num_devices
     if asked["overlap"] != "beside":
@@ -210,7 +210,7 @@ def _told(every: list[Any]) -> dict[str, Any]:
 
 def _compared(problems: list[tuple[str, Any, int]], asked: dict[str, Any]) -> None:
     """One table a placement: all methods that fit it."""
-    from foretell.search.schedule.compare import compare
+    from foretell.search.schedule.find import compare
 
     rows = []
     with working("searching", steps=len(problems)) as tell:
@@ -295,7 +295,7 @@ def _model_text(every: list[Any]) -> str:
 
 def _drawn(found: Any) -> str:
     from foretell.report.terminal import width
-    from foretell.search.schedule.draw import text
+    from foretell.search.schedule.formats import text
 
     drawn: str = text(found, width())
     return drawn

@@ -36,7 +36,7 @@ def _write_plan(output: Path, solved: Any) -> None:
 
 
 def _text(output: Path, found: Any, solved: Any) -> str:
-    from foretell.search.schedule.draw import svg
+    from foretell.search.schedule.formats import svg
     from foretell.search.schedule.placement import write as written
 
     if output.suffix == ".csv":
@@ -49,7 +49,7 @@ def _text(output: Path, found: Any, solved: Any) -> str:
 def _actions(found: Any, solved: Any, *, with_comms: bool) -> str:
     """What each rank does, a row a rank, a cell an action."""
     from foretell.plan.export import schedule_csv, with_messages
-    from foretell.search.schedule.actions import actions
+    from foretell.search.schedule.formats import actions
 
     rows = solved.plan.actions if solved else actions(found)
     if with_comms:
@@ -65,7 +65,7 @@ def _actions(found: Any, solved: Any, *, with_comms: bool) -> str:
 def _is_line(found: Any, solved: Any, rows: Any) -> bool:
     """Whether each stage follows the one before, on a rank of its own."""
     from foretell.plan.places import edges
-    from foretell.search.schedule.actions import after
+    from foretell.search.schedule.formats import after
 
     if solved:
         links = edges(solved.model.places, solved.model.prices.workload)

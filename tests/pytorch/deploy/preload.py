@@ -15,7 +15,7 @@ MODULES = (
     "torch.distributed.tensor.parallel",
     "torch.utils.checkpoint",
     "foretell.pytorch.deploy.apply",
-    "foretell.search.schedule.actions",
+    "foretell.search.schedule.formats",
     "foretell.search.schedule.find",
 )
 

@@ -15,7 +15,7 @@ from foretell.pytorch.deploy.actions import Action, Pipeline, needs, parse, read
 from foretell.pytorch.deploy.blocks import Blocks  # noqa: E402
 from foretell.pytorch.deploy.collective import copy_in, even, sum_out  # noqa: E402
 from foretell.pytorch.deploy.stages import Staged  # noqa: E402
-from foretell.search.schedule import actions as acts  # noqa: E402
+from foretell.search.schedule import formats as acts  # noqa: E402
 from foretell.search.schedule import schedule, shape  # noqa: E402
 from tests.pytorch.deploy.ranks import on_ranks  # noqa: E402
 from tests.pytorch.deploy.same import CLOSE, STEPS, off, sgd  # noqa: E402

@@ -3,12 +3,10 @@
 schedule(problem, micro_batches=8, memory=6).answer()
 """
 
-from foretell.search.schedule.check import wrong
 from foretell.search.schedule.find import schedule
-from foretell.search.schedule.placement import load, read, write
+from foretell.search.schedule.placement import load, read, shape, write
 from foretell.search.schedule.problem import Block, Choice, Problem, Wait
-from foretell.search.schedule.schedule import Schedule
-from foretell.search.schedule.shapes import shape
+from foretell.search.schedule.schedule import Schedule, wrong
 
 __all__ = [
     "Block",

@@ -19,12 +19,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 
-from foretell.search.schedule.dispatch import deepest, ordered
-from foretell.search.schedule.dualpipe import dualpipe, dualpipev
-from foretell.search.schedule.pipes import Pipe, Stage, merge, pipe, pipes, refuse, require
+from foretell.search.schedule.integer_problem import ticks
+from foretell.search.schedule.pipelines import (
+    Pipe,
+    Stage,
+    dualpipe,
+    dualpipev,
+    merge,
+    pipe,
+    pipes,
+    refuse,
+    require,
+)
 from foretell.search.schedule.problem import Problem
-from foretell.search.schedule.replay import Item, Starts, end, replay
-from foretell.search.schedule.ticks import ticks
+from foretell.search.schedule.replay import Item, Starts, deepest, end, ordered, replay
 from foretell.search.schedule.zero_bubble import v_half, v_min, zb_h1, zb_h2, zb_v
 
 Baseline = Callable[[Problem, int], list[Item]]

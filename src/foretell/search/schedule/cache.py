@@ -14,9 +14,8 @@ from typing import Any
 
 from foretell.errors import InputError
 from foretell.io import read_json, write_text
-from foretell.search.schedule.check import wrong
 from foretell.search.schedule.problem import Problem
-from foretell.search.schedule.schedule import Schedule
+from foretell.search.schedule.schedule import Schedule, wrong
 
 VERSION = 2  # one more whenever the search may answer differently
 

@@ -5,21 +5,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from foretell.errors import InfeasibleError, InputError, unknown
-from foretell.search.schedule import bounds
 from foretell.search.schedule import cache as keep
+from foretell.search.schedule import integer_problem
 from foretell.search.schedule.baselines import BASELINES
-from foretell.search.schedule.check import wrong
-from foretell.search.schedule.complete import complete
-from foretell.search.schedule.cycles import edges, least
-from foretell.search.schedule.period import Progress, Rate, shortest
+from foretell.search.schedule.exact_search import Progress, Rate, shortest
+from foretell.search.schedule.integer_problem import MAX_UNROLL, Budget, Ticks, ticks
+from foretell.search.schedule.makespan import complete
 from foretell.search.schedule.problem import Problem
+from foretell.search.schedule.repetend import edges, least
 from foretell.search.schedule.replay import Item, Starts, end, replay
-from foretell.search.schedule.schedule import Schedule
-from foretell.search.schedule.solver import Budget
-from foretell.search.schedule.ticks import MAX_UNROLL, Ticks, ticks
+from foretell.search.schedule.schedule import Schedule, wrong
 from foretell.search.schedule.two_phase import two_phase
 
 Objective = Literal["makespan", "idle"]
@@ -109,7 +107,9 @@ def _search(
     progress: Progress,
 ) -> Schedule:
     whole = ticks(problem, micro_batches)
-    rate = shortest(whole, bounds.period(whole), unroll, Budget(time_limit * _PERIOD), progress)
+    rate = shortest(
+        whole, integer_problem.period(whole), unroll, Budget(time_limit * _PERIOD), progress
+    )
     rest = Budget(time_limit * (1 - _PERIOD))
     known = _known(problem, micro_batches)
     finish = complete(
@@ -133,7 +133,7 @@ def _tessel(
     problem: Problem, micro_batches: int, time_limit: float, progress: Progress
 ) -> Schedule:
     whole = ticks(problem, micro_batches)
-    bound = bounds.period(whole)
+    bound = integer_problem.period(whole)
     plan = two_phase(whole, bound, micro_batches, Budget(time_limit), progress)
     if plan is None:
         raise InfeasibleError(
@@ -143,7 +143,7 @@ def _tessel(
     rows = enumerate(plan.starts)
     placed = sorted((s, b, m) for b, row in rows for m, s in enumerate(row))
     items = [(b, m) for _, b, m in placed]
-    least_units = bounds.makespan(whole, micro_batches)
+    least_units = integer_problem.makespan(whole, micro_batches)
     found = _described(problem, whole, plan.rate, items, least_units)
     if whole.exact and whole.fine == 1:  # as the barriers leave it; else only the order is kept
         starts = tuple(tuple(s * whole.unit for s in row) for row in plan.starts)
@@ -162,7 +162,7 @@ def _fixed(problem: Problem, micro_batches: int, method: str) -> Schedule:
     num = 8 * problem.num_devices  # long enough for every order here to be in its steady state
     ends = [end(_replayed(problem, order(problem, n)), problem.seconds) for n in (num, 2 * num)]
     whole = ticks(problem, micro_batches)
-    bound = max(float(bounds.period(whole)) * whole.unit, max(problem.work))
+    bound = max(float(integer_problem.period(whole)) * whole.unit, max(problem.work))
     period = (ends[1] - ends[0]) / num
     return Schedule(
         problem,
@@ -171,7 +171,7 @@ def _fixed(problem: Problem, micro_batches: int, method: str) -> Schedule:
         period,
         1,
         bound,
-        float(bounds.makespan(whole, micro_batches)) * whole.unit,
+        float(integer_problem.makespan(whole, micro_batches)) * whole.unit,
         None if period <= bound * (1 + _SAME) else 0,
     )
 
@@ -211,3 +211,70 @@ def _real_period(problem: Problem, whole: Ticks, rate: Rate) -> float:
     after = [[(w.on, w.lag) for w in waits] for waits in problem.after]
     floor = Fraction(max(problem.work)) * best.unroll
     return float(least(edges(whole, best, problem.seconds, after), len(best.start), floor))
+
+
+# All schedules of a placement side by side: the fixed ones that fit it, and the search.
+
+
+class Row(NamedTuple):
+    """One schedule's figures, or why there is none."""
+
+    method: str
+    schedule: Schedule | None
+    why: str = ""
+
+    def __str__(self) -> str:
+        if self.schedule is None:
+            return f"{self.method:12s} {self.why}"
+        s = self.schedule
+        sure = "" if s.proven else f" (bound {s.lower_bound:g})"
+        return (
+            f"{self.method:12s} {s.per_micro_batch:8.4g} {100 * s.bubble:6.1f} % {s.makespan:9.5g} "
+            f"{max(s.peak_memory):8.4g} {s.in_flight:4d}{sure}"
+        )
+
+    def cells(self) -> tuple[str, ...]:
+        """The figures as words: time a micro-batch, bubble, makespan, memory, in flight, a note."""
+        if self.schedule is None:
+            return (self.method, *("–",) * 5, self.why)
+        s = self.schedule
+        figures = (f"{s.per_micro_batch:.4g}", f"{100 * s.bubble:.1f} %", f"{s.makespan:.5g}")
+        note = "least" if s.proven_unroll is None else f"bound {s.lower_bound:.4g}"
+        return (self.method, *figures, f"{max(s.peak_memory):.4g}", str(s.in_flight), note)
+
+    def answer(self) -> dict[str, Any]:
+        """The figures under the names that `--json` has for one schedule."""
+        if self.schedule is None:
+            return {"method": self.method, "why": self.why}
+        keys = ("period", "per_micro_batch", "bubble", "makespan", "peak_memory", "in_flight")
+        found = self.schedule.answer()
+        return {"method": self.method} | {k: found[k] for k in (*keys, "lower_bound", "proven")}
+
+
+HEADER = (
+    f"{'schedule':12s} {'a batch':>8s} {'bubble':>8s} {'makespan':>9s} {'memory':>8s} {'open':>4s}"
+)
+
+
+def compare(
+    problem: Problem,
+    micro_batches: int | None = None,
+    memory: float | Sequence[float] | None = None,
+    *,
+    methods: Sequence[str] = METHODS,
+    time_limit: float = 7.0,
+    cache: Path | None = None,
+) -> list[Row]:
+    """One row a method; those that do not apply to the placement are left out."""
+    rows = []
+    for method in methods:
+        try:
+            found = schedule(
+                problem, micro_batches, memory, method=method, time_limit=time_limit, cache=cache
+            )
+            rows.append(Row(method, found))
+        except InfeasibleError as error:
+            rows.append(Row(method, None, error.message))
+        except InputError:
+            continue
+    return rows

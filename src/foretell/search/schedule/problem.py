@@ -6,10 +6,12 @@ of a block when it starts and when it ends; a device runs one block at a time, s
 follows from the order of its blocks alone. A `Problem` is checked when made and never changes.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -144,14 +146,14 @@ class Problem:
         text = json.dumps([blocks, waits, choices, limits], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def limited(self, memory: float | Sequence[float] | None) -> "Problem":
+    def limited(self, memory: float | Sequence[float] | None) -> Problem:
         """The same problem on devices that hold this much: one number for all, or one each."""
         if memory is None:
             return self
         each = tuple(memory) if isinstance(memory, Sequence) else (memory,) * self.num_devices
         return replace(self, capacity=tuple(map(float, each)))
 
-    def choosing(self, names: Iterable[str]) -> "Problem":
+    def choosing(self, names: Iterable[str]) -> Problem:
         """The problem once these choices are taken and the others left."""
         known = {c.name: c for c in self.choices}
         swapped = {b.id: b for b in self.blocks}
@@ -224,3 +226,77 @@ def _check_choices(choices: Sequence[Choice], blocks: Sequence[Block]) -> None:
         for block in choice.blocks:
             if block.id not in known:
                 raise InputError(f"choice `{choice.name}` changes block {block.id}, there is none")
+
+
+# Communication between blocks: a price for every message, and what it occupies meanwhile.
+#
+# A message goes from a block to one that waits for it on other devices.
+#
+#     beside   it runs beside the compute on a link nobody else uses: a lag
+#   link     it runs beside the compute; messages from one device to another take turns: a block of
+#              its own on a device that stands for the link
+#     stop     both ends stand still: a block of its own that holds them
+#
+# Nothing here knows clusters: the price is a function of the two blocks.
+
+
+Price = Callable[[Block, Block], float]  # seconds of the message from one block to another
+Overlap = Literal["beside", "link", "stop"]
+OVERLAPS = ("beside", "link", "stop")
+
+
+def linked(problem: Problem, price: Price, *, overlap: Overlap | bool = "beside") -> Problem:
+    """The problem with its messages priced; `overlap` may be said as yes (beside) or no (stop)."""
+    if isinstance(overlap, bool):
+        overlap = "beside" if overlap else "stop"
+    if overlap not in OVERLAPS:
+        raise unknown("way to overlap messages", overlap, OVERLAPS)
+    if overlap == "beside":
+        return replace(problem, waits=tuple(_lagged(problem, w, price) for w in problem.waits))
+    blocks, waits = list(problem.blocks), []
+    number = max(b.id for b in blocks) + 1
+    links: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+    for wait in problem.waits:
+        seconds = _seconds(problem, wait, price)
+        if not seconds:
+            waits.append(wait)
+            continue
+        place = len(blocks)
+        ends = problem.blocks[wait.on].devices, problem.blocks[wait.block].devices
+        held = tuple(sorted({*ends[0], *ends[1]}))
+        if overlap == "link":
+            held = (links.setdefault(ends, problem.num_devices + len(links)),)
+        blocks.append(Block(number + place, "C", held, seconds))
+        waits += [Wait(place, wait.on), Wait(wait.block, place, wait.lag)]
+    more = len(links)
+    return replace(
+        problem,
+        blocks=tuple(blocks),
+        waits=tuple(waits),
+        num_devices=problem.num_devices + more,
+        capacity=(*problem.capacity, *(UNLIMITED,) * more),
+        speed=(*problem.speed, *(1.0,) * more),
+    )
+
+
+def occupying(problem: Problem, overlap: Overlap) -> Problem:
+    """The problem with its lags as messages that hold a link, or both of their ends."""
+    took = {(w.on, w.block): w.lag for w in problem.waits}
+    place = {b.id: i for i, b in enumerate(problem.blocks)}
+    bare = replace(problem, waits=tuple(_bare(problem, w) for w in problem.waits))
+    return linked(bare, lambda a, b: took[place[a.id], place[b.id]], overlap=overlap)
+
+
+def _bare(problem: Problem, wait: Wait) -> Wait:
+    """A wait without its message; a delay on the same devices is none."""
+    ends = (set(problem.blocks[i].devices) for i in (wait.block, wait.on))
+    return wait if set.issubset(*ends) else replace(wait, lag=0.0)
+
+
+def _lagged(problem: Problem, wait: Wait, price: Price) -> Wait:
+    return replace(wait, lag=wait.lag + _seconds(problem, wait, price))
+
+
+def _seconds(problem: Problem, wait: Wait, price: Price) -> float:
+    first, then = problem.blocks[wait.on], problem.blocks[wait.block]
+    return 0.0 if set(then.devices) <= set(first.devices) else price(first, then)

@@ -15,11 +15,14 @@ linear, and what is feasible for `P` stays so for `P + 1` (same `o`, same `q`): 
 period rules out all below it.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from fractions import Fraction
+from itertools import product
+from math import lcm
+from typing import Any, Literal, NamedTuple
 
-from foretell.search.schedule.solver import Budget, Status, solve, solver
-from foretell.search.schedule.ticks import Ticks, copies
+from foretell.search.schedule.integer_problem import Budget, Status, Ticks, copies, solve, solver
 
 Goal = Literal["any", "latency", "residence", "early"]
 _AMOUNTS = 1 << 20  # amounts of memory told apart where a goal weighs them
@@ -199,3 +202,162 @@ def is_within(base: Ticks, repetend: Repetend) -> bool:
             if room is not None and rise > 0 and before + rise > room:
                 return False
     return True
+
+
+# The least period of a pattern whose laps and order on every device are kept.
+#
+# Every wait and every pair of neighbours in a device's ring says `o_b ≥ o_a + length − laps · P`.
+# Around a cycle the starts cancel: `P ≥ Σ length / Σ laps`, and the largest such ratio is reached.
+# So from a period too short, the next candidate is the ratio of any cycle that contradicts it
+# (`least`).
+
+
+class Edge(NamedTuple):
+    """`then` starts at least `length` less `laps` periods after `first` starts."""
+
+    first: int
+    then: int
+    length: Fraction
+    laps: int
+
+
+def tighten(base: Ticks, repetend: Repetend, floor: Fraction) -> Repetend:
+    """The same order in the fewest whole ticks."""
+    found = edges(base, repetend, base.time, base.after)
+    period = -(-least(found, len(repetend.start), floor) // 1)
+    if period >= repetend.period:
+        return repetend
+    starts, _ = _relax(found, len(repetend.start), Fraction(period))
+    laps = repetend.laps
+    whole = tuple(int(s) + int(period) * laps[i] for i, s in enumerate(starts))
+    return Repetend(int(period), repetend.unroll, whole)
+
+
+def edges(
+    base: Ticks,
+    repetend: Repetend,
+    time: Sequence[float],
+    after: Sequence[Sequence[tuple[int, float]]],
+) -> list[Edge]:
+    """What a pattern says of its starts, with the times and lags given (of single blocks)."""
+    ticks, unroll, laps = copies(base, repetend.unroll), repetend.unroll, repetend.laps
+    found = []
+    for block, waits in enumerate(after):
+        for on, lag in waits:
+            length = Fraction(time[on]) + Fraction(lag)
+            for j in range(unroll):
+                i, k = on * unroll + j, block * unroll + j
+                found.append(Edge(i, k, length, laps[k] - laps[i]))
+    for on_device in ticks.by_device:
+        ring = sorted(on_device, key=repetend.offsets.__getitem__)
+        for a, b in zip(ring, ring[1:] + ring[:1], strict=True):
+            found.append(Edge(a, b, Fraction(time[a // unroll]), int(b == ring[0])))
+    return found
+
+
+def least(found: Sequence[Edge], num: int, floor: Fraction) -> Fraction:
+    """The least period, and not below `floor`, that the edges allow."""
+    period = floor
+    while True:
+        _, cycle = _relax(found, num, period)
+        if not cycle:
+            return period
+        period = sum((e.length for e in cycle), Fraction(0)) / sum(e.laps for e in cycle)
+
+
+def _relax(found: Sequence[Edge], num: int, period: Fraction) -> tuple[list[Fraction], list[Edge]]:
+    """The earliest starts, or a cycle that this period is too short for."""
+    scale = lcm(period.denominator, *(e.length.denominator for e in found))
+    weight = [int(e.length * scale) - int(e.laps * period * scale) for e in found]
+    start, reason = [0] * num, [-1] * num
+    for _ in range(num + 1):
+        moved = -1
+        for k, edge in enumerate(found):
+            if start[edge.first] + weight[k] > start[edge.then]:
+                start[edge.then] = start[edge.first] + weight[k]
+                reason[edge.then], moved = k, edge.then
+        if moved < 0:
+            return [Fraction(s, scale) for s in start], []
+    return [], _cycle(found, reason, moved)
+
+
+def _cycle(found: Sequence[Edge], reason: Sequence[int], last: int) -> list[Edge]:
+    """The cycle that the reasons of the last move lead back into."""
+    for _ in reason:
+        last = found[reason[last]].first
+    cycle = [found[reason[last]]]
+    while cycle[-1].first != last:
+        cycle.append(found[reason[cycle[-1].first]])
+    return cycle
+
+
+# Patterns at the lower bound without a solver: blocks in order, each in the first place that is
+# free.
+#
+# Tried in four ways: blocks of several devices first or in their turn, and the earliest place or
+# the earliest that leaves no new gap. On pipelines without sharded blocks this is 1F1B, and finds
+# at once what the solver would.
+
+
+Spans = list[list[tuple[int, int]]]  # by device: what is taken of the ring, as (start, end) pairs
+
+
+def greedy(ticks: Ticks, period: int) -> Iterator[Repetend]:
+    """Patterns of this period that fit into memory, as far as found without search."""
+    for sharded_first, snug in product((False, True), (False, True)):
+        start = _place(ticks, period, sharded_first, snug)
+        if start is not None:
+            found = Repetend(period, 1, start)
+            if is_within(ticks, found):
+                yield found
+
+
+def _place(ticks: Ticks, period: int, sharded_first: bool, snug: bool) -> tuple[int, ...] | None:
+    taken: Spans = [[] for _ in ticks.capacity]
+    ring: dict[int, int] = {}
+    if sharded_first:
+        for block in ticks.order:
+            if len(ticks.devices[block]) > 1:
+                offset = _first(ticks, taken, block, 0, period, True)
+                if offset is None:
+                    return None
+                ring[block] = offset
+                _take(ticks, taken, block, offset, period)
+    start = [0] * len(ticks.time)
+    for block in ticks.order:
+        ready = max((start[j] + ticks.time[j] + lag for j, lag in ticks.after[block]), default=0)
+        if block in ring:
+            start[block] = ready + (ring[block] - ready) % period
+            continue
+        offset = _first(ticks, taken, block, ready % period, period, snug)
+        if offset is None:
+            return None
+        start[block] = ready + (offset - ready) % period
+        _take(ticks, taken, block, offset, period)
+    return tuple(start)
+
+
+def _first(
+    ticks: Ticks, taken: Spans, block: int, ready: int, period: int, snug: bool
+) -> int | None:
+    """The first free place in the ring from `ready` on; if `snug`, next to what is there."""
+    time, devices = ticks.time[block], ticks.devices[block]
+    spans = [span for d in devices for span in taken[d]]
+    ends = {end % period for _, end in spans}
+    touching = ends | {(begin - time) % period for begin, _ in spans}
+    free = [
+        place
+        for place in touching | {ready}
+        if not any(_overlap(place, time, begin, end - begin, period) for begin, end in spans)
+    ]
+    rated = [(snug and bool(spans) and p not in touching, (p - ready) % period, p) for p in free]
+    return min(rated)[2] if rated else None
+
+
+def _overlap(a: int, time_a: int, b: int, time_b: int, period: int) -> bool:
+    return (b - a) % period < time_a or (a - b) % period < time_b
+
+
+def _take(ticks: Ticks, taken: Spans, block: int, offset: int, period: int) -> None:
+    for device in ticks.devices[block]:
+        taken[device].append((offset, offset + ticks.time[block]))

@@ -6,10 +6,12 @@ the ends of a schedule without a look at memory. The same pass runs on whole tic
 seconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+from foretell.errors import InfeasibleError
+from foretell.search.schedule.integer_problem import Budget, Ticks, solve, solver
 from foretell.search.schedule.repetend import Repetend
-from foretell.search.schedule.ticks import Ticks
 
 Item = tuple[int, int]  # block, micro-batch
 Starts = list[list[float]]  # by block, by micro-batch
@@ -88,3 +90,220 @@ def fits(
     """Whether no device ever holds more than it can."""
     pairs = zip(peaks(items, held), capacity, strict=True)
     return all(room is None or peak <= room for peak, room in pairs)
+
+
+# Schedules without search: always start next what can start first, by a rule where several can.
+#
+# Memory is kept as a banker would: a block that takes some starts only if every micro-batch already
+# begun on that device can still be finished. So nothing ever waits for memory that cannot come
+# back.
+
+
+Rule = Callable[[Ticks, int, int], tuple[int, ...]]  # of (block, micro-batch): smaller goes first
+
+
+def deepest(ticks: Ticks, block: int, m: int) -> tuple[int, ...]:
+    """Backward before forward; what nothing waits for fills the gaps."""
+    return (not ticks.followers[block], -ticks.head[block], m)
+
+
+def _oldest(ticks: Ticks, block: int, m: int) -> tuple[int, ...]:
+    """One micro-batch as far as it goes, then the next."""
+    return (m, ticks.head[block])
+
+
+def _critical(ticks: Ticks, block: int, m: int) -> tuple[int, ...]:
+    """What has the longest way to go."""
+    return (-ticks.tail[block], m)
+
+
+RULES: tuple[Rule, ...] = (deepest, _oldest, _critical)
+
+
+def dispatch(ticks: Ticks, micro_batches: int) -> Iterator[list[Item]]:
+    """One order for each rule, as far as it ends and fits."""
+    for rule in RULES:
+        items = ordered(ticks, micro_batches, rule)
+        if items is not None and fits(items, ticks.held, ticks.capacity):
+            yield items
+
+
+def ordered(ticks: Ticks, micro_batches: int, rule: Rule) -> list[Item] | None:
+    """The order that a rule leads to, or None where it gets stuck."""
+    bank = [_Account(ticks, d) for d in range(len(ticks.capacity))]
+    free = [0] * len(bank)
+    next_ = [0] * len(ticks.time)  # micro-batch that each block runs next
+    ends: list[list[int]] = [[] for _ in ticks.time]
+    items: list[Item] = []
+    while len(items) < micro_batches * len(ticks.time):
+        best: tuple[int, tuple[int, ...], int] | None = None
+        for block, m in enumerate(next_):
+            ready = _ready(ticks, block, m, ends) if m < micro_batches else None
+            if ready is None or not all(bank[d].allows(block, m) for d in ticks.devices[block]):
+                continue
+            start = max(ready, *(free[d] for d in ticks.devices[block]))
+            best = min(best or (start + 1, (), 0), (start, rule(ticks, block, m), block))
+        if best is None:
+            return None
+        start, _, block = best
+        items.append((block, next_[block]))
+        ends[block].append(start + ticks.time[block])
+        for d in ticks.devices[block]:
+            free[d] = start + ticks.time[block]
+            bank[d].run(block, next_[block])
+        next_[block] += 1
+    return items
+
+
+def _ready(ticks: Ticks, block: int, m: int, ends: Sequence[Sequence[int]]) -> int | None:
+    """When all that a block waits for has ended; None where that is not known yet."""
+    latest = 0
+    for on, lag in ticks.after[block]:
+        if len(ends[on]) <= m:
+            return None
+        latest = max(latest, ends[on][m] + lag)
+    return latest
+
+
+class _Account:
+    """What one device has promised to the micro-batches begun on it."""
+
+    def __init__(self, ticks: Ticks, device: int) -> None:
+        self.room = ticks.capacity[device]
+        self.rows = {i: k for k, (i, _, _) in enumerate(ticks.held[device])}
+        self.claims = _claims(ticks, device)
+        self.state: dict[int, int] = {}  # rows done, of each micro-batch begun and not finished
+        self.promised = 0
+
+    def allows(self, block: int, m: int) -> bool:
+        """Whether the block may run now."""
+        if self.room is None or block not in self.rows or m in self.state:
+            return True
+        return self.promised + self.claims[0] <= self.room
+
+    def run(self, block: int, m: int) -> None:
+        """Note that the block runs."""
+        if block not in self.rows:
+            return
+        done = self.state.pop(m, 0)
+        self.promised -= self.claims[done] if done else 0
+        if done + 1 < len(self.rows):
+            self.state[m] = done + 1
+            self.promised += self.claims[done + 1]
+
+
+def _claims(ticks: Ticks, device: int) -> list[int]:
+    """The most a micro-batch will hold on the device once so many of its rows are done."""
+    now, levels = 0, []
+    for _, rise, change in ticks.held[device]:
+        levels.append(max(now, now + rise))
+        now += change
+    levels.append(now)
+    return [max(levels[k:]) for k in range(len(levels))]
+
+
+# One micro-batch on its own: an order that fits into memory, or how much is missing and where.
+#
+# Micro-batches one after the other are always a schedule, so one that cannot run alone is the only
+# way for a problem to have none.
+
+
+_LIMIT = 5.0  # deterministic seconds; one micro-batch of any placement we met takes milliseconds
+
+
+def alone(ticks: Ticks) -> Repetend:
+    """Micro-batches one after the other, as a pattern."""
+    for order in (ticks.order, _depth_first(ticks)):
+        items = [(block, 0) for block in order]
+        if fits(items, ticks.held, ticks.capacity):
+            return _pattern(ticks, items)
+    for device in range(len(ticks.capacity)):
+        _require(ticks, device)
+    starts = _search(ticks, None)
+    if starts is None:
+        raise _too_small(ticks, peaks([(i, 0) for i in ticks.order], ticks.held))
+    return _pattern(ticks, [(i, 0) for i in sorted(range(len(starts)), key=starts.__getitem__)])
+
+
+def _pattern(ticks: Ticks, items: list[Item]) -> Repetend:
+    starts = replay(items, ticks.time, ticks.devices, ticks.after)
+    period = int(end(starts, ticks.time))
+    return Repetend(period, 1, tuple(int(row[0]) for row in starts))
+
+
+def _depth_first(ticks: Ticks) -> list[int]:
+    """Follow each branch as far as it goes before the next is begun: the least is held at once."""
+    left = [len(waits) for waits in ticks.after]
+    stack = [i for i in reversed(ticks.order) if not left[i]]
+    done: list[int] = []
+    while stack:
+        done.append(i := stack.pop())
+        for j, _ in ticks.followers[i]:
+            left[j] -= 1
+            if not left[j]:
+                stack.append(j)
+    return done
+
+
+def _require(ticks: Ticks, device: int) -> None:
+    """Raise unless the device alone could hold one micro-batch in some order."""
+    room = ticks.capacity[device]
+    if room is None or peaks([(i, 0) for i in ticks.order], ticks.held)[device] <= room:
+        return
+    starts = _search(ticks, device)
+    order = sorted(range(len(ticks.time)), key=(starts or ticks.head).__getitem__)
+    need = peaks([(i, 0) for i in order], ticks.held)
+    if need[device] > room:
+        raise _too_small(ticks, need, device)
+
+
+def _search(ticks: Ticks, device: int | None) -> list[int] | None:
+    """Starts of one micro-batch that fit every device, or that need least of one."""
+    cp = solver().CpModel()
+    total = sum(ticks.time) + sum(lag for waits in ticks.after for _, lag in waits)
+    start = [cp.new_int_var(0, total, "") for _ in ticks.time]
+    for i, waits in enumerate(ticks.after):
+        for j, lag in waits:
+            cp.add(start[i] >= start[j] + ticks.time[j] + lag)
+    before = _orders(cp, ticks, start)
+    for d, room in enumerate(ticks.capacity):
+        if device is None and room is not None:
+            _hold(cp, ticks.held[d], before, room)
+    if device is not None:
+        most = cp.new_int_var(0, sum(r for _, r, _ in ticks.held[device]), "")
+        _hold(cp, ticks.held[device], before, most)
+        cp.minimize(most)
+    status, engine = solve(cp, Budget(_LIMIT), _LIMIT)
+    return [engine.value(s) for s in start] if status in ("best", "found") else None
+
+
+def _orders(cp: Any, ticks: Ticks, start: list[Any]) -> dict[tuple[int, int], Any]:
+    before: dict[tuple[int, int], Any] = {}
+    for a, b in sorted({(a, b) for on in ticks.by_device for a in on for b in on if a < b}):
+        before[a, b] = cp.new_bool_var("")
+        before[b, a] = ~before[a, b]
+        for x, y in ((a, b), (b, a)):
+            cp.add(start[y] >= start[x] + ticks.time[x]).only_enforce_if(before[x, y])
+    return before
+
+
+def _hold(
+    cp: Any, held: Sequence[tuple[int, int, int]], before: dict[tuple[int, int], Any], room: Any
+) -> None:
+    for block, rise, _ in held:
+        if rise > 0:
+            earlier = sum(c * before[i, block] for i, _, c in held if i != block and c)
+            cp.add(earlier + rise <= room)
+
+
+def _too_small(ticks: Ticks, need: list[int], device: int | None = None) -> InfeasibleError:
+    rooms = [n if r is None else r for n, r in zip(need, ticks.capacity, strict=True)]
+    if device is None:
+        device = max(range(len(need)), key=lambda d: need[d] - rooms[d])
+    stays = max(ticks.left[device], 0)
+    wanted, has = (need[device] + stays) * ticks.memory_unit, ticks.limits[device]
+    what = "what all micro-batches leave behind" if stays else "one micro-batch"
+    return InfeasibleError(
+        f"device {device} needs memory {wanted:g} for {what}, it has {has:g}",
+        hint=f"give it at least {wanted:g}, or place fewer blocks there",
+    )

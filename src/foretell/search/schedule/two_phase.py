@@ -17,13 +17,17 @@ from math import ceil
 from typing import Any
 
 from foretell.errors import InputError
-from foretell.search.schedule.alone import alone
-from foretell.search.schedule.bounds import residences
-from foretell.search.schedule.period import Progress, Rate
+from foretell.search.schedule.exact_search import Progress, Rate
+from foretell.search.schedule.integer_problem import (
+    INTERVALS,
+    Budget,
+    Ticks,
+    residences,
+    solve,
+    solver,
+)
 from foretell.search.schedule.repetend import Repetend
-from foretell.search.schedule.replay import Item, Starts
-from foretell.search.schedule.solver import INTERVALS, Budget, solve, solver
-from foretell.search.schedule.ticks import Ticks
+from foretell.search.schedule.replay import Item, Starts, alone
 
 _SPREAD = 8  # micro-batches in flight to try where memory sets no limit
 

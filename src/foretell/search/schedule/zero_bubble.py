@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
 
-from foretell.search.schedule.dispatch import deepest, ordered
-from foretell.search.schedule.pipes import Pipe, Stage, merge, pipe, refuse
+from foretell.search.schedule.integer_problem import ticks
+from foretell.search.schedule.pipelines import Pipe, Stage, merge, pipe, refuse
 from foretell.search.schedule.problem import Problem
-from foretell.search.schedule.replay import Item, end, peaks, replay
-from foretell.search.schedule.ticks import ticks
+from foretell.search.schedule.replay import Item, deepest, end, ordered, peaks, replay
 
 _RING = 6  # forward, input and weight gradient of two stages
 
