@@ -20,6 +20,7 @@ from foretell.search.placement.space import EVEN, Action, actions, uniform
 from foretell.workload import load
 from foretell_lab.cli import train_policy
 from foretell_lab.policy import worlds
+from foretell_lab.policy.expert import write
 from foretell_lab.policy.judge import judged
 from foretell_lab.policy.selfplay import game
 
@@ -102,7 +103,7 @@ def test_the_weights_of_the_package_are_small_and_of_this_version():
 def test_weights_of_another_version_are_refused(tmp_path):
     weights = dict(prior.shipped().weights)
     weights["group.weight"] = weights["group.weight"][:, :-1]
-    prior.write(tmp_path / "old.npz", weights)
+    write(tmp_path / "old.npz", weights)
     with pytest.raises(InputError, match="other features"):
         prior.read((tmp_path / "old.npz").read_bytes())
 
