@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from foretell.cluster import Problem, load, validate
-from foretell.cluster.page import parse
+from foretell.cluster.toml_document import parse
 from foretell.errors import ForetellError, InputError
 
 GOOD = """\

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from foretell.cluster.link import Link as Link
     from foretell.cluster.node import Node as Node
     from foretell.cluster.order import Tree as Tree
-    from foretell.cluster.page import Problem as Problem
     from foretell.cluster.preset import names as names
     from foretell.cluster.read import load as load
     from foretell.cluster.read import validate as validate
+    from foretell.cluster.toml_document import Problem as Problem
     from foretell.cluster.topology import Topology as Topology
 
 _WHERE = {
@@ -32,7 +32,7 @@ _WHERE = {
     "Level": "level",
     "Link": "link",
     "Node": "node",
-    "Problem": "page",
+    "Problem": "toml_document",
     "Switch": "fabric",
     "Tier": "fabric",
     "Topology": "topology",

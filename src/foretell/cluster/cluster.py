@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretell.cluster import levels as tiers_of
-from foretell.cluster import order, route
+from foretell.cluster import order, topology
 from foretell.cluster.calibration import PLAIN, Calibration
 from foretell.cluster.device import Device
 from foretell.cluster.fabric import Fabric, Switch, Tier, drawn, tiered
@@ -96,7 +96,7 @@ class Cluster:
     def route(self, a: int, b: int) -> tuple[Link, ...]:
         """The links a message from rank `a` to rank `b` travels, in order."""
         self._check((a, b))
-        return route.route(self, a, b)
+        return topology.route(self, a, b)
 
     def bandwidth(self, a: int, b: int) -> float:
         """Bytes/s of the narrowest link between two ranks, with nobody else on the way."""
@@ -108,9 +108,9 @@ class Cluster:
 
     def _way(self, a: int, b: int) -> tuple[float, float]:
         self._check((a, b))
-        key = route.key(self, a, b)
+        key = topology.key(self, a, b)
         if key not in self._ways:
-            links = route.route(self, a, b)
+            links = topology.route(self, a, b)
             self._ways[key] = (min(k.bandwidth for k in links), sum(k.latency for k in links))
         return self._ways[key]
 

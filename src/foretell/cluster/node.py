@@ -15,7 +15,7 @@ from math import inf
 from foretell.cluster.device import Device
 from foretell.cluster.link import DIRECT, Link
 from foretell.cluster.paths import Wires, flow, spread, widest
-from foretell.cluster.tour import chain, ring
+from foretell.cluster.ring_order import chain, ring
 
 Slots = tuple[int, ...]
 Path = tuple[int, ...]  # link numbers, in order

@@ -10,8 +10,8 @@ from importlib.resources import files
 from typing import Any
 
 from foretell.cluster.device import Device
-from foretell.cluster.page import Page, fail
-from foretell.cluster.tables import Cable, Scope, Table, read_cable, read_device
+from foretell.cluster.toml_document import Page, fail
+from foretell.cluster.toml_schema import Cable, Scope, Table, read_cable, read_device
 from foretell.errors import unknown
 
 Tables = dict[str, dict[str, Any]]

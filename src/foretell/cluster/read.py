@@ -11,33 +11,33 @@
 
 from collections import ChainMap
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from foretell import spec
 from foretell.cluster import cluster as whole
-from foretell.cluster import options, preset
+from foretell.cluster import preset
 from foretell.cluster.calibration import Calibration
-from foretell.cluster.check import check
 from foretell.cluster.cluster import Cluster
 from foretell.cluster.fabric import Tier
 from foretell.cluster.node import Node
-from foretell.cluster.page import Page, Problem, fail, in_order, parse
-from foretell.cluster.tables import (
+from foretell.cluster.toml_document import Page, Problem, fail, in_order, parse
+from foretell.cluster.toml_schema import (
     MOST,
     MOST_INSIDE,
     Scope,
     Table,
     read_cable,
     read_device,
+    read_node,
     read_switches,
     read_tier,
 )
-from foretell.cluster.wiring import read_node
-from foretell.errors import InputError
+from foretell.errors import InputError, unknown
 from foretell.io import is_there, limits, read_text
 
 _FILE = (
@@ -49,7 +49,7 @@ _FILE = (
 def load(text: str) -> Cluster:
     """The cluster a spec or file name stands for."""
     name, given = (text, {}) if text.endswith(".toml") else spec.split(text)
-    wanted = options.options(given)
+    wanted = options(given)
     if _is_file(name):
         page = _page(Path(name))
         cluster = _finished(page, read(page))
@@ -57,10 +57,10 @@ def load(text: str) -> Cluster:
             return cluster
     else:
         plain = name.lower().replace("_", "-")
-        page = Page(text, options.table(plain), {})
-        wanted = options.one(plain, wanted)
-    changed = replace(page, values=options.changed(page.values, wanted, text))
-    return options.ranked(_finished(changed, read(changed)), wanted, text)
+        page = Page(text, table(plain), {})
+        wanted = one(plain, wanted)
+    page = replace(page, values=changed(page.values, wanted, text))
+    return ranked(_finished(page, read(page)), wanted, text)
 
 
 def validate(source: str | Path) -> tuple[Problem, ...]:
@@ -254,3 +254,205 @@ def _slots_of(text: str, cluster: Cluster) -> list[tuple[int, int]] | None:
     end = int(last or first)
     size = len(cluster.groups[int(cluster.kinds[int(node)])][0].devices)
     return [(int(node), s) for s in range(int(first), end + 1)] if end < size else None
+
+
+# A preset with options, as the file it stands for.
+#
+#     dgx-a100:nodes=8,oversubscription=2     →  a [[node]] table with `count = 8`, and tiers
+#
+# Options: nodes, gpus, device, nic, nics, rack (nodes on a leaf switch), oversubscription (of the
+# uplinks of leaves; of every single node where all of them fit one leaf).
+
+
+@dataclass(frozen=True)
+class Options(spec.Spec):
+    """What a spec may change about a preset."""
+
+    name: ClassVar[str] = "cluster"
+    nodes: int | None = None
+    gpus: int | None = None
+    device: str | None = None
+    nic: str | None = None
+    nics: int | None = None
+    rack: int | None = None
+    oversubscription: float | None = None
+
+
+def table(name: str) -> dict[str, Any]:
+    """The file a preset stands for."""
+    if table := preset.named("clusters", name):
+        return table
+    if preset.named("nodes", name):
+        return {"node": [{"preset": name}]}
+    if device := preset.devices().get(name):
+        return {"node": [{"preset": device.node, "device": name}]}
+    raise unknown("cluster, node or device preset", name, preset.names())
+
+
+def options(given: Mapping[str, str]) -> Options:
+    """The options of a spec, all above zero."""
+    found = Options.of(given)
+    for key in ("nodes", "gpus", "nics", "rack", "oversubscription"):
+        value = getattr(found, key)
+        if value is not None and not 0 < value <= MOST:
+            raise InputError(f"option `{key}` is `{spec.write(value)}`, not a number above zero")
+    return found
+
+
+def one(name: str, options: Options) -> Options:
+    """The name of a device alone is one device; with `gpus` or `nodes`, that many."""
+    is_device = not preset.named("clusters", name) and not preset.named("nodes", name)
+    unsaid = options.gpus is None and options.nodes is None
+    return replace(options, gpus=1) if is_device and unsaid else options
+
+
+def changed(table: Mapping[str, Any], options: Options, text: str) -> dict[str, Any]:
+    """The file a preset stands for, with a spec's options written into it."""
+    nodes = [dict(entry) for entry in table["node"]]
+    wanted = {"device": options.device, "nic": options.nic, "nics": options.nics}
+    for entry in nodes:
+        entry |= {key: value for key, value in wanted.items() if value is not None}
+    count = _num_nodes(nodes, options, text)
+    if count is not None:
+        nodes[0]["count"] = count
+    out = {**table, "node": nodes, "name": text}
+    tiers = _racks(out, options, sum(entry.get("count", 1) for entry in nodes))
+    return out | ({"tier": tiers} if tiers else {})
+
+
+def _num_nodes(nodes: list[dict[str, Any]], options: Options, text: str) -> int | None:
+    """How many nodes the options ask for; None where they leave it to the preset."""
+    if options.nodes is None and options.gpus is None:
+        return None
+    if len(nodes) > 1:
+        if options.nodes is None:
+            return None
+        hint = "write a file with the counts you want, or choose ranks with `gpus`"
+        raise InputError(f"`{text}` has several kinds of node: `nodes` is unclear", hint=hint)
+    if options.nodes is not None or options.gpus is None:
+        return options.nodes
+    devices = _behind(nodes[0]).get("devices", 1)
+    return -(-options.gpus // (len(devices) if isinstance(devices, list) else devices))
+
+
+def _behind(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A [[node]] table with its preset behind it, unread."""
+    return {**preset.node(entry["preset"]), **entry} if "preset" in entry else entry
+
+
+def _racks(table: Mapping[str, Any], options: Options, count: int) -> list[dict[str, Any]]:
+    """The tiers of switches the options ask for, or the node preset suggests."""
+    thin = options.oversubscription
+    if table.get("tier") and not options.rack:
+        tiers = [dict(tier) for tier in table["tier"]]
+        uplinked = [tier for tier in tiers if tier.get("size")]
+        if thin is not None and uplinked:
+            uplinked[-1]["oversubscription"] = thin
+        return tiers
+    if table.get("switch"):
+        return []
+    rack = options.rack or _behind(table["node"][0]).get("rack", count)
+    if rack >= count and thin is not None:
+        rack = 1  # all nodes share one leaf: what is thin is each node's own uplink
+    if rack >= count:
+        return [{"name": "leaf"}]
+    leaf = {"name": "leaf", "size": rack, "oversubscription": thin or 1.0}
+    return [leaf, {"name": "spine"}]
+
+
+def ranked(cluster: Cluster, options: Options, text: str) -> Cluster:
+    """Only as many ranks as asked for: nodes filled in order, or evenly where both are given."""
+    gpus = options.gpus
+    if gpus is None or gpus == cluster.size:
+        return cluster
+    if gpus > cluster.size:
+        hint = f"it has {cluster.size} devices on {cluster.num_nodes} nodes"
+        raise InputError(f"`{text}` asks for {gpus} gpus, more than there are", hint=hint)
+    if options.nodes is None:
+        return cluster.subset(range(gpus))
+    each, left = divmod(gpus, options.nodes)
+    if left:
+        hint = f"{gpus} gpus do not divide over {options.nodes} nodes"
+        raise InputError(f"`{text}` would leave nodes uneven", hint=hint)
+    return cluster.subset(np.flatnonzero(cluster.slots < each).tolist())
+
+
+# What must hold for a cluster to make sense: every device can reach every other.
+#
+# Looked at once per kind of node and per switch, never per rank.
+
+
+def check(page: Page, cluster: Cluster) -> None:
+    """Note every device or node that is cut off."""
+    several = len(cluster.kinds) > 1
+    for i, (node, _) in enumerate(cluster.groups):
+        if not _is_joined(page, i, node):
+            continue
+        if several and not node.nics:
+            hint = 'give it one: `nic = "infiniband-hdr"` or `nic = "ethernet-25g"`'
+            page.note(("node", i), f"node `{node.name}` has no nic to reach the others", hint)
+        elif several:
+            _check_exits(page, i, node)
+    if not several or page.problems:
+        return
+    if cluster.switches:
+        _check_switches(page, cluster)
+    else:
+        _check_tiers(page, cluster)
+
+
+def _is_joined(page: Page, i: int, node: Node) -> bool:
+    """Whether the devices of a node reach each other."""
+    if _share_a_host(node):
+        return True
+    for a, b in combinations(range(len(node.devices)), 2):
+        if node.path(a, b) is None:
+            hint = "link them, or set `forwards = true` if devices pass on each other's traffic"
+            message = f"device{b} of node `{node.name}` is an island: no way leads to device{a}"
+            page.note(("node", i), message, hint)
+            return False
+    return True
+
+
+def _share_a_host(node: Node) -> bool:
+    """Whether every device touches the same connected part of switches and sockets."""
+    size = len(node.devices)
+    touched = [v for v, _ in node.wires.arcs[0] if v >= size]
+    part = set(touched[:1])
+    layer = list(part)
+    while layer:
+        layer = [w for v in layer for w, _ in node.wires.arcs[v] if w >= size and w not in part]
+        part.update(layer)
+    return all(any(v in part for v, _ in node.wires.arcs[d]) for d in range(size))
+
+
+def _check_exits(page: Page, i: int, node: Node) -> None:
+    for slot in range(len(node.devices)):
+        if node.nic(slot) < 0:
+            hint = "link it to a nic, a PCIe switch or a socket"
+            page.note(("node", i), f"device{slot} of node `{node.name}` reaches no nic", hint)
+            return
+
+
+def _check_tiers(page: Page, cluster: Cluster) -> None:
+    last = cluster.fabric.groupings[-1]
+    if len(last.out) > 1:
+        hint = "add a last [[tier]] without `size`"
+        count = len(last.out)
+        page.note(("tier",), f"the top tier `{last.name}` leaves {count} islands of nodes", hint)
+
+
+def _check_switches(page: Page, cluster: Cluster) -> None:
+    homes = {n for switch in cluster.switches for n in switch.nodes}
+    for n in range(len(cluster.kinds)):
+        if n not in homes:
+            page.note(("switch",), f"node {n} is an island: no switch names it in `nodes`")
+            return
+    fabric = cluster.fabric
+    for s, switch in enumerate(cluster.switches):
+        if switch.nodes and fabric.path(int(fabric.home[0]), s) is None:
+            first = cluster.switches[int(fabric.home[0])].name
+            hint = f'link them: `links = [["{first}", "…"]]`'
+            message = f"switch `{switch.name}` is an island: no way leads to `{first}`"
+            page.note(("switch", s), message, hint)
+            return

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.cluster.tour import chain, ring
+from foretell.cluster.ring_order import chain, ring
 
 
 @st.composite
