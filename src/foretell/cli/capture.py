@@ -47,7 +47,10 @@ def _captured(what: str, batch: int | None, options: dict[str, Any]) -> Any:
     parts = find(what, batch, options.pop("ranks"))
     optimizer = options.pop("optimizer") or parts.optimizer
     return capture(
-        parts.model, parts.batch, parts.loss, optimizer, on=options.pop("kernels_of"), **options
+        *(parts.model, parts.batch, parts.loss, optimizer),
+        on=options.pop("kernels_of"),
+        real=parts.real,
+        **options,
     )
 
 

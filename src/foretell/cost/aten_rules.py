@@ -32,6 +32,18 @@ def _product(first: int) -> Callable[[Call], list[Kernel]]:
     return rule
 
 
+def _grouped(call: Call) -> list[Kernel]:
+    """A product for each group: rows, columns or the shared side are cut into even parts."""
+    a, b = call.dims[0], call.dims[1]
+    groups = next((d[0] for d in (a, b) if len(d) == 3), call.dims[2][0] if call.dims[2] else 1)
+    shape: Sizes = {"b": groups, "m": a[-2], "n": b[-1], "k": a[-1]}
+    cut = {(2, 3): "m", (3, 2): "n", (2, 2): "k"}.get((len(a), len(b)))
+    if cut:
+        shape[cut] = max(shape[cut] / groups, 1.0)
+    shape |= {"ta": _transposed(call, 0), "tb": _transposed(call, 1)}
+    return [Kernel("gemm", write(shape))]
+
+
 def _pair(numbers: tuple[int, ...]) -> int:
     return numbers[-1] if numbers else 1
 
@@ -301,7 +313,12 @@ RULES: dict[str, Callable[[Call], list[Kernel]]] = {
     "_cudnn_attention_backward": _attention(1, 2, 1, 14, 13),
     "_flash_attention_forward": _attention(0, 1, 2, 8, 7),
     "_flash_attention_backward": _attention(1, 1, 2, 11, 10),
+    "_scaled_dot_product_flash_attention_for_cpu": _attention(0, 2, 1, 4, 3),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention(1, 2, 1, 7, 6),
 }
+RULES |= dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm"), _grouped)
+RULES |= dict.fromkeys(("_scaled_mm", "_int_mm"), _product(0))
+RULES["addbmm"] = _product(1)
 RULES |= dict.fromkeys(
     ("sum", "mean", "amax", "amin", "argmax", "var", "linalg_vector_norm"), _reduce
 )

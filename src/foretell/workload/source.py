@@ -90,7 +90,7 @@ def _captured(text: str) -> Workload:
             hint="pip install 'foretell[torch]', or name a .graph file captured elsewhere",
         ) from None
     parts: Any = find(text)
-    return from_graph(capture(parts.model, parts.batch, parts.loss, parts.optimizer), text)
+    return from_graph(capture(*parts.four, real=parts.real), text)
 
 
 def _changed(workload: Workload, options: dict[str, str], text: str) -> Workload:

@@ -1,8 +1,8 @@
-"""Operators whose result depends on the data: refused by name and line, or answered by assumption.
+"""Operators whose result depends on the data: by known values, by assumption, or refused.
 
-Fake tensors have no data, so how many elements a mask picks or what `.item()` returns is not known.
-With a `share` every mask picks that share of what it is asked about, and every number asked for is
-one (true); the branch a model takes then is the one that follows.
+Fake tensors have no data, so how many elements a mask picks or what `.item()` returns is known only
+where values are (→ `values`). Elsewhere, with a `share`, every mask picks that share of what it is
+asked about, and every number asked for is one (true); the model then takes the branch that follows.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from torch._subclasses.fake_tensor import (
 )
 
 from foretell.errors import InputError
+from foretell.pytorch.capture.flops import grouped_shape
 from foretell.pytorch.capture.recurrent import gradients
-from foretell.pytorch.capture.shadow import Shadow
+from foretell.pytorch.capture.values import Values
+from foretell.pytorch.capture.words import inputs_of
 
 aten = torch.ops.aten
 UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException)
@@ -38,23 +40,23 @@ class Assumed:
 
     share: float | None = None  # of elements that a mask picks
     used: list[str] = field(default_factory=list)  # what was assumed, op and layer
-    shadow: Shadow = field(default_factory=Shadow)  # of tensors that data has no part in
+    values: Values = field(default_factory=Values)
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any], layer: str) -> Any:
         """The result of an operator on fake tensors."""
         if func is aten._local_scalar_dense.default:
-            number = self.shadow.number(args[0])
+            number = self.values.number(args[0])
             if number is not None:
                 return number
         made = self._run(func, args, kwargs, layer)
-        self.shadow.follow(func, args, kwargs, made)
+        self.values.follow(func, args, kwargs, made)
         return made
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any], layer: str) -> Any:
         try:
             return func(*args, **kwargs)
         except UNKNOWN as error:
-            known = self.shadow.answer(func, args, kwargs)
+            known = self.values.answer(func, args, kwargs)
             if known is not None:
                 return known
             if self.share is None or func not in _ANSWERS:
@@ -62,25 +64,42 @@ class Assumed:
             self.used.append(f"{func._schema.name} in {layer or 'the model'}")
             return _ANSWERS[func](self.share, func, *args, **kwargs)
         except _LACKING as error:
+            known = self.values.answer(func, args, kwargs)
+            if known is not None:
+                return known
             if func._schema.is_mutable and not func._schema.returns:
                 return None  # it only writes to what is there: nothing has to be worked out
             if func is aten._cudnn_rnn_backward.default:
                 return gradients(func, *args)
             raise unsupported(func, layer, error) from error
+        except RuntimeError:
+            if func is not aten._grouped_mm.default:
+                raise
+            # its fake form refuses the formats that its kernel computes one group at a time
+            dtype = kwargs.get("out_dtype") or args[0].dtype
+            return args[0].new_empty(grouped_shape(*inputs_of(func, args, kwargs)), dtype=dtype)
 
 
-def refused(func: Any, layer: str, share: float | None) -> InputError:
+class Stopped(InputError):
+    """A step that fake tensors without values cannot go on with."""
+
+
+class NeedsData(Stopped):
+    """A step that depends on data which is not there."""
+
+
+def refused(func: Any, layer: str, share: float | None) -> NeedsData:
     """The result of an operator depends on data that a capture does not have."""
     hint = "" if share is not None else "say what share of the elements masks pick (`share=0.25`), "
-    return InputError(
+    return NeedsData(
         f"`{func}` at {place()}{_in(layer)} depends on the data, which a capture does not have",
         hint=f"{hint}or {INSTEAD}",
     )
 
 
-def unsupported(func: Any, layer: str, error: Exception) -> InputError:
+def unsupported(func: Any, layer: str, error: Exception) -> Stopped:
     """An operator has no form for fake tensors."""
-    return InputError(
+    return Stopped(
         f"`{func}` at {place()}{_in(layer)} cannot run on fake tensors: {first_line(error)}",
         hint=f"register a fake form for it (torch.library.register_fake), or {INSTEAD}",
     )

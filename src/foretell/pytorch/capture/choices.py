@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from foretell.pytorch.capture.gpu import GPU
-from foretell.pytorch.capture.recurrent import KINDS, recurrent
+from foretell.pytorch.capture.recurrent import is_recurrent, recurrent
 
 aten = torch.ops.aten
 
@@ -30,7 +30,6 @@ _LOSS = re.compile(
     r"(cross_entropy|nll_loss\w*|mse_loss|l1_loss|smooth_l1_loss|huber_loss|kl_div|ctc_loss"
     r"|binary_cross_entropy\w*|cosine_embedding_loss|soft_margin_loss)$"
 )
-_WHOLE = 9  # arguments of a recurrent layer of whole tensors; packed ones have others
 _HALF = (torch.float16, torch.bfloat16)
 _ALIGNED = 8  # elements: heads of other widths are padded or left to the unfused way
 
@@ -81,7 +80,7 @@ class _Choices(TorchFunctionMode):  # type: ignore[misc]
         if func == torch.Tensor.is_cuda.__get__:
             return args[0].device.type == "cuda"
         name = getattr(func, "__name__", "")
-        if self.is_gpu and name in KINDS and len(args) == _WHOLE and args[0].is_floating_point():
+        if self.is_gpu and is_recurrent(name, args):
             return recurrent(name, _autocast, *args)
         if _LOSS.match(name):
             self.on_loss()

@@ -3,7 +3,10 @@
     graph = foretell.capture(model, (x, y), loss=F.cross_entropy, optimizer="adamw")
 
 The step is run once on fake tensors and every operator is written down; nothing is computed and no
-weights are allocated. The graph has no times yet: `foretell.price(graph, cluster)` gives them.
+weights are allocated. Where what the step does depends on its data (masks, routing, `.item()`), it
+is run again with real weights and a real batch on the CPU behind the fake tensors, and where fake
+tensors cannot stand for it at all, on real tensors alone. Random numbers have a fixed seed, so that
+the answer repeats. The graph has no times yet: `foretell.price(graph, cluster)` gives them.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,19 +25,23 @@ from foretell.errors import ForetellError, InputError, unknown
 from foretell.graph import BufferKind, Graph, Phase
 from foretell.graph.columns import NONE
 from foretell.pytorch.capture import gpu
-from foretell.pytorch.capture.assume import INSTEAD, Assumed, first_line, is_users
+from foretell.pytorch.capture.assume import INSTEAD, Assumed, NeedsData, Stopped, first_line, is_users
 from foretell.pytorch.capture.choices import CPU, chosen
 from foretell.pytorch.capture.compose import Formats, compose
 from foretell.pytorch.capture.pace import Pace
 from foretell.pytorch.capture.record import Recorder
 from foretell.pytorch.capture.step import (
+    Given,
     Step,
     copyable,
     fake_batch,
     fake_model,
     fake_optimizer,
+    real_step,
     settle,
+    with_data,
 )
+from foretell.pytorch.capture.values import Values, seeded
 from foretell.pytorch.capture.workspace import workspace
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -52,6 +60,7 @@ def capture(
     on: str = "h200",
     device: str = "",
     progress: Callable[[str, float], None] = lambda words, share: None,
+    real: Callable[[], tuple[Any, ...]] | None = None,
 ) -> Graph:
     """One training step as a graph, without a GPU, weights or data.
 
@@ -66,22 +75,71 @@ def capture(
     not there (→ `foretell.pytorch.capture.assume`). `on` names the device whose kernels are chosen;
     `on="cpu"` leaves the choice to torch, as it is made where no GPU is. `device="cpu"` makes fake
     CPU tensors where a GPU cannot be pretended. `progress` is told what is done, and the share of
-    the capture that is.
+    the capture that is. `real` makes model, batch, loss and optimizer with values, where those that
+    are given have none (are on `meta`); it is asked only where the step depends on them.
     """
-    place = _place("cpu" if on == CPU else device)
-    arch = _arch(on)
+    given = Given(model, batch, loss, optimizer)
+    asked = _Asked(autocast, tf32, share, on, "cpu" if on == CPU else device, progress)
+    _arch(on)
+    if autocast and autocast not in _AUTOCAST:
+        raise unknown("autocast format", autocast, _AUTOCAST)
+    place = _place(asked.device)
+    try:
+        with seeded():
+            return _on_fakes(given, asked, place, Values())
+    except Stopped as error:
+        stopped = error
+    return _with_data(given, real, asked, place, stopped)
+
+
+def _with_data(
+    given: Given, real: Any, asked: _Asked, place: torch.device, stopped: Stopped
+) -> Graph:
+    """The step once more with real weights and a real batch, where those can be had."""
+    with seeded():
+        found = with_data(given, real, stopped)
+    try:
+        with seeded():
+            return _on_fakes(found, asked, place, Values(every=True))
+    except Stopped:
+        try:
+            with seeded(), _quiet():
+                return _recorded(found, asked, gpu.CPU, Values(is_off=True))
+        except Stopped as error:  # it does not run on real tensors either
+            raise error if isinstance(stopped, NeedsData) else stopped from error.__cause__
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """How to capture."""
+
+    autocast: str
+    tf32: bool | None
+    share: float | None
+    on: str
+    device: str
+    progress: Callable[[str, float], None]
+
+
+def _on_fakes(given: Given, asked: _Asked, place: torch.device, values: Values) -> Graph:
+    """The step on fake tensors, as a GPU would run it."""
     with gpu.pretended(place), _quiet(), copyable(), gpu.fake_mode(place):
-        recorder = Recorder({}, Assumed(share), place, pace=Pace(progress))
-        choices = chosen(arch, recorder.loss_begins)
-        with recorder, choices, torch.autograd.set_multithreading_enabled(False):
-            with _errors_explained(recorder):
-                step = _made(model, batch, loss, optimizer, place)
-                _run(step, recorder, _autocast(autocast, place))
-            _claim(step, recorder)
-            recorder.ledger.stays += workspace(recorder.rows, arch)
-        facts = _facts(step, recorder, autocast, on)
-        del step
-    return compose(recorder.rows, recorder.ledger.stays, _formats(tf32), facts)
+        return _recorded(given, asked, place, values)
+
+
+def _recorded(given: Given, asked: _Asked, place: torch.device, values: Values) -> Graph:
+    """The graph of one step, recorded while it runs."""
+    arch = CPU if values.is_off else _arch(asked.on)
+    recorder = Recorder({}, Assumed(asked.share, values=values), place, pace=Pace(asked.progress))
+    with recorder, chosen(arch, recorder.loss_begins):
+        with torch.autograd.set_multithreading_enabled(False), _errors_explained(recorder):
+            step = real_step(given) if values.is_off else _made(given, place, values.every)
+            _run(step, recorder, _autocast(asked.autocast, place))
+        _claim(step, recorder)
+    recorder.ledger.stays += workspace(recorder.rows, _arch(asked.on))
+    facts = _facts(step, recorder, asked.autocast, asked.on)
+    del step
+    return compose(recorder.rows, recorder.ledger.stays, _formats(asked.tf32), facts)
 
 
 def _place(device: str) -> torch.device:
@@ -119,28 +177,26 @@ def _quiet() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _made(model: Any, batch: Any, loss: Any, optimizer: Any, place: torch.device) -> Step:
-    made = fake_model(model, place)
+def _made(given: Given, place: torch.device, values: bool) -> Step:
+    made = fake_model(given.model, place, values=values)
+    batch = given.batch
     if callable(batch):
         with torch.device(place):
             batch = batch()
-    data = fake_batch(batch, place)
-    on_gpu = place.type == "cuda"
-    return Step(made, data, loss, fake_optimizer(optimizer, model, made, on_gpu=on_gpu))
+    data = fake_batch(batch, place, values=values)
+    optimizer = fake_optimizer(given.optimizer, given.model, made, on_gpu=place.type == "cuda")
+    return Step(made, data, given.loss, optimizer)
 
 
 def _autocast(name: str, place: torch.device) -> Any:
     if not name:
         return nullcontext()
-    if name not in _AUTOCAST:
-        raise unknown("autocast format", name, _AUTOCAST)
     return torch.autocast(place.type, dtype=_AUTOCAST[name])
 
 
 def _run(step: Step, recorder: Recorder, autocast: Any) -> None:
     """One step as training has it from the second on: the optimizer has its state."""
     _enter(step, recorder)
-    recorder.assumed.shadow.begin()
     with ExitStack() as stack:
         stack.enter_context(recorder.watching_modules())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -148,6 +204,7 @@ def _run(step: Step, recorder: Recorder, autocast: Any) -> None:
         with autocast:
             loss = step.run()
         recorder.phase = Phase.BACKWARD
+        recorder.assumed.values.is_over = True
         loss.backward()
         del loss
         recorder.phase = Phase.UPDATE
@@ -163,7 +220,8 @@ def _enter(step: Step, recorder: Recorder) -> None:
     recorder.pace.modules = len(recorder.names)
     recorder.parameters |= {id(p): name for name, p in model.named_parameters()}
     if step.optimizer is not None:
-        settle(step.optimizer, [p for p in model.parameters() if p.requires_grad])
+        with recorder.assumed.values.paused():
+            settle(step.optimizer, [p for p in model.parameters() if p.requires_grad])
     for name, parameter in model.named_parameters():
         ledger.meet(parameter, NONE, BufferKind.PARAMETER, name)
     for name, buffer in model.named_buffers():
@@ -208,6 +266,8 @@ def _facts(step: Step, recorder: Recorder, autocast: str, on: str) -> dict[str, 
         "torch": torch.__version__,
         "kernels_of": on,
     }
+    readers = [row.name for row in recorder.rows if row.reads_batch and row.direction == "fwd"]
+    facts["batch_ops"] = sorted(set(readers))
     sides = {int(t.shape[0]) for t in _tensors(step.batch) if t.dim()}
     if len(sides) == 1:  # of all tensors of the batch: its samples
         facts["batch"] = sides.pop()
@@ -215,6 +275,8 @@ def _facts(step: Step, recorder: Recorder, autocast: str, on: str) -> dict[str, 
         facts["autocast"] = autocast
     if step.optimizer is not None:
         facts["optimizer"] = type(step.optimizer).__name__
+    if recorder.assumed.values.every or recorder.assumed.values.is_off:
+        facts["data"] = "real"  # weights and batch had values
     if recorder.assumed.used:
         facts["assumed"] = sorted(set(recorder.assumed.used))
     return facts
@@ -236,7 +298,7 @@ def _errors_explained(recorder: Recorder) -> Iterator[None]:
         raise
     except Exception as error:
         where = f"{_where(error)}{recorder.stopped}"
-        raise InputError(
+        raise Stopped(
             f"the step stopped{where}: {type(error).__name__}: {first_line(error)}",
             hint=f"if it runs on real tensors, {INSTEAD}, or capture with device='cpu'",
         ) from error

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from foretell.pytorch.capture.words import bytes_of, flops_of, moved_bytes
+from foretell.pytorch.capture.flops import conv_work, flops_of
+from foretell.pytorch.capture.words import bytes_of, moved_bytes
 
 
 class Part(NamedTuple):
@@ -39,8 +39,7 @@ def _conv(inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Part, ...]:
 def _conv_backward(inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Part, ...]:
     grad, x, weight = inputs[:3]
     wanted = inputs[10]
-    pixels = x if inputs[7] else grad
-    flops = 2.0 * pixels.numel() * math.prod(weight.shape[1:])
+    flops = conv_work(x, grad, weight, bool(inputs[7]))
     moved = bytes_of(grad) + bytes_of(x) + bytes_of(weight)
     every = (
         Part("dgrad", flops, moved),

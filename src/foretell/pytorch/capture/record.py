@@ -57,6 +57,7 @@ class Row:
     tensors: int  # of a list operator
     waits: bool = False  # the host waits for a number
     is_copy: bool = False  # over the host's bus
+    reads_batch: bool = False
 
 
 @dataclass
@@ -148,6 +149,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if parts or waits:
             row.shape = words.shape_text(func, inputs)
             row.waits, row.is_copy = waits, _crosses(given, outputs)
+            row.reads_batch = self._reads_batch(given)
         self._modules = self._nodes = 0
         self.rows.append(row)
         self.pace.note(self.phase, len(self.rows))
@@ -194,6 +196,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _sources(self, given: Sequence[Any]) -> tuple[int, ...]:
         known = (self.ledger.stay(t) for t in given)
         return tuple(sorted({s.maker for s in known if s is not None and s.maker != NONE}))
+
+    def _reads_batch(self, given: Sequence[Any]) -> bool:
+        known = (self.ledger.stay(t) for t in given)
+        return any(s is not None and s.kind == BufferKind.INPUT for s in known)
 
     def _keep(self, func: Any, given: list[Any], outputs: list[Any], i: int, row: Row) -> None:
         """Enter what an operator made, and that it wrote what it changed in place."""

@@ -17,7 +17,23 @@ _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # cuDNN's numbers
 KINDS = tuple(_MODES)
 
 
-def recurrent(
+_ARGUMENTS = 9  # of a recurrent layer, packed or not
+
+
+def is_recurrent(name: str, args: Sequence[Any]) -> bool:
+    """Whether a call is of a recurrent layer."""
+    return name in KINDS and len(args) == _ARGUMENTS and args[0].is_floating_point()
+
+
+def recurrent(kind: str, cast: Callable[..., tuple[Tensor, ...]], *args: Any) -> tuple[Any, ...]:
+    """What `torch.lstm`, `torch.gru` and the plain ones answer, for whole or packed sequences."""
+    if isinstance(args[1], Tensor) and not args[1].is_floating_point():
+        input, sizes, hx, *rest = args
+        return _run(kind, cast, input, hx, *rest, False, sizes.tolist())
+    return _run(kind, cast, *args, [])
+
+
+def _run(
     kind: str,
     cast: Callable[..., tuple[Tensor, ...]],
     input: Tensor,
@@ -29,8 +45,8 @@ def recurrent(
     train: bool,
     bidirectional: bool,
     batch_first: bool,
+    sizes: list[int],
 ) -> tuple[Any, ...]:
-    """What `torch.lstm`, `torch.gru` and the plain ones answer for whole tensors."""
     hidden, cell = (hx[0], hx[1]) if kind == "lstm" else (hx, None)
     each = len(weights) // (layers * (2 if bidirectional else 1))
     input, hidden, *weights = cast(input, hidden, *weights)
@@ -39,7 +55,7 @@ def recurrent(
     flat = weights[0].detach()  # stands for the buffer that all weights are views of
     out, new, state, *_ = aten._cudnn_rnn(
         input, weights, each, flat, hidden, cell, _MODES[kind], size, projected, layers,
-        batch_first, dropout, train, bidirectional, [], None,
+        batch_first, dropout, train, bidirectional, sizes, None,
     )  # fmt: skip
     return (out, new, state) if kind == "lstm" else (out, new)
 

@@ -15,7 +15,7 @@ import runpy
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,12 @@ class Parts:
     batch: Any
     loss: Any = None
     optimizer: Any = None
+    real: Callable[[], tuple[Any, ...]] | None = None  # the same with values, where these have none
+
+    @property
+    def four(self) -> tuple[Any, ...]:
+        """Model, batch, loss and optimizer."""
+        return self.model, self.batch, self.loss, self.optimizer
 
 
 def find(text: str, batch: int | None = None, ranks: int = 1) -> Parts:
@@ -126,8 +132,18 @@ def _made(names: Mapping[str, Any], name: str, where: str, options: dict[str, An
     """What a function answers: the parts of a step, or a model whose script has the others."""
     if isinstance(names[name], type) and issubclass(names[name], torch.nn.Module):
         return _with_others(names, partial(names[name], **options), where)
-    with torch.device("meta"):  # nothing is allocated, and a capture makes fakes of it
-        made = _ran(lambda: names[name](**options), f"{where}:{name}")
+    def parts() -> Parts:
+        return _parts(names, _ran(lambda: names[name](**options), f"{where}:{name}"), name, where)
+
+    try:
+        with torch.device("meta"):  # nothing is allocated, and a capture makes fakes of it
+            found = parts()
+    except InputError:  # it may read values while it is made
+        return parts()
+    return replace(found, real=lambda: parts().four)
+
+
+def _parts(names: Mapping[str, Any], made: Any, name: str, where: str) -> Parts:
     if isinstance(made, torch.nn.Module):
         return _with_others(names, made, where)
     if isinstance(made, Mapping):

@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -18,9 +19,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Module, Parameter
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretell import spec
 from foretell.errors import InputError, unknown
+from foretell.pytorch.capture.values import SMALL, copy_of, give, has_data
 from foretell.pytorch.script import default_loss, ordered, takes_model
 
 OPTIMIZERS = {
@@ -33,9 +36,83 @@ OPTIMIZERS = {
 _KINDS = ("foreach", "fused", "loop")  # how an optimizer goes over its parameters
 
 
+REAL = 2 * 2**30  # bytes of weights that are worth allocating to learn what a step does
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a step is made of, as the user gave it."""
+
+    model: Any
+    batch: Any
+    loss: Any = None
+    optimizer: Any = None
+
+
+def with_data(given: Given, real: Callable[[], Any] | None, stopped: Exception) -> Given:
+    """The same with real weights and a real batch on the CPU; `stopped` is raised where not."""
+    if real is not None:
+        with _bounded(stopped), torch.device("cpu"):
+            given = Given(*real())
+    model, batch = given.model, given.batch
+    if not isinstance(model, Module):
+        with _bounded(stopped):
+            model = model()
+    if callable(batch):
+        batch = batch()
+    tensors = (*model.parameters(), *model.buffers(), *_tensors(batch))
+    if not all(map(has_data, tensors)) or _size(tensors) > REAL:
+        raise stopped
+    return Given(model, batch, given.loss, given.optimizer)
+
+
+@contextmanager
+def _bounded(stopped: Exception) -> Iterator[None]:
+    """Whatever is made may fail, and may not grow beyond what is worth it."""
+    try:
+        with _Bound():
+            yield
+    except Exception:  # what stopped the step before is what the user should read
+        raise stopped from None
+
+
+class _Bound(TorchDispatchMode):  # type: ignore[misc]
+    """Stops where more memory is taken than `REAL`."""
+
+    taken = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func._schema.name.startswith("aten::empty") and isinstance(made, Tensor):
+            self.taken += made.untyped_storage().nbytes()
+            if self.taken > REAL:
+                raise MemoryError
+        return made
+
+
+def _size(tensors: Sequence[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    if isinstance(values, Tensor):
+        return [values]
+    inner = values.values() if isinstance(values, Mapping) else values
+    if isinstance(values, (Mapping, list, tuple)):
+        return [t for v in inner for t in _tensors(v)]
+    return []
+
+
+def real_step(given: Given) -> Step:
+    """A step on real tensors: a copy of the model, so that what was given stays as it is."""
+    model = copy.deepcopy(given.model)
+    optimizer = fake_optimizer(given.optimizer, given.model, model, on_gpu=False)
+    return Step(model, given.batch, given.loss, optimizer)
+
+
 @dataclass
 class Step:
-    """One training step, ready to be run on fake tensors."""
+    """One training step, ready to be run."""
 
     model: Module
     batch: Any
@@ -103,10 +180,15 @@ def _with_target(batch: Any) -> Any:
     )
 
 
-def fake_model(model: Module | Callable[[], Module], device: torch.device) -> Module:
-    """The model with fake tensors for weights; what was given is not touched."""
+def fake_model(
+    model: Module | Callable[[], Module], device: torch.device, *, values: bool = False
+) -> Module:
+    """The model with fake tensors for weights; what was given is not touched.
+
+    With `values`, those of a model that has any stand behind the fake tensors.
+    """
     if isinstance(model, Module):
-        return _copied(model, device)
+        return _copied(model, device, values)
     with torch.device(device), movable():
         made = model()
     if not isinstance(made, Module):
@@ -171,15 +253,21 @@ def copyable() -> Iterator[None]:
         yield
 
 
-def _copied(model: Module, device: torch.device) -> Module:
+def _copied(model: Module, device: torch.device, values: bool = False) -> Module:
     """A copy whose tensors are fake; tied weights stay tied, as the copy knows what it has seen."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
-        like = fake_like(parameter, device)
-        memo[id(parameter)] = Parameter(like, requires_grad=parameter.requires_grad)
-    for buffer in model.buffers():
-        memo[id(buffer)] = fake_like(buffer, device)
+        like = Parameter(fake_like(parameter, device), requires_grad=parameter.requires_grad)
+        memo[id(parameter)] = give(like, parameter if values else None)
+    for tensor in (*model.buffers(), *_loose(model)):
+        is_known = values or tensor.numel() <= SMALL
+        memo[id(tensor)] = give(fake_like(tensor, device), copy_of(tensor) if is_known else None)
     return copy.deepcopy(model, memo)
+
+
+def _loose(model: Module) -> list[Tensor]:
+    """Tensors that modules hold as plain attributes."""
+    return [t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor)]
 
 
 def fake_like(tensor: Tensor, device: torch.device) -> Tensor:
@@ -187,17 +275,22 @@ def fake_like(tensor: Tensor, device: torch.device) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
 
-def fake_batch(batch: Any, device: torch.device) -> Any:
-    """A batch with fake tensors on the device."""
+def fake_batch(batch: Any, device: torch.device, *, values: bool = False) -> Any:
+    """A batch with fake tensors on the device; whole numbers and masks keep what they say."""
+    again = partial(fake_batch, device=device, values=values)
     if isinstance(batch, Tensor):
+        if isinstance(batch, FakeTensor) and batch.device == device:
+            return batch
         like = fake_like(batch, device)
+        is_known = values or (not batch.is_floating_point() and batch.numel() <= SMALL)
+        give(like, copy_of(batch) if is_known else None)
         return like.requires_grad_(batch.requires_grad) if batch.is_floating_point() else like
     if isinstance(batch, Mapping):
-        return {k: fake_batch(v, device) for k, v in batch.items()}
+        return {k: again(v) for k, v in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(fake_batch(v, device) for v in batch))
+        return type(batch)(*map(again, batch))
     if isinstance(batch, (list, tuple)):
-        return type(batch)(fake_batch(v, device) for v in batch)
+        return type(batch)(map(again, batch))
     return batch
 
 
@@ -266,6 +359,6 @@ def _options(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 def settle(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> None:
     """Let an optimizer make its state, as it did in the first step of a training."""
     for parameter in parameters:
-        parameter.grad = torch.empty_like(parameter)
+        parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)

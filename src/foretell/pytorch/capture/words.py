@@ -1,4 +1,4 @@
-"""Operators in the words of a trace: op, inputs, number format, bytes and flop.
+"""Operators in the words of a trace: op, inputs, number format and bytes.
 
     in=64x3x224x224+64x3x7x7+-,types=float+float+…,args=-+-+-+2x2+3x3,strides=…
 
@@ -9,7 +9,7 @@ input does not lie in memory row by row.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -178,66 +178,3 @@ def moved_bytes(op: str, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> fl
 # Those that only write, and those that read of their first input only what others point to.
 _FILLS = ("fill_", "arange", "nll_loss_backward", "bernoulli_", "uniform_", "normal_")
 _GATHERS = ("embedding", "index_select", "gather", "index", "nll_loss_forward")
-
-
-def flops_of(op: str, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> float:
-    """Floating-point operations of an operator; one an element where no formula is known."""
-    if op in _FLOPS:
-        return _FLOPS[op](inputs, outputs)
-    return float(sum(t.numel() for t in outputs if t.is_floating_point()))
-
-
-def _product(first: int) -> Callable[[Sequence[Any], Sequence[Tensor]], float]:
-    return lambda inputs, outputs: 2.0 * outputs[0].numel() * inputs[first].shape[-1]
-
-
-def _conv(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> float:
-    x, weight = inputs[0], inputs[1]
-    pixels = x if inputs[6] else outputs[0]  # a transposed one spreads each of its inputs
-    return 2.0 * int(pixels.numel()) * int(math.prod(weight.shape[1:]))
-
-
-def _conv_backward(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> float:
-    grad, x, weight = inputs[:3]
-    pixels = x if inputs[7] else grad
-    ways = sum(bool(wanted) for wanted in inputs[10][:2])
-    return 2.0 * ways * int(pixels.numel()) * int(math.prod(weight.shape[1:]))
-
-
-def _attention(first: int, causal: int) -> Callable[[Sequence[Any], Sequence[Tensor]], float]:
-    """Two products of queries and keys forward, five backward; half of it where causal."""
-
-    def flops(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> float:
-        q, k = inputs[first], inputs[first + 1]
-        work = 4.0 * float(q.numel()) * int(k.shape[2]) * (0.5 if inputs[causal] else 1.0)
-        return work * (2.5 if first else 1.0)
-
-    return flops
-
-
-def _recurrent(ways: float) -> Callable[[Sequence[Any], Sequence[Tensor]], float]:
-    """Every token meets every weight matrix once forward, twice backward."""
-
-    def flops(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> float:
-        tokens = int(inputs[0].numel()) // int(inputs[0].shape[-1])
-        return 2.0 * ways * tokens * sum(int(w.numel()) for w in inputs[1] if w.dim() == 2)
-
-    return flops
-
-
-_FLOPS: dict[str, Callable[[Sequence[Any], Sequence[Tensor]], float]] = {
-    "mm": _product(0),
-    "bmm": _product(0),
-    "addmm": _product(1),
-    "baddbmm": _product(1),
-    "_cudnn_rnn": _recurrent(1.0),
-    "_cudnn_rnn_backward": _recurrent(2.0),
-    "convolution": _conv,
-    "convolution_backward": _conv_backward,
-    "_efficient_attention_forward": _attention(0, 6),
-    "_efficient_attention_backward": _attention(1, 11),
-    "_cudnn_attention_forward": _attention(0, 6),
-    "_cudnn_attention_backward": _attention(1, 14),
-    "_flash_attention_forward": _attention(0, 4),
-    "_flash_attention_backward": _attention(1, 11),
-}

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from foretell.graph import BufferKind
 from foretell.graph.columns import NONE
+from foretell.pytorch.capture.choices import CPU
 from foretell.pytorch.capture.ledger import Stay
 from foretell.pytorch.capture.record import Row
 
@@ -21,7 +22,7 @@ _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 
 def workspace(rows: Sequence[Row], arch: str) -> list[Stay]:
     """What cuBLAS holds where a step has products."""
-    if not any(row.op in _PRODUCTS for row in rows):
+    if arch == CPU or not any(row.op in _PRODUCTS for row in rows):
         return []
     size = _LARGE if arch in ("hopper", "blackwell") else _SMALL
     return [Stay(float(size), NONE, BufferKind.WORKSPACE, "cuBLAS") for _ in range(_THREADS)]

@@ -41,7 +41,7 @@ def from_graph(graph: Graph, name: str = "") -> Workload:
     """The workload of a captured or traced step."""
     rows = rows_of(graph)
     left = assign(graph, rows)
-    mark_live(rows)
+    mark_live(graph, rows)
     batch = batch_of(graph, rows)
     roles = roles_of(rows, batch)
     model = _model(graph, rows, roles, batch)
@@ -218,9 +218,9 @@ def _whole(made: Workload) -> Iterator[str]:
     }
     some = [(name, ops) for name, ops in left.items() if ops]
     for name, ops in some[:FEW]:
-        yield f"{name}: {', '.join(ops[:FEW])} fit no pattern and stay whole under tp"
+        yield f"{name}: {', '.join(ops[:FEW])} are replicated under tp: no pair to split was found"
     if len(some) > FEW:
-        yield f"so do linear layers of {len(some) - FEW} more"
+        yield f"so are linear layers of {len(some) - FEW} more"
 
 
 def _is_split(op: Op) -> bool:

@@ -56,4 +56,5 @@ _RULES: dict[str, Callable[[Model, int, str], list[Piece]]] = {
     "mean": mean,
     "bmm": batched,
     "baddbmm": batched,
+    "_grouped_mm": batched,
 }

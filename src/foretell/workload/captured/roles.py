@@ -1,35 +1,44 @@
-"""What Megatron's way of splitting can do with a recorded step: heads, pairs of products, words.
+"""How a recorded step can be split over tensor-parallel ranks, from its dataflow alone.
 
-Rows that are no pointwise work are followed through those that are. Attention is a fused call, or
-product · softmax · product; the linear layers that feed it alone give out their outputs (`column`),
-the one it alone feeds takes in its inputs (`row`). Linear layers that together feed one other, of
-their width, are such a pair too (up and gate → down). What fits no pattern stays whole.
+Matmuls, attentions, norms and look-ups are followed through the pointwise work between them; names
+of modules play no part. What is found are pairs of linear layers:
+
+    attention     the linear layers that feed it are column-parallel, the one it feeds row-parallel
+    feed-forward  linear layers that together feed one other, as wide as that takes in
+    experts       the same with a matrix for each expert (batched or grouped products)
+    vocabulary    tables of words that the batch indexes, and the logits before the loss
+
+Attention is a fused call, or product · softmax · product. What else reaches it (masks, position
+biases, rotary angles, keys shared by all heads) is replicated. Norms of single heads leave heads
+apart, so they are followed like pointwise work. What fits nothing stays whole.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from foretell.cost.aten import kernels
+from foretell.cost.fusion_class import kind_of, word_of
 from foretell.cost.shape import parse
 from foretell.graph import Phase
 from foretell.workload.captured.row import Row
 from foretell.workload.captured.sizes import PRODUCTS
 
-# Pointwise work and copies: what they make can be split as what they are given.
-THROUGH = (
-    *("add", "sub", "mul", "div", "neg", "pow", "exp", "tanh", "sqrt", "rsqrt", "where", "sigmoid"),
-    *("gelu", "silu", "clamp_min", "clamp", "hardswish", "hardsigmoid", "native_dropout", "erf"),
-    *("copy_", "masked_fill", "cat", "roll", "leaky_relu", "elu", "softplus", "clone", "slice"),
-    *("constant_pad_nd", "bernoulli_", "lt", "gt", "eq", "ne", "logical_and", "reciprocal"),
-)
+# Kinds of op (→ `foretell.cost.fusion_class`) whose result can be split as what they are given.
+_THROUGH = ("pointwise", "random", "cat", "view")
+_MOVES = ("roll", "flip", "constant_pad_nd", "slice", "nan_to_num", "rot90", "diff", "exp2")
+_BY_ROW = ("mean", "sum", "var", "linalg_vector_norm", "native_layer_norm", "_fused_rms_norm")
+_SOFTMAX = ("_softmax", "_safe_softmax")
+_BATCHED = ("bmm", "baddbmm")
+_CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+LITTLE = 0.1  # of what a product reads: offsets and the like, next to its factor
 
 
 @dataclass
 class Core:
-    """One attention: its rows, sizes of all heads of one sample, and who feeds it."""
+    """One attention: its rows, sizes of all heads of one sample, and what feeds it."""
 
     rows: tuple[int, ...]  # one fused, or product, softmax, product
     heads: int  # of one sequence
@@ -42,6 +51,7 @@ class Core:
     causal: bool = False
     dropout: bool = False
     groups: int = 0  # heads of keys and values
+    out: int = 0  # width of a value
 
     @property
     def last(self) -> int:
@@ -56,12 +66,14 @@ class Roles:
     column: dict[int, int] = field(default_factory=dict)  # row → most ranks
     row: dict[int, int] = field(default_factory=dict)
     inside: set[int] = field(default_factory=set)  # pointwise work between column and row
-    enters: set[int] = field(default_factory=set)  # the first row of each split part
+    enters: set[int] = field(default_factory=set)  # the first column of each input that is split
     words: set[int] = field(default_factory=set)  # tables of words, products with all of them
 
 
 def is_through(row: Row) -> bool:
-    return row.op.rstrip("_") in THROUGH or row.op in THROUGH
+    """Pointwise work, copies and concatenations: split as what they are given."""
+    plain = word_of(row.op.rstrip("_"))
+    return kind_of(plain) in _THROUGH or plain in _MOVES
 
 
 def is_linear(row: Row) -> bool:
@@ -70,7 +82,8 @@ def is_linear(row: Row) -> bool:
 
 def is_expert(row: Row) -> bool:
     """A product of every expert at once: one factor is a parameter with a matrix for each."""
-    return row.op == "bmm" and bool(row.weights or row.tied) and len(row.call.dims[1]) == 3
+    is_many = row.op in ("bmm", "_grouped_mm") and len(row.call.dims[1]) == 3
+    return is_many and bool(row.weights or row.tied)
 
 
 def wide(row: Row) -> tuple[int, int]:
@@ -80,7 +93,7 @@ def wide(row: Row) -> tuple[int, int]:
 
 
 def roles_of(rows: Sequence[Row], batch: int) -> Roles:
-    """The patterns in a step."""
+    """The pairs of a step."""
     _trace_sources(rows)
     users = _users(rows)
     found = Roles()
@@ -94,19 +107,34 @@ def roles_of(rows: Sequence[Row], batch: int) -> Roles:
 
 
 def _trace_sources(rows: Sequence[Row]) -> None:
+    """For each row the last ones before it that are more than pointwise."""
     for row in rows:
         found: set[int] = set()
         for i in row.after:
             if rows[i].live:
-                found |= rows[i].sources if is_through(rows[i]) else {i}
+                found |= rows[i].sources if rows[i].through else {i}
         row.sources = frozenset(found)
+        row.through = is_through(row) or _is_per_head(row, rows)
+
+
+def _is_per_head(row: Row, rows: Sequence[Row]) -> bool:
+    """A norm over less than the linear layers before it make: that of one head."""
+    if row.op not in _BY_ROW or not row.call.dims[0] or not row.sources:
+        return False
+    last, dims = row.call.dims[0][-1], row.call.numbers(1)
+    if row.op in ("mean", "sum", "var") and {i % len(row.call.dims[0]) for i in dims} != {
+        len(row.call.dims[0]) - 1
+    }:
+        return False
+    made = [wide(rows[i])[1] if is_linear(rows[i]) else 0 for i in row.sources]
+    return all(width > last and width % last == 0 for width in made)
 
 
 def _users(rows: Sequence[Row]) -> dict[int, set[int]]:
-    """For each row that is no pointwise work, those of its kind that use what it makes."""
+    """For each row that is more than pointwise, those that use what it makes."""
     found: dict[int, set[int]] = {}
     for at, row in enumerate(rows):
-        if not is_through(row):
+        if not row.through:
             for i in row.sources:
                 found.setdefault(i, set()).add(at)
     return found
@@ -115,18 +143,18 @@ def _users(rows: Sequence[Row]) -> dict[int, set[int]]:
 def _cores(rows: Sequence[Row], batch: int) -> list[Core]:
     found = []
     for at, row in enumerate(rows):
-        if row.op.endswith("_attention_forward"):
-            found.append(_fused(at, row, rows, batch))
-        elif row.op == "_softmax" and row.phase != Phase.LOSS:
+        if row.op.endswith("_attention_forward") or row.op == _CPU_ATTENTION:
+            found.append(_fused(at, row, batch))
+        elif row.op in _SOFTMAX and row.phase != Phase.LOSS:
             core = _spelled(at, rows, batch)
             found += [core] if core else []
     return found
 
 
-def _fused(at: int, row: Row, rows: Sequence[Row], batch: int) -> Core:
+def _fused(at: int, row: Row, batch: int) -> Core:
     call = row.call
-    q, k = call.dims[0], call.dims[1]
-    turned = row.op.startswith("_cudnn")  # heads before tokens
+    q, k, v = call.dims[:3]
+    turned = row.op.startswith(("_cudnn", "_scaled"))  # heads before tokens
     seq, head = (2, 1) if turned else (1, 2)
     shape = dict(parse(kernels(row.op, _text(row))[0].shape))
     return Core(
@@ -141,6 +169,7 @@ def _fused(at: int, row: Row, rows: Sequence[Row], batch: int) -> Core:
         causal=bool(shape.get("causal", 0.0)),
         dropout=bool(shape.get("dropout", 0.0)),
         groups=k[head],
+        out=v[-1],
     )
 
 
@@ -151,44 +180,63 @@ def _text(row: Row) -> str:
 
 
 def _spelled(at: int, rows: Sequence[Row], batch: int) -> Core | None:
-    """A product before and behind a softmax."""
+    """A product before and behind a softmax; what is added to the scores is replicated."""
     soft = rows[at]
-    first = [i for i in soft.sources if rows[i].op in ("bmm", "baddbmm")]
-    behind = [i for i, r in enumerate(rows) if at in r.sources and r.op in ("bmm", "baddbmm")]
-    if len(first) != 1 or len(behind) != 1 or len(soft.sources) != 1:
+    first = [i for i in soft.sources if rows[i].op in _BATCHED]
+    behind = [i for i in range(at + 1, len(rows)) if at in rows[i].sources and not rows[i].through]
+    if len(first) != 1 or len(behind) != 1 or rows[behind[0]].op not in _BATCHED:
         return None
     a, b = rows[first[0]].call, rows[behind[0]].call
     one, two = a.dims[PRODUCTS[a.op]], b.dims[PRODUCTS[b.op] + 1]
     many = one[0] / batch
     heads = soft.call.dims[0][-3] if len(soft.call.dims[0]) >= 4 else math.ceil(many)
-    feeds = rows[first[0]].sources | (rows[behind[0]].sources - {at})
-    return Core((first[0], at, behind[0]), heads, many, one[1], two[1], one[2], feeds, False)
+    feeds = soft.sources - {first[0]} | rows[first[0]].sources | rows[behind[0]].sources - {at}
+    core = (first[0], at, behind[0])
+    return Core(core, heads, many, one[1], two[1], one[2], feeds, False, out=two[2])
 
 
 def _around(core: Core, rows: Sequence[Row], users: dict[int, set[int]], found: Roles) -> None:
     """The linear layers that feed a core alone, and the one it alone feeds."""
     mine, behind = set(core.rows), users.get(core.last, set())
-    feeds = sorted(core.feeds)
-    alone = all(is_linear(rows[i]) and users.get(i, set()) <= mine for i in feeds)
-    if not feeds or not alone or len(behind) != 1:
+    columns = [i for i in sorted(core.feeds) if is_linear(rows[i]) and users.get(i, set()) <= mine]
+    last = next(iter(behind)) if len(behind) == 1 else -1
+    if not columns or last < 0 or not is_linear(rows[last]):
         return
-    last = next(iter(behind))
-    width = core.heads * core.depth
-    if not is_linear(rows[last]) or wide(rows[last])[0] != width:
+    if wide(rows[last])[0] != core.heads * (core.out or core.depth):
         return
-    most = min(core.heads, _groups(core, rows, feeds))
-    found.column |= dict.fromkeys(feeds, most)
+    gates = [i for i in rows[last].sources - mine if _is_gate(i, last, rows, users)]
+    most = min(core.heads, _groups(core, rows, columns))
+    _split([*columns, *gates], last, most, rows, found)
+    _mark_inside(rows, {*columns, *gates, *core.rows}, {*core.rows, last}, core.feeds, found)
+
+
+def _is_gate(at: int, last: int, rows: Sequence[Row], users: dict[int, set[int]]) -> bool:
+    """A linear layer whose result is multiplied with what attention made."""
+    one = rows[at]
+    return is_linear(one) and users.get(at) == {last} and wide(one)[1] == wide(rows[last])[0]
+
+
+def _groups(core: Core, rows: Sequence[Row], columns: list[int]) -> int:
+    """Heads of keys and values: of a fused call, else from the widths of what makes them."""
+    if core.groups:
+        return core.groups
+    heads = [wide(rows[i])[1] // core.depth for i in columns]
+    if len(heads) == 1:  # queries, keys and values in one product
+        return max((heads[0] - core.heads) // 2, 1)
+    return max(min(heads), 1)
+
+
+def _split(
+    columns: Iterable[int], last: int, most: int, rows: Sequence[Row], found: Roles
+) -> None:
+    """A pair: every input that column-parallel layers share is entered once."""
+    entered: set[tuple[int, ...]] = set()
+    for i in sorted(columns):
+        found.column[i] = most
+        if rows[i].after not in entered:
+            found.enters.add(i)
+            entered.add(rows[i].after)
     found.row[last] = most
-    found.enters.add(feeds[0])
-    _mark_inside(rows, {*feeds, *core.rows}, {*core.rows, last}, found)
-
-
-def _groups(core: Core, rows: Sequence[Row], feeds: list[int]) -> int:
-    """Heads of keys and values, from the widths of what makes them."""
-    widths = [wide(rows[i])[1] // core.depth for i in feeds]
-    if len(widths) == 1:  # queries, keys and values in one product
-        return max((widths[0] - core.heads) // 2, 1)
-    return max(min(widths), 1)
 
 
 def _pairs(rows: Sequence[Row], users: dict[int, set[int]], found: Roles) -> None:
@@ -197,7 +245,8 @@ def _pairs(rows: Sequence[Row], users: dict[int, set[int]], found: Roles) -> Non
         alike = is_expert if is_expert(row) else is_linear
         if not alike(row) or at in found.row or at in found.column:
             continue
-        ups = sorted(row.sources)
+        size = row.size / wide(row)[1] * wide(row)[0]
+        ups = sorted(i for i in row.sources if rows[i].size > LITTLE * size)
         if not ups or any(i in found.column or i in found.row for i in ups):
             continue
         if not all(alike(rows[i]) and users.get(i) == {at} for i in ups):
@@ -208,18 +257,18 @@ def _pairs(rows: Sequence[Row], users: dict[int, set[int]], found: Roles) -> Non
             continue
         if max(sizes[0][0], wide(row)[1]) > inner:  # it narrows: nothing to be had by splitting
             continue
-        found.column |= dict.fromkeys(ups, inner)
-        found.row[at] = inner
-        found.enters.add(ups[0])
-        _mark_inside(rows, set(ups), {at}, found)
+        _split(ups, at, inner, rows, found)
+        _mark_inside(rows, set(ups), {at}, row.sources, found)
 
 
-def _mark_inside(rows: Sequence[Row], first: set[int], last: set[int], found: Roles) -> None:
-    """Pointwise rows between the columns and the row."""
-    low, high = min(first), max(last)
+def _mark_inside(
+    rows: Sequence[Row], first: set[int], last: set[int], feeds: Iterable[int], found: Roles
+) -> None:
+    """Pointwise rows between the columns and the row; replicated feeds may join them."""
+    low, high, known = min(first), max(last), first | set(feeds)
     for at in range(low + 1, high):
         row = rows[at]
-        if row.live and is_through(row) and row.sources and row.sources <= first:
+        if row.live and row.through and row.sources & first and row.sources <= known:
             found.inside.add(at)
 
 
@@ -234,7 +283,7 @@ def _words(rows: Sequence[Row], users: dict[int, set[int]], found: Roles) -> Non
         if is_last and after and all(rows[i].op == "_log_softmax" for i in after):
             found.words.add(at)
             found.enters.add(at)
-            _mark_inside(rows, {at}, after, found)
+            _mark_inside(rows, {at}, after, (), found)
 
 
 def _is_table(row: Row) -> bool:

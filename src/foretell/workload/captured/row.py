@@ -29,6 +29,7 @@ class Row:
     tied: list[tuple[str, float]] = field(default_factory=list)  # those another call has already
     reads: list[float] = field(default_factory=list)  # elements of all parameters it reads
     sources: frozenset[int] = frozenset()  # rows that are no pointwise work, through those that are
+    through: bool = False  # pointwise, or a norm of single heads
 
     @property
     def out(self) -> Dims:

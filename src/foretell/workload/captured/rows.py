@@ -146,12 +146,15 @@ def _data(row: Row) -> Dims:
     return row.call.dims[given[0]] if given else ()
 
 
-def mark_live(rows: Sequence[Row]) -> None:
+def mark_live(graph: Graph, rows: Sequence[Row]) -> None:
     """Find what depends on the batch: not constants, nor what is made of parameters alone."""
+    said = graph.facts.get("batch_ops")
+    known = frozenset(said) if isinstance(said, list | tuple) else None
     for row in rows:
         if row.op in _CONSTANT:
             continue
-        row.live = any(rows[i].live for i in row.after) or (not row.after and _reads_data(row))
+        reads = row.key in known if known is not None else not row.after and _reads_data(row)
+        row.live = reads or any(rows[i].live for i in row.after)
 
 
 def _reads_data(row: Row) -> bool:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from foretell.cost.aten_call import Call, Dims
 
-PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}  # → where the two factors begin
+# Products, and where the two factors begin.
+PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "_grouped_mm": 0}
 LOOK_UPS = ("embedding", "index_select", "gather")
 
 
@@ -21,9 +22,7 @@ def made_by(call: Call) -> Dims:
     if call.op == "index":
         return _looked_up(call)
     if any(call.lists):
-        first = next(group for group in call.lists if group)
-        rest = math.prod(first[0]) or 1
-        return (*first[0][:-1], sum(math.prod(d) for d in first) * first[0][-1] // rest)
+        return _joined(call)
     if call.op == "convolution":
         return _slid(call)
     if ("pool2d" in call.op or "pool3d" in call.op) and len(call.dims[0]) == 2 + _sides(call):
@@ -33,6 +32,19 @@ def made_by(call: Call) -> Dims:
         gone = {i % len(dims) for i in call.numbers(1)}
         return tuple(1 if i in gone else d for i, d in enumerate(dims))
     return spread([call.dims[i] for i in call.tensors()])
+
+
+def _joined(call: Call) -> Dims:
+    """Tensors one behind the other, along the side where they differ; empty ones add nothing."""
+    first = [d for d in next(group for group in call.lists if group) if math.prod(d)]
+    if not first:
+        return (0,)
+    said = (call.numbers(1) or (-1,))[0] if call.op == "cat" else -1
+    at = next((i for i in range(len(first[0])) if len({d[i] for d in first}) > 1), said)
+    if any(len(d) != len(first[0]) for d in first):
+        return (sum(map(math.prod, first)),)
+    at %= len(first[0])
+    return (*first[0][:at], sum(d[at] for d in first), *first[0][at + 1 :])
 
 
 def _looked_up(call: Call) -> Dims:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from foretell.workload.captured.model import Model, Piece, kept_of, own_dtype, weights_of, width
-from foretell.workload.captured.recorded import summed_back
+from foretell.workload.captured.recorded import as_recorded, summed_back
 from foretell.workload.captured.roles import Core, is_expert, wide
 from foretell.workload.captured.sizes import PRODUCTS
 from foretell.workload.captured.windows import fully, gathered
@@ -150,6 +150,8 @@ def batched(model: Model, at: int, name: str) -> list[Piece]:
     row = model.rows[at]
     if is_expert(row):
         return experts(model, at, name)
+    if row.op not in ("bmm", "baddbmm"):
+        return [as_recorded(model, at, name)]
     a, b = row.call.dims[PRODUCTS[row.op]], row.call.dims[PRODUCTS[row.op] + 1]
     sizes = (model.per_sample(a[0]), a[1], b[-1], a[-1])
     dims = dict(zip("bmnk", map(float, sizes), strict=True))

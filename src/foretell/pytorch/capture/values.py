@@ -1,0 +1,243 @@
+"""Values behind fake tensors, so that code which asks for data gets an answer.
+
+A fake tensor has no data, but what a model computes from constants, random draws and the batch can
+be known all the same: the operator then runs a second time on real CPU tensors, and the result is
+kept on the fake one. Small tensors are always followed:
+
+    rates = [x.item() for x in torch.linspace(0, 0.1, 24)]
+
+With `every`, weights and batch have values too (→ `entry`), and each operator of the forward pass
+is followed: masks, routing, lengths and `.item()` are then those of a real step.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_map_only
+
+aten = torch.ops.aten
+SMALL = 1 << 18  # elements of a tensor that is followed without being asked for
+_VALUE = "_foretell_value"
+_EMPTY = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided")
+_CPU = torch.device("cpu")
+
+
+@contextmanager
+def seeded(seed: int = 0) -> Iterator[None]:
+    """Random numbers of torch, Python and numpy that are the same every time."""
+    numpy = sys.modules.get("numpy")
+    before = random.getstate(), numpy.random.get_state() if numpy else None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        if numpy:
+            numpy.random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            if numpy:
+                numpy.random.set_state(before[1])
+
+
+def give(fake: Tensor, value: Tensor | None) -> Tensor:
+    """Put a value behind a fake tensor."""
+    if value is not None and isinstance(fake, FakeTensor) and has_data(value):
+        with no_dispatch():
+            setattr(fake, _VALUE, value.detach())
+    return fake
+
+
+def has_data(tensor: Tensor) -> bool:
+    """Whether a tensor is real, on the CPU."""
+    return not isinstance(tensor, FakeTensor) and tensor.device == _CPU
+
+
+def copy_of(tensor: Tensor) -> Tensor | None:
+    """A real copy, whatever mode is on; None of what has no data."""
+    if not has_data(tensor):
+        return None
+    with no_dispatch():
+        return tensor.detach().clone()
+
+
+@dataclass
+class Values:
+    """Follows operators where the values of their inputs are known."""
+
+    every: bool = False  # of any size, until the forward pass is over
+    is_over: bool = False
+    is_off: bool = False  # tensors are real themselves
+    # memory that something unknown was written to, kept so that no other takes its place
+    stale: dict[int, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While this is open nothing is followed, nor forgotten."""
+        before, self.is_off = self.is_off, True
+        yield
+        self.is_off = before
+
+    def of(self, tensor: Tensor) -> Tensor | None:
+        """The value of a tensor, None where it is not known."""
+        if not isinstance(tensor, FakeTensor):
+            return tensor if has_data(tensor) else None
+        value = getattr(tensor, _VALUE, None)
+        if value is None or value.untyped_storage()._cdata in self.stale:
+            return None
+        found: Tensor = value
+        return found
+
+    def follow(self, func: Any, args: Any, kwargs: dict[str, Any], made: Any) -> None:
+        """Run an operator on known values too; forget what it wrote over where they are not."""
+        if self.is_off:
+            return
+        given = _tensors((args, kwargs))
+        if not self._is_wanted(func, given, made):
+            if func._schema.is_mutable:
+                self._forget(written(func, args, kwargs))
+            return
+        try:
+            real = self.run(func, args, kwargs)
+        except Exception:  # kernels that a CPU does not have
+            self._forget(written(func, args, kwargs))
+            return
+        self._note(made, real)
+
+    def answer(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """What an operator makes whose sizes depend on values, None where those are not known."""
+        given = _tensors((args, kwargs))
+        if not given or any(self.of(t) is None for t in given):
+            return None
+        real = self.run(func, args, kwargs)
+        place = given[0].device
+        made = tree_map_only(
+            Tensor,
+            lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=place),
+            real,
+        )
+        self._note(made, real)
+        return made
+
+    def number(self, tensor: Tensor) -> Any:
+        """The one value of a tensor, None where it is not known."""
+        value = self.of(tensor)
+        if value is None:
+            return None
+        with no_dispatch():
+            return value.item()
+
+    def _is_wanted(self, func: Any, given: Sequence[Tensor], made: Any) -> bool:
+        if any(self.of(t) is None for t in given):
+            return False
+        if self.every and not self.is_over:
+            return True
+        out = _tensors(made) or given
+        if not given and _is_drawn(func) and any(t.numel() > 1 for t in _floats(out)):
+            return False  # a random batch says nothing of the user's
+        return bool(out) and sum(t.numel() for t in (*given, *out)) <= SMALL
+
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """An operator on the values behind fake tensors."""
+        real_args, real_kwargs = tree_map_only(Tensor, self.of, (args, kwargs))
+        real_kwargs |= {"device": _CPU} if "device" in real_kwargs else {}
+        with no_dispatch():
+            if func in ON_CPU:
+                return ON_CPU[func](func, *real_args, **real_kwargs)
+            made = func(*real_args, **real_kwargs)
+            if func._schema.name in _EMPTY:  # memory as it was found would differ every time
+                made.zero_()
+            return made
+
+    def _note(self, made: Any, real: Any) -> None:
+        for fake, value in zip(_tensors(made), _tensors(real), strict=False):
+            if fake.shape == value.shape:
+                give(fake, value)
+
+    def _forget(self, tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors:
+            value = getattr(tensor, _VALUE, None)
+            if value is not None:
+                storage = value.untyped_storage()
+                self.stale[storage._cdata] = storage
+
+
+def _is_drawn(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags
+
+
+def _floats(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [t for t in tensors if t.is_floating_point()]
+
+
+def written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that an operator changes."""
+    named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+    return [
+        t
+        for a in func._schema.arguments
+        if a.alias_info is not None and a.alias_info.is_write
+        for t in _tensors(named.get(a.name))
+    ]
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    if isinstance(values, Tensor):
+        return [values]
+    inner = values.values() if isinstance(values, dict) else values
+    if isinstance(values, (dict, list, tuple)):
+        return [t for v in inner for t in _tensors(v)]
+    return []
+
+
+def _attention(causal: int, bias: bool) -> Callable[..., Any]:
+    """Attention of a GPU's library by the plain formula; only its first result has a value."""
+
+    def run(func: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any, scale: Any = None) -> Any:
+        mask = rest[0] if bias and rest else None
+        is_causal = bool(len(rest) > causal and rest[causal])
+        return aten._scaled_dot_product_attention_math(
+            q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=q.shape[-3] != k.shape[-3]
+        )[0]
+
+    return run
+
+
+def _rms_norm(func: Any, x: Tensor, shape: Any, weight: Tensor | None, eps: float | None) -> Any:
+    around = tuple(range(-len(shape), 0))
+    small = torch.finfo(x.dtype).eps if eps is None else eps
+    made = x * torch.rsqrt(x.pow(2).mean(around, keepdim=True) + small)
+    return made if weight is None else made * weight
+
+
+def _recurrent(func: Any, x: Tensor, weights: Sequence[Tensor], *rest: Any) -> Any:
+    """A recurrent layer of cuDNN's by torch's own."""
+    each, _, hidden, cell, mode, _, _, layers, first, _, _, both, sizes, _ = rest
+    kind = ("rnn_relu", "rnn_tanh", "lstm", "gru")[mode]
+    state = [hidden, cell] if kind == "lstm" else hidden
+    more = [each > 3, layers, 0.0, False, both]
+    if sizes:
+        made = getattr(torch, kind)(x, torch.tensor(sizes), state, list(weights), *more)
+    else:
+        made = getattr(torch, kind)(x, state, list(weights), *more, first)
+    return made
+
+
+# Operators that only a GPU has, as a CPU can run them.
+ON_CPU: dict[Any, Callable[..., Any]] = {
+    aten._scaled_dot_product_flash_attention.default: _attention(1, False),
+    aten._scaled_dot_product_efficient_attention.default: _attention(3, True),
+    aten._scaled_dot_product_cudnn_attention.default: _attention(3, True),
+    aten._fused_rms_norm.default: _rms_norm,
+    aten._cudnn_rnn.default: _recurrent,
+}
