@@ -4,7 +4,7 @@ BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: help demo test validate bench docs guides figures picture lint format clean
+.PHONY: help demo test validate bench zoo docs guides figures picture lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -26,6 +26,13 @@ validate: .venv/installed  ## every accuracy figure, from measured data
 
 bench: .venv/installed  ## every speed figure, as ratios in one run
 	$(BIN)/python benchmarks/run.py
+
+zoo: .venv/zoo  ## capture every model of the zoo, beside a real step (minutes)
+	$(BIN)/python -m tests.pytorch.zoo
+
+.venv/zoo: .venv/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt transformers pillow
+	@touch $@
 
 docs: .venv/documented  ## the site, into site/: opens from disk, loads nothing
 	$(BIN)/mkdocs build --quiet

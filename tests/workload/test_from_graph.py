@@ -170,7 +170,7 @@ def test_a_product_used_twice_stays_whole():
     step.total = 0
     found = from_graph(step.graph())
     assert found.most("tp") == 1
-    assert "blocks.0: up.addmm, down.addmm fit no pattern" in found.notes[0]
+    assert "blocks.0: up.addmm, down.addmm are replicated under tp" in found.notes[0]
 
 
 def test_a_file_is_a_workload(graph, tmp_path):

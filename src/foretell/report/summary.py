@@ -17,6 +17,9 @@ from foretell.simulate.memory import held_by_kind, memory
 from foretell.simulate.questions import breakdown, busy, critical_path, path_seconds
 from foretell.simulate.timeline import Timeline
 
+# Facts that are long, and for programs: they are in the file, not in a summary.
+_LONG = frozenset({"tape", "batch_ops", "reads", "weights"})
+
 
 def graph_summary(graph: Graph) -> dict[str, Any]:
     """What a graph holds."""
@@ -31,7 +34,7 @@ def graph_summary(graph: Graph) -> dict[str, Any]:
         "ops": _top_ops(graph),
         "columns": [c for c in COLUMNS if c in graph.columns],
         "history": list(graph.history),
-        "facts": {k: v for k, v in graph.facts.items() if k != "tape"},  # long, and for machines
+        "facts": {k: v for k, v in graph.facts.items() if k not in _LONG},
         "fingerprint": graph.fingerprint(),
     }
 

@@ -25,9 +25,17 @@ from foretell.errors import ForetellError, InputError, unknown
 from foretell.graph import BufferKind, Graph, Phase
 from foretell.graph.columns import NONE
 from foretell.pytorch.capture import gpu
-from foretell.pytorch.capture.assume import INSTEAD, Assumed, NeedsData, Stopped, first_line, is_users
+from foretell.pytorch.capture.assume import (
+    INSTEAD,
+    Assumed,
+    NeedsData,
+    Stopped,
+    first_line,
+    is_users,
+)
 from foretell.pytorch.capture.choices import CPU, chosen
 from foretell.pytorch.capture.compose import Formats, compose
+from foretell.pytorch.capture.ledger import BLOCK
 from foretell.pytorch.capture.pace import Pace
 from foretell.pytorch.capture.record import Recorder
 from foretell.pytorch.capture.step import (
@@ -131,6 +139,7 @@ def _recorded(given: Given, asked: _Asked, place: torch.device, values: Values) 
     """The graph of one step, recorded while it runs."""
     arch = CPU if values.is_off else _arch(asked.on)
     recorder = Recorder({}, Assumed(asked.share, values=values), place, pace=Pace(asked.progress))
+    recorder.ledger.block = 1 if asked.on == CPU else BLOCK
     with recorder, chosen(arch, recorder.loss_begins):
         with torch.autograd.set_multithreading_enabled(False), _errors_explained(recorder):
             step = real_step(given) if values.is_off else _made(given, place, values.every)
@@ -223,7 +232,7 @@ def _enter(step: Step, recorder: Recorder) -> None:
         with recorder.assumed.values.paused():
             settle(step.optimizer, [p for p in model.parameters() if p.requires_grad])
     for name, parameter in model.named_parameters():
-        ledger.meet(parameter, NONE, BufferKind.PARAMETER, name)
+        ledger.meet(parameter, NONE, BufferKind.PARAMETER, name).weight = name
     for name, buffer in model.named_buffers():
         ledger.meet(buffer, NONE, BufferKind.PARAMETER, name)
     for tensor in _state(step):
@@ -266,8 +275,11 @@ def _facts(step: Step, recorder: Recorder, autocast: str, on: str) -> dict[str, 
         "torch": torch.__version__,
         "kernels_of": on,
     }
-    readers = [row.name for row in recorder.rows if row.reads_batch and row.direction == "fwd"]
-    facts["batch_ops"] = sorted(set(readers))
+    forward = [row for row in recorder.rows if row.direction == "fwd"]
+    facts["batch_ops"] = sorted({row.name for row in forward if row.reads_batch})
+    facts["reads"] = {row.name: [*map(list, row.weights)] for row in forward if row.weights}
+    trained = ((n, p) for n, p in step.model.named_parameters() if p.requires_grad)
+    facts["weights"] = {name: int(p.numel()) for name, p in trained}
     sides = {int(t.shape[0]) for t in _tensors(step.batch) if t.dim()}
     if len(sides) == 1:  # of all tensors of the batch: its samples
         facts["batch"] = sides.pop()

@@ -46,7 +46,7 @@ def _grouped(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> float:
 
 def _summed(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> float:
     """A batch of products added up."""
-    return 2.0 * int(inputs[1].numel()) * int(inputs[2].shape[-1])
+    return float(2.0 * int(inputs[1].numel()) * int(inputs[2].shape[-1]))
 
 
 def _vectors(first: int) -> Rule:
@@ -99,7 +99,7 @@ def _recurrent(ways: float) -> Rule:
 
 def _bags(first: int) -> Rule:
     """Rows of a table added up: one an element that is looked up."""
-    return lambda inputs, outputs: float(inputs[first].numel() * outputs[0].shape[-1])
+    return lambda inputs, outputs: float(int(inputs[first].numel()) * int(outputs[0].shape[-1]))
 
 
 def _fourier(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> float:
@@ -107,7 +107,7 @@ def _fourier(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> float:
     larger = max(inputs[0], outputs[0], key=lambda t: t.numel())
     n = math.prod(int(larger.shape[i]) for i in inputs[1])
     share = 1.0 if inputs[0].is_complex() and outputs[0].is_complex() else 0.5
-    return share * 5.0 * larger.numel() * math.log2(max(n, 2))
+    return float(share * 5.0 * int(larger.numel()) * math.log2(max(n, 2)))
 
 
 _FLOPS: dict[str, Rule] = {

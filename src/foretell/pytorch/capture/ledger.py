@@ -29,6 +29,7 @@ class Stay:
     name: str
     dies: int = NONE  # the last operator recorded while it was there, NONE for good
     maker: int = NONE  # the operator that wrote it last
+    weight: str = ""  # the parameter it is, or is a cast of
 
 
 @dataclass
@@ -36,6 +37,7 @@ class Ledger:
     """Every piece of device memory met so far, in the order it was met."""
 
     stays: list[Stay] = field(default_factory=list)
+    block: int = BLOCK
     now: int = NONE  # the last operator recorded
     is_closed: bool = False  # what is given back from now on was there for good
     _live: dict[int, Stay] = field(default_factory=dict)
@@ -52,7 +54,7 @@ class Ledger:
         known = self._live.get(key)
         if known is not None:
             return known
-        size = -(-storage.nbytes() // BLOCK) * BLOCK
+        size = -(-storage.nbytes() // self.block) * self.block
         made = self._live[key] = Stay(float(size), born, kind, name, maker=born)
         self._watch[key] = weakref.ref(storage, lambda _: self._forget(key))
         self.stays.append(made)

@@ -58,6 +58,7 @@ class Row:
     waits: bool = False  # the host waits for a number
     is_copy: bool = False  # over the host's bus
     reads_batch: bool = False
+    weights: tuple[tuple[str, int], ...] = ()  # parameters it reads, and how many elements of each
 
 
 @dataclass
@@ -149,7 +150,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if parts or waits:
             row.shape = words.shape_text(func, inputs)
             row.waits, row.is_copy = waits, _crosses(given, outputs)
-            row.reads_batch = self._reads_batch(given)
+            row.reads_batch, row.weights = self._reads_batch(given), self._weights(given)
         self._modules = self._nodes = 0
         self.rows.append(row)
         self.pace.note(self.phase, len(self.rows))
@@ -201,12 +202,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         known = (self.ledger.stay(t) for t in given)
         return any(s is not None and s.kind == BufferKind.INPUT for s in known)
 
+    def _weights(self, given: Sequence[Any]) -> tuple[tuple[str, int], ...]:
+        known = ((self.ledger.stay(t), int(t.numel())) for t in given)
+        return tuple((s.weight, n) for s, n in known if s is not None and s.weight)
+
     def _keep(self, func: Any, given: list[Any], outputs: list[Any], i: int, row: Row) -> None:
         """Enter what an operator made, and that it wrote what it changed in place."""
         kind = BufferKind.OTHER if self.phase == Phase.BACKWARD else BufferKind.ACTIVATION
         for tensor in outputs:
             if not self._is_on_host(tensor):
                 self.ledger.meet(tensor, i, kind, row.layer or row.op)
+        if row.op == "copy_" and row.weights and not func._schema.is_mutable:
+            for known in filter(None, map(self.ledger.stay, outputs)):
+                known.weight = row.weights[0][0]
         if func._schema.is_mutable and row.parts:
             for tensor in outputs:
                 known = self.ledger.stay(tensor)

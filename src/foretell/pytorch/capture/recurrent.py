@@ -28,25 +28,15 @@ def is_recurrent(name: str, args: Sequence[Any]) -> bool:
 def recurrent(kind: str, cast: Callable[..., tuple[Tensor, ...]], *args: Any) -> tuple[Any, ...]:
     """What `torch.lstm`, `torch.gru` and the plain ones answer, for whole or packed sequences."""
     if isinstance(args[1], Tensor) and not args[1].is_floating_point():
-        input, sizes, hx, *rest = args
-        return _run(kind, cast, input, hx, *rest, False, sizes.tolist())
-    return _run(kind, cast, *args, [])
+        input, sizes, *rest = args
+        return _run(kind, cast, (input, *rest, False), sizes.tolist())
+    return _run(kind, cast, args, [])
 
 
 def _run(
-    kind: str,
-    cast: Callable[..., tuple[Tensor, ...]],
-    input: Tensor,
-    hx: Any,
-    weights: Sequence[Tensor],
-    has_biases: bool,
-    layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-    sizes: list[int],
+    kind: str, cast: Callable[..., tuple[Tensor, ...]], args: Sequence[Any], sizes: list[int]
 ) -> tuple[Any, ...]:
+    input, hx, weights, has_biases, layers, dropout, train, bidirectional, batch_first = args
     hidden, cell = (hx[0], hx[1]) if kind == "lstm" else (hx, None)
     each = len(weights) // (layers * (2 if bidirectional else 1))
     input, hidden, *weights = cast(input, hidden, *weights)

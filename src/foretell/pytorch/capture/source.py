@@ -132,6 +132,7 @@ def _made(names: Mapping[str, Any], name: str, where: str, options: dict[str, An
     """What a function answers: the parts of a step, or a model whose script has the others."""
     if isinstance(names[name], type) and issubclass(names[name], torch.nn.Module):
         return _with_others(names, partial(names[name], **options), where)
+
     def parts() -> Parts:
         return _parts(names, _ran(lambda: names[name](**options), f"{where}:{name}"), name, where)
 

@@ -113,11 +113,11 @@ def _brings(at: int, own: set[int], rows: Sequence[Row]) -> bool:
 
 
 def _reads(mine: Sequence[int], home: dict[int, int], k: int, rows: Sequence[Row]) -> set[int]:
-    """The units whose results one reads, little things left out."""
+    """The units whose results one reads; masks and the like are made anew from the batch."""
     sizes: dict[int, float] = {}
     for i in mine:
         for j in rows[i].after:
-            if rows[j].live and home.get(j, k) != k:
+            if rows[j].learned and home.get(j, k) != k:
                 sizes[home[j]] = max(sizes.get(home[j], 0.0), rows[j].size)
     most = max(sizes.values(), default=0.0)
     return {unit for unit, size in sizes.items() if size >= LITTLE * most}

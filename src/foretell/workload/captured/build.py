@@ -11,7 +11,7 @@ from foretell.graph import Graph
 from foretell.workload.captured import units
 from foretell.workload.captured.branches import Unit, branched
 from foretell.workload.captured.fuse import fused
-from foretell.workload.captured.model import Model, image_of
+from foretell.workload.captured.model import Model, Piece, image_of
 from foretell.workload.captured.ops import pieces_of
 from foretell.workload.captured.roles import Roles, is_linear, roles_of
 from foretell.workload.captured.row import Row
@@ -24,6 +24,7 @@ from foretell.workload.op import Op, Tensor
 from foretell.workload.workload import Layer, Workload
 
 FEW = 4  # names in a note
+LITTLE = 0.1  # of the largest product of a layer: not worth a note
 
 
 @dataclass
@@ -51,7 +52,12 @@ def from_graph(graph: Graph, name: str = "") -> Workload:
     _add_rest(draft, rows, left)
     title = name or str(graph.facts.get("captured", graph.facts.get("source", "step")))
     made = Workload(
-        title, tuple(draft.layers), batch, model.dtype, tuple(draft.tied), tokens=model.tokens
+        title,
+        tuple(draft.layers),
+        batch,
+        model.dtype,
+        tuple(dict.fromkeys(draft.tied)),
+        tokens=model.tokens,
     )
     return replace(made, notes=tuple(_notes(graph, made)))
 
@@ -111,11 +117,14 @@ def _add(draft: _Draft, model: Model, one: Unit, left: list[Weight]) -> None:
         label, tuple(ops), carries, sizes, 1, splits, is_block=one.is_numbered, after=after
     )
     last = draft.layers[-1] if draft.layers else None
-    tied = any(model.rows[at].tied for at in mine)
+    own = {path for at in mine for path, _ in model.rows[at].weights}
+    tied = any(path not in own for at in mine for path, _ in model.rows[at].tied)
     alone = tied or bool(after) or draft.is_read_later
     draft.is_read_later = one.is_read_later
     if last and not alone and _is_like(last, layer):
-        draft.layers[-1] = replace(last, times=last.times + 1)
+        # the second of a row stands for all: the first may lack a gradient that has no taker
+        kept = replace(layer, name=last.name) if last.times == 1 else last
+        draft.layers[-1] = replace(kept, times=last.times + 1)
     else:
         draft.layers.append(layer)
     draft.labels.append(draft.layers[-1].name)
@@ -138,8 +147,16 @@ def _base(row: Row, unit: str) -> str:
 
 
 def _is_like(one: Layer, two: Layer) -> bool:
-    same = one.ops == two.ops and one.sizes == two.sizes and one.splits == two.splits
-    return same and one.carries == two.carries and one.is_block == two.is_block
+    """Whether two layers have the same ops of the same sizes, split and kept alike."""
+    same = one.sizes == two.sizes and one.splits == two.splits and one.carries == two.carries
+    alike = len(one.ops) == len(two.ops) and all(map(_is_same, one.ops, two.ops))
+    return same and alike and one.is_block == two.is_block
+
+
+def _is_same(one: Piece, two: Piece) -> bool:
+    if not isinstance(one, Op) or not isinstance(two, Op) or one.kind != "recorded":
+        return one == two
+    return replace(one, options={}) == replace(two, options={})
 
 
 def _loose(model: Model, unit: str, left: list[Weight]) -> list[Op]:
@@ -211,16 +228,24 @@ def _over(name: str, sizes: dict[str, float], size: float, model: Model) -> Tens
 
 def _whole(made: Workload) -> Iterator[str]:
     """Linear layers of blocks that tensor parallelism leaves whole; the first few by name."""
-    left = {
-        layer.name: [op.name for op in layer.works() if op.kind == "matmul" and not _is_split(op)]
-        for layer in made.layers
-        if layer.is_block
-    }
+    left = {layer.name: _replicated(layer) for layer in made.layers if layer.is_block}
     some = [(name, ops) for name, ops in left.items() if ops]
     for name, ops in some[:FEW]:
         yield f"{name}: {', '.join(ops[:FEW])} are replicated under tp: no pair to split was found"
     if len(some) > FEW:
         yield f"so are linear layers of {len(some) - FEW} more"
+
+
+def _replicated(layer: Layer) -> list[str]:
+    """Linear layers that are worth splitting, and are not; routers of experts are not worth it."""
+    works = [op for op in layer.works() if op.kind in ("matmul", "experts")]
+    sizes = {op.name: math.prod(op.dims.values()) for op in works}
+    least = LITTLE * max(sizes.values(), default=0.0)
+    return [
+        op.name
+        for op in works
+        if op.kind == "matmul" and not _is_split(op) and sizes[op.name] > least
+    ]
 
 
 def _is_split(op: Op) -> bool:

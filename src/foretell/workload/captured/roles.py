@@ -226,9 +226,7 @@ def _groups(core: Core, rows: Sequence[Row], columns: list[int]) -> int:
     return max(min(heads), 1)
 
 
-def _split(
-    columns: Iterable[int], last: int, most: int, rows: Sequence[Row], found: Roles
-) -> None:
+def _split(columns: Iterable[int], last: int, most: int, rows: Sequence[Row], found: Roles) -> None:
     """A pair: every input that column-parallel layers share is entered once."""
     entered: set[tuple[int, ...]] = set()
     for i in sorted(columns):
@@ -279,6 +277,7 @@ def _words(rows: Sequence[Row], users: dict[int, set[int]], found: Roles) -> Non
     found.words |= {at for at, words in tables.items() if 4 * words >= most}
     for at, row in enumerate(rows):
         is_last = is_linear(row) and at not in found.row and at not in found.column
+        is_last = is_last and wide(row)[1] in tables.values()  # classes are no words
         after = users.get(at, set())
         if is_last and after and all(rows[i].op == "_log_softmax" for i in after):
             found.words.add(at)

@@ -25,6 +25,7 @@ class Row:
     back: list[int] = field(default_factory=list)  # tasks of its backward
     kept: float = 0.0  # bytes of what it made that is there until the backward
     live: bool = False  # depends on the batch
+    learned: bool = False  # depends on the batch and on parameters: not to be had from the batch
     weights: list[tuple[str, float]] = field(default_factory=list)  # paths and elements
     tied: list[tuple[str, float]] = field(default_factory=list)  # those another call has already
     reads: list[float] = field(default_factory=list)  # elements of all parameters it reads

@@ -155,6 +155,8 @@ def mark_live(graph: Graph, rows: Sequence[Row]) -> None:
             continue
         reads = row.key in known if known is not None else not row.after and _reads_data(row)
         row.live = reads or any(rows[i].live for i in row.after)
+        is_fed = any(rows[i].learned for i in row.after)
+        row.learned = row.live and (is_fed or bool(row.reads) or not is_captured(graph))
 
 
 def _reads_data(row: Row) -> bool:

@@ -133,7 +133,7 @@ def crossings(rows: Sequence[Row]) -> np.ndarray[Any, np.dtype[np.int64]]:
         last |= dict.fromkeys(row.after, at)
     change = np.zeros(len(rows) + 2, np.int64)
     for made, used in last.items():
-        if rows[made].live:
+        if rows[made].learned:
             change[made + 1] += 1
             change[used + 1] -= 1
     return np.cumsum(change)
@@ -142,7 +142,7 @@ def crossings(rows: Sequence[Row]) -> np.ndarray[Any, np.dtype[np.int64]]:
 def crossing(rows: Sequence[Row], at: int) -> list[int]:
     """Those tensors at one place, by the rows that make them."""
     used = {i for row in rows[at:] for i in row.after}
-    return [i for i in sorted(used) if i < at and rows[i].live]
+    return [i for i in sorted(used) if i < at and rows[i].learned]
 
 
 def _with_ends(

@@ -1,15 +1,17 @@
-"""Which parameters each call uses: by the module it ran in and by their sizes, each counted once.
+"""Which parameters each call uses, each counted once.
 
-A captured step has a buffer for every parameter (tied ones are one), named by its path; buffers are
-rounded up, so that exact sizes come from the calls. A traced step has none: there every factor that
-no other call made counts as a parameter of its own.
+A captured step says what each call reads. Where it does not, the module a call ran in and the sizes
+of parameters tell: there is a buffer for every parameter (tied ones are one), named by its path;
+buffers are rounded up, so that exact sizes come from the calls. A traced step has none: there every
+factor that no other call made counts as a parameter of its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from foretell.graph import BufferKind, Graph
 from foretell.workload.captured.row import Row
@@ -49,6 +51,8 @@ def weights_of(graph: Graph) -> list[Weight]:
 
 def assign(graph: Graph, rows: Sequence[Row]) -> list[Weight]:
     """Give each call its parameters; answers those that no call was found for."""
+    if "reads" in graph.facts and "weights" in graph.facts:
+        return _as_said(rows, dict(graph.facts["reads"]), dict(graph.facts["weights"]))
     known = weights_of(graph)
     if not known:
         _from_calls(rows)
@@ -64,6 +68,26 @@ def assign(graph: Graph, rows: Sequence[Row]) -> list[Weight]:
         if not _has_rule(row):
             _claim_rest(row, places.get(row.path, []))
     return [weight for weight in known if not weight.users]
+
+
+def _as_said(
+    rows: Sequence[Row], reads: Mapping[str, Any], sizes: Mapping[str, float]
+) -> list[Weight]:
+    """Parameters as a capture saw them read: by parts where packed, tied where read again.
+
+    A cast reads a parameter on behalf of the call that uses it.
+    """
+    known = {path: Weight(path, 0.0, float(size)) for path, size in sizes.items()}
+    for row in rows:
+        for path, size in reads.get(row.key, ()):
+            row.reads.append(float(size))
+            weight = known.get(path)
+            if weight is None or row.op == "copy_":
+                continue
+            is_new = weight.dealt + size <= weight.elements
+            (row.weights if is_new else row.tied).append((path, float(size)))
+            weight.dealt, weight.users = weight.dealt + size * is_new, weight.users + 1
+    return [weight for weight in known.values() if not weight.users]
 
 
 def _claim(row: Row, size: int, weight: Weight | None) -> None:
@@ -183,6 +207,8 @@ def exact(weight: Weight, rows: Sequence[Row]) -> float:
 
     Where nothing tells how wide its numbers are, they are those of most calls.
     """
+    if weight.elements:
+        return weight.elements
     place = weight.path.rpartition(".")[0]
     for row in rows:
         if row.path == place or row.path.startswith(f"{place}."):
