@@ -55,7 +55,7 @@ def _vectors(first: int) -> Rule:
 
 
 def _distances(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> float:
-    return 3.0 * outputs[0].numel() * int(inputs[0].shape[-1])
+    return 3.0 * int(outputs[0].numel()) * int(inputs[0].shape[-1])
 
 
 def _conv(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> float:
