@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,12 +51,22 @@ def checked(case: Case) -> Result:
     """A model captured for a GPU and for a CPU, and run."""
     graph = capture(case.model, case.batch, case.loss, "adamw")
     # oneDNN takes memory for itself where it runs a layer in one call
-    with torch.backends.mkldnn.flags(enabled=False):
+    with _without_onednn():
         on_cpu = capture(case.model, case.batch, case.loss, "adamw:kind=loop", on="cpu")
         counted, measured = _ran(case)
     peak = float(on_cpu.facts["peak_bytes"])
     how = str(graph.facts.get("data", ""))
     return Result(case.name, matrix_work(graph), counted, peak, measured, how)
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 def matrix_work(graph: Graph) -> float:
