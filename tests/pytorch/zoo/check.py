@@ -9,7 +9,13 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import (
+    FlopCounterMode,
+    conv_backward_flop,
+    conv_flop_count,
+    sdpa_backward_flop_count,
+    sdpa_flop_count,
+)
 
 from foretell.cost.aten import kernels
 from foretell.cost.shape import parse
@@ -94,8 +100,17 @@ def _attend_back(g: Any, q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> i
     return int(sdpa_backward_flop_count(g, q, k, v))
 
 
+def _conv_back(g: Any, x: Any, w: Any, *args: Any, out_shape: Any) -> int:
+    """Torch counts the weights' gradient of a grouped convolution as if it had no groups."""
+    *_, transposed, _, groups, wanted = args
+    if groups == 1:
+        return int(conv_backward_flop.__wrapped__(g, x, w, *args, out_shape))
+    return sum(wanted[:2]) * int(conv_flop_count(x, w, g, transposed))
+
+
 # What torch's counter does not know, by its own formulas.
 _MORE = {
+    aten.convolution_backward: _conv_back,
     aten._scaled_dot_product_flash_attention_for_cpu: _attend,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attend_back,
     aten._grouped_mm: _grouped,
