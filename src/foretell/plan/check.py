@@ -7,6 +7,7 @@ import math
 from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError, InputError
 from foretell.plan.grouped import layers_of, runs, units
+from foretell.plan.groups import expert_ranks
 from foretell.plan.plan import Plan
 from foretell.plan.stack import stack_of, usual
 from foretell.workload import Workload
@@ -140,10 +141,15 @@ def _check_splits(plan: Plan, workload: Workload) -> None:
                 f"{axis}={degree}, but `{workload.name}` can be split {most:g} ways there",
                 hint=f"{axis} is at most {most:g}",
             )
-    if plan.dp * plan.cp % plan.ep:
+    ranks = plan.dp * plan.cp * expert_ranks(plan)
+    if ranks % plan.ep:
         raise InputError(
-            f"ep={plan.ep} does not divide dp={plan.dp} × cp={plan.cp} = {plan.dp * plan.cp}",
-            hint="experts are dealt out over data-parallel ranks",
+            f"ep={plan.ep} does not divide dp={plan.dp} × cp={plan.cp} × tp/etp = {ranks}",
+            hint="experts are split over data-parallel ranks, and with etp=1 over those of tp too",
+        )
+    if expert_ranks(plan) > 1 and not plan.sp:
+        raise InputError(
+            f"etp={plan.etp} below tp={plan.tp} without sequence parallelism", hint="add sp=yes"
         )
     if plan.dp % plan.sharing:
         raise InputError(f"shard={plan.shard} does not divide dp={plan.dp}")

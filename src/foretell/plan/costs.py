@@ -14,7 +14,7 @@ import numpy as np
 
 from foretell.cluster import Cluster, Device
 from foretell.cost import collective
-from foretell.plan.groups import levels, stride
+from foretell.plan.groups import expert_ranks, levels, stride
 from foretell.plan.hold import Holding, holdings
 from foretell.plan.layouts import Array, Layouts, Rows, layouts
 from foretell.plan.parts import LayerCost, Part, layer_costs
@@ -237,14 +237,21 @@ def over_copies(c: Costs, size: Array, rows: Rows, cluster: Cluster) -> Array:
 def copies(c: Costs) -> Array:
     """Ranks that hold the same experts, among those that share other weights."""
     plans = c.plans
-    return np.maximum(plans.column("sharing") * plans.column("cp") / plans.column("ep"), 1.0)
+    ranks = plans.column("sharing") * plans.column("cp") * plans.column("eseq")
+    return np.maximum(ranks / plans.column("ep"), 1.0)
 
 
 def over_experts(c: Costs, op: str, size: Array, rows: Rows, cluster: Cluster) -> Array:
     """Seconds of a collective between the ranks that hold the same experts."""
     plans = [c.plans.plans[i] for i in rows.tolist()]
-    keys = [(max(p.dp * p.cp // p.ep, 1), stride(p, "cp") * p.ep) for p in plans]
-    return over(op, size, keys, cluster)
+    return over(op, size, [_same_experts(p) for p in plans], cluster)
+
+
+def _same_experts(plan: Plan) -> tuple[int, int]:
+    """How many ranks hold the same experts, and how far apart they are."""
+    ranks = plan.dp * plan.cp * expert_ranks(plan)
+    apart = stride(plan, "ep" if expert_ranks(plan) > 1 else "cp")
+    return max(ranks // plan.ep, 1), apart * plan.ep
 
 
 def over(op: str, size: Array, keys: list[tuple[int, int]], cluster: Cluster) -> Array:

@@ -13,12 +13,14 @@ from foretell.cluster import Cluster, Level
 from foretell.plan.plan import Plan
 
 # Axes that run over the ranks of another: sequence over tensor, experts over data parallel.
-_INSIDE = {"sp": "tp", "ep": "dp"}
+_INSIDE = {"sp": "tp", "etp": "tp", "esp": "tp", "ep": "dp"}
 ORDER = ("tp", "cp", "height", "width", "depth", "filter", "channel", "dp", "pp")
 
 
 def stride(plan: Plan, axis: str) -> int:
     """How far apart in rank two neighbours of an axis are."""
+    if axis == "ep" and expert_ranks(plan) > 1:
+        return plan.etp
     degrees, out = plan.degrees(), 1
     axis = _INSIDE.get(axis, axis)
     for inner in ORDER:
@@ -26,6 +28,11 @@ def stride(plan: Plan, axis: str) -> int:
             return out
         out *= degrees.get(inner, 1)
     return out
+
+
+def expert_ranks(plan: Plan) -> int:
+    """Tensor-parallel ranks that have experts of their own."""
+    return plan.tp // (plan.etp or plan.tp)
 
 
 @lru_cache(maxsize=4096)

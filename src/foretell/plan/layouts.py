@@ -22,7 +22,10 @@ Rows = npt.NDArray[np.intp]
 
 _PLAIN = ("dp", "tp", "pp", "cp", "ep", "filter", "channel", "zero", "micro_batch", "global_batch")
 _SPATIAL = ("height", "width", "depth")
-SPLIT = ("tp", "sp", "cp", "ep", "filter", "channel", *_SPATIAL)
+# Of experts: ranks that split each, the same under sequence parallelism, and the tensor-parallel
+# ranks that have experts of their own, each with its part of the sequence.
+_EXPERTS = ("etp", "esp", "eseq")
+SPLIT = ("tp", "sp", "cp", "ep", *_EXPERTS, "filter", "channel", *_SPATIAL)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +46,9 @@ class Layouts:
         """Every number a price may need, by name."""
         found = {name: np.array([getattr(p, name) for p in self.plans], float) for name in _PLAIN}
         found["sp"] = np.array([p.tp if p.sp else 1 for p in self.plans], float)
+        found["etp"] = np.array([p.etp or p.tp for p in self.plans], float)
+        found["esp"] = np.where(found["sp"] > 1, found["etp"], 1.0)
+        found["eseq"] = found["tp"] / found["etp"]
         found["chunks"] = np.array([p.chunks for p in self.plans], float)
         found["sharing"] = np.array([p.sharing for p in self.plans], float)
         found["micro_batches"] = np.array([micro_batches(p) for p in self.plans], float)

@@ -38,7 +38,8 @@ class Plan:
     tp: int = 1  # tensor
     pp: int = 1  # pipeline stages (ranks in a row; each may have several chunks)
     cp: int = 1  # context: tokens of one sample dealt out
-    ep: int = 1  # experts dealt out over data-parallel ranks
+    ep: int = 1  # experts split over data-parallel ranks, and over tensor ones where etp < tp
+    etp: int = 0  # ranks of `tp` that split each expert; all of them where 0
     sp: bool = False  # sequence parallel: norms and residuals split over the ranks of `tp`
     filter: int = 1  # output channels
     channel: int = 1  # input channels
@@ -103,6 +104,8 @@ class Plan:
             raise InputError(f"`zero={self.zero}` in a plan", hint="it is 0, 1, 2 or 3")
         self._check_sizes()
         self._check_counts()
+        if self.etp < 0 or self.tp % (self.etp or self.tp):
+            raise InputError(f"`etp={self.etp}` in a plan", hint=f"it divides tp={self.tp}")
         if self.sp and self.tp == 1:
             object.__setattr__(self, "sp", False)  # nothing to split over
 

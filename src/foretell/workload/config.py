@@ -218,7 +218,7 @@ class _Config:
         for name in NAMES.get(option, (option,)):
             value = self.fields.get(name)
             if value is not None:
-                return self._sound(name, value)
+                return self._sound(name, value, least=1 if otherwise is None else 0)
         if otherwise is None:
             names = " or ".join(NAMES.get(option, (option,))[:2])
             raise InputError(
@@ -226,10 +226,14 @@ class _Config:
             )
         return self.traits.get(option, otherwise)
 
-    def _sound(self, name: str, value: Any) -> Any:
+    def _sound(self, name: str, value: Any, least: int = 0) -> Any:
         if isinstance(value, list) and value and len(set(map(str, value))) == 1:
             value = value[0]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**40:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not least <= value < 2**40
+        ):
             raise InputError(f"`{name}` of `{self.where}` is `{value}`, not a number of things")
         return int(value) if value == int(value) else value
 

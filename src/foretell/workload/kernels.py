@@ -12,7 +12,8 @@ arrays, one entry a layout. `RULES` has one function a kind:
     pool        c, h, w, d                                pad or pads, groups, first, turned)
     recurrent   steps, in, hidden (gates)  batch_norm     c, h, w, d
     route       tokens, experts, hidden    mean           c, h, w, d
-    experts     tokens (those routed, all experts), experts, in, out
+    experts     tokens (those routed, all experts), experts, in, out (option useful: share of them
+                that an even rank has)
     regroup     tokens, hidden, experts (a copy where a rank has some of the experts)
     biased      heads, queries, keys (a table added to scores; option back where it is learned)
     recorded    any (options forward, backward: kernels by what they have of this size)
@@ -115,7 +116,8 @@ def _with_casts(op: Op, sizes: Sizes, found: Calls) -> Calls:
 def flops(op: Op, sizes: Sizes) -> float:
     """Operations of the matrix units, forward and backward: what MFU is counted by.
 
-    Scores that a causal mask or a window hides do not count, nor what a fused backward recomputes.
+    Scores that a causal mask or a window hides do not count, nor what a fused backward recomputes,
+    nor what the busiest of uneven ranks does more than its share (option useful).
     """
     if op.kind == "attention":
         forward, backward = _fused_attention(op, sizes, frozenset())
@@ -125,7 +127,7 @@ def flops(op: Op, sizes: Sizes) -> float:
     total = 0.0
     for call in forward + backward:
         total += float(np.asarray(call.flops)) * float(call.times)
-    return total
+    return total * float(op.options.get("useful", 1.0))
 
 
 def product(b: Number, m: Number, n: Number, k: Number, **more: Number) -> Call:

@@ -64,7 +64,7 @@ def _built_in(text: str) -> Workload:
     made = kind.of(said | config.renamed(given, kind.__dataclass_fields__))
     if not isinstance(made, Family):
         raise InputError(f"`{name}` makes no workload")
-    return _checked(made.workload(), text)
+    return _checked(_built(made, text), text)
 
 
 def _plain(name: str) -> str:
@@ -75,7 +75,15 @@ def _plain(name: str) -> str:
 def _configured(fields: config.Fields, text: str, *, where: str) -> Workload:
     """The workload of a config, with the options behind its name."""
     made, notes = config.model(fields, spec.options(text.partition(":")[2], text), where)
-    return replace(_checked(made.workload(), text), name=text, notes=notes)
+    return replace(_checked(_built(made, text), text), name=text, notes=notes)
+
+
+def _built(made: Family, text: str) -> Workload:
+    """The layers of a model; sizes of which none can be made are refused."""
+    try:
+        return made.workload()
+    except (ZeroDivisionError, OverflowError):
+        raise InputError(f"`{text}` has no such sizes", hint="sizes are 1 or more") from None
 
 
 def _checked(workload: Workload, text: str) -> Workload:

@@ -5,7 +5,8 @@ the device mesh divides, so that the shape a rank is left with is worked out, no
 
     size(dim) = ⌈ size / degrees that split it ⌉, or with padding ⌈ size / (pad·degrees) ⌉ · pad
 
-Axes: `tp` (tensor), `sp` (sequence, over the ranks of `tp`), `cp` (context), `ep` (experts),
+Axes: `tp` (tensor), `sp` (sequence, over the ranks of `tp`), `cp` (context), `ep` (experts), `etp`
+(tensor, of each expert), `esp` (the same under sequence parallelism), `eseq` (tp / etp),
 `filter`, `channel`, `height`, `width`, `depth`. Data parallelism splits the batch, pipelines the
 layers.
 """
@@ -22,7 +23,10 @@ import numpy.typing as npt
 Number = npt.NDArray[np.float64] | float
 Sizes = Mapping[str, Number]
 
-AXES = ("tp", "sp", "cp", "ep", "filter", "channel", "height", "width", "depth")
+AXES = (
+    *("tp", "sp", "cp", "ep", "etp", "esp", "eseq"),
+    *("filter", "channel", "height", "width", "depth"),
+)
 BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int64": 8.0}
 BYTES |= {"int32": 4.0, "int8": 1.0, "bool": 1.0}
 # What tensors are kept in where products are computed in a format too narrow to keep.

@@ -16,13 +16,26 @@ from foretell.plan.export.placed import Line, count, line, recompute, usual
 from foretell.plan.export.say import require
 from foretell.plan.plan import Plan
 
-_SAID = {"dp", "tp", "pp", "cp", "ep", "sp", "zero", "micro_batch", "global_batch", "schedule"}
+_SAID = {
+    "dp",
+    "tp",
+    "pp",
+    "cp",
+    "ep",
+    "etp",
+    "sp",
+    "zero",
+    "micro_batch",
+    "global_batch",
+    "schedule",
+}
 _SAID |= {"chunks", "recompute", "offload", "dtype", "grad_dtype", "optimizer", "overlap", "layers"}
 _NUMBERS = {
     "--tensor-model-parallel-size": "tp",
     "--pipeline-model-parallel-size": "pp",
     "--context-parallel-size": "cp",
     "--expert-model-parallel-size": "ep",
+    "--expert-tensor-parallel-size": "etp",
     "--micro-batch-size": "micro_batch",
     "--global-batch-size": "global_batch",
 }
@@ -128,7 +141,8 @@ def _read_layout(text: str, pp: int) -> dict[str, Any]:
 
 def _numbers(plan: Plan) -> list[tuple[str, int]]:
     pairs = [(name, getattr(plan, field)) for name, field in _NUMBERS.items()]
-    return [(name, n) for name, n in pairs if n and (n > 1 or "batch" in name)]
+    always = ("batch", "expert-tensor")  # Megatron's own default of the latter is tp
+    return [(name, n) for name, n in pairs if n and (n > 1 or any(w in name for w in always))]
 
 
 def _words(plan: Plan) -> list[str]:

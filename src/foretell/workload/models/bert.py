@@ -67,7 +67,14 @@ class Bert(Spec):
     def _block(self) -> Layer:
         seq, hidden, heads, drop = self.seq, self.hidden, self.heads, self.dropout
         attention = transformer.attention(
-            seq, hidden, heads, heads, hidden // heads, bias=True, causal=False, dropout=drop
+            seq,
+            hidden,
+            heads,
+            heads,
+            transformer.depth(hidden, heads),
+            bias=True,
+            causal=False,
+            dropout=drop,
         )
         pieces = [
             *apart(attention, seq, hidden, heads),

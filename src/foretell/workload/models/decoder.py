@@ -18,6 +18,9 @@ from foretell.workload.models.transformer import Piece
 from foretell.workload.op import Exchange, Op, Tensor
 from foretell.workload.workload import Layer, Workload
 
+MOST = 2**40  # of any size: beyond it is a slip
+MOST_LAYERS = 2**16
+
 
 @dataclass(frozen=True)
 class Decoder(Spec):
@@ -76,8 +79,11 @@ class Decoder(Spec):
         return lora.adapted(made, self.lora) if self.lora else made
 
     def _check(self) -> None:
-        if self.layers < 1:
-            raise InputError(f"layers={self.layers}", hint="a model has one layer or more")
+        for name in ("layers", "hidden", "heads", "seq", "vocab", "top", "every"):
+            if not 1 <= getattr(self, name) <= MOST:
+                raise InputError(f"{name}={getattr(self, name)}", hint="sizes are 1 or more")
+        if self.layers > MOST_LAYERS:
+            raise InputError(f"layers={self.layers}", hint=f"at most {MOST_LAYERS}")
         if not self.depth:
             transformer.depth(self.hidden, self.heads)
         if self.groups and self.heads % self.groups:

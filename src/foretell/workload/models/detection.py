@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from foretell.errors import unknown
 from foretell.spec import Spec
 from foretell.workload.models.cnn import Image, Net
 from foretell.workload.models.resnet import BLOCKS, Resnet
@@ -39,6 +40,8 @@ class Retinanet(Spec):
 
     def _body(self, net: Net) -> list[Image]:
         """The images behind each stage of the ResNet."""
+        if self.depth not in BLOCKS:
+            raise unknown("depth of a ResNet", str(self.depth), map(str, BLOCKS))
         made = Resnet(depth=self.depth)
         made._stem(net)
         narrow, blocks = BLOCKS[self.depth]

@@ -185,7 +185,7 @@ class Unet(Spec):
         """A transformer block over the pixels: themselves, the text, and a gated feed-forward."""
         seq, c = net.at.h * net.at.w, net.at.c
         heads = c // self.depth if self.depth else self.heads
-        depth, options = c // heads, {"causal": False, "dropout": False}
+        depth, options = transformer.depth(c, heads), {"causal": False, "dropout": False}
         net.norm(f"norm{len(net.ops)}")
         own = transformer.attention(
             seq, c, heads, heads, depth, bias=False, out_bias=True, **options
@@ -211,7 +211,7 @@ def crossed(
     seq: int, hidden: int, heads: int, context: int, width: int, *, bias: bool = True
 ) -> list[Piece]:
     """Attention to words of a text that another model has made."""
-    depth = hidden // heads
+    depth = transformer.depth(hidden, heads)
     dims = {"heads": heads, "queries": seq, "keys": context, "depth": depth}
     rows = ("batch", "heads", "queries", "depth")
     core = Op(

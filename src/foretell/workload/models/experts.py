@@ -47,15 +47,25 @@ class Sizes:
             Op("router", "route", dims, ROWS, gate, options={"top": self.top}),
             there,
             self._order("order"),
-            *transformer.enter("enter.experts", round(many), hidden),
+            *self._inside("enter.experts", ("", "all_reduce"), ("all_gather", "reduce_scatter")),
             self._product("up", hidden, self._wide, "out"),
             self._activation(),
             self._product("down", self.inner, hidden, "in"),
-            *transformer.leave("leave.experts", round(many), hidden),
+            *self._inside("leave.experts", ("all_reduce", ""), ("reduce_scatter", "all_gather")),
             self._order("order.back"),
             there,
             Op("combine", "pointwise", moved, ROWS, options=back),
             *self._shared(shared),
+        ]
+
+    def _inside(self, name: str, plain: tuple[str, str], sequence: tuple[str, str]) -> list[Piece]:
+        """Between the ranks that split each expert, as around any tensor-parallel part."""
+        dims = {"tokens": self.routed, "hidden": float(self.hidden)}
+        split = {"cp": "tokens", "eseq": "tokens"}
+        kept = name.startswith("leave")
+        return [
+            Exchange(name, "etp", *plain, dims, split, unless="sp"),
+            Exchange(name, "esp", *sequence, dims, split, kept=kept),
         ]
 
     @property
@@ -72,7 +82,7 @@ class Sizes:
         options = {"kernel": self.act, "passes": 1 + ratio, "back": 1 + 2 * ratio}
         kept = (Tensor("input", ("batch", "tokens", "cols"), times=ratio),)
         rows = {"tokens": self.routed, "cols": float(self.inner)}
-        split = {"tp": "cols", "cp": "tokens"}
+        split = {"etp": "cols", "eseq": "tokens", "cp": "tokens"}
         return Op("act", "pointwise", rows, split, saved=kept, options=options)
 
     def _product(self, name: str, inner: int, out: int, split: str) -> Op:
@@ -82,9 +92,11 @@ class Sizes:
         if self.bias:
             weights += (Tensor(f"{name}.bias", ("experts", "out")),)
         saved = (Tensor("input", ("batch", "tokens", "in")),)
-        axes = {"ep": "experts", "tp": split, "cp": "tokens"}
-        most = {"ep": self.experts, "tp": self.inner}
-        return Op(name, "experts", dims, axes, weights, saved, most)
+        axes = {"ep": "experts", "etp": split, "eseq": "tokens", "cp": "tokens"}
+        most = {"ep": self.experts, "etp": self.inner}
+        more = self.capacity or self.imbalance
+        options = {"useful": min(1.0 / more, 1.0)} if more != 1 else {}
+        return Op(name, "experts", dims, axes, weights, saved, most, options=options)
 
     def _shared(self, inner: int) -> list[Piece]:
         """A dense feed-forward beside them, under names of its own."""

@@ -165,7 +165,7 @@ class Transformer(Spec):
     def workload(self) -> Workload:
         """The model's layers; one matrix for both languages and the logits."""
         seq, target = self.seq, self.target or self.seq
-        depth = self.hidden // self.heads
+        depth = transformer.depth(self.hidden, self.heads)
         sizes = Sizes(
             self.hidden, self.heads, depth, self.inner, True, self.dropout, self.act, False,
             "norm", self.ahead,

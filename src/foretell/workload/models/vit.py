@@ -57,7 +57,7 @@ class Vit(Spec):
         pieces = [
             transformer.norm("norm.attention", seq, hidden),
             *transformer.attention(
-                seq, hidden, heads, heads, hidden // heads, bias=True, **options
+                seq, hidden, heads, heads, transformer.depth(hidden, heads), bias=True, **options
             ),
             *transformer.residual("residual.attention", seq, hidden, bias=False, dropout=False),
             transformer.norm("norm.mlp", seq, hidden),
