@@ -31,7 +31,7 @@ SIZES = {
 }  # fmt: skip
 GPUS = (4, 8, 16, 32)
 BATCH = 128
-PLAN = Plan(stack="megatron-core-unfused", optimizer="sgd", grad_dtype="fp16")
+PLAN = Plan(framework="megatron-core-unfused", optimizer="sgd", grad_dtype="fp16")
 FIXED = {  # what others call it: the placements it is for, and the order
     "1F1B": (("v",), "1f1b"),
     "1F1B+": (("m", "nn"), "1f1b+"),

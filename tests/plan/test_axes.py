@@ -20,7 +20,7 @@ MOE = load("moe:layers=2,hidden=1024,heads=16,groups=16,inner=4096,seq=2048")
 
 
 def plan(**fields):
-    return Plan(**{"micro_batch": 1, "stack": "megatron-core"} | fields)
+    return Plan(**{"micro_batch": 1, "framework": "megatron-core"} | fields)
 
 
 def talk(workload, one):
@@ -107,7 +107,7 @@ def test_experts_that_nobody_deals_out_are_sharded_as_all_else():
 
 def test_more_sharding_holds_less_and_hybrid_between():
     two = load_cluster("dgx-a100:nodes=2")
-    base = plan(dp=16, global_batch=16, stack="fsdp")
+    base = plan(dp=16, global_batch=16, framework="fsdp")
     held = [
         memory(base.but(zero=zero, shard=shard), LONG, two)[0].peak[0]
         for zero, shard in ((0, 0), (1, 0), (2, 0), (3, 8), (3, 0))
@@ -118,7 +118,7 @@ def test_more_sharding_holds_less_and_hybrid_between():
 def test_copies_are_reduced_beside_the_backward():
     four = load_cluster("dgx-a100:nodes=4")
     model = load("llama:layers=8,hidden=4096,heads=32,seq=4096,vocab=32000")
-    one = plan(dp=32, zero=3, global_batch=32, stack="fsdp")
+    one = plan(dp=32, zero=3, global_batch=32, framework="fsdp")
     full, hybrid = predict(one, model, four), predict(one.but(shard=8), model, four)
     late = hybrid.breakdown["reduce_s"] - full.breakdown["reduce_s"]
     each = 2 * model.parameters / 8

@@ -20,7 +20,7 @@ TWO = load_cluster("abci:nodes=2")
 
 
 def told(cluster=NODE, workload=RESNET, **fields):
-    return predict(Plan(**fields, stack="ddp"), workload, cluster)
+    return predict(Plan(**fields, framework="ddp"), workload, cluster)
 
 
 STRATEGIES = {
@@ -39,7 +39,7 @@ STRATEGIES = {
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_lowers_and_is_foretold_alike_in_closed_form(name):
-    plan = Plan(**STRATEGIES[name], stack="ddp")
+    plan = Plan(**STRATEGIES[name], framework="ddp")
     graph = lower(plan, RESNET, NODE)
     seconds = simulate(graph).seconds
     assert seconds == pytest.approx(float(estimate([plan], RESNET, NODE).step[0]), rel=0.15)
@@ -83,15 +83,15 @@ def test_sixty_four_filters_are_the_limit():
 
 def test_three_dimensions():
     cosmoflow = load("cosmoflow:size=128")
-    cube = predict(Plan(spatial=(2, 2, 2), global_batch=1, stack="ddp"), cosmoflow, TWO)
-    line = predict(Plan(spatial=(8,), global_batch=1, stack="ddp"), cosmoflow, TWO)
+    cube = predict(Plan(spatial=(2, 2, 2), global_batch=1, framework="ddp"), cosmoflow, TWO)
+    line = predict(Plan(spatial=(8,), global_batch=1, framework="ddp"), cosmoflow, TWO)
     assert cube.breakdown["exchange_s"] > 0
     assert line.peak == pytest.approx(cube.peak, rel=0.2)
 
 
 def test_uneven_sides_take_the_longest_share():
     """A side of 7 over 4 ranks leaves two rows to the busiest."""
-    plans = [check(Plan(spatial=(n,), global_batch=8, stack="ddp"), RESNET, c) for n, c in
+    plans = [check(Plan(spatial=(n,), global_batch=8, framework="ddp"), RESNET, c) for n, c in
              ((2, load_cluster("abci:gpus=2")), (4, NODE))]  # fmt: skip
     last = [costs([p], RESNET, c).layers[-2].forward.kernels[0] for p, c in
             zip(plans, (load_cluster("abci:gpus=2"), NODE), strict=True)]  # fmt: skip
@@ -110,8 +110,10 @@ def test_stages_have_their_own_blocks_in_a_row():
 
 def test_uneven_stages_wait_for_the_slowest():
     """Four stages of four blocks each: the last ones of a ResNet-50 have less to do."""
-    told = predict(Plan(pp=4, micro_batch=8, global_batch=256, stack="ddp"), load("resnet50"), NODE)
+    told = predict(
+        Plan(pp=4, micro_batch=8, global_batch=256, framework="ddp"), load("resnet50"), NODE
+    )
     whole = predict(
-        Plan(global_batch=8, stack="ddp"), load("resnet50"), load_cluster("abci:gpus=1")
+        Plan(global_batch=8, framework="ddp"), load("resnet50"), load_cluster("abci:gpus=1")
     )
     assert told.step > 1.1 * 32 * whole.step / 4

@@ -34,7 +34,7 @@ def layouts(draw):
         recompute=draw(st.sampled_from(["none", "selective", "full"])),
         schedule="interleaved" if chunks > 1 else draw(st.sampled_from(["1f1b", "gpipe"])),
         chunks=chunks,
-        stack=draw(st.sampled_from(STACKS)),
+        framework=draw(st.sampled_from(STACKS)),
     )
 
 
@@ -119,7 +119,7 @@ def test_sends_cross_every_boundary():
 
 
 def test_overlap_hides_reduction():
-    plan = Plan(dp=8, global_batch=64, micro_batch=8, stack="megatron-lm")
+    plan = Plan(dp=8, global_batch=64, micro_batch=8, framework="megatron-lm")
     late = simulate(lower(plan.but(overlap=False), MODEL, NODE)).seconds
     hidden = simulate(lower(plan.but(overlap=True), MODEL, NODE)).seconds
     assert hidden < late
@@ -128,7 +128,7 @@ def test_overlap_hides_reduction():
 def test_a_small_first_bucket_leaves_early():
     """DDP's first bucket is closed at 1 MiB: also gradients of less than 25 do not all wait."""
     model = load_workload("gpt:layers=4,hidden=256,heads=8,seq=128,vocab=1000,batch=8")
-    plan = Plan(dp=8, global_batch=64, stack="ddp")
+    plan = Plan(dp=8, global_batch=64, framework="ddp")
     graph = lower(plan, model, NODE)
     sizes = [float(graph[int(k)].comm_bytes) for k in graph.select(op="all_reduce")]
     assert len(sizes) == 2
@@ -137,14 +137,14 @@ def test_a_small_first_bucket_leaves_early():
     seconds = simulate(graph).seconds
     assert seconds < simulate(lower(plan.but(overlap=False), model, NODE)).seconds
     assert estimate([plan], model, NODE).step[0] == pytest.approx(seconds, rel=0.02)
-    other = lower(plan.but(stack="megatron-core"), model, NODE)
+    other = lower(plan.but(framework="megatron-core"), model, NODE)
     assert len(other.select(op="all_reduce")) == 1
 
 
 @pytest.mark.parametrize("tied", ["yes", "no"])
 def test_tied_weights_are_sent_once(tied):
     model = load_workload(f"gpt:layers=4,hidden=512,heads=8,seq=128,vocab=30000,tied={tied}")
-    graph = lower(Plan(dp=8, global_batch=64, stack="ddp"), model, NODE)
+    graph = lower(Plan(dp=8, global_batch=64, framework="ddp"), model, NODE)
     sent = sum(graph[int(i)].comm_bytes for i in graph.select(op="all_reduce"))
     assert sent == pytest.approx(4 * model.parameters, rel=0.02)  # words are padded
 
@@ -152,7 +152,7 @@ def test_tied_weights_are_sent_once(tied):
 def test_a_message_waits_for_the_layer_that_makes_it():
     """Most weights are words, made last: what the rest of the backward hides is little."""
     model = load_workload("gpt:layers=4,hidden=512,heads=8,seq=128,vocab=100000,batch=8")
-    plan = Plan(dp=8, global_batch=64, stack="ddp")
+    plan = Plan(dp=8, global_batch=64, framework="ddp")
     timeline = simulate(graph := lower(plan, model, NODE))
     sent = graph.select(op="all_reduce")
     last = timeline.end[graph.select(phase="backward", kind="kernel")].max()
@@ -163,7 +163,7 @@ def test_a_message_waits_for_the_layer_that_makes_it():
 
 @pytest.mark.parametrize("spec", ["vgg16:batch=8", "resnet:depth=50,batch=8", "bert:batch=4"])
 def test_uneven_layers_agree_in_closed_form(spec):
-    model, plan = load_workload(spec), Plan(dp=8, global_batch=64, stack="ddp")
+    model, plan = load_workload(spec), Plan(dp=8, global_batch=64, framework="ddp")
     slow = load_cluster("dgx-1-v100:nodes=1")
     played = simulate(lower(plan, model, slow)).seconds
     assert estimate([plan], model, slow).step[0] == pytest.approx(played, rel=0.02)
@@ -214,7 +214,7 @@ def test_every_answer_is_the_same_twice():
 def test_a_thousand_ranks():
     big = load_workload("gpt:layers=96,hidden=12288,heads=96,seq=2048")
     cluster = load_cluster("selene:nodes=128")
-    plan = Plan(dp=16, tp=8, pp=8, global_batch=1536, micro_batch=1, stack="megatron-lm")
+    plan = Plan(dp=16, tp=8, pp=8, global_batch=1536, micro_batch=1, framework="megatron-lm")
     assert 10 < estimate([plan], big, cluster).step[0] < 60
 
 
@@ -245,7 +245,7 @@ def test_each_stage_runs_on_its_own_devices(tmp_path):
     path = tmp_path / "mixed.toml"
     path.write_text(MIXED)
     cluster = load_cluster(str(path))
-    even = Plan(dp=8, pp=2, micro_batch=2, global_batch=128, stack="megatron-lm")
+    even = Plan(dp=8, pp=2, micro_batch=2, global_batch=128, framework="megatron-lm")
     seconds = {
         layers: simulate(lower(even.but(layers=layers), MODEL, cluster)).seconds
         for layers in ((12, 12), (17, 7), (7, 17))
@@ -256,13 +256,13 @@ def test_each_stage_runs_on_its_own_devices(tmp_path):
 
 def test_hybrid_sharding_talks_between_copies():
     two = load_cluster("dgx-a100:nodes=2")
-    plan = Plan(dp=16, zero=3, global_batch=64, micro_batch=4, stack="fsdp")
+    plan = Plan(dp=16, zero=3, global_batch=64, micro_batch=4, framework="fsdp")
     full, hybrid = estimate([plan, plan.but(shard=8)], MODEL, two).reduce
     assert hybrid > full
 
 
 def test_offload_updates_on_the_host():
-    plan = Plan(dp=8, zero=1, global_batch=64, stack="megatron-core")
+    plan = Plan(dp=8, zero=1, global_batch=64, framework="megatron-core")
     here, there = estimate([plan, plan.but(offload=True)], MODEL, NODE).update
     assert there > 3 * here
 
@@ -272,7 +272,7 @@ def test_eight_bits_pay_where_products_are_large(hidden, pays):
     """Casts move bytes, products save time: what is kept stays as it was."""
     hopper = load_cluster("dgx-h100:nodes=1")
     wide = load_workload(f"gpt:layers=4,hidden={hidden},heads=16,seq=2048,vocab=51200,dtype=bf16")
-    plan = Plan(dp=8, global_batch=32, micro_batch=4, stack="megatron-core", dtype="bf16")
+    plan = Plan(dp=8, global_batch=32, micro_batch=4, framework="megatron-core", dtype="bf16")
     e = estimate([plan, plan.but(dtype="fp8")], wide, hopper)
     assert (e.step[1] < e.step[0]) == pays
     assert e.peak[1] == e.peak[0]
@@ -284,7 +284,9 @@ def test_eight_bits_gain_what_was_measured():
     float8 (torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, table 1)."""
     shape = "layers=32,hidden=4096,heads=32,groups=8,inner=14336,vocab=128256,seq=8192"
     model, node = load_workload(f"llama:{shape}"), load_cluster("dgx-h100:nodes=1")
-    plan = Plan(dp=8, zero=3, micro_batch=2, global_batch=16, recompute="selective", stack="fsdp")
+    plan = Plan(
+        dp=8, zero=3, micro_batch=2, global_batch=16, recompute="selective", framework="fsdp"
+    )
     half, eight = estimate([plan, plan.but(dtype="fp8")], model, node).step
     assert half / eight == pytest.approx(8532 / 6667, rel=0.05)
 
@@ -292,7 +294,7 @@ def test_eight_bits_gain_what_was_measured():
 def test_a_placement_says_which_machines():
     """Tensor parallel ranks apart talk over the network."""
     two = load_cluster("dgx-a100:nodes=2")
-    plan = Plan(dp=2, tp=4, global_batch=16, micro_batch=1, stack="megatron-core")
+    plan = Plan(dp=2, tp=4, global_batch=16, micro_batch=1, framework="megatron-core")
     near = plan.but(placement=tuple(range(8)))
     far = plan.but(placement=(0, 8, 1, 9, 2, 10, 3, 11))
     seconds = estimate([near, far], MODEL, two).step

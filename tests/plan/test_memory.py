@@ -8,7 +8,7 @@ from foretell.workload import load as load_workload
 
 MODEL = load_workload("gpt:layers=12,hidden=512,heads=8,seq=1024,vocab=50257,dtype=bf16")
 NODE = load_cluster("dgx-a100:nodes=1")
-CORE = Plan(dp=8, micro_batch=4, global_batch=32, stack="megatron-core")
+CORE = Plan(dp=8, micro_batch=4, global_batch=32, framework="megatron-core")
 
 
 def parts(plan):
@@ -31,7 +31,7 @@ def test_zero_shares_one_more_thing_at_each_stage(zero, bytes):
 
 def test_recompute_keeps_less():
     kept = [
-        parts(CORE.but(recompute=r, stack="megatron-core-unfused"))["activations"]
+        parts(CORE.but(recompute=r, framework="megatron-core-unfused"))["activations"]
         for r in ("none", "selective", "full")
     ]
     assert kept[0] > 2 * kept[1] > 4 * kept[2] > 0

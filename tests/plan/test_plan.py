@@ -142,7 +142,7 @@ def test_batches_are_filled_in():
 )
 def test_a_usual_program_where_none_is_named(model, text, stack):
     cluster = load_cluster("dgx-a100:nodes=1")
-    assert check(Plan.parse(text), load_workload(model), cluster).stack == stack
+    assert check(Plan.parse(text), load_workload(model), cluster).framework == stack
 
 
 def test_infeasible_is_its_own_error():

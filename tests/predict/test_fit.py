@@ -24,7 +24,7 @@ TRUE = Calibration(compute=1.4, beta=2.5)
 
 
 def plan(ranks):
-    return Plan(dp=ranks, overlap=False, global_batch=64 * ranks, stack="ddp")
+    return Plan(dp=ranks, overlap=False, global_batch=64 * ranks, framework="ddp")
 
 
 def run(cluster, true=TRUE):

@@ -49,7 +49,7 @@ def test_too_large_says_what_would_fit():
     mended = Plan.parse(
         ",".join(["dp=8", "global_batch=8", *(f"{k}={v}" for k, v in fields.items())])
     )
-    after = predict(mended.but(stack=found.plan.stack), big, load_cluster(ON))
+    after = predict(mended.but(framework=found.plan.framework), big, load_cluster(ON))
     assert after.fits
     assert after.step == pytest.approx(float(cost.split()[0]), rel=0.15)
 

@@ -23,7 +23,7 @@ from foretell.workload import load
 SMALL = "gpt:layers=8,hidden=1024,heads=16,seq=1024,vocab=200000"
 MT5 = "mt5:layers=4,hidden=512,heads=8,vocab=250112,seq=256,target=256,dtype=fp16"
 FLAVA = "flava:layers=6,hidden=512,heads=8"
-PLAN = Plan(stack="megatron-core", optimizer="sgd")
+PLAN = Plan(framework="megatron-core", optimizer="sgd")
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ def test_frozen_parts_have_no_backward_and_no_weight_gradient(four):
 
 def test_recompute_is_decided_by_stage_where_memory_is_short(four):
     workload = load("gpt:layers=16,hidden=2048,heads=16,seq=2048,vocab=50000")
-    plan = PLAN.but(micro_batch=2, stack="megatron-core-unfused")
+    plan = PLAN.but(micro_batch=2, framework="megatron-core-unfused")
     short = model(workload, four, "v", plan=plan, micro_batches=8)
     assert {c.name.split()[0] for c in short.problem.choices} == {"recompute"}
     small = replace(short, problem=short.problem.limited(
@@ -261,7 +261,7 @@ def test_a_pipeline_of_one_rank_a_stage_agrees_with_the_usual_lowering(four):
             row.append(f"{s}B{m}")
             if m + 4 - s < 8:
                 row.append(f"{s}F{m + 4 - s}")
-    placed = Plan(micro_batch=1, global_batch=8, stack="megatron-core", stages=stages,
+    placed = Plan(micro_batch=1, global_batch=8, framework="megatron-core", stages=stages,
                   actions=tuple(map(tuple, rows)))  # fmt: skip
     one, other = (predict(p, workload, four) for p in (usual, placed))
     assert other.step == pytest.approx(one.step, rel=0.01)

@@ -40,7 +40,10 @@ AT_LEAST_ONE = click.IntRange(1)
     "--prices", type=click.Path(path_type=Path), help="TOML: device or node = money per hour."
 )
 @click.option("--dtype", default="", help="Number format: fp32, tf32, bf16, fp16, fp8.")
-@click.option("--stack", default="", help="The program that would run it: megatron-core, fsdp, …")
+@click.option(
+    "--framework", "--stack", "framework", default="",
+    help="What would run it: megatron-core, fsdp, ddp, …",
+)  # fmt: skip
 @calibration_option
 @pool_options
 @json_option
@@ -69,7 +72,7 @@ def found_on(
     price: float | None = None,
     prices: Path | None = None,
     dtype: str = "",
-    stack: str = "",
+    framework: str = "",
     calibration: Path | None = None,
     tell: Callable[[str], None] = lambda words: None,
     pool: Any = None,
@@ -81,7 +84,7 @@ def found_on(
     model = load(workload, scripts=True)
     samples = _samples(model.batch, batch, per_gpu)
     numbers = counts(gpus)
-    space = Space(dtype=dtype, stack=stack)
+    space = Space(dtype=dtype, framework=framework)
 
     listed = _listed(prices)
 

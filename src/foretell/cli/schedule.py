@@ -29,7 +29,9 @@ _DECIDE = click.Choice(["no", "yes", "auto"])
     help="PLACEMENT is a model: schedule it on this cluster.",
 )
 @click.option("--shape", default="auto", show_default=True, help="v, m, nn, k, x, loop, wave, tp.")
-@click.option("--plan", "plan", default="", help="What else a model needs: micro_batch=2,stack=…")
+@click.option(
+    "--plan", "plan", default="", help="What else a model needs: micro_batch=2,framework=…"
+)
 @click.option("--infer", is_flag=True, help="Forward only.")
 @click.option("--split", is_flag=True, help="Gradients of inputs and of weights apart.")
 @click.option("--recompute", type=_DECIDE, default="auto", help="Run stages again; or decide it.")

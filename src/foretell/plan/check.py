@@ -6,10 +6,10 @@ import math
 
 from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError, InputError
+from foretell.plan.framework import resolved
 from foretell.plan.grouped import layers_of, runs, units
 from foretell.plan.groups import expert_ranks
 from foretell.plan.plan import Plan
-from foretell.plan.stack import stack_of, usual
 from foretell.workload import Workload
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "actions")
@@ -19,9 +19,7 @@ def check(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
     """The plan with its batch filled in, or an error that names the factors."""
     if plan.groups:
         return _check_groups(plan, workload, cluster)
-    dtype = plan.dtype or workload.dtype
-    stack = plan.stack or usual(workload.most("tp") > 1, dtype, plan.zero)
-    stack_of(stack)
+    plan = resolved(plan, workload.most("tp") > 1, workload.dtype)
     _check_made_for(plan, cluster)
     if plan.stages:
         _check_placed(plan)
@@ -29,7 +27,7 @@ def check(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
         _check_ranks(plan, cluster)
         _check_splits(plan, workload)
         _check_stages(plan, workload)
-    return _filled(plan.but(stack=stack), workload)
+    return _filled(plan, workload)
 
 
 def placed(plan: Plan, cluster: Cluster) -> tuple[Plan, Cluster]:
@@ -93,10 +91,10 @@ def _check_groups(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
         )
     layers_of(found, [unit.name for unit in units(workload)], workload.name)
     batch = plan.global_batch or found[0].batch
-    stack = plan.stack or "ddp"  # what runs them (→ foretell.pytorch.deploy) is plain PyTorch
-    stack_of(stack)
+    name = plan.framework or "ddp"  # what runs them (→ foretell.pytorch.deploy) is plain PyTorch
+    plan = resolved(plan.but(framework=name), workload.most("tp") > 1, workload.dtype)
     micro = plan.micro_batch or batch
-    return plan.but(stack=stack, global_batch=batch, micro_batch=micro)
+    return plan.but(global_batch=batch, micro_batch=micro)
 
 
 def _check_placed(plan: Plan) -> None:

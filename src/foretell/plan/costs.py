@@ -14,12 +14,12 @@ import numpy as np
 
 from foretell.cluster import Cluster, Device
 from foretell.cost import collective
+from foretell.plan.framework import running
 from foretell.plan.groups import expert_ranks, levels, stride
 from foretell.plan.hold import Holding, holdings
 from foretell.plan.layouts import Array, Layouts, Rows, layouts
 from foretell.plan.parts import LayerCost, Part, layer_costs
 from foretell.plan.plan import Plan
-from foretell.plan.stack import stack_of
 from foretell.workload import Workload
 from foretell.workload.op import BYTES, KEPT
 
@@ -55,8 +55,8 @@ def costs(
     cells, which = table.cells()
     layers = [cost.take(which) for cost in layer_costs(workload, cluster, cells, device)]
     held = [_taken(h, which) for h in holdings(workload, cells)]
-    bend = np.array([stack_of(s).bend for s in table.stacks])
-    turn = np.array([stack_of(s).turn for s in table.stacks]) * cluster.calibration.host
+    bend = np.array([r.profile.exponent for r in table.runs])
+    turn = np.array([r.profile.microbatch for r in table.runs]) * cluster.calibration.host
     return Costs(table, layers, held, bend, turn, np.array([_again(p) for p in plans]))
 
 
@@ -72,10 +72,8 @@ def _taken(held: Holding, which: Rows) -> Holding:
 
 
 def _again(plan: Plan) -> float:
-    """What is run again in the backward, as the plan's stack understands it."""
-    if plan.recompute == "full":
-        return 2.0 if stack_of(plan.stack).rerun == "full" else 1.0
-    return float(plan.recompute == "selective")
+    """What is run again in the backward: nothing, attention alone, or whole blocks."""
+    return {"none": 0.0, "selective": 1.0, "full": 2.0}[plan.recompute]
 
 
 def layer_parts(c: Costs, at: int, workload: Workload) -> tuple[Part, Part]:
@@ -182,7 +180,7 @@ def sharded_seconds(
     Both go on at the same time and slow each other: (computeᵖ + talkᵖ)^(1/p), as host and device.
     """
     gather, scatter = shard_talk(c, at, workload, cluster)
-    again = np.array([stack_of(s).gathers - 1.0 for s in c.plans.stacks])
+    again = np.array([r.profile.gathers - 1.0 for r in c.plans.runs])
     talk = gather, again * gather + scatter
     ahead, back = (
         (one**c.bend + other**c.bend) ** (1 / c.bend)
@@ -195,7 +193,7 @@ def shard_talk(c: Costs, at: int, workload: Workload, cluster: Cluster) -> tuple
     """Seconds to gather the parameters of one layer and to scatter its gradients."""
     rows = np.arange(len(c.plans))
     size = c.holdings[at].weights
-    reach = np.array([stack_of(s).reach for s in c.plans.stacks])
+    reach = np.array([r.profile.efficiency for r in c.plans.runs])
     gather = over_dp(c, "all_gather", size * width(c, workload) / reach, rows, cluster)
     trained = c.holdings[at].trained()[0]
     scatter = over_dp(c, "reduce_scatter", trained * grad_width(c) / reach, rows, cluster)
@@ -269,4 +267,4 @@ def grad_width(c: Costs) -> Array:
 
 
 def _grad_dtype(plan: Plan) -> str:
-    return plan.grad_dtype or stack_of(plan.stack).grad_dtype
+    return plan.grad_dtype or running(plan).grad_dtype

@@ -16,12 +16,12 @@ from foretell.plan.costs import (
     over_dp,
     over_experts,
 )
+from foretell.plan.framework import Running, running
 from foretell.plan.groups import levels, stride
 from foretell.plan.layouts import Array
 from foretell.plan.made import ROUNDED, Messages, exposed, first_share
 from foretell.plan.parts import slowest
 from foretell.plan.plan import Plan
-from foretell.plan.stack import Stack, stack_of
 from foretell.workload import Workload
 
 # Parameters a second that the cores of one host update: 1 billion in 0.22 s, 10 in 2.57 s (Ren et
@@ -82,14 +82,14 @@ def regathering(c: Costs, s: Stage, cluster: Cluster) -> Array:
     out = np.zeros(len(c.plans))
     zero, dp = c.plans.column("zero"), c.plans.column("dp")
     rows = np.flatnonzero((dp > 1) & ((zero == 1) | (zero == 2)))
-    width = np.array([_handed(stack_of(k)) for k in c.plans.stacks])
+    width = np.array([_handed(r) for r in c.plans.runs])
     out[rows] = over_dp(c, "all_gather", (s.weights * width)[rows], rows, cluster)
     return out
 
 
-def _handed(stack: Stack) -> float:
-    """Bytes of a parameter that goes back: plain PyTorch has no copy in half precision."""
-    return stack.weight_bytes if "eager" in stack.flags else HALF
+def _handed(run: Running) -> float:
+    """Bytes of a parameter that goes back: the copy the model computes with."""
+    return run.formats.weight
 
 
 def messages(c: Costs, s: Stage, times: Array, workload: Workload) -> Messages:
@@ -100,7 +100,7 @@ def messages(c: Costs, s: Stage, times: Array, workload: Workload) -> Messages:
     each = np.array([p.bucket_mb * 2**20 for p in c.plans.plans])
     said = np.array([len(p.buckets) for p in c.plans.plans])  # 0 where the size decides
     size = np.maximum(s.weights * grad_width(c), 1.0)
-    plain = np.array(["eager" in stack_of(k).flags for k in c.plans.stacks])
+    plain = np.array([r.profile.kernels == "eager" for r in c.plans.runs])
     plain &= (said == 0) & (c.plans.column("zero") == 0)
     first = first_share(c, times, workload, np.minimum(np.minimum(FIRST, each) / size, 1.0))
     equal = np.where(said > 0, said, np.maximum(np.ceil(size / each), 1.0))
@@ -132,13 +132,13 @@ def tying(c: Costs, workload: Workload, cluster: Cluster) -> Array:
 
 def overlaps(plan: Plan) -> bool:
     """Whether gradients are reduced while the backward still runs."""
-    return stack_of(plan.stack).overlaps if plan.overlap is None else plan.overlap
+    return running(plan).profile.overlaps if plan.overlap is None else plan.overlap
 
 
 def updating(c: Costs, s: Stage, cluster: Cluster) -> Array:
     """Seconds of the optimizer on one rank."""
     sharing = np.where(c.plans.column("zero") > 0, c.plans.column("sharing"), 1.0)
-    moved = np.array([stack_of(k).update for k in c.plans.stacks])
+    moved = np.array([r.update for r in c.plans.runs])
     apart = np.where(c.plans.column("zero") > 0, copies(c), 1.0)
     size = moved * (s.weights / sharing + s.experts / apart)
     n = np.maximum(size / moved, 1.0)

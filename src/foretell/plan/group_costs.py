@@ -16,17 +16,16 @@ import numpy.typing as npt
 
 from foretell.cluster import Cluster, Device
 from foretell.cost import collective, kernel
+from foretell.plan.framework import Running, running
 from foretell.plan.grouped import Unit, units
 from foretell.plan.hold import holdings
 from foretell.plan.layouts import layouts
 from foretell.plan.parts import layer_costs
 from foretell.plan.plan import Plan
-from foretell.plan.stack import Stack, stack_of
 from foretell.workload import Op, Workload
 from foretell.workload.op import BYTES
 
 Array = npt.NDArray[np.float64]
-ADAM = 8.0  # bytes of two moments in fp32; plain PyTorch's stack counts momentum alone
 
 
 class Product(NamedTuple):
@@ -45,13 +44,14 @@ class GroupCosts:
 
     workload: Workload
     cluster: Cluster
-    stack: Stack
+    run: Running
     plain: Plan  # what single layers are priced under: program and precision
 
     @classmethod
     def of(cls, plan: Plan, workload: Workload, cluster: Cluster) -> GroupCosts:
-        plain = Plan(stack=plan.stack, dtype=plan.dtype)
-        return cls(workload, cluster, stack_of(plan.stack), plain)
+        names = ("framework", "precision", "dtype", "compile", "optimizer", "optimizer_kernels")
+        plain = Plan(**{name: getattr(plan, name) for name in names})
+        return cls(workload, cluster, running(plan), plain)
 
     @cached_property
     def units(self) -> list[Unit]:
@@ -87,8 +87,8 @@ class GroupCosts:
     ) -> tuple[Array, Array]:
         one = self.plain.but(micro_batch=samples, global_batch=samples, **degrees)
         costs = layer_costs(self.workload, cluster, layouts([one]), device)
-        ahead = [float(c.forward.seconds(self.stack.bend)[0]) for c in costs]
-        back = [float(c.backward.seconds(self.stack.bend)[0]) for c in costs]
+        ahead = [float(c.forward.seconds(self.run.profile.exponent)[0]) for c in costs]
+        back = [float(c.backward.seconds(self.run.profile.exponent)[0]) for c in costs]
         each = [unit.layer for unit in self.units]
         return np.array([ahead[i] for i in each]), np.array([back[i] for i in each])
 
@@ -100,8 +100,8 @@ class GroupCosts:
     @cached_property
     def widths(self) -> tuple[float, float, float]:
         """Bytes of a parameter, of its gradient, and of its optimizer's state."""
-        weight = max(self.stack.weight_bytes, BYTES[self.workload.dtype])
-        return weight, BYTES[self.stack.grad_dtype], max(self.stack.state_bytes, ADAM)
+        run = self.run
+        return run.weight_bytes + run.cast_bytes, BYTES[run.grad_dtype], run.state_bytes
 
     def gradient(self, at: Sequence[int]) -> float:
         """Bytes of the gradients of some units."""
@@ -112,8 +112,8 @@ class GroupCosts:
         n = float(self.held["weights"][at])
         if not n:
             return 0.0
-        moved = np.array([max(n, 1.0) * self.stack.update])
-        sizes = {"n": moved / self.stack.update}
+        moved = np.array([max(n, 1.0) * self.run.update])
+        sizes = {"n": moved / self.run.update}
         return float(kernel.seconds(device, "optimizer", "fp32", sizes, bytes=moved).seconds[0])
 
     def talk(self, op: str, size: float, ranks: Sequence[int]) -> float:

@@ -48,10 +48,10 @@ def _holding(workload: Workload, layer: Layer, cells: Layouts) -> Holding:
     zero = np.zeros(len(cells))
     sums = {name: zero.copy() for name in _SUMMED}
     largest = zero.copy()
-    for stack, named, rows in cells.by_stack():
-        dtype = KEPT.get(named, named) or workload.dtype
+    for run, rows in cells.by_profile():
+        dtype = KEPT.get(run.formats.compute, run.formats.compute)
         for op in layer.works():
-            if not holds(op.when, stack.flags):
+            if not holds(op.when, run.flags):
                 continue
             sizes = op.sizes({k: v[rows] for k, v in degrees.items()}, batch[rows])
             dealt = cells.column("ep")[rows] > 1 if "ep" in op.splits else np.zeros(len(rows), bool)
@@ -63,10 +63,10 @@ def _holding(workload: Workload, layer: Layer, cells: Layouts) -> Holding:
                     sums["frozen_experts"][rows] += np.where(dealt, size, 0.0)
                     sums["frozen"][rows] += np.where(dealt, 0.0, size)
             for tensor in op.brief:
-                if holds(tensor.when, stack.flags):
+                if holds(tensor.when, run.flags):
                     sums["brief"][rows] += tensor.bytes(sizes, dtype)
             for tensor in op.saved:
-                if holds(tensor.when, stack.flags):
+                if holds(tensor.when, run.flags):
                     size = tensor.bytes(sizes, dtype)
                     sums["kept"][rows] += size
                     largest[rows] = np.maximum(largest[rows], size)

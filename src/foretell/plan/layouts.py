@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.plan.check import micro_batches
+from foretell.plan.framework import Running, running
 from foretell.plan.plan import Plan
-from foretell.plan.stack import Stack, stack_of
 
 Array = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
@@ -57,14 +57,14 @@ class Layouts:
         return found
 
     @cached_property
-    def stacks(self) -> tuple[str, ...]:
-        """The program of each plan."""
-        return tuple(p.stack for p in self.plans)
+    def runs(self) -> tuple[Running, ...]:
+        """The framework profile of each plan, in its precision."""
+        return tuple(running(p) for p in self.plans)
 
     def cells(self) -> tuple[Layouts, Rows]:
         """Plans that differ in what a layer costs, and for each plan which of them it is."""
-        names = sorted({(p.stack, p.dtype) for p in self.plans})
-        code = np.array([names.index((p.stack, p.dtype)) for p in self.plans], float)
+        number: dict[int, int] = {}
+        code = np.array([number.setdefault(id(r), len(number)) for r in self.runs], float)
         keys = np.stack([code, *(self.columns[n] for n in (*SPLIT, "micro_batch"))], axis=1)
         _, first, which = np.unique(keys, axis=0, return_index=True, return_inverse=True)
         return Layouts(tuple(self.plans[i] for i in first)), which.reshape(-1)
@@ -73,14 +73,12 @@ class Layouts:
         """The degree of each axis that splits a tensor."""
         return {axis: self.columns[axis] for axis in SPLIT}
 
-    def by_stack(self) -> list[tuple[Stack, str, Rows]]:
-        """Rows that one program computes in one format."""
-        pairs = list(dict.fromkeys((p.stack, p.dtype) for p in self.plans))
-        mine = [(p.stack, p.dtype) for p in self.plans]
-        return [
-            (stack_of(s), d, np.array([i for i, m in enumerate(mine) if m == (s, d)]))
-            for s, d in pairs
-        ]
+    def by_profile(self) -> list[tuple[Running, Rows]]:
+        """Rows that one framework runs in one precision."""
+        rows: dict[int, list[int]] = {}
+        for i, run in enumerate(self.runs):
+            rows.setdefault(id(run), []).append(i)
+        return [(self.runs[some[0]], np.array(some)) for some in rows.values()]
 
     def take(self, rows: Rows) -> Layouts:
         """Some of the plans."""

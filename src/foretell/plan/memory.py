@@ -23,15 +23,12 @@ from foretell.plan.costs import Costs, copies, grad_width, unpriced
 from foretell.plan.costs import weights as weights_of
 from foretell.plan.layouts import Array
 from foretell.plan.plan import Plan
-from foretell.plan.stack import Stack, stack_of
 from foretell.plan.stages import FIRST, LAST, MIDDLE, layers_of, shares
 from foretell.workload import Workload
-from foretell.workload.op import BYTES
 
 # Of a device's memory: the CUDA context, NCCL's channels and fragments take about 3 GiB of 80.
 USABLE = 0.96
 ROUNDING = 1.01  # of what tensors take: blocks of 512 bytes and 2 MiB, a share of large ones
-STATE = {"adam": 1.0, "momentum": 8 / 12, "sgd": 4 / 12}  # of fp32 copy and two moments
 
 
 @dataclass(frozen=True)
@@ -92,15 +89,15 @@ def stage_memory(c: Costs, times: Array, workload: Workload, stage: Array) -> Me
     """What a rank holds whose stage has each layer so many times."""
     plans = c.plans
     zero, sharing = plans.column("zero"), plans.column("sharing")
-    stacks = [stack_of(s) for s in plans.stacks]
     held_weights = weights_of(c, times, workload, frozen=True)
     weights = weights_of(c, times, workload)
     held_experts, experts = (
         sum((e * n for e, n in zip(found, times, strict=True)), np.zeros(1))
         for found in ([h.experts for h in c.holdings], [h.trained()[1] for h in c.holdings])
     )
-    state = np.array([_state(s, p, workload) for s, p in zip(stacks, plans.plans, strict=True)])
-    held = np.array([_width(s, p, workload) for s, p in zip(stacks, plans.plans, strict=True)])
+    state = np.array([r.state_bytes for r in plans.runs])
+    state = np.where([p.offload for p in plans.plans], 0.0, state)
+    held = np.array([r.weight_bytes + r.cast_bytes for r in plans.runs])
     each, again = _kept(c, times, workload)
     flying = _in_flight(c, stage)
     share = np.where(zero >= 1, sharing, 1.0)
@@ -110,21 +107,10 @@ def stage_memory(c: Costs, times: Array, workload: Workload, stage: Array) -> Me
         gradients=grad_width(c) * (weights / np.where(zero >= 2, sharing, 1.0) + experts),
         optimizers=state * (weights / share + experts / np.where(zero >= 1, apart, 1.0)),
         activations=each * flying,
-        buffers=_buffers(c, times, workload) + np.array([s.held for s in stacks]),
+        buffers=_buffers(c, times, workload) + np.array([r.profile.runtime for r in plans.runs]),
         each=each,
         workspace=again,
     )
-
-
-def _width(stack: Stack, plan: Plan, workload: Workload) -> float:
-    """Bytes of a parameter as it is held."""
-    return max(stack.weight_bytes, BYTES[plan.dtype or workload.dtype])
-
-
-def _state(stack: Stack, plan: Plan, workload: Workload) -> float:
-    """Bytes of optimizer state a parameter: no copy in fp32 where it is fp32 itself."""
-    copied = 4.0 if _width(stack, plan, workload) > stack.weight_bytes else 0.0
-    return 0.0 if plan.offload else (stack.state_bytes - copied) * STATE[plan.optimizer]
 
 
 def _kept(c: Costs, times: Array, workload: Workload) -> tuple[Array, Array]:
@@ -161,5 +147,5 @@ def _in_flight(c: Costs, stage: Array) -> Array:
 def _buffers(c: Costs, times: Array, workload: Workload) -> Array:
     """Layers of parameters and gradients gathered at once where they are sharded."""
     whole = np.max([h.weights * (n > 0) for h, n in zip(c.holdings, times, strict=True)], axis=0)
-    ahead = np.array([stack_of(s).ahead for s in c.plans.stacks])
+    ahead = np.array([r.profile.prefetch for r in c.plans.runs])
     return np.where(c.plans.column("zero") == 3, whole * (2.0 * ahead + 2.0), 0.0)

@@ -9,20 +9,21 @@ split tensor stand in the way of the next kernel and count as device time.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from foretell.cluster import Cluster, Device
-from foretell.cost import collective, kernel
+from foretell.cost import collective, kernel, power
+from foretell.plan.framework import Running
 from foretell.plan.groups import levels, stride
 from foretell.plan.layouts import Array, Layouts, Rows
-from foretell.plan.stack import Stack
-from foretell.workload import Exchange, Layer, Op, Workload
+from foretell.workload import Exchange, Layer, Workload
 from foretell.workload.kernels import Call, calls
 from foretell.workload.op import KEPT, holds
 
 PRODUCTS = ("gemm", "conv", "conv_dgrad", "conv_wgrad")  # what narrow formats speed up
+MATRIX = (*PRODUCTS, "attention")  # what the clock of the matrix units paces
 FORWARD, BACKWARD, CORE = 0, 1, 2  # CORE: what selective recompute runs again
 
 
@@ -82,9 +83,8 @@ def layer_costs(
     """The cost of each layer once, for every cell."""
     device = device or slowest(cluster)
     whole = [_empty(len(cells)) for _ in workload.layers]
-    for stack, dtype, rows in cells.by_stack():
-        some = cells.take(rows)
-        found = _layers(workload, dtype or workload.dtype, device, cluster, stack, some)
+    for run, rows in cells.by_profile():
+        found = _layers(workload, device, cluster, run, cells.take(rows))
         for phases, mine in zip(whole, found, strict=True):
             for to, values in zip(phases, mine, strict=True):
                 to.put(rows, values)
@@ -107,41 +107,62 @@ def slower(devices: Iterable[Device]) -> Device:
 
 
 def _layers(
-    workload: Workload, dtype: str, device: Device, cluster: Cluster, stack: Stack, cells: Layouts
+    workload: Workload, device: Device, cluster: Cluster, run: Running, cells: Layouts
 ) -> list[list[Part]]:
     """Forward, backward and what selective recompute runs again, of every layer."""
     wanted = [
         (at, phase, call)
         for at, layer in enumerate(workload.layers)
-        for phase, call in _wanted(layer, _told(stack, dtype), cells)
+        for phase, call in _wanted(layer, run, cells)
     ]
+    dtype = run.formats.compute
     seconds = _priced(device, dtype, [call for _, _, call in wanted], len(cells))
+    slower = _throttled(workload, device, dtype, wanted, seconds, run.host)
     whole = [_empty(len(cells)) for _ in workload.layers]
     for (at, phase, call), took in zip(wanted, seconds, strict=True):
+        took = took * slower if call.op in MATRIX else took
         whole[at][phase].kernels[:] += took * cluster.calibration.compute
-        whole[at][phase].host[:] += call.times * stack.host * cluster.calibration.host
+        whole[at][phase].host[:] += call.times * run.host * cluster.calibration.host
         whole[at][phase].flops[:] += call.flops * call.times
     for at, layer in enumerate(workload.layers):
         for exchange in layer.ops:
             if isinstance(exchange, Exchange):
-                _exchange(exchange, dtype, cluster, stack, cells, whole[at])
+                _exchange(exchange, cluster, run, cells, whole[at])
     return whole
 
 
-def _told(stack: Stack, dtype: str) -> Stack:
-    """The program, told that it computes in eight bits where it does."""
-    return replace(stack, flags=stack.flags | {"fp8"}) if dtype == "fp8" else stack
+def _throttled(
+    workload: Workload, device: Device, dtype: str, wanted: list[tuple[int, int, Call]],
+    seconds: list[Array], host: float,
+) -> Array:  # fmt: skip
+    """How many times as long matrix kernels take once the board runs at its power limit."""
+    length = len(seconds[0]) if seconds else 0
+    matrix, energy, rest, issued = (np.zeros(length) for _ in range(4))
+    for (at, phase, call), took in zip(wanted, seconds, strict=True):
+        if phase == CORE:
+            continue
+        many = workload.layers[at].times
+        issued += many * call.times * host
+        if call.op in MATRIX:
+            each = power.joules(device, call.dtype or dtype)
+            matrix += many * took
+            energy += many * call.times * each * call.flops
+        else:
+            rest += many * took
+    idle = np.maximum(issued - matrix - rest, 0.0)
+    out: Array = 1 / power.clock(device, matrix, energy, rest, idle)
+    return out
 
 
-def _wanted(layer: Layer, stack: Stack, cells: Layouts) -> list[tuple[int, Call]]:
+def _wanted(layer: Layer, run: Running, cells: Layouts) -> list[tuple[int, Call]]:
     """Every kernel of a layer with the phase it runs in."""
     degrees, batch = cells.degrees(), cells.column("micro_batch")
     found: list[tuple[int, Call]] = []
     for op in layer.works():
-        if not holds(op.when, stack.flags):
+        if not holds(op.when, run.flags):
             continue
-        forward, backward = calls(op, op.sizes(degrees, batch), stack.flags)
-        slow = {"gemm": _slowed(op, stack, cells), "attention": stack.attention}
+        forward, backward = calls(op, op.sizes(degrees, batch), run.flags)
+        slow = run.profile.attention
         found += [(FORWARD, _longer(call, slow)) for call in forward]
         found += [(BACKWARD, _longer(call, slow)) for call in backward]
         if op.kind == "attention":
@@ -149,15 +170,10 @@ def _wanted(layer: Layer, stack: Stack, cells: Layouts) -> list[tuple[int, Call]
     return found
 
 
-def _slowed(op: Op, stack: Stack, cells: Layouts) -> Array | float:
-    """How many times as long this stack's products take, those with all words above all."""
-    if not op.options.get("vocabulary") or stack.whole_vocab == 1:
-        return stack.products
-    return np.where(cells.column("tp") == 1, stack.whole_vocab, 1.0) * stack.products
-
-
-def _longer(call: Call, slow: dict[str, Array | float]) -> Call:
-    return call._replace(shape=call.shape | {"_slow": slow.get(call.op, 1.0)})
+def _longer(call: Call, attention: float) -> Call:
+    """The call as a framework runs it whose attention takes so many times as long."""
+    slow = attention if call.op == "attention" else 1.0
+    return call._replace(shape=call.shape | {"_slow": slow})
 
 
 def _priced(device: Device, dtype: str, asked: list[Call], length: int) -> list[Array]:
@@ -182,21 +198,16 @@ def _stacked(values: list[Array | float], length: int) -> Array:
 
 
 def _exchange(
-    exchange: Exchange,
-    dtype: str,
-    cluster: Cluster,
-    stack: Stack,
-    cells: Layouts,
-    phases: list[Part],
+    exchange: Exchange, cluster: Cluster, run: Running, cells: Layouts, phases: list[Part]
 ) -> None:
     """Add what an exchange costs where its axis is split."""
     rows = _split_rows(exchange, cells)
     apart = cells.take(rows).column(exchange.axis) - 1
-    for is_back, _, seconds in exchange_seconds(exchange, dtype, cluster, cells):
+    for is_back, _, seconds in exchange_seconds(exchange, run.formats.compute, cluster, cells):
         phase = BACKWARD if is_back else FORWARD
         phases[phase].talk[rows] += seconds
-        phases[phase].skew[rows] += stack.skew * apart
-        phases[phase].host[rows] += stack.host * cluster.calibration.host
+        phases[phase].skew[rows] += run.profile.straggler * apart
+        phases[phase].host[rows] += run.host * cluster.calibration.host
 
 
 def _split_rows(exchange: Exchange, cells: Layouts) -> Rows:

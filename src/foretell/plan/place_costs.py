@@ -16,12 +16,12 @@ import numpy as np
 from foretell.cluster import Cluster
 from foretell.cost import collective, kernel
 from foretell.plan.costs import Costs, costs, layer_parts
+from foretell.plan.framework import running
 from foretell.plan.layouts import Array
 from foretell.plan.memory import ROUNDING, USABLE, Memory, stage_memory
 from foretell.plan.parts import slower
 from foretell.plan.places import Place
 from foretell.plan.plan import Plan
-from foretell.plan.stack import stack_of
 from foretell.workload import Layer, Op, Workload
 from foretell.workload.op import BYTES
 
@@ -194,7 +194,7 @@ def updating(prices: Prices, rank: int, elements: float) -> float:
     """Seconds of the optimizer on one rank."""
     if not elements:
         return 0.0
-    size, n = stack_of(prices.plan.stack).update * elements, np.array([elements])
+    size, n = running(prices.plan).update * elements, np.array([elements])
     device = prices.cluster.devices[rank]
     found = kernel.seconds(device, "optimizer", "fp32", {"n": n}, bytes=np.array([size]))
     learned = prices.cluster.calibration
@@ -204,6 +204,6 @@ def updating(prices: Prices, rank: int, elements: float) -> float:
 def tying(prices: Prices, ranks: Sequence[int], elements: float) -> float:
     """Seconds to add up the gradients of weights that several ranks have."""
     plan = prices.plan
-    width = BYTES[plan.grad_dtype or stack_of(plan.stack).grad_dtype]
+    width = BYTES[plan.grad_dtype or running(plan).grad_dtype]
     group = prices.cluster.levels(tuple(ranks))
     return float(collective.price("all_reduce", elements * width, group).seconds)

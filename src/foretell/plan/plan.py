@@ -25,6 +25,7 @@ Numbers = tuple[int, ...]
 # What other programs call the same things; each makes fields of a plan out of one number.
 _ALSO = {"fsdp": "dp_shard", "dp_replicate": "dp_replicate", "dp_shard": "dp_shard"}
 _ALSO |= {"mbs": "micro_batch", "gbs": "global_batch", "vpp": "chunks", "sequence_parallel": "sp"}
+_ALSO |= {"stack": "framework"}
 
 
 MOST_RANKS, MOST_SAMPLES = 1 << 24, 1 << 32  # of one plan
@@ -52,12 +53,15 @@ class Plan:
     chunks: int = 1  # pieces of the model a stage has, taken in turns (interleaved)
     recompute: Recompute = "none"
     offload: bool = False  # optimizer state and its update on the host
-    dtype: str = ""  # the workload's where empty
-    grad_dtype: str = ""  # in which gradients are added up and reduced; the stack's where empty
-    optimizer: Literal["adam", "sgd", "momentum"] = "adam"
+    precision: str = ""  # number formats (→ foretell.plan.precision); the framework's where empty
+    dtype: str = ""  # format of matmuls; that of the precision or the workload where empty
+    grad_dtype: str = ""  # in which gradients are added up and reduced; the precision's where empty
+    compile: bool = False  # torch.compile: pointwise chains become single kernels
+    optimizer: Literal["", "adam", "sgd", "momentum"] = ""  # as usual for the model where empty
+    optimizer_kernels: Literal["", "foreach", "fused"] = ""  # foreach where empty
     bucket_mb: float = 25.0  # gradients sent together, at least; PyTorch DDP's default
-    overlap: bool | None = None  # gradient reduction during the backward; as the stack does it
-    stack: str = ""  # the program that runs it (→ foretell.plan.stack); a usual one where empty
+    overlap: bool | None = None  # gradient reduction during the backward; the framework's way
+    framework: str = ""  # what runs it (→ foretell.plan.framework); the default one where empty
     layers: Numbers = ()  # blocks of each stage where they are not even
     shares: Numbers = ()  # samples of each dp rank where they are not even
     placement: Numbers = ()  # cluster rank of each logical rank; in order where empty

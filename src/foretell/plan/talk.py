@@ -10,10 +10,10 @@ from foretell.cluster import Cluster
 from foretell.plan.check import check, micro_batches, placed
 from foretell.plan.costs import Costs, costs, shard_talk, stage
 from foretell.plan.ends import reducing, regathering, sends
+from foretell.plan.framework import running
 from foretell.plan.layouts import layouts
 from foretell.plan.parts import exchange_seconds
 from foretell.plan.plan import Plan
-from foretell.plan.stack import stack_of
 from foretell.plan.stages import FIRST, shares
 from foretell.workload import Exchange, Workload
 
@@ -66,5 +66,5 @@ def _add_gradients(
         for at, many in enumerate(dealt.tolist()):
             gather, scatter = shard_talk(c, at, workload, cluster)
             turns = many * micro_batches(plan)
-            found["all_gather"] += turns * stack_of(plan.stack).gathers * float(gather[0])
+            found["all_gather"] += turns * running(plan).profile.gathers * float(gather[0])
             found["reduce_scatter"] += turns * float(scatter[0])

@@ -24,7 +24,7 @@ def held(plan: Plan, costs: GroupCosts) -> tuple[float, float, dict[str, float]]
     """Bytes of the rank with the least room left, how many are missing there, and what they are."""
     found, _ = stretches(plan, costs)
     ranks = sorted({rank for stretch in found for rank in stretch.ranks})
-    each = [holding(found, costs, rank) | {"program": costs.stack.held} for rank in ranks]
+    each = [holding(found, costs, rank) | {"program": costs.run.profile.runtime} for rank in ranks]
     most = [ROUNDING * sum(parts.values()) for parts in each]
     devices = [costs.cluster.devices[rank] for rank in ranks]
     over = [m - d.memory * USABLE for m, d in zip(most, devices, strict=True)]

@@ -18,11 +18,11 @@ from foretell.graph import Kind, Phase
 from foretell.plan import Plan, check
 from foretell.plan.check import placed
 from foretell.plan.costs import Costs, costs
+from foretell.plan.framework import running
 from foretell.plan.group_rows import is_apart
 from foretell.plan.lower import written
 from foretell.plan.memory import rank_memory, room
 from foretell.plan.place_costs import Prices
-from foretell.plan.stack import spread, stack_of
 from foretell.predict import groups
 from foretell.predict.places import held, played, spent
 from foretell.predict.remedy import remedy
@@ -106,7 +106,7 @@ def _one(priced: Costs, workload: Workload, cluster: Cluster) -> Prediction:
     peak = float(worst.peak[0])
     missing = max(peak - room(cluster), 0.0)
     seconds = timeline.seconds
-    sigma = spread(stack_of(plan.stack), cluster.devices[0].arch)
+    sigma = spread(plan, cluster)
     factor = math.exp(FOUR_IN_FIVE * sigma)
     return Prediction(
         plan=plan,
@@ -150,7 +150,7 @@ def _told(
 ) -> Prediction:
     """What a step that was played says of its plan; advice where it does not fit."""
     seconds, (peak, missing, parts) = timeline.seconds, memory
-    factor = math.exp(FOUR_IN_FIVE * spread(stack_of(plan.stack), cluster.devices[0].arch))
+    factor = math.exp(FOUR_IN_FIVE * spread(plan, cluster))
     return Prediction(
         plan=plan,
         step=seconds,
@@ -163,6 +163,13 @@ def _told(
         advice=advice if missing else "",
         utilisation=utilisation,
     )
+
+
+def spread(plan: Plan, cluster: Cluster) -> float:
+    """Standard deviation of ln(measured / predicted) to expect of a plan on a cluster."""
+    kinds = {device.arch for device in cluster.devices}
+    profile = running(plan).profile
+    return max(profile.sigma(arch, cluster.size) for arch in sorted(kinds))
 
 
 def _share(plan: Plan) -> float:

@@ -121,7 +121,7 @@ def test_memory_is_what_the_plan_room_says():
     model, cluster = load("vgg11:batch=8"), machines("v100-32:gpus=4")
     on = problem(model, cluster)
     mine = max(memory(on, uniform(on, Action(0, ALL_REDUCE), mode=EVEN)).values())
-    plan = Plan(dp=4, global_batch=32, stack="ddp")
+    plan = Plan(dp=4, global_batch=32, framework="ddp")
     said = plan_memory(plan, model, cluster)[0]
     # Adam has two moments, where the stack's own figure counts momentum alone
     moments = float(said.optimizers[0])
@@ -134,7 +134,7 @@ def test_data_parallelism_is_what_predict_says(spec, cluster):
     model, machine = load(spec), machines(cluster)
     on = problem(model, machine)
     mine = Evaluator(on).seconds(uniform(on, Action(0, ALL_REDUCE), mode=EVEN))
-    plan = Plan(dp=machine.size, global_batch=on.batch, stack="ddp")
+    plan = Plan(dp=machine.size, global_batch=on.batch, framework="ddp")
     assert mine == pytest.approx(predict(plan, model, machine).step, rel=0.05)
 
 

@@ -155,7 +155,7 @@ def plan_of(strategy: str, model: str, ranks: int) -> Plan:
     chosen = plans[strategy]
     if strategy == "data+spatial":
         chosen["global_batch"] = SPATIAL_BATCH[model] * outer
-    return Plan(**chosen, stack="ddp", overlap=False, optimizer="momentum")
+    return Plan(**chosen, framework="ddp", overlap=False, optimizer="momentum")
 
 
 def step(strategy: str, model: str, ranks: int) -> float:

@@ -84,7 +84,7 @@ def vtrain(truth: Path) -> Iterator[Request]:
             micro_batch=int(r["micro batch"]),
             global_batch=int(r["global batch"]),
             recompute="full",
-            stack="megatron",
+            framework="megatron",
         )
         seconds = float(r["iteration time (ms)"]) / 1e3
         name = f"gpt:{shape},seq={r['sequence length']},vocab=51200"
@@ -127,7 +127,7 @@ def _sc21_plan(r: dict[str, str], size: float) -> Plan:
         recompute="full",
         schedule="interleaved" if chunks > 1 else "1f1b",
         chunks=chunks,
-        stack="deepspeed-zero3" if sharded else "megatron-lm",
+        framework="deepspeed-zero3" if sharded else "megatron-lm",
     )
 
 
@@ -158,7 +158,7 @@ def mosaic(truth: Path) -> Iterator[Request]:
             recompute="full" if r["Activation Checkpointing"] == "True" else "none",
             dtype="bf16",
             grad_dtype="bf16" if r["MP Mode"] == "PURE" else "fp32",
-            stack="fsdp",
+            framework="fsdp",
         )
         shape = f"layers={layers},hidden={hidden},heads={heads},seq={seq},vocab=50368"
         seconds = batch * seq / float(r["Throughput (T/s)"])
@@ -183,7 +183,7 @@ def bigscience(truth: Path) -> Iterator[Request]:
             micro_batch=int(r["col_MBS"]),
             global_batch=512,
             recompute="full",
-            stack="megatron-lm",
+            framework="megatron-lm",
         )
         yield Request("1.3B on 8 V100", name, "abci:nodes=2", plan, float(r["col_Speed"]))
 

@@ -1,6 +1,6 @@
 """Layouts and their memory foretold from the model alone, held against runs of others.
 
-Nothing is tuned to a row or a model: the numbers of a stack (`foretell.plan.stack`) are the same
+Nothing is tuned to a row or a model: the numbers of a framework (`foretell.plan.framework`) are the same
 for all rows of a source.
 """
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from foretell.cluster import load as load_cluster
 from foretell.errors import ForetellError
-from foretell.plan.stack import spread, stack_of
+from foretell.plan.framework import framework_of
 from foretell_lab.validate import peaks, workloads
 from foretell_lab.validate.layouts import SOURCES, Row, foretold
 
@@ -85,7 +85,10 @@ def _ranks(values: Array) -> Array:
 def _held(rows: list[Row]) -> float:
     """The share of measurements inside the interval that is stated."""
     arch = {on: load_cluster(on).devices[0].arch for on in {r.request.on for r in rows}}
-    sigma = [spread(stack_of(r.request.plan.stack), arch[r.request.on]) for r in rows]
+    sigma = [
+        framework_of(r.request.plan.framework).sigma(arch[r.request.on], r.request.plan.ranks)
+        for r in rows
+    ]
     off = np.array([np.log(r.predicted / r.request.measured) for r in rows])
     return float(np.mean(np.abs(off) <= FOUR_IN_FIVE * np.array(sigma)))
 

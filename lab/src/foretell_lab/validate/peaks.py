@@ -171,7 +171,7 @@ def _plan(r: dict[str, str], more: dict[str, Any]) -> Plan:
         recompute="full" if r["recompute-granularity"] == "full" else "none",
         ep=ep,
         layers=layers,
-        stack="megatron-core" if _is_flash(r, more) else "megatron-core-unfused",
+        framework="megatron-core" if _is_flash(r, more) else "megatron-core-unfused",
     )
 
 

@@ -250,7 +250,7 @@ def data_parallel(spec: str, run: Eager, batch: float, machine: str, ranks: int)
     dtype = run.amp or load(spec).dtype
     steps = []
     for dp in (1, ranks):
-        plan = Plan(dp=dp, stack=stack, dtype=dtype, global_batch=int(batch) * dp)
+        plan = Plan(dp=dp, framework=stack, dtype=dtype, global_batch=int(batch) * dp)
         steps.append(predict(plan, load(spec), cluster_of(f"{machine}:gpus={dp}")).step)
     return steps[1] / steps[0]
 

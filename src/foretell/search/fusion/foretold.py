@@ -13,8 +13,8 @@ from foretell.errors import InputError
 from foretell.graph import Graph
 from foretell.plan import Plan
 from foretell.plan.captured import COPY
-from foretell.plan.stack import spread, stack_of, usual
-from foretell.predict.predict import FOUR_IN_FIVE, Prediction
+from foretell.plan.framework import resolved
+from foretell.predict.predict import FOUR_IN_FIVE, Prediction, spread
 from foretell.search.fusion.from_graph import from_graph
 from foretell.search.fusion.from_workload import from_workload
 from foretell.search.fusion.lower import lower
@@ -95,8 +95,8 @@ def _told(
     seconds = float(simulate(lower(judge, scored)).seconds)
     held, room = scored.fusion.held, judge.problem.room
     dtype = plan.dtype or (model.dtype if isinstance(model, Workload) else "fp32")
-    stack = stack_of(plan.stack or usual(False, dtype, plan.zero))
-    factor = math.exp(FOUR_IN_FIVE * spread(stack, cluster.devices[0].arch))
+    plan = resolved(plan, False, dtype)
+    factor = math.exp(FOUR_IN_FIVE * spread(plan, cluster))
     compute = float(scored.cost[scored.fusion.order].sum())
     update = judge.update
     fixed = judge.problem.held

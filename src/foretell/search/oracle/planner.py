@@ -30,7 +30,7 @@ class Oracle(Planner):
     batch: int = 0  # samples of a step; the workload's on each device where 0
     simulate: int = 48  # layouts simulated at most
     dtype: str = ""
-    stack: str = ""
+    framework: str = ""
 
     def plan(
         self, workload: Workload, cluster: Cluster, progress: Progress = silent,
@@ -38,7 +38,7 @@ class Oracle(Planner):
     ) -> Planned:  # fmt: skip
         begin = time.process_time()
         batch = self.batch or workload.batch * cluster.size
-        space = Space(dtype=self.dtype, stack=self.stack)
+        space = Space(dtype=self.dtype, framework=self.framework)
         plans = layouts(workload, cluster.size, batch, per_node(cluster), space)
         plans = with_cuts(plans, workload, cluster)
         progress(f"{len(plans)} layouts", float("inf"))

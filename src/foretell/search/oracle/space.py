@@ -17,7 +17,6 @@ from typing import Any
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.plan.plan import Recompute
-from foretell.plan.stack import today, usual
 from foretell.workload import Workload
 
 # What a rank's degrees are called when they are more than one, in the order they are named.
@@ -39,7 +38,7 @@ class Space:
     chunks: tuple[int, ...] = (1, 2, 4)
     tp_inside: bool = True  # tensor-parallel ranks share a node
     dtype: str = ""
-    stack: str = ""
+    framework: str = ""
     offload: tuple[bool, ...] = (False,)
 
 
@@ -136,21 +135,11 @@ def _with_options(
         if zero > 1 and is_piped:  # parameters gathered anew for every micro-batch: never ahead
             continue
         sp = degrees.get("tp", 1) > 1
-        program = space.stack or _program(workload, space, zero)
         yield Plan(
             **degrees, sp=sp, zero=zero, micro_batch=micro, global_batch=batch, chunks=chunks,
             schedule="interleaved" if chunks > 1 else "1f1b", recompute=recompute,
-            offload=offload, dtype=space.dtype, stack=program,
+            offload=offload, dtype=space.dtype, framework=space.framework,
         )  # fmt: skip
-
-
-def _program(workload: Workload, space: Space, zero: int) -> str:
-    """The program to name in a plan: none where it is the one that is thought of anyway.
-
-    Sharded parameters are priced under a program of today, so all that stands beside them is too.
-    """
-    asked = workload.most("tp") > 1, space.dtype or workload.dtype, zero
-    return "" if today(*asked) == usual(*asked) else today(*asked)
 
 
 def _shares(degrees: dict[str, Any]) -> bool:

@@ -239,7 +239,7 @@ def refined(problem: Any, placement: Any) -> tuple[Any, Any]:
 def _elements(problem: Any, g: int) -> float:
     from foretell.workload.op import BYTES
 
-    return float(problem.tables.gradient[g]) / BYTES[problem.stack.grad_dtype]
+    return float(problem.tables.gradient[g]) / BYTES[problem.run.grad_dtype]
 
 
 def _chosen(problem: Any, placement: Any) -> dict[int, frozenset[str]]:

@@ -55,7 +55,7 @@ class Placing(Planner):
     split: bool = True  # groups may be split over the ranks of a node
     runs: bool = False  # only what any model can do: one set of ranks, a way for each parameter
     idle: bool = False  # a batch may be smaller than the number of ranks
-    stack: str = "ddp"  # the program whose kernels, host and optimizer are priced
+    framework: str = "ddp"  # whose kernels, host and optimizer are priced
     seed: int = 0
 
     def plan(self, workload: Workload, cluster: Cluster, progress: Progress = silent) -> Planned:
@@ -94,7 +94,7 @@ class Placing(Planner):
             workload,
             cluster,
             self.global_batch,
-            stack=self.stack,
+            framework=self.framework,
             most=self.groups,
             single=single,
             idle=self.idle,

@@ -42,7 +42,7 @@ def plan_of(on: Problem, placement: Placement, share: Ints | None = None) -> Pla
     base = Plan(
         global_batch=on.batch,
         bucket_mb=round(min(placement.fuse, 2.0**40) / 2**20, 3) or 0.001,
-        stack=on.stack.name,
+        framework=on.run.profile.name,
         model=on.workload.fingerprint(),
         cluster=on.cluster.fingerprint(),
     )
@@ -160,7 +160,7 @@ def seconds_of(plan: Plan, workload: Workload, cluster: Cluster) -> float:
         workload,
         cluster,
         plan.global_batch,
-        stack=plan.stack or "ddp",
+        framework=plan.framework or "ddp",
         idle=True,
         cells=_exact(cluster, dealt),
     )

@@ -23,12 +23,12 @@ from foretell.cluster import Cluster, Device
 from foretell.cost import kernel
 from foretell.errors import InfeasibleError, InputError
 from foretell.plan import Plan
+from foretell.plan.framework import Running, resolved, running
 from foretell.plan.group_costs import held
 from foretell.plan.grouped import units
 from foretell.plan.layouts import layouts
 from foretell.plan.memory import ROUNDING, USABLE
 from foretell.plan.parts import layer_costs
-from foretell.plan.stack import Stack, stack_of
 from foretell.search.placement.fleet import Fleet, fleet
 from foretell.search.placement.group import MOST_GROUPS, Group, grouped
 from foretell.search.placement.laws import law, laws_of, sends_of, spans
@@ -90,8 +90,8 @@ class Problem:
     fleet: Fleet
     groups: tuple[Group, ...]
     batch: int
-    stack: Stack
-    optimizer: str
+    run: Running
+    plain: Plan  # framework and precision alone
     tables: Tables
     factored: dict[tuple[int, int], tuple[str, ...]]  # (set, group): ops sent by factors
 
@@ -121,7 +121,7 @@ def problem(
     cluster: Cluster,
     batch: int = 0,
     *,
-    stack: str = "ddp",
+    framework: str = "ddp",
     most: int = MOST_GROUPS,
     single: bool = False,
     idle: bool = False,
@@ -139,14 +139,15 @@ def problem(
         raise InputError(
             f"a batch of {batch:,} samples", hint=f"placement takes {MOST_SAMPLES:,} at most"
         )
-    program = stack_of(stack)
+    plain = resolved(Plan(framework=framework), workload.most("tp") > 1, workload.dtype)
     sizes = _grid(batch)
-    seconds = [_unit_seconds(workload, cluster, d, program, sizes) for d in machines.kinds]
-    holds = held(workload, Plan(stack=program.name))
+    seconds = [_unit_seconds(workload, cluster, d, plain, sizes) for d in machines.kinds]
+    holds = held(workload, plain)
     mean = np.mean([f[:, -1] + b[:, -1] for f, b in seconds], axis=0)
     groups = grouped(workload, mean, holds["handed"], most)
-    tables, factored = _tables(workload, machines, groups, batch, program, sizes, seconds, holds)
-    return Problem(workload, cluster, machines, groups, batch, program, "adam", tables, factored)
+    tables, factored = _tables(workload, machines, groups, batch, plain, sizes, seconds, holds)
+    run = running(plain)
+    return Problem(workload, cluster, machines, groups, batch, run, plain, tables, factored)
 
 
 def _grid(batch: int) -> Array:
@@ -155,25 +156,24 @@ def _grid(batch: int) -> Array:
     return np.unique(np.concatenate([np.arange(1, min(batch, 8) + 1), steps])).astype(float)
 
 
-def _plans(sizes: Array, stack: Stack, **degrees: Any) -> list[Plan]:
-    return [
-        Plan(micro_batch=int(b), global_batch=int(b), stack=stack.name, **degrees) for b in sizes
-    ]
+def _plans(sizes: Array, plain: Plan, **degrees: Any) -> list[Plan]:
+    return [plain.but(micro_batch=int(b), global_batch=int(b), **degrees) for b in sizes]
 
 
 def _unit_seconds(
     workload: Workload,
     cluster: Cluster,
     device: Device,
-    stack: Stack,
+    plain: Plan,
     sizes: Array,
     **degrees: Any,
 ) -> tuple[Array, Array]:
     """Forward and backward of each unit at some batch sizes, on one kind of device."""
-    table = layouts(_plans(sizes, stack, **degrees))
+    table = layouts(_plans(sizes, plain, **degrees))
     costs = layer_costs(workload, cluster, table, device)
-    ahead = [cost.forward.seconds(stack.bend) for cost in costs]
-    back = [cost.backward.seconds(stack.bend) for cost in costs]
+    power = running(plain).profile.exponent
+    ahead = [cost.forward.seconds(power) for cost in costs]
+    back = [cost.backward.seconds(power) for cost in costs]
     each = [unit.layer for unit in units(workload)]
     return np.array([ahead[i] for i in each]), np.array([back[i] for i in each])
 
@@ -183,7 +183,7 @@ def _tables(
     machines: Fleet,
     groups: tuple[Group, ...],
     batch: int,
-    stack: Stack,
+    plain: Plan,
     sizes: Array,
     seconds: list[tuple[Array, Array]],
     holds: dict[str, Array],
@@ -192,18 +192,19 @@ def _tables(
 
     starts = np.cumsum([0, *(len(group.units) for group in groups)])
     own = {key: _sums(values, starts) for key, values in holds.items()}
-    weight, state = _widths(workload, stack)
-    grad = BYTES[stack.grad_dtype]
+    run = running(plain)
+    weight, state = run.weight_bytes + run.cast_bytes, run.state_bytes
+    grad = BYTES[run.grad_dtype]
     laws, send_laws, streams = laws_of(machines), *sends_of(machines)
     ahead, back = (np.stack([_filled(p[i], sizes, batch) for p in seconds]) for i in (0, 1))
     rates = _sampled(ahead + back, starts)
-    splits = _splits(workload, machines, batch, stack, starts)
+    splits = _splits(workload, machines, batch, plain, starts)
     sent = factors.tabled(workload, machines, groups, batch, sizes, laws, grad)
     cells = machines.cells
     tables = Tables(
         forward=_prefix(ahead, starts),
         backward=_prefix(back, starts),
-        update=_updates(machines, own["weights"], stack),
+        update=_updates(machines, own["weights"], run),
         product=sent.product,
         split_forward=splits["forward"],
         split_backward=splits["backward"],
@@ -232,7 +233,7 @@ def _tables(
         cell_of=np.repeat(np.arange(len(cells)), [len(cell.ranks) for cell in cells]),
         way_out=np.array([machines.way_out(cell) for cell in cells]),
         room=np.array(
-            [machines.kinds[c.kind].memory * USABLE / ROUNDING - stack.held for c in cells]
+            [machines.kinds[c.kind].memory * USABLE / ROUNDING - run.profile.runtime for c in cells]
         ),
         batch=batch,
     )
@@ -242,13 +243,6 @@ def _tables(
 def _sums(values: Array, starts: npt.NDArray[Any]) -> Array:
     total = np.concatenate([[0.0], np.cumsum(values)])
     return np.diff(total[starts])
-
-
-def _widths(workload: Workload, stack: Stack) -> tuple[float, float]:
-    """Bytes of a parameter as it is held, and of its optimizer state (Adam)."""
-    weight = max(stack.weight_bytes, BYTES[workload.dtype])
-    # Plain PyTorch keeps two moments in fp32 for Adam, and its stack counts momentum alone.
-    return weight, max(stack.state_bytes, 8.0)
 
 
 def _filled(values: Array, sizes: Array, batch: int) -> Array:
@@ -272,17 +266,17 @@ def _sampled(values: Array, starts: npt.NDArray[Any]) -> Array:
     return found
 
 
-def _updates(machines: Fleet, weights: Array, stack: Stack) -> Array:
-    moved = np.maximum(weights, 1.0) * stack.update
+def _updates(machines: Fleet, weights: Array, run: Running) -> Array:
+    moved = np.maximum(weights, 1.0) * run.update
     rows = [
-        kernel.seconds(d, "optimizer", "fp32", {"n": moved / stack.update}, bytes=moved).seconds
+        kernel.seconds(d, "optimizer", "fp32", {"n": moved / run.update}, bytes=moved).seconds
         for d in machines.kinds
     ]
     return np.where(weights > 0, np.stack(rows), 0.0)
 
 
 def _splits(
-    workload: Workload, machines: Fleet, batch: int, stack: Stack, starts: npt.NDArray[Any]
+    workload: Workload, machines: Fleet, batch: int, plain: Plan, starts: npt.NDArray[Any]
 ) -> dict[str, Array]:
     """Groups split over the ranks of a set inside one node; infinite where that cannot be."""
     count, many = len(machines.sets), len(starts) - 1
@@ -309,8 +303,8 @@ def _splits(
         part = machines.cluster.subset(ranks)
         device = machines.kinds[found[0].kind]
         degrees = {axis: len(ranks)}
-        ahead, back = _unit_seconds(workload, part, device, stack, parts, **degrees)
-        holds = held(workload, Plan(stack=stack.name), **degrees)
+        ahead, back = _unit_seconds(workload, part, device, plain, parts, **degrees)
+        holds = held(workload, plain, **degrees)
         for i in range(len(MICROS)):
             out["forward"][i, s] = _sums(ahead[:, i], starts)
             out["backward"][i, s] = _sums(back[:, i], starts)

@@ -1,0 +1,214 @@
+"""Framework profiles: host overhead, overlap policy and memory constants of Megatron, DeepSpeed,
+FSDP and DDP.
+
+A kernel's time comes from its shape, a collective's from its bytes; what is left is the framework.
+The numbers and their sources stand in `frameworks.toml`; `profile_of` is the profile as one plan
+runs it: in its precision, compiled or not, with its optimizer.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from foretell.errors import InputError, unknown
+from foretell.plan.plan import Plan
+from foretell.plan.precision import OPTIMIZERS, PRECISIONS, Optimizer, Precision, precision_of
+
+HALVES = ("bf16", "fp16", "fp8", "fp4")
+ALIASES = {"megatron": "megatron-deepspeed", "ddp-flash": "ddp", "torchtitan": "fsdp"}
+# Where only some sources were seen: spread of ln(measured / predicted) between sources of the same
+# framework, and what a device generation or scale without rows adds (unseen residuals, see
+# docs/accuracy.md).
+SPREAD, NEW_ARCH, NEW_SCALE = 0.11, 0.10, 0.08
+
+
+@dataclass(frozen=True)
+class FrameworkProfile:
+    """What one framework does its own way, as `frameworks.toml` explains; seconds and bytes."""
+
+    name: str
+    kernels: str
+    flash: bool
+    host: float
+    straggler: float
+    overlaps: bool
+    precision: Mapping[str, str]
+    update: float = 0.0
+    microbatch: float = 0.0
+    gathers: int = 2
+    efficiency: float = 1.0
+    exponent: float = 2.3
+    runtime: float = 0.0
+    prefetch: int = 2
+    attention: float = 1.0
+    gradient: str = ""
+    layout: str = ""
+    fp32_parameters: bool = False
+    sources: tuple[str, ...] = ()
+    arch: tuple[str, ...] = ()
+    gpus: int = 8
+
+    def sigma(self, arch: str, gpus: int) -> float:
+        """Standard deviation of ln(measured / predicted) to expect on such devices."""
+        away = 0.0 if arch in self.arch else NEW_ARCH
+        far = NEW_SCALE if gpus > max(self.gpus, 8) else 0.0
+        single = 0.0 if len(self.sources) > 1 else SPREAD / 2
+        return math.hypot(SPREAD, single, away, far)
+
+
+@dataclass(frozen=True)
+class Running:
+    """A framework profile in one precision: the kernels it runs and the bytes it holds."""
+
+    profile: FrameworkProfile
+    formats: Precision
+    optimizer: Optimizer
+    flags: frozenset[str] = field(default_factory=frozenset)
+    is_compiled: bool = False
+
+    @property
+    def weight_bytes(self) -> float:
+        """Of one parameter, held all the time: autocast keeps a half copy of it in the backward."""
+        if self.profile.fp32_parameters and self.formats.master:
+            return self.formats.master
+        return self.formats.weight
+
+    @property
+    def cast_bytes(self) -> float:
+        """Of the half copy that autocast makes of one parameter, kept until its backward."""
+        return 2.0 if self.formats.casts else 0.0
+
+    @property
+    def grad_dtype(self) -> str:
+        """The format gradients are added up and reduced in."""
+        widths = {4.0: "fp32", 8.0: "fp64"}
+        half = "fp16" if self.formats.compute == "fp16" else "bf16"
+        said = self.profile.gradient if self.formats.master else ""
+        return said or widths.get(self.formats.gradient, half)
+
+    @property
+    def state_bytes(self) -> float:
+        """Of the optimizer, one parameter: the master copy and the moments."""
+        copied = 0.0 if self.profile.fp32_parameters else self.formats.master
+        return copied + self.optimizer.moments * self.formats.moment
+
+    @property
+    def update(self) -> float:
+        """Bytes the optimizer moves for one parameter."""
+        return self.profile.update or self.optimizer.moved(self.formats)
+
+    @property
+    def host(self) -> float:
+        """Host seconds to issue one kernel; a compiled step issues them from one wrapper."""
+        return self.profile.host * (COMPILED_HOST if self.is_compiled else 1.0)
+
+
+COMPILED_HOST = 0.6  # of the eager host time a kernel: no dispatcher, no autograd graph of its own
+
+
+@cache
+def profiles() -> dict[str, FrameworkProfile]:
+    """Every framework profile that comes with the package, by its name."""
+    text = files("foretell.plan").joinpath("frameworks.toml").read_text(encoding="utf-8")
+    table: dict[str, dict[str, Any]] = tomllib.loads(text)
+    whole = {name: table.get(row.get("like", ""), {}) | row for name, row in table.items()}
+    return {name: _profile(name, row) for name, row in whole.items()}
+
+
+def _profile(name: str, row: dict[str, Any]) -> FrameworkProfile:
+    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k != "like"}
+    return FrameworkProfile(name=name, **fields)
+
+
+def framework_of(name: str) -> FrameworkProfile:
+    """The profile of this name."""
+    known = profiles()
+    found = ALIASES.get(name, name)
+    if found not in known:
+        raise unknown("framework", name, [*known, *ALIASES])
+    return known[found]
+
+
+def default_framework(can_split: bool, dtype: str, zero: int) -> str:
+    """The framework to think of where a plan names none; the same in every command.
+
+    Sharded parameters mean FSDP. Models that Megatron can split run under it in half precision: in
+    fp16 as Megatron-DeepSpeed does, in bf16 under Megatron-core. All else is plain DDP.
+    """
+    if zero == 3:
+        return "fsdp"
+    if can_split and dtype in HALVES:
+        return "megatron-deepspeed" if dtype == "fp16" else "megatron-core"
+    return "ddp"
+
+
+def resolved(plan: Plan, can_split: bool, dtype: str) -> Plan:
+    """The plan with framework, precision, compute format and optimizer made explicit."""
+    if plan.precision:
+        formats = precision_of(plan.precision)
+        if plan.dtype and plan.dtype != formats.compute:
+            raise InputError(
+                f"dtype={plan.dtype} beside precision={plan.precision}",
+                hint=f"{plan.precision} computes in {formats.compute}: leave dtype out",
+            )
+        dtype = formats.compute
+    else:
+        dtype = plan.dtype or dtype
+    name = plan.framework or _default(plan, can_split, dtype)
+    profile = framework_of(name)
+    precision = plan.precision or profile.precision.get(dtype, dtype)
+    if precision not in PRECISIONS:
+        precision = {"fp4": "nvfp4"}.get(precision, "fp32")
+    kind = plan.optimizer or ("adam" if can_split or profile.kernels == "fused" else "momentum")
+    formats = precision_of(precision)
+    return plan.but(
+        framework=profile.name, precision=precision, dtype=formats.compute, optimizer=kind
+    )
+
+
+def _default(plan: Plan, can_split: bool, dtype: str) -> str:
+    """Parameters in half precision without a copy, autocast and torch.compile are PyTorch's own."""
+    plain = plan.tp == plan.pp == plan.cp == 1 and plan.zero < 3
+    if plain and (plan.compile or plan.precision.endswith(("-true", "-mixed"))):
+        return "ddp"
+    return default_framework(can_split, dtype, plan.zero)
+
+
+@cache
+def _running(
+    framework: str, precision: str, compiled: bool, optimizer: str, update: str
+) -> Running:
+    profile, formats = framework_of(framework), precision_of(precision)
+    flags = set()
+    if profile.kernels == "fused" or compiled:
+        flags.add("fused")
+    else:
+        flags.add("eager")
+    if profile.flash and formats.compute in HALVES:
+        flags.add("flash")
+    if formats.casts:
+        flags |= {"amp", formats.compute}
+    if formats.compute in ("fp8", "fp4"):
+        flags.add("fp8")
+    if profile.layout:
+        flags.add(profile.layout)
+    way = OPTIMIZERS[optimizer or "adam", update or "foreach"]
+    return Running(profile, formats, way, frozenset(flags), compiled)
+
+
+def running(plan: Plan) -> Running:
+    """The profile under which a resolved plan runs."""
+    return _running(
+        plan.framework, plan.precision, plan.compile, plan.optimizer, plan.optimizer_kernels
+    )
+
+
+def narrowed(run: Running, **changes: Any) -> Running:
+    """The same with some numbers of the profile changed."""
+    return replace(run, profile=replace(run.profile, **changes))
