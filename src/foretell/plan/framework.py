@@ -19,6 +19,7 @@ from typing import Any
 from foretell.errors import InputError, unknown
 from foretell.plan.plan import Plan
 from foretell.plan.precision import OPTIMIZERS, PRECISIONS, Optimizer, Precision, precision_of
+from foretell.workload.op import Op
 
 HALVES = ("bf16", "fp16", "fp8", "fp4")
 ALIASES = {"megatron": "megatron-deepspeed", "ddp-flash": "ddp", "torchtitan": "fsdp"}
@@ -50,6 +51,7 @@ class FrameworkProfile:
     gradient: str = ""
     layout: str = ""
     fp32_parameters: bool = False
+    selective: str = "attention"
     sources: tuple[str, ...] = ()
     arch: tuple[str, ...] = ()
     gpus: int = 8
@@ -71,6 +73,10 @@ class Running:
     optimizer: Optimizer
     flags: frozenset[str] = field(default_factory=frozenset)
     is_compiled: bool = False
+
+    def op(self, op: Op) -> Op:
+        """The op as this framework runs it: only Megatron pads the vocabulary."""
+        return replace(op, pads={}) if op.pads and self.profile.kernels == "eager" else op
 
     @property
     def weight_bytes(self) -> float:
@@ -190,8 +196,8 @@ def _running(
         flags.add("fused")
     else:
         flags.add("eager")
-    if profile.flash and formats.compute in HALVES:
-        flags.add("flash")
+    if profile.flash and (formats.compute in HALVES or profile.kernels == "eager"):
+        flags.add("flash")  # scaled_dot_product_attention keeps no scores in fp32 either
     if formats.casts:
         flags |= {"amp", formats.compute}
     if formats.compute in ("fp8", "fp4"):

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foretell.plan.framework import Running
 from foretell.plan.layouts import Array, Layouts
 from foretell.workload import Layer, Op, Workload
-from foretell.workload.op import KEPT, holds
+from foretell.workload.op import KEPT, Tensor, holds
 
 ATTENTION = "attention"
 _SUMMED = ("weights", "experts", "kept", "scores", "brief", "frozen", "frozen_experts")
@@ -53,6 +54,7 @@ def _holding(workload: Workload, layer: Layer, cells: Layouts) -> Holding:
         for op in layer.works():
             if not holds(op.when, run.flags):
                 continue
+            op = run.op(op)
             sizes = op.sizes({k: v[rows] for k, v in degrees.items()}, batch[rows])
             dealt = cells.column("ep")[rows] > 1 if "ep" in op.splits else np.zeros(len(rows), bool)
             for weight in op.weights:
@@ -67,13 +69,19 @@ def _holding(workload: Workload, layer: Layer, cells: Layouts) -> Holding:
                     sums["brief"][rows] += tensor.bytes(sizes, dtype)
             for tensor in op.saved:
                 if holds(tensor.when, run.flags):
-                    size = tensor.bytes(sizes, dtype)
+                    size = tensor.bytes(sizes, _kept_in(op, tensor, dtype, run))
                     sums["kept"][rows] += size
                     largest[rows] = np.maximum(largest[rows], size)
                     if _is_score(op, tensor.name):
                         sums["scores"][rows] += size
     handed = layer.handed(degrees, batch, workload.dtype)
     return Holding(**sums, handed=np.broadcast_to(handed, zero.shape), largest=largest)
+
+
+def _kept_in(op: Op, tensor: Tensor, dtype: str, run: Running) -> str:
+    """The format a saved tensor is kept in: under autocast the residual stream stays in fp32."""
+    is_stream = op.kind == "norm" and tensor.name == "input"
+    return "fp32" if is_stream and run.formats.casts else dtype
 
 
 def _is_score(op: Op, name: str) -> bool:

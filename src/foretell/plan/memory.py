@@ -18,9 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretell.cluster import Cluster
-from foretell.plan.check import check, placed
+from foretell.plan.check import check, micro_batches, placed
 from foretell.plan.costs import Costs, copies, grad_width, unpriced
 from foretell.plan.costs import weights as weights_of
+from foretell.plan.framework import Running
 from foretell.plan.layouts import Array
 from foretell.plan.plan import Plan
 from foretell.plan.stages import FIRST, LAST, MIDDLE, layers_of, shares
@@ -100,11 +101,14 @@ def stage_memory(c: Costs, times: Array, workload: Workload, stage: Array) -> Me
     held = np.array([r.weight_bytes + r.cast_bytes for r in plans.runs])
     each, again = _kept(c, times, workload)
     flying = _in_flight(c, stage)
+    gradients = grad_width(c) * (weights / np.where(zero >= 2, sharing, 1.0) + experts)
+    alone = np.array([_makes_room(p, r) for p, r in zip(plans.plans, plans.runs, strict=True)])
+    gradients = np.where(alone, np.maximum(gradients - each * flying - again, 0.0), gradients)
     share = np.where(zero >= 1, sharing, 1.0)
     apart = copies(c)
     return Memory(
         parameters=held * (held_weights / np.where(zero == 3, sharing, 1.0) + held_experts),
-        gradients=grad_width(c) * (weights / np.where(zero >= 2, sharing, 1.0) + experts),
+        gradients=gradients,
         optimizers=state * (weights / share + experts / np.where(zero >= 1, apart, 1.0)),
         activations=each * flying,
         buffers=_buffers(c, times, workload) + np.array([r.profile.runtime for r in plans.runs]),
@@ -116,13 +120,15 @@ def stage_memory(c: Costs, times: Array, workload: Workload, stage: Array) -> Me
 def _kept(c: Costs, times: Array, workload: Workload) -> tuple[Array, Array]:
     """What one micro-batch keeps, and what is there for a moment when a layer is run again."""
     again = np.array([_RECOMPUTE[p.recompute] for p in c.plans.plans])
+    by_ops = np.array([r.profile.selective == "ops" for r in c.plans.runs])
     kept, moment = np.zeros(len(c.plans)), np.zeros(len(c.plans))
     for layer, held, many in zip(workload.layers, c.holdings, times, strict=True):
-        whole, less = held.kept, held.kept - held.scores
+        whole, less = held.kept, np.where(by_ops, held.handed + KEPT_BY_OPS * held.kept, held.kept - held.scores)
         if layer.is_block:
             each = np.where(again == 2, held.handed, np.where(again == 1, less, whole))
             kept += each * many
-            extra = np.where(again == 2, whole, np.where(again == 1, held.scores, held.brief))
+            scores = np.where(by_ops, whole - less, held.scores)
+            extra = np.where(again == 2, whole, np.where(again == 1, scores, held.brief))
             moment = np.maximum(moment, np.where(many > 0, extra, 0.0))
         else:
             kept += whole * many * (layer is not workload.layers[-1])
@@ -131,6 +137,17 @@ def _kept(c: Costs, times: Array, workload: Workload) -> tuple[Array, Array]:
     return kept, moment
 
 
+def _makes_room(plan: Plan, run: Running) -> bool:
+    """Whether gradients appear as activations go: plain PyTorch, one process, one micro-batch.
+
+    `zero_grad` frees them, and no bucket of DDP or accumulated sum keeps their place.
+    """
+    return run.profile.kernels == "eager" and plan.dp == 1 and micro_batches(plan) == 1
+
+
+# Of what a block keeps: attention's output and the outputs of every other matmul (torchtitan's
+# per-op selective checkpointing of Llama's seven).
+KEPT_BY_OPS = 0.32
 _RECOMPUTE = {"none": 0, "selective": 1, "full": 2}
 
 

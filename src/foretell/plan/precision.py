@@ -67,9 +67,10 @@ class Optimizer:
     def moved(self, precision: Precision) -> float:
         """Bytes one update moves for each parameter."""
         copied = precision.weight if precision.master else 0.0  # the half copy, written back
+        unscaled = 2.0 if precision.compute == "fp16" and precision.casts else 0.0  # GradScaler
         return (
             self.parameter * precision.updated
-            + self.gradient * precision.gradient
+            + (self.gradient + unscaled) * precision.gradient
             + (self.moment + self.scratch) * precision.moment
             + copied
         )

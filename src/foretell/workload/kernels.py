@@ -188,6 +188,10 @@ def _fused_attention(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
         one = Call("attention", seen | {"direction": 0.0}, flops=work, times=share)
         forward.append(one)
         back.append(one._replace(shape=seen | {"direction": 1.0}, flops=2.5 * work))
+    if "eager" in flags:  # heads are laid side by side again, gradients of all three stacked
+        n = b * heads * q * s["depth"]
+        forward.append(Call("copy", {"n": n}, bytes=4.0 * n))
+        back.append(Call("copy", {"n": 3.0 * n}, bytes=12.0 * n))
     return forward, back
 
 
@@ -200,13 +204,37 @@ def _rows(s: Sizes, *skip: str) -> Number:
 
 
 def _norm(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
-    shape = {"rows": _rows(s, "cols"), "cols": s["cols"]}
-    kind = op.options.get("kernel", "norm")
-    if "amp" not in flags:
-        return [Call(kind, shape)], [Call(f"{kind}_backward", shape)]
-    cast = Call("copy", {"n": _rows(s)}, "fp32", bytes=6.0 * _rows(s))
-    there, back = Call(kind, shape, "fp32"), Call(f"{kind}_backward", shape, "fp32")
-    return [there, cast], [cast, back]
+    """A norm; `consumers` matmuls read it, `composite` ones are written out operator by operator.
+
+    Under autocast norms run in fp32 and every consumer casts what it reads, its gradient back; the
+    gradients of several consumers are added up.
+    """
+    shape, n = {"rows": _rows(s, "cols"), "cols": s["cols"]}, _rows(s)
+    kind, mixed = op.options.get("kernel", "norm"), "amp" in flags
+    many = float(op.options.get("consumers", 1)) if "eager" in flags else 1.0
+    dtype, width = ("fp32", 4.0) if mixed else ("", 2.0)
+    forward, back = [Call(kind, shape, dtype)], [Call(f"{kind}_backward", shape, dtype)]
+    if op.options.get("composite") and "eager" in flags:
+        forward, back = _composite_norm(n, mixed)
+    if mixed:
+        forward.append(Call("copy", {"n": n}, "fp32", bytes=6.0 * n, times=many))
+        back.insert(0, Call("copy", {"n": n}, "fp32", bytes=6.0 * n, times=many))
+    if many > 1:
+        back.insert(0, Call("elementwise", {"n": n}, dtype, bytes=3 * width * n, times=many - 1))
+    return forward, back
+
+
+def _composite_norm(n: Number, mixed: bool) -> Calls:
+    """RMS norm as Hugging Face writes it: cast, square, mean, scale, cast, weigh; all in fp32.
+
+    Bytes a number of the operators (6 + 8 + 4 + 8 + 6 + 6 in halves) and of their gradients, that
+    of the square alone 32.
+    """
+    there, back = (32.0, 96.0) if mixed else (38.0, 96.0)
+    return (
+        [Call("elementwise", {"n": n}, "fp32", bytes=there / 6 * n, times=6.0)],
+        [Call("elementwise", {"n": n}, "fp32", bytes=back / 13 * n, times=13.0)],
+    )
 
 
 def _batch_norm(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
@@ -248,9 +276,11 @@ def _pointwise(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     """
     n, kind = _rows(s), op.options.get("kernel", "elementwise")
     dtype = op.options.get("dtype", "")
-    if "amp" in flags and op.options.get("stream"):
-        dtype = "fp32"
+    if "amp" in flags and (op.options.get("stream") or op.options.get("rotary")):
+        dtype = "fp32"  # so are the cosines that queries are multiplied with
     width = _WIDTH.get(dtype, 2.0)
+    if "amp" in flags and "eager" in flags and dtype == "fp32":
+        width *= MIXED  # halves and fp32 meet in one kernel, which then loads number by number
     there, back = (
         op.options.get("passes", 2.0),
         op.options.get("back", op.options.get("passes", 2.0)),
@@ -260,12 +290,23 @@ def _pointwise(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     many, turn = float(op.options.get("many", 1)), op.options.get("back_kernel", kind)
     shape = {"n": n, "rows": s["c"]} if turn == "reduce" else {"n": n}
     calls = float(op.options.get("calls", 1))
-    ahead = Call(kind, {"n": n}, dtype, bytes=there * width * n / calls, times=calls)
+    if op.options.get("rotary") and "eager" in flags:  # over heads that lie apart, cosines repeated
+        shape = {"n": n, "uneven": 1.0}
+    ahead = Call(
+        kind,
+        {k: v for k, v in shape.items() if k != "rows"},
+        dtype,
+        bytes=there * width * n / calls,
+        times=calls,
+    )
     forward = [ahead] if there else []
     gradient = Call(turn, shape, dtype, bytes=back * width * n / many, times=many)
     return forward, [gradient] if back else []
 
 
+# Times as long as its bytes say that a kernel of two formats takes: `add` and `mul`, layout `mixed`,
+# in tables/measured/h200.csv.gz.
+MIXED = 1.45
 _WIDTH = {"fp32": 4.0, "fp64": 8.0, "fp8": 1.0, "int8": 1.0}
 
 
@@ -297,8 +338,13 @@ def _loss(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     n, shape = rows * s["vocab"], {"rows": rows, "cols": s["vocab"]}
     if "fused" in flags or "eager" in flags:
         there, back = Call("softmax", shape, "fp32"), Call("softmax_backward", shape, "fp32")
+        if "eager" in flags and "amp" not in flags:
+            there, back = there._replace(dtype=""), back._replace(dtype="")
         cast = [Call("copy", {"n": n}, "fp32", bytes=6.0 * n)] if "amp" in flags else []
-        return [*cast, there], [back, *cast]
+        zeros = [
+            Call("elementwise", {"n": n}, there.dtype, bytes=(4.0 if there.dtype else 2.0) * n)
+        ]
+        return [*cast, there], [*(zeros if "eager" in flags else []), back, *cast]
     half = [Call("elementwise", {"n": n}, "fp32", bytes=6.0 * n)]
     forward = [*half, Call("reduce", {"n": n, "rows": rows}, "fp32", bytes=4.0 * n)]
     forward += [Call("elementwise", {"n": n}, "fp32", bytes=8.0 * n)] * 3

@@ -158,7 +158,7 @@ def mosaic(truth: Path) -> Iterator[Request]:
             recompute="full" if r["Activation Checkpointing"] == "True" else "none",
             dtype="bf16",
             grad_dtype="bf16" if r["MP Mode"] == "PURE" else "fp32",
-            framework="fsdp",
+            framework="llm-foundry",
         )
         shape = f"layers={layers},hidden={hidden},heads={heads},seq={seq},vocab=50368"
         seconds = batch * seq / float(r["Throughput (T/s)"])

@@ -39,7 +39,8 @@ class Decoder(Spec):
     rotary: bool = True
     gated: bool = True  # two products on the way out (SwiGLU)
     act: Literal["silu", "gelu", "relu"] = "silu"
-    norm: Literal["rms", "layer", "layer-no-bias", "none"] = "rms"
+    # `rms` is one kernel (nn.RMSNorm), `rms-composite` an operator each (Hugging Face's)
+    norm: Literal["rms", "rms-composite", "layer", "layer-no-bias", "none"] = "rms"
     # around each half: before, behind, both, or one half beside the other behind one norm or two
     norms: Literal["pre", "post", "sandwich", "parallel", "parallel2"] = "pre"
     qk_norm: Literal["no", "head", "whole"] = "no"  # of queries and keys: by head, or all heads
@@ -131,11 +132,23 @@ class Decoder(Spec):
         return [before[0], *attention, behind[0], *sums[0], before[1], *mlp, behind[1], *sums[1]]
 
     def _norm(self, name: str) -> Op:
-        kernel = "rms_norm" if self.norm == "rms" else "norm"
+        is_rms = self.norm.startswith("rms")
         made = transformer.norm(
-            name, self.seq, self.hidden, kernel=kernel, bias=self.norm == "layer"
+            name,
+            self.seq,
+            self.hidden,
+            kernel="rms_norm" if is_rms else "norm",
+            bias=self.norm == "layer",
+            consumers=self._consumers(name),
+            composite=self.norm == "rms-composite",
         )
         return replace(made, weights=()) if self.norm == "none" else made
+
+    def _consumers(self, name: str) -> int:
+        """Matmuls that read a norm: queries, keys and values apart, gate and up."""
+        if name == "norm.attention":
+            return 3 if self.rotary else 1
+        return 2 if name == "norm.mlp" and self.gated else 1
 
     def _residual(self, name: str) -> list[Piece]:
         return transformer.residual(
@@ -220,7 +233,7 @@ class Gpt(Decoder):
     rotary: bool = False
     gated: bool = False
     act: Literal["silu", "gelu", "relu"] = "gelu"
-    norm: Literal["rms", "layer", "layer-no-bias", "none"] = "layer"
+    norm: Literal["rms", "rms-composite", "layer", "layer-no-bias", "none"] = "layer"
     bias: Literal["no", "qkv", "attention", "all"] = "all"
     tied: bool = True
     dropout: bool = True

@@ -31,8 +31,14 @@ def depth(hidden: int, heads: int) -> int:
     return hidden // heads
 
 
-def norm(name: str, seq: int, hidden: int, *, kernel: str = "norm", bias: bool = True) -> Op:
-    """A norm over the hidden dim; it keeps its input, and its output for the product behind it."""
+def norm(
+    name: str, seq: int, hidden: int, *, kernel: str = "norm", bias: bool = True,
+    consumers: int = 1, composite: bool = False,
+) -> Op:  # fmt: skip
+    """A norm over the hidden dim; it keeps its input, and its output for the product behind it.
+
+    Under autocast each of its consumers keeps a cast of its own; a composite one keeps more.
+    """
     weights = [Tensor(f"{name}.weight", ("cols",))]
     if bias:
         weights.append(Tensor(f"{name}.bias", ("cols",)))
@@ -42,9 +48,18 @@ def norm(name: str, seq: int, hidden: int, *, kernel: str = "norm", bias: bool =
         {"tokens": seq, "cols": hidden},
         ROWS,
         tuple(weights),
-        (Tensor("input", _ROW), Tensor("output", _ROW)),
-        options={"kernel": kernel},
+        (Tensor("input", _ROW), Tensor("output", _ROW), *_norm_keeps(consumers, composite)),
+        options={"kernel": kernel, "consumers": consumers, "composite": composite},
     )
+
+
+def _norm_keeps(consumers: int, composite: bool) -> tuple[Tensor, ...]:
+    """What plain PyTorch keeps of a norm besides its input and output."""
+    kept = [Tensor("casts", _ROW, when="eager&amp", times=consumers - 1.0)] if consumers > 1 else []
+    if composite:
+        kept += [Tensor("wide", _ROW, when="eager&!amp", times=2.0)]
+        kept += [Tensor("normalised", _ROW, "fp32", when="eager&amp")]
+    return tuple(kept)
 
 
 def column(name: str, seq: int, inner: int, out: int, *, bias: bool, most: int) -> Op:
@@ -228,7 +243,7 @@ def _rotary(seq: int, heads: int, depth: int, wanted: bool) -> list[Piece]:
     if not wanted:
         return []
     options = {"passes": 2.0, "back": 2.0}
-    more = {"passes": 8.0, "back": 8.0}
+    more = {"passes": 10.0, "back": 12.0, "calls": 10, "many": 12, "rotary": True}
     return [
         Op("rotary", "pointwise", dims, split, when="fused", options=options),
         Op("rotary", "pointwise", dims, split, when="!fused", options=more),
@@ -271,7 +286,8 @@ def _activation(seq: int, inner: int, wide: int, bias: bool, kernel: str) -> lis
         parts.insert(1, Op("up.bias", "pointwise", dims, split, when=apart, options=added))
     if ratio > 1:
         more = {"passes": 3.0, "back": 5.0}
-        parts.append(Op("gate", "pointwise", dims, split, when="!fused", options=more))
+        made = (Tensor("activated", _ROW),)
+        parts.append(Op("gate", "pointwise", dims, split, saved=made, when="!fused", options=more))
     return parts
 
 
@@ -304,11 +320,21 @@ def head(seq: int, hidden: int, vocab: int, final: Op) -> Layer:
         pads={"out": 128},
         options={"vocabulary": True},
     )
-    kept = Tensor("probabilities", ("batch", "tokens", "vocab"), "fp32")
+    rows = ("batch", "tokens", "vocab")
+    kept = (
+        Tensor("probabilities", rows, "fp32", when="!eager"),
+        Tensor("log probabilities", rows, "fp32", when="eager&amp"),
+        Tensor("log probabilities", rows, when="eager&!amp"),
+    )
+    # plain PyTorch has the gradient of the loss and of the logits beside them for a moment
+    brief = (
+        Tensor("logits", rows, when="!eager"),
+        Tensor("gradients", rows, "fp32", when="eager&amp", times=2.0),
+        Tensor("gradients", rows, when="eager&!amp", times=2.0),
+    )
     dims = {"tokens": seq, "vocab": vocab}
     split = {"tp": "vocab", "cp": "tokens"}
-    half = (Tensor("logits", kept.dims),)
-    loss = Op("loss", "loss", dims, split, saved=(kept,), pads={"vocab": 128}, brief=half)
+    loss = Op("loss", "loss", dims, split, saved=kept, pads={"vocab": 128}, brief=brief)
     sums = Exchange("loss", "tp", "all_reduce", "", {"tokens": seq}, {"cp": "tokens"}, dtype="fp32")
     return _layer(
         "head",
