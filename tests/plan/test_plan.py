@@ -133,7 +133,7 @@ def test_batches_are_filled_in():
 @pytest.mark.parametrize(
     ("model", "text", "stack"),
     [
-        ("gpt:layers=6,hidden=64,heads=4", "dp=8", "megatron"),
+        ("gpt:layers=6,hidden=64,heads=4", "dp=8", "megatron-deepspeed"),
         ("gpt:layers=6,hidden=64,heads=4,dtype=bf16", "dp=8", "megatron-core"),
         ("gpt:layers=6,hidden=64,heads=4", "dp=8,zero=3", "fsdp"),
         ("gpt:layers=6,hidden=64,heads=4", "dp=8,stack=megatron-lm", "megatron-lm"),

@@ -81,6 +81,7 @@ def _ran(folder: Path, workload: str, cluster: str) -> Any:
     from foretell.pytorch.deploy import measured
     from foretell.pytorch.deploy.run_files import asked
     from foretell.workload import load
+    from foretell.workload.load import is_built_in
 
     if not (folder / "run.json").exists():
         raise InputError(f"`{folder}` is no folder of a run", hint="make one: foretell run … -o")
@@ -93,12 +94,13 @@ def _ran(folder: Path, workload: str, cluster: str) -> Any:
     plan = read(told.plan)
     if not plan.global_batch:
         plan = plan.but(global_batch=measured.samples(folder))
-    if not workload:
+    if not workload and not is_built_in(told.script.partition(":")[0]):
         raise InputError(
             f"`{folder}` was a run of `{told.script}`; a script runs only where you name it",
             hint=f"add --workload {told.script}",
         )
-    model, machines = load(workload, scripts=True), load_cluster(cluster)
+    model = load(workload, scripts=True) if workload else load(told.script, files=False)
+    machines = load_cluster(cluster)
     found = measured.spent(folder)
     return Run(
         model, machines, check(plan, model, machines), found.seconds, found.parts, found.noise,

@@ -128,7 +128,8 @@ def profiles() -> dict[str, FrameworkProfile]:
 
 
 def _profile(name: str, row: dict[str, Any]) -> FrameworkProfile:
-    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k != "like"}
+    fields: dict[str, Any] = {k: v for k, v in row.items() if k != "like"}
+    fields |= {k: tuple(v) for k, v in fields.items() if isinstance(v, list)}
     return FrameworkProfile(name=name, **fields)
 
 

@@ -123,7 +123,10 @@ def _kept(c: Costs, times: Array, workload: Workload) -> tuple[Array, Array]:
     by_ops = np.array([r.profile.selective == "ops" for r in c.plans.runs])
     kept, moment = np.zeros(len(c.plans)), np.zeros(len(c.plans))
     for layer, held, many in zip(workload.layers, c.holdings, times, strict=True):
-        whole, less = held.kept, np.where(by_ops, held.handed + KEPT_BY_OPS * held.kept, held.kept - held.scores)
+        whole, less = (
+            held.kept,
+            np.where(by_ops, held.handed + KEPT_BY_OPS * held.kept, held.kept - held.scores),
+        )
         if layer.is_block:
             each = np.where(again == 2, held.handed, np.where(again == 1, less, whole))
             kept += each * many

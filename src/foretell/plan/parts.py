@@ -24,8 +24,8 @@ from foretell.workload.op import KEPT, holds
 
 PRODUCTS = ("gemm", "conv", "conv_dgrad", "conv_wgrad")  # what narrow formats speed up
 MATRIX = (*PRODUCTS, "attention")  # what the clock of the matrix units paces
-# Seconds between two kernels of one stream: medians of 1.18 to 1.25 µs in GPU-bound Kineto traces of
-# an H200 (gpt2, resnet50, vit_b_16).
+# Seconds between two kernels of one stream: medians of 1.18 to 1.25 µs in GPU-bound traces of an
+# H200 (gpt2, resnet50, vit_b_16).
 GAP = 1.2e-6
 FORWARD, BACKWARD, CORE = 0, 1, 2  # CORE: what selective recompute runs again
 

@@ -1,7 +1,7 @@
 """Layouts and their memory foretold from the model alone, held against runs of others.
 
-Nothing is tuned to a row or a model: the numbers of a framework (`foretell.plan.framework`) are the same
-for all rows of a source.
+Nothing is tuned to a row or a model: the numbers of a framework profile are the same for all rows
+of a source.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def _is_on(given: dict[str, Any], name: str) -> bool:
 
 
 def _optimizer(plan: Plan) -> dict[str, Any]:
-    if plan.optimizer == "adam":
+    if plan.optimizer in ("", "adam"):
         return {"type": "Adam", "params": {}}
     return {
         "type": "SGD",

@@ -163,7 +163,7 @@ def _asked(
     if degrees or given.stages or given.actions:
         raise InputError(
             f"a schedule places stages itself, and the plan says {' '.join(degrees) or 'stages'}",
-            hint="give only what the search does not decide: micro_batch, framework, dtype, optimizer",
+            hint="give only what the search does not decide: micro_batch, framework, precision",
         )
     micro = given.micro_batch or 1
     batch = micro * micro_batches
