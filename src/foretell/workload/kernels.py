@@ -304,8 +304,8 @@ def _pointwise(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     return forward, [gradient] if back else []
 
 
-# Times as long as its bytes say that a kernel of two formats takes: `add` and `mul`, layout `mixed`,
-# in tables/measured/h200.csv.gz.
+# Times as long as its bytes say that a kernel of two formats takes: `add` and `mul` with layout
+# `mixed` in tables/measured/h200.csv.gz.
 MIXED = 1.45
 _WIDTH = {"fp32": 4.0, "fp64": 8.0, "fp8": 1.0, "int8": 1.0}
 
