@@ -75,6 +75,39 @@ def test_clocks_are_laid_over_each_other_by_collectives(tmp_path: Path, clock: f
     assert other.graph.facts["measured"] == pytest.approx(same.graph.facts["measured"])
 
 
+def pair(number: int, peers: tuple[int, int], begin: float, clock: float) -> Kineto:
+    """A rank that reduces with one neighbour first, then with the other."""
+    k = Kineto(base=1000.0 + clock, distributedInfo={"rank": number, "world_size": 4})
+    k.note("ProfilerStep#5", begin, 900)
+    for at, peer in ((100, peers[0]), (400, peers[1])):
+        group = {"Process Group Ranks": str(sorted((number, peer))), "Collective name": "allreduce"}
+        k.op("record_param_comms", begin + at, begin + at + 20)
+        k.launch(NCCL, begin + at + 5, begin + at + 10, at, (begin + at + 20, at + 250), stream=20,
+                 device=number, **group)  # fmt: skip
+    return k
+
+
+def test_clocks_of_ranks_that_share_no_group_with_the_first(tmp_path: Path) -> None:
+    """Rank 3 shares a group with 1 and 2, and only they with 0."""
+    clocks = (0.0, 5000.0, -700.0, 123456.0)
+    peers = ((1, 2), (0, 3), (3, 0), (2, 1))
+    folder = write(tmp_path, *(pair(r, peers[r], 10.0 * r, clocks[r]) for r in range(4)))
+    late = read(folder).graph.facts["late"]
+    assert late == pytest.approx([0.0, 10 * US, 20 * US, 30 * US], abs=2 * US)
+
+
+def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
+    trace = read(write(tmp_path, rank(0, 0), rank(1, 150)))
+    found = trace.graph.facts["balance"]
+    assert found["waiting_s"] == pytest.approx([150 * US, 0.0], abs=US)
+    assert found["waited_for_s"] == pytest.approx([0.0, 150 * US], abs=US)
+    assert any("rank 1 is a straggler" in note for note in trace.notes)
+    assert any("rank 1 begins its step" in note for note in trace.notes)
+    even = tmp_path / "even"
+    even.mkdir()
+    assert not read(write(even, rank(0, 0), rank(1, 1))).notes
+
+
 def test_ranks_that_disagree_keep_their_own(tmp_path: Path) -> None:
     odd = rank(1, 150)
     odd.launch(NCCL, 440, 445, 9, (450, 460), stream=20)

@@ -9,9 +9,10 @@ import click
 
 from foretell.cli import offered
 from foretell.cli.output import answer, json_option
+from foretell.cli.script import StepCommand
 
 
-@click.command()
+@click.command(cls=StepCommand)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("specs", shell_complete=offered.changes, nargs=-1)
 @click.option(

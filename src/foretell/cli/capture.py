@@ -1,4 +1,4 @@
-"""`foretell capture`: a training step from a model alone."""
+"""`foretell capture`: the graph of a training step from its script, without a GPU."""
 
 from __future__ import annotations
 
@@ -8,50 +8,114 @@ from typing import Any
 import click
 
 from foretell.cli.output import answer, json_option, say
+from foretell.cli.script import (
+    ScriptCommand,
+    is_script,
+    module_option,
+    require_torch,
+    show_option,
+)
 
 
-@click.command()
+@click.command(cls=ScriptCommand)
 @click.argument("what")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), default=Path("step.graph"),
     show_default=True, help="Where to write the graph (.graph, .txt).",
 )  # fmt: skip
+@module_option
 @click.option("--batch", type=int, help="Samples a step, where the function takes `batch`.")
 @click.option("--ranks", type=click.IntRange(min=1), default=1, help="That share the batch.")
 @click.option("--optimizer", help="adamw, sgd:kind=loop, adam:kind=fused; instead of the script's.")
 @click.option("--autocast", default="", help="Mixed precision for forward and loss: bf16, fp16.")
-@click.option("--tf32/--no-tf32", default=None, help="fp32 products as tf32; else as torch is set.")
+@click.option("--tf32/--no-tf32", default=None, help="fp32 matmuls as tf32; else as torch is set.")
 @click.option("--share", type=float, help="Share of elements that masks pick, for routing.")
 @click.option("--kernels-of", default="h200", show_default=True, help="Device that runs it.")
 @click.option("--device", default="", help="cuda, or cpu where a GPU cannot be pretended.")
+@show_option
 @json_option
-def command(what: str, output: Path, batch: int | None, as_json: bool, **options: Any) -> None:
+def command(what: str, args: tuple[str, ...], output: Path, as_json: bool, **options: Any) -> None:
     """Write the graph of one training step of WHAT: forward, loss, backward and optimizer.
 
-    WHAT is a script with model() and batch(), or train.py:make where make() answers (model, batch,
-    loss, optimizer). Runs on fake tensors: no GPU, no weights, no data.
+    \b
+        foretell capture train.py --lr 0.1          a training script, unchanged
+        foretell capture -m package.train --lr 0.1
+        foretell capture train.py:make              make() answers (model, batch, loss, optimizer)
+
+    A script is run with fake weights, so that nothing is computed and no GPU is needed, until one
+    of its own steps is recorded; then it is ended, and files that it wrote meanwhile are removed.
+    What stands behind WHAT is handed to it (after `--` all of it). With train.py:make, or a script
+    that defines model() and batch(), nothing but these is run; --batch, --ranks, --optimizer,
+    --autocast and --device are for those.
+
+    Next: foretell whatif step.graph amp --on h100.
     """
     from foretell.cli.progress import working
-    from foretell.graph import save
+    from foretell.graph import load, save
 
     with working(f"capturing {Path(what).name}") as tell:
         tell("loading torch and the script")
-        graph = _captured(what, batch, {**options, "progress": tell})
-        save(graph, output)
+        notes: tuple[str, ...] = ()
+        if is_script(what, options["is_module"]):
+            notes = _watched(what, args, output, {**options, "progress": tell})
+            graph = load(output)
+        else:
+            graph = _captured(what, {**options, "progress": tell})
+            save(graph, output)
     answer(_summary(graph), as_json, _text)
+    for note in notes:
+        say(note)
     say(f"written: {output}")
 
 
-def _captured(what: str, batch: int | None, options: dict[str, Any]) -> Any:
+def _watched(
+    what: str, args: tuple[str, ...], output: Path, options: dict[str, Any]
+) -> tuple[str, ...]:
+    """Run a script that nobody changed and record one of its steps."""
+    from foretell.errors import InputError
+    from foretell.pytorch.intake.capture import capture_script
+    from foretell.pytorch.intake.request import Script
+
+    require_torch()
+    alone = {"batch": None, "ranks": 1, "optimizer": None, "autocast": "", "device": ""}
+    told = [name for name, usual in alone.items() if options[name] != usual]
+    if told:
+        raise InputError(
+            f"--{told[0]} is for functions that make a step, and `{what}` is run as it is",
+            hint=f"set it in the script's own arguments, or name a function: {what}:make",
+        )
+    return capture_script(
+        Script(what, args, options["is_module"]), output, on=options["kernels_of"],
+        share=options["share"], tf32=options["tf32"], show=options["show"],
+        progress=options["progress"],
+    )  # fmt: skip
+
+
+def captured_step(
+    what: str, args: tuple[str, ...], folder: Path, on: str, tell: Any
+) -> tuple[Any, tuple[str, ...]]:
+    """The graph of a step of a script, and what there is to say of how it was made."""
+    from foretell.graph import load
+
+    usual = {"batch": None, "ranks": 1, "optimizer": None, "autocast": "", "device": ""}
+    told = {"tf32": None, "share": None, "show": False, "is_module": False, "kernels_of": on}
+    options = {**usual, **told, "progress": tell}
+    if not is_script(what):
+        return _captured(what, options), ()
+    notes = _watched(what, args, folder / "captured.graph", options)
+    return load(folder / "captured.graph"), notes
+
+
+def _captured(what: str, options: dict[str, Any]) -> Any:
     capture, find = _loaded()
-    parts = find(what, batch, options.pop("ranks"))
-    optimizer = options.pop("optimizer") or parts.optimizer
+    kept = ("autocast", "tf32", "share", "device", "progress")
+    parts = find(what, options["batch"], options["ranks"])
+    optimizer = options["optimizer"] or parts.optimizer
     return capture(
-        *(parts.model, parts.batch, parts.loss, optimizer),
-        on=options.pop("kernels_of"),
-        real=parts.real,
-        **options,
-    )
+        parts.model, parts.batch, parts.loss, optimizer, on=options["kernels_of"],
+        real=parts.real, **{name: options[name] for name in kept},
+    )  # fmt: skip
 
 
 def _summary(graph: Any) -> dict[str, Any]:

@@ -2,70 +2,90 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import click
 
-from foretell.cli.output import answer, json_option
+from foretell.cli.output import answer, json_option, say
+from foretell.cli.script import ScriptCommand, module_option, require_torch, show_option
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("script", type=click.Path(path_type=Path))
+@click.command(cls=ScriptCommand)
+@click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), default=Path("step.json.gz"),
-    show_default=True, help="Where to write the trace (.json, .json.gz).",
+    show_default=True, help="The trace to write (.json, .json.gz); a folder with several ranks.",
 )  # fmt: skip
-@click.option("--device", default="", help="cuda or cpu; cuda where there is one.")
-@click.option("--warmup", type=int, default=10, show_default=True, help="Steps before timing.")
-@click.option("--timed", type=int, default=20, show_default=True, help="Steps timed as they are.")
-@click.option("--traced", type=int, default=3, show_default=True, help="Steps traced.")
+@module_option
+@click.option(
+    "--nproc", type=click.IntRange(min=1), default=1, help="Ranks to start, as torchrun would."
+)
+@click.option("--device", default="", help="cpu: run as if there were no GPU.")
+@click.option("--warmup", type=int, help="Steps before timing, 10 unless told.")
+@click.option("--timed", type=int, help="Steps timed without the profiler, 20 unless told.")
+@click.option("--traced", type=int, help="Steps traced, 3 unless told.")
 @click.option("--layers/--no-layers", default=True, help="Name modules in the trace by hooks.")
 @click.option("--memory/--no-memory", default=True, help="Trace allocations.")
+@show_option
 @json_option
-def command(
-    script: Path,
-    args: tuple[str, ...],
-    output: Path,
-    device: str,
-    warmup: int,
-    timed: int,
-    traced: int,
-    layers: bool,
-    memory: bool,
-    as_json: bool,
-) -> None:
-    """Run SCRIPT, time its steps, then trace a few: what-ifs then start from the real step.
+def command(script: str, args: tuple[str, ...], **options: Any) -> None:
+    """Run a training SCRIPT, unchanged, until its step is timed and traced.
 
-    SCRIPT defines model() and batch() (and loss, optimizer), or marks its steps with
-    foretell.profile.step(). ARGS are handed to it.
+    \b
+        foretell profile train.py --lr 0.1
+        foretell profile -o step.json.gz -m package.train --lr 0.1
+        foretell profile --nproc 2 train.py
+        torchrun --nproc-per-node 8 -m foretell profile train.py
+
+    The step is found by watching optimizers and backward passes, so plain loops, Hugging Face's
+    Trainer, Accelerate, Lightning, DDP and FSDP work as they are. Some steps warm up, some are
+    timed without the profiler, a few are traced; then the script is ended, and files that it wrote
+    meanwhile are removed. What stands behind SCRIPT is handed to it (after `--` all of it).
+
+    Next: foretell whatif step.json.gz amp, or foretell advise step.json.gz.
     """
     from foretell.cli.progress import working
+    from foretell.pytorch.profile.run import profile
 
-    with working(f"profiling {script.name}") as tell:
-        tell("loading torch")
-        profile, wanted = _loaded()
+    require_torch()
+    asked = _script(script, args, options)
+    with working(f"profiling {Path(script).name}") as tell:
+        tell("starting it")
         found = profile(
-            script, output, args, device=device, progress=tell,
-            wanted=wanted(warmup, timed, traced, layers, memory),
+            asked, options["output"], device=_device(options["device"]), progress=tell,
+            wanted=_wanted(options), ranks=options["nproc"], show=options["show"],
         )  # fmt: skip
-    answer(_summary(found), as_json, _text)
+    if os.environ.get("RANK", "0") == "0":
+        answer(_summary(found), options["as_json"], _text)
+        for note in found.notes:
+            say(note)
 
 
-def _loaded() -> tuple[Any, Any]:
+def _script(name: str, args: tuple[str, ...], options: dict[str, Any]) -> Any:
+    from foretell.pytorch.intake.request import Script
+
+    return Script(name, args, options["is_module"])
+
+
+def _device(name: str) -> str:
     from foretell.errors import InputError
 
-    try:
-        from foretell.pytorch.profile import profile
-        from foretell.pytorch.profile.record import Wanted
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise InputError(
-            "profiling needs torch, which is not installed", hint="pip install 'foretell[torch]'"
-        ) from None
-    return profile, Wanted
+    if name not in ("", "cpu", "cuda"):
+        raise InputError(f"`{name}` is no device to profile on", hint="use cuda or cpu")
+    return name
+
+
+def _wanted(options: dict[str, Any]) -> Any:
+    """The steps that were asked for, None where the script may decide."""
+    from foretell.pytorch.intake.request import Wanted
+
+    kinds = ("warmup", "timed", "traced")
+    told = {k: options[k] for k in kinds if options[k] is not None}
+    others = {"layers": options["layers"], "memory": options["memory"]}
+    return Wanted(**told, **others) if told or not all(others.values()) else None
 
 
 def _summary(found: Any) -> dict[str, Any]:
@@ -74,17 +94,19 @@ def _summary(found: Any) -> dict[str, Any]:
         "unprofiled_s": found.plain.median,
         "low_s": found.plain.low,
         "high_s": found.plain.high,
-        "profiled_s": found.profiled.median,
+        "profiled_s": found.profiled,
         "peak_bytes": found.peak,
         "device": found.device,
+        "ranks": found.ranks,
     }
 
 
 def _text(found: dict[str, Any]) -> str:
     from foretell.report import words
 
+    many = f" on each of {found['ranks']} ranks" if found["ranks"] > 1 else ""
     return (
-        f"a step takes {words.seconds(found['unprofiled_s'])} "
+        f"a step takes {words.seconds(found['unprofiled_s'])}{many} "
         f"({words.seconds(found['low_s'])} to {words.seconds(found['high_s'])}), "
         f"{words.seconds(found['profiled_s'])} with the profiler\nwritten: {found['trace']}"
     )

@@ -9,9 +9,10 @@ import click
 
 from foretell.cli import offered
 from foretell.cli.output import answer, json_option, output_option, write_output
+from foretell.cli.script import StepCommand
 
 
-@click.command()
+@click.command(cls=StepCommand)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("specs", shell_complete=offered.changes, nargs=-1, required=True)
 @click.option(
@@ -33,7 +34,15 @@ def command(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Say what SPECS, made together, would do to the step in FILE: graph or trace.
+    """Say what SPECS, made together, would do to the step in FILE: script, graph or trace.
+
+    \b
+        foretell whatif train.py amp compile -- --lr 0.1
+        foretell whatif step.json.gz amp
+        foretell whatif step.graph amp --on h100
+
+    A training script is run unchanged, with what stands behind `--`: profiled on this machine's
+    GPU, or, without one or with --on, captured without a GPU and priced.
 
     A spec is a name with options, such as faster:op=gemm,times=2 or remove:select=op=dropout*.
     """

@@ -1,4 +1,10 @@
-"""Plans under the loops of others: Hugging Face's Trainer and Lightning's, as far as hooks go.
+"""Profiles and plans under the loops of others: Hugging Face's Trainer and Lightning's.
+
+    profiled = profiler("step.json.gz")         # a loop of one's own: profiled.step() ends a step
+    Trainer(model, …, callbacks=[profile_trainer("step.json.gz")])
+    lightning.Trainer(…, callbacks=[profile_lightning("step.json.gz")])
+
+Steps are timed, then traced, while training goes on; nothing more is done once the trace is there.
 
     Trainer(model, …, callbacks=[hugging_face(model, plan)])
     lightning.Trainer(…, strategy=lightning_strategy(plan))
@@ -10,14 +16,80 @@ that clipping sees what it should. A pipeline has a loop of its own, and is refu
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.pytorch.deploy.apply import Deployed
 from foretell.pytorch.deploy.loop import in_own_loop, require_own_loop
+from foretell.pytorch.intake.request import Wanted
+from foretell.pytorch.profile.record import Recorder
+from foretell.pytorch.profile.write import write
+
+
+class Profiler:
+    """Times and traces the steps of a loop; told of the end of each."""
+
+    def __init__(self, output: str | os.PathLike[str], wanted: Wanted) -> None:
+        self.output = Path(output)
+        self.is_done = False
+        self._folder = tempfile.TemporaryDirectory(prefix="foretell-")
+        trace = Path(self._folder.name) / "trace.json"
+        is_alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+        self._recorder = Recorder(wanted, trace, finish=self._finish, is_alone=is_alone)
+
+    def step(self) -> None:
+        """A step has ended."""
+        if not self.is_done:
+            self._recorder.end()
+
+    def _finish(self) -> None:
+        self.is_done = True
+        write(self._recorder.trace, self.output, self._recorder.measured())
+        self._folder.cleanup()
+
+
+def profiler(output: str | os.PathLike[str], **counts: Any) -> Profiler:
+    """A profiler for a loop of one's own; `warmup`, `timed` and `traced` count steps."""
+    return Profiler(output, Wanted(**counts))
+
+
+def profile_trainer(output: str | os.PathLike[str], **counts: Any) -> Any:
+    """A callback that profiles the steps of a Hugging Face Trainer."""
+    from transformers import TrainerCallback
+
+    profiled = profiler(output, **counts)
+
+    class Profiling(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            profiled.step()
+
+    return Profiling()
+
+
+def profile_lightning(output: str | os.PathLike[str], **counts: Any) -> Any:
+    """A callback that profiles the steps of a Lightning Trainer, accumulated ones as one."""
+    try:
+        from lightning.pytorch import Callback
+    except ModuleNotFoundError:
+        from pytorch_lightning import Callback
+
+    profiled = profiler(output, **counts)
+
+    class Profiling(Callback):  # type: ignore[misc]
+        steps = 0
+
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step != self.steps:
+                self.steps = trainer.global_step
+                profiled.step()
+
+    return Profiling()
 
 
 def hugging_face(model: Any, plan: Plan, **options: Any) -> Any:

@@ -1,7 +1,7 @@
 """Several ranks of one job: clocks laid over each other, and each collective made one task.
 
 clock    a collective ends on all ranks at once: a rank's clock is off by the median difference
-         of the ends of its collectives from those of the first rank
+         of the ends of its collectives, group by group from the first rank outward
 task     a collective holds the communication lanes of all its ranks from the moment the last
          one has arrived; its seconds are those of the rank that waited least
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from foretell.trace.step.compose import Part
 from foretell.trace.words import Texts
 
 _BEFORE = -1e7  # seconds: before anything that happened
+_NOTABLE = 0.03  # of a step: a wait, a delay or a difference worth a word
 _Key = tuple[int, int]  # group, op
 
 
@@ -63,18 +65,103 @@ def _collectives(p: Part) -> list[int]:
 
 
 def shifts(parts: Sequence[Part], found: Match) -> Array:
-    """When each rank's step began, on one clock whose zero is the first beginning."""
+    """When each rank's step began, on one clock whose zero is the first beginning.
+
+    Clocks are corrected group by group, outward from the first rank: the groups with the most
+    collectives first, so that ranks that share no group with it are reached through others.
+    """
     begin = np.array([p.draft.events.origin + p.draft.begin for p in parts])
     begin -= begin.min()
-    ends: list[list[float]] = [[] for _ in parts]
-    for group in found.sets:
-        first_part, first = group[0]
-        reference = begin[first_part] + parts[first_part].end[first]
-        for k, task in group:
-            ends[k].append(reference - begin[k] - parts[k].end[task])
-    begin += np.array([np.median(e) if e else 0.0 for e in ends])
+    begin += _corrections(len(parts), _offsets(parts, found, begin))
     found_shifts: Array = begin - begin.min()
     return found_shifts
+
+
+def _offsets(
+    parts: Sequence[Part], found: Match, begin: Array
+) -> list[tuple[tuple[int, ...], Array]]:
+    """Groups of parts, most collectives first; by how much each clock is behind their first's."""
+    ends: dict[tuple[int, ...], list[list[float]]] = {}
+    for group in found.sets:
+        ended = [float(begin[k] + parts[k].end[task]) for k, task in group]
+        ends.setdefault(tuple(k for k, _ in group), []).append(ended)
+    ranked = sorted(ends.items(), key=lambda item: (-len(item[1]), item[0]))
+    return [(who, _behind(np.array(rows))) for who, rows in ranked]
+
+
+def _behind(ended: Array) -> Array:
+    """By how much each clock is behind the first: the median over collectives."""
+    behind: Array = np.median(ended[:, :1] - ended, axis=0)
+    return behind
+
+
+def _corrections(size: int, groups: list[tuple[tuple[int, ...], Array]]) -> Array:
+    """What to add to each clock; zero where nothing ties a rank to the first."""
+    known = np.full(size, np.nan)
+    for first in range(size):
+        if not np.isnan(known[first]):
+            continue
+        known[first], left = 0.0, groups
+        while True:
+            tied = [g for g in left if not np.isnan(known[list(g[0])]).all()]
+            if not tied:
+                break
+            for who, behind in tied:
+                mine = known[list(who)]
+                base = np.nanmedian(mine - behind)
+                known[list(who)] = np.where(np.isnan(mine), base + behind, mine)
+            left = [g for g in left if not any(g is t for t in tied)]
+    return known
+
+
+def balance(parts: Sequence[Part], found: Match, shift: Array) -> dict[str, Any]:
+    """Which ranks hold the others up: seconds of compute, and of waiting in collectives, by rank.
+
+    In a collective every rank waits for the last to arrive; the straggler is the rank that is
+    waited for most.
+    """
+    waited, caused = np.zeros(len(parts)), np.zeros(len(parts))
+    for group in found.sets:
+        start = np.array([shift[k] + parts[k].start[task] for k, task in group])
+        behind = start.max() - start
+        for (k, _), wait in zip(group, behind, strict=True):
+            waited[k] += wait
+        caused[group[int(start.argmax())][0]] += behind.sum() / max(len(group) - 1, 1)
+    busy = np.array([_busy(p) for p in parts])
+    return {
+        "compute_s": busy.tolist(),
+        "waiting_s": waited.tolist(),
+        "waited_for_s": caused.tolist(),
+        "imbalance": float(busy.max() / busy.mean() - 1) if busy.mean() > 0 else 0.0,
+    }
+
+
+def _busy(p: Part) -> float:
+    """Seconds of kernels of a rank, collectives left out."""
+    own = (p.columns["kind"] == Kind.KERNEL) & ~p.is_ahead
+    return float(p.columns["seconds"][own].sum())
+
+
+def told(ranks: Sequence[int], shift: Array, found: dict[str, Any], seconds: float) -> list[str]:
+    """Ranks worth naming, in words: stragglers, late ranks, uneven work."""
+    notes = []
+    caused = np.array(found["waited_for_s"])
+    worst = int(caused.argmax())
+    if caused[worst] > _NOTABLE * seconds:
+        notes.append(
+            f"rank {ranks[worst]} is a straggler: the others wait {1e3 * caused[worst]:.3g} ms a "
+            f"step for it ({caused[worst] / seconds:.0%} of the step)"
+        )
+    late_ranks = [(float(s), r) for s, r in zip(shift, ranks, strict=True)]
+    if max(late_ranks)[0] > _NOTABLE * seconds:
+        by, rank = max(late_ranks)
+        notes.append(f"rank {rank} begins its step {1e3 * by:.3g} ms after the first rank does")
+    if found["imbalance"] > _NOTABLE:
+        busiest = ranks[int(np.argmax(found["compute_s"]))]
+        notes.append(
+            f"work is uneven: rank {busiest} computes {found['imbalance']:.0%} more than the mean"
+        )
+    return notes
 
 
 def late(p: Part, shift: float, texts: Texts) -> Part:

@@ -21,7 +21,7 @@ from foretell.graph import Graph, concat
 from foretell.graph.columns import Array, frozen
 from foretell.trace.events import Events, read_events
 from foretell.trace.join import Whole, graph_of, whole
-from foretell.trace.ranks import late, match, shifts
+from foretell.trace.ranks import Match, balance, late, match, shifts, told
 from foretell.trace.source import members
 from foretell.trace.split import FORMS, Opened, opened
 from foretell.trace.step.compose import part
@@ -112,17 +112,17 @@ def _measured(recordings: Sequence[Recording], step: int | None, memory: bool) -
     texts = Texts()
     parts = [part(_drafted(r, chosen, first), texts) for r in recordings]
     notes = [note for r in recordings for note in r.events.notes]
-    shift, together = np.zeros(1), []
-    if len(parts) > 1:
-        found = match(parts, texts)
-        shift, together = shifts(parts, found), found.sets
-        notes += found.notes
-        parts = [late(p, float(s), texts) for p, s in zip(parts, shift, strict=True)]
-    made = whole(parts, texts, together)
+    found = match(parts, texts) if len(parts) > 1 else Match([], [])
+    shift = shifts(parts, found) if len(parts) > 1 else np.zeros(1)
     drafts = [p.draft for p in parts]
     begun = min(float(s) + d.found for s, d in zip(shift, drafts, strict=True))
     ended = max(float(s) + d.end for s, d in zip(shift, drafts, strict=True))
     facts = _facts(recordings, chosen, ended - begun, shift)
+    if len(parts) > 1:
+        facts["balance"] = balance(parts, found, shift)
+        notes += found.notes + told(facts["ranks"], shift, facts["balance"], ended - begun)
+        parts = [late(p, float(s), texts) for p, s in zip(parts, shift, strict=True)]
+    made = whole(parts, texts, found.sets)
     if memory:
         from foretell.trace.tensors import held
 

@@ -17,9 +17,9 @@ import foretell  # noqa: E402
 from foretell.baseline import unprofiled  # noqa: E402
 from foretell.cli.main import foretell as command  # noqa: E402
 from foretell.errors import InputError  # noqa: E402
+from foretell.pytorch.intake.request import Wanted  # noqa: E402
 from foretell.pytorch.profile import profile  # noqa: E402
 from foretell.pytorch.profile.clock import Times  # noqa: E402
-from foretell.pytorch.profile.record import Wanted  # noqa: E402
 from foretell.trace import read  # noqa: E402
 
 FEW = Wanted(warmup=2, timed=6, traced=2)
@@ -85,7 +85,7 @@ def test_both_times_are_in_the_trace(described):
     found, output = described
     told = json.loads(gzip.decompress(output.read_bytes()))["foretell"]
     assert told["unprofiled_s"] == found.plain.median > 0
-    assert told["profiled_s"] == found.profiled.median > 0
+    assert told["profiled_s"] == found.profiled > 0
     assert told["unprofiled_low_s"] <= told["unprofiled_s"] <= told["unprofiled_high_s"]
     assert told["unprofiled_steps"] == 6
     assert told["torch"] == torch.__version__
@@ -115,9 +115,7 @@ def test_steps_shapes_and_layers_are_in_the_trace(described):
 def test_a_script_that_marks_its_steps(tmp_path):
     path = script(tmp_path, MARKED)
     output = tmp_path / "t.json"
-    before = sys.argv[:], sys.path[:]
     found = profile(path, output, ["--lr", "0.5"], device="cpu", wanted=FEW)
-    assert (sys.argv, sys.path) == before
     graph = read(output).graph
     assert len(graph.select(kind="load")) == 1  # between two marks
     assert read(output).real == found.plain.median
@@ -130,15 +128,8 @@ def test_marks_do_nothing_by_themselves_and_import_no_torch():
     assert foretell.profile.step is not None
 
 
-def test_hooks_are_gone_afterwards(described):
-    from torch.nn.modules import module
-
-    assert not module._global_forward_pre_hooks
-    assert not module._global_forward_hooks
-
-
 BAD = [
-    ("x = 1\n", "ended without a step", "mark steps"),
+    ("x = 1\n", "ended without a step", "marked"),
     ("def model(: pass", "is not Python", ""),
     ("import foretell\nfor _ in range(3):\n    with foretell.profile.step(): pass\n",
      "ended after 3 steps", "fewer"),
@@ -161,12 +152,11 @@ def test_mistakes_of_options(tmp_path):
     with pytest.raises(InputError, match="at least 1, 2 and 1"):
         profile(path, tmp_path / "t.json", wanted=Wanted(timed=1))
     with pytest.raises(InputError, match="is no device"):
-        profile(path, tmp_path / "t.json", device="gpu9")
-    with pytest.raises(InputError, match="cannot read"):
+        CliRunner().invoke(
+            command, ["profile", "--device", "gpu9", str(path)], catch_exceptions=False
+        )
+    with pytest.raises(InputError, match="there is no file"):
         profile(tmp_path / "none.py", tmp_path / "t.json", device="cpu")
-    if not torch.cuda.is_available():
-        with pytest.raises(InputError, match="no CUDA device"):
-            profile(path, tmp_path / "t.json", device="cuda")
 
 
 def test_the_command_and_a_what_if_of_its_trace(tmp_path):

@@ -90,7 +90,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             return alias_of(args[0]) if hasattr(args[0], "fake_device") else args[0].device
         number = torch.autograd._get_sequence_nr() - 1
         made = self._run(func, args, kwargs)
-        if self.phase != Phase.NONE and _is_work(func):
+        if self.phase != Phase.NONE and is_work(func):
             self._note(func, words.inputs_of(func, args, kwargs), made, number)
         return made
 
@@ -222,7 +222,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                     known.maker = i
 
 
-def _is_work(func: Any) -> bool:
+def is_work(func: Any) -> bool:
     return isinstance(func, torch._ops.OpOverload) and func.namespace not in _SILENT
 
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-import torch
-
 
 @dataclass(frozen=True)
 class Times:
@@ -41,13 +39,17 @@ class Clock:
         if not self.on_gpu:
             self.ticks.append(time.perf_counter())
             return
+        import torch
+
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         self.ticks.append(event)
 
     def seconds(self) -> list[float]:
-        """Seconds of every step but the first, whose beginning nobody noted."""
+        """Seconds of every step but the first, whose beginning was not noted."""
         if self.on_gpu:
+            import torch
+
             torch.cuda.synchronize()
             pairs = zip(self.ticks, self.ticks[1:], strict=False)
             return [a.elapsed_time(b) / 1e3 for a, b in pairs]

@@ -1,87 +1,136 @@
 """Run a training script, time its steps as they are, then trace a few of them.
 
-What the profiler adds to a step is known from the two and can be taken off again.
+What the profiler adds to a step is known from the two and can be taken off again. The script runs
+in a process of its own, one a rank; nothing here imports torch.
 """
 
 from __future__ import annotations
 
-import platform
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from foretell import profile as marks
 from foretell.errors import InputError
+from foretell.pytorch.intake.launch import check, launch
+from foretell.pytorch.intake.request import Request, Script, Wanted
 from foretell.pytorch.profile.clock import Times
-from foretell.pytorch.profile.record import Finished, Recorder, Wanted
-from foretell.pytorch.profile.script import run_script
-from foretell.pytorch.profile.write import write
+
+_FEWEST = 6  # steps of a script that are enough: one to warm up, two to time, three to trace
 
 
 @dataclass(frozen=True)
 class Found:
-    """What was measured, and where the trace of it is."""
+    """What was measured, and where the trace of it is: a file, or a folder with one a rank."""
 
     trace: Path
-    plain: Times  # un-profiled steps
-    profiled: Times
+    plain: Times  # un-profiled steps, of the first rank
+    profiled: float
     peak: float  # bytes of the device, 0 without one
     device: str
+    ranks: int = 1
+    notes: tuple[str, ...] = ()
 
 
 def profile(
-    script: Path,
+    script: str | os.PathLike[str] | Script,
     output: Path,
     args: Sequence[str] = (),
     *,
     device: str = "",
     wanted: Wanted | None = None,
-    progress: Callable[[str, float], None] = lambda words, share: None,
+    ranks: int = 1,
+    show: bool = False,
+    progress: Callable[[str, float], None] | None = None,
 ) -> Found:
     """Time and trace the steps of a script; the trace holds both times.
 
-    `progress` is told every step, and the share of all of them that is done.
+    `ranks` processes run it as `torchrun` would; `show` lets what it prints through to stderr.
+    `progress` is told every step, and the share of all of them that is done. Without `wanted`, a
+    script that ends too soon is run again for fewer steps.
     """
-    chosen, wanted = _device(device), wanted or Wanted()
-    _check(wanted)
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json"
-        recorder = Recorder(wanted, chosen.type == "cuda", trace, progress)
-        _run(recorder, script, args, chosen)
-        assert recorder.plain is not None
-        assert recorder.profiled is not None
-        found = Found(output, recorder.plain, recorder.profiled, recorder.peak, _title(chosen))
-        write(trace, output, _measured(found, wanted))
-    return found
+    asked = script if isinstance(script, Script) else Script(os.fspath(script), tuple(args))
+    check(asked)
+    _check(wanted or Wanted())
+    run = _Run(asked, output, device, ranks, show, progress)
+    found = run.once(wanted or Wanted())
+    notes: tuple[str, ...] = ()
+    ended = _ended(found)
+    if ended is not None and wanted is None and ended >= _FEWEST:
+        fewer = _fitting(ended)
+        notes = (f"the script ends after {ended} steps: {fewer.timed} were timed",)
+        found = run.once(fewer)
+        ended = _ended(found)
+    if ended is not None:
+        raise _too_few(ended, wanted or Wanted(), asked)
+    return _summed(found, output, notes)
 
 
-def _run(recorder: Recorder, script: Path, args: Sequence[str], device: torch.device) -> None:
-    try:
-        with marks.told_to(recorder):
-            run_script(script, args, device)
-    except Finished:
-        return
-    except SystemExit as left:
-        if left.code not in (None, 0):
-            raise InputError(f"`{script}` exited with {left.code}") from None
-    finally:
-        recorder.close()
-    raise _too_few(recorder, script)
+@dataclass(frozen=True)
+class _Run:
+    script: Script
+    output: Path
+    device: str
+    ranks: int
+    show: bool
+    progress: Callable[[str, float], None] | None
+
+    def once(self, wanted: Wanted) -> list[dict[str, Any]]:
+        """Run the script for so many steps; what each rank answered."""
+        with tempfile.TemporaryDirectory(prefix="foretell-") as folder:
+            request = Request(
+                "profile", self.script, str(self.output.absolute()), folder, self.device, wanted
+            )
+            found = launch(request, self.ranks, self.progress, self.show, _hidden(self.device))
+        for answer in found:
+            if "error" in answer:
+                raise InputError(answer["error"])
+        return found
 
 
-def _too_few(recorder: Recorder, script: Path) -> InputError:
-    w = recorder.wanted
-    if not recorder.done:
+def _ended(found: list[dict[str, Any]]) -> int | None:
+    """Steps after which a script ended too soon, None where all was seen."""
+    if any("trace" in answer for answer in found):
+        return None
+    return min(int(answer["ended"]) for answer in found)
+
+
+def _fitting(steps: int) -> Wanted:
+    """Steps to take of a script that has so many."""
+    traced = 2 if steps >= 12 else 1
+    rest = steps - traced - 2  # the profiler settles in two
+    warmup = max(1, rest // 3)
+    return Wanted(warmup, rest - warmup, traced)
+
+
+def _summed(found: list[dict[str, Any]], output: Path, notes: tuple[str, ...]) -> Found:
+    done = [answer for answer in found if "trace" in answer]
+    first = done[0]
+    plain = Times(*(first[f"unprofiled_{k}s"] for k in ("", "low_", "high_")))
+    trace = Path(first["trace"])
+    return Found(
+        output if trace == output.absolute() else trace.parent, plain, first["profiled_s"],
+        max(answer["peak_bytes"] for answer in done), first["device"], len(done), notes,
+    )  # fmt: skip
+
+
+def _hidden(device: str) -> dict[str, str]:
+    """A script that takes a GPU where there is one takes none where none is seen."""
+    return {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+
+
+def _too_few(ended: int, wanted: Wanted, script: Script) -> InputError:
+    if not ended:
         return InputError(
             f"`{script}` ended without a step",
-            hint="define model() and batch(), or mark steps: with foretell.profile.step(): …",
+            hint="no optimizer stepped and no backward pass ran: does it train with these "
+            "arguments? Steps of another kind can be marked: with foretell.profile.step(): …",
         )
+    w = wanted
     return InputError(
-        f"`{script}` ended after {recorder.done} steps of {w.warmup} to warm up, {w.timed} to time "
+        f"`{script}` ended after {ended} steps of {w.warmup} to warm up, {w.timed} to time "
         f"and {w.traced} to trace",
         hint="let it run longer, or ask for fewer: --warmup, --timed, --traced",
     )
@@ -93,32 +142,3 @@ def _check(wanted: Wanted) -> None:
             f"{wanted.warmup} steps to warm up, {wanted.timed} to time, {wanted.traced} to trace",
             hint="at least 1, 2 and 1 are needed",
         )
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError as error:
-        raise InputError(f"`{name}` is no device: {str(error).splitlines()[0]}") from None
-    if device.type not in ("cuda", "cpu"):
-        raise InputError(f"steps on `{device.type}` cannot be profiled", hint="use cuda or cpu")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError("there is no CUDA device on this machine", hint="use --device cpu")
-    return device
-
-
-def _title(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
-
-
-def _measured(found: Found, wanted: Wanted) -> dict[str, Any]:
-    """What the trace's reader finds: seconds and bytes."""
-    return {
-        "unprofiled_s": found.plain.median,
-        "unprofiled_low_s": found.plain.low,
-        "unprofiled_high_s": found.plain.high,
-        "unprofiled_steps": wanted.timed,
-        "profiled_s": found.profiled.median,
-        "peak_bytes": found.peak,
-        "torch": torch.__version__,
-    }

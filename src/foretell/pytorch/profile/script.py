@@ -1,17 +1,14 @@
-"""A user's script: functions that make a model and a batch, or a loop whose steps are marked.
+"""A script that describes a training step: functions that make a model and a batch.
 
 With functions `model` and `batch` at its top level, a script is a description, in the words of
-`foretell.pytorch.script`. Otherwise it is run as it is, and must mark its steps with
-`foretell.profile.step()`.
+`foretell.pytorch.script`. Otherwise it is run as it is and its steps are watched
+(→ `foretell.pytorch.intake`).
 """
 
 from __future__ import annotations
 
-import ast
 import runpy
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,52 +19,14 @@ from foretell.errors import InputError
 from foretell.pytorch.capture.step import Step
 from foretell.pytorch.script import ask
 
-_NEEDED = ("model", "batch")
 
-
-def is_description(path: Path) -> bool:
-    """Whether a script has the functions that describe a step; the script is read, not run."""
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read `{path}`: {error.strerror or error}") from None
-    except (SyntaxError, ValueError) as error:
-        raise InputError(f"`{path}` is not Python: {error}") from None
-    there = {name for node in tree.body for name in _names(node)}
-    return set(_NEEDED) <= there
-
-
-def _names(node: ast.stmt) -> Iterator[str]:
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        yield node.name
-    elif isinstance(node, ast.Assign):
-        yield from (t.id for t in node.targets if isinstance(t, ast.Name))
-    elif isinstance(node, (ast.Import, ast.ImportFrom)):
-        yield from (a.asname or a.name for a in node.names)
-
-
-def run_script(path: Path, args: Sequence[str], device: torch.device) -> None:
-    """Run a script until it ends or somebody has seen enough of its steps."""
-    with _as_main(path, args):
-        if not is_description(path):
-            runpy.run_path(str(path), run_name="__main__")
-            return
-        described = runpy.run_path(str(path), run_name="foretell_profile")
-        train = training_step(described, path, device)
+def trained_forever(path: Path, device: torch.device) -> None:
+    """Take the step that a script describes over and over."""
+    described = runpy.run_path(str(path), run_name="foretell_profile")
+    train = training_step(described, path, device)
     while True:
         with marks.step():
             train()
-
-
-@contextmanager
-def _as_main(path: Path, args: Sequence[str]) -> Iterator[None]:
-    """The command line and the search path that a script finds when Python runs it."""
-    argv, search = sys.argv, sys.path[:]
-    sys.argv, sys.path[0:0] = [str(path), *args], [str(path.resolve().parent)]
-    try:
-        yield
-    finally:
-        sys.argv, sys.path[:] = argv, search
 
 
 def training_step(names: Mapping[str, Any], path: Path, device: torch.device) -> Callable[[], None]:

@@ -5,7 +5,8 @@ layer    the innermost module where the trace knows modules or `layer:` notes; o
          outermost forward operator, counted by name (`conv2d.3`). Backward operators take the
          layer of the forward operator with their sequence number: of several with one number
          the last, which is the one that made the backward node (so do torch's own flows)
-phase    notes of the data loader and the optimizer; backward by its thread or sequence number;
+phase    notes of the data loader and the optimizer, but for a closure that the latter was given
+         (as Lightning does); backward by its thread or sequence number;
          what comes before the first backward is forward, from the first loss operator on loss;
          what comes behind the last is update
 """
@@ -57,9 +58,26 @@ def _phases(d: Draft) -> Array:
             phase[(start >= start[loss].min()) & (start < first)] = Phase.LOSS
         phase[start >= last] = Phase.UPDATE
     phase[backward] = Phase.BACKWARD
-    phase[(n.tells & Tells.UPDATE) > 0] = Phase.UPDATE
+    phase[((n.tells & Tells.UPDATE) > 0) & ~_in_closures(d, backward)] = Phase.UPDATE
     phase[(n.tells & Tells.LOAD) > 0] = Phase.LOAD
     return phase
+
+
+def _in_closures(d: Draft, backward: Array) -> Array:
+    """What runs in an optimizer's step before a backward pass ends there: it was given a closure.
+
+    An optimizer that steps inside a backward pass is no such case.
+    """
+    n, e = d.nest, d.events
+    start, end = e.start[n.event], e.end[n.event]
+    is_note = (e.what[n.event] == What.NOTE) & ((n.tells & Tells.UPDATE) > 0) & ~backward
+    begun = np.sort(start[backward])
+    found = np.zeros(len(start), bool)
+    for k in np.flatnonzero(is_note).tolist():
+        if np.searchsorted(begun, end[k]) > np.searchsorted(begun, start[k]):
+            mine = backward & (start >= start[k]) & (start < end[k])
+            found |= (start > start[k]) & (start < end[mine].max())
+    return found
 
 
 def _forward_layers(d: Draft, phase: Array, layers: dict[str, int]) -> Array:

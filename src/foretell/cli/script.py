@@ -1,0 +1,130 @@
+"""Commands that run a training script: which arguments are foretell's, and which the script's.
+
+What stands behind the script's name is the script's own, as with `python` and `torchrun`. Options
+of foretell's may stand there too, unless the script itself knows an option of that name. Behind
+`--` everything is the script's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+class ScriptCommand(click.Command):
+    """A command `[OPTIONS] SCRIPT [ARGS]…` that leaves to the script what is the script's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        mine, script, rest = self._split(args)
+        if script is None:
+            return super().parse_args(ctx, mine)
+        own, theirs = self._sorted(rest, _source(script))
+        return super().parse_args(ctx, [*mine, *own, "--", script, *theirs])
+
+    def _split(self, args: list[str]) -> tuple[list[str], str | None, list[str]]:
+        """Options before the script, the script, and what stands behind it."""
+        k = 0
+        while k < len(args) and args[k].startswith("-") and args[k] != "--":
+            k += self._width(args[k])
+        if k < len(args) and args[k] == "--":
+            k += 1
+        if k >= len(args):
+            return args, None, []
+        return [a for a in args[:k] if a != "--"], args[k], args[k + 1 :]
+
+    def _sorted(self, rest: list[str], source: str) -> tuple[list[str], list[str]]:
+        """What stands behind the script: foretell's options, and the script's arguments."""
+        own: list[str] = []
+        theirs: list[str] = []
+        k = 0
+        while k < len(rest) and rest[k] != "--":
+            name = rest[k].partition("=")[0]
+            is_ours = name in self._options() and not _names(source, name)
+            width = self._width(rest[k]) if is_ours else 1
+            (own if is_ours else theirs).extend(rest[k : k + width])
+            k += width
+        return own, theirs + rest[k + 1 :]
+
+    def _width(self, text: str) -> int:
+        """How many words an option takes: itself, and its value where that stands apart."""
+        option = self._options().get(text.partition("=")[0])
+        takes = option is not None and not option.is_flag and not option.count
+        return 2 if takes and "=" not in text else 1
+
+    def _options(self) -> dict[str, click.Option]:
+        found = [p for p in self.params if isinstance(p, click.Option)]
+        helps = click.Option(["-h", "--help"], is_flag=True)
+        return {name: p for p in (*found, helps) for name in (*p.opts, *p.secondary_opts)}
+
+
+class StepCommand(click.Command):
+    """A command on a step whose script may be handed arguments: they stand behind `--`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        k = args.index("--") if "--" in args else len(args)
+        ctx.meta[_ARGS] = tuple(args[k + 1 :])
+        return super().parse_args(ctx, args[:k])
+
+
+_ARGS = "foretell.script_args"
+
+
+def script_args() -> tuple[str, ...]:
+    """What the person wants handed to the script of a step."""
+    context = click.get_current_context(silent=True)
+    return tuple(context.meta.get(_ARGS, ())) if context else ()
+
+
+def _source(script: str) -> str:
+    try:
+        return Path(script).read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError):
+        return ""
+
+
+def _names(source: str, option: str) -> bool:
+    """Whether a script's text knows an option of that name."""
+    return any(f"{quote}{option}{quote}" in source for quote in "\"'")
+
+
+def module_option(command: Any) -> Any:
+    """`-m`: SCRIPT is the name of a module, as with `python -m`."""
+    text = "SCRIPT is the name of a module, as with python -m."
+    return click.option("-m", "--module", "is_module", is_flag=True, help=text)(command)
+
+
+def show_option(command: Any) -> Any:
+    """`--show-output`: what the script prints goes to stderr."""
+    text = "Let through what the script prints, on stderr."
+    return click.option("--show-output", "show", is_flag=True, help=text)(command)
+
+
+def require_torch() -> None:
+    """Raise where torch is missing, without loading it."""
+    from importlib.util import find_spec
+
+    from foretell.errors import InputError
+
+    if find_spec("torch") is None:
+        raise InputError(
+            "running a training script needs torch, which is not installed",
+            hint="pip install 'foretell[torch]'",
+        )
+
+
+def is_script(name: str, is_module: bool = False) -> bool:
+    """Whether a name is a training script to run as it is, and no file, function or description."""
+    if is_module:
+        return True
+    path = Path(name)
+    if path.suffix != ".py":
+        return False
+    if not path.is_file():
+        from foretell.errors import InputError
+
+        raise InputError(f"there is no file `{name}`", hint="name a training script")
+    from foretell.pytorch.intake.request import is_description
+
+    return not is_description(path)

@@ -1,0 +1,1 @@
+"""An unchanged training script: run in a process of its own, its step found and watched."""

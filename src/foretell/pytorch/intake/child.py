@@ -1,0 +1,149 @@
+"""The process that runs a script as Python would, watches it, and ends when enough was seen.
+
+It ends at once, whatever the script would still do: no `except`, `finally` or `atexit` of the
+script's runs, so nothing is saved on the way out, and processes it started are gone with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from foretell.errors import ForetellError
+from foretell.pytorch.intake.files import Journal
+from foretell.pytorch.intake.request import Request, Script, rank_and_world
+
+_OURS = str(Path(__file__).resolve().parents[2])
+
+
+def main(path: Path) -> None:
+    """Run what a request asks for; never returns."""
+    request = Request.read(path)
+    _single_rank(request.script)
+    os.environ.setdefault("WANDB_MODE", "disabled")
+    sys.dont_write_bytecode = True
+    try:
+        job = _job(request)
+        with job.open():
+            run(request.script, job)
+        answer = {"ended": job.steps}
+    except ForetellError as error:
+        answer = {"error": str(error)}
+    except SystemExit as left:
+        is_well = left.code in (None, 0)
+        answer = {"ended": job.steps} if is_well else _exited(request.script, left.code)
+    except BaseException as error:
+        traceback.print_exc()
+        answer = {"error": _told(request.script, error)}
+    leave(request, answer)
+
+
+def _job(request: Request) -> Any:
+    from foretell.pytorch.intake.profiled import Profiling
+
+    script = request.script
+    folder = Path.cwd() if script.is_module else Path(script.name).resolve().parent
+    journal = Journal(Path(request.folder), request.output, Path.cwd(), folder)
+    if request.goal == "profile":
+        return Profiling(request, journal, lambda answer: leave(request, answer))
+    from foretell.pytorch.intake.captured import Capturing
+
+    return Capturing(request, journal, lambda answer: leave(request, answer))
+
+
+def run(script: Script, job: Any) -> None:
+    """Run a script as `python script args` or `python -m script args` does."""
+    name = script.name
+    if script.is_module:
+        sys.path[0], sys.argv = os.getcwd(), [name, *script.args]
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+        return
+    sys.path[0], sys.argv = str(Path(name).resolve().parent), [name, *script.args]
+    if not job.runs_itself(Path(name)):
+        runpy.run_path(name, run_name="__main__")
+
+
+def leave(request: Request, answer: dict[str, Any]) -> None:
+    """Say what came of it and end this process and all that it started, at once."""
+    rank, world = rank_and_world()
+    place = request.answer(rank)
+    if not place.exists():  # else a rank that the script started has answered already
+        part = place.with_suffix(".part")
+        part.write_text(json.dumps(answer))
+        part.replace(place)
+    if world > 1 and "error" not in answer:
+        _wait_for_others(rank, world)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    for pid in _descendants(os.getpid()):
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    os._exit(1 if "error" in answer else 0)
+
+
+def _wait_for_others(rank: int, world: int) -> None:
+    """Let the other ranks end their step too: they may still be reading what this one sent."""
+    from datetime import timedelta
+
+    with suppress(Exception):
+        from torch import distributed
+
+        if distributed.is_initialized():
+            store = distributed.distributed_c10d._get_default_store()
+            store.set(f"foretell/{rank}", b"done")
+            store.wait([f"foretell/{k}" for k in range(world)], timedelta(seconds=60))
+
+
+def _descendants(pid: int) -> list[int]:
+    """Processes that a process started, directly or not, where /proc tells."""
+    parents: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if entry.isdigit():
+            with suppress(OSError, ValueError, IndexError):
+                stat = Path("/proc", entry, "stat").read_text()
+                parents.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry))
+    found = list(parents.get(pid, ()))
+    for child in found:
+        found += parents.get(child, ())
+    return found
+
+
+def _single_rank(script: Script) -> None:
+    """A script for `torchrun` finds a job of one rank where nothing started several."""
+    needs = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "init_process_group", "init_device_mesh")
+    if "RANK" in os.environ or not any(word in script.source for word in needs):
+        return
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    told = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
+    for name, value in {**told, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        os.environ.setdefault(name, str(value))
+
+
+def _exited(script: Script, code: Any) -> dict[str, Any]:
+    hint = "look at what it printed with --show-output; its own arguments stand behind its name"
+    return {"error": f"`{script}` exited with {code}\n\nhint: {hint}"}
+
+
+def _told(script: Script, error: BaseException) -> str:
+    """What stopped a script, and the innermost line of the user's own code it passed through."""
+    place = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        packaged = ("site-packages", "dist-packages", "<frozen", f"{os.sep}lib{os.sep}python")
+        if not frame.filename.startswith(_OURS) and not any(p in frame.filename for p in packaged):
+            place = f" at {frame.filename}:{frame.lineno}"
+    line = (str(error).strip().splitlines() or [""])[0]
+    said = f"{type(error).__name__}: {line}" if line else type(error).__name__
+    hint = "does it run by itself? --show-output lets through what it prints"
+    return f"`{script}` stopped{place}: {said}\n\nhint: {hint}"

@@ -1,0 +1,164 @@
+"""Starts the processes that run a script, one a rank, and waits for what they answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from foretell.errors import InputError
+from foretell.pytorch.intake.files import undo
+from foretell.pytorch.intake.request import Request, Script, rank_and_world
+
+Progress = Callable[[str, float], None]
+_EVERY = 0.1  # seconds between looks at the processes
+_GRACE = 15.0  # seconds that the other ranks get when one has failed
+_TAIL = 12  # lines of a script's output that are shown when it fails
+PROGRESS = "progress"
+
+
+def check(script: Script) -> None:
+    """Raise where there is no such script, before anything is started for it."""
+    if not script.is_module and not Path(script.name).is_file():
+        raise InputError(f"there is no file `{script.name}`", hint="name a training script")
+
+
+def launch(
+    request: Request,
+    ranks: int = 1,
+    progress: Progress | None = None,
+    show: bool = False,
+    told: dict[str, str] | None = None,
+) -> list[dict[str, Any]]:
+    """Run a script on so many ranks and answer what each of them said, by rank.
+
+    With `ranks` 1 the process is one rank of whatever job this one belongs to. `told` is put into
+    the environment of the script.
+    """
+    path = request.write()
+    log = Path(request.folder) / "output"
+    try:
+        with open(log, "wb") as hidden, _terminated_as_interrupted():
+            processes = _started(path, ranks, None if show else hidden, told or {})
+            try:
+                _waited(processes, request, progress)
+            finally:
+                for process in processes:
+                    _end(process)
+    finally:
+        undo(Path(request.folder))
+    first = rank_and_world()[0] if ranks == 1 else 0
+    found = [_answer(request, first + k, p, log) for k, p in enumerate(processes)]
+    return found + _more(request, first + len(found))
+
+
+def _started(
+    path: Path, ranks: int, output: IO[bytes] | None, told: dict[str, str]
+) -> list[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "foretell.pytorch.intake", str(path)]
+    job = told if ranks == 1 else {**told, **_job(ranks)}
+    named = ranks > 1
+    into: Any = sys.stderr.fileno() if output is None and _has_file(sys.stderr) else output
+    return [
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=into, stderr=into, start_new_session=True,
+            env={**os.environ, **job, **({"RANK": str(k), "LOCAL_RANK": str(k)} if named else {})},
+        )
+        for k in range(ranks)
+    ]  # fmt: skip
+
+
+def _has_file(stream: Any) -> bool:
+    try:
+        stream.fileno()
+    except (OSError, ValueError, AttributeError):
+        return False
+    return True
+
+
+def _job(ranks: int) -> dict[str, str]:
+    """What ranks find in their environment when `torchrun` starts them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1}
+    told |= {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    told |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    return {name: str(value) for name, value in told.items()}
+
+
+def _waited(
+    processes: list[subprocess.Popen[bytes]], request: Request, progress: Progress | None
+) -> None:
+    failed = None
+    while any(p.poll() is None for p in processes):
+        _tell(Path(request.folder) / PROGRESS, progress)
+        if failed is None and any(p.poll() for p in processes):
+            failed = time.monotonic()
+        if failed is not None and time.monotonic() - failed > _GRACE:
+            return
+        time.sleep(_EVERY)
+
+
+def _tell(path: Path, progress: Progress | None) -> None:
+    if progress is None:
+        return
+    with suppress(OSError, ValueError):
+        words, _, share = path.read_text().rpartition("\t")
+        if words:
+            progress(words, float(share))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """A rank and whatever it left running: all of its session."""
+    with suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """A request to end takes the script's processes along, as Ctrl-C does."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # not on the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _answer(
+    request: Request, rank: int, process: subprocess.Popen[bytes], log: Path
+) -> dict[str, Any]:
+    place = request.answer(rank)
+    if place.is_file():
+        found: dict[str, Any] = json.loads(place.read_text())
+    else:
+        what = f"rank {rank} of `{request.script}`" if rank else f"`{request.script}`"
+        found = {"error": f"{what} ended with {process.returncode} before anything was seen of it"}
+    if "error" in found:
+        found["output"] = log.read_text(errors="replace").splitlines()[-_TAIL:]
+    return found
+
+
+def _more(request: Request, first: int) -> list[dict[str, Any]]:
+    """Answers of ranks that the script itself started."""
+    places = sorted(Path(request.folder).glob("answer*.json"))
+    ranks = [int(p.stem.removeprefix("answer")) for p in places]
+    more = [request.answer(rank) for rank in sorted(ranks) if rank >= first]
+    return [json.loads(place.read_text()) for place in more]

@@ -1,0 +1,141 @@
+"""A script watched for a profile: its steps timed as they are, then traced."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from foretell import profile as marks
+from foretell.pytorch.intake.files import Journal
+from foretell.pytorch.intake.launch import PROGRESS
+from foretell.pytorch.intake.request import Request, is_description, is_rank, rank_and_world
+from foretell.pytorch.intake.watch import Watch
+from foretell.pytorch.profile.record import Recorder
+from foretell.pytorch.profile.script import trained_forever
+from foretell.pytorch.profile.write import write
+
+Leave = Callable[[dict[str, Any]], None]
+
+
+@dataclass
+class Profiling:
+    """Times and traces the steps of whatever runs while it is open, then leaves."""
+
+    request: Request
+    journal: Journal
+    leave: Leave
+    recorder: Recorder = field(init=False)
+
+    def __post_init__(self) -> None:
+        request, (rank, world) = self.request, rank_and_world()
+        trace = Path(request.folder) / f"trace{rank}.json"
+        tell = told_in(Path(request.folder)) if rank == 0 else (lambda words, share: None)
+        self.recorder = Recorder(request.wanted, trace, tell, self._finish, is_alone=world == 1)
+
+    @property
+    def steps(self) -> int:
+        """Steps that have ended so far."""
+        return self.recorder.steps
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Watch the script; nothing stays changed in torch behind it."""
+        watch = Watch(self.recorder)
+        with ExitStack() as stack:
+            stack.callback(self.recorder.close)
+            stack.enter_context(self.recorder.parents.noted())
+            stack.enter_context(watch.open())
+            stack.enter_context(marks.told_to(watch))
+            stack.enter_context(journalled_saves(self.journal))
+            stack.enter_context(self._ranks_of_its_own())
+            self.journal.begin()
+            yield
+
+    def runs_itself(self, path: Path) -> bool:
+        """Whether a script only describes a step, which then is run here without an end."""
+        if not is_description(path):
+            return False
+        trained_forever(path, torch.device(self.request.device or _default_device()))
+        return True
+
+    def _finish(self) -> None:
+        rank, world = rank_and_world()
+        output = self.request.output_of(rank, world)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        found = self.recorder
+        write(found.trace, output, found.measured())
+        assert found.plain is not None
+        answer = {"trace": str(output), **found.measured(), "device": _title(found.on_gpu)}
+        self.leave(answer)
+
+    @contextmanager
+    def _ranks_of_its_own(self) -> Iterator[None]:
+        """Ranks that the script starts with torch.multiprocessing are watched too."""
+        spawning = import_module("torch.multiprocessing.spawn")  # a function has its name too
+        plain = spawning.start_processes
+
+        def start(fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **options: Any) -> Any:
+            return plain(_Rank(self.request, fn, nprocs), args, nprocs, *more, **options)
+
+        with patch.object(spawning, "start_processes", start):
+            yield
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """The function of one rank that a script started, watched; it is sent to its process."""
+
+    request: Request
+    function: Callable[..., Any]
+    world: int
+
+    def __call__(self, rank: int, *args: Any) -> Any:
+        from foretell.pytorch.intake.child import leave
+
+        is_rank(rank, self.world)
+        journal = Journal(Path(self.request.folder), self.request.output, Path.cwd())
+        with Profiling(self.request, journal, lambda found: leave(self.request, found)).open():
+            return self.function(rank, *args)
+
+
+@contextmanager
+def journalled_saves(journal: Journal) -> Iterator[None]:
+    """`torch.save` writes from C++, where no audit hook sees it: its files are noted here."""
+    plain = torch.save
+
+    def save(what: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(file, (str, os.PathLike)):
+            journal.note(os.fspath(file))
+        return plain(what, file, *args, **kwargs)
+
+    with patch.object(torch, "save", save):
+        yield
+
+
+def told_in(folder: Path) -> Callable[[str, float], None]:
+    """Progress put where the process that waits looks for it."""
+    file = os.open(folder / PROGRESS, os.O_WRONLY | os.O_CREAT, 0o600)
+
+    def tell(words: str, share: float) -> None:
+        text = f"{words}\t{share:.4f}".encode()
+        os.pwrite(file, text, 0)
+        os.ftruncate(file, len(text))
+
+    return tell
+
+
+def _default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _title(on_gpu: bool) -> str:
+    return torch.cuda.get_device_name() if on_gpu else platform.processor() or platform.machine()

@@ -1,0 +1,79 @@
+"""The commands on scripts that nobody changed, each in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("torch")
+
+from foretell.cli.main import foretell
+from foretell.errors import InputError
+from foretell.trace import read
+from tests.pytorch.intake.table import SCRIPTS
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return tmp_path
+
+
+def invoke(*words: object) -> dict:
+    done = CliRunner().invoke(foretell, [str(w) for w in words], catch_exceptions=False)
+    assert done.exit_code == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_script_that_ends_soon_is_profiled_with_fewer_steps(here: Path) -> None:
+    found = invoke("profile", SCRIPTS / "short.py", "-o", "short.json.gz", "--json")
+    trace = read(here / found["trace"])
+    assert trace.real == found["unprofiled_s"]
+    assert [p.name for p in here.iterdir()] == ["short.json.gz"]
+
+
+def test_a_what_if_of_a_script(here: Path) -> None:
+    script, args = SCRIPTS / "argparse_loader.py", ("--", "--lr", "0.1")
+    found = invoke("whatif", script, "faster-host:times=2", "--json", "--on", "h100", *args)
+    assert 0 < found["predicted_s"] < found["baseline_s"]
+    assert not list(here.iterdir())
+
+
+def test_arguments_that_a_script_needs(here: Path) -> None:
+    with pytest.raises(InputError, match="exited with 2") as error:
+        invoke("profile", SCRIPTS / "argparse_loader.py", "--json")
+    assert "--show-output" in str(error.value)
+
+
+def test_options_for_functions_are_refused_for_scripts() -> None:
+    with pytest.raises(InputError, match="--autocast is for functions"):
+        invoke("capture", SCRIPTS / "plain_loop.py", "--autocast", "bf16")
+
+
+@pytest.mark.slow
+def test_two_ranks(here: Path) -> None:
+    counts = ("--warmup", 2, "--timed", 3, "--traced", 1)
+    found = invoke("profile", "--nproc", 2, *counts, "-o", "job", "--json", SCRIPTS / "ddp.py")
+    assert (found["ranks"], found["trace"]) == (2, "job")
+    assert read(here / "job").graph.facts["ranks"] == [0, 1]
+    assert invoke("replay", "job", "--json")["tasks"] > 100
+
+
+@pytest.mark.slow
+def test_ranks_that_torchrun_starts(here: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    counts = ["--warmup", "2", "--timed", "3", "--traced", "1", "-o", "job"]
+    script = ["-m", "foretell", "profile", *counts, str(SCRIPTS / "ddp.py")]
+    done = subprocess.run(
+        [*command, *script], capture_output=True, text=True, env=os.environ.copy(), check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("a step takes") == 1
+    assert sorted(p.name for p in (here / "job").iterdir()) == ["rank0.json.gz", "rank1.json.gz"]
