@@ -16,7 +16,8 @@ from foretell.report.terminal import fitted
 # What can be validated, each by the module of its name in validate/, and the CPU-seconds it takes:
 # for the bar alone.
 PARTS = {"kernels": 9.0, "collectives": 0.0, "whatifs": 28.0, "scaling": 10.0, "memory": 3.0,
-         "capture": 90.0, "oracle": 53.0, "agreement": 40.0, "fused": 17.0, "lab": 5.0}  # fmt: skip
+         "capture": 90.0, "oracle": 53.0, "agreement": 40.0, "fused": 17.0, "lab": 5.0,
+         "unseen": 30.0}  # fmt: skip
 SHIPPED = {"lab", "agreement"}  # parts whose measurements are in the package, or need none
 CAPTURED = {"capture", "agreement"}  # parts that run PyTorch programs
 
@@ -38,6 +39,7 @@ def _part(name: str, text: str, *, word: str = "") -> Callable[[Command], Comman
 @_part("agreement", "Built-in models against captures of the same: parameters, flop, steps.")
 @_part("fused", "Prices of fused ops against measured ones.")
 @_part("lab", "Plans on small networks against runs of the laboratory, which are shipped.")
+@_part("unseen", "Predictions for sources that no constant was fitted to.")
 @json_option
 def command(truth: Path | None, parts: tuple[str, ...], as_json: bool) -> None:
     """Hold predictions against measurements and print the errors; all parts unless named."""
