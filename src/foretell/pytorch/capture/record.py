@@ -203,7 +203,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         return any(s is not None and s.kind == BufferKind.INPUT for s in known)
 
     def _weights(self, given: Sequence[Any]) -> tuple[tuple[str, int], ...]:
-        known = ((self.ledger.stay(t), int(t.numel())) for t in given)
+        size = (int(words.bytes_of(t)) // t.element_size() for t in given)  # expanded: read once
+        known = zip(map(self.ledger.stay, given), size, strict=True)
         return tuple((s.weight, n) for s, n in known if s is not None and s.weight)
 
     def _keep(self, func: Any, given: list[Any], outputs: list[Any], i: int, row: Row) -> None:
