@@ -218,9 +218,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 known.weight = row.weights[0][0]
         if func._schema.is_mutable and row.parts:
             for tensor in outputs:
-                known = self.ledger.stay(tensor)
-                if known is not None:
-                    known.maker = i
+                stay = self.ledger.stay(tensor)
+                if stay is not None:
+                    stay.maker = i
 
 
 def is_work(func: Any) -> bool:
