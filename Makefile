@@ -4,7 +4,7 @@ BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: help demo test validate bench zoo docs guides figures picture lint format clean
+.PHONY: help demo test fuzz validate bench zoo docs guides figures picture lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -20,6 +20,9 @@ demo: .venv/installed  ## the loop on embedded data: replay, what if, oracle, pl
 
 test: .venv/installed  ## every test that ends in minutes
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 $(ARGS)
+
+fuzz: .venv/installed  ## hostile files through every command: make fuzz CASES=1000
+	$(BIN)/python -m tests.fuzz.fuzz --cases $(or $(CASES),500) $(ARGS)
 
 validate: .venv/installed  ## every accuracy figure, from measured data
 	$(BIN)/foretell validate

@@ -41,11 +41,14 @@ class InfeasibleError(ForetellError):
     """No plan fits within the limits."""
 
 
+_LONGEST = 200  # letters of a name that is quoted
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> InputError:
     """An error for a name nobody knows, offering the nearest one that somebody does."""
     from difflib import get_close_matches
 
-    names = sorted(known)
+    names, name = sorted(known), name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…"
     near = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     if near:
         hint = f"did you mean `{near[0]}`?"

@@ -153,6 +153,8 @@ def _lines(path: Path) -> list[dict[str, str]]:
             found.append({field: line[field] for field in FIELDS})
         except InputError as error:
             found.append({"error": str(error)})
+    if all("error" in line for line in found):
+        raise InputError(found[0]["error"].partition("\n")[0], hint=hint)
     return found
 
 

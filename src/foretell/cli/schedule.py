@@ -19,7 +19,7 @@ _DECIDE = click.Choice(["no", "yes", "auto"])
 
 @click.command()
 @click.argument("placement", required=False)
-@click.option("-n", "--micro-batches", type=click.IntRange(min=1), default=8, show_default=True)
+@click.option("-n", "--micro-batches", type=click.IntRange(1, 10_000), default=8, show_default=True)
 @click.option("-m", "--memory", default="", help="What devices hold at most: 6, or 6,4,4,2.")
 @click.option("--speed", default="", help="Of devices, where not 1: 2, or 1,1,0.5,1.")
 @click.option(

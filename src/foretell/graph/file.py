@@ -30,7 +30,7 @@ from foretell.graph.parse import parse
 from foretell.graph.tables import Buffers, Drained, Held, Lanes, Links, Table, Used
 from foretell.graph.text import as_json, text
 from foretell.graph.verify import verify
-from foretell.io import decode, free_memory, open_file, write_atomically
+from foretell.io import checked, free_memory, open_file, write_atomically
 
 __all__ = ["free_memory", "is_graph_file", "load", "save"]
 
@@ -172,8 +172,8 @@ def _header(body: memoryview, where: str) -> tuple[dict[str, Any], int]:
     """The header and where the frames begin; checked, for a digest can be right by intention."""
     end = 8 + int.from_bytes(body[:8], "little")
     try:
-        header = decode(_unpacked(body[8:end], None, where), Any, f"`{where}`", _AGAIN)
-    except ValueError:
+        header = checked(json.loads(_unpacked(body[8:end], None, where)), f"`{where}`")
+    except (ValueError, RecursionError):
         raise _broken(where) from None
     if not _is_header(header) or end + sum(a[3] for a in header["arrays"]) != len(body):
         raise _broken(where)

@@ -12,6 +12,7 @@ from foretell.plan.groups import expert_ranks
 from foretell.plan.plan import Plan
 from foretell.workload import Workload
 
+MOST_MICRO_BATCHES = 1 << 16  # each is simulated
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "actions")
 
 
@@ -196,6 +197,11 @@ def _filled(plan: Plan, workload: Workload) -> Plan:
             hint=f"for example global_batch={math.ceil(whole / plan.dp / micro) * plan.dp * micro}",
         )
     plan = plan.but(global_batch=whole, micro_batch=micro)
+    if micro_batches(plan) > MOST_MICRO_BATCHES:
+        raise InputError(
+            f"{micro_batches(plan)} micro-batches of one rank in a step",
+            hint=f"{MOST_MICRO_BATCHES} at most: raise micro_batch or lower global_batch",
+        )
     _check_turns(plan)
     return plan
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from foretell.errors import InputError
 from foretell.plan.costs import Costs, layer_parts, own_weights
 from foretell.plan.layouts import Array
 from foretell.workload import Workload
@@ -51,6 +52,9 @@ def _parts(workload: Workload) -> list[int]:
     return found
 
 
+MOST_MESSAGES = 1 << 18  # of one step's gradients
+
+
 class Messages(NamedTuple):
     """In how many messages gradients go, and which share of them the first has; an entry a plan."""
 
@@ -64,6 +68,10 @@ class Messages(NamedTuple):
     def sizes(self) -> Array:
         """The share of each message of one plan."""
         count, first = round(float(self.number[0])), float(self.first[0])
+        if count > MOST_MESSAGES:
+            raise InputError(
+                f"gradients in {count} messages", hint="raise bucket_mb, or make the model smaller"
+            )
         rest = np.full(count - 1, (1 - first) / max(count - 1, 1))
         return np.append(first, rest)
 

@@ -16,6 +16,8 @@ from foretell.workload.models import FAMILIES, NAMED, Family, family
 from foretell.workload.workload import Workload
 
 MOST = 1e12  # numbers along one dimension of an op
+MOST_LAYERS = 20_000  # of a model, and experts of a layer
+_COUNTED = ("layers", "blocks", "depth", "experts", "stages")
 
 
 def load(text: str, *, scripts: bool = False, files: bool = True) -> Workload:
@@ -79,7 +81,11 @@ def _configured(fields: config.Fields, text: str, *, where: str) -> Workload:
 
 
 def _built(made: Family, text: str) -> Workload:
-    """The layers of a model; sizes of which none can be made are refused."""
+    """The layers of a model, built one by one; sizes of which none can be made are refused."""
+    for name, value in vars(made).items():
+        most = MOST_LAYERS if name.endswith(_COUNTED) else MOST
+        if isinstance(value, int) and not -MOST <= value <= most:
+            raise InputError(f"`{name}` is {value} in `{text[:200]}`", hint=f"{most:g} at most")
     try:
         return made.workload()
     except (ZeroDivisionError, OverflowError):

@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from foretell.errors import InputError
 from foretell.io import write_text
 
@@ -82,7 +84,7 @@ def read(path: Path) -> Any:
             return json.loads(path.read_text())
         except FileNotFoundError:
             return None
-        except ValueError:  # it was being written
+        except (ValueError, RecursionError):  # it was being written, or is none of ours
             time.sleep(_SOON)
     return None
 
@@ -96,12 +98,15 @@ def asked(folder: Path) -> Asked:
     """What a run is to do; raise where its file is cut or another's."""
     path = folder / "run.json"
     found, known = read(path), {f.name for f in fields(Asked)}
-    if not isinstance(found, dict) or not {"script", "plan"} <= set(found) <= known:
-        raise InputError(
-            f"`{path}` is cut short, or not what `foretell run` writes",
-            hint=f"run it again: foretell run … -o {folder}",
-        )
-    return Asked(**found)
+    try:
+        if isinstance(found, dict) and {"script", "plan"} <= set(found) <= known:
+            return msgspec.convert(found, Asked)
+    except msgspec.ValidationError:
+        pass
+    raise InputError(
+        f"`{path}` is cut short, or not what `foretell run` writes",
+        hint=f"run it again: foretell run … -o {folder}",
+    )
 
 
 def states(folder: Path) -> dict[int, State]:

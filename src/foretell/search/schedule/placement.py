@@ -24,6 +24,7 @@ from foretell.spec import Spec, parse
 
 
 MOST_DEVICES, MOST_BLOCKS = 1 << 14, 100_000
+MOST_SHAPE = 1024  # devices of a shape: the search counts blocks one by one
 _MOST = 1e15  # of a time or an amount of memory
 
 
@@ -293,6 +294,10 @@ def shape(spec: str) -> Problem:
     """The problem that a spec such as `m:devices=8` stands for."""
     found = parse(spec, SHAPES, "placement shape")
     assert isinstance(found, Shape)
+    if not 1 <= found.devices <= MOST_SHAPE:
+        raise InputError(
+            f"`{spec[:80]}` has {found.devices} devices", hint=f"1 to {MOST_SHAPE} devices"
+        )
     return found.problem()
 
 
