@@ -84,7 +84,7 @@ def open_file(path: Path_, what: str = "file") -> BinaryIO:
     os.close(number)
     is_folder = stat.S_ISDIR(mode)
     raise InputError(
-        f"`{path}` is {'a folder' if is_folder else 'not a regular file'}",
+        f"cannot read `{path}`: it is {'a folder' if is_folder else 'not a regular file'}",
         hint="" if is_folder else "devices and pipes are not read: write it to a file first",
     )
 

@@ -171,9 +171,10 @@ def _check_whole(raw: bytes, where: str) -> None:
 def _header(body: memoryview, where: str) -> tuple[dict[str, Any], int]:
     """The header and where the frames begin; checked, for a digest can be right by intention."""
     end = 8 + int.from_bytes(body[:8], "little")
+    raw = _unpacked(body[8:end], None, where)
     try:
-        header = checked(json.loads(_unpacked(body[8:end], None, where)), f"`{where}`")
-    except (ValueError, RecursionError):
+        header = checked(json.loads(raw), where, finite=False)
+    except (InputError, ValueError, RecursionError):
         raise _broken(where) from None
     if not _is_header(header) or end + sum(a[3] for a in header["arrays"]) != len(body):
         raise _broken(where)

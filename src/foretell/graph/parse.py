@@ -100,7 +100,7 @@ class _Reader:
         key = _string(found[1]) if found[1].startswith('"') else found[1]
         if key in self.facts:
             raise InputError(f"fact `{key}` is told twice")
-        self.facts[key] = checked(json.loads(found[2]), f"fact `{key[:40]}`")
+        self.facts[key] = checked(json.loads(found[2]), f"fact `{key[:40]}`", finite=False)
 
     def _lane(self, t: list[str]) -> None:
         _expect(len(t) == 9 and (t[2], *t[5:7]) == ("=", "of", "rank"), _LANE)

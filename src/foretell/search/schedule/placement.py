@@ -294,10 +294,8 @@ def shape(spec: str) -> Problem:
     """The problem that a spec such as `m:devices=8` stands for."""
     found = parse(spec, SHAPES, "placement shape")
     assert isinstance(found, Shape)
-    if not 1 <= found.devices <= MOST_SHAPE:
-        raise InputError(
-            f"`{spec[:80]}` has {found.devices} devices", hint=f"1 to {MOST_SHAPE} devices"
-        )
+    if found.devices > MOST_SHAPE:
+        raise InputError(f"`{spec[:80]}` has {found.devices} devices", hint=f"{MOST_SHAPE} at most")
     return found.problem()
 
 
