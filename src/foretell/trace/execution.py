@@ -239,7 +239,8 @@ def _tensors(values: Any) -> list[list[Any]]:
     """All tensors in values: lists of id, storage, offset, elements, bytes and device."""
     if not isinstance(values, list):
         return []
-    if len(values) == 6 and isinstance(values[5], str) and isinstance(values[0], int):
+    is_tensor = len(values) == 6 and isinstance(values[5], str) and isinstance(values[0], int)
+    if is_tensor and isinstance(values[1], int | str):
         return [values]
     return [t for v in values for t in _tensors(v)]
 
