@@ -30,6 +30,18 @@ def test_what_does_not_apply_says_why(counsel):
     assert "optimizer" in reasons["fused-optimizer"]
 
 
+def test_a_change_that_breaks_ends_nothing(monkeypatch):
+    from foretell.whatif.batch import Batch
+
+    def breaks(self, graph, setting):
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(Batch, "apply", breaks)
+    found = advise(Step(mlp(), None), ("amp", "batch:times=2"))
+    assert [str(a.changes[0]) for a in found.ranked] == ["amp"]
+    assert "could not be tried (ZeroDivisionError" in dict(found.refused)["batch:times=2"]
+
+
 def test_together_is_no_worse_than_the_best_alone(counsel):
     assert counsel.best.gain >= counsel.ranked[0].gain
     names = [c.name for c in counsel.best.changes]

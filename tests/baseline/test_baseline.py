@@ -77,15 +77,29 @@ def test_what_is_missed_of_a_step_is_time_in_which_the_device_waits():
     assert 1 < missed.predicted(busy) / steady_seconds(busy) < 1.02
 
 
-def test_calls_are_no_longer_than_the_median_of_their_kind():
+def test_calls_are_no_longer_than_a_quick_one_of_their_kind():
     graph = step(host=10e-6, device=1e-6)
     host = graph.select(kind="host")
     with graph.edit("cold") as edit:
         edit.set(host[:3], seconds=90e-6)
-        edit.set(host[3:5], seconds=4e-6)
+        edit.set(host[3:4], seconds=4e-6)
     warm = warmed(traced(edit.graph), 1.0)
     assert warm.seconds[host[:3]] == pytest.approx(10e-6)
-    assert warm.seconds[host[3:5]] == pytest.approx(4e-6)
+    assert warm.seconds[host[3:4]] == pytest.approx(4e-6)
+
+
+def test_pieces_of_one_operator_are_judged_together():
+    """One call of an operator with many launches: its pieces differ, and none was in the way."""
+    make = Builder()
+    thread, stream = make.lane("thread", kind="host"), make.lane("stream", kind="compute")
+    for k in range(10):
+        piece = {"lane": thread, "name": "rnn", "kind": "host"}
+        make.task(op="_cudnn_rnn", seconds=50e-6 if k % 2 else 1e-6, **piece)
+        launch = make.task(op="cudaLaunchKernel", seconds=5e-6, **piece)
+        kernel = make.task(kind="kernel", op="_cudnn_rnn", lane=stream, seconds=1e-6)
+        make.wait(kernel, launch, kind="launch")
+    graph = make.graph(measured=1e-3)
+    assert warmed(traced(graph), 1.0).seconds == pytest.approx(graph.seconds)
 
 
 def test_few_of_a_kind_are_left_alone():

@@ -74,7 +74,9 @@ def advise(
         try:
             found.append(_tried(step, (parse(spec),)))
         except ForetellError as error:
-            refused.append((spec, str(error).partition("\n")[0]))
+            refused.append((spec, error.message))
+        except Exception as error:  # one change must not end the answer about all the others
+            refused.append((spec, f"could not be tried ({type(error).__name__}: {error})"))
     ranked = tuple(sorted(found, key=lambda a: (-a.gain, str(a.changes[0]))))
     best = _together(step, ranked, progress)
     _made.cache_clear()  # graphs are large
@@ -134,7 +136,7 @@ def _in_order(step: Step, changes: tuple[WhatIf, ...]) -> Advice | None:
     """Changes in canonical order; None where they do not go together."""
     try:
         return _tried(step, tuple(ordered(changes)))
-    except ForetellError:
+    except Exception:  # each was tried alone: together they do not go
         return None
 
 

@@ -2,8 +2,8 @@
 
 Recording makes the host slower, and unevenly: calls that fall on a cold cache or a full buffer take
 several times as long, most of all in a step the device holds up, where the host sleeps and wakes.
-The typical call of a kind shows what one costs when nothing is in the way. So a host task is taken
-to last no longer than the median of its kind, times a factor that is the same for all: the one with
+The quicker calls of a kind show what one costs when nothing is in the way. So a call is taken to
+last no longer than a quick one of its kind, times a factor that is the same for all: the one with
 which the step played in a row takes what an un-profiled step is known to take (or is guessed to,
 from the number of events), or, where the device holds it up, what the factor usually is.
 """
@@ -11,6 +11,7 @@ from the number of events), or, where the device holds it up, what the factor us
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -19,15 +20,19 @@ from foretell.errors import InputError
 from foretell.graph.columns import Array, Kind
 from foretell.graph.graph import Graph
 from foretell.trace import Trace
+from foretell.trace.operators import is_call, operators
 
-# Un-profiled host time over the sum of capped host tasks: ten fp32 steps on H200 hosts (torch 2.11)
-# whose un-profiled time the host decides, or whose variants' does; geometric mean and spread.
-USUAL, SPREAD = 1.03, 0.12
+# Un-profiled host time over the sum of capped calls: 16 fp32 steps on H200 hosts (torch 2.11) whose
+# un-profiled time the host decides, or whose variants' does; median, and spread of ln. Most of that
+# spread is from one run to the next: one step in two processes, single steps and steps in a row.
+USUAL, SPREAD = 1.0, 0.115
+AGAIN = 0.10  # spread of ln of the host's speed from one run to the next
+QUICK = 0.2  # quantile of the calls of a kind that nothing was in the way of: with it USUAL is 1
 # Seconds an event: the median over eight host-bound steps on such hosts of (profiled less
 # un-profiled) over events; the middle half lies between 1.0 and 1.6 µs.
 EVENT = 1.4e-6
 LEAST, MOST = 0.4, 4.0  # beyond these something else differs
-KIND = 4  # host tasks of a kind from which on their median tells something
+KIND = 4  # calls of a kind from which on the quick ones tell something
 CLOSE = 0.005  # how near to the known time is near enough
 FINE = 0.01  # shares of a step below which nobody can tell whether the device waits
 PROBE, FEELS = 0.85, 0.05  # a host that much faster shortens a step it holds up by this share
@@ -40,7 +45,7 @@ class Baseline:
     graph: Graph
     seconds: float  # a step, steps in a row; as timed where somebody did
     played: float  # the same from the graph
-    factor: float  # what the host's typical calls were multiplied by
+    factor: float  # what the host's quick calls were multiplied by
     sigma: float  # spread of ln of that factor: near zero where the known time tells it
     note: str
 
@@ -77,8 +82,8 @@ def unprofiled(trace: Trace, real: float | None = None) -> Baseline:
         return Baseline(usual, real, played, USUAL, SPREAD, note)
     factor = _solved(trace, real)
     graph = warmed(trace, factor)
-    note = f"un-profiled step {told}: host calls take {factor:.2f} × the median of their kind"
-    sigma = SPREAD / 2 if known else SPREAD
+    note = f"un-profiled step {told}: host calls take {factor:.2f} × a quick one of their kind"
+    sigma = AGAIN if known else SPREAD
     return Baseline(graph, real, steady_seconds(graph), factor, sigma, note)
 
 
@@ -102,27 +107,47 @@ def _guessed(trace: Trace) -> float:
 
 
 def warmed(trace: Trace, factor: float) -> Graph:
-    """The step with every host task at most as long as the median of its kind, times a factor."""
+    """The step with no call longer than a quick one of its kind, times a factor."""
     graph = trace.graph
     # Loading is one long task, of which the profiler records hardly anything: it stays.
     host = np.flatnonzero(graph.kind == Kind.HOST)
-    whose = np.unique(graph.op[host], return_inverse=True)[1].reshape(-1)
     with graph.edit("unprofiled") as edit:
-        edit.set(
-            host,
-            seconds=factor * _capped(graph.seconds[host], whose),
-            gap=factor * _capped(graph.gap[host], whose),
-        )
+        share = factor * _typical(graph)
+        edit.set(host, seconds=share * graph.seconds[host], gap=share * graph.gap[host])
     return edit.graph
 
 
+@lru_cache(2)  # a factor is looked for in a dozen tries
+def _typical(graph: Graph) -> Array:
+    """What share of each host task is left when its call lasts no longer than a quick one.
+
+    A call is one into the driver, or all that an operator does between such calls: its pieces are
+    not alike, so they are judged together.
+    """
+    host = np.flatnonzero(graph.kind == Kind.HOST)
+    spent = graph.seconds[host] + graph.gap[host]
+    driver = is_call(graph)[host]
+    own = operators(graph)[host]
+    own[driver] = own.max(initial=0) + 1 + np.arange(int(driver.sum()))
+    member = np.unique(own, return_inverse=True)[1].reshape(-1)
+    whole = np.bincount(member, spent)
+    last = np.zeros(len(whole), np.int64)
+    last[member] = (
+        host  # the last piece is the operator's own: before it may come one that calls it
+    )
+    whose = np.unique(graph.op[last], return_inverse=True)[1].reshape(-1)
+    left = _capped(whole, whose) / np.where(whole > 0, whole, 1.0)
+    found: Array = left[member]
+    return found
+
+
 def _capped(times: Array, whose: Array) -> Array:
-    """Times no longer than the median of their kind, where there are enough of it."""
+    """Times no longer than the quick ones of their kind, where there are enough of it."""
     order = np.lexsort((times, whose))
     count = np.bincount(whose)
     first = np.cumsum(count) - count
-    median = (times[order][first + (count - 1) // 2] + times[order][first + count // 2]) / 2
-    most = np.where(count >= KIND, median, np.inf)
+    quick = times[order][first + np.floor(QUICK * (count - 1)).astype(np.int64)]
+    most = np.where(count >= KIND, quick, np.inf)
     found: Array = np.minimum(times, most[whose])
     return found
 

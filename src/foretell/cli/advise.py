@@ -54,7 +54,7 @@ def text(found: dict[str, Any]) -> str:
         lines += ["", *_together(found["together"])]
     refused = [f"{r['change']}: {r['reason']}" for r in found["refused"]]
     said = [wrapped(text) for text in (*refused, *found["notes"])]
-    return "\n".join([*lines, "", "does not apply:", *said])
+    return "\n".join([*lines, "", "does not apply, or could not be tried:", *said])
 
 
 def _row(advice: dict[str, Any]) -> tuple[str, ...]:

@@ -178,16 +178,31 @@ def _convolution(sizes: Sizes, keys: Sequence[str]) -> list[Array]:
     """
     one = np.ones(1)
     n, c, k, groups = (np.asarray(sizes.get(key, one), float) for key in ("n", "c", "k", "groups"))
-    side = np.asarray(sizes["h"], float) * np.asarray(sizes["w"], float) * sizes.get("t", one)
+    side, taps = _side(sizes), _taps(sizes)
     stride = np.asarray(sizes.get("stride", one), float)
     lone = 3.0 * ((groups > 1) & (c <= groups))
-    taps = np.asarray(sizes["r"], float) * np.asarray(sizes["s"], float)
     wide = 0.5 * (_aligned(c / groups) + _aligned(k / groups))
     return [
         _log(n * side / stride**2), 0.4 * _log(side), _log(c / groups), _log(k / groups),
         0.5 * _log(groups), lone, 1.5 * _log(taps), _log(stride), wide,
         1.5 * _aligned(side) * ((taps == 1) & (stride == 1)),
     ]  # fmt: skip
+
+
+def _side(sizes: Sizes) -> Array:
+    """Pixels of an image, of whichever of its three sides it has."""
+    one = np.ones(1)
+    t, h, w = (np.asarray(sizes.get(key, one), float) for key in ("t", "h", "w"))
+    found: Array = t * h * w
+    return found
+
+
+def _taps(sizes: Sizes) -> Array:
+    """Numbers of one filter and channel; one over volumes is as deep as it is high."""
+    one = np.ones(1)
+    r, s = (np.asarray(sizes.get(key, one), float) for key in ("r", "s"))
+    found: Array = r * s * (r if "t" in sizes else one)
+    return found
 
 
 def _channels(sizes: Sizes, keys: Sequence[str]) -> list[Array]:
@@ -221,9 +236,8 @@ def _product_work(sizes: Sizes) -> Array:
 def _convolution_work(sizes: Sizes) -> Array:
     one = np.ones(1)
     n, c, k, groups = (np.asarray(sizes.get(key, one), float) for key in ("n", "c", "k", "groups"))
-    side = np.asarray(sizes["h"], float) * np.asarray(sizes["w"], float) * sizes.get("t", one)
+    side, taps = _side(sizes), _taps(sizes)
     out = n * side / np.asarray(sizes.get("stride", one), float) ** 2
-    taps = np.asarray(sizes["r"], float) * np.asarray(sizes["s"], float)
     moved = 2 * (n * side * c + out * k)
     return np.asarray(2 * out * k * c / groups * taps / FLOPS + moved / BYTES + START)
 
@@ -238,6 +252,7 @@ WORK = {
     "linear": _product_work,
     "bmm": _product_work,
     "conv2d": _convolution_work,
+    "conv3d": _convolution_work,
     "batch_norm": _channel_work,
 }
 

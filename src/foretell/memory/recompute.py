@@ -1,7 +1,7 @@
 """A tape with activations thrown away and made again in the backward pass.
 
-A stack of equal blocks (a transformer) is checkpointed block by block, as model libraries do; any
-other forward pass as a whole, up to the loss.
+The stack of equal blocks of a language model is checkpointed block by block, as its libraries do
+(`gradient_checkpointing_enable`); any other forward pass as a whole, up to the loss.
 """
 
 from __future__ import annotations
@@ -22,8 +22,14 @@ def recomputed(tape: Tape) -> Tape:
     forward = [k for k, o in enumerate(tape.ops) if o.phase == Phase.FORWARD]
     if not forward:
         return tape
-    spans = blocks([tape.ops[k].name for k in forward])
+    names = [tape.ops[k].name for k in forward]
+    spans = blocks(names) if _of_words(names) else [(0, len(names))]
     return _Again(tape, [[forward[k] for k in range(a, b)] for a, b in spans]).run()
+
+
+def _of_words(names: Sequence[str]) -> bool:
+    """Whether a forward pass looks words up and convolves nothing."""
+    return "embedding" in names and not any("convolution" in name for name in names)
 
 
 def blocks(names: Sequence[str]) -> list[tuple[int, int]]:

@@ -179,4 +179,6 @@ def applies(step: Step, spec: str) -> str:
         applied([parse(spec)], step.graph, step.setting)
     except ForetellError as error:
         return error.message
+    except Exception as error:  # shown beside the change; the others can still be tried
+        return f"could not be tried ({type(error).__name__}: {error})"
     return ""

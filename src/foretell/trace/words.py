@@ -99,7 +99,17 @@ _ALIASES = {
 _NCCL = re.compile(
     r"(?:nccl|rccl)\w*?(AllReduce|ReduceScatter|AllGather|Broadcast|Reduce|SendRecv)"
 )
-_IS_NCCL = re.compile(r"^(?:void )?(?:nccl|rccl)", re.IGNORECASE)
+_IS_NCCL = re.compile(r"^(?:void )?(?:nccl|rccl|msccl)", re.IGNORECASE)
+# Libraries with kernels of their own: DeepEP's dispatch and combine of expert parallelism, NVSHMEM,
+# MSCCL++, the custom all-reduce of serving engines and TensorRT-LLM, symmetric memory of PyTorch.
+_OWN_COMM = (
+    (re.compile(r"deep_ep::\w+::(?:dispatch|combine|notify_dispatch|cached_notify)"), "all_to_all"),
+    (re.compile(r"(?:nvshmem|rocshmem|mscclpp).*?(?:all_?to_?all|put|get)", re.I), "all_to_all"),
+    (re.compile(r"nvshmem|rocshmem|mscclpp", re.I), "all_reduce"),
+    (re.compile(r"cross_device_reduce|oneShotAllReduce|twoShotAllReduce|one_shot_all_reduce|"
+                r"two_shot_all_reduce|multimem_all_reduce"), "all_reduce"),
+    (re.compile(r"multimem_all_gather"), "all_gather"),
+)  # fmt: skip
 _COLLECTIVES = {
     "allreduce": "all_reduce",
     "reducescatter": "reduce_scatter",
@@ -202,7 +212,12 @@ def canonical(op: str) -> str:
 
 def is_collective(kernel: str) -> bool:
     """Whether a kernel moves data between ranks."""
-    return _IS_NCCL.match(kernel) is not None
+    return _IS_NCCL.match(kernel) is not None or bool(_own_comm(kernel))
+
+
+def _own_comm(kernel: str) -> str:
+    """The collective a kernel of another library does; empty where it does none."""
+    return next((word for pattern, word in _OWN_COMM if pattern.search(kernel)), "")
 
 
 def collective(kernel: str, said: str) -> tuple[Kind, str]:
@@ -212,7 +227,7 @@ def collective(kernel: str, said: str) -> tuple[Kind, str]:
     known = _collective_word(words)
     if not known:
         found = _NCCL.search(kernel)
-        known = _COLLECTIVES[found[1].lower()] if found else "all_reduce"
+        known = _COLLECTIVES[found[1].lower()] if found else _own_comm(kernel) or "all_reduce"
     return (Kind.SEND, known) if known in ("send", "recv") else (Kind.COLLECTIVE, known)
 
 

@@ -12,6 +12,7 @@ channels last on the way. The optimizer is not compiled.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -34,10 +35,13 @@ SHARE = 0.2  # of the kernels beside the longest, that a fused one still costs
 # Calls' worth of host time (→ `_call`, 26 µs on the host of the shipped table): what compiled steps
 # of eleven models on an H200 take beside their optimizer, where the host decides.
 START, LAUNCH, PARAMETER, STATISTIC = 15.0, 0.5, 1.7, 5.0
-# What an eager call takes there goes by the model's own Python, from half to one and a half times
+# What an eager call takes there goes by the model's own Python, from half to over twice
 # the usual (28 compiled steps of ten models do not follow it): beyond these the host is another.
-FAST, SLOW = 0.45, 1.5
+FAST, SLOW = 0.45, 2.3
 COMPILED = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
+_INDUCTOR = re.compile(
+    r"^triton_(poi|red|per|tem|for|mm)_|^(Torch-Compiled|CompiledFunction|CompiledFx)"
+)
 # Operators that Inductor leaves to libraries or to PyTorch (torch 2.11, CUDA).
 KEPT = ("embedding_dense_backward", "_embedding_bag", "_cudnn_rnn", "sort", "topk", "nonzero")
 
@@ -56,6 +60,8 @@ class Compile(WhatIf):
     spread: ClassVar[float] = 0.06
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
+        if is_compiled(graph):
+            raise DoesNotApply("the step runs kernels of torch.compile already")
         mine = np.isin(graph.phase, COMPILED)
         device = np.flatnonzero(mine & np.isin(graph.kind, (Kind.KERNEL, Kind.COPY)))
         host = np.flatnonzero(mine & (graph.kind == Kind.HOST))
@@ -69,6 +75,12 @@ class Compile(WhatIf):
 
     def hold(self, tape: Tape) -> Tape:
         return memory.compiled(tape)
+
+
+def is_compiled(graph: Graph) -> bool:
+    """Whether Inductor made kernels of this step: its names say so, of kernels and of regions."""
+    used = np.unique(np.concatenate([graph.name, graph.op]))
+    return any(_INDUCTOR.search(graph.names[int(k)]) for k in used if k >= 0)
 
 
 def _turned(graph: Graph, setting: Setting) -> Graph:

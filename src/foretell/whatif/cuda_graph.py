@@ -44,6 +44,8 @@ class CudaGraph(WhatIf):
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         if not np.isin(graph.kind, DEVICE).any() or not np.isin(graph.kind, HOST).any():
             raise DoesNotApply("there is no host that launches work on a device in this step")
+        if len(graph.select(kind="host", op=("cudaGraphLaunch", "hipGraphLaunch"))):
+            raise DoesNotApply("the step is launched as a CUDA graph already")
         graph = masked(graph, setting)
         device = np.flatnonzero(np.isin(graph.kind, DEVICE))
         with graph.edit(str(self)) as edit:

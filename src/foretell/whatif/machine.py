@@ -36,6 +36,18 @@ def device_of(graph: Graph, setting: Setting) -> Device:
     return found
 
 
+def check_format(graph: Graph, setting: Setting, dtype: str) -> None:
+    """Refuse a number format that the device of a step has no units for, where it is known."""
+    try:
+        device = device_of(graph, setting)
+    except DoesNotApply:
+        return
+    if dtype in device.flops:
+        return
+    hint = "use dtype=fp16" if dtype == "bf16" and "fp16" in device.flops else ""
+    raise DoesNotApply(f"{device.title} has no {dtype.upper()} arithmetic", hint=hint)
+
+
 def _matching(title: str) -> Device | None:
     """The preset all of whose words a title has; of several the one with most words.
 

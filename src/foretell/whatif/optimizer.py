@@ -119,7 +119,10 @@ def found(graph: Graph, rank: int) -> Loop:
     kernels = np.flatnonzero(in_update & (graph.kind == Kind.KERNEL))
     host = np.flatnonzero(in_update & (graph.kind == Kind.HOST))
     ops = frozenset(graph.names[int(k)] for k in np.unique(graph.op[kernels]))
-    if not len(kernels) or not len(host) or any("foreach" in o or "fused" in o for o in ops):
+    known = next((w for w in ("fused", "foreach") if any(w in o for o in ops)), "")
+    if known:
+        raise DoesNotApply(f"the optimizer of this step is a {known} one, no loop over parameters")
+    if not len(kernels) or not len(host):
         raise DoesNotApply("the optimizer of this step is no loop over parameters")
     counts = np.bincount(graph.op[kernels])
     tensors = int(counts[counts > 0].min())

@@ -187,11 +187,11 @@ def _convolution_row(op: str, call: Call) -> tuple[tuple[tuple[str, str], ...], 
     turned = at + 3 < len(call.values) and call.values[at + 3] == "True" and call.dims[x] != ()
     groups = 1 if turned else max(1, image[1] // max(1, weight[1]))
     stride = stride_of(call, at)
-    name = "convt2d" if turned else "conv3d" if len(image) == 5 else "conv2d"
+    name = "conv3d" if len(image) == 5 else "convt2d" if turned else "conv2d"
     keys = ("t", "h", "w")[-(len(image) - 2) :]
     sizes = dict(zip(keys, map(float, image[2:]), strict=True)) | {
-        "n": image[0], "c": image[1], "k": weight[0], "r": weight[2], "s": weight[-1],
-        "stride": stride, "groups": groups,
+        "n": image[0], "c": image[1], "k": weight[0], "r": weight[2] if len(weight) > 3 else 1,
+        "s": weight[-1], "stride": stride, "groups": groups,
     }  # fmt: skip
     if not is_back:
         return ((name, "forward"),), sizes

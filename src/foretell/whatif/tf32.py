@@ -13,6 +13,7 @@ from foretell.memory import change as memory
 from foretell.memory.tape import Tape
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.formats import Change, retimed, told
+from foretell.whatif.machine import check_format
 from foretell.whatif.tabled import Sort, sorts_of
 
 
@@ -30,6 +31,7 @@ class Tf32(WhatIf):
     spread: ClassVar[float] = 0.03
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
+        check_format(graph, setting, "tf32")
         mine = [s for s in sorts_of(graph) if s.is_product and _is_plain(graph, s)]
         changes = []
         for sort in mine:
