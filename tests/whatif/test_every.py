@@ -9,6 +9,7 @@ from foretell.samples import transformer
 from foretell.simulate import simulate
 from foretell.whatif import WHATIFS, DoesNotApply, Setting, parse
 from foretell.whatif.cuda_graph import CAPTURABLE
+from foretell.whatif.spread import is_measured, spread_of
 from tests.whatif.traced import attention, convnet
 
 # One example of each that applies to the sample step.
@@ -109,6 +110,10 @@ class TestEvery:
         change = parse(EXAMPLES[name])
         prints = {change.apply(own, Setting()).fingerprint() for _ in range(2)}
         assert len(prints) == 1
+
+    def test_how_far_it_is_off_is_told(self, name, own):
+        assert 0 < spread_of(name) < 0.5
+        assert is_measured(name) or spread_of(name) >= 0.2
 
     def test_it_explains_itself(self, name, own):
         kind = WHATIFS[name]

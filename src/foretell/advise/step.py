@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from foretell.cluster import Cluster
 from foretell.graph.graph import Graph
 from foretell.simulate import simulate
 from foretell.whatif import Setting, WhatIf
+from foretell.whatif.spread import together
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,5 +43,4 @@ class Step:
     def interval(self, after: Graph, changes: Sequence[WhatIf]) -> Interval:
         """Between which times it would lie, four times in five, as a graph that changes made."""
         host = self.baseline.sigma if self.baseline else 0.0
-        spread = math.hypot(*(change.spread for change in changes)) if changes else 0.0
-        return interval(after, self.predicted, host=host, spread=spread)
+        return interval(after, self.predicted, host=host, spread=together(changes))

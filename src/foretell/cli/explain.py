@@ -86,12 +86,15 @@ def _about(name: str) -> list[dict[str, Any]]:
 
 def _whatif(kind: Any) -> dict[str, Any]:
     """Everything a what-if says of itself."""
+    from foretell.whatif.spread import is_measured, spread_of
+
     return {
         "kind": "what-if",
         **_said(kind),
         "assumes": list(kind.assumes),
         "code": kind.code,
-        "spread": kind.spread,
+        "spread": spread_of(kind.name),
+        "is_measured": is_measured(kind.name),
         **_held("what-ifs", kind.name),
     }
 
@@ -214,7 +217,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
     lines += [f"assumes {text}" for text in found["assumes"]]
     lines += [f"{key}: {found[key]}" for key in ("source", "code") if found.get(key)]
     if "spread" in found:
-        lines.append(f"its own error, beside prices and host: about {found['spread']:.0%}")
+        untried = "" if found["is_measured"] else "never measured: "
+        lines.append(f"{untried}its own error, beside prices and host: about {found['spread']:.0%}")
     lines += [f"measured: {line}" for line in found["accuracy"]]
     if found["held_against"]:
         nobody = "" if found["accuracy"] else "nobody has measured it here; "

@@ -58,7 +58,6 @@ class Amp(WhatIf):
     )
     source: ClassVar[str] = "PyTorch documentation, Automatic Mixed Precision; Daydream, section 5"
     code: ClassVar[str] = 'with torch.autocast("cuda", dtype=torch.bfloat16): loss = model(batch)'
-    spread: ClassVar[float] = 0.05
     dtype: str = "bf16"  # or fp16, with a gradient scaler
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:

@@ -37,9 +37,6 @@ class WhatIf(Spec):
     assumes: ClassVar[tuple[str, ...]] = ()  # what is taken for granted, printed with each answer
     source: ClassVar[str] = ""  # where the idea or its model comes from
     code: ClassVar[str] = ""  # the line of PyTorch that does it
-    spread: ClassVar[float] = (
-        0.06  # of ln(measured/foretold), beside what prices and host leave open
-    )
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         """The graph with the change made, its history signed with this spec."""

@@ -35,7 +35,6 @@ class Batch(WhatIf):
         "the gradient of an embedding is made as PyTorch makes it for so many indices",
     )
     code: ClassVar[str] = "DataLoader(…, batch_size=…)"
-    spread: ClassVar[float] = 0.025
     times: float = 2.0  # how many times as many
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:

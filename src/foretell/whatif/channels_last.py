@@ -29,7 +29,6 @@ class ChannelsLast(WhatIf):
     )
     source: ClassVar[str] = "PyTorch documentation, Channels Last Memory Format"
     code: ClassVar[str] = "model.to(memory_format=torch.channels_last)   # and the images"
-    spread: ClassVar[float] = 0.03
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         if image_layout(graph) == "nhwc":

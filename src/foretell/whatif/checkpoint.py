@@ -36,7 +36,6 @@ class Checkpoint(WhatIf):
     )
     source: ClassVar[str] = "Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost"
     code: ClassVar[str] = "torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)"
-    spread: ClassVar[float] = 0.03
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         is_forward = graph.phase == Phase.FORWARD

@@ -57,7 +57,6 @@ class Compile(WhatIf):
     )
     source: ClassVar[str] = "PyTorch 2 (Ansel et al., ASPLOS 2024)"
     code: ClassVar[str] = "model = torch.compile(model)"
-    spread: ClassVar[float] = 0.06
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         if is_compiled(graph):

@@ -39,7 +39,6 @@ class CudaGraph(WhatIf):
     )
     source: ClassVar[str] = "PyTorch documentation, CUDA semantics: CUDA graphs"
     code: ClassVar[str] = "with torch.cuda.graph(g): step()   # then g.replay()"
-    spread: ClassVar[float] = 0.02
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         if not np.isin(graph.kind, DEVICE).any() or not np.isin(graph.kind, HOST).any():

@@ -50,7 +50,6 @@ class Loader(WhatIf):
         "batches come over in shared memory; busy workers slow the host's other work down a little",
     )
     code: ClassVar[str] = "DataLoader(…, num_workers=4)"
-    spread: ClassVar[float] = 0.08  # of seven measured cases: 2, 4 and 8 workers, three models
     workers: int = 4  # how many
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:

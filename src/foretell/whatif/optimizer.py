@@ -61,7 +61,6 @@ class ForeachOptimizer(WhatIf):
         "the optimizer loops over parameters now; the list kernels move the same bytes",
     )
     code: ClassVar[str] = "torch.optim.Adam(params, foreach=True)"
-    spread: ClassVar[float] = 0.01
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         with graph.edit(str(self)) as edit:
@@ -87,7 +86,6 @@ class FusedOptimizer(WhatIf):
         "the optimizer loops over parameters now; one pass reads and writes every tensor once",
     )
     code: ClassVar[str] = "torch.optim.Adam(params, fused=True)"
-    spread: ClassVar[float] = 0.01
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         with graph.edit(str(self)) as edit:

@@ -28,7 +28,6 @@ class Tf32(WhatIf):
     )
     source: ClassVar[str] = "PyTorch documentation, CUDA semantics: TensorFloat-32"
     code: ClassVar[str] = 'torch.set_float32_matmul_precision("high")'
-    spread: ClassVar[float] = 0.03
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
         check_format(graph, setting, "tf32")
