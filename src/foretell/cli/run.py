@@ -11,6 +11,7 @@ import click
 from foretell.cli.output import answer, json_option, say
 from foretell.cli.progress import working
 from foretell.cli.stopping import terminated_as_stopped
+from foretell.errors import InputError
 
 _WIDE = 60  # letters of a plan that are shown; placed stages and actions would fill pages
 
@@ -41,6 +42,11 @@ _WIDE = 60  # letters of a plan that are shown; placed stages and actions would 
     show_default=True,
     help="Statistics of all data-parallel ranks, as one process has, or of each, as in DDP.",
 )
+@click.option(
+    "--checkpoint", type=click.Path(path_type=Path), help="Folder for checkpoints, of any plan."
+)
+@click.option("--every", type=click.IntRange(min=1), help="Steps between checkpoints; at the end.")
+@click.option("--resume", is_flag=True, help="Go on from the last checkpoint, under this plan.")
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--rendezvous", default="", help="HOST:PORT that all nodes know.")
 @json_option
@@ -68,6 +74,9 @@ def command(**options: Any) -> None:
         options["device"] or "",
         verify={None: "first", True: "yes", False: "no"}[options["verify"]],
         batch_norm=options["batch_norm"],
+        checkpoint=_folder(options["checkpoint"], options["resume"]),
+        every=options["every"] or 0,
+        resume=options["resume"],
     )
     with terminated_as_stopped(), working("running") as tell:
         found = launch(
@@ -81,6 +90,26 @@ def command(**options: Any) -> None:
     summary = _summary(found, str(plan), options["predicted_ms"])
     answer(summary, options["as_json"], _text)
     say(f"written: {found['folder']}")
+
+
+def _folder(path: Path | None, resume: bool) -> str:
+    """Where checkpoints are; raise where there is none to go on from, or none can be written."""
+    if path is None:
+        if resume:
+            raise InputError(
+                "--resume without --checkpoint", hint="name the folder it goes on from"
+            )
+        return ""
+    if not resume and any(path.glob("step-*")):
+        raise InputError(
+            f"`{path}` has checkpoints of a run before",
+            hint="go on from them with --resume, or name another folder",
+        )
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"`{path}` cannot be written: {error.strerror}") from None
+    return str(path.resolve())
 
 
 def _check_machines(plan: Any, cluster: str) -> None:

@@ -115,6 +115,22 @@ def test_a_plan_that_trains_differently_is_stopped_and_the_tensor_named(script):
     assert "--no-verify" in err
 
 
+@pytest.mark.slow
+def test_a_run_goes_on_under_another_plan(script):
+    def losses(plan, *more):
+        options = ("--plan", plan, "--steps", "2", "--warmup", "0", "--json", "--no-verify", *more)
+        run = start(script, "", *options)
+        out, err = run.communicate(timeout=200)
+        assert run.returncode == 0, err
+        return json.loads(out)["losses"]
+
+    keep = ("--checkpoint", str(script.parent / "kept"))
+    whole = losses("dp=1", "--steps", "6")
+    found = losses("dp=2", *keep) + losses("pp=2,micro_batch=3", *keep, "--resume")
+    found += losses("dp=2,zero=3", *keep, "--resume")
+    assert found == pytest.approx(whole, rel=1e-5)
+
+
 def test_what_a_run_measures(script):
     options = ("--plan", "dp=2,shares=8+4", "--steps", "3", "--profile", "--json")
     run = start(script, "", *options, "--predicted-ms", "5")

@@ -42,6 +42,9 @@ class Asked:
     device: str = ""
     verify: str = "first"  # compare with one process: yes, no, or the first time
     batch_norm: str = "sync"  # statistics of all data-parallel ranks, or local ones
+    checkpoint: str = ""  # folder that checkpoints go to, and are taken up from
+    every: int = 0  # steps between them; one at the end where 0
+    resume: bool = False
     launcher: int = 0  # process id: ranks end when it is gone
 
 

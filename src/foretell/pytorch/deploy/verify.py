@@ -74,6 +74,7 @@ class Case:
     loss: Callable[[Any, Any], Any] | None = None
     device: str = "cpu"
     batch_norm: str = "sync"
+    max_norm: float = 0.0
 
 
 def verify(
@@ -101,6 +102,7 @@ def verify(
         samples=len(first[0][0]),
         example=first,
         batch_norm=case.batch_norm,
+        max_norm=case.max_norm,
         **options,
     )
     if alone is not None:
@@ -153,6 +155,8 @@ class _Alone:
         parts = self.case.parts(step)
         shares = [len(inputs[0]) for inputs, _ in parts]
         total = sum(self._backward(piece, weight) for piece, weight in self._pieces(parts, shares))
+        if self.case.max_norm:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.case.max_norm)
         made = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
         made = {n: g.detach().clone() for n, g in made.items()}
         self.optimizer.step()

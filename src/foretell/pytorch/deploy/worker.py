@@ -1,7 +1,8 @@
 """What one rank of `foretell run` does: load a script, deploy, take steps, write what it measured.
 
 What a script defines is in `foretell.pytorch.script`: `model()` and `batch(rank, size, step)`, and
-`loss(output, target)` and `optimizer(parameters)` if it likes. Nothing else of it is used.
+`loss(output, target)`, `optimizer(parameters)` and `scheduler(optimizer)` if it likes, and the
+numbers `max_norm` (to which gradients are clipped) and `ema` (decay of averaged parameters).
 """
 
 from __future__ import annotations
@@ -111,8 +112,16 @@ def _run(asked: Asked, folder: Path, rank: int, pulse: Pulse) -> dict[str, Any]:
     model = run.make()
     pulse.enter("deploy")
     run.deploy(model)
-    steps = asked.warmup + asked.steps
-    times = [run.take(step, steps, pulse) for step in range(steps)]
+    first = run.resume(Path(asked.checkpoint)) if asked.resume else 0
+    last = first + asked.warmup + asked.steps
+    times = []
+    for step in range(first, last):
+        times.append(run.take(step, last, pulse))
+        if asked.checkpoint and (
+            step + 1 == last or (asked.every and not (step + 1) % asked.every)
+        ):
+            pulse.enter(f"checkpoint {step + 1}")
+            run.save(Path(asked.checkpoint), step + 1)
     result = run.measured() | {"steps_s": times[asked.warmup :], "rank": rank}
     result |= {"verified": verified, "stage": place(plan, rank)["pp"]} | run.noted(
         min(asked.steps, _NOTED)
@@ -163,6 +172,7 @@ class _Steps:
             self.loss,
             self.device,
             self.batch_norm,
+            float(getattr(self.script, "max_norm", 0.0)),
         )
         source = Path(asked.script).read_text(errors="replace")
         found = verified(case, self.plan, source, always=asked.verify == "yes", enter=pulse.enter)
@@ -183,7 +193,34 @@ class _Steps:
             samples=self.samples,
             example=(inputs, target),
             batch_norm=self.batch_norm,
+            max_norm=float(getattr(self.script, "max_norm", 0.0)),
+            ema=float(getattr(self.script, "ema", 0.0)),
         )
+        schedule = getattr(self.script, "scheduler", None)
+        self.scheduler = schedule(self.deployed.optimizer) if schedule is not None else None
+
+    def save(self, folder: Path, step: int) -> None:
+        """Write a checkpoint of so many steps."""
+        from foretell.pytorch.deploy.checkpoint import save
+
+        notes = {"scheduler": self.scheduler.state_dict()} if self.scheduler is not None else {}
+        if self.deployed.scaler is not None:
+            notes["scaler"] = self.deployed.scaler.state_dict()
+        save(self.deployed, folder, step, **notes)
+
+    def resume(self, folder: Path) -> int:
+        """Take up the last checkpoint of a folder; how many steps it has, 0 where there is none."""
+        from foretell.pytorch.deploy.checkpoint import latest, load
+
+        path = latest(folder)
+        if path is None:
+            return 0
+        notes = load(self.deployed, path)
+        if self.scheduler is not None and "scheduler" in notes:
+            self.scheduler.load_state_dict(notes["scheduler"])
+        if self.deployed.scaler is not None and "scaler" in notes:
+            self.deployed.scaler.load_state_dict(notes["scaler"])
+        return int(notes["step"])
 
     def batch(self, step: int) -> tuple[tuple[Any, ...], Any]:
         """This rank's share of a step's batch, as the model takes it."""
@@ -212,6 +249,8 @@ class _Steps:
         self._wait()
         start = time.perf_counter()
         loss = self._step(inputs, target)
+        if self.scheduler is not None:
+            self.scheduler.step()
         self._wait()
         seconds = time.perf_counter() - start
         self.losses.append(None if loss is None else float(loss))

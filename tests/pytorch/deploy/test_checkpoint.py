@@ -1,0 +1,122 @@
+"""A checkpoint saved under one plan goes on under another as if training had never stopped."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from foretell.errors import InputError  # noqa: E402
+from foretell.plan import Plan  # noqa: E402
+from foretell.pytorch.deploy import deploy  # noqa: E402
+from foretell.pytorch.deploy.checkpoint import INDEX, latest, load, save  # noqa: E402
+from foretell.pytorch.deploy.clip import gradient_norm  # noqa: E402
+from foretell.pytorch.deploy.state import parameters, whole  # noqa: E402
+from tests.pytorch.deploy import zoo  # noqa: E402
+from tests.pytorch.deploy.ranks import on_ranks  # noqa: E402
+
+MODEL, STEPS, CLIP, EMA = "tied", 2, 0.5, 0.9
+PLANS = ["dp=2", "dp=2,zero=1", "dp=2,zero=3", "tp=2", "pp=2,micro_batch=2", "filter=2"]
+
+
+def adam(model):
+    return torch.optim.Adam(model.parameters(), lr=0.02)
+
+
+def deployed(text):
+    plan = Plan.parse(text)
+    model = zoo.make(MODEL)
+    loss = zoo.MODELS[MODEL][2]
+    samples = zoo.BATCH // plan.dp
+    return deploy(model, adam(model), plan, loss=loss, samples=samples, max_norm=CLIP, ema=EMA)
+
+
+def train(made, first, last):
+    shares = [zoo.BATCH // made.plan.dp] * made.plan.dp
+    for step in range(first, last):
+        made.step(*zoo.parts(MODEL, shares, step)[made.places.at["dp"]])
+
+
+def alone(steps):
+    model, kept = zoo.make(MODEL), {}
+    update, loss = adam(model), zoo.MODELS[MODEL][2]
+    kept = {n: p.detach().clone() for n, p in model.named_parameters()}
+    for step in range(steps):
+        ((x,), y), *_ = zoo.parts(MODEL, [zoo.BATCH], step)
+        update.zero_grad()
+        loss(model(x), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        update.step()
+        for n, p in model.named_parameters():
+            kept[n].lerp_(p.detach(), 1 - EMA)
+    return dict(model.named_parameters()), kept
+
+
+def off(mine, wanted):
+    return max(float((t - wanted[n]).abs().max() / wanted[n].abs().max()) for n, t in mine.items())
+
+
+def across(folder):
+    """Each plan saves, and the next goes on."""
+    found = {}
+    wanted, averages = alone(2 * STEPS)
+    for place, text in enumerate(PLANS):
+        made = deployed(text)
+        train(made, 0, STEPS)
+        path = save(made, Path(folder) / str(place), STEPS)
+        other = PLANS[(place + 1) % len(PLANS)]
+        made = deployed(other)
+        assert load(made, path)["step"] == STEPS
+        train(made, STEPS, 2 * STEPS)
+        kept = {id(p): made.ema.kept[n] for n, p in made.here.items()}
+        mine = dict(whole(made, lambda p, kept=kept: kept[id(p)]))
+        found[text, other] = off(dict(parameters(made)), wanted), off(mine, averages)
+    return found
+
+
+def test_what_one_plan_saves_another_goes_on_with(tmp_path):
+    for found in on_ranks(2, across, str(tmp_path)):
+        assert max(max(pair) for pair in found.values()) < 1e-4, found
+    names = {path.name for path in (tmp_path / "0" / f"step-{STEPS}").iterdir()}
+    assert INDEX in names
+    assert ".metadata" not in names  # torch's own is a pickle
+
+
+def norms():
+    found = []
+    for text in PLANS:
+        made = deployed(text)
+        made.max_norm = 0.0
+        train(made, 0, 1)
+        found.append(float(gradient_norm(made)))
+    return found
+
+
+def test_the_norm_of_gradients_is_that_of_the_whole_model():
+    for found in on_ranks(2, norms):
+        assert found == pytest.approx([found[0]] * len(PLANS), rel=1e-5)
+
+
+def spoiled(folder):
+    made = deployed("dp=1")
+    train(made, 0, 1)
+    path = save(made, Path(folder), 1)
+    index = json.loads((path / INDEX).read_text())
+    told = []
+    for change in ({"parts": [{**index["parts"][0], "file": "../x"}]}, {"tensors": 3}):
+        (path / INDEX).write_text(json.dumps(index | change))
+        with pytest.raises(InputError) as error:
+            load(made, path)
+        told.append(error.value.message)
+    (path / INDEX).unlink()
+    return told, latest(Path(folder))
+
+
+def test_a_checkpoint_that_is_none(tmp_path):
+    ((told, last),) = on_ranks(1, spoiled, str(tmp_path))
+    assert "outside the folder" in told[0]
+    assert "is no checkpoint" in told[1]
+    assert last is None
