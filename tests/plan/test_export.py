@@ -2,7 +2,7 @@
 
 import ast
 import json
-import tomllib
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -31,22 +31,62 @@ def test_torchtitan_says_degrees_batch_and_schedule():
         plan("dp_replicate=2,dp_shard=4,tp=2,pp=4,micro_batch=2,global_batch=256,recompute=full"),
         "torchtitan",
     )
-    found = tomllib.loads(files["plan.toml"])
-    assert found["parallelism"]["data_parallel_replicate_degree"] == 2
-    assert found["parallelism"]["data_parallel_shard_degree"] == 4
-    assert found["parallelism"]["pipeline_parallel_schedule"] == "1F1B"
-    assert found["parallelism"]["pipeline_parallel_microbatch_size"] == 2
-    assert found["training"]["local_batch_size"] == 32  # 16 micro-batches of 2, of 8 ranks
-    assert found["activation_checkpoint"]["mode"] == "full"
-    assert set(files) == {"plan.toml"}
+    found = titan(files)
+    assert found.parallelism.data_parallel_replicate_degree == 2
+    assert found.parallelism.data_parallel_shard_degree == 4
+    assert found.parallelism.pipeline_parallel_schedule == "1F1B"
+    assert found.parallelism.enable_sequence_parallel is False
+    assert found.parallelism.num_pp_microbatches == 16  # of 2 samples, on 8 ranks
+    assert found.training.num_tokens_per_microbatch_per_dp_rank == 2 * LENGTH
+    assert found.training.num_tokens_per_train_step == 256 * LENGTH
+    assert found.activation_checkpoint == "FullAC"
+    assert set(files) == {"torchtitan_plan.py"}
+
+
+# Fields of config/configs.py in github.com/pytorch/torchtitan, commit b5bcd76 of 2026-08-21
+PARALLELISM = {
+    *("data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree"),
+    *("fsdp_reshard_after_forward", "enable_fsdp_symm_mem", "enable_sequence_parallel"),
+    *("spmd_backend", "pipeline_parallel_degree", "module_fqns_per_model_part"),
+    *("pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers"),
+    *("pipeline_parallel_layers_per_stage", "pipeline_parallel_schedule"),
+    *("pipeline_parallel_schedule_csv", "num_pp_microbatches", "context_parallel_degree"),
+    *("context_parallel_load_balancer", "context_parallel_ptrr_mask_key"),
+    "expert_parallel_degree",
+}
+TRAINING = {
+    *("num_tokens_per_microbatch_per_dp_rank", "num_tokens_per_train_step", "max_context_length"),
+    *("max_norm", "steps", "enable_cpu_offload", "disable_cuda_graphs", "dtype"),
+    *("mixed_precision_param", "mixed_precision_reduce", "gc_freq", "gc_debug"),
+}
+LENGTH = 2048
+
+
+def titan(files):
+    """What the written module makes of a configuration that has torchtitan's fields alone."""
+
+    class Section(SimpleNamespace):
+        def __setattr__(self, name, value):
+            assert name in self.known, name
+            super().__setattr__(name, value)
+
+    ours = SimpleNamespace(parallelism=Section(), training=Section(), compile=SimpleNamespace())
+    ours.parallelism.__dict__["known"], ours.training.__dict__["known"] = PARALLELISM, TRAINING
+    ours.training.max_context_length = LENGTH
+    text = files["torchtitan_plan.py"]
+    lines = [line for line in text.splitlines() if not line.startswith("from torchtitan")]
+    kinds = {n: SimpleNamespace(Config=lambda n=n: n) for n in ("FullAC", "SelectiveAC")}
+    exec(compile("\n".join(lines), "torchtitan_plan.py", "exec"), kinds)
+    return kinds["with_plan"](ours)
 
 
 def test_torchtitan_gets_a_schedule_file():
     files = export(plan("pp=2,actions=F0+F1+B0+B1/F0+B0+F1+I1+W1"), "torchtitan")
     assert files["schedule.csv"] == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1I1,1W1\n"
-    found = tomllib.loads(files["plan.toml"])["parallelism"]
-    assert found["pipeline_parallel_schedule"] == "_PipelineScheduleRuntime"
-    assert found["pipeline_parallel_schedule_csv"] == "schedule.csv"
+    found = titan(files).parallelism
+    assert found.pipeline_parallel_schedule == "_PipelineScheduleRuntime"
+    assert found.pipeline_parallel_schedule_csv == "schedule.csv"
+    assert found.num_pp_microbatches == 2
 
 
 def test_schedule_files_come_back():
@@ -118,6 +158,10 @@ def test_snippets_are_python():
     [
         ("torchtitan", "spatial=2", "no words for `spatial`"),
         ("torchtitan", "dp=2,zero=1", "no zero=1"),
+        ("torchtitan", "dp=2,placement=1+0", "no words for `placement`"),
+        ("torchtitan", "dp=2,optimizer=sgd", "no words for `optimizer`"),
+        ("torchtitan", "pp=2,chunks=4,schedule=interleaved", "two chunks a rank"),
+        ("deepspeed", "dp=2,dtype=tf32", "no word for dtype=tf32"),
         ("megatron", "dp=2,zero=3", "not Megatron's distributed optimizer"),
         ("megatron", "pp=2,schedule=gpipe", "not gpipe"),
         ("megatron", "dp=2,buckets=a+b", "no words for `buckets`"),
@@ -132,6 +176,13 @@ def test_what_others_cannot_say(to, text, words):
         export(plan(text), to)
 
 
+def test_micro_batches_are_told_to_plain_pytorch():
+    text = "dp=2,micro_batch=2,global_batch=16"
+    assert "(loss(model(x), y) / 4).backward()" in export(plan(text), "ddp")["ddp.py"]
+    lines = export(plan(f"{text},zero=3"), "fsdp2")["fsdp2.py"]
+    assert "model.set_requires_gradient_sync(k + 1 == 4)" in lines
+
+
 def test_every_export_takes_plain_data_parallel():
     for to in EXPORTS:
         files = export(plan("dp=4,zero=3" if to in ("fsdp2", "torchtitan") else "dp=4"), to)
@@ -141,7 +192,7 @@ def test_every_export_takes_plain_data_parallel():
 
 def test_the_command(tmp_path):
     done = CliRunner().invoke(command, ["pp=2,actions=F0+B0/F0+B0", "--to", "torchtitan", "--json"])
-    assert set(json.loads(done.stdout)) == {"plan.toml", "schedule.csv"}
+    assert set(json.loads(done.stdout)) == {"torchtitan_plan.py", "schedule.csv"}
     CliRunner().invoke(command, ["dp=2", "--to", "deepspeed", "-o", str(tmp_path / "out")])
     assert json.loads((tmp_path / "out" / "deepspeed.json").read_text())["zero_optimization"]
     shown = CliRunner().invoke(command, ["dp=2,tp=4", "--to", "megatron"]).stdout
@@ -170,19 +221,19 @@ LINE = (
 
 def test_torchtitan_is_told_the_modules_of_placed_stages():
     files = export(plan(LINE), "torchtitan")
-    found = tomllib.loads(files["plan.toml"])["parallelism"]
+    found = titan(files).parallelism
     parts = [["tok_embeddings", "h.0", "h.1", "h.2"], ["h.3", "norm", "output"]]
-    assert found["module_fqns_per_model_part"] == parts
-    assert found["pipeline_parallel_degree"] == 2
+    assert found.module_fqns_per_model_part == parts
+    assert found.pipeline_parallel_degree == 2
     assert files["schedule.csv"] == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
     wave = "stages=0+embedding+block*1/1+block*1/1+block*1/0+block*1+head,actions=0F0/1F0"
-    found = tomllib.loads(export(plan(wave), "torchtitan")["plan.toml"])["parallelism"]
-    assert found["module_fqns_per_model_part"][1:3] == [["layers.1"], ["layers.2"]]
+    found = titan(export(plan(wave), "torchtitan")).parallelism
+    assert found.module_fqns_per_model_part[1:3] == [["layers.1"], ["layers.2"]]
 
 
 def test_torchtitan_is_told_uneven_layers():
-    found = tomllib.loads(export(plan("pp=2,layers=3+2"), "torchtitan")["plan.toml"])
-    parts = found["parallelism"]["module_fqns_per_model_part"]
+    parts = titan(export(plan("pp=2,layers=3+2"), "torchtitan")).parallelism
+    parts = parts.module_fqns_per_model_part
     assert parts[0] == ["tok_embeddings", "layers.0", "layers.1", "layers.2"]
     assert parts[1] == ["layers.3", "layers.4", "norm", "output"]
 
@@ -220,7 +271,7 @@ def test_what_a_line_of_stages_is_not(to, change, words):
 @pytest.mark.parametrize(
     "text",
     [
-        "dp=8,tp=2,zero=3,micro_batch=2,global_batch=64,dtype=bf16",
+        "dp=8,tp=2,sp=yes,zero=3,micro_batch=2,global_batch=64,dtype=bf16",
         "dp_replicate=2,dp_shard=4,recompute=selective,dtype=fp32",
         "dp=2,pp=4,micro_batch=2,global_batch=64,dtype=bf16,recompute=full",
         "dp=4,dtype=bf16,whatifs=compile",
@@ -228,19 +279,19 @@ def test_what_a_line_of_stages_is_not(to, change, words):
 )
 def test_torchtitan_comes_back(text):
     wanted = plan(text)
-    assert read_torchtitan(export(wanted, "torchtitan")["plan.toml"]) == wanted
+    assert read_torchtitan(export(wanted, "torchtitan")["torchtitan_plan.py"]) == wanted
 
 
 def test_torchtitan_comes_back_with_its_schedule_file():
     wanted = plan("pp=2,schedule=actions,actions=0F0+0B0/1F0+1B0,dtype=bf16,micro_batch=1")
     files = export(wanted, "torchtitan")
-    assert read_torchtitan(files["plan.toml"], files["schedule.csv"]) == wanted
+    assert read_torchtitan(files["torchtitan_plan.py"], files["schedule.csv"]) == wanted
     with pytest.raises(InputError, match=r"has its schedule in `schedule\.csv`"):
-        read_torchtitan(files["plan.toml"])
+        read_torchtitan(files["torchtitan_plan.py"])
     with pytest.raises(InputError, match="no torchtitan configuration"):
         read_torchtitan("[")
     with pytest.raises(InputError, match="`ZBV` has no name"):
-        read_torchtitan('[parallelism]\npipeline_parallel_schedule = "ZBV"\n')
+        read_torchtitan('parallelism.pipeline_parallel_schedule = "ZBV"')
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ _MOMENTUM = 0.9  # torch's usual value: a plan says only that there is momentum
 def deepspeed(plan: Plan) -> dict[str, str]:
     """Its configuration file; the learning rate is the user's."""
     require(plan, "DeepSpeed's configuration", _SAID)
+    if plan.dtype not in ("", *_FORMATS):
+        raise InputError(f"DeepSpeed's configuration has no word for dtype={plan.dtype}")
     bucket = int(plan.bucket_mb * 2**20 / 4)  # it counts elements, of gradients in fp32 here
     zero: dict[str, Any] = {"stage": plan.zero, "overlap_comm": plan.overlap is not False}
     zero |= {"reduce_bucket_size": bucket}

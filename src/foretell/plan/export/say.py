@@ -8,13 +8,15 @@ from typing import Any
 from foretell.errors import InputError
 from foretell.plan.plan import Plan
 
-# Of a prediction, not of a run: nobody needs them told.
-_SILENT = {"stack", "model", "placement"}
+# Of a prediction, not of a run: no program needs them.
+_SILENT = {"stack", "model", "cluster"}
 
 
 def require(plan: Plan, program: str, said: set[str]) -> None:
     """Raise where a plan says more than a program can be told."""
     plain = Plan()
+    if plan.placement == tuple(range(plan.ranks)):
+        plan = plan.but(placement=())
     left = [
         f.name
         for f in fields(plan)

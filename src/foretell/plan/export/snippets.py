@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from foretell.errors import InputError
-from foretell.plan.export.say import require
+from foretell.plan.export.say import accumulation, require
 from foretell.plan.plan import Plan
 
 _SAID = {"dp", "micro_batch", "global_batch", "dtype", "recompute", "optimizer", "bucket_mb"}
 _TORCH = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
+
+_OPTIMIZERS = {
+    "adam": "torch.optim.Adam(model.parameters())",
+    "sgd": "torch.optim.SGD(model.parameters(), lr=0.01)",
+    "momentum": "torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)",
+}
 
 
 def ddp(plan: Plan) -> dict[str, str]:
@@ -27,7 +33,9 @@ def ddp(plan: Plan) -> dict[str, str]:
         "dist.init_process_group()  # started by: torchrun --nproc-per-node=" + str(plan.dp),
         *_recompute(plan),
         f"model = DistributedDataParallel(model, bucket_cap_mb={plan.bucket_mb:g})",
+        f"optimizer = {_OPTIMIZERS[plan.optimizer]}",
         *_autocast(plan),
+        *_accumulate(plan, "    model.require_backward_grad_sync = k + 1 == {num}"),
     ]
     return {"ddp.py": "\n".join(lines) + "\n"}
 
@@ -54,9 +62,24 @@ def fsdp2(plan: Plan) -> dict[str, str]:
         "for block in model.layers:  # the blocks of your model",
         "    fully_shard(block, **options)",
         "fully_shard(model, **options)",
-        "optimizer = make_optimizer(model.parameters())  # after sharding",
+        f"optimizer = {_OPTIMIZERS[plan.optimizer]}  # after sharding",
+        *_accumulate(plan, "    model.set_requires_gradient_sync(k + 1 == {num})"),
     ]
     return {"fsdp2.py": "\n".join(lines) + "\n"}
+
+
+def _accumulate(plan: Plan, sync: str) -> list[str]:
+    """The loop over the micro-batches of a step, where the plan says how many there are."""
+    num = accumulation(plan)
+    if num == 1:
+        return []
+    return [
+        "",
+        f"# a step: {num} micro-batches of {plan.micro_batch} samples on each rank",
+        "for k, (x, y) in enumerate(micro_batches):",
+        sync.format(num=num),
+        f"    (loss(model(x), y) / {num}).backward()",
+    ]
 
 
 def _mesh(plan: Plan) -> str:
@@ -81,8 +104,12 @@ def _recompute(plan: Plan) -> list[str]:
 
 
 def _autocast(plan: Plan) -> list[str]:
-    if plan.dtype in ("", "fp32", "tf32"):
+    if plan.dtype == "tf32":
+        return ["torch.backends.cuda.matmul.allow_tf32 = True"]
+    if plan.dtype in ("", "fp32"):
         return []
+    if plan.dtype not in _TORCH:
+        raise InputError(f"PyTorch's autocast has no dtype={plan.dtype}")
     return [
         "",
         "# around forward and loss:",

@@ -1,17 +1,17 @@
-"""torchtitan: its job configuration (TOML) and its schedule file (CSV).
+"""torchtitan: a function over its Python configuration, and its schedule file (CSV).
 
-Field names are those of torchtitan/config/job_config.py (github.com/pytorch/torchtitan, sections
-parallelism, activation_checkpoint, training, compile). A schedule file has a row a rank and a cell
-an action, `3F0`: torch.distributed.pipelining reads it as `compute_only`; with its sends and
-receives (→ `foretell.plan.export.messages`) as `compute_comms`. Stages that are placed one by one
-are told by the modules they have.
+Field names are those of torchtitan/config/configs.py and trainer.py (github.com/pytorch/torchtitan,
+commit b5bcd76 of 2026-08-21): a configuration is made by a function of a model's `config_registry`,
+batches are counted in tokens. A schedule file has a row a rank and a cell an action, `3F0`:
+torch.distributed.pipelining reads it as `compute_only`; with its sends and receives
+(→ `foretell.plan.export.messages`) as `compute_comms`. Stages that are placed one by one are told
+by the modules they have.
 """
 
 from __future__ import annotations
 
-import json
+import ast
 import re
-import tomllib
 from typing import Any
 
 from foretell.errors import InputError
@@ -22,23 +22,16 @@ from foretell.plan.plan import Names, Plan
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
 _DTYPES = {"": "bfloat16", "bf16": "bfloat16", "fp32": "float32"}  # what its FSDP can compute in
 _SAID = {"dp", "tp", "pp", "cp", "ep", "sp", "zero", "shard", "micro_batch", "global_batch"}
-_SAID |= {
-    "schedule",
-    "chunks",
-    "layers",
-    "recompute",
-    "dtype",
-    "grad_dtype",
-    "actions",
-    "whatifs",
-    "optimizer",
-}
+_SAID |= {"schedule", "chunks", "layers", "recompute", "dtype", "actions", "whatifs", "offload"}
 _CSV = "schedule.csv"
+_PY = "torchtitan_plan.py"
 _COMPUTE = re.compile(r"\d+[FBIW]\d+")
+_AC = {"full": "FullAC", "selective": "SelectiveAC"}
+_TOKENS = "training.max_context_length"
 
 
 def torchtitan(plan: Plan) -> dict[str, str]:
-    """Its configuration, and a schedule file where the plan has actions."""
+    """A module that sets a configuration, and a schedule file where the plan has actions."""
     parts = dealt(plan) if plan.layers else []
     if plan.stages:
         found = line(plan, "torchtitan")
@@ -47,24 +40,51 @@ def torchtitan(plan: Plan) -> dict[str, str]:
             stages=(), pp=found.size, tp=found.width, chunks=1, actions=found.actions,
             recompute=recompute(found, "torchtitan"),
         )  # fmt: skip
+    _check(plan, parts)
+    rows = {f"parallelism.{key}": repr(value) for key, value in _parallelism(plan, parts).items()}
+    rows |= {f"training.{key}": text for key, text in _training(plan).items()}
+    again = f"{_AC[plan.recompute]}.Config()" if plan.recompute in _AC else "None"
+    rows |= {"config.activation_checkpoint": again}
+    rows |= {"config.compile.enable": repr("compile" in plan.whatifs)}
+    return {_PY: _module(plan, rows)} | ({_CSV: schedule_csv(plan.actions)} if plan.actions else {})
+
+
+def _check(plan: Plan, parts: list[Any]) -> None:
+    """Raise where torchtitan has no word for something."""
     require(plan, "torchtitan", _SAID)
     if plan.dtype not in _DTYPES:
         raise InputError(f"torchtitan does not compute in {plan.dtype}")
     if plan.zero == 1:
         raise InputError("torchtitan has no zero=1", hint="zero=2 or 3 is its FSDP, 0 its DDP")
+    if plan.offload and plan.zero < 2:
+        raise InputError("torchtitan offloads under FSDP alone", hint="zero=2 or 3 is its FSDP")
+    if plan.chunks > 2 and not parts:
+        raise InputError(
+            f"torchtitan has two chunks a rank, not {plan.chunks}, unless it is told their layers",
+            hint="give the plan `layers`",
+        )
     odd = [w for w in plan.whatifs if w != "compile"]
     if odd:
         raise InputError(f"torchtitan has no words for the what-if `{odd[0]}`")
-    sections = {
-        "parallelism": _parallelism(plan),
-        "activation_checkpoint": {"mode": plan.recompute},
-        "training": _training(plan),
-        "compile": {"enable": "compile" in plan.whatifs},
-    }
-    if parts:
-        sections["parallelism"]["module_fqns_per_model_part"] = parts
-    files = {"plan.toml": "\n".join(_section(n, v) for n, v in sections.items())}
-    return files | ({_CSV: schedule_csv(plan.actions)} if plan.actions else {})
+
+
+def _module(plan: Plan, rows: dict[str, str]) -> str:
+    text = "".join(c for c in str(plan)[:60] if c not in '"\\\n')
+    kind = _AC.get(plan.recompute)
+    named = [f"from torchtitan.distributed.activation_checkpoint import {kind}", "", ""]
+    lines = [
+        f'"""{text}, for a configuration of torchtitan\'s.',
+        "",
+        "In the config_registry of your model:  return with_plan(llama3_8b())",
+        '"""',
+        "",
+        *(named if kind else [""]),
+        "def with_plan(config):",
+        "    parallelism, training = config.parallelism, config.training",
+        *(f"    {name} = {value}" for name, value in rows.items()),
+        "    return config",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def schedule_csv(actions: Names) -> str:
@@ -82,30 +102,62 @@ def read_schedule(text: str) -> Names:
 
 
 def read_torchtitan(text: str, schedule: str = "") -> Plan:
-    """The plan in a torchtitan configuration, and in its schedule file where it names one."""
-    try:
-        given = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"this is no torchtitan configuration: {error}") from None
-    axes, training = given.get("parallelism", {}), given.get("training", {})
+    """The plan in such a module, and in its schedule file where it names one; nothing is run."""
+    axes, training, config = _assigned(text)
     copies, shards = (axes.get(f"data_parallel_{k}_degree", 1) for k in ("replicate", "shard"))
     degrees = {field: axes.get(f"{name}_parallel_degree", 1) for name, field in _DEGREES.items()}
     found: dict[str, Any] = {k: whole(n, f"the degree `{k}`") for k, n in degrees.items()}
     found["dp"] = whole(copies, "copies") * whole(shards, "shards")
+    found["sp"] = bool(axes.get("enable_sequence_parallel", True)) and found["tp"] > 1
     if shards > 1:
         found["zero"] = 2 if axes.get("fsdp_reshard_after_forward") == "never" else 3
         found["shard"] = shards if copies > 1 else 0
-    found["recompute"] = given.get("activation_checkpoint", {}).get("mode", "none")
+    found["recompute"] = {v: k for k, v in _AC.items()}.get(config["activation_checkpoint"], "none")
     found["dtype"] = _READ.get(training.get("mixed_precision_param", "bfloat16"), "")
-    found["whatifs"] = ("compile",) if given.get("compile", {}).get("enable") else ()
-    found["global_batch"] = whole(training.get("global_batch_size", 0), "`global_batch_size`")
-    local = training.get("local_batch_size", 0)
-    found["micro_batch"] = axes.get("pipeline_parallel_microbatch_size", local)
+    found["offload"] = bool(training.get("enable_cpu_offload", False))
+    found["whatifs"] = ("compile",) if config["compile"] else ()
+    found["global_batch"] = whole(training.get("num_tokens_per_train_step", 0), "the batch")
+    micro = training.get("num_tokens_per_microbatch_per_dp_rank", 0)
+    found["micro_batch"] = whole(micro, "the micro-batch")
     return Plan(**found | _read_order(axes, schedule))
 
 
 _DEGREES = {"tensor": "tp", "pipeline": "pp", "context": "cp", "expert": "ep"}
 _READ = {"bfloat16": "bf16", "float32": "fp32"}
+
+
+def _assigned(text: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """What a module assigns to the fields of `parallelism` and `training`, and of the rest."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        raise InputError(f"this is no torchtitan configuration: {error}") from None
+    axes: dict[str, Any] = {}
+    training: dict[str, Any] = {}
+    config: dict[str, Any] = {"activation_checkpoint": "", "compile": False}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Attribute):
+            continue
+        *owner, field = ast.unparse(node.targets[0]).split(".")
+        if owner[-1:] == ["parallelism"]:
+            axes[field] = _literal(node.value, field)
+        elif owner[-1:] == ["training"]:
+            training[field] = _literal(node.value, field)
+        elif owner[-1:] == ["compile"] and field == "enable":
+            config["compile"] = _literal(node.value, field)
+        elif field == "activation_checkpoint":
+            config[field] = ast.unparse(node.value).partition(".")[0]
+    return axes, training, config
+
+
+def _literal(value: ast.expr, field: str) -> Any:
+    """A plain value; of a number of tokens, how many sequences."""
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
+        value = value.left
+    try:
+        return ast.literal_eval(value)
+    except ValueError:
+        raise InputError(f"`{field}` of this configuration is no plain value") from None
 
 
 def _read_order(axes: dict[str, Any], schedule: str) -> dict[str, Any]:
@@ -131,23 +183,36 @@ def _cell(cell: str, rank: int, ranks: int) -> str:
     return f"{int(chunk or 0) * ranks + rank}{action}"
 
 
-def _parallelism(plan: Plan) -> dict[str, Any]:
+def _parallelism(plan: Plan, parts: list[Any]) -> dict[str, Any]:
     shards = plan.sharing if plan.zero >= 2 else 1
     found: dict[str, Any] = {
         "data_parallel_replicate_degree": plan.dp // shards,
         "data_parallel_shard_degree": shards,
         "fsdp_reshard_after_forward": "never" if plan.zero == 2 else "default",
         "tensor_parallel_degree": plan.tp,
+        "enable_sequence_parallel": plan.sp,
         "pipeline_parallel_degree": plan.pp,
         "context_parallel_degree": plan.cp,
         "expert_parallel_degree": plan.ep,
     }
     if plan.pp > 1:
         found["pipeline_parallel_schedule"] = _schedule(plan)
-        found["pipeline_parallel_microbatch_size"] = plan.micro_batch or 1
+        if many := _micro_batches(plan):
+            found["num_pp_microbatches"] = many
     if plan.actions:
         found["pipeline_parallel_schedule_csv"] = _CSV
+    if parts:
+        found["module_fqns_per_model_part"] = parts
     return found
+
+
+def _micro_batches(plan: Plan) -> int:
+    """Micro-batches of a pipeline, where the plan says how many; else the configuration's."""
+    cells = [cell for row in plan.actions for cell in row]
+    if cells:
+        numbers = [re.split(r"[FBIW]", cell.partition(".")[0])[-1] for cell in cells]
+        return 1 + max(int(number) for number in numbers)
+    return accumulation(plan) if plan.micro_batch and plan.global_batch else 0
 
 
 def _schedule(plan: Plan) -> str:
@@ -158,17 +223,18 @@ def _schedule(plan: Plan) -> str:
     return _SCHEDULES["interleaved" if plan.chunks > 1 else plan.schedule]
 
 
-def _training(plan: Plan) -> dict[str, Any]:
-    found: dict[str, Any] = {"mixed_precision_param": _DTYPES[plan.dtype]}
+def _training(plan: Plan) -> dict[str, str]:
+    """Its numbers are tokens: samples times the length of a sequence."""
+    found = {"mixed_precision_param": repr(_DTYPES[plan.dtype])}
+    found |= {"enable_cpu_offload": repr(plan.offload)}
+    if plan.pp > 1:
+        found["disable_cuda_graphs"] = "True"  # it refuses them beside a pipeline
     if plan.micro_batch:
-        # its pipeline cuts the local batch itself; elsewhere it adds gradients up
-        times = accumulation(plan) if plan.pp > 1 else 1
-        found["local_batch_size"] = plan.micro_batch * times
+        found["num_tokens_per_microbatch_per_dp_rank"] = f"{plan.micro_batch} * {_TOKENS}"
+    elif plan.global_batch and plan.pp == 1:
+        found["num_tokens_per_microbatch_per_dp_rank"] = (
+            f"{plan.global_batch // plan.dp} * {_TOKENS}"
+        )
     if plan.global_batch:
-        found["global_batch_size"] = plan.global_batch
+        found["num_tokens_per_train_step"] = f"{plan.global_batch} * {_TOKENS}"
     return found
-
-
-def _section(name: str, values: dict[str, Any]) -> str:
-    """JSON's numbers, texts and booleans are TOML's too."""
-    return f"[{name}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in values.items())

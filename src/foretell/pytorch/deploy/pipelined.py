@@ -62,6 +62,11 @@ def _num(plan: Plan, places: Places, samples: int) -> int:
             "how many samples a rank has in a step is not known, and a pipeline needs it",
             hint="give the plan a global_batch, or deploy with samples=…",
         )
+    if not plan.micro_batch and samples % plan.pp:
+        raise InputError(
+            f"{samples} samples do not make pp={plan.pp} equal micro-batches",
+            hint="give the plan a micro_batch that divides them",
+        )
     return micro_batches(plan, samples) if plan.micro_batch else plan.pp
 
 

@@ -152,6 +152,10 @@ class Staged:
 
     def step(self, inputs: tuple[Any, ...], target: Any) -> Any:
         """Run every micro-batch there and back; the mean loss where the last stage is."""
+        if len(inputs[0]) % self._num:
+            raise InputError(
+                f"a batch of {len(inputs[0])} does not make {self._num} equal micro-batches"
+            )
         self.ran.clear()
         losses: list[Any] = []
         is_first = any(s.is_first for s in self.stages)

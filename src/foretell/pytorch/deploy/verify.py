@@ -190,6 +190,8 @@ class _Alone:
 
 def _micro_batches(made: Any, shares: list[int]) -> int:
     """In how many pieces each rank takes its samples; one where that differs."""
+    if len(set(shares)) > 1 and made.pipeline is not None:
+        return 1
     if isinstance(made.pipeline, Groups):
         return made.pipeline.batches
     if isinstance(made.pipeline, Blocks):
