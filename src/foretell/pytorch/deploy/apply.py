@@ -30,6 +30,7 @@ from foretell.pytorch.deploy.blocks import Blocks
 from foretell.pytorch.deploy.buckets import broadcast_state, send_buffers, share_buffers
 from foretell.pytorch.deploy.channels import WHOLE, split_channels, split_parameters
 from foretell.pytorch.deploy.clip import clip
+from foretell.pytorch.deploy.collective import new_groups
 from foretell.pytorch.deploy.context import split_context
 from foretell.pytorch.deploy.ema import Ema
 from foretell.pytorch.deploy.group_sync import Syncs
@@ -238,6 +239,7 @@ def deploy(
     plan = _check_names(plan, model)
     broadcast_state(model)
     before, names = dict(model.named_parameters()), aliases(model)
+    layers = norms(model)
     made = Deployed(model, optimizer, plan, places, loss or default_loss)
     made.scaler = scaler(precision_of(plan), kind)
     if plan.groups:
@@ -256,7 +258,7 @@ def deploy(
         made.pipeline = runtime(stages, plan, places, made.loss, shared)
     else:
         _inside(made, [model], tensor_layout)
-    _normalize(made, batch_norm)
+    _normalize(made, batch_norm, layers)
     _across(made)
     _retie(made, names)
     repoint(optimizer, before, made.here)
@@ -424,7 +426,16 @@ def _across(made: Deployed) -> None:
         shares=[plan.shares[place] for place in order] if plan.shares else None,
         group=group,
         dtype=dtype_of(plan.grad_dtype),
+        own=_factor_group(plan, group),
     )
+
+
+def _factor_group(plan: Plan, group: Any) -> Any:
+    """A group of their own for factors, on every rank where any has some."""
+    if not any(row[1:] == ("factors",) for row in plan.sync):
+        return None
+    ranks = dist.get_process_group_ranks(group)
+    return new_groups([ranks])[tuple(ranks)]
 
 
 def _layout(plan: Plan, names: set[str], choices: Mapping[str, str]) -> Layout | float:
@@ -492,18 +503,16 @@ def _require_apart(plan: Plan, modules: Mapping[int, Any]) -> None:
                 )
 
 
-def _normalize(made: Deployed, way: str) -> None:
-    """Let batch norms see the samples of all data-parallel ranks."""
+def _normalize(made: Deployed, way: str, layers: list[str]) -> None:
+    """Let batch norms see the samples of all data-parallel ranks; `layers`: of the whole model."""
     if way not in BATCH_NORM:
         raise unknown("batch_norm", way, BATCH_NORM)
-    stages = [made.model] if made.pipeline is None else list(made.pipeline.modules.values())
-    layers = [name for stage in stages for name in norms(stage)]
+    plan, places = made.plan, made.places
     if way == "local" or not layers:
         return
     if isinstance(made.pipeline, Groups):
         made.pipeline.synchronize_norms()
         return
-    plan, places = made.plan, made.places
     if plan.dp == 1 or max(plan.spatial, default=1) > 1:
         return
     if len(set(plan.shares)) > 1 and plan.micro_batch:
@@ -513,6 +522,8 @@ def _normalize(made: Deployed, way: str) -> None:
             hint="leave micro_batch out, or take batch_norm=local",
         )
     ranks = dist.get_process_group_ranks(places.group("dp"))
+    group = new_groups([ranks])[tuple(ranks)]
     weight = 1.0 if made.is_sharded else made.share
+    stages = [made.model] if made.pipeline is None else list(made.pipeline.modules.values())
     for stage in {id(s): s for s in stages}.values():
-        synchronize_norms(stage, ranks, weight)
+        synchronize_norms(stage, group, weight)

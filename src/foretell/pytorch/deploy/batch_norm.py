@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -28,16 +27,14 @@ def norms(model: Module) -> list[str]:
     return [n for n, m in model.named_modules() if isinstance(m, _BatchNorm)]
 
 
-def synchronize_norms(model: Module, ranks: list[int], weight: float = 1.0) -> None:
-    """Let every batch norm of a model use the statistics of all these ranks' samples.
+def synchronize_norms(model: Module, group: Any, weight: float = 1.0) -> None:
+    """Let every batch norm of a model use the statistics of the samples of all ranks of a group.
+
+    The group is its own, so that gradients do not wait for it nor it for them.
 
     `weight` is what this rank's loss counts by, where the gradients are weighed after the backward.
     """
-    layers = [m for m in model.modules() if isinstance(m, _BatchNorm)]
-    if not layers or len(ranks) < 2:
-        return
-    group = dist.new_group(ranks, use_local_synchronization=True)  # not in the way of gradients
-    for layer in layers:
+    for layer in [m for m in model.modules() if isinstance(m, _BatchNorm)]:
         layer.forward = partial(normalize, layer, group, weight=weight)
 
 

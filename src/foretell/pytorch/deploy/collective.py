@@ -11,7 +11,7 @@ Outputs of `sum_out` and `gather` are the same on every rank, and so must their 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -129,9 +129,21 @@ def summed(x: Tensor, group: Any) -> Tensor:
 def shared_groups(shared: Shared, group: Any) -> list[tuple[Tensor, Any]]:
     """Parameters with the process group of those that hold them; one group for each set."""
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    made: dict[tuple[int, ...], Any] = {}
-    for _, holders in shared:
-        if holders not in made:
-            named = [ranks[r] for r in holders]
-            made[holders] = dist.new_group(named, use_local_synchronization=True)
-    return [(p, made[holders]) for p, holders in shared if p.requires_grad]
+    named = [tuple(ranks[r] for r in holders) for _, holders in shared]
+    made = new_groups(named)
+    pairs = zip(shared, named, strict=True)
+    return [(p, made[holders]) for (p, _), holders in pairs if p.requires_grad]
+
+
+def new_groups(wanted: Iterable[Sequence[int]]) -> dict[tuple[int, ...], Any]:
+    """New process groups, by their ranks. Every rank of the run asks at once for those it is in.
+
+    All ranks make all groups in one order: torch names groups by how many there are, so ranks that
+    make different numbers of them wait for each other for ever later on.
+    """
+    mine = sorted({tuple(ranks) for ranks in wanted})
+    each: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(each, mine)
+    every = sorted({ranks for rows in each for ranks in rows})
+    made = {ranks: dist.new_group(list(ranks)) for ranks in every}
+    return {ranks: made[ranks] for ranks in mine}

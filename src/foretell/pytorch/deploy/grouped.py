@@ -26,6 +26,7 @@ from foretell.pytorch.deploy.actions import Ran
 from foretell.pytorch.deploy.agree import told
 from foretell.pytorch.deploy.batch_norm import norms, synchronize_norms
 from foretell.pytorch.deploy.channels import Part, split_all, split_parameters, whole_state
+from foretell.pytorch.deploy.collective import new_groups
 from foretell.pytorch.deploy.group_sync import (
     Syncs,
     groups_of,
@@ -127,17 +128,17 @@ class Groups:
 
     def synchronize_norms(self) -> None:
         """Let batch norms of a run see the samples of all its ranks."""
-        for q, module in sorted(self.modules.items()):
-            run = self.runs[q]
-            if self.is_split[q] or len(run.ranks) == 1 or not norms(module):
-                continue
+        mine = {q: norms(m) for q, m in sorted(self.modules.items()) if not self.is_split[q]}
+        mine = {q: names for q, names in mine.items() if names and len(self.runs[q].ranks) > 1}
+        groups = new_groups(self.runs[q].ranks for q in mine)
+        for q, names in mine.items():
             if not all(n for micro in self.dealt[q] for n in micro.values()):
                 raise InputError(
-                    f"`{norms(module)[0]}` needs the statistics of all ranks, and some of its run "
-                    f"have no sample of a micro-batch",
+                    f"`{names[0]}` needs the statistics of all ranks, and some of its run have no "
+                    "sample of a micro-batch",
                     hint="take a larger micro_batch, or batch_norm=local",
                 )
-            synchronize_norms(module, list(run.ranks))
+            synchronize_norms(self.modules[q], groups[tuple(self.runs[q].ranks)])
 
     # Who has what
 

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.plan.groups import ORDER
+from foretell.pytorch.deploy.collective import new_groups
 
 IMAGE = ("height", "width", "depth")
 _COPIES = ("dp", "cp")  # axes along which parameters are the same
@@ -86,7 +87,7 @@ class Places:
             for rank in range(dist.get_world_size())
             if all(place(self.plan, rank)[a] == at for a, at in self.at.items() if a not in _COPIES)
         ]
-        group = dist.new_group(mine, use_local_synchronization=True)
+        group = new_groups([mine])[tuple(mine)]
         self._copies = (group, [place(self.plan, rank)["dp"] for rank in mine])
         return self._copies
 
@@ -100,7 +101,7 @@ class Places:
         rest = [d for d in range(self._ranks.dim()) if d not in axes]
         rows = self._ranks.permute(*rest, *reversed(axes)).flatten(0, len(rest) - 1)
         mine = next(row for row in rows.flatten(1).tolist() if dist.get_rank() in row)
-        return dist.new_group(mine, use_local_synchronization=True)
+        return new_groups([mine])[tuple(mine)]
 
     def sharding(self) -> Any:
         """The mesh that parameters are sharded over: copies × parts where sharding is hybrid."""

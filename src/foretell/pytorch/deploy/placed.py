@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.plan.places import Said, said
 from foretell.pytorch.deploy.actions import Pipeline, parse
 from foretell.pytorch.deploy.channels import split_all, split_parameters
-from foretell.pytorch.deploy.collective import Shared
+from foretell.pytorch.deploy.collective import Shared, new_groups
 from foretell.pytorch.deploy.recompute import recompute
 from foretell.pytorch.deploy.staging import FIRST, LAST, Traced, cut, trace
 from foretell.pytorch.deploy.ties import holders
@@ -145,7 +144,7 @@ def _do_otherwise(module: Module, ways: Sequence[str], layers: Sequence[str]) ->
 def _split(mine: Mapping[int, Module], stages: Sequence[Said]) -> dict[int, Any]:
     """Split the layers of wide stages over their ranks."""
     wide = sorted({stages[s].ranks for s in mine if len(stages[s].ranks) > 1})
-    groups = {ranks: dist.new_group(ranks, use_local_synchronization=True) for ranks in wide}
+    groups = new_groups(wide)
     parts: dict[int, tuple[Any, Any]] = {}  # copies and tied layers share theirs
     found: dict[int, Any] = {}
     for s, module in mine.items():

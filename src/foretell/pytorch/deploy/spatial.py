@@ -19,7 +19,7 @@ from torch import nn
 
 from foretell.errors import InputError
 from foretell.pytorch.deploy.batch_norm import normalize
-from foretell.pytorch.deploy.collective import copy_in, cut, even, gather
+from foretell.pytorch.deploy.collective import copy_in, cut, even, gather, new_groups
 from foretell.pytorch.deploy.exchange import Span, exchange, spans
 
 Tensor = Any
@@ -125,7 +125,7 @@ def _line(places: Any, axis: int) -> Any:
     """The group of ranks that differ from this one along one axis only."""
     lines = places.movedim(axis, -1).reshape(-1, places.shape[axis]).tolist()
     mine = next(line for line in lines if dist.get_rank() in line)
-    return dist.new_group(mine, use_local_synchronization=True)
+    return new_groups([mine])[tuple(mine)]
 
 
 def _cut_image(x: Tensor, grid: Grid) -> Tensor:
