@@ -4,7 +4,7 @@ BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: help demo test fuzz validate bench zoo docs guides figures picture lint format clean
+.PHONY: help demo test fuzz validate bench zoo docs guides figures picture lint format clean matrix
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -23,6 +23,8 @@ test: .venv/installed  ## every test that ends in minutes
 
 fuzz: .venv/installed  ## hostile files through every command: make fuzz CASES=1000
 	$(BIN)/python -m tests.fuzz.fuzz --cases $(or $(CASES),500) $(ARGS)
+matrix: .venv/installed  ## models x plans on gloo ranks, each compared with one process
+	$(BIN)/python -m tests.pytorch.deploy.matrix $(ARGS)
 
 validate: .venv/installed  ## every accuracy figure, from measured data
 	$(BIN)/foretell validate
