@@ -55,7 +55,7 @@ from foretell.pytorch.deploy.spatial import split_spatial
 from foretell.pytorch.deploy.stages import Staged
 from foretell.pytorch.deploy.sync import Sync, synchronize
 from foretell.pytorch.deploy.tensor import named, said, split_tensors
-from foretell.pytorch.deploy.ties import aliases, here, shared_names
+from foretell.pytorch.deploy.ties import aliases, here, tied_names
 from foretell.pytorch.deploy.traced import require_parameters
 from foretell.pytorch.deploy.units import cut_at, together, units
 from foretell.pytorch.script import default_loss
@@ -86,6 +86,7 @@ class Deployed:
     max_norm: float = 0.0  # to which gradients are clipped; not where 0
     ema: Ema | None = None  # averages of the parameters
     copies: dict[str, int] | None = None  # ranks that have the same gradient (→ clip.py)
+    tied: frozenset[str] = frozenset()  # names of parameters that have several
     splits: dict[int, Any] = field(default_factory=dict)  # by id: dim, sizes and group of a part
 
     def step(self, inputs: tuple[Any, ...], target: Any) -> Any:
@@ -241,6 +242,7 @@ def deploy(
     before, names = dict(model.named_parameters()), aliases(model)
     layers = norms(model)
     made = Deployed(model, optimizer, plan, places, loss or default_loss)
+    made.tied = frozenset(tied_names(model))
     made.scaler = scaler(precision_of(plan), kind)
     if plan.groups:
         _apart(made, tensor_layout)
@@ -298,6 +300,11 @@ def _fused(made: Deployed) -> FusedStep:
     """The step with its ops fused and ordered; gradients go to the buckets as they are made."""
     from foretell.pytorch.deploy.fused_step import FusedStep  # loads torch's compiler
 
+    if made.tied:
+        raise InputError(
+            f"fused or ordered ops: `{min(made.tied)}` is tied, its gradient made in two places",
+            hint="untie them, or leave `regions` and `late` out of the plan",
+        )
     buckets = made.sync.buckets if isinstance(made.sync, Sync) else None
     ready = buckets.gave if buckets is not None else None
     return FusedStep(made.model, made.loss, made.plan, ready=ready)
@@ -347,10 +354,13 @@ def _inside(made: Deployed, modules: list[Any], layout: Mapping[str, str] | None
     plan, places = made.plan, made.places
     names = {spec.partition(":")[0] for spec in plan.whatifs}
     for module in modules:
-        ways = named(module, layout)  # a stage may have none of the layers that are split
+        ways = named(
+            module, layout, made.tied
+        )  # a stage may have none of the layers that are split
         if plan.tp > 1 and ways:
             has_blocks = bool(blocks(module, ways))
-            split_tensors(module, places.line("tp"), layout, tokens=plan.sp and has_blocks)
+            tokens = plan.sp and has_blocks
+            split_tensors(module, places.line("tp"), layout, tokens=tokens, tied=made.tied)
         if plan.cp > 1 and blocks(module, ways):
             split_context(module, places.line("cp"), ways)
         if max(plan.spatial, default=1) > 1:
@@ -379,7 +389,7 @@ def _inside(made: Deployed, modules: list[Any], layout: Mapping[str, str] | None
 def _all_layers(model: Any, way: str, plan: Plan) -> dict[str, str]:
     """Every layer that has enough filters or channels; the first reads too few channels."""
     dim, size = (0 if way == "filter" else 1), getattr(plan, way)
-    tied = {name for names in shared_names(model).values() for name in names}
+    tied = tied_names(model)
     closed = tuple(f"{n}." for n, m in model.named_modules() if isinstance(m, WHOLE))
     found = {
         n: way

@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import (
 
 from foretell.errors import InputError, unknown
 from foretell.pytorch.deploy.sequence import SEQUENCE, split_tokens
-from foretell.pytorch.deploy.ties import shared_names
+from foretell.pytorch.deploy.ties import tied_names
 
 Module = Any
 _STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
@@ -31,19 +31,24 @@ _POINTWISE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.I
 
 
 def split_tensors(
-    model: Module, mesh: Any, layout: Mapping[str, str] | None = None, *, tokens: bool = False
+    model: Module,
+    mesh: Any,
+    layout: Mapping[str, str] | None = None,
+    *,
+    tokens: bool = False,
+    tied: Collection[str] = (),  # parameters that other layers hold too, of other stages maybe
 ) -> Module:
     """Split the layers of a layout (known ones where none is given) over the ranks of a mesh.
 
     With `tokens`, blocks of which every layer is known hold a part of the tokens between them.
     """
-    chosen = named(model, layout)
+    tied = {*tied, *tied_names(model)}
+    chosen = named(model, layout, tied)
     if not chosen:
         raise InputError(
             f"nobody has said how the layers of {type(model).__name__} split into tensors",
             hint="give the model an attribute `tensor_layout`: {layer: colwise | rowwise}",
         )
-    tied = {name for names in shared_names(model).values() for name in names}
     for name, way in chosen.items():
         _check(name, model.get_submodule(name), way, mesh.size())
         if way != SEQUENCE and f"{name}.weight" in tied:
@@ -56,12 +61,14 @@ def split_tensors(
     return parallelize_module(model, mesh, {n: _STYLES[way]() for n, way in left.items()})
 
 
-def named(model: Module, layout: Mapping[str, str] | None) -> dict[str, str]:
+def named(
+    model: Module, layout: Mapping[str, str] | None, tied: Collection[str] = ()
+) -> dict[str, str]:
     """The layers that a layout names by pattern; where none is given, those that are known."""
     for pattern, way in (layout or {}).items():
         if way not in (*_STYLES, SEQUENCE):
             raise unknown(f"way to split `{pattern}`", way, (*_STYLES, SEQUENCE))
-    return _matched(model, layout) if layout else known(model)
+    return _matched(model, layout) if layout else known(model, tied)
 
 
 def said(model: Module) -> dict[str, str] | None:
@@ -74,14 +81,14 @@ def said(model: Module) -> dict[str, str] | None:
     return ours or None
 
 
-def known(model: Module) -> dict[str, str]:
+def known(model: Module, tied: Collection[str] = ()) -> dict[str, str]:
     """Which layers split how, as far as the structure of a model shows."""
     found: dict[str, str] = {}
-    tied = {n.rpartition(".")[0] for names in shared_names(model).values() for n in names}
+    shared = {n.rpartition(".")[0] for n in (*tied, *tied_names(model))}
     for name, module in model.named_modules():
         dot = f"{name}." if name else ""
         if isinstance(module, nn.Sequential):
-            found |= _pairs(module, dot, tied)
+            found |= _pairs(module, dot, shared)
         elif isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
             found |= {f"{dot}linear1": "colwise", f"{dot}linear2": "rowwise"}
             norms = [n for n, _ in module.named_children() if n.startswith("norm")]

@@ -33,6 +33,11 @@ def shared_names(model: Any) -> dict[str, list[str]]:
     return {first: names for first, names in found.items() if len(names) > 1}
 
 
+def tied_names(model: Any) -> set[str]:
+    """Every name of a parameter that has more than one."""
+    return {name for names in shared_names(model).values() for name in names}
+
+
 def here(modules: Iterable[Any], names: Mapping[str, str]) -> dict[str, Tensor]:
     """The parameters of some modules by their first names; raise where a tie was cut."""
     found: dict[str, Tensor] = {}
