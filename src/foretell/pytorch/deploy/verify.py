@@ -248,7 +248,7 @@ def _compare_loss(seen: _Seen, step: int, loss: Any, share: float, wanted: Any) 
     mean = sum(x * w for x, w in known) / sum(w for _, w in known)
     # of outputs of order one: a loss below that is a difference of such
     off = abs(mean - float(wanted)) / max(abs(float(wanted)), 0.5)
-    seen.note(step, "loss", "", off, seen.loss)
+    seen.note(step, "loss", "", off, seen.loss * (1 + step))  # updates carry roundings on
 
 
 def _compare(seen: _Seen, step: int, what: str, mine: dict[str, Any], wanted: Any) -> None:
