@@ -21,6 +21,8 @@ RUNNABLE = (
     "fused-optimizer",
     "tf32",
 )
+PRECISIONS = ("fp32", "tf32", "bf16-mixed", "fp16-mixed")  # as autocast has them
+WORDS = ", ".join(PRECISIONS)
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,9 @@ def unsupported(plan: Plan, model: ModelFacts | None = None) -> list[str]:
         f"dtype={plan.dtype}: ranks compute in fp32, tf32, bf16 or fp16": (
             plan.dtype not in ("", "fp32", "tf32", "bf16", "fp16")
         ),
-        f"dtype=fp16 beside pp={plan.pp}: losses are not scaled there": (
-            plan.dtype == "fp16" and plan.pp > 1
+        f"precision={plan.precision}: ranks run {WORDS}": (plan.precision not in ("", *PRECISIONS)),
+        f"fp16 beside pp={plan.pp}: losses are not scaled there": (
+            "fp16" in (plan.dtype, plan.precision.removesuffix("-mixed")) and plan.pp > 1
         ),
         "sync names sharded parameters and tp > 1": bool(plan.sync) and plan.tp > 1,
     }

@@ -9,7 +9,7 @@ from foretell.errors import InputError
 from foretell.plan.plan import Plan
 
 # Of a prediction, not of a run: no program needs them.
-_SILENT = {"stack", "model", "cluster"}
+_SILENT = {"framework", "model", "cluster"}
 
 
 def require(plan: Plan, program: str, said: set[str]) -> None:

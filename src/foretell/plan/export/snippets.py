@@ -10,6 +10,7 @@ _SAID = {"dp", "micro_batch", "global_batch", "dtype", "recompute", "optimizer",
 _TORCH = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
 
 _OPTIMIZERS = {
+    "": "torch.optim.Adam(model.parameters())",
     "adam": "torch.optim.Adam(model.parameters())",
     "sgd": "torch.optim.SGD(model.parameters(), lr=0.01)",
     "momentum": "torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)",
@@ -33,7 +34,7 @@ def ddp(plan: Plan) -> dict[str, str]:
         "dist.init_process_group()  # started by: torchrun --nproc-per-node=" + str(plan.dp),
         *_recompute(plan),
         f"model = DistributedDataParallel(model, bucket_cap_mb={plan.bucket_mb:g})",
-        f"optimizer = {_OPTIMIZERS[plan.optimizer]}",
+        f"optimizer = {_optimizer(plan)}",
         *_autocast(plan),
         *_accumulate(plan, "    model.require_backward_grad_sync = k + 1 == {num}"),
     ]
@@ -62,10 +63,16 @@ def fsdp2(plan: Plan) -> dict[str, str]:
         "for block in model.layers:  # the blocks of your model",
         "    fully_shard(block, **options)",
         "fully_shard(model, **options)",
-        f"optimizer = {_OPTIMIZERS[plan.optimizer]}  # after sharding",
+        f"optimizer = {_optimizer(plan)}  # after sharding",
         *_accumulate(plan, "    model.set_requires_gradient_sync(k + 1 == {num})"),
     ]
     return {"fsdp2.py": "\n".join(lines) + "\n"}
+
+
+def _optimizer(plan: Plan) -> str:
+    if plan.optimizer not in _OPTIMIZERS:
+        raise InputError(f"no few lines make the optimizer `{plan.optimizer}`")
+    return _OPTIMIZERS[plan.optimizer]
 
 
 def _accumulate(plan: Plan, sync: str) -> list[str]:

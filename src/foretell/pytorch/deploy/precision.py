@@ -47,4 +47,4 @@ def precision_of(plan: Plan) -> str:
         name, options = split(spec)
         if name == "amp":
             return options.get("dtype", "bf16")
-    return plan.dtype
+    return plan.dtype or plan.precision.removesuffix("-mixed")

@@ -354,7 +354,7 @@ def _optimizer(script: ModuleType, plan: Plan, model: Any) -> Any:
     own = getattr(script, "optimizer", None)
     if own is not None:
         return own(model.parameters())
-    if plan.optimizer == "adam":
+    if plan.optimizer not in ("sgd", "momentum"):
         return torch.optim.Adam(model.parameters())
     momentum = 0.9 if plan.optimizer == "momentum" else 0.0
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum)
