@@ -23,6 +23,7 @@ test: .venv/installed  ## every test that ends in minutes
 
 fuzz: .venv/installed  ## hostile files through every command: make fuzz CASES=1000
 	$(BIN)/python -m tests.fuzz.fuzz --cases $(or $(CASES),500) $(ARGS)
+
 matrix: .venv/installed  ## models x plans on gloo ranks, each compared with one process
 	$(BIN)/python -m tests.pytorch.deploy.matrix $(ARGS)
 
