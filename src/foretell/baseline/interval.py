@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from foretell import portable
 from foretell.graph.columns import Kind
 from foretell.graph.graph import Graph
 
@@ -39,9 +40,11 @@ def interval(
     widths = []
     for sign in (-1.0, 1.0):
         varied = (_host(after, sign * host), _device(after, sign))
-        effects = [float(np.log(seconds(g) / foretold)) for g in varied if g is not None]
+        effects = [float(portable.log(seconds(g) / foretold)) for g in varied if g is not None]
         widths.append(FOUR_IN_FIVE * float(np.sqrt(spread**2 + sum(e**2 for e in effects))))
-    return Interval(foretold * float(np.exp(-widths[0])), foretold * float(np.exp(widths[1])))
+    return Interval(
+        foretold * float(portable.exp(-widths[0])), foretold * float(portable.exp(widths[1]))
+    )
 
 
 def _host(after: Graph, sigma: float) -> Graph | None:
@@ -50,7 +53,7 @@ def _host(after: Graph, sigma: float) -> Graph | None:
     if not len(host) or not sigma:
         return None
     with after.edit("host") as edit:
-        factor = np.exp(sigma)
+        factor = portable.exp(sigma)
         edit.set(host, seconds=after.seconds[host] * factor, gap=after.gap[host] * factor)
     return edit.graph
 
@@ -61,6 +64,6 @@ def _device(after: Graph, sign: float) -> Graph | None:
     if not len(unsure):
         return None
     with after.edit("prices") as edit:
-        factor = np.exp(sign * TOGETHER * np.minimum(after.sigma[unsure], 1.0))
+        factor = portable.exp(sign * TOGETHER * np.minimum(after.sigma[unsure], 1.0))
         edit.set(unsure, seconds=after.seconds[unsure] * factor)
     return edit.graph

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from foretell import portable
 from foretell.cluster.device import Device
 from foretell.cost import fused_formula, fused_tune
 from foretell.cost.fused_features import Features, features
@@ -111,7 +112,7 @@ def _price(regions: Regions, device: Device, learned: bool) -> Price:
     priced = _by_network(regions, features(device, regions), members, scale)
     if device.name == _TRAINED[sort]:
         return priced
-    return Price(priced.seconds, np.hypot(priced.sigma, _ELSEWHERE))
+    return Price(priced.seconds, portable.hypot(priced.sigma, _ELSEWHERE))
 
 
 def _summed(made: Lowered, price: Price, device: Device, count: int) -> Price:
@@ -136,7 +137,7 @@ def _by_network(
     middle = np.mean([m for m, _ in told], axis=0)
     inside = np.mean([s for _, s in told], axis=0)
     sigma = inside * scale[np.where(_knows_own(regions), 0, 1)]
-    return Price(given.formula * np.exp(middle.astype(float)), sigma.astype(float))
+    return Price(given.formula * portable.exp(middle.astype(float)), sigma.astype(float))
 
 
 def _knows_own(regions: Regions) -> npt.NDArray[np.bool_]:
@@ -149,4 +150,4 @@ def _knows_own(regions: Regions) -> npt.NDArray[np.bool_]:
 def _formula_sigma(device: Device, sort: str) -> float:
     found = fused_formula.shipped()[sort]["sigma"]
     fitted = device.name == found["fitted_on"]
-    return float(found["seen"] if fitted else np.hypot(found["seen"], _ELSEWHERE))
+    return float(found["seen"] if fitted else portable.hypot(found["seen"], _ELSEWHERE))

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from foretell import portable
+
 Array = npt.NDArray[np.float64]
 _POINTS = 1024.0  # places of a block without reductions
 _ROW, _COLUMN = 1024, 64  # longest reductions held in one block: along rows, down columns
@@ -42,7 +44,7 @@ def blocks(rows: Array, inner: Array, down: npt.NDArray[np.bool_], loads: Array)
 
 
 def _power(values: Array) -> Array:
-    return np.asarray(2.0 ** np.ceil(np.log2(np.maximum(values, 1.0))), float)
+    return portable.two_above(np.maximum(values, 1.0))
 
 
 def _along(x: Array, r: Array, loads: Array, held: npt.NDArray[np.bool_]) -> Array:

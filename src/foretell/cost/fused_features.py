@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from foretell import portable
 from foretell.cluster.device import Device
 from foretell.cost.fused_blocks import blocks
 from foretell.cost.fused_formula import (
@@ -68,7 +69,7 @@ def nodes(device: Device, regions: Regions, walk: Walk, formula: Array) -> Array
     lanes = device.units * _LANES
     own = regions.seconds / formula[regions.region]
     rows = regions.looped / np.maximum(regions.inner, 1.0)
-    kind = KIND_CODE[regions.op]
+    kind, inner = KIND_CODE[regions.op], np.maximum(regions.inner, 1.0)
     stream = regions.elements * size / (device.memory_bandwidth * formula[regions.region])
     found = [
         _log(regions.elements * size / device.l2),
@@ -78,16 +79,16 @@ def nodes(device: Device, regions: Regions, walk: Walk, formula: Array) -> Array
         _log(regions.last) / 2,
         _log(regions.writes / device.l2) * (regions.writes > 0),
         (regions.writes > 0).astype(float),
-        np.where(np.isnan(own) | (own <= 0), 0.0, np.log(np.maximum(own, 1e-4))),
+        np.where(np.isnan(own) | (own <= 0), 0.0, portable.log(np.maximum(own, 1e-4))),
         (~np.isnan(own) & (own > 0)).astype(float),
-        np.log(np.maximum(stream, 1e-5)) / 2,
-        np.log(weights(sort_of(device, regions))[regions.op]) / 2,
+        portable.log(np.maximum(stream, 1e-5)) / 2,
+        portable.log(weights(sort_of(device, regions))[regions.op]) / 2,
         walk.node[:, 0] / 2,
         walk.node[:, 1] / 2,
         walk.node[:, 2],
         _aligned(regions.last),
         _aligned(regions.inner),
-        np.log2(2 ** np.ceil(np.log2(np.maximum(regions.inner, 1))) / np.maximum(regions.inner, 1)),
+        portable.log2(portable.two_above(inner) / inner),
         (regions.inner > 1024).astype(float),
         *((regions.across == a).astype(float) for a in (1, 2)),
         *((size == s).astype(float) for s in (1.0, 2.0, 8.0)),
@@ -129,23 +130,23 @@ def whole(device: Device, regions: Regions, walk: Array, formula: Array, c: Cons
     kinds = [np.bincount(region, KIND_CODE[regions.op] == k, count) for k in range(len(KINDS))]
     lanes = device.units * _LANES
     found = [
-        np.log(formula / device.floor),
-        *(np.log(np.maximum(parts[name] / formula, 1e-3)) / 2 for name in _SHARES),
+        portable.log(formula / device.floor),
+        *(portable.log(np.maximum(parts[name] / formula, 1e-3)) / 2 for name in _SHARES),
         *(
-            np.log1p(16 * w[name] / device.l2)
+            portable.log1p(16 * w[name] / device.l2)
             for name in ("read", "fresh", "reread", "written", "turned")
         ),
         _log(w["places"] / lanes),
-        np.log1p(w["lone"]) / 4,
+        portable.log1p(w["lone"]) / 4,
         w["kernels"] / 4,
         w["levels"] / 2,
         w["random"] / np.maximum(w["places"], 1.0),
         w["odd"] / np.maximum(w["places"], 1.0),
         w["halves"] / np.maximum(w["places"], 1.0) / 4,
-        np.log(np.maximum(w["work"] / np.maximum(w["places"], 1.0), 0.5)) / 2,
-        np.where(known & (own > 0), np.log(np.maximum(own / formula, 1e-3)), 0.0),
+        portable.log(np.maximum(w["work"] / np.maximum(w["places"], 1.0), 0.5)) / 2,
+        np.where(known & (own > 0), portable.log(np.maximum(own / formula, 1e-3)), 0.0),
         (known & (own > 0)).astype(float),
-        *(np.log1p(k) for k in kinds),
+        *(portable.log1p(k) for k in kinds),
         np.bincount(region, regions.writes > 0, count) / 4,
     ]
     if kind_of_device(device) == "cpu":
@@ -161,21 +162,21 @@ def _nests(w: dict[str, Array]) -> list[Array]:
     """What a CPU's loop nests have besides, against the places they visit."""
     places = np.maximum(w["places"], 1.0)
     names = ("columns", "chained", "asked", "told", "joined")
-    shares = [np.log1p(w[name] / places) for name in names]
-    return [*shares, np.log1p(16 * w["lone"] / places), np.log1p(w["given"])]
+    shares = [portable.log1p(w[name] / places) for name in names]
+    return [*shares, portable.log1p(16 * w["lone"] / places), portable.log1p(w["given"])]
 
 
 def _longest(regions: Regions, at: Whole, lanes: float) -> list[Array]:
     """Of each region's longest reduction: its length, rows, padding, and whether it is turned."""
     inner, rows = regions.inner[at], regions.looped[at] / np.maximum(regions.inner[at], 1.0)
-    padded = 2.0 ** np.ceil(np.log2(np.maximum(inner, 1.0)))
+    padded = portable.two_above(np.maximum(inner, 1.0))
     return [
         _log(inner),
         _log(rows / lanes) * (inner > 1),
-        np.log2(padded / np.maximum(inner, 1.0)),
+        portable.log2(padded / np.maximum(inner, 1.0)),
         (inner > 1024).astype(float),
         (regions.across[at] > 0).astype(float),
-        np.log2(np.clip(inner, 1.0, 1024.0)) / 10,
+        portable.log2(np.clip(inner, 1.0, 1024.0)) / 10,
     ]
 
 
@@ -195,11 +196,11 @@ def _cut(device: Device, regions: Regions, at: Whole, places: Array) -> list[Arr
     waves = made.programs / device.units
     return [
         _log(waves),
-        np.log2(made.turns) / 4,
-        np.log2(np.maximum(made.padded, 1.0)),
+        portable.log2(made.turns) / 4,
+        portable.log2(np.maximum(made.padded, 1.0)),
         made.held.astype(float),
         np.where(waves > 1, np.ceil(waves) / np.maximum(waves, 1.0), 1.0),
-        np.log2(np.maximum(made.turns * loads, 1.0)) / 4,
+        portable.log2(np.maximum(made.turns * loads, 1.0)) / 4,
     ]
 
 
@@ -221,8 +222,8 @@ def _widest(regions: Regions) -> list[Array]:
 def _aligned(extent: Array) -> Array:
     """How wide a load fits a row: 0 for odd ones, 1 for multiples of 32."""
     whole = np.maximum(extent, 1.0).astype(np.int64)
-    return np.asarray(np.log2(np.minimum(whole & -whole, 32)) / 5, float)
+    return np.asarray(portable.log2(np.minimum(whole & -whole, 32)) / 5, float)
 
 
 def _log(values: Array) -> Array:
-    return np.asarray(np.log2(np.maximum(values, 2.0**-20)) / 4, float)
+    return np.asarray(portable.log2(np.maximum(values, 2.0**-20)) / 4, float)

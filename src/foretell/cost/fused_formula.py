@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from foretell import portable
 from foretell.cluster.device import Device
 from foretell.cluster.preset import devices
 from foretell.cost import fused_host
@@ -130,7 +131,8 @@ def from_walk(device: Device, walk: Array, c: Constants) -> Array:
 
 def _together(parts: Mapping[str, Array], c: Constants) -> Array:
     p = c["overlap"]
-    busy = (parts["memory"] ** p + parts["compute"] ** p + parts["lone"] ** p) ** (1 / p)
+    terms = sum(portable.power(parts[name], p) for name in ("memory", "compute", "lone"))
+    busy = portable.power(terms, 1 / p)
     out: Array = parts["start"] + busy + parts["product"]
     return out
 
@@ -179,15 +181,16 @@ def _memory(device: Device, w: Mapping[str, Array], c: Constants) -> Array:
     again = w["reread"] * _missed(w["read"] + w["written"], c["again"] * device.l2, c)
     cold = (w["read"] - w["fresh"]) + fresh + written + again + c["turned"] * w["turned"]
     moved = w["read"] + w["written"] + w["reread"]
-    both = (cold / stream) ** c["join"] + (moved / (stream * c["cache"])) ** c["join"]
-    ramp = 1 - np.exp(-moved / (c["ramp"] * device.l2))
-    out: Array = device.floor * c["latency"] * ramp + both ** (1 / c["join"]) + 1e-12
+    both = portable.power(cold / stream, c["join"])
+    both = both + portable.power(moved / (stream * c["cache"]), c["join"])
+    ramp = 1 - portable.exp(-moved / (c["ramp"] * device.l2))
+    out: Array = device.floor * c["latency"] * ramp + portable.power(both, 1 / c["join"]) + 1e-12
     return out
 
 
 def _missed(size: Array, kept: float, c: Constants) -> Array:
     """The share of so many bytes that the cache does not hold."""
-    return np.asarray(1 - 1 / (1 + (size / kept) ** c["steep"]), float)
+    return np.asarray(1 - 1 / (1 + portable.power(size / kept, c["steep"])))
 
 
 def _product(device: Device, w: Mapping[str, Array], c: Constants) -> Array:

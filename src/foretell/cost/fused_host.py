@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from foretell import portable
 from foretell.cluster.device import Device
 from foretell.cost import fused_codes
 from foretell.cost.fusion_class import WORDS
@@ -69,7 +70,8 @@ def shipped() -> dict[str, Any]:
 def total(parts: Mapping[str, Any], c: Constants) -> Any:
     """Seconds of each region from its terms."""
     p = c["overlap"]
-    busy = (parts["memory"] ** p + (parts["compute"] + parts["lone"]) ** p) ** (1 / p)
+    computes = _power(parts["compute"] + parts["lone"], p)
+    busy = _power(_power(parts["memory"], p) + computes, 1 / p)
     return parts["start"] + busy + parts["product"]
 
 
@@ -107,7 +109,7 @@ def _level(device: Device, size: Any, c: Constants) -> Any:
 
 
 def _missed(size: Any, kept: Any, c: Constants) -> Any:
-    return 1 - 1 / (1 + ((size + 1) / kept) ** c["steep"])
+    return 1 - 1 / (1 + _power((size + 1) / kept, c["steep"]))
 
 
 def _product(device: Device, w: Mapping[str, Any], c: Constants) -> Any:
@@ -116,3 +118,8 @@ def _product(device: Device, w: Mapping[str, Any], c: Constants) -> Any:
     roofline = compute + w["operand"] / (device.memory_bandwidth * c["stream"])
     unknown = (w["product"] > 0) * (w["own"] <= 0)
     return w["own"] + unknown * (roofline + device.floor)
+
+
+def _power(x: Any, to: Any) -> Any:
+    """Arrays to a power; a fit asks for its own tensors."""
+    return portable.power(x, to) if isinstance(x, np.ndarray) else x**to

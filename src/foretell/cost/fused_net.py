@@ -17,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from foretell import portable
 from foretell.cost.fused_features import Features
 from foretell.cost.fused_regions import Regions
+from foretell.cost.products import dense
 
 Floats = npt.NDArray[np.float32]
 Whole = npt.NDArray[np.int64]
@@ -38,18 +40,18 @@ def answer(weights: Weights, regions: Regions, given: Features) -> tuple[Floats,
     x = _relu(_dense(weights, "first", x))
     x = _relu(_dense(weights, "second", x))
     out = _dense(weights, "out", x)
-    return out[:, 0], np.exp(np.clip(out[:, 1], -5.0, 1.0))
+    return out[:, 0], portable.exp(np.clip(out[:, 1], -5.0, 1.0)).astype(np.float32)
 
 
 def _heard(weights: Weights, layer: str, h: Floats, edge: Floats, regions: Regions) -> Floats:
     """What each node makes of itself and its neighbours on both sides."""
-    told = edge @ weights[f"edge{layer}.weight"].T
+    told = dense(edge, weights[f"edge{layer}.weight"])
     parts = [h]
     for way, near, far in (
         ("down", regions.source, regions.target),
         ("up", regions.target, regions.source),
     ):
-        sent = h @ weights[f"{way}{layer}.weight"].T
+        sent = dense(h, weights[f"{way}{layer}.weight"])
         mean, most = np.zeros((2, len(h), sent.shape[1]), np.float32)
         _gather(sent, told, near, far, mean, most)
         parts += [mean, most]
@@ -88,8 +90,7 @@ def _scaled(weights: Weights, name: str, values: npt.NDArray[np.float64]) -> Flo
 
 
 def _dense(weights: Weights, name: str, x: Floats) -> Floats:
-    made: Floats = x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
-    return made
+    return dense(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
 
 
 def _relu(x: Floats) -> Floats:

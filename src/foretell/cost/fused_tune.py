@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from foretell import portable
 from foretell.cluster.device import Device
 from foretell.cost.fused_formula import shares
 from foretell.cost.fused_regions import Regions
@@ -54,7 +55,7 @@ def fitted(regions: Regions, seconds: Array, priced: Array, device: Device) -> T
             f"{len(seconds)} measured regions are too few to correct prices by",
             hint=f"measure {2 * _PARTS} or more",
         )
-    shares, wanted = _shares(regions, device), np.log(seconds / priced)
+    shares, wanted = _shares(regions, device), portable.log(seconds / priced)
     found = _solved(shares, wanted)
     left = left_over(regions, seconds, priced, device)
     sigma = float(np.quantile(np.abs(left), 0.8) / _EIGHTY)
@@ -64,7 +65,7 @@ def fitted(regions: Regions, seconds: Array, priced: Array, device: Device) -> T
 
 def left_over(regions: Regions, seconds: Array, priced: Array, device: Device) -> Array:
     """ln(measured/corrected) of each reading, corrected by a fit to others alone."""
-    shares, wanted = _shares(regions, device), np.log(seconds / priced)
+    shares, wanted = _shares(regions, device), portable.log(seconds / priced)
     part, left = np.arange(len(wanted)) % _PARTS, np.zeros(len(wanted))
     for k in range(_PARTS):
         mine = part == k
@@ -86,14 +87,16 @@ def _solved(shares: Array, wanted: Array) -> Array:
 
 def factor(regions: Regions, device: Device, tuning: Tuning) -> Array:
     """How many times as long as priced each region takes."""
-    found: Array = np.exp(_shares(regions, device) @ np.array([tuning.factors[k] for k in KINDS]))
+    found: Array = portable.exp(
+        portable.product(_shares(regions, device), np.array([tuning.factors[k] for k in KINDS]))
+    )
     return found
 
 
 def _shares(regions: Regions, device: Device) -> Array:
     parts, kernels = shares(device, regions)
     total = np.sum([parts[name] for name in KINDS[:-1]], axis=0)
-    many = np.log(np.maximum(kernels, 1.0))
+    many = portable.log(np.maximum(kernels, 1.0))
     return np.stack([*(parts[name] / total for name in KINDS[:-1]), many], axis=1)
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from foretell import portable
 from foretell.cost.limits import Limits, nearest
 
 Array = npt.NDArray[np.float64]
@@ -177,15 +178,14 @@ def _compute(
 def _hidden(limits: Limits, fitted: Fitted, sums: Array) -> Array:
     """Share of the peak that `sums` accumulators in flight on a unit can keep busy."""
     enough = fitted["hide_area"] * limits.ease
-    hidden: Array = np.minimum(1.0, sums / enough) ** fitted["hide_power"]
-    return hidden
+    return portable.power(np.minimum(1.0, sums / enough), fitted["hide_power"])
 
 
 def _aligned(limits: Limits, fitted: Fitted, align: Array) -> Array:
     """Flop/s that odd strides leave to the matrix units: wide loads need rows at 16 bytes."""
     if limits.pipe != "tensor":
         return np.array(np.inf)
-    narrow = fitted["narrow"] * (align / 2) ** fitted["narrow_power"]
+    narrow = fitted["narrow"] * portable.power(align / 2, fitted["narrow_power"])
     return np.where(align >= 16, np.inf, limits.units * limits.clock * narrow)
 
 
@@ -198,14 +198,16 @@ def throttled(limits: Limits, fitted: Fitted, work: Array, rate: Array) -> Array
     return slowed
 
 
+_STEPS = {2.0: 1, 4.0: 2, 8.0: 3}
+
+
 def norm(p: float, *terms: Array) -> Array:
     """(Σ xᵖ)^(1/p): times that overlap, the longest counting most; quick where p is 2, 4 or 8."""
-    if p in (2.0, 4.0, 8.0):
-        steps = range(int(np.log2(p)))
+    if p in _STEPS:
+        steps = range(_STEPS[p])
         total = sum(_each(np.square, steps, x) for x in terms)
         return _each(np.sqrt, steps, total)
-    out: Array = sum(x**p for x in terms) ** (1 / p)
-    return out
+    return portable.power(sum(portable.power(x, p) for x in terms), 1 / p)
 
 
 def _each(step: Callable[[Array], Array], steps: range, x: Any) -> Array:
@@ -222,7 +224,8 @@ def _memory(
     moved = asked.b * limits.size * (read + asked.m * asked.n)
     resident = limits.units * _resident(fitted, tile)
     flight = np.minimum(asked.b * grid[0] * grid[1] * split, resident) * (tile[0] + tile[1])
-    share = np.minimum(1.0, flight / (limits.units * fitted["flight"])) ** fitted["flight_power"]
+    busy = np.minimum(1.0, flight / (limits.units * fitted["flight"]))
+    share = portable.power(busy, fitted["flight_power"])
     # Rows a whole stride apart walk more pages than an old memory unit can translate at once; a
     # product of few rows streams through them instead.
     walked = np.sqrt(window * limits.size / limits.l2) * asked.m / (asked.m + fitted["stream_rows"])
@@ -242,7 +245,8 @@ def _traffic(
     tall = np.clip(np.sqrt(wave * cols / rows), 1.0, down)
     wide = np.clip(wave / tall, 1.0, across)
     along = np.minimum(across, wave)
-    wide = along * (wide / along) ** fitted["square"] if fitted["square"] < 1 else wide
+    if fitted["square"] < 1:
+        wide = along * portable.power(wide / along, fitted["square"])
     tall = np.clip(wave / wide, 1.0, down)
     first, second = asked.fetched
     read = first + _again(limits, fitted, first, across / wide)

@@ -15,6 +15,7 @@ from io import BytesIO
 import numpy as np
 import numpy.typing as npt
 
+from foretell import portable
 from foretell.cluster.device import Device
 from foretell.cost import kernel
 from foretell.cost.kernel import Price, Shapes
@@ -103,7 +104,9 @@ def seconds(
         if len(inside):
             part = {k: v[inside] for k, v in asked.items()}
             formula = kernel.seconds(device, name, kind, part).seconds
-            out[inside] = formula * np.exp(mine.predict(features(device, name, part, formula)))
+            out[inside] = formula * portable.exp(
+                mine.predict(features(device, name, part, formula))
+            )
             sigma[inside] = mine.sigma
     return Price(out, sigma)
 
@@ -119,7 +122,7 @@ def _inside(trees: Trees, op: str, shape: Mapping[str, Array]) -> npt.NDArray[np
 def logs(op: str, shape: Mapping[str, Array]) -> Array:
     """log2 of one plus each size of a shape: a padding may be 0."""
     length = len(next(iter(shape.values())))
-    return np.log2(1 + np.stack([_column(shape, key, length) for key in SIZES[op]], axis=1))
+    return portable.log2(1 + np.stack([_column(shape, key, length) for key in SIZES[op]], axis=1))
 
 
 def _column(shape: Mapping[str, Array], key: str, length: int) -> Array:
@@ -143,12 +146,12 @@ def features(device: Device, op: str, shape: Mapping[str, Array], formula: Array
         deep = get["c"] / get["groups"] * get["r"] * get["s"]
     work = 2 * many * rows * cols * deep
     found = [*logs(op, shape).T, *(get[k] for k in _FLAGS[op])]
-    found += [np.log2(formula), np.log2(work / formula), np.log2(rows / cols)]
+    found += [portable.log2(formula), portable.log2(work / formula), portable.log2(rows / cols)]
     for tile in _TILES:
         found += [np.mod(rows, tile) / tile, np.mod(cols, tile) / tile]
     for tile in _TILES[1:]:
         blocks = many * np.ceil(rows / tile) * np.ceil(cols / tile) / device.units
-        found += [np.log2(blocks), blocks - np.floor(blocks)]
+        found += [portable.log2(blocks), blocks - np.floor(blocks)]
     found += [np.mod(deep, 8.0), np.mod(cols, 8.0)]
     if op != "gemm":
         found += [np.mod(get["h"], 4.0), np.mod(get["h"], 8.0)]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from foretell import portable
 from foretell.cost.limits import Limits
 
 Array = npt.NDArray[np.float64]
@@ -57,7 +58,7 @@ def seconds(
         n / rows * fitted["cycles_lone"] / limits.clock,
     )
     p = shared["overlap"]
-    busy = sum(term**p for term in terms) ** (1 / p)
+    busy = portable.power(sum(portable.power(term, p) for term in terms), 1 / p)
     out: Array = limits.floor * (shared["start"] + fitted["start"]) + busy
     return out
 
@@ -65,7 +66,7 @@ def seconds(
 def _bandwidth(
     limits: Limits, shared: Mapping[str, float], fitted: Mapping[str, float], moved: Array
 ) -> Array:
-    kept = 1 / (1 + (moved / (shared["keep"] * limits.l2)) ** 4)
+    kept = 1 / (1 + portable.power(moved / (shared["keep"] * limits.l2), 4.0))
     gain = 1 + (shared["cache"] - 1) * kept
     wide: Array = limits.stream * fitted["bandwidth"] * gain
     return wide

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from foretell import portable
 from foretell.graph.columns import Array
 
 NEIGHBOURS = 6
@@ -70,7 +71,7 @@ def _mean(found: Array, weight: Array, nearest: Array) -> tuple[Array, Array]:
     """The weighted mean of logarithms, and how far it may be off."""
     mean = (weight * found).sum(axis=1)
     spread = np.sqrt((weight * (found - mean[:, None]) ** 2).sum(axis=1))
-    return mean, np.hypot(spread, 0.03 + 0.05 * nearest)
+    return mean, portable.hypot(spread, 0.03 + 0.05 * nearest)
 
 
 class Ratio(NamedTuple):
@@ -87,7 +88,7 @@ def ratios(op: str, direction: str, sizes: Sizes, source: Way, target: Way) -> R
     if rows is None:
         return None
     mean, spread, seconds = rows.near(sizes)
-    return Ratio(np.exp(mean), spread, np.exp(seconds))
+    return Ratio(portable.exp(mean), spread, portable.exp(seconds))
 
 
 class Times(NamedTuple):
@@ -104,7 +105,7 @@ def times(op: str, direction: str, sizes: Sizes, way: Way) -> Times | None:
         return None
     order, weight, nearest = _nearest(places(op, known.keys, sizes), known.places)
     mean, spread = _mean(known.seconds[order] - known.work[order], weight, nearest)
-    return Times(np.exp(mean + np.log(WORK[op](sizes))), spread)
+    return Times(portable.exp(mean + portable.log(WORK[op](sizes))), spread)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,8 +124,8 @@ def _timed(op: str, direction: str, way: Way) -> _Timed | None:
     if not found or op not in WORK:
         return None
     keys, sizes = _sizes([shape for shape, _ in found])
-    seconds = np.log(list(found.values()))
-    return _Timed(keys, places(op, keys, sizes), seconds, np.log(WORK[op](sizes)))
+    seconds = portable.log(list(found.values()))
+    return _Timed(keys, places(op, keys, sizes), seconds, portable.log(WORK[op](sizes)))
 
 
 def _sizes(shapes: Sequence[str]) -> tuple[tuple[str, ...], dict[str, Array]]:
@@ -141,8 +142,8 @@ def _rows(op: str, direction: str, source: Way, target: Way) -> Rows | None:
     if not both:
         return None
     keys, sizes = _sizes([shape for shape, _ in both])
-    ratio = np.log([after[key] / before[key] for key in both])
-    seconds = np.log([before[key] for key in both])
+    ratio = portable.log([after[key] / before[key] for key in both])
+    seconds = portable.log([before[key] for key in both])
     return Rows(op, keys, places(op, keys, sizes), ratio, seconds)
 
 
@@ -167,7 +168,7 @@ def _product(sizes: Sizes, keys: Sequence[str]) -> list[Array]:
 def _aligned(size: Array) -> Array:
     """ln of the largest of 1, 2, 4, 8 that divides a size."""
     whole = np.maximum(np.rint(size).astype(np.int64), 1)
-    found: Array = np.log(np.minimum(whole & -whole, 8).astype(float))
+    found: Array = portable.log(np.minimum(whole & -whole, 8).astype(float))
     return found
 
 
@@ -283,5 +284,5 @@ def _pairs(shape: str) -> list[tuple[str, float]]:
 
 
 def _log(values: Array) -> Array:
-    found: Array = np.log(np.maximum(np.asarray(values, float), 1e-3))
+    found: Array = portable.log(np.maximum(np.asarray(values, float), 1e-3))
     return found

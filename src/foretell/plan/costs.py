@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foretell import portable
 from foretell.cluster import Cluster, Device
 from foretell.cost import collective
 from foretell.plan.framework import running
@@ -183,7 +184,7 @@ def sharded_seconds(
     again = np.array([r.profile.gathers - 1.0 for r in c.plans.runs])
     talk = gather, again * gather + scatter
     ahead, back = (
-        (one**c.bend + other**c.bend) ** (1 / c.bend)
+        portable.power(portable.power(one, c.bend) + portable.power(other, c.bend), 1 / c.bend)
         for one, other in zip(alone, talk, strict=True)
     )
     return ahead, back

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from foretell import portable
 from foretell.cluster import Cluster, Device
 from foretell.cost import collective, kernel, power
 from foretell.plan.framework import Running
@@ -59,8 +60,8 @@ class Part:
     def seconds(self, bend: Array | float) -> Array:
         """How long it takes when host and device take turns in bounding it."""
         device = self.kernels + self.talk
-        both: Array = (self.host**bend + device**bend) ** (1 / bend) + self.skew
-        return both
+        both = portable.power(self.host, bend) + portable.power(device, bend)
+        return portable.power(both, 1 / bend) + self.skew
 
 
 def _values(part: Part) -> Iterable[Array]:

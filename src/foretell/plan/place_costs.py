@@ -22,6 +22,7 @@ from foretell.plan.memory import ROUNDING, USABLE, Memory, stage_memory
 from foretell.plan.parts import slower
 from foretell.plan.places import Place
 from foretell.plan.plan import Plan
+from foretell.portable import product
 from foretell.workload import Layer, Op, Workload
 from foretell.workload.op import BYTES
 
@@ -144,18 +145,18 @@ def bill(prices: Prices, place: Place) -> Bill:
     r, times = prices.rates(place.ranks), np.array(place.times, float)
     blocks, again = times * r.is_block, float("recompute" in place.ways)
     trains = float("frozen" not in place.ways)
-    kept = float((times - again * blocks) @ r.kept + again * blocks @ r.handed)
+    kept = float(product(times - again * blocks, r.kept) + product(again * blocks, r.handed))
     dropped = float(np.max((r.kept + r.brief) * (blocks > 0))) * again
     return Bill(
-        forward=float(times @ r.forward),
-        inputs=float(times @ r.inputs + again * blocks @ r.forward),
-        weights=float(times @ r.weights) * trains,
+        forward=float(product(times, r.forward)),
+        inputs=float(product(times, r.inputs) + product(again * blocks, r.forward)),
+        weights=float(product(times, r.weights)) * trains,
         kept=_rounded(kept),
         brief=_rounded(float(np.max(r.brief * (times > 0)))),
         moment=_rounded(dropped),
-        parameters=ROUNDING * float(times @ r.parameters),
-        trained=ROUNDING * float(times @ r.trained) * trains,
-        elements=float(times @ r.elements) * trains,
+        parameters=ROUNDING * float(product(times, r.parameters)),
+        trained=ROUNDING * float(product(times, r.trained)) * trains,
+        elements=float(product(times, r.elements)) * trains,
     )
 
 

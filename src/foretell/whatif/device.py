@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from foretell import portable
 from foretell.cluster.device import Device
 from foretell.cluster.preset import cables
 from foretell.cost import kernel as kernels
@@ -69,7 +70,7 @@ def repriced(graph: Graph, tasks: Array, here: Device, there: Device) -> tuple[A
     found = _ratios(graph, tasks, here, there)
     known = ~np.isnan(found)
     seconds[known] = graph.seconds[tasks][known] * found[known]
-    sigma[known] = np.hypot(graph.sigma[tasks][known], _UNSURE / 2)
+    sigma[known] = portable.hypot(graph.sigma[tasks][known], _UNSURE / 2)
     return seconds, sigma
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from foretell import portable
 from foretell.cost.ratios import Way
 from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph
@@ -70,7 +71,7 @@ def _place(
 def _walked(graph: Graph, sort: Sort, factor: float, sigma: float) -> tuple[float, float]:
     """A plain pass, as its kernels go over memory."""
     seconds = graph.seconds[sort.kernels]
-    each = factor ** powers(graph, sort.kernels)
+    each = portable.power(factor, powers(graph, sort.kernels))
     total = float(seconds.sum())
     return (float((seconds * each).sum()) / total if total > 0 else factor), sigma
 
@@ -107,6 +108,6 @@ def retimed(edit: Edit, graph: Graph, changes: list[Change]) -> None:
         edit.set(
             tasks,
             seconds=graph.seconds[tasks] * factor,
-            sigma=np.hypot(graph.sigma[tasks], sigma),
+            sigma=portable.hypot(graph.sigma[tasks], sigma),
             dtype=dtype,
         )

@@ -7,13 +7,12 @@
     4  from the best, single changes at random among ops the end of the step depends on, kept
        where they help or, ever more rarely, where they hardly hurt (annealing)
 
-It ends where the bound is met, or time or evaluations are spent; the best so far is always a
-whole plan. The same seed gives the same answer, unless time ends it.
+It ends where the bound is met or evaluations are spent, or time where it is limited; the best so
+far is always a whole plan. The same seed gives the same answer, unless time ends it.
 """
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Callable, Iterable
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from foretell import portable
 from foretell.search.fusion import moves
 from foretell.search.fusion.baselines import like_inductor, like_xla
 from foretell.search.fusion.bound import conditional
@@ -42,8 +42,8 @@ class Run:
     """A search under way: its limits, its best, and how it got there."""
 
     judge: Judge
-    seconds: float = 20.0
-    evaluations: int = 100_000
+    seconds: float = 0.0  # CPU seconds; 0 for no limit
+    evaluations: int = 4_000
     progress: Progress = lambda step, bound, many: None
     best: Scored | None = None
     shortest: Scored | None = None  # the state whose ops take least time
@@ -74,7 +74,8 @@ class Run:
 
     def over(self) -> bool:
         """Whether a limit is reached."""
-        return self.spent > self.seconds or self.judge.evaluations >= self.evaluations
+        is_late = 0 < self.seconds < self.spent
+        return is_late or self.judge.evaluations >= self.evaluations
 
     @property
     def is_met(self) -> bool:
@@ -148,7 +149,7 @@ def anneal(run: Run, scored: Scored, edges: list[int], dice: random.Random) -> S
         worse = (found.step - scored.step) / scored.step
         idle = 0 if run.best is not None and found.step < run.best.step else idle
         run.see(found)
-        if worse < 0 or (heat > 0 and dice.random() < math.exp(-worse / max(heat, 1e-9)) - 0.5):
+        if worse < 0 or (heat > 0 and dice.random() < portable.exp(-worse / max(heat, 1e-9)) - 0.5):
             scored, around = found, _critical(run.judge, found, edges)
     return scored
 

@@ -6,12 +6,12 @@ time: what more devices save, and what they cost.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from foretell import portable
 from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.plan import Plan
@@ -135,7 +135,7 @@ def _best(swept: Swept, workload: Workload, cluster: Cluster, gpus: int, batch: 
 
 def _rank(row: Row) -> tuple[bool, int, int, float, str]:
     """Fastest first; of those as fast as each other the plainest."""
-    about = round(math.log(row.step) / ALIKE) if row.step else 0
+    about = round(float(portable.log(row.step)) / ALIKE) if row.step else 0
     plain = row.strategy.count("+") + row.plan.zero
     return row.missing > 0, about, plain, row.step, row.strategy
 

@@ -27,6 +27,7 @@ from itertools import permutations
 
 import numpy as np
 
+from foretell import portable
 from foretell.errors import UnmodelledError
 from foretell.search.placement import shares
 from foretell.search.placement.evaluate import Evaluator, with_shares
@@ -213,7 +214,7 @@ def flexflow(on: Evaluator, seed: int = 0) -> Found:
         seconds = on.seconds(other)
         # acceptance exp(β·(old - new)) with β so that 1 % slower passes in one of e cases
         worse = (seconds - took) / best[1] if best[1] < math.inf else 0.0
-        if seconds < math.inf and (took == math.inf or draw.random() < math.exp(-100 * worse)):
+        if seconds < math.inf and (took == math.inf or draw.random() < portable.exp(-100 * worse)):
             now, took = other, seconds
         best = _better(best, (now, took))
     return best

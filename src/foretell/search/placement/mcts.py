@@ -26,6 +26,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from foretell import portable
 from foretell.search.placement.evaluate import Evaluator
 from foretell.search.placement.polish import whole
 from foretell.search.placement.problem import PS, WAYS
@@ -68,7 +69,7 @@ def by_seconds(took: Array) -> Array:
     least = took.min()
     if not np.isfinite(least):
         return np.full(len(took), 1 / len(took))
-    chances = np.where(np.isfinite(took), np.exp(-(took / least - 1) / SHARP), 0.0) + 1e-4
+    chances = np.where(np.isfinite(took), portable.exp(-(took / least - 1) / SHARP), 0.0) + 1e-4
     out: Array = chances / chances.sum()
     return out
 
@@ -239,4 +240,4 @@ class Tree:
         if not math.isfinite(seconds):
             return -1.0
         gain = self.baseline / seconds - 1 if math.isfinite(self.baseline) else 1.0
-        return gain**0.25 if gain > 1 else gain
+        return math.sqrt(math.sqrt(gain)) if gain > 1 else gain

@@ -29,6 +29,7 @@ from foretell.plan.memory import ROUNDING
 from foretell.plan.place_costs import Prices, room
 from foretell.plan.place_memory import constant
 from foretell.plan.places import Place
+from foretell.portable import product
 from foretell.workload import Layer, Workload
 
 SHAPES = ("v", "m", "nn", "k", "x", "loop", "wave", "tp")
@@ -168,7 +169,7 @@ def _held(asked: Asked, wide: set[int]) -> float:
     layers, r, mine = asked.workload.layers, asked.prices.rates(asked.ranks), sorted(wide)
     times = tuple(layer.times if i in wide else 0 for i, layer in enumerate(layers))
     held = constant(asked.prices, [Place(asked.ranks, times)], 0, trains=asked.trains)
-    passing = np.array(times, float) @ r.kept * asked.trains + np.max(r.brief[mine])
+    passing = product(np.array(times, float), r.kept) * asked.trains + np.max(r.brief[mine])
     return held + ROUNDING * float(passing)
 
 

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from foretell import portable
+from foretell.cost.products import dense
 from foretell.search.placement.policy.view import Seen
 
 Floats = npt.NDArray[np.float32]
@@ -36,7 +38,7 @@ def scores(weights: Weights, seen: Sequence[Seen]) -> list[Floats]:
 
 def chances(values: Floats) -> npt.NDArray[np.float64]:
     """Scores as chances that add up to 1."""
-    raised = np.exp(values.astype(float) - float(values.max()))
+    raised = portable.exp(values.astype(float) - float(values.max()))
     found: npt.NDArray[np.float64] = raised / raised.sum()
     return found
 
@@ -58,15 +60,15 @@ def _attend(weights: Weights, name: str, source: Floats, target: Floats, edge: F
     """Attention of every target to every source; `edge` [b, target, source, ·]."""
     left = _dense(weights, f"{name}.left", source)[:, None]
     right = _dense(weights, f"{name}.right", target)[:, :, None]
-    mixed = left + right + edge @ weights[f"{name}.edge.weight"].T
+    mixed = left + right + dense(edge, weights[f"{name}.edge.weight"])
     mixed = np.maximum(mixed, SLOPE * mixed)
     heads = weights[f"{name}.attention"]
     split = (*mixed.shape[:3], *heads.shape)
     score = (mixed.reshape(split) * heads).sum(axis=-1)
-    score = np.exp(score - score.max(axis=2, keepdims=True))
+    score = portable.exp(score - score.max(axis=2, keepdims=True)).astype(np.float32)
     score /= score.sum(axis=2, keepdims=True)
     values = left.reshape(left.shape[0], left.shape[2], *heads.shape)
-    heard = np.einsum("btsh,bshd->bthd", score, values)
+    heard = (score[..., None] * values[:, None]).sum(axis=2)
     out: Floats = heard.reshape(*heard.shape[:2], -1) + weights[f"{name}.bias"]
     return out
 
@@ -74,7 +76,7 @@ def _attend(weights: Weights, name: str, source: Floats, target: Floats, edge: F
 def _beside(weights: Weights, name: str, group: Floats, edge: Floats, shift: int) -> Floats:
     """What each group hears from the one before (`shift` 1) or behind it, with their edge."""
     sent = _dense(weights, f"{name}.left", group)
-    told = (edge @ weights[f"{name}.edge.weight"].T)[:, :-1]
+    told = dense(edge, weights[f"{name}.edge.weight"])[:, :-1]
     out = np.zeros_like(sent)
     if shift > 0:
         out[:, 1:] = np.maximum(sent[:, :-1] + told, 0)
@@ -85,7 +87,13 @@ def _beside(weights: Weights, name: str, group: Floats, edge: Floats, shift: int
 
 def _decoded(weights: Weights, seen: Seen, group: Floats, cell: Floats) -> Floats:
     x = np.concatenate(
-        [seen.changed @ group, seen.to @ cell, seen.come_from @ cell, seen.way_on], axis=1
+        [
+            dense(seen.changed, group.T),
+            dense(seen.to, cell.T),
+            dense(seen.come_from, cell.T),
+            seen.way_on,
+        ],
+        axis=1,
     )
     x = np.maximum(_dense(weights, "first", x), 0)
     x = np.maximum(_dense(weights, "second", x), 0)
@@ -94,12 +102,11 @@ def _decoded(weights: Weights, seen: Seen, group: Floats, cell: Floats) -> Float
 
 
 def _dense(weights: Weights, name: str, x: Floats) -> Floats:
-    made: Floats = x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
-    return made
+    return dense(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
 
 
 def _tanh(x: Floats) -> Floats:
-    return np.tanh(x)
+    return portable.tanh(x).astype(np.float32)
 
 
 def _layers(weights: Weights) -> int:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from foretell import portable
 from foretell.search.placement.evaluate import columns
 from foretell.search.placement.laws import law
 from foretell.search.placement.policy.feedback import CELL_FEEDBACK, GROUP_FEEDBACK, feedback
@@ -81,7 +82,7 @@ class View:
             np.where(counts > 0, counts, changes.shape[1]), 1
         ).reshape(-1, 1)
         member = t.member / t.member.sum(axis=1, keepdims=True)
-        onto = np.einsum("kg,kgc->kc", weights, member[sets[1:]])
+        onto = (weights[:, :, None] * member[sets[1:]]).sum(axis=1)
         asked = changes.any(axis=0)
         level = min(seconds / self.scale, MOST)
         state = np.stack([asked, np.full(len(asked), level)], axis=1)
@@ -101,7 +102,7 @@ class View:
             way_on,
             weights.astype(np.float32),
             onto.astype(np.float32),
-            (weights @ member[sets[0]]).astype(np.float32),
+            (weights[:, :, None] * member[sets[0]]).sum(axis=1).astype(np.float32),
         )
 
     def _ways_on(
@@ -110,7 +111,7 @@ class View:
         """[k, WAY_ON] of each way on: its sums, its differences, its words."""
         sums, words = self._sums(sets, ways), _eye_mean(sets, ways)
         steps = np.array([_step(p) for p in rows])
-        guess = np.log(_guesses(sums, np.array([p.micros for p in rows])))
+        guess = portable.log(_guesses(sums, np.array([p.micros for p in rows])))
         parts = [sums[1:], 4 * (sums[1:] - sums[0]), 2 * (guess[1:] - guess[0])]
         parts += [words[1:], words[1:] - words[0]]
         parts += [steps[1:], steps[1:] - steps[0]]
@@ -176,12 +177,12 @@ def view(problem: Problem) -> View:
     scale += float(law(t.laws[0, 0], t.gradient).sum())
     took = _took(problem, dealt) / scale
     slope = np.where(np.isfinite(t.sends[..., 0]), t.sends[..., 1], inf).min(axis=2)
-    wide = np.log10(np.maximum(slope, 1e-12) * 1e10) / 2  # seconds of 10 GB
+    wide = portable.log10(np.maximum(slope, 1e-12) * 1e10) / 2  # seconds of 10 GB
     box = t.box[:, None] == t.box[None, :]
     group = np.stack(
         [took[:, 0].max(axis=1) * 8, law(t.laws[0, 0], t.gradient) / scale * 8,
          t.kept * t.batch / t.room.sum(), t.held / t.room.max() * 4,
-         np.log10(np.maximum(t.factors[0] * t.batch, 1) / np.maximum(t.gradient, 1))], axis=1,
+         portable.log10(np.maximum(t.factors[0] * t.batch, 1) / np.maximum(t.gradient, 1))], axis=1,
     )  # fmt: skip
     speed = t.speed[t.kind]
     inside, across = (_nearest(slope, mask) for mask in (box, ~box))
@@ -203,7 +204,7 @@ def view(problem: Problem) -> View:
 def _nearest(slope: npt.NDArray[np.float64], mask: npt.NDArray[np.bool_]) -> Floats:
     """Seconds of 1 GB to the nearest other cell, by tens; zero where there is none."""
     far = np.where(mask & (slope > 0), slope, inf).min(axis=1)
-    return np.where(np.isfinite(far), np.log10(np.maximum(far, 1e-12) * 1e9), 0.0).astype(
+    return np.where(np.isfinite(far), portable.log10(np.maximum(far, 1e-12) * 1e9), 0.0).astype(
         np.float32
     )
 
