@@ -4,7 +4,7 @@ BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: help demo test fuzz validate bench zoo docs guides figures picture lint format clean matrix
+.PHONY: help demo test fuzz validate bench zoo docs guides figures picture lint format clean matrix test-all browser
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -18,7 +18,7 @@ help:  ## show this list
 demo: .venv/installed  ## the loop on embedded data: replay, what if, oracle, plan, run, report
 	$(BIN)/foretell demo
 
-test: .venv/installed  ## every test that ends in minutes
+test: browser  ## every test that ends in minutes
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 $(ARGS)
 
 fuzz: .venv/installed  ## hostile files through every command: make fuzz CASES=1000
@@ -26,6 +26,12 @@ fuzz: .venv/installed  ## hostile files through every command: make fuzz CASES=1
 
 matrix: .venv/installed  ## models x plans on gloo ranks, each compared with one process
 	$(BIN)/python -m tests.pytorch.deploy.matrix $(ARGS)
+
+test-all: browser  ## every test, the slow ones too
+	$(BIN)/python -m pytest -m "not gpu" -n 2 $(ARGS)
+
+browser: .venv/installed  ## get the browser that tests of pages need, where that can be
+	@.ci/browser
 
 validate: .venv/installed  ## every accuracy figure, from measured data
 	$(BIN)/foretell validate

@@ -16,10 +16,12 @@ import foretell
 SOURCE = Path(foretell.__file__).parent
 LAB = Path(__file__).parents[1] / "lab" / "src" / "foretell_lab"
 
-# room -> rooms it may import besides itself; `errors`, `spec` and `io` are for everyone.
-GROUND = {"errors", "spec", "io"}
+# room -> rooms it may import besides itself; those of `GROUND` are for everyone.
+GROUND = {"compiled", "portable", "errors", "spec", "io"}
 ROOMS: dict[str, set[str]] = {
     "errors": set(),
+    "compiled": set(),
+    "portable": set(),
     "profile": set(),
     "spec": {"errors"},
     "io": {"errors"},

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from foretell_lab import samples
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -14,6 +13,7 @@ import foretell
 from foretell.cluster import load
 from foretell.graph import Kind, Phase, verify
 from foretell.pytorch.capture import capture, gpu
+from foretell_lab import samples
 from tests.pytorch import captured as models
 
 

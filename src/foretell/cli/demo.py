@@ -20,7 +20,8 @@ BEST = ("amp:dtype=bf16", "channels-last")
 MODEL = "gpt:layers=24,hidden=2048,heads=16,seq=2048,vocab=51200,dtype=bf16"
 MACHINES = "dgx-a100"
 PAIR = "dgx-a100:gpus=2"
-PLANNER = "fusion:runs=yes,seconds=5"
+PLANNER = "fusion:runs=yes"
+RANKS = 2
 
 
 @click.command()
@@ -79,18 +80,34 @@ def _asked() -> dict[str, Any]:
 
 
 def _planned(folder: Path) -> Path | None:
-    """A plan for a script, found and run on two processes; None where there is no torch."""
+    """A plan for a script on other machines; on this one a step foretold and run. Needs torch."""
     if find_spec("torch") is None:
         say("\n4. finding a plan for a script needs torch: pip install 'foretell[torch]'")
         return None
     script = str(files("foretell").joinpath("samples", "train.py"))
     graph, plan = folder / "step.graph", folder / "best.plan"
-    say("\n4. a plan: a script's step, captured, and which gradients go together")
+    say(f"\n4. a plan: a script's step, captured here, for two GPUs that are not ({PAIR})")
     _did("capture", script, "-o", str(graph))
     _did("plan", str(graph), "--on", PAIR, "--with", PLANNER, "-o", str(plan))
-    say("\n5. then do it: two processes of this machine, joined by gloo")
-    _did("run", script, "--plan", str(plan), "--steps", "5")
+    say("\n5. then do it: two processes of this machine, foretold from a profile of them")
+    _did("run", script, "--plan", f"dp={RANKS}", "--steps", "5", "--predicted-ms", _here(script))
     return plan if plan.exists() else None
+
+
+def _here(script: str) -> str:
+    """Milliseconds of a data-parallel step on this machine: two ranks are profiled first."""
+    from foretell.cli.tune_ddp import profiled
+    from foretell.pytorch.tune.launch import Asked, measure
+    from foretell.report import words
+    from foretell.search.fusion.caps import spread
+
+    found = measure(Asked(script, steps=5, rounds=2), RANKS)
+    one, low, high = spread(*profiled(found, RANKS))
+    click.echo(
+        f"foretold {words.seconds(one)} a step, {words.seconds(low)} to {words.seconds(high)} "
+        "if ops take as much shorter or longer as in other runs"
+    )
+    return f"{1e3 * one:.4g}"
 
 
 def _did(*words: str) -> None:

@@ -41,7 +41,7 @@ def command(
 
     asked = Asked(str(script), steps=steps, rounds=rounds, device=device or "", network=network)
     with working("profiling") as tell:
-        profile, wire = _read(measure(asked, ranks, timeout_s, tell), ranks)
+        profile, wire = profiled(measure(asked, ranks, timeout_s, tell), ranks)
         tried = _worth(candidates(profile, wire))
     with working(f"measuring {len(tried)} ways") as tell:
         caps = tuple(c.caps for c in tried)
@@ -57,7 +57,7 @@ def _worth(found: list[Any]) -> list[Any]:
     return first + rest[: max(TRIED - len(first), 0)]
 
 
-def _read(found: dict[str, Any], ranks: int) -> tuple[Any, Any]:
+def profiled(found: dict[str, Any], ranks: int) -> tuple[Any, Any]:
     """The profile in order of readiness, and the wire's law."""
     import numpy as np
 

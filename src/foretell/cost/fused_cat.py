@@ -7,8 +7,7 @@ one that copies it.
 
 from __future__ import annotations
 
-from numba import njit
-
+from foretell.compiled import compiled
 from foretell.cost.fused_values import (
     ALIGNED,
     LIBRARY,
@@ -23,7 +22,7 @@ from foretell.cost.fused_values import (
 _MOST = 8  # parts of one loop (`MAX_COMPLEX_POINTWISE_CAT`)
 
 
-@njit(cache=True)
+@compiled
 def joins(o, n, low, k, v, inside):  # type: ignore[no-untyped-def]
     """Whether a concatenation is one loop; `inside` says that only such loops read it."""
     first, last = o.start[n], o.start[n + 1]
@@ -36,14 +35,14 @@ def joins(o, n, low, k, v, inside):  # type: ignore[no-untyped-def]
     return last - first <= _MOST and ((inside and some) or (every and not reduced))
 
 
-@njit(cache=True)
+@compiled
 def _is_copied(k, v, s):  # type: ignore[no-untyped-def]
     """Whether a part is no nest's own result that could be written to its place at once."""
     at = v.held[s] - len(v.held)
     return at < 0 or v.access[s] != ALIGNED or (k.leaves[at] > 0 and k.part[at] == WHOLE)
 
 
-@njit(cache=True)
+@compiled
 def _follows(k, v, s):  # type: ignore[no-untyped-def]
     """Whether a part is a reduction or reads one."""
     nodes = len(v.held)
@@ -55,7 +54,7 @@ def _follows(k, v, s):  # type: ignore[no-untyped-def]
     return False
 
 
-@njit(cache=True)
+@compiled
 def concatenate(o, n, low, k, v):  # type: ignore[no-untyped-def]
     """A nest for each part that must be copied, one for all that enter; the others leave so."""
     i, nodes, enters = n - low, len(v.held), -1

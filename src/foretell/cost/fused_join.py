@@ -8,8 +8,8 @@ are joined first, two that reduce or two that do not before one of each.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from foretell.compiled import compiled
 from foretell.cost.fused_values import (
     ALIGNED,
     COLS,
@@ -34,7 +34,7 @@ _LATE = 1e-15  # where loops must be put in another order first, which is tried 
 _MIXED, _MIXED_ROWS, _MIXED_RATIO, _MIXED_COLUMNS = 5.0 * 2**20, 4096, 2, 16384
 
 
-@njit(cache=True)
+@compiled
 def joined(k, elements, size, low):  # type: ignore[no-untyped-def]
     """The group of each nest: the number of its first nest."""
     count = k.used[0]
@@ -50,14 +50,16 @@ def joined(k, elements, size, low):  # type: ignore[no-untyped-def]
     return group
 
 
-@njit(cache=True)
+@compiled
 def _join_best(k, group, score, elements, size, low):  # type: ignore[no-untyped-def]
     """Join the two groups that gain most; whether there were any."""
     count = len(group)
     left = score.copy()
+    a: int
+    b: int
     while True:
         at = np.argmax(left)
-        a, b = at // count, at % count
+        a, b = int(at) // count, int(at) % count
         if left[a, b] <= 0:
             return False
         if not (_between(k, group, a, b) or _between(k, group, b, a)):
@@ -75,7 +77,7 @@ def _join_best(k, group, score, elements, size, low):  # type: ignore[no-untyped
     return True
 
 
-@njit(cache=True)
+@compiled
 def _score(k, group, elements, size, low, a, b):  # type: ignore[no-untyped-def]
     """What joining two groups gains; 0 where they may not be joined."""
     n1, r1, how1 = extent(k, group, a)
@@ -100,7 +102,7 @@ def _score(k, group, elements, size, low, a, b):  # type: ignore[no-untyped-def]
     return shared * (_LATE if COLS in (how1, how2) and _parts(k, group, a, b) else 1.0)
 
 
-@njit(cache=True)
+@compiled
 def extent(k, group, a):  # type: ignore[no-untyped-def]
     """Results, places of each, and way of a group's loops; of a library's kernel none."""
     n, r, how = 0.0, 1.0, POINT
@@ -115,7 +117,7 @@ def extent(k, group, a):  # type: ignore[no-untyped-def]
     return n, r, how
 
 
-@njit(cache=True)
+@compiled
 def _fit(k, group, a, b, n1, r1, how1, n2, r2, how2):  # type: ignore[no-untyped-def]
     """Whether the loops of two groups can be one."""
     if n1 < 0 or n2 < 0:
@@ -131,7 +133,7 @@ def _fit(k, group, a, b, n1, r1, how1, n2, r2, how2):  # type: ignore[no-untyped
     return n2 == n1 or (n2 == n1 * r1 and _whole(k, group, a))
 
 
-@njit(cache=True)
+@compiled
 def _turned(k, group, a):  # type: ignore[no-untyped-def]
     """Whether partial sums of a group read something in another order of memory."""
     for x in range(len(group)):
@@ -140,7 +142,7 @@ def _turned(k, group, a):  # type: ignore[no-untyped-def]
     return False
 
 
-@njit(cache=True)
+@compiled
 def _parts(k, group, a, b):  # type: ignore[no-untyped-def]
     """Whether there are partial sums in one of two groups."""
     for x in range(len(group)):
@@ -149,7 +151,7 @@ def _parts(k, group, a, b):  # type: ignore[no-untyped-def]
     return False
 
 
-@njit(cache=True)
+@compiled
 def _whole(k, group, a):  # type: ignore[no-untyped-def]
     """Whether a group's reduction is not split: partial sums of columns take no loop along."""
     whole, partial = False, False
@@ -160,7 +162,7 @@ def _whole(k, group, a):  # type: ignore[no-untyped-def]
     return whole or not partial
 
 
-@njit(cache=True)
+@compiled
 def _mixes(k, group, a, b, n, r, how):  # type: ignore[no-untyped-def]
     """Whether the columns of what group a sums along rows are summed by b, in the same pass."""
     for x in range(len(group)):
@@ -171,7 +173,7 @@ def _mixes(k, group, a, b, n, r, how):  # type: ignore[no-untyped-def]
     return how == ROWS and large and r <= _MIXED_COLUMNS and _whole(k, group, a)
 
 
-@njit(cache=True)
+@compiled
 def _common(k, elements, size, low, x, y, n, r):  # type: ignore[no-untyped-def]
     """Bytes of the largest tensor two nests share; -1 where one needs what the other lacks yet."""
     nodes, most = k.ops.shape[1], 0.0
@@ -192,7 +194,7 @@ def _common(k, elements, size, low, x, y, n, r):  # type: ignore[no-untyped-def]
     return most
 
 
-@njit(cache=True)
+@compiled
 def _apart(k, x, y):  # type: ignore[no-untyped-def]
     """Whether the loops of two nests have shapes of which none can be turned into the other."""
     if k.shape[x] == k.shape[y]:
@@ -204,13 +206,13 @@ def _apart(k, x, y):  # type: ignore[no-untyped-def]
     return not (k.even[x] or k.even[y])
 
 
-@njit(cache=True)
+@compiled
 def _alike(one, other):  # type: ignore[no-untyped-def]
     """Whether two ways to read a tensor are the same."""
     return one == other or (turns(one) and turns(other))
 
 
-@njit(cache=True)
+@compiled
 def _meets(k, x, y, code, n, r):  # type: ignore[no-untyped-def]
     """Whether nest y reads of nest x what their common loop, of n rows of r, has just made."""
     places = k.n[y] * k.r[y]
@@ -227,7 +229,7 @@ def _meets(k, x, y, code, n, r):  # type: ignore[no-untyped-def]
     return by_rows and places == k.n[x] * k.r[x] and k.part[x] == REDUCE
 
 
-@njit(cache=True)
+@compiled
 def _between(k, group, a, b):  # type: ignore[no-untyped-def]
     """Whether something outside reads group a and group b reads that."""
     count, nodes = len(group), k.ops.shape[1]

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from foretell.compiled import B1, F1, F2, I1, I2, compiled
 from foretell.cost.fused_codes import FRESH, INPUT, NORM, SOFT, WELFORD
 from foretell.cost.fused_order import width
 from foretell.cost.fused_regions import DTYPES
@@ -27,9 +27,6 @@ from foretell.cost.fused_values import (
     PLACED,
     POINT,
     WHOLE,
-    Array,
-    Flags,
-    Whole,
     base,
 )
 from foretell.cost.fusion_class import codes_of
@@ -44,28 +41,28 @@ _KEPT = 50.0 * 2**20  # bytes of the H200's second-level cache: what a kernel ma
 class Rest(NamedTuple):
     """Columns that are only handed on."""
 
-    dtype: Whole
-    last: Array
-    flops: Array
-    seconds: Array
+    dtype: I1
+    last: F1
+    flops: F1
+    seconds: F1
 
 
 class Made(NamedTuple):
     """Kernels while they are written down, with room for more."""
 
-    used: Whole  # kernels, nodes, edges
-    first: Whole
-    of: Whole
-    library: Flags
-    known: Array
-    op: Whole
-    dtype: Whole
-    across: Whole
-    numbers: Array  # elements, looped, inner, last, writes, flops, seconds, since
-    edges: Whole  # source, target, pattern
+    used: I1  # kernels, nodes, edges
+    first: I1
+    of: I1
+    library: B1
+    known: F1
+    op: I1
+    dtype: I1
+    across: I1
+    numbers: F2  # elements, looped, inner, last, writes, flops, seconds, since
+    edges: I2  # source, target, pattern
 
 
-@njit(cache=True)
+@compiled
 def touched_before(o, low, high, count):  # type: ignore[no-untyped-def]
     """Of each buffer of a region when it was touched last, 0 for never, and how many bytes."""
     touched = np.zeros((high - low + count, 2))
@@ -75,7 +72,7 @@ def touched_before(o, low, high, count):  # type: ignore[no-untyped-def]
     return touched
 
 
-@njit(cache=True)
+@compiled
 def write_down(o, rest, low, nodes, k, v, group, g, touched, made):  # type: ignore[no-untyped-def]
     """Write down one kernel: its nests one after another."""
     ops = np.full(nodes, -1)  # the node of each op inside
@@ -96,7 +93,7 @@ def write_down(o, rest, low, nodes, k, v, group, g, touched, made):  # type: ign
     _touch(o, low, nodes, k, group, g, inside, touched, made)
 
 
-@njit(cache=True)
+@compiled
 def _touch(o, low, nodes, k, group, g, inside, touched, made):  # type: ignore[no-untyped-def]
     """Remember what a kernel read and wrote, the latest last."""
     now = touched[:, 0].max() + 1
@@ -112,7 +109,7 @@ def _touch(o, low, nodes, k, group, g, inside, touched, made):  # type: ignore[n
         touched[b] = now + (1 if own else 0), moved * size
 
 
-@njit(cache=True)
+@compiled
 def _since(touched, b):  # type: ignore[no-untyped-def]
     """Bytes touched since a tensor was; without end where it never was."""
     if touched[b, 0] == 0:
@@ -124,7 +121,7 @@ def _since(touched, b):  # type: ignore[no-untyped-def]
     return since
 
 
-@njit(cache=True)
+@compiled
 def _left(o, low, k, group, x):  # type: ignore[no-untyped-def]
     """Bytes a nest leaves for what comes after its kernel."""
     if k.leaves[x] > 0:
@@ -135,7 +132,7 @@ def _left(o, low, k, group, x):  # type: ignore[no-untyped-def]
     return 0.0
 
 
-@njit(cache=True)
+@compiled
 def _op(o, rest, low, k, v, group, x, i, ops, inside, touched, made, part):  # type: ignore[no-untyped-def]
     """Write down an op, or the part of it that a nest of its own computes, after what it reads."""
     n, begins = low + i, made.used[2]
@@ -161,7 +158,7 @@ def _op(o, rest, low, k, v, group, x, i, ops, inside, touched, made, part):  # t
     return at
 
 
-@njit(cache=True)
+@compiled
 def _wire(made, begins, source, pattern):  # type: ignore[no-untyped-def]
     """An edge to the node that comes next, once for each source."""
     if source < 0:
@@ -174,7 +171,7 @@ def _wire(made, begins, source, pattern):  # type: ignore[no-untyped-def]
     made.used[2] += 1
 
 
-@njit(cache=True)
+@compiled
 def _describe(o, rest, n, made, at):  # type: ignore[no-untyped-def]
     """The columns of an op as the region has them; what is left of a norm reduces nothing."""
     made.op[at], made.dtype[at] = o.op[n], rest.dtype[n]
@@ -185,7 +182,7 @@ def _describe(o, rest, n, made, at):  # type: ignore[no-untyped-def]
     row[3], row[4], row[5], row[6] = rest.last[n], 0.0, rest.flops[n], rest.seconds[n]
 
 
-@njit(cache=True)
+@compiled
 def _describe_part(o, n, k, x, made, at):  # type: ignore[no-untyped-def]
     """The columns of a reduction, or one step of it."""
     row = made.numbers[at]
@@ -201,7 +198,7 @@ def _describe_part(o, n, k, x, made, at):  # type: ignore[no-untyped-def]
         made.op[at] = _SPREADS if WELFORD[op] else _SOFTENS if SOFT[op] else _SUM
 
 
-@njit(cache=True)
+@compiled
 def _enter(o, rest, low, k, group, x, b, inside, touched, made):  # type: ignore[no-untyped-def]
     """The node of a tensor that a kernel reads."""
     if inside[b] >= 0:
@@ -224,7 +221,7 @@ def _enter(o, rest, low, k, group, x, b, inside, touched, made):  # type: ignore
     return at
 
 
-@njit(cache=True)
+@compiled
 def _read(o, low, k, group, x, b):  # type: ignore[no-untyped-def]
     """Elements of an entering tensor that a kernel touches."""
     whole, some, seen = o.elements[low + b], 0.0, 0

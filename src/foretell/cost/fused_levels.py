@@ -7,8 +7,8 @@ cannot change places inside a kernel: what moves them begins another level.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from foretell.compiled import compiled
 from foretell.cost.fused_codes import (
     BATCH,
     COLUMNS,
@@ -27,7 +27,7 @@ LEVELS = 12  # more are counted as the last
 _HELD_INNER, _HELD_OUTER = 1024.0, 64.0
 
 
-@njit(cache=True)
+@compiled
 def settle(low, high, start, source, kind, writes):  # type: ignore[no-untyped-def]
     """Hand what a view leaves to the node whose memory it looks at; entries lie there anyway."""
     for n in range(high - 1, low - 1, -1):
@@ -38,7 +38,7 @@ def settle(low, high, start, source, kind, writes):  # type: ignore[no-untyped-d
             writes[n] = 0.0
 
 
-@njit(cache=True)
+@compiled
 def live(low, high, start, source, kind, op, writes):  # type: ignore[no-untyped-def]
     """Nodes something that leaves depends on; a constant needs only the shape of what it reads."""
     live = np.zeros(high - low, np.bool_)
@@ -51,7 +51,7 @@ def live(low, high, start, source, kind, op, writes):  # type: ignore[no-untyped
     return live
 
 
-@njit(cache=True)
+@compiled
 def levels(low, high, start, source, kind):  # type: ignore[no-untyped-def]
     """The level at which each node is computed."""
     level = np.zeros(high - low, np.int64)
@@ -70,7 +70,7 @@ def levels(low, high, start, source, kind):  # type: ignore[no-untyped-def]
     return level
 
 
-@njit(cache=True)
+@compiled
 def needs(low, high, start, source, kind, op, inner, across, writes, live, level):  # type: ignore[no-untyped-def]
     """For each node the passes, as bits, at which its value is computed or read."""
     need = np.zeros(high - low, np.int64)
@@ -88,7 +88,7 @@ def needs(low, high, start, source, kind, op, inner, across, writes, live, level
     return need
 
 
-@njit(cache=True)
+@compiled
 def _asked_at(kind, columns, outer, writes, need, level):  # type: ignore[no-untyped-def]
     """The passes at which a node's sources are wanted; a sum of columns makes its own."""
     apart = 1 << (level + LEVELS if outer or columns else level)
@@ -100,7 +100,7 @@ def _asked_at(kind, columns, outer, writes, need, level):  # type: ignore[no-unt
     return asked | apart if columns or (outer and kind == NORM) else asked
 
 
-@njit(cache=True)
+@compiled
 def bits(mask):  # type: ignore[no-untyped-def]
     count = 0
     while mask:
@@ -109,7 +109,7 @@ def bits(mask):  # type: ignore[no-untyped-def]
     return count
 
 
-@njit(cache=True)
+@compiled
 def odd(last):  # type: ignore[no-untyped-def]
     """How much narrower than sixteen elements the loads of a row must be: 0 to 1."""
     if last % 16 == 0 or last <= 1:
@@ -121,7 +121,7 @@ def odd(last):  # type: ignore[no-untyped-def]
     return 0.5 if last % 2 == 0 else 1.0
 
 
-@njit(cache=True)
+@compiled
 def rows_matter(low, high, start, pattern, kind, live):  # type: ignore[no-untyped-def]
     """Whether a region's loop knows rows: something is broadcast or reduced."""
     for n in range(low, high):
@@ -134,7 +134,7 @@ def rows_matter(low, high, start, pattern, kind, live):  # type: ignore[no-untyp
     return False
 
 
-@njit(cache=True)
+@compiled
 def touched(low, high, start, source, kind, elements, looped, live):  # type: ignore[no-untyped-def]
     """Elements of each node that what is live reads; through a view, what is read of the view."""
     found = np.zeros(high - low)

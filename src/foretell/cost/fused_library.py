@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from foretell.compiled import compiled
 from foretell.cost.fused_codes import CONVOLVES
 from foretell.cost.fused_join import extent
 from foretell.cost.fused_values import (
@@ -30,7 +30,7 @@ _FEW, _START, _ROW = 256, 2.2e-6, 1.52e-8
 _COUNTED, _BYTE = 6.5e-6, 3.3e-13
 
 
-@njit(cache=True)
+@compiled
 def library(o, n, low, k, v):  # type: ignore[no-untyped-def]
     """A library's kernel: what it reads must lie in memory."""
     i = n - low
@@ -45,7 +45,7 @@ def library(o, n, low, k, v):  # type: ignore[no-untyped-def]
         v.access[i] = TURNED
 
 
-@njit(cache=True)
+@compiled
 def lay_out(o, n, low, k, v):  # type: ignore[no-untyped-def]
     """Copies of an image and a filter with channels last; whether the result is turned by that.
 
@@ -73,7 +73,7 @@ def lay_out(o, n, low, k, v):  # type: ignore[no-untyped-def]
     return (better and not last) or (last and not _told_last(o, n, low + len(v.held), made))
 
 
-@njit(cache=True)
+@compiled
 def _told_last(o, n, high, channels):  # type: ignore[no-untyped-def]
     """Whether what reads an image was told that its channels are last, as they will be."""
     for t in range(n + 1, high):
@@ -83,7 +83,7 @@ def _told_last(o, n, high, channels):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(cache=True)
+@compiled
 def _copy(o, n, low, k, v, s):  # type: ignore[no-untyped-def]
     i, b = n - low, v.held[s]
     at = new(k, i, POINT, LAID, o.elements[low + s], 1.0)
@@ -91,7 +91,7 @@ def _copy(o, n, low, k, v, s):  # type: ignore[no-untyped-def]
     v.reads[i, len(v.held) + at] = ODD + i
 
 
-@njit(cache=True)
+@compiled
 def finished(k, group, g, units):  # type: ignore[no-untyped-def]
     """Seconds of a sum of columns that rows were summed beside: torch finishes it; 0 for others.
 
@@ -108,7 +108,7 @@ def finished(k, group, g, units):  # type: ignore[no-untyped-def]
     return 0.0, False
 
 
-@njit(cache=True)
+@compiled
 def _by_torch(rows, columns, units):  # type: ignore[no-untyped-def]
     """Seconds to sum the parts of columns, as many as rows in groups of 16 to 128."""
     each = 16.0

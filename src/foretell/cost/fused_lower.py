@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from foretell.compiled import I1, compiled
 from foretell.cost.fused_codes import PREPARED, SIZE
 from foretell.cost.fused_join import joined
 from foretell.cost.fused_kernel import Made, Rest, touched_before, write_down
@@ -76,8 +76,8 @@ def _found(made: Made) -> Lowered:
     return Lowered(regions, made.of[:kernels], made.library[:kernels], made.known[:kernels])
 
 
-@njit(cache=True)
-def _lower(o, rest, first, units, made):  # type: ignore[no-untyped-def]
+@compiled
+def _lower(o: Ops, rest: Rest, first: I1, units: float, made: Made) -> bool:
     """Write down the kernels of all regions; False where there is too little room."""
     for r in range(len(first) - 1):
         low, high = first[r], first[r + 1]
@@ -106,13 +106,13 @@ def _lower(o, rest, first, units, made):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(cache=True)
+@compiled
 def _own(seconds):  # type: ignore[no-untyped-def]
     """What a library's kernel took by itself, without the one that prepares it; 0 for unknown."""
     return max(seconds - _SMALL, _SMALL) if seconds > 0 else 0.0
 
 
-@njit(cache=True)
+@compiled
 def _close(made, r, known, library):  # type: ignore[no-untyped-def]
     """The nodes written down since the last kernel are one of region r."""
     at = made.used[0]
@@ -121,7 +121,7 @@ def _close(made, r, known, library):  # type: ignore[no-untyped-def]
     made.first[at + 1] = made.used[1]
 
 
-@njit(cache=True)
+@compiled
 def _small(made, r, op, dtype):  # type: ignore[no-untyped-def]
     """A kernel that a library starts beside its own, too small to be told more of."""
     at = made.used[1]

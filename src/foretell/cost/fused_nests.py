@@ -27,8 +27,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from foretell.compiled import B1, F1, F2, I1, compiled
 from foretell.cost.fused_codes import (
     BATCH,
     COLUMNS,
@@ -84,11 +84,27 @@ def nested(regions: Regions, weight: Array) -> Walk:
     return Walk(out, node)
 
 
-@njit(cache=True)
-def _walk(  # type: ignore[no-untyped-def]
-    first, start, source, pattern, kind, op, truth, size, elements, looped, inner, across, last,
-    writes, flops, seconds, out, node,
-):  # fmt: skip
+@compiled
+def _walk(
+    first: I1,
+    start: I1,
+    source: I1,
+    pattern: I1,
+    kind: I1,
+    op: I1,
+    truth: B1,
+    size: F1,
+    elements: F1,
+    looped: F1,
+    inner: F1,
+    across: I1,
+    last: F1,
+    writes: F1,
+    flops: F1,
+    seconds: F1,
+    out: F2,
+    node: F2,
+) -> None:
     writes = writes.copy()
     for r in range(len(first) - 1):
         low, high = first[r], first[r + 1]
@@ -113,7 +129,7 @@ def _walk(  # type: ignore[no-untyped-def]
             node[low + i, 2] = done[i] - level[i]
 
 
-@njit(cache=True)
+@compiled
 def _passes(low, high, start, source, kind, alive):  # type: ignore[no-untyped-def]
     """The pass in which each node is begun, and the one in which its result is there."""
     level = np.zeros(high - low, np.int64)
@@ -128,7 +144,7 @@ def _passes(low, high, start, source, kind, alive):  # type: ignore[no-untyped-d
     return level, done
 
 
-@njit(cache=True)
+@compiled
 def _lengths(low, high, start, source, kind, op, writes):  # type: ignore[no-untyped-def]
     """Operations behind each value since the last stored ones; endless behind an exponential."""
     found = np.zeros(high - low)
@@ -143,7 +159,7 @@ def _lengths(low, high, start, source, kind, op, writes):  # type: ignore[no-unt
     return found
 
 
-@njit(cache=True)
+@compiled
 def _needs(low, high, start, source, kind, op, writes, alive, level, done, long):  # type: ignore[no-untyped-def]
     """For each node the passes, as asked, in which its value is wanted; in how many it is read."""
     need = np.zeros(high - low, np.int64)
@@ -171,7 +187,7 @@ def _needs(low, high, start, source, kind, op, writes, alive, level, done, long)
     return need, again
 
 
-@njit(cache=True)
+@compiled
 def _entering(  # type: ignore[no-untyped-def]
     low, high, start, source, kind, op, truth, size, elements, looped, alive, need, row
 ):
@@ -193,7 +209,7 @@ def _entering(  # type: ignore[no-untyped-def]
             row[22] += 1.0
 
 
-@njit(cache=True)
+@compiled
 def _inside(  # type: ignore[no-untyped-def]
     low, high, start, source, pattern, kind, op, truth, size, elements, looped, inner, across, last,
     writes, flops, seconds, alive, level, done, need, again, rows, row,
@@ -237,7 +253,7 @@ def _inside(  # type: ignore[no-untyped-def]
         row[5] = max(row[5], done[i] + (0.0 if kind[n] == REDUCTION else 1.0))
 
 
-@njit(cache=True)
+@compiled
 def _nest(level, places, across, length, rows, seen, row):  # type: ignore[no-untyped-def]
     """Note a loop nest: once for all that visit the same places in the same pass."""
     for k in range(_NESTS):

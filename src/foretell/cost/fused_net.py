@@ -15,9 +15,9 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from foretell import portable
+from foretell.compiled import H2, I1, compiled
 from foretell.cost.fused_features import Features
 from foretell.cost.fused_regions import Regions
 from foretell.cost.products import dense
@@ -58,8 +58,8 @@ def _heard(weights: Weights, layer: str, h: Floats, edge: Floats, regions: Regio
     return _dense(weights, f"join{layer}", np.concatenate(parts, axis=1))
 
 
-@njit(cache=True)
-def _gather(sent, told, near, far, mean, most):  # type: ignore[no-untyped-def]
+@compiled
+def _gather(sent: H2, told: H2, near: I1, far: I1, mean: H2, most: H2) -> None:
     """Mean and largest of the messages to each node, from the near to the far end of each edge."""
     count = np.zeros(len(mean), np.float32)
     for e in range(len(near)):

@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from foretell.compiled import compiled
 from foretell.cost.fused_values import LAID, LIBRARY, WHOLE, Array, Flags, Whole
 
 
@@ -28,7 +28,7 @@ class Kernels(NamedTuple):
     made: Array  # bytes each kernel makes
 
 
-@njit(cache=True)
+@compiled
 def ordered(k, group, size, low):  # type: ignore[no-untyped-def]
     """The first nest of each kernel, in the order they run; `size` has bytes by node."""
     p = _kernels(k, group, size, low)
@@ -52,7 +52,7 @@ def ordered(k, group, size, low):  # type: ignore[no-untyped-def]
     return p.first[best]
 
 
-@njit(cache=True)
+@compiled
 def _kernels(k, group, size, low):  # type: ignore[no-untyped-def]
     """The kernels in the order of their first nests."""
     nests, nodes = k.used[0], k.ops.shape[1]
@@ -71,13 +71,13 @@ def _kernels(k, group, size, low):  # type: ignore[no-untyped-def]
     return Kernels(first, maker, bytes_, k.leaves[:nests] > 0, reads, made)
 
 
-@njit(cache=True)
+@compiled
 def width(k, x, size, low):  # type: ignore[no-untyped-def]
     """Bytes of one element of a nest's result: sums are held in single precision."""
     return size[low + k.node[x]] if k.part[x] in (WHOLE, LAID, LIBRARY) else 4.0
 
 
-@njit(cache=True)
+@compiled
 def _renumbered(p, order):  # type: ignore[no-untyped-def]
     """The same kernels, numbered in an order."""
     place = np.zeros(len(order), np.int64)
@@ -85,7 +85,7 @@ def _renumbered(p, order):  # type: ignore[no-untyped-def]
     return Kernels(p.first[order], place[p.maker], p.size, p.leaves, p.reads[order], p.made[order])
 
 
-@njit(cache=True)
+@compiled
 def _after_needs(p, rank):  # type: ignore[no-untyped-def]
     """Kernels by rank, each after what it needs, that by rank too."""
     count = len(p.first)
@@ -106,7 +106,7 @@ def _after_needs(p, rank):  # type: ignore[no-untyped-def]
     return order
 
 
-@njit(cache=True)
+@compiled
 def _unmet(p, kernel, by_rank, done):  # type: ignore[no-untyped-def]
     """The first kernel by rank that another waits for; -1 for none."""
     for b in by_rank:
@@ -117,7 +117,7 @@ def _unmet(p, kernel, by_rank, done):  # type: ignore[no-untyped-def]
     return -1
 
 
-@njit(cache=True)
+@compiled
 def _peak(p, order):  # type: ignore[no-untyped-def]
     """The most bytes that lie in memory at once."""
     left = p.reads.sum(axis=0) + p.leaves  # readers to come of each result
@@ -133,7 +133,7 @@ def _peak(p, order):  # type: ignore[no-untyped-def]
     return most
 
 
-@njit(cache=True)
+@compiled
 def _sparing(p):  # type: ignore[no-untyped-def]
     """The kernel next that adds least, where it raises the peak least (`topological_sort_lpmf`)."""
     count = len(p.first)
@@ -156,7 +156,7 @@ def _sparing(p):  # type: ignore[no-untyped-def]
     return order
 
 
-@njit(cache=True)
+@compiled
 def _freed(p, g, left):  # type: ignore[no-untyped-def]
     """Bytes nobody needs once a kernel has run."""
     freed = 0.0
@@ -166,7 +166,7 @@ def _freed(p, g, left):  # type: ignore[no-untyped-def]
     return freed
 
 
-@njit(cache=True)
+@compiled
 def _ready(p, g, done):  # type: ignore[no-untyped-def]
     """Whether all that a kernel needs has run."""
     for x in range(len(p.maker)):
@@ -175,7 +175,7 @@ def _ready(p, g, done):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(cache=True)
+@compiled
 def _soonest(p):  # type: ignore[no-untyped-def]
     """The kernel next whose needs were met first (`topological_sort_bfs`)."""
     count = len(p.first)
@@ -191,7 +191,7 @@ def _soonest(p):  # type: ignore[no-untyped-def]
     return order
 
 
-@njit(cache=True)
+@compiled
 def _sooner(p, a, b, place):  # type: ignore[no-untyped-def]
     """Whether the places of what one needs come before those of another, place by place."""
     for step in range(len(place)):
@@ -201,7 +201,7 @@ def _sooner(p, a, b, place):  # type: ignore[no-untyped-def]
     return False
 
 
-@njit(cache=True)
+@compiled
 def _needs_at(p, g, place, step):  # type: ignore[no-untyped-def]
     for x in range(len(p.maker)):
         if p.reads[g, x] and place[p.maker[x]] == step:
@@ -209,7 +209,7 @@ def _needs_at(p, g, place, step):  # type: ignore[no-untyped-def]
     return False
 
 
-@njit(cache=True)
+@compiled
 def _goes_on(p, g, place, step):  # type: ignore[no-untyped-def]
     """Whether a kernel needs anything that came after a step."""
     for x in range(len(p.maker)):

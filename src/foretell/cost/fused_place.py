@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from foretell.compiled import compiled
 from foretell.cost.fused_cat import concatenate, joins
 from foretell.cost.fused_codes import (
     CAT,
@@ -42,7 +42,7 @@ _SUM_NESTS = 3
 _NORM_SUMS = np.where(LAYER_BACK, 4, np.where(GROUP_BACK, 5, 2))
 
 
-@njit(cache=True)
+@compiled
 def nests(o, low, high, alive, units):  # type: ignore[no-untyped-def]
     """The loop nests of a region, and where its values are."""
     size, most = high - low, 2
@@ -74,7 +74,7 @@ def nests(o, low, high, alive, units):  # type: ignore[no-untyped-def]
     return k, v
 
 
-@njit(cache=True)
+@compiled
 def _inside(o, low, high, alive):  # type: ignore[no-untyped-def]
     """Whether all that reads a node computes place by place, and none of it leaves."""
     inside = o.writes[low:high] == 0
@@ -86,7 +86,7 @@ def _inside(o, low, high, alive):  # type: ignore[no-untyped-def]
     return inside
 
 
-@njit(cache=True)
+@compiled
 def _users(o, low, high, alive):  # type: ignore[no-untyped-def]
     """How many ops read each node; a norm reads twice."""
     users = np.zeros(high - low, np.int64)
@@ -98,7 +98,7 @@ def _users(o, low, high, alive):  # type: ignore[no-untyped-def]
     return users
 
 
-@njit(cache=True)
+@compiled
 def _place(o, n, low, k, v, units, users):  # type: ignore[no-untyped-def]
     """What becomes of one op."""
     kind, op = o.kind[n], o.op[n]
@@ -122,7 +122,7 @@ def _place(o, n, low, k, v, units, users):  # type: ignore[no-untyped-def]
         settle_value(o, n, low, k, v, users)
 
 
-@njit(cache=True)
+@compiled
 def _place_value(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
     op = o.op[n]
     if o.kind[n] != NORM:

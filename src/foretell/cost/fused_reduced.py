@@ -8,8 +8,8 @@ what uses them, which is written into readers like any op.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from foretell.compiled import compiled
 from foretell.cost.fused_codes import (
     BATCH,
     BATCH_BACK,
@@ -43,12 +43,12 @@ _LIGHT = 10  # operations of a gradient that a group norm's own do not raise abo
 _ASIDE = 1000  # added to ODD: the columns of sums, read apart from their rows
 
 
-@njit(cache=True)
+@compiled
 def _outer(o, n):  # type: ignore[no-untyped-def]
     return o.across[n] == 2 or (o.across[n] == 1 and not BATCH[o.op[n]])
 
 
-@njit(cache=True)
+@compiled
 def reduce(o, n, low, k, v, units, users):  # type: ignore[no-untyped-def]
     """A sum, mean or the like; of few places it is an op like others."""
     i = n - low
@@ -63,6 +63,7 @@ def reduce(o, n, low, k, v, units, users):  # type: ignore[no-untyped-def]
     how = COLS if _outer(o, n) else ROWS
     rows = o.looped[n] / max(o.inner[n], 1.0)
     shape = _shape_of(o, n, low, v)
+    at: int
     like = _like(o, n, low, k, v) if o.looped[n] == o.inner[n] else -1
     if like >= 0 and splits(1.0, o.inner[n], True, units) > 1:
         first = new(k, i, ROWS, PARTIAL, k.n[like], k.r[like])
@@ -78,7 +79,7 @@ def reduce(o, n, low, k, v, units, users):  # type: ignore[no-untyped-def]
     hold(v, i, at)
 
 
-@njit(cache=True)
+@compiled
 def _like(o, n, low, k, v):  # type: ignore[no-untyped-def]
     """The reduction whose rows a sum of everything is cut into: the last ones it is made of."""
     nodes, count = len(v.held), k.used[0]
@@ -100,7 +101,7 @@ def _like(o, n, low, k, v):  # type: ignore[no-untyped-def]
     return -1
 
 
-@njit(cache=True)
+@compiled
 def loss(o, n, low, k, v):  # type: ignore[no-untyped-def]
     """The loss of classes: of each row one place is read."""
     i = n - low
@@ -120,7 +121,7 @@ def loss(o, n, low, k, v):  # type: ignore[no-untyped-def]
     hold(v, i, at)
 
 
-@njit(cache=True)
+@compiled
 def scatter_loss(o, n, low, k, v):  # type: ignore[no-untyped-def]
     """What a loss's gradient is scattered into: a tensor of noughts, then its few places."""
     i, nodes = n - low, len(v.held)
@@ -134,7 +135,7 @@ def scatter_loss(o, n, low, k, v):  # type: ignore[no-untyped-def]
     v.reads[i, nodes + more] = ALIGNED
 
 
-@njit(cache=True)
+@compiled
 def norm(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
     """Softmax, layer and batch norm, their gradients; group norm."""
     i, nodes, op = n - low, len(v.held), o.op[n]
@@ -165,7 +166,7 @@ def norm(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
     v.ops[i, i] = True
 
 
-@njit(cache=True)
+@compiled
 def _unrolled(o, n, low, k, v, rows, reads, ops):  # type: ignore[no-untyped-def]
     """Few places a row are summed one by one; in memory only where they are many to read again."""
     i, whole = n - low, 0
@@ -181,7 +182,7 @@ def _unrolled(o, n, low, k, v, rows, reads, ops):  # type: ignore[no-untyped-def
     v.small[i] = len(v.held) + at
 
 
-@njit(cache=True)
+@compiled
 def _shape(o, n, low, v):  # type: ignore[no-untyped-def]
     """The shape a norm loops over; a group norm cuts channels, and no other loop fits those."""
     i, first = n - low, o.start[n]
@@ -191,19 +192,19 @@ def _shape(o, n, low, v):  # type: ignore[no-untyped-def]
     return GROUPED + i if o.elements[o.source[o.start[n + 1] - 1]] != 32 else v.shaped[i]
 
 
-@njit(cache=True)
+@compiled
 def _shape_of(o, n, low, v):  # type: ignore[no-untyped-def]
     """The shape of what an op reads first."""
     return v.shaped[o.source[o.start[n]] - low] if o.start[n] < o.start[n + 1] else -1
 
 
-@njit(cache=True)
+@compiled
 def _take_some(o, n, low, v, last, reads, ops):  # type: ignore[no-untyped-def]
     for e in range(o.start[n], min(last, o.start[n + 1])):
         take(v, o.source[e] - low, o.pattern[e], 0, reads, ops)
 
 
-@njit(cache=True)
+@compiled
 def _columns(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
     """A layer norm's gradients of weight and bias, where they leave."""
     i, first = n - low, o.start[n]
@@ -220,7 +221,7 @@ def _columns(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
         v.small[i] = len(v.held) + at
 
 
-@njit(cache=True)
+@compiled
 def groups_back(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
     """A group norm's gradients: sums over each image's channels, over groups, over images."""
     i, nodes, size = n - low, len(v.held), k.reads.shape[1]
@@ -249,7 +250,7 @@ def groups_back(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
         _channels(o, n, low, k, v, units, channels, images, made)
 
 
-@njit(cache=True)
+@compiled
 def _work(o, n, low, v):  # type: ignore[no-untyped-def]
     """Operations of the gradient that enters a group norm's; casts and turned images add some."""
     s = o.source[o.start[n]] - low
@@ -259,7 +260,7 @@ def _work(o, n, low, v):  # type: ignore[no-untyped-def]
     return work + _LIGHT * (work > 0) * ((o.size[n] == 2) + (o.across[n] == 2))
 
 
-@njit(cache=True)
+@compiled
 def _half(o, n, low, k, v):  # type: ignore[no-untyped-def]
     """What a gradient that is computed here adds goes through memory: it is too much otherwise."""
     i, nodes = n - low, len(v.held)
@@ -273,7 +274,7 @@ def _half(o, n, low, k, v):  # type: ignore[no-untyped-def]
     v.reads[i, nodes + at] = ODD + _ASIDE + i
 
 
-@njit(cache=True)
+@compiled
 def _channels(o, n, low, k, v, units, channels, images, made):  # type: ignore[no-untyped-def]
     i, nodes = n - low, len(v.held)
     for m in range(2):

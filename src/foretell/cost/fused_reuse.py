@@ -6,15 +6,14 @@ itself, gets a loop nest of its own (`realize_reads_threshold` and its like).
 
 from __future__ import annotations
 
-from numba import njit
-
+from foretell.compiled import compiled
 from foretell.cost.fused_codes import COUNTS, RANDOM, SOFT, WELFORD, WINDOW
 from foretell.cost.fused_values import POINT, WHOLE, base, leaves_whole, many, realize
 
 READS, _MANY_READS, _WORK = 4, 8, 30  # thresholds of Inductor's `config`: reads, and operations
 
 
-@njit(cache=True)
+@compiled
 def expand(o, n, low, k, v):  # type: ignore[no-untyped-def]
     """What is to be read many times and reads much itself is computed once (`mark_reuse`)."""
     s = base(o, low, n - low)
@@ -32,7 +31,7 @@ def expand(o, n, low, k, v):  # type: ignore[no-untyped-def]
             at = o.source[o.start[low + at]] - low
 
 
-@njit(cache=True)
+@compiled
 def settle_value(o, n, low, k, v, users):  # type: ignore[no-untyped-def]
     """Give a value memory of its own where it leaves or is too much to compute again."""
     i = n - low
@@ -55,7 +54,7 @@ def settle_value(o, n, low, k, v, users):  # type: ignore[no-untyped-def]
         realize(o, n, low, k, v, WHOLE)
 
 
-@njit(cache=True)
+@compiled
 def _loads(o, low, k, reads):  # type: ignore[no-untyped-def]
     """Tensors read; of a norm's sums there are two: middle and spread, or largest and sum."""
     nodes, count = k.ops.shape[1], many(reads)

@@ -8,8 +8,8 @@ found together (Welford).
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from foretell.compiled import compiled
 from foretell.cost.fused_codes import BATCH, GROUPS, INPUT, NEVER_SPLIT, WELFORD
 from foretell.cost.fused_values import (
     ALIGNED,
@@ -26,7 +26,7 @@ from foretell.cost.fused_values import (
 )
 
 
-@njit(cache=True)
+@compiled
 def splits(n, r, rows, units):  # type: ignore[no-untyped-def]
     """Parts a reduction is cut into (`Reduction.num_splits`, `reduction_split_factor`)."""
     if n > 1 and (r <= 32 or n >= units * 64):
@@ -48,7 +48,7 @@ def splits(n, r, rows, units):  # type: ignore[no-untyped-def]
     return int(np.ceil(r / (group * each)))
 
 
-@njit(cache=True)
+@compiled
 def _even(r, each, near, least):  # type: ignore[no-untyped-def]
     """A divisor close by, if there is one."""
     for d in range(int(near)):
@@ -59,7 +59,7 @@ def _even(r, each, near, least):  # type: ignore[no-untyped-def]
     return each
 
 
-@njit(cache=True)
+@compiled
 def _way(o, low, k, places, how, reads):  # type: ignore[no-untyped-def]
     """Along rows or down columns, as most of the tensors read whole lie."""
     side, apart, nodes = 0, 0, k.ops.shape[1]
@@ -73,7 +73,7 @@ def _way(o, low, k, places, how, reads):  # type: ignore[no-untyped-def]
     return ROWS if side > apart else COLS
 
 
-@njit(cache=True)
+@compiled
 def summed(o, low, i, k, n, r, how, units, reads, ops, shape):  # type: ignore[no-untyped-def]
     """The nests of one reduction of what a view gave its shape; the number of the last."""
     op = o.op[low + i]
@@ -99,7 +99,7 @@ def summed(o, low, i, k, n, r, how, units, reads, ops, shape):  # type: ignore[n
     return at
 
 
-@njit(cache=True)
+@compiled
 def _even_parts(o, low, i, k, at, how, n, r):  # type: ignore[no-untyped-def]
     """Whether partial sums are cut where the tensors they are of have a dimension.
 
@@ -121,7 +121,7 @@ def _even_parts(o, low, i, k, at, how, n, r):  # type: ignore[no-untyped-def]
     return False
 
 
-@njit(cache=True)
+@compiled
 def finish(k, i, how, n, r, before):  # type: ignore[no-untyped-def]
     """A nest that sums what another has left."""
     at = new(k, i, how, FINISH, n, r)
@@ -129,7 +129,7 @@ def finish(k, i, how, n, r, before):  # type: ignore[no-untyped-def]
     return at
 
 
-@njit(cache=True)
+@compiled
 def _flat(o, low, i, k, n, how, reads):  # type: ignore[no-untyped-def]
     """Whether most of what a part of a split sum reads lies side by side; else it is split again.
 

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from foretell.compiled import F1, I1, compiled
 from foretell.cost.fused_codes import (
     CAT,
     GATHER,
@@ -52,19 +52,19 @@ GROUPED = 10000  # added to a node: the shape of its channels cut into groups
 class Ops(NamedTuple):
     """The columns of all regions."""
 
-    start: Whole  # first edge of each node
-    source: Whole
-    pattern: Whole
-    kind: Whole
-    op: Whole
-    size: Array
-    elements: Array
-    looped: Array
-    inner: Array
-    across: Whole
-    writes: Array
-    last: Array
-    flops: Array
+    start: I1  # first edge of each node
+    source: I1
+    pattern: I1
+    kind: I1
+    op: I1
+    size: F1
+    elements: F1
+    looped: F1
+    inner: F1
+    across: I1
+    writes: F1
+    last: F1
+    flops: F1
 
 
 class Nests(NamedTuple):
@@ -95,13 +95,13 @@ class Values(NamedTuple):
     shaped: Whole  # the view that gave it its shape, or -1: shape of what it is computed from
 
 
-@njit(cache=True)
+@compiled
 def turns(code):  # type: ignore[no-untyped-def]
     """Whether all of a tensor is read in another order."""
     return code in (TURNED, SWAPPED) or code >= MOVED
 
 
-@njit(cache=True)
+@compiled
 def look(o, n, low, v):  # type: ignore[no-untyped-def]
     """A view: the same value, read another way."""
     i = n - low
@@ -133,7 +133,7 @@ def look(o, n, low, v):  # type: ignore[no-untyped-def]
     v.ops[i, :] = v.ops[s, :]
 
 
-@njit(cache=True)
+@compiled
 def _coded(code, pattern, own):  # type: ignore[no-untyped-def]
     """How something is read through one more op."""
     if own > 0:
@@ -145,7 +145,7 @@ def _coded(code, pattern, own):  # type: ignore[no-untyped-def]
     return code
 
 
-@njit(cache=True)
+@compiled
 def take(v, s, pattern, own, reads, ops):  # type: ignore[no-untyped-def]
     """Read a value: from memory, or by computing it here too; `own` is the reader's code if any."""
     if v.held[s] >= 0:
@@ -162,7 +162,7 @@ def take(v, s, pattern, own, reads, ops):  # type: ignore[no-untyped-def]
         ops[j] |= v.ops[s, j]
 
 
-@njit(cache=True)
+@compiled
 def inline(o, n, low, k, v):  # type: ignore[no-untyped-def]
     """An op computed place by place, written into its readers for now."""
     i, first = n - low, o.start[n]
@@ -186,7 +186,7 @@ def inline(o, n, low, k, v):  # type: ignore[no-untyped-def]
     v.ops[i, i] = True
 
 
-@njit(cache=True)
+@compiled
 def _large(o, low, k, reads):  # type: ignore[no-untyped-def]
     """How many tensors of more than one element are read."""
     nodes, count = k.ops.shape[1], 0
@@ -196,7 +196,7 @@ def _large(o, low, k, reads):  # type: ignore[no-untyped-def]
     return count
 
 
-@njit(cache=True)
+@compiled
 def many(row):  # type: ignore[no-untyped-def]
     count = 0
     for code in row:
@@ -204,20 +204,20 @@ def many(row):  # type: ignore[no-untyped-def]
     return count
 
 
-@njit(cache=True)
+@compiled
 def is_part(code):  # type: ignore[no-untyped-def]
     """Whether one of several results is read, or one of the parts of a concatenation."""
     return ODD + _PART <= code < MOVED
 
 
-@njit(cache=True)
+@compiled
 def leaves_whole(o, n):  # type: ignore[no-untyped-def]
     """Whether an op's first result or a view of it leaves, not only the small ones beside it."""
     single = o.kind[n] in (POINTWISE, GATHER, CAT)
     return o.writes[n] > 0 and (single or o.writes[n] >= 0.99 * o.elements[n] * o.size[n])
 
 
-@njit(cache=True)
+@compiled
 def new(k, node, how, part, n, r):  # type: ignore[no-untyped-def]
     """A new nest; its number."""
     at = k.used[0]
@@ -229,7 +229,7 @@ def new(k, node, how, part, n, r):  # type: ignore[no-untyped-def]
     return at
 
 
-@njit(cache=True)
+@compiled
 def realize(o, n, low, k, v, part):  # type: ignore[no-untyped-def]
     """A nest that leaves a value in memory; one that reads nothing is computed again elsewhere."""
     i = n - low
@@ -242,7 +242,7 @@ def realize(o, n, low, k, v, part):  # type: ignore[no-untyped-def]
         hold(v, i, at)
 
 
-@njit(cache=True)
+@compiled
 def hold(v, i, at):  # type: ignore[no-untyped-def]
     """From now on a value is read where a nest has left it."""
     v.held[i] = len(v.held) + at
@@ -251,7 +251,7 @@ def hold(v, i, at):  # type: ignore[no-untyped-def]
     v.ops[i, :] = False
 
 
-@njit(cache=True)
+@compiled
 def base(o, low, s):  # type: ignore[no-untyped-def]
     """The node whose memory a view looks at."""
     while o.kind[low + s] == VIEW and o.start[low + s] < o.start[low + s + 1]:

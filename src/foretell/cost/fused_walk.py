@@ -27,8 +27,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from foretell.compiled import F1, F2, I1, compiled
 from foretell.cost.fused_codes import (
     CONSTANT,
     FRESH,
@@ -110,11 +110,27 @@ def add_work(regions: Regions, node: Array, weight: Array, out: Array) -> None:
     out[:, WALKED.index("halves")] = np.bincount(regions.region, places * half, len(out))
 
 
-@njit(cache=True)
-def _walk(  # type: ignore[no-untyped-def]
-    first, start, source, pattern, kind, op, size, elements, looped, inner, across, last, writes,
-    flops, seconds, units, out, node,
-):  # fmt: skip
+@compiled
+def _walk(
+    first: I1,
+    start: I1,
+    source: I1,
+    pattern: I1,
+    kind: I1,
+    op: I1,
+    size: F1,
+    elements: F1,
+    looped: F1,
+    inner: F1,
+    across: I1,
+    last: F1,
+    writes: F1,
+    flops: F1,
+    seconds: F1,
+    units: float,
+    out: F2,
+    node: F2,
+) -> None:
     writes = writes.copy()
     for r in range(len(first) - 1):
         low, high = first[r], first[r + 1]
@@ -131,7 +147,7 @@ def _walk(  # type: ignore[no-untyped-def]
             node[low + i, 1] = level[i]
 
 
-@njit(cache=True)
+@compiled
 def _count(  # type: ignore[no-untyped-def]
     low, high, start, source, pattern, kind, op, size, elements, looped, inner, last, writes, flops,
     seconds, units, live, level, need, row,
@@ -159,7 +175,7 @@ def _count(  # type: ignore[no-untyped-def]
             row[14] += elements[n] * odd(last[n])
 
 
-@njit(cache=True)
+@compiled
 def _count_op(  # type: ignore[no-untyped-def]
     n, start, source, pattern, kind, size, elements, looped, inner, writes, flops, seconds, units,
     level, need, row,

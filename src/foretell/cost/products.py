@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+
+from foretell.compiled import H2, compiled
 
 Floats = npt.NDArray[np.float32]
 
@@ -19,8 +20,8 @@ def dense(x: Floats, weight: Floats, bias: Floats | None = None) -> Floats:
     return out.reshape(*x.shape[:-1], len(weight))
 
 
-@njit(cache=True)
-def _add(x, weight, out):  # type: ignore[no-untyped-def]
+@compiled
+def _add(x: H2, weight: H2, out: H2) -> None:
     """out += x · weight, the inner dimension first to last."""
     for i in range(x.shape[0]):
         for k in range(x.shape[1]):

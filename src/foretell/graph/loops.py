@@ -4,16 +4,18 @@ Every loop fills arrays that are made by the function below it: compiling one ta
 time if it makes none, and who has just installed this waits for that.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from foretell.compiled import B1, F1, I1, J1, U1, compiled
 from foretell.graph.columns import Array
 
 
-@njit(cache=True)
-def _transpose(start: Any, after: Any, out: Any, place: Any, follower: Any, position: Any) -> None:
+@compiled
+def _transpose(start: I1, after: J1, out: I1, place: I1, follower: J1, position: I1) -> None:
     n = len(start) - 1
     for k in range(len(after)):
         out[after[k] + 1] += 1
@@ -37,11 +39,10 @@ def transposed(start: Array, after: Array) -> tuple[Array, Array, Array]:
     return out, follower, position
 
 
-@njit(cache=True)
+@compiled
 def _sort(
-    start: Any, after: Any, turn_start: Any, turn_before: Any, seen: Any, at: Any, stack: Any,
-    order: Any,
-) -> int:  # fmt: skip
+    start: I1, after: J1, turn_start: I1, turn_before: J1, seen: U1, at: I1, stack: J1, order: J1
+) -> int:
     placed = 0
     for root in range(len(order)):
         if seen[root]:
@@ -120,11 +121,20 @@ def a_cycle(start: Any, after: Any, turn_start: Any, turn_before: Any) -> Any:
     return stack[:0].copy()
 
 
-@njit(cache=True)
+@compiled
 def _bridge(
-    start: Any, after: Any, lag: Any, gone: Any, order: Any, rows: Any, mark: Any, pool: Any,
-    pool_lag: Any, out: Any, out_lag: Any,
-) -> int:  # fmt: skip
+    start: I1,
+    after: J1,
+    lag: F1,
+    gone: B1,
+    order: J1,
+    rows: I1,
+    mark: I1,
+    pool: J1,
+    pool_lag: F1,
+    out: J1,
+    out_lag: F1,
+) -> int:
     used, count = 0, 0
     for o in range(len(order)):
         i = order[o]
@@ -178,11 +188,18 @@ def bridged(
         room *= 4  # it was too little
 
 
-@njit(cache=True)
+@compiled
 def _place(
-    ranked: Any, tasks: Any, anchors: Any, is_behind: Any, first: Any, more: Any, is_put: Any,
-    stack: Any, out: Any,
-) -> int:  # fmt: skip
+    ranked: I1,
+    tasks: I1,
+    anchors: I1,
+    is_behind: B1,
+    first: I1,
+    more: I1,
+    is_put: U1,
+    stack: I1,
+    out: I1,
+) -> int:
     """`first`: of each task the last one put ahead of it and the last one put behind it."""
     for k in range(len(tasks)):
         at = 2 * anchors[k] + (1 if is_behind[k] else 0)

@@ -57,7 +57,7 @@ class Processes:
     def _some(self, work: Callable[[Any], Any], items: Sequence[Any], left: list[int]) -> Any:
         """Index and answer of these items, as they are done."""
         if self.executor is None:
-            # A fresh interpreter each: threads of numba and torch do not survive a fork.
+            # A fresh interpreter each: threads of torch do not survive a fork.
             context = get_context("spawn")
             self.executor = ProcessPoolExecutor(self.size, context, initializer=_quiet)
         asked: dict[Future[Any], int] = {self.executor.submit(work, items[k]): k for k in left}

@@ -1,26 +1,26 @@
 """Compiled loops for taking up a play: which rows differ, and the state at an instant."""
 
-from typing import Any
+from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from foretell.compiled import B1, F1, I1, J1, compiled
 from foretell.simulate.events import EVENTS, FRESH, Fixed, State
 from foretell.simulate.heaps import event_push
 from foretell.simulate.readable import ARRIVE, END, FREE
 
 
-@njit(cache=True)
+@compiled
 def rows_differ(
-    start: Any,
-    item: Any,
-    weight: Any,
-    old_start: Any,
-    old_item: Any,
-    old_weight: Any,
-    origin: Any,
+    start: I1,
+    item: J1,
+    weight: F1,
+    old_start: I1,
+    old_item: J1,
+    old_weight: F1,
+    origin: I1,
     are_tasks: bool = True,
-) -> Any:
+) -> B1:
     """Which rows are not what they were; items that are tasks are compared by origin."""
     differs = np.zeros(len(start) - 1, np.bool_)
     for i in range(len(differs)):
@@ -41,8 +41,8 @@ def rows_differ(
     return differs
 
 
-@njit(cache=True)
-def ready_bound(start: Any, after: Any, lag: Any, end: Any, tasks: Any) -> Any:
+@compiled
+def ready_bound(start: I1, after: J1, lag: F1, end: F1, tasks: I1) -> F1:
     """When each task's known waits are over."""
     bound = np.zeros(len(tasks))
     for t in range(len(tasks)):
@@ -52,8 +52,8 @@ def ready_bound(start: Any, after: Any, lag: Any, end: Any, tasks: Any) -> Any:
     return bound
 
 
-@njit(cache=True)
-def restore(f: Fixed, s: State, rest: Any, instant: float, waits: Any) -> None:
+@compiled
+def restore(f: Fixed, s: State, rest: I1, instant: float, waits: tuple[I1, J1, F1, I1, J1]) -> None:
     """Fill what is said of the tasks that have not started, as it is just before `instant`.
 
     Lanes and turns that were free before it need no memory of by whom: nothing that starts at this
@@ -92,8 +92,8 @@ def restore(f: Fixed, s: State, rest: Any, instant: float, waits: Any) -> None:
     s.count[EVENTS], s.count[FRESH] = events, n_fresh
 
 
-@njit(cache=True)
-def hold(f: Fixed, s: State, running: Any, instant: float) -> None:
+@compiled
+def hold(f: Fixed, s: State, running: I1, instant: float) -> None:
     """Let tasks that have started keep their lanes until they end, or until their gap does."""
     n, events = len(f.seconds), 0
     for r in range(len(running)):

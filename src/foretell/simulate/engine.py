@@ -6,14 +6,11 @@
              no lags, no links                       one heap, one queue a lane
     events   everything
 
-Until they are loaded, `plain` does what `paths` does and `transfers` what `flows` does without a
-compiler, which is sooner for graphs that are played a few times. All give the bits of
-`readable.play`; tests hold them to it on random graphs.
+All give the bits of `readable.play`; tests hold them to it on random graphs.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -29,24 +26,19 @@ assert ARRIVE == 2, "event codes are packed as what * tasks + task"
 
 
 ENGINES = ("auto", "compiled", "readable")
-# Tasks that are played without a compiler in less time than loading one takes: of a graph in which
-# several tasks may compete for a lane; and of those with ordered lanes, in a whole process.
-SMALL, PLAIN = 1000, 100_000
 
 
 def simulate(graph: Graph, *, engine: str = "auto", before: Timeline | None = None) -> Timeline:
     """Start each task as soon as what it waits for is done and its lanes are free.
 
     With `before`, the timeline of the graph this one was edited from, only what the edit can change
-    is played again. Engines (`readable`, `compiled`; `auto` takes the one that answers sooner) and
-    playing again all give the same answer to the last bit.
+    is played again. Engines (`readable`; `compiled`, which is `auto`) and playing again give the
+    same answer to the last bit.
     """
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
     if engine == "readable":
         return timeline(graph, play(graph))
-    if engine == "auto" and "numba" not in sys.modules and _is_sooner_plain(graph):
-        return timeline(graph, _plain(graph))
     if before is not None:
         from foretell.simulate.resume import resume
 
@@ -54,24 +46,6 @@ def simulate(graph: Graph, *, engine: str = "auto", before: Timeline | None = No
         if found is not None:
             return timeline(graph, found)
     return timeline(graph, full(graph))
-
-
-def _is_sooner_plain(graph: Graph) -> bool:
-    """Whether playing without a compiler answers sooner; who plays often is better off with one."""
-    from foretell.simulate.plain import placed
-
-    most = SMALL if _free_lanes(graph).any() else PLAIN // 4
-    return graph.size <= most and placed.tasks + graph.size <= PLAIN
-
-
-def _plain(graph: Graph) -> Played:
-    """Play a graph without compiled loops."""
-    from foretell.simulate import plain, transfers
-
-    if _free_lanes(graph).any():
-        return plain.play(graph)
-    is_swept = loop_for(graph) == "paths" and wiring(graph).is_forward
-    return plain.sweep(graph) if is_swept else transfers.flow(graph)
 
 
 def full(graph: Graph) -> Played:
@@ -113,7 +87,7 @@ def sweep(graph: Graph, wires: Wiring, played: Played, first: int, stale: Array)
         (wires.turns.start, wires.turns.after),
         graph.seconds,
         graph.columns.get("gap", np.zeros(0)),
-        tuple(played),
+        (played.start, played.end, played.cause, played.why),
         first,
         stale,
     )

@@ -5,11 +5,13 @@ looked at again, and either starts or moves to the queue of another lane that is
 laid out so that a play can begin anywhere: at time zero, or in the middle of one that is known.
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from foretell.compiled import F1, I1, J1, U1, compiled
 from foretell.simulate.heaps import put_event, sooner, take_event, task_pop, task_push
 from foretell.simulate.links import depart, fair, join
 from foretell.simulate.readable import ARRIVE, END, FREE, LANE, WAIT
@@ -20,52 +22,51 @@ EVENTS, FRESH = 0, 1  # places in `State.count`
 class Fixed(NamedTuple):
     """What does not change while a graph is played. An empty `gap` or `lag` is all zero."""
 
-    seconds: Any
-    gap: Any
-    priority: Any
-    lane_start: Any  # the free lanes of each task
-    lane: Any
-    base: Any  # where the queue of each free lane begins
-    follow_start: Any  # who waits for each task
-    follower: Any
-    lag: Any  # along `follower`
-    turn_start: Any  # whose turn on an ordered lane comes after each task
-    turn: Any
-    use_start: Any  # the links of each task
-    use_link: Any
-    use_demand: Any
-    capacity: Any
+    seconds: F1
+    gap: F1
+    priority: J1
+    lane_start: I1  # the free lanes of each task
+    lane: J1
+    base: I1  # where the queue of each free lane begins
+    follow_start: I1  # who waits for each task
+    follower: J1
+    lag: F1  # along `follower`
+    turn_start: I1  # whose turn on an ordered lane comes after each task
+    turn: J1
+    use_start: I1  # the links of each task
+    use_link: J1
+    use_demand: F1
+    capacity: F1
 
 
 class State(NamedTuple):
     """What changes."""
 
-    waiting: Any  # how many waits and turns of a task are not over yet
-    ready: Any  # when its last wait was over, and whose end that was
-    ready_by: Any
-    free: Any  # when its last ordered lane was freed for it, and by whom
-    free_by: Any
-    start: Any
-    end: Any
-    cause: Any
-    why: Any
-    taken: Any  # of each free lane: whether it is held, when it was last freed, and by whom
-    freed: Any
-    freed_by: Any
-    queue: Any  # tasks waiting for each free lane, as heaps one behind the other
-    queued: Any
-    times: Any  # events to come, as a heap
-    codes: Any
-    fresh: Any  # tasks that became ready at this instant
-    count: Any  # how many events and fresh tasks there are
+    waiting: J1  # how many waits and turns of a task are not over yet
+    ready: F1  # when its last wait was over, and whose end that was
+    ready_by: J1
+    free: F1  # when its last ordered lane was freed for it, and by whom
+    free_by: J1
+    start: F1
+    end: F1
+    cause: J1
+    why: U1
+    taken: U1  # of each free lane: whether it is held, when it was last freed, and by whom
+    freed: F1
+    freed_by: J1
+    queue: J1  # tasks waiting for each free lane, as heaps one behind the other
+    queued: I1
+    times: F1  # events to come, as a heap
+    codes: I1
+    fresh: J1  # tasks that became ready at this instant
+    count: I1  # type: ignore[assignment]  # how many events and fresh tasks there are
 
 
-@njit(cache=True)
+@compiled
 def run(f: Fixed, s: State, now: float) -> None:
     """Play from the fresh tasks at `now` and the events pending until nothing is left.
 
-    One long function on purpose: numba counts references at every call and every field of a tuple,
-    and the same loop cut into small functions ran eight times slower.
+    One long function on purpose: what changes at every event stays in registers.
     """
     seconds, gap, priority, lane_start, lane_of, base, follow_start, follower, lag, turn_start = f[
         :10
@@ -223,7 +224,7 @@ def run(f: Fixed, s: State, now: float) -> None:
 # The heap of free lanes that somebody waits for, ordered by the first in each queue
 
 
-@njit(cache=True)
+@compiled
 def look_at(
     lanes: Any, marked: Any, size: int, lane: int, queue: Any, base: Any, priority: Any, ready: Any
 ) -> None:
@@ -231,7 +232,7 @@ def look_at(
     rise(lanes, marked, size, lane, queue, base, priority, ready)
 
 
-@njit(cache=True)
+@compiled
 def look_away(
     lanes: Any, marked: Any, size: int, lane: int, queue: Any, base: Any, priority: Any, ready: Any
 ) -> None:
@@ -258,7 +259,7 @@ def look_away(
     rise(lanes, marked, at, last, queue, base, priority, ready)
 
 
-@njit(cache=True)
+@compiled
 def rise(
     lanes: Any, marked: Any, at: int, lane: int, queue: Any, base: Any, priority: Any, ready: Any
 ) -> None:

@@ -5,20 +5,27 @@ left to say only how fast those that share a link go. A part of `events`, which 
 long to compile: most traces with several streams are played by this.
 """
 
-from typing import Any
+from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from foretell.compiled import F1, I1, J1, U1, compiled
 from foretell.simulate.events import EVENTS, FRESH
 from foretell.simulate.heaps import put_event, take_event
 from foretell.simulate.links import depart, fair, join
 from foretell.simulate.readable import ARRIVE, END, FREE, LANE, WAIT
 
 
-@njit(cache=True)
+@compiled
 def run(
-    times_of: Any, follows: Any, turns: Any, uses: Any, s: Any, flow: Any, room: Any, now: float
+    times_of: tuple[F1, F1],
+    follows: tuple[I1, J1, F1],
+    turns: tuple[I1, J1],
+    uses: tuple[I1, J1, F1, F1],
+    s: tuple[J1, F1, J1, F1, J1, F1, F1, J1, U1, F1, I1, J1, I1],
+    flow: tuple[J1, F1, F1, F1],
+    room: tuple[F1, F1, F1],
+    now: float,
 ) -> None:
     """Play from the fresh tasks at `now` and the events pending until nothing is left.
 

@@ -4,12 +4,14 @@ Two sorts: events ordered by (time, code), and tasks waiting for a lane ordered 
 (highest priority, earliest ready, lowest number).
 """
 
+from __future__ import annotations
+
 from typing import Any
 
-from numba import njit
+from foretell.compiled import compiled
 
 
-@njit(cache=True, inline="always")
+@compiled
 def event_push(times: Any, codes: Any, size: int, time: float, code: int) -> None:
     """Put an event into a heap of `size` events that has room for it."""
     i = size
@@ -22,7 +24,7 @@ def event_push(times: Any, codes: Any, size: int, time: float, code: int) -> Non
     times[i], codes[i] = time, code
 
 
-@njit(cache=True, inline="always")
+@compiled
 def event_pop(times: Any, codes: Any, size: int) -> None:
     """Take the first event away; `size` counts it still.
 
@@ -44,19 +46,19 @@ def event_pop(times: Any, codes: Any, size: int) -> None:
     event_push(times, codes, i, times[size], codes[size])
 
 
-@njit(cache=True)
+@compiled
 def put_event(times: Any, codes: Any, size: int, time: float, code: int) -> None:
     """`event_push` as a call: a loop that does so in several places is compiled in less time."""
     event_push(times, codes, size, time, code)
 
 
-@njit(cache=True)
+@compiled
 def take_event(times: Any, codes: Any, size: int) -> None:
     """`event_pop` as a call."""
     event_pop(times, codes, size)
 
 
-@njit(cache=True, inline="always")
+@compiled
 def sooner(a: int, b: int, priority: Any, ready: Any) -> bool:
     """Whether task a goes before task b on a free lane."""
     if priority[a] != priority[b]:
@@ -66,7 +68,7 @@ def sooner(a: int, b: int, priority: Any, ready: Any) -> bool:
     return a < b
 
 
-@njit(cache=True)
+@compiled
 def task_push(heap: Any, base: int, size: int, i: int, priority: Any, ready: Any) -> None:
     """Put a task into the heap that begins at `base` and holds `size` tasks."""
     at = size
@@ -79,7 +81,7 @@ def task_push(heap: Any, base: int, size: int, i: int, priority: Any, ready: Any
     heap[base + at] = i
 
 
-@njit(cache=True)
+@compiled
 def task_pop(heap: Any, base: int, size: int, priority: Any, ready: Any) -> None:
     """Take the first task away; `size` counts it still."""
     size -= 1

@@ -3,15 +3,17 @@
 Each is called in one place of a loop and becomes part of it: to compile it apart takes longer.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from foretell.compiled import compiled
 from foretell.simulate.readable import SLOWEST
 
 
-@njit(cache=True, inline="always")
+@compiled
 def join(
     moving: Any, left: Any, speed: Any, since: Any, size: int, i: int, seconds: float, now: float
 ) -> None:
@@ -28,7 +30,7 @@ def join(
     moving[m], left[m], speed[m], since[m] = i, seconds, 0.0, now
 
 
-@njit(cache=True, inline="always")
+@compiled
 def depart(moving: Any, left: Any, speed: Any, since: Any, size: int, m: int) -> None:
     """Take the m-th task away; `size` counts it still."""
     for k in range(m, size - 1):
@@ -40,7 +42,7 @@ def depart(moving: Any, left: Any, speed: Any, since: Any, size: int, m: int) ->
         )
 
 
-@njit(cache=True, inline="always")
+@compiled
 def fair(
     moving: Any, size: int, use_start: Any, use_link: Any, use_demand: Any, capacity: Any, room: Any
 ) -> None:

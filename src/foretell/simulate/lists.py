@@ -3,17 +3,19 @@
 The common case of a search, and the quickest: one heap of events, one queue a lane.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from foretell.compiled import J1, compiled
 from foretell.simulate.events import EVENTS, FRESH, Fixed, State
 from foretell.simulate.heaps import event_pop, event_push, task_pop, task_push
 from foretell.simulate.readable import LANE, WAIT
 
 
-@njit(cache=True, inline="always")
+@compiled
 def line_up(queue: Any, first: int, last: int, i: int, ready: Any) -> None:
     """Put a task at the end of a queue ordered by (ready, number).
 
@@ -26,7 +28,7 @@ def line_up(queue: Any, first: int, last: int, i: int, ready: Any) -> None:
     queue[last] = i
 
 
-@njit(cache=True, inline="always")
+@compiled
 def ascends(numbers: Any, size: int) -> bool:
     for k in range(1, size):
         if numbers[k] < numbers[k - 1]:
@@ -34,8 +36,8 @@ def ascends(numbers: Any, size: int) -> bool:
     return True
 
 
-@njit(cache=True)
-def run(f: Fixed, s: State, lane_of: Any, now: float, is_plain: bool) -> None:
+@compiled
+def run(f: Fixed, s: State, lane_of: J1, now: float, is_plain: bool) -> None:
     """Play from the fresh tasks at `now` and the events pending until nothing is left.
 
     `lane_of` is the free lane of each task or -1. Where all priorities are equal (`is_plain`) a

@@ -4,23 +4,22 @@ With all orders given there is nothing to decide while time passes, so one sweep
 gives the same bits as playing events, several times faster.
 """
 
-from typing import Any
+from __future__ import annotations
 
-from numba import njit
-
+from foretell.compiled import F1, I1, J1, U1, compiled
 from foretell.simulate.readable import LANE, NOTHING, WAIT
 
 
-@njit(cache=True)
+@compiled
 def sweep(
-    order: Any,
-    waits: Any,  # (start, after, lag)
-    turns: Any,  # (start, before)
-    seconds: Any,
-    gap: Any,
-    played: Any,  # (start, end, cause, why), filled here
+    order: J1,
+    waits: tuple[I1, J1, F1],
+    turns: tuple[I1, J1],
+    seconds: F1,
+    gap: F1,
+    played: tuple[F1, F1, J1, U1],
     first: int,
-    stale: Any,
+    stale: U1,
 ) -> None:
     """Place tasks from position `first` of the order on; with `stale`, only what may have moved.
 

@@ -69,14 +69,24 @@ def candidates(profile: Profile, wire: Wire) -> list[Caps]:
     return [default, *sorted(others, key=lambda c: c.step)]
 
 
+def spread(profile: Profile, wire: Wire) -> tuple[float, float, float]:
+    """Seconds of a step with DDP as it is: as profiled, and with ops as much shorter or longer."""
+    firsts = sized(profile, DEFAULT[1], DEFAULT[0])
+    worlds = (1.0, min(STRETCHES), max(STRETCHES))
+    one, low, high = (predicted(_stretched(profile, s), wire, firsts) for s in worlds)
+    return one, low, high
+
+
+def _stretched(profile: Profile, times: float) -> Profile:
+    return replace(profile, ready=profile.ready * times, compute=profile.compute * times)
+
+
 def searched(profile: Profile, wire: Wire) -> list[int]:
     """Where buckets begin that lose least to the best there is, if ops take longer than profiled.
 
     Tried are the best cut for each stretch of the ops, and even ones.
     """
-    worlds = [
-        replace(profile, ready=profile.ready * s, compute=profile.compute * s) for s in STRETCHES
-    ]
+    worlds = [_stretched(profile, s) for s in STRETCHES]
     best = [packed(w.ready, w.sizes, wire.laws)[0].tolist() for w in worlds]
     cuts: list[list[int]] = [*best, *(sized(profile, size) for size in _EVEN)]
     steps = np.array([[predicted(w, wire, firsts) for w in worlds] for firsts in cuts])

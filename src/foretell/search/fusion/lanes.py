@@ -18,13 +18,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from foretell.compiled import B1, F1, F2, I1, compiled
 
 
-@njit(cache=True)
+@compiled
 def arrange(
-    group: Any, late: Any, copied: Any, source: Any, target: Any, read_start: Any, reads: Any
-) -> Any:
+    group: I1, late: B1, copied: B1, source: I1, target: I1, read_start: I1, reads: I1
+) -> I1:
     """The groups in the order they run, by the number of their first op; shorter where a ring is.
 
     A group's turn is that of its last op; what is `late` comes behind all that is not.
@@ -54,7 +55,7 @@ def arrange(
     return order[:done]
 
 
-@njit(cache=True)
+@compiled
 def _is_sorted(
     group: Any, key: Any, copied: Any, source: Any, target: Any, read_start: Any, reads: Any
 ) -> bool:
@@ -73,7 +74,7 @@ def _is_sorted(
     return True
 
 
-@njit(cache=True)
+@compiled
 def _by_key(group: Any, key: Any) -> Any:
     """The groups by their turns, which are numbers of ops, or of late ops behind all."""
     n = len(group)
@@ -86,7 +87,7 @@ def _by_key(group: Any, key: Any) -> Any:
     return order[:many]
 
 
-@njit(cache=True)
+@compiled
 def _wired(
     group: Any, copied: Any, source: Any, target: Any, read_start: Any, reads: Any
 ) -> tuple[Any, Any, Any]:
@@ -122,7 +123,7 @@ def _wired(
     return start, after, waiting
 
 
-@njit(cache=True)
+@compiled
 def _push(heap: Any, size: Any, value: Any) -> Any:
     i = size
     while i and heap[(i - 1) // 2] > value:
@@ -132,7 +133,7 @@ def _push(heap: Any, size: Any, value: Any) -> Any:
     return size + 1
 
 
-@njit(cache=True)
+@compiled
 def _pop(heap: Any, size: Any) -> Any:
     """Take the least away; the new size."""
     size -= 1
@@ -149,8 +150,8 @@ def _pop(heap: Any, size: Any) -> Any:
     return size
 
 
-@njit(cache=True)
-def ends(order: Any, cost: Any, end: Any, first: Any) -> float:
+@compiled
+def ends(order: I1, cost: F1, end: F1, first: int) -> float:
     """When each group ends, in place; groups before the place `first` stand. The last end."""
     now = end[order[first - 1]] if first else 0.0
     for k in range(first, len(order)):
@@ -159,8 +160,8 @@ def ends(order: Any, cost: Any, end: Any, first: Any) -> float:
     return now
 
 
-@njit(cache=True)
-def ends_waiting(order: Any, cost: Any, wait: Any, end: Any) -> float:
+@compiled
+def ends_waiting(order: I1, cost: F1, wait: F1, end: F1) -> float:
     """When each group ends, in place, none starting before its `wait` is over. The last end."""
     now = 0.0
     for k in range(len(order)):
@@ -170,8 +171,8 @@ def ends_waiting(order: Any, cost: Any, wait: Any, end: Any) -> float:
     return now
 
 
-@njit(cache=True)
-def seconds(size: Any, laws: Any) -> float:
+@compiled
+def seconds(size: float, laws: F2) -> float:
     """Time of one message, the quickest way."""
     least, root = np.inf, np.sqrt(size)
     for k in range(len(laws)):
@@ -179,8 +180,8 @@ def seconds(size: Any, laws: Any) -> float:
     return least
 
 
-@njit(cache=True)
-def packed(ready: Any, sizes: Any, laws: Any) -> tuple[Any, float]:
+@compiled
+def packed(ready: F1, sizes: F1, laws: F2) -> tuple[I1, float]:
     """Where messages begin among gradients in the order they are ready, and when all is through."""
     n = len(ready)
     through, begun, held = np.zeros(n + 1), np.zeros(n + 1, np.int64), np.zeros(n + 1)
@@ -203,19 +204,19 @@ def packed(ready: Any, sizes: Any, laws: Any) -> tuple[Any, float]:
     return firsts[:many][::-1].copy(), through[n]
 
 
-@njit(cache=True)
+@compiled
 def talk(
-    ready: Any,
-    sizes: Any,
-    first: Any,
-    member: Any,
-    parts: Any,
-    laws: Any,
+    ready: F1,
+    sizes: F1,
+    first: I1,
+    member: I1,
+    parts: I1,
+    laws: F2,
     compute: float,
     update: float,
     by_message: bool,
-    end: Any,
-    done: Any,
+    end: F1,
+    done: F1,
     since: int,
 ) -> float:
     """When each bucket is through and updated, in place; those before the place `since` stand.

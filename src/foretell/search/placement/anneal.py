@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from foretell.compiled import B3, I1, I2, compiled
 from foretell.search.placement import loops, tasks
 from foretell.search.placement.evaluate import Evaluator, columns
 from foretell.search.placement.polish import FUSES
@@ -57,22 +57,15 @@ _FUSES = np.array(FUSES)
 _MICROS = np.array(MICROS)
 
 
-@njit(cache=True)
+@compiled
 def loops_anneal(
-    t: Tables,
-    chosen: Any,
-    step: Any,
-    leaders: Any,
-    allowed: Any,
-    limits: Any,
-    strokes: int,
-    seed: int,
+    t: Tables, chosen: I2, step: I1, leaders: I1, allowed: B3, limits: I1, strokes: int, seed: int
 ) -> float:
     """Anneal in place; the best seconds, whose placement is left in `chosen` and `step`.
 
     `chosen` has a row each for sets, ways and servers.
     """
-    np.random.seed(seed)  # noqa: NPY002  numba has no other generator that it can seed
+    np.random.seed(seed)  # noqa: NPY002
     p = tasks.page(chosen.shape[1], len(t.kind), MICROS[-1])
     now = scored(t, chosen, step, p)
     now = now if now > 0 else np.inf
@@ -96,14 +89,14 @@ def loops_anneal(
     return best
 
 
-@njit(cache=True)
+@compiled
 def scored(t: Tables, chosen: Any, step: Any, p: Any) -> Any:
     """Seconds of what stands in some rows."""
     micros, fuse = _MICROS[step[0]], _FUSES[step[1]]
     return loops.score(t, chosen[0], chosen[1], chosen[2], micros, fuse, step[2], p)
 
 
-@njit(cache=True)
+@compiled
 def stroke(t: Tables, chosen: Any, step: Any, leaders: Any, allowed: Any, limits: Any) -> None:
     """One change at random, in place."""
     sets, ways, servers = chosen
@@ -117,6 +110,8 @@ def stroke(t: Tables, chosen: Any, step: Any, leaders: Any, allowed: Any, limits
     length = 1 + int(np.random.exponential(n / 8.0))  # noqa: NPY002
     first, last = g, min(n, g + length)
     server = NOBODY
+    s: int
+    w: int
     if kind < 0.45:  # a border moves: the run takes the choice of the group before or behind it
         other = g - 1 if np.random.random() < 0.5 else last  # noqa: NPY002
         if other < 0 or other >= n:
@@ -144,7 +139,7 @@ def stroke(t: Tables, chosen: Any, step: Any, leaders: Any, allowed: Any, limits
     follow(chosen, leaders)
 
 
-@njit(cache=True)
+@compiled
 def exchange(sets: Any, ways: Any, allowed: Any, a: int, b: int) -> None:
     """Groups on one set go to another, and those there come here."""
     for j in range(len(sets)):
@@ -156,7 +151,7 @@ def exchange(sets: Any, ways: Any, allowed: Any, a: int, b: int) -> None:
                 sets[j], ways[j] = s, 0
 
 
-@njit(cache=True)
+@compiled
 def follow(chosen: Any, leaders: Any) -> None:
     """Tied groups choose as their leader does."""
     for j in range(chosen.shape[1]):

@@ -3,17 +3,19 @@
 Compiled; indices as in `foretell.search.placement.problem`.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from foretell.compiled import F1, F2, I1, I2, compiled
 from foretell.search.placement.problem import FACTORS, SPLIT, Tables
 
 EVEN, PROPORTIONAL, BALANCED = range(3)  # how samples are dealt out
 
 
-@njit(cache=True)
+@compiled
 def even(t: Tables, s: int) -> Any:
     """As many samples for each rank."""
     share = np.zeros(len(t.kind), np.int64)
@@ -24,7 +26,7 @@ def even(t: Tables, s: int) -> Any:
     return share
 
 
-@njit(cache=True)
+@compiled
 def proportional(t: Tables, s: int) -> Any:
     """Samples by the speed of each device on the whole model."""
     share, total = np.zeros(len(t.kind), np.int64), 0.0
@@ -47,7 +49,7 @@ def proportional(t: Tables, s: int) -> Any:
     return share
 
 
-@njit(cache=True)
+@compiled
 def most_within(cost: Any, limit: float) -> int:
     """The most samples whose seconds stay within a limit."""
     low, high = 0, len(cost) - 1
@@ -60,8 +62,8 @@ def most_within(cost: Any, limit: float) -> int:
     return low
 
 
-@njit(cache=True)
-def balanced(t: Tables, s: int, cost: Any, cap: Any) -> Any:
+@compiled
+def balanced(t: Tables, s: int, cost: F2, cap: I1) -> I1:
     """Whole samples for each rank so that the slowest is done as early as can be.
 
     `cost` [k, b] are the seconds of a rank with b samples, `cap` [c] what its memory allows. The
@@ -97,7 +99,7 @@ def balanced(t: Tables, s: int, cost: Any, cap: Any) -> Any:
     return trimmed(t, s, cost, share, dealt)
 
 
-@njit(cache=True)
+@compiled
 def trimmed(t: Tables, s: int, cost: Any, share: Any, dealt: int) -> Any:
     """Take surplus samples from whoever needs longest, while it leaves enough for the batch."""
     while True:
@@ -112,7 +114,7 @@ def trimmed(t: Tables, s: int, cost: Any, share: Any, dealt: int) -> Any:
         dealt -= t.ranks[at]
 
 
-@njit(cache=True)
+@compiled
 def costs_on(t: Tables, sets: Any, ways: Any, s: int) -> Any:
     """[k, b] seconds of all groups that share their samples out over a set."""
     out = np.zeros((t.forward.shape[0], t.forward.shape[2]))
@@ -133,7 +135,7 @@ def costs_on(t: Tables, sets: Any, ways: Any, s: int) -> Any:
     return out
 
 
-@njit(cache=True)
+@compiled
 def shares_of(t: Tables, sets: Any, ways: Any, mode: int, hold: Any, share: Any) -> bool:
     """Fill [s, c] the samples of each rank for every set that is used; whether that can be."""
     done = np.zeros(len(t.size), np.bool_)
@@ -163,8 +165,8 @@ def shares_of(t: Tables, sets: Any, ways: Any, mode: int, hold: Any, share: Any)
     return True
 
 
-@njit(cache=True)
-def peaks(t: Tables, sets: Any, ways: Any, hold: Any, share: Any) -> Any:
+@compiled
+def peaks(t: Tables, sets: I1, ways: I1, hold: F1, share: I2) -> F1:
     """[c] bytes of a device of each cell at the fullest moment."""
     out = hold.copy()
     brief = np.zeros(len(out))

@@ -1,10 +1,12 @@
 """The seconds of placements, compiled: dealt out, checked against memory, written down, played."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from foretell.compiled import F1, I1, I2, compiled
 from foretell.search.placement.deal import peaks, shares_of
 from foretell.search.placement.problem import MICROS, SPLIT, Tables
 from foretell.search.placement.servers import places, standing
@@ -15,10 +17,8 @@ _MICROS = np.array(MICROS)
 OUT_OF_MEMORY, NO_SAMPLES, NO_SPLIT = -1.0, -2.0, -3.0  # why a placement has no seconds
 
 
-@njit(cache=True)
-def prepared(
-    t: Tables, sets: Any, ways: Any, served: Any, micros: int, mode: int, share: Any
-) -> float:
+@compiled
+def prepared(t: Tables, sets: I1, ways: I1, served: I1, micros: int, mode: int, share: I2) -> float:
     """Deal samples out and look at memory: 0, or why there can be no such placement."""
     which = np.searchsorted(_MICROS, micros)
     for g in range(len(sets)):
@@ -37,7 +37,7 @@ def prepared(
     return 0.0
 
 
-@njit(cache=True, inline="always")
+@compiled
 def score(
     t: Tables, sets: Any, ways: Any, servers: Any, micros: int, fuse: float, mode: int, p: Page
 ) -> Any:
@@ -52,10 +52,10 @@ def score(
     return end.max()
 
 
-@njit(cache=True)
+@compiled
 def score_with(
-    t: Tables, sets: Any, ways: Any, servers: Any, micros: int, fuse: float, share: Any, p: Page
-) -> Any:
+    t: Tables, sets: I1, ways: I1, servers: I1, micros: int, fuse: float, share: I2, p: Page
+) -> float:
     """The same for samples that somebody else has dealt out: [s, c] of one rank."""
     served = places(t, sets, ways, servers, fuse)
     full = peaks(t, sets, ways, standing(t, sets, ways, served), share)
@@ -67,8 +67,8 @@ def score_with(
     return end.max()
 
 
-@njit(cache=True)
-def scores(t: Tables, sets: Any, ways: Any, servers: Any, micros: Any, fuse: Any, mode: Any) -> Any:
+@compiled
+def scores(t: Tables, sets: I2, ways: I2, servers: I2, micros: I1, fuse: F1, mode: I1) -> F1:
     """Seconds of many placements, a row each."""
     out = np.empty(len(sets))
     p = page(sets.shape[1], len(t.kind), micros.max())

@@ -4,10 +4,11 @@
 what `reslice` says of single ranks.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
-from numba import njit
-
+from foretell.compiled import compiled
 from foretell.search.placement.problem import Tables
 from foretell.search.placement.tasks import (
     SEND,
@@ -20,7 +21,7 @@ from foretell.search.placement.tasks import (
 )
 
 
-@njit(cache=True)
+@compiled
 def moved(t: Tables, one: int, of: Any, is_split: Any, other: int, to: Any, out: Any) -> None:
     """[c, c] share of the batch that goes from the cells of one set to those of another.
 
@@ -35,7 +36,7 @@ def moved(t: Tables, one: int, of: Any, is_split: Any, other: int, to: Any, out:
         resliced(t, one, of, other, to, out)
 
 
-@njit(cache=True)
+@compiled
 def total(t: Tables, s: int, share: Any) -> float:
     """Samples of all ranks of a set: a batch, and what rounding up adds."""
     out = 0.0
@@ -45,7 +46,7 @@ def total(t: Tables, s: int, share: Any) -> float:
     return out
 
 
-@njit(cache=True)
+@compiled
 def fetched(t: Tables, one: int, other: int, to: Any, wants_all: bool, out: Any) -> None:
     """From ranks that hold everything: each cell that is none of them gets its part from all."""
     holders = t.member[one].sum()
@@ -58,7 +59,7 @@ def fetched(t: Tables, one: int, other: int, to: Any, wants_all: bool, out: Any)
                     out[a, b] += part / holders
 
 
-@njit(cache=True)
+@compiled
 def gathered(t: Tables, one: int, of: Any, other: int, out: Any) -> None:
     """To ranks that want everything: what a cell's own ranks hold passes over its bus."""
     whole = total(t, one, of)
@@ -70,7 +71,7 @@ def gathered(t: Tables, one: int, of: Any, other: int, out: Any) -> None:
                     out[a, b] += part * (t.ranks[b] - 1) if a == b else part
 
 
-@njit(cache=True)
+@compiled
 def resliced(t: Tables, one: int, of: Any, other: int, to: Any, out: Any) -> None:
     """Where stretches of samples overlap; ranks lie in the order of cells for every set."""
     cells = len(t.kind)
@@ -100,7 +101,7 @@ def resliced(t: Tables, one: int, of: Any, other: int, to: Any, out: Any) -> Non
                 b, j = b + 1, 0
 
 
-@njit(cache=True)
+@compiled
 def collective(p: Page, t: Tables, s: int, seconds: float, what: int, group: int) -> Any:
     """A collective of all ranks of a set: one at a time on each, sharing links with messages."""
     i = task(p, seconds, 0, what, 0, group)
@@ -119,7 +120,7 @@ def collective(p: Page, t: Tables, s: int, seconds: float, what: int, group: int
     return i
 
 
-@njit(cache=True)
+@compiled
 def transfers(
     p: Page, t: Tables, part: Any, size: float, done: Any, arrived: Any, flip: bool, group: int
 ) -> None:

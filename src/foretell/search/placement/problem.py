@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.cluster import Cluster, Device
+from foretell.compiled import B2, F1, F2, F3, F4, I1
 from foretell.cost import kernel
 from foretell.errors import InfeasibleError, InputError
 from foretell.plan import Plan
@@ -47,37 +48,37 @@ MOST_SAMPLES = 2**17  # tables have an entry a sample, group and kind of device:
 class Tables(NamedTuple):
     """What the compiled loops read."""
 
-    forward: Any  # [k, g + 1, b] seconds of all groups before g, forward
-    backward: Any  # the same backward
-    update: Any  # [k, g] seconds of the optimizer on all weights of a group
-    product: Any  # [k, g, b] seconds of the weight gradients that factors would make
-    split_forward: Any  # [m, s, g] a group split over all ranks of a set, one micro-batch
-    split_backward: Any
-    handed: Any  # [g] bytes a sample hands from group g to g + 1
-    gradient: Any  # [g] bytes of its gradients
-    rest: Any  # [s, g] of those, bytes that factors leave to all-reduce
-    factors: Any  # [s, g] bytes of factors a sample
-    held: Any  # [g] bytes of weights and gradients
-    state: Any  # [g] bytes of optimizer state
-    kept: Any  # [g] bytes a sample keeps for the backward
-    brief: Any  # [g] bytes a sample takes for a moment
-    split_held: Any  # [s, g] bytes of weights and gradients of one rank where it is split
-    split_state: Any
-    split_kept: Any  # [s, g] bytes of a whole batch
-    laws: Any  # [s, op, way, 3]
-    sends: Any  # [c, c, way, 3]
-    streams: Any  # [c, c] messages side by side
-    speed: Any  # [k] samples a second
-    member: Any  # [s, c]
-    size: Any  # [s] ranks
-    boxes: Any  # [s] boxes it spans, counting nodes
-    kind: Any  # [c]
-    ranks: Any  # [c]
-    nodes: Any  # [c]
-    box: Any  # [c]
-    cell_of: Any  # [p] the cell of each place: ranks counted cell by cell
-    way_out: Any  # [c] bytes/s of the NICs of one of its nodes
-    room: Any  # [c] bytes for tensors
+    forward: F3  # [k, g + 1, b] seconds of all groups before g, forward
+    backward: F3  # the same backward
+    update: F2  # [k, g] seconds of the optimizer on all weights of a group
+    product: F3  # [k, g, b] seconds of the weight gradients that factors would make
+    split_forward: F3  # [m, s, g] a group split over all ranks of a set, one micro-batch
+    split_backward: F3
+    handed: F1  # [g] bytes a sample hands from group g to g + 1
+    gradient: F1  # [g] bytes of its gradients
+    rest: F2  # [s, g] of those, bytes that factors leave to all-reduce
+    factors: F2  # [s, g] bytes of factors a sample
+    held: F1  # [g] bytes of weights and gradients
+    state: F1  # [g] bytes of optimizer state
+    kept: F1  # [g] bytes a sample keeps for the backward
+    brief: F1  # [g] bytes a sample takes for a moment
+    split_held: F2  # [s, g] bytes of weights and gradients of one rank where it is split
+    split_state: F2
+    split_kept: F2  # [s, g] bytes of a whole batch
+    laws: F4  # [s, op, way, 3]
+    sends: F4  # [c, c, way, 3]
+    streams: F2  # [c, c] messages side by side
+    speed: F1  # [k] samples a second
+    member: B2  # [s, c]
+    size: I1  # [s] ranks
+    boxes: I1  # [s] boxes it spans, counting nodes
+    kind: I1  # [c]
+    ranks: I1  # [c]
+    nodes: I1  # [c]
+    box: I1  # [c]
+    cell_of: I1  # [p] the cell of each place: ranks counted cell by cell
+    way_out: F1  # [c] bytes/s of the NICs of one of its nodes
+    room: F1  # [c] bytes for tensors
     batch: int
 
 

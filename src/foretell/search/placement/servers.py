@@ -9,18 +9,20 @@ Gloo's do, where three ranks and more have links that differ, so that of equals 
 serves.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from foretell.compiled import F1, I1, compiled
 from foretell.search.placement.problem import NOBODY, PS, SHARDED, SPLIT, Tables
 
 ANYBODY = NOBODY - 1  # somebody will serve, and it is not said who
 
 
-@njit(cache=True)
-def places(t: Tables, sets: Any, ways: Any, servers: Any, fuse: float) -> Any:
+@compiled
+def places(t: Tables, sets: I1, ways: I1, servers: I1, fuse: float) -> I1:
     """[g] the place that serves each group; below zero where nobody does."""
     out, is_open = np.full(len(sets), NOBODY), False
     for g in range(len(sets)):
@@ -33,7 +35,7 @@ def places(t: Tables, sets: Any, ways: Any, servers: Any, fuse: float) -> Any:
     return out
 
 
-@njit(cache=True)
+@compiled
 def deal_out(t: Tables, sets: Any, ways: Any, out: Any, fuse: float) -> None:
     """Name a place for every message that has none, in order of its seconds."""
     first, last, count = messages(t, sets, out, fuse)
@@ -51,7 +53,7 @@ def deal_out(t: Tables, sets: Any, ways: Any, out: Any, fuse: float) -> None:
         free[at] -= state
 
 
-@njit(cache=True)
+@compiled
 def soonest(t: Tables, s: int, update: Any, state: float, seconds: Any, free: Any) -> int:
     """The place of a set that has updated one more message first, of equals the best connected.
 
@@ -69,7 +71,7 @@ def soonest(t: Tables, s: int, update: Any, state: float, seconds: Any, free: An
     return at
 
 
-@njit(cache=True)
+@compiled
 def messages(t: Tables, sets: Any, out: Any, fuse: float) -> Any:
     """Groups in a row that one message can serve: first, last and how many there are."""
     first, last, n = np.empty(len(sets), np.int64), np.empty(len(sets), np.int64), 0
@@ -89,7 +91,7 @@ def messages(t: Tables, sets: Any, out: Any, fuse: float) -> Any:
     return first, last, n
 
 
-@njit(cache=True)
+@compiled
 def occupied(t: Tables, sets: Any, ways: Any, out: Any) -> Any:
     """[p] seconds of the optimizer that are given, and bytes that are left with even samples."""
     nobody = np.full(len(sets), NOBODY)
@@ -107,8 +109,8 @@ def occupied(t: Tables, sets: Any, ways: Any, out: Any) -> Any:
     return seconds, free
 
 
-@njit(cache=True)
-def standing(t: Tables, sets: Any, ways: Any, served: Any) -> Any:
+@compiled
+def standing(t: Tables, sets: I1, ways: I1, served: I1) -> F1:
     """[c] bytes that the fullest device of each cell holds all the time."""
     held, state, size, member = t.held, t.state, t.size, t.member
     split_held, split_state = t.split_held, t.split_state
@@ -129,8 +131,8 @@ def standing(t: Tables, sets: Any, ways: Any, served: Any) -> Any:
     return out + most(t, each)
 
 
-@njit(cache=True)
-def updating(t: Tables, sets: Any, ways: Any, served: Any) -> Any:
+@compiled
+def updating(t: Tables, sets: I1, ways: I1, served: I1) -> F1:
     """[c] seconds of the optimizer on the busiest device of each cell."""
     held, update, size, member, kind = t.held, t.update, t.size, t.member, t.kind
     split_held, cell_of = t.split_held, t.cell_of
@@ -151,7 +153,7 @@ def updating(t: Tables, sets: Any, ways: Any, served: Any) -> Any:
     return out + most(t, each)
 
 
-@njit(cache=True)
+@compiled
 def most(t: Tables, each: Any) -> Any:
     """[c] the most that any place of a cell has."""
     out = np.zeros(len(t.kind))

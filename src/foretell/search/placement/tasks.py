@@ -5,11 +5,13 @@ collectives (one at a time). Links of each box: out, in, and the bus inside. The
 tasks start is that of `foretell.simulate.events`, which plays them.
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from foretell.compiled import C1, F1, I1, J1, S1, compiled
 from foretell.simulate.events import Fixed, State, run
 
 FORWARD, BACKWARD, SEND, SYNC, PRODUCT, UPDATE, SHARE = range(7)  # what a task is
@@ -19,22 +21,22 @@ TASKS, LANES, USES, EDGES = range(4)  # places in `Page.count`
 class Page(NamedTuple):
     """Room to write tasks down."""
 
-    seconds: Any
-    priority: Any
-    what: Any
-    cell: Any
-    group: Any
-    lane_start: Any
-    lane: Any
-    use_start: Any
-    use_link: Any
-    use_demand: Any
-    edge_from: Any
-    edge_to: Any
-    count: Any
+    seconds: F1
+    priority: J1
+    what: C1
+    cell: S1
+    group: S1
+    lane_start: I1
+    lane: J1
+    use_start: I1
+    use_link: J1
+    use_demand: F1
+    edge_from: J1
+    edge_to: J1
+    count: I1  # type: ignore[assignment]
 
 
-@njit(cache=True)
+@compiled
 def page(groups: int, cells: int, micros: int) -> Page:
     """Room for the tasks of any placement of so many groups."""
     n = micros * groups * cells * 10 + 8 * groups + 4 * cells + 64
@@ -47,7 +49,7 @@ def page(groups: int, cells: int, micros: int) -> Page:
     )  # fmt: skip
 
 
-@njit(cache=True)
+@compiled
 def law(rows: Any, size: float) -> float:
     """The least of some laws at one size."""
     best = np.inf
@@ -57,7 +59,7 @@ def law(rows: Any, size: float) -> float:
     return best
 
 
-@njit(cache=True)
+@compiled
 def task(p: Page, seconds: float, priority: int, what: int, cell: int, group: int) -> Any:
     """A new task; lanes, links and waits that are added next are its own."""
     i = p.count[TASKS]
@@ -73,7 +75,7 @@ def task(p: Page, seconds: float, priority: int, what: int, cell: int, group: in
     return i
 
 
-@njit(cache=True)
+@compiled
 def holds(p: Page, lane: int) -> None:
     """The newest task holds a lane."""
     p.lane[p.count[LANES]] = lane
@@ -81,7 +83,7 @@ def holds(p: Page, lane: int) -> None:
     p.lane_start[p.count[TASKS]] = p.count[LANES]
 
 
-@njit(cache=True)
+@compiled
 def uses(p: Page, link: int, demand: float) -> None:
     """The newest task uses a part of a link."""
     n = p.count[USES]
@@ -90,7 +92,7 @@ def uses(p: Page, link: int, demand: float) -> None:
     p.use_start[p.count[TASKS]] = n + 1
 
 
-@njit(cache=True)
+@compiled
 def waits(p: Page, after: int) -> None:
     """The newest task waits for another; nothing where there is none."""
     if after >= 0:
@@ -99,7 +101,7 @@ def waits(p: Page, after: int) -> None:
         p.count[EDGES] = n + 1
 
 
-@njit(cache=True)
+@compiled
 def waits_all(p: Page, arrived: Any, to: int) -> None:
     """The newest task waits for all messages to one cell."""
     edge_from, edge_to, newest = p.edge_from, p.edge_to, p.count[TASKS] - 1
@@ -111,7 +113,7 @@ def waits_all(p: Page, arrived: Any, to: int) -> None:
     p.count[EDGES] = n
 
 
-@njit(cache=True)
+@compiled
 def play(p: Page, cells: int, links: int) -> Any:
     """Play what is written on a page: start and end of every task."""
     n, edges, held = p.count[TASKS], p.count[EDGES], p.count[LANES]

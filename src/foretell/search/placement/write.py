@@ -10,11 +10,13 @@ update, share       the optimizer when all gradients are there; then parameters 
 Parts are inlined: each call would hand over some forty arrays, a third of the time in all.
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from foretell.compiled import I1, I2, compiled
 from foretell.search.placement.moves import collective, moved, transfers
 from foretell.search.placement.problem import FACTORS, MICROS, PS, SHARDED, SPLIT, Tables
 from foretell.search.placement.servers import updating
@@ -54,7 +56,7 @@ class Draft(NamedTuple):
     number: Any  # [1] how many of those
 
 
-@njit(cache=True)
+@compiled
 def drafted(t: Tables, sets: Any, ways: Any, served: Any, micros: int, share: Any) -> Draft:
     """Segments of a placement and what is handed over between them."""
     groups, cells = len(sets), len(t.kind)
@@ -78,9 +80,9 @@ def drafted(t: Tables, sets: Any, ways: Any, served: Any, micros: int, share: An
     )  # fmt: skip
 
 
-@njit(cache=True)
+@compiled
 def written(
-    t: Tables, sets: Any, ways: Any, served: Any, micros: int, fuse: float, share: Any, p: Page
+    t: Tables, sets: I1, ways: I1, served: I1, micros: int, fuse: float, share: I2, p: Page
 ) -> None:
     """Write the tasks of a placement down."""
     p.count[:] = 0
@@ -95,7 +97,7 @@ def written(
     write_updates(p, t, d, micros)
 
 
-@njit(cache=True, inline="always")
+@compiled
 def seconds_of(
     t: Tables, d: Draft, s: int, c: int, first: int, last: int, micros: int, back: bool
 ) -> Any:
@@ -108,7 +110,7 @@ def seconds_of(
     return table[k, last, b] - table[k, first, b]
 
 
-@njit(cache=True, inline="always")
+@compiled
 def write_forward(p: Page, t: Tables, d: Draft, m: int, q: int, micros: int) -> None:
     """One segment of one micro-batch, and what it is handed."""
     g, h = d.start[q], d.start[q + 1]
@@ -128,7 +130,7 @@ def write_forward(p: Page, t: Tables, d: Draft, m: int, q: int, micros: int) -> 
             d.done[m, c] = i
 
 
-@njit(cache=True, inline="always")
+@compiled
 def write_backward(p: Page, t: Tables, d: Draft, m: int, q: int, micros: int, fuse: float) -> None:
     """One segment backward, message by message in the last micro-batch."""
     g, h = d.start[q], d.start[q + 1]
@@ -162,7 +164,7 @@ def write_backward(p: Page, t: Tables, d: Draft, m: int, q: int, micros: int, fu
         last = first
 
 
-@njit(cache=True)
+@compiled
 def piece(t: Tables, d: Draft, g: int, last: int, fuse: float, is_last: bool) -> int:
     """The first group of one message: groups in a row with one way and server, up to `fuse` bytes.
 
@@ -183,7 +185,7 @@ def piece(t: Tables, d: Draft, g: int, last: int, fuse: float, is_last: bool) ->
     return first
 
 
-@njit(cache=True, inline="always")
+@compiled
 def write_sync(
     p: Page, t: Tables, d: Draft, s: int, first: int, size: float, by_factors: bool, m: int
 ) -> None:
@@ -215,7 +217,7 @@ def write_sync(
         d.number[0] += 1
 
 
-@njit(cache=True)
+@compiled
 def write_updates(p: Page, t: Tables, d: Draft, micros: int) -> None:
     """The optimizer of each cell when all is there; then parameters that others updated."""
     cells = len(t.kind)

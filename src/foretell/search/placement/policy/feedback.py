@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from foretell.compiled import F2, I1, I2, compiled
 from foretell.search.placement import loops
 from foretell.search.placement.deal import peaks
 from foretell.search.placement.evaluate import settled
@@ -49,11 +49,18 @@ def feedback(problem: Problem, placement: Placement) -> tuple[Any, Any, Any, flo
     return group, cell, share, float(seconds)
 
 
-@njit(cache=True)
+@compiled
 def told(
-    t: Tables, sets: Any, ways: Any, served: Any, micros: int, fuse: float, share: Any,
-    group: Any, cell: Any,
-) -> Any:  # fmt: skip
+    t: Tables,
+    sets: I1,
+    ways: I1,
+    served: I1,
+    micros: int,
+    fuse: float,
+    share: I2,
+    group: F2,
+    cell: F2,
+) -> float:
     """Play a placement and fill in what its groups and cells did."""
     cells = len(t.kind)
     p = page(len(sets), cells, micros)
@@ -85,7 +92,7 @@ def told(
     return total
 
 
-@njit(cache=True)
+@compiled
 def spread(begins: Any, done: Any, group: Any) -> None:
     """Tasks stand for runs of groups under the name of the first: the others get its figures."""
     for g in range(len(begins)):
