@@ -13,6 +13,7 @@ help:  ## show this list
 .venv/installed: pyproject.toml lab/pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[solve,torch,gnn,web,ray,dev]' --editable lab
+	$(BIN)/python -m foretell.compiled.build src/foretell/compiled/built
 	@touch $@
 
 demo: .venv/installed  ## the loop on embedded data: replay, what if, oracle, plan, run, report

@@ -23,22 +23,14 @@ class LoopsHook(BuildHookInterface):  # type: ignore[type-arg]
         """Build them from the source that is installed."""
         source = Path(self.root) / "src"
         built = source / "foretell" / "compiled" / "built"
-        for old in built.glob("*.so"):
-            old.unlink()
-        command = [sys.executable, "-m", "foretell.compiled.build", str(built)]
-        ran = subprocess.run(
-            command, cwd=self.root, env={**_environment(), "PYTHONPATH": str(source)},
-            capture_output=True, text=True,
-        )  # fmt: skip
+        code = (
+            f"import sys; sys.path.insert(0, {str(source)!r}); from pathlib import Path; "
+            f"from foretell.compiled.build import main; main(Path({str(built)!r}))"
+        )
+        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         if ran.returncode:
             self.app.display_warning(f"loops are not compiled and will run slowly:\n{ran.stderr}")
             return
         tag = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{tag}"
-
-
-def _environment() -> dict[str, str]:
-    import os
-
-    return dict(os.environ)

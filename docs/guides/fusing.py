@@ -82,5 +82,5 @@ print("…", len(found.plan.regions), "regions in all")
 #   clusters.
 # * Prices of fused regions come from a learned model where the device has one, otherwise from a
 #   formula ([Fused ops](../concepts/fused.md)).
-# * The search stops after 4 000 evaluations unless told otherwise (`fusion:evaluations=20000`). What it finds
-#   within its evaluations does not depend on the machine.
+# * The search stops after 4 000 evaluations unless told otherwise (`fusion:evaluations=20000`).
+#   What it finds within its evaluations does not depend on the machine.

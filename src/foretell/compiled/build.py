@@ -147,10 +147,12 @@ def source(unit: str) -> str:
 
 def main(folder: Path) -> None:
     """Build every unit into a folder."""
+    paths = {unit: folder / f"{unit}-{_key(unit)}.so" for unit in UNITS}
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda unit: build(unit, folder / f"{unit}-{_key(unit)}.so"), UNITS))
-    for path in (*folder.glob("*.lock"), *folder.glob("*.text.so")):
-        path.unlink()
+        list(pool.map(build, paths, paths.values()))
+    for path in folder.iterdir():
+        if path not in paths.values():
+            path.unlink()
 
 
 if __name__ == "__main__":
