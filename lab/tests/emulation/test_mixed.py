@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 
 import pytest

@@ -8,7 +8,6 @@ kernels of products three times, all others twice as fast (Daydream, section 5),
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from foretell.baseline import Baseline, interval, unprofiled
 from foretell.baseline.why import shares
 from foretell.trace import read
 from foretell.whatif import Setting, applied, parse
+from foretell.whatif.spread import together
 from foretell_lab.validate import half
 from foretell_lab.validate.variants import variants
 
@@ -126,7 +126,7 @@ def _row(
 ) -> Row:
     changes = [parse(spec) for spec in specs]
     after = applied(changes, step.graph, Setting())
-    spread = math.hypot(*(change.spread for change in changes))
+    spread = together(changes)
     least, most = interval(after, step.predicted, host=step.sigma, spread=spread)
     truth = rows[variant]
     return Row(
