@@ -135,8 +135,8 @@ def test_an_empty_step_has_no_interval():
 
 def test_why_names_who_holds_the_step_up():
     slow, fast = step(host=10e-6, device=2e-6), step(host=1e-6, device=10e-6)
-    assert why(slow, slow).startswith("the host holds the step up (the device waits 80%")
-    assert "after it the device holds the step up" in why(slow, fast)
+    assert why(slow, slow).startswith("CPU-bound (GPU idle 80%")
+    assert "after it GPU-bound" in why(slow, fast)
     shorter = step(host=10e-6, device=1e-6)
     assert "which nobody waits for" in why(slow, shorter)
 

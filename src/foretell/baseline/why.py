@@ -66,10 +66,10 @@ def why(before: Graph, after: Graph) -> str:
 
 def _held(found: Shares) -> str:
     if found.holder == "device":
-        return f"the device holds the step up (busy {1 - found.idle:.0%} of it)"
+        return f"GPU-bound (busy {1 - found.idle:.0%} of it)"
     if found.holder == "network":
-        return f"the network holds the step up ({found.wire / found.seconds:.0%} of it on the wire)"
-    return f"the host holds the step up (the device waits {found.idle:.0%} of it)"
+        return f"communication-bound ({found.wire / found.seconds:.0%} of it on the wire)"
+    return f"CPU-bound (GPU idle {found.idle:.0%} of it)"
 
 
 def _moved(first: Shares, second: Shares) -> str:

@@ -48,7 +48,7 @@ def text(found: dict[str, Any]) -> str:
     head = f"a step takes {words.seconds(found['baseline_s'])}"
     if found["baseline_peak_bytes"]:
         head += f" and {words.size(found['baseline_peak_bytes'])}"
-    columns = ("change", "step>", "4 of 5 cases>", "gain>", "memory>")
+    columns = ("change", "step>", "80 % interval>", "gain>", "memory>")
     lines = [head, table(columns, rows), *_whys(found["ranked"])]
     if found["together"]:
         lines += ["", *_together(found["together"])]

@@ -197,14 +197,17 @@ def text(found: dict[str, Any]) -> str:
     from foretell.report.terminal import table, wrapped
 
     rows = _few(found["rows"])
-    columns = ("gpus>", "strategy", "step>", "samples/s>", "of peak>", "memory>", "held back by")
+    columns = ("gpus>", "strategy", "step>", "samples/s>", "MFU>", "memory>", "bottleneck")
     lines = [table(columns, [_line(row) for row in rows])]
     if rows and "epoch_s" in rows[0]:
         lines.append(table(_EPOCH, [_epoch(row) for row in rows]))
-    ends = [f"{name} ends at {v['gpus']:g}: {v['because']}" for name, v in found["limits"].items()]
+    ends = [
+        f"{name}: max useful degree {v['gpus']:g}, {v['because']}"
+        for name, v in found["limits"].items()
+    ]
     plans = [f"best on {row['gpus']}: {row['plan']}" for row in _firsts(found["rows"])]
     best = ", ".join(f"{row['strategy']} on {row['gpus']}" for row in found["front"][:MOST])
-    unbeaten = [wrapped(f"not beaten in time, memory and cost at once: {best}")] if best else []
+    unbeaten = [wrapped(f"Pareto front of time, memory and cost: {best}")] if best else []
     held = _held_back(_firsts(found["rows"]))
     rest = (*held, *found["more"], *unbeaten, *ends, *found["notes"])
     return "\n".join([*lines, "", *plans, "", *rest])
@@ -254,7 +257,7 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
 
     memory = words.size(row["peak_bytes"])
     if not row["fits"]:
-        memory = f"{words.size(row['missing_bytes'])} too many"
+        memory = f"out of memory by {words.size(row['missing_bytes'])}"
     worst = row["findings"][0]["name"] if row["findings"] else ""
     return (
         str(row["gpus"]), row["strategy"], words.seconds(row["step_s"]),

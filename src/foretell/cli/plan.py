@@ -29,7 +29,8 @@ COPIED = 160  # letters of a plan that a person would copy
     "--with",
     "planner",
     shell_complete=offered.planners,
-    default="oracle",
+    default="joint",
+    show_default=True,
     help="The planner, with its options.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where the plan goes.")
@@ -67,6 +68,7 @@ def _found(
 ) -> Any:
     """The plan for a workload, or for a captured step itself where the planner takes one."""
     from foretell.graph import load as load_graph
+    from foretell.search.evaluate import repredicted
     from foretell.search.pooled import best_plan
     from foretell.workload import load
 
@@ -75,7 +77,7 @@ def _found(
 
     is_step = workload.endswith((".graph", ".txt")) and hasattr(chosen, "plan_graph")
     model = load_graph(Path(workload)) if is_step else load(workload, scripts=True)
-    return best_plan(chosen, model, where, progress, **options)
+    return repredicted(best_plan(chosen, model, where, progress, **options), model, where)
 
 
 def _plain(found: Any, planner: str) -> dict[str, Any]:
@@ -83,6 +85,8 @@ def _plain(found: Any, planner: str) -> dict[str, Any]:
         "planner": planner,
         "plan": str(found.plan),
         "predicted_s": found.predicted,
+        "low_s": found.low,
+        "high_s": found.high,
         "baseline_s": found.baseline,
         "baselines": dict(found.baselines),
         "bound_s": found.bound,
@@ -104,7 +108,7 @@ def _text(found: dict[str, Any]) -> str:
         (name, words.seconds(seconds), f"{seconds / step:.2f} ×")
         for name, seconds in sorted(found["baselines"].items(), key=lambda item: item[1])
     ]
-    shown = table(("held against", "step>", "of ours>"), rows)
+    shown = table(("baseline", "step>", "of ours>"), rows)
     looked = f"{found['evaluations']} plans looked at in {found['search_cpu_s']:.1f} CPU-seconds"
     plan = found["plan"]  # on one line, to be copied; of a long one the whole goes to a file
     plan = plan if len(plan) <= COPIED else words.cut(plan, width())

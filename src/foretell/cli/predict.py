@@ -58,10 +58,11 @@ def _write(path: Path, workload: Any, cluster: Any, plan: Any, calibration: Path
     """The step as it was foretold, a graph that plays."""
     from foretell.graph import save
     from foretell.plan import lower, read
+    from foretell.search.fusion.foretold import fuses
     from foretell.workload import load
 
     asked = read(plan)
-    if _fuses(asked):
+    if fuses(asked):
         raise InputError("-o of a plan that fuses ops", hint="leave -o away")
     save(lower(asked, load(workload, scripts=True), machines(cluster, calibration)), path)
     say(f"written: {path}")
@@ -77,32 +78,23 @@ def _one(
             hint="foretell predict gpt:layers=24,… --on dgx-a100:nodes=1 --plan dp=8",
         )
     from foretell.plan import read
-    from foretell.predict import predict
-    from foretell.workload import load
+    from foretell.search.evaluate import priced
 
     asked, on = read(plan), machines(cluster, calibration)
-    if _fuses(asked):
-        return _fused(asked, workload, on)
-    model = load(workload, scripts=True)
-    found = predict(asked, model, on).as_json()
-    return found | ({"notes": list(model.notes)} if model.notes else {})
+    model = _model(asked, workload)
+    found, notes = priced(asked, model, on).as_json(), getattr(model, "notes", ())
+    return found | ({"notes": list(notes)} if notes else {})
 
 
-def _fuses(plan: Any) -> bool:
-    from foretell.search.fusion.foretold import fuses
-
-    return fuses(plan)
-
-
-def _fused(plan: Any, workload: str, on: Any) -> dict[str, Any]:
-    """A plan of fused ops, for a workload or for a captured step itself."""
+def _model(plan: Any, workload: str) -> Any:
+    """What the plan is asked of: a workload, or a captured step itself where it names its ops."""
     from foretell.graph import load as load_graph
-    from foretell.search.fusion.foretold import foretell_fused
+    from foretell.search.fusion.foretold import fuses
     from foretell.workload import load
 
-    is_graph = workload.endswith((".graph", ".txt"))
-    model = load_graph(Path(workload)) if is_graph else load(workload, scripts=True)
-    return foretell_fused(plan, model, on).as_json()
+    if fuses(plan) and workload.endswith((".graph", ".txt")):
+        return load_graph(Path(workload))
+    return load(workload, scripts=True)
 
 
 def _many(path: Path, calibration: Path | None = None) -> list[dict[str, Any]]:
@@ -169,9 +161,9 @@ def _text(found: dict[str, Any]) -> str:
     from foretell.report.terminal import table, wrapped
 
     head = wrapped(
-        f"{words.seconds(found['step_s'])} a step, four in five between "
-        f"{words.seconds(found['low_s'])} and {words.seconds(found['high_s'])}; "
-        f"{words.percent(found['utilisation'])} of the devices' peak"
+        f"{words.seconds(found['step_s'])} a step, 80 % interval "
+        f"{words.seconds(found['low_s'])} to {words.seconds(found['high_s'])}; "
+        f"{words.percent(found['utilisation'])} MFU"
     )
     spent = [
         (name.removesuffix("_s"), words.seconds(value), words.percent(value / found["step_s"]))
@@ -180,7 +172,7 @@ def _text(found: dict[str, Any]) -> str:
     held = [(name, f"{value / 2**30:.2f} GiB") for name, value in found["memory"].items()]
     memory = f"{found['peak_bytes'] / 2**30:.1f} GiB on the fullest rank"
     if not found["fits"]:
-        memory += f": {found['missing_bytes'] / 2**30:.1f} GiB too many; {found['advice']}"
+        memory += f", out of memory by {found['missing_bytes'] / 2**30:.1f} GiB; {found['advice']}"
     parts = [head, table(("busiest stage", "time>", "share>"), spent), memory]
     notes = ["\n".join(found["notes"])] if "notes" in found else []
     return "\n\n".join([*parts, table(("memory", "bytes>"), held), *notes])

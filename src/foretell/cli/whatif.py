@@ -101,7 +101,7 @@ def _text(found: dict[str, Any]) -> str:
         f"{words.seconds(before)} → {words.seconds(after)} "
         f"({words.percent(abs(1 - ratio))} {'shorter' if ratio <= 1 else 'longer'})"
     )
-    head += f", {words.seconds(found['low_s'])} to {words.seconds(found['high_s'])} in 4 of 5 cases"
+    head += f", {words.seconds(found['low_s'])} to {words.seconds(found['high_s'])} (80 % interval)"
     if found["peak_bytes"]:
         peaks = (words.size(found[k]) for k in ("baseline_peak_bytes", "peak_bytes"))
         head += f"; memory {' → '.join(peaks)}"

@@ -29,6 +29,8 @@ class Planned:
     evaluations: int  # plans that were priced or simulated
     cpu: float  # seconds the search took
     notes: tuple[str, ...] = field(default=())
+    low: float = 0.0  # the 80 % interval of the predicted step
+    high: float = 0.0
 
 
 Progress = Callable[[str, float], None]  # what is being done, and the best step so far

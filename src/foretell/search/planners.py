@@ -10,6 +10,7 @@ from foretell.spec import split
 
 # name -> (module in this room, class in it). A new planner is one class and one line here.
 PLANNERS: dict[str, tuple[str, str]] = {
+    "joint": ("joint", "Joint"),
     "oracle": ("oracle.planner", "Oracle"),
     "placement": ("placement.planner", "Placing"),
     "fusion": ("fusion.planner", "Fusing"),

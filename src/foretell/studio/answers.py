@@ -52,7 +52,7 @@ def cards(found: dict[str, Any]) -> list[tuple[str, str, str]]:
         way = "shorter" if found["gain"] >= 0 else "longer"
         gain = f"{abs(found['gain']):.1%} {way} a {found['per']}"
         low, high = words.seconds(found["low_s"]), words.seconds(found["high_s"])
-        more = f"{gain}; {low} to {high} in 4 of 5 cases"
+        more = f"{gain}; {low} to {high} (80 % interval)"
         shown.append(("with the changes", words.seconds(found["predicted_s"]), more))
     if found["peak_bytes"]:
         shown.append(("peak memory", words.size(found["peak_bytes"]), ""))

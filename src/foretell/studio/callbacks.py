@@ -216,7 +216,7 @@ def _scenarios(app: Any, desk: Desk) -> None:
         pairs = zip(labels, numbers, strict=True)
         choices = [{"label": label, "value": n} for label, n in pairs]
         still = [n for n in ticked or [] if n in numbers]
-        heads = ("scenario", "step", "4 of 5 cases", "a sample", "memory")
+        heads = ("scenario", "step", "80 % interval", "a sample", "memory")
         return shown, _table(heads, map(_compared, labels, kept), html), choices, still
 
 

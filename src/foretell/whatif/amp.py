@@ -3,7 +3,7 @@
 Kernels take what the measured tables say the format makes of them (→ `foretell.cost.ratios`): a
 product on tensor cores a tenth, a batch-norm longer, an optimizer the same. Autocast is paid for:
 every parameter and many an activation is cast in each forward pass and its gradient cast back, each
-a kernel and a call on the host. Where the host holds the step up, that is what remains of it. With
+a kernel and a call on the host. Where CPU-bound, that is what remains of it. With
 fp16 a gradient scaler looks at all gradients and lets the host wait for the verdict.
 """
 

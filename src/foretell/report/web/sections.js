@@ -29,7 +29,7 @@ function cards(figures) {
             })
           : null,
         f.low !== undefined && f.low !== null
-          ? el("p", { class: "more", text: time(f.low) + " to " + time(f.high) + " in 4 of 5 cases" })
+          ? el("p", { class: "more", text: time(f.low) + " to " + time(f.high) + " (80 % interval)" })
           : null,
         f.more ? el("p", { class: "more", text: f.more }) : null,
       ),
@@ -56,7 +56,7 @@ function advised(a) {
   parts.push(
     folded(
       "All numbers and reasons",
-      table(["change", "step>", "4 of 5 cases>", "time a sample>", "memory>", "why"], rows),
+      table(["change", "step>", "80 % interval>", "time a sample>", "memory>", "why"], rows),
     ),
   );
   if (a.refused.length)

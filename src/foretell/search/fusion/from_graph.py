@@ -18,6 +18,8 @@ from foretell.errors import InputError
 from foretell.graph import BufferKind, Dtype, Graph, Kind, Phase, WaitKind
 from foretell.graph.columns import word_of as name_of_code
 from foretell.plan.captured import given, op_names, parameter_print
+from foretell.plan.parts import slowest
+from foretell.search.fusion.from_workload import of_slowest
 from foretell.search.fusion.problem import (
     BACKWARD,
     FORWARD,
@@ -39,7 +41,7 @@ def from_graph(
     graph: Graph, cluster: Cluster, *, epilogue: bool = False, learned: bool = False
 ) -> Problem:
     """One data-parallel step of a captured graph on every rank of a cluster."""
-    priced = price(graph, cluster)
+    priced = price(graph, of_slowest(cluster))
     tasks = _kernels(graph)
     place = {int(t): i for i, t in enumerate(tasks)}
     gradients = _gradients(graph, place)
@@ -55,9 +57,9 @@ def from_graph(
         tuple(gradients),
         float(priced.seconds[update].sum()),
         wire_of(cluster),
-        cluster.devices[0],
+        slowest(cluster),
         held=float(graph.buffers.bytes[lasting].sum()),
-        room=float(cluster.devices[0].memory),
+        room=min(float(device.memory) for device in cluster.devices),
         epilogue=epilogue,
         learned=learned,
     )

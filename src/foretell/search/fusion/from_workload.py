@@ -17,6 +17,7 @@ from foretell.cluster import Cluster
 from foretell.cost.price import prices
 from foretell.cost.shape import write
 from foretell.graph import Builder
+from foretell.plan.parts import slowest
 from foretell.search.fusion.fuse_words import BACK, THERE
 from foretell.search.fusion.problem import (
     BACKWARD,
@@ -73,7 +74,7 @@ def from_workload(
     workload: Workload, cluster: Cluster, *, epilogue: bool = False, learned: bool = False
 ) -> Problem:
     """One data-parallel step of a workload on every rank of a cluster, its own batch on each."""
-    device = cluster.devices[0]
+    device = slowest(cluster)  # ranks wait for each other at every message
     flags = frozenset({"eager", *(["flash"] if "bf16" in device.flops else [])})
     page = _Page(workload, flags, float(workload.batch))
     places = list(_places(workload))
@@ -93,7 +94,8 @@ def from_workload(
     return Problem(
         workload.name, workload.fingerprint(), ops, source, target, pattern,
         tuple(page.gradients), update, wire_of(cluster), device,
-        held=2 * weights + state, room=float(device.memory), epilogue=epilogue, learned=learned,
+        held=2 * weights + state, room=min(float(d.memory) for d in cluster.devices),
+        epilogue=epilogue, learned=learned,
     )  # fmt: skip
 
 
@@ -296,7 +298,15 @@ def _priced(page: _Page, cluster: Cluster) -> Any:
     many = sum(g.bytes for g in page.gradients) / BYTES[page.workload.dtype]
     make.task(kind="kernel", op="optimizer", dtype="fp32", bytes=_ADAM * many, shape=f"n={many:g}")
     graph = make.graph(check=False)
-    return prices(graph, np.arange(graph.size), cluster)[0]
+    return prices(graph, np.arange(graph.size), of_slowest(cluster))[0]
+
+
+def of_slowest(cluster: Cluster) -> Cluster:
+    """One rank of the slowest kind: what every rank of a data-parallel step waits for."""
+    if len(cluster.devices_by_kind()) == 1:
+        return cluster
+    name = slowest(cluster).name
+    return cluster.subset((next(r for r, d in enumerate(cluster.devices) if d.name == name),))
 
 
 def _finished(page: _Page, seconds: Any) -> tuple[Piece, ...]:

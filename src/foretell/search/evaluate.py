@@ -1,0 +1,32 @@
+"""One price for any plan: the step that every command and planner reports."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from foretell.cluster import Cluster
+from foretell.errors import InputError
+from foretell.graph import Graph
+from foretell.plan import Plan
+from foretell.predict import Prediction, predict
+from foretell.search.fusion.foretold import foretell_fused, fuses
+from foretell.search.planner import Planned
+from foretell.workload import Workload
+
+
+def priced(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Prediction:
+    """The predicted step of a plan: of fused ops where it names them, of layers otherwise."""
+    if fuses(plan):
+        return foretell_fused(plan, model, cluster)
+    if isinstance(model, Graph):
+        raise InputError(
+            "a captured step has no layers to split", hint="capture it with `foretell capture`"
+        )
+    return predict(plan, model, cluster)
+
+
+def repredicted(found: Planned, model: Workload | Graph, cluster: Cluster) -> Planned:
+    """What a planner found, with the step that `predict` gives its plan: one plan, one number."""
+    again = priced(found.plan, model, cluster)
+    bound = None if found.bound is None else min(found.bound, again.step)
+    return replace(found, predicted=again.step, low=again.low, high=again.high, bound=bound)
