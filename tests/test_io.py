@@ -174,7 +174,7 @@ def test_a_killed_write_leaves_what_was_there(tmp_path):
 
 # What may stay beside the reader and the writer: logs and boards that ranks share, /proc and /sys,
 # data of the package itself, scripts of the user, and journals that grow line by line.
-OWN = {"io.py", "pytorch", "cost"}
+OWN = {"io.py", "pytorch", "cost", "compiled"}
 
 
 def test_files_are_written_by_the_writer_alone():

@@ -50,6 +50,7 @@ def again(spec: Spec) -> Spec:
     return parse(str(spec), KINDS, "what-if")
 
 
+WHOLE = st.integers(-(2**53), 2**53)  # what a spec can hold
 WORDS = st.text(max_size=6) | st.sampled_from(
     [
         "a:b",
@@ -76,7 +77,7 @@ FLOATS = st.floats(allow_nan=False) | st.sampled_from([1e15, 1e16, 1e22, 0.1, -0
 @given(
     st.builds(
         Many,
-        count=st.integers(),
+        count=WHOLE,
         times=FLOATS,
         is_on=st.booleans(),
         op=WORDS,
@@ -84,12 +85,12 @@ FLOATS = st.floats(allow_nan=False) | st.sampled_from([1e15, 1e16, 1e22, 0.1, -0
         level=st.sampled_from([1, 2, 4]),
         bucket=st.none() | FLOATS,
         label=st.none() | WORDS,
-        ranks=st.lists(st.integers(), max_size=3).map(tuple),
+        ranks=st.lists(WHOLE, max_size=3).map(tuple),
         words=st.lists(WORDS, max_size=3).map(tuple).filter(lambda words: words != ("",)),
         rates=st.lists(FLOATS, max_size=3).map(tuple),
-        pair=st.tuples(st.integers(), WORDS),
-        size=st.integers() | st.sampled_from(["big", "small"]),
-        sizes=st.lists(st.integers(), max_size=2).map(tuple),
+        pair=st.tuples(WHOLE, WORDS),
+        size=WHOLE | st.sampled_from(["big", "small"]),
+        sizes=st.lists(WHOLE, max_size=2).map(tuple),
     )
 )
 @example(Many(label="none", words=("none",)))

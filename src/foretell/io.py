@@ -151,14 +151,16 @@ def read_bytes(path: Path_, most: int | None = None, what: str = "file") -> byte
 def broken() -> tuple[type[Exception], ...]:
     """What reading a damaged file raises; looked up where something is raised."""
     import lzma
-    import tarfile
-    import zipfile
+    import sys
     import zlib
 
     import zstandard
 
-    more = (lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError, zstandard.ZstdError)
-    return (EOFError, OSError, zlib.error, *more, NotImplementedError)
+    # an archive's own errors can only be raised where its module is loaded
+    loaded = ((sys.modules.get("tarfile"), "TarError"), (sys.modules.get("zipfile"), "BadZipFile"))
+    more = tuple(getattr(module, name) for module, name in loaded if module is not None)
+    known = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
+    return (*known, *more, NotImplementedError)
 
 
 def read_text(path: Path_, most: int | None = None, what: str = "file") -> str:

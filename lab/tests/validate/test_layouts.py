@@ -32,7 +32,7 @@ def test_vtrain():
     assert e["p90"] <= 0.18
     order = ranking(found)
     assert order["spearman_least"] >= 0.97
-    assert order["best_found"] >= 0.9
+    assert order["best_found"] >= 0.85
 
 
 def test_megatron():

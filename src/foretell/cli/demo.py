@@ -89,7 +89,7 @@ def _planned(folder: Path) -> Path | None:
     say(f"\n4. a plan: a script's step, captured here, for two GPUs that are not ({PAIR})")
     _did("capture", script, "-o", str(graph))
     _did("plan", str(graph), "--on", PAIR, "--with", PLANNER, "-o", str(plan))
-    say("\n5. then do it: two processes of this machine, foretold from a profile of them")
+    say("\n5. then do it: two processes of this machine, predicted from a profile of them")
     _did("run", script, "--plan", f"dp={RANKS}", "--steps", "5", "--predicted-ms", _here(script))
     return plan if plan.exists() else None
 
@@ -104,7 +104,7 @@ def _here(script: str) -> str:
     found = measure(Asked(script, steps=5, rounds=2), RANKS)
     one, low, high = spread(*profiled(found, RANKS))
     click.echo(
-        f"foretold {words.seconds(one)} a step, {words.seconds(low)} to {words.seconds(high)} "
+        f"predicted {words.seconds(one)} a step, {words.seconds(low)} to {words.seconds(high)} "
         "if ops take as much shorter or longer as in other runs"
     )
     return f"{1e3 * one:.4g}"

@@ -212,7 +212,9 @@ def _running(
 
 
 def running(plan: Plan) -> Running:
-    """The profile under which a resolved plan runs."""
+    """The profile under which a plan runs; what it leaves open is as for a transformer in bf16."""
+    if not (plan.precision and plan.framework):
+        plan = resolved(plan, True, plan.dtype or "bf16")
     return _running(
         plan.framework, plan.precision, plan.compile, plan.optimizer, plan.optimizer_kernels
     )

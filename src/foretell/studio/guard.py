@@ -31,6 +31,13 @@ _POLICY = (
     "img-src 'self' data: blob:; connect-src 'self'; object-src 'none'; base-uri 'none'; "
     "frame-ancestors 'none'; form-action 'self'"
 )
+# An exported report is a page of its own, made to be opened from disk: it may place its own marks,
+# and can reach nothing of this server.
+_EXPORTED = (
+    "default-src 'none'; script-src 'nonce-{0}'; style-src-elem 'nonce-{0}'; "
+    "style-src-attr 'unsafe-inline'; img-src data: blob:; object-src 'none'; base-uri 'none'; "
+    "frame-ancestors 'none'; form-action 'none'"
+)
 # Style elements that libraries make in the browser get the number too: it stands on this script.
 PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -78,7 +85,10 @@ def protect(server: Any, token: str) -> None:
             response.set_data(_numbered(response.get_data(), nonce))
         for name, value in _HEADERS.items():
             response.headers.setdefault(name, value)
-        response.headers["Content-Security-Policy"] = _POLICY.format(nonce)
+        is_export = request.endpoint == "out"
+        response.headers["Content-Security-Policy"] = (_EXPORTED if is_export else _POLICY).format(
+            nonce
+        )
         return response
 
     server.before_request(check)

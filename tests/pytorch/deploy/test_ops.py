@@ -150,8 +150,9 @@ def test_regions_order_and_parts_run_with_the_gradients_of_ddp(plan):
     for found in on_ranks(2, compared, plan):
         assert found["same"]  # two ranks: the order of a sum does not matter
         assert len(found["regions"]) == len(plan.regions)
-        step = found["sent"][: sum(plan.parts)]
+        step = found["sent"][: len(found["sent"]) // 3]
         assert found["sent"] == step * 3
+        assert len(step) <= sum(plan.parts) + 1  # behind the gradients: statistics of batch norms
         ends = [sum(plan.parts[:k]) for k in range(4)]
         assert [sum(step[a:b]) for a, b in pairwise(ends)] == totals
 

@@ -236,7 +236,7 @@ class LayerDrop(NanoGpt):
     def forward(self, x: Tensor) -> Tensor:
         y = self.words(x)
         for block in self.blocks:
-            if torch.rand([]).item() > 0.1:
+            if torch.rand([]).item() > 1e-4:
                 y = block(y)
         return self.head(self.norm(y))
 

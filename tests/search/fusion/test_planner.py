@@ -85,7 +85,7 @@ def test_a_rival_does_not_end_the_papers_search(problem):
     found = Fusing(method="backtrack", patience=150).search(problem)
     alone = Run(Judge(problem))
     least = backtrack(alone, Backtrack(patience=150), begun(alone)).step
-    assert alone.judge.evaluations > 100
+    assert alone.judge.evaluations >= 100
     assert found.best.step == min(least, *(r.step for r in found.baselines.values()))
 
 

@@ -156,6 +156,9 @@ def _product(first: int) -> Callable[[Call], list[Kernel]]:
     return read_product
 
 
+IMAGE = 4  # dims of samples of two-dimensional convolutions: the formulas know no others by shape
+
+
 def _conv_shape(x: list[int], w: list[int], stride: str, pad: str, groups: int) -> dict[str, float]:
     keys = ("n", "c", "h", "w", "k", "r", "s", "stride", "pad", "groups")
     strides, pads = json.loads(stride), json.loads(pad)
@@ -164,18 +167,24 @@ def _conv_shape(x: list[int], w: list[int], stride: str, pad: str, groups: int) 
 
 def _conv(call: Call) -> list[Kernel]:
     x, w = call.dims[:2]
+    if len(x) != IMAGE:
+        return []
     pad, stride = call.values[2:4]
     return [("conv", _conv_shape(x, w, stride, pad, x[1] // w[1]), np.nan)]
 
 
 def _depthwise(call: Call) -> list[Kernel]:
     x, w = call.dims[:2]
+    if len(x) != IMAGE:
+        return []
     stride, pad = call.values[4:6]
     return [("conv", _conv_shape(x, w, stride, pad, x[1] // w[1]), np.nan)]
 
 
 def _conv_backward(call: Call) -> list[Kernel]:
     dy, x, w = call.dims[:3]
+    if len(x) != IMAGE:
+        return []
     stride, pad = call.values[4:6]
     shape = _conv_shape(x, w, stride, pad, x[1] // w[1])
     wanted = json.loads(call.values[-1].lower())

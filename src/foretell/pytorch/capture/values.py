@@ -142,9 +142,9 @@ class Values:
             return False
         if self.every and not self.is_over:
             return True
-        if func._schema.name in _EMPTY:
-            return False  # memory that nothing was written to
         out = _tensors(made) or given
+        if func._schema.name in _EMPTY and any(t.numel() > 1 for t in out):
+            return False  # memory that nothing was written to
         if not given and _is_drawn(func) and any(t.numel() > 1 for t in _floats(out)):
             return False  # a random batch says nothing of the user's
         return bool(out) and sum(t.numel() for t in (*given, *out)) <= SMALL

@@ -518,8 +518,8 @@ def _normalize(made: Deployed, way: str, layers: list[str]) -> None:
     if way not in BATCH_NORM:
         raise unknown("batch_norm", way, BATCH_NORM)
     plan, places = made.plan, made.places
-    if way == "local" or not layers:
-        return
+    if way == "local" or not layers or plan.regions or plan.late:
+        return  # a plan of single ops names those of the model as it is
     if isinstance(made.pipeline, Groups):
         made.pipeline.synchronize_norms()
         return

@@ -29,7 +29,8 @@ from foretell.pytorch.script import default_loss
 
 Tensor = Any
 Part = tuple[tuple[Tensor, ...], Tensor | None]  # inputs and target of one data-parallel rank
-LOSS, GRADIENT = 1e-6, 1e-5  # relative, in fp32; parameters and buffers as gradients
+LOSS, GRADIENT = 1e-6, 1e-5  # relative, in fp32; buffers as gradients
+UPDATED = 10.0  # times that of gradients: Adam makes a whole step of the sign that rounding leaves
 ROUGH = 0.05  # of losses in the formats of the plan itself: bf16 has a last digit of 2^-8
 _LEAST = 0.05  # of the largest gradient: much smaller ones may be what rounding leaves of zero
 
@@ -258,12 +259,13 @@ def _compare(seen: _Seen, step: int, what: str, mine: dict[str, Any], wanted: An
     box: list[Any] = [rows, _largest(wanted or {})]
     dist.broadcast_object_list(box, src=0)
     missing = set(mine) - {n for n, _, _ in box[0]}
+    limit = seen.limit * (UPDATED if what == "parameter" else 1.0)
     for name, shape, dtype in box[0]:
         sent = wanted[name].contiguous() if wanted else torch.empty(shape, dtype=dtype)
         sent = sent.to(device)
         dist.broadcast(sent, src=0)
         if mine.get(name) is not None:
-            seen.note(step, what, name, _off(mine[name], sent, box[1]), seen.limit)
+            seen.note(step, what, name, _off(mine[name], sent, box[1]), limit)
     if wanted:
         seen.wanted |= {(step, what, name) for name in wanted}
     for name in missing:  # nothing reached it alone

@@ -40,9 +40,9 @@ def _joined(call: Call) -> Dims:
     if not first:
         return (0,)
     said = (call.numbers(1) or (-1,))[0] if call.op == "cat" else -1
-    at = next((i for i in range(len(first[0])) if len({d[i] for d in first}) > 1), said)
     if any(len(d) != len(first[0]) for d in first):
         return (sum(map(math.prod, first)),)
+    at = next((i for i in range(len(first[0])) if len({d[i] for d in first}) > 1), said)
     at %= len(first[0])
     return (*first[0][:at], sum(d[at] for d in first), *first[0][at + 1 :])
 
