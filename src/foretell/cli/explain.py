@@ -24,6 +24,9 @@ from foretell.cli.output import answer, json_option
 
 # What the prices a planner asks leave out, for the person who is about to follow its plan.
 SUPPOSED = {
+    "joint": (
+        "each planner assumes what it assumes alone; their answers are compared as predicted",
+    ),
     "oracle": (
         "every rank of a layout computes as much as every other, at the same time",
         "steps in a row: the first one and its warm-up are not counted",
