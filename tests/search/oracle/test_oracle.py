@@ -215,7 +215,7 @@ LLAMA = "llama:layers=8,hidden=4096,heads=32,seq=2048,vocab=32000"
             "GB/s",
         ),
         ("host", "resnet50", "h100:gpus=1", "dp=1,global_batch=1", "of the step"),
-        ("small kernels", "resnet50", "h100:gpus=8", "filter=8,global_batch=8", "peak"),
+        ("small kernels", "resnet50", "h100:gpus=8", "filter=8,global_batch=8", "MFU"),
         ("memory", LLAMA, "v100-16:gpus=8", "dp=8,global_batch=8", "of 16 GiB"),
     ],
 )

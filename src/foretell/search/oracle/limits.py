@@ -193,7 +193,7 @@ def _lost(
     used = work / peak / busy if busy else 1.0
     if used > 0.35:
         return []
-    evidence = f"kernels reach {used:.0%} of the peak rate"
+    evidence = f"kernels reach {used:.0%} MFU"
     return [Finding("small kernels", 1 - used, evidence, "split less, or larger micro-batches")]
 
 
