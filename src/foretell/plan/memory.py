@@ -149,7 +149,7 @@ def _makes_room(plan: Plan, run: Running) -> bool:
 
 
 # Of what a block keeps: attention's output and the outputs of every other matmul (torchtitan's
-# per-op selective checkpointing of Llama's seven).
+# per-op selective checkpointing of Llama's seven); counted, not measured.
 KEPT_BY_OPS = 0.32
 _RECOMPUTE = {"none": 0, "selective": 1, "full": 2}
 
