@@ -29,4 +29,6 @@ def repredicted(found: Planned, model: Workload | Graph, cluster: Cluster) -> Pl
     """What a planner found, with the step that `predict` gives its plan: one plan, one number."""
     again = priced(found.plan, model, cluster)
     bound = None if found.bound is None else min(found.bound, again.step)
-    return replace(found, predicted=again.step, low=again.low, high=again.high, bound=bound)
+    return replace(
+        found, predicted=again.step, low=again.low, high=again.high, bound=bound, prediction=again
+    )

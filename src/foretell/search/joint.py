@@ -54,6 +54,8 @@ def _chosen(
     name, best = min(found, key=lambda item: item[1].predicted)
     baselines = {f"{other}: {k}": v for other, one in found for k, v in one.baselines.items()}
     baselines |= {other: one.predicted for other, one in found}
+    others = [one.prediction for other, one in found if other != name and one.prediction]
+    others += [prediction for _, one in found for prediction in one.alternatives]
     notes = (f"found by {name}", *best.notes)
     notes += tuple(f"{other} found no plan: {error.message}" for other, error in failed)
     return replace(
@@ -64,4 +66,5 @@ def _chosen(
         evaluations=sum(one.evaluations for _, one in found),
         cpu=cpu,
         notes=notes,
+        alternatives=tuple(sorted(others, key=lambda p: p.step)),
     )

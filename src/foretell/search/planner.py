@@ -13,13 +13,14 @@ from typing import ClassVar
 
 from foretell.cluster import Cluster
 from foretell.plan import Plan
+from foretell.predict import Prediction
 from foretell.spec import Spec
 from foretell.workload import Workload
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan that was found, and what it was held against."""
+    """A plan that was found, and the baselines it was compared with."""
 
     plan: Plan
     predicted: float  # seconds of its step
@@ -31,13 +32,15 @@ class Planned:
     notes: tuple[str, ...] = field(default=())
     low: float = 0.0  # the 80 % interval of the predicted step
     high: float = 0.0
+    prediction: Prediction | None = None  # of the plan: its memory and breakdown
+    alternatives: tuple[Prediction, ...] = ()  # other plans that fit, fastest first
 
 
 Progress = Callable[[str, float], None]  # what is being done, and the best step so far
 
 
 def silent(words: str, best: float) -> None:
-    """Tell nobody."""
+    """No-op progress callback."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from foretell.search.oracle.sweep import Swept, sweep
 from foretell.search.planner import Planned, Planner, Progress, silent
 from foretell.workload import Workload
 
+ALTERNATIVES = 8  # next-best layouts that are kept
 USUAL = ("data", "fsdp")  # what people do without a planner, where it fits
 
 
@@ -51,6 +52,7 @@ class Oracle(Planner):
         return Planned(
             found.best.plan.but(model=workload.fingerprint()), found.best.step, usual, baselines,
             found.bound, found.layouts, time.process_time() - begin, notes,
+            alternatives=found.others[:ALTERNATIVES],
         )  # fmt: skip
 
 
