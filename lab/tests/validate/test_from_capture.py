@@ -11,17 +11,10 @@ from foretell_lab.validate.agreement import MODELS, captured, row
 torch = pytest.importorskip("torch")
 
 QUICK = ("vgg16", "cosmoflow", "rnnlm", "dlrm", "bert", "mixtral")
-# The captured graph's dense layers are split under tp, the built-in model's are not.
-# Of a recurrent layer's packed weights some are not found yet, which its notes say.
-APART = {
-    "rnnlm": pytest.mark.xfail(reason="weights of recurrent layers are not all found"),
-    "dlrm": pytest.mark.xfail(reason="dense layers of the built-in DLRM stay whole under tp"),
-}
 
 
 def _marks(name):
-    marks = [] if name in QUICK else [pytest.mark.slow]
-    return [*marks, APART[name]] if name in APART else marks
+    return [] if name in QUICK else [pytest.mark.slow]
 
 
 PAIRS = [pytest.param(name, marks=_marks(name)) for name in MODELS]

@@ -101,8 +101,7 @@ def roles_of(rows: Sequence[Row], batch: int) -> Roles:
         found.cores |= dict.fromkeys(core.rows, core)
         _around(core, rows, users, found)
     _pairs(rows, users, found)
-    if found.row:
-        _words(rows, users, found)
+    _words(rows, users, found)
     return found
 
 
@@ -271,18 +270,30 @@ def _mark_inside(
 
 
 def _words(rows: Sequence[Row], users: dict[int, set[int]], found: Roles) -> None:
-    """Tables that words are looked up in, and the product with all of them before the loss."""
+    """Tables that words are looked up in, and the product with all of them before the loss.
+
+    Tables alone are split only beside other pairs: without any, ranks would share no other work.
+    """
     tables = {at: row.call.dims[0][0] for at, row in enumerate(rows) if _is_table(row)}
     most = max(tables.values(), default=0)
-    found.words |= {at for at, words in tables.items() if 4 * words >= most}
-    for at, row in enumerate(rows):
-        is_last = is_linear(row) and at not in found.row and at not in found.column
-        is_last = is_last and wide(row)[1] in tables.values()  # classes are no words
-        after = users.get(at, set())
-        if is_last and after and all(rows[i].op == "_log_softmax" for i in after):
-            found.words.add(at)
-            found.enters.add(at)
-            _mark_inside(rows, {at}, after, (), found)
+    logits = [at for at in range(len(rows)) if _is_logits(at, rows, users, found, tables)]
+    if found.row or logits:
+        found.words |= {at for at, words in tables.items() if 4 * words >= most}
+    for at in logits:
+        found.words.add(at)
+        found.enters.add(at)
+        _mark_inside(rows, {at}, users[at], (), found)
+
+
+def _is_logits(
+    at: int, rows: Sequence[Row], users: dict[int, set[int]], found: Roles, tables: dict[int, int]
+) -> bool:
+    """A linear layer as wide as a table of words, for the loss alone; classes are no words."""
+    if not is_linear(rows[at]) or at in found.row or at in found.column:
+        return False
+    after = users.get(at, set())
+    is_last = bool(after) and all(rows[i].op == "_log_softmax" for i in after)
+    return is_last and wide(rows[at])[1] in tables.values()
 
 
 def _is_table(row: Row) -> bool:

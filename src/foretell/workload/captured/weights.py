@@ -75,7 +75,8 @@ def _as_said(
 ) -> list[Weight]:
     """Parameters as a capture saw them read: by parts where packed, tied where read again.
 
-    A cast reads a parameter on behalf of the call that uses it.
+    A cast reads a parameter on behalf of the call that uses it. A call that is given one parameter
+    twice (cuDNN wants each weight and the buffer that all are packed in) has it once.
     """
     known = {path: Weight(path, 0.0, float(size)) for path, size in sizes.items()}
     for row in rows:
@@ -85,6 +86,8 @@ def _as_said(
             if weight is None or row.op == "copy_":
                 continue
             is_new = weight.dealt + size <= weight.elements
+            if not is_new and any(path == own for own, _ in row.weights):
+                continue
             (row.weights if is_new else row.tied).append((path, float(size)))
             weight.dealt, weight.users = weight.dealt + size * is_new, weight.users + 1
     return [weight for weight in known.values() if not weight.users]

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from foretell.errors import InputError
 from foretell.spec import Spec
+from foretell.workload.models import transformer
 from foretell.workload.op import Exchange, Op, Tensor
 from foretell.workload.workload import Layer, Workload
 
@@ -53,12 +54,16 @@ class Dlrm(Spec):
         return Workload(str(self), tuple(layers), self.batch, self.dtype)
 
     def _table(self, rows: int, many: int) -> Layer:
+        """One look-up; tensor parallelism splits its rows, and sums what the ranks found."""
         dims = {"tokens": 1.0, "hidden": float(self.dim), "vocab": float(rows)}
         weight = (Tensor("table", ("vocab", "hidden")),)
         saved = (Tensor("output", ("batch", "hidden")),)
-        looked = Op("table", "embedding", dims, {}, weight, saved, options={"dense": True})
+        split = {"tp": "vocab"} if 4 * rows >= max(self.rows) else {}  # small tables: replicated
+        looked = Op("table", "embedding", dims, split, weight, saved, options={"dense": True})
+        summed = transformer.leave("leave.table", 1, self.dim)[:1] if split else ()
+        ops: tuple[Op | Exchange, ...] = (looked, *summed)
         carries, sizes = Tensor("row", ("batch", "hidden")), {"hidden": float(self.dim)}
-        return Layer(f"table.{rows}", (looked,), carries, sizes, many, is_block=False)
+        return Layer(f"table.{rows}", ops, carries, sizes, many, is_block=False)
 
     def _interaction(self, count: int, pairs: int) -> Layer:
         """Every pair of categories multiplied, and the upper half of that taken."""
@@ -77,15 +82,29 @@ class Dlrm(Spec):
 
 
 def _network(name: str, widths: tuple[int, ...], *, is_last: bool) -> Layer:
-    """Products with an activation behind each but the very last."""
+    """Linear layers with an activation behind each but the very last, in pairs under tp."""
     ops: list[Op | Exchange] = []
-    for i, (inner, out) in enumerate(pairwise(widths)):
+    for i, (role, (inner, out)) in enumerate(zip(_roles(widths), pairwise(widths), strict=True)):
         fc = f"{name}{i + 1}"
         weights = (Tensor(f"{fc}.weight", ("in", "out")), Tensor(f"{fc}.bias", ("out",)))
         dims = {"in": float(inner), "out": float(out)}
         options = {"first": True} if i == 0 and not is_last else {}
-        ops.append(Op(fc, "matmul", dims, {"tp": "out"}, weights, options=options))
+        split = {"tp": role} if role else {}
+        ops += transformer.enter(f"enter.{fc}", 1, inner) if role == "out" else ()
+        ops.append(Op(fc, "matmul", dims, split, weights, options=options))
+        ops += transformer.leave(f"leave.{fc}", 1, out) if role == "in" else ()
         saved = (Tensor("output", ("batch", "n")),)
         acts = {"kernel": "relu", "passes": 2.0, "back": 3.0}
-        ops.append(Op(f"relu{i + 1}", "pointwise", {"n": float(out)}, saved=saved, options=acts))
+        inside = {"tp": "n"} if role == "out" else {}
+        n = {"n": float(out)}
+        ops.append(Op(f"relu{i + 1}", "pointwise", n, inside, saved=saved, options=acts))
     return Layer(name, tuple(ops), Tensor("y", ("batch", "n")), {"n": float(widths[-1])})
+
+
+def _roles(widths: tuple[int, ...]) -> list[str]:
+    """The dim of each linear layer that tp splits: column, then row, around each widest point."""
+    roles = [""] * (len(widths) - 1)
+    for i in range(len(roles) - 1):
+        if not roles[i] and widths[i + 1] >= max(widths[i], widths[i + 2]):
+            roles[i : i + 2] = ["out", "in"]
+    return roles
