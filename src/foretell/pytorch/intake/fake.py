@@ -92,8 +92,15 @@ class Fakes:
         return tree_map_only(Tensor, one, values)
 
     def met(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Arguments of an operator with a fake among them: all are on the GPU that may be."""
-        return (args, kwargs) if func in _LOOKS else self.all_of((args, kwargs))
+        """Arguments of an operator with a fake among them: all are on the GPU that may be.
+
+        A real scalar stays on the host, unless the operator writes to it.
+        """
+        if func in _LOOKS:
+            return args, kwargs
+        if func._schema.is_mutable and args and isinstance(args[0], Tensor):
+            args = (self.of(args[0]), *args[1:])
+        return self.all_of((args, kwargs))
 
 
 _LOOKS = (aten._pack_padded_sequence.default, aten.copy_.default)  # at what is on the host
@@ -196,8 +203,8 @@ class Calls(TorchFunctionMode):  # type: ignore[misc]
         name = getattr(func, "__name__", "")
         if name in _MOVES and args and isinstance(args[0], Tensor):
             return self._moved(func, name, args, kwargs)
-        if func is _DEVICE and self.claimed.get(args[0]):
-            return gpu.GPU
+        if name == "__get__" and func in _PLACES and self.claimed.get(args[0]):
+            return gpu.GPU if func == _PLACES[0] else True
         if not has_fake((args, kwargs)):
             return self._claim(func(*args, **_on_cpu(kwargs)), kwargs.get("device"))
         if name in _READS and is_fake(args[0]):
@@ -238,7 +245,7 @@ class Calls(TorchFunctionMode):  # type: ignore[misc]
         return self._claim(tensor.to(**wanted) if wanted else tensor, device)
 
 
-_DEVICE = Tensor.device.__get__
+_PLACES = (Tensor.device.__get__, Tensor.is_cuda.__get__)  # each access makes one anew
 _MOVES = ("to", "cuda", "cpu", "pin_memory")
 _READS = ("tolist", "numpy", "__array__", "__format__")
 _CHECKS = ("isnan", "isinf", "isfinite")
