@@ -13,8 +13,7 @@ from foretell.plan.ends import messages, overlaps
 from foretell.plan.layouts import Array
 from foretell.plan.order import turns
 from foretell.plan.pieces import Piece, chain, few, split
-from foretell.plan.sheet import Sheet
-from foretell.plan.stages import layers_of
+from foretell.plan.sheet import PricedStage, Sheet
 
 
 class Spans(NamedTuple):
@@ -35,36 +34,34 @@ class _Book:
 
     def of(self, stage: int, chunk: int, way: int, final: bool) -> int:
         """The number of the chain of a stage's chunk; stages alike share theirs."""
-        s, plan = self.sheet, self.sheet.plan
-        priced = s.own[stage]
-        ends = (stage == 0, stage == plan.pp - 1, id(priced))
-        key = (*ends, tuple(layers_of(plan, s.workload, stage)), chunk, way, final)
+        s, one = self.sheet, self.sheet.stages[stage]
+        ends = (stage == 0, stage == len(s.stages) - 1, id(one.costs))
+        key = (*ends, tuple(one.layers), chunk, way, final)
         if key not in self.number:
-            pieces = chain(priced, s.workload, s.cluster, (stage, chunk, bool(way)), self.detail)
-            if final and overlaps(plan):
-                sizes = sent_in(s, stage)
-                pieces = split(pieces, priced, s.workload, (stage, chunk), sizes)
+            where = (stage, chunk, bool(way))
+            pieces = chain(one.costs, s.workload, one.cluster, where, self.detail)
+            if final and overlaps(one.plan):
+                sizes = sent_in(one)
+                pieces = split(pieces, one.costs, s.workload, (stage, chunk), sizes)
             self.number[key] = len(self.chains)
             self.chains.append(pieces)
         return self.number[key]
 
 
-def sent_in(sheet: Sheet, stage: int) -> Array:
+def sent_in(one: PricedStage) -> Array:
     """The share of a stage's gradients in each of its messages."""
-    times = np.array(layers_of(sheet.plan, sheet.workload, stage))[:, None]
-    found = messages(sheet.own[stage], sheet.stage(stage), times, sheet.workload)
-    return few(found.sizes())
+    return few(messages(one.costs, one.cost, one.times, one.workload).sizes())
 
 
 def write_stages(sheet: Sheet, detail: str) -> Spans:
     """Every forward and backward of every stage, in the order the schedule says."""
     plan, count = sheet.plan, micro_batches(sheet.plan)
     chunks = plan.chunks if plan.schedule == "interleaved" or plan.actions else 1
-    size = (2, plan.pp, chunks, count)
+    size = (2, len(sheet.stages), chunks, count)
     spans = Spans(np.zeros(size, np.int64), np.zeros(size, np.int64), [])
     book = _Book(sheet, detail)
-    for stage in range(plan.pp):
-        way, chunk, micro = turns(plan, stage, count)
+    for stage, one in enumerate(sheet.stages):
+        way, chunk, micro = turns(one.plan, stage, count)
         which = {(c, w): book.of(stage, c, w, False) for c in range(chunks) for w in (0, 1)}
         number = np.array([which[c, w] for c, w in zip(chunk.tolist(), way.tolist(), strict=True)])
         number[-1] = book.of(stage, int(chunk[-1]), 1, True)
@@ -92,7 +89,7 @@ def _write(
     blocks = kernel | np.array([p.axis == "tp" for p in pieces])
     ids = draft.tasks(
         len(at),
-        rank=sheet.rank(stage),
+        rank=sheet.stages[stage].rank,
         lane=np.where(blocks, lanes.compute, lanes.collective)[at],
         kind=np.where(kernel, int(Kind.KERNEL), int(Kind.COLLECTIVE))[at],
         op=np.array([draft.text(p.op) for p in pieces])[at],

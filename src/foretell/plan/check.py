@@ -10,9 +10,11 @@ from foretell.plan.framework import resolved
 from foretell.plan.grouped import layers_of, runs, units
 from foretell.plan.groups import expert_ranks
 from foretell.plan.plan import Plan
+from foretell.plan.segments import as_degrees, blocks_of, segments
 from foretell.workload import Workload
 
 MOST_MICRO_BATCHES = 1 << 16  # each is simulated
+RESOLVED = ("framework", "precision", "dtype", "optimizer")  # what is filled in for a plan
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "actions")
 
 
@@ -20,6 +22,8 @@ def check(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
     """The plan with its batch filled in, or an error that names the factors."""
     if plan.groups:
         return _check_groups(plan, workload, cluster)
+    if plan.segments:
+        return _check_segments(plan, workload, cluster)
     plan = resolved(plan, workload.most("tp") > 1, workload.dtype)
     _check_made_for(plan, cluster)
     if plan.stages:
@@ -28,7 +32,19 @@ def check(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
         _check_ranks(plan, cluster)
         _check_splits(plan, workload)
         _check_stages(plan, workload)
+        if plan.layers == blocks_of(plan.but(layers=()), workload):
+            plan = plan.but(layers=())
     return _filled(plan, workload)
+
+
+def settled(plan: Plan, workload: Workload, cluster: Cluster) -> tuple[Plan, Cluster]:
+    """A plan checked, in degrees wherever it can be, and the machines its ranks are, in order."""
+    if plan.segments:
+        plan = check(plan, workload, cluster)
+    if plan.stages:
+        return check(plan, workload, cluster), cluster
+    plan, cluster = placed(plan, cluster)
+    return check(plan, workload, cluster), cluster
 
 
 def placed(plan: Plan, cluster: Cluster) -> tuple[Plan, Cluster]:
@@ -96,6 +112,36 @@ def _check_groups(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
     plan = resolved(plan.but(framework=name), workload.most("tp") > 1, workload.dtype)
     micro = plan.micro_batch or batch
     return plan.but(global_batch=batch, micro_batch=micro)
+
+
+def _check_segments(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
+    """Segments against the model and the ranks; in degrees where they are all alike."""
+    _check_made_for(plan, cluster)
+    beside = [name for name in ("dp", "pp", "chunks") if getattr(plan, name) > 1]
+    beside += [name for name in ("layers", "shares", "placement", "actions") if getattr(plan, name)]
+    if beside or plan.groups or plan.stages or plan.schedule not in ("1f1b", "gpipe"):
+        raise InputError(
+            f"`{(beside or ['schedule', plan.schedule])[0]}` beside segments",
+            hint="rows say which ranks have which blocks; the schedule is 1f1b or gpipe",
+        )
+    if plan.ranks > cluster.size:
+        raise InputError(
+            f"the plan names rank {plan.ranks - 1}; `{cluster.name}` has {cluster.size} ranks",
+            hint="it was made for another cluster: find one for this cluster",
+        )
+    found = segments(plan, workload)
+    same = as_degrees(plan, found, cluster)
+    if same is not None:
+        inner, machines = placed(same, cluster)
+        return check(inner, workload, machines).but(placement=same.placement)
+    first = found[0].plan.but(zero=max(one.plan.zero for one in found))
+    first = resolved(first, workload.most("tp") > 1, workload.dtype)
+    for one in found:
+        _check_splits(one.plan, workload)
+        _filled(one.plan, workload)
+    shared = {name: getattr(first, name) for name in RESOLVED}
+    whole = first.micro_batch * first.dp
+    return plan.but(global_batch=first.global_batch, micro_batch=whole, **shared)
 
 
 def _check_placed(plan: Plan) -> None:
@@ -219,5 +265,7 @@ def _check_turns(plan: Plan) -> None:
 
 def micro_batches(plan: Plan) -> int:
     """How many micro-batches the busiest data-parallel rank has."""
+    if plan.segments:
+        return plan.global_batch // plan.micro_batch
     most = max(plan.shares) if plan.shares else plan.global_batch // plan.dp
     return math.ceil(most / plan.micro_batch)

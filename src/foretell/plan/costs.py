@@ -34,7 +34,8 @@ class Costs:
     holdings: list[Holding]
     bend: Array
     turn: Array
-    again: Array  # 0 nothing, 1 attention, 2 all blocks
+    again: Array  # what is run again of a block: 0 nothing, 1 attention, 2 all of it
+    share: Array  # the part of a stage's blocks that is run again
 
     def take(self, rows: Rows) -> Costs:
         """Some of the plans."""
@@ -45,6 +46,7 @@ class Costs:
             self.bend[rows],
             self.turn[rows],
             self.again[rows],
+            self.share[rows],
         )
 
 
@@ -58,14 +60,16 @@ def costs(
     held = [_taken(h, which) for h in holdings(workload, cells)]
     bend = np.array([r.profile.exponent for r in table.runs])
     turn = np.array([r.profile.microbatch for r in table.runs]) * cluster.calibration.host
-    return Costs(table, layers, held, bend, turn, np.array([_again(p) for p in plans]))
+    again = np.array([_again(p) for p in plans])
+    return Costs(table, layers, held, bend, turn, again, _rerun_share(plans, workload))
 
 
 def unpriced(plans: Sequence[Plan], workload: Workload) -> Costs:
     """What checked plans hold, without the seconds of anything."""
     table = layouts(plans)
     zero = np.zeros(len(plans))
-    return Costs(table, [], holdings(workload, table), zero, zero, zero)
+    share = _rerun_share(plans, workload)
+    return Costs(table, [], holdings(workload, table), zero, zero, zero, share)
 
 
 def _taken(held: Holding, which: Rows) -> Holding:
@@ -77,12 +81,24 @@ def _again(plan: Plan) -> float:
     return {"none": 0.0, "selective": 1.0, "full": 2.0}[plan.recompute]
 
 
+def _rerun_share(plans: Sequence[Plan], workload: Workload) -> Array:
+    """The part of the blocks of a stage that is run again, the mean of all stages."""
+    blocks = max(workload.num_blocks, 1)
+    return np.array([min(p.recompute_layers * p.pp / blocks, 1.0) or 1.0 for p in plans])
+
+
+def rerun_share(plan: Plan, blocks: int) -> float:
+    """The part of one stage's blocks that is run again."""
+    return min(plan.recompute_layers / max(blocks, 1), 1.0) or 1.0
+
+
 def layer_parts(c: Costs, at: int, workload: Workload) -> tuple[Part, Part]:
     """Forward and backward of one layer, what is run again counted with the backward."""
     cost = c.layers[at]
     back = cost.backward
     if workload.layers[at].is_block and c.again.any():
-        back = back + cost.core.times(c.again == 1) + cost.forward.times(c.again == 2)
+        core, whole = c.share * (c.again == 1), c.share * (c.again == 2)
+        back = back + cost.core.times(core) + cost.forward.times(whole)
     return cost.forward, back
 
 

@@ -112,22 +112,27 @@ def tying(c: Costs, workload: Workload, cluster: Cluster) -> Array:
     """Seconds to add up the gradients of weights that the first and the last stage both have."""
     out = np.zeros(len(c.plans))
     rows = np.flatnonzero(c.plans.column("pp") > 1)
+    some = c.take(rows) if len(rows) else c
+    size = tied_bytes(some, workload)
+    apart = [stride(p, "pp") * (p.pp - 1) for p in some.plans.plans]
+    for step in sorted(set(apart)) if len(rows) else ():
+        mine = np.array([i for i, a in enumerate(apart) if a == step])
+        found = collective.price("all_reduce", size[mine], levels(cluster, 2, step))
+        out[rows[mine]] = np.where(size[mine] > 0, found.seconds, 0.0)
+    return out
+
+
+def tied_bytes(c: Costs, workload: Workload) -> Array:
+    """Bytes of the gradients of weights that the first and the last stage both have."""
     kept = {name for name, _ in workload.tied}
-    cells = c.plans.take(rows)
-    size = np.zeros(len(rows))
-    for layer in workload.layers:
+    size = np.zeros(len(c.plans))
+    for layer in workload.layers if kept else ():
         for op in layer.works():
-            sizes = op.sizes(cells.degrees(), cells.column("micro_batch"))
+            sizes = op.sizes(c.plans.degrees(), c.plans.column("micro_batch"))
             for weight in op.weights:
                 if f"{layer.name}/{weight.name}" in kept:
                     size += weight.elements(sizes)
-    size *= grad_width(c)[rows]
-    apart = [stride(p, "pp") * (p.pp - 1) for p in cells.plans]
-    for step in sorted(set(apart)):
-        mine = np.array([i for i, a in enumerate(apart) if a == step])
-        found = collective.price("all_reduce", size[mine], levels(cluster, 2, step))
-        out[rows[mine]] = found.seconds
-    return out
+    return size * grad_width(c)
 
 
 def overlaps(plan: Plan) -> bool:

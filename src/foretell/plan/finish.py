@@ -6,108 +6,110 @@ from typing import Any
 
 import numpy as np
 
+from foretell.cost import collective
 from foretell.graph.groups import group_text
 from foretell.plan.chains import Spans, sent_in
-from foretell.plan.costs import Stage, grad_width
-from foretell.plan.ends import overlaps, reducing, regathering, tying, updating
-from foretell.plan.memory import rank_memory
-from foretell.plan.sheet import Sheet
+from foretell.plan.costs import grad_width
+from foretell.plan.ends import overlaps, reducing, regathering, tied_bytes, updating
+from foretell.plan.sheet import PricedStage, Sheet
 
 
 def write_end(sheet: Sheet, spans: Spans) -> None:
     """Reduce, update and hand back, on every stage."""
-    stages = [sheet.stage(s) for s in range(sheet.plan.pp)]
-    done = [_reduce(sheet, s, held, spans.made[s]) for s, held in enumerate(stages)]
-    if sheet.plan.pp > 1:
+    done = [_reduce(sheet, one, spans.made[one.index]) for one in sheet.stages]
+    if len(sheet.stages) > 1:
         done += _tie(sheet, (done[0], done[-1]))
-    for s, held in enumerate(stages):
-        _update(sheet, s, held, done)
+    for one in sheet.stages:
+        _update(sheet, one, done)
 
 
-def _reduce(sheet: Sheet, s: int, held: Stage, made: list[int]) -> int:
+def _reduce(sheet: Sheet, one: PricedStage, made: list[int]) -> int:
     """Reduce the gradients of a stage; the task after which they are all there."""
-    seconds = float(reducing(sheet.costs, held, sheet.cluster)[0])
+    seconds = float(reducing(one.costs, one.cost, one.cluster)[0])
     if not seconds:
         return made[-1]
-    pieces = made if overlaps(sheet.plan) else made[-1:]
-    parts = sent_in(sheet, s)
+    pieces = made if overlaps(one.plan) else made[-1:]
+    parts = sent_in(one)
     if len(parts) != len(pieces):  # layer by layer, or all at the end
         parts = np.full(len(pieces), 1 / len(pieces))
-    size = float((held.weights * grad_width(sheet.costs))[0])
+    size = float((one.cost.weights * grad_width(one.costs))[0])
     ids = sheet.draft.tasks(
         len(pieces),
-        op="reduce_scatter" if sheet.plan.zero else "all_reduce",
+        op="reduce_scatter" if one.plan.zero else "all_reduce",
         name="gradients",
         seconds=seconds * parts,
         comm_bytes=size * parts,
-        group=sheet.group(s),
-        **(_talk(sheet, s) | {"lane": sheet.lanes[s].between}),
+        group=one.group,
+        **(_talk(sheet, one) | {"lane": sheet.lanes[one.index].between}),
     )
     sheet.draft.wait(ids, pieces)
     return int(ids[-1])
 
 
-def _talk(sheet: Sheet, s: int) -> dict[str, Any]:
+def _talk(sheet: Sheet, one: PricedStage) -> dict[str, Any]:
     """What all collectives of a stage have in common."""
-    where = {"lane": sheet.lanes[s].collective, "rank": sheet.rank(s)}
+    where = {"lane": sheet.lanes[one.index].collective, "rank": one.rank}
     return where | {"kind": "collective", "phase": "communicate", "source": "formula"}
 
 
 def _tie(sheet: Sheet, after: tuple[int, int]) -> list[int]:
     """Add up the gradients of weights that the first and the last stage share."""
-    seconds = float(tying(sheet.costs, sheet.workload, sheet.cluster)[0])
-    if not seconds:
+    first, last = sheet.stages[0], sheet.stages[-1]
+    size = tied_bytes(first.costs, sheet.workload)
+    if not size[0]:
         return []
-    group = group_text((sheet.rank(0), sheet.rank(sheet.plan.pp - 1)))
+    between = sheet.apart(first.index, last.index)
+    seconds = float(collective.price("all_reduce", size, between).seconds[0])
+    group = group_text((first.rank, last.rank))
     task = sheet.draft.tasks(
-        1, op="all_reduce", name="tied weights", seconds=seconds, group=group, **_talk(sheet, 0)
-    )
+        1, op="all_reduce", name="tied weights", seconds=seconds, group=group,
+        **_talk(sheet, first),
+    )  # fmt: skip
     sheet.draft.wait(task, after)
     return [int(task[0])]
 
 
-def _update(sheet: Sheet, s: int, held: Stage, done: list[int]) -> None:
+def _update(sheet: Sheet, one: PricedStage, done: list[int]) -> None:
     """The optimizer, after all gradients are there, and the parameters it hands back."""
     update = sheet.draft.tasks(
         1,
         kind="kernel",
         op="optimizer",
-        lane=sheet.lanes[s].compute,
-        rank=sheet.rank(s),
-        seconds=float(updating(sheet.costs, held, sheet.cluster)[0]),
+        lane=sheet.lanes[one.index].compute,
+        rank=one.rank,
+        seconds=float(updating(one.costs, one.cost, one.cluster)[0]),
         phase="update",
         source="formula",
     )
     sheet.draft.wait(update, done)
-    again = float(regathering(sheet.costs, held, sheet.cluster)[0])
+    again = float(regathering(one.costs, one.cost, one.cluster)[0])
     if again:
         back = sheet.draft.tasks(
             1,
             op="all_gather",
             name="parameters",
             seconds=again,
-            group=sheet.group(s),
-            **_talk(sheet, s),
+            group=one.group,
+            **_talk(sheet, one),
         )
         sheet.draft.wait(back, update)
 
 
 def write_buffers(sheet: Sheet, spans: Spans) -> None:
     """What each rank holds for good, and what each micro-batch keeps from forward to backward."""
-    for s in range(sheet.plan.pp):
-        found = rank_memory(sheet.costs, sheet.workload, s)
-        parts = found.parts()
+    for one in sheet.stages:
+        parts = one.memory.parts()
         for kind in ("parameter", "gradient", "optimizer", "workspace"):
             size = parts.get(f"{kind}s", parts.get(kind, 0.0))
-            sheet.draft.buffers(1, kind, kind, bytes=size, rank=sheet.rank(s))
-        first, last = spans.first[0, s].reshape(-1), spans.last[1, s].reshape(-1)
+            sheet.draft.buffers(1, kind, kind, bytes=size, rank=one.rank)
+        first, last = (ids[way, one.index].reshape(-1) for way, ids in enumerate(spans[:2]))
         chunks = spans.first.shape[2]
         sheet.draft.buffers(
             len(first),
             "activation",
             "kept for the backward",
-            bytes=float(found.each[0]) / chunks,
-            rank=sheet.rank(s),
+            bytes=float(one.memory.each[0]) / chunks,
+            rank=one.rank,
             born=first,
             dies=last,
         )

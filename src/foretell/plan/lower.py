@@ -19,12 +19,12 @@ from itertools import pairwise
 import numpy as np
 
 from foretell.cluster import Cluster
+from foretell.cost import collective
 from foretell.errors import unknown
 from foretell.graph import Graph
 from foretell.graph.groups import group_text
 from foretell.plan.chains import Spans, write_stages
-from foretell.plan.check import check, placed
-from foretell.plan.costs import Costs, costs
+from foretell.plan.check import settled
 from foretell.plan.ends import sends
 from foretell.plan.finish import write_buffers, write_end
 from foretell.plan.group_graph import lower_groups
@@ -32,7 +32,7 @@ from foretell.plan.group_rows import is_apart
 from foretell.plan.pieces import DETAILS
 from foretell.plan.place_graph import lower_places
 from foretell.plan.plan import Plan
-from foretell.plan.sheet import Sheet, sheet
+from foretell.plan.sheet import Priced, Sheet, priced, sheet
 from foretell.whatif import Setting, applied, parse
 from foretell.workload import Workload
 
@@ -43,24 +43,23 @@ def lower(plan: Plan, workload: Workload, cluster: Cluster, *, detail: str = "st
         raise unknown("detail", detail, DETAILS)
     if plan.stages:
         return lower_places(plan, workload, cluster)
-    plan, cluster = placed(plan, cluster)
-    plan = check(plan, workload, cluster)
+    plan, cluster = settled(plan, workload, cluster)
     if is_apart(plan):
         return lower_groups(plan, workload, cluster)
-    return written(costs([plan], workload, cluster), workload, cluster, detail)
+    return written(priced(plan, workload, cluster), detail)
 
 
-def written(priced: Costs, workload: Workload, cluster: Cluster, detail: str = "stage") -> Graph:
-    """The graph of the first of some checked plans, whose prices are known already."""
-    page = sheet(priced, workload, cluster)
+def written(found: Priced, detail: str = "stage") -> Graph:
+    """The graph of a plan whose prices are known already."""
+    page = sheet(found)
     spans = write_stages(page, detail)
     _hand_over(page, spans)
     write_end(page, spans)
     write_buffers(page, spans)
     plan = page.plan
-    each = float(plan.ranks // plan.pp)
-    graph = page.draft.graph(workload=workload.name, plan=str(plan), ranks_each=each)
-    return applied([parse(text) for text in plan.whatifs], graph, Setting(cluster))
+    each = float(len(page.stages[0].ranks))
+    graph = page.draft.graph(workload=page.workload.name, plan=str(plan), ranks_each=each)
+    return applied([parse(text) for text in plan.whatifs], graph, Setting(page.cluster))
 
 
 def _hand_over(page: Sheet, spans: Spans) -> None:
@@ -68,12 +67,26 @@ def _hand_over(page: Sheet, spans: Spans) -> None:
     _, stages, chunks, _ = spans.first.shape
     places = [(s, chunk) for chunk in range(chunks) for s in range(stages)]
     if stages > 1:
-        seconds = float(sends(page.costs, page.workload, page.cluster)[0])
+        hops: dict[tuple[int, int], float] = {}
         for here, there in pairwise(places):
-            _send(page, spans, 0, here, there, seconds)
-            _send(page, spans, 1, there, here, seconds)
+            ends = here[0], there[0]
+            if ends not in hops:
+                hops[ends] = _hop(page, *ends)
+            _send(page, spans, 0, here, there, hops[ends])
+            _send(page, spans, 1, there, here, hops[ends])
     end, chunk = places[-1]
     page.draft.wait(spans.first[1, end, chunk], spans.last[0, end, chunk])
+
+
+def _hop(page: Sheet, here: int, there: int) -> float:
+    """Seconds to hand a micro-batch from one stage to another: of the rank that has most to do.
+
+    Where they have unlike replicas, each sends to or receives from several of the other's.
+    """
+    if page.is_even:
+        return float(sends(page.stages[here].costs, page.workload, page.cluster)[0])
+    size = max(_handed(page, here), _handed(page, there))
+    return float(collective.price("send", np.array([size]), page.apart(here, there)).seconds[0])
 
 
 def _send(
@@ -86,7 +99,7 @@ def _send(
 ) -> None:
     """Every micro-batch of one way between two neighbours."""
     made = spans.last[way, *here]
-    ranks = page.rank(here[0]), page.rank(there[0])
+    ranks = page.stages[here[0]].rank, page.stages[there[0]].rank
     ids = page.draft.tasks(
         len(made),
         kind="send",
@@ -94,7 +107,7 @@ def _send(
         rank=ranks[0],
         lane=page.lanes[here[0]][3 if way else 2],
         seconds=seconds,
-        comm_bytes=_handed(page),
+        comm_bytes=_handed(page, here[0]),
         phase="communicate",
         micro_batch=np.arange(len(made)),
         group=group_text(ranks),
@@ -105,6 +118,7 @@ def _send(
     page.draft.wait(spans.first[way, *there], ids)
 
 
-def _handed(page: Sheet) -> float:
+def _handed(page: Sheet, stage: int) -> float:
+    """Bytes a stage hands on of one micro-batch."""
     block = next(i for i, layer in enumerate(page.workload.layers) if layer.is_block)
-    return float(page.costs.holdings[block].handed[0])
+    return float(page.stages[stage].costs.holdings[block].handed[0])

@@ -129,7 +129,7 @@ def _kept(c: Costs, times: Array, workload: Workload) -> tuple[Array, Array]:
         )
         if layer.is_block:
             each = np.where(again == 2, held.handed, np.where(again == 1, less, whole))
-            kept += each * many
+            kept += (c.share * each + (1 - c.share) * whole) * many
             scores = np.where(by_ops, whole - less, held.scores)
             extra = np.where(again == 2, whole, np.where(again == 1, scores, held.brief))
             moment = np.maximum(moment, np.where(many > 0, extra, 0.0))

@@ -52,6 +52,7 @@ class Plan:
     schedule: str = "1f1b"  # gpipe, 1f1b, interleaved; or `actions`
     chunks: int = 1  # pieces of the model a stage has, taken in turns (interleaved)
     recompute: Recompute = "none"
+    recompute_layers: int = 0  # blocks of each stage that are run again; all where 0
     offload: bool = False  # optimizer state and its update on the host
     precision: str = ""  # number formats (→ foretell.plan.precision); the framework's where empty
     dtype: str = ""  # format of matmuls; that of the precision or the workload where empty
@@ -74,6 +75,7 @@ class Plan:
     actions: Names = ()  # per stage its order, such as F0 F1 B0
     stages: Names = ()  # stages placed freely: ranks, layers (→ foretell.plan.places)
     groups: Names = ()  # layers on ranks of their own: first, last, way, rank:samples …
+    segments: Names = ()  # stages with meshes of their own (→ foretell.plan.segments)
     whatifs: tuple[str, ...] = ()  # further changes, as what-if specs
     model: str = ""  # fingerprint of the workload it was made for
     cluster: str = ""  # fingerprint of the machines it was made for
@@ -130,12 +132,16 @@ class Plan:
         for name in ("layers", "shares", "placement", "parts"):
             if not all(0 <= n <= MOST_SAMPLES for n in getattr(self, name)):
                 raise InputError(f"a number of `{name}` in a plan is below 0 or too large")
-        for name in ("stages", "groups"):
+        for name in ("stages", "groups", "segments"):
             if any(not row or max(map(len, row)) > 4096 for row in getattr(self, name)):
                 raise InputError(f"`{name}` of a plan has a row that is empty or too long")
+        if any(len(row) < 2 for row in self.segments):
+            raise InputError(
+                "a row of `segments` without ranks", hint="write BLOCKS+RANKS: 12+0-7+tp:4"
+            )
 
     def _check_counts(self) -> None:
-        for name in ("shard", "micro_batch", "global_batch"):
+        for name in ("shard", "micro_batch", "global_batch", "recompute_layers"):
             if getattr(self, name) < 0:
                 raise InputError(
                     f"`{name}={getattr(self, name)}` in a plan", hint="it is 1 or more; 0 is usual"
@@ -164,6 +170,8 @@ class Plan:
         if self.stages:
             placed = [rank for texts in self.stages for rank in ranks_of(texts[0])]
             return 1 + max([len(self.actions) - 1, *placed])
+        if self.segments:
+            return 1 + max((r for row in self.segments for r in ranks_of(row[1])), default=0)
         if self.groups:
             named = (part.partition(":")[0] for row in self.groups for part in row[3:])
             return 1 + max((int(rank) for rank in named if rank.isdecimal()), default=0)

@@ -1,22 +1,72 @@
-"""What the parts of a lowering share: the draft they write on, prices, and lanes."""
+"""A plan priced stage by stage, and the draft its graph is written on."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from foretell.cluster import Cluster
+from foretell.cluster import Cluster, Level
 from foretell.graph.groups import group_text
-from foretell.plan.costs import Costs, Stage, stage
+from foretell.plan.costs import Costs, Stage, rerun_share, stage
 from foretell.plan.costs import costs as price_all
 from foretell.plan.draft import Draft
-from foretell.plan.groups import stride
-from foretell.plan.parts import slower
+from foretell.plan.groups import levels, stride
+from foretell.plan.memory import Memory, rank_memory, room
 from foretell.plan.plan import Plan
-from foretell.plan.stages import layers_of
+from foretell.plan.segments import segments
+from foretell.plan.stages import blocks_of, layers_of
 from foretell.workload import Workload
+
+
+@dataclass(frozen=True)
+class PricedStage:
+    """One stage: its ranks, its own plan, and what its layers cost and hold there."""
+
+    index: int
+    ranks: tuple[int, ...]  # of the whole cluster, in mesh order
+    plan: Plan
+    costs: Costs
+    workload: Workload
+    cluster: Cluster  # what its collectives see
+
+    @property
+    def rank(self) -> int:
+        """The rank that stands for all of the stage."""
+        return self.ranks[0]
+
+    @cached_property
+    def layers(self) -> list[float]:
+        """How often each layer runs there."""
+        return layers_of(self.plan, self.workload, self.index)
+
+    @cached_property
+    def times(self) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+        """The same, as a column for one plan."""
+        return np.array(self.layers)[:, None]
+
+    @cached_property
+    def cost(self) -> Stage:
+        """What one micro-batch costs."""
+        return stage(self.costs, self.times, self.workload, self.cluster)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """What one of its ranks holds."""
+        return rank_memory(self.costs, self.workload, self.index)
+
+    @property
+    def group(self) -> str:
+        """Its data-parallel ranks."""
+        step = stride(self.plan, "dp")
+        return group_text(self.ranks[step * i] for i in range(self.plan.dp))
+
+    @property
+    def room(self) -> float:
+        """Bytes its smallest device has for tensors."""
+        return room(self.cluster)
 
 
 class Lanes(NamedTuple):
@@ -30,62 +80,97 @@ class Lanes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sheet:
-    """One plan on its way to a graph."""
+class Priced:
+    """A checked plan with the prices of every stage."""
 
-    draft: Draft
-    costs: Costs
+    plan: Plan
     workload: Workload
     cluster: Cluster
-    lanes: tuple[Lanes, ...]  # of the rank that stands for each stage
-    own: tuple[Costs, ...]  # prices on each stage's own devices
+    stages: tuple[PricedStage, ...]
 
     @property
-    def plan(self) -> Plan:
-        """The plan, checked."""
-        return self.costs.plans.plans[0]
+    def is_even(self) -> bool:
+        """Whether all stages see the same: split alike, on devices that are alike."""
+        return self.stages[0].cluster is self.cluster
 
-    def rank(self, stage: int) -> int:
-        """The cluster's rank that stands for a stage."""
-        return rank_of(self.plan, stage)
-
-    def stage(self, s: int) -> Stage:
-        """What a stage costs and holds."""
-        times = np.array(layers_of(self.plan, self.workload, s))[:, None]
-        return stage(self.own[s], times, self.workload, self.cluster)
-
-    def group(self, stage: int) -> str:
-        """The data-parallel ranks of a stage."""
-        first, step = stage * stride(self.plan, "pp"), stride(self.plan, "dp")
-        return group_text(first + step * i for i in range(self.plan.dp))
+    def apart(self, a: int, b: int) -> tuple[Level, ...]:
+        """What a message between two stages sees while their other ranks send too."""
+        first, then = self.stages[a], self.stages[b]
+        if self.is_even:
+            return levels(self.cluster, 2, stride(self.plan, "pp") * abs(b - a))
+        pairs = list(zip(first.ranks, then.ranks, strict=False))
+        node = int((self.cluster.nodes == self.cluster.nodes[first.rank]).sum())
+        return self.cluster.levels(pairs[0], pairs[1 : min(node, len(pairs))])
 
 
-def sheet(costs: Costs, workload: Workload, cluster: Cluster) -> Sheet:
-    """An empty sheet for the first plan of some costs."""
-    draft, plan = Draft(), costs.plans.plans[0]
-    lanes = tuple(_lanes(draft, rank_of(plan, s), plan) for s in range(plan.pp))
-    return Sheet(draft, costs, workload, cluster, lanes, _own(costs, workload, cluster))
+@dataclass(frozen=True)
+class Sheet(Priced):
+    """A priced plan on its way to a graph."""
+
+    draft: Draft
+    lanes: tuple[Lanes, ...]  # of the rank that stands for each stage
 
 
-def _own(priced: Costs, workload: Workload, cluster: Cluster) -> tuple[Costs, ...]:
-    """Prices of each stage on the slowest of its ranks, where a cluster mixes devices."""
-    plan = priced.plans.plans[0]
-    if len(cluster.devices_by_kind()) == 1:
-        return (priced,) * plan.pp
-    each = plan.ranks // plan.pp
-    found: dict[str, Costs] = {}
+def sheet(priced: Priced) -> Sheet:
+    """An empty sheet for a priced plan."""
+    draft = Draft()
+    lanes = tuple(_lanes(draft, one.rank, one.plan) for one in priced.stages)
+    return Sheet(priced.plan, priced.workload, priced.cluster, priced.stages, draft, lanes)
+
+
+def priced(plan: Plan, workload: Workload, cluster: Cluster, costs: Costs | None = None) -> Priced:
+    """A settled plan with its prices; `costs` are those of its degrees where they are known."""
+    make = _of_segments if plan.segments else _of_degrees
+    return Priced(plan, workload, cluster, make(plan, workload, cluster, costs))
+
+
+def _of_degrees(
+    plan: Plan, workload: Workload, cluster: Cluster, costs: Costs | None
+) -> tuple[PricedStage, ...]:
+    """Stages that are all split alike; each on the slowest of its ranks where devices differ."""
+    each, counts = plan.ranks // plan.pp, blocks_of(plan, workload)
+    mixed = len(cluster.devices_by_kind()) > 1
+    shared = None if mixed else costs or price_all([plan], workload, cluster)
+    found: dict[object, tuple[Cluster, Costs]] = {}
     out = []
     for s in range(plan.pp):
-        device = slower(cluster.devices[s * each : (s + 1) * each])
-        if device.name not in found:
-            found[device.name] = price_all([plan], workload, cluster, device)
-        out.append(found[device.name])
+        ranks = tuple(range(s * each, (s + 1) * each))
+        if shared is None:
+            kind = _kind(cluster, ranks)
+            if kind not in found:
+                part = cluster.subset(ranks)
+                found[kind] = part, price_all([plan], workload, part)
+            machines, own = found[kind]
+        else:
+            machines, own = cluster, shared
+        own = _rerun(own, plan, counts[s])
+        out.append(PricedStage(s, ranks, plan, own, workload, machines))
     return tuple(out)
 
 
-def rank_of(plan: Plan, stage: int) -> int:
-    """The first rank of a stage."""
-    return stage * stride(plan, "pp")
+def _kind(cluster: Cluster, ranks: tuple[int, ...]) -> object:
+    """What two sets of ranks have in common that see the same machines."""
+    nodes, slots = cluster.nodes[list(ranks)], cluster.slots[list(ranks)]
+    return cluster.kinds[nodes].tobytes(), (nodes - nodes[0]).tobytes(), slots.tobytes()
+
+
+def _of_segments(
+    plan: Plan, workload: Workload, cluster: Cluster, costs: Costs | None
+) -> tuple[PricedStage, ...]:
+    """Stages with meshes of their own: each priced on the machines it has."""
+    out = []
+    for s, one in enumerate(segments(plan, workload)):
+        machines = cluster.subset(one.ranks)
+        own = _rerun(price_all([one.plan], workload, machines), one.plan, one.blocks)
+        out.append(PricedStage(s, one.ranks, one.plan, own, workload, machines))
+    return tuple(out)
+
+
+def _rerun(costs: Costs, plan: Plan, blocks: int) -> Costs:
+    """Prices with the part of a stage's blocks that are run again there."""
+    if not plan.recompute_layers:
+        return costs
+    return replace(costs, share=np.array([rerun_share(plan, blocks)]))
 
 
 def _lanes(draft: Draft, rank: int, plan: Plan) -> Lanes:

@@ -13,6 +13,7 @@ import numpy as np
 
 from foretell.plan.layouts import Array, Layouts
 from foretell.plan.plan import Plan
+from foretell.plan.segments import blocks_of as blocks_of
 from foretell.workload import Workload
 
 FIRST, MIDDLE, LAST = 0, 1, 2
@@ -24,14 +25,6 @@ class Shares:
 
     times: Array
     middles: Array  # how many middle stages each plan has
-
-
-def blocks_of(plan: Plan, workload: Workload) -> tuple[int, ...]:
-    """Blocks of each stage."""
-    if plan.layers:
-        return plan.layers
-    each, rest = divmod(workload.num_blocks, plan.pp)
-    return tuple(each + (stage < rest) for stage in range(plan.pp))
 
 
 def shares(workload: Workload, plans: Layouts) -> Shares:

@@ -69,6 +69,7 @@ def unsupported(plan: Plan, model: ModelFacts | None = None) -> list[str]:
             "fp16" in (plan.dtype, plan.precision.removesuffix("-mixed")) and plan.pp > 1
         ),
         "sync names sharded parameters and tp > 1": bool(plan.sync) and plan.tp > 1,
+        "segments: stages with meshes of their own are priced, not run": bool(plan.segments),
     }
     reasons = [why for why, is_so in found.items() if is_so]
     reasons += _odd_model(plan, model or ModelFacts())

@@ -16,13 +16,13 @@ import numpy as np
 from foretell.cluster import Cluster
 from foretell.graph import Kind, Phase
 from foretell.plan import Plan, check
-from foretell.plan.check import placed
+from foretell.plan.check import settled
 from foretell.plan.costs import Costs, costs
 from foretell.plan.framework import running
 from foretell.plan.group_rows import is_apart
 from foretell.plan.lower import written
-from foretell.plan.memory import rank_memory, room
 from foretell.plan.place_costs import Prices
+from foretell.plan.sheet import Priced, priced
 from foretell.predict import groups
 from foretell.predict.places import held, played, spent
 from foretell.predict.remedy import remedy
@@ -83,28 +83,30 @@ def predict_many(plans: Sequence[Plan], workload: Workload, cluster: Cluster) ->
             else predict_many([plan], workload, cluster)[0]
             for plan in plans
         ]
-    if any(plan.placement for plan in plans):
-        apart = [placed(plan, cluster) for plan in plans]
-        return [predict_many([plan], workload, machines)[0] for plan, machines in apart]
-    checked = [check(plan, workload, cluster) for plan in plans]
-    if any(is_apart(plan) for plan in checked):
-        return [
-            _apart(plan, workload, cluster)
-            if is_apart(plan)
-            else _one(costs([plan], workload, cluster), workload, cluster)
-            for plan in checked
-        ]
-    priced = costs(checked, workload, cluster)
-    return [_one(priced.take(np.array([i])), workload, cluster) for i in range(len(checked))]
+    done = [settled(plan, workload, cluster) for plan in plans]
+    alike = [i for i, (plan, where) in enumerate(done) if where is cluster and _is_even(plan)]
+    known = costs([done[i][0] for i in alike], workload, cluster) if alike else None
+    mine = {i: known.take(np.array([k])) for k, i in enumerate(alike)} if known else {}
+    return [
+        _apart(plan, workload, where)
+        if is_apart(plan)
+        else _one(priced(plan, workload, where, mine.get(i)))
+        for i, (plan, where) in enumerate(done)
+    ]
 
 
-def _one(priced: Costs, workload: Workload, cluster: Cluster) -> Prediction:
-    plan = priced.plans.plans[0]
-    timeline = simulate(written(priced, workload, cluster))
-    each = [rank_memory(priced, workload, s) for s in range(plan.pp)]
-    worst = max(each, key=lambda m: float(m.peak[0]))
-    peak = float(worst.peak[0])
-    missing = max(peak - room(cluster), 0.0)
+def _is_even(plan: Plan) -> bool:
+    """Whether all ranks of a plan are split alike, so that its prices are one column of many."""
+    return not is_apart(plan) and not plan.segments
+
+
+def _one(found: Priced) -> Prediction:
+    plan, cluster = found.plan, found.cluster
+    timeline = simulate(written(found))
+    over = [float(one.memory.peak[0]) - one.room for one in found.stages]
+    peaks = [float(one.memory.peak[0]) for one in found.stages]
+    missing = max(max(over), 0.0)
+    worst = found.stages[int(np.argmax(over if missing else peaks))].memory
     seconds = timeline.seconds
     sigma = spread(plan, cluster)
     factor = math.exp(FOUR_IN_FIVE * sigma)
@@ -113,13 +115,20 @@ def _one(priced: Costs, workload: Workload, cluster: Cluster) -> Prediction:
         step=seconds,
         low=seconds / factor,
         high=seconds * factor,
-        peak=peak,
+        peak=float(worst.peak[0]),
         missing=missing,
-        breakdown=breakdown(timeline, priced),
+        breakdown=breakdown(timeline, found),
         memory=worst.parts(),
-        advice=remedy(plan, workload, cluster) if missing else "",
-        utilisation=_utilisation(plan, workload, cluster, seconds),
+        advice=_advice(found) if missing else "",
+        utilisation=_utilisation(plan, found.workload, cluster, seconds),
     )
+
+
+def _advice(found: Priced) -> str:
+    """What would make a plan fit."""
+    if found.plan.segments:
+        return "recompute more blocks, shard more state, or give the fullest segment fewer blocks"
+    return remedy(found.plan, found.workload, found.cluster)
 
 
 def _apart(plan: Plan, workload: Workload, cluster: Cluster) -> Prediction:
@@ -182,16 +191,18 @@ def _utilisation(plan: Plan, workload: Workload, cluster: Cluster, seconds: floa
     return workload.flops() * plan.global_batch / (seconds * peak)
 
 
-def breakdown(timeline: Timeline, priced: Costs) -> dict[str, float]:
+def breakdown(timeline: Timeline, found: Priced) -> dict[str, float]:
     """Seconds of the busiest stage: compute, exchange, reduce, update, idle; they make the step."""
     graph = timeline.graph
     took = timeline.end - timeline.start
     compute = (graph.kind == Kind.KERNEL) & (graph.phase != Phase.UPDATE)
     ranks = np.unique(graph.rank)
     busy = [float(took[compute & (graph.rank == r)].sum()) for r in ranks.tolist()]
-    mine = graph.rank == ranks[int(np.argmax(busy))]
+    busiest = int(ranks[int(np.argmax(busy))])
+    mine = graph.rank == busiest
     update = float(took[mine & (graph.phase == Phase.UPDATE)].sum())
-    inner, talk = _inside(priced, int(np.argmax(busy)), max(busy))
+    own = next(one for one in found.stages if one.rank == busiest)
+    inner, talk = _inside(own.costs, max(busy))
     exposed = _exposed(timeline, mine)
     idle = timeline.seconds - inner - talk - update - exposed
     return {
@@ -203,7 +214,7 @@ def breakdown(timeline: Timeline, priced: Costs) -> dict[str, float]:
     }
 
 
-def _inside(priced: Costs, stage: int, busy: float) -> tuple[float, float]:
+def _inside(priced: Costs, busy: float) -> tuple[float, float]:
     """Compute and exchanges of what one task of a stage holds, by their share in the price."""
     kernels = sum(float((x.forward.kernels + x.backward.kernels)[0]) for x in priced.layers[1:-1])
     talk = sum(

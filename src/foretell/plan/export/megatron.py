@@ -29,7 +29,17 @@ _SAID = {
     "global_batch",
     "schedule",
 }
-_SAID |= {"chunks", "recompute", "offload", "dtype", "grad_dtype", "optimizer", "overlap", "layers"}
+_SAID |= {
+    "chunks",
+    "recompute",
+    "recompute_layers",
+    "offload",
+    "dtype",
+    "grad_dtype",
+    "optimizer",
+    "overlap",
+    "layers",
+}
 _NUMBERS = {
     "--tensor-model-parallel-size": "tp",
     "--pipeline-model-parallel-size": "pp",
@@ -113,6 +123,8 @@ def read_megatron(text: str, ranks: int = 0) -> Plan:
     found["schedule"] = "interleaved" if found["chunks"] > 1 else "1f1b"
     found["dtype"] = next((d for d in ("bf16", "fp16") if f"--{d}" in given), "")
     found["recompute"] = given.get("--recompute-granularity", "none")
+    if given.get("--recompute-method") == "block":
+        found["recompute_layers"] = _number(given.get("--recompute-num-layers", "0"), "layers")
     found["offload"] = "--optimizer-cpu-offload" in given
     found["optimizer"] = given.get("--optimizer", "adam")
     found |= _read_layout(given.get("--pipeline-model-parallel-layout", ""), found.get("pp", 1))
@@ -146,6 +158,11 @@ def _numbers(plan: Plan) -> list[tuple[str, int]]:
 
 
 def _words(plan: Plan) -> list[str]:
+    some = plan.recompute_layers
+    if some and plan.recompute == "selective":
+        raise InputError(
+            f"recompute=selective of {some} blocks a stage", hint="Megatron takes it of all or none"
+        )
     flags = {
         "--sequence-parallel": plan.sp,
         "--use-distributed-optimizer": plan.zero == 1,
@@ -157,8 +174,10 @@ def _words(plan: Plan) -> list[str]:
         f"--optimizer {plan.optimizer}": plan.optimizer != "adam",
         "--recompute-granularity selective": plan.recompute == "selective",
         "--recompute-granularity full": plan.recompute == "full",
-        "--recompute-method uniform": plan.recompute == "full",
-        "--recompute-num-layers 1": plan.recompute == "full",
+        "--recompute-method uniform": plan.recompute == "full" and not some,
+        "--recompute-num-layers 1": plan.recompute == "full" and not some,
+        "--recompute-method block": plan.recompute == "full" and some > 0,
+        f"--recompute-num-layers {some}": plan.recompute == "full" and some > 0,
     }
     return [flag for flag, is_on in flags.items() if is_on]
 

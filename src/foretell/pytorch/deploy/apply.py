@@ -375,7 +375,9 @@ def _inside(made: Deployed, modules: list[Any], layout: Mapping[str, str] | None
                 made.parts |= found
                 made.splits |= {id(p): how for p, how in split_parameters(module, found, group)}
         if plan.recompute != "none" or "checkpoint" in names:
-            recompute(units(module), selective=plan.recompute == "selective")
+            mine = list(units(module).items())
+            some = dict(mine[: plan.recompute_layers or len(mine)])
+            recompute(some, selective=plan.recompute == "selective")
         if plan.regions and not speaks_of_ops(plan, made.model):
             compile_regions(module, plan.regions)
         if "channels-last" in names:

@@ -1,0 +1,105 @@
+"""Segments: one way to write a plan down, whatever syntax it came in; meshes of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretell.cluster import load as load_cluster
+from foretell.errors import InputError
+from foretell.plan import Plan, check, lower
+from foretell.plan.segments import segments, written
+from foretell.predict import predict
+from foretell.workload import load
+
+WORKLOAD = load("gpt:layers=12,hidden=1024,heads=16")
+EIGHT = load_cluster("dgx-a100:nodes=2")
+
+
+def _rows(pp: int, each: int, tp: int, blocks: tuple[int, ...]) -> str:
+    return "/".join(
+        f"{n}+{s * each}-{(s + 1) * each - 1}+tp:{tp}" for s, n in enumerate(blocks[:pp])
+    )
+
+
+@settings(max_examples=12)
+@given(
+    tp=st.sampled_from([1, 2, 4]),
+    pp=st.sampled_from([1, 2, 4]),
+    zero=st.sampled_from([0, 1]),
+    again=st.sampled_from(["none", "selective", "full"]),
+    schedule=st.sampled_from(["1f1b", "gpipe"]),
+    uneven=st.booleans(),
+)
+def test_the_same_plan_in_degrees_and_in_segments_is_the_same_graph(
+    tp: int, pp: int, zero: int, again: str, schedule: str, uneven: bool
+) -> None:
+    dp, blocks = 16 // tp // pp, [12 // pp] * pp
+    if uneven and pp > 1:
+        blocks[0], blocks[-1] = blocks[0] + 1, blocks[-1] - 1
+    common = f"zero={zero},recompute={again},schedule={schedule},global_batch={dp * 8}"
+    layers = f",layers={'+'.join(map(str, blocks))}" if pp > 1 else ""
+    one = Plan.parse(f"dp={dp},tp={tp},pp={pp},micro_batch=2,{common}{layers}")
+    rows = _rows(pp, 16 // pp, tp, tuple(blocks))
+    other = Plan.parse(f"segments={rows},micro_batch={2 * dp},{common}")
+    a, b = (lower(plan, WORKLOAD, EIGHT) for plan in (one, other))
+    assert np.array_equal(a.seconds, b.seconds)
+    assert predict(one, WORKLOAD, EIGHT) == predict(other, WORKLOAD, EIGHT)
+
+
+def test_a_plan_with_segments_survives_its_text() -> None:
+    text = "segments=4+0-7+tp:4+recompute:full/8+8-15+zero:1,micro_batch=8,global_batch=64"
+    plan = Plan.parse(text)
+    assert Plan.parse(str(plan)) == plan
+    checked = check(plan, WORKLOAD, EIGHT)
+    found = segments(checked, WORKLOAD)
+    assert [(one.plan.dp, one.plan.tp, one.plan.micro_batch) for one in found] == [
+        (2, 4, 4),
+        (8, 1, 1),
+    ]
+    assert segments(written(checked, found), WORKLOAD) == found
+
+
+def test_a_segment_costs_what_its_own_mesh_and_memory_cost() -> None:
+    plain = "segments=6+0-7+tp:2/6+8-15+tp:2+recompute:{},micro_batch=8,global_batch=64"
+    kept, again = (
+        predict(Plan.parse(plain.format(word)), WORKLOAD, EIGHT) for word in ("selective", "full")
+    )
+    assert again.step > kept.step
+    graph = lower(Plan.parse(plain.format("full")), WORKLOAD, EIGHT)
+    assert sorted(set(graph.rank.tolist())) == [0, 8]
+
+
+def test_blocks_of_a_stage_run_again_in_part_cost_time_and_keep_memory_in_part() -> None:
+    texts = ("none", "full,recompute_layers=2", "full,recompute_layers=6", "full")
+    found = [
+        predict(
+            Plan.parse(f"dp=8,pp=2,micro_batch=1,global_batch=64,recompute={text}"), WORKLOAD, EIGHT
+        )
+        for text in texts
+    ]
+    assert [p.step for p in found] == sorted(p.step for p in found)
+    assert found[0].peak > found[1].peak > found[3].peak
+    assert found[2].step == found[3].step  # all six of a stage
+    assert found[2].peak == found[3].peak
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "segments=6+0-7/5+8-15",
+        "segments=6+0-7/6+7-15",
+        "segments=6+0-7+tp:3/6+8-15",
+        "segments=6+0-7/6+8-15,micro_batch=3,global_batch=64",
+        "segments=6+0-7/6+8-15,dp=2",
+        "segments=6+0-7/6+8-15,schedule=interleaved",
+        "segments=6+0-7+color:red/6+8-15",
+        "segments=six+0-7/6+8-15",
+        "segments=6+0-7/6+8-99",
+    ],
+)
+def test_segments_that_cannot_be_are_refused_by_name(text: str) -> None:
+    with pytest.raises(InputError):
+        predict(Plan.parse(text), WORKLOAD, EIGHT)
