@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from foretell.advise import Step
 from foretell.cluster import load
 from foretell.plan import Plan
 from foretell.report import layouts, plans, schedules
@@ -13,6 +14,8 @@ from foretell.report.page import write
 from foretell.samples import transformer
 from foretell.search.schedule import schedule, shape
 from foretell.simulate import Timeline, simulate
+from foretell.survey.diagnosis import diagnose
+from foretell.survey.window import window
 from tests.axe import grave, needs_axe
 from tests.browser import browser, errors, needs_browser
 
@@ -65,7 +68,17 @@ def page(tmp_path_factory):
         ],
     }
     figures = [{"what": HOSTILE, "seconds": 1.0}]
-    content = Content(title=HOSTILE, advice=advice, notes=[HOSTILE], figures=figures, **drawings())
+    step = Step(edit.graph, load("dgx-a100:nodes=1"))
+    rows = [{"what": HOSTILE, "measured_s": 0.02, "predicted_s": 0.021}]
+    found = diagnose(step, window(step, edit.graph)) | {"compared": rows}
+    content = Content(
+        title=HOSTILE,
+        advice=advice,
+        notes=[HOSTILE],
+        figures=figures,
+        diagnosis=found,
+        **drawings(),
+    )
     write(
         [("measured", measured), ("predicted", before), ("faster", simulate(again.graph))],
         path,
@@ -105,7 +118,9 @@ def keys(driver, *pressed):
 
 def test_all_sections_are_there(chromium):
     titles = [h.text for h in chromium.find_elements("css selector", "h2")]
-    for wanted in ("What would help", "Where the step goes", "Timeline", "Memory"):
+    for wanted in ("What would help", "Where the step goes", "Time by module", "Communication",
+                   "Kernels against the roofline", "Ranks", "Timeline", "Memory",
+                   "Measured and predicted"):  # fmt: skip
         assert wanted in titles
     links = chromium.find_elements("css selector", "nav a")
     assert len(links) == len(titles)
@@ -115,6 +130,45 @@ def test_names_stay_text(chromium):
     assert chromium.title != "taken"
     assert chromium.find_elements("css selector", "main img, h1 img") == []
     assert chromium.find_element("css selector", "h1").text == HOSTILE
+
+
+def test_the_verdict_comes_first(chromium):
+    main = chromium.find_element("id", "main")
+    first = main.find_element("css selector", ":scope > *")
+    assert first.get_attribute("class") == "verdict"
+    assert "-bound: " in first.text
+
+
+def test_a_module_opens_and_closes_again(chromium):
+    """By its row in the table, which keys reach, and back by its path."""
+    chromium.execute_script("document.querySelectorAll('#modules details')[0].open = true")
+    whole = chromium.find_element("css selector", "#modules .trail").text
+    part = chromium.find_element("css selector", "#modules button.link")
+    name = part.text
+    chromium.execute_script("arguments[0].click()", part)
+    assert name in chromium.find_element("css selector", "#modules .trail").text
+    root = chromium.find_element("css selector", "#modules .trail button")
+    chromium.execute_script("arguments[0].click()", root)
+    assert chromium.find_element("css selector", "#modules .trail").text == whole
+
+
+def test_kernels_lie_under_the_roofs(chromium):
+    told = titles(chromium, "Roofline")
+    assert told
+    assert all("of the roofline" in text for text in told)
+
+
+def test_no_cell_breaks_a_number_from_its_unit(chromium):
+    """`341 ms` stays on one line, at the width of a laptop."""
+    chromium.set_window_size(1280, 900)
+    broken = chromium.execute_script("""
+      document.querySelectorAll('details').forEach(d => d.open = true);
+      return [...document.querySelectorAll('td.n')].filter(e => {
+        const range = document.createRange();
+        range.selectNodeContents(e);
+        return new Set([...range.getClientRects()].map(r => Math.round(r.top))).size > 1;
+      }).map(e => e.textContent);""")
+    assert broken == []
 
 
 def test_spans_are_drawn(chromium):

@@ -108,7 +108,7 @@ def test_the_page_loads_nothing(lines):
     assert re.findall(r"https?://", text) == []
     assert "default-src 'none'" in text
     assert not re.search(r"<(script|link|img|iframe)[^>]+src=", text)
-    assert len(SCRIPTS) == 9
+    assert len(SCRIPTS) == 10
 
 
 def test_names_never_become_markup():

@@ -74,13 +74,11 @@ def test_what_is_cut_short(tmp_path):
 
 def test_a_survey_of_a_graph():
     found = survey([load(STEP)], ["faster-host:times=2"], advice=False)
-    assert [name for name, _ in found.timelines] == ["as it is", "with faster-host"]
+    assert [line.name for line in found.timelines] == ["current step", "with faster-host"]
     figures = {f["what"]: f for f in found.content.figures}
-    told = figures["foretold with faster-host"]
+    told = figures["predicted with faster-host"]
     assert told["low"] <= told["seconds"] <= told["high"]
-    assert told["gain"] == pytest.approx(
-        1 - told["seconds"] / figures["a step as it is"]["seconds"]
-    )
+    assert told["gain"] == pytest.approx(1 - told["seconds"] / figures["current step"]["seconds"])
     assert found.content.advice is None
 
 

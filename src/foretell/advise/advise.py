@@ -96,7 +96,7 @@ def _tried(step: Step, changes: tuple[WhatIf, ...]) -> Advice:
     low, high = step.interval(after, changes)
     return Advice(
         changes, seconds, low, high, _gain(step, changes, seconds), peak_bytes(after),
-        why(step.graph, after),
+        why(step.graph, after, (step.seconds, seconds)),
     )  # fmt: skip
 
 

@@ -37,11 +37,11 @@ class Shares:
         return "host" if self.host > 0.9 * self.seconds or self.idle > 0.15 else "device"
 
 
-def shares(graph: Graph) -> Shares:
-    """Where a step goes when steps follow one another."""
+def shares(graph: Graph, seconds: float | None = None) -> Shares:
+    """Where a step goes when steps follow one another; `seconds` is its time where it is known."""
     if not graph.size:
         return Shares(0.0, 0.0, 0.0, 0.0, 0.0)
-    seconds = steady_seconds(graph)
+    seconds = steady_seconds(graph) if seconds is None else seconds
     mine = graph.rank == graph.rank[0]
     work = {
         name: float(graph.seconds[mine & np.isin(graph.kind, kinds)].sum())
@@ -53,9 +53,10 @@ def shares(graph: Graph) -> Shares:
     return Shares(seconds, work["kernels"], spent, work["wire"], idle)
 
 
-def why(before: Graph, after: Graph) -> str:
-    """What happened to the step, as a sentence."""
-    first, second = shares(before), shares(after)
+def why(before: Graph, after: Graph, seconds: tuple[float, float] | None = None) -> str:
+    """What happened to the step, as a sentence; `seconds` are its times where they are known."""
+    known = seconds or (None, None)
+    first, second = shares(before, known[0]), shares(after, known[1])
     gain = 1 - second.seconds / first.seconds if first.seconds else 0.0
     moved = _moved(first, second)
     held = f"{_held(first)}; after it {_held(second)}"

@@ -40,7 +40,8 @@ def command(
 ) -> None:
     """Show steps, what changes make of them, layouts, plans and schedules on one page.
 
-    FILE is a trace, a graph, a plan, or what schedule, oracle, plan or predict print with --json.
+    FILE is a trace, a script, a graph, a plan, or what schedule, oracle, plan, predict or run print
+    with --json. The first step is diagnosed: what binds it, and what to change first.
     SPECs are changes, as `whatif` takes them; without any, the best combination found is shown.
     With --on and --of, the step under each plan is played and shown too.
     """
@@ -66,7 +67,7 @@ def _surveyed(
 ) -> Any:
     from foretell.cluster import load as load_cluster
     from foretell.errors import InputError
-    from foretell.survey import Asked, load, survey
+    from foretell.survey import Asked, survey
     from foretell.survey.asked import drawings
     from foretell.survey.planned import model_of
 
@@ -80,9 +81,20 @@ def _surveyed(
             f"`{asked.specs[0]}` is a change, but there is no step to change",
             hint="name a trace or a graph first",
         )
-    loaded = [load(path, machines, real) for path in asked.steps]
+    loaded = [_loaded(path, cluster, machines, real) for path in asked.steps]
     drawn = drawings(asked, machines, model_of(model) if model else None)
     return survey(loaded, asked.specs, drawn, advice=advice, progress=tell)
+
+
+def _loaded(path: Path, cluster: str | None, machines: Any, real: float | None) -> Any:
+    """A step in a file, or that of a script."""
+    from foretell.cli.step import load_step
+    from foretell.survey import Loaded, load
+    from foretell.survey.asked import is_script
+
+    if is_script(str(path)):
+        return Loaded(path.name, load_step(path, cluster, real))
+    return load(path, machines, real)
 
 
 def _numbers(found: Any) -> dict[str, Any]:
@@ -99,7 +111,8 @@ def _text(found: dict[str, Any]) -> str:
     from foretell.report.terminal import table
 
     rows = [(f["what"], _value(f)) for f in found["figures"]]
-    parts = [table(("of the step", "value>"), rows)] if rows else []
+    parts = [_verdict(found["diagnosis"])] if found["diagnosis"] else []
+    parts += [table(("of the step", "value>"), rows)] if rows else []
     spent = [
         (words.cut(s["name"], 40), *(words.seconds(s["values"].get(k, 0.0)) for k in _PARTS))
         for s in found["split"]
@@ -108,6 +121,14 @@ def _text(found: dict[str, Any]) -> str:
         parts.append(table(("goes to", *(f"{k.partition(' ')[0]}>" for k in _PARTS)), spent))
     parts.append("name a file with -o report.html to see all of it")
     return "\n".join(parts)
+
+
+def _verdict(diagnosis: dict[str, Any]) -> str:
+    from foretell.report.terminal import wrapped
+
+    verdict = diagnosis.get("verdict", {})
+    told = (verdict.get("sentence", ""), verdict.get("first", ""))
+    return "\n".join(wrapped(text) for text in told if text)
 
 
 _PARTS = ("compute", "exposed communication", "host", "bubble", "idle")

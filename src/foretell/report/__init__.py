@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from foretell.errors import InputError
 
 if TYPE_CHECKING:
-    from foretell.report.content import Content
+    from foretell.report.content import Content, Line
     from foretell.simulate.timeline import Timeline
 
 __all__ = ["write"]
 
 
 def write(
-    timelines: Sequence[tuple[str, Timeline]], path: Path, content: Content | None = None
+    timelines: Sequence[tuple[str, Timeline] | Line], path: Path, content: Content | None = None
 ) -> None:
     """Write named timelines as what the file's name asks for: a page, or a trace for viewers.
 
@@ -27,7 +27,8 @@ def write(
     if path.suffix in (".html", ".htm"):
         return page.write(timelines, path, content)
     if path.name.endswith((".json", ".json.gz")):
-        return chrome.write(timelines, path)
+        lines = page.lines_of(timelines)
+        return chrome.write([(line.name, line.timeline) for line in lines], path)
     raise InputError(
         f"`{path}` is neither a page nor a trace",
         hint="end its name in .html for a page, in .json or .json.gz for a trace",

@@ -76,7 +76,19 @@ class Planned(msgspec.Struct):
     bound_s: Time | None = None
 
 
-_NOUN: dict[Any, str] = {Schedule: "schedule", Layout: "layout", Planned: "answer of `plan`"}
+class Run(msgspec.Struct):
+    """What `foretell run` prints of the step it ran."""
+
+    measured_s: Amount
+    predicted_s: Amount
+
+
+_NOUN: dict[Any, str] = {
+    Schedule: "schedule",
+    Layout: "layout",
+    Planned: "answer of `plan`",
+    Run: "answer of `run`",
+}
 
 
 def of(value: Any, kind: type[T], name: str) -> T:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from foretell.graph.columns import Array, BufferKind, word_of
-from foretell.simulate.memory import Memory, held_by_kind, memory
+from foretell.report import words
+from foretell.simulate.memory import Memory, held_by_kind, held_of, memory
 from foretell.simulate.timeline import Timeline
 
 POINTS = 1200  # of a curve: more than a screen has columns
@@ -23,22 +25,43 @@ def curves(name: str, timeline: Timeline, ranks: int = 2) -> list[dict[str, Any]
         {
             "name": f"{name}, rank {m.rank}" if several else name,
             "x": "seconds",
-            **curve(m.time, m.held),
+            **curve(m.time, m.held, _by_kind(timeline, m)),
             "peak": m.peak,
             "kinds": held_by_kind(timeline, m),
+            "explained": f"reached {words.seconds(m.at)} into the step",
             "holders": _holders(timeline, m),
         }
         for m in fullest
     ]
 
 
-def curve(at: Array, held: Array) -> dict[str, Array]:
-    """A curve of so many points that no peak is lost: the highest of each group stays."""
-    if len(at) <= POINTS:
-        return {"at": np.asarray(at, float), "held": np.asarray(held, float)}
-    edges = np.linspace(0, len(at), POINTS + 1).astype(int)
-    tops = [a + int(np.argmax(held[a:b])) for a, b in itertools.pairwise(edges)]
-    return {"at": np.asarray(at, float)[tops], "held": np.asarray(held, float)[tops]}
+def curve(at: Array, held: Array, kinds: Mapping[str, Array]) -> dict[str, Any]:
+    """A curve of so many points that no peak is lost: the highest of each group stays.
+
+    `kinds` are the parts of what is held, by what they are for; the largest comes first.
+    """
+    tops = np.arange(len(at))
+    if len(at) > POINTS:
+        edges = np.linspace(0, len(at), POINTS + 1).astype(int)
+        pairs = itertools.pairwise(edges)
+        tops = np.array([a + int(np.argmax(held[a:b])) for a, b in pairs])
+    ranked = sorted(kinds.items(), key=lambda item: (-float(item[1].max(initial=0.0)), item[0]))
+    stacked = {name: np.asarray(part, float)[tops] for name, part in ranked if part.any()}
+    whole = np.asarray(held, float)[tops]
+    return {"at": np.asarray(at, float)[tops], "held": whole, "stacked": stacked}
+
+
+def _by_kind(timeline: Timeline, m: Memory) -> dict[str, Array]:
+    """What a rank holds at each instant, by what it is for."""
+    buffers = timeline.graph.buffers
+    parts = {}
+    for kind in np.unique(buffers.kind[buffers.rank == m.rank]).tolist():
+        at, held = held_of(
+            timeline, np.flatnonzero((buffers.rank == m.rank) & (buffers.kind == kind))
+        )
+        place = np.searchsorted(at, m.time, "right")
+        parts[word_of(BufferKind, kind)] = np.append(0.0, held)[place]
+    return parts
 
 
 def _holders(timeline: Timeline, m: Memory) -> list[dict[str, Any]]:

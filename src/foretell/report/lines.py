@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from foretell.graph.columns import COLUMNS, NONE, Array, LaneKind, word_of
+from foretell.report.content import Line
 from foretell.report.differ import GONE, changes, gone, origins
 from foretell.simulate.questions import path_seconds
 from foretell.simulate.timeline import WHY, Timeline
@@ -17,11 +18,11 @@ LONGEST = 240  # letters of a name: templates of kernels run to thousands
 _TEXTS = ("op", "name", "layer")
 
 
-def columns(timelines: Sequence[tuple[str, Timeline]]) -> list[dict[str, Any]]:
+def columns(lines: Sequence[Line]) -> list[dict[str, Any]]:
     """Every timeline, each beside the one above it where they have tasks in common."""
-    found = [_columns(name, timeline) for name, timeline in timelines]
-    for k in range(1, len(timelines)):
-        before, after = timelines[k - 1][1], timelines[k][1]
+    found = [_columns(line) for line in lines]
+    for k in range(1, len(lines)):
+        before, after = lines[k - 1].timeline, lines[k].timeline
         origin = origins(before.graph, after.graph)
         if origin is None:
             continue
@@ -36,16 +37,18 @@ def columns(timelines: Sequence[tuple[str, Timeline]]) -> list[dict[str, Any]]:
     return found
 
 
-def _columns(name: str, timeline: Timeline) -> dict[str, Any]:
-    graph = timeline.graph
+def _columns(line: Line) -> dict[str, Any]:
+    timeline, graph = line.timeline, line.timeline.graph
     tick = (timeline.seconds or 1.0) / TICKS
     texts, words = _words(timeline)
     first = np.round(timeline.start / tick).astype(np.int64).clip(0)
     last = np.round(timeline.end / tick).astype(np.int64).clip(0)
     is_played = not timeline.is_measured
     return {
-        "name": name,
-        "step_s": timeline.seconds,
+        "name": line.name,
+        "step_s": line.step_s,
+        "end_s": timeline.seconds,
+        "zero": line.zero,
         "tick": tick,
         "lanes": _lanes(timeline),
         "words": words,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from foretell.io import write_atomically
-from foretell.report.content import Content
+from foretell.report.content import Content, Line
 from foretell.report.differ import by_op
 from foretell.report.held import curves
 from foretell.report.lines import columns
@@ -26,9 +26,15 @@ from foretell.simulate.timeline import Timeline
 
 # In the order they need each other.
 SCRIPTS = (
-    "words", "unpack", "rows", "paint", "timeline", "charts", "drawings", "sections", "main",
+    "words", "unpack", "rows", "paint", "timeline", "charts", "drawings", "doctor", "sections",
+    "main",
 )  # fmt: skip
-Named = Sequence[tuple[str, Timeline]]
+Named = Sequence[tuple[str, Timeline] | Line]
+
+
+def lines_of(timelines: Named) -> list[Line]:
+    """Timelines as a page draws them."""
+    return [line if isinstance(line, Line) else Line(*line) for line in timelines]
 
 
 def write(timelines: Named, path: Path, content: Content | None = None) -> None:
@@ -40,7 +46,7 @@ def write(timelines: Named, path: Path, content: Content | None = None) -> None:
 def page(timelines: Named, content: Content | None = None) -> str:
     """The page as text."""
     content = content or _bare(timelines)
-    values = numbers(timelines, content) | {"lines": columns(timelines)}
+    values = numbers(timelines, content) | {"lines": columns(lines_of(timelines))}
     parts = {
         "TITLE": escape(content.title),
         "STYLE": _web("style.css"),
@@ -53,20 +59,25 @@ def page(timelines: Named, content: Content | None = None) -> str:
 
 def numbers(timelines: Named, content: Content) -> dict[str, Any]:
     """Every number of the page but the spans: those are in a trace."""
-    memory = [c for name, line in timelines for c in curves(name, line)]
-    pairs = itertools.pairwise(timelines)
+    lines = lines_of(timelines)
+    memory = [c for line in lines for c in curves(line.name, line.timeline)]
+    pairs = itertools.pairwise(lines)
     return {
         "title": content.title,
         "figures": list(content.figures),
         "notes": list(content.notes),
+        "diagnosis": content.diagnosis,
         "advice": content.advice,
-        "split": [split(name, line) for name, line in timelines],
-        "changes": [{"before": a[0], "after": b[0], "rows": by_op(a[1], b[1])} for a, b in pairs],
+        "split": [line.parts or split(line.name, line.timeline) for line in lines],
+        "changes": [
+            {"before": a.name, "after": b.name, "rows": by_op(a.timeline, b.timeline)}
+            for a, b in pairs
+        ],
         "memory": [*content.memory, *memory],
         "sources": [
-            {"name": name, "shares": shares}
-            for name, line in timelines
-            if (shares := sources(line.graph))
+            {"name": line.name, "shares": shares}
+            for line in lines
+            if (shares := sources(line.timeline.graph))
         ],
         "oracle": list(content.oracle),
         "plans": list(content.plans),
@@ -77,17 +88,18 @@ def numbers(timelines: Named, content: Content) -> dict[str, Any]:
 def summaries(timelines: Named) -> list[dict[str, Any]]:
     """What `foretell simulate --json` says of each timeline; measured ones have no causes."""
     return [
-        {"name": name, "step_s": line.seconds, "tasks": line.graph.size}
-        if line.is_measured
-        else {"name": name, **timeline_summary(line)}
-        for name, line in timelines
+        {"name": line.name, "step_s": line.step_s, "tasks": line.timeline.graph.size}
+        if line.timeline.is_measured
+        else {"name": line.name, **timeline_summary(line.timeline), "step_s": line.step_s}
+        for line in lines_of(timelines)
     ]
 
 
 def _bare(timelines: Named) -> Content:
     """What can be told of timelines alone."""
-    figures = [{"what": name, "seconds": line.seconds} for name, line in timelines[:4]]
-    return Content(title=timelines[0][0] if timelines else "Report", figures=figures)
+    lines = lines_of(timelines)
+    figures = [{"what": line.name, "seconds": line.step_s} for line in lines[:4]]
+    return Content(title=lines[0].name if lines else "Report", figures=figures)
 
 
 def _web(name: str) -> str:

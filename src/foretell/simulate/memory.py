@@ -53,17 +53,22 @@ def _memory(timeline: Timeline, rank: int) -> Memory:
     born, dies = _life(timeline, mine)
     lives = dies > born
     mine, born, dies = mine[lives], born[lives], dies[lives]
-    size = b.bytes[mine]
-    ends = np.isfinite(dies)
-    time = np.concatenate([dies[ends], born])
-    change = np.concatenate([-size[ends], size])
-    ranked = np.argsort(time, kind="stable")  # given back first: those stand first
-    time, held = time[ranked], np.cumsum(change[ranked])
+    time, held = held_of(timeline, mine)
     top = int(np.argmax(held)) if len(held) else NONE
     at = float(time[top]) if top != NONE else 0.0
     there = mine[(born <= at) & (dies > at)]
     largest = there[np.argsort(-b.bytes[there], kind="stable")]
     return Memory(rank, time, held, float(held[top]) if top != NONE else 0.0, at, largest)
+
+
+def held_of(timeline: Timeline, buffers: Array) -> tuple[Array, Array]:
+    """Instants at which some buffers come or go, and the bytes of them held from each one on."""
+    born, dies = _life(timeline, buffers)
+    size = timeline.graph.buffers.bytes[buffers]
+    ends = np.isfinite(dies)
+    time = np.concatenate([dies[ends], born])
+    order = np.argsort(time, kind="stable")  # given back first: those stand first
+    return time[order], np.cumsum(np.concatenate([-size[ends], size])[order])
 
 
 def _life(timeline: Timeline, buffers: Array) -> tuple[Array, Array]:

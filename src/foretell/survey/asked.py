@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from foretell.survey.planned import Model
 
 _HEAD = 4096
-_ENDINGS = (".graph", ".txt", ".json", ".jsonl", ".gz", ".toml", ".plan", ".zip", ".tar")
+_ENDINGS = (".py", ".graph", ".txt", ".json", ".jsonl", ".gz", ".toml", ".plan", ".zip", ".tar")
 _ANSWERS = (b'"makespan"', b'"step_s"', b'"predicted_s"', b'"ndevs"')
 
 
@@ -50,9 +50,17 @@ class Asked:
         return cls(**{key: tuple(values) for key, values in found.items()})
 
 
+def is_script(text: str) -> bool:
+    """Whether a text names a Python file, or a function in one (`train.py:make`)."""
+    file = text.rpartition(":")[0] if ".py:" in text else text
+    return file.endswith(".py") and is_there(file)
+
+
 def sort(text: str) -> str:
     """What a text given by a person is: a step, an answer, a plan or a spec."""
     path = Path(text)
+    if is_script(text):
+        return "steps"
     if not is_there(text):
         if "/" in text or path.suffix in _ENDINGS:
             raise InputError(f"there is no file `{text}`")
@@ -123,6 +131,8 @@ class Drawn:
     plans: list[dict[str, Any]] = field(default_factory=list)
     schedules: list[dict[str, Any]] = field(default_factory=list)
     timelines: list[tuple[str, Timeline]] = field(default_factory=list)  # steps under plans
+    runs: list[dict[str, Any]] = field(default_factory=list)  # measured beside predicted
+    cluster: Cluster | None = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +159,7 @@ def drawings(asked: Asked, cluster: Cluster | None = None, model: Model | None =
     """Everything to be drawn from the answers and plans among what was asked."""
     from foretell.plan import load as load_plan
 
-    found, place = Drawn(), Place(cluster, model)
+    found, place = Drawn(cluster=cluster), Place(cluster, model)
     for path in asked.answers:
         _add(found, read_answer(path), path, place)
     for path in asked.plans:
@@ -160,9 +170,14 @@ def drawings(asked: Asked, cluster: Cluster | None = None, model: Model | None =
 def _add(found: Drawn, value: Any, path: Path, place: Place) -> None:
     from foretell.plan import Plan
     from foretell.report import layouts, schedules
+    from foretell.report.answers import Run, of
 
     if schedules.is_schedule(value):
         found.schedules.append(schedules.drawn(value, path.name))
+    elif isinstance(value, dict) and {"measured_s", "predicted_s"} <= set(value):
+        run = of(value, Run, path.name)
+        times = {"measured_s": run.measured_s, "predicted_s": run.predicted_s}
+        found.runs.append({"what": path.name, **times})
     elif isinstance(value, dict) and "predicted_s" in value and isinstance(value.get("plan"), str):
         place.add(found, Plan.parse(value["plan"]), path.name, value)
     elif isinstance(value, dict) and "ndevs" in value:

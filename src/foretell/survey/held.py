@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from foretell.graph.columns import NONE, BufferKind, word_of
+from foretell.graph.columns import NONE, Array, BufferKind, Phase, word_of
 from foretell.graph.graph import Graph
 from foretell.memory.play import Held
 from foretell.report.held import HOLDERS, curve
@@ -22,12 +22,42 @@ def tape_curves(name: str, graph: Graph) -> list[dict[str, Any]]:
         {
             "name": name,
             "x": "operators",
-            **curve(np.arange(len(found.held)), found.held),
+            **curve(np.arange(len(found.held)), found.held, _by_kind(found)),
             "peak": found.peak,
             "kinds": found.by_kind(),
+            "explained": _explained(found),
             "holders": _holders(found),
         }
     ]
+
+
+def _by_kind(found: Held) -> dict[str, Array]:
+    """Bytes held at each op, by what they are for; workspaces and libraries are the rest."""
+    steps = len(found.held)
+    kinds = np.array([s.kind for s in found.tape.storages], np.int64)
+    size = np.array([s.bytes for s in found.tape.storages], float)
+    there = found.dies >= found.born
+    sums = {}
+    for kind in np.unique(kinds).tolist():
+        mine = there & (kinds == kind)
+        change = np.zeros(steps + 2)
+        np.add.at(change, np.maximum(found.born[mine], 0), size[mine])
+        np.add.at(change, np.minimum(found.dies[mine], steps) + 1, -size[mine])
+        sums[word_of(BufferKind, kind)] = np.cumsum(change)[:steps]
+    rest = found.held - np.sum(list(sums.values()), axis=0)
+    workspace = sums.get("workspace", np.zeros(steps)) + rest
+    return {**sums, "workspace": workspace}
+
+
+def _explained(found: Held) -> str:
+    """When the peak is reached, in words."""
+    if found.at == NONE:
+        return ""
+    op = found.tape.ops[found.at]
+    return (
+        f"reached at `{op.name}` in {word_of(Phase, op.phase)}, "
+        f"operator {found.at + 1:,} of {len(found.tape.ops):,}"
+    )
 
 
 def _holders(found: Held) -> list[dict[str, Any]]:

@@ -11,23 +11,28 @@ from typing import Any
 
 from foretell.advise import Counsel, Step, advise
 from foretell.advise.advise import TRIED, shown
+from foretell.baseline.steady import steady_seconds
 from foretell.errors import ForetellError
 from foretell.graph.graph import Graph
-from foretell.report.content import Content
-from foretell.simulate import Timeline, simulate
+from foretell.report import words
+from foretell.report.content import Content, Line
+from foretell.simulate import simulate
 from foretell.simulate.memory import peak_bytes as peak_of_buffers
 from foretell.survey.asked import Drawn, Loaded
+from foretell.survey.diagnosis import diagnose
 from foretell.survey.held import tape_curves
+from foretell.survey.window import Window, measured, window
 from foretell.whatif import WhatIf, applied, parse, peak_bytes
 
 Progress = Callable[[str], None]
+CURRENT = "current step"
 
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """Named timelines, top to bottom, and what is told besides them."""
+    """Timelines, top to bottom, and what is told besides them."""
 
-    timelines: tuple[tuple[str, Timeline], ...]
+    timelines: tuple[Line, ...]
     content: Content
 
 
@@ -47,6 +52,7 @@ def survey(
         title=", ".join(names[:3]),
         figures=[f for t in told for f in t.figures] or _played(drawn),
         notes=list(dict.fromkeys(n for t in told for n in t.notes)),
+        diagnosis=_diagnosis(told, drawn),
         advice=told[0].advice if told else None,
         memory=[m for t in told for m in t.memory],
         oracle=drawn.oracle,
@@ -54,7 +60,7 @@ def survey(
         schedules=drawn.schedules,
     )
     lines = [line for t in told for line in t.timelines]
-    return Survey((*lines, *drawn.timelines), content)
+    return Survey((*lines, *(Line(*one) for one in drawn.timelines)), content)
 
 
 def _played(drawn: Drawn) -> list[dict[str, Any]]:
@@ -68,9 +74,10 @@ def _all(drawn: Drawn) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, eq=False)
 class _Told:
-    timelines: list[tuple[str, Timeline]]
+    timelines: list[Line]
     figures: list[dict[str, Any]]
     notes: list[str]
+    diagnosis: dict[str, Any]
     advice: dict[str, object] | None
     memory: list[dict[str, Any]]
 
@@ -79,23 +86,24 @@ def _told(loaded: Loaded, specs: Sequence[str], advice: bool, progress: Progress
     step = loaded.step
     counsel = advise(step, TRIED, progress) if advice else None
     changes = tuple(parse(spec) for spec in specs) or _best(counsel)
-    progress("playing")
-    before = simulate(step.graph)
-    timelines = [("measured, with the profiler", loaded.measured)] if loaded.measured else []
-    name = "predicted, without the profiler" if loaded.measured else "as it is"
-    timelines.append((name, before))
-    graphs = [("as it is", step.graph)]
-    notes, assumed = list(step.notes), []
+    progress("simulating")
+    now = window(step, step.graph)
+    lines = [measured(loaded.measured)] if loaded.measured else []
+    lines.append(now.shown(CURRENT))
+    graphs = [(CURRENT, step.graph)]
+    assumed = []
     if changes:
         after = applied(changes, step.graph, step.setting)
         said = "with " + " ".join(map(str, changes))
-        timelines.append((said, simulate(after)))
+        lines.append(window(step, after).shown(said))
         graphs.append((said, after))
         assumed = [f"assuming {text}" for change in changes for text in change.assumes]
+    found = diagnose(step, now, counsel) | {"compared": compared(loaded)}
     return _Told(
-        [(title, line) for title, line in timelines if line is not None],
-        _figures(loaded, before, changes, graphs[-1][1]),
-        [*notes, *dict.fromkeys(assumed)],
+        lines,
+        _figures(step, changes, graphs[-1][1], found["gpu"]),
+        [*step.notes, *dict.fromkeys(assumed)],
+        found,
         shown(step.graph, counsel) if counsel else None,
         [curve for title, graph in graphs for curve in tape_curves(title, graph)],
     )
@@ -105,28 +113,67 @@ def _best(counsel: Counsel | None) -> tuple[WhatIf, ...]:
     return counsel.best.changes if counsel and counsel.best else ()
 
 
+def _diagnosis(told: Sequence[_Told], drawn: Drawn) -> dict[str, Any] | None:
+    """Of the first step; where there are plans alone, of the step under the last of them."""
+    runs = [{**run} for run in drawn.runs]
+    if told:
+        return told[0].diagnosis | {"compared": [*told[0].diagnosis["compared"], *runs]}
+    if not drawn.timelines:
+        return {"compared": runs} if runs else None
+    line = drawn.timelines[-1][1]
+    step = Step(line.graph, drawn.cluster)
+    return diagnose(step, Window(line.seconds, line, 0.0, line)) | {"compared": runs}
+
+
+def compared(loaded: Loaded) -> list[dict[str, Any]]:
+    """Measured beside predicted: the step as profiled, and without the profiler."""
+    step = loaded.step
+    if loaded.measured is None or step.baseline is None:
+        return []
+    graph = loaded.measured.graph
+    return [
+        {"what": "with the profiler", "measured_s": float(graph.facts["measured"]),
+         "predicted_s": steady_seconds(graph)},
+        {"what": f"{CURRENT}, without the profiler", "measured_s": step.seconds,
+         "predicted_s": step.baseline.played, "more": step.baseline.note},
+    ]  # fmt: skip
+
+
 def _figures(
-    loaded: Loaded, before: Timeline, changes: Sequence[WhatIf], after: Graph
+    step: Step, changes: Sequence[WhatIf], after: Graph, gpu: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """The few numbers that come first."""
-    step, found = loaded.step, []
-    if loaded.measured:
-        measured = float(loaded.measured.graph.facts["measured"])
-        found.append({"what": "measured, with the profiler", "seconds": measured})
-    more = (
-        "steps in a row, without the profiler" if step.baseline else f"{before.graph.size:,} tasks"
-    )
-    found.append({"what": "a step as it is", "seconds": step.seconds, "more": more})
+    more = "without the profiler" if step.baseline else f"{step.graph.size:,} tasks"
+    found: list[dict[str, Any]] = [{"what": CURRENT, "seconds": step.seconds, "more": more}]
     if changes:
         low, high = step.interval(after, changes)
         seconds = step.predicted(after)
         found.append(
-            {"what": "foretold with " + " ".join(map(str, changes)), "seconds": seconds,
+            {"what": "predicted with " + " ".join(map(str, changes)), "seconds": seconds,
              "gain": gain(step, changes, seconds), "low": low, "high": high, "per": per(changes)}
         )  # fmt: skip
-    for what, graph in [("as it is", step.graph)] + ([("foretold", after)] if changes else []):
-        if (most := peak(graph)) is not None:
-            found.append({"what": f"peak memory, {what}", "bytes": most})
+    found += _device_figures(gpu)
+    if (most := peak(step.graph)) is not None:
+        then = peak(after) if changes else None
+        told = f"{words.size(then)} with the changes" if then is not None else ""
+        full = gpu.get("memory_bytes")
+        share = f"{100 * most / full:.0f} % of {words.size(full)}" if full else ""
+        found.append({"what": "peak memory", "bytes": most, "more": share, "then": told})
+    return found
+
+
+def _device_figures(gpu: dict[str, Any]) -> list[dict[str, Any]]:
+    """GPU utilisation, MFU and HFU."""
+    ranks = f"{gpu['ranks']} × " if gpu["ranks"] > 1 else ""
+    name = ranks + gpu["name"] if gpu["name"] else "device unknown: name it with --on"
+    if not gpu["kernels"]:
+        return []
+    found = [{"what": "GPU busy", "text": f"{100 * gpu['busy']:.0f} %", "more": name}]
+    if gpu.get("mfu"):
+        rate = f"of {gpu['peak'] / 1e12:.0f} Tflop/s {gpu['format']}, {words.count(gpu['flops'])}"
+        mfu, hfu = words.percent(gpu["mfu"]), words.percent(gpu["hfu"])
+        more = f"{rate}flop a step"
+        found.append({"what": "MFU", "text": mfu, "then": f"HFU {hfu}", "more": more})
     return found
 
 

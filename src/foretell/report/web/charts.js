@@ -6,6 +6,7 @@ const PARTS = [
   ["bubble", "--send"],
   ["idle", "--sync"],
 ];
+const PART_NAMES = { host: "CPU" }; // what is shown for a key of an answer
 const SOURCES = {
   measured: "--load",
   "measured, then changed": "--send",
@@ -75,7 +76,7 @@ function bars(rows, parts, total, label, value) {
     parts.forEach(([name], n) => {
       const w = ((width - left) * (row.values[name] || 0)) / total;
       if (w <= 0) return;
-      svg.append(stretch(x, y, w, thin ? 18 : 34, fills[n], name + " " + value(row.values[name]), !thin));
+      svg.append(stretch(x, y, w, thin ? 18 : 34, fills[n], (PART_NAMES[name] || name) + " " + value(row.values[name]), !thin));
       x += w;
     });
   });
@@ -108,7 +109,7 @@ function keyed(svg, parts, fills, x, y) {
   parts.forEach(([name], n) => {
     svg.append(
       draw("rect", { x, y: y + 8, width: 12, height: 12, rx: 2, fill: fills[n] }),
-      draw("text", { x: x + 17, y: y + 18, class: "soft", text: name }),
+      draw("text", { x: x + 17, y: y + 18, class: "soft", text: PART_NAMES[name] || name }),
     );
     x += name.length * 7 + 40;
   });
@@ -125,7 +126,7 @@ function ranking(advice) {
   const svg = chart(
     width,
     rows.length * 28 + 40,
-    "Steps foretold for each change, with the range that holds four times in five; today's step is " +
+    "Predicted step of each change with its 80 % interval; the current step is " +
       time(base),
   );
   svg.append(
@@ -140,7 +141,7 @@ function ranking(advice) {
       x: at(base),
       y: rows.length * 28 + 24,
       "text-anchor": "middle",
-      text: "as it is, " + time(base),
+      text: "current step " + time(base),
     }),
   );
   rows.forEach((row, r) => {
@@ -349,19 +350,89 @@ function plot({ series, x, y, xText, yText, xName, yName, log, label, step, poin
     ),
   );
 }
-function memoryPlot(items) {
-  const isTime = items[0].x === "seconds",
-    series = items.map(m => ({
-      name: cut(m.name, 40),
-      points: Array.from(m.at, (x, k) => ({ x, y: m.held[k] })),
-    }));
-  return plot({
-    series,
-    xText: v => (isTime ? time(v) : count(Math.round(v))),
-    yText: size,
-    xName: isTime ? "time" : "operators, in the order the host runs them",
-    yName: "bytes held",
-    step: true,
-    label: "Memory over the step: " + items.map(m => m.name + " peaks at " + size(m.peak)).join("; "),
-  });
+const HOLDS = {
+  parameter: 210,
+  gradient: 28,
+  optimizer: 275,
+  activation: 145,
+  input: 50,
+  workspace: 350,
+  bucket: 185,
+  other: 240,
+};
+function memoryPlot(m) {
+  // what is held over the step, one layer of the stack for each purpose
+  const isTime = m.x === "seconds",
+    left = 70,
+    width = 620,
+    high = 230,
+    kinds = Object.keys(m.stacked),
+    end = m.at[m.at.length - 1] || 1,
+    top = m.peak * 1.06 || 1,
+    X = x => left + ((width - left - 8) * x) / end,
+    Y = y => high - ((high - 14) * y) / top;
+  const svg = chart(
+    width,
+    high + 40,
+    "Memory of " +
+      m.name +
+      " over the step, peak " +
+      size(m.peak) +
+      ": " +
+      kinds.map(k => k + " up to " + size(m.stacked[k].reduce((a, b) => Math.max(a, b), 0))).join(", "),
+  );
+  for (let k = 0; k <= 4; k++) {
+    const value = (m.peak * k) / 4;
+    svg.append(
+      draw("line", { x1: left, x2: width - 8, y1: Y(value), y2: Y(value), class: "axis" }),
+      draw("text", { x: left - 8, y: Y(value) + 4, "text-anchor": "end", class: "soft", text: size(value) }),
+    );
+  }
+  const below = new Float64Array(m.at.length);
+  for (const kind of kinds) {
+    const part = m.stacked[kind],
+      up = [],
+      down = [];
+    for (let i = 0; i < m.at.length; i++) {
+      const x = X(m.at[i]).toFixed(1);
+      down.push(x + " " + Y(below[i]).toFixed(1));
+      below[i] += part[i];
+      up.push(x + " " + Y(below[i]).toFixed(1));
+    }
+    svg.append(
+      draw(
+        "g",
+        {},
+        draw("title", { text: kind }),
+        draw("path", {
+          d: "M" + up.join("L") + "L" + down.reverse().join("L") + "Z",
+          style: "fill:hsl(" + (HOLDS[kind] === undefined ? 240 : HOLDS[kind]) + " 55% 62%)",
+        }),
+      ),
+    );
+  }
+  let at = 0;
+  for (let i = 0; i < m.held.length; i++) if (m.held[i] > m.held[at]) at = i;
+  svg.append(
+    draw("line", { x1: X(m.at[at]), x2: X(m.at[at]), y1: 4, y2: high, style: "stroke:var(--ink);stroke-dasharray:3 3" }),
+    draw("text", {
+      x: X(m.at[at]) + (m.at[at] > end * 0.7 ? -5 : 5),
+      y: 12,
+      "text-anchor": m.at[at] > end * 0.7 ? "end" : "start",
+      text: "peak " + size(m.peak),
+    }),
+    draw("text", {
+      x: (left + width) / 2,
+      y: high + 34,
+      "text-anchor": "middle",
+      class: "soft",
+      text: isTime ? "time, " + time(end) : "operators in the order they run, " + count(Math.round(end)),
+    }),
+  );
+  return el(
+    "figure",
+    {},
+    svg,
+    legend(kinds.map(k => [k, "hsl(" + (HOLDS[k] === undefined ? 240 : HOLDS[k]) + " 55% 62%)"])),
+  );
 }

@@ -2,13 +2,15 @@
 function filled(D) {
   const main = document.getElementById("main"),
     parts = [];
+  const X = D.diagnosis || {};
+  if (X.verdict) parts.push(verdict(X.verdict));
   if (D.figures.length || D.notes.length)
     parts.push(
       cards(D.figures),
       ...D.notes.filter(n => !n.startsWith("assuming ")).map(n => el("p", { class: "soft", text: n })),
       D.notes.some(n => n.startsWith("assuming "))
         ? folded(
-            "What is taken for granted",
+            "Assumptions",
             el(
               "ul",
               {},
@@ -18,7 +20,11 @@ function filled(D) {
         : null,
     );
   if (D.advice) parts.push(advised(D.advice));
-  if (D.split.length) parts.push(goes(D.split));
+  if (D.split.length) parts.push(goes(D.split, X.idle));
+  if (X.modules && X.modules.seconds) parts.push(modules(X.modules));
+  if (X.kernels && X.kernels.length) parts.push(kernelTable(X.kernels, X.roofline));
+  if (X.communication && X.communication.length) parts.push(collectives(X.communication));
+  if (X.ranks && X.ranks.length) parts.push(rankTable(X.ranks, X.step_s));
   if (D.lines.length) {
     const keys = [
       ["drag", "← →"],
@@ -32,7 +38,7 @@ function filled(D) {
       section(
         "timeline",
         "Timeline",
-        "Bars underlined are on the critical path: shorten one of those, or nothing gets shorter. Marks of what differs: ▾ shorter, ▴ longer, + new, × gone, ‹ earlier, › later.",
+        "Zero is the end of the step before; what the CPU does ahead of it lies on grey ground. Underlined bars are on the critical path: only shortening those shortens the step. What differs: ▾ shorter, ▴ longer, + new, × gone, ‹ earlier, › later.",
         el(
           "p",
           { class: "soft" },
@@ -70,6 +76,7 @@ function filled(D) {
     );
   }
   if (D.memory.length) parts.push(memories(D.memory));
+  if (X.compared && X.compared.length) parts.push(measured(X.compared));
   D.oracle.forEach((o, n) => parts.push(scaling(o, n)));
   D.plans.forEach((p, n) => parts.push(planned(p, n)));
   D.schedules.forEach((s, n) =>

@@ -64,9 +64,17 @@ function axis(v, g, ink, l, w, h) {
     g.moveTo(x, AXIS - 6);
     g.lineTo(x, h);
     if (x < w - 50)
-      g.fillText(time(Math.abs(t) < step / 1e6 ? 0 : Number(t.toPrecision(10))), x + 3, AXIS / 2);
+      g.fillText(time(Math.abs(t) < step / 1e6 ? 0 : Number(t.toPrecision(10))).replace("-", "−"), x + 3, AXIS / 2);
   }
   g.stroke();
+  if (state.from < 0 && state.to > 0) {
+    const x = Math.round(l - state.from * k) + 0.5;
+    g.strokeStyle = ink.soft;
+    g.beginPath();
+    g.moveTo(x, AXIS - 6);
+    g.lineTo(x, h);
+    g.stroke();
+  }
 }
 function title(g, ink, row, y, w) {
   g.fillStyle = ink.faint;
@@ -76,18 +84,18 @@ function title(g, ink, row, y, w) {
   const hidden = row.line.hidden
     ? ", first " + FIRST_RANKS + " of " + (FIRST_RANKS + row.line.hidden) + " ranks"
     : "";
-  g.fillText(cut(row.line.name, 90) + "  —  " + time(row.line.step_s) + hidden, 8, y + TITLE / 2 + 1);
+  g.fillText(cut(row.line.name, 90) + "  —  " + time(row.line.step_s) + " a step" + hidden, 8, y + TITLE / 2 + 1);
   g.font = "11px system-ui, sans-serif";
 }
 function lane(v, g, ink, row, y, l, w) {
   const { state } = v,
     { line, ids } = row,
     k = scale(v) * line.tick,
-    shift = state.from / line.tick,
+    shift = (state.from + line.zero) / line.tick,
     colourOf = v.hues.get(line).of,
     hits = v.matches.get(line);
   const ends = reach(row),
-    last = state.to / line.tick,
+    last = (state.to + line.zero) / line.tick,
     high = ROW - 4;
   let runAt = 0,
     runTo = -1,
@@ -108,6 +116,10 @@ function lane(v, g, ink, row, y, l, w) {
   g.beginPath();
   g.rect(l, y, w - l, ROW);
   g.clip();
+  if (line.zero > 0 && state.from < 0) {
+    g.fillStyle = ink.faint; // before the step: what the host does ahead of the device
+    g.fillRect(l, y, (Math.min(0, state.to) - state.from) * scale(v), ROW);
+  }
   const labels = [],
     marks = [],
     signs = [];

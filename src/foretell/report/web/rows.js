@@ -54,7 +54,7 @@ function prepared(line) {
     .sort((a, b) => line.lanes[a].rank - line.lanes[b].rank || a - b);
   line.onPath = new Uint8Array(line.start.length);
   for (const i of line.path) line.onPath[i] = 1;
-  line.from = i => line.start[i] * line.tick;
+  line.from = i => line.start[i] * line.tick - line.zero;
   line.for = i => line.length[i] * line.tick;
   line.label_of = i => {
     const name = line.words[line.title[i]];

@@ -28,6 +28,7 @@ function cards(figures) {
               text: share(Math.abs(f.gain)) + (f.gain > 0 ? " shorter a " : " longer a ") + (f.per || "step"),
             })
           : null,
+        f.then ? el("p", { class: "more", text: f.then }) : null,
         f.low !== undefined && f.low !== null
           ? el("p", { class: "more", text: time(f.low) + " to " + time(f.high) + " (80 % interval)" })
           : null,
@@ -43,20 +44,21 @@ function advised(a) {
     time(r.low_s) + " – " + time(r.high_s),
     signed(-r.gain),
     r.peak_bytes ? size(r.peak_bytes) : "",
+    r.code.length ? el("code", { text: r.code.join("\n") }) : "",
     r.why,
   ]);
   const best = a.together,
-    parts = [el("figure", { style: "margin:0" }, ranking(a))];
+    parts = [el("figure", {}, ranking(a))];
   if (best && best.code.length)
     parts.push(
-      el("h3", { text: "The best together, in code" }),
-      el("pre", { tabindex: 0 }, el("code", { text: best.code.join("\n") })),
+      el("h3", { text: "The best together, to paste" }),
+      code(best.code.join("\n")),
       el("p", { text: best.why }),
     );
   parts.push(
     folded(
-      "All numbers and reasons",
-      table(["change", "step>", "80 % interval>", "time a sample>", "memory>", "why"], rows),
+      "All numbers, code and reasons",
+      table(["change", "step>", "80 % interval>", "time a sample>", "memory>", "code", "why"], rows),
     ),
   );
   if (a.refused.length)
@@ -72,11 +74,25 @@ function advised(a) {
   return section(
     "changes",
     "What would help",
-    "Every change was applied to the step and simulated. The whisker is the range in which the step lies four times in five. Bars are the time for as many samples as today's step has, so that a larger batch can be compared.",
+    "Every change was applied to the step and simulated. The whisker is the 80 % interval. Bars are the time for as many samples as the current step has, so that a larger batch can be compared.",
     ...parts,
   );
 }
-function goes(split) {
+function code(text) {
+  // lines to paste, with a button that copies them
+  const button = el("button", {
+    type: "button",
+    text: "Copy",
+    onclick: () =>
+      navigator.clipboard &&
+      navigator.clipboard.writeText(text).then(
+        () => (button.textContent = "Copied"),
+        () => (button.textContent = "Select and copy by hand"),
+      ),
+  });
+  return el("div", { class: "code" }, el("pre", { tabindex: 0 }, el("code", { text })), button);
+}
+function goes(split, idle) {
   const total = Math.max(...split.map(s => s.total), 1e-12),
     rows = split.map(s => [
       s.name,
@@ -87,7 +103,7 @@ function goes(split) {
   return section(
     "goes",
     "Where the step goes",
-    "Of one step alone, from its first call to the end of its last task (steps in a row overlap), the mean over ranks. What is named is what runs when nothing to its left does. A rank is in the bubble while it waits and another one works.",
+    "Of one step in steady state, from the end of one step to the end of the next; the mean over ranks. Each part is what runs while nothing to its left does: exposed communication has no kernel beside it, in CPU the GPU waits for the host. A rank is in the bubble while it waits and another one works.",
     bars(
       split,
       PARTS,
@@ -100,48 +116,38 @@ function goes(split) {
     ),
     folded(
       "As a table",
-      table(["timeline", ...PARTS.map(([k]) => k + ">"), "hidden communication>", "step>"], rows),
+      table(["timeline", ...PARTS.map(([k]) => (PART_NAMES[k] || k) + ">"), "hidden communication>", "step>"], rows),
     ),
+    idle && idle.causes.length ? gaps(idle) : null,
   );
 }
 function memories(items) {
-  const groups = new Map();
-  for (const m of items) {
-    const k = m.x;
-    groups.set(k, [...(groups.get(k) || []), m]);
-  }
-  const parts = [...groups.values()].map(list => el("div", {}, memoryPlot(list.slice(0, 6))));
-  const kinds = [...new Set(items.flatMap(m => Object.keys(m.kinds)))];
-  parts.push(
-    el(
-      "div",
-      {},
-      table(
-        ["at the peak", ...items.slice(0, 6).map(m => cut(m.name, 28) + ">")],
-        [
-          ["peak", ...items.slice(0, 6).map(m => size(m.peak))],
-          ...kinds.map(k => [k, ...items.slice(0, 6).map(m => (m.kinds[k] ? size(m.kinds[k]) : ""))]),
-        ],
-      ),
-      ...items
-        .slice(0, 2)
-        .filter(m => m.holders.length)
-        .map(m =>
-          folded(
-            "Who holds the peak: " + m.name,
-            table(
-              ["what", "kind", "bytes>"],
-              m.holders.map(h => [h.name || "(unnamed)", h.kind, size(h.bytes)]),
-            ),
-          ),
-        ),
-    ),
-  );
+  const kinds = [...new Set(items.flatMap(m => Object.keys(m.kinds)))],
+    first = items.slice(0, 6);
   return section(
     "memory",
     "Memory",
-    "What is held over the step, and who holds the peak.",
-    el("div", { class: "pair" }, ...parts),
+    items[0].explained ? "The peak of " + items[0].name + ", " + size(items[0].peak) + ", is " + items[0].explained + "." : "",
+    el("div", { class: "pair" }, ...first.map(m => el("div", {}, el("h3", { text: cut(m.name, 60) }), memoryPlot(m)))),
+    table(
+      ["at the peak", ...first.map(m => cut(m.name, 28) + ">")],
+      [
+        ["peak", ...first.map(m => size(m.peak))],
+        ...kinds.map(k => [k, ...first.map(m => (m.kinds[k] ? size(m.kinds[k]) : ""))]),
+      ],
+    ),
+    ...items
+      .slice(0, 2)
+      .filter(m => m.holders.length)
+      .map(m =>
+        folded(
+          "The largest at the peak: " + m.name,
+          table(
+            ["what", "kind", "bytes>"],
+            m.holders.map(h => [h.name || "(unnamed)", h.kind, size(h.bytes)]),
+          ),
+        ),
+      ),
   );
 }
 function scaling(o, n) {
@@ -221,7 +227,7 @@ function scaling(o, n) {
             s => ({ ...s, apart: true }),
           ),
           {
-            name: "the front on the most devices: nothing is faster in less memory",
+            name: "Pareto front on the most devices",
             front: true,
             points: o.front.map(r => ({ x: r.peak_bytes, y: r.step_s, title: title(r) })),
           },
@@ -232,7 +238,7 @@ function scaling(o, n) {
         yName: "step",
         points: true,
         log: true,
-        label: "Step time against peak memory of every layout; the front joins those that none beats in both",
+        label: "Step time against peak memory of every layout; the Pareto front is joined",
       }),
     ),
   );
@@ -265,19 +271,19 @@ function planned(p, n) {
         p.baselines.map(b => ({ name: b.name, total: b.seconds, values: { step: b.seconds } })),
         [["step", "--kernel"]],
         top,
-        "The plan beside what it was held against: " +
+        "The plan and its baselines: " +
           p.baselines.map(b => b.name + " " + time(b.seconds)).join(", "),
         time,
       ),
     );
   }
-  if (p.machines.nodes.length) parts.push(el("h3", { text: "Who stands where" }), topology(p.machines));
-  if (p.grid.length) parts.push(el("h3", { text: "Who does what" }), grid(p));
+  if (p.machines.nodes.length) parts.push(el("h3", { text: "Placement on the machines" }), topology(p.machines));
+  if (p.grid.length) parts.push(el("h3", { text: "Layers by device" }), grid(p));
   if (p.schedule) parts.push(el("h3", { text: "Pipeline order" }), schedule(p.schedule));
   if (p.buckets.length) parts.push(messages(p.buckets));
   if (p.regions.length) parts.push(regions(p.regions));
   if (p.sync.length)
-    parts.push(el("h3", { text: "How parameters are kept equal" }), table(["parameter", "by"], p.sync));
+    parts.push(el("h3", { text: "Gradient synchronization" }), table(["parameter", "by"], p.sync));
   return section("plan" + n, "Plan: " + p.name, "", ...parts);
 }
 function trusted(D) {
@@ -286,7 +292,7 @@ function trusted(D) {
   return section(
     "trust",
     "How much was measured",
-    "By the seconds of all tasks. Measured: by the profiler or a table of this device; then changed: by a what-if, or where the profiler's own cost was taken out. Learned and formula: foretold. Given: set by hand.",
+    "By the seconds of all tasks. Measured: by the profiler or a table of this device; then changed: by a what-if, or where the profiler's own cost was taken out. Learned and formula: predicted. Given: set by hand.",
     bars(
       rows,
       names.map(k => [k, SOURCES[k]]),

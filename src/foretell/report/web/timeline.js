@@ -1,10 +1,12 @@
 // The timeline in hand: moved, zoomed, searched and asked, by mouse and by keys.
 function timelines(lines) {
   lines.forEach(prepared);
-  const total = Math.max(...lines.map(l => l.step_s), 1e-12);
+  const first = -Math.max(...lines.map(l => l.zero), 0),
+    last = Math.max(...lines.map(l => l.end_s - l.zero), 1e-12),
+    total = last - first;
   const state = {
-    from: 0,
-    to: total,
+    from: first,
+    to: last,
     all: false,
     path: true,
     changes: true,
@@ -46,7 +48,7 @@ function timelines(lines) {
   const view = (from, to) => {
     const least = total / 1e7,
       span = Math.min(Math.max(to - from, least), total);
-    from = Math.min(Math.max(from, 0), total - span);
+    from = Math.min(Math.max(from, first), last - span);
     state.from = from;
     state.to = from + span;
     redraw();
@@ -66,7 +68,7 @@ function timelines(lines) {
       e.clientY - box.top > AXIS &&
       v.made.rows.find(r => r.kind === "lane" && y >= r.y && y < r.y + r.height);
     if (!row || x < left(v)) return null;
-    const t = (state.from + (x - left(v)) / scale(v)) / row.line.tick,
+    const t = (state.from + row.line.zero + (x - left(v)) / scale(v)) / row.line.tick,
       slack = 1.5 / scale(v) / row.line.tick;
     for (
       let n = firstAfter(reach(row), t - slack);
@@ -157,9 +159,9 @@ function timelines(lines) {
     "+": () => zoom(1 / 1.4),
     "=": () => zoom(1 / 1.4),
     "-": () => zoom(1.4),
-    0: () => view(0, total),
-    Home: () => view(0, state.to - state.from),
-    End: () => view(total, total + state.to - state.from),
+    0: () => view(first, last),
+    Home: () => view(first, first + state.to - state.from),
+    End: () => view(last, last + state.to - state.from),
     n: () => beside(1),
     p: () => beside(-1),
     c: () => {
@@ -315,12 +317,12 @@ function timelines(lines) {
     found,
     el("button", { type: "button", text: "−", "aria-label": "Zoom out", onclick: () => zoom(1.6) }),
     el("button", { type: "button", text: "+", "aria-label": "Zoom in", onclick: () => zoom(1 / 1.6) }),
-    el("button", { type: "button", text: "See all", onclick: () => view(0, total) }),
+    el("button", { type: "button", text: "See all", onclick: () => view(first, last) }),
   );
   new ResizeObserver(redraw).observe(rows);
   redrawers.push(renew);
   renew();
-  window.foretellView = { view, total, state, paint: () => paint(v) };
+  window.foretellView = { view, first, total, state, paint: () => paint(v) };
   return el("div", {}, el("div", { class: "view" }, bar, rows, told), keys);
 }
 const redrawers = [];

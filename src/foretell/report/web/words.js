@@ -2,8 +2,9 @@
 const el = (tag, props = {}, ...kids) => {
   const made = document.createElement(tag);
   for (const [key, value] of Object.entries(props)) {
-    if (key === "class") made.className = value;
+    if (key === "class") made.className = value || "";
     else if (key === "text") made.textContent = value;
+    else if (key === "style") made.style.cssText = value; // not an attribute: policies forbid those
     else if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
     else if (value !== undefined && value !== false) made.setAttribute(key, value === true ? "" : value);
   }
@@ -14,11 +15,14 @@ const draw = (tag, props = {}, ...kids) => {
   const made = document.createElementNS(document.getElementById("blank").namespaceURI, tag);
   for (const [key, value] of Object.entries(props))
     if (key === "text") made.textContent = value;
+    else if (key === "style") made.style.cssText = value;
+    else if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
     else made.setAttribute(key, value);
   made.append(...kids);
   return made;
 };
 const short = v => (Math.abs(v) >= 1000 ? v.toFixed(0) : String(Number(v.toPrecision(3))));
+const plural = (n, what) => count(n) + " " + what + (n === 1 ? "" : "s");
 const time = s => {
   if (!s) return "0 s";
   for (const [unit, name] of [
@@ -39,6 +43,16 @@ const size = b => {
     if (Math.abs(b) >= unit) return short(b / unit) + " " + name;
   return b.toFixed(0) + " B";
 };
+const rate = (v, unit) => {
+  for (const [scale, name] of [
+    [1e15, "P"],
+    [1e12, "T"],
+    [1e9, "G"],
+    [1e6, "M"],
+  ])
+    if (v >= scale) return short(v / scale) + " " + name + unit;
+  return v ? short(v) + " " + unit : "";
+};
 const count = n => n.toLocaleString("en");
 const share = x => (100 * x).toFixed(1) + " %";
 const signed = x => (x < 0 ? "−" : "+") + (100 * Math.abs(x)).toFixed(1) + " %";
@@ -50,11 +64,11 @@ const css = name => getComputedStyle(document.documentElement).getPropertyValue(
 
 function table(heads, rows, caption) {
   const cell = (tag, v, k) =>
-    el(tag, {
-      text: v,
-      class: heads[k].endsWith(">") ? "n" : undefined,
-      scope: tag === "th" ? "col" : undefined,
-    });
+    el(
+      tag,
+      { class: heads[k].endsWith(">") ? "n" : undefined, scope: tag === "th" ? "col" : undefined },
+      v,
+    );
   return el(
     "div",
     {
