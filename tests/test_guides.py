@@ -83,11 +83,12 @@ def test_every_command_and_what_if_is_described():
 def test_every_option_is_described():
     page = (DOCS / "reference" / "cli.md").read_text()
     assert "`--quiet`" in page.partition("\n## ")[0]  # every command has it
+    assert "`--verbose`" in page.partition("\n## ")[0]
     for name in COMMANDS:
         section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
         command = foretell.get_command(None, name)
         options = {max(p.opts, key=len) for p in command.params if p.opts[0].startswith("-")}
-        options -= {"--quiet"}
+        options -= {"--quiet", "--verbose"}  # said once, of all
         assert [option for option in options if option not in section] == [], name
 
 

@@ -45,6 +45,7 @@ ROOMS["pytorch"] = GROUND | {"graph", "cluster", "cost", "plan", "simulate", "tr
 ROOMS["pytorch"] |= {"pool"}
 ROOMS["report"] = GROUND | {"graph", "cluster", "plan", "simulate"}
 ROOMS["survey"] = set(ROOMS)
+ROOMS["api"] = set(ROOMS)
 ROOMS["studio"] = set(ROOMS)
 ROOMS["cli"] = set(ROOMS)
 ENTRANCES = {"", "__main__"}  # the package itself, which names what is public, and `python -m`

@@ -160,14 +160,14 @@ def test_whatif_composes_changes(step):
     assert found["baseline_s"] == pytest.approx(0.003)
     assert found["predicted_s"] == pytest.approx(0.001)
     assert found["path_after"] == {"gemm": pytest.approx(0.001)}
-    assert "66.7 % shorter" in invoke("whatif", step, *found["changes"]).stdout
+    assert "3.00 × faster" in invoke("whatif", step, *found["changes"]).stdout
 
 
 def test_demo_ends_with_a_report(tmp_path):
     out = tmp_path / "demo.html"
     done = invoke("demo", "-o", out)
     assert "replayed" in done.stdout
-    assert "together: amp" in done.stdout
+    assert "with amp" in done.stdout
     assert "best on 64: dp=64" in done.stdout
     if find_spec("torch"):
         assert "messages" in done.stdout

@@ -8,13 +8,7 @@ from typing import Any
 import click
 
 from foretell.cli.output import answer, json_option, say
-from foretell.cli.script import (
-    ScriptCommand,
-    is_script,
-    module_option,
-    require_torch,
-    show_option,
-)
+from foretell.cli.script import ScriptCommand, module_option, show_option
 
 
 @click.command(cls=ScriptCommand)
@@ -51,71 +45,16 @@ def command(what: str, args: tuple[str, ...], output: Path, as_json: bool, **opt
 
     Next: foretell whatif step.graph amp --on h100.
     """
+    from foretell.api.intake import CaptureOptions, capture_source
     from foretell.cli.progress import working
-    from foretell.graph import load, save
 
     with working(f"capturing {Path(what).name}") as tell:
         tell("loading torch and the script")
-        notes: tuple[str, ...] = ()
-        if is_script(what, options["is_module"]):
-            notes = _watched(what, args, output, {**options, "progress": tell})
-            graph = load(output)
-        else:
-            graph = _captured(what, {**options, "progress": tell})
-            save(graph, output)
+        graph, notes = capture_source(what, args, output, CaptureOptions(**options), tell)
     answer(_summary(graph), as_json, _text)
     for note in notes:
         say(note)
     say(f"written: {output}")
-
-
-def _watched(
-    what: str, args: tuple[str, ...], output: Path, options: dict[str, Any]
-) -> tuple[str, ...]:
-    """Run a script that nobody changed and record one of its steps."""
-    from foretell.errors import InputError
-    from foretell.pytorch.intake.capture import capture_script
-    from foretell.pytorch.intake.request import Script
-
-    require_torch()
-    alone = {"batch": None, "ranks": 1, "optimizer": None, "autocast": "", "device": ""}
-    told = [name for name, usual in alone.items() if options[name] != usual]
-    if told:
-        raise InputError(
-            f"--{told[0]} is for functions that make a step, and `{what}` is run as it is",
-            hint=f"set it in the script's own arguments, or name a function: {what}:make",
-        )
-    return capture_script(
-        Script(what, args, options["is_module"]), output, on=options["kernels_of"],
-        share=options["share"], tf32=options["tf32"], show=options["show"],
-        progress=options["progress"],
-    )  # fmt: skip
-
-
-def captured_step(
-    what: str, args: tuple[str, ...], folder: Path, on: str, tell: Any
-) -> tuple[Any, tuple[str, ...]]:
-    """The graph of a step of a script, and what there is to say of how it was made."""
-    from foretell.graph import load
-
-    usual = {"batch": None, "ranks": 1, "optimizer": None, "autocast": "", "device": ""}
-    told = {"tf32": None, "share": None, "show": False, "is_module": False, "kernels_of": on}
-    options = {**usual, **told, "progress": tell}
-    if not is_script(what):
-        return _captured(what, options), ()
-    notes = _watched(what, args, folder / "captured.graph", options)
-    return load(folder / "captured.graph"), notes
-
-
-def _captured(what: str, options: dict[str, Any]) -> Any:
-    capture, find = _loaded()
-    kept = ("autocast", "tf32", "share", "device", "progress")
-    parts = find(what, options["batch"], options["ranks"])
-    optimizer = options["optimizer"] or parts.optimizer
-    return capture(
-        parts.model, parts.batch, parts.loss, optimizer, on=options["kernels_of"],
-        real=parts.real, **{name: options[name] for name in kept},
-    )  # fmt: skip
 
 
 def _summary(graph: Any) -> dict[str, Any]:
@@ -153,16 +92,3 @@ def _text(found: dict[str, Any]) -> str:
     ]
     taken = [f"assumed the data of {text}" for text in found["assumed"]]
     return "\n".join([head, table(("phase", "kernels>", "GFLOP>", "moved>"), rows), *taken])
-
-
-def _loaded() -> tuple[Any, Any]:
-    from foretell.errors import InputError
-
-    try:
-        from foretell.pytorch.capture import capture
-        from foretell.pytorch.capture.source import find
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"a capture needs PyTorch: {error}", hint="pip install 'foretell[torch]'"
-        ) from None
-    return capture, find

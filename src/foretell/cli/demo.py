@@ -37,7 +37,7 @@ def command(output: Path) -> None:
     """Replay a trace, try changes, ask the oracle, find a plan, run it, and write a report."""
     with as_file(files("foretell").joinpath(*TRACE)) as trace:
         loaded = _replayed(trace)
-    _advised(loaded.step)
+        _advised(trace)
     found = _asked()
     with tempfile.TemporaryDirectory() as folder:
         plan = _planned(Path(folder))
@@ -61,26 +61,24 @@ def _replayed(trace: Path) -> Any:
     return load(trace, None, REAL)
 
 
-def _advised(step: Any) -> None:
-    from foretell.advise import advise
-    from foretell.advise.advise import shown
-    from foretell.cli.advise import text
+def _advised(trace: Path) -> None:
+    from foretell.api import Step
 
     say("\n2. what would help?")
-    click.echo(text(shown(step.graph, advise(step)) | {"notes": step.notes}))
+    click.echo(Step.from_trace(trace, unprofiled=REAL).advise())
 
 
 def _asked() -> dict[str, Any]:
-    from foretell.cli.oracle import found_on, text
+    from foretell.api import oracle
 
     say(f"\n3. from the model alone: a GPT of 1.3 billion on 8 to 64 GPUs ({MACHINES})")
-    found = found_on(MODEL, MACHINES, "8..64", batch=512)
-    click.echo(text(found))
-    return found
+    found = oracle(MODEL, MACHINES, "8..64", batch=512)
+    click.echo(found)
+    return found.to_dict()
 
 
 def _planned(folder: Path) -> Path | None:
-    """A plan for a script on other machines; on this one a step foretold and run. Needs torch."""
+    """A plan for a script on other machines; on this one a step predicted and run. Needs torch."""
     if find_spec("torch") is None:
         say("\n4. finding a plan for a script needs torch: pip install 'foretell[torch]'")
         return None

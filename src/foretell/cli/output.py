@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from foretell.errors import InputError
-from foretell.io import coloured, finite, shown
+from foretell.io import coloured, shown
+
+if TYPE_CHECKING:
+    from foretell.api import Result
 
 Command = Callable[..., Any]
 _QUIET = "foretell.quiet"
@@ -46,6 +50,12 @@ def require_place(output: Path) -> None:
         raise InputError(f"cannot write `{output}`: {why}", hint="name a file in a folder there is")
 
 
+def verbose_option(command: Command) -> Command:
+    """`-v`: all that is known, below the verdict."""
+    text = "Show all details: assumptions, alternatives, limits."
+    return click.option("-v", "--verbose", is_flag=True, help=text)(command)
+
+
 def answer(value: Any, as_json: bool, text: Callable[[Any], str]) -> None:
     """Print an answer to stdout: as JSON, or as `text` puts it."""
     click.echo(as_text(value) if as_json else coloured(text(value)))
@@ -53,12 +63,25 @@ def answer(value: Any, as_json: bool, text: Callable[[Any], str]) -> None:
 
 def as_text(value: Any) -> str:
     """A value as one line of strict JSON: what is not finite is null."""
-    try:
-        made = json.dumps(value, default=_plain, allow_nan=False)
-    except ValueError:
-        plain = json.loads(json.dumps(value, default=_plain))
-        made = json.dumps(finite(plain), allow_nan=False)
-    return made.replace("\x7f", "\\u007f")
+    from foretell.api.result import json_text
+
+    return json_text(value)
+
+
+def answer_result(found: Result, as_json: bool, verbose: bool = False) -> None:
+    """Print a result of the Python API: as JSON, or its verdict and tables."""
+    click.echo(found.to_json() if as_json else emphasised(coloured(found.text(verbose))))
+
+
+def emphasised(text: str) -> str:
+    """The verdict in bold where the terminal takes colours."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    head, newline, rest = text.partition("\n")
+    while rest.startswith("  "):  # the sentence goes on
+        line, newline, rest = rest.partition("\n")
+        head = f"{head}\n{line}"
+    return f"\x1b[1m{head}\x1b[0m{newline}{rest}"
 
 
 def say(words: str) -> None:
@@ -89,9 +112,3 @@ def is_for_programs() -> bool:
     """Whether the person asked for JSON."""
     context = click.get_current_context(silent=True)
     return bool(context and context.params.get("as_json"))
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -1,17 +1,20 @@
-"""`foretell predict`: what one layout of a model would do on a cluster, before anybody runs it."""
+"""`foretell predict`: one step of a model under a plan on a cluster."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from foretell.cli import offered
 from foretell.cli.machines import calibration_option, machines
-from foretell.cli.output import answer, as_text, json_option, say
+from foretell.cli.output import answer_result, as_text, json_option, say, verbose_option
 from foretell.errors import ForetellError, InputError
 from foretell.io import shown
+
+if TYPE_CHECKING:
+    from foretell.api import Prediction
 
 FIELDS = ("workload", "on", "plan")
 
@@ -34,6 +37,7 @@ FIELDS = ("workload", "on", "plan")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Its graph too, for `compare`."
 )
+@verbose_option
 @json_option
 def command(
     workload: str | None,
@@ -42,20 +46,22 @@ def command(
     batch: Path | None,
     calibration: Path | None,
     output: Path | None,
+    verbose: bool,
     as_json: bool,
 ) -> None:
-    """Foretell one step of WORKLOAD under a plan: seconds, memory, and where they go."""
+    """Predict one step of WORKLOAD under a plan: seconds, memory, and where they go."""
     if batch is not None:
-        for found in _many(batch, calibration):
-            click.echo(as_text(found) if as_json else _line(found))
+        for row in _many(batch, calibration):
+            click.echo(as_text(row) if as_json else _line(row))
         return
-    answer(_one(workload, cluster, plan, calibration), as_json, _text)
+    found = predicted(workload, cluster, plan, calibration)
+    answer_result(found, as_json, verbose)
     if output is not None:
         _write(output, workload, cluster, plan, calibration)
 
 
 def _write(path: Path, workload: Any, cluster: Any, plan: Any, calibration: Path | None) -> None:
-    """The step as it was foretold, a graph that plays."""
+    """The predicted step as a graph file."""
     from foretell.graph import save
     from foretell.plan import lower, read
     from foretell.search.fusion.foretold import fuses
@@ -68,33 +74,19 @@ def _write(path: Path, workload: Any, cluster: Any, plan: Any, calibration: Path
     say(f"written: {path}")
 
 
-def _one(
+def predicted(
     workload: str | None, cluster: str | None, plan: str | None, calibration: Path | None = None
-) -> dict[str, Any]:
+) -> Prediction:
+    """The prediction of what was named, or an error that names what is missing."""
     if not workload or not cluster or not plan:
         given = zip(FIELDS, (workload, cluster, plan), strict=True)
         raise InputError(
             f"predict needs {', '.join(name for name, value in given if not value)}",
             hint="foretell predict gpt:layers=24,… --on dgx-a100:nodes=1 --plan dp=8",
         )
-    from foretell.plan import read
-    from foretell.search.evaluate import priced
+    from foretell.api import predict
 
-    asked, on = read(plan), machines(cluster, calibration)
-    model = _model(asked, workload)
-    found, notes = priced(asked, model, on).as_json(), getattr(model, "notes", ())
-    return found | ({"notes": list(notes)} if notes else {})
-
-
-def _model(plan: Any, workload: str) -> Any:
-    """What the plan is asked of: a workload, or a captured step itself where it names its ops."""
-    from foretell.graph import load as load_graph
-    from foretell.search.fusion.foretold import fuses
-    from foretell.workload import load
-
-    if fuses(plan) and workload.endswith((".graph", ".txt")):
-        return load_graph(Path(workload))
-    return load(workload, scripts=True)
+    return predict(workload, cluster, plan, calibration=calibration)
 
 
 def _many(path: Path, calibration: Path | None = None) -> list[dict[str, Any]]:
@@ -154,25 +146,3 @@ def _line(found: dict[str, Any]) -> str:
     if "error" in found:
         return f"error: {shown(found['error'].splitlines()[0], 200)}"
     return f"{found['step_s']:.6g} s  {found['peak_bytes'] / 2**30:.1f} GiB  {found['plan']}"
-
-
-def _text(found: dict[str, Any]) -> str:
-    from foretell.report import words
-    from foretell.report.terminal import table, wrapped
-
-    head = wrapped(
-        f"{words.seconds(found['step_s'])} a step, 80 % interval "
-        f"{words.seconds(found['low_s'])} to {words.seconds(found['high_s'])}; "
-        f"{words.percent(found['utilisation'])} MFU"
-    )
-    spent = [
-        (name.removesuffix("_s"), words.seconds(value), words.percent(value / found["step_s"]))
-        for name, value in found["breakdown"].items()
-    ]
-    held = [(name, f"{value / 2**30:.2f} GiB") for name, value in found["memory"].items()]
-    memory = f"{found['peak_bytes'] / 2**30:.1f} GiB on the fullest rank"
-    if not found["fits"]:
-        memory += f", out of memory by {found['missing_bytes'] / 2**30:.1f} GiB; {found['advice']}"
-    parts = [head, table(("busiest stage", "time>", "share>"), spent), memory]
-    notes = ["\n".join(found["notes"])] if "notes" in found else []
-    return "\n\n".join([*parts, table(("memory", "bytes>"), held), *notes])

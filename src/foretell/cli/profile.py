@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from foretell.cli.output import answer, json_option, say
-from foretell.cli.script import ScriptCommand, module_option, require_torch, show_option
+from foretell.cli.script import ScriptCommand, module_option, show_option
 
 
 @click.command(cls=ScriptCommand)
@@ -47,6 +47,7 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
 
     Next: foretell whatif step.json.gz amp, or foretell advise step.json.gz.
     """
+    from foretell.api.intake import require_torch
     from foretell.cli.progress import working
     from foretell.pytorch.profile.run import profile
 

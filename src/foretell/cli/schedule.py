@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from foretell.cli import offered
-from foretell.cli.output import answer, json_option
+from foretell.cli.output import answer, answer_result, json_option
 from foretell.cli.progress import working
 from foretell.cli.schedule_files import write
 from foretell.errors import InputError
@@ -59,9 +58,9 @@ def command(placement: str | None, **asked: Any) -> None:
         raise InputError(
             "schedule needs a placement", hint="foretell schedule v:devices=4, a file, or a model"
         )
-    if asked["cluster"]:
-        return _of_model(placement, asked)
-    return _of_placement(placement, asked)
+    if asked["compare"]:
+        return _compared(_problems(placement, asked), asked)
+    return _found(placement, asked)
 
 
 def _methods() -> dict[str, str]:
@@ -82,132 +81,59 @@ def _cache(asked: dict[str, Any]) -> Path | None:
     return None if asked["no_cache"] else folder()
 
 
-def _of_placement(placement: str, asked: dict[str, Any]) -> None:
-    from foretell.search.schedule import load, schedule, shape
-    from foretell.search.schedule.best import decided
-
-    _check_options(asked)
-    path = Path(placement)
-    is_file = path.exists() or path.suffix == ".json" or "/" in placement
-    problem = _changed(load(path) if is_file else shape(placement), asked)
-    if asked["compare"]:
-        _compared([("", problem, asked["micro_batches"])], asked)
-        return
-    with working("searching", about=asked["time_limit"]) as tell:
-
-        def find(one: Any, limit: float = asked["time_limit"]) -> Any:
-            return schedule(
-                one,
-                micro_batches=asked["micro_batches"],
-                method=asked["method"],
-                time_limit=limit,
-                cache=_cache(asked),
-                progress=lambda what, value, bound: tell(f"{what} {value:g}, bound {bound:g}"),
-            )
-
-        taken = decided(problem, find) if problem.choices else ()
-        found = find(problem.choosing(taken) if problem.choices else problem)
-    more = {"choices": list(taken)} if problem.choices else {}
-    answer(found.answer() | more, asked["as_json"], lambda _: _text(found, taken))
-    for output in asked["output"]:
-        write(output, found, None)
-
-
-def _check_options(asked: dict[str, Any]) -> None:
-    """Raise where something is asked of a bare placement that only a model has."""
-    given = [name for name in ("plan", "infer", "split", "frozen") if asked[name]]
-    given += ["shape"] if asked["shape"] != "auto" else []
-    if given:
-        raise InputError(
-            f"--{given[0]} is for a model, and this is a placement",
-            hint="name a cluster with --on, or say it in the shape: v:devices=4,split=yes",
-        )
-
-
-def _changed(problem: Any, asked: dict[str, Any]) -> Any:
-    """A placement on devices of other sizes and speeds, its messages as they are asked for."""
-    from dataclasses import replace
-
-    from foretell.search.schedule.problem import occupying
-
-    num = problem.num_devices
-    if asked["overlap"] != "beside":
-        problem = occupying(problem, asked["overlap"])
-    links = problem.num_devices - num  # they hold nothing, and are as quick as they are
-    if asked["memory"]:
-        each = _numbers(asked["memory"], "--memory", num)
-        problem = replace(problem, capacity=(*each, *problem.capacity[num:]))
-    if asked["speed"]:
-        each = _numbers(asked["speed"], "--speed", num)
-        problem = replace(problem, speed=(*each, *(1.0,) * links))
-    return problem
-
-
-def _numbers(text: str, option: str, devices: int) -> tuple[float, ...]:
-    """One number for all devices, or one for each."""
+def _numbers(text: str, option: str) -> list[float] | None:
+    """Numbers separated by commas; None where none is given."""
     from foretell import spec
 
-    found = [float(spec.read(part, float, option)) for part in text.split(",")]
-    if len(found) not in (1, devices):
-        raise InputError(
-            f"{option} {text} for {devices} devices", hint="give one number, or one for each"
-        )
-    return tuple(found) if len(found) == devices else (found[0],) * devices
+    return [float(spec.read(part, float, option)) for part in text.split(",")] if text else None
 
 
-def _of_model(workload: str, asked: dict[str, Any]) -> None:
-    from foretell.search.schedule.best import best
+def _of_placement(placement: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """What the API takes for a bare placement."""
+    sizes = {name: _numbers(asked[name], f"--{name}") for name in ("memory", "speed")}
+    kept = ("plan", "infer", "split", "recompute", "offload", "overlap")
+    return {**sizes, "pipeline": asked["shape"], **{name: asked[name] for name in kept}}
 
-    found = _models(workload, asked)
-    num = asked["micro_batches"]
-    if asked["compare"]:
-        _compared([(m.shape, m.problem, num // m.copies) for m in found], asked)
-        return
+
+def _found(placement: str, asked: dict[str, Any]) -> None:
+    from foretell.api import ModelSchedule, schedule
+
+    more = _of_placement(placement, asked)
     with working("searching", about=asked["time_limit"]) as tell:
-        every = best(
-            found,
-            num,
+        found = schedule(
+            placement,
+            asked["cluster"],
+            micro_batches=asked["micro_batches"],
+            frozen=_frozen(asked),
             method=asked["method"],
-            time_limit=asked["time_limit"] / len(found),
+            time_limit=asked["time_limit"],
             cache=_cache(asked),
             progress=lambda what, value, bound: tell(f"{what} {value:.4g}, bound {bound:.4g}"),
+            **more,
         )
-    answer(_told(every), asked["as_json"], lambda _: _model_text(every))
+    answer_result(found, asked["as_json"])
+    solved = found.every[0] if isinstance(found, ModelSchedule) else None
     for output in asked["output"]:
-        write(output, every[0].schedule, every[0])
+        write(output, found.schedule, solved)
 
 
-def _models(workload: str, asked: dict[str, Any]) -> list[Any]:
-    from foretell.cluster import load as load_cluster
-    from foretell.plan import Plan
-    from foretell.search.schedule.model import model, models
-    from foretell.workload import load
-
-    where = load(workload, scripts=True), load_cluster(asked["cluster"])
-    options: dict[str, Any] = {
-        "plan": Plan.parse(asked["plan"]) if asked["plan"] else None,
-        "mode": "infer" if asked["infer"] else "train",
-        "frozen": [name for name in asked["frozen"].split("+") if name],
-    }
-    options |= {k: asked[k] for k in ("micro_batches", "split", "recompute", "offload", "overlap")}
-    if asked["shape"] == "auto":
-        return models(*where, **options)
-    return [model(*where, asked["shape"], **options)]
+def _frozen(asked: dict[str, Any]) -> list[str]:
+    return [name for name in asked["frozen"].split("+") if name]
 
 
-def _told(every: list[Any]) -> dict[str, Any]:
-    """The answer of a schedule, and what the model adds to it."""
-    first = every[0]
-    more: dict[str, Any] = {
-        "shape": first.model.shape,
-        "step_s": first.prediction.step,
-        "peak_bytes": first.prediction.peak,
-        "fits": first.prediction.fits,
-        "stages": [list(texts) for texts in first.plan.stages],
-        "choices": list(first.taken),
-        "shapes": {s.model.shape: s.per_sample for s in every},
-    }
-    return {**first.schedule.answer(), **more}
+def _problems(placement: str, asked: dict[str, Any]) -> list[tuple[str, Any, int]]:
+    """The scheduling problems to compare methods on: shape, problem, micro-batches."""
+    from foretell.api.scheduling import pipelines, problem_of, require_model
+
+    num, more = asked["micro_batches"], _of_placement(placement, asked)
+    memory, speed = more.pop("memory"), more.pop("speed")
+    if asked["cluster"]:
+        more["shape"] = more.pop("pipeline")
+        options = {**more, "frozen": _frozen(asked), "micro_batches": num}
+        found = pipelines(placement, asked["cluster"], **options)
+        return [(m.shape, m.problem, num // m.copies) for m in found]
+    require_model({**more, "frozen": _frozen(asked)})
+    return [("", problem_of(placement, memory=memory, speed=speed, overlap=asked["overlap"]), num)]
 
 
 def _compared(problems: list[tuple[str, Any, int]], asked: dict[str, Any]) -> None:
@@ -236,68 +162,3 @@ def _table(rows: list[tuple[str, Any]]) -> str:
     if not named:
         return table(head, cells)
     return table(("shape", *head), [(n, *c) for (n, _), c in zip(rows, cells, strict=True)])
-
-
-def _text(found: Any, taken: Sequence[str] = ()) -> str:
-    from foretell.report.terminal import wrapped
-
-    before = ", found before" if found.is_cached else ""
-    head = wrapped(
-        f"{found.per_micro_batch:g} a micro-batch ({_rate_bound(found)}), "
-        f"makespan {found.makespan:g} for {found.micro_batches} micro-batches "
-        f"({_makespan_bound(found)}), peak memory {max(found.peak_memory):g}, "
-        f"{found.search_cpu:.2f} CPU-s{before}"
-    )
-    return f"{head}{_decided(taken)}\n\n{_drawn(found)}"
-
-
-def _rate_bound(found: Any) -> str:
-    """How far the time a micro-batch may be from the least."""
-    if found.proven_unroll is None:
-        return "proven minimal"
-    upto = f", least up to {found.proven_unroll} a pattern" if found.proven_unroll else ""
-    return f"bound {found.lower_bound:.4g}, gap {100 * found.gap:.1f} %{upto}"
-
-
-def _makespan_bound(found: Any) -> str:
-    if found.makespan_gap < 1e-9:
-        return "proven minimal"
-    return f"bound {found.makespan_bound:.4g}, gap {100 * found.makespan_gap:.1f} %"
-
-
-def _decided(taken: Sequence[str]) -> str:
-    return f"\ndecided: {', '.join(taken)}" if taken else ""
-
-
-def _model_text(every: list[Any]) -> str:
-    from foretell.report import words
-    from foretell.report.terminal import table
-
-    first = every[0]
-    found, told = first.schedule, first.prediction
-    head = (
-        f"shape {first.model.shape}: {words.seconds(told.step)} a step of "
-        f"{first.plan.global_batch} samples, {100 * found.bubble:.1f} % bubble, "
-        f"{told.peak / 2**30:.1f} GiB on the fullest rank, {found.search_cpu:.2f} CPU-s\n"
-        f"a micro-batch {words.seconds(found.per_micro_batch)} ({_rate_bound(found)}), "
-        f"makespan {words.seconds(found.makespan)} ({_makespan_bound(found)})"
-    )
-    stages = [(str(s), t[0], " ".join(t[1:])) for s, t in enumerate(first.plan.stages)]
-    others = [
-        (s.model.shape, words.seconds(s.per_sample), f"{s.per_sample / first.per_sample:.2f} x")
-        for s in every
-    ]
-    parts = [head, table(("stage", "ranks", "layers"), stages), _drawn(found)]
-    if first.taken:
-        parts.insert(1, f"decided: {', '.join(first.taken)}")
-    if len(every) > 1:
-        parts.append(table(("shape", "a sample>", "against the best>"), others))
-    return "\n\n".join(parts)
-
-
-def _drawn(found: Any) -> str:
-    from foretell.report.terminal import width
-    from foretell.search.schedule.formats import text
-
-    drawn: str = text(found, width())
-    return drawn

@@ -99,32 +99,3 @@ def show_option(command: Any) -> Any:
     """`--show-output`: what the script prints goes to stderr."""
     text = "Let through what the script prints, on stderr."
     return click.option("--show-output", "show", is_flag=True, help=text)(command)
-
-
-def require_torch() -> None:
-    """Raise where torch is missing, without loading it."""
-    from importlib.util import find_spec
-
-    from foretell.errors import InputError
-
-    if find_spec("torch") is None:
-        raise InputError(
-            "running a training script needs torch, which is not installed",
-            hint="pip install 'foretell[torch]'",
-        )
-
-
-def is_script(name: str, is_module: bool = False) -> bool:
-    """Whether a name is a training script to run as it is, and no file, function or description."""
-    if is_module:
-        return True
-    path = Path(name)
-    if path.suffix != ".py":
-        return False
-    if not path.is_file():
-        from foretell.errors import InputError
-
-        raise InputError(f"there is no file `{name}`", hint="name a training script")
-    from foretell.pytorch.intake.request import is_description
-
-    return not is_description(path)

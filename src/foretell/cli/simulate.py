@@ -1,4 +1,4 @@
-"""`foretell simulate`: play a graph file, priced on a cluster where one is named."""
+"""`foretell simulate`: a graph file simulated, priced on a cluster where one is named."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from foretell.cli import offered
-from foretell.cli.output import answer, json_option, output_option, write_output
+from foretell.cli.output import answer_result, json_option, output_option, write_output
 
 
 @click.command()
@@ -24,11 +24,9 @@ from foretell.cli.output import answer, json_option, output_option, write_output
 def command(
     file: Path, cluster: str | None, engine: str, output: Path | None, as_json: bool
 ) -> None:
-    """Play a graph or a traced step: how long it takes, where the time goes, and why."""
+    """Simulate a graph or a traced step: how long it takes, where the time goes, and why."""
     from foretell.cli.step import load_step
-    from foretell.report.summary import timeline_summary, timeline_text
-    from foretell.simulate import simulate
 
-    timeline = simulate(load_step(file, cluster).graph, engine=engine)
-    answer(timeline_summary(timeline), as_json, timeline_text)
-    write_output([(file.name, timeline)], output)
+    found = load_step(file, cluster).simulate(engine=engine)
+    answer_result(found, as_json)
+    write_output([(file.name, found.timeline)], output)

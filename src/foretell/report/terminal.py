@@ -47,7 +47,9 @@ def wrapped(text: str) -> str:
     """A sentence in lines that fit the terminal; those after the first are set in."""
     import textwrap
 
-    return textwrap.fill(text, width(), subsequent_indent="  ", break_long_words=False)
+    return textwrap.fill(
+        text, width(), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def fitted(text: str) -> str:

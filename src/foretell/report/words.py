@@ -4,17 +4,52 @@ from __future__ import annotations
 
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _BYTES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"))
+# What people call the strategies that make up a layout's name.
+_STRATEGIES = {
+    "serial": "one GPU", "data": "DDP", "zero": "ZeRO-1", "fsdp": "FSDP", "tensor": "TP",
+    "pipeline": "PP", "context": "CP", "expert": "EP",
+}  # fmt: skip
 _COUNTS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
+_LONG = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
+LONG = 120.0  # seconds from which on a duration is told in minutes, hours and days
+
+
 def seconds(value: float) -> str:
-    """0.01234 → `12.3 ms`."""
+    """0.01234 → `12.3 ms`; 848036 → `9 d 20 h`."""
     if value == 0:
         return "0 s"
+    if abs(value) >= LONG:
+        return _duration(value)
     for unit, name in _SECONDS:
         if abs(value) >= unit:
             return f"{_short(value / unit)} {name}"
     return f"{value / 1e-9:.2g} ns"
+
+
+def _duration(value: float) -> str:
+    """Two units that matter."""
+    sign, left = "-" if value < 0 else "", abs(value)
+    for unit, name, smaller, rest in _LONG:
+        whole, more = divmod(round(left / smaller), unit // smaller)
+        if whole:
+            return f"{sign}{whole:,} {name} {more} {rest}" if more else f"{sign}{whole:,} {name}"
+    return f"{value:.3g} s"
+
+
+def interval(low: float, high: float) -> str:
+    """0.022, 0.0256 → `22 to 25.6 ms`: the unit once where it is the same."""
+    first, last = seconds(low), seconds(high)
+    number, _, unit = first.partition(" ")
+    return f"{number if last.endswith(f' {unit}') and ' ' not in unit else first} to {last}"
+
+
+def speedup(ratio: float) -> str:
+    """2.03 → `2.03 × faster`; 0.5 → `2.00 × slower`."""
+    if abs(ratio - 1) < 5e-4:
+        return "no faster"
+    return f"{ratio:.2f} × faster" if ratio > 1 else f"{1 / ratio:.2f} × slower"
 
 
 def size(value: float) -> str:
@@ -36,6 +71,13 @@ def count(value: float) -> str:
         if abs(value) >= unit:
             return f"{_short(value / unit)} {name}"
     return f"{value:g}"
+
+
+def strategy(name: str) -> str:
+    """`zero+tensor` → `ZeRO-1 + TP`; what is before a colon stays."""
+    before, colon, last = name.rpartition(": ")
+    parts = (_STRATEGIES.get(part, part) for part in last.split("+"))
+    return f"{before}{colon}{' + '.join(parts)}"
 
 
 def percent(share: float) -> str:

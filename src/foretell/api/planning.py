@@ -1,0 +1,268 @@
+"""One plan predicted, and the best plan searched for.
+
+foretell.predict("llama-3.1-8b", "dgx-h100:nodes=2", dp=2, tp=8)
+best = foretell.plan("llama-3.1-8b", "dgx-h100:nodes=2")
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretell import spec
+from foretell.api.plot import Bar, Plot, bars
+from foretell.api.result import Result, Table
+from foretell.cluster import Cluster
+from foretell.cluster import load as load_cluster
+from foretell.errors import InputError
+from foretell.graph import Graph
+from foretell.plan import Plan, read
+from foretell.predict import Prediction as _Prediction
+from foretell.report import words
+from foretell.report.terminal import width
+from foretell.search.evaluate import priced, repredicted
+from foretell.search.fusion.foretold import fuses
+from foretell.search.planner import Planned, Planner, Progress, silent
+from foretell.search.planners import parse as parse_planner
+from foretell.search.pooled import best_plan
+from foretell.workload import Workload
+from foretell.workload import load as load_workload
+
+if TYPE_CHECKING:
+    from foretell.pool import Pool
+
+_COPIED = 160  # letters of a plan that a person would copy
+_FEW = 6  # rows of a table that is not verbose
+
+# What a breakdown's keys mean to people.
+LABELS = {
+    "compute_s": "compute",
+    "exchange_s": "TP/CP/EP communication",
+    "reduce_s": "gradient reduction, exposed",
+    "update_s": "optimizer step",
+    "idle_s": "idle (bubble, waiting)",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Prediction(Result, _Prediction):
+    """What one step of one plan will be; seconds and bytes."""
+
+    notes: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        step = f"{words.seconds(self.step)} a step"
+        head = f"{step} (80 % interval {words.interval(self.low, self.high)})"
+        return f"{head}, {words.percent(self.utilisation)} MFU; {self._memory()}"
+
+    def _memory(self) -> str:
+        peak = words.size(self.peak)
+        if self.fits:
+            return f"it fits, with {peak} on the fullest rank"
+        over = f"out of memory by {words.size(self.missing)}, with {peak} on the fullest rank"
+        return f"{over}: {self.advice}" if self.advice else over
+
+    def details(self, verbose: bool = False) -> list[str | Table]:
+        total = self.step or 1.0
+        spent = [
+            (LABELS.get(name, name.removesuffix("_s")), words.seconds(t), words.percent(t / total))
+            for name, t in self.breakdown.items()
+            if t or verbose
+        ]
+        found: list[str | Table] = [Table(("busiest stage", "time>", "share>"), spent)]
+        if verbose or not self.fits:
+            held = [(name, words.size(value)) for name, value in self.memory.items()]
+            found.append(Table(("memory of the fullest rank", "size>"), held))
+        if verbose:
+            found.append(f"plan: {self.plan}")
+        return found + list(self.notes)
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.as_json() | ({"notes": list(self.notes)} if self.notes else {})
+
+    def records(self) -> list[dict[str, Any]]:
+        return [
+            {"part": LABELS.get(name, name), "seconds": t, "share": t / (self.step or 1.0)}
+            for name, t in self.breakdown.items()
+        ]
+
+    def plot(self) -> Plot:
+        rows = [Bar("step", self.step, words.seconds(self.step), self.low, self.high)]
+        rows += [
+            Bar(LABELS.get(name, name), t, words.seconds(t)) for name, t in self.breakdown.items()
+        ]
+        return bars(f"a step of {self.plan}"[:80], rows)
+
+
+@dataclass(frozen=True, repr=False)
+class PlanResult(Result, Planned):
+    """The best plan found, its predicted step, and the plans it was compared with."""
+
+    planner: str = ""
+
+    @property
+    def speedup(self) -> float:
+        """The baseline over the predicted step."""
+        return self.baseline / self.predicted if self.predicted else 1.0
+
+    @property
+    def verdict(self) -> str:
+        head = (
+            f"{words.seconds(self.predicted)} a step "
+            f"(80 % interval {words.interval(self.low, self.high)}), "
+            f"{words.speedup(self.speedup)} than the baseline of {words.seconds(self.baseline)}"
+        )
+        if self.prediction is not None:
+            head += f"; {words.size(self.prediction.peak)} on the fullest rank"
+        if self.bound is None:
+            return head
+        gap = max(0.0, 1 - self.bound / self.predicted)
+        best = f"at most {words.percent(gap)} from the best of" if gap >= 5e-4 else "the best of"
+        return f"{head}; {best} its search space"
+
+    def details(self, verbose: bool = False) -> list[str | Table]:
+        text = str(self.plan)  # on one line, to be copied; a long one goes to a file as a whole
+        found: list[str | Table] = [text if len(text) <= _COPIED else words.cut(text, width())]
+        compared = sorted(self.baselines.items(), key=lambda item: item[1])
+        rows = [
+            (words.strategy(name), words.seconds(t), f"{t / self.predicted:.2f} ×")
+            for name, t in compared[: len(compared) if verbose else _FEW]
+        ]
+        found.append(Table(("baseline", "step>", "of the plan's>"), rows))
+        others = [
+            (words.cut(str(p.plan), 48), words.seconds(p.step), words.size(p.peak))
+            for p in self.alternatives
+        ]
+        if verbose and others:
+            found.append(Table(("alternative plan", "step>", "memory>"), others))
+        looked = f"{self.evaluations} plans evaluated in {words.seconds(self.cpu)} of CPU time"
+        return [*found, looked, *self.notes]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "planner": self.planner,
+            "plan": str(self.plan),
+            "predicted_s": self.predicted,
+            "low_s": self.low,
+            "high_s": self.high,
+            "baseline_s": self.baseline,
+            "baselines": dict(self.baselines),
+            "bound_s": self.bound,
+            "evaluations": self.evaluations,
+            "search_cpu_s": self.cpu,
+            "alternatives": [
+                {"plan": str(p.plan), "step_s": p.step, "peak_bytes": p.peak}
+                for p in self.alternatives
+            ],
+            "notes": list(self.notes),
+        }
+
+    def records(self) -> list[dict[str, Any]]:
+        """The plan, then its alternatives, fastest first."""
+        first = [self.prediction] if self.prediction else []
+        return [
+            {"plan": str(p.plan), "step_s": p.step, "low_s": p.low, "high_s": p.high,
+             "peak_bytes": p.peak, "mfu": p.utilisation}
+            for p in (*first, *self.alternatives)
+        ]  # fmt: skip
+
+    def plot(self) -> Plot:
+        rows = [
+            Bar("this plan", self.predicted, words.seconds(self.predicted), self.low, self.high)
+        ]
+        compared = sorted(self.baselines.items(), key=lambda item: item[1])
+        rows += [Bar(words.strategy(name), t, words.seconds(t)) for name, t in compared]
+        return bars("seconds a step, against the baselines", rows)
+
+
+def predict(
+    model: Any,
+    cluster: str | Cluster,
+    plan: str | os.PathLike[str] | Plan | None = None,
+    *,
+    calibration: str | os.PathLike[str] | None = None,
+    **fields: Any,
+) -> Prediction:
+    """The predicted step of a model under one plan on a cluster: time, memory, breakdown.
+
+    `model` is a name or spec (`llama-3.1-8b`, `gpt:layers=24,…`), a `config.json`, a script, a
+    workload or a `Step`. The plan is a spec, a file, a `Plan`, or its fields: `dp=8, tp=2`.
+    """
+    asked = _plan(plan, fields)
+    workload = _model(model, asked)
+    found = priced(asked, workload, machines(cluster, calibration))
+    return Prediction(**vars(found), notes=tuple(getattr(workload, "notes", ())))
+
+
+def plan(
+    model: Any,
+    cluster: str | Cluster,
+    planner: str | Planner = "joint",
+    *,
+    seeds: int = 1,
+    calibration: str | os.PathLike[str] | None = None,
+    pool: Pool | None = None,
+    progress: Progress = silent,
+) -> PlanResult:
+    """The plan with the shortest predicted step that fits: `best.plan`, `best.alternatives`.
+
+    `planner` is a spec: `joint`, `oracle`, `placement`, `fusion:evaluations=500`. With `seeds` the
+    search is repeated from other seeds and the best answer taken.
+    """
+    chosen = parse_planner(planner) if isinstance(planner, str) else planner
+    on = machines(cluster, calibration)
+    workload = _model(model, None, takes_graphs=hasattr(chosen, "plan_graph"))
+    found = best_plan(chosen, workload, on, progress, pool=pool, seeds=seeds)
+    return PlanResult(**vars(repredicted(found, workload, on)), planner=str(chosen))
+
+
+def _plan(plan: str | os.PathLike[str] | Plan | None, fields: dict[str, Any]) -> Plan:
+    """A plan from a spec, a file or a plan, with fields changed."""
+    if plan is None and not fields:
+        raise InputError(
+            "predict() without a plan",
+            hint="name its degrees, predict(model, cluster, dp=8), or search with plan()",
+        )
+    changes = ",".join(f"{name}={spec.write(value)}" for name, value in fields.items())
+    if plan is None:
+        return Plan.parse(changes)
+    made = plan if isinstance(plan, Plan) else read(os.fspath(plan))
+    return made.changed(changes) if changes else made
+
+
+def _model(model: Any, plan: Plan | None, *, takes_graphs: bool = False) -> Workload | Graph:
+    """The workload of a model, or its captured step where plan or planner names single ops."""
+    keeps_ops = takes_graphs or (plan is not None and fuses(plan))
+    if isinstance(model, Workload):
+        return model
+    graph = model if isinstance(model, Graph) else getattr(model, "graph", None)
+    if isinstance(graph, Graph):
+        from foretell.workload.captured import from_graph
+
+        return graph if keeps_ops else from_graph(graph)
+    text = os.fspath(model)
+    if keeps_ops and text.endswith((".graph", ".txt")):
+        from foretell.graph import load
+
+        return load(Path(text))
+    return load_workload(text, scripts=True)
+
+
+def workload_of(model: Any) -> Workload:
+    """The workload of a name, a spec, a file, a script or a step."""
+    found = _model(model, None)
+    assert isinstance(found, Workload)
+    return found
+
+
+def machines(cluster: str | Cluster, calibration: str | os.PathLike[str] | None = None) -> Cluster:
+    """The cluster of a spec or a file, with what `foretell fit` has learned of it."""
+    found = load_cluster(cluster) if isinstance(cluster, str) else cluster
+    if calibration is None:
+        return found
+    from foretell.cluster.calibration import load
+
+    return found.calibrated(load(Path(calibration)))

@@ -1,0 +1,255 @@
+"""Every parallel strategy of a model against the number of GPUs: time, memory, cost, limits.
+
+foretell.oracle("llama-3.1-8b", "dgx-h100", gpus="8..64")
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretell.api.planning import machines, workload_of
+from foretell.api.plot import Plot, curves
+from foretell.api.result import Result, Table
+from foretell.cluster import Cluster
+from foretell.cluster import load as load_cluster
+from foretell.errors import InputError
+from foretell.io import read_toml
+from foretell.report import words
+from foretell.search.oracle import Space, counts, limits, scaling
+from foretell.search.oracle.scale import Row, front, more_or_less
+
+if TYPE_CHECKING:
+    from foretell.pool import Pool
+
+_FEW, _FRONT = 3, 5  # strategies of a scale, and plans of the Pareto front, that are shown
+_EPOCH = ("GPUs>", "strategy", "epoch>", "exposed comm.>", "hidden comm.>", "cost>")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ScalingResult(Result):
+    """The best layout of every strategy at every scale, the Pareto front, and the limits."""
+
+    workload: str
+    rows: tuple[Row, ...]  # best first within each number of GPUs
+    limits: Mapping[str, tuple[float, str]]  # strategy: max useful degree, because
+    front: tuple[Row, ...]  # Pareto front of time, memory and cost
+    more: tuple[str, ...]  # what more GPUs save and cost
+    notes: tuple[str, ...]
+    epoch: int | None = None  # samples
+
+    @property
+    def best(self) -> tuple[Row, ...]:
+        """The fastest layout that fits, one for each number of GPUs."""
+        first = {row.gpus: row for row in reversed(self.rows) if row.missing == 0}
+        return tuple(first[gpus] for gpus in sorted(first))
+
+    @property
+    def verdict(self) -> str:
+        if not self.best:
+            short = min(self.rows, key=lambda row: row.missing)
+            return (
+                f"no layout of {self.workload} fits: {words.strategy(short.strategy)} on "
+                f"{short.gpus} GPUs comes nearest, out of memory by {words.size(short.missing)}"
+            )
+        row = self.best[-1]
+        found = (
+            f"best on {row.gpus} GPUs: {words.strategy(row.strategy)}, {words.seconds(row.step)} a "
+            f"step, {row.samples:.4g} samples/s, {words.percent(row.utilisation)} MFU"
+        )
+        return f"{found}; bottleneck: {row.findings[0].name}" if row.findings else found
+
+    def details(self, verbose: bool = False) -> list[str | Table]:
+        few = self.rows if verbose else self._few()
+        columns = ("GPUs>", "strategy", "step>", "samples/s>", "MFU>", "memory>", "bottleneck")
+        found: list[str | Table] = [Table(columns, [_line(row) for row in few])]
+        if self.epoch:
+            found.append(Table(_EPOCH, [self._epoch(row) for row in few]))
+        found += ["", *(f"best on {row.gpus}: {row.plan}" for row in self.best), ""]
+        found += [
+            f"{f.name} on {row.gpus} GPUs: {f.evidence}; {f.remedy}"
+            for row in self.best[-1:]
+            for f in row.findings
+        ]
+        found += self.more
+        if verbose:
+            kept = (f"{words.strategy(r.strategy)} on {r.gpus}" for r in self.front[:_FRONT])
+            found.append(f"Pareto front of time, memory and cost: {', '.join(kept)}")
+            found += [
+                f"{words.strategy(name)}: max useful degree {most:g}, {because}"
+                for name, (most, because) in self.limits.items()
+            ]
+        return [*found, *self.notes]
+
+    def _few(self) -> list[Row]:
+        """The best strategies of each scale."""
+        seen: dict[int, int] = {}
+        kept = []
+        for row in self.rows:
+            seen[row.gpus] = seen.get(row.gpus, 0) + 1
+            if seen[row.gpus] <= _FEW:
+                kept.append(row)
+        return kept
+
+    def _epoch(self, row: Row) -> tuple[str, ...]:
+        assert self.epoch is not None
+        steps = self.epoch / row.batch
+        times = (words.seconds(t * steps) for t in (row.step, row.exposed, row.hidden))
+        cost = f"{row.money * steps:,.2f}" if row.money else "no price"
+        return str(row.gpus), words.strategy(row.strategy), *times, cost
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "workload": self.workload,
+            "rows": [_plain(row, self.epoch) for row in self.rows],
+            "limits": {name: {"gpus": n, "because": why} for name, (n, why) in self.limits.items()},
+            "more": list(self.more),
+            "front": [{"gpus": r.gpus, "strategy": r.strategy} for r in self.front],
+            "notes": list(self.notes),
+        }
+
+    def records(self) -> list[dict[str, Any]]:
+        nested = ("breakdown", "collectives", "findings")
+        rows = (_plain(row, self.epoch) for row in self.rows)
+        return [{k: v for k, v in row.items() if k not in nested} for row in rows]
+
+    def plot(self) -> Plot:
+        """Samples a second against GPUs, a curve for each strategy."""
+        series: dict[str, list[tuple[float, float]]] = {}
+        for row in self.rows:
+            if row.missing == 0:
+                series.setdefault(words.strategy(row.strategy), []).append((row.gpus, row.samples))
+        return curves(f"{self.workload}: samples/s", series, ("GPUs", "samples/s"))
+
+
+def oracle(
+    model: Any,
+    cluster: str,
+    gpus: str = "1..64",
+    *,
+    batch: int | None = None,
+    per_gpu: int | None = None,
+    epoch: int | None = None,
+    price: float | None = None,
+    prices: str | os.PathLike[str] | None = None,
+    dtype: str = "",
+    framework: str = "",
+    calibration: str | os.PathLike[str] | None = None,
+    progress: Callable[[str], None] = lambda doing: None,
+    pool: Pool | None = None,
+) -> ScalingResult:
+    """Every parallel strategy of a model from few GPUs to many, with what limits each.
+
+    `gpus` is `1..1024` (powers of two) or `8,12,48`. `batch` keeps the samples of a step at every
+    scale (strong scaling), `per_gpu` those of a GPU (weak). `epoch` is a number of samples to tell
+    time and cost for; `price` is per GPU and hour, `prices` a TOML file of prices by name.
+    """
+    workload = workload_of(model)
+    numbers, listed = counts(gpus), _prices(prices)
+
+    def samples(count: int) -> int:
+        return batch if batch is not None else (per_gpu or workload.batch) * count
+
+    def sized(count: int) -> Cluster:
+        return machines(_at_prices(_sized(cluster, count), price, listed), calibration)
+
+    space = Space(dtype=dtype, framework=framework)
+    rows = scaling(workload, sized, numbers, samples, space, progress, pool)
+    return ScalingResult(
+        workload=workload.name,
+        rows=tuple(rows),
+        limits=limits(workload, samples(numbers[-1])),
+        front=tuple(front(rows)),
+        more=tuple(more_or_less(rows)),
+        notes=tuple(workload.notes),
+        epoch=epoch,
+    )
+
+
+def _sized(spec: str, gpus: int) -> Cluster:
+    """The cluster with so many devices: a spec with its number replaced, or a part of a file."""
+    name, _, options = spec.partition(":")
+    kept = [o for o in options.split(",") if o and not o.startswith(("gpus=", "nodes="))]
+    is_file = "/" in name or name.endswith(".toml")
+    found = (
+        load_cluster(spec)
+        if is_file
+        else load_cluster(f"{name}:{','.join([*kept, f'gpus={gpus}'])}")
+    )
+    if found.size < gpus:
+        raise InputError(f"`{spec}` has {found.size} devices, not {gpus}", hint="ask for fewer")
+    return found.subset(range(gpus)) if found.size > gpus else found
+
+
+def _prices(path: str | os.PathLike[str] | None) -> dict[str, float]:
+    """Price per hour by the name of a device or node, from a file."""
+    if path is None:
+        return {}
+    try:
+        found = read_toml(Path(path), "file of prices")
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"`{path}` is no file of prices: {error}") from None
+    if not found:
+        raise InputError(f"`{path}` names no price", hint="write a100-80 = 1.9")
+    for name, value in found.items():
+        if type(value) not in (int, float) or not 0 < value < 1e9:
+            shown = f"`{name[:40]}` is `{str(value)[:40]}` in `{path}`"
+            raise InputError(shown, hint="write a100-80 = 1.9")
+    return {name: float(value) for name, value in found.items()}
+
+
+def _at_prices(cluster: Cluster, price: float | None, listed: dict[str, float]) -> Cluster:
+    """The cluster at the prices that were given; its own otherwise."""
+
+    def of(node: Any) -> float:
+        if price is not None:
+            return price * len(node.devices)
+        if node.name in listed:
+            return listed[node.name]
+        each = [listed.get(device.name, 0.0) for device in node.devices]
+        total: float = sum(each) if all(each) else node.price
+        return total
+
+    groups = tuple((replace(node, price=of(node)), n) for node, n in cluster.groups)
+    return replace(cluster, groups=groups) if price is not None or listed else cluster
+
+
+def _plain(row: Row, epoch: int | None) -> dict[str, Any]:
+    found = {
+        "gpus": row.gpus,
+        "strategy": row.strategy,
+        "plan": str(row.plan),
+        "global_batch": row.batch,
+        "step_s": row.step,
+        "samples_per_s": row.samples,
+        "breakdown": {f"{name}_s": value for name, value in row.parts.items()},
+        "exposed_s": row.exposed,
+        "hidden_s": row.hidden,
+        "collectives": dict(row.collectives),
+        "peak_bytes": row.peak,
+        "missing_bytes": row.missing,
+        "fits": row.missing == 0,
+        "utilisation": row.utilisation,
+        "money_per_step": row.money,
+        "layouts": row.layouts,
+        "findings": [vars(f) for f in row.findings],
+    }
+    if epoch:
+        found["epoch_s"] = row.epoch(epoch)
+        found["money_per_epoch"] = row.money * epoch / row.batch
+    return found
+
+
+def _line(row: Row) -> tuple[str, ...]:
+    memory = words.size(row.peak)
+    if row.missing:
+        memory = f"OOM by {words.size(row.missing)}"
+    worst = row.findings[0].name if row.findings else ""
+    return (
+        str(row.gpus), words.strategy(row.strategy), words.seconds(row.step), f"{row.samples:.4g}",
+        words.percent(row.utilisation), memory, worst,
+    )  # fmt: skip

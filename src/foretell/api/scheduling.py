@@ -1,0 +1,268 @@
+"""In which order the blocks of a pipeline run: of a placement, or of a model on a cluster.
+
+foretell.schedule("v:devices=4", micro_batches=8)
+foretell.schedule("gpt:layers=24,hidden=2048,heads=16", "dgx-a100:gpus=8")
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from foretell.api.planning import machines, workload_of
+from foretell.api.plot import Plot
+from foretell.api.result import Result, Table
+from foretell.cluster import Cluster
+from foretell.errors import InputError
+from foretell.plan import Plan
+from foretell.report import words
+from foretell.report.terminal import width
+from foretell.search.schedule import Problem, Schedule, load, shape
+from foretell.search.schedule import schedule as find_schedule
+from foretell.search.schedule.best import Solved, best, decided
+from foretell.search.schedule.cache import folder
+from foretell.search.schedule.formats import svg
+from foretell.search.schedule.formats import text as drawn
+from foretell.search.schedule.model import Model
+from foretell.search.schedule.model import model as model_of_shape
+from foretell.search.schedule.model import models as models_of_shapes
+from foretell.search.schedule.problem import occupying
+
+Numbers = float | Sequence[float] | None  # one for all devices, or one for each
+Decide = Literal["no", "yes", "auto"]
+Overlap = Literal["beside", "link", "stop"]
+Progress = Callable[[str, float, float], None]  # what is searched, the best value, its bound
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ScheduleResult(Result):
+    """A schedule of a placement's blocks: period, makespan, bounds, and every start time."""
+
+    schedule: Schedule
+    choices: tuple[str, ...] | None = None  # stages that recompute or offload, where asked for
+
+    @property
+    def verdict(self) -> str:
+        found = self.schedule
+        cached = ", cached" if found.is_cached else ""
+        return (
+            f"{found.per_micro_batch:g} a micro-batch ({rate_bound(found)}), "
+            f"makespan {found.makespan:g} for {found.micro_batches} micro-batches "
+            f"({makespan_bound(found)}), peak memory {max(found.peak_memory):g}, "
+            f"{found.search_cpu:.2f} CPU-s{cached}"
+        )
+
+    def details(self, verbose: bool = False) -> list[str | Table]:
+        taken = [f"decided: {', '.join(self.choices)}"] if self.choices else []
+        return [*taken, ""]
+
+    def text(self, verbose: bool = False) -> str:
+        return f"{super().text(verbose)}\n{drawn(self.schedule, width())}"
+
+    def to_dict(self) -> dict[str, Any]:
+        more = {} if self.choices is None else {"choices": list(self.choices)}
+        return self.schedule.answer() | more
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a block and micro-batch."""
+        blocks = self.schedule.problem.blocks
+        return [
+            {"device": device, "block": blocks[s.block].name, "kind": blocks[s.block].kind,
+             "micro_batch": s.micro_batch, "start": s.start, "end": s.end}
+            for s in self.schedule.spans
+            for device in blocks[s.block].devices
+        ]  # fmt: skip
+
+    def plot(self) -> Plot:
+        """Every device over time."""
+        return Plot(self.verdict, svg(self.schedule))
+
+    def _repr_html_(self) -> str:
+        from foretell.graph.show import headed
+
+        return headed(self.verdict, svg(self.schedule))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ModelSchedule(ScheduleResult):
+    """The schedule of a model on a cluster: the plan that runs it, and its predicted step."""
+
+    every: tuple[Solved, ...] = ()  # of every pipeline shape that fits, fastest first
+
+    @property
+    def plan(self) -> Plan:
+        """The plan with its stages and the order of their actions."""
+        return self.every[0].plan
+
+    @property
+    def predicted(self) -> float:
+        """Seconds of a step."""
+        return self.every[0].prediction.step
+
+    @property
+    def verdict(self) -> str:
+        first, found = self.every[0], self.schedule
+        return (
+            f"shape {first.model.shape}: {words.seconds(self.predicted)} a step of "
+            f"{first.plan.global_batch} samples, {words.percent(found.bubble)} bubble, "
+            f"{words.size(first.prediction.peak)} on the fullest rank"
+        )
+
+    def details(self, verbose: bool = False) -> list[str | Table]:
+        first, found = self.every[0], self.schedule
+        each = (
+            f"a micro-batch {words.seconds(found.per_micro_batch)} ({rate_bound(found)}), makespan "
+            f"{words.seconds(found.makespan)} ({makespan_bound(found)}), "
+            f"{found.search_cpu:.2f} CPU-s"
+        )
+        taken = [f"decided: {', '.join(first.taken)}"] if first.taken else []
+        stages = [(str(s), t[0], " ".join(t[1:])) for s, t in enumerate(first.plan.stages)]
+        shapes = [
+            (s.model.shape, words.seconds(s.per_sample), f"{s.per_sample / first.per_sample:.2f} ×")
+            for s in self.every
+        ]
+        more = [Table(("shape", "a sample>", "of the best>"), shapes)] if len(shapes) > 1 else []
+        return [each, *taken, Table(("stage", "ranks", "layers"), stages), *more, ""]
+
+    def to_dict(self) -> dict[str, Any]:
+        first = self.every[0]
+        return {
+            **self.schedule.answer(),
+            "shape": first.model.shape,
+            "step_s": first.prediction.step,
+            "peak_bytes": first.prediction.peak,
+            "fits": first.prediction.fits,
+            "stages": [list(texts) for texts in first.plan.stages],
+            "choices": list(first.taken),
+            "shapes": {s.model.shape: s.per_sample for s in self.every},
+        }
+
+
+def schedule(
+    placement: Any,
+    cluster: str | Cluster | None = None,
+    *,
+    micro_batches: int = 8,
+    memory: Numbers = None,
+    speed: Numbers = None,
+    pipeline: str = "auto",
+    plan: str | Plan = "",
+    infer: bool = False,
+    split: bool = False,
+    recompute: Decide = "auto",
+    offload: Decide = "no",
+    frozen: Sequence[str] = (),
+    overlap: Overlap = "beside",
+    method: str = "search",
+    time_limit: float = 7.0,
+    cache: Path | Literal["default"] | None = "default",
+    progress: Progress = lambda doing, value, bound: None,
+) -> ScheduleResult:
+    """The order of a pipeline's blocks with the least time a micro-batch, then the least makespan.
+
+    `placement` is a shape (`v:devices=4`), a file or a `Problem`; with a cluster it is a model, and
+    the pipeline shape, stages and times are worked out (then the answer is a `ModelSchedule`).
+    """
+    kept = folder() if cache == "default" else cache
+    limits: dict[str, Any] = {"method": method, "cache": kept, "progress": progress}
+    if cluster is not None:
+        found = pipelines(
+            placement, cluster, micro_batches=micro_batches, shape=pipeline, plan=plan, infer=infer,
+            split=split, recompute=recompute, offload=offload, frozen=frozen, overlap=overlap,
+        )  # fmt: skip
+        every = best(found, micro_batches, time_limit=time_limit / len(found), **limits)
+        return ModelSchedule(every[0].schedule, every[0].taken, tuple(every))
+    require_model(
+        {"plan": plan, "infer": infer, "split": split, "frozen": frozen, "pipeline": pipeline}
+    )
+    problem = problem_of(placement, memory=memory, speed=speed, overlap=overlap)
+
+    def find(one: Problem, limit: float = time_limit) -> Schedule:
+        return find_schedule(one, micro_batches=micro_batches, time_limit=limit, **limits)
+
+    if not problem.choices:
+        return ScheduleResult(find(problem))
+    taken = tuple(decided(problem, find))
+    return ScheduleResult(find(problem.choosing(taken)), taken)
+
+
+def problem_of(
+    placement: Any, *, memory: Numbers = None, speed: Numbers = None, overlap: Overlap = "beside"
+) -> Problem:
+    """A placement on devices of other sizes and speeds, with messages that overlap or do not."""
+    problem = placement if isinstance(placement, Problem) else _read(os.fspath(placement))
+    num = problem.num_devices
+    if overlap != "beside":
+        problem = occupying(problem, overlap)
+    links = problem.num_devices - num  # they hold nothing, and are as quick as they are
+    if memory is not None:
+        each = _each(memory, "memory", num)
+        problem = replace(problem, capacity=(*each, *problem.capacity[num:]))
+    if speed is not None:
+        each = _each(speed, "speed", num)
+        problem = replace(problem, speed=(*each, *(1.0,) * links))
+    return problem
+
+
+def pipelines(
+    model: Any,
+    cluster: str | Cluster,
+    *,
+    shape: str = "auto",
+    plan: str | Plan = "",
+    infer: bool = False,
+    **options: Any,
+) -> list[Model]:
+    """The scheduling problems of a model on a cluster: of one shape, or of all that fit."""
+    where = workload_of(model), machines(cluster)
+    options["mode"] = "infer" if infer else "train"
+    options["plan"] = (Plan.parse(plan) if isinstance(plan, str) else plan) if plan else None
+    if shape == "auto":
+        return models_of_shapes(*where, **options)
+    return [model_of_shape(*where, shape, **options)]
+
+
+def rate_bound(found: Schedule) -> str:
+    """How far the time a micro-batch may be from the least."""
+    if found.proven_unroll is None:
+        return "proven minimal"
+    upto = f", least up to {found.proven_unroll} a pattern" if found.proven_unroll else ""
+    return f"bound {found.lower_bound:.4g}, gap {100 * found.gap:.1f} %{upto}"
+
+
+def makespan_bound(found: Schedule) -> str:
+    """How far the makespan may be from the least."""
+    if found.makespan_gap < 1e-9:
+        return "proven minimal"
+    return f"bound {found.makespan_bound:.4g}, gap {100 * found.makespan_gap:.1f} %"
+
+
+def _read(text: str) -> Problem:
+    path = Path(text)
+    is_file = path.exists() or path.suffix == ".json" or "/" in text
+    return load(path) if is_file else shape(text)
+
+
+def require_model(options: dict[str, Any]) -> None:
+    """Raise where something is asked of a bare placement that only a model has."""
+    given = [name for name in ("plan", "infer", "split", "frozen") if options[name]]
+    given += ["shape"] if options["pipeline"] != "auto" else []
+    if given:
+        raise InputError(
+            f"--{given[0]} is for a model, and this is a placement",
+            hint="name a cluster with --on, or say it in the shape: v:devices=4,split=yes",
+        )
+
+
+def _each(value: float | Sequence[float], option: str, devices: int) -> tuple[float, ...]:
+    """One number for all devices, or one for each."""
+    found = tuple(float(v) for v in (value if isinstance(value, Sequence) else (value,)))
+    if len(found) not in (1, devices):
+        given = ",".join(f"{v:g}" for v in found)
+        raise InputError(
+            f"--{option} {given} for {devices} devices", hint="give one number, or one for each"
+        )
+    return found if len(found) == devices else found * devices

@@ -1,0 +1,400 @@
+"""A training step to ask questions of: from a trace, a script, a graph file or a model.
+
+step = foretell.Step.from_trace("step.json.gz")
+print(step.whatif("amp", "compile"))
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from foretell.advise import Advice, advise
+from foretell.advise import Step as _Step
+from foretell.advise.advise import TRIED, shown
+from foretell.api.plot import Bar, Plot, bars
+from foretell.api.result import Result, Table
+from foretell.baseline import unprofiled as without_profiler
+from foretell.baseline import why
+from foretell.cluster import Cluster
+from foretell.cluster import load as load_cluster
+from foretell.errors import InputError
+from foretell.graph import Graph
+from foretell.graph import load as load_graph
+from foretell.graph.file import is_graph_file
+from foretell.report import words
+from foretell.report.summary import timeline_summary, timeline_text
+from foretell.simulate import Timeline
+from foretell.simulate.engine import simulate
+from foretell.simulate.memory import peak_bytes as peak_of_buffers
+from foretell.simulate.questions import path_seconds
+from foretell.whatif import Setting, WhatIf, applied, parse, peak_bytes
+
+Progress = Callable[..., None]  # what is being done and, where that is known, the share done
+DEFAULT = "h200"  # where captured steps are priced unless a cluster is named
+_GPUS = ("/dev/nvidia0", "/dev/kfd")  # there where a driver of NVIDIA or AMD is
+_FEW = 5  # rows of a table that is not verbose
+
+
+def silent(doing: str, share: float | None = None) -> None:
+    """No-op progress callback."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Step(_Step):
+    """One training step: its graph, the cluster it runs on, and its time without the profiler."""
+
+    name: str = ""
+    remarks: tuple[str, ...] = ()  # what to know of how it was read, captured or profiled
+
+    @classmethod
+    def load(
+        cls,
+        source: str | Path,
+        cluster: str | Cluster | None = None,
+        *,
+        args: Sequence[str] = (),
+        unprofiled: float | None = None,
+        progress: Progress = silent,
+    ) -> Self:
+        """The step of a trace, a graph file or a script, told apart by what `source` is."""
+        path = Path(source)
+        if path.suffix == ".py" or ".py:" in str(path):
+            return cls.from_script(path, cluster, args=args, progress=progress)
+        if not path.is_dir() and is_graph_file(path):
+            return cls.from_graph(path, cluster)
+        return cls.from_trace(path, cluster, unprofiled=unprofiled)
+
+    @classmethod
+    def from_trace(
+        cls,
+        trace: str | Path,
+        cluster: str | Cluster | None = None,
+        *,
+        unprofiled: float | None = None,
+    ) -> Self:
+        """The step of a profiler trace, or of a folder with one trace a rank.
+
+        `unprofiled` is the measured time of a step without the profiler in seconds; otherwise what
+        `foretell profile` wrote into the trace counts, or an estimate.
+        """
+        from foretell.trace import read
+
+        path, on = Path(trace), _cluster(cluster)
+        found = read(path)
+        if "measured" not in found.graph.facts:  # dependencies without times
+            return cls(_priced(found.graph, on), on, name=path.name)
+        base = without_profiler(found, unprofiled)
+        remarks = tuple(found.notes) if "ranks" in found.graph.facts else ()
+        return cls(base.graph, on, base, path.name, remarks)
+
+    @classmethod
+    def from_graph(cls, graph: Graph | str | Path, cluster: str | Cluster | None = None) -> Self:
+        """The step of a graph, or of a graph file; priced where a cluster is named."""
+        on = _cluster(cluster)
+        name = "graph" if isinstance(graph, Graph) else Path(graph).name
+        made = graph if isinstance(graph, Graph) else load_graph(Path(graph))
+        return cls(_priced(made, on), on, name=name)
+
+    @classmethod
+    def from_script(
+        cls,
+        script: str | Path,
+        cluster: str | Cluster | None = None,
+        *,
+        args: Sequence[str] = (),
+        progress: Progress = silent,
+    ) -> Self:
+        """The step of a training script, which is run unchanged with `args` until it is found.
+
+        On a machine with a GPU and without `cluster` the step is profiled; otherwise it is captured
+        on fake tensors and priced on `cluster` (one H200 unless named).
+        """
+        from foretell.api import intake
+
+        intake.require_torch()
+        path = Path(script)
+        with tempfile.TemporaryDirectory(prefix="foretell-") as folder:
+            if cluster is None and path.suffix == ".py" and any(Path(p).exists() for p in _GPUS):
+                trace = intake.profiled(str(path), tuple(args), Path(folder), progress)
+                return cls.from_trace(trace)
+            on = _cluster(cluster or DEFAULT)
+            assert on is not None
+            kind = on.devices[0].name
+            graph, notes = intake.captured(str(path), tuple(args), Path(folder), kind, progress)
+        if cluster is None:
+            assumed = f"no GPU is used: the step is captured and priced on one {DEFAULT}"
+            notes = (f"{assumed} (--on: another)", *notes)
+        return cls(_priced(graph, on), on, name=path.name, remarks=notes)
+
+    def whatif(self, *changes: str | WhatIf, measured_peak: float | None = None) -> WhatIfResult:
+        """What `changes`, made together, would do to the step.
+
+        `measured_peak`: bytes at the measured peak of the step, where they are known.
+        """
+        if not changes:
+            raise InputError("whatif() without a change", hint='name one: step.whatif("amp")')
+        made = [parse(change) if isinstance(change, str) else change for change in changes]
+        changed = applied(made, self.graph, Setting(self.cluster))
+        before, after = simulate(self.graph), simulate(changed)
+        low, high = self.interval(after.graph, made)
+        return WhatIfResult(
+            changes=tuple(str(change) for change in made),
+            baseline=self.seconds,
+            predicted=self.predicted(after.graph),
+            low=low,
+            high=high,
+            baseline_peak=_peak(before, measured_peak),
+            peak=_peak(after, measured_peak),
+            why=why(before.graph, after.graph),
+            assumptions=tuple(text for change in made for text in change.assumes),
+            notes=tuple(self.notes),
+            before=before,
+            after=after,
+        )
+
+    def advise(self, *changes: str, progress: Progress = silent) -> AdviceResult:
+        """Changes tried one by one and ranked by gain: all that apply, or those named."""
+        found = advise(self, changes or TRIED, progress)
+        plain = shown(self.graph, found) | {"notes": self.notes}
+        return AdviceResult(
+            found.seconds, found.ranked, found.best, found.refused, tuple(self.notes), plain
+        )
+
+    def simulate(self, *, engine: str = "auto") -> Simulation:
+        """The step as it is: how long it takes, where the time goes, and the critical path."""
+        return Simulation(simulate(self.graph, engine=engine), self.name)
+
+    def __repr__(self) -> str:
+        where = f" on {self.cluster.name}" if self.cluster else ""
+        took = words.seconds(self.seconds)
+        return f"<Step {self.name or 'graph'}: {took}{where}, {self.graph.size:,} tasks>"
+
+
+def capture(
+    model: Any,
+    batch: Any,
+    loss: Callable[..., Any] | None = None,
+    optimizer: Any = None,
+    cluster: str | Cluster = DEFAULT,
+    **options: Any,
+) -> Step:
+    """The training step of a PyTorch model on fake tensors: no GPU, no weights, no data.
+
+    Takes what `foretell.pytorch.capture.capture` takes; the step is priced on `cluster`.
+    """
+    from foretell.pytorch.capture import capture as captured
+
+    on = _cluster(cluster)
+    assert on is not None
+    graph = captured(model, batch, loss, optimizer, on=on.devices[0].name, **options)
+    return Step(_priced(graph, on), on, name=str(graph.facts.get("captured", "captured step")))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class WhatIfResult(Result):
+    """What changes would do to a step; seconds and bytes."""
+
+    changes: tuple[str, ...]
+    baseline: float
+    predicted: float
+    low: float  # of the 80 % interval
+    high: float
+    baseline_peak: float
+    peak: float
+    why: str  # the bottleneck before and after
+    assumptions: tuple[str, ...]
+    notes: tuple[str, ...]
+    before: Timeline
+    after: Timeline
+
+    @property
+    def speedup(self) -> float:
+        """The baseline over the predicted step."""
+        return self.baseline / self.predicted if self.predicted else 1.0
+
+    @property
+    def verdict(self) -> str:
+        before, after = words.seconds(self.baseline), words.seconds(self.predicted)
+        head = (
+            f"{' '.join(self.changes)}: {before} → {after} a step, {words.speedup(self.speedup)} "
+            f"(80 % interval {words.interval(self.low, self.high)})"
+        )
+        if not self.peak:
+            return head
+        return f"{head}; memory {words.size(self.baseline_peak)} → {words.size(self.peak)}"
+
+    def details(self, verbose: bool = False) -> list[str | Table]:
+        before, after = (path_seconds(t, "op") for t in (self.before, self.after))
+        ops = list(dict.fromkeys([*before, *after]))[: 20 if verbose else _FEW]
+        rows = [
+            (words.cut(op, 40), *(words.seconds(p.get(op, 0.0)) for p in (before, after)))
+            for op in ops
+        ]
+        path = Table(("on the critical path", "before>", "after>"), rows)
+        assumed = [f"assumes {text}" for text in dict.fromkeys(self.assumptions)]
+        return [self.why, path, *self.notes, *(assumed if verbose else [])]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "changes": list(self.changes),
+            "baseline_s": self.baseline,
+            "predicted_s": self.predicted,
+            "low_s": self.low,
+            "high_s": self.high,
+            "why": self.why,
+            "assumptions": list(self.assumptions),
+            "notes": list(self.notes),
+            "path_before": path_seconds(self.before, "op"),
+            "path_after": path_seconds(self.after, "op"),
+            "peak_bytes": self.peak,
+            "baseline_peak_bytes": self.baseline_peak,
+        }
+
+    def records(self) -> list[dict[str, Any]]:
+        before, after = (path_seconds(t, "op") for t in (self.before, self.after))
+        return [
+            {"op": op, "before_s": before.get(op, 0.0), "after_s": after.get(op, 0.0)}
+            for op in dict.fromkeys([*before, *after])
+        ]
+
+    def plot(self) -> Plot:
+        first = Bar("baseline", self.baseline, words.seconds(self.baseline))
+        label = words.seconds(self.predicted)
+        then = Bar(" ".join(self.changes), self.predicted, label, self.low, self.high)
+        return bars("seconds a step, with the 80 % interval", [first, then])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AdviceResult(Result):
+    """Changes to a step ranked by gain, those that do not apply, and the best combination."""
+
+    baseline: float
+    ranked: tuple[Advice, ...]
+    together: Advice | None
+    refused: tuple[tuple[str, str], ...]  # change, reason
+    notes: tuple[str, ...]
+    plain: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> str:
+        head = f"a step takes {words.seconds(self.baseline)}"
+        if self.together is None:
+            return f"{head}; none of {len(self.ranked)} changes tried would shorten it"
+        best = self.together
+        gain = self.baseline / best.seconds if best.seconds else 1.0
+        names = " ".join(str(change) for change in best.changes)
+        return (
+            f"{head}; with {names} it would take {words.seconds(best.seconds)}, "
+            f"{words.speedup(gain)} (80 % interval {words.interval(best.low, best.high)})"
+        )
+
+    def details(self, verbose: bool = False) -> list[str | Table]:
+        columns = ("change", "step>", "80 % interval>", "gain>", "memory>")
+        found: list[str | Table] = [Table(columns, [_row(a) for a in self.ranked])]
+        found += [
+            f"{a.changes[0]}: {a.why}" for a in self.ranked[: len(self.ranked) if verbose else 1]
+        ]
+        if self.together and self.together.code:
+            found += ["", "the best combination in code:"]
+            found += [f"    {line}" for line in self.together.code]
+        found += ["", *self.notes] if self.notes else []
+        if verbose:
+            return [
+                *found,
+                "",
+                "does not apply:",
+                *(f"{c}: {reason}" for c, reason in self.refused),
+            ]
+        return [*found, f"{len(self.refused)} more changes do not apply"] if self.refused else found
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.plain
+
+    def records(self) -> list[dict[str, Any]]:
+        ranked: list[dict[str, Any]] = self.plain["ranked"]
+        return [row | {"changes": " ".join(row["changes"])} for row in ranked]
+
+    def plot(self) -> Plot:
+        rows = [Bar("baseline", self.baseline, words.seconds(self.baseline))]
+        for a in self.ranked:
+            name = " ".join(str(change) for change in a.changes)
+            rows.append(Bar(name, a.seconds, words.seconds(a.seconds), a.low, a.high))
+        return bars("seconds a step, with the 80 % interval", rows)
+
+
+def _row(advice: Advice) -> tuple[str, ...]:
+    peak = advice.peak_bytes
+    return (
+        " ".join(map(str, advice.changes)), words.seconds(advice.seconds),
+        words.interval(advice.low, advice.high), f"{100 * advice.gain:+.1f} %",
+        words.size(peak) if peak else "",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Simulation(Result):
+    """A simulated step: start, end and cause of every task."""
+
+    timeline: Timeline
+    name: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """How long the step takes."""
+        return self.timeline.seconds
+
+    @property
+    def verdict(self) -> str:
+        return f"step {words.seconds(self.seconds)}, {self.timeline.graph.size:,} tasks"
+
+    def details(self, verbose: bool = False) -> list[str | Table]:
+        return []
+
+    def text(self, verbose: bool = False) -> str:
+        return timeline_text(self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        return timeline_summary(self.timeline)
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row a task."""
+        graph, names = self.timeline.graph, self.timeline.graph.names
+        columns = (graph.op, graph.name, graph.rank, self.timeline.start, self.timeline.end)
+        return [
+            {"op": names[op], "name": names[name], "rank": rank, "start_s": start, "end_s": end}
+            for op, name, rank, start, end in zip(*(c.tolist() for c in columns), strict=True)
+        ]
+
+    def plot(self) -> Plot:
+        """Every lane over time, and the critical path."""
+        from foretell.simulate.show import drawing
+
+        svg = drawing(self.timeline).partition("</svg>")[0] + "</svg>"
+        return Plot(
+            self.verdict, svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+        )
+
+    def _repr_html_(self) -> str:
+        return self.timeline._repr_html_()
+
+
+def _peak(timeline: Timeline, measured: float | None) -> float:
+    """Peak memory in bytes: by tensors where a trace records them, else by the graph's buffers."""
+    found = peak_bytes(timeline.graph, measured)
+    return peak_of_buffers(timeline) if found is None else found
+
+
+def _cluster(cluster: str | Cluster | None) -> Cluster | None:
+    return load_cluster(cluster) if isinstance(cluster, str) else cluster
+
+
+def _priced(graph: Graph, cluster: Cluster | None) -> Graph:
+    if cluster is None:
+        return graph
+    from foretell.cost import price
+
+    return price(graph, cluster)
