@@ -4,15 +4,15 @@ BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: help demo test fuzz validate bench zoo docs guides figures picture lint format clean matrix test-all browser
+.PHONY: help demo test fuzz validate bench zoo docs guides figures picture lint format clean matrix test-all browser packages lock
 .DEFAULT_GOAL := help
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-.venv/installed: pyproject.toml lab/pyproject.toml constraints.txt
+.venv/installed: pyproject.toml lab/pyproject.toml constraints.txt $(wildcard .ci/locked-*.txt) .ci/install
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[solve,torch,gnn,web,ray,dev]' --editable lab
+	.ci/install
 	$(BIN)/python -m foretell.compiled.build src/foretell/compiled/built
 	@touch $@
 
@@ -72,6 +72,14 @@ lint: .venv/installed  ## ruff and mypy
 format: .venv/installed  ## let ruff arrange the code
 	$(BIN)/ruff check --fix src lab tests benchmarks docs
 	$(BIN)/ruff format src lab tests benchmarks docs
+
+packages:  ## wheel and sdist, tried in clean environments without extras
+	.ci/packages
+
+lock: .venv/installed  ## the hashed set of packages that CI installs, and its bill of materials
+	$(BIN)/python .ci/supply.py lock
+	@mkdir -p dist
+	$(BIN)/python .ci/supply.py sbom >dist/foretell.cdx.json
 
 clean:  ## remove what was built
 	rm -rf .venv build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
