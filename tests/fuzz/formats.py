@@ -28,6 +28,7 @@ class Format:
     ending: str
     make: Callable[[random.Random], bytes]
     commands: tuple[tuple[str, ...], ...]
+    cost: int = 1  # sound cases take so many times as long as those of others
 
     def case(self, number: int, name: str) -> tuple[bytes, list[str]]:
         """The bytes and the command of a number."""
@@ -202,6 +203,7 @@ _SCHEDULE = (
 )  # fmt: skip
 
 
+@cache
 def formats() -> dict[str, Format]:
     """Every format by name."""
     words, packed = _graphs()
@@ -219,7 +221,7 @@ def formats() -> dict[str, Format]:
         "answer": Format(".json", _json(SCHEDULE, LAYOUTS, PLANNED), _REPORT),
         "batch": Format(".jsonl", _lines([ROW, ROW]), (("predict", "--batch", CASE, "--json"),)),
         "runs": Format(".jsonl", _lines([{**ROW, "step_s": 0.01}]), _FIT),
-        "runs-csv": Format(".csv", _text(CSV), _FIT),
+        "runs-csv": Format(".csv", _text(CSV), _FIT, cost=20),
         "cluster": Format(
             ".toml", _text(_cluster()),
             (("predict", MODEL, "--on", CASE, "--plan", "dp=8,global_batch=8", "--json"),

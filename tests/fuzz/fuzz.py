@@ -7,16 +7,22 @@ folder, with the command beside it. The same numbers make the same cases.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
+import resource
 import shlex
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from tests.fuzz.formats import CASE, formats, spec_case
+from tests.fuzz.formats import CASE, GUIDE, PREDICT, formats, spec_case
 from tests.fuzz.harness import problem, quietly, run
+
+BATCH = 200  # cases of one process
+MEMORY = 1 << 30  # that no case may add to what is held
 
 
 def one(name: str, number: int, folder: Path) -> tuple[list[str], str, int]:
@@ -45,31 +51,93 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked.add_argument("formats", nargs="*", help="all where none is named")
     asked.add_argument("--cases", type=int, default=200, help="of each format")
     asked.add_argument("--first", type=int, default=0, help="number of the first case")
+    asked.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     asked.add_argument("--keep", type=Path, default=Path("fuzz-found"))
     given = asked.parse_args(argv)
     quietly()
-    total: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as folder:
-        for name in given.formats or names():
-            found = _many(name, given, Path(folder))
-            total.update(found)
-            print(name, dict(found), flush=True)
-    print("all", dict(total))
+    _warmed()
+    chosen, began = given.formats or names(), time.monotonic()
+    counts = {name: Counter[str]() for name in chosen}
+    for name, found in _shared(_batches(chosen, given), given.keep, given.jobs):
+        counts[name].update(found)
+        if counts[name]["cases"] == _many(name, given.cases):
+            print(name, dict(counts[name]), flush=True)
+    total = sum(counts.values(), Counter[str]())
+    pace = total["cases"] / max(time.monotonic() - began, 1e-9)
+    cpu = total.pop("cpu_ms") / 1000
+    print("all", dict(total), f"{cpu:.0f} CPU-s, {pace:.0f} cases a second")
     return 1 if total["cases"] > total["sound"] else 0
 
 
-def _many(name: str, given: argparse.Namespace, folder: Path) -> Counter[str]:
-    found: Counter[str] = Counter()
-    began = time.process_time()
-    for number in range(given.first, given.first + given.cases):
-        argv, wrong, code = one(name, number, folder)
-        found["cases"] += 1
-        found[_kind(wrong)] += 1
-        found["refused"] += code == 2
-        if wrong:
-            _keep(given.keep, name, number, argv, wrong, folder)
-    found["cpu_s"] = round(time.process_time() - began)
+def _warmed() -> None:
+    """Load what most commands need, so that processes forked from this one have it."""
+    with tempfile.TemporaryDirectory() as folder:
+        run([*PREDICT, "--plan", "dp=8,global_batch=8", "--json"], Path(folder))
+        run(["whatif", str(GUIDE), "faster:op=gemm,times=2", "--json"], Path(folder))
+        run(["report", str(GUIDE), "--no-advice", "--json"], Path(folder))
+
+
+def _many(name: str, cases: int) -> int:
+    """How many cases of a format; fewer of those whose sound ones take seconds."""
+    return max(1, cases // (formats()[name].cost if name != "spec" else 1))
+
+
+def _batches(chosen: Sequence[str], given: argparse.Namespace) -> list[tuple[str, range]]:
+    found = []
+    for name in chosen:
+        end = given.first + _many(name, given.cases)
+        found += [(name, range(k, min(k + BATCH, end))) for k in range(given.first, end, BATCH)]
     return found
+
+
+def _shared(
+    batches: list[tuple[str, range]], keep: Path, jobs: int
+) -> Iterator[tuple[str, Counter[str]]]:
+    """What came of each batch; each runs in a process of its own, which may die of it."""
+    fork = multiprocessing.get_context("fork")
+    waiting, running = batches[::-1], {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            name, numbers = waiting.pop()
+            mine, theirs = fork.Pipe(duplex=False)
+            made = fork.Process(target=_batch, args=(name, numbers, keep, theirs))
+            made.start()
+            theirs.close()
+            running[mine] = (made, name, numbers, Counter[str]())
+        for ready in wait(list(running)):
+            made, name, numbers, found = running[ready]
+            try:
+                found.update(ready.recv())
+            except EOFError:
+                del running[ready]
+                made.join()
+                if made.exitcode:
+                    number = numbers[found["cases"]]
+                    _note(keep, f"{name} {number}: the process ended with {made.exitcode}")
+                    found.update(cases=1, died=1)
+                    if rest := numbers[found["cases"] :]:
+                        waiting.append((name, rest))
+                yield name, found
+
+
+def _batch(name: str, numbers: range, keep: Path, pipe: Connection) -> None:
+    """Run some cases; tell of each how it ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        for number in numbers:
+            began, peak = time.process_time(), _peak()
+            argv, wrong, code = one(name, number, Path(folder))
+            if not wrong and _peak() > peak + MEMORY:
+                wrong = f"took {(_peak() - peak) >> 20} MiB"
+            if wrong:
+                _keep(keep, name, number, argv, wrong, Path(folder))
+            spent = round(1000 * (time.process_time() - began))
+            pipe.send({"cases": 1, _kind(wrong): 1, "refused": int(code == 2), "cpu_ms": spent})
+    pipe.close()
+    os._exit(0)
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def _kind(wrong: str) -> str:
@@ -83,8 +151,13 @@ def _keep(keep: Path, name: str, number: int, argv: list[str], wrong: str, folde
     for path in folder.glob("case*"):
         (keep / f"{name}-{number}{''.join(path.suffixes)}").write_bytes(path.read_bytes())
     last = wrong.strip().splitlines()
+    _note(keep, f"{name} {number}: {shlex.join(argv)[:500]}\n  {last[-3:]}")
+
+
+def _note(keep: Path, words: str) -> None:
+    keep.mkdir(exist_ok=True)
     with open(keep / "FOUND.txt", "a") as file:
-        print(f"{name} {number}: {shlex.join(argv)[:500]}\n  {last[-3:]}", file=file)
+        print(words, file=file)
 
 
 if __name__ == "__main__":

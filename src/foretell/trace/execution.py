@@ -119,8 +119,9 @@ def _op(n: _Raw) -> Op:
     types = [m[1] if (m := _DTYPE.search(str(t))) else "" for t in info.types]
     encode = msgspec.json.encode
     shape = Shape((encode(info.shapes), encode(types), b""))
+    thread = told.get("tid", n.tid)
     return Op(
-        n.id, n.name, -1 if parent is None else parent, int(told.get("tid", n.tid) or 0),
+        n.id, n.name, -1 if parent is None else parent, thread if isinstance(thread, int) else 0,
         bool(told.get("fw_tid", n.fw_tid)), info.values, shape, outputs, told,
     )  # fmt: skip
 
