@@ -8,8 +8,10 @@ import click
 
 from foretell.cli import offered
 from foretell.cli.machines import calibration_option, machines
-from foretell.cli.output import answer_result, json_option, require_place, verbose_option
+from foretell.cli.output import answer_result, json_option, require_place, say, verbose_option
 from foretell.cli.pooled import pool_options
+
+STOPPED = 130  # exit code of what Ctrl-C ended
 
 
 @click.command()
@@ -63,3 +65,6 @@ def command(
     if output is not None:
         save(found.plan, output)
     answer_result(found, as_json, verbose)
+    if found.stopped:
+        say("stopped: this is the best plan so far")
+        raise SystemExit(STOPPED)

@@ -34,17 +34,26 @@ class Joint(Planner):
         began = time.process_time()
         found: list[tuple[str, Planned]] = []
         failed: list[tuple[str, ForetellError]] = []
+        stopped = False
         for planner in (Oracle(), Placing(), Fusing(evaluations=self.evaluations)):
             best = min((one.predicted for _, one in found), default=float("nan"))
-            progress(f"asking {planner.name}", best)
             try:
+                progress(f"asking {planner.name}", best)
                 one = planner.plan(workload, cluster)
                 found.append((planner.name, repredicted(one, workload, cluster)))
             except ForetellError as error:
                 failed.append((planner.name, error))
+            except KeyboardInterrupt:
+                if not found:
+                    raise
+                stopped = True
+            stopped = stopped or (bool(found) and found[-1][1].stopped)
+            if stopped:
+                break
         if not found:
             raise failed[0][1]
-        return _chosen(found, failed, time.process_time() - began)
+        chosen = _chosen(found, failed, time.process_time() - began)
+        return replace(chosen, stopped=stopped)
 
 
 def _chosen(

@@ -34,6 +34,7 @@ class Planned:
     high: float = 0.0
     prediction: Prediction | None = None  # of the plan: its memory and breakdown
     alternatives: tuple[Prediction, ...] = ()  # other plans that fit, fastest first
+    stopped: bool = False  # Ctrl-C ended the search: the best plan so far
 
 
 Progress = Callable[[str, float], None]  # what is being done, and the best step so far

@@ -37,6 +37,7 @@ class Found:
     baselines: Mapping[str, Scored]
     bounds: Bounds
     run: Run
+    stopped: bool = False  # by Ctrl-C, before its limits were reached
 
 
 @dataclass(frozen=True)
@@ -91,16 +92,24 @@ class Fusing(Planner):
             run.see(rival)
         judge.evaluations += len(rivals)
         start = _started(judge, read(self.start)) if self.start else None
+        stopped = False
+        try:
+            self._improve(run, start)
+        except KeyboardInterrupt:
+            stopped = True
+        assert run.best is not None
+        assert run.shortest is not None
+        return Found(run.best, rivals, bounds(judge, run.shortest), run, stopped)
+
+    def _improve(self, run: Run, start: Scored | None) -> None:
+        """Search from the baselines on; the run keeps the best."""
         if self.runs:
-            run.see(judge.score(unfused(problem)))
+            run.see(run.judge.score(unfused(run.judge.problem)))
         elif self.method == "backtrack":
             self._backtrack(run, start)
         else:
             first = start.fusion if start is not None else None
             guided(run, seed=self.seed, start=first, reorder=self.reorder)
-        assert run.best is not None
-        assert run.shortest is not None
-        return Found(run.best, rivals, bounds(judge, run.shortest), run)
 
     def _backtrack(self, run: Run, start: Scored | None) -> None:
         """The paper's search from its beginning, or from where a file says it stopped."""
@@ -147,6 +156,7 @@ class Fusing(Planner):
             found.run.judge.evaluations,
             time.process_time() - began,
             _notes(found, self),
+            stopped=found.stopped,
         )
 
 

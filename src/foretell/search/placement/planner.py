@@ -138,10 +138,14 @@ class Placing(Planner):
             return Best(found, True, mix.parts(on, self.polish // 2))
         starts = self._starts(on, rivals)
         progress("tree search", on.least)
-        tree = self._tree(on, starts, rivals["even-allreduce"].seconds)
-        if self.method == "mcts":
-            return Best(Rival(on.problem, *tree), False, [])
-        ends = self._searched(on, [tree[0], *starts], progress)
+        ends: list[Rival] = []
+        try:
+            tree = self._tree(on, starts, rivals["even-allreduce"].seconds)
+            if self.method == "mcts":
+                return Best(Rival(on.problem, *tree), False, [])
+            self._searched(on, [tree[0], *starts], progress, ends)
+        except KeyboardInterrupt:  # the best so far
+            return Best(_quickest([*reversed(ends), *rivals.values()], on), False, [], stopped=True)
         best = _quickest([*reversed(ends), *rivals.values()], on)
         best = _with_factors(best) if self.factors and best.problem is on.problem else best
         progress("parts of one kind", best.seconds)
@@ -157,9 +161,10 @@ class Placing(Planner):
         tree.play(self.playouts)
         return tree.best
 
-    def _searched(self, on: Evaluator, starts: list[Placement], progress: Progress) -> list[Rival]:
+    def _searched(
+        self, on: Evaluator, starts: list[Placement], progress: Progress, found: list[Rival]
+    ) -> None:
         """Annealing from some starts, from the best two again, from the best; descent behind it."""
-        found: list[Rival] = []
         each = self.strokes // 8
 
         def annealed(start: Placement, strokes: int) -> None:
@@ -175,7 +180,7 @@ class Placing(Planner):
         first = _quickest([found[-1], first], on)
         progress("descent", first.seconds)
         lowest, _ = polish(on, first.placement, self.polish)
-        return [*found, Rival(on.problem, *simplified(on, lowest))]
+        found.append(Rival(on.problem, *simplified(on, lowest)))
 
     def _starts(self, on: Evaluator, rivals: dict[str, Rival]) -> list[Placement]:
         """Where to start: what others do, one choice for all, pipelines; the quickest first."""
@@ -211,6 +216,7 @@ class Placing(Planner):
             on.evaluations,
             time.process_time() - began,
             notes(best, sorted(set(rivals) - set(fitting))),
+            stopped=best.stopped,
         )
 
 
@@ -235,6 +241,7 @@ class Best:
     found: Rival
     is_proven: bool
     parts: list[mix.Part]
+    stopped: bool = False  # by Ctrl-C
 
 
 def _runs_on(chosen: int) -> Allowed:
