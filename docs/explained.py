@@ -4,7 +4,7 @@
     python docs/explained.py --from FOLDER  take NAME.json from FOLDER if there
 
 `python docs/figures.py accuracy` writes it too, with the page. Names nobody has measured get no
-line here; what they were held against is in `src/foretell/cli/held.toml`.
+line here; what they were held against is in `src/foretell/cli/checked.toml`.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ TRACE = "src/foretell/samples/traces/resnet18-h200.json.gz"
 # %% [markdown]
 # ## First: does it know my step at all?
 #
-# Before any question, play the trace unchanged. If that is not what was measured, nothing that
-# follows can be.
+# Before any question, simulate the trace unchanged. If that is not what was measured, no answer
+# that follows can be trusted.
 
 # %%
 foretell(f"replay {TRACE}")
@@ -26,16 +26,16 @@ foretell(f"replay {TRACE}")
 # %% [markdown]
 # ## One change
 #
-# Mixed precision. Products run in half precision, sums and norms stay in fp32, casts are added,
+# Mixed precision. Matmuls run in half precision, sums and norms stay in fp32, casts are added,
 # and the host has more to launch.
 
 # %%
 foretell(f"whatif {TRACE} amp:dtype=bf16")
 
 # %% [markdown]
-# Read it from the top: the step before and after, the range that holds four times in five, and
-# peak memory. Then who holds the step up: here the device, before and after, so a faster CPU
-# would bring nothing. Then the critical path. Last, what was taken for granted.
+# Read it from the top: the step before and after, the 80 % interval and peak memory. Then the
+# bottleneck: GPU-bound before and after, so a faster CPU would bring nothing. Then the critical
+# path. `-v` adds the assumptions.
 #
 # This trace belongs to a set in which every change was also made and timed. The step took 48.2
 # ms, and 24.6 ms under autocast:
@@ -59,9 +59,8 @@ for row in measured["rows"]:
 foretell(f"whatif {TRACE} --real-ms 48.19 cuda-graph")
 
 # %% [markdown]
-# A CUDA graph takes the host out of the step. It gains almost nothing here, because the device,
-# not the host, holds the step up. That changes once the kernels are fast. **Changes compose, in
-# whatever order they are written:**
+# A CUDA graph takes the host out of the step. It gains almost nothing here, because the step is
+# GPU-bound. That changes once the kernels are fast. **Changes compose, in any order:**
 
 # %%
 foretell(f"whatif {TRACE} --real-ms 48.19 amp:dtype=bf16 channels-last cuda-graph")
@@ -91,11 +90,10 @@ foretell(f"whatif {TRACE} --real-ms 48.19 data-parallel:ranks=8 --on dgx-h200")
 foretell(f"whatif {TRACE} --real-ms 48.19 data-parallel:ranks=8 network:times=0.1 --on dgx-h200")
 
 # %% [markdown]
-# ## A change nobody has named
+# ## A change that has no name
 #
-# `faster`, `scale`, `remove` and `insert` are for the idea you have and we do not. What if
-# somebody wrote kernels for batch normalisation that take a third of the time, with the host's
-# work as it is?
+# `faster`, `scale`, `remove` and `insert` are for ideas of your own. What if kernels for batch
+# normalisation took a third of the time, with the host's work unchanged?
 
 # %%
 foretell(f"whatif {TRACE} scale:select=kind=kernel+op=native_batch_norm*,times=0.33")
@@ -104,20 +102,17 @@ foretell(f"whatif {TRACE} scale:select=kind=kernel+op=native_batch_norm*,times=0
 # ## From Python
 
 # %%
-from foretell.baseline import unprofiled
-from foretell.trace import read
-from foretell.whatif import Setting, applied, parse
+import foretell as ft  # `foretell` is the command line on this page
 
-step = unprofiled(read(Path(__file__).parents[2] / TRACE), 48.19e-3)
-for spec in ("tf32", "channels-last", "fused-optimizer"):
-    after = applied([parse(spec)], step.graph, Setting())
-    print(f"{spec:16} {1e3 * step.predicted(after):.1f} ms")
+step = ft.Step.from_trace(Path(__file__).parents[2] / TRACE, unprofiled=48.19e-3)
+for change in ("tf32", "channels-last", "fused-optimizer"):
+    print(repr(step.whatif(change)))
 
 # %% [markdown]
 # ## What to keep in mind
 #
 # * `foretell explain amp` prints the model behind a change, what it assumes and where it comes
 #   from. [How accurate is it](../accuracy.md) has the errors, change by change.
-# * A change whose range reaches over the present step may not help at all.
+# * A change whose interval reaches over the current step may not help at all.
 # * Peak memory needs shapes in the trace.
 # * `foretell report step.json.gz -o report.html` puts all of this on [one page](report.md).

@@ -57,12 +57,12 @@ def test_without_a_known_time_the_usual_cost_of_an_event_is_taken_off():
     assert "estimated" in found.note
 
 
-def test_a_step_the_device_holds_up_says_nothing_of_the_host():
+def test_a_gpu_bound_step_says_nothing_of_the_host():
     found = unprofiled(traced(step(host=10e-6, device=50e-6)), real=490e-6)
     assert found.factor == USUAL
     assert found.seconds == 490e-6
     assert found.predicted(found.graph) == pytest.approx(490e-6)
-    assert "the device" in found.note
+    assert "GPU-bound" in found.note
 
 
 def test_what_is_missed_of_a_step_is_time_in_which_the_device_waits():
@@ -133,12 +133,12 @@ def test_an_empty_step_has_no_interval():
     assert interval(Builder().graph(), steady_seconds, host=0.1) == (0, 0)
 
 
-def test_why_names_who_holds_the_step_up():
+def test_why_names_the_bottleneck():
     slow, fast = step(host=10e-6, device=2e-6), step(host=1e-6, device=10e-6)
-    assert why(slow, slow).startswith("CPU-bound (GPU idle 80%")
-    assert "after it GPU-bound" in why(slow, fast)
+    assert why(slow, slow).startswith("CPU-bound (GPU idle 80 %)")
+    assert ", then GPU-bound" in why(slow, fast)
     shorter = step(host=10e-6, device=1e-6)
-    assert "which nobody waits for" in why(slow, shorter)
+    assert "off the critical path" in why(slow, shorter)
 
 
 @pytest.mark.truth

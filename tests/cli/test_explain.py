@@ -55,10 +55,10 @@ def test_every_name_tells_all_four(name):
         assert len(one["model"]) > 30
         assert one["assumes"] or name in VERBS
         assert one["source"]
-        assert one["accuracy"] or one["held_against"]
+        assert one["accuracy"] or one["checked_against"]
     text = told(name)
     assert "source: " in text
-    assert "measured: " in text or "held against " in text
+    assert "measured: " in text or "checked against " in text
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
@@ -71,8 +71,8 @@ def test_what_was_measured_is_named():
     assert len(kept["what-ifs"]) >= 9
 
 
-def test_what_names_were_held_against_is_there():
-    kept = tomllib.loads((files("foretell.cli") / "held.toml").read_text())
+def test_what_names_were_checked_against_is_there():
+    kept = tomllib.loads((files("foretell.cli") / "checked.toml").read_text())
     known = {"what-ifs": WHATIFS, "planners": PLANNERS, "strategies": STRATEGIES}
     for kind, lines in kept.items():
         assert set(lines) <= set(known[kind])
@@ -94,7 +94,7 @@ def test_a_name_that_is_two_things_tells_both():
 
 def test_accuracy_is_told_where_it_was_measured():
     assert "measured: seven models" in told("amp")
-    assert "nobody has measured it here; held against" in " ".join(told("p3").split())
+    assert "not measured here; checked against" in " ".join(told("p3").split())
     assert any("vTrain" in line for line in json.loads(told("oracle", "--json"))["accuracy"])
 
 

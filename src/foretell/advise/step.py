@@ -1,4 +1,4 @@
-"""A step somebody asks about: its graph, its machines, and how its time is told."""
+"""A training step to ask about: its graph, its cluster, and its time without the profiler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from foretell.whatif.spread import together
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A step, the machines it runs on, and how its time is told."""
+    """A step, the cluster it runs on, and its time without the profiler."""
 
     graph: Graph
     cluster: Cluster | None
@@ -41,6 +41,6 @@ class Step:
         return self.baseline.predicted(after) if self.baseline else simulate(after).seconds
 
     def interval(self, after: Graph, changes: Sequence[WhatIf]) -> Interval:
-        """Between which times it would lie, four times in five, as a graph that changes made."""
+        """The 80 % interval of its time as a graph that changes made."""
         host = self.baseline.sigma if self.baseline else 0.0
         return interval(after, self.predicted, host=host, spread=together(changes))

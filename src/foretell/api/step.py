@@ -299,9 +299,9 @@ class AdviceResult(Result):
             f"{a.changes[0]}: {a.why}" for a in self.ranked[: len(self.ranked) if verbose else 1]
         ]
         if self.together and self.together.code:
-            found += ["", "the best combination in code:"]
-            found += [f"    {line}" for line in self.together.code]
-        found += ["", *self.notes] if self.notes else []
+            lines = (f"    {line}" for line in self.together.code)
+            found += ["", "the best combination in code:", *lines, ""]
+        found += self.notes
         if verbose:
             return [
                 *found,

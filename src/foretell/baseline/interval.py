@@ -1,4 +1,4 @@
-"""How far a foretold step may be off: an interval that should hold four times in five.
+"""The 80 % interval of a predicted step.
 
 Three things are not known exactly and are varied one by one, both ways: how fast the host is
 without the profiler, what changed kernels really take, and what the what-ifs themselves leave out.
@@ -34,16 +34,16 @@ def interval(
 
     `host` is the spread of ln of the host's speed, `spread` what the what-ifs leave open.
     """
-    foretold = seconds(after)
-    if not foretold:
+    predicted = seconds(after)
+    if not predicted:
         return Interval(0.0, 0.0)
     widths = []
     for sign in (-1.0, 1.0):
         varied = (_host(after, sign * host), _device(after, sign))
-        effects = [float(portable.log(seconds(g) / foretold)) for g in varied if g is not None]
+        effects = [float(portable.log(seconds(g) / predicted)) for g in varied if g is not None]
         widths.append(FOUR_IN_FIVE * float(np.sqrt(spread**2 + sum(e**2 for e in effects))))
     return Interval(
-        foretold * float(portable.exp(-widths[0])), foretold * float(portable.exp(widths[1]))
+        predicted * float(portable.exp(-widths[0])), predicted * float(portable.exp(widths[1]))
     )
 
 

@@ -1,11 +1,11 @@
 """A traced step as it would run without the profiler.
 
 Recording makes the host slower, and unevenly: calls that fall on a cold cache or a full buffer take
-several times as long, most of all in a step the device holds up, where the host sleeps and wakes.
+several times as long, most of all in a GPU-bound step, where the host sleeps and wakes.
 The quicker calls of a kind show what one costs when nothing is in the way. So a call is taken to
 last no longer than a quick one of its kind, times a factor that is the same for all: the one with
-which the step played in a row takes what an un-profiled step is known to take (or is guessed to,
-from the number of events), or, where the device holds it up, what the factor usually is.
+which the step simulated in a row takes what an un-profiled step is known to take (or is guessed to,
+from the number of events), or, where it is GPU-bound, what the factor usually is.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ EVENT = 1.4e-6
 LEAST, MOST = 0.4, 4.0  # beyond these something else differs
 KIND = 4  # calls of a kind from which on the quick ones tell something
 CLOSE = 0.005  # how near to the known time is near enough
-FINE = 0.01  # shares of a step below which nobody can tell whether the device waits
-PROBE, FEELS = 0.85, 0.05  # a host that much faster shortens a step it holds up by this share
+FINE = 0.01  # share of a step below which idle time of the device cannot be told
+PROBE, FEELS = 0.85, 0.05  # a host that much faster shortens a CPU-bound step by this share
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class Baseline:
     """A step without the profiler, and how far the graph is from what was timed."""
 
     graph: Graph
-    seconds: float  # a step, steps in a row; as timed where somebody did
+    seconds: float  # a step, steps in a row; as timed where it was
     played: float  # the same from the graph
     factor: float  # what the host's quick calls were multiplied by
     sigma: float  # spread of ln of that factor: near zero where the known time tells it
@@ -52,7 +52,7 @@ class Baseline:
     def predicted(self, after: Graph) -> float:
         """Seconds of a changed step, corrected by what the graph misses of this one.
 
-        What is missed is time in which the device waits: a step in which it waits less misses less.
+        What is missed is time in which the device is idle: a step that idles less misses less.
         """
         seconds = steady_seconds(after)
         missed = self.seconds / self.played - 1
@@ -65,24 +65,24 @@ def unprofiled(trace: Trace, real: float | None = None) -> Baseline:
 
     `real` is the time of an un-profiled step; where it is not given, what the trace says of it.
     """
-    told = "given" if real is not None else "timed with the trace"
+    source = "given" if real is not None else "timed with the trace"
     real = trace.real if real is None else real
     known = real is not None
     if real is None:
-        told, real = f"estimated ({EVENT * 1e6:.1f} µs an event taken off)", _guessed(trace)
+        source, real = f"estimated ({EVENT * 1e6:.1f} µs an event taken off)", _guessed(trace)
     usual = warmed(trace, USUAL)
     played = steady_seconds(usual)
     if real <= 0 or played <= 0:
         raise InputError(
-            f"a step of {real:g} s, {played:g} s when played",
+            f"a step of {real:g} s, {played:g} s when simulated",
             hint="the trace has to hold a whole step, and its time has to be above zero",
         )
-    if abs(played / real - 1) < CLOSE or _device_holds(trace, played, real):
-        note = f"un-profiled step {told}; the device, not the host, holds it up"
+    if abs(played / real - 1) < CLOSE or _is_gpu_bound(trace, played, real):
+        note = f"un-profiled step {source}; GPU-bound, so the profiler hardly slows it"
         return Baseline(usual, real, played, USUAL, SPREAD, note)
     factor = _solved(trace, real)
     graph = warmed(trace, factor)
-    note = f"un-profiled step {told}: host calls take {factor:.2f} × a quick one of their kind"
+    note = f"un-profiled step {source}: host calls take {factor:.2f} × a quick one of their kind"
     sigma = AGAIN if known else SPREAD
     return Baseline(graph, real, steady_seconds(graph), factor, sigma, note)
 
@@ -152,7 +152,7 @@ def _capped(times: Array, whose: Array) -> Array:
     return found
 
 
-def _device_holds(trace: Trace, played: float, real: float) -> bool:
+def _is_gpu_bound(trace: Trace, played: float, real: float) -> bool:
     """Whether the step is as long as its kernels, so that its time tells nothing of the host."""
     if steady_seconds(warmed(trace, LEAST)) > real:
         return True

@@ -1,4 +1,4 @@
-"""Why a change helps or not, in one sentence: who holds the step up, and what was made shorter."""
+"""Why a change helps or not, in one sentence: the bottleneck, and what became shorter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from foretell.baseline.steady import steady_seconds
 from foretell.graph.columns import Kind
 from foretell.graph.graph import Graph
 
-BUSY = 0.97  # a device that works this share of the step holds it up
+BUSY = 0.97  # share of the step from which on a busy device is the bottleneck
 DEVICE = (Kind.KERNEL, Kind.COPY)
 WIRE = (Kind.COLLECTIVE, Kind.SEND)
 
@@ -23,11 +23,11 @@ class Shares:
     kernels: float  # seconds of device work
     host: float  # seconds of host work
     wire: float  # seconds of communication
-    idle: float  # share of the step in which the device waits
+    idle: float  # share of the step in which the device is idle
 
     @property
-    def holder(self) -> str:
-        """Who holds the step up."""
+    def bottleneck(self) -> str:
+        """The bottleneck: host, device or network."""
         if not self.kernels:
             return "host"
         if self.idle < 1 - BUSY:
@@ -59,18 +59,18 @@ def why(before: Graph, after: Graph, seconds: tuple[float, float] | None = None)
     first, second = shares(before, known[0]), shares(after, known[1])
     gain = 1 - second.seconds / first.seconds if first.seconds else 0.0
     moved = _moved(first, second)
-    held = f"{_held(first)}; after it {_held(second)}"
+    bound = f"{_bound(first)}, then {_bound(second)}"
     if abs(gain) < 0.02 and moved:
-        return f"no gain: {held}; {moved}, which nobody waits for"
-    return f"{held}; {moved}" if moved else held
+        return f"no gain: {bound}; {moved}, off the critical path"
+    return f"{bound}; {moved}" if moved else bound
 
 
-def _held(found: Shares) -> str:
-    if found.holder == "device":
-        return f"GPU-bound (busy {1 - found.idle:.0%} of it)"
-    if found.holder == "network":
-        return f"communication-bound ({found.wire / found.seconds:.0%} of it on the wire)"
-    return f"CPU-bound (GPU idle {found.idle:.0%} of it)"
+def _bound(found: Shares) -> str:
+    if found.bottleneck == "device":
+        return f"GPU-bound (GPU busy {100 * (1 - found.idle):.0f} %)"
+    if found.bottleneck == "network":
+        return f"communication-bound ({100 * found.wire / found.seconds:.0f} % of the step)"
+    return f"CPU-bound (GPU idle {100 * found.idle:.0f} %)"
 
 
 def _moved(first: Shares, second: Shares) -> str:

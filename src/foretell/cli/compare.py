@@ -1,4 +1,4 @@
-"""`foretell compare`: a predicted step beside a measured one, and where they part."""
+"""`foretell compare`: a predicted step beside a measured one, and where they differ."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 @output_option
 @json_option
 def command(predicted: Path, measured: Path, most: int, output: Path | None, as_json: bool) -> None:
-    """Line up two steps task by task: where they part, and how much of the gap each task explains.
+    """Line up two steps task by task: where they differ, and how much of it each task explains.
 
-    Each is a graph (played), or a trace or the folder of a run (as it was measured).
+    Each is a graph (simulated), or a trace or the folder of a run (as it was measured).
     """
     from foretell.simulate.compare import compare
 
@@ -41,7 +41,7 @@ def command(predicted: Path, measured: Path, most: int, output: Path | None, as_
 
 
 def timeline_of(path: Path) -> Timeline:
-    """The timeline in a file: a graph is played, a trace or a run's folder is what it measured."""
+    """The timeline in a file: of a graph by simulation, of a trace or a run as measured."""
     from foretell.graph.file import is_graph_file, load
     from foretell.simulate import Timeline, simulate
 
@@ -70,8 +70,8 @@ def _text(found: dict[str, Any]) -> str:
 
     ratio = found["predicted_s"] / found["measured_s"] - 1
     head = (
-        f"predicted {words.seconds(found['predicted_s'])}, "
-        f"measured {words.seconds(found['measured_s'])} ({100 * ratio:+.1f} %)"
+        f"the prediction is {100 * ratio:+.1f} % off: predicted "
+        f"{words.seconds(found['predicted_s'])}, measured {words.seconds(found['measured_s'])}"
     )
     tasks = (
         f"{found['matched']} tasks in both, {found['only_predicted']} only predicted, "
@@ -93,7 +93,7 @@ def _path(found: dict[str, Any]) -> str:
         )  # fmt: skip
     rows.append(("the rest of it", "", *_explained(found["rest_of_path_s"], gap), "", ""))
     rows.append(("elsewhere", "", *_explained(found["elsewhere_s"], gap), "", ""))
-    columns = ("predicted path", "lane", "gap>", "of it>", "ran>", "waited>")
+    columns = ("predicted path", "lane", "gap>", "share>", "ran>", "waited>")
     return table(columns, rows)
 
 

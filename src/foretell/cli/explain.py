@@ -1,8 +1,8 @@
-"""`foretell explain`: what stands behind a name: its model, assumptions, source and accuracy.
+"""`foretell explain`: what is behind a name: its model, assumptions, source and accuracy.
 
 Names are those of what-ifs, planners and the oracle's strategies. How accurate each was is read
 from `accuracy.json`, which `python docs/figures.py accuracy` writes from measurements; what else it
-was held against is written in `held.toml`.
+was checked against is written in `checked.toml`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SUPPOSED = {
     ),
     "placement": (
         "a device does one thing at a time, and transfers on one link share it",
-        "samples of a step can be dealt out in any whole numbers",
+        "samples of a step can be split in any whole numbers",
     ),
 }
 
@@ -98,7 +98,7 @@ def _whatif(kind: Any) -> dict[str, Any]:
         "code": kind.code,
         "spread": spread_of(kind.name),
         "is_measured": is_measured(kind.name),
-        **_held("what-ifs", kind.name),
+        **_evidence("what-ifs", kind.name),
     }
 
 
@@ -107,7 +107,7 @@ def _planner(kind: Any) -> dict[str, Any]:
         "kind": "planner",
         **_said(kind),
         "assumes": list(SUPPOSED.get(kind.name, ())),
-        **_held("planners", kind.name),
+        **_evidence("planners", kind.name),
     }
 
 
@@ -134,17 +134,17 @@ def _strategy(name: str, told: Any) -> dict[str, Any]:
         "ends": told.ends,
         "assumes": list(told.assumes),
         "source": told.source,
-        **_held("strategies", name),
+        **_evidence("strategies", name),
     }
 
 
-def _held(kind: str, name: str) -> dict[str, Any]:
-    """How right it was, a line for each set of measurements, and what else it was held against."""
+def _evidence(kind: str, name: str) -> dict[str, Any]:
+    """Its accuracy, a line for each set of measurements, and what else it was checked against."""
     kept, beside = ((files("foretell.cli") / f).read_text(encoding="utf-8")
-                    for f in ("accuracy.json", "held.toml"))  # fmt: skip
+                    for f in ("accuracy.json", "checked.toml"))  # fmt: skip
     return {
         "accuracy": list(json.loads(kept)[kind].get(name, [])),
-        "held_against": tomllib.loads(beside)[kind].get(name, ""),
+        "checked_against": tomllib.loads(beside)[kind].get(name, ""),
     }
 
 
@@ -223,7 +223,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         untried = "" if found["is_measured"] else "never measured: "
         lines.append(f"{untried}its own error, beside prices and host: about {found['spread']:.0%}")
     lines += [f"measured: {line}" for line in found["accuracy"]]
-    if found["held_against"]:
-        nobody = "" if found["accuracy"] else "nobody has measured it here; "
-        lines.append(f"{nobody}held against {found['held_against']}")
+    if found["checked_against"]:
+        unmeasured = "" if found["accuracy"] else "not measured here; "
+        lines.append(f"{unmeasured}checked against {found['checked_against']}")
     return lines

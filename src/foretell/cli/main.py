@@ -16,35 +16,44 @@ from foretell.io import shown
 
 MOST_LINE, MOST_LINES = 2000, 60  # letters and lines of an error
 
-# name -> (module, one line of help). Listed in the order a newcomer meets them.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("demo", "The whole loop on embedded data; ends with a report."),
-    "show": ("show", "What is in a file: a graph, a trace, a cluster, a placement."),
-    "simulate": ("simulate", "Play a graph: how long it takes, where the time goes, and why."),
-    "replay": ("replay", "Simulate a trace unchanged: how far from what was measured."),
-    "whatif": ("whatif", "What changes would make of a step, before anybody makes them."),
-    "advise": ("advise", "Every change that applies to a step, tried and ranked."),
-    "predict": ("predict", "One layout of a model on a cluster: step time, memory, bottleneck."),
-    "oracle": ("oracle", "Every parallel strategy against scale: time, memory, money, limits."),
-    "plan": ("plan", "Look for the plan with the shortest step."),
-    "schedule": ("schedule", "In which order the blocks of a pipeline run."),
-    "capture": ("capture", "A training step from a model alone: no GPU, no weights."),
-    "profile": ("profile", "Time and trace a training script's steps."),
-    "export": ("export", "A plan in the words of torchtitan, Megatron, DeepSpeed or PyTorch."),
-    "run": ("run", "A plan on real ranks: measured beside predicted."),
-    "bench": ("bench", "Measure this machine: operators, links, collectives."),
-    "lab": ("lab", "Models x plans x networks on this machine, beside what was foretold."),
-    "compare": ("compare", "A predicted step beside a measured one: where they part."),
-    "fit": ("fit", "Measured runs fed back, so that the next prediction is better."),
-    "report": ("report", "One page of a step, what would help, layouts, plans and schedules."),
-    "studio": ("studio", "The page where you play with what-ifs and plans."),
-    "check": ("check", "A budget for a step, for CI: exits with 3 where it is not kept."),
-    "tune-ddp": ("tune_ddp", "Buckets for DistributedDataParallel: searched, then measured."),
-    "train-policy": ("train_policy", "The network that guides the placement search, by self-play."),
-    "explain": ("explain", "What stands behind a name: model, assumptions, accuracy."),
-    "validate": ("validate", "Every accuracy figure, from measured data."),
-    "completion": ("completion", "The line that turns on completion in your shell."),
+# name -> (module, one line of help), in groups by what a person has in hand.
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "A training step you have": {
+        "whatif": ("whatif", "What changes would do to a step, without making them."),
+        "advise": ("advise", "Every change that applies to a step, tried and ranked."),
+        "report": ("report", "One page on a step: bottleneck, remedies, layouts, plans."),
+        "studio": ("studio", "The same page live: toggle what-ifs, explore plans."),
+        "replay": ("replay", "Simulate a trace unchanged and compare with the measured step."),
+        "profile": ("profile", "Run a training script until its step is timed and traced."),
+        "capture": ("capture", "A step from a script or model alone: no GPU, no weights."),
+    },
+    "A model and a cluster": {
+        "predict": ("predict", "One plan: step time, memory, MFU, bottleneck."),
+        "oracle": ("oracle", "Every parallel strategy by number of GPUs: time, memory, cost."),
+        "plan": ("plan", "Search for the plan with the shortest step."),
+        "schedule": ("schedule", "Search for the order of a pipeline's blocks."),
+    },
+    "Run it": {
+        "run": ("run", "Run a plan on real ranks; measured beside predicted."),
+        "export": ("export", "A plan as torchtitan, Megatron, DeepSpeed or PyTorch settings."),
+        "tune-ddp": ("tune_ddp", "Search and measure bucket sizes of DistributedDataParallel."),
+        "compare": ("compare", "A predicted step beside a measured one: where they differ."),
+        "fit": ("fit", "Calibrate predictions with measured runs."),
+        "bench": ("bench", "Measure this machine: operators, links, collectives."),
+        "check": ("check", "A budget for a step, for CI; exit code 3 where it is exceeded."),
+    },
+    "Look inside": {
+        "demo": ("demo", "The whole loop on embedded data; ends with a report."),
+        "show": ("show", "What is in a file: a graph, a trace, a cluster, a placement."),
+        "simulate": ("simulate", "Simulate a graph: how long it takes, and the critical path."),
+        "explain": ("explain", "The model, assumptions and accuracy behind a name."),
+        "validate": ("validate", "Every accuracy figure, from measured data."),
+        "lab": ("lab", "Models, plans and networks on this machine, beside predictions."),
+        "train-policy": ("train_policy", "Train the network that guides the placement search."),
+        "completion": ("completion", "The line that turns on completion in your shell."),
+    },
 }
+COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 LAB_COMMANDS = {"lab", "train-policy", "validate"}  # of the second package, foretell_lab
 
 
@@ -71,14 +80,35 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        for title, group in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, text) for name, (_, text) in group.items()])
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+START = """\
+foretell predicts how a training step will run, finds a faster way, and runs it.
+
+Where to start:
+  a training script      foretell advise train.py
+  a profiler trace       foretell whatif step.json.gz amp compile
+  a model, some GPUs     foretell oracle llama-3.1-8b --on dgx-h100 --gpus 8..64
+  the best layout        foretell plan llama-3.1-8b --on dgx-h100:nodes=2
+  nothing yet            foretell demo
+
+`foretell --help` lists every command; `foretell COMMAND --help` explains one."""
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+)
 @click.version_option(__version__, message="foretell %(version)s")
-def foretell() -> None:
-    """Tells how a training step will run before it is run, and finds a faster way to run it."""
+@click.pass_context
+def foretell(context: click.Context) -> None:
+    """Predict how a training step will run, find a faster way to run it, and run it."""
+    if context.invoked_subcommand is None:
+        click.echo(START)
 
 
 def main(argv: list[str] | None = None) -> None:

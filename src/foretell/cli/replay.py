@@ -1,4 +1,4 @@
-"""`foretell replay`: a trace simulated unchanged, held against what was measured."""
+"""`foretell replay`: a trace simulated unchanged, compared with what was measured."""
 
 from __future__ import annotations
 
@@ -49,10 +49,11 @@ def _summary(found: Any, replayed: Any) -> dict[str, Any]:
 
 def _text(answered: dict[str, Any]) -> str:
     from foretell.report import words
+    from foretell.report.terminal import fitted
 
     head = (
+        f"the simulated step is {100 * answered['error']:+.2f} % off: "
         f"measured {words.seconds(answered['measured_s'])}, "
-        f"replayed {words.seconds(answered['replayed_s'])} "
-        f"({100 * answered['error']:+.2f} %), {answered['tasks']:,} tasks"
+        f"replayed {words.seconds(answered['replayed_s'])}, {answered['tasks']:,} tasks"
     )
-    return "\n".join([head, *answered["notes"]])
+    return "\n".join(map(fitted, [head, *answered["notes"]]))

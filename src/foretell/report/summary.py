@@ -41,9 +41,10 @@ def graph_summary(graph: Graph) -> dict[str, Any]:
 
 def graph_text(answer: dict[str, Any]) -> str:
     """A graph's summary for a terminal."""
+    ranks = f"{answer['ranks']} rank{'' if answer['ranks'] == 1 else 's'}"
     head = (
         f"{answer['tasks']:,} tasks, {answer['edges']:,} edges, {answer['lanes']} lanes, "
-        f"{answer['ranks']} ranks; {words.seconds(answer['seconds'])} of work"
+        f"{ranks}; {words.seconds(answer['seconds'])} of work"
     )
     kinds = [(k["kind"], f"{k['tasks']:,}", words.seconds(k["seconds"])) for k in answer["kinds"]]
     ops = [

@@ -33,7 +33,7 @@ class Verdict:
             return f"{self.name}: nobody can tell; the limit is {say(self.limit)}"
         between = ""
         if self.low is not None and self.high is not None:
-            between = f" ({say(self.low)} to {say(self.high)} (80 % interval))"
+            between = f" (80 % interval {say(self.low)} to {say(self.high)})"
         verb = "stays under" if self.passed else "is over"
         return f"{self.name}: {say(self.value)}{between} {verb} {say(self.limit)}"
 

@@ -113,7 +113,7 @@ def _parts(case: _Case) -> dict[str, float]:
 
 
 def _verdict(case: _Case, idle: dict[str, Any], counsel: Counsel | None) -> dict[str, Any]:
-    bound = BOUND[shares(case.graph, case.window.seconds).holder]
+    bound = BOUND[shares(case.graph, case.window.seconds).bottleneck]
     most = max(idle["causes"], key=lambda c: c["seconds"], default=None)
     if bound == "CPU-bound" and most and most["cause"] in ("input", "communication"):
         bound = f"{most['cause']}-bound"

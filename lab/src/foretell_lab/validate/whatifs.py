@@ -132,7 +132,7 @@ def _row(
     return Row(
         truth["model"], start, variant, step.seconds, truth["low_ms"] / 1e3,
         truth["high_ms"] / 1e3, step.predicted(after), least, most,
-        _fixed(step, specs) if start == "base" else None, shares(after).holder,
+        _fixed(step, specs) if start == "base" else None, shares(after).bottleneck,
     )  # fmt: skip
 
 
