@@ -37,7 +37,7 @@ PLANS = {
         "dp=2,pp=2,micro_batch=2", "dp=2,pp=2,micro_batch=2,zero=1",
         "dp=2,pp=2,micro_batch=2,zero=2", "dp=2,pp=2,micro_batch=2,zero=3",
         "dp=2,pp=2,micro_batch=2,schedule=interleaved,chunks=2",
-        "dp=2,pp=2,micro_batch=1,shares=5+3", "tp=2,pp=2,micro_batch=2",
+        "dp=2,pp=2,micro_batch=1,shares=5+3", "tp=2,pp=2,micro_batch=2", "tp=2,pp=2",
         "tp=2,pp=2,micro_batch=2,sp=yes", "dp=2,cp=2", "dp=2,cp=2,zero=3", "cp=2,tp=2", "cp=2,pp=2",
         "cp=2,tp=2,sp=yes", "dp=4,zero=3,shard=2", "dp=4,zero=1", "dp=2,filter=2", "dp=2,channel=2",
         "dp=2,spatial=2", "pp=4,micro_batch=2", "dp=2,spatial=2,zero=1",

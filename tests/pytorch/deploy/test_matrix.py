@@ -21,7 +21,11 @@ PAIRS = {  # what has been wrong before, besides a model or two for each plan
         ("gpt", "tp=2,sp=yes"),
         ("frozen", "pp=2,micro_batch=2,schedule=zb-h1"),
     ],
-    4: [("tied", "dp=2,pp=2,micro_batch=2"), ("gpt", "cp=2,tp=2,sp=yes")],
+    4: [
+        ("tied", "dp=2,pp=2,micro_batch=2"),
+        ("gpt", "cp=2,tp=2,sp=yes"),
+        ("moe", "tp=2,pp=2"),  # routes by what shapes are tried with
+    ],
 }
 
 

@@ -38,6 +38,17 @@ class Stage(PipelineStage):  # type: ignore[misc]
 
     ran: list[Ran]
 
+    def _to_tensor(self, arg: Any) -> Any:
+        """What shapes are tried with: zeros, so that all ranks of a stage go the same way.
+
+        Torch leaves it uninitialised; tensor-parallel ranks of a router then differ.
+        """
+        found = super()._to_tensor(arg)
+        if not isinstance(arg, torch.Tensor):
+            with torch.no_grad():
+                found.zero_()
+        return found
+
     def _forward_metadata_inference(self, *args: Any, **kwargs: Any) -> Any:
         with untouched(self.submod):
             return super()._forward_metadata_inference(*args, **kwargs)
