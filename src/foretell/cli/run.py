@@ -10,17 +10,22 @@ import click
 
 from foretell.cli.output import answer, json_option, say
 from foretell.cli.progress import working
+from foretell.cli.script import ScriptCommand, is_script, module_option, show_option
 from foretell.cli.stopping import terminated_as_stopped
 from foretell.errors import InputError
 
 _WIDE = 60  # letters of a plan that are shown; placed stages and actions would fill pages
 
 
-@click.command()
-@click.argument("script", type=click.Path(path_type=Path))
+@click.command(cls=ScriptCommand)
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@module_option
 @click.option("--plan", default="", help="A file, or a text such as dp=4,zero=1; dp=N.")
 @click.option("-n", "--ranks", type=click.IntRange(min=1), help="On this node; the plan's.")
-@click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True)
+@click.option(
+    "--steps", type=click.IntRange(min=1), help="10; a script with a loop of its own: to its end."
+)
 @click.option("--warmup", type=click.IntRange(min=0), default=3, show_default=True)
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Folder for what it measured."
@@ -49,25 +54,35 @@ _WIDE = 60  # letters of a plan that are shown; placed stages and actions would 
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint, under this plan.")
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--rendezvous", default="", help="HOST:PORT that all nodes know.")
+@show_option
 @json_option
-def command(**options: Any) -> None:
-    """Run SCRIPT as a plan says, on torchrun; print how long a step takes.
+def command(script: str, args: tuple[str, ...], **options: Any) -> None:
+    """Train with SCRIPT, unchanged, as a plan says, on torchrun; print how long a step takes.
 
-    SCRIPT defines model() and batch(rank, size); loss(output, target) and optimizer(parameters) if
-    it likes.
+    \b
+        foretell run --plan dp=4,zero=3 train.py --lr 0.1
+        foretell run --plan best.plan -m package.train
+
+    Every rank runs the script, and its models compute on the rank's share of each batch: losses and
+    checkpoints are those of `python train.py`. A script that only defines model() and
+    batch(rank, size), and loss(output, target) and optimizer(parameters) if it likes, is trained
+    for some steps, under any plan.
     """
     from foretell.plan import read
-    from foretell.pytorch.deploy.launcher import launch
+    from foretell.pytorch.deploy.launcher import launch, train
     from foretell.pytorch.deploy.run_files import Asked
 
     nodes = options["nodes"]
     text = options["plan"] or f"dp={(options['ranks'] or 1) * nodes}"
     plan = read(text)
     _check_machines(plan, options["cluster"])
+    is_whole = is_script(script, options["is_module"])
+    if args and not is_whole:
+        raise InputError(f"`{script}` describes a step, and takes no arguments: {args[0]}")
     asked = Asked(
-        str(options["script"]),
+        script,
         str(plan),
-        options["steps"],
+        options["steps"] or (0 if is_whole else 10),
         options["warmup"],
         options["profile"],
         options["timeout_s"],
@@ -77,18 +92,28 @@ def command(**options: Any) -> None:
         checkpoint=_folder(options["checkpoint"], options["resume"]),
         every=options["every"] or 0,
         resume=options["resume"],
+        args=args,
+        is_module=options["is_module"],
     )
+    if is_whole and options["checkpoint"] is not None:
+        raise InputError(
+            f"--checkpoint: `{script}` has a loop of its own, which writes its own checkpoints",
+            hint="what it gives torch.save is put together from all ranks",
+        )
     with terminated_as_stopped(), working("running") as tell:
-        found = launch(
+        found = (train if is_whole else launch)(
             asked,
             ranks=options["ranks"] or 0,
             folder=options["output"],
             nodes=nodes,
             rendezvous=options["rendezvous"],
             progress=tell,
+            show=options["show"],
         )
     summary = _summary(found, str(plan), options["predicted_ms"])
     answer(summary, options["as_json"], _text)
+    for note in summary["notes"]:
+        say(note)
     say(f"written: {found['folder']}")
 
 
@@ -143,6 +168,7 @@ def _summary(found: dict[str, Any], plan: str, predicted_ms: float | None) -> di
         "peak_bytes": [r["peak_bytes"] for r in each],
         "losses": [_mean(step, each) for step in zip(*(r["losses"] for r in each), strict=True)],
         "verified": each[0].get("verified"),
+        "notes": each[0].get("notes", []),
         "folder": found["folder"],
     }
 

@@ -86,6 +86,40 @@ def unsupported(plan: Plan, model: ModelFacts | None = None) -> list[str]:
     return reasons + [why for odd in more for why in odd(plan)]
 
 
+def in_own_loop(plan: Plan) -> list[str]:
+    """Why a plan cannot be run in a training loop of one's own, where it takes its steps itself."""
+    found = {
+        f"pp={plan.pp}": plan.pp > 1,
+        "stages": bool(plan.stages),
+        "groups": bool(plan.groups),
+        "update=by-message": plan.update == "by-message",
+    }
+    return [f"{word}: the plan has a loop of its own" for word, is_so in found.items() if is_so]
+
+
+def in_script(plan: Plan) -> list[str]:
+    """Why a plan cannot be run on a script with a loop of its own."""
+    short = {plan.dtype, plan.precision.removesuffix("-mixed")}
+    amp = [s for s in plan.whatifs if s.partition(":")[0] == "amp" and "fp16" in s]
+    found = {
+        "fp16: a script scales its own losses; bf16 needs no scaling": "fp16" in short or bool(amp),
+        "fused or ordered ops: they are those of model() and loss() of a description": bool(
+            plan.late or "." in plan.model
+        ),
+    }
+    return in_own_loop(plan) + [why for why, is_so in found.items() if is_so]
+
+
+def require_in_script(plan: Plan) -> None:
+    """Raise where a script with a loop of its own cannot be run by a plan."""
+    found = in_script(plan)
+    if found:
+        raise InputError(
+            f"a script with a loop of its own cannot be run with {found[0]}",
+            hint="define model(), batch(rank, size) and loss(output, target) in it",
+        )
+
+
 def _odd_model(plan: Plan, model: ModelFacts) -> list[str]:
     """What of a plan asks more of the model than is known of it."""
     layout = "give it an attribute `tensor_layout`: {layer: colwise | rowwise | sequence}"

@@ -232,7 +232,7 @@ def test_it_is_said_that_nobody_knows_which_machines_these_are(tmp_path):
     missing = str(tmp_path / "none.py")
     for plan, words in (("dp=2,cluster=0123", "with --on CLUSTER"), ("dp=2", "")):
         found = CliRunner().invoke(command, [missing, "--plan", plan])
-        assert "there is no script" in str(found.exception)
+        assert "there is no file" in str(found.exception)
         assert bool(found.stderr) == bool(words)
         assert words in found.stderr
 
@@ -240,7 +240,7 @@ def test_it_is_said_that_nobody_knows_which_machines_these_are(tmp_path):
 def test_a_script_that_is_none(tmp_path):
     (tmp_path / "trace.json").write_text("{}")
     for name in ("none.py", "trace.json"):
-        with pytest.raises(InputError, match="there is no script"):
+        with pytest.raises(InputError, match=r"there is no (script|file)"):
             CliRunner().invoke(command, [str(tmp_path / name)], catch_exceptions=False)
     (tmp_path / "empty.py").write_text("model = 1\n")
     with pytest.raises(InputError, match="defines no `model`"):

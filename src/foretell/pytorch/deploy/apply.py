@@ -54,7 +54,7 @@ from foretell.pytorch.deploy.spatial import refusal as no_images
 from foretell.pytorch.deploy.spatial import split_spatial
 from foretell.pytorch.deploy.stages import Staged
 from foretell.pytorch.deploy.sync import Sync, synchronize
-from foretell.pytorch.deploy.tensor import named, said, split_tensors
+from foretell.pytorch.deploy.tensor import lone, named, said, split_tensors
 from foretell.pytorch.deploy.ties import aliases, here, tied_names
 from foretell.pytorch.deploy.traced import require_parameters
 from foretell.pytorch.deploy.units import cut_at, together, units
@@ -86,6 +86,7 @@ class Deployed:
     max_norm: float = 0.0  # to which gradients are clipped; not where 0
     ema: Ema | None = None  # averages of the parameters
     copies: dict[str, int] | None = None  # ranks that have the same gradient (→ clip.py)
+    is_lone: bool = False  # linear layers are split one by one, where any are
     tied: frozenset[str] = frozenset()  # names of parameters that have several
     splits: dict[int, Any] = field(default_factory=dict)  # by id: dim, sizes and group of a part
 
@@ -232,7 +233,7 @@ def deploy(
     `max_norm` and parameters averaged with decay `ema`, where these are not 0.
     """
     tensor_layout = tensor_layout or said(model)
-    require_runnable(plan, facts(model, tensor_layout))
+    require_runnable(plan, facts(model, tensor_layout, plan.tp))
     require_parameters(plan, model)
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     places = Places(plan, kind)
@@ -243,6 +244,7 @@ def deploy(
     layers = norms(model)
     made = Deployed(model, optimizer, plan, places, loss or default_loss)
     made.tied = frozenset(tied_names(model))
+    made.is_lone = not named(model, tensor_layout)
     made.scaler = scaler(precision_of(plan), kind)
     if plan.groups:
         _apart(made, tensor_layout)
@@ -261,7 +263,7 @@ def deploy(
     else:
         _inside(made, [model], tensor_layout)
     _normalize(made, batch_norm, layers)
-    _across(made)
+    _across(made, example[0] if example else None)
     _retie(made, names)
     repoint(optimizer, before, made.here)
     made.max_norm = _clipping(plan, max_norm)
@@ -276,12 +278,12 @@ def deploy(
     return made
 
 
-def facts(model: Any, layout: Mapping[str, str] | None = None) -> ModelFacts:
+def facts(model: Any, layout: Mapping[str, str] | None = None, tp: int = 1) -> ModelFacts:
     """What of a model decides which plans can run it."""
     ways = named(model, layout or said(model))
     return ModelFacts(
         type(model).__name__,
-        tensor_layers=sum(way != SEQUENCE for way in ways.values()),
+        tensor_layers=sum(way != SEQUENCE for way in ways.values()) or len(lone(model, tp)),
         token_blocks=len(blocks(model, ways)),
         why_no_images=no_images(model),
     )
@@ -357,7 +359,7 @@ def _inside(made: Deployed, modules: list[Any], layout: Mapping[str, str] | None
         ways = named(
             module, layout, made.tied
         )  # a stage may have none of the layers that are split
-        if plan.tp > 1 and ways:
+        if plan.tp > 1 and (ways or made.is_lone):
             has_blocks = bool(blocks(module, ways))
             tokens = plan.sp and has_blocks
             split_tensors(module, places.line("tp"), layout, tokens=tokens, tied=made.tied)
@@ -407,7 +409,7 @@ def _all_layers(model: Any, way: str, plan: Plan) -> dict[str, str]:
     return found
 
 
-def _across(made: Deployed) -> None:
+def _across(made: Deployed, inputs: tuple[Any, ...] | None) -> None:
     """What keeps data-parallel ranks together."""
     plan, places = made.plan, made.places
     if plan.dp * plan.cp == 1:
@@ -421,6 +423,7 @@ def _across(made: Deployed) -> None:
         options = {"keep": plan.zero == 2, "dtype": dtype_of(precision_of(plan))}
         options |= {"reduce_dtype": dtype_of(plan.grad_dtype), "offload": plan.offload}
         stages = made.pipeline.modules.values() if made.pipeline else [made.model]
+        options["example"] = None if made.pipeline else inputs
         for module in stages:
             fsdp.shard(module, places.sharding(), **options)
         group, _ = places.copies()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -33,6 +35,55 @@ def gradient_norm(made: Any) -> Tensor:
             total += local(parameter.grad).float().square().sum() / made.copies[name]
     dist.all_reduce(total)
     return total.sqrt()
+
+
+def total_norm(parameters: Iterable[Tensor], kind: float = 2.0) -> Tensor:
+    """The norm of gradients in a loop of one's own, of which some are split over ranks."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    if not grads:
+        return torch.zeros(())
+    is_most = math.isinf(kind)
+    totals: dict[Any, Tensor] = {}
+    for grad in grads:
+        part = local(grad).detach().abs().float()
+        one = part.max() if is_most and part.numel() else part.pow(1.0 if is_most else kind).sum()
+        key = (grad.device_mesh, tuple(grad.placements)) if hasattr(grad, "placements") else None
+        before = totals.get(key)
+        totals[key] = one if before is None else (max(before, one) if is_most else before + one)
+    op = dist.ReduceOp.MAX if is_most else dist.ReduceOp.SUM
+    for key, total in totals.items():
+        for dim, how in enumerate(key[1] if key is not None else ()):
+            if how.is_shard():
+                dist.all_reduce(total, op=op, group=key[0].get_group(dim))
+    every = torch.stack(list(totals.values()))
+    return every.max() if is_most else every.sum().pow(1.0 / kind)
+
+
+def clip_norm(
+    parameters: Tensor | Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    *_: Any,
+    **__: Any,
+) -> Tensor:
+    """As torch.nn.utils.clip_grad_norm_, also where some gradients are split over ranks."""
+    each = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    norm = total_norm(each, float(norm_type))
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for parameter in each:
+        if parameter.grad is not None:
+            grad = local(parameter.grad)
+            grad.mul_(factor.to(grad.device, grad.dtype))
+    return norm
+
+
+def clip_value(
+    parameters: Tensor | Iterable[Tensor], clip_value: float, *_: Any, **__: Any
+) -> None:
+    """As torch.nn.utils.clip_grad_value_, also where some gradients are split over ranks."""
+    for parameter in [parameters] if isinstance(parameters, torch.Tensor) else parameters:
+        if parameter.grad is not None:
+            local(parameter.grad).clamp_(-clip_value, clip_value)
 
 
 def owns(made: Any, parameter: Tensor) -> bool:

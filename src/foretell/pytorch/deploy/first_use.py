@@ -7,8 +7,6 @@ What has been found equal is kept by a fingerprint of script, parameters, plan a
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from foretell.plan import Plan
+from foretell.pytorch.deploy import run_files
 from foretell.pytorch.deploy.agree import fingerprint
 from foretell.pytorch.deploy.verify import Case, require_equal, verify
 
@@ -32,7 +31,7 @@ def verified(
     if plan.actions and not any(set("BIW") & set(cell) for row in plan.actions for cell in row):
         return None  # nothing is trained
     model = case.model()
-    path = folder() / f"{_key(plan, model, source, case.batch_norm)}.json"
+    path = run_files.verified() / f"{_key(plan, model, source, case.batch_norm)}.json"
     need = _COPIES * sum(p.numel() * p.element_size() for p in model.parameters())
     del model
     why = _same(_why_not(path, need, case.device, always))
@@ -42,16 +41,10 @@ def verified(
     found = verify(case, plan, STEPS)
     require_equal(found)
     if dist.get_rank() == 0:
-        _keep(path, {"plan": str(plan)} | asdict(found))
+        run_files.keep(path, {"plan": str(plan)} | asdict(found))
     shown = asdict(found)
     shown.pop("differences")
     return shown
-
-
-def folder() -> Path:
-    """Where it is kept what was found equal."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "foretell" / "verified"
 
 
 def _key(plan: Plan, model: Any, source: str, batch_norm: str) -> str:
@@ -86,14 +79,3 @@ def _free(device: str) -> float:
         return float("inf")
     rows = dict(line.split(":", 1) for line in lines)
     return float(rows["MemAvailable"].split()[0]) * 1024
-
-
-def _keep(path: Path, value: Any) -> None:
-    """Write it down; where that cannot be, it is compared again next time."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_suffix(f".{os.getpid()}")
-        beside.write_text(json.dumps(value))
-        beside.replace(path)
-    except OSError:
-        return

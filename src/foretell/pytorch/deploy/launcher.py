@@ -8,6 +8,7 @@ the launcher is gone.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -18,16 +19,20 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from foretell.errors import ForetellError, InputError
 from foretell.plan import Plan
-from foretell.plan.unsupported import require_runnable
+from foretell.plan.unsupported import require_in_script, require_runnable
 from foretell.pytorch.deploy import run_files
 from foretell.pytorch.deploy.run_files import BEFORE, Asked, State
+from foretell.pytorch.intake.files import undo
 from foretell.pytorch.ranks.pin import allowed
 
+Progress = Callable[[str, float | None], None]
 _POLL = 0.1  # seconds between looks at the ranks
 _SETTLE = 1.0  # seconds for others to say why they failed too, so that the first cause is known
 _GRACE = 3.0  # seconds for ranks to end when asked, before they are made to
@@ -45,7 +50,8 @@ def launch(
     folder: Path | None = None,
     nodes: int = 1,
     rendezvous: str = "",  # host:port that all nodes know
-    progress: Callable[[str, float | None], None] = lambda words, share: None,
+    progress: Progress = lambda words, share: None,
+    show: bool = False,  # what the first rank prints
 ) -> dict[str, Any]:
     """Run a plan and give back what was measured; an error names the rank that ended it.
 
@@ -58,11 +64,70 @@ def launch(
     with _place(folder) as place:
         run_files.ask(place, Asked(**vars(asked) | {"launcher": os.getpid()}))
         process = _start(place, ranks, nodes, rendezvous)
+        shown = _Shown(place / "rank-0.log" if show else None)
         try:
-            _watch(process, place, ranks, asked.timeout, progress, nodes)
+            _watch(process, place, ranks, asked.timeout, shown.around(progress), nodes)
         finally:
             _end(process, place)
+            shown.read()
         return {"folder": str(place), "ranks": run_files.results(place)}
+
+
+def train(asked: Asked, **options: Any) -> dict[str, Any]:
+    """Run a script with a loop of its own; the options are those of `launch`.
+
+    The first time, its first steps are compared with one process; files that it writes meanwhile
+    are taken back.
+    """
+    require_in_script(Plan.parse(asked.plan))
+    verdict = _first_steps(asked, options)
+    found = launch(replace(asked, goal="train"), **options)
+    found["ranks"] = {rank: row | {"verified": verdict} for rank, row in found["ranks"].items()}
+    return found
+
+
+def _first_steps(asked: Asked, options: dict[str, Any]) -> dict[str, Any] | None:
+    """What came of comparing a script's first steps, or why they were not."""
+    path = run_files.verified() / f"{_script_key(asked)}.json"
+    if asked.verify == "no":
+        return None
+    if asked.verify == "first" and path.exists():
+        return {"skipped": "found equal before"}
+    if options.get("nodes", 1) > 1:
+        return {"skipped": "several nodes; run it once on one with --verify"}
+    told = options.get("progress", lambda words, share: None)
+
+    def verifying(words: str, share: float | None) -> None:
+        told(f"verify: {words}", share)
+
+    with tempfile.TemporaryDirectory(prefix="foretell-verify-") as name:
+        folder = Path(name)
+        try:
+            alone = replace(asked, goal="reference", plan="dp=1")
+            _undone(alone, ranks=1, folder=folder, progress=verifying)
+        except ForetellError as error:
+            return {"skipped": f"one process did not run it: {error.message}"}
+        plan = replace(asked, goal="compare")
+        found = _undone(plan, ranks=options.get("ranks", 0), folder=folder, progress=verifying)
+    verdict: dict[str, Any] = found["ranks"][0]["verified"]
+    run_files.keep(path, {"plan": asked.plan} | verdict)
+    return verdict
+
+
+def _undone(asked: Asked, **options: Any) -> dict[str, Any]:
+    """Launch, and take back what the script wrote."""
+    try:
+        return launch(asked, **options)
+    finally:
+        undo(options["folder"])
+
+
+def _script_key(asked: Asked) -> str:
+    """The same where script, arguments, plan, device and torch are the same."""
+    text = "" if asked.is_module else Path(asked.script).read_text(errors="replace")
+    words = [text, asked.script, *asked.args, asked.plan, asked.batch_norm, asked.device]
+    words.append(version("torch"))
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:24]
 
 
 @contextmanager
@@ -83,9 +148,10 @@ def _place(folder: Path | None) -> Iterator[Path]:
 
 
 def _check(plan: Plan, asked: Asked, ranks: int, nodes: int, rendezvous: str) -> None:
-    if not Path(asked.script).is_file() or Path(asked.script).suffix != ".py":
+    is_file = Path(asked.script).is_file() and Path(asked.script).suffix == ".py"
+    if not is_file and not asked.is_module:
         raise InputError(
-            f"there is no script `{asked.script}`", hint="name a .py file that defines model()"
+            f"there is no script `{asked.script}`", hint="name a .py file that trains a model"
         )
     if not 0 < asked.timeout < _LONGEST:
         raise InputError(f"a time limit of {asked.timeout:g} s", hint="give seconds above zero")
@@ -98,6 +164,30 @@ def _check(plan: Plan, asked: Asked, ranks: int, nodes: int, rendezvous: str) ->
         raise InputError(
             f"{nodes} nodes have to meet somewhere", hint="give --rendezvous HOST:PORT on each"
         )
+
+
+class _Shown:
+    """Hands on what a rank prints, as it comes."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path, self.at = path, 0
+
+    def around(self, progress: Progress) -> Progress:
+        def told(words: str, share: float | None) -> None:
+            self.read()
+            progress(words, share)
+
+        return told
+
+    def read(self) -> None:
+        if self.path is None or not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self.at)
+            new = file.read()
+        self.at += len(new)
+        sys.stderr.write(new.decode(errors="replace"))
+        sys.stderr.flush()
 
 
 def _start(folder: Path, ranks: int, nodes: int, rendezvous: str) -> subprocess.Popen[bytes]:
@@ -122,7 +212,7 @@ def _watch(
     folder: Path,
     ranks: int,
     timeout: float,
-    progress: Callable[[str, float | None], None],
+    progress: Progress,
     nodes: int = 1,
 ) -> None:
     """Return when all ranks are done; raise as soon as one is known to have failed."""

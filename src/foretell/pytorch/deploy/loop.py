@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from foretell.errors import InputError
-from foretell.plan import Plan, read
+from foretell.plan import Plan, read, unsupported
 from foretell.pytorch.deploy.apply import Deployed, deploy
 from foretell.pytorch.deploy.sync import Sync
 
@@ -43,16 +43,10 @@ def in_own_loop(model: Any, optimizer: Any, plan: Plan, **options: Any) -> Deplo
 
 def require_own_loop(plan: Plan) -> None:
     """Raise where a plan takes its steps itself."""
-    why = {
-        f"pp={plan.pp}": plan.pp > 1,
-        "stages": bool(plan.stages),
-        "groups": bool(plan.groups),
-        "update=by-message": plan.update == "by-message",
-    }
-    found = [word for word, is_so in why.items() if is_so]
+    found = unsupported.in_own_loop(plan)
     if found:
         raise InputError(
-            f"a plan with {found[0]} has a loop of its own",
+            f"a plan cannot be run in a loop of one's own with {found[0]}",
             hint="take its steps: foretell.deploy(model, optimizer, plan).step(inputs, target), "
             "or `foretell run`",
         )

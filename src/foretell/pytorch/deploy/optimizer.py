@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from torch.distributed.tensor import distribute_tensor
 
 from foretell.errors import InputError
 
@@ -13,20 +16,77 @@ Tensor = Any
 def repoint(optimizer: Any, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
     """Replace each parameter by what it became; drop those that are on other ranks.
 
-    Names tell which became which. An optimizer that has been stepped is refused: its state is of
-    the old parameters.
+    Names tell which became which; parameters of other models stay. State that is there already (a
+    checkpoint was loaded) is split as its parameter is.
     """
     names = {id(p): n for n, p in before.items()}
     if all(after.get(n) is p for n, p in before.items()):
         return
-    if optimizer.state:
+    for group in optimizer.param_groups:
+        each = [after.get(names[id(p)]) if id(p) in names else p for p in group["params"]]
+        group["params"][:] = [p for p in each if p is not None]  # LBFGS keeps this very list
+    for old in [p for p in optimizer.state if id(p) in names]:
+        new, state = after.get(names[id(old)]), optimizer.state.pop(old)
+        if new is not None:
+            optimizer.state[new] = {k: _like(v, old, new) for k, v in state.items()}
+
+
+def _like(value: Any, old: Tensor, new: Tensor) -> Any:
+    """What an optimizer keeps of a parameter, split as the parameter is now."""
+    if value is None or getattr(value, "shape", None) != old.shape or type(new.data) is type(value):
+        return value
+    if not hasattr(new, "placements"):
         raise InputError(
             "the optimizer has been stepped before the model was deployed",
             hint="deploy first; load the optimizer's state afterwards",
         )
-    for group in optimizer.param_groups:
-        kept = [names[id(p)] for p in group["params"] if id(p) in names]
-        group["params"] = [after[n] for n in kept if n in after]
+    return distribute_tensor(value, new.device_mesh, new.placements)
+
+
+class Several:
+    """Optimizers of parts of one model, as far as deploying needs one."""
+
+    def __init__(self, each: Sequence[Any]) -> None:
+        self.each = list(each)
+        self.defaults = each[0].defaults if each else {}
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for one in self.each for group in one.param_groups]
+
+    @property
+    def state(self) -> _States:
+        return _States([one.state for one in self.each])
+
+    def register_step_pre_hook(self, hook: Any) -> Any:
+        return _Handles([one.register_step_pre_hook(hook) for one in self.each])
+
+    def register_step_post_hook(self, hook: Any) -> Any:
+        return _Handles([one.register_step_post_hook(hook) for one in self.each])
+
+
+class _States(ChainMap[Any, Any]):
+    """States of several optimizers: a parameter's stays where it was."""
+
+    def __init__(self, each: Sequence[Any]) -> None:
+        super().__init__(*(each or [{}]))
+        self.was = 0
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        self.was = next(k for k, state in enumerate(self.maps) if key in state)
+        return self.maps[self.was].pop(key, *default)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.maps[self.was][key] = value
+
+
+class _Handles:
+    def __init__(self, each: Sequence[Any]) -> None:
+        self.each = each
+
+    def remove(self) -> None:
+        for one in self.each:
+            one.remove()
 
 
 def tuned(optimizer: Any, whatifs: Sequence[str]) -> None:

@@ -6,6 +6,7 @@
     rank-0.result.json   what it measured
     rank-0.trace.json.gz one profiled step, if asked for
     rank-0.log           what it printed
+    reference.npz        losses and gradients of one process, to be compared
 
 Every file is written whole or not at all; the state of a rank, which changes with every step, is
 written over in one go, and read again where a reader has come in between.
@@ -45,6 +46,9 @@ class Asked:
     checkpoint: str = ""  # folder that checkpoints go to, and are taken up from
     every: int = 0  # steps between them; one at the end where 0
     resume: bool = False
+    args: tuple[str, ...] = ()  # of a script with a loop of its own
+    is_module: bool = False  # it is named as in `python -m`
+    goal: str = ""  # of such a script: train, or of its first steps `reference` and `compare`
     launcher: int = 0  # process id: ranks end when it is gone
 
 
@@ -139,3 +143,18 @@ def _each(folder: Path, what: str) -> dict[int, dict[str, Any]]:
 def rank_of(path: Path) -> int:
     """The rank that a file is of."""
     return int(path.name.split(".")[0].removeprefix("rank-"))
+
+
+def verified() -> Path:
+    """The folder that keeps what was found equal to one process."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "foretell" / "verified"
+
+
+def keep(path: Path, value: Any) -> None:
+    """Write down what was found; where that cannot be, it is found again next time."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, value)
+    except OSError:
+        return

@@ -9,6 +9,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -16,7 +22,9 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.utils._pytree import tree_map
 
+from foretell.pytorch.deploy.messages import untouched
 from foretell.pytorch.deploy.ties import shared_names
 from foretell.pytorch.deploy.units import units
 
@@ -29,8 +37,13 @@ def shard(
     dtype: Any = None,  # of compute; parameters stay as they are
     reduce_dtype: Any = None,  # of gradients on the wire
     offload: bool = False,
+    example: tuple[Any, ...] | None = None,  # inputs
 ) -> Any:
-    """Shard each unit and then what is left of the model, over one axis or copies × parts."""
+    """Shard each unit and then what is left of the model, over one axis or copies × parts.
+
+    Units that ranks may or may not call (experts) are not gathered one by one: ranks would wait for
+    each other.
+    """
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype)
     options: dict[str, Any] = {
         "mesh": mesh,
@@ -41,12 +54,42 @@ def shard(
     tied = {
         id(p) for names in shared_names(model).values() for p in [model.get_parameter(names[0])]
     }
-    for unit in units(model).values():
+    for unit in units(model).values() if always_called(model, example) else ():
         if unit is not model and not any(id(p) in tied for p in unit.parameters()):
             fully_shard(unit, **options)  # what is tied to other units is left to the whole
     made = fully_shard(model, **options)
     made.set_reduce_scatter_unused_params(True)  # ranks may use different experts
     return made
+
+
+def always_called(model: Any, example: tuple[Any, ...] | None) -> bool:
+    """Whether every unit is called whatever the data says, as far as an example can show.
+
+    An nn.Sequential calls all of its layers; a forward over an nn.ModuleList is tried with tensors
+    that have no values.
+    """
+    found = list(units(model).values())
+    boxes = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
+    listed = [box for box in boxes if found and any(u is found[0] for u in box)]
+    if example is None or not listed or found == [model]:
+        return True
+    called = set[int]()
+    hooks = [u.register_forward_pre_hook(lambda m, _: called.add(id(m))) for u in found]
+    try:
+        with torch.no_grad(), untouched(model), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            model(*tree_map(lambda x: _fake(x, mode), example))
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        return False
+    except Exception:  # other things that such tensors cannot do say nothing of calls
+        return True
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return called == {id(u) for u in found}
+
+
+def _fake(x: Any, mode: Any) -> Any:
+    return mode.from_tensor(x) if isinstance(x, torch.Tensor) else x
 
 
 class Usage:

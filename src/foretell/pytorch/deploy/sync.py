@@ -93,7 +93,8 @@ class Sync:
         """Finish as a backward ends, not when the update begins.
 
         For loops that look at gradients in between (to clip them), or that hand the optimizer a
-        closure, so that the update begins before the backward does.
+        closure, so that the update begins before the backward does. Several backwards before an
+        update each add to what is whole already, and make it whole again.
         """
         if self.before is not None:
             self.before.remove()
@@ -103,7 +104,7 @@ class Sync:
         queued = [False]
 
         def end() -> None:
-            queued[0] = False
+            queued[0] = self.is_done = False
             self.finish()
 
         def seen(_: Any) -> None:

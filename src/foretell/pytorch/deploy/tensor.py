@@ -5,7 +5,8 @@
     sequence  a norm, which may see some of the tokens alone (→ sequence.py)
 
 A layout comes from the model (`tensor_layout`, or the `_tp_plan` of a transformers model), or is
-read off its structure: two linear layers in a row with only pointwise layers between them.
+read off its structure: two linear layers in a row with only pointwise layers between them. Where
+there are no such, each linear layer is split by itself, its output gathered or summed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -27,6 +29,10 @@ from foretell.pytorch.deploy.ties import tied_names
 
 Module = Any
 _STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+_LONE = {  # a layer whose neighbours are not known: its input is whole, and so is its output
+    "lone-colwise": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "lone-rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
+}
 _POINTWISE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.Identity)
 
 
@@ -44,11 +50,8 @@ def split_tensors(
     """
     tied = {*tied, *tied_names(model)}
     chosen = named(model, layout, tied)
-    if not chosen:
-        raise InputError(
-            f"nobody has said how the layers of {type(model).__name__} split into tensors",
-            hint="give the model an attribute `tensor_layout`: {layer: colwise | rowwise}",
-        )
+    if not any(way in _STYLES for way in chosen.values()):
+        return _split_lone(model, mesh, tied)
     for name, way in chosen.items():
         _check(name, model.get_submodule(name), way, mesh.size())
         if way != SEQUENCE and f"{name}.weight" in tied:
@@ -59,6 +62,31 @@ def split_tensors(
     done = split_tokens(model, mesh, chosen) if tokens else set()
     left = {n: way for n, way in chosen.items() if n not in done and way in _STYLES}
     return parallelize_module(model, mesh, {n: _STYLES[way]() for n, way in left.items()})
+
+
+def _split_lone(model: Module, mesh: Any, tied: Collection[str]) -> Module:
+    """Split each linear layer by itself."""
+    for name, way in lone(model, mesh.size(), tied).items():
+        parallelize_module(model.get_submodule(name), mesh, _LONE[way]())
+    return model
+
+
+def lone(model: Module, ranks: int, tied: Collection[str] = ()) -> dict[str, str]:
+    """Linear layers that may be split by themselves: by outputs where even, else by inputs.
+
+    They are called as modules and have a weight of their own; a class derived from nn.Linear may
+    use its weight in other ways.
+    """
+    shared = {n.rpartition(".")[0] for n in (*tied, *tied_names(model))}
+    found: dict[str, str] = {}
+    for name, layer in model.named_modules():
+        if type(layer) is not nn.Linear or name in shared:
+            continue
+        if layer.out_features % ranks == 0:
+            found[name] = "lone-colwise"
+        elif layer.in_features % ranks == 0:
+            found[name] = "lone-rowwise"
+    return found
 
 
 def named(

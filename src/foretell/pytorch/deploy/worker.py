@@ -18,7 +18,7 @@ import traceback
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from foretell.errors import ForetellError, InputError
 from foretell.plan import Plan
@@ -70,12 +70,27 @@ def main(folder: Path) -> None:
     asked = run_files.asked(folder)
     pulse = Pulse(folder, rank, asked.launcher)
     try:
-        result = _run(asked, folder, rank, pulse)
+        if asked.goal:
+            from foretell.pytorch.deploy.script_rank import run
+
+            result = run(asked, folder, rank, pulse)
+        else:
+            result = _run(asked, folder, rank, pulse)
     except BaseException as error:
-        traceback.print_exc()
-        sys.stderr.flush()
-        run_files.write(folder / f"rank-{rank}.error.json", _told(error, pulse.phase))
-        os._exit(1)  # peers may be inside a collective: nothing to wait for
+        failed(folder, rank, error, pulse.phase)
+    done(folder, rank, result, pulse)
+
+
+def failed(folder: Path, rank: int, error: BaseException, phase: str) -> NoReturn:
+    """Say why this rank ends, and end it: peers may be inside a collective."""
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    run_files.write(folder / f"rank-{rank}.error.json", _told(error, phase))
+    os._exit(1)
+
+
+def done(folder: Path, rank: int, result: dict[str, Any], pulse: Pulse) -> None:
+    """Say what this rank measured, and end it."""
     run_files.write(folder / f"rank-{rank}.result.json", result)
     pulse.enter("done")
     leave()
@@ -93,18 +108,12 @@ def leave() -> None:
 
 
 def _run(asked: Asked, folder: Path, rank: int, pulse: Pulse) -> dict[str, Any]:
-    import torch
     import torch.distributed as dist
 
     from foretell.pytorch.deploy.mesh import place
 
     plan = Plan.parse(asked.plan)
-    device = asked.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    backend = "nccl" if device == "cuda" else "gloo"
-    # the launcher gives up first, and knows whom to name
-    dist.init_process_group(backend, timeout=timedelta(seconds=asked.timeout + 60))
+    device = joined(asked)
     script = load(Path(asked.script))
     run = _Steps(script, plan, device, asked.batch_norm)
     verified = run.verify(asked, pulse) if asked.verify != "no" else None
@@ -132,6 +141,26 @@ def _run(asked: Asked, folder: Path, rank: int, pulse: Pulse) -> dict[str, Any]:
     dist.barrier()
     dist.destroy_process_group()
     return result
+
+
+def joined(asked: Asked) -> str:
+    """Join the job; the kind of device that this rank computes on.
+
+    NCCL takes one rank a GPU: several that share one talk through the host.
+    """
+    import torch
+    import torch.distributed as dist
+
+    device = asked.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    backend = "gloo"
+    if device == "cuda":
+        gpus = torch.cuda.device_count()
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % gpus)
+        if int(os.environ["LOCAL_WORLD_SIZE"]) <= gpus:
+            backend = "nccl"
+    # the launcher gives up first, and knows whom to name
+    dist.init_process_group(backend, timeout=timedelta(seconds=asked.timeout + 60))
+    return device
 
 
 class _Steps:

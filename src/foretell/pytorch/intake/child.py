@@ -26,7 +26,7 @@ _OURS = str(Path(__file__).resolve().parents[2])
 def main(path: Path) -> None:
     """Run what a request asks for; never returns."""
     request = Request.read(path)
-    _single_rank(request.script)
+    single_rank(request.script)
     os.environ.setdefault("WANDB_MODE", "disabled")
     sys.dont_write_bytecode = True
     try:
@@ -116,7 +116,7 @@ def _descendants(pid: int) -> list[int]:
     return found
 
 
-def _single_rank(script: Script) -> None:
+def single_rank(script: Script) -> None:
     """A script for `torchrun` finds a job of one rank where nothing started several."""
     needs = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "init_process_group", "init_device_mesh")
     if "RANK" in os.environ or not any(word in script.source for word in needs):

@@ -33,7 +33,7 @@ class Journal:
         self.folder = folder
         self.ours = [os.path.realpath(p) for p in (folder, output, folder_of(Path(output)))]
         self.here = [os.path.realpath(p) for p in users]
-        self.elsewhere = [os.path.realpath(p) for p in _own_places()]
+        self.elsewhere = [os.path.realpath(p) for p in own_places()]
         self.seen: set[str] = set()
         self.busy = threading.local()
         self.file = os.open(folder / JOURNAL, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -99,7 +99,7 @@ def undo(folder: Path) -> None:
                 shutil.copy2(row["copy"], row["changed"])
 
 
-def _own_places() -> list[str]:
+def own_places() -> list[str]:
     """Folders whose files are no user's work: devices, temporary files, caches, packages."""
     home = os.path.expanduser("~")
     cache = [os.environ.get(k, "") for k in ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME")]

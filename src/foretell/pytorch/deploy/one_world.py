@@ -1,0 +1,142 @@
+"""What an unedited script sees of torch.distributed under a plan: a job of one rank.
+
+The plan decides what is split over ranks, so what the script says of it itself is left out: DDP and
+FSDP wrap nothing, collectives are those of one rank. Torch and foretell see the real job: answers
+go by who asks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from importlib import import_module
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+Module = Any
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_DATA = os.path.join(_TORCH, "utils", "data") + os.sep  # samplers ask for the script
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
+
+
+class AsOne(nn.Module):  # type: ignore[misc]
+    """In place of a wrapper that would spread a model over ranks: the model as it is."""
+
+    def __init__(self, module: Module, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    def no_sync(self) -> Any:
+        return nullcontext()
+
+
+class _Done:
+    """A collective of one rank: over when it begins."""
+
+    def wait(self, *_: Any) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+class _Mesh:
+    """A device mesh of one rank."""
+
+    def __init__(self, *args: Any, mesh_dim_names: Any = None, **kwargs: Any) -> None:
+        self.mesh_dim_names, self.ndim, self.shape = mesh_dim_names, 1, (1,)
+
+    def __getitem__(self, _: Any) -> _Mesh:
+        return self
+
+    def size(self, *_: Any) -> int:
+        return 1
+
+    def get_group(self, *_: Any) -> None:
+        return None
+
+    def get_rank(self) -> int:
+        return 0
+
+    def get_local_rank(self, *_: Any) -> int:
+        return 0
+
+
+@contextmanager
+def one_rank() -> Iterator[None]:
+    """Let whatever is not torch's or ours take part in a job of one rank."""
+    begun = [False]
+
+    def init(*_: Any, **__: Any) -> None:
+        begun[0] = True
+
+    def destroy(*_: Any, **__: Any) -> None:
+        begun[0] = False
+
+    answers: dict[str, Callable[..., Any]] = {
+        "get_rank": lambda *_, **__: 0,
+        "get_world_size": lambda *_, **__: 1,
+        "get_node_local_rank": lambda *_, **__: 0,
+        "is_initialized": lambda: begun[0],
+        "init_process_group": init,
+        "destroy_process_group": destroy,
+        "new_group": lambda *_, **__: None,
+        "get_process_group_ranks": lambda *_, **__: [0],
+        **dict.fromkeys(("barrier", "monitored_barrier"), _nothing),
+        **dict.fromkeys(("all_reduce", "broadcast", "reduce"), _nothing),
+        **dict.fromkeys(("broadcast_object_list", "send", "recv"), _nothing),
+        **dict.fromkeys(("all_gather", "all_gather_object", "gather"), _to_first),
+        **dict.fromkeys(("all_gather_into_tensor", "reduce_scatter_tensor"), _copied),
+        "gather_object": lambda one, every=None, *_, **__: _to_first(every or [], one),
+        "init_device_mesh": _Mesh,
+    }
+    parallel, fsdp = import_module("torch.nn.parallel"), import_module("torch.distributed.fsdp")
+    splits = import_module("torch.distributed.tensor.parallel")
+    with ExitStack() as stack:
+        for name, answer in answers.items():
+            stack.enter_context(_answered(dist, name, answer))
+        mesh = import_module("torch.distributed.device_mesh")
+        stack.enter_context(_answered(mesh, "init_device_mesh", _Mesh))
+        stack.enter_context(_answered(fsdp, "fully_shard", lambda module, *_, **__: module))
+        stack.enter_context(_answered(splits, "parallelize_module", lambda m, *_, **__: m))
+        for owner in (parallel, import_module("torch.nn.parallel.distributed")):
+            stack.enter_context(patch.object(owner, "DistributedDataParallel", AsOne))
+        stack.enter_context(patch.object(fsdp, "FullyShardedDataParallel", AsOne))
+        stack.enter_context(patch.object(parallel, "DataParallel", AsOne))
+        yield
+
+
+def _answered(owner: Any, name: str, answer: Callable[..., Any]) -> Any:
+    """A function of torch's that answers the script's questions differently from torch's own."""
+    plain = getattr(owner, name)
+
+    def by_caller(*args: Any, **kwargs: Any) -> Any:
+        asks = sys._getframe(1).f_code.co_filename
+        is_theirs = asks.startswith(_DATA) or not asks.startswith((_TORCH, _OURS))
+        return (answer if is_theirs else plain)(*args, **kwargs)
+
+    return patch.object(owner, name, by_caller)
+
+
+def _nothing(*args: Any, async_op: bool = False, **kwargs: Any) -> _Done | None:
+    return _Done() if async_op else None
+
+
+def _to_first(every: list[Any], one: Any, *args: Any, **kwargs: Any) -> _Done | None:
+    if every:
+        every[0] = one.clone() if isinstance(one, torch.Tensor) else one
+    return _nothing(**kwargs)
+
+
+def _copied(output: Any, one: Any, *args: Any, **kwargs: Any) -> _Done | None:
+    output.copy_(one)
+    return _nothing(**kwargs)

@@ -1,0 +1,173 @@
+"""One rank of `foretell run` on a script with a loop of its own.
+
+reference   the script alone, its first steps: losses and gradients are written down
+compare     the same steps under the plan: the first tensor that parts is named
+train       the script under the plan, to its end or for as many steps as were asked for
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from foretell.errors import InputError
+from foretell.plan import Plan
+from foretell.pytorch.deploy.run_files import Asked
+
+STEPS = 3  # that are compared: momentum shows in the second, what it does in the third
+_LOSS, _GRADIENT = 1e-6, 1e-5  # relative, in the first step; from then on roundings are carried on
+_LATER = 100.0  # times that: an adaptive update makes a whole step of the sign a rounding leaves
+_ROUGH = 0.05  # in shorter formats than fp32
+_LEAST = 0.05  # of the largest gradient: much smaller ones may be what rounding leaves of zero
+
+
+def run(asked: Asked, folder: Path, rank: int, pulse: Any) -> dict[str, Any]:
+    """Run the script; what this rank measured."""
+    _one_gpu()
+    from foretell.pytorch.deploy.unedited import Training, Wanted
+    from foretell.pytorch.deploy.worker import done, failed, joined
+    from foretell.pytorch.intake import child
+    from foretell.pytorch.intake.files import Journal
+    from foretell.pytorch.intake.request import Script
+
+    device = joined(asked)
+    is_short = asked.goal != "train"
+    steps = STEPS if is_short else asked.steps and asked.warmup + asked.steps
+    script = Script(asked.script, asked.args, asked.is_module)
+    _forget_job(script)
+
+    def enough() -> None:
+        done(folder, rank, _result(job, asked, folder, rank), pulse)
+
+    def fail(error: InputError) -> None:
+        failed(folder, rank, error, pulse.phase)
+
+    job = Training(
+        None if asked.goal == "reference" else Plan.parse(asked.plan),
+        Wanted(steps, asked.batch_norm, device, is_still=is_short, kept=STEPS * is_short),
+        enough,
+        fail,
+        lambda words: pulse.enter(words, job.steps / steps if steps and job.steps else None),
+        Path(tempfile.mkdtemp(prefix="foretell-rank-")),
+    )
+    if is_short:
+        home = Path.cwd() if script.is_module else Path(script.name).resolve().parent
+        Journal(folder, str(folder / "none"), Path.cwd(), home).begin()
+    pulse.enter("model")
+    try:
+        with job.open():
+            child.run(script, job)
+    except SystemExit as left:
+        if left.code not in (None, 0):
+            raise InputError(
+                f"`{script}` exited with {left.code}",
+                hint=f"what it printed is in {folder}/rank-{rank}.log",
+            ) from None
+    return _result(job, asked, folder, rank)
+
+
+def _one_gpu() -> None:
+    """Let a rank see its own GPU alone, which the script takes for the only one."""
+    own = os.environ.get("CUDA_VISIBLE_DEVICES")
+    there = Path("/proc/driver/nvidia/gpus")
+    ids = own.split(",") if own else [str(k) for k, _ in enumerate(there.glob("*"))]
+    if len(ids) >= int(os.environ["LOCAL_WORLD_SIZE"]) > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ids[int(os.environ["LOCAL_RANK"])]
+
+
+def _forget_job(script: Any) -> None:
+    """To the script this is a job of one rank, or none at all."""
+    from foretell.pytorch.intake.child import single_rank
+
+    names = [n for n in os.environ if n.startswith(("TORCHELASTIC_", "GROUP_", "ROLE_"))]
+    names += ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
+    for name in names:
+        os.environ.pop(name, None)
+    os.environ.setdefault("WANDB_MODE", "offline")
+    single_rank(script)
+
+
+def _result(job: Any, asked: Asked, folder: Path, rank: int) -> dict[str, Any]:
+    import torch
+
+    losses = [float(x) for x in job.losses]
+    compared = None
+    if asked.goal == "reference":
+        _write(folder / "reference.npz", job, losses)
+    elif asked.goal == "compare":
+        compared = _compared(folder / "reference.npz", job, losses)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # given in KiB
+    if job.wanted.device == "cuda":
+        peak = torch.cuda.max_memory_allocated()
+    if not losses:
+        raise InputError(
+            f"`{asked.script}` ended without a step",
+            hint="no optimizer stepped and no backward pass ran: does it train with these "
+            "arguments?",
+        )
+    if asked.goal != "reference" and not job.made:
+        raise InputError(
+            f"no model of `{asked.script}` is called and trained by an optimizer of torch's",
+            hint="`foretell capture` shows what it does",
+        )
+    warm = asked.warmup if len(job.times) > asked.warmup else 0
+    return {
+        "peak_bytes": peak, "losses": losses, "steps_s": job.times[warm:], "rank": rank,
+        "weight": 1.0, "verified": compared, "notes": job.notes,
+    }  # fmt: skip
+
+
+def _write(path: Path, job: Any, losses: list[float]) -> None:
+    """Losses and gradients, without pickle."""
+    import numpy
+
+    rows = {
+        f"{step}/{name}": grad.float().numpy()
+        for step, grads in enumerate(job.gradients)
+        for name, grad in grads.items()
+    }
+    numpy.savez(path, losses=numpy.array(losses), **rows)
+
+
+def _compared(path: Path, job: Any, losses: list[float]) -> dict[str, Any]:
+    """How far this run is from one process; raise where it is too far."""
+    import numpy
+
+    from foretell.pytorch.deploy.precision import precision_of
+    from foretell.pytorch.deploy.verify import Difference, Verdict, require_equal
+
+    with numpy.load(path) as file:
+        wanted = dict(file)
+    alone = wanted.pop("losses").tolist()
+    rough = precision_of(job.plan) in ("bf16", "fp16") or _is_short(job)
+    found: list[Difference] = []
+    loss_off, off = 0.0, 0.0
+    for step, (mine, one) in enumerate(zip(losses, alone, strict=False)):
+        apart = abs(mine - one) / max(abs(one), 0.5)
+        loss_off = max(loss_off, apart)
+        if not apart <= (_ROUGH if rough else _LOSS * (_LATER if step else 1.0)):
+            found.append(Difference(step, "loss", "", apart))
+    for step, grads in enumerate(job.gradients):
+        rows = {n.partition("/")[2]: g for n, g in wanted.items() if n.startswith(f"{step}/")}
+        least = _LEAST * max((float(abs(g).max()) for g in rows.values() if g.size), default=0.0)
+        for name, one in rows.items():
+            mine = grads[name].float().numpy() if name in grads else one + numpy.inf
+            apart = float(abs(mine - one).max()) / max(float(abs(one).max()), least, 1e-12)
+            off = max(off, apart)
+            if not rough and not apart <= _GRADIENT * (_LATER if step else 1.0):
+                found.append(Difference(step, "gradient", name.partition(".")[2], apart))
+    verdict = Verdict(len(job.gradients), len(wanted), loss_off, off, tuple(found))
+    require_equal(verdict)
+    return {"steps": min(len(losses), len(alone)), "tensors": len(wanted), "loss_off": loss_off,
+            "gradient_off": off}  # fmt: skip
+
+
+def _is_short(job: Any) -> bool:
+    """Whether the script itself computes in a shorter format than fp32."""
+    import torch
+
+    grads = [g for step in job.gradients for g in step.values()]
+    return job.has_autocast or any(g.dtype in (torch.bfloat16, torch.float16) for g in grads)

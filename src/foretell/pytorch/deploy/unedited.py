@@ -1,0 +1,305 @@
+"""A training script that nobody changed, run by a plan: its models are deployed as it calls them.
+
+Every rank runs the script; to it the job is one rank (→ one_world.py) and each batch is whole. The
+first time it calls a model that an optimizer of its trains, the model is deployed; from then on the
+model computes on the rank's share of the samples (→ whole.py). What the script does between
+calls, every rank does alike, so losses and parameters are those of `python script`.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch.amp.grad_scaler import GradScaler
+from torch.nn import Module
+from torch.nn.utils import clip_grad
+from torch.utils._pytree import tree_leaves
+
+from foretell import profile as marks
+from foretell.errors import InputError
+from foretell.plan import Plan
+from foretell.plan.unsupported import require_in_script
+from foretell.pytorch.deploy.apply import Deployed
+from foretell.pytorch.deploy.clip import clip_norm, clip_value
+from foretell.pytorch.deploy.loop import in_own_loop
+from foretell.pytorch.deploy.one_world import AsOne, one_rank
+from foretell.pytorch.deploy.optimizer import Several
+from foretell.pytorch.deploy.own_files import one_writer
+from foretell.pytorch.deploy.precision import mixed, precision_of
+from foretell.pytorch.deploy.state import still
+from foretell.pytorch.deploy.whole import Apart, AsWhole, cut_of, on_share
+from foretell.pytorch.intake.watch import Watch
+
+Tensor = Any
+_CHECKED = 8  # calls of a shape before ranks no longer compare what a model gave
+SEED = 0  # of a script that sets none: ranks have to draw the same batches
+
+
+@dataclass
+class Wanted:
+    """What is wanted of a run of a script."""
+
+    steps: int = 0  # after which it ends; at its own end where 0
+    batch_norm: str = "sync"
+    device: str = "cpu"
+    is_still: bool = False  # without dropout, to be compared
+    kept: int = 0  # steps whose gradients are kept, to be compared
+
+
+@dataclass
+class Training:
+    """Deploys the models of whatever runs while it is open, and times its steps."""
+
+    plan: Plan | None  # none: the script as it is, watched
+    wanted: Wanted = field(default_factory=Wanted)
+    enough: Callable[[], None] = lambda: None  # called when as many steps were taken
+    fail: Callable[[InputError], None] = lambda error: None  # before the script could catch it
+    tell: Callable[[str], None] = lambda words: None
+    scratch: Path = Path()
+    made: dict[int, Deployed] = field(default_factory=dict)  # by id of the module
+    models: dict[int, Module] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    whole: set[int] = field(default_factory=set)  # modules whose samples are not computed apart
+    seen: Counter[Any] = field(default_factory=Counter)  # calls, by module and shapes
+    steps: int = 0
+    has_autocast: bool = False  # of the script's own
+    times: list[float] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
+    gradients: list[dict[str, Tensor]] = field(default_factory=list)
+    watch: Watch = field(init=False)
+    _depth: int = 0
+    _backwards: int = 0
+    _began: float = 0.0
+    _part: list[Tensor] = field(default_factory=list)  # losses of the step that goes on
+    _plain: dict[int, Tensor] = field(default_factory=dict)  # losses before they are scaled
+
+    def __post_init__(self) -> None:
+        self.watch = Watch(self)
+        if self.plan is not None:
+            require_in_script(self.plan)
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Run the script in a job of one rank; nothing of torch stays changed behind it."""
+        _seed(SEED)
+        with ExitStack() as stack:
+            enter = stack.enter_context
+            enter(one_rank())
+            if self.plan is not None:
+                enter(one_writer(dist.get_rank(), self.scratch))
+                enter(torch.compiler.set_stance("force_eager"))
+                for owner in (clip_grad, torch.nn.utils):
+                    enter(patch.object(owner, "clip_grad_norm_", clip_norm))
+                    enter(patch.object(owner, "clip_grad_value_", clip_value))
+            enter(self.watch.open())
+            enter(marks.told_to(self.watch))
+            enter(patch.object(torch.autograd, "backward", self._backward(torch.autograd.backward)))
+            enter(patch.object(GradScaler, "scale", self._scale(GradScaler.scale)))
+            enter(patch.object(Module, "__call__", self._call(Module.__call__)))
+            if self.plan is not None and (self.plan.tp > 1 or self.plan.zero > 1):
+                enter(AsWhole())
+            self._began = time.perf_counter()
+            yield
+
+    def runs_itself(self, path: Path) -> bool:
+        """The script is run as it is."""
+        return False
+
+    def step_ended(self, is_new: bool) -> None:
+        """A step of the script is over."""
+        if self.wanted.device == "cuda":
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        self.times.append(now - self._began)
+        self.losses.append(sum(self._part) if self._part else torch.tensor(float("nan")))
+        self._part = []
+        self.steps += 1
+        self.tell(f"step {self.steps}")
+        if self.wanted.steps and self.steps >= self.wanted.steps:
+            self.enough()
+        self._began = time.perf_counter()
+
+    def backward_begins(self) -> None:
+        """Nothing to note."""
+
+    def backward_ended(self) -> None:
+        """Keep gradients that are to be compared."""
+        self._backwards += 1
+        if len(self.gradients) < self.wanted.kept:
+            self.gradients.append(self.whole_gradients())
+
+    def whole_gradients(self) -> dict[str, Tensor]:
+        """Gradients of all models, by model and name, as one process has them."""
+        found = {}
+        for place, model in enumerate(self.models.values()):
+            for name, p in model.named_parameters():
+                if p.grad is not None:
+                    grad = p.grad.detach()
+                    whole = grad.full_tensor() if hasattr(grad, "full_tensor") else grad
+                    found[f"{place}.{name}"] = whole.cpu().clone()
+        return found
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Parameters of all models, by model and name, as one process has them."""
+        return {
+            f"{place}.{name}": (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().cpu()
+            for place, model in enumerate(self.models.values())
+            for name, p in model.named_parameters()
+        }
+
+    def _call(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def call(module: Module, *args: Any, **kwargs: Any) -> Any:
+            if self._depth or isinstance(module, AsOne | torch._dynamo.OptimizedModule):
+                return plain(module, *args, **kwargs)
+            self._depth += 1
+            try:
+                return self._called(plain, module, args, kwargs)
+            finally:
+                self._depth -= 1
+
+        return call
+
+    def _called(self, plain: Any, module: Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A call of the script's own: of a model, a loss, or whatever is a module."""
+        self._meet(module, None if kwargs else args)
+        self.has_autocast |= torch.is_autocast_enabled(self.wanted.device)
+        made = self.made.get(id(module))
+        if made is None or self.plan is None:
+            return plain(module, *args, **kwargs)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            word = "" if made.is_sharded else precision_of(made.plan)
+            with mixed(word, self.wanted.device), _without_mode():
+                return plain(module, *args, **kwargs)
+
+        cut = None
+        if id(module) not in self.whole:
+            group = made.places.group("dp")
+            cut = cut_of((args, kwargs), self.plan.shares, self.plan.dp, group)
+        if cut is None:
+            self._note_whole(module)
+            return call(*args, **kwargs)
+        try:
+            return on_share(call, args, kwargs, cut, is_checked=self._is_new(module, args, kwargs))
+        except Apart:
+            self.whole.add(id(module))
+            return self._called(plain, module, args, kwargs)
+
+    def _is_new(self, module: Module, args: Any, kwargs: dict[str, Any]) -> bool:
+        """Whether calls like this were seen seldom; without a GPU all are taken to be new."""
+        shapes = [
+            tuple(x.shape) for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)
+        ]
+        key = (id(module), *shapes)
+        self.seen[key] += 1
+        return self.wanted.device == "cpu" or self.seen[key] <= _CHECKED
+
+    def _note_whole(self, module: Module) -> None:
+        if self.plan is not None and self.plan.dp > 1:
+            text = f"{type(module).__name__}: samples that cannot be told apart, or are fewer than "
+            text += "ranks, are computed by every rank"
+            if text not in self.notes:
+                self.notes.append(text)
+
+    def _meet(self, module: Module, inputs: Any) -> None:
+        """Deploy a model when it is first called to be trained."""
+        if id(module) in self.models or not torch.is_grad_enabled():
+            return
+        own = {id(p) for p in module.parameters() if p.requires_grad}
+        optimizers = [o for o in (made() for made in self.watch.made) if o is not None]
+        trains = [o for o in optimizers if own & _held(o)]
+        if not own or not (trains or (self._backwards and not optimizers)):
+            return
+        if any(own & {id(p) for p in m.parameters()} for m in self.models.values()):
+            return  # part of a model that is deployed, or tied to one: computed whole
+        self.models[id(module)] = module
+        if self.wanted.is_still:
+            still(module)
+        if self.plan is not None:
+            self.tell("deploy")
+            try:
+                self.made[id(module)] = _deployed(module, trains, self.plan, self.wanted, inputs)
+            except InputError as error:
+                self.fail(error)
+                raise
+
+    def _backward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Note the loss that a backward begins at."""
+
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            top = tensors if isinstance(tensors, torch.Tensor) else tensors[0]
+            if not self.watch.is_in_backward and top.numel() == 1:
+                self._part.append(self._plain.pop(id(top), top).detach().float().flatten()[0])
+            return plain(tensors, *args, **kwargs)
+
+        return backward
+
+    def _scale(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def scale(scaler: Any, outputs: Any) -> Any:
+            found = plain(scaler, outputs)
+            if isinstance(outputs, torch.Tensor):
+                self._plain = {id(found): outputs}
+            return found
+
+        return scale
+
+
+@contextmanager
+def _without_mode() -> Iterator[None]:
+    """Inside a model nothing is mixed: its calls need not be looked at."""
+    if not torch.overrides._get_current_function_mode_stack():
+        yield
+        return
+    with torch.overrides._pop_mode_temporarily():
+        yield
+
+
+def _deployed(
+    module: Module, optimizers: Sequence[Any], plan: Plan, wanted: Wanted, inputs: Any
+) -> Deployed:
+    """A model of the script deployed, for a loop that is the script's."""
+    options: dict[str, Any] = {"device": wanted.device, "batch_norm": wanted.batch_norm}
+    own = plan.but(shares=(), micro_batch=0)
+    hooked = [n for n, p in module.named_parameters() if p._post_accumulate_grad_hooks]
+    if hooked:
+        raise InputError(
+            f"the script does something with the gradient of `{hooked[0]}` inside the backward, "
+            "before ranks have added theirs up",
+            hint="let it update its parameters behind the backward",
+        )
+    flat = [o for o in optimizers if isinstance(o, torch.optim.LBFGS)]
+    if flat and (plan.tp > 1 or plan.zero > 0):
+        raise InputError(
+            f"LBFGS takes all parameters for one vector: tp={plan.tp} and zero={plan.zero} would "
+            "split it",
+            hint="take a plan with dp alone",
+        )
+    options["example"] = None if inputs is None else (inputs, None)
+    if len(optimizers) == 1:
+        return in_own_loop(module, optimizers[0], own, **options)
+    return in_own_loop(module, Several(optimizers), own, **options)
+
+
+def _held(optimizer: Any) -> set[int]:
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+
+def _seed(number: int) -> None:
+    """The same random numbers on every rank, for a script that sets no seed."""
+    random.seed(number)
+    torch.manual_seed(number)
+    try:
+        import numpy
+    except ModuleNotFoundError:
+        return
+    numpy.random.seed(number)  # noqa: NPY002 - the one that scripts use

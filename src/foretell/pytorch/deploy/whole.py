@@ -1,0 +1,223 @@
+"""Modules that compute on a share of the samples while the code around them sees the whole batch.
+
+    inputs whole ─ part ─► module on this rank's samples ─ join ─► outputs whole, on every rank
+
+A loss, a metric or a second model behind it is computed on every rank alike, whatever it does with
+the samples: gradients are those of one process for any loss. Gradients of parameters leave a rank
+as so many times its part of the sum as there are ranks: DDP and FSDP take the mean over ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.utils.rnn import PackedSequence
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from foretell.pytorch.deploy.collective import even, gathered, summed
+
+Tensor = Any
+ITEMS = "num_items_in_batch"  # by which a model of transformers divides the sum of its losses
+
+
+class _Part(torch.autograd.Function):  # type: ignore[misc]
+    """This rank's samples; the gradient is put together from all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cut: Cut) -> Tensor:
+        ctx.cut = cut
+        return x.split(cut.sizes)[cut.rank].contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return gathered(g, 0, ctx.cut.sizes, ctx.cut.group) / len(ctx.cut.sizes), None
+
+
+class _Join(torch.autograd.Function):  # type: ignore[misc]
+    """The samples of all ranks; the gradient is that of this rank's, times the ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cut: Cut) -> Tensor:
+        ctx.cut = cut
+        return gathered(x, 0, cut.sizes, cut.group)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        cut = ctx.cut
+        return g.split(cut.sizes)[cut.rank] * len(cut.sizes), None
+
+
+class _Mean(torch.autograd.Function):  # type: ignore[misc]
+    """The mean over samples of a number that is a mean on each rank."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cut: Cut) -> Tensor:
+        ctx.cut = cut
+        return summed(x * cut.weight, cut.group)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g * ctx.cut.weight * len(ctx.cut.sizes), None
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """How many samples each rank of a group has, and which rank this is."""
+
+    sizes: list[int]
+    rank: int
+    group: Any
+
+    @property
+    def weight(self) -> float:
+        """This rank's share of the samples."""
+        return self.sizes[self.rank] / sum(self.sizes)
+
+
+def cut_of(values: Any, shares: Sequence[int], ranks: int, group: Any) -> Cut | None:
+    """How the arguments of a call are split by samples; None where they are not."""
+    if ranks == 1 or any(isinstance(x, PackedSequence) for x in _containers(values)):
+        return None
+    samples = _samples(values)
+    if samples < ranks:
+        return None
+    sizes = list(shares) if sum(shares) == samples else even(samples, ranks)
+    return Cut(sizes, dist.get_rank(group), group)
+
+
+class Apart(Exception):
+    """What a module gives for some samples cannot be put together with what others give."""
+
+
+def on_share(
+    call: Callable[..., Any], args: Any, kwargs: dict[str, Any], cut: Cut, *, is_checked: bool
+) -> Any:
+    """What a module gives for the whole batch, each rank computing its samples alone.
+
+    With `is_checked` ranks compare what they have first, and raise `Apart` together.
+    """
+    samples = sum(cut.sizes)
+
+    def part(x: Any) -> Any:
+        is_by_sample = isinstance(x, torch.Tensor) and x.dim() and len(x) == samples
+        return _Part.apply(x, cut) if is_by_sample else x
+
+    args, kwargs = pytree.tree_map(part, (args, kwargs))
+    if kwargs.get(ITEMS) is not None:
+        kwargs[ITEMS] = kwargs[ITEMS] * cut.weight
+    with _own_numbers(cut.rank):
+        found = call(*args, **kwargs)
+    if is_checked:
+        _require_alike(found, cut)
+    return _mapped(lambda x: _joined(x, cut), found)
+
+
+def _require_alike(found: Any, cut: Cut) -> None:
+    """Raise on every rank unless all have tensors of the same shapes, but for their samples."""
+    rows: list[Any] = []
+    _mapped(lambda x: rows.append(_shape(x, cut)), found)
+    each: list[Any] = [None] * len(cut.sizes)
+    dist.all_gather_object(each, rows, group=cut.group)
+    if any(row != rows for row in each) or "?" in rows:
+        raise Apart
+
+
+def _shape(x: Any, cut: Cut) -> Any:
+    if not isinstance(x, torch.Tensor) or not x.dim():
+        return ""
+    mine = len(x) == cut.sizes[cut.rank]
+    return (str(x.dtype), tuple(x.shape[1:])) if mine else "?"
+
+
+def _joined(x: Any, cut: Cut) -> Any:
+    if not isinstance(x, torch.Tensor) or (not x.is_floating_point() and not x.dim()):
+        return x
+    return _Join.apply(x, cut) if x.dim() else _Mean.apply(x, cut)
+
+
+class AsWhole(TorchFunctionMode):  # type: ignore[misc]
+    """Lets a script mix parameters that are split over ranks with tensors of its own.
+
+    What it writes into a split one is split; anything else is computed with the whole.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        leaves = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        split = [x for x in leaves if isinstance(x, DTensor)]
+        if split and any(not isinstance(x, DTensor) and x.dim() for x in leaves):
+            first = args[0] if args else None
+            is_written = getattr(func, "__name__", "").endswith("_") and isinstance(first, DTensor)
+            change = _split_as(first) if is_written else _put_together
+            args, kwargs = pytree.tree_map(change, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def _put_together(x: Any) -> Any:
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def _split_as(first: Any) -> Callable[[Any], Any]:
+    def change(x: Any) -> Any:
+        if isinstance(x, DTensor) or not isinstance(x, torch.Tensor) or x.shape != first.shape:
+            return x
+        return distribute_tensor(x, first.device_mesh, first.placements)
+
+    return change
+
+
+def _mapped(call: Callable[[Any], Any], found: Any) -> Any:
+    """A result with its tensors changed; dataclasses are looked into as torch's containers are."""
+    if dataclasses.is_dataclass(found) and not isinstance(found, type | dict):
+        values = {f.name: getattr(found, f.name) for f in dataclasses.fields(found) if f.init}
+        return dataclasses.replace(found, **pytree.tree_map(call, values))
+    return pytree.tree_map(call, found)
+
+
+def _containers(values: Any) -> list[Any]:
+    args, kwargs = values
+    return [*args, *kwargs.values()]
+
+
+def _samples(values: Any) -> int:
+    """How many samples a call has: the length of its first tensor; 0 where that is one sample.
+
+    A line of floating-point numbers is the features of one sample.
+    """
+    tensors = [x for x in pytree.tree_leaves(values) if isinstance(x, torch.Tensor) and x.dim()]
+    if not tensors or (tensors[0].dim() == 1 and tensors[0].is_floating_point()):
+        return 0
+    return len(tensors[0])
+
+
+@contextmanager
+def _own_numbers(place: int) -> Iterator[None]:
+    """Random numbers of a rank's own inside; behind it all ranks draw the same again."""
+    before = torch.get_rng_state()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    on_gpu = [torch.cuda.get_rng_state(d) for d in devices]
+    seed = int.from_bytes(before[:8].numpy().tobytes(), "little") ^ int(before.sum())
+    torch.manual_seed((seed + place) % 2**63)
+    mine = torch.get_rng_state()
+    mine_on_gpu = [torch.cuda.get_rng_state(d) for d in devices]
+    try:
+        yield
+    finally:
+        drew = not torch.equal(mine, torch.get_rng_state()) or any(
+            not torch.equal(m, torch.cuda.get_rng_state(d))
+            for m, d in zip(mine_on_gpu, devices, strict=True)
+        )
+        torch.set_rng_state(before)
+        for state, device in zip(on_gpu, devices, strict=True):
+            torch.cuda.set_rng_state(state, device)
+        if drew:  # the next call draws other numbers
+            torch.rand(1)
+            for device in devices:
+                torch.rand(1, device=f"cuda:{device}")
