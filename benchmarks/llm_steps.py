@@ -477,4 +477,5 @@ def main() -> None:
             print({k: v for k, v in row.items() if k not in ("count", "celsius")}, flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -436,7 +436,7 @@ import triton, triton.language as tl
 def copier(src, dst, n, loops, P: tl.constexpr, B: tl.constexpr):
     pid = tl.program_id(0)
     for i in range(loops):
-        at = ((i * P + pid) * B) % n
+        at = ((i * P + pid) % (n // B)) * B
         offs = at + tl.arange(0, B)
         tl.store(dst + offs, tl.load(src + offs))
 """

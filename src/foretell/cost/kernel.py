@@ -198,7 +198,21 @@ def _gemm(group: Group) -> Array:
     b, m, n, k = (group.column(key, 1.0) for key in ("b", "m", "n", "k"))
     ta, tb = group.column("ta", 0.0), group.column("tb", 0.0)
     asked = gemm.product(b, m, n, k, ta, tb, given.size)
-    return gemm.seconds(given, group.constants.gemm[given.pipe], asked)
+    fitted = group.constants.gemm[given.pipe]
+    return gemm.seconds(given, fitted, asked) * _grouped(group, fitted)
+
+
+def _grouped(group: Group, fitted: Mapping[str, float]) -> Array | float:
+    """How many times as long as batched products those of experts take (1), or their weights' (2).
+
+    Rows of each expert are known on the device alone: one kernel walks over all experts.
+    """
+    if "grouped" not in group.shape or "grouped" not in fitted:
+        return 1.0
+    kind = group.column("grouped", 0.0)
+    plain = fitted["grouped_fp8"] if group.limits.size < 2 else fitted["grouped"]
+    weights = max(plain, fitted["grouped_wgrad"])
+    return np.where(kind > 1, weights, np.where(kind > 0, plain, 1.0))
 
 
 def _conv(group: Group) -> Array:

@@ -7,7 +7,8 @@ kernels bound by memory and tᵢ idle, the relative clock u ≤ 1 solves
     tₜ/u·(S − W) + E·u^(a−1) + tₛ·(P − W) + tᵢ·(S − W) = 0                              → `clock`
 
 S static power, P power while streaming, W the limit, a the exponent. Matrix kernels then take 1/u
-times as long; memory keeps its pace.
+times as long; memory keeps its pace. S grows with the units of a chip and P with the bandwidth of
+its memory, so that a board capped below its design power has less left for its matrix units.
 """
 
 from __future__ import annotations
@@ -35,12 +36,15 @@ def table() -> dict[str, dict[str, Any]]:
     return tomllib.loads(text)
 
 
-def joules(device: Device, dtype: str) -> float:
-    """Dynamic energy of one flop of the matrix units; 0 where nobody measured the architecture."""
+def joules(device: Device, dtype: str, kind: str = "") -> float:
+    """Dynamic energy of one flop of the matrix units; 0 where the architecture has no row.
+
+    `kind` is what else than a product runs on them: `attention`, `flash2`.
+    """
     row: Mapping[str, Any] = table().get(device.arch, {})
     if dtype in ("fp32", "fp64"):
         return 0.0
-    return float(row.get("joules", 0.0)) * float(row.get(dtype, 1.0))
+    return float(row.get("joules", 0.0)) * float(row.get(kind or dtype, 1.0))
 
 
 def clock(device: Device, matrix: Array, energy: Array, streaming: Array, idle: Array) -> Array:
@@ -49,7 +53,8 @@ def clock(device: Device, matrix: Array, energy: Array, streaming: Array, idle: 
     if row is None or not device.watts:
         return np.ones_like(matrix)
     limit = device.watts
-    static, other = row["static"] * limit, row["streaming"] * limit
+    static = row["static"] * device.units
+    other = static + row["byte"] * device.memory_bandwidth
     fixed = streaming * (other - limit) + idle * (static - limit)
     power = row["exponent"] - 1
 

@@ -14,12 +14,12 @@ import numpy as np
 
 from foretell import portable
 from foretell.cluster import Cluster, Device
-from foretell.cost import collective
+from foretell.cost import collective, kernel
 from foretell.plan.framework import running
 from foretell.plan.groups import expert_ranks, levels, stride
 from foretell.plan.hold import Holding, holdings
 from foretell.plan.layouts import Array, Layouts, Rows, layouts
-from foretell.plan.parts import LayerCost, Part, layer_costs
+from foretell.plan.parts import LayerCost, Part, layer_costs, slowest
 from foretell.plan.plan import Plan
 from foretell.workload import Workload
 from foretell.workload.op import BYTES, KEPT
@@ -195,15 +195,31 @@ def sharded_seconds(
     """The same while its neighbours' parameters are gathered and its gradients scattered.
 
     Both go on at the same time and slow each other: (computeᵖ + talkᵖ)^(1/p), as host and device.
+    Collectives take units from kernels beside them, and what they read and write is copied.
     """
     gather, scatter = shard_talk(c, at, workload, cluster)
     again = np.array([r.profile.gathers - 1.0 for r in c.plans.runs])
     talk = gather, again * gather + scatter
+    taken = np.array([r.profile.contention for r in c.plans.runs])
+    copied = _shard_copies(c, at, cluster)
+    alone = (alone[0] + taken * talk[0] + copied[0], alone[1] + taken * talk[1] + copied[1])
     ahead, back = (
         portable.power(portable.power(one, c.bend) + portable.power(other, c.bend), 1 / c.bend)
         for one, other in zip(alone, talk, strict=True)
     )
     return ahead, back
+
+
+def _shard_copies(c: Costs, at: int, cluster: Cluster) -> tuple[Array, Array]:
+    """Seconds of the copies around the collectives of one layer, forward and backward."""
+    size = np.maximum(c.holdings[at].weights, 1.0)
+    found = []
+    for way in (0, 1):
+        moved = size * np.array([r.profile.copies[way] for r in c.plans.runs])
+        n = np.maximum(moved / 4, 1.0)
+        took = kernel.seconds(slowest(cluster), "copy", "bf16", {"n": n}, bytes=4 * n)
+        found.append(np.where(moved > 0, took.seconds * cluster.calibration.compute, 0.0))
+    return found[0], found[1]
 
 
 def shard_talk(c: Costs, at: int, workload: Workload, cluster: Cluster) -> tuple[Array, Array]:

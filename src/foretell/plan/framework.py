@@ -52,6 +52,9 @@ class FrameworkProfile:
     fp32_parameters: bool = False
     selective: str = "attention"
     flash2: bool = False
+    quantise: float = 6.0
+    copies: tuple[float, float] = (0.0, 0.0)
+    contention: float = 0.0
     sources: tuple[str, ...] = ()
     arch: tuple[str, ...] = ()
     gpus: int = 8
@@ -199,6 +202,8 @@ def _running(
         flags.add("fused")
     else:
         flags.add("eager")
+    if compiled:
+        flags.add("compiled")
     if profile.flash and (formats.compute in HALVES or profile.kernels == "eager"):
         flags.add("flash")  # scaled_dot_product_attention keeps no scores in fp32 either
     if profile.flash2:

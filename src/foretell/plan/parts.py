@@ -148,7 +148,7 @@ def _throttled(
         many = workload.layers[at].times
         issued += many * call.times * host
         if call.op in MATRIX:
-            each = power.joules(device, call.dtype or dtype)
+            each = power.joules(device, _format(call.op, call.dtype or dtype), _kind(call))
             matrix += many * took
             energy += many * call.times * each * call.flops
         else:
@@ -156,6 +156,13 @@ def _throttled(
     idle = np.maximum(issued - matrix - rest, 0.0)
     out: Array = 1 / power.clock(device, matrix, energy, rest, idle)
     return out
+
+
+def _kind(call: Call) -> str:
+    """What a kernel of the matrix units is to the power model, where it is no product."""
+    if call.op != "attention":
+        return ""
+    return "flash2" if "flash2" in call.shape else "attention"
 
 
 def _wanted(layer: Layer, run: Running, cells: Layouts) -> list[tuple[int, Call]]:
@@ -167,10 +174,9 @@ def _wanted(layer: Layer, run: Running, cells: Layouts) -> list[tuple[int, Call]
             continue
         op = run.op(op)
         forward, backward = calls(op, op.sizes(degrees, batch), run.flags)
-        slow = run.profile.attention
-        found += [(FORWARD, _longer(call, slow)) for call in forward]
-        found += [(BACKWARD, _longer(call, slow)) for call in backward]
-        found += [(CORE, _longer(call, slow)) for call in _rerun(op, forward, run)]
+        found += [(FORWARD, _longer(call, run)) for call in forward]
+        found += [(BACKWARD, _longer(call, run)) for call in backward]
+        found += [(CORE, _longer(call, run)) for call in _rerun(op, forward, run)]
     return found
 
 
@@ -187,9 +193,10 @@ def _rerun(op: Op, forward: list[Call], run: Running) -> list[Call]:
     return [c._replace(times=c.times / 2) if c.op == "gemm" else c for c in forward]
 
 
-def _longer(call: Call, attention: float) -> Call:
-    """The call as a framework runs it whose attention takes so many times as long."""
-    slow = attention if call.op == "attention" else 1.0
+def _longer(call: Call, run: Running) -> Call:
+    """The call as a framework runs it whose attention or casts to fp8 take longer."""
+    slow = run.profile.attention if call.op == "attention" else 1.0
+    slow = run.profile.quantise / 6.0 if call.op == "cast" else slow
     return call._replace(shape=call.shape | {"_slow": slow})
 
 

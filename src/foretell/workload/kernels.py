@@ -14,11 +14,12 @@ arrays, one entry a layout. `RULES` has one function a kind:
     route       tokens, experts, hidden    mean           c, h, w, d
     experts     tokens (those routed, all experts), experts, in, out (option useful: share of them
                 that an even rank has)
+    combine     tokens, hidden (option top)
     regroup     tokens, hidden, experts (a copy where a rank has some of the experts)
     biased      heads, queries, keys (a table added to scores; option back where it is learned)
     recorded    any (options forward, backward: kernels by what they have of this size)
 
-Flags of the stack that matter here: `flash`, `fused`, `nhwc` (channels last in memory), `amp`
+Flags of the framework that matter here: `flash`, `fused`, `compiled`, `nhwc` (channels last), `amp`
 (weights kept in fp32 and cast where they are used; norms in fp32), `eager` (PyTorch's operators),
 `fp8` (products of weights in eight bits).
 """
@@ -94,8 +95,8 @@ def _quantised(op: Op, sizes: Sizes, found: Calls) -> Calls:
 
 
 def _cast(n: Number) -> Call:
-    """Two kernels that move six bytes a number."""
-    return Call("copy", {"n": n}, "bf16", bytes=3.0 * n, times=2.0)
+    """Two kernels that move six bytes a number; a framework may take longer."""
+    return Call("cast", {"n": n}, "bf16", bytes=3.0 * n, times=2.0)
 
 
 def _halved(call: Call) -> Call:
@@ -242,12 +243,14 @@ def _batch_norm(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
 
     Channels last, cuDNN streams: 3 passes forward and 5 backward at the memory's pace (batch_norm
     nhwc rows of `tables/measured/h200.csv.gz`); bf16 goes to PyTorch's own kernels instead.
+    Channels first, cuDNN's kernels take as long in fp16 as in fp32 (0.97 and 0.91, nchw rows).
     """
     n = _rows(s)
     if "nhwc" in flags and "bf16" not in flags:
         return [_stream(n, 3.0)], [_stream(n, 5.0)]
     shape = {"n": n} if "nhwc" in flags else {"n": n, "rows": s["c"], "cols": _rows(s, "c")}
-    return [Call("batch_norm", shape)], [Call("batch_norm_backward", shape)]
+    dtype = "fp32" if "fp16" in flags and "nhwc" not in flags else ""
+    return [Call("batch_norm", shape, dtype)], [Call("batch_norm_backward", shape, dtype)]
 
 
 def _stream(n: Number, passes: float) -> Call:
@@ -407,20 +410,47 @@ def _recurrent(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
 def _route(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     """Scores of experts, the best of them, and words in the order of the experts they go to.
 
-    A sort of all scores goes over them a few times; words are read once and written `top` times.
+    A sort of all scores goes over them a few times. Fused, words are read once and written `top`
+    times; PyTorch's operators gather them and add gradients up by index, which takes as long as
+    `PERMUTED` passes over what is routed.
     """
     rows, top = s["batch"] * s["tokens"], float(op.options.get("top", 2))
-    n = rows * s["experts"]
+    n, routed = rows * s["experts"], rows * s["hidden"] * top
     soft = {"rows": rows, "cols": s["experts"]}
     best = Call("elementwise", {"n": n}, "fp32", bytes=4.0 * 4.0 * n)
-    order = Call("elementwise", {"n": rows * top}, "fp32", bytes=8.0 * 4.0 * rows * top, times=3.0)
-    moved = Call(
-        "copy", {"n": rows * s["hidden"] * top}, bytes=2.0 * rows * s["hidden"] * (top + 1)
-    )
+    sort = 12.0 if flags & {"eager", "compiled"} else 3.0
+    order = Call("elementwise", {"n": rows * top}, "fp32", bytes=4.0 * 4.0 * rows * top, times=sort)
+    there, back = _permuted(flags, (1.0 + 1.0 / top, 1.0 + 1.0 / top), 0)
     gate = product(1.0, rows, s["experts"], s["hidden"])
-    forward = [gate, Call("softmax", soft, "fp32"), best, order, moved]
-    back = [moved, Call("softmax_backward", soft, "fp32"), gate, gate]
-    return forward, back[:-1] if _is_frozen(op) else back
+    forward = [gate, Call("softmax", soft, "fp32"), best, order, _copied(routed, there)]
+    backward = [_copied(routed, back), Call("softmax_backward", soft, "fp32"), gate, gate]
+    return forward, backward[:-1] if _is_frozen(op) else backward
+
+
+# Passes over all routed words that gathering them and adding them up takes by PyTorch's operators,
+# forward and backward, into the experts and out of them: kernels of a layer of experts beside its
+# grouped products, eager 34 to 37 passes in all and compiled 15 to 21 (`experts` rows of
+# benchmarks/measured/training_parts_h200.json, six shapes).
+PERMUTED = {"eager": ((4.0, 10.0), (9.0, 13.0)), "compiled": ((2.0, 5.0), (5.0, 4.0))}
+
+
+def _permuted(
+    flags: frozenset[str], fused: tuple[float, float], leaving: int
+) -> tuple[float, float]:
+    """Passes into the experts or out of them, forward and backward."""
+    way = next((name for name in PERMUTED if name in flags), "")
+    return PERMUTED[way][leaving] if way else fused
+
+
+def _copied(n: Number, passes: float) -> Call:
+    return Call("copy", {"n": n}, bytes=2.0 * passes * n)
+
+
+def _combine(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
+    """What experts made, weighed and added up word by word."""
+    n, top = _rows(s), float(op.options.get("top", 2))
+    there, back = _permuted(flags, (1.0 + 1.0 / top, 2.0 + 1.0 / top), 1)
+    return [_copied(n, there)], [_copied(n, back)]
 
 
 def _regroup(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
@@ -435,8 +465,9 @@ def _experts(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     """A product for each expert a rank has, over its even share of what is routed to it."""
     rows = s["batch"] * s["tokens"] / s["experts"]
     many, n, k = s["experts"], s["out"], s["in"]
-    forward = [product(many, rows, n, k, tb=1.0)]
-    back = [product(many, rows, k, n), product(many, n, k, rows, ta=1.0)]
+    forward = [product(many, rows, n, k, tb=1.0, grouped=1.0)]
+    back = [product(many, rows, k, n, grouped=1.0)]
+    back.append(product(many, n, k, rows, ta=1.0, grouped=2.0))
     return forward, back[:1] if _is_frozen(op) else back
 
 
@@ -470,6 +501,7 @@ RULES: dict[str, Callable[[Op, Sizes, frozenset[str]], Calls]] = {
     "recurrent": _recurrent,
     "route": _route,
     "regroup": _regroup,
+    "combine": _combine,
     "experts": _experts,
     "recorded": _recorded,
 }

@@ -114,7 +114,11 @@ _BOARDS = {"A100 80GB": "a100-80", "H200": "h200"}
 
 
 def torchtitan(truth: Path) -> Iterator[Row]:
-    """Llama as torchtitan ran it; rows it ran with schedules or kernels without a name are kept."""
+    """Llama as torchtitan ran it.
+
+    A pipeline's batch is cut into as many micro-batches as it has ranks, and rows that say nothing
+    of recompute have `selective`: both are torchtitan's defaults (its `llama3_8b.toml` of 2025-06).
+    """
     for r in table(truth / "tables" / "torchtitan.csv"):
         if r["metric"] != "throughput_per_gpu":
             continue
@@ -122,7 +126,8 @@ def torchtitan(truth: Path) -> Iterator[Row]:
         tp, pp, cp = (_degree(words, name) for name in ("TP", "PP", "CP"))
         dp, batch = gpus // (tp * pp * cp), int(r["batch_per_gpu"])
         text = f"dp={dp},tp={tp},pp={pp},cp={cp},framework=fsdp,global_batch={batch * dp}"
-        text += f",micro_batch={batch if pp == 1 else 1},recompute={_recompute(words)}"
+        text += f",micro_batch={batch // pp},recompute={_recompute(words)}"
+        text += ",schedule=interleaved,chunks=2" if "Interleaved" in words else ""
         text += f",zero={3 if dp > 1 else 0},precision={_precision(r['precision'])}"
         text += ",sp=yes" if tp > 1 else ""
         text += ",compile=yes" if "compile" in words or "loat8" in r["precision"] else ""
@@ -142,7 +147,7 @@ def _degree(words: str, name: str) -> int:
 def _recompute(words: str) -> str:
     if re.search(r"full AC|AC full", words):
         return "full"
-    return "selective" if re.search(r"selective|SAC", words) else "none"
+    return "none" if "AC no" in words else "selective"
 
 
 def _precision(words: str) -> str:

@@ -42,7 +42,6 @@ class Sizes:
         dims = {"tokens": float(seq), "experts": float(self.experts), "hidden": float(hidden)}
         moved = {"tokens": float(many), "hidden": float(hidden)}
         there = Exchange("experts", "ep", "all_to_all", "all_to_all", moved, ROWS)
-        back = {"passes": 1.0 + 1.0 / self.top, "back": 2.0 + 1.0 / self.top}
         return [
             Op("router", "route", dims, ROWS, gate, options={"top": self.top}),
             there,
@@ -54,7 +53,7 @@ class Sizes:
             *self._inside("leave.experts", ("all_reduce", ""), ("reduce_scatter", "all_gather")),
             self._order("order.back"),
             there,
-            Op("combine", "pointwise", moved, ROWS, options=back),
+            Op("combine", "combine", moved, ROWS, options={"top": self.top}),
             *self._shared(shared),
         ]
 
