@@ -17,6 +17,7 @@ RUNNABLE = (
     "channels-last",
     "checkpoint",
     "compile",
+    "cuda-graph",
     "foreach-optimizer",
     "fused-optimizer",
     "tf32",
@@ -235,10 +236,17 @@ def _odd_ops(plan: Plan) -> list[str]:
     beside += [f"recompute={plan.recompute}"] if plan.recompute != "none" else []
     beside += [f"dtype={plan.dtype}"] if plan.dtype in ("bf16", "fp16") else []
     beside += [s for s in plan.whatifs if s.partition(":")[0] in ("amp", "checkpoint", "compile")]
+    beside += ["compile"] if plan.compile else []
     return [f"fused or ordered ops beside {word}" for word in beside if named]
 
 
 def _odd_whatifs(plan: Plan) -> list[str]:
+    if any(spec.partition(":")[0] == "cuda-graph" for spec in plan.whatifs):
+        beside = [f"{axis}={n}" for axis, n in plan.degrees().items() if n > 1]
+        beside += [f for f in ("stages", "groups", "regions", "late") if getattr(plan, f)]
+        beside += ["zero"] if plan.zero > 1 else []
+        if beside:
+            return [f"cuda-graph beside {', '.join(beside)}: a graph holds the work of one rank"]
     odd = [spec for spec in plan.whatifs if spec.partition(":")[0] not in RUNNABLE]
     return [f"what-if `{spec}`: there is no way to run it" for spec in odd]
 

@@ -232,15 +232,37 @@ def test_ranks_that_differ_are_named(what, rank):
         assert f"rank {rank} has another {what}" in said
 
 
-def refused(text, name="line", steps=0):
+def refused(text, name="line"):
     model = MODELS[name][0]()
     update = sgd(model)
-    if steps:
-        model(BATCHES[0][0]).sum().backward()
-        update.step()
     with pytest.raises(InputError) as error:
         deploy(model, update, Plan.parse(text))
     return str(error.value)
+
+
+def stepped_before(text):
+    """Parameters after a step alone and one deployed, and after two steps alone."""
+    found = []
+    for plan in ("", text):
+        model = MODELS["line"][0]()
+        update = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for step, (x, _) in enumerate(BATCHES[:2]):
+            if step and plan:
+                deploy(model, update, Plan.parse(plan))
+            update.zero_grad()
+            model(x).square().mean().backward()
+            update.step()
+        found.append(torch.cat([_whole(p).flatten() for p in model.parameters()]))
+    return float((found[0] - found[1]).abs().max())
+
+
+def _whole(p):
+    return (p.full_tensor() if hasattr(p, "full_tensor") else p).detach()
+
+
+@pytest.mark.parametrize("plan", ["tp=2", "dp=2,zero=3"])
+def test_the_state_of_an_optimizer_that_has_stepped_is_split_too(plan):
+    assert max(on_ranks(2, stepped_before, plan)) < 1e-6
 
 
 def all_refused(cases):
@@ -253,8 +275,6 @@ REFUSED = [
     (("dp=2,sync=1.weight+factors",), "unknown parameter in the plan: `1.weight`"),
     (("pp=2",), "how many samples a rank has"),
     (("pp=2,global_batch=16,layers=1+1",), "layers=1+1 for 2 stages"),
-    (("tp=2", "image"), "tp=2: no layer of Sequential is known to split"),
-    (("tp=2", "line", 1), "has been stepped before the model was deployed"),
     (("dp=2,regions=0+2",), "not one row of modules"),
     (("pp=2,schedule=zigzag,global_batch=16",), "unknown schedule"),
     (("tp=2,sp=yes",), "sp: no block of Sequential is known"),
@@ -276,7 +296,8 @@ def test_what_the_model_does_not_allow():
         ("dp=2,pp=2,zero=3,actions=F0+B0/F0+I0+W0", "zero=2 keeps them"),
         ("dp=2,pp=2,zero=2,shares=3+1", "uneven shares beside pp=2"),
         ("dp=2,dtype=fp8", "dtype=fp8"),
-        ("dp=2,whatifs=cuda-graph", "what-if `cuda-graph`"),
+        ("dp=2,whatifs=cuda-graph", "cuda-graph beside dp=2"),
+        ("dp=2,whatifs=loader:workers=4", "what-if `loader:workers=4`"),
         ("spatial=2,tp=2", "images are split beside tensors"),
     ],
 )

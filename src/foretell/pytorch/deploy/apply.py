@@ -37,6 +37,7 @@ from foretell.pytorch.deploy.group_sync import Syncs
 from foretell.pytorch.deploy.grouped import Groups
 from foretell.pytorch.deploy.layout import Layout
 from foretell.pytorch.deploy.mesh import IMAGE, Places
+from foretell.pytorch.deploy.messages import untouched
 from foretell.pytorch.deploy.optimizer import repoint, tuned
 from foretell.pytorch.deploy.pipelined import (
     micro_batches,
@@ -270,7 +271,9 @@ def deploy(
     made.ema = Ema(ema, made.here) if ema else None
     if made.sync is not None:
         made.sync.attach(optimizer)
-    tuned(optimizer, plan.whatifs)
+    tuned(optimizer, plan)
+    if any(spec.partition(":")[0] == "cuda-graph" for spec in plan.whatifs):
+        _graphed(made, example)
     if speaks_of_ops(plan, model):
         made.fused = _fused(made)
         if example is not None:
@@ -287,6 +290,20 @@ def facts(model: Any, layout: Mapping[str, str] | None = None, tp: int = 1) -> M
         token_blocks=len(blocks(model, ways)),
         why_no_images=no_images(model),
     )
+
+
+def _graphed(made: Deployed, example: tuple[tuple[Any, ...], Any] | None) -> None:
+    """Let forward and backward be replayed as CUDA graphs; batches have one shape from then on."""
+    if made.places.device != "cuda" or example is None:
+        raise InputError(
+            "cuda-graph needs a GPU, and a batch to record",
+            hint="run it with --device cuda, or deploy(…, example=(inputs, target))",
+        )
+    inputs = example[0][0]
+    num = micro_batches(made.plan, len(inputs))
+    pieces = tuple(x.chunk(num)[0].clone() for x in example[0])
+    with untouched(made.model), mixed(made._dtype, "cuda"):
+        torch.cuda.make_graphed_callables(made.model, pieces)
 
 
 def _clipping(plan: Plan, most: float) -> float:
@@ -384,9 +401,9 @@ def _inside(made: Deployed, modules: list[Any], layout: Mapping[str, str] | None
             compile_regions(module, plan.regions)
         if "channels-last" in names:
             module.to(memory_format=torch.channels_last)
-        if "compile" in names:
+        if "compile" in names or plan.compile:
             module.compile()
-    if "tf32" in names or plan.dtype == "tf32":
+    if "tf32" in names or precision_of(plan) == "tf32":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch.distributed.tensor import distribute_tensor
 
 from foretell.errors import InputError
+from foretell.plan import Plan
 
 Tensor = Any
 
@@ -89,11 +90,11 @@ class _Handles:
             one.remove()
 
 
-def tuned(optimizer: Any, whatifs: Sequence[str]) -> None:
-    """Turn on what a plan's what-ifs say of the optimizer."""
-    names = {spec.partition(":")[0] for spec in whatifs}
-    for word, name in (("foreach", "foreach-optimizer"), ("fused", "fused-optimizer")):
-        if name not in names:
+def tuned(optimizer: Any, plan: Plan) -> None:
+    """Turn on the kernels that a plan names for the update."""
+    names = {spec.partition(":")[0] for spec in plan.whatifs}
+    for word in ("foreach", "fused"):
+        if plan.optimizer_kernels != word and f"{word}-optimizer" not in names:
             continue
         if word not in optimizer.defaults:
             raise InputError(f"{type(optimizer).__name__} has no {word} update")

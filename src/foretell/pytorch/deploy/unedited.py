@@ -179,7 +179,7 @@ class Training:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             word = "" if made.is_sharded else precision_of(made.plan)
-            with mixed(word, self.wanted.device), _without_mode():
+            with mixed(word, made.places.device), _without_mode():
                 return plain(module, *args, **kwargs)
 
         cut = None
@@ -268,7 +268,8 @@ def _deployed(
     module: Module, optimizers: Sequence[Any], plan: Plan, wanted: Wanted, inputs: Any
 ) -> Deployed:
     """A model of the script deployed, for a loop that is the script's."""
-    options: dict[str, Any] = {"device": wanted.device, "batch_norm": wanted.batch_norm}
+    device = next(module.parameters()).device.type  # where the script has put it
+    options: dict[str, Any] = {"device": device, "batch_norm": wanted.batch_norm}
     own = plan.but(shares=(), micro_batch=0)
     hooked = [n for n, p in module.named_parameters() if p._post_accumulate_grad_hooks]
     if hooked:

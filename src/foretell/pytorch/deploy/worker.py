@@ -157,7 +157,7 @@ def joined(asked: Asked) -> str:
         gpus = torch.cuda.device_count()
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % gpus)
         if int(os.environ["LOCAL_WORLD_SIZE"]) <= gpus:
-            backend = "nccl"
+            backend = "cpu:gloo,cuda:nccl"  # a script may have a model on the host
     # the launcher gives up first, and knows whom to name
     dist.init_process_group(backend, timeout=timedelta(seconds=asked.timeout + 60))
     return device
