@@ -28,6 +28,7 @@ ALONE = ("tf32", "compile", "cuda-graph", "fused-optimizer", "batch:times=2", "c
          "faster-host:times=2")  # fmt: skip
 TOGETHER = ("amp:dtype=bf16", "fused-optimizer", "cuda-graph")  # one on top of the other
 # Ticks a box and waits until the page tells another number (or why there is none).
+RANKING = "return !document.getElementById('stop-rank').hidden"
 TICK = """
 const [spec, done] = arguments, box = [...document.querySelectorAll("#changes label")]
   .find(l => l.textContent.includes(spec)).querySelector("input");
@@ -68,9 +69,11 @@ def _ticked(running: Running) -> list[Row]:
     with browser() as driver:
         driver.get(running.url)
         driver.set_script_timeout(60)
-        while "a step as it is" not in driver.page_source:
+        while not driver.execute_script("return document.documentElement.dataset.ready"):
             time.sleep(0.05)
-        time.sleep(1)  # the first drawing
+        while driver.execute_script(RANKING):  # every change is tried once, in another process
+            time.sleep(0.2)
+        time.sleep(1)  # the last drawing
         for spec in (*(s for one in ALONE for s in (one, one)), *TOGETHER):  # on, and off again
             began = time.process_time()
             took.append(driver.execute_async_script(TICK, spec) / 1e3)
@@ -81,10 +84,10 @@ def _ticked(running: Running) -> list[Row]:
     on = sorted([*took[:single:2], *took[single:]])
     work = sorted([*worked[:single:2], *worked[single:]])
     return [
-        Row("a change ticked, median", f"{on[len(on) // 2]:.2f} s", "≤ 1"),
-        Row("a change ticked, slowest", f"{on[-1]:.2f} s", "≤ 1"),
+        Row("a change ticked, median", f"{on[len(on) // 2]:.2f} s", "≤ 0.5"),
+        Row("a change ticked, slowest", f"{on[-1]:.2f} s", "≤ 0.5"),
         Row("of it work of this process, slowest", f"{work[-1]:.2f} CPU-s", "≤ 0.4"),
-        Row("ticked off again, slowest", f"{max(took[1:single:2]):.2f} s", "≤ 1"),
+        Row("ticked off again, slowest", f"{max(took[1:single:2]):.2f} s", "≤ 0.5"),
         Row("console errors", str(complaints), "0"),
     ]
 
@@ -99,29 +102,18 @@ def _together(url: str, many: int) -> list[Row]:
     for thread in threads:
         thread.join()
     wall = time.perf_counter() - began
-    good = sum(bool(a and a["now"]["data"]) for a in answers.values())
+    good = sum(bool(a and a.get("predicted_s")) for a in answers.values())
     return [Row(f"{many} asked at once", f"{good} answered, {wall:.1f} s", f"{many}")]
 
 
 def _ask(url: str, k: int, answers: dict[int, Any]) -> None:
-    """What Dash's own script sends when a change is written."""
-    outputs = [("headline", "children"), ("problem", "children"), ("assumed", "children"),
-               ("now", "data")]  # fmt: skip
-    inputs = [("steps", "value", "1"), ("changes", "value", []),
-              ("own", "value", f"faster-host:times={1.1 + k / 100:.2f}"),
-              ("cluster", "value", ""), ("machine", "data", "")]  # fmt: skip
-    body = {
-        "output": "..{}..".format("...".join(f"{i}.{p}" for i, p in outputs)),
-        "outputs": [{"id": i, "property": p} for i, p in outputs],
-        "inputs": [{"id": i, "property": p, "value": v} for i, p, v in inputs],
-        "changedPropIds": ["own.value"],
-        "state": [],
-    }
+    """What the page sends when a change is written."""
+    body = {"step": "1", "changes": [f"faster-host:times={1.1 + k / 100:.2f}"]}
     raw, kind = json.dumps(body).encode(), {"Content-Type": "application/json"}
-    request = urllib.request.Request(url + "_dash-update-component", raw, kind)
+    request = urllib.request.Request(url + "call/whatif", raw, kind)
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
-            answers[k] = json.loads(answer.read())["response"]
+            answers[k] = json.loads(answer.read())
     except OSError:
         answers[k] = None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("dash", reason="the studio needs the extra `web`")
+pytest.importorskip("flask", reason="the studio needs the extra `web`")
 
 from foretell.samples import transformer
 from foretell.studio import serve
@@ -33,8 +33,10 @@ def chromium():
 
 @pytest.fixture
 def page(studio, chromium):
+    chromium.get("about:blank")  # what the address holds is not what the last test left
     chromium.get(studio.url)
-    until(chromium, lambda: "a step as it is" in text(chromium, "headline"))
+    until(chromium, lambda: ready(chromium))
+    until(chromium, lambda: "current step" in text(chromium, "headline"))
     yield chromium
     assert errors(chromium) == []
 
@@ -46,7 +48,9 @@ def until(driver, holds, seconds=20):
         if found := holds():
             return found
         time.sleep(0.05)
-    raise AssertionError(driver.find_element("tag name", "body").text[:2000])
+    says = ("problem", "job-says", "build-says", "picked", "upload-says")
+    told = {name: text(driver, name)[:300] for name in says}
+    raise AssertionError(f"{told}\n{text(driver, 'headline')[:500]}")
 
 
 def text(driver, name):
@@ -55,8 +59,17 @@ def text(driver, name):
     )
 
 
+def ready(driver):
+    return driver.execute_script("return document.documentElement.dataset.ready")
+
+
 def tick(driver, spec):
     driver.find_element("xpath", f"//*[@id='changes']//label[contains(., '{spec}')]//input").click()
+
+
+def press(driver, name):
+    """Click wherever the button has been scrolled to."""
+    driver.execute_script("document.getElementById(arguments[0]).click()", name)
 
 
 def open_tab(driver, name):
@@ -65,10 +78,32 @@ def open_tab(driver, name):
 
 def test_ticking_changes_the_step(page):
     tick(page, FAST)
-    until(page, lambda: "with the changes" in text(page, "headline"))
+    until(page, lambda: "predicted with faster-host" in text(page, "headline"))
     assert "shorter" in text(page, "headline")
+    until(page, lambda: "with faster-host" in text(page, "sections"))
+    assert FAST in page.execute_script("return decodeURIComponent(location.hash)")
     tick(page, FAST)
-    until(page, lambda: "with the changes" not in text(page, "headline"))
+    until(page, lambda: "predicted with faster-host" not in text(page, "headline"))
+
+
+def test_the_address_brings_everything_back(page):
+    tick(page, FAST)
+    until(page, lambda: "predicted with faster-host" in text(page, "headline"))
+    address = page.current_url
+    page.get("about:blank")
+    page.get(address)
+    until(page, lambda: "predicted with faster-host" in text(page, "headline"))
+    box = f"//*[@id='changes']//label[contains(., '{FAST}')]//input"
+    assert page.find_element("xpath", box).is_selected()
+
+
+def test_the_step_is_diagnosed(page):
+    until(page, lambda: "-bound: " in text(page, "headline"))
+    until(page, lambda: "What would help" in text(page, "sections"), 120)  # every change is tried
+    titles = [h.text for h in page.find_elements("css selector", "#sections h2")]
+    for wanted in ("What would help", "Where the step goes", "Time by module", "Timeline"):
+        assert wanted in titles
+    assert len(page.find_elements("css selector", "#contents a")) == len(titles)
 
 
 def test_a_change_that_does_not_apply_says_so(page):
@@ -102,18 +137,26 @@ def test_a_bad_file_is_refused_in_words(page, tmp_path):
     assert all("400" in message for message in messages)
 
 
-def test_a_cluster_is_named_and_edited(page):
-    field = page.find_element("id", "cluster")
-    field.send_keys("dgx-a100:nodes=2\n")
-    until(page, lambda: "16 ranks on 2 node" in text(page, "cluster-says"))
-    page.find_element("xpath", "//summary[.='Edit it']").click()
-    area = page.find_element("id", "cluster-text")
-    until(page, lambda: "node" in area.get_attribute("value"))
-    page.find_element("id", "use-text").click()
-    until(page, lambda: "using the text: 16 ranks" in text(page, "cluster-says"))
-    field.clear()
-    field.send_keys("/etc/passwd\n")
-    until(page, lambda: "is no preset" in text(page, "cluster-says"))
+def choose(driver, name, value):
+    driver.execute_script(
+        "const e = document.getElementById(arguments[0]); e.value = arguments[1];"
+        "e.dispatchEvent(new Event('change'))", name, value,
+    )  # fmt: skip
+
+
+def test_machines_are_chosen_and_edited(page):
+    open_tab(page, "Layouts")
+    choose(page, "on-kind", "dgx-a100")
+    choose(page, "on-count", "16")
+    until(page, lambda: "16 × a100-80 on 2 nodes" in text(page, "on-says"))
+    page.execute_script("document.querySelector('#machines details').open = true")
+    area = page.find_element("id", "on-text")
+    assert "node" in area.get_attribute("value")
+    page.find_element("xpath", "//*[@id='machines']//button[.='Use this text']").click()
+    until(page, lambda: "text " in page.execute_script("return state.text"))
+    page.execute_script("arguments[0].value = 'nonsense'", area)
+    page.find_element("xpath", "//*[@id='machines']//button[.='Use this text']").click()
+    until(page, lambda: "the text" in text(page, "on-says"))
 
 
 def test_comparing_in_two_tabs(page, studio):
@@ -123,17 +166,17 @@ def test_comparing_in_two_tabs(page, studio):
     first = page.current_window_handle
     page.switch_to.new_window("tab")
     page.get(studio.url)
-    until(page, lambda: "a step as it is" in text(page, "headline"))
+    until(page, lambda: "current step" in text(page, "headline"))
     tick(page, FAST)  # what is ticked here is not ticked there
-    until(page, lambda: "with the changes" in text(page, "headline"))
+    until(page, lambda: "predicted with" in text(page, "headline"))
     page.find_element("id", "save").click()
     until(page, lambda: len(studio.desk.scenarios) == before + 2)
     page.close()
     page.switch_to.window(first)
-    assert "with the changes" not in text(page, "headline")
+    assert "predicted with faster-host" not in text(page, "headline")
     open_tab(page, "Compare")
     until(page, lambda: "faster-host" in text(page, "compared-table"))
-    assert "as it is" in text(page, "compared-table")
+    assert "current step" in text(page, "compared-table")
 
 
 def test_exporting_a_report_and_a_trace(page, studio):
@@ -148,19 +191,44 @@ def test_exporting_a_report_and_a_trace(page, studio):
     until(page, lambda: page.execute_script("return document.documentElement.dataset.ready"))
 
 
-def test_building_a_model_and_searching_layouts(page):
-    page.find_element("xpath", "//summary[.='From a model']").click()
-    page.find_element("id", "build").click()
-    until(page, lambda: text(page, "build-says") == "built", 60)
-    page.find_element("id", "cluster").send_keys("a100-80\n")
+def small(page):
+    """A small model on a few GPUs, so that a search is short."""
+    choose(page, "model", "gpt")
+    for name, value in {"layers": 4, "hidden": 256, "heads": 4}.items():
+        choose(page, f"size-{name}", str(value))
+    choose(page, "on-count", "8")
+    until(page, lambda: "8 × h100" in text(page, "on-says"))
+
+
+def test_layouts_are_found_drawn_and_opened(page):
     open_tab(page, "Layouts")
-    gpus = page.find_element("id", "gpus")
-    gpus.clear()
-    gpus.send_keys("8,16\n")
-    page.find_element("id", "run-oracle").click()
-    until(page, lambda: "layouts in" in text(page, "job-says"), 90)
-    assert "tensor" in text(page, "found-table")
+    assert "Find layouts" in text(page, "layouts-empty")
+    small(page)
+    page.find_element("id", "explore").click()
+    until(page, lambda: "layouts in" in text(page, "job-says"), 120)
+    assert "DDP" in text(page, "found-table")
+    marks = page.find_elements("css selector", "#charts [role=button]")
+    assert len(marks) > 4
+    assert "a step" in marks[0].get_attribute("aria-label")
+    page.execute_script("arguments[0].dispatchEvent(new MouseEvent('click'))", marks[0])
+    until(page, lambda: "predicted step" in text(page, "picked"), 60)
+    until(page, lambda: "Placement on the machines" in text(page, "plan-sections"))
+    press(page, "export-plan")
+    until(page, lambda: page.find_elements("id", "plan-link"))
     assert page.find_element("id", "plan-link").get_attribute("href").endswith("best.plan")
+
+
+def test_a_plan_of_ones_own_becomes_a_step(page):
+    open_tab(page, "Layouts")
+    small(page)
+    choose(page, "plan-pp", "2")
+    choose(page, "plan-micro_batch", "1")
+    choose(page, "plan-global_batch", "16")
+    press(page, "predict")
+    until(page, lambda: "Pipeline order" in text(page, "plan-sections"), 60)
+    press(page, "build")
+    until(page, lambda: "gpt:" in text(page, "steps") and "pp=2" in text(page, "steps"), 60)
+    until(page, lambda: page.find_element("id", "panel-step").is_displayed())
 
 
 def endless(*asked):
@@ -170,41 +238,37 @@ def endless(*asked):
 
 
 def test_a_search_can_be_stopped(page, studio, monkeypatch):
-    from foretell.studio import answers
+    from foretell.studio import views
 
-    monkeypatch.setattr(answers, "strategies", endless)
+    monkeypatch.setattr(views, "strategies", endless)
     open_tab(page, "Layouts")
-    page.find_element("id", "run-oracle").click()
-    until(page, lambda: "layout " in text(page, "job-says") and "s" in text(page, "job-says"))
+    page.find_element("id", "explore").click()
+    until(page, lambda: "layout " in text(page, "job-says"))
     until(page, lambda: page.find_element("id", "stop").is_enabled())
     page.find_element("id", "stop").click()
     until(page, lambda: text(page, "job-says") == "stopped")
 
 
 def test_everything_by_keyboard(page):
-    """Tab leads through the page in order, and space ticks a change."""
+    """Tab leads through the page in order, space ticks a change, arrows go from tab to tab."""
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.keys import Keys
 
     seen = []
-    for _ in range(80):
+    page.execute_script("document.activeElement.blur()")
+    for _ in range(40):
         ActionChains(page).send_keys(Keys.TAB).perform()
         here = page.switch_to.active_element
         seen.append(here.get_attribute("id") or here.get_attribute("type") or here.tag_name)
         if here.get_attribute("type") == "checkbox":
             ActionChains(page).send_keys(Keys.SPACE).perform()
-            until(
-                page, lambda: text(page, "problem") or "with the changes" in text(page, "headline")
-            )
+            until(page, lambda: text(page, "problem") or "predicted with" in text(page, "headline"))
             break
-    for _ in range(80):
-        ActionChains(page).send_keys(Keys.TAB).perform()
-        if page.switch_to.active_element.get_attribute("id") == "tab-compare":
-            break
-    ActionChains(page).send_keys(Keys.ENTER).perform()
+    assert seen.index("tab-step") < seen.index("file") < seen.index("checkbox")
+    page.execute_script("document.getElementById('tab-step').focus()")
+    ActionChains(page).send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT).perform()
     until(page, lambda: page.find_element("id", "panel-compare").is_displayed())
-    assert not page.find_element("id", "panel-whatif").is_displayed()
-    assert {"file", "cluster", "checkbox"} <= set(seen)
+    assert not page.find_element("id", "panel-step").is_displayed()
 
 
 def test_every_field_has_a_label(page):
@@ -223,9 +287,10 @@ def test_axe_finds_nothing_serious(page, theme):
     page.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
     page.find_element("css selector", "#steps input").click()  # the first: it has a host
     tick(page, FAST)
-    until(page, lambda: "with the changes" in text(page, "headline"))
+    until(page, lambda: "predicted with" in text(page, "headline"))
+    until(page, lambda: "Timeline" in text(page, "sections"))
     page.find_element("id", "save").click()
-    for tab in ("What if", "Layouts", "Compare"):
+    for tab in ("Step", "Layouts", "Compare"):
         open_tab(page, tab)
         time.sleep(0.3)
         assert grave(page) == [], tab
@@ -242,10 +307,10 @@ def test_fifty_thousand_tasks_answer_within_a_second(studio):
     from foretell.advise import Step
     from foretell.cluster import load
     from foretell.cost import price
-    from foretell.studio.desk import foretold
+    from foretell.studio.desk import predicted
 
     step = Step(price(transformer(ranks=64, layers=48), load("dgx-a100:nodes=8")), None)
-    foretold(step, ("faster:op=gemm,times=3",))
+    predicted(step, ("faster:op=gemm,times=3",))
     began = time.perf_counter()
-    json.dumps(foretold(step, ("faster:op=gemm,times=2", "faster-host:times=2")))
+    json.dumps(predicted(step, ("faster:op=gemm,times=2", "faster-host:times=2")))
     assert time.perf_counter() - began < 1.0

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-pytest.importorskip("dash", reason="the studio needs the extra `web`")
+pytest.importorskip("flask", reason="the studio needs the extra `web`")
 
 from foretell.errors import GraphError, InputError
 from foretell.studio.child import Room, Stopped, call

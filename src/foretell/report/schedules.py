@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from msgspec.structs import asdict
 
+from foretell.graph.columns import Kind, Phase
 from foretell.report.answers import Schedule, of
+from foretell.simulate.timeline import Timeline
 
+MOST_BLOCKS = 4000  # drawn of a pipeline
 KEYS = ("blocks", "makespan", "period")
 
 
@@ -34,6 +38,34 @@ def drawn(answer: Mapping[str, Any], name: str) -> dict[str, Any]:
         "says": _says(found),
         "blocks": blocks,
     }
+
+
+def pipeline(line: Timeline) -> dict[str, Any]:
+    """The pipeline of a simulated step: what each rank computes, micro-batch by micro-batch."""
+    graph = line.graph
+    ranks = np.unique(graph.rank).tolist()
+    kinds = {int(Phase.FORWARD): "F", int(Phase.LOSS): "F", int(Phase.BACKWARD): "B"}
+    blocks: list[dict[str, Any]] = []
+    for device, rank in enumerate(ranks):
+        mine = np.flatnonzero((graph.rank == rank) & (graph.kind == Kind.KERNEL))
+        for i in mine[np.argsort(line.start[mine], kind="stable")].tolist():
+            kind, batch = kinds.get(int(graph.phase[i]), ""), int(graph.micro_batch[i])
+            if not kind:
+                continue
+            last = blocks[-1] if blocks else None
+            same = last and (last["kind"], last["micro_batch"]) == (kind, batch)
+            if last and same and last["devices"] == [device]:
+                last["end"] = float(line.end[i])
+                continue
+            blocks.append(
+                {"block": device, "micro_batch": batch, "kind": kind, "devices": [device],
+                 "start": float(line.start[i]), "end": float(line.end[i])}
+            )  # fmt: skip
+    return {
+        "name": "pipeline", "devices": len(ranks), "blocks": blocks[:MOST_BLOCKS], "repetend": None,
+        "period": 0.0, "makespan": line.seconds, "unit": "s",
+        "micro_batches": 1 + max((b["micro_batch"] for b in blocks), default=-1),
+    }  # fmt: skip
 
 
 def _close(blocks: list[dict[str, Any]], makespan: float) -> None:

@@ -49,7 +49,7 @@ def call(
     work: Callable[..., Any],
     *args: Any,
     room: Room = READING,
-    tell: Callable[[str], None] | None = None,
+    tell: Callable[..., None] | None = None,
     stop: threading.Event | None = None,
 ) -> Any:
     """What a function of a module answers, worked out in another process.
@@ -85,7 +85,7 @@ def _answer(pipe: Any, process: Any, ends: float, tell: Any, stop: Any) -> Any:
         if kind == "done":
             return value
         if kind == "tell":
-            tell(value)
+            tell(*value)
         else:
             raise value
     raise InputError("this took too long and was stopped", hint="ask for less at once")
@@ -95,8 +95,8 @@ def _work(pipe: Any, room: Room, work: Callable[..., Any], args: Any, tells: boo
     """The other process: limits first, then the work, then one answer."""
     _limit(room)
 
-    def tell(words: str, *_: Any) -> None:
-        pipe.send(("tell", str(words)))
+    def tell(words: str, best: float | None = None, found: Any = None) -> None:
+        pipe.send(("tell", (str(words), best, found)))
 
     try:
         pipe.send(("done", work(*args, tell) if tells else work(*args)))

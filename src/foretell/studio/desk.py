@@ -21,8 +21,7 @@ from foretell.errors import InputError
 from foretell.graph.graph import Graph
 from foretell.studio.child import call
 from foretell.survey import Loaded, load
-from foretell.survey.survey import outcome
-from foretell.whatif import applied, parse
+from foretell.survey.survey import changed, outcome
 
 MOST_STEPS, MOST_SCENARIOS = 32, 200
 LONGEST = 300  # letters of a name
@@ -114,13 +113,10 @@ def _lowered(workload: str, plan: str, cluster: Cluster) -> Graph:
     return lower(Plan.parse(plan or "dp=1"), load_workload(workload, files=False), cluster)
 
 
-@lru_cache(12)  # each a graph of its own, laid out three times over
-def after(step: Step, specs: tuple[str, ...]) -> Graph:
-    """The step with changes made; the last few are remembered."""
-    return applied([parse(spec) for spec in specs], step.graph, step.setting)
+after = changed
 
 
 @lru_cache(512)
-def foretold(step: Step, specs: tuple[str, ...]) -> dict[str, Any]:
+def predicted(step: Step, specs: tuple[str, ...]) -> dict[str, Any]:
     """What changes make of a step; what was asked before is remembered."""
     return outcome(step, specs, after(step, specs))

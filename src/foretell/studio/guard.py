@@ -7,15 +7,20 @@ page elsewhere can reach the studio through a name that resolves here.
 from __future__ import annotations
 
 import secrets
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from foretell.errors import ForetellError, InputError
 from foretell.io import decode
+from foretell.report.page import SCRIPTS
+from foretell.studio.calls import Studio, answer
 from foretell.studio.desk import Desk, opened
 from foretell.studio.uploads import MOST, keep, shown, too_large
 
 HOSTS = ("127.0.0.1", "localhost")
+ASSETS = (*(f"{name}.js" for name in SCRIPTS if name != "main"), "style.css", "studio.css",
+          "studio.js")  # fmt: skip
 MOST_CALL = 4 * 2**20  # bytes of a call of the page itself
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -31,32 +36,11 @@ _POLICY = (
     "img-src 'self' data: blob:; connect-src 'self'; object-src 'none'; base-uri 'none'; "
     "frame-ancestors 'none'; form-action 'self'"
 )
-# An exported report is a page of its own, made to be opened from disk: it may place its own marks,
-# and can reach nothing of this server.
+# An exported report is a page of its own: it can reach nothing of this server.
 _EXPORTED = (
-    "default-src 'none'; script-src 'nonce-{0}'; style-src-elem 'nonce-{0}'; "
-    "style-src-attr 'unsafe-inline'; img-src data: blob:; object-src 'none'; base-uri 'none'; "
-    "frame-ancestors 'none'; form-action 'none'"
+    "default-src 'none'; script-src 'nonce-{0}'; style-src 'nonce-{0}'; img-src data: blob:; "
+    "object-src 'none'; base-uri 'none'; frame-ancestors 'none'; form-action 'none'"
 )
-# Style elements that libraries make in the browser get the number too: it stands on this script.
-PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<script>
-(() => {
-  const nonce = document.currentScript.nonce, make = document.createElement.bind(document);
-  document.createElement = (tag, ...more) => {
-    const made = make(tag, ...more);
-    if (String(tag).toLowerCase() === "style") made.nonce = nonce;
-    return made;
-  };
-})();
-</script>
-{%metas%}<title>{%title%}</title>{%favicon%}{%css%}
-</head>
-<body>{%app_entry%}<footer>{%config%}{%scripts%}{%renderer%}</footer></body>
-</html>
-"""
 
 
 def protect(server: Any, token: str) -> None:
@@ -85,10 +69,8 @@ def protect(server: Any, token: str) -> None:
             response.set_data(_numbered(response.get_data(), nonce))
         for name, value in _HEADERS.items():
             response.headers.setdefault(name, value)
-        is_export = request.endpoint == "out"
-        response.headers["Content-Security-Policy"] = (_EXPORTED if is_export else _POLICY).format(
-            nonce
-        )
+        policy = _EXPORTED if request.endpoint == "out" else _POLICY
+        response.headers["Content-Security-Policy"] = policy.format(nonce)
         return response
 
     server.before_request(check)
@@ -103,17 +85,12 @@ def _is_from_here(request: Any) -> bool:
 
 
 def _is_call(raw: bytes) -> bool:
-    """Whether bytes are what a page of Dash sends: one object with an output and its inputs."""
+    """Whether bytes are what the page sends: one object, no deeper than it needs."""
     try:
         found = decode(raw, dict[str, Any], "the call")
     except InputError:
         return False
-    inputs = found.get("inputs")
-    return (
-        isinstance(found.get("output"), str)
-        and isinstance(inputs, list)
-        and isinstance(found.get("changedPropIds", []), list)
-    )
+    return all(isinstance(value, (str, int, float, list, type(None))) for value in found.values())
 
 
 def _numbered(page: bytes, nonce: str) -> bytes:
@@ -155,6 +132,44 @@ def _plain(error: ForetellError, folder: Path, name: str) -> str:
     return text
 
 
+def take_calls(server: Any, token: str, studio: Studio) -> None:
+    """`POST call/NAME` with an object as its body answers what the page asks for."""
+    from flask import Response, jsonify, request
+
+    def called(name: str) -> Any:
+        asked = decode(request.get_data(cache=True), dict[str, Any], "the call")
+        try:
+            found = answer(studio, name, asked)
+        except ForetellError as error:
+            return jsonify({"error": error.message, "hint": error.hint or ""})
+        return Response(found, mimetype="text/plain") if isinstance(found, str) else jsonify(found)
+
+    server.add_url_rule(f"/{token}/call/<name>", "called", called, methods=["POST"])
+
+
+def send_page(server: Any, token: str) -> None:
+    """`GET` of the studio's own page, and of the scripts and styles it is made of."""
+    from flask import Response, abort
+
+    def page() -> Any:
+        return Response(_asset("studio.html"), mimetype="text/html")
+
+    def asset(name: str) -> Any:
+        if name not in ASSETS:
+            abort(404)
+        kind = "text/css" if name.endswith(".css") else "text/javascript"
+        return Response(_asset(name), mimetype=kind)
+
+    server.add_url_rule(f"/{token}/", "page", page)
+    server.add_url_rule(f"/{token}/assets/<name>", "asset", asset)
+
+
+def _asset(name: str) -> str:
+    """A file of the studio's, or of the report's whose drawings it shares."""
+    room, folder = ("studio", "assets") if name.startswith("studio") else ("report", "web")
+    return resources.files(f"foretell.{room}").joinpath(folder, name).read_text()
+
+
 def send_files(server: Any, token: str, desk: Desk) -> None:
     """`GET out/NAME` sends what was exported, and nothing else."""
     from flask import send_from_directory
@@ -166,12 +181,3 @@ def send_files(server: Any, token: str, desk: Desk) -> None:
         )
 
     server.add_url_rule(f"/{token}/out/<name>", "out", out)
-
-
-def known(name: str) -> str:
-    """A name for an exported file made of letters, digits and dashes."""
-    kept = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in name)
-    found = kept.strip("-.")[:60]
-    if not found:
-        raise InputError(f"`{name[:40]}` makes no name for a file")
-    return found

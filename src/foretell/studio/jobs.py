@@ -12,6 +12,7 @@ from typing import Any
 from foretell.errors import ForetellError, InputError
 from foretell.studio.child import SEARCHING, Stopped, call
 
+MOST_TRAIL = 2000  # points of progress that are kept
 MOST = 2  # searches at once: they share the processor with the page
 Work = Callable[[Callable[[str], None]], Any]  # a function of a module, bound to what is asked
 
@@ -27,14 +28,19 @@ class Job:
     began: float = field(default_factory=time.monotonic)
     ended: float = 0.0
     stop: threading.Event = field(default_factory=threading.Event)
+    trail: list[tuple[float, float]] = field(default_factory=list)  # seconds, best so far
+    partial: Any = None  # what is found so far
 
     @property
     def seconds(self) -> float:
         return (self.ended or time.monotonic()) - self.began
 
-    def tell(self, words: str) -> None:
-        """What the search does now."""
+    def tell(self, words: str, best: float | None = None, found: Any = None) -> None:
+        """What the search does now, its best so far, and what it has found so far."""
         self.says = words
+        if best is not None and len(self.trail) < MOST_TRAIL:
+            self.trail.append((self.seconds, best))
+        self.partial = self.partial if found is None else found
 
 
 class Jobs:

@@ -9,6 +9,7 @@ from foretell.errors import InputError
 from foretell.io import write_text
 
 LONGEST = 200_000  # letters of a cluster's text
+MOST = 64  # clusters that are kept
 
 
 def chosen(text: str | None) -> Cluster | None:
@@ -18,6 +19,37 @@ def chosen(text: str | None) -> Cluster | None:
     if "/" in text or "\\" in text or text.strip().endswith(".toml"):
         raise InputError(f"`{text[:60]}` is no preset", hint="paste the file's text below instead")
     return load(text.strip())
+
+
+def sized(text: str, gpus: int) -> Cluster:
+    """So many GPUs of the machines a preset names."""
+    name, _, given = text.partition(":")
+    kept = [o for o in given.split(",") if o and not o.startswith(("gpus=", "nodes="))]
+    found = chosen(f"{name}:{','.join([*kept, f'gpus={gpus}'])}")
+    if found is None:
+        raise InputError("no machines are chosen", hint="choose a GPU and how many")
+    return found
+
+
+class Machines:
+    """Clusters that tabs have written, by a key the page keeps; presets are their own key."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._texts: dict[str, Cluster] = {}
+
+    def put(self, text: str) -> str:
+        """Keep the cluster of a text; its key."""
+        cluster = written(text, self._folder)
+        key = "text " + cluster.fingerprint()
+        if len(self._texts) >= MOST:
+            self._texts.pop(next(iter(self._texts)))
+        self._texts[key] = cluster
+        return key
+
+    def of(self, key: str | None) -> Cluster | None:
+        """The cluster of a key or a preset, None where none is chosen."""
+        return self._texts[key] if key in self._texts else chosen(key)
 
 
 def written(text: str, folder: Path) -> Cluster:

@@ -9,15 +9,17 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from foretell.advise import Step
 from foretell.errors import ForetellError, InputError
-from foretell.studio.desk import Desk, foretold, opened
-from foretell.studio.guard import PAGE, protect, send_files, take_uploads
+from foretell.studio.calls import Studio
+from foretell.studio.desk import Desk, opened, predicted
+from foretell.studio.guard import protect, send_files, send_page, take_calls, take_uploads
+from foretell.studio.jobs import Jobs
+from foretell.studio.machines import Machines
 from foretell.studio.uploads import MOST
 
 HOST = "127.0.0.1"
@@ -44,8 +46,8 @@ class Running:
 
 def serve(files: Sequence[Path] = (), port: int = 0, most: int = MOST) -> Running:
     """Start a studio with files on its desk; port 0 takes a free one."""
-    if find_spec("dash") is None:
-        raise InputError("the studio needs Dash", hint="pip install 'foretell[web]'")
+    if find_spec("flask") is None:
+        raise InputError("the studio needs Flask", hint="pip install 'foretell[web]'")
     folder = Path(tempfile.mkdtemp(prefix="foretell-studio-"))
     desk = Desk(folder)
     try:
@@ -63,33 +65,21 @@ def serve(files: Sequence[Path] = (), port: int = 0, most: int = MOST) -> Runnin
 
 def _warm(step: Step) -> None:
     """Ask once what loads tables and loops, before anybody waits for them."""
-    foretold(step, ())
+    predicted(step, ())
     with suppress(ForetellError):
-        foretold(step, ("amp:dtype=bf16",))
+        predicted(step, ("amp:dtype=bf16",))
 
 
 def _app(desk: Desk, token: str, most: int) -> Any:
-    from dash import Dash
+    from flask import Flask
 
-    from foretell.studio.callbacks import connect
-    from foretell.studio.jobs import Jobs
-    from foretell.studio.layout import page
-
-    prefix = f"/{token}/"
-    app = Dash(
-        "foretell.studio",
-        title="foretell studio",
-        url_base_pathname=prefix,
-        assets_folder=str(resources.files("foretell.studio").joinpath("assets")),
-        serve_locally=True,
-        update_title="",
-        index_string=PAGE,
-    )
-    protect(app.server, token)
-    take_uploads(app.server, token, desk, most)
-    send_files(app.server, token, desk)
-    app.layout = lambda: page(desk)
-    connect(app, desk, Jobs(), prefix)
+    app = Flask("foretell.studio", static_folder=None)
+    studio = Studio(desk, Jobs(), Machines(desk.folder))
+    protect(app, token)
+    send_page(app, token)
+    take_calls(app, token, studio)
+    take_uploads(app, token, desk, most)
+    send_files(app, token, desk)
     return app
 
 
@@ -104,7 +94,7 @@ def _server(app: Any, port: int) -> Any:
             return
 
     try:
-        made = make_server(HOST, port, app.server, threaded=True, request_handler=Quiet)
+        made = make_server(HOST, port, app, threaded=True, request_handler=Quiet)
     except (OSError, SystemExit):
         raise InputError(f"port {port} is taken", hint="choose another with --port") from None
     made.daemon_threads = True  # type: ignore[attr-defined]

@@ -37,6 +37,15 @@ def shown(name: str) -> str:
     return "".join(c for c in last if c.isprintable())[:LONGEST] or "unnamed"
 
 
+def known(name: str) -> str:
+    """A name for an exported file made of letters, digits and dashes."""
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in name)
+    found = kept.strip("-.")[:60]
+    if not found:
+        raise InputError(f"`{name[:40]}` makes no name for a file")
+    return found
+
+
 def ending(name: str) -> str:
     """The ending a file is kept under, or an error where it is none we read."""
     for known in ENDINGS:

@@ -133,6 +133,7 @@ class Drawn:
     timelines: list[tuple[str, Timeline]] = field(default_factory=list)  # steps under plans
     runs: list[dict[str, Any]] = field(default_factory=list)  # measured beside predicted
     cluster: Cluster | None = None
+    seconds: float | None = None  # of the last timeline, where a prediction tells it
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -39,11 +40,14 @@ TOP = 24  # kernels in the table
 GAPS = 12  # idle gaps listed, the longest first
 PACE = 4e-6  # seconds: a shorter gap is the device's own pace from one kernel to the next
 SMALL = 5e-6  # seconds: a kernel this short is bound by its own start
+BUSY = 0.8  # a device that computes this share of the step binds it, where no host is simulated
 MOST_RANKS = 256  # listed
 _SYNC = re.compile(r"(cuda|hip)\w*Synchronize|^item$|_local_scalar_dense|is_nonzero")
 _PLACE = re.compile(r"[./]")
 BOUND = {"device": "GPU-bound", "host": "CPU-bound", "network": "communication-bound"}
-CAUSES = ("launch", "sync", "input", "communication", "between kernels", "unexplained")
+CAUSES = (
+    "launch", "sync", "input", "communication", "bubble", "between kernels", "unexplained",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +70,7 @@ class _Case:
         return int(self.graph.rank[device].min()) if device.any() else 0
 
 
+@lru_cache(4)
 def diagnose(step: Step, found: Window, counsel: Counsel | None = None) -> dict[str, Any]:
     """Everything a page says of a step before it shows its timeline."""
     graph = found.line.graph
@@ -115,6 +120,8 @@ def _parts(case: _Case) -> dict[str, float]:
 def _verdict(case: _Case, idle: dict[str, Any], counsel: Counsel | None) -> dict[str, Any]:
     bound = BOUND[shares(case.graph, case.window.seconds).bottleneck]
     most = max(idle["causes"], key=lambda c: c["seconds"], default=None)
+    if not np.isin(case.graph.kind, (Kind.HOST, Kind.LOAD)).any():
+        bound = _device_bound(_parts(case))
     if bound == "CPU-bound" and most and most["cause"] in ("input", "communication"):
         bound = f"{most['cause']}-bound"
     step, parts = words.seconds(case.window.seconds), _parts(case)
@@ -122,7 +129,9 @@ def _verdict(case: _Case, idle: dict[str, Any], counsel: Counsel | None) -> dict
     if not len(case.work.tasks):
         waits = f"the {step} step launches no kernel"
     exposed = f"{_percent(parts['wire'])} of the {step} step is exposed communication"
+    waiting = f"stages wait for each other {_percent(parts['idle'])} of the {step} step"
     reasons = {
+        "pipeline-bound": waiting,
         "GPU-bound": f"kernels run {_percent(parts['compute'])} of the {step} step",
         "communication-bound": exposed,
     }
@@ -133,6 +142,13 @@ def _verdict(case: _Case, idle: dict[str, Any], counsel: Counsel | None) -> dict
         "first": _advised(first, case.window.seconds) if first else _nothing(counsel),
         "changes": [str(change) for change in first.changes] if first else [],
     }
+
+
+def _device_bound(parts: dict[str, float]) -> str:
+    """What binds a step whose host is not simulated."""
+    if parts["compute"] >= BUSY:
+        return "GPU-bound"
+    return "pipeline-bound" if parts["idle"] > parts["wire"] else "communication-bound"
 
 
 def _percent(share: float) -> str:
@@ -160,10 +176,12 @@ def _first(counsel: Counsel | None) -> Advice | None:
 def _advised(first: Advice, seconds: float) -> str:
     names = " + ".join(str(change) for change in first.changes)
     low, high = words.seconds(first.low), words.seconds(first.high)
-    speed = 1 / (1 - first.gain) if first.gain < 1 else float("inf")
+    gain = f"{1 / (1 - first.gain):.2g}× the throughput"
+    if first.gain < 0.1:
+        gain = f"{_percent(first.gain)} less time a sample"
     return (
         f"First, {names}: {words.seconds(seconds)} → {words.seconds(first.seconds)}, "
-        f"{speed:.2g}× the throughput (80 % interval {low} to {high})."
+        f"{gain} (80 % interval {low} to {high})."
     )
 
 
@@ -318,7 +336,10 @@ def _idle(case: _Case) -> dict[str, Any]:
     parts["between kernels"] = np.where(short, left, 0.0)
     parts["sync"] = np.where(~short & synced, left, 0.0)
     parts["launch"] = np.where(~short & ~synced & works, left, 0.0)
-    parts["unexplained"] = np.where(~short & ~synced & ~works, left, 0.0)
+    alone = ~short & ~synced & ~works
+    others = _inside(around, ~mine & np.isin(kind, DEVICE), start, end) > 0.5 * (end - start)
+    parts["bubble"] = np.where(alone & others, left, 0.0)
+    parts["unexplained"] = np.where(alone & ~others, left, 0.0)
     missed = max(case.window.seconds - length, 0.0)  # what the graph misses of the known time
     parts["unexplained"] = np.append(parts["unexplained"], missed)
     causes: list[dict[str, Any]] = [
@@ -418,7 +439,8 @@ def _collective(
     best = _possible(op, sent, ranks, cluster)
     moved = float(sent.sum())
     return {
-        "op": op, "ranks": len(ranks), "count": len(tasks), "bytes": moved, "seconds": spent,
+        "op": op, "ranks": len(ranks) if group else None, "count": len(tasks), "bytes": moved,
+        "seconds": spent,
         "reached": moved / spent if spent else 0.0,
         "possible": moved / best if best else None,
         "possible_s": best,

@@ -150,7 +150,9 @@ def utilisation(graph: Graph, work: Work, device: Device, seconds: float) -> dic
     if known < 0.5 * spent.sum() or not 0 < ideal.sum() <= ranks * seconds:
         return {"mfu": None, "hfu": None}
     useful = _useful(graph, work, ideal)
-    main = max(set(work.formats), key=lambda f: sum(_of(work, f)))
+    main = max(sorted(set(work.formats)), key=lambda f: sum(_of(work, f)))
+    if main not in FORMATS:  # nothing tells in which format it computes
+        return {"mfu": None, "hfu": None}
     return {
         "mfu": useful / ranks / seconds,
         "hfu": float(ideal.sum()) / ranks / seconds,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from foretell.advise import Counsel, Step, advise
@@ -42,11 +43,18 @@ def survey(
     drawn: Drawn | None = None,
     *,
     advice: bool = True,
+    counsel: Counsel | None = None,
     progress: Progress = lambda words: None,
 ) -> Survey:
-    """Tell all there is to tell; with `advice`, every change that applies to the first is tried."""
+    """Tell all there is to tell; with `advice`, every change that applies to the first is tried.
+
+    `counsel` is what came of trying them, where that is known.
+    """
     drawn = drawn or Drawn()
-    told = [_told(one, specs, advice and k == 0, progress) for k, one in enumerate(loaded)]
+    if advice and counsel is None and loaded:
+        counsel = advise(loaded[0].step, TRIED, progress)
+    progress("simulating")
+    told = [_told(one, specs, None if k else counsel) for k, one in enumerate(loaded)]
     names = [one.name for one in loaded] or [d["name"] for d in _all(drawn)]
     content = Content(
         title=", ".join(names[:3]),
@@ -60,7 +68,7 @@ def survey(
         schedules=drawn.schedules,
     )
     lines = [line for t in told for line in t.timelines]
-    return Survey((*lines, *(Line(*one) for one in drawn.timelines)), content)
+    return Survey((*lines, *_lines(drawn)), content)
 
 
 def _played(drawn: Drawn) -> list[dict[str, Any]]:
@@ -82,18 +90,16 @@ class _Told:
     memory: list[dict[str, Any]]
 
 
-def _told(loaded: Loaded, specs: Sequence[str], advice: bool, progress: Progress) -> _Told:
+def _told(loaded: Loaded, specs: Sequence[str], counsel: Counsel | None) -> _Told:
     step = loaded.step
-    counsel = advise(step, TRIED, progress) if advice else None
     changes = tuple(parse(spec) for spec in specs) or _best(counsel)
-    progress("simulating")
     now = window(step, step.graph)
     lines = [measured(loaded.measured)] if loaded.measured else []
     lines.append(now.shown(CURRENT))
     graphs = [(CURRENT, step.graph)]
     assumed = []
     if changes:
-        after = applied(changes, step.graph, step.setting)
+        after = changed(step, tuple(map(str, changes)))
         said = "with " + " ".join(map(str, changes))
         lines.append(window(step, after).shown(said))
         graphs.append((said, after))
@@ -120,9 +126,22 @@ def _diagnosis(told: Sequence[_Told], drawn: Drawn) -> dict[str, Any] | None:
         return told[0].diagnosis | {"compared": [*told[0].diagnosis["compared"], *runs]}
     if not drawn.timelines:
         return {"compared": runs} if runs else None
+    found = _last(drawn)
+    return diagnose(Step(found.line.graph, drawn.cluster), found) | {"compared": runs}
+
+
+def _last(drawn: Drawn) -> Window:
+    """The step under the last plan; as long as its prediction says."""
     line = drawn.timelines[-1][1]
-    step = Step(line.graph, drawn.cluster)
-    return diagnose(step, Window(line.seconds, line, 0.0, line)) | {"compared": runs}
+    return Window(line.seconds if drawn.seconds is None else drawn.seconds, line, 0.0, line)
+
+
+def _lines(drawn: Drawn) -> list[Line]:
+    """The steps under plans."""
+    if not drawn.timelines:
+        return []
+    *others, (name, _) = drawn.timelines
+    return [*(Line(*one) for one in others), _last(drawn).shown(name)]
 
 
 def compared(loaded: Loaded) -> list[dict[str, Any]]:
@@ -175,6 +194,12 @@ def _device_figures(gpu: dict[str, Any]) -> list[dict[str, Any]]:
         more = f"{rate}flop a step"
         found.append({"what": "MFU", "text": mfu, "then": f"HFU {hfu}", "more": more})
     return found
+
+
+@lru_cache(12)  # each a graph of its own, laid out three times over
+def changed(step: Step, specs: tuple[str, ...]) -> Graph:
+    """The step with changes made; the last few are remembered."""
+    return applied([parse(spec) for spec in specs], step.graph, step.setting)
 
 
 def gain(step: Step, changes: Sequence[WhatIf], seconds: float) -> float:

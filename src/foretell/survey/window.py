@@ -7,6 +7,7 @@ are of one length. Calls the host made ahead lie before the window's begin (`zer
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -48,6 +49,7 @@ class Window:
         return Line(name, self.line, self.zero, self.seconds, _parts(name, self))
 
 
+@lru_cache(4)  # a page asks for the current step again with every change
 def window(step: Step, graph: Graph) -> Window:
     """The window of a step as it is, or as another graph; a step without a trace begins cold."""
     if step.baseline is None or not graph.size:

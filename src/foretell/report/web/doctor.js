@@ -12,6 +12,7 @@ const CAUSES = {
   sync: "the CPU waited for the GPU, then had to launch again",
   input: "the data loader",
   communication: "exposed communication",
+  bubble: "other ranks: stages of the pipeline before or behind it",
   "between kernels": "the pace of the GPU from one kernel to the next",
   unexplained: "known time of the step that the simulation does not explain",
 };
@@ -265,7 +266,7 @@ function collectives(rows) {
       ["collective", "ranks>", "calls>", "bytes>", "time>", "exposed>", "reached>", "possible>", "of possible>"],
       rows.map(r => [
         r.op,
-        String(r.ranks),
+        r.ranks ? String(r.ranks) : "",
         count(r.count),
         r.bytes ? size(r.bytes) : "",
         time(r.seconds),

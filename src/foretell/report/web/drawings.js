@@ -22,8 +22,9 @@ function schedule(s) {
         " devices, " +
         s.micro_batches +
         " micro-batches, makespan " +
-        short(s.makespan),
-    );
+        (s.unit ? time : short)(s.makespan),
+    ),
+    said = s.unit ? time : short;
   const X = t => left + ((width - left - 6) * t) / (s.makespan || 1);
   for (let d = 0; d < s.devices; d++)
     svg.append(
@@ -51,9 +52,9 @@ function schedule(s) {
             " of micro-batch " +
             b.micro_batch +
             ": " +
-            short(b.start) +
+            said(b.start) +
             " to " +
-            short(b.end),
+            said(b.end),
         }),
         draw("rect", {
           x: X(b.start),
@@ -102,7 +103,7 @@ function schedule(s) {
       y: high + 18,
       "text-anchor": "end",
       class: "soft",
-      text: "makespan " + short(s.makespan),
+      text: s.unit ? "" : "makespan " + said(s.makespan),
     }),
     draw("text", {
       x: left,
@@ -377,7 +378,7 @@ function messages(list) {
   return el(
     "div",
     {},
-    el("h3", { text: "Gradients sent together" }),
+    el("h3", { text: "Gradient buckets" }),
     scrolled(svg, width),
     folded(
       "All " + list.length + " messages",
@@ -403,7 +404,7 @@ function regions(list) {
       ...names.map(n =>
         el("span", {
           class: n.endsWith("*") ? "op again" : "op",
-          title: n.endsWith("*") ? n.slice(0, -1) + ", computed again here" : n,
+          title: n.endsWith("*") ? n.slice(0, -1) + ", recomputed here" : n,
           text: cut(n, 34),
         }),
       ),
@@ -414,7 +415,7 @@ function regions(list) {
     el("h3", { text: "Ops fused" }),
     el("p", {
       class: "soft",
-      text: "A frame is one kernel; an op with a broken frame (*) is computed again instead of being kept.",
+      text: "A frame is one kernel; an op with a broken frame (*) is recomputed instead of being kept.",
     }),
     el("ol", { class: "kernels" }, ...list.slice(0, MOST_REGIONS).map(kernel)),
     list.length > MOST_REGIONS

@@ -1,6 +1,18 @@
 // The sections of the page, each from its part of the data.
-function section(id, title, about, ...kids) {
-  document.getElementById("contents").append(el("a", { href: "#" + id, text: title }));
+const here = { prefix: "", nav: null }; // of several pages in one: what ids begin with, where links go
+function section(name, title, about, ...kids) {
+  const id = here.prefix + name,
+    nav = here.nav || document.getElementById("contents");
+  nav.append(
+    el("a", {
+      href: "#" + id,
+      text: title,
+      onclick: e => {
+        e.preventDefault(); // the address keeps what it holds
+        document.getElementById(id).scrollIntoView();
+      },
+    }),
+  );
   return el(
     "section",
     { id, "aria-labelledby": id + "-h" },
@@ -318,4 +330,110 @@ function trusted(D) {
       ),
     ),
   );
+}
+// All sections of a page, in their order.
+function head(D) {
+  // what comes first: the verdict, the cards, what a person should know about them
+  const parts = [],
+    X = D.diagnosis || {};
+  if (X.verdict) parts.push(verdict(X.verdict));
+  if (D.figures.length || D.notes.length)
+    parts.push(
+      cards(D.figures),
+      ...D.notes.filter(n => !n.startsWith("assuming ")).map(n => el("p", { class: "soft", text: n })),
+      D.notes.some(n => n.startsWith("assuming "))
+        ? folded(
+            "Assumptions",
+            el(
+              "ul",
+              {},
+              ...D.notes.filter(n => n.startsWith("assuming ")).map(n => el("li", { text: n.slice(9) })),
+            ),
+          )
+        : null,
+    );
+  return parts.filter(p => p);
+}
+function sectionsOf(D) {
+  const parts = [],
+    X = D.diagnosis || {};
+  const plans = D.plans.map((p, n) => planned(p, n)),
+    first = !D.advice && plans.length; // a plan alone: what it is, before where its step goes
+  if (first) parts.push(...plans);
+  if (D.advice) parts.push(advised(D.advice));
+  if (D.split.length) parts.push(goes(D.split, X.idle));
+  if (X.modules && X.modules.seconds) parts.push(modules(X.modules));
+  if (X.kernels && X.kernels.some(k => k.kernel || k.roofline)) parts.push(kernelTable(X.kernels, X.roofline));
+  if (X.communication && X.communication.length) parts.push(collectives(X.communication));
+  if (X.ranks && X.ranks.length) parts.push(rankTable(X.ranks, X.step_s));
+  if (D.lines.length) {
+    const keys = [
+      ["drag", "← →"],
+      ["wheel (once clicked)", "+ −"],
+      ["all", "0"],
+      ["next, previous task", "N P"],
+      ["its cause", "C"],
+      ["frame it", "F"],
+    ];
+    parts.push(
+      section(
+        "timeline",
+        "Timeline",
+        "Zero is the end of the step before; what the CPU does ahead of it lies on grey ground. Underlined bars are on the critical path: only shortening those shortens the step. What differs: ▾ shorter, ▴ longer, + new, × gone, ‹ earlier, › later.",
+        el(
+          "p",
+          { class: "soft" },
+          ...keys.flatMap(([what, k]) => [what + " ", el("kbd", { text: k }), "   "]),
+        ),
+        timelines(D.lines),
+        ...D.changes.map(c =>
+          folded(
+            "What differs most: “" + c.before + "” → “" + c.after + "”",
+            table(
+              ["op", "tasks before>", "after>", "time before>", "after>", "difference>"],
+              c.rows.map(r => [
+                r.op,
+                count(r.tasks_before),
+                count(r.tasks_after),
+                time(r.before_s),
+                time(r.after_s),
+                (r.after_s < r.before_s ? "−" : "+") + time(Math.abs(r.after_s - r.before_s)),
+              ]),
+            ),
+          ),
+        ),
+        ...D.lines
+          .filter(l => l.path_ops.length)
+          .map(l =>
+            folded(
+              "Critical path of “" + l.name + "” by op (" + count(l.path.length) + " tasks)",
+              table(
+                ["op", "time>", "of the step>"],
+                l.path_ops.map(([op, s]) => [op, time(s), share(s / l.step_s)]),
+              ),
+            ),
+          ),
+      ),
+    );
+  }
+  if (D.memory.length) parts.push(memories(D.memory));
+  if (X.compared && X.compared.length) parts.push(measured(X.compared));
+  D.oracle.forEach((o, n) => parts.push(scaling(o, n)));
+  if (!first) parts.push(...plans);
+  D.schedules.forEach((s, n) =>
+    parts.push(
+      section(
+        "schedule" + n,
+        "Schedule: " + s.name,
+        s.says,
+        schedule(s),
+        table(
+          ["device>", "peak memory>"],
+          s.peak_memory.map((m, d) => [String(d), short(m)]),
+        ),
+      ),
+    ),
+  );
+  if (D.sources.length) parts.push(trusted(D));
+  return parts.filter(p => p);
 }

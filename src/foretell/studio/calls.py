@@ -1,0 +1,295 @@
+"""What the page asks for by name, and the functions that answer: plain values in, plain values out.
+
+Quick answers come at once; whatever lowers a plan, reads a file or searches runs in a process of
+its own (→ foretell.studio.child, foretell.studio.jobs).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial
+from typing import Any
+
+from foretell.advise import Step
+from foretell.advise.advise import TRIED
+from foretell.baseline import why
+from foretell.cluster import Cluster
+from foretell.errors import InputError
+from foretell.report.pack import packed
+from foretell.studio import views
+from foretell.studio.child import call
+from foretell.studio.desk import Desk, after, built, predicted
+from foretell.studio.jobs import Jobs
+from foretell.studio.machines import Machines
+from foretell.studio.uploads import known
+from foretell.whatif import ordered, parse
+
+MOST_SPECS, LONGEST = 24, 300
+# Beside what a line of PyTorch changes: more devices, other links, another host.
+OFFERED = (
+    *TRIED, "data-parallel:ranks=8", "fsdp:ranks=8", "network:times=2", "faster-host:times=2",
+)  # fmt: skip
+Asked = Mapping[str, Any]
+Answer = Callable[["Studio", Asked], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Studio:
+    """What calls work on."""
+
+    desk: Desk
+    jobs: Jobs
+    machines: Machines
+
+
+def answer(studio: Studio, name: str, asked: Asked) -> Any:
+    """What a call of the page answers."""
+    if name not in CALLS:
+        raise InputError(f"the studio has no call `{name[:40]}`")
+    return CALLS[name](studio, asked)
+
+
+def text(asked: Asked, key: str, most: int = LONGEST) -> str:
+    """A text of a call, or an error where it is none or too long."""
+    value = asked.get(key) or ""
+    if not isinstance(value, str) or len(value) > most:
+        raise InputError(f"`{key}` of the call is no text of at most {most} letters")
+    return value
+
+
+def changes(asked: Asked) -> tuple[str, ...]:
+    """The changes of a call, in canonical order."""
+    given = asked.get("changes") or []
+    if not isinstance(given, list) or not all(isinstance(s, str) for s in given):
+        raise InputError("`changes` of the call is no list of texts")
+    if len(given) > MOST_SPECS or any(len(s) > LONGEST for s in given):
+        raise InputError(f"{len(given)} changes", hint=f"at most {MOST_SPECS}, each a short text")
+    return tuple(str(change) for change in ordered([parse(spec) for spec in given]))
+
+
+def _step(studio: Studio, asked: Asked) -> Step:
+    return studio.desk.on(text(asked, "step"), studio.machines.of(text(asked, "cluster")))
+
+
+def _cluster(studio: Studio, asked: Asked) -> Cluster:
+    found = studio.machines.of(text(asked, "cluster"))
+    if found is None:
+        raise InputError("no machines are chosen", hint="choose a GPU and how many")
+    return found
+
+
+def _desk(studio: Studio, asked: Asked) -> dict[str, Any]:
+    """The steps and scenarios of the desk."""
+    with studio.desk.lock:
+        steps = [{"key": key, "name": one.name} for key, one in studio.desk.steps.items()]
+        kept = [dataclasses.asdict(s) for s in studio.desk.scenarios]
+    return {"steps": steps, "scenarios": kept}
+
+
+def _choices(studio: Studio, asked: Asked) -> dict[str, Any]:
+    """What can be chosen: changes, models and their sizes, machines, fields of a plan."""
+    return choices()
+
+
+def _whatif(studio: Studio, asked: Asked) -> dict[str, Any]:
+    """The step with changes made, in the words of `foretell whatif --json`."""
+    step, specs = _step(studio, asked), changes(asked)
+    found = predicted(step, specs)
+    code = [line for spec in specs if (line := parse(spec).code)]
+    return {**found, "specs": list(specs), "code": code}
+
+
+def _view(studio: Studio, asked: Asked) -> str:
+    """Everything a report says of the step and its changes, packed as a report packs it."""
+    step, specs = _step(studio, asked), changes(asked)
+    job = text(asked, "advice")
+    counsel = studio.jobs[job].answer if job in studio.jobs else None
+    loaded = studio.desk.step(text(asked, "step"))
+    return packed(views.step(loaded.name, step, loaded.measured, specs, counsel))
+
+
+def _why(studio: Studio, asked: Asked) -> dict[str, str]:
+    """Why changes help or not."""
+    step, specs = _step(studio, asked), changes(asked)
+    if not specs:
+        return {"why": ""}
+    found = predicted(step, specs)
+    return {"why": why(step.graph, after(step, specs), (step.seconds, found["predicted_s"]))}
+
+
+def _rank(studio: Studio, asked: Asked) -> dict[str, str]:
+    """Try every change on a step, in a process of its own."""
+    step = _step(studio, asked)
+    return {"job": studio.jobs.start("changes", partial(views.ranked, step))}
+
+
+def _cluster_text(studio: Studio, asked: Asked) -> dict[str, Any]:
+    """Machines that a preset names or a text describes; what they are."""
+    given = text(asked, "text", 200_000)
+    key = studio.machines.put(given) if given else text(asked, "cluster")
+    found = studio.machines.of(key)
+    if found is None:
+        return {"cluster": "", "text": "", "ranks": 0}
+    return {
+        "cluster": key, "text": found.text(), "ranks": found.size, "nodes": found.num_nodes,
+        "devices": {name: len(ranks) for name, ranks in found.devices_by_kind().items()},
+        "price": found.price,
+    }  # fmt: skip
+
+
+def _build(studio: Studio, asked: Asked) -> dict[str, str]:
+    """Put the step of a model under a plan on the desk."""
+    machines = _cluster(studio, asked)
+    key = built(studio.desk, text(asked, "workload"), text(asked, "plan", 4000), machines)
+    return {"step": key}
+
+
+def _plan(studio: Studio, asked: Asked) -> Any:
+    """A plan's prediction, drawings and timeline, packed as a report packs them."""
+    machines = _cluster(studio, asked)
+    return call(views.plan, text(asked, "workload"), text(asked, "plan", 100_000), machines)
+
+
+def _explore(studio: Studio, asked: Asked) -> dict[str, str]:
+    """Look for layouts: every strategy, or with a planner."""
+    machines, workload = _cluster(studio, asked), text(asked, "workload")
+    planner = text(asked, "planner") or "strategies"
+    if planner == "strategies":
+        counts = text(asked, "gpus") or str(machines.size)
+        work = partial(views.strategies, workload, text(asked, "cluster"), counts)
+    else:
+        views.allowed(planner)
+        work = partial(views.planned, workload, machines, planner)
+    return {"job": studio.jobs.start(planner, work)}
+
+
+def _job(studio: Studio, asked: Asked) -> dict[str, Any]:
+    """How far a search is, and its answer."""
+    key = text(asked, "job")
+    if key not in studio.jobs:
+        return {"state": "gone", "says": ""}
+    job = studio.jobs[key]
+    return {
+        "state": job.state, "says": job.says, "seconds": job.seconds, "trail": job.trail,
+        "answer": views.shown_answer(job.answer) if job.state == "done" else job.partial,
+    }  # fmt: skip
+
+
+def _stop(studio: Studio, asked: Asked) -> dict[str, Any]:
+    key = text(asked, "job")
+    if key in studio.jobs:
+        studio.jobs[key].stop.set()
+    return {}
+
+
+def _save(studio: Studio, asked: Asked) -> dict[str, Any]:
+    """Keep what is shown, to be compared."""
+    step, specs = _step(studio, asked), changes(asked)
+    title = " ".join(specs) or "current step"
+    studio.desk.save(title, text(asked, "step"), {**predicted(step, specs), "specs": list(specs)})
+    return _desk(studio, asked)
+
+
+def _forget(studio: Studio, asked: Asked) -> dict[str, Any]:
+    numbers = asked.get("numbers") or []
+    studio.desk.forget([n for n in numbers if isinstance(n, int)])
+    return _desk(studio, asked)
+
+
+def _export(studio: Studio, asked: Asked) -> dict[str, str]:
+    """Write a report, a trace or a plan; the name of the file."""
+    form = text(asked, "form")
+    folder = studio.desk.folder / "out"
+    folder.mkdir(exist_ok=True)
+    if form == "plan":
+        from foretell.plan import Plan, save
+
+        save(Plan.parse(text(asked, "plan", 100_000)), folder / "best.plan")
+        return {"file": "best.plan"}
+    if form not in ("report", "trace"):
+        raise InputError(f"`{form[:40]}` cannot be exported", hint="report, trace or plan can")
+    loaded = studio.desk.step(text(asked, "step"))
+    name = known(loaded.name.partition(".")[0])
+    name += ".html" if form == "report" else ".trace.json.gz"
+    views.write(_step(studio, asked), loaded, changes(asked), folder / name)
+    return {"file": name}
+
+
+CALLS: dict[str, Answer] = {
+    "desk": _desk, "choices": _choices, "whatif": _whatif, "view": _view, "why": _why,
+    "rank": _rank, "cluster": _cluster_text, "build": _build, "plan": _plan, "explore": _explore,
+    "job": _job, "stop": _stop, "save": _save, "forget": _forget, "export": _export,
+}  # fmt: skip
+
+
+# Sizes of a model family that people change; the rest keep their defaults.
+SIZES = (
+    "layers", "hidden", "heads", "groups", "inner", "experts", "top", "depth", "image", "seq",
+    "vocab", "batch",
+)  # fmt: skip
+PLAN_FIELDS = (
+    "dp", "tp", "pp", "cp", "ep", "sp", "micro_batch", "global_batch", "zero", "schedule", "chunks",
+    "recompute", "precision", "compile", "offload",
+)  # fmt: skip
+SCHEDULES = ("1f1b", "gpipe", "interleaved")
+START = {"layers": 24, "hidden": 1024, "heads": 16}  # of sizes that have no default
+
+
+@cache
+def choices() -> dict[str, Any]:
+    """What the page offers to choose from."""
+    from foretell.cluster import names as clusters
+    from foretell.cluster.preset import devices
+    from foretell.workload.config import published
+    from foretell.workload.models import FAMILIES, NAMED
+
+    gpus = [name for name, device in devices().items() if device.vendor != "cpu"]
+    machines = [name for name in clusters() if name not in devices()]
+    return {
+        "changes": list(OFFERED),
+        "models": {"published": sorted(published()), "named": sorted(NAMED), "family": [*FAMILIES]},
+        "sizes": {name: _sizes(name) for name in FAMILIES},
+        "gpus": sorted(gpus),
+        "machines": machines,
+        "plan": [_field(name) for name in PLAN_FIELDS],
+        "planners": ["strategies", "oracle", "joint", "placement", "fusion"],
+    }
+
+
+def _sizes(name: str) -> list[dict[str, Any]]:
+    from foretell.workload.models import family
+
+    fields = {f.name: f for f in dataclasses.fields(typing.cast("Any", family(name)))}
+    found = []
+    for size in SIZES:
+        field = fields.get(size)
+        if field is None:
+            continue
+        missing = field.default is dataclasses.MISSING
+        default = START.get(size) if missing else field.default
+        if isinstance(default, int) and not isinstance(default, bool):
+            found.append({"name": size, "default": default})
+    return found
+
+
+@lru_cache(64)
+def _field(name: str) -> dict[str, Any]:
+    """A field of a plan: a number, a choice or a tick, and its plain value."""
+    from foretell.plan import Plan
+    from foretell.plan.precision import PRECISIONS
+
+    default = getattr(Plan(), name)
+    options: Sequence[str] = ()
+    if name == "zero":
+        options = ("0", "1", "2", "3")
+    elif name == "schedule":
+        options = SCHEDULES
+    elif name == "recompute":
+        options = ("none", "selective", "full")
+    elif name == "precision":
+        options = ("", *PRECISIONS)
+    kind = "tick" if isinstance(default, bool) else "choice" if options else "number"
+    return {"name": name, "kind": kind, "default": default, "options": list(options)}

@@ -1,0 +1,257 @@
+"""What the page draws: the values of a report, live; and searches that tell how far they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretell.advise import Counsel, Step, advise
+from foretell.advise.advise import TRIED
+from foretell.cluster import Cluster
+from foretell.errors import InputError
+from foretell.report.content import Content, Line
+from foretell.report.lines import columns
+from foretell.report.pack import packed
+from foretell.report.page import numbers
+from foretell.simulate import Timeline, simulate
+from foretell.survey import Loaded, survey
+
+if TYPE_CHECKING:
+    from foretell.plan import Plan
+    from foretell.predict import Prediction
+
+Tell = Callable[..., None]  # what a search does now, its best so far, what it has found so far
+MOST_SPANS = 120_000  # of one view
+
+
+@lru_cache(6)
+def step(
+    name: str,
+    of: Step,
+    measured: Timeline | None,
+    specs: tuple[str, ...],
+    counsel: Counsel | None,
+) -> dict[str, Any]:
+    """The diagnosis of a step and what changes make of it: what a report of them shows."""
+    found = survey([Loaded(name, of, measured)], specs, advice=False, counsel=counsel)
+    return _page(found.timelines, found.content)
+
+
+def _page(lines: Sequence[Line], content: Content) -> dict[str, Any]:
+    spans, drawn = 0, []
+    for line in lines:
+        spans += line.timeline.graph.size
+        if spans <= MOST_SPANS:
+            drawn.append(line)
+    return numbers(lines, content) | {"lines": columns(drawn)}
+
+
+def ranked(of: Step, tell: Tell) -> Counsel:
+    """Every change that applies, tried."""
+    return advise(of, TRIED, lambda spec: tell(f"trying {spec}"))
+
+
+def shown_answer(answer: Any) -> Any:
+    """A search's answer as plain values; that of changes is asked for with the view."""
+    if isinstance(answer, Counsel):
+        return {"changes": len(answer.ranked)}
+    return answer
+
+
+def write(of: Step, loaded: Loaded, specs: Sequence[str], path: Path) -> None:
+    """A report or a trace of what is shown."""
+    from foretell.report import write as write_report
+
+    one = Loaded(loaded.name, of, loaded.measured)
+    found = survey([one], specs, advice=path.suffix == ".html")
+    write_report(found.timelines, path, found.content)
+
+
+def plan(workload: str, text: str, cluster: Cluster) -> str:
+    """A plan predicted, drawn on its machines, with its pipeline schedule and timeline."""
+    from foretell.plan import Plan
+    from foretell.predict import predict
+    from foretell.report.plans import drawn
+    from foretell.survey.asked import Drawn
+    from foretell.survey.planned import steps_of
+    from foretell.workload import load
+
+    model = load(workload, files=False)
+    found = predict(Plan.parse(text or "dp=1"), model, cluster)
+    steps = [(name, simulate(graph)) for name, graph in steps_of(found.plan, model, cluster)]
+    picture = drawn(found.plan, workload, cluster)
+    if steps and found.plan.pp > 1 and not picture["schedule"]:
+        from foretell.report.schedules import pipeline
+
+        picture["schedule"] = pipeline(steps[-1][1])
+    told = survey(
+        [], drawn=Drawn(plans=[picture], timelines=steps, cluster=cluster, seconds=found.step)
+    )
+    content = _predicted(told.content, found, cluster, model)
+    return packed(_page(told.timelines, content))
+
+
+def _predicted(content: Content, found: Prediction, cluster: Cluster, model: Any) -> Content:
+    """The head of a plan's page: time, memory, MFU and cost."""
+    from dataclasses import replace
+
+    from foretell.report import words
+
+    batch = found.plan.global_batch or model.batch
+    fits = "fits" if found.fits else f"out of memory by {words.size(found.missing)}"
+    figures: list[dict[str, Any]] = [
+        {"what": "predicted step", "seconds": found.step, "low": found.low, "high": found.high},
+        {"what": "samples/s", "text": f"{batch / found.step:.3g}",
+         "more": f"global batch {batch:,}"},
+        {"what": "MFU", "text": words.percent(found.utilisation)},
+        {"what": "peak memory", "bytes": found.peak, "more": fits},
+    ]  # fmt: skip
+    if cluster.price:
+        cost = f"{cluster.price:,.0f} $/h"
+        figures.append({"what": "cost", "text": cost, "more": f"{_dollars(found, cluster)} a step"})
+    return replace(content, figures=figures)
+
+
+def _dollars(found: Prediction, cluster: Cluster) -> str:
+    return f"{found.step * cluster.price / 3600:.3g} $"
+
+
+def strategies(workload: str, cluster: str, gpus: str, tell: Tell) -> list[dict[str, Any]]:
+    """Every strategy at every scale, told as it is found; and the Pareto front of each scale."""
+    from foretell.search.oracle import counts, scaling
+    from foretell.studio.machines import sized
+    from foretell.workload import load
+
+    model = load(workload, files=False)
+    found: list[dict[str, Any]] = []
+    for n in counts(gpus):
+        machines = sized(cluster, n)
+        batch = model.batch * n
+        rows = scaling(model, lambda _, m=machines: m, [n], lambda _, b=batch: b, progress=tell)  # type: ignore[misc]
+        found += [_scaled(row) for row in rows]
+        found += _swept(model, machines, n, batch, {r["plan"] for r in found})
+        fits = [r["samples_per_s"] for r in found if r["fits"]]
+        tell(f"{n} GPUs: {len(rows)} strategies", max(fits, default=None), found)
+    return _with_front(found)
+
+
+# What strategies of the oracle are called by people.
+_WORDS = {
+    "data": "DDP", "zero": "ZeRO", "fsdp": "FSDP", "tensor": "TP", "pipeline": "PP",
+    "context": "CP", "expert": "EP",
+}  # fmt: skip
+
+
+def _named(strategy: str) -> str:
+    return " + ".join(_WORDS.get(part, part) for part in strategy.split("+"))
+
+
+def _scaled(row: Any) -> dict[str, Any]:
+    return {
+        "gpus": row.gpus, "strategy": _named(row.strategy), "step_s": row.step,
+        "peak_bytes": row.peak, "fits": row.missing == 0, "plan": str(row.plan),
+        "samples_per_s": row.samples,
+        "cost": row.money / row.batch if row.money else None, "mfu": row.utilisation,
+        "says": "; ".join(f.name for f in row.findings),
+    }  # fmt: skip
+
+
+def _swept(
+    model: Any, machines: Cluster, n: int, batch: int, known: set[str]
+) -> list[dict[str, Any]]:
+    """Layouts that none beats in time and memory, besides those that are known."""
+    from foretell.search.oracle import Space, layouts, strategy, sweep
+    from foretell.search.oracle.scale import per_node
+
+    plans = layouts(model, n, batch, per_node(machines), Space())
+    if not plans:
+        return []
+    swept = sweep(plans, model, machines)
+    best, least = [], float("inf")
+    order = sorted(swept.fits.nonzero()[0].tolist(), key=lambda k: float(swept.found.step[k]))
+    for k in order:
+        if swept.found.peak[k] < 0.97 * least:
+            least = float(swept.found.peak[k])
+            best.append(k)
+    return [
+        {
+            "gpus": n, "strategy": _named(strategy(plans[k])), "step_s": float(swept.found.step[k]),
+            "peak_bytes": float(swept.found.peak[k]), "fits": True, "plan": str(plans[k]),
+            "samples_per_s": batch / float(swept.found.step[k]),
+            "cost": float(swept.money[k]) / batch if swept.price else None, "mfu": None, "says": "",
+        }
+        for k in best[:24] if str(plans[k]) not in known
+    ]  # fmt: skip
+
+
+def planned(workload: str, cluster: Cluster, planner: str, tell: Tell) -> list[dict[str, Any]]:
+    """What a planner finds, and its baselines."""
+    from foretell.predict import predict
+    from foretell.workload import load
+
+    model = load(workload, files=False)
+    found = allowed(planner).plan(
+        model, cluster, lambda what, best: tell(f"{what}, best {best:.4g} s", best)
+    )
+    rows = [("the plan found", found.predicted, found.plan)]
+    rows += [(name, seconds, None) for name, seconds in found.baselines.items() if seconds]
+    answers = []
+    for name, seconds, made in rows:
+        known = _priced(made, model, cluster, predict)
+        answers.append(
+            {
+                "gpus": cluster.size, "strategy": name, "step_s": seconds,
+                "peak_bytes": known.peak if known else 0.0, "fits": known.fits if known else True,
+                "plan": str(made) if made is not None else "", "samples_per_s": 1 / seconds,
+                "cost": None, "mfu": known.utilisation if known else None, "says": "",
+            }
+        )  # fmt: skip
+    return _with_front(answers)
+
+
+def _priced(made: Plan | None, model: Any, cluster: Cluster, predict: Any) -> Any:
+    """The prediction of a plan; none where only its planner can price it."""
+    if made is None or made.groups or made.buckets or made.regions:
+        return None
+    return predict(made, model, cluster)
+
+
+def allowed(planner: str) -> Any:
+    """The planner a text names; its options that are files are refused: the page opens none."""
+    from foretell import spec
+    from foretell.search.planners import parse
+
+    _, given = spec.split(planner)
+    named = sorted({"resume", "start"} & set(given))
+    if named:
+        raise InputError(
+            f"`{named[0]}` of a planner names a file, and the studio opens none",
+            hint="leave it out, or use `foretell plan` on the command line",
+        )
+    return parse(planner)
+
+
+def _with_front(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows marked where no other beats them in throughput, memory and cost at once."""
+    fitting = [r for r in rows if r["fits"] and r["peak_bytes"]]
+    for row in rows:
+        row["front"] = row in fitting and not any(_beats(other, row) for other in fitting)
+    return rows
+
+
+def _beats(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    one, two = _marks(a), _marks(b)
+    return one != two and all(x <= y for x, y in zip(one, two, strict=True))
+
+
+def _marks(row: dict[str, Any]) -> tuple[float, float, float]:
+    cost = row["cost"] if row["cost"] is not None else row["gpus"] / row["samples_per_s"]
+    return 1 / row["samples_per_s"], row["peak_bytes"], cost
+
+
+def best(rows: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+    """The row with the highest throughput that fits and has a plan."""
+    fitting = [r for r in rows if r["fits"] and r["plan"]]
+    return max(fitting, key=lambda r: float(r["samples_per_s"]), default=None)
