@@ -230,7 +230,7 @@ def tessel() -> list[Row]:
     """Tessel's two phases on our solver, against the search, in this run."""
     rows = []
     for spec, memory in (("v", 4), ("x", 4), ("k", 6), ("m", 6), ("nn", 6), ("v", 3)):
-        theirs = schedule(shape(spec), 8, memory, method="tessel", time_limit=300)
+        theirs = schedule(shape(spec), 8, memory, method="tessel", work=300)
         ours = schedule(shape(spec), 8, memory)
         said = [
             f"{s.per_micro_batch:.3g}, {s.makespan:g}, {s.search_cpu:.2f}" for s in (ours, theirs)

@@ -75,7 +75,7 @@ def one(
     found = model(
         what, machines(gpus, plenty, device), shape, plan=plan, micro_batches=num, **options
     )
-    return solved(found, num, method=method, time_limit=4.0)
+    return solved(found, num, method=method, work=4.0)
 
 
 def fixed(

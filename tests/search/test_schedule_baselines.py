@@ -142,8 +142,8 @@ def test_the_search_is_never_worse(p):
     ]
     for spec, method, memory in cases:
         fixed = schedule(shape(spec), 2 * p, memory, method=method)
-        found = schedule(shape(spec), 2 * p, memory, time_limit=1)
-        still = schedule(shape(spec), 2 * p, memory, objective="idle", time_limit=1)
+        found = schedule(shape(spec), 2 * p, memory, work=1)
+        still = schedule(shape(spec), 2 * p, memory, objective="idle", work=1)
         assert found.makespan <= fixed.makespan
         assert found.per_micro_batch <= fixed.per_micro_batch
         assert still.idle <= fixed.idle

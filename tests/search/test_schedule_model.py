@@ -84,7 +84,7 @@ def test_the_step_is_played_as_it_was_scheduled(spec, shape, mode, four):
     workload = load(spec)
     found = model(workload, four, shape, plan=PLAN, micro_batches=8, mode=mode, recompute="no")
     num = 8 // found.copies
-    one = schedule(found.problem, num, time_limit=0.3)
+    one = schedule(found.problem, num, work=0.3)
     assert wrong(found.problem, one.starts, one.order) is None
     plan = found.plan(one)
     assert plan.global_batch == 8
@@ -163,7 +163,7 @@ def test_recompute_is_decided_by_stage_where_memory_is_short(four):
     small = replace(short, problem=short.problem.limited(
         [0.55 * c for c in schedule(short.problem.choosing(()).limited(None), 8).peak_memory]
     ))  # fmt: skip
-    found = solved(small, 8, time_limit=0.3)
+    found = solved(small, 8, work=0.3)
     assert found.taken
     assert len(found.taken) <= len(small.problem.choices)
     ways = [p.ways for p in found.model.places]
@@ -192,7 +192,7 @@ def test_offloading_frees_memory_and_costs_time_where_the_bus_is_slow(four):
 def test_messages_are_priced_by_link(overlap, four):
     workload = load(SMALL)
     found = model(workload, four, "v", plan=PLAN, micro_batches=64, overlap=overlap, recompute="no")
-    one = schedule(found.problem, 4, time_limit=0.3)
+    one = schedule(found.problem, 4, work=0.3)
     assert wrong(found.problem, one.starts, one.order) is None
     stages = len(found.places)
     messages = [b for b in found.problem.blocks if b.kind == "C"]
@@ -222,7 +222,7 @@ def test_memory_of_the_schedule_is_that_of_the_plan(four):
     workload = load(SMALL)
     for split in (False, True):
         found = model(workload, four, "m", plan=PLAN, split=split, recompute="no")
-        one = schedule(found.problem, 8, time_limit=0.3)
+        one = schedule(found.problem, 8, work=0.3)
         plan = found.plan(one)
         stages = places(plan, workload, 4)
         held = peaks(found.prices, stages, acts(plan, stages))
@@ -234,7 +234,7 @@ def test_memory_of_the_schedule_is_that_of_the_plan(four):
 
 def test_the_best_shape_wins_and_is_saved(tmp_path, four):
     workload = load(SMALL)
-    every = best(models(workload, four, plan=PLAN, recompute="no"), 8, time_limit=0.3)
+    every = best(models(workload, four, plan=PLAN, recompute="no"), 8, work=0.3)
     assert {s.model.shape for s in every} >= {"v", "m", "x", "tp"}
     assert [s.per_sample for s in every] == sorted(s.per_sample for s in every)
     save(every[0].plan, tmp_path / "best.plan")
@@ -280,7 +280,7 @@ def _moved(stages):
 def test_a_plain_pipeline_is_written_in_degrees(four):
     workload = load("gpt:layers=24,hidden=1024,heads=16,seq=1024,vocab=2048")
     found = model(workload, four, "v", plan=PLAN, micro_batches=64, recompute="yes")
-    one = schedule(found.problem, 8, time_limit=0.3)
+    one = schedule(found.problem, 8, work=0.3)
     placed = found.plan(one)
     plain = as_degrees(placed, workload)
     assert plain is not None
@@ -293,7 +293,7 @@ def test_a_plain_pipeline_is_written_in_degrees(four):
     assert told == pytest.approx(predict(placed, workload, four).step, rel=0.02)
     for shape, more in (("m", {}), ("x", {}), ("v", {"split": True}), ("v", {"mode": "infer"})):
         other = model(workload, four, shape, plan=PLAN, micro_batches=64, **more)
-        rows = schedule(other.problem.choosing(()), 4, time_limit=0.3)
+        rows = schedule(other.problem.choosing(()), 4, work=0.3)
         assert as_degrees(other.plan(rows), workload) is None
 
 
@@ -328,7 +328,7 @@ def test_odd_sizes_of_clusters(gpus):
     workload = load("gpt:layers=2,hidden=256,heads=4,seq=128,vocab=1000")
     cluster = load_cluster(f"v100-16:gpus={gpus}")
     for found in models(workload, cluster, plan=PLAN, micro_batches=2):
-        one = solved(found, 2, time_limit=0.3)
+        one = solved(found, 2, work=0.3)
         assert one.prediction.step > 0
     with pytest.raises(InputError, match="cannot be shared by 2 copies"):
         solved(model(workload, load_cluster("v100-16:gpus=2"), "x", plan=PLAN), 3)

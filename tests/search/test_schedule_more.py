@@ -12,13 +12,15 @@ from foretell.search.schedule import (
     Block,
     Choice,
     Problem,
+    StageCost,
     Wait,
+    best_schedule,
     integer_problem,
     schedule,
     shape,
     wrong,
 )
-from foretell.search.schedule.best import choose
+from foretell.search.schedule.best import decided
 from foretell.search.schedule.cache import folder
 from foretell.search.schedule.find import HEADER, compare
 from foretell.search.schedule.formats import svg, text
@@ -29,7 +31,7 @@ from foretell.search.schedule.problem import linked
     ("spec", "memory", "period"), [("v", 4, 4), ("v", 3, 8), ("x", 4, 8), ("k", 6, 6), ("m", 6, 6)]
 )
 def test_tessel_finds_its_published_periods(spec, memory, period):
-    found = schedule(shape(spec), 8, memory, method="tessel", time_limit=30)
+    found = schedule(shape(spec), 8, memory, method="tessel", work=30)
     assert found.period == period
     assert max(found.peak_memory) <= memory
     ours = schedule(shape(spec), 8, memory)
@@ -39,9 +41,54 @@ def test_tessel_finds_its_published_periods(spec, memory, period):
 
 def test_tessel_keeps_barriers_between_its_parts():
     """The seams cost time, which the search saves."""
-    found = schedule(shape("v"), 8, 4, method="tessel", time_limit=30)
+    found = schedule(shape("v"), 8, 4, method="tessel", work=30)
     assert found.makespan > 44
     assert wrong(found.problem, found.starts, found.order) is None
+
+
+def test_an_interrupt_returns_the_best_so_far():
+    seen = []
+
+    def stop(what, value, bound):
+        seen.append(value)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    found = schedule(shape("nn"), 8, 3, work=1, progress=stop)
+    assert found.stopped == "interrupted"
+    assert found.makespan <= max(seen)
+    assert wrong(found.problem, found.starts, found.order) is None
+
+
+def test_a_time_limit_that_is_over_at_once_gives_a_schedule_by_rule():
+    found = schedule(shape("nn:devices=8"), 16, 8, time_limit=1e-6)
+    assert found.stopped == "time"
+    assert not found.proven
+    assert wrong(found.problem, found.starts, found.order) is None
+
+
+@pytest.mark.parametrize("devices", [4, 8])
+def test_families_of_a_pipeline_as_actions(devices):
+    line = [StageCost(d, 1.0, 1.0, 1.0, 2.0, 1.0) for d in range(devices)]
+    found = {one.name: one for one in best_schedule(line, 1e9, 2 * devices)}
+    assert set(found) == {"gpipe", "1f1b", "zb-h1", "zb-h2"}
+    assert found["zb-h2"].makespan <= found["zb-h1"].makespan < found["1f1b"].makespan
+    assert max(found["1f1b"].peak_memory) == 2.0 * devices
+    assert found["1f1b"].actions[0][:2] == ("0F0", "0F1")
+    tight = best_schedule(line, 2.0 * devices, 2 * devices)
+    assert {one.name for one in tight} == {"1f1b", "zb-h1"}
+    v = [*line, *(replace(s, device=devices - 1 - s.device) for s in line)]
+    names = {one.name for one in best_schedule(v, 1e9, 2 * devices)}
+    assert {"zb-v", "dualpipev", "v-half", "v-min", "hanayo"} <= names
+    with pytest.raises(InfeasibleError, match="no schedule of"):
+        best_schedule(line, 0.5, 4)
+
+
+def test_a_searched_schedule_is_never_behind_the_families():
+    line = [StageCost(d, 1.0 + d % 2, 1.0, 1.5, 1.0, send=0.1) for d in range(4)]
+    found = best_schedule(line, 4.0, 8, work=0.5)
+    searched = min(one.makespan for one in found if one.name == "searched")
+    assert searched <= min(one.makespan for one in found) * (1 + 1e-4)
 
 
 def test_a_schedule_says_what_it_is():
@@ -76,7 +123,7 @@ def test_the_drawing_of_a_known_schedule():
 )
 @pytest.mark.parametrize("num", [1, 8, 200])
 def test_drawings_fit_their_width(spec, num):
-    found = schedule(shape(spec), num, time_limit=0.2)
+    found = schedule(shape(spec), num, work=0.2)
     for width in (80, 40):
         lines = text(found, width).splitlines()
         assert max(map(len, lines)) <= width
@@ -101,13 +148,13 @@ def test_the_svg_has_a_bar_for_every_block_on_every_device():
 
 
 def test_the_cache_gives_back_what_was_found(tmp_path):
-    first = schedule(shape("m"), 8, 3, time_limit=0.3, cache=tmp_path)
-    again = schedule(shape("m"), 8, 3, time_limit=0.3, cache=tmp_path)
+    first = schedule(shape("m"), 8, 3, work=0.3, cache=tmp_path)
+    again = schedule(shape("m"), 8, 3, work=0.3, cache=tmp_path)
     assert not first.is_cached
     assert again.is_cached
     assert replace(again, is_cached=False) == first
     assert [f.suffix for f in tmp_path.iterdir()] == [".json"]
-    other = schedule(shape("m"), 8, 4, time_limit=0.3, cache=tmp_path)
+    other = schedule(shape("m"), 8, 4, work=0.3, cache=tmp_path)
     assert not other.is_cached
 
 
@@ -146,18 +193,13 @@ def recomputing(problem, extra):
 def test_recompute_is_chosen_only_where_memory_needs_it():
     problem = recomputing(shape("v:backward=2"), extra=1.0)
 
-    def find(one):
-        return schedule(one, 8, time_limit=0.5)
-
-    taken, found = choose(problem.limited(4), find)
-    assert taken == ()
-    assert found.makespan == (8 + 3) * 3
-    taken, found = choose(problem.limited(1), find)
-    alone = schedule(problem.limited(1).choosing([]), 8, time_limit=0.5)
+    assert decided(problem.limited(4), 8) == ()
+    taken = decided(problem.limited(1), 8)
+    found, alone = (schedule(problem.limited(1).choosing(t), 8, work=0.5) for t in (taken, ()))
     assert taken
     assert found.makespan < alone.makespan
     with pytest.raises(InfeasibleError, match="no combination of recompute 0"):
-        choose(problem.limited(0.1), find)
+        decided(problem.limited(0.1), 8)
 
 
 def test_messages_cost_time_beside_the_compute_or_instead_of_it():
@@ -183,7 +225,7 @@ def test_a_message_needs_no_link_where_the_receiver_has_it():
 
 
 def test_the_table_has_a_row_for_each_schedule_that_applies():
-    rows = {row.method: row for row in compare(shape("v"), 8, 4, time_limit=5)}
+    rows = {row.method: row for row in compare(shape("v"), 8, 4, work=5)}
     assert set(rows) == {"search", "tessel", "gpipe", "1f1b"}
     assert rows["1f1b"].schedule.makespan == 44
     assert rows["gpipe"].schedule is None
@@ -210,6 +252,6 @@ def test_memory_given_back_out_of_order_is_scheduled_too():
         Block(3, "F", (1,), 1.0),
     )
     problem = Problem(blocks, (Wait(2, 3), Wait(3, 0)))
-    found = schedule(problem, 5, 6, time_limit=1)
+    found = schedule(problem, 5, 6, work=1)
     assert wrong(problem.limited(6), found.starts, found.order) is None
     assert found.per_micro_batch == 4

@@ -59,11 +59,12 @@ def test_the_least_makespan(spec, num, memory, makespan):
 
 
 def test_tight_memory_is_better_used_by_several_micro_batches_a_pattern():
-    several = schedule(shape("m"), 4, 3, unroll=2, time_limit=2)
+    several = schedule(shape("m"), 4, 3, unroll=2, work=2)
     assert several.per_micro_batch == 8
-    assert several.proven
+    assert several.proven_unroll == 2
+    assert not several.proven  # no shorter pattern of two is no bound
     assert several.gap == pytest.approx(1 - (16 / 3 + 2) / 8)  # the bound: 16/3 as for v, 2 sharded
-    one = schedule(shape("m"), 4, 3, unroll=1, time_limit=2)
+    one = schedule(shape("m"), 4, 3, unroll=1, work=2)
     assert one.per_micro_batch == 10
     assert not one.proven
 
@@ -151,6 +152,7 @@ def test_what_stays_in_memory_counts_for_every_micro_batch():
         ({"method": "2f2b"}, "unknown schedule method"),
         ({"unroll": 9}, "unroll is 9"),
         ({"time_limit": 0}, "time limit is 0"),
+        ({"work": 0}, "work is 0"),
         ({"memory": [1, 2, 3]}, "3 values of capacity"),
     ],
 )
@@ -173,7 +175,7 @@ def test_progress_is_told():
 def test_hash_seeds_change_nothing():
     code = (
         "from foretell.search.schedule import schedule, shape;"
-        "print([schedule(shape(s), 4, m, time_limit=0.5).starts for s, m in (('m', 3), ('x', 4))])"
+        "print([schedule(shape(s), 4, m, work=0.5).starts for s, m in (('m', 3), ('x', 4))])"
     )
     said = set()
     for seed in ("0", "1"):
@@ -230,7 +232,7 @@ def shortest_by_trying(problem, num):
 @given(problems(), st.integers(1, 5), st.sampled_from([None, 2.0, 3.0, 5.0]))
 def test_any_placement_gets_a_legal_schedule_within_its_bounds(problem, num, memory):
     try:
-        found = schedule(problem, num, memory, time_limit=0.5)
+        found = schedule(problem, num, memory, work=0.5)
     except InfeasibleError:
         return
     limited = problem.limited(memory)
@@ -251,7 +253,7 @@ def test_small_cases_are_solved_to_the_optimum(problem, num, memory):
         with pytest.raises(InfeasibleError):
             schedule(problem, num, memory)
         return
-    found = schedule(problem, num, memory, time_limit=2.0)
+    found = schedule(problem, num, memory, work=2.0)
     assert found.makespan == pytest.approx(best)
     whole = ticks(limited, num)
     assert float(integer_problem.makespan(whole, num)) * whole.unit <= best * (1 + 1e-9)
@@ -303,7 +305,7 @@ def test_the_period_is_the_least_of_all_patterns(problem, memory):
 @given(problems(), st.sampled_from([3.0, 5.0]))
 def test_many_micro_batches_take_no_less_than_the_bound_each(problem, memory):
     try:
-        found = schedule(problem, 12, memory, time_limit=0.3)
+        found = schedule(problem, 12, memory, work=0.3)
     except InfeasibleError:
         return
     assert found.makespan / 12 >= found.lower_bound * (1 - 1e-9)

@@ -17,7 +17,7 @@ from foretell.search.schedule.replay import replay, unroll
     [("v", 3, 16 / 3), ("nn", 3, 21 / 2), ("nn", 4, 9), ("nn", 5, 17 / 2), ("k", 2, 8)],
 )
 def test_tight_memory_is_solved_for_patterns_of_any_length(spec, memory, each):
-    found = schedule(shape(spec), 4, memory, time_limit=3)
+    found = schedule(shape(spec), 4, memory, work=3)
     assert found.per_micro_batch == each
     assert found.lower_bound == each
     assert found.proven_unroll is None
@@ -25,7 +25,7 @@ def test_tight_memory_is_solved_for_patterns_of_any_length(spec, memory, each):
 
 @pytest.mark.slow
 def test_long_patterns_come_near_the_bound():
-    found = schedule(shape("m"), 4, 3, time_limit=3)
+    found = schedule(shape("m"), 4, 3, work=3)
     assert found.unroll > 4
     assert found.per_micro_batch < 23 / 3  # the best of up to three micro-batches a pattern
     assert found.gap < 0.05
@@ -36,8 +36,8 @@ def test_what_states_do_not_cover_is_left_to_the_solver():
     lagged = ticks(shape("v:lag=1").limited(3), 4)
     roomy = ticks(shape("v"), 4)
     for whole in (apart, lagged, roomy):
-        assert exact_search.least(whole, Fraction(20)) is None
-        assert exact_search.pattern(whole, Fraction(20), Fraction(1)) is None
+        assert exact_search.least(whole, Fraction(20), Budget(5)) is None
+        assert exact_search.pattern(whole, Fraction(20), Fraction(1), Budget(5)) is None
 
 
 @st.composite
@@ -61,14 +61,14 @@ def pipelines(draw):
 def test_no_pattern_of_the_solver_beats_the_states(problem):
     whole = ticks(problem, 4)
     alone = Fraction(sum(whole.time))
-    bound = exact_search.least(whole, alone)
+    bound = exact_search.least(whole, alone, Budget(5))
     assert bound is not None
     assert bound >= period(whole)
     for size in (1, 2):
         under = -(-bound * size // 1) - 1  # the largest whole period that would beat the bound
         status, _ = repeat(whole, size, int(under), "any", Budget(5), 5)
         assert status == "none"
-    found = exact_search.pattern(whole, alone, bound)
+    found = exact_search.pattern(whole, alone, bound, Budget(5))
     if bound < alone:
         assert found is not None
         assert Fraction(found.period, found.unroll) == bound

@@ -41,7 +41,7 @@ def test_no_worse_than_anyone(path):
     memory = memory_of(path)
     problem = load(path)
     for num in (8, 128):
-        found = schedule(problem, num, memory, time_limit=2)
+        found = schedule(problem, num, memory, work=2)
         assert found.proven
         assert found.per_micro_batch == max(problem.work)
         for period, ends in recorded(path.stem, memory):
@@ -56,6 +56,6 @@ def test_the_period_for_every_memory():
     assert len(tight) > 15
     for row in tight:
         problem = load(TRUTH / "schedules" / f"{row['case']}.json")
-        found = schedule(problem, 1, row["M"], unroll=1, time_limit=2)
+        found = schedule(problem, 1, row["M"], unroll=1, work=2)
         assert found.period == row["P"], row
         assert found.proven_unroll in (None, 1)

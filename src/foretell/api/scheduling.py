@@ -7,6 +7,7 @@ foretell.schedule("gpt:layers=24,hidden=2048,heads=16", "dgx-a100:gpus=8")
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from foretell.search.schedule import Problem, Schedule, load, shape
 from foretell.search.schedule import schedule as find_schedule
 from foretell.search.schedule.best import Solved, best, decided
 from foretell.search.schedule.cache import folder
+from foretell.search.schedule.find import WORK
 from foretell.search.schedule.formats import svg
 from foretell.search.schedule.formats import text as drawn
 from foretell.search.schedule.model import Model
@@ -31,6 +33,7 @@ from foretell.search.schedule.model import model as model_of_shape
 from foretell.search.schedule.model import models as models_of_shapes
 from foretell.search.schedule.problem import occupying
 
+_EARLY = {"time": ", stopped by the time limit", "interrupted": ", interrupted: the best so far"}
 Numbers = float | Sequence[float] | None  # one for all devices, or one for each
 Decide = Literal["no", "yes", "auto"]
 Overlap = Literal["beside", "link", "stop"]
@@ -45,9 +48,14 @@ class ScheduleResult(Result):
     choices: tuple[str, ...] | None = None  # stages that recompute or offload, where asked for
 
     @property
+    def stopped(self) -> bool:
+        """Whether Ctrl-C ended the search: the answer is the best so far."""
+        return self.schedule.stopped == "interrupted"
+
+    @property
     def verdict(self) -> str:
         found = self.schedule
-        cached = ", cached" if found.is_cached else ""
+        cached = (", cached" if found.is_cached else "") + _EARLY.get(found.stopped, "")
         return (
             f"{found.per_micro_batch:g} a micro-batch ({rate_bound(found)}), "
             f"makespan {found.makespan:g} for {found.micro_batches} micro-batches "
@@ -93,6 +101,11 @@ class ModelSchedule(ScheduleResult):
     every: tuple[Solved, ...] = ()  # of every pipeline shape that fits, fastest first
 
     @property
+    def stopped(self) -> bool:
+        """Whether Ctrl-C ended the search of any shape."""
+        return any(one.schedule.stopped == "interrupted" for one in self.every)
+
+    @property
     def plan(self) -> Plan:
         """The plan with its stages and the order of their actions."""
         return self.every[0].plan
@@ -116,7 +129,7 @@ class ModelSchedule(ScheduleResult):
         each = (
             f"a micro-batch {words.seconds(found.per_micro_batch)} ({rate_bound(found)}), makespan "
             f"{words.seconds(found.makespan)} ({makespan_bound(found)}), "
-            f"{found.search_cpu:.2f} CPU-s"
+            f"{found.search_cpu:.2f} CPU-s{_EARLY.get(found.stopped, '')}"
         )
         taken = [f"decided: {', '.join(first.taken)}"] if first.taken else []
         stages = [(str(s), t[0], " ".join(t[1:])) for s, t in enumerate(first.plan.stages)]
@@ -157,7 +170,8 @@ def schedule(
     frozen: Sequence[str] = (),
     overlap: Overlap = "beside",
     method: str = "search",
-    time_limit: float = 7.0,
+    work: float = WORK,
+    time_limit: float | None = None,
     cache: Path | Literal["default"] | None = "default",
     progress: Progress = lambda doing, value, bound: None,
 ) -> ScheduleResult:
@@ -165,28 +179,35 @@ def schedule(
 
     `placement` is a shape (`v:devices=4`), a file or a `Problem`; with a cluster it is a model, and
     the pipeline shape, stages and times are worked out (then the answer is a `ModelSchedule`).
+    `work` is the budget, counted in about CPU seconds; `time_limit` is a cap of the clock besides.
     """
+    if time_limit is not None and not time_limit > 0:
+        raise InputError(f"time limit is {time_limit}", hint="give seconds, more than zero")
+    ends = None if time_limit is None else time.monotonic() + time_limit
     kept = folder() if cache == "default" else cache
-    limits: dict[str, Any] = {"method": method, "cache": kept, "progress": progress}
+    limits: dict[str, Any] = {"method": method, "cache": kept, "progress": progress, "work": work}
     if cluster is not None:
         found = pipelines(
             placement, cluster, micro_batches=micro_batches, shape=pipeline, plan=plan, infer=infer,
             split=split, recompute=recompute, offload=offload, frozen=frozen, overlap=overlap,
+            ends=ends,
         )  # fmt: skip
-        every = best(found, micro_batches, time_limit=time_limit / len(found), **limits)
+        every = best(found, micro_batches, time_limit=_left(ends), **limits)
         return ModelSchedule(every[0].schedule, every[0].taken, tuple(every))
     require_model(
         {"plan": plan, "infer": infer, "split": split, "frozen": frozen, "pipeline": pipeline}
     )
     problem = problem_of(placement, memory=memory, speed=speed, overlap=overlap)
 
-    def find(one: Problem, limit: float = time_limit) -> Schedule:
-        return find_schedule(one, micro_batches=micro_batches, time_limit=limit, **limits)
+    taken = decided(problem, micro_batches, ends) if problem.choices else None
+    chosen = problem if taken is None else problem.choosing(taken)
+    one = find_schedule(chosen, micro_batches, time_limit=_left(ends), **limits)
+    return ScheduleResult(one, taken)
 
-    if not problem.choices:
-        return ScheduleResult(find(problem))
-    taken = tuple(decided(problem, find))
-    return ScheduleResult(find(problem.choosing(taken)), taken)
+
+def _left(ends: float | None) -> float | None:
+    """Seconds until a moment; very few where it has passed."""
+    return None if ends is None else max(ends - time.monotonic(), 0.01)
 
 
 def problem_of(
@@ -214,6 +235,7 @@ def pipelines(
     shape: str = "auto",
     plan: str | Plan = "",
     infer: bool = False,
+    ends: float | None = None,
     **options: Any,
 ) -> list[Model]:
     """The scheduling problems of a model on a cluster: of one shape, or of all that fit."""
@@ -221,7 +243,7 @@ def pipelines(
     options["mode"] = "infer" if infer else "train"
     options["plan"] = (Plan.parse(plan) if isinstance(plan, str) else plan) if plan else None
     if shape == "auto":
-        return models_of_shapes(*where, **options)
+        return models_of_shapes(*where, **options, ends=ends)
     return [model_of_shape(*where, shape, **options)]
 
 

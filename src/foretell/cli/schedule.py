@@ -8,12 +8,13 @@ from typing import Any
 import click
 
 from foretell.cli import offered
-from foretell.cli.output import answer, answer_result, json_option
+from foretell.cli.output import answer, answer_result, json_option, say
 from foretell.cli.progress import working
 from foretell.cli.schedule_files import write
 from foretell.errors import InputError
 
 _DECIDE = click.Choice(["no", "yes", "auto"])
+STOPPED = 130  # exit code of what Ctrl-C ended
 
 
 @click.command()
@@ -40,7 +41,20 @@ _DECIDE = click.Choice(["no", "yes", "auto"])
 @click.option("--method", default="search", show_default=True, help="See --methods.")
 @click.option("--methods", is_flag=True, help="List the methods.")
 @click.option("--compare", is_flag=True, help="All methods that fit, in one table.")
-@click.option("--time", "time_limit", type=float, default=7.0, show_default=True)
+@click.option(
+    "--work",
+    type=float,
+    default=7.0,
+    show_default=True,
+    help="Budget: solver steps and replayed orders in about CPU seconds, counted, not clocked.",
+)
+@click.option(
+    "--time",
+    "time_limit",
+    type=float,
+    default=None,
+    help="Cap in seconds of the clock; the answer says where it was reached.",
+)
 @click.option("--no-cache", is_flag=True, help="Search again what was found before.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), multiple=True)
 @json_option
@@ -99,13 +113,14 @@ def _found(placement: str, asked: dict[str, Any]) -> None:
     from foretell.api import ModelSchedule, schedule
 
     more = _of_placement(placement, asked)
-    with working("searching", about=asked["time_limit"]) as tell:
+    with working("searching", about=asked["time_limit"] or asked["work"]) as tell:
         found = schedule(
             placement,
             asked["cluster"],
             micro_batches=asked["micro_batches"],
             frozen=_frozen(asked),
             method=asked["method"],
+            work=asked["work"],
             time_limit=asked["time_limit"],
             cache=_cache(asked),
             progress=lambda what, value, bound: tell(f"{what} {value:.4g}, bound {bound:.4g}"),
@@ -115,6 +130,9 @@ def _found(placement: str, asked: dict[str, Any]) -> None:
     solved = found.every[0] if isinstance(found, ModelSchedule) else None
     for output in asked["output"]:
         write(output, found.schedule, solved)
+    if found.stopped:
+        say("stopped: this is the best schedule so far")
+        raise SystemExit(STOPPED)
 
 
 def _frozen(asked: dict[str, Any]) -> list[str]:
@@ -145,8 +163,8 @@ def _compared(problems: list[tuple[str, Any, int]], asked: dict[str, Any]) -> No
         for name, problem, num in problems:
             tell(name or "all methods")
             bare = problem.choosing(()) if problem.choices else problem
-            limit = asked["time_limit"]
-            found = compare(bare, num, time_limit=limit, cache=_cache(asked))
+            work, limit = asked["work"], asked["time_limit"]
+            found = compare(bare, num, work=work, time_limit=limit, cache=_cache(asked))
             rows += [(name, row) for row in found]
     answer(
         [row.answer() | {"shape": n} for n, row in rows], asked["as_json"], lambda _: _table(rows)

@@ -31,6 +31,7 @@ UNITS = {
     "simulate": (("graph", "simulate"), ()),
     "cost": (("cost",), ()),
     "search": (("search/placement", "search/fusion"), ("simulate", "graph")),
+    "schedule": (("search/schedule",), ()),
 }
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-w")
 _MARK = "@compiled"

@@ -3,6 +3,7 @@
 schedule(problem, micro_batches=8, memory=6).answer()
 """
 
+from foretell.search.schedule.choose import PipelineSchedule, StageCost, best_schedule
 from foretell.search.schedule.find import schedule
 from foretell.search.schedule.placement import load, read, shape, write
 from foretell.search.schedule.problem import Block, Choice, Problem, Wait
@@ -11,9 +12,12 @@ from foretell.search.schedule.schedule import Schedule, wrong
 __all__ = [
     "Block",
     "Choice",
+    "PipelineSchedule",
     "Problem",
     "Schedule",
+    "StageCost",
     "Wait",
+    "best_schedule",
     "load",
     "read",
     "schedule",

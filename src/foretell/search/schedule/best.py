@@ -6,8 +6,11 @@ The one whose step is shortest for a sample wins, so that answers compare with e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import inf
 from pathlib import Path
 
 from foretell.errors import ForetellError, InfeasibleError, InputError
@@ -15,10 +18,11 @@ from foretell.plan import Plan
 from foretell.predict import Prediction, predict_placed
 from foretell.search.schedule import integer_problem
 from foretell.search.schedule.exact_search import Progress
-from foretell.search.schedule.find import schedule
+from foretell.search.schedule.find import WORK, schedule
 from foretell.search.schedule.integer_problem import ticks
 from foretell.search.schedule.model import Model
-from foretell.search.schedule.problem import UNLIMITED, Problem
+from foretell.search.schedule.problem import UNLIMITED, Choice, Problem
+from foretell.search.schedule.replay import alone, dispatch, end, replay
 from foretell.search.schedule.schedule import Schedule
 
 
@@ -43,23 +47,40 @@ def best(
     micro_batches: int,
     *,
     method: str = "search",
-    time_limit: float = 7.0,
+    work: float = WORK,
+    time_limit: float | None = None,
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> list[Solved]:
-    """Every model that has a schedule of so many micro-batches, the quickest first."""
+    """Every model that has a schedule of so many micro-batches, the quickest first.
+
+    The work is shared by all; time that one does not need is left to those behind it. An interrupt
+    ends the search with what is solved so far.
+    """
     out: list[Solved] = []
     why: list[ForetellError] = []
-    for model in found:
+    ends = None if time_limit is None else time.monotonic() + time_limit
+    for at, model in enumerate(found):
+        left = None if ends is None else (ends - time.monotonic()) / (len(found) - at)
+        if left is not None and left <= _LEAST and out:
+            break
         try:
             out.append(
                 solved(
-                    model, micro_batches, method=method, time_limit=time_limit, cache=cache,
+                    model, micro_batches, method=method, work=work / len(found),
+                    time_limit=None if left is None else max(left, _LEAST), cache=cache,
                     progress=progress,
                 )
             )  # fmt: skip
         except (InfeasibleError, InputError) as error:
             why.append(error)
+        except KeyboardInterrupt:
+            if not out:
+                raise
+            last = replace(out[-1].schedule, stopped="interrupted")
+            out[-1] = replace(out[-1], schedule=last)
+        if out and out[-1].schedule.stopped == "interrupted":
+            break
     if not out:
         raise why[0]
     return sorted(out, key=lambda s: s.per_sample)
@@ -70,21 +91,21 @@ def solved(
     micro_batches: int,
     *,
     method: str = "search",
-    time_limit: float = 7.0,
+    work: float = WORK,
+    time_limit: float | None = None,
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> Solved:
-    """The schedule of one model, its choices decided, and its step foretold."""
+    """The schedule of one model, its choices decided, and its step predicted."""
     num = _each(model, micro_batches)
-
-    def find(problem: Problem, limit: float = time_limit) -> Schedule:
-        return schedule(
-            problem, num, method=method, time_limit=limit, cache=cache, progress=progress
-        )
-
-    taken = decided(model.problem, find) if model.problem.choices else ()
+    ends = None if time_limit is None else time.monotonic() + time_limit
+    taken = decided(model.problem, num, ends) if model.problem.choices else ()
     chosen = model.chosen(taken)
-    found = find(chosen.problem)
+    left = None if ends is None else max(ends - time.monotonic(), _LEAST)
+    found = schedule(
+        chosen.problem, num, method=method, work=work, time_limit=left, cache=cache,
+        progress=progress,
+    )  # fmt: skip
     plan = chosen.plan(found)
     told = predict_placed(plan, model.prices)
     return Solved(chosen, found, plan, told, taken)
@@ -102,86 +123,92 @@ def _each(model: Model, micro_batches: int) -> int:
 
 # Recompute, offload and the like as decisions: which choices to take, beside the schedule itself.
 #
-# Choices are taken one by one, each time the one that shortens the makespan most (ties: the one
-# that needs least memory), and once all together; where all together are best, they are left one by
-# one in the same way. The best of what was met is kept. With `n` choices that is at most
-# `n(n + 1) + 2` schedules.
+# A set of choices is judged by the best order that simple rules and the fixed schedules find with
+# it. Looked at: none, all, the first so many of them in two orders (by stage; by memory saved for
+# time added), and from the best of these every set that differs in one choice. With `n` choices
+# that is at most `3n + 2` looks, and few choices are looked at in every combination.
 
 
-Found = tuple[tuple[str, ...], Schedule]
-_LOOK = 0.5  # seconds of the solver's work for a schedule that only serves to decide
+Found = tuple[tuple[str, ...], float]  # names of choices, and the makespan
+_EVERY = 4  # choices up to which all combinations are looked at
+_LEAST = 0.05  # seconds that even the last of many placements may take
 _CLOSE = 1e-3  # of the time: what no choice is worth looking for
 
 
-def decided(problem: Problem, find: Callable[..., Schedule]) -> tuple[str, ...]:
+def decided(problem: Problem, micro_batches: int, ends: float | None = None) -> tuple[str, ...]:
     """The choices to take; none where blocks as they are cannot be beaten by slower ones."""
-    slower = _only_slow(problem)
-    try:
-        plain = find(problem.choosing(()), _LOOK)
-        if slower and plain.makespan <= _floor(plain) * (1 + _CLOSE):
-            return ()
-    except InfeasibleError:
-        pass
-    return choose(problem, lambda p: find(p, _LOOK))[0]
-
-
-def _floor(found: Schedule) -> float:
-    """Seconds that no schedule of these blocks beats, however little they held."""
-    free = ticks(found.problem.limited(UNLIMITED), found.micro_batches)
-    return float(integer_problem.makespan(free, found.micro_batches)) * free.unit
-
-
-def choose(problem: Problem, find: Callable[[Problem], Schedule]) -> Found:
-    """The choices to take and the schedule with them; `find` schedules what has no choices."""
     names = [c.name for c in problem.choices]
-    every = _tried(problem, tuple(names), find)
-    best = _better(_tried(problem, (), find), every)
-    taken: tuple[str, ...] = ()
-    while len(taken) < len(names):
-        steps = [_tried(problem, (*taken, n), find) for n in names if n not in taken]
-        step = min((s for s in steps if s is not None), key=_cost, default=None)
-        if step is None or (best is not None and _cost(step) >= _cost(best)):
-            break
-        best, taken = step, step[0]
-    if best is not None and best is every:
-        best = _fewer(problem, best, find)
-    if best is None:
-        raise InfeasibleError(
-            f"no combination of {', '.join(names)} fits into memory",
-            hint="give devices more memory",
-        )
-    return best
+    known: dict[frozenset[str], float] = {}
+
+    def look(some: Iterable[str]) -> float:
+        key = frozenset(some)
+        if key not in known:
+            late = ends is not None and time.monotonic() > ends - (ends - began) / 2
+            known[key] = inf if late and known else _quick(problem.choosing(key), micro_batches)
+        return known[key]
+
+    began = time.monotonic()
+    plain = look(())
+    if plain <= _floor(problem, micro_batches) * (1 + _CLOSE) and _only_slow(problem):
+        return ()
+    if len(names) <= _EVERY:
+        for many in range(len(names) + 1):
+            for some in combinations(names, many):
+                look(some)
+    else:
+        for order in (names, _by_worth(problem)):
+            for many in range(len(names) + 1):
+                look(order[:many])
+        first = min(known, key=lambda key: (known[key], len(key)))
+        for name in names:
+            look(first ^ {name})
+    best = min(known, key=lambda key: (known[key], len(key), sorted(key)))
+    if known[best] == inf:
+        _require_any(problem, micro_batches, names)
+        return tuple(names)
+    return tuple(name for name in names if name in best)
 
 
-def _fewer(problem: Problem, best: Found, find: Callable[[Problem], Schedule]) -> Found:
-    """The choices without those that are better left."""
-    while best[0]:
-        fewer = [tuple(n for n in best[0] if n != name) for name in best[0]]
-        step = _better(*(_tried(problem, names, find) for names in fewer))
-        if step is None or _cost(step) >= _cost(best):
-            break
-        best = step
-    return best
-
-
-def _tried(
-    problem: Problem, taken: tuple[str, ...], find: Callable[[Problem], Schedule]
-) -> Found | None:
+def _require_any(problem: Problem, micro_batches: int, names: Sequence[str]) -> None:
+    """Raise unless one micro-batch fits with all choices taken."""
     try:
-        return taken, find(problem.choosing(taken))
-    except InfeasibleError:
-        return None
+        alone(ticks(problem.choosing(names), micro_batches))
+    except InfeasibleError as error:
+        raise InfeasibleError(
+            f"no combination of {', '.join(names)} fits into memory: {error.message}",
+            hint="give devices more memory",
+        ) from None
 
 
-def _cost(found: Found) -> tuple[float, float, int]:
-    return found[1].makespan, max(found[1].peak_memory), len(found[0])
+def _quick(problem: Problem, micro_batches: int) -> float:
+    """The makespan of the best order found without search; inf where none fits into memory."""
+    whole = ticks(problem, micro_batches)
+    lengths = [
+        end(replay(items, whole.time, whole.devices, whole.after), whole.time)
+        for items in dispatch(whole, micro_batches)
+    ]
+    return min(lengths, default=inf) * whole.unit / whole.fine
 
 
-def _better(*found: Found | None) -> Found | None:
-    return min((f for f in found if f is not None), key=_cost, default=None)
+def _floor(problem: Problem, micro_batches: int) -> float:
+    """Seconds that no schedule of these blocks beats, however little they held."""
+    free = ticks(problem.choosing(()).limited(UNLIMITED), micro_batches)
+    return float(integer_problem.makespan(free, micro_batches)) * free.unit
+
+
+def _by_worth(problem: Problem) -> list[str]:
+    """The choices by memory saved for each second added, the most worth first."""
+    plain = {b.id: b for b in problem.blocks}
+
+    def worth(choice: Choice) -> float:
+        saved = sum(max(plain[b.id].rise, 0.0) - max(b.rise, 0.0) for b in choice.blocks)
+        added = sum(b.time - plain[b.id].time for b in choice.blocks)
+        return -saved / max(added, 1e-12)
+
+    return [c.name for c in sorted(problem.choices, key=worth)]
 
 
 def _only_slow(problem: Problem) -> bool:
     """Whether every choice makes blocks take as long or longer."""
-    time = {b.id: b.time for b in problem.blocks}
-    return all(b.time >= time[b.id] for c in problem.choices for b in c.blocks)
+    time_of = {b.id: b.time for b in problem.blocks}
+    return all(b.time >= time_of[b.id] for c in problem.choices for b in c.blocks)

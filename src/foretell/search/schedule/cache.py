@@ -17,7 +17,7 @@ from foretell.io import read_json, write_text
 from foretell.search.schedule.problem import Problem
 from foretell.search.schedule.schedule import Schedule, wrong
 
-VERSION = 2  # one more whenever the search may answer differently
+VERSION = 3  # one more whenever the search may answer differently
 
 
 def folder() -> Path:
@@ -55,6 +55,7 @@ def store(where: Path, name: str, schedule: Schedule) -> None:
         "proven_unroll",
         "method",
         "search_cpu",
+        "stopped",
     )
     found = {"starts": schedule.starts, "order": schedule.order} | {
         k: getattr(schedule, k) for k in kept

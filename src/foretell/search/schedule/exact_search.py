@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 
 from foretell.search.schedule.integer_problem import MAX_UNROLL, Budget, Ticks, residences
 from foretell.search.schedule.repetend import Repetend, greedy, is_within, repeat, tighten
-from foretell.search.schedule.replay import alone
 
 MOST = 12_000  # states looked at, a second of work; more, and the solver is asked instead
 _MOST_AHEAD = 4  # micro-batches that a block on all devices may run ahead in a pattern
 _NEAR = Fraction(1, 100)  # of the bound: a pattern this near is not worth a longer one
+_STEPS = 12  # periods tried by simple rules: the bound, then ever larger steps above it
+_SQUARES = [k * k for k in range(_STEPS)]
 
 Ints = NDArray[np.int64]
 State = tuple[tuple[int, ...], tuple[int, ...]]  # starts of each block, time left of those running
@@ -41,12 +42,12 @@ class _Walks:
     ways: list[tuple[int, int, int, int]] = field(default_factory=list)  # from, to, time, shift
 
 
-def least(ticks: Ticks, best: Fraction) -> Fraction | None:
+def least(ticks: Ticks, best: Fraction, budget: Budget) -> Fraction | None:
     """Units a micro-batch that no pattern of any length beats; None where states are too many."""
     wide = _unheld(ticks)
     if wide is None or not _is_plain(ticks):
         return None
-    walks = _walked(ticks, set(wide), 0)
+    walks = _walked(ticks, set(wide), 0, budget)
     if walks is None:
         return None
     cut = sum(ticks.time[b] for b in wide)
@@ -54,14 +55,14 @@ def least(ticks: Ticks, best: Fraction) -> Fraction | None:
     return cut + (best - cut if found is None else found[0])
 
 
-def pattern(ticks: Ticks, best: Fraction, bound: Fraction) -> Repetend | None:
+def pattern(ticks: Ticks, best: Fraction, bound: Fraction, budget: Budget) -> Repetend | None:
     """A pattern quicker than the best known, as long as it may be; None where none was found."""
     found: Repetend | None = None
     wide = _unheld(ticks)
     if wide is None or not _is_plain(ticks):
         return None
     for ahead in range(1, _MOST_AHEAD + 1) if wide else (0,):
-        walks = _walked(ticks, set(), ahead, frozenset(wide))
+        walks = _walked(ticks, set(), ahead, budget, frozenset(wide))
         if walks is None:
             break
         cycle = _least(walks, best)
@@ -98,8 +99,9 @@ def _holds(ticks: Ticks, blocks: Sequence[int]) -> bool:
 
 
 def _walked(
-    ticks: Ticks, without: set[int], ahead: int, free: frozenset[int] = frozenset()
-) -> _Walks | None:
+    ticks: Ticks, without: set[int], ahead: int, budget: Budget,
+    free: frozenset[int] = frozenset(),
+) -> _Walks | None:  # fmt: skip
     """Every state that can be reached; `free` blocks run at most `ahead` ahead or behind."""
     rules = _Rules(ticks, without, ahead, free)
     walks = _Walks(rules.blocks)
@@ -113,7 +115,7 @@ def _walked(
                 walks.states[then] = len(walks.states)
                 left.append(then)
             walks.ways.append((walks.states[state], walks.states[then], took, shift))
-        if len(walks.states) > MOST:
+        if len(walks.states) > MOST or (len(walks.ways) % 256 < 8 and budget.is_over):
             return None
     return walks
 
@@ -277,41 +279,38 @@ def _repetend(ticks: Ticks, walks: _Walks, cycle: Sequence[int]) -> Repetend | N
 Progress = Callable[[str, float, float], None]  # what was reached, its value, the bound
 
 
-@dataclass(frozen=True)
+@dataclass
 class Rate:
-    """The best repetend, and what is known about better ones."""
+    """The best repetend so far, and what is known about better ones."""
 
     best: Repetend
     bound: Fraction  # units a micro-batch, for any repetend
-    closed: int  # no repetend of up to so many micro-batches is better
-    met: bool  # the bound is reached
+    closed: int = 0  # no repetend of up to so many micro-batches is better
+
+    def is_met(self, ticks: Ticks) -> bool:
+        """Whether the bound is reached."""
+        return _rate(ticks, self.best) <= self.bound
 
 
-def shortest(
-    ticks: Ticks, bound: Fraction, unroll: int, budget: Budget, progress: Progress
-) -> Rate:
-    """The repetend with the least time a micro-batch that the budget finds."""
-    best, closed = _single(ticks, bound, budget, progress)
-    if unroll >= MAX_UNROLL and _rate(ticks, best) > bound:
-        best, bound = _exact(ticks, best, bound, progress)
+def shortest(rate: Rate, ticks: Ticks, unroll: int, budget: Budget, progress: Progress) -> None:
+    """The repetend with the least time a micro-batch that the budget finds, left in `rate`."""
+    _single(rate, ticks, budget, progress)
+    if unroll >= MAX_UNROLL and not rate.is_met(ticks) and not budget.is_over:
+        _exact(rate, ticks, budget, progress)
     size = 2
-    while size <= unroll and _rate(ticks, best) > bound and budget.left > 0:
-        best, sure = _several(ticks, best, size, bound, budget, progress)
-        closed = size if sure and closed == size - 1 else closed
+    while size <= unroll and not rate.is_met(ticks) and not budget.is_over:
+        sure = _several(rate, ticks, size, budget, progress)
+        rate.closed = size if sure and rate.closed == size - 1 else rate.closed
         size += 1
-    closed = closed if ticks.is_faithful else 0
-    return Rate(best, bound, closed, _rate(ticks, best) <= bound)
+    rate.closed = rate.closed if ticks.is_faithful else 0
 
 
-def _exact(
-    ticks: Ticks, best: Repetend, bound: Fraction, progress: Progress
-) -> tuple[Repetend, Fraction]:
+def _exact(rate: Rate, ticks: Ticks, budget: Budget, progress: Progress) -> None:
     """Patterns of any length by their states, where those are few; and what none of them beats."""
-    bound = max(bound, least(ticks, _rate(ticks, best)) or bound)
-    if _rate(ticks, best) > bound:
-        best = pattern(ticks, _rate(ticks, best), bound) or best
-        progress("period", float(_rate(ticks, best)), float(bound))
-    return best, bound
+    rate.bound = max(rate.bound, least(ticks, _rate(ticks, rate.best), budget) or rate.bound)
+    if not rate.is_met(ticks):
+        rate.best = pattern(ticks, _rate(ticks, rate.best), rate.bound, budget) or rate.best
+        progress("period", float(_rate(ticks, rate.best)), float(rate.bound))
 
 
 def _rate(ticks: Ticks, repetend: Repetend) -> Fraction:
@@ -319,43 +318,43 @@ def _rate(ticks: Ticks, repetend: Repetend) -> Fraction:
     return Fraction(repetend.period // ticks.fine, repetend.unroll)
 
 
-def _single(
-    ticks: Ticks, bound: Fraction, budget: Budget, progress: Progress
-) -> tuple[Repetend, int]:
-    """One micro-batch a repetend: the shortest, and 1 if that is certain, else 0."""
-    low = ceil(bound)
-    for found in greedy(ticks, ticks.ticks(low)):
-        progress("period", float(low), float(bound))
-        return found, 1
-    best = alone(ticks)
-    high = best.period // ticks.fine
-    sure, step = True, low
-    while low <= high and budget.left > 0:
-        if step >= high:
+def _single(rate: Rate, ticks: Ticks, budget: Budget, progress: Progress) -> None:
+    """One micro-batch a repetend: the shortest; closed up to 1 if that is certain."""
+    low, bound = ceil(rate.bound), rate.bound
+    high = rate.best.period // ticks.fine
+    for step in dict.fromkeys(low + (high - low) * k // _STEPS**2 for k in _SQUARES):
+        found = next(greedy(ticks, ticks.ticks(step)), None) if step < high else None
+        if found is not None:
+            rate.best, high = tighten(ticks, found, bound * ticks.fine), step
+            progress("period", float(_rate(ticks, rate.best)), float(bound))
             break
-        status, found_ = repeat(ticks, 1, ticks.ticks(step), "latency", budget, budget.left / 2)
-        if found_ is not None:
-            best = tighten(ticks, found_, bound * ticks.fine)
-            high = best.period // ticks.fine
+        if budget.is_over:
+            return
+    high = rate.best.period // ticks.fine
+    sure, step = True, low
+    while low <= high and step < high and not budget.is_over:
+        status, found = repeat(ticks, 1, ticks.ticks(step), "latency", budget, budget.left / 2)
+        if found is not None:
+            rate.best = tighten(ticks, found, bound * ticks.fine)
+            high = rate.best.period // ticks.fine
             progress("period", float(high), float(bound))
         else:
             sure = sure and status == "none"
             low = step + 1
         step = (low + high) // 2 if low < high - 1 else low
-    return best, int(sure and low >= high)
+    rate.closed = int(sure and low >= high)
 
 
-def _several(
-    ticks: Ticks, best: Repetend, unroll: int, bound: Fraction, budget: Budget, progress: Progress
-) -> tuple[Repetend, bool]:
+def _several(rate: Rate, ticks: Ticks, unroll: int, budget: Budget, progress: Progress) -> bool:
     """The best repetend of up to so many micro-batches; whether it is sure to be."""
     limit = budget.left if unroll == 2 else budget.left / 3  # beyond two, little is gained
+    bound = rate.bound
     while True:
-        period = ceil(_rate(ticks, best) * unroll) - 1
+        period = ceil(_rate(ticks, rate.best) * unroll) - 1
         if period < bound * unroll:
-            return best, True
+            return True
         status, found = repeat(ticks, unroll, ticks.ticks(period), "any", budget, limit)
         if found is None:
-            return best, status == "none"
-        best = tighten(ticks, found, bound * unroll * ticks.fine)
-        progress("period", float(_rate(ticks, best)), float(bound))
+            return status == "none"
+        rate.best = tighten(ticks, found, bound * unroll * ticks.fine)
+        progress("period", float(_rate(ticks, rate.best)), float(bound))

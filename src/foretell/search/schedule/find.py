@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -13,16 +14,18 @@ from foretell.search.schedule import integer_problem
 from foretell.search.schedule.baselines import BASELINES
 from foretell.search.schedule.exact_search import Progress, Rate, shortest
 from foretell.search.schedule.integer_problem import MAX_UNROLL, Budget, Ticks, ticks
-from foretell.search.schedule.makespan import complete
+from foretell.search.schedule.makespan import Finish, begin, complete
 from foretell.search.schedule.problem import Problem
 from foretell.search.schedule.repetend import edges, least
-from foretell.search.schedule.replay import Item, Starts, end, replay
+from foretell.search.schedule.replay import Item, Starts, alone, end, replay
 from foretell.search.schedule.schedule import Schedule, wrong
 from foretell.search.schedule.two_phase import two_phase
 
 Objective = Literal["makespan", "idle"]
 METHODS = ("search", "tessel", *BASELINES)
-_PERIOD = 0.65  # share of the time that may go into the period; the rest completes it
+WORK = 7.0  # seconds of work, about CPU seconds
+_PERIOD = 0.65  # share of the work that may go into the period; the rest completes it
+_KEPT = 0.95  # of a time limit: what is left checks and describes the answer
 _SAME = 1e-9  # relative difference of times that counts as none
 _KNOWN = 20_000  # blocks × micro-batches up to which fixed schedules are tried: 0.5 s of orders
 
@@ -35,29 +38,32 @@ def schedule(
     method: str = "search",
     objective: Objective = "makespan",
     unroll: int = MAX_UNROLL,
-    time_limit: float = 7.0,
+    work: float = WORK,
+    time_limit: float | None = None,
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> Schedule:
     """The schedule with the least time a micro-batch, completed to the least makespan found.
 
     With `objective="idle"` the completion keeps devices from waiting between their first and last
-    block instead. `time_limit` is in seconds of the solver's work, about CPU seconds, counted so
-    that the same limit gives the same schedule on any machine; it is reached only where nothing is
-    proven earlier. `method` may name Tessel's search or a fixed schedule instead. `cache` is a
-    folder of schedules found before (see `cache.folder`).
+    block instead. `work` is the budget: solver steps and replayed orders, counted in about CPU
+    seconds, so that the same budget gives the same schedule on any machine. `time_limit` is a cap
+    in seconds of the clock besides; where it, or an interrupt, ended the search early, `stopped`
+    says so and the best so far is the answer. `method` may name Tessel's search or a fixed schedule
+    instead. `cache` is a folder of schedules found before (see `folder`).
     """
-    began = time.process_time()
+    began, clock = time.process_time(), time.monotonic()
     problem = problem.limited(memory)
     num = max(8, 2 * problem.num_devices) if micro_batches is None else micro_batches
-    _check(num, method, unroll, time_limit)
-    options = {"method": method, "objective": objective, "unroll": unroll, "limit": time_limit}
+    _check(num, method, unroll, work, time_limit)
+    options = {"method": method, "objective": objective, "unroll": unroll, "work": work}
     name = keep.key(problem, num, **options)
     found = keep.fetch(cache, name, problem) if cache else None
     if found is None:
-        found = _found(problem, num, method, objective, unroll, time_limit, progress or _quiet)
+        budget = Budget(work, inf if time_limit is None else clock + _KEPT * time_limit)
+        found = _found(problem, num, method, objective, unroll, budget, progress or _quiet)
         found = replace(found, method=method, search_cpu=time.process_time() - began)
-        if cache:
+        if cache and found.stopped in ("bound", "work"):
             keep.store(cache, name, found)
     return found
 
@@ -68,14 +74,14 @@ def _found(
     method: str,
     objective: Objective,
     unroll: int,
-    time_limit: float,
+    budget: Budget,
     watch: Progress,
 ) -> Schedule:
     """The schedule by one of the methods, checked."""
     if method == "search":
-        found = _search(problem, num, objective, unroll, time_limit, watch)
+        found = _search(problem, num, objective, unroll, budget, watch)
     elif method == "tessel":
-        found = _tessel(problem, num, time_limit, watch)
+        found = _tessel(problem, num, budget, watch)
     else:
         found = _fixed(problem, num, method)
     fault = wrong(problem, found.starts, found.order)
@@ -83,39 +89,57 @@ def _found(
     return found
 
 
-def _check(micro_batches: int, method: str, unroll: int, time_limit: float) -> None:
+def _check(
+    micro_batches: int, method: str, unroll: int, work: float, time_limit: float | None
+) -> None:
     if micro_batches < 1:
         raise InputError(f"{micro_batches} micro-batches", hint="give one or more")
     if method not in METHODS:
         raise unknown("schedule method", method, METHODS)
     if not 1 <= unroll <= MAX_UNROLL:
         raise InputError(f"unroll is {unroll}", hint=f"a pattern advances 1 to {MAX_UNROLL}")
-    if not time_limit > 0:
+    if not work > 0:
+        raise InputError(f"work is {work}", hint="give seconds of work, more than zero")
+    if time_limit is not None and not time_limit > 0:
         raise InputError(f"time limit is {time_limit}", hint="give seconds, more than zero")
 
 
 def _quiet(what: str, value: float, bound: float) -> None:
-    """Nobody is watching."""
+    """No-op progress callback."""
 
 
 def _search(
-    problem: Problem,
-    micro_batches: int,
-    objective: Objective,
-    unroll: int,
-    time_limit: float,
+    problem: Problem, micro_batches: int, objective: Objective, unroll: int, budget: Budget,
     progress: Progress,
-) -> Schedule:
+) -> Schedule:  # fmt: skip
+    """The period first, then the makespan; the best so far where time or an interrupt ends it."""
     whole = ticks(problem, micro_batches)
-    rate = shortest(
-        whole, integer_problem.period(whole), unroll, Budget(time_limit * _PERIOD), progress
-    )
-    rest = Budget(time_limit * (1 - _PERIOD))
-    known = _known(problem, micro_batches)
-    finish = complete(
-        whole, rate, micro_batches, rest, progress, known=known, least_idle=objective == "idle"
-    )
-    return _described(problem, whole, rate, finish.items, finish.bound)
+    least_units = integer_problem.makespan(whole, micro_batches)
+    best = Finish(whole, micro_batches, least_units, progress, objective == "idle")
+    rate = Rate(alone(whole), integer_problem.period(whole))
+    stopped = "work"
+    try:
+        begin(best, _known(problem, micro_batches), budget)
+        first = budget.part(_PERIOD)
+        given, first.deadline = first.left, _between(budget.deadline, _PERIOD)
+        shortest(rate, whole, unroll, first, progress)
+        budget.spend((given - max(first.left, 0.0)) if not first.late else 0.0)
+        complete(best, rate, budget)
+    except KeyboardInterrupt:
+        if not best.items:
+            raise
+        stopped = "interrupted"
+    found = _described(problem, whole, rate, best.items, best.bound)
+    if stopped == "work" and time.monotonic() >= budget.deadline:
+        stopped = "time"
+    done = found.proven and best.is_least
+    return replace(found, stopped="bound" if done else stopped)
+
+
+def _between(deadline: float, share: float) -> float:
+    """The moment when a share of the time until a deadline has passed."""
+    now = time.monotonic()
+    return now + share * (deadline - now)
 
 
 def _known(problem: Problem, micro_batches: int) -> Iterator[list[Item]]:
@@ -129,16 +153,14 @@ def _known(problem: Problem, micro_batches: int) -> Iterator[list[Item]]:
             continue
 
 
-def _tessel(
-    problem: Problem, micro_batches: int, time_limit: float, progress: Progress
-) -> Schedule:
+def _tessel(problem: Problem, micro_batches: int, budget: Budget, progress: Progress) -> Schedule:
     whole = ticks(problem, micro_batches)
     bound = integer_problem.period(whole)
-    plan = two_phase(whole, bound, micro_batches, Budget(time_limit), progress)
+    plan = two_phase(whole, bound, micro_batches, budget, progress)
     if plan is None:
         raise InfeasibleError(
-            f"the two phases found no repetend within {time_limit:g} s",
-            hint="give more time, or leave the method out",
+            "the two phases found no repetend within the budget",
+            hint="give more work or time, or leave the method out",
         )
     rows = enumerate(plan.starts)
     placed = sorted((s, b, m) for b, row in rows for m, s in enumerate(row))
@@ -262,7 +284,8 @@ def compare(
     memory: float | Sequence[float] | None = None,
     *,
     methods: Sequence[str] = METHODS,
-    time_limit: float = 7.0,
+    work: float = WORK,
+    time_limit: float | None = None,
     cache: Path | None = None,
 ) -> list[Row]:
     """One row a method; those that do not apply to the placement are left out."""
@@ -270,8 +293,9 @@ def compare(
     for method in methods:
         try:
             found = schedule(
-                problem, micro_batches, memory, method=method, time_limit=time_limit, cache=cache
-            )
+                problem, micro_batches, memory, method=method, work=work, time_limit=time_limit,
+                cache=cache,
+            )  # fmt: skip
             rows.append(Row(method, found))
         except InfeasibleError as error:
             rows.append(Row(method, None, error.message))

@@ -13,11 +13,13 @@ off its capacity once for each micro-batch, and what it gives back beyond what i
 counted. That is strict (`is_faithful` is false then): schedules stay legal, proofs do not hold.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from math import gcd, isinf, lcm
+from math import gcd, inf, isinf, lcm
+from threading import Thread
 from typing import Any, Literal, NamedTuple
 
 from foretell.errors import UnmodelledError
@@ -378,9 +380,10 @@ def _way(ticks: Ticks, time: Sequence[int], first: int, last: int, lags: bool) -
 
 # The one door to OR-tools CP-SAT: imported when first used, one worker, the same answer every time.
 #
-# Limits are counted in work, not by the clock: the solver's deterministic time, in CPU seconds of
-# the machine where its pace was measured. A slower or busier machine takes longer and finds the
-# same schedule.
+# Budgets are counted in work, not by the clock: the solver's deterministic time and replays of
+# orders, in CPU seconds of the machine where their pace was measured. A slower or busier machine
+# takes longer and finds the same schedule. A deadline is a cap besides: where it ends a search the
+# answer says so.
 
 
 Status = Literal["found", "best", "none", "unknown"]  # a solution, the best, proven none, no answer
@@ -389,17 +392,32 @@ Status = Literal["found", "best", "none", "unknown"]  # a solution, the best, pr
 # for one constraint (building and presolve): medians over our models on an AMD EPYC vCPU
 ORDERS, INTERVALS = 3.5, 1.0
 _BUILD = 1e-4
+_SHORTEST = 0.02  # seconds before a deadline from which the solver is not started any more
 
 
 @dataclass
 class Budget:
-    """Seconds of work still to be spent."""
+    """Seconds of work still to be spent, and a deadline of the clock."""
 
     left: float
+    deadline: float = inf  # of `time.monotonic`
+    late: bool = False  # the deadline has cut something short
+
+    @property
+    def is_over(self) -> bool:
+        """Whether work or time has run out."""
+        if self.left > 0 and time.monotonic() >= self.deadline:
+            self.late = True
+            self.left = 0.0
+        return self.left <= 0
 
     def part(self, share: float) -> "Budget":
         """A part of what is left, as a budget of its own."""
-        return Budget(self.left * share)
+        return Budget(0.0 if self.is_over else self.left * share, self.deadline)
+
+    def spend(self, work: float) -> None:
+        """Count some work."""
+        self.left -= work
 
 
 def solver() -> Any:
@@ -418,17 +436,21 @@ def solve(model: Any, budget: Budget, limit: float, pace: float = ORDERS) -> tup
     """Solve a model within a limit and the budget; the second value holds the solution's values."""
     cp = solver()
     engine = cp.CpSolver()
-    limit = min(limit, budget.left)
-    if limit <= 0:
+    limit = min(limit, 0.0 if budget.is_over else budget.left)
+    seconds = budget.deadline - time.monotonic()
+    if limit <= 0 or seconds < _SHORTEST:
         return "unknown", engine
     parameters = engine.parameters
     parameters.num_workers = 1
     parameters.random_seed = 1
     parameters.max_deterministic_time = limit / pace
+    if seconds < inf:
+        parameters.max_time_in_seconds = seconds
+    parameters.catch_sigint_signal = False
     parameters.cp_model_probing_level = 0  # probing costs more than it saves on these models
-    code = engine.solve(model)
-    budget.left -= pace * engine.response_proto.deterministic_time
-    budget.left -= _BUILD * len(model.proto.constraints)
+    code = _interruptible(engine, model)
+    budget.spend(pace * engine.response_proto.deterministic_time)
+    budget.spend(_BUILD * len(model.proto.constraints))
     if code == cp.OPTIMAL:
         return "best", engine
     if code == cp.FEASIBLE:
@@ -438,3 +460,17 @@ def solve(model: Any, budget: Budget, limit: float, pace: float = ORDERS) -> tup
     if code == cp.MODEL_INVALID:
         raise AssertionError(f"the solver refused our model: {model.validate()}")
     return "unknown", engine
+
+
+def _interruptible(engine: Any, model: Any) -> Any:
+    """Solve beside the calling thread, so that an interrupt stops the solver at once."""
+    found: list[Any] = []
+    beside = Thread(target=lambda: found.append(engine.solve(model)), daemon=True)
+    beside.start()
+    try:
+        beside.join()
+    except KeyboardInterrupt:
+        engine.stop_search()
+        beside.join()
+        raise
+    return found[0]

@@ -35,6 +35,7 @@ from foretell.search.schedule.integer_problem import (
     solve,
     solver,
 )
+from foretell.search.schedule.local_search import improved
 from foretell.search.schedule.repetend import GOALS, Repetend, greedy, repeat, tighten
 from foretell.search.schedule.replay import (
     Item,
@@ -42,8 +43,8 @@ from foretell.search.schedule.replay import (
     alone,
     dispatch,
     end,
-    fits,
     longest_idle,
+    peaks,
     replay,
     unroll,
 )
@@ -226,21 +227,21 @@ def _linked(model: _Model, pattern: Pattern, block: int, on: int, length: int) -
 
 # From a repetend to a schedule of N micro-batches with the least makespan.
 #
-# Candidates, until one meets the lower bound: the repetend and its equals in period, unrolled and
-# started as early as their order allows; orders by simple rules and those known from the
-# literature; when there are few blocks, all starts as variables; and the best warm-up and cool-down
-# around each of a few cuts of the pattern.
+# Candidates, until one meets the lower bound: orders by simple rules and those known from the
+# literature; the repetend and its equals in period, unrolled and started as early as their order
+# allows; the best of them annealed; when there are few blocks, all starts as variables; and the
+# best warm-up and cool-down around each of a few cuts of the pattern; annealed once more.
 
 
-_DISPATCH = 400_000  # blocks × blocks × micro-batches up to which orders by rule are tried: 0.3 s
 _AROUND = 420  # starts in a model around a pattern; beyond, presolve alone takes seconds
-_DIRECT = 260  # starts in a model of everything
+_DIRECT = 320  # starts in a model of everything
 _CUTS = 4  # cuts tried of each pattern
+_KEPT = 3  # orders that annealing starts from
 
 
 @dataclass
 class Finish:
-    """The best order so far, how long it takes, and what no order can beat."""
+    """The best orders so far, how long they take, and what no order can beat."""
 
     ticks: Ticks
     micro_batches: int
@@ -251,6 +252,8 @@ class Finish:
     starts: Starts = field(default_factory=list)
     length: int = 0  # ticks
     idle: int = 0  # ticks that some device waits between its first block and its last
+    cost: tuple[int, int, int] = (0, 0, 0)  # what is compared, memory last
+    others: list[tuple[int, int, list[Item]]] = field(default_factory=list)  # best first, ours too
 
     @property
     def is_least(self) -> bool:
@@ -259,50 +262,71 @@ class Finish:
         return bool(self.items) and (self.idle == 0 if self.least_idle else short)
 
     def offer(self, items: list[Item]) -> None:
-        """Take an order if it fits and is the shortest yet."""
+        """Take an order if it fits and is the shortest yet; of equals the one that holds least."""
         ticks = self.ticks
-        if not fits(items, ticks.held, ticks.capacity):
+        held = peaks(items, ticks.held)
+        if any(r is not None and p > r for p, r in zip(held, ticks.capacity, strict=True)):
             return
         starts = replay(items, ticks.time, ticks.devices, ticks.after)
         length, idle = int(end(starts, ticks.time)), int(longest_idle(starts, ticks))
-        old, new = (self.length, self.idle), (length, idle)
-        if not self.items or (new[::-1] < old[::-1] if self.least_idle else new < old):
+        if all(other[:2] != (length, idle) for other in self.others):
+            self.others.append((length, idle, items))
+            self.others = sorted(self.others, key=lambda o: o[:2])[:_KEPT]
+        cost = (idle, length, sum(held)) if self.least_idle else (length, idle, sum(held))
+        if not self.items or cost < self.cost:
+            if not self.items or length < self.length:
+                self.progress("makespan", length / ticks.fine, float(self.bound))
             self.items, self.starts, self.length, self.idle = items, starts, length, idle
-            self.progress("makespan", length / ticks.fine, float(self.bound))
+            self.cost = cost
 
 
-def complete(
-    ticks: Ticks,
-    rate: Rate,
-    micro_batches: int,
-    budget: Budget,
-    progress: Progress,
-    *,
-    known: Iterable[list[Item]] = (),
-    least_idle: bool = False,
-) -> Finish:
-    """The shortest schedule found for so many micro-batches; `known` are orders to beat."""
-    bound = integer_problem.makespan(ticks, micro_batches)
-    best = Finish(ticks, micro_batches, bound, progress, least_idle)
+def begin(best: Finish, known: Iterable[list[Item]], budget: Budget) -> None:
+    """Orders without search: by rules, from the literature, one micro-batch after the other."""
+    ticks, num = best.ticks, best.micro_batches
+    last = unroll(alone(ticks), len(ticks.time), num)
+    for items in chain(dispatch(ticks, num), known, [last]):
+        best.offer(items)
+        if best.is_least or (best.items and budget.is_over):
+            return
+
+
+def complete(best: Finish, rate: Rate, budget: Budget) -> None:
+    """The shortest schedule found around a repetend, left in `best`."""
+    ticks, num = best.ticks, best.micro_batches
     patterns: list[Repetend] = []
     for repetend in _equals(ticks, rate, budget):
         patterns.append(repetend)
-        best.offer(unroll(repetend, len(ticks.time), micro_batches))
+        best.offer(unroll(repetend, len(ticks.time), num))
         if best.is_least:
-            return best
-    last = unroll(alone(ticks), len(ticks.time), micro_batches)
-    for items in chain(_by_rule(ticks, micro_batches), known, [last]):
-        best.offer(items)
-        if best.is_least:
-            return best
+            return
+    _annealed(best, budget.part(_ANNEALED), best.others)
     coarse = coarsened(ticks)
-    _directly(best, coarse, budget.part(0.6))
+    _directly(best, coarse, budget.part(_SOLVED))
     rings = [r if coarse is ticks else tighten(coarse, r, Fraction(0)) for r in patterns]
     cuts = [cut for ring in rings for cut in _cuts(ring)]
     for size, pattern in [*dict.fromkeys(cuts), *_found_cuts(best, rings[0])]:
-        if not best.is_least:
+        if not best.is_least and not budget.is_over:
             _around_pattern(best, coarse, size, pattern, budget)
-    return best
+    _annealed(best, budget, best.others[:1], seed=2)
+
+
+_ANNEALED, _SOLVED = 0.4, 0.5  # shares of the work left for annealing, for the model of all starts
+
+
+def _annealed(
+    best: Finish, budget: Budget, orders: Sequence[tuple[int, int, list[Item]]], seed: int = 1
+) -> None:
+    """The best orders, each annealed for an equal share of the work."""
+    floor = ceil(best.bound) * best.ticks.fine
+    if best.ticks.fine > 1:
+        floor = 0  # whole units say too little where blocks take no time
+    many = len(orders)
+    for k, (_, _, items) in enumerate(tuple(orders)):
+        if not best.is_least and not budget.is_over:
+            part = budget.part(1 / (many - k))
+            given = part.left
+            best.offer(improved(best.ticks, items, best.micro_batches, floor, part, seed=seed))
+            budget.spend(given - max(part.left, 0.0))
 
 
 def _equals(ticks: Ticks, rate: Rate, budget: Budget) -> Iterator[Repetend]:
@@ -312,15 +336,12 @@ def _equals(ticks: Ticks, rate: Rate, budget: Budget) -> Iterator[Repetend]:
     if best.unroll == 1:
         yield from greedy(ticks, best.period)
     for goal in GOALS:
+        if budget.is_over:
+            return
         limit = min(budget.left / 8, 0.3)
         _, found = repeat(ticks, best.unroll, best.period, goal, budget, limit)
         if found is not None:
             yield found
-
-
-def _by_rule(ticks: Ticks, micro_batches: int) -> Iterator[list[Item]]:
-    if len(ticks.time) ** 2 * micro_batches <= _DISPATCH:
-        yield from dispatch(ticks, micro_batches)
 
 
 def _directly(best: Finish, coarse: Ticks, budget: Budget) -> None:
@@ -329,7 +350,8 @@ def _directly(best: Finish, coarse: Ticks, budget: Budget) -> None:
     floor = ceil(integer_problem.makespan(coarse, num)) * coarse.fine
     hint = replay(best.items, coarse.time, coarse.devices, coarse.after)
     most = int(end(hint, coarse.time)) - 1
-    if best.is_least or most < floor or len(coarse.time) * num > _DIRECT:
+    over = budget.is_over or len(coarse.time) * num > _DIRECT
+    if best.is_least or most < floor or over:
         return
     status, starts = shortest(
         coarse, num, floor=floor, most=most, budget=budget, limit=budget.left, hint=hint

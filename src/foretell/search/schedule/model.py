@@ -10,9 +10,11 @@ offload of each stage are choices that `choose` decides; messages are priced by 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Literal, TypedDict
 
 from foretell.cluster import Cluster
@@ -35,6 +37,8 @@ from foretell.search.schedule.problem import (
 )
 from foretell.search.schedule.schedule import Schedule
 from foretell.workload import Workload
+
+_PLACING = 0.3  # share of a time limit after which no further shape is placed
 
 
 class Options(TypedDict, total=False):
@@ -132,8 +136,9 @@ def models(
     offload: Decide = "no",
     frozen: Sequence[str] = (),
     overlap: Overlap = "beside",
+    ends: float | None = None,
 ) -> list[Model]:
-    """The problems of all shapes that fit."""
+    """The problems of all shapes that fit; of the first ones where time runs out at `ends`."""
     asked = _asked(workload, cluster, plan, micro_batches, mode, recompute, frozen)
     tries = [asked]
     if recompute == "auto" and mode == "train":
@@ -142,10 +147,13 @@ def models(
         "split": split, "recompute": recompute, "offload": offload, "overlap": overlap,
     }  # fmt: skip
     out: dict[str, Model] = {}
+    latest = inf if ends is None else time.monotonic() + (ends - time.monotonic()) * _PLACING
     for one in tries:
         for shape, found in arrangements(one):
             with suppress(InfeasibleError):
                 out.setdefault(shape, problem_of(found, one, shape, **options))
+            if out and time.monotonic() > latest:
+                break
     if not out:
         raise InfeasibleError(
             f"no placement of `{workload.name}` fits into the memory of `{cluster.name}`",

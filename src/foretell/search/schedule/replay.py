@@ -9,8 +9,11 @@ seconds.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from foretell.errors import InfeasibleError
 from foretell.search.schedule.integer_problem import Budget, Ticks, solve, solver
+from foretell.search.schedule.local_search import arrays, listed
 from foretell.search.schedule.repetend import Repetend
 
 Item = tuple[int, int]  # block, micro-batch
@@ -94,27 +97,27 @@ def fits(
 
 # Schedules without search: always start next what can start first, by a rule where several can.
 #
-# Memory is kept as a banker would: a block that takes some starts only if every micro-batch already
-# begun on that device can still be finished. So nothing ever waits for memory that cannot come
-# back.
+# Memory is kept as a banker would (→ `local_search.listed`).
 
 
-Rule = Callable[[Ticks, int, int], tuple[int, ...]]  # of (block, micro-batch): smaller goes first
+Rule = Callable[[Ticks, int], tuple[list[int], int]]  # a key of each block, and one of each turn
 
 
-def deepest(ticks: Ticks, block: int, m: int) -> tuple[int, ...]:
+def deepest(ticks: Ticks, num: int) -> tuple[list[int], int]:
     """Backward before forward; what nothing waits for fills the gaps."""
-    return (not ticks.followers[block], -ticks.head[block], m)
+    late = max(ticks.head) + 1
+    rows = zip(ticks.followers, ticks.head, strict=True)
+    return [((0 if behind else late) - head) * num for behind, head in rows], 1
 
 
-def _oldest(ticks: Ticks, block: int, m: int) -> tuple[int, ...]:
+def _oldest(ticks: Ticks, num: int) -> tuple[list[int], int]:
     """One micro-batch as far as it goes, then the next."""
-    return (m, ticks.head[block])
+    return list(ticks.head), max(ticks.head) + 1
 
 
-def _critical(ticks: Ticks, block: int, m: int) -> tuple[int, ...]:
+def _critical(ticks: Ticks, num: int) -> tuple[list[int], int]:
     """What has the longest way to go."""
-    return (-ticks.tail[block], m)
+    return [-tail * num for tail in ticks.tail], 1
 
 
 RULES: tuple[Rule, ...] = (deepest, _oldest, _critical)
@@ -130,76 +133,11 @@ def dispatch(ticks: Ticks, micro_batches: int) -> Iterator[list[Item]]:
 
 def ordered(ticks: Ticks, micro_batches: int, rule: Rule) -> list[Item] | None:
     """The order that a rule leads to, or None where it gets stuck."""
-    bank = [_Account(ticks, d) for d in range(len(ticks.capacity))]
-    free = [0] * len(bank)
-    next_ = [0] * len(ticks.time)  # micro-batch that each block runs next
-    ends: list[list[int]] = [[] for _ in ticks.time]
-    items: list[Item] = []
-    while len(items) < micro_batches * len(ticks.time):
-        best: tuple[int, tuple[int, ...], int] | None = None
-        for block, m in enumerate(next_):
-            ready = _ready(ticks, block, m, ends) if m < micro_batches else None
-            if ready is None or not all(bank[d].allows(block, m) for d in ticks.devices[block]):
-                continue
-            start = max(ready, *(free[d] for d in ticks.devices[block]))
-            best = min(best or (start + 1, (), 0), (start, rule(ticks, block, m), block))
-        if best is None:
-            return None
-        start, _, block = best
-        items.append((block, next_[block]))
-        ends[block].append(start + ticks.time[block])
-        for d in ticks.devices[block]:
-            free[d] = start + ticks.time[block]
-            bank[d].run(block, next_[block])
-        next_[block] += 1
-    return items
-
-
-def _ready(ticks: Ticks, block: int, m: int, ends: Sequence[Sequence[int]]) -> int | None:
-    """When all that a block waits for has ended; None where that is not known yet."""
-    latest = 0
-    for on, lag in ticks.after[block]:
-        if len(ends[on]) <= m:
-            return None
-        latest = max(latest, ends[on][m] + lag)
-    return latest
-
-
-class _Account:
-    """What one device has promised to the micro-batches begun on it."""
-
-    def __init__(self, ticks: Ticks, device: int) -> None:
-        self.room = ticks.capacity[device]
-        self.rows = {i: k for k, (i, _, _) in enumerate(ticks.held[device])}
-        self.claims = _claims(ticks, device)
-        self.state: dict[int, int] = {}  # rows done, of each micro-batch begun and not finished
-        self.promised = 0
-
-    def allows(self, block: int, m: int) -> bool:
-        """Whether the block may run now."""
-        if self.room is None or block not in self.rows or m in self.state:
-            return True
-        return self.promised + self.claims[0] <= self.room
-
-    def run(self, block: int, m: int) -> None:
-        """Note that the block runs."""
-        if block not in self.rows:
-            return
-        done = self.state.pop(m, 0)
-        self.promised -= self.claims[done] if done else 0
-        if done + 1 < len(self.rows):
-            self.state[m] = done + 1
-            self.promised += self.claims[done + 1]
-
-
-def _claims(ticks: Ticks, device: int) -> list[int]:
-    """The most a micro-batch will hold on the device once so many of its rows are done."""
-    now, levels = 0, []
-    for _, rise, change in ticks.held[device]:
-        levels.append(max(now, now + rise))
-        now += change
-    levels.append(now)
-    return [max(levels[k:]) for k in range(len(levels))]
+    key, turn = rule(ticks, micro_batches)
+    found = listed(arrays(ticks), micro_batches, np.array(key, np.int64), turn)
+    if len(found) < micro_batches * len(ticks.time):
+        return None
+    return [(int(i) // micro_batches, int(i) % micro_batches) for i in found]
 
 
 # One micro-batch on its own: an order that fits into memory, or how much is missing and where.

@@ -36,6 +36,7 @@ class Schedule:
     method: str = "search"
     search_cpu: float = 0.0  # CPU seconds of the search, all threads, the solver's import included
     is_cached: bool = False  # found before; `search_cpu` is what that took
+    stopped: str = "work"  # what ended the search: bound (both met), work, time, interrupted
 
     @property
     def micro_batches(self) -> int:
@@ -48,8 +49,8 @@ class Schedule:
 
     @property
     def proven(self) -> bool:
-        """Whether the period is minimal: of all patterns, or at least of those up to two."""
-        return self.proven_unroll is None or self.proven_unroll >= 2
+        """Whether the time a micro-batch meets its lower bound, so that no pattern is faster."""
+        return self.proven_unroll is None
 
     @property
     def gap(self) -> float:
@@ -152,6 +153,7 @@ class Schedule:
             "peak_memory": [_plain(p) for p in self.peak_memory],
             "in_flight": self.in_flight,
             "search_cpu_s": self.search_cpu,
+            "stopped": self.stopped,
             "cached": self.is_cached,
             "blocks": [
                 {"block": blocks[s.block].id, "micro_batch": s.micro_batch,

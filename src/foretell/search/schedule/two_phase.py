@@ -59,8 +59,7 @@ def two_phase(
         parts[0] += [(block, m) for m in range(i)]
         parts[1] += [(block, m) for m in range(i + 1, max(index) + 1)]
     ends = [_shortest(ticks, part, budget) or _in_turn(ticks, best, part) for part in parts]
-    met = Fraction(best.period, ticks.fine) <= bound
-    return Plan(Rate(best, bound, 0, met), _join(ticks, best, index, ends, micro_batches))
+    return Plan(Rate(best, bound), _join(ticks, best, index, ends, micro_batches))
 
 
 def _repetend(
