@@ -39,7 +39,7 @@ def steps_of(plan: Plan, model: Model, cluster: Cluster) -> list[tuple[str, Grap
     if plan.groups:
         return []
     if plan.buckets or plan.regions:
-        return _fused(plan, _problem(model, cluster))
+        return _fused(plan, _problem(plan, model, cluster))
     if isinstance(model, Graph):
         raise InputError(
             f"the plan `{str(plan)[:60]}` divides a model, and a captured step is divided already",
@@ -52,13 +52,13 @@ def gradient_bytes(plan: Plan, model: Model, cluster: Cluster) -> Mapping[str, f
     """The size of each gradient a plan's messages may name."""
     if not plan.buckets:
         return {}
-    return {g.name: g.bytes for g in _problem(model, cluster).gradients}
+    return {g.name: g.bytes for g in _problem(plan, model, cluster).gradients}
 
 
-def _problem(model: Model, cluster: Cluster) -> Problem:
-    from foretell.search.fusion.planner import Fusing
+def _problem(plan: Plan, model: Model, cluster: Cluster) -> Problem:
+    from foretell.search.fusion.foretold import problem_of
 
-    return Fusing().problem(model, cluster)
+    return problem_of(plan, model, cluster)
 
 
 def _fused(plan: Plan, problem: Problem) -> list[tuple[str, Graph]]:

@@ -55,7 +55,7 @@ def test_the_command_prices_the_plan_that_the_planner_wrote(tmp_path):
     ("changes", "words"),
     [
         ({"tp": 2, "dp": 6}, "beside tp=2"),
-        ({"recompute": "full"}, "beside recompute=full"),
+        ({"recompute": "selective"}, "beside recompute=selective"),
         ({"dp": 4}, "dp=4 makes 4 ranks; `disco-a` has 12"),
         ({"model": "f" * 16}, "was made for model ffff"),
     ],

@@ -38,9 +38,32 @@ def test_every_state_a_move_reaches_is_legal(problem, seed):
 
 @QUICK
 @given(problems())
-def test_baselines_are_legal(problem):
+def test_baselines_are_legal_and_as_large_as_they_say(problem):
     for state in (like_xla(problem), like_inductor(problem)):
         legal.require(state)
+        assert len(state.order) == state.num_groups == len(np.unique(state.group))
+        assert all(len(ops) <= legal.MOST for ops in state.members.values())
+    pairs = {(int(state.group[a]), int(state.group[b])) for a, b in _edges(problem)}
+    assert all(a == b or legal.merge(state, a, b) is None for a, b in pairs)  # none is left
+
+
+@QUICK
+@given(problems())
+def test_the_compiled_greedy_fuses_pair_by_pair(problem):
+    state, changed = unfused(problem), True
+    edges = [e for e in range(len(problem.source)) if legal.edge_fits(problem, e)]
+    while changed:
+        changed = False
+        for e in sorted(edges, key=lambda e: (-problem.ops[problem.source[e]].bytes, e)):
+            a, b = (int(state.group[i]) for i in (problem.source[e], problem.target[e]))
+            moved = legal.merge(state, a, b) if a != b else None
+            state, changed = (state, changed) if moved is None else (moved, True)
+    assert like_inductor(problem).group.tolist() == state.group.tolist()
+
+
+def _edges(problem):
+    fit = [e for e in range(len(problem.source)) if legal.edge_fits(problem, e)]
+    return [(problem.source[e], problem.target[e]) for e in fit]
 
 
 @QUICK

@@ -1,6 +1,7 @@
 """The planner: never worse than a baseline, the same answer twice, few evaluations."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,15 +14,21 @@ from foretell.cluster import load as machines
 from foretell.errors import InfeasibleError, InputError
 from foretell.graph import Builder
 from foretell.plan import read, save
+from foretell.search.evaluate import priced
 from foretell.search.fusion.backtrack import Backtrack, backtrack, begun
-from foretell.search.fusion.baselines import baselines
+from foretell.search.fusion.baselines import baselines, hill_climb
 from foretell.search.fusion.bound import bounds
+from foretell.search.fusion.climb import Run, climb
 from foretell.search.fusion.from_graph import from_graph
-from foretell.search.fusion.guided import Run, guided
+from foretell.search.fusion.from_workload import Memory, from_workload
+from foretell.search.fusion.lower import lower
 from foretell.search.fusion.planner import Fusing
 from foretell.search.fusion.plans import plan_of
+from foretell.search.fusion.problem import BACKWARD
 from foretell.search.fusion.score import Judge
+from foretell.search.fusion.state import unfused
 from foretell.search.fusion.wire import Wire
+from foretell.simulate import simulate
 from foretell.workload import load
 from tests.search.fusion.cases import chain, problems
 from tests.search.fusion.test_evaluate import QUICK
@@ -35,7 +42,7 @@ def problem():
     return Fusing().problem(load(MODEL), A)
 
 
-@pytest.mark.parametrize("method", ["guided", "backtrack"])
+@pytest.mark.parametrize("method", ["climb", "backtrack"])
 @pytest.mark.parametrize("update", ["together", "by-message"])
 def test_never_longer_than_a_baseline_nor_shorter_than_the_bound(problem, method, update):
     found = Fusing(method=method, update=update, patience=100).search(problem)
@@ -51,7 +58,7 @@ def test_no_random_step_gets_longer_than_a_baseline(problem, sharded):
     run = Run(Judge(problem, sharded=sharded), evaluations=60)
     for rival in baselines(Judge(problem)).values():
         run.see(rival)
-    best = guided(run, reorder=True)
+    best = climb(run, reorder=True)
     assert best.step <= min(r.step for r in baselines(Judge(problem)).values())
     assert best.step >= bounds(run.judge, run.shortest).proven * (1 - 1e-12)
 
@@ -67,7 +74,7 @@ def test_the_same_seed_gives_the_same_plan():
 def test_ours_reaches_the_papers_cost_in_a_fifth_of_its_evaluations(problem):
     theirs, ours = Run(Judge(problem)), Run(Judge(problem))
     least = backtrack(theirs, Backtrack(patience=300), begun(theirs)).step
-    guided(ours)
+    climb(ours)
     needed = next(many for many, _, step in ours.trace if step <= least)
     assert needed <= theirs.judge.evaluations / 5
     assert ours.best.step <= least
@@ -115,7 +122,7 @@ def test_a_stopped_search_goes_on_as_if_it_had_never_stopped(tmp_path):
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(InputError, match="is no search"):
         Fusing(resume=str(tmp_path / "bad.json"), **asked).search(problem)
-    with pytest.raises(InputError, match="beside method=guided"):
+    with pytest.raises(InputError, match="beside method=climb"):
         Fusing(resume=path).plan(load(MODEL), A)
 
 
@@ -174,7 +181,51 @@ def test_what_runs_has_buckets_and_no_regions():
 
 def test_what_does_not_fit_is_said():
     with pytest.raises(InfeasibleError, match="GiB on each rank"):
-        Fusing(batch=4096).plan(load("resnet50"), A)
+        Fusing().plan(load("llama:layers=4,hidden=8192,heads=64"), A)
+
+
+@pytest.mark.parametrize(
+    ("spec", "batch", "wanted"),
+    [("resnet50", 1024, {"micro_batch"}), ("gpt:layers=8,hidden=2048,heads=16", 8, {"zero"})],
+)
+def test_accumulation_recompute_and_zero_make_a_step_fit(spec, batch, wanted):
+    model = load(spec)
+    found = Fusing(batch=batch, evaluations=24).plan(model, A)
+    told = priced(found.plan, model, A)
+    assert told.fits
+    assert told.step == found.predicted <= found.baseline
+    assert found.bound <= found.predicted
+    assert found.plan.global_batch == batch * A.size
+    assert {name for name in wanted if getattr(found.plan, name)} == wanted
+    assert any(note.startswith("to fit into memory") for note in found.notes)
+
+
+def test_recompute_runs_the_forward_of_blocks_again():
+    model = replace(load(MODEL), batch=4)
+    plain, again = (from_workload(model, A, memory=Memory(recompute=r)) for r in (False, True))
+    more = [op for op in again.ops if op.name.endswith(".recompute")]
+    assert len(again) == len(plain) + len(more)
+    assert all(op.side == BACKWARD for op in more)
+    assert unfused(again).held < unfused(plain).held
+    assert again.compute == pytest.approx(plain.compute + sum(op.seconds for op in more))
+
+
+def test_micro_batches_before_the_last_send_nothing():
+    model = replace(load(MODEL), batch=4)
+    once, twice = (from_workload(model, A, memory=Memory(repeats=n)) for n in (1, 2))
+    judge = Judge(twice)
+    scored = judge.score(unfused(twice))
+    assert twice.samples * twice.repeats == once.samples == 4
+    assert scored.before == pytest.approx(twice.compute)
+    assert scored.compute == pytest.approx(2 * twice.compute)
+    assert simulate(lower(judge, scored)).seconds == pytest.approx(scored.step, rel=1e-12)
+
+
+def test_a_hill_climb_of_as_many_evaluations_is_not_better(problem):
+    run = Run(Judge(problem), evaluations=200)
+    ours = climb(run)
+    rival = Judge(problem)
+    assert ours.step <= hill_climb(rival, run.judge.evaluations).step
 
 
 def test_the_command_writes_a_plan_that_reads_back(tmp_path):

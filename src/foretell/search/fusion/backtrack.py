@@ -23,7 +23,7 @@ from hashlib import blake2b
 import numpy as np
 
 from foretell.search.fusion import moves
-from foretell.search.fusion.guided import Run
+from foretell.search.fusion.climb import Run
 from foretell.search.fusion.moves import Moved
 from foretell.search.fusion.score import Buckets, Scored, buckets_of, own_buckets
 from foretell.search.fusion.state import Fusion, unfused

@@ -7,16 +7,29 @@ gradients       gradients combined up to 30 MiB (XLA's all-reduce combiner)
 ops, gradients  the one, then the other: a compiler's default
 ddp             eager ops; buckets of 25 MiB, the first of 1 MiB (torch DDP's defaults)
 inductor+ddp    ops fused as Inductor does: the pair that saves most bytes first; DDP's buckets
+inductor, best buckets  the same ops; messages by the exact dynamic program over gradients
+
+`hill_climb` is a rival with a budget: it is given as many evaluations as a search to compare with.
 """
 
 from __future__ import annotations
 
+import math
+import random
+import time
 from collections.abc import Callable
 
-from foretell.search.fusion.legal import copy, edge_fits, merge
+import numpy as np
+import numpy.typing as npt
+
+from foretell.search.fusion import moves
+from foretell.search.fusion.lanes import greedy
+from foretell.search.fusion.legal import MOST, copy, edge_fits, merge
 from foretell.search.fusion.problem import Problem
 from foretell.search.fusion.score import Judge, Scored, own_buckets, sized_buckets
-from foretell.search.fusion.state import Fusion, unfused
+from foretell.search.fusion.state import Fusion, fused, unfused
+
+Whole = npt.NDArray[np.int64]
 
 # torch/nn/parallel/distributed.py: 25 MiB, the first bucket 1 MiB so that sending starts early.
 DDP, DDP_FIRST = 25.0 * 2**20, 1.0 * 2**20
@@ -45,7 +58,29 @@ def baselines(judge: Judge) -> dict[str, Scored]:
             else sized_buckets(problem, start.ready, size, first)
         )
         found[name] = judge.sent(start, buckets)
+    found["inductor, best buckets"] = judge.score(inductor)
     return found
+
+
+def hill_climb(
+    judge: Judge, evaluations: int, *, seed: int = 0, seconds: float = math.inf
+) -> Scored:
+    """Single random changes from Inductor's fusion, each kept where the step is shorter."""
+    problem, dice, began = judge.problem, random.Random(seed), time.process_time()
+    edges = moves.fitting_edges(problem)
+    best, idle = judge.score(like_inductor(problem)), 0
+    patience = 10 * len(edges)
+    while judge.evaluations < evaluations and idle < patience:
+        if time.process_time() - began > seconds:
+            break
+        idle += 1
+        moved = moves.random_change(best.fusion, edges, dice)
+        if moved is not None:
+            live = [g for g in moved.touched if moved.fusion.group[g] == g]
+            found = judge.after(best, moved.fusion, live)
+            if found.step < best.step:
+                best, idle = found, 0
+    return best
 
 
 def like_xla(problem: Problem) -> Fusion:
@@ -66,18 +101,22 @@ def like_xla(problem: Problem) -> Fusion:
 
 def like_inductor(problem: Problem) -> Fusion:
     """The pair that shares most bytes first, over and over, until no pair may be fused."""
-    state, by_bytes = unfused(problem), _by_bytes(problem)
-    changed = True
-    while changed:
-        changed = False
-        for edge in sorted(
-            (e for e in range(len(problem.source)) if edge_fits(problem, e)), key=by_bytes
-        ):
-            a, b = (int(state.group[i]) for i in (problem.source[edge], problem.target[edge]))
-            moved = merge(state, a, b) if a != b else None
-            if moved is not None:
-                state, changed = moved, True
-    return state
+    fits = np.array([edge_fits(problem, e) for e in range(len(problem.source))], bool)
+    ranked = sorted(np.flatnonzero(fits).tolist(), key=_by_bytes(problem))
+    group = greedy(
+        problem.source, problem.target, fits, np.array([op.side for op in problem.ops], np.int64),
+        np.array(ranked, np.int64), *_rows(problem.reads), *_rows(problem.readers), MOST,
+    )  # fmt: skip
+    members: dict[int, list[int]] = {}
+    for i, g in enumerate(group.tolist()):
+        members.setdefault(g, []).append(i)
+    return fused(problem, [tuple(ops) for ops in members.values() if len(ops) > 1])
+
+
+def _rows(found: list[list[tuple[int, int]]]) -> tuple[Whole, Whole]:
+    """Edges of each op in compressed rows."""
+    first = np.concatenate([[0], np.cumsum([len(row) for row in found])]).astype(np.int64)
+    return first, np.array([edge for row in found for _, edge in row], np.int64)
 
 
 def _by_bytes(problem: Problem) -> Callable[[int], tuple[float, int]]:

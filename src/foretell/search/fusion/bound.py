@@ -42,7 +42,7 @@ def bounds(judge: Judge, shortest: Scored) -> Bounds:
     """The bounds of a problem, two of them for the fusion whose ops are shortest."""
     update = 0.0 if judge.by_message else judge.update
     none = np.zeros(len(judge.problem.sizes))
-    compute = float(shortest.cost[shortest.fusion.order].sum())
+    compute = judge.problem.repeats * float(shortest.cost[shortest.fusion.order].sum())
     ways = [Judge(judge.problem, judge.by_message, s) for s in {False, judge.sharded}]
     return Bounds(
         min(proven(way) + (0.0 if way.by_message else way.update) for way in ways),
@@ -62,8 +62,9 @@ def proven(judge: Judge) -> float:
     problem = judge.problem
     least = fixed_seconds(problem)
     behind = _ancestors(problem)
-    ready = np.array([least[_bits(behind[g.op])].sum() for g in problem.gradients])
-    return max(float(least.sum()), _through(judge, ready))
+    before = (problem.repeats - 1) * float(least.sum())
+    ready = np.array([before + least[_bits(behind[g.op])].sum() for g in problem.gradients])
+    return max(before + float(least.sum()), _through(judge, ready))
 
 
 def fixed_seconds(problem: Problem) -> Array:

@@ -1,11 +1,11 @@
-"""Our search: changes that prices recommend, in bundles, then single ones on the critical path.
+"""Our search: equal changes in bundles, then single changes, each kept where the step is shorter.
 
-    1  from each start (nothing fused; as XLA; as Inductor; what is given) climb: the bundle that
-       shortens compute most is done everywhere at once and kept unless the step gets longer
+    1  from each start (as Inductor, as XLA, what is given): changes that shorten compute, most gain
+       first. Layers that repeat offer the same change many times over: one place is priced, all
+       places are changed together and judged by one evaluation
     2  gradients: the best messages for every state are found exactly, inside each evaluation
     3  where asked for: gradients of weights put off, so that those of the first layers leave sooner
-    4  from the best, single changes at random among ops the end of the step depends on, kept
-       where they help or, ever more rarely, where they hardly hurt (annealing)
+    4  from the best, single changes at random among ops the end of the step depends on
 
 It ends where the bound is met or evaluations are spent, or time where it is limited; the best so
 far is always a whole plan. The same seed gives the same answer, unless time ends it.
@@ -15,26 +15,26 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from foretell import portable
-from foretell.search.fusion import moves
+from foretell.search.fusion import legal, moves
 from foretell.search.fusion.baselines import like_inductor, like_xla
 from foretell.search.fusion.bound import conditional
+from foretell.search.fusion.lanes import seconds
 from foretell.search.fusion.moves import Moved
-from foretell.search.fusion.options import bundles, window
 from foretell.search.fusion.score import Judge, Scored, buckets_of
-from foretell.search.fusion.state import Fusion, unfused
+from foretell.search.fusion.state import Fusion
 
 Progress = Callable[[float, float, int], None]  # best so far, bound, evaluations
-_HOT = 2e-3  # share of the step that annealing lets a change cost at first
 _CLOSE = 1e-4  # share of the step within which the bound counts as met
+_HOPELESS = 2e-3  # share of the step by which ops alone may be too long for a change to be tried
 _SHIFTED = 100  # gradients of steps small enough to try every shift of one of them
-_PATIENCE = 400  # single changes without gain before it ends
+_PATIENCE = 400  # single changes drawn without gain before it ends
+_LEAST = 1e-12  # seconds: less is rounding
 
 
 @dataclass
@@ -83,74 +83,196 @@ class Run:
         return self.best is not None and self.best.step <= self.bound * (1 + _CLOSE)
 
 
-def guided(
-    run: Run, *, seed: int = 0, start: Fusion | None = None, reorder: bool = False
-) -> Scored:
+def climb(run: Run, *, seed: int = 0, start: Fusion | None = None, reorder: bool = False) -> Scored:
     """The best way to fuse that is found within the limits of a run."""
     problem = run.judge.problem
-    starts = [s for s in (start, like_inductor(problem), like_xla(problem), unfused(problem)) if s]
+    starts = [s for s in (start, like_inductor(problem), like_xla(problem)) if s]
     edges = moves.fitting_edges(problem)
     ranked = sorted((run.see(run.judge.score(s)) for s in starts), key=lambda s: s.step)
     for scored in ranked:
-        climb(run, scored, edges)
+        bundled(run, scored, edges)
     assert run.best is not None
     if reorder:
         put_off(run, run.best)
     if not run.is_met:
-        anneal(run, run.best, edges, random.Random(seed))
+        singly(run, run.best, edges, random.Random(seed))
     shift(run, run.best)
     if run.judge.by_message:
         part(run, run.best)
     return run.best
 
 
-def climb(run: Run, scored: Scored, edges: list[int]) -> Scored:
-    """Take bundles, greatest gain first, while they help."""
+# Changes in bundles.
+
+
+@dataclass
+class Bundle:
+    """The same change in several places: pairs of ops to merge, edges to copy, ops that leave."""
+
+    look: tuple[Any, ...]  # what is done, and what the ops and groups around it look like
+    places: list[Any] = field(default_factory=list)
+    gain: float = 0.0  # seconds of compute, all places together
+
+
+def bundled(run: Run, scored: Scored, edges: list[int]) -> Scored:
+    """Bundles, greatest gain first, in rounds as long as one of them helps; each is tried once."""
     refused: set[Any] = set()
-    moved: Scored | None = scored
-    while moved is not None:
-        scored = moved
-        moved = _stepped(run, scored, edges, refused)
+    helped = True
+    while helped and not run.over():
+        helped = False
+        for bundle in bundles(run.judge, scored, edges, refused):
+            refused.add(bundle.look)
+            found = done(run.judge, scored, bundle)
+            if found is not None and _is_better(run.see(found), scored):
+                scored, helped = found, True
+            if run.over():
+                break
     return scored
-
-
-def _stepped(run: Run, scored: Scored, edges: list[int], refused: set[Any]) -> Scored | None:
-    """The first bundle that helps, done; each is tried once."""
-    if run.over():
-        return None
-    for bundle in bundles(run.judge, scored, edges, refused):
-        found = bundle.done(run.judge, scored)
-        refused.add(bundle.look)
-        if found is not None and _is_better(found, scored):
-            return run.see(found)
-        if run.over():
-            return None
-    return None
 
 
 def _is_better(new: Scored, old: Scored) -> bool:
     return new.step < old.step or (new.step == old.step and new.compute < old.compute)
 
 
-def anneal(run: Run, scored: Scored, edges: list[int], dice: random.Random) -> Scored:
-    """Single changes among ops the end of the step depends on."""
-    heat, idle = _HOT, 0
-    seen = {scored.fusion.key}
-    around = _critical(run.judge, scored, edges)
+def bundles(judge: Judge, scored: Scored, edges: list[int], refused: set[Any]) -> list[Bundle]:
+    """All changes that shorten compute, greatest gain first; one place of each is priced."""
+    found: dict[Any, Bundle] = {}
+    for look, place in _offers(scored.fusion, edges):
+        if look not in refused:
+            found.setdefault(look, Bundle(look)).places.append(place)
+    priced = _gains(judge, scored, list(found.values()))
+    return sorted((b for b in priced if b.gain > _LEAST), key=lambda b: -b.gain)
+
+
+def _offers(fusion: Fusion, edges: list[int]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Every merge, copy and exit there might be, with what it looks like."""
+    problem, group = fusion.problem, fusion.group.tolist()
+    alike, source, target = problem.alike, problem.source.tolist(), problem.target.tolist()
+    shapes: dict[int, int] = {}
+    known: dict[tuple[int, ...], int] = {}
+
+    def shape(g: int) -> int:
+        if g not in shapes:
+            shapes[g] = known.setdefault(tuple(alike[i] for i in fusion.of(g)), len(known))
+        return shapes[g]
+
+    seen: set[tuple[int, int]] = set()
+    copied = fusion.copied.tolist()
+    for e in edges:
+        i, j = source[e], target[e]
+        a, b = group[i], group[j]
+        if a == b:
+            continue
+        look = (alike[i], alike[j], shape(a), shape(b))
+        if (a, b) not in seen and problem.ops[i].side == problem.ops[j].side:
+            seen.add((a, b))
+            yield ("merge", *look), (i, j)
+        if not copied[e] and problem.kinds[i] in legal.CHEAP:
+            yield ("copy", *look), e
+    for g, ops in fusion.members.items():
+        for at, i in enumerate(ops):
+            yield ("take out", at, shape(g)), i
+
+
+def _gains(judge: Judge, scored: Scored, found: list[Bundle]) -> list[Bundle]:
+    """What each bundle saves, from its first place that is allowed; one question for all prices."""
+    fusion, asked, kept = scored.fusion, list[tuple[Fusion, int]](), []
+    for bundle in found:
+        moved = _first_moved(fusion, bundle)
+        if moved is not None:
+            live = [g for g in moved.touched if moved.fusion.group[g] == g]
+            kept.append((bundle, moved, live))
+            asked += [(moved.fusion, g) for g in live]
+    prices = iter(judge.prices.many(asked))
+    for bundle, moved, live in kept:
+        was = {int(fusion.group[i]) for g in live for i in moved.fusion.of(g)}
+        was |= {int(fusion.group[g]) for g in moved.touched}
+        now = sum(next(prices) for _ in live)
+        bundle.gain = (float(scored.cost[list(was)].sum()) - now) * len(bundle.places)
+    return [bundle for bundle, _, _ in kept]
+
+
+def _first_moved(fusion: Fusion, bundle: Bundle) -> Moved | None:
+    for place in bundle.places[:2]:  # the first layer may differ from those behind it
+        moved = _moved(fusion, bundle.look[0], place)
+        if moved is not None:
+            return moved
+    return None
+
+
+def _moved(fusion: Fusion, what: str, place: Any) -> Moved | None:
+    """One change in one place, if it is allowed."""
+    if what == "merge":
+        a, b = (int(fusion.group[i]) for i in place)
+        return moves.merge(fusion, a, b) if a != b else None
+    return moves.copy(fusion, place) if what == "copy" else moves.take_out(fusion, place)
+
+
+def done(judge: Judge, scored: Scored, bundle: Bundle) -> Scored | None:
+    """The state with a change everywhere it is allowed, played."""
+    fusion, touched = _everywhere(scored.fusion, bundle)
+    if fusion is scored.fusion:
+        return None
+    live = [g for g in touched if fusion.group[g] == g]
+    return judge.after(scored, fusion, live)
+
+
+def _everywhere(fusion: Fusion, bundle: Bundle) -> tuple[Fusion, set[int]]:
+    """All places at once where that makes no ring and fits into memory, else one by one."""
+    what, touched = bundle.look[0], set[int]()
+    draft = fusion.draft()
+    for place in bundle.places:
+        touched |= _changed(fusion, draft, what, place)
+    if not touched:
+        return fusion, touched
+    if draft.is_ring_free and (what != "copy" or legal.holds_no_more(fusion, draft)):
+        return draft, touched
+    touched = set()
+    for place in bundle.places:
+        moved = _moved(fusion, what, place)
+        if moved is not None:
+            fusion = moved.fusion
+            touched |= set(moved.touched)
+    return fusion, touched
+
+
+def _changed(fusion: Fusion, draft: Fusion, what: str, place: Any) -> set[int]:
+    """One change made in place where it is allowed, rings left out; the groups it touches."""
+    if what == "copy":
+        if not legal.may_copy(draft, place):
+            return set()
+        draft.copied[place] = True
+        return set(moves.around(draft, place))
+    if what == "take out":
+        rest = [o for o in draft.of(int(draft.group[place])) if o != place]
+        if not moves.may_leave(draft, place):
+            return set()
+        draft.take_out_here(place)
+        return set(moves.apart(draft, place, rest))
+    a, b = (int(draft.group[i]) for i in place)
+    if a == b or legal.why_not(draft, a, b):
+        return set()
+    draft.merge_here(a, b)
+    own = int(draft.group[place[0]])
+    return {own, *moves.freed(fusion, draft, own)}
+
+
+# Single changes.
+
+
+def singly(run: Run, scored: Scored, edges: list[int], dice: random.Random) -> Scored:
+    """Single changes among ops the end of the step depends on, kept where they help."""
+    idle, around = 0, _critical(run.judge, scored, edges)
     while not run.over() and idle < _PATIENCE and around:
         idle += 1
-        heat *= 0.99
-        moved = _drawn(scored.fusion, around, dice)
-        if moved is None or moved.fusion.key in seen or _is_hopeless(run, scored, moved):
+        moved = moves.random_change(scored.fusion, around, dice)
+        if moved is None or _is_hopeless(run, scored, moved):
             continue
-        seen.add(moved.fusion.key)
         live = [g for g in moved.touched if moved.fusion.group[g] == g]
         found = run.judge.after(scored, moved.fusion, live)
-        worse = (found.step - scored.step) / scored.step
-        idle = 0 if run.best is not None and found.step < run.best.step else idle
-        run.see(found)
-        if worse < 0 or (heat > 0 and dice.random() < portable.exp(-worse / max(heat, 1e-9)) - 0.5):
-            scored, around = found, _critical(run.judge, found, edges)
+        if _is_better(run.see(found), scored):
+            scored, idle = found, 0
+            around = _critical(run.judge, scored, edges)
     return scored
 
 
@@ -160,9 +282,10 @@ def _is_hopeless(run: Run, scored: Scored, moved: Moved) -> bool:
         moved.fusion, [g for g in moved.touched if moved.fusion.group[g] == g]
     )
     was = {int(scored.fusion.group[g]) for g in moved.touched}
-    now = scored.compute + sum(cost) - float(scored.cost[list(was)].sum())
+    more = sum(cost) - float(scored.cost[list(was)].sum())
+    now = scored.compute + run.judge.problem.repeats * more
     assert run.best is not None
-    return now + run.judge.update * (not run.judge.by_message) > run.best.step * (1 + _HOT)
+    return now + run.judge.update * (not run.judge.by_message) > run.best.step * (1 + _HOPELESS)
 
 
 def _critical(judge: Judge, scored: Scored, edges: list[int]) -> list[int]:
@@ -170,18 +293,6 @@ def _critical(judge: Judge, scored: Scored, edges: list[int]) -> list[int]:
     inside = window(judge, scored)
     target = scored.fusion.problem.target
     return [e for e in edges if inside[target[e]]]
-
-
-def _drawn(fusion: Fusion, edges: list[int], dice: random.Random) -> Moved | None:
-    """A random change at a random edge."""
-    e, problem = dice.choice(edges), fusion.problem
-    i, j = int(problem.source[e]), int(problem.target[e])
-    a, b = int(fusion.group[i]), int(fusion.group[j])
-    if a == b:
-        return moves.take_out(fusion, dice.choice((i, j)))
-    if fusion.copied[e]:
-        return moves.drop(fusion, e)
-    return moves.merge(fusion, a, b) if dice.random() < 0.6 else moves.copy(fusion, e)
 
 
 def put_off(run: Run, scored: Scored) -> Scored:
@@ -249,3 +360,19 @@ def part(run: Run, scored: Scored) -> Scored:
             found = run.see(run.judge.sent(scored, scored.buckets.but(bucket, parts)))
             scored = found if found.step < scored.step else scored
     return scored
+
+
+def window(judge: Judge, scored: Scored) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Ops the end of the step depends on: all, or those before what the wire last waited for."""
+    problem = scored.fusion.problem
+    if scored.through <= scored.compute:
+        return np.ones(len(problem), bool)
+    waited = 0.0
+    now = 0.0
+    for bucket in scored.buckets.lists():
+        ready = float(scored.ready[bucket].max())
+        if ready >= now:
+            waited = ready
+        now = max(now, ready) + float(seconds(float(problem.sizes[bucket].sum()), judge.laws))
+    found: np.ndarray[Any, np.dtype[np.bool_]] = scored.end[scored.fusion.group] <= waited
+    return found

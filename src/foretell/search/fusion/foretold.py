@@ -16,7 +16,7 @@ from foretell.plan.captured import COPY
 from foretell.plan.framework import resolved
 from foretell.predict.predict import FOUR_IN_FIVE, Prediction, spread
 from foretell.search.fusion.from_graph import from_graph
-from foretell.search.fusion.from_workload import from_workload
+from foretell.search.fusion.from_workload import Memory, from_workload
 from foretell.search.fusion.lower import lower
 from foretell.search.fusion.plans import buckets_from, fusion_of
 from foretell.search.fusion.problem import Problem
@@ -44,7 +44,7 @@ def foretell_fused(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Pre
     """The step of a plan with fused ops or messages of its own, as its planner played it."""
     _require_plain(plan, cluster)
     sized = _sized(plan, model)
-    problem = _problem(plan, sized, cluster)
+    problem = problem_of(plan, model, cluster)
     judge = Judge(problem, plan.update == "by-message", plan.zero == 2)
     fusion = fusion_of(plan, problem)
     scored = judge.score(fusion, buckets_from(plan, problem) if plan.buckets else None)
@@ -55,7 +55,7 @@ def _require_plain(plan: Plan, cluster: Cluster) -> None:
     beside = [f"{axis}={n}" for axis, n in plan.degrees().items() if n > 1 and axis != "dp"]
     beside += [f for f in ("sync", "stages", "groups", "shares", "whatifs") if getattr(plan, f)]
     beside += [f"zero={plan.zero}"] if plan.zero not in (0, 2) else []
-    beside += [f"recompute={plan.recompute}"] if plan.recompute != "none" else []
+    beside += [f"recompute={plan.recompute}"] if plan.recompute not in ("none", "full") else []
     if beside:
         raise InputError(
             f"fused ops or messages of a plan beside {', '.join(beside)}",
@@ -75,18 +75,32 @@ def _sized(plan: Plan, model: Workload | Graph) -> Workload | Graph:
     return replace(model, batch=plan.global_batch // plan.dp)
 
 
-def _problem(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Problem:
-    """The step, with products open to a compiler where the plan fuses any."""
+def problem_of(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Problem:
+    """The step of a plan, with matrix products open to a compiler where it fuses any."""
+    model = _sized(plan, model)
 
     def made(epilogue: bool) -> Problem:
         if isinstance(model, Graph):
-            return from_graph(model, cluster, epilogue=epilogue, learned=True)
-        return from_workload(model, cluster, epilogue=epilogue, learned=True)
+            return from_graph(model, cluster, epilogue=epilogue, learned=True, zero=plan.zero)
+        return from_workload(
+            model, cluster, epilogue=epilogue, learned=True, memory=_memory(plan, model)
+        )
 
     problem = made(False)
     kinds = dict(zip((op.name for op in problem.ops), problem.kinds, strict=True))
     inside = (name.removesuffix(COPY) for region in plan.regions for name in region)
     return made(True) if any(kinds.get(name) == "template" for name in inside) else problem
+
+
+def _memory(plan: Plan, model: Workload) -> Memory:
+    """What the plan does to fit into memory."""
+    repeats = model.batch // plan.micro_batch if plan.micro_batch else 1
+    if plan.micro_batch and model.batch % plan.micro_batch:
+        raise InputError(
+            f"{model.batch} samples of a rank in micro-batches of {plan.micro_batch}",
+            hint="give a micro-batch that divides them",
+        )
+    return Memory(repeats, plan.recompute == "full", plan.zero)
 
 
 def _told(
@@ -97,7 +111,7 @@ def _told(
     dtype = plan.dtype or (model.dtype if isinstance(model, Workload) else "fp32")
     plan = resolved(plan, False, dtype)
     factor = math.exp(FOUR_IN_FIVE * spread(plan, cluster))
-    compute = float(scored.cost[scored.fusion.order].sum())
+    compute = judge.problem.repeats * float(scored.cost[scored.fusion.order].sum())
     update = judge.update
     fixed = judge.problem.held
     return Prediction(
@@ -111,11 +125,11 @@ def _told(
             "compute_s": compute,
             "exchange_s": 0.0,
             "reduce_s": max(seconds - compute - update, 0.0),
-            "update_s": min(update, seconds - compute),
+            "update_s": max(min(update, seconds - compute), 0.0),
             "idle_s": 0.0,
         },
         memory={"state": fixed, "activations": held - fixed},
-        advice="give fewer samples a rank: fusion:batch=…" if held > room else "",
+        advice="accumulate more micro-batches, recompute, or zero=2" if held > room else "",
         utilisation=_utilisation(plan, model, cluster, seconds),
     )
 

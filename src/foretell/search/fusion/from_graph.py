@@ -34,11 +34,12 @@ from foretell.search.fusion.wire import wire_of
 _SIZE = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4}
 _STEP = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
 _LASTING = (BufferKind.PARAMETER, BufferKind.GRADIENT, BufferKind.OPTIMIZER, BufferKind.INPUT)
+_SHARDED = (BufferKind.GRADIENT, BufferKind.OPTIMIZER)  # by ZeRO-2
 Dims = tuple[int, ...]
 
 
 def from_graph(
-    graph: Graph, cluster: Cluster, *, epilogue: bool = False, learned: bool = False
+    graph: Graph, cluster: Cluster, *, epilogue: bool = False, learned: bool = False, zero: int = 0
 ) -> Problem:
     """One data-parallel step of a captured graph on every rank of a cluster."""
     priced = price(graph, of_slowest(cluster))
@@ -48,7 +49,9 @@ def from_graph(
     rows = _reads(graph, place)
     ops = _pieces(priced, tasks, rows, gradients)
     update = (graph.kind == Kind.KERNEL) & (graph.phase == Phase.UPDATE)
-    lasting = np.isin(graph.buffers.kind, _LASTING)
+    share = np.isin(graph.buffers.kind, _LASTING) * 1.0
+    if zero:
+        share[np.isin(graph.buffers.kind, _SHARDED)] /= cluster.size
     return Problem(
         str(graph.facts.get("captured", "a captured step")),
         parameter_print({g.name: g.bytes for g in gradients}),
@@ -58,10 +61,11 @@ def from_graph(
         float(priced.seconds[update].sum()),
         wire_of(cluster),
         slowest(cluster),
-        held=float(graph.buffers.bytes[lasting].sum()),
+        held=float((graph.buffers.bytes * share).sum()),
         room=min(float(device.memory) for device in cluster.devices),
         epilogue=epilogue,
         learned=learned,
+        zero=zero,
     )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from foretell.cluster import Cluster
 from foretell.cost.price import prices
 from foretell.cost.shape import write
+from foretell.errors import InputError
 from foretell.graph import Builder
 from foretell.plan.parts import slowest
 from foretell.search.fusion.fuse_words import BACK, THERE
@@ -57,6 +58,7 @@ class _Page:
     fed: dict[tuple[str, str], int] = field(default_factory=dict)  # … → what it read there
     entered: dict[str, int] = field(default_factory=dict)  # layer → kernels before it
     seen: dict[tuple[int, float], list[int]] = field(default_factory=dict)  # (side, size) → makers
+    first: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # `own`, without repeats
 
     def nearest(self, side: int, elements: float, before: int | None = None) -> int:
         """The last kernel of a side that made so many elements, or -1."""
@@ -70,21 +72,50 @@ class _Page:
         return i
 
 
+@dataclass(frozen=True)
+class Memory:
+    """What a data-parallel step does to fit: accumulation, recompute of blocks, ZeRO."""
+
+    repeats: int = 1  # micro-batches a step
+    recompute: bool = False
+    zero: int = 0  # 0 or 2
+
+    def held(self, weights: float, state: float, ranks: int) -> float:
+        """Bytes that are there all the time on one rank."""
+        if self.zero:
+            return weights + (weights + state) / ranks
+        return 2 * weights + state
+
+
 def from_workload(
-    workload: Workload, cluster: Cluster, *, epilogue: bool = False, learned: bool = False
-) -> Problem:
+    workload: Workload, cluster: Cluster, *, epilogue: bool = False, learned: bool = False,
+    memory: Memory | None = None,
+) -> Problem:  # fmt: skip
     """One data-parallel step of a workload on every rank of a cluster, its own batch on each."""
+    memory = memory or Memory()
     device = slowest(cluster)  # ranks wait for each other at every message
     flags = frozenset({"eager", *(["flash"] if "bf16" in device.flops else [])})
-    page = _Page(workload, flags, float(workload.batch))
+    if workload.batch % memory.repeats:
+        raise InputError(
+            f"{workload.batch} samples of a rank in {memory.repeats} micro-batches",
+            hint="give a number that divides them",
+        )
+    page = _Page(workload, flags, float(workload.batch // memory.repeats))
     places = list(_places(workload))
     for layer, name in places:
         page.entered[name] = len(page.kernels)
         for op in _works(layer, flags):
             _forward(page, op, name)
+    page.first = dict(page.own)
+    brief = 0.0
     for layer, name in reversed(places):
+        begun = len(page.kernels)
+        if memory.recompute and layer.is_block:
+            _again(page, layer, name)
+        again = range(begun, len(page.kernels))
         for op in reversed(_works(layer, flags)):
             _backward(page, op, layer, name)
+        brief = max(brief, _kept_again(page, again))
     seconds = _priced(page, cluster)
     ops, update = _finished(page, seconds[:-1]), float(seconds[-1])
     rows = [(s, t, p) for t, k in enumerate(page.kernels) for s, p in k.reads]
@@ -94,9 +125,35 @@ def from_workload(
     return Problem(
         workload.name, workload.fingerprint(), ops, source, target, pattern,
         tuple(page.gradients), update, wire_of(cluster), device,
-        held=2 * weights + state, room=min(float(d.memory) for d in cluster.devices),
-        epilogue=epilogue, learned=learned,
+        held=memory.held(weights, state, cluster.size) + brief,
+        room=min(float(d.memory) for d in cluster.devices),
+        epilogue=epilogue, learned=learned, samples=int(page.batch), repeats=memory.repeats,
+        recompute=memory.recompute, zero=memory.zero,
     )  # fmt: skip
+
+
+def _again(page: _Page, layer: Layer, name: str) -> None:
+    """The forward of a block once more, before its backward, from what entered the block."""
+    place: dict[int, int] = {}
+    for op in _works(layer, page.flags):
+        mine = page.own[name, op.name]
+        for i in mine:
+            old = page.kernels[i]
+            piece = replace(old.piece, name=f"{old.piece.name}.recompute", side=BACKWARD)
+            place[i] = len(page.kernels)
+            page.kernels.append(
+                _Kernel(old.call, piece, [(place.get(s, s), how) for s, how in old.reads])
+            )
+        page.own[name, op.name] = [place[i] for i in mine]
+        fed = page.fed.get((name, op.name), -1)
+        page.fed[name, op.name] = place.get(fed, fed)
+
+
+def _kept_again(page: _Page, again: range) -> float:
+    """Bytes that a block's second forward keeps for its backward."""
+    later = page.kernels[again.stop :]
+    read = {s for kernel in later for s, _ in kernel.reads}
+    return sum(page.kernels[i].piece.bytes for i in again if i in read)
 
 
 def _places(workload: Workload) -> Iterator[tuple[Layer, str]]:
@@ -215,7 +272,7 @@ def _leave(page: _Page, op: Op, layer: Layer, name: str, made: list[int]) -> Non
         rest = [i for i in made if i not in sums]
         last = made[-1] if made else len(page.kernels) - 1
         op_at = sums[-1] if k and sums else rest[-1] if rest else last
-        used = page.own.get((name, op.name)) or [0]
+        used = page.first.get((name, op.name)) or [0]
         page.gradients.append(Gradient(f"{name}/{weight.name}", size, op_at, used[0]))
 
 

@@ -239,3 +239,145 @@ def talk(
             then = max(then, now) + each * size / parts[b]
         end[b], done[b] = now, then
     return then if by_message else max(now, compute) + update
+
+
+@compiled
+def greedy(
+    source: I1,
+    target: I1,
+    fits: B1,
+    side: I1,
+    ranked: I1,
+    read_start: I1,
+    read_edge: I1,
+    reader_start: I1,
+    reader_edge: I1,
+    most: int,
+) -> I1:
+    """Ops fused pair by pair along `ranked` edges, over and over, until no pair may be: groups.
+
+    A pair of groups is fused where all edges between them fit, they are of one side and of `most`
+    ops together, and no path leads from one to the other by way of a third. Groups are kept in an
+    order in which each is behind what it reads, so that such a path lies between the two.
+    """
+    n = len(side)
+    group, last, then = np.arange(n), np.arange(n), np.full(n, -1, np.int64)
+    place, at, mark = np.arange(n), np.arange(n), np.full(n, -1, np.int64)
+    size, stack, held = np.ones(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)
+    changed, turn = True, 0
+    while changed:
+        changed = False
+        for k in range(len(ranked)):
+            x, y = group[source[ranked[k]]], group[target[ranked[k]]]
+            if x == y or side[x] != side[y] or size[x] + size[y] > most:
+                continue
+            a, b = (x, y) if place[x] < place[y] else (y, x)
+            if not _all_fit(
+                a, b, group, then, size, source, target, fits, read_start, read_edge, reader_start,
+                reader_edge,
+            ):  # fmt: skip
+                continue
+            turn += 1
+            if _leads(
+                a, b, turn, group, then, place, mark, stack, target, reader_start, reader_edge
+            ):
+                continue
+            one, two = min(a, b), max(a, b)
+            _reorder(a, b, one, turn, place, at, mark, held)
+            i = two
+            while i >= 0:
+                group[i] = one
+                i = then[i]
+            then[last[one]] = two
+            last[one] = last[two]
+            size[one] += size[two]
+            changed = True
+    return group
+
+
+@compiled
+def _all_fit(
+    a: Any,
+    b: Any,
+    group: Any,
+    then: Any,
+    size: Any,
+    source: Any,
+    target: Any,
+    fits: Any,
+    read_start: Any,
+    read_edge: Any,
+    reader_start: Any,
+    reader_edge: Any,
+) -> bool:
+    """Whether every edge between two groups may be inside a kernel."""
+    small, other = (a, b) if size[a] <= size[b] else (b, a)
+    i = small
+    while i >= 0:
+        for k in range(read_start[i], read_start[i + 1]):
+            if group[source[read_edge[k]]] == other and not fits[read_edge[k]]:
+                return False
+        for k in range(reader_start[i], reader_start[i + 1]):
+            if group[target[reader_edge[k]]] == other and not fits[reader_edge[k]]:
+                return False
+        i = then[i]
+    return True
+
+
+@compiled
+def _leads(
+    a: Any,
+    b: Any,
+    turn: Any,
+    group: Any,
+    then: Any,
+    place: Any,
+    mark: Any,
+    stack: Any,
+    target: Any,
+    reader_start: Any,
+    reader_edge: Any,
+) -> bool:
+    """Whether b can be reached from a by way of another group; what is reached is marked."""
+    stack[0], many = a, 1
+    while many:
+        many -= 1
+        g = stack[many]
+        i = g
+        while i >= 0:
+            for k in range(reader_start[i], reader_start[i + 1]):
+                h = group[target[reader_edge[k]]]
+                if h == b and g != a:
+                    return True
+                if h != a and h != b and place[h] < place[b] and mark[h] != turn:
+                    mark[h] = turn
+                    stack[many] = h
+                    many += 1
+            i = then[i]
+    return False
+
+
+@compiled
+def _reorder(
+    a: Any, b: Any, one: Any, turn: Any, place: Any, at: Any, mark: Any, held: Any
+) -> None:
+    """Two groups become one between what is not behind them and what was reached from the first."""
+    low, high, many = place[a], place[b], 0
+    to = low
+    for k in range(low, high + 1):
+        g = at[k]
+        if g < 0 or g == a or g == b:  # noqa: SIM109
+            continue
+        if mark[g] == turn:
+            held[many] = g
+            many += 1
+        else:
+            at[to], place[g] = g, to
+            to += 1
+    at[to], place[one] = one, to
+    to += 1
+    for k in range(many):
+        at[to], place[held[k]] = held[k], to
+        to += 1
+    for k in range(to, high + 1):
+        at[k] = -1

@@ -18,7 +18,7 @@ from foretell.search.fusion.problem import Problem
 from foretell.search.fusion.state import Fusion
 
 MOST = 64
-_CHEAP = frozenset({"pointwise", "constant", "view", "cat"})  # worth computing twice
+CHEAP = frozenset({"pointwise", "constant", "view", "cat"})  # worth computing twice
 # Words whose place costs several additions (→ `foretell.cost.fused_walk`): not for every reader.
 _DEAR = frozenset(
     "exp log log1p expm1 sin cos tanh sigmoid erf gelu silu mish elu softplus pow".split()  # noqa: SIM905
@@ -89,19 +89,34 @@ def between(state: Fusion, a: int, b: int) -> list[int]:
 
 def copy(state: Fusion, edge: int) -> Fusion | None:
     """The reader of an edge with a copy of what it reads, or None where that is not allowed."""
-    problem = state.problem
-    i, j = int(problem.source[edge]), int(problem.target[edge])
-    if state.copied[edge] or state.group[i] == state.group[j]:
-        return None
-    if problem.kinds[i] not in _CHEAP or not edge_fits(problem, edge):
-        return None
-    if len(state.of(int(state.group[j]))) + 1 > MOST or _is_copy_of_copy(state, i, j):
+    if not may_copy(state, edge):
         return None
     found = _whole(state.with_copy(edge))
-    crosses = problem.ops[i].side != problem.ops[j].side
-    if found is not None and crosses and found.held > max(problem.room, state.held):
+    if found is not None and crosses(state.problem, edge) and not holds_no_more(state, found):
         return None
     return found
+
+
+def may_copy(state: Fusion, edge: int) -> bool:
+    """Whether a copy is allowed, rings and memory left out."""
+    problem = state.problem
+    i, j = int(problem.source[edge]), int(problem.target[edge])
+    if state.copied[edge] or state.group[i] == state.group[j] or problem.kinds[i] not in CHEAP:
+        return False
+    if len(state.of(int(state.group[j]))) + 1 > MOST or _is_copy_of_copy(state, i, j):
+        return False
+    return edge_fits(problem, edge)
+
+
+def crosses(problem: Problem, edge: int) -> bool:
+    """Whether an edge leads from the forward into the backward."""
+    one, two = (problem.ops[int(k[edge])].side for k in (problem.source, problem.target))
+    return one != two
+
+
+def holds_no_more(state: Fusion, found: Fusion) -> bool:
+    """Whether a state fits into memory, or holds no more than the one before."""
+    return found.held <= state.problem.room or found.held <= state.held
 
 
 def _is_copy_of_copy(state: Fusion, i: int, j: int) -> bool:
@@ -143,7 +158,7 @@ def _require_copy(state: Fusion, edge: int) -> None:
     problem = state.problem
     i, j = int(problem.source[edge]), int(problem.target[edge])
     name, reader = problem.ops[i].name, problem.ops[j].name
-    if problem.kinds[i] not in _CHEAP:
+    if problem.kinds[i] not in CHEAP:
         raise InputError(f"`{name}` is a {problem.ops[i].word}, which is not computed twice")
     if not edge_fits(problem, edge):
         raise InputError(f"`{name}` cannot be copied for `{reader}`: {_unfit(problem, i, j)}")

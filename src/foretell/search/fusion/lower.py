@@ -17,6 +17,12 @@ def lower(judge: Judge, scored: Scored) -> Graph:
     make = Builder()
     lanes = make.lane("compute", kind="compute"), make.lane("wire", kind="comm")
     there = _gathers(make, lanes[1], judge, scored)
+    if scored.before:
+        make.task(
+            kind="kernel", op="fused", name="micro-batches before the last", lane=lanes[0],
+            seconds=scored.before, phase="forward",
+        )  # fmt: skip
+        there = {}  # parameters were there for the first of them
     task = _groups(make, lanes[0], scored, there)
     _messages(make, lanes, judge, scored, task)
     problem = judge.problem

@@ -8,6 +8,8 @@ take out  an op leaves its group
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,10 +32,10 @@ def merge(fusion: Fusion, a: int, b: int) -> Moved | None:
     if found is None:
         return None
     own = int(found.group[fusion.of(a)[0]])
-    return Moved(found, tuple({own, *_freed(fusion, found, own)}))
+    return Moved(found, tuple({own, *freed(fusion, found, own)}))
 
 
-def _freed(fusion: Fusion, found: Fusion, own: int) -> set[int]:
+def freed(fusion: Fusion, found: Fusion, own: int) -> set[int]:
     """Groups whose results copies read that are not needed any more inside the merged group."""
     problem, groups = fusion.problem, set[int]()
     for i in found.of(own):
@@ -62,15 +64,39 @@ def take_out(fusion: Fusion, i: int) -> Moved | None:
     g = int(fusion.group[i])
     if g not in fusion.members:
         return None
-    found = fusion.taken_out(i)
-    rest = tuple(o for o in fusion.of(g) if o != i)
-    if not _hangs_together(fusion.problem, rest) or not found.is_ring_free:
+    if not may_leave(fusion, i):
         return None
-    copied = [
-        edge for o in (i, *rest) for _, edge in fusion.problem.reads[o] if fusion.copied[edge]
-    ]
+    found = fusion.draft()
+    found.take_out_here(i)
+    if not found.is_ring_free:
+        return None
+    return Moved(found, apart(found, i, [o for o in fusion.of(g) if o != i]))
+
+
+def may_leave(fusion: Fusion, i: int) -> bool:
+    """Whether a group hangs together without an op; rings left out."""
+    rest = tuple(o for o in fusion.members.get(int(fusion.group[i]), ()) if o != i)
+    return bool(rest) and _hangs_together(fusion.problem, rest)
+
+
+def apart(found: Fusion, i: int, rest: Sequence[int]) -> tuple[int, ...]:
+    """The groups whose price changes once an op has left others."""
+    problem = found.problem
+    copied = [edge for o in (i, *rest) for _, edge in problem.reads[o] if found.copied[edge]]
     more = {m for edge in copied for m in around(found, edge)}
-    return Moved(found, tuple({i, rest[0], *more}))
+    return tuple({i, rest[0], *more})
+
+
+def random_change(fusion: Fusion, edges: list[int], dice: random.Random) -> Moved | None:
+    """A random change at a random edge; None where it is not allowed."""
+    e, problem = dice.choice(edges), fusion.problem
+    i, j = int(problem.source[e]), int(problem.target[e])
+    a, b = int(fusion.group[i]), int(fusion.group[j])
+    if a == b:
+        return take_out(fusion, dice.choice((i, j)))
+    if fusion.copied[e]:
+        return drop(fusion, e)
+    return merge(fusion, a, b) if dice.random() < 0.6 else copy(fusion, e)
 
 
 def around(fusion: Fusion, edge: int) -> tuple[int, ...]:

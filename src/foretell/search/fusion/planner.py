@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError, InputError
@@ -16,9 +17,9 @@ from foretell.search.fusion import trail as trails
 from foretell.search.fusion.backtrack import Backtrack, backtrack, begun
 from foretell.search.fusion.baselines import baselines
 from foretell.search.fusion.bound import Bounds, bounds
+from foretell.search.fusion.climb import Run, climb
 from foretell.search.fusion.from_graph import from_graph
-from foretell.search.fusion.from_workload import from_workload
-from foretell.search.fusion.guided import Run, guided
+from foretell.search.fusion.from_workload import Memory, from_workload
 from foretell.search.fusion.lower import lower
 from foretell.search.fusion.plans import buckets_from, fusion_of, plan_of
 from foretell.search.fusion.problem import Problem
@@ -45,8 +46,8 @@ class Fusing(Planner):
     """Fuse ops and send gradients together, decided jointly for a data-parallel step."""
 
     name: ClassVar[str] = "fusion"
-    source: ClassVar[str] = "Yi et al., DisCo, TPDS 2022 (method=backtrack); guided is our own"
-    method: Literal["guided", "backtrack"] = "guided"
+    source: ClassVar[str] = "Yi et al., DisCo, TPDS 2022 (method=backtrack); climb is our own"
+    method: Literal["climb", "backtrack"] = "climb"
     evaluations: int = 4_000  # at most
     seconds: float = 0.0  # CPU seconds, at most; 0 for no limit, and the same answer everywhere
     seed: int = 0
@@ -73,18 +74,24 @@ class Fusing(Planner):
         return self._planned(self.problem(graph, cluster), progress)
 
     def problem(self, model: Workload | Graph, cluster: Cluster) -> Problem:
-        """What is to be fused."""
-        options = {"epilogue": self.epilogue, "learned": self.learned}
+        """What is to be fused: the step as it is, or the quickest way that fits into memory."""
+        options: dict[str, Any] = {"epilogue": self.epilogue, "learned": self.learned}
         if isinstance(model, Graph):
-            return from_graph(model, cluster, **options)
+            plain = from_graph(model, cluster, **options)
+            if _fits(plain):
+                return plain
+            return from_graph(model, cluster, **options, zero=2)
         sized = replace(model, batch=self.batch) if self.batch else model
-        return from_workload(sized, cluster, **options)
+        plain = from_workload(sized, cluster, **options)
+        if _fits(plain):
+            return plain
+        return _fitting(sized, cluster, options) or plain
 
     def search(self, problem: Problem, progress: Progress = silent) -> Found:
         """The best way found; never longer than any baseline."""
         by_message = self.update == "by-message"
-        rivals = baselines(Judge(problem, by_message))
-        judge = Judge(problem, by_message, self.sharded)
+        rivals = baselines(Judge(problem, by_message, problem.zero == 2))
+        judge = Judge(problem, by_message, self.sharded or problem.zero == 2)
         run = Run(judge, self.seconds, self.evaluations, _telling(progress))
         if self.runs:
             rivals = {name: r for name, r in rivals.items() if not r.fusion.members}
@@ -109,7 +116,7 @@ class Fusing(Planner):
             self._backtrack(run, start)
         else:
             first = start.fusion if start is not None else None
-            guided(run, seed=self.seed, start=first, reorder=self.reorder)
+            climb(run, seed=self.seed, start=first, reorder=self.reorder)
 
     def _backtrack(self, run: Run, start: Scored | None) -> None:
         """The paper's search from its beginning, or from where a file says it stopped."""
@@ -148,7 +155,7 @@ class Fusing(Planner):
         played = simulate(lower(plain, best)).seconds
         steps = {name: rival.step for name, rival in found.baselines.items()}
         return Planned(
-            plan_of(best).but(update=self.update, global_batch=self.batch * problem.wire.ranks),
+            self._written(best),
             float(played),
             min(steps.values()),
             steps,
@@ -158,6 +165,35 @@ class Fusing(Planner):
             _notes(found, self),
             stopped=found.stopped,
         )
+
+    def _written(self, best: Scored) -> Plan:
+        """The plan of what was found, with the batch where it was given or had to be cut."""
+        problem = best.fusion.problem
+        plan = plan_of(best).but(update=self.update, global_batch=self.batch * problem.wire.ranks)
+        if problem.repeats == 1:
+            return plan
+        ranks, micro = problem.wire.ranks, problem.samples
+        return plan.but(micro_batch=micro, global_batch=micro * problem.repeats * ranks)
+
+
+def _fits(problem: Problem) -> bool:
+    return unfused(problem).held <= problem.room
+
+
+def _fitting(workload: Workload, cluster: Cluster, options: dict[str, Any]) -> Problem | None:
+    """The quickest of ZeRO, recompute and accumulation that fits, nothing fused; None if none."""
+    found: list[tuple[float, int, Problem]] = []
+    for turn, (zero, recompute) in enumerate(product((0, 2), (False, True))):
+        for repeats in (k for k in range(1, workload.batch + 1) if workload.batch % k == 0):
+            memory = Memory(repeats, recompute, zero)
+            problem = from_workload(workload, cluster, **options, memory=memory)
+            if _fits(problem):
+                step = Judge(problem, sharded=zero == 2).score(unfused(problem)).step
+                found.append((step, turn, problem))
+                break
+            if problem.held > problem.room:
+                break  # smaller micro-batches do not help
+    return min(found, key=lambda one: one[:2])[2] if found else None
 
 
 def _started(judge: Judge, plan: Plan) -> Scored:
@@ -186,7 +222,7 @@ def _require_room(problem: Problem, start: str) -> None:
         raise InfeasibleError(
             f"`{problem.model}` keeps {held / 2**30:.1f} GiB on each rank; "
             f"`{problem.device.name}` has {problem.room / 2**30:.1f}",
-            hint="give fewer samples a rank: fusion:batch=…",
+            hint="neither ZeRO, recompute nor accumulation makes it fit: take more ranks",
         )
 
 
@@ -202,6 +238,8 @@ def _notes(found: Found, asked: Fusing) -> tuple[str, ...]:
         f"the same kernels with the best messages there could be: {found.bounds.bound:.6g} s; "
         f"with nothing waiting for anything: {found.bounds.overlap:.6g} s",
     ]
+    if problem.repeats > 1 or problem.recompute or problem.zero:
+        notes.append(_memory_note(problem))
     if fusion.late.any():
         late = int(fusion.late.sum())
         notes.append(f"{late} weight gradients put off to the end")
@@ -213,3 +251,11 @@ def _notes(found: Found, asked: Fusing) -> tuple[str, ...]:
     if best.buckets.parts.max() > 1:
         notes.append(f"messages in parts: {best.buckets.parts.tolist()}")
     return tuple(notes)
+
+
+def _memory_note(problem: Problem) -> str:
+    """What the step does to fit into memory."""
+    said = [f"{problem.repeats} micro-batches of {problem.samples}"] * (problem.repeats > 1)
+    said += ["blocks recomputed"] * problem.recompute
+    said += ["gradients and optimizer state sharded (ZeRO-2)"] * bool(problem.zero)
+    return f"to fit into memory: {', '.join(said)}"

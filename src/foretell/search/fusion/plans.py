@@ -36,6 +36,7 @@ def plan_of(scored: Scored) -> Plan:
     return Plan(
         dp=problem.wire.ranks,
         zero=2 if scored.gathers else 0,
+        recompute="full" if problem.recompute else "none",
         regions=regions,
         late=late,
         buckets=buckets,

@@ -9,6 +9,10 @@
 Sharded, each gradient is reduced to one rank (half the message), updated there (1/ranks of the
 work), and its parameter gathered while the next forward runs, before the first op that reads it.
 
+With several micro-batches a step (gradient accumulation) ops are those of one of them; all but the
+last run before anything is sent. With recompute the ops of a block's forward come again before its
+backward, named `….recompute`.
+
 Ops carry what the price of a fused region asks for (→ `foretell.cost.fused_regions`). What an op
 makes either stays inside its region or is written to memory for those outside that read it.
 """
@@ -93,6 +97,10 @@ class Problem:
     room: float = float("inf")  # bytes of one device
     epilogue: bool = False  # whether the compiler writes matrix products itself
     learned: bool = False  # prices of regions from the network instead of the formula
+    samples: int = 0  # of one micro-batch on one rank, where known
+    repeats: int = 1  # micro-batches whose gradients are summed before they are sent
+    recompute: bool = False  # blocks keep their input and run their forward again
+    zero: int = 0  # 2: gradients and optimizer state sharded over the ranks
 
     def __post_init__(self) -> None:
         checked(self)

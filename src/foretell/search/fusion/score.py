@@ -70,6 +70,7 @@ class Scored:
     through: float  # end of the last message
     step: float
     gathers: Buckets | None = None  # parameters gathered together, where gradients are sharded
+    before: float = 0.0  # seconds of the micro-batches before the last
 
 
 @dataclass
@@ -93,15 +94,19 @@ class Judge:
         problem = self.problem
         cost = self.prices.all(fusion) if cost is None else cost
         end = np.zeros(len(problem))
-        gathers, busy = None, 0.0
+        gathers, busy, before = None, 0.0, 0.0
         if self.sharded:
             gathers, compute, busy = self._gathered(fusion, cost, end)
         else:
             compute = float(ends(fusion.order, cost, end, 0))
+        if problem.repeats > 1:  # all micro-batches but the last: nothing of them is sent
+            one = float(ends(fusion.order, cost, end, 0))
+            before = compute + (problem.repeats - 2) * one
+            end, compute = end + before, before + one
         ready = np.maximum(end[fusion.group[problem.producer]], busy)
         if buckets is None:
             buckets = best_buckets(problem, ready, self.laws)
-        return self._told(fusion, cost, end, compute, ready, buckets, gathers)
+        return self._told(fusion, cost, end, compute, ready, buckets, gathers, before)
 
     @property
     def laws(self) -> Array:
@@ -130,7 +135,7 @@ class Judge:
         """The same groups with other buckets: the compute lane stands."""
         self.evaluations += 1
         s = scored
-        return self._told(s.fusion, s.cost, s.end, s.compute, s.ready, buckets, s.gathers)
+        return self._told(s.fusion, s.cost, s.end, s.compute, s.ready, buckets, s.gathers, s.before)
 
     def after(
         self, scored: Scored, fusion: Fusion, touched: Sequence[int], buckets: Buckets | None = None
@@ -142,7 +147,7 @@ class Judge:
 
     def _told(
         self, fusion: Fusion, cost: Array, end: Array, compute: float, ready: Array,
-        buckets: Buckets, gathers: Buckets | None,
+        buckets: Buckets, gathers: Buckets | None, before: float,
     ) -> Scored:  # fmt: skip
         problem, many = self.problem, len(buckets)
         through, done = np.zeros(many), np.zeros(many)
@@ -151,7 +156,9 @@ class Judge:
             compute, self.update, self.by_message, through, done, 0,
         )  # fmt: skip
         last = float(through[-1]) if many else 0.0
-        return Scored(fusion, cost, end, compute, ready, buckets, last, float(step), gathers)
+        return Scored(
+            fusion, cost, end, compute, ready, buckets, last, float(step), gathers, before
+        )
 
 
 # Bytes at which a message of gathered parameters is closed: the best of these is taken.

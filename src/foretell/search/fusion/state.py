@@ -94,7 +94,7 @@ class Fusion:
             + np.packbits(self.late).tobytes()
         )
 
-    @property
+    @cached_property
     def held(self) -> float:
         """Bytes of what the forward keeps for the backward, with all that is there anyway."""
         problem, kept = self.problem, 0.0
@@ -126,6 +126,18 @@ class Fusion:
         group[list(ops)] = ops[0]
         return replace(self, group=group, copied=self._cleared(group, ops), members=members)
 
+    def merge_here(self, a: int, b: int) -> None:
+        """Two groups as one, in place: for a state that no other holds yet."""
+        ops = tuple(sorted((*self.of(a), *self.of(b))))
+        for g in (a, b):
+            self.members.pop(g, None)
+        self.members[ops[0]] = ops
+        self.group[list(ops)] = ops[0]
+        for i in ops:
+            for reader, edge in self.problem.readers[i]:
+                if self.copied[edge] and self.group[reader] == ops[0]:
+                    self.copied[edge] = False
+
     def _cleared(self, group: Whole, ops: tuple[int, ...]) -> Flags:
         """Copies without those that are inside one group now."""
         if not self.copied.any():
@@ -136,22 +148,26 @@ class Fusion:
                 copied[edge] &= group[reader] != group[i]
         return copied
 
-    def taken_out(self, i: int) -> Fusion:
-        """An op by itself again, out of its group."""
-        rest = tuple(o for o in self.of(int(self.group[i])) if o != i)
-        group, members = self.group.copy(), dict(self.members)
-        members.pop(int(self.group[i]), None)
-        group[i] = i
-        group[list(rest)] = rest[0]
+    def take_out_here(self, i: int) -> None:
+        """An op by itself again, in place: for a state that no other holds yet."""
+        g = int(self.group[i])
+        rest = tuple(o for o in self.members.pop(g) if o != i)
+        self.group[list(rest)] = rest[0]
+        self.group[i] = i
         if len(rest) > 1:
-            members[rest[0]] = rest
-        return replace(self, group=group, members=members)
+            self.members[rest[0]] = rest
 
     def with_copy(self, edge: int, is_on: bool = True) -> Fusion:
         """The reader of an edge with its own copy of what it reads, or without."""
         copied = self.copied.copy()
         copied[edge] = is_on
         return replace(self, copied=copied)
+
+    def draft(self) -> Fusion:
+        """The same state with columns of its own, to be changed in place before it is used."""
+        return replace(
+            self, group=self.group.copy(), copied=self.copied.copy(), members=dict(self.members)
+        )
 
     def put_off(self, ops: Sequence[int]) -> Fusion:
         """These ops, and only these, behind all others."""

@@ -16,7 +16,7 @@ import msgspec
 from foretell.errors import InputError
 from foretell.io import read_json, write_text
 from foretell.search.fusion.backtrack import Trail
-from foretell.search.fusion.guided import Run
+from foretell.search.fusion.climb import Run
 from foretell.search.fusion.score import Judge, Scored, buckets_of
 from foretell.search.fusion.state import fused
 
