@@ -18,6 +18,8 @@ BYTES = {
     "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1,
 }  # fmt: skip
 
+_MOST = 1 << 62  # elements; more are no tensor
+
 Dims = tuple[int, ...]
 Sizes = dict[str, float]
 
@@ -49,7 +51,7 @@ class Call:
 
     def size(self, i: int) -> int:
         """Elements of an input."""
-        return math.prod(self.dims[i]) if i < len(self.dims) else 0
+        return min(math.prod(self.dims[i]), _MOST) if i < len(self.dims) else 0
 
     def item(self, i: int = 0) -> int:
         """Bytes of one element of an input."""
@@ -94,7 +96,7 @@ def _each_dims(text: str) -> tuple[Dims, ...]:
 def _dims(text: str) -> Dims:
     if not text or text == "-" or "|" in text:
         return ()
-    return tuple(int(d) for d in text.split("x") if d.isdigit())
+    return tuple(min(int(d[:20]), _MOST) for d in text.split("x") if d.isdecimal())
 
 
 def in_order(dims: Dims) -> Dims:
