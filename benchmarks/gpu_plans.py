@@ -23,7 +23,9 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "src")]
 if importlib.util.find_spec("msgspec") is None:  # traces are read with it, plans are not
     sys.modules["msgspec"] = MagicMock()
-    sys.modules["msgspec"].Struct = type("Struct", (), {"__init_subclass__": lambda *_, **__: None})
+    sys.modules["msgspec"].Struct = type(
+        "Struct", (), {"__struct_fields__": (), "__init_subclass__": lambda *_, **__: None}
+    )
 MODELS = ("gpt", "conv")
 ALONE = [
     "dp=1", "precision=tf32", "precision=bf16-mixed", "recompute=full", "recompute=selective",
@@ -73,6 +75,8 @@ def measured(name, text, world=1, rank=0):
     """Seconds of each step, losses, and peak memory."""
     import torch
 
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch._dynamo.reset()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     found, x, y = deployed(name, text, world, rank)

@@ -302,7 +302,9 @@ def _graphed(made: Deployed, example: tuple[tuple[Any, ...], Any] | None) -> Non
     inputs = example[0][0]
     num = micro_batches(made.plan, len(inputs))
     pieces = tuple(x.chunk(num)[0].clone() for x in example[0])
-    with untouched(made.model), mixed(made._dtype, "cuda"):
+    dtype = dtype_of(made._dtype)
+    short = torch.autocast("cuda", dtype=dtype, enabled=dtype is not None, cache_enabled=False)
+    with untouched(made.model), short:
         torch.cuda.make_graphed_callables(made.model, pieces)
 
 

@@ -52,7 +52,9 @@ class Places:
             self.plan, self.degrees, self.device = plan, degrees, device
             self.at = dict.fromkeys(degrees, 0)
             return
-        ranks = torch.tensor(placed(plan) or range(size)).reshape(tuple(degrees.values()))
+        ranks = torch.tensor(placed(plan) or range(size), device="cpu").reshape(
+            tuple(degrees.values())
+        )
         self.plan, self.degrees, self.device = plan, degrees, device
         self.at = place(plan, dist.get_rank())
         wide = [a for a, n in degrees.items() if n > 1] or ["dp"]

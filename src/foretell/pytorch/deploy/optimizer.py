@@ -6,7 +6,7 @@ from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from foretell.errors import InputError
 from foretell.plan import Plan
@@ -99,5 +99,19 @@ def tuned(optimizer: Any, plan: Plan) -> None:
         if word not in optimizer.defaults:
             raise InputError(f"{type(optimizer).__name__} has no {word} update")
         for group in optimizer.param_groups:
+            if _is_mixed(group):
+                raise InputError(
+                    f"a {word} update takes parameters that are all split over ranks, or none; "
+                    "under tp some are and some are not",
+                    hint="leave optimizer_kernels out of the plan",
+                )
             group[word] = True
             group["foreach" if word == "fused" else "fused"] = False
+    for group in optimizer.param_groups:
+        if _is_mixed(group):  # one by one: torch's kernels for many take one kind
+            group.update({word: False for word in ("foreach", "fused") if word in group})
+
+
+def _is_mixed(group: Mapping[str, Any]) -> bool:
+    """Whether some parameters are split over ranks and others are whole."""
+    return len({isinstance(p.data, DTensor) for p in group["params"]}) > 1

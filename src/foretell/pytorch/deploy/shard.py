@@ -58,7 +58,8 @@ def shard(
         if unit is not model and not any(id(p) in tied for p in unit.parameters()):
             fully_shard(unit, **options)  # what is tied to other units is left to the whole
     made = fully_shard(model, **options)
-    made.set_reduce_scatter_unused_params(True)  # ranks may use different experts
+    if hasattr(made, "set_reduce_scatter_unused_params"):  # new in torch 2.12
+        made.set_reduce_scatter_unused_params(True)  # ranks may use different experts
     return made
 
 
@@ -97,6 +98,7 @@ class Usage:
 
     def __init__(self, modules: Iterable[Any], group: Any) -> None:
         self.group, self.seen = group, set[int]()
+        self.fills = hasattr(FSDPModule, "set_reduce_scatter_unused_params")  # torch does it
         self.parameters = list[Any]()
         for module in modules:
             for inner in module.modules():
@@ -114,6 +116,8 @@ class Usage:
             for place, parameter in enumerate(part.fsdp_params, first):
                 if _has_gradient(parameter):
                     self.seen.add(place)
+                elif not self.fills:
+                    _fill(parameter)
             return reduce(*args)
 
         part.post_backward = looking
@@ -132,6 +136,13 @@ class Usage:
                 if not used:
                     self.parameters[place].grad = None
         self.seen.clear()
+
+
+def _fill(parameter: Any) -> None:
+    """Zeros for a gradient that is not there, so that ranks reduce the same number of values."""
+    whole = getattr(parameter, "_unsharded_param", None)
+    if whole is not None and whole.requires_grad and whole.untyped_storage().size():
+        whole.grad = torch.zeros_like(whole)
 
 
 def _has_gradient(parameter: Any) -> bool:

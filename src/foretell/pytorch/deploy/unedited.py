@@ -228,7 +228,9 @@ class Training:
         if self.plan is not None:
             self.tell("deploy")
             try:
-                self.made[id(module)] = _deployed(module, trains, self.plan, self.wanted, inputs)
+                with torch.device("cpu"):  # whatever the script's default is
+                    made = _deployed(module, trains, self.plan, self.wanted, inputs)
+                self.made[id(module)] = made
             except InputError as error:
                 self.fail(error)
                 raise

@@ -218,6 +218,6 @@ def _own_numbers(place: int) -> Iterator[None]:
         for state, device in zip(on_gpu, devices, strict=True):
             torch.cuda.set_rng_state(state, device)
         if drew:  # the next call draws other numbers
-            torch.rand(1)
+            torch.rand(1, device="cpu")
             for device in devices:
                 torch.rand(1, device=f"cuda:{device}")
