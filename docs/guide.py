@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 GUIDES = Path(__file__).resolve().parent / "guides"
-NAMES = ("changes", "parallel", "fusing", "mixed", "order", "doing")  # in the order of reading
+NAMES = (
+    "tutorial", "fit", "cost", "llama70b", "slow", "buckets",
+    "changes", "parallel", "fusing", "mixed", "order", "doing",
+)  # in the order of reading  # fmt: skip
 
 
 class Cell(NamedTuple):

@@ -13,7 +13,7 @@ from tests.alike import alike
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-NEEDS = {"doing": "torch"}  # it starts ranks
+NEEDS = {"doing": "torch", "tutorial": "torch"}  # they run scripts
 
 
 def module(name):
@@ -101,9 +101,17 @@ def test_the_site_builds_and_loads_nothing(tmp_path):
 
 
 def test_the_table_of_rooms_names_every_room():
-    table = (ROOT / "CONTRIBUTING.md").read_text().partition("| room |")[2].partition("\n\n")[0]
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("| package |")[2].partition("\n\n")[0]
     named = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row[:40])}
     source = ROOT / "src" / "foretell"
     rooms = {path.parent.name for path in source.glob("*/__init__.py")}
     rooms |= {path.stem for path in source.glob("[a-z]*.py")}
     assert sorted(rooms - named) == []
+
+
+def test_the_walk_through_the_code_is_short_and_leads_somewhere():
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    walk = page.partition("## A walk through the code")[2].partition("\n## ")[0]
+    files = set(re.findall(r"`(\w+/[\w/]+\.py)`", walk)) - {"docs/from_scratch.py"}
+    assert 15 <= len(files) <= 25
+    assert [name for name in files if not (ROOT / "src" / "foretell" / name).exists()] == []

@@ -2,7 +2,7 @@
 # # Then do it
 #
 # A plan is not a picture. It runs on stock PyTorch, and the step that was measured is laid beside
-# the one that was foretold.
+# the one that was predicted.
 #
 # This page needs PyTorch. It runs on two processes of one machine, without a GPU.
 
@@ -74,9 +74,9 @@ foretell("export dp=8,zero=3,micro_batch=2,global_batch=64 --to megatron")
 # ## Predicted beside measured
 #
 #     foretell bench --no-ops -o here                         # this machine, as a cluster
-#     foretell predict train.py --on here/cluster.toml --plan dp=2 -o told.graph
+#     foretell predict train.py --on here/cluster.toml --plan dp=2 -o predicted.graph
 #     foretell run train.py --plan dp=2 -o out --predicted-ms T    # what predict said
-#     foretell compare told.graph out                         # where they part
+#     foretell compare predicted.graph out                         # where they differ
 #
 # prints both and the error, then which task explains how much of the gap. `foretell run …
 # --profile` also writes a trace of one more step, which `foretell replay`, `whatif` and `report`

@@ -1,5 +1,5 @@
 # %% [markdown]
-# The code of `first-graph.md`: build a graph by hand, play it, change it, report it.
+# The code of `first-graph.md`: build a graph by hand, simulate it, change it, report it.
 # Run it with `python docs/guides/first_graph.py`; what it prints is kept in `first_graph.out`.
 
 # %% What it needs
@@ -30,7 +30,7 @@ step = make.graph()
 print(repr(step))
 print(step, end="")
 
-# %% Play it
+# %% Simulate it
 before = simulate(step)
 print(before)
 for i in before.critical_path():
@@ -38,7 +38,7 @@ for i in before.critical_path():
     by = f" %{cause}" if cause >= 0 else ""
     print(f"%{i} {task.op}: {1e6 * start:.0f} to {1e6 * end:.0f} µs, {why}{by}")
 
-# %% What if the products were twice as fast
+# %% What if the matmuls were twice as fast
 with step.edit("faster:op=gemm,times=2") as edit:
     edit.scale(edit.select(op="gemm"), 0.5)
 faster = edit.graph

@@ -52,7 +52,7 @@ for message in found.plan.buckets[:4]:
 print("…", len(found.plan.buckets), "messages in all")
 
 # %% [markdown]
-# Regions are the ops that become one kernel; a name with a star is computed again instead of
+# Regions are the ops that become one kernel; a name with a star is recomputed instead of
 # being kept:
 
 # %%
@@ -82,5 +82,5 @@ print("…", len(found.plan.regions), "regions in all")
 #   clusters.
 # * Prices of fused regions come from a learned model where the device has one, otherwise from a
 #   formula ([Fused ops](../concepts/fused.md)).
-# * The search stops after 4 000 evaluations unless told otherwise (`fusion:evaluations=20000`).
+# * The search stops after 4 000 evaluations by default (`fusion:evaluations=20000`).
 #   What it finds within its evaluations does not depend on the machine.

@@ -78,5 +78,5 @@ print("devices", *runs.plan.placement)
 # * A mix is as good as its links. Where the mix does not pay, the note says so with the figure.
 # * Unequal shares are weighted when gradients are summed, so that the result is that of one
 #   device with the whole batch.
-# * Whoever has a pipeline on mixed devices writes their times into a [placement](order.md).
+# * For a pipeline on mixed devices write the stages' times into a [placement](order.md).
 # * [Placements](../concepts/placement.md) has the method, its bounds and its figures.

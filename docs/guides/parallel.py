@@ -52,7 +52,7 @@ foretell(f"oracle {MODEL} --on dgx-a100 --gpus 8,64,512 --batch 512")
 #
 # ## The best plan
 #
-# `plan` looks for the best layout, simulates the leaders, and says what it was held against. From
+# `plan` looks for the best layout, simulates the leaders, and says what it was compared with. From
 # Python, because the command also prints how long it searched:
 
 # %%

@@ -75,7 +75,7 @@ class ScalingResult(Result):
             for row in self.best[-1:]
             for f in row.findings
         ]
-        found += self.more
+        found += self.more if verbose else self.more[-_FEW:]
         if verbose:
             kept = (f"{words.strategy(r.strategy)} on {r.gpus}" for r in self.front[:_FRONT])
             found.append(f"Pareto front of time, memory and cost: {', '.join(kept)}")
@@ -86,14 +86,12 @@ class ScalingResult(Result):
         return [*found, *self.notes]
 
     def _few(self) -> list[Row]:
-        """The best strategies of each scale."""
-        seen: dict[int, int] = {}
-        kept = []
+        """The best strategies of each scale: three of few scales, one of many."""
+        scales: dict[int, list[Row]] = {}
         for row in self.rows:
-            seen[row.gpus] = seen.get(row.gpus, 0) + 1
-            if seen[row.gpus] <= _FEW:
-                kept.append(row)
-        return kept
+            scales.setdefault(row.gpus, []).append(row)
+        most = _FEW if len(scales) <= _FEW else 1
+        return [row for rows in scales.values() for row in rows[:most]]
 
     def _epoch(self, row: Row) -> tuple[str, ...]:
         assert self.epoch is not None

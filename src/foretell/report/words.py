@@ -47,7 +47,7 @@ def interval(low: float, high: float) -> str:
 
 def speedup(ratio: float) -> str:
     """2.03 → `2.03 × faster`; 0.5 → `2.00 × slower`."""
-    if abs(ratio - 1) < 5e-4:
+    if abs(ratio - 1) < 5e-3:
         return "no faster"
     return f"{ratio:.2f} × faster" if ratio > 1 else f"{1 / ratio:.2f} × slower"
 

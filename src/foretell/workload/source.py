@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from foretell import spec
@@ -89,8 +90,27 @@ def _captured(text: str) -> Workload:
             f"`{text}` has to be captured, which needs PyTorch: {error}",
             hint="pip install 'foretell[torch]', or name a .graph file captured elsewhere",
         ) from None
+    if _is_loop(text):
+        return from_graph(_step_of_script(text), text)
     parts: Any = find(text)
     return from_graph(capture(*parts.four, real=parts.real), text)
+
+
+def _is_loop(text: str) -> bool:
+    """Whether a text names a training script, which is run as it is, and no function in one."""
+    path = Path(text)
+    if path.suffix != ".py" or not path.is_file():
+        return False
+    return not import_module("foretell.pytorch.intake.request").is_description(path)
+
+
+def _step_of_script(name: str) -> Graph:
+    """The step of an unchanged training script, run on fake tensors until it is recorded."""
+    capture = import_module("foretell.pytorch.intake.capture").capture_script
+    script = import_module("foretell.pytorch.intake.request").Script(name, (), False)
+    with TemporaryDirectory(prefix="foretell-") as folder:
+        capture(script, Path(folder) / "step.graph")
+        return load_graph(Path(folder) / "step.graph")
 
 
 def _changed(workload: Workload, options: dict[str, str], text: str) -> Workload:
