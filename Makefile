@@ -61,7 +61,7 @@ guides: .venv/installed  ## run the guides and write what they print
 figures: .venv/installed  ## run all figures of the docs (minutes) and write their pages
 	$(BIN)/python docs/figures.py
 
-picture: .venv/installed  ## photograph a report for the README (needs Chromium)
+picture: .venv/installed  ## photograph report and studio for README and gallery (needs Chromium)
 	$(BIN)/python docs/picture.py
 
 lint: .venv/installed  ## ruff and mypy

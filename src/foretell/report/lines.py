@@ -69,11 +69,19 @@ def _columns(line: Line) -> dict[str, Any]:
         "cause": timeline.cause.astype(np.int32) if is_played else np.zeros(0, np.int32),
         "because": timeline.why,
         "path": timeline.critical_path() if is_played else np.zeros(0, np.int32),
-        "path_ops": list(path_seconds(timeline, "op").items())[:15] if is_played else [],
+        "path_ops": _path_ops(line) if is_played else [],
         "change": np.zeros(graph.size, np.uint8),
         "origin": np.zeros(0, np.int32),
         "against": NONE,
     }
+
+
+def _path_ops(line: Line) -> list[tuple[str, float]]:
+    """What the critical path of the step is spent on; what came before it does not count."""
+    whole = line.timeline
+    start, end = ((column - line.zero).clip(0.0) for column in (whole.start, whole.end))
+    inside = Timeline(whole.graph, start, end, whole.cause, whole.why)
+    return list(path_seconds(inside, "op").items())[:15]
 
 
 def _words(timeline: Timeline) -> tuple[dict[str, Array], list[str]]:

@@ -27,16 +27,17 @@ def path_seconds(timeline: Timeline, column: str) -> dict[str, float]:
 
     Lags and gaps on the path are `(waiting)`; the values add up to the step.
     """
-    path = critical_path(timeline)
-    spent: dict[str, float] = {}
-    at = 0.0
-    for i in path.tolist():
-        start, end = float(timeline.start[i]), float(timeline.end[i])
-        if start > at:
-            spent["(waiting)"] = spent.get("(waiting)", 0.0) + start - at
-        key = timeline.graph.text_of(column, i) or "(none)"
-        spent[key] = spent.get(key, 0.0) + end - start
-        at = end
+    path, graph = critical_path(timeline), timeline.graph
+    if not len(path):
+        return {}
+    start, end = timeline.start[path], timeline.end[path]
+    waits = np.maximum(start - np.append(0.0, end[:-1]), 0.0)
+    _, first, whose = np.unique(graph.column(column)[path], return_index=True, return_inverse=True)
+    sums = np.bincount(whose.reshape(-1), end - start)
+    spent = {"(waiting)": float(waits.sum())} if waits.any() else {}
+    for k in np.argsort(first).tolist():
+        text = graph.text_of(column, int(path[first[k]])) or "(none)"
+        spent[text] = spent.get(text, 0.0) + float(sums[k])
     return dict(sorted(spent.items(), key=lambda item: -item[1]))
 
 

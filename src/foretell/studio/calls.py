@@ -189,7 +189,8 @@ def _save(studio: Studio, asked: Asked) -> dict[str, Any]:
     """Keep what is shown, to be compared."""
     step, specs = _step(studio, asked), changes(asked)
     title = " ".join(specs) or "current step"
-    studio.desk.save(title, text(asked, "step"), {**predicted(step, specs), "specs": list(specs)})
+    found = predicted(step, specs, memory=True)
+    studio.desk.save(title, text(asked, "step"), {**found, "specs": list(specs)})
     return _desk(studio, asked)
 
 

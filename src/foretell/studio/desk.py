@@ -117,6 +117,6 @@ after = changed
 
 
 @lru_cache(512)
-def predicted(step: Step, specs: tuple[str, ...]) -> dict[str, Any]:
+def predicted(step: Step, specs: tuple[str, ...], *, memory: bool = False) -> dict[str, Any]:
     """What changes make of a step; what was asked before is remembered."""
-    return outcome(step, specs, after(step, specs))
+    return outcome(step, specs, after(step, specs), memory=memory)

@@ -145,7 +145,7 @@ _WORDS = {
 
 
 def _named(strategy: str) -> str:
-    return " + ".join(_WORDS.get(part, part) for part in strategy.split("+"))
+    return "+".join(_WORDS.get(part, part) for part in strategy.split("+"))
 
 
 def _scaled(row: Any) -> dict[str, Any]:

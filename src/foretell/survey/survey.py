@@ -223,10 +223,12 @@ def peak(graph: Graph) -> float | None:
     return peak_of_buffers(simulate(graph)) or None
 
 
-def outcome(step: Step, specs: Sequence[str], after: Graph | None = None) -> dict[str, Any]:
+def outcome(
+    step: Step, specs: Sequence[str], after: Graph | None = None, *, memory: bool = True
+) -> dict[str, Any]:
     """What changes would make of a step, in the words of `foretell whatif --json`.
 
-    `after` is the step with them made, where somebody has it already.
+    `after` is the step with them made, where that is known; without `memory` no peak is looked for.
     """
     changes = [parse(spec) for spec in specs]
     after = applied(changes, step.graph, step.setting) if after is None else after
@@ -240,7 +242,7 @@ def outcome(step: Step, specs: Sequence[str], after: Graph | None = None) -> dic
         "high_s": high,
         "gain": gain(step, changes, seconds),
         "per": per(changes),
-        "peak_bytes": peak(after),
+        "peak_bytes": peak(after) if memory else None,
         "assumptions": [text for change in changes for text in change.assumes],
     }
 

@@ -130,9 +130,9 @@ function icicle(path, open) {
       }),
     );
     const text = node.name + (w > 150 ? "  " + time(node.seconds) : "");
-    if (w > 26)
+    if (w > 30)
       box.append(
-        draw("text", { x: x + 5, y: level * row + 17, class: "on", text: cut(text, Math.floor(w / 6.8)) }),
+        draw("text", { x: x + 5, y: level * row + 17, class: "on", text: cut(text, Math.max(1, Math.floor((w - 8) / 7))) }),
       );
     svg.append(box);
     let at = x;

@@ -5,7 +5,7 @@ function timelines(lines) {
     last = Math.max(...lines.map(l => l.end_s - l.zero), 1e-12),
     total = last - first;
   const state = {
-    from: first,
+    from: Math.max(first, -0.15 * last), // what lies further back is seen with "See all"
     to: last,
     all: false,
     path: true,

@@ -382,27 +382,25 @@ function points(rows) {
   const ranked = [...rows].sort((a, b) => b.fits - a.fits || b.samples_per_s - a.samples_per_s);
   by("found-table").replaceChildren(
     table(
-      ["GPUs>", "strategy", "step>", "samples/s>", "MFU>", "memory>", "fits", "Pareto", "plan", "limits"],
+      ["GPUs>", "strategy (✓ Pareto)", "step>", "samples/s>", "MFU>", "memory>", "plan", "limits"],
       ranked.slice(0, 60).map(r => [
         String(r.gpus),
-        r.plan ? el("button", { type: "button", class: "link", text: r.strategy, onclick: () => pick(r.plan, r.gpus) }) : r.strategy,
+        r.plan ? el("button", { type: "button", class: "link", text: r.strategy + (r.front ? " ✓" : ""), onclick: () => pick(r.plan, r.gpus) }) : r.strategy,
         time(r.step_s),
         short(r.samples_per_s),
         r.mfu ? share(r.mfu) : "",
-        r.peak_bytes ? size(r.peak_bytes) : "",
-        r.fits ? "yes" : "no",
-        r.front ? "✓" : "",
-        cut(r.plan, 80),
+        (r.peak_bytes ? size(r.peak_bytes) : "") + (r.fits ? "" : " (out of memory)"),
+        cut(r.plan, 90),
         cut(r.says || "", 60),
       ]),
     ),
   );
 }
-const hueOf = k => "hsl(" + HUES[k % HUES.length] + " 65% 52%)";
+const hueOf = k => "hsl(" + HUES[k % HUES.length] + " 70% var(--point))";
 function pareto(rows, x, xText, xName) {
-  const width = 620,
-    high = 320,
-    left = 76,
+  const width = 460,
+    high = 270,
+    left = 60,
     names = [...new Set(rows.map(r => r.strategy))],
     xs = rows.map(x),
     ys = rows.map(per),
@@ -413,13 +411,13 @@ function pareto(rows, x, xText, xName) {
     Y = v => high - ((high - 14) * (log(v) - log(y0))) / (log(y1) - log(y0) || 1),
     svg = draw("svg", { viewBox: "0 -16 " + width + " " + (high + 58), role: "group", "aria-label": "Layouts by time and " + xName + "; each is a button" });
   if (!rows.length) return el("p", { class: "soft", text: "Nothing to draw: the planner tells no memory." });
-  for (let k = 0; k <= 4; k++) {
-    const vx = Math.exp(log(x0) + ((log(x1) - log(x0)) * k) / 4),
-      vy = Math.exp(log(y0) + ((log(y1) - log(y0)) * k) / 4);
+  for (let k = 0; k <= 3; k++) {
+    const vx = Math.exp(log(x0) + ((log(x1) - log(x0)) * k) / 3),
+      vy = Math.exp(log(y0) + ((log(y1) - log(y0)) * k) / 3);
     svg.append(
       draw("line", { x1: X(vx), x2: X(vx), y1: 8, y2: high, class: "axis" }),
       draw("line", { x1: left, x2: width - 14, y1: Y(vy), y2: Y(vy), class: "axis" }),
-      draw("text", { x: X(vx), y: high + 16, "text-anchor": "middle", class: "soft", text: xText(vx) }),
+      draw("text", { x: X(vx), y: high + 16, "text-anchor": k === 3 ? "end" : "middle", class: "soft", text: xText(vx) }),
       draw("text", { x: left - 6, y: Y(vy) + 4, "text-anchor": "end", class: "soft", text: time(vy) }),
     );
   }
