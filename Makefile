@@ -4,7 +4,7 @@ BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: help demo test fuzz validate bench zoo docs guides figures picture lint format clean matrix test-all browser packages lock
+.PHONY: help demo test fuzz validate bench zoo scripts docs guides figures picture lint format clean matrix test-all browser packages lock
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -43,8 +43,11 @@ bench: .venv/installed  ## every speed figure, as ratios in one run
 zoo: .venv/zoo  ## capture every model of the zoo, beside a real step (minutes)
 	$(BIN)/python -m tests.pytorch.zoo
 
+scripts: .venv/zoo  ## profile and capture training scripts of every kind, unchanged (minutes)
+	$(BIN)/python -m tests.pytorch.intake
+
 .venv/zoo: .venv/installed
-	$(BIN)/pip install --quiet --constraint constraints.txt transformers pillow
+	$(BIN)/pip install --quiet --constraint constraints.txt transformers pillow accelerate lightning timm torchvision
 	@touch $@
 
 docs: .venv/documented  ## the site, into site/: opens from disk, loads nothing

@@ -79,3 +79,16 @@ def test_casts_of_parameters_do_not_grow_with_the_batch():
     tasks = one.select(op="cast_weight", kind="kernel")
     assert len(tasks)
     assert (one.seconds[tasks] == two.seconds[tasks]).all()
+
+
+def test_changes_that_cannot_be_made_are_listed_beside_those_that_can():
+    from foretell.whatif import tried
+
+    step = hosted()
+    changes = [parse("fused-optimizer"), parse("remove:select=op=nothing_is_called_so")]
+    after, made, refused = tried(changes, step)
+    assert [str(c) for c in made] == ["fused-optimizer"]
+    assert [spec for spec, _ in refused] == ["remove:select=op=nothing_is_called_so"]
+    assert simulate(after).seconds == simulate(applied([parse("fused-optimizer")], step)).seconds
+    with pytest.raises(DoesNotApply):
+        tried(changes[1:], step)

@@ -31,7 +31,7 @@ from foretell.simulate import Timeline
 from foretell.simulate.engine import simulate
 from foretell.simulate.memory import peak_bytes as peak_of_buffers
 from foretell.simulate.questions import path_seconds
-from foretell.whatif import Setting, WhatIf, applied, parse, peak_bytes
+from foretell.whatif import Setting, WhatIf, parse, peak_bytes, tried
 
 Progress = Callable[..., None]  # what is being done and, where that is known, the share done
 DEFAULT = "h200"  # where captured steps are priced unless a cluster is named
@@ -88,8 +88,7 @@ class Step(_Step):
         if "measured" not in found.graph.facts:  # dependencies without times
             return cls(_priced(found.graph, on), on, name=path.name)
         base = without_profiler(found, unprofiled)
-        remarks = tuple(found.notes) if "ranks" in found.graph.facts else ()
-        return cls(base.graph, on, base, path.name, remarks)
+        return cls(base.graph, on, base, path.name, tuple(found.notes))
 
     @classmethod
     def from_graph(cls, graph: Graph | str | Path, cluster: str | Cluster | None = None) -> Self:
@@ -133,12 +132,13 @@ class Step(_Step):
     def whatif(self, *changes: str | WhatIf, measured_peak: float | None = None) -> WhatIfResult:
         """What `changes`, made together, would do to the step.
 
-        `measured_peak`: bytes at the measured peak of the step, where they are known.
+        Those that cannot be made are listed as `refused`, with the reason; it is an error only
+        where none can. `measured_peak`: bytes at the measured peak of the step, where known.
         """
         if not changes:
             raise InputError("whatif() without a change", hint='name one: step.whatif("amp")')
-        made = [parse(change) if isinstance(change, str) else change for change in changes]
-        changed = applied(made, self.graph, Setting(self.cluster))
+        asked = [parse(change) if isinstance(change, str) else change for change in changes]
+        changed, made, refused = tried(asked, self.graph, Setting(self.cluster))
         before, after = simulate(self.graph), simulate(changed)
         low, high = self.interval(after.graph, made)
         return WhatIfResult(
@@ -154,6 +154,7 @@ class Step(_Step):
             notes=tuple(self.notes),
             before=before,
             after=after,
+            refused=tuple(refused),
         )
 
     def advise(self, *changes: str, progress: Progress = silent) -> AdviceResult:
@@ -210,6 +211,7 @@ class WhatIfResult(Result):
     notes: tuple[str, ...]
     before: Timeline
     after: Timeline
+    refused: tuple[tuple[str, str], ...] = ()  # change, reason
 
     @property
     def speedup(self) -> float:
@@ -236,7 +238,8 @@ class WhatIfResult(Result):
         ]
         path = Table(("on the critical path", "before>", "after>"), rows)
         assumed = [f"assumes {text}" for text in dict.fromkeys(self.assumptions)]
-        return [self.why, path, *self.notes, *(assumed if verbose else [])]
+        left = [f"{change} could not be tried: {reason}" for change, reason in self.refused]
+        return [*left, self.why, path, *self.notes, *(assumed if verbose else [])]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -248,6 +251,7 @@ class WhatIfResult(Result):
             "why": self.why,
             "assumptions": list(self.assumptions),
             "notes": list(self.notes),
+            "refused": [{"change": change, "reason": why} for change, why in self.refused],
             "path_before": path_seconds(self.before, "op"),
             "path_after": path_seconds(self.after, "op"),
             "peak_bytes": self.peak,

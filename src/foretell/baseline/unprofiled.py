@@ -10,7 +10,7 @@ from the number of events), or, where it is GPU-bound, what the factor usually i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -19,6 +19,7 @@ from foretell.baseline.steady import steady_seconds
 from foretell.errors import InputError
 from foretell.graph.columns import Array, Kind
 from foretell.graph.graph import Graph
+from foretell.simulate import simulate
 from foretell.trace import Trace
 from foretell.trace.operators import is_call, operators
 
@@ -34,6 +35,7 @@ EVENT = 1.4e-6
 LEAST, MOST = 0.4, 4.0  # beyond these something else differs
 KIND = 4  # calls of a kind from which on the quick ones tell something
 CLOSE = 0.005  # how near to the known time is near enough
+POOR = 0.02  # of a step: a replay that is farther off is said
 FINE = 0.01  # share of a step below which idle time of the device cannot be told
 PROBE, FEELS = 0.85, 0.05  # a host that much faster shortens a CPU-bound step by this share
 
@@ -64,7 +66,22 @@ def unprofiled(trace: Trace, real: float | None = None) -> Baseline:
     """The step of a trace less the profiler's cost.
 
     `real` is the time of an un-profiled step; where it is not given, what the trace says of it.
+    Where the step replays far from what was measured, that widens every interval, and is said.
     """
+    found, off = _found(trace, real), replay_error(trace)
+    if abs(off) <= POOR:
+        return found
+    note = f"{found.note}; unchanged, the step replays {off:+.1%} off what was measured: rely less"
+    return replace(found, sigma=max(found.sigma, abs(off)), note=f"{note} on what follows")
+
+
+def replay_error(trace: Trace) -> float:
+    """How far the simulated step, unchanged, is from the measured one; a share of that."""
+    measured = float(trace.graph.facts["measured"])
+    return (simulate(trace.warm).seconds - trace.found) / measured - 1 if measured > 0 else 0.0
+
+
+def _found(trace: Trace, real: float | None) -> Baseline:
     source = "given" if real is not None else "timed with the trace"
     real = trace.real if real is None else real
     known = real is not None

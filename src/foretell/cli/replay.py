@@ -29,21 +29,22 @@ def command(trace: Path, step: int | None, output: Path | None, as_json: bool) -
             f"`{trace}` tells what depends on what but measures no step",
             hint="replay a trace that torch.profiler has exported",
         )
-    replayed = simulate(found.warm)
-    answer(_summary(found, replayed), as_json, _text)
+    answer(_summary(found), as_json, _text)
     measured = Timeline(found.graph, found.start, found.end)
     write_output([("replayed", simulate(found.graph)), ("measured", measured)], output)
 
 
-def _summary(found: Any, replayed: Any) -> dict[str, Any]:
-    measured = float(found.graph.facts["measured"])
-    seconds = replayed.seconds - found.found
+def _summary(found: Any) -> dict[str, Any]:
+    from foretell.baseline.unprofiled import POOR, replay_error
+
+    measured, error = float(found.graph.facts["measured"]), replay_error(found)
+    poor = ["the replay is off: rely less on answers about this trace"] * (abs(error) > POOR)
     return {
         "measured_s": measured,
-        "replayed_s": seconds,
-        "error": seconds / measured - 1,
+        "replayed_s": measured * (1 + error),
+        "error": error,
         "tasks": found.graph.size,
-        "notes": list(found.notes),
+        "notes": [*found.notes, *poor],
     }
 
 

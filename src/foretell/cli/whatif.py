@@ -61,4 +61,4 @@ def command(
     peak = None if real_mib is None else real_mib * 2**20
     found = step.whatif(*changes, measured_peak=peak)
     answer_result(found, as_json, verbose)
-    write_output([("before", found.before), (" ".join(specs), found.after)], output)
+    write_output([("before", found.before), (" ".join(found.changes), found.after)], output)

@@ -23,7 +23,7 @@ from foretell.survey.asked import Drawn, Loaded
 from foretell.survey.diagnosis import diagnose
 from foretell.survey.held import tape_curves
 from foretell.survey.window import Window, measured, window
-from foretell.whatif import WhatIf, applied, parse, peak_bytes
+from foretell.whatif import WhatIf, applied, parse, peak_bytes, tried
 
 Progress = Callable[[str], None]
 CURRENT = "current step"
@@ -97,9 +97,11 @@ def _told(loaded: Loaded, specs: Sequence[str], counsel: Counsel | None) -> _Tol
     lines = [measured(loaded.measured)] if loaded.measured else []
     lines.append(now.shown(CURRENT))
     graphs = [(CURRENT, step.graph)]
-    assumed = []
+    assumed, left = [], []
     if changes:
-        after = changed(step, tuple(map(str, changes)))
+        after, made, refused = tried(changes, step.graph, step.setting)
+        changes = tuple(made)
+        left = [f"{spec} could not be tried: {reason}" for spec, reason in refused]
         said = "with " + " ".join(map(str, changes))
         lines.append(window(step, after).shown(said))
         graphs.append((said, after))
@@ -108,7 +110,7 @@ def _told(loaded: Loaded, specs: Sequence[str], counsel: Counsel | None) -> _Tol
     return _Told(
         lines,
         _figures(step, changes, graphs[-1][1], found["gpu"]),
-        [*step.notes, *dict.fromkeys(assumed)],
+        [*step.notes, *left, *dict.fromkeys(assumed)],
         found,
         shown(step.graph, counsel) if counsel else None,
         [curve for title, graph in graphs for curve in tape_curves(title, graph)],

@@ -22,6 +22,7 @@ from foretell.graph.columns import Array, frozen
 from foretell.trace.events import Events, read_events
 from foretell.trace.join import Whole, graph_of, whole
 from foretell.trace.ranks import Match, balance, late, match, shifts, told
+from foretell.trace.remarks import remarks
 from foretell.trace.source import members
 from foretell.trace.split import FORMS, Opened, opened
 from foretell.trace.step.compose import part
@@ -141,7 +142,7 @@ def _trace(made: Whole, facts: dict[str, Any], begun: float, notes: tuple[str, .
         graph if own.all() else graph_of(made, np.ones(len(own), bool), facts),
         int((~own).sum()),
         begun,
-        notes,
+        (*notes, *remarks(graph)),
     )
 
 

@@ -110,6 +110,16 @@ _OWN_COMM = (
                 r"two_shot_all_reduce|multimem_all_reduce"), "all_reduce"),
     (re.compile(r"multimem_all_gather"), "all_gather"),
 )  # fmt: skip
+# The same libraries by the names that people know them by; what begins with `nccl` has none here.
+_LIBRARIES = (
+    ("DeepEP", re.compile(r"deep_ep::")),
+    ("NVSHMEM", re.compile(r"nvshmem", re.I)),
+    ("rocSHMEM", re.compile(r"rocshmem", re.I)),
+    ("MSCCL", re.compile(r"msccl", re.I)),
+    ("RCCL", re.compile(r"rccl", re.I)),
+    ("a custom all-reduce", _OWN_COMM[3][0]),
+    ("symmetric memory", re.compile(r"multimem_")),
+)
 _COLLECTIVES = {
     "allreduce": "all_reduce",
     "reducescatter": "reduce_scatter",
@@ -218,6 +228,11 @@ def is_collective(kernel: str) -> bool:
 def _own_comm(kernel: str) -> str:
     """The collective a kernel of another library does; empty where it does none."""
     return next((word for pattern, word in _OWN_COMM if pattern.search(kernel)), "")
+
+
+def library(kernel: str) -> str:
+    """The communication library that a kernel is of, where it is not NCCL; empty else."""
+    return next((name for name, pattern in _LIBRARIES if pattern.search(kernel)), "")
 
 
 def collective(kernel: str, said: str) -> tuple[Kind, str]:

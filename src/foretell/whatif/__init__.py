@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
-from foretell.whatif.compose import applied, ordered
+from foretell.whatif.compose import applied, ordered, tried
 from foretell.whatif.registry import WHATIFS, parse
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ __all__ = [
     "ordered",
     "parse",
     "peak_bytes",
+    "tried",
 ]
 
 

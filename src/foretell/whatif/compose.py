@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from foretell.errors import InputError
+from foretell.errors import ForetellError, InputError
 from foretell.graph.graph import Graph
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 
@@ -56,6 +56,31 @@ def applied(changes: Iterable[WhatIf], graph: Graph, setting: Setting | None = N
                 raise _beside(error, change, changes[:done]) from error
             raise
     return graph
+
+
+def tried(
+    changes: Iterable[WhatIf], graph: Graph, setting: Setting | None = None
+) -> tuple[Graph, list[WhatIf], list[tuple[str, str]]]:
+    """The graph with those changes made that can be; which they are, and why others are not.
+
+    Raises only where none can be made, for the reason of the first.
+    """
+    changes = ordered(changes)
+    check(changes)
+    made: list[WhatIf] = []
+    refused: list[tuple[str, ForetellError]] = []
+    for change in changes:
+        try:
+            graph = change.apply(graph, setting or Setting())
+            made.append(change)
+        except ForetellError as error:
+            refused.append((str(change), error))
+        except Exception as error:  # a change that fails must not end the answer about the others
+            said = f"`{change}` could not be tried ({type(error).__name__}: {error})"
+            refused.append((str(change), DoesNotApply(said)))
+    if refused and not made:
+        raise refused[0][1]
+    return graph, made, [(spec, error.message) for spec, error in refused]
 
 
 def check(changes: Sequence[WhatIf]) -> None:

@@ -66,12 +66,21 @@ TABLE = (
     Case("package.train", ("8",), is_module=True, optimizer="Adadelta"),
     Case("nested/run.py", optimizer="SGD", losses=1),
     Case("short.py", optimizer="SGD"),
+    Case("graph_network.py", optimizer="Adam"),
+    Case("sharpness.py", optimizer="SGD", losses=2),
+    Case("diffusion.py", optimizer="AdamW", losses=1),
 )
 SLOW = (
+    Case("image_workers.py", optimizer="SGD"),
+    Case("fsdp1.py", optimizer="AdamW", losses=1),
+    Case("torchtitan_style.py", optimizer="AdamW", losses=1),
     Case("spawned.py", ("2", "29731"), ranks=2, optimizer="SGD"),
     Case("hf_trainer.py", needs="transformers", optimizer="AdamW", losses=2),
+    Case("hf_bert_trainer.py", needs="transformers", optimizer="AdamW", losses=1),
     Case("hf_accelerate.py", needs="accelerate", optimizer="AdamW", losses=2),
     Case("lightning_module.py", needs="lightning", optimizer="Adam", losses=1),
+    Case("lightning_amp.py", needs="lightning", optimizer="AdamW", losses=2),
+    Case("timm_vit.py", needs="timm", optimizer="AdamW"),
     Case("pytorch_lightning_gan.py", needs="pytorch_lightning", optimizer="Adam"),
 )
 

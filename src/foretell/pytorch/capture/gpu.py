@@ -23,7 +23,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch import _prims_common as utils
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 GPU = torch.device("cuda", 0)
 CPU = torch.device("cpu")
@@ -92,6 +92,7 @@ def pretended(device: torch.device) -> Iterator[None]:
         stack.enter_context(_stand_ins())
         stack.enter_context(_kernels())
         stack.enter_context(patch.object(torch._C, _LAYOUT, conv_layout))
+        stack.enter_context(patch.object(torch.nn.init, _TRUNCATED, _truncated))
         if not torch.cuda.is_available():
             for where, name, answer in _ANSWERS:
                 if hasattr(where, name):
@@ -113,6 +114,18 @@ def conv_layout(input: Tensor, weight: Tensor, backend: Any) -> torch.memory_for
 
 _LAYOUT = "_conv_determine_backend_memory_format"
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+_TRUNCATED = "_no_grad_trunc_normal_"
+_draw_truncated = getattr(torch.nn.init, _TRUNCATED)
+
+
+def _truncated(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """`trunc_normal_` draws until no number is too large, which fake tensors never tell."""
+    if isinstance(tensor, FakeTensor):
+        return tensor
+    drawn: Tensor = _draw_truncated(tensor, *args, **kwargs)
+    return drawn
 
 
 def _guards() -> Any:

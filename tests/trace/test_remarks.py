@@ -1,0 +1,45 @@
+"""What a trace is said to hold that answers depend on: libraries, streams, AMD's kernels."""
+
+import pytest
+
+from foretell.graph import Kind
+from foretell.trace.remarks import remarks
+from foretell.trace.words import library
+from tests.whatif.traced import convnet
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [
+        ("void deep_ep::intranode::dispatch<8, 768>(int4*)", "DeepEP"),
+        ("nvshmemi_alltoall_kernel", "NVSHMEM"),
+        ("mscclKernel_Sum_half_LL", "MSCCL"),
+        ("rcclGenericKernel<1, false>", "RCCL"),
+        ("void vllm::cross_device_reduce_1stage<half, 8>", "a custom all-reduce"),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", ""),
+    ],
+)
+def test_communication_libraries_are_known_by_their_kernels(kernel, name):
+    assert library(kernel) == name
+    graph = convnet()
+    with graph.edit() as edit:
+        edit.set(graph.select(kind="kernel")[:1], name=kernel, kind=Kind.COLLECTIVE)
+    said = [note for note in remarks(edit.graph) if "communication kernels of" in note]
+    assert bool(said) == bool(name)
+    assert all(name in note for note in said)
+
+
+def test_kernels_of_amd_are_said():
+    graph = convnet()
+    assert not remarks(graph)
+    with graph.edit() as edit:
+        edit.set(graph.select(kind="kernel")[:1], name="Cijk_Ailk_Bjlk_SB_MT64x64x16")
+    assert any("AMD" in note for note in remarks(edit.graph))
+
+
+def test_streams_that_share_the_device_are_said():
+    graph = convnet()
+    with graph.edit() as edit:
+        lane = edit.lane("stream 9", kind="compute")
+        edit.set(graph.select(kind="kernel")[::2], lane=lane)
+    assert any("2 streams" in note for note in remarks(edit.graph))
