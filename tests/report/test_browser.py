@@ -352,6 +352,20 @@ def test_it_prints(chromium):
     assert len(made["data"]) > 20_000
 
 
+def test_no_row_of_a_table_fills_a_page_of_paper(chromium):
+    """Columns keep a width in which their words can be read, on A4."""
+    metrics = {"width": 760, "height": 1100, "deviceScaleFactor": 1, "mobile": False}
+    chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    chromium.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
+    heights = chromium.execute_script(
+        "return [...document.querySelectorAll('tr')].map(e => e.getBoundingClientRect().height)"
+    )
+    chromium.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    assert max(heights) < 250
+
+
 def test_nothing_is_fetched(chromium, page):
     found = chromium.execute_script(
         "return JSON.stringify(performance.getEntriesByType('resource'))"

@@ -290,6 +290,10 @@ def test_axe_finds_nothing_serious(page, theme):
     until(page, lambda: "predicted with" in text(page, "headline"))
     until(page, lambda: "Timeline" in text(page, "sections"))
     page.find_element("id", "save").click()
+    open_tab(page, "Layouts")
+    small(page)
+    press(page, "predict")
+    until(page, lambda: "Timeline" in text(page, "plan-sections"), 60)
     for tab in ("Step", "Layouts", "Compare"):
         open_tab(page, tab)
         time.sleep(0.3)

@@ -58,7 +58,7 @@ def test_verdicts():
     assert {name: v.passed for name, v in found.items()} == {
         "step": True, "memory": False, "idle": True, "exposed": False,
     }  # fmt: skip
-    assert "nobody can tell" in str(found["memory"])
+    assert "unknown" in str(found["memory"])
     assert "90 ms to 120 ms" in str(found["step"])
     (surely,) = verdicts(FOUND, {"step": 0.11}, surely=True)
     assert not surely.passed

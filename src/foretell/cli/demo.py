@@ -125,7 +125,7 @@ def _reported(loaded: Any, found: dict[str, Any], plan: Path | None, output: Pat
     from foretell.report.layouts import layouts
     from foretell.report.plans import drawn
     from foretell.survey import survey
-    from foretell.survey.asked import Drawn
+    from foretell.survey.inputs import Drawn
 
     scales = layouts(found, "GPT of 1.3 billion parameters")
     pair = [drawn(load_plan(plan), "best.plan", machines(PAIR))] if plan else []

@@ -43,7 +43,7 @@ def command(
     FILE is a trace, a script, a graph, a plan, or what schedule, oracle, plan, predict or run print
     with --json. The first step is diagnosed: what binds it, and what to change first.
     SPECs are changes, as `whatif` takes them; without any, the best combination found is shown.
-    With --on and --of, the step under each plan is played and shown too.
+    With --on and --of, the step under each plan is simulated and shown too.
     """
     from foretell.advise.advise import TRIED
     from foretell.cli.progress import working
@@ -67,11 +67,11 @@ def _surveyed(
 ) -> Any:
     from foretell.cluster import load as load_cluster
     from foretell.errors import InputError
-    from foretell.survey import Asked, survey
-    from foretell.survey.asked import drawings
+    from foretell.survey import Inputs, survey
+    from foretell.survey.inputs import drawings
     from foretell.survey.planned import model_of
 
-    asked, (cluster, model) = Asked.of(given), place
+    asked, (cluster, model) = Inputs.of(given), place
     machines = load_cluster(cluster) if cluster else None
     if model and machines is None:
         raise InputError(f"`--of {model}` without machines", hint="name them with --on")
@@ -90,7 +90,7 @@ def _loaded(path: Path, cluster: str | None, machines: Any, real: float | None) 
     """A step in a file, or that of a script."""
     from foretell.cli.step import load_step
     from foretell.survey import Loaded, load
-    from foretell.survey.asked import is_script
+    from foretell.survey.inputs import is_script
 
     if is_script(str(path)):
         return Loaded(path.name, load_step(path, cluster, real))

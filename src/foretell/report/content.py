@@ -22,6 +22,15 @@ class Line:
     parts: Values | None = None  # where the step goes (→ foretell.report.split)
 
     @property
+    def inside(self) -> Timeline:
+        """The timeline from the step's begin on: what was done ahead of it is cut off."""
+        if not self.zero:
+            return self.timeline
+        whole = self.timeline
+        start, end = ((column - self.zero).clip(0.0) for column in (whole.start, whole.end))
+        return Timeline(whole.graph, start, end, whole.cause, whole.why)
+
+    @property
     def step_s(self) -> float:
         """The step time that is reported."""
         return self.timeline.seconds if self.seconds is None else self.seconds
@@ -36,7 +45,7 @@ class Content:
     notes: Sequence[str] = ()
     diagnosis: Values | None = None  # (→ foretell.survey.diagnosis)
     advice: Values | None = None  # as `foretell advise --json` prints it
-    memory: Sequence[Values] = ()  # curves (→ foretell.report.held)
+    memory: Sequence[Values] = ()  # curves (→ foretell.report.memory)
     oracle: Sequence[Values] = ()  # layouts (→ foretell.report.layouts)
     plans: Sequence[Values] = ()  # (→ foretell.report.plans)
     schedules: Sequence[Values] = ()  # (→ foretell.report.schedules)

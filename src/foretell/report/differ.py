@@ -13,7 +13,7 @@ from foretell.simulate.timeline import Timeline
 SAME, SHORTER, LONGER, NEW, EARLIER, LATER, GONE = range(7)
 RUNS = 0.02  # a task runs longer or shorter where it does by this share of itself
 STARTS = 0.01  # a task starts earlier or later where it does by this share of the step
-LEAST = 1e-5  # of the step: less than that nobody can see
+LEAST = 1e-5  # of the step: less than that cannot be seen
 
 
 def origins(before: Graph, after: Graph) -> Array | None:

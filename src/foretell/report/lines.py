@@ -43,7 +43,7 @@ def _columns(line: Line) -> dict[str, Any]:
     texts, words = _words(timeline)
     first = np.round(timeline.start / tick).astype(np.int64).clip(0)
     last = np.round(timeline.end / tick).astype(np.int64).clip(0)
-    is_played = not timeline.is_measured
+    is_simulated = not timeline.is_measured
     return {
         "name": line.name,
         "step_s": line.step_s,
@@ -66,10 +66,10 @@ def _columns(line: Line) -> dict[str, Any]:
         "op": texts["op"],
         "title": texts["name"],
         "layer": texts["layer"],
-        "cause": timeline.cause.astype(np.int32) if is_played else np.zeros(0, np.int32),
+        "cause": timeline.cause.astype(np.int32) if is_simulated else np.zeros(0, np.int32),
         "because": timeline.why,
-        "path": timeline.critical_path() if is_played else np.zeros(0, np.int32),
-        "path_ops": _path_ops(line) if is_played else [],
+        "path": timeline.critical_path() if is_simulated else np.zeros(0, np.int32),
+        "path_ops": _path_ops(line) if is_simulated else [],
         "change": np.zeros(graph.size, np.uint8),
         "origin": np.zeros(0, np.int32),
         "against": NONE,
@@ -78,10 +78,7 @@ def _columns(line: Line) -> dict[str, Any]:
 
 def _path_ops(line: Line) -> list[tuple[str, float]]:
     """What the critical path of the step is spent on; what came before it does not count."""
-    whole = line.timeline
-    start, end = ((column - line.zero).clip(0.0) for column in (whole.start, whole.end))
-    inside = Timeline(whole.graph, start, end, whole.cause, whole.why)
-    return list(path_seconds(inside, "op").items())[:15]
+    return list(path_seconds(line.inside, "op").items())[:15]
 
 
 def _words(timeline: Timeline) -> tuple[dict[str, Array], list[str]]:

@@ -17,8 +17,8 @@ from typing import Any
 from foretell.io import write_atomically
 from foretell.report.content import Content, Line
 from foretell.report.differ import by_op
-from foretell.report.held import curves
 from foretell.report.lines import columns
+from foretell.report.memory import curves
 from foretell.report.pack import packed
 from foretell.report.split import split
 from foretell.report.summary import sources, timeline_summary
@@ -90,7 +90,7 @@ def summaries(timelines: Named) -> list[dict[str, Any]]:
     return [
         {"name": line.name, "step_s": line.step_s, "tasks": line.timeline.graph.size}
         if line.timeline.is_measured
-        else {"name": line.name, **timeline_summary(line.timeline), "step_s": line.step_s}
+        else {"name": line.name, **timeline_summary(line.inside), "step_s": line.step_s}
         for line in lines_of(timelines)
     ]
 

@@ -17,14 +17,14 @@ def split(name: str, timeline: Timeline) -> dict[str, Any]:
     if not ranks:
         return {"name": name, "total": 0.0, "values": {}, "hidden": 0.0, "ranks": 0}
     works = timeline.graph.kind != Kind.SYNC
-    anybody = covered(timeline.start[works], timeline.end[works])
-    nobody = timeline.seconds - anybody
+    working = covered(timeline.start[works], timeline.end[works])
+    quiet = timeline.seconds - working
     parts = {
         "compute": _mean([r.compute for r in ranks]),
         "exposed communication": _mean([r.exposed for r in ranks]),
         "host": _mean([r.host for r in ranks]),
-        "bubble": _mean([max(r.idle - nobody, 0.0) for r in ranks]),
-        "idle": _mean([min(r.idle, nobody) for r in ranks]),
+        "bubble": _mean([max(r.idle - quiet, 0.0) for r in ranks]),
+        "idle": _mean([min(r.idle, quiet) for r in ranks]),
     }
     hidden = _mean([r.hidden for r in ranks])
     return {

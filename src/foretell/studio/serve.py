@@ -64,7 +64,7 @@ def serve(files: Sequence[Path] = (), port: int = 0, most: int = MOST) -> Runnin
 
 
 def _warm(step: Step) -> None:
-    """Ask once what loads tables and loops, before anybody waits for them."""
+    """Ask once what loads tables and loops, before a person waits for them."""
     predicted(step, ())
     with suppress(ForetellError):
         predicted(step, ("amp:dtype=bf16",))

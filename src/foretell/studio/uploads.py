@@ -1,6 +1,6 @@
 """Files that come from a browser: counted while they arrive, unpacked only to be counted, renamed.
 
-A file is kept under a name of the studio's own, so that no name anybody sends is ever a path. What
+A file is kept under a name of the studio's own, so that no name that is sent is ever a path. What
 unpacks to more than the limit is refused before anything reads it.
 """
 

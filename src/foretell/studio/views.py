@@ -74,7 +74,7 @@ def plan(workload: str, text: str, cluster: Cluster) -> str:
     from foretell.plan import Plan
     from foretell.predict import predict
     from foretell.report.plans import drawn
-    from foretell.survey.asked import Drawn
+    from foretell.survey.inputs import Drawn
     from foretell.survey.planned import steps_of
     from foretell.workload import load
 
@@ -119,7 +119,7 @@ def _dollars(found: Prediction, cluster: Cluster) -> str:
 
 
 def strategies(workload: str, cluster: str, gpus: str, tell: Tell) -> list[dict[str, Any]]:
-    """Every strategy at every scale, told as it is found; and the Pareto front of each scale."""
+    """Every strategy at every scale, sent as found; and the Pareto front of each scale."""
     from foretell.search.oracle import counts, scaling
     from foretell.studio.machines import sized
     from foretell.workload import load

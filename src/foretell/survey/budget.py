@@ -1,4 +1,4 @@
-"""A budget for a step: limits, what was foretold, and whether it stays under them."""
+"""A budget for a step: limits, the prediction, and whether it stays under them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from foretell.report import words
 
 @dataclass(frozen=True)
 class Verdict:
-    """One limit and what was held against it; `value` is None where nobody could tell."""
+    """One limit and the predicted value; None where that is unknown."""
 
     name: str
     limit: float
@@ -24,13 +24,13 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether it stays under the limit; what nobody can tell does not."""
+        """Whether it stays under the limit; an unknown value does not."""
         return self.value is not None and self.value <= self.limit
 
     def __str__(self) -> str:
         say = {"step": words.seconds, "memory": words.size}.get(self.name, words.percent)
         if self.value is None:
-            return f"{self.name}: nobody can tell; the limit is {say(self.limit)}"
+            return f"{self.name}: unknown; the limit is {say(self.limit)}"
         between = ""
         if self.low is not None and self.high is not None:
             between = f" (80 % interval {say(self.low)} to {say(self.high)})"
@@ -55,7 +55,7 @@ def limit(text: str, name: str) -> float:
 
 
 def verdicts(found: Mapping[str, Any], limits: Mapping[str, float], surely: bool) -> list[Verdict]:
-    """Each limit held against what was foretold; `surely` takes the upper end of the step."""
+    """Each limit compared with the prediction; `surely` takes the upper end of the step."""
     shares = found["shares"]
     values = {
         "step": found["high_s"] if surely else found["predicted_s"],

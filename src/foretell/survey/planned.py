@@ -32,7 +32,7 @@ def model_of(text: str) -> Model:
 
 
 def steps_of(plan: Plan, model: Model, cluster: Cluster) -> list[tuple[str, Graph]]:
-    """The step under a plan, with what it is held against above it; none where nobody can tell.
+    """The step under a plan, with its baseline above it; none where its planner alone can price it.
 
     Layers on ranks of their own (`groups`) are priced by the planner that found them, nowhere else.
     """

@@ -19,9 +19,9 @@ from foretell.report import words
 from foretell.report.content import Content, Line
 from foretell.simulate import simulate
 from foretell.simulate.memory import peak_bytes as peak_of_buffers
-from foretell.survey.asked import Drawn, Loaded
 from foretell.survey.diagnosis import diagnose
-from foretell.survey.held import tape_curves
+from foretell.survey.inputs import Drawn, Loaded
+from foretell.survey.memory import tape_curves
 from foretell.survey.window import Window, measured, window
 from foretell.whatif import WhatIf, applied, parse, peak_bytes, tried
 
@@ -31,7 +31,7 @@ CURRENT = "current step"
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """Timelines, top to bottom, and what is told besides them."""
+    """Timelines, top to bottom, and the sections of the page."""
 
     timelines: tuple[Line, ...]
     content: Content
@@ -46,7 +46,7 @@ def survey(
     counsel: Counsel | None = None,
     progress: Progress = lambda words: None,
 ) -> Survey:
-    """Tell all there is to tell; with `advice`, every change that applies to the first is tried.
+    """Diagnose steps and draw the rest; with `advice`, every change is tried on the first step.
 
     `counsel` is what came of trying them, where that is known.
     """
@@ -54,24 +54,24 @@ def survey(
     if advice and counsel is None and loaded:
         counsel = advise(loaded[0].step, TRIED, progress)
     progress("simulating")
-    told = [_told(one, specs, None if k else counsel) for k, one in enumerate(loaded)]
+    found = [_answers(one, specs, None if k else counsel) for k, one in enumerate(loaded)]
     names = [one.name for one in loaded] or [d["name"] for d in _all(drawn)]
     content = Content(
         title=", ".join(names[:3]),
-        figures=[f for t in told for f in t.figures] or _played(drawn),
-        notes=list(dict.fromkeys(n for t in told for n in t.notes)),
-        diagnosis=_diagnosis(told, drawn),
-        advice=told[0].advice if told else None,
-        memory=[m for t in told for m in t.memory],
+        figures=[f for t in found for f in t.figures] or _plan_figures(drawn),
+        notes=list(dict.fromkeys(n for t in found for n in t.notes)),
+        diagnosis=_diagnosis(found, drawn),
+        advice=found[0].advice if found else None,
+        memory=[m for t in found for m in t.memory],
         oracle=drawn.oracle,
         plans=drawn.plans,
         schedules=drawn.schedules,
     )
-    lines = [line for t in told for line in t.timelines]
+    lines = [line for t in found for line in t.timelines]
     return Survey((*lines, *_lines(drawn)), content)
 
 
-def _played(drawn: Drawn) -> list[dict[str, Any]]:
+def _plan_figures(drawn: Drawn) -> list[dict[str, Any]]:
     """Where there are plans alone: how long the step of each is."""
     return [{"what": name, "seconds": line.seconds} for name, line in drawn.timelines[:4]]
 
@@ -81,7 +81,7 @@ def _all(drawn: Drawn) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Told:
+class _Answers:
     timelines: list[Line]
     figures: list[dict[str, Any]]
     notes: list[str]
@@ -90,7 +90,7 @@ class _Told:
     memory: list[dict[str, Any]]
 
 
-def _told(loaded: Loaded, specs: Sequence[str], counsel: Counsel | None) -> _Told:
+def _answers(loaded: Loaded, specs: Sequence[str], counsel: Counsel | None) -> _Answers:
     step = loaded.step
     changes = tuple(parse(spec) for spec in specs) or _best(counsel)
     now = window(step, step.graph)
@@ -107,7 +107,7 @@ def _told(loaded: Loaded, specs: Sequence[str], counsel: Counsel | None) -> _Tol
         graphs.append((said, after))
         assumed = [f"assuming {text}" for change in changes for text in change.assumes]
     found = diagnose(step, now, counsel) | {"compared": compared(loaded)}
-    return _Told(
+    return _Answers(
         lines,
         _figures(step, changes, graphs[-1][1], found["gpu"]),
         [*step.notes, *left, *dict.fromkeys(assumed)],
@@ -121,11 +121,12 @@ def _best(counsel: Counsel | None) -> tuple[WhatIf, ...]:
     return counsel.best.changes if counsel and counsel.best else ()
 
 
-def _diagnosis(told: Sequence[_Told], drawn: Drawn) -> dict[str, Any] | None:
+def _diagnosis(steps: Sequence[_Answers], drawn: Drawn) -> dict[str, Any] | None:
     """Of the first step; where there are plans alone, of the step under the last of them."""
     runs = [{**run} for run in drawn.runs]
-    if told:
-        return told[0].diagnosis | {"compared": [*told[0].diagnosis["compared"], *runs]}
+    if steps:
+        first = steps[0].diagnosis
+        return first | {"compared": [*first["compared"], *runs]}
     if not drawn.timelines:
         return {"compared": runs} if runs else None
     found = _last(drawn)
@@ -213,7 +214,7 @@ def gain(step: Step, changes: Sequence[WhatIf], seconds: float) -> float:
 
 
 def per(changes: Sequence[WhatIf]) -> str:
-    """Of what a gain is told: of a step, or of a sample where the batch is another."""
+    """What a gain is of: of a step, or of a sample where the batch is another."""
     return "sample" if any(change.name == "batch" for change in changes) else "step"
 
 

@@ -51,7 +51,7 @@ class Window:
 
 @lru_cache(4)  # a page asks for the current step again with every change
 def window(step: Step, graph: Graph) -> Window:
-    """The window of a step as it is, or as another graph; a step without a trace begins cold."""
+    """The window of a current step, or of its changed graph; a step without a trace begins cold."""
     if step.baseline is None or not graph.size:
         line = simulate(graph)
         return Window(line.seconds, line, 0.0, line)

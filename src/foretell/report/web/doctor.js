@@ -293,7 +293,7 @@ function rankTable(ranks, step) {
     ? "Rank " + worst.rank + " is the straggler: the others wait " + time(worst.waited_for_s) + " a step for it."
     : busiest.compute_s > 1.03 * mean
       ? "Work is uneven: rank " + busiest.rank + " computes " + share(busiest.compute_s / mean - 1) + " more than the mean."
-      : "No rank holds the others up: all compute within 3 % of each other.";
+      : "No straggler: all ranks compute within 3 % of each other.";
   const rows = ranks.map(r => ({
     name: "rank " + r.rank,
     total: step,

@@ -396,7 +396,7 @@ function messages(list) {
 }
 const MOST_REGIONS = 48;
 function regions(list) {
-  // each kernel a box of its ops; what is computed again for it has a broken frame
+  // each kernel a box of its ops; what is recomputed for it has a broken frame
   const kernel = names =>
     el(
       "li",

@@ -115,7 +115,7 @@ function goes(split, idle) {
   return section(
     "goes",
     "Where the step goes",
-    "Of one step in steady state, from the end of one step to the end of the next; the mean over ranks. Each part is what runs while nothing to its left does: exposed communication has no kernel beside it, in CPU the GPU waits for the host. A rank is in the bubble while it waits and another one works.",
+    "Of one step, a traced one in steady state: from the end of one step to the end of the next. The mean over ranks. Each part is what runs while nothing to its left does: exposed communication has no kernel beside it, in CPU the GPU waits for the host. A rank is in the bubble while it waits and another one works.",
     bars(
       split,
       PARTS,

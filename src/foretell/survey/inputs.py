@@ -33,7 +33,7 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Inputs:
     """Paths and specs, sorted by what they are."""
 
     steps: tuple[Path, ...] = ()  # graphs and traces
@@ -42,7 +42,7 @@ class Asked:
     specs: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, texts: Iterable[str]) -> Asked:
+    def of(cls, texts: Iterable[str]) -> Inputs:
         """Tell files from specs, and files by what they hold."""
         found: dict[str, list[Any]] = {"steps": [], "answers": [], "plans": [], "specs": []}
         for text in texts:
@@ -156,7 +156,7 @@ class Place:
         found.plans.append(drawn(plan, name, self.cluster, answer, sizes))
 
 
-def drawings(asked: Asked, cluster: Cluster | None = None, model: Model | None = None) -> Drawn:
+def drawings(asked: Inputs, cluster: Cluster | None = None, model: Model | None = None) -> Drawn:
     """Everything to be drawn from the answers and plans among what was asked."""
     from foretell.plan import load as load_plan
 

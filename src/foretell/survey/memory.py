@@ -9,7 +9,7 @@ import numpy as np
 from foretell.graph.columns import NONE, Array, BufferKind, Phase, word_of
 from foretell.graph.graph import Graph
 from foretell.memory.play import Held
-from foretell.report.held import HOLDERS, curve
+from foretell.report.memory import HOLDERS, curve
 from foretell.whatif.held import held
 
 

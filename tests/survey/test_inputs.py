@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from foretell.cli.main import foretell
 from foretell.errors import InputError
-from foretell.survey import Asked, load, survey
-from foretell.survey.asked import drawings, sort
+from foretell.survey import Inputs, load, survey
+from foretell.survey.inputs import drawings, sort
 
 STEP = Path(__file__).resolve().parents[2] / "docs" / "guides" / "step.txt"
 ROW = {"gpus": 8, "strategy": "data", "step_s": 2.0, "peak_bytes": 10, "fits": True, "plan": "dp=8"}
@@ -47,8 +47,21 @@ def test_files_are_told_apart(files):
     }  # fmt: skip
 
 
+def test_scripts_are_steps(tmp_path):
+    script = written(tmp_path, "train.py", "def make(): ...")
+    assert sort(script) == sort(f"{script}:make") == "steps"
+    with pytest.raises(InputError, match="there is no file"):
+        sort("missing.py")
+
+
+def test_a_run_is_shown_measured_beside_predicted(tmp_path):
+    path = written(tmp_path, "run.json", {"losses": [1.0], "measured_s": 0.2, "predicted_s": 0.19})
+    found = survey([], drawn=drawings(Inputs.of([path]))).content.diagnosis
+    assert found["compared"] == [{"what": "run.json", "measured_s": 0.2, "predicted_s": 0.19}]
+
+
 def test_everything_is_drawn(files):
-    found = drawings(Asked.of(files.values()))
+    found = drawings(Inputs.of(files.values()))
     assert len(found.oracle) == 2
     assert len(found.oracle[1]["rows"]) == 2
     assert len(found.schedules) == 2
@@ -57,19 +70,19 @@ def test_everything_is_drawn(files):
 
 def test_what_is_not_there():
     with pytest.raises(InputError, match="there is no file"):
-        Asked.of(["missing.json"])
+        Inputs.of(["missing.json"])
 
 
 def test_what_holds_nothing(tmp_path):
     path = written(tmp_path, "x.json", {"step_s": "no number"})
     with pytest.raises(InputError, match="nothing a report could show"):
-        drawings(Asked.of([path]))
+        drawings(Inputs.of([path]))
 
 
 def test_what_is_cut_short(tmp_path):
     path = written(tmp_path, "x.json", '{"makespan": 1, ')
     with pytest.raises(InputError, match="is not JSON"):
-        drawings(Asked.of([path]))
+        drawings(Inputs.of([path]))
 
 
 def test_a_survey_of_a_graph():
