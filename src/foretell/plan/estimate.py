@@ -7,7 +7,8 @@ stages and c the time to hand a tensor on:
     pipe     Σ over stages (F + B) + 2c(p−1) + (m−1)·period                          → `_pipe`
     step     pipe + reduction of gradients that is not hidden + update
 
-k stages in a row hold k micro-batches, which bounds how often a new one can start (1F1B). Chunks
+k stages in a row hold k micro-batches, which bounds how often a new one can start (1F1B); in GPipe
+it is the slowest forward and the slowest backward, each no shorter than a hand-over. Chunks
 taken in turns divide what a stage waits at both ends. `foretell.plan.lower` makes the graph of the
 same step; tests hold the two together.
 """
@@ -101,10 +102,21 @@ def _pipe(c: Costs, stages: list[Stage], middles: Array, hop: Array) -> tuple[Ar
     m, pp, chunks = (c.plans.column(n) for n in ("micro_batches", "pp", "chunks"))
     total = first + middles * middle + last
     period = _period(first, middle, last, middles, hop)
+    flushed = np.array([p.schedule == "gpipe" and not p.actions for p in c.plans.plans])
+    if flushed.any():
+        period = np.where(flushed, _flushed_period(stages, hop), period)
     wait = total - np.maximum(period, first) + 2 * hop * (pp - 1)
     wait = np.where(pp > 1, wait, 0.0)
     steady = m * np.where(pp > 1, np.maximum(period, first), first)
     return steady + wait / chunks, period
+
+
+def _flushed_period(stages: list[Stage], hop: Array) -> Array:
+    """Seconds between micro-batches where all forwards come first: no round trip is waited for."""
+    ahead = np.max([s.forward for s in stages], axis=0)
+    back = np.max([s.backward for s in stages], axis=0)
+    out: Array = np.maximum(ahead, hop) + np.maximum(back, hop)
+    return out
 
 
 def _period(first: Array, middle: Array, last: Array, middles: Array, hop: Array) -> Array:

@@ -58,7 +58,8 @@ def chain(
     layers = layers[::-1] if backward else layers
     if sharded:
         return _sharded(c, workload, cluster, layers, backward)
-    return [piece for which in layers for piece in _layer(c, workload, cluster, which, backward)]
+    known = {which: _layer(c, workload, cluster, which, backward) for which in set(layers)}
+    return [piece for which in layers for piece in known[which]]
 
 
 def _sharded(
@@ -69,20 +70,25 @@ def _sharded(
     backward: bool,
 ) -> list[Piece]:
     """Layers whose parameters are gathered one layer ahead, their gradients scattered behind."""
-    pieces = [_over("all_gather", c, workload, cluster, layers[0][0], ())]
+    known = {which: _layer(c, workload, cluster, which, backward) for which in set(layers)}
+    gather, scatter = (
+        {at: _over(op, c, workload, cluster, at) for at, _ in known}
+        for op in ("all_gather", "reduce_scatter")
+    )
+    pieces = [gather[layers[0][0]]]
     gathered, done = 0, -1  # where the gather and the compute of the layer before stand
     for k, which in enumerate(layers):
         coming = len(pieces)
         if k + 1 < len(layers):
             wait = (coming - done,) if done >= 0 else ()
-            pieces.append(_over("all_gather", c, workload, cluster, layers[k + 1][0], wait))
-        for piece in _layer(c, workload, cluster, which, backward):
+            pieces.append(gather[layers[k + 1][0]]._replace(after=wait))
+        for piece in known[which]:
             here = len(pieces)
             waits = (here - gathered, here - done) if done >= 0 else (here - gathered,)
             pieces.append(piece._replace(after=waits) if piece.kind == "kernel" else piece)
             done = here
         if backward:
-            pieces.append(_over("reduce_scatter", c, workload, cluster, which[0], (1,)))
+            pieces.append(scatter[which[0]]._replace(after=(1,)))
         gathered = coming
     return pieces
 
@@ -140,14 +146,13 @@ def _layer(
     return pieces
 
 
-def _over(
-    op: str, c: Costs, workload: Workload, cluster: Cluster, at: int, after: tuple[int, ...]
-) -> Piece:
+def _over(op: str, c: Costs, workload: Workload, cluster: Cluster, at: int) -> Piece:
+    """A collective of one layer's shards, waiting for nothing."""
     gather, scatter = shard_talk(c, at, workload, cluster)
     seconds = gather if op == "all_gather" else scatter
     size = float((c.holdings[at].weights * width(c, workload))[0])
     layer = workload.layers[at].name
-    return Piece("collective", op, float(seconds[0]), layer, after, comm_bytes=size, axis="dp")
+    return Piece("collective", op, float(seconds[0]), layer, (), comm_bytes=size, axis="dp")
 
 
 def split(

@@ -14,6 +14,7 @@ from foretell.plan.costs import Costs, Stage, rerun_share, stage
 from foretell.plan.costs import costs as price_all
 from foretell.plan.draft import Draft
 from foretell.plan.groups import levels, stride
+from foretell.plan.layouts import layouts
 from foretell.plan.memory import Memory, rank_memory, room
 from foretell.plan.plan import Plan
 from foretell.plan.segments import segments
@@ -131,16 +132,12 @@ def _of_degrees(
     each, counts = plan.ranks // plan.pp, blocks_of(plan, workload)
     mixed = len(cluster.devices_by_kind()) > 1
     shared = None if mixed else costs or price_all([plan], workload, cluster)
-    found: dict[object, tuple[Cluster, Costs]] = {}
     out = []
     for s in range(plan.pp):
         ranks = tuple(range(s * each, (s + 1) * each))
         if shared is None:
-            kind = _kind(cluster, ranks)
-            if kind not in found:
-                part = cluster.subset(ranks)
-                found[kind] = part, price_all([plan], workload, part)
-            machines, own = found[kind]
+            machines, own = _on_machines(plan, workload, cluster, ranks)
+            own = replace(own, plans=layouts([plan]))
         else:
             machines, own = cluster, shared
         own = _rerun(own, plan, counts[s])
@@ -160,10 +157,30 @@ def _of_segments(
     """Stages with meshes of their own: each priced on the machines it has."""
     out = []
     for s, one in enumerate(segments(plan, workload)):
-        machines = cluster.subset(one.ranks)
-        own = _rerun(price_all([one.plan], workload, machines), one.plan, one.blocks)
+        machines, own = _on_machines(one.plan, workload, cluster, one.ranks)
+        own = replace(own, plans=layouts([one.plan]))
+        own = _rerun(own, one.plan, one.blocks)
         out.append(PricedStage(s, one.ranks, one.plan, own, workload, machines))
     return tuple(out)
+
+
+# Prices of segments that a search asks again and again, with what they were worked out for.
+_KNOWN: dict[object, tuple[Workload, Cluster, Cluster, Costs]] = {}
+_MOST_KNOWN = 4096
+
+
+def _on_machines(
+    plan: Plan, workload: Workload, cluster: Cluster, ranks: tuple[int, ...]
+) -> tuple[Cluster, Costs]:
+    """Some of a cluster's machines, and what a plan's layers cost there."""
+    plain = plan.but(layers=(), recompute_layers=0)
+    key = id(workload), id(cluster), _kind(cluster, ranks), plain
+    if key not in _KNOWN:
+        if len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.clear()
+        part = cluster.subset(ranks)
+        _KNOWN[key] = workload, cluster, part, price_all([plain], workload, part)
+    return _KNOWN[key][2:]
 
 
 def _rerun(costs: Costs, plan: Plan, blocks: int) -> Costs:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -83,15 +83,20 @@ def predict_many(plans: Sequence[Plan], workload: Workload, cluster: Cluster) ->
             else predict_many([plan], workload, cluster)[0]
             for plan in plans
         ]
+    plans = [check(plan, workload, cluster) if plan.segments else plan for plan in plans]
     done = [settled(plan, workload, cluster) for plan in plans]
     alike = [i for i, (plan, where) in enumerate(done) if where is cluster and _is_even(plan)]
     known = costs([done[i][0] for i in alike], workload, cluster) if alike else None
     mine = {i: known.take(np.array([k])) for k, i in enumerate(alike)} if known else {}
-    return [
+    found = [
         _apart(plan, workload, where)
         if is_apart(plan)
         else _one(priced(plan, workload, where, mine.get(i)))
         for i, (plan, where) in enumerate(done)
+    ]
+    return [
+        replace(one, plan=one.plan.but(placement=plan.placement, cluster=plan.cluster))
+        for one, plan in zip(found, plans, strict=True)
     ]
 
 

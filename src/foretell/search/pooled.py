@@ -15,6 +15,7 @@ from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.graph import Graph
 from foretell.pool import Alone, Pool
+from foretell.search.ordering import in_order, renamed
 from foretell.search.planner import Planned, Planner, Progress, silent
 from foretell.workload import Workload
 
@@ -26,6 +27,10 @@ def best_plan(
     *, pool: Pool | None = None, seeds: int = 1,
 ) -> Planned:  # fmt: skip
     """The best plan that a planner finds, from so many seeds."""
+    ranks = in_order(cluster)
+    if ranks != tuple(range(cluster.size)):
+        one = best_plan(planner, model, cluster.subset(ranks), progress, pool=pool, seeds=seeds)
+        return replace(one, plan=renamed(one.plan, ranks, cluster))
     pool = pool or Alone()
     if not hasattr(planner, "seed"):
         if seeds > 1:

@@ -36,6 +36,8 @@ class Space:
     recompute: tuple[Recompute, ...] = ("none", "selective", "full")
     zero: tuple[int, ...] = (0, 1, 3)
     chunks: tuple[int, ...] = (1, 2, 4)
+    schedules: tuple[str, ...] = ("1f1b",)  # of stages that have one piece of the model each
+    whole_share: bool = False  # a rank's share in one micro-batch too, and in halves of it
     tp_inside: bool = True  # tensor-parallel ranks share a node
     dtype: str = ""
     framework: str = ""
@@ -122,11 +124,11 @@ def _with_options(
 ) -> Iterator[Plan]:
     share = batch // degrees["dp"]
     is_piped, is_long = degrees.get("pp", 1) > 1, workload.most("tp") > 1
-    for micro, recompute, zero, chunks, offload in product(
+    for micro, recompute, zero, (schedule, chunks), offload in product(
         _micro(share, space, is_piped or is_long),
         space.recompute if is_long else PLAIN,
         space.zero if _shares(degrees) else (0,),
-        _chunks(workload, degrees.get("pp", 1), space),
+        _schedules(workload, degrees.get("pp", 1), space),
         space.offload,
     ):
         turns = share // micro
@@ -137,7 +139,7 @@ def _with_options(
         sp = degrees.get("tp", 1) > 1
         yield Plan(
             **degrees, sp=sp, zero=zero, micro_batch=micro, global_batch=batch, chunks=chunks,
-            schedule="interleaved" if chunks > 1 else "1f1b", recompute=recompute,
+            schedule=schedule, recompute=recompute,
             offload=offload, dtype=space.dtype, framework=space.framework,
         )  # fmt: skip
 
@@ -149,15 +151,19 @@ def _shares(degrees: dict[str, Any]) -> bool:
 
 def _micro(share: int, space: Space, is_split: bool) -> Sequence[int]:
     """Micro-batches that divide a rank's share; its whole share where nothing asks for less."""
-    if not is_split:
-        return (share,)
-    return [m for m in space.micro_batch if share % m == 0] or (1,)
+    some = [m for m in space.micro_batch if share % m == 0] if is_split else []
+    if space.whole_share:
+        halves = [share >> k for k in range(share.bit_length()) if share % (1 << k) == 0]
+        return sorted({*some, *halves})
+    return some or ((1,) if is_split else (share,))
 
 
-def _chunks(workload: Workload, pp: int, space: Space) -> Sequence[int]:
+def _schedules(workload: Workload, pp: int, space: Space) -> list[tuple[str, int]]:
+    """Schedules, each with the pieces of the model that a stage has."""
     if pp == 1:
-        return (1,)
-    return [c for c in space.chunks if c == 1 or workload.num_blocks % (pp * c) == 0]
+        return [("1f1b", 1)]
+    more = [c for c in space.chunks if c > 1 and workload.num_blocks % (pp * c) == 0]
+    return [(name, 1) for name in space.schedules] + [("interleaved", c) for c in more]
 
 
 def _divisors(n: int) -> list[int]:

@@ -1,0 +1,261 @@
+"""Descent from good plans: what a small change of a plan would do, predicted and taken if it pays.
+
+Moves change one thing: the schedule, the micro-batch, how much is run again and where, how blocks
+are dealt to stages, how state is sharded, how gradients are sent, or two degrees against each
+other. A plan is only as good as the step that `predict` gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from foretell.cluster import Cluster
+from foretell.errors import ForetellError
+from foretell.plan import Plan
+from foretell.plan.check import micro_batches
+from foretell.plan.segments import Segment, blocks_of, segments, written
+from foretell.predict import Prediction, predict_many
+from foretell.workload import Workload
+
+BATCHED = 12  # plans predicted before the best of them is taken
+
+
+class Found(NamedTuple):
+    """A plan as it was asked, what it leaves open still open, and its prediction."""
+
+    plan: Plan
+    prediction: Prediction
+
+    @property
+    def step(self) -> float:
+        """Seconds predicted."""
+        return self.prediction.step
+
+    def key(self) -> tuple[float, str]:
+        """What sorts plans: the shortest step first, then by text."""
+        return self.prediction.step, str(self.plan)
+
+
+@dataclass
+class Evaluator:
+    """Predictions by plan, and how many of them may still be made."""
+
+    workload: Workload
+    cluster: Cluster
+    budget: int
+    accepts: Callable[[Plan], bool] = lambda plan: True  # what a plan of the answer has to be
+    filled: Callable[[Plan], Plan] = lambda plan: plan  # what every plan is asked to be besides
+    known: dict[str, Prediction | None] = field(default_factory=dict)
+
+    @property
+    def evaluations(self) -> int:
+        """Plans predicted so far."""
+        return len(self.known)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the budget is used up."""
+        return self.evaluations >= self.budget
+
+    def ranked(self) -> list[Found]:
+        """Every plan predicted so far that fits, the shortest step first."""
+        every = ((Plan.parse(text), one) for text, one in self.known.items() if one)
+        return sorted((Found(p, one) for p, one in every if one.fits), key=Found.key)
+
+    def best(self) -> Found | None:
+        """The best of them."""
+        return next(iter(self.ranked()), None)
+
+    def of(self, plans: Sequence[Plan]) -> list[Found]:
+        """Those plans that can be and fit, predicted as far as the budget goes."""
+        plans = [self.filled(plan) for plan in plans]
+        new = [p for p in dict.fromkeys(plans) if str(p) not in self.known and self.accepts(p)]
+        new = new[: max(self.budget - self.evaluations, 0)]
+        try:
+            found: Sequence[Prediction | None] = predict_many(new, self.workload, self.cluster)
+        except ForetellError:
+            found = [self._one(plan) for plan in new]
+        self.known |= {str(plan): one for plan, one in zip(new, found, strict=True)}
+        mine = ((plan, self.known.get(str(plan))) for plan in plans)
+        return [Found(plan, one) for plan, one in mine if one is not None and one.fits]
+
+    def _one(self, plan: Plan) -> Prediction | None:
+        try:
+            return predict_many([plan], self.workload, self.cluster)[0]
+        except ForetellError:
+            return None
+
+
+def descend(start: Found, on: Evaluator, tell: Callable[[float], None]) -> Found:
+    """The best plan that single moves lead to."""
+    best = start
+    while not on.is_spent:
+        moves = list(neighbours(best.plan, on.workload, on.cluster))
+        better = _first_better(best, moves, on)
+        if better is None:
+            return best
+        best = better
+        tell(best.step)
+    return best
+
+
+def _first_better(best: Found, moves: list[Plan], on: Evaluator) -> Found | None:
+    """The best of the first few moves among which one pays."""
+    for at in range(0, len(moves), BATCHED):
+        found = on.of(moves[at : at + BATCHED])
+        lower = [one for one in found if one.step < best.step * (1 - 1e-9)]
+        if lower:
+            return min(lower, key=Found.key)
+        if on.is_spent:
+            break
+    return None
+
+
+def neighbours(plan: Plan, workload: Workload, cluster: Cluster) -> Iterator[Plan]:
+    """Plans one move away; some cannot be."""
+    moves = _segment_moves if plan.segments else _degree_moves
+    seen = {str(plan)}
+    for other in moves(plan, workload, cluster):
+        if str(other) not in seen:
+            seen.add(str(other))
+            yield other
+
+
+def _degree_moves(plan: Plan, workload: Workload, cluster: Cluster) -> Iterator[Plan]:
+    yield from _schedule_moves(plan)
+    yield from _micro_moves(plan)
+    yield from _recompute_moves(plan, blocks_of(plan, workload)[0])
+    yield from _layer_moves(plan, workload)
+    yield from _state_moves(plan, cluster)
+    yield from _traded(plan, workload)
+
+
+def _schedule_moves(plan: Plan) -> Iterator[Plan]:
+    if plan.pp == 1 or plan.actions:
+        return
+    for name, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 4)):
+        yield plan.but(schedule=name, chunks=chunks)
+
+
+def _micro_moves(plan: Plan) -> Iterator[Plan]:
+    share = plan.global_batch // max(plan.dp, 1)
+    for micro in (plan.micro_batch * 2, plan.micro_batch // 2, share):
+        if micro and share % micro == 0:
+            yield plan.but(micro_batch=micro)
+
+
+def _recompute_moves(plan: Plan, blocks: int) -> Iterator[Plan]:
+    """More or fewer blocks of a stage run again, by halves and by one."""
+    for word in ("none", "selective", "full"):
+        yield plan.but(recompute=word, recompute_layers=0)
+    if plan.recompute == "none":
+        return
+    now = plan.recompute_layers or blocks
+    for many in (now // 2, now - 1, now + 1):
+        if 0 < many < blocks:
+            yield plan.but(recompute_layers=many)
+
+
+def _layer_moves(plan: Plan, workload: Workload) -> Iterator[Plan]:
+    """One block moved from the first or last stage to the others, or to its neighbour."""
+    if plan.pp == 1 or plan.chunks > 1:
+        return
+    now = list(blocks_of(plan, workload))
+    ends = {0, plan.pp - 1}
+    for source in range(plan.pp):
+        for target in (*ends, source - 1, source + 1):
+            is_end = source in ends or target in ends
+            if is_end and 0 <= target < plan.pp and target != source and now[source] > 1:
+                dealt = list(now)
+                dealt[source] -= 1
+                dealt[target] += 1
+                yield plan.but(layers=tuple(dealt))
+
+
+def _state_moves(plan: Plan, cluster: Cluster) -> Iterator[Plan]:
+    """How state is sharded, and how gradients are sent."""
+    if plan.dp > 1:
+        for zero in (0, 1, 2, 3):
+            if zero < 2 or plan.pp == 1:
+                yield plan.but(zero=zero, shard=0)
+        node = int((cluster.nodes == cluster.nodes[0]).sum()) // max(plan.tp * plan.cp, 1)
+        if plan.zero and 1 < node < plan.dp and plan.dp % node == 0:
+            yield plan.but(shard=node)
+        for times in (2.0, 0.5, 4.0):
+            yield plan.but(bucket_mb=plan.bucket_mb * times)
+        yield plan.but(overlap=True)
+    if plan.tp > 1:
+        yield plan.but(sp=not plan.sp)
+
+
+def _traded(plan: Plan, workload: Workload) -> Iterator[Plan]:
+    """Two degrees against each other, the micro-batches as they are."""
+    axes = [a for a in ("dp", "tp", "pp", "cp") if a == "dp" or workload.most(a) > 1 or a == "pp"]
+    for give in axes:
+        for take in axes:
+            if give == take or getattr(plan, give) % 2:
+                continue
+            changed: dict[str, Any] = {
+                give: getattr(plan, give) // 2,
+                take: 2 * getattr(plan, take),
+            }
+            other = plan.but(**changed, layers=(), shard=0)
+            yield other.but(sp=plan.sp or other.tp > 1)
+            if take == "dp":
+                yield other.but(micro_batch=max(plan.micro_batch // 2, 1))
+
+
+def _segment_moves(plan: Plan, workload: Workload, cluster: Cluster) -> Iterator[Plan]:
+    found = segments(plan, workload)
+    yield from _dealt(plan, found)
+    yield from _own(plan, found)
+    yield plan.but(schedule="gpipe" if plan.schedule == "1f1b" else "1f1b")
+    for micro in (plan.micro_batch * 2, plan.micro_batch // 2):
+        if micro and plan.global_batch % micro == 0:
+            yield plan.but(micro_batch=micro)
+    yield from _merged(plan, found)
+
+
+def _dealt(plan: Plan, found: Sequence[Segment]) -> Iterator[Plan]:
+    """One block from a segment to another."""
+    for a, source in enumerate(found):
+        for b, target in enumerate(found):
+            if a != b and source.blocks > 1:
+                dealt = list(found)
+                dealt[a] = replace(source, blocks=source.blocks - 1)
+                dealt[b] = replace(target, blocks=target.blocks + 1)
+                yield written(plan, dealt)
+
+
+def _own(plan: Plan, found: Sequence[Segment]) -> Iterator[Plan]:
+    """Recompute, sharding and tensor parallelism of one segment."""
+    for a, one in enumerate(found):
+        p = one.plan
+        changed = list(_recompute_moves(p, one.blocks))
+        changed += [p.but(zero=z) for z in (0, 1) if p.dp > 1]
+        for tp in (p.tp * 2, p.tp // 2):
+            dp = len(one.ranks) // (tp * p.cp) if tp else 0
+            micro = plan.micro_batch // dp if dp else 0
+            if dp * tp * p.cp == len(one.ranks) and micro * dp == plan.micro_batch:
+                changed.append(p.but(tp=tp, dp=dp, sp=tp > 1, micro_batch=micro))
+        for other in changed:
+            yield written(plan, [*found[:a], replace(one, plan=other), *found[a + 1 :]])
+
+
+def _merged(plan: Plan, found: Sequence[Segment]) -> Iterator[Plan]:
+    """Two segments that are split alike as one with twice the replicas."""
+    for a in range(len(found) - 1):
+        first, then = found[a], found[a + 1]
+        dp = first.plan.dp + then.plan.dp
+        alike = first.plan.tp == then.plan.tp and first.plan.cp == then.plan.cp
+        if len(found) > 2 and alike and plan.micro_batch % dp == 0:
+            own = first.plan.but(dp=dp, micro_batch=plan.micro_batch // dp)
+            one = Segment(first.blocks + then.blocks, first.ranks + then.ranks, own)
+            yield written(plan, [*found[:a], one, *found[a + 2 :]])
+
+
+def is_piped(plan: Plan) -> bool:
+    """Whether a plan has several micro-batches in flight."""
+    return (plan.pp > 1 or bool(plan.segments)) and micro_batches(plan) > 1

@@ -1,0 +1,93 @@
+"""The joint search: its plan is what `predict` says it is, and no planner of one axis beats it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from foretell.cluster import Cluster, load
+from foretell.plan import Plan
+from foretell.predict import predict
+from foretell.search.evaluate import priced
+from foretell.search.joint import Joint
+from foretell.search.mixed import kinds, pipelines
+from foretell.search.oracle.planner import Oracle
+from foretell.search.ordering import in_order, renamed
+from foretell.search.pooled import best_plan
+from foretell.search.refine import Evaluator, descend, neighbours
+from foretell.workload import load as load_workload
+
+GPT = load_workload("gpt:layers=8,hidden=1024,heads=16")
+BOX = '[[node]]\ncount = {count}\ndevice = "{device}"\ndevices = 4\nnic = "infiniband-hdr"\n'
+FAST, SLOW = ({"device": name, "count": n} for name, n in (("a100-80", 1), ("v100-16", 2)))
+
+
+def _mixed(folder: Path, *boxes: dict[str, object]) -> Cluster:
+    path = folder / f"{boxes[0]['device']}.toml"
+    path.write_text('name = "mixed"\n' + "".join(BOX.format(**box) for box in boxes))
+    return load(str(path))
+
+
+def test_the_plan_is_priced_as_predict_prices_it_and_beats_the_oracle() -> None:
+    cluster = load("dgx-a100:nodes=2")
+    found = Joint(evaluations=60).plan(GPT, cluster)
+    assert priced(Plan.parse(str(found.plan)), GPT, cluster).step == found.predicted
+    assert found.predicted <= Oracle().plan(GPT, cluster).predicted
+
+
+def test_stages_of_unlike_devices_have_meshes_of_their_own(tmp_path: Path) -> None:
+    cluster = _mixed(tmp_path, FAST, SLOW)
+    assert [len(ranks) for ranks in kinds(cluster)] == [4, 8]
+    offered = pipelines(GPT, cluster, Plan(global_batch=64))
+    steps = [predict(plan, GPT, cluster).step for _, plan in offered[:6]]
+    texts = [f"dp={dp},pp={12 // dp},micro_batch=1,global_batch=48" for dp in (6, 12)]
+    alike = [predict(Plan.parse(text), GPT, cluster).step for text in texts]
+    assert min(steps) < min(alike) * 64 / 48
+
+
+def test_the_order_of_nodes_in_a_file_changes_no_answer(tmp_path: Path) -> None:
+    forth, back = _mixed(tmp_path, FAST, SLOW), _mixed(tmp_path, SLOW, FAST)
+    found = [best_plan(Joint(evaluations=40), GPT, cluster) for cluster in (forth, back)]
+    assert found[0].predicted == found[1].predicted
+    for one, cluster in zip(found, (forth, back), strict=True):
+        assert priced(one.plan, GPT, cluster).step == one.predicted
+
+
+def test_a_plan_for_machines_in_order_is_one_for_the_file(tmp_path: Path) -> None:
+    cluster = _mixed(tmp_path, SLOW, FAST)
+    ranks = in_order(cluster)
+    assert ranks == (8, 9, 10, 11, *range(8))
+    for text in (
+        "segments=3+0-3/5+4-11,micro_batch=8,global_batch=64",
+        "dp=3,pp=4,micro_batch=1,global_batch=48",
+    ):
+        plan = Plan.parse(text)
+        there = predict(plan, GPT, cluster.subset(ranks))
+        here = predict(renamed(plan, ranks, cluster), GPT, cluster)
+        assert here.step == there.step
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dp=4,pp=4,micro_batch=1,global_batch=64",
+        "segments=3+0-7/5+8-15+tp:2,micro_batch=8,global_batch=64",
+    ],
+)
+def test_a_descent_ends_where_no_move_it_tried_is_better(text: str) -> None:
+    cluster = load("dgx-a100:nodes=2")
+    on = Evaluator(GPT, cluster, budget=60)
+    start = on.of([Plan.parse(text)])[0]
+    end = descend(start, on, lambda step: None)
+    assert end.step <= start.step
+    assert all(one is None or not one.fits or one.step >= end.step for one in on.known.values())
+    assert on.evaluations <= 60
+    assert len({str(p) for p in neighbours(start.plan, GPT, cluster)}) > 10
+
+
+def test_only_what_runs_is_offered_where_that_is_asked() -> None:
+    from foretell.plan.unsupported import unsupported
+
+    found = Joint(evaluations=40, runnable=True).plan(GPT, load("dgx-a100"))
+    assert not unsupported(found.plan)
