@@ -80,7 +80,7 @@ class _Search:
         return not self.options.runnable or not unsupported(plan)
 
     def _filled(self, plan: Plan) -> Plan:
-        """A plan as it is asked for: what runs is plain PyTorch, with autocast in half precision."""
+        """A plan as it is asked for: what runs is plain PyTorch, autocast in half precision."""
         o = self.options
         plan = plan.but(precision=o.precision) if o.precision else plan
         if not o.runnable or o.framework:
