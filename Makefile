@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export NO_MKDOCS_2_WARNING = 1
+QUIET := OMP_WAIT_POLICY=PASSIVE  # two workers on two cores: threads that wait do not spin
 
 .PHONY: help demo test fuzz validate bench zoo scripts docs guides figures picture lint format clean matrix test-all browser packages lock
 .DEFAULT_GOAL := help
@@ -20,7 +21,7 @@ demo: .venv/installed  ## the loop on embedded data: replay, what if, oracle, pl
 	$(BIN)/foretell demo
 
 test: browser  ## every test that ends in minutes
-	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 $(ARGS)
+	$(QUIET) $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile $(ARGS)
 
 fuzz: .venv/installed  ## hostile files through every command: make fuzz CASES=1000
 	$(BIN)/python -m tests.fuzz.fuzz --cases $(or $(CASES),500) $(ARGS)
@@ -29,7 +30,7 @@ matrix: .venv/installed  ## models x plans on gloo ranks, each compared with one
 	$(BIN)/python -m tests.pytorch.deploy.matrix $(ARGS)
 
 test-all: browser  ## every test, the slow ones too
-	$(BIN)/python -m pytest -m "not gpu" -n 2 $(ARGS)
+	EXAMPLES=100 $(QUIET) $(BIN)/python -m pytest -m "not gpu" -n 2 --dist loadfile $(ARGS)
 
 browser: .venv/installed  ## get the browser that tests of pages need, where that can be
 	@.ci/browser

@@ -49,7 +49,7 @@ shape = lambda n: machines(f"dgx-a100:gpus={n}")
 rows = scaling(load("llama:layers=32,hidden=4096,heads=32,seq=4096"), shape, [8, 64], lambda n: 64)
 few = "placement:playouts=20,strokes=2000,polish=500"
 answers = {
-    "fusion": asked("fusion:evaluations=300", "resnet50:batch=16", "disco-a"),
+    "fusion": asked("fusion:evaluations=120", "resnet50:batch=16", "disco-a"),
     "placement": asked(few, "vgg16:batch=32", "heterog-8"),
     "oracle": [[repr(row.plan), row.step.hex()] for row in rows],
 }

@@ -1,5 +1,6 @@
 """What must hold for any graph, and that all engines agree to the last bit."""
 
+import os
 from itertools import pairwise
 
 import numpy as np
@@ -14,7 +15,8 @@ from foretell.simulate import simulate
 from foretell.simulate.engine import loop_for, run, timeline
 from foretell.simulate.questions import breakdown, busy, critical_path
 
-MANY = settings(max_examples=100, deadline=None)
+# `make test-all` draws more
+MANY = settings(max_examples=int(os.environ.get("EXAMPLES", "40")), deadline=None)
 EACH = (
     {},
     {"links": False},

@@ -41,7 +41,7 @@ def page(studio, chromium):
     assert errors(chromium) == []
 
 
-def until(driver, holds, seconds=20):
+def until(driver, holds, seconds=120):
     """Wait for something to hold; the last answer tells why it does not."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 from foretell.errors import InputError
 from foretell.graph import Graph, Kind, concat
 from foretell.simulate import simulate
-from foretell.trace import Trace, read, summary
+from foretell.trace import Trace, summary
+from foretell.trace import read as read_again
 
 TRUTH = Path(__file__).resolve().parents[2].parent / "shared" / "truth"
 H200, KINETO = TRUTH / "h200", TRUTH / "traces" / "kineto"
@@ -19,6 +21,7 @@ pytestmark = [
     pytest.mark.skipif(not TRUTH.is_dir(), reason=f"no measured data in {TRUTH.name}"),
 ]
 
+read = cache(read_again)  # most tests ask the same files
 WORST = 0.01  # of the step; the bar is a median of 1 % and a worst of 3 %
 
 

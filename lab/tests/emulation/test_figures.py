@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from foretell_lab.cli.validate import command
 from foretell_lab.emulation import host, judge, table
 from foretell_lab.emulation.foretold import held
+from foretell_lab.validate import lab
 from foretell_lab.validate.lab import (
     CROWDED,
     FOLDER,
@@ -25,6 +26,13 @@ from foretell_lab.validate.lab import (
 @pytest.fixture(scope="module")
 def found():
     return report()
+
+
+def test_one_laboratory_is_foretold_within_bounds():
+    runs = Runs.read(shipped(FOLDER))
+    figures = judge.judged(lab._held([runs]))
+    assert figures["beyond"] <= 0.05
+    assert figures["within"] >= 0.90
 
 
 def test_there_are_enough_of_every_kind():
@@ -45,6 +53,7 @@ def test_the_later_networks_are_others():
     assert not names[0] & names[1]
 
 
+@pytest.mark.slow
 def test_errors_beyond_the_spread_stay_within_bounds(found):
     assert found["foretold"]["beyond"] <= 0.05
     assert found["foretold"]["within"] >= 0.90
@@ -61,6 +70,7 @@ def test_errors_beyond_the_spread_stay_within_bounds(found):
     assert found["warm"]["within"] >= 0.95
 
 
+@pytest.mark.slow
 def test_fit_helps_on_what_it_has_not_seen(found):
     assert found["rest_after"]["beyond"] <= found["rest_before"]["beyond"] + 0.001
     assert found["rest_after"]["beyond"] <= 0.05
@@ -71,6 +81,7 @@ def test_fit_helps_on_what_it_has_not_seen(found):
     assert found["warm_after"]["beyond"] <= 0.05
 
 
+@pytest.mark.slow
 def test_plans_are_picked_within_three_percent_beyond_the_spread(found):
     assert found["foretold"]["picked_beyond"] >= 0.9
     assert found["unseen"]["picked_beyond"] >= 0.9
@@ -79,11 +90,13 @@ def test_plans_are_picked_within_three_percent_beyond_the_spread(found):
     assert "as measured  beyond the spread" in found["text"]
 
 
+@pytest.mark.slow
 def test_plans_are_picked_as_well_as_by_measuring(found):
     assert found["again"]["tries"] >= 100
     assert found["again"]["foretold"] >= found["again"]["measured"]
 
 
+@pytest.mark.slow
 def test_that_messages_stall_helps_with_models_held_back(monkeypatch, found):
     monkeypatch.setattr(host, "STALL", 0.0)
     unseen = [Runs.read(shipped(name)).of(UNSEEN) for name in PINNED]
@@ -93,10 +106,12 @@ def test_that_messages_stall_helps_with_models_held_back(monkeypatch, found):
     assert found["unseen"]["regret"] < without["regret"]
 
 
+@pytest.mark.slow
 def test_to_know_how_busy_the_machine_was_helps(found):
     assert found["foretold"]["error"] < found["blind"]["error"]
 
 
+@pytest.mark.slow
 def test_the_command_needs_no_other_data(monkeypatch, tmp_path, found):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FORETELL_TRUTH", raising=False)

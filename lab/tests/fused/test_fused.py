@@ -68,7 +68,15 @@ def test_columns_tell_reductions():
     assert apart == [1, 0]
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+def some(values, step):
+    """Every so many of some values; the others are slow together."""
+    return [
+        v if k % step == 0 else pytest.param(v, marks=pytest.mark.slow)
+        for k, v in enumerate(values)
+    ]
+
+
+@pytest.mark.parametrize("name", some(sorted(MODELS), 4))
 def test_every_model_is_captured_and_cut(name):
     net = net_of(name, "amp")
     kinds = set(net.kinds)
@@ -103,7 +111,7 @@ def test_a_product_begins_its_region():
         assert len(products_in) == 1
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", some(range(4), 2))
 def test_drawn_regions_run(seed):
     found = [r for r in drawn(Random(seed), 12) if _elements(r) < 2e6]
     for region in found:

@@ -1,6 +1,7 @@
 """How right prices of fused regions are."""
 
 import numpy as np
+import pytest
 
 from foretell_lab.fused import data as fused_data
 from foretell_lab.validate import fused as validated
@@ -24,6 +25,7 @@ def test_the_network_beats_the_formula_on_models_it_has_not_seen():
     assert 0.75 <= kernel.covered <= 0.93
 
 
+@pytest.mark.slow
 def test_the_report_prints_every_group():
     text = validated.report(None)["text"]
     for word in (

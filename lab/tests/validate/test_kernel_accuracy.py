@@ -18,6 +18,7 @@ needs_truth = [
     pytest.mark.truth,
     pytest.mark.skipif(not (TRUTH / "kernels").exists(), reason=f"no measured kernels in {TRUTH}"),
 ]
+all_rows = [*needs_truth, pytest.mark.slow]
 BARS = {"gemm": 0.15, "conv": 0.25, "memory": 0.25}
 
 
@@ -150,13 +151,30 @@ def test_figures_of_left_out_rows_meet_the_bars():
             assert 0.7 <= rows[op, out]["covered"] <= 0.93
 
 
+SMALL = ("deepbench_train_conv.csv", "deepbench_train_gemm.csv", "neusight_softmax_fp32.csv.gz")
+
+
+@pytest.mark.truth
+@pytest.mark.skipif(not (TRUTH / "kernels").exists(), reason=f"no measured kernels in {TRUTH}")
+def test_shipped_constants_meet_the_bars_on_some_files(tmp_path):
+    (tmp_path / "kernels").mkdir()
+    for name in SMALL:
+        (tmp_path / "kernels" / name).symlink_to(TRUTH / "kernels" / name)
+    found = kernels.accuracy(tmp_path)
+    for family, bar in BARS.items():
+        errors = np.concatenate([np.abs(a.errors) for a in found if a.family == family])
+        assert len(errors) > 100
+        assert np.median(errors) <= 1.2 * bar
+    assert "rows not used in the fit" in "\n".join(kernels.lines(found))
+
+
 @pytest.fixture(scope="module")
 def accuracy():
     return kernels.accuracy(TRUTH)
 
 
 class TestTruth:
-    pytestmark = needs_truth
+    pytestmark = all_rows
 
     def test_shipped_constants_meet_the_bars_on_all_rows(self, accuracy):
         for op, bar in BARS.items():

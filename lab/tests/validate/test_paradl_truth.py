@@ -24,6 +24,17 @@ def test_every_output_of_the_oracle_within_a_hundredth():
     assert np.nanmax([abs(x.memory) for x in found]) < 0.01
 
 
+def test_measured_epochs_of_split_layers():
+    """One scale of each way to split layers; `test_measured_epochs` has them all."""
+    for strategy in ("filter", "channel", "data+spatial"):
+        ranks, measured = next(iter(chainer.EPOCHS["resnet50"][strategy].items()))
+        plan = chainer.plan_of(strategy, "resnet50", ranks)
+        steps = chainer.SAMPLES / plan.global_batch
+        told = steps * chainer.step(strategy, "resnet50", ranks)
+        assert told == pytest.approx(measured, rel=0.4), strategy
+
+
+@pytest.mark.slow
 def test_measured_epochs():
     values = chainer.report()["values"]
     assert values["rows"] >= 0.90
@@ -36,7 +47,12 @@ def test_measured_epochs():
 @pytest.mark.truth
 @needs_truth
 @pytest.mark.parametrize(
-    ("source", "median"), [("nvidia", 0.13), ("scaling", 0.10), ("lambda", 0.09)]
+    ("source", "median"),
+    [
+        ("nvidia", 0.13),
+        pytest.param("scaling", 0.10, marks=pytest.mark.slow),
+        ("lambda", 0.09),
+    ],
 )
 def test_boards_of_others(source, median):
     found = list(workloads.SOURCES[source](TRUTH))

@@ -1,5 +1,7 @@
 """Captured steps in a small file: they read back as the same tasks at the same price."""
 
+from dataclasses import replace
+from importlib.resources import as_file, files
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +89,20 @@ def test_the_price_is_that_of_the_graph(tmp_path):
     assert simulate(again).seconds == pytest.approx(simulate(whole).seconds, rel=1e-9)
 
 
+def shipped():
+    with as_file(files("foretell_lab.validate") / "tables" / "timm_steps.xz") as path:
+        return steps.load(path)
+
+
+def test_some_of_the_shipped_steps_are_priced():
+    found = shipped()
+    assert len(found.models) > 800
+    few = dict(sorted(found.models.items())[::80])
+    for name, graph in steps.priced(replace(found, models=few), MACHINE):
+        assert simulate(graph).seconds > 1e-3, name
+
+
+@pytest.mark.slow
 def test_the_shipped_steps_are_whole():
     found = timm.captured()
     assert len(found.seconds) > 800
@@ -98,14 +114,19 @@ def test_the_shipped_steps_are_whole():
 @pytest.mark.truth
 @needs_truth
 def test_models_of_a_family_are_foretold_without_a_capture():
+    known = shipped()
+    names = ("resnet50", "mobilenetv2_100", "vit_base_patch16_224")
+    few = replace(known, models={name: known.models[name] for name in names})
+    captured = {name: simulate(graph).seconds for name, graph in steps.priced(few, MACHINE)}
     rows = {row["model"]: row for row in timm._rows(TRUTH / "tables" / "timm_train_rtx3090.csv")}
-    for name in ("resnet50", "mobilenetv2_100", "vit_base_patch16_224"):
+    for name in names:
         seconds = timm.built_in(rows[name])
         assert seconds == pytest.approx(float(rows[name]["value"]) / 1e3, rel=0.3)
-        assert seconds == pytest.approx(timm.captured().seconds[name], rel=0.2)
+        assert seconds == pytest.approx(captured[name], rel=0.2)
     assert timm.built_in(rows["coat_tiny"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.truth
 @needs_truth
 def test_timm_rows():

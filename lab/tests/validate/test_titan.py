@@ -3,9 +3,19 @@
 import numpy as np
 import pytest
 
+from foretell.cluster import Calibration
+from foretell.predict import predict
 from foretell_lab.validate import titan
 
 
+def test_a_preset_predicts_its_boards_as_faster_and_fp8_as_much_faster_as_it_is():
+    bf16, fp8 = (one.run(Calibration()) for one in list(titan.titans())[:2])
+    told = [predict(r.plan, r.workload, r.cluster).step for r in (bf16, fp8)]
+    assert 0.6 < told[0] / bf16.seconds < 1.0
+    assert told[0] / told[1] == pytest.approx(bf16.seconds / fp8.seconds, rel=0.15)
+
+
+@pytest.mark.slow
 def test_one_run_tells_of_the_boards_and_of_nothing_else():
     known = titan.fitted()
     assert 1.05 < known.compute < 1.6  # 500 W and slower memory than the preset's
