@@ -148,7 +148,7 @@ def _throttled(
         many = workload.layers[at].times
         issued += many * call.times * host
         if call.op in MATRIX:
-            each = power.joules(device, _format(call.op, call.dtype or dtype), _kind(call))
+            each = power.joules(device, format_of(call.op, call.dtype or dtype), power_kind(call))
             matrix += many * took
             energy += many * call.times * each * call.flops
         else:
@@ -158,7 +158,7 @@ def _throttled(
     return out
 
 
-def _kind(call: Call) -> str:
+def power_kind(call: Call) -> str:
     """What a kernel of the matrix units is to the power model, where it is no product."""
     if call.op != "attention":
         return ""
@@ -206,7 +206,7 @@ def _priced(device: Device, dtype: str, asked: list[Call], length: int) -> list[
     groups: dict[tuple[str, str, tuple[str, ...]], list[int]] = {}
     for i, call in enumerate(asked):
         keys = tuple(sorted(set(call.shape) - {"_slow"}))
-        kind = call.dtype or _format(call.op, dtype)
+        kind = call.dtype or format_of(call.op, dtype)
         groups.setdefault((call.op, kind, keys), []).append(i)
     for (op, kind, keys), rows in groups.items():
         shape = {k: _stacked([asked[i].shape[k] for i in rows], length) for k in keys}
@@ -217,7 +217,7 @@ def _priced(device: Device, dtype: str, asked: list[Call], length: int) -> list[
     return out
 
 
-def _format(op: str, dtype: str) -> str:
+def format_of(op: str, dtype: str) -> str:
     """The format a kernel runs in where matmuls run in `dtype`: attention has no tf32 kernel."""
     if op in PRODUCTS:
         return dtype

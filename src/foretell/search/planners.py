@@ -14,6 +14,9 @@ PLANNERS: dict[str, tuple[str, str]] = {
     "oracle": ("oracle.planner", "Oracle"),
     "placement": ("placement.planner", "Placing"),
     "fusion": ("fusion.planner", "Fusing"),
+    "disco": ("fusion.planner", "Disco"),
+    "schedule": ("schedule.planner", "PipelinePlanner"),
+    "tessel": ("schedule.planner", "Tessel"),
 }
 
 

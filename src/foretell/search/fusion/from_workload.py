@@ -14,15 +14,18 @@ from typing import Any
 import numpy as np
 
 from foretell.cluster import Cluster
+from foretell.cluster.device import Device
+from foretell.cost import power
 from foretell.cost.price import prices
 from foretell.cost.shape import write
 from foretell.errors import InputError
 from foretell.graph import Builder
-from foretell.plan.parts import slowest
+from foretell.plan.parts import MATRIX, format_of, power_kind, slowest
 from foretell.search.fusion.fuse_words import BACK, THERE
 from foretell.search.fusion.problem import (
     BACKWARD,
     FORWARD,
+    Array,
     Entry,
     Gradient,
     Piece,
@@ -355,7 +358,26 @@ def _priced(page: _Page, cluster: Cluster) -> Any:
     many = sum(g.bytes for g in page.gradients) / BYTES[page.workload.dtype]
     make.task(kind="kernel", op="optimizer", dtype="fp32", bytes=_ADAM * many, shape=f"n={many:g}")
     graph = make.graph(check=False)
-    return prices(graph, np.arange(graph.size), of_slowest(cluster))[0]
+    seconds = prices(graph, np.arange(graph.size), of_slowest(cluster))[0]
+    return _throttled(page, slowest(cluster), np.asarray(seconds, float))
+
+
+def _throttled(page: _Page, device: Device, seconds: Array) -> Array:
+    """Matrix kernels take longer once the board runs at its power limit, as `predict` has it."""
+    calls_ = [kernel.call for kernel in page.kernels]
+    is_matrix = np.array([call.op in MATRIX for call in calls_], bool)
+    dtype = page.workload.dtype
+    energy = sum(
+        float(np.asarray(call.flops))
+        * power.joules(device, format_of(call.op, call.dtype or dtype), power_kind(call))
+        for call in calls_
+        if call.op in MATRIX
+    )
+    busy = seconds[:-1]
+    matrix, rest = float(busy[is_matrix].sum()), float(busy[~is_matrix].sum())
+    one = (np.array([value]) for value in (matrix, energy, rest, 0.0))
+    slower = 1 / float(power.clock(device, *one)[0])
+    return np.append(np.where(is_matrix, busy * slower, busy), seconds[-1])
 
 
 def of_slowest(cluster: Cluster) -> Cluster:

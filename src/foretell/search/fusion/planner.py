@@ -176,6 +176,15 @@ class Fusing(Planner):
         return plan.but(micro_batch=micro, global_batch=micro * problem.repeats * ranks)
 
 
+@dataclass(frozen=True)
+class Disco(Fusing):
+    """DisCo's own search: random fusions on a heap, pruned by cost."""
+
+    name: ClassVar[str] = "disco"
+    source: ClassVar[str] = "Yi et al., DisCo, TPDS 2022, algorithm 1"
+    method: Literal["climb", "backtrack"] = "backtrack"
+
+
 def _fits(problem: Problem) -> bool:
     return unfused(problem).held <= problem.room
 
