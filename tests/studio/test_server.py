@@ -339,6 +339,37 @@ def test_a_plan_is_drawn_with_its_pipeline(studio):
     assert found["lines"][0]["step_s"] == found["diagnosis"]["step_s"] == predicted
 
 
+def test_a_planner_answers_what_predict_says():
+    from foretell.cluster import load as load_cluster
+    from foretell.plan import Plan
+    from foretell.search.evaluate import priced
+    from foretell.studio.views import planned
+    from foretell.workload import load
+
+    model, cluster, told = "gpt:layers=4,hidden=256,heads=4", load_cluster("h100:gpus=2"), []
+    best, *rivals = planned(model, cluster, "oracle", lambda *what: told.append(what))
+    again = priced(Plan.parse(best["plan"]), load(model), cluster)
+    assert best["step_s"] == pytest.approx(again.step)
+    assert best["peak_bytes"] == again.peak
+    assert rivals
+    assert told
+
+
+def test_strategies_are_sent_as_they_are_found():
+    from foretell.studio.views import strategies
+
+    parts = []
+    rows = strategies(
+        "gpt:layers=4,hidden=256,heads=4", "h100:gpus=2", "1,2",
+        lambda words, best=None, found=None: parts.append(len(found)) if found else None,
+    )  # fmt: skip
+    assert parts == sorted(parts)
+    assert {r["gpus"] for r in rows} == {1, 2}
+    front = [r for r in rows if r["front"]]
+    fastest = max((r for r in rows if r["fits"]), key=lambda r: r["samples_per_s"])
+    assert fastest in front
+
+
 def test_a_built_step_lies_on_the_desk(studio):
     _, found = call(
         studio,

@@ -19,7 +19,6 @@ from foretell.simulate import Timeline, simulate
 from foretell.survey import Loaded, survey
 
 if TYPE_CHECKING:
-    from foretell.plan import Plan
     from foretell.predict import Prediction
 
 Tell = Callable[..., None]  # what a search does now, its best so far, what it has found so far
@@ -72,14 +71,14 @@ def write(of: Step, loaded: Loaded, specs: Sequence[str], path: Path) -> None:
 def plan(workload: str, text: str, cluster: Cluster) -> str:
     """A plan predicted, drawn on its machines, with its pipeline schedule and timeline."""
     from foretell.plan import Plan
-    from foretell.predict import predict
     from foretell.report.plans import drawn
+    from foretell.search.evaluate import priced
     from foretell.survey.inputs import Drawn
     from foretell.survey.planned import steps_of
     from foretell.workload import load
 
     model = load(workload, files=False)
-    found = predict(Plan.parse(text or "dp=1"), model, cluster)
+    found = priced(Plan.parse(text or "dp=1"), model, cluster)
     steps = [(name, simulate(graph)) for name, graph in steps_of(found.plan, model, cluster)]
     picture = drawn(found.plan, workload, cluster)
     if steps and found.plan.pp > 1 and not picture["schedule"]:
@@ -187,35 +186,33 @@ def _swept(
 
 
 def planned(workload: str, cluster: Cluster, planner: str, tell: Tell) -> list[dict[str, Any]]:
-    """What a planner finds, and its baselines."""
-    from foretell.predict import predict
+    """What a planner finds, as `predict` prices it, and its baselines."""
+    from foretell.search.evaluate import repredicted
     from foretell.workload import load
 
     model = load(workload, files=False)
-    found = allowed(planner).plan(
+    search = allowed(planner).plan(
         model, cluster, lambda what, best: tell(f"{what}, best {best:.4g} s", best)
     )
-    rows = [("the plan found", found.predicted, found.plan)]
-    rows += [(name, seconds, None) for name, seconds in found.baselines.items() if seconds]
-    answers = []
-    for name, seconds, made in rows:
-        known = _priced(made, model, cluster, predict)
-        answers.append(
-            {
-                "gpus": cluster.size, "strategy": name, "step_s": seconds,
-                "peak_bytes": known.peak if known else 0.0, "fits": known.fits if known else True,
-                "plan": str(made) if made is not None else "", "samples_per_s": 1 / seconds,
-                "cost": None, "mfu": known.utilisation if known else None, "says": "",
-            }
-        )  # fmt: skip
-    return _with_front(answers)
+    found = repredicted(search, model, cluster)
+    assert found.prediction is not None
+    batch = found.plan.global_batch or model.batch
+    known = {
+        "peak_bytes": found.prediction.peak, "fits": found.prediction.fits, "plan": str(found.plan),
+        "mfu": found.prediction.utilisation,
+    }  # fmt: skip
+    rows = [("the plan found", found.predicted, known)]
+    rows += [(_named(name), s, {}) for name, s in found.baselines.items() if s]
+    return _with_front([_rival(*row, cluster.size, batch) for row in rows])
 
 
-def _priced(made: Plan | None, model: Any, cluster: Cluster, predict: Any) -> Any:
-    """The prediction of a plan; none where only its planner can price it."""
-    if made is None or made.groups or made.buckets or made.regions:
-        return None
-    return predict(made, model, cluster)
+def _rival(
+    name: str, seconds: float, known: dict[str, Any], gpus: int, batch: int
+) -> dict[str, Any]:
+    """A row of a planner's answer; of baselines only the time is known."""
+    plain = {"peak_bytes": 0.0, "fits": True, "plan": "", "mfu": None, "cost": None, "says": ""}
+    times = {"step_s": seconds, "samples_per_s": batch / seconds}
+    return {"gpus": gpus, "strategy": name, **times, **plain, **known}
 
 
 def allowed(planner: str) -> Any:

@@ -282,6 +282,10 @@ function workload() {
     text = Object.entries(given).filter(([, v]) => v !== "" && v !== null).map(([k, v]) => k + "=" + v).join(",");
   return state.model + (text ? ":" + text : "");
 }
+function machines(count = state.count) {
+  // those that are chosen; a system whose size is left open is taken as a whole
+  return state.text || state.gpu + (state.count && count ? ":gpus=" + count : "");
+}
 // A plan of one's own: a field each, plain values left out.
 function planPicker() {
   by("plan").replaceChildren(
@@ -321,7 +325,7 @@ function chosen() {
 // Layouts: points by time, memory and cost while they are found; one of them opens.
 let job = "";
 async function explore() {
-  const asked = { workload: workload(), cluster: state.text || state.gpu + ":gpus=" + state.count, planner: state.planner, gpus: state.gpus };
+  const asked = { workload: workload(), cluster: machines(), planner: state.planner, gpus: state.gpus };
   by("layouts-empty").hidden = true;
   by("job-says").textContent = "starting";
   try {
@@ -458,7 +462,7 @@ async function pick(plan, gpus) {
   set({ picked: plan });
   by("layouts-empty").hidden = true;
   by("picked").replaceChildren(el("p", { class: "says", role: "status", text: "Predicting " + cut(plan || "dp=1", 120) + " …" }));
-  const cluster = gpus && !state.text ? state.gpu + ":gpus=" + gpus : state.text || state.gpu + ":gpus=" + state.count;
+  const cluster = machines(gpus);
   try {
     const D = await ask("plan", { workload: workload(), plan, cluster });
     by("plan-contents").replaceChildren();
@@ -482,7 +486,7 @@ async function pick(plan, gpus) {
 async function build(plan, cluster) {
   by("build-says").textContent = "building …";
   try {
-    const { step } = await ask("build", { workload: workload(), plan, cluster: cluster || state.text || state.gpu + ":gpus=" + state.count });
+    const { step } = await ask("build", { workload: workload(), plan, cluster: cluster || machines() });
     by("build-says").textContent = "added to Step";
     set({ changes: [], own: "", on: "" });
     ticks();
