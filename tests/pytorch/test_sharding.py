@@ -142,6 +142,7 @@ def test_a_step_under_tensor_parallelism_is_that_of_the_built_in_family():
     ("name", "most", "forward"),
     [
         ("llama", 4, 2), ("qwen2", 4, 2), ("qwen3", 4, 2), ("mixtral", 4, 2), ("gpt2", 8, 2),
+        ("phi", 4, 2), ("phi3", 4, 2), ("gemma", 4, 2), ("gemma2", 4, 2), ("olmo2", 4, 2),
         ("bert", 8, 2), ("bert-padded", 8, 2), ("t5", 8, 1), ("vit", 8, 2),
     ],
 )  # fmt: skip
@@ -153,6 +154,8 @@ def test_models_of_transformers_are_split_as_they_are(name, most, forward):
     assert made.most("tp") == most
     assert collectives(block(made))[0] == ["all_reduce"] * forward
     assert made.parameters == graph.facts["parameters"]
+    for text in ("tp=2", "tp=2,sp=yes", "cp=2", "dp=2,zero=3"):
+        assert predict(read(text), made, load_cluster("h200:gpus=2")).fits
     if name == "mixtral":
         assert made.most("ep") == 8
         assert collectives(block(made), "ep") == (["all_to_all"] * 2, ["all_to_all"] * 2)

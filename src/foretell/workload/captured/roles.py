@@ -197,7 +197,10 @@ def _spelled(at: int, rows: Sequence[Row], batch: int) -> Core | None:
 def _around(core: Core, rows: Sequence[Row], users: dict[int, set[int]], found: Roles) -> None:
     """The linear layers that feed a core alone, and the one it alone feeds."""
     mine, behind = set(core.rows), users.get(core.last, set())
-    columns = [i for i in sorted(core.feeds) if is_linear(rows[i]) and users.get(i, set()) <= mine]
+    norms = {i for i in core.feeds if _is_norm_of_heads(rows[i], rows) and users[i] <= mine}
+    feeds = core.feeds.union(*(rows[i].sources for i in norms))
+    alone = mine | norms
+    columns = [i for i in sorted(feeds) if is_linear(rows[i]) and users.get(i, set()) <= alone]
     last = next(iter(behind)) if len(behind) == 1 else -1
     if not columns or last < 0 or not is_linear(rows[last]):
         return
@@ -205,8 +208,15 @@ def _around(core: Core, rows: Sequence[Row], users: dict[int, set[int]], found: 
         return
     gates = [i for i in rows[last].sources - mine if _is_gate(i, last, rows, users)]
     most = min(core.heads, _groups(core, rows, columns))
+    if most < 2:  # keys and values of a single head: nothing to split
+        return
     _split([*columns, *gates], last, most, rows, found)
-    _mark_inside(rows, {*columns, *gates, *core.rows}, {*core.rows, last}, core.feeds, found)
+    _mark_inside(rows, {*columns, *gates, *core.rows}, {*core.rows, last}, feeds, found)
+
+
+def _is_norm_of_heads(row: Row, rows: Sequence[Row]) -> bool:
+    """A norm over all heads of queries or keys: ranks sum their squares, a number a word."""
+    return row.op in _BY_ROW and bool(row.sources) and all(is_linear(rows[i]) for i in row.sources)
 
 
 def _is_gate(at: int, last: int, rows: Sequence[Row], users: dict[int, set[int]]) -> bool:
@@ -220,7 +230,7 @@ def _groups(core: Core, rows: Sequence[Row], columns: list[int]) -> int:
     if core.groups:
         return core.groups
     heads = [wide(rows[i])[1] // core.depth for i in columns]
-    if len(heads) == 1:  # queries, keys and values in one product
+    if len(heads) == 1 and heads[0] > core.heads:  # queries, keys and values in one product
         return max((heads[0] - core.heads) // 2, 1)
     return max(min(heads), 1)
 
