@@ -220,6 +220,7 @@ def canonical(op: str) -> str:
     return _ALIASES.get(name, name)
 
 
+@lru_cache(1 << 14)  # ranks of a job run kernels of the same names
 def is_collective(kernel: str) -> bool:
     """Whether a kernel moves data between ranks."""
     return _IS_NCCL.match(kernel) is not None or bool(_own_comm(kernel))
