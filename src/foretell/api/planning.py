@@ -7,7 +7,9 @@ best = foretell.plan("llama-3.1-8b", "dgx-h100:nodes=2")
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,8 @@ from foretell.cluster import Cluster
 from foretell.cluster import load as load_cluster
 from foretell.errors import InputError
 from foretell.graph import Graph
-from foretell.plan import Plan, read
+from foretell.plan import Plan, read, save
+from foretell.plan.file import FILES, predicted
 from foretell.predict import Prediction as _Prediction
 from foretell.report import words
 from foretell.report.terminal import width
@@ -33,6 +36,7 @@ from foretell.workload import load as load_workload
 if TYPE_CHECKING:
     from foretell.pool import Pool
 
+SAME = 1e-9  # of a step: what rounding may change
 _COPIED = 160  # letters of a plan that a person would copy
 _FEW = 6  # rows of a table that is not verbose
 
@@ -102,6 +106,14 @@ class PlanResult(Result, Planned):
     """The best plan found, its predicted step, and the plans it was compared with."""
 
     planner: str = ""
+    made_for: Mapping[str, str] = field(default_factory=dict)  # model and cluster
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan, what was predicted of it, and for what: JSON or TOML by the name."""
+        told = {"step_s": self.predicted, "low_s": self.low, "high_s": self.high}
+        if self.prediction is not None:
+            told["peak_bytes"] = self.prediction.peak
+        save(self.plan, Path(path), told | dict(self.made_for))
 
     @property
     def speedup(self) -> float:
@@ -193,8 +205,10 @@ def predict(
     """
     asked = _plan(plan, fields)
     workload = _model(model, asked)
-    found = priced(asked, workload, machines(cluster, calibration))
-    return Prediction(**vars(found), notes=tuple(getattr(workload, "notes", ())))
+    on = machines(cluster, calibration)
+    found = priced(asked, workload, on)
+    notes = [*getattr(workload, "notes", ()), *_as_stored(plan, found, workload, on)]
+    return Prediction(**vars(found), notes=tuple(notes))
 
 
 def plan(
@@ -216,7 +230,31 @@ def plan(
     on = machines(cluster, calibration)
     workload = _model(model, None, takes_graphs=hasattr(chosen, "plan_graph"))
     found = best_plan(chosen, workload, on, progress, pool=pool, seeds=seeds)
-    return PlanResult(**vars(repredicted(found, workload, on)), planner=str(chosen))
+    return PlanResult(
+        **vars(repredicted(found, workload, on)),
+        planner=str(chosen),
+        made_for=_made_for(workload, on),
+    )
+
+
+def _made_for(model: Workload | Graph, cluster: Cluster) -> dict[str, str]:
+    """The model, the cluster and the version that a prediction is for."""
+    mark = model.fingerprint() if isinstance(model, Workload) else ""
+    named = {"model": mark, "cluster": cluster.fingerprint(), "cluster_name": cluster.name}
+    return named | {"foretell": version("foretell")}
+
+
+def _as_stored(plan: Any, found: _Prediction, model: Workload | Graph, on: Cluster) -> list[str]:
+    """A note where the plan's file predicts something else for the same model and cluster."""
+    if not isinstance(plan, str | os.PathLike) or not os.fspath(plan).endswith(FILES):
+        return []
+    told, now = predicted(Path(plan)), _made_for(model, on)
+    same = all(told.get(name) == now[name] for name in ("model", "cluster"))
+    before = told.get("step_s")
+    if not same or not isinstance(before, float) or abs(found.step / before - 1) <= SAME:
+        return []
+    by = told.get("foretell", "another version")
+    return [f"the file says {words.seconds(before)} a step, as foretell {by} predicted it"]
 
 
 def _plan(plan: str | os.PathLike[str] | Plan | None, fields: dict[str, Any]) -> Plan:

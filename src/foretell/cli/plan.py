@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -36,18 +37,20 @@ STOPPED = 130  # exit code of what Ctrl-C ended
     "--seeds", type=click.IntRange(min=1), default=1, show_default=True,
     help="Searches, each from a seed of its own; the best plan is the answer.",
 )  # fmt: skip
+@click.option(
+    "--runnable", is_flag=True, help="Keep to plans that `foretell run` executes (joint search)."
+)
 @calibration_option
 @pool_options
 @verbose_option
 @json_option
 def command(
-    workload: str | None, cluster: str, planner: str, output: Path | None, seeds: int, jobs: int,
-    on_ray: str, calibration: Path | None, verbose: bool, as_json: bool,
+    workload: str | None, cluster: str, planner: str, output: Path | None, seeds: int,
+    runnable: bool, jobs: int, on_ray: str, calibration: Path | None, verbose: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Find the plan with the shortest step of WORKLOAD on a cluster; compare it with baselines."""
     from foretell.api import plan
     from foretell.cli.progress import working
-    from foretell.plan.file import save
     from foretell.pool import opened
     from foretell.search.planners import parse
 
@@ -55,6 +58,8 @@ def command(
     if output is not None:
         require_place(output)  # not after minutes of search
     chosen, where = parse(planner), machines(cluster, calibration)
+    if runnable:
+        chosen = _runnable(chosen)
     what, most = f"looking for a plan with {chosen}", getattr(chosen, "seconds", 0.0)
     with opened(jobs, on_ray) as pool, working(what, about=most) as tell:
 
@@ -63,8 +68,21 @@ def command(
 
         found = plan(named, where, chosen, seeds=seeds, pool=pool, progress=progress)
     if output is not None:
-        save(found.plan, output)
+        found.save(output)
     answer_result(found, as_json, verbose)
     if found.stopped:
         say("stopped: this is the best plan so far")
         raise SystemExit(STOPPED)
+
+
+def _runnable(planner: Any) -> Any:
+    """The planner kept to plans that can be run."""
+    from dataclasses import replace
+
+    from foretell.errors import InputError
+
+    if not hasattr(planner, "runnable"):
+        raise InputError(
+            f"--runnable with `{planner.name}`", hint="the joint search has it: leave --with away"
+        )
+    return replace(planner, runnable=True)

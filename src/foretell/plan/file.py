@@ -1,4 +1,8 @@
-"""A plan on disk: JSON (`.plan`, `.json`) or TOML (`.toml`), only the fields that are not plain."""
+"""A plan on disk: JSON (`.plan`, `.json`) or TOML (`.toml`), only the fields that are not plain.
+
+A plan that was searched for carries what was predicted of it, for which model and cluster: the
+table `predicted`, which changes nothing of the plan.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import dataclasses
 import json
 import tomllib
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +19,36 @@ from foretell.io import parse_toml, read_json, read_text, write_text
 from foretell.plan.plan import Plan
 
 
-def save(plan: Plan, path: Path) -> None:
-    """Write a plan; the ending of the name says how."""
+def save(plan: Plan, path: Path, predicted: Mapping[str, Any] | None = None) -> None:
+    """Write a plan and what was predicted of it; the ending of the name says how."""
     fields = as_fields(plan)
-    text = _toml(fields) if path.suffix == ".toml" else json.dumps(fields, indent=1) + "\n"
+    if path.suffix == ".toml":
+        text = _toml(fields) + (f"\n[{PREDICTED}]\n{_toml(predicted)}" if predicted else "")
+    else:
+        more = {PREDICTED: dict(predicted)} if predicted else {}
+        text = json.dumps(fields | more, indent=1) + "\n"
     write_text(path, text)
 
 
 def load(path: Path) -> Plan:
     """Read a plan back."""
+    return of_fields(_fields(path), str(path))
+
+
+def predicted(path: Path) -> dict[str, Any]:
+    """What a plan's file says was predicted of it; nothing where it says nothing."""
+    fields = _fields(path)
+    found = fields.get(PREDICTED) if isinstance(fields, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _fields(path: Path) -> Any:
     if path.suffix != ".toml":
-        return of_fields(read_json(path, what="plan", hint=_MADE), str(path))
+        return read_json(path, what="plan", hint=_MADE)
     try:
-        fields = parse_toml(read_text(path, what="plan"), f"`{path}`")
+        return parse_toml(read_text(path, what="plan"), f"`{path}`")
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"`{path}` is no plan: {error}", hint=_MADE) from None
-    return of_fields(fields, str(path))
 
 
 def read(text: str) -> Plan:
@@ -37,15 +56,16 @@ def read(text: str) -> Plan:
 
     `best.plan:dp=24,global_batch=48` prices a plan that was found for other devices.
     """
-    if text.endswith(_FILES):
+    if text.endswith(FILES):
         return load(Path(text))
     name, _, changes = text.partition(":")
-    if not name.endswith(_FILES):
+    if not name.endswith(FILES):
         return Plan.parse(text)
     return load(Path(name)).changed(changes)
 
 
-_FILES = (".plan", ".json", ".toml")
+PREDICTED = "predicted"  # the table of what was predicted
+FILES = (".plan", ".json", ".toml")
 _MADE = "`foretell plan … -o FILE` writes one"
 _SHOWN = 60  # letters of a value that is wrong
 
@@ -65,6 +85,7 @@ def of_fields(fields: Any, where: str) -> Plan:
     known = typing.get_type_hints(Plan)
     if not isinstance(fields, dict):
         raise InputError(f"`{where}` is no plan", hint="it is one table of fields")
+    fields = {key: value for key, value in fields.items() if key != PREDICTED}
     for key, value in fields.items():
         if key not in known:
             raise unknown(f"field of a plan in `{where}`", key, known)
@@ -99,6 +120,6 @@ def _tuple(value: Any) -> Any:
     return tuple(_tuple(item) for item in value) if isinstance(value, list) else value
 
 
-def _toml(fields: dict[str, Any]) -> str:
+def _toml(fields: Mapping[str, Any]) -> str:
     """JSON's numbers, texts, lists and booleans are TOML's too."""
     return "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items())

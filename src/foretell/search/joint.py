@@ -137,7 +137,9 @@ class _Search:
             framework=o.framework, schedules=("1f1b", "gpipe"), whole_share=True, zero=(0, 1, 2, 3)
         )
         plans = layouts(self.workload, self.cluster.size, self.batch, per_node(self.cluster), space)
-        plans = [self._filled(plan) for plan in plans]
+        if not o.framework:  # plain data parallelism is PyTorch's own DDP as well
+            plans += [p.but(framework="ddp") for p in plans if p.ranks == p.dp and p.zero < 2]
+        plans = list(dict.fromkeys(self._filled(plan) for plan in plans))
         plans = [p for p in with_cuts(plans, self.workload, self.cluster) if self._accepts(p)]
         self.progress(f"{len(plans)} layouts", float("nan"))
         self.looked += len(plans)

@@ -1,0 +1,100 @@
+"""Laws of the one evaluator, over random models, plans and clusters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretell.cluster import load as load_cluster
+from foretell.errors import ForetellError
+from foretell.plan import Plan, lower
+from foretell.plan.file import load, predicted, save
+from foretell.predict import predict
+from foretell.search.evaluate import priced
+from foretell.search.joint import Joint
+from foretell.search.pooled import best_plan
+from foretell.simulate import simulate
+from foretell.workload import load as load_workload
+
+MODELS = ("gpt:layers=4,hidden=512,heads=8", "llama:layers=6,hidden=1024,heads=8", "bert:batch=4")
+CLUSTERS = ("dgx-a100", "h100:gpus=16", "dgx-1-v100")
+
+plans = st.builds(
+    lambda **fields: fields,
+    tp=st.sampled_from([1, 2, 4]),
+    pp=st.sampled_from([1, 2]),
+    zero=st.sampled_from([0, 1, 3]),
+    micro_batch=st.sampled_from([1, 2, 4]),
+    recompute=st.sampled_from(["none", "selective", "full"]),
+    schedule=st.sampled_from(["1f1b", "gpipe"]),
+    overlap=st.sampled_from([None, True, False]),
+)
+
+
+def _plan(fields: dict[str, Any], ranks: int, batch: int) -> Plan:
+    dp = ranks // fields["tp"] // fields["pp"]
+    return Plan(dp=dp, global_batch=batch, sp=fields["tp"] > 1, **fields)
+
+
+@settings(max_examples=12)
+@given(st.sampled_from(MODELS), st.sampled_from(CLUSTERS), plans, st.sampled_from([0.25, 2.0, 8.0]))
+def test_scaling_every_price_scales_the_step(
+    model: str, on: str, fields: dict[str, Any], times: float
+) -> None:
+    workload, cluster = load_workload(model), load_cluster(on)
+    try:
+        graph = lower(_plan(fields, cluster.size, cluster.size * 8), workload, cluster)
+    except ForetellError:
+        return
+    with graph.edit() as edit:
+        edit.set(np.arange(len(graph)), seconds=graph.seconds * times)
+    assert simulate(edit.graph).seconds == pytest.approx(simulate(graph).seconds * times, rel=1e-12)
+
+
+@settings(max_examples=12)
+@given(st.sampled_from(MODELS), plans)
+def test_a_plan_as_text_as_a_file_and_as_fields_is_one_plan(
+    model: str, fields: dict[str, Any]
+) -> None:
+    workload, cluster = load_workload(model), load_cluster("dgx-a100")
+    plan = _plan(fields, cluster.size, 64)
+    try:
+        found = predict(plan, workload, cluster)
+    except ForetellError:
+        return
+    assert Plan.parse(str(plan)) == plan
+    assert predict(found.plan, workload, cluster) == found  # resolved, it is still the same plan
+
+
+@pytest.mark.parametrize("ending", ["plan", "toml"])
+def test_a_file_carries_its_prediction_and_the_plan_stays_the_same(
+    tmp_path: Path, ending: str
+) -> None:
+    plan, path = Plan.parse("dp=4,tp=2,sp=yes,global_batch=64"), tmp_path / f"best.{ending}"
+    save(plan, path, {"step_s": 0.25, "model": "a"})
+    assert load(path) == plan
+    assert predicted(path) == {"step_s": 0.25, "model": "a"}
+
+
+@pytest.mark.parametrize("model", MODELS[:2])
+def test_no_plan_of_the_space_that_predict_accepts_beats_the_search(model: str) -> None:
+    workload, cluster = load_workload(model), load_cluster("dgx-a100")
+    batch = workload.batch * cluster.size
+    best = best_plan(Joint(evaluations=80), workload, cluster)
+    assert priced(best.plan, workload, cluster).step == best.predicted
+
+    @settings(max_examples=25)
+    @given(plans)
+    def holds(fields: dict[str, Any]) -> None:
+        try:
+            other = predict(_plan(fields, cluster.size, batch), workload, cluster)
+        except ForetellError:
+            return
+        assert not other.fits or best.predicted <= other.step * (1 + 1e-9)
+
+    holds()
