@@ -33,11 +33,11 @@ import numpy as np
 
 from foretell.cluster import Cluster
 from foretell.cluster import load as load_cluster
-from foretell.search.fusion.backtrack import Backtrack, backtrack
-from foretell.search.fusion.backtrack import begun as begun_at
 from foretell.search.fusion.baselines import hill_climb
 from foretell.search.fusion.bound import bounds
 from foretell.search.fusion.climb import Run, bundled, put_off
+from foretell.search.fusion.disco import Backtrack, backtrack
+from foretell.search.fusion.disco import begun as begun_at
 from foretell.search.fusion.from_workload import from_workload
 from foretell.search.fusion.moves import fitting_edges
 from foretell.search.fusion.planner import Found, Fusing

@@ -4,7 +4,7 @@ import pytest
 
 from foretell.errors import InfeasibleError, InputError
 from foretell.search.schedule import schedule, shape, wrong
-from foretell.search.schedule.baselines import BASELINES
+from foretell.search.schedule.families import BASELINES
 
 SPLIT = "split=yes,backward=2"  # forward, input and weight gradient take 1 each
 

@@ -78,7 +78,7 @@ def command(placement: str | None, **asked: Any) -> None:
 
 
 def _methods() -> dict[str, str]:
-    from foretell.search.schedule.baselines import BASELINES
+    from foretell.search.schedule.families import BASELINES
 
     ours = {"search": "the least time a micro-batch, then the least makespan; proven where it can"}
     ours["tessel"] = "Tessel's two phases (Lin et al., HPCA 2024) on the same solver"

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from foretell.search.fusion import moves
-from foretell.search.fusion.backtrack import random_move
+from foretell.search.fusion.disco import random_move
 from foretell.search.fusion.lanes import ends, packed, talk
 from foretell.search.fusion.lower import lower
 from foretell.search.fusion.score import Judge, best_buckets, buckets_of, own_buckets

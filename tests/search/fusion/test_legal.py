@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.search.fusion import legal, moves
-from foretell.search.fusion.backtrack import random_move
 from foretell.search.fusion.baselines import like_inductor, like_xla
+from foretell.search.fusion.disco import random_move
 from foretell.search.fusion.plans import buckets_from, fusion_of, plan_of
 from foretell.search.fusion.problem import BACKWARD, FORWARD, Gradient, Problem, edges_of
 from foretell.search.fusion.score import Judge

@@ -15,10 +15,10 @@ from foretell.errors import InfeasibleError, InputError
 from foretell.graph import Builder
 from foretell.plan import read, save
 from foretell.search.evaluate import priced
-from foretell.search.fusion.backtrack import Backtrack, backtrack, begun
 from foretell.search.fusion.baselines import baselines, hill_climb
 from foretell.search.fusion.bound import bounds
 from foretell.search.fusion.climb import Run, climb
+from foretell.search.fusion.disco import Backtrack, backtrack, begun
 from foretell.search.fusion.from_graph import from_graph
 from foretell.search.fusion.from_workload import Memory, from_workload
 from foretell.search.fusion.lower import lower

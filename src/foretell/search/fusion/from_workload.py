@@ -21,7 +21,6 @@ from foretell.cost.shape import write
 from foretell.errors import InputError
 from foretell.graph import Builder
 from foretell.plan.parts import MATRIX, format_of, power_kind, slowest
-from foretell.search.fusion.fuse_words import BACK, THERE
 from foretell.search.fusion.problem import (
     BACKWARD,
     FORWARD,
@@ -37,6 +36,31 @@ from foretell.workload.kernels import Call, calls, turned
 from foretell.workload.op import BYTES, Op, holds
 from foretell.workload.workload import Layer, Workload
 
+# The word of each kernel class of a workload, forward and backward (→ `cost.fusion_class`).
+_SAME = {
+    "gemm": "mm",
+    "copy": "clone",
+    "reduce": "sum",
+    "attention": "scaled_dot_product_attention",
+}
+
+THERE = _SAME | {
+    "conv": "convolution", "conv_dgrad": "convolution", "norm": "layer_norm",
+    "rms_norm": "rms_norm",
+    "softmax": "softmax", "dropout": "dropout", "elementwise": "add", "activation": "tanh",
+    "gelu": "gelu", "silu": "silu", "relu": "relu", "tanh": "tanh", "sigmoid": "sigmoid",
+    "embedding": "embedding", "batch_norm": "batch_norm", "pool": "max_pool2d_with_indices",
+}  # fmt: skip
+BACK = _SAME | {
+    "conv": "convolution_backward", "conv_dgrad": "convolution_backward",
+    "conv_wgrad": "convolution_backward", "norm_backward": "layer_norm_backward",
+    "rms_norm_backward": "fused_rms_norm_backward", "softmax_backward": "softmax_backward_data",
+    "dropout": "dropout_backward", "elementwise": "mul", "gelu": "gelu_backward",
+    "silu": "silu_backward", "relu": "threshold_backward", "tanh": "tanh_backward",
+    "sigmoid": "sigmoid_backward", "batch_norm_backward": "batch_norm_backward",
+    "pool_backward": "max_pool2d_with_indices_backward",
+    "embedding_backward": "embedding_dense_backward",
+}  # fmt: skip
 _ADAM = 28.0  # bytes the optimizer moves a parameter: gradient, weight, two moments; three written
 _STATE = 8.0  # bytes of two moments in fp32, a parameter
 

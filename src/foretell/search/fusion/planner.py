@@ -13,11 +13,10 @@ from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError, InputError
 from foretell.graph import Graph
 from foretell.plan import Plan, read
-from foretell.search.fusion import trail as trails
-from foretell.search.fusion.backtrack import Backtrack, backtrack, begun
 from foretell.search.fusion.baselines import baselines
 from foretell.search.fusion.bound import Bounds, bounds
 from foretell.search.fusion.climb import Run, climb
+from foretell.search.fusion.disco import Backtrack, backtrack, begun, load_trail, save_trail
 from foretell.search.fusion.from_graph import from_graph
 from foretell.search.fusion.from_workload import Memory, from_workload
 from foretell.search.fusion.lower import lower
@@ -125,12 +124,12 @@ class Fusing(Planner):
         asked |= {"heap": self.heap}
         path = Path(self.resume) if self.resume else None
         if path is not None and path.is_file():
-            trail = trails.load(run, path, asked)
+            trail = load_trail(run, path, asked)
         else:
             trail = begun(run, seed=self.seed, start=start)
         backtrack(run, how, trail)
         if path is not None:
-            trails.save(trail, run, path, asked)
+            save_trail(trail, run, path, asked)
 
     def _require_runs(self) -> None:
         if self.resume and self.method != "backtrack":

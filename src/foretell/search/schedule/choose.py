@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretell.errors import InfeasibleError, InputError
-from foretell.search.schedule.baselines import BASELINES
+from foretell.search.schedule.families import BASELINES
 from foretell.search.schedule.find import schedule
 from foretell.search.schedule.integer_problem import Ticks, ticks
 from foretell.search.schedule.local_search import arrays, length

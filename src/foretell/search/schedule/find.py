@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 from foretell.errors import InfeasibleError, InputError, unknown
 from foretell.search.schedule import cache as keep
 from foretell.search.schedule import integer_problem
-from foretell.search.schedule.baselines import BASELINES
 from foretell.search.schedule.exact_search import Progress, Rate, shortest
+from foretell.search.schedule.families import BASELINES
 from foretell.search.schedule.integer_problem import MAX_UNROLL, Budget, Ticks, ticks
 from foretell.search.schedule.makespan import Finish, begin, complete
 from foretell.search.schedule.problem import Problem
