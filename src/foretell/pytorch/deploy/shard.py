@@ -103,7 +103,7 @@ class Usage:
         for module in modules:
             for inner in module.modules():
                 if isinstance(inner, FSDPModule):
-                    for part in inner._get_fsdp_state()._fsdp_param_groups:
+                    for part in _groups(inner._get_fsdp_state()):
                         self._watch(part)
 
     def _watch(self, part: Any) -> None:
@@ -136,6 +136,13 @@ class Usage:
                 if not used:
                     self.parameters[place].grad = None
         self.seen.clear()
+
+
+def _groups(state: Any) -> list[Any]:
+    """The parameters that a unit gathers together; torch 2.11 has at most one such group."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def _fill(parameter: Any) -> None:
