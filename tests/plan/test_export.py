@@ -339,3 +339,76 @@ def test_messages_are_sent_and_asked_for_in_one_order():
     )
     with pytest.raises(InputError, match="`F0` of rank 0"):
         with_messages([["F0"]])
+
+
+ACCELERATE = {  # fields of ClusterConfig, and of `accelerate launch`, in accelerate 1.15
+    *("compute_environment", "distributed_type", "num_processes", "num_machines", "machine_rank"),
+    *("mixed_precision", "use_cpu", "fsdp_config", "parallelism_config", "dynamo_config"),
+    *("fsdp_version", "fsdp_reshard_after_forward", "fsdp_auto_wrap_policy", "fsdp_offload_params"),
+    *("fsdp_activation_checkpointing", "fsdp_state_dict_type", "fsdp_cpu_ram_efficient_loading"),
+    *(f"parallelism_config_{axis}_size" for axis in ("dp_replicate", "dp_shard", "tp", "cp")),
+    "dynamo_backend",
+}
+
+
+def rows(text):
+    """Names and values of a YAML file of plain values."""
+    lines = [line.split("#")[0] for line in text.splitlines() if ":" in line.split("#")[0]]
+    return {name.strip(): value.strip() for name, value in (x.split(":", 1) for x in lines)}
+
+
+def test_accelerate_is_told_fsdp2_and_its_mesh():
+    text = "dp=8,shard=4,zero=3,tp=2,precision=bf16-mixed,recompute=full,compile=yes,micro_batch=2"
+    (file,) = export(plan(text + ",global_batch=64"), "accelerate").values()
+    found = rows(file)
+    assert set(found) <= ACCELERATE
+    assert "gradient_accumulation_steps=4" in file
+    wanted = {"distributed_type": "FSDP", "num_processes": "16", "mixed_precision": "bf16"}
+    wanted |= {"fsdp_version": "2", "fsdp_reshard_after_forward": "true"}
+    wanted |= {"parallelism_config_dp_replicate_size": "2", "parallelism_config_tp_size": "2"}
+    wanted |= {"parallelism_config_dp_shard_size": "4", "dynamo_backend": "INDUCTOR"}
+    assert wanted.items() <= found.items()
+
+
+def test_accelerate_reads_it(tmp_path):
+    args = pytest.importorskip("accelerate.commands.config.config_args")
+    for text in ("dp=4", "dp=4,zero=3,dtype=bf16", "dp=4,zero=2,tp=2,compile=yes"):
+        (file,) = export(plan(text), "accelerate").values()
+        (tmp_path / "a.yaml").write_text(file)
+        found = args.ClusterConfig.from_yaml_file(tmp_path / "a.yaml")
+        assert found.num_processes == plan(text).ranks
+
+
+def test_lightning_is_given_a_trainer():
+    (file,) = export(plan("dp=4,zero=3,tp=2,precision=bf16-mixed"), "lightning").values()
+    call = next(n for n in ast.walk(ast.parse(file)) if isinstance(n, ast.Call))
+    found = {k.arg: ast.unparse(k.value) for k in call.keywords}
+    assert found["devices"] == "8"
+    assert found["precision"] == "'bf16-mixed'"
+    assert "data_parallel_size=4, tensor_parallel_size=2" in found["strategy"]
+
+
+def test_nanotron_is_told_degrees_and_tokens():
+    text = "dp=4,tp=8,pp=2,sp=yes,zero=1,micro_batch=2,global_batch=64,dtype=bf16"
+    found = rows(export(plan(text), "nanotron")["nanotron.yaml"])
+    wanted = {"dp": "4", "tp": "8", "pp": "2", "tp_mode": "REDUCE_SCATTER", "zero_stage": "1"}
+    wanted |= {"micro_batch_size": "2", "batch_accumulation_per_replica": "8"}
+    assert wanted.items() <= found.items()
+
+
+@pytest.mark.parametrize(
+    ("to", "text", "words"),
+    [
+        ("accelerate", "dp=2,zero=1", "no zero=1"),
+        ("accelerate", "dp=2,tp=2", "under FSDP alone"),
+        ("accelerate", "dp=2,pp=2", "`pp`"),
+        ("lightning", "dp=2,zero=2", "no zero=2"),
+        ("lightning", "dp=2,recompute=full", "`recompute`"),
+        ("nanotron", "dp=2,zero=3", "zero=0 or 1"),
+        ("nanotron", "dp=2,dtype=fp16", "no word for the plan's fp16"),
+        ("nanotron", "dp=2,shares=3+1", "`shares`"),
+    ],
+)
+def test_what_these_have_no_words_for(to, text, words):
+    with pytest.raises(InputError, match=words):
+        export(plan(text), to)

@@ -11,7 +11,11 @@ from foretell.cli.output import answer, json_option, say
 
 @click.command()
 @click.argument("plan")
-@click.option("--to", required=True, help="torchtitan, megatron, deepspeed, ddp or fsdp2.")
+@click.option(
+    "--to",
+    required=True,
+    help="torchtitan, megatron, deepspeed, accelerate, lightning, nanotron, ddp or fsdp2.",
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="A folder for the files.")
 @json_option
 def command(plan: str, to: str, output: Path | None, as_json: bool) -> None:

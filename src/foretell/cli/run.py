@@ -13,6 +13,7 @@ from foretell.cli.progress import working
 from foretell.cli.script import ScriptCommand, module_option, show_option
 from foretell.cli.stopping import terminated_as_stopped
 from foretell.errors import InputError
+from foretell.pytorch.deploy import many_nodes
 
 _WIDE = 60  # letters of a plan that are shown; placed stages and actions would fill pages
 
@@ -54,6 +55,11 @@ _WIDE = 60  # letters of a plan that are shown; placed stages and actions would 
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint, under this plan.")
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--rendezvous", default="", help="HOST:PORT that all nodes know.")
+@click.option("--on-ray", default=None, help="Start it on every node of this Ray cluster: auto.")
+@click.option(
+    "--write", type=click.Path(path_type=Path),
+    help="Start nothing: write a job for Slurm (.sbatch) or Kubernetes (.yaml).",
+)  # fmt: skip
 @show_option
 @json_option
 def command(script: str, args: tuple[str, ...], **options: Any) -> None:
@@ -80,6 +86,8 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
     is_whole = is_script(script, options["is_module"])
     if args and not is_whole:
         raise InputError(f"`{script}` describes a step, and takes no arguments: {args[0]}")
+    if _started_elsewhere(script, args, plan, options):
+        return
     asked = Asked(
         script,
         str(plan),
@@ -112,10 +120,59 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
             show=options["show"],
         )
     summary = _summary(found, str(plan), options["predicted_ms"])
+    if not many_nodes.is_first_node():
+        return
     answer(summary, options["as_json"], _text)
     for note in summary["notes"]:
         say(note)
     say(f"written: {found['folder']}")
+
+
+def _started_elsewhere(
+    script: str, args: tuple[str, ...], plan: Any, options: dict[str, Any]
+) -> bool:
+    """Write a job, or start this command on every node, where that is asked for."""
+    from foretell.io import write_text
+    from foretell.plan.unsupported import require_runnable
+
+    nodes, write = options["nodes"], options["write"]
+    many = nodes > 1 and not options["rendezvous"] and many_nodes.in_allocation()
+    if write is None and options["on_ray"] is None and not many:
+        return False
+    require_runnable(plan)
+    if plan.ranks % nodes:
+        raise InputError(
+            f"the plan `{plan}` has {plan.ranks} ranks, which {nodes} nodes do not share"
+        )
+    words = _words(script, args, options)
+    if write is not None:
+        write_text(write, many_nodes.job_file(write, words, nodes, plan.ranks // nodes))
+        say(f"written: {write}")
+    elif options["on_ray"] is not None:
+        address = "" if options["on_ray"] == "auto" else options["on_ray"]
+        click.echo(many_nodes.on_ray(address, words, nodes), nl=False)
+    else:
+        code = many_nodes.on_slurm(words, nodes)
+        if code:
+            raise click.exceptions.Exit(code)
+    return True
+
+
+def _words(script: str, args: tuple[str, ...], options: dict[str, Any]) -> list[str]:
+    """This command's options and arguments, but for where it is started."""
+    left = {"nodes", "rendezvous", "on_ray", "write"}
+    given: list[str] = []
+    for parameter in command.params:
+        value = options.get(parameter.name or "")
+        if not isinstance(parameter, click.Option) or parameter.name in left:
+            continue
+        if value is None or value == parameter.get_default(click.get_current_context()):
+            continue
+        if parameter.is_flag:
+            given += (parameter.opts if value else parameter.secondary_opts)[-1:]
+        else:
+            given.append(f"{parameter.opts[-1]}={value}")
+    return [*given, script, *args]
 
 
 def _folder(path: Path | None, resume: bool) -> str:

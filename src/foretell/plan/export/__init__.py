@@ -8,6 +8,7 @@ What a program cannot say is refused by name. `read_*` takes a program's own fil
 from collections.abc import Callable
 
 from foretell.errors import unknown
+from foretell.plan.export.configs import accelerate, lightning, nanotron
 from foretell.plan.export.deepspeed import deepspeed, read_deepspeed
 from foretell.plan.export.megatron import megatron, read_megatron
 from foretell.plan.export.messages import with_messages
@@ -25,6 +26,9 @@ EXPORTS: dict[str, Callable[[Plan], Files]] = {
     "torchtitan": torchtitan,
     "megatron": megatron,
     "deepspeed": deepspeed,
+    "accelerate": accelerate,
+    "lightning": lightning,
+    "nanotron": nanotron,
     "ddp": ddp,
     "fsdp2": fsdp2,
 }

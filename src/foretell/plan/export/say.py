@@ -29,6 +29,14 @@ def require(plan: Plan, program: str, said: set[str]) -> None:
         )
 
 
+def number_format(plan: Plan, program: str, words: dict[str, str]) -> str:
+    """A program's word for the format that a plan computes in; fp32 where it does not say."""
+    own = plan.dtype or plan.precision.removesuffix("-mixed") or "fp32"
+    if own not in words or plan.precision.endswith(("-true", "-master")):
+        raise InputError(f"{program} has no word for the plan's {plan.precision or plan.dtype}")
+    return words[own]
+
+
 def accumulation(plan: Plan) -> int:
     """Micro-batches that a rank takes in one step; 1 where the plan does not say."""
     if not plan.micro_batch or not plan.global_batch:
