@@ -50,12 +50,17 @@ def command(
     as_json: bool,
 ) -> None:
     """Predict one step of WORKLOAD under a plan: seconds, memory, and where they go."""
+    from foretell.plan import read
+    from foretell.plan.unsupported import unsupported
+
     if batch is not None:
         for row in _many(batch, calibration):
             click.echo(as_text(row) if as_json else _line(row))
         return
     found = predicted(workload, cluster, plan, calibration)
     answer_result(found, as_json, verbose)
+    for why in unsupported(read(plan or ""))[:1]:
+        say(f"not run by `foretell run`: {why}")
     if output is not None:
         _write(output, workload, cluster, plan, calibration)
 
