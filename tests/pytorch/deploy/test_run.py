@@ -1,5 +1,6 @@
 """`foretell run` on real ranks: what it measures, and one message that names who failed."""
 
+import errno
 import json
 import os
 import signal
@@ -399,6 +400,29 @@ def test_a_refusal_is_told_as_it_is(tmp_path):
 def test_a_launch_that_never_began(tmp_path):
     say(tmp_path, 0)
     assert "before rank 1, 2 began" in failure(tmp_path)
+    for line, words in (
+        ("OSError: [Errno 98] Address already in use", "the port of --rendezvous is in use"),
+        ("OSError: [Errno 28] No space left on device", "the disk is full"),
+        ("RendezvousConnectionError: The connection …", "no node answers at --rendezvous"),
+    ):
+        (tmp_path / "launch.log").write_text(line)
+        assert words in failure(tmp_path)
+
+
+def test_a_full_disk_is_named(tmp_path, dead, monkeypatch):
+    say(tmp_path, 0)
+    say(tmp_path, 1, pid=dead)
+    monkeypatch.setattr(launcher, "_is_full", lambda folder: True)
+    assert "is full" in failure(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written(script, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(InputError, match="cannot be written: Read-only file system"):
+        launcher.launch(run_files.Asked(str(script), "dp=2"), folder=Path("/nowhere"))
 
 
 @pytest.mark.parametrize(

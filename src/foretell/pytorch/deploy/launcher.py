@@ -8,6 +8,7 @@ the launcher is gone.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -39,6 +40,15 @@ _GRACE = 3.0  # seconds for ranks to end when asked, before they are made to
 _BEGIN = 60.0  # seconds for imports before the first step, which a busy machine may take
 _LONGEST = 1e9  # seconds that a time limit may have: what torch's timer can count
 _STALE = 5.0  # seconds without a sign of life: the rank is stopped or stuck outside Python
+_ROOM = 1 << 20  # bytes that a run's own files need at least
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+_CAUSES = {  # of what torchrun writes, in small letters
+    "address already in use": "the port of --rendezvous is in use",
+    "eaddrinuse": "the port of --rendezvous is in use",
+    "no space left on device": "the disk is full",
+    "rendezvousconnectionerror": "no node answers at --rendezvous",
+    "rendezvoustimeouterror": "not all nodes came to --rendezvous in time",
+}
 # what torchrun says in its log of ranks that it ends because another has died
 _CLOSED = re.compile(r"Sending process (\d+) closing signal")
 
@@ -135,16 +145,30 @@ def _place(folder: Path | None) -> Iterator[Path]:
     """Where a run writes; a place of our own goes again after an error that does not name it."""
     if folder is not None and folder.exists() and not folder.is_dir():
         raise InputError(f"`{folder}` is a file", hint="-o names a folder")
-    place = folder or Path(tempfile.mkdtemp(prefix="foretell-run-"))
-    place.mkdir(parents=True, exist_ok=True)
-    for old in place.glob("rank-*"):
-        old.unlink()
+    try:
+        place = folder or Path(tempfile.mkdtemp(prefix="foretell-run-"))
+        place.mkdir(parents=True, exist_ok=True)
+        for old in place.glob("rank-*"):
+            old.unlink()
+    except OSError as error:
+        raise _unwritable(folder or Path(tempfile.gettempdir()), error) from None
     try:
         yield place
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        raise _unwritable(place, error) from None
     except ForetellError as error:
         if folder is None and str(place) not in str(error):
             shutil.rmtree(place, ignore_errors=True)
         raise
+
+
+def _unwritable(place: Path, error: OSError) -> InputError:
+    return InputError(
+        f"`{place}` cannot be written: {error.strerror or error}",
+        hint="-o names a folder with room that is yours",
+    )
 
 
 def _check(plan: Plan, asked: Asked, ranks: int, nodes: int, rendezvous: str) -> None:
@@ -271,6 +295,11 @@ def _failure(
     if own:
         rank = min(own, key=lambda r: own[r]["time"])
         return _said(rank, own[rank], folder)
+    if silent and _is_full(folder):
+        return InputError(
+            f"rank {silent[0]} ended in {states[silent[0]].phase}: the disk of `{folder}` is full",
+            hint="make room, or name another folder with -o",
+        )
     if silent:
         step = states[silent[0]].phase
         return InputError(
@@ -282,10 +311,23 @@ def _failure(
         return _lost(rank, errors[rank]) if nodes > 1 else _said(rank, errors[rank], folder)
     unseen = _unseen(states, ranks)
     code = process.poll()
+    cause = _cause(folder)
     return InputError(
-        f"the launch ended with {code} before rank {', '.join(map(str, unseen))} began",
+        f"the launch ended with {code} before rank {', '.join(map(str, unseen))} began{cause}",
         hint=f"see {folder}/launch.log",
     )
+
+
+def _cause(folder: Path) -> str:
+    """What torchrun's log says of a launch that never began, where that is known."""
+    log = folder / "launch.log"
+    text = log.read_text(errors="replace").lower() if log.exists() else ""
+    found = [words for mark, words in _CAUSES.items() if mark in text]
+    return f": {found[0]}" if found else ""
+
+
+def _is_full(folder: Path) -> bool:
+    return shutil.disk_usage(folder).free < _ROOM
 
 
 def _closed(folder: Path) -> set[int]:

@@ -73,7 +73,7 @@ def _port() -> int:
 
 def _program(words: Sequence[str], nodes: int, meet: str, python: str = "") -> list[str]:
     own = [python or sys.executable, "-m", "foretell", "run"]
-    return [*own, f"--nodes={nodes}", f"--rendezvous={meet}", *words]
+    return [*own, *([f"--nodes={nodes}", f"--rendezvous={meet}"] if nodes > 1 else []), *words]
 
 
 def on_ray(address: str, words: Sequence[str], nodes: int) -> str:
@@ -95,7 +95,7 @@ def on_ray(address: str, words: Sequence[str], nodes: int) -> str:
     def here(node: Any) -> Any:
         return NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False)
 
-    command = _program(words, nodes, meet, "python" if nodes > 1 else "")
+    command = _program(words, nodes, meet, "python")
     jobs = [
         task.options(scheduling_strategy=here(node)).remote(
             command, dict(_own_paths()), os.getcwd()

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,8 @@ class Board:
         """Put this in place of what was there; blanks cover what was longer."""
         line = json.dumps(value).encode()
         self.size = max(self.size, len(line))
-        os.pwrite(self.file, line.ljust(self.size), 0)
+        with suppress(OSError):  # a full disk is told of by what has to be written
+            os.pwrite(self.file, line.ljust(self.size), 0)
 
 
 def read(path: Path) -> Any:

@@ -83,10 +83,12 @@ def main(folder: Path) -> None:
 
 def failed(folder: Path, rank: int, error: BaseException, phase: str) -> NoReturn:
     """Say why this rank ends, and end it: peers may be inside a collective."""
-    traceback.print_exception(error)
-    sys.stderr.flush()
-    run_files.write(folder / f"rank-{rank}.error.json", _told(error, phase))
-    os._exit(1)
+    try:
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        run_files.write(folder / f"rank-{rank}.error.json", _told(error, phase))
+    finally:  # whatever the disk takes
+        os._exit(1)
 
 
 def done(folder: Path, rank: int, result: dict[str, Any], pulse: Pulse) -> None:
