@@ -45,7 +45,7 @@ _LONGEST = 200  # letters of a name that is quoted
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> InputError:
-    """An error for a name nobody knows, offering the nearest one that somebody does."""
+    """An error for an unknown name that offers the nearest known one."""
     from difflib import get_close_matches
 
     names, name = sorted(known), name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…"

@@ -107,7 +107,7 @@ def unpacked(file: BinaryIO) -> BinaryIO:
 
 @dataclass
 class Counter:
-    """Bytes that came out of a file, held against what may come out of it."""
+    """Bytes that came out of a file, compared with what may come out of it."""
 
     name: str
     packed: int

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-# ln 2 in two parts: products of the first with exponents are exact.
+# ln 2 in two parts: matmuls of the first with exponents are exact.
 _HIGH, _LOW = 0.6931471803691238, 1.9082149292705877e-10
 _PER_LN2, _LN10 = 1.4426950408889634, 2.302585092994046
 _SQUARES = {1.0: 0, 2.0: 1, 4.0: 2, 8.0: 3}
@@ -67,7 +67,7 @@ def tanh(x: npt.ArrayLike) -> Array:
 
 
 def power(x: npt.ArrayLike, to: Array | float) -> Array:
-    """Each number, none below nought, to a power."""
+    """Each number, none below zero, to a power."""
     base = np.asarray(x, float)
     if isinstance(to, float) and to in _SQUARES:
         for _ in range(_SQUARES[to]):
@@ -80,7 +80,7 @@ def power(x: npt.ArrayLike, to: Array | float) -> Array:
 
 
 def two_above(x: npt.ArrayLike) -> Array:
-    """The least power of two that is not less than each number, which is above nought."""
+    """The least power of two that is not less than each number, which is above zero."""
     near, times = np.frexp(np.asarray(x, float))
     return np.asarray(np.ldexp(1.0, times - (near == 0.5)))
 

@@ -18,7 +18,7 @@ from typing import Protocol
 
 
 class Recorder(Protocol):
-    """Somebody who wants to know when steps end."""
+    """A listener for the ends of steps."""
 
     def end(self) -> None:
         """A step has ended."""
@@ -37,7 +37,7 @@ def step() -> Iterator[None]:
 
 @contextmanager
 def told_to(recorder: Recorder) -> Iterator[None]:
-    """Let somebody know of the steps that end inside."""
+    """Notify a recorder of the steps that end inside."""
     _recorders.append(recorder)
     try:
         yield

@@ -157,9 +157,9 @@ def test_prices_follow_what_was_measured():
 
 
 def test_what_nobody_measured_is_refused():
-    with pytest.raises(InputError, match="nobody measured all_reduce on 3 ranks over slow"):
+    with pytest.raises(InputError, match="no measurement of all_reduce on 3 ranks over slow"):
         foretell(known(), Config("tiny", "ddp", "slow", 3))
-    with pytest.raises(InputError, match="nobody profiled `huge`"):
+    with pytest.raises(InputError, match="no profile of `huge`"):
         foretell(known(), Config("huge", "ddp", "slow", 2))
 
 

@@ -21,7 +21,7 @@ TOGETHER = 0.5  # of the errors of different kernels in a step: some cancel, som
 
 
 class Interval(NamedTuple):
-    """Seconds between which a step lies four times in five."""
+    """Seconds between which a step lies in 80 % of cases."""
 
     low: float
     high: float
@@ -30,7 +30,7 @@ class Interval(NamedTuple):
 def interval(
     after: Graph, seconds: Callable[[Graph], float], *, host: float = 0.0, spread: float = 0.0
 ) -> Interval:
-    """The interval of a step that `seconds` foretells.
+    """The interval of a step that `seconds` predicts.
 
     `host` is the spread of ln of the host's speed, `spread` what the what-ifs leave open.
     """

@@ -1,6 +1,6 @@
 """How long a step takes when steps follow one another.
 
-A step is played several times in a row on the same lanes: the host runs ahead of the device or
+A step is simulated several times in a row on the same lanes: the host runs ahead of the device or
 waits for it as it would, and the time from the end of one to the end of the next settles.
 """
 
@@ -31,7 +31,7 @@ def steady_seconds(step: Graph, copies: int = COPIES) -> float:
 def _in_a_row(step: Graph, copies: int) -> Graph:
     """The step several times over; its structure is made once, for all edits that leave it alone.
 
-    An interval plays one step five times with other times: laying it out takes longer than that.
+    An interval simulates one step five times with other times: laying it out takes longer.
     """
     row: Graph | None = step.cache.get(f"row of {copies}")
     if row is None:

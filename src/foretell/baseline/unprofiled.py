@@ -36,7 +36,7 @@ LEAST, MOST = 0.4, 4.0  # beyond these something else differs
 KIND = 4  # calls of a kind from which on the quick ones tell something
 CLOSE = 0.005  # how near to the known time is near enough
 POOR = 0.02  # of a step: a replay that is farther off is said
-FINE = 0.01  # share of a step below which idle time of the device cannot be told
+FINE = 0.01  # share of a step below which idle time of the device cannot be known
 PROBE, FEELS = 0.85, 0.05  # a host that much faster shortens a CPU-bound step by this share
 
 

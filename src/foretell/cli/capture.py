@@ -39,7 +39,7 @@ def command(what: str, args: tuple[str, ...], output: Path, as_json: bool, **opt
 
     A script is run with fake weights, so that nothing is computed and no GPU is needed, until one
     of its own steps is recorded; then it is ended, and files that it wrote meanwhile are removed.
-    What stands behind WHAT is handed to it (after `--` all of it). With train.py:make, or a script
+    What stands behind WHAT is passed to it (after `--` all of it). With train.py:make, or a script
     that defines model() and batch(), nothing but these is run; --batch, --ranks, --optimizer,
     --autocast and --device are for those.
 

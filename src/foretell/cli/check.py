@@ -59,7 +59,7 @@ def command(what: str, specs: tuple[str, ...], **asked: Any) -> None:
 
 
 def _foretold(what: str, specs: tuple[str, ...], asked: dict[str, Any]) -> dict[str, Any]:
-    """What is foretold: of a workload under a plan, or of a step in a file."""
+    """What is predicted: of a workload under a plan, or of a step in a file."""
     from foretell.cluster import load as load_cluster
     from foretell.errors import InputError
 

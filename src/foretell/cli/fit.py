@@ -135,7 +135,7 @@ def _calibration_text(found: dict[str, Any]) -> str:
     ]
     return "\n\n".join([
         table(("factor", "as long as priced>", "sure to>", "moves the step>"), factors),
-        table(("run", "measured>", "foretold before>", "after>"), runs),
+        table(("run", "measured>", "predicted before>", "after>"), runs),
         f"accuracy on these runs: {found['accuracy_before']:.1%} before, "
         f"{found['accuracy_after']:.1%} after; what no run told of stays at 1 (± 69 %)",
     ])  # fmt: skip

@@ -1,6 +1,6 @@
 """What a shell offers where a name is wanted: what-ifs, planners, strategies, clusters.
 
-Loaded when somebody presses Tab; what a spec needs besides its name, a person writes.
+Loaded when a user presses Tab; the options of a spec are for the user to write.
 """
 
 from __future__ import annotations

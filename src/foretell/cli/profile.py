@@ -24,9 +24,9 @@ from foretell.cli.script import ScriptCommand, module_option, show_option
     "--nproc", type=click.IntRange(min=1), default=1, help="Ranks to start, as torchrun would."
 )
 @click.option("--device", default="", help="cpu: run as if there were no GPU.")
-@click.option("--warmup", type=int, help="Steps before timing, 10 unless told.")
-@click.option("--timed", type=int, help="Steps timed without the profiler, 20 unless told.")
-@click.option("--traced", type=int, help="Steps traced, 3 unless told.")
+@click.option("--warmup", type=int, help="Steps before timing, 10 by default.")
+@click.option("--timed", type=int, help="Steps timed without the profiler, 20 by default.")
+@click.option("--traced", type=int, help="Steps traced, 3 by default.")
 @click.option("--layers/--no-layers", default=True, help="Name modules in the trace by hooks.")
 @click.option("--memory/--no-memory", default=True, help="Trace allocations.")
 @show_option
@@ -43,7 +43,7 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
     The step is found by watching optimizers and backward passes, so plain loops, Hugging Face's
     Trainer, Accelerate, Lightning, DDP and FSDP work as they are. Some steps warm up, some are
     timed without the profiler, a few are traced; then the script is ended, and files that it wrote
-    meanwhile are removed. What stands behind SCRIPT is handed to it (after `--` all of it).
+    meanwhile are removed. What stands behind SCRIPT is passed to it (after `--` all of it).
 
     Next: foretell whatif step.json.gz amp, or foretell advise step.json.gz.
     """

@@ -51,7 +51,7 @@ class _Work:
             self.share = (self.begun - 1) / self.steps
 
     def bar(self) -> tuple[float | None, str]:
-        """The share that is done, None where nobody knows, and the time left or spent."""
+        """The share that is done, None where it is unknown, and the time left or spent."""
         spent = time.monotonic() - self.began
         if self.about and not self.is_told:
             is_over = spent > self.about

@@ -196,7 +196,7 @@ def _folder(path: Path | None, resume: bool) -> str:
 
 
 def _check_machines(plan: Any, cluster: str) -> None:
-    """Refuse a plan made for other machines, or say that nobody has said which these are."""
+    """Refuse a plan made for other machines, or say that it is unknown which these are."""
     from foretell.cluster import load
     from foretell.plan.check import require_made_for
 

@@ -60,7 +60,7 @@ class ScriptCommand(click.Command):
 
 
 class StepCommand(click.Command):
-    """A command on a step whose script may be handed arguments: they stand behind `--`."""
+    """A command on a step whose script may be passed arguments: they stand behind `--`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         k = args.index("--") if "--" in args else len(args)
@@ -72,7 +72,7 @@ _ARGS = "foretell.script_args"
 
 
 def script_args() -> tuple[str, ...]:
-    """What the person wants handed to the script of a step."""
+    """What the person wants passed to the script of a step."""
     context = click.get_current_context(silent=True)
     return tuple(context.meta.get(_ARGS, ())) if context else ()
 

@@ -1,4 +1,4 @@
-"""`foretell studio`: the page where a person plays with what-ifs and plans."""
+"""`foretell studio`: the page where a person simulates with what-ifs and plans."""
 
 from __future__ import annotations
 

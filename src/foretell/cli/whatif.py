@@ -56,7 +56,7 @@ def command(
     from foretell.cli.step import load_step
     from foretell.whatif import parse
 
-    changes = [parse(spec) for spec in specs]  # a wrong spec is told before a trace is read
+    changes = [parse(spec) for spec in specs]  # a wrong spec is refused before a trace is read
     step = load_step(file, cluster, None if real_ms is None else real_ms / 1e3)
     peak = None if real_mib is None else real_mib * 2**20
     found = step.whatif(*changes, measured_peak=peak)

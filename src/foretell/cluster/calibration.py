@@ -2,12 +2,12 @@
 
     kernels    compute              host work          host
     optimizer  compute · update     on a CPU many passes over memory, where one is priced
-    messages   talk · alpha         before the first byte and at each hop
-               talk · inside        a byte inside a node
-               talk · beta          a byte between nodes
+    messages   `talk` · alpha       before the first byte and at each hop
+               `talk` · inside      a byte inside a node
+               `talk` · beta        a byte between nodes
 
-A factor says how many times as long as priced something takes; 1 where nobody measured. A cluster
-carries its calibration: whoever prices work on it gets the factors with it.
+A factor says how many times as long as priced something takes; 1 where that was not measured. A
+cluster carries its calibration: whatever prices work on it gets the factors with it.
 """
 
 from __future__ import annotations

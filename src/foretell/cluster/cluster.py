@@ -41,7 +41,7 @@ class Cluster:
     tiers: tuple[Tier, ...] = ()  # how switches join the nodes, or else
     switches: tuple[Switch, ...] = ()  # the switches one by one
     title: str = ""
-    calibration: Calibration = PLAIN  # how it really runs, where somebody measured
+    calibration: Calibration = PLAIN  # how it really runs, where that was measured
     _ways: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict, repr=False)
     _levels: dict[object, tuple[Level, ...]] = field(default_factory=dict, repr=False)
 
@@ -99,7 +99,7 @@ class Cluster:
         return topology.route(self, a, b)
 
     def bandwidth(self, a: int, b: int) -> float:
-        """Bytes/s of the narrowest link between two ranks, with nobody else on the way."""
+        """Bytes/s of the narrowest link between two ranks, with nothing else on the way."""
         return self._way(a, b)[0]
 
     def latency(self, a: int, b: int) -> float:
@@ -125,7 +125,7 @@ class Cluster:
     ) -> tuple[Level, ...]:
         """What a collective over these ranks sees, innermost tier first.
 
-        `beside` are other groups that talk at the same time: links are then shared fairly.
+        `beside` are other groups that communicate at the same time: links are then shared fairly.
         """
         group, others = self._check(ranks), tuple(self._check(g) for g in beside)
         key = (group, others)

@@ -5,8 +5,8 @@ that parts them (`Node.spread`). The members of the next are nodes; theirs is wh
 can push out through all NICs together (`Node.exit`). From then on members are groups of nodes
 (leaf, rack, …); theirs is the sum of what their own members push out, or the uplink if less.
 
-Groups that talk at the same time (`beside`) share fairly what they both use: the NICs of a node,
-the uplinks of a switch, the wires inside a node.
+Groups that communicate at the same time (`beside`) share fairly what they both use: the NICs of a
+node, the uplinks of a switch, the wires inside a node.
 """
 
 from collections.abc import Mapping, Sequence

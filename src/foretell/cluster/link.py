@@ -18,7 +18,7 @@ KINDS = (
     "infiniband",
     "ethernet",
 )
-DIRECT = frozenset({"nvlink", "nvswitch", "xgmi"})  # made for devices to talk to each other
+DIRECT = frozenset({"nvlink", "nvswitch", "xgmi"})  # made for links between devices
 NETWORK = frozenset({"infiniband", "ethernet", "loopback"})  # what a NIC may speak
 
 

@@ -24,7 +24,7 @@ Paths = dict[int, Path]  # by the vertex they end at
 
 @dataclass(frozen=True)
 class Spread:
-    """How well some devices of one node can talk among themselves."""
+    """How well some devices of one node can communicate among themselves."""
 
     kind: str
     bandwidth: float
@@ -109,7 +109,7 @@ class Node:
         return self._orders[slots, closed]
 
     def nic(self, slot: int) -> int:
-        """The NIC a device uses: the widest way out, then the quickest; equals are dealt by slot.
+        """The NIC a device uses: the widest way out, then the quickest; equals are split by slot.
 
         -1 where it reaches none.
         """

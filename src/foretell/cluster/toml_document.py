@@ -50,7 +50,7 @@ class Page:
             self.problems.append(problem)
 
     def note_unknown(self, place: Place, what: str, name: str, known: Any) -> None:
-        """Remember a name nobody knows, with the nearest one that somebody does."""
+        """Remember an unknown name, with the nearest known one."""
         error = unknown(what, name, known)
         self.note(place, error.message, error.hint)
 

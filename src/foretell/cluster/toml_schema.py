@@ -288,7 +288,7 @@ def speaks_network(table: Table, key: str, cable: Cable) -> bool:
 #
 #     devices   on PCIe switches (`pcie_switches`), or straight on CPU sockets (`sockets`), in order
 #     nvlink    every device to one NVSwitch;   mesh   every device to every other
-#     nics      dealt over the PCIe switches or sockets in order, `nic` being what each speaks
+#     nics      split over the PCIe switches or sockets in order, `nic` being what each speaks
 #
 # and `vertices`, `links` and `ports` draw any other, wire by wire.
 

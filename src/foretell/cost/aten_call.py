@@ -46,7 +46,7 @@ class Call:
     strides: tuple[Dims, ...]
     part: str
     lists: tuple[tuple[Dims, ...], ...]  # of inputs that are lists of tensors
-    moved: float  # bytes, where whoever wrote the task counted them
+    moved: float  # bytes, where the task's author counted them
     flops: float
 
     def size(self, i: int) -> int:

@@ -21,7 +21,7 @@ def _transposed(call: Call, i: int) -> float:
 
 
 def _product(first: int) -> Callable[[Call], list[Kernel]]:
-    """A (batched) matrix product of two inputs that stand one behind the other."""
+    """A (batched) matmul of two inputs that stand one behind the other."""
 
     def rule(call: Call) -> list[Kernel]:
         a, b = call.dims[first], call.dims[first + 1]

@@ -2,12 +2,12 @@
 
 A block owns `tile` queries of one head and walks the keys they see: all, about half of them where
 causal, at most `window` of them. It does 4·tile·keys·d flop forward, 2.5 times that backward (five
-products for two), `edge` of a tile on the diagonal where causal, and `ahead` (`behind` in the
+matmuls for two), `edge` of a tile on the diagonal where causal, and `ahead` (`behind` in the
 backward) keys' worth of work besides: loads before the first product, the gradient of Q summed in
 fp32. Blocks go out in
 waves like the tiles of a product, at `peak` of what the pipe can do, while each score takes
 `scores` cycles of a unit for its exponential and `dropout` more for a random number. Q, K, V and O
-move once. Unfused attention is two products and a softmax (→ `foretell.cost.kernel`).
+move once. Unfused attention is two matmuls and a softmax (→ `foretell.cost.kernel`).
 
 Kernels written for the chip (cuDNN, FlashAttention-3) are what PyTorch and Transformer Engine pick
 by default; FlashAttention-2 (`flash2`) keeps Ampere's instructions, which reach a share of a newer

@@ -36,11 +36,11 @@ class Priced:
     """The price of one message."""
 
     seconds: float
-    way: Way | None  # None where there is nobody to talk to
+    way: Way | None  # None where there is nothing to communicate with
     sigma: float  # standard deviation of ln(measured / seconds)
 
     def interval(self) -> tuple[float, float]:
-        """The seconds between which four of five measurements fall."""
+        """The seconds between which 80 % of measurements fall."""
         factor = math.exp(TEN_TO_NINETY * self.sigma)
         return self.seconds / factor, self.seconds * factor
 

@@ -1,10 +1,10 @@
-"""Convolutions as the products a library turns them into, and the fastest of its ways.
+"""Convolutions as the matmuls a library turns them into, and the fastest of its ways.
 
 An image of n×c×h×w meets k filters of (c/groups)×r×s and leaves n×k×p×q.
 
     direct     implicit product: fwd (npq)×k over crs, dgrad (nhw)×c over krs/stride²,
                wgrad k×(crs) over npq; A is read once though it is used r·s times (→ `_direct`)
-    winograd   r = s = 3, stride 1, vector pipe: (f+2)² products of (npq/f²)×k over c, in one kernel
+    winograd   r = s = 3, stride 1, vector pipe: (f+2)² matmuls of (npq/f²)×k over c, in one kernel
                for f = 2, in passes through memory for f = 4 (→ `_winograd`)
     depthwise  groups = c = k: no product, every element is touched r·s times (→ `_depthwise`)
     grouped    one kernel where groups are 4, 8, 16 or 32 channels wide; else one group after the

@@ -11,7 +11,7 @@ to that device's rates and sigma is the formula's own on devices it was not fitt
 Where regions were measured on the device itself (→ `foretell.cost.fused_tune`), prices are
 corrected by them.
 
-A region is columns, see `foretell.cost.fused_regions`; which ops may share one is told by
+A region is columns, see `foretell.cost.fused_regions`; which ops may share one is given by
 `foretell.cost.fusion_class`.
 """
 
@@ -41,7 +41,7 @@ Array = npt.NDArray[np.float64]
 # The device each sort of network was trained on.
 _TRAINED = {"gpu": "h200", "kernel": "h200", "cpu": "epyc-core"}
 _CHUNK = 1024  # regions answered at once, to keep what is held small
-# How much wider the spread is on a device nobody measured fused regions on: what the kernel formula
+# How much wider the spread is on a device without measured fused regions: what the kernel formula
 # shows between devices it was fitted to and others (`tables/kernel.toml`, sigma, elementwise).
 _ELSEWHERE = 0.12
 

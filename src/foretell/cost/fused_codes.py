@@ -52,7 +52,7 @@ SLICES = _are("slice", "select")
 # For loop nests (→ `fused_values`): views by what they do, norms by how their sums are taken.
 CAT, WINDOW, POINTWISE = _CODE["cat"], _CODE["window"], _CODE["pointwise"]
 SCATTER, EXTERN = _CODE["scatter"], _CODE["extern"]
-PREPARED = _are("adaptive_avg_pool2d_backward")  # torch's own: noughts, then sums into them
+PREPARED = _are("adaptive_avg_pool2d_backward")  # torch's own: zeros, then sums into them
 TURNS, EXPANDS = _are("t", "transpose", "permute"), _are("expand")
 CONVOLVES = _are("convolution")
 RESHAPES = _are("view", "unsafe_view", "reshape")

@@ -8,7 +8,7 @@
               again may stay there
     compute   elementary operations over the vector lanes' rate, more in bf16 and in odd rows
     lone      the longest reduction that too few units share
-    product   a matrix product's own time where known, else its roofline
+    product   a matmul's own time where known, else its roofline
 
 Constants (`tables/fused.toml`) are fitted per kind of device to measured regions; they are shares
 of the device's own rates, so another device needs its preset and nothing else. On a CPU the terms
@@ -194,7 +194,7 @@ def _missed(size: Array, kept: float, c: Constants) -> Array:
 
 
 def _product(device: Device, w: Mapping[str, Array], c: Constants) -> Array:
-    """A product's own time, or its roofline where nobody knows it."""
+    """A product's own time, or its roofline where it is unknown."""
     dtype = "bf16" if "bf16" in device.flops else "fp32"
     roofline = w["product"] / (device.peak(dtype) * c["peak"]) + w["operand"] / (
         device.memory_bandwidth * c["stream"]

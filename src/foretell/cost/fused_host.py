@@ -2,7 +2,7 @@
 
     seconds = start + more · (nests − 1) + given + (memoryᵖ + (compute + lone)ᵖ)^(1/p) + product
 
-    given     a share for every tensor that is handed over
+    given     a share for every tensor that is passed over
     memory    bytes over the bandwidth of one stream: what was evicted comes from memory; what is
               fresh and what later passes read again comes from the cache that holds it (a core's
               own, or the last one); what leaves is fetched before it is written; blocks too large
@@ -12,7 +12,7 @@
               packed and unpacked one by one,
               and what uses a concatenation asks for its part at every place
     lone      rows begun
-    product   a matrix product's own time where known, else its roofline
+    product   a matmul's own time where known, else its roofline
 
 Plain arithmetic throughout, so that the same lines are fitted on tensors
 (`foretell_lab.fused.host_fit`) and answer on arrays. Constants: `tables/fused_host.toml`.
@@ -113,7 +113,7 @@ def _missed(size: Any, kept: Any, c: Constants) -> Any:
 
 
 def _product(device: Device, w: Mapping[str, Any], c: Constants) -> Any:
-    """A product's own time, or its roofline where nobody knows it."""
+    """A product's own time, or its roofline where it is unknown."""
     compute = w["product"] / (device.peak("fp32") * PEAK)
     roofline = compute + w["operand"] / (device.memory_bandwidth * c["stream"])
     unknown = (w["product"] > 0) * (w["own"] <= 0)

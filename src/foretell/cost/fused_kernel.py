@@ -39,7 +39,7 @@ _KEPT = 50.0 * 2**20  # bytes of the H200's second-level cache: what a kernel ma
 
 
 class Rest(NamedTuple):
-    """Columns that are only handed on."""
+    """Columns that are only sent on."""
 
     dtype: I1
     last: F1

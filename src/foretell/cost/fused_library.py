@@ -25,7 +25,7 @@ from foretell.cost.fused_values import (
 )
 
 # What torch's own sum of columns took on an H200, in seconds: under so many rows a thread each row
-# adds, from there on blocks count themselves, by numbers set to nought before, and read bytes.
+# adds, from there on blocks count themselves, by numbers set to zero before, and read bytes.
 _FEW, _START, _ROW = 256, 2.2e-6, 1.52e-8
 _COUNTED, _BYTE = 6.5e-6, 3.3e-13
 
@@ -54,7 +54,7 @@ def lay_out(o, n, low, k, v):  # type: ignore[no-untyped-def]
     """
     deep = o.flops[n] / (2 * max(o.elements[n], 1.0))
     if o.start[n + 1] - o.start[n] < 2 or deep < 1:
-        return False  # what it reads is not told
+        return False  # what it reads is not given
     x, w = o.source[o.start[n]], o.source[o.start[n] + 1]
     if v.held[x - low] < 0 or v.held[w - low] < 0:
         return False
@@ -95,7 +95,7 @@ def _copy(o, n, low, k, v, s):  # type: ignore[no-untyped-def]
 def finished(k, group, g, units):  # type: ignore[no-untyped-def]
     """Seconds of a sum of columns that rows were summed beside: torch finishes it; 0 for others.
 
-    And whether a kernel before it sets the numbers to nought by which its blocks count themselves.
+    And whether a kernel before it sets the numbers to zero by which its blocks count themselves.
     """
     nodes = k.ops.shape[1]
     if k.part[g] != FINISH or k.how[g] != COLS:

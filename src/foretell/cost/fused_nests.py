@@ -2,7 +2,7 @@
 
 Inductor C++ (torch 2.13) writes one function of several loop nests. Ops over the same places share
 a nest, but what uses a reduction, a norm or a product waits for the next one: the region falls into
-passes. What is not stored is computed again in every pass that uses it; what is long or holds an
+passes. What is not stored is recomputed in every pass that uses it; what is long or holds an
 exponential is stored then (`should_realize_on_reuse` in torch/_inductor/ir.py). Nests are
 vectorized along the rows that lie side by side; sums of columns keep one accumulator each and run
 down the rows.
@@ -20,7 +20,7 @@ The columns are those of `fused_walk`, with a CPU's meaning where it differs, an
     asked     truth values read from memory: a mask of them is put together one by one
     told      truth values written
     joined    places of concatenations that are not stored: what uses them asks which part it is in
-    given     tensors that enter and leave: each is handed over by the interpreter
+    given     tensors that enter and leave: each is passed over by the interpreter
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ What an earlier kernel touched may still lie in the cache, so the order decides 
 for memory. Inductor begins with the kernels in the order of their first loop nests, each after what
 it needs, and takes another order where its peak of memory is lower: the kernel next that adds the
 least, the one whose needs were met first, or small ones first (`reorder_for_peak_memory`).
-Tensors that enter are nobody's to free.
+Tensors that enter are never freed.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _sparing(p):  # type: ignore[no-untyped-def]
 
 @compiled
 def _freed(p, g, left):  # type: ignore[no-untyped-def]
-    """Bytes nobody needs once a kernel has run."""
+    """Bytes nothing needs once a kernel has run."""
     freed = 0.0
     for x in range(len(p.maker)):
         if (p.reads[g, x] and left[x] == 1) or (p.maker[x] == g and left[x] == 0):

@@ -108,7 +108,7 @@ def loss(o, n, low, k, v):  # type: ignore[no-untyped-def]
     first, rows = o.start[n], 1.0
     for e in range(first, o.start[n + 1]):
         if e == first and o.writes[n] == 0:
-            continue  # nobody asks for the loss: only how many labels count is found
+            continue  # nothing asks for the loss: only how many labels count is found
         take(v, o.source[e] - low, 0, ODD + i if e == first else 0, v.reads[i], v.ops[i])
         rows = o.elements[o.source[e]] if e == first + 1 else rows
     few = rows < _UNROLLED
@@ -123,10 +123,10 @@ def loss(o, n, low, k, v):  # type: ignore[no-untyped-def]
 
 @compiled
 def scatter_loss(o, n, low, k, v):  # type: ignore[no-untyped-def]
-    """What a loss's gradient is scattered into: a tensor of noughts, then its few places."""
+    """What a loss's gradient is scattered into: a tensor of zeros, then its few places."""
     i, nodes = n - low, len(v.held)
     if o.start[n + 1] - o.start[n] < 3:
-        return  # its labels are not told
+        return  # its labels are not given
     at = new(k, i, POINT, FILL, o.elements[n], 1.0)
     index = o.source[o.start[n] + 2] - low
     more = new(k, i, POINT, PARTIAL, o.elements[index + low], 1.0)

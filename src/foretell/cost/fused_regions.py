@@ -12,7 +12,7 @@ reads which.
             across     0 those places lie side by side, 1 apart, 2 apart but whole rows at a time
             last       elements that lie side by side in the largest tensor it touches
             writes     bytes of its results that leave the region; 0 for what stays inside
-            flops      of a matrix product or convolution; 0 for all else
+            flops      of a matmul or convolution; 0 for all else
             seconds    its own time un-fused where measured; nan where not
     edge    source     node read (numbers count through all regions)
             target     node that reads
@@ -73,9 +73,9 @@ class Regions:
     source: Whole
     target: Whole
     pattern: Whole
-    written: npt.NDArray[np.bool_] | None = None  # of each region; none where nobody is
-    since: Array | None = None  # bytes touched since an entering tensor was, by kernels foretold
-    lowered: bool = False  # kernels foretold (→ `fused_lower`), not as a compiler wrote them
+    written: npt.NDArray[np.bool_] | None = None  # of each region; none where nothing is
+    since: Array | None = None  # bytes touched since an entering tensor was, by kernels predicted
+    lowered: bool = False  # kernels predicted (→ `fused_lower`), not as a compiler wrote them
 
     def __len__(self) -> int:
         return len(self.first) - 1

@@ -33,7 +33,7 @@ def expand(o, n, low, k, v):  # type: ignore[no-untyped-def]
 
 @compiled
 def settle_value(o, n, low, k, v, users):  # type: ignore[no-untyped-def]
-    """Give a value memory of its own where it leaves or is too much to compute again."""
+    """Give a value memory of its own where it leaves or is too much to recompute."""
     i = n - low
     if v.held[i] >= 0:
         return

@@ -5,8 +5,8 @@
     fused_price(regions, device, tuning=tuning)
 
 `foretell bench --fused` does the first two. What is fitted is ln(measured/priced) as a sum over the
-kinds of cost a region has (starts, memory, arithmetic, long reductions, products: each by its share
-of the formula's time), held near nought, so that a few hundred readings are enough and what was not
+kinds of cost a region has (starts, memory, arithmetic, long reductions, matmuls: each by its share
+of the formula's time), held near zero, so that a few hundred readings are enough and what was not
 met keeps its price. The environment variable FORETELL_FUSED names such a file for every price of a
 process; it counts for the device it was measured on and no other.
 """
@@ -74,7 +74,7 @@ def left_over(regions: Regions, seconds: Array, priced: Array, device: Device) -
 
 
 def _solved(shares: Array, wanted: Array) -> Array:
-    """Least squares held near nought; readings far off count less."""
+    """Least squares held near zero; readings far off count less."""
     trust = np.ones(len(wanted))
     found: Array = np.zeros(shares.shape[1])
     for _ in range(4):

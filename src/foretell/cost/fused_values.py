@@ -42,7 +42,7 @@ Flags = npt.NDArray[np.bool_]
 
 POINT, ROWS, COLS = 0, 1, 2  # a nest computes places, or reduces along rows or down columns
 # What a nest is of its op: its value, a reduction, the first and the later steps of one that is
-# split, noughts to be filled in, a library's kernel, a copy laid out as a library wants it.
+# split, zeros to be filled in, a library's kernel, a copy laid out as a library wants it.
 WHOLE, REDUCE, PARTIAL, FINISH, FILL, LIBRARY, LAID = range(7)
 ALIGNED, SPREAD, TURNED, SWAPPED, ODD, MOVED = 1, 2, 4, 5, 10, 5000
 _PART, PLACED = 1000, 1500  # added to ODD: one of several results; a tensor's place in a cat
@@ -231,7 +231,7 @@ def new(k, node, how, part, n, r):  # type: ignore[no-untyped-def]
 
 @compiled
 def realize(o, n, low, k, v, part):  # type: ignore[no-untyped-def]
-    """A nest that leaves a value in memory; one that reads nothing is computed again elsewhere."""
+    """A nest that leaves a value in memory; one that reads nothing is recomputed elsewhere."""
     i = n - low
     at = new(k, i, POINT, part, o.elements[n], 1.0)
     whole = o.elements[n] * o.size[n] if o.kind[n] == POINTWISE and o.writes[n] > 0 else 0.0

@@ -1,6 +1,6 @@
 """What a kernel must move and compute, found by walking its ops once.
 
-Regions are lowered to kernels first (→ `fused_lower`). The walk drops what nobody uses and counts
+Regions are lowered to kernels first (→ `fused_lower`). The walk drops what nothing uses and counts
 for every pass over the kernel's places (→ `fused_levels`) which tensors are read again.
 
     read      bytes of entering tensors, each once
@@ -12,11 +12,11 @@ for every pass over the kernel's places (→ `fused_levels`) which tensors are r
     work      elementary operations over all places (→ `WEIGHT`)
     turned    bytes read in another order than they lie
     lone      the most places one result is reduced from, where few results leave the device idle
-    product   matrix products' and convolutions' flop
+    product   matmuls' and convolutions' flop
     own       their own time where it is known
     places    places visited by the largest op
     random    places at which numbers are drawn
-    operand   bytes the products read and write
+    operand   bytes the matmuls read and write
     odd       elements moved in rows no wide load fits, where rows matter
     halves    places visited in formats of two bytes
 """

@@ -10,13 +10,13 @@
     reduction   many places to one                           with what loops over its rows
     norm        reductions and what uses their results       like a reduction
     window      reads a neighbourhood (pooling)              like pointwise
-    template    matrix product or convolution                takes pointwise consumers where the
+    template    matmul or convolution                takes pointwise consumers where the
                                                              compiler writes it, else stays alone
     scatter     adds to places an index names                never: its order is a library's affair
     extern      a library's kernel                           never
 
 Ops are named by their word: the name in torch's `aten` without `_`, `native_` and overload
-(`aten::_softmax` is `softmax`, → `word_of`). Words nobody knows are `extern`: what is not known
+(`aten::_softmax` is `softmax`, → `word_of`). Unknown words are `extern`: what is not known
 to fuse is not fused.
 
 Rules (→ `may_fuse`) follow what Inductor's scheduler allows for one producer and one consumer:
@@ -113,12 +113,12 @@ def word_of(name: str) -> str:
 
 
 def kind_of(word: str) -> str:
-    """What sort of op a word is; `extern` where nobody knows it."""
+    """What sort of op a word is; `extern` where it is unknown."""
     return KIND_OF.get(word, "extern")
 
 
 def codes_of(words: Sequence[str]) -> npt.NDArray[np.int64]:
-    """The numbers of words; those nobody knows are `other`."""
+    """The numbers of words; unknown ones are `other`."""
     return np.array([_CODE.get(word, _CODE["other"]) for word in words], np.int64)
 
 
@@ -134,7 +134,7 @@ def may_fuse(
 
     `made` elements the producer gives, `looped` places the consumer visits, `rows` results the
     consumer gives (of a reduction) or the producer's places (where the producer reduces);
-    `template` says whether the compiler writes matrix products itself and so can add to their end.
+    `template` says whether the compiler writes matmuls itself and so can add to their end.
     """
     if not (is_fusible(producer) and is_fusible(consumer)):
         return False

@@ -1,4 +1,4 @@
-"""Matrix products C[b] = A[b]·B[b] of m×k by k×n, as a library would run them: tile by tile.
+"""matmuls C[b] = A[b]·B[b] of m×k by k×n, as a library would run them: tile by tile.
 
 The kernel is the fastest of a few tile shapes (tₘ×tₙ) and ways to split k, s, each costing
 
@@ -58,7 +58,7 @@ _LINE = 16  # elements: no load is wider than this many of the smallest format
 
 @dataclass(frozen=True)
 class Product:
-    """Products as columns of one length."""
+    """Matmuls as columns of one length."""
 
     b: Array
     m: Array
@@ -76,7 +76,7 @@ class Product:
 
 
 def product(b: Array, m: Array, n: Array, k: Array, ta: Array, tb: Array, size: float) -> Product:
-    """Plain products: A is k×m where `ta`, B is n×k where `tb`."""
+    """Plain matmuls: A is k×m where `ta`, B is n×k where `tb`."""
     strided = tb * (1 - ta)
     contiguous = np.gcd(np.gcd(np.where(ta > 0, m, k).astype(int), n.astype(int)), _LINE)
     contiguous = np.where(tb > 0, np.gcd(contiguous, k.astype(int)), contiguous)
@@ -84,7 +84,7 @@ def product(b: Array, m: Array, n: Array, k: Array, ta: Array, tb: Array, size: 
 
 
 def seconds(limits: Limits, fitted: Fitted, asked: Product) -> Array:
-    """Time of each product on its own, from the fastest tile and split."""
+    """Time of each matmul on its own, from the fastest tile and split."""
     many = asked.b > 1
     alone = replace(asked, b=np.ones(len(many)))
     if limits.pipe == "tensor":  # one set of tiles for both
@@ -96,7 +96,7 @@ def seconds(limits: Limits, fitted: Fitted, asked: Product) -> Array:
     if many.any():
         tiles = _tiles(limits.arch, limits.pipe, batched=True)
         out[many] = best(limits, fitted, asked[many], tiles, may_split=False)
-    # Vector tiles differ where there are many products: many never take less than one.
+    # Vector tiles differ where there are many matmuls: many never take less than one.
     return out if limits.pipe == "tensor" else np.maximum(out, single)
 
 
@@ -238,7 +238,7 @@ def _memory(
 def _traffic(
     limits: Limits, fitted: Fitted, asked: Product, grid: Tile, tile: Tile, split: Array
 ) -> tuple[Array, Array]:
-    """Elements of A and B one product reads from memory, and those within reach of one wave."""
+    """Elements of A and B one matmul reads from memory, and those within reach of one wave."""
     (down, across), (rows, cols) = grid, tile
     wave = np.minimum(down * across, np.maximum(limits.units * _resident(fitted, tile) / split, 1))
     # Blocks are issued along a row of C; newer libraries walk nearly square patches instead.

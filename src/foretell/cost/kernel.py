@@ -6,7 +6,7 @@
 Every kernel is an op (`gemm`, `conv`, `conv_dgrad`, `conv_wgrad`, `attention`, or a class bound by
 memory), a number format and a shape (→ `foretell.cost.shape`). Where the shape is missing, flop and
 bytes alone give a roofline. `sigma` is the spread of ln(measured/priced) on
-kernels the constants were not fitted to: exp(±1.28·sigma) bounds four in five.
+kernels the constants were not fitted to: exp(±1.28·sigma) bounds 80 %.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -203,7 +203,7 @@ def _gemm(group: Group) -> Array:
 
 
 def _grouped(group: Group, fitted: Mapping[str, float]) -> Array | float:
-    """How many times as long as batched products those of experts take (1), or their weights' (2).
+    """How many times as long as batched matmuls those of experts take (1), or their weights' (2).
 
     Rows of each expert are known on the device alone: one kernel walks over all experts.
     """
@@ -264,7 +264,7 @@ def _attention(group: Group) -> Array:
 
 
 def _unfused(group: Group, a: attention.Attention) -> Array:
-    """Two products and a softmax forward; twice the products and its gradient backward."""
+    """Two matmuls and a softmax forward; twice the matmuls and its gradient backward."""
     given, parts = group.limits, group.constants
     zero, many = np.zeros(len(a.b)), a.b * a.heads
     scores = gemm.product(many, a.sq, a.sk, a.d, zero, zero + 1, given.size)

@@ -1,7 +1,7 @@
 """What one device offers one kernel: rates for a number format, and what is fitted for its kind.
 
 A `Limits` joins the data sheet (`foretell.cluster.Device`) with the fitted constants of the
-device's architecture. An architecture nobody measured borrows from the nearest one that was,
+device's architecture. An architecture that was not measured borrows from the nearest one that was,
 so a new device needs a preset and nothing else.
 """
 
@@ -20,7 +20,7 @@ LINEAGE = (
     ("kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell"),
     ("vega", "cdna", "cdna2", "cdna3", "cdna4"),
 )
-_OTHER = "volta"  # lends to makers nobody measured
+_OTHER = "volta"  # lends to makers that were not measured
 # Units of 128 lanes share half of them with integers (GA102 white paper, 2021); A100's 64 do not.
 _SHARING = {"ampere", "ada", "hopper", "blackwell"}
 _WITHOUT_MATRIX_UNITS = {"kepler", "maxwell", "pascal", "vega", "x86"}

@@ -1,4 +1,4 @@
-"""Prices somebody measured: a table of (device, op, number format, shape) → seconds.
+"""Prices that were measured: a table of (device, op, number format, shape) → seconds.
 
 Tables are CSV, plain or gzip, with the columns `device,op,dtype,shape,seconds` and optionally
 `spread` (relative standard deviation). A row counts only for its own kind of device and exactly its

@@ -110,7 +110,7 @@ def _check(levels: tuple[Level, ...]) -> None:
 
 
 def ways(op: str, tiers: tuple[Tier, ...], protocols: tuple[str, ...]) -> tuple[Way, ...]:
-    """Every way the library could run `op` here; empty where there is nobody to talk to."""
+    """Every way the library could run `op` here; empty for one rank."""
     if op not in OPS:
         raise unknown("collective", op, OPS)
     if not tiers:

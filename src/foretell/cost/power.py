@@ -39,7 +39,7 @@ def table() -> dict[str, dict[str, Any]]:
 def joules(device: Device, dtype: str, kind: str = "") -> float:
     """Dynamic energy of one flop of the matrix units; 0 where the architecture has no row.
 
-    `kind` is what else than a product runs on them: `attention`, `flash2`.
+    `kind` is what else than a matmul runs on them: `attention`, `flash2`.
     """
     row: Mapping[str, Any] = table().get(device.arch, {})
     if dtype in ("fp32", "fp64"):

@@ -3,7 +3,7 @@
 A model answers seconds and a relative standard error for every piece of work it knows, and NaN for
 what it does not. The first answer counts, and where it came from is kept with the task.
 
-    measured    a table somebody measured on this kind of device
+    measured    a table that was measured on this kind of device
     learned     a regressor, inside the region it was trained on
     formula     roofline with efficiency curves; α–β by algorithm and topology for collectives
 """

@@ -1,4 +1,4 @@
-"""Matrix products of the shipped networks: single precision, summed in one order everywhere."""
+"""matmuls of the shipped networks: single precision, summed in one order everywhere."""
 
 from __future__ import annotations
 

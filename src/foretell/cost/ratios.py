@@ -1,7 +1,7 @@
 """How much longer or shorter an operator takes in another number format or memory layout.
 
 Read off the shipped tables of what was measured (→ `foretell.pytorch.bench`): every row that was
-measured both ways gives one ratio, and a shape in between is told by the rows nearest to it, in
+measured both ways gives one ratio, and a shape in between is given by the rows nearest to it, in
 the logarithms of its sizes:
 
     ratio = exp( Σ wᵢ ln rᵢ ),   wᵢ ∝ 1 / (NEAR² + distanceᵢ²)²   over the `NEIGHBOURS` nearest
@@ -175,7 +175,7 @@ def _aligned(size: Array) -> Array:
 def _convolution(sizes: Sizes, keys: Sequence[str]) -> list[Array]:
     """Pixels, channels a group, taps and stride; a group of one channel is another kernel.
 
-    A single tap is a product with pixels along its rows, so that it matters how they are aligned.
+    A single tap is a matmul with pixels along its rows, so that it matters how they are aligned.
     """
     one = np.ones(1)
     n, c, k, groups = (np.asarray(sizes.get(key, one), float) for key in ("n", "c", "k", "groups"))

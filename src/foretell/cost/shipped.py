@@ -1,7 +1,7 @@
 """Measured tables that come with the package, as a link of the price chain.
 
 `tables/measured/DEVICE.csv.gz` is what `python -m foretell.pytorch.bench` wrote on such a device.
-Of its many ops the matrix products are read here: the three of a linear layer y = x·Wᵀ, with x of
+Of its many ops the matmuls are read here: the three of a linear layer y = x·Wᵀ, with x of
 m × k and W of n × k, and batches of them.
 
     forward  y: m × n over k        dgrad  dx: m × k over n        wgrad  dW: n × k over m
@@ -21,7 +21,7 @@ from foretell.cost.measured import Key, Measured, collected, normal
 from foretell.cost.work import Work
 from foretell.graph.columns import Array, Source
 
-# The sizes (m, n, k) of the product that each part of a linear layer is.
+# The sizes (m, n, k) of the matmul that each part of a linear layer is.
 _PRODUCTS = {"forward": ("m", "n", "k"), "dgrad": ("m", "k", "n"), "wgrad": ("n", "k", "m")}
 
 
@@ -65,7 +65,7 @@ def _rows(device: str, reader: csv.DictReader[str]) -> Iterator[tuple[Key, float
 
 
 def _product(row: dict[str, str]) -> str:
-    """The shape of the matrix product a row is about; empty where it is not about one."""
+    """The shape of the matmul a row is about; empty where it is not about one."""
     sizes = dict(part.split("=") for part in row["shape"].split(";")) if row["shape"] else {}
     if row["op"] == "linear" and row["direction"] in _PRODUCTS:
         m, n, k = (sizes[name] for name in _PRODUCTS[row["direction"]])

@@ -1,7 +1,7 @@
 """Pieces of work to be priced: each different one once, however many tasks do it.
 
 A graph of a hundred thousand tasks holds a few hundred different pieces of work; prices are asked
-for those and handed back to all tasks.
+for those and passed back to all tasks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What an edit has collected so far, and the graph it makes of it.
 
 Columns are copied when they are first written to; all else is kept as it was said, and put
-together once by `compose`. What nobody touched is shared with the graph before.
+together once by `compose`. What was not touched is shared with the graph before.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Changes:
 
     @property
     def is_structural(self) -> bool:
-        """Whether it may be that somebody waits for somebody else than before."""
+        """Whether a task may wait for something else than before."""
         touched = bool(self.waits or self.released or self.places)
         moved = any(is_structure(name) for name in self.columns)
         beside = any(name in _STRUCTURE for name in self.tables)
@@ -114,7 +114,7 @@ def compose(changes: Changes, spec: str) -> Graph:
 
 
 def _columns(changes: Changes) -> dict[str, Array]:
-    """Columns nobody touched as they are; those written or grown where they say something."""
+    """Untouched columns as they are; those written or grown where they say something."""
     columns = dict(changes.before.columns)
     touched = {} if changes.size == changes.before.size else dict.fromkeys(columns)
     for name in touched | changes.columns:

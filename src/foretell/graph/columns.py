@@ -104,7 +104,7 @@ class WaitKind(IntEnum):
     SYNC = 2  # a host call waits for device work
     EVENT = 3  # one stream waits for an event of another
     THREAD = 4  # one CPU thread hands over to another
-    CONTROL = 5  # an order somebody decided
+    CONTROL = 5  # an order that was decided
 
 
 # What people write for each collective and point-to-point op, here once for every room.
@@ -203,7 +203,7 @@ def is_default(name: str, array: Array) -> bool:
 
 
 def frozen(array: npt.ArrayLike, dtype: Any = None) -> Array:
-    """The same numbers as an array nobody can write to; for arrays that nobody else holds."""
+    """The same numbers as an array nothing can write to; for arrays that nothing else holds."""
     out = np.ascontiguousarray(array, dtype=dtype)
     if out.flags.writeable:
         out = out.view()
@@ -212,7 +212,7 @@ def frozen(array: npt.ArrayLike, dtype: Any = None) -> Array:
 
 
 def owned(values: Any, dtype: Any, what: str) -> Array:
-    """The same numbers, read-only and safe from whoever has `values`: copied where need be."""
+    """The same numbers, read-only and safe from other holders of `values`: copied where need be."""
     out = np.ascontiguousarray(fitted(values, dtype, what))
     is_fresh = isinstance(values, (list, tuple)) or (
         isinstance(values, np.ndarray) and not np.may_share_memory(out, values)
@@ -241,7 +241,7 @@ def fitted(values: Any, dtype: Any, what: str) -> Array:
 
 
 def _is_open(array: Array) -> bool:
-    """Whether somebody may hold a way to write to the memory of an array."""
+    """Whether the memory of an array can still be written to from elsewhere."""
     owner: Any = array
     while isinstance(owner, np.ndarray):
         if owner.flags.writeable:

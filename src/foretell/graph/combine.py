@@ -21,8 +21,8 @@ def concat(graphs: Sequence[Graph], *, spec: str = "") -> Graph:
     """All tasks of several graphs in one, in that order.
 
     Lanes of the same rank and name become one lane, as do links of the same name (of several in
-    one graph the first with the first, and so on); nothing waits across graphs until somebody says
-    so. On a shared ordered lane earlier graphs go first.
+    one graph the first with the first, and so on); nothing waits across graphs unless an edge is
+    added so. On a shared ordered lane earlier graphs go first.
     """
     if not graphs:
         return Graph()

@@ -1,7 +1,7 @@
 """The next graph from this one: select, scale, set, insert, remove, wait, release, reorder.
 
 Verbs take whole arrays of tasks. Task numbers stay as they are until `commit`, where inserted tasks
-come last and removed ones leave; columns nobody touched are shared with the graph before.
+come last and removed ones leave; columns that were not touched are shared with the graph before.
 
     with graph.edit("faster:op=gemm") as edit:
         edit.scale(edit.select(op="gemm"), 0.5)

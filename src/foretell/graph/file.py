@@ -7,7 +7,7 @@
 
 Numbers are stored as their bytes, grouped by significance (all first bytes, then all second …),
 which makes columns of similar numbers several times smaller. A file is written beside its place and
-then renamed, so nobody ever sees half of one. Text (`.txt`) works too, for people.
+then renamed, so nothing ever sees half of one. Text (`.txt`) works too, for people.
 """
 
 from __future__ import annotations

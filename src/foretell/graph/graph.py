@@ -110,7 +110,7 @@ class Graph:
         if known is not None:
             return known
         spec = column(name)
-        if name == "order":  # tasks are issued in the order of their numbers unless said otherwise
+        if name == "order":  # tasks are issued in the order of their numbers by default otherwise
             return frozen(np.arange(self.size, dtype=spec.dtype))
         return np.broadcast_to(np.array(spec.default, spec.dtype), self.size)
 

@@ -99,7 +99,7 @@ class _Reader:
             raise InputError("expected `fact NAME JSON`")
         key = _string(found[1]) if found[1].startswith('"') else found[1]
         if key in self.facts:
-            raise InputError(f"fact `{key}` is told twice")
+            raise InputError(f"fact `{key}` is given twice")
         self.facts[key] = checked(json.loads(found[2]), f"fact `{key[:40]}`", finite=False)
 
     def _lane(self, t: list[str]) -> None:
@@ -155,7 +155,7 @@ def _clauses(rest: list[str], columns: dict[str, Any]) -> list[tuple[int, float,
         word = rest.pop()
         name = word if word in CLAUSES else word.partition("=")[0]
         if name in seen:
-            raise InputError(f"`{name}` is told twice")
+            raise InputError(f"`{name}` is given twice")
         seen.add(name)
         if word == "for":
             columns["seconds"] = float(rest.pop())

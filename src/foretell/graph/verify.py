@@ -17,7 +17,7 @@ from foretell.graph.columns import COLUMNS, NONE, Array, BufferKind, LaneKind, W
 from foretell.graph.graph import Graph
 from foretell.graph.tables import Rows
 
-_MOST = 1e150  # seconds of a task: sums and products of them stay finite
+_MOST = 1e150  # seconds of a task: sums and squares stay finite
 _SHOWN = 6  # tasks printed in an error
 _WIDTH = 200  # characters of each, so that a task with a thousand waits does not fill the screen
 

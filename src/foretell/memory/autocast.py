@@ -1,10 +1,10 @@
 """A tape as autocast would make it: which tensors become half as wide, and which copies come in.
 
 From the op lists of PyTorch's documentation (Automatic Mixed Precision, CUDA op-specific
-behavior): matrix products, convolutions and attention cast their inputs to the narrow format;
+behavior): matmuls, convolutions and attention cast their inputs to the narrow format;
 norms, powers, losses and the like cast theirs to fp32; all others take what they get, the widest
 of it. Casts of parameters are made once and held until the forward pass has ended, casts of
-activations are held as long as somebody keeps them. Gradients have the format of what they are
+activations are held as long as anything keeps them. Gradients have the format of what they are
 gradients of; those of parameters are cast back to fp32.
 """
 
@@ -44,7 +44,7 @@ class Written(NamedTuple):
 
 
 def written_out(ops: Sequence[Op]) -> Written:
-    """Softmaxes that one kernel will hold, or their products where the bias has a gradient.
+    """Softmaxes that one kernel will hold, or their matmuls where the bias has a gradient.
 
     No kernel has that gradient, and PyTorch then runs all of it in fp32 (attention.cpp in
     aten/src/ATen/native/transformers). It is a sum right behind the gradient of the softmax.
@@ -64,7 +64,7 @@ def written_out(ops: Sequence[Op]) -> Written:
 
 
 WRITTEN_OUT = "_safe_softmax"  # the softmax that attention has for lack of a kernel
-_AROUND, _BEHIND = 4, 4  # ops between the softmax and its products; and behind its gradient
+_AROUND, _BEHIND = 4, 4  # ops between the softmax and its matmuls; and behind its gradient
 
 
 class Autocast(Rewrite):

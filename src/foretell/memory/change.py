@@ -37,7 +37,7 @@ def channels_last(tape: Tape) -> Tape:
     """Channels last: the same tensors; tensor cores take them as they are.
 
     Plain fp32 does not: cuDNN turns them to channels first, runs the kernels it has for that, and
-    turns the result back (`nhwcToNchwKernel` around FFTs and products, H200, cuDNN 9.19).
+    turns the result back (`nhwcToNchwKernel` around FFTs and matmuls, H200, cuDNN 9.19).
     """
     is_half = any(s.item == 2 for s in tape.storages if s.is_float)
     return with_workspace(tape, lambda op, n: 0.0 if is_half else op.workspace + copied(n, 4))

@@ -178,7 +178,7 @@ class Flow(Tensors):
     def read_by(
         self, node: Call, given: Iterable[Tensor], made: Iterable[Tensor]
     ) -> tuple[int, ...]:
-        """What an operator nobody wrote a rule for keeps: what its backward reads besides."""
+        """What an operator without a rule keeps: what its backward reads besides."""
         grads = {t for c in node.inner for t in c.tensors()}
         inputs = [t for c in node.inner for o in c.inner for t in o.tensors()]
         read = {t[0] for t in inputs if t not in grads}
@@ -188,7 +188,7 @@ class Flow(Tensors):
     # The backward pass
 
     def evaluate(self, call: Call) -> None:
-        """One backward node: takes its gradients, runs, lets go of what was kept, hands on."""
+        """One backward node: takes its gradients, runs, lets go of what was kept, sends on."""
         self.node, self.inside = call.sequence, {}
         if call.name.endswith(ACCUMULATE):
             self.accumulate(call)

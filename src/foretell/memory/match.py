@@ -1,6 +1,6 @@
 """Which tensor is which, in a trace that tells sizes but not identities.
 
-An input is taken for the tensor of its size and format that was made last and that nobody has used
+An input is taken for the tensor of its size and format that was made last and that was not used
 yet, or else for the last of all; views share the storage of what they view. Where this mistakes
 one tensor for another of the same size, the sum of what is held is the same.
 
@@ -98,10 +98,10 @@ class Tensors:
         return self.found(key, taken, is_sum=is_sum) or self.outside(key)
 
     def found(self, key: Key, taken: Sequence[Tensor], *, is_sum: bool = False) -> Tensor | None:
-        """Of the size: the last that nobody used, else the last that goes by its first name.
+        """Of the size: the last that was not used, else the last that goes by its first name.
 
         What is added to something else is rather kept (a residual) than thrown away or a scaled
-        copy, which somebody made to multiply with.
+        copy, which that was made to multiply with.
         """
         near = _others(self.forward.get(key, ())[-_LOOK_BACK:], taken)
         best = [t for t in near if not t.uses and not (is_sum and t.scaled)]

@@ -53,7 +53,7 @@ def test(call: Call) -> list[Key]:
 
 
 def product(first: int, second: int) -> Rule:
-    """A matrix product, batched or not."""
+    """A matmul, batched or not."""
 
     def rule(call: Call) -> list[Key]:
         a, b = call.tensor(first), call.tensor(second)

@@ -51,7 +51,7 @@ def play(tape: Tape) -> Held:
 
 
 def lives(tape: Tape) -> tuple[Array, Array]:
-    """The first and the last op of each storage; those that nobody makes are there from the start.
+    """The first and the last op of each storage; those that nothing makes are there from the start.
 
     Gradients stay to the end of the step; where they are not set to zero before the forward pass,
     those of the step before are there from its beginning.

@@ -18,7 +18,7 @@ _BYTE = "unsigned char"
 
 
 def recurrent(call: Call) -> list[Key]:
-    """Output, last states, reserve; last the workspace, of which nobody keeps anything."""
+    """Output, last states, reserve; last the workspace, of which nothing keeps anything."""
     asked, raw = _asked(call)
     if not asked:
         return []

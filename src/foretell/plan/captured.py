@@ -4,9 +4,9 @@
     mm.3.backward       the fourth mm of the backward
     convolution.0.bias  one of several kernels of an operator
 
-Operators are counted as they are issued, views too, so that whoever traces the same model finds the
-same names. `made_for` is what a plan keeps in `model`: a print of the parameters, and one of the
-ops it names with the sizes they are given.
+Operators are counted as they are issued, views too, so that every tracer of the same model finds
+the same names. `made_for` is what a plan keeps in `model`: a print of the parameters, and one of
+the ops it names with the sizes they are given.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from foretell.graph import Graph, Kind, Phase, WaitKind
 
 FORWARD, BACKWARD = (Phase.FORWARD, Phase.LOSS), (Phase.BACKWARD,)
-COPY = "*"  # behind an op's name: computed again in this region, and where it was too
+COPY = "*"  # behind an op's name: recomputed in this region, and where it was too
 _BLOCK = 512  # bytes: what a GPU's allocator rounds to, and so the buffers of a capture
 
 
@@ -81,7 +81,7 @@ def _issued(graph: Graph) -> dict[int, int]:
 
 
 def _is_call(graph: Graph, task: int, issued: Mapping[int, int]) -> bool:
-    """Whether a task issues an operator: a call of the host, or a kernel that nobody issued."""
+    """Whether a task issues an operator: a call of the host, or a kernel without an operator."""
     return bool(graph.kind[task] == Kind.HOST) or (
         bool(graph.kind[task] == Kind.KERNEL) and task not in issued
     )

@@ -1,4 +1,4 @@
-"""Blocks that differ dealt out to pipeline stages so that the busiest stage has least to do.
+"""Blocks that differ split to pipeline stages so that the busiest stage has least to do.
 
 With t the seconds of each block (forward and backward, and the layers between blocks with the block
 before them), b[k][j] the least that the busiest of k stages has of the first j blocks:
@@ -46,7 +46,7 @@ def cut(seconds: Sequence[float], stages: int) -> tuple[int, ...]:
 
 
 def is_uneven(workload: Workload) -> bool:
-    """Whether blocks differ, so that dealing them out by number is not dealing out work."""
+    """Whether blocks differ, so that dealing them out by number is not split work."""
     return sum(layer.is_block for layer in workload.layers) > 1
 
 

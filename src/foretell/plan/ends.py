@@ -28,7 +28,7 @@ from foretell.workload import Workload
 # al., ZeRO-Offload, arXiv 2101.06840, table 4).
 HOST_ADAM = 4e9
 FIRST = 2**20  # bytes, of DDP's first bucket (torch/nn/parallel/distributed.py)
-HALF = 2.0  # bytes of a parameter as it is handed back: half precision
+HALF = 2.0  # bytes of a parameter as it is passed back: half precision
 
 
 def sends(c: Costs, workload: Workload, cluster: Cluster) -> Array:

@@ -41,7 +41,7 @@ class Estimate:
     host: Array  # what the host adds to them
     talk: Array  # exchanges inside layers, waiting for the slowest included
     bubble: Array  # stages waiting for each other
-    send: Array  # tensors handed between stages, where they are waited for
+    send: Array  # tensors passed between stages, where they are waited for
     reduce: Array  # gradients (and sharded parameters) not hidden behind compute
     update: Array
     flops: Array  # of the matrix units, all ranks, nothing counted twice
@@ -54,7 +54,7 @@ def estimate(plans: Sequence[Plan], workload: Workload, cluster: Cluster) -> Est
     if any(p.groups for p in plans):
         raise InputError(
             "layers on ranks of their own (`groups`) have no closed form",
-            hint="`foretell predict` lowers and plays them",
+            hint="`foretell predict` lowers and simulates them",
         )
     if not any(p.placement for p in plans):
         return _estimate(plans, workload, cluster)

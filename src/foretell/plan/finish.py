@@ -1,4 +1,4 @@
-"""The end of a step as tasks: gradients reduced, weights updated, what was shared handed back."""
+"""The end of a step as tasks: gradients reduced, weights updated, what was shared passed back."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class GroupCosts:
 
     @cached_property
     def held(self) -> dict[str, Array]:
-        """Of each unit: elements of weights; bytes a sample keeps, takes for a moment, hands on."""
+        """Of each unit: elements of weights; bytes a sample keeps, takes for a moment, sends on."""
         return held(self.workload, self.plain)
 
     @cached_property
@@ -125,7 +125,7 @@ class GroupCosts:
     # Factors
 
     def products(self, at: int) -> list[Product]:
-        """The products of a unit; tied weights have none."""
+        """The matmuls of a unit; tied weights have none."""
         unit = self.units[at]
         layer = self.workload.layers[unit.layer]
         again = {name for pair in self.workload.tied for name in pair}
@@ -159,7 +159,7 @@ def _product(unit: str, op: Op) -> Product:
 
 
 def held(workload: Workload, plain: Plan, **degrees: int) -> dict[str, Array]:
-    """What each unit holds: elements of weights; bytes a sample keeps, takes and hands on."""
+    """What each unit holds: elements of weights; bytes a sample keeps, takes and sends on."""
     table = layouts([plain.but(micro_batch=_MANY, global_batch=_MANY, **degrees)])
     found = holdings(workload, table)
     each = [unit.layer for unit in units(workload)]

@@ -8,7 +8,7 @@
 
 Messages between nodes use the way out of the one and into the other, inside a node its bus, and
 share them with collectives; a rank has one lane for its work and one for collectives.
-`foretell.search.placement` plays the same step compiled, thousands of times a second.
+`foretell.search.placement` simulates the same step compiled, thousands of times a second.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _Sheet:
 
 
 def _forward(sheet: _Sheet, m: int, q: int) -> None:
-    """One stretch of one micro-batch, and what it is handed."""
+    """One stretch of one micro-batch, and what it is passed."""
     stretch = sheet.found[q]
     arrived = _handed(sheet, m, q - 1, back=False) if q else {}
     before = {r: sheet.done.get((m, r)) for r in stretch.ranks}
@@ -97,7 +97,7 @@ def _forward(sheet: _Sheet, m: int, q: int) -> None:
 
 
 def _forget(sheet: _Sheet, m: int) -> None:
-    """What was handed on is behind: only the newest stretch of a micro-batch is waited for."""
+    """What was sent on is behind: only the newest stretch of a micro-batch is waited for."""
     for key in [key for key in sheet.done if key[0] == m]:
         del sheet.done[key]
 
@@ -183,7 +183,7 @@ def _backward(sheet: _Sheet, m: int, q: int) -> None:
 
 
 def _sync(sheet: _Sheet, stretch: Stretch, piece: Sequence[Layer], m: int) -> None:
-    """One message of gradients; with factors, the product that follows it."""
+    """One message of gradients; with factors, the matmul that follows it."""
     costs, ranks = sheet.costs, stretch.ranks
     size = costs.gradient([layer.unit for layer in piece])
     if not size:

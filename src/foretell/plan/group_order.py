@@ -1,8 +1,8 @@
 """In which order each rank takes its runs of layers, there and back, micro-batch by micro-batch.
 
-A step in which every forward takes 1 and every backward 2 is played; a rank that may choose takes a
-backward, then the earliest micro-batch. All ranks play the same step, so that nobody has to be
-asked; and since it is a step that could be, no rank waits for ever.
+A step in which every forward takes 1 and every backward 2 is simulated; a rank that may choose
+takes a backward, then the earliest micro-batch. All ranks simulate the same step, so that nothing
+has to be asked; and since it is a step that could be, no rank waits for ever.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def orders(
 ) -> dict[int, list[Act]]:
     """What each rank does, in order; `where` has the ranks of each run of layers.
 
-    Ranks of runs in `together` (those that are split) begin at the same moment: they talk inside.
+    Ranks of runs in `together` (the split ones) begin at the same moment: they communicate inside.
     """
     played = _Played(where, batches, together)
     now = 0

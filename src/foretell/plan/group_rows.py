@@ -1,6 +1,6 @@
 """Layers of a plan with the ranks, samples and ways that are theirs, put together in stretches.
 
-A stretch is layers in a row that the same ranks run on the same samples: nothing is handed over
+A stretch is layers in a row that the same ranks run on the same samples: nothing is passed over
 inside it. Plans of `groups` say so row by row; a plan of data parallelism whose ranks have `shares`
 or whose parameters agree in ways of their own (`sync`) is one stretch of all layers.
 """
@@ -17,7 +17,7 @@ from foretell.plan.group_costs import Array, GroupCosts, Product, held
 from foretell.plan.grouped import agreed, layers_of, micro_batches, runs, spoken
 from foretell.plan.plan import Plan
 
-_ONE_RANK = "all-reduce"  # there is nobody to agree with: any way is this
+_ONE_RANK = "all-reduce"  # there is nothing to agree with: any way is this
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Stretch:
     def backward(
         self, costs: GroupCosts, rank: int, piece: Sequence[Layer], *, by_factors: bool
     ) -> float:
-        """Some layers backward, without the products that factors will make."""
+        """Some layers backward, without the matmuls that factors will make."""
         _, back = self._each(costs, rank)
         took = float(back[[layer.unit for layer in piece]].sum())
         if by_factors:
@@ -86,7 +86,7 @@ class Stretch:
         return max(took, 0.0)
 
     def messages(self, costs: GroupCosts, fuse: float) -> list[tuple[Layer, ...]]:
-        """Layers whose gradients go together, the last first: one way and server, up to `fuse`."""
+        """Layers with one gradient bucket, the last first: one way and server, up to `fuse`."""
         out: list[list[Layer]] = []
         size = 0.0
         for layer in reversed(self.layers):
@@ -196,7 +196,7 @@ def _layer(
 ) -> Layer:  # fmt: skip
     """A layer with the way of most consequence that its parameters have, or else the usual one.
 
-    Where nobody says who serves it, ranks take turns; nor what goes as factors, what pays.
+    Where nothing says who serves it, ranks take turns; nor what goes as factors, what pays.
     """
     name, said = costs.units[at].name, {w.partition(":")[0]: w for w in ways.values()}
     way = next((w for w in ("factors", "ps", "sharded") if w in said), usual)
@@ -212,7 +212,7 @@ def _layer(
     if "factors" in said and not sent:
         raise InputError(
             f"`{min(op for op, word in ways.items() if word == 'factors')}` has no factors",
-            hint="only products with a weight of their own do: linear layers",
+            hint="only matmuls with a weight of their own do: linear layers",
         )
     return Layer(at, name, way, factors=tuple(sent))
 

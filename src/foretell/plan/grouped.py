@@ -131,7 +131,7 @@ def dealt_run(run: Run, batches: int) -> list[dict[int, int]]:
 def dealt(samples: Mapping[int, int], batches: int) -> list[dict[int, int]]:
     """Samples of each rank in each micro-batch: those of a rank are as far apart as they can be.
 
-    Of micro-batch m all ranks together have samples m·B/M to (m+1)·B/M, whoever deals them out.
+    Of micro-batch m all ranks together have samples m·B/M to (m+1)·B/M, whichever rank has them.
     """
     whole = sum(samples.values())
     moments = sorted(

@@ -1,8 +1,8 @@
-"""Which ranks talk to each other along an axis, and what they see of the cluster.
+"""Which ranks communicate with each other along an axis, and what they see of the cluster.
 
 Ranks are numbered with `tp` innermost, then `cp`, the splits of images and channels, `dp`, and `pp`
-outermost, as Megatron does: the axis that talks most stays inside a node. All groups of an axis
-look alike on a regular cluster, so one stands for all; its neighbours talk at the same time.
+outermost, as Megatron does: the axis with most communication stays in a node. All groups of an axis
+look alike on a regular cluster, so one stands for all; its neighbours communicate at the same time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def expert_ranks(plan: Plan) -> int:
 
 @lru_cache(maxsize=4096)
 def levels(cluster: Cluster, size: int, stride: int) -> tuple[Level, ...]:
-    """What a group of `size` ranks, `stride` apart, sees while its neighbours talk too."""
+    """What a group of `size` ranks, `stride` apart, sees while its neighbours communicate too."""
     group = [i * stride for i in range(size)]
     node = int((cluster.nodes == cluster.nodes[0]).sum())
     beside = range(1, min(stride, node, cluster.size - group[-1]))

@@ -1,4 +1,4 @@
-"""What one layer makes a rank hold: weights, what autograd keeps, what is handed on; all layouts.
+"""What one layer makes a rank hold: weights, what autograd keeps, what is sent on; all layouts.
 
 Kept bytes are for one micro-batch and one layer. With full recompute a layer keeps its input alone;
 selective recompute drops what attention keeps of its scores.
@@ -25,10 +25,10 @@ class Holding:
     """One layer, an entry a layout; elements and bytes of one rank."""
 
     weights: Array  # elements that every data-parallel rank has
-    experts: Array  # elements dealt out over data-parallel ranks besides
+    experts: Array  # elements split over data-parallel ranks besides
     kept: Array  # bytes autograd keeps with nothing run again
     scores: Array  # bytes among them that selective recompute drops
-    handed: Array  # bytes handed to the next layer
+    handed: Array  # bytes passed to the next layer
     brief: Array  # bytes that are there only while it runs
     largest: Array  # bytes of the largest single tensor kept: what is there twice for a moment
     frozen: Array  # elements of `weights` that are not trained

@@ -119,6 +119,6 @@ def _send(
 
 
 def _handed(page: Sheet, stage: int) -> float:
-    """Bytes a stage hands on of one micro-batch."""
+    """Bytes a stage sends on of one micro-batch."""
     block = next(i for i, layer in enumerate(page.workload.layers) if layer.is_block)
     return float(page.stages[stage].costs.holdings[block].handed[0])

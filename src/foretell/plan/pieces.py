@@ -1,8 +1,8 @@
-"""What one stage does with one micro-batch, as a chain of pieces: compute and talk.
+"""What one stage does with one micro-batch, as a chain of ops: compute and communication.
 
 `stage` makes one piece of all that runs without a choice in between, which is exact and quick to
-play; `layer` shows every layer with its exchanges. Sharded parameters (zero 3) always show layers:
-each is gathered ahead of its use while others compute.
+simulate; `layer` shows every layer with its exchanges. Sharded parameters (zero 3) always show
+layers: each is gathered ahead of its use while others compute.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _sharded(
 
 
 def times_of(plan: Plan, workload: Workload, stage: int, chunk: int) -> list[float]:
-    """How often each layer runs in one chunk: blocks dealt out, the ends where they belong."""
+    """How often each layer runs in one chunk: blocks split, the ends where they belong."""
     counts = layers_of(plan, workload, stage)
     chunks = plan.chunks if plan.schedule == "interleaved" or plan.actions else 1
     first = next(i for i, layer in enumerate(workload.layers) if layer.is_block)

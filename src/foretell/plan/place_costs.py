@@ -2,7 +2,7 @@
 
 Layers are priced for the very ranks of a stage: as many ways split as it has ranks, over the links
 between them, at the pace of the slowest of their devices. Backward is told apart: the gradient of
-the input (with what is run again) and that of the weights, whose products can wait.
+the input (with what is run again) and that of the weights, whose matmuls can wait.
 """
 
 from __future__ import annotations
@@ -124,14 +124,14 @@ def _column(values: Sequence[Array]) -> Array:
 
 
 def _weight_gradients(prices: Prices, ranks: tuple[int, ...]) -> Array:
-    """Seconds of each layer's products that make weight gradients: those priced on their own."""
+    """Seconds of each layer's matmuls that make weight gradients: those priced on their own."""
     layers = tuple(_weighed(layer) for layer in prices.workload.layers)
     c = _costs(prices, replace(prices.workload, layers=layers, tied=()), ranks)
     return _column([cost.backward.kernels for cost in c.layers])
 
 
 def _weighed(layer: Layer) -> Layer:
-    """A layer's products with weights, as if their inputs needed no gradient."""
+    """A layer's matmuls with weights, as if their inputs needed no gradient."""
     ops = (op for op in layer.works() if op.kind in _WEIGHED and op.weights)
     return replace(layer, ops=tuple(_first(op) for op in ops))
 

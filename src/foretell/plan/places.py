@@ -125,7 +125,7 @@ def copies(found: Sequence[Place], workload: Workload) -> int:
         raise InputError(
             f"the stages have `{odd}` {many[odd] * layer.times:g} times, "
             f"the model has {layer.times} of them",
-            hint="deal out every layer, as often as the model has it",
+            hint="split every layer, as often as the model has it",
         )
     return int(next(iter(many.values())))
 
@@ -166,7 +166,7 @@ def _sources(workload: Workload, layer: int) -> list[int]:
 
 
 def beside(workload: Workload, layer: int) -> list[int]:
-    """What travels along with a layer's input: the encoder's output, as long as somebody looks."""
+    """What travels along with a layer's input: the encoder's output, as long as it is read."""
     if not _looks_back(workload.layers[layer]):
         return []
     back = [i for i in range(layer) if workload.layers[i].is_block]
@@ -232,7 +232,7 @@ def _blocks(place: Place, workload: Workload) -> list[tuple[Layer, int]]:
 
 
 def _is_line(found: Sequence[Place], workload: Workload) -> bool:
-    """Whether blocks of one kind are dealt out in a row, what is no block at the ends."""
+    """Whether blocks of one kind are split in a row, what is no block at the ends."""
     blocks = [i for i, layer in enumerate(workload.layers) if layer.is_block]
     if len(blocks) != 1 or any(layer.after for layer in workload.layers):
         return False

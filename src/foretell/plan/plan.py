@@ -38,7 +38,7 @@ class Plan:
     dp: int = 1  # data-parallel ranks, those that share parameters among themselves included
     tp: int = 1  # tensor
     pp: int = 1  # pipeline stages (ranks in a row; each may have several chunks)
-    cp: int = 1  # context: tokens of one sample dealt out
+    cp: int = 1  # context: tokens of one sample split
     ep: int = 1  # experts split over data-parallel ranks, and over tensor ones where etp < tp
     etp: int = 0  # ranks of `tp` that split each expert; all of them where 0
     sp: bool = False  # sequence parallel: norms and residuals split over the ranks of `tp`

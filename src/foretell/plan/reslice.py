@@ -1,4 +1,4 @@
-"""Who sends what to whom when a batch is dealt out one way before and another way behind.
+"""Who sends what to whom when a batch is split one way before and another way behind.
 
 Samples lie in a row; rank i of a set holds the samples from `edges[i]` to `edges[i + 1]`. What a
 consumer needs of what a producer holds is where their stretches overlap. `Move` is one stretch; a
@@ -28,7 +28,7 @@ def edges(shares: Sequence[int]) -> list[int]:
 
 
 def reslice(held: Mapping[int, int], wanted: Mapping[int, int]) -> list[Move]:
-    """Moves that turn one dealing-out into another; both map ranks to samples, in order."""
+    """Moves that turn one split into another; both map ranks to samples, in order."""
     (before, behind), moves = (edges([*d.values()]) for d in (held, wanted)), []
     if before[-1] != behind[-1]:
         raise ValueError(f"{before[-1]} samples are held, {behind[-1]} are wanted")

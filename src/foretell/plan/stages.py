@@ -1,7 +1,7 @@
-"""Layers dealt out to pipeline stages: first, middle and last, for many layouts at once.
+"""Layers split to pipeline stages: first, middle and last, for many layouts at once.
 
 The first stage has what stands before the blocks (the embedding), the last what stands behind them
-(the head); blocks are dealt out in a row and evenly by number, the earlier stages taking what is
+(the head); blocks are split in a row and evenly by number, the earlier stages taking what is
 left over. Blocks of a network of images differ, and so do its stages.
 """
 

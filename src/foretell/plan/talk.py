@@ -56,7 +56,7 @@ def _add_gradients(
     found: dict[str, float], c: Costs, dealt: np.ndarray[tuple[int], np.dtype[np.float64]],
     workload: Workload, cluster: Cluster,
 ) -> None:  # fmt: skip
-    """Reduction, parameters handed back, and those that are gathered for use."""
+    """Reduction, parameters passed back, and those that are gathered for use."""
     plan = c.plans.plans[0]
     held = stage(c, dealt[:, None], workload, cluster)
     op = "reduce_scatter" if plan.zero in (1, 2) else "all_reduce"

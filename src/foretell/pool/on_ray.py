@@ -1,7 +1,7 @@
 """A Ray cluster as a pool: one that runs, by its address, or one of this machine's own cores.
 
-Every machine of a cluster needs this package and the same Python. Pieces are handed out one to a
-core (or to a machine) as these become free, and handed out again when a worker or its machine is
+Every machine of a cluster needs this package and the same Python. Pieces are passed out one to a
+core (or to a machine) as these become free, and passed out again when a worker or its machine is
 gone. Nothing is reported to anybody: usage statistics are off, and a Ray that is started here has
 no dashboard and listens on this machine alone.
 """
@@ -35,7 +35,7 @@ def joined(address: str) -> Iterator[OnRay]:
     """The cluster at an address, or a new one on this machine that ends with the block."""
     ray = _ray()
     if ray.is_initialized():
-        yield OnRay(ray)  # whoever joined it leaves it
+        yield OnRay(ray)  # the one that joined it leaves it
         return
     # Ray prints to stdout when a worker dies, where answers go too.
     with redirect_stdout(sys.stderr), _kept_here(ray, address):
@@ -61,7 +61,7 @@ def _join(ray: Any, address: str) -> None:
 
 
 def _knock(address: str) -> None:
-    """An error at once where nobody is there: Ray itself would wait for minutes."""
+    """An error at once where nothing is there: Ray itself would wait for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host, int(port)), _PATIENCE).close()

@@ -3,10 +3,10 @@
     with opened(jobs=4) as pool:                  # or opened(on_ray="local")
         answers = pool.map(work, items, tell)
 
-Answers come in the order of the items, whoever did them and whenever, so what is made of them is
-the same on every pool, bit for bit, as long as `work` is. A piece whose worker died is done again;
-one whose workers die `TRIES` times, while nothing else is done, ends the map. What `work` raises is
-raised here.
+Answers come in the order of the items, whichever worker did them and whenever, so what is made of
+them is the same on every pool, bit for bit, as long as `work` is. A piece whose worker died is done
+again; one whose workers die `TRIES` times, while nothing else is done, ends the map. What `work`
+raises is raised here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Tell = Callable[[int, int], None]  # pieces done, of how many
 
 
 def silent(done: int, all_: int) -> None:
-    """Tell nobody."""
+    """No-op progress callback."""
 
 
 class Pool(Protocol):

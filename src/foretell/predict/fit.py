@@ -1,6 +1,6 @@
-"""Measured runs fed back: the factors on prices under which they are foretold best.
+"""Measured runs fed back: the factors on prices under which they are predicted best.
 
-With runs i (measured mᵢ, foretold pᵢ) and factors k of a `Calibration`, this is made least:
+With runs i (measured mᵢ, predicted pᵢ) and factors k of a `Calibration`, this is made least:
 
     Σ (ln pᵢ/mᵢ)² / NOISE²  +  Σ ((pᵢⱼ − mᵢⱼ)/mᵢ)² / PART²  +  Σ (ln k)² / PRIOR²
 
@@ -73,11 +73,11 @@ class Fitted:
     calibration: Calibration
     factors: tuple[Factor, ...]
     runs: tuple[Run, ...]
-    before: tuple[float, ...]  # seconds foretold without it
+    before: tuple[float, ...]  # seconds predicted without it
     after: tuple[float, ...]
 
     def accuracy(self, told: Sequence[float]) -> float:
-        """1 − mean |foretold − measured| / measured."""
+        """1 − mean |predicted − measured| / measured."""
         off = [abs(t / r.seconds - 1) for t, r in zip(told, self.runs, strict=True)]
         return 1 - sum(off) / len(off)
 
@@ -89,7 +89,7 @@ def fit(
 ) -> Fitted:
     """Learn from runs. `tree_bytes` of their clusters' own calibrations is kept.
 
-    `progress` is told of each round; it mostly ends before the last.
+    `progress` is called with each round; it mostly ends before the last.
     """
     _check(runs, noise)
     seen = _Seen.of(runs, noise)
@@ -130,7 +130,7 @@ class _Seen:
         return cls(np.array(values), np.array(sure), np.array(prior))
 
     def off(self, told: Array) -> Array:
-        """How far what is foretold lies from it, in standard deviations."""
+        """How far what is predicted lies from it, in standard deviations."""
         return (told - self.values) / self.noise
 
 
@@ -151,7 +151,7 @@ def on(cluster: Cluster, at: Array) -> Cluster:
 
 
 def _told(runs: Sequence[Run], at: Array) -> Array:
-    """What is foretold of runs: ln seconds of each, then their parts over the measured step."""
+    """What is predicted of runs: ln seconds of each, then their parts over the measured step."""
     steps, parts = [], []
     for run in runs:
         cluster = on(run.cluster, at)
@@ -162,7 +162,7 @@ def _told(runs: Sequence[Run], at: Array) -> Array:
 
 
 def _parts(run: Run, cluster: Cluster) -> dict[str, float]:
-    """Seconds of work, messages and update that are foretold of one rank."""
+    """Seconds of work, messages and update that are predicted of one rank."""
     made = lower(run.plan, run.workload, cluster)
     update, mine = made.phase == Phase.UPDATE, made.rank == 0
     talk = made.kind == Kind.COLLECTIVE
@@ -171,7 +171,7 @@ def _parts(run: Run, cluster: Cluster) -> dict[str, float]:
 
 
 def _slopes(runs: Sequence[Run], at: Array, here: Array) -> Array:
-    """How what is foretold follows each factor."""
+    """How what is predicted follows each factor."""
     nudges = _NUDGE * np.eye(len(at))
     return np.stack([(_told(runs, at + nudge) - here) / _NUDGE for nudge in nudges], axis=1)
 

@@ -1,4 +1,4 @@
-"""A plan whose stages are placed freely, foretold: played and told like any other."""
+"""A plan whose stages are placed freely, predicted: simulated and told like any other."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A plan's step foretold: lowered to a graph, simulated, and told in a few numbers.
+"""A plan's step predicted: lowered to a graph, simulated, and told in a few numbers.
 
-Prices are worked out once for many plans; each is then lowered and played. The interval holds
-four in five measured steps of models the stack's numbers were not fitted to.
+Prices are worked out once for many plans; each is then lowered and simulated. The interval holds
+80 % of measured steps of models that the framework's numbers were not fitted to.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class Prediction:
 
 
 def predict(plan: Plan, workload: Workload, cluster: Cluster) -> Prediction:
-    """Foretell one plan."""
+    """Predict one plan."""
     return predict_many([plan], workload, cluster)[0]
 
 
 def predict_many(plans: Sequence[Plan], workload: Workload, cluster: Cluster) -> list[Prediction]:
-    """Foretell several plans of one workload on one cluster."""
+    """Predict several plans of one workload on one cluster."""
     if any(plan.stages for plan in plans):
         return [
             predict_placed(plan, Prices(check(plan, workload, cluster), workload, cluster))
@@ -145,7 +145,7 @@ def _apart(plan: Plan, workload: Workload, cluster: Cluster) -> Prediction:
 
 
 def predict_placed(plan: Plan, prices: Prices) -> Prediction:
-    """Foretell a plan whose stages are placed one by one, at prices that are known."""
+    """Predict a plan whose stages are placed one by one, at prices that are known."""
     workload, cluster = prices.workload, prices.cluster
     plan = check(plan, workload, cluster)
     timeline = played(plan, prices)
@@ -162,7 +162,7 @@ def _told(
     advice: str,
     utilisation: float,
 ) -> Prediction:
-    """What a step that was played says of its plan; advice where it does not fit."""
+    """What a step that was simulated says of its plan; advice where it does not fit."""
     seconds, (peak, missing, parts) = timeline.seconds, memory
     factor = math.exp(FOUR_IN_FIVE * spread(plan, cluster))
     return Prediction(

@@ -1,4 +1,4 @@
-"""What a user's script says of a training step: one protocol, whoever asks.
+"""What a user's script says of a training step: one protocol for every caller.
 
     model()                      makes the module
     batch(rank, size, step)      the rank-th of `size` equal parts of a step's batch; the last of
@@ -43,7 +43,7 @@ def ask(
     samples: int | None = None,
     **given: Any,
 ) -> Any:
-    """What a script's `batch` makes; it is told as much as it has parameters for."""
+    """What a script's `batch` makes; it is given as much as it has parameters for."""
     wanted = inspect.signature(batch).parameters
     told = dict(zip(_PART, (rank, size, step), strict=True))
     options = {k: v for k, v in told.items() if k in wanted} | given
@@ -72,12 +72,12 @@ def _unnamed(
     own = [p for p in needs if p.name not in options]
     if own and own != needs:
         raise InputError(
-            f"`batch` needs `{own[0].name}`, which nobody gives it",
+            f"`batch` needs `{own[0].name}`, which is not given to it",
             hint="call its parameters rank, size and step, or give the others defaults",
         )
     if len(own) > len(told):
         raise InputError(
-            f"`batch` takes {len(own)} arguments", hint="it is told rank, size and step"
+            f"`batch` takes {len(own)} arguments", hint="it is given rank, size and step"
         )
     return told[: len(own)]
 
@@ -137,7 +137,7 @@ def ordered(found: Any) -> Batch:
 def prepared(model: Any, found: Batch, loss: Any) -> Batch:
     """The batch as this model takes it by position.
 
-    One that wants its inputs by name is told them in order; one that takes the target too, where
+    One that wants its inputs by name is given them in order; one that takes the target too, where
     there is no loss, gives its loss itself.
     """
     if loss is not None and takes_model(loss):

@@ -51,7 +51,7 @@ def _free(place: int, cluster: Cluster | None) -> dict[str, Any]:
     """A rank whose layers a grid names; devices of one kind have one hue."""
     kinds = list(cluster.devices_by_kind()) if cluster else []
     hue = kinds.index(cluster.devices[place].name) if cluster else 0
-    return {"stage": hue, "copy": 0, "short": "", "where": "what it runs is told below"}
+    return {"stage": hue, "copy": 0, "short": "", "where": "what it runs is given below"}
 
 
 def _part(plan: Plan, rank: int) -> dict[str, Any]:

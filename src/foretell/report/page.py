@@ -38,7 +38,7 @@ def lines_of(timelines: Named) -> list[Line]:
 
 
 def write(timelines: Named, path: Path, content: Content | None = None) -> None:
-    """Write a page that shows named timelines, one above the other, and what else is told."""
+    """Write a page that shows named timelines, one above the other, and what else is given."""
     text = page(timelines, content)
     write_atomically(path, lambda file: file.write(text.encode()))
 
@@ -96,7 +96,7 @@ def summaries(timelines: Named) -> list[dict[str, Any]]:
 
 
 def _bare(timelines: Named) -> Content:
-    """What can be told of timelines alone."""
+    """What can be known of timelines alone."""
     lines = lines_of(timelines)
     figures = [{"what": line.name, "seconds": line.step_s} for line in lines[:4]]
     return Content(title=lines[0].name if lines else "Report", figures=figures)

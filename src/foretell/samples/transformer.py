@@ -1,6 +1,6 @@
 """A data-parallel training step of a decoder-only transformer, as tasks with shapes and no times.
 
-Per layer: forward products and memory-bound kernels, the backward of each, and an all-reduce of
+Per layer: forward matmuls and memory-bound kernels, the backward of each, and an all-reduce of
 the layer's gradients as soon as they are there; then the optimizer. Every kernel has a launch on
 the host before it.
 """

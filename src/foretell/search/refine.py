@@ -1,7 +1,7 @@
 """Descent from good plans: what a small change of a plan would do, predicted and taken if it pays.
 
 Moves change one thing: the schedule, the micro-batch, how much is run again and where, how blocks
-are dealt to stages, how state is sharded, how gradients are sent, or two degrees against each
+are split among stages, how state is sharded, how gradients are sent, or two degrees against each
 other. A plan is only as good as the step that `predict` gives it.
 """
 

@@ -79,7 +79,7 @@ def compare(predicted: Timeline, measured: Timeline) -> Comparison:
     if not found.any():
         raise InputError(
             "the two timelines have no task in common",
-            hint="compare a step with what was foretold of the same step",
+            hint="compare a step with what was predicted of the same step",
         )
     path = [int(i) for i in _path(predicted) if found[i]]
     parts = list(_parts(predicted, measured, twin, path))

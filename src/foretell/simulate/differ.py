@@ -1,4 +1,4 @@
-"""Compiled loops for taking up a play: which rows differ, and the state at an instant."""
+"""Compiled loops for taking up a simulation: which rows differ, and the state at an instant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Play a graph: choose the quickest loop that covers what the graph has.
+"""Simulate a graph: choose the quickest loop that covers what the graph has.
 
     paths    every lane ordered, no links            one sweep
     flows    every lane ordered                      one heap
@@ -32,8 +32,8 @@ def simulate(graph: Graph, *, engine: str = "auto", before: Timeline | None = No
     """Start each task as soon as what it waits for is done and its lanes are free.
 
     With `before`, the timeline of the graph this one was edited from, only what the edit can change
-    is played again. Engines (`readable`; `compiled`, which is `auto`) and playing again give the
-    same answer to the last bit.
+    is simulated again. Engines (`readable`; `compiled`, which is `auto`) and simulating again give
+    the same answer to the last bit.
     """
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
@@ -49,7 +49,7 @@ def simulate(graph: Graph, *, engine: str = "auto", before: Timeline | None = No
 
 
 def full(graph: Graph) -> Played:
-    """Play all of a graph with compiled loops."""
+    """Simulate all of a graph with compiled loops."""
     wires, loop = wiring(graph), loop_for(graph)
     if loop == "paths":
         return sweep(graph, wires, blank(graph.size), 0, np.zeros(0, np.uint8))
@@ -57,7 +57,7 @@ def full(graph: Graph) -> Played:
 
 
 def loop_for(graph: Graph) -> str:
-    """Which loop plays a graph."""
+    """Which loop simulates a graph."""
     lanes_free = _free_lanes(graph)
     if not lanes_free.any():
         return "flows" if len(graph.used) else "paths"
@@ -67,7 +67,7 @@ def loop_for(graph: Graph) -> str:
 
 
 def blank(size: int) -> Played:
-    """Room for a play."""
+    """Room for a simulation."""
     return Played(
         np.zeros(size),
         np.zeros(size),
@@ -101,7 +101,7 @@ def run(loop: str, graph: Graph, wires: Wiring) -> Played:
 
 
 def play_on(loop: str, graph: Graph, f: Any, s: Any, now: float) -> Played:
-    """Play on from a state."""
+    """Simulate on from a state."""
     if loop == "flows":
         _run_flows(f, s, now)
     elif loop == "lists":

@@ -2,7 +2,7 @@
 
 A ready task sits in the queue of one lane that keeps it from starting; when that lane is free it is
 looked at again, and either starts or moves to the queue of another lane that is taken. The state is
-laid out so that a play can begin anywhere: at time zero, or in the middle of one that is known.
+laid out so that a simulation can begin anywhere: at time zero, or in the middle of a known one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EVENTS, FRESH = 0, 1  # places in `State.count`
 
 
 class Fixed(NamedTuple):
-    """What does not change while a graph is played. An empty `gap` or `lag` is all zero."""
+    """What does not change while a graph is simulated. An empty `gap` or `lag` is all zero."""
 
     seconds: F1
     gap: F1
@@ -64,7 +64,7 @@ class State(NamedTuple):
 
 @compiled
 def run(f: Fixed, s: State, now: float) -> None:
-    """Play from the fresh tasks at `now` and the events pending until nothing is left.
+    """Simulate from the fresh tasks at `now` and the events pending until nothing is left.
 
     One long function on purpose: what changes at every event stays in registers.
     """
@@ -76,7 +76,7 @@ def run(f: Fixed, s: State, now: float) -> None:
     queue, queued, times, codes, fresh = s[12:17]
     n, has_gap, has_lag, has_links = len(seconds), len(gap) > 0, len(lag) > 0, len(use_link) > 0
     events, n_fresh = s.count[EVENTS], s.count[FRESH]
-    lanes = np.empty(len(taken), np.int32)  # free lanes somebody waits for, the most urgent first
+    lanes = np.empty(len(taken), np.int32)  # free lanes a task waits for, the most urgent first
     marked = np.zeros(len(taken), np.int32)  # the place of a lane among them, from 1
     n_lanes = 0
     moving = np.empty(n if has_links else 0, np.int32)  # running tasks that use links, ascending
@@ -221,7 +221,7 @@ def run(f: Fixed, s: State, now: float) -> None:
                     n_lanes += 1
 
 
-# The heap of free lanes that somebody waits for, ordered by the first in each queue
+# The heap of free lanes that a task waits for, ordered by the first in each queue
 
 
 @compiled

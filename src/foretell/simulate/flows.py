@@ -1,8 +1,8 @@
 """The rule where every lane is ordered and some tasks share links: what overlapping streams need.
 
-Nobody competes for a lane, so that a task starts the moment all it waits for is over; events are
+Nothing competes for a lane, so that a task starts the moment all it waits for is over; events are
 left to say only how fast those that share a link go. A part of `events`, which takes three times as
-long to compile: most traces with several streams are played by this.
+long to compile: most traces with several streams are simulated by this.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def run(
     room: tuple[F1, F1, F1],
     now: float,
 ) -> None:
-    """Play from the fresh tasks at `now` and the events pending until nothing is left.
+    """Simulate from the fresh tasks at `now` and the events pending until nothing is left.
 
     `times_of`: (seconds, gap). `follows`: (start, follower, lag). `turns`: (start, turn). `uses`:
     (start, link, demand, capacity). `s`: the arrays of a `State` that do not speak of free lanes.

@@ -19,7 +19,7 @@ from foretell.simulate.readable import LANE, WAIT
 def line_up(queue: Any, first: int, last: int, i: int, ready: Any) -> None:
     """Put a task at the end of a queue ordered by (ready, number).
 
-    Tasks become ready in order of time and are handed over in order of number, so that this is
+    Tasks become ready in order of time and are passed over in order of number, so that this is
     nearly always the end; only tasks of no length can make it step forward.
     """
     while last > first and ready[queue[last - 1]] == ready[i] and queue[last - 1] > i:
@@ -38,7 +38,7 @@ def ascends(numbers: Any, size: int) -> bool:
 
 @compiled
 def run(f: Fixed, s: State, lane_of: J1, now: float, is_plain: bool) -> None:
-    """Play from the fresh tasks at `now` and the events pending until nothing is left.
+    """Simulate from the fresh tasks at `now` and the events pending until nothing is left.
 
     `lane_of` is the free lane of each task or -1. Where all priorities are equal (`is_plain`) a
     queue is a line, and the first fresh tasks come in the order they were ready; otherwise it is a

@@ -1,7 +1,7 @@
 """The rule where every lane is ordered and nothing is shared: the longest path to each task.
 
 With all orders given there is nothing to decide while time passes, so one sweep in a right order
-gives the same bits as playing events, several times faster.
+gives the same bits as simulating events, several times faster.
 """
 
 from __future__ import annotations

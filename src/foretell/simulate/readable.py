@@ -43,7 +43,7 @@ class _Transfer:
 
 
 def play(graph: Graph) -> Played:
-    """Play a graph from its beginning to its end."""
+    """Simulate a graph from its beginning to its end."""
     return Play(graph).run()
 
 

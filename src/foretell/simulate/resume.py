@@ -1,8 +1,8 @@
-"""Play again only what an edit can change, to the same bits as playing all of it.
+"""Simulate again only what an edit can change, to the same bits as simulating all of it.
 
 Where every lane is ordered, a sweep from the first changed task on places anew only what moves.
-Otherwise the play is taken up at the first instant the edit can be felt: what started before it
-stays, and the state at that instant is read off the timeline that is known.
+Otherwise the simulation is taken up at the first instant the edit can be felt: what started before
+it stays, and the state at that instant is read off the timeline that is known.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from foretell.simulate.timeline import Timeline
 
 
 def resume(graph: Graph, before: Timeline) -> Played | None:
-    """The play of an edited graph, or None where starting over is as good."""
+    """The simulation of an edited graph, or None where starting over is as good."""
     old = before.graph
     if graph.parent is not old or before.is_measured or not graph.size or not old.size:
         return None
@@ -125,7 +125,7 @@ def _swept(graph: Graph, change: _Change) -> Played:
 
 
 def _carried_over(change: _Change) -> Played:
-    """What was played before, causes numbered anew; what is said of new tasks means nothing yet."""
+    """What was simulated before, causes numbered anew; columns of new tasks are not set yet."""
     before = change.before
     if change.graph.origin is None:
         return Played(*(np.array(c) for c in (before.start, before.end, before.cause, before.why)))
@@ -155,7 +155,7 @@ def _taken_up(graph: Graph, change: _Change, loop: str) -> Played | None:
     played.start[change.is_new] = np.inf
     rest = np.flatnonzero(played.start >= instant)
     if len(rest) > 0.75 * graph.size:
-        return None  # most of it has to be played anyway
+        return None  # most of it has to be simulated anyway
     f = fixed(graph, wiring(graph))
     state = empty_state(f, played)
     _restore(graph, f, state, rest, instant)

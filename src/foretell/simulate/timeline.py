@@ -1,4 +1,4 @@
-"""What came of a play: when every task starts and ends, and what let it start.
+"""What came of a simulation: when every task starts and ends, and what let it start.
 
 Predicted and measured timelines are the same type; a measured one knows no causes.
 """
@@ -45,7 +45,7 @@ class Timeline:
 
     @property
     def is_measured(self) -> bool:
-        """Whether it was measured rather than simulated: nobody knows the causes then."""
+        """Whether it was measured rather than simulated: causes are unknown then."""
         return len(self.cause) != self.graph.size
 
     def __getitem__(self, i: int) -> Span:

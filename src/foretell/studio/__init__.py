@@ -1,4 +1,4 @@
-"""The page where a person plays with what-ifs and plans: local, offline, for one person.
+"""The page where a person simulates with what-ifs and plans: local, offline, for one person.
 
 Needs the extra `web`. It listens on 127.0.0.1 alone, every address begins with a random token, and
 it reads and writes no file outside its own folder but those named on the command line.

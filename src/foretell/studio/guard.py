@@ -1,4 +1,4 @@
-"""Who may talk to the studio: those who know the token, from this machine's own address.
+"""Who may communicate with the studio: those who know the token, from this machine's own address.
 
 Every address begins with the token. A request must also name this machine as its host, so that no
 page elsewhere can reach the studio through a name that resolves here.

@@ -80,5 +80,5 @@ def _run(job: Job, work: Work) -> None:
         job.state, job.says = "failed", str(error)
     finally:
         job.ended = time.monotonic()
-        if job.state == "running":  # a bug: its traceback goes to the terminal, the page is told
+        if job.state == "running":  # a bug: its traceback goes to the terminal, the page shows it
             job.state, job.says = "failed", "a bug in foretell: the terminal shows where"

@@ -1,4 +1,4 @@
-"""All that can be told of a step and of what changes make of it: what report and studio show."""
+"""All that can be known of a step and of what changes make of it: what report and studio show."""
 
 from foretell.survey.inputs import Inputs, Loaded, load
 from foretell.survey.survey import Survey, survey

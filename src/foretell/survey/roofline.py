@@ -16,10 +16,10 @@ from foretell.graph.graph import Graph
 from foretell.whatif.asked import asked
 from foretell.whatif.calls import launch_of, operators
 
-BACKWARD_ATTENTION = 2.5  # products of a fused backward over those of its forward
+BACKWARD_ATTENTION = 2.5  # matmuls of a fused backward over those of its forward
 MODEL = 3.0  # forward and backward of a layer over its forward; more than that is recomputed
 SIZE = {"fp64": 8.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "bool": 1.0, "int64": 8.0}
-_TENSOR = ("tf32", "s1688", "tensorop_s")  # how libraries name TF32 kernels of fp32 products
+_TENSOR = ("tf32", "s1688", "tensorop_s")  # how libraries name TF32 kernels of fp32 matmuls
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ def _fill(graph: Graph, tasks: Array, unknown: Array, flops: Array, moved: Array
         work, bytes, is_product = _asked(op, shape, size)
         spent = graph.seconds[tasks[mine]]
         longest = graph.name[tasks[mine[int(np.argmax(spent))]]]
-        # Calls that look alike, in a row: a product is one kernel of its name.
+        # Calls that look alike, in a row: a matmul is one kernel of its name.
         many = int((graph.name[tasks[mine]] == longest).sum()) if is_product else 1
         share = spent / spent.sum() if spent.sum() > 0 else np.full(len(mine), 1 / len(mine))
         flops[mine], moved[mine] = many * work * share, many * bytes * share
@@ -72,7 +72,7 @@ def _calls(graph: Graph, tasks: Array, rows: Array) -> list[Array]:
 
 @lru_cache(1 << 14)
 def _asked(op: str, shape: str, size: float) -> tuple[float, float, bool]:
-    """Flop and bytes of one call, and whether it is one matrix product."""
+    """Flop and bytes of one call, and whether it is one matmul."""
     found = asked(op, shape) if shape else ()
     pairs = [_one(kernel, size) for kernel in found]
     is_product = len(found) == 1 and found[0].op == "gemm" and found[0].times == 1

@@ -249,7 +249,7 @@ def _lane(n: Node, kind: Kind) -> tuple[str, LaneKind]:
 
 
 def _waits(nodes: Sequence[Node], number: dict[int, int]) -> tuple[Array, Array, Array, Array]:
-    """Edges to nodes that are in the file; what whoever wrote it left out is passed over.
+    """Edges to nodes that are in the file; what its writer left out is passed over.
 
     A control dependency is an order only in what foretell wrote; PyTorch's converter writes there
     which operator a node lies in, and its own feeder does not wait for it.

@@ -41,7 +41,7 @@ class Events:
     forward_thread: Array  # int64: above zero for backward operators
     shape: Array  # int32 into shapes
     size: Array  # float64: bytes copied or filled
-    waves: Array  # float32: how often a kernel fills all multiprocessors, zero where not told
+    waves: Array  # float32: how often a kernel fills all multiprocessors, zero where not given
     message: Array  # int32 into messages
     module: Array  # int32 into texts
     waits_for_stream: Array  # int64

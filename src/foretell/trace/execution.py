@@ -1,7 +1,7 @@
 """PyTorch execution traces: which operators ran on which tensors, without any time.
 
 The operators that compute become tasks without a price: those that neither only change how memory
-is looked at nor leave all work to operators inside them. A task waits for whoever last wrote the
+is looked at nor leave all work to operators inside them. A task waits for the last writer of the
 storage it reads. Both forms are read: flat nodes (schema 1.0.1) and nodes with attributes (since).
 """
 

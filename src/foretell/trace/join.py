@@ -111,7 +111,7 @@ def _merge(s: _Stack, together: Together, start: Array, end: Array) -> tuple[Arr
         one = tasks[0]
         s.same[tasks] = one
         rows += [(int(one), int(lane)) for lane in s.columns["lane"][tasks[1:]]]
-        # Whoever came last did not wait: its time is that of the transfer.
+        # Whatever came last did not wait: its time is that of the transfer.
         s.columns["seconds"][one] = s.columns["seconds"][tasks].min()
         s.columns["gap"][one] = s.columns["gap"][tasks].min()
         s.columns["comm_bytes"][one] = s.columns["comm_bytes"][tasks].max()

@@ -1,7 +1,7 @@
 """A trace read and turned into the graph of one of its steps.
 
 trace = read("step.json.gz")
-trace.graph              one step, to be played once or over and over
+trace.graph              one step, to be simulated once or over and over
 trace.start, trace.end   when each of its tasks was measured to run
 trace.warm               the step as it was: behind what the device was still doing
 """
@@ -38,8 +38,8 @@ class Trace:
 
     `graph` begins with an idle device, so that copies of it in a row are steps in a row. `warm`
     begins as the measured step did: its first `ahead` tasks are what was still running then (and
-    how much later some ranks began), and `found` is when the last of them ended. Played unchanged,
-    `warm` less `found` is the length of the measured step, `graph.facts["measured"]`.
+    how much later some ranks began), and `found` is when the last of them ended. Simulated
+    unchanged, `warm` less `found` is the length of the measured step, `graph.facts["measured"]`.
     """
 
     graph: Graph

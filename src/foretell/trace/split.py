@@ -1,6 +1,6 @@
 """A trace's JSON taken apart while it is read: what stands before, around and between its events.
 
-Events are handed on in batches of whole JSON values, so that a file larger than memory can be read.
+Events are sent on in batches of whole JSON values, so that a file larger than memory can be read.
 What stands around them is small and parsed as a whole; where it is not JSON the events still count.
 """
 

@@ -67,7 +67,7 @@ class Accumulate(WhatIf):
 
 
 def _among_backward(graph: Graph) -> Array:
-    """Tasks issued while a rank's backward pass runs, whatever phase they were told."""
+    """Tasks issued while a rank's backward pass runs, whatever phase they were given."""
     found = np.zeros(graph.size, bool)
     for rank in np.unique(graph.rank).tolist():
         mine = graph.rank == rank

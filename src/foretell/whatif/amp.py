@@ -1,4 +1,4 @@
-"""Automatic mixed precision: products in half precision, and everything that comes with it.
+"""Automatic mixed precision: matmuls in half precision, and everything that comes with it.
 
 Kernels take what the measured tables say the format makes of them (→ `foretell.cost.ratios`): a
 product on tensor cores a tenth, a batch-norm longer, an optimizer the same. Autocast is paid for:
@@ -52,7 +52,7 @@ class Amp(WhatIf):
 
     name: ClassVar[str] = "amp"
     assumes: ClassVar[tuple[str, ...]] = (
-        "products, convolutions and attention run in half precision, sums and norms in fp32, and "
+        "matmuls, convolutions and attention run in half precision, sums and norms in fp32, and "
         "every parameter is cast once a step",
         "kernels change as they did where both formats were measured, on an H200",
     )
@@ -186,7 +186,7 @@ def _seconds(sizes: Array, to_half: Array) -> Array:
 
 
 def _mirrored(graph: Graph, found: list[Run]) -> Array:
-    """The kernels of products in the backward pass, last first."""
+    """The kernels of matmuls in the backward pass, last first."""
     ops = {r.op for r in found if r.is_half and (r.weights or r.inputs)}
     names = ops | {f"{o}_backward" for o in ops} | {"mm"}
     codes = [c for c in np.unique(graph.op).tolist() if graph.names[int(c)] in names]

@@ -44,7 +44,7 @@ def sizes_of(op: str, shape: str) -> dict[str, float]:
 
 
 def first_input(op: str, shape: str) -> tuple[float, int]:
-    """Elements of the first input and bytes of each, zero elements where they are not told."""
+    """Elements of the first input and bytes of each, zero elements where they are not given."""
     if not is_call(shape):
         return 0.0, 4
     call = inputs_of(op, shape)
@@ -53,7 +53,7 @@ def first_input(op: str, shape: str) -> tuple[float, int]:
 
 
 def largest_input(op: str, shape: str) -> float:
-    """Elements of the largest input, zero where they are not told."""
+    """Elements of the largest input, zero where they are not given."""
     if not is_call(shape):
         return 0.0
     call = inputs_of(op, shape)

@@ -1,7 +1,7 @@
 """What becomes of attention in half precision: other kernels take it, and some around it go.
 
 PyTorch has kernels for attention in half precision that it lacks in fp32, so what
-`scaled_dot_product_attention` wrote out as products around a softmax becomes one kernel. It stays
+`scaled_dot_product_attention` wrote out as matmuls around a softmax becomes one kernel. It stays
 written out where the scores have a bias that is learned: no kernel has its gradient, and PyTorch
 then runs it in fp32 (aten/src/ATen/native/transformers/attention.cpp). What ran as memory-efficient
 attention runs as cuDNN's, which works out `grad · out` itself and writes gradients in the layout of
@@ -63,7 +63,7 @@ def _biased(graph: Graph, found: list[Chain]) -> list[Chain]:
 
 
 def _whole(graph: Graph, chain: Chain) -> Chain:
-    """With what prepares its products: scaled, repeated and turned queries, keys and values."""
+    """With what prepares its matmuls: scaled, repeated and turned queries, keys and values."""
     line = kernels_of(graph, int(graph.rank[chain.tasks[0]]))
     ops = ops_of(graph, line)
     least = chain.sizes["heads"] * min(chain.sizes["sq"], chain.sizes["sk"]) * chain.sizes["d"]

@@ -1,6 +1,6 @@
 """What autocast does to a forward pass: which operators run in half precision, what is cast.
 
-PyTorch's lists (documentation, Automatic Mixed Precision package, op reference): products,
+PyTorch's lists (documentation, Automatic Mixed Precision package, op reference): matmuls,
 convolutions and attention run in half precision and cast what they are given; softmax, norms over
 rows, losses and sums run in fp32 and cast likewise; all others take what they get, and the widest
 of several inputs wins. A trace does not say which tensor is which, so tensors are followed by their

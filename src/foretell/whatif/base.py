@@ -27,14 +27,14 @@ class DoesNotApply(InputError):
 class Setting:
     """What a what-if may know besides the graph."""
 
-    cluster: Cluster | None = None  # where the step runs; None where nobody said
+    cluster: Cluster | None = None  # where the step runs; None where that was not said
 
 
 @dataclass(frozen=True)
 class WhatIf(Spec):
-    """A change somebody could make to a step."""
+    """A change a user could make to a step."""
 
-    assumes: ClassVar[tuple[str, ...]] = ()  # what is taken for granted, printed with each answer
+    assumes: ClassVar[tuple[str, ...]] = ()  # the assumptions, printed with each answer
     source: ClassVar[str] = ""  # where the idea or its model comes from
     code: ClassVar[str] = ""  # the line of PyTorch that does it
 

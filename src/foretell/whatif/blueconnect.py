@@ -33,7 +33,7 @@ class BlueConnect(WhatIf):
     name: ClassVar[str] = "blueconnect"
     assumes: ClassVar[tuple[str, ...]] = (
         "tiers of the network work at the same time, each on another bucket",
-        "ranks of a node that talk to other nodes at once share its links fairly",
+        "ranks of a node that communicate with other nodes at once share its links fairly",
     )
     source: ClassVar[str] = "Cho et al. 2019, BlueConnect (MLSys)"
     code: ClassVar[str] = "reduce_scatter(node); all_reduce(across); all_gather(node)"

@@ -26,7 +26,7 @@ KERNEL = 1.5e-6  # seconds of a kernel with next to no work (see `batch.FLOOR`)
 
 REACHED = 0.8  # of the memory's bandwidth by a plain copy: what elementwise kernels of traces reach
 
-MEMORY = 1e12  # bytes/s of a device nobody named
+MEMORY = 1e12  # bytes/s of a device that was not named
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Activations thrown away and computed again when the backward pass needs them."""
+"""Activations thrown away and recomputed when the backward pass needs them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The model compiled: neighbouring kernels fused, and the host issues few calls.
 
 torch.compile makes one kernel of a run of operators that pass numbers through: pointwise work,
-norms, reductions, losses. Products, convolutions and attention stay what they are, and between two
+norms, reductions, losses. Matmuls, convolutions and attention stay what they are, and between two
 of them what lies there costs about its longest kernel. A network of convolutions is turned to
 channels last on the way. The optimizer is not compiled.
 

@@ -62,6 +62,6 @@ class DataParallel(WhatIf):
 
 
 def check_ranks(change: WhatIf, ranks: int) -> None:
-    """Refuse a group of no or one rank: nobody to exchange anything with."""
+    """Refuse a group of no or one rank: nothing to exchange anything with."""
     if ranks < 2 or ranks > 1 << 20:
         raise InputError(f"`{change}` has {ranks} ranks", hint="use 2 or more")

@@ -62,7 +62,7 @@ class FlashAttention(WhatIf):
 
     name: ClassVar[str] = "flash-attention"
     assumes: ClassVar[tuple[str, ...]] = (
-        "products around a softmax are attention; masks do not make it cheaper, and the "
+        "matmuls around a softmax are attention; masks do not make it cheaper, and the "
         "gradient of a bias on the scores comes with it",
         "the host's part is that of the first of the replaced operators",
     )
@@ -73,7 +73,7 @@ class FlashAttention(WhatIf):
         found = [c for r in np.unique(graph.rank).tolist() for c in chains(graph, r)]
         if not found:
             raise DoesNotApply(
-                "the step has no attention written out as products around a softmax",
+                "the step has no attention written out as matmuls around a softmax",
                 hint="fused attention may be in use already; shapes must have been recorded",
             )
         return in_one_kernel(graph, found, device_of(graph, setting), spec=str(self))
@@ -120,7 +120,7 @@ def chains(graph: Graph, rank: int) -> list[Chain]:
 
 
 def _letter(graph: Graph, op: str, task: int) -> str:
-    if op == "gemm":  # of a graph in the words of prices: many small products at once
+    if op == "gemm":  # of a graph in the words of prices: many small matmuls at once
         return "B" if _product(graph, task).get("b", 1.0) > 1 else "-"
     return _LETTERS.get(op, "P" if op in _POINTWISE else "-")
 

@@ -34,7 +34,7 @@ def told(
 ) -> tuple[float, float] | None:
     """What the tables say of a sort in another format or another image layout.
 
-    fp16 is told by rows of bf16 where it was not measured.
+    fp16 is given by rows of bf16 where it was not measured.
     """
     now = layout_of(graph, sort)
     here, gain = _place(graph, setting, sort, before, after)
@@ -57,7 +57,7 @@ def told(
 def _place(
     graph: Graph, setting: Setting, sort: Sort, before: str, after: str
 ) -> tuple[bool, float]:
-    """Whether a step runs on the device of the tables; what its products gain less or more."""
+    """Whether a step runs on the device of the tables; what its matmuls gain less or more."""
     try:
         device = device_of(graph, setting)
     except DoesNotApply:

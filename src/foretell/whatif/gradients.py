@@ -45,7 +45,7 @@ class Gradients:
     rank: int
     bytes: Array
     ready: Ids  # the task behind which each is there: a host task where the host runs backward
-    shape: tuple[str, ...]  # `1000x2048`, empty where nobody knows
+    shape: tuple[str, ...]  # `1000x2048`, empty where it is unknown
     layer: tuple[str, ...]
     source: str  # packed, collectives, autograd, buffers or spread
 

@@ -1,7 +1,7 @@
 """What a changed step holds in memory: the tape of its trace, changed as its history says.
 
 A graph carries the tape of the step that was traced. What-ifs leave it alone while they are made;
-when somebody asks, each spec of the graph's history is asked what it makes of it (`WhatIf.hold`).
+when a user asks, each spec of the graph's history is asked what it makes of it (`WhatIf.hold`).
 """
 
 from __future__ import annotations

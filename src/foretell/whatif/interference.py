@@ -2,7 +2,7 @@
 
 A collective over NVLink or through a NIC takes multiprocessors and memory bandwidth of the device.
 Each device is a link of capacity one, as it is in a trace whose streams overlap: a kernel takes
-what its blocks fill (all of it where nobody knows), a collective `TAKES` more. While both run, both
+what its blocks fill (all of it where unknown), a collective `TAKES` more. While both run, both
 go at 1/(1 + TAKES); alone, either goes at full speed. What overlaps is for the simulation to find.
 
 TAKES is 0.189: computation was 18.9 % slower on average under overlapped communication, 40 % at

@@ -28,7 +28,7 @@ from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.machine import copies
 
 # Constants are medians over three models fed JPEGs by 0, 2, 4 and 8 workers on a 16-core host of an
-# H200 (torch 2.11), batches of 19 MB; none comes from the pair of traces the tests hold it against.
+# H200 (torch 2.11), batches of 19 MB; none comes from the pair of traces the tests compare it with.
 PAGE = 4096.0  # bytes
 FETCH = 8e-5  # seconds
 TOUCH, FREE = 2.4e-7, 4.7e-7  # seconds a page

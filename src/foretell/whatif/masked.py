@@ -5,10 +5,10 @@ step is captured, and gives attention a mask then (src/transformers/masking_util
 
     causal        the mask takes the place of the flag, and all scores are worked out
     both ways     no kernel takes such a mask (its rows lie on one another in memory), so that
-                  attention is written out: products in fp32, and a pass over the scores for each
+                  attention is written out: matmuls in fp32, and a pass over the scores for each
                   of what lies between them
 
-A trace does not name libraries. This one is told by attention on words that is given a scale and
+A trace does not name libraries. This one is recognised by attention on words that has a scale and
 no mask: PyTorch's own layers leave the scale to the kernel.
 """
 

@@ -1,11 +1,11 @@
-"""Substitutions of parts of the model by equal ones: joined products, pointwise work in epilogues.
+"""Substitutions of parts of the model by equal ones: joined matmuls, pointwise work in epilogues.
 
-Products that stand side by side and are asked the same (the three projections of an attention)
+Matmuls that stand side by side and are asked the same (the three projections of an attention)
 become one with an output as wide as all of them:
 
     seconds = Σ measured · price(one product) / Σ price(each)
 
-and so do, in the backward pass, their gradients: of the input a product that sums over all of them,
+and so do, in the backward pass, their gradients: of the input a matmul that sums over all of them,
 of the weights one as tall as all. What only touches each number of a product's or convolution's
 output (bias, activation) is done before that output is written, and its kernel goes.
 """
@@ -36,15 +36,15 @@ EPILOGUES = ("relu", "relu_", "clamp_min", "clamp_min_", "gelu", "silu", "hardta
 
 @dataclass(frozen=True)
 class Metaflow(WhatIf):
-    """Join products of one input, and put activations into the kernels before them."""
+    """Join matmuls of one input, and put activations into the kernels before them."""
 
     name: ClassVar[str] = "metaflow"
     assumes: ClassVar[tuple[str, ...]] = (
-        "equal products with no kernel between them have the same input",
+        "equal matmuls with no kernel between them have the same input",
         "an activation done in an epilogue costs nothing there; its gradient stays as it is",
     )
     source: ClassVar[str] = "Jia et al., Optimizing DNN Computation with Relaxed Graph Substitutions, MLSys 2019"  # noqa: E501  # fmt: skip
-    join: bool = True  # whether products are joined
+    join: bool = True  # whether matmuls are joined
     epilogue: bool = True  # whether activations are put into epilogues
 
     def apply(self, graph: Graph, setting: Setting) -> Graph:
@@ -66,16 +66,16 @@ def _device(graph: Graph, setting: Setting) -> Device | None:
     try:
         return device_of(graph, setting)
     except DoesNotApply:
-        return None  # then joined products take what they take apart
+        return None  # then joined matmuls take what they take apart
 
 
 def _epilogues(graph: Graph) -> Array:
-    """Bias and activation right behind a product or convolution of the forward pass."""
+    """Bias and activation right behind a matmul or convolution of the forward pass."""
     found = []
     for rank in np.unique(graph.rank).tolist():
         tasks = kernels_of(graph, rank)
         tasks = tasks[graph.phase[tasks] == Phase.FORWARD]
-        whose = 0  # the layer of the product that is still open for an epilogue
+        whose = 0  # the layer of the matmul that is still open for an epilogue
         for task, op in zip(tasks.tolist(), ops_of(graph, tasks), strict=True):
             is_bias = op in BIASES and whose != 0 and graph.layer[task] == whose
             if op in BEFORE:
@@ -89,7 +89,7 @@ def _epilogues(graph: Graph) -> Array:
 
 
 def _parallel(graph: Graph) -> list[Array]:
-    """Runs of equal products of the forward pass with no other kernel between."""
+    """Runs of equal matmuls of the forward pass with no other kernel between."""
     runs: list[Array] = []
     for rank in np.unique(graph.rank).tolist():
         tasks = kernels_of(graph, rank)
@@ -107,7 +107,7 @@ def _parallel(graph: Graph) -> list[Array]:
 
 
 def _joined(edit: Edit, run: Array, stays: int, grows: str, device: Device | None) -> None:
-    """Make several equal products one; `grows` is the size that is now the sum of theirs."""
+    """Make several equal matmuls one; `grows` is the size that is now the sum of theirs."""
     graph = edit.before
     others = run[run != stays]
     ratio = _ratio(graph, int(stays), grows, len(run), device)
@@ -120,7 +120,7 @@ def _joined(edit: Edit, run: Array, stays: int, grows: str, device: Device | Non
 
 
 def _joined_backward(edit: Edit, run: Array, device: Device | None) -> None:
-    """The gradients of joined products: those asked the same, joined where the last of them is."""
+    """The gradients of joined matmuls: those asked the same, joined where the last of them is."""
     graph = edit.before
     rows = _sizes(graph, int(run[0])).get("m", 0.0)
     mine = np.isin(graph.layer, graph.layer[run]) & (graph.phase == Phase.BACKWARD)
@@ -134,7 +134,7 @@ def _joined_backward(edit: Edit, run: Array, device: Device | None) -> None:
 
 
 def _split(tasks: Array, count: int) -> list[Array]:
-    """Tasks dealt into groups of one from each product; none where they do not come out even."""
+    """Tasks split into groups of one from each product; none where they do not come out even."""
     if len(tasks) < count or len(tasks) % count:
         return []
     return list(tasks.reshape(count, -1).T)

@@ -1,7 +1,7 @@
 """P3: gradients cut into slices, and the slices that the next step needs first sent first.
 
 As `foretell.whatif.parameter_server`, but every tensor is cut into slices of at most `slice_k`
-thousand numbers, dealt out to servers in turn, and a link takes the waiting slice whose layer comes
+thousand numbers, split to servers in turn, and a link takes the waiting slice whose layer comes
 first in the forward pass. So the first layers' parameters are back early, though their gradients
 were ready last.
 """
@@ -25,7 +25,7 @@ from foretell.whatif.skew import SKEW, late
 from foretell.whatif.tapes import without_state
 from foretell.whatif.wires import wires
 
-MOST = 200_000  # slices: more than any model of a trace makes, and few enough to play
+MOST = 200_000  # slices: more than any model of a trace makes, and few enough to simulate
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class P3(WhatIf):
 
 
 def slices(bytes: Array, most: float, servers: int) -> Pieces:
-    """Slices of each gradient, dealt out in turn; what is ready last is needed first."""
+    """Slices of each gradient, split in turn; what is ready last is needed first."""
     parts = np.maximum(np.ceil(bytes / most), 1).astype(np.int64)
     if parts.sum() > MOST:
         raise DoesNotApply(f"{parts.sum()} slices are more than {MOST}", hint="use larger slices")

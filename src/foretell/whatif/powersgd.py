@@ -44,7 +44,7 @@ class _Bucket:
     right: float = 0.0  # Q
     whole: float = 0.0  # what is not compressed
     matrices: float = 0.0  # what is
-    shapes: int = 0  # distinct shapes, each one batch of products
+    shapes: int = 0  # distinct shapes, each one batch of matmuls
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class PowerSgd(WhatIf):
 
     name: ClassVar[str] = "powersgd"
     assumes: ClassVar[tuple[str, ...]] = (
-        "products with so few columns take what reading the matrix takes; no warm start is left",
+        "matmuls with so few columns take what reading the matrix takes; no warm start is left",
         "the model still learns as well with gradients of so low a rank",
     )
     source: ClassVar[str] = "Vogels et al. 2019, PowerSGD (NeurIPS); torch powerSGD_hook"

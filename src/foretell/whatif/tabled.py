@@ -66,7 +66,7 @@ class Sort:
     elements: float  # numbers in its largest input
     kernels: Array  # task ids
     phase: int
-    calls: int = 0  # of the operator; 0 where the host's part is not told
+    calls: int = 0  # of the operator; 0 where the host's part is not given
 
     @property
     def is_product(self) -> bool:

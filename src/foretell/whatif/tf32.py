@@ -1,4 +1,4 @@
-"""Products in TF32: fp32 numbers, ten bits of their fraction on tensor cores."""
+"""Matmuls in TF32: fp32 numbers, ten bits of their fraction on tensor cores."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from foretell.whatif.tabled import Sort, sorts_of
 
 @dataclass(frozen=True)
 class Tf32(WhatIf):
-    """Let products and convolutions of fp32 numbers use tensor cores."""
+    """Let matmuls and convolutions of fp32 numbers use tensor cores."""
 
     name: ClassVar[str] = "tf32"
     assumes: ClassVar[tuple[str, ...]] = (
-        "products and convolutions in fp32 run in TF32; kernels change as they did where both were "
+        "matmuls and convolutions in fp32 run in TF32; kernels change as they did where both were "
         "measured, on an H200",
     )
     source: ClassVar[str] = "PyTorch documentation, CUDA semantics: TensorFloat-32"

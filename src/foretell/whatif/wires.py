@@ -44,12 +44,12 @@ NODES = {
 
 @dataclass(frozen=True)
 class Wires:
-    """The links a group of ranks talks over: a cluster, or one rate a rank."""
+    """The links a group of ranks communicates over: a cluster, or one rate a rank."""
 
     cluster: Cluster | None
     bandwidth: float = 0.0  # bytes/s a rank sends while it receives as much, where no cluster is
     times: float = 1.0  # how many times as fast the outermost links are made
-    told: float = 0.0  # bytes/s of the outermost links where somebody said, else 0
+    told: float = 0.0  # bytes/s of the outermost links where the user named them, else 0
 
     def levels(self, ranks: tuple[int, ...]) -> tuple[Level, ...]:
         """The tiers these ranks meet on, innermost first, the outermost as fast as it is made."""
@@ -104,7 +104,7 @@ def wires(graph: Graph, setting: Setting, ranks: int) -> Wires:
     if told or rate:
         return Wires(None, rate / times, times, told)
     raise InputError(
-        "nobody said how the ranks are linked",
+        "links between ranks are not named",
         hint="name the machines: --on dgx-a100, or any that `foretell show` knows",
     )
 
@@ -127,6 +127,6 @@ def _on_the_wire(graph: Graph, task: int) -> float:
 
 
 def usual_node(graph: Graph) -> str | None:
-    """The node that the device of a trace is usually sold in, None where nobody knows."""
+    """The node that the device of a trace is usually sold in, None where it is unknown."""
     device = str(graph.facts.get("device", "")).lower()
     return next((node for word, node in NODES.items() if word in device), None)

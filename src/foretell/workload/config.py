@@ -301,7 +301,7 @@ def _shape(c: _Config) -> dict[str, Any]:
 
 
 def _bias(c: _Config) -> str | None:
-    """Which products have a bias, where the config or its architecture says so."""
+    """Which matmuls have a bias, where the config or its architecture says so."""
     every = [c.fields.get(k) for k in ("use_bias", "bias", "mlp_bias")]
     if any(value is True for value in every):
         return "all"

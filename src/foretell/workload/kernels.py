@@ -21,7 +21,7 @@ arrays, one entry a layout. `RULES` has one function a kind:
 
 Flags of the framework that matter here: `flash`, `fused`, `compiled`, `nhwc` (channels last), `amp`
 (weights kept in fp32 and cast where they are used; norms in fp32), `eager` (PyTorch's operators),
-`fp8` (products of weights in eight bits).
+`fp8` (matmuls of weights in eight bits).
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def flops(op: Op, sizes: Sizes) -> float:
 
 
 def product(b: Number, m: Number, n: Number, k: Number, **more: Number) -> Call:
-    """A (batched) matrix product."""
+    """A (batched) matmul."""
     return Call("gemm", {"b": b, "m": m, "n": n, "k": k, **more}, flops=2.0 * b * m * n * k)
 
 
@@ -273,7 +273,7 @@ def _softmax(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
 def _pointwise(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     """`passes` and `back` count the tensors of this size that each direction reads and writes.
 
-    Bytes are those of halves where no format is said; whoever prices them knows the workload's.
+    Bytes are those of halves where no format is said; the price model knows the workload's.
     `calls` kernels do the forward, `many` the backward; `stream` is the sum of residuals, fp32
     under autocast.
     """
@@ -429,7 +429,7 @@ def _route(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
 
 # Passes over all routed words that gathering them and adding them up takes by PyTorch's operators,
 # forward and backward, into the experts and out of them: kernels of a layer of experts beside its
-# grouped products, eager 34 to 37 passes in all and compiled 15 to 21 (`experts` rows of
+# grouped matmuls, eager 34 to 37 passes in all and compiled 15 to 21 (`experts` rows of
 # benchmarks/measured/training_parts_h200.json, six shapes).
 PERMUTED = {"eager": ((4.0, 10.0), (9.0, 13.0)), "compiled": ((2.0, 5.0), (5.0, 4.0))}
 

@@ -29,7 +29,7 @@ AXES = (
 )
 BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int64": 8.0}
 BYTES |= {"int32": 4.0, "int8": 1.0, "bool": 1.0}
-# What tensors are kept in where products are computed in a format too narrow to keep.
+# What tensors are kept in where matmuls are computed in a format too narrow to keep.
 KEPT = {"fp8": "bf16", "fp4": "bf16"}
 
 

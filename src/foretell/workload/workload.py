@@ -24,7 +24,7 @@ class Layer:
     sizes: Mapping[str, float]  # the dims of `carries`, one sample
     times: int = 1
     splits: Mapping[str, str] = field(default_factory=dict)  # how axes split `carries`
-    is_block: bool = True  # counted when layers are dealt out to stages; embedding and head are not
+    is_block: bool = True  # counted when layers are split to stages; embedding and head are not
     # layers it reads, the one before where empty; ("",): none, it reads the input
     after: tuple[str, ...] = field(default=(), repr=False)
 
@@ -53,7 +53,7 @@ class Workload:
 
     @property
     def num_blocks(self) -> int:
-        """Layers that a pipeline deals out to its stages."""
+        """Layers that a pipeline splits to its stages."""
         return sum(layer.times for layer in self.layers if layer.is_block)
 
     @property

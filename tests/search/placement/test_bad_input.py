@@ -159,7 +159,7 @@ PLANS = {
     "dp=4,global_batch=32,sync=head%2Ffc2.weight+fast": "hint: write NAME+WAY",
     "dp=4,global_batch=32,sync=head%2Ffc2.weight": "hint: write NAME+WAY",
     "dp=4,global_batch=32,sync=fc.weight+factors": "hint: did you mean `head/fc",
-    "dp=4,global_batch=32,sync=conv1.1%2Fconv0.weight+factors": "hint: only products",
+    "dp=4,global_batch=32,sync=conv1.1%2Fconv0.weight+factors": "hint: only matmuls",
     "dp=2,placement=0+9,global_batch=8": "hint: it has ranks",
     "dp=2,placement=0+0,global_batch=8": "hint: name each once",
     "dp=5,global_batch=8": "hint: the degrees have to multiply to 4",
@@ -203,7 +203,7 @@ def test_plans_that_cannot_run_are_refused_before_they_are_launched(plan, words,
     before = left(folder)
     assert words in refused("run", "train.py", "--plan", plan, "-n", "2", "-o", "out")
     assert left(folder) == before
-    assert "no script" in refused("run", "none.py", "--plan", "dp=2")
+    assert "no file `none.py`" in refused("run", "none.py", "--plan", "dp=2")
     assert "hint: -o names a folder" in refused(
         "run", "train.py", "--plan", "dp=1", "-o", "train.py"
     )

@@ -40,7 +40,7 @@ def merge(paths: Sequence[Path], out: Path) -> None:
 def at_full_clock(rows: Sequence[Row], rates: Mapping[str, float]) -> list[Row]:
     """Rows without those that ran at a clock the case before had pulled down.
 
-    Large products on matrix units draw more power than the board may for long, and the clock
+    Large matmuls on matrix units draw more power than the board may for long, and the clock
     recovers over tens of milliseconds. That slows them in training too, so they themselves stay.
     """
     clocks = [row.clock for row in rows if not math.isnan(row.clock)]

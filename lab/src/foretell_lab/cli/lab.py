@@ -1,4 +1,4 @@
-"""`foretell lab`: a matrix of small runs on ranks behind shaped links, beside what was foretold."""
+"""`foretell lab`: a matrix of small runs on ranks behind shaped links, beside predictions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _words(default: str, text: str, *names: str) -> Callable[[Command], Command]
 @click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True)
 @click.option("--warmup", type=click.IntRange(min=0), default=1, show_default=True)
 @click.option("--minutes", type=float, default=20.0, show_default=True, help="No run begins later.")
-@click.option("--notes", is_flag=True, help="Write foretold and measured timelines of every run.")
+@click.option("--notes", is_flag=True, help="Write predicted and measured timelines of every run.")
 @click.option("--pin", is_flag=True, help="Each rank keeps to cores of its own, if there are.")
 @click.option("--no-run", is_flag=True, help="Only tell of what is in the folder.")
 @ray_option
@@ -134,7 +134,7 @@ def _check_cores(options: dict[str, Any], ranks: int) -> None:
 
 
 def _check_names(options: dict[str, Any]) -> None:
-    """An error for a model or a plan nobody knows, before anything is written."""
+    """An error for an unknown model or plan, before anything is written."""
     from foretell.errors import unknown
     from foretell_lab.emulation.models import MODELS
     from foretell_lab.emulation.plans import PLANS
@@ -182,5 +182,5 @@ def _text(value: dict[str, Any]) -> str:
 
         figures = value["figures"]
         lines += ["", f"runs of the same lie {figures['spread']:.1%} apart (mean)"]
-        lines.append(text(figures, "after fit" if value["is_fitted"] else "as foretold"))
+        lines.append(text(figures, "after fit" if value["is_fitted"] else "as predicted"))
     return fitted("\n".join(lines))

@@ -27,7 +27,7 @@ APART = 10  # every so many games is never trained on
 @click.option("--round", "each", type=click.IntRange(1), default=25, show_default=True,
               help="Games between two fits.")  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True,
-              help="Processes that play; the answer does not depend on it.")  # fmt: skip
+              help="Processes that simulation; the answer does not depend on it.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Of games and weights.")
 @click.option("--resume", is_flag=True, help="Go on from OUTPUT.state.")
 @json_option
@@ -35,7 +35,7 @@ def command(
     output: Path, games: int, hours: float | None, steps: int, each: int, workers: int, seed: int,
     resume: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Train the network that guides `plan --with placement` by playing against itself.
+    """Train the network that guides `plan --with placement` by simulating against itself.
 
     Models and machines are drawn from built-in families, some of which are kept out for judging.
     """
@@ -78,7 +78,7 @@ def _resume(trainer: Any, state: Path) -> None:
 
 @contextmanager
 def _players(workers: int) -> Iterator[Callable[..., Any]]:
-    """What plays games: `map`, or that of so many processes."""
+    """What simulates games: `map`, or that of so many processes."""
     if workers == 1:
         yield map
         return

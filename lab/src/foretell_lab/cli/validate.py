@@ -42,7 +42,7 @@ def _part(name: str, text: str, *, word: str = "") -> Callable[[Command], Comman
 @_part("unseen", "Predictions for sources that no constant was fitted to.")
 @json_option
 def command(truth: Path | None, parts: tuple[str, ...], as_json: bool) -> None:
-    """Hold predictions against measurements and print the errors; all parts unless named."""
+    """Compare predictions with measurements and print the errors; all parts unless named."""
     from foretell_lab.validate import truth_folder
 
     asked = parts or _possible()

@@ -57,7 +57,7 @@ def fit(
     known: Known, rows: list[Row], start: Knobs | None = None,
     progress: Callable[[str, float], None] = lambda words, share: None,
 ) -> Knobs:  # fmt: skip
-    """Knobs under which these runs are foretold best; `progress` is told of each that is turned."""
+    """Knobs under which these runs are predicted best; `progress` is called with each knob."""
     cases = cases_of(rows)
     if not cases:
         raise InputError("there are no runs to fit to", hint="measure some: foretell lab")
@@ -78,7 +78,7 @@ def fit(
 
 
 def op_table(known: Known, rows: list[Row]) -> dict[str, float]:
-    """Core seconds of each model's work over those foretold; a model nobody clocked has none.
+    """Core seconds of each model's work over those predicted; none where not clocked.
 
     A run counts by the share of its step that is work: a core that has slept for long is slow at
     first, and tells little of one that has not. `FEW` draws what few runs say towards 1.

@@ -1,7 +1,7 @@
-"""What the laboratory's runs were foretold to take, from one rank by itself and bench alone.
+"""What the laboratory's runs were predicted to take, from one rank by itself and bench alone.
 
 How busy the machine was is no part of a prediction but of the question: a run's row says what a
-core was worth just before and after it (`Busy`), and the step is foretold for such a machine.
+core was worth just before and after it (`Busy`), and the step is predicted for such a machine.
 Without it (`is_blind`) the cores are taken as bench found them.
 """
 
@@ -78,7 +78,7 @@ class Busy:
 
 @dataclass(frozen=True)
 class Held:
-    """One configuration: foretold, measured, and how far its runs lie apart."""
+    """One configuration: predicted, measured, and how far its runs lie apart."""
 
     config: Config
     predicted: float
@@ -102,9 +102,9 @@ class Held:
 def graph(
     known: Known, config: Config, busy: Busy | None = None, knobs: Knobs | None = None
 ) -> Graph:
-    """The foretold step of a configuration as a graph."""
+    """The predicted step of a configuration as a graph."""
     if config.model not in known.profiles:
-        raise InputError(f"nobody profiled `{config.model}`", hint="run `foretell lab` with it")
+        raise InputError(f"no profile of `{config.model}`", hint="run `foretell lab` with it")
     profile = known.profiles[config.model]
     prices = Prices(known.machine, config.network, config.ranks) if config.ranks > 1 else None
     cores, busy = known.cores(config.ranks), busy or Busy()
@@ -117,7 +117,7 @@ def graph(
 def foretell(
     known: Known, config: Config, busy: Busy | None = None, knobs: Knobs | None = None
 ) -> Timeline:
-    """The foretold step of a configuration, played."""
+    """The predicted step of a configuration, simulated."""
     return simulate(graph(known, config, busy, knobs))
 
 
@@ -125,7 +125,7 @@ def held(
     known: Known, rows: list[Row], knobs: Knobs | None = None, *, is_blind: bool = False,
     like: list[Row] | None = None,
 ) -> list[Held]:  # fmt: skip
-    """Every configuration that was run, beside what was foretold of it.
+    """Every configuration that was run, beside what was predicted of it.
 
     What was run once has the spread of others on its network, of these rows or those it is `like`.
     """

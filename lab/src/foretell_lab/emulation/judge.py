@@ -1,6 +1,6 @@
 """How good the laboratory's predictions are: errors beyond the spread of runs, and plans picked.
 
-The spread of runs comes first: nobody can foretell a step closer than it repeats.
+The spread of runs comes first: no prediction can be closer than a step repeats.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def judged(rows: Sequence[Held]) -> dict[str, Any]:
 
 
 def picks(rows: Sequence[Held]) -> list[dict[str, Any]]:
-    """For each model, network and number of ranks: the plan foretold best, and what that costs.
+    """For each model, network and number of ranks: the plan predicted best, and what that costs.
 
     Plans that come to the same step are one, measured more often.
     """
@@ -94,7 +94,7 @@ def _pick(key: tuple[str, str, int], group: list[Held]) -> dict[str, Any]:
 
 
 def again(runs: Sequence[Row], rows: Sequence[Held]) -> dict[str, float]:
-    """How often the plan foretold best, and the best of the other rounds, are near the best of one.
+    """How often the plan predicted best, and the best of the other rounds, are near the best.
 
     What measuring itself reaches is as much as anybody can: runs of the same lie apart.
     """

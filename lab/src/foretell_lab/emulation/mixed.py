@@ -1,4 +1,4 @@
-"""Ranks of unequal speed behind unequal links: plans run there, and what was foretold of them.
+"""Ranks of unequal speed behind unequal links: plans run there, and what was predicted of them.
 
 For every setting bench measures, under the same shares of a core and on the same links: what each
 rank is worth (steps of the model by itself, all ranks at once), collectives to every server, and
@@ -236,7 +236,7 @@ def _setting(row: dict[str, Any]) -> Setting:
 
 @dataclass(frozen=True)
 class Held:
-    """One plan in one setting: foretold, measured, and how far its runs lie apart."""
+    """One plan in one setting: predicted, measured, and how far its runs lie apart."""
 
     setting: Setting
     plan: str
@@ -244,7 +244,7 @@ class Held:
     measured: float
     spread: float  # mean distance of runs from their median, relative
     runs: int
-    bytes: float  # that messages of the foretold step carry
+    bytes: float  # that messages of the predicted step carry
 
     @property
     def error(self) -> float:
@@ -252,7 +252,7 @@ class Held:
 
 
 def held(folder: Path, own: Own | None = None) -> list[Held]:
-    """Every plan that was run, beside what was foretold of it from bench alone."""
+    """Every plan that was run, beside what was predicted of it from bench alone."""
     lab, groups = (
         Mixed(folder, ExitStack(), own=own or {}),
         dict[tuple[Setting, str], list[float]](),
@@ -288,7 +288,7 @@ def worth_of(lab: Mixed, setting: Setting, rounds: int = 1_000) -> Worth:
 
 
 def picks(found: Sequence[Held]) -> list[dict[str, Any]]:
-    """For each setting the plan foretold best, and how much longer it takes than the best run."""
+    """For each setting the plan predicted best, and how much longer it takes than the best run."""
     groups: dict[Setting, list[Held]] = {}
     for row in found:
         groups.setdefault(row.setting, []).append(row)

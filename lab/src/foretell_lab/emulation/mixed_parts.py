@@ -26,7 +26,7 @@ class Piece(NamedTuple):
     samples: list[dict[int, int]]  # of each micro-batch: rank, samples
     layers: frozenset[str]  # empty: the whole model
     parameters: dict[str, int]  # bytes, as the model has them
-    handed: float  # bytes a sample that it hands on
+    handed: float  # bytes a sample that it sends on
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ class Pieces:
 
 
 def pieces(profile: dict[str, Any], samples: int, threads: int = 1) -> Pieces:
-    """The pieces of a step of so many samples; of one thread where nobody clocked so many."""
+    """The pieces of a step of so many samples; of one thread where so many were not clocked."""
     clocked = profile.get("threads", {}).get(str(threads), profile["steps"])
     known = {int(n): step for n, step in clocked.items()}
     sizes = sorted(known)

@@ -64,7 +64,7 @@ class Prices:
     def _curve(self, op: str) -> tuple[Any, Any, Any]:
         if op not in self.curves:
             raise InputError(
-                f"nobody measured {op} on {self.ranks} ranks over {self.network}",
+                f"there is no measurement of {op} on {self.ranks} ranks over {self.network}",
                 hint="run `foretell lab` or `foretell bench` there first",
             )
         return self.curves[op]

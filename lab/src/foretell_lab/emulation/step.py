@@ -5,7 +5,7 @@ the rank's share of a core, a link of the graph like any other: a busy machine i
 are worth less. Messages share one wire, also those that go opposite ways: between two ranks gloo
 has one connection, in which a short message waits behind a long one and holds a thread meanwhile,
 so that in measured steps they take turns. Messages that meet stall (→ host.py); which do is found
-by playing the step until no others meet.
+by simulating the step until no others meet.
 What is sent when is what `foretell.pytorch.deploy` does:
 
     all-reduce   buckets in order, each as soon as its gradients and all buckets before it are there
@@ -53,7 +53,7 @@ class Knobs:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """Everything a step is foretold from, besides its plan."""
+    """Everything a step is predicted from, besides its plan."""
 
     profile: dict[str, Any]
     prices: Prices | None  # None for one rank
@@ -261,7 +261,7 @@ class _Step:
     def _factors(self, layer: str, found: Pieces) -> tuple[float, float]:
         """Core seconds to pack a layer's factors of some samples, and to multiply them."""
         clocked = self.setting.profile.get("factors", {}).get(layer)
-        if clocked is None:  # profiles of before: a backward is two products
+        if clocked is None:  # profiles of before: a backward is two matmuls
             return 0.0, 0.5 * sum(s for n, s in found.backward if _layer(n) == layer)
         rows = found.samples * self.setting.profile["linear"][layer][2]
         return rows * clocked[0], rows * clocked[1]

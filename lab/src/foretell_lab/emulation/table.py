@@ -59,7 +59,7 @@ class Row:
     cpu_s: float  # of all threads of a rank, a step, the mean of ranks
     stretch: float  # wall over core seconds of a fixed piece of work, before and after
     at_s: float  # since the lab began
-    main_s: float = 0.0  # of the thread that computes, of `cpu_s`; 0 where nobody looked
+    main_s: float = 0.0  # of the thread that computes, of `cpu_s`; 0 where it was not measured
     probe_s: float = 0.0  # core seconds of that fixed piece of work; likewise
 
     @property

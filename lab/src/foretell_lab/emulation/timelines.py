@@ -1,8 +1,8 @@
-"""A measured step of the laboratory as a graph that plays to itself, so that it can be compared.
+"""A measured step of the laboratory as a graph that simulates to itself, to be compared.
 
 Every piece waits for the beginning by as long as it was measured to begin late, and runs for as
 long as it ran. Messages of all ranks are one task, from when the last rank had begun it to when the
-last was done, as in a foretold step.
+last was done, as in a predicted step.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _messages(notes: list[list[Piece]]) -> Iterator[Piece]:
 
 
 def write(folder: Path, known: Known, knobs: Knobs | None = None) -> list[Path]:
-    """Two graphs for every noted configuration, foretold and measured in its last round."""
+    """Two graphs for every noted configuration, predicted and measured in its last round."""
     place: Path = folder / "timelines"
     found: dict[Path, None] = {}
     place.mkdir(exist_ok=True)

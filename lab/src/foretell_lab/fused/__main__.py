@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     measure.add_argument("--seconds", type=float, default=480)
     measure.add_argument("--processes", type=int, default=0)
     measure.add_argument("--only-fused", action="store_true", help="do not time ops alone")
-    measure.add_argument("--products", action="store_true", help="the compiler writes products too")
+    measure.add_argument("--products", action="store_true", help="the compiler writes matmuls too")
     steps = verbs.add_parser("steps", help="measure whole compiled steps under fusion plans")
     steps.add_argument("-o", "--out", required=True)
     steps.add_argument("--device", default="cuda", choices=("cuda", "cpu"))

@@ -2,7 +2,7 @@
 
 A few hundred regions are made (half drawn at random, half cut from the small models), compiled and
 measured here, and what the shipped prices miss by is fitted by kind of cost (→
-`foretell.cost.fused_tune`). Errors are told before and after, the latter by fits that did not see
+`foretell.cost.fused_tune`). Errors are given before and after, the latter by fits that did not see
 the reading.
 """
 

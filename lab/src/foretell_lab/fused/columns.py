@@ -154,7 +154,7 @@ def _sum_dims(op: Op, x: Tensor, made: Tensor) -> tuple[float, int]:
 
 
 def _flops(word: str, sources: list[Tensor], made: list[Tensor]) -> float:
-    """Floating-point operations of matrix products and convolutions; 0 for all else."""
+    """Floating-point operations of matmuls and convolutions; 0 for all else."""
     if word in ("mm", "bmm", "addmm", "baddbmm"):
         deep = sources[-1].shape[-2]
         return float(2 * made[0].numel() * deep)

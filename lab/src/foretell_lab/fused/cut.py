@@ -212,7 +212,7 @@ def _renamed(
 
 
 def _leaving(net: Net, chosen: set[int]) -> set[tuple[int, int]]:
-    """Results that ops outside use or the step gives back; where nobody does, the last ones."""
+    """Results that ops outside use or the step gives back; where nothing does, the last ones."""
     steps = net.captured.steps
     found = {r for r in net.captured.outputs if r[0] in chosen}
     for i in {a for c in chosen for a in net.after[c]} - chosen:

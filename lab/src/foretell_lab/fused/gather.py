@@ -58,7 +58,7 @@ def gather(
     A region measured by several files counts as the last of them has it. The first `hurried` files
     were measured with candidate configurations chosen by a clock that a slow host disturbs: of them
     only regions that take long are kept, and no kernels.
-    Without `whole` only the kernels are kept: those of products that the compiler wrote itself.
+    Without `whole` only the kernels are kept: those of matmuls that the compiler wrote itself.
     """
     samples = [s for row in _latest(pairs, hurried) for s in _samples(*row, whole)]
     made = measured(samples)

@@ -61,7 +61,7 @@ def _step(row: dict[str, Any]) -> tuple[dict[str, Any], list[Sample]] | None:
 
 
 def _unpaired(notes: list[Note]) -> list[list[Any]]:
-    """Library calls whose own time is not told."""
+    """Library calls whose own time is not given."""
     return [[_key(note), None] for note in notes if _is_call(note)]
 
 

@@ -50,7 +50,7 @@ _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": st
 
 @dataclass(frozen=True)
 class HostJob:
-    """What both processes are told."""
+    """What both processes are given."""
 
     path: str
     out: str

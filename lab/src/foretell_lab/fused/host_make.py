@@ -1,7 +1,7 @@
 """Makes a file of regions for one core of a CPU: the same models and draws, smaller.
 
 A model's batch is cut by up to 64, since a core is no GPU; regions that would still take long, by
-the formula or by their products, are left out. Blocks are shuffled and some regions come twice, as
+the formula or by their matmuls, are left out. Blocks are shuffled and some regions come twice, as
 in `make`.
 """
 
@@ -35,7 +35,7 @@ _CUT = (1, 2, 4, 8, 16, 32, 64)  # by how much batches are cut
 _FEW = 14  # regions of one capture: many shapes rather than many parts of one
 _PLACES = (1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 _LONGEST = 1.2e-2  # seconds by the formula
-_FLOPS = 1e9  # of products: some ten milliseconds of one core
+_FLOPS = 1e9  # of matmuls: some ten milliseconds of one core
 
 
 def make_host(path: Path, count: int, seed: int) -> int:

@@ -1,6 +1,6 @@
-"""Kernels foretold of measured regions (→ `foretell.cost.fused_lower`), with what they took.
+"""Kernels predicted of measured regions (→ `foretell.cost.fused_lower`), with what they took.
 
-Where as many kernels were foretold as the compiler wrote, each is paired with the one that moves
+Where as many kernels were predicted as the compiler wrote, each is paired with the one that moves
 and visits most nearly as much, and takes its reading; so is a region's only kernel with the
 region's. Other regions are left out.
 """
@@ -26,7 +26,7 @@ _FAR = 1.5  # pairs further apart, by the sum of four logarithms, are no pairs
 
 
 def of_sort(measured: Measured, sort: str) -> Measured:
-    """What a sort is fitted to: kernels foretold or as written, or the regions of a CPU."""
+    """What a sort is fitted to: kernels predicted or as written, or the regions of a CPU."""
     if sort == "gpu":
         return matched(devices()["h200"], measured)
     rows = np.flatnonzero(measured.regions.is_written == (sort == "kernel"))
@@ -34,7 +34,7 @@ def of_sort(measured: Measured, sort: str) -> Measured:
 
 
 def matched(device: Device, measured: Measured) -> Measured:
-    """The kernels foretold that have a reading; `again` names a region's first kernel."""
+    """The kernels predicted that have a reading; `again` names a region's first kernel."""
     written = measured.regions.is_written
     rows = np.flatnonzero(~written)
     found = lowered(measured.regions.take(rows), float(device.units))
@@ -56,7 +56,7 @@ def shares(measured: Measured) -> Any:
 
 
 def _readings(device: Device, measured: Measured, found: Lowered) -> Any:
-    """Seconds of each kernel foretold; nan where nobody knows."""
+    """Seconds of each kernel predicted; nan where it is unknown."""
     written, of, library = measured.regions.is_written, found.of, found.library
     regions = np.flatnonzero(~written)
     theirs = _figures(device, measured.regions.take(np.flatnonzero(written)))

@@ -43,14 +43,14 @@ BLOCK = 24  # regions a process compiles before its turn on the device
 
 @dataclass(frozen=True)
 class Job:
-    """What every process is told."""
+    """What every process is given."""
 
     path: str
     out: str
     device: str
     ends: float  # by the wall clock
     alone: bool = True
-    products: bool = False  # the compiler writes matrix products itself
+    products: bool = False  # the compiler writes matmuls itself
 
 
 @dataclass(frozen=True)

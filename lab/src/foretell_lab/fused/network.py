@@ -87,7 +87,7 @@ class Network(nn.Module):  # type: ignore[misc]
 
     @torch.no_grad()
     def begin_from(self, weights: Mapping[str, Any]) -> None:
-        """Take weights over; features that came after them start at nought."""
+        """Take weights over; features that came after them start at zero."""
         for name, mine in self._named().items():
             given = torch.tensor(weights[name], dtype=torch.float32, device=mine.device)
             mine[..., : given.shape[-1]] = given

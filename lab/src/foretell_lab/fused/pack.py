@@ -1,4 +1,4 @@
-"""A data set of regions as a small file: what comes again and again is told once, all in xz.
+"""A data set of regions as a small file: what comes again and again is given once, all in xz.
 
 A node (op, format, sizes) and the list of what it reads come many times, as regions of a model
 share ops and kernels are parts of regions. So a file has each different one once, in the order

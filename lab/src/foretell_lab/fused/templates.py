@@ -1,8 +1,8 @@
-"""Lets Inductor write matrix products and convolutions itself, so that what follows joins them.
+"""Lets Inductor write matmuls and convolutions itself, so that what follows joins them.
 
-Inductor would try dozens of tile shapes for each product and compile every one. Here each product
+Inductor would try dozens of tile shapes for each matmul and compile every one. Here each product
 gets one: the largest tile of Inductor's own list up to 128 × 128, which it scales down to small
-products by itself. No library is asked, so a product is always one of the compiler's kernels.
+matmuls by itself. No library is asked, so a matmul is always one of the compiler's kernels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _DEEP = 64
 
 
 def own_products() -> None:
-    """From now on products of this process are written by the compiler, one tile shape each."""
+    """From now on matmuls of this process are written by the compiler, one tile shape each."""
     import torch._inductor.config as inductor
     from torch._inductor.template_heuristics import triton as heuristics
 

@@ -6,7 +6,7 @@ Several networks are trained, each without some families of the training set; wh
 the families it did not see tells how far the answers err, and the stated spread is scaled to that;
 then it is shown those too.
 Whole models (`HELD_OUT`) are kept from all of it. In two of five looks a region's own op times are
-hidden, so that the network also answers where nobody measured them. On a CPU there are few samples
+hidden, so that the network also answers where nothing was measured. On a CPU there are few samples
 and they scatter: its networks are held back, and their corrections scaled by what was worth most on
 the families each had not seen (→ `shrunk`).
 """

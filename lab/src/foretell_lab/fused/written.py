@@ -122,7 +122,7 @@ class _Kernel:
         return at
 
     def compute(self, row: tuple[Any, ...], sources: list[tuple[int, int]]) -> int:
-        """The node of an op; what was computed before from the same is not computed again."""
+        """The node of an op; what was computed before from the same is not recomputed."""
         key = (*row, *sorted(sources))
         if key not in self.known:
             self.nodes.append([*row, 0.0, 0.0, math.nan])
@@ -151,7 +151,7 @@ def _row(note: Note, touched: OrderedDict[str, float], alone: float) -> Any:
 
 
 def _product(kernel: _Kernel, note: Note, alone: float) -> None:
-    """A matrix product or convolution that the compiler wrote."""
+    """A matmul or convolution that the compiler wrote."""
     op: list[Any] = note["ops"][-1] if note["ops"] else ["mm", "bfloat16", [], [1]]
     word = word_of(f"aten.{op[0]}")
     enters = [kernel.enter(a, a[2], 1) for a in note["reads"]]

@@ -27,7 +27,7 @@ class Judged:
     better_at: int  # the playout that was first better than data parallelism; more than all if none
     even_at: int  # the playout at which even chances were near their best
     guided_at: int  # the playout at which the prior was as near
-    even_simulated: int  # placements simulated by then: a prior may simulate more than it plays
+    even_simulated: int  # placements simulated by then: a prior may simulate more than it simulates
     guided_simulated: int
     gain: float  # times as fast as data parallelism, guided
     ahead: float  # times as fast as what even chances found
@@ -39,7 +39,7 @@ class Judged:
 
 
 def judged(on: Evaluator, prior: Prior, seed: int, most: int = MOST) -> Judged:
-    """Play both."""
+    """Simulate both."""
     plain = uniform(on.problem, Action(0, ALL_REDUCE), mode=EVEN)
     base = on.seconds(plain)
     trees = []

@@ -49,7 +49,7 @@ class Game:
 
 
 def game(seed: int, learned: Learned | None, playouts: int = 96) -> Game:
-    """Play one game; the same seed and network give the same."""
+    """Simulate one game; the same seed and network give the same."""
     name, on = world(seed)
     plain = uniform(on.problem, Action(0, ALL_REDUCE), mode=EVEN)
     start = plain if seed % 2 == 0 else _start(on, seed)

@@ -42,7 +42,7 @@ def _both(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
 
 
 class AlexNet(nn.Module):  # type: ignore[misc]
-    """Five convolutions and three products."""
+    """Five convolutions and three matmuls."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ def unet3d(batch: int = 1, size: int = 128) -> Sample:
 
 
 class CosmoFlow(nn.Module):  # type: ignore[misc]
-    """Seven convolutions, halved behind each until 2³ is left, and three products."""
+    """Seven convolutions, halved behind each until 2³ is left, and three matmuls."""
 
     def __init__(self) -> None:
         super().__init__()

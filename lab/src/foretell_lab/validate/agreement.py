@@ -1,7 +1,7 @@
 """Built-in workloads against captures of the same models: parameters, operations, steps.
 
 Both say what one training step does, one from published shapes and one from a PyTorch program
-(`foretell_lab.samples`). A step is foretold of both, alone and split every way that both can
+(`foretell_lab.samples`). A step is predicted of both, alone and split every way that both can
 be, on H200.
 """
 

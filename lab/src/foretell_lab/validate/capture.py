@@ -1,12 +1,12 @@
-"""Steps captured from the model alone, priced on an H200, held against the step run and timed.
+"""Steps captured from the model alone, priced on an H200, compared with the step run and timed.
 
 `h200/truth.json` has the un-profiled time and the peak memory of each model's variants. Models are
 the samples of `foretell_lab.samples`; nothing is known of the traces. A truth is an interval
 (two ways of timing it); an error counts from the nearer end. A step whose host takes longer than
 its device is told apart: hosts of one kind differ by a quarter and more, and this one between two
 runs of the same (Swin-T in AMP takes as long with a fused optimizer as with a loop, BERT 11 %
-longer in fp16 than in bf16). So such rows are told twice: as priced, and with the host's speed from
-one run (`ANCHOR`), which is then left out.
+longer in fp16 than in bf16). So such rows are given twice: as priced, and with the host's speed
+from one run (`ANCHOR`), which is then left out.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _lines(rows: list[Row]) -> Iterator[str]:
         host = "host" if r.waits_for_host else ""
         yield (
             f"{r.model:19}{r.variant:15}{1e3 * r.low:6.1f}–{1e3 * r.high:5.1f} ms  "
-            f"foretold {1e3 * r.predicted:6.1f} {r.error:+6.1%} {host:4}"
+            f"predicted {1e3 * r.predicted:6.1f} {r.error:+6.1%} {host:4}"
             f"  peak {r.peak / 2**20:6.0f} MiB {r.peak_error:+6.1%}"
         )
     yield "host: the measured step takes longer than its kernels"

@@ -1,4 +1,4 @@
-"""The measured epochs of ParaDL's paper, foretold from plans: ChainerMNX on ABCI, V100, fp32.
+"""The measured epochs of ParaDL's paper, predicted from plans: ChainerMNX on ABCI, V100, fp32.
 
 Kernels are priced at the shapes that each plan leaves, exchanges over ABCI's links. What is left is
 the program, in a few numbers that are the same for both models and all scales:
@@ -101,7 +101,7 @@ HALO_WAIT, HALO_RATE = 3e-3, 16e9 / (2 * NODE)  # the released oracle: measured,
 
 @dataclass(frozen=True)
 class Row:
-    """One measured epoch or step and what was foretold; seconds."""
+    """One measured epoch or step and what was predicted; seconds."""
 
     model: str
     strategy: str
@@ -312,7 +312,7 @@ def report() -> dict[str, Any]:
     }
     lines = [
         f"{r.model:9} {r.strategy:13} {r.ranks:5} devices  measured {r.measured:10.4g} s  "
-        f"foretold {r.predicted:10.4g} s  accuracy {r.accuracy:6.1%}"
+        f"predicted {r.predicted:10.4g} s  accuracy {r.accuracy:6.1%}"
         for r in found
     ]
     told = "  ".join(f"{k} {v:.1%}" for k, v in by.items())

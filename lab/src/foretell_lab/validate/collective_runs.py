@@ -74,7 +74,7 @@ Reading = tuple[_Key, float, float]  # of which run, bytes, seconds
 
 
 def read(folder: Path) -> tuple[list[Run], Counter[str]]:
-    """Every run in a folder of measured collectives; and the rows of machines nobody described."""
+    """Every run in a folder of measured collectives; and the rows of undescribed machines."""
     found: dict[_Key, list[tuple[float, float]]] = defaultdict(list)
     missing: Counter[str] = Counter()
     for path in sorted(folder.glob("*.csv*")):

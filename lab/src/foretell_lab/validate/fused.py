@@ -99,7 +99,7 @@ def _groups(m: Measured) -> Iterator[tuple[str, Rows]]:
     yield "regions of models trained on", ~m.held_out & ~kernel
     yield "kernels of models kept out", m.held_out & kernel
     products = np.bincount(m.regions.region, KIND_CODE[m.regions.op] == _TEMPLATE, len(m)) > 0
-    yield "of them, products fused", m.held_out & kernel & products
+    yield "of them, matmuls fused", m.held_out & kernel & products
     yield "kernels of models trained on", ~m.held_out & kernel
 
 
@@ -124,7 +124,7 @@ def by_kernels(m: Measured, price: Price) -> Figures:
 
 @dataclass(frozen=True)
 class Exactness:
-    """How often the number of kernels is foretold, and what that is worth to the price."""
+    """How often the number of kernels is predicted, and what that is worth to the price."""
 
     trained_on: float  # share of regions with the right number
     kept_out: float
@@ -180,7 +180,7 @@ def on_cpu() -> list[Figures]:
 
 def lines(found: list[Figures], again: tuple[int, float, float]) -> Iterator[str]:
     """The report, line by line."""
-    yield "within 14 %, inside the 80 % interval; blind: each op's own time is not told"
+    yield "within 14 %, inside the 80 % interval; blind: each op's own time is not given"
     yield f"{'':29} {'priced by':15}  rows median    p90   14 %   80 %"
     for f in found:
         numbers = f"{f.median:6.1%} {f.p90:6.1%} {f.near:6.1%} {f.covered:6.1%}"

@@ -5,7 +5,7 @@
 Measured is what the device needs where the host has issued every kernel before the first begins. A
 library call's own time is what it took in the model's other plans, as a profile would tell it; a
 call met in no other plan keeps its own. A gap is what the device rests between two kernels of one
-stream. `order` is the share of pairs of plans of one model whose order is told right, pairs that
+stream. `order` is the share of pairs of plans of one model whose order is given right, pairs that
 measure within 2 % of one another left out.
 """
 

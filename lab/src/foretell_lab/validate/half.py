@@ -1,7 +1,7 @@
-"""Kernels under autocast, foretold from the plain trace of a model and held against its own trace.
+"""Kernels under autocast, predicted from a model's plain trace and compared with its own trace.
 
 The time of a step under autocast is mostly the host's; the sum of its kernels tells whether what
-was foretold of the device is right. Traces are `NAME.base` and `NAME.amp_bf16` in `h200/` or in
+was predicted of the device is right. Traces are `NAME.base` and `NAME.amp_bf16` in `h200/` or in
 `h200/half/`.
 """
 
@@ -57,7 +57,7 @@ def lines(rows: list[Half]) -> Iterator[str]:
     for r in rows:
         yield (
             f"{r.model:18} kernels {1e3 * r.plain:6.1f} ms, under autocast {1e3 * r.measured:6.1f}"
-            f"  foretold {1e3 * r.foretold:6.1f}  {r.error:+6.1%}"
+            f"  predicted {1e3 * r.foretold:6.1f}  {r.error:+6.1%}"
         )
     if rows:
         off = np.abs([r.error for r in rows])

@@ -1,7 +1,7 @@
 """Which device a truth file means by a name, as a preset or, for old boards, as given here.
 
 Unknown names are matched by the words of the presets' titles; a name that fits none gives None, and
-its rows are left out by whoever asked.
+the caller leaves its rows out.
 """
 
 import re
@@ -102,7 +102,7 @@ def _extra() -> dict[str, Device]:
 
 @cache
 def device_named(name: str) -> Device | None:
-    """The device a truth file means, or None where nobody knows it."""
+    """The device a truth file means, or None where it is unknown."""
     if name in _extra():
         return _extra()[name]
     if name in _NAMES:

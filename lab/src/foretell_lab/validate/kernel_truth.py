@@ -26,7 +26,7 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 Columns = dict[str, Array]
 
-_MANY = 200  # readings from which the shortest can be told
+_MANY = 200  # readings from which the shortest can be known
 # NeuSight's elementwise names: how many tensors of the output's size each reads and writes.
 _TENSORS = {"add": 3, "mul": 3, "div": 3, "pow": 3}
 
@@ -214,7 +214,7 @@ def _models(folder: Path) -> list[Measured]:
 
 
 def _model_products(device: str, rows: list[dict[str, str]]) -> list[Measured]:
-    """Products forward (one kernel) and backward (two, of the same flop each)."""
+    """Matmuls forward (one kernel) and backward (two, of the same flop each)."""
     products = [(p, r) for r in rows if (p := _product(r)) is not None]
     if not products:
         return []
@@ -267,7 +267,7 @@ def _model_moves(device: str, rows: list[dict[str, str]]) -> list[Measured]:
 
 
 def _product(row: dict[str, str]) -> tuple[float, float, float, float, float] | None:
-    """b, m, n, k and tb of a row of the model labels that is a matrix product."""
+    """b, m, n, k and tb of a row of the model labels that is a matmul."""
     shapes = [s for s in json.loads(row["input_shapes"]) if isinstance(s, list)]
     out = [int(s) for s in row["output_shape"].strip("()").split(",") if s.strip()]
     target = row["target"]

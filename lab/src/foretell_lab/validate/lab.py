@@ -1,4 +1,4 @@
-"""Steps on small networks of this project's own laboratory, held against what was foretold of them.
+"""Steps on small networks of this project's own laboratory, compared with predictions.
 
 The rows are shipped: measured by `foretell lab` on the machines that the text names, most of them
 several times in mixed order. Predictions start from one rank by itself and what bench found of
@@ -129,7 +129,7 @@ def _held(
     labs: Sequence[Runs], knobs: Sequence[Knobs] = (), *, like: Sequence[Runs] = (),
     is_blind: bool = False,
 ) -> list[Held]:  # fmt: skip
-    """What was foretold of several laboratories; runs made once have the spread of all others."""
+    """What was predicted of several laboratories; runs made once have the spread of all others."""
     rows = [row for lab in like or labs for row in lab.rows]
     turned = list(knobs) or [Knobs()] * len(labs)
     return [
@@ -140,7 +140,7 @@ def _held(
 
 
 def _before_and_after(name: str, labs: list[Runs]) -> dict[str, list[Held]]:
-    """What each laboratory's own tenth was not fitted on, as foretold before and after that."""
+    """What each laboratory's own tenth was not fitted on, as predicted before and after that."""
     taught = [lab.fitted() for lab in labs]
     rest = [lab.but(seen) for lab, (seen, _) in zip(labs, taught, strict=True)]
     return {
@@ -155,7 +155,7 @@ def _lines(figures: dict[str, Any], labs: Sequence[Runs], chosen: int) -> list[s
     names = (
         (_place(busy, "shared with other work", figures["foretold"]), ""),
         ("foretold", "one rank + bench"),
-        ("blind", "  not told how busy"),
+        ("blind", "  not given how busy"),
         ("rest_before", f"without {chosen} fitted on"),
         ("rest_after", "  after fit"),
         ("later", "later, other networks"),
@@ -176,7 +176,7 @@ def _lines(figures: dict[str, Any], labs: Sequence[Runs], chosen: int) -> list[s
         ("warm_after", "  after fit"),
         (_place(crowded, "with twice as much work", figures["crowded"]), ""),
         ("crowded", "one rank + bench"),
-        ("crowded_blind", "  not told how busy"),
+        ("crowded_blind", "  not given how busy"),
     )
     lines = [judge.text(figures[key], name) if name else f"\n{key}" for key, name in names]
     return "\n".join(lines).strip().splitlines()
@@ -243,7 +243,7 @@ def _groups(rows: list[Held], where: str) -> list[str]:
 
 
 def _picked(rows: list[Held]) -> dict[str, tuple[int, int]]:
-    """For each network how often the plan foretold best was, or was nearly, of how many."""
+    """For each network how often the plan predicted best was, or was nearly, of how many."""
     found: dict[str, tuple[int, int]] = {}
     for pick in judge.picks(rows):
         good, n = found.get(pick["network"], (0, 0))

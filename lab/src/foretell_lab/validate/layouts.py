@@ -1,6 +1,6 @@
-"""Layouts foretold against layouts run: rows of published and measured tables, each as a request.
+"""Layouts predicted against layouts run: rows of published and measured tables, each as a request.
 
-A row is a workload, a cluster and a plan as a user would write them, and the seconds somebody
+A row is a workload, a cluster and a plan as a user would write them, and the seconds someone
 measured. What a table leaves out and its authors published elsewhere is said beside it.
 """
 
@@ -33,14 +33,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Row:
-    """One row foretold."""
+    """One row predicted."""
 
     request: Request
     predicted: float
 
     @property
     def error(self) -> float:
-        """Relative error of what was foretold."""
+        """Relative error of what was predicted."""
         return self.predicted / self.request.measured - 1
 
 

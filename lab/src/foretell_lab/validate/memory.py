@@ -1,6 +1,6 @@
-"""Peak memory of what-ifs from one trace, held against the change made and measured.
+"""Peak memory of what-ifs from one trace, compared with the change made and measured.
 
-Each row of `h200/truth.json` has the most that PyTorch's allocator had given out. It is foretold
+Each row of `h200/truth.json` has the most that PyTorch's allocator had given out. It is predicted
 twice: from the trace alone, and with the measured peak of the plain step given, for what a process
 holds besides the step is in the measurement but in no trace. CUDA-graph rows are left out: their
 tensors are in a pool that this peak does not count.
@@ -27,7 +27,7 @@ _POOLED = "cudagraph"
 
 @dataclass(frozen=True)
 class Row:
-    """One variant of one model: bytes measured, and bytes foretold in two ways."""
+    """One variant of one model: bytes measured, and bytes predicted in two ways."""
 
     model: str
     variant: str

@@ -1,4 +1,4 @@
-"""Layouts and their memory foretold from the model alone, held against runs of others.
+"""Layouts and their memory predicted from the model alone, compared with runs of others.
 
 Nothing is tuned to a row or a model: the numbers of a framework profile are the same for all rows
 of a source.
@@ -121,6 +121,6 @@ def _lines(values: dict[str, dict[str, float]]) -> Iterator[str]:
 
 
 def _left_out(truth: Path) -> Iterator[str]:
-    """Runs whose memory nothing is foretold of, by reason."""
+    """Runs whose memory nothing is predicted of, by reason."""
     for why, many in peaks.left_out(truth).items():
         yield f"memory, {many} runs left out: they {why}"

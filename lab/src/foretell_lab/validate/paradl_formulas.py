@@ -13,7 +13,7 @@ each layer |x|, |y| (elements of a sample) and |w|, sums over the layers that ar
     pipeline  (D(p+S−1)/S)·max stage    2(D/B)(p+S−2)·max (α + B/S·|y|δβ)            → `_pipeline`
     memory    2δ Σ (samples·(|x|+|y|) + |w|), each split as the strategy splits it
 
-t is the measured time of a sample on one device, dealt out over layers by flop, f the share of
+t is the measured time of a sample on one device, split over layers by flop, f the share of
 those that are split: compute is taken to shrink as 1/p and nothing to overlap. `foretell.predict`
 prices the shapes that splits leave; this is what it is compared with.
 """
@@ -47,7 +47,7 @@ class Part:
 
     @property
     def work(self) -> float:
-        """What time is dealt out by: both ways, and the weights."""
+        """What time is split by: both ways, and the weights."""
         return 2 * self.flops + self.weights
 
 

@@ -66,7 +66,7 @@ def _normed(part: Part, c: int, side: int) -> list[Part]:
 
 
 def vgg16() -> Net:
-    """Thirteen convolutions and three products; 8.2456 ms a sample at batch 32, as measured."""
+    """Thirteen convolutions and three matmuls; 8.2456 ms a sample at batch 32, as measured."""
     parts: list[Part] = []
     c, side = 3, SIDE
     for many, width in ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)):
@@ -79,7 +79,7 @@ def vgg16() -> Net:
 
 
 def alexnet() -> Net:
-    """Five convolutions and three products; 0.61 ms a sample at batch 512, as its logs imply."""
+    """Five convolutions and three matmuls; 0.61 ms a sample at batch 512, as its logs imply."""
     shapes = (  # channels, filters, window, side, side behind it, side behind its pool
         (3, 96, 11, SIDE, 54, 27),
         (96, 256, 5, 27, 27, 13),

@@ -1,4 +1,4 @@
-"""Peak memory foretold against the peak bytes that Megatron-LM's own test runs print.
+"""Peak memory predicted against the peak bytes that Megatron-LM's own test runs print.
 
 The runs log the memory of their last rank, which is on the last pipeline stage. Arguments are read
 as the runs gave them; what has no counterpart here is left out and counted.
@@ -49,7 +49,7 @@ def left_out(truth: Path) -> Counter[str]:
 
 
 def reason(r: dict[str, str]) -> str:
-    """Why nothing can be foretold of a run, empty where something can."""
+    """Why nothing can be predicted of a run, empty where something can."""
     more: dict[str, Any] = json.loads(r["other_args"] or "{}")
     if not r["mem_max_allocated_bytes_last"]:
         return "print no peak"
@@ -71,7 +71,7 @@ def foretold(run: Run) -> float:
 
 
 def rows(truth: Path) -> Iterator[tuple[Run, float]]:
-    """Every run with what is foretold of it."""
+    """Every run with what is predicted of it."""
     for run in runs(truth)[0]:
         yield run, foretold(run)
 
@@ -176,7 +176,7 @@ def _plan(r: dict[str, str], more: dict[str, Any]) -> Plan:
 
 
 def _experts(r: dict[str, str], tp: int) -> int:
-    """Ways experts are dealt out beside `tp`: where fewer ranks share one, more share them all."""
+    """Ways experts are split beside `tp`: where fewer ranks share one, more share them all."""
     if not r["num-experts"]:
         return 1
     inside = int(r["expert-tensor-parallel-size"] or tp)

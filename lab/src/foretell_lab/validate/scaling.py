@@ -1,4 +1,4 @@
-"""Data parallelism from one trace, held against published throughputs on 2 to 16 devices.
+"""Data parallelism from one trace, compared with published throughputs on 2 to 16 devices.
 
 The trace is ResNet-50 on one V100 (batch 32, PyTorch); the rows are ResNet-50 v1.5 in FP32 on DGX-1
 and DGX-2 (NVIDIA/DeepLearningExamples), by PyTorch and other frameworks that all-reduce with NCCL.

@@ -1,4 +1,4 @@
-"""Full train steps of timm's models on an RTX 3090, foretold from captured or built-in workloads.
+"""Full train steps of timm's models on an RTX 3090, predicted from captured or built-in workloads.
 
 `tables/timm_steps.xz` holds the steps of timm's own benchmark, captured on fake tensors by
 `benchmarks/timm_steps.py`; what could not be captured comes from a built-in family where one makes
@@ -30,7 +30,7 @@ _ALIKE = 0.015  # parameters of a captured or built-in model may differ by this 
 
 @dataclass(frozen=True)
 class Foretold:
-    """One row of the table: seconds measured and foretold, and from what; 0 where from nothing."""
+    """One row of the table: seconds measured and predicted, and from what; 0 where from nothing."""
 
     model: str
     measured: float

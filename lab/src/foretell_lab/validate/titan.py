@@ -1,8 +1,8 @@
-"""Sharded, tensor, pipeline and context parallel runs in bf16 and fp8, foretold from one of them.
+"""Sharded, tensor, pipeline and context parallel runs in bf16 and fp8, predicted from one of them.
 
 Tokens a second and device of Llama 3.1 under torchtitan on H100 of 500 W with 2.4 TB/s, 8 to 512 of
 them (pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, BSD-3; compiled, without
-asynchronous tensor parallelism where both are told). No preset is that board: what it does to
+asynchronous tensor parallelism where both are given). No preset is that board: what it does to
 kernels comes from the first row, by what `foretell fit` does; the others set nothing.
 """
 
@@ -79,7 +79,7 @@ def fitted() -> Calibration:
 
 
 def foretold() -> Iterator[tuple[str, float, float]]:
-    """Name, measured and foretold seconds of every run but the first."""
+    """Name, measured and predicted seconds of every run but the first."""
     for titan in list(titans())[1:]:
         run = titan.run(fitted())
         name = f"{titan.model} {titan.tokens} tokens {titan.plan}"

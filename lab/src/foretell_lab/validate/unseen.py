@@ -41,7 +41,7 @@ class Row:
     name: str
     seconds: float
     found: Prediction
-    peak: float = 0.0  # bytes measured; 0 where nobody did
+    peak: float = 0.0  # bytes measured; 0 where that was not done
 
     @property
     def error(self) -> float:

@@ -1,9 +1,9 @@
-"""What-ifs from one trace, held against the same change made and timed.
+"""What-ifs from one trace, compared with the same change made and timed.
 
 `h200/` has, for each model, a trace of the plain step (and of one under autocast) and the
 un-profiled times of many variants. A row's truth is an interval (two ways of timing it); an error
 counts from the nearer end. Beside it stands what fixed ratios give on the rows with half precision:
-kernels of products three times, all others twice as fast (Daydream, section 5), the host as it was.
+kernels of matmuls three times, all others twice as fast (Daydream, section 5), the host as it was.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ HOLDERS = ("host", "device")
 
 @dataclass(frozen=True)
 class Row:
-    """One variant of one model: what was measured and what was foretold."""
+    """One variant of one model: what was measured and what was predicted."""
 
     model: str
     start: str  # the variant whose trace was read
@@ -70,7 +70,7 @@ class Row:
     low: float
     high: float
     predicted: float
-    least: float  # of the interval foretold
+    least: float  # of the interval predicted
     most: float
     fixed: float | None = None  # what fixed ratios give
     holder: str = ""  # who holds the changed step up: host, device or network
@@ -86,7 +86,7 @@ class Row:
 
     @property
     def is_covered(self) -> bool:
-        """Whether the interval foretold meets what was measured."""
+        """Whether the interval predicted meets what was measured."""
         return self.least <= self.high and self.low <= self.most
 
     @property
@@ -102,11 +102,11 @@ class Row:
 
 
 def report(truth: Path) -> dict[str, Any]:
-    """Every row that can be foretold, as values and as text; the others are counted."""
+    """Every row that can be predicted, as values and as text; the others are counted."""
     known = variants(truth)
     found = [row for model in sorted(known) for row in _rows(truth, known[model])]
     missing = sorted({v for rows in known.values() for v in rows if v != "base"} - set(SPECS))
-    told = f"not foretold: {', '.join(missing) or 'nothing'}"
+    told = f"not predicted: {', '.join(missing) or 'nothing'}"
     text = "\n".join([*_lines(found), told, *half.lines(list(half.halves(truth)))])
     rows = [asdict(r) | {"error": r.error, "covered": r.is_covered} for r in found]
     return {"rows": rows, "missing": missing, "text": text}
@@ -150,7 +150,7 @@ def _lines(rows: list[Row]) -> Iterator[str]:
             f"{r.model:18} {r.start[:4]:4} {r.variant:18} {1e3 * r.low:6.1f}–{1e3 * r.high:5.1f} ms"
             f" told {1e3 * r.predicted:6.1f} {r.error:+6.1%}{'' if r.is_covered else ' *'}"
         )
-    yield "* outside the interval that should hold four times in five"
+    yield "* outside the interval that should hold in 80 % of cases"
     yield ""
     for start in ("base", "amp_bf16"):
         mine = [r for r in rows if r.start == start]

@@ -30,7 +30,7 @@ _NVIDIA = {
     "efficientnet-b0": "efficientnet_b0",
     "efficientnet-b4": "efficientnet_b4",
 }
-# Boards of Lambda's table, and whether their fp32 products are TF32
+# Boards of Lambda's table, and whether their fp32 matmuls are TF32
 BOARDS = {
     "1080ti": False,
     "2080ti": False,

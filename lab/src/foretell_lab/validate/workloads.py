@@ -1,4 +1,4 @@
-"""Built-in workloads on one device, and their data-parallel scaling, held against measured runs.
+"""Built-in workloads on one device, and their data-parallel scaling, compared with measured runs.
 
     timm      full train steps of image models on an RTX 3090, AMP and channels last (PyTorch 1.12)
     h200      seven models on one H200, fp32, tf32 and AMP, and their peak memory (torch 2.11);
@@ -47,7 +47,7 @@ from foretell_lab.validate.workload_names import (
 
 @dataclass(frozen=True)
 class Row:
-    """One measured step and what was foretold; seconds, bytes, or a ratio of steps."""
+    """One measured step and what was predicted; seconds, bytes, or a ratio of steps."""
 
     source: str
     name: str
@@ -75,7 +75,7 @@ def report(truth: Path) -> dict[str, Any]:
 
 
 def _left_out(truth: Path) -> Iterator[str]:
-    """Models of timm's table that nothing is foretold of, by reason."""
+    """Models of timm's table that nothing is predicted of, by reason."""
     why: dict[str, list[str]] = {}
     for row in timm_rows.foretold(truth):
         if not row.predicted:

@@ -90,7 +90,7 @@ def _cells(plan: Plan, rank: int, micro_batches: int) -> Iterator[str]:
 
 
 def count(plan: Plan, stage: int) -> int:
-    """Layers of a stage of a plan in degrees: those of its rank, dealt out over its chunks."""
+    """Layers of a stage of a plan in degrees: those of its rank, split over its chunks."""
     rank, chunk = stage % plan.pp, stage // plan.pp
     return plan.layers[rank] // plan.chunks + (chunk < plan.layers[rank] % plan.chunks)
 

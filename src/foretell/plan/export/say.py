@@ -13,7 +13,7 @@ _SILENT = {"framework", "model", "cluster"}
 
 
 def require(plan: Plan, program: str, said: set[str]) -> None:
-    """Raise where a plan says more than a program can be told."""
+    """Raise where a plan says more than a program can be given."""
     plain = Plan()
     if plan.placement == tuple(range(plan.ranks)):
         plan = plan.but(placement=())

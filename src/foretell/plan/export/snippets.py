@@ -21,7 +21,7 @@ def ddp(plan: Plan) -> dict[str, str]:
     """DistributedDataParallel with the plan's buckets.
 
     Its own list of bucket sizes takes any cut of the order in which gradients become ready; other
-    groupings of parameters it cannot be told.
+    groupings of parameters it cannot be given.
     """
     require(plan, "DDP", _SAID | {"overlap"})
     if plan.overlap is False:

@@ -4,7 +4,7 @@ Field names are those of torchtitan/config/configs.py and trainer.py (github.com
 commit b5bcd76 of 2026-08-21): a configuration is made by a function of a model's `config_registry`,
 batches are counted in tokens. A schedule file has a row a rank and a cell an action, `3F0`:
 torch.distributed.pipelining reads it as `compute_only`; with its sends and receives
-(→ `foretell.plan.export.messages`) as `compute_comms`. Stages that are placed one by one are told
+(→ `foretell.plan.export.messages`) as `compute_comms`. Stages that are placed one by one are given
 by the modules they have.
 """
 
@@ -60,7 +60,7 @@ def _check(plan: Plan, parts: list[Any]) -> None:
         raise InputError("torchtitan offloads under FSDP alone", hint="zero=2 or 3 is its FSDP")
     if plan.chunks > 2 and not parts:
         raise InputError(
-            f"torchtitan has two chunks a rank, not {plan.chunks}, unless it is told their layers",
+            f"torchtitan has two chunks a rank, not {plan.chunks}, unless it is given their layers",
             hint="give the plan `layers`",
         )
     odd = [w for w in plan.whatifs if w != "compile"]

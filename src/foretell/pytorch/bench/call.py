@@ -86,7 +86,7 @@ def forward_or_backward(
 
 
 def use_precision(dtype: str) -> None:
-    """Let fp32 products and convolutions use tf32 or not, as a case asks."""
+    """Let fp32 matmuls and convolutions use tf32 or not, as a case asks."""
     torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
     torch.backends.cudnn.allow_tf32 = dtype == "tf32"
 

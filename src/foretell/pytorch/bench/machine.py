@@ -42,8 +42,8 @@ def describe(place: Place) -> dict[str, Any]:
         "settings": {
             "cudnn.benchmark": torch.backends.cudnn.benchmark,
             "deterministic": torch.are_deterministic_algorithms_enabled(),
-            "fp32": "tf32 off for products and convolutions",
-            "tf32": "tf32 on for products and convolutions",
+            "fp32": "tf32 off for matmuls and convolutions",
+            "tf32": "tf32 on for matmuls and convolutions",
         },
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }

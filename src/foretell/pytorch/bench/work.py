@@ -5,7 +5,7 @@ device before they run, and afterwards what share of the ceiling each reached.
 
     linear, bmm   2·b·m·n·k flop; each operand once
     conv          2·n·k·p·q·(c/g)·r·s flop in every direction; image, filters and result once
-    attention     4·b·h·s²·d forward, 10·b·h·s²·d backward (five products for two), half if causal
+    attention     4·b·h·s²·d forward, 10·b·h·s²·d backward (five matmuls for two), half if causal
     recurrent     2·s·b·n·2·gates·n a layer, twice that backward
     the rest      1 flop a byte: bytes are what counts, by tensors read and written (→ `_PASSES`)
 """

@@ -30,7 +30,7 @@ from foretell.pytorch.capture.words import inputs_of
 aten = torch.ops.aten
 UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException)
 _LACKING = (UnsupportedFakeTensorException, UnsupportedOperatorException, NotImplementedError)
-_LINE = 240  # characters of somebody else's message that are worth repeating
+_LINE = 240  # characters of another's message that are worth repeating
 INSTEAD = "run `foretell profile` on a GPU and give its trace to `foretell whatif`"
 
 

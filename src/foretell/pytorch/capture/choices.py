@@ -152,7 +152,7 @@ def _bias(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A layer with a bias is one product that adds it, whatever the dims of its input."""
+    """A layer with a bias is one matmul that adds it, whatever the dims of its input."""
     flat = input.dim() == 3 or (input.dim() > 3 and input.is_contiguous())
     if bias is None or not flat:
         return _LINEAR(input, weight, bias)

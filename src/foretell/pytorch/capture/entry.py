@@ -78,11 +78,11 @@ def capture(
     own; without it the model returns its loss. `optimizer` is a name (`adamw`, `sgd:kind=loop`,
     `adam:kind=fused`), a function of the parameters, or an optimizer of the model's parameters.
 
-    `autocast` (`bf16`, `fp16`) runs forward and loss in mixed precision. `tf32` lets fp32 products
+    `autocast` (`bf16`, `fp16`) runs forward and loss in mixed precision. `tf32` lets fp32 matmuls
     and convolutions use it; unsaid, torch's own settings count. `share` answers for data that is
     not there (→ `foretell.pytorch.capture.assume`). `on` names the device whose kernels are chosen;
     `on="cpu"` leaves the choice to torch, as it is made where no GPU is. `device="cpu"` makes fake
-    CPU tensors where a GPU cannot be pretended. `progress` is told what is done, and the share of
+    CPU tensors where a GPU cannot be pretended. `progress` receives what is done, and the share of
     the capture that is. `real` makes model, batch, loss and optimizer with values, where those that
     are given have none (are on `meta`); it is asked only where the step depends on them.
     """
@@ -295,7 +295,7 @@ def _facts(step: Step, recorder: Recorder, autocast: str, on: str) -> dict[str, 
 
 
 def _formats(tf32: bool | None) -> Formats:
-    """Whether fp32 products and convolutions may be tf32: as said, or as torch is set."""
+    """Whether fp32 matmuls and convolutions may be tf32: as said, or as torch is set."""
     if tf32 is not None:
         return Formats(tf32, tf32)
     return Formats(torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)

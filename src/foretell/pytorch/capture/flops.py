@@ -2,7 +2,7 @@
 
 Matrix work is counted as torch.utils.flop_counter does (two for a multiplication and an addition),
 but for causal attention, which computes half of its scores. Operators that it does not know are
-counted by the products behind them; everything else counts one an element.
+counted by the matmuls behind them; everything else counts one an element.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _grouped(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> float:
 
 
 def _summed(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> float:
-    """A batch of products added up."""
+    """A batch of matmuls added up."""
     return float(2.0 * int(inputs[1].numel()) * int(inputs[2].shape[-1]))
 
 
@@ -74,7 +74,7 @@ def conv_work(x: Tensor, out: Tensor, weight: Tensor, turned: bool) -> float:
 
 
 def _attention(first: int, causal: int) -> Rule:
-    """Two products of queries and keys forward, five backward; half of it where causal."""
+    """Two matmuls of queries and keys forward, five backward; half of it where causal."""
 
     def flops(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> float:
         q, k, v = inputs[first : first + 3]

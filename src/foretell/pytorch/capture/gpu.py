@@ -27,13 +27,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 GPU = torch.device("cuda", 0)
 CPU = torch.device("cpu")
-ALIAS = torch.device("xla", 0)  # what C++ is told
+ALIAS = torch.device("xla", 0)  # what C++ is given
 DEVICE_OF = torch.ops.prim.device.default
 
 # Values of c10::DeviceType and the table of guards by them, in libc10.
 _CUDA, _XLA, _META, _KINDS = 1, 9, 14, 20
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
-_CAPABILITY = (9, 0)  # what user code is told of the GPU: a Hopper
+_CAPABILITY = (9, 0)  # what user code sees of the GPU: a Hopper
 
 
 class FakeGpu(FakeTensorMode):  # type: ignore[misc]

@@ -1,6 +1,6 @@
 """How far a capture is: by modules while it runs forward, by operators from there on.
 
-A backward pass has about twice the operators of the forward pass (two products for one), and
+A backward pass has about twice the operators of the forward pass (two matmuls for one), and
 running one on fake tensors takes the same whatever it is: so the whole is about three forward
 passes, and the optimizer and the graph are the little that is left.
 """

@@ -160,7 +160,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _belongs(self, op: str, i: int, number: int) -> tuple[str, str, str]:
         """Name, layer and direction of an operator."""
         node = torch._C._current_autograd_node()
-        if node is None or self._stack:  # forward, also of what is computed again
+        if node is None or self._stack:  # forward, also of what is recomputed
             if op not in _FREE:
                 self._made.setdefault(number, i)
                 self._counts[op] += 1

@@ -3,7 +3,7 @@
 A script with functions `model` and `batch` (and, where wanted, `loss` and `optimizer`) is a
 description (→ `foretell.pytorch.script`); so is a function that answers `(model, batch, loss,
 optimizer)`, the last two of which may be left out. A function that answers a module alone takes the
-others from its script. Options behind a second colon are handed to the function:
+others from its script. Options behind a second colon are passed to the function:
 `samples.py:llama:size=70b,length=4096`.
 """
 
@@ -45,7 +45,7 @@ class Parts:
 
 
 def find(text: str, batch: int | None = None, ranks: int = 1) -> Parts:
-    """The parts of the step that a text names; `batch` is handed on where it is asked for.
+    """The parts of the step that a text names; `batch` is sent on where it is asked for.
 
     Of a script's batch the part of the first of so many `ranks` is taken.
     """

@@ -67,7 +67,7 @@ def op_word(func: Any) -> str:
 
 
 def inputs_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-    """All inputs in the order of the schema, those nobody gave as their default."""
+    """All inputs in the order of the schema, those nothing gave as their default."""
     found = []
     for i, argument in enumerate(func._schema.arguments):
         if i < len(args):

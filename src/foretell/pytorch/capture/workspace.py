@@ -21,7 +21,7 @@ _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 
 
 def workspace(rows: Sequence[Row], arch: str) -> list[Stay]:
-    """What cuBLAS holds where a step has products."""
+    """What cuBLAS holds where a step has matmuls."""
     if arch == CPU or not any(row.op in _PRODUCTS for row in rows):
         return []
     size = _LARGE if arch in ("hopper", "blackwell") else _SMALL

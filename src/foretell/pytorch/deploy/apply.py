@@ -228,7 +228,7 @@ def deploy(
     `samples` are those of one step on this data-parallel rank (a pipeline has to know how many
     micro-batches that makes; the plan's `global_batch` tells where it is given). `pipeline` takes
     the place of the plan's schedule, for shapes that a plan has no words for. With an `example`
-    batch, what a plan says of single ops is held against the model here, not at the first step.
+    batch, what a plan says of single ops is compared with the model here, not at the first step.
     `batch_norm`: `sync` uses the statistics of all data-parallel ranks, as one process does; with
     `local` each rank uses its own, as DistributedDataParallel does. Gradients are clipped to
     `max_norm` and parameters averaged with decay `ema`, where these are not 0.

@@ -192,7 +192,7 @@ class Blocks:
         return outputs
 
     def _ended(self, chunk: int, made: Any) -> list[Tensor]:
-        """The loss at the end of a pipeline; the output itself where nobody trains."""
+        """The loss at the end of a pipeline; the output itself where nothing trains."""
         if self._targets is None:
             self._ends[chunk] = (made,)
             return []

@@ -59,7 +59,7 @@ def split_all(
     module: Module,
     group: Any,
     *,
-    read: Collection[int] = (),  # ids of weights that somebody else reads, and needs whole
+    read: Collection[int] = (),  # ids of weights that something else reads, and needs whole
     parts: dict[int, tuple[Any, Any]] | None = None,  # by id: weights split before, and their part
 ) -> dict[str, Part]:
     """Split by outputs every layer that can be; tied ones stay one."""

@@ -84,7 +84,7 @@ class Context:
         return (query, *(all_[id(x)] for x in rest), *args[3:]), more | own
 
     def _check(self, x: Any, others: tuple[Any, ...], more: dict[str, Any]) -> None:
-        """Raise unless the blocks give the same with their tokens dealt out."""
+        """Raise unless the blocks give the same with their tokens split."""
         with torch.no_grad(), _still(self.row):
             self.is_checking, self.is_on = True, False
             whole = self._through(x, others, more)

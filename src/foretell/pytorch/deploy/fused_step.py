@@ -1,7 +1,7 @@
 """A step whose ops are fused and ordered as a plan says: traced once, each region compiled alone.
 
 Forward and loss are traced together with their backward (AOT autograd, static shapes); ops outside
-regions run as eager PyTorch runs them. A gradient is handed on as soon as it is there, in the
+regions run as eager PyTorch runs them. A gradient is sent on as soon as it is there, in the
 middle of the backward, so that messages leave while it goes on.
 
 A batch of other shapes is traced again. What depends on the data of a batch, not on its shapes,

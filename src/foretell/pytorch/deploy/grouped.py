@@ -1,9 +1,9 @@
 """Layers on ranks of their own: each rank runs the runs of layers it holds, on its own samples.
 
 Between two runs the activations of a micro-batch are cut where the samples of ranks begin and end,
-and each stretch goes to whoever has it next (→ foretell.plan.reslice); gradients go the same way
-back. Both ends know the order of messages from the plan, so nothing is negotiated but shapes, once.
-A run that is split has all samples on each of its ranks, and parts of its layers.
+and each stretch goes to the rank that has it next (→ foretell.plan.reslice); gradients go the same
+way back. Both ends know the order of messages from the plan, so nothing is negotiated but shapes,
+once. A run that is split has all samples on each of its ranks, and parts of its layers.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ class Groups:
             self.sync.begin(q)
 
     def _gradients(self, q: int, m: int) -> list[Tensor]:
-        """The gradients of a run's outputs, from whoever read them."""
+        """The gradients of a run's outputs, from their readers."""
         if q + 1 == len(self.runs):
             return []
         return self._parts("B", q, m)
@@ -319,7 +319,7 @@ class Groups:
     def _synchronize(self, q: int, rows: dict[str, float]) -> None:
         run = self.runs[q]
         group = self._groups.get(frozenset(run.ranks))
-        if group is None or run.way == "split":  # parts are nobody else's, and the rest is alike
+        if group is None or run.way == "split":  # parts are no other's, and the rest is alike
             return
         apart = [p for p in self.modules[q].parameters() if id(p) in self.tied and p.requires_grad]
         for parameter in apart:  # they are another's, below
@@ -352,7 +352,7 @@ class Groups:
 
 
 def _check_rows(outputs: list[Tensor], samples: int, layer: str) -> None:
-    """Raise where a run hands on what has no row for each sample."""
+    """Raise where a run sends on what has no row for each sample."""
     for y in outputs:
         if not isinstance(y, torch.Tensor) or y.dim() == 0 or len(y) != samples:
             shape = tuple(y.shape) if isinstance(y, torch.Tensor) else type(y).__name__

@@ -65,7 +65,7 @@ def launch(
 ) -> dict[str, Any]:
     """Run a plan and give back what was measured; an error names the rank that ended it.
 
-    `progress` is told what the last rank does and, once steps are over, the share that is.
+    `progress` receives what the last rank does and, once steps are over, the share that is.
     """
     plan = Plan.parse(asked.plan)
     require_runnable(plan)
@@ -191,7 +191,7 @@ def _check(plan: Plan, asked: Asked, ranks: int, nodes: int, rendezvous: str) ->
 
 
 class _Shown:
-    """Hands on what a rank prints, as it comes."""
+    """Forwards what a rank prints, as it comes."""
 
     def __init__(self, path: Path | None) -> None:
         self.path, self.at = path, 0
@@ -338,7 +338,7 @@ def _closed(folder: Path) -> set[int]:
 
 
 def _unseen(states: dict[int, State], ranks: int) -> list[int]:
-    """Ranks that nobody has heard of; on a node that is not the first, how they are numbered is not
+    """Ranks that were not heard of; on a node that is not the first, how they are numbered is not
     known before they say so."""
     return sorted(set(range(ranks)) - set(states)) if all(r < ranks for r in states) else []
 
@@ -353,7 +353,7 @@ def _said(rank: int, error: dict[str, Any], folder: Path) -> ForetellError:
 
 
 def _lost(rank: int, error: dict[str, Any]) -> ForetellError:
-    """On several nodes: whoever went first is known where it ran."""
+    """On several nodes: what went first is known where it ran."""
     return InputError(
         f"rank {rank} lost its peers of another node in {error['phase']}: {error['message'][:160]}",
         hint="the rank that ended the run is named on its own node",

@@ -1,10 +1,10 @@
-"""A measured step of a run as a graph that plays to itself, in the words of a foretold one.
+"""A measured step of a run as a graph that simulates to itself, in the words of a predicted one.
 
     forward, backward, optimizer   of the first rank of every stage, which stands for the others as
                                    in a plan that is lowered (→ foretell.plan.lower)
     all_reduce, …                  its messages, from when they were begun to when they were done
 
-So `foretell compare` lays what was foretold beside it: each task waits for the beginning by as long
+So `foretell compare` lays the prediction beside it: each task waits for the beginning by as long
 as it was measured to begin late, and runs for as long as it ran. No torch is needed to read it.
 """
 
@@ -106,7 +106,7 @@ class Spent:
 
 def spent(folder: Path) -> Spent:
     """What a run measured. Parts are told apart only where nothing but gradients travels: inside
-    forwards and backwards nobody saw messages."""
+    forwards and backwards no messages were seen."""
     each, plan = _results(folder), Plan.parse(run_files.asked(folder).plan)
     steps = np.array([found["steps_s"] for found in each]).max(axis=0)
     middle = float(np.median(steps))
@@ -137,7 +137,7 @@ def _results(folder: Path) -> list[dict[str, Any]]:
 def _shares(ranks: list[list[dict[str, float]]]) -> dict[str, Array]:
     """Shares of each noted step: of the slowest rank; of messages those of the rank that came last.
 
-    Whoever comes first waits for the others, which is no part of a message.
+    Whatever comes first waits for the others, which is no part of a message.
     """
     ways = {"compute_s": np.max, "talk_s": np.min, "update_s": np.max}
     whole = np.max([[step["whole_s"] for step in rank] for rank in ranks], axis=0)

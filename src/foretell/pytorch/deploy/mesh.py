@@ -1,4 +1,4 @@
-"""Who talks to whom: a plan's axes over the ranks of a run.
+"""Who communicates with whom: a plan's axes over the ranks of a run.
 
 Ranks are numbered as plans number them (→ foretell.plan.groups): tensor innermost, pipeline
 outermost. A plan's `placement` says which rank of the run is which of those; of a cluster that it

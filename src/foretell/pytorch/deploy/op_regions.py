@@ -2,7 +2,7 @@
 
 `mark` writes into nodes which region they are of and which are put off; what is computed twice gets
 a node of its own. `split` cuts the joint graph into forward and backward so that what a backward
-region computes again is not kept. `rebuilt` makes each region of either graph one call, and lets
+region recomputes is not kept. `rebuilt` makes each region of either graph one call, and lets
 calls and ops run in the plan's order:
 
     turn of a call = that of its last op; ops put off come behind all others
@@ -90,7 +90,7 @@ def _copied(graph: Any, node: Node, inside: set[Node]) -> set[Node]:
 
 
 def split(joint: Any, num_fwd_outputs: int, static: Any = None) -> tuple[Any, Any]:
-    """Forward and backward; kept is what the backward reads, and nothing it computes again."""
+    """Forward and backward; kept is what the backward reads, and nothing it recomputes."""
     kept = [
         n for n in joint.graph.nodes
         if n.op in ("placeholder", "call_function") and not is_backward(n)
@@ -136,7 +136,7 @@ def rebuilt(
     gradients: Sequence[str] = (),  # names of the first outputs, in a backward
     ready: Callable[[str, Any], None] | None = None,
 ) -> Any:
-    """The same graph in the plan's order, regions as calls; `ready` is told of each gradient."""
+    """The same graph in the plan's order, regions as calls; `ready` gets each gradient."""
     old, root = module.graph, torch.nn.Module()
     outputs = next(n for n in old.nodes if n.op == "output").args[0]
     wanted: dict[Node, list[str]] = {}

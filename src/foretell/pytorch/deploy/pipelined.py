@@ -117,7 +117,7 @@ def _following(shape: Pipeline, after: tuple[tuple[int, ...], ...]) -> Pipeline:
 
 
 def _layers(plan: Plan, num: int) -> tuple[int, ...]:
-    """Layers of each stage; a rank's own are dealt out over its chunks."""
+    """Layers of each stage; a rank's own are split over its chunks."""
     if not plan.layers or len(plan.layers) == num:
         return plan.layers
     chunks = num // plan.pp

@@ -38,7 +38,7 @@ class Placed:
     pipeline: Pipeline
     modules: dict[int, Module]
     shared: Shared
-    is_plain: bool  # nobody but the first stage reads the batch, as torch's runtime has it
+    is_plain: bool  # nothing but the first stage reads the batch, as torch's runtime has it
     parameters: dict[str, Any]  # of this rank, by their names in the whole model
     splits: dict[int, Any]  # by id of a parameter: dim, sizes, group
 

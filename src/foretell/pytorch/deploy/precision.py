@@ -1,4 +1,4 @@
-"""Mixed precision: matrix products in a shorter format, parameters and sums as they were."""
+"""Mixed precision: matmuls in a shorter format, parameters and sums as they were."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def scaler(word: str, device: str) -> Any:
 
 
 def precision_of(plan: Plan) -> str:
-    """The format of matrix products: the plan's own, or that of its `amp` what-if."""
+    """The format of matmuls: the plan's own, or that of its `amp` what-if."""
     for spec in plan.whatifs:
         name, options = split(spec)
         if name == "amp":

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import (
 )
 
 # The core of attention is cheap to run again and large to keep (Korthikanti et al. 2022, §5);
-# everything else is kept. On a GPU one fused op is the core, elsewhere a product and a softmax.
+# everything else is kept. On a GPU one fused op is the core, elsewhere a matmul and a softmax.
 _aten = torch.ops.aten
 _CORE = {
     _aten._scaled_dot_product_flash_attention.default,

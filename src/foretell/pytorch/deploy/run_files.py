@@ -33,7 +33,7 @@ _TRIES, _SOON = 5, 1e-3  # times a file is read, and seconds between
 
 @dataclass(frozen=True)
 class Asked:
-    """One run: what every rank is told."""
+    """One run: what every rank is given."""
 
     script: str
     plan: str

@@ -171,7 +171,7 @@ def no_sync(model: Any) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without FSDP's warning about views: a linear layer gives one, and nobody writes to it."""
+    """Without FSDP's warning about views: a linear layer gives one, and nothing writes to it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         yield

@@ -111,7 +111,7 @@ def refusal(model: Module) -> str:
     for name, module in model.named_modules():
         is_leaf = not any(True for _ in module.children())
         if is_leaf and not isinstance(module, known):
-            return f"`{name}` is a {type(module).__name__}, which nobody has said how to split"
+            return f"`{name}` is a {type(module).__name__}, which has no rule to split it"
         if isinstance(module, _CONVS) and module.padding_mode != "zeros":
             return f"`{name}` pads with {module.padding_mode}"
         if isinstance(module, _POOLS) and getattr(module, "ceil_mode", False):

@@ -1,9 +1,9 @@
 """Pipelines on PyTorch's own schedule runtime: any order of F, B, I and W, several stages a rank.
 
 `torch.distributed.pipelining` runs a list of actions on each rank; here any legal list is given to
-it, and GPipe and 1F1B to its own classes for them. Two things the stock runtime takes for granted
+it, and GPipe and 1F1B to its own classes for them. Two things the stock runtime assumes
 are relaxed: that the last stage sees micro-batches in turn (losses are kept by micro-batch), and
-that times are nobody's business (each stage notes when it computed). Both use names torch marks as
+that times do not matter (each stage notes when it computed). Both use names torch marks as
 private; tests pin them.
 """
 

@@ -81,7 +81,7 @@ def _pattern(name: str) -> str:
 
 
 def _defaults(model: Module) -> dict[str, Any]:
-    """Arguments that nobody gives keep their defaults."""
+    """Arguments that nothing gives keep their defaults."""
     wanted = inspect.signature(model.forward).parameters.values()
     return {p.name: p.default for p in wanted if p.default is not inspect.Parameter.empty}
 
@@ -108,7 +108,7 @@ def _settle(made: Traced) -> None:
                 late.append(node)
         made.home[node] = home
         behind[node] = frozenset({home}).union(*(behind[n] for n in before))
-    for node in reversed(late):  # where branches join: with whoever reads it first
+    for node in reversed(late):  # where branches join: with whatever reads it first
         readers = [n for n in node.users if n in made.home]
         made.home[node] = made.home[readers[0]] if readers else LAST
 

@@ -134,7 +134,7 @@ def synchronize(
     group: Any = None,
     dtype: Any = None,  # in which bucketed gradients travel
     own: Any = None,  # the group that factors go over; a new one
-    summed: bool = False,  # gradients are parts of a sum already, and buffers somebody else's
+    summed: bool = False,  # gradients are parts of a sum already, and buffers another's
 ) -> Sync:
     """Train `model` on every rank of the group as if on one, each with its share of the batch."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)

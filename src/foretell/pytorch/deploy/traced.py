@@ -1,4 +1,4 @@
-"""A step as AOT autograd traces it, by the names a plan has for its ops; a plan held against it.
+"""A step as AOT autograd traces it, by the names a plan has for its ops; a plan compared with it.
 
 The trace has the operators that eager PyTorch runs, one node each, forward and backward in one
 graph, in the order they are issued: what `foretell.plan.captured` counts.
@@ -114,7 +114,7 @@ def _require_sides(plan: Plan, nodes: Mapping[str, Node]) -> None:
         if len({is_backward(nodes[name]) for name in own}) > 1:
             raise InputError(
                 f"the region {'+'.join(region)} spans forward and backward",
-                hint=f"write `{own[0]}{COPY}` for what the backward computes again",
+                hint=f"write `{own[0]}{COPY}` for what the backward recomputes",
             )
         again = [name for name in own if name in seen]
         if again:

@@ -1,4 +1,4 @@
-"""A training script that nobody changed, run by a plan: its models are deployed as it calls them.
+"""An unchanged training script, run by a plan: its models are deployed as it calls them.
 
 Every rank runs the script; to it the job is one rank (→ one_world.py) and each batch is whole. The
 first time it calls a model that an optimizer of its trains, the model is deployed; from then on the

@@ -148,7 +148,7 @@ def _run(asked: Asked, folder: Path, rank: int, pulse: Pulse) -> dict[str, Any]:
 def joined(asked: Asked) -> str:
     """Join the job; the kind of device that this rank computes on.
 
-    NCCL takes one rank a GPU: several that share one talk through the host.
+    NCCL takes one rank a GPU: several that share one go through the host.
     """
     import torch
     import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""The graph of a step of a script that nobody changed; nothing here imports torch.
+"""The graph of a step of an unchanged script; nothing here imports torch.
 
 Three ways are tried until one works: weights fake on a GPU that the script is told of, weights fake
 while the script goes its way for CPUs, and everything real on the CPU.

@@ -180,7 +180,7 @@ class Device(TorchDispatchMode):  # type: ignore[misc]
             return values.new_empty((len(data), *values.shape[2:])), sizes
 
 
-_ENDLESS = 2_000  # times that a loop is told yes
+_ENDLESS = 2_000  # times that a loop's condition is true
 _OURS = str(Path(__file__).parents[2])
 _INNER = ("_python_dispatch.py", "_ops.py", "_compile.py", "eval_frame.py", "overrides.py")
 
@@ -237,7 +237,7 @@ class Calls(TorchFunctionMode):  # type: ignore[misc]
             return self._claim(func(*args, **_on_cpu(kwargs)), kwargs.get("device"))
         if name in _READS and is_fake(args[0]):
             return getattr(read_back(args[0]), name)(*args[1:], **kwargs)
-        if func is Tensor.backward:  # what is computed again in it meets weights too
+        if func is Tensor.backward:  # what is recomputed in it meets weights too
             given = dict(zip(_BACKWARD, args[1:], strict=False)) | kwargs
             with self:
                 return torch.autograd.backward(args[0], given.pop("gradient", None), **given)
@@ -285,7 +285,7 @@ _applying: list[bool] = []  # modules are being moved: parameters stay where the
 def pretended(fakes: Fakes, *, shows_gpu: bool) -> Iterator[None]:
     """While this is open, torch behaves as on a machine with a GPU, and weights are fake.
 
-    With `shows_gpu` the script is told of the GPU; else it goes the way it goes on a CPU.
+    With `shows_gpu` the script sees the GPU; else it goes the way it goes on a CPU.
     """
     with ExitStack() as stack:
         stack.enter_context(gpu.pretended(gpu.GPU))

@@ -1,7 +1,7 @@
 """The user's files as they were: what a script writes while it is watched is undone afterwards.
 
 The process of the script keeps a journal: every file or folder it makes, and a copy of every file
-it is about to change. Whoever started it undoes the journal when it has ended, however it ended.
+it is about to change. Whatever started it undoes the journal when it has ended, however it ended.
 Temporary files and caches are left alone.
 """
 

@@ -48,7 +48,7 @@ def profile(
     """Time and trace the steps of a script; the trace holds both times.
 
     `ranks` processes run it as `torchrun` would; `show` lets what it prints through to stderr.
-    `progress` is told every step, and the share of all of them that is done. Without `wanted`, a
+    `progress` receives every step, and the share of all of them that is done. Without `wanted`, a
     script that ends too soon is run again for fewer steps.
     """
     asked = script if isinstance(script, Script) else Script(os.fspath(script), tuple(args))

@@ -29,7 +29,7 @@ from foretell.pytorch.ranks.wires import refusal
 
 MACHINE, LOG = "machine.json", "ranks.log"
 LINKS, CLUSTER = "links.csv", "cluster.toml"
-_L2 = 32 * 2**20  # bytes: nobody asked the processor; a server's usual last-level cache
+_L2 = 32 * 2**20  # bytes, not read from the processor: a server's usual last-level cache
 Tell = Callable[..., None]  # words and, where it is known, the share that is done
 Setup = tuple[int, str]  # ranks, and the name of the network between them
 
@@ -116,7 +116,7 @@ def write_cluster(folder: Path, machine: dict[str, Any], network: str, ranks: in
     """
     fits = {(f["network"], f["ranks"]): f for f in machine["fits"]}
     if (network, ranks) not in fits:
-        raise InputError(f"nobody measured {ranks} ranks over {network}", hint="foretell bench")
+        raise InputError(f"no measurement of {ranks} ranks over {network}", hint="foretell bench")
     fit, rates = fits[network, ranks], machine.get("ceilings", {})
     path = folder / CLUSTER
     told = machine["machine"]

@@ -26,7 +26,7 @@ from foretell.pytorch.ranks.wires import Wires
 
 _START = 180.0  # seconds to import torch and meet, on a busy machine
 WORKER = "foretell.pytorch.ranks.worker"  # the module that every rank runs
-_PORT = 29611  # inside a namespace nobody else has it
+_PORT = 29611  # inside a namespace nothing else has it
 
 
 class Pool:

@@ -53,7 +53,7 @@ class Switch:
         return free[port]
 
     def run(self) -> None:
-        """Forward until whoever started this is gone."""
+        """Forward until the process that started this is gone."""
         where = {fd: port for port, fd in enumerate(self.ports)}
         told = sys.stdin.fileno()
         while True:

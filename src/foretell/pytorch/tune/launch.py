@@ -25,7 +25,7 @@ _LO = {"GLOO_SOCKET_IFNAME": "lo"}  # inside a namespace there is nothing else
 
 @dataclass(frozen=True)
 class Asked:
-    """What every rank is told: profile the model, or take steps with each list of caps in turns."""
+    """What every rank gets: profile the model, or take steps with each list of caps in turns."""
 
     script: str
     candidates: tuple[
@@ -47,7 +47,7 @@ def measure(
 ) -> dict[str, Any]:
     """What rank 0 measured together with the others; an error names the rank that failed.
 
-    `progress` is told how many of its steps are over, and which share that is.
+    `progress` receives how many of its steps are over, and which share that is.
     """
     if not Path(asked.script).is_file():
         raise InputError(f"there is no script `{asked.script}`")
@@ -107,7 +107,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def tell_done(folder: Path, steps: int, of: int) -> None:
-    """Let whoever waits know how many steps are over."""
+    """Report how many steps are over."""
     run_files.write(folder / _DONE, {"steps": steps, "of": of})
 
 

@@ -51,14 +51,14 @@ def main(folder: Path) -> None:
 
 
 def _stay_with(launcher: int) -> None:
-    """End this rank when whoever asked is gone, whatever it is waiting for."""
+    """End this rank when its parent is gone, whatever it is waiting for."""
     while Path(f"/proc/{launcher}").exists() or not Path("/proc/self").exists():
         time.sleep(_LOOK)
     os._exit(1)
 
 
 class _Count:
-    """Counts steps, and lets whoever waits know of them; a rank without a folder keeps still."""
+    """Counts steps, and reports them; a rank without a folder keeps still."""
 
     def __init__(self, folder: Path | None, asked: Asked) -> None:
         turns = asked.rounds if asked.candidates else 1

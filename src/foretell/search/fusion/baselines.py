@@ -38,7 +38,7 @@ COMBINED = 30.0 * 2**20
 
 
 def baselines(judge: Judge) -> dict[str, Scored]:
-    """Every baseline, played."""
+    """Every baseline, simulated."""
     problem = judge.problem
     plain, xla, inductor = unfused(problem), like_xla(problem), like_inductor(problem)
     found: dict[str, Scored] = {}

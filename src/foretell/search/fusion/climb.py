@@ -209,7 +209,7 @@ def _moved(fusion: Fusion, what: str, place: Any) -> Moved | None:
 
 
 def done(judge: Judge, scored: Scored, bundle: Bundle) -> Scored | None:
-    """The state with a change everywhere it is allowed, played."""
+    """The state with a change everywhere it is allowed, simulated."""
     fusion, touched = _everywhere(scored.fusion, bundle)
     if fusion is scored.fusion:
         return None

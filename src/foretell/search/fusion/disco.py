@@ -9,8 +9,8 @@
 
 The optimum is the search's own: rivals that others found do not prune it. n = 0 leaves a state as
 it is, so it goes back onto the heap. The paper leaves open what happens to states met before and to
-a heap that grows: a state is played and pushed once (met again it counts as idle), the heap is cut
-to its cheapest. Neighbours of a message are those next to it in the order gradients are made.
+a heap that grows: a state is simulated and pushed once (met again it counts as idle), the heap is
+cut to its cheapest. Neighbours of a message are those next to it in the order gradients are made.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _tried(run: Run, how: Backtrack, trail: Trail, scored: Scored, method: str) 
 
 
 def _applied(run: Run, trail: Trail, scored: Scored, method: str, times: int) -> Scored | None:
-    """The state with a method done so often, played once; None where it was met before."""
+    """The state with a method done so often, simulated once; None where it was met before."""
     fusion, buckets, touched = scored.fusion, scored.buckets, set[int]()
     if method == "send":
         buckets = _sent_together(scored, times, trail.dice)
@@ -169,7 +169,7 @@ def _sent_together(scored: Scored, times: int, dice: random.Random) -> Buckets:
 # A stopped search as a file, to go on as if it had never stopped.
 #
 # JSON: the model's fingerprint, the options it ran with, the dice, what was met, and the states
-# that are still in play, each as its groups, copied edges and messages.
+# that are still open, each as its groups, copied edges and messages.
 
 
 class _State(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""A plan that fuses ops, foretold: the lanes of the search, played for what the plan says.
+"""A plan that fuses ops, predicted: the lanes of the search, simulated for what the plan says.
 
 What `foretell predict` prints for such a plan is what the planner that found it printed.
 """
@@ -35,13 +35,13 @@ def fuses(plan: Plan) -> bool:
 
 
 def _is_plain(plan: Plan) -> bool:
-    """Whether only data is dealt out."""
+    """Whether only data is split."""
     degrees = plan.degrees()
     return all(degrees.get(axis, 1) == 1 for axis in _ALONE) and not plan.stages
 
 
 def foretell_fused(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Prediction:
-    """The step of a plan with fused ops or messages of its own, as its planner played it."""
+    """The step of a plan with fused ops or messages of its own, as its planner simulated it."""
     _require_plain(plan, cluster)
     sized = _sized(plan, model)
     problem = problem_of(plan, model, cluster)
@@ -76,7 +76,7 @@ def _sized(plan: Plan, model: Workload | Graph) -> Workload | Graph:
 
 
 def problem_of(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Problem:
-    """The step of a plan, with matrix products open to a compiler where it fuses any."""
+    """The step of a plan, with matmuls open to a compiler where it fuses any."""
     model = _sized(plan, model)
 
     def made(epilogue: bool) -> Problem:

@@ -413,7 +413,7 @@ def of_slowest(cluster: Cluster) -> Cluster:
 
 
 def _finished(page: _Page, seconds: Any) -> tuple[Piece, ...]:
-    """Pieces with their prices; what a gradient is or nobody reads has to be written."""
+    """Pieces with their prices; what a gradient is or nothing reads has to be written."""
     read = {s for k in page.kernels for s, _ in k.reads}
     needed = {g.op for g in page.gradients}
     return tuple(

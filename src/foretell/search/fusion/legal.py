@@ -1,7 +1,7 @@
 """What may be fused: by class of op, size, reuse, side of the step, rings and memory.
 
 class    what the compiler can put into one loop (→ `foretell.cost.fusion_class.may_fuse`)
-reuse    nothing dear is computed again for every reader of a broadcast
+reuse    nothing dear is recomputed for every reader of a broadcast
 size     a kernel has `MOST` ops at most (torch._inductor.config.max_fusion_size)
 side     forward and backward are compiled apart; a copy may cross, a group may not
 ring     no group waits for itself by way of another: groups are convex

@@ -1,4 +1,4 @@
-"""A way to fuse as a graph: what the simulator plays, and what a report shows.
+"""A way to fuse as a graph: what the simulator simulates, and what a report shows.
 
 The lanes of `foretell.search.fusion.lanes` are this graph's lanes; a test holds both to the same
 seconds.

@@ -124,7 +124,7 @@ def fitting_edges(problem: Problem) -> list[int]:
 
 
 def put_off(problem: Problem) -> list[list[int]]:
-    """Ops that may be put off, gradients of weights that nobody else reads, in two orders.
+    """Ops that may be put off, gradients of weights that nothing else reads, in two orders.
 
     The last of the step first, so that the wire is fed until then; or dearest a byte first, so that
     little is left to send behind them.

@@ -31,7 +31,7 @@ from foretell.workload import Workload
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The best way to fuse, and what it was held against."""
+    """The best way to fuse, and what it was compared with."""
 
     best: Scored
     baselines: Mapping[str, Scored]
@@ -54,7 +54,7 @@ class Fusing(Planner):
     reorder: bool = False  # weight gradients may be put off behind all else
     update: Literal["together", "by-message"] = "together"  # when the optimizer may run
     sharded: bool = False  # reduce-scatter now, all-gather in the next forward (zero=2)
-    epilogue: bool = False  # the compiler writes matrix products itself and adds to their end
+    epilogue: bool = False  # the compiler writes matmuls itself and adds to their end
     learned: bool = True  # prices of fused regions by the network where one ships, else formula
     start: str = ""  # a plan to go on from
     resume: str = ""  # backtrack: a file for where it stops; read where it is there
@@ -240,8 +240,7 @@ def _notes(found: Found, asked: Fusing) -> tuple[str, ...]:
     sizes = [float(problem.sizes[b].sum()) for b in best.buckets.lists()]
     ways = sorted({problem.wire.way(s) for s in sizes})
     notes = [
-        f"{len(problem)} ops in {fusion.num_groups} kernels, "
-        f"{int(fusion.copied.sum())} computed again",
+        f"{len(problem)} ops in {fusion.num_groups} kernels, {int(fusion.copied.sum())} recomputed",
         f"{len(problem.gradients)} gradients in {len(sizes)} messages ({', '.join(ways)})",
         f"the same kernels with the best messages there could be: {found.bounds.bound:.6g} s; "
         f"with nothing waiting for anything: {found.bounds.overlap:.6g} s",

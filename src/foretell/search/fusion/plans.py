@@ -1,6 +1,6 @@
 """A way to fuse as a plan, and back: regions and buckets by name, with the model's fingerprint.
 
-A region lists the ops of one kernel; an op written with `*` behind it is computed again there for
+A region lists the ops of one kernel; an op written with `*` behind it is recomputed there for
 its reader, and stays where it is too. Buckets list parameters in the order they are sent.
 """
 
@@ -46,7 +46,7 @@ def plan_of(scored: Scored) -> Plan:
 
 
 def _copies(fusion: Fusion) -> dict[int, set[int]]:
-    """For each group the ops it computes again."""
+    """For each group the ops it recomputes."""
     found: dict[int, set[int]] = {}
     problem = fusion.problem
     for edge in fusion.copied.nonzero()[0].tolist():
@@ -67,7 +67,7 @@ def fusion_of(plan: Plan, problem: Problem) -> Fusion:
         if times > 1:
             raise InputError(
                 f"`{name}` is in {times} regions of the plan",
-                hint=f"name it once; write `{name}{COPY}` where it is to be computed again",
+                hint=f"name it once; write `{name}{COPY}` where it is to be recomputed",
             )
     groups = [tuple(places[n] for n in region) for region in own]
     copies = [e for r in plan.regions for e in _copied_edges(r, places, problem)]

@@ -105,7 +105,7 @@ def region(state: Fusion, g: int) -> tuple[tuple[int, ...], Any, Any]:
 
 
 def _copies(state: Fusion, own: list[int]) -> set[int]:
-    """Ops of other groups that this one computes again."""
+    """Ops of other groups that this one recomputes."""
     problem = state.problem
     rows = ((i, edge) for k in own for i, edge in problem.reads[k])
     return {i for i, edge in rows if state.copied[edge] and state.is_copied(edge)}

@@ -64,9 +64,9 @@ class Piece:
     across: int = 0
     last: float = 1.0
     flops: float = 0.0
-    kept: bool = False  # read by somebody who is no op of the step: a loss, a buffer
+    kept: bool = False  # read from outside the step: a loss, a buffer
     entries: tuple[Entry, ...] = ()
-    given: str = ""  # sizes of its inputs as a capture writes them; empty where nobody captured it
+    given: str = ""  # sizes of its inputs as a capture writes them; empty where not captured
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Problem:
     device: Device
     held: float = 0.0  # bytes that are there all the time: weights, gradients, state
     room: float = float("inf")  # bytes of one device
-    epilogue: bool = False  # whether the compiler writes matrix products itself
+    epilogue: bool = False  # whether the compiler writes matmuls itself
     learned: bool = False  # prices of regions from the network instead of the formula
     samples: int = 0  # of one micro-batch on one rank, where known
     repeats: int = 1  # micro-batches whose gradients are summed before they are sent
@@ -158,7 +158,7 @@ class Problem:
         return np.array([g.bytes for g in self.gradients])
 
     def made_for(self, names: Sequence[str]) -> str:
-        """What a plan that speaks of these ops keeps, to be held against the model it meets."""
+        """What a plan that speaks of these ops keeps, to be compared with the model it meets."""
         sizes = {op.name: op.given for op in self.ops}
         if not any(sizes.values()):
             return self.fingerprint

@@ -1,7 +1,7 @@
 """How long a step takes, given what is fused and what is sent together.
 
-An evaluation plays both lanes of the step once. Where no buckets are given, the best ones for these
-groups are found on the way (→ `lanes.packed`).
+An evaluation simulates both lanes of the step once. Where no buckets are given, the best ones for
+these groups are found on the way (→ `lanes.packed`).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Scored:
 
 @dataclass
 class Judge:
-    """Plays steps of one problem, and counts how often."""
+    """Simulations steps of one problem, and counts how often."""
 
     problem: Problem
     by_message: bool = False  # the update of a bucket runs as soon as it is through
@@ -89,7 +89,7 @@ class Judge:
     def score(
         self, fusion: Fusion, buckets: Buckets | None = None, cost: Array | None = None
     ) -> Scored:
-        """Play the step once."""
+        """Simulate the step once."""
         self.evaluations += 1
         problem = self.problem
         cost = self.prices.all(fusion) if cost is None else cost

@@ -1,9 +1,9 @@
-"""One way to fuse a step: which ops are one kernel, and which are computed again for a reader.
+"""One way to fuse a step: which ops are one kernel, and which are recomputed for a reader.
 
     group     ops with the same number are one kernel (the number of their first op)
     copied    edges whose reader has a copy of what it reads inside its own kernel: the maker is
-              computed twice, and nobody waits for the other's kernel (duplicate fusion)
-    late      ops that nobody in the step reads, such as the gradient of a weight, put off behind
+              computed twice, and nothing waits for the other's kernel (duplicate fusion)
+    late      ops that nothing in the step reads, such as the gradient of a weight, put off behind
               all others: what is on the way to the first layers goes first
 
 States are values: a move gives a new one and leaves the old as it was.
@@ -40,7 +40,7 @@ class Fusion:
         return self.members.get(g, (g,))
 
     def is_copied(self, edge: int) -> bool:
-        """Whether the reader of an edge has its own copy; inside one group nobody needs one."""
+        """Whether the reader of an edge has its own copy; inside one group nothing needs one."""
         problem = self.problem
         inside = self.group[problem.source[edge]] == self.group[problem.target[edge]]
         return bool(self.copied[edge]) and not inside
@@ -59,7 +59,7 @@ class Fusion:
         return False
 
     def is_dead(self, i: int) -> bool:
-        """Whether nobody reads an op any more: all its readers have copies."""
+        """Whether nothing reads an op any more: all its readers have copies."""
         readers = self.problem.readers[i]
         if (
             self.problem.ops[i].kept

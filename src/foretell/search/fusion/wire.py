@@ -18,7 +18,7 @@ from foretell.cluster import Cluster
 from foretell.cost import collective
 
 Array = npt.NDArray[np.float64]
-ALONE = "alone"  # the name of the way where there is nobody to talk to
+ALONE = "alone"  # the name of the way where there is nothing to communicate with
 
 
 @dataclass(frozen=True, eq=False)

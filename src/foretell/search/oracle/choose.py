@@ -3,7 +3,7 @@
 Layouts are taken in the order of the closed form and simulated. A layout cannot take less than the
 busiest stage works (kernels, host, exchanges inside layers) plus its update; once the best step
 simulated is below that bound of every layout not yet simulated, nothing in the space can beat it.
-Otherwise the remaining gap is told.
+Otherwise the remaining gap is given.
 """
 
 from __future__ import annotations

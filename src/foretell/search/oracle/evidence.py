@@ -1,6 +1,6 @@
 """Evidence that one layout of an estimate does not show: priced again with one thing changed.
 
-congestion   the same messages with nobody beside them on the links
+congestion   the same messages with nothing beside them on the links
 imbalance    stages that take longer than the mean of all
 redundancy   kernels that splitting does not shorten: 1/n of the time on one rank is not reached
 input        samples that have to come in, against what the network of a node brings

@@ -149,7 +149,7 @@ def _input(plan: Plan, step: float, workload: Workload, cluster: Cluster) -> lis
 
 
 def _again(plan: Plan, found: Estimate, row: int) -> list[Finding]:
-    """Work done twice: activations computed again."""
+    """Work done twice: activations recomputed."""
     if plan.recompute == "none":
         return []
     share = AGAIN[plan.recompute] * float(found.compute[row] / found.step[row])

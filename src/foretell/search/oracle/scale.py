@@ -1,6 +1,6 @@
 """Each strategy against the number of devices: the best layout of each, and where each ends.
 
-Weak scaling keeps the samples of a device, strong scaling those of a step. Money is told beside
+Weak scaling keeps the samples of a device, strong scaling those of a step. Cost is given beside
 time: what more devices save, and what they cost.
 """
 
@@ -40,7 +40,7 @@ class Row:
     peak: float
     missing: float
     utilisation: float
-    money: float  # of a step; 0 where nobody knows
+    money: float  # of a step; 0 where it is unknown
     layouts: int  # that were looked at
     findings: tuple[Finding, ...]
     collectives: dict[str, float]  # seconds by name, hidden or not

@@ -89,7 +89,7 @@ def _transformer(
 
 
 def _contexts(workload: Workload, rest: int) -> list[int]:
-    """Ranks among which the tokens of a sample are dealt: where a sample is long."""
+    """Ranks among which the tokens of a sample are split: where a sample is long."""
     longest = max(1, int(workload.tokens // 4096))
     return [d for d in _divisors(rest) if d <= min(longest, 16)]
 

@@ -51,10 +51,10 @@ STRATEGIES: dict[str, Strategy] = {
         "Rajbhandari et al., ZeRO, SC 2020; Zhao et al., PyTorch FSDP, VLDB 2023",
     ),
     "tensor": Strategy(
-        "The products of each block are split by columns, then by rows.",
+        "The matmuls of each block are split by columns, then by rows.",
         "Every kernel at the shape the split leaves, not work divided by ranks; two all-reduces a "
         "block each way, or gathers and scatters where norms are split too (`sp`).",
-        "tp, sp", "heads of attention; ranks of one node, unless told otherwise", (_ALIKE,),
+        "tp, sp", "heads of attention; ranks of one node, by default", (_ALIKE,),
         _MEGATRON,
     ),
     "pipeline": Strategy(
@@ -65,7 +65,7 @@ STRATEGIES: dict[str, Strategy] = {
         ("stages hold as many blocks as each other, unless `layers` says more",), _MEGATRON,
     ),
     "context": Strategy(
-        "The tokens of a sample are dealt out; attention needs all keys and values.",
+        "The tokens of a sample are split; attention needs all keys and values.",
         "Kernels at a rank's share of the tokens; keys and values gathered before each attention, "
         "their gradients scattered in the backward pass.",
         "cp", "4096 tokens a rank at least, 16 ranks at most",
@@ -73,8 +73,8 @@ STRATEGIES: dict[str, Strategy] = {
     ),
     "expert": Strategy(
         "The experts of a mixture live on different ranks.",
-        "Two all-to-alls a block each way; experts' products at the tokens they get.",
-        "ep", "experts of a block", ("tokens are dealt evenly among experts",),
+        "Two all-to-alls a block each way; experts' matmuls at the tokens they get.",
+        "ep", "experts of a block", ("tokens are split evenly among experts",),
         "Lepikhin et al., GShard, 2020",
     ),
     "spatial": Strategy(

@@ -20,7 +20,7 @@ from foretell.plan.estimate import Estimate, estimate
 from foretell.pool import Alone, Pool
 from foretell.workload import Workload
 
-CHUNK = 4096  # layouts priced at a time: bounds memory, and progress is told between
+CHUNK = 4096  # layouts priced at a time: bounds memory, and progress is reported between
 LEAST = 512  # layouts worth sending to a worker: fewer take less time than the way there
 HOUR = 3600.0
 
@@ -31,7 +31,7 @@ class Swept:
 
     plans: tuple[Plan, ...]
     found: Estimate
-    price: float  # money per hour for the cluster; 0 where nobody knows
+    price: float  # money per hour for the cluster; 0 where it is unknown
 
     @property
     def fits(self) -> Array:

@@ -1,7 +1,7 @@
 """Simulated annealing over placements, compiled: ten thousand placements a second and more.
 
 A stroke gives one choice to a run of groups, moves the border between two segments, exchanges two
-choices, names a parameter server, or changes micro-batches, message size or the dealing-out of
+choices, names a parameter server, or changes micro-batches, message size or the split of
 samples. Slower placements pass with exp(−Δ/(T·t)), t falling from `HOT` to `COLD` of a step. The
 same seed gives the same answer.
 """
@@ -129,7 +129,7 @@ def stroke(t: Tables, chosen: Any, step: Any, leaders: Any, allowed: Any, limits
     else:
         s = np.random.randint(0, allowed.shape[1])  # noqa: NPY002
         w = 0 if np.random.random() < 0.6 else np.random.randint(0, allowed.shape[2])  # noqa: NPY002
-    if w == PS and np.random.random() < 0.5:  # noqa: NPY002  somebody by name; else dealt out
+    if w == PS and np.random.random() < 0.5:  # noqa: NPY002  one server by name; else split
         server = np.random.randint(0, len(t.cell_of))  # noqa: NPY002
     for j in range(first, last):
         if allowed[j, s, w]:

@@ -1,14 +1,14 @@
 """What others would do, each in its own space, on the same evaluator.
 
 even-allreduce, even-ps                   data parallel, as many samples for every rank; servers
-                                          are dealt out, or one serves all: whatever is quicker
+                                          are split, or one serves all: the quicker of both
 proportional-allreduce, proportional-ps   samples by the speed of devices
 horovod                                   even, gradients fused to 64 MiB
 hap                                       one program on all ranks, samples by an LP, the best
                                           way to agree for each tensor
 single                                    the fastest device alone
 heft                                      each op group on the device that ends it first
-metis                                     groups dealt out over all devices by METIS
+metis                                     groups split over all devices by METIS
 flexflow                                  Markov chain over sets and splits, even samples
 heterog                                   per group one device, or all with even or
                                           proportional samples by ps (any server) or
@@ -80,7 +80,7 @@ def proportional_ps(on: Evaluator) -> Found:
 
 
 def _served(problem: Problem) -> list[Action]:
-    """All ranks by parameter server: dealt out, and one of each cell for everything."""
+    """All ranks by parameter server: split, and one of each cell for everything."""
     firsts = np.unique(problem.tables.cell_of, return_index=True)[1]
     return [Action(0, PS), *(Action(0, PS, place) for place in firsts.tolist())]
 
@@ -146,7 +146,7 @@ def _message(problem: Problem, a: int, b: int, size: float) -> float:
 
 
 def metis(on: Evaluator) -> Found:
-    """Groups in as many parts as there are lone devices, cut where little is handed over."""
+    """Groups in as many parts as there are lone devices, cut where little is passed over."""
     problem, t = on.problem, on.problem.tables
     alone = [s for s, n in enumerate(t.size) if n == 1]
     if not alone:

@@ -1,4 +1,4 @@
-"""What becomes of each tensor of an op when the samples of a batch are dealt out.
+"""What becomes of each tensor of an op when the samples of a batch are split.
 
     split     has a row for each sample: parts are concatenated             activations, errors
     partial   a sum over samples: parts are added up                        gradients of weights
@@ -20,7 +20,7 @@ Class = Literal["split", "partial", "whole"]
 
 # kinds whose result for a sample is its own
 SPLITS = frozenset(RULES) - {"batch_norm", "loss", "route", "experts"}
-# kinds that look at all samples of a rank, and what is done about it when they are dealt out
+# kinds that look at all samples of a rank, and what is done about it when they are split
 CUSTOM = {
     "batch_norm": "statistics of a rank's own samples",
     "loss": "a mean: ranks are weighted by their samples",

@@ -1,4 +1,4 @@
-"""How the samples of a batch are dealt out to the ranks of each set, and what that makes them hold.
+"""How the samples of a batch are split to the ranks of each set, and what that makes them hold.
 
 Compiled; indices as in `foretell.search.placement.problem`.
 """
@@ -12,7 +12,7 @@ import numpy as np
 from foretell.compiled import F1, F2, I1, I2, compiled
 from foretell.search.placement.problem import FACTORS, SPLIT, Tables
 
-EVEN, PROPORTIONAL, BALANCED = range(3)  # how samples are dealt out
+EVEN, PROPORTIONAL, BALANCED = range(3)  # how samples are split
 
 
 @compiled
@@ -101,7 +101,7 @@ def balanced(t: Tables, s: int, cost: F2, cap: I1) -> I1:
 
 @compiled
 def trimmed(t: Tables, s: int, cost: Any, share: Any, dealt: int) -> Any:
-    """Take surplus samples from whoever needs longest, while it leaves enough for the batch."""
+    """Take surplus samples from the slowest device, while it leaves enough for the batch."""
     while True:
         worst, at = -1.0, -1
         for c in range(len(share)):

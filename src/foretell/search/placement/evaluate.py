@@ -42,7 +42,7 @@ class Evaluator:
         return self.many([placement])[0]
 
     def many(self, placements: Sequence[Placement]) -> list[float]:
-        """Seconds of several, those that are new played together."""
+        """Seconds of several, those that are new simulated together."""
         keys = [canonical(self.problem, p) for p in placements]
         new = [k for k in dict.fromkeys(keys) if k not in self.seen]
         if new:
@@ -77,7 +77,7 @@ def columns(placements: Sequence[Placement]) -> tuple[Ints, Ints, Ints]:
 
 
 def settled(problem: Problem, placement: Placement) -> tuple[Ints, Ints, Ints]:
-    """Sets, ways and servers of a placement, with those that it leaves to be dealt out."""
+    """Sets, ways and servers of a placement, with those that it leaves to be split."""
     sets, ways, named = (row[0] for row in columns([canonical(problem, placement)]))
     return sets, ways, servers.places(problem.tables, sets, ways, named, float(placement.fuse))
 
@@ -100,7 +100,7 @@ def memory(problem: Problem, placement: Placement) -> dict[int, float]:
 
 
 def with_shares(problem: Problem, placement: Placement, share: Ints) -> float:
-    """Seconds where samples are dealt out as given; infinite where that does not fit."""
+    """Seconds where samples are split as given; infinite where that does not fit."""
     t = problem.tables
     page = tasks.page(len(problem.groups), len(t.kind), placement.micros)
     chosen = settled(problem, placement)
@@ -109,7 +109,7 @@ def with_shares(problem: Problem, placement: Placement, share: Ints) -> float:
 
 
 def graph(problem: Problem, placement: Placement) -> Graph:
-    """The tasks of a placement as a graph that `foretell.simulate` plays."""
+    """The tasks of a placement as a graph that `foretell.simulate` simulates."""
     t = problem.tables
     page = tasks.page(len(problem.groups), len(t.kind), placement.micros)
     share, chosen = shares(problem, placement), settled(problem, placement)

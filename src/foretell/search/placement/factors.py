@@ -1,6 +1,6 @@
 """Sufficient factors: where sending what a gradient is the product of beats sending the gradient.
 
-The weight gradient of a product is G = Aᵀ E with A (rows × N₁) and E (rows × N₂). Ranks that
+The weight gradient of a matmul is G = Aᵀ E with A (rows × N₁) and E (rows × N₂). Ranks that
 gather A and E make the gradient of the whole batch themselves and need no all-reduce. In seconds
 of one rank of M, R rows in all, the program chooses (→ `solve`)
 
@@ -160,7 +160,7 @@ def tabled(
     laws: Array,
     grad: float,
 ) -> Sent:
-    """For every set and group the products that pay as factors, one by one, on its links."""
+    """For every set and group the matmuls that pay as factors, one by one, on its links."""
     count = len(machines.sets)
     sent, saved = np.zeros((count, len(groups))), np.zeros((count, len(groups)))
     product = np.zeros((len(machines.kinds), len(groups), batch + 1))
@@ -208,7 +208,7 @@ def _filled(values: Array, sizes: Array, batch: int) -> Array:
 def refined(problem: Any, placement: Any) -> tuple[Any, Any]:
     """The placement with factors where the exact program puts them, and its problem.
 
-    Products that every rank makes for the whole batch are priced on the slowest device of the set.
+    Matmuls that every rank makes for the whole batch are priced on the slowest device of the set.
     """
     from dataclasses import replace
 
@@ -243,7 +243,7 @@ def _elements(problem: Any, g: int) -> float:
 
 
 def _chosen(problem: Any, placement: Any) -> dict[int, frozenset[str]]:
-    """For each group that reduces its gradients, the products the program sends as factors."""
+    """For each group that reduces its gradients, the matmuls the program sends as factors."""
     t = problem.tables
     nodes: list[Node] = []
     wires: list[Wire] = []

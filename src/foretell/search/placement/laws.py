@@ -38,7 +38,7 @@ def _trimmed(laws: Array) -> Array:
 
 
 def _write(to: Array, op: str, levels: Any) -> None:
-    """The laws of one collective; zero where there is nobody to talk to."""
+    """The laws of one collective; zero where there is nothing to communicate with."""
     if not levels:
         to[0] = 0.0
         return

@@ -1,4 +1,4 @@
-"""The seconds of placements, compiled: dealt out, checked against memory, written down, played."""
+"""The seconds of placements, compiled: split, checked against memory, written down, simulated."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def score(
 def score_with(
     t: Tables, sets: I1, ways: I1, servers: I1, micros: int, fuse: float, share: I2, p: Page
 ) -> float:
-    """The same for samples that somebody else has dealt out: [s, c] of one rank."""
+    """The same for samples that something else has split: [s, c] of one rank."""
     served = places(t, sets, ways, servers, fuse)
     full = peaks(t, sets, ways, standing(t, sets, ways, served), share)
     for c in range(len(full)):

@@ -3,14 +3,14 @@
 The first decision is a placement to start from, the second one for the whole step (micro-batches,
 messages, samples), the third one choice for all groups or none, each further one that of one op
 group, the heaviest first (where it is served, also by whom); groups not yet decided keep what they
-have. A leaf is played by the simulator, not rolled out, and r = T₀/T − 1 (its fourth root above 1,
-−1 where it does not fit) is backed up:
+have. A leaf is simulated by the simulator, not rolled out, and r = T₀/T − 1 (its fourth root above
+1, −1 where it does not fit) is backed up:
 
     next = argmax  Q + c·P·√N / (1 + n),     c = √(children / 10)
 
-Q of a way that nobody has tried is `UNTRIED` of its node's: with 0, as TAG has it, the first way
+Q of a way that was not tried is `UNTRIED` of its node's: with 0, as TAG has it, the first way
 that gains anything is followed for ever. P comes from a `Prior`. Several leaves are gathered before
-any is played, those on the way counted as visited and not yet worth anything (virtual loss), so
+any is simulated, those on the way counted as visited and not yet worth anything (virtual loss), so
 that a prior and the simulator answer for all of them at once. What is reached in two ways is one
 node. It can be stopped at any time.
 """
@@ -33,7 +33,7 @@ from foretell.search.placement.problem import PS, WAYS
 from foretell.search.placement.space import Action, Placement, actions, canonical, servers
 
 Array = npt.NDArray[np.float64]
-AT_ONCE = 4  # leaves gathered before they are played
+AT_ONCE = 4  # leaves gathered before they are simulated
 UNTRIED = 0.7  # on 14 problems no game was on: 0, 0.5, 0.7, 1 gain 4.3, 4.9, 5.0, 5.2 × unguided,
 # and guided by the network 5.33, 5.33, 5.40, 5.41 × with 0.26, 0.29, 0.16, 0.31 of the playouts
 SHARP = 0.1  # share of a step by which look-ahead lets chances fall by e: 0.03 gets stuck
@@ -85,7 +85,7 @@ class Node:
     children: list[Node] = field(default_factory=list)
     chances: Array = field(default_factory=lambda: np.zeros(0))
     taken: Array = field(default_factory=lambda: np.zeros(0))
-    is_over: bool = False  # nothing below it is left to play
+    is_over: bool = False  # nothing below it is left to try
 
     @property
     def worth(self) -> float:
@@ -125,10 +125,10 @@ class Tree:
         self.best = (self.starts[0], self.on.seconds(self.starts[0]))
         self._leaders = self.on.problem.leaders
         self._draw = random.Random(self.seed)
-        self._known: set[Placement] = set()  # what was played
+        self._known: set[Placement] = set()  # what was simulated
 
     def play(self, playouts: int) -> None:
-        """Go down, open leaves, play them, and tell those above: so many times."""
+        """Go down, open leaves, simulate them, and tell those above: so many times."""
         until = self.playouts + playouts
         while self.playouts < until and not self.root.is_over:
             paths = self._gathered(min(AT_ONCE, until - self.playouts))
@@ -150,7 +150,7 @@ class Tree:
             node.is_over = all(child.is_over for child in node.children)
 
     def _gathered(self, most: int) -> list[list[Node]]:
-        """Ways down to leaves that differ, counted as visited before they are played."""
+        """Ways down to leaves that differ, counted as visited before they are simulated."""
         paths: list[list[Node]] = []
         while len(paths) < most and not self.root.is_over:
             path, ways = self._down()
@@ -169,8 +169,8 @@ class Tree:
     def _down(self) -> tuple[list[Node], list[int]]:
         """The nodes to the leaf that looks best, and the way taken at each.
 
-        A leaf whose placement was played before (nothing was changed on the way to it) has nothing
-        to tell: it is opened, and the way goes on.
+        A leaf whose placement was simulated before (nothing was changed on the way to it) has
+        nothing to tell: it is opened, and the way goes on.
         """
         path, ways = [self.root], []
         while path[-1].children or self._passed(path[-1]):
@@ -179,7 +179,7 @@ class Tree:
         return path, ways
 
     def _passed(self, leaf: Node) -> bool:
-        """Open a leaf whose placement was played before; whether there is a way on."""
+        """Open a leaf whose placement was simulated before; whether there is a way on."""
         if self._is_known(leaf):
             self._open([leaf])
         return bool(leaf.children)

@@ -1,7 +1,7 @@
 """Descent: change what can be changed in one stroke until nothing helps.
 
 Strokes: one group, a run of groups from here to the end of its segment or to either end of the
-model, all groups; who serves them; micro-batches, message size, and how samples are dealt out.
+model, all groups; who serves them; micro-batches, message size, and how samples are split.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _strokes(on: Evaluator, now: Placement, g: int, allowed: Allowed | None) -> 
 
 
 def _served(on: Evaluator, now: Placement, g: int) -> Iterator[Action]:
-    """The choice of a group with each server by name; nothing where nobody serves it."""
+    """The choice of a group with each server by name; nothing where nothing serves it."""
     mine = now.actions[g]
     for place in servers(on.problem, now, mine.devices) if mine.way == PS else ():
         yield mine._replace(server=place)

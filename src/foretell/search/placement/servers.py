@@ -2,11 +2,11 @@
 
 A server is a place: ranks are counted cell by cell. It gets the gradients of its groups, holds the
 optimizer's state, updates, and hands parameters back. A placement names it, or leaves it to
-`places`, which deals messages out: the longest update first, to whoever has updated it all soonest
-and has room for the state. Reduce and broadcast are chains through all ranks (NCCL has no other way
-for them), whose slowest link paces them whoever is at the end: prices do not depend on the server.
-Gloo's do, where three ranks and more have links that differ, so that of equals the best connected
-serves.
+`places`, which assigns messages: the longest update first, to the rank that has updated it all
+soonest and has room for the state. Reduce and broadcast are chains through all ranks (NCCL has no
+other way for them), whose slowest link paces them, whichever rank is last: prices do not depend on
+the server. Gloo's do, where three ranks and more have links that differ, so that of equals the best
+connected serves.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import numpy as np
 from foretell.compiled import F1, I1, compiled
 from foretell.search.placement.problem import NOBODY, PS, SHARDED, SPLIT, Tables
 
-ANYBODY = NOBODY - 1  # somebody will serve, and it is not said who
+ANYBODY = NOBODY - 1  # some rank will serve; which one is open
 
 
 @compiled
 def places(t: Tables, sets: I1, ways: I1, servers: I1, fuse: float) -> I1:
-    """[g] the place that serves each group; below zero where nobody does."""
+    """[g] the place that serves each group; below zero where nothing does."""
     out, is_open = np.full(len(sets), NOBODY), False
     for g in range(len(sets)):
         if ways[g] == PS and t.size[sets[g]] > 1:
@@ -57,7 +57,7 @@ def deal_out(t: Tables, sets: Any, ways: Any, out: Any, fuse: float) -> None:
 def soonest(t: Tables, s: int, update: Any, state: float, seconds: Any, free: Any) -> int:
     """The place of a set that has updated one more message first, of equals the best connected.
 
-    Where nobody has room it is who has most.
+    Where none has room it is the one that has most.
     """
     best, at, roomy = np.inf, -1, False
     for p in range(len(t.cell_of)):

@@ -4,7 +4,7 @@
              Σ_c n_c·x_c = batch,  x_c ≥ 1
 
 a and r are the line through the seconds of one sample and of twice an even share. `whole` rounds
-the answer to samples. The search itself deals out whole samples against the true seconds
+the answer to samples. The search itself splits whole samples against the true seconds
 (`deal.balanced`), which this bounds from below where seconds are lines.
 """
 
@@ -27,7 +27,7 @@ def linear_solver() -> Any:
         from ortools.linear_solver import pywraplp
     except ImportError:
         raise UnmodelledError(
-            "dealing out a batch by a linear program needs OR-tools, which is not installed",
+            "splitting a batch by a linear program needs OR-tools, which is not installed",
             hint="pip install 'foretell[solve]'",
         ) from None
     return pywraplp.Solver.CreateSolver("GLOP")
@@ -36,7 +36,7 @@ def linear_solver() -> Any:
 def ratios(
     start: Array, slope: Array, ranks: Array, batch: float, least: float = 1.0
 ) -> tuple[Array, float]:
-    """Samples of one rank of each cell and the seconds of the slowest, in the best dealing-out."""
+    """Samples of one rank of each cell and the seconds of the slowest, in the best split."""
     solver = linear_solver()
     limit = solver.NumVar(0, solver.infinity(), "limit")
     x = [solver.NumVar(least, solver.infinity(), f"x{i}") for i in range(len(ranks))]
@@ -45,7 +45,7 @@ def ratios(
     solver.Add(sum(float(n) * one for n, one in zip(ranks, x, strict=True)) == float(batch))
     solver.Minimize(limit)
     if solver.Solve() != solver.OPTIMAL:
-        raise InfeasibleError(f"a batch of {batch:g} cannot be dealt out to {ranks.sum():g} ranks")
+        raise InfeasibleError(f"a batch of {batch:g} cannot be split over {ranks.sum():g} ranks")
     return np.array([one.solution_value() for one in x]), float(limit.solution_value())
 
 

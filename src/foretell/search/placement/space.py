@@ -20,7 +20,7 @@ from foretell.search.placement.problem import (
     Problem,
 )
 
-EVEN, PROPORTIONAL, BALANCED = range(3)  # how samples are dealt out
+EVEN, PROPORTIONAL, BALANCED = range(3)  # how samples are split
 MODES = ("even", "proportional", "balanced")
 FUSE = 25 * 2**20  # bytes of gradients in one message, at most: PyTorch DDP's default
 
@@ -30,7 +30,7 @@ class Action(NamedTuple):
 
     devices: int  # a candidate set of the fleet
     way: int  # of `problem.WAYS`
-    server: int = NOBODY  # the place of its parameter server; dealt out (→ servers.py) where NOBODY
+    server: int = NOBODY  # the place of its parameter server; split (→ servers.py) where `NOBODY`
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def canonical(problem: Problem, placement: Placement) -> Placement:
 
 
 def _served(problem: Problem, devices: int, server: int, alike: dict[int, int]) -> int:
-    """A server under the first free name of its cell; nobody where it is not of these devices."""
+    """A server under the first free name of its cell; nothing where it is not of these devices."""
     t = problem.tables
     cell = int(t.cell_of[server])
     if not t.member[devices, cell]:

@@ -1,8 +1,8 @@
-"""Tasks written down on a page of plain arrays, and played by the rule of the simulator.
+"""Tasks written down on a page of plain arrays, and simulated by the rule of the simulator.
 
 One task stands for what all devices of a cell do. Lanes: the compute of each cell, then its
 collectives (one at a time). Links of each box: out, in, and the bus inside. The rule by which
-tasks start is that of `foretell.simulate.events`, which plays them.
+tasks start is that of `foretell.simulate.events`, which simulates them.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def waits_all(p: Page, arrived: Any, to: int) -> None:
 
 @compiled
 def play(p: Page, cells: int, links: int) -> Any:
-    """Play what is written on a page: start and end of every task."""
+    """Simulate what is written on a page: start and end of every task."""
     n, edges, held = p.count[TASKS], p.count[EDGES], p.count[LANES]
     follow_start = np.zeros(n + 1, np.int64)
     waiting = np.zeros(n, np.int32)

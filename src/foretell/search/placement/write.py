@@ -47,7 +47,7 @@ class Draft(NamedTuple):
     served: Any  # [g] the place that serves it
     share: Any  # [s, c]
     start: Any  # where each segment begins, and the end of the last
-    part: Any  # [q, c, c] share of the batch handed over behind each segment
+    part: Any  # [q, c, c] share of the batch passed over behind each segment
     done: Any  # [m, c] the newest task of a cell in each micro-batch
     arrived: Any  # [c, c] the messages of the newest hand-over
     synced: Any  # [c, n] what the update of a cell waits for
@@ -58,7 +58,7 @@ class Draft(NamedTuple):
 
 @compiled
 def drafted(t: Tables, sets: Any, ways: Any, served: Any, micros: int, share: Any) -> Draft:
-    """Segments of a placement and what is handed over between them."""
+    """Segments of a placement and what is passed over between them."""
     groups, cells = len(sets), len(t.kind)
     start = np.empty(groups + 1, np.int64)
     n = 0
@@ -112,7 +112,7 @@ def seconds_of(
 
 @compiled
 def write_forward(p: Page, t: Tables, d: Draft, m: int, q: int, micros: int) -> None:
-    """One segment of one micro-batch, and what it is handed."""
+    """One segment of one micro-batch, and what it is passed."""
     g, h = d.start[q], d.start[q + 1]
     s = d.sets[g]
     before = d.done[m].copy()
@@ -189,7 +189,7 @@ def piece(t: Tables, d: Draft, g: int, last: int, fuse: float, is_last: bool) ->
 def write_sync(
     p: Page, t: Tables, d: Draft, s: int, first: int, size: float, by_factors: bool, m: int
 ) -> None:
-    """One message of gradients; with factors, the product that follows it."""
+    """One message of gradients; with factors, the matmul that follows it."""
     way, rows = d.ways[first], t.size[s] * d.share[s].max()
     if by_factors:
         seconds = law(t.laws[s, 4], rows * t.factors[s, first])

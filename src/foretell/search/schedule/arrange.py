@@ -120,7 +120,7 @@ def _outer(asked: Asked) -> set[int]:
 
 
 def _ends(asked: Asked) -> set[int]:
-    """Layers that are no block of the model: words, logits; of a captured one lone products too."""
+    """Layers that are no block of the model: words, logits; of a captured one lone matmuls too."""
     layers = asked.workload.layers
     most = max(_products(layer) for layer in layers)
     lone = {i for i, x in enumerate(layers) if x.times == 1 and _products(x) <= 1 < most}

@@ -1,6 +1,6 @@
 """The best schedule of a model on a cluster: over its placements, and over what stages recompute.
 
-Every placement gets a schedule; its plan is lowered with all messages and the update, and played.
+Every placement gets a schedule; its plan is lowered with messages and update, and simulated.
 The one whose step is shortest for a sample wins, so that answers compare with every other plan.
 """
 

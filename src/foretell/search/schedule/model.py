@@ -92,7 +92,7 @@ class Model:
 
 
 def _act(found: Schedule, block: int, micro_batch: int) -> Act | None:
-    """The action of a block; messages are nobody's action."""
+    """The action of a block; messages belong to no action."""
     one = found.problem.blocks[block]
     return None if one.kind == "C" else Act(stage_of(one), one.kind, micro_batch)
 

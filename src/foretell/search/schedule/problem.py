@@ -232,7 +232,7 @@ def _check_choices(choices: Sequence[Choice], blocks: Sequence[Block]) -> None:
 #
 # A message goes from a block to one that waits for it on other devices.
 #
-#     beside   it runs beside the compute on a link nobody else uses: a lag
+#     beside   it runs beside the compute on a link nothing else uses: a lag
 #   link     it runs beside the compute; messages from one device to another take turns: a block of
 #              its own on a device that stands for the link
 #     stop     both ends stand still: a block of its own that holds them

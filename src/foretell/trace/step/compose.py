@@ -119,7 +119,7 @@ def _host_columns(d: Draft, w: Waits, said: Labels, texts: Texts) -> dict[str, A
     units = _words(e.texts, _at(e.name[n.event], h.unit), texts, plain)
     own = _words(e.texts, np.where(known, name, 0), texts, str)
     is_load = ~h.is_call & (_at(n.tells, h.label) & Tells.LOAD > 0)
-    is_idle = ~h.is_call & ~is_load & (op_place == NONE)  # a note's own time, or nobody's
+    is_idle = ~h.is_call & ~is_load & (op_place == NONE)  # a note's own time, or no operator's
     op = np.where(h.is_call, own, ops)
     op[is_load], op[is_idle] = texts.number("load"), texts.number("python")
     drains = h.is_call & np.isin(_at(n.does, h.label), _DRAINS)

@@ -65,7 +65,7 @@ def times_of(d: Draft, *wanted: Does) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class Told:
-    """What a `cuda_sync` event tells of a call: streams as their numbers, NONE where not told."""
+    """What a `cuda_sync` event tells of a call: streams as their numbers, NONE where not given."""
 
     stream: int  # the one that waits, or is waited for by the host
     source: int  # the one whose event is waited for

@@ -134,7 +134,7 @@ _NO_PAIR = (NONE, NONE)
 
 
 def _in_graphs(d: Draft) -> Array:
-    """Which work was launched together with other work: by a graph, whose events nobody records."""
+    """Which work was launched together with other work: by a graph, without events of its own."""
     of = d.device.host
     count = np.bincount(of[of != NONE], minlength=len(d.host) + 1)
     found: Array = (of != NONE) & (count[of] > 1)

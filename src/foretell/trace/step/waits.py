@@ -7,7 +7,7 @@
     thread   one thread hands over to another and waits for it
 
 What a call was measured to wait is not kept: only what it takes once there is nothing left to wait
-for. How long it waits is decided when the graph is played.
+for. How long it waits is decided when the graph is simulated.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def _without_words(roles: Roles, images: bool) -> Roles:
 
 
 def _dtype(graph: Graph, rows: Sequence[Row]) -> str:
-    """The format that most work of products and convolutions is done in."""
+    """The format that most work of matmuls and convolutions is done in."""
     work: dict[str, float] = {}
     for row in rows:
         if units.is_heavy(row) or row.op.startswith(("bmm", "_flash", "_efficient", "_cudnn")):
@@ -206,7 +206,7 @@ def _carried(model: Model, mine: list[int]) -> tuple[Tensor, dict[str, float], d
     """What crosses to the next layer."""
     at = mine[-1] + 1
     rows = model.rows
-    over = units.crossing(rows, at) or units.crossing(rows, mine[0])  # the last hands on nothing
+    over = units.crossing(rows, at) or units.crossing(rows, mine[0])  # the last sends on nothing
     main = rows[max(over, default=mine[-1])]
     size = sum(rows[i].size for i in over) or main.size
     image = image_of(main)

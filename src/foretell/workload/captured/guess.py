@@ -1,6 +1,6 @@
 """What a trace does not tell: which call uses what another made, and calls by their own names.
 
-A call is taken to use the last tensor of each size it reads. Sums at the end of a branch, products
+A call is taken to use the last tensor of each size it reads. Sums at the end of a branch, matmuls
 beside each other and tensors made in one piece are told apart by a few rules.
 """
 
@@ -63,7 +63,7 @@ def _all_lists(call: Call) -> list[Dims]:
 
 
 def _makers(made: dict[int, list[int]], size: int, many: int) -> list[int]:
-    """Whoever made `many` tensors of a size: one call that made them all, or the last ones."""
+    """Whatever made `many` tensors of a size: one call that made them all, or the last ones."""
     apart, whole = made.get(size, [])[-many:], made.get(size * many, [])[-1:]
     return whole if many > 1 and whole and whole > apart[-1:] else apart
 
@@ -71,7 +71,7 @@ def _makers(made: dict[int, list[int]], size: int, many: int) -> list[int]:
 def _summed(rows: Sequence[Row], made: list[int]) -> tuple[int, ...]:
     """What a sum of two reads: the last of its size, and the last that did not lead up to it.
 
-    Products, windows and norms are followed by something before they are added to.
+    Matmuls, windows and norms are followed by something before they are added to.
     """
     if not made:
         return ()
@@ -89,7 +89,7 @@ def is_followed(row: Row) -> bool:
 
 
 def _is_beside(one: Row, two: Row) -> bool:
-    """Products in a row over equal inputs read the same: nobody multiplies twice in between."""
+    """Matmuls in a row over equal inputs read the same: nothing multiplies twice in between."""
     if one.op not in ("mm", "addmm") or two.op not in ("mm", "addmm"):
         return False
     return one.call.dims[PRODUCTS[one.op]] == two.call.dims[PRODUCTS[two.op]]

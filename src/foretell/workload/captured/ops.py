@@ -1,6 +1,6 @@
 """One recorded call as ops of a workload: what it computes, keeps, and how it may be split.
 
-Products, convolutions, attention, norms, tables and losses become the kinds that built-in models
+Matmuls, convolutions, attention, norms, tables and losses become the kinds that built-in models
 are made of (→ `words`, `windows`); everything else keeps its kernels (→ `recorded`).
 """
 

@@ -5,7 +5,7 @@ of modules play no part. What is found are pairs of linear layers:
 
     attention     the linear layers that feed it are column-parallel, the one it feeds row-parallel
     feed-forward  linear layers that together feed one other, as wide as that takes in
-    experts       the same with a matrix for each expert (batched or grouped products)
+    experts       the same with a matrix for each expert (batched or grouped matmuls)
     vocabulary    tables of words that the batch indexes, and the logits before the loss
 
 Attention is a fused call, or product · softmax · product. What else reaches it (masks, position
@@ -33,7 +33,7 @@ _BY_ROW = ("mean", "sum", "var", "linalg_vector_norm", "native_layer_norm", "_fu
 _SOFTMAX = ("_softmax", "_safe_softmax")
 _BATCHED = ("bmm", "baddbmm")
 _CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
-LITTLE = 0.1  # of what a product reads: offsets and the like, next to its factor
+LITTLE = 0.1  # of what a matmul reads: offsets and the like, next to its factor
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Roles:
     row: dict[int, int] = field(default_factory=dict)
     inside: set[int] = field(default_factory=set)  # pointwise work between column and row
     enters: set[int] = field(default_factory=set)  # the first column of each input that is split
-    words: set[int] = field(default_factory=set)  # tables of words, products with all of them
+    words: set[int] = field(default_factory=set)  # tables of words, matmuls with all of them
 
 
 def is_through(row: Row) -> bool:
@@ -280,7 +280,7 @@ def _mark_inside(
 
 
 def _words(rows: Sequence[Row], users: dict[int, set[int]], found: Roles) -> None:
-    """Tables that words are looked up in, and the product with all of them before the loss.
+    """Tables that words are looked up in, and the matmul with all of them before the loss.
 
     Tables alone are split only beside other pairs: without any, ranks would share no other work.
     """

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from foretell.cost.aten_call import Call, Dims
 
-# Products, and where the two factors begin.
+# Matmuls, and where the two factors begin.
 PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "_grouped_mm": 0}
 LOOK_UPS = ("embedding", "index_select", "gather")
 

@@ -1,7 +1,7 @@
 """Where a recorded step is cut into layers: by numbered modules, or by what repeats.
 
 A unit is what runs inside one numbered module (`h.3`, `layer1.0`, `features.5`); one that is made
-of numbered modules which themselves hold several products is taken apart (`layers.0.blocks.1`).
+of numbered modules which themselves hold several matmuls is taken apart (`layers.0.blocks.1`).
 Where nothing is numbered (a trace, or a model written in one piece), the longest stretch of calls
 that repeats with equal shapes is what is cut (→ `repeats`).
 """
@@ -17,8 +17,8 @@ import numpy as np
 from foretell.workload.captured.roles import is_linear, is_through
 from foretell.workload.captured.row import Row
 
-SOME = 0.4  # of all products that what repeats must hold
-SHARE = 0.9  # of a module's products that its numbered parts must hold before it is taken apart
+SOME = 0.4  # of all matmuls that what repeats must hold
+SHARE = 0.9  # of a module's matmuls that its numbered parts must hold before it is taken apart
 
 
 def units_of(rows: Sequence[Row]) -> list[tuple[str, list[int]]]:
@@ -62,7 +62,7 @@ def _numbered(parts: Sequence[str], start: int) -> int:
 
 
 def _is_made_of(mine: list[int], inner: dict[int, str], rows: Sequence[Row]) -> bool:
-    """Whether a module is a row of numbered ones with several products each."""
+    """Whether a module is a row of numbered ones with several matmuls each."""
     heavy = [i for i in mine if is_heavy(rows[i])]
     held = Counter(inner[i] for i in heavy if inner[i])
     several = [n for n in held.values() if n > 1]
@@ -96,7 +96,7 @@ def repeats(rows: Sequence[Row]) -> list[str]:
 
 
 def _narrows(rows: Sequence[Row]) -> list[str]:
-    """Rows named by where a single tensor goes from one to the next, a product in each part."""
+    """Rows named by where a single tensor goes from one to the next, a matmul in each part."""
     thin, names, part, full = crossings(rows) == 1, [], 0, False
     for at, row in enumerate(rows):
         if full and thin[at] and not is_through(row):

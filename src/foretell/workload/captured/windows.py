@@ -27,7 +27,7 @@ _POOLS |= {"max_pool3d_with_indices": "max", "avg_pool3d": "mean"}
 
 
 def convolved(model: Model, row: Row, name: str) -> list[Piece]:
-    """A convolution with its bias, and the exchanges of whoever splits it."""
+    """A convolution with its bias, and the communication of its split."""
     call = row.call
     turned = call.values[6] in ("True", "1")
     image, asked, out = _window(model, row, turned)

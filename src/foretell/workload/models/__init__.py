@@ -85,7 +85,7 @@ class Family(Protocol):
 
 
 def family(name: str) -> type[Spec]:
-    """The class of a family; a KeyError where nobody knows it."""
+    """The class of a family; a KeyError where it is unknown."""
     module, kind = FAMILIES[name]
     found: type[Spec] = getattr(import_module(f"foretell.workload.models.{module}"), kind)
     return found

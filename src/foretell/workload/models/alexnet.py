@@ -12,7 +12,7 @@ from foretell.workload.workload import Workload
 
 @dataclass(frozen=True)
 class Alexnet(Spec):
-    """Five convolutions and three products."""
+    """Five convolutions and three matmuls."""
 
     name: ClassVar[str] = "alexnet"
     image: int = 224

@@ -68,7 +68,7 @@ class Net:
         norm: bool = True,
         act: str = "relu",
     ) -> Image:
-        """A convolution, padded to keep its size unless said, then norm and activation."""
+        """A convolution, padded to keep its size by default, then norm and activation."""
         first = not self.layers and not self.ops
         asked = window_of(self.at, kernel, stride, pad, groups, first=first, whole=self.whole)
         name = self._name("conv")
@@ -122,7 +122,7 @@ class Net:
         return self.at
 
     def squeeze(self, width: int, act: str = "relu", gate: str = "hardsigmoid") -> Image:
-        """Squeeze and excite: the mean of each channel, two products, a factor a channel."""
+        """Squeeze and excite: the mean of each channel, two matmuls, a factor a channel."""
         whole = self.at
         self.mean(gathers=False)
         self.conv(width, bias=True, norm=False, act=act)

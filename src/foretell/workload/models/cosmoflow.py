@@ -15,12 +15,12 @@ from foretell.workload.models.cnn import Image, Net
 from foretell.workload.op import Op
 from foretell.workload.workload import Workload
 
-_LEFT = 2  # side of the cube that the products are given
+_LEFT = 2  # side of the cube that is left
 
 
 @dataclass(frozen=True)
 class Cosmoflow(Spec):
-    """Seven convolutions, halved between, and three products."""
+    """Seven convolutions, halved between, and three matmuls."""
 
     name: ClassVar[str] = "cosmoflow"
     size: int = 128  # side of the cube

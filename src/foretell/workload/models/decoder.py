@@ -37,7 +37,7 @@ class Decoder(Spec):
     vocab: int = 32000
     positions: int = 0  # learned positions; none where 0
     rotary: bool = True
-    gated: bool = True  # two products on the way out (SwiGLU)
+    gated: bool = True  # two matmuls on the way out (SwiGLU)
     act: Literal["silu", "gelu", "relu"] = "silu"
     # `rms` is one kernel (nn.RMSNorm), `rms-composite` an operator each (Hugging Face's)
     norm: Literal["rms", "rms-composite", "layer", "layer-no-bias", "none"] = "rms"

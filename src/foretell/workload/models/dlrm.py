@@ -1,4 +1,4 @@
-"""DLRM (Naumov et al. 2019): tables of categories beside a network of numbers, and their products.
+"""DLRM (Naumov et al. 2019): tables of categories beside a network of numbers, and their matmuls.
 
 As it stands, MLPerf's model of Criteo's terabyte: 26 tables of at most 40 million rows.
 """

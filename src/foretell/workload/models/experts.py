@@ -1,4 +1,4 @@
-"""Mixture of experts as it is run: router, permutation, all-to-all, grouped products, and back.
+"""Mixture of experts as it is run: router, permutation, all-to-all, grouped matmuls, and back.
 
 Each word goes to the `top` of several feed-forwards. Experts are split over data-parallel ranks
 (`ep`): words go there and back by all-to-all, and are put in order of the rank's own experts where

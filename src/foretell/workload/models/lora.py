@@ -1,4 +1,4 @@
-"""LoRA (Hu et al. 2021): frozen weights, with two small trained products beside each product."""
+"""LoRA (Hu et al. 2021): frozen weights, with two small trained matmuls beside each product."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from foretell.workload.workload import Layer, Workload
 
 
 def adapted(model: Workload, rank: int) -> Workload:
-    """The model with every weight frozen and adapters of a rank beside the products of blocks."""
+    """The model with every weight frozen and adapters of a rank beside the matmuls of blocks."""
     return replace(model, layers=tuple(_layer(layer, rank) for layer in model.layers))
 
 
@@ -30,7 +30,7 @@ def _frozen(op: Op) -> Op:
 
 
 def _adapters(op: Op, rank: int) -> list[Op]:
-    """Down to the rank and up again, split as the product is; the sum of both outputs."""
+    """Down to the rank and up again, split as the matmul is; the sum of both outputs."""
     rows = {"tokens": op.dims.get("tokens", 1.0)}
     split = op.splits.get("tp", "")
     axes = {axis: dim for axis, dim in op.splits.items() if dim == "tokens"}

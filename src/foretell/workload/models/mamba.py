@@ -1,7 +1,7 @@
 """State-space models: Mamba (Gu and Dao 2023) and Mamba-2 (Dao and Gu 2024).
 
 A block is a gated product on the way out, a short convolution along the words, the scan, and the
-way back. Mamba's scan is one kernel bound by memory; Mamba-2's is products of chunks of words.
+way back. Mamba's scan is one kernel bound by memory; Mamba-2's is matmuls of chunks of words.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def depth(hidden: int, heads: int) -> int:
     """The width of one head."""
     if heads < 1 or hidden % heads:
         raise InputError(
-            f"hidden={hidden} cannot be dealt out to heads={heads}",
+            f"hidden={hidden} cannot be split over heads={heads}",
             hint="hidden is a multiple of heads",
         )
     return hidden // heads
@@ -63,7 +63,7 @@ def _norm_keeps(consumers: int, composite: bool) -> tuple[Tensor, ...]:
 
 
 def column(name: str, seq: int, inner: int, out: int, *, bias: bool, most: int) -> Op:
-    """A product whose outputs are dealt out; its input is kept by whoever made it."""
+    """Column-parallel linear; its input is saved by the producer."""
     weights: tuple[Tensor, ...] = (Tensor(f"{name}.weight", ("in", "out")),)
     if bias:
         weights += (Tensor(f"{name}.bias", ("out",)),)
@@ -72,7 +72,7 @@ def column(name: str, seq: int, inner: int, out: int, *, bias: bool, most: int) 
 
 
 def row(name: str, seq: int, inner: int, out: int, *, bias: bool, most: int) -> Op:
-    """A product over dealt-out inputs: partial sums, to be reduced; it keeps its input."""
+    """A product over split-out inputs: partial sums, to be reduced; it keeps its input."""
     weights: tuple[Tensor, ...] = (Tensor(f"{name}.weight", ("in", "out")),)
     if bias:
         weights += (Tensor(f"{name}.bias", ("out",)),)
@@ -107,7 +107,7 @@ def residual(name: str, seq: int, hidden: int, *, bias: bool, dropout: bool) -> 
     back = 1.5 + (1.0 if dropout else 0.0)
     parts: list[Piece] = [_point(name, dims, mask, "fused", passes=passes, back=back)]
     if bias:
-        apart = "!fused&!eager"  # PyTorch's products add their bias themselves
+        apart = "!fused&!eager"  # PyTorch's matmuls add their bias themselves
         parts.append(_point(f"{name}.bias", dims, (), apart, passes=2.0, back=1.0))
     if dropout:
         kernel = {"kernel": "dropout", "passes": 2.5, "back": 2.5}
@@ -251,7 +251,7 @@ def _rotary(seq: int, heads: int, depth: int, wanted: bool) -> list[Piece]:
 
 
 def _moved(name: str, seq: int, heads: int, depth: int) -> Op:
-    """A copy into the order that batched products want; flash attention reads any order."""
+    """A copy into the order that batched matmuls want; flash attention reads any order."""
     dims, split = {"tokens": seq, "heads": heads, "depth": depth}, {"tp": "heads", "cp": "tokens"}
     return Op(name, "pointwise", dims, split, when="!flash", options={"kernel": "copy"})
 
@@ -259,7 +259,7 @@ def _moved(name: str, seq: int, heads: int, depth: int) -> Op:
 def feed_forward(
     seq: int, hidden: int, inner: int, *, bias: bool, gated: bool = False, kernel: str = "gelu"
 ) -> list[Piece]:
-    """Out to the inner width and back; gated (SwiGLU) has two products on the way out."""
+    """Out to the inner width and back; gated (SwiGLU) has two matmuls on the way out."""
     wide = 2 * inner if gated else inner
     return [
         *enter("enter.mlp", seq, hidden),
@@ -310,7 +310,7 @@ def embedding(seq: int, hidden: int, vocab: int, *, positions: int, dropout: boo
 
 
 def head(seq: int, hidden: int, vocab: int, final: Op) -> Layer:
-    """The last norm, the product with the vocabulary and the loss in fp32."""
+    """The last norm, the matmul with the vocabulary and the loss in fp32."""
     logits = Op(
         "logits",
         "matmul",

@@ -1,4 +1,4 @@
-"""VGG (Simonyan and Zisserman 2014): 3×3 convolutions in five groups, three wide products."""
+"""VGG (Simonyan and Zisserman 2014): 3×3 convolutions in five groups, three wide matmuls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Vgg(Spec):
     depth: int = 16
     norm: bool = False
     up: bool = False  # pools round sides up, as Chainer's do
-    width: int = 4096  # of the two products before the last
+    width: int = 4096  # of the two matmuls before the last
     image: int = 224
     classes: int = 1000
     batch: int = 64

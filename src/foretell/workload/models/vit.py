@@ -80,5 +80,5 @@ def classifier(hidden: int, classes: int) -> Op:
 
 
 def _outside(layer: Layer) -> Layer:
-    """A layer that is not dealt out to stages."""
+    """A layer that is not split to stages."""
     return Layer(layer.name, layer.ops, layer.carries, layer.sizes, 1, layer.splits, is_block=False)

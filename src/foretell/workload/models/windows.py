@@ -84,7 +84,7 @@ def _each(value: Sides, image: Image) -> tuple[int, ...]:
 def convolution(
     name: str, image: Image, out: int, asked: Window, *, bias: bool
 ) -> list[Op | Exchange]:
-    """A convolution with its bias and the exchanges of whoever splits it."""
+    """A convolution with its bias and the communication of its split."""
     windows = dict(zip("rst", map(float, asked.sides), strict=False))
     dims = image.dims() | {"k": float(out)} | windows
     left = asked.out(image, out)

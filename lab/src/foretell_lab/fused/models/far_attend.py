@@ -32,7 +32,7 @@ Tensor = Any
 
 
 class Kernelized(nn.Module):  # type: ignore[misc]
-    """Performer: features of queries and keys, whose products with values come first."""
+    """Performer: features of queries and keys, whose matmuls with values come first."""
 
     def __init__(self, width: int, heads: int, features: int, how: str, precision: str) -> None:
         super().__init__()

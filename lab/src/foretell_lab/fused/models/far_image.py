@@ -113,7 +113,7 @@ def regnet(chance: Random, precision: str) -> Made:
 
 
 class Normless(nn.Module):  # type: ignore[misc]
-    """NFNet: no norm of what flows; weights are made even and scaled, branches start at nought."""
+    """NFNet: no norm of what flows; weights are made even and scaled, branches start at zero."""
 
     def __init__(self, c: int, inner: int, beta: float, smooth: bool, precision: str) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ def unfolded(x: Tensor) -> Tensor:
 
 
 def _dice(y: Tensor) -> Tensor:
-    """How little two masks overlap, and how surely each place is told."""
+    """How little two masks overlap, and how surely each place is predicted."""
     p, wanted = y[:, 1], (y[:, 0].detach() > 0.3).to(y.dtype)
     over = 2 * (p * wanted).sum((1, 2)) + 1
     all_of = (p.square() + wanted).sum((1, 2)) + 1
@@ -228,7 +228,7 @@ def vnet(chance: Random, precision: str) -> Made:
 
 
 class Codes(nn.Module):  # type: ignore[misc]
-    """VQ-VAE: places are told by the nearest code; residual convolutions make an image of them."""
+    """VQ-VAE: places are coded by the nearest code; residual convolutions make an image of them."""
 
     def __init__(self, c: int, codes: int, precision: str) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """Models farther off of neither: crossed features, WaveNet, graphs, experts and losses.
 
-They widen what is trained on by products of features, filters with gaps, scores among all nodes,
+They widen what is trained on by matmuls of features, filters with gaps, scores among all nodes,
 shares of many layers and what stands at the end of models of many sorts. None of them is a model
 kept out of training.
 """

@@ -1,7 +1,7 @@
 """Models of tokens farther off: MPT, Falcon, Mamba, QRNN and highways.
 
 They widen what is trained on by distances added to scores, filters along time, states wider than
-tokens and gates without products. None of them is a model kept out of training.
+tokens and gates without matmuls. None of them is a model kept out of training.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def larger(x: Tensor, times: int = 2) -> Tensor:
 
 
 def pixels(y: Tensor) -> Tensor:
-    """Cross entropy of every place, channels being classes; places nobody labelled do not count."""
+    """Cross entropy of every place, channels being classes; unlabelled places do not count."""
     told = F.log_softmax(y.float(), 1)[:, 0]
     counts = (y[:, -1].detach() > -1.0).float()
     return -(told * counts).sum() / counts.sum().clamp_min(1.0)

@@ -1,7 +1,7 @@
 """Images near those known that are made, matched or told apart, and how images come in.
 
-They widen what is trained on by channels handed on part by part, branches added before an
-activation, cheap copies of channels, shifted products, couplings and their determinants, weights
+They widen what is trained on by channels sent on part by part, branches added before an
+activation, cheap copies of channels, shifted matmuls, couplings and their determinants, weights
 scaled by their largest stretch, bytes made numbers. None is a model kept out of training.
 """
 
@@ -113,7 +113,7 @@ def ghostnet(chance: Random, precision: str) -> Made:
 
 
 class Flow(nn.Module):  # type: ignore[misc]
-    """Optical flow: products of one image with the other shifted, then a flow told from them."""
+    """Optical flow: matmuls of one image with the other shifted, then a flow told from them."""
 
     def __init__(self, c: int, reach: int, precision: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models of tokens near those known: other scores and masks, heads that talk, shared layers.
+"""Models of tokens near those known: other scores and masks, talking heads, shared layers.
 
 They widen what is trained on by scores looked up by distance, masks that decay, capped scores, a
 few places that read many, heads mixed before and after they choose. None is a model kept out of
@@ -191,7 +191,7 @@ def perceiver(chance: Random, precision: str) -> Made:
 
 
 class Talking(nn.Module):  # type: ignore[misc]
-    """Heads that talk before and after they choose; some choose by sigmoid; branches are scaled."""
+    """Talking heads, mixed before and after they choose; some by sigmoid; branches are scaled."""
 
     def __init__(self, width: int, heads: int, smooth: bool, precision: str) -> None:
         super().__init__()

@@ -76,7 +76,7 @@ def gated(chance: Random, precision: str) -> Made:
 
 
 class Mixer(nn.Module):  # type: ignore[misc]
-    """A recommendation model: embeddings, products between them, a click's probability."""
+    """A recommendation model: embeddings, matmuls between them, a click's probability."""
 
     def __init__(self, width: int, precision: str) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 fp32    everything in fp32
 bf16    parameters and activations in bf16
-amp     fp32 parameters, products in bf16, norms, softmax and losses in fp32
+amp     fp32 parameters, matmuls in bf16, norms, softmax and losses in fp32
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def stored(precision: str) -> torch.dtype:
 
 
 def half(precision: str, *tensors: Tensor) -> Any:
-    """Tensors as a product takes them."""
+    """Tensors as a matmul takes them."""
     given = [t.to(_HALF) if precision == "amp" and t is not None else t for t in tensors]
     return given[0] if len(given) == 1 else given
 

@@ -1,8 +1,8 @@
 """Still more models of images: windows and grids, levels joined, group norms with conditions.
 
-They widen what is trained on by what was foretold worst on families left out: group norms and their
-gradients, windows cut and put back, images made larger and joined. None of them is a model kept out
-of training; each shares building blocks with many.
+They widen what is trained on by what was predicted worst on families left out: group norms and
+their gradients, windows cut and put back, images made larger and joined. None of them is a model
+kept out of training; each shares building blocks with many.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class Generator(nn.Module):  # type: ignore[misc]
 
 
 def generator(chance: Random, precision: str) -> Made:
-    """A generator or an encoder of images that is told a class."""
+    """A generator or an encoder of images that is given a class."""
     c, side = chance.choice(((64, 32), (128, 16), (128, 32), (192, 16), (256, 16), (384, 8)))
     x = _image(chance, precision, c, side)
     batch = min(len(x), 64)

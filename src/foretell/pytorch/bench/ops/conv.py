@@ -46,7 +46,7 @@ def cases() -> Iterator[Case]:
 def _each_way(op: str, i: int, shape: dict[str, int]) -> Iterator[Case]:
     for dtype, layout in _ALWAYS + (_OFTEN if i % 3 == 0 else ()):
         for part in _PARTS:
-            if part != "dgrad" or shape["c"] > 4:  # nobody asks for the gradient of a picture
+            if part != "dgrad" or shape["c"] > 4:  # nothing asks for the gradient of a picture
                 yield case(op, part, dtype, layout, **shape)
 
 
@@ -60,7 +60,7 @@ def _batch(i: int, shape: dict[str, int]) -> int:
 
 
 def _drawn() -> Iterator[dict[str, int]]:
-    """Layers nobody published: filters of 1, 3, 5, 7, dense, grouped and depthwise."""
+    """Layers that were not published: filters of 1, 3, 5, 7, dense, grouped and depthwise."""
     for i, point in enumerate(fill(90, (8, 256), (8, 1024), (8, 1024), (7, 224))):
         c, k = snap(point[1], (16, 8, 32, 1)[i % 4]), snap(point[2], (16, 8, 32, 1)[i % 4])
         groups = (1, 1, 1, 0, 1, 4)[i % 6] or c

@@ -1,4 +1,4 @@
-"""Matrix products: linear layers with their two gradients, and batched products.
+"""matmuls: linear layers with their two gradients, and batched matmuls.
 
 linear   forward y = x·Wᵀ + b, dgrad gy·W, wgrad gyᵀ·x;  m rows, n features out, k in
          layout nk: W is stored n×k (torch.nn.Linear); kn: k×n (HF Conv1D, plain matmul)
@@ -91,7 +91,7 @@ def _even(value: float) -> int:
 
 
 def linear(asked: Case, place: Place) -> Call:
-    """One of the three products of a linear layer."""
+    """One of the three matmuls of a linear layer."""
     m, n, k = asked["m"], asked["n"], asked["k"]
     weight = _weight(asked, place)
     if asked.direction == "forward":
@@ -116,7 +116,7 @@ def _weight(asked: Case, place: Place) -> torch.Tensor:
 
 
 def bmm(asked: Case, place: Place) -> Call:
-    """A batch of products, one operand perhaps read transposed."""
+    """A batch of matmuls, one operand perhaps read transposed."""
     b, m, n, k = asked["b"], asked["m"], asked["n"], asked["k"]
     left = place.randn(*((b, k, m) if asked.layout == "tn" else (b, m, k)), dtype=asked.dtype)
     right = place.randn(*((b, n, k) if asked.layout == "nt" else (b, k, n)), dtype=asked.dtype)

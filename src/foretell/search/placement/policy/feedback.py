@@ -1,7 +1,7 @@
 """What the simulation of a placement says about each op group and each cell. Compiled.
 
 Shares of the step: when a group's forward begins, when its backward and its gradients are done,
-how long they were waited for; how long the devices of a cell compute, talk and hold what they can.
+how long they were waited for; how long the devices of a cell compute, communicate and hold.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from foretell.search.placement.tasks import (
 from foretell.search.placement.write import written
 
 GROUP_FEEDBACK = 5  # forward begins, backward ends, gradients agree, waited for them, sends before
-CELL_FEEDBACK = 5  # computes, talks, its messages, first begins, memory
+CELL_FEEDBACK = 5  # computes, communicates, its messages, first begins, memory
 
 
 def feedback(problem: Problem, placement: Placement) -> tuple[Any, Any, Any, float]:
@@ -61,7 +61,7 @@ def told(
     group: F2,
     cell: F2,
 ) -> float:
-    """Play a placement and fill in what its groups and cells did."""
+    """Simulate a placement and fill in what its groups and cells did."""
     cells = len(t.kind)
     p = page(len(sets), cells, micros)
     written(t, sets, ways, served, micros, fuse, share, p)

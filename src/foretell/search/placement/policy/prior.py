@@ -24,12 +24,12 @@ from foretell.search.placement.policy.view import CELL, GROUP, LINK, NEXT, PLACE
 WIDTHS = {
     "group": GROUP, "cell": CELL, "place": PLACE, "link": LINK, "next": NEXT, "way_on": WAY_ON,
 }  # fmt: skip
-FLOOR = 0.05  # of all chances is dealt out evenly: nothing is ruled out unseen
+FLOOR = 0.05  # of all chances is split evenly: nothing is ruled out unseen
 
 
 @dataclass
 class Learned:
-    """Chances by a network, which looks at the last placement's simulation and plays none."""
+    """Chances by a network, which looks at the last placement's simulation and simulates none."""
 
     weights: net.Weights
     _view: View | None = field(default=None, init=False, repr=False)
