@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from foretell.report import words
 from foretell.report.answers import Layout, of
 
 
@@ -55,7 +56,7 @@ def _row(found: Layout) -> dict[str, Any]:
     counts = (found.gpus, found.devices, found.ranks)
     return {
         "gpus": next((int(n) for n in counts if n is not None), _ranks(text)),
-        "strategy": found.strategy or _strategy(text),
+        "strategy": words.strategy(found.strategy) if found.strategy else _strategy(text),
         "step_s": found.step_s,
         "samples_per_s": samples or (batch or 0.0) / found.step_s,
         "peak_bytes": found.peak_bytes or 0.0,
@@ -69,8 +70,8 @@ def _says(found: Layout) -> str:
     """What the row says of its limits, in a line."""
     told = found.advice or found.findings or found.limits or ""
     items = told if isinstance(told, list) else [told]
-    words = [_finding(i) if isinstance(i, Mapping) else str(i) for i in items]
-    return "; ".join(filter(None, words))
+    parts = [_finding(i) if isinstance(i, Mapping) else str(i) for i in items]
+    return "; ".join(filter(None, parts))
 
 
 def _finding(found: Mapping[str, Any]) -> str:
@@ -92,7 +93,7 @@ def _ranks(text: str) -> int:
 
 
 def _strategy(text: str) -> str:
-    return "+".join(k for k, v in _degrees(text).items() if v > 1) or "one device"
+    return " + ".join(k.upper() for k, v in _degrees(text).items() if v > 1) or "one device"
 
 
 def _is_number(value: Any) -> bool:

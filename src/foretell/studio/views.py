@@ -11,6 +11,7 @@ from foretell.advise import Counsel, Step, advise
 from foretell.advise.advise import TRIED
 from foretell.cluster import Cluster
 from foretell.errors import InputError
+from foretell.report import words
 from foretell.report.content import Content, Line
 from foretell.report.lines import columns
 from foretell.report.pack import packed
@@ -44,7 +45,11 @@ def _page(lines: Sequence[Line], content: Content) -> dict[str, Any]:
         spans += line.timeline.graph.size
         if spans <= MOST_SPANS:
             drawn.append(line)
-    return numbers(lines, content) | {"lines": columns(drawn)}
+    found = numbers(lines, content) | {"lines": columns(drawn)}
+    if len(drawn) < len(lines):
+        missing = ", ".join(line.name for line in lines[len(drawn) :])
+        found["notes"] = [*found["notes"], f"{missing}: too many tasks to draw; export a report"]
+    return found
 
 
 def ranked(of: Step, tell: Tell) -> Counsel:
@@ -96,8 +101,6 @@ def _predicted(content: Content, found: Prediction, cluster: Cluster, model: Any
     """The head of a plan's page: time, memory, MFU and cost."""
     from dataclasses import replace
 
-    from foretell.report import words
-
     batch = found.plan.global_batch or model.batch
     fits = "fits" if found.fits else f"out of memory by {words.size(found.missing)}"
     figures: list[dict[str, Any]] = [
@@ -136,20 +139,9 @@ def strategies(workload: str, cluster: str, gpus: str, tell: Tell) -> list[dict[
     return _with_front(found)
 
 
-# What strategies of the oracle are called by people.
-_WORDS = {
-    "data": "DDP", "zero": "ZeRO", "fsdp": "FSDP", "tensor": "TP", "pipeline": "PP",
-    "context": "CP", "expert": "EP",
-}  # fmt: skip
-
-
-def _named(strategy: str) -> str:
-    return "+".join(_WORDS.get(part, part) for part in strategy.split("+"))
-
-
 def _scaled(row: Any) -> dict[str, Any]:
     return {
-        "gpus": row.gpus, "strategy": _named(row.strategy), "step_s": row.step,
+        "gpus": row.gpus, "strategy": words.strategy(row.strategy), "step_s": row.step,
         "peak_bytes": row.peak, "fits": row.missing == 0, "plan": str(row.plan),
         "samples_per_s": row.samples,
         "cost": row.money / row.batch if row.money else None, "mfu": row.utilisation,
@@ -176,7 +168,8 @@ def _swept(
             best.append(k)
     return [
         {
-            "gpus": n, "strategy": _named(strategy(plans[k])), "step_s": float(swept.found.step[k]),
+            "gpus": n, "strategy": words.strategy(strategy(plans[k])),
+            "step_s": float(swept.found.step[k]),
             "peak_bytes": float(swept.found.peak[k]), "fits": True, "plan": str(plans[k]),
             "samples_per_s": batch / float(swept.found.step[k]),
             "cost": float(swept.money[k]) / batch if swept.price else None, "mfu": None, "says": "",
@@ -202,7 +195,7 @@ def planned(workload: str, cluster: Cluster, planner: str, tell: Tell) -> list[d
         "mfu": found.prediction.utilisation,
     }  # fmt: skip
     rows = [("the plan found", found.predicted, known)]
-    rows += [(_named(name), s, {}) for name, s in found.baselines.items() if s]
+    rows += [(words.strategy(name), s, {}) for name, s in found.baselines.items() if s]
     return _with_front([_rival(*row, cluster.size, batch) for row in rows])
 
 
