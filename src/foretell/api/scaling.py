@@ -147,16 +147,16 @@ def oracle(
     time and cost for; `price` is per GPU and hour, `prices` a TOML file of prices by name.
     """
     workload = workload_of(model)
-    numbers, listed = counts(gpus), _prices(prices)
+    numbers, listed = counts(gpus), prices_of(prices)
 
     def samples(count: int) -> int:
         return batch if batch is not None else (per_gpu or workload.batch) * count
 
-    def sized(count: int) -> Cluster:
-        return machines(_at_prices(_sized(cluster, count), price, listed), calibration)
+    def at_scale(count: int) -> Cluster:
+        return machines(at_prices(sized(cluster, count), price, listed), calibration)
 
     space = Space(dtype=dtype, framework=framework)
-    rows = scaling(workload, sized, numbers, samples, space, progress, pool)
+    rows = scaling(workload, at_scale, numbers, samples, space, progress, pool)
     return ScalingResult(
         workload=workload.name,
         rows=tuple(rows),
@@ -168,7 +168,7 @@ def oracle(
     )
 
 
-def _sized(spec: str, gpus: int) -> Cluster:
+def sized(spec: str, gpus: int) -> Cluster:
     """The cluster with so many devices: a spec with its number replaced, or a part of a file."""
     name, _, options = spec.partition(":")
     kept = [o for o in options.split(",") if o and not o.startswith(("gpus=", "nodes="))]
@@ -183,7 +183,7 @@ def _sized(spec: str, gpus: int) -> Cluster:
     return found.subset(range(gpus)) if found.size > gpus else found
 
 
-def _prices(path: str | os.PathLike[str] | None) -> dict[str, float]:
+def prices_of(path: str | os.PathLike[str] | None) -> dict[str, float]:
     """Price per hour by the name of a device or node, from a file."""
     if path is None:
         return {}
@@ -200,7 +200,7 @@ def _prices(path: str | os.PathLike[str] | None) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
-def _at_prices(cluster: Cluster, price: float | None, listed: dict[str, float]) -> Cluster:
+def at_prices(cluster: Cluster, price: float | None, listed: dict[str, float]) -> Cluster:
     """The cluster at the prices that were given; its own otherwise."""
 
     def of(node: Any) -> float:

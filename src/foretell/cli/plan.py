@@ -40,13 +40,19 @@ STOPPED = 130  # exit code of what Ctrl-C ended
 @click.option(
     "--runnable", is_flag=True, help="Keep to plans that `foretell run` executes (joint search)."
 )
+@click.option("--tokens", help="Train so many tokens (2T, 300B): how many of which GPUs, cheapest?")
+@click.option("--days", type=click.FloatRange(min=0), default=0.0, help="… in so many days.")
+@click.option("--gpus", default="8..2048", show_default=True, help="… on so many GPUs.")
+@click.option("--batch", type=click.IntRange(0), default=0, help="… with so many samples a step.")
+@click.option("--prices", type=click.Path(path_type=Path), help="TOML: device = price per hour.")
 @calibration_option
 @pool_options
 @verbose_option
 @json_option
 def command(
     workload: str | None, cluster: str, planner: str, output: Path | None, seeds: int,
-    runnable: bool, jobs: int, on_ray: str, calibration: Path | None, verbose: bool, as_json: bool,
+    runnable: bool, tokens: str | None, days: float, gpus: str, batch: int, prices: Path | None,
+    jobs: int, on_ray: str, calibration: Path | None, verbose: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Find the plan with the shortest step of WORKLOAD on a cluster; compare it with baselines."""
     from foretell.api import plan
@@ -55,6 +61,10 @@ def command(
     from foretell.search.planners import parse
 
     named = offered.require_workload(workload)
+    if tokens:
+        asked = {"tokens": tokens, "days": days, "gpus": gpus, "batch": batch, "prices": prices}
+        answer_result(_bought(named, cluster, asked), as_json, verbose)
+        return
     if output is not None:
         require_place(output)  # not after minutes of search
     chosen, where = parse(planner), machines(cluster, calibration)
@@ -86,3 +96,12 @@ def _runnable(planner: Any) -> Any:
             f"--runnable with `{planner.name}`", hint="the joint search has it: leave --with away"
         )
     return replace(planner, runnable=True)
+
+
+def _bought(workload: str, devices: str, asked: dict[str, Any]) -> Any:
+    """The cheapest number and kind of GPUs; `--on` names the kinds, with `+` between them."""
+    from foretell.api.purchasing import buy
+    from foretell.cli.progress import working
+
+    with working("looking for the cheapest GPUs") as tell:
+        return buy(workload, devices.split("+"), progress=tell, **asked)
