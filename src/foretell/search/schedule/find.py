@@ -117,7 +117,7 @@ def _search(
     least_units = integer_problem.makespan(whole, micro_batches)
     best = Finish(whole, micro_batches, least_units, progress, objective == "idle")
     rate = Rate(alone(whole), integer_problem.period(whole))
-    stopped = "work"
+    stopped, first = "work", budget
     try:
         begin(best, _known(problem, micro_batches), budget)
         first = budget.part(_PERIOD)
@@ -130,7 +130,7 @@ def _search(
             raise
         stopped = "interrupted"
     found = _described(problem, whole, rate, best.items, best.bound)
-    if stopped == "work" and time.monotonic() >= budget.deadline:
+    if stopped == "work" and (first.late or time.monotonic() >= budget.deadline):
         stopped = "time"
     done = found.proven and best.is_least
     return replace(found, stopped="bound" if done else stopped)
