@@ -84,6 +84,24 @@ def test_a_function_is_near_the_libraries(name):
     np.testing.assert_array_max_ulp(found, known, maxulp=8)
 
 
+EDGES = np.array([0.0, -0.0, 1.0, 0.5, 5e-324, 1e-310, 1.7e308, np.inf, np.nan, -1.0, 0.3, 710.0])
+
+
+def test_a_few_numbers_are_as_in_an_array():
+    """Single numbers go another way, to the same bits."""
+    values = np.concatenate([EDGES, VALUES[:3000], np.log(VALUES[:3000]), -EDGES])
+    with np.errstate(all="ignore"):
+        asked = [("exp", ()), ("log", ())]
+        asked += [("power", (to,)) for to in (0.3, 1.0, 2.3, -1.5, 0.0, 40.0)]
+        for name, more in asked:
+            function = getattr(portable, name)
+            few = np.concatenate([function(values[k : k + 1], *more) for k in range(len(values))])
+            np.testing.assert_array_equal(few, function(values, *more), err_msg=name)
+    assert portable.power(np.float64(3.0), np.array([0.5])).shape == (1,)
+    assert portable.power(3.0, 0.5).shape == portable.exp(1.0).shape == ()
+    assert portable.exp(np.zeros((0, 3))).shape == (0, 3)
+
+
 def test_powers_roots_and_tangents_are_near_the_libraries():
     for to in (0.3, 1.0, 2.0, 2.3, 4.0, -1.5):
         values = VALUES[np.abs(np.log(VALUES) * to) < 300]
