@@ -75,6 +75,18 @@ def test_clocks_are_laid_over_each_other_by_collectives(tmp_path: Path, clock: f
     assert other.graph.facts["measured"] == pytest.approx(same.graph.facts["measured"])
 
 
+def test_a_late_rank_among_many_is_named_and_the_others_are_on_its_clock(tmp_path: Path) -> None:
+    """64 ranks, each with a clock of its own; one begins its step later than the rest."""
+    many, slow = 64, 37
+    ranks = (rank(k, 150 * (k == slow), 977.0 * k * (-1) ** k, many) for k in range(many))
+    trace = read(write(tmp_path, *ranks))
+    (one,) = trace.graph.select(kind="collective").tolist()
+    assert len(trace.graph[one].lanes) == many
+    assert trace.graph.facts["late"] == pytest.approx([150 * US * (k == slow) for k in range(many)])
+    assert any(f"rank {slow} is a straggler" in note for note in trace.notes)
+    assert simulate(trace.warm).seconds - trace.found == pytest.approx(500 * US, rel=0.01)
+
+
 def pair(number: int, peers: tuple[int, int], begin: float, clock: float) -> Kineto:
     """A rank that reduces with one neighbour first, then with the other."""
     k = Kineto(base=1000.0 + clock, distributedInfo={"rank": number, "world_size": 4})

@@ -52,6 +52,20 @@ def test_arguments_that_a_script_needs(here: Path) -> None:
     assert "--show-output" in str(error.value)
 
 
+def test_a_script_that_lacks_a_package_is_tried_once(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from foretell.pytorch.intake import capture
+
+    runs = []
+    plain = capture.launch
+    monkeypatch.setattr(capture, "launch", lambda *args: runs.append(1) or plain(*args))
+    (tmp_path / "lacks.py").write_text("import a_package_that_is_not_there\n")
+    with pytest.raises(InputError, match="a_package_that_is_not_there"):
+        invoke("capture", tmp_path / "lacks.py")
+    assert runs == [1]
+
+
 def test_options_for_functions_are_refused_for_scripts() -> None:
     with pytest.raises(InputError, match="--autocast is for functions"):
         invoke("capture", SCRIPTS / "plain_loop.py", "--autocast", "bf16")

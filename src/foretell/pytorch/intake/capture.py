@@ -46,6 +46,8 @@ def capture_script(
             return _REAL if is_real else ()
         if found.get("ended") is not None and is_real:
             raise _too_few(script, found["ended"])
+        if found.get("is_final"):
+            break
     raise InputError(found["error"])
 
 

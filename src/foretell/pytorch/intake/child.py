@@ -20,6 +20,9 @@ from foretell.errors import ForetellError
 from foretell.pytorch.intake.files import Journal
 from foretell.pytorch.intake.request import Request, Script, rank_and_world
 
+# What stops a script whatever its tensors are: a package or a file that is missing, wrong arguments.
+_FINAL = (ImportError, SyntaxError, FileNotFoundError)
+_USAGE = 2  # exit status of argparse and click
 _OURS = str(Path(__file__).resolve().parents[2])
 
 
@@ -41,7 +44,7 @@ def main(path: Path) -> None:
         answer = {"ended": job.steps} if is_well else _exited(request.script, left.code)
     except BaseException as error:
         traceback.print_exc()
-        answer = {"error": _told(request.script, error)}
+        answer = {"error": _told(request.script, error), "is_final": isinstance(error, _FINAL)}
     leave(request, answer)
 
 
@@ -133,7 +136,8 @@ def single_rank(script: Script) -> None:
 
 def _exited(script: Script, code: Any) -> dict[str, Any]:
     hint = "look at what it printed with --show-output; its own arguments stand behind its name"
-    return {"error": f"`{script}` exited with {code}\n\nhint: {hint}"}
+    said = f"`{script}` exited with {code}\n\nhint: {hint}"
+    return {"error": said, "is_final": code == _USAGE}
 
 
 def _told(script: Script, error: BaseException) -> str:
