@@ -20,7 +20,7 @@ from foretell.errors import ForetellError
 from foretell.pytorch.intake.files import Journal
 from foretell.pytorch.intake.request import Request, Script, rank_and_world
 
-# What stops a script whatever its tensors are: a package or a file that is missing, wrong arguments.
+# What stops a script whatever its tensors are: a missing package or file, wrong arguments.
 _FINAL = (ImportError, SyntaxError, FileNotFoundError)
 _USAGE = 2  # exit status of argparse and click
 _OURS = str(Path(__file__).resolve().parents[2])
