@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
-
 from foretell.api.purchasing import buy, token_count
 from foretell.cli.main import main
 from foretell.errors import ForetellError, InfeasibleError
@@ -40,14 +38,10 @@ def test_more_gpus_fail_more_often(prices: Path) -> None:
     assert good[8] > good[64]
 
 
-def test_the_command_answers_in_json(prices: Path) -> None:
-    done = CliRunner().invoke(
-        main,
-        ["plan", MODEL, "--on", "h100+a100-80", "--tokens", "1B", "--gpus", "8,16", "--batch", "64",
-         "--prices", str(prices), "--json"],
-    )  # fmt: skip
-    assert done.exit_code == 0
-    found = json.loads(done.output)
+def test_the_command_answers_in_json(prices: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", MODEL, "--on", "h100+a100-80", "--tokens", "1B", "--gpus", "8,16"]
+    assert main([*asked, "--batch", "64", "--prices", str(prices), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
     assert found["best"]["money"] == min(o["money"] for o in found["offers"])
     assert len(found["offers"]) == 4
 
