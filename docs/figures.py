@@ -96,6 +96,19 @@ def _second(folder: Path | None) -> Rows:
     return validated("whatifs", folder, *more, name="second")["rows"]
 
 
+def unseen(folder: Path | None) -> Table:
+    said = validated("unseen", folder)["sources"]
+    keys = ("median", "bias", "p90", "inside", "memory")
+    rows = [
+        [f"[{name}](accuracy/{name}.md)", str(v["rows"])]
+        + [_percent(v[key]) if key in v else "" for key in keys]
+        for name, v in said.items()
+        if "rows" in v
+    ]
+    head = ["source", "rows", "median", "bias", "p90", "in the 80 % interval", "peak memory"]
+    return Table("unseen", "foretell validate --unseen", head, rows, {})
+
+
 def whatifs(folder: Path | None) -> Table:
     rows = validated("whatifs", folder)["rows"]
     groups = _by_variant(rows)
@@ -232,7 +245,7 @@ def _printed(text: str) -> list[list[str]]:
 
 PAGES: dict[str, tuple[Callable[[Path | None], Table], ...]] = {
     "accuracy": (
-        whatifs, second, memory, layouts, paradl, captured, scaling, kernels, collectives, fused,
+        unseen, whatifs, second, memory, layouts, paradl, captured, scaling, kernels, collectives, fused,
     ),
     "speed": (
         benchmark("startup"), benchmark("simulator", "--quick"), benchmark("oracle"),

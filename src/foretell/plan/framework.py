@@ -23,9 +23,6 @@ from foretell.workload.op import Op
 
 HALVES = ("bf16", "fp16", "fp8", "fp4")
 ALIASES = {"megatron": "megatron-deepspeed", "ddp-flash": "ddp", "torchtitan": "fsdp"}
-# What a device generation or a number of devices without measured rows adds to the spread of
-# ln(measured / predicted); from residuals of sources left out (`foretell validate --unseen`).
-NEW_ARCH, NEW_SCALE = 0.10, 0.08
 
 
 @dataclass(frozen=True)
@@ -43,6 +40,7 @@ class FrameworkProfile:
     microbatch: float = 0.0
     gathers: int = 2
     efficiency: float = 1.0
+    compiled_host: float = 0.6
     exponent: float = 2.3
     runtime: float = 0.0
     prefetch: int = 2
@@ -55,16 +53,34 @@ class FrameworkProfile:
     quantise: float = 6.0
     copies: tuple[float, float] = (0.0, 0.0)
     contention: float = 0.0
+    kept_by_ops: float = 0.32
     sources: tuple[str, ...] = ()
     arch: tuple[str, ...] = ()
     gpus: int = 8
     spread: float = 0.123
 
-    def sigma(self, arch: str, gpus: int) -> float:
-        """Standard deviation of ln(measured / predicted) to expect on such devices."""
-        away = 0.0 if arch in self.arch else NEW_ARCH
-        far = NEW_SCALE if gpus > self.gpus else 0.0
-        return math.hypot(self.spread, away, far)
+    def sigma(self, arch: str, gpus: int, plan: Plan, kinds: Mapping[str, float]) -> float:
+        """Standard deviation of ln(measured / predicted) to expect on such devices.
+
+        `kinds` says how much of a distance of `spread.toml` a question has: 0 to 1.
+        """
+        away = distances()
+        shares = {
+            "arch": 0.0 if arch in self.arch else 1.0,
+            "scale": 1.0 if gpus > self.gpus else 0.0,
+            "fp8": 1.0 if plan.dtype in ("fp8", "fp4") else 0.0,
+            "context": 1.0 if plan.cp > 1 else 0.0,
+            **kinds,
+        }
+        return math.hypot(self.spread, *(away[name] * share for name, share in shares.items()))
+
+
+@cache
+def distances() -> dict[str, float]:
+    """What each kind of distance from measured rows adds to the spread."""
+    text = files("foretell.plan").joinpath("spread.toml").read_text(encoding="utf-8")
+    found: dict[str, float] = tomllib.loads(text)["distance"]
+    return found
 
 
 @dataclass(frozen=True)
@@ -115,12 +131,7 @@ class Running:
     @property
     def host(self) -> float:
         """Host seconds to issue one kernel; a compiled step issues them from one wrapper."""
-        return self.profile.host * (COMPILED_HOST if self.is_compiled else 1.0)
-
-
-# Of the eager host time a kernel: no dispatcher, no autograd graph of its own. An estimate: none of
-# the measured compiled steps is bound by the host.
-COMPILED_HOST = 0.6
+        return self.profile.host * (self.profile.compiled_host if self.is_compiled else 1.0)
 
 
 @cache
@@ -130,6 +141,11 @@ def profiles() -> dict[str, FrameworkProfile]:
     table: dict[str, dict[str, Any]] = tomllib.loads(text)
     whole = {name: table.get(row.get("like", ""), {}) | row for name, row in table.items()}
     return {name: _profile(name, row) for name, row in whole.items()}
+
+
+def forget() -> None:
+    """Drop what was derived from profiles, after one of them was replaced."""
+    _running.cache_clear()
 
 
 def _profile(name: str, row: dict[str, Any]) -> FrameworkProfile:

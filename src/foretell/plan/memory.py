@@ -121,11 +121,12 @@ def _kept(c: Costs, times: Array, workload: Workload) -> tuple[Array, Array]:
     """What one micro-batch keeps, and what is there for a moment when a layer is run again."""
     again = np.array([_RECOMPUTE[p.recompute] for p in c.plans.plans])
     by_ops = np.array([r.profile.selective == "ops" for r in c.plans.runs])
+    still = np.array([r.profile.kept_by_ops for r in c.plans.runs])
     kept, moment = np.zeros(len(c.plans)), np.zeros(len(c.plans))
     for layer, held, many in zip(workload.layers, c.holdings, times, strict=True):
         whole, less = (
             held.kept,
-            np.where(by_ops, held.handed + KEPT_BY_OPS * held.kept, held.kept - held.scores),
+            np.where(by_ops, held.handed + still * held.kept, held.kept - held.scores),
         )
         if layer.is_block:
             each = np.where(again == 2, held.handed, np.where(again == 1, less, whole))
@@ -148,9 +149,6 @@ def _makes_room(plan: Plan, run: Running) -> bool:
     return run.profile.kernels == "eager" and plan.dp == 1 and micro_batches(plan) == 1
 
 
-# Of what a block keeps: attention's output and the outputs of every other matmul (torchtitan's
-# per-op selective checkpointing of Llama's seven); counted, not measured.
-KEPT_BY_OPS = 0.32
 _RECOMPUTE = {"none": 0, "selective": 1, "full": 2}
 
 

@@ -29,6 +29,7 @@ from foretell.predict.remedy import remedy
 from foretell.simulate import Timeline, simulate
 from foretell.workload import Workload
 
+Rows = np.ndarray[Any, Any]
 FOUR_IN_FIVE = 1.2815515594457831  # standard deviations that hold 80 % of a normal distribution
 
 
@@ -113,7 +114,7 @@ def _one(found: Priced) -> Prediction:
     missing = max(max(over), 0.0)
     worst = found.stages[int(np.argmax(over if missing else peaks))].memory
     seconds = timeline.seconds
-    sigma = spread(plan, cluster)
+    sigma = spread(plan, cluster, found.workload, _host_share(found))
     factor = math.exp(FOUR_IN_FIVE * sigma)
     return Prediction(
         plan=plan,
@@ -179,11 +180,30 @@ def _told(
     )
 
 
-def spread(plan: Plan, cluster: Cluster) -> float:
-    """Standard deviation of ln(measured / predicted) to expect of a plan on a cluster."""
-    kinds = {device.arch for device in cluster.devices}
+def spread(
+    plan: Plan, cluster: Cluster, workload: Workload | None = None, host: float = 0.0
+) -> float:
+    """Standard deviation of ln(measured / predicted) to expect of a plan on a cluster.
+
+    `host` is the share of the step that host time bounds.
+    """
+    ops = {op.kind for layer in workload.layers for op in layer.works()} if workload else set()
     profile = running(plan).profile
-    return max(profile.sigma(arch, cluster.size) for arch in sorted(kinds))
+    kinds = {"images": float("conv" in ops), "experts": float("experts" in ops), "host": host}
+    arches = sorted({device.arch for device in cluster.devices})
+    return max(profile.sigma(arch, cluster.size, plan, kinds) for arch in arches)
+
+
+def _host_share(found: Priced) -> float:
+    """How much of a step moves with host time: host^p of host^p + device^p, over all layers."""
+    host = device = 0.0
+    for stage in found.stages:
+        for layer, times in zip(stage.costs.layers, stage.layers, strict=True):
+            for part in (layer.forward, layer.backward):
+                host += times * float(part.host[0])
+                device += times * float(part.kernels[0] + part.talk[0])
+    bend = float(found.stages[0].costs.bend[0])
+    return float(host**bend / max(host**bend + device**bend, 1e-300))
 
 
 def _share(plan: Plan) -> float:
@@ -207,7 +227,8 @@ def breakdown(timeline: Timeline, found: Priced) -> dict[str, float]:
     mine = graph.rank == busiest
     update = float(took[mine & (graph.phase == Phase.UPDATE)].sum())
     own = next(one for one in found.stages if one.rank == busiest)
-    inner, talk = _inside(own.costs, max(busy))
+    drawn = _drawn(timeline, mine & compute, mine & (graph.kind == Kind.COLLECTIVE))
+    inner, talk = (max(busy), drawn) if drawn else _inside(own.costs, max(busy))
     exposed = _exposed(timeline, mine)
     idle = timeline.seconds - inner - talk - update - exposed
     return {
@@ -217,6 +238,13 @@ def breakdown(timeline: Timeline, found: Priced) -> dict[str, float]:
         "update_s": update,
         "idle_s": idle if idle > 1e-12 else 0.0,  # below that it is rounding
     }
+
+
+def _drawn(timeline: Timeline, compute: Rows, collectives: Rows) -> float:
+    """Seconds of collectives that stand between kernels on their lane, as tasks of their own."""
+    lanes = np.unique(timeline.graph.lane[compute])
+    there = collectives & np.isin(timeline.graph.lane, lanes)
+    return float((timeline.end - timeline.start)[there].sum())
 
 
 def _inside(priced: Costs, busy: float) -> tuple[float, float]:
@@ -231,7 +259,7 @@ def _inside(priced: Costs, busy: float) -> tuple[float, float]:
     return busy * (1 - share), busy * share
 
 
-def _exposed(timeline: Timeline, mine: np.ndarray[Any, Any]) -> float:
+def _exposed(timeline: Timeline, mine: Rows) -> float:
     """Seconds of collectives after the last backward of a rank has ended."""
     graph = timeline.graph
     back = mine & (graph.kind == Kind.KERNEL) & (graph.phase == Phase.BACKWARD)

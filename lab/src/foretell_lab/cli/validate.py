@@ -17,7 +17,8 @@ from foretell.report.terminal import fitted
 # for the bar alone.
 PARTS = {"kernels": 9.0, "collectives": 0.0, "whatifs": 28.0, "scaling": 10.0, "memory": 3.0,
          "capture": 90.0, "oracle": 53.0, "agreement": 40.0, "fused": 17.0, "lab": 5.0,
-         "unseen": 30.0}  # fmt: skip
+         "unseen": 30.0, "refit": 120.0, "pages": 60.0}  # fmt: skip
+ASKED = {"refit", "pages"}  # parts that run only where they are named
 SHIPPED = {"lab", "agreement"}  # parts whose measurements are in the package, or need none
 CAPTURED = {"capture", "agreement"}  # parts that run PyTorch programs
 
@@ -40,23 +41,30 @@ def _part(name: str, text: str, *, word: str = "") -> Callable[[Command], Comman
 @_part("fused", "Prices of fused ops against measured ones.")
 @_part("lab", "Plans on small networks against runs of the laboratory, which are shipped.")
 @_part("unseen", "Predictions for sources that no constant was fitted to.")
+@_part(
+    "refit", "Constants fitted again without the source of --leave-out, and that source's errors."
+)
+@_part("pages", "Write docs/accuracy: a page for each unseen source.")
+@click.option("--leave-out", metavar="SOURCE", default="", help="With --refit: the source.")
 @json_option
-def command(truth: Path | None, parts: tuple[str, ...], as_json: bool) -> None:
+def command(truth: Path | None, parts: tuple[str, ...], leave_out: str, as_json: bool) -> None:
     """Compare predictions with measurements and print the errors; all parts unless named."""
     from foretell_lab.validate import truth_folder
 
-    asked = parts or _possible()
+    asked = parts or (("refit",) if leave_out else _possible())
     folder = None if set(asked) <= SHIPPED else truth_folder(truth)
     for k, part in enumerate(asked, 1):
         module = import_module(f"foretell_lab.validate.{part}")
         with working(f"validating {part} ({k} of {len(asked)})", about=PARTS[part]):
-            found = {"part": part, **module.report(folder)}
+            more = {"leave_out": leave_out} if part == "refit" else {}
+            found = {"part": part, **module.report(folder, **more)}
         answer(found, as_json, lambda a: fitted(a["text"]))
 
 
 def _possible() -> tuple[str, ...]:
     """All parts; without PyTorch those that need none, and a word on the others."""
+    every = tuple(part for part in PARTS if part not in ASKED)
     if find_spec("torch"):
-        return tuple(PARTS)
+        return every
     click.echo(f"left out, for want of PyTorch: {', '.join(sorted(CAPTURED))}", err=True)
-    return tuple(part for part in PARTS if part not in CAPTURED)
+    return tuple(part for part in every if part not in CAPTURED)

@@ -5,6 +5,8 @@
     vtrain-multi GPT on 64 to 512 A100: the profile saw single-node rows of the same authors
     bigscience   GPT on 8 V100: neither this device nor this table was fitted to
     torchtitan   Llama under FSDP, tensor, pipeline and context parallelism on A100, H100 and H200
+    images       networks of images and encoders on one H200, from their family's spec alone
+                 (benchmarks/measured/training_parts_h200.json); host-bound rows set DDP's host time
 
 Each line has the median error, the bias, the 90th percentile and the share inside the 80 %
 interval; memory where the source has it.
@@ -30,6 +32,7 @@ from foretell.report.terminal import table as text_table
 from foretell.workload import load
 from foretell_lab.validate.layouts import bigscience, table
 
+PARTS = Path("benchmarks/measured/training_parts_h200.json")
 STEPS = Path("benchmarks/measured/llm_steps_h200.json")  # from the project's root
 
 
@@ -83,6 +86,32 @@ def _spec(r: dict[str, Any]) -> str:
         return f"gpt:{shape},{drops}"
     norm = "rms" if r.get("native") else "rms-composite"
     return f"llama:{shape},groups={r['groups']},inner={r['inner']},norm={norm}"
+
+
+_BERT = {"bert-base": (12, 768, 12, 30522), "bert-large": (24, 1024, 16, 30522)}
+_BERT |= {"roberta-large": (24, 1024, 16, 50265)}  # layers, hidden, heads, vocabulary
+_ADAM = ("bert", "vit", "swin")  # what was measured with AdamW; the others with momentum
+
+
+def images(truth: Path) -> Iterator[Row]:
+    """Networks of images and encoders on one H200."""
+    if not PARTS.exists():
+        return
+    for r in json.loads(PARTS.read_text())["rows"]:
+        if r["part"] != "step" or "seconds" not in r:
+            continue
+        precision, _, layout = r["way"].partition(" ")
+        text = f"dp=1,micro_batch={r['batch']},global_batch={r['batch']},precision={precision}"
+        text += f",framework={'ddp-amp' if layout else 'ddp'}"
+        text += ",optimizer=adam" if any(word in r["model"] for word in _ADAM) else ""
+        model = r["model"]
+        if r["seq"]:
+            names = zip(("layers", "hidden", "heads", "vocab"), _BERT[model], strict=True)
+            shape = ",".join(f"{name}={size}" for name, size in names)
+            model = f"bert:head=mlm,{shape},seq={r['seq']}"
+        found = _predicted(model, "h200", text)
+        name = f"{r['model']} {r['batch']} {r['way']}"
+        yield Row("images", name, r["seconds"], found, r["peak_bytes"])
 
 
 def vtrain_multi(truth: Path) -> Iterator[Row]:
@@ -168,6 +197,7 @@ SOURCES: dict[str, Callable[[Path], Iterator[Row]]] = {
     "vtrain-multi": vtrain_multi,
     "bigscience": volta,
     "torchtitan": torchtitan,
+    "images": images,
 }
 
 

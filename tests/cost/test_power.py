@@ -1,0 +1,49 @@
+"""The clock of a board at its power limit."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from foretell.cluster import load
+from foretell.cost import power
+
+ONE, NONE = np.ones(1), np.zeros(1)
+
+
+def device(name="h100"):
+    return load(name).devices[0]
+
+
+def clock(board, flops=800e12, kind=""):
+    energy = ONE * flops * power.joules(board, "bf16", kind)
+    return float(power.clock(board, ONE, energy, NONE, NONE)[0])
+
+
+def test_long_products_run_below_the_nominal_clock():
+    assert 0.7 < clock(device()) < 0.9  # 8192^3 settles at 1485 of 1980 MHz on 700 W
+
+
+def test_a_capped_board_has_less_left_for_its_matrix_units():
+    board = device()
+    capped = replace(board, watts=500.0)
+    assert clock(capped) < clock(board)
+    smaller = replace(capped, units=round(board.units * 500 / 700))
+    assert clock(capped) < clock(smaller)  # its static power is the whole chip's
+
+
+def test_flash_attention_2_takes_more_energy_a_flop_than_cudnn():
+    board = device("h200")
+    assert power.joules(board, "bf16", "flash2") > power.joules(board, "bf16", "attention")
+    assert power.joules(board, "bf16", "attention") > power.joules(board, "bf16")
+
+
+def test_a_board_without_a_row_keeps_its_clock():
+    assert clock(device("v100")) == pytest.approx(1.0)
+
+
+def test_memory_bound_kernels_leave_power_for_the_others():
+    board = device()
+    energy = ONE * 800e12 * power.joules(board, "bf16")
+    mixed = float(power.clock(board, ONE, energy, ONE, NONE)[0])
+    assert mixed > clock(board)
