@@ -149,6 +149,10 @@ def test_what_a_run_measures(script):
     assert found["losses"][-1] < found["losses"][0]
     traces = list((script.parent / "out").glob("rank-*.trace.json.gz"))
     assert len(traces) == 2
+    lines = (script.parent / "out/steps.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["step"] for row in rows] == list(range(6))
+    assert all(row["seconds"] > 0 and row["loss"] > 0 for row in rows)
     step = timeline_of(script.parent / "out")  # one bucket, which leaves with the last gradient
     starts = {step.graph[i].op: step.start[i] for i in range(1, step.graph.size)}
     assert sorted(starts, key=starts.get) == ["forward", "backward", "all_reduce", "optimizer"]

@@ -6,6 +6,7 @@
     rank-0.result.json   what it measured
     rank-0.trace.json.gz one profiled step, if asked for
     rank-0.log           what it printed
+    steps.jsonl          loss and seconds of each step (→ step_log.py)
     reference.npz        losses and gradients of one process, to be compared
 
 Every file is written whole or not at all; the state of a rank, which changes with every step, is

@@ -16,6 +16,7 @@ from typing import Any
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.pytorch.deploy.run_files import Asked
+from foretell.pytorch.deploy.step_log import StepLog
 
 STEPS = 3  # that are compared: momentum shows in the second, what it does in the third
 _LOSS, _GRADIENT = 1e-6, 1e-5  # relative, in the first step; from then on roundings are carried on
@@ -52,6 +53,7 @@ def run(asked: Asked, folder: Path, rank: int, pulse: Any) -> dict[str, Any]:
         fail,
         lambda words: pulse.enter(words, job.steps / steps if steps and job.steps else None),
         Path(tempfile.mkdtemp(prefix="foretell-rank-")),
+        StepLog(folder, is_on=rank == 0).write if not is_short and rank == 0 else None,
     )
     if is_short:
         home = Path.cwd() if script.is_module else Path(script.name).resolve().parent

@@ -66,6 +66,7 @@ class Training:
     fail: Callable[[InputError], None] = lambda error: None  # before the script could catch it
     tell: Callable[[str], None] = lambda words: None
     scratch: Path = Path()
+    log: Callable[[int, float, float], None] | None = None  # step, loss, seconds
     made: dict[int, Deployed] = field(default_factory=dict)  # by id of the module
     models: dict[int, Module] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -123,6 +124,8 @@ class Training:
         self.times.append(now - self._began)
         self.losses.append(sum(self._part) if self._part else torch.tensor(float("nan")))
         self._part = []
+        if self.log is not None:
+            self.log(self.steps, float(self.losses[-1]), self.times[-1])
         self.steps += 1
         self.tell(f"step {self.steps}")
         if self.wanted.steps and self.steps >= self.wanted.steps:

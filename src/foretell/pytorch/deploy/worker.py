@@ -25,6 +25,7 @@ from foretell.plan import Plan
 from foretell.pytorch.deploy import measured, run_files
 from foretell.pytorch.deploy.measured import Piece
 from foretell.pytorch.deploy.run_files import Asked, State
+from foretell.pytorch.deploy.step_log import StepLog
 
 _BEAT = 0.5  # seconds between signs of life
 _NOTED = 5  # more steps at most, to see what one is spent on
@@ -126,13 +127,16 @@ def _run(asked: Asked, folder: Path, rank: int, pulse: Pulse) -> dict[str, Any]:
     first = run.resume(Path(asked.checkpoint)) if asked.resume else 0
     last = first + asked.warmup + asked.steps
     times = []
+    log = StepLog(folder, is_on=rank == 0)
     for step in range(first, last):
         times.append(run.take(step, last, pulse))
+        log.write(step, run.losses[-1], times[-1])
         if asked.checkpoint and (
             step + 1 == last or (asked.every and not (step + 1) % asked.every)
         ):
             pulse.enter(f"checkpoint {step + 1}")
             run.save(Path(asked.checkpoint), step + 1)
+    log.close()
     result = run.measured() | {"steps_s": times[asked.warmup :], "rank": rank}
     result |= {"verified": verified, "stage": place(plan, rank)["pp"]} | run.noted(
         min(asked.steps, _NOTED)
