@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from foretell.pytorch.deploy.clip import clip_norm
+
 Module = Any
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _DATA = os.path.join(_TORCH, "utils", "data") + os.sep  # samplers ask for the script
@@ -37,6 +39,10 @@ class AsOne(nn.Module):  # type: ignore[misc]
 
     def no_sync(self) -> Any:
         return nullcontext()
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Any:
+        """As FSDP 1 has it."""
+        return clip_norm(self.parameters(), max_norm, norm_type)
 
 
 class _Done:

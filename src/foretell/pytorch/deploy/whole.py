@@ -113,7 +113,12 @@ def on_share(
     if kwargs.get(ITEMS) is not None:
         kwargs[ITEMS] = kwargs[ITEMS] * cut.weight
     with _own_numbers(cut.rank):
-        found = call(*args, **kwargs)
+        try:
+            found = call(*args, **kwargs)
+        except Exception:
+            if not is_checked:
+                raise
+            found = torch.empty(0)  # of no sample: all ranks compute the whole, or raise this there
     if is_checked:
         _require_alike(found, cut)
     return _mapped(lambda x: _joined(x, cut), found)
@@ -189,12 +194,15 @@ def _containers(values: Any) -> list[Any]:
 def _samples(values: Any) -> int:
     """How many samples a call has: the length of its first tensor; 0 where that is one sample.
 
-    A line of floating-point numbers is the features of one sample.
+    A line of floating-point numbers is the features of one sample; a table of whole numbers that is
+    not by samples is one of indices, of edges between samples maybe.
     """
     tensors = [x for x in pytree.tree_leaves(values) if isinstance(x, torch.Tensor) and x.dim()]
     if not tensors or (tensors[0].dim() == 1 and tensors[0].is_floating_point()):
         return 0
-    return len(tensors[0])
+    samples = len(tensors[0])
+    tables = [x for x in tensors if x.dim() > 1 and x.dtype in (torch.int64, torch.int32)]
+    return 0 if any(len(x) != samples for x in tables) else samples
 
 
 @contextmanager
