@@ -146,7 +146,8 @@ def _check(runs: Sequence[Run], noise: float) -> None:
 
 def on(cluster: Cluster, at: Array) -> Cluster:
     """The cluster with factors given by their logarithms."""
-    factors = dict(zip(FACTORS, np.exp(at).tolist(), strict=True))
+    with np.errstate(over="ignore"):  # runs that no factor explains: refused below
+        factors = dict(zip(FACTORS, np.exp(at).tolist(), strict=True))
     return cluster.calibrated(replace(cluster.calibration, **factors))
 
 
