@@ -5,8 +5,9 @@
 Instances: one pipeline, loops, waves, two pipelines, GPT with a sharded embedding (m), mT5 (nn),
 Flava (k); 4 to 32 devices, even and uneven stages, tight and loose memory, training and inference.
 The rival has every start as a variable, one device at a time, memory as a cumulative resource, and
-minimises the makespan; it runs with eight workers for 60 CPU seconds. Its answers are kept in
-`measured/schedule_cpsat.json`; `--solve` asks it again. Ours runs with its default budget.
+minimises the makespan; it runs with several workers for 60 CPU seconds unless said otherwise. Its
+answers are kept in `measured/schedule_cpsat.json`, each with the CPU seconds it had (`cpu_s`);
+`--solve` asks for those that are missing. Ours runs with its default budget.
 """
 
 import json
