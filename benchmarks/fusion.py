@@ -40,7 +40,7 @@ from foretell.search.fusion.disco import Backtrack, backtrack
 from foretell.search.fusion.disco import begun as begun_at
 from foretell.search.fusion.from_workload import from_workload
 from foretell.search.fusion.moves import fitting_edges
-from foretell.search.fusion.planner import Found, Fusing
+from foretell.search.fusion.planner import Found, FusionPlanner
 from foretell.search.fusion.problem import Problem
 from foretell.search.fusion.score import Judge
 from foretell.search.fusion.state import Fusion, fused, unfused
@@ -107,7 +107,7 @@ def shown(name: str) -> None:
         dtype = "" if is_paper else "bf16"
         workload = sized(load(spec), cluster, 0 if is_paper else SMALL[model], dtype)
         wanted = TABLE_1.get(model, MEAN)[name == "disco-b"] if is_paper else None
-        rows.append(row(model, Fusing().problem(workload, cluster), workload.batch, wanted))
+        rows.append(row(model, FusionPlanner().problem(workload, cluster), workload.batch, wanted))
         print(".", end="", file=sys.stderr, flush=True)
     print(f"\n{name}: {cluster.size} ranks of {cluster.devices[0].name}\n")
     told(rows)
@@ -119,9 +119,9 @@ def published() -> None:
     rows = []
     for model, (compute, apart, together) in FIGURE_7.items():
         workload = load(PAPER[model])
-        one = Fusing().problem(workload, cluster)
+        one = FusionPlanner().problem(workload, cluster)
         workload = replace(workload, batch=max(1, round(workload.batch * compute / one.compute)))
-        problem = Fusing().problem(workload, cluster)
+        problem = FusionPlanner().problem(workload, cluster)
         start = (apart - together) / len(problem.gradients)
         laws = np.array([[start, (together - start) / problem.sizes.sum(), 0.0]])
         fields = {n: getattr(problem, n) for n in Problem.__dataclass_fields__}
@@ -152,8 +152,8 @@ def rivals() -> None:
     worse = 0
     for spec, name in CASES:
         workload, cluster = load(spec), load_cluster(name)
-        problem = Fusing().problem(workload, cluster)
-        ours = Fusing().search(problem)
+        problem = FusionPlanner().problem(workload, cluster)
+        ours = FusionPlanner().search(problem)
         spent, many = ours.run.spent, ours.run.judge.evaluations
         plain = ours.baselines["inductor, best buckets"]
         equal = hill_climb(_judge(problem), many).step
@@ -162,8 +162,10 @@ def rivals() -> None:
         papers = backtrack(paper, Backtrack(patience=10**9), begun_at(paper)).step
         bundles = Run(_judge(problem))
         bundled(bundles, bundles.see(plain), fitting_edges(problem))
-        formula = Fusing(learned=False).problem(workload, cluster)
-        simple = _judge(problem).score(fusion_on(problem, Fusing().search(formula).best.fusion))
+        formula = FusionPlanner(learned=False).problem(workload, cluster)
+        simple = _judge(problem).score(
+            fusion_on(problem, FusionPlanner().search(formula).best.fusion)
+        )
         steps = (plain.step, equal, as_long, papers, ours.best.step, bundles.best.step, simple.step)
         worse += ours.best.step > min(plain.step, equal, as_long, papers)
         cells = " | ".join(f"{1e3 * s:.4f}" for s in steps)
@@ -196,7 +198,7 @@ def sized(workload: Workload, cluster: Cluster, batch: int, dtype: str) -> Workl
 
 def row(model: str, problem: Problem, batch: int, wanted: float | None) -> dict[str, object]:
     begun = time.process_time()
-    ours = Fusing(reorder=True, seconds=LIMIT / 2).search(problem)
+    ours = FusionPlanner(reorder=True, seconds=LIMIT / 2).search(problem)
     halves = sharded(problem, ours)
     spent = time.process_time() - begun
     paper = Run(Judge(problem), seconds=LIMIT)

@@ -26,7 +26,7 @@ from table import Row, show
 
 from foretell.cluster import Cluster
 from foretell.cluster import load as machines
-from foretell.search.placement import Evaluator, Placing, problem
+from foretell.search.placement import Evaluator, PlacementPlanner, problem
 from foretell.search.placement.baselines import drawn
 from foretell.search.placement.factors import refined
 from foretell.search.placement.policy.prior import Learned, read, shipped
@@ -58,7 +58,7 @@ class Job:
     model: str
     cluster: Cluster
     each: int  # samples a device
-    planner: Placing
+    planner: PlacementPlanner
 
 
 def made(job: Job) -> Planned:
@@ -148,7 +148,7 @@ def wide(count: int) -> Iterator[Cluster]:
         yield replace(worlds.cluster(draw, worlds.UNSEEN_DEVICES), name=f"wide-{number}")
 
 
-def fixed(planner: Placing, only: set[str], quick: bool) -> list[Job]:
+def fixed(planner: PlacementPlanner, only: set[str], quick: bool) -> list[Job]:
     """All models on the fixed test beds."""
     return [
         Job(where, model, cluster, max(1, round(each * times)), planner)
@@ -158,7 +158,7 @@ def fixed(planner: Placing, only: set[str], quick: bool) -> list[Job]:
     ]
 
 
-def mixes(planner: Placing, machines: Iterator[Cluster]) -> list[Job]:
+def mixes(planner: PlacementPlanner, machines: Iterator[Cluster]) -> list[Job]:
     """Random topologies, the models in turn."""
     found = []
     for i, cluster in enumerate(machines):
@@ -254,7 +254,9 @@ def main() -> None:
     only = set(words.get("--only", every).split(","))
     first, _, last = words.get("--seeds", "0").partition("-")
     seeds = list(range(int(first), int(last or first) + 1))
-    planner = Placing(playouts=100, strokes=18_000, polish=3000) if quick else Placing()
+    planner = (
+        PlacementPlanner(playouts=100, strokes=18_000, polish=3000) if quick else PlacementPlanner()
+    )
     if "speed" in only:
         show("Placements a second", speed())
     if "factors" in only:

@@ -17,7 +17,7 @@ from foretell.pytorch.ranks.pool import Pool  # noqa: E402
 from foretell.simulate import simulate  # noqa: E402
 from foretell_lab.emulation import cpu, matrix, mixed, mixed_plans, table  # noqa: E402
 from foretell_lab.emulation.mixed import Held, Setting  # noqa: E402
-from foretell_lab.emulation.mixed_parts import Worth  # noqa: E402
+from foretell_lab.emulation.mixed_parts import RankSpeed  # noqa: E402
 from foretell_lab.emulation.mixed_step import step  # noqa: E402
 from foretell_lab.emulation.prices import Prices  # noqa: E402
 
@@ -52,7 +52,7 @@ def worth(stretch, ranks=2, act=0.0):
          "seconds": LATENCY + s / RATE}
         for op in ops for s in (1000, 100_000, MB, 4 * MB)
     ]  # fmt: skip
-    return Worth(Prices({"links": rows}, "slow", ranks), stretch, act)
+    return RankSpeed(Prices({"links": rows}, "slow", ranks), stretch, act)
 
 
 def seconds(plan, stretch=(1.0, 2.0), **more):

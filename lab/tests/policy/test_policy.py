@@ -11,7 +11,7 @@ from foretell.errors import InputError
 from foretell.search.placement import mcts
 from foretell.search.placement.evaluate import Evaluator
 from foretell.search.placement.mcts import Asked, Tree, even_chances
-from foretell.search.placement.planner import Placing
+from foretell.search.placement.planner import PlacementPlanner
 from foretell.search.placement.policy import net, prior
 from foretell.search.placement.policy.feedback import feedback
 from foretell.search.placement.policy.view import GUESS, WAY_ON, view
@@ -200,7 +200,7 @@ def test_there_is_nothing_to_resume(tmp_path):
 
 def test_priors_by_name(on):
     with pytest.raises(InputError, match="prior"):
-        Placing(prior="lerned").plan(on.problem.workload, on.problem.cluster)
+        PlacementPlanner(prior="lerned").plan(on.problem.workload, on.problem.cluster)
 
 
 SCRIPT = """
@@ -214,7 +214,7 @@ def make():
 def test_a_model_of_ones_own_is_placed(tmp_path):
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(SCRIPT)
-    planned = Placing(playouts=4, strokes=300, polish=100).plan(
+    planned = PlacementPlanner(playouts=4, strokes=300, polish=100).plan(
         load(f"{tmp_path / 'train.py'}:make", scripts=True), machines("heterog-8")
     )
     assert planned.predicted <= min(planned.baselines.values()) * (1 + 1e-9)

@@ -22,7 +22,7 @@ from foretell.report import words
 from foretell.search.oracle import counts
 from foretell.search.purchase import Offer, chosen, offers
 
-TOKENS = 2**22  # of a step where nobody says: what published runs of 7 to 405 B use, about 4 M
+TOKENS = 2**22  # of a step by default: what published runs of 7 to 405 B use, about 4 M
 _SHOWN = 12  # offers that are shown
 _COUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMBTkmbt]?)")
 _MANY = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}

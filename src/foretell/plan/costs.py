@@ -17,7 +17,7 @@ from foretell.cluster import Cluster, Device
 from foretell.cost import collective, kernel
 from foretell.plan.framework import running
 from foretell.plan.groups import expert_ranks, levels, stride
-from foretell.plan.hold import Holding, holdings
+from foretell.plan.hold import LayerMemory, holdings
 from foretell.plan.layouts import Array, Layouts, Rows, layouts
 from foretell.plan.parts import LayerCost, Part, layer_costs, slowest
 from foretell.plan.plan import Plan
@@ -31,7 +31,7 @@ class Costs:
 
     plans: Layouts
     layers: list[LayerCost]
-    holdings: list[Holding]
+    holdings: list[LayerMemory]
     bend: Array
     turn: Array
     again: Array  # what is run again of a block: 0 nothing, 1 attention, 2 all of it
@@ -72,8 +72,8 @@ def unpriced(plans: Sequence[Plan], workload: Workload) -> Costs:
     return Costs(table, [], holdings(workload, table), zero, zero, zero, share)
 
 
-def _taken(held: Holding, which: Rows) -> Holding:
-    return Holding(**{name: values[which] for name, values in vars(held).items()})
+def _taken(held: LayerMemory, which: Rows) -> LayerMemory:
+    return LayerMemory(**{name: values[which] for name, values in vars(held).items()})
 
 
 def _again(plan: Plan) -> float:

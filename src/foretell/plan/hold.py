@@ -21,7 +21,7 @@ _SCORES = ("softmax", "mask", "dropped")  # what attention keeps besides queries
 
 
 @dataclass(frozen=True)
-class Holding:
+class LayerMemory:
     """One layer, an entry a layout; elements and bytes of one rank."""
 
     weights: Array  # elements that every data-parallel rank has
@@ -39,12 +39,12 @@ class Holding:
         return self.weights - self.frozen, self.experts - self.frozen_experts
 
 
-def holdings(workload: Workload, cells: Layouts) -> list[Holding]:
+def holdings(workload: Workload, cells: Layouts) -> list[LayerMemory]:
     """What each layer holds once, for every cell."""
     return [_holding(workload, layer, cells) for layer in workload.layers]
 
 
-def _holding(workload: Workload, layer: Layer, cells: Layouts) -> Holding:
+def _holding(workload: Workload, layer: Layer, cells: Layouts) -> LayerMemory:
     degrees, batch = cells.degrees(), cells.column("micro_batch")
     zero = np.zeros(len(cells))
     sums = {name: zero.copy() for name in _SUMMED}
@@ -75,7 +75,7 @@ def _holding(workload: Workload, layer: Layer, cells: Layouts) -> Holding:
                     if _is_score(op, tensor.name):
                         sums["scores"][rows] += size
     handed = layer.handed(degrees, batch, workload.dtype)
-    return Holding(**sums, handed=np.broadcast_to(handed, zero.shape), largest=largest)
+    return LayerMemory(**sums, handed=np.broadcast_to(handed, zero.shape), largest=largest)
 
 
 def _kept_in(op: Op, tensor: Tensor, dtype: str, run: Running) -> str:

@@ -46,7 +46,7 @@ class Rates:
     is_block: Array  # 1 or 0
 
 
-class Bill(NamedTuple):
+class PlacedStageCost(NamedTuple):
     """One stage and one micro-batch: seconds, and bytes of each of its ranks."""
 
     forward: float
@@ -140,14 +140,14 @@ def _first(op: Op) -> Op:
     return replace(op, options={**op.options, "first": True})
 
 
-def bill(prices: Prices, place: Place) -> Bill:
+def bill(prices: Prices, place: Place) -> PlacedStageCost:
     """What a stage costs and holds."""
     r, times = prices.rates(place.ranks), np.array(place.times, float)
     blocks, again = times * r.is_block, float("recompute" in place.ways)
     trains = float("frozen" not in place.ways)
     kept = float(product(times - again * blocks, r.kept) + product(again * blocks, r.handed))
     dropped = float(np.max((r.kept + r.brief) * (blocks > 0))) * again
-    return Bill(
+    return PlacedStageCost(
         forward=float(product(times, r.forward)),
         inputs=float(product(times, r.inputs) + product(again * blocks, r.forward)),
         weights=float(product(times, r.weights)) * trains,

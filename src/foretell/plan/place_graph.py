@@ -15,7 +15,15 @@ from foretell.errors import InputError
 from foretell.graph import Builder, Graph
 from foretell.graph.groups import group_text
 from foretell.plan.check import check
-from foretell.plan.place_costs import Bill, Prices, bill, message, offloading, tying, updating
+from foretell.plan.place_costs import (
+    PlacedStageCost,
+    Prices,
+    bill,
+    message,
+    offloading,
+    tying,
+    updating,
+)
 from foretell.plan.place_memory import constant, tied_elements
 from foretell.plan.places import Act, Edge, Place, acts, copies, edges, places
 from foretell.plan.plan import Plan
@@ -118,7 +126,7 @@ def _ready(sheet: _Sheet, act: Act) -> bool:
     return own and all(made in sheet.task for made, _ in _needs(sheet, act))
 
 
-def _write(sheet: _Sheet, act: Act, paid: Bill, group: list[int]) -> None:
+def _write(sheet: _Sheet, act: Act, paid: PlacedStageCost, group: list[int]) -> None:
     ways = sheet.found[act.stage].ways
     task = sheet.build.task(
         lanes=[sheet.lanes[r][0] for r in group],
@@ -139,7 +147,7 @@ def _write(sheet: _Sheet, act: Act, paid: Bill, group: list[int]) -> None:
         _send(sheet, act, group[0])
 
 
-def seconds(prices: Prices, place: Place, kind: str, paid: Bill) -> float:
+def seconds(prices: Prices, place: Place, kind: str, paid: PlacedStageCost) -> float:
     """How long one block of a stage takes; offloading hides behind it as far as it can."""
     took = {"F": paid.forward, "B": paid.backward, "I": paid.inputs, "W": paid.weights}[kind]
     if "offload" in place.ways and kind != "W":

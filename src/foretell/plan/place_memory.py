@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from foretell.plan.place_costs import Bill, Prices, bill
+from foretell.plan.place_costs import PlacedStageCost, Prices, bill
 from foretell.plan.places import Act, Place
 from foretell.workload import Workload
 
@@ -24,7 +24,9 @@ class Change(NamedTuple):
     end: float
 
 
-def change(kind: str, paid: Bill, ways: Sequence[str], *, trains: bool, split: bool) -> Change:
+def change(
+    kind: str, paid: PlacedStageCost, ways: Sequence[str], *, trains: bool, split: bool
+) -> Change:
     """What one block of a stage does to the memory of its ranks."""
     away = "offload" in ways and trains
     kept = paid.kept if trains else 0.0

@@ -25,11 +25,11 @@ from foretell.plan.cut import with_cuts
 from foretell.plan.unsupported import unsupported
 from foretell.search import mixed
 from foretell.search.evaluate import repredicted
-from foretell.search.fusion.planner import Fusing
+from foretell.search.fusion.planner import FusionPlanner
 from foretell.search.oracle.scale import per_node
 from foretell.search.oracle.space import Space, layouts, strategy
 from foretell.search.oracle.sweep import Swept, sweep
-from foretell.search.placement.planner import Placing
+from foretell.search.placement.planner import PlacementPlanner
 from foretell.search.planner import Planned, Planner, Progress, silent
 from foretell.search.refine import Evaluator, Found, descend
 from foretell.workload import Workload
@@ -113,7 +113,10 @@ class _Search:
         starts = [*self._layouts(swept), *self._pipelines()]
         if starts:
             self._descended(starts)
-        for planner in (Placing(global_batch=self.batch), Fusing(evaluations=self.on.budget)):
+        for planner in (
+            PlacementPlanner(global_batch=self.batch),
+            FusionPlanner(evaluations=self.on.budget),
+        ):
             self._asked(planner, swept)
             if any(one.stopped for one in self.best.values()):
                 return
@@ -193,9 +196,9 @@ class _Search:
             best = min(best, end, key=Found.key)
         self._take(best)
 
-    def _asked(self, planner: Placing | Fusing, swept: Swept) -> None:
+    def _asked(self, planner: PlacementPlanner | FusionPlanner, swept: Swept) -> None:
         """Another method, unless its kernels alone take longer than what is known."""
-        bound = _data_parallel(swept) * (FUSED if isinstance(planner, Fusing) else 1.0)
+        bound = _data_parallel(swept) * (FUSED if isinstance(planner, FusionPlanner) else 1.0)
         if len(self.cluster.devices_by_kind()) == 1 and not bound < self._least():
             self.failed[planner.name] = "no data-parallel step fits that could be shorter"
             return

@@ -12,8 +12,8 @@ from foretell.spec import split
 PLANNERS: dict[str, tuple[str, str]] = {
     "joint": ("joint", "Joint"),
     "oracle": ("oracle.planner", "Oracle"),
-    "placement": ("placement.planner", "Placing"),
-    "fusion": ("fusion.planner", "Fusing"),
+    "placement": ("placement.planner", "PlacementPlanner"),
+    "fusion": ("fusion.planner", "FusionPlanner"),
     "disco": ("fusion.planner", "Disco"),
     "schedule": ("schedule.planner", "PipelinePlanner"),
     "tessel": ("schedule.planner", "Tessel"),

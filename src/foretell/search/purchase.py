@@ -38,7 +38,7 @@ class Offer:
     gpus: int
     prediction: Prediction
     seconds: float  # of the whole run, what failures cost included
-    money: float  # of the whole run; 0 where nobody knows a price
+    money: float  # of the whole run; 0 where no price is known
     goodput: float  # of the seconds, the share that goes into new steps
 
     @property

@@ -21,7 +21,7 @@ from foretell.plan.captured import given, made_for, named_ops, op_names  # noqa:
 from foretell.plan.unsupported import unsupported  # noqa: E402
 from foretell.pytorch.capture import capture  # noqa: E402
 from foretell.pytorch.deploy import deploy  # noqa: E402
-from foretell.search.fusion.planner import Fusing  # noqa: E402
+from foretell.search.fusion.planner import FusionPlanner  # noqa: E402
 from tests.pytorch.deploy.ranks import on_ranks  # noqa: E402
 
 LOSS = nn.functional.cross_entropy
@@ -61,7 +61,7 @@ def graph():
 @pytest.fixture(scope="module")
 def plan(graph):
     """What the planner finds, with weight gradients put off and messages in parts besides."""
-    found = Fusing(learned=False).plan_graph(graph, load_cluster("disco-a")).plan
+    found = FusionPlanner(learned=False).plan_graph(graph, load_cluster("disco-a")).plan
     names = [name for bucket in found.buckets for name in bucket]
     buckets = (tuple(names[:4]), tuple(names[4:9]), tuple(names[9:]))
     late = ("mm.3.backward", "mm.5.backward")

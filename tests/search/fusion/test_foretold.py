@@ -11,7 +11,7 @@ from foretell.errors import InputError
 from foretell.plan import Plan, lower, save
 from foretell.predict import predict
 from foretell.search.fusion.foretold import foretell_fused, fuses
-from foretell.search.fusion.planner import Fusing
+from foretell.search.fusion.planner import FusionPlanner
 from foretell.workload import load
 
 MODEL = "bert:layers=2,hidden=256,heads=4,seq=64,vocab=4096,head=mlm,batch=8"
@@ -32,7 +32,7 @@ A = machines("disco-a")
     ],
 )
 def test_a_plan_is_foretold_as_it_was_found(asked):
-    found = Fusing(**asked).plan(load(MODEL), A)
+    found = FusionPlanner(**asked).plan(load(MODEL), A)
     assert fuses(found.plan)
     told = foretell_fused(found.plan, load(MODEL), A)
     assert told.step == pytest.approx(found.predicted, rel=1e-6)
@@ -43,7 +43,7 @@ def test_a_plan_is_foretold_as_it_was_found(asked):
 
 def test_the_command_prices_the_plan_that_the_planner_wrote(tmp_path):
     path = tmp_path / "best.plan"
-    found = Fusing().plan(load(MODEL), A)
+    found = FusionPlanner().plan(load(MODEL), A)
     save(found.plan, path)
     words = ["predict", MODEL, "--on", "disco-a", "--plan", str(path), "--json"]
     told = json.loads(CliRunner().invoke(foretell, words, catch_exceptions=False).stdout)
@@ -61,7 +61,7 @@ def test_the_command_prices_the_plan_that_the_planner_wrote(tmp_path):
     ],
 )
 def test_what_nobody_prices_is_refused(changes, words):
-    plan = Fusing(evaluations=12).plan(load(MODEL), A).plan
+    plan = FusionPlanner(evaluations=12).plan(load(MODEL), A).plan
     with pytest.raises(InputError, match=words):
         foretell_fused(plan.but(**changes), load(MODEL), A)
 

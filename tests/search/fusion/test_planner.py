@@ -22,7 +22,7 @@ from foretell.search.fusion.disco import Backtrack, backtrack, begun
 from foretell.search.fusion.from_graph import from_graph
 from foretell.search.fusion.from_workload import Memory, from_workload
 from foretell.search.fusion.lower import lower
-from foretell.search.fusion.planner import Fusing
+from foretell.search.fusion.planner import FusionPlanner
 from foretell.search.fusion.plans import plan_of
 from foretell.search.fusion.problem import BACKWARD
 from foretell.search.fusion.score import Judge
@@ -39,13 +39,13 @@ A = machines("disco-a")
 
 @pytest.fixture(scope="module")
 def problem():
-    return Fusing().problem(load(MODEL), A)
+    return FusionPlanner().problem(load(MODEL), A)
 
 
 @pytest.mark.parametrize("method", ["climb", "backtrack"])
 @pytest.mark.parametrize("update", ["together", "by-message"])
 def test_never_longer_than_a_baseline_nor_shorter_than_the_bound(problem, method, update):
-    found = Fusing(method=method, update=update, patience=100).search(problem)
+    found = FusionPlanner(method=method, update=update, patience=100).search(problem)
     assert found.best.step <= min(r.step for r in found.baselines.values())
     assert found.best.step >= found.bounds.proven * (1 - 1e-12)
     assert found.bounds.proven <= found.bounds.bound * (1 + 1e-12)
@@ -65,7 +65,7 @@ def test_no_random_step_gets_longer_than_a_baseline(problem, sharded):
 
 def test_the_same_seed_gives_the_same_plan():
     model = load(MODEL)
-    one, two = (Fusing(seed=3).plan(model, A) for _ in range(2))
+    one, two = (FusionPlanner(seed=3).plan(model, A) for _ in range(2))
     assert one.plan == two.plan
     assert one.plan.model == model.fingerprint()
     assert one.predicted == two.predicted
@@ -89,7 +89,7 @@ def test_backtracking_keeps_its_limits(problem):
 
 def test_a_rival_does_not_end_the_papers_search(problem):
     # the step as it is given is far above alpha times the best baseline: the search goes on
-    found = Fusing(method="backtrack", patience=150).search(problem)
+    found = FusionPlanner(method="backtrack", patience=150).search(problem)
     alone = Run(Judge(problem))
     least = backtrack(alone, Backtrack(patience=150), begun(alone)).step
     assert alone.judge.evaluations >= 100
@@ -108,28 +108,32 @@ def test_the_papers_search_ends_after_so_many_states_without_gain(problem):
 def test_a_stopped_search_goes_on_as_if_it_had_never_stopped(tmp_path):
     path = str(tmp_path / "search.json")
     # the network's prices differ in the last digits by what else is asked with them
-    problem = Fusing(learned=False).problem(load(MODEL), A)
+    problem = FusionPlanner(learned=False).problem(load(MODEL), A)
     asked = {"method": "backtrack", "seed": 4}
-    whole = Fusing(evaluations=400, **asked).search(problem)
-    Fusing(evaluations=150, resume=path, **asked).search(problem)
-    half = Fusing(evaluations=400, resume=path, **asked).search(problem)
+    whole = FusionPlanner(evaluations=400, **asked).search(problem)
+    FusionPlanner(evaluations=150, resume=path, **asked).search(problem)
+    half = FusionPlanner(evaluations=400, resume=path, **asked).search(problem)
     assert half.best.step == whole.best.step
     assert half.run.judge.evaluations == whole.run.judge.evaluations
     with pytest.raises(InputError, match="ran with seed=4, not 5"):
-        Fusing(method="backtrack", seed=5, resume=path).search(problem)
+        FusionPlanner(method="backtrack", seed=5, resume=path).search(problem)
     with pytest.raises(InputError, match="ran with model="):
-        Fusing(resume=path, **asked).search(Fusing().problem(load("vgg16:batch=8"), A))
+        FusionPlanner(resume=path, **asked).search(
+            FusionPlanner().problem(load("vgg16:batch=8"), A)
+        )
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(InputError, match="is no search"):
-        Fusing(resume=str(tmp_path / "bad.json"), **asked).search(problem)
+        FusionPlanner(resume=str(tmp_path / "bad.json"), **asked).search(problem)
     with pytest.raises(InputError, match="beside method=climb"):
-        Fusing(resume=path).plan(load(MODEL), A)
+        FusionPlanner(resume=path).plan(load(MODEL), A)
 
 
 def test_putting_weight_gradients_off_hides_the_last_one():
     # the embedding's gradient comes last and is large: products put off run while it is sent
     wide = load("transformer:layers=2,hidden=256,heads=4,seq=128,vocab=30000,batch=64")
-    plain, late = (Fusing(reorder=r).search(Fusing().problem(wide, A)) for r in (False, True))
+    plain, late = (
+        FusionPlanner(reorder=r).search(FusionPlanner().problem(wide, A)) for r in (False, True)
+    )
     assert late.best.fusion.late.any()
     assert late.best.step < plain.best.step
     assert late.best.step >= late.bounds.proven * (1 - 1e-12)
@@ -140,7 +144,7 @@ def test_parts_help_only_where_updates_wait_for_messages():
     heavy = type(problem)(
         **{**{n: getattr(problem, n) for n in type(problem).__dataclass_fields__}, "update": 0.05}
     )
-    together, apart = (Fusing(update=u).search(heavy) for u in ("together", "by-message"))
+    together, apart = (FusionPlanner(update=u).search(heavy) for u in ("together", "by-message"))
     assert together.best.buckets.parts.max() == 1
     assert apart.best.buckets.parts.max() > 1
     assert apart.best.step < together.best.step
@@ -150,7 +154,7 @@ def test_a_slow_wire_is_hidden_behind_the_forward_too(problem):
     fields = {n: getattr(problem, n) for n in type(problem).__dataclass_fields__}
     laws = np.array([[1e-4, problem.compute / problem.sizes.sum(), 0.0]])  # as long as all ops
     slow = type(problem)(**fields | {"wire": Wire(("slow",), laws, 12)})
-    whole, halves = (Fusing(sharded=s).search(slow) for s in (False, True))
+    whole, halves = (FusionPlanner(sharded=s).search(slow) for s in (False, True))
     assert halves.best.gathers is not None
     assert halves.best.step < whole.best.step
     assert halves.best.step >= halves.bounds.proven * (1 - 1e-12)
@@ -159,29 +163,29 @@ def test_a_slow_wire_is_hidden_behind_the_forward_too(problem):
 
 
 def test_a_search_goes_on_from_a_plan(problem, tmp_path):
-    first = Fusing(evaluations=12).plan(load(MODEL), A)
+    first = FusionPlanner(evaluations=12).plan(load(MODEL), A)
     path = tmp_path / "half.plan"
     save(first.plan, path)
-    more = Fusing(start=str(path)).plan(load(MODEL), A)
+    more = FusionPlanner(start=str(path)).plan(load(MODEL), A)
     assert more.predicted <= first.predicted
     with pytest.raises(InputError, match="there is no plan"):
-        Fusing(start=str(tmp_path / "none.plan")).plan(load(MODEL), A)
+        FusionPlanner(start=str(tmp_path / "none.plan")).plan(load(MODEL), A)
     with pytest.raises(InputError, match="was made for model"):
-        Fusing(start=str(path)).plan(load("vgg16:batch=8"), A)
+        FusionPlanner(start=str(path)).plan(load("vgg16:batch=8"), A)
 
 
 def test_what_runs_has_buckets_and_no_regions():
-    found = Fusing(runs=True).plan_graph(captured(), A)
+    found = FusionPlanner(runs=True).plan_graph(captured(), A)
     assert found.plan.regions == ()
     assert set(found.baselines) == {"none", "gradients", "ddp"}
     assert found.predicted <= min(found.baselines.values())
     with pytest.raises(InputError, match="beside sharded"):
-        Fusing(runs=True, sharded=True).plan_graph(captured(), A)
+        FusionPlanner(runs=True, sharded=True).plan_graph(captured(), A)
 
 
 def test_what_does_not_fit_is_said():
     with pytest.raises(InfeasibleError, match="GiB on each rank"):
-        Fusing().plan(load("llama:layers=4,hidden=8192,heads=64"), A)
+        FusionPlanner().plan(load("llama:layers=4,hidden=8192,heads=64"), A)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +194,7 @@ def test_what_does_not_fit_is_said():
 )
 def test_accumulation_recompute_and_zero_make_a_step_fit(spec, batch, wanted):
     model = load(spec)
-    found = Fusing(batch=batch, evaluations=24).plan(model, A)
+    found = FusionPlanner(batch=batch, evaluations=24).plan(model, A)
     told = priced(found.plan, model, A)
     assert told.fits
     assert told.step == found.predicted <= found.baseline
@@ -273,7 +277,7 @@ def captured(kinds=("gradient",)):
 
 
 def test_a_captured_step_is_planned_by_the_names_of_its_parameters():
-    found = Fusing().plan_graph(captured(), A)
+    found = FusionPlanner().plan_graph(captured(), A)
     assert sorted(n for b in found.plan.buckets for n in b) == ["0.bias", "0.weight"]
     assert any("gelu_backward.0.backward" in region for region in found.plan.regions)
 

@@ -15,7 +15,7 @@ from foretell.search.placement.anneal import anneal
 from foretell.search.placement.baselines import BASELINES
 from foretell.search.placement.evaluate import Evaluator
 from foretell.search.placement.mcts import Tree, even_chances, look_ahead
-from foretell.search.placement.planner import Placing
+from foretell.search.placement.planner import PlacementPlanner
 from foretell.search.placement.plans import plan_of, samples, seconds_of
 from foretell.search.placement.polish import polish
 from foretell.search.placement.problem import ALL_REDUCE, problem
@@ -24,7 +24,7 @@ from foretell.simulate import simulate
 from foretell.workload import load
 from tests.search.placement.machines import mixed
 
-QUICK = Placing(playouts=10, strokes=4500, polish=1500)
+QUICK = PlacementPlanner(playouts=10, strokes=4500, polish=1500)
 BERT = "bert:layers=3,hidden=512,heads=8,vocab=8000,head=mlm,batch=4"
 
 
@@ -82,7 +82,7 @@ def test_the_exact_optimum_of_what_can_be_enumerated(folder):
     start = uniform(small, Action(0, ALL_REDUCE))
     found, _ = anneal(on, start, 3000, 0)
     assert polish(on, found)[1] == pytest.approx(best, rel=1e-9)
-    told = Placing(groups=2).plan(load("vgg11:batch=8"), cluster)
+    told = PlacementPlanner(groups=2).plan(load("vgg11:batch=8"), cluster)
     assert told.predicted <= best * (1 + 1e-9)
     assert told.bound == told.predicted
     assert any("proven best" in line for line in told.notes)
@@ -136,7 +136,7 @@ def test_money_is_told_where_prices_are_known(tmp_path):
 
 def test_only_what_deploys(vgg):
     model, cluster, (free, _) = vgg
-    planned = Placing(runs=True, polish=1500).plan(model, cluster)
+    planned = PlacementPlanner(runs=True, polish=1500).plan(model, cluster)
     assert not planned.plan.groups
     assert unsupported(planned.plan) == []
     assert weighs(planned)
@@ -149,7 +149,7 @@ def test_what_has_no_split_runs_on_ranks_of_its_own(tmp_path):
     cluster = mixed(tmp_path, each=4)
     model = load("bert:layers=3,hidden=512,heads=8,vocab=60000,head=mlm,batch=4")
     free, whole = (
-        Placing(playouts=8, strokes=3000, polish=600, split=split).plan(model, cluster)
+        PlacementPlanner(playouts=8, strokes=3000, polish=600, split=split).plan(model, cluster)
         for split in (True, False)
     )
     assert not any(row[2] == "split" for row in whole.plan.groups)
@@ -178,23 +178,23 @@ def test_samples_of_a_batch_that_barely_reaches(folder):
 
 def test_methods_by_name(vgg):
     model, cluster, (planned, _) = vgg
-    assert Placing(method="hap").plan(model, cluster).predicted == planned.baselines["hap"]
+    assert PlacementPlanner(method="hap").plan(model, cluster).predicted == planned.baselines["hap"]
     with pytest.raises(InputError, match="placement method"):
-        Placing(method="happ").plan(model, cluster)
+        PlacementPlanner(method="happ").plan(model, cluster)
 
 
 def test_a_batch_smaller_than_the_ranks(vgg):
     model, cluster, _ = vgg
     with pytest.raises(InfeasibleError, match="a batch of 3 for the 4 ranks"):
-        Placing(global_batch=3).plan(model, cluster)
-    fewer = Placing(global_batch=3, idle=True, playouts=4, strokes=300, polish=300)
+        PlacementPlanner(global_batch=3).plan(model, cluster)
+    fewer = PlacementPlanner(global_batch=3, idle=True, playouts=4, strokes=300, polish=300)
     assert fewer.plan(model, cluster).predicted > 0
 
 
 def test_a_model_that_fits_nowhere(folder):
     huge = load("gpt:layers=48,hidden=8192,heads=64,seq=2048,dtype=fp32,batch=1")
     with pytest.raises(InfeasibleError, match="fits no memory"):
-        Placing(playouts=2, strokes=50, polish=50).plan(huge, mixed(folder, each=1))
+        PlacementPlanner(playouts=2, strokes=50, polish=50).plan(huge, mixed(folder, each=1))
 
 
 def test_a_plan_made_for_another_cluster(vgg, folder):
@@ -226,9 +226,9 @@ def test_layers_on_ranks_of_their_own_run(vgg):
 @pytest.mark.slow
 def test_hash_seeds_change_nothing():
     code = (
-        "from foretell.search.placement import Placing\n"
+        "from foretell.search.placement import PlacementPlanner\n"
         "from foretell.workload import load\nfrom foretell.cluster import load as machines\n"
-        "found = Placing(playouts=6, strokes=2400, polish=800).plan("
+        "found = PlacementPlanner(playouts=6, strokes=2400, polish=800).plan("
         "load('vgg11:batch=4'), machines('heterog-8'))\nprint(found.plan, found.predicted)"
     )
     said = {

@@ -27,7 +27,7 @@ from foretell.pytorch.ranks.pool import Pool
 from foretell.simulate import simulate
 from foretell_lab.emulation import cpu, mixed_plans, table
 from foretell_lab.emulation.matrix import WORKER
-from foretell_lab.emulation.mixed_parts import Worth
+from foretell_lab.emulation.mixed_parts import RankSpeed
 from foretell_lab.emulation.mixed_step import seconds_alone, step
 from foretell_lab.emulation.prices import Prices
 
@@ -270,7 +270,7 @@ def held(folder: Path, own: Own | None = None) -> list[Held]:
     return out
 
 
-def worth_of(lab: Mixed, setting: Setting, rounds: int = 1_000) -> Worth:
+def worth_of(lab: Mixed, setting: Setting, rounds: int = 1_000) -> RankSpeed:
     """What bench found of a setting: medians over its rounds, or over the first so many."""
     each: dict[tuple[str, int], list[Any]] = {}
     for row in lab.machine["links"]:
@@ -284,7 +284,7 @@ def worth_of(lab: Mixed, setting: Setting, rounds: int = 1_000) -> Worth:
     speeds = lab.speeds[str(setting)][:rounds]
     stretch = [median(ranks) for ranks in zip(*speeds, strict=True)]
     prices = Prices({"links": middle}, setting.place, setting.ranks)
-    return Worth(prices, stretch, float(lab.machine["acts"][str(setting.ranks)]))
+    return RankSpeed(prices, stretch, float(lab.machine["acts"][str(setting.ranks)]))
 
 
 def picks(found: Sequence[Held]) -> list[dict[str, Any]]:

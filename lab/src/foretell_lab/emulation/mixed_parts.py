@@ -12,7 +12,7 @@ from foretell_lab.emulation.prices import Prices
 
 
 @dataclass(frozen=True, eq=False)
-class Worth:
+class RankSpeed:
     """What bench found of some ranks on some links."""
 
     prices: Prices

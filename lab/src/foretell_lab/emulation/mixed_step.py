@@ -1,9 +1,9 @@
 """The graph of a step on ranks of unequal speed, from one rank by itself and what bench found.
 
 Any plan is runs of layers on ranks (→ foretell.plan.grouped); data parallelism is one run on all.
-Work takes its core seconds times what a second costs the rank (`Worth.stretch`, measured under its
-share of a core). Messages take what bench measured between these ranks, on these links, and core
-seconds of both ends besides: where a core is slow, those stand in the way of its work.
+Work takes its core seconds times what a second costs the rank (`RankSpeed.stretch`, measured under
+its share of a core). Messages take what bench measured between these ranks, on these links, and
+core seconds of both ends besides: where a core is slow, those stand in the way of its work.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from foretell.plan.group_order import Act, orders
 from foretell.plan.grouped import agreed
 from foretell.plan.reslice import reslice
 from foretell.pytorch.deploy.layout import Layout, by_size
-from foretell_lab.emulation.mixed_parts import Piece, Worth, parts
+from foretell_lab.emulation.mixed_parts import Piece, RankSpeed, parts
 from foretell_lab.emulation.pieces import Pieces, pieces
 from foretell_lab.emulation.step import MESSAGES
 
 _SMALL = 4096.0  # bytes of a message that costs nothing but being sent
 
 
-def step(plan: Plan, profile: dict[str, Any], worth: Worth) -> Graph:
+def step(plan: Plan, profile: dict[str, Any], worth: RankSpeed) -> Graph:
     """The step of every rank as one graph."""
     made = _Step(plan, profile, worth)
     made.write_acts()
@@ -36,7 +36,7 @@ def step(plan: Plan, profile: dict[str, Any], worth: Worth) -> Graph:
 class _Step:
     """Puts the tasks of a step in, as soon as what they wait for is in."""
 
-    def __init__(self, plan: Plan, profile: dict[str, Any], worth: Worth) -> None:
+    def __init__(self, plan: Plan, profile: dict[str, Any], worth: RankSpeed) -> None:
         self.plan, self.profile, self.worth = plan, profile, worth
         self.parts, self.builder = parts(plan, profile), Builder()
         self.ranks = sorted({r for part in self.parts for r in part.ranks})

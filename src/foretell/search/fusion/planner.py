@@ -41,7 +41,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Fusing(Planner):
+class FusionPlanner(Planner):
     """Fuse ops and send gradients together, decided jointly for a data-parallel step."""
 
     name: ClassVar[str] = "fusion"
@@ -176,7 +176,7 @@ class Fusing(Planner):
 
 
 @dataclass(frozen=True)
-class Disco(Fusing):
+class Disco(FusionPlanner):
     """DisCo's own search: random fusions on a heap, pruned by cost."""
 
     name: ClassVar[str] = "disco"
@@ -234,7 +234,7 @@ def _require_room(problem: Problem, start: str) -> None:
         )
 
 
-def _notes(found: Found, asked: Fusing) -> tuple[str, ...]:
+def _notes(found: Found, asked: FusionPlanner) -> tuple[str, ...]:
     best = found.best
     problem, fusion = best.fusion.problem, best.fusion
     sizes = [float(problem.sizes[b].sum()) for b in best.buckets.lists()]

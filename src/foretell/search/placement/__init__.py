@@ -1,11 +1,11 @@
 """Where each part of a model runs on a mix of machines, and how its replicas agree.
 
-from foretell.search.placement import Placing
-planned = Placing().plan(load("vgg19:batch=8"), load_cluster("tag"))
+from foretell.search.placement import PlacementPlanner
+planned = PlacementPlanner().plan(load("vgg19:batch=8"), load_cluster("tag"))
 """
 
 from foretell.search.placement.evaluate import Evaluator, graph
-from foretell.search.placement.planner import Placing
+from foretell.search.placement.planner import PlacementPlanner
 from foretell.search.placement.plans import plan_of, seconds_of
 from foretell.search.placement.problem import Problem, problem
 from foretell.search.placement.space import Action, Placement
@@ -14,7 +14,7 @@ __all__ = [
     "Action",
     "Evaluator",
     "Placement",
-    "Placing",
+    "PlacementPlanner",
     "Problem",
     "graph",
     "plan_of",

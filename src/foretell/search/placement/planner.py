@@ -39,7 +39,7 @@ STARTS = 24  # placements the tree search may start from
 
 
 @dataclass(frozen=True)
-class Placing(Planner):
+class PlacementPlanner(Planner):
     """Place, replicate and synchronise every part of a model on the machines there are."""
 
     name: ClassVar[str] = "placement"
