@@ -62,6 +62,8 @@ def _image(x: Dims, w: Dims, stride: int, pad: int, groups: int) -> Sizes:
 def _conv_shape(call: Call, x: int, at: int) -> tuple[str, bool]:
     """The shape of a convolution of input `x`, whose options begin at `at`; and if transposed."""
     dims, weight = call.dims[x], call.dims[x + 1]
+    if is_cudnn_order(call) and x == 0:
+        return _cudnn_shape(call), False
     stride, pad = _pair(call.numbers(at)), _pair(call.numbers(at + 1))
     groups = _pair(call.numbers(at + 5))
     turned = call.values[at + 3] in ("True", "1")
@@ -72,6 +74,23 @@ def _conv_shape(call: Call, x: int, at: int) -> tuple[str, bool]:
     if _is_channels_last(call, x):
         shape["nhwc"] = 1
     return write(shape), turned
+
+
+def is_cudnn_order(call: Call) -> bool:
+    """Whether a forward has the options of `cudnn_convolution`: padding, stride, dilation, groups.
+
+    `convolution` has a bias where that has its padding, then stride, padding, dilation, transposed.
+    """
+    return len(call.dims) > 2 and not call.dims[2] and bool(call.numbers(2))
+
+
+def _cudnn_shape(call: Call) -> str:
+    """The shape of a forward convolution in cuDNN's order."""
+    pad, stride, groups = (_pair(call.numbers(i)) for i in (2, 3, 5))
+    shape = _image(call.dims[0], call.dims[1], stride, pad, groups)
+    if _is_channels_last(call, 0):
+        shape["nhwc"] = 1
+    return write(shape)
 
 
 def _is_channels_last(call: Call, i: int) -> bool:
@@ -91,8 +110,9 @@ def _conv(call: Call) -> list[Kernel]:
 def _conv_out(call: Call) -> float:
     """Elements a convolution makes."""
     x, w = call.dims[0], call.dims[1]
-    stride, pad, dilation = (_pair(call.numbers(i)) for i in (3, 4, 5))
-    if call.values[6] in ("True", "1"):
+    cudnn = is_cudnn_order(call)
+    stride, pad, dilation = (_pair(call.numbers(i)) for i in ((3, 2, 4) if cudnn else (3, 4, 5)))
+    if not cudnn and call.values[6] in ("True", "1"):
         groups = _pair(call.numbers(8))
         sides = [(s - 1) * stride - 2 * pad + r for s, r in zip(x[2:], w[2:], strict=True)]
         return float(x[0] * w[1] * groups * math.prod(sides))

@@ -16,6 +16,7 @@ import numpy as np
 
 from foretell.cost.aten import is_call
 from foretell.cost.aten_call import Call, read
+from foretell.cost.aten_rules import is_cudnn_order
 from foretell.cost.ratios import Times, Way, ratios, times
 from foretell.graph.columns import NONE, Array, Kind, Phase
 from foretell.graph.graph import Graph
@@ -185,6 +186,7 @@ def _convolution_row(op: str, call: Call) -> tuple[tuple[tuple[str, str], ...], 
     x, at = (1, 4) if is_back else (0, 3)
     image, weight = call.dims[x], call.dims[x + 1]
     turned = at + 3 < len(call.values) and call.values[at + 3] == "True" and call.dims[x] != ()
+    turned = turned and (is_back or not is_cudnn_order(call))
     groups = 1 if turned else max(1, image[1] // max(1, weight[1]))
     stride = stride_of(call, at)
     name = "conv3d" if len(image) == 5 else "convt2d" if turned else "conv2d"
