@@ -100,5 +100,5 @@ def test_what_has_no_translation_is_said():
 
 def test_every_unit_has_loops_that_python_calls():
     for unit in build.UNITS:
-        assert build.source(unit).count('extern "C"') > 3
+        assert build.source(unit).count('extern "C"') >= 3
     assert all(build.unit_of(loop.function.__module__) for loop in LOOPS)

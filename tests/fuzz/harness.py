@@ -61,7 +61,7 @@ def problem(argv: Sequence[str], found: Outcome) -> str:
         return found.crash
     if found.code not in (0, 2, 3):
         return f"ended with {found.code}: {found.err[-300:]!r}"
-    if found.code == 2 and not found.err.startswith(b"error: "):
+    if found.code == 2 and not any(x.startswith(b"error: ") for x in found.err.splitlines()):
         return f"ended with 2 and no message: {found.err[:200]!r}"
     for name, text in (("stdout", found.out), ("stderr", found.err)):
         if raw := _CONTROL.search(text):

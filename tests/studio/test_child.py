@@ -43,7 +43,7 @@ def counted(tell):
 def test_what_it_answers():
     assert call(double, 21) == 42
     said = []
-    assert call(counted, tell=said.append) == "done"
+    assert call(counted, tell=lambda words, best, found: said.append(words)) == "done"
     assert said == ["at 0", "at 1", "at 2"]
 
 

@@ -25,8 +25,15 @@ from foretell.cli.output import answer, json_option
 # What the prices a planner asks leave out, for the person who is about to follow its plan.
 SUPPOSED = {
     "joint": (
-        "each planner assumes what it assumes alone; their answers are compared as predicted",
+        "stages work on the same micro-batches; replicas of a stage have as many samples each",
+        "what placement and fusion add, they assume as they do alone",
     ),
+    "schedule": (
+        "a stage takes as long with every micro-batch, and its devices do one thing at a time",
+        "messages between stages do not slow each other",
+    ),
+    "tessel": ("as `schedule`; a repeating pattern is completed by a warm-up and a cool-down",),
+    "disco": ("as `fusion`; the search backtracks as published",),
     "oracle": (
         "every rank of a layout computes as much as every other, at the same time",
         "steps in a row: the first one and its warm-up are not counted",

@@ -20,7 +20,7 @@ def remarks(graph: Graph) -> list[str]:
 
 def _texts(graph: Graph, column: str, *kinds: Kind) -> set[str]:
     words, rows = list(graph.names), getattr(graph, column)[np.isin(graph.kind, kinds)]
-    return {words[k] for k in np.unique(rows).tolist()}
+    return {words[k] for k in set(rows.tolist())}
 
 
 def _libraries(graph: Graph) -> Iterator[str]:
@@ -37,7 +37,7 @@ def _streams(graph: Graph) -> Iterator[str]:
     kernels = graph.kind == Kind.KERNEL
     spent = np.bincount(graph.lane[kernels], graph.seconds[kernels], minlength=len(graph.lanes))
     compute = graph.lanes.kind == LaneKind.COMPUTE
-    for rank in np.unique(graph.lanes.rank[compute]).tolist()[:1]:
+    for rank in sorted(set(graph.lanes.rank[compute].tolist()))[:1]:
         own = compute & (graph.lanes.rank == rank)
         many = int((spent[own] > _BUSY * max(spent[own].sum(), 1e-12)).sum())
         if many > 1:

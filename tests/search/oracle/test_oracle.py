@@ -198,7 +198,7 @@ LLAMA = "llama:layers=8,hidden=4096,heads=32,seq=2048,vocab=32000"
     [
         ("gradient exchange", "vgg16", "abci:nodes=4", "dp=16,global_batch=64", "of the step"),
         ("layer-wise collectives", LLAMA, "a100-80-pcie:gpus=8", "tp=8,global_batch=8", "step"),
-        ("halo exchange", "resnet50", "abci:nodes=4", "spatial=4+4,global_batch=16", "images"),
+        ("halo exchange", "resnet50", "abci:nodes=4", "spatial=4+4,global_batch=64", "images"),
         ("congestion", "vgg16", "abci:nodes=8", "dp=8,filter=4,global_batch=64", "times as long"),
         ("weight update", LLAMA, "h100:gpus=8", "dp=8,global_batch=8", "of the step"),
         ("imbalance", "resnet50", "dgx-a100", "pp=8,micro_batch=8,global_batch=512", "slowest"),
@@ -233,7 +233,7 @@ def test_a_plan_is_held_against_its_own_simulated_step():
 
 
 def test_borders_and_other_exchanges_are_told_apart():
-    found = told("resnet50", "abci:nodes=4", "spatial=4+4,global_batch=16")
+    found = told("resnet50", "abci:nodes=4", "spatial=4+4,global_batch=64")
     other = found.get("layer-wise collectives")
     assert found["halo exchange"].share + (other.share if other else 0.0) < 1
     assert other is None or other.share != found["halo exchange"].share

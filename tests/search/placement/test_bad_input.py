@@ -199,7 +199,7 @@ def test_files_that_are_no_plan(text, folder):
     ],
 )
 def test_plans_that_cannot_run_are_refused_before_they_are_launched(plan, words, folder):
-    (folder / "train.py").write_text("")
+    (folder / "train.py").write_text("def model(): ...\ndef batch(rank, size): ...\n")
     before = left(folder)
     assert words in refused("run", "train.py", "--plan", plan, "-n", "2", "-o", "out")
     assert left(folder) == before

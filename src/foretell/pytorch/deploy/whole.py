@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils import checkpoint
 
 from foretell.pytorch.deploy.collective import even, gathered, summed
 
@@ -92,6 +93,10 @@ def cut_of(values: Any, shares: Sequence[int], ranks: int, group: Any) -> Cut | 
     return Cut(sizes, dist.get_rank(group), group)
 
 
+# What ends a forward that activation checkpointing runs again as soon as it has all it needs.
+_STOPS: Any = getattr(checkpoint, "_StopRecomputationError", ())
+
+
 class Apart(Exception):
     """What a module gives for some samples cannot be put together with what others give."""
 
@@ -115,6 +120,8 @@ def on_share(
     with _own_numbers(cut.rank):
         try:
             found = call(*args, **kwargs)
+        except _STOPS:  # enough was run again
+            raise
         except Exception:
             if not is_checked:
                 raise
