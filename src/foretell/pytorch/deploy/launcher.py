@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -76,7 +77,8 @@ def launch(
         process = _start(place, ranks, nodes, rendezvous)
         shown = _Shown(place / "rank-0.log" if show else None)
         try:
-            _watch(process, place, ranks, asked.timeout, shown.around(progress), nodes)
+            with _heard():
+                _watch(process, place, ranks, asked.timeout, shown.around(progress), nodes)
         finally:
             _end(process, place)
             shown.read()
@@ -242,6 +244,8 @@ def _watch(
     """Return when all ranks are done; raise as soon as one is known to have failed."""
     begun = last = time.time()
     while True:
+        if _stops:  # Ctrl-C that met code which cannot be interrupted
+            raise KeyboardInterrupt
         ended = process.poll()
         states = run_files.states(folder)
         if ended == 0 and len(run_files.results(folder)) == ranks:
@@ -255,6 +259,28 @@ def _watch(
             raise _hang(states, ranks, limit, folder)
         progress(*_told(states))
         time.sleep(_POLL)
+
+
+_stops: list[int] = []  # Ctrl-C, as often as it came
+
+
+@contextmanager
+def _heard() -> Iterator[None]:
+    """Note Ctrl-C besides raising it: one that meets a finalizer is lost otherwise."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def note(number: int, frame: Any) -> None:
+        _stops.append(number)
+        raise KeyboardInterrupt
+
+    _stops.clear()
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _have_begun(states: dict[int, State], ranks: int) -> bool:
