@@ -86,7 +86,9 @@ def _held(rows: list[Row]) -> float:
     """The share of measurements inside the interval that is stated."""
     arch = {on: load_cluster(on).devices[0].arch for on in {r.request.on for r in rows}}
     sigma = [
-        framework_of(r.request.plan.framework).sigma(arch[r.request.on], r.request.plan.ranks)
+        framework_of(r.request.plan.framework).sigma(
+            arch[r.request.on], r.request.plan.ranks, r.request.plan, {}
+        )
         for r in rows
     ]
     off = np.array([np.log(r.predicted / r.request.measured) for r in rows])
