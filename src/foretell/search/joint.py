@@ -198,7 +198,10 @@ class _Search:
 
     def _asked(self, planner: PlacementPlanner | FusionPlanner, swept: Swept) -> None:
         """Another method, unless its kernels alone take longer than what is known."""
-        bound = _data_parallel(swept) * (FUSED if isinstance(planner, FusionPlanner) else 1.0)
+        if isinstance(planner, FusionPlanner):  # it shards and recomputes where that is needed
+            bound = FUSED * _data_parallel(swept, 2)
+        else:
+            bound = _data_parallel(swept, 0)
         if len(self.cluster.devices_by_kind()) == 1 and not bound < self._least():
             self.failed[planner.name] = "no data-parallel step fits that could be shorter"
             return
@@ -255,9 +258,9 @@ def _apart(swept: Swept, order: list[int], most: int) -> list[int]:
     return list(dict.fromkeys([*order[:half], *firsts]))[:most]
 
 
-def _data_parallel(swept: Swept) -> float:
-    """Seconds that the kernels and the update of a data-parallel step take, at the least."""
-    alone = np.array([p.ranks == p.dp and not p.zero for p in swept.plans], bool)
+def _data_parallel(swept: Swept, zero: int) -> float:
+    """Seconds that kernels and update of a data-parallel step take, at the least, up to a ZeRO."""
+    alone = np.array([p.ranks == p.dp and p.zero <= zero for p in swept.plans], bool)
     f = swept.found
     took = (f.compute + f.update)[alone & swept.fits]
     return float(took.min()) if len(took) else float("inf")
