@@ -14,6 +14,7 @@ from foretell.search.joint import Joint
 from foretell.search.mixed import kinds, pipelines
 from foretell.search.oracle.planner import Oracle
 from foretell.search.ordering import in_order, renamed
+from foretell.search.placement.planner import PlacementPlanner
 from foretell.search.pooled import best_plan
 from foretell.search.refine import Evaluator, descend, neighbours
 from foretell.workload import load as load_workload
@@ -91,3 +92,11 @@ def test_only_what_runs_is_offered_where_that_is_asked() -> None:
 
     found = Joint(evaluations=40, runnable=True).plan(GPT, load("dgx-a100"))
     assert not unsupported(found.plan)
+
+
+def test_one_device_and_one_sample_are_answered() -> None:
+    alone = load_workload("gpt:layers=2,hidden=256,heads=4")
+    for planner in (Joint(evaluations=20), PlacementPlanner()):
+        found = best_plan(planner, alone, load("h100"))
+        assert found.plan.ranks == 1
+        assert priced(found.plan, alone, load("h100")).fits

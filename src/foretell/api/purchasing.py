@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from foretell.api.planning import machines, workload_of
@@ -18,6 +19,7 @@ from foretell.api.result import Result, Table
 from foretell.api.scaling import at_prices, prices_of, sized
 from foretell.cluster import Cluster
 from foretell.errors import InputError
+from foretell.plan import save
 from foretell.report import words
 from foretell.search.oracle import counts
 from foretell.search.purchase import Offer, chosen, offers
@@ -38,6 +40,12 @@ class PurchaseResult(Result):
     best: Offer
     offers: tuple[Offer, ...]  # the cheapest first
     notes: tuple[str, ...] = ()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan of the best offer, with its prediction."""
+        told = self.best.prediction
+        stored = {"step_s": told.step, "low_s": told.low, "high_s": told.high}
+        save(told.plan, Path(path), stored | {"peak_bytes": told.peak})
 
     @property
     def verdict(self) -> str:

@@ -11,6 +11,7 @@ from foretell.cli import offered
 from foretell.cli.machines import calibration_option, machines
 from foretell.cli.output import answer_result, json_option, require_place, say, verbose_option
 from foretell.cli.pooled import pool_options
+from foretell.errors import InputError
 
 STOPPED = 130  # exit code of what Ctrl-C ended
 
@@ -61,12 +62,24 @@ def command(
     from foretell.search.planners import parse
 
     named = offered.require_workload(workload)
-    if tokens:
-        asked = {"tokens": tokens, "days": days, "gpus": gpus, "batch": batch, "prices": prices}
-        answer_result(_bought(named, cluster, asked), as_json, verbose)
-        return
     if output is not None:
         require_place(output)  # not after minutes of search
+    if tokens:
+        if runnable or seeds > 1 or calibration is not None or planner != "joint":
+            raise InputError(
+                "--tokens beside --with, --runnable, --seeds or --calibration",
+                hint="it compares the oracle's layouts on every number of GPUs: leave them out",
+            )
+        asked = {"tokens": tokens, "days": days, "gpus": gpus, "batch": batch, "prices": prices}
+        bought = _bought(named, cluster, asked)
+        if output is not None:
+            bought.save(output)
+        answer_result(bought, as_json, verbose)
+        return
+    if days or batch or prices is not None:
+        raise InputError(
+            "--days, --batch or --prices without --tokens", hint="say how many: --tokens 300B"
+        )
     chosen, where = parse(planner), machines(cluster, calibration)
     if runnable:
         chosen = _runnable(chosen)
@@ -88,8 +101,6 @@ def command(
 def _runnable(planner: Any) -> Any:
     """The planner kept to plans that can be run."""
     from dataclasses import replace
-
-    from foretell.errors import InputError
 
     if not hasattr(planner, "runnable"):
         raise InputError(

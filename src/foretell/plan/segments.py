@@ -10,7 +10,6 @@ works on the same micro-batches. Degrees (`dp=4,tp=2,pp=2`) are segments that ar
 
 from __future__ import annotations
 
-import math
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -143,7 +142,6 @@ def as_degrees(plan: Plan, found: Sequence[Segment], cluster: Cluster) -> Plan |
 
 def written(plan: Plan, found: Sequence[Segment]) -> Plan:
     """A plan whose stages are these segments; `plan` says what they have in common."""
-    dp = {len(one.ranks) // (one.plan.tp * one.plan.cp) for one in found}
     each = {one.plan.micro_batch * one.plan.dp for one in found}
     if len(each) > 1:
         raise InputError(
@@ -152,10 +150,4 @@ def written(plan: Plan, found: Sequence[Segment]) -> Plan:
         )
     shared = {name: getattr(_PLAIN, name) for name in (*OWN, "dp", "pp", "layers", "placement")}
     common = plan.but(**shared, micro_batch=each.pop(), segments=())
-    assert all(dp)
     return common.but(segments=tuple(one.text(common) for one in found))
-
-
-def replicas(found: Sequence[Segment]) -> int:
-    """Samples of a micro-batch that fit every segment: the least common multiple of their dp."""
-    return math.lcm(*(one.plan.dp for one in found))

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from foretell.cluster import Cluster
 from foretell.errors import ForetellError
 from foretell.plan import Plan
-from foretell.plan.check import micro_batches
 from foretell.plan.segments import Segment, blocks_of, segments, written
 from foretell.predict import Prediction, predict_many
 from foretell.workload import Workload
@@ -254,8 +253,3 @@ def _merged(plan: Plan, found: Sequence[Segment]) -> Iterator[Plan]:
             own = first.plan.but(dp=dp, micro_batch=plan.micro_batch // dp)
             one = Segment(first.blocks + then.blocks, first.ranks + then.ranks, own)
             yield written(plan, [*found[:a], one, *found[a + 2 :]])
-
-
-def is_piped(plan: Plan) -> bool:
-    """Whether a plan has several micro-batches in flight."""
-    return (plan.pp > 1 or bool(plan.segments)) and micro_batches(plan) > 1

@@ -63,7 +63,9 @@ def dealt(problem: Problem, chosen: int) -> npt.NDArray[np.int64]:
     total = t.forward[:, -1] + t.backward[:, -1]
     cells = np.array(problem.fleet.sets[chosen])
     far = max(2, min(problem.batch, 2 * problem.batch // int(t.size[chosen])))
-    slope = (total[:, far] - total[:, 1]) / (far - 1)
+    # Of one sample nothing is known but what it takes.
+    is_one = total.shape[1] <= far
+    slope = total[:, 1] if is_one else (total[:, far] - total[:, 1]) / (far - 1)
     start = total[:, 1] - slope
     kinds, ranks = t.kind[cells], t.ranks[cells].astype(float)
     x, _ = ratios(start[kinds], slope[kinds], ranks, problem.batch)
