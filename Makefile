@@ -23,7 +23,7 @@ demo: .venv/installed  ## the loop on embedded data: replay, what if, oracle, pl
 test: browser  ## every test that ends in minutes
 	$(QUIET) $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile $(ARGS)
 
-fuzz: .venv/installed  ## hostile files through every command: make fuzz CASES=1000
+fuzz: .venv/installed  ## hostile files through every command: make fuzz CASES=1000 [ARGS=--readers]
 	$(BIN)/python -m tests.fuzz.fuzz --cases $(or $(CASES),500) $(ARGS)
 
 matrix: .venv/installed  ## models x plans on gloo ranks, each compared with one process
