@@ -9,7 +9,8 @@ from foretell.cluster import load as load_cluster
 from foretell.errors import ForetellError, InputError
 from foretell.graph import Kind, Phase, verify
 from foretell.plan import Plan, check, estimate, lower
-from foretell.plan.order import turns
+from foretell.plan.memory import memory as told_memory
+from foretell.plan.order import FAMILIES, order, turns
 from foretell.simulate import simulate
 from foretell.simulate.memory import memory as played_memory
 from foretell.workload import load as load_workload
@@ -74,19 +75,67 @@ def test_parts_make_the_step():
 def test_one_f_one_b_is_what_it_says():
     found = turns(Plan(pp=4, dp=2), 2, 5)
     text = " ".join(
-        f"{'FB'[b]}{m}" for b, m in zip(found.backward.tolist(), found.micro.tolist(), strict=True)
+        f"{'FB'[b]}{m}" for b, m in zip(found.way.tolist(), found.micro.tolist(), strict=True)
     )
     assert text == "F0 F1 B0 F2 B1 F3 B2 F4 B3 B4"
 
 
 def test_interleaved_warms_up_as_megatron_does():
     found = turns(Plan(pp=4, dp=2, schedule="interleaved", chunks=2), 0, 8)
-    warm = int(np.argmax(found.backward))
+    warm = int(np.argmax(found.way))
     assert warm == 2 * 3 + 4 + 1  # the first of the steady ones is a forward too
     assert found.chunk[:8].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert sorted(zip(found.backward, found.chunk, found.micro, strict=True)) == sorted(
+    assert sorted(zip(found.way, found.chunk, found.micro, strict=True)) == sorted(
         (b, c, m) for b in (0, 1) for c in (0, 1) for m in range(8)
     )
+
+
+NAMED = [(name, 2 if name == "interleaved" else 1) for name in FAMILIES]
+
+
+@pytest.mark.parametrize(("name", "chunks"), NAMED)
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 2), (2, 4), (4, 8), (4, 20), (8, 16)])
+def test_named_schedules_run_everything_once(name, chunks, stages, micro_batches):
+    found = order(Plan(pp=stages, schedule=name, chunks=chunks), micro_batches)
+    assert sorted(found.places) == [(s, c) for s in range(stages) for c in range(found.chunks)]
+    ways = 3 if found.is_split else 2
+    whole = [
+        (w, c, m) for w in range(ways) for c in range(found.chunks) for m in range(micro_batches)
+    ]
+    for one in found.turns:
+        assert sorted(zip(*(column.tolist() for column in one), strict=True)) == whole
+
+
+@pytest.mark.parametrize(("name", "chunks"), NAMED)
+def test_named_schedules_cost_what_their_written_orders_do(name, chunks):
+    plan = Plan(pp=4, dp=2, global_batch=16, micro_batch=1, schedule=name, chunks=chunks)
+    found = order(plan, 8)
+    rows = tuple(map(tuple, found.rows()))
+    said = plan.but(schedule="actions", actions=rows, chunks=found.chunks)
+    graph = lower(plan, MODEL, NODE)
+    verify(graph)
+    assert simulate(graph).seconds == simulate(lower(said, MODEL, NODE)).seconds
+    held, written = (told_memory(p, MODEL, NODE) for p in (plan, said))
+    assert [float(m.peak[0]) for m in held] == [float(m.peak[0]) for m in written]
+    played = max(m.peak for m in played_memory(simulate(graph)))
+    assert played <= max(float(m.peak[0]) for m in held)
+
+
+def test_zero_bubble_schedules_trade_memory_for_bubble():
+    plain = Plan(pp=8, global_batch=32, micro_batch=1, recompute="none")
+    step, held = {}, {}
+    for name in ("1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev"):
+        plan = plain.but(schedule=name)
+        step[name] = simulate(lower(plan, MODEL, NODE)).seconds
+        held[name] = max(float(m.activations[0]) for m in told_memory(plan, MODEL, NODE))
+    assert max(step["zb-v"], step["zb-h2"], step["dualpipev"]) < step["zb-h1"] < step["1f1b"]
+    assert held["zb-h2"] > held["zb-v"] > held["v-half"] > held["v-min"]
+
+
+def test_where_the_line_turns_nothing_is_sent():
+    plan = Plan(pp=4, dp=2, global_batch=16, micro_batch=1, schedule="zb-v")
+    graph = lower(plan, MODEL, NODE)
+    assert (graph.kind == Kind.SEND).sum() == 2 * 2 * 3 * 8
 
 
 def test_a_written_order_is_kept():

@@ -11,7 +11,7 @@ from foretell.plan.check import micro_batches
 from foretell.plan.draft import Ids
 from foretell.plan.ends import messages, overlaps
 from foretell.plan.layouts import Array
-from foretell.plan.order import turns
+from foretell.plan.order import FORWARD, Order, order
 from foretell.plan.pieces import Piece, chain, few, split
 from foretell.plan.sheet import PricedStage, Sheet
 
@@ -22,6 +22,7 @@ class Spans(NamedTuple):
     first: Ids
     last: Ids
     made: list[list[int]]  # of each stage: tasks of its last backward, whose gradients can go
+    order: Order
 
 
 class _Book:
@@ -38,8 +39,9 @@ class _Book:
         ends = (stage == 0, stage == len(s.stages) - 1, id(one.costs))
         key = (*ends, tuple(one.layers), chunk, way, final)
         if key not in self.number:
-            where = (stage, chunk, bool(way))
-            pieces = chain(one.costs, s.workload, one.cluster, where, self.detail)
+            where = (stage, chunk, way)
+            alone = one.weight_seconds
+            pieces = chain(one.costs, s.workload, one.cluster, where, self.detail, alone)
             if final and overlaps(one.plan):
                 sizes = sent_in(one)
                 pieces = split(pieces, one.costs, s.workload, (stage, chunk), sizes)
@@ -55,16 +57,16 @@ def sent_in(one: PricedStage) -> Array:
 
 def write_stages(sheet: Sheet, detail: str) -> Spans:
     """Every forward and backward of every stage, in the order the schedule says."""
-    plan, count = sheet.plan, micro_batches(sheet.plan)
-    chunks = plan.chunks if plan.schedule == "interleaved" or plan.actions else 1
-    size = (2, len(sheet.stages), chunks, count)
-    spans = Spans(np.zeros(size, np.int64), np.zeros(size, np.int64), [])
+    count = micro_batches(sheet.plan)
+    found = order(sheet.stages[0].plan, count)
+    ways, chunks = range(3 if found.is_split else 2), found.chunks
+    size = (len(ways), len(sheet.stages), chunks, count)
+    spans = Spans(np.zeros(size, np.int64), np.zeros(size, np.int64), [], found)
     book = _Book(sheet, detail)
-    for stage, one in enumerate(sheet.stages):
-        way, chunk, micro = turns(one.plan, stage, count)
-        which = {(c, w): book.of(stage, c, w, False) for c in range(chunks) for w in (0, 1)}
+    for stage, (way, chunk, micro) in enumerate(found.turns):
+        which = {(c, w): book.of(stage, c, w, False) for c in range(chunks) for w in ways}
         number = np.array([which[c, w] for c, w in zip(chunk.tolist(), way.tolist(), strict=True)])
-        number[-1] = book.of(stage, int(chunk[-1]), 1, True)
+        number[-1] = book.of(stage, int(chunk[-1]), int(way[-1]), True)
         first, last, made = _write(sheet, book, stage, number, way, micro)
         spans.first[way, stage, chunk, micro] = first
         spans.last[way, stage, chunk, micro] = last
@@ -97,7 +99,7 @@ def _write(
         seconds=np.array([p.seconds for p in pieces])[at],
         flops=np.array([p.flops for p in pieces])[at],
         comm_bytes=np.array([p.comm_bytes for p in pieces])[at],
-        phase=np.where(np.repeat(way, sizes), int(Phase.BACKWARD), int(Phase.FORWARD)),
+        phase=np.where(np.repeat(way != FORWARD, sizes), int(Phase.BACKWARD), int(Phase.FORWARD)),
         micro_batch=np.repeat(micro, sizes),
         source=int(Source.FORMULA),
     )

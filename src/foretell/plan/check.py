@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 
 from foretell.cluster import Cluster
-from foretell.errors import InfeasibleError, InputError
+from foretell.errors import InfeasibleError, InputError, unknown
 from foretell.plan.framework import resolved
 from foretell.plan.grouped import layers_of, runs, units
 from foretell.plan.groups import expert_ranks
+from foretell.plan.order import ONE_CHUNK, SCHEDULES, chunks_of
 from foretell.plan.plan import Plan
 from foretell.plan.segments import as_degrees, blocks_of, segments
 from foretell.workload import Workload
 
 MOST_MICRO_BATCHES = 1 << 16  # each is simulated
 RESOLVED = ("framework", "precision", "dtype", "optimizer")  # what is filled in for a plan
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "actions")
 
 
 def check(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
@@ -31,6 +31,8 @@ def check(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
     else:
         _check_ranks(plan, cluster)
         _check_splits(plan, workload)
+        _check_schedule(plan)
+        plan = plan.but(chunks=chunks_of(plan))
         _check_stages(plan, workload)
         if plan.layers == blocks_of(plan.but(layers=()), workload):
             plan = plan.but(layers=())
@@ -119,10 +121,10 @@ def _check_segments(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
     _check_made_for(plan, cluster)
     beside = [name for name in ("dp", "pp", "chunks") if getattr(plan, name) > 1]
     beside += [name for name in ("layers", "shares", "placement", "actions") if getattr(plan, name)]
-    if beside or plan.groups or plan.stages or plan.schedule not in ("1f1b", "gpipe"):
+    if beside or plan.groups or plan.stages or plan.schedule not in ONE_CHUNK:
         raise InputError(
             f"`{(beside or ['schedule', plan.schedule])[0]}` beside segments",
-            hint="rows say which ranks have which blocks; the schedule is 1f1b or gpipe",
+            hint=f"rows say which ranks have which blocks; schedules are {', '.join(ONE_CHUNK)}",
         )
     if plan.ranks > cluster.size:
         raise InputError(
@@ -200,16 +202,19 @@ def _check_splits(plan: Plan, workload: Workload) -> None:
         raise InputError(f"shard={plan.shard} does not divide dp={plan.dp}")
 
 
-def _check_stages(plan: Plan, workload: Workload) -> None:
+def _check_schedule(plan: Plan) -> None:
     if plan.schedule not in SCHEDULES:
-        from foretell.errors import unknown
-
         raise unknown("schedule", plan.schedule, SCHEDULES)
-    if plan.chunks > 1 and plan.schedule != "interleaved" and not plan.actions:
+    if plan.schedule == "actions" and not plan.actions:
+        raise InputError("schedule=actions without actions", hint="list them by stage: F0 B0 …")
+    if plan.chunks not in (1, chunks_of(plan)):
         raise InputError(
             f"chunks={plan.chunks} with schedule={plan.schedule}",
-            hint="chunks are taken in turns by schedule=interleaved",
+            hint="chunks are given for schedule=interleaved; others have as many as they need",
         )
+
+
+def _check_stages(plan: Plan, workload: Workload) -> None:
     blocks, parts = workload.num_blocks, plan.pp * plan.chunks
     if parts > blocks:
         raise InfeasibleError(
@@ -254,7 +259,9 @@ def _filled(plan: Plan, workload: Workload) -> Plan:
 
 def _check_turns(plan: Plan) -> None:
     """Chunks go round in groups of as many micro-batches as there are stages (as in Megatron)."""
-    if plan.chunks == 1 or plan.pp == 1 or plan.actions or micro_batches(plan) % plan.pp == 0:
+    if plan.chunks == 1 or plan.pp == 1 or plan.actions or plan.schedule != "interleaved":
+        return
+    if micro_batches(plan) % plan.pp == 0:
         return
     raise InputError(
         f"{micro_batches(plan)} micro-batches (global_batch={plan.global_batch} ÷ dp={plan.dp} ÷ "

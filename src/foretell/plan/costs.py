@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from foretell.plan.hold import LayerMemory, holdings
 from foretell.plan.layouts import Array, Layouts, Rows, layouts
 from foretell.plan.parts import LayerCost, Part, layer_costs, slowest
 from foretell.plan.plan import Plan
-from foretell.workload import Workload
+from foretell.workload import Op, Workload
 from foretell.workload.op import BYTES, KEPT
 
 
@@ -100,6 +100,29 @@ def layer_parts(c: Costs, at: int, workload: Workload) -> tuple[Part, Part]:
         core, whole = c.share * (c.again == 1), c.share * (c.again == 2)
         back = back + cost.core.times(core) + cost.forward.times(whole)
     return cost.forward, back
+
+
+_WEIGHED = ("matmul", "conv")  # ops whose weight gradient is a kernel of its own
+
+
+def weight_gradients(workload: Workload) -> Workload:
+    """The matmuls with weights alone, as if their inputs needed no gradient.
+
+    What its backward takes is what a backward in two can put off.
+    """
+    layers = tuple(
+        replace(layer, ops=tuple(_first(op) for op in layer.works() if _is_weighed(op)))
+        for layer in workload.layers
+    )
+    return replace(workload, layers=layers, tied=())
+
+
+def _is_weighed(op: Op) -> bool:
+    return op.kind in _WEIGHED and bool(op.weights)
+
+
+def _first(op: Op) -> Op:
+    return replace(op, options={**op.options, "first": True})
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from foretell.plan.framework import Running, running
 from foretell.plan.groups import levels, stride
 from foretell.plan.layouts import Array
 from foretell.plan.made import ROUNDED, Messages, exposed, first_share
+from foretell.plan.order import last_stage
 from foretell.plan.parts import slowest
 from foretell.plan.plan import Plan
 from foretell.workload import Workload
@@ -111,10 +112,10 @@ def messages(c: Costs, s: Stage, times: Array, workload: Workload) -> Messages:
 def tying(c: Costs, workload: Workload, cluster: Cluster) -> Array:
     """Seconds to add up the gradients of weights that the first and the last stage both have."""
     out = np.zeros(len(c.plans))
-    rows = np.flatnonzero(c.plans.column("pp") > 1)
+    rows = np.array([i for i, p in enumerate(c.plans.plans) if last_stage(p)], int)
     some = c.take(rows) if len(rows) else c
     size = tied_bytes(some, workload)
-    apart = [stride(p, "pp") * (p.pp - 1) for p in some.plans.plans]
+    apart = [stride(p, "pp") * last_stage(p) for p in some.plans.plans]
     for step in sorted(set(apart)) if len(rows) else ():
         mine = np.array([i for i, a in enumerate(apart) if a == step])
         found = collective.price("all_reduce", size[mine], levels(cluster, 2, step))

@@ -8,8 +8,9 @@ stages and c the time to hand a tensor on:
     step     pipe + reduction of gradients that is not hidden + update
 
 k stages in a row hold k micro-batches, which bounds how often a new one can start (1F1B); in GPipe
-it is the slowest forward and the slowest backward, each no shorter than a hand-over. Chunks
-taken in turns divide what a stage waits at both ends. `foretell.plan.lower` makes the graph of the
+it is the slowest forward and the slowest backward, each no shorter than a hand-over. Where weight
+gradients are apart, stages wait for the first forward alone. Chunks taken in turns divide what a
+stage waits at both ends. `foretell.plan.lower` makes the graph of the
 same step; tests hold the two together.
 """
 
@@ -27,6 +28,7 @@ from foretell.plan.costs import Costs, Stage, costs, stage
 from foretell.plan.ends import reduction, sends, tying, updating
 from foretell.plan.layouts import Array
 from foretell.plan.memory import peaks
+from foretell.plan.order import is_split
 from foretell.plan.plan import Plan
 from foretell.plan.stages import FIRST, LAST, MIDDLE, shares
 from foretell.workload import Workload
@@ -105,10 +107,22 @@ def _pipe(c: Costs, stages: list[Stage], middles: Array, hop: Array) -> tuple[Ar
     flushed = np.array([p.schedule == "gpipe" and not p.actions for p in c.plans.plans])
     if flushed.any():
         period = np.where(flushed, _flushed_period(stages, hop), period)
+    apart = np.array([is_split(p) for p in c.plans.plans])
+    if apart.any():
+        period = np.where(apart, np.max([first, middle, last], axis=0), period)
     wait = total - np.maximum(period, first) + 2 * hop * (pp - 1)
+    if apart.any():
+        wait = np.where(apart, _filling(stages, middles) + hop * (pp - 1), wait)
     wait = np.where(pp > 1, wait, 0.0)
     steady = m * np.where(pp > 1, np.maximum(period, first), first)
     return steady + wait / chunks, period
+
+
+def _filling(stages: list[Stage], middles: Array) -> Array:
+    """Seconds until the last stage begins, where weight gradients fill all other bubbles."""
+    first, middle, last = (s.forward for s in stages)
+    out: Array = first + middles * middle + last - np.max([first, middle, last], axis=0)
+    return out
 
 
 def _flushed_period(stages: list[Stage], hop: Array) -> Array:

@@ -11,6 +11,7 @@ from foretell.graph.groups import group_text
 from foretell.plan.chains import Spans, sent_in
 from foretell.plan.costs import grad_width
 from foretell.plan.ends import overlaps, reducing, regathering, tied_bytes, updating
+from foretell.plan.order import last_stage
 from foretell.plan.sheet import PricedStage, Sheet
 
 
@@ -18,7 +19,7 @@ def write_end(sheet: Sheet, spans: Spans) -> None:
     """Reduce, update and hand back, on every stage."""
     done = [_reduce(sheet, one, spans.made[one.index]) for one in sheet.stages]
     if len(sheet.stages) > 1:
-        done += _tie(sheet, (done[0], done[-1]))
+        done += _tie(sheet, done)
     for one in sheet.stages:
         _update(sheet, one, done)
 
@@ -52,11 +53,11 @@ def _talk(sheet: Sheet, one: PricedStage) -> dict[str, Any]:
     return where | {"kind": "collective", "phase": "communicate", "source": "formula"}
 
 
-def _tie(sheet: Sheet, after: tuple[int, int]) -> list[int]:
-    """Add up the gradients of weights that the first and the last stage share."""
-    first, last = sheet.stages[0], sheet.stages[-1]
+def _tie(sheet: Sheet, done: list[int]) -> list[int]:
+    """Add up the gradients of weights that the stages of the first and the last layer share."""
+    first, last = sheet.stages[0], sheet.stages[last_stage(sheet.stages[0].plan)]
     size = tied_bytes(first.costs, sheet.workload)
-    if not size[0]:
+    if not size[0] or first is last:
         return []
     between = sheet.apart(first.index, last.index)
     seconds = float(collective.price("all_reduce", size, between).seconds[0])
@@ -65,7 +66,7 @@ def _tie(sheet: Sheet, after: tuple[int, int]) -> list[int]:
         1, op="all_reduce", name="tied weights", seconds=seconds, group=group,
         **_talk(sheet, first),
     )  # fmt: skip
-    sheet.draft.wait(task, after)
+    sheet.draft.wait(task, (done[first.index], done[last.index]))
     return [int(task[0])]
 
 
@@ -102,7 +103,7 @@ def write_buffers(sheet: Sheet, spans: Spans) -> None:
         for kind in ("parameter", "gradient", "optimizer", "workspace"):
             size = parts.get(f"{kind}s", parts.get(kind, 0.0))
             sheet.draft.buffers(1, kind, kind, bytes=size, rank=one.rank)
-        first, last = (ids[way, one.index].reshape(-1) for way, ids in enumerate(spans[:2]))
+        first, last = (ids[one.index].reshape(-1) for ids in (spans.first[0], spans.last[-1]))
         chunks = spans.first.shape[2]
         sheet.draft.buffers(
             len(first),

@@ -63,19 +63,23 @@ def written(found: Priced, detail: str = "stage") -> Graph:
 
 
 def _hand_over(page: Sheet, spans: Spans) -> None:
-    """What stages send each other, forwards down and backwards up, chunk after chunk."""
-    _, stages, chunks, _ = spans.first.shape
-    places = [(s, chunk) for chunk in range(chunks) for s in range(stages)]
-    if stages > 1:
-        hops: dict[tuple[int, int], float] = {}
-        for here, there in pairwise(places):
-            ends = here[0], there[0]
-            if ends not in hops:
-                hops[ends] = _hop(page, *ends)
-            _send(page, spans, 0, here, there, hops[ends])
-            _send(page, spans, 1, there, here, hops[ends])
+    """What stages send each other, one part of the model to the next and back."""
+    places = spans.order.places
+    hops: dict[tuple[int, int], float] = {}
+    for here, there in pairwise(places):
+        ends = here[0], there[0]
+        if here[0] == there[0]:
+            page.draft.wait(spans.first[0, *there], spans.last[0, *here])
+            page.draft.wait(spans.first[1, *here], spans.last[1, *there])
+            continue
+        if ends not in hops:
+            hops[ends] = _hop(page, *ends)
+        _send(page, spans, 0, here, there, hops[ends])
+        _send(page, spans, 1, there, here, hops[ends])
     end, chunk = places[-1]
     page.draft.wait(spans.first[1, end, chunk], spans.last[0, end, chunk])
+    if spans.order.is_split:
+        page.draft.wait(spans.first[2].reshape(-1), spans.last[1].reshape(-1))
 
 
 def _hop(page: Sheet, here: int, there: int) -> float:
@@ -105,7 +109,7 @@ def _send(
         kind="send",
         op="send",
         rank=ranks[0],
-        lane=page.lanes[here[0]][3 if way else 2],
+        lane=page.lanes[here[0]][3 if _is_up(way, here, there) else 2],
         seconds=seconds,
         comm_bytes=_handed(page, here[0]),
         phase="communicate",
@@ -116,6 +120,13 @@ def _send(
     )
     page.draft.wait(ids, made)
     page.draft.wait(spans.first[way, *there], ids)
+
+
+def _is_up(way: int, here: tuple[int, int], there: tuple[int, int]) -> bool:
+    """Whether a message goes to a stage before its own; around the ends as its way goes."""
+    if here[1] == there[1]:
+        return there[0] < here[0]
+    return way == 1
 
 
 def _handed(page: Sheet, stage: int) -> float:

@@ -4,8 +4,8 @@ parameters   as computed with, a part of them where they are sharded (zero 3)
 gradients    as they are added up, a part where sharded (zero 2 and 3)
 optimizer    fp32 copy and moments, a part where sharded (zero 1 to 3), none where offloaded
 activations  what autograd keeps of each layer (Korthikanti et al., arXiv 2205.05198) times the
-             micro-batches a stage holds at once; inputs of layers alone where all is run again,
-             and then one layer in full while it is
+             micro-batches a stage holds at once, until their weight gradients are there; inputs of
+             layers alone where all is run again, and then one layer in full while it is
 head         logits and what the loss makes of them, in fp32
 buffers      the largest exchange; layers gathered at once where parameters are sharded
 rounding     PyTorch's allocator gives out blocks of 2 MiB and cannot use all it has
@@ -23,6 +23,7 @@ from foretell.plan.costs import Costs, copies, grad_width, unpriced
 from foretell.plan.costs import weights as weights_of
 from foretell.plan.framework import Running
 from foretell.plan.layouts import Array
+from foretell.plan.order import chunks_of, in_flight, key_of
 from foretell.plan.plan import Plan
 from foretell.plan.stages import FIRST, LAST, MIDDLE, layers_of, shares
 from foretell.workload import Workload
@@ -159,6 +160,10 @@ def _in_flight(c: Costs, stage: Array) -> Array:
     deep = np.minimum((2 * (pp - stage - 1) + (chunks - 1) * pp + 1) / chunks, m)
     every = np.array([p.schedule == "gpipe" for p in c.plans.plans])
     out: Array = np.where(every, m, np.where(chunks > 1, deep, ends))
+    for at, plan in enumerate(c.plans.plans):
+        if plan.actions or plan.schedule not in ("gpipe", "1f1b", "interleaved"):
+            held = in_flight(key_of(plan), micro_batches(plan))
+            out[at] = held[min(int(stage[at]), plan.pp - 1)] / chunks_of(plan)
     return out
 
 

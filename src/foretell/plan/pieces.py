@@ -7,6 +7,7 @@ layers: each is gathered ahead of its use while others compute.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from foretell.plan.costs import (
 )
 from foretell.plan.layouts import Array
 from foretell.plan.made import shares
+from foretell.plan.order import BACKWARD, FORWARD, WEIGHT, chunks_of
 from foretell.plan.plan import Plan
 from foretell.plan.stages import layers_of
 from foretell.workload import Workload
@@ -44,21 +46,26 @@ class Piece(NamedTuple):
 
 
 def chain(
-    c: Costs, workload: Workload, cluster: Cluster, where: tuple[int, int, bool], detail: str
-) -> list[Piece]:
-    """The pieces of a stage's chunk, forward or backward: `where` is (stage, chunk, backward)."""
-    stage, chunk, backward = where
+    c: Costs, workload: Workload, cluster: Cluster, where: tuple[int, int, int], detail: str,
+    alone: Sequence[float] = (),
+) -> list[Piece]:  # fmt: skip
+    """The pieces of a stage's chunk, forward or backward: `where` is (stage, chunk, way).
+
+    `alone` are the seconds of each layer's weight gradients where they are apart.
+    """
+    stage, chunk, way = where
     plan = c.plans.plans[0]
     many = times_of(plan, workload, stage, chunk)
     named = [(at, n) for at, n in enumerate(many) if n]
     sharded = plan.zero == 3 and plan.dp > 1
     if detail == "stage" and not sharded:
-        return [_whole(c, workload, many, backward)]
+        return [_whole(c, workload, many, way, alone)]
     layers = [(at, n / max(round(n), 1)) for at, n in named for _ in range(max(round(n), 1))]
-    layers = layers[::-1] if backward else layers
+    layers = layers[::-1] if way else layers
+    known = {which: _layer(c, workload, cluster, which, way, alone) for which in set(layers)}
     if sharded:
-        return _sharded(c, workload, cluster, layers, backward)
-    known = {which: _layer(c, workload, cluster, which, backward) for which in set(layers)}
+        scatters = way == (WEIGHT if alone else BACKWARD)
+        return _sharded(c, workload, cluster, layers, known, scatters)
     return [piece for which in layers for piece in known[which]]
 
 
@@ -67,10 +74,10 @@ def _sharded(
     workload: Workload,
     cluster: Cluster,
     layers: list[tuple[int, float]],
-    backward: bool,
+    known: dict[tuple[int, float], list[Piece]],
+    scatters: bool,
 ) -> list[Piece]:
     """Layers whose parameters are gathered one layer ahead, their gradients scattered behind."""
-    known = {which: _layer(c, workload, cluster, which, backward) for which in set(layers)}
     gather, scatter = (
         {at: _over(op, c, workload, cluster, at) for at, _ in known}
         for op in ("all_gather", "reduce_scatter")
@@ -87,7 +94,7 @@ def _sharded(
             waits = (here - gathered, here - done) if done >= 0 else (here - gathered,)
             pieces.append(piece._replace(after=waits) if piece.kind == "kernel" else piece)
             done = here
-        if backward:
+        if scatters:
             pieces.append(scatter[which[0]]._replace(after=(1,)))
         gathered = coming
     return pieces
@@ -96,7 +103,7 @@ def _sharded(
 def times_of(plan: Plan, workload: Workload, stage: int, chunk: int) -> list[float]:
     """How often each layer runs in one chunk: blocks split, the ends where they belong."""
     counts = layers_of(plan, workload, stage)
-    chunks = plan.chunks if plan.schedule == "interleaved" or plan.actions else 1
+    chunks = chunks_of(plan)
     first = next(i for i, layer in enumerate(workload.layers) if layer.is_block)
     out = []
     for at, (layer, n) in enumerate(zip(workload.layers, counts, strict=True)):
@@ -110,13 +117,25 @@ def few(sizes: Array) -> Array:
     return sizes if len(sizes) <= MOST else np.full(MOST, 1 / MOST)
 
 
-def _whole(c: Costs, workload: Workload, many: list[float], backward: bool) -> Piece:
+NAMES = ("forward", "backward", "weight gradients")
+
+
+def _whole(
+    c: Costs, workload: Workload, many: list[float], way: int, alone: Sequence[float]
+) -> Piece:
     """All layers of a chunk as one piece: nothing in between has a choice."""
-    parts = [(layer_parts(c, at, workload)[backward], n) for at, n in enumerate(many) if n]
-    seconds = sum(n * float(part.seconds(c.bend)[0]) for part, n in parts)
-    flops = sum(n * float(part.flops[0]) for part, n in parts)
-    name = "backward" if backward else "forward"
-    return Piece("kernel", name, seconds + _turn(c, many, backward), "", flops=flops)
+    back = min(way, BACKWARD)
+    parts = [(at, layer_parts(c, at, workload)[back], n) for at, n in enumerate(many) if n]
+    seconds = [n * float(part.seconds(c.bend)[0]) for _, part, n in parts]
+    pairs = zip(seconds, parts, strict=True)
+    share = sum(min(n * alone[at], took) for took, (at, _, n) in pairs) if alone else 0.0
+    total = sum(seconds)
+    flops = sum(n * float(part.flops[0]) for _, part, n in parts)
+    if way == WEIGHT:
+        return Piece("kernel", NAMES[way], share, "", flops=flops / 2)
+    if way == BACKWARD and alone:
+        total, flops = total - share, flops / 2
+    return Piece("kernel", NAMES[way], total + _turn(c, many, way == BACKWARD), "", flops=flops)
 
 
 def _turn(c: Costs, many: list[float], backward: bool) -> float:
@@ -125,23 +144,26 @@ def _turn(c: Costs, many: list[float], backward: bool) -> float:
 
 
 def _layer(
-    c: Costs, workload: Workload, cluster: Cluster, which: tuple[int, float], backward: bool
-) -> list[Piece]:
+    c: Costs, workload: Workload, cluster: Cluster, which: tuple[int, float], way: int,
+    alone: Sequence[float],
+) -> list[Piece]:  # fmt: skip
     """Compute of one layer and what it exchanges, one after the other."""
     at, share = which
-    layer, plan = workload.layers[at], c.plans.plans[0]
+    layer, plan, backward = workload.layers[at], c.plans.plans[0], min(way, BACKWARD)
     part = layer_parts(c, at, workload)[backward].times(share)
     talk = float((part.talk + part.skew)[0])
     seconds = float(part.seconds(c.bend)[0]) - talk
     if plan.zero == 3 and plan.dp > 1:
-        alone = layer_seconds(c, at, workload)
-        slower = sharded_seconds(c, at, workload, cluster, alone)
-        seconds += share * float((slower[backward] - alone[backward])[0])
-    if at == len(workload.layers) - 1 and backward:
+        plain = layer_seconds(c, at, workload)
+        slower = sharded_seconds(c, at, workload, cluster, plain)
+        seconds += share * float((slower[backward] - plain[backward])[0])
+    flops, apart = float(part.flops[0]), min(share * alone[at], seconds) if alone else 0.0
+    if way != FORWARD and alone:
+        seconds, flops = apart if way == WEIGHT else seconds - apart, flops / 2
+    if at == len(workload.layers) - 1 and way == BACKWARD:
         seconds += float(c.turn[0])
-    name = "backward" if backward else "forward"
-    pieces = [Piece("kernel", name, seconds, layer.name, flops=float(part.flops[0]))]
-    if talk:
+    pieces = [Piece("kernel", NAMES[way], seconds, layer.name, flops=flops)]
+    if talk and way != WEIGHT:
         pieces.append(Piece("collective", "all_reduce", talk, layer.name, axis="tp"))
     return pieces
 

@@ -8,14 +8,14 @@ the input (with what is run again) and that of the weights, whose matmuls can wa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from foretell.cluster import Cluster
 from foretell.cost import collective, kernel
-from foretell.plan.costs import Costs, costs, layer_parts
+from foretell.plan.costs import Costs, costs, layer_parts, weight_gradients
 from foretell.plan.framework import running
 from foretell.plan.layouts import Array
 from foretell.plan.memory import ROUNDING, USABLE, Memory, stage_memory
@@ -23,11 +23,10 @@ from foretell.plan.parts import slower
 from foretell.plan.places import Place
 from foretell.plan.plan import Plan
 from foretell.portable import product
-from foretell.workload import Layer, Op, Workload
+from foretell.workload import Workload
 from foretell.workload.op import BYTES
 
 _CHUNK = 2.0**21  # bytes of a block of PyTorch's allocator
-_WEIGHED = ("matmul", "conv")  # ops whose weight gradient is a kernel of its own
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,8 @@ def _rates(prices: Prices, ranks: tuple[int, ...]) -> Rates:
     parts = [layer_parts(c, at, workload) for at in range(len(workload.layers))]
     both = _column([back.seconds(c.bend) for _, back in parts])
     both[-1] += float(c.turn[0])  # what the host does beside the loss
-    weights = np.minimum(_weight_gradients(prices, ranks), both)
+    alone = _costs(prices, weight_gradients(workload), ranks)
+    weights = np.minimum(_column([cost.backward.kernels for cost in alone.layers]), both)
     return Rates(
         forward=_column([ahead.seconds(c.bend) for ahead, _ in parts]),
         inputs=both - weights,
@@ -121,23 +121,6 @@ def _alone(c: Costs, workload: Workload, at: int) -> Memory:
 
 def _column(values: Sequence[Array]) -> Array:
     return np.array([float(np.ravel(v)[0]) for v in values])
-
-
-def _weight_gradients(prices: Prices, ranks: tuple[int, ...]) -> Array:
-    """Seconds of each layer's matmuls that make weight gradients: those priced on their own."""
-    layers = tuple(_weighed(layer) for layer in prices.workload.layers)
-    c = _costs(prices, replace(prices.workload, layers=layers, tied=()), ranks)
-    return _column([cost.backward.kernels for cost in c.layers])
-
-
-def _weighed(layer: Layer) -> Layer:
-    """A layer's matmuls with weights, as if their inputs needed no gradient."""
-    ops = (op for op in layer.works() if op.kind in _WEIGHED and op.weights)
-    return replace(layer, ops=tuple(_first(op) for op in ops))
-
-
-def _first(op: Op) -> Op:
-    return replace(op, options={**op.options, "first": True})
 
 
 def bill(prices: Prices, place: Place) -> PlacedStageCost:

@@ -10,12 +10,13 @@ import numpy as np
 
 from foretell.cluster import Cluster, Level
 from foretell.graph.groups import group_text
-from foretell.plan.costs import Costs, Stage, rerun_share, stage
+from foretell.plan.costs import Costs, Stage, rerun_share, stage, weight_gradients
 from foretell.plan.costs import costs as price_all
 from foretell.plan.draft import Draft
 from foretell.plan.groups import levels, stride
 from foretell.plan.layouts import layouts
 from foretell.plan.memory import Memory, rank_memory, room
+from foretell.plan.order import is_split
 from foretell.plan.plan import Plan
 from foretell.plan.segments import segments
 from foretell.plan.stages import blocks_of, layers_of
@@ -52,6 +53,15 @@ class PricedStage:
     def cost(self) -> Stage:
         """What one micro-batch costs."""
         return stage(self.costs, self.times, self.workload, self.cluster)
+
+    @cached_property
+    def weight_seconds(self) -> list[float]:
+        """What each layer's weight gradients take, once, where the backward is in two."""
+        if not is_split(self.plan):
+            return []
+        plain = self.plan.but(layers=(), recompute="none", recompute_layers=0)
+        alone = price_all([plain], weight_gradients(self.workload), self.cluster)
+        return [float(cost.backward.kernels[0]) for cost in alone.layers]
 
     @cached_property
     def memory(self) -> Memory:

@@ -1,8 +1,9 @@
 """Layers split to pipeline stages: first, middle and last, for many layouts at once.
 
 The first stage has what stands before the blocks (the embedding), the last what stands behind them
-(the head); blocks are split in a row and evenly by number, the earlier stages taking what is
-left over. Blocks of a network of images differ, and so do its stages.
+(the head; where chunks go there and back that is the first one too); blocks are split in a row and
+evenly by number, the earlier stages taking what is left over. Blocks of a network of images differ,
+and so do its stages.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretell.plan.layouts import Array, Layouts
+from foretell.plan.order import last_stage
 from foretell.plan.plan import Plan
 from foretell.plan.segments import blocks_of as blocks_of
 from foretell.workload import Workload
@@ -32,9 +34,9 @@ def shares(workload: Workload, plans: Layouts) -> Shares:
 
     Where blocks differ, the middle stages of a plan count as all alike, by their mean.
     """
-    kinds = {(p.pp, p.layers): p for p in plans.plans}
-    dealt = {key: _kinds(plan, workload) for key, plan in kinds.items()}
-    times = np.stack([dealt[p.pp, p.layers] for p in plans.plans], axis=2)
+    keys = [(p.pp, p.layers, last_stage(p)) for p in plans.plans]
+    dealt = {key: _kinds(p, workload) for key, p in zip(keys, plans.plans, strict=True)}
+    times = np.stack([dealt[key] for key in keys], axis=2)
     return Shares(times, np.maximum(plans.column("pp") - 2, 0.0))
 
 
@@ -53,7 +55,7 @@ def _kinds(plan: Plan, workload: Workload) -> Array:
 def layers_of(plan: Plan, workload: Workload, stage: int) -> list[float]:
     """How often each layer runs on one stage: blocks in a row, others where the one before is."""
     counts = blocks_of(plan, workload)
-    low = sum(counts[:stage])
+    low, total, end = sum(counts[:stage]), sum(counts), last_stage(plan)
     high, out, at = low + counts[stage], [], 0
     for layer in workload.layers:
         if layer.is_block:
@@ -61,6 +63,7 @@ def layers_of(plan: Plan, workload: Workload, stage: int) -> list[float]:
             out.append(float(max(mine, 0)))
             at += layer.times
         else:
-            home = stage == 0 if at == 0 else low < at <= high
+            inside = stage == end if at == total else low < at <= high
+            home = stage == 0 if at == 0 else inside
             out.append(float(layer.times) if home else 0.0)
     return out

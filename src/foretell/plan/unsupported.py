@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from foretell.errors import InputError
 from foretell.plan.grouped import runs
+from foretell.plan.order import is_split
 from foretell.plan.plan import Plan
 
 # what-ifs that have a way to be run; any other changes a prediction only
@@ -57,7 +58,7 @@ def unsupported(plan: Plan, model: ModelFacts | None = None) -> list[str]:
             plan.zero >= 2 and plan.pp > 1 and len(set(plan.shares)) > 1
         ),
         f"zero=3 beside pp={plan.pp} with a backward in two (I and W): parameters are dropped "
-        "between them, zero=2 keeps them": plan.zero == 3 and plan.pp > 1 and _halves(plan),
+        "between them, zero=2 keeps them": plan.zero == 3 and plan.pp > 1 and is_split(plan),
         f"zero={plan.zero} with a choice of sync or buckets": (
             plan.zero >= 2 and bool(plan.sync or plan.buckets)
         ),
@@ -172,11 +173,6 @@ def _odd_context(plan: Plan) -> list[str]:
     wide += [f"zero={plan.zero} and pp={plan.pp}"] if plan.zero >= 2 and plan.pp > 1 else []
     why = "tokens are split only over ranks that hold the same layers"
     return [f"cp={plan.cp} beside {word}: {why}" for word in wide]
-
-
-def _halves(plan: Plan) -> bool:
-    """Whether a backward is split in two."""
-    return any(set("IW") & set(cell) for row in plan.actions for cell in row)
 
 
 def _odd_groups(plan: Plan) -> list[str]:

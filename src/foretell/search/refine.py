@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from foretell.cluster import Cluster
 from foretell.errors import ForetellError
 from foretell.plan import Plan
+from foretell.plan.order import FAMILIES, ONE_CHUNK
 from foretell.plan.segments import Segment, blocks_of, segments, written
 from foretell.predict import Prediction, predict_many
 from foretell.workload import Workload
@@ -134,8 +135,9 @@ def _degree_moves(plan: Plan, workload: Workload, cluster: Cluster) -> Iterator[
 def _schedule_moves(plan: Plan) -> Iterator[Plan]:
     if plan.pp == 1 or plan.actions:
         return
-    for name, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 4)):
-        yield plan.but(schedule=name, chunks=chunks)
+    for name in FAMILIES:
+        for chunks in (2, 4) if name == "interleaved" else (1,):
+            yield plan.but(schedule=name, chunks=chunks)
 
 
 def _micro_moves(plan: Plan) -> Iterator[Plan]:
@@ -210,7 +212,8 @@ def _segment_moves(plan: Plan, workload: Workload, cluster: Cluster) -> Iterator
     found = segments(plan, workload)
     yield from _dealt(plan, found)
     yield from _own(plan, found)
-    yield plan.but(schedule="gpipe" if plan.schedule == "1f1b" else "1f1b")
+    for name in ONE_CHUNK:
+        yield plan.but(schedule=name)
     for micro in (plan.micro_batch * 2, plan.micro_batch // 2):
         if micro and plan.global_batch % micro == 0:
             yield plan.but(micro_batch=micro)

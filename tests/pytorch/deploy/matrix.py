@@ -26,6 +26,8 @@ PLANS = {
         "pp=2,micro_batch=2", "pp=2,micro_batch=2,schedule=gpipe",
         "pp=2,micro_batch=2,schedule=interleaved,chunks=2", "pp=2,micro_batch=2,recompute=full",
         "pp=2,micro_batch=2,schedule=zb-h1", "pp=2,micro_batch=2,recompute=selective",
+        "pp=2,micro_batch=2,schedule=zb-v", "pp=2,micro_batch=2,schedule=dualpipev",
+        "pp=2,micro_batch=2,schedule=v-half", "pp=2,micro_batch=2,schedule=zb-h2",
         f"pp=2,chunks=2,schedule=actions,actions={ROW}/{ROW}",
         "pp=2,chunks=2,actions=0F0+3F0+3B0+0B0+0F1+3F1+3B1+0B1/1F0+2F0+2B0+1B0+1F1+2F1+2B1+1B1",
         "pp=2,actions=F0+I0+F1+I1+W0+W1/F0+I0+W0+F1+I1+W1",

@@ -61,8 +61,8 @@ def megatron(plan: Plan) -> dict[str, str]:
         raise InputError(
             f"zero={plan.zero} is not Megatron's distributed optimizer", hint="that is zero=1"
         )
-    if plan.pp > 1 and plan.schedule == "gpipe":
-        raise InputError("Megatron runs 1f1b or interleaved, not gpipe")
+    if plan.pp > 1 and plan.schedule not in ("1f1b", "interleaved", "actions"):
+        raise InputError(f"Megatron runs 1f1b or interleaved, not {plan.schedule}")
     if plan.optimizer == "momentum":
         raise InputError("Megatron's sgd has no plan word for momentum", hint="use adam or sgd")
     lines = [f"# {plan.ranks} ranks, of which dp={plan.dp} are data parallel"]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from foretell.errors import InputError
 from foretell.graph.groups import group_text
-from foretell.plan.order import turns
+from foretell.plan.order import order
 from foretell.plan.places import Said, said
 from foretell.plan.plan import Names, Plan
 
@@ -84,9 +84,7 @@ def usual(found: Line, micro_batches: int) -> str:
 
 
 def _cells(plan: Plan, rank: int, micro_batches: int) -> Iterator[str]:
-    order = turns(plan, rank, micro_batches)
-    for back, chunk, micro in zip(*(column.tolist() for column in order), strict=True):
-        yield f"{chunk * plan.pp + rank}{'FB'[back]}{micro}"
+    yield from order(plan, micro_batches).rows()[rank]
 
 
 def count(plan: Plan, stage: int) -> int:

@@ -20,6 +20,7 @@ from foretell.plan.export.say import accumulation, require, whole
 from foretell.plan.plan import Names, Plan
 
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
+_SCHEDULES |= {"zb-v": "ZBVZeroBubble", "dualpipev": "DualPipeV"}
 _DTYPES = {"": "bfloat16", "bf16": "bfloat16", "fp32": "float32"}  # what its FSDP can compute in
 _SAID = {"dp", "tp", "pp", "cp", "ep", "sp", "zero", "shard", "micro_batch", "global_batch"}
 _SAID |= {"schedule", "chunks", "layers", "recompute", "dtype", "actions", "whatifs", "offload"}
@@ -220,7 +221,8 @@ def _schedule(plan: Plan) -> str:
         return "_PipelineScheduleRuntime"
     if plan.schedule not in _SCHEDULES:
         raise InputError(f"torchtitan has no schedule `{plan.schedule}`")
-    return _SCHEDULES["interleaved" if plan.chunks > 1 else plan.schedule]
+    is_loop = plan.chunks > 1 and plan.schedule == "1f1b"
+    return _SCHEDULES["interleaved" if is_loop else plan.schedule]
 
 
 def _training(plan: Plan) -> dict[str, str]:

@@ -78,9 +78,9 @@ def stages_of(
     same = {s: k for k, stages in enumerate(shape.copies) for s in stages}
     num = len(shape.copies) or shape.num_stages
     if is_line(model):
-        pieces = cut(model, num, _layers(plan, num))
+        pieces = cut(model, num, _layers(plan, shape, places, num))
     else:
-        traced = in_stages(model, num, _layers(plan, num))
+        traced = in_stages(model, num, _layers(plan, shape, places, num))
         pieces = [traced.module(s) for s in range(num)]
         shape = _following(shape, traced.after)
     homes: dict[str, list[tuple[int, ...]]] = {}
@@ -116,15 +116,14 @@ def _following(shape: Pipeline, after: tuple[tuple[int, ...], ...]) -> Pipeline:
     return replace(shape, after=tuple(found))
 
 
-def _layers(plan: Plan, num: int) -> tuple[int, ...]:
+def _layers(plan: Plan, shape: Pipeline, places: Places, num: int) -> tuple[int, ...]:
     """Layers of each stage; a rank's own are split over its chunks."""
     if not plan.layers or len(plan.layers) == num:
         return plan.layers
     chunks = num // plan.pp
-    return tuple(
-        plan.layers[s % plan.pp] // chunks + (s // plan.pp < plan.layers[s % plan.pp] % chunks)
-        for s in range(num)
-    )
+    homes = [places.order("pp")[ranks[0]] for ranks in shape.ranks[:num]]
+    every = [(plan.layers[home], homes[:s].count(home)) for s, home in enumerate(homes)]
+    return tuple(many // chunks + (chunk < many % chunks) for many, chunk in every)
 
 
 def runtime(

@@ -15,16 +15,17 @@ compared with the capacity afterwards, like anyone's.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from math import inf
 from typing import NamedTuple
 
 from foretell.errors import InputError
+from foretell.plan import Plan
+from foretell.plan.order import BACKWARD, FAMILIES, Cell, dual_phases, order, places_of
 from foretell.search.schedule.integer_problem import ticks
 from foretell.search.schedule.problem import Problem
-from foretell.search.schedule.replay import Item, Starts, deepest, end, ordered, peaks, replay
+from foretell.search.schedule.replay import Item, Starts, deepest, end, ordered, replay
 
 # The pipelines inside a placement: stages in order of forward, each with its backward blocks.
 #
@@ -104,11 +105,9 @@ def merge(problem: Problem, orders: Sequence[Sequence[Item]]) -> list[Item]:
     moved = True
     while moved:
         moved = False
-        for device, order in enumerate(orders):
-            while at[device] < len(order) and _is_next(
-                problem, order[at[device]], orders, at, done
-            ):
-                item = order[at[device]]
+        for device, mine in enumerate(orders):
+            while at[device] < len(mine) and _is_next(problem, mine[at[device]], orders, at, done):
+                item = mine[at[device]]
                 items.append(item)
                 done.add(item)
                 for d in problem.blocks[item[0]].devices:
@@ -183,320 +182,7 @@ def _is_forward(problem: Problem, block: int) -> bool:
     return problem.blocks[block].kind == "F"
 
 
-# DualPipe and DualPipeV (DeepSeek-V3 technical report, 2024): eight phases on every device.
-#
-# Two passes meet on each device: `0` enters at the near end, `1` comes from the far one. With `h`
-# devices to the turning point, a device `r` from the near end and `n` micro-batches each way:
-#
-#     2(h-r-1)   forward 0
-#     r+1        forward 0, forward 1
-#     h-r-1      input and weight gradients 1, forward 1
-#     n-2h+r+1   forward 0, backward 1, forward 1, backward 0
-#     h-r-1      backward 1, forward 1, backward 0
-#     r+1        backward 1, backward 0
-#     h-r-1      a weight gradient put off, input gradient 0
-#     r+1        weight gradients put off
-#
-# Where the original runs a forward and a backward at the same time, here one follows the other.
-
-
-def dualpipe(problem: Problem, micro_batches: int) -> list[Item]:
-    """Two pipelines in opposite directions; each device works as near end for one of them."""
-    found = pipes(problem)
-    for one in found:
-        require(problem, one, sharded=False, split=True)
-    num = problem.num_devices
-    if (
-        len(found) != 2
-        or num % 2
-        or [s.device for s in found[0]] != [s.device for s in found[1]][::-1]
-    ):
-        raise refuse(problem, "it is not two pipelines in opposite directions over an even number")
-    half, orders = num // 2, []
-    for device in range(num):
-        sides = [next(s for s in one if s.device == device) for one in found]
-        # the near end of a pipeline is the one its forward enters by
-        near, far = sides if found[0].index(sides[0]) < half else sides[::-1]
-        rank = min(device, num - 1 - device)
-        orders.append(_phases(problem, near, far, half, rank, micro_batches))
-    return merge(problem, orders)
-
-
-def dualpipev(problem: Problem, micro_batches: int) -> list[Item]:
-    """One pipeline there and back; a device holds a stage of each way."""
-    stages = pipe(problem, split=True)
-    num = problem.num_devices
-    if [s.device for s in stages] != [*range(num), *reversed(range(num))]:
-        raise refuse(problem, "stages do not run over the devices there and back, once")
-    orders = [
-        _phases(problem, stages[d], stages[2 * num - 1 - d], num, d, micro_batches)
-        for d in range(num)
-    ]
-    return merge(problem, orders)
-
-
-class _Device:
-    """The order of one device as it is written down."""
-
-    def __init__(self, stages: tuple[Stage, Stage]) -> None:
-        self.stages = stages
-        self.next = {(kind, side): 0 for kind in "FI" for side in (0, 1)}
-        self.late: deque[Item] = deque()
-        self.items: list[Item] = []
-
-    def forward(self, side: int) -> None:
-        self.items.append((self.stages[side].forward, self.next["F", side]))
-        self.next["F", side] += 1
-
-    def backward(self, side: int, put_off: bool = False) -> None:
-        stage, m = self.stages[side], self.next["I", side]
-        self.items.append((stage.backward or 0, m))
-        self.next["I", side] += 1
-        (self.late if put_off else self.items).append((stage.weight or 0, m))
-
-    def weight(self) -> None:
-        if self.late:
-            self.items.append(self.late.popleft())
-
-
-def _phases(
-    problem: Problem, near: Stage, far: Stage, half: int, rank: int, micro_batches: int
-) -> list[Item]:
-    main = micro_batches - 2 * half + rank + 1
-    if micro_batches < 2 * half:
-        raise refuse(problem, f"{micro_batches} micro-batches, it needs {2 * half} or more")
-    device, rest = _Device((near, far)), half - rank - 1
-    for _ in range(2 * rest):
-        device.forward(0)
-    for _ in range(rank + 1):
-        device.forward(0)
-        device.forward(1)
-    for _ in range(rest):
-        device.backward(1, put_off=True)
-        device.weight()
-        device.forward(1)
-    for _ in range(main):
-        device.forward(0)
-        device.backward(1)
-        device.forward(1)
-        device.backward(0)
-    for _ in range(rest):
-        device.backward(1)
-        device.forward(1)
-        device.backward(0)
-    _cool(device, rank + 1, rest)
-    return device.items
-
-
-def _cool(device: _Device, pairs: int, rest: int) -> None:
-    """The last backwards: in the second half of the pairs weight gradients are put off."""
-    put_off = False
-    for k in range(pairs):
-        if k == pairs // 2 and pairs % 2:
-            put_off = True
-        device.backward(1, put_off)
-        if k == pairs // 2 and not pairs % 2:
-            put_off = True
-        device.backward(0, put_off)
-    for _ in range(rest):
-        device.weight()
-        device.backward(0, put_off=True)
-    while device.late:
-        device.weight()
-
-
-# Zero-bubble schedules: backward in two halves, so that weight gradients fill the gaps.
-#
-# ZB-H1 and ZB-H2 (Qi et al., ICLR 2024) on one stage a device; ZB-V, V-Half and V-Min (Qi et al.,
-# NeurIPS 2024) on two, there and back. V-Half and V-Min repeat a building block with the same
-# delays between neighbouring devices: down `a`, up `b` in forward, `c` and `d` in backward. On p
-# devices it holds about `p (a + b + c + d) / 6` stages, where 1F1B holds 2p: a sum of 6 gives
-# V-Half, 4 gives V-Min.
-
-
-_RING = 6  # forward, input and weight gradient of two stages
-
-
-def zb_h1(problem: Problem, micro_batches: int) -> list[Item]:
-    """1F1B, where stage s puts off its weight gradients by s micro-batches: p in flight."""
-    stages = _one_a_device(problem)
-    orders: list[list[Item]] = [[] for _ in range(problem.num_devices)]
-    for late, stage in enumerate(stages):
-        ahead = min(micro_batches, len(stages) - late)
-        order = [(stage.forward, m) for m in range(ahead)]
-        for m in range(micro_batches + late):
-            if m < micro_batches:
-                order.append((stage.backward or 0, m))
-            if m - late >= 0:
-                order.append((stage.weight or 0, m - late))
-            if m + ahead < micro_batches:
-                order.append((stage.forward, m + ahead))
-        orders[stage.device] = order
-    return merge(problem, orders)
-
-
-def zb_h2(problem: Problem, micro_batches: int) -> list[Item]:
-    """Up to 2p - 1 micro-batches in flight; weight gradients wherever a device would wait."""
-    stages = _one_a_device(problem)
-    holds = max(problem.blocks[s.forward].memory for s in stages)
-    room = problem.limited(holds * (2 * len(stages) - 1) if holds > 0 else None)
-    items = ordered(ticks(room, micro_batches), micro_batches, deepest)
-    if items is None:
-        raise refuse(problem, "its order waits on itself here")
-    return items
-
-
-def zb_v(problem: Problem, micro_batches: int) -> list[Item]:
-    """Forwards until the first gradient comes back, then all six kinds in turn."""
-    stages = _there_and_back(problem)
-    num = problem.num_devices
-    if micro_batches < 2 * num - 1:
-        raise refuse(problem, f"{micro_batches} micro-batches, it needs {2 * num - 1} or more")
-    orders = [
-        _v_order(stages[d], stages[2 * num - 1 - d], d, num, micro_batches) for d in range(num)
-    ]
-    return merge(problem, orders)
-
-
-def v_half(problem: Problem, micro_batches: int) -> list[Item]:
-    """The building block at half the memory of 1F1B."""
-    return _built(problem, micro_batches, 6)
-
-
-def v_min(problem: Problem, micro_batches: int) -> list[Item]:
-    """The building block at a third of the memory of 1F1B."""
-    return _built(problem, micro_batches, 4)
-
-
-class _Delays(NamedTuple):
-    """Between neighbouring devices, and extra ones where the line turns."""
-
-    down: int
-    up: int
-    back_down: int
-    back_up: int
-    turns: tuple[int, ...]
-
-
-def _one_a_device(problem: Problem) -> Pipe:
-    stages = pipe(problem, split=True)
-    if len({s.device for s in stages}) < len(stages):
-        raise refuse(problem, "a device has several stages")
-    return stages
-
-
-def _there_and_back(problem: Problem) -> Pipe:
-    stages, num = pipe(problem, split=True), problem.num_devices
-    if [s.device for s in stages] != [*range(num), *reversed(range(num))]:
-        raise refuse(problem, "stages do not run over the devices there and back, once")
-    return stages
-
-
-class _Count:
-    """The order of one device as it is written down: the next micro-batch of each block."""
-
-    def __init__(self) -> None:
-        self.items: list[Item] = []
-        self.next: dict[int, int] = {}
-
-    def run(self, *blocks: int | None) -> None:
-        for block in blocks:
-            if block is not None:
-                self.items.append((block, self.done(block)))
-                self.next[block] = self.done(block) + 1
-
-    def done(self, block: int | None) -> int:
-        return self.next.get(-1 if block is None else block, 0)
-
-
-def _v_order(near: Stage, far: Stage, device: int, num: int, micro_batches: int) -> list[Item]:
-    """The order of ZB-V on one device, as torch.distributed.pipelining writes it too."""
-    count = _Count()
-    count.run(*[near.forward] * (2 * (num - device) - 1))
-    count.run(*[far.forward, near.forward] * device)
-    count.run(*[far.forward, far.backward, far.weight] * (num - device))
-    while count.done(far.forward) < micro_batches:
-        if count.done(near.forward) < micro_batches:
-            count.run(near.forward)
-        count.run(near.backward, near.weight, far.forward, far.backward, far.weight)
-    count.run(*[near.backward, far.backward] * device)
-    count.run(*[near.backward, near.weight] * (num - device))
-    for weight in (far.weight, near.weight):
-        count.run(*[weight] * (micro_batches - count.done(weight)))
-    return count.items
-
-
-def _built(problem: Problem, micro_batches: int, total: int) -> list[Item]:
-    """Of building blocks with this sum of delays those that hold least; the shortest of them."""
-    stages, num = _there_and_back(problem), problem.num_devices
-    whole = ticks(problem, micro_batches)
-    best: tuple[tuple[int, float], list[Item]] | None = None
-    for starts in _blocks(stages, num, total):
-        items = _repeat(starts, micro_batches)
-        length = end(replay(items, whole.time, whole.devices, whole.after), whole.time)
-        cost = (max(peaks(items, whole.held)), length)
-        if best is None or cost < best[0]:
-            best = (cost, items)
-    if best is None:
-        raise refuse(problem, f"no building block fits {num} devices")
-    return best[1]
-
-
-def _blocks(stages: Pipe, num: int, total: int) -> Iterator[dict[int, int]]:
-    """Starts of every block of one micro-batch, for delays that never meet in the ring."""
-    steps = range(1, total - 2)
-    for down, up, back_down in product(steps, steps, steps):
-        back_up = total - down - up - back_down
-        if back_up < 1 or abs(down + back_up - up - back_down) > 1:
-            continue  # else one end of the pipeline holds more than the other
-        for turns in product(range(_RING), repeat=3):
-            starts = _place(stages, num, _Delays(down, up, back_down, back_up, turns))
-            if starts is not None:
-                yield starts
-                break
-
-
-def _place(stages: Pipe, num: int, delays: _Delays) -> dict[int, int] | None:
-    first = (num - 1) * delays.down + 1 + delays.turns[0]
-    second = first + (num - 1) * delays.up + 1 + delays.turns[1]
-    third = second + (num - 1) * delays.back_down + 1 + delays.turns[2]
-    starts: dict[int, int] = {}
-    for d in range(num):
-        there, back = stages[d], stages[2 * num - 1 - d]
-        far = num - 1 - d
-        times = [
-            (there.forward, d * delays.down),
-            (back.forward, first + far * delays.up),
-            (back.backward, second + d * delays.back_down),
-            (there.backward, third + far * delays.back_up),
-        ]
-        taken = {t % _RING for _, t in times}
-        if len(taken) < len(times):
-            return None
-        starts |= {block: t for block, t in times if block is not None}
-        free = [r for r in range(_RING) if r not in taken]
-        starts |= _weights([(back.weight, times[2][1]), (there.weight, times[3][1])], free)
-    return starts
-
-
-def _weights(due: list[tuple[int | None, int]], free: list[int]) -> dict[int, int]:
-    """Weight gradients in the free places of the ring, each the first after its input gradient."""
-    found = {}
-    for block, after in due:
-        place = min(free, key=lambda r: (r - after - 1) % _RING)
-        free.remove(place)
-        found[block or 0] = after + 1 + (place - after - 1) % _RING
-    return found
-
-
-def _repeat(starts: dict[int, int], micro_batches: int) -> list[Item]:
-    placed = [
-        (s + _RING * m, block, m) for block, s in starts.items() for m in range(micro_batches)
-    ]
-    return [(block, m) for _, block, m in sorted(placed)]
-
-
-# The families, by name.
+# The families, by name. Orders that a plan can name come from `foretell.plan.order`.
 
 
 Baseline = Callable[[Problem, int], list[Item]]
@@ -509,13 +195,6 @@ def gpipe(problem: Problem, micro_batches: int) -> list[Item]:
     return forward + [(b, m) for m in range(micro_batches) for s in stages[::-1] for b in _back(s)]
 
 
-def one_f_one_b(problem: Problem, micro_batches: int) -> list[Item]:
-    """As many forwards as stages lie ahead, then one backward and one forward in turn."""
-    stages = pipe(problem)
-    _one_stage_a_device(problem, stages)
-    return merge(problem, _1f1b(problem, stages, micro_batches))
-
-
 def one_f_one_b_plus(problem: Problem, micro_batches: int) -> list[Item]:
     """1F1B of the plain stages, and each sharded block as a step of its own for all devices.
 
@@ -526,21 +205,89 @@ def one_f_one_b_plus(problem: Problem, micro_batches: int) -> list[Item]:
     plain = [s for s in stages if not s.is_sharded]
     if not plain or len(plain) == len(stages):
         raise refuse(problem, "it has no stages of both kinds, plain and sharded")
-    _one_stage_a_device(problem, plain)
-    orders = _1f1b(problem, plain, micro_batches)
+    if len({s.device for s in plain}) < len(plain):
+        raise refuse(problem, "a device has several stages")
+    orders: list[list[Item]] = [[] for _ in range(problem.num_devices)]
+    rows = _rows(Plan(pp=len(plain)), plain, micro_batches)
+    for stage, cells in zip(plain, rows, strict=True):
+        orders[stage.device] = cells
     ways = (_by_time(problem, stages, orders), _by_turn(problem, stages, orders))
     return min(ways, key=lambda items: end(_starts(problem, items), problem.seconds))
 
 
-def interleaved(problem: Problem, micro_batches: int) -> list[Item]:
-    """Megatron's interleaved 1F1B: groups of p micro-batches through each round in turn."""
-    stages = pipe(problem)
-    num, rounds = problem.num_devices, len(stages) // problem.num_devices
-    if rounds < 2 or [s.device for s in stages] != list(range(num)) * rounds:
-        raise refuse(problem, "stages do not loop over the devices")
-    if micro_batches % num:
-        raise refuse(problem, f"{micro_batches} micro-batches are not a multiple of {num} devices")
-    orders = [_looped(stages, d, num, rounds, micro_batches) for d in range(num)]
+def _named(name: str) -> Baseline:
+    """The order that a plan's schedule of this name has, for stages as it needs them."""
+    family = FAMILIES[name]
+
+    def made(problem: Problem, micro_batches: int) -> list[Item]:
+        stages = pipe(problem, split=family.is_split or None)
+        num = len(stages) if family.chunks == 1 else problem.num_devices
+        plan = Plan(schedule=name, pp=num, chunks=max(len(stages) // num, 1))
+        homes = [s.device for s in stages]
+        mine = homes if family.chunks == 1 else range(num)
+        is_short = family.chunks == 0 and plan.chunks < 2
+        if is_short or len(set(mine)) < num or homes != [mine[s] for s, _ in places_of(plan)]:
+            raise refuse(problem, _PLACES[family.chunks])
+        if family.chunks == 0 and micro_batches % num:
+            why = f"{micro_batches} micro-batches are not a multiple of {num} devices"
+            raise refuse(problem, why)
+        orders: list[list[Item]] = [[] for _ in range(problem.num_devices)]
+        for device, cells in zip(mine, _rows(plan, stages, micro_batches), strict=True):
+            orders[device] = cells
+        return merge(problem, orders)
+
+    return made
+
+
+_PLACES = {
+    0: "stages do not loop over the devices",
+    1: "a device has several stages",
+    2: "stages do not run over the devices there and back, once",
+}
+
+
+def _rows(plan: Plan, stages: Pipe, micro_batches: int) -> list[list[Item]]:
+    """The blocks of each stage of a plan in its order."""
+    found = order(plan, micro_batches)
+    part = {place: stages[k] for k, place in enumerate(found.places)}
+    return [
+        _items(zip(*(column.tolist() for column in turns), strict=True), found.is_split, s, part)
+        for s, turns in enumerate(found.turns)
+    ]
+
+
+def _items(
+    cells: Iterable[Cell], is_split: bool, device: int, part: Mapping[tuple[int, int], Stage]
+) -> list[Item]:
+    """Cells as blocks; where weights are not apart in the order, their block follows at once."""
+    found: list[Item] = []
+    for way, chunk, m in cells:
+        stage = part[device, chunk]
+        blocks = [(stage.forward, stage.backward, stage.weight)[way]]
+        if way == BACKWARD and not is_split:
+            blocks.append(stage.weight)
+        found += [(b, m) for b in blocks if b is not None]
+    return found
+
+
+def dualpipe(problem: Problem, micro_batches: int) -> list[Item]:
+    """Two pipelines in opposite directions; each device works as near end for one of them."""
+    found = pipes(problem)
+    for one in found:
+        require(problem, one, sharded=False, split=True)
+    num, half = problem.num_devices, problem.num_devices // 2
+    ways = [[s.device for s in one] for one in found]
+    if len(ways) != 2 or num % 2 or ways[0] != ways[1][::-1]:
+        raise refuse(problem, "it is not two pipelines in opposite directions over an even number")
+    if micro_batches < num:
+        raise refuse(problem, f"{micro_batches} micro-batches, it needs {num} or more")
+    orders = []
+    for device in range(num):
+        sides = [next(s for s in one if s.device == device) for one in found]
+        # the near end of a pipeline is the one its forward enters by
+        near, far = sides if found[0].index(sides[0]) < half else sides[::-1]
+        cells = dual_phases(min(device, num - 1 - device), half, micro_batches)
+        orders.append(_items(cells, True, 0, {(0, 0): near, (0, 1): far}))
     return merge(problem, orders)
 
 
@@ -568,41 +315,17 @@ def hanayo(problem: Problem, micro_batches: int) -> list[Item]:
 
 BASELINES: dict[str, Baseline] = {
     "gpipe": gpipe,
-    "1f1b": one_f_one_b,
+    "1f1b": _named("1f1b"),
     "1f1b+": one_f_one_b_plus,
-    "interleaved": interleaved,
+    "interleaved": _named("interleaved"),
     "chimera": chimera,
     "hanayo": hanayo,
-    "zb-h1": zb_h1,
-    "zb-h2": zb_h2,
-    "zb-v": zb_v,
-    "v-half": v_half,
-    "v-min": v_min,
     "dualpipe": dualpipe,
-    "dualpipev": dualpipev,
-}
+} | {name: _named(name) for name in FAMILIES if FAMILIES[name].is_split}
 
 
 def _back(stage: Stage) -> list[int]:
     return [b for b in (stage.backward, stage.weight) if b is not None]
-
-
-def _one_stage_a_device(problem: Problem, stages: Pipe) -> None:
-    if len({s.device for s in stages}) < len(stages):
-        raise refuse(problem, "a device has several stages")
-
-
-def _1f1b(problem: Problem, stages: Pipe, micro_batches: int) -> list[list[Item]]:
-    orders: list[list[Item]] = [[] for _ in range(problem.num_devices)]
-    for place, stage in enumerate(stages):
-        ahead = min(micro_batches, len(stages) - place)
-        order = [(stage.forward, m) for m in range(ahead)]
-        for m in range(micro_batches):
-            order += [(b, m) for b in _back(stage)]
-            if m + ahead < micro_batches:
-                order.append((stage.forward, m + ahead))
-        orders[stage.device] = order
-    return orders
 
 
 def _without_sharded(problem: Problem) -> Problem:
@@ -707,24 +430,6 @@ def _served(stages: Pipe) -> list[tuple[int, int, bool]]:
 
 def _backs(stages: Pipe) -> list[int]:
     return [s.backward for s in stages[::-1] if s.backward is not None]
-
-
-def _looped(stages: Pipe, device: int, num: int, rounds: int, micro_batches: int) -> list[Item]:
-    def place(k: int, back: bool) -> Item:
-        turn, m = k % (num * rounds) // num, k // (num * rounds) * num + k % num
-        stage = stages[(rounds - 1 - turn if back else turn) * num + device]
-        return (-1 if stage.backward is None else stage.backward, m) if back else (stage.forward, m)
-
-    total = rounds * micro_batches
-    ahead = min(total, (num - device - 1) * 2 + (rounds - 1) * num + 1)
-    order = [place(k, False) for k in range(ahead)]
-    weights = {s.backward: s.weight for s in stages if s.weight is not None}
-    for k in range(total):
-        block, m = place(k, True)
-        order += [(b, m) for b in (block, weights.get(block)) if b is not None]
-        if k + ahead < total:
-            order.append(place(k + ahead, False))
-    return order
 
 
 def _dispatched(problem: Problem, micro_batches: int, in_flight: int) -> list[Item]:
