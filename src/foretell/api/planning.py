@@ -26,7 +26,7 @@ from foretell.predict import Prediction as _Prediction
 from foretell.report import words
 from foretell.report.terminal import width
 from foretell.search.evaluate import priced, repredicted
-from foretell.search.fusion.foretold import fuses
+from foretell.search.fusion.fused_step import fuses
 from foretell.search.planner import Planned, Planner, Progress, silent
 from foretell.search.planners import parse as parse_planner
 from foretell.search.pooled import best_plan

@@ -69,7 +69,7 @@ def _write(path: Path, workload: Any, cluster: Any, plan: Any, calibration: Path
     """The predicted step as a graph file."""
     from foretell.graph import save
     from foretell.plan import lower, read
-    from foretell.search.fusion.foretold import fuses
+    from foretell.search.fusion.fused_step import fuses
     from foretell.workload import load
 
     asked = read(plan)
@@ -97,7 +97,7 @@ def predicted(
 def _many(path: Path, calibration: Path | None = None) -> list[dict[str, Any]]:
     """Answers in the order of the lines; lines of one workload and cluster are priced together."""
     from foretell.plan import read
-    from foretell.predict import predict_many
+    from foretell.search.evaluate import priced_many
     from foretell.workload import load
 
     def answers(asked: list[dict[str, str]]) -> list[dict[str, Any]]:
@@ -105,7 +105,7 @@ def _many(path: Path, calibration: Path | None = None) -> list[dict[str, Any]]:
         try:
             model = load(asked[0]["workload"])
             plans = [read(line["plan"]) for line in asked]
-            found = predict_many(plans, model, machines(asked[0]["on"], calibration))
+            found = priced_many(plans, model, machines(asked[0]["on"], calibration))
             return [one.as_json() for one in found]
         except ForetellError as error:
             if len(asked) == 1:

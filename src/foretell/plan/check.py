@@ -84,7 +84,7 @@ def _check_made_for(plan: Plan, cluster: Cluster) -> None:
     if plan.regions or plan.late:
         raise InputError(
             "a plan that fuses or orders single ops (`regions`, `late`)",
-            hint="`foretell predict` and `foretell.search.fusion.foretold` price it",
+            hint="`foretell predict` and `foretell.search.fusion.fused_step` price it",
         )
 
 

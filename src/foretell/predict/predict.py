@@ -126,7 +126,7 @@ def _one(found: Priced) -> Prediction:
         breakdown=breakdown(timeline, found),
         memory=worst.parts(),
         advice=_advice(found) if missing else "",
-        utilisation=_utilisation(plan, found.workload, cluster, seconds),
+        utilisation=utilisation(plan, found.workload, cluster, seconds),
     )
 
 
@@ -141,7 +141,7 @@ def _apart(plan: Plan, workload: Workload, cluster: Cluster) -> Prediction:
     """A checked plan whose ranks are priced one by one."""
     timeline, priced = groups.played(plan, workload, cluster)
     advice = "give the fullest rank fewer samples or layers"
-    busy = _utilisation(plan, workload, cluster, timeline.seconds)
+    busy = utilisation(plan, workload, cluster, timeline.seconds)
     return _told(plan, cluster, timeline, groups.held(plan, priced), advice, busy)
 
 
@@ -151,7 +151,7 @@ def predict_placed(plan: Plan, prices: Prices) -> Prediction:
     plan = check(plan, workload, cluster)
     timeline = played(plan, prices)
     advice = "let more stages recompute, or spread them wider"
-    busy = _utilisation(plan, workload, cluster, timeline.seconds) * _share(plan)
+    busy = utilisation(plan, workload, cluster, timeline.seconds) * _share(plan)
     return _told(plan, cluster, timeline, held(plan, prices), advice, busy)
 
 
@@ -211,7 +211,8 @@ def _share(plan: Plan) -> float:
     return 1.0 if any("B" in a or "I" in a for row in plan.actions for a in row) else 1 / 3
 
 
-def _utilisation(plan: Plan, workload: Workload, cluster: Cluster, seconds: float) -> float:
+def utilisation(plan: Plan, workload: Workload, cluster: Cluster, seconds: float) -> float:
+    """Model flops of a step over what its devices could do: MFU."""
     peak = sum(d.peak(plan.dtype or workload.dtype) for d in cluster.devices)
     return workload.flops() * plan.global_batch / (seconds * peak)
 

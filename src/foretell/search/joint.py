@@ -231,9 +231,6 @@ class _Search:
             (baselines[n] for n in ("data", "fsdp", "zero") if n in baselines), best.baseline
         )
         notes = (f"found by {name}", *best.notes)
-        if name == FusionPlanner.name:  # it is compared with what the same prices give DDP
-            usual = best.baseline
-            notes = (notes[0], _OP_BY_OP, *notes[1:])
         notes += tuple(f"{other}: {why}" for other, why in self.failed.items())
         others = [one.prediction for n, one in self.best.items() if n != name and one.prediction]
         others += [prediction for one in self.best.values() for prediction in one.alternatives]
@@ -243,12 +240,6 @@ class _Search:
             cpu=time.process_time() - self.began, notes=notes,
             alternatives=tuple(sorted(others, key=lambda p: p.step)),
         )  # fmt: skip
-
-
-_OP_BY_OP = (
-    "priced op by op, without the host time of a framework: compare it with `fusion: ddp`; "
-    "plans priced by layers are up to their host time slower than this says"
-)
 
 
 def _kind(plan: Plan) -> str:

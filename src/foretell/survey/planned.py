@@ -56,25 +56,27 @@ def gradient_bytes(plan: Plan, model: Model, cluster: Cluster) -> Mapping[str, f
 
 
 def _problem(plan: Plan, model: Model, cluster: Cluster) -> Problem:
-    from foretell.search.fusion.foretold import problem_of
+    from foretell.search.fusion.fused_step import problem_of
 
     return problem_of(plan, model, cluster)
 
 
 def _fused(plan: Plan, problem: Problem) -> list[tuple[str, Graph]]:
     """The step with nothing fused and DDP's buckets, and the step as the plan has it."""
-    from foretell.search.fusion.baselines import baselines
+    from foretell.search.fusion.baselines import ddp
+    from foretell.search.fusion.fused_step import judged
     from foretell.search.fusion.lower import lower as lower_fused
-    from foretell.search.fusion.plans import buckets_from, fusion_of
     from foretell.search.fusion.score import Judge
+    from foretell.search.fusion.steps import scale_of
 
-    judge = Judge(problem, False, plan.zero >= 2)
-    messages = buckets_from(plan, problem) if plan.buckets else None
-    plain = Judge(problem, False)
-    usual, best = baselines(plain)["ddp"], judge.score(fusion_of(plan, problem), messages)
+    scale, plain = scale_of(problem), Judge(problem)
+    found = {
+        "eager ops, DDP's buckets": (plain, ddp(plain)),
+        "under the plan": judged(plan, problem),
+    }
     return [
-        ("eager ops, DDP's buckets", _priced_by(problem, lower_fused(plain, usual))),
-        ("under the plan", _priced_by(problem, lower_fused(judge, best))),
+        (name, _priced_by(problem, lower_fused(judge, one, scale)))
+        for name, (judge, one) in found.items()
     ]
 
 

@@ -89,6 +89,7 @@ def test_backtracking_keeps_its_limits(problem):
 
 def test_a_rival_does_not_end_the_papers_search(problem):
     # the step as it is given is far above alpha times the best baseline: the search goes on
+    problem = replace(problem, reference=None)  # kernels and messages alone
     found = FusionPlanner(method="backtrack", patience=150).search(problem)
     alone = Run(Judge(problem))
     least = backtrack(alone, Backtrack(patience=150), begun(alone)).step
@@ -97,7 +98,7 @@ def test_a_rival_does_not_end_the_papers_search(problem):
 
 
 def test_the_papers_search_ends_after_so_many_states_without_gain(problem):
-    run = Run(Judge(problem))
+    run = Run(Judge(replace(problem, reference=None)))
     trail = begun(run)
     backtrack(run, Backtrack(patience=40), trail)
     assert not trail.heap or 40 <= trail.idle < 43  # three methods a turn
@@ -197,7 +198,8 @@ def test_accumulation_recompute_and_zero_make_a_step_fit(spec, batch, wanted):
     found = FusionPlanner(batch=batch, evaluations=24).plan(model, A)
     told = priced(found.plan, model, A)
     assert told.fits
-    assert told.step == found.predicted <= found.baseline
+    assert told.step == pytest.approx(found.predicted, rel=1e-12)
+    assert found.predicted <= found.baseline
     assert found.bound <= found.predicted
     assert found.plan.global_batch == batch * A.size
     assert {name for name in wanted if getattr(found.plan, name)} == wanted

@@ -62,6 +62,12 @@ def baselines(judge: Judge) -> dict[str, Scored]:
     return found
 
 
+def ddp(judge: Judge) -> Scored:
+    """Eager ops and DDP's buckets."""
+    start = judge.score(unfused(judge.problem))
+    return judge.sent(start, sized_buckets(judge.problem, start.ready, DDP, DDP_FIRST))
+
+
 def hill_climb(
     judge: Judge, evaluations: int, *, seed: int = 0, seconds: float = math.inf
 ) -> Scored:

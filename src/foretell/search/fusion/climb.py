@@ -31,6 +31,7 @@ from foretell.search.fusion.state import Fusion
 
 Progress = Callable[[float, float, int], None]  # best so far, bound, evaluations
 _CLOSE = 1e-4  # share of the step within which the bound counts as met
+_HOST_BOUND = 0.02  # of a step: launches above this are worth fusing anything for
 _HOPELESS = 2e-3  # share of the step by which ops alone may be too long for a change to be tried
 _SHIFTED = 100  # gradients of steps small enough to try every shift of one of them
 _PATIENCE = 400  # single changes drawn without gain before it ends
@@ -111,7 +112,7 @@ class Bundle:
 
     look: tuple[Any, ...]  # what is done, and what the ops and groups around it look like
     places: list[Any] = field(default_factory=list)
-    gain: float = 0.0  # seconds of compute, all places together
+    gain: float = 0.0  # seconds of compute and launches, all places together
 
 
 def bundled(run: Run, scored: Scored, edges: list[int]) -> Scored:
@@ -188,7 +189,8 @@ def _gains(judge: Judge, scored: Scored, found: list[Bundle]) -> list[Bundle]:
         was = {int(fusion.group[i]) for g in live for i in moved.fusion.of(g)}
         was |= {int(fusion.group[g]) for g in moved.touched}
         now = sum(next(prices) for _ in live)
-        bundle.gain = (float(scored.cost[list(was)].sum()) - now) * len(bundle.places)
+        fewer = (len(was) - len(live)) * scored.launch
+        bundle.gain = (float(scored.cost[list(was)].sum()) - now + fewer) * len(bundle.places)
     return [bundle for bundle, _, _ in kept]
 
 
@@ -289,7 +291,9 @@ def _is_hopeless(run: Run, scored: Scored, moved: Moved) -> bool:
 
 
 def _critical(judge: Judge, scored: Scored, edges: list[int]) -> list[int]:
-    """Edges between ops that the end of the step depends on."""
+    """Edges between ops that the end of the step depends on; all where the host bounds it too."""
+    if scored.launches > _HOST_BOUND * scored.step:
+        return edges
     inside = window(judge, scored)
     target = scored.fusion.problem.target
     return [e for e in edges if inside[target[e]]]

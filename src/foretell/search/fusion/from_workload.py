@@ -20,7 +20,9 @@ from foretell.cost.price import prices
 from foretell.cost.shape import write
 from foretell.errors import InputError
 from foretell.graph import Builder
+from foretell.plan.framework import Running, running
 from foretell.plan.parts import MATRIX, format_of, power_kind, slowest
+from foretell.plan.plan import Plan
 from foretell.search.fusion.problem import (
     BACKWARD,
     FORWARD,
@@ -61,8 +63,6 @@ BACK = _SAME | {
     "pool_backward": "max_pool2d_with_indices_backward",
     "embedding_backward": "embedding_dense_backward",
 }  # fmt: skip
-_ADAM = 28.0  # bytes the optimizer moves a parameter: gradient, weight, two moments; three written
-_STATE = 8.0  # bytes of two moments in fp32, a parameter
 
 
 @dataclass
@@ -79,6 +79,7 @@ class _Page:
     workload: Workload
     flags: frozenset[str]
     batch: float
+    run: Running
     kernels: list[_Kernel] = field(default_factory=list)
     gradients: list[Gradient] = field(default_factory=list)
     own: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # (layer, op) → forward
@@ -107,19 +108,18 @@ class Memory:
     recompute: bool = False
     zero: int = 0  # 0 or 2
 
-    def held(self, weights: float, state: float, ranks: int) -> float:
+    def held(self, parameters: float, run: Running, ranks: int) -> float:
         """Bytes that are there all the time on one rank."""
-        if self.zero:
-            return weights + (weights + state) / ranks
-        return 2 * weights + state
+        own = run.formats.gradient + run.state_bytes
+        return parameters * (run.weight_bytes + (own / ranks if self.zero else own))
 
 
 def from_workload(
     workload: Workload, cluster: Cluster, *, epilogue: bool = False, learned: bool = False,
-    memory: Memory | None = None,
+    memory: Memory | None = None, run: Running | None = None,
 ) -> Problem:  # fmt: skip
     """One data-parallel step of a workload on every rank of a cluster, its own batch on each."""
-    memory = memory or Memory()
+    memory, run = memory or Memory(), run or running(Plan(framework="ddp", dtype=workload.dtype))
     device = slowest(cluster)  # ranks wait for each other at every message
     flags = frozenset({"eager", *(["flash"] if "bf16" in device.flops else [])})
     if workload.batch % memory.repeats:
@@ -127,7 +127,7 @@ def from_workload(
             f"{workload.batch} samples of a rank in {memory.repeats} micro-batches",
             hint="give a number that divides them",
         )
-    page = _Page(workload, flags, float(workload.batch // memory.repeats))
+    page = _Page(workload, flags, float(workload.batch // memory.repeats), run)
     places = list(_places(workload))
     for layer, name in places:
         page.entered[name] = len(page.kernels)
@@ -147,12 +147,10 @@ def from_workload(
     ops, update = _finished(page, seconds[:-1]), float(seconds[-1])
     rows = [(s, t, p) for t, k in enumerate(page.kernels) for s, p in k.reads]
     source, target, pattern = edges_of(rows)
-    weights = sum(g.bytes for g in page.gradients)
-    state = _STATE * weights / BYTES[workload.dtype]
     return Problem(
         workload.name, workload.fingerprint(), ops, source, target, pattern,
         tuple(page.gradients), update, wire_of(cluster), device,
-        held=memory.held(weights, state, cluster.size) + brief,
+        held=memory.held(_parameters(page), run, cluster.size) + brief,
         room=min(float(d.memory) for d in cluster.devices),
         epilogue=epilogue, learned=learned, samples=int(page.batch), repeats=memory.repeats,
         recompute=memory.recompute, zero=memory.zero,
@@ -294,7 +292,7 @@ def _leave(page: _Page, op: Op, layer: Layer, name: str, made: list[int]) -> Non
     for k, weight in enumerate(op.weights):
         if f"{layer.name}/{weight.name}" in again:
             continue
-        size = float(weight.elements(op.dims)) * BYTES[page.workload.dtype]
+        size = float(weight.elements(op.dims)) * BYTES[page.run.grad_dtype]
         sums = [i for i in made if page.kernels[i].call.op == "reduce"]
         rest = [i for i in made if i not in sums]
         last = made[-1] if made else len(page.kernels) - 1
@@ -379,11 +377,17 @@ def _priced(page: _Page, cluster: Cluster) -> Any:
             flops=float(np.asarray(call.flops)),
             bytes=float(np.asarray(call.moved(page.workload.dtype))),
         )  # fmt: skip
-    many = sum(g.bytes for g in page.gradients) / BYTES[page.workload.dtype]
-    make.task(kind="kernel", op="optimizer", dtype="fp32", bytes=_ADAM * many, shape=f"n={many:g}")
+    many = _parameters(page)
+    moved = page.run.update * many
+    make.task(kind="kernel", op="optimizer", dtype="fp32", bytes=moved, shape=f"n={many:g}")
     graph = make.graph(check=False)
     seconds = prices(graph, np.arange(graph.size), of_slowest(cluster))[0]
     return _throttled(page, slowest(cluster), np.asarray(seconds, float))
+
+
+def _parameters(page: _Page) -> float:
+    """How many numbers are trained."""
+    return sum(g.bytes for g in page.gradients) / BYTES[page.run.grad_dtype]
 
 
 def _throttled(page: _Page, device: Device, seconds: Array) -> Array:

@@ -12,8 +12,11 @@ from foretell.search.fusion.score import Judge, Scored
 from foretell.search.fusion.state import Fusion
 
 
-def lower(judge: Judge, scored: Scored) -> Graph:
-    """One step: groups on a stream, messages on the wire, updates behind them."""
+def lower(judge: Judge, scored: Scored, stretch: float = 1.0) -> Graph:
+    """One step: groups on a stream, messages on the wire, updates behind them.
+
+    With `stretch` every task takes so many times what the lanes of the search give it.
+    """
     make = Builder()
     lanes = make.lane("compute", kind="compute"), make.lane("wire", kind="comm")
     there = _gathers(make, lanes[1], judge, scored)
@@ -26,7 +29,12 @@ def lower(judge: Judge, scored: Scored) -> Graph:
     task = _groups(make, lanes[0], scored, there)
     _messages(make, lanes, judge, scored, task)
     problem = judge.problem
-    return make.graph(workload=problem.model, ranks=problem.wire.ranks)
+    graph = make.graph(workload=problem.model, ranks=problem.wire.ranks)
+    if stretch == 1.0:
+        return graph
+    with graph.edit() as edit:
+        edit.scale(edit.select(), stretch)
+    return edit.graph
 
 
 def _gathers(make: Builder, wire: int, judge: Judge, scored: Scored) -> dict[int, int]:
@@ -92,9 +100,14 @@ def _messages(
             sent.append((message, share * size))
     updates = sent if judge.by_message else [(sent[-1][0], judge.update)]
     for message, each in updates:
-        make.task(
+        last = make.task(
             kind="kernel", op="optimizer", name="update", lane=lanes[0], seconds=each,
             phase="update", after=[message],
+        )  # fmt: skip
+    if scored.launches:
+        make.task(
+            kind="kernel", op="launch", name="waiting for the host to launch kernels",
+            lane=lanes[0], seconds=scored.launches, phase="update", after=[last],
         )  # fmt: skip
 
 

@@ -19,13 +19,12 @@ from foretell.search.fusion.climb import Run, climb
 from foretell.search.fusion.disco import Backtrack, backtrack, begun, load_trail, save_trail
 from foretell.search.fusion.from_graph import from_graph
 from foretell.search.fusion.from_workload import Memory, from_workload
-from foretell.search.fusion.lower import lower
 from foretell.search.fusion.plans import buckets_from, fusion_of, plan_of
 from foretell.search.fusion.problem import Problem
 from foretell.search.fusion.score import Judge, Scored
 from foretell.search.fusion.state import unfused
+from foretell.search.fusion.steps import referred, run_of, scale_of
 from foretell.search.planner import Planned, Planner, Progress, silent
-from foretell.simulate import simulate
 from foretell.workload import Workload
 
 
@@ -76,12 +75,13 @@ class FusionPlanner(Planner):
         """What is to be fused: the step as it is, or the quickest way that fits into memory."""
         options: dict[str, Any] = {"epilogue": self.epilogue, "learned": self.learned}
         if isinstance(model, Graph):
-            plain = from_graph(model, cluster, **options)
+            plain = referred(from_graph(model, cluster, **options), model, cluster)
             if _fits(plain):
                 return plain
-            return from_graph(model, cluster, **options, zero=2)
+            return referred(from_graph(model, cluster, **options, zero=2), model, cluster)
         sized = replace(model, batch=self.batch) if self.batch else model
-        plain = from_workload(sized, cluster, **options)
+        options["run"] = run_of(sized)
+        plain = referred(from_workload(sized, cluster, **options), sized, cluster)
         if _fits(plain):
             return plain
         return _fitting(sized, cluster, options) or plain
@@ -149,19 +149,17 @@ class FusionPlanner(Planner):
         self._require_runs()
         _require_room(problem, self.start)
         found = self.search(problem, progress)
-        best = found.best
-        plain = _judge_of(found.run.judge, best)
-        played = simulate(lower(plain, best)).seconds
-        steps = {name: rival.step for name, rival in found.baselines.items()}
+        best, scale = found.best, scale_of(problem)
+        steps = {name: scale * rival.step for name, rival in found.baselines.items()}
         return Planned(
             self._written(best),
-            float(played),
+            scale * best.step,
             min(steps.values()),
             steps,
-            found.bounds.proven,
+            scale * found.bounds.proven,
             found.run.judge.evaluations,
             time.process_time() - began,
-            _notes(found, self),
+            _notes(found, self, scale),
             stopped=found.stopped,
         )
 
@@ -195,9 +193,10 @@ def _fitting(workload: Workload, cluster: Cluster, options: dict[str, Any]) -> P
         for repeats in (k for k in range(1, workload.batch + 1) if workload.batch % k == 0):
             memory = Memory(repeats, recompute, zero)
             problem = from_workload(workload, cluster, **options, memory=memory)
+            problem = referred(problem, workload, cluster)
             if _fits(problem):
-                step = Judge(problem, sharded=zero == 2).score(unfused(problem)).step
-                found.append((step, turn, problem))
+                scored = Judge(problem, sharded=zero == 2).score(unfused(problem))
+                found.append((scale_of(problem) * scored.step, turn, problem))
                 break
             if problem.held > problem.room:
                 break  # smaller micro-batches do not help
@@ -208,11 +207,6 @@ def _started(judge: Judge, plan: Plan) -> Scored:
     """The step of a plan to go on from, with its messages where it names any."""
     fusion = fusion_of(plan, judge.problem)
     return judge.score(fusion, buckets_from(plan, judge.problem) if plan.buckets else None)
-
-
-def _judge_of(judge: Judge, best: Scored) -> Judge:
-    """The judge of a state: a baseline that is not sharded was judged by another."""
-    return Judge(judge.problem, judge.by_message, best.gathers is not None)
 
 
 def _telling(progress: Progress) -> Callable[[float, float, int], None]:
@@ -234,7 +228,7 @@ def _require_room(problem: Problem, start: str) -> None:
         )
 
 
-def _notes(found: Found, asked: FusionPlanner) -> tuple[str, ...]:
+def _notes(found: Found, asked: FusionPlanner, scale: float) -> tuple[str, ...]:
     best = found.best
     problem, fusion = best.fusion.problem, best.fusion
     sizes = [float(problem.sizes[b].sum()) for b in best.buckets.lists()]
@@ -242,8 +236,9 @@ def _notes(found: Found, asked: FusionPlanner) -> tuple[str, ...]:
     notes = [
         f"{len(problem)} ops in {fusion.num_groups} kernels, {int(fusion.copied.sum())} recomputed",
         f"{len(problem.gradients)} gradients in {len(sizes)} messages ({', '.join(ways)})",
-        f"the same kernels with the best messages there could be: {found.bounds.bound:.6g} s; "
-        f"with nothing waiting for anything: {found.bounds.overlap:.6g} s",
+        f"the same kernels with the best messages there could be: "
+        f"{scale * found.bounds.bound:.6g} s; with nothing waiting for anything: "
+        f"{scale * found.bounds.overlap:.6g} s",
     ]
     if problem.repeats > 1 or problem.recompute or problem.zero:
         notes.append(_memory_note(problem))

@@ -79,6 +79,16 @@ class Gradient:
     used: int = 0  # the first op that reads the parameter
 
 
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The step with nothing fused and DDP's buckets, as `foretell.predict` has it."""
+
+    seconds: float
+    host: float  # seconds to launch one kernel
+    exponent: float  # host and device take turns as what bounds the step
+    sigma: float  # of ln(measured / predicted)
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """A step to be fused, and where it runs."""
@@ -101,6 +111,7 @@ class Problem:
     repeats: int = 1  # micro-batches whose gradients are summed before they are sent
     recompute: bool = False  # blocks keep their input and run their forward again
     zero: int = 0  # 2: gradients and optimizer state sharded over the ranks
+    reference: Reference | None = None  # where more is known of the step than its lanes
 
     def __post_init__(self) -> None:
         checked(self)

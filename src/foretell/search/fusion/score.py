@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from foretell import portable
 from foretell.search.fusion.lanes import ends, ends_waiting, packed, seconds, talk
 from foretell.search.fusion.prices import Prices
 from foretell.search.fusion.problem import Problem
@@ -71,6 +72,17 @@ class Scored:
     step: float
     gathers: Buckets | None = None  # parameters gathered together, where gradients are sharded
     before: float = 0.0  # seconds of the micro-batches before the last
+    launches: float = 0.0  # seconds that the host adds
+
+    @property
+    def launch(self) -> float:
+        """Seconds that one kernel less to launch saves, about."""
+        reference = self.fusion.problem.reference
+        if reference is None:
+            return 0.0
+        host = reference.host * self.fusion.num_groups * self.fusion.problem.repeats
+        share = host / (self.compute + self.launches)
+        return reference.host * float(portable.power(share, reference.exponent - 1))
 
 
 @dataclass
@@ -156,9 +168,22 @@ class Judge:
             compute, self.update, self.by_message, through, done, 0,
         )  # fmt: skip
         last = float(through[-1]) if many else 0.0
+        launches = _launches(fusion, compute)
+        step = float(step) + launches
         return Scored(
-            fusion, cost, end, compute, ready, buckets, last, float(step), gathers, before
+            fusion, cost, end, compute, ready, buckets, last, step, gathers, before, launches
         )
+
+
+def _launches(fusion: Fusion, compute: float) -> float:
+    """What launching the kernels adds to a step: (computeᵖ + hostᵖ)^(1/p) − compute."""
+    reference = fusion.problem.reference
+    if reference is None:
+        return 0.0
+    host = reference.host * fusion.num_groups * fusion.problem.repeats
+    p = reference.exponent
+    both = portable.power(compute, p) + portable.power(host, p)
+    return float(portable.power(both, 1 / p)) - compute
 
 
 # Bytes at which a message of gathered parameters is closed: the best of these is taken.

@@ -13,14 +13,14 @@ from foretell.errors import InputError
 from foretell.graph import Graph
 from foretell.plan import Plan
 from foretell.plan.captured import COPY
-from foretell.plan.framework import resolved
-from foretell.predict.predict import FOUR_IN_FIVE, Prediction, spread
+from foretell.predict.predict import FOUR_IN_FIVE, Prediction, utilisation
 from foretell.search.fusion.from_graph import from_graph
 from foretell.search.fusion.from_workload import Memory, from_workload
 from foretell.search.fusion.lower import lower
 from foretell.search.fusion.plans import buckets_from, fusion_of
 from foretell.search.fusion.problem import Problem
 from foretell.search.fusion.score import Judge, Scored
+from foretell.search.fusion.steps import eager_plan, referred, run_of, scale_of, workload_of
 from foretell.simulate import simulate
 from foretell.workload import Workload
 
@@ -40,15 +40,19 @@ def _is_plain(plan: Plan) -> bool:
     return all(degrees.get(axis, 1) == 1 for axis in _ALONE) and not plan.stages
 
 
-def foretell_fused(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Prediction:
-    """The step of a plan with fused ops or messages of its own, as its planner simulated it."""
+def predict_fused(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Prediction:
+    """The step of a plan with fused ops or messages of its own, as its planner reports it."""
     _require_plain(plan, cluster)
-    sized = _sized(plan, model)
     problem = problem_of(plan, model, cluster)
+    judge, scored = judged(plan, problem)
+    return _predicted(plan, _sized(plan, model), cluster, judge, scored)
+
+
+def judged(plan: Plan, problem: Problem) -> tuple[Judge, Scored]:
+    """The way to fuse that a plan says, simulated."""
     judge = Judge(problem, plan.update == "by-message", plan.zero == 2)
-    fusion = fusion_of(plan, problem)
-    scored = judge.score(fusion, buckets_from(plan, problem) if plan.buckets else None)
-    return _told(plan, sized, cluster, judge, scored)
+    buckets = buckets_from(plan, problem) if plan.buckets else None
+    return judge, judge.score(fusion_of(plan, problem), buckets)
 
 
 def _require_plain(plan: Plan, cluster: Cluster) -> None:
@@ -83,13 +87,16 @@ def problem_of(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Problem
         if isinstance(model, Graph):
             return from_graph(model, cluster, epilogue=epilogue, learned=True, zero=plan.zero)
         return from_workload(
-            model, cluster, epilogue=epilogue, learned=True, memory=_memory(plan, model)
-        )
+            model, cluster, epilogue=epilogue, learned=True, memory=_memory(plan, model),
+            run=run_of(model, plan),
+        )  # fmt: skip
 
     problem = made(False)
     kinds = dict(zip((op.name for op in problem.ops), problem.kinds, strict=True))
     inside = (name.removesuffix(COPY) for region in plan.regions for name in region)
-    return made(True) if any(kinds.get(name) == "template" for name in inside) else problem
+    if any(kinds.get(name) == "template" for name in inside):
+        problem = made(True)
+    return referred(problem, model, cluster, plan)
 
 
 def _memory(plan: Plan, model: Workload) -> Memory:
@@ -103,17 +110,19 @@ def _memory(plan: Plan, model: Workload) -> Memory:
     return Memory(repeats, plan.recompute == "full", plan.zero)
 
 
-def _told(
+def _predicted(
     plan: Plan, model: Workload | Graph, cluster: Cluster, judge: Judge, scored: Scored
 ) -> Prediction:
-    seconds = float(simulate(lower(judge, scored)).seconds)
-    held, room = scored.fusion.held, judge.problem.room
-    dtype = plan.dtype or (model.dtype if isinstance(model, Workload) else "fp32")
-    plan = resolved(plan, False, dtype)
-    factor = math.exp(FOUR_IN_FIVE * spread(plan, cluster))
-    compute = judge.problem.repeats * float(scored.cost[scored.fusion.order].sum())
-    update = judge.update
-    fixed = judge.problem.held
+    problem = judge.problem
+    stretch = scale_of(problem)
+    seconds = float(simulate(lower(judge, scored, stretch)).seconds)
+    workload = workload_of(model)
+    plan = _explicit(plan, workload)
+    held, room = scored.fusion.held, problem.room
+    assert problem.reference is not None
+    factor = math.exp(FOUR_IN_FIVE * problem.reference.sigma)
+    compute = stretch * problem.repeats * float(scored.cost[scored.fusion.order].sum())
+    update, idle = stretch * judge.update, stretch * scored.launches
     return Prediction(
         plan=plan,
         step=seconds,
@@ -124,18 +133,21 @@ def _told(
         breakdown={
             "compute_s": compute,
             "exchange_s": 0.0,
-            "reduce_s": max(seconds - compute - update, 0.0),
-            "update_s": max(min(update, seconds - compute), 0.0),
-            "idle_s": 0.0,
+            "reduce_s": max(seconds - compute - update - idle, 0.0),
+            "update_s": max(min(update, seconds - compute - idle), 0.0),
+            "idle_s": idle,
         },
-        memory={"state": fixed, "activations": held - fixed},
+        memory={"state": problem.held, "activations": held - problem.held},
         advice="accumulate more micro-batches, recompute, or zero=2" if held > room else "",
-        utilisation=_utilisation(plan, model, cluster, seconds),
+        utilisation=utilisation(plan, workload, cluster, seconds),
     )
 
 
-def _utilisation(plan: Plan, model: Workload | Graph, cluster: Cluster, seconds: float) -> float:
-    dtype = plan.dtype or (model.dtype if isinstance(model, Workload) else "fp32")
-    work = model.flops() * model.batch if isinstance(model, Workload) else float(model.flops.sum())
-    device = cluster.devices[0]
-    return work / (seconds * device.peak(dtype))
+def _explicit(plan: Plan, workload: Workload) -> Plan:
+    """The plan with the batch, framework and precision that it runs in."""
+    named = eager_plan(workload, plan)
+    return plan.but(
+        global_batch=plan.global_batch or workload.batch * plan.dp,
+        framework=named.framework, precision=named.precision, dtype=named.dtype,
+        optimizer=named.optimizer,
+    )  # fmt: skip

@@ -10,7 +10,7 @@ from foretell.cluster import load as machines
 from foretell.errors import InputError
 from foretell.plan import Plan, lower, save
 from foretell.predict import predict
-from foretell.search.fusion.foretold import foretell_fused, fuses
+from foretell.search.fusion.fused_step import fuses, predict_fused
 from foretell.search.fusion.planner import FusionPlanner
 from foretell.workload import load
 
@@ -34,7 +34,7 @@ A = machines("disco-a")
 def test_a_plan_is_foretold_as_it_was_found(asked):
     found = FusionPlanner(**asked).plan(load(MODEL), A)
     assert fuses(found.plan)
-    told = foretell_fused(found.plan, load(MODEL), A)
+    told = predict_fused(found.plan, load(MODEL), A)
     assert told.step == pytest.approx(found.predicted, rel=1e-6)
     assert sum(told.breakdown.values()) == pytest.approx(told.step, rel=1e-6)
     assert told.fits
@@ -63,7 +63,7 @@ def test_the_command_prices_the_plan_that_the_planner_wrote(tmp_path):
 def test_what_nobody_prices_is_refused(changes, words):
     plan = FusionPlanner(evaluations=12).plan(load(MODEL), A).plan
     with pytest.raises(InputError, match=words):
-        foretell_fused(plan.but(**changes), load(MODEL), A)
+        predict_fused(plan.but(**changes), load(MODEL), A)
 
 
 def test_fused_ops_are_never_ignored():
