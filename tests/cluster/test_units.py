@@ -32,7 +32,7 @@ def test_reads_what_people_write(text: object, unit: str, value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["25 GB", "25 gigabytes", "", "fast", "25 25 GB/s", "GB/s", "1 KiHz"]
+    "text", ["25 GB", "25 gigabytes", "", "fast", "25 25 GB/s", "GB/s", "1 KiHz", "1.4.5 GB/s"]
 )
 def test_refuses_other_units(text: str) -> None:
     with pytest.raises(ValueError, match="is `"):

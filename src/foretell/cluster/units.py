@@ -9,7 +9,9 @@ from decimal import Decimal
 
 _PREFIX = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "m": -3, "u": -6, "µ": -6, "n": -9}
 _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4}
-_QUANTITY = re.compile(r"\s*([-+]?[\d._]+(?:e[-+]?\d+)?|[-+]?nan|[-+]?inf)\s*(\S*)\s*", re.I)
+_DIGITS = r"\d+(?:_\d+)*"
+_NUMBER = rf"[-+]?(?:(?:{_DIGITS}(?:\.(?:{_DIGITS})?)?|\.{_DIGITS})(?:e[-+]?\d+)?|nan|inf)"
+_QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([^\s\d._]\S*)?\s*", re.I)
 
 # base unit -> the spellings of one such unit, without prefix, and how many base units it is
 _SPELLINGS: dict[str, dict[str, Decimal]] = {
