@@ -131,11 +131,14 @@ def tiered(groups: Sequence[tuple[Node, int]], tiers: Sequence[Tier]) -> Fabric:
     )
 
 
+_MOST_WIRES = 1 << 20  # side by side, where an uplink is many times as fast as a NIC
+
+
 def _uplinks(
     lower: str, upper: str, parent: Ints, up: Floats, kind: str, each: float
 ) -> Iterable[Link]:
     for i, (p, bandwidth) in enumerate(zip(parent.tolist(), up.tolist(), strict=True)):
-        count = max(1, round(bandwidth / each))
+        count = max(1, round(min(bandwidth / each, _MOST_WIRES)))
         yield Link(f"{lower}{i}", f"{upper}{p}", kind, bandwidth / count, 0.0, count)
 
 

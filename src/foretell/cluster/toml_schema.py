@@ -228,8 +228,8 @@ def read_tier(table: Table) -> Tier:
 
 def _ratio(table: Table, key: str) -> float:
     value = table.values.get(key, 1.0)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        table.note(key, f"{key} of {table.what} is `{value}`: it must be a number above zero")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-6 <= value <= 1e6:
+        table.note(key, f"{key} of {table.what} is `{value}`: it must be between 1e-6 and 1e6")
         return 1.0
     return float(value)
 
