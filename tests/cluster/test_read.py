@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -91,6 +92,12 @@ def test_options_apply_to_a_file(tmp_path: Path) -> None:
 def test_specs(spec: str, size: int, nodes: int) -> None:
     cluster = load(spec)
     assert (cluster.name, cluster.size, cluster.num_nodes) == (spec, size, nodes)
+
+
+def test_racks_are_shared_out_evenly() -> None:
+    assert np.bincount(load("gb200:gpus=256").nodes).tolist() == [64, 64, 64, 64]
+    assert np.bincount(load("gb200:gpus=80").nodes).tolist() == [40, 40]
+    assert np.bincount(load("a100-80:gpus=12").nodes).tolist() == [8, 4]
 
 
 def test_a_device_alone_is_one() -> None:

@@ -154,6 +154,14 @@ def test_odd_strides_spoil_matrix_units_but_not_vector_lanes():
     assert one("h200", "gemm", "fp32", odd) < 1.1 * one("h200", "gemm", "fp32", even)
 
 
+def test_fewer_bits_multiply_faster_where_the_units_have_them():
+    bf16, fp8, fp4 = (
+        one("b200", "gemm", f, "m=8192,n=8192,k=8192") for f in ("bf16", "fp8", "fp4")
+    )
+    assert 1.8 < bf16 / fp8 < 2.2
+    assert 1.8 < fp8 / fp4 < 2.2
+
+
 def test_one_block_more_than_a_wave_costs_a_wave():
     full, over = (one("a100", "gemm", "fp32", f"b={b},m=128,n=128,k=4096") for b in (216, 217))
     assert over > 1.2 * full

@@ -343,7 +343,7 @@ def test_eight_bits_gain_what_was_measured():
 def test_a_placement_says_which_machines():
     """Tensor parallel ranks apart talk over the network."""
     two = load_cluster("dgx-a100:nodes=2")
-    plan = Plan(dp=2, tp=4, global_batch=16, micro_batch=1, framework="megatron-core")
+    plan = Plan(dp=2, tp=4, global_batch=16, micro_batch=1, framework="megatron-lm")
     near = plan.but(placement=tuple(range(8)))
     far = plan.but(placement=(0, 8, 1, 9, 2, 10, 3, 11))
     seconds = estimate([near, far], MODEL, two).step

@@ -360,17 +360,25 @@ def _racks(table: Mapping[str, Any], options: Options, count: int) -> list[dict[
     return [leaf, {"name": "spine"}]
 
 
+RACK = 32  # devices of a node, from which it is a rack
+
+
 def ranked(cluster: Cluster, options: Options, text: str) -> Cluster:
-    """Only as many ranks as asked for: nodes filled in order, or evenly where both are given."""
+    """Only as many ranks as asked for: nodes filled in order, or evenly where both are given.
+
+    Racks of one NVLink domain are shared out evenly too, as schedulers do: 256 of four racks of 72
+    are 64 of each, so that groups of 8, 16, 32 or 64 stay inside one.
+    """
     gpus = options.gpus
     if gpus is None or gpus == cluster.size:
         return cluster
     if gpus > cluster.size:
         hint = f"it has {cluster.size} devices on {cluster.num_nodes} nodes"
         raise InputError(f"`{text}` asks for {gpus} gpus, more than there are", hint=hint)
-    if options.nodes is None:
+    many = options.nodes or cluster.num_nodes
+    each, left = divmod(gpus, many)
+    if options.nodes is None and (left or cluster.size < RACK * many):
         return cluster.subset(range(gpus))
-    each, left = divmod(gpus, options.nodes)
     if left:
         hint = f"{gpus} gpus do not divide over {options.nodes} nodes"
         raise InputError(f"`{text}` would leave nodes uneven", hint=hint)

@@ -78,7 +78,8 @@ class Product:
 def product(b: Array, m: Array, n: Array, k: Array, ta: Array, tb: Array, size: float) -> Product:
     """Plain matmuls: A is k×m where `ta`, B is n×k where `tb`."""
     strided = tb * (1 - ta)
-    contiguous = np.gcd(np.gcd(np.where(ta > 0, m, k).astype(int), n.astype(int)), _LINE)
+    line = int(_LINE / min(size, 1.0))  # numbers of four bits: twice as many in as many bytes
+    contiguous = np.gcd(np.gcd(np.where(ta > 0, m, k).astype(int), n.astype(int)), line)
     contiguous = np.where(tb > 0, np.gcd(contiguous, k.astype(int)), contiguous)
     return Product(b, m, n, k, strided, contiguous * size, (m * k, n * k))
 

@@ -216,10 +216,11 @@ def _check_schedule(plan: Plan) -> None:
 
 def _check_stages(plan: Plan, workload: Workload) -> None:
     blocks, parts = workload.num_blocks, plan.pp * plan.chunks
-    if parts > blocks:
+    most = blocks + 2 if plan.chunks > 1 and plan.pp <= blocks else blocks  # embedding, head
+    if parts > most:
         raise InfeasibleError(
             f"pp={plan.pp} × chunks={plan.chunks} = {parts} pieces of {blocks} blocks",
-            hint=f"their product is at most {blocks}",
+            hint=f"their product is at most {most}",
         )
     if plan.layers and (len(plan.layers) != plan.pp or sum(plan.layers) != blocks):
         raise InputError(

@@ -53,6 +53,10 @@ class FrameworkProfile:
     quantise: float = 6.0
     copies: tuple[float, float] = (0.0, 0.0)
     contention: float = 0.0
+    tp_overlap: bool = False
+    casts_weights: bool = True
+    dispatch: str = "rank"
+    experts: str = "grouped"
     kept_by_ops: float = 0.32
     sources: tuple[str, ...] = ()
     arch: tuple[str, ...] = ()
@@ -92,6 +96,7 @@ class Running:
     optimizer: Optimizer
     flags: frozenset[str] = field(default_factory=frozenset)
     is_compiled: bool = False
+    tp_overlap: bool = False
 
     def op(self, op: Op) -> Op:
         """The op as this framework runs it: only Megatron pads the vocabulary."""
@@ -127,6 +132,16 @@ class Running:
     def update(self) -> float:
         """Bytes the optimizer moves for one parameter."""
         return self.profile.update or self.optimizer.moved(self.formats)
+
+    def exposed(self, ranks: float) -> float:
+        """Share of a sequence-parallel collective that the step waits for.
+
+        Behind a matmul cut into as many pieces as there are ranks, all but the first piece is sent
+        while another is multiplied, which takes units from it.
+        """
+        if not self.tp_overlap:
+            return 1.0
+        return 1 / ranks + (1 - 1 / ranks) * self.profile.contention
 
     @property
     def host(self) -> float:
@@ -210,7 +225,7 @@ def _default(plan: Plan, can_split: bool, dtype: str) -> str:
 
 @cache
 def _running(
-    framework: str, precision: str, compiled: bool, optimizer: str, update: str
+    framework: str, precision: str, compiled: bool, optimizer: str, update: str, hides: bool | None
 ) -> Running:
     profile, formats = framework_of(framework), precision_of(precision)
     flags = set()
@@ -228,10 +243,15 @@ def _running(
         flags |= {"amp", formats.compute}
     if formats.compute in ("fp8", "fp4"):
         flags.add("fp8")
+        if not profile.casts_weights:
+            flags.add("fp8-weights")
     if profile.layout:
         flags.add(profile.layout)
+    if profile.experts != "grouped":
+        flags.add(profile.experts)
     way = OPTIMIZERS[optimizer or "adam", update or "foreach"]
-    return Running(profile, formats, way, frozenset(flags), compiled)
+    hidden = profile.tp_overlap if hides is None else hides
+    return Running(profile, formats, way, frozenset(flags), compiled, hidden)
 
 
 def running(plan: Plan) -> Running:
@@ -239,5 +259,10 @@ def running(plan: Plan) -> Running:
     if not (plan.precision and plan.framework):
         plan = resolved(plan, True, plan.dtype or "bf16")
     return _running(
-        plan.framework, plan.precision, plan.compile, plan.optimizer, plan.optimizer_kernels
+        plan.framework,
+        plan.precision,
+        plan.compile,
+        plan.optimizer,
+        plan.optimizer_kernels,
+        plan.tp_overlap,
     )

@@ -8,13 +8,14 @@ split tensor stand in the way of the next kernel and count as device time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from foretell import portable
-from foretell.cluster import Cluster, Device
+from foretell.cluster import Cluster, Device, Level
 from foretell.cost import collective, kernel, power
 from foretell.plan.framework import Running
 from foretell.plan.groups import levels, stride
@@ -126,7 +127,8 @@ def _layers(
     for (at, phase, call), took in zip(wanted, seconds, strict=True):
         took = (took * slower if call.op in MATRIX else took) + call.times * GAP
         whole[at][phase].kernels[:] += took * cluster.calibration.compute
-        whole[at][phase].host[:] += call.times * run.host * cluster.calibration.host
+        issued = call.times + call.launches
+        whole[at][phase].host[:] += issued * run.host * cluster.calibration.host
         whole[at][phase].flops[:] += call.flops * call.times
     for at, layer in enumerate(workload.layers):
         for exchange in layer.ops:
@@ -146,7 +148,7 @@ def _throttled(
         if phase == CORE:
             continue
         many = workload.layers[at].times
-        issued += many * call.times * host
+        issued += many * (call.times + call.launches) * host
         if call.op in MATRIX:
             each = power.joules(device, format_of(call.op, call.dtype or dtype), power_kind(call))
             matrix += many * took
@@ -233,10 +235,12 @@ def _exchange(
 ) -> None:
     """Add what an exchange costs where its axis is split."""
     rows = _split_rows(exchange, cells)
-    apart = cells.take(rows).column(exchange.axis) - 1
+    ranks = cells.take(rows).column(exchange.axis)
+    apart = ranks - 1
+    shown = np.array([run.exposed(n) if exchange.axis == "sp" else 1.0 for n in ranks])
     for is_back, _, seconds in exchange_seconds(exchange, run.formats.compute, cluster, cells):
         phase = BACKWARD if is_back else FORWARD
-        phases[phase].talk[rows] += seconds
+        phases[phase].talk[rows] += shown * seconds
         phases[phase].skew[rows] += run.profile.straggler * apart
         phases[phase].host[rows] += run.host * cluster.calibration.host
 
@@ -265,12 +269,17 @@ def exchange_seconds(
     moved = np.broadcast_to(np.asarray(moved, float), (len(rows),))
     again = "all_gather" if exchange.backward and not exchange.kept else ""
     asked = ((False, exchange.forward), (True, exchange.backward), (True, again))
+    copies = exchange.copies if part.runs[0].profile.dispatch == "node" else 1.0
     return [
-        (is_back, op, _talk(op, exchange.axis, moved, cluster, part)) for is_back, op in asked if op
+        (is_back, op, _talk(op, exchange.axis, moved, cluster, part, copies))
+        for is_back, op in asked
+        if op
     ]
 
 
-def _talk(op: str, axis: str, moved: Array, cluster: Cluster, cells: Layouts) -> Array:
+def _talk(
+    op: str, axis: str, moved: Array, cluster: Cluster, cells: Layouts, copies: float = 1.0
+) -> Array:
     """Seconds of one collective along an axis, group by group."""
     out = np.zeros(len(cells))
     sizes = cells.column(axis).astype(int)
@@ -281,4 +290,21 @@ def _talk(op: str, axis: str, moved: Array, cluster: Cluster, cells: Layouts) ->
         if op == "send":
             group = levels(cluster, 2, step)
         out[mine] = collective.price(op, moved[mine], group).seconds
+        if copies > 1 and len(group) > 1:
+            out[mine] = _dispatched(op, moved[mine], group, copies)
+    return out
+
+
+def _dispatched(op: str, moved: Array, group: tuple[Level, ...], copies: float) -> Array:
+    """Seconds of an all-to-all that sends each row to a node once, to its ranks from there.
+
+    `copies` ranks chosen at random stand on nodes·(1 − (1 − 1/nodes)^copies) nodes. Both legs go on
+    at the same time (DeepEP, HybridEP).
+    """
+    nodes = math.prod(max(level.sizes) for level in group[1:])
+    distinct = nodes * (1 - (1 - 1 / nodes) ** copies)
+    between = collective.price(op, moved * distinct / copies, group).seconds
+    node = replace(group[0], sizes=group[0].sizes[:1], bandwidths=group[0].bandwidths[:1])
+    inside = collective.price(op, moved, (node,)).seconds
+    out: Array = np.maximum(between, inside)
     return out

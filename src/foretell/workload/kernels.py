@@ -21,7 +21,8 @@ arrays, one entry a layout. `RULES` has one function a kind:
 
 Flags of the framework that matter here: `flash`, `fused`, `compiled`, `nhwc` (channels last), `amp`
 (weights kept in fp32 and cast where they are used; norms in fp32), `eager` (PyTorch's operators),
-`fp8` (matmuls of weights in eight bits).
+`fp8` (matmuls of weights in eight bits), `fp8-weights` (weights kept in them), `one-by-one`
+(a launch for each expert).
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Call(NamedTuple):
     flops: Number = 0.0
     bytes: Number = 0.0
     times: Number = 1.0  # how many of them in a row, on average over the layer's repetitions
+    launches: Number = 0.0  # further launches of the host for it: expert by expert
 
     def moved(self, dtype: str) -> Number:
         """Bytes it reads and writes where the workload computes in `dtype`; 0 where not counted."""
@@ -62,7 +64,7 @@ def calls(op: Op, sizes: Sizes, flags: frozenset[str] = frozenset()) -> Calls:
         raise unknown("kind of op", op.kind, RULES)
     found = RULES[op.kind](op, sizes, flags)
     if "fp8" in flags:
-        return _quantised(op, sizes, found)
+        return _quantised(op, sizes, found, flags)
     return _with_casts(op, sizes, found) if "amp" in flags else found
 
 
@@ -78,25 +80,34 @@ def turned(op: Op, turn: int) -> Op:
     return replace(op, options={**op.options, "windows": ((chosen, 1.0),)})
 
 
-def _quantised(op: Op, sizes: Sizes, found: Calls) -> Calls:
+def _quantised(op: Op, sizes: Sizes, found: Calls, flags: frozenset[str]) -> Calls:
     """Eight bits: what a product of weights reads is cast before it, the rest stays in bf16.
 
     Each tensor is read for its largest number, read again, and written as it lies and turned, as
     the units want it (current scaling). Scores of attention and logits are not cast, as in
-    Transformer Engine and torchao.
+    Transformer Engine and torchao. Weights are not either where they are held in eight bits from
+    one update to the next (flag `fp8-weights`: Transformer Engine's primary weights).
     """
     forward, back = found
     if op.kind not in ("matmul", "experts") or not op.weights or op.options.get("vocabulary"):
         return [_halved(c) for c in forward], [_halved(c) for c in back]
     rows = sizes["batch"] * sizes.get("tokens", 1.0)
     matrix = sizes["in"] * sizes["out"] * sizes.get("experts", 1.0)
-    given = [_cast(rows * sizes["in"]), _cast(matrix)]
-    return [*given, *forward], [_cast(rows * sizes["out"]), *back]
+    each = _one_by_one(sizes, flags) if op.kind == "experts" else 0.0
+    given = [_cast(rows * sizes["in"], each)]
+    if "fp8-weights" not in flags:
+        given.append(_cast(matrix))
+    return [*given, *forward], [_cast(rows * sizes["out"], each), *back]
 
 
-def _cast(n: Number) -> Call:
+def _one_by_one(sizes: Sizes, flags: frozenset[str]) -> Number:
+    """Launches beside the first where each expert of a rank has one of its own."""
+    return sizes["experts"] - 1.0 if "one-by-one" in flags else 0.0
+
+
+def _cast(n: Number, launches: Number = 0.0) -> Call:
     """Two kernels that move six bytes a number; a framework may take longer."""
-    return Call("cast", {"n": n}, "bf16", bytes=3.0 * n, times=2.0)
+    return Call("cast", {"n": n}, "bf16", bytes=3.0 * n, times=2.0, launches=launches)
 
 
 def _halved(call: Call) -> Call:
@@ -468,6 +479,8 @@ def _experts(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     forward = [product(many, rows, n, k, tb=1.0, grouped=1.0)]
     back = [product(many, rows, k, n, grouped=1.0)]
     back.append(product(many, n, k, rows, ta=1.0, grouped=2.0))
+    each = _one_by_one(s, flags)
+    forward, back = ([c._replace(launches=each) for c in some] for some in (forward, back))
     return forward, back[:1] if _is_frozen(op) else back
 
 

@@ -28,7 +28,7 @@ AXES = (
     *("filter", "channel", "height", "width", "depth"),
 )
 BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int64": 8.0}
-BYTES |= {"int32": 4.0, "int8": 1.0, "bool": 1.0}
+BYTES |= {"int32": 4.0, "int8": 1.0, "bool": 1.0, "fp4": 0.5}
 # What tensors are kept in where matmuls are computed in a format too narrow to keep.
 KEPT = {"fp8": "bf16", "fp4": "bf16"}
 
@@ -113,6 +113,7 @@ class Exchange:
     dtype: str = ""
     times: float = 1.0
     kept: bool = True  # False: what it gathers is gathered again in the backward, not kept
+    copies: float = 1.0  # of one row, to as many ranks: one to a node is enough
 
     def bytes(self, degrees: Mapping[str, Number], batch: Number, dtype: str) -> Number:
         """Bytes of the whole tensor in the meaning of `foretell.cost.collective`."""

@@ -5,6 +5,8 @@
     vtrain-multi GPT on 64 to 512 A100: the profile saw single-node rows of the same authors
     bigscience   GPT on 8 V100: neither this device nor this table was fitted to
     torchtitan   Llama under FSDP, tensor, pipeline and context parallelism on A100, H100 and H200
+    published    tables of NVIDIA, Databricks and Kempner: Megatron-core and FSDP on H100 to GB300,
+                 dense and MoE, one source for each (tables/published_runs.csv and .toml)
     images       networks of images and encoders on one H200, from their family's spec alone
                  (benchmarks/measured/training_parts_h200.json); host-bound rows set DDP's host time
 
@@ -16,9 +18,11 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +172,88 @@ def torchtitan(truth: Path) -> Iterator[Row]:
         yield Row("torchtitan", f"{r['model']} {words}", seconds, found)
 
 
+TABLES = files("foretell_lab.validate").joinpath("tables")
+_FORMATS = {"bf16": "bf16-master", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "nvfp4"}
+
+
+def _runs(source: str, keep: Callable[[dict[str, str]], bool] = lambda r: True) -> Iterator[Row]:
+    """Runs of one maker's tables, as a user would write them; sharded optimizer everywhere."""
+    with as_file(TABLES.joinpath("published_runs.csv")) as path:
+        rows = table(path)
+    for r in rows:
+        if r["source"] != source or not keep(r):
+            continue
+        model, on, plan = request(r)
+        batch, seq, gpus = int(r["global_batch"]), int(r["seq"]), int(r["gpus"])
+        seconds = batch * seq / float(r["tokens_per_second"]) / gpus
+        yield Row(
+            source, f"{r['release']} {model} {on} {plan}", seconds, _predicted(model, on, plan)
+        )
+
+
+@cache
+def makers() -> dict[str, dict[str, str]]:
+    """Where each maker's tables stand and the framework that ran them."""
+    return tomllib.loads(TABLES.joinpath("published_runs.toml").read_text("utf-8"))
+
+
+def request(r: dict[str, str]) -> tuple[str, str, str]:
+    """One row of such a table as workload, cluster and plan."""
+    degrees = {k: int(r[k]) for k in ("tp", "pp", "cp", "ep")}
+    dp = int(r["gpus"]) // (degrees["tp"] * degrees["pp"] * degrees["cp"])
+    text = f"dp={dp}," + ",".join(f"{k}={v}" for k, v in degrees.items() if v > 1)
+    text += f",micro_batch={r['micro_batch']},global_batch={r['global_batch']}"
+    text += f",precision={_FORMATS[r['precision']]}"
+    text += ",sp=yes,etp=1" if degrees["tp"] > 1 else ""
+    text += f",schedule=interleaved,chunks={r['vp']}" if int(r["vp"]) > 1 else ""
+    text += ",recompute=full" if "recompute" in r["note"] else ""
+    text += ",compile=yes" if "compile" in r["note"] else ""
+    framework = makers()[r["source"]]["framework"]
+    text += f",framework={framework},zero={3 if r['fsdp'] == '1' else 1}"
+    text += ",grad_dtype=fp32" if framework == "llm-foundry" else ""
+    seq = ("," if ":" in r["model"] else ":") + f"seq={r['seq']}"
+    on = f"{r['system']}{',' if ':' in r['system'] else ':'}gpus={r['gpus']}"
+    return r["model"] + seq, on, text.replace(",,", ",")
+
+
+_DENSE = ("llama", "gpt:", "nemotron")
+
+
+def bridge_dense(truth: Path) -> Iterator[Row]:
+    """Llama under Megatron-core on H100 to GB300 in fp8 and nvfp4 (Megatron-Bridge)."""
+    return _runs("megatron-bridge", lambda r: r["model"].startswith(_DENSE))
+
+
+def bridge_experts(truth: Path) -> Iterator[Row]:
+    """Mixtures of experts under Megatron-core on H100 to GB300 (Megatron-Bridge)."""
+    return _runs("megatron-bridge", lambda r: not r["model"].startswith(_DENSE))
+
+
+def nemo(truth: Path) -> Iterator[Row]:
+    """GPT, Llama and Nemotron under Megatron-core on H100 in fp8 (NeMo 24.07 and 24.12)."""
+    return _runs("nemo")
+
+
+def dgxc(truth: Path) -> Iterator[Row]:
+    """Llama, Nemotron and GPT under Megatron-core on 8 to 2304 H100, bf16 and fp8 (NVIDIA DGXC)."""
+    return _runs("dgxc")
+
+
+def kempner(truth: Path) -> Iterator[Row]:
+    """Llama under FSDP2 and tensor parallelism on 1 to 32 H200, compiled (KempnerForge)."""
+    return _runs("kempnerforge")
+
+
+def automodel(truth: Path) -> Iterator[Row]:
+    """Mixtures of experts under FSDP2 on H100 in bf16 (NeMo AutoModel)."""
+    return _runs("automodel")
+
+
+def foundry(truth: Path) -> Iterator[Row]:
+    """MPT under FSDP on 8 to 64 H100 in bf16 and fp8 (llm-foundry)."""
+    return _runs("llm-foundry")
+
+
 def _degree(words: str, name: str) -> int:
     found = re.search(rf"{name} (\d+)", words)
     return int(found.group(1)) if found else 1
@@ -197,6 +283,13 @@ SOURCES: dict[str, Callable[[Path], Iterator[Row]]] = {
     "vtrain-multi": vtrain_multi,
     "bigscience": volta,
     "torchtitan": torchtitan,
+    "bridge-dense": bridge_dense,
+    "bridge-experts": bridge_experts,
+    "nemo": nemo,
+    "dgxc": dgxc,
+    "kempner": kempner,
+    "automodel": automodel,
+    "foundry-h100": foundry,
     "images": images,
 }
 

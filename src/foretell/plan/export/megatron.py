@@ -38,6 +38,7 @@ _SAID |= {
     "grad_dtype",
     "optimizer",
     "overlap",
+    "tp_overlap",
     "layers",
 }
 _NUMBERS = {
@@ -167,6 +168,7 @@ def _words(plan: Plan) -> list[str]:
         "--sequence-parallel": plan.sp,
         "--use-distributed-optimizer": plan.zero == 1,
         "--overlap-grad-reduce": plan.overlap is True,
+        "--tp-comm-overlap": plan.tp_overlap is True,
         "--optimizer-cpu-offload": plan.offload,
         "--bf16": plan.dtype == "bf16",
         "--fp16": plan.dtype == "fp16",

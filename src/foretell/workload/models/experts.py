@@ -41,7 +41,7 @@ class Sizes:
         gate = (Tensor("router", ("hidden", "experts")),)
         dims = {"tokens": float(seq), "experts": float(self.experts), "hidden": float(hidden)}
         moved = {"tokens": float(many), "hidden": float(hidden)}
-        there = Exchange("experts", "ep", "all_to_all", "all_to_all", moved, ROWS)
+        there = Exchange("experts", "ep", "all_to_all", "all_to_all", moved, ROWS, copies=self.top)
         return [
             Op("router", "route", dims, ROWS, gate, options={"top": self.top}),
             there,
