@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from placement_judged import Play, policy, spread
+from placement_judged import Play, ablation, policy, spread
 from table import Row, show
 
 from foretell.cluster import Cluster
@@ -250,7 +250,7 @@ def speed() -> list[Row]:
 def main() -> None:
     words = dict(zip(sys.argv, [*sys.argv[1:], ""], strict=True))
     quick = "--quick" in sys.argv
-    every = "tag,hap-8,hap-32,hap-64,plain,random,wide,factors,speed,policy"
+    every = "tag,hap-8,hap-32,hap-64,plain,random,wide,factors,speed,policy,ablation"
     only = set(words.get("--only", every).split(","))
     first, _, last = words.get("--seeds", "0").partition("-")
     seeds = list(range(int(first), int(last or first) + 1))
@@ -261,6 +261,9 @@ def main() -> None:
         show("Placements a second", speed())
     if "factors" in only:
         show("Factors", factors())
+    if "ablation" in only:
+        rows = ablation(int(words.get("--pairs", "12")), again="--again" in sys.argv)
+        show("The whole search without the network, at equal CPU, on unseen pairs", rows)
     jobs = fixed(planner, only, quick)
     for name, drawn_ones in (("random", topologies(10)), ("wide", wide(10))):
         jobs += mixes(planner, drawn_ones) if name in only else []

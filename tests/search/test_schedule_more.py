@@ -255,3 +255,24 @@ def test_memory_given_back_out_of_order_is_scheduled_too():
     found = schedule(problem, 5, 6, work=1)
     assert wrong(problem.limited(6), found.starts, found.order) is None
     assert found.per_micro_batch == 4
+
+
+def test_a_plan_takes_a_searched_order_as_its_actions():
+    """Priced by the plan's own lowering: no longer than the best fixed order."""
+    from foretell.cluster import load as load_cluster
+    from foretell.plan import Plan
+    from foretell.predict import predict
+    from foretell.search.schedule.choose import searched
+    from foretell.workload import load as load_workload
+
+    model = load_workload("gpt:layers=14,hidden=1024,heads=16,seq=512")
+    node = load_cluster("dgx-a100:gpus=4")
+    plan = Plan(pp=4, layers=(2, 4, 4, 4), micro_batch=1, global_batch=10)
+    found = searched(plan, model, node, work=0.5)
+    assert found is not None
+    assert found.schedule == "actions"
+    said = predict(found, model, node)
+    assert said.fits
+    fixed = [predict(plan.but(schedule=s), model, node).step for s in ("1f1b", "zb-h1", "zb-h2")]
+    assert said.step <= min(fixed) * (1 + 1e-6)
+    assert searched(plan.but(global_batch=100_000), model, node, work=0.5) is None

@@ -73,7 +73,7 @@ def _hand_over(page: Sheet, spans: Spans) -> None:
             page.draft.wait(spans.first[1, *here], spans.last[1, *there])
             continue
         if ends not in hops:
-            hops[ends] = _hop(page, *ends)
+            hops[ends] = hop(page, *ends)
         _send(page, spans, 0, here, there, hops[ends])
         _send(page, spans, 1, there, here, hops[ends])
     end, chunk = places[-1]
@@ -82,7 +82,7 @@ def _hand_over(page: Sheet, spans: Spans) -> None:
         page.draft.wait(spans.first[2].reshape(-1), spans.last[1].reshape(-1))
 
 
-def _hop(page: Sheet, here: int, there: int) -> float:
+def hop(page: Priced, here: int, there: int) -> float:
     """Seconds to hand a micro-batch from one stage to another: of the rank that has most to do.
 
     Where they have unlike replicas, each sends to or receives from several of the other's.
@@ -129,7 +129,7 @@ def _is_up(way: int, here: tuple[int, int], there: tuple[int, int]) -> bool:
     return way == 1
 
 
-def _handed(page: Sheet, stage: int) -> float:
+def _handed(page: Priced, stage: int) -> float:
     """Bytes a stage sends on of one micro-batch."""
     block = next(i for i, layer in enumerate(page.workload.layers) if layer.is_block)
     return float(page.stages[stage].costs.holdings[block].handed[0])

@@ -32,11 +32,13 @@ from foretell.search.oracle.sweep import Swept, sweep
 from foretell.search.placement.planner import PlacementPlanner
 from foretell.search.planner import Planned, Planner, Progress, silent
 from foretell.search.refine import Evaluator, Found, descend
+from foretell.search.schedule.choose import searched
 from foretell.workload import Workload
 
 ALTERNATIVES = 4  # next-best plans that an answer names
 STARTS = 5  # plans that a descent begins from
 FIRST = 0.4  # of the evaluations: layouts and pipelines simulated before any descent
+ORDERED = 2.0  # seconds of work, about CPU seconds, for the order of a pipeline's stages
 FUSED = 0.6  # of a data-parallel step's kernels: what fusing ops leaves of them, at the least
 
 
@@ -194,7 +196,15 @@ class _Search:
             self.progress(f"descent from {_kind(one.plan)}", best.step)
             end = descend(one, self.on, lambda step: self.progress("descent", step))
             best = min(best, end, key=Found.key)
-        self._take(best)
+        self._take(min([best, *self._ordered(best)], key=Found.key))
+
+    def _ordered(self, best: Found) -> list[Found]:
+        """The best pipeline with a searched order of its stages, where that fits."""
+        if best.plan.pp < 2 or best.plan.actions or self.on.is_spent:
+            return []
+        self.progress("order of the stages", best.step)
+        plan = searched(best.plan, self.workload, self.cluster, work=ORDERED)
+        return self.on.of([plan]) if plan else []
 
     def _asked(self, planner: PlacementPlanner | FusionPlanner, swept: Swept) -> None:
         """Another method, unless its kernels alone take longer than what is known."""

@@ -2,6 +2,7 @@
 
     stages = [StageCost(device, forward, backward_input, backward_weight, kept) …]
     best_schedule(stages, memory, micro_batches)[0].actions     # ("0F0", "0F1", …) for each device
+    searched(plan, workload, cluster)                           # the plan with such an order
 
 One stage a device takes GPipe, 1F1B, ZB-H1 and ZB-H2; rounds over the devices take interleaved
 1F1B; there and back takes Hanayo, ZB-V, V-Half, V-Min and DualPipeV. Every family is replayed with
@@ -15,19 +16,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretell.errors import InfeasibleError, InputError
+from foretell.cluster import Cluster
+from foretell.errors import InfeasibleError, InputError, UnmodelledError
+from foretell.plan import Plan
+from foretell.plan.check import micro_batches, settled
+from foretell.plan.lower import hop
+from foretell.plan.memory import ROUNDING
+from foretell.plan.sheet import Priced, priced
 from foretell.search.schedule.families import BASELINES
 from foretell.search.schedule.find import schedule
 from foretell.search.schedule.integer_problem import Ticks, ticks
 from foretell.search.schedule.local_search import arrays, length
 from foretell.search.schedule.problem import Block, Problem, Wait
 from foretell.search.schedule.replay import Item, end, peaks, replay
+from foretell.workload import Workload
 
 SPLIT = ("zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev")  # weight gradients apart
 WHOLE = ("gpipe", "1f1b", "interleaved", "hanayo")
 FAMILIES = (*WHOLE, *SPLIT)
 _NEVER = 1 << 60  # makespan of an order that does not fit into memory
 _SEARCHED = "searched"
+MOST_ACTIONS = 2_000  # stages × micro-batches that a plan writes down one by one
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,44 @@ def best_schedule(
             hint="recompute, or take more stages",
         )
     return sorted(found, key=lambda one: (one.makespan, max(one.peak_memory)))
+
+
+def searched(plan: Plan, workload: Workload, cluster: Cluster, *, work: float) -> Plan | None:
+    """The plan with a searched order of its stages, weight gradients apart; None where it has none.
+
+    Stages cost, hold and send what the plan's own lowering says.
+    """
+    asked = plan.but(schedule="zb-h1", chunks=1, actions=())
+    try:
+        found = priced(*_settled(asked, workload, cluster))
+        num = micro_batches(found.plan)
+        if len(found.stages) * num > MOST_ACTIONS:
+            return None
+        stages, room = zip(*(_stage_cost(found, s) for s in range(len(found.stages))), strict=True)
+        best = best_schedule(stages, room, num, families=(), work=work)[0]
+    except (InfeasibleError, InputError, UnmodelledError):
+        return None
+    return plan.but(schedule="actions", chunks=1, actions=best.actions)
+
+
+def _settled(plan: Plan, workload: Workload, cluster: Cluster) -> tuple[Plan, Workload, Cluster]:
+    plan, cluster = settled(plan, workload, cluster)
+    return plan, workload, cluster
+
+
+def _stage_cost(found: Priced, s: int) -> tuple[StageCost, float]:
+    """What a stage of a plan costs, and the bytes its activations may take."""
+    one = found.stages[s]
+    cost, held = one.cost, one.memory
+    both = float(cost.backward[0])
+    pairs = zip(one.layers, one.weight_seconds, strict=True)
+    weights = min(sum(n * seconds for n, seconds in pairs), both)
+    send = hop(found, s, s + 1) if s + 1 < len(found.stages) else 0.0
+    kept = ROUNDING * float(held.each[0])
+    rest = float(held.peak[0]) - ROUNDING * float(held.activations[0])
+    return StageCost(
+        s, float(cost.forward[0]), both - weights, weights, kept, kept, send
+    ), one.room - rest
 
 
 def pipeline(
