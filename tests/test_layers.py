@@ -42,7 +42,7 @@ ROOMS: dict[str, set[str]] = {
 }
 ROOMS["search"] = set(ROOMS)
 ROOMS["pytorch"] = GROUND | {"graph", "cluster", "cost", "plan", "simulate", "trace", "profile"}
-ROOMS["pytorch"] |= {"pool"}
+ROOMS["pytorch"] |= {"pool", "workload", "predict"}
 ROOMS["report"] = GROUND | {"graph", "cluster", "plan", "simulate"}
 ROOMS["survey"] = set(ROOMS)
 ROOMS["api"] = set(ROOMS)

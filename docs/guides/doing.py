@@ -73,6 +73,9 @@ foretell("export dp=8,zero=3,micro_batch=2,global_batch=64 --to megatron")
 # %% [markdown]
 # ## Predicted beside measured
 #
+# `foretell run` predicts a step for the machine it is on before it takes one, and prints both with
+# the interval and the load of the machine. For machines that are elsewhere:
+#
 #     foretell bench --no-ops -o here                         # this machine, as a cluster
 #     foretell predict train.py --on here/cluster.toml --plan dp=2 -o predicted.graph
 #     foretell run train.py --plan dp=2 -o out --predicted-ms T    # what predict said

@@ -87,25 +87,9 @@ def _planned(folder: Path) -> Path | None:
     say(f"\n4. a plan: a script's step, captured here, for two GPUs that are not ({PAIR})")
     _did("capture", script, "-o", str(graph))
     _did("plan", str(graph), "--on", PAIR, "--with", PLANNER, "-o", str(plan))
-    say("\n5. then do it: two processes of this machine, predicted from a profile of them")
-    _did("run", script, "--plan", f"dp={RANKS}", "--steps", "5", "--predicted-ms", _here(script))
+    say("\n5. then do it: two processes of this machine, predicted from its ops timed one by one")
+    _did("run", script, "--plan", f"dp={RANKS}", "--steps", "30", "--verify")
     return plan if plan.exists() else None
-
-
-def _here(script: str) -> str:
-    """Milliseconds of a data-parallel step on this machine: two ranks are profiled first."""
-    from foretell.cli.tune_ddp import profiled
-    from foretell.pytorch.tune.launch import Asked, measure
-    from foretell.report import words
-    from foretell.search.fusion.caps import spread
-
-    found = measure(Asked(script, steps=5, rounds=2), RANKS)
-    one, low, high = spread(*profiled(found, RANKS))
-    click.echo(
-        f"predicted {words.seconds(one)} a step, {words.seconds(low)} to {words.seconds(high)} "
-        "if ops take as much shorter or longer as in other runs"
-    )
-    return f"{1e3 * one:.4g}"
 
 
 def _did(*words: str) -> None:

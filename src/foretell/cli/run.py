@@ -15,6 +15,7 @@ from foretell.cli.stopping import terminated_as_stopped
 from foretell.errors import InputError
 from foretell.pytorch.deploy import many_nodes
 
+_IDLE = 1.2  # wall over core seconds of work: above it others use the machine too
 _WIDE = 60  # letters of a plan that are shown; placed stages and actions would fill pages
 
 
@@ -32,7 +33,13 @@ _WIDE = 60  # letters of a plan that are shown; placed stages and actions would 
     "-o", "--output", type=click.Path(path_type=Path), help="Folder for what it measured."
 )
 @click.option("--profile", is_flag=True, help="One more step a rank under the profiler.")
-@click.option("--predicted-ms", type=float, help="What was predicted, to be laid beside it.")
+@click.option("--predicted-ms", type=float, help="What was predicted elsewhere, to be compared.")
+@click.option(
+    "--predict/--no-predict",
+    default=True,
+    show_default=True,
+    help="Predict the step for this machine first: its ops are timed one by one, and kept.",
+)
 @click.option("--timeout-s", type=float, default=120.0, show_default=True, help="Without progress.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="cuda where there is one.")
 @click.option("--on", "cluster", default="", help="These machines: a plan for others is refused.")
@@ -96,6 +103,7 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
         options["profile"],
         options["timeout_s"],
         options["device"] or "",
+        predict=options["predict"] and options["predicted_ms"] is None,
         verify={None: "first", True: "yes", False: "no"}[options["verify"]],
         batch_norm=options["batch_norm"],
         checkpoint=_folder(options["checkpoint"], options["resume"]),
@@ -212,7 +220,9 @@ def _summary(found: dict[str, Any], plan: str, predicted_ms: float | None) -> di
     each = list(found["ranks"].values())
     steps = [max(times) for times in zip(*(r["steps_s"] for r in each), strict=True)]
     measured = statistics.median(steps)
-    predicted = None if predicted_ms is None else predicted_ms / 1e3
+    here = each[0].get("predicted") or {}
+    during = {"load_during": max(r.get("load", 1.0) for r in each)}
+    predicted = here.get("step_s") if predicted_ms is None else predicted_ms / 1e3
     return {
         "plan": plan,
         "ranks": Plan.parse(plan).ranks,
@@ -223,6 +233,7 @@ def _summary(found: dict[str, Any], plan: str, predicted_ms: float | None) -> di
         "high_s": max(steps),
         "predicted_s": predicted,
         "error": None if predicted is None else predicted / measured - 1,
+        "prediction": here | during if here else None,
         "peak_bytes": [r["peak_bytes"] for r in each],
         "losses": [_mean(step, each) for step in zip(*(r["losses"] for r in each), strict=True)],
         "verified": each[0].get("verified"),
@@ -242,11 +253,47 @@ def _verified(found: dict[str, Any] | None) -> list[str]:
     if found is None:
         return []
     if "skipped" in found:
-        return [f"verified   not now: {found['skipped']}"]
+        return [f"verified   no: {found['skipped']}"]
+    before = " (in an earlier run of the same; --verify repeats it)" if found.get("before") else ""
     return [
         f"verified   {found['steps']} steps equal one process: losses to {found['loss_off']:.0e}, "
-        f"{found['tensors']} tensors to {found['gradient_off']:.0e}"
+        f"{found['tensors']} tensors to {found['gradient_off']:.0e}{before}"
     ]
+
+
+def _predicted(found: dict[str, Any]) -> list[str]:
+    """What was predicted, beside what was measured; why there is nothing, else."""
+    from foretell.report import words
+
+    told = found["prediction"] or {}
+    if "why" in told:
+        return [f"predicted  no: {told['why']}"]
+    if found["predicted_s"] is None:
+        return []
+    line = f"predicted  {words.seconds(found['predicted_s'])} ({100 * found['error']:+.1f} %)"
+    if not told:
+        return [line]
+    inside = told["low_s"] <= found["step_s"] <= told["high_s"]
+    line += f", 80 % interval {words.seconds(told['low_s'])} to {words.seconds(told['high_s'])}: "
+    line += "inside" if inside else "outside"
+    lines = [line, _load(told)]
+    apart = told.get("first_apart")
+    if apart:
+        lines.append(
+            f"first op that differs  {apart['op']}: predicted {words.seconds(apart['predicted_s'])}"
+            f", measured {words.seconds(apart['measured_s'])}, machine idle"
+        )
+    return lines
+
+
+def _load(told: dict[str, Any]) -> str:
+    """How busy the machine was."""
+    before, during = told["load"], told["load_during"]
+    busy = "idle" if max(before, during) < _IDLE else "busy"
+    return (
+        f"load       {busy}: work took {before:.1f} times its core time before the steps, "
+        f"{during:.1f} times in them"
+    )
 
 
 def _text(found: dict[str, Any]) -> str:
@@ -259,9 +306,7 @@ def _text(found: dict[str, Any]) -> str:
         f"measured   {words.seconds(found['step_s'])} a step, median of {len(found['steps_s'])} "
         f"({words.seconds(found['low_s'])} to {words.seconds(found['high_s'])})",
     ]
-    if found["predicted_s"] is not None:
-        predicted = words.seconds(found["predicted_s"])
-        lines.append(f"predicted  {predicted} ({100 * found['error']:+.1f} %)")
+    lines += _predicted(found)
     lines += _verified(found["verified"])
     lines.append(f"memory     {words.size(max(found['peak_bytes']))} at most on a rank")
     return "\n".join(lines)

@@ -1,11 +1,12 @@
 """One accelerator (or CPU) as data: what its maker promises, before any efficiency is applied.
 
-Units are SI base units: flop/s, bytes, bytes/s, seconds, hertz, watts. Nothing here is measured;
-how close real kernels come to these numbers is the business of `foretell.cost`.
+Units are SI base units: flop/s, bytes, bytes/s, seconds, hertz, watts. Nothing here is measured
+but `timed`; how close real kernels come to these numbers is the business of `foretell.cost`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from foretell.errors import InputError, unknown
 
@@ -40,6 +41,8 @@ class Device:
     sources: Mapping[str, str] = field(default_factory=dict)  # where each number comes from
     bus: str = "pcie3"  # link preset by which it reaches its host
     node: str = "pcie3-box"  # node preset it usually stands in
+    # what its ops took here (→ foretell.cost.timed); None: formulas price them
+    timed: Any = field(default=None, repr=False, compare=False)
 
     def peak(self, dtype: str) -> float:
         """Dense peak flop/s for a number format, or for the one it runs as where it is missing."""

@@ -2,6 +2,16 @@
 
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
+
+
+class Message(NamedTuple):
+    """A collective as it was measured: start + bytes · slope."""
+
+    op: str
+    ranks: int
+    start: float  # seconds
+    slope: float  # seconds a byte
 
 
 @dataclass(frozen=True)
@@ -23,3 +33,4 @@ class Level:
     later: float = 1.0  # times as long as priced until bytes move (→ foretell.cluster.calibration)
     slower: float = 1.0  # times as long as priced that a byte takes
     tree_bytes: float = inf  # all-reduces above this size go by rings
+    timed: tuple[Message, ...] = ()  # what collectives took here: no formula is asked for those

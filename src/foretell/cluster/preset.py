@@ -3,6 +3,7 @@
 Devices and links are values; nodes and clusters stay tables, to be changed before they are built.
 """
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -28,6 +29,23 @@ def devices() -> Mapping[str, Device]:
             raise fail(page.problems, page.file)
         found[name] = device
     return found | {a: found[n] for a, n in aliases("devices").items()}
+
+
+def titled(title: str) -> Device | None:
+    """The preset all of whose words a title has; of several the one with most words.
+
+    `Tesla V100-SXM2-32GB` → `v100-32`.
+    """
+    words = {w.removesuffix("gb") for w in re.split(r"[^a-z0-9]+", title.lower())}
+    best: tuple[int, Device | None] = (0, None)
+    for name, device in sorted(devices().items()):
+        asked = name.split("-")
+        if set(asked) <= words and len(asked) > best[0]:
+            best = (len(asked), device)
+    if best[1] is None:  # a title that does not tell the size of its memory
+        firsts = [d for n, d in sorted(devices().items()) if n.split("-")[0] in words]
+        return firsts[0] if firsts else None
+    return best[1]
 
 
 @cache

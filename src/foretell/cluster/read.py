@@ -63,6 +63,12 @@ def load(text: str) -> Cluster:
     return ranked(_finished(page, read(page)), wanted, text)
 
 
+def loads(text: str) -> Cluster:
+    """The cluster that the text of a cluster file describes."""
+    page = parse(text)
+    return _finished(page, read(page))
+
+
 def validate(source: str | Path) -> tuple[Problem, ...]:
     """Everything wrong with a cluster file, given its path or its text; empty where it is sound."""
     if isinstance(source, Path) or ("\n" not in source and _is_file(source)):

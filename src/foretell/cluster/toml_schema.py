@@ -160,7 +160,7 @@ def read_cable(table: Table) -> Cable | None:
     )
 
 
-_DEVICE = {f.name for f in fields(Device)} - {"name"} | {"like", "aliases"}
+_DEVICE = {f.name for f in fields(Device)} - {"name", "timed"} | {"like", "aliases"}
 
 
 def read_device(table: Table, name: str, known: Mapping[str, Device]) -> Device | None:

@@ -54,7 +54,10 @@ def _calibration(cluster: Cluster) -> Iterator[str]:
     factors = cluster.calibration.plain()
     if factors:
         yield "\n[calibration]"
-    yield from (f"{name} = {value!r}" for name, value in factors.items())
+    for name, value in factors.items():
+        rows = value.items() if isinstance(value, dict) else ()
+        table = "{ " + ", ".join(f"{_quoted(k)} = {v!r}" for k, v in rows) + " }"
+        yield f"{name} = {table if rows else repr(value)}"
 
 
 class _Cables:
@@ -201,7 +204,7 @@ def _bare_node(node: Node) -> dict[str, Any]:
 
 
 def _bare_device(device: Device) -> dict[str, Any]:
-    left_out = ("title", "sources", "flops", "bus", "node")
+    left_out = ("title", "sources", "flops", "bus", "node", "timed")
     bare = {k: v for k, v in vars(device).items() if k not in left_out}
     return bare | {"flops": dict(device.flops)}
 

@@ -127,12 +127,22 @@ def _table(op: str, levels: tuple[Level, ...], protocols: tuple[str, ...]) -> _T
         if protocol not in PROTOCOLS:
             raise unknown("protocol", protocol, PROTOCOLS)
     tiers = tiers_of(levels, link_of)
-    found = ways(op, tiers, protocols)
+    found = _timed(op, levels) or ways(op, tiers, protocols)
     if tiers and not found:
         raise InputError(f"no protocol is left to run `{op}` with", hint="name ll, ll128 or simple")
     laws = tuple((way.start, way.slope, way.root) for way in found)
     most = min((level.tree_bytes for level in levels), default=math.inf)
     return _Table(found, laws, _sigma(op, tiers), most)
+
+
+def _timed(op: str, levels: tuple[Level, ...]) -> tuple[Way, ...]:
+    """The law that was measured for this op and number of ranks, where there is one."""
+    ranks = math.prod(max(level.sizes) for level in levels)
+    rows = [m for m in (levels[-1].timed if levels else ()) if (m.op, m.ranks) == (op, ranks)]
+    at = levels[-1] if levels else None
+    return tuple(
+        Way("measured", "simple", m.start * at.later, m.slope * at.slower) for m in rows if at
+    )
 
 
 def _sigma(op: str, tiers: tuple[Tier, ...]) -> tuple[float, float]:

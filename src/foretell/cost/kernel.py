@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.cluster.device import Device
-from foretell.cost import attention, conv, gemm, memory_bound
+from foretell.cost import attention, conv, gemm, memory_bound, timed
 from foretell.cost.constants import Constants, shipped
 from foretell.cost.limits import Limits, limits
 from foretell.cost.shape import columns
@@ -114,6 +114,10 @@ def seconds(
         group = Group(given, constants, name, part, work[rows], moved[rows])
         out[rows], known = _formula(group)
         sigma[rows] = _sigma(group, known)
+        if device.timed is not None:
+            took = device.timed.price(name, kind, part, moved[rows])
+            out[rows] = np.where(np.isnan(took), out[rows], took)
+            sigma[rows] = np.where(np.isnan(took), sigma[rows], timed.SIGMA)
     return Price(out, sigma)
 
 

@@ -59,6 +59,9 @@ def costs(
     layers = [cost.take(which) for cost in layer_costs(workload, cluster, cells, device)]
     held = [_taken(h, which) for h in holdings(workload, cells)]
     bend = np.array([r.profile.exponent for r in table.runs])
+    timed = [d.timed is not None for d in ([device] if device else cluster.devices)]
+    if all(timed):  # cores that compute are those that send
+        bend = np.ones(len(bend))
     turn = np.array([r.profile.microbatch for r in table.runs]) * cluster.calibration.host
     again = np.array([_again(p) for p in plans])
     return Costs(table, layers, held, bend, turn, again, _rerun_share(plans, workload))

@@ -126,9 +126,12 @@ def _layers(
     whole = [_empty(len(cells)) for _ in workload.layers]
     for (at, phase, call), took in zip(wanted, seconds, strict=True):
         took = (took * slower if call.op in MATRIX else took) + call.times * GAP
-        whole[at][phase].kernels[:] += took * cluster.calibration.compute
-        issued = call.times + call.launches
-        whole[at][phase].host[:] += issued * run.host * cluster.calibration.host
+        host = (call.times + call.launches) * run.host * cluster.calibration.host
+        took = took * cluster.calibration.compute * cluster.calibration.family(call.op)
+        if device.timed is not None:  # a CPU issues an op and runs it, one after the other
+            took, host = took + call.times * device.launch * cluster.calibration.host, 0.0 * host
+        whole[at][phase].kernels[:] += took
+        whole[at][phase].host[:] += host
         whole[at][phase].flops[:] += call.flops * call.times
     for at, layer in enumerate(workload.layers):
         for exchange in layer.ops:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
 from foretell.cluster.device import Device
-from foretell.cluster.preset import cables, devices
+from foretell.cluster.preset import cables, devices, titled
 from foretell.errors import unknown
 from foretell.graph.graph import Graph
 from foretell.whatif.base import DoesNotApply, Setting
@@ -28,7 +26,7 @@ def device_of(graph: Graph, setting: Setting) -> Device:
     if setting.cluster is not None:
         return setting.cluster.devices[0]
     told = str(graph.facts.get("device", ""))
-    found = _matching(told)
+    found = titled(told)
     if found is None:
         what = f"`{told}`, where this step runs, is no device foretell knows"
         what = what if told else "nothing says on which device this step runs"
@@ -46,23 +44,6 @@ def check_format(graph: Graph, setting: Setting, dtype: str) -> None:
         return
     hint = "use dtype=fp16" if dtype == "bf16" and "fp16" in device.flops else ""
     raise DoesNotApply(f"{device.title} has no {dtype.upper()} arithmetic", hint=hint)
-
-
-def _matching(title: str) -> Device | None:
-    """The preset all of whose words a title has; of several the one with most words.
-
-    `Tesla V100-SXM2-32GB` → `v100-32`.
-    """
-    words = {w.removesuffix("gb") for w in re.split(r"[^a-z0-9]+", title.lower())}
-    best: tuple[int, Device | None] = (0, None)
-    for name, device in sorted(devices().items()):
-        asked = name.split("-")
-        if set(asked) <= words and len(asked) > best[0]:
-            best = (len(asked), device)
-    if best[1] is None:  # a title that does not tell the size of its memory
-        firsts = [d for n, d in sorted(devices().items()) if n.split("-")[0] in words]
-        return firsts[0] if firsts else None
-    return best[1]
 
 
 def bus_rate(graph: Graph, setting: Setting) -> float:

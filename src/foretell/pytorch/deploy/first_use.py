@@ -31,19 +31,22 @@ def verified(
     if plan.actions and not any(set("BIW") & set(cell) for row in plan.actions for cell in row):
         return None  # nothing is trained
     model = case.model()
-    path = run_files.verified() / f"{_key(plan, model, source, case.batch_norm)}.json"
+    path = run_files.kept("verified") / f"{_key(plan, model, source, case.batch_norm)}.json"
     need = _COPIES * sum(p.numel() * p.element_size() for p in model.parameters())
     del model
-    why = _same(_why_not(path, need, case.device, always))
+    before: dict[str, Any] | None = None if always else run_files.read(path)
+    before, why = _same((before, "" if before else _why_not(need, case.device)))
+    if before:
+        return before | {"before": True}
     if why:
         return {"skipped": why}
     enter("verify")
     found = verify(case, plan, STEPS)
     require_equal(found)
-    if dist.get_rank() == 0:
-        run_files.keep(path, {"plan": str(plan)} | asdict(found))
     shown = asdict(found)
     shown.pop("differences")
+    if dist.get_rank() == 0:
+        run_files.keep(path, {"plan": str(plan)} | shown)
     return shown
 
 
@@ -52,10 +55,8 @@ def _key(plan: Plan, model: Any, source: str, batch_norm: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
 
-def _why_not(path: Path, need: int, device: str, always: bool) -> str:
+def _why_not(need: int, device: str) -> str:
     """Why it is not compared, or nothing."""
-    if not always and path.exists():
-        return "found equal before"
     free = _free(device)
     if need > free:
         held, left = need / 2**30, free / 2**30
@@ -63,9 +64,9 @@ def _why_not(path: Path, need: int, device: str, always: bool) -> str:
     return ""
 
 
-def _same(word: str) -> str:
+def _same(said: Any) -> Any:
     """What the first rank says."""
-    box = [word]
+    box = [said]
     dist.broadcast_object_list(box, src=0)
     return box[0]
 

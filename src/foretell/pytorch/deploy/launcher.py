@@ -100,11 +100,12 @@ def train(asked: Asked, **options: Any) -> dict[str, Any]:
 
 def _first_steps(asked: Asked, options: dict[str, Any]) -> dict[str, Any] | None:
     """What came of comparing a script's first steps, or why they were not."""
-    path = run_files.verified() / f"{_script_key(asked)}.json"
+    path = run_files.kept("verified") / f"{_script_key(asked)}.json"
     if asked.verify == "no":
         return None
-    if asked.verify == "first" and path.exists():
-        return {"skipped": "found equal before"}
+    before: dict[str, Any] | None = run_files.read(path) if asked.verify == "first" else None
+    if before:
+        return before | {"before": True}
     if options.get("nodes", 1) > 1:
         return {"skipped": "several nodes; run it once on one with --verify"}
     told = options.get("progress", lambda words, share: None)

@@ -28,7 +28,7 @@ import msgspec
 from foretell.errors import InputError
 from foretell.io import write_text
 
-BEFORE = ("starting", "model", "deploy", "verify")  # phases before the first step
+BEFORE = ("starting", "model", "deploy", "verify", "predict")  # phases before the first step
 _TRIES, _SOON = 5, 1e-3  # times a file is read, and seconds between
 
 
@@ -43,6 +43,7 @@ class Asked:
     profile: bool = False
     timeout: float = 120.0  # seconds without progress before a run is given up
     device: str = ""
+    predict: bool = True  # the step, for the machine it runs on, before it is run
     verify: str = "first"  # compare with one process: yes, no, or the first time
     batch_norm: str = "sync"  # statistics of all data-parallel ranks, or local ones
     checkpoint: str = ""  # folder that checkpoints go to, and are taken up from
@@ -148,10 +149,18 @@ def rank_of(path: Path) -> int:
     return int(path.name.split(".")[0].removeprefix("rank-"))
 
 
-def verified() -> Path:
-    """The folder that keeps what was found equal to one process."""
+def queued() -> float:
+    """Seconds that this thread was ready to run and had no core; 0 where Linux does not tell."""
+    try:
+        return 1e-9 * int(Path("/proc/thread-self/schedstat").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def kept(what: str) -> Path:
+    """The folder that keeps something from run to run: verified plans, machines."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "foretell" / "verified"
+    return Path(base) / "foretell" / what
 
 
 def keep(path: Path, value: Any) -> None:

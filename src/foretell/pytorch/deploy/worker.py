@@ -11,6 +11,7 @@ import atexit
 import importlib.util
 import os
 import resource
+import statistics
 import sys
 import threading
 import time
@@ -122,6 +123,8 @@ def _run(asked: Asked, folder: Path, rank: int, pulse: Pulse) -> dict[str, Any]:
     verified = run.verify(asked, pulse) if asked.verify != "no" else None
     pulse.enter("model")
     model = run.make()
+    pulse.enter("predict")
+    predictor, told = run.predict() if asked.predict else (None, None)
     pulse.enter("deploy")
     run.deploy(model)
     first = run.resume(Path(asked.checkpoint)) if asked.resume else 0
@@ -138,9 +141,14 @@ def _run(asked: Asked, folder: Path, rank: int, pulse: Pulse) -> dict[str, Any]:
             run.save(Path(asked.checkpoint), step + 1)
     log.close()
     result = run.measured() | {"steps_s": times[asked.warmup :], "rank": rank}
+    result["load"] = 1 + sum(run.waits[asked.warmup :]) / max(sum(run.cpu[asked.warmup :]), 1e-9)
     result |= {"verified": verified, "stage": place(plan, rank)["pp"]} | run.noted(
         min(asked.steps, _NOTED)
     )
+    if predictor is not None and told is not None and "why" not in told:
+        pulse.enter("learn")
+        told["first_apart"] = run.learn(predictor, statistics.median(run.cpu[asked.warmup :]))
+    result["predicted"] = told
     if asked.profile:
         pulse.enter("profile")
         run.profile(folder / f"rank-{rank}.trace.json.gz")
@@ -180,8 +188,11 @@ class _Steps:
         self.script, self.plan, self.device = script, plan, device
         self.batch_norm, self.loss = batch_norm, getattr(script, "loss", None)
         self.losses: list[float | None] = []
-        where = place(plan, dist.get_rank())
-        self.at, self.stage = where["dp"], where["pp"] or dist.get_rank() * bool(plan.groups)
+        self.cpu: list[float] = []  # core seconds of each step, of the thread that takes it
+        self.waits: list[float] = []  # and seconds that it waited for a core
+        self.rank = dist.get_rank()
+        where = place(plan, self.rank)
+        self.at, self.stage = where["dp"], where["pp"] or self.rank * bool(plan.groups)
 
     def make(self) -> Any:
         """The script's model, the same on every rank."""
@@ -212,6 +223,32 @@ class _Steps:
         source = Path(asked.script).read_text(errors="replace")
         found = verified(case, self.plan, source, always=asked.verify == "yes", enter=pulse.enter)
         self.model = None
+        return found
+
+    def predict(self) -> tuple[Any, dict[str, Any]]:
+        """What is predicted of a step on this machine, and what can learn from it."""
+        from foretell.pytorch.deploy.prediction import Predictor, Step
+
+        inputs, target = self.batch(0)
+        step = Step(
+            self.model,
+            inputs,
+            target,
+            self.loss,
+            lambda held: _optimizer(self.script, self.plan, held),
+            self.device,
+        )
+        predictor = Predictor(step, self.plan)
+        return predictor, predictor.predict()
+
+    def learn(self, predictor: Any, cpu: float) -> dict[str, Any] | None:
+        """Keep how ops did in a step, for the next prediction; the first that took another time."""
+        from foretell.pytorch.deploy.op_times import profiled
+
+        if self.deployed.pipeline is not None or not self.deployed.trains or self.device != "cpu":
+            return None
+        seen = profiled(lambda: self._step(*self.batch(0)))
+        found: dict[str, Any] | None = predictor.learn(seen, cpu) if self.rank == 0 else None
         return found
 
     def deploy(self, model: Any) -> None:
@@ -282,12 +319,14 @@ class _Steps:
         pulse.enter(f"step {step}", step / steps)
         inputs, target = self.batch(step)
         self._wait()
-        start = time.perf_counter()
+        start, core, queued = time.perf_counter(), time.thread_time(), run_files.queued()
         loss = self._step(inputs, target)
         if self.scheduler is not None:
             self.scheduler.step()
         self._wait()
         seconds = time.perf_counter() - start
+        self.cpu.append(time.thread_time() - core)
+        self.waits.append(run_files.queued() - queued)
         self.losses.append(None if loss is None else float(loss))
         return seconds
 

@@ -110,16 +110,24 @@ def write_links(folder: Path, machine: dict[str, Any]) -> Path:
 
 
 def write_cluster(folder: Path, machine: dict[str, Any], network: str, ranks: int) -> Path:
-    """Ranks of one processor each, behind links as they were measured; `foretell.cluster` reads it.
-
-    A link's latency is half of α over the 2(n−1) steps of a ring, since a message crosses two.
-    """
+    """Ranks of one processor each, behind links as they were measured."""
     fits = {(f["network"], f["ranks"]): f for f in machine["fits"]}
     if (network, ranks) not in fits:
         raise InputError(f"no measurement of {ranks} ranks over {network}", hint="foretell bench")
-    fit, rates = fits[network, ranks], machine.get("ceilings", {})
     path = folder / CLUSTER
-    told = machine["machine"]
+    rates = machine.get("ceilings", {})
+    write_text(path, cluster_text(machine["machine"], fits[network, ranks], rates, network))
+    return path
+
+
+def cluster_text(
+    told: dict[str, Any], fit: dict[str, Any], rates: dict[str, float], network: str = LOOPBACK
+) -> str:
+    """A cluster file that `foretell.cluster` reads.
+
+    A link's latency is half of α over the 2(n−1) steps of a ring, since a message crosses two.
+    """
+    ranks = fit["ranks"]
     lines = [
         f"# {told['cpu']}, {told['cores']} cores, as measured by `foretell bench`.",
         'name = "this-machine"',
@@ -140,7 +148,7 @@ def write_cluster(folder: Path, machine: dict[str, Any], network: str, ranks: in
         "[link.measured]",
         f'kind = "{"loopback" if network == "loopback" else "ethernet"}"',
         f'bandwidth = "{fit["bandwidth"]:.4g} B/s"',
-        f'latency = "{max(fit["latency"], 1e-7) / (4 * (ranks - 1)):.4g} s"',
+        f'latency = "{max(fit["latency"], 1e-7) / (4 * max(ranks - 1, 1)):.4g} s"',
         "",
         "[[node]]",
         'title = "a rank"',
@@ -149,8 +157,7 @@ def write_cluster(folder: Path, machine: dict[str, Any], network: str, ranks: in
         "sockets = 1",
         'nic = "measured"',
     ]
-    write_text(path, "\n".join(lines) + "\n")
-    return path
+    return "\n".join(lines) + "\n"
 
 
 def _memory() -> float:

@@ -1,0 +1,265 @@
+"""Times single ops as a price is asked for them: class, number format and shape (→ cost.timed).
+
+Core seconds of one call where one thread computes, so that what else the machine does is not
+counted; the shortest of a few wall times where there are more.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from foretell.cost.kernel import class_of
+from foretell.cost.timed import TimedOp
+
+Tensor = Any
+Sizes = dict[str, float]
+Run = Callable[[], object]
+_DTYPES = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+_SHORT = 2e-3  # seconds that calls are repeated for, at least
+_ROUNDS = 5
+_LARGEST = 2**28  # numbers of one tensor: larger ones are interpolated
+_SIDE = 16  # of the images that pools are timed on
+
+
+def seconds(asked: TimedOp) -> float | None:
+    """Seconds of one call; None for what cannot be built, or is too large."""
+    made = _ROWS.get(asked.op) or _ROWS.get(class_of(asked.op))
+    dtype = _DTYPES.get(asked.dtype)
+    if made is None or dtype is None:
+        return None
+    try:
+        with torch.no_grad():
+            return timed(made(dict(asked.shape), dtype))
+    except (RuntimeError, KeyError, ValueError):  # no kernel of this format, or no such shape
+        return None
+
+
+def timed(run: Run) -> float:
+    """Seconds of one call of a function."""
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    run()
+    many = 1
+    found: list[float] = []
+    while len(found) < _ROUNDS:
+        start = clock()
+        for _ in range(many):
+            run()
+        took = clock() - start
+        if took < _SHORT / _ROUNDS and many < 4096:
+            many *= 4
+            continue
+        found.append(took / many)
+    return statistics.median(found) if clock is time.thread_time else min(found)
+
+
+def launch() -> float:
+    """Seconds that Python, the dispatcher and autograd add to one op of a training step."""
+    width, layers = 8, 16
+    body = [m for _ in range(layers) for m in (torch.nn.Linear(width, width), torch.nn.ReLU())]
+    model, x = torch.nn.Sequential(*body), torch.randn(2, width)
+
+    def step() -> None:
+        model(x).sum().backward()
+
+    ops = [
+        ("gemm", {"m": 2.0, "n": 8.0, "k": 8.0}, 3),
+        ("reduce", {"n": 16.0, "rows": 8.0}, 1),
+        ("elementwise", {"n": 16.0}, 2),
+    ]
+    alone = 0.0
+    for name, shape, times in ops:
+        took = seconds(TimedOp(name, "fp32", tuple(sorted(shape.items()))))
+        alone += times * layers * (took or 0.0)
+    many = sum(times for *_, times in ops) * layers
+    return max((timed(step) - alone) / many, 0.0)
+
+
+def _randn(*dims: float, dtype: Any) -> Tensor:
+    sizes = [max(round(d), 1) for d in dims]
+    if math.prod(sizes) > _LARGEST:
+        raise ValueError
+    return torch.randn(sizes).to(dtype)
+
+
+def _gemm(s: Sizes, dtype: Any) -> Run:
+    b, m, n, k = (s.get(key, 1.0) for key in ("b", "m", "n", "k"))
+    a = _randn(b, k, m, dtype=dtype).mT if s.get("ta") else _randn(b, m, k, dtype=dtype)
+    c = _randn(b, n, k, dtype=dtype).mT if s.get("tb") else _randn(b, k, n, dtype=dtype)
+    return (lambda: torch.mm(a[0], c[0])) if b <= 1 else (lambda: torch.bmm(a, c))
+
+
+def _conv(way: int) -> Callable[[Sizes, Any], Run]:
+    """A convolution (0), its gradient for the input (1) or for the weights (2)."""
+
+    def made(s: Sizes, dtype: Any) -> Run:
+        deep = ("d",) if "d" in s else ()
+        groups = int(s.get("groups", 1))
+        x = _randn(s["n"], s["c"], *(s[k] for k in (*deep, "h", "w")), dtype=dtype)
+        taps = [s.get(k, 1.0) for k in (*(("t",) if deep else ()), "r", "s")]
+        w = _randn(s["k"], s["c"] / groups, *taps, dtype=dtype)
+        sides = len(taps)
+        stride, pad = [int(s.get("stride", 1))] * sides, [int(s.get("pad", 0))] * sides
+        options = (stride, pad, [1] * sides, False, [0] * sides, groups)
+
+        def forward() -> Tensor:
+            return torch.ops.aten.convolution(x, w, None, *options)
+
+        g = torch.randn_like(forward())
+        mask = [way == 1, way == 2, False]
+        if not way:
+            return forward
+        return lambda: torch.ops.aten.convolution_backward(g, x, w, None, *options, mask)
+
+    return made
+
+
+def _attention(s: Sizes, dtype: Any) -> Run:
+    heads, d = (s.get("b", 1.0), s.get("heads", 1.0)), s["d"]
+    q = _randn(*heads, s["sq"], d, dtype=dtype)
+    k, v = (_randn(*heads, s["sk"], d, dtype=dtype) for _ in range(2))
+    causal = bool(s.get("causal"))
+    if not s.get("direction"):
+        return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    return _backward(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal), q, k, v
+    )
+
+
+def _backward(function: Callable[..., Tensor], *given: Tensor) -> Run:
+    """The gradients of a function for all that it is given."""
+    with torch.enable_grad():
+        for one in given:
+            one.requires_grad_()
+        out = function(*given)
+    g = torch.randn_like(out)
+
+    def run() -> object:
+        return torch.autograd.grad(out, given, g, retain_graph=True)
+
+    return run
+
+
+def _count(s: Sizes) -> float:
+    return s.get("n") or s["rows"] * s["cols"]
+
+
+def _elementwise(s: Sizes, dtype: Any) -> Run:
+    """A fill, a function of one tensor or of two: by how many tensors are read and written."""
+    n = _count(s)
+    x = _randn(n, dtype=dtype)
+    passes = s.get("bytes", 2.0 * n * x.element_size()) / (n * x.element_size())
+    if passes < 1.5:
+        return lambda: x.zero_()
+    if passes < 2.5:
+        return lambda: torch.relu(x)
+    y = _randn(n, dtype=dtype)
+    return lambda: torch.add(x, y)
+
+
+def _rows(s: Sizes, dtype: Any) -> Tensor:
+    if "rows" in s and "cols" in s:
+        return _randn(s["rows"], s["cols"], dtype=dtype)
+    cols = min(_count(s), 1024.0)
+    return _randn(_count(s) / cols, cols, dtype=dtype)
+
+
+def _norm(s: Sizes, dtype: Any, *, back: bool = False) -> Run:
+    x = _rows(s, dtype)
+    weight, bias = (torch.ones(x.shape[-1], dtype=dtype) for _ in range(2))
+
+    def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], weight, bias)
+
+    return _backward(norm, x, weight, bias) if back else lambda: norm(x, weight, bias)
+
+
+def _softmax(s: Sizes, dtype: Any, *, back: bool = False) -> Run:
+    x = _rows(s, dtype)
+    out = torch.softmax(x, -1)
+    if back:
+        return lambda: torch.ops.aten._softmax_backward_data(x, out, -1, x.dtype)
+    return lambda: torch.softmax(x, -1)
+
+
+def _reduce(s: Sizes, dtype: Any) -> Run:
+    rows = s.get("rows", 1.0)
+    x = _randn(_count(s) / rows, rows, dtype=dtype)
+    return lambda: x.sum(0)
+
+
+def _embedding(s: Sizes, dtype: Any, *, back: bool = False) -> Run:
+    cols = s.get("cols") or 256.0
+    rows = s.get("rows") or _count(s) / cols
+    g = _randn(rows, cols, dtype=dtype)
+    at = torch.randint(max(len(g), 1), (len(g),))
+    if back:
+        return lambda: torch.ops.aten.embedding_dense_backward(g, at, len(g), -1, False)
+    return lambda: F.embedding(at, g)
+
+
+def _pool(s: Sizes, dtype: Any, *, back: bool = False) -> Run:
+    x = _randn(1, _count(s) / _SIDE**2, _SIDE, _SIDE, dtype=dtype)
+    if back:
+        return _backward(lambda x: F.max_pool2d(x, 2), x)
+    return lambda: F.max_pool2d(x, 2)
+
+
+def _batch_norm(s: Sizes, dtype: Any, *, back: bool = False) -> Run:
+    channels = s.get("rows") or 64.0
+    x = _randn(8, channels, _count(s) / channels / 8, dtype=dtype)
+    weight, bias = (torch.ones(x.shape[1], dtype=dtype) for _ in range(2))
+
+    def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.batch_norm(x, None, None, weight, bias, training=True)
+
+    return _backward(norm, x, weight, bias) if back else lambda: norm(x, weight, bias)
+
+
+def _copy(s: Sizes, dtype: Any) -> Run:
+    x = _randn(_count(s), dtype=dtype)
+    return lambda: x.clone()
+
+
+def _activation(s: Sizes, dtype: Any) -> Run:
+    x = _randn(_count(s), dtype=dtype)
+    return lambda: F.gelu(x)
+
+
+def _back(made: Callable[..., Run]) -> Callable[[Sizes, Any], Run]:
+    return lambda s, dtype: made(s, dtype, back=True)
+
+
+_ROWS: dict[str, Callable[[Sizes, Any], Run]] = {
+    "gemm": _gemm,
+    "conv": _conv(0),
+    "conv_dgrad": _conv(1),
+    "conv_wgrad": _conv(2),
+    "attention": _attention,
+    "elementwise": _elementwise,
+    "activation": _activation,
+    "copy": _copy,
+    "norm": _norm,
+    "norm_backward": _back(_norm),
+    "softmax": _softmax,
+    "softmax_backward": _back(_softmax),
+    "reduce": _reduce,
+    "embedding": _embedding,
+    "embedding_backward": _back(_embedding),
+    "pool": _pool,
+    "pool_backward": _back(_pool),
+    "batch_norm": _batch_norm,
+    "batch_norm_backward": _back(_batch_norm),
+}

@@ -1,0 +1,100 @@
+"""What is known of the machine at hand, kept from run to run: seconds of ops, factors on prices.
+
+One file a machine (processor, cores, threads of a rank, ranks, versions of Python and torch) in
+`$XDG_CACHE_HOME/foretell/machines`: another machine, or another torch, begins anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from foretell.cost.timed import TimedOp
+from foretell.pytorch.deploy import run_files
+
+PRIOR = 0.4  # of ln: how far from 1 a factor is thought to be before the first run
+NOISE = 0.15  # of ln: how far one run's factor lies from another's
+_MOST = 20_000  # ops that are kept
+_OLD = 0.8  # weight of what was learned before, at each run
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A factor on prices, in logarithms, weighed by the runs that told it."""
+
+    total: float = 0.0
+    weight: float = 0.0
+    runs: int = 0
+
+    @property
+    def value(self) -> float:
+        """The factor, nearer to 1 the fewer runs have told it."""
+        return math.exp(self.total / (self.weight + (NOISE / PRIOR) ** 2))
+
+    def with_run(self, ratio: float) -> Learned:
+        """The factor after one more run, where something took `ratio` times as long as priced."""
+        if not 0.01 < ratio < 100:
+            return self
+        return Learned(_OLD * self.total + math.log(ratio), _OLD * self.weight + 1.0, self.runs + 1)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Seconds of ops on one machine without its load, and what runs have taught."""
+
+    path: Path
+    facts: Mapping[str, Any]
+    launch: float = 0.0  # seconds that autograd and the dispatcher add to an op; 0: not timed
+    seconds: Mapping[TimedOp, float] = field(default_factory=dict)
+    learned: Mapping[str, Learned] = field(default_factory=dict)
+
+    def factor(self, name: str) -> float:
+        """How many times as long as priced something takes here."""
+        return self.learned.get(name, Learned()).value
+
+    def with_ops(self, seconds: Mapping[TimedOp, float], launch: float) -> Machine:
+        """The machine with more ops timed."""
+        whole = dict(self.seconds) | dict(seconds)
+        return replace(self, seconds=dict(list(whole.items())[-_MOST:]), launch=launch)
+
+    def with_run(self, ratios: Mapping[str, float]) -> Machine:
+        """The machine after a run that took so many times as long as priced, by family of op."""
+        new = {n: self.learned.get(n, Learned()).with_run(r) for n, r in ratios.items()}
+        return replace(self, learned=dict(self.learned) | new)
+
+
+def load(told: Mapping[str, Any], ranks: int, threads: int) -> Machine:
+    """What is known of this machine; nothing yet where it is new."""
+    facts = {k: v for k, v in told.items() if k != "load"}
+    facts |= {"ranks": ranks, "threads": threads, "torch": version("torch")}
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    path = run_files.kept("machines") / f"{key}.json"
+    found = run_files.read(path)
+    try:
+        return Machine(
+            path, facts, float(found["launch"]),
+            {TimedOp(op, dtype, tuple((str(k), float(v)) for k, v in shape)): float(seconds)
+             for op, dtype, shape, seconds in found["ops"]},
+            {n: Learned(float(t), float(w), int(k)) for n, (t, w, k) in found["learned"].items()},
+        )  # fmt: skip
+    except (TypeError, KeyError, ValueError):  # none, or none of ours
+        return Machine(path, facts)
+
+
+def save(machine: Machine) -> None:
+    """Keep what is known; where that cannot be, it is measured again."""
+    run_files.keep(
+        machine.path,
+        {
+            "machine": dict(machine.facts),
+            "launch": machine.launch,
+            "ops": [[*op, seconds] for op, seconds in machine.seconds.items()],
+            "learned": {n: [one.total, one.weight, one.runs] for n, one in machine.learned.items()},
+        },
+    )

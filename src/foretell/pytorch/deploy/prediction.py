@@ -1,0 +1,376 @@
+"""A run predicted by its own ranks, before its first step, for the machine that they are on.
+
+Each op of the captured step is timed alone, on all ranks at once, and so are the collectives of the
+plan; how much of a core a rank gets says how busy the machine is. No step is taken. What was timed
+is kept (→ machine_cache.py), with what earlier runs taught about prices, so that the next run
+times only what is new.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from foretell.cluster.calibration import Calibration
+from foretell.cluster.cluster import Cluster
+from foretell.cluster.level import Message
+from foretell.cluster.preset import titled
+from foretell.cluster.read import load, loads
+from foretell.cost.timed import TimedOp, TimedOps
+from foretell.errors import ForetellError
+from foretell.plan import Plan, check
+from foretell.plan.framework import running
+from foretell.predict import predict
+from foretell.predict.predict import FOUR_IN_FIVE
+from foretell.pytorch.bench import timed
+from foretell.pytorch.capture import capture
+from foretell.pytorch.deploy import machine_cache
+from foretell.pytorch.deploy.op_times import (
+    PricedOp,
+    Profiled,
+    first_apart,
+    priced_ops,
+    shown_as,
+)
+from foretell.pytorch.ranks.links import line, this_machine
+from foretell.pytorch.ranks.machine import cluster_text
+from foretell.pytorch.ranks.pin import allowed
+from foretell.pytorch.script import default_loss
+from foretell.workload import Workload
+from foretell.workload.captured import from_graph
+
+Tensor = Any
+_BURNS, _BURN = 15, 4e-3  # times that a piece of work is repeated, and its seconds
+_SENT = (4096, 65536, 1048576)  # bytes of the messages that are timed
+_LARGEST = 16 * 2**20
+_REPEATS = 8
+_UNITS, _WIDE, _MESSAGES = 6, 32, 3  # of the model that FSDP is timed on; messages of each unit
+_PARAMETERS = 2**26  # that an optimizer is timed on at most
+_LITTLE = 0.02  # of a step: parts below it teach nothing
+_LONG = 2e-5  # seconds of an op: shorter ones are mostly Python, the dispatcher and autograd
+_DRIFT = 0.05  # of ln: what an idle machine's speed changes by between a prediction and its run
+_WHOLE = ("host", "talk")  # factors that are of no family of ops
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is predicted: a model, what one rank feeds it, and what trains it."""
+
+    model: Any
+    inputs: tuple[Tensor, ...]
+    target: Tensor
+    loss: Callable[..., Any] | None
+    optimizer: Callable[[Any], Any]  # of whatever has `parameters()`
+    device: str = "cpu"
+
+
+class Predictor:
+    """Times the ops of a step and predicts it; asked on every rank, answered on the first."""
+
+    def __init__(self, step: Step, plan: Plan) -> None:
+        self.step, self.ranks = step, dist.get_world_size()
+        self.plan = plan
+        if not plan.global_batch and not plan.shares:
+            self.plan = plan.but(global_batch=len(step.inputs[0]) * plan.dp)
+        if self.ranks * torch.get_num_threads() >= allowed():
+            self.plan = self.plan.but(overlap=False)  # messages take the cores that work is done on
+        self.machine = machine_cache.load(this_machine(), self.ranks, torch.get_num_threads())
+        self.workload: Workload | None = None
+        self.cluster: Cluster | None = None
+
+    def predict(self) -> dict[str, Any]:
+        """Seconds of a step with their interval and parts, or why there is none."""
+        if self.step.device != "cpu":
+            return self._on_gpus() if dist.get_rank() == 0 else {}
+        box: list[Any] = [None]
+        if dist.get_rank() == 0:
+            box[0] = self._asked()
+        dist.broadcast_object_list(box, src=0)
+        if isinstance(box[0], str):
+            return {"why": box[0]}
+        ops, size = box[0]
+        found = dict(zip(ops, _together([timed.seconds(op) for op in ops]), strict=True))
+        known = {op: seconds for op, seconds in found.items() if seconds is not None}
+        known |= _updates(self.step, [op for op in ops if op.op == "optimizer"])
+        launch = _together([timed.launch()])[0] or 0.0
+        busy = stretch()
+        messages = tuple(_messages(self.plan, size))
+        if self.plan.zero >= 2:
+            messages = _as_sharded(messages, self.plan)
+        if dist.get_rank():
+            return {}
+        self.machine = self.machine.with_ops(known, launch)
+        machine_cache.save(self.machine)
+        return self._told(*busy, messages)
+
+    def _on_gpus(self) -> dict[str, Any]:
+        """The same from a data sheet and fitted prices, where the GPU is a known one."""
+        device = titled(torch.cuda.get_device_name())
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", self.ranks))
+        if device is None:
+            return {"why": f"prices of a {torch.cuda.get_device_name()} are not known"}
+        if here > torch.cuda.device_count():
+            return {"why": "ranks share a GPU, which is not priced"}
+        try:
+            self.workload = self._captured(device.name)
+            found = predict(self.plan, self.workload, load(f"{device.name}:gpus={self.ranks}"))
+        except Exception as error:
+            return {"why": f"{type(error).__name__}: {error}"[:200]}
+        return {"step_s": found.step, "low_s": found.low, "high_s": found.high, "load": 1.0,
+                "breakdown": found.breakdown, "runs": 0}  # fmt: skip
+
+    def _captured(self, on: str) -> Workload:
+        batch = (*self.step.inputs, self.step.target)
+        return from_graph(
+            capture(self.step.model, batch, self.step.loss or default_loss, None, on=on), "step"
+        )
+
+    def _asked(self) -> tuple[list[TimedOp], float] | str:
+        """Ops of the step that were not timed yet, and the bytes of its largest message.
+
+        Whatever keeps a step from being captured or priced is said, and the run goes on.
+        """
+        try:
+            self.workload = self._captured("cpu")
+            ops = TimedOps(self.machine.seconds)
+            predict(self.plan, self.workload, self._machines(ops))
+        except ForetellError as error:
+            return error.message
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"[:200]
+        return list(ops.asked), 4.0 * self.workload.parameters
+
+    def _machines(self, ops: TimedOps, messages: Iterable[Message] = ()) -> Cluster:
+        """The ranks of this machine as a cluster."""
+        fit = {"ranks": self.ranks, "bandwidth": 1e9, "latency": 1e-4}
+        found = loads(cluster_text(dict(self.machine.facts), fit, {}))
+        (node, count), *_ = found.groups
+        launch = self.machine.launch * ops.load
+        device = replace(node.devices[0], timed=ops, launch=launch)
+        groups = ((replace(node, devices=(device,)), count),)
+        families = {n: self.machine.factor(n) for n in self.machine.learned if n not in _WHOLE}
+        calibration = Calibration(
+            host=self.machine.factor("host"),
+            talk=self.machine.factor("talk"),
+            families=tuple(sorted(families.items())),
+            messages=tuple(messages),
+        )
+        return replace(found, groups=groups, _ways={}, _levels={}).calibrated(calibration)
+
+    def _told(self, load: float, unsteady: float, messages: tuple[Message, ...]) -> dict[str, Any]:
+        assert self.workload is not None
+        self.cluster = self._machines(TimedOps(self.machine.seconds, load), messages)
+        found = predict(self.plan, self.workload, self.cluster)
+        # work that is longer than what was timed for the load sees more of its mean
+        sigma = unsteady * min(1.0, _BURN / found.step) ** 0.5
+        drift = _DRIFT * (1 + 3 * math.log(load))
+        sigma = math.hypot(math.log(found.high / found.step) / FOUR_IN_FIVE, sigma, drift)
+        factor = math.exp(FOUR_IN_FIVE * sigma)
+        return {
+            "step_s": found.step,
+            "low_s": found.step / factor,
+            "high_s": found.step * factor,
+            "load": load,
+            "breakdown": found.breakdown,
+            "runs": max((one.runs for one in self.machine.learned.values()), default=0),
+        }
+
+    def ops(self) -> list[PricedOp]:
+        """The ops of a step of one rank alone, in order, as priced without load."""
+        plan = self.plan
+        if self.workload is None or plan.ranks != plan.dp or plan.groups or plan.zero >= 2:
+            return []  # of a model that is split a rank's ops are others, and FSDP has its own
+        device = self._machines(TimedOps(self.machine.seconds)).devices[0]
+        plan = check(plan, self.workload, self._machines(TimedOps()))
+        samples = len(self.step.inputs[0])
+        return priced_ops(self.workload, running(plan), samples, device)
+
+    def learn(self, profiled: Profiled, cpu: float) -> dict[str, Any] | None:
+        """Keep how much longer than alone ops took in a step; the first that parts, if one does."""
+        ops = self.ops()
+        if not ops:
+            return None
+        ratios: dict[str, float] = {}
+        rest = cpu - profiled.families.get("optimizer", 0.0)
+        for family in sorted({shown_as(op.family) for op in ops}):
+            own = [op for op in ops if shown_as(op.family) == family]
+            alone = sum(op.seconds for op in own)
+            is_long = alone > _LONG * len(own) and alone > _LITTLE * cpu
+            ratio = profiled.families.get(family, 0.0) / alone if is_long else 1.0
+            if is_long:
+                ratios |= dict.fromkeys({op.family for op in own}, ratio)
+            rest -= ratio * alone
+        ratios["host"] = rest / (len(ops) * self.machine.launch)
+        machine_cache.save(self.machine.with_run(ratios))
+        return first_apart(ops, profiled.forward)
+
+
+def stretch() -> tuple[float, float]:
+    """Wall seconds of the slowest rank over core seconds of the same work, and how they vary.
+
+    All ranks work at once; the second is a standard deviation of logarithms.
+    """
+    x = torch.randn(128, 128)
+    many = max(1, round(_BURN / max(timed.timed(lambda: x @ x), 1e-6)))
+    walls, cores = [], []
+    for _ in range(_BURNS):
+        dist.barrier()
+        wall, core = time.perf_counter(), time.thread_time()
+        for _ in range(many):
+            x @ x
+        cores.append(time.thread_time() - core)
+        walls.append(time.perf_counter() - wall)
+    slowest = torch.tensor(walls, dtype=torch.float64)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    found = (slowest / statistics.median(cores)).clamp(min=1.0).sort().values
+    return float(found[:-1].mean()), float(found.log().std())
+
+
+def _together(mine: list[float | None]) -> list[float | None]:
+    """The slowest rank's of each; None where a rank has none."""
+    if not mine:
+        return []
+    rows = torch.tensor([math.inf if x is None else x for x in mine], dtype=torch.float64)
+    dist.all_reduce(rows, op=dist.ReduceOp.MAX)
+    return [None if math.isinf(x) else x for x in rows.tolist()]
+
+
+class _Held:
+    """Parameters as an optimizer wants them."""
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        self.held = parameters
+
+    def parameters(self) -> list[Tensor]:
+        return self.held
+
+
+def _updates(step: Step, asked: list[TimedOp]) -> dict[TimedOp, float]:
+    """Seconds of the script's own optimizer, on all parameters and on a part of them."""
+    shapes = [p.shape for p in step.model.parameters() if p.requires_grad]
+    found: dict[TimedOp, float] = {}
+    for part in (1, 4):
+        some = shapes[: max(len(shapes) // part, 1)]
+        count = sum(shape.numel() for shape in some)
+        if count > _PARAMETERS or not asked:
+            continue
+        held = [torch.nn.Parameter(torch.randn(shape)) for shape in some]
+        for one in held:
+            one.grad = torch.randn_like(one)
+        optimizer = step.optimizer(_Held(held))
+        took = _together([timed.timed(optimizer.step)])[0]
+        size = dict(asked[0].shape)
+        row = {"n": float(count), "bytes": round(size["bytes"] / size["n"] * count, 3)}
+        if took is not None:
+            found[TimedOp("optimizer", asked[0].dtype, tuple(sorted(row.items())))] = took
+    return found
+
+
+def _messages(plan: Plan, size: float) -> Iterable[Message]:
+    """The collectives of a plan as they are now, over as many ranks as its axes have."""
+    wide = {plan.dp * plan.cp, plan.sharing, plan.tp, plan.cp, plan.ep, dist.get_world_size()}
+    for ranks in sorted(n for n in wide if n > 1 and dist.get_world_size() % n == 0):
+        group, _ = dist.new_subgroups(ranks)
+        for op, run in _OPS.items():
+            rows = [(sent, _sent(run, sent, ranks, group)) for sent in _sizes(size)]
+            took = [seconds for _, seconds in rows]
+            start, slope = line(
+                torch.tensor([float(s) for s, _ in rows]).numpy(), torch.tensor(took).numpy()
+            )
+            yield Message(op, ranks, start, slope)
+    if plan.pp > 1:
+        rows = [(sent, _passed(sent)) for sent in _sizes(size)]
+        (small, first), (large, last) = rows[0], rows[-1]
+        slope = max((last - first) / (large - small), 0.0)
+        yield Message("send", 2, max(first - slope * small, 0.0), slope)
+
+
+def _as_sharded(messages: tuple[Message, ...], plan: Plan) -> tuple[Message, ...]:
+    """Messages as FSDP begins them: with its hooks, and the copies of what is gathered."""
+    wide = plan.sharing
+    alone = [nn.Linear(_WIDE, _WIDE) for _ in range(_UNITS)]
+    sharded = [nn.Linear(_WIDE, _WIDE) for _ in range(_UNITS)]
+    mesh = init_device_mesh(
+        "cpu", (dist.get_world_size() // wide, wide), mesh_dim_names=("copies", "parts")
+    )
+    for unit in sharded:
+        fully_shard(unit, mesh=mesh["parts"])
+    took = [_step_of(nn.Sequential(*units)) for units in (alone, sharded)]
+    start = max((took[1] - took[0]) / _UNITS / _MESSAGES, 0.0)
+    kinds = ("all_gather", "reduce_scatter")
+    return tuple(
+        m._replace(start=max(m.start, start)) if m.op in kinds and m.ranks == wide else m
+        for m in messages
+    )
+
+
+def _step_of(model: Any) -> float:
+    """Seconds of forward and backward of the slowest rank: the mean, but for the longest."""
+    x, took = torch.randn(2, _WIDE), []
+    for _ in range(_REPEATS):
+        dist.barrier()
+        start = time.perf_counter()
+        model(x).sum().backward()
+        took.append(time.perf_counter() - start)
+    slowest = torch.tensor(took[1:], dtype=torch.float64)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return float(slowest.sort().values[:-1].mean())
+
+
+def _sizes(size: float) -> list[int]:
+    largest = int(min(max(size, 2 * _SENT[-1]), _LARGEST)) // 4096 * 4096
+    return [*_SENT, largest]
+
+
+def _sent(run: Any, size: int, ranks: int, group: Any) -> float:
+    """Seconds of a collective by the slowest rank: the mean, but for the longest."""
+    tensor = torch.zeros(size // 4 // ranks * ranks)
+    took = []
+    for _ in range(_REPEATS + 1):
+        dist.barrier()
+        start = time.perf_counter()
+        run(tensor, ranks, group)
+        took.append(time.perf_counter() - start)
+    slowest = torch.tensor(took[1:], dtype=torch.float64)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return float(slowest.sort().values[:-1].mean())
+
+
+def _passed(size: int) -> float:
+    """Seconds of a message to a neighbour: half of there and back."""
+    rank, tensor = dist.get_rank(), torch.zeros(size // 4)
+    other, took = rank ^ 1, []
+    for _ in range(_REPEATS + 1):
+        dist.barrier()
+        start = time.perf_counter()
+        for way in (0, 1):
+            if other < dist.get_world_size():
+                (dist.send if rank % 2 == way else dist.recv)(tensor, other)
+        took.append((time.perf_counter() - start) / 2)
+    return statistics.median(took[1:])
+
+
+def _reduce_scatter(tensor: Tensor, ranks: int, group: Any) -> None:
+    dist.reduce_scatter_tensor(tensor[: len(tensor) // ranks].clone(), tensor, group=group)
+
+
+def _all_gather(tensor: Tensor, ranks: int, group: Any) -> None:
+    dist.all_gather_into_tensor(tensor, tensor[: len(tensor) // ranks].clone(), group=group)
+
+
+_OPS = {
+    "all_reduce": lambda tensor, ranks, group: dist.all_reduce(tensor, group=group),
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+}

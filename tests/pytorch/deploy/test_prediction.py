@@ -1,0 +1,161 @@
+"""Prices timed on the machine at hand: ops, collectives, what runs teach, and what `run` says."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from foretell.cli.run import _load, _predicted
+from foretell.cluster import Calibration
+from foretell.cluster.level import Message
+from foretell.cluster.read import load, loads
+from foretell.cluster.write import text as cluster_file
+from foretell.cost import collective, kernel
+from foretell.cost.timed import TimedOp, TimedOps
+from foretell.plan import Plan
+from foretell.predict import predict
+from foretell.pytorch.bench import timed
+from foretell.pytorch.deploy import machine_cache, op_times
+from foretell.pytorch.deploy.op_times import PricedOp
+from foretell.workload import load as workload
+
+GEMM = {"m": 64.0, "n": 64.0, "k": 64.0}
+
+
+def gemm(**sizes):
+    return TimedOp("gemm", "fp32", tuple(sorted((GEMM | sizes).items())))
+
+
+def asked(ops, **sizes):
+    shape = {k: np.array([v]) for k, v in (GEMM | sizes).items()}
+    return float(ops.price("gemm", "fp32", shape, np.array([np.nan]))[0])
+
+
+def test_what_was_timed_is_its_price_and_what_lies_between_is_interpolated():
+    ops = TimedOps({gemm(): 1e-4, gemm(m=256.0): 3e-4}, load=2.0)
+    assert asked(ops) == pytest.approx(2e-4)
+    assert 2e-4 < asked(ops, m=128.0) < 6e-4
+    assert asked(ops, m=1024.0) == pytest.approx(4 * 6e-4)  # large ones grow as their work
+    assert list(ops.asked) == [gemm(m=128.0), gemm(m=1024.0)]
+    assert math.isnan(float(ops.price("conv", "fp32", {}, np.array([1.0]))[0]))
+
+
+def test_a_device_with_timed_ops_costs_what_they_took():
+    device = replace(load("cpu").devices[0], timed=TimedOps({gemm(): 7e-4}))
+    shape = {k: np.array([v]) for k, v in GEMM.items()}
+    assert float(kernel.seconds(device, "gemm", "fp32", shape).seconds[0]) == pytest.approx(7e-4)
+
+
+@pytest.mark.parametrize(
+    ("op", "shape"),
+    [
+        ("gemm", GEMM | {"tb": 1.0}),
+        ("gemm", GEMM | {"b": 3.0, "ta": 1.0}),
+        *((op, {"n": 2.0, "c": 3.0, "h": 8.0, "w": 8.0, "k": 4.0, "r": 3.0, "s": 3.0, "pad": 1.0})
+          for op in ("conv", "conv_dgrad", "conv_wgrad")),
+        ("attention", {"b": 2.0, "heads": 2.0, "sq": 8.0, "sk": 8.0, "d": 4.0, "direction": 1.0}),
+        *((op, {"rows": 16.0, "cols": 8.0})
+          for op in ("norm", "norm_backward", "softmax", "softmax_backward", "embedding",
+                     "embedding_backward", "layer_norm")),
+        *((op, {"n": 1024.0, "bytes": 12288.0})
+          for op in ("elementwise", "gelu", "copy", "reduce", "pool", "pool_backward",
+                     "batch_norm", "batch_norm_backward")),
+    ],
+)  # fmt: skip
+def test_every_class_of_op_can_be_timed(op, shape):
+    found = timed.seconds(TimedOp(op, "fp32", tuple(sorted(shape.items()))))
+    assert found is not None
+    assert found > 0
+
+
+def test_what_cannot_be_timed_is_said():
+    assert timed.seconds(TimedOp("route", "fp32", (("n", 8.0),))) is None
+    assert timed.seconds(TimedOp("gemm", "fp8", tuple(sorted(GEMM.items())))) is None
+    assert timed.seconds(gemm(m=1e9)) is None  # too large
+
+
+def test_measured_messages_take_the_place_of_formulas():
+    machines = load("dgx-a100:gpus=2").calibrated(
+        Calibration(talk=2.0, messages=(Message("all_reduce", 2, 1e-3, 1e-9),))
+    )
+    found = collective.price("all_reduce", 1e6, machines.levels([0, 1]))
+    assert found.seconds == pytest.approx(2 * (1e-3 + 1e-3))
+    other = collective.price("all_gather", 1e6, machines.levels([0, 1]))
+    assert other.seconds < 1e-3
+
+
+def test_families_of_ops_are_read_written_and_priced():
+    cluster = load("h200").calibrated(Calibration(families=(("gemm", 3.0),)))
+    again = loads(cluster_file(cluster))
+    assert again.calibration == cluster.calibration
+    plain, slow = (
+        predict(Plan.parse("dp=1"), workload("llama-3.1-8b:seq=2048"), one).breakdown["compute_s"]
+        for one in (load("h200"), again)
+    )
+    assert slow > 1.3 * plain
+
+
+def test_a_machine_is_kept_and_another_begins_anew(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    facts = {"cpu": "one", "cores": 2, "load": 3.0}
+    new = machine_cache.load(facts, 2, 1)
+    assert new.seconds == {}
+    machine_cache.save(new.with_ops({gemm(): 1e-4}, 2e-6).with_run({"gemm": 1.5, "host": -1.0}))
+    kept = machine_cache.load(facts | {"load": 9.0}, 2, 1)
+    assert kept.seconds == {gemm(): 1e-4}
+    assert 1.2 < kept.factor("gemm") < 1.5  # one run, and what was thought before it
+    assert kept.factor("host") == 1.0
+    assert machine_cache.load(facts | {"cores": 4}, 2, 1).seconds == {}
+    kept.path.write_text("{")
+    assert machine_cache.load(facts, 2, 1).seconds == {}
+
+
+def test_the_first_op_that_differs_is_named():
+    ops = [PricedOp(f"{i}/addmm", "addmm", "gemm", True, 1e-3) for i in range(3)]
+    seen = [("aten::addmm", 1.1e-3), ("aten::addmm", 3e-3), ("aten::addmm", 9e-3)]
+    assert op_times.first_apart(ops, seen) == {
+        "op": "1/addmm", "predicted_s": 1e-3, "measured_s": 3e-3
+    }  # fmt: skip
+    assert op_times.first_apart(ops, seen[:1] * 3) is None
+
+
+def test_what_a_run_says_of_its_prediction():
+    told = {"low_s": 1e-3, "high_s": 3e-3, "load": 1.0, "load_during": 2.5}
+    found = {"prediction": told, "predicted_s": 2e-3, "step_s": 4e-3, "error": -0.5}
+    lines = _predicted(found)
+    assert "80 % interval 1 ms to 3 ms: outside" in lines[0]
+    assert "busy" in lines[1]
+    assert "idle" in _load(told | {"load_during": 1.0})
+    assert _predicted(found | {"prediction": {"why": "no"}}) == ["predicted  no: no"]
+
+
+@pytest.mark.parametrize("plan", ["dp=2", pytest.param("dp=2,zero=3", marks=pytest.mark.slow)])
+def test_a_run_is_predicted_for_the_machine_it_is_on(tmp_path, plan):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nfrom torch import nn\n"
+        "def model(): return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))\n"
+        "def batch(rank, size): return torch.randn(16 // size, 64), torch.randn(16 // size, 4)\n"
+    )
+    line = [sys.executable, "-m", "foretell", "run", str(script), "--plan", plan, "--steps", "3"]
+    done = subprocess.run(
+        [*line, "--device", "cpu", "--no-verify", "--json"],
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)}, capture_output=True, text=True,
+        timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    told = found["prediction"]
+    assert 0 < told["low_s"] < found["predicted_s"] < told["high_s"]
+    assert told["load"] >= 1
+    assert told["load_during"] >= 1
+    (kept,) = (tmp_path / "foretell" / "machines").glob("*.json")
+    names = {row[0] for row in json.loads(kept.read_text())["ops"]}
+    assert {"gemm", "optimizer"} <= names
