@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from foretell.cluster import Cluster, load
+from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.predict import predict
 from foretell.search.evaluate import priced
-from foretell.search.joint import Joint
+from foretell.search.joint import Joint, meshes, power
 from foretell.search.mixed import kinds, pipelines
 from foretell.search.oracle.planner import Oracle
 from foretell.search.ordering import in_order, renamed
+from foretell.search.partition import Partitioner
 from foretell.search.placement.planner import PlacementPlanner
 from foretell.search.pooled import best_plan
 from foretell.search.refine import Evaluator, descend, neighbours
@@ -93,6 +95,56 @@ def test_only_what_runs_is_offered_where_that_is_asked() -> None:
 
     found = Joint(evaluations=40, runnable=True).plan(GPT, load("dgx-a100"))
     assert not unsupported(found.plan)
+
+
+SMALL = load_workload("gpt:layers=4,hidden=512,heads=8")
+
+
+def test_only_and_fix_hold_what_they_name() -> None:
+    cluster = load("dgx-a100:gpus=4")
+    found = Joint(evaluations=12, only="dp,tp", fix="tp=2,micro_batch=1").plan(SMALL, cluster)
+    p = found.plan
+    assert (p.tp, p.dp, p.pp, p.zero, p.recompute, p.compile) == (2, 2, 1, 0, "none", False)
+    assert p.micro_batch == 1
+    with pytest.raises(InputError, match="axis of a search"):
+        Joint(only="dp,colour").plan(SMALL, cluster)
+    with pytest.raises(InputError, match="do not divide"):
+        Joint(fix="tp=3").plan(SMALL, cluster)
+
+
+def test_a_search_that_goes_on_ends_like_one_that_never_stopped(tmp_path: Path) -> None:
+    cluster, kept = load("dgx-a100:gpus=2"), tmp_path / "search.json"
+    asked = {"only": "dp,tp,zero,recompute", "resume": str(kept)}
+    first = Joint(evaluations=6, **asked).plan(SMALL, cluster)
+    again = Joint(evaluations=20, **asked).plan(SMALL, cluster)
+    whole = Joint(evaluations=20, only=asked["only"]).plan(SMALL, cluster)
+    assert again.plan == whole.plan
+    assert again.predicted == whole.predicted <= first.predicted
+    with pytest.raises(InputError, match="another search"):
+        Joint(**asked).plan(SMALL, load("dgx-a100:gpus=4"))
+
+
+def test_energy_may_leave_devices_out_and_no_plan_is_below_the_bound() -> None:
+    cluster = load("dgx-1-v100:gpus=4")
+    asked = {"evaluations": 20, "only": "dp,tp,zero,placement"}
+    fast = Joint(**asked, fix="sync=").plan(SMALL, cluster)
+    frugal = Joint(**asked, fix="sync=", objective="energy").plan(SMALL, cluster)
+    joules = [one.predicted * power(one.plan, cluster) for one in (frugal, fast)]
+    assert joules[0] <= joules[1]
+    assert 0 < fast.bound <= min(fast.predicted, *(p.step for p in fast.alternatives))
+
+
+def test_blocks_and_recompute_are_split_by_stage_where_memory_is_short() -> None:
+    workload = load_workload("llama:layers=32,hidden=4096,heads=32")
+    cluster = load("a100-40:gpus=8")
+    plan = Plan.parse("tp=2,pp=4,sp=yes,micro_batch=4,global_batch=64")
+    guess, split = Partitioner(workload, cluster).best(meshes(plan), plan)
+    found = predict(split, workload, cluster)
+    alike = [predict(plan.but(recompute=r), workload, cluster) for r in ("none", "full")]
+    assert not alike[0].fits
+    assert found.fits
+    assert found.step < alike[1].step
+    assert abs(guess / found.step - 1) < 0.1
 
 
 def test_one_device_and_one_sample_are_answered() -> None:

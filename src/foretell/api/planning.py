@@ -121,6 +121,13 @@ class PlanResult(Result, Planned):
         return self.baseline / self.predicted if self.predicted else 1.0
 
     @property
+    def gap(self) -> float | None:
+        """By how much of its time a better plan could be ahead, at most; None where unknown."""
+        if self.bound is None:
+            return None
+        return max(0.0, 1 - self.bound / self.predicted) if self.predicted else 0.0
+
+    @property
     def verdict(self) -> str:
         head = (
             f"{words.seconds(self.predicted)} a step "
@@ -129,9 +136,9 @@ class PlanResult(Result, Planned):
         )
         if self.prediction is not None:
             head += f"; {words.size(self.prediction.peak)} on the fullest rank"
-        if self.bound is None:
+        gap = self.gap
+        if gap is None:
             return head
-        gap = max(0.0, 1 - self.bound / self.predicted)
         best = f"at most {words.percent(gap)} from the best of" if gap >= 5e-4 else "the best of"
         return f"{head}; {best} its search space"
 
@@ -163,6 +170,7 @@ class PlanResult(Result, Planned):
             "baseline_s": self.baseline,
             "baselines": dict(self.baselines),
             "bound_s": self.bound,
+            "gap": self.gap,
             "evaluations": self.evaluations,
             "search_cpu_s": self.cpu,
             "alternatives": [

@@ -13,6 +13,7 @@ from foretell.cli.output import answer_result, json_option, require_place, say, 
 from foretell.cli.pooled import pool_options
 from foretell.errors import InputError
 
+OBJECTIVES = ("time", "energy")
 STOPPED = 130  # exit code of what Ctrl-C ended
 
 
@@ -38,9 +39,19 @@ STOPPED = 130  # exit code of what Ctrl-C ended
     "--seeds", type=click.IntRange(min=1), default=1, show_default=True,
     help="Searches, each from a seed of its own; the best plan is the answer.",
 )  # fmt: skip
+@click.option("--only", default="", metavar="AXES", help="Search these axes alone: dp,tp,zero.")
+@click.option("--fix", default="", metavar="FIELDS", help="Fields of the plan that are set: dp=8.")
 @click.option(
-    "--runnable", is_flag=True, help="Keep to plans that `foretell run` executes (joint search)."
+    "--runnable/--any-plan", default=None,
+    help="Keep to plans that `foretell run` executes; the default where WORKLOAD is a script.",
+)  # fmt: skip
+@click.option(
+    "--resume", type=click.Path(path_type=Path), help="Keep what was simulated; go on from there."
 )
+@click.option(
+    "--objective", type=click.Choice(OBJECTIVES), default="time", show_default=True,
+    help="What is made least: seconds or joules of a step.",
+)  # fmt: skip
 @click.option("--tokens", help="Train so many tokens (2T, 300B): how many of which GPUs, cheapest?")
 @click.option("--days", type=click.FloatRange(min=0), default=0.0, help="… in so many days.")
 @click.option("--gpus", default="8..2048", show_default=True, help="… on so many GPUs.")
@@ -52,7 +63,8 @@ STOPPED = 130  # exit code of what Ctrl-C ended
 @json_option
 def command(
     workload: str | None, cluster: str, planner: str, output: Path | None, seeds: int,
-    runnable: bool, tokens: str | None, days: float, gpus: str, batch: int, prices: Path | None,
+    only: str, fix: str, runnable: bool | None, resume: Path | None, objective: str,
+    tokens: str | None, days: float, gpus: str, batch: int, prices: Path | None,
     jobs: int, on_ray: str, calibration: Path | None, verbose: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Find the plan with the shortest step of WORKLOAD on a cluster; compare it with baselines."""
@@ -65,9 +77,10 @@ def command(
     if output is not None:
         require_place(output)  # not after minutes of search
     if tokens:
-        if runnable or seeds > 1 or calibration is not None or planner != "joint":
+        alone = not (runnable or only or fix or resume or seeds > 1 or objective != "time")
+        if not alone or calibration is not None or planner != "joint":
             raise InputError(
-                "--tokens beside --with, --runnable, --seeds or --calibration",
+                "--tokens beside --with, --only, --fix, --runnable, --seeds or --calibration",
                 hint="it compares the oracle's layouts on every number of GPUs: leave them out",
             )
         asked = {"tokens": tokens, "days": days, "gpus": gpus, "batch": batch, "prices": prices}
@@ -81,8 +94,11 @@ def command(
             "--days, --batch or --prices without --tokens", hint="say how many: --tokens 300B"
         )
     chosen, where = parse(planner), machines(cluster, calibration)
-    if runnable:
-        chosen = _runnable(chosen)
+    if runnable is None:
+        runnable = hasattr(chosen, "runnable") and _is_script(named)
+    asked = {"runnable": runnable, "only": only, "fix": fix, "objective": objective}
+    asked["resume"] = str(resume) if resume is not None else ""
+    chosen = _restricted(chosen, asked)
     what, most = f"looking for a plan with {chosen}", getattr(chosen, "seconds", 0.0)
     with opened(jobs, on_ray) as pool, working(what, about=most) as tell:
 
@@ -98,15 +114,23 @@ def command(
         raise SystemExit(STOPPED)
 
 
-def _runnable(planner: Any) -> Any:
-    """The planner kept to plans that can be run."""
-    from dataclasses import replace
+def _is_script(workload: str) -> bool:
+    """Whether a workload is a training script, with or without a function behind its name."""
+    return workload.endswith(".py") or ".py:" in workload
 
-    if not hasattr(planner, "runnable"):
-        raise InputError(
-            f"--runnable with `{planner.name}`", hint="the joint search has it: leave --with away"
-        )
-    return replace(planner, runnable=True)
+
+def _restricted(planner: Any, asked: dict[str, Any]) -> Any:
+    """The planner with what its options ask for; only the joint search has them."""
+    from dataclasses import fields, replace
+
+    usual = {f.name: f.default for f in fields(planner)}
+    more = {n: v for n, v in asked.items() if v and v != usual.get(n, "time")}
+    for name in more:
+        if name not in usual:
+            raise InputError(
+                f"--{name} with `{planner.name}`", hint="the joint search has it: leave --with away"
+            )
+    return replace(planner, **more) if more else planner
 
 
 def _bought(workload: str, devices: str, asked: dict[str, Any]) -> Any:

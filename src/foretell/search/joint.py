@@ -1,45 +1,59 @@
 """One search over parallel degrees, placement, schedule, memory, buckets and op fusion.
 
     1  every layout of the degrees is priced in closed form, the best of each strategy simulated
-    2  on unlike devices, pipelines whose stages have meshes of their own (→ `.mixed`)
+    2  blocks and recompute of the best pipelines are split by a dynamic program over stages and
+       memory (→ `.partition`); on unlike devices stages have meshes of their own (→ `.mixed`)
     3  descent from the best of them, one change at a time (→ `.refine`)
     4  where a data-parallel step could still be shorter, the methods of TAG and DisCo are asked:
-       uneven shares, ways to synchronise gradients, fused ops, buckets
+       uneven shares, ways to synchronise gradients, fused ops, buckets; what they find is changed
+       one thing at a time again
 
 Every plan is priced by the one evaluator (→ `foretell.search.evaluate`), so that the answer is
-never slower than that of any single planner.
+never slower than that of any single planner. `.bound` says what no plan can be below, `.restrict`
+what may be chosen, `.reasons` why the answer is what it is.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from foretell.cluster import Cluster
-from foretell.errors import ForetellError, InfeasibleError
+from foretell.errors import ForetellError, InfeasibleError, InputError
+from foretell.graph.groups import ranks_of
 from foretell.plan import Plan
 from foretell.plan.cut import with_cuts
+from foretell.plan.framework import framework_of, resolved
 from foretell.plan.unsupported import unsupported
+from foretell.predict import Prediction
 from foretell.search import mixed
+from foretell.search.bound import lower_bound
 from foretell.search.evaluate import repredicted
 from foretell.search.fusion.planner import FusionPlanner
 from foretell.search.oracle.scale import per_node
 from foretell.search.oracle.space import Space, layouts, strategy
 from foretell.search.oracle.sweep import Swept, sweep
+from foretell.search.partition import Mesh, Partitioner
 from foretell.search.placement.planner import PlacementPlanner
 from foretell.search.planner import Planned, Planner, Progress, silent
-from foretell.search.refine import Evaluator, Found, descend
+from foretell.search.reasons import reasons
+from foretell.search.refine import Evaluator, Found, descend, neighbours
+from foretell.search.restrict import Restriction
 from foretell.search.schedule.choose import searched
 from foretell.workload import Workload
 
 ALTERNATIVES = 4  # next-best plans that an answer names
 STARTS = 5  # plans that a descent begins from
-FIRST = 0.4  # of the evaluations: layouts and pipelines simulated before any descent
+LAYOUTS, CHAINS, UNLIKE, PARTS = 0.3, 0.1, 0.15, 0.1  # of the evaluations, before any descent
+PARTITIONED = 40  # pipelines of which blocks and recompute are split by the dynamic program
 ORDERED = 2.0  # seconds of work, about CPU seconds, for the order of a pipeline's stages
 FUSED = 0.6  # of a data-parallel step's kernels: what fusing ops leaves of them, at the least
+SPACE = Space(schedules=("1f1b", "gpipe"), whole_share=True, zero=(0, 1, 2, 3), chunks=(1, 2, 4, 8))
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,10 @@ class Joint(Planner):
     framework: str = ""
     precision: str = ""
     runnable: bool = False  # only plans that `foretell run` executes
+    only: str = ""  # axes that are searched, with commas between; all where empty
+    fix: str = ""  # fields that have a value: dp=8,tp=2
+    objective: Literal["time", "energy"] = "time"  # energy: of the devices a plan uses
+    resume: str = ""  # a file of what was simulated: read where it is there, written at the end
 
     def plan(self, workload: Workload, cluster: Cluster, progress: Progress = silent) -> Planned:
         """The plan with the shortest predicted step."""
@@ -73,19 +91,40 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.began = time.process_time()
-        self.batch = self.options.global_batch or self.workload.batch * self.cluster.size
+        self.within = Restriction.of(self.options.only, self.options.fix)
+        self.within.require_possible(self.cluster.size)
+        usual = self.workload.batch * self.cluster.size
+        fixed = (self.within.fixed or {}).get("global_batch", 0)
+        self.batch = self.options.global_batch or fixed or usual
+        self.is_mixed = len(self.cluster.devices_by_kind()) > 1
         self.on = Evaluator(
-            self.workload, self.cluster, self.options.evaluations, self._accepts, self._filled
-        )
+            self.workload, self.cluster, self.options.evaluations, self._accepts, self._filled,
+            self._cost(),
+        )  # fmt: skip
+        if self.options.resume:
+            self.on.load(Path(self.options.resume))
+
+    def _cost(self) -> Callable[[Prediction], float]:
+        """What is made least."""
+        if self.options.objective == "time":
+            return lambda found: found.step
+        dark = {device.name for device in self.cluster.devices if not device.watts}
+        if dark:
+            raise InputError(
+                f"the board power of `{min(dark)}` is not known", hint="add `watts` to its file"
+            )
+        return lambda found: found.step * power(found.plan, self.cluster)
 
     def _accepts(self, plan: Plan) -> bool:
-        return not self.options.runnable or not unsupported(plan)
+        if self.options.runnable and unsupported(plan):
+            return False
+        return self.within.allows(plan, self.workload)
 
     def _filled(self, plan: Plan) -> Plan:
         """A plan as it is asked for: what runs is plain PyTorch, autocast in half precision."""
         o = self.options
-        plan = plan.but(precision=o.precision) if o.precision else plan
-        if not o.runnable or o.framework:
+        plan = self.within.filled(plan.but(precision=o.precision) if o.precision else plan)
+        if not o.runnable or o.framework or plan.framework:
             return plan
         name = "fsdp" if plan.zero == 3 else "ddp"
         halves = {"fp16": "fp16-mixed", "bf16": "bf16-mixed"}
@@ -103,6 +142,9 @@ class _Search:
             self._take(self.on.best())
             if not self.best:
                 raise
+        finally:
+            if self.options.resume:
+                self.on.save(Path(self.options.resume))
         if not self.best:
             raise InfeasibleError(
                 next(iter(self.failed.values()), "no layout fits"),
@@ -112,75 +154,155 @@ class _Search:
         return replace(found, stopped=stopped or found.stopped)
 
     def _searched(self, swept: Swept) -> None:
-        starts = [*self._layouts(swept), *self._pipelines()]
+        starts = [*self._layouts(swept), *self._partitioned(swept), *self._unlike()]
         if starts:
             self._descended(starts)
-        for planner in (
-            PlacementPlanner(global_batch=self.batch),
-            FusionPlanner(evaluations=self.on.budget),
-        ):
-            self._asked(planner, swept)
+        for axis, planner in (("placement", self._placing()), ("fusion", self._fusing())):
+            if self.within.is_free(axis) and self.within.is_free("sync"):
+                self._asked(planner, swept)
             if any(one.stopped for one in self.best.values()):
                 return
 
-    def _take(self, best: Found | None) -> None:
+    def _placing(self) -> PlacementPlanner:
+        many = self.options.evaluations
+        return PlacementPlanner(
+            global_batch=self.batch, strokes=60 * many, polish=10 * many, playouts=many // 4
+        )
+
+    def _fusing(self) -> FusionPlanner:
+        return FusionPlanner(evaluations=self.on.budget)
+
+    def _take(self, best: Found | None, name: str = "joint") -> None:
         """Keep the best of the plans that were simulated here."""
         if best is None:
             return
         found = best.prediction
         plan = found.plan.but(model=self.workload.fingerprint())
         others = [one.prediction for one in self.on.ranked()[1 : 1 + ALTERNATIVES]]
-        self.best["joint"] = Planned(
+        self.best[name] = Planned(
             plan, best.step, best.step, {}, None, 0, 0.0, (), found.low, found.high,
             found, tuple(others),
         )  # fmt: skip
 
     def _swept(self) -> Swept:
         """Every layout in closed form."""
-        o = self.options
-        space = Space(
-            framework=o.framework, schedules=("1f1b", "gpipe"), whole_share=True, zero=(0, 1, 2, 3)
-        )
+        space = replace(SPACE, framework=self.options.framework, **self._fixed_choices())
         plans = layouts(self.workload, self.cluster.size, self.batch, per_node(self.cluster), space)
-        if not o.framework:  # plain data parallelism is PyTorch's own DDP as well
-            plans += [p.but(framework="ddp") for p in plans if p.ranks == p.dp and p.zero < 2]
-        plans = list(dict.fromkeys(self._filled(plan) for plan in plans))
-        plans = [p for p in with_cuts(plans, self.workload, self.cluster) if self._accepts(p)]
+        plans = self._offered(plans)
         self.progress(f"{len(plans)} layouts", float("nan"))
         self.looked += len(plans)
-        return sweep(plans, self.workload, self.cluster)
+        swept = sweep(plans, self.workload, self.cluster)
+        if swept.fits.any() or not self.within.is_free("offload"):
+            return swept
+        away = [p.but(offload=True) for p in plans]
+        return sweep([*plans, *away], self.workload, self.cluster)
+
+    def _fixed_choices(self) -> dict[str, Any]:
+        """Choices of a space that a fixed field takes away, or adds."""
+        fixed, out = self.within.fixed or {}, {}
+        for name in ("micro_batch", "recompute", "zero", "chunks", "offload"):
+            if name in fixed:
+                out[name] = (fixed[name],)
+        if fixed.get("schedule") in ("1f1b", "gpipe"):
+            out["schedules"] = (fixed["schedule"],)
+        return out | ({"tp_inside": False} if "tp" in fixed else {})
+
+    def _offered(self, plans: list[Plan]) -> list[Plan]:
+        """Layouts as each framework runs them, compiled and not, those that are accepted."""
+        if not self.options.framework:  # plain data parallelism is PyTorch's own DDP as well
+            plans = plans + [
+                p.but(framework="ddp") for p in plans if p.ranks == p.dp and p.zero < 2
+            ]
+        fixed = self.within.fixed or {}
+        if "shard" in fixed:
+            plans = [p.but(shard=fixed["shard"]) for p in plans if p.zero]
+        plans = list(dict.fromkeys(self._filled(plan) for plan in plans))
+        if self.within.is_free("fusion"):
+            plans += [p.but(compile=True) for p in plans if self._is_eager(p)]
+        plans = [p for p in plans if self._accepts(p)]
+        return [p for p in with_cuts(plans, self.workload, self.cluster) if self._accepts(p)]
+
+    def _is_eager(self, plan: Plan) -> bool:
+        """Whether torch.compile would fuse what the framework does not."""
+        gpus = all(device.vendor != "cpu" for device in self.cluster.devices)
+        asked = resolved(plan, self.workload.most("tp") > 1, self.workload.dtype)
+        return gpus and not plan.compile and framework_of(asked.framework).kernels == "eager"
 
     def _layouts(self, swept: Swept) -> list[Found]:
         """The best layouts, and the best of every strategy, simulated."""
-        mine = np.flatnonzero(swept.fits)
-        if not len(mine):
+        order = ranked(swept)
+        if not order:
             least = float(swept.found.missing.min()) if len(swept.plans) else float("nan")
             self.failed["degrees"] = (
                 f"none of {len(swept.plans)} layouts fits: the nearest lacks "
                 f"{least / 2**30:.1f} GiB a device"
             )
             return []
-        texts = np.array([str(swept.plans[i]) for i in mine.tolist()])
-        order = mine[np.lexsort((texts, swept.found.step[mine]))].tolist()
-        few = int(self.on.budget * FIRST)
-        chosen = _apart(swept, order, few)
+        chosen = _apart(swept, order, int(self.on.budget * LAYOUTS))
         return sorted(self.on.of([swept.plans[i] for i in chosen]), key=Found.key)
 
-    def _pipelines(self) -> list[Found]:
-        """Pipelines over unlike devices, simulated."""
-        if len(self.cluster.devices_by_kind()) == 1 or self.workload.num_blocks < 2:
+    def _partitioned(self, swept: Swept) -> list[Found]:
+        """Pipelines with blocks and recompute stage by stage, the most promising simulated."""
+        chosen = _without_recompute(swept)[:PARTITIONED]
+        if not chosen or not (self.within.is_free("recompute") or self.within.is_free("pp")):
             return []
+        parts = Partitioner(self.workload, self.cluster)
+        offered: dict[str, tuple[float, Plan]] = {}
+        split = [(meshes(plan), plan.but(layers=(), placement=())) for plan in chosen]
+        for plan in dict.fromkeys(common.framework for _, common in split):
+            mine = [(m, c) for m, c in split if c.framework == plan]
+            parts.price([mesh for some, _ in mine for mesh in some], mine[0][1])
+        for some, common in split:
+            one = parts.best(some, common)
+            if one is not None and self._accepts(one[1]):
+                offered.setdefault(str(one[1]), one)
+        self.looked += len(offered)
+        ordered = sorted(offered.values(), key=lambda one: (one[0], str(one[1])))
+        return self.on.of([plan for _, plan in ordered[: int(self.on.budget * CHAINS)]])
+
+    def _unlike(self) -> list[Found]:
+        """Pipelines over unlike devices, and layouts on some of the kinds alone, simulated."""
+        if not self.within.is_free("placement"):
+            return []
+        found = self._fewer_devices()
+        if not self.is_mixed:
+            return found
+        if self.workload.num_blocks < 2 or not self.within.is_free("pp"):
+            return found
         o = self.options
         common = Plan(global_batch=self.batch, framework=o.framework, precision=o.precision)
         try:
-            offered = mixed.pipelines(self.workload, self.cluster, common)
+            offered = mixed.pipelines(
+                self.workload, self.cluster, self.within.filled(common), self._accepts
+            )
         except ForetellError as error:
             self.failed["unlike stages"] = error.message
-            return []
+            return found
         self.looked += len(offered)
         self.progress(f"{len(offered)} pipelines of unlike stages", self._least())
-        few = int(self.on.budget * FIRST / 2)
-        return self.on.of([plan for _, plan in offered[:few]])
+        few = int(self.on.budget * UNLIKE)
+        return found + self.on.of([plan for _, plan in offered[:few]])
+
+    def _fewer_devices(self) -> list[Found]:
+        """The best layouts on the fastest kinds of device, or for energy on fewer nodes."""
+        every, found = mixed.kinds(self.cluster), []
+        parts = [
+            tuple(rank for kind in every[:count] for rank in kind) for count in range(1, len(every))
+        ]
+        if self.options.objective == "energy":
+            parts += [every[0][: len(every[0]) >> k] for k in (1, 2, 3) if len(every[0]) >> k]
+        for ranks in dict.fromkeys(parts):
+            machines = self.cluster.subset(ranks)
+            plans = layouts(self.workload, len(ranks), self.batch, per_node(machines), SPACE)
+            plans = [p for p in map(self._filled, plans) if self._accepts(p)]
+            if self.within.is_free("fusion"):
+                plans += [p.but(compile=True) for p in plans if self._is_eager(p)]
+            swept = sweep(plans, self.workload, machines)
+            self.looked += len(plans)
+            few = max(int(self.on.budget * PARTS / len(parts)), 2)
+            chosen = _apart(swept, ranked(swept), few)
+            found += self.on.of([swept.plans[i].but(placement=ranks) for i in chosen])
+        return found
 
     def _least(self) -> float:
         return min((one.predicted for one in self.best.values()), default=float("nan"))
@@ -208,13 +330,11 @@ class _Search:
 
     def _asked(self, planner: PlacementPlanner | FusionPlanner, swept: Swept) -> None:
         """Another method, unless its kernels alone take longer than what is known."""
-        if isinstance(planner, FusionPlanner):  # it shards and recomputes where that is needed
-            bound = FUSED * _data_parallel(swept, 2)
-        else:
-            bound = _data_parallel(swept, 0)
-        if self.cluster.size == 1 and isinstance(planner, PlacementPlanner):
+        fuses = isinstance(planner, FusionPlanner)  # it shards and recomputes where that is needed
+        bound = FUSED * _data_parallel(swept, 2) if fuses else _data_parallel(swept, 0)
+        if self.cluster.size == 1 and not fuses:
             return  # there is nowhere else to place anything
-        if len(self.cluster.devices_by_kind()) == 1 and not bound < self._least():
+        if (fuses or not self.is_mixed) and not bound < self._least():
             self.failed[planner.name] = "no data-parallel step fits that could be shorter"
             return
         self.progress(f"asking {planner.name}", self._least())
@@ -228,10 +348,21 @@ class _Search:
         self.looked += one.evaluations
         if self._accepts(one.plan):
             self.best[planner.name] = one
+        if not fuses and not one.stopped:
+            self._changed(one)
+
+    def _changed(self, one: Planned) -> None:
+        """What a placement becomes with other kernels: simulated and kept where it is shorter."""
+        self.on.budget += len(list(neighbours(one.plan, self.workload, self.cluster))) + 4
+        start = self.on.of([one.plan])
+        if start:
+            end = descend(start[0], self.on, lambda step: self.progress("descent", step))
+            if end.cost < self._worth(one) and end.plan != start[0].plan:
+                self._take(end, "placement, compiled")
 
     def _told(self, swept: Swept) -> Planned:
         """The shortest step, with what all found and cost."""
-        name, best = min(self.best.items(), key=lambda item: (item[1].predicted, item[0]))
+        name, best = min(self.best.items(), key=lambda item: (self._worth(item[1]), item[0]))
         baselines = {
             f"{n}: {k}": v for n, one in self.best.items() for k, v in one.baselines.items()
         }
@@ -241,20 +372,79 @@ class _Search:
             (baselines[n] for n in ("data", "fsdp", "zero") if n in baselines), best.baseline
         )
         notes = (f"found by {name}", *best.notes)
-        notes += tuple(f"{other}: {why}" for other, why in self.failed.items())
         others = [one.prediction for n, one in self.best.items() if n != name and one.prediction]
         others += [prediction for one in self.best.values() for prediction in one.alternatives]
+        apart = {str(p.plan): p for p in sorted(others, key=lambda p: (p.step, str(p.plan)))}
+        apart.pop(str(best.plan), None)
+        alternatives = tuple(p for p in apart.values() if self.on.cost(p) >= self._worth(best))
+        is_time = self.options.objective == "time"
+        if not is_time:
+            joules = self._worth(best) / 1e3
+            notes += (f"{joules:.4g} kJ a step at the board power of the devices it uses",)
+        notes += reasons(best.prediction, alternatives, self.cluster)
+        notes += tuple(f"{other}: {why}" for other, why in self.failed.items())
         return replace(
-            best, baseline=max(usual, best.predicted), baselines=baselines, bound=None,
+            best, baseline=max(usual, best.predicted), baselines=baselines,
+            bound=min(self._bound(swept), best.predicted) if is_time else None,
             evaluations=self.looked + self.on.evaluations,
-            cpu=time.process_time() - self.began, notes=notes,
-            alternatives=tuple(sorted(others, key=lambda p: p.step)),
+            cpu=time.process_time() - self.began, notes=notes, alternatives=alternatives,
         )  # fmt: skip
+
+    def _worth(self, one: Planned) -> float:
+        return self.on.cost(one.prediction) if one.prediction is not None else one.predicted
+
+    def _bound(self, swept: Swept) -> float:
+        """Seconds that no plan of this search can be below."""
+        bound = lower_bound(swept.plans, self.workload, self.cluster, self.batch)
+        fused = self.best.get(FusionPlanner.name)
+        return bound if fused is None else min(bound, fused.bound or 0.0)
+
+
+def power(plan: Plan, cluster: Cluster) -> float:
+    """Board power of the devices that a plan uses, in watts."""
+    if plan.segments:
+        ranks = {rank for row in plan.segments for rank in ranks_of(row[1])}
+    elif plan.groups:
+        ranks = {int(item.partition(":")[0]) for row in plan.groups for item in row[3:]}
+    else:
+        ranks = set(plan.placement or range(plan.ranks))
+    return float(sum(cluster.devices[rank].watts for rank in ranks))
 
 
 def _kind(plan: Plan) -> str:
     """What starts of a descent are told apart by."""
     return "unlike stages" if plan.segments else strategy(plan)
+
+
+def ranked(swept: Swept) -> list[int]:
+    """Layouts that fit, fastest first by the closed form; ties by their text."""
+    mine = np.flatnonzero(swept.fits)
+    texts = np.array([str(swept.plans[i]) for i in mine.tolist()], dtype=object)
+    found: list[int] = mine[np.lexsort((texts, swept.found.step[mine]))].tolist()
+    return found
+
+
+def _without_recompute(swept: Swept) -> list[Plan]:
+    """Layouts whose blocks and recompute may be split by stages, fastest first, fitting or not.
+
+    A pipeline may gain by its cut; one stage only by recompute of some blocks, where it lacks room.
+    """
+    seen: dict[Plan, None] = {}
+    for i in np.argsort(swept.found.step, kind="stable").tolist():
+        p = swept.plans[i]
+        plain = p.recompute == "none" and p.chunks == 1 and p.schedule == "1f1b" and not p.layers
+        split = p.filter * p.channel > 1 or p.spatial
+        gains = p.zero < 2 if p.pp > 1 else swept.found.missing[i] > 0
+        if plain and not split and gains:
+            seen.setdefault(p)
+    return list(seen)
+
+
+def meshes(plan: Plan) -> list[Mesh]:
+    """The stages of a plan in degrees, before they have blocks."""
+    each = plan.ranks // plan.pp
+    own = plan.but(pp=1, layers=(), placement=(), chunks=1, schedule="1f1b")
+    return [Mesh(tuple(range(s * each, (s + 1) * each)), own) for s in range(plan.pp)]
 
 
 def _apart(swept: Swept, order: list[int], most: int) -> list[int]:

@@ -7,13 +7,18 @@ other. A plan is only as good as the step that `predict` gives it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from foretell.cluster import Cluster
-from foretell.errors import ForetellError
+from foretell.errors import ForetellError, InputError
+from foretell.io import read_json, write_text
 from foretell.plan import Plan
+from foretell.plan.framework import framework_of
 from foretell.plan.order import FAMILIES, ONE_CHUNK
 from foretell.plan.segments import Segment, blocks_of, segments, written
 from foretell.predict import Prediction, predict_many
@@ -28,14 +33,16 @@ class Found(NamedTuple):
     plan: Plan
     prediction: Prediction
 
+    cost: float  # what is made least: seconds or joules of a step
+
     @property
     def step(self) -> float:
         """Seconds predicted."""
         return self.prediction.step
 
     def key(self) -> tuple[float, str]:
-        """What sorts plans: the shortest step first, then by text."""
-        return self.prediction.step, str(self.plan)
+        """What sorts plans: the least cost first, then by text."""
+        return self.cost, str(self.plan)
 
 
 @dataclass
@@ -47,6 +54,7 @@ class Evaluator:
     budget: int
     accepts: Callable[[Plan], bool] = lambda plan: True  # what a plan of the answer has to be
     filled: Callable[[Plan], Plan] = lambda plan: plan  # what every plan is asked to be besides
+    cost: Callable[[Prediction], float] = lambda found: found.step  # what is made least
     known: dict[str, Prediction | None] = field(default_factory=dict)
 
     @property
@@ -62,7 +70,9 @@ class Evaluator:
     def ranked(self) -> list[Found]:
         """Every plan predicted so far that fits, the shortest step first."""
         every = ((Plan.parse(text), one) for text, one in self.known.items() if one)
-        return sorted((Found(p, one) for p, one in every if one.fits), key=Found.key)
+        return sorted(
+            (Found(p, one, self.cost(one)) for p, one in every if one.fits), key=Found.key
+        )
 
     def best(self) -> Found | None:
         """The best of them."""
@@ -79,13 +89,46 @@ class Evaluator:
             found = [self._one(plan) for plan in new]
         self.known |= {str(plan): one for plan, one in zip(new, found, strict=True)}
         mine = ((plan, self.known.get(str(plan))) for plan in plans)
-        return [Found(plan, one) for plan, one in mine if one is not None and one.fits]
+        return [
+            Found(plan, one, self.cost(one)) for plan, one in mine if one is not None and one.fits
+        ]
+
+    def save(self, path: Path) -> None:
+        """Keep what was predicted in a file, so that the same search can go on from there."""
+        rows = {text: one and one.as_json() for text, one in self.known.items()}
+        write_text(path, json.dumps({"for": self._question(), "plans": rows}))
+
+    def load(self, path: Path) -> None:
+        """Take over what an earlier search of the same question predicted."""
+        if not path.is_file():
+            return
+        told = read_json(path)
+        if not isinstance(told, dict) or told.get("for") != self._question():
+            raise InputError(
+                f"{path} is of another search: its model, cluster or version differ",
+                hint="name another file, or remove it",
+            )
+        self.known = {text: row and _read(row) for text, row in told["plans"].items()}
+
+    def _question(self) -> dict[str, str]:
+        return {
+            "model": self.workload.fingerprint(), "cluster": self.cluster.fingerprint(),
+            "foretell": version("foretell"),
+        }  # fmt: skip
 
     def _one(self, plan: Plan) -> Prediction | None:
         try:
             return predict_many([plan], self.workload, self.cluster)[0]
         except ForetellError:
             return None
+
+
+def _read(row: dict[str, Any]) -> Prediction:
+    """A prediction as a file has it."""
+    names = {"step": "step_s", "low": "low_s", "high": "high_s", "peak": "peak_bytes"}
+    names |= {"missing": "missing_bytes"}
+    values = {f.name: row[names.get(f.name, f.name)] for f in fields(Prediction)}
+    return Prediction(**values | {"plan": Plan.parse(row["plan"])})
 
 
 def descend(start: Found, on: Evaluator, tell: Callable[[float], None]) -> Found:
@@ -105,7 +148,7 @@ def _first_better(best: Found, moves: list[Plan], on: Evaluator) -> Found | None
     """The best of the first few moves among which one pays."""
     for at in range(0, len(moves), BATCHED):
         found = on.of(moves[at : at + BATCHED])
-        lower = [one for one in found if one.step < best.step * (1 - 1e-9)]
+        lower = [one for one in found if one.cost < best.cost * (1 - 1e-9)]
         if lower:
             return min(lower, key=Found.key)
         if on.is_spent:
@@ -115,9 +158,14 @@ def _first_better(best: Found, moves: list[Plan], on: Evaluator) -> Found | None
 
 def neighbours(plan: Plan, workload: Workload, cluster: Cluster) -> Iterator[Plan]:
     """Plans one move away; some cannot be."""
-    moves = _segment_moves if plan.segments else _degree_moves
+    if plan.groups or plan.shares or plan.sync:
+        moves = _kernel_moves(plan)
+    elif plan.segments:
+        moves = _segment_moves(plan, workload)
+    else:
+        moves = _degree_moves(plan, workload, cluster)
     seen = {str(plan)}
-    for other in moves(plan, workload, cluster):
+    for other in moves:
         if str(other) not in seen:
             seen.add(str(other))
             yield other
@@ -129,6 +177,8 @@ def _degree_moves(plan: Plan, workload: Workload, cluster: Cluster) -> Iterator[
     yield from _recompute_moves(plan, blocks_of(plan, workload)[0])
     yield from _layer_moves(plan, workload)
     yield from _state_moves(plan, cluster)
+    yield from _kernel_moves(plan)
+    yield from _expert_moves(plan, workload)
     yield from _traded(plan, workload)
 
 
@@ -136,8 +186,27 @@ def _schedule_moves(plan: Plan) -> Iterator[Plan]:
     if plan.pp == 1 or plan.actions:
         return
     for name in FAMILIES:
-        for chunks in (2, 4) if name == "interleaved" else (1,):
-            yield plan.but(schedule=name, chunks=chunks)
+        for chunks in (2, 4, 8) if name == "interleaved" else (1,):
+            yield plan.but(schedule=name, chunks=chunks, layers=() if chunks > 1 else plan.layers)
+
+
+def _kernel_moves(plan: Plan) -> Iterator[Plan]:
+    """Pointwise chains compiled to single kernels, where the framework does not fuse them."""
+    name = plan.framework or ("fsdp" if plan.zero == 3 else "")
+    if plan.compile or (name and framework_of(name).kernels == "eager"):
+        yield plan.but(compile=not plan.compile)
+    yield plan.but(optimizer_kernels="" if plan.optimizer_kernels else "fused")
+
+
+def _expert_moves(plan: Plan, workload: Workload) -> Iterator[Plan]:
+    """Experts over more or fewer ranks, and over those of `tp` too."""
+    if workload.most("ep") <= 1:
+        return
+    for ep in (plan.ep * 2, plan.ep // 2):
+        if 1 <= ep <= workload.most("ep"):
+            yield plan.but(ep=ep)
+    if plan.tp > 1 and plan.sp:
+        yield plan.but(etp=0 if plan.etp else 1)
 
 
 def _micro_moves(plan: Plan) -> Iterator[Plan]:
@@ -187,6 +256,7 @@ def _state_moves(plan: Plan, cluster: Cluster) -> Iterator[Plan]:
         for times in (2.0, 0.5, 4.0):
             yield plan.but(bucket_mb=plan.bucket_mb * times)
         yield plan.but(overlap=True)
+    yield plan.but(offload=not plan.offload)
     if plan.tp > 1:
         yield plan.but(sp=not plan.sp)
 
@@ -208,9 +278,9 @@ def _traded(plan: Plan, workload: Workload) -> Iterator[Plan]:
                 yield other.but(micro_batch=max(plan.micro_batch // 2, 1))
 
 
-def _segment_moves(plan: Plan, workload: Workload, cluster: Cluster) -> Iterator[Plan]:
+def _segment_moves(plan: Plan, workload: Workload) -> Iterator[Plan]:
     found = segments(plan, workload)
-    yield from _dealt(plan, found)
+    yield from _kernel_moves(plan)
     yield from _own(plan, found)
     for name in ONE_CHUNK:
         yield plan.but(schedule=name)
@@ -218,6 +288,7 @@ def _segment_moves(plan: Plan, workload: Workload, cluster: Cluster) -> Iterator
         if micro and plan.global_batch % micro == 0:
             yield plan.but(micro_batch=micro)
     yield from _merged(plan, found)
+    yield from _dealt(plan, found)
 
 
 def _dealt(plan: Plan, found: Sequence[Segment]) -> Iterator[Plan]:
@@ -236,7 +307,8 @@ def _own(plan: Plan, found: Sequence[Segment]) -> Iterator[Plan]:
     for a, one in enumerate(found):
         p = one.plan
         changed = list(_recompute_moves(p, one.blocks))
-        changed += [p.but(zero=z) for z in (0, 1) if p.dp > 1]
+        changed += [p.but(zero=z) for z in (0, 1, 2) if p.dp > 1]
+        changed.append(p.but(offload=not p.offload))
         for tp in (p.tp * 2, p.tp // 2):
             dp = len(one.ranks) // (tp * p.cp) if tp else 0
             micro = plan.micro_batch // dp if dp else 0
