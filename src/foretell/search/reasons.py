@@ -10,7 +10,6 @@ from foretell.plan import Plan
 from foretell.plan.memory import USABLE
 from foretell.predict import Prediction
 from foretell.predict.predict import FOUR_IN_FIVE
-from foretell.report import words
 
 FULL = 0.9  # of the usable memory: beyond that it decides what else could be chosen
 SAME = 0.005  # of a step: plans closer than that are no alternative worth a word
@@ -41,7 +40,7 @@ def _bottleneck(best: Prediction) -> str:
     """Where the step goes."""
     parts = sorted(best.breakdown.items(), key=lambda item: -item[1])
     shares = [
-        f"{_SPENT.get(name, name)} {words.percent(took / best.step)}"
+        f"{_SPENT.get(name, name)} {_percent(took / best.step)}"
         for name, took in parts
         if took > 0.03 * best.step
     ]
@@ -53,7 +52,7 @@ def _binding(best: Prediction, cluster: Cluster) -> str:
     share = best.peak / (min(d.memory for d in cluster.devices) * USABLE)
     most = max(best.breakdown.items(), key=lambda item: item[1])[0]
     if share > FULL:
-        return f"binding constraint: memory, {words.size(best.peak)} on the fullest rank"
+        return f"binding constraint: memory, {best.peak / 2**30:.1f} GiB on the fullest rank"
     if most == "compute_s":
         return "binding constraint: the devices' compute rate; memory has room left"
     return f"binding constraint: {_SPENT.get(most, most)}; memory has room left"
@@ -65,8 +64,8 @@ def _next(best: Prediction, other: Prediction) -> str:
     odds = chance(best, other)
     changed = difference(best.plan, other.plan)
     return (
-        f"next best ({changed}) takes {words.percent(more)} longer; the first is faster with "
-        f"probability {words.percent(odds)} if their errors are independent"
+        f"next best ({changed}) takes {_percent(more)} longer; the first is faster with "
+        f"probability {_percent(odds)} if their errors are independent"
     )
 
 
@@ -91,3 +90,7 @@ def difference(one: Plan, other: Plan, most: int = 4) -> str:
     short = [text if len(text) <= 40 else f"other {text.partition('=')[0]}" for text in changed]
     more = [f"{len(short) - most} more"] if len(short) > most else []
     return ", ".join([*short[:most], *more]) or "the same fields"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
