@@ -93,7 +93,7 @@ def _compared(some: list[dict[str, Any]], way: str) -> list[Row]:
 
 def _three_ways(number: int) -> dict[str, Any]:
     name, on = worlds.world(number, unseen=True)
-    planner = PlacementPlanner(strokes=12_000, polish=1500)
+    planner = PlacementPlanner(playouts=200, strokes=12_000, polish=1500)
     found: dict[str, Any] = {"pair": name}
     for way, prior in (("network", "learned"), ("even", "even")):
         found[way] = _whole_search(on, replace(planner, prior=prior), tree=True)

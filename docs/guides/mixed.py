@@ -24,7 +24,7 @@ from foretell.cluster import load as machines
 from foretell.search.planners import parse
 from foretell.workload import load
 
-found = parse("placement:playouts=20,polish=2000").plan(
+found = parse("placement:playouts=20,prior=learned,polish=2000").plan(
     load("vgg16:batch=32"), machines("heterog-8")
 )
 for name, seconds in sorted(found.baselines.items(), key=lambda item: item[1]):
@@ -52,7 +52,7 @@ print(*found.notes, sep="\n")
 # of synchronising for each parameter.
 
 # %%
-runs = parse("placement:playouts=20,polish=2000,runs=yes").plan(
+runs = parse("placement:playouts=20,prior=learned,polish=2000,runs=yes").plan(
     load("vgg16:batch=32"), machines("heterog-8")
 )
 gain = runs.baseline / runs.predicted

@@ -13,6 +13,7 @@ PLANNERS: dict[str, tuple[str, str]] = {
     "joint": ("joint", "Joint"),
     "oracle": ("oracle.planner", "Oracle"),
     "placement": ("placement.planner", "PlacementPlanner"),
+    "tag": ("placement.planner", "Tag"),
     "fusion": ("fusion.planner", "FusionPlanner"),
     "disco": ("fusion.planner", "Disco"),
     "schedule": ("schedule.planner", "PipelinePlanner"),

@@ -14,6 +14,7 @@ from foretell.search.placement import exhaustive, mix
 from foretell.search.placement.anneal import anneal
 from foretell.search.placement.baselines import BASELINES
 from foretell.search.placement.evaluate import Evaluator
+from foretell.search.placement.fleet import fleet
 from foretell.search.placement.mcts import Tree, even_chances, look_ahead
 from foretell.search.placement.planner import PlacementPlanner
 from foretell.search.placement.plans import plan_of, samples, seconds_of
@@ -256,3 +257,15 @@ def test_no_order_of_nodes_changes_anything(tmp_path):
         found = QUICK.plan(load("vgg11:batch=4"), machines(str(path)))
         said.add((found.predicted, found.notes, tuple(sorted(found.baselines.items()))))
     assert len(said) == 1
+
+
+def test_tag_as_published_begins_at_data_parallelism_and_tells_64_blocks_apart():
+    from foretell.search.placement.planner import Tag
+    from foretell.search.planner import silent
+
+    planner = Tag(playouts=6, groups=6)
+    small = Evaluator(planner._problem(load("vgg11:batch=4"), machines("tag")))
+    plain = small.seconds(uniform(small.problem, Action(0, 0), mode=0))
+    found = planner._as_published(small, silent).found
+    assert found.seconds <= plain
+    assert len(fleet(machines("dgx-1-v100:nodes=64"), most=planner.blocks).cells) >= 64

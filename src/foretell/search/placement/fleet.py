@@ -68,11 +68,14 @@ class Fleet:
         return self.sets.index(wanted)
 
 
-def fleet(cluster: Cluster, *, single: bool = False) -> Fleet:
-    """Cells and candidate sets of a cluster; with `single` every device is a cell of its own."""
+def fleet(cluster: Cluster, *, single: bool = False, most: int = MOST_CELLS) -> Fleet:
+    """Cells and candidate sets of a cluster, at most about so many cells.
+
+    With `single` every device is a cell of its own.
+    """
     check(cluster)
     kinds = _kinds(cluster)
-    cells = _cells(cluster, kinds, single)
+    cells = _cells(cluster, kinds, single, most)
     return Fleet(cluster, kinds, cells, _sets(cells, single))
 
 
@@ -99,11 +102,13 @@ def _kinds(cluster: Cluster) -> tuple[Device, ...]:
     return tuple(sorted(found.values(), key=rank))
 
 
-def _cells(cluster: Cluster, kinds: tuple[Device, ...], single: bool) -> tuple[Cell, ...]:
+def _cells(
+    cluster: Cluster, kinds: tuple[Device, ...], single: bool, most: int
+) -> tuple[Cell, ...]:
     groups = _groups(cluster, kinds)
     total = sum(len(nodes) for _, nodes in groups)
-    roomy = total + len(groups) <= MOST_CELLS
-    most = total if roomy else max(2, (MOST_CELLS - len(groups)) // len(groups))
+    roomy = total + len(groups) <= most
+    most = total if roomy else max(2, (most - len(groups)) // len(groups))
     cells: list[Cell] = []
     box = 0
     for number, (kind, nodes) in enumerate(groups):

@@ -1,8 +1,9 @@
 """Where each part of a model runs on a mix of machines: the planner behind `--with placement`.
 
-Baselines, pipelines and one choice for all are where the tree search starts; annealing and descent
-from the best of what it finds give the answer, so that no baseline is ever quicker. Instances small
-enough are tried in full.
+Baselines, pipelines and one choice for all are where annealing starts, and a descent behind it
+gives the answer, so that no baseline is ever quicker. Instances small enough are tried in full. A
+tree search before it, with or without TAG's network, changed no answer at equal CPU time
+(`benchmarks/placement.py --only ablation`): it is what `--with tag` runs, and an option here.
 """
 
 from __future__ import annotations
@@ -21,12 +22,21 @@ from foretell.search.placement.anneal import anneal
 from foretell.search.placement.baselines import BASELINES, pipelines
 from foretell.search.placement.bound import bound
 from foretell.search.placement.evaluate import Evaluator, memory, settled
+from foretell.search.placement.fleet import MOST_CELLS
 from foretell.search.placement.mcts import Prior, Tree, even_chances, look_ahead
 from foretell.search.placement.plans import plan_of
 from foretell.search.placement.policy.prior import shipped
 from foretell.search.placement.polish import Allowed, polish, simplified
-from foretell.search.placement.problem import SPLIT, Problem, problem
-from foretell.search.placement.space import Action, Placement, actions, canonical, text, uniform
+from foretell.search.placement.problem import ALL_REDUCE, PS, SPLIT, Problem, problem
+from foretell.search.placement.space import (
+    EVEN,
+    Action,
+    Placement,
+    actions,
+    canonical,
+    text,
+    uniform,
+)
 from foretell.search.planner import Planned, Planner, Progress, silent
 from foretell.workload import Workload
 
@@ -45,8 +55,8 @@ class PlacementPlanner(Planner):
     name: ClassVar[str] = "placement"
     source: ClassVar[str] = "Zhang et al., TAG, TPDS 2023; uneven shares as HAP, EuroSys 2024"
     method: str = "search"  # or one of the baselines: hap, horovod, flexflow …
-    playouts: int = 200  # of the tree search
-    prior: str = "learned"  # what guides it: learned, look-ahead, even
+    playouts: int = 0  # of a tree search before annealing
+    prior: str = "even"  # what guides it: learned, look-ahead, even
     strokes: int = 60_000  # simulations of annealing: an eighth a start, the rest from the best
     polish: int = 6_000  # simulations of the descent behind it, at most
     global_batch: int = 0  # samples of a step; the workload's on every rank where 0
@@ -55,6 +65,7 @@ class PlacementPlanner(Planner):
     split: bool = True  # groups may be split over the ranks of a node
     runs: bool = False  # only what any model can do: one set of ranks, a way for each parameter
     idle: bool = False  # a batch may be smaller than the number of ranks
+    blocks: int = MOST_CELLS  # parts of the cluster that are told apart, at most
     framework: str = "ddp"  # whose kernels, host and optimizer are priced
     seed: int = 0
 
@@ -98,6 +109,7 @@ class PlacementPlanner(Planner):
             most=self.groups,
             single=single,
             idle=self.idle,
+            blocks=self.blocks,
         )
         tables = found.tables
         if not self.factors:
@@ -136,14 +148,15 @@ class PlacementPlanner(Planner):
             progress("every placement", on.least)
             found = _quickest([Rival(on.problem, *exhaustive.best(on)), *rivals.values()], on)
             return Best(found, True, mix.parts(on, self.polish // 2))
+        if self.method == "mcts":
+            return self._as_published(on, progress)
         starts = self._starts(on, rivals)
-        progress("tree search", on.least)
         ends: list[Rival] = []
         try:
-            tree = self._tree(on, starts, rivals["even-allreduce"].seconds)
-            if self.method == "mcts":
-                return Best(Rival(on.problem, *tree), False, [])
-            self._searched(on, [tree[0], *starts], progress, ends)
+            if self.playouts:
+                progress("tree search", on.least)
+                starts = [self._tree(on, starts, rivals["even-allreduce"].seconds)[0], *starts]
+            self._searched(on, starts, progress, ends)
         except KeyboardInterrupt:  # the best so far
             return Best(_quickest([*reversed(ends), *rivals.values()], on), False, [], stopped=True)
         best = _quickest([*reversed(ends), *rivals.values()], on)
@@ -152,12 +165,30 @@ class PlacementPlanner(Planner):
         parts = mix.parts(on, self.polish // 2)
         return Best(_unmixed(on.problem, best, parts), False, parts)
 
+    def _as_published(self, on: Evaluator, progress: Progress) -> Best:
+        """TAG: a tree from data parallelism, or from all split where that does not fit; factors."""
+        start = uniform(on.problem, Action(0, ALL_REDUCE), mode=EVEN)
+        if on.seconds(start) == inf:
+            start = uniform(on.problem, Action(0, SPLIT), mode=EVEN)
+        progress("tree search", on.least)
+        base = on.seconds(start)
+        tree = Tree(
+            on, [start], prior_of(self.prior), base, ways=(ALL_REDUCE, PS, SPLIT), steps=False
+        )
+        stopped = False
+        try:
+            tree.play(self.playouts)
+        except KeyboardInterrupt:
+            stopped = True
+        best = _quickest([Rival(on.problem, *tree.best)], on)
+        return Best(_with_factors(best) if self.factors else best, False, [], stopped=stopped)
+
     def _tree(
         self, on: Evaluator, starts: list[Placement], plain: float
     ) -> tuple[Placement, float]:
         """What the tree search finds."""
         reference = plain if plain < inf else on.seconds(starts[0])
-        tree = Tree(on, starts, priors()[self.prior], reference)
+        tree = Tree(on, starts, prior_of(self.prior), reference)
         tree.play(self.playouts)
         return tree.best
 
@@ -220,9 +251,23 @@ class PlacementPlanner(Planner):
         )
 
 
-def priors() -> dict[str, Prior]:
-    """What may guide the tree search."""
-    return {"learned": shipped(), "look-ahead": look_ahead, "even": even_chances}
+def prior_of(name: str) -> Prior:
+    """What may guide the tree search, by its name."""
+    if name == "learned":
+        return shipped()
+    return look_ahead if name == "look-ahead" else even_chances
+
+
+@dataclass(frozen=True)
+class Tag(PlacementPlanner):
+    """TAG's own search: its network guides a tree, an exact program places factors behind it."""
+
+    name: ClassVar[str] = "tag"
+    source: ClassVar[str] = "Zhang et al., TAG, TPDS 2023"
+    method: str = "mcts"
+    playouts: int = 800  # of the tree search
+    prior: str = "learned"
+    blocks: int = 128
 
 
 @dataclass(frozen=True)

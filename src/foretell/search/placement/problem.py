@@ -30,7 +30,7 @@ from foretell.plan.grouped import units
 from foretell.plan.layouts import layouts
 from foretell.plan.memory import ROUNDING, USABLE
 from foretell.plan.parts import layer_costs
-from foretell.search.placement.fleet import Fleet, fleet
+from foretell.search.placement.fleet import MOST_CELLS, Fleet, fleet
 from foretell.search.placement.group import MOST_GROUPS, Group, grouped
 from foretell.search.placement.laws import law, laws_of, sends_of, spans
 from foretell.workload import Workload
@@ -127,9 +127,10 @@ def problem(
     single: bool = False,
     idle: bool = False,
     cells: Fleet | None = None,
+    blocks: int = MOST_CELLS,
 ) -> Problem:
     """Price a workload on a cluster for a batch of all ranks together."""
-    machines = cells or fleet(cluster, single=single)
+    machines = cells or fleet(cluster, single=single, most=blocks)
     batch = batch or workload.batch * cluster.size
     if batch < cluster.size and not idle:
         raise InfeasibleError(
