@@ -14,6 +14,7 @@ from foretell.cluster import load as load_cluster
 from foretell.errors import ForetellError
 from foretell.plan import Plan, lower
 from foretell.plan.file import load, predicted, save
+from foretell.plan.grouped import units
 from foretell.predict import predict
 from foretell.search.evaluate import priced
 from foretell.search.joint import Joint
@@ -54,6 +55,29 @@ def test_scaling_every_price_scales_the_step(
     with graph.edit() as edit:
         edit.set(np.arange(len(graph)), seconds=graph.seconds * times)
     assert simulate(edit.graph).seconds == pytest.approx(simulate(graph).seconds * times, rel=1e-12)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("way", ["all-reduce", "sharded", "split"])
+def test_a_plan_is_the_same_step_in_every_syntax(model: str, way: str) -> None:
+    workload, cluster = load_workload(model), load_cluster("dgx-a100")
+    n, each, batch = cluster.size, 4, 4 * cluster.size
+    degrees = {
+        "all-reduce": Plan(dp=n, global_batch=batch, framework="ddp"),
+        "sharded": Plan(dp=n, zero=1, global_batch=batch, framework="ddp"),
+        "split": Plan(tp=n, global_batch=batch, framework="ddp"),
+    }[way]
+    names = [unit.name for unit in units(workload)]
+    dealt = [f"{rank}:{batch if way == 'split' else each}" for rank in range(n)]
+    rows = (names[0], names[2], way, *dealt), (names[3], names[-1], way, *dealt)
+    same = [Plan(groups=rows, global_batch=batch), Plan(groups=rows, framework="ddp")]
+    if way == "all-reduce":
+        same.append(degrees.but(shares=(each,) * n))
+        same.append(degrees.but(dp=1, segments=((str(workload.num_blocks), f"0-{n - 1}"),)))
+    wanted = priced(degrees, workload, cluster)
+    for plan in same:
+        found = priced(plan, workload, cluster)
+        assert (found.step, found.low, found.peak) == (wanted.step, wanted.low, wanted.peak)
 
 
 @settings(max_examples=12)

@@ -6,6 +6,7 @@ import math
 
 from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError, InputError, unknown
+from foretell.plan import grouped
 from foretell.plan.framework import resolved
 from foretell.plan.grouped import layers_of, runs, units
 from foretell.plan.groups import expert_ranks
@@ -26,6 +27,8 @@ def check(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
         return _check_segments(plan, workload, cluster)
     plan = resolved(plan, workload.most("tp") > 1, workload.dtype)
     _check_made_for(plan, cluster)
+    if len(plan.shares) == plan.dp and len(set(plan.shares)) == 1:
+        plan = plan.but(shares=(), global_batch=sum(plan.shares))
     if plan.stages:
         _check_placed(plan)
     else:
@@ -112,6 +115,10 @@ def _check_groups(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
     batch = plan.global_batch or found[0].batch
     name = plan.framework or "ddp"  # what runs them (→ foretell.pytorch.deploy) is plain PyTorch
     plan = resolved(plan.but(framework=name), workload.most("tp") > 1, workload.dtype)
+    axis = "tp" if workload.most("tp") > 1 else "filter"
+    same = grouped.as_degrees(plan, found, axis, cluster.size)
+    if same is not None and same.degrees()[axis] <= workload.most(axis):
+        return check(same, workload, cluster)
     micro = plan.micro_batch or batch
     return plan.but(global_batch=batch, micro_batch=micro)
 

@@ -16,10 +16,12 @@ import numpy.typing as npt
 
 from foretell.cluster import Cluster, Device
 from foretell.cost import collective, kernel
+from foretell.plan.costs import unpriced
 from foretell.plan.framework import Running, running
 from foretell.plan.grouped import Unit, units
 from foretell.plan.hold import holdings
 from foretell.plan.layouts import layouts
+from foretell.plan.memory import Memory, stage_memory
 from foretell.plan.parts import layer_costs
 from foretell.plan.plan import Plan
 from foretell.workload import Op, Workload
@@ -103,6 +105,16 @@ class GroupCosts:
         run = self.run
         return run.weight_bytes + run.cast_bytes, BYTES[run.grad_dtype], run.state_bytes
 
+    def memory(self, units: Sequence[int], ranks: int, many: int, *, split: bool) -> Memory:
+        """What one rank holds of some units, with so many samples at a time."""
+        degrees = self.degrees(ranks) if split else {"dp": ranks}
+        each = many if split else many * ranks
+        one = self.plain.but(micro_batch=many, global_batch=each, **degrees)
+        times = np.zeros((len(self.workload.layers), 1))
+        for at in units:
+            times[self.units[at].layer] += 1.0
+        return stage_memory(unpriced([one], self.workload), times, self.workload, np.zeros(1))
+
     def gradient(self, at: Sequence[int]) -> float:
         """Bytes of the gradients of some units."""
         return float(self.held["weights"][list(at)].sum()) * self.widths[1]
@@ -170,10 +182,12 @@ def held(workload: Workload, plain: Plan, **degrees: int) -> dict[str, Array]:
     ]
     split = float(np.prod(list(degrees.values()) or [1]))
     weights = [float(h.weights[0] + h.experts[0]) for h in found]
+    kept, brief = ([float(getattr(h, k)[0]) / _MANY for h in found] for k in ("kept", "brief"))
+    kept[-1], brief[-1] = 0.0, kept[-1] + brief[-1]  # the loss is there for a moment
     return {
         "weights": np.array([weights[i] - less[i] / split for i in each]),
-        "kept": np.array([float(found[i].kept[0]) / _MANY for i in each]),
-        "brief": np.array([float(found[i].brief[0]) / _MANY for i in each]),
+        "kept": np.array([kept[i] for i in each]),
+        "brief": np.array([brief[i] for i in each]),
         "handed": np.array([float(found[i].handed[0]) / _MANY for i in each]),
     }
 

@@ -14,7 +14,7 @@ share them with collectives; a rank has one lane for its work and one for collec
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from foretell.cluster import Cluster
@@ -22,6 +22,7 @@ from foretell.errors import InfeasibleError
 from foretell.graph import Builder, Graph
 from foretell.graph.groups import group_text
 from foretell.plan.group_costs import GroupCosts
+from foretell.plan.group_order import orders
 from foretell.plan.group_rows import Layer, Stretch, stretches
 from foretell.plan.plan import Plan
 from foretell.plan.reslice import reslice
@@ -66,6 +67,7 @@ class _Sheet:
 
     def __post_init__(self) -> None:
         self.ranks = sorted({rank for stretch in self.found for rank in stretch.ranks})
+        self.flying = in_flight(self.found)
         self.work, self.talk = self._lanes("compute", "compute"), self._lanes("collectives", "comm")
         nodes = sorted({self.node(rank) for rank in self.ranks})
         self.wires = {
@@ -240,18 +242,32 @@ def _end(sheet: _Sheet) -> None:
 
 def _hold(sheet: _Sheet, rank: int) -> None:
     """What a rank has all the time, and what its backwards need."""
-    for kind, size in holding(sheet.found, sheet.costs, rank).items():
+    for kind, size in holding(sheet.found, sheet.costs, rank, sheet.flying).items():
         word = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer"}
         sheet.build.buffer(size, rank=rank, name=kind, kind=word.get(kind, "activation"))
 
 
-def holding(found: Sequence[Stretch], costs: GroupCosts, rank: int) -> dict[str, float]:
+def in_flight(found: Sequence[Stretch]) -> dict[tuple[int, int], int]:
+    """For each rank and stretch the most micro-batches whose backward is still to come."""
+    split = [q for q, stretch in enumerate(found) if stretch.is_split]
+    out: dict[tuple[int, int], int] = {}
+    for rank, row in orders([one.ranks for one in found], found[0].batches, split).items():
+        now = dict.fromkeys(range(len(found)), 0)
+        for act in row:
+            now[act.run] += 1 if act.kind == "F" else -1
+            out[rank, act.run] = max(out.get((rank, act.run), 0), now[act.run])
+    return out
+
+
+def holding(
+    found: Sequence[Stretch], costs: GroupCosts, rank: int, flying: Mapping[tuple[int, int], int]
+) -> dict[str, float]:
     """Bytes of a rank at its fullest, by what they are."""
     total = {"parameters": 0.0, "gradients": 0.0, "optimizer": 0.0, "activations": 0.0}
     brief = 0.0
-    for stretch in found:
+    for q, stretch in enumerate(found):
         if rank in stretch.ranks:
-            parts, moment = stretch.holds(costs, rank)
+            parts, moment = stretch.holds(costs, rank, flying[rank, q])
             total = {key: total[key] + parts[key] for key in total}
             brief = max(brief, moment)
     return total | {"buffers": brief}

@@ -124,23 +124,33 @@ class Stretch:
     def _split_held(self, costs: GroupCosts) -> dict[str, Array]:
         return held(costs.workload, costs.plain, **costs.degrees(len(self.ranks)))
 
-    def holds(self, costs: GroupCosts, rank: int) -> tuple[dict[str, float], float]:
-        """Bytes of one rank by what they are, and those that are there for a moment."""
-        weight, grad, state = costs.widths
-        mine = self._split_held(costs) if self.is_split else costs.held
-        out = dict.fromkeys(("parameters", "gradients", "optimizer", "activations"), 0.0)
-        moment = 0.0
-        for layer in self.layers:
-            n, many = float(mine["weights"][layer.unit]), self.samples[rank]
-            share = 1 / len(self.ranks) if layer.way == "sharded" else 1.0
-            share = 0.0 if layer.way == "ps" and layer.server != rank else share
-            out["parameters"] += n * weight
-            out["gradients"] += n * grad
-            out["optimizer"] += n * state * share
-            out["activations"] += float(mine["kept"][layer.unit]) * many
-            sent = sum(p.rows * (p.n1 + p.n2) * grad for p in layer.factors) * self.rows
-            moment = max(moment, float(costs.held["brief"][layer.unit]) * many, sent)
-        return out, moment
+    def holds(self, costs: GroupCosts, rank: int, flying: int) -> tuple[dict[str, float], float]:
+        """Bytes of one rank by what they are, and those that are there for a moment.
+
+        It has so many micro-batches at once whose backward is still to come.
+        """
+        many, state = -(-self.samples[rank] // self.batches), costs.widths[2]
+        found = costs.memory(self.units, len(self.ranks), many, split=self.is_split)
+        sent = max(self._factor_bytes(costs, layer) for layer in self.layers)
+        less = sum(self._others(costs, layer, rank) for layer in self.layers) * state
+        out = {
+            "parameters": float(found.parameters[0]),
+            "gradients": float(found.gradients[0]),
+            "optimizer": max(float(found.optimizers[0]) - less, 0.0),
+            "activations": float(found.each[0]) * flying,
+        }
+        return out, max(float(found.workspace[0]), sent)
+
+    def _others(self, costs: GroupCosts, layer: Layer, rank: int) -> float:
+        """Elements of a layer whose optimizer state other ranks keep."""
+        share = 1 / len(self.ranks) if layer.way == "sharded" else 1.0
+        share = 0.0 if layer.way == "ps" and layer.server != rank else share
+        return (1 - share) * float(costs.held["weights"][layer.unit])
+
+    def _factor_bytes(self, costs: GroupCosts, layer: Layer) -> float:
+        """Bytes of the factors gathered for the weights of a layer."""
+        each = sum(p.rows * (p.n1 + p.n2) for p in layer.factors)
+        return each * self.rows * costs.widths[1]
 
 
 def is_apart(plan: Plan) -> bool:

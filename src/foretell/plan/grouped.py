@@ -77,6 +77,26 @@ def _run(row: tuple[str, ...]) -> Run:
     return Run(row[0], row[1], row[2], dict(good))
 
 
+def as_degrees(plan: Plan, found: Sequence[Run], axis: str, size: int) -> Plan | None:
+    """The same plan in degrees where all ranks of a cluster run all layers alike, else None.
+
+    `axis` is the degree that layers split over several ranks have.
+    """
+    first, ranks = found[0], len(found[0].samples)
+    alike = all(run.samples == first.samples and run.way == first.way for run in found)
+    even = len(set(first.samples.values())) == 1 and first.ranks == tuple(range(size))
+    if not (alike and even) or plan.sync or first.way not in ("all-reduce", "sharded", "split"):
+        return None
+    micro = plan.micro_batch or first.batch
+    bare = plan.but(groups=(), global_batch=first.batch)
+    if first.way == "split":
+        return bare.but(**{axis: ranks}, micro_batch=micro) if first.batch % micro == 0 else None
+    if micro % ranks or first.batch % micro:
+        return None
+    zero = 1 if first.way == "sharded" else 0
+    return bare.but(dp=ranks, zero=zero, micro_batch=micro // ranks)
+
+
 def agreed(plan: Plan) -> dict[str, str]:
     """How single parameters agree, by the names the plan has for them."""
     for row in plan.sync:

@@ -45,13 +45,13 @@ def spent(timeline: Timeline) -> dict[str, float]:
     update = float(took[mine & (graph.phase == Phase.UPDATE)].sum())
     compute = max(busy) - update
     talk = float(took[mine & (graph.kind == Kind.COLLECTIVE)].sum())
-    idle = timeline.seconds - compute - update - talk
+    rest = max(timeline.seconds - compute - update, 0.0)  # what messages do not hide behind work
     return {
         "compute_s": compute,
         "exchange_s": 0.0,  # what a stage exchanges inside is in its compute
-        "reduce_s": talk,
+        "reduce_s": min(talk, rest),
         "update_s": update,
-        "idle_s": idle if idle > 1e-12 else 0.0,  # below that it is rounding
+        "idle_s": rest - talk if rest - talk > 1e-12 else 0.0,  # below that it is rounding
     }
 
 

@@ -16,11 +16,13 @@ import numpy as np
 from foretell.cluster import Cluster
 from foretell.graph import Kind, Phase
 from foretell.plan import Plan, check
-from foretell.plan.check import settled
+from foretell.plan.check import RESOLVED, settled
 from foretell.plan.costs import Costs, costs
 from foretell.plan.framework import running
 from foretell.plan.group_rows import is_apart
+from foretell.plan.layouts import layouts
 from foretell.plan.lower import written
+from foretell.plan.parts import LayerCost, layer_costs
 from foretell.plan.place_costs import Prices
 from foretell.plan.sheet import Priced, priced
 from foretell.predict import groups
@@ -142,7 +144,9 @@ def _apart(plan: Plan, workload: Workload, cluster: Cluster) -> Prediction:
     timeline, priced = groups.played(plan, workload, cluster)
     advice = "give the fullest rank fewer samples or layers"
     busy = utilisation(plan, workload, cluster, timeline.seconds)
-    return _told(plan, cluster, timeline, groups.held(plan, priced), advice, busy)
+    share = _alone_share(plan, workload, cluster, groups.samples(plan, priced))
+    sigma = spread(plan, cluster, workload, share)
+    return _told(plan, sigma, timeline, groups.held(plan, priced), advice, busy)
 
 
 def predict_placed(plan: Plan, prices: Prices) -> Prediction:
@@ -152,12 +156,14 @@ def predict_placed(plan: Plan, prices: Prices) -> Prediction:
     timeline = played(plan, prices)
     advice = "let more stages recompute, or spread them wider"
     busy = utilisation(plan, workload, cluster, timeline.seconds) * _share(plan)
-    return _told(plan, cluster, timeline, held(plan, prices), advice, busy)
+    share = _alone_share(plan, workload, cluster, plan.micro_batch)
+    sigma = spread(plan, cluster, workload, share)
+    return _told(plan, sigma, timeline, held(plan, prices), advice, busy)
 
 
 def _told(
     plan: Plan,
-    cluster: Cluster,
+    sigma: float,
     timeline: Timeline,
     memory: tuple[float, float, dict[str, float]],  # peak, missing, parts
     advice: str,
@@ -165,7 +171,7 @@ def _told(
 ) -> Prediction:
     """What a step that was simulated says of its plan; advice where it does not fit."""
     seconds, (peak, missing, parts) = timeline.seconds, memory
-    factor = math.exp(FOUR_IN_FIVE * spread(plan, cluster))
+    factor = math.exp(FOUR_IN_FIVE * sigma)
     return Prediction(
         plan=plan,
         step=seconds,
@@ -196,14 +202,30 @@ def spread(
 
 def _host_share(found: Priced) -> float:
     """How much of a step moves with host time: host^p of host^p + device^p, over all layers."""
+    layers = [
+        pair
+        for stage in found.stages
+        for pair in zip(stage.costs.layers, stage.layers, strict=True)
+    ]
+    return _share_of_host(layers, float(found.stages[0].costs.bend[0]))
+
+
+def _share_of_host(layers: Sequence[tuple[LayerCost, float]], bend: float) -> float:
+    """The same of layers, each so many times."""
     host = device = 0.0
-    for stage in found.stages:
-        for layer, times in zip(stage.costs.layers, stage.layers, strict=True):
-            for part in (layer.forward, layer.backward):
-                host += times * float(part.host[0])
-                device += times * float(part.kernels[0] + part.talk[0])
-    bend = float(found.stages[0].costs.bend[0])
+    for layer, times in layers:
+        for part in (layer.forward, layer.backward):
+            host += times * float(part.host[0])
+            device += times * float(part.kernels[0] + part.talk[0])
     return float(host**bend / max(host**bend + device**bend, 1e-300))
+
+
+def _alone_share(plan: Plan, workload: Workload, cluster: Cluster, samples: int) -> float:
+    """The same where every layer runs on one rank with so many samples."""
+    one = Plan(**{name: getattr(plan, name) for name in RESOLVED})
+    found = layer_costs(workload, cluster, layouts([one.but(micro_batch=samples)]))
+    layers = [(cost, layer.times) for cost, layer in zip(found, workload.layers, strict=True)]
+    return _share_of_host(layers, running(one).profile.exponent)
 
 
 def _share(plan: Plan) -> float:

@@ -32,12 +32,7 @@ def model_of(text: str) -> Model:
 
 
 def steps_of(plan: Plan, model: Model, cluster: Cluster) -> list[tuple[str, Graph]]:
-    """The step under a plan, with its baseline above it; none where its planner alone can price it.
-
-    Layers on ranks of their own (`groups`) are priced by the planner that found them, nowhere else.
-    """
-    if plan.groups:
-        return []
+    """The step under a plan; of one that fuses ops with its baseline above it."""
     if plan.buckets or plan.regions:
         return _fused(plan, _problem(plan, model, cluster))
     if isinstance(model, Graph):
