@@ -11,9 +11,9 @@ import pytest
 
 from foretell.errors import InputError
 from foretell.trace import read
+from foretell.trace.decode import opened
 from foretell.trace.events import Events, What, read_events
 from foretell.trace.source import members
-from foretell.trace.split import opened
 from tests.trace.kineto import Kineto, training_step
 
 

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from foretell.trace import read, source
-from foretell.trace.decode import Seen, tried
-from foretell.trace.split import _kineto_cut
+from foretell.trace.decode import Seen, _kineto_cut, tried
 from tests.trace.kineto import Kineto, training_step
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from foretell.graph import Kind
-from foretell.trace.remarks import remarks
+from foretell.trace.read import remarks
 from foretell.trace.words import library
 from tests.whatif.traced import convnet
 

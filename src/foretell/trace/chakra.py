@@ -109,8 +109,8 @@ def _node(message: bytes) -> Node:
         elif number == 7 and isinstance(value, int):
             made.micros = float(value)
         elif number == 10 and isinstance(value, bytes):
-            key, told = _attribute(value)
-            made.attributes[key] = told
+            key, attribute = _attribute(value)
+            made.attributes[key] = attribute
     return made
 
 
@@ -162,9 +162,9 @@ def parse_json(data: bytes, where: str) -> list[Node]:
         raise InputError(f"`{where}` is not a Chakra trace: {error}") from None
     nodes = []
     for n in found.workload_graph:
-        told = {"is_cpu_op": n.is_cpu_op, "comm_size": n.comm_size, "comm_type": n.comm_type}
-        told = {k: v for k, v in told.items() if v is not None}
-        nodes.append(Node(n.id, n.name, n.type, n.control, n.data, n.runtime, told))
+        attributes = {"is_cpu_op": n.is_cpu_op, "comm_size": n.comm_size, "comm_type": n.comm_type}
+        attributes = {k: v for k, v in attributes.items() if v is not None}
+        nodes.append(Node(n.id, n.name, n.type, n.control, n.data, n.runtime, attributes))
     return nodes
 
 
@@ -204,21 +204,21 @@ def _parent(n: Node, nodes: Sequence[Node], number: dict[int, int]) -> str:
 def _row(
     n: Node, parent: str, texts: Texts, lanes: dict[tuple[str, LaneKind], int]
 ) -> dict[str, Any]:
-    told = n.attributes
-    is_host = bool(told.get("is_cpu_op", False))
+    attributes = n.attributes
+    is_host = bool(attributes.get("is_cpu_op", False))
     kind, op = _kind(n, is_host, parent)
     lane = _lane(n, kind)
     return {
         "kind": int(kind),
-        "op": texts.number(str(told.get("op") or op)),
+        "op": texts.number(str(attributes.get("op") or op)),
         "name": texts.number(n.name),
         "lane": lanes.setdefault(lane, len(lanes)),
-        "seconds": float(told.get("seconds", n.micros * 1e-6)),
-        "gap": float(told.get("gap", 0.0)),
-        "layer": texts.number(str(told.get("layer", ""))),
-        "phase": int(told.get("phase", Phase.NONE)),
-        "comm_bytes": float(told.get("comm_size", 0)) if kind in COMM else 0.0,
-        "source": int(Source.MEASURED if n.micros or "seconds" in told else Source.NONE),
+        "seconds": float(attributes.get("seconds", n.micros * 1e-6)),
+        "gap": float(attributes.get("gap", 0.0)),
+        "layer": texts.number(str(attributes.get("layer", ""))),
+        "phase": int(attributes.get("phase", Phase.NONE)),
+        "comm_bytes": float(attributes.get("comm_size", 0)) if kind in COMM else 0.0,
+        "source": int(Source.MEASURED if n.micros or "seconds" in attributes else Source.NONE),
     }
 
 
@@ -240,12 +240,12 @@ def _kind(n: Node, is_host: bool, parent: str) -> tuple[Kind, str]:
 
 
 def _lane(n: Node, kind: Kind) -> tuple[str, LaneKind]:
-    told = str(n.attributes.get("lane") or "")
+    lane = str(n.attributes.get("lane") or "")
     if kind in (Kind.HOST, Kind.SYNC, Kind.LOAD):
-        return told or f"thread {n.attributes.get('tid', 0)}", LaneKind.HOST
+        return lane or f"thread {n.attributes.get('tid', 0)}", LaneKind.HOST
     if kind in COMM:
-        return told or "comm", LaneKind.COMM
-    return told or f"stream {n.attributes.get('tid', 0)}", LaneKind.COMPUTE
+        return lane or "comm", LaneKind.COMM
+    return lane or f"stream {n.attributes.get('tid', 0)}", LaneKind.COMPUTE
 
 
 def _waits(nodes: Sequence[Node], number: dict[int, int]) -> tuple[Array, Array, Array, Array]:

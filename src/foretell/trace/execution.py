@@ -110,7 +110,7 @@ def parse_execution(data: bytes, where: str) -> list[Op]:
 
 
 def _op(n: _Raw) -> Op:
-    told = {str(a.get("name")): a.get("value") for a in n.attrs}
+    attributes = {str(a.get("name")): a.get("value") for a in n.attrs}
     parent = n.parent if n.parent is not None else n.ctrl_deps
     info = (
         n.inputs if isinstance(n.inputs, _Info) else _Info(n.inputs, n.input_shapes, n.input_types)
@@ -119,10 +119,10 @@ def _op(n: _Raw) -> Op:
     types = [m[1] if (m := _DTYPE.search(str(t))) else "" for t in info.types]
     encode = msgspec.json.encode
     shape = Shape((encode(info.shapes), encode(types), b""))
-    thread = told.get("tid", n.tid)
+    thread = attributes.get("tid", n.tid)
     return Op(
         n.id, n.name, -1 if parent is None else parent, thread if isinstance(thread, int) else 0,
-        bool(told.get("fw_tid", n.fw_tid)), info.values, shape, outputs, told,
+        bool(attributes.get("fw_tid", n.fw_tid)), info.values, shape, outputs, attributes,
     )  # fmt: skip
 
 
@@ -229,9 +229,9 @@ def _said(op: Op) -> Any:
 def _phase(tells: int, kind: Kind) -> Phase:
     if kind in (Kind.COLLECTIVE, Kind.SEND):
         return Phase.COMMUNICATE
-    for told, phase in ((Tells.LOAD, Phase.LOAD), (Tells.UPDATE, Phase.UPDATE),
+    for role, phase in ((Tells.LOAD, Phase.LOAD), (Tells.UPDATE, Phase.UPDATE),
                         (Tells.BACKWARD, Phase.BACKWARD), (Tells.LOSS, Phase.LOSS)):  # fmt: skip
-        if tells & told:
+        if tells & role:
             return phase
     return Phase.FORWARD
 

@@ -67,7 +67,7 @@ def _message(graph: Graph, task: int) -> bytes:
         wire.packed_field(5, data),
         wire.number_field(7, max(1, round(seconds * 1e6)) if seconds else 0),
     ]
-    parts += [wire.bytes_field(10, _attribute_bytes(*a)) for a in _told(graph, task, kind, lags)]
+    parts += [wire.bytes_field(10, _attribute_bytes(*a)) for a in _pairs(graph, task, kind, lags)]
     return b"".join(parts)
 
 
@@ -79,7 +79,7 @@ def _node_type(graph: Graph, task: int, kind: Kind) -> int:
     return COMPUTE
 
 
-def _told(graph: Graph, task: int, kind: Kind, lags: list[float]) -> Iterator[tuple[str, Any]]:
+def _pairs(graph: Graph, task: int, kind: Kind, lags: list[float]) -> Iterator[tuple[str, Any]]:
     """Attributes of a task: those Chakra knows, then foretell's own."""
     op = graph.text_of("op", task)
     yield "is_cpu_op", kind in (Kind.HOST, Kind.SYNC, Kind.LOAD)

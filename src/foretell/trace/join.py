@@ -214,15 +214,15 @@ def _uses(s: _Stack, final: Array, texts: Texts) -> tuple[tuple[Array, Array, Ar
     rows: list[tuple[Array, Array, Array]] = []
     for p, base in zip(s.parts, s.base, strict=False):
         devices, link = np.unique(p.shared.device, return_inverse=True)
-        task = final[base + len(p.draft.host) + p.shared.work]
+        task = final[base + len(p.step.host) + p.shared.work]
         rows.append((task, len(names) + link.reshape(-1), p.shared.demand))
-        names += [f"rank {p.draft.rank} device {k}" for k in devices.tolist()]
+        names += [f"rank {p.step.rank} device {k}" for k in devices.tolist()]
     task, link, demand = (np.concatenate([r[k] for r in rows]) for k in range(3))
     return (task, link, demand), Links(texts.table(names), np.ones(len(names)))
 
 
 def _lanes(parts: Sequence[Part], texts: Texts) -> Lanes:
-    rows = [(p.draft.rank, name, kind) for p in parts for name, kind in p.lanes]
+    rows = [(p.step.rank, name, kind) for p in parts for name, kind in p.lanes]
     return Lanes(
         np.array([r[0] for r in rows]),
         texts.table(r[1] for r in rows),

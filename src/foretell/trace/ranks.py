@@ -43,10 +43,10 @@ def match(parts: Sequence[Part], texts: Texts) -> Match:
             found.setdefault(key, {}).setdefault(k, []).append(task)
     result = Match([], [])
     for (group, op), by_part in found.items():
-        wanted = set(ranks_of(words[group])) or {p.draft.rank for p in parts}
-        here = {k: v for k, v in by_part.items() if parts[k].draft.rank in wanted}
+        wanted = set(ranks_of(words[group])) or {p.step.rank for p in parts}
+        here = {k: v for k, v in by_part.items() if parts[k].step.rank in wanted}
         counts = {len(v) for v in here.values()}
-        present = sum(p.draft.rank in wanted for p in parts)
+        present = sum(p.step.rank in wanted for p in parts)
         if len(counts) != 1 or len(here) != present:
             result.notes.append(
                 f"ranks ran different numbers of `{words[op]}` over {words[group] or 'all ranks'}: "
@@ -70,7 +70,7 @@ def shifts(parts: Sequence[Part], found: Match) -> Array:
     Clocks are corrected group by group, outward from the first rank: the groups with the most
     collectives first, so that ranks that share no group with it are reached through others.
     """
-    begin = np.array([p.draft.events.origin + p.draft.begin for p in parts])
+    begin = np.array([p.step.events.origin + p.step.begin for p in parts])
     begin -= begin.min()
     begin += _corrections(len(parts), _offsets(parts, found, begin))
     found_shifts: Array = begin - begin.min()
@@ -142,7 +142,9 @@ def _busy(p: Part) -> float:
     return float(p.columns["seconds"][own].sum())
 
 
-def told(ranks: Sequence[int], shift: Array, found: dict[str, Any], seconds: float) -> list[str]:
+def notes_on(
+    ranks: Sequence[int], shift: Array, found: dict[str, Any], seconds: float
+) -> list[str]:
     """Ranks worth naming, in words: stragglers, late ranks, uneven work."""
     notes = []
     caused = np.array(found["waited_for_s"])
@@ -170,7 +172,7 @@ def late(p: Part, shift: float, texts: Texts) -> Part:
     if shift <= 0:
         return p
     columns = {k: np.append(v, np.zeros(1, v.dtype)) for k, v in p.columns.items()}
-    columns["seconds"][-1], columns["rank"][-1] = shift, p.draft.rank
+    columns["seconds"][-1], columns["rank"][-1] = shift, p.step.rank
     columns["op"][-1] = texts.number("late")
     ahead = np.flatnonzero(p.is_ahead)
     _, first = np.unique(columns["lane"][ahead], return_index=True)

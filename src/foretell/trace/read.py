@@ -1,35 +1,196 @@
 """A trace read and turned into the graph of one of its steps.
 
-trace = read("step.json.gz")
-trace.graph              one step, to be simulated once or over and over
-trace.start, trace.end   when each of its tasks was measured to run
-trace.warm               the step as it was: behind what the device was still doing
+    trace = read("step.json.gz")
+    trace.graph              one step, to be simulated once or over and over
+    trace.start, trace.end   when each of its tasks was measured to run
+    trace.warm               the step as it was: behind what the device was still doing
+
+A step is a `ProfilerStep` range where there are any; otherwise what lies between the ends of two
+calls of the optimizer; otherwise the whole trace.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from foretell.errors import InputError
-from foretell.graph import Graph, concat
-from foretell.graph.columns import Array, frozen
-from foretell.trace.events import Events, read_events
+from foretell.graph import Graph, Kind, LaneKind, concat
+from foretell.graph.columns import NONE, Array, frozen
+from foretell.trace.decode import FORMS, Opened, opened
+from foretell.trace.events import Events, What, read_events
 from foretell.trace.join import Whole, graph_of, whole
-from foretell.trace.ranks import Match, balance, late, match, shifts, told
-from foretell.trace.remarks import remarks
+from foretell.trace.ranks import Match, balance, late, match, notes_on, shifts
+from foretell.trace.runs import distinct
 from foretell.trace.source import members
-from foretell.trace.split import FORMS, Opened, opened
 from foretell.trace.step.compose import part
-from foretell.trace.step.device import Work, device_work
-from foretell.trace.step.draft import Draft, draft
-from foretell.trace.steps import Steps, choose, find_steps, lengths
-from foretell.trace.words import MEASURED, Texts
+from foretell.trace.step.tasks import RankStep, Work, device_work, rank_step
+from foretell.trace.words import MEASURED, Tells, Texts, by_name, library, note_tells, step_number
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """When every step begins and ends on the host, and on which thread."""
+
+    number: Array  # as the trace counts them
+    start: Array
+    end: Array
+    thread: int
+    found_by: str  # `ProfilerStep`, `optimizer` or `trace`
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+
+def find_steps(events: Events) -> Steps:
+    """All steps of a trace, first to last, cut so that none overlaps the next."""
+    tells = np.where(
+        events.what == What.NOTE,
+        by_name(events.texts, events.name, lambda text: int(note_tells(text))),
+        0,
+    )
+    marked = np.flatnonzero(tells & Tells.STEP)
+    steps = _by_notes(events, marked) if len(marked) else None
+    if steps is not None and len(steps):
+        return steps
+    updates = np.flatnonzero(tells & Tells.UPDATE)
+    updates = updates[_are_optimizer_steps(events, updates)]
+    steps = _by_updates(events, updates) if len(updates) > 2 else None
+    return steps if steps is not None and len(steps) else _whole(events)
+
+
+def lengths(events: Events, work: Work, steps: Steps) -> Array:
+    """How long each step took, measured from where the one before left the device.
+
+    A step ends when its host and all device work that it launched are done; it could begin when its
+    host began it and the device was done with what was launched before.
+    """
+    issued = np.where(work.call != NONE, events.start[work.call], -np.inf)
+    ranked = np.argsort(issued, kind="stable")
+    high = np.append(-np.inf, np.maximum.accumulate(work.end[ranked]))
+    done = high[np.searchsorted(issued[ranked], steps.start, side="left")]
+    owner = np.searchsorted(steps.start, issued, side="right") - 1
+    own = (owner >= 0) & (issued < steps.end[owner])
+    end = steps.end.copy()
+    np.maximum.at(end, owner[own], work.end[own])
+    found: Array = end - np.where(done < end, np.maximum(steps.start, done), steps.start)
+    return found
+
+
+def choose(events: Events, steps: Steps, seconds: Array, wanted: int | None) -> int:
+    """The place of the wanted step, or of the one of median length (the shorter of two).
+
+    Steps in which hardly anything happened (the last range of a profiler that was stopped) do not
+    count for the median.
+    """
+    if wanted is None:
+        full = np.flatnonzero(_is_full(events, steps))
+        return int(full[np.argsort(seconds[full], kind="stable")[(len(full) - 1) // 2]])
+    source = events.source
+    places = np.flatnonzero(steps.number == wanted)
+    if not len(places):
+        known = ", ".join(map(str, steps.number.tolist()[:12]))
+        raise InputError(f"`{source}` has no step {wanted}", hint=f"its steps are {known}")
+    return int(places[0])
+
+
+def _is_full(events: Events, steps: Steps) -> Array:
+    """Which steps have at least half as many host events as the fullest."""
+    host = events.start[events.is_(What.OP, What.CALL)]
+    step = np.searchsorted(steps.start, host, side="right") - 1
+    count = np.bincount(step[step >= 0], minlength=len(steps))
+    found: Array = 2 * count >= count.max(initial=0)
+    return found
+
+
+def _by_notes(events: Events, marked: Array) -> Steps:
+    thread = np.bincount(events.place[marked]).argmax()
+    mine = marked[events.place[marked] == thread]
+    mine = mine[np.argsort(events.start[mine], kind="stable")]
+    start, end = events.start[mine], events.end[mine].copy()
+    end[:-1] = np.minimum(end[:-1], start[1:])  # overlapping ranges: the next one begins anew
+    number = np.array([step_number(events.texts[k]) for k in events.name[mine].tolist()])
+    real = end > start
+    return Steps(number[real], start[real], end[real], int(thread), "ProfilerStep")
+
+
+def _are_optimizer_steps(events: Events, updates: Array) -> Array:
+    return by_name(
+        events.texts, events.name[updates], lambda text: int("step" in text.lower())
+    ).astype(bool)
+
+
+def _by_updates(events: Events, updates: Array) -> Steps:
+    thread = np.bincount(events.place[updates]).argmax()
+    mine = updates[events.place[updates] == thread]
+    ends = distinct(events.end[mine])
+    return Steps(np.arange(1, len(ends)), ends[:-1], ends[1:], int(thread), "optimizer")
+
+
+def _whole(events: Events) -> Steps:
+    """One step: from the first event on the host to the last, on the thread that spans most."""
+    host = np.flatnonzero(events.is_(What.OP, What.CALL, What.NOTE))
+    if not len(host):  # the device alone
+        first, last = events.start.min(), events.end.max()
+        return Steps(np.zeros(1, np.int64), first[None], last[None], 0, "trace")
+    first = np.full(int(events.place[host].max()) + 1, np.inf)
+    last = np.full(len(first), -np.inf)
+    np.minimum.at(first, events.place[host], events.start[host])
+    np.maximum.at(last, events.place[host], events.end[host])
+    thread = int(np.argmax(last - first))
+    return Steps(np.zeros(1, np.int64), first.min()[None], last.max()[None], thread, "trace")
+
+
+_BUSY = 0.05  # share of the device's seconds from which a stream counts
+_AMD = ("hip", "Cijk_", "__amd")  # how calls and kernels under ROCm begin
+
+
+def remarks(graph: Graph) -> list[str]:
+    """Communication kernels of custom libraries, several streams, AMD's kernels."""
+    return [*_libraries(graph), *_streams(graph), *_amd(graph)]
+
+
+def _texts(graph: Graph, column: str, *kinds: Kind) -> set[str]:
+    words, rows = list(graph.names), getattr(graph, column)[np.isin(graph.kind, kinds)]
+    return {words[k] for k in set(rows.tolist())}
+
+
+def _libraries(graph: Graph) -> Iterator[str]:
+    found = sorted(set(map(library, _texts(graph, "name", Kind.COLLECTIVE, Kind.SEND))) - {""})
+    if found:
+        yield (
+            f"communication kernels of {', '.join(found)}: counted as communication as measured; "
+            "changes of ranks or network price them as NCCL's"
+        )
+
+
+def _streams(graph: Graph) -> Iterator[str]:
+    """Streams of one rank that kernels of some weight run on."""
+    kernels = graph.kind == Kind.KERNEL
+    spent = np.bincount(graph.lane[kernels], graph.seconds[kernels], minlength=len(graph.lanes))
+    compute = graph.lanes.kind == LaneKind.COMPUTE
+    for rank in sorted(set(graph.lanes.rank[compute].tolist()))[:1]:
+        own = compute & (graph.lanes.rank == rank)
+        many = int((spent[own] > _BUSY * max(spent[own].sum(), 1e-12)).sum())
+        if many > 1:
+            yield (
+                f"kernels run on {many} streams at once: each keeps the seconds it was measured "
+                "with beside the others"
+            )
+
+
+def _amd(graph: Graph) -> Iterator[str]:
+    calls, kernels = _texts(graph, "op", Kind.HOST), _texts(graph, "name", Kind.KERNEL)
+    if any(text.startswith(_AMD) for text in calls | kernels):
+        yield (
+            "kernels of an AMD GPU: their times are as measured; ratios of changed kernels were "
+            "measured on NVIDIA's"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +215,8 @@ class Trace:
     @property
     def real(self) -> float | None:
         """Seconds of an un-profiled step, where they were timed when the trace was made."""
-        told = self.graph.facts.get("unprofiled")
-        return float(told) if told is not None else None
+        seconds = self.graph.facts.get("unprofiled")
+        return float(seconds) if seconds is not None else None
 
     def __repr__(self) -> str:
         seconds = self.graph.facts.get("measured", 0.0)
@@ -71,7 +232,7 @@ class Recording:
     steps: Steps
     seconds: Array  # measured length of each step
     rank: int
-    is_rank_told: bool = field(default=True)
+    is_rank_known: bool = field(default=True)
 
 
 def read(
@@ -111,23 +272,23 @@ def _measured(recordings: Sequence[Recording], step: int | None, memory: bool) -
     first = recordings[0]
     chosen = choose(first.events, first.steps, first.seconds, step)
     texts = Texts()
-    parts = [part(_drafted(r, chosen, first), texts) for r in recordings]
+    parts = [part(_same_step(r, chosen, first), texts) for r in recordings]
     notes = [note for r in recordings for note in r.events.notes]
     found = match(parts, texts) if len(parts) > 1 else Match([], [])
     shift = shifts(parts, found) if len(parts) > 1 else np.zeros(1)
-    drafts = [p.draft for p in parts]
-    begun = min(float(s) + d.found for s, d in zip(shift, drafts, strict=True))
-    ended = max(float(s) + d.end for s, d in zip(shift, drafts, strict=True))
+    steps = [p.step for p in parts]
+    begun = min(float(s) + d.found for s, d in zip(shift, steps, strict=True))
+    ended = max(float(s) + d.end for s, d in zip(shift, steps, strict=True))
     facts = _facts(recordings, chosen, ended - begun, shift)
     if len(parts) > 1:
         facts["balance"] = balance(parts, found, shift)
-        notes += found.notes + told(facts["ranks"], shift, facts["balance"], ended - begun)
+        notes += found.notes + notes_on(facts["ranks"], shift, facts["balance"], ended - begun)
         parts = [late(p, float(s), texts) for p, s in zip(parts, shift, strict=True)]
     made = whole(parts, texts, found.sets)
     if memory:
         from foretell.trace.tensors import held
 
-        facts |= held(drafts[0])
+        facts |= held(steps[0])
     return _trace(made, facts, begun, tuple(dict.fromkeys(notes)))
 
 
@@ -150,9 +311,9 @@ def _unmeasured(
     files: Sequence[Opened], path: str | os.PathLike[str], wanted: set[int] | None
 ) -> Trace:
     """One graph of files that tell what depends on what but not when it ran."""
-    told = [_file_rank(f.name) for f in files]
-    apart = None not in told and len(set(told)) == len(told)
-    ranks = [r if apart and r is not None else k for k, r in enumerate(told)]
+    named = [_file_rank(f.name) for f in files]
+    apart = None not in named and len(set(named)) == len(named)
+    ranks = [r if apart and r is not None else k for k, r in enumerate(named)]
     if len(files) == 1:
         ranks = [0]
     _check_ranks(path, ranks, wanted)
@@ -179,7 +340,7 @@ def recorded_ranks(
     files: Sequence[Opened], path: str | os.PathLike[str], ranks: set[int] | None = None
 ) -> list[Recording]:
     """What the files of the wanted ranks say, by rank."""
-    found = _told_apart([_recording(f, k, len(files) > 1) for k, f in enumerate(files)])
+    found = _distinct_ranks([_recording(f, k, len(files) > 1) for k, f in enumerate(files)])
     _check_ranks(path, [r.rank for r in found], ranks)
     chosen = [r for r in found if ranks is None or r.rank in ranks]
     return sorted(chosen, key=lambda r: r.rank)
@@ -209,9 +370,9 @@ def _recording(file: Opened, place: int, is_one_of_many: bool) -> Recording:
 def _rank(events: Events) -> int | None:
     """The rank that a trace gives itself, or else its file name."""
     info = events.facts.get("distributedInfo")
-    told = info.get("rank") if isinstance(info, dict) else None
-    if isinstance(told, int):
-        return told
+    rank = info.get("rank") if isinstance(info, dict) else None
+    if isinstance(rank, int):
+        return rank
     return _file_rank(events.source)
 
 
@@ -224,7 +385,7 @@ def _file_rank(path: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _told_apart(found: Sequence[Recording]) -> list[Recording]:
+def _distinct_ranks(found: Sequence[Recording]) -> list[Recording]:
     """Recordings with ranks of their own."""
     from dataclasses import replace
 
@@ -232,7 +393,7 @@ def _told_apart(found: Sequence[Recording]) -> list[Recording]:
     if len(set(ranks)) == len(ranks):
         return list(found)
     twice = next(r for r in found if ranks.count(r.rank) > 1)
-    if all(r.is_rank_told for r in found):
+    if all(r.is_rank_known for r in found):
         raise InputError(
             f"two traces say they are rank {twice.rank}, among them `{twice.events.source}`",
             hint="read one file, or a folder with one trace a rank",
@@ -240,14 +401,14 @@ def _told_apart(found: Sequence[Recording]) -> list[Recording]:
     return [replace(r, rank=k) for k, r in enumerate(found)]
 
 
-def _drafted(r: Recording, chosen: int, first: Recording) -> Draft:
-    """The draft of the step that the first rank's chosen one is on this rank."""
+def _same_step(r: Recording, chosen: int, first: Recording) -> RankStep:
+    """This rank's part of the step chosen on the first rank."""
     place = chosen
     if r is not first:
         same = np.flatnonzero(r.steps.number == first.steps.number[chosen])
         place = int(same[0]) if len(same) else min(chosen, len(r.steps) - 1)
     window = (float(r.steps.start[place]), float(r.steps.end[place]), r.steps.thread)
-    return draft(r.events, r.work, r.rank, int(r.steps.number[place]), window)
+    return rank_step(r.events, r.work, r.rank, int(r.steps.number[place]), window)
 
 
 def _facts(
@@ -279,13 +440,13 @@ def _facts(
     return facts
 
 
-def _timed(told: Any) -> dict[str, float]:
+def _timed(clocks: Any) -> dict[str, float]:
     """What `foretell profile` timed without the profiler, if it made the trace."""
-    if not isinstance(told, dict):
+    if not isinstance(clocks, dict):
         return {}
     found = {}
     for key, name in (("unprofiled_s", "unprofiled"), ("peak_bytes", "peak_bytes")):
-        value = told.get(key)
+        value = clocks.get(key)
         if isinstance(value, (int, float)) and 0 < value < float("inf"):
             found[name] = float(value)
     return found

@@ -1,4 +1,4 @@
-"""What a drafted step holds in memory: its operator calls, made into a tape."""
+"""What a traced step holds in memory: its operator calls, made into a tape."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from foretell.memory.call import Call
 from foretell.memory.read import tape_of
 from foretell.memory.tape import FACT, encode
 from foretell.trace.events import Events, What
-from foretell.trace.step.draft import Draft
-from foretell.trace.step.label import Labels, labels
+from foretell.trace.step.compose import Labels, labels
+from foretell.trace.step.tasks import RankStep
 
 _ZERO = "Optimizer.zero_grad"
 
 
-def held(d: Draft) -> dict[str, str]:
+def held(d: RankStep) -> dict[str, str]:
     """The tape of a step as a fact of its graph; nothing where sizes are not recorded."""
     try:
         found = calls(d, labels(d))
@@ -29,7 +29,7 @@ def held(d: Draft) -> dict[str, str]:
     return {} if tape is None else {FACT: encode(tape)}
 
 
-def calls(d: Draft, said: Labels) -> list[Call]:
+def calls(d: RankStep, said: Labels) -> list[Call]:
     """All operators that lie in no other, in the order in which they began; kernels beside."""
     n, e = d.nest, d.events
     made: dict[int, Call] = {}
@@ -46,7 +46,7 @@ def calls(d: Draft, said: Labels) -> list[Call]:
     return sorted(roots, key=lambda call: call.start)
 
 
-def _is_zeroed_first(d: Draft, found: list[Call]) -> bool:
+def _is_zeroed_first(d: RankStep, found: list[Call]) -> bool:
     """Whether gradients are not set to zero between the forward and the backward pass."""
     e, n = d.events, d.nest
     known = [k for k, text in enumerate(e.texts) if text.startswith(_ZERO)]
@@ -64,7 +64,7 @@ def _call(e: Events, event: int, phase: int) -> Call:
     return Call(name, dims, types, values, int(e.sequence[event]), float(e.start[event]), phase)
 
 
-def _kernels(d: Draft, made: dict[int, Call]) -> None:
+def _kernels(d: RankStep, made: dict[int, Call]) -> None:
     """Give every call the names of the kernels it launched itself."""
     e, n = d.events, d.nest
     known = d.device.host != NONE

@@ -1,23 +1,111 @@
-"""Work on one stream that waits for work on another: events recorded and waited for.
+"""When work was issued to its stream, and which work on one stream waits for work on another.
 
-Where the trace does not name the streams (most do not), the order of calls in the operator tells
-which can be meant and the measured times which work: the latest that was done when the waiting work
-began. So no edge contradicts a measured time.
+Where the trace does not name the streams of an event (most do not), the order of calls in the
+operator shows which can be meant and the measured times which work: the latest that was done when
+the waiting work began. So no edge contradicts a measured time.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from foretell.graph.columns import NONE, Array
-from foretell.trace.runs import distinct, is_follower
-from foretell.trace.step.device import typical
-from foretell.trace.step.draft import NOISE, Draft
-from foretell.trace.step.issue import Issue, Told, ready_times, times_of
+from foretell.trace.decode import NO_ID
+from foretell.trace.events import What
+from foretell.trace.runs import distinct, highest, is_follower
+from foretell.trace.step.tasks import NOISE, RankStep, join, typical
 from foretell.trace.words import Does
+
+
+@dataclass(frozen=True, eq=False)
+class Issue:
+    """The order of issue on every stream of a step."""
+
+    time: Array  # when each piece of work was issued
+    rising: list[float]  # the same, never less than that of work before it on the stream
+    rows: dict[int, tuple[int, int]]  # stream → its first row and the row behind its last
+
+    def last_before(self, stream: int, time: float, *, behind: bool = False) -> int:
+        """The last work issued on a stream before a time (or at it), NONE where there is none."""
+        a, b = self.rows[stream]
+        at = (bisect_right if behind else bisect_left)(self.rising, time, a, b) - 1
+        return at if at >= a else NONE
+
+    def first_from(self, stream: int, time: float) -> int:
+        """The first work issued on a stream at or behind a time, NONE where there is none."""
+        a, b = self.rows[stream]
+        at = bisect_left(self.rising, time, a, b)
+        return at if at < b else NONE
+
+
+def issue(d: RankStep) -> Issue:
+    """When the device work of a step was issued: with its call; as it started where none is known;
+    before everything where it was there before the step."""
+    work, of = d.device.work, d.device.host
+    time = np.where(d.device.is_ahead, -1.0, work.start)
+    time[of != NONE] = d.host.start[of[of != NONE]]
+    streams, first, count = np.unique(work.stream, return_index=True, return_counts=True)
+    bounds = zip(first.tolist(), (first + count).tolist(), strict=True)
+    rows = dict(zip(streams.tolist(), bounds, strict=True))
+    return Issue(time, highest(time, work.stream).tolist(), rows)
+
+
+def calls_that(d: RankStep, *wanted: Does) -> Array:
+    """Host tasks that are calls of those sorts."""
+    tasks = np.flatnonzero(d.host.is_call & ~d.host.is_return)
+    return tasks[np.isin(d.nest.does[d.host.label[tasks]], wanted)]
+
+
+def times_of(d: RankStep, *wanted: Does) -> tuple[Array, Array]:
+    """(start, place in the nest) of calls of those sorts, tasks or not, by start."""
+    place = np.flatnonzero(np.isin(d.nest.does, wanted))
+    start = d.events.start[d.nest.event[place]] - d.begin
+    ranked = np.argsort(start, kind="stable")
+    return start[ranked], place[ranked]
+
+
+@dataclass(frozen=True)
+class SyncCall:
+    """What a `cuda_sync` event tells of a call: streams as their numbers, NONE where not given."""
+
+    stream: int  # the one that waits, or is waited for by the host
+    source: int  # the one whose event is waited for
+    record: float | None  # when that event was recorded
+
+
+def sync_calls(d: RankStep) -> dict[int, SyncCall]:
+    """What the trace tells of the synchronising calls of a step, by the event of the call."""
+    e, calls = d.events, d.nest.event
+    sync = np.flatnonzero(e.what == What.WAIT)
+    call = join(e.correlation[sync], e.correlation[calls], calls)
+    record = join(e.waits_for_record[sync], e.correlation[calls], calls)
+    found = {}
+    for w, c, r in zip(sync.tolist(), call.tolist(), record.tolist(), strict=True):
+        if c != NONE:
+            at = None if r == NONE else float(e.start[r]) - d.begin
+            found[c] = SyncCall(int(e.place[w]), _source(d, w), at)
+    return found
+
+
+def _source(d: RankStep, sync: int) -> int:
+    stream = int(d.events.waits_for_stream[sync])
+    key = (d.events.streams[d.events.place[sync]][0], str(stream))
+    return d.events.streams.index(key) if stream != NO_ID and key in d.events.streams else NONE
+
+
+def ready_times(d: RankStep, source: Array, target: Array) -> Array:
+    """When each piece of work could have started: launched, its stream and its events done."""
+    work, of = d.device.work, d.device.host
+    ready = np.where(is_follower(work.stream), np.roll(work.end, 1), 0.0)
+    known = of != NONE
+    ready[known] = np.maximum(ready[known], d.host.end[of[known]])
+    np.maximum.at(ready, target, work.end[source])
+    return np.minimum(ready, work.start)
+
 
 IDLE = 5e-6  # seconds: no turnaround, latency or event takes that long
 HELD_UP = 5e-5  # seconds: work that is ready that long before it starts waits for something
@@ -26,7 +114,7 @@ _MANY_STREAMS = 8  # beyond this only the streams next to a wait are candidates
 Pairs = tuple[Array, Array]  # source, target
 
 
-def stream_waits(d: Draft, issue: Issue, told: dict[int, Told]) -> Pairs:
+def stream_waits(d: RankStep, issue: Issue, synced: dict[int, SyncCall]) -> Pairs:
     """(source, target) pairs of device work on different streams."""
     if len(issue.rows) < 2:
         return _table(set())
@@ -37,7 +125,7 @@ def stream_waits(d: Draft, issue: Issue, told: dict[int, Told]) -> Pairs:
     spans = d.device.work.start.tolist(), d.device.work.end.tolist()
     pairs = _guessed(d, issue, _in_graphs(d))
     for time, place in zip(times.tolist(), places.tolist(), strict=True):
-        known = told.get(int(d.nest.event[place]))
+        known = synced.get(int(d.nest.event[place]))
         if known is not None and known.source != NONE:
             record = known.record if known.record is not None else time
             pairs.add(_pair(issue, spans, (known.source, known.stream), record, time))
@@ -63,7 +151,7 @@ class _Line(NamedTuple):
     streams: set[int]  # all of them
 
 
-def _lines(d: Draft, issue: Issue) -> dict[int, _Line]:
+def _lines(d: RankStep, issue: Issue) -> dict[int, _Line]:
     """The work that each thread launched."""
     known = np.flatnonzero(d.device.host != NONE)
     thread = d.host.thread[d.device.host[known]]
@@ -79,7 +167,7 @@ def _lines(d: Draft, issue: Issue) -> dict[int, _Line]:
 
 
 def _candidates(
-    d: Draft, issue: Issue, lines: dict[int, _Line], time: float, place: int
+    d: RankStep, issue: Issue, lines: dict[int, _Line], time: float, place: int
 ) -> list[tuple[int, int]]:
     """(source, target) streams that a wait may join: those used around it on its thread.
 
@@ -133,7 +221,7 @@ def _pair(
 _NO_PAIR = (NONE, NONE)
 
 
-def _in_graphs(d: Draft) -> Array:
+def _in_graphs(d: RankStep) -> Array:
     """Which work was launched together with other work: by a graph, without events of its own."""
     of = d.device.host
     count = np.bincount(of[of != NONE], minlength=len(d.host) + 1)
@@ -141,7 +229,7 @@ def _in_graphs(d: Draft) -> Array:
     return found
 
 
-def _guessed(d: Draft, issue: Issue, asked: Array) -> set[tuple[int, int]]:
+def _guessed(d: RankStep, issue: Issue, asked: Array) -> set[tuple[int, int]]:
     """Pairs where a trace records no waits: work that was ready and began just when work of
     another stream, issued before it, had ended."""
     work, none = d.device.work, np.zeros(0, np.int64)
@@ -161,7 +249,7 @@ def _guessed(d: Draft, issue: Issue, asked: Array) -> set[tuple[int, int]]:
     return pairs
 
 
-def unexplained(d: Draft, source: Array, target: Array) -> tuple[Array, Array, Array]:
+def unexplained(d: RankStep, source: Array, target: Array) -> tuple[Array, Array, Array]:
     """(work, what released it, delay) where work was ready and waited on an idle device.
 
     Nothing in the trace says why (the first launch of a kernel loads it, a graph is set up), so the
@@ -180,7 +268,7 @@ def unexplained(d: Draft, source: Array, target: Array) -> tuple[Array, Array, A
     return late, after, work.start[late] - ready[late]
 
 
-def event_lags(d: Draft, source: Array, target: Array) -> Array:
+def event_lags(d: RankStep, source: Array, target: Array) -> Array:
     """How long an event takes from one stream to the other: as measured where nothing else held
     the work up, otherwise what is usual."""
     _, by = _released(d, source, target)
@@ -189,7 +277,7 @@ def event_lags(d: Draft, source: Array, target: Array) -> Array:
     return np.where(pure, seen, typical(seen[pure], _NO_EVENT))
 
 
-def _released(d: Draft, source: Array, target: Array) -> tuple[Array, Array]:
+def _released(d: RankStep, source: Array, target: Array) -> tuple[Array, Array]:
     """When each piece of work could have started, and by which work; NONE: by its launch."""
     work, of = d.device.work, d.device.host
     same = is_follower(work.stream)
