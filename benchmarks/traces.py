@@ -157,7 +157,7 @@ def large(trace: Path, size: float) -> list[Row]:
 
 def again(tasks: int) -> list[Row]:
     """A further what-if on a graph that is there already."""
-    from foretell.graph.combine import replicate
+    from foretell.graph.build import replicate
     from foretell.simulate import simulate
     from foretell.trace import read
     from foretell.whatif import Setting, parse

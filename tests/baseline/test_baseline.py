@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from foretell.baseline import Baseline, interval, steady_seconds, unprofiled, why
-from foretell.baseline.unprofiled import EVENT, USUAL, warmed
+from foretell.baseline.deprofile import EVENT, USUAL, warmed
 from foretell.graph import Builder
 from foretell.trace import Trace, read
 

@@ -1,8 +1,8 @@
 """Recorded calls of a small step, made by hand: so many layers, forward, backward, update."""
 
 from foretell.graph.columns import Phase
-from foretell.memory.call import Call
 from foretell.memory.flow import ACCUMULATE, EVALUATE
+from foretell.memory.tape import Call
 
 BATCH, WIDTH = 1024, 256
 ACTIVATION = BATCH * WIDTH * 4  # bytes

@@ -6,8 +6,7 @@ import pytest
 
 from foretell.memory.autocast import written_out
 from foretell.memory.change import half_precision
-from foretell.memory.play import peak_bytes
-from foretell.memory.tape import FACT, Op, decode
+from foretell.memory.tape import FACT, Op, decode, peak_bytes
 from foretell.trace import read
 
 MEASURED = Path(__file__).parents[2] / "benchmarks" / "measured" / "h200"

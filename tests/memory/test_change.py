@@ -4,11 +4,9 @@ import pytest
 
 from foretell.graph.columns import NONE, BufferKind, Phase
 from foretell.memory import change
-from foretell.memory.edit import states
-from foretell.memory.play import peak_bytes, phase_peaks, play
+from foretell.memory.change import blocks
 from foretell.memory.read import tape_of
-from foretell.memory.recompute import blocks
-from foretell.memory.tape import Op, Storage, Tape
+from foretell.memory.tape import Op, Storage, Tape, occupancy, peak_bytes, phase_peaks, states
 from tests.memory.steps import ACTIVATION, ADAM, WEIGHT, step
 
 LAYERS = 8
@@ -20,7 +18,7 @@ def tape():
 
 
 def activations(tape):
-    held = play(tape)
+    held = occupancy(tape)
     return held.by_kind()["activation"]
 
 

@@ -3,9 +3,8 @@
 import pytest
 
 from foretell.graph.columns import BufferKind, Phase
-from foretell.memory.play import play
 from foretell.memory.read import GEMM_WORKSPACE, tape_of
-from foretell.memory.tape import decode, encode
+from foretell.memory.tape import decode, encode, occupancy
 from tests.memory.steps import (
     ACTIVATION,
     ADAM,
@@ -48,7 +47,7 @@ def test_what_a_layer_makes_is_kept_once():
 
 def test_the_peak_is_all_that_is_kept_and_the_gradients_at_hand():
     layers = 4
-    found = play(tape_of(step(layers)))
+    found = occupancy(tape_of(step(layers)))
     lasting = layers * WEIGHT * 2 + ACTIVATION + LIBRARIES  # parameters, momentum, input
     assert found.tape.ops[found.at].name == "threshold_backward"
     assert found.peak == lasting + (layers + 2) * ACTIVATION
@@ -56,14 +55,14 @@ def test_the_peak_is_all_that_is_kept_and_the_gradients_at_hand():
 
 def test_what_was_kept_goes_as_the_backward_pass_goes_on():
     layers = 4
-    found = play(tape_of(step(layers)))
+    found = occupancy(tape_of(step(layers)))
     ends = [k for k, o in enumerate(found.tape.ops) if o.name == "MmBackward0"]
     assert sorted(found.held[ends], reverse=True) == found.held[ends].tolist()
     assert found.held[-1] == layers * WEIGHT * 3 + ACTIVATION + LIBRARIES
 
 
 def test_adam_makes_a_denominator():
-    plain, adam = (play(tape_of(step(2, optimizer))) for optimizer in (SGD, ADAM))
+    plain, adam = (occupancy(tape_of(step(2, optimizer))) for optimizer in (SGD, ADAM))
     last = adam.tape.ops[-1]
     assert (last.name, last.phase) == ("div", Phase.UPDATE)
     assert adam.held[-1] - plain.held[-1] == 2 * WEIGHT + 3 * WEIGHT  # a state more, three results
@@ -116,6 +115,6 @@ def test_a_tape_reads_back_as_it_was_written():
 
 
 def test_gradients_that_are_zeroed_late_are_there_in_the_forward_pass():
-    first, late = (play(tape_of(step(3), is_zeroed_first=z)) for z in (True, False))
+    first, late = (occupancy(tape_of(step(3), is_zeroed_first=z)) for z in (True, False))
     assert late.held[0] - first.held[0] == 3 * WEIGHT
     assert late.held[-1] == first.held[-1]

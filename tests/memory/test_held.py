@@ -3,9 +3,9 @@
 import pytest
 
 from foretell.graph import Builder
-from foretell.memory.play import peak_bytes as of_tape
 from foretell.memory.read import tape_of
 from foretell.memory.tape import FACT, encode
+from foretell.memory.tape import peak_bytes as of_tape
 from foretell.whatif import WHATIFS, peak_bytes
 from tests.memory.steps import ADAM, step
 

@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from foretell.memory.call import Call
 from foretell.memory.change import batch
 from foretell.memory.outputs import RULES
-from foretell.memory.play import peak_bytes
-from foretell.memory.tape import FACT, decode
+from foretell.memory.tape import FACT, Call, decode, peak_bytes
 from foretell.trace import read
 
 MIB = 2**20

@@ -2,9 +2,8 @@
 
 import pytest
 
-from foretell.memory.call import Call
-from foretell.memory.outputs import RULES, broadcast
-from foretell.memory.workspace import workspace
+from foretell.memory.outputs import RULES, broadcast, workspace
+from foretell.memory.tape import Call
 
 MIB = 2**20
 

@@ -6,7 +6,7 @@ import pytest
 from foretell.graph.columns import Kind
 from foretell.whatif import parse
 from foretell.whatif.base import Setting
-from foretell.whatif.table_gradients import SWEPT, TILED, gathered
+from foretell.whatif.batch import SWEPT, TILED, gathered
 from tests.whatif.traced import CALL, KERNEL, Step
 
 BAG = "_embedding_bag_dense_backward"

@@ -10,7 +10,7 @@ from foretell.errors import InputError
 from foretell.graph.verify import verify
 from foretell.simulate import simulate
 from foretell.whatif import WHATIFS, DoesNotApply, Setting, applied, ordered, parse
-from foretell.whatif.compose import EXCLUSIVE, ORDER
+from foretell.whatif.registry import EXCLUSIVE, ORDER
 from tests.whatif.ddp import hosted
 from tests.whatif.test_every import EXAMPLES
 from tests.whatif.traced import attention, convnet

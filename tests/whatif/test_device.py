@@ -10,7 +10,7 @@ from foretell.errors import InputError
 from foretell.graph import Builder
 from foretell.trace import read
 from foretell.whatif import DoesNotApply, Setting, parse
-from foretell.whatif.asked import asked
+from foretell.whatif.kernel_request import asked
 from foretell.whatif.machine import device_of
 from tests.whatif.traced import Step, attention, convnet
 

@@ -9,7 +9,7 @@ from foretell.samples import transformer
 from foretell.simulate import simulate
 from foretell.whatif import WHATIFS, DoesNotApply, Setting, parse
 from foretell.whatif.cuda_graph import CAPTURABLE
-from foretell.whatif.spread import is_measured, spread_of
+from foretell.whatif.registry import is_measured, spread_of
 from tests.whatif.traced import attention, convnet
 
 # One example of each that applies to the sample step.

@@ -4,10 +4,10 @@ import numpy as np
 
 from foretell.graph.columns import Kind, Phase
 from foretell.whatif import Setting, parse
-from foretell.whatif.attended import attended
+from foretell.whatif.amp import attended
 from foretell.whatif.autocast import runs
 from foretell.whatif.cuda_graph import BY_TENSOR, CAPTURABLE
-from foretell.whatif.walks import MIXED, powers
+from foretell.whatif.table_lookup import MIXED, powers
 from tests.whatif.traced import Step
 
 H200 = "NVIDIA H200"

@@ -8,7 +8,7 @@ from foretell.cost.ratios import Way
 from foretell.graph.columns import Phase
 from foretell.trace.words import collective, is_collective
 from foretell.whatif import DoesNotApply, Setting, applied, parse
-from foretell.whatif.tabled import changed, sort_of
+from foretell.whatif.table_lookup import changed, sort_of
 from tests.whatif.traced import Step, convnet
 
 

@@ -3,8 +3,7 @@
 import pytest
 
 from foretell.graph.columns import Phase
-from foretell.memory.play import peak_bytes
-from foretell.memory.tape import Op, Storage, Tape
+from foretell.memory.tape import Op, Storage, Tape, peak_bytes
 from foretell.whatif import parse
 
 SIZE = 1 << 20  # numbers

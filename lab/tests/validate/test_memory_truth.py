@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from foretell.memory import change
-from foretell.memory.play import peak_bytes
-from foretell.memory.tape import FACT, decode
+from foretell.memory.tape import FACT, decode, peak_bytes
 from foretell.trace import read
 from foretell_lab.validate.memory import report
 

@@ -10,7 +10,7 @@ from foretell.cluster import Cluster
 from foretell.graph.graph import Graph
 from foretell.simulate import simulate
 from foretell.whatif import Setting, WhatIf
-from foretell.whatif.spread import together
+from foretell.whatif.registry import together
 
 
 @dataclass(frozen=True, eq=False)

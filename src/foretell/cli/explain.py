@@ -97,7 +97,7 @@ def _about(name: str) -> list[dict[str, Any]]:
 
 def _whatif(kind: Any) -> dict[str, Any]:
     """Everything a what-if says of itself."""
-    from foretell.whatif.spread import is_measured, spread_of
+    from foretell.whatif.registry import is_measured, spread_of
 
     return {
         "kind": "what-if",

@@ -1,6 +1,6 @@
 """What happens in one step and in what order."""
 
-from foretell.graph.build import Builder, assemble
+from foretell.graph.build import Builder, assemble, concat, replicate
 from foretell.graph.columns import (
     COLLECTIVES,
     COLUMNS,
@@ -13,14 +13,11 @@ from foretell.graph.columns import (
     Source,
     WaitKind,
 )
-from foretell.graph.combine import concat, replicate
-from foretell.graph.edges import Edges, edges
 from foretell.graph.edit import Edit
 from foretell.graph.file import load, save
 from foretell.graph.graph import Graph, Task
-from foretell.graph.names import Names
 from foretell.graph.parse import parse
-from foretell.graph.tables import Buffers, Drained, Held, Lanes, Links, Used
+from foretell.graph.tables import Buffers, Drained, Edges, Held, Lanes, Links, Names, Used, edges
 from foretell.graph.text import text
 from foretell.graph.verify import verify
 

@@ -22,12 +22,21 @@ import numpy as np
 
 from foretell.errors import GraphError, InputError
 from foretell.graph.columns import COLUMNS, Array, frozen
-from foretell.graph.edges import TYPES, Edges
 from foretell.graph.fingerprint import arrays
 from foretell.graph.graph import Graph
-from foretell.graph.names import Names
 from foretell.graph.parse import parse
-from foretell.graph.tables import Buffers, Drained, Held, Lanes, Links, Table, Used
+from foretell.graph.tables import (
+    TYPES,
+    Buffers,
+    Drained,
+    Edges,
+    Held,
+    Lanes,
+    Links,
+    Names,
+    Table,
+    Used,
+)
 from foretell.graph.text import as_json, text
 from foretell.graph.verify import verify
 from foretell.io import checked, free_memory, open_file, write_atomically

@@ -26,9 +26,7 @@ from foretell.graph.columns import (
     frozen,
     word_of,
 )
-from foretell.graph.edges import NO_EDGES, Edges
-from foretell.graph.names import Names
-from foretell.graph.tables import Buffers, Drained, Held, Lanes, Links, Used
+from foretell.graph.tables import NO_EDGES, Buffers, Drained, Edges, Held, Lanes, Links, Names, Used
 
 if TYPE_CHECKING:
     from foretell.graph.edit import Edit

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from foretell.graph.columns import NONE, Array, WaitKind, frozen, is_default
-from foretell.graph.edges import Edges, edges
 from foretell.graph.graph import Graph
-from foretell.graph.tables import Buffers
+from foretell.graph.tables import Buffers, Edges, edges
 from foretell.graph.verify import verify
 
 

@@ -13,8 +13,8 @@ from functools import cached_property
 import numpy as np
 
 from foretell.graph.columns import NONE, Array, WaitKind
-from foretell.graph.edges import Edges, edges
 from foretell.graph.graph import Graph
+from foretell.graph.tables import Edges, edges
 
 
 @dataclass(frozen=True, eq=False)

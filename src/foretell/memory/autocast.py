@@ -16,9 +16,8 @@ from typing import NamedTuple
 
 from foretell.graph.columns import NONE, BufferKind, Phase
 from foretell.memory import recurrent
-from foretell.memory.edit import FORWARD, Rewrite, swapped, with_workspace
-from foretell.memory.tape import WIDENED, Op, Tape
-from foretell.memory.workspace import copied
+from foretell.memory.outputs import copied
+from foretell.memory.tape import FORWARD, WIDENED, Op, Rewrite, Tape, swapped, with_workspace
 
 HALF = 2  # bytes
 NARROW = {

@@ -7,10 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from foretell.graph.columns import NONE, BufferKind, Phase
-from foretell.memory.call import Call, Dims, count
-from foretell.memory.edit import FORWARD
 from foretell.memory.flow import ACCUMULATE, EVALUATE, Flow
-from foretell.memory.tape import Op, Storage, Tape
+from foretell.memory.tape import FORWARD, Call, Dims, Op, Storage, Tape, count
 
 _GEMMS = ("addmm", "mm", "bmm", "baddbmm", "_addmm_activation")
 # Bytes of a cuBLAS workspace on devices of compute capability 9 (PyTorch documentation, CUDA

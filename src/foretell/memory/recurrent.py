@@ -8,7 +8,7 @@ are views. The flat weights that it is given are the parameters themselves.
 
 from __future__ import annotations
 
-from foretell.memory.call import CODES, ITEMS, Call, Key, count
+from foretell.memory.tape import CODES, ITEMS, Call, Key, count
 
 FORWARD, BACKWARD = "_cudnn_rnn", "_cudnn_rnn_backward"
 ALIASES = {FORWARD: (3,), BACKWARD: (3,)}  # inputs that are views of parameters

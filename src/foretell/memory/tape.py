@@ -6,7 +6,7 @@ device is doing by then, so what is held follows from the order of the operators
     a storage is there from the op that makes it to the last op that reads it;
     what an op keeps for its backward is there until that backward has run.
 
-A `Tape` is that list. `play` finds the peak, rewrites make one tape from another.
+A `Tape` is that list; `occupancy` finds its peak, a `Rewrite` makes one tape from another.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from __future__ import annotations
 import base64
 import json
 import zlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import prod
 from typing import Any
 
+import numpy as np
+
 from foretell.errors import InputError
-from foretell.graph.columns import NONE, BufferKind, Phase
+from foretell.graph.columns import NONE, Array, BufferKind, Phase, word_of
 from foretell.io import decode as decode_json
 from foretell.io import limits
 
@@ -118,3 +122,250 @@ def decode(text: str) -> Tape:
         )  # fmt: skip
     except (ValueError, KeyError, IndexError, TypeError, zlib.error) as error:
         raise InputError(f"the graph's tape cannot be read: {error}") from None
+
+
+Dims = tuple[int, ...]
+Key = tuple[Dims, str]  # sizes and number format
+
+ITEMS = {
+    "float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "long int": 8, "long": 8,
+    "int": 4, "short": 2, "signed char": 1, "unsigned char": 1, "bool": 1,
+    "c10::complex<float>": 8, "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1,
+}  # fmt: skip
+FLOATS = ("double", "float", "c10::BFloat16", "c10::Half", "c10::Float8_e4m3fn", "c10::Float8_e5m2")
+# c10::ScalarType, as a trace writes a `dtype` argument.
+CODES = {
+    0: "unsigned char", 1: "signed char", 2: "short", 3: "int", 4: "long int", 5: "c10::Half",
+    6: "float", 7: "double", 9: "c10::complex<float>", 11: "bool", 15: "c10::BFloat16",
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Call:
+    """An operator with what it lies in; a list of tensors is a tuple of sizes."""
+
+    name: str  # without `aten::`
+    dims: tuple[Dims | tuple[Dims, ...], ...] = ()
+    types: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+    sequence: int = -1
+    start: float = 0.0
+    phase: int = 0
+    inner: list[Call] = field(default_factory=list)
+    kernels: list[str] = field(default_factory=list)
+
+    def tensor(self, k: int) -> Key | None:
+        """Size and format of one input, where it is a tensor."""
+        if k >= len(self.dims) or k >= len(self.types) or self.types[k] not in ITEMS:
+            return None
+        sizes = self.dims[k]
+        if sizes and isinstance(sizes[0], tuple):
+            return None
+        return sizes, self.types[k]  # type: ignore[return-value]
+
+    def tensors(self) -> list[Key]:
+        """All inputs that are tensors with a size; those of lists are floats."""
+        found: list[Key] = []
+        for k, sizes in enumerate(self.dims):
+            own = self.tensor(k)
+            if own is not None:
+                found.append(own)
+            elif sizes and isinstance(sizes[0], tuple):
+                found += [(s, "") for s in sizes]
+        return found
+
+    def ints(self, k: int) -> list[int] | None:
+        """A plain argument that is a number or a list of numbers."""
+        return numbers(self.values[k]) if k < len(self.values) else None
+
+    def flag(self, k: int) -> bool:
+        return k < len(self.values) and self.values[k] == "True"
+
+    def code(self, k: int) -> str | None:
+        """A `dtype` argument."""
+        found = self.ints(k)
+        return CODES.get(found[0]) if found else None
+
+    def walk(self) -> Iterator[Call]:
+        """Itself and all that lies in it, in order."""
+        yield self
+        for one in self.inner:
+            yield from one.walk()
+
+
+@lru_cache(65536)
+def numbers(text: str) -> list[int] | None:
+    """`[2, 2]` → [2, 2]; none where it is something else."""
+    try:
+        found = json.loads(text) if text else None
+    except ValueError:
+        return None
+    found = [found] if isinstance(found, int) and not isinstance(found, bool) else found
+    return found if isinstance(found, list) and all(type(n) is int for n in found) else None
+
+
+def count(dims: Dims) -> int:
+    """Numbers in a tensor."""
+    return prod(dims)
+
+
+FORWARD = (Phase.FORWARD, Phase.LOSS)
+# Flop from which on cuDNN 9.19 makes spectra of a forward convolution (H200): it does at 30 Gflop,
+# and at half the batch, from 19 Gflop down, it does not (ResNet-18 and a detector).
+SPECTRAL = 24e9
+
+
+class Rewrite:
+    """A tape on its way to another."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.before = tape
+        self.storages = list(tape.storages)
+        self.ops: list[Op] = []
+
+    def new(self, like: int, **parts: object) -> int:
+        """A further storage, like another but for some parts."""
+        self.storages.append(replace(self.storages[like], **parts))  # type: ignore[arg-type]
+        return len(self.storages) - 1
+
+    def tape(self) -> Tape:
+        return self.before.changed(storages=tuple(self.storages), ops=tuple(self.ops))
+
+
+def swapped(numbers: Iterable[int], new: dict[int, int]) -> tuple[int, ...]:
+    """Storages with some in the place of others, each once."""
+    return tuple(dict.fromkeys(new.get(k, k) for k in numbers))
+
+
+def resized(tape: Tape, times: float) -> Tape:
+    """All that follows the batch, so many times as large."""
+    storages = tuple(replace(s, count=s.count * times) if s.grows else s for s in tape.storages)
+    return tape.changed(storages=storages, ops=tuple(_resized(o, times) for o in tape.ops))
+
+
+def _resized(op: Op, times: float) -> Op:
+    """Of a workspace the part that is the filter's stays; small convolutions use no spectra."""
+    if not op.where:
+        return op
+    x, y, w, fixed, *work = sides(op)
+    work = [flop * times for flop in work]
+    size = (op.workspace - fixed) * times + fixed if op.workspace else 0.0
+    if work and times < 1 and work[0] < SPECTRAL:
+        size = 0.0
+    numbers = (x * times, y * times, w, fixed, *work)
+    return replace(op, workspace=size, where=":".join(f"{n:.0f}" for n in numbers))
+
+
+def sides(op: Op) -> list[float]:
+    """Numbers in input, output and filter of a convolution, bytes that are the filter's, flop."""
+    return [float(n) for n in op.where.split(":")]
+
+
+def with_workspace(tape: Tape, size: Callable[[Op, list[float]], float]) -> Tape:
+    """Convolutions with workspaces of another size, from numbers in input, output and filter."""
+
+    def changed(op: Op) -> Op:
+        return replace(op, workspace=size(op, sides(op)[:3])) if op.where else op
+
+    return tape.changed(ops=tuple(map(changed, tape.ops)))
+
+
+def without_update(tape: Tape, temporaries: float = 0.0) -> Tape:
+    """The optimizer's loop taken out, and in its place one op that needs so many bytes."""
+    ops = [o for o in tape.ops if o.phase != Phase.UPDATE]
+    ops.append(Op("update", int(Phase.UPDATE), NONE, workspace=temporaries))
+    return tape.changed(ops=tuple(ops))
+
+
+def parameter_bytes(tape: Tape) -> float:
+    """Bytes of all parameters."""
+    return sum(s.bytes for s in tape.storages if s.kind == BufferKind.PARAMETER)
+
+
+def states(tape: Tape) -> int:
+    """Numbers that the optimizer keeps for each of a parameter."""
+    kinds = [s.kind for s in tape.storages]
+    parameters = sum(k == BufferKind.GRADIENT for k in kinds)
+    return round(sum(k == BufferKind.OPTIMIZER for k in kinds) / max(parameters, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Occupancy:
+    """What a step holds: `held[k]` bytes while op k runs, workspaces included."""
+
+    tape: Tape
+    born: Array  # the op that makes each storage; NONE from the beginning
+    dies: Array  # the last that needs it; len(ops) for good
+    held: Array
+    peak: float
+    at: int  # the op at which the peak is first reached; NONE where nothing runs
+
+    def by_kind(self) -> dict[str, float]:
+        """Bytes at the peak by what they are for, largest first."""
+        t, sums = self.tape, {"library": self.tape.fixed}
+        for k in np.flatnonzero((self.born <= self.at) & (self.dies >= self.at)).tolist():
+            word = word_of(BufferKind, t.storages[k].kind)
+            sums[word] = sums.get(word, 0.0) + t.storages[k].bytes
+        if self.at != NONE:
+            sums["workspace"] = sums.get("workspace", 0.0) + t.ops[self.at].workspace
+        kept = {k: v for k, v in sums.items() if v}
+        return dict(sorted(kept.items(), key=lambda item: (-item[1], item[0])))
+
+
+def occupancy(tape: Tape) -> Occupancy:
+    """When each storage comes and goes, and what is held meanwhile."""
+    born, dies = lives(tape)
+    size = np.array([s.bytes for s in tape.storages], float)
+    steps = len(tape.ops)
+    change = np.zeros(steps + 2)
+    there = dies >= born
+    np.add.at(change, np.maximum(born[there], 0), size[there])
+    np.add.at(change, np.minimum(dies[there], steps) + 1, -size[there])
+    held = np.cumsum(change)[:steps] + tape.fixed
+    held = held + np.array([o.workspace for o in tape.ops], float)
+    if not steps:
+        return Occupancy(tape, born, dies, held, float(size.sum() + tape.fixed), NONE)
+    at = int(np.argmax(held))
+    return Occupancy(tape, born, dies, held, float(held[at]), at)
+
+
+def lives(tape: Tape) -> tuple[Array, Array]:
+    """The first and the last op of each storage; those that nothing makes are there from the start.
+
+    Gradients stay to the end of the step; where they are not set to zero before the forward pass,
+    those of the step before are there from its beginning.
+    """
+    count, steps = len(tape.storages), len(tape.ops)
+    born, dies = np.full(count, steps + 1), np.full(count, NONE)
+    ends = {o.node: k for k, o in enumerate(tape.ops) if o.ends and o.node != NONE}
+    for k, o in enumerate(tape.ops):
+        for s in o.makes:
+            born[s] = min(born[s], k)
+            dies[s] = max(dies[s], k)
+        for s in o.reads:
+            dies[s] = max(dies[s], k)
+        for s in o.keeps:
+            dies[s] = max(dies[s], ends.get(o.node, k))
+    for s, storage in enumerate(tape.storages):
+        if storage.kind in LASTING:
+            born[s], dies[s] = NONE, steps
+        elif storage.kind == BufferKind.GRADIENT:
+            dies[s] = steps
+            if not tape.is_zeroed_first:
+                born[s] = NONE
+    return born, dies
+
+
+def peak_bytes(tape: Tape) -> float:
+    """The most a step holds at any time."""
+    return occupancy(tape).peak
+
+
+def phase_peaks(tape: Tape) -> dict[str, float]:
+    """The most that is held in each phase."""
+    found = occupancy(tape)
+    peaks: dict[str, float] = {}
+    for o, held in zip(tape.ops, found.held.tolist(), strict=True):
+        word = word_of(Phase, o.phase)
+        peaks[word] = max(peaks.get(word, 0.0), held)
+    return peaks

@@ -8,9 +8,9 @@ import numpy as np
 
 from foretell.graph.columns import NONE, Array, BufferKind, Phase, word_of
 from foretell.graph.graph import Graph
-from foretell.memory.play import Held
+from foretell.memory.tape import Occupancy
 from foretell.report.memory import HOLDERS, curve
-from foretell.whatif.held import held
+from foretell.whatif.memory_effect import held
 
 
 def tape_curves(name: str, graph: Graph) -> list[dict[str, Any]]:
@@ -31,7 +31,7 @@ def tape_curves(name: str, graph: Graph) -> list[dict[str, Any]]:
     ]
 
 
-def _by_kind(found: Held) -> dict[str, Array]:
+def _by_kind(found: Occupancy) -> dict[str, Array]:
     """Bytes held at each op, by what they are for; workspaces and libraries are the rest."""
     steps = len(found.held)
     kinds = np.array([s.kind for s in found.tape.storages], np.int64)
@@ -49,7 +49,7 @@ def _by_kind(found: Held) -> dict[str, Array]:
     return {**sums, "workspace": workspace}
 
 
-def _explained(found: Held) -> str:
+def _explained(found: Occupancy) -> str:
     """When the peak is reached, in words."""
     if found.at == NONE:
         return ""
@@ -60,7 +60,7 @@ def _explained(found: Held) -> str:
     )
 
 
-def _holders(found: Held) -> list[dict[str, Any]]:
+def _holders(found: Occupancy) -> list[dict[str, Any]]:
     """The largest storages at the peak, by the operator that made them."""
     there = np.flatnonzero((found.born <= found.at) & (found.dies >= found.at))
     storages, ops = found.tape.storages, found.tape.ops

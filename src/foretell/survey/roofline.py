@@ -13,8 +13,8 @@ from foretell.cost.attention import visible
 from foretell.cost.shape import parse
 from foretell.graph.columns import NONE, Array, Dtype, Kind, Phase, word_of
 from foretell.graph.graph import Graph
-from foretell.whatif.asked import asked
 from foretell.whatif.calls import launch_of, operators
+from foretell.whatif.kernel_request import asked
 
 BACKWARD_ATTENTION = 2.5  # matmuls of a fused backward over those of its forward
 MODEL = 3.0  # forward and backward of a layer over its forward; more than that is recomputed

@@ -12,8 +12,8 @@ from functools import lru_cache
 import numpy as np
 
 from foretell.advise import Step
+from foretell.graph.build import replicate
 from foretell.graph.columns import NONE, Array
-from foretell.graph.combine import replicate
 from foretell.graph.graph import Graph
 from foretell.report.content import Line
 from foretell.report.split import split

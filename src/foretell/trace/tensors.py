@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from foretell.graph.columns import NONE, Phase
-from foretell.memory.call import Call
 from foretell.memory.read import tape_of
-from foretell.memory.tape import FACT, encode
+from foretell.memory.tape import FACT, Call, encode
 from foretell.trace.events import Events, What
 from foretell.trace.step.compose import Labels, labels
 from foretell.trace.step.tasks import RankStep

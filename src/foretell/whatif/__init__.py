@@ -3,11 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
-from foretell.whatif.compose import applied, ordered, tried
-from foretell.whatif.registry import WHATIFS, parse
+from foretell.whatif.registry import WHATIFS, applied, ordered, parse, tried
 
 if TYPE_CHECKING:
-    from foretell.whatif.held import peak_bytes
+    from foretell.whatif.memory_effect import peak_bytes
 
 __all__ = [
     "WHATIFS",
@@ -26,6 +25,6 @@ def __getattr__(name: str) -> Any:
     """Memory is loaded when it is asked about."""
     if name != "peak_bytes":
         raise AttributeError(f"module `foretell.whatif` has no `{name}`")
-    from foretell.whatif.held import peak_bytes
+    from foretell.whatif.memory_effect import peak_bytes
 
     return peak_bytes

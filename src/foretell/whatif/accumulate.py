@@ -22,8 +22,8 @@ from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.bucket_copies import KERNEL, first_of_update, host_op, memory_rate
 from foretell.whatif.checkpoint import COPIED
 from foretell.whatif.gradients import Gradients, compute_lane, exchanged, gradients
+from foretell.whatif.memory_effect import still_there
 from foretell.whatif.parameters import PACK, backward_ends
-from foretell.whatif.tapes import still_there
 
 MORE = ("phase", "comm_bytes", "group", "priority")  # columns of a copy besides
 PASSES = (Phase.LOAD, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)

@@ -24,8 +24,8 @@ from foretell.cost.aten_call import Call, read
 from foretell.graph.columns import Array, Kind, Phase
 from foretell.graph.graph import Graph
 from foretell.memory import autocast
-from foretell.memory.edit import FORWARD
-from foretell.whatif.tabled import ATTENTION, PRODUCTS, elements_of, stride_of
+from foretell.memory.tape import FORWARD
+from foretell.whatif.table_lookup import ATTENTION, PRODUCTS, elements_of, stride_of
 
 LOOKS_UP = frozenset({"embedding", "gather", "index_select", "_embedding_bag"})  # from fp32 tables
 FURTHER = frozenset({"_fused_rms_norm", "linalg_vector_norm"})

@@ -21,9 +21,9 @@ from foretell.graph.columns import Array
 from foretell.graph.graph import Graph
 from foretell.graph.groups import group_text
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
+from foretell.whatif.collective_cost import Wires, wires
 from foretell.whatif.exchange import existing, group_of
 from foretell.whatif.stages import Stage, take_apart
-from foretell.whatif.wires import Wires, wires
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from foretell.errors import InputError
 from foretell.graph.graph import Graph
 from foretell.whatif.base import Setting, WhatIf
 from foretell.whatif.bucket_copies import memory_rate
+from foretell.whatif.collective_cost import wires
 from foretell.whatif.exchange import MIB, check_whole, existing, group_of, swap
 from foretell.whatif.gradients import gradients
-from foretell.whatif.wires import wires
 
 
 @dataclass(frozen=True)

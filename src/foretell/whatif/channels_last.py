@@ -14,8 +14,15 @@ from foretell.graph.graph import Graph
 from foretell.memory import change as memory
 from foretell.memory.tape import Tape
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
-from foretell.whatif.formats import CONVOLVES, LAID_OUT, Change, image_layout, retimed, told
-from foretell.whatif.tabled import sorts_of
+from foretell.whatif.table_lookup import (
+    CONVOLVES,
+    LAID_OUT,
+    Change,
+    image_layout,
+    retimed,
+    sorts_of,
+    told,
+)
 
 
 @dataclass(frozen=True)

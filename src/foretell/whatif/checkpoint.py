@@ -13,7 +13,7 @@ from foretell.graph.graph import Graph
 from foretell.memory import change
 from foretell.memory.tape import Tape
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
-from foretell.whatif.held import tape_of
+from foretell.whatif.memory_effect import tape_of
 
 # Host seconds that a checkpoint's hooks take for each saved tensor: packed in the forward pass,
 # packed again in the second one, unpacked in the backward. Measured with torch 2.13, Python 3.11 on

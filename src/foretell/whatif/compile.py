@@ -25,11 +25,9 @@ from foretell.memory import change as memory
 from foretell.memory.tape import Tape
 from foretell.whatif.autocast import is_narrow
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
-from foretell.whatif.calls import launch_of
+from foretell.whatif.calls import USUAL, call_seconds, launch_of
 from foretell.whatif.channels_last import turned
-from foretell.whatif.formats import CONVOLVES, image_layout, retimed
-from foretell.whatif.hosts import USUAL, call_seconds
-from foretell.whatif.tabled import sorts_of
+from foretell.whatif.table_lookup import CONVOLVES, image_layout, retimed, sorts_of
 
 SHARE = 0.2  # of the kernels beside the longest, that a fused one still costs
 # Calls' worth of host time (→ `_call`, 26 µs on the host of the shipped table): what compiled steps

@@ -16,11 +16,11 @@ from foretell.graph.graph import Graph
 from foretell.memory.tape import Tape
 from foretell.whatif.base import Setting, WhatIf
 from foretell.whatif.bucket_copies import memory_rate
+from foretell.whatif.collective_cost import wires
 from foretell.whatif.exchange import MIB, swap
 from foretell.whatif.gradients import gradients
+from foretell.whatif.memory_effect import with_buckets
 from foretell.whatif.skew import SKEW
-from foretell.whatif.tapes import with_buckets
-from foretell.whatif.wires import wires
 
 
 @dataclass(frozen=True)

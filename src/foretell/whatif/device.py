@@ -22,8 +22,8 @@ from foretell.cost import kernel as kernels
 from foretell.cost.aten_call import Kernel
 from foretell.graph.columns import Array, Dtype, Source, word_of
 from foretell.graph.graph import Graph
-from foretell.whatif.asked import asked
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
+from foretell.whatif.kernel_request import asked
 from foretell.whatif.machine import copies, device_named, device_of
 
 _UNSURE = 0.25  # spread of a ratio that is one of bandwidths alone

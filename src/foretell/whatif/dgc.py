@@ -19,10 +19,10 @@ from foretell.graph.graph import Graph
 from foretell.memory.tape import Tape
 from foretell.whatif.base import Setting, WhatIf
 from foretell.whatif.bucket_copies import KERNEL, host_op, memory_rate
+from foretell.whatif.collective_cost import wires
 from foretell.whatif.exchange import existing, group_of
+from foretell.whatif.memory_effect import with_gradients
 from foretell.whatif.stages import Stage, take_apart
-from foretell.whatif.tapes import with_gradients
-from foretell.whatif.wires import wires
 
 # Times the memory of a gradient is read or written (algorithm 4 of the paper): u = m·u + g and
 # v = v + u take three each, the mask reads v, and masking u and v reads and writes both.

@@ -20,12 +20,12 @@ from foretell.graph.graph import Graph
 from foretell.graph.groups import group_text, ranks_of
 from foretell.whatif.base import DoesNotApply
 from foretell.whatif.bucket_copies import Ready, picked_up
+from foretell.whatif.collective_cost import Wires
 from foretell.whatif.gradients import Gradients, exchanged
 from foretell.whatif.interference import share_devices
 from foretell.whatif.parameters import PACK, UNPACK
 from foretell.whatif.remove import launches_of
 from foretell.whatif.skew import late, since_exchange
-from foretell.whatif.wires import Wires
 
 FIRST = float(1 << 20)  # bytes that close the first bucket: kDefaultFirstBucketBytes, reducer.hpp
 

@@ -25,11 +25,11 @@ from foretell.graph.columns import Array, Dtype, Kind, Phase, word_of
 from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph
 from foretell.memory.tape import Tape
-from foretell.whatif.asked import largest_input, sizes_of
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import kernels_of, launch_of, operators, ops_of
+from foretell.whatif.kernel_request import largest_input, sizes_of
 from foretell.whatif.machine import device_of
-from foretell.whatif.released import released
+from foretell.whatif.memory_effect import released
 
 _LETTERS = {
     "bmm": "B", "baddbmm": "B", "_softmax": "S", "softmax": "S",

@@ -26,13 +26,13 @@ from foretell.memory.tape import Tape
 from foretell.whatif.base import Setting, WhatIf
 from foretell.whatif.batch import FLOOR
 from foretell.whatif.bucket_copies import first_of_update, memory_rate
+from foretell.whatif.collective_cost import Wires, wires
 from foretell.whatif.data_parallel import check_ranks
 from foretell.whatif.exchange import MIB, check_alike, comm_lane, swap
 from foretell.whatif.gradients import Gradients, compute_lane, gradients
+from foretell.whatif.memory_effect import sharded_tape, with_buckets
 from foretell.whatif.sharding import sharded
 from foretell.whatif.skew import SKEW, late
-from foretell.whatif.tapes import sharded_tape, with_buckets
-from foretell.whatif.wires import Wires, wires
 
 SHARDED = {
     1: (BufferKind.OPTIMIZER,),

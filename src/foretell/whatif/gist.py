@@ -21,12 +21,12 @@ from foretell.graph.columns import NONE, Array, Dtype, Kind, Phase, word_of
 from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph
 from foretell.memory.tape import Tape
-from foretell.whatif.asked import first_input
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import issued, kernels_of, launch_of, ops_of
+from foretell.whatif.kernel_request import first_input
 from foretell.whatif.machine import device_of
+from foretell.whatif.memory_effect import released
 from foretell.whatif.reconstructed_batchnorm import RELU
-from foretell.whatif.released import released
 
 POOLS = ("max_pool2d_with_indices", "max_pool2d", "pool")
 

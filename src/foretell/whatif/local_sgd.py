@@ -17,10 +17,10 @@ from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph
 from foretell.graph.groups import group_text
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
+from foretell.whatif.collective_cost import wires
 from foretell.whatif.data_parallel import check_ranks
 from foretell.whatif.exchange import CALL, check_alike, comm_lane, group_of, take_out
 from foretell.whatif.gradients import compute_lane, exchanged, gradients
-from foretell.whatif.wires import wires
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from foretell.cost.shape import write
 from foretell.graph.columns import Array, Dtype, Phase, word_of
 from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph
-from foretell.whatif.asked import sizes_of
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import host_of, issued, kernels_of, ops_of
+from foretell.whatif.kernel_request import sizes_of
 from foretell.whatif.machine import device_of
 
 PRODUCTS = ("mm", "addmm", "gemm")

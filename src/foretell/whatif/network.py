@@ -17,7 +17,7 @@ from foretell.graph.columns import Array, Ids, Kind
 from foretell.graph.graph import Graph
 from foretell.graph.groups import ranks_of
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
-from foretell.whatif.wires import START, Wires, wires
+from foretell.whatif.collective_cost import START, Wires, wires
 
 
 @dataclass(frozen=True)

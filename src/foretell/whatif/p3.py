@@ -18,12 +18,12 @@ from foretell.graph.columns import Array
 from foretell.graph.graph import Graph
 from foretell.memory.tape import Tape
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
+from foretell.whatif.collective_cost import wires
 from foretell.whatif.exchange import check_alike
 from foretell.whatif.gradients import gradients
+from foretell.whatif.memory_effect import without_state
 from foretell.whatif.parameter_server import Pieces, group_named, serve, server_count
 from foretell.whatif.skew import SKEW, late
-from foretell.whatif.tapes import without_state
-from foretell.whatif.wires import wires
 
 MOST = 200_000  # slices: more than any model of a trace makes, and few enough to simulate
 

@@ -25,13 +25,13 @@ from foretell.graph.graph import Graph
 from foretell.graph.groups import group_text
 from foretell.memory.tape import Tape
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
+from foretell.whatif.collective_cost import START, Wires, wires
 from foretell.whatif.data_parallel import check_ranks
 from foretell.whatif.exchange import check_alike, group_of, take_out
 from foretell.whatif.gradients import Gradients, compute_lane, exchanged, gradients
+from foretell.whatif.memory_effect import without_state
 from foretell.whatif.parameters import UNPACK, backward_ends
 from foretell.whatif.skew import SKEW, late
-from foretell.whatif.tapes import without_state
-from foretell.whatif.wires import START, Wires, wires
 
 BIG = 4e6  # bytes of a tensor that is cut over all servers: MXNET_KVSTORE_BIGARRAY_BOUND, 10⁶ fp32
 SAMPLE = np.array([float(1 << 20), float(1 << 26)])  # bytes of two messages that tell a link's rate

@@ -25,11 +25,11 @@ from foretell.graph.graph import Graph
 from foretell.memory.tape import Tape
 from foretell.whatif.base import Setting, WhatIf
 from foretell.whatif.bucket_copies import KERNEL, host_op, memory_rate
+from foretell.whatif.collective_cost import Wires, wires
 from foretell.whatif.exchange import existing, group_of
+from foretell.whatif.memory_effect import with_gradients
 from foretell.whatif.parameters import numbers as numbers_in
 from foretell.whatif.stages import Stage, take_apart
-from foretell.whatif.tapes import with_gradients
-from foretell.whatif.wires import Wires, wires
 
 LEAST = 2.0  # `min_compression_rate` of torch's hook: what is less is sent whole
 STEPS = 4  # kernels to make one column orthogonal to those before it: norm, scale, dot, subtract

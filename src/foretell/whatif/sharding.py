@@ -18,11 +18,11 @@ from foretell.graph.graph import Graph
 from foretell.graph.groups import group_text
 from foretell.whatif.base import DoesNotApply
 from foretell.whatif.bucket_copies import KERNEL, first_of_update, host_op, launch_calls
+from foretell.whatif.collective_cost import Wires
 from foretell.whatif.exchange import CALL, comm_lane, take_out
 from foretell.whatif.gradients import Gradients, compute_lane
 from foretell.whatif.interference import share_devices
 from foretell.whatif.parameters import PACK
-from foretell.whatif.wires import Wires
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,9 +12,8 @@ from foretell.graph.graph import Graph
 from foretell.memory import change as memory
 from foretell.memory.tape import Tape
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
-from foretell.whatif.formats import Change, retimed, told
 from foretell.whatif.machine import check_format
-from foretell.whatif.tabled import Sort, sorts_of
+from foretell.whatif.table_lookup import Change, Sort, retimed, sorts_of, told
 
 
 @dataclass(frozen=True)

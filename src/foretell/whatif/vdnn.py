@@ -18,11 +18,11 @@ from foretell.graph.columns import NONE, Array, Kind, Phase
 from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph
 from foretell.memory.tape import Tape
-from foretell.whatif.asked import first_input
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import issued, launch_of, usual_launch
+from foretell.whatif.kernel_request import first_input
 from foretell.whatif.machine import bus_rate
-from foretell.whatif.released import is_activation, released
+from foretell.whatif.memory_effect import is_activation, released
 
 CONVOLUTIONS = ("convolution", "conv")
 _CALL = 1e-5  # seconds of a call where a step shows no launch

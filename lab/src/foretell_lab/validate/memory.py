@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from foretell.memory.play import play
-from foretell.memory.tape import FACT, decode
+from foretell.memory.tape import FACT, decode, occupancy
 from foretell.trace import read
 from foretell.whatif import WHATIFS, parse
 from foretell_lab.validate.variants import variants
@@ -62,7 +61,7 @@ def _trace(truth: Path, model: str) -> Path:
 def _rows(truth: Path, measured: dict[str, Any]) -> Iterator[Row]:
     model = measured["base"]["model"]
     plain = decode(read(_trace(truth, model)).graph.facts[FACT])
-    base = play(plain).peak
+    base = occupancy(plain).peak
     besides = measured["base"]["peak_mib"] * 2**20 - base
     for variant, row in measured.items():
         specs = () if variant == "base" else SPECS.get(variant)
@@ -73,7 +72,7 @@ def _rows(truth: Path, measured: dict[str, Any]) -> Iterator[Row]:
         tape = plain
         for spec in specs:
             tape = parse(spec).hold(tape)
-        peak = play(tape).peak
+        peak = occupancy(tape).peak
         yield Row(model, variant, row["peak_mib"] * 2**20, peak, peak + besides)
 
 

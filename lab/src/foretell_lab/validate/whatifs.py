@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from foretell.baseline import Baseline, interval, unprofiled
-from foretell.baseline.why import shares
+from foretell.baseline.bottleneck import shares
 from foretell.trace import read
 from foretell.whatif import Setting, applied, parse
-from foretell.whatif.spread import together
+from foretell.whatif.registry import together
 from foretell_lab.validate import half
 from foretell_lab.validate.variants import variants
 

@@ -1,11 +1,12 @@
-"""A traced step as it would run without the profiler.
+"""A traced step without the profiler, and how long it takes when steps follow one another.
 
 Recording makes the host slower, and unevenly: calls that fall on a cold cache or a full buffer take
 several times as long, most of all in a GPU-bound step, where the host sleeps and wakes.
 The quicker calls of a kind show what one costs when nothing is in the way. So a call is taken to
 last no longer than a quick one of its kind, times a factor that is the same for all: the one with
 which the step simulated in a row takes what an un-profiled step is known to take (or is guessed to,
-from the number of events), or, where it is GPU-bound, what the factor usually is.
+from the number of events), or, where it is GPU-bound, what the factor usually is. In a row means on
+the same lanes, so that the host runs ahead of the device or waits for it as it would.
 """
 
 from __future__ import annotations
@@ -15,13 +16,42 @@ from functools import lru_cache
 
 import numpy as np
 
-from foretell.baseline.steady import steady_seconds
 from foretell.errors import InputError
+from foretell.graph.build import replicate
 from foretell.graph.columns import Array, Kind
 from foretell.graph.graph import Graph
 from foretell.simulate import simulate
 from foretell.trace import Trace
 from foretell.trace.operators import is_call, operators
+
+COPIES = 3  # the first fills the queues, the last two are steady
+TIMES = ("seconds", "gap", "priority")  # what an edit may change and the structure still holds
+
+
+@lru_cache(4)  # a step is asked for its time, its interval and the reason in a row
+def steady_seconds(step: Graph, copies: int = COPIES) -> float:
+    """Seconds from the end of one step to the end of the next."""
+    if not step.size:
+        return 0.0
+    row = _in_a_row(step, copies)
+    ends = simulate(row, engine="compiled").end.reshape(copies, step.size).max(axis=1)
+    return float(ends[-1] - ends[-2])
+
+
+def _in_a_row(step: Graph, copies: int) -> Graph:
+    """The step several times over; its structure is made once, for all edits that leave it alone.
+
+    An interval simulates one step five times with other times: laying it out takes longer.
+    """
+    row: Graph | None = step.cache.get(f"row of {copies}")
+    if row is None:
+        row = step.cache[f"row of {copies}"] = replicate(step, copies, over="micro_batch")
+        return row
+    with row.edit() as edit:
+        known = {name: np.tile(step.column(name), copies) for name in TIMES}
+        edit.set(np.arange(row.size), **known)
+    return edit.graph
+
 
 # Un-profiled host time over the sum of capped calls: 16 fp32 steps on H200 hosts (torch 2.11) whose
 # un-profiled time the host decides, or whose variants' does; median, and spread of ln. Most of that

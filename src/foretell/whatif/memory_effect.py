@@ -1,0 +1,151 @@
+"""What a changed step holds in memory: the tape of its trace, changed as its history says.
+
+A graph carries the tape of the step that was traced. What-ifs leave it alone while they are made;
+`held` then asks each spec of the graph's history what it makes of the tape (`WhatIf.hold`). Several
+ranks add buckets, shards and what compression keeps; activations may be released between forward
+and backward, or packed: those are whole again while a backward that reads them runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+from foretell.graph.columns import BufferKind, Phase
+from foretell.graph.graph import Graph
+from foretell.memory.tape import (
+    FACT,
+    Occupancy,
+    Op,
+    Storage,
+    Tape,
+    decode,
+    occupancy,
+    parameter_bytes,
+)
+
+_MEASURED = "peak_bytes"  # a fact: the peak of the step as it was, without the profiler
+
+
+def tape_of(graph: Graph) -> Tape | None:
+    """What the step holds after all that was done to it; none where its trace did not tell."""
+    text = graph.facts.get(FACT)
+    return _changed(text, _made(graph)) if isinstance(text, str) else None
+
+
+def _made(graph: Graph) -> tuple[str, ...]:
+    """The what-ifs among what was done to a graph."""
+    from foretell.whatif import WHATIFS
+
+    return tuple(spec for spec in graph.history if spec.partition(":")[0] in WHATIFS)
+
+
+@lru_cache(8)  # changes made together share what they begin with
+def _changed(text: str, made: tuple[str, ...]) -> Tape:
+    """A tape as text after what-ifs, the last of them on top of the others."""
+    from foretell.whatif import parse
+
+    return parse(made[-1]).hold(_changed(text, made[:-1])) if made else decode(text)
+
+
+def held(graph: Graph) -> Occupancy | None:
+    """The memory of a step, op by op."""
+    text = graph.facts.get(FACT)
+    return _occupied(text, _made(graph)) if isinstance(text, str) else None
+
+
+@lru_cache(4)
+def _occupied(text: str, made: tuple[str, ...]) -> Occupancy:
+    return occupancy(_changed(text, made))
+
+
+def peak_bytes(graph: Graph, real: float | None = None) -> float | None:
+    """The most a step holds; none where its trace did not tell the sizes of tensors.
+
+    `real` is the peak that was measured of the step as it was: what it holds besides its own
+    tensors (workspaces of libraries, other models) is then held by the changed step too.
+    """
+    now = held(graph)
+    if now is None:
+        return None
+    known = graph.facts.get(_MEASURED) if real is None else real
+    if not isinstance(known, (int, float)):
+        return now.peak
+    return max(now.peak + known - _occupied(graph.facts[FACT], ()).peak, 0.0)
+
+
+BUCKETS = "gradients are kept in buckets too"  # a note, so that buckets count once
+
+
+def with_buckets(tape: Tape) -> Tape:
+    """All gradients once more, in buckets that stay from step to step."""
+    if BUCKETS in tape.notes:
+        return tape
+    return with_gradients(tape, 1.0).changed(notes=(*tape.notes, BUCKETS))
+
+
+def with_gradients(tape: Tape, times: float) -> Tape:
+    """So many further copies of all gradients, there all the time."""
+    return tape.changed(fixed=tape.fixed + times * parameter_bytes(tape))
+
+
+def sharded_tape(tape: Tape, kinds: Collection[int], ranks: int, gathered: float) -> Tape:
+    """Storages of some kinds cut over ranks; `gathered` bytes are whole at a time."""
+
+    def cut(s: Storage) -> Storage:
+        return replace(s, count=s.count / ranks) if s.kind in kinds else s
+
+    storages = tuple(cut(s) for s in tape.storages)
+    return tape.changed(storages=storages, fixed=tape.fixed + min(gathered, parameter_bytes(tape)))
+
+
+def without_state(tape: Tape) -> Tape:
+    """The optimizer's state kept elsewhere."""
+    return sharded_tape(tape, (BufferKind.OPTIMIZER,), 1 << 40, 0.0)
+
+
+def still_there(tape: Tape) -> Tape:
+    """Gradients of earlier passes kept while later ones run."""
+    return tape.changed(is_zeroed_first=False)
+
+
+def released(tape: Tape, share: Mapping[int, float], *, whole: bool = True) -> Tape:
+    """The tape with that share of some storages kept; `whole`: all of each comes back for use."""
+    storages, packed, wanted = list(tape.storages), dict[int, int](), dict[int, set[int]]()
+    ops = []
+    for op in tape.ops:
+        lost = [k for k in op.keeps if k in share]
+        if lost:
+            wanted.setdefault(op.node, set()).update(lost)
+            op = _less(op, lost, share, storages, packed)
+        elif whole and op.phase == Phase.BACKWARD and op.node in wanted:
+            back = sum(tape.storages[k].bytes for k in wanted[op.node])
+            op = replace(op, workspace=op.workspace + back)
+        ops.append(op)
+    return tape.changed(storages=tuple(storages), ops=tuple(ops))
+
+
+def _less(
+    op: Op,
+    lost: list[int],
+    share: Mapping[int, float],
+    storages: list[Storage],
+    packed: dict[int, int],
+) -> Op:
+    """An op that keeps packed storages instead of those that are lost."""
+    keeps, makes = [k for k in op.keeps if k not in share], list(op.makes)
+    for k in lost:
+        if not share[k]:
+            continue
+        if k not in packed:
+            packed[k] = len(storages)
+            makes.append(packed[k])
+            storages.append(replace(storages[k], count=storages[k].count * share[k]))
+        keeps.append(packed[k])
+    return replace(op, keeps=tuple(keeps), makes=tuple(makes))
+
+
+def is_activation(tape: Tape, storage: int) -> bool:
+    """Whether a storage is one that a forward pass makes."""
+    return tape.storages[storage].kind == BufferKind.ACTIVATION
