@@ -2,8 +2,9 @@
 
     python benchmarks/walk.py [whatif|plan ...] [-v]
 
-Counted are calls of our own functions while a command answers, importing left out; depth is how
-many of our own frames stand on each other. `-v` lists files, functions and the deepest stack.
+Counted are calls of our own functions while a command answers; importing and loading compiled loops
+(`compiled/`) are left out. Depth is how many of our own frames stand on each other.
+`-v` lists files, functions and the deepest stack.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import foretell
 from foretell.cli.main import foretell as command
 
 HOME = Path(foretell.__file__).resolve().parent
+LOADER = str(HOME / "compiled")
 STEP = str(next((HOME / "samples/traces").glob("*.json*")))
 GPT = "gpt:layers=4,hidden=512,heads=8,seq=256,vocab=1000"
 LINES = {
@@ -62,7 +64,8 @@ class Walk:
 
 def _is_function(code: CodeType) -> bool:
     """Class bodies, comprehensions and lambdas are read where they stand."""
-    return bool(code.co_flags & CO_NEWLOCALS) and not code.co_name.startswith("<")
+    is_loader = code.co_filename.startswith(LOADER)
+    return bool(code.co_flags & CO_NEWLOCALS) and not code.co_name.startswith("<") and not is_loader
 
 
 def walk(arguments: list[str]) -> Walk:

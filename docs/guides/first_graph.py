@@ -9,7 +9,7 @@ from pathlib import Path
 from foretell.graph import Builder, load, replicate, save
 from foretell.report.page import write
 from foretell.simulate import simulate
-from foretell.simulate.questions import breakdown, path_seconds
+from foretell.simulate.timeline import breakdown, path_seconds
 
 # %% A step of two layers
 make = Builder()

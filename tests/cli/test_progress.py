@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from foretell.cli import progress
+from foretell.cli import output
 from foretell.cli.main import COMMANDS, foretell
-from foretell.cli.progress import READ, _unpacked
+from foretell.cli.output import READ, _unpacked
 from foretell.graph import Phase
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = ROOT / "src/foretell/samples/traces/resnet18-h200.json.gz"
 WORK = """
 import time
-from foretell.cli.progress import working
+from foretell.cli.output import working
 with working("trying", steps=4, about=0) as tell:
     for k in range(3):
         tell(f"piece {k}")
@@ -68,8 +68,8 @@ def test_bars_tell_the_time_left():
 
 def test_the_time_left_follows_the_pace_of_what_is_told(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    work = progress._Work(began=100.0)
+    monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
+    work = output._Work(began=100.0)
     now[0] += 30  # to start with, which says nothing of the pace
     assert work.bar() == (None, "30 s")
     work.go_on(0.0)
@@ -82,7 +82,7 @@ def test_the_time_left_follows_the_pace_of_what_is_told(monkeypatch):
 
 
 def test_more_pieces_than_were_said_are_no_error():
-    work = progress._Work(steps=2)
+    work = output._Work(steps=2)
     for _ in range(5):
         work.go_on(None)
     assert work.bar()[0] == 0.8

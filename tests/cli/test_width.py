@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from foretell.cli.main import foretell
-from foretell.report.terminal import fitted
+from foretell.report.words import fitted
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP = "docs/guides/step.txt"

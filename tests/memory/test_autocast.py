@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from foretell.memory.autocast import written_out
-from foretell.memory.change import half_precision
+from foretell.memory.change import half_precision, written_out
 from foretell.memory.tape import FACT, Op, decode, peak_bytes
 from foretell.trace import read
 

@@ -13,7 +13,7 @@ from foretell.graph import NONE
 from foretell.graph.wiring import wiring
 from foretell.simulate import simulate
 from foretell.simulate.engine import loop_for, run, timeline
-from foretell.simulate.questions import breakdown, busy, critical_path
+from foretell.simulate.timeline import breakdown, busy, critical_path
 
 # `make test-all` draws more
 MANY = settings(max_examples=int(os.environ.get("EXAMPLES", "40")), deadline=None)

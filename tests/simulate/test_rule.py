@@ -8,7 +8,7 @@ from foretell.graph import Builder, parse
 from foretell.samples import transformer
 from foretell.simulate import Timeline, simulate
 from foretell.simulate.memory import held_by_kind, memory, peak_bytes
-from foretell.simulate.questions import (
+from foretell.simulate.timeline import (
     breakdown,
     busy,
     compare,

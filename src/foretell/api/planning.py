@@ -24,7 +24,7 @@ from foretell.plan import Plan, read, save
 from foretell.plan.file import FILES, predicted
 from foretell.predict import Prediction as _Prediction
 from foretell.report import words
-from foretell.report.terminal import width
+from foretell.report.words import width
 from foretell.search.evaluate import priced, repredicted
 from foretell.search.fusion.fused_step import fuses
 from foretell.search.planner import Planned, Planner, Progress, silent

@@ -52,7 +52,7 @@ class Result:
 
     def text(self, verbose: bool = False) -> str:
         """Verdict, sentences and tables, at most as wide as the terminal."""
-        from foretell.report.terminal import fitted, table
+        from foretell.report.words import fitted, table
 
         parts = [fitted(self.verdict)]
         parts += [

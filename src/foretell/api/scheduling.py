@@ -20,7 +20,7 @@ from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.report import words
-from foretell.report.terminal import width
+from foretell.report.words import width
 from foretell.search.schedule import Problem, Schedule, load, shape
 from foretell.search.schedule import schedule as find_schedule
 from foretell.search.schedule.best import Solved, best, decided

@@ -30,7 +30,7 @@ from foretell.report.summary import timeline_summary, timeline_text
 from foretell.simulate import Timeline
 from foretell.simulate.engine import simulate
 from foretell.simulate.memory import peak_bytes as peak_of_buffers
-from foretell.simulate.questions import path_seconds
+from foretell.simulate.timeline import path_seconds
 from foretell.whatif import Setting, WhatIf, parse, peak_bytes, tried
 
 Progress = Callable[..., None]  # what is being done and, where that is known, the share done

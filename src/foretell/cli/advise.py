@@ -33,8 +33,8 @@ def command(
 ) -> None:
     """Try changes on the step in FILE (all that apply, or SPECS) and rank them by gain."""
     from foretell.advise.advise import TRIED
-    from foretell.cli.progress import working
-    from foretell.cli.step import load_step
+    from foretell.cli.output import working
+    from foretell.cli.script import load_step
 
     step = load_step(file, cluster, None if real_ms is None else real_ms / 1e3)
     with working("trying changes", steps=2 * len(specs or TRIED)) as tell:  # alone, then together

@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from foretell.cli.lab_package import lab_module
-from foretell.cli.output import answer, is_quiet, json_option, say
-from foretell.cli.progress import working
+from foretell.cli.output import answer, is_quiet, json_option, say, working
 
 
 @click.command()

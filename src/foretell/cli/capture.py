@@ -46,7 +46,7 @@ def command(what: str, args: tuple[str, ...], output: Path, as_json: bool, **opt
     Next: foretell whatif step.graph amp --on h100.
     """
     from foretell.api.intake import CaptureOptions, capture_source
-    from foretell.cli.progress import working
+    from foretell.cli.output import working
 
     with working(f"capturing {Path(what).name}") as tell:
         tell("loading torch and the script")
@@ -80,7 +80,7 @@ def _summary(graph: Any) -> dict[str, Any]:
 
 def _text(found: dict[str, Any]) -> str:
     from foretell.report import words
-    from foretell.report.terminal import table
+    from foretell.report.words import table
 
     head = (
         f"{found['facts']['captured']}: {found['parameters']:,} parameters, "

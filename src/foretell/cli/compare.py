@@ -83,7 +83,7 @@ def _text(found: dict[str, Any]) -> str:
 def _path(found: dict[str, Any]) -> str:
     """How much of the gap each task of the critical path explains."""
     from foretell.report import words
-    from foretell.report.terminal import table
+    from foretell.report.words import table
 
     gap, rows = found["gap_s"], []
     for part in found["parts"]:
@@ -99,7 +99,7 @@ def _path(found: dict[str, Any]) -> str:
 
 def _lanes(found: dict[str, Any]) -> str:
     from foretell.report import words
-    from foretell.report.terminal import table
+    from foretell.report.words import table
 
     rows = [
         (words.cut(lane["name"], 32), words.seconds(lane["predicted"]),

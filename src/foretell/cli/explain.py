@@ -161,7 +161,7 @@ def _first(kind: Any) -> str:
 
 
 def _listed(found: dict[str, Any]) -> str:
-    from foretell.report.terminal import table
+    from foretell.report.words import table
 
     heads = {"names": "what-if", "planners": "planner", "strategies": "strategy"}
     return "\n".join(table((head, "does"), found[key].items()) for key, head in heads.items())
@@ -175,7 +175,7 @@ def _text(found: dict[str, Any]) -> str:
 
 def _one(found: dict[str, Any]) -> str:
     """A name's first line, its model, and what else is known line by line."""
-    from foretell.report.terminal import wrapped
+    from foretell.report.words import wrapped
 
     head = wrapped(f"{found['name']}, a {found['kind']}: {found['does']}")
     return "\n".join([head, "", _filled(found["model"]), "", *map(wrapped, _lines(found))])
@@ -183,7 +183,7 @@ def _one(found: dict[str, Any]) -> str:
 
 def _filled(model: str) -> str:
     """Paragraphs as wide as the terminal; of formulas and lists only lines that are too wide."""
-    from foretell.report.terminal import width
+    from foretell.report.words import width
 
     parts = model.split("\n\n")
     return "\n\n".join(

@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from foretell.cli.lab_package import lab_module
-from foretell.cli.output import answer, json_option, say
-from foretell.cli.progress import working
+from foretell.cli.output import answer, json_option, say, working
 
 
 @click.command()
@@ -123,7 +122,7 @@ def _calibrated(found: Any) -> dict[str, Any]:
 
 def _calibration_text(found: dict[str, Any]) -> str:
     from foretell.report import words
-    from foretell.report.terminal import table
+    from foretell.report.words import table
 
     factors = [
         (f["name"], f"{f['value']:.3g} ×", f"± {f['sigma']:.0%}", f"{f['moves']:+.1%}")

@@ -46,7 +46,7 @@ from foretell.cli.pooled import pool_options
 def command(workload: str | None, cluster: str, gpus: str, **asked: Any) -> None:
     """Predict every parallel strategy of WORKLOAD on a cluster, from one device to thousands."""
     from foretell.api import oracle
-    from foretell.cli.progress import working
+    from foretell.cli.output import working
     from foretell.pool import opened
     from foretell.search.oracle import counts
 

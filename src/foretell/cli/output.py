@@ -1,12 +1,19 @@
-"""What every command shares: `--json`, `--quiet`, and where answers and words go."""
+"""What every command shares: `--json`, `--quiet`, where answers and notes go, and progress.
+
+Progress is shown on stderr and only to a person, on anything that takes longer than a moment: a bar
+with the time left where it is known how much is done or about how long it takes, else a clock.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -15,6 +22,7 @@ from foretell.io import coloured, shown
 
 if TYPE_CHECKING:
     from foretell.api import Result
+
 
 Command = Callable[..., Any]
 _QUIET = "foretell.quiet"
@@ -112,3 +120,121 @@ def is_for_programs() -> bool:
     """Whether the person asked for JSON."""
     context = click.get_current_context(silent=True)
     return bool(context and context.params.get("as_json"))
+
+
+READ = 1.6e7  # bytes of a trace a second: 32 MB, 108,000 events, in 2.0 CPU-s
+LEAST = 0.01  # of the work: before so much is done, its pace says nothing
+
+
+class Tell(Protocol):
+    """Say what is being done and, where that is known, which share of all of it is done."""
+
+    def __call__(self, words: str, share: float | None = None) -> None: ...
+
+
+@dataclass
+class _Work:
+    """How far some work is, by what it was said to be and what it says."""
+
+    steps: int = 0
+    about: float = 0.0
+    share: float = 0.0
+    is_told: bool = False  # whether the work itself says how far it is
+    begun: int = 0
+    began: float = field(default_factory=time.monotonic)
+    since: tuple[float, float] = (0.0, 0.0)  # when it first said so, and what: its pace counts
+
+    def go_on(self, share: float | None) -> None:
+        """One piece more is begun, or so much is done."""
+        first = self.share if share is None else share
+        if not self.since[0] and (share is not None or self.steps):
+            self.since = time.monotonic(), first
+        if share is not None:
+            self.share, self.is_told = min(max(share, 0.0), 1.0), True
+        elif self.steps:  # where there are more than was said, there is one more
+            self.begun += 1
+            self.steps = max(self.steps, self.begun)
+            self.share = (self.begun - 1) / self.steps
+
+    def bar(self) -> tuple[float | None, str]:
+        """The share that is done, None where it is unknown, and the time left or spent."""
+        spent = time.monotonic() - self.began
+        if self.about and not self.is_told:
+            is_over = spent > self.about
+            told = _time(spent) if is_over else f"about {_time(self.about - spent)} left"
+            return min(spent / self.about, 1.0), told
+        if not self.steps and not self.is_told:
+            return None, _time(spent)
+        began, first = self.since
+        if self.share - first < LEAST:
+            return self.share, _time(spent)
+        left = (time.monotonic() - began) * (1 - self.share) / (self.share - first)
+        return self.share, f"about {_time(left)} left"
+
+
+@contextmanager
+def working(what: str, *, steps: int = 0, about: float = 0.0) -> Iterator[Tell]:
+    """Show that work goes on, how much is left of it, and what `tell` last said.
+
+    `steps`: how often `tell` will be called, or nearly. `about`: how many seconds it takes, or at
+    most takes. What the work itself says of its share goes before both.
+    """
+    if is_quiet() or is_for_programs() or not sys.stderr.isatty():
+        yield lambda words, share=None: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+    from rich.table import Column
+
+    work = _Work(steps, about)
+    words = TextColumn("{task.description}", table_column=Column(no_wrap=True, ratio=1))
+    left = TextColumn("{task.fields[left]}", table_column=Column(no_wrap=True))
+    columns = (SpinnerColumn(), words, BarColumn(20), left)
+    with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as shown:
+        task = shown.add_task(what, total=None, left="")
+        _redraw(shown, task, work)
+
+        def tell(words: str, share: float | None = None) -> None:
+            shown.update(task, description=f"{what}: {words}")
+            work.go_on(share)
+
+        yield tell
+
+
+def _time(seconds: float) -> str:
+    """Seconds for a person who waits."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _redraw(shown: Any, task: Any, work: _Work) -> None:
+    """Let the bar follow the work, and the clock, whenever it is drawn."""
+    drawn = shown.get_renderables
+
+    def renderables() -> Any:
+        done, left = work.bar()
+        row = shown.tasks[task]
+        row.total, row.completed = (None, 0.0) if done is None else (1.0, done)
+        row.fields["left"] = left
+        return drawn()
+
+    shown.get_renderables = renderables
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[Tell]:
+    """Show that a trace is being read, and about how long that takes."""
+    with working(f"reading {path.name}", about=_unpacked(path) / READ) as tell:
+        yield tell
+
+
+def _unpacked(path: Path) -> int:
+    """Bytes of a file or of a folder's files, as they are once unpacked, or nearly."""
+    if path.is_dir():
+        return sum(_unpacked(inside) for inside in path.iterdir() if inside.is_file())
+    if not path.is_file() or path.suffix != ".gz":
+        return path.stat().st_size if path.is_file() else 0
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - 4))
+        return int.from_bytes(file.read(4), "little")  # gzip's own count, modulo 4 GiB

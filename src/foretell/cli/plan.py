@@ -69,7 +69,7 @@ def command(
 ) -> None:  # fmt: skip
     """Find the plan with the shortest step of WORKLOAD on a cluster; compare it with baselines."""
     from foretell.api import plan
-    from foretell.cli.progress import working
+    from foretell.cli.output import working
     from foretell.pool import opened
     from foretell.search.planners import parse
 
@@ -136,7 +136,7 @@ def _restricted(planner: Any, asked: dict[str, Any]) -> Any:
 def _bought(workload: str, devices: str, asked: dict[str, Any]) -> Any:
     """The cheapest number and kind of GPUs; `--on` names the kinds, with `+` between them."""
     from foretell.api.purchasing import buy
-    from foretell.cli.progress import working
+    from foretell.cli.output import working
 
     with working("looking for the cheapest GPUs") as tell:
         return buy(workload, devices.split("+"), progress=tell, **asked)

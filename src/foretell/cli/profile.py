@@ -48,7 +48,7 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
     Next: foretell whatif step.json.gz amp, or foretell advise step.json.gz.
     """
     from foretell.api.intake import require_torch
-    from foretell.cli.progress import working
+    from foretell.cli.output import working
     from foretell.pytorch.profile.run import profile
 
     require_torch()

@@ -46,7 +46,7 @@ def command(
     With --on and --of, the step under each plan is simulated and shown too.
     """
     from foretell.advise.advise import TRIED
-    from foretell.cli.progress import working
+    from foretell.cli.output import working
     from foretell.report import write
 
     with working("gathering", steps=0 if no_advice else 2 * len(TRIED)) as tell:
@@ -88,7 +88,7 @@ def _surveyed(
 
 def _loaded(path: Path, cluster: str | None, machines: Any, real: float | None) -> Any:
     """A step in a file, or that of a script."""
-    from foretell.cli.step import load_step
+    from foretell.cli.script import load_step
     from foretell.survey import Loaded, load
     from foretell.survey.inputs import is_script
 
@@ -108,7 +108,7 @@ def _numbers(found: Any) -> dict[str, Any]:
 
 def _text(found: dict[str, Any]) -> str:
     from foretell.report import words
-    from foretell.report.terminal import table
+    from foretell.report.words import table
 
     rows = [(f["what"], _value(f)) for f in found["figures"]]
     parts = [_verdict(found["diagnosis"])] if found["diagnosis"] else []
@@ -124,7 +124,7 @@ def _text(found: dict[str, Any]) -> str:
 
 
 def _verdict(diagnosis: dict[str, Any]) -> str:
-    from foretell.report.terminal import wrapped
+    from foretell.report.words import wrapped
 
     verdict = diagnosis.get("verdict", {})
     told = (verdict.get("sentence", ""), verdict.get("first", ""))

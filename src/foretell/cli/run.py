@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from foretell.cli.output import answer, json_option, say
-from foretell.cli.progress import working
+from foretell.cli.output import answer, json_option, say, working
 from foretell.cli.script import ScriptCommand, module_option, show_option
 from foretell.cli.stopping import terminated_as_stopped
 from foretell.errors import InputError

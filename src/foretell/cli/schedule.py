@@ -8,8 +8,7 @@ from typing import Any
 import click
 
 from foretell.cli import offered
-from foretell.cli.output import answer, answer_result, json_option, say
-from foretell.cli.progress import working
+from foretell.cli.output import answer, answer_result, json_option, say, working
 from foretell.cli.schedule_files import write
 from foretell.errors import InputError
 
@@ -172,7 +171,7 @@ def _compared(problems: list[tuple[str, Any, int]], asked: dict[str, Any]) -> No
 
 
 def _table(rows: list[tuple[str, Any]]) -> str:
-    from foretell.report.terminal import table
+    from foretell.report.words import table
 
     named = any(name for name, _ in rows)
     head = ("method", "each>", "bubble>", "makespan>", "memory>", "open>", "note")

@@ -1,4 +1,4 @@
-"""Commands that run a training script: which arguments are foretell's, and which the script's.
+"""Commands that take a step or run a training script: which arguments are whose, and loading it.
 
 What stands behind the script's name is the script's own, as with `python` and `torchrun`. Options
 of foretell's may stand there too, unless the script itself knows an option of that name. Behind
@@ -8,9 +8,14 @@ of foretell's may stand there too, unless the script itself knows an option of t
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from foretell.cli.output import reading, say, working
+
+if TYPE_CHECKING:
+    from foretell.api import Step
 
 
 class ScriptCommand(click.Command):
@@ -99,3 +104,17 @@ def show_option(command: Any) -> Any:
     """`--show-output`: what the script prints goes to stderr."""
     text = "Let through what the script prints, on stderr."
     return click.option("--show-output", "show", is_flag=True, help=text)(command)
+
+
+def load_step(file: Path, cluster: str | None, real: float | None = None) -> Step:
+    """The step in a file; `real` is the time of an un-profiled step, for traces."""
+    from foretell.api import Step
+    from foretell.cli.script import script_args
+
+    is_script = file.suffix == ".py" or ".py:" in str(file)
+    shown = working(f"running {file.name}") if is_script else reading(file)
+    with shown as tell:
+        step = Step.load(file, cluster, args=script_args(), unprofiled=real, progress=tell)
+    for remark in step.remarks:
+        say(remark)
+    return step

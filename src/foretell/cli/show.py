@@ -67,7 +67,7 @@ def show_cluster(what: str, as_json: bool) -> None:
 
 
 def show_trace(path: Path, as_text: bool, as_json: bool) -> None:
-    from foretell.cli.progress import reading
+    from foretell.cli.output import reading
     from foretell.report.summary import graph_summary, graph_text
     from foretell.trace import read
 

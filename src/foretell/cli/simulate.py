@@ -25,7 +25,7 @@ def command(
     file: Path, cluster: str | None, engine: str, output: Path | None, as_json: bool
 ) -> None:
     """Simulate a graph or a traced step: how long it takes, where the time goes, and why."""
-    from foretell.cli.step import load_step
+    from foretell.cli.script import load_step
 
     found = load_step(file, cluster).simulate(engine=engine)
     answer_result(found, as_json)

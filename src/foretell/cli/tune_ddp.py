@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from foretell.cli.output import answer, json_option
-from foretell.cli.progress import working
+from foretell.cli.output import answer, json_option, working
 
 LEAST = 0.01  # a gain below this is not worth a line: runs differ by as much
 ALWAYS = ("default", "searched", "one bucket")  # measured whatever is predicted
@@ -109,7 +108,7 @@ def _decided(tried: list[Any], rounds: list[list[float]]) -> dict[str, Any]:
 
 def _text(found: dict[str, Any]) -> str:
     from foretell.report import words
-    from foretell.report.terminal import table
+    from foretell.report.words import table
 
     rows = [
         (

@@ -53,7 +53,7 @@ def command(
 
     A spec is a name with options, such as faster:op=gemm,times=2 or remove:select=op=dropout*.
     """
-    from foretell.cli.step import load_step
+    from foretell.cli.script import load_step
     from foretell.whatif import parse
 
     changes = [parse(spec) for spec in specs]  # a wrong spec is refused before a trace is read

@@ -184,7 +184,7 @@ def _less(waits: Waits, tasks: Array, after: Array, size: int) -> Waits:
 
 def _order(changes: Changes) -> Array:
     """Places in the issue order: each moved task next to its anchor, ties as given."""
-    from foretell.graph.loops import placed
+    from foretell.graph.wiring import placed
 
     tasks, anchors, is_behind = (np.concatenate(c) for c in zip(*changes.places, strict=True))
     last = np.zeros(changes.size, np.int64)

@@ -61,7 +61,7 @@ def _order(graph: Graph, less: Edges) -> Array:
 def _sorted(e: Edges) -> Array:
     if (e.after < e.waiting).all():
         return np.arange(len(e.start) - 1, dtype=np.int32)  # as the loop's: it is compiled for one
-    from foretell.graph.loops import topological
+    from foretell.graph.wiring import topological
 
     nobody = frozen(np.zeros(len(e.start), np.int64))
     return topological(e.start, e.after, nobody, e.after[:0])
@@ -82,7 +82,7 @@ def _kept_rows(table: Any, keep: Array, number: Array) -> Any:
 
 
 def _kept_edges(e: Edges, keep: Array, number: Array, order: Array) -> Edges:
-    from foretell.graph.loops import bridged
+    from foretell.graph.wiring import bridged
 
     stays = keep[e.waiting] & keep[e.after]
     columns = [c[stays] for c in (e.waiting, e.after, e.lags, e.kinds)]

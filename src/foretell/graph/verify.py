@@ -177,7 +177,7 @@ def _check_order(graph: Graph) -> None:
     wires = wiring(graph)
     if len(wires.order) == graph.size:
         return
-    from foretell.graph.loops import a_cycle
+    from foretell.graph.wiring import a_cycle
 
     w, t = wires.waits, wires.turns
     ring = a_cycle(w.start, w.after, t.start, t.after)

@@ -10,8 +10,7 @@ import numpy as np
 from foretell.graph.columns import COLUMNS, NONE, Array, LaneKind, word_of
 from foretell.report.content import Line
 from foretell.report.differ import GONE, changes, gone, origins
-from foretell.simulate.questions import path_seconds
-from foretell.simulate.timeline import WHY, Timeline
+from foretell.simulate.timeline import WHY, Timeline, path_seconds
 
 TICKS = 2**31  # of a step: far finer than a pixel at any zoom that helps
 LONGEST = 240  # letters of a name: templates of kernels run to thousands

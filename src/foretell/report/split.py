@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from foretell.graph.columns import Kind
-from foretell.simulate.questions import breakdown, covered
-from foretell.simulate.timeline import Timeline
+from foretell.simulate.timeline import Timeline, breakdown, covered
 
 
 def split(name: str, timeline: Timeline) -> dict[str, Any]:

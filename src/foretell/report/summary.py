@@ -12,10 +12,9 @@ from foretell.graph.graph import Graph
 from foretell.graph.groups import group_text
 from foretell.report import words
 from foretell.report.differ import origins
-from foretell.report.terminal import table
+from foretell.report.words import table
 from foretell.simulate.memory import held_by_kind, memory
-from foretell.simulate.questions import breakdown, busy, critical_path, path_seconds
-from foretell.simulate.timeline import Timeline
+from foretell.simulate.timeline import Timeline, breakdown, busy, critical_path, path_seconds
 
 # Facts that are long, and for programs: they are in the file, not in a summary.
 _LONG = frozenset({"tape", "batch_ops", "reads", "weights"})

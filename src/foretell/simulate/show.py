@@ -12,8 +12,7 @@ import numpy as np
 
 from foretell.graph.columns import NONE, Array, Kind, word_of
 from foretell.graph.show import headed, html_table, span
-from foretell.simulate.questions import breakdown
-from foretell.simulate.timeline import Timeline
+from foretell.simulate.timeline import Timeline, breakdown
 
 COLUMNS, ROW, LEFT = 360, 16, 130  # columns of a lane; pixels of its height and of its name
 LANES = 24  # drawn at most

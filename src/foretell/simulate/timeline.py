@@ -1,6 +1,7 @@
-"""What came of a simulation: when every task starts and ends, and what let it start.
+"""Start, end and cause of every task, and questions about them: critical path, breakdown, change.
 
-Predicted and measured timelines are the same type; a measured one knows no causes.
+Predicted and measured timelines are the same type; a measured one knows no causes. Answers are
+values; nothing here draws or prints.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foretell.errors import InputError
-from foretell.graph.columns import NONE, Array, frozen
+from foretell.graph.columns import NONE, Array, Kind, frozen
 from foretell.graph.graph import Graph, Task
 from foretell.simulate.readable import LANE, NOTHING, WAIT, Played
 
@@ -86,3 +87,191 @@ class Timeline:
 def timeline(graph: Graph, played: Played) -> Timeline:
     """A timeline of read-only columns."""
     return Timeline(graph, *(frozen(column) for column in played))
+
+
+COMMUNICATION = (Kind.COLLECTIVE, Kind.SEND)
+DEVICE = (Kind.KERNEL, Kind.COPY)
+
+
+def critical_path(timeline: Timeline) -> Array:
+    """The tasks that made the step as long as it is, first to last."""
+    return timeline.critical_path()
+
+
+def path_seconds(timeline: Timeline, column: str) -> dict[str, float]:
+    """How much of the critical path each value of a text or code column accounts for.
+
+    Lags and gaps on the path are `(waiting)`; the values add up to the step.
+    """
+    path, graph = critical_path(timeline), timeline.graph
+    if not len(path):
+        return {}
+    start, end = timeline.start[path], timeline.end[path]
+    waits = np.maximum(start - np.append(0.0, end[:-1]), 0.0)
+    _, first, whose = np.unique(graph.column(column)[path], return_index=True, return_inverse=True)
+    sums = np.bincount(whose.reshape(-1), end - start)
+    spent = {"(waiting)": float(waits.sum())} if waits.any() else {}
+    for k in np.argsort(first).tolist():
+        text = graph.text_of(column, int(path[first[k]])) or "(none)"
+        spent[text] = spent.get(text, 0.0) + float(sums[k])
+    return dict(sorted(spent.items(), key=lambda item: -item[1]))
+
+
+@dataclass(frozen=True)
+class Busy:
+    """How one lane spends a step."""
+
+    lane: int
+    tasks: int
+    seconds: float  # held by a running task
+    share: float  # of the step
+
+
+def busy(timeline: Timeline) -> list[Busy]:
+    """What share of the step each lane is in use."""
+    graph, total = timeline.graph, timeline.seconds
+    task, lane = _occupied(timeline)
+    spent = np.bincount(
+        lane, weights=(timeline.end - timeline.start)[task], minlength=len(graph.lanes)
+    )
+    count = np.bincount(lane, minlength=len(graph.lanes))
+    return [
+        Busy(k, int(count[k]), float(spent[k]), float(spent[k] / total) if total else 0.0)
+        for k in range(len(graph.lanes))
+    ]
+
+
+def union(start: Array, end: Array) -> tuple[Array, Array]:
+    """Intervals that may overlap, as intervals that do not, ascending."""
+    long = end > start
+    start, end = start[long], end[long]
+    if not len(start):
+        return start, end
+    ranked = np.argsort(start, kind="stable")
+    start, end = start[ranked], np.maximum.accumulate(end[ranked])
+    fresh = np.ones(len(start), bool)
+    fresh[1:] = start[1:] > end[:-1]
+    last = np.append(np.flatnonzero(fresh)[1:] - 1, len(start) - 1)
+    return start[fresh], end[last]
+
+
+def covered(start: Array, end: Array) -> float:
+    """How long at least one of the intervals lasts."""
+    a, b = union(start, end)
+    return float((b - a).sum())
+
+
+def overlap(one: tuple[Array, Array], other: tuple[Array, Array]) -> float:
+    """How long both of two sets of intervals last at once."""
+    both = covered(np.concatenate([one[0], other[0]]), np.concatenate([one[1], other[1]]))
+    return covered(*one) + covered(*other) - both
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Where the step of one rank goes; the parts from `compute` to `idle` add up to it."""
+
+    rank: int
+    seconds: float
+    compute: float  # some kernel or copy runs
+    exposed: float  # only communication runs
+    host: float  # nothing on the device, the host works
+    idle: float  # nothing runs
+    communication: float  # some communication runs, hidden or not
+
+    @property
+    def hidden(self) -> float:
+        """Communication behind computation."""
+        return max(self.communication - self.exposed, 0.0)
+
+
+def breakdown(timeline: Timeline) -> list[Breakdown]:
+    """Where the step of every rank goes."""
+    rank = _ranks_of(timeline)
+    return [_breakdown(timeline, r, rank) for r in np.unique(rank[1]).tolist()]
+
+
+def _breakdown(timeline: Timeline, rank: int, ranks: tuple[Array, Array]) -> Breakdown:
+    mine = ranks[0][ranks[1] == rank]
+    kind = timeline.graph.kind[mine]
+    device = mine[np.isin(kind, DEVICE)]
+    comm = mine[np.isin(kind, COMMUNICATION)]
+    host = mine[~np.isin(kind, DEVICE + COMMUNICATION) & (kind != Kind.SYNC)]
+    by_device, by_comm, total = (
+        covered(timeline.start[tasks], timeline.end[tasks])
+        for tasks in (device, np.append(device, comm), np.concatenate([device, comm, host]))
+    )
+    whole = timeline.seconds
+    all_comm = covered(timeline.start[comm], timeline.end[comm])
+    return Breakdown(
+        rank,
+        seconds=whole,
+        compute=by_device,
+        exposed=by_comm - by_device,
+        host=total - by_comm,
+        idle=whole - total,
+        communication=all_comm,
+    )
+
+
+def _ranks_of(timeline: Timeline) -> tuple[Array, Array]:
+    """(task, rank) for every rank a task takes part on."""
+    graph = timeline.graph
+    own = np.arange(graph.size), graph.rank
+    if not len(graph.held):
+        return own
+    task = np.concatenate([own[0], graph.held.task])
+    rank = np.concatenate([own[1], graph.lanes.rank[graph.held.lane]])
+    pairs = np.unique(np.stack([task, rank]), axis=1)
+    return pairs[0], pairs[1]
+
+
+def _occupied(timeline: Timeline) -> tuple[Array, Array]:
+    """(task, lane) for every lane a task holds."""
+    graph = timeline.graph
+    own = np.flatnonzero(graph.lane != NONE)
+    task = np.concatenate([own, graph.held.task])
+    lane = np.concatenate([graph.lane[own], graph.held.lane])
+    return task, lane
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How two timelines differ, task by task where both have it."""
+
+    before: float
+    after: float
+    tasks: Array  # numbers in the second timeline's graph
+    seconds: Array  # how much longer each runs there
+    shift: Array  # how much later each starts there
+
+    @property
+    def ratio(self) -> float:
+        """After over before: below 1 is faster."""
+        return self.after / self.before if self.before else np.inf
+
+
+def compare(before: Timeline, after: Timeline) -> Difference:
+    """Lay one timeline beside another of the same graph or of one edited from it."""
+    origin = _common(before, after)
+    both = np.flatnonzero(origin != NONE)
+    was = origin[both]
+    ran = (after.end - after.start)[both] - (before.end - before.start)[was]
+    return Difference(
+        before.seconds, after.seconds, both, ran, after.start[both] - before.start[was]
+    )
+
+
+def _common(before: Timeline, after: Timeline) -> Array:
+    """For each task after, its number before, or NONE."""
+    graph = after.graph
+    origin = np.arange(graph.size)
+    while graph is not before.graph:
+        if graph.parent is None:
+            if graph.size == before.graph.size:
+                return np.arange(after.graph.size)
+            raise InputError("the two timelines are not of the same graph, nor of one edited")
+        step = np.arange(graph.size) if graph.origin is None else graph.origin
+        origin = np.where(origin == NONE, NONE, step[origin])
+        graph = graph.parent
+    return origin

@@ -24,7 +24,7 @@ from foretell.graph.graph import Graph
 from foretell.graph.groups import ranks_of
 from foretell.report import words
 from foretell.simulate import Timeline
-from foretell.simulate.questions import (
+from foretell.simulate.timeline import (
     COMMUNICATION,
     DEVICE,
     breakdown,

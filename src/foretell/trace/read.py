@@ -286,7 +286,7 @@ def _measured(recordings: Sequence[Recording], step: int | None, memory: bool) -
         parts = [late(p, float(s), texts) for p, s in zip(parts, shift, strict=True)]
     made = whole(parts, texts, found.sets)
     if memory:
-        from foretell.trace.tensors import held
+        from foretell.trace.operators import held
 
         facts |= held(steps[0])
     return _trace(made, facts, begun, tuple(dict.fromkeys(notes)))

@@ -6,8 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from foretell.cli.output import answer, say
-from foretell.cli.progress import working
+from foretell.cli.output import answer, say, working
 
 
 def fit_folder(folder: Path, share: float, output: Path | None, as_json: bool) -> None:
@@ -42,7 +41,7 @@ def _told(known: Any, rows: list[Any], knobs: Any, fitted: int) -> dict[str, Any
 
 
 def _lab_text(found: dict[str, Any]) -> str:
-    from foretell.report.terminal import fitted
+    from foretell.report.words import fitted
     from foretell_lab.emulation.judge import text
 
     turned = ", ".join(

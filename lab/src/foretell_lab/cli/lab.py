@@ -8,9 +8,8 @@ from typing import Any
 
 import click
 
-from foretell.cli.output import Command, answer, json_option, say
+from foretell.cli.output import Command, answer, json_option, say, working
 from foretell.cli.pooled import ray_option
-from foretell.cli.progress import working
 from foretell.cli.stopping import terminated_as_stopped
 
 
@@ -167,7 +166,7 @@ def _summary(known: Any, rows: list[Any], knobs: Any, done: dict[str, Any]) -> d
 
 def _text(value: dict[str, Any]) -> str:
     from foretell.report import words
-    from foretell.report.terminal import fitted, table
+    from foretell.report.words import fitted, table
 
     rows = [
         (f"{row['model']} {row['plan']}", f"{row['ranks']} × {row['network']}",

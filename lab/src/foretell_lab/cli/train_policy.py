@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from foretell.cli.output import answer, json_option, say
-from foretell.cli.progress import working
+from foretell.cli.output import answer, json_option, say, working
 
 APART = 10  # every so many games is never trained on
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import click
 
-from foretell.cli.output import Command, answer, json_option
-from foretell.cli.progress import working
-from foretell.report.terminal import fitted
+from foretell.cli.output import Command, answer, json_option, working
+from foretell.report.words import fitted
 
 # What can be validated, each by the module of its name in validate/, and the CPU-seconds it takes:
 # for the bar alone.

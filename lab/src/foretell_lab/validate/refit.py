@@ -23,7 +23,7 @@ import numpy as np
 from foretell.cost import power
 from foretell.errors import InputError, unknown
 from foretell.plan import framework
-from foretell.report.terminal import table as text_table
+from foretell.report.words import table as text_table
 from foretell_lab.validate import layouts, unseen
 
 FACTORS = (0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 2.0)  # of the shipped value, tried in a refit

@@ -32,7 +32,7 @@ from foretell.cluster import load as load_cluster
 from foretell.errors import ForetellError
 from foretell.plan import Plan
 from foretell.predict import Prediction, predict
-from foretell.report.terminal import table as text_table
+from foretell.report.words import table as text_table
 from foretell.workload import load
 from foretell_lab.validate.layouts import bigscience, table
 
