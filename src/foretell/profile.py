@@ -36,7 +36,7 @@ def step() -> Iterator[None]:
 
 
 @contextmanager
-def told_to(recorder: Recorder) -> Iterator[None]:
+def recording_to(recorder: Recorder) -> Iterator[None]:
     """Notify a recorder of the steps that end inside."""
     _recorders.append(recorder)
     try:

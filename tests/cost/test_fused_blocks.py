@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from foretell.cost.fused_blocks import blocks
+from foretell.cost.fused_network import blocks
 
 
 def one(rows, inner, *, down, loads=2):

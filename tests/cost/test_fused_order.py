@@ -4,9 +4,8 @@ from math import nan
 
 import numpy as np
 
-from foretell.cost.fused_codes import FRESH
 from foretell.cost.fused_lower import lowered
-from foretell.cost.fused_regions import assembled
+from foretell.cost.fused_regions import FRESH, assembled
 from foretell.cost.fusion_class import WORDS
 
 ROWS, WIDE = 3136, 192

@@ -3,7 +3,7 @@
     price = fused_price(regions, device)
     price.seconds, price.sigma
 
-Asked in this order: the networks trained on measured regions (→ `foretell.cost.fused_net`), whose
+Asked in this order: networks trained on measured regions (→ `foretell.cost.fused_network`), whose
 mean corrects the formula, and the formula alone (→ `foretell.cost.fused_formula`) where no network
 ships for the kind of device or the caller wants none. `sigma` is the spread of ln(real/priced):
 exp(±1.2816 · sigma) holds 80 %. On a device the network was not trained on, what it sees are ratios
@@ -29,9 +29,8 @@ import numpy.typing as npt
 from foretell import portable
 from foretell.cluster.device import Device
 from foretell.cost import fused_formula, fused_tune
-from foretell.cost.fused_features import Features, features
 from foretell.cost.fused_lower import Lowered
-from foretell.cost.fused_net import Weights, answer
+from foretell.cost.fused_network import Features, Weights, answer, features
 from foretell.cost.fused_regions import Regions, distinct
 from foretell.cost.fused_tune import Tuning
 from foretell.cost.fusion_class import KIND_CODE, KINDS, WORDS

@@ -31,11 +31,10 @@ from foretell import portable
 from foretell.cluster.device import Device
 from foretell.cluster.preset import devices
 from foretell.cost import fused_host
-from foretell.cost.fused_codes import WEIGHT
 from foretell.cost.fused_lower import Lowered, lowered
 from foretell.cost.fused_nests import NESTED, nested
-from foretell.cost.fused_regions import Regions
-from foretell.cost.fused_walk import WALKED, Walk, walked
+from foretell.cost.fused_regions import WEIGHT, Regions
+from foretell.cost.fused_traffic import WALKED, Walk, walked
 from foretell.cost.fusion_class import WORDS
 
 Array = npt.NDArray[np.float64]

@@ -30,7 +30,7 @@ import numpy as np
 
 from foretell import portable
 from foretell.cluster.device import Device
-from foretell.cost import fused_codes
+from foretell.cost import fused_regions
 from foretell.cost.fusion_class import WORDS
 
 Constants = Mapping[str, float]
@@ -48,14 +48,16 @@ GUESS = {
     "columns": (1.0, 0.01, 40.0), "chained": (2.0, 0.01, 40.0), "row": (10.0, 0.1, 200.0),
     "overlap": (1.6, 1.0, 6.0),
 }  # fmt: skip
-# Elementary operations of one place where a CPU's differ from `fused_codes.WEIGHT`: random numbers
+# Elementary operations of one place where a CPU's differ from those of a GPU: random numbers
 # and indices go lane by lane.
 _LANE_BY_LANE = {
     "dropout": 300.0, "rand": 300.0, "rand_like": 300.0, "bernoulli": 300.0, "randn": 300.0,
     "embedding": 8.0, "index": 30.0, "layer_norm": 6.0, "layer_norm_backward": 6.0,
     "batch_norm": 6.0, "batch_norm_backward": 6.0,
 }  # fmt: skip
-WEIGHT = np.array([_LANE_BY_LANE.get(w, g) for w, g in zip(WORDS, fused_codes.WEIGHT, strict=True)])
+WEIGHT = np.array(
+    [_LANE_BY_LANE.get(w, g) for w, g in zip(WORDS, fused_regions.WEIGHT, strict=True)]
+)
 PEAK = 0.6  # share of a product's peak rate that is reached where its own time is unknown
 _OWN = 2.0**20  # bytes of cache a core has to itself: Zen 4's second level
 

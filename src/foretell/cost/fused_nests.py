@@ -7,7 +7,7 @@ exponential is stored then (`should_realize_on_reuse` in torch/_inductor/ir.py).
 vectorized along the rows that lie side by side; sums of columns keep one accumulator each and run
 down the rows.
 
-The columns are those of `fused_walk`, with a CPU's meaning where it differs, and seven more:
+The columns are those of `fused_traffic`, with a CPU's meaning where it differs, and seven more:
 
     reread    bytes read again by later passes
     kernels   loop nests expected
@@ -29,10 +29,11 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.compiled import B1, F1, F2, I1, compiled
-from foretell.cost.fused_codes import (
+from foretell.cost.fused_regions import (
     BATCH,
     COLUMNS,
     CONSTANT,
+    DTYPES,
     FRESH,
     INPUT,
     NORM,
@@ -42,10 +43,9 @@ from foretell.cost.fused_codes import (
     TEMPLATE,
     VIEW,
     WEIGHT,
+    Regions,
 )
-from foretell.cost.fused_levels import bits, live, rows_matter, settle
-from foretell.cost.fused_regions import DTYPES, Regions
-from foretell.cost.fused_walk import Walk, add_work, edges_read
+from foretell.cost.fused_traffic import Walk, add_work, bits, edges_read, live, rows_matter, settle
 from foretell.cost.fusion_class import KIND_CODE, KINDS, WORDS
 
 Array = npt.NDArray[np.float64]

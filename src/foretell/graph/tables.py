@@ -139,7 +139,7 @@ def edges(
     waiting = fitted(waiting, np.int64, "`waiting` of edges")
     after = fitted(after, np.int64, "`after` of edges")
     _check_ends(size, waiting, after)
-    lag, kind = _told(lag, "lag"), _told(kind, "kind")
+    lag, kind = _given(lag, "lag"), _given(kind, "kind")
     key = waiting * max(size, 1) + after
     if len(key) > 1 and not np.all(key[1:] > key[:-1]):
         keep = _sorted_unique(key, lag)
@@ -169,7 +169,7 @@ def _check_ends(size: int, waiting: Array, after: Array) -> None:
             )
 
 
-def _told(values: npt.ArrayLike | None, name: str) -> Array | None:
+def _given(values: npt.ArrayLike | None, name: str) -> Array | None:
     """The values as an array of its own, None where they say nothing but zero."""
     if values is None:
         return None

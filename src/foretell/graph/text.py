@@ -130,7 +130,7 @@ def _waits(graph: Graph, first: int, last: int) -> Iterator[str]:
 
 
 def _lag(lag: Array | None, k: int) -> str:
-    return f"+{lag[k].item()!r}" if lag is not None and _is_told(lag[k]) else ""
+    return f"+{lag[k].item()!r}" if lag is not None and _is_given(lag[k]) else ""
 
 
 def _kind(kind: Array | None, k: int) -> str:
@@ -160,16 +160,16 @@ def _column(graph: Graph, name: str, span: slice) -> Iterator[str]:
     """A column where it differs from its default, which is zero (the number of the task: order)."""
     spec, values = COLUMNS[name], graph.columns[name][span]
     is_order = name == "order"
-    told = values != np.arange(span.start, span.stop) if is_order else _is_told(values)
+    given = values != np.arange(span.start, span.stop) if is_order else _is_given(values)
     if spec.words or spec.is_text:
         shown = _texts(graph, name, span)
         shown = [json.dumps(s) for s in shown] if spec.is_text else shown
     else:
         shown = [repr(v) for v in values.tolist()]
-    return (f"{name}={s}" if t else "" for s, t in zip(shown, told.tolist(), strict=True))
+    return (f"{name}={s}" if t else "" for s, t in zip(shown, given.tolist(), strict=True))
 
 
-def _is_told(values: Any) -> Any:
+def _is_given(values: Any) -> Any:
     """Where a number is not plain zero: minus zero is another number of bits."""
     return (values != 0) | np.signbit(values)
 

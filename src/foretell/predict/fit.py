@@ -76,9 +76,9 @@ class Fitted:
     before: tuple[float, ...]  # seconds predicted without it
     after: tuple[float, ...]
 
-    def accuracy(self, told: Sequence[float]) -> float:
+    def accuracy(self, predicted: Sequence[float]) -> float:
         """1 − mean |predicted − measured| / measured."""
-        off = [abs(t / r.seconds - 1) for t, r in zip(told, self.runs, strict=True)]
+        off = [abs(t / r.seconds - 1) for t, r in zip(predicted, self.runs, strict=True)]
         return 1 - sum(off) / len(off)
 
 
@@ -94,27 +94,27 @@ def fit(
     _check(runs, noise)
     seen = _Seen.of(runs, noise)
     at = np.zeros(len(FACTORS))
-    told = before = _told(runs, at)
+    predicted = before = _predicted(runs, at)
     for k in range(_ROUNDS):
         progress(f"round {k + 1} of at most {_ROUNDS}", k / _ROUNDS)
-        slopes = _slopes(runs, at, told) / seen.noise[:, None]
+        slopes = _slopes(runs, at, predicted) / seen.noise[:, None]
         weight = slopes.T @ slopes + np.diag(seen.prior**-2)
-        pull = -(slopes.T @ seen.off(told) + at / seen.prior**2)
+        pull = -(slopes.T @ seen.off(predicted) + at / seen.prior**2)
         step: Array = np.linalg.solve(weight, pull).astype(np.float64)
-        moved, found = _better(runs, seen, (at, told), step)
+        moved, found = _better(runs, seen, (at, predicted), step)
         done = np.abs(moved - at).max() < 1e-4
-        at, told = moved, found
+        at, predicted = moved, found
         if done:
             break
-    slopes = _slopes(runs, at, told) / seen.noise[:, None]
+    slopes = _slopes(runs, at, predicted) / seen.noise[:, None]
     sigma = np.sqrt(np.diag(np.linalg.inv(slopes.T @ slopes + np.diag(seen.prior**-2))))
     sure = np.where(seen.prior < PRIOR, PRIOR, sigma)
-    return _fitted(runs, at, sure, before, told)
+    return _fitted(runs, at, sure, before, predicted)
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """What runs say, in the order of `_told`, and how sure they are of it."""
+    """What runs say, in the order of `_predicted`, and how sure they are of it."""
 
     values: Array
     noise: Array
@@ -125,13 +125,13 @@ class _Seen:
         parts = [(s / run.seconds, run.unsure) for run in runs for s in run.parts.values()]
         values = [math.log(run.seconds) for run in runs] + [share for share, _ in parts]
         sure = [max(noise, run.noise) for run in runs] + [max(PART, part) for _, part in parts]
-        told = any(run.parts for run in runs)
-        prior = [PRIOR if told or name != "update" else _FIXED for name in FACTORS]
+        predicted = any(run.parts for run in runs)
+        prior = [PRIOR if predicted or name != "update" else _FIXED for name in FACTORS]
         return cls(np.array(values), np.array(sure), np.array(prior))
 
-    def off(self, told: Array) -> Array:
+    def off(self, predicted: Array) -> Array:
         """How far what is predicted lies from it, in standard deviations."""
-        return (told - self.values) / self.noise
+        return (predicted - self.values) / self.noise
 
 
 def _check(runs: Sequence[Run], noise: float) -> None:
@@ -151,7 +151,7 @@ def on(cluster: Cluster, at: Array) -> Cluster:
     return cluster.calibrated(replace(cluster.calibration, **factors))
 
 
-def _told(runs: Sequence[Run], at: Array) -> Array:
+def _predicted(runs: Sequence[Run], at: Array) -> Array:
     """What is predicted of runs: ln seconds of each, then their parts over the measured step."""
     steps, parts = [], []
     for run in runs:
@@ -174,7 +174,7 @@ def _parts(run: Run, cluster: Cluster) -> dict[str, float]:
 def _slopes(runs: Sequence[Run], at: Array, here: Array) -> Array:
     """How what is predicted follows each factor."""
     nudges = _NUDGE * np.eye(len(at))
-    return np.stack([(_told(runs, at + nudge) - here) / _NUDGE for nudge in nudges], axis=1)
+    return np.stack([(_predicted(runs, at + nudge) - here) / _NUDGE for nudge in nudges], axis=1)
 
 
 def _better(
@@ -184,14 +184,14 @@ def _better(
     least = _loss(seen, *here)
     for share in (1.0, 0.5, 0.25, 0.1):
         at = here[0] + share * step
-        told = _told(runs, at)
-        if _loss(seen, at, told) < least:
-            return at, told
+        predicted = _predicted(runs, at)
+        if _loss(seen, at, predicted) < least:
+            return at, predicted
     return here
 
 
-def _loss(seen: _Seen, at: Array, told: Array) -> float:
-    off = seen.off(told)
+def _loss(seen: _Seen, at: Array, predicted: Array) -> float:
+    off = seen.off(predicted)
     return float(off @ off + ((at / seen.prior) ** 2).sum())
 
 
@@ -201,9 +201,9 @@ def _fitted(runs: Sequence[Run], at: Array, sigma: Array, before: Array, after: 
     for i, name in enumerate(FACTORS):
         without = at.copy()
         without[i] = 0.0
-        change = (after - _told(runs, without))[:steps] if at[i] else np.zeros(steps)
+        change = (after - _predicted(runs, without))[:steps] if at[i] else np.zeros(steps)
         moves = float(np.mean(np.exp(change) - 1))
         factors.append(Factor(name, float(np.exp(at[i])), float(sigma[i]), moves))
     known = on(runs[0].cluster, at).calibration
-    told = (tuple(np.exp(values[:steps]).tolist()) for values in (before, after))
-    return Fitted(known, tuple(factors), tuple(runs), *told)
+    predicted = (tuple(np.exp(values[:steps]).tolist()) for values in (before, after))
+    return Fitted(known, tuple(factors), tuple(runs), *predicted)

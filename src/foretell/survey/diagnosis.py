@@ -487,14 +487,14 @@ def _ranks(case: _Case) -> list[dict[str, Any]]:
         {
             "rank": part.rank, "compute_s": part.compute, "exposed_s": part.exposed,
             "hidden_s": part.hidden, "host_s": part.host, "idle_s": part.idle,
-            "waits_s": _told(late, "waiting_s", order.get(part.rank)),
-            "waited_for_s": _told(late, "waited_for_s", order.get(part.rank)),
+            "waits_s": _balance_of(late, "waiting_s", order.get(part.rank)),
+            "waited_for_s": _balance_of(late, "waited_for_s", order.get(part.rank)),
         }
         for part in breakdown(case.window.clipped())[:MOST_RANKS]
     ]  # fmt: skip
 
 
-def _told(balance: dict[str, Any], key: str, place: int | None) -> float | None:
+def _balance_of(balance: dict[str, Any], key: str, place: int | None) -> float | None:
     values = balance.get(key)
     if place is None or not isinstance(values, (list, tuple)) or place >= len(values):
         return None

@@ -36,7 +36,7 @@ from foretell.whatif.flash_attention import Chain, chains, in_one_kernel
 from foretell.whatif.kernel_request import first_input
 from foretell.whatif.machine import check_format, device_of
 from foretell.whatif.parameters import CAST_WEIGHT, UNSCALE
-from foretell.whatif.table_lookup import MIXED, Change, Sort, retimed, sorts_of, told
+from foretell.whatif.table_lookup import MIXED, Change, Sort, format_change, retimed, sorts_of
 
 WRITTEN_OUT = "isneginf"  # of the softmax that attention has for lack of a kernel
 EFFICIENT = ("_efficient_attention_forward", "_efficient_attention_backward")
@@ -218,7 +218,7 @@ def _factors(
             continue
         before = word_of(Dtype, int(graph.dtype[sort.kernels[0]]))
         before = before if before != "none" else "fp32"  # a list of tensors
-        change = told(graph, setting, sort, before, dtype)
+        change = format_change(graph, setting, sort, before, dtype)
         if change is not None:
             answer.append(Change(sort, *change, dtype))
     return answer

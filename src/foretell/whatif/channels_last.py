@@ -18,10 +18,10 @@ from foretell.whatif.table_lookup import (
     CONVOLVES,
     LAID_OUT,
     Change,
+    format_change,
     image_layout,
     retimed,
     sorts_of,
-    told,
 )
 
 
@@ -58,7 +58,7 @@ def turned(graph: Graph, setting: Setting) -> list[Change]:
         if sort.rows[0][0] not in LAID_OUT:
             continue
         dtype = word_of(Dtype, int(graph.dtype[sort.kernels[0]]))
-        found = told(graph, setting, sort, dtype, dtype, "nhwc")
+        found = format_change(graph, setting, sort, dtype, dtype, "nhwc")
         if found is not None:
             changes.append(Change(sort, *found, dtype))
     return changes

@@ -49,7 +49,7 @@ class Wires:
     cluster: Cluster | None
     bandwidth: float = 0.0  # bytes/s a rank sends while it receives as much, where no cluster is
     times: float = 1.0  # how many times as fast the outermost links are made
-    told: float = 0.0  # bytes/s of the outermost links where the user named them, else 0
+    named_bandwidth: float = 0.0  # bytes/s of the outermost links where the user named them, else 0
 
     def levels(self, ranks: tuple[int, ...]) -> tuple[Level, ...]:
         """The tiers these ranks meet on, innermost first, the outermost as fast as it is made."""
@@ -61,10 +61,10 @@ class Wires:
                 hint="name more of them, as in h200:gpus=8 or dgx-a100:nodes=2",
             )
         found = self.cluster.levels(ranks)
-        if not found or (self.times == 1.0 and not self.told):
+        if not found or (self.times == 1.0 and not self.named_bandwidth):
             return found
         outer = found[-1]
-        speed = self.told or outer.bandwidth * self.times
+        speed = self.named_bandwidth or outer.bandwidth * self.times
         # The class of the links stays what it is; only their rate changes.
         return (*found[:-1], replace(outer, bandwidth=speed))
 
@@ -74,7 +74,7 @@ class Wires:
             return np.zeros(len(bytes))
         if self.cluster is not None:
             return price(op, np.asarray(bytes, np.float64), self.levels(ranks)).seconds
-        rate = self.told or self.bandwidth * self.times
+        rate = self.named_bandwidth or self.bandwidth * self.times
         found: Array = START + wire(op, len(ranks)) * np.asarray(bytes, np.float64) / rate
         return found
 
@@ -94,15 +94,19 @@ def wire(op: str, ranks: int) -> float:
 def wires(graph: Graph, setting: Setting, ranks: int) -> Wires:
     """The links of a step's ranks, from the best that is known."""
     times = float(graph.facts.get("network_times", 1.0))
-    told = float(graph.facts.get("network_bandwidth", 0.0))
+    named_bandwidth = float(graph.facts.get("network_bandwidth", 0.0))
     if setting.cluster is not None:
-        return Wires(setting.cluster, times=times, told=told)
+        return Wires(setting.cluster, times=times, named_bandwidth=named_bandwidth)
     node, own = usual_node(graph), fitted(graph, Source.FORMULA)
     if node is not None and not own:
-        return Wires(load(f"{node}:nodes={math.ceil(ranks / 8)}"), times=times, told=told)
+        return Wires(
+            load(f"{node}:nodes={math.ceil(ranks / 8)}"),
+            times=times,
+            named_bandwidth=named_bandwidth,
+        )
     rate = own or fitted(graph)
-    if told or rate:
-        return Wires(None, rate / times, times, told)
+    if named_bandwidth or rate:
+        return Wires(None, rate / times, times, named_bandwidth)
     raise InputError(
         "links between ranks are not named",
         hint="name the machines: --on dgx-a100, or any that `foretell show` knows",

@@ -72,8 +72,8 @@ def masked(graph: Graph, setting: Setting) -> Graph:
     now = np.array([graph.seconds[call].sum() for call in found])
     each = np.stack([graph.op[longest], graph.shape[longest], graph.dtype[longest]], axis=1)
     _, firsts, sort = np.unique(each, axis=0, return_index=True, return_inverse=True)
-    told = np.array([_with_mask(graph, int(longest[k]), device) for k in firsts])
-    times, least = told[sort.reshape(-1)].T
+    priced = np.array([_with_mask(graph, int(longest[k]), device) for k in firsts])
+    times, least = priced[sort.reshape(-1)].T
     with graph.edit() as edit:
         edit.set(longest, seconds=np.maximum(now * times, least), source="formula")
         edit.remove(np.setdiff1d(np.concatenate(found), longest))
@@ -110,8 +110,8 @@ def _is_bare(graph: Graph, task: int) -> bool:
     op = graph.text_of("op", task)
     call = read(op, graph.text_of("shape", task))
     mask, scale = PLACES[op]
-    told = scale < len(call.values) and call.values[scale] not in ("", "-")
-    return told and (mask is None or not call.dims[mask])
+    has_scale = scale < len(call.values) and call.values[scale] not in ("", "-")
+    return has_scale and (mask is None or not call.dims[mask])
 
 
 def _with_mask(graph: Graph, task: int, device: Device) -> tuple[float, float]:

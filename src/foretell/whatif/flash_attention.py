@@ -162,8 +162,8 @@ def _fused(edit: Edit, chain: Chain, device: Device, number: Array, dtype: str) 
     graph, first, rest = edit.before, int(chain.tasks[0]), chain.tasks[1:]
     own = word_of(Dtype, graph.dtype[first])
     dtype = dtype or (own if own != "none" else "fp32")
-    told = {"direction": float(chain.backward), "dropout": float(chain.dropout)}
-    shape = write({**chain.sizes, **told})
+    options = {"direction": float(chain.backward), "dropout": float(chain.dropout)}
+    shape = write({**chain.sizes, **options})
     found = kernels.seconds(device, "attention", dtype, [shape])
     edit.set(
         first, op="attention", name="fused attention", shape=shape, dtype=dtype,

@@ -1,4 +1,4 @@
-"""Which device a step runs on, and how fast the bus to its host is: as told, or as traced."""
+"""Which device a step runs on, and how fast the bus to its host is: as given, or as traced."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def device_of(graph: Graph, setting: Setting) -> Device:
     """The device a step runs on: the cluster's, else the one its trace names."""
     if setting.cluster is not None:
         return setting.cluster.devices[0]
-    told = str(graph.facts.get("device", ""))
-    found = titled(told)
+    name = str(graph.facts.get("device", ""))
+    found = titled(name)
     if found is None:
-        what = f"`{told}`, where this step runs, is no device foretell knows"
-        what = what if told else "nothing says on which device this step runs"
+        what = f"`{name}`, where this step runs, is no device foretell knows"
+        what = what if name else "nothing says on which device this step runs"
         raise DoesNotApply(what, hint="name it: --on h200")
     return found
 

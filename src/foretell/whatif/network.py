@@ -45,14 +45,14 @@ class Network(WhatIf):
         then = self._changed(now)
         with graph.edit(str(self)) as edit:
             edit.scale(tasks, np.array([_ratio(graph, int(i), now, then) for i in tasks]))
-            edit.fact(network_times=then.times, network_bandwidth=then.told)
+            edit.fact(network_times=then.times, network_bandwidth=then.named_bandwidth)
         return edit.graph
 
     def _changed(self, now: Wires) -> Wires:
         if self.bandwidth:
-            return replace(now, told=self.bandwidth * 1e9, times=1.0)
-        if now.told:
-            return replace(now, told=now.told * self.times)
+            return replace(now, named_bandwidth=self.bandwidth * 1e9, times=1.0)
+        if now.named_bandwidth:
+            return replace(now, named_bandwidth=now.named_bandwidth * self.times)
         return replace(now, times=now.times * self.times)
 
 
@@ -77,4 +77,4 @@ def _ratio(graph: Graph, task: int, now: Wires, then: Wires) -> float:
 def _rate(links: Wires, group: tuple[int, ...]) -> float:
     if links.cluster is not None:
         return links.levels(group)[-1].bandwidth
-    return links.told or links.bandwidth * links.times
+    return links.named_bandwidth or links.bandwidth * links.times

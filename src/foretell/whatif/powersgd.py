@@ -100,8 +100,8 @@ class PowerSgd(WhatIf):
 def thin(shapes: str, numbers: float, rank: int) -> _Bucket:
     """What a bucket of so many numbers becomes: `in=1000x2048+1000` by shape."""
     dims = [d.split("x") for d in shapes.removeprefix("in=").split("+")]
-    told = sum(numbers_in("x".join(d)) for d in dims)
-    if not numbers or not math.isclose(told, numbers, rel_tol=0.01):  # not those of the tensors
+    counted = sum(numbers_in("x".join(d)) for d in dims)
+    if not numbers or not math.isclose(counted, numbers, rel_tol=0.01):  # not those of the tensors
         side = math.sqrt(numbers)
         dims = [[str(math.ceil(side)), str(max(1, int(numbers / math.ceil(side))))]]
     left = right = whole = matrices = 0.0

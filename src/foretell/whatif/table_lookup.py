@@ -279,8 +279,8 @@ def _both(factor: float, sigma: float, then: list[Times], each: float) -> tuple[
     share = seconds / seconds.sum()
     own = float(np.sqrt((share * np.array([float(t.sigma[0]) ** 2 for t in then])).sum()))
     weight = sigma**2 / (sigma**2 + own**2)  # of the times
-    told = math.log(float(seconds.sum()) / each)
-    mixed = math.exp(weight * told + (1 - weight) * math.log(factor))
+    format_change = math.log(float(seconds.sum()) / each)
+    mixed = math.exp(weight * format_change + (1 - weight) * math.log(factor))
     return mixed, math.sqrt(weight**2 * own**2 + (1 - weight) ** 2 * sigma**2)
 
 
@@ -320,7 +320,7 @@ class Change(NamedTuple):
     dtype: str
 
 
-def told(
+def format_change(
     graph: Graph, setting: Setting, sort: Sort, before: str, after: str, layout: str = ""
 ) -> tuple[float, float] | None:
     """What the tables say of a sort in another format or another image layout.

@@ -13,7 +13,7 @@ from foretell.memory import change as memory
 from foretell.memory.tape import Tape
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.machine import check_format
-from foretell.whatif.table_lookup import Change, Sort, retimed, sorts_of, told
+from foretell.whatif.table_lookup import Change, Sort, format_change, retimed, sorts_of
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Tf32(WhatIf):
         mine = [s for s in sorts_of(graph) if s.is_product and _is_plain(graph, s)]
         changes = []
         for sort in mine:
-            change = told(graph, setting, sort, "fp32", "tf32")
+            change = format_change(graph, setting, sort, "fp32", "tf32")
             if change is not None:
                 changes.append(Change(sort, *change, "tf32"))
         if not changes:

@@ -22,14 +22,15 @@ def fit_folder(folder: Path, share: float, output: Path | None, as_json: bool) -
     chosen = set(fit.chosen(configs, share))
     with working("fitting") as tell:
         knobs = fit.fit(known, [row for row in rows if row.config in chosen], progress=tell)
-    told = _told(known, [r for r in rows if r.config not in chosen] or rows, knobs, len(chosen))
+    unseen = [r for r in rows if r.config not in chosen] or rows
+    found = _accuracy(known, unseen, knobs, len(chosen))
     path = output or folder / fit.FITTED
-    fit.save(path, knobs, told)
-    answer({"knobs": asdict(knobs), **told}, as_json, _lab_text)
+    fit.save(path, knobs, found)
+    answer({"knobs": asdict(knobs), **found}, as_json, _lab_text)
     say(f"written: {path}")
 
 
-def _told(known: Any, rows: list[Any], knobs: Any, fitted: int) -> dict[str, Any]:
+def _accuracy(known: Any, rows: list[Any], knobs: Any, fitted: int) -> dict[str, Any]:
     from foretell_lab.emulation.foretold import held
     from foretell_lab.emulation.judge import judged
 

@@ -16,9 +16,8 @@ import torch
 from foretell.cluster.device import Device
 from foretell.cluster.preset import devices
 from foretell.cost import fused_formula
-from foretell.cost.fused_codes import WEIGHT
-from foretell.cost.fused_regions import Regions
-from foretell.cost.fused_walk import WALKED, is_busy, walked
+from foretell.cost.fused_regions import WEIGHT, Regions
+from foretell.cost.fused_traffic import WALKED, is_busy, walked
 from foretell.cost.fusion_class import WORDS
 from foretell_lab.fused import data as fused_data
 from foretell_lab.fused.data import Measured

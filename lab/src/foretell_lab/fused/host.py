@@ -204,7 +204,7 @@ class Reader:
             self.clock.passes(list(whole.values()), *_READINGS)
             self._read_alone(alone)
         for at, item in whole.items():
-            rows[at] |= self._told(item, [name for name, _ in alone[at]])
+            rows[at] |= self._timings(item, [name for name, _ in alone[at]])
             held.read.setdefault(at, []).append(item.read[0])
         return len(rows), list(rows.values())
 
@@ -228,7 +228,7 @@ class Reader:
         self.clock.passes(list(new.values()), *_ALONE)
         self.known |= {name: item.read[0] for name, item in new.items()}
 
-    def _told(self, item: Item, names: Sequence[str]) -> dict[str, Any]:
+    def _timings(self, item: Item, names: Sequence[str]) -> dict[str, Any]:
         found: dict[str, Any] = {"s": _short(item.read[0]), "readings": len(item.read)}
         return found | ({"alone": [_short(self.known[n]) for n in names]} if names else {})
 

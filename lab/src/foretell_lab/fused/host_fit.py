@@ -19,7 +19,7 @@ from foretell.cost.fused_formula import one_core
 from foretell.cost.fused_host import GUESS, WEIGHT
 from foretell.cost.fused_nests import NESTED, nested
 from foretell.cost.fused_regions import Regions
-from foretell.cost.fused_walk import is_busy
+from foretell.cost.fused_traffic import is_busy
 from foretell.cost.fusion_class import WORDS
 from foretell_lab.fused import data as fused_data
 from foretell_lab.fused.data import Measured

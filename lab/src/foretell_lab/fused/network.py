@@ -1,4 +1,4 @@
-"""The network of `foretell.cost.fused_net`, on PyTorch Geometric, for training."""
+"""The network of `foretell.cost.fused_network`, on PyTorch Geometric, for training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import MultiAggregation
 from torch_geometric.utils import scatter
 
-from foretell.cost.fused_features import EDGE_FEATURES, NODE_FEATURES
+from foretell.cost.fused_network import EDGE_FEATURES, NODE_FEATURES
 from foretell.cost.fusion_class import WORDS
 
 Tensor = Any

@@ -36,7 +36,7 @@ def packed(arrays: Mapping[str, Array]) -> bytes:
     nodes[:, 3] ^= given  # most ops loop over what they give
     whole = writes % np.maximum(given, 1) == 0  # and write all of it or nothing
     nodes[:, 7] = np.where(whole, writes // np.maximum(given, 1), -writes)
-    found["nodes"], each = _told_once(nodes)
+    found["nodes"], each = _distinct(nodes)
     for name, column in zip(_NODE, each.T, strict=True):
         found |= _coded(name, column)
     found |= _reads(arrays, count)
@@ -73,7 +73,7 @@ def _coded(name: str, values: Array) -> dict[str, Array]:
     return {f"{name}.of": different, f"{name}.at": _small(at)}
 
 
-def _told_once(rows: Array) -> tuple[Array, Array]:
+def _distinct(rows: Array) -> tuple[Array, Array]:
     """Which different row each is, and the different ones in the order they are met."""
     different, met, at = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     order = np.argsort(met)

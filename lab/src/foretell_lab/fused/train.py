@@ -26,8 +26,8 @@ import torch
 from foretell.cluster.device import Device
 from foretell.cluster.preset import devices
 from foretell.cost.fused import networks
-from foretell.cost.fused_features import Features, features
 from foretell.cost.fused_formula import one_core
+from foretell.cost.fused_network import Features, features
 from foretell.cost.fused_regions import Regions
 from foretell.cost.fusion_class import WORDS
 from foretell_lab.fused.data import Measured, shipped

@@ -103,7 +103,7 @@ class Training:
                     enter(patch.object(owner, "clip_grad_norm_", clip_norm))
                     enter(patch.object(owner, "clip_grad_value_", clip_value))
             enter(self.watch.open())
-            enter(marks.told_to(self.watch))
+            enter(marks.recording_to(self.watch))
             enter(patch.object(torch.autograd, "backward", self._backward(torch.autograd.backward)))
             enter(patch.object(GradScaler, "scale", self._scale(GradScaler.scale)))
             enter(patch.object(Module, "__call__", self._call(Module.__call__)))

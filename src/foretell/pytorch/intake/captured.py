@@ -38,7 +38,7 @@ from foretell.pytorch.capture.record import Recorder, is_work
 from foretell.pytorch.capture.workspace import workspace
 from foretell.pytorch.intake import fake
 from foretell.pytorch.intake.files import Journal
-from foretell.pytorch.intake.profiled import Leave, journalled_saves, told_in
+from foretell.pytorch.intake.profiled import Leave, journalled_saves, progress_in
 from foretell.pytorch.intake.request import Request
 from foretell.pytorch.intake.watch import Watch
 from foretell.pytorch.profile.layers import Parents
@@ -132,7 +132,7 @@ class Capturing:
             enter = stack.enter_context
             enter(self.parents.noted())
             enter(self.watch.open())
-            enter(marks.told_to(self.watch))
+            enter(marks.recording_to(self.watch))
             enter(journalled_saves(self.journal))
             enter(torch.compiler.set_stance("force_eager"))
             if self.fakes is not None:
@@ -146,7 +146,7 @@ class Capturing:
             stack.callback(register_optimizer_step_post_hook(self._update_ended).remove)
             enter(self.recorder.watching_modules())
             self.journal.begin()
-            self.tell = told_in(Path(self.request.folder))
+            self.tell = progress_in(Path(self.request.folder))
             yield
 
     def runs_itself(self, path: Path) -> bool:

@@ -44,7 +44,7 @@ def main(path: Path) -> None:
         answer = {"ended": job.steps} if is_well else _exited(request.script, left.code)
     except BaseException as error:
         traceback.print_exc()
-        answer = {"error": _told(request.script, error), "is_final": isinstance(error, _FINAL)}
+        answer = {"error": _message(request.script, error), "is_final": isinstance(error, _FINAL)}
     leave(request, answer)
 
 
@@ -140,7 +140,7 @@ def _exited(script: Script, code: Any) -> dict[str, Any]:
     return {"error": said, "is_final": code == _USAGE}
 
 
-def _told(script: Script, error: BaseException) -> str:
+def _message(script: Script, error: BaseException) -> str:
     """What stopped a script, and the innermost line of the user's own code it passed through."""
     place = ""
     for frame in traceback.extract_tb(error.__traceback__):

@@ -38,7 +38,7 @@ class Profiling:
     def __post_init__(self) -> None:
         request, (rank, world) = self.request, rank_and_world()
         trace = Path(request.folder) / f"trace{rank}.json"
-        tell = told_in(Path(request.folder)) if rank == 0 else (lambda words, share: None)
+        tell = progress_in(Path(request.folder)) if rank == 0 else (lambda words, share: None)
         self.recorder = Recorder(request.wanted, trace, tell, self._finish, is_alone=world == 1)
 
     @property
@@ -54,7 +54,7 @@ class Profiling:
             stack.callback(self.recorder.close)
             stack.enter_context(self.recorder.parents.noted())
             stack.enter_context(watch.open())
-            stack.enter_context(marks.told_to(watch))
+            stack.enter_context(marks.recording_to(watch))
             stack.enter_context(journalled_saves(self.journal))
             stack.enter_context(self._ranks_of_its_own())
             self.journal.begin()
@@ -121,7 +121,7 @@ def journalled_saves(journal: Journal) -> Iterator[None]:
         yield
 
 
-def told_in(folder: Path) -> Callable[[str, float], None]:
+def progress_in(folder: Path) -> Callable[[str, float], None]:
     """Progress put where the process that waits looks for it."""
     file = os.open(folder / PROGRESS, os.O_WRONLY | os.O_CREAT, 0o600)
 

@@ -42,7 +42,7 @@ def main(folder: Path) -> None:
     try:
         found = _measured(asked, _Count(folder if rank == 0 else None, asked))
     except BaseException as error:
-        run_files.write(folder / f"rank-{rank}.error.json", _told(error))
+        run_files.write(folder / f"rank-{rank}.error.json", _error_text(error))
         os._exit(1)  # peers may be inside a collective: nothing to wait for
     run_files.write(folder / f"rank-{rank}.result.json", found)
     dist.barrier()
@@ -165,10 +165,10 @@ def profile(script: ModuleType, asked: Asked, device: str, count: _Count) -> dic
         times.append(training.step(message))
         count.add(1)
     forward.remove()
-    return _told_profile(training, marks, times)
+    return _profile_text(training, marks, times)
 
 
-def _told_profile(
+def _profile_text(
     training: Training, marks: dict[str, list[float]], times: list[tuple[float, float]]
 ) -> dict[str, Any]:
     unused = [n for n, seen in marks.items() if not seen]
@@ -238,7 +238,7 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _told(error: BaseException) -> dict[str, Any]:
+def _error_text(error: BaseException) -> dict[str, Any]:
     ours = isinstance(error, ForetellError)
     message = (
         error.message if isinstance(error, ForetellError) else f"{type(error).__name__}: {error}"

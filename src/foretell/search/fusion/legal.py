@@ -19,7 +19,7 @@ from foretell.search.fusion.state import Fusion
 
 MOST = 64
 CHEAP = frozenset({"pointwise", "constant", "view", "cat"})  # worth computing twice
-# Words whose place costs several additions (→ `foretell.cost.fused_walk`): not for every reader.
+# Words whose place costs several additions (→ `foretell.cost.fused_traffic`): not for every reader.
 _DEAR = frozenset(
     "exp log log1p expm1 sin cos tanh sigmoid erf gelu silu mish elu softplus pow".split()  # noqa: SIM905
 ) | {"gelu_backward", "silu_backward"}

@@ -224,15 +224,15 @@ class Conditioned(nn.Module):  # type: ignore[misc]
         self.tells = nn.ModuleList([Linear(256, 2 * n, precision) for n in (c, k)])
         self.skip, self.larger, self.group = Conv(c, k, 1, precision), larger, group
 
-    def _told(self, i: int, x: Tensor, about: Tensor) -> Tensor:
+    def _conditioned(self, i: int, x: Tensor, about: Tensor) -> Tensor:
         scale, shift = self.tells[i](about)[:, :, None, None].chunk(2, 1)
         y = self.norms[i](x) * (1 + scale) + shift
         return F.silu(y) if self.group else F.relu(y)
 
     def forward(self, x: Tensor, about: Tensor) -> Tensor:
         resize = _larger if self.larger else (lambda t: F.avg_pool2d(t, 2))
-        y = self.convs[0](resize(self._told(0, x, about)))
-        y = self.convs[1](dropout(self._told(1, y, about), 0.1))
+        y = self.convs[0](resize(self._conditioned(0, x, about)))
+        y = self.convs[1](dropout(self._conditioned(1, y, about), 0.1))
         return (self.skip(resize(x)) + y) * 0.7071
 
 

@@ -167,16 +167,16 @@ class DitBlock(nn.Module):  # type: ignore[misc]
             precision,
         )
 
-    def _told(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    def _modulated(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
         return F.layer_norm(wide(self.precision, x), (self.width,)) * (1 + scale) + shift
 
     def forward(self, given: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         x, about = given
         a, b, c, d, e, f = self.tell(F.silu(about)).unsqueeze(1).chunk(6, -1)
-        h = self.qkv(self._told(x, a, b)).chunk(3, -1)
+        h = self.qkv(self._modulated(x, a, b)).chunk(3, -1)
         q, k, v = (heads_of(t, self.width // 64) for t in h)
         x = x + c * self.out(merged(F.scaled_dot_product_attention(q, k, v)))
-        h = F.gelu(self.up(self._told(x, d, e)), approximate="tanh")
+        h = F.gelu(self.up(self._modulated(x, d, e)), approximate="tanh")
         return x + f * self.down(h), about
 
 

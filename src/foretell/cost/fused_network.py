@@ -1,12 +1,22 @@
-"""What the network sees of a region: nodes, edges and the whole, as ratios to the device's rates.
+"""The network that prices a fused region: what it sees of it, and its answer in numpy.
 
-Sizes are logarithms of bytes against the second-level cache and of places against the lanes,
-times are logarithms against the formula's, so that what was learned on one device can be asked of
-another.
+Sizes are logarithms of bytes against the second-level cache and of places against the lanes, times
+are logarithms against the formula's, so that what was learned on one device can be asked of
+another. Among them are the blocks that Inductor (torch 2.11) cuts a kernel into, each a program on
+one unit: a reduction's block has so many rows and so many places of each; what does not fit is a
+turn of a loop, and sizes are rounded up to powers of two (`triton_heuristics`).
+
+Each node starts from its op's vector and its features. In every layer it receives from what it
+reads and from what reads it the mean and the largest of their messages, each with the edge's
+features. What remains is pooled over the region's nodes, joined with features of the whole, and two
+dense layers answer ln(measured/formula) and its spread. Several networks trained from different
+starts answer together, by their mean. `foretell_lab.fused.network` is the same network on PyTorch
+Geometric; a test holds both equal.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +24,7 @@ import numpy.typing as npt
 
 from foretell import portable
 from foretell.cluster.device import Device
-from foretell.cost.fused_blocks import blocks
+from foretell.compiled import H2, I1, compiled
 from foretell.cost.fused_formula import (
     Constants,
     by_name,
@@ -27,11 +37,63 @@ from foretell.cost.fused_formula import (
     weights,
 )
 from foretell.cost.fused_regions import DTYPES, Regions
-from foretell.cost.fused_walk import Walk
+from foretell.cost.fused_traffic import Walk
 from foretell.cost.fusion_class import KIND_CODE, KINDS
 from foretell.cost.limits import SIZES
+from foretell.cost.products import dense
 
 Array = npt.NDArray[np.float64]
+_POINTS = 1024.0  # places of a block without reductions
+_ROW, _COLUMN = 1024, 64  # longest reductions held in one block: along rows, down columns
+_HELD = 4096  # places of a block that holds its rows
+_MANY, _MOST, _FEWER = 10, 2048.0, 1024.0  # loads that spare registers; places of a row in a block
+
+
+class Blocks(NamedTuple):
+    """Of each kernel: programs, turns of their loop, and places visited for each that counts."""
+
+    programs: Array
+    turns: Array
+    padded: Array
+    held: npt.NDArray[np.bool_]
+
+
+def blocks(rows: Array, inner: Array, down: npt.NDArray[np.bool_], loads: Array) -> Blocks:
+    """Of kernels with so many results of `inner` places each; `loads` counts what enters."""
+    x, r = _power(rows), _power(inner)
+    held = (inner > 1) & np.where(down, r <= _COLUMN, r <= _ROW)
+    wide, long = np.where(down, _down(x, r, loads, held), _along(x, r, loads, held))
+    wide = np.minimum(np.where(inner > 1, wide, _POINTS), x)
+    long = np.minimum(np.where(inner > 1, long, 1.0), r)
+    programs, turns = np.ceil(rows / wide), np.ceil(inner / long)
+    padded = programs * wide * turns * long / np.maximum(rows * inner, 1.0)
+    return Blocks(programs, turns, padded, held)
+
+
+def _power(values: Array) -> Array:
+    return portable.two_above(np.maximum(values, 1.0))
+
+
+def _along(x: Array, r: Array, loads: Array, held: npt.NDArray[np.bool_]) -> Array:
+    """Rows and places of a block that reduces along rows."""
+    several = np.where(x // 8 < 128, 1.0, np.minimum(_ROW // r, 8.0))
+    most = np.where((x >= 1024) & (loads >= _MANY), _FEWER, _MOST)
+    wide = np.where(held, np.where(r >= 256, several, 8.0), np.where(r <= 2048, 2.0, 1.0))
+    return np.stack([wide, np.where(held, r, np.minimum(r, most))])
+
+
+def _down(x: Array, r: Array, loads: Array, held: npt.NDArray[np.bool_]) -> Array:
+    """Columns and places of a block that reduces down columns."""
+    few, some = x <= 1024, x // 4096 <= 8
+    heavy = (loads >= 4) & (r > 128)
+    many = np.clip(_power(x // 4096), 64.0, 256.0)
+    wide = np.select([few, some, heavy], [np.clip(x // 128, 2.0, 8.0), 16.0, 32.0], many)
+    rest = np.where(heavy, np.where(r >= 2048, 64.0, 32.0), 512.0 // many)
+    long = np.select([few, some], [np.minimum(r, 64.0), 32.0], rest)
+    kept = np.select([b * r <= _HELD for b in (128.0, 32.0, 8.0)], [128.0, 32.0, 8.0], 1.0)
+    return np.stack([np.where(held, np.minimum(kept, x), wide), np.where(held, r, long)])
+
+
 Whole = npt.NDArray[np.int64]
 _SIZE = np.array([float(SIZES[d]) for d in DTYPES])
 _LANES = 2048.0  # threads a unit holds
@@ -227,3 +289,81 @@ def _aligned(extent: Array) -> Array:
 
 def _log(values: Array) -> Array:
     return np.asarray(portable.log2(np.maximum(values, 2.0**-20)) / 4, float)
+
+
+Floats = npt.NDArray[np.float32]
+Weights = Mapping[str, Floats]
+
+
+def answer(weights: Weights, regions: Regions, given: Features) -> tuple[Floats, Floats]:
+    """Mean and spread of ln(measured/formula) for each region, by one network."""
+    node = _scaled(weights, "node", given.node)
+    edge = given.edge.astype(np.float32)
+    h = _relu(_dense(weights, "enter", np.concatenate([weights["op"][given.op], node], axis=1)))
+    for layer in range(_layers(weights)):
+        h = h + _relu(_heard(weights, f"{layer}", h, edge, regions))
+    pooled = _pooled(h, regions.first)
+    whole = _scaled(weights, "whole", given.whole)
+    x = np.concatenate([pooled, whole], axis=1)
+    x = _relu(_dense(weights, "first", x))
+    x = _relu(_dense(weights, "second", x))
+    out = _dense(weights, "out", x)
+    return out[:, 0], portable.exp(np.clip(out[:, 1], -5.0, 1.0)).astype(np.float32)
+
+
+def _heard(weights: Weights, layer: str, h: Floats, edge: Floats, regions: Regions) -> Floats:
+    """What each node makes of itself and its neighbours on both sides."""
+    told = dense(edge, weights[f"edge{layer}.weight"])
+    parts = [h]
+    for way, near, far in (
+        ("down", regions.source, regions.target),
+        ("up", regions.target, regions.source),
+    ):
+        sent = dense(h, weights[f"{way}{layer}.weight"])
+        mean, most = np.zeros((2, len(h), sent.shape[1]), np.float32)
+        _gather(sent, told, near, far, mean, most)
+        parts += [mean, most]
+    return _dense(weights, f"join{layer}", np.concatenate(parts, axis=1))
+
+
+@compiled
+def _gather(sent: H2, told: H2, near: I1, far: I1, mean: H2, most: H2) -> None:
+    """Mean and largest of the messages to each node, from the near to the far end of each edge."""
+    count = np.zeros(len(mean), np.float32)
+    for e in range(len(near)):
+        count[far[e]] += 1
+        for k in range(sent.shape[1]):
+            message = max(sent[near[e], k] + told[e, k], np.float32(0))
+            mean[far[e], k] += message
+            most[far[e], k] = max(most[far[e], k], message)
+    for n in range(len(mean)):
+        if count[n] > 0:
+            for k in range(sent.shape[1]):
+                mean[n, k] /= count[n]
+
+
+def _pooled(h: Floats, first: Whole) -> Floats:
+    """Sum (in tens), mean and largest over each region's nodes."""
+    total = np.add.reduceat(h, first[:-1], axis=0)
+    many = np.diff(first)[:, None].astype(np.float32)
+    return np.concatenate(
+        [total / 10, total / many, np.maximum.reduceat(h, first[:-1], axis=0)], axis=1
+    )
+
+
+def _scaled(weights: Weights, name: str, values: npt.NDArray[np.float64]) -> Floats:
+    mean = weights[f"{name}.mean"]  # features younger than the network come last: not asked
+    given = (values[:, : len(mean)].astype(np.float32) - mean) / weights[f"{name}.std"]
+    return np.asarray(np.clip(given, -6.0, 6.0), np.float32)
+
+
+def _dense(weights: Weights, name: str, x: Floats) -> Floats:
+    return dense(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+
+def _relu(x: Floats) -> Floats:
+    return np.maximum(x, 0)
+
+
+def _layers(weights: Weights) -> int:
+    return sum(name.startswith("join") and name.endswith("weight") for name in weights)

@@ -1,6 +1,6 @@
-"""Values of a fused region as Inductor (torch 2.11) holds them: written into readers, or in memory.
+"""Values of a fused region as Inductor (torch 2.11) holds them: inlined into readers, or realized.
 
-What is computed place by place is written into whatever reads it. A loop nest of its own, whose
+What is computed place by place is inlined into whatever reads it. A loop nest of its own, whose
 result lies in memory, get values that leave the region, what a library needs, and what reads or
 computes so much that doing it twice would cost more (`realize_reads_threshold` and its like).
 
@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.compiled import F1, I1, compiled
-from foretell.cost.fused_codes import (
+from foretell.cost.fused_regions import (
     CAT,
+    COUNTS,
     GATHER,
     LOSS_BACK,
     PARTS,
@@ -29,9 +30,11 @@ from foretell.cost.fused_codes import (
     POINTWISE,
     RANDOM,
     RESHAPES,
+    SOFT,
     TURNS,
     UNPOOLS,
     VIEW,
+    WELFORD,
     WINDOW,
 )
 
@@ -257,3 +260,58 @@ def base(o, low, s):  # type: ignore[no-untyped-def]
     while o.kind[low + s] == VIEW and o.start[low + s] < o.start[low + s + 1]:
         s = o.source[o.start[low + s]] - low
     return s
+
+
+READS, _MANY_READS, _WORK = 4, 8, 30  # thresholds of Inductor's `config`: reads, and operations
+
+
+@compiled
+def expand(o, n, low, k, v):  # type: ignore[no-untyped-def]
+    """What is to be read many times and reads much itself is computed once (`mark_reuse`)."""
+    s = base(o, low, n - low)
+    if v.held[s] >= 0 or o.elements[n] <= o.elements[s + low]:
+        return
+    reads = 0
+    for j in range(len(v.ops[s])):
+        for e in range(o.start[low + j], o.start[low + j + 1]):
+            reads += v.ops[s, j] and v.held[o.source[e] - low] >= 0
+    if reads > READS:
+        realize(o, s + low, low, k, v, WHOLE)
+        at = o.source[o.start[n]] - low
+        while at != s:  # views on the way
+            v.held[at] = v.held[s]
+            at = o.source[o.start[low + at]] - low
+
+
+@compiled
+def settle_value(o, n, low, k, v, users):  # type: ignore[no-untyped-def]
+    """Give a value memory of its own where it leaves or is too much to recompute."""
+    i = n - low
+    if v.held[i] >= 0:
+        return
+    reads, work = _loads(o, low, k, v.reads[i]), 0
+    for j in range(len(v.ops[i])):
+        if v.ops[i, j]:
+            work += COUNTS[o.op[low + j]]
+            if o.kind[low + j] == WINDOW:
+                reads += int(o.inner[low + j]) - 1
+    work += reads
+    if (
+        leaves_whole(o, n)
+        or o.kind[n] == RANDOM
+        or reads > _MANY_READS
+        or work > _WORK
+        or (users > 1 and reads > READS)
+    ):
+        realize(o, n, low, k, v, WHOLE)
+
+
+@compiled
+def _loads(o, low, k, reads):  # type: ignore[no-untyped-def]
+    """Tensors read; of a norm's sums there are two: middle and spread, or largest and sum."""
+    nodes, count = k.ops.shape[1], many(reads)
+    for y in range(k.used[0]):
+        if k.how[y] != POINT and reads[nodes + y] > 0:
+            op = o.op[low + k.node[y]]
+            count += WELFORD[op] or SOFT[op]
+    return count
