@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 # Bytes of a number as PyTorch's traces call its format; what is not here counts as one of fp32.
 BYTES = {
@@ -76,6 +77,7 @@ class Call:
         return float(sum(self.size(i) * self.item(i) for i in self.tensors()))
 
 
+@lru_cache(8192)  # a step has the same few calls many times
 def read(op: str, shape: str, moved: float = 0.0, flops: float = 0.0) -> Call:
     """A call from its text."""
     parts = dict(item.partition("=")[::2] for item in shape.split(","))

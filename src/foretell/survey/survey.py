@@ -99,7 +99,7 @@ def _answers(loaded: Loaded, specs: Sequence[str], counsel: Counsel | None) -> _
     graphs = [(CURRENT, step.graph)]
     assumed, left = [], []
     if changes:
-        after, made, refused = tried(changes, step.graph, step.setting)
+        after, made, refused = _tried(step, tuple(map(str, changes)))
         changes = tuple(made)
         left = [f"{spec} could not be tried: {reason}" for spec, reason in refused]
         said = "with " + " ".join(map(str, changes))
@@ -199,10 +199,18 @@ def _device_figures(gpu: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-@lru_cache(12)  # each a graph of its own, laid out three times over
 def changed(step: Step, specs: tuple[str, ...]) -> Graph:
     """The step with changes made; the last few are remembered."""
-    return applied([parse(spec) for spec in specs], step.graph, step.setting)
+    graph, _, refused = _tried(step, specs) if specs else (step.graph, [], [])
+    if refused:  # say why
+        return applied([parse(spec) for spec in specs], step.graph, step.setting)
+    return graph
+
+
+@lru_cache(12)  # each a graph of its own, laid out three times over
+def _tried(step: Step, specs: tuple[str, ...]) -> tuple[Graph, list[WhatIf], list[tuple[str, str]]]:
+    """The step with those changes made that can be, which they are, and why others are not."""
+    return tried([parse(spec) for spec in specs], step.graph, step.setting)
 
 
 def gain(step: Step, changes: Sequence[WhatIf], seconds: float) -> float:

@@ -75,13 +75,14 @@ def runs(graph: Graph, wide: Array | None = None) -> list[Run]:
     state, found = _Followed(frozenset() if wide is None else frozenset(wide.tolist())), []
     firsts = _firsts(graph)
     asked = _asked(graph, firsts)
-    for task in firsts.tolist():
-        op, shape = graph.names[int(graph.op[task])], graph.names[int(graph.shape[task])]
+    columns = (graph.op[firsts], graph.shape[firsts], graph.phase[firsts])
+    for task, *codes, phase in zip(firsts.tolist(), *(c.tolist() for c in columns), strict=True):
+        op, shape = (graph.names[code] for code in codes)
         if not is_call(shape):
             continue
         widened = tuple(n for n in asked.pop(task, ()) if state.last.get(n, False))
         state.last |= dict.fromkeys(widened, False)
-        run = _run(state, task, op, read(op, shape), int(graph.phase[task]))
+        run = _run(state, task, op, read(op, shape), phase)
         found.append(replace(run, widened=widened) if widened else run)
     return found
 
