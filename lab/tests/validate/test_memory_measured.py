@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from foretell.memory.play import peak_bytes
+from foretell.memory.tape import peak_bytes
 from foretell.memory.tape import FACT, decode
 from foretell.trace import read
 from foretell.whatif import parse
