@@ -6,7 +6,7 @@ A folder holds `truth.json` and one `MODEL.base.json.gz` a model, as `measure_va
 them. For every model: errors, the share of its rows that its intervals hold, and the factor on all
 widths that would hold 82 % of the rows of the *other* models, with what that factor holds of this
 one. `--without` leaves a model out of everything. Widths are those of `whatif/spread.toml` and
-`baseline/deprofile.py`: change them there.
+`baseline.py`: change them there.
 """
 
 from __future__ import annotations

@@ -6,8 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretell.baseline import Baseline, interval, steady_seconds, unprofiled, why
-from foretell.baseline.deprofile import EVENT, USUAL, warmed
+from foretell.baseline import (
+    EVENT,
+    USUAL,
+    Baseline,
+    interval,
+    steady_seconds,
+    unprofiled,
+    warmed,
+    why,
+)
 from foretell.graph import Builder
 from foretell.trace import Trace, read
 

@@ -5,8 +5,7 @@ import pytest
 
 from foretell.cluster import load
 from foretell.cost import price
-from foretell.cost.aten import kernels
-from foretell.cost.aten_call import read
+from foretell.cost.aten import kernels, read
 from foretell.cost.host import NODE, STEP, UPDATE, host_seconds
 from foretell.graph import Builder, Source
 

@@ -151,7 +151,7 @@ def test_experts_are_dealt_out():
 
 
 def test_what_indices_leave_is_known():
-    from foretell.cost.aten_call import read as call
+    from foretell.cost.aten import read as call
     from foretell.workload.captured.sizes import made_by
 
     shape = "in=2048x27x27+-|351|351,types=float+TensorList,args=-+-"

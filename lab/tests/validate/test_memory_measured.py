@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from foretell.memory.tape import peak_bytes
-from foretell.memory.tape import FACT, decode
+from foretell.memory.tape import FACT, decode, peak_bytes
 from foretell.trace import read
 from foretell.whatif import parse
 from foretell_lab.validate.whatifs import SPECS

@@ -35,7 +35,7 @@ def command(trace: Path, step: int | None, output: Path | None, as_json: bool) -
 
 
 def _summary(found: Any) -> dict[str, Any]:
-    from foretell.baseline.deprofile import POOR, replay_error
+    from foretell.baseline import POOR, replay_error
 
     measured, error = float(found.graph.facts["measured"]), replay_error(found)
     poor = ["the replay is off: rely less on answers about this trace"] * (abs(error) > POOR)

@@ -11,8 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from foretell.cost.aten import is_call, kernels
-from foretell.cost.aten_call import Kernel
+from foretell.cost.aten import Kernel, is_call, kernels
 from foretell.cost.work import Work
 from foretell.graph.columns import Array, Kind, Source
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from foretell.advise import Advice, Counsel, Step
 from foretell.advise.advise import WORTH
-from foretell.baseline.bottleneck import shares
+from foretell.baseline import shares
 from foretell.cluster import Cluster
 from foretell.cluster.device import Device
 from foretell.errors import ForetellError

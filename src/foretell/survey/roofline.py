@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from foretell.cluster.device import FORMATS, Device
-from foretell.cost.aten_call import Kernel
+from foretell.cost.aten import Kernel
 from foretell.cost.attention import visible
 from foretell.cost.shape import parse
 from foretell.graph.columns import NONE, Array, Dtype, Kind, Phase, word_of

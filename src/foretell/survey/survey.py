@@ -12,7 +12,7 @@ from typing import Any
 
 from foretell.advise import Counsel, Step, advise
 from foretell.advise.advise import TRIED, shown
-from foretell.baseline.deprofile import steady_seconds
+from foretell.baseline import steady_seconds
 from foretell.errors import ForetellError
 from foretell.graph.graph import Graph
 from foretell.report import words

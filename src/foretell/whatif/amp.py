@@ -21,7 +21,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from foretell.cost.aten_call import read
+from foretell.cost.aten import read
 from foretell.errors import InputError
 from foretell.graph.columns import Array, Dtype, Kind, Phase, word_of
 from foretell.graph.edit import Edit

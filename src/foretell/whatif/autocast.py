@@ -19,8 +19,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from foretell.cost.aten import is_call
-from foretell.cost.aten_call import Call, read
+from foretell.cost.aten import Call, is_call, read
 from foretell.graph.columns import Array, Kind, Phase
 from foretell.graph.graph import Graph
 from foretell.memory import change

@@ -22,7 +22,7 @@ import numpy as np
 
 from foretell.cluster.device import Device
 from foretell.cost import kernel as kernels
-from foretell.cost.aten_call import read
+from foretell.cost.aten import read
 from foretell.cost.shape import parse, write
 from foretell.graph.columns import Array, Dtype, Kind, LaneKind, word_of
 from foretell.graph.edit import Edit

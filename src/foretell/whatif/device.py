@@ -19,7 +19,7 @@ from foretell import portable
 from foretell.cluster.device import Device
 from foretell.cluster.preset import cables
 from foretell.cost import kernel as kernels
-from foretell.cost.aten_call import Kernel
+from foretell.cost.aten import Kernel
 from foretell.graph.columns import Array, Dtype, Source, word_of
 from foretell.graph.graph import Graph
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from foretell.cost.aten import is_call, kernels
-from foretell.cost.aten_call import Call, Dims, Kernel
-from foretell.cost.aten_call import read as inputs_of
+from foretell.cost.aten import Call, Dims, Kernel, is_call, kernels
+from foretell.cost.aten import read as inputs_of
 from foretell.cost.kernel import class_of
 from foretell.cost.shape import parse as parse_shape
 from foretell.cost.shape import write

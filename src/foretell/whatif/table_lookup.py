@@ -24,9 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foretell import portable
-from foretell.cost.aten import is_call
-from foretell.cost.aten_call import Call, read
-from foretell.cost.aten_rules import is_cudnn_order
+from foretell.cost.aten import Call, is_call, is_cudnn_order, read
 from foretell.cost.ratios import Times, Way, ratios, times
 from foretell.graph.columns import NONE, Array, Kind, Phase
 from foretell.graph.edit import Edit

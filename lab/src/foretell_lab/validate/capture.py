@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from foretell.baseline.deprofile import steady_seconds
+from foretell.baseline import steady_seconds
 from foretell.cluster import Calibration, Cluster, load
 from foretell.cost import price
 from foretell.errors import InputError

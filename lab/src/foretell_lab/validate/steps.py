@@ -22,8 +22,7 @@ import numpy as np
 
 from foretell.cluster import Cluster
 from foretell.cost import price
-from foretell.cost.aten import is_call, kernels
-from foretell.cost.aten_call import read
+from foretell.cost.aten import is_call, kernels, read
 from foretell.graph import Graph, Kind, LaneKind, Lanes, Names, Phase, WaitKind, assemble, edges
 from foretell.graph.columns import Array, Ids
 

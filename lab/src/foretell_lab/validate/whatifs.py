@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from foretell.baseline import Baseline, interval, unprofiled
-from foretell.baseline.bottleneck import shares
+from foretell.baseline import Baseline, interval, shares, unprofiled
 from foretell.trace import read
 from foretell.whatif import Setting, applied, parse
 from foretell.whatif.registry import together

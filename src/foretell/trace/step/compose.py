@@ -31,9 +31,8 @@ from foretell.graph.groups import group_text
 from foretell.trace.decode import NO_ID
 from foretell.trace.events import Events, Message, What
 from foretell.trace.runs import distinct, highest, rising
-from foretell.trace.step.streams import ready_times
 from foretell.trace.step.tasks import RankStep, join
-from foretell.trace.step.waits import Waits, waits
+from foretell.trace.step.waits import Waits, ready_times, waits
 from foretell.trace.words import (
     LAYER_NOTE,
     Does,

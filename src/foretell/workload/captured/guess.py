@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from foretell.cost.aten_call import Call, Dims
+from foretell.cost.aten import Call, Dims
 from foretell.workload.captured.row import Row
 from foretell.workload.captured.sizes import PRODUCTS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from foretell.cost.aten_call import Call, Dims
+from foretell.cost.aten import Call, Dims
 from foretell.graph import Phase
 from foretell.workload.captured.sizes import made_by
 

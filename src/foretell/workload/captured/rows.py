@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from foretell.cost.aten_call import Dims, read
+from foretell.cost.aten import Dims, read
 from foretell.errors import InputError
 from foretell.graph import BufferKind, Graph, Kind, Phase, WaitKind
 from foretell.graph.columns import NONE

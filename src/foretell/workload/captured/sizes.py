@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from foretell.cost.aten_call import Call, Dims
+from foretell.cost.aten import Call, Dims
 
 # Matmuls, and where the two factors begin.
 PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "_grouped_mm": 0}

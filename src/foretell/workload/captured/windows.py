@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from foretell.cost.aten_call import Dims
+from foretell.cost.aten import Dims
 from foretell.workload.captured.model import Model, Piece, image_of, kept_of, weights_of, width
 from foretell.workload.captured.recorded import as_recorded
 from foretell.workload.captured.roles import is_linear, wide
