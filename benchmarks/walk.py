@@ -3,8 +3,8 @@
     python benchmarks/walk.py [whatif|plan ...] [-v]
 
 Counted are calls of our own functions while a command answers; importing and loading compiled loops
-(`compiled/`) are left out. Depth is how many of our own frames stand on each other.
-`-v` lists files, functions and the deepest stack.
+(`compiled/`) are left out. Depth is how many of our own functions stand on each other; one
+that calls itself is read once. `-v` lists files, functions and the deepest stack.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Walk:
         file = str(Path(code.co_filename).relative_to(HOME))
         self.functions[file].add(code.co_qualname)
         self._stack.append(f"{file}:{code.co_qualname}")
-        if len(self._stack) > self.depth:
-            self.depth, self.deepest = len(self._stack), list(self._stack)
+        if len(self._stack) > self.depth and len(different := set(self._stack)) > self.depth:
+            self.depth, self.deepest = len(different), list(self._stack)
 
 
 def _is_function(code: CodeType) -> bool:

@@ -109,7 +109,6 @@ def show_option(command: Any) -> Any:
 def load_step(file: Path, cluster: str | None, real: float | None = None) -> Step:
     """The step in a file; `real` is the time of an un-profiled step, for traces."""
     from foretell.api import Step
-    from foretell.cli.script import script_args
 
     is_script = file.suffix == ".py" or ".py:" in str(file)
     shown = working(f"running {file.name}") if is_script else reading(file)

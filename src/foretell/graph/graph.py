@@ -107,7 +107,7 @@ class Graph:
         known = self.columns.get(name)
         if known is not None:
             return known
-        spec = column(name)
+        spec = COLUMNS[name] if name in COLUMNS else column(name)
         if name == "order":  # tasks are issued in the order of their numbers by default otherwise
             return frozen(np.arange(self.size, dtype=spec.dtype))
         return np.broadcast_to(np.array(spec.default, spec.dtype), self.size)

@@ -270,20 +270,18 @@ class Wiring:
         """All tasks, each after everything it waits for."""
         if self.is_forward:
             return np.arange(len(self.waits.start) - 1, dtype=np.int32)
-        from foretell.graph.wiring import topological
-
         w, t = self.waits, self.turns
         return topological(w.start, w.after, t.start, t.after)
 
     @cached_property
     def followers(self) -> tuple[Array, Array, Array]:
         """Who waits for each task: (start, follower, position of the edge in `waits`)."""
-        return _followers(self.waits)
+        return transposed(self.waits.start, self.waits.after)
 
     @cached_property
     def turn_followers(self) -> tuple[Array, Array, Array]:
         """Whose turn on an ordered lane comes after each task."""
-        return _followers(self.turns)
+        return transposed(self.turns.start, self.turns.after)
 
 
 def wiring(graph: Graph) -> Wiring:
@@ -295,12 +293,6 @@ def wiring(graph: Graph) -> Wiring:
         graph.cache["wiring"] = made
     found: Wiring = made
     return found
-
-
-def _followers(e: Edges) -> tuple[Array, Array, Array]:
-    from foretell.graph.wiring import transposed
-
-    return transposed(e.start, e.after)
 
 
 def _issued(graph: Graph) -> tuple[Array, Array, Array]:

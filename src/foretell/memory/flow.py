@@ -22,11 +22,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from foretell.graph.columns import NONE, BufferKind, Phase
 from foretell.memory.outputs import RULES, broadcast, workspace
 from foretell.memory.recurrent import ALIASES, FORWARD, KEPT_INPUTS, KEPT_RESULTS
-from foretell.memory.tape import FLOATS, ITEMS, WIDENED, Call, Dims, Key, Op, Storage, count
+from foretell.memory.tape import FLOATS, ITEMS, WIDENED, Call, Dims, Key, Op, Storage
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class Tensors:
         """A new storage; its number."""
         dims, dtype = key
         size = ITEMS.get(dtype, 4)
-        self.storages.append(Storage(count(dims), size, int(kind), dtype in FLOATS))
+        self.storages.append(Storage(prod(dims), size, int(kind), dtype in FLOATS))
         self.sizes.append(dims)
         return len(self.storages) - 1
 
@@ -281,7 +282,7 @@ class Flow(Tensors):
         base.is_renamed |= self.depth == 0
         if call.name in _CASTS and call.code(1) == "float" and self.depth == 0:
             self.ops.append(Op(WIDENED, self.phase, NONE, (base.storage,)))
-        dims = key[0] if sizes is None else _solved(sizes, count(key[0]))
+        dims = key[0] if sizes is None else _solved(sizes, prod(key[0]))
         self.add((dims, key[1]), Tensor(base.storage, base.needs))
         if self.phase == Phase.BACKWARD:
             base.tokens = 0  # who reads it reads the view
@@ -451,7 +452,7 @@ class Flow(Tensors):
         if tensor is not None:
             tensor.tokens -= 1
             own = self.storages[tensor.storage]
-            if not copies and own.count == count(key[0]):
+            if not copies and own.count == prod(key[0]):
                 self.storages[tensor.storage] = replace(own, kind=int(BufferKind.GRADIENT))
                 return
         new = self.storage(key, BufferKind.GRADIENT)

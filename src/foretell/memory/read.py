@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import prod
 
 from foretell.graph.columns import NONE, BufferKind, Phase
 from foretell.memory.flow import ACCUMULATE, EVALUATE, Flow
-from foretell.memory.tape import FORWARD, Call, Dims, Op, Storage, Tape, count
+from foretell.memory.tape import FORWARD, Call, Dims, Op, Storage, Tape
 
 _GEMMS = ("addmm", "mm", "bmm", "baddbmm", "_addmm_activation")
 # Bytes of a cuBLAS workspace on devices of compute capability 9 (PyTorch documentation, CUDA
@@ -112,7 +113,7 @@ def _updated(
     states = _states(names, len(gradients))
     storages, ops = list(storages), list(ops)
     for dims in gradients:
-        storages += [Storage(count(dims), 4, int(BufferKind.OPTIMIZER))] * states
+        storages += [Storage(prod(dims), 4, int(BufferKind.OPTIMIZER))] * states
     ops += list(_temporaries(update, storages))
     return storages, ops
 
@@ -148,7 +149,7 @@ def _temporaries(update: Sequence[Call], storages: list[Storage]) -> Iterator[Op
         keys = broadcast(call)
         if not keys or not keys[0][0]:
             continue
-        storages.append(Storage(count(keys[0][0]), 4, int(BufferKind.WORKSPACE)))
+        storages.append(Storage(prod(keys[0][0]), 4, int(BufferKind.WORKSPACE)))
         new = len(storages) - 1
         before = tuple(v for k, v in held.items() if k in (call.name, "sqrt"))
         held[call.name] = new

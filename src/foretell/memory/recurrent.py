@@ -8,7 +8,9 @@ are views. The flat weights that it is given are the parameters themselves.
 
 from __future__ import annotations
 
-from foretell.memory.tape import CODES, ITEMS, Call, Key, count
+from math import prod
+
+from foretell.memory.tape import CODES, ITEMS, Call, Key
 
 FORWARD, BACKWARD = "_cudnn_rnn", "_cudnn_rnn_backward"
 ALIASES = {FORWARD: (3,), BACKWARD: (3,)}  # inputs that are views of parameters
@@ -50,7 +52,7 @@ def _workspace(call: Call, raw: list[int]) -> list[Key]:
     if not raw or not weights:
         return []
     item = ITEMS[weights[0][1]]
-    left = max(raw) - item * sum(count(dims) for dims, _ in weights)
+    left = max(raw) - item * sum(prod(dims) for dims, _ in weights)
     return [*weights, _numbers(left, weights[0][1])] if left > 0 else weights
 
 

@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -202,11 +201,6 @@ def numbers(text: str) -> list[int] | None:
         return None
     found = [found] if isinstance(found, int) and not isinstance(found, bool) else found
     return found if isinstance(found, list) and all(type(n) is int for n in found) else None
-
-
-def count(dims: Dims) -> int:
-    """Numbers in a tensor."""
-    return prod(dims)
 
 
 FORWARD = (Phase.FORWARD, Phase.LOSS)

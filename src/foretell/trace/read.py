@@ -252,7 +252,17 @@ def read(
     wanted = None if ranks is None else set(ranks)
     if files[0].form != "events":
         return _unmeasured(files, path, wanted)
-    return _measured(recorded_ranks(files, path, wanted), step, memory)
+    recordings = recorded_ranks(files, path, wanted)
+    first = recordings[0]
+    chosen = choose(first.events, first.steps, first.seconds, step)
+    steps = [_same_step(r, chosen, first) for r in recordings]
+    tape: dict[str, str] = {}
+    if memory:
+        from foretell.trace.operators import held
+
+        tape = held(steps[0])
+    made, facts, begun, notes = _joined(recordings, steps, chosen)
+    return _trace(made, facts | tape, begun, notes)
 
 
 def recognised(path: str | os.PathLike[str]) -> list[Opened]:
@@ -268,15 +278,15 @@ def recognised(path: str | os.PathLike[str]) -> list[Opened]:
     )
 
 
-def _measured(recordings: Sequence[Recording], step: int | None, memory: bool) -> Trace:
-    first = recordings[0]
-    chosen = choose(first.events, first.steps, first.seconds, step)
+def _joined(
+    recordings: Sequence[Recording], steps: Sequence[RankStep], chosen: int
+) -> tuple[Whole, dict[str, Any], float, tuple[str, ...]]:
+    """All ranks as one step, facts about it, when it began, and notes on it."""
     texts = Texts()
-    parts = [part(_same_step(r, chosen, first), texts) for r in recordings]
+    parts = [part(step, texts) for step in steps]
     notes = [note for r in recordings for note in r.events.notes]
     found = match(parts, texts) if len(parts) > 1 else Match([], [])
     shift = shifts(parts, found) if len(parts) > 1 else np.zeros(1)
-    steps = [p.step for p in parts]
     begun = min(float(s) + d.found for s, d in zip(shift, steps, strict=True))
     ended = max(float(s) + d.end for s, d in zip(shift, steps, strict=True))
     facts = _facts(recordings, chosen, ended - begun, shift)
@@ -285,11 +295,7 @@ def _measured(recordings: Sequence[Recording], step: int | None, memory: bool) -
         notes += found.notes + notes_on(facts["ranks"], shift, facts["balance"], ended - begun)
         parts = [late(p, float(s), texts) for p, s in zip(parts, shift, strict=True)]
     made = whole(parts, texts, found.sets)
-    if memory:
-        from foretell.trace.operators import held
-
-        facts |= held(steps[0])
-    return _trace(made, facts, begun, tuple(dict.fromkeys(notes)))
+    return made, facts, begun, tuple(dict.fromkeys(notes))
 
 
 def _trace(made: Whole, facts: dict[str, Any], begun: float, notes: tuple[str, ...]) -> Trace:
