@@ -105,7 +105,15 @@ def unprofiled(trace: Trace, real: float | None = None) -> Baseline:
     `real` is the time of an un-profiled step; where it is not given, what the trace says of it.
     Where the step replays far from what was measured, that widens every interval, and is said.
     """
-    found, off = _found(trace, real), replay_error(trace)
+    known, source = real, "given"
+    if known is None:
+        known, source = trace.real, "timed with the trace"
+    if known is None:
+        source = f"estimated ({EVENT * 1e6:.1f} µs an event taken off)"
+        found = _found(trace, _guessed(trace), source, SPREAD)
+    else:
+        found = _found(trace, known, source, AGAIN)
+    off = replay_error(trace)
     if abs(off) <= POOR:
         return found
     note = f"{found.note}; unchanged, the step replays {off:+.1%} off what was measured: rely less"
@@ -118,12 +126,7 @@ def replay_error(trace: Trace) -> float:
     return (simulate(trace.warm).seconds - trace.found) / measured - 1 if measured > 0 else 0.0
 
 
-def _found(trace: Trace, real: float | None) -> Baseline:
-    source = "given" if real is not None else "timed with the trace"
-    real = trace.real if real is None else real
-    known = real is not None
-    if real is None:
-        source, real = f"estimated ({EVENT * 1e6:.1f} µs an event taken off)", _guessed(trace)
+def _found(trace: Trace, real: float, source: str, sigma: float) -> Baseline:
     usual = warmed(trace, USUAL)
     played = steady_seconds(usual)
     if real <= 0 or played <= 0:
@@ -137,7 +140,6 @@ def _found(trace: Trace, real: float | None) -> Baseline:
     factor = _solved(trace, real)
     graph = warmed(trace, factor)
     note = f"un-profiled step {source}: host calls take {factor:.2f} × a quick one of their kind"
-    sigma = AGAIN if known else SPREAD
     return Baseline(graph, real, steady_seconds(graph), factor, sigma, note)
 
 

@@ -109,7 +109,9 @@ class Graph:
             return known
         spec = COLUMNS[name] if name in COLUMNS else column(name)
         if name == "order":  # tasks are issued in the order of their numbers by default otherwise
-            return frozen(np.arange(self.size, dtype=spec.dtype))
+            numbers = np.arange(self.size, dtype=spec.dtype)
+            numbers.flags.writeable = False
+            return numbers
         return np.broadcast_to(np.array(spec.default, spec.dtype), self.size)
 
     def text_of(self, name: str, i: int) -> str:

@@ -16,6 +16,7 @@ from foretell.errors import GraphError
 from foretell.graph.columns import COLUMNS, NONE, Array, BufferKind, LaneKind, WaitKind
 from foretell.graph.graph import Graph
 from foretell.graph.tables import Rows
+from foretell.graph.wiring import Wiring, a_cycle, wiring
 
 _MOST = 1e150  # seconds of a task: sums and squares stay finite
 _SHOWN = 6  # tasks printed in an error
@@ -44,7 +45,7 @@ def verify(
     if structure:
         _check_edges(graph)
         _check_lanes(graph)
-        _check_order(graph)
+        _check_order(graph, wiring(graph))
     return graph
 
 
@@ -171,14 +172,9 @@ def _check_lanes(graph: Graph) -> None:
         )
 
 
-def _check_order(graph: Graph) -> None:
-    from foretell.graph.wiring import wiring
-
-    wires = wiring(graph)
+def _check_order(graph: Graph, wires: Wiring) -> None:
     if len(wires.order) == graph.size:
         return
-    from foretell.graph.wiring import a_cycle
-
     w, t = wires.waits, wires.turns
     ring = a_cycle(w.start, w.after, t.start, t.after)
     raise GraphError(

@@ -318,6 +318,10 @@ class Change(NamedTuple):
     dtype: str
 
 
+def _measured(dtype: str) -> str:
+    return "bf16" if dtype == "fp16" else dtype
+
+
 def format_change(
     graph: Graph, setting: Setting, sort: Sort, before: str, after: str, layout: str = ""
 ) -> tuple[float, float] | None:
@@ -328,14 +332,10 @@ def format_change(
     now = layout_of(graph, sort)
     here, gain = _place(graph, setting, sort, before, after)
     each = float(graph.seconds[sort.kernels].sum()) / sort.calls if here and sort.calls else 0.0
-
-    def asked(before: str, after: str) -> tuple[float, float] | None:
-        return changed(sort, way(before, now, sort), way(after, layout or now, sort), each)
-
-    found = asked(before, after)
-    if found is None and "fp16" in (before, after):
-        swap = {"fp16": "bf16"}
-        found = asked(swap.get(before, before), swap.get(after, after))
+    found = None
+    for first, then in dict.fromkeys([(before, after), (_measured(before), _measured(after))]):
+        if found is None:
+            found = changed(sort, way(first, now, sort), way(then, layout or now, sort), each)
     if found is None:
         return None
     if sort.rows[0][0] == PASS:
