@@ -3,6 +3,7 @@
     python docs/figures.py                       run everything, write both pages again
     python docs/figures.py accuracy              one of them
     python docs/figures.py speed --from FOLDER   take NAME.json or NAME.out from FOLDER if there
+    python docs/figures.py --only startup scale  some tables anew, the others as they were kept
     python docs/figures.py --page                only lay out docs/figures/*.json again
 
 What was found is kept in `docs/figures/`, with the date, the machine and the command, and a test
@@ -22,6 +23,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +47,7 @@ class Table(NamedTuple):
     head: list[str]
     rows: list[list[str]]
     told: dict[str, str]  # figures among its words
+    date: str = ""
 
 
 def lay_out(page: str, kept: dict[str, Any]) -> str:
@@ -54,7 +57,10 @@ def lay_out(page: str, kept: dict[str, Any]) -> str:
     for table in (Table(**t) for t in kept["tables"]):
         words = WORDS[table.name]
         parts += [f"## {words['title']}", words["about"].strip().format(**table.told)]
-        parts += [f"    {table.command}", _markdown(table)]
+        parts.append(f"    {table.command}")
+        if table.date not in ("", kept["date"]):
+            parts.append(f"Found on {table.date}.")
+        parts.append(_markdown(table))
     return "\n\n".join([*parts, "`make figures` runs these commands and writes this page again.\n"])
 
 
@@ -63,12 +69,19 @@ def _markdown(table: Table) -> str:
     return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in table.rows)])
 
 
-def found(page: str, folder: Path | None) -> dict[str, Any]:
-    """Every table of a page, with when and where it was made."""
+def found(page: str, given: argparse.Namespace) -> dict[str, Any]:
+    """Every table of a page, with when and where it was made; only some of them made anew."""
     from foretell import __version__
 
-    tables = [make(folder)._asdict() for make in PAGES[page]]
-    date = datetime.now(UTC).date().isoformat()
+    path, date = KEPT / f"{page}.json", datetime.now(UTC).date().isoformat()
+    before = json.loads(path.read_text()) if given.only and path.exists() else {"tables": []}
+    old = {t["name"]: {"date": before["date"]} | t for t in before["tables"]}
+    tables = [
+        old[make.__name__]
+        if given.only and make.__name__ not in given.only and make.__name__ in old
+        else make(given.folder)._asdict() | {"date": date}
+        for make in PAGES[page]
+    ]
     return {"date": date, "version": __version__, "machine": machine(), "tables": tables}
 
 
@@ -81,6 +94,7 @@ def machine() -> str:
     return f"{name}, {busy}, Python {platform.python_version()}, numpy {np.__version__}"
 
 
+@cache
 def validated(part: str, folder: Path | None, *more: str, name: str = "") -> dict[str, Any]:
     """What `foretell validate --PART --json` prints."""
     kept = folder / f"{name or part}.json" if folder else None
@@ -229,6 +243,7 @@ def benchmark(name: str, *options: str) -> Callable[[Path | None], Table]:
         command = " ".join([f"python benchmarks/{name}.py", *options])
         return Table(name, command, ["what", "measured", "bar"], _printed(text), {})
 
+    make.__name__ = name
     return make
 
 
@@ -251,7 +266,7 @@ PAGES: dict[str, tuple[Callable[[Path | None], Table], ...]] = {
     "speed": (
         benchmark("startup"), benchmark("simulator", "--quick"), benchmark("oracle"),
         benchmark("schedules", "--quick"), benchmark("capture"), benchmark("page"),
-        benchmark("studio"),
+        benchmark("studio"), benchmark("scale"),
     ),
 }  # fmt: skip
 
@@ -286,13 +301,16 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     asked.add_argument("pages", nargs="*", choices=[*PAGES, []], default=[])
     asked.add_argument("--from", dest="folder", type=Path, help="what commands printed before")
+    asked.add_argument("--only", nargs="+", metavar="TABLE", help="tables to find anew")
     asked.add_argument("--page", action="store_true", help="only lay out what was kept")
     given = asked.parse_args()
     for page in given.pages or PAGES:
+        if given.only and not {make.__name__ for make in PAGES[page]} & set(given.only):
+            continue
         path = KEPT / f"{page}.json"
         if not given.page:
-            _write(found(page, given.folder), path)
-            if page == "accuracy":
+            _write(found(page, given), path)
+            if page == "accuracy" and not given.only:
                 from explained import explained  # which takes its figures from here
 
                 _write(explained(given.folder), EXPLAINED)
