@@ -3,7 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export NO_MKDOCS_2_WARNING = 1
-QUIET := OMP_WAIT_POLICY=PASSIVE  # two workers on two cores: threads that wait do not spin
+QUIET := OMP_WAIT_POLICY=PASSIVE  # threads that wait do not spin
+WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)  # one more than cores: some tests wait
 
 .PHONY: help demo test fuzz validate bench zoo scripts docs guides figures picture lint format clean matrix test-all browser packages lock
 .DEFAULT_GOAL := help
@@ -21,7 +22,7 @@ demo: .venv/installed  ## the loop on embedded data: replay, what if, oracle, pl
 	$(BIN)/foretell demo
 
 test: browser  ## every test that ends in minutes
-	$(QUIET) $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile $(ARGS)
+	$(QUIET) $(BIN)/python -m pytest -m "not slow and not gpu" -n $(WORKERS) --dist loadfile $(ARGS)
 
 fuzz: .venv/installed  ## hostile files through every command: make fuzz CASES=1000 [ARGS=--readers]
 	$(BIN)/python -m tests.fuzz.fuzz --cases $(or $(CASES),500) $(ARGS)
@@ -30,7 +31,7 @@ matrix: .venv/installed  ## models x plans on gloo ranks, each compared with one
 	$(BIN)/python -m tests.pytorch.deploy.matrix $(ARGS)
 
 test-all: browser  ## every test, the slow ones too
-	EXAMPLES=100 $(QUIET) $(BIN)/python -m pytest -m "not gpu" -n 2 --dist loadfile $(ARGS)
+	EXAMPLES=100 $(QUIET) $(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) --dist loadfile $(ARGS)
 
 browser: .venv/installed  ## get the browser that tests of pages need, where that can be
 	@.ci/browser

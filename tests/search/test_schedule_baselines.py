@@ -132,7 +132,7 @@ def test_too_little_memory_is_told():
         schedule(shape("v"), 8, 4, method="gpipe")
 
 
-@pytest.mark.parametrize("p", [4, 8])
+@pytest.mark.parametrize("p", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_the_search_is_never_worse(p):
     cases = [
         (f"v:devices={p},{SPLIT}", "zb-h1", p),

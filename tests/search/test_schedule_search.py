@@ -24,7 +24,7 @@ from foretell.search.schedule.replay import end, replay
         ("v", 2, 8, 1),
         ("v", 1, 16, 1),
         ("m", 5, 6, 1),
-        ("m", 2, 10, 1),
+        pytest.param("m", 2, 10, 1, marks=pytest.mark.slow),
         ("k", 2, 8, 1),
         ("nn", 6, 8, 1),
     ],

@@ -36,7 +36,13 @@ def recorded(name, memory):
             yield row["P"], row["asap"]
 
 
-@pytest.mark.parametrize("path", PLACEMENTS, ids=lambda p: p.stem)
+LONG = ("xshape_6dev_train", "xshape_8dev_train")  # seconds each
+EACH = [
+    pytest.param(path, marks=pytest.mark.slow) if path.stem in LONG else path for path in PLACEMENTS
+]
+
+
+@pytest.mark.parametrize("path", EACH, ids=lambda p: p.stem)
 def test_no_worse_than_anyone(path):
     memory = memory_of(path)
     problem = load(path)

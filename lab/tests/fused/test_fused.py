@@ -76,7 +76,7 @@ def some(values, step):
     ]
 
 
-@pytest.mark.parametrize("name", some(sorted(MODELS), 4))
+@pytest.mark.parametrize("name", some(sorted(MODELS), 8))
 def test_every_model_is_captured_and_cut(name):
     net = net_of(name, "amp")
     kinds = set(net.kinds)

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.pytorch.deploy import matrix, zoo
+from tests.pytorch.deploy.ranks import on_ranks
 
 PAIRS = {  # what has been wrong before, besides a model or two for each plan
     2: [
@@ -49,6 +50,30 @@ def test_a_part_of_the_matrix(size, every):
     found = matrix.run(size, some(size, every))
     assert not bad(found)
     assert sum(kind == "equal" for kind, _ in found.values()) > len(found) / 2
+
+
+def apart(steps):
+    """A loss that no split of the batch keeps, verified: the first tensor that is off."""
+    from torch import nn
+
+    from foretell.plan import Plan
+    from foretell.pytorch.deploy.verify import Case, verify
+
+    def loss(output, target):
+        return nn.functional.cross_entropy(output, target) + output.std()
+
+    case = Case(
+        lambda: zoo.make("mlp"), matrix.optimizer, lambda step: zoo.parts("mlp", [4, 4], step), loss
+    )
+    found = verify(case, Plan.parse("dp=2"), steps)
+    return found.is_equal, {d.what for d in found.differences}, found.gradient_off
+
+
+def test_a_plan_that_trains_differently_is_told():
+    for is_equal, whats, off in on_ranks(2, apart, 1):
+        assert not is_equal
+        assert "gradient" in whats
+        assert off > 1e-4
 
 
 @pytest.mark.slow

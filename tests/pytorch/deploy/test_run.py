@@ -106,6 +106,7 @@ def test_layers_on_ranks_of_their_own_run(script):
     assert found["losses"] == pytest.approx(wanted, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_plan_that_trains_differently_is_stopped_and_the_tensor_named(script):
     run = start(script, "apart", "--plan", "dp=2", "--steps", "2")
     _, err = run.communicate(timeout=100)

@@ -87,8 +87,13 @@ ROUGH = {"accumulation_scaler.py": 2e-2, "custom_optimizer.py": 5e-2, "image_wor
 ROUGH |= {"lbfgs.py": 1e-5}
 
 
+LONG = ("transformer_compiled.py", "torchtitan_style.py", "diffusion.py")  # seconds of torch alone
 EVERY = [
-    pytest.param(name, plan, marks=() if (k + place) % len(PLANS) == 0 else pytest.mark.slow)
+    pytest.param(
+        name,
+        plan,
+        marks=() if (k + place) % len(PLANS) == 0 and name not in LONG else pytest.mark.slow,
+    )
     for k, name in enumerate(CASES)
     for place, plan in enumerate(PLANS)
 ]

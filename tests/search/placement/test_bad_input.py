@@ -116,7 +116,7 @@ def test_files_that_are_no_cluster(name, data, folder):
         ("vgg11:batch=0", "placement", "batch"),
         ("vgg12", "placement", "hint: did you mean `vgg"),
         ("none.graph", "placement", "none.graph"),
-        ("gpt:layers=96,hidden=12288,heads=96", "placement:method=hap", "hint: lower global_batch"),
+        ("gpt:layers=24,hidden=24576,heads=96", "placement:method=hap", "hint: lower global_batch"),
     ],
 )
 def test_questions(workload, planner, words, folder):
