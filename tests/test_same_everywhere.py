@@ -46,10 +46,10 @@ def asked(spec, model, cluster):
     return [repr(found.plan), found.predicted.hex(), found.bound.hex(), found.evaluations]
 
 shape = lambda n: machines(f"dgx-a100:gpus={n}")
-rows = scaling(load("llama:layers=32,hidden=4096,heads=32,seq=4096"), shape, [8, 64], lambda n: 64)
-few = "placement:playouts=20,strokes=2000,polish=500"
+rows = scaling(load("llama:layers=8,hidden=2048,heads=16,seq=2048"), shape, [8, 16], lambda n: 64)
+few = "placement:playouts=10,strokes=500,polish=200"
 answers = {
-    "fusion": asked("fusion:evaluations=120", "resnet50:batch=16", "disco-a"),
+    "fusion": asked("fusion:evaluations=40", "resnet18:batch=16", "disco-a"),
     "placement": asked(few, "vgg16:batch=32", "heterog-8"),
     "oracle": [[repr(row.plan), row.step.hex()] for row in rows],
 }

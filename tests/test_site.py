@@ -14,6 +14,7 @@ from tests.alike import alike
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 NEEDS = {"doing": "torch", "tutorial": "torch"}  # they run scripts
+LONG = ("doing", "mixed")  # 10 seconds and more
 
 
 def module(name):
@@ -34,7 +35,9 @@ def held(name):
     assert alike(guide.page(name, found), (guide.GUIDES / f"{name}.md").read_text()) == ""
 
 
-@pytest.mark.parametrize("name", guide.NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in guide.NAMES]
+)
 def test_a_guide_prints_what_is_recorded(name):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])

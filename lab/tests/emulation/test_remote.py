@@ -44,6 +44,7 @@ class Watch(threading.Thread):
                 continue
 
 
+@pytest.mark.slow
 def test_a_killed_worker_goes_on_where_it_was(tmp_path):
     folder = tmp_path / "lab"
     with opened(on_ray="local") as pool:

@@ -20,7 +20,12 @@ MODELS |= {"bert_base": ("adam", 32), "gpt2": ("adam", 8)}
 PRODUCTS = ("mm", "bmm", "addmm", "convolution", "convolution_backward")
 
 
-@pytest.mark.parametrize("name", MODELS)
+SOME = ("resnet50", "gpt2")  # the others are slow together
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in SOME else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
+)
 def test_agree(name):
     from foretell_lab.validate.capture import captured
 

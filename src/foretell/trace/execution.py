@@ -238,12 +238,17 @@ def _phase(tells: int, kind: Kind) -> Phase:
 
 def _tensors(values: Any) -> list[list[Any]]:
     """All tensors in values: lists of id, storage, offset, elements, bytes and device."""
-    if not isinstance(values, list):
-        return []
-    is_tensor = len(values) == 6 and isinstance(values[5], str) and isinstance(values[0], int)
-    if is_tensor and isinstance(values[1], int | str):
-        return [values]
-    return [t for v in values for t in _tensors(v)]
+    found, left = [], [values]
+    while left:
+        value = left.pop()
+        if not isinstance(value, list):
+            continue
+        is_tensor = len(value) == 6 and isinstance(value[5], str) and isinstance(value[0], int)
+        if is_tensor and isinstance(value[1], int | str):
+            found.append(value)
+        else:
+            left += reversed(value)
+    return found
 
 
 def _is_on_device(op: Op) -> bool:
