@@ -59,9 +59,11 @@ class FrameworkProfile:
     experts: str = "grouped"
     kept_by_ops: float = 0.32
     sources: tuple[str, ...] = ()
+    judged: tuple[str, ...] = ()
     arch: tuple[str, ...] = ()
     gpus: int = 8
     spread: float = 0.123
+    measured: tuple[str, ...] = ()
 
     def sigma(self, arch: str, gpus: int, plan: Plan, kinds: Mapping[str, float]) -> float:
         """Standard deviation of ln(measured / predicted) to expect on such devices.
@@ -76,6 +78,7 @@ class FrameworkProfile:
             "context": 1.0 if plan.cp > 1 else 0.0,
             **kinds,
         }
+        shares |= dict.fromkeys(self.measured, 0.0)
         return math.hypot(self.spread, *(away[name] * share for name, share in shares.items()))
 
 

@@ -30,6 +30,7 @@ from foretell.predict.places import held, played, spent
 from foretell.predict.remedy import remedy
 from foretell.simulate import Timeline, simulate
 from foretell.workload import Workload
+from foretell.workload.kernels import flops
 
 Rows = np.ndarray[Any, Any]
 FOUR_IN_FIVE = 1.2815515594457831  # standard deviations that hold 80 % of a normal distribution
@@ -196,8 +197,20 @@ def spread(
     ops = {op.kind for layer in workload.layers for op in layer.works()} if workload else set()
     profile = running(plan).profile
     kinds = {"images": float("conv" in ops), "experts": float("experts" in ops), "host": host}
+    kinds["attention"] = _attention_share(workload) if workload else 0.0
     arches = sorted({device.arch for device in cluster.devices})
     return max(profile.sigma(arch, cluster.size, plan, kinds) for arch in arches)
+
+
+def _attention_share(workload: Workload) -> float:
+    """Share of a step in fused attention, which runs at about half the pace of other matmuls."""
+    some = whole = 0.0
+    for layer in workload.layers:
+        for op in layer.works():
+            one = layer.times * flops(op, op.sizes({}, 1.0))
+            whole += one
+            some += one if op.kind == "attention" else 0.0
+    return 2 * some / max(whole + some, 1.0)
 
 
 def _host_share(found: Priced) -> float:

@@ -163,6 +163,7 @@ def torchtitan(truth: Path) -> Iterator[Row]:
         text += ",schedule=interleaved,chunks=2" if "Interleaved" in words else ""
         text += f",zero={3 if dp > 1 else 0},precision={_precision(r['precision'])}"
         text += ",sp=yes" if tp > 1 else ""
+        text += ",tp_overlap=yes" if re.search(r"[Aa]sync ?TP", words) else ""
         text += ",compile=yes" if "compile" in words or "loat8" in r["precision"] else ""
         model = _LLAMA_2.get(r["model"], r["model"].lower().replace("llama-3-", "llama-3.1-"))
         on = f"{_BOARDS.get(r['gpu'], 'h100-500w')}:gpus={gpus}"
