@@ -14,6 +14,7 @@ from foretell.cli.stopping import terminated_as_stopped
 from foretell.errors import InputError
 from foretell.pytorch.deploy import many_nodes
 
+_SLOW = 2.0  # times the others' compute: a rank is named
 _IDLE = 1.2  # wall over core seconds of work: above it others use the machine too
 _WIDE = 60  # letters of a plan that are shown; placed stages and actions would fill pages
 
@@ -59,6 +60,13 @@ _WIDE = 60  # letters of a plan that are shown; placed stages and actions would 
 )
 @click.option("--every", type=click.IntRange(min=1), help="Steps between checkpoints; at the end.")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint, under this plan.")
+@click.option(
+    "--restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Start again from the last checkpoint when a rank fails, dies or hangs, so many times.",
+)
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--rendezvous", default="", help="HOST:PORT that all nodes know.")
 @click.option("--on-ray", default=None, help="Start it on every node of this Ray cluster: auto.")
@@ -116,12 +124,18 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
             f"--checkpoint: `{script}` has a loop of its own, which writes its own checkpoints",
             hint="what it gives torch.save is put together from all ranks",
         )
+    if options["restarts"] and not is_whole and not options["checkpoint"]:
+        raise InputError(
+            "--restarts without --checkpoint: there is nothing to go on from",
+            hint="add --checkpoint FOLDER --every N",
+        )
     with terminated_as_stopped(), working("running") as tell:
         found = (train if is_whole else launch)(
             asked,
             ranks=options["ranks"] or 0,
             folder=options["output"],
             nodes=nodes,
+            restarts=options["restarts"],
             rendezvous=options["rendezvous"],
             progress=tell,
             show=options["show"],
@@ -236,9 +250,25 @@ def _summary(found: dict[str, Any], plan: str, predicted_ms: float | None) -> di
         "peak_bytes": [r["peak_bytes"] for r in each],
         "losses": [_mean(step, each) for step in zip(*(r["losses"] for r in each), strict=True)],
         "verified": each[0].get("verified"),
-        "notes": each[0].get("notes", []),
+        "restarts": found.get("restarts", 0),
+        "notes": each[0].get("notes", []) + _slow_ranks(found["ranks"]),
         "folder": found["folder"],
     }
+
+
+def _slow_ranks(ranks: dict[int, dict[str, Any]]) -> list[str]:
+    """Ranks that compute much longer than the others, for which every step waits."""
+    rows = {
+        rank: statistics.median(step["compute_s"] for step in row["spent"]) / row["weight"]
+        for rank, row in ranks.items()
+        if row.get("spent") and row.get("weight")
+    }
+    usual = statistics.median(rows.values()) if len(rows) > 2 else min(rows.values(), default=0.0)
+    return [
+        f"rank {rank} computes {took / usual:.1f} times as long as the others: steps wait for it"
+        for rank, took in rows.items()
+        if usual and took > _SLOW * usual
+    ]
 
 
 def _mean(losses: tuple[float | None, ...], ranks: list[dict[str, Any]]) -> float | None:
@@ -307,5 +337,7 @@ def _text(found: dict[str, Any]) -> str:
     ]
     lines += _predicted(found)
     lines += _verified(found["verified"])
+    if found["restarts"]:
+        lines.append(f"restarts   {found['restarts']}, each from the last checkpoint")
     lines.append(f"memory     {words.size(max(found['peak_bytes']))} at most on a rank")
     return "\n".join(lines)

@@ -460,3 +460,102 @@ def test_a_state_is_written_over_and_read_whole(tmp_path):
     for phase in (state["phase"], "step 3"):
         board.write(state | {"phase": phase, "where": "train.py:7", "waits": False})
         assert run_files.states(tmp_path)[0].phase == phase
+
+
+# Started again
+
+
+def launched(monkeypatch, outcomes):
+    """`launch` over runs that end so, one after the other; whether each goes on from before."""
+    resumed = []
+
+    def once(asked, **options):
+        resumed.append(asked.resume)
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return {"ranks": {}}
+
+    monkeypatch.setattr(launcher, "launch_once", once)
+    return resumed
+
+
+def test_a_run_is_started_again_from_its_checkpoint(monkeypatch):
+    died = launcher.RankFailure("rank 1 died in step 2")
+    asked = run_files.Asked("train.py", "dp=2", checkpoint="kept")
+    resumed = launched(monkeypatch, [died, died, None])
+    assert launcher.launch(asked, restarts=2)["restarts"] == 2
+    assert resumed == [False, True, True]
+    launched(monkeypatch, [died, died])
+    with pytest.raises(launcher.RankFailure, match="rank 1 died"):
+        launcher.launch(asked, restarts=1)
+
+
+def test_a_mistake_is_not_tried_again(monkeypatch):
+    resumed = launched(monkeypatch, [InputError("no such layer"), None])
+    with pytest.raises(InputError, match="no such layer"):
+        launcher.launch(run_files.Asked("train.py", "dp=2", checkpoint="kept"), restarts=3)
+    assert resumed == [False]
+
+
+def test_restarts_need_a_checkpoint(script):
+    with pytest.raises(InputError, match="--restarts without --checkpoint"):
+        CliRunner().invoke(command, [str(script), "--restarts", "1"], catch_exceptions=False)
+
+
+@pytest.mark.slow
+def test_a_killed_rank_and_its_run_go_on(script):
+    """A rank is killed once in step 2; the losses are those of a run that nothing happened to."""
+    text = script.read_text().replace(
+        'if HOW == "die": os.kill(os.getpid(), signal.SIGKILL)',
+        'if HOW == "die" and not os.path.exists(__file__ + ".died"):\n'
+        '            open(__file__ + ".died", "w").close(); os.kill(os.getpid(), signal.SIGKILL)',
+    )
+    script.write_text(text)
+    options = ("--plan", "dp=2", "--steps", "5", "--warmup", "0", "--json", "--no-predict")
+    keep = ("--checkpoint", str(script.parent / "kept"), "--every", "1", "--restarts", "1")
+    whole = start(script, "", *options, "--no-verify", out="whole")
+    broken = start(script, "die", *options, *keep)
+    said = [run.communicate(timeout=600) for run in (whole, broken)]
+    assert broken.returncode == 0, said
+    found = [json.loads(out) for out, _ in said]
+    assert found[1]["restarts"] == 1
+    assert found[1]["losses"][:3] == pytest.approx(found[0]["losses"][2:], rel=1e-6)
+    assert alive(script.parent / "out") == []
+
+
+def test_a_slow_rank_is_named():
+    from foretell.cli.run import _slow_ranks
+
+    row = {"weight": 0.25, "spent": [{"compute_s": 1.0}]}
+    rows = dict.fromkeys(range(3), row) | {3: row | {"spent": [{"compute_s": 5.0}]}}
+    assert _slow_ranks({0: row, 1: row}) == []
+    (words,) = _slow_ranks(rows)
+    assert "rank 3 computes 5.0 times as long" in words
+
+
+def test_steps_are_logged_for_weights_and_biases(tmp_path, monkeypatch):
+    """A stand-in for wandb, which sees an offline run and its steps."""
+    from foretell.pytorch.deploy.step_log import StepLog
+
+    (tmp_path / "wandb.py").write_text(
+        "told = []\n"
+        "class Run:\n"
+        "    def log(self, row, step): told.append((step, row))\n"
+        "    def finish(self): told.append('end')\n"
+        "def init(**options):\n"
+        "    told.append(options)\n"
+        "    return Run()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    log = StepLog(tmp_path, plan="dp=2")
+    log.write(0, 2.5, 0.1)
+    log.write(1, None, 0.2)
+    log.close()
+    import wandb
+
+    options, *rest = wandb.told
+    assert options == {"dir": str(tmp_path), "mode": "offline", "config": {"plan": "dp=2"}}
+    assert rest == [(0, {"seconds": 0.1, "loss": 2.5}), (1, {"seconds": 0.2}), "end"]
+    sys.modules.pop("wandb")

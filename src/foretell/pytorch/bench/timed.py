@@ -1,13 +1,12 @@
 """Times single ops as a price is asked for them: class, number format and shape (→ cost.timed).
 
-Core seconds of one call where one thread computes, so that what else the machine does is not
-counted; the shortest of a few wall times where there are more.
+Core seconds of one call where one thread computes, wall seconds where there are more; the shortest
+of a few, so that what else the machine does is not counted.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -29,9 +28,9 @@ _DTYPES = {
     "fp16": torch.float16,
 }
 _SHORT = 2e-3  # seconds that calls are repeated for, at least
-_ROUNDS = 5
+_ROUNDS = 7
 _LARGEST = 2**28  # numbers of one tensor: larger ones are interpolated
-_SIDE = 16  # of the images that pools are timed on
+_SIDE = 8  # of the images that pools make where they are timed
 
 
 def seconds(asked: TimedOp) -> float | None:
@@ -50,19 +49,20 @@ def seconds(asked: TimedOp) -> float | None:
 def timed(run: Run) -> float:
     """Seconds of one call of a function."""
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    run()
+    kept = run()  # as in a step, memory is not given back between two calls
     many = 1
     found: list[float] = []
     while len(found) < _ROUNDS:
         start = clock()
         for _ in range(many):
-            run()
+            kept = run()
         took = clock() - start
         if took < _SHORT / _ROUNDS and many < 4096:
             many *= 4
             continue
         found.append(took / many)
-    return statistics.median(found) if clock is time.thread_time else min(found)
+    del kept
+    return min(found)
 
 
 def launch() -> float:
@@ -211,10 +211,11 @@ def _embedding(s: Sizes, dtype: Any, *, back: bool = False) -> Run:
 
 
 def _pool(s: Sizes, dtype: Any, *, back: bool = False) -> Run:
-    x = _randn(1, _count(s) / _SIDE**2, _SIDE, _SIDE, dtype=dtype)
+    """Windows of two by two; the numbers that are counted are those of the result."""
+    x = _randn(1, _count(s) / _SIDE**2, 2 * _SIDE, 2 * _SIDE, dtype=dtype)
     if back:
         return _backward(lambda x: F.max_pool2d(x, 2), x)
-    return lambda: F.max_pool2d(x, 2)
+    return lambda: F.max_pool2d(x, 2, return_indices=True)
 
 
 def _batch_norm(s: Sizes, dtype: Any, *, back: bool = False) -> Run:

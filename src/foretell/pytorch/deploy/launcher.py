@@ -3,7 +3,8 @@
 A run ends in one of four ways: every rank is done; a rank failed or died, and is named; no rank has
 moved for the time limit, and the one that the others wait for is named; or the person stopped it.
 In all four no process is left: ranks are ended by their own ids, and end by themselves when
-the launcher is gone.
+the launcher is gone. A run whose rank failed, died or hung starts again from its last checkpoint,
+as often as was asked for.
 """
 
 from __future__ import annotations
@@ -54,7 +55,38 @@ _CAUSES = {  # of what torchrun writes, in small letters
 _CLOSED = re.compile(r"Sending process (\d+) closing signal")
 
 
-def launch(
+class RankFailure(InputError):
+    """A rank failed, died or hung in the middle: the same run, started again, may end well."""
+
+
+def launch(asked: Asked, *, restarts: int = 0, **options: Any) -> dict[str, Any]:
+    """Run a plan, again after a failure of a rank while there are restarts left.
+
+    The options are those of `launch_once`; from the second time on the run goes on from its last
+    checkpoint, where it writes any.
+    """
+    tell = options.get("progress", lambda words, share: None)
+    until = _steps_kept(asked) + asked.warmup + asked.steps
+    for again in range(restarts + 1):
+        try:
+            found = launch_once(asked, **options)
+            return found | {"restarts": again}
+        except RankFailure as error:
+            if again == restarts:
+                raise
+            tell(f"restart {again + 1} of {restarts}: {error.message.splitlines()[0]}", None)
+            if asked.checkpoint:
+                asked = replace(asked, resume=True, until=until)
+    raise AssertionError  # the last turn returns or raises
+
+
+def _steps_kept(asked: Asked) -> int:
+    """Steps of the checkpoint that a run goes on from; 0 where it begins."""
+    names = [path.name for path in Path(asked.checkpoint).glob("step-*")] if asked.resume else []
+    return max((int(n) for name in names if (n := name.removeprefix("step-")).isdigit()), default=0)
+
+
+def launch_once(
     asked: Asked,
     *,
     ranks: int = 0,  # on this machine; as many as the plan needs
@@ -329,7 +361,7 @@ def _failure(
         )
     if silent:
         step = states[silent[0]].phase
-        return InputError(
+        return RankFailure(
             f"rank {', '.join(map(str, silent))} died in {step}, without a word",
             hint=f"killed, or out of memory? its last words are in {folder}/rank-{silent[0]}.log",
         )
@@ -373,7 +405,7 @@ def _unseen(states: dict[int, State], ranks: int) -> list[int]:
 def _said(rank: int, error: dict[str, Any], folder: Path) -> ForetellError:
     if error["is_ours"]:
         return InputError(error["message"], hint=error["hint"])
-    return InputError(
+    return RankFailure(
         f"rank {rank} failed in {error['phase']}: {error['message']}\n  at {error['where']}",
         hint=f"the whole traceback is in {folder}/rank-{rank}.log",
     )
@@ -381,7 +413,7 @@ def _said(rank: int, error: dict[str, Any], folder: Path) -> ForetellError:
 
 def _lost(rank: int, error: dict[str, Any]) -> ForetellError:
     """On several nodes: what went first is known where it ran."""
-    return InputError(
+    return RankFailure(
         f"rank {rank} lost its peers of another node in {error['phase']}: {error['message'][:160]}",
         hint="the rank that ended the run is named on its own node",
     )
@@ -402,7 +434,7 @@ def _hang(states: dict[int, State], ranks: int, timeout: float, folder: Path) ->
     behind = [r for r, s in states.items() if s.moved == least]
     rank = (stale or busy or behind)[0]
     how = "gives no sign of life" if rank in stale else f"is at {states[rank].where}"
-    return InputError(
+    return RankFailure(
         f"rank {rank} hangs: no rank has moved for {timeout:g} s, "
         f"and in {states[rank].phase} it {how}",
         hint="raise --timeout-s if a step may take that long",

@@ -36,6 +36,7 @@ from foretell.predict.predict import FOUR_IN_FIVE
 from foretell.pytorch.bench import timed
 from foretell.pytorch.capture import capture
 from foretell.pytorch.deploy import machine_cache
+from foretell.pytorch.deploy.batch_norm import normalize
 from foretell.pytorch.deploy.op_times import (
     PricedOp,
     Profiled,
@@ -55,7 +56,9 @@ _BURNS, _BURN = 15, 4e-3  # times that a piece of work is repeated, and its seco
 _SENT = (4096, 65536, 1048576)  # bytes of the messages that are timed
 _LARGEST = 16 * 2**20
 _REPEATS = 8
-_UNITS, _WIDE, _MESSAGES = 6, 32, 3  # of the model that FSDP is timed on; messages of each unit
+_UNITS, _MESSAGES = 4, 3  # of the models that FSDP is timed on; messages of each unit
+_WIDTHS = (32, 512)  # of their layers
+_NORM = "batch_norm"
 _PARAMETERS = 2**26  # that an optimizer is timed on at most
 _LITTLE = 0.02  # of a step: parts below it teach nothing
 _LONG = 2e-5  # seconds of an op: shorter ones are mostly Python, the dispatcher and autograd
@@ -73,6 +76,7 @@ class Step:
     loss: Callable[..., Any] | None
     optimizer: Callable[[Any], Any]  # of whatever has `parameters()`
     device: str = "cpu"
+    norm_group: Any = None  # ranks whose statistics a batch norm uses; None: its own
 
 
 class Predictor:
@@ -108,11 +112,19 @@ class Predictor:
         messages = tuple(_messages(self.plan, size))
         if self.plan.zero >= 2:
             messages = _as_sharded(messages, self.plan)
+        norms = [op for op in ops if op.op.startswith(_NORM)] if self._syncs else []
+        shared = {op: seconds / busy[0] for op, seconds in _norms(norms, self.step.norm_group)}
         if dist.get_rank():
             return {}
         self.machine = self.machine.with_ops(known, launch)
         machine_cache.save(self.machine)
+        self.machine = self.machine.with_ops(shared, launch)  # of this plan alone: not kept
         return self._told(*busy, messages)
+
+    @property
+    def _syncs(self) -> bool:
+        """Whether batch norms wait for other ranks."""
+        return self.step.norm_group is not None and self.plan.dp > 1
 
     def _on_gpus(self) -> dict[str, Any]:
         """The same from a data sheet and fitted prices, where the GPU is a known one."""
@@ -143,7 +155,10 @@ class Predictor:
         """
         try:
             self.workload = self._captured("cpu")
-            ops = TimedOps(self.machine.seconds)
+            known = self.machine.seconds
+            if self._syncs:
+                known = {op: s for op, s in known.items() if not op.op.startswith(_NORM)}
+            ops = TimedOps(known)
             predict(self.plan, self.workload, self._machines(ops))
         except ForetellError as error:
             return error.message
@@ -233,7 +248,7 @@ def stretch() -> tuple[float, float]:
         walls.append(time.perf_counter() - wall)
     slowest = torch.tensor(walls, dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    found = (slowest / statistics.median(cores)).clamp(min=1.0).sort().values
+    found = (slowest / min(cores)).clamp(min=1.0).sort().values
     return float(found[:-1].mean()), float(found.log().std())
 
 
@@ -297,35 +312,66 @@ def _messages(plan: Plan, size: float) -> Iterable[Message]:
 
 
 def _as_sharded(messages: tuple[Message, ...], plan: Plan) -> tuple[Message, ...]:
-    """Messages as FSDP begins them: with its hooks, and the copies of what is gathered."""
+    """Messages as FSDP sends them: with its hooks, and the copies of what is gathered."""
     wide = plan.sharing
-    alone = [nn.Linear(_WIDE, _WIDE) for _ in range(_UNITS)]
-    sharded = [nn.Linear(_WIDE, _WIDE) for _ in range(_UNITS)]
     mesh = init_device_mesh(
         "cpu", (dist.get_world_size() // wide, wide), mesh_dim_names=("copies", "parts")
     )
-    for unit in sharded:
-        fully_shard(unit, mesh=mesh["parts"])
-    took = [_step_of(nn.Sequential(*units)) for units in (alone, sharded)]
-    start = max((took[1] - took[0]) / _UNITS / _MESSAGES, 0.0)
+    found = []
+    for width in _WIDTHS:
+        both = [[nn.Linear(width, width, bias=False) for _ in range(_UNITS)] for _ in range(2)]
+        for unit in both[1]:
+            fully_shard(unit, mesh=mesh["parts"])
+        took = [_step_of(nn.Sequential(*units), width) for units in both]
+        found.append(max((took[1] - took[0]) / _UNITS / _MESSAGES, 0.0))
+    (small, large), sizes = found, [4.0 * width**2 for width in _WIDTHS]
+    slope = max((large - small) / (sizes[1] - sizes[0]), 0.0)
+    start = max(small - slope * sizes[0], 0.0)
     kinds = ("all_gather", "reduce_scatter")
     return tuple(
-        m._replace(start=max(m.start, start)) if m.op in kinds and m.ranks == wide else m
+        m._replace(start=max(m.start, start), slope=max(m.slope, slope))
+        if m.op in kinds and m.ranks == wide
+        else m
         for m in messages
     )
 
 
-def _step_of(model: Any) -> float:
-    """Seconds of forward and backward of the slowest rank: the mean, but for the longest."""
-    x, took = torch.randn(2, _WIDE), []
+def _norms(asked: list[TimedOp], group: Any) -> Iterable[tuple[TimedOp, float]]:
+    """Batch norms with the statistics of all ranks, forward and backward: timed together."""
+    for op in asked:
+        size = dict(op.shape)
+        channels = int(size.get("rows") or 64)
+        count = int(size.get("n") or channels * size.get("cols", 1.0))
+        norm = nn.BatchNorm1d(channels)
+        x = torch.randn(1, channels, max(count // channels, 2), requires_grad=True)
+        took = []
+        for _ in range(_REPEATS):
+            dist.barrier()
+            start = time.perf_counter()
+            y = normalize(norm, group, x)
+            middle = time.perf_counter()
+            y.sum().backward()
+            ends = time.perf_counter()
+            took.append(ends - middle if op.op.endswith("backward") else middle - start)
+        yield op, _mean(took)
+
+
+def _mean(took: list[float]) -> float:
+    """Seconds of the slowest rank: the mean, but for the first and the longest."""
+    slowest = torch.tensor(took[1:], dtype=torch.float64)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return float(slowest.sort().values[:-1].mean())
+
+
+def _step_of(model: Any, width: int) -> float:
+    """Seconds of forward and backward."""
+    x, took = torch.randn(2, width), []
     for _ in range(_REPEATS):
         dist.barrier()
         start = time.perf_counter()
         model(x).sum().backward()
         took.append(time.perf_counter() - start)
-    slowest = torch.tensor(took[1:], dtype=torch.float64)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return float(slowest.sort().values[:-1].mean())
+    return _mean(took)
 
 
 def _sizes(size: float) -> list[int]:
@@ -334,7 +380,7 @@ def _sizes(size: float) -> list[int]:
 
 
 def _sent(run: Any, size: int, ranks: int, group: Any) -> float:
-    """Seconds of a collective by the slowest rank: the mean, but for the longest."""
+    """Seconds of a collective."""
     tensor = torch.zeros(size // 4 // ranks * ranks)
     took = []
     for _ in range(_REPEATS + 1):
@@ -342,9 +388,7 @@ def _sent(run: Any, size: int, ranks: int, group: Any) -> float:
         start = time.perf_counter()
         run(tensor, ranks, group)
         took.append(time.perf_counter() - start)
-    slowest = torch.tensor(took[1:], dtype=torch.float64)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return float(slowest.sort().values[:-1].mean())
+    return _mean(took)
 
 
 def _passed(size: int) -> float:

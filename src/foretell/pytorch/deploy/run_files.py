@@ -49,6 +49,7 @@ class Asked:
     checkpoint: str = ""  # folder that checkpoints go to, and are taken up from
     every: int = 0  # steps between them; one at the end where 0
     resume: bool = False
+    until: int = 0  # step that a run which was started again ends at; after `steps` where 0
     args: tuple[str, ...] = ()  # of a script with a loop of its own
     is_module: bool = False  # it is named as in `python -m`
     goal: str = ""  # of such a script: train, or of its first steps `reference` and `compare`

@@ -128,9 +128,12 @@ def _run(asked: Asked, folder: Path, rank: int, pulse: Pulse) -> dict[str, Any]:
     pulse.enter("deploy")
     run.deploy(model)
     first = run.resume(Path(asked.checkpoint)) if asked.resume else 0
-    last = first + asked.warmup + asked.steps
+    last = asked.until or first + asked.warmup + asked.steps
+    warm = min(asked.warmup, max(last - first - 1, 0))
+    if first >= last:
+        raise InputError(f"the checkpoint has all {last} steps already")
     times = []
-    log = StepLog(folder, is_on=rank == 0)
+    log = StepLog(folder, is_on=rank == 0, plan=asked.plan)
     for step in range(first, last):
         times.append(run.take(step, last, pulse))
         log.write(step, run.losses[-1], times[-1])
@@ -140,14 +143,14 @@ def _run(asked: Asked, folder: Path, rank: int, pulse: Pulse) -> dict[str, Any]:
             pulse.enter(f"checkpoint {step + 1}")
             run.save(Path(asked.checkpoint), step + 1)
     log.close()
-    result = run.measured() | {"steps_s": times[asked.warmup :], "rank": rank}
-    result["load"] = 1 + sum(run.waits[asked.warmup :]) / max(sum(run.cpu[asked.warmup :]), 1e-9)
+    result = run.measured() | {"steps_s": times[warm:], "rank": rank}
+    result["load"] = 1 + sum(run.waits[warm:]) / max(sum(run.cpu[warm:]), 1e-9)
     result |= {"verified": verified, "stage": place(plan, rank)["pp"]} | run.noted(
         min(asked.steps, _NOTED)
     )
     if predictor is not None and told is not None and "why" not in told:
         pulse.enter("learn")
-        told["first_apart"] = run.learn(predictor, statistics.median(run.cpu[asked.warmup :]))
+        told["first_apart"] = run.learn(predictor, statistics.median(run.cpu[warm:]))
     result["predicted"] = told
     if asked.profile:
         pulse.enter("profile")
@@ -227,6 +230,8 @@ class _Steps:
 
     def predict(self) -> tuple[Any, dict[str, Any]]:
         """What is predicted of a step on this machine, and what can learn from it."""
+        import torch.distributed as dist
+
         from foretell.pytorch.deploy.prediction import Predictor, Step
 
         inputs, target = self.batch(0)
@@ -237,6 +242,7 @@ class _Steps:
             self.loss,
             lambda held: _optimizer(self.script, self.plan, held),
             self.device,
+            dist.group.WORLD if self.batch_norm == "sync" else None,
         )
         predictor = Predictor(step, self.plan)
         return predictor, predictor.predict()
