@@ -59,6 +59,8 @@ _REPEATS = 8
 _UNITS, _MESSAGES = 4, 3  # of the models that FSDP is timed on; messages of each unit
 _WIDTHS = (32, 512)  # of their layers
 _NORM = "batch_norm"
+_GRADIENT = 2**20  # numbers of a gradient that is copied into its bucket
+_BUCKET = 25 * 2**20  # bytes
 _PARAMETERS = 2**26  # that an optimizer is timed on at most
 _LITTLE = 0.02  # of a step: parts below it teach nothing
 _LONG = 2e-5  # seconds of an op: shorter ones are mostly Python, the dispatcher and autograd
@@ -90,6 +92,8 @@ class Predictor:
         if self.ranks * torch.get_num_threads() >= allowed():
             self.plan = self.plan.but(overlap=False)  # messages take the cores that work is done on
         self.machine = machine_cache.load(this_machine(), self.ranks, torch.get_num_threads())
+        self.copied = 0.0  # seconds a byte of a gradient takes into its bucket
+        self.parameters = sum(p.numel() for p in step.model.parameters() if p.requires_grad)
         self.workload: Workload | None = None
         self.cluster: Cluster | None = None
 
@@ -110,8 +114,11 @@ class Predictor:
         launch = _together([timed.launch()])[0] or 0.0
         busy = stretch()
         messages = tuple(_messages(self.plan, size))
+        self.copied = _together([_copied()])[0] or 0.0
         if self.plan.zero >= 2:
             messages = _as_sharded(messages, self.plan)
+        else:
+            messages = _as_bucketed(messages, size, busy[0] * self.copied)
         norms = [op for op in ops if op.op.startswith(_NORM)] if self._syncs else []
         shared = {op: seconds / busy[0] for op, seconds in _norms(norms, self.step.norm_group)}
         if dist.get_rank():
@@ -212,12 +219,16 @@ class Predictor:
         return priced_ops(self.workload, running(plan), samples, device)
 
     def learn(self, profiled: Profiled, cpu: float) -> dict[str, Any] | None:
-        """Keep how much longer than alone ops took in a step; the first that parts, if one does."""
+        """Keep how much longer than alone ops took in a step; the first that parts, if one does.
+
+        `cpu` are the core seconds of the quickest step: others share caches with what else runs.
+        """
         ops = self.ops()
         if not ops:
             return None
         ratios: dict[str, float] = {}
         rest = cpu - profiled.families.get("optimizer", 0.0)
+        rest -= self.copied * 4.0 * self.parameters
         for family in sorted({shown_as(op.family) for op in ops}):
             own = [op for op in ops if shown_as(op.family) == family]
             alone = sum(op.seconds for op in own)
@@ -332,6 +343,27 @@ def _as_sharded(messages: tuple[Message, ...], plan: Plan) -> tuple[Message, ...
         m._replace(start=max(m.start, start), slope=max(m.slope, slope))
         if m.op in kinds and m.ranks == wide
         else m
+        for m in messages
+    )
+
+
+def _copied() -> float:
+    """Seconds to put a byte of a gradient, whose memory is new, into its bucket."""
+    slot = torch.zeros(_GRADIENT)
+
+    def take() -> Tensor:
+        return torch.mul(torch.full((_GRADIENT,), 1.0), 0.5, out=slot)
+
+    return timed.timed(take) / (4.0 * _GRADIENT)
+
+
+def _as_bucketed(
+    messages: tuple[Message, ...], size: float, copied: float
+) -> tuple[Message, ...]:  # fmt: skip
+    """All-reduces as buckets send them: copied in first, and one more that says what was used."""
+    more = 1.0 + 1.0 / (1.0 + size // _BUCKET)
+    return tuple(
+        m._replace(start=more * m.start, slope=m.slope + copied) if m.op == "all_reduce" else m
         for m in messages
     )
 

@@ -11,7 +11,6 @@ import atexit
 import importlib.util
 import os
 import resource
-import statistics
 import sys
 import threading
 import time
@@ -150,7 +149,7 @@ def _run(asked: Asked, folder: Path, rank: int, pulse: Pulse) -> dict[str, Any]:
     )
     if predictor is not None and told is not None and "why" not in told:
         pulse.enter("learn")
-        told["first_apart"] = run.learn(predictor, statistics.median(run.cpu[warm:]))
+        told["first_apart"] = run.learn(predictor, min(run.cpu[warm:]))
     result["predicted"] = told
     if asked.profile:
         pulse.enter("profile")
