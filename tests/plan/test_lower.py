@@ -132,6 +132,13 @@ def test_zero_bubble_schedules_trade_memory_for_bubble():
     assert held["zb-h2"] > held["zb-v"] > held["v-half"] > held["v-min"]
 
 
+@pytest.mark.parametrize("name", ["zb-v", "dualpipev"])
+def test_too_few_micro_batches_for_a_schedule_are_refused(name):
+    plan = Plan(pp=4, dp=2, global_batch=12, micro_batch=1, schedule=name)
+    with pytest.raises(InputError, match=f"6 micro-batches; schedule={name} on pp=4 needs"):
+        check(plan, MODEL, NODE)
+
+
 def test_where_the_line_turns_nothing_is_sent():
     plan = Plan(pp=4, dp=2, global_batch=16, micro_batch=1, schedule="zb-v")
     graph = lower(plan, MODEL, NODE)

@@ -10,7 +10,13 @@ from foretell.plan import grouped
 from foretell.plan.framework import resolved
 from foretell.plan.grouped import layers_of, runs, units
 from foretell.plan.groups import expert_ranks
-from foretell.plan.order import ONE_CHUNK, SCHEDULES, chunks_of
+from foretell.plan.order import (
+    FAMILIES,
+    ONE_CHUNK,
+    SCHEDULES,
+    chunks_of,
+    require_micro_batches,
+)
 from foretell.plan.plan import Plan
 from foretell.plan.segments import as_degrees, blocks_of, segments
 from foretell.workload import Workload
@@ -266,8 +272,11 @@ def _filled(plan: Plan, workload: Workload) -> Plan:
 
 
 def _check_turns(plan: Plan) -> None:
-    """Chunks go round in groups of as many micro-batches as there are stages (as in Megatron)."""
-    if plan.chunks == 1 or plan.pp == 1 or plan.actions or plan.schedule != "interleaved":
+    """Micro-batches enough for the schedule; interleaved takes groups of pp (as Megatron does)."""
+    if plan.actions or plan.schedule not in FAMILIES:
+        return
+    require_micro_batches(plan.schedule, plan.pp, micro_batches(plan))
+    if plan.chunks == 1 or plan.pp == 1 or plan.schedule != "interleaved":
         return
     if micro_batches(plan) % plan.pp == 0:
         return

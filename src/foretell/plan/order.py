@@ -76,6 +76,7 @@ class Family(NamedTuple):
     make: Callable[[int, int, int, int], Sequence[Cell] | Turns]  # stage, stages, chunks, number
     chunks: int = 1  # of a stage; 0: as many as the plan says, more than one
     is_split: bool = False
+    least: tuple[int, int] = (0, 1)  # micro-batches it needs: (a, b) for a·stages + b
 
 
 def last_stage(plan: Plan) -> int:
@@ -97,6 +98,17 @@ def is_split(plan: Plan) -> bool:
     if plan.actions:
         return any("W" in cell for row in plan.actions for cell in row)
     return plan.schedule in FAMILIES and FAMILIES[plan.schedule].is_split
+
+
+def require_micro_batches(schedule: str, stages: int, num: int) -> None:
+    """Raise where a named schedule needs more micro-batches on so many stages."""
+    each, more = FAMILIES[schedule].least
+    if num < each * stages + more:
+        raise InputError(
+            f"{num} micro-batches; schedule={schedule} on pp={stages} needs "
+            f"{each * stages + more} or more",
+            hint="a smaller micro_batch, or schedule=zb-h1",
+        )
 
 
 def order(plan: Plan, micro_batches: int) -> Order:
@@ -135,6 +147,7 @@ def _order(schedule: str, pp: int, chunks: int, actions: Names, num: int) -> Ord
     if actions:
         return _written(actions, pp, chunks, num)
     family = FAMILIES[schedule]
+    require_micro_batches(schedule, pp, num)
     made = (family.make(stage, pp, chunks, num) for stage in range(pp))
     rows = tuple(m if isinstance(m, Turns) else _columns(m) for m in made)
     places = places_of(Plan(schedule=schedule, pp=pp, chunks=chunks))
@@ -255,7 +268,6 @@ class _Row:
 
 def _zb_v(stage: int, pp: int, chunks: int, num: int) -> list[Cell]:
     """Forwards until the first gradient comes back, then all six kinds in turn."""
-    _require(num, 2 * pp - 1, "zb-v", pp)
     row, far = _Row(), pp - stage
     near, back = [(way, 0) for way in (0, 1, 2)], [(way, 1) for way in (0, 1, 2)]
     row.run(near[0], times=2 * far - 1)
@@ -273,7 +285,6 @@ def _zb_v(stage: int, pp: int, chunks: int, num: int) -> list[Cell]:
 
 
 def _dualpipev(stage: int, pp: int, chunks: int, num: int) -> list[Cell]:
-    _require(num, 2 * pp, "dualpipev", pp)
     return dual_phases(stage, pp, num)
 
 
@@ -399,24 +410,16 @@ def _building_block(pp: int, delays: Sequence[int], turning: Sequence[int]) -> S
     return starts
 
 
-def _require(num: int, least: int, name: str, pp: int) -> None:
-    if num < least:
-        raise InputError(
-            f"{num} micro-batches, schedule={name} on pp={pp} needs {least} or more",
-            hint="a smaller micro_batch, or schedule=zb-h1",
-        )
-
-
 FAMILIES = {
     "gpipe": Family(_gpipe),
     "1f1b": Family(_1f1b),
     "interleaved": Family(_interleaved, 0),
     "zb-h1": Family(_zb_h1, 1, True),
     "zb-h2": Family(_zb_h2, 1, True),
-    "zb-v": Family(_zb_v, 2, True),
+    "zb-v": Family(_zb_v, 2, True, (2, -1)),
     "v-half": Family(_v_half, 2, True),
     "v-min": Family(_v_min, 2, True),
-    "dualpipev": Family(_dualpipev, 2, True),
+    "dualpipev": Family(_dualpipev, 2, True, (2, 0)),
 }
 SCHEDULES = (*FAMILIES, "actions")
 ONE_CHUNK = tuple(name for name, one in FAMILIES.items() if one.chunks == 1)

@@ -235,7 +235,6 @@ PLAN_FIELDS = (
     "dp", "tp", "pp", "cp", "ep", "sp", "micro_batch", "global_batch", "zero", "schedule", "chunks",
     "recompute", "precision", "compile", "offload",
 )  # fmt: skip
-SCHEDULES = ("1f1b", "gpipe", "interleaved")
 START = {"layers": 24, "hidden": 1024, "heads": 16}  # of sizes that have no default
 
 
@@ -280,6 +279,7 @@ def _sizes(name: str) -> list[dict[str, Any]]:
 def _field(name: str) -> dict[str, Any]:
     """A field of a plan: a number, a choice or a tick, and its plain value."""
     from foretell.plan import Plan
+    from foretell.plan.order import FAMILIES
     from foretell.plan.precision import PRECISIONS
 
     default = getattr(Plan(), name)
@@ -287,7 +287,7 @@ def _field(name: str) -> dict[str, Any]:
     if name == "zero":
         options = ("0", "1", "2", "3")
     elif name == "schedule":
-        options = SCHEDULES
+        options = tuple(FAMILIES)
     elif name == "recompute":
         options = ("none", "selective", "full")
     elif name == "precision":

@@ -28,7 +28,7 @@ from foretell.search.schedule.find import schedule
 from foretell.search.schedule.integer_problem import Ticks, ticks
 from foretell.search.schedule.local_search import arrays, length
 from foretell.search.schedule.problem import Block, Problem, Wait
-from foretell.search.schedule.replay import Item, end, peaks, replay
+from foretell.search.schedule.replay import Item, end, peaks, starts_of
 from foretell.workload import Workload
 
 SPLIT = ("zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev")  # weight gradients apart
@@ -193,9 +193,7 @@ def _searched(problem: Problem, micro_batches: int, work: float) -> Iterator[Pip
 def _described(
     problem: Problem, whole: Ticks, name: str, items: list[Item], bound: float = 0.0
 ) -> PipelineSchedule:
-    after = [[(w.on, w.lag) for w in waits] for waits in problem.after]
-    devices = [b.devices for b in problem.blocks]
-    makespan = end(replay(items, problem.seconds, devices, after), problem.seconds)
+    makespan = end(starts_of(problem, items), problem.seconds)
     rows: list[list[str]] = [[] for _ in range(problem.num_devices)]
     for b, m in items:
         block = problem.blocks[b]

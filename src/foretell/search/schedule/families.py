@@ -25,7 +25,7 @@ from foretell.plan import Plan
 from foretell.plan.order import BACKWARD, FAMILIES, Cell, dual_phases, order, places_of
 from foretell.search.schedule.integer_problem import ticks
 from foretell.search.schedule.problem import Problem
-from foretell.search.schedule.replay import Item, Starts, deepest, end, ordered, replay
+from foretell.search.schedule.replay import Item, deepest, end, ordered, starts_of
 
 # The pipelines inside a placement: stages in order of forward, each with its backward blocks.
 #
@@ -212,7 +212,7 @@ def one_f_one_b_plus(problem: Problem, micro_batches: int) -> list[Item]:
     for stage, cells in zip(plain, rows, strict=True):
         orders[stage.device] = cells
     ways = (_by_time(problem, stages, orders), _by_turn(problem, stages, orders))
-    return min(ways, key=lambda items: end(_starts(problem, items), problem.seconds))
+    return min(ways, key=lambda items: end(starts_of(problem, items), problem.seconds))
 
 
 def _named(name: str) -> Baseline:
@@ -341,16 +341,11 @@ def _without_sharded(problem: Problem) -> Problem:
     return replace(problem, waits=tuple(sorted(waits, key=lambda w: (w.block, w.on))))
 
 
-def _starts(problem: Problem, items: list[Item]) -> Starts:
-    after = [[(w.on, w.lag) for w in waits] for waits in problem.after]
-    return replay(items, problem.seconds, [b.devices for b in problem.blocks], after)
-
-
 def _by_time(problem: Problem, stages: Pipe, orders: list[list[Item]]) -> list[Item]:
     """Sharded blocks just before the forward, just after the backward, of the stage they serve."""
     bare = _without_sharded(problem)
     items = merge(bare, orders)
-    starts = _starts(bare, items)
+    starts = starts_of(bare, items)
     keyed = [((starts[block][m], 2, 0), (block, m)) for block, m in items]
     for step, (block, served, is_after) in enumerate(_served(stages)):
         for m, start in enumerate(starts[served]):

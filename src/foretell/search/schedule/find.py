@@ -17,7 +17,7 @@ from foretell.search.schedule.integer_problem import MAX_UNROLL, Budget, Ticks, 
 from foretell.search.schedule.makespan import Finish, begin, complete
 from foretell.search.schedule.problem import Problem
 from foretell.search.schedule.repetend import edges, least
-from foretell.search.schedule.replay import Item, Starts, alone, end, replay
+from foretell.search.schedule.replay import Item, alone, end, starts_of
 from foretell.search.schedule.schedule import Schedule, wrong
 from foretell.search.schedule.two_phase import two_phase
 
@@ -177,12 +177,12 @@ def _fixed(problem: Problem, micro_batches: int, method: str) -> Schedule:
     """A schedule from the literature; its period is how much later twice as many would end."""
     order = BASELINES[method]
     items = order(problem, micro_batches)
-    starts = _replayed(problem, items)
+    starts = starts_of(problem, items)
     fault = wrong(problem, starts, items)
     if fault is not None:
         raise InfeasibleError(f"{method}: {fault}", hint="give more memory, or search a schedule")
     num = 8 * problem.num_devices  # long enough for every order here to be in its steady state
-    ends = [end(_replayed(problem, order(problem, n)), problem.seconds) for n in (num, 2 * num)]
+    ends = [end(starts_of(problem, order(problem, n)), problem.seconds) for n in (num, 2 * num)]
     whole = ticks(problem, micro_batches)
     bound = max(float(integer_problem.period(whole)) * whole.unit, max(problem.work))
     period = (ends[1] - ends[0]) / num
@@ -198,11 +198,6 @@ def _fixed(problem: Problem, micro_batches: int, method: str) -> Schedule:
     )
 
 
-def _replayed(problem: Problem, items: Sequence[Item]) -> Starts:
-    after = [[(w.on, w.lag) for w in waits] for waits in problem.after]
-    return replay(items, problem.seconds, [b.devices for b in problem.blocks], after)
-
-
 def _described(
     problem: Problem, whole: Ticks, rate: Rate, items: Sequence[Item], least_units: Fraction
 ) -> Schedule:
@@ -215,7 +210,7 @@ def _described(
     between = whole.fine > 1 and period > rate.best.period // whole.fine * whole.unit * (1 + _SAME)
     return Schedule(
         problem,
-        tuple(map(tuple, _replayed(problem, items))),
+        tuple(map(tuple, starts_of(problem, items))),
         tuple(items),
         period,
         rate.best.unroll,

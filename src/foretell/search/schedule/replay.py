@@ -14,6 +14,7 @@ import numpy as np
 from foretell.errors import InfeasibleError
 from foretell.search.schedule.integer_problem import Budget, Ticks, solve, solver
 from foretell.search.schedule.local_search import arrays, listed
+from foretell.search.schedule.problem import Problem
 from foretell.search.schedule.repetend import Repetend
 
 Item = tuple[int, int]  # block, micro-batch
@@ -52,6 +53,12 @@ def replay(
         for d in devices[block]:
             free[d] = start + time[block]
     return starts
+
+
+def starts_of(problem: Problem, items: Sequence[Item]) -> Starts:
+    """The same in the problem's own seconds."""
+    after = [[(w.on, w.lag) for w in waits] for waits in problem.after]
+    return replay(items, problem.seconds, [b.devices for b in problem.blocks], after)
 
 
 def end(starts: Sequence[Sequence[float]], time: Sequence[float]) -> float:
