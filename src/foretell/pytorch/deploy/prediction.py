@@ -37,6 +37,7 @@ from foretell.pytorch.bench import timed
 from foretell.pytorch.capture import capture
 from foretell.pytorch.deploy import machine_cache
 from foretell.pytorch.deploy.batch_norm import normalize
+from foretell.pytorch.deploy.machine_cache import Machine
 from foretell.pytorch.deploy.op_times import (
     PricedOp,
     Profiled,
@@ -52,7 +53,7 @@ from foretell.workload import Workload
 from foretell.workload.captured import from_graph
 
 Tensor = Any
-_BURNS, _BURN = 15, 4e-3  # times that a piece of work is repeated, and its seconds
+_BURNS, _BURN = 40, 4e-3  # times that a piece of work is repeated, and its seconds
 _SENT = (4096, 65536, 1048576)  # bytes of the messages that are timed
 _LARGEST = 16 * 2**20
 _REPEATS = 8
@@ -93,40 +94,52 @@ class Predictor:
             self.plan = self.plan.but(overlap=False)  # messages take the cores that work is done on
         self.machine = machine_cache.load(this_machine(), self.ranks, torch.get_num_threads())
         self.copied = 0.0  # seconds a byte of a gradient takes into its bucket
+        self.size = 0.0  # bytes of the largest message
+        self.norms: list[TimedOp] = []  # batch norms that wait for other ranks
+        self.told: dict[str, Any] = {}
+        self.known: dict[str, Any] | None = None  # the answer, where nothing is measured for it
         self.parameters = sum(p.numel() for p in step.model.parameters() if p.requires_grad)
         self.workload: Workload | None = None
-        self.cluster: Cluster | None = None
 
-    def predict(self) -> dict[str, Any]:
-        """Seconds of a step with their interval and parts, or why there is none."""
-        if self.step.device != "cpu":
-            return self._on_gpus() if dist.get_rank() == 0 else {}
+    def prepare(self) -> None:
+        """Capture the step of the model that is not split yet, and time its ops."""
         box: list[Any] = [None]
         if dist.get_rank() == 0:
-            box[0] = self._asked()
+            box[0] = self._on_gpus() if self.step.device != "cpu" else self._asked()
         dist.broadcast_object_list(box, src=0)
-        if isinstance(box[0], str):
-            return {"why": box[0]}
-        ops, size = box[0]
+        if isinstance(box[0], dict):
+            self.known = box[0]
+            return
+        ops, self.size = box[0]
         found = dict(zip(ops, _together([timed.seconds(op) for op in ops]), strict=True))
-        known = {op: seconds for op, seconds in found.items() if seconds is not None}
-        known |= _updates(self.step, [op for op in ops if op.op == "optimizer"])
-        launch = _together([timed.launch()])[0] or 0.0
-        busy = stretch()
-        messages = tuple(_messages(self.plan, size))
+        seconds = {op: took for op, took in found.items() if took is not None}
+        seconds |= _updates(self.step, [op for op in ops if op.op == "optimizer"])
         self.copied = _together([_copied()])[0] or 0.0
+        launch = _together([timed.launch()])[0] or 0.0
+        self.norms = [op for op in ops if op.op.startswith(_NORM)] if self._syncs else []
+        self.machine = self.machine.with_ops(seconds, launch)
+        if dist.get_rank() == 0:
+            machine_cache.save(self.machine)
+
+    def predict(self) -> dict[str, Any]:
+        """Seconds of a step with their interval, or why there are none: asked right before it.
+
+        What changes from moment to moment is measured here: the load, and messages under it.
+        """
+        if self.known is not None:
+            return self.known if dist.get_rank() == 0 else {}
+        busy, unsteady = stretch()
+        messages = tuple(_messages(self.plan, self.size))
         if self.plan.zero >= 2:
             messages = _as_sharded(messages, self.plan)
         else:
-            messages = _as_bucketed(messages, size, busy[0] * self.copied)
-        norms = [op for op in ops if op.op.startswith(_NORM)] if self._syncs else []
-        shared = {op: seconds / busy[0] for op, seconds in _norms(norms, self.step.norm_group)}
+            messages = _as_bucketed(messages, self.size, busy * self.copied)
+        shared = {op: took / busy for op, took in _norms(self.norms, self.step.norm_group)}
         if dist.get_rank():
             return {}
-        self.machine = self.machine.with_ops(known, launch)
-        machine_cache.save(self.machine)
-        self.machine = self.machine.with_ops(shared, launch)  # of this plan alone: not kept
-        return self._told(*busy, messages)
+        here = self.machine.with_ops(shared, self.machine.launch)  # of this plan alone: not kept
+        self.told = self._told(here, busy, unsteady, messages)
+        return self.told
 
     @property
     def _syncs(self) -> bool:
@@ -155,7 +168,7 @@ class Predictor:
             capture(self.step.model, batch, self.step.loss or default_loss, None, on=on), "step"
         )
 
-    def _asked(self) -> tuple[list[TimedOp], float] | str:
+    def _asked(self) -> tuple[list[TimedOp], float] | dict[str, Any]:
         """Ops of the step that were not timed yet, and the bytes of its largest message.
 
         Whatever keeps a step from being captured or priced is said, and the run goes on.
@@ -166,34 +179,38 @@ class Predictor:
             if self._syncs:
                 known = {op: s for op, s in known.items() if not op.op.startswith(_NORM)}
             ops = TimedOps(known)
-            predict(self.plan, self.workload, self._machines(ops))
+            predict(self.plan, self.workload, self._machines(self.machine, ops))
         except ForetellError as error:
-            return error.message
+            return {"why": error.message}
         except Exception as error:
-            return f"{type(error).__name__}: {error}"[:200]
+            return {"why": f"{type(error).__name__}: {error}"[:200]}
         return list(ops.asked), 4.0 * self.workload.parameters
 
-    def _machines(self, ops: TimedOps, messages: Iterable[Message] = ()) -> Cluster:
+    def _machines(
+        self, machine: Machine, ops: TimedOps, messages: Iterable[Message] = ()
+    ) -> Cluster:
         """The ranks of this machine as a cluster."""
         fit = {"ranks": self.ranks, "bandwidth": 1e9, "latency": 1e-4}
-        found = loads(cluster_text(dict(self.machine.facts), fit, {}))
+        found = loads(cluster_text(dict(machine.facts), fit, {}))
         (node, count), *_ = found.groups
-        launch = self.machine.launch * ops.load
+        launch = machine.launch * ops.load
         device = replace(node.devices[0], timed=ops, launch=launch)
         groups = ((replace(node, devices=(device,)), count),)
-        families = {n: self.machine.factor(n) for n in self.machine.learned if n not in _WHOLE}
+        families = {n: machine.factor(n) for n in machine.learned if n not in _WHOLE}
         calibration = Calibration(
-            host=self.machine.factor("host"),
-            talk=self.machine.factor("talk"),
+            host=machine.factor("host"),
+            talk=machine.factor("talk"),
             families=tuple(sorted(families.items())),
             messages=tuple(messages),
         )
         return replace(found, groups=groups, _ways={}, _levels={}).calibrated(calibration)
 
-    def _told(self, load: float, unsteady: float, messages: tuple[Message, ...]) -> dict[str, Any]:
+    def _told(
+        self, machine: Machine, load: float, unsteady: float, messages: tuple[Message, ...]
+    ) -> dict[str, Any]:
         assert self.workload is not None
-        self.cluster = self._machines(TimedOps(self.machine.seconds, load), messages)
-        found = predict(self.plan, self.workload, self.cluster)
+        cluster = self._machines(machine, TimedOps(machine.seconds, load), messages)
+        found = predict(self.plan, self.workload, cluster)
         # work that is longer than what was timed for the load sees more of its mean
         sigma = unsteady * min(1.0, _BURN / found.step) ** 0.5
         drift = _DRIFT * (1 + 3 * math.log(load))
@@ -213,15 +230,18 @@ class Predictor:
         plan = self.plan
         if self.workload is None or plan.ranks != plan.dp or plan.groups or plan.zero >= 2:
             return []  # of a model that is split a rank's ops are others, and FSDP has its own
-        device = self._machines(TimedOps(self.machine.seconds)).devices[0]
-        plan = check(plan, self.workload, self._machines(TimedOps()))
+        cluster = self._machines(self.machine, TimedOps(self.machine.seconds))
+        plan = check(plan, self.workload, cluster)
         samples = len(self.step.inputs[0])
-        return priced_ops(self.workload, running(plan), samples, device)
+        return priced_ops(self.workload, running(plan), samples, cluster.devices[0])
 
-    def learn(self, profiled: Profiled, cpu: float) -> dict[str, Any] | None:
+    def learn(
+        self, profiled: Profiled, cpu: float, step: float, load: float
+    ) -> dict[str, Any] | None:
         """Keep how much longer than alone ops took in a step; the first that parts, if one does.
 
         `cpu` are the core seconds of the quickest step: others share caches with what else runs.
+        What `step`, at the `load` there was, took beyond work and update, its messages took.
         """
         ops = self.ops()
         if not ops:
@@ -238,6 +258,11 @@ class Predictor:
                 ratios |= dict.fromkeys({op.family for op in own}, ratio)
             rest -= ratio * alone
         ratios["host"] = rest / (len(ops) * self.machine.launch)
+        sent = self.told["breakdown"]["reduce_s"] if self.told else 0.0
+        if sent > _LITTLE * step:
+            busy = load / self.told["load"]
+            work = sum(self.told["breakdown"][part] for part in ("compute_s", "update_s"))
+            ratios["talk"] = self.machine.factor("talk") * (step - busy * work) / (busy * sent)
         machine_cache.save(self.machine.with_run(ratios))
         return first_apart(ops, profiled.forward)
 

@@ -11,6 +11,7 @@ import atexit
 import importlib.util
 import os
 import resource
+import statistics
 import sys
 import threading
 import time
@@ -123,7 +124,7 @@ def _run(asked: Asked, folder: Path, rank: int, pulse: Pulse) -> dict[str, Any]:
     pulse.enter("model")
     model = run.make()
     pulse.enter("predict")
-    predictor, told = run.predict() if asked.predict else (None, None)
+    predictor = run.predictor() if asked.predict else None
     pulse.enter("deploy")
     run.deploy(model)
     first = run.resume(Path(asked.checkpoint)) if asked.resume else 0
@@ -131,6 +132,8 @@ def _run(asked: Asked, folder: Path, rank: int, pulse: Pulse) -> dict[str, Any]:
     warm = min(asked.warmup, max(last - first - 1, 0))
     if first >= last:
         raise InputError(f"the checkpoint has all {last} steps already")
+    pulse.enter("predict")
+    told = predictor.predict() if predictor is not None else None
     times = []
     log = StepLog(folder, is_on=rank == 0, plan=asked.plan)
     for step in range(first, last):
@@ -149,7 +152,9 @@ def _run(asked: Asked, folder: Path, rank: int, pulse: Pulse) -> dict[str, Any]:
     )
     if predictor is not None and told is not None and "why" not in told:
         pulse.enter("learn")
-        told["first_apart"] = run.learn(predictor, min(run.cpu[warm:]))
+        told["first_apart"] = run.learn(
+            predictor, min(run.cpu[warm:]), statistics.median(times[warm:]), result["load"]
+        )
     result["predicted"] = told
     if asked.profile:
         pulse.enter("profile")
@@ -227,8 +232,8 @@ class _Steps:
         self.model = None
         return found
 
-    def predict(self) -> tuple[Any, dict[str, Any]]:
-        """What is predicted of a step on this machine, and what can learn from it."""
+    def predictor(self) -> Any:
+        """What predicts a step on this machine, its ops timed."""
         import torch.distributed as dist
 
         from foretell.pytorch.deploy.prediction import Predictor, Step
@@ -243,17 +248,18 @@ class _Steps:
             self.device,
             dist.group.WORLD if self.batch_norm == "sync" else None,
         )
-        predictor = Predictor(step, self.plan)
-        return predictor, predictor.predict()
+        found = Predictor(step, self.plan)
+        found.prepare()
+        return found
 
-    def learn(self, predictor: Any, cpu: float) -> dict[str, Any] | None:
+    def learn(self, predictor: Any, *measured: float) -> dict[str, Any] | None:
         """Keep how ops did in a step, for the next prediction; the first that took another time."""
         from foretell.pytorch.deploy.op_times import profiled
 
         if self.deployed.pipeline is not None or not self.deployed.trains or self.device != "cpu":
             return None
         seen = profiled(lambda: self._step(*self.batch(0)))
-        found: dict[str, Any] | None = predictor.learn(seen, cpu) if self.rank == 0 else None
+        found: dict[str, Any] | None = predictor.learn(seen, *measured) if self.rank == 0 else None
         return found
 
     def deploy(self, model: Any) -> None:
