@@ -10,6 +10,7 @@ from foretell.cluster import load as machines
 from foretell.errors import InputError
 from foretell.graph import save
 from foretell.plan import Plan
+from foretell.predict import predict
 from foretell.samples import transformer
 from foretell.search.planners import parse
 from foretell.simulate import simulate
@@ -51,9 +52,12 @@ def test_every_message_has_a_size(fused):
     assert min(sizes.values()) > 0
 
 
-def test_groups_are_priced_elsewhere():
-    plan = Plan(groups=(("a", "b", "all-reduce", "0:3", "1:1"),), global_batch=4)
-    assert steps_of(plan, model_of(MODEL), machines("heterog-8")) == []
+def test_uneven_groups_show_the_step_that_is_predicted():
+    model, cluster = model_of(MODEL), machines("heterog-8")
+    row = ("embedding", "head", "all-reduce", "0:3", "1:1")
+    plan = Plan(groups=(row,), global_batch=4)
+    ((_, graph),) = steps_of(plan, model, cluster)
+    assert simulate(graph).seconds == predict(plan, model, cluster).step
 
 
 def test_a_captured_step_cannot_be_divided(tmp_path):
