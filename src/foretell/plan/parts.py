@@ -24,7 +24,8 @@ from foretell.workload import Exchange, Layer, Op, Workload
 from foretell.workload.kernels import Call, calls
 from foretell.workload.op import KEPT, holds
 
-PRODUCTS = ("gemm", "conv", "conv_dgrad", "conv_wgrad")  # what narrow formats speed up
+CONVOLUTIONS = ("conv", "conv_dgrad", "conv_wgrad")
+PRODUCTS = ("gemm", *CONVOLUTIONS)  # what narrow formats speed up
 MATRIX = (*PRODUCTS, "attention")  # what the clock of the matrix units paces
 # Seconds between two kernels of one stream: medians of 1.18 to 1.25 µs in GPU-bound traces of an
 # H200 (gpt2, resnet50, vit_b_16).
@@ -121,7 +122,9 @@ def _layers(
         for phase, call in _wanted(layer, run, cells)
     ]
     dtype = run.formats.compute
-    seconds = _priced(device, dtype, [call for _, _, call in wanted], len(cells))
+    calls_ = [in_format(call, run, device) for _, _, call in wanted]
+    wanted = [(at, phase, call) for (at, phase, _), call in zip(wanted, calls_, strict=True)]
+    seconds = _priced(device, dtype, calls_, len(cells))
     slower = _throttled(workload, device, dtype, wanted, seconds, run.host)
     whole = [_empty(len(cells)) for _ in workload.layers]
     for (at, phase, call), took in zip(wanted, seconds, strict=True):
@@ -220,6 +223,15 @@ def _priced(device: Device, dtype: str, asked: list[Call], length: int) -> list[
         for i, part in zip(rows, np.split(took, len(rows)), strict=True):
             out[i] = part * asked[i].times * asked[i].shape.get("_slow", 1.0)
     return out
+
+
+def in_format(call: Call, run: Running, device: Device) -> Call:
+    """The call in the format its library takes: cuDNN's for convolutions."""
+    own = run.formats.convolution
+    is_conv = call.op in CONVOLUTIONS and call.dtype in ("", run.formats.compute)
+    if own not in device.flops or not is_conv:
+        return call
+    return call._replace(dtype=own, bytes=call.moved(run.formats.compute))
 
 
 def format_of(op: str, dtype: str) -> str:

@@ -1,6 +1,9 @@
 """Number formats as people run them: what computes, what is kept, and the bytes of each parameter.
 
-fp32, tf32      parameters, gradients and optimizer state in fp32; tf32 multiplies in tf32
+fp32            parameters, gradients and optimizer state in fp32; convolutions in tf32 where the
+                device has it, as cuDNN does unless it is told not to (PyTorch's default)
+tf32            the same, matmuls in tf32 too
+fp32-ieee       no tf32 at all (`torch.backends.fp32_precision = "ieee"`)
 bf16-true       everything in bf16, optimizer state included (`model.bfloat16()`)
 bf16-mixed      autocast over fp32 parameters: weights are cast before use (fp16-mixed alike)
 bf16-master     bf16 parameters and compute, fp32 master weights and gradient reduction
@@ -25,6 +28,7 @@ class Precision:
     master: float = 0.0  # its fp32 copy, where there is one
     moment: float = 4.0  # each moment of the optimizer
     casts: bool = False  # autocast: weights are cast each step, norms and loss run in fp32
+    convolution: str = ""  # format of convolutions where it is not that of matmuls
 
     @property
     def updated(self) -> float:
@@ -33,7 +37,8 @@ class Precision:
 
 
 PRECISIONS = {
-    "fp32": Precision("fp32", 4.0, 4.0),
+    "fp32": Precision("fp32", 4.0, 4.0, convolution="tf32"),
+    "fp32-ieee": Precision("fp32", 4.0, 4.0),
     "tf32": Precision("tf32", 4.0, 4.0),
     "bf16-true": Precision("bf16", 2.0, 2.0, moment=2.0),
     "fp16-true": Precision("fp16", 2.0, 2.0, moment=2.0),

@@ -23,7 +23,7 @@ RUNNABLE = (
     "fused-optimizer",
     "tf32",
 )
-PRECISIONS = ("fp32", "tf32", "bf16-mixed", "fp16-mixed")  # as autocast has them
+PRECISIONS = ("fp32", "fp32-ieee", "tf32", "bf16-mixed", "fp16-mixed")  # as autocast has them
 WORDS = ", ".join(PRECISIONS)
 
 

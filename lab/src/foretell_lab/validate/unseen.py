@@ -105,6 +105,7 @@ def images(truth: Path) -> Iterator[Row]:
         if r["part"] != "step" or "seconds" not in r:
             continue
         precision, _, layout = r["way"].partition(" ")
+        precision = "fp32-ieee" if precision == "fp32" else precision  # measured without tf32
         text = f"dp=1,micro_batch={r['batch']},global_batch={r['batch']},precision={precision}"
         text += f",framework={'ddp-amp' if layout else 'ddp'}"
         text += ",optimizer=adam" if any(word in r["model"] for word in _ADAM) else ""

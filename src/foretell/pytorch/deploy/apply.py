@@ -407,6 +407,8 @@ def _inside(made: Deployed, modules: list[Any], layout: Mapping[str, str] | None
             module.compile()
     if "tf32" in names or precision_of(plan) == "tf32":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    if plan.precision == "fp32-ieee":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
 
 def _all_layers(model: Any, way: str, plan: Plan) -> dict[str, str]:

@@ -14,6 +14,7 @@ from foretell.spec import split
 DTYPES = {
     "": None,
     "fp32": None,
+    "fp32-ieee": None,
     "tf32": None,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,

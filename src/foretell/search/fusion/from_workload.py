@@ -21,7 +21,7 @@ from foretell.cost.shape import write
 from foretell.errors import InputError
 from foretell.graph import Builder
 from foretell.plan.framework import Running, running
-from foretell.plan.parts import MATRIX, format_of, power_kind, slowest
+from foretell.plan.parts import MATRIX, format_of, in_format, power_kind, slowest
 from foretell.plan.plan import Plan
 from foretell.search.fusion.problem import (
     BACKWARD,
@@ -368,9 +368,9 @@ def _needs(piece: Piece, call: Call) -> tuple[float, tuple[Entry, ...]]:
 
 def _priced(page: _Page, cluster: Cluster) -> Any:
     """Seconds of every kernel by itself, and of the update behind them."""
-    make = Builder()
-    for kernel in page.kernels:
-        call = kernel.call
+    make, device = Builder(), slowest(cluster)
+    calls_ = [in_format(kernel.call, page.run, device) for kernel in page.kernels]
+    for call in calls_:
         make.task(
             kind="kernel", op=call.op, dtype=call.dtype or page.workload.dtype,
             shape=write({k: float(np.asarray(v)) for k, v in call.shape.items()}),
@@ -382,7 +382,7 @@ def _priced(page: _Page, cluster: Cluster) -> Any:
     make.task(kind="kernel", op="optimizer", dtype="fp32", bytes=moved, shape=f"n={many:g}")
     graph = make.graph(check=False)
     seconds = prices(graph, np.arange(graph.size), of_slowest(cluster))[0]
-    return _throttled(page, slowest(cluster), np.asarray(seconds, float))
+    return _throttled(page.workload.dtype, calls_, device, np.asarray(seconds, float))
 
 
 def _parameters(page: _Page) -> float:
@@ -390,11 +390,9 @@ def _parameters(page: _Page) -> float:
     return sum(g.bytes for g in page.gradients) / BYTES[page.run.grad_dtype]
 
 
-def _throttled(page: _Page, device: Device, seconds: Array) -> Array:
+def _throttled(dtype: str, calls_: list[Call], device: Device, seconds: Array) -> Array:
     """Matrix kernels take longer once the board runs at its power limit, as `predict` has it."""
-    calls_ = [kernel.call for kernel in page.kernels]
     is_matrix = np.array([call.op in MATRIX for call in calls_], bool)
-    dtype = page.workload.dtype
     energy = sum(
         float(np.asarray(call.flops))
         * power.joules(device, format_of(call.op, call.dtype or dtype), power_kind(call))
