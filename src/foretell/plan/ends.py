@@ -21,7 +21,7 @@ from foretell.plan.groups import levels, stride
 from foretell.plan.layouts import Array
 from foretell.plan.made import ROUNDED, Messages, exposed, first_share
 from foretell.plan.order import last_stage
-from foretell.plan.parts import slowest
+from foretell.plan.parts import slow_devices
 from foretell.plan.plan import Plan
 from foretell.workload import Workload
 
@@ -148,8 +148,11 @@ def updating(c: Costs, s: Stage, cluster: Cluster) -> Array:
     apart = np.where(c.plans.column("zero") > 0, copies(c), 1.0)
     size = moved * (s.weights / sharing + s.experts / apart)
     n = np.maximum(size / moved, 1.0)
-    found = kernel.seconds(slowest(cluster), "optimizer", "fp32", {"n": n}, bytes=size).seconds
-    found = found * cluster.calibration.compute * cluster.calibration.update
+    each = [
+        kernel.seconds(device, "optimizer", "fp32", {"n": n}, bytes=size).seconds
+        for device in slow_devices(cluster)
+    ]
+    found = np.max(each, axis=0) * cluster.calibration.compute * cluster.calibration.update
     away = np.array([p.offload for p in c.plans.plans])
     return np.where(away, _on_host(n, cluster), found) if away.any() else found
 

@@ -86,8 +86,37 @@ class LayerCost:
 def layer_costs(
     workload: Workload, cluster: Cluster, cells: Layouts, device: Device | None = None
 ) -> list[LayerCost]:
-    """The cost of each layer once, for every cell."""
-    device = device or slowest(cluster)
+    """The cost of each layer once, for every cell; on the kind of device that others wait for."""
+    kinds = [device] if device is not None else slow_devices(cluster)
+    found = [_on_device(workload, cluster, cells, kind) for kind in kinds]
+    if len(found) == 1:
+        return found[0]
+    took = np.array([_kernels(one, workload) for one in found])
+    return _picked(found, took.argmax(axis=0))
+
+
+def _kernels(costs: list[LayerCost], workload: Workload) -> Array:
+    """Device seconds of all layers, forward and backward."""
+    pairs = zip(costs, workload.layers, strict=True)
+    parts = [(cost.forward.kernels + cost.backward.kernels) * one.times for cost, one in pairs]
+    return np.asarray(sum(parts))
+
+
+def _picked(found: list[list[LayerCost]], which: Rows) -> list[LayerCost]:
+    """For each cell the costs on one of some devices."""
+    out = found[0]
+    for k, others in enumerate(found[1:], 1):
+        rows = np.flatnonzero(which == k)
+        for mine, other in zip(out, others, strict=True):
+            for name in ("forward", "backward", "core"):
+                getattr(mine, name).put(rows, getattr(other, name).take(rows))
+    return out
+
+
+def _on_device(
+    workload: Workload, cluster: Cluster, cells: Layouts, device: Device
+) -> list[LayerCost]:
+    """The cost of each layer once on one kind of device."""
     whole = [_empty(len(cells)) for _ in workload.layers]
     for run, rows in cells.by_profile():
         found = _layers(workload, device, cluster, run, cells.take(rows))
@@ -101,15 +130,37 @@ def _empty(length: int) -> list[Part]:
     return [Part(*(np.zeros(length) for _ in range(5))) for _ in range(3)]
 
 
-def slowest(cluster: Cluster) -> Device:
-    """The device that others wait for: the one of the least matrix rate."""
-    kinds = [cluster.devices[int(ranks[0])] for ranks in cluster.devices_by_kind().values()]
-    return slower(kinds)
+def slowest(cluster: Cluster, dtype: str = "bf16") -> Device:
+    """The device that others wait for: the one of the least matrix rate in a format."""
+    return slower(_kinds(cluster), dtype)
 
 
-def slower(devices: Iterable[Device]) -> Device:
+def slower(devices: Iterable[Device], dtype: str = "bf16") -> Device:
     """The one of some devices that the others wait for."""
-    return min(devices, key=lambda device: device.peak("bf16"))
+    return min(devices, key=lambda device: device.peak(dtype))
+
+
+def slow_devices(cluster: Cluster) -> list[Device]:
+    """The kinds of device that others may wait for: no other is as slow in everything."""
+    kinds = _kinds(cluster)
+    rates = [(*(one.peak(d) for d in _COMPARED), one.memory_bandwidth) for one in kinds]
+    return [
+        one
+        for k, one in enumerate(kinds)
+        if not any(
+            all(a <= b for a, b in zip(other, rates[k], strict=True))
+            and (other != rates[k] or j < k)
+            for j, other in enumerate(rates)
+            if j != k
+        )
+    ]
+
+
+_COMPARED = ("fp32", "tf32", "fp16", "bf16", "fp8")
+
+
+def _kinds(cluster: Cluster) -> list[Device]:
+    return [cluster.devices[int(ranks[0])] for ranks in cluster.devices_by_kind().values()]
 
 
 def _layers(

@@ -108,7 +108,7 @@ def _rates(prices: Prices, ranks: tuple[int, ...]) -> Rates:
 def _costs(prices: Prices, workload: Workload, ranks: tuple[int, ...]) -> Costs:
     plain = {"pp": 1, "dp": 1, "stages": (), "actions": (), "recompute": "none", "schedule": "1f1b"}
     plan = prices.plan.but(tp=len(ranks), **plain)
-    device = slower([prices.cluster.devices[r] for r in ranks])
+    device = slower([prices.cluster.devices[r] for r in ranks], plan.dtype or "bf16")
     return costs([plan], workload, prices.cluster.subset(ranks), device)
 
 

@@ -120,7 +120,7 @@ def from_workload(
 ) -> Problem:  # fmt: skip
     """One data-parallel step of a workload on every rank of a cluster, its own batch on each."""
     memory, run = memory or Memory(), run or running(Plan(framework="ddp", dtype=workload.dtype))
-    device = slowest(cluster)  # ranks wait for each other at every message
+    device = slowest(cluster, workload.dtype)  # ranks wait for each other at every message
     flags = frozenset({"eager", *(["flash"] if "bf16" in device.flops else [])})
     if workload.batch % memory.repeats:
         raise InputError(
@@ -368,7 +368,7 @@ def _needs(piece: Piece, call: Call) -> tuple[float, tuple[Entry, ...]]:
 
 def _priced(page: _Page, cluster: Cluster) -> Any:
     """Seconds of every kernel by itself, and of the update behind them."""
-    make, device = Builder(), slowest(cluster)
+    make, device = Builder(), slowest(cluster, page.workload.dtype)
     calls_ = [in_format(kernel.call, page.run, device) for kernel in page.kernels]
     for call in calls_:
         make.task(
@@ -381,7 +381,7 @@ def _priced(page: _Page, cluster: Cluster) -> Any:
     moved = page.run.update * many
     make.task(kind="kernel", op="optimizer", dtype="fp32", bytes=moved, shape=f"n={many:g}")
     graph = make.graph(check=False)
-    seconds = prices(graph, np.arange(graph.size), of_slowest(cluster))[0]
+    seconds = prices(graph, np.arange(graph.size), of_slowest(cluster, page.workload.dtype))[0]
     return _throttled(page.workload.dtype, calls_, device, np.asarray(seconds, float))
 
 
@@ -406,11 +406,11 @@ def _throttled(dtype: str, calls_: list[Call], device: Device, seconds: Array) -
     return np.append(np.where(is_matrix, busy * slower, busy), seconds[-1])
 
 
-def of_slowest(cluster: Cluster) -> Cluster:
+def of_slowest(cluster: Cluster, dtype: str = "bf16") -> Cluster:
     """One rank of the slowest kind: what every rank of a data-parallel step waits for."""
     if len(cluster.devices_by_kind()) == 1:
         return cluster
-    name = slowest(cluster).name
+    name = slowest(cluster, dtype).name
     return cluster.subset((next(r for r, d in enumerate(cluster.devices) if d.name == name),))
 
 
