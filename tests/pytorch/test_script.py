@@ -154,17 +154,22 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_one_script_is_captured_and_run(form, tmp_path):
-    """No loss, any spelling: the graph is the same, and the same script runs."""
+def test_one_script_is_captured(form, tmp_path):
+    """No loss, any spelling: the graph is the same."""
     path = tmp_path / "train.py"
     path.write_text(SCRIPT.format(*FORMS[form]))
     parts = find(str(path))
     graph = capture(parts.model, parts.batch, parts.loss, parts.optimizer, device="cpu")
     assert graph.facts["parameters"] == 8 * 16 + 16 + 16 * 4 + 4
     assert len(graph.select(phase="backward", kind="kernel"))
-    if form == "parts":
-        command = [sys.executable, "-m", "foretell", "run", str(path), "--plan", "dp=2"]
-        options = ["--steps", "1", "--warmup", "0", "--device", "cpu", "--json"]
-        done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["ranks"] == 2
+
+
+@pytest.mark.slow
+def test_the_same_script_runs(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT.format(*FORMS["parts"]))
+    command = [sys.executable, "-m", "foretell", "run", str(path), "--plan", "dp=2"]
+    options = ["--steps", "1", "--warmup", "0", "--device", "cpu", "--json"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ranks"] == 2

@@ -339,7 +339,7 @@ def test_text_can_be_read_in_both_themes(chromium):
 
 
 @needs_axe
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_axe_finds_nothing_serious(chromium, theme):
     chromium.find_element("css selector", f"#theme option[value={theme}]").click()
     chromium.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")

@@ -280,7 +280,7 @@ def test_every_field_has_a_label(page):
 
 
 @needs_axe
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_axe_finds_nothing_serious(page, theme):
     media = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", media)

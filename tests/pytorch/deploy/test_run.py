@@ -160,19 +160,15 @@ def test_what_a_run_measures(script):
     assert alive(script.parent / "out") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "words"),
     [
         ("die", "rank 1 died in step 2"),
-        *(
-            pytest.param(how, words, marks=SLOW)
-            for how, words in (
-                ("raise", "rank 1 failed in step 2: ValueError: no such sample"),
-                ("hang", "rank 1 hangs: no rank has moved for 5 s"),
-                ("model", "rank 1 has another model than the others"),
-                ("stop", "rank 1 hangs: no rank has moved for 8 s"),
-            )
-        ),
+        ("raise", "rank 1 failed in step 2: ValueError: no such sample"),
+        ("hang", "rank 1 hangs: no rank has moved for 5 s"),
+        ("model", "rank 1 has another model than the others"),
+        ("stop", "rank 1 hangs: no rank has moved for 8 s"),
     ],
 )
 def test_one_message_names_the_rank(script, how, words):
