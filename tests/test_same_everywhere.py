@@ -53,16 +53,19 @@ answers = {
     "placement": asked(few, "vgg16:batch=32", "heterog-8"),
     "oracle": [[repr(row.plan), row.step.hex()] for row in rows],
 }
+if os.environ.get("LONG"):
+    small = "gpt:layers=4,hidden=256,heads=4"
+    answers = {"joint": asked("joint:evaluations=12", small, "heterog-8")}
 print(json.dumps(answers))
 """
 
 
 @cache
-def answers(machine=""):
-    """What a machine says to the questions."""
+def answers(machine="", long=""):
+    """What a machine says to the questions, or to those that take long."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("OPENBLAS", "NPY_", "GLIBC_"))}
     told = MACHINES[machine] if machine else {}
-    env |= told | {"PYTHONHASHSEED": told.get("HASH", "0")}
+    env |= told | {"PYTHONHASHSEED": told.get("HASH", "0"), "LONG": long}
     ran = subprocess.run([sys.executable, "-c", ASKED], env=env, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
@@ -72,6 +75,12 @@ def answers(machine=""):
 @pytest.mark.parametrize("question", ["fusion", "placement", "oracle"])
 def test_another_machine_gives_the_same_answer(question, machine):
     assert answers(machine)[question] == answers()[question]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", MACHINES)
+def test_another_machine_finds_the_same_joint_plan(machine):
+    assert answers(machine, "yes") == answers("", "yes")
 
 
 VALUES = np.exp(np.random.default_rng(0).uniform(-200, 200, 100_000))

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from foretell import portable
 from foretell.cluster import Calibration, Cluster
 from foretell.errors import InputError
 from foretell.graph import Kind, Phase
@@ -35,6 +36,7 @@ PARTS = ("compute_s", "talk_s", "update_s")
 PRIOR = math.log(2)  # twice or half as long as priced is one standard deviation
 _FIXED = 1e-6  # in place of it for a factor that no run can tell from others
 _ROUNDS = 12
+_DIGITS = 6  # of what a solver gives: the same on every CPU
 _NUDGE = 0.02  # in ln k: beyond rounding, below what changes an algorithm
 
 
@@ -98,16 +100,17 @@ def fit(
     for k in range(_ROUNDS):
         progress(f"round {k + 1} of at most {_ROUNDS}", k / _ROUNDS)
         slopes = _slopes(runs, at, predicted) / seen.noise[:, None]
-        weight = slopes.T @ slopes + np.diag(seen.prior**-2)
-        pull = -(slopes.T @ seen.off(predicted) + at / seen.prior**2)
-        step: Array = np.linalg.solve(weight, pull).astype(np.float64)
+        weight = portable.product(slopes.T[:, None], slopes.T) + np.diag(seen.prior**-2)
+        pull = -(portable.product(slopes.T, seen.off(predicted)) + at / seen.prior**2)
+        step: Array = np.round(np.linalg.solve(weight, pull), _DIGITS).astype(np.float64)
         moved, found = _better(runs, seen, (at, predicted), step)
         done = np.abs(moved - at).max() < 1e-4
         at, predicted = moved, found
         if done:
             break
     slopes = _slopes(runs, at, predicted) / seen.noise[:, None]
-    sigma = np.sqrt(np.diag(np.linalg.inv(slopes.T @ slopes + np.diag(seen.prior**-2))))
+    weight = portable.product(slopes.T[:, None], slopes.T) + np.diag(seen.prior**-2)
+    sigma = np.round(np.sqrt(np.diag(np.linalg.inv(weight))), _DIGITS)
     sure = np.where(seen.prior < PRIOR, PRIOR, sigma)
     return _fitted(runs, at, sure, before, predicted)
 
@@ -192,7 +195,7 @@ def _better(
 
 def _loss(seen: _Seen, at: Array, predicted: Array) -> float:
     off = seen.off(predicted)
-    return float(off @ off + ((at / seen.prior) ** 2).sum())
+    return float(portable.product(off, off) + ((at / seen.prior) ** 2).sum())
 
 
 def _fitted(runs: Sequence[Run], at: Array, sigma: Array, before: Array, after: Array) -> Fitted:

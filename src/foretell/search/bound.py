@@ -35,7 +35,7 @@ def lower_bound(plans: Sequence[Plan], workload: Workload, cluster: Cluster, bat
     many = np.array([sum(d.name == name for d in cluster.devices) for name in devices], float)
     work = np.stack([_work(cells, workload, cluster, d) for d in devices.values()], axis=1)
     speed = 1 / work.sum(axis=0)
-    weights = speed / (many @ speed)
+    weights = speed / (many * speed).sum()
     return float(SLACK * batch * np.min(weights * work, axis=1).sum())
 
 

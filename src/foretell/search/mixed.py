@@ -18,6 +18,7 @@ from itertools import combinations, permutations
 
 import numpy as np
 
+from foretell import portable
 from foretell.cluster import Cluster
 from foretell.plan import Plan
 from foretell.plan.check import RESOLVED
@@ -183,8 +184,7 @@ def _blocks(priced: Costs, workload: Workload) -> Array:
     took = [
         np.sum(layer_seconds(priced, at, workload), axis=0) for at in range(len(workload.layers))
     ]
-    out: Array = _mean_block(workload) @ np.array(took)
-    return out
+    return portable.product(np.array(took).T, _mean_block(workload))
 
 
 def _fitting(priced: Costs, workload: Workload, machines: Cluster) -> Array:

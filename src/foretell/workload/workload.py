@@ -96,7 +96,7 @@ class Workload:
         found: dict[str, float] = {}
         for layer in self.layers:
             for op in layer.works():
-                for axis in {*op.splits, *op.most}:
+                for axis in sorted({*op.splits, *op.most}):
                     most = float(op.most.get(axis, float("inf")))
                     found[axis] = min(found.get(axis, float("inf")), most)
         return found
