@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export NO_MKDOCS_2_WARNING = 1
+unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes: each would compile the sources
 QUIET := OMP_WAIT_POLICY=PASSIVE  # threads that wait do not spin
 WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)  # one more than cores: some tests wait
 

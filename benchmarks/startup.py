@@ -28,7 +28,8 @@ TRACE = Path(__file__).parent / "measured" / "h200" / "resnet18.base.json.gz"
 def worked(*command: str, cwd: Path | None = None, **env: str) -> float:
     """CPU seconds of a command and what it starts."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, check=True, capture_output=True, cwd=cwd, env={**os.environ, **env})
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", **env}  # empty: bytecode is written
+    subprocess.run(command, check=True, capture_output=True, cwd=cwd, env=env)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
