@@ -1,9 +1,11 @@
-"""The joint search beside each planner of one axis, on language, vision and mixed cases.
+"""The joint search beside planners of one axis and rivals of other systems, case by case.
 
-    python benchmarks/joint.py [--cases N] [--only TEXT] [-o FILE]
+    python benchmarks/joint.py [--evaluations N] [--only TEXT] [--part K/N] [-o FILE] [--print FILE]
 
-Every answer is priced again by the function that `foretell predict` calls. A method that finds no
-plan says so; CPU time and evaluations of each are printed.
+Every answer is priced by the function that `foretell predict` calls. All methods may simulate as
+many plans (`--evaluations`), placements and FlexFlow's chain 60 times that, at a sixtieth each;
+CPU time and evaluations of each are kept. What a file already has is not run again, so that a run
+can be stopped, resumed and shared out; `--print` prints the table and the means of a file.
 """
 
 from __future__ import annotations
@@ -19,114 +21,206 @@ from typing import Any
 from foretell.cluster import Cluster, load
 from foretell.errors import ForetellError
 from foretell.search.evaluate import repredicted
+from foretell.search.joint import OPS, op_count
+from foretell.search.planner import Planner
 from foretell.search.planners import parse
 from foretell.search.pooled import best_plan
+from foretell.workload import Workload
 from foretell.workload import load as load_workload
+from foretell_lab.rivals import RIVALS
 
 BOX = '[[node]]\ncount = {count}\ndevice = "{device}"\ndevices = {devices}\nnic = "{nic}"\n'
-MIXED = {
+BOXES = {
     "a100+v100": [("a100-80", 2, 8, "infiniband-hdr"), ("v100-16", 2, 8, "infiniband-hdr")],
     "a100+v100+t4": [
         (d, 1, n, "ethernet-25g") for d, n in (("a100-80", 4), ("v100-16", 4), ("t4", 2))
     ],
     "h100+a100": [("h100", 4, 8, "infiniband-ndr"), ("a100-80", 4, 8, "infiniband-hdr")],
     "v100+p100": [("v100-32", 2, 4, "ethernet-25g"), ("p100-pcie", 2, 4, "ethernet-25g")],
+    "h100+a100, 1024": [("h100", 64, 8, "infiniband-ndr"), ("a100-80", 64, 8, "infiniband-hdr")],
+    "16 a100 + 16 v100": [("a100-80", 2, 8, "infiniband-hdr"), ("v100-32", 2, 8, "infiniband-hdr")],
+    "a100, slow": [("a100-80", 4, 8, "ethernet-25g")],
+    "a100-40, slow": [("a100-40", 8, 4, "ethernet-25g")],
+    "v100, slow": [("v100-32", 4, 4, "ethernet-25g")],
+    "h100, slow": [("h100", 8, 8, "ethernet-100g")],
 }  # fmt: skip
+MIXED = tuple(name for name in BOXES if "+" in name)
 SMALL = ("gpt:layers=24,hidden=1024,heads=16", "bert:batch=16", "vit_l_16:batch=16")
+GPT_2B, LLAMA_7B = "gpt:layers=24,hidden=2048,heads=16", "llama:layers=32,hidden=4096,heads=32"
 CASES = [
+    # the four rows on which commands once contradicted each other
     ("gpt:layers=8,hidden=1024,heads=16", "dgx-a100"),
-    ("gpt:layers=24,hidden=2048,heads=16", "dgx-1-v100:nodes=8"),
+    (GPT_2B, "dgx-1-v100:nodes=8"),
+    ("gpt:layers=24,hidden=1024,heads=16,batch=8", "16 a100 + 16 v100"),
+    (LLAMA_7B, "a100-80:gpus=16"),
+    # mixed machines
+    *[(model, name) for name in MIXED[:4] for model in SMALL],
+    (f"{GPT_2B},batch=8", "a100+v100"),
+    (f"{GPT_2B},batch=8", "v100+p100"),
+    (f"{LLAMA_7B},batch=4", "a100+v100"),
+    (f"{LLAMA_7B},batch=4", "h100+a100"),
+    ("llama-3.1-8b:batch=8", "h100+a100"),
+    ("t5-large:batch=8", "a100+v100"),
+    # slow networks
+    (GPT_2B, "v100, slow"),
+    (f"{LLAMA_7B},batch=4", "a100, slow"),
+    (f"{LLAMA_7B},batch=2", "a100-40, slow"),
+    ("llama-3.1-8b:batch=2", "h100, slow"),
+    ("bert:batch=16", "v100, slow"),
+    ("vgg16:batch=32", "v100, slow"),
+    # alike machines, fast networks
     ("gpt:layers=40,hidden=5120,heads=40", "dgx-a100:nodes=8"),
-    ("llama:layers=32,hidden=4096,heads=32", "dgx-h100:nodes=2"),
-    ("llama:layers=32,hidden=4096,heads=32", "a100-80:gpus=16"),
-    ("llama:layers=32,hidden=4096,heads=32", "h100:gpus=64"),
-    ("llama-3.1-8b", "h100:gpus=8"),
+    (f"{LLAMA_7B},batch=8", "a100-40:gpus=16"),
+    (LLAMA_7B, "h100:gpus=64"),
+    ("llama-3.1-8b:batch=4", "h100:gpus=8"),
+    ("llama-3.1-8b:batch=16", "a100-80:gpus=8"),
     ("llama-3.1-70b", "h100:gpus=64"),
-    ("llama-3.1-70b", "h100:gpus=256"),
-    ("llama-3.1-405b", "h100:gpus=1024"),
+    ("llama-3.1-70b:batch=4", "h100:gpus=32"),
+    ("llama-3.1-70b", "a100-80:gpus=128"),
     ("mixtral-8x7b", "h100:gpus=64"),
     ("qwen3-30b-a3b", "h100:gpus=64"),
-    ("deepseek-v3", "h100:gpus=1024"),
-    ("bert:batch=16", "dgx-1-v100:nodes=2"),
+    ("t5-large:batch=16", "dgx-1-v100:nodes=2"),
     ("vit_l_16:batch=16", "dgx-a100:nodes=8"),
     ("swin_t:batch=32", "dgx-a100"),
     ("resnet50:batch=32", "dgx-1-v100:nodes=2"),
     ("vgg16:batch=32", "dgx-1-v100:nodes=2"),
     ("cosmoflow", "dgx-1-v100"),
     ("dlrm", "dgx-a100"),
-    *[(model, name) for name in MIXED for model in SMALL],
-    ("llama-3.1-8b", "h100+a100"),
-    ("llama:layers=32,hidden=4096,heads=32", "a100+v100"),
+    ("llama-3.1-405b", "h100:gpus=1024"),
+    ("deepseek-v3", "h100:gpus=1024"),
+    ("llama-3.1-70b", "h100+a100, 1024"),
 ]
-METHODS = ("oracle", "placement", "fusion:evaluations=200")
+SINGLE = ("oracle", "placement", "fusion")
+PLACED = ("hap", "flexflow", "tag", "heterog")  # read from the placement planner's comparison
 
 
 def cluster_of(name: str, folder: Path) -> Cluster:
-    """A preset, or one of the mixes above."""
-    if name not in MIXED:
+    """A preset, or one of the boxes above."""
+    if name not in BOXES:
         return load(name)
-    boxes = [BOX.format(device=d, count=c, devices=n, nic=nic) for d, c, n, nic in MIXED[name]]
-    path = folder / f"{name}.toml"
+    boxes = [BOX.format(device=d, count=c, devices=n, nic=nic) for d, c, n, nic in BOXES[name]]
+    path = folder / f"{name.replace(' ', '-')}.toml"
     path.write_text(f'name = "{name}"\n' + "".join(boxes))
     return load(str(path))
 
 
-def answer(planner: str, workload: Any, cluster: Cluster) -> dict[str, Any]:
+def methods(workload: Workload, on: str, many: int) -> dict[str, Planner]:
+    """Every method, with the same budget."""
+    climbs = many if op_count(workload) <= OPS * many else 1  # as much as the joint search lets it
+    found = {
+        "joint": parse(f"joint:evaluations={many}"),
+        "oracle": parse(f"oracle:simulate={many}"),
+        "placement": parse(
+            f"placement:strokes={60 * many},polish={10 * many},proposals={60 * many}"
+        ),
+        "fusion": parse(f"fusion:evaluations={climbs}"),
+    }
+    some = [name for name in RIVALS if name != "metis" or on in MIXED]
+    return found | {name: RIVALS[name](evaluations=many) for name in some}
+
+
+def answer(planner: Planner, workload: Workload, cluster: Cluster) -> dict[str, Any]:
     """What one planner finds, priced again, and what it cost."""
     began = time.process_time()
     try:
-        found = best_plan(parse(planner), workload, cluster)
+        found = best_plan(planner, workload, cluster)
         again = repredicted(found, workload, cluster)
     except ForetellError as error:
         return {"error": error.message, "cpu_s": time.process_time() - began}
-    return {
+    row = {
         "step_s": again.predicted,
-        "plan": str(again.plan),
+        "plan": str(again.plan)[:400],
         "evaluations": found.evaluations,
         "cpu_s": time.process_time() - began,
+        "bound_s": found.bound,
     }
+    if planner.name == "placement":
+        row["baselines"] = {
+            name: found.baselines[name] for name in PLACED if name in found.baselines
+        }
+    return row
 
 
 def main() -> None:
-    """Run the cases and print a table."""
+    """Run the cases that a file lacks, and print its table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=len(CASES))
+    parser.add_argument("--evaluations", type=int, default=100)
     parser.add_argument("--only", default="")
+    parser.add_argument("--methods", default="", help="names with commas between; all where empty")
+    parser.add_argument("--part", default="1/1", help="K/N: every N-th case from the K-th on")
     parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--print", dest="shown", type=Path)
     asked = parser.parse_args()
-    rows = []
+    if asked.shown:
+        rows = json.loads(asked.shown.read_text())
+        print("\n".join([*map(_line, rows.values()), *summary(list(rows.values()))]))
+        return
+    path = asked.output
+    rows = json.loads(path.read_text()) if path and path.is_file() else {}
+    first, every = map(int, asked.part.split("/"))
+    mine = [c for c in CASES if asked.only in " on ".join(c)][first - 1 :: every]
     with tempfile.TemporaryDirectory() as folder:
-        for model, on in [c for c in CASES if asked.only in " on ".join(c)][: asked.cases]:
-            workload, cluster = load_workload(model), cluster_of(on, Path(folder))
-            row = {"model": model, "cluster": on}
-            row |= {m: answer(m, workload, cluster) for m in ("joint", *METHODS)}
-            rows.append(row)
-            print(_line(row), flush=True)
+        for model, on in mine:
+            _run(rows, model, on, asked, Path(folder))
+            print(_line(rows[f"{model} on {on}"]), flush=True)
+    print("\n".join(summary(list(rows.values()))))
+
+
+def _run(rows: dict[str, Any], model: str, on: str, asked: Any, folder: Path) -> None:
+    """All methods of one case, kept as they come."""
+    workload, cluster = load_workload(model), cluster_of(on, folder)
+    row = rows.setdefault(f"{model} on {on}", {"model": model, "cluster": on})
+    for name, planner in methods(workload, on, asked.evaluations).items():
+        if name not in row and (not asked.methods or name in asked.methods.split(",")):
+            row[name] = answer(planner, workload, cluster)
             if asked.output:
                 asked.output.write_text(json.dumps(rows, indent=1))
-    print(_summary(rows))
+
+
+def _steps(row: dict[str, Any], names: Any) -> dict[str, float]:
+    """Seconds that methods of a row found, those inside the placement planner's among them."""
+    told = {n: row[n]["step_s"] for n in names if "step_s" in row.get(n, {})}
+    inside = row.get("placement", {}).get("baselines", {})
+    return told | {n: inside[n] for n in names if n in inside}
 
 
 def _line(row: dict[str, Any]) -> str:
-    cells = [f"{m.partition(':')[0]} {_step(row[m])}" for m in ("joint", *METHODS)]
-    return f"{row['model'][:38]:38s} {row['cluster'][:20]:20s} " + "  ".join(cells)
+    found = _steps(row, (*SINGLE, *RIVALS, *PLACED))
+    joint = row.get("joint", {})
+    step = joint.get("step_s", math.inf)
+    best = min(found, key=lambda n: found[n]) if found else ""
+    gap = f"gap {1 - (joint.get('bound_s') or 0) / step:.0%}" if step < math.inf else ""
+    against = f"{found[best] / step:.3f} × {best}" if best and step < math.inf else "none"
+    head = f"{row['model'][:38]:38s} {row['cluster'][:18]:18s} joint {step:9.4g} s"
+    return f"{head} ({joint.get('cpu_s', 0):4.0f} CPU-s, {gap}); {against}"
 
 
-def _step(found: dict[str, Any]) -> str:
-    step = f"{found['step_s']:.4g} s" if "step_s" in found else "none"
-    return f"{step:>10s} ({found['cpu_s']:.0f} CPU-s)"
-
-
-def _summary(rows: list[dict[str, Any]]) -> str:
-    """How the joint search does against the best of the others, in the geometric mean."""
+def _gains(rows: list[dict[str, Any]], names: Any) -> list[float]:
+    """How much faster the joint search's plan is than the best of some, case by case."""
     gains = []
     for row in rows:
-        others = [row[m]["step_s"] for m in METHODS if "step_s" in row[m]]
-        if others and "step_s" in row["joint"]:
-            gains.append(min(others) / row["joint"]["step_s"])
+        found = _steps(row, names)
+        if found and "step_s" in row.get("joint", {}):
+            gains.append(min(found.values()) / row["joint"]["step_s"])
+    return gains
+
+
+def _mean(gains: list[float]) -> str:
     mean = math.exp(sum(map(math.log, gains)) / max(len(gains), 1))
     worse = sum(g < 1 - 1e-9 for g in gains)
     return f"{len(gains)} cases: {mean:.3f} × in the geometric mean, worse in {worse}"
+
+
+def summary(rows: list[dict[str, Any]]) -> list[str]:
+    """How the joint search does against the best of the others, in the geometric mean."""
+    unlike = [row for row in rows if row["cluster"] in MIXED]
+    rivals = (*RIVALS, *PLACED)
+    out = [
+        f"over the best planner of one axis ({', '.join(SINGLE)}): {_mean(_gains(rows, SINGLE))}",
+        f"over the best rival ({', '.join(rivals)}): {_mean(_gains(rows, rivals))}",
+        f"over the best rival on mixed clusters: {_mean(_gains(unlike, rivals))}",
+    ]
+    return out + [f"over {n}: {_mean(_gains(rows, [n]))}" for n in (*SINGLE, *rivals)]
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ STARTS = 5  # plans that a descent begins from
 LAYOUTS, CHAINS, UNLIKE, PARTS = 0.3, 0.1, 0.15, 0.1  # of the evaluations, before any descent
 PARTITIONED = 40  # pipelines of which blocks and recompute are split by the dynamic program
 ORDERED = 2.0  # seconds of work, about CPU seconds, for the order of a pipeline's stages
+OPS = 5  # of a step for each evaluation: with more of them, fusions are not searched one by one
 FUSED = 0.6  # of a data-parallel step's kernels: what fusing ops leaves of them, at the least
 SPACE = Space(schedules=("1f1b", "gpipe"), whole_share=True, zero=(0, 1, 2, 3), chunks=(1, 2, 4, 8))
 
@@ -165,12 +166,15 @@ class _Search:
 
     def _placing(self) -> PlacementPlanner:
         many = self.options.evaluations
-        return PlacementPlanner(
-            global_batch=self.batch, strokes=60 * many, polish=10 * many, playouts=many // 4
-        )
+        return PlacementPlanner(global_batch=self.batch, strokes=60 * many, polish=10 * many)
 
     def _fusing(self) -> FusionPlanner:
-        return FusionPlanner(evaluations=self.on.budget)
+        """Inductor's fusion and the best buckets; a search from there where ops are not too many.
+
+        On large steps it gains a few thousandths and takes most of the time.
+        """
+        many, budget = op_count(self.workload), self.options.evaluations
+        return FusionPlanner(evaluations=budget if many <= OPS * budget else 1)
 
     def _take(self, best: Found | None, name: str = "joint") -> None:
         """Keep the best of the plans that were simulated here."""
@@ -209,9 +213,10 @@ class _Search:
 
     def _offered(self, plans: list[Plan]) -> list[Plan]:
         """Layouts as each framework runs them, compiled and not, those that are accepted."""
-        if not self.options.framework:  # plain data parallelism is PyTorch's own DDP as well
+        if not self.options.framework:  # PyTorch's own, compiled where more than data is split
+            free = self.within.is_free("fusion")
             plans = plans + [
-                p.but(framework="ddp") for p in plans if p.ranks == p.dp and p.zero < 2
+                p.but(framework="ddp", compile=free and p.ranks > p.dp) for p in plans if p.zero < 2
             ]
         fixed = self.within.fixed or {}
         if "shard" in fixed:
@@ -398,6 +403,11 @@ class _Search:
         bound = lower_bound(swept.plans, self.workload, self.cluster, self.batch)
         fused = self.best.get(FusionPlanner.name)
         return bound if fused is None else min(bound, fused.bound or 0.0)
+
+
+def op_count(workload: Workload) -> int:
+    """Ops of one forward and backward."""
+    return 2 * sum(layer.times * len(list(layer.works())) for layer in workload.layers)
 
 
 def power(plan: Plan, cluster: Cluster) -> float:

@@ -88,11 +88,11 @@ def pipelines(
     accepts: Callable[[Plan], bool] = lambda plan: True,
 ) -> list[tuple[float, Plan]]:  # fmt: skip
     """Plans of unlike stages, each with a rough guess of its step; the shortest guess first."""
-    common, every = _common(common, workload), kinds(cluster)
+    common, every = resolved_common(common, workload), kinds(cluster)
     chains: dict[object, tuple[float, list[Mesh], Plan]] = {}
     for zero in (1, 0):
         plain = common.but(zero=zero)
-        options = {ranks: _options(ranks, plain, workload, cluster) for ranks in every}
+        options = {ranks: options_of(ranks, plain, workload, cluster) for ranks in every}
         for count in range(1, len(every) + 1):
             for some in combinations(every, count):
                 for guess, meshes, _ in _of_kinds(some, options, plain, workload):
@@ -111,7 +111,7 @@ def pipelines(
     return sorted(found.values(), key=lambda one: (one[0], str(one[1])))
 
 
-def _common(plan: Plan, workload: Workload) -> Plan:
+def resolved_common(plan: Plan, workload: Workload) -> Plan:
     """What all segments share, made explicit as for a model that is split."""
     asked = resolved(plan.but(pp=2), workload.most("tp") > 1, workload.dtype)
     return plan.but(**{name: getattr(asked, name) for name in RESOLVED})
@@ -136,7 +136,7 @@ def _micro_batches(batch: int) -> list[int]:
     return [found[i] for i in picked.tolist()]
 
 
-def _options(
+def options_of(
     ranks: tuple[int, ...], plain: Plan, workload: Workload, cluster: Cluster
 ) -> dict[int, list[Option]]:
     """Every way to cut one kind of device, by the samples of a micro-batch."""

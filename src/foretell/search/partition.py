@@ -54,7 +54,7 @@ class _Rates:
     moment: Array  # workspace and buffers: the largest of a stage's layers counts
 
 
-class _Table(NamedTuple):
+class Table(NamedTuple):
     """Every range of blocks on one stage: seconds, mode of recompute and blocks that it is for."""
 
     seconds: Array
@@ -70,25 +70,25 @@ class Partitioner:
     cluster: Cluster
     _costs: dict[object, Costs] = field(default_factory=dict)
     _rates: dict[object, _Rates] = field(default_factory=dict)
-    _tables: dict[object, _Table] = field(default_factory=dict)
+    _tables: dict[object, Table] = field(default_factory=dict)
     _ends: dict[object, float] = field(default_factory=dict)
 
     def best(self, meshes: Sequence[Mesh], common: Plan) -> tuple[float, Plan] | None:
         """The shortest chain over these meshes and a rough guess of its step; None if none fits."""
         if len(meshes) > self.workload.num_blocks or self._is_large:
             return None
-        whole = _explicit(common, meshes, self.workload)
-        stages = [_own(mesh, whole, len(meshes)) for mesh in meshes]
+        whole = common_of(common, meshes, self.workload)
+        stages = [explicit(mesh, whole, len(meshes)) for mesh in meshes]
         turns = whole.global_batch // (stages[0].plan.micro_batch * stages[0].plan.dp)
-        tables = [self._table(one, s, turns) for s, one in enumerate(stages)]
+        tables = [self._stage(one, s, turns) for s, one in enumerate(stages)]
         took = [table.seconds for table in tables]
-        least = _least_bottleneck(took)
+        least = least_bottleneck(took)
         if not np.isfinite(least):
             return None
-        cuts = {_shortest(took, least * slack) for slack in SLACK}
+        cuts = {shortest(took, least * slack) for slack in SLACK}
         hops = [self._hop(a, b) for a, b in pairwise(stages)]
         guess, ends = min((_guess(took, hops, ends, turns), ends) for ends in cuts)
-        rows = _segments(meshes, tables, ends)
+        rows = chained(meshes, tables, ends)
         after = max(self._after(one, row) for one, row in zip(stages, rows, strict=True))
         return guess + after, written(whole, rows)
 
@@ -96,7 +96,7 @@ class Partitioner:
         """Work out what layers cost on many meshes at once."""
         wanted: dict[object, list[Mesh]] = {}
         for mesh in dict.fromkeys(meshes):
-            one = _own(mesh, _explicit(common, [mesh], self.workload), 2)
+            one = explicit(mesh, common_of(common, [mesh], self.workload), 2)
             wanted.setdefault(self._machines(one), []).append(one)
         for machines, some in wanted.items():
             cells = {_cell(one.plan): one for one in some}
@@ -130,15 +130,17 @@ class Partitioner:
         again = np.array([float(MODES.index(mode))])
         return replace(self._costs[key], plans=layouts([plan]), again=again, share=np.ones(1))
 
-    def _table(self, mesh: Mesh, at: int, turns: int) -> _Table:
-        """Every range of blocks on one stage."""
+    def _stage(self, mesh: Mesh, at: int, turns: int) -> Table:
         pp = mesh.plan.pp
         flying = turns if mesh.plan.schedule == "gpipe" else min(pp - at, turns)
-        key = mesh.plan, self._machines(mesh), flying, at == 0, at == pp - 1
+        return self.table(mesh, flying, (at == 0, at == pp - 1))
+
+    def table(self, mesh: Mesh, flying: int, ends: tuple[bool, bool]) -> Table:
+        """Every range of blocks on one stage that holds so many micro-batches at once."""
+        key = mesh.plan, self._machines(mesh), flying, ends
         if key not in self._tables:
             rates = {mode: self._rated(mesh, mode) for mode in MODES}
             limit = room(self.cluster.subset(mesh.ranks)) / ROUNDING
-            ends = at == 0, at == pp - 1
             self._tables[key] = _table(self.times, rates, flying, limit, ends)
         return self._tables[key]
 
@@ -184,7 +186,7 @@ class Partitioner:
         return _ranges(self.workload)
 
 
-def _own(mesh: Mesh, whole: Plan, stages: int) -> Mesh:
+def explicit(mesh: Mesh, whole: Plan, stages: int) -> Mesh:
     """A stage with what all of them share."""
     names = (*RESOLVED, "global_batch", "compile", "schedule", "optimizer_kernels", "bucket_mb")
     shared = {name: getattr(whole, name) for name in (*names, "overlap", "grad_dtype")}
@@ -203,7 +205,7 @@ def _cell(plan: Plan) -> Plan:
 
 def _table(
     times: Array, rates: dict[str, _Rates], flying: int, limit: float, ends: tuple[bool, bool]
-) -> _Table:
+) -> Table:
     """Seconds of every range of blocks under the least recompute that fits."""
     plain, size = rates["none"], times.shape[1]
     first, last = np.indices((size, size))
@@ -225,11 +227,11 @@ def _table(
         better = took < best
         best, modes = np.where(better, took, best), np.where(better, k, modes)
         counts = np.where(better, need, counts).astype(int)
-    return _Table(best, modes, counts)
+    return Table(best, modes, counts)
 
 
-def _segments(
-    meshes: Sequence[Mesh], tables: Sequence[_Table], ends: tuple[int, ...]
+def chained(
+    meshes: Sequence[Mesh], tables: Sequence[Table], ends: tuple[int, ...]
 ) -> list[Segment]:
     """The chain in segments."""
     rows, low = [], 0
@@ -242,7 +244,7 @@ def _segments(
     return rows
 
 
-def _explicit(common: Plan, meshes: Sequence[Mesh], workload: Workload) -> Plan:
+def common_of(common: Plan, meshes: Sequence[Mesh], workload: Workload) -> Plan:
     """What all stages share, made explicit as `check` does it."""
     asked = common.but(zero=max(m.plan.zero for m in meshes), pp=len(meshes), segments=())
     asked = resolved(asked, workload.most("tp") > 1, workload.dtype)
@@ -290,7 +292,7 @@ def _largest(times: Array, each: Array) -> Array:
     return out
 
 
-def _least_bottleneck(took: list[Array]) -> float:
+def least_bottleneck(took: list[Array]) -> float:
     """Seconds of the busiest stage, at the least."""
     reach = np.full(took[0].shape[0], np.inf)
     reach[0] = 0.0
@@ -299,7 +301,7 @@ def _least_bottleneck(took: list[Array]) -> float:
     return float(reach[-1])
 
 
-def _shortest(took: list[Array], bound: float) -> tuple[int, ...]:
+def shortest(took: list[Array], bound: float) -> tuple[int, ...]:
     """Where each stage ends: the shortest chain whose busiest stage is within a bound."""
     reach = np.full(took[0].shape[0], np.inf)
     reach[0] = 0.0

@@ -18,6 +18,7 @@ from foretell.cluster import Cluster
 from foretell.errors import ForetellError, InputError
 from foretell.io import read_json, write_text
 from foretell.plan import Plan
+from foretell.plan.check import settled
 from foretell.plan.framework import framework_of
 from foretell.plan.order import FAMILIES, ONE_CHUNK
 from foretell.plan.segments import Segment, blocks_of, segments, written
@@ -83,11 +84,13 @@ class Evaluator:
         plans = [self.filled(plan) for plan in plans]
         new = [p for p in dict.fromkeys(plans) if str(p) not in self.known and self.accepts(p)]
         new = new[: max(self.budget - self.evaluations, 0)]
+        able = [plan for plan in new if self._can_be(plan)]
+        self.known |= dict.fromkeys(map(str, new))
         try:
-            found: Sequence[Prediction | None] = predict_many(new, self.workload, self.cluster)
+            found: Sequence[Prediction | None] = predict_many(able, self.workload, self.cluster)
         except ForetellError:
-            found = [self._one(plan) for plan in new]
-        self.known |= {str(plan): one for plan, one in zip(new, found, strict=True)}
+            found = [self._one(plan) for plan in able]
+        self.known |= {str(plan): one for plan, one in zip(able, found, strict=True)}
         mine = ((plan, self.known.get(str(plan))) for plan in plans)
         return [
             Found(plan, one, self.cost(one)) for plan, one in mine if one is not None and one.fits
@@ -115,6 +118,13 @@ class Evaluator:
             "model": self.workload.fingerprint(), "cluster": self.cluster.fingerprint(),
             "foretell": version("foretell"),
         }  # fmt: skip
+
+    def _can_be(self, plan: Plan) -> bool:
+        try:
+            settled(plan, self.workload, self.cluster)
+        except ForetellError:
+            return False
+        return True
 
     def _one(self, plan: Plan) -> Prediction | None:
         try:

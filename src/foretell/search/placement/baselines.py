@@ -4,8 +4,8 @@ even-allreduce, even-ps                   data parallel, as many samples for eve
                                           are split, or one serves all: the quicker of both
 proportional-allreduce, proportional-ps   samples by the speed of devices
 horovod                                   even, gradients fused to 64 MiB
-hap                                       one program on all ranks, samples by an LP, the best
-                                          way to agree for each tensor
+hap                                       one program on all ranks, samples by an LP, each tensor
+                                          replicated or split, with the best way to agree
 single                                    the fastest device alone
 heft                                      each op group on the device that ends it first
 metis                                     groups split over all devices by METIS
@@ -107,7 +107,11 @@ def hap(on: Evaluator) -> Found:
             if took < seconds:
                 best, seconds = other, took
             on.evaluations += 1
-    return _better((best, seconds), _one(on, best))
+    split = _one(on, best)
+    for g in problem.leaders:
+        if Action(0, SPLIT) in actions(problem, g, ways=(SPLIT,)):
+            split = _better(split, _one(on, split[0].but((g,), Action(0, SPLIT))))
+    return _better((best, seconds), split)
 
 
 def single(on: Evaluator) -> Found:
@@ -201,14 +205,14 @@ def _staged(problem: Problem, row: tuple[int, ...], micros: int) -> Placement:
     return Placement(tuple(Action(row[i], ALL_REDUCE) for i in stage), micros)
 
 
-def flexflow(on: Evaluator, seed: int = 0) -> Found:
+def flexflow(on: Evaluator, seed: int = 0, proposals: int = CHAIN) -> Found:
     """A Markov chain from data parallelism: one group at a time, even samples, no servers."""
     problem, draw = on.problem, random.Random(seed)
     now = uniform(problem, Action(0, ALL_REDUCE), mode=EVEN)
     took = on.seconds(now)
     best = (now, took)
     choices = {g: actions(problem, g, ways=(ALL_REDUCE, SPLIT)) for g in problem.leaders}
-    for _ in range(CHAIN):
+    for _ in range(proposals):
         g = draw.choice(problem.leaders)
         other = now.but((g,), draw.choice(choices[g]))
         seconds = on.seconds(other)

@@ -59,6 +59,7 @@ class PlacementPlanner(Planner):
     prior: str = "even"  # what guides it: learned, look-ahead, even
     strokes: int = 60_000  # simulations of annealing: an eighth a start, the rest from the best
     polish: int = 6_000  # simulations of the descent behind it, at most
+    proposals: int = 2_000  # of FlexFlow's chain, which it is compared with
     global_batch: int = 0  # samples of a step; the workload's on every rank where 0
     groups: int = 40  # op groups, at most
     factors: bool = True  # gradients may be sent as their factors
@@ -94,6 +95,7 @@ class PlacementPlanner(Planner):
         if self.prior not in PRIORS:
             raise unknown("prior", self.prior, PRIORS)
         least = {"playouts": 0, "strokes": 0, "polish": 0, "global_batch": 0, "groups": 1}
+        least["proposals"] = 0
         for name, few in least.items():
             if getattr(self, name) < few:
                 raise InputError(
@@ -131,6 +133,8 @@ class PlacementPlanner(Planner):
             progress(name, on.least)
             use = fine if name in FINE else on
             drawn = {"seed": self.seed} if name in DRAWN else {}
+            if name == "flexflow":
+                drawn["proposals"] = self.proposals
             found[name] = Rival(use.problem, *method(use, **drawn))
         if fine is not on:
             on.evaluations += fine.evaluations

@@ -1,0 +1,187 @@
+"""The joint search beside every plan there is, on small random cases.
+
+    python -m foretell_lab.exhaustive [--cases 100] [--first 0] [--evaluations 100] [-o FILE]
+
+A case is a small language model, a few devices (alike, or of two kinds) and a batch, drawn from its
+number. Its plans are all products of degrees, micro-batches, ZeRO, recompute by block, schedules,
+cuts of the blocks, frameworks, compiled or not; on two kinds of device also stages with meshes of
+their own. All are simulated; the search may simulate `--evaluations`. Placements and single fused
+ops are left out on both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from foretell.cluster import Cluster, load
+from foretell.plan import Plan
+from foretell.plan.order import FAMILIES
+from foretell.plan.segments import Segment, written
+from foretell.search.joint import Joint
+from foretell.search.refine import Evaluator, Found
+from foretell.workload import Workload
+from foretell.workload import load as load_workload
+
+DEVICES = ("a100-80", "a100-40", "v100-16", "h100", "t4")
+AXES = "dp,tp,pp,cp,ep,zero,recompute,batch,schedule,offload,fusion"
+BOX = '[[node]]\ncount = 1\ndevice = "{device}"\ndevices = {many}\nnic = "{nic}"\n'
+
+
+def drawn(number: int, folder: Path) -> tuple[Workload, Cluster, int, str]:
+    """Workload, cluster and batch of one case."""
+    draw = random.Random(number)
+    heads = draw.choice((4, 8, 16))
+    layers, hidden = draw.choice((2, 2, 3)), heads * draw.choice((64, 128))
+    seq, vocab = draw.choice((256, 1024, 2048)), draw.choice((1024, 32768))
+    model = f"gpt:layers={layers},hidden={hidden},heads={heads},seq={seq},vocab={vocab}"
+    kinds, many = draw.sample(DEVICES, draw.choice((1, 1, 2))), draw.choice((1, 2))
+    nic = draw.choice(("ethernet-25g", "infiniband-hdr"))
+    rows = [BOX.format(device=device, many=many, nic=nic) for device in kinds]
+    rows *= 2 if len(rows) == many == 1 else 1
+    path = folder / f"case-{number}.toml"
+    path.write_text(f'name = "case-{number}"\n' + "".join(rows))
+    cluster = load(str(path))
+    batch = cluster.size * draw.choice((1, 2))
+    return load_workload(model), cluster, batch, f"{model} on {'+'.join(kinds)} × {cluster.size}"
+
+
+def every_plan(workload: Workload, cluster: Cluster, batch: int) -> Iterator[Plan]:
+    """All plans of a case; some cannot be."""
+    yield from _in_degrees(workload, cluster.size, batch)
+    if len(cluster.devices_by_kind()) > 1:
+        yield from _in_segments(workload, cluster, batch)
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def _again(blocks: int) -> list[dict[str, Any]]:
+    """Recompute of none, some or all blocks of a stage."""
+    some = [{"recompute": r, "recompute_layers": n}
+            for r in ("selective", "full") for n in range(blocks)]  # fmt: skip
+    return [{"recompute": "none"}, *some]
+
+
+def _in_degrees(workload: Workload, size: int, batch: int) -> Iterator[Plan]:
+    for dp, tp, pp in product(_divisors(size), repeat=3):
+        if dp * tp * pp != size or batch % dp:
+            continue
+        share = batch // dp
+        for micro, again, zero, (schedule, chunks), (framework, compiled) in product(
+            _divisors(share),
+            _again(-(-workload.num_blocks // pp)),
+            (0, 1, 2, 3) if dp > 1 else (0,),
+            _schedules(pp),
+            (("", False), ("ddp", False), ("ddp", True), ("fsdp", True)),
+        ):
+            if (zero == 3) != (framework == "fsdp") and framework:
+                continue
+            plain = Plan(
+                dp=dp, tp=tp, pp=pp, sp=tp > 1, micro_batch=micro, global_batch=batch, zero=zero,
+                schedule=schedule, chunks=chunks, framework=framework, compile=compiled, **again,
+            )  # fmt: skip
+            yield plain
+            if pp > 1 and chunks == 1:
+                yield from (plain.but(layers=cut) for cut in _cuts(workload.num_blocks, pp))
+
+
+def _schedules(pp: int) -> list[tuple[str, int]]:
+    if pp == 1:
+        return [("1f1b", 1)]
+    return [(name, 2 if name == "interleaved" else 1) for name in FAMILIES]
+
+
+def _cuts(blocks: int, stages: int) -> Iterator[tuple[int, ...]]:
+    """Blocks of stages that are one or more each."""
+    if stages == 1:
+        yield (blocks,)
+        return
+    for first in range(1, blocks - stages + 2):
+        yield from ((first, *rest) for rest in _cuts(blocks - first, stages - 1))
+
+
+def _in_segments(workload: Workload, cluster: Cluster, batch: int) -> Iterator[Plan]:
+    """Two stages, one on each kind of device, either way round."""
+    parts = [tuple(map(int, ranks)) for ranks in cluster.devices_by_kind().values()]
+    for order, cut, whole in product(
+        (parts, parts[::-1]), _cuts(workload.num_blocks, 2), _divisors(batch)
+    ):
+        rows = [list(_stage(n, ranks, whole, batch)) for n, ranks in zip(cut, order, strict=True)]
+        for schedule, pair in product(("1f1b", "gpipe", "zb-h1"), product(*rows)):
+            yield written(Plan(global_batch=batch, schedule=schedule), list(pair))
+
+
+def _stage(blocks: int, ranks: tuple[int, ...], whole: int, batch: int) -> Iterator[Segment]:
+    for tp in _divisors(len(ranks)):
+        dp = len(ranks) // tp
+        for again, zero in product(_again(blocks), (0, 1) if dp > 1 else (0,)):
+            if whole % dp == 0:
+                own = Plan(
+                    dp=dp, tp=tp, sp=tp > 1, zero=zero, micro_batch=whole // dp,
+                    global_batch=batch, **again,
+                )  # fmt: skip
+                yield Segment(blocks, ranks, own)
+
+
+def judged(number: int, evaluations: int, folder: Path) -> dict[str, Any]:
+    """The best plan there is and the one that the search finds."""
+    workload, cluster, batch, name = drawn(number, folder)
+    on = Evaluator(workload, cluster, budget=1 << 30)
+    best = min(on.of(list(dict.fromkeys(every_plan(workload, cluster, batch)))), key=Found.key)
+    asked = Joint(evaluations=evaluations, global_batch=batch, only=AXES)
+    found = asked.plan(workload, cluster)
+    return {
+        "case": name,
+        "plans": on.evaluations,
+        "best_s": best.step,
+        "best": str(best.plan),
+        "found_s": found.predicted,
+        "found": str(found.plan),
+        "bound_s": found.bound,
+        "ratio": found.predicted / best.step,
+    }
+
+
+def main() -> None:
+    """Judge cases that a file lacks and print how far the search is from the best."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--evaluations", type=int, default=100)
+    parser.add_argument("-o", "--output", type=Path)
+    asked = parser.parse_args()
+    rows = json.loads(asked.output.read_text()) if asked.output and asked.output.is_file() else {}
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(asked.first, asked.first + asked.cases):
+            if str(number) not in rows:
+                rows[str(number)] = row = judged(number, asked.evaluations, Path(folder))
+                print(
+                    f"{number:4d} {row['ratio']:.4f} of {row['plans']} plans, {row['case']}",
+                    flush=True,
+                )
+                if asked.output:
+                    asked.output.write_text(json.dumps(rows, indent=1))
+    print(summary(list(rows.values())))
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    """How far from the best plan the search is."""
+    ratios = [row["ratio"] for row in rows]
+    near = sum(ratio <= 1.03 for ratio in ratios)
+    gaps = [1 - row["bound_s"] / row["found_s"] for row in rows]
+    return (
+        f"{len(rows)} cases: {near} within 3 % of the best plan, worst {max(ratios) - 1:.2%} off; "
+        f"bound {min(gaps):.0%} to {max(gaps):.0%} below the answers"
+    )
+
+
+if __name__ == "__main__":
+    main()
