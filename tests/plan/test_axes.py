@@ -58,6 +58,18 @@ def test_context_splits_long_samples_that_one_rank_cannot_hold():
     assert dealt.memory["activations"] < alone.memory["activations"] / 7
 
 
+def test_states_and_parameters_are_sharded_over_context_ranks_too():
+    """FSDP2 flattens both meshes into one; so does the distributed optimizer of Megatron."""
+    model = load("llama:layers=4,hidden=1024,heads=8,seq=4096,vocab=32000")
+    for zero in (1, 3):
+        along, across = (
+            memory(plan(dp=8 // cp, cp=cp, zero=zero, global_batch=8), model, NODE)[0]
+            for cp in (1, 4)
+        )
+        assert across.optimizers[0] == pytest.approx(along.optimizers[0])
+        assert across.parameters[0] == pytest.approx(along.parameters[0])
+
+
 def test_tensor_exchanges_twice_each_way():
     size = 2.0 * 32768 * 2048
     ahead, back = talk(LONG, plan(tp=8, global_batch=1))

@@ -325,13 +325,13 @@ def test_offload_updates_on_the_host():
 
 @pytest.mark.parametrize(("hidden", "pays"), [(512, False), (8192, True)])
 def test_eight_bits_pay_where_products_are_large(hidden, pays):
-    """Casts move bytes, products save time: what is kept stays as it was."""
+    """Casts move bytes, products save time: inputs of matmuls are kept as they were cast."""
     hopper = load_cluster("dgx-h100:nodes=1")
     wide = load_workload(f"gpt:layers=4,hidden={hidden},heads=16,seq=2048,vocab=51200,dtype=bf16")
     plan = Plan(dp=8, global_batch=32, micro_batch=4, framework="megatron-core", dtype="bf16")
     e = estimate([plan, plan.but(dtype="fp8")], wide, hopper)
     assert (e.step[1] < e.step[0]) == pays
-    assert e.peak[1] == e.peak[0]
+    assert 0.9 * e.peak[0] < e.peak[1] < e.peak[0]
     assert e.compute[1] > e.compute[0] / 2  # the units are twice as fast, no more
 
 

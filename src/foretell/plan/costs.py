@@ -197,7 +197,7 @@ def _tied(workload: Workload) -> Iterator[tuple[int, int, float]]:
 def _gathered(c: Costs, times: Array, workload: Workload, cluster: Cluster) -> tuple[Array, Array]:
     """What sharded parameters (zero 3) add to forward and backward, layer by layer."""
     late = np.zeros(len(c.plans)), np.zeros(len(c.plans))
-    rows = np.flatnonzero((c.plans.column("zero") == 3) & (c.plans.column("dp") > 1))
+    rows = np.flatnonzero((c.plans.column("zero") == 3) & (c.plans.column("sharing") > 1))
     if not len(rows):
         return late
     some = c.take(rows)
@@ -271,7 +271,7 @@ def over_dp(c: Costs, op: str, size: Array, rows: Rows, cluster: Cluster) -> Arr
     if op == "all_reduce":
         keys = [alike(p) for p in plans]
     else:
-        keys = [(p.sharing, stride(p, "dp")) for p in plans]
+        keys = [(p.sharing * p.cp, stride(p, "cp" if p.cp > 1 else "dp")) for p in plans]
     return over(op, size, keys, cluster)
 
 
@@ -294,7 +294,7 @@ def over_copies(c: Costs, size: Array, rows: Rows, cluster: Cluster) -> Array:
 def copies(c: Costs) -> Array:
     """Ranks that hold the same experts, among those that share other weights."""
     plans = c.plans
-    ranks = plans.column("sharing") * plans.column("cp") * plans.column("eseq")
+    ranks = plans.column("sharing") * plans.column("eseq")
     return np.maximum(ranks / plans.column("ep"), 1.0)
 
 

@@ -70,7 +70,8 @@ def reducing(c: Costs, s: Stage, cluster: Cluster) -> Array:
     whole = over_dp(c, "all_reduce", size, every, cluster)
     scattered = over_dp(c, "reduce_scatter", size, every, cluster)
     out[every] = np.where(zero[every] > 0, scattered, whole)
-    apart = np.flatnonzero((zero > 0) & (c.plans.column("dp") > c.plans.column("sharing")))
+    many = c.plans.column("dp") * c.plans.column("cp")
+    apart = np.flatnonzero((zero > 0) & (many > c.plans.column("sharing")))
     each = (s.weights * grad_width(c) / c.plans.column("sharing"))[apart]
     out[apart] += over_copies(c, each, apart, cluster)
     dealt = np.flatnonzero(s.experts > 0)
@@ -81,8 +82,8 @@ def reducing(c: Costs, s: Stage, cluster: Cluster) -> Array:
 def regathering(c: Costs, s: Stage, cluster: Cluster) -> Array:
     """Seconds to hand parameters back where each rank has updated a part of them (zero 1 and 2)."""
     out = np.zeros(len(c.plans))
-    zero, dp = c.plans.column("zero"), c.plans.column("dp")
-    rows = np.flatnonzero((dp > 1) & ((zero == 1) | (zero == 2)))
+    zero, ranks = c.plans.column("zero"), c.plans.column("sharing")
+    rows = np.flatnonzero((ranks > 1) & ((zero == 1) | (zero == 2)))
     width = np.array([_handed(r) for r in c.plans.runs])
     out[rows] = over_dp(c, "all_gather", (s.weights * width)[rows], rows, cluster)
     return out

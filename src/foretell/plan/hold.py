@@ -79,7 +79,13 @@ def _holding(workload: Workload, layer: Layer, cells: Layouts) -> LayerMemory:
 
 
 def _kept_in(op: Op, tensor: Tensor, dtype: str, run: Running) -> str:
-    """The format a saved tensor is kept in: under autocast the residual stream stays in fp32."""
+    """The format a saved tensor is kept in: under autocast the residual stream stays in fp32.
+
+    Transformer Engine keeps the inputs of matmuls as it has cast them.
+    """
+    is_cast = op.kind in ("matmul", "experts") and not op.options.get("vocabulary")
+    if is_cast and tensor.name == "input" and "fp8-weights" in run.flags:
+        return run.formats.compute
     is_stream = op.kind == "norm" and tensor.name == "input"
     return "fp32" if is_stream and run.formats.casts else dtype
 

@@ -50,7 +50,7 @@ class Layouts:
         found["esp"] = np.where(found["sp"] > 1, found["etp"], 1.0)
         found["eseq"] = found["tp"] / found["etp"]
         found["chunks"] = np.array([p.chunks for p in self.plans], float)
-        found["sharing"] = np.array([p.sharing for p in self.plans], float)
+        found["sharing"] = np.array([p.sharing * p.cp for p in self.plans], float)
         found["micro_batches"] = np.array([micro_batches(p) for p in self.plans], float)
         for i, axis in enumerate(_SPATIAL):
             found[axis] = np.array([(*p.spatial, 1, 1, 1)[i] for p in self.plans], float)

@@ -8,6 +8,7 @@ activations  what autograd keeps of each layer (Korthikanti et al., arXiv 2205.0
              layers alone where all is run again, and then one layer in full while it is
 head         logits and what the loss makes of them, in fp32
 buffers      the largest exchange; layers gathered at once where parameters are sharded
+sharded      over data-parallel and context-parallel ranks alike, as FSDP2 and Megatron do it
 rounding     PyTorch's allocator gives out blocks of 2 MiB and cannot use all it has
 """
 

@@ -62,7 +62,7 @@ def _add_gradients(
     op = "reduce_scatter" if plan.zero in (1, 2) else "all_reduce"
     found[op] += float(reducing(c, held, cluster)[0])
     found["all_gather"] += float(regathering(c, held, cluster)[0])
-    if plan.zero == 3 and plan.dp > 1:
+    if plan.zero == 3 and plan.dp * plan.cp > 1:
         for at, many in enumerate(dealt.tolist()):
             gather, scatter = shard_talk(c, at, workload, cluster)
             turns = many * micro_batches(plan)

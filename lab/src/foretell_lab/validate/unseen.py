@@ -162,7 +162,7 @@ def torchtitan(truth: Path) -> Iterator[Row]:
         text = f"dp={dp},tp={tp},pp={pp},cp={cp},framework=fsdp,global_batch={batch * dp}"
         text += f",micro_batch={batch // pp},recompute={_recompute(words)}"
         text += ",schedule=interleaved,chunks=2" if "Interleaved" in words else ""
-        text += f",zero={3 if dp > 1 else 0},precision={_precision(r['precision'])}"
+        text += f",zero={3 if dp * cp > 1 else 0},precision={_precision(r['precision'])}"
         text += ",sp=yes" if tp > 1 else ""
         text += ",tp_overlap=yes" if re.search(r"[Aa]sync ?TP", words) else ""
         text += ",compile=yes" if "compile" in words or "loat8" in r["precision"] else ""
