@@ -35,6 +35,8 @@ class ModelFacts:
     tensor_layers: int = 1  # linear layers that are known to split over tensor ranks
     token_blocks: int = 1  # blocks that are known to work on a part of the tokens
     why_no_images: str = ""  # why its images cannot be split
+    expert_layers: int = 1  # modules that hold a matrix for each expert
+    is_by_graph: bool = False  # split as its captured graph says: activations are DTensors
 
 
 def unsupported(plan: Plan, model: ModelFacts | None = None) -> list[str]:
@@ -42,7 +44,6 @@ def unsupported(plan: Plan, model: ModelFacts | None = None) -> list[str]:
     images = max(plan.spatial, default=1) > 1
     split = plan.filter > 1 or plan.channel > 1
     found = {
-        f"ep={plan.ep}: experts are not sharded here, every rank holds all of them": plan.ep > 1,
         "offload: only FSDP keeps optimizer state on the host (zero=2 or 3)": (
             plan.offload and plan.zero < 2
         ),
@@ -76,6 +77,7 @@ def unsupported(plan: Plan, model: ModelFacts | None = None) -> list[str]:
     reasons = [why for why, is_so in found.items() if is_so]
     reasons += _odd_model(plan, model or ModelFacts())
     more = (
+        _odd_experts,
         _odd_counts,
         _odd_context,
         _odd_groups,
@@ -91,12 +93,21 @@ def unsupported(plan: Plan, model: ModelFacts | None = None) -> list[str]:
 def in_own_loop(plan: Plan) -> list[str]:
     """Why a plan cannot be run in a training loop of one's own, where it takes its steps itself."""
     found = {
-        f"pp={plan.pp}": plan.pp > 1,
         "stages": bool(plan.stages),
         "groups": bool(plan.groups),
+        "actions": bool(plan.actions),
+        f"schedule={plan.schedule}": plan.pp > 1 and plan.schedule not in ("1f1b", "gpipe"),
         "update=by-message": plan.update == "by-message",
     }
-    return [f"{word}: the plan has a loop of its own" for word, is_so in found.items() if is_so]
+    why = [f"{word}: the plan has a loop of its own" for word, is_so in found.items() if is_so]
+    beside = [
+        f"{a}={n}" for a, n in plan.degrees().items() if n > 1 and a not in ("dp", "tp", "pp")
+    ]
+    beside += [f"zero={plan.zero}"] if plan.zero > 1 else []
+    beside += [f"recompute={plan.recompute}"] if plan.recompute != "none" else []
+    beside += ["ep"] if plan.ep > 1 else []
+    alone = "stages inside a call of the model are beside dp, tp and zero=1 alone"
+    return why + [f"pp={plan.pp} and {word}: {alone}" for word in beside if plan.pp > 1]
 
 
 def in_script(plan: Plan) -> list[str]:
@@ -124,7 +135,8 @@ def require_in_script(plan: Plan) -> None:
 
 def _odd_model(plan: Plan, model: ModelFacts) -> list[str]:
     """What of a plan asks more of the model than is known of it."""
-    layout = "give it an attribute `tensor_layout`: {layer: colwise | rowwise | sequence}"
+    layout = "give it an attribute `tensor_layout`: {layer: colwise | rowwise | sequence}, or an "
+    layout += "example batch to find them with"
     found = {
         f"tp={plan.tp}: no layer of {model.name} is known to split; {layout}": (
             plan.tp > 1 and not model.tensor_layers
@@ -133,6 +145,14 @@ def _odd_model(plan: Plan, model: ModelFacts) -> list[str]:
         f"the tokens; {layout}": (plan.sp or plan.cp > 1) and not model.token_blocks,
         f"spatial: the images of {model.name} cannot be split: {model.why_no_images}": (
             max(plan.spatial, default=1) > 1 and bool(model.why_no_images)
+        ),
+        f"ep={plan.ep}: no module of {model.name} holds a matrix for each expert": (
+            plan.ep > 1 and not model.expert_layers
+        ),
+        f"cp={plan.cp} beside zero={plan.zero}: parameters of {model.name} are DTensors over the "
+        "ranks that share tokens": model.is_by_graph and plan.cp > 1 and plan.zero >= 2,
+        f"compile: activations of {model.name} are DTensors under tp and cp": (
+            model.is_by_graph and _compiles(plan)
         ),
     }
     return [why for why, is_so in found.items() if is_so]
@@ -173,6 +193,25 @@ def _odd_context(plan: Plan) -> list[str]:
     wide += [f"zero={plan.zero} and pp={plan.pp}"] if plan.zero >= 2 and plan.pp > 1 else []
     why = "tokens are split only over ranks that hold the same layers"
     return [f"cp={plan.cp} beside {word}: {why}" for word in wide]
+
+
+def _compiles(plan: Plan) -> bool:
+    return plan.compile or any(s.partition(":")[0] == "compile" for s in plan.whatifs)
+
+
+def _odd_experts(plan: Plan) -> list[str]:
+    """What cannot be beside experts that are split over data-parallel ranks."""
+    if plan.ep == 1:
+        return []
+    wide = [f"{a}={n}" for a, n in plan.degrees().items() if n > 1 and a != "dp"]
+    wide += [f for f in ("sync", "buckets", "stages", "groups", "regions") if getattr(plan, f)]
+    wide += [f"zero={plan.zero}"] if plan.zero else []
+    wide += ["uneven shares"] if len(set(plan.shares)) > 1 else []
+    wide += ["compile"] if _compiles(plan) else []
+    found = [f"ep={plan.ep} beside {word}: experts are split over dp alone" for word in wide]
+    if plan.dp % plan.ep:
+        found.append(f"ep={plan.ep} does not divide dp={plan.dp}, whose ranks share the experts")
+    return found
 
 
 def _odd_groups(plan: Plan) -> list[str]:

@@ -72,7 +72,7 @@ def test_loops_that_clip_and_loops_with_a_closure():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("pp=2", "pp=2: the plan has a loop of its own"),
+        ("pp=2,schedule=interleaved,chunks=2", "schedule=interleaved: the plan has a loop"),
         ("stages=0+a/1+b,actions=0F0/1F0", "stages: the plan has a loop of its own"),
         ("dp=2,update=by-message", "update=by-message: the plan has a loop of its own"),
     ],

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from foretell.errors import InputError, unknown
+from foretell.errors import ForetellError, InputError, unknown
 from foretell.plan import Plan
 from foretell.plan.grouped import spoken
 from foretell.plan.unsupported import ModelFacts, require_runnable
@@ -33,6 +33,8 @@ from foretell.pytorch.deploy.clip import clip
 from foretell.pytorch.deploy.collective import new_groups
 from foretell.pytorch.deploy.context import split_context
 from foretell.pytorch.deploy.ema import Ema
+from foretell.pytorch.deploy.experts import Dispatched, experts_of
+from foretell.pytorch.deploy.graph_split import GraphSplit, step_splits
 from foretell.pytorch.deploy.group_sync import Syncs
 from foretell.pytorch.deploy.grouped import Groups
 from foretell.pytorch.deploy.layout import Layout
@@ -46,6 +48,7 @@ from foretell.pytorch.deploy.pipelined import (
     shape_of,
     stages_of,
 )
+from foretell.pytorch.deploy.pipelined_call import PipelinedCall
 from foretell.pytorch.deploy.placed import place
 from foretell.pytorch.deploy.precision import dtype_of, mixed, precision_of, scaler
 from foretell.pytorch.deploy.recompute import recompute
@@ -60,11 +63,13 @@ from foretell.pytorch.deploy.ties import aliases, here, tied_names
 from foretell.pytorch.deploy.traced import require_parameters
 from foretell.pytorch.deploy.units import cut_at, together, units
 from foretell.pytorch.script import default_loss
+from foretell.workload.captured.parameters import StepSplits
 
 if TYPE_CHECKING:
     from foretell.pytorch.deploy.fused_step import FusedStep
 
 Loss = Callable[[Any, Any], Any]
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of a forward
 _LAYERS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.Linear)
 
 
@@ -90,6 +95,9 @@ class Deployed:
     is_lone: bool = False  # linear layers are split one by one, where any are
     tied: frozenset[str] = frozenset()  # names of parameters that have several
     splits: dict[int, Any] = field(default_factory=dict)  # by id: dim, sizes and group of a part
+    by_graph: StepSplits | None = None  # how its captured step splits, where no layout is known
+    apart: frozenset[str] = frozenset()  # not those of other data ranks: experts, other stages
+    stages: PipelinedCall | None = None  # a pipeline inside the model's own call
 
     def step(self, inputs: tuple[Any, ...], target: Any) -> Any:
         """Train on this rank's share of a batch; its mean loss, None where that is not known."""
@@ -219,6 +227,8 @@ def deploy(
     pipeline: Pipeline | None = None,
     samples: int = 0,
     example: tuple[tuple[Any, ...], Any] | None = None,
+    call: Call | None = None,
+    own_loop: bool = False,
     batch_norm: str = "sync",
     max_norm: float = 0.0,
     ema: float = 0.0,
@@ -228,13 +238,18 @@ def deploy(
     `samples` are those of one step on this data-parallel rank (a pipeline has to know how many
     micro-batches that makes; the plan's `global_batch` tells where it is given). `pipeline` takes
     the place of the plan's schedule, for shapes that a plan has no words for. With an `example`
-    batch, what a plan says of single ops is compared with the model here, not at the first step.
+    batch, what a plan says of single ops is compared with the model here, not at the first step,
+    and a model that does not say how it splits is split as a captured step of it shows; `call` has
+    the arguments of such a step where they are more than inputs. In an `own_loop` the model is
+    called by someone else: a pipeline then takes its micro-batches inside a call.
     `batch_norm`: `sync` uses the statistics of all data-parallel ranks, as one process does; with
     `local` each rank uses its own, as DistributedDataParallel does. Gradients are clipped to
     `max_norm` and parameters averaged with decay `ema`, where these are not 0.
     """
+    call = call or (None if example is None else (example[0], {}))
+    by_graph = None if tensor_layout else _by_graph(model, plan, call)
     tensor_layout = tensor_layout or said(model)
-    require_runnable(plan, facts(model, tensor_layout, plan.tp))
+    require_runnable(plan, facts(model, tensor_layout, plan.tp, by_graph))
     require_parameters(plan, model)
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     places = Places(plan, kind)
@@ -244,16 +259,20 @@ def deploy(
     before, names = dict(model.named_parameters()), aliases(model)
     layers = norms(model)
     made = Deployed(model, optimizer, plan, places, loss or default_loss)
-    made.tied = frozenset(tied_names(model))
+    made.tied, made.by_graph = frozenset(tied_names(model)), by_graph
     made.is_lone = not named(model, tensor_layout)
     made.scaler = scaler(precision_of(plan), kind)
     if plan.groups:
         _apart(made, tensor_layout)
     elif plan.stages:
         _in_stages(made, tensor_layout, samples)
+    elif plan.pp > 1 and own_loop:
+        _inside(made, [model], tensor_layout)
+        made.stages = PipelinedCall(model, plan, places, call)
+        made.apart |= made.stages.others
     elif plan.pp > 1 or pipeline is not None:
         shape = shape_of(plan, places, samples, pipeline)
-        stages = stages_of(model, plan, shape, places, names)
+        stages = stages_of(model, plan, shape, places, names, call)
         modules = stages.modules
         made.model = together(modules)
         _inside(made, list(modules.values()), tensor_layout)
@@ -281,15 +300,41 @@ def deploy(
     return made
 
 
-def facts(model: Any, layout: Mapping[str, str] | None = None, tp: int = 1) -> ModelFacts:
+def facts(
+    model: Any,
+    layout: Mapping[str, str] | None = None,
+    tp: int = 1,
+    by_graph: StepSplits | None = None,
+) -> ModelFacts:
     """What of a model decides which plans can run it."""
     ways = named(model, layout or said(model))
+    attentions = by_graph.attentions if by_graph else 0
+    layers = sum(way != SEQUENCE for way in ways.values()) or len(lone(model, tp))
     return ModelFacts(
         type(model).__name__,
-        tensor_layers=sum(way != SEQUENCE for way in ways.values()) or len(lone(model, tp)),
-        token_blocks=len(blocks(model, ways)),
+        tensor_layers=layers + (len(by_graph.parameters) if by_graph else 0),
+        token_blocks=len(blocks(model, ways)) or attentions,
         why_no_images=no_images(model),
+        expert_layers=len(experts_of(model)),
+        is_by_graph=by_graph is not None,
     )
+
+
+def _by_graph(model: Any, plan: Plan, call: Call | None) -> StepSplits | None:
+    """How a captured step of a model splits, where the plan asks for more than is known of it."""
+    asks_tokens = plan.cp > 1 or (plan.sp and plan.tp > 1)
+    if call is None or plan.tp * plan.cp == 1 or plan.pp > 1 or plan.stages or plan.groups:
+        return None
+    ways = named(model, said(model))
+    known = bool(blocks(model, ways)) if asks_tokens else any(w != SEQUENCE for w in ways.values())
+    if known and not (experts_of(model) and not asks_tokens):
+        return None
+    try:
+        found = step_splits(model, *call)
+    except ForetellError:
+        return None  # what cannot be captured is split as far as its structure shows
+    splits = any(one.kind != "words" for one in found.parameters.values())
+    return found if (found.attentions if asks_tokens else splits) else None
 
 
 def _graphed(made: Deployed, example: tuple[tuple[Any, ...], Any] | None) -> None:
@@ -374,15 +419,19 @@ def _inside(made: Deployed, modules: list[Any], layout: Mapping[str, str] | None
     """What changes the layers themselves: splits, recompute, regions, formats."""
     plan, places = made.plan, made.places
     names = {spec.partition(":")[0] for spec in plan.whatifs}
+    if plan.ep > 1:
+        _deal_experts(made)
+    if made.by_graph is not None:
+        GraphSplit(made.model, places.split_mesh(), made.by_graph, sp=plan.sp)
     for module in modules:
         ways = named(
             module, layout, made.tied
         )  # a stage may have none of the layers that are split
-        if plan.tp > 1 and (ways or made.is_lone):
+        if made.by_graph is None and plan.tp > 1 and (ways or made.is_lone):
             has_blocks = bool(blocks(module, ways))
             tokens = plan.sp and has_blocks
             split_tensors(module, places.line("tp"), layout, tokens=tokens, tied=made.tied)
-        if plan.cp > 1 and blocks(module, ways):
+        if made.by_graph is None and plan.cp > 1 and blocks(module, ways):
             split_context(module, places.line("cp"), ways)
         if max(plan.spatial, default=1) > 1:
             group = places.image_group() if plan.dp > 1 else None
@@ -409,6 +458,15 @@ def _inside(made: Deployed, modules: list[Any], layout: Mapping[str, str] | None
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     if plan.precision == "fp32-ieee":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+
+
+def _deal_experts(made: Deployed) -> None:
+    """Let data-parallel ranks share the experts of every layer."""
+    mesh = made.places.expert_mesh()
+    for name in experts_of(made.model):
+        module = made.model.get_submodule(name)
+        Dispatched(name, module, mesh)
+        made.apart |= {f"{name}.{key}" for key, _ in module.named_parameters()}
 
 
 def _all_layers(model: Any, way: str, plan: Plan) -> dict[str, str]:
@@ -452,7 +510,7 @@ def _across(made: Deployed, inputs: tuple[Any, ...] | None) -> None:
         if made.pipeline is None:
             share_buffers(made.model, group)
         return
-    names = {n for n, p in made.model.named_parameters() if p.requires_grad}
+    names = {n for n, p in made.model.named_parameters() if p.requires_grad} - made.apart
     group, order = places.copies()
     choices = _choices(plan, names, order)
     made.sync = synchronize(
@@ -463,6 +521,7 @@ def _across(made: Deployed, inputs: tuple[Any, ...] | None) -> None:
         group=group,
         dtype=dtype_of(plan.grad_dtype),
         own=_factor_group(plan, group),
+        apart=made.apart,
     )
 
 

@@ -254,10 +254,16 @@ def like(slot: Tensor, parameter: Tensor) -> Tensor:
     )
 
 
-def broadcast_state(model: Any, group: Group = None, ranks: Sequence[int] | None = None) -> None:
+def broadcast_state(
+    model: Any,
+    group: Group = None,
+    ranks: Sequence[int] | None = None,
+    apart: Collection[str] = (),  # parameters that ranks have parts of
+) -> None:
     """Give every rank the parameters and buffers of the first."""
     first = (ranks or [0])[0]
-    for tensor in [*model.parameters(), *model.buffers()]:
+    shared = [p for n, p in model.named_parameters() if n not in apart]
+    for tensor in [*shared, *model.buffers()]:
         dist.broadcast(local(tensor.detach()), src=first, group=group)
 
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from foretell.pytorch.deploy.buckets import local
 
 Tensor = Any
+STAGE = "foretell_stage"  # attribute of a parameter that one stage trains: the group of stages
 
 
 def clip(made: Any, most: float) -> Tensor:
@@ -39,22 +40,29 @@ def gradient_norm(made: Any) -> Tensor:
 
 def total_norm(parameters: Iterable[Tensor], kind: float = 2.0) -> Tensor:
     """The norm of gradients in a loop of one's own, of which some are split over ranks."""
-    grads = [p.grad for p in parameters if p.grad is not None]
-    if not grads:
-        return torch.zeros(())
     is_most = math.isinf(kind)
     totals: dict[Any, Tensor] = {}
-    for grad in grads:
-        part = local(grad).detach().abs().float()
-        one = part.max() if is_most and part.numel() else part.pow(1.0 if is_most else kind).sum()
-        key = (grad.device_mesh, tuple(grad.placements)) if hasattr(grad, "placements") else None
-        before = totals.get(key)
-        totals[key] = one if before is None else (max(before, one) if is_most else before + one)
+    for parameter in parameters:
+        grad, stages = parameter.grad, getattr(parameter, STAGE, None)
+        if grad is None and stages is None:
+            continue
+        one = torch.zeros((), device=parameter.device)
+        if grad is not None and local(grad).numel():  # not where another stage has it
+            part = local(grad).detach().abs().float()
+            one = part.max() if is_most else part.pow(kind).sum()
+        how = (grad.device_mesh, tuple(grad.placements)) if hasattr(grad, "placements") else None
+        before = totals.get((how, stages))
+        both = one if before is None else (max(before, one) if is_most else before + one)
+        totals[how, stages] = both
+    if not totals:
+        return torch.zeros(())
     op = dist.ReduceOp.MAX if is_most else dist.ReduceOp.SUM
-    for key, total in totals.items():
-        for dim, how in enumerate(key[1] if key is not None else ()):
-            if how.is_shard():
-                dist.all_reduce(total, op=op, group=key[0].get_group(dim))
+    for (how, stages), total in totals.items():
+        for dim, one in enumerate(how[1] if how is not None else ()):
+            if one.is_shard():
+                dist.all_reduce(total, op=op, group=how[0].get_group(dim))
+        if stages is not None:
+            dist.all_reduce(total, op=op, group=stages)
     every = torch.stack(list(totals.values()))
     return every.max() if is_most else every.sum().pow(1.0 / kind)
 

@@ -75,6 +75,22 @@ class _Cut(torch.autograd.Function):  # type: ignore[misc]
         return gathered(g, ctx.dim, ctx.sizes, ctx.group), None, None, None
 
 
+class _Times(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g * ctx.factor, None
+
+
+def times(x: Tensor, factor: float) -> Tensor:
+    """The same tensor; its gradient so many times as large."""
+    return _Times.apply(x, factor)
+
+
 def copy_in(x: Tensor, group: Any = None) -> Tensor:
     """The same tensor; its gradient is the sum of those of all ranks."""
     return _CopyIn.apply(x, group)

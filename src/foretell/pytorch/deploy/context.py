@@ -25,6 +25,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from foretell.errors import InputError
+from foretell.pytorch.deploy.collective import times
 from foretell.pytorch.deploy.sequence import blocks, require_even, rows, tokens_as
 
 Module = Any
@@ -57,13 +58,13 @@ class Context:
             self._check(x.detach(), args[1:], more)
             if isinstance(self.row[0], FSDPModule):
                 self.row[0].unshard()  # the check has dropped its weights again
-        part = _counting(tokens_as(x, self.mesh, _WHOLE, _PART), 1 / self.mesh.size())
+        part = times(tokens_as(x, self.mesh, _WHOLE, _PART), 1 / self.mesh.size())
         return (part, *args[1:]), more
 
     def _end(self, _: Any, __: Any, out: Any) -> Any:
         if self.is_checking:
             return None
-        return tokens_as(_counting(out, self.mesh.size()), self.mesh, _PART, _WHOLE)
+        return tokens_as(times(out, self.mesh.size()), self.mesh, _PART, _WHOLE)
 
     def _attending(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         def inside(*args: Any, **more: Any) -> Any:
@@ -161,23 +162,6 @@ def _causal(query: Any, key: Any, mesh: Any) -> Any:
     tokens, device = query.shape[-2], query.device
     own = torch.arange(tokens, device=device) + mesh.get_local_rank() * tokens
     return torch.arange(key.shape[-2], device=device)[None, :] <= own[:, None]
-
-
-class _Times(torch.autograd.Function):  # type: ignore[misc]
-    """The same, its gradient so many times as large."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, times: float) -> Any:
-        ctx.times = times
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
-        return grad * ctx.times, None
-
-
-def _counting(x: Any, times: float) -> Any:
-    return _Times.apply(x, times)
 
 
 @contextmanager

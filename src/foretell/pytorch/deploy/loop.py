@@ -33,7 +33,10 @@ def parallelize(model: Any, optimizer: Any, plan: Plan | str, **options: Any) ->
 def in_own_loop(model: Any, optimizer: Any, plan: Plan, **options: Any) -> Deployed:
     """A model deployed for a loop that is not ours: gradients are whole when a backward ends."""
     require_own_loop(plan)
-    made = deploy(model, optimizer, plan, **options)
+    made = deploy(model, optimizer, plan, own_loop=True, **options)
+    if made.stages is not None:
+        for one in getattr(optimizer, "each", [optimizer]):
+            made.stages.share_state(one)
     if isinstance(made.sync, Sync):
         made.sync.finish_with_backward(made.model.parameters(), optimizer)
     if made.usage is not None:

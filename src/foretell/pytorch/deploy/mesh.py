@@ -97,6 +97,16 @@ class Places:
         """The mesh of one axis."""
         return self.mesh[axis]
 
+    def split_mesh(self) -> Any:
+        """The mesh of the axes that split layers: those of `cp` and `tp` that there are."""
+        return self.mesh[tuple(a for a in ("cp", "tp") if self.degrees[a] > 1)]
+
+    def expert_mesh(self) -> Any:
+        """Copies × parts of the experts: neighbours among data-parallel ranks share them."""
+        ranks = torch.tensor(placed(self.plan) or range(self.plan.ranks), device="cpu")
+        shape = (self.plan.dp // self.plan.ep, self.plan.ep)
+        return DeviceMesh(self.device, ranks.reshape(shape), mesh_dim_names=("copies", "ep"))
+
     def image_group(self) -> Any:
         """The ranks that hold parts of the same image; they are neighbours in number."""
         axes = [list(self.degrees).index(a) for a in IMAGE]

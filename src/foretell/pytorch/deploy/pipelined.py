@@ -13,13 +13,14 @@ from foretell.plan import Plan
 from foretell.pytorch.deploy.actions import Pipeline
 from foretell.pytorch.deploy.blocks import Blocks
 from foretell.pytorch.deploy.collective import Shared
+from foretell.pytorch.deploy.forward_stages import forward_stages
 from foretell.pytorch.deploy.mesh import Places
 from foretell.pytorch.deploy.orders import pipeline as pipeline_of
 from foretell.pytorch.deploy.precision import dtype_of, mixed, precision_of
 from foretell.pytorch.deploy.stages import Staged
 from foretell.pytorch.deploy.staging import in_stages
 from foretell.pytorch.deploy.ties import holders
-from foretell.pytorch.deploy.units import cut, is_line
+from foretell.pytorch.deploy.units import cut, is_line, units
 
 Loss = Callable[[Any, Any], Any]
 
@@ -71,7 +72,12 @@ def _num(plan: Plan, places: Places, samples: int) -> int:
 
 
 def stages_of(
-    model: Any, plan: Plan, shape: Pipeline, places: Places, names: Mapping[str, str]
+    model: Any,
+    plan: Plan,
+    shape: Pipeline,
+    places: Places,
+    names: Mapping[str, str],
+    call: Any = None,  # arguments of a forward, for a model that cannot be traced
 ) -> Stages:
     """Cut a model into the stages of a pipeline."""
     rank = places.order("pp").index(places.at["pp"])
@@ -80,9 +86,8 @@ def stages_of(
     if is_line(model):
         pieces = cut(model, num, _layers(plan, shape, places, num))
     else:
-        traced = in_stages(model, num, _layers(plan, shape, places, num))
-        pieces = [traced.module(s) for s in range(num)]
-        shape = _following(shape, traced.after)
+        pieces, after = _cut(model, num, _layers(plan, shape, places, num), call)
+        shape = _following(shape, after) if after else shape
     homes: dict[str, list[tuple[int, ...]]] = {}
     for s in range(shape.num_stages):
         for name in {names[n] for n, p in pieces[same.get(s, s)].named_parameters()}:
@@ -91,6 +96,19 @@ def stages_of(
     held = list(holders({name: homes[name] for name in order}, rank))
     modules = {s: pieces[same.get(s, s)] for s in shape.on(rank)}
     return Stages(modules, held, shape, plan.cp == 1 and _is_plain(shape, pieces))
+
+
+def _cut(
+    model: Any, num: int, layers: Sequence[int], call: Any
+) -> tuple[list[Any], tuple[tuple[int, ...], ...]]:
+    """A model's stages, and which others each follows; of one that cannot be traced, in a line."""
+    try:
+        traced = in_stages(model, num, layers)
+    except InputError:
+        if call is None or not any(units(model)):
+            raise
+        return list(forward_stages(model, num, layers, call)), ()
+    return [traced.module(s) for s in range(num)], traced.after
 
 
 def _is_plain(shape: Pipeline, pieces: Sequence[Any]) -> bool:

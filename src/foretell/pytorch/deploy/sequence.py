@@ -55,7 +55,7 @@ def split_tokens(model: Module, mesh: Any, layout: Mapping[str, str]) -> set[str
     parallelize_module(model, mesh, {name: ways[way]() for name, way in inside.items()})
     for name in (n for n, way in inside.items() if way == SEQUENCE):
         for parameter in model.get_submodule(name).parameters():
-            parameter.register_post_accumulate_grad_hook(_add_up)
+            parameter.register_post_accumulate_grad_hook(add_up)
     for row in rows(model, found):
         row[0].register_forward_pre_hook(lambda _, args, m=mesh: _part(args, m))
         row[-1].register_forward_hook(lambda _, __, out, m=mesh: tokens_as(out, m, _PART, _WHOLE))
@@ -140,7 +140,7 @@ def _gathered(args: tuple[Any, ...], mesh: Any) -> tuple[Any, ...]:
     return tuple(whole[id(x)] for x in args[:3]) + args[3:]
 
 
-def _add_up(parameter: Any) -> None:
+def add_up(parameter: Any) -> None:
     """A norm learns from every rank's tokens."""
     grad = parameter.grad
     if isinstance(grad, DTensor) and grad.placements != parameter.placements:

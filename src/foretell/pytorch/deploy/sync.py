@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -135,16 +135,18 @@ def synchronize(
     dtype: Any = None,  # in which bucketed gradients travel
     own: Any = None,  # the group that factors go over; a new one
     summed: bool = False,  # gradients are parts of a sum already, and buffers another's
+    apart: Collection[str] = (),  # parameters that are not the same on these ranks
 ) -> Sync:
     """Train `model` on every rank of the group as if on one, each with its share of the batch."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     shares = list(shares or [1] * size)
     check_shares(shares, size)
     weight = 1.0 if summed else shares[rank] / sum(shares)
-    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    named = {n: p for n, p in model.named_parameters() if n not in apart}
+    trained = {n: p for n, p in named.items() if p.requires_grad}
     words = sorted_out(trained, choices or {}, size)
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    broadcast_state(model, group, ranks)
+    broadcast_state(model, group, ranks, apart)
     sync = Sync(
         _buckets(words["all-reduce"], trained, layout, weight, group, dtype),
         _factors(model, words["factors"], shares, rank, own or ranks, weight),

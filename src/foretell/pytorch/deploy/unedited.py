@@ -29,7 +29,7 @@ from foretell import profile as marks
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.plan.unsupported import require_in_script
-from foretell.pytorch.deploy.apply import Deployed
+from foretell.pytorch.deploy.apply import Call, Deployed
 from foretell.pytorch.deploy.clip import clip_norm, clip_value
 from foretell.pytorch.deploy.loop import in_own_loop
 from foretell.pytorch.deploy.one_world import AsOne, one_rank
@@ -106,6 +106,9 @@ class Training:
             enter(marks.recording_to(self.watch))
             enter(patch.object(torch.autograd, "backward", self._backward(torch.autograd.backward)))
             enter(patch.object(GradScaler, "scale", self._scale(GradScaler.scale)))
+            if self.plan is not None and self.plan.ranks > 1:
+                unscale = _agreed(GradScaler._unscale_grads_)
+                enter(patch.object(GradScaler, "_unscale_grads_", unscale))
             enter(patch.object(Module, "__call__", self._call(Module.__call__)))
             if self.plan is not None and (self.plan.tp > 1 or self.plan.zero > 1):
                 enter(AsWhole())
@@ -146,16 +149,21 @@ class Training:
         found = {}
         for place, model in enumerate(self.models.values()):
             for name, p in model.named_parameters():
-                if p.grad is not None:
-                    grad = p.grad.detach()
-                    whole = grad.full_tensor() if hasattr(grad, "full_tensor") else grad
-                    found[f"{place}.{name}"] = whole.cpu().clone()
+                grad = _full(p.grad)
+                made = self.made.get(id(model))
+                if made is not None and made.stages is not None:
+                    grad = made.stages.shared(name, grad, _full(p))
+                if grad is not None:
+                    found[f"{place}.{name}"] = grad.cpu().clone()
         return found
 
     def parameters(self) -> dict[str, Tensor]:
         """Parameters of all models, by model and name, as one process has them."""
+        for made in self.made.values():
+            if made.stages is not None:
+                made.stages.share()
         return {
-            f"{place}.{name}": (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().cpu()
+            f"{place}.{name}": _full(p).cpu()
             for place, model in enumerate(self.models.values())
             for name, p in model.named_parameters()
         }
@@ -174,7 +182,7 @@ class Training:
 
     def _called(self, plain: Any, module: Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """A call of the script's own: of a model, a loss, or whatever is a module."""
-        self._meet(module, None if kwargs else args)
+        self._meet(module, args, kwargs)
         self.has_autocast |= torch.is_autocast_enabled(self.wanted.device)
         made = self.made.get(id(module))
         if made is None or self.plan is None:
@@ -214,7 +222,7 @@ class Training:
             if text not in self.notes:
                 self.notes.append(text)
 
-    def _meet(self, module: Module, inputs: Any) -> None:
+    def _meet(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Deploy a model when it is first called to be trained."""
         if id(module) in self.models or not torch.is_grad_enabled():
             return
@@ -231,9 +239,14 @@ class Training:
         if self.plan is not None:
             self.tell("deploy")
             try:
-                with torch.device("cpu"):  # whatever the script's default is
-                    made = _deployed(module, trains, self.plan, self.wanted, inputs)
+                with torch.device("cpu"), self.watch.aside():  # whatever the script's default is
+                    made = _deployed(module, trains, self.plan, self.wanted, (args, kwargs))
                 self.made[id(module)] = made
+                if made.stages is not None and self.plan.schedule != "gpipe":
+                    self.notes.append(
+                        f"{type(module).__name__}: the script takes its backward itself, so the "
+                        "forward of every micro-batch comes before it, as in schedule=gpipe"
+                    )
             except InputError as error:
                 self.fail(error)
                 raise
@@ -259,6 +272,12 @@ class Training:
         return scale
 
 
+def _full(x: Tensor) -> Tensor:
+    """A tensor whole, where ranks have parts of it; None where there is none."""
+    whole = x.full_tensor() if hasattr(x, "full_tensor") else x
+    return None if whole is None else whole.detach()
+
+
 @contextmanager
 def _without_mode() -> Iterator[None]:
     """Inside a model nothing is mixed: its calls need not be looked at."""
@@ -270,12 +289,12 @@ def _without_mode() -> Iterator[None]:
 
 
 def _deployed(
-    module: Module, optimizers: Sequence[Any], plan: Plan, wanted: Wanted, inputs: Any
+    module: Module, optimizers: Sequence[Any], plan: Plan, wanted: Wanted, call: Call
 ) -> Deployed:
     """A model of the script deployed, for a loop that is the script's."""
     device = next(module.parameters()).device.type  # where the script has put it
     options: dict[str, Any] = {"device": device, "batch_norm": wanted.batch_norm}
-    own = plan.but(shares=(), micro_batch=0)
+    own = plan.but(shares=(), micro_batch=plan.micro_batch if plan.pp > 1 else 0)
     hooked = [n for n, p in module.named_parameters() if p._post_accumulate_grad_hooks]
     if hooked:
         raise InputError(
@@ -290,10 +309,22 @@ def _deployed(
             "split it",
             hint="take a plan with dp alone",
         )
-    options["example"] = None if inputs is None else (inputs, None)
+    options |= {"call": call, "example": None if call[1] else (call[0], None)}
     if len(optimizers) == 1:
         return in_own_loop(module, optimizers[0], own, **options)
     return in_own_loop(module, Several(optimizers), own, **options)
+
+
+def _agreed(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """An overflow on one rank, which may have parts no other has, is one on all."""
+
+    def unscale(*args: Any, **kwargs: Any) -> Any:
+        found = plain(*args, **kwargs)
+        for flag in found.values():
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        return found
+
+    return unscale
 
 
 def _held(optimizer: Any) -> set[int]:

@@ -270,11 +270,12 @@ def _compare(seen: _Seen, step: int, what: str, mine: dict[str, Any], wanted: An
         seen.wanted |= {(step, what, name) for name in wanted}
     for name in missing:  # nothing reached it alone
         if mine[name] is not None and what == "gradient":
-            seen.note(step, what, name, float(mine[name].abs().max() > 0), seen.limit)
+            seen.note(step, what, name, float(mine[name].double().abs().max() > 0), seen.limit)
 
 
 def _largest(tensors: dict[str, Tensor]) -> float:
-    return max((float(t.detach().abs().max()) for t in tensors.values() if t.numel()), default=0.0)
+    some = (t.detach().double() for t in tensors.values() if t.numel())  # flags too
+    return max((float(t.abs().max()) for t in some), default=0.0)
 
 
 def _off(mine: Tensor, wanted: Tensor, largest: float) -> float:
@@ -283,7 +284,7 @@ def _off(mine: Tensor, wanted: Tensor, largest: float) -> float:
     if not mine.numel():
         return 0.0
     off = float((mine.detach().double() - wanted.double()).abs().max())
-    scale = max(float(wanted.abs().max()), _LEAST * largest, 1e-12)
+    scale = max(float(wanted.double().abs().max()), _LEAST * largest, 1e-12)
     return off / scale if math.isfinite(off) else math.inf
 
 

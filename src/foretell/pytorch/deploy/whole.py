@@ -117,7 +117,7 @@ def on_share(
     args, kwargs = pytree.tree_map(part, (args, kwargs))
     if kwargs.get(ITEMS) is not None:
         kwargs[ITEMS] = kwargs[ITEMS] * cut.weight
-    with _own_numbers(cut.rank):
+    with own_numbers(cut.rank):
         try:
             found = call(*args, **kwargs)
         except _STOPS:  # enough was run again
@@ -213,7 +213,7 @@ def _samples(values: Any) -> int:
 
 
 @contextmanager
-def _own_numbers(place: int) -> Iterator[None]:
+def own_numbers(place: int) -> Iterator[None]:
     """Random numbers of a rank's own inside; behind it all ranks draw the same again."""
     before = torch.get_rng_state()
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []

@@ -111,6 +111,15 @@ class Watch:
                 stack.enter_context(patch.object(owner, name, new))
             yield
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Look away: what runs inside is no step of the script's."""
+        self._inside, self._backwards = self._inside + 1, self._backwards + 1
+        try:
+            yield
+        finally:
+            self._inside, self._backwards = self._inside - 1, self._backwards - 1
+
     def end(self) -> None:
         """The script has marked the end of a step."""
         is_new, self.is_marked = not self.is_marked, True
