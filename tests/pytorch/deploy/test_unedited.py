@@ -99,6 +99,14 @@ EVERY = [
 ]
 
 
+SPLIT = ("transformer_compiled.py", "torchtitan_style.py", "hf_trainer.py", "hf_bert_trainer.py")
+EVERY += [
+    pytest.param(name, plan, marks=() if (name, plan) == (SPLIT[0], "pp=2") else pytest.mark.slow)
+    for name in SPLIT
+    for plan in ("pp=2", "cp=2", "tp=2,sp=yes", "dp=2,pp=2")
+]
+
+
 @cache
 def alone_of(name):
     """What a script does by itself."""
@@ -106,11 +114,16 @@ def alone_of(name):
     return found
 
 
+def test_a_script_without_blocks_is_refused_stages_by_name():
+    for rank in on_ranks(2, trained, "plain_loop.py", "pp=2"):
+        assert "pp: `0` gives (8, 32)" in rank["refused"]
+
+
 @pytest.mark.parametrize(("name", "plan"), EVERY)
 def test_a_script_trains_as_it_does_by_itself(name, plan):
     if not CASES[name].is_here:
         pytest.skip(f"{CASES[name].needs} is not installed")
-    ranks = on_ranks(2, trained, name, plan, limit=240)
+    ranks = on_ranks(4 if plan == "dp=2,pp=2" else 2, trained, name, plan, limit=240)
     if (name, plan) in REFUSED:
         assert all(REFUSED[name, plan] in rank["refused"] for rank in ranks)
         return

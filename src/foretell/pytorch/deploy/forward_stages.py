@@ -153,9 +153,14 @@ class ForwardStage(nn.Module):  # type: ignore[misc]
         dots = tuple(f"{name}." for name in blocks.names)
         for name, module in blocks.model.named_modules():
             own = dict(module.named_parameters(recurse=False))
-            if f"{name}.".startswith(dots) or not any(id(p) in wanted for p in own.values()):
+            is_leaf = next(module.children(), None) is None
+            is_state = (
+                is_leaf and not own and first == 0 and next(module.buffers(), None) is not None
+            )
+            is_used = any(id(p) in wanted for p in own.values()) or is_state
+            if f"{name}.".startswith(dots) or not is_used:
                 continue
-            if next(module.children(), None) is None:
+            if is_leaf:
                 _put(self, name, module)
                 continue
             for key, p in own.items():  # a parameter of a module that holds others, too

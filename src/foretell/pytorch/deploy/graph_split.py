@@ -123,7 +123,7 @@ class GraphSplit:
 
         @functools.wraps(forward)
         def call(*args: Any, **kwargs: Any) -> Any:
-            return tree_map(self._plain, inner(*args, **kwargs))
+            return tree_map(self._given_out, inner(*args, **kwargs))
 
         return call
 
@@ -141,6 +141,11 @@ class GraphSplit:
         if not isinstance(x, DTensor):
             return x
         return _local(x, self.whole, self.whole)
+
+    def _given_out(self, x: Any) -> Any:
+        """What the caller gets: a loss is a tensor of its own, which may be written to."""
+        made = self._plain(x)
+        return made.clone() if made is not x and made.numel() == 1 else made
 
     def _enter(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Each rank takes its part of the tokens where the blocks begin."""
@@ -295,7 +300,7 @@ class _Distributed(TorchFunctionMode):  # type: ignore[misc]
 
 
 class _InOrder(torch.autograd.Function):  # type: ignore[misc]
-    """The same tensor; its gradient lies in memory in order, which DTensor takes for granted."""
+    """The same tensor; its gradient is contiguous, as DTensor assumes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map
 
 from foretell.pytorch.deploy.messages import untouched
 from foretell.pytorch.deploy.ties import shared_names
-from foretell.pytorch.deploy.units import units
+from foretell.pytorch.deploy.units import is_box, units
 
 
 def shard(
@@ -66,12 +66,12 @@ def shard(
 def always_called(model: Any, example: tuple[Any, ...] | None) -> bool:
     """Whether every unit is called whatever the data says, as far as an example can show.
 
-    An nn.Sequential calls all of its layers; a forward over an nn.ModuleList is tried with tensors
+    An nn.Sequential calls all of its layers; a forward over other containers is tried with tensors
     that have no values.
     """
     found = list(units(model).values())
-    boxes = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
-    listed = [box for box in boxes if found and any(u is found[0] for u in box)]
+    boxes = [m for m in model.modules() if is_box(m) and not isinstance(m, nn.Sequential)]
+    listed = [b for b in boxes if found and any(u is found[0] for u in b.children())]
     if example is None or not listed or found == [model]:
         return True
     called = set[int]()

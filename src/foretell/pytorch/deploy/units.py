@@ -1,7 +1,8 @@
 """The pieces of a model that are handled one by one: sharded, recomputed, cut into stages.
 
-A model's units are the children of its largest container (nn.Sequential or nn.ModuleList) that have
-parameters: the blocks of a transformer, the layers of a plain network.
+A model's units are the children of its largest container (nn.Sequential, nn.ModuleList, or an
+nn.ModuleDict with numbers for keys) that have parameters: the blocks of a transformer, the layers
+of a plain network.
 """
 
 from __future__ import annotations
@@ -20,16 +21,19 @@ HEAD = "head"  # what workloads call the layer that is the loss
 
 def units(model: Module) -> dict[str, Module]:
     """The model's blocks by name; the model itself where it has no container."""
-    boxes = [
-        (name, m)
-        for name, m in model.named_modules()
-        if isinstance(m, nn.Sequential | nn.ModuleList)
-    ]
+    boxes = [(name, m) for name, m in model.named_modules() if is_box(m)]
     if not boxes:
         return {"": model}
     name, box = max(boxes, key=lambda pair: (size_of(pair[1]), -len(pair[0])))
     dot = f"{name}." if name else ""
     return {f"{dot}{n}": child for n, child in box.named_children() if size_of(child)}
+
+
+def is_box(module: Module) -> bool:
+    """Whether a module is a row of others; one by numbers is a row, one by names is not."""
+    if isinstance(module, nn.ModuleDict):
+        return len(module) > 0 and all(key.isdecimal() for key in module)
+    return isinstance(module, nn.Sequential | nn.ModuleList)
 
 
 def cut(model: Module, num: int, layers: Sequence[int] = ()) -> list[Module]:
