@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from foretell.errors import ForetellError, InputError, unknown
+from foretell.errors import InputError, unknown
 from foretell.plan import Plan
 from foretell.plan.grouped import spoken
 from foretell.plan.unsupported import ModelFacts, require_runnable
@@ -326,13 +326,14 @@ def _by_graph(model: Any, plan: Plan, call: Call | None) -> StepSplits | None:
     if call is None or plan.tp * plan.cp == 1 or plan.pp > 1 or plan.stages or plan.groups:
         return None
     ways = named(model, said(model))
-    known = bool(blocks(model, ways)) if asks_tokens else any(w != SEQUENCE for w in ways.values())
+    layers = any(w != SEQUENCE for w in ways.values()) or bool(lone(model, plan.tp))
+    known = bool(blocks(model, ways)) if asks_tokens else layers
     if known and not (experts_of(model) and not asks_tokens):
         return None
     try:
         found = step_splits(model, *call)
-    except ForetellError:
-        return None  # what cannot be captured is split as far as its structure shows
+    except Exception:  # what cannot be captured is split as far as its structure shows
+        return None
     splits = any(one.kind != "words" for one in found.parameters.values())
     return found if (found.attentions if asks_tokens else splits) else None
 
