@@ -205,7 +205,7 @@ def rows(mine: dict[str, dict[str, float]], only: str, seconds: float) -> list[s
     ]
     worse = better = compared = short = unsound = 0
     for one in instances():
-        if only not in one.name or one.name not in theirs:
+        if only not in one.name or one.name not in theirs or one.name not in mine:
             continue
         a, b = mine[one.name], theirs[one.name]
         compared += 1
