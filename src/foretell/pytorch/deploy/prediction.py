@@ -128,8 +128,10 @@ class Predictor:
         """
         if self.known is not None:
             return self.known if dist.get_rank() == 0 else {}
-        busy, unsteady = stretch()
-        messages = tuple(_messages(self.plan, self.size))
+        busy, unsteady, late = stretch()
+        messages = tuple(
+            m._replace(start=max(m.start, late)) for m in _messages(self.plan, self.size)
+        )
         if self.plan.zero >= 2:
             messages = _as_sharded(messages, self.plan)
         else:
@@ -267,14 +269,16 @@ class Predictor:
         return first_apart(ops, profiled.forward)
 
 
-def stretch() -> tuple[float, float]:
+def stretch() -> tuple[float, float, float]:
     """Wall seconds of the slowest rank over core seconds of the same work, and how they vary.
 
-    All ranks work at once; the second is a standard deviation of logarithms.
+    All ranks work at once; the second is a standard deviation of logarithms. The third are seconds
+    of a small message behind that work: on a busy machine its threads have to wait for a core.
     """
     x = torch.randn(128, 128)
     many = max(1, round(_BURN / max(timed.timed(lambda: x @ x), 1e-6)))
-    walls, cores = [], []
+    small = torch.zeros(8)
+    walls, cores, wholes = [], [], []
     for _ in range(_BURNS):
         dist.barrier()
         wall, core = time.perf_counter(), time.thread_time()
@@ -282,10 +286,14 @@ def stretch() -> tuple[float, float]:
             x @ x
         cores.append(time.thread_time() - core)
         walls.append(time.perf_counter() - wall)
-    slowest = torch.tensor(walls, dtype=torch.float64)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        dist.all_reduce(small)
+        wholes.append(time.perf_counter() - wall)
+    each = torch.tensor([walls, wholes], dtype=torch.float64)
+    dist.all_reduce(each, op=dist.ReduceOp.MAX)
+    slowest, whole = each
     found = (slowest / min(cores)).clamp(min=1.0).sort().values
-    return float(found[:-1].mean()), float(found.log().std())
+    late = float((whole - slowest).sort().values[:-1].mean())
+    return float(found[:-1].mean()), float(found.log().std()), late
 
 
 def _together(mine: list[float | None]) -> list[float | None]:
