@@ -42,7 +42,7 @@ from foretell.search.fusion.from_workload import from_workload
 from foretell.search.fusion.moves import fitting_edges
 from foretell.search.fusion.planner import Found, FusionPlanner
 from foretell.search.fusion.problem import Problem
-from foretell.search.fusion.score import Judge
+from foretell.search.fusion.score import Evaluator
 from foretell.search.fusion.state import Fusion, fused, unfused
 from foretell.search.fusion.wire import Wire
 from foretell.workload import Workload, load
@@ -173,8 +173,8 @@ def rivals() -> None:
     print(f"\nms a step; ours is longer than a rival in {worse} of {len(CASES)}")
 
 
-def _judge(problem: Problem) -> Judge:
-    return Judge(problem, sharded=problem.zero == 2)
+def _judge(problem: Problem) -> Evaluator:
+    return Evaluator(problem, sharded=problem.zero == 2)
 
 
 def fusion_on(problem: Problem, other: Fusion) -> Fusion:
@@ -201,9 +201,9 @@ def row(model: str, problem: Problem, batch: int, wanted: float | None) -> dict[
     ours = FusionPlanner(reorder=True, seconds=LIMIT / 2).search(problem)
     halves = sharded(problem, ours)
     spent = time.process_time() - begun
-    paper = Run(Judge(problem), seconds=LIMIT)
+    paper = Run(Evaluator(problem), seconds=LIMIT)
     least = backtrack(paper, Backtrack(), begun_at(paper)).step
-    equal = Run(Judge(problem), seconds=ours.run.spent)
+    equal = Run(Evaluator(problem), seconds=ours.run.spent)
     as_long = backtrack(equal, Backtrack(patience=10**9), begun_at(equal)).step
     steps, best = [r.step for r in ours.baselines.values()], ours.best.step
     overlaps = ours.bounds.overlap, halves.bounds.overlap
@@ -221,7 +221,7 @@ def row(model: str, problem: Problem, batch: int, wanted: float | None) -> dict[
 
 def sharded(problem: Problem, ours: Found) -> Found:
     """The best where parameters are gathered apart: our kernels, weight gradients late or not."""
-    run = Run(Judge(problem, sharded=True))
+    run = Run(Evaluator(problem, sharded=True))
     put_off(run, run.see(run.judge.score(ours.best.fusion.put_off([]))))
     return Found(run.best, ours.baselines, bounds(run.judge, run.shortest), run)
 

@@ -44,7 +44,7 @@ from foretell.plan import Plan
 from foretell.pytorch.deploy import deploy
 from foretell.pytorch.deploy.shard import quiet
 from foretell.pytorch.deploy.units import cut
-from foretell.pytorch.deploy.worker import Pulse
+from foretell.pytorch.deploy.worker import Heartbeat
 from foretell.pytorch.ranks.pin import dealt
 
 LAYERS = 6
@@ -72,13 +72,13 @@ def sgd(module: Any) -> Any:
     return torch.optim.SGD(module.parameters(), lr=0.01)
 
 
-def ours(text: str, x: Any, pulse: Pulse) -> Step:
+def ours(text: str, x: Any, heartbeat: Heartbeat) -> Step:
     """A step of `foretell run`."""
     made, plan, kind = model(x), Plan.parse(text), x.device.type
     deployed = deploy(made, sgd(made), plan, loss=LOSS, samples=len(x), device=kind)
 
     def step() -> None:
-        pulse.enter("step")
+        heartbeat.enter("step")
         loss = deployed.step((x,), x)
         _ = None if loss is None else float(loss)
 
@@ -147,20 +147,20 @@ def measure(rank: int, folder: str, asked: Any) -> None:
     )
     x = torch.randn(asked.batch, asked.width, generator=torch.Generator().manual_seed(1))
     x = x.to(asked.device)
-    pulse = Pulse(Path(folder), rank, os.getppid())
+    heartbeat = Heartbeat(Path(folder), rank, os.getppid())
     found = {}
     with quiet():
         for name in asked.only:
-            found[name] = one_case(name, asked, x, pulse)
+            found[name] = one_case(name, asked, x, heartbeat)
     Path(folder, f"found-{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
-def one_case(name: str, asked: Any, x: Any, pulse: Pulse) -> list[tuple[Took, Took]]:
+def one_case(name: str, asked: Any, x: Any, heartbeat: Heartbeat) -> list[tuple[Took, Took]]:
     """The pairs of every make, each version made first in every other."""
     by_hand, text = CASES[name]
     theirs = partial(by_hand, x)
-    mine = partial(ours, text.format(micro=asked.batch // 8), x, pulse)
+    mine = partial(ours, text.format(micro=asked.batch // 8), x, heartbeat)
     mine = theirs if asked.control else mine
     pairs: list[tuple[Took, Took]] = []
     for turn in range(asked.makes):

@@ -10,7 +10,7 @@ from foretell.cluster import load as load_cluster
 from foretell.errors import InputError
 from foretell.graph import Builder, save
 from foretell.plan import check, read
-from foretell.plan.cut import cut, with_cuts
+from foretell.plan.partition import cut, with_cuts
 from foretell.predict import predict
 from foretell.workload import from_graph, load
 from foretell.workload.source import resized

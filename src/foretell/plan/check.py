@@ -9,7 +9,6 @@ from foretell.errors import InfeasibleError, InputError, unknown
 from foretell.plan import grouped
 from foretell.plan.framework import resolved
 from foretell.plan.grouped import layers_of, runs, units
-from foretell.plan.groups import expert_ranks
 from foretell.plan.order import (
     FAMILIES,
     ONE_CHUNK,
@@ -18,6 +17,7 @@ from foretell.plan.order import (
     require_micro_batches,
 )
 from foretell.plan.plan import Plan
+from foretell.plan.process_groups import expert_ranks
 from foretell.plan.segments import as_degrees, blocks_of, segments
 from foretell.workload import Workload
 

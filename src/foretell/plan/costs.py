@@ -1,7 +1,7 @@
 """Prices of checked plans: what layers and stages take, sharded or not.
 
 Closed forms (`foretell.plan.estimate`) and graphs (`foretell.plan.lower`) are made of these and of
-what `foretell.plan.ends` prices.
+what `foretell.plan.reduction_and_update` prices.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from foretell import portable
 from foretell.cluster import Cluster, Device
 from foretell.cost import collective, kernel
 from foretell.plan.framework import running
-from foretell.plan.groups import expert_ranks, levels, stride
-from foretell.plan.hold import LayerMemory, holdings
+from foretell.plan.layer_cost import LayerCost, Part, layer_costs, slowest
+from foretell.plan.layer_memory import LayerMemory, holdings
 from foretell.plan.layouts import Array, Layouts, Rows, layouts
-from foretell.plan.parts import LayerCost, Part, layer_costs, slowest
 from foretell.plan.plan import Plan
+from foretell.plan.process_groups import expert_ranks, levels, stride
 from foretell.workload import Op, Workload
 from foretell.workload.op import BYTES, KEPT
 

@@ -25,11 +25,11 @@ from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.plan.check import check, placed
 from foretell.plan.costs import Costs, Stage, costs, stage
-from foretell.plan.ends import reduction, sends, tying, updating
 from foretell.plan.layouts import Array
 from foretell.plan.memory import peaks
 from foretell.plan.order import is_split
 from foretell.plan.plan import Plan
+from foretell.plan.reduction_and_update import reduction, sends, tying, updating
 from foretell.plan.stages import FIRST, LAST, MIDDLE, shares
 from foretell.workload import Workload
 

@@ -1,7 +1,7 @@
 """What layers on ranks of their own cost and hold: prices of single layers at single batches.
 
-Seconds of layers come from `foretell.plan.parts`, of messages from `foretell.cost.collective`; what
-a search draws lines between is asked here for exactly the samples a plan names.
+Seconds of layers come from `plan.layer_cost`, of messages from `foretell.cost.collective`; what a
+search draws lines between is asked here for exactly the samples a plan names.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from foretell.cost import collective, kernel
 from foretell.plan.costs import unpriced
 from foretell.plan.framework import Running, running
 from foretell.plan.grouped import Unit, units
-from foretell.plan.hold import holdings
+from foretell.plan.layer_cost import layer_costs
+from foretell.plan.layer_memory import holdings
 from foretell.plan.layouts import layouts
 from foretell.plan.memory import Memory, stage_memory
-from foretell.plan.parts import layer_costs
 from foretell.plan.plan import Plan
 from foretell.workload import Op, Workload
 from foretell.workload.op import BYTES

@@ -2,7 +2,7 @@
 
     forward, backward   one task a stretch of layers on the same ranks, rank and micro-batch; the
                         last backward has one for each message of gradients
-    send                samples that the next stretch wants elsewhere (→ foretell.plan.reslice)
+    send                samples that the next stretch wants elsewhere (→ foretell.plan.redistribute)
     sync, product       gradients as soon as their backward is done; with factors, then the product
     update, share       the optimizer when all gradients are there; then parameters go round
 
@@ -23,9 +23,9 @@ from foretell.graph import Builder, Graph
 from foretell.graph.groups import group_text
 from foretell.plan.group_costs import GroupCosts
 from foretell.plan.group_order import orders
-from foretell.plan.group_rows import Layer, Stretch, stretches
+from foretell.plan.layer_ranges import Layer, LayerRange, layer_ranges
 from foretell.plan.plan import Plan
-from foretell.plan.reslice import reslice
+from foretell.plan.redistribute import reslice
 from foretell.whatif import Setting, applied, parse
 from foretell.workload import Workload
 
@@ -35,34 +35,36 @@ def lower_groups(
 ) -> Graph:
     """The graph of one step of a checked plan."""
     costs = costs or GroupCosts.of(plan, workload, cluster)
-    found, batches = stretches(plan, costs)
+    found, batches = layer_ranges(plan, costs)
     for stretch in found:
         if stretch.is_split:
             require_split(stretch, costs)
-    sheet = _Sheet(plan, costs, found, batches)
+    context = _Context(plan, costs, found, batches)
     for m in range(batches):
         for q in range(len(found)):
-            _forward(sheet, m, q)
+            _forward(context, m, q)
     for m in range(batches):
         for q in reversed(range(len(found))):
-            _backward(sheet, m, q)
-    _end(sheet)
-    graph = sheet.build.made({"workload": workload.name, "plan": str(plan)})
+            _backward(context, m, q)
+    _end(context)
+    graph = context.build.made({"workload": workload.name, "plan": str(plan)})
     return applied([parse(text) for text in plan.whatifs], graph, Setting(cluster))
 
 
 @dataclass
-class _Sheet:
+class _Context:
     """A graph on its way."""
 
     plan: Plan
     costs: GroupCosts
-    found: list[Stretch]
+    found: list[LayerRange]
     batches: int
     build: Builder = field(default_factory=Builder)
     done: dict[tuple[int, int], int] = field(default_factory=dict)  # micro-batch, rank: its newest
     synced: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # by rank
-    later: list[tuple[Stretch, str, float]] = field(default_factory=list)  # goes round at the end
+    later: list[tuple[LayerRange, str, float]] = field(
+        default_factory=list
+    )  # goes round at the end
     last: dict[int, int] = field(default_factory=dict)  # the last backward of each rank
 
     def __post_init__(self) -> None:
@@ -84,50 +86,50 @@ class _Sheet:
         return int(self.costs.cluster.nodes[rank])
 
 
-def _forward(sheet: _Sheet, m: int, q: int) -> None:
+def _forward(context: _Context, m: int, q: int) -> None:
     """One stretch of one micro-batch, and what it is passed."""
-    stretch = sheet.found[q]
-    arrived = _handed(sheet, m, q - 1, back=False) if q else {}
-    before = {r: sheet.done.get((m, r)) for r in stretch.ranks}
+    stretch = context.found[q]
+    arrived = _handed(context, m, q - 1, back=False) if q else {}
+    before = {r: context.done.get((m, r)) for r in stretch.ranks}
     if q:
-        _forget(sheet, m)
+        _forget(context, m)
     for rank in stretch.ranks:
-        sheet.done[m, rank] = _kernel(
-            sheet, rank, "forward", stretch.seconds(sheet.costs, rank)[0], m,
+        context.done[m, rank] = _kernel(
+            context, rank, "forward", stretch.seconds(context.costs, rank)[0], m,
             [before[rank], *arrived.get(rank, ())], priority=1,
         )  # fmt: skip
 
 
-def _forget(sheet: _Sheet, m: int) -> None:
+def _forget(context: _Context, m: int) -> None:
     """What was sent on is behind: only the newest stretch of a micro-batch is waited for."""
-    for key in [key for key in sheet.done if key[0] == m]:
-        del sheet.done[key]
+    for key in [key for key in context.done if key[0] == m]:
+        del context.done[key]
 
 
 def _kernel(
-    sheet: _Sheet, rank: int, op: str, seconds: float, m: int, after: Iterable[int | None],
+    context: _Context, rank: int, op: str, seconds: float, m: int, after: Iterable[int | None],
     priority: int = 0,
 ) -> int:  # fmt: skip
     phases = {"forward": "forward", "optimizer": "update"}
-    return sheet.build.task(
-        lane=sheet.work[rank], after=[a for a in after if a is not None], kind="kernel", op=op,
+    return context.build.task(
+        lane=context.work[rank], after=[a for a in after if a is not None], kind="kernel", op=op,
         name=op, rank=rank, seconds=seconds, phase=phases.get(op, "backward"), micro_batch=m,
         priority=priority, source="formula",
     )  # fmt: skip
 
 
-def _handed(sheet: _Sheet, m: int, q: int, *, back: bool) -> dict[int, list[int]]:
+def _handed(context: _Context, m: int, q: int, *, back: bool) -> dict[int, list[int]]:
     """Messages between a stretch and the next, and for each rank those it waits for."""
-    first, then = sheet.found[q], sheet.found[q + 1]
-    size = float(sheet.costs.held["handed"][first.units[-1]]) * first.batch / sheet.batches
+    first, then = context.found[q], context.found[q + 1]
+    size = float(context.costs.held["handed"][first.units[-1]]) * first.batch / context.batches
     found: dict[int, list[int]] = defaultdict(list)
     for (source, target), share in moved(first, then).items():
         here, there = (target, source) if back else (source, target)
-        found[there].append(_send(sheet, here, there, share * size, m))
+        found[there].append(_send(context, here, there, share * size, m))
     return found
 
 
-def moved(first: Stretch, then: Stretch) -> dict[tuple[int, int], float]:
+def moved(first: LayerRange, then: LayerRange) -> dict[tuple[int, int], float]:
     """What share of the batch goes from rank to rank; a split stretch has all samples everywhere.
 
     From ranks that hold everything each other rank gets its part of all of them alike.
@@ -148,45 +150,45 @@ def moved(first: Stretch, then: Stretch) -> dict[tuple[int, int], float]:
     return out
 
 
-def _send(sheet: _Sheet, here: int, there: int, size: float, m: int) -> int:
-    apart = sheet.node(here) != sheet.node(there)
+def _send(context: _Context, here: int, there: int, size: float, m: int) -> int:
+    apart = context.node(here) != context.node(there)
     wires = [("out", here), ("in", there)] if apart else [("bus", here)]
-    after = sheet.done.get((m, here))
-    return sheet.build.task(
+    after = context.done.get((m, here))
+    return context.build.task(
         after=[] if after is None else [after], kind="send", op="send", rank=there,
-        seconds=sheet.costs.talk("send", size, (here, there)), comm_bytes=size,
+        seconds=context.costs.talk("send", size, (here, there)), comm_bytes=size,
         phase="communicate", micro_batch=m, group=group_text((here, there)), source="formula",
-        uses={sheet.wires[word, sheet.node(rank)]: 1.0 for word, rank in wires},
+        uses={context.wires[word, context.node(rank)]: 1.0 for word, rank in wires},
     )  # fmt: skip
 
 
-def _backward(sheet: _Sheet, m: int, q: int) -> None:
+def _backward(context: _Context, m: int, q: int) -> None:
     """One stretch backward, message by message in the last micro-batch."""
-    stretch, is_last = sheet.found[q], m + 1 == sheet.batches
+    stretch, is_last = context.found[q], m + 1 == context.batches
     arrived: dict[int, list[int]] = {}
-    before = {r: sheet.done.get((m, r)) for r in stretch.ranks}
-    if q + 1 < len(sheet.found):
-        arrived = _handed(sheet, m, q, back=True)
-        _forget(sheet, m)
+    before = {r: context.done.get((m, r)) for r in stretch.ranks}
+    if q + 1 < len(context.found):
+        arrived = _handed(context, m, q, back=True)
+        _forget(context, m)
     sends = is_last and len(stretch.ranks) > 1 and not stretch.is_split
-    fuse = sheet.plan.bucket_mb * 2**20
-    pieces = stretch.messages(sheet.costs, fuse) if sends else [stretch.layers]
+    fuse = context.plan.bucket_mb * 2**20
+    pieces = stretch.messages(context.costs, fuse) if sends else [stretch.layers]
     for piece in pieces:
         for rank in stretch.ranks:
             after = [before[rank], *arrived.get(rank, ())]
-            seconds = stretch.backward(sheet.costs, rank, piece, by_factors=sends)
-            task = _kernel(sheet, rank, "backward", seconds, m, after, priority=2)
-            sheet.done[m, rank] = sheet.last[rank] = task
-        before, arrived = {r: sheet.done[m, r] for r in stretch.ranks}, {}
-        if sends and sheet.plan.overlap is not False:
-            _sync(sheet, stretch, piece, m)
-    for piece in pieces if sends and sheet.plan.overlap is False else ():
-        _sync(sheet, stretch, piece, m)
+            seconds = stretch.backward(context.costs, rank, piece, by_factors=sends)
+            task = _kernel(context, rank, "backward", seconds, m, after, priority=2)
+            context.done[m, rank] = context.last[rank] = task
+        before, arrived = {r: context.done[m, r] for r in stretch.ranks}, {}
+        if sends and context.plan.overlap is not False:
+            _sync(context, stretch, piece, m)
+    for piece in pieces if sends and context.plan.overlap is False else ():
+        _sync(context, stretch, piece, m)
 
 
-def _sync(sheet: _Sheet, stretch: Stretch, piece: Sequence[Layer], m: int) -> None:
+def _sync(context: _Context, stretch: LayerRange, piece: Sequence[Layer], m: int) -> None:
     """One message of gradients; with factors, the matmul that follows it."""
-    costs, ranks = sheet.costs, stretch.ranks
+    costs, ranks = context.costs, stretch.ranks
     size = costs.gradient([layer.unit for layer in piece])
     if not size:
         return
@@ -199,55 +201,57 @@ def _sync(sheet: _Sheet, stretch: Stretch, piece: Sequence[Layer], m: int) -> No
         factors = sum(rows * p.rows * (p.n1 + p.n2) * width for p in sent)
         seconds = costs.talk("all_gather", factors, ranks) + costs.talk("all_reduce", rest, ranks)
         size = factors + rest
-    task = _collective(sheet, stretch, ops.get(way, "all_reduce"), size, seconds,
-                       [sheet.done[m, r] for r in ranks])  # fmt: skip
+    task = _collective(context, stretch, ops.get(way, "all_reduce"), size, seconds,
+                       [context.done[m, r] for r in ranks])  # fmt: skip
     for rank in ranks:
         behind = task
         if sent:
             device = costs.cluster.devices[rank]
             took = sum(costs.product_seconds(device, p, stretch.rows) for p in sent)
-            behind = _kernel(sheet, rank, "product", took, m, [task])
-        sheet.synced[rank].append(behind)
+            behind = _kernel(context, rank, "product", took, m, [task])
+        context.synced[rank].append(behind)
     if way in ("ps", "sharded"):
-        sheet.later.append((stretch, "broadcast" if way == "ps" else "all_gather", size))
+        context.later.append((stretch, "broadcast" if way == "ps" else "all_gather", size))
 
 
 def _collective(
-    sheet: _Sheet, stretch: Stretch, op: str, size: float, seconds: float, after: list[int]
+    context: _Context, stretch: LayerRange, op: str, size: float, seconds: float, after: list[int]
 ) -> int:
     """A collective of all ranks of a stretch: one at a time on each."""
-    nodes = dict.fromkeys(sheet.node(rank) for rank in stretch.ranks)
+    nodes = dict.fromkeys(context.node(rank) for rank in stretch.ranks)
     words = ("out", "in") if len(nodes) > 1 else ("bus",)
-    return sheet.build.task(
-        lanes=[sheet.talk[r] for r in stretch.ranks], after=after, kind="collective", op=op,
+    return context.build.task(
+        lanes=[context.talk[r] for r in stretch.ranks], after=after, kind="collective", op=op,
         name=op, rank=stretch.ranks[0], seconds=seconds, comm_bytes=size, phase="communicate",
         group=group_text(stretch.ranks), source="formula",
-        uses={sheet.wires[word, node]: 1.0 for node in nodes for word in words},
+        uses={context.wires[word, node]: 1.0 for node in nodes for word in words},
     )  # fmt: skip
 
 
-def _end(sheet: _Sheet) -> None:
+def _end(context: _Context) -> None:
     """The optimizer of each rank when all is there; then parameters that others updated."""
     updated = {}
-    for rank in sheet.ranks:
-        took = sum(stretch.update(sheet.costs, rank) for stretch in sheet.found)
-        newest = [sheet.done[m, rank] for m in range(sheet.batches) if (m, rank) in sheet.done]
-        after = {sheet.last[rank], *newest, *sheet.synced[rank]}
-        updated[rank] = _kernel(sheet, rank, "optimizer", took, 0, sorted(after))
-        _hold(sheet, rank)
-    for stretch, op, size in sheet.later:
-        seconds = sheet.costs.talk(op, size, stretch.ranks)
-        _collective(sheet, stretch, op, size, seconds, [updated[r] for r in stretch.ranks])
+    for rank in context.ranks:
+        took = sum(stretch.update(context.costs, rank) for stretch in context.found)
+        newest = [
+            context.done[m, rank] for m in range(context.batches) if (m, rank) in context.done
+        ]
+        after = {context.last[rank], *newest, *context.synced[rank]}
+        updated[rank] = _kernel(context, rank, "optimizer", took, 0, sorted(after))
+        _hold(context, rank)
+    for stretch, op, size in context.later:
+        seconds = context.costs.talk(op, size, stretch.ranks)
+        _collective(context, stretch, op, size, seconds, [updated[r] for r in stretch.ranks])
 
 
-def _hold(sheet: _Sheet, rank: int) -> None:
+def _hold(context: _Context, rank: int) -> None:
     """What a rank has all the time, and what its backwards need."""
-    for kind, size in holding(sheet.found, sheet.costs, rank, sheet.flying).items():
+    for kind, size in holding(context.found, context.costs, rank, context.flying).items():
         word = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer"}
-        sheet.build.buffer(size, rank=rank, name=kind, kind=word.get(kind, "activation"))
+        context.build.buffer(size, rank=rank, name=kind, kind=word.get(kind, "activation"))
 
 
-def in_flight(found: Sequence[Stretch]) -> dict[tuple[int, int], int]:
+def in_flight(found: Sequence[LayerRange]) -> dict[tuple[int, int], int]:
     """For each rank and stretch the most micro-batches whose backward is still to come."""
     split = [q for q, stretch in enumerate(found) if stretch.is_split]
     out: dict[tuple[int, int], int] = {}
@@ -260,7 +264,7 @@ def in_flight(found: Sequence[Stretch]) -> dict[tuple[int, int], int]:
 
 
 def holding(
-    found: Sequence[Stretch], costs: GroupCosts, rank: int, flying: Mapping[tuple[int, int], int]
+    found: Sequence[LayerRange], costs: GroupCosts, rank: int, flying: Mapping[tuple[int, int], int]
 ) -> dict[str, float]:
     """Bytes of a rank at its fullest, by what they are."""
     total = {"parameters": 0.0, "gradients": 0.0, "optimizer": 0.0, "activations": 0.0}
@@ -273,7 +277,7 @@ def holding(
     return total | {"buffers": brief}
 
 
-def require_split(stretch: Stretch, costs: GroupCosts) -> None:
+def require_split(stretch: LayerRange, costs: GroupCosts) -> None:
     """Raise where a stretch cannot be split over its ranks."""
     most = costs.workload.most(*costs.degrees(2))
     nodes = {int(costs.cluster.nodes[rank]) for rank in stretch.ranks}

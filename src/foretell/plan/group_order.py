@@ -14,7 +14,7 @@ from typing import NamedTuple
 _TAKES = {"F": 1, "B": 2}  # a backward is about twice a forward
 
 
-class Act(NamedTuple):
+class Action(NamedTuple):
     """The forward or backward of one run of layers for one micro-batch."""
 
     kind: str  # F or B
@@ -27,7 +27,7 @@ class Act(NamedTuple):
 
 def orders(
     where: Sequence[Sequence[int]], batches: int, together: Collection[int] = ()
-) -> dict[int, list[Act]]:
+) -> dict[int, list[Action]]:
     """What each rank does, in order; `where` has the ranks of each run of layers.
 
     Ranks of runs in `together` (the split ones) begin at the same moment: they communicate inside.
@@ -49,11 +49,14 @@ class _Played:
         self, where: Sequence[Sequence[int]], batches: int, together: Collection[int]
     ) -> None:
         self.where, self.together = where, together
-        self.found: dict[int, list[Act]] = {rank: [] for ranks in where for rank in ranks}
-        self.idle, self.busy = set(self.found), list[tuple[int, int, Act]]()  # end, rank, what
+        self.found: dict[int, list[Action]] = {rank: [] for ranks in where for rank in ranks}
+        self.idle, self.busy = set(self.found), list[tuple[int, int, Action]]()  # end, rank, what
         self.ready: dict[int, list[tuple[bool, int, int]]] = {rank: [] for rank in self.found}
-        self.then, self.missing = dict[Act, list[Act]](), dict[Act, int]()  # ends still to come
-        acts = [Act(k, q, m) for m in range(batches) for q in range(len(where)) for k in "FB"]
+        self.then, self.missing = (
+            dict[Action, list[Action]](),
+            dict[Action, int](),
+        )  # ends still to come
+        acts = [Action(k, q, m) for m in range(batches) for q in range(len(where)) for k in "FB"]
         for act in acts:
             needs = _before(act, len(where))
             for need in needs:
@@ -62,7 +65,7 @@ class _Played:
             if not needs:
                 self._offer(act)
 
-    def _offer(self, act: Act) -> None:
+    def _offer(self, act: Action) -> None:
         """Nothing is missing any more: its ranks may take it."""
         for rank in self.where[act.run]:
             self.ready[rank].append((act.kind == "F", act.micro_batch, act.run))
@@ -81,7 +84,7 @@ class _Played:
     def _take(self, key: tuple[bool, int, int], rank: int, now: int) -> None:
         """Let a rank begin what it chose, and with it all that have to begin at once."""
         is_forward, m, q = key
-        act = Act("F" if is_forward else "B", q, m)
+        act = Action("F" if is_forward else "B", q, m)
         for one in self.where[q] if q in self.together else (rank,):
             self.ready[one].remove(key)
             self.found[one].append(act)
@@ -99,10 +102,10 @@ class _Played:
                     self._offer(follower)
 
 
-def _before(act: Act, runs: int) -> list[Act]:
+def _before(act: Action, runs: int) -> list[Action]:
     """What has to be done on all its ranks first; micro-batches of a run go in turn."""
     kind, q, m = act
-    earlier = [Act(kind, q, m - 1)] if m else []
+    earlier = [Action(kind, q, m - 1)] if m else []
     if kind == "F":
-        return earlier + ([Act("F", q - 1, m)] if q else [])
-    return [*earlier, Act("F", q, m)] + ([Act("B", q + 1, m)] if q + 1 < runs else [])
+        return earlier + ([Action("F", q - 1, m)] if q else [])
+    return [*earlier, Action("F", q, m)] + ([Action("B", q + 1, m)] if q + 1 < runs else [])

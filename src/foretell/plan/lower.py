@@ -15,6 +15,7 @@ Ranks that do not do the same (`shares`, `sync`, `groups`) are written one by on
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,19 +23,232 @@ from foretell.cluster import Cluster
 from foretell.cost import collective
 from foretell.errors import unknown
 from foretell.graph import Graph
+from foretell.graph.columns import Kind, Phase, Source
 from foretell.graph.groups import group_text
-from foretell.plan.chains import Spans, write_stages
-from foretell.plan.check import settled
-from foretell.plan.ends import sends
-from foretell.plan.finish import write_buffers, write_end
+from foretell.plan.check import micro_batches, settled
+from foretell.plan.costs import grad_width
 from foretell.plan.group_graph import lower_groups
-from foretell.plan.group_rows import is_apart
-from foretell.plan.pieces import DETAILS
+from foretell.plan.layer_ranges import is_apart
+from foretell.plan.layouts import Array
+from foretell.plan.lowering_context import (
+    Ids,
+    LoweringContext,
+    Priced,
+    PricedStage,
+    context_of,
+    priced,
+)
+from foretell.plan.order import FORWARD, Order, last_stage, order
 from foretell.plan.place_graph import lower_places
 from foretell.plan.plan import Plan
-from foretell.plan.sheet import Priced, Sheet, priced, sheet
+from foretell.plan.reduction_and_update import (
+    messages,
+    overlaps,
+    reducing,
+    regathering,
+    sends,
+    tied_bytes,
+    updating,
+)
+from foretell.plan.stage_ops import DETAILS, Piece, chain, few, split
 from foretell.whatif import Setting, applied, parse
 from foretell.workload import Workload
+
+
+class Spans(NamedTuple):
+    """First and last task of each forward and backward: way × stage × chunk × micro-batch."""
+
+    first: Ids
+    last: Ids
+    made: list[list[int]]  # of each stage: tasks of its last backward, whose gradients can go
+    order: Order
+
+
+class _Book:
+    """Every different chain once, end to end in columns, so that tasks are gathered by index."""
+
+    def __init__(self, context: LoweringContext, detail: str) -> None:
+        self.context, self.detail = context, detail
+        self.number: dict[object, int] = {}
+        self.chains: list[list[Piece]] = []
+
+    def of(self, stage: int, chunk: int, way: int, final: bool) -> int:
+        """The number of the chain of a stage's chunk; stages alike share theirs."""
+        s, one = self.context, self.context.stages[stage]
+        ends = (stage == 0, stage == len(s.stages) - 1, id(one.costs))
+        key = (*ends, tuple(one.layers), chunk, way, final)
+        if key not in self.number:
+            where = (stage, chunk, way)
+            alone = one.weight_seconds
+            pieces = chain(one.costs, s.workload, one.cluster, where, self.detail, alone)
+            if final and overlaps(one.plan):
+                sizes = sent_in(one)
+                pieces = split(pieces, one.costs, s.workload, (stage, chunk), sizes)
+            self.number[key] = len(self.chains)
+            self.chains.append(pieces)
+        return self.number[key]
+
+
+def sent_in(one: PricedStage) -> Array:
+    """The share of a stage's gradients in each of its messages."""
+    return few(messages(one.costs, one.cost, one.times, one.workload).sizes())
+
+
+def write_stages(context: LoweringContext, detail: str) -> Spans:
+    """Every forward and backward of every stage, in the order the schedule says."""
+    count = micro_batches(context.plan)
+    found = order(context.stages[0].plan, count)
+    ways, chunks = range(3 if found.is_split else 2), found.chunks
+    size = (len(ways), len(context.stages), chunks, count)
+    spans = Spans(np.zeros(size, np.int64), np.zeros(size, np.int64), [], found)
+    book = _Book(context, detail)
+    for stage, (way, chunk, micro) in enumerate(found.turns):
+        which = {(c, w): book.of(stage, c, w, False) for c in range(chunks) for w in ways}
+        number = np.array([which[c, w] for c, w in zip(chunk.tolist(), way.tolist(), strict=True)])
+        number[-1] = book.of(stage, int(chunk[-1]), int(way[-1]), True)
+        first, last, made = _write(context, book, stage, number, way, micro)
+        spans.first[way, stage, chunk, micro] = first
+        spans.last[way, stage, chunk, micro] = last
+        spans.made.append(made)
+    return spans
+
+
+def _write(
+    context: LoweringContext, book: _Book, stage: int, number: Ids, way: Ids, micro: Ids
+) -> tuple[Ids, Ids, list[int]]:
+    """The tasks of one stage; first and last of each chain, and the compute of the final one."""
+    draft, lanes = context.draft, context.lanes[stage]
+    lengths = np.array([len(c) for c in book.chains])
+    pieces = [piece for c in book.chains for piece in c]
+    starts = np.cumsum(lengths) - lengths
+    sizes = lengths[number]
+    begin = np.cumsum(sizes) - sizes
+    inside = np.arange(sizes.sum()) - np.repeat(begin, sizes)
+    at = np.repeat(starts[number], sizes) + inside
+    kernel = np.array([p.kind == "kernel" for p in pieces])
+    # Exchanges of a split layer stand in the way of the next kernel, of another micro-batch too.
+    blocks = kernel | np.array([p.axis == "tp" for p in pieces])
+    ids = draft.tasks(
+        len(at),
+        rank=context.stages[stage].rank,
+        lane=np.where(blocks, lanes.compute, lanes.collective)[at],
+        kind=np.where(kernel, int(Kind.KERNEL), int(Kind.COLLECTIVE))[at],
+        op=np.array([draft.text(p.op) for p in pieces])[at],
+        layer=np.array([draft.text(p.layer) for p in pieces])[at],
+        seconds=np.array([p.seconds for p in pieces])[at],
+        flops=np.array([p.flops for p in pieces])[at],
+        comm_bytes=np.array([p.comm_bytes for p in pieces])[at],
+        phase=np.where(np.repeat(way != FORWARD, sizes), int(Phase.BACKWARD), int(Phase.FORWARD)),
+        micro_batch=np.repeat(micro, sizes),
+        source=int(Source.FORMULA),
+    )
+    for back in sorted({b for p in pieces for b in p.after}):
+        has = np.array([back in p.after for p in pieces])[at] & (inside >= back)
+        draft.wait(ids[has], ids[has] - back)
+    lead = np.array([next(i for i, p in enumerate(c) if p.kind == "kernel") for c in book.chains])
+    made = ids[begin[-1] :][kernel[at[begin[-1] :]]]
+    return ids[begin] + lead[number], ids[begin + sizes - 1], made.tolist()
+
+
+def write_end(context: LoweringContext, spans: Spans) -> None:
+    """Reduce, update and hand back, on every stage."""
+    done = [_reduce(context, one, spans.made[one.index]) for one in context.stages]
+    if len(context.stages) > 1:
+        done += _tie(context, done)
+    for one in context.stages:
+        _update(context, one, done)
+
+
+def _reduce(context: LoweringContext, one: PricedStage, made: list[int]) -> int:
+    """Reduce the gradients of a stage; the task after which they are all there."""
+    seconds = float(reducing(one.costs, one.cost, one.cluster)[0])
+    if not seconds:
+        return made[-1]
+    pieces = made if overlaps(one.plan) else made[-1:]
+    parts = sent_in(one)
+    if len(parts) != len(pieces):  # layer by layer, or all at the end
+        parts = np.full(len(pieces), 1 / len(pieces))
+    size = float((one.cost.weights * grad_width(one.costs))[0])
+    ids = context.draft.tasks(
+        len(pieces),
+        op="reduce_scatter" if one.plan.zero else "all_reduce",
+        name="gradients",
+        seconds=seconds * parts,
+        comm_bytes=size * parts,
+        group=one.group,
+        **(_talk(context, one) | {"lane": context.lanes[one.index].between}),
+    )
+    context.draft.wait(ids, pieces)
+    return int(ids[-1])
+
+
+def _talk(context: LoweringContext, one: PricedStage) -> dict[str, Any]:
+    """What all collectives of a stage have in common."""
+    where = {"lane": context.lanes[one.index].collective, "rank": one.rank}
+    return where | {"kind": "collective", "phase": "communicate", "source": "formula"}
+
+
+def _tie(context: LoweringContext, done: list[int]) -> list[int]:
+    """Add up the gradients of weights that the stages of the first and the last layer share."""
+    first, last = context.stages[0], context.stages[last_stage(context.stages[0].plan)]
+    size = tied_bytes(first.costs, context.workload)
+    if not size[0] or first is last:
+        return []
+    between = context.apart(first.index, last.index)
+    seconds = float(collective.price("all_reduce", size, between).seconds[0])
+    group = group_text((first.rank, last.rank))
+    task = context.draft.tasks(
+        1, op="all_reduce", name="tied weights", seconds=seconds, group=group,
+        **_talk(context, first),
+    )  # fmt: skip
+    context.draft.wait(task, (done[first.index], done[last.index]))
+    return [int(task[0])]
+
+
+def _update(context: LoweringContext, one: PricedStage, done: list[int]) -> None:
+    """The optimizer, after all gradients are there, and the parameters it hands back."""
+    update = context.draft.tasks(
+        1,
+        kind="kernel",
+        op="optimizer",
+        lane=context.lanes[one.index].compute,
+        rank=one.rank,
+        seconds=float(updating(one.costs, one.cost, one.cluster)[0]),
+        phase="update",
+        source="formula",
+    )
+    context.draft.wait(update, done)
+    again = float(regathering(one.costs, one.cost, one.cluster)[0])
+    if again:
+        back = context.draft.tasks(
+            1,
+            op="all_gather",
+            name="parameters",
+            seconds=again,
+            group=one.group,
+            **_talk(context, one),
+        )
+        context.draft.wait(back, update)
+
+
+def write_buffers(context: LoweringContext, spans: Spans) -> None:
+    """What each rank holds for good, and what each micro-batch keeps from forward to backward."""
+    for one in context.stages:
+        parts = one.memory.parts()
+        for kind in ("parameter", "gradient", "optimizer", "workspace"):
+            size = parts.get(f"{kind}s", parts.get(kind, 0.0))
+            context.draft.buffers(1, kind, kind, bytes=size, rank=one.rank)
+        first, last = (ids[one.index].reshape(-1) for ids in (spans.first[0], spans.last[-1]))
+        chunks = spans.first.shape[2]
+        context.draft.buffers(
+            len(first),
+            "activation",
+            "kept for the backward",
+            bytes=float(one.memory.each[0]) / chunks,
+            rank=one.rank,
+            born=first,
+            dies=last,
+        )
 
 
 def lower(plan: Plan, workload: Workload, cluster: Cluster, *, detail: str = "stage") -> Graph:
@@ -51,50 +265,50 @@ def lower(plan: Plan, workload: Workload, cluster: Cluster, *, detail: str = "st
 
 def written(found: Priced, detail: str = "stage") -> Graph:
     """The graph of a plan whose prices are known already."""
-    page = sheet(found)
-    spans = write_stages(page, detail)
-    _hand_over(page, spans)
-    write_end(page, spans)
-    write_buffers(page, spans)
-    plan = page.plan
-    each = float(len(page.stages[0].ranks))
-    graph = page.draft.graph(workload=page.workload.name, plan=str(plan), ranks_each=each)
-    return applied([parse(text) for text in plan.whatifs], graph, Setting(page.cluster))
+    context = context_of(found)
+    spans = write_stages(context, detail)
+    _hand_over(context, spans)
+    write_end(context, spans)
+    write_buffers(context, spans)
+    plan = context.plan
+    each = float(len(context.stages[0].ranks))
+    graph = context.draft.graph(workload=context.workload.name, plan=str(plan), ranks_each=each)
+    return applied([parse(text) for text in plan.whatifs], graph, Setting(context.cluster))
 
 
-def _hand_over(page: Sheet, spans: Spans) -> None:
+def _hand_over(context: LoweringContext, spans: Spans) -> None:
     """What stages send each other, one part of the model to the next and back."""
     places = spans.order.places
     hops: dict[tuple[int, int], float] = {}
     for here, there in pairwise(places):
         ends = here[0], there[0]
         if here[0] == there[0]:
-            page.draft.wait(spans.first[0, *there], spans.last[0, *here])
-            page.draft.wait(spans.first[1, *here], spans.last[1, *there])
+            context.draft.wait(spans.first[0, *there], spans.last[0, *here])
+            context.draft.wait(spans.first[1, *here], spans.last[1, *there])
             continue
         if ends not in hops:
-            hops[ends] = hop(page, *ends)
-        _send(page, spans, 0, here, there, hops[ends])
-        _send(page, spans, 1, there, here, hops[ends])
+            hops[ends] = hop(context, *ends)
+        _send(context, spans, 0, here, there, hops[ends])
+        _send(context, spans, 1, there, here, hops[ends])
     end, chunk = places[-1]
-    page.draft.wait(spans.first[1, end, chunk], spans.last[0, end, chunk])
+    context.draft.wait(spans.first[1, end, chunk], spans.last[0, end, chunk])
     if spans.order.is_split:
-        page.draft.wait(spans.first[2].reshape(-1), spans.last[1].reshape(-1))
+        context.draft.wait(spans.first[2].reshape(-1), spans.last[1].reshape(-1))
 
 
-def hop(page: Priced, here: int, there: int) -> float:
+def hop(context: Priced, here: int, there: int) -> float:
     """Seconds to hand a micro-batch from one stage to another: of the rank that has most to do.
 
     Where they have unlike replicas, each sends to or receives from several of the other's.
     """
-    if page.is_even:
-        return float(sends(page.stages[here].costs, page.workload, page.cluster)[0])
-    size = max(_handed(page, here), _handed(page, there))
-    return float(collective.price("send", np.array([size]), page.apart(here, there)).seconds[0])
+    if context.is_even:
+        return float(sends(context.stages[here].costs, context.workload, context.cluster)[0])
+    size = max(_handed(context, here), _handed(context, there))
+    return float(collective.price("send", np.array([size]), context.apart(here, there)).seconds[0])
 
 
 def _send(
-    page: Sheet,
+    context: LoweringContext,
     spans: Spans,
     way: int,
     here: tuple[int, int],
@@ -103,23 +317,23 @@ def _send(
 ) -> None:
     """Every micro-batch of one way between two neighbours."""
     made = spans.last[way, *here]
-    ranks = page.stages[here[0]].rank, page.stages[there[0]].rank
-    ids = page.draft.tasks(
+    ranks = context.stages[here[0]].rank, context.stages[there[0]].rank
+    ids = context.draft.tasks(
         len(made),
         kind="send",
         op="send",
         rank=ranks[0],
-        lane=page.lanes[here[0]][3 if _is_up(way, here, there) else 2],
+        lane=context.lanes[here[0]][3 if _is_up(way, here, there) else 2],
         seconds=seconds,
-        comm_bytes=_handed(page, here[0]),
+        comm_bytes=_handed(context, here[0]),
         phase="communicate",
         micro_batch=np.arange(len(made)),
         group=group_text(ranks),
         order=made,  # messages leave in the order in which they are made
         source="formula",
     )
-    page.draft.wait(ids, made)
-    page.draft.wait(spans.first[way, *there], ids)
+    context.draft.wait(ids, made)
+    context.draft.wait(spans.first[way, *there], ids)
 
 
 def _is_up(way: int, here: tuple[int, int], there: tuple[int, int]) -> bool:
@@ -129,7 +343,7 @@ def _is_up(way: int, here: tuple[int, int], there: tuple[int, int]) -> bool:
     return way == 1
 
 
-def _handed(page: Priced, stage: int) -> float:
+def _handed(context: Priced, stage: int) -> float:
     """Bytes a stage sends on of one micro-batch."""
-    block = next(i for i, layer in enumerate(page.workload.layers) if layer.is_block)
-    return float(page.stages[stage].costs.holdings[block].handed[0])
+    block = next(i for i, layer in enumerate(context.workload.layers) if layer.is_block)
+    return float(context.stages[stage].costs.holdings[block].handed[0])

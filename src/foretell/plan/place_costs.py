@@ -17,11 +17,11 @@ from foretell.cluster import Cluster
 from foretell.cost import collective, kernel
 from foretell.plan.costs import Costs, costs, layer_parts, weight_gradients
 from foretell.plan.framework import running
+from foretell.plan.layer_cost import slower
 from foretell.plan.layouts import Array
 from foretell.plan.memory import ROUNDING, USABLE, Memory, stage_memory
-from foretell.plan.parts import slower
-from foretell.plan.places import Place
 from foretell.plan.plan import Plan
+from foretell.plan.stage_placement import StagePlacement
 from foretell.portable import product
 from foretell.workload import Workload
 from foretell.workload.op import BYTES
@@ -123,7 +123,7 @@ def _column(values: Sequence[Array]) -> Array:
     return np.array([float(np.ravel(v)[0]) for v in values])
 
 
-def bill(prices: Prices, place: Place) -> PlacedStageCost:
+def bill(prices: Prices, place: StagePlacement) -> PlacedStageCost:
     """What a stage costs and holds."""
     r, times = prices.rates(place.ranks), np.array(place.times, float)
     blocks, again = times * r.is_block, float("recompute" in place.ways)
@@ -153,7 +153,9 @@ def room(prices: Prices, rank: int) -> float:
     return float(prices.cluster.devices[rank].memory) * USABLE
 
 
-def message(prices: Prices, first: Place, then: Place, layers: Sequence[int]) -> float:
+def message(
+    prices: Prices, first: StagePlacement, then: StagePlacement, layers: Sequence[int]
+) -> float:
     """Seconds until the ranks of one stage have what another hands them."""
     missing = [r for r in then.ranks if r not in first.ranks]
     if not missing:

@@ -25,24 +25,24 @@ from foretell.plan.place_costs import (
     updating,
 )
 from foretell.plan.place_memory import constant, tied_elements
-from foretell.plan.places import Act, Edge, Place, acts, copies, edges, places
 from foretell.plan.plan import Plan
+from foretell.plan.stage_placement import Action, Edge, StagePlacement, acts, copies, edges, places
 from foretell.whatif import Setting, applied, parse
 from foretell.workload import Workload
 
 
 @dataclass
-class _Sheet:
+class _Context:
     """A graph on its way."""
 
     prices: Prices
-    found: tuple[Place, ...]
-    rows: list[list[Act]]
+    found: tuple[StagePlacement, ...]
+    rows: list[list[Action]]
     links: list[Edge]
     build: Builder = field(default_factory=Builder)
     lanes: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # compute, on, back
-    task: dict[Act, int] = field(default_factory=dict)  # the task that does it
-    sent: dict[tuple[Act, int], int] = field(default_factory=dict)  # to a stage: who brings it
+    task: dict[Action, int] = field(default_factory=dict)  # the task that does it
+    sent: dict[tuple[Action, int], int] = field(default_factory=dict)  # to a stage: who brings it
     last: dict[int, int] = field(default_factory=dict)  # of each leading rank: its latest task
 
     @cached_property
@@ -53,7 +53,7 @@ class _Sheet:
     @cached_property
     def leaders(self) -> dict[int, int]:
         """The rank that stands for each: the first with the same actions."""
-        first: dict[tuple[Act, ...], int] = {}
+        first: dict[tuple[Action, ...], int] = {}
         return {r: first.setdefault(tuple(row), r) for r, row in enumerate(self.rows) if row}
 
 
@@ -65,89 +65,89 @@ def lower_places(
     prices = prices or Prices(plan, workload, cluster)
     found = places(plan, workload, cluster.size)
     rows = acts(plan, found)
-    sheet = _Sheet(prices, found, rows, edges(found, workload))
-    leaders = sheet.leaders
+    context = _Context(prices, found, rows, edges(found, workload))
+    leaders = context.leaders
     for rank in dict.fromkeys(leaders.values()):
         names = (("compute", "compute"), ("send on", "comm"), ("send back", "comm"))
-        lanes = tuple(sheet.build.lane(name, rank=rank, kind=kind) for name, kind in names)
-        sheet.lanes[rank] = (lanes[0], lanes[1], lanes[2])
-    _write_acts(sheet, leaders)
-    if any(act.kind != "F" for act in sheet.task):
-        _write_end(sheet, leaders)
-    _write_buffers(sheet)
-    graph = sheet.build.made({"workload": workload.name, "plan": str(plan)})
+        lanes = tuple(context.build.lane(name, rank=rank, kind=kind) for name, kind in names)
+        context.lanes[rank] = (lanes[0], lanes[1], lanes[2])
+    _write_acts(context, leaders)
+    if any(act.kind != "F" for act in context.task):
+        _write_end(context, leaders)
+    _write_buffers(context)
+    graph = context.build.made({"workload": workload.name, "plan": str(plan)})
     return applied([parse(text) for text in plan.whatifs], graph, Setting(cluster))
 
 
-def _write_acts(sheet: _Sheet, leaders: dict[int, int]) -> None:
+def _write_acts(context: _Context, leaders: dict[int, int]) -> None:
     """Every action once what it needs is written, rank by rank."""
-    bills = [bill(sheet.prices, place) for place in sheet.found]
-    groups = [sorted({leaders[r] for r in place.ranks}) for place in sheet.found]
-    at = dict.fromkeys(sheet.lanes, 0)
+    bills = [bill(context.prices, place) for place in context.found]
+    groups = [sorted({leaders[r] for r in place.ranks}) for place in context.found]
+    at = dict.fromkeys(context.lanes, 0)
     moved = True
     while moved:
         moved = False
         for rank in at:
-            while at[rank] < len(sheet.rows[rank]):
-                act = sheet.rows[rank][at[rank]]
+            while at[rank] < len(context.rows[rank]):
+                act = context.rows[rank][at[rank]]
                 group = groups[act.stage]
-                if not all(_next(sheet, r, at) == act for r in group) or not _ready(sheet, act):
+                if not all(_next(context, r, at) == act for r in group) or not _ready(context, act):
                     break
-                _write(sheet, act, bills[act.stage], group)
+                _write(context, act, bills[act.stage], group)
                 at |= {r: at[r] + 1 for r in group}
                 moved = True
     for rank, done in at.items():
-        if done < len(sheet.rows[rank]):
+        if done < len(context.rows[rank]):
             raise InputError(
-                f"rank {rank} waits for ever before `{sheet.rows[rank][done]}`",
+                f"rank {rank} waits for ever before `{context.rows[rank][done]}`",
                 hint="an action comes after what it needs, in one order on all ranks of its stage",
             )
 
 
-def _next(sheet: _Sheet, rank: int, at: dict[int, int]) -> Act | None:
-    row = sheet.rows[rank]
+def _next(context: _Context, rank: int, at: dict[int, int]) -> Action | None:
+    row = context.rows[rank]
     return row[at[rank]] if at[rank] < len(row) else None
 
 
-def _needs(sheet: _Sheet, act: Act) -> list[tuple[Act, int]]:
+def _needs(context: _Context, act: Action) -> list[tuple[Action, int]]:
     """What an action reads: (who made it, for which stage)."""
     s, m = act.stage, act.micro_batch
     if act.kind == "F":
-        return [(Act(e.first, "F", m), s) for e in sheet.links if e.then == s]
+        return [(Action(e.first, "F", m), s) for e in context.links if e.then == s]
     if act.kind == "W":
-        return [(Act(s, "I", m), s)]
-    behind = [e.then for e in sheet.links if e.first == s]
-    back = [(Act(b, k, m), s) for b in behind for k in "BI" if (b, k) in sheet.kinds]
-    return back or [(Act(s, "F", m), s)]
+        return [(Action(s, "I", m), s)]
+    behind = [e.then for e in context.links if e.first == s]
+    back = [(Action(b, k, m), s) for b in behind for k in "BI" if (b, k) in context.kinds]
+    return back or [(Action(s, "F", m), s)]
 
 
-def _ready(sheet: _Sheet, act: Act) -> bool:
-    own = act.kind == "F" or Act(act.stage, "F", act.micro_batch) in sheet.task
-    return own and all(made in sheet.task for made, _ in _needs(sheet, act))
+def _ready(context: _Context, act: Action) -> bool:
+    own = act.kind == "F" or Action(act.stage, "F", act.micro_batch) in context.task
+    return own and all(made in context.task for made, _ in _needs(context, act))
 
 
-def _write(sheet: _Sheet, act: Act, paid: PlacedStageCost, group: list[int]) -> None:
-    ways = sheet.found[act.stage].ways
-    task = sheet.build.task(
-        lanes=[sheet.lanes[r][0] for r in group],
-        after=[sheet.sent.get((made, s), sheet.task[made]) for made, s in _needs(sheet, act)],
+def _write(context: _Context, act: Action, paid: PlacedStageCost, group: list[int]) -> None:
+    ways = context.found[act.stage].ways
+    task = context.build.task(
+        lanes=[context.lanes[r][0] for r in group],
+        after=[context.sent.get((made, s), context.task[made]) for made, s in _needs(context, act)],
         kind="kernel",
         op={"F": "forward", "B": "backward", "I": "backward", "W": "weight gradient"}[act.kind],
         name=str(act),
         rank=group[0],
-        seconds=seconds(sheet.prices, sheet.found[act.stage], act.kind, paid),
+        seconds=seconds(context.prices, context.found[act.stage], act.kind, paid),
         phase="forward" if act.kind == "F" else "backward",
         micro_batch=act.micro_batch,
         layer=" ".join(ways),
         source="formula",
     )
-    sheet.task[act] = task
-    sheet.last |= dict.fromkeys(group, task)
+    context.task[act] = task
+    context.last |= dict.fromkeys(group, task)
     if act.kind != "W":
-        _send(sheet, act, group[0])
+        _send(context, act, group[0])
 
 
-def seconds(prices: Prices, place: Place, kind: str, paid: PlacedStageCost) -> float:
+def seconds(prices: Prices, place: StagePlacement, kind: str, paid: PlacedStageCost) -> float:
     """How long one block of a stage takes; offloading hides behind it as far as it can."""
     took = {"F": paid.forward, "B": paid.backward, "I": paid.inputs, "W": paid.weights}[kind]
     if "offload" in place.ways and kind != "W":
@@ -155,20 +155,20 @@ def seconds(prices: Prices, place: Place, kind: str, paid: PlacedStageCost) -> f
     return took
 
 
-def _send(sheet: _Sheet, act: Act, rank: int) -> None:
+def _send(context: _Context, act: Action, rank: int) -> None:
     """Hand on what an action made, to each stage on other ranks that reads it."""
     ahead = act.kind == "F"
-    for link in sheet.links:
+    for link in context.links:
         here, there = (link.first, link.then) if ahead else (link.then, link.first)
-        reads = ahead or {(there, "B"), (there, "I")} & sheet.kinds
+        reads = ahead or {(there, "B"), (there, "I")} & context.kinds
         if here != act.stage or not reads:
             continue
-        first, then = sheet.found[here], sheet.found[there]
-        took = message(sheet.prices, first, then, link.layers)
+        first, then = context.found[here], context.found[there]
+        took = message(context.prices, first, then, link.layers)
         if took:
-            sheet.sent[act, there] = sheet.build.task(
-                lane=sheet.lanes[rank][1 if ahead else 2],
-                after=[sheet.task[act]],
+            context.sent[act, there] = context.build.task(
+                lane=context.lanes[rank][1 if ahead else 2],
+                after=[context.task[act]],
                 kind="send",
                 op="send",
                 rank=rank,
@@ -180,32 +180,32 @@ def _send(sheet: _Sheet, act: Act, rank: int) -> None:
             )
 
 
-def _write_end(sheet: _Sheet, leaders: dict[int, int]) -> None:
+def _write_end(context: _Context, leaders: dict[int, int]) -> None:
     """Gradients of what several stages hold are added up; then every rank updates its weights."""
-    done = [*sheet.last.values(), *_reduced(sheet, leaders)]
-    for rank in sheet.lanes:
-        mine = [place for place in sheet.found if rank in place.ranks]
-        elements = sum(bill(sheet.prices, place).elements for place in mine)
-        took = updating(sheet.prices, rank, elements)
+    done = [*context.last.values(), *_reduced(context, leaders)]
+    for rank in context.lanes:
+        mine = [place for place in context.found if rank in place.ranks]
+        elements = sum(bill(context.prices, place).elements for place in mine)
+        took = updating(context.prices, rank, elements)
         if took:
-            sheet.build.task(
-                lane=sheet.lanes[rank][0], after=done, kind="kernel", op="optimizer", rank=rank,
+            context.build.task(
+                lane=context.lanes[rank][0], after=done, kind="kernel", op="optimizer", rank=rank,
                 seconds=took, phase="update", source="formula",
             )  # fmt: skip
 
 
-def _reduced(sheet: _Sheet, leaders: dict[int, int]) -> list[int]:
+def _reduced(context: _Context, leaders: dict[int, int]) -> list[int]:
     """Reductions between stages that hold the same weights."""
     out = []
-    for stages, elements in _shared(sheet):
-        ranks = [sheet.found[s].ranks[0] for s in stages]
+    for stages, elements in _shared(context):
+        ranks = [context.found[s].ranks[0] for s in stages]
         if len(set(ranks)) < 2 or not elements:
             continue
-        took = tying(sheet.prices, ranks, elements)
-        lanes = [sheet.lanes[leaders[r]][1] for r in ranks]
-        after = [sheet.last[leaders[r]] for r in ranks]
+        took = tying(context.prices, ranks, elements)
+        lanes = [context.lanes[leaders[r]][1] for r in ranks]
+        after = [context.last[leaders[r]] for r in ranks]
         out.append(
-            sheet.build.task(
+            context.build.task(
                 lanes=lanes,
                 after=after,
                 kind="collective",
@@ -220,12 +220,12 @@ def _reduced(sheet: _Sheet, leaders: dict[int, int]) -> list[int]:
     return out
 
 
-def _shared(sheet: _Sheet) -> list[tuple[list[int], float]]:
+def _shared(context: _Context) -> list[tuple[list[int], float]]:
     """Stages with the same weights, and how many a rank: copies of the model, and tied ones."""
-    workload, found = sheet.prices.workload, sheet.found
+    workload, found = context.prices.workload, context.found
     each = len(found) // copies(found, workload)
     out = [
-        ([k + c * each for c in range(len(found) // each)], bill(sheet.prices, found[k]).elements)
+        ([k + c * each for c in range(len(found) // each)], bill(context.prices, found[k]).elements)
         for k in range(each if len(found) > each else 0)
     ]
     names = [layer.name for layer in workload.layers]
@@ -238,21 +238,21 @@ def _shared(sheet: _Sheet) -> list[tuple[list[int], float]]:
     return out
 
 
-def _write_buffers(sheet: _Sheet) -> None:
+def _write_buffers(context: _Context) -> None:
     """What each rank holds for good, and what each micro-batch keeps from forward to backward."""
-    trains = any(kind != "F" for _, kind in sheet.kinds)
-    for rank in sheet.lanes:
-        size = constant(sheet.prices, sheet.found, rank, trains=trains)
-        sheet.build.buffer(size, rank=rank, name="weights and their state", kind="parameter")
-    bills = [bill(sheet.prices, place) for place in sheet.found]
-    for act, task in sheet.task.items():
+    trains = any(kind != "F" for _, kind in context.kinds)
+    for rank in context.lanes:
+        size = constant(context.prices, context.found, rank, trains=trains)
+        context.build.buffer(size, rank=rank, name="weights and their state", kind="parameter")
+    bills = [bill(context.prices, place) for place in context.found]
+    for act, task in context.task.items():
         s, m = act.stage, act.micro_batch
-        last = next((k for k in "WBI" if (s, k) in sheet.kinds), "")
-        if act.kind != "F" or not last or "offload" in sheet.found[s].ways:
+        last = next((k for k in "WBI" if (s, k) in context.kinds), "")
+        if act.kind != "F" or not last or "offload" in context.found[s].ways:
             continue
-        for rank in {sheet.leaders[r] for r in sheet.found[s].ranks}:
-            dies = sheet.task[Act(s, last, m)]
+        for rank in {context.leaders[r] for r in context.found[s].ranks}:
+            dies = context.task[Action(s, last, m)]
             name = "kept for the backward"
-            sheet.build.buffer(
+            context.build.buffer(
                 bills[s].kept, rank=rank, born=task, dies=dies, name=name, kind="activation"
             )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from foretell.plan.place_costs import PlacedStageCost, Prices, bill
-from foretell.plan.places import Act, Place
+from foretell.plan.stage_placement import Action, StagePlacement
 from foretell.workload import Workload
 
 
@@ -40,7 +40,7 @@ def change(
     return Change(back, -kept - paid.moment)
 
 
-def constant(prices: Prices, found: Sequence[Place], rank: int, *, trains: bool) -> float:
+def constant(prices: Prices, found: Sequence[StagePlacement], rank: int, *, trains: bool) -> float:
     """Bytes of weights, and of what training keeps beside them, on one rank."""
     mine = [place for place in found if rank in place.ranks]
     total = 0.0
@@ -50,7 +50,7 @@ def constant(prices: Prices, found: Sequence[Place], rank: int, *, trains: bool)
     return total - _twice(prices, mine, trains)
 
 
-def _twice(prices: Prices, mine: Sequence[Place], trains: bool) -> float:
+def _twice(prices: Prices, mine: Sequence[StagePlacement], trains: bool) -> float:
     """What counts twice where tied weights meet on a rank, split alike."""
     workload, total = prices.workload, 0.0
     for kept, other in workload.tied:
@@ -75,7 +75,9 @@ def _layer(workload: Workload, weight: str) -> int:
     return names.index(weight.split("/")[0])
 
 
-def peaks(prices: Prices, found: Sequence[Place], rows: Sequence[Sequence[Act]]) -> list[float]:
+def peaks(
+    prices: Prices, found: Sequence[StagePlacement], rows: Sequence[Sequence[Action]]
+) -> list[float]:
     """The most bytes each rank holds, in the order of its actions."""
     trains = any(act.kind != "F" for row in rows for act in row)
     back = {act.stage for row in rows for act in row if act.kind != "F"}

@@ -8,7 +8,7 @@ from foretell.cluster import Cluster
 from foretell.plan import Plan
 from foretell.plan.group_costs import GroupCosts
 from foretell.plan.group_graph import holding, in_flight, lower_groups
-from foretell.plan.group_rows import stretches
+from foretell.plan.layer_ranges import layer_ranges
 from foretell.plan.memory import ROUNDING, USABLE
 from foretell.simulate import Timeline, simulate
 from foretell.workload import Workload
@@ -22,13 +22,13 @@ def played(plan: Plan, workload: Workload, cluster: Cluster) -> tuple[Timeline, 
 
 def samples(plan: Plan, costs: GroupCosts) -> int:
     """The most samples that a rank has in one micro-batch."""
-    found, batches = stretches(plan, costs)
+    found, batches = layer_ranges(plan, costs)
     return -(-max(max(one.samples.values()) for one in found) // batches)
 
 
 def held(plan: Plan, costs: GroupCosts) -> tuple[float, float, dict[str, float]]:
     """Bytes of the rank with the least room left, how many are missing there, and what they are."""
-    found, _ = stretches(plan, costs)
+    found, _ = layer_ranges(plan, costs)
     ranks = sorted({rank for stretch in found for rank in stretch.ranks})
     flying, program = in_flight(found), {"program": costs.run.profile.runtime}
     each = [holding(found, costs, rank, flying) | program for rank in ranks]

@@ -10,7 +10,7 @@ from foretell.plan.memory import USABLE
 from foretell.plan.place_costs import Prices
 from foretell.plan.place_graph import lower_places
 from foretell.plan.place_memory import constant, peaks
-from foretell.plan.places import acts, places
+from foretell.plan.stage_placement import acts, places
 from foretell.simulate import Timeline, simulate
 
 

@@ -19,12 +19,12 @@ from foretell.plan import Plan, check
 from foretell.plan.check import RESOLVED, settled
 from foretell.plan.costs import Costs, costs
 from foretell.plan.framework import running
-from foretell.plan.group_rows import is_apart
+from foretell.plan.layer_cost import LayerCost, layer_costs
+from foretell.plan.layer_ranges import is_apart
 from foretell.plan.layouts import layouts
 from foretell.plan.lower import written
-from foretell.plan.parts import LayerCost, layer_costs
+from foretell.plan.lowering_context import Priced, priced
 from foretell.plan.place_costs import Prices
-from foretell.plan.sheet import Priced, priced
 from foretell.predict import groups
 from foretell.predict.places import held, played, spent
 from foretell.predict.remedy import remedy

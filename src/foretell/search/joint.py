@@ -27,8 +27,8 @@ from foretell.cluster import Cluster
 from foretell.errors import ForetellError, InfeasibleError, InputError
 from foretell.graph.groups import ranks_of
 from foretell.plan import Plan
-from foretell.plan.cut import with_cuts
 from foretell.plan.framework import framework_of, resolved
+from foretell.plan.partition import with_cuts
 from foretell.plan.unsupported import unsupported
 from foretell.predict import Prediction
 from foretell.search import mixed

@@ -24,10 +24,10 @@ from foretell.cost.collective import price
 from foretell.plan import Plan
 from foretell.plan.check import RESOLVED
 from foretell.plan.costs import Costs, costs, stage
-from foretell.plan.ends import reduction, updating
 from foretell.plan.framework import resolved
 from foretell.plan.layouts import Array, layouts
 from foretell.plan.memory import ROUNDING, Memory, room, stage_memory
+from foretell.plan.reduction_and_update import reduction, updating
 from foretell.plan.segments import Segment, written
 from foretell.workload import Workload
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from foretell.cluster import Cluster
 from foretell.errors import ForetellError, InfeasibleError
-from foretell.plan.cut import with_cuts
+from foretell.plan.partition import with_cuts
 from foretell.predict import Prediction
 from foretell.search.oracle.choose import choose
 from foretell.search.oracle.scale import per_node

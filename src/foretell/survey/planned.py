@@ -61,10 +61,10 @@ def _fused(plan: Plan, problem: Problem) -> list[tuple[str, Graph]]:
     from foretell.search.fusion.baselines import ddp
     from foretell.search.fusion.fused_step import judged
     from foretell.search.fusion.lower import lower as lower_fused
-    from foretell.search.fusion.score import Judge
+    from foretell.search.fusion.score import Evaluator
     from foretell.search.fusion.steps import scale_of
 
-    scale, plain = scale_of(problem), Judge(problem)
+    scale, plain = scale_of(problem), Evaluator(problem)
     found = {
         "eager ops, DDP's buckets": (plain, ddp(plain)),
         "under the plan": judged(plan, problem),

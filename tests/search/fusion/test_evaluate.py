@@ -12,7 +12,7 @@ from foretell.search.fusion import moves
 from foretell.search.fusion.disco import random_move
 from foretell.search.fusion.lanes import ends, packed, talk
 from foretell.search.fusion.lower import lower
-from foretell.search.fusion.score import Judge, best_buckets, buckets_of, own_buckets
+from foretell.search.fusion.score import Evaluator, best_buckets, buckets_of, own_buckets
 from foretell.search.fusion.state import unfused
 from foretell.simulate import simulate
 from tests.search.fusion.cases import chain, problems, wire
@@ -32,7 +32,7 @@ def wandered(problem, seed, steps=12):
 @QUICK
 @given(problems(), st.integers(0, 999), st.booleans(), st.booleans(), st.data())
 def test_lanes_give_what_the_simulator_gives(problem, seed, by_message, sharded, data):
-    judge = Judge(problem, by_message, sharded)
+    judge = Evaluator(problem, by_message, sharded)
     state = wandered(problem, seed)
     late = [i for i in moves.put_off(problem)[0] if data.draw(st.booleans())]
     order = data.draw(st.permutations(range(len(problem.gradients))))
@@ -48,7 +48,7 @@ def test_lanes_give_what_the_simulator_gives(problem, seed, by_message, sharded,
 @settings(QUICK, max_examples=120)
 @given(problems(), st.integers(0, 999))
 def test_a_move_played_from_the_last_state_gives_what_playing_anew_gives(problem, seed):
-    judge, dice = Judge(problem), random.Random(seed)
+    judge, dice = Evaluator(problem), random.Random(seed)
     scored = judge.score(unfused(problem))
     for _ in range(20):
         moved = random_move(scored.fusion, dice.choice(("copy", "merge")), dice)
@@ -56,7 +56,7 @@ def test_a_move_played_from_the_last_state_gives_what_playing_anew_gives(problem
             continue
         live = [g for g in moved.touched if moved.fusion.group[g] == g]
         scored = judge.after(scored, moved.fusion, live)
-        anew = Judge(problem).score(moved.fusion)
+        anew = Evaluator(problem).score(moved.fusion)
         assert scored.step == anew.step
         assert scored.compute == anew.compute
 
@@ -64,9 +64,9 @@ def test_a_move_played_from_the_last_state_gives_what_playing_anew_gives(problem
 @QUICK
 @given(problems(), st.integers(0, 999), st.integers(0, 999))
 def test_prices_do_not_depend_on_what_was_asked_before(problem, seed, other):
-    state, judge = wandered(problem, seed), Judge(problem)
+    state, judge = wandered(problem, seed), Evaluator(problem)
     judge.score(wandered(problem, other))
-    assert judge.score(state).step == Judge(problem).score(state).step
+    assert judge.score(state).step == Evaluator(problem).score(state).step
 
 
 @settings(max_examples=40, deadline=None)
@@ -94,7 +94,7 @@ def _through(ready, sizes, edges, laws):
 
 def test_lanes_taken_up_in_the_middle_end_the_same():
     problem = chain(["add"] * 6, gradients=[(i, 1e6 * (i + 1)) for i in range(6)])
-    scored = Judge(problem).score(unfused(problem))
+    scored = Evaluator(problem).score(unfused(problem))
     end = scored.end.copy()
     assert ends(scored.fusion.order, scored.cost, end, 3) == scored.compute
     buckets = own_buckets(problem, scored.ready)
@@ -121,5 +121,5 @@ def test_a_late_gradient_leaves_last_and_others_earlier():
 
 def test_more_messages_than_needed_are_not_sent():
     problem = chain(["add"] * 4, gradients=[(3, 1e3)] * 5)
-    scored = Judge(problem).score(unfused(problem))
+    scored = Evaluator(problem).score(unfused(problem))
     assert len(best_buckets(problem, scored.ready)) == 1

@@ -15,7 +15,7 @@ from foretell.search.fusion.baselines import like_inductor, like_xla
 from foretell.search.fusion.disco import random_move
 from foretell.search.fusion.plans import buckets_from, fusion_of, plan_of
 from foretell.search.fusion.problem import BACKWARD, FORWARD, Gradient, Problem, edges_of
-from foretell.search.fusion.score import Judge
+from foretell.search.fusion.score import Evaluator
 from foretell.search.fusion.state import fused, unfused
 from tests.search.fusion.cases import DEVICE, chain, problems, wire
 from tests.search.fusion.test_evaluate import QUICK, wandered
@@ -70,13 +70,13 @@ def _edges(problem):
 @given(problems(), st.integers(0, 999))
 def test_plans_read_back(problem, seed):
     late = moves.put_off(problem)[0][:1]
-    scored = Judge(problem).score(wandered(problem, seed).put_off(late))
+    scored = Evaluator(problem).score(wandered(problem, seed).put_off(late))
     plan = plan_of(scored)
     assert list(plan.late) == [problem.ops[i].name for i in late]
     assert Plan.parse(str(plan)) == plan
     again = fusion_of(plan, problem)
     assert again.group.tolist() == scored.fusion.group.tolist()
-    assert Judge(problem).score(again, buckets_from(plan, problem)).step == scored.step
+    assert Evaluator(problem).score(again, buckets_from(plan, problem)).step == scored.step
 
 
 def test_products_and_library_kernels_stay_alone():
@@ -114,7 +114,7 @@ def test_an_op_whose_every_reader_has_a_copy_costs_nothing():
     problem = chain(["add", "add", "add"])
     state = legal.copy(unfused(problem), 0)
     assert state.is_dead(0)
-    assert Judge(problem).prices.groups(state, [0]) == [0.0]
+    assert Evaluator(problem).prices.groups(state, [0]) == [0.0]
 
 
 def test_a_copy_reads_memory_never_another_copy():

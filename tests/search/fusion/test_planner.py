@@ -25,7 +25,7 @@ from foretell.search.fusion.lower import lower
 from foretell.search.fusion.planner import FusionPlanner
 from foretell.search.fusion.plans import plan_of
 from foretell.search.fusion.problem import BACKWARD
-from foretell.search.fusion.score import Judge
+from foretell.search.fusion.score import Evaluator
 from foretell.search.fusion.state import unfused
 from foretell.search.fusion.wire import Wire
 from foretell.simulate import simulate
@@ -55,11 +55,11 @@ def test_never_longer_than_a_baseline_nor_shorter_than_the_bound(problem, method
 @QUICK
 @given(problems(most=14), st.booleans())
 def test_no_random_step_gets_longer_than_a_baseline(problem, sharded):
-    run = Run(Judge(problem, sharded=sharded), evaluations=60)
-    for rival in baselines(Judge(problem)).values():
+    run = Run(Evaluator(problem, sharded=sharded), evaluations=60)
+    for rival in baselines(Evaluator(problem)).values():
         run.see(rival)
     best = climb(run, reorder=True)
-    assert best.step <= min(r.step for r in baselines(Judge(problem)).values())
+    assert best.step <= min(r.step for r in baselines(Evaluator(problem)).values())
     assert best.step >= bounds(run.judge, run.shortest).proven * (1 - 1e-12)
 
 
@@ -72,7 +72,7 @@ def test_the_same_seed_gives_the_same_plan():
 
 
 def test_ours_reaches_the_papers_cost_in_a_fifth_of_its_evaluations(problem):
-    theirs, ours = Run(Judge(problem)), Run(Judge(problem))
+    theirs, ours = Run(Evaluator(problem)), Run(Evaluator(problem))
     least = backtrack(theirs, Backtrack(patience=300), begun(theirs)).step
     climb(ours)
     needed = next(many for many, _, step in ours.trace if step <= least)
@@ -81,7 +81,7 @@ def test_ours_reaches_the_papers_cost_in_a_fifth_of_its_evaluations(problem):
 
 
 def test_backtracking_keeps_its_limits(problem):
-    run = Run(Judge(problem), evaluations=50)
+    run = Run(Evaluator(problem), evaluations=50)
     backtrack(run, Backtrack(), begun(run))
     assert run.judge.evaluations <= 53
     assert [step for _, _, step in run.trace] == sorted((s for _, _, s in run.trace), reverse=True)
@@ -91,14 +91,14 @@ def test_a_rival_does_not_end_the_papers_search(problem):
     # the step as it is given is far above alpha times the best baseline: the search goes on
     problem = replace(problem, reference=None)  # kernels and messages alone
     found = FusionPlanner(method="backtrack", patience=150).search(problem)
-    alone = Run(Judge(problem))
+    alone = Run(Evaluator(problem))
     least = backtrack(alone, Backtrack(patience=150), begun(alone)).step
     assert alone.judge.evaluations >= 100
     assert found.best.step == min(least, *(r.step for r in found.baselines.values()))
 
 
 def test_the_papers_search_ends_after_so_many_states_without_gain(problem):
-    run = Run(Judge(replace(problem, reference=None)))
+    run = Run(Evaluator(replace(problem, reference=None)))
     trail = begun(run)
     backtrack(run, Backtrack(patience=40), trail)
     assert not trail.heap or 40 <= trail.idle < 43  # three methods a turn
@@ -219,7 +219,7 @@ def test_recompute_runs_the_forward_of_blocks_again():
 def test_micro_batches_before_the_last_send_nothing():
     model = replace(load(MODEL), batch=4)
     once, twice = (from_workload(model, A, memory=Memory(repeats=n)) for n in (1, 2))
-    judge = Judge(twice)
+    judge = Evaluator(twice)
     scored = judge.score(unfused(twice))
     assert twice.samples * twice.repeats == once.samples == 4
     assert scored.before == pytest.approx(twice.compute)
@@ -228,9 +228,9 @@ def test_micro_batches_before_the_last_send_nothing():
 
 
 def test_a_hill_climb_of_as_many_evaluations_is_not_better(problem):
-    run = Run(Judge(problem), evaluations=200)
+    run = Run(Evaluator(problem), evaluations=200)
     ours = climb(run)
-    rival = Judge(problem)
+    rival = Evaluator(problem)
     assert ours.step <= hill_climb(rival, run.judge.evaluations).step
 
 

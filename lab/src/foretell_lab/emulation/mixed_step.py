@@ -14,9 +14,9 @@ from typing import Any
 
 from foretell.graph import Builder, Graph
 from foretell.plan import Plan
-from foretell.plan.group_order import Act, orders
+from foretell.plan.group_order import Action, orders
 from foretell.plan.grouped import agreed
-from foretell.plan.reslice import reslice
+from foretell.plan.redistribute import reslice
 from foretell.pytorch.deploy.layout import Layout, by_size
 from foretell_lab.emulation.mixed_parts import Piece, RankSpeed, parts
 from foretell_lab.emulation.pieces import Pieces, pieces
@@ -47,7 +47,7 @@ class _Step:
         self.lanes: dict[tuple[str, int, int], int] = {}
         self.turn: dict[str, int] = defaultdict(int)
         self.last = dict.fromkeys(self.ranks, -1)  # the task each rank's work goes on from
-        self.done: dict[tuple[Act, int], int] = {}
+        self.done: dict[tuple[Action, int], int] = {}
         self.sent: dict[tuple[str, int, int, int, int], int] = {}  # kind, run, batch, from, to
         self.ready: dict[tuple[int, str], dict[int, int]] = defaultdict(dict)
         self.waits: dict[int, list[int]] = {r: [] for r in self.ranks}  # what an update waits for
@@ -92,7 +92,7 @@ class _Step:
         before, behind = self.parts[run].samples[m], self.parts[run + 1].samples[m]
         return reslice(before, behind)
 
-    def _reads(self, rank: int, act: Act) -> list[tuple[str, int, int, int, int]]:
+    def _reads(self, rank: int, act: Action) -> list[tuple[str, int, int, int, int]]:
         """The messages that an action waits for."""
         kind, q, m = act
         if kind == "F":
@@ -101,10 +101,10 @@ class _Step:
         found = self._moves(q, m) if q + 1 < len(self.parts) else []
         return [("B", q, m, x.target, rank) for x in found if x.source == rank != x.target]
 
-    def _is_ready(self, rank: int, act: Act) -> bool:
+    def _is_ready(self, rank: int, act: Action) -> bool:
         return all(key in self.sent for key in self._reads(rank, act))
 
-    def _forward(self, rank: int, act: Act) -> None:
+    def _forward(self, rank: int, act: Action) -> None:
         _, q, m = act
         part, n = self.parts[q], self.parts[q].samples[m][rank]
         if not n:
@@ -119,7 +119,7 @@ class _Step:
             sizes = [(x.target, x.last - x.first) for x in self._moves(q, m) if x.source == rank]
             self._send("F", q, m, rank, sizes)
 
-    def _received(self, rank: int, act: Act) -> list[int]:
+    def _received(self, rank: int, act: Action) -> list[int]:
         """The messages that an action waits for."""
         return [self.sent[key] for key in self._reads(rank, act)]
 
@@ -151,7 +151,7 @@ class _Step:
             self.lanes[key] = self._lane(f"{name} {number}", rank, "comm")
         return self.lanes[key]
 
-    def _backward(self, rank: int, act: Act) -> None:
+    def _backward(self, rank: int, act: Action) -> None:
         _, q, m = act
         part, n = self.parts[q], self.parts[q].samples[m][rank]
         is_last = m + 1 == len(part.samples)

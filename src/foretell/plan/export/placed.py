@@ -12,8 +12,8 @@ from typing import NamedTuple
 from foretell.errors import InputError
 from foretell.graph.groups import group_text
 from foretell.plan.order import order
-from foretell.plan.places import Said, said
 from foretell.plan.plan import Names, Plan
+from foretell.plan.stage_placement import Said, said
 
 
 class Line(NamedTuple):

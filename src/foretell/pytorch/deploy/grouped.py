@@ -1,8 +1,8 @@
 """Layers on ranks of their own: each rank runs the runs of layers it holds, on its own samples.
 
 Between two runs the activations of a micro-batch are cut where the samples of ranks begin and end,
-and each stretch goes to the rank that has it next (→ foretell.plan.reslice); gradients go the same
-way back. Both ends know the order of messages from the plan, so nothing is negotiated but shapes,
+and each part goes to the rank that has it next (→ foretell.plan.redistribute); gradients go the
+same way back. Both ends know the order of messages from the plan, so only shapes are negotiated,
 once. A run that is split has all samples on each of its ranks, and parts of its layers.
 """
 
@@ -19,9 +19,9 @@ import torch.distributed as dist
 
 from foretell.errors import InputError
 from foretell.plan import Plan
-from foretell.plan.group_order import Act, orders
+from foretell.plan.group_order import Action, orders
 from foretell.plan.grouped import agreed, dealt_run, micro_batches, runs
-from foretell.plan.reslice import Move, edges, handed
+from foretell.plan.redistribute import Move, edges, handed
 from foretell.pytorch.deploy.actions import Ran
 from foretell.pytorch.deploy.agree import told
 from foretell.pytorch.deploy.batch_norm import norms, synchronize_norms
@@ -149,7 +149,7 @@ class Groups:
             self.dealt[a][m], self.dealt[b][m], from_all=self.is_split[a], to_all=self.is_split[b]
         )
 
-    def _outgoing(self, rank: int, act: Act) -> list[tuple[int, Handed]]:
+    def _outgoing(self, rank: int, act: Action) -> list[tuple[int, Handed]]:
         """What a rank sends after it has done something, and to whom."""
         kind, q, m = act
         run = q if kind == "F" else q - 1  # whose output it is about
@@ -181,7 +181,7 @@ class Groups:
 
     # What is done
 
-    def _forward(self, act: Act) -> None:
+    def _forward(self, act: Action) -> None:
         _, q, m = act
         if not self.dealt[q][m][self.rank]:
             return
@@ -219,7 +219,7 @@ class Groups:
         self._losses.append(part.detach())
         return part
 
-    def _backward(self, act: Act) -> None:
+    def _backward(self, act: Action) -> None:
         _, q, m = act
         is_last = m + 1 == self.batches
         if self.dealt[q][m][self.rank]:
@@ -255,7 +255,7 @@ class Groups:
         self._made.pop((kind, run, m), None)
         return [torch.cat(parts) for parts in zip(*found, strict=True)]
 
-    def _send(self, act: Act, q: int, tensors: list[Tensor]) -> None:
+    def _send(self, act: Action, q: int, tensors: list[Tensor]) -> None:
         first = self._begins(q, act.micro_batch)
         for to, message in self._outgoing(self.rank, act):
             cut = slice(message.first - first, message.last - first)

@@ -1,6 +1,6 @@
 """Who communicates with whom: a plan's axes over the ranks of a run.
 
-Ranks are numbered as plans number them (→ foretell.plan.groups): tensor innermost, pipeline
+Ranks are numbered as plans number them (→ foretell.plan.process_groups): tensor innermost, pipeline
 outermost. A plan's `placement` says which rank of the run is which of those; of a cluster that it
 leaves ranks out of, the others are the run's, counted in order.
 """
@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from foretell.errors import InputError
 from foretell.plan import Plan
-from foretell.plan.groups import ORDER
+from foretell.plan.process_groups import ORDER
 from foretell.pytorch.deploy.collective import new_groups
 
 IMAGE = ("height", "width", "depth")

@@ -19,7 +19,7 @@ import torch
 
 from foretell.errors import InputError
 from foretell.plan import Plan
-from foretell.plan.places import Said, said
+from foretell.plan.stage_placement import Said, said
 from foretell.pytorch.deploy.actions import Pipeline, parse
 from foretell.pytorch.deploy.channels import split_all, split_parameters
 from foretell.pytorch.deploy.collective import Shared, new_groups

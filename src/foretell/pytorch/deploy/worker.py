@@ -34,7 +34,7 @@ _TALK = os.path.join("torch", "distributed")
 _OURS = str(Path(__file__).parent)
 
 
-class Pulse:
+class Heartbeat:
     """Writes how far this rank is, from a thread of its own, and ends it with its launcher."""
 
     def __init__(self, folder: Path, rank: int, launcher: int) -> None:
@@ -70,7 +70,7 @@ def main(folder: Path) -> None:
     rank = int(os.environ["RANK"])
     _redirect(folder / f"rank-{rank}.log")
     asked = run_files.asked(folder)
-    pulse = Pulse(folder, rank, asked.launcher)
+    pulse = Heartbeat(folder, rank, asked.launcher)
     try:
         if asked.goal:
             from foretell.pytorch.deploy.script_rank import run
@@ -93,7 +93,7 @@ def failed(folder: Path, rank: int, error: BaseException, phase: str) -> NoRetur
         os._exit(1)
 
 
-def done(folder: Path, rank: int, result: dict[str, Any], pulse: Pulse) -> None:
+def done(folder: Path, rank: int, result: dict[str, Any], pulse: Heartbeat) -> None:
     """Say what this rank measured, and end it."""
     run_files.write(folder / f"rank-{rank}.result.json", result)
     pulse.enter("done")
@@ -111,7 +111,7 @@ def leave() -> None:
     os._exit(0)
 
 
-def _run(asked: Asked, folder: Path, rank: int, pulse: Pulse) -> dict[str, Any]:
+def _run(asked: Asked, folder: Path, rank: int, pulse: Heartbeat) -> dict[str, Any]:
     import torch.distributed as dist
 
     from foretell.pytorch.deploy.mesh import place
@@ -210,7 +210,7 @@ class _Steps:
         self.part(0, self.at)  # which makes it take its inputs by name, where it wants that
         return self.model
 
-    def verify(self, asked: Asked, pulse: Pulse) -> dict[str, Any] | None:
+    def verify(self, asked: Asked, pulse: Heartbeat) -> dict[str, Any] | None:
         """Compare the plan's first steps with one process; nothing where that was done before."""
         from foretell.pytorch.deploy.first_use import verified
         from foretell.pytorch.deploy.verify import Case
@@ -325,7 +325,7 @@ class _Steps:
         found = share(self.script.batch, at, plan.dp, step, device=self.device, shares=plan.shares)
         return prepared(self.model, found, self.loss)[:2]
 
-    def take(self, step: int, steps: int, pulse: Pulse) -> float:
+    def take(self, step: int, steps: int, pulse: Heartbeat) -> float:
         """Seconds of one step of so many, the batch not counted."""
         pulse.enter(f"step {step}", step / steps)
         inputs, target = self.batch(step)

@@ -26,7 +26,7 @@ from foretell.search.fusion import moves
 from foretell.search.fusion.lanes import greedy
 from foretell.search.fusion.legal import MOST, copy, edge_fits, merge
 from foretell.search.fusion.problem import Problem
-from foretell.search.fusion.score import Judge, Scored, own_buckets, sized_buckets
+from foretell.search.fusion.score import Evaluator, Scored, own_buckets, sized_buckets
 from foretell.search.fusion.state import Fusion, fused, unfused
 
 Whole = npt.NDArray[np.int64]
@@ -37,7 +37,7 @@ DDP, DDP_FIRST = 25.0 * 2**20, 1.0 * 2**20
 COMBINED = 30.0 * 2**20
 
 
-def baselines(judge: Judge) -> dict[str, Scored]:
+def baselines(judge: Evaluator) -> dict[str, Scored]:
     """Every baseline, simulated."""
     problem = judge.problem
     plain, xla, inductor = unfused(problem), like_xla(problem), like_inductor(problem)
@@ -62,14 +62,14 @@ def baselines(judge: Judge) -> dict[str, Scored]:
     return found
 
 
-def ddp(judge: Judge) -> Scored:
+def ddp(judge: Evaluator) -> Scored:
     """Eager ops and DDP's buckets."""
     start = judge.score(unfused(judge.problem))
     return judge.sent(start, sized_buckets(judge.problem, start.ready, DDP, DDP_FIRST))
 
 
 def hill_climb(
-    judge: Judge, evaluations: int, *, seed: int = 0, seconds: float = math.inf
+    judge: Evaluator, evaluations: int, *, seed: int = 0, seconds: float = math.inf
 ) -> Scored:
     """Single random changes from Inductor's fusion, each kept where the step is shorter."""
     problem, dice, began = judge.problem, random.Random(seed), time.process_time()

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from foretell.search.fusion.legal import edge_fits
 from foretell.search.fusion.problem import Problem
-from foretell.search.fusion.score import Judge, Scored
+from foretell.search.fusion.score import Evaluator, Scored
 
 Array = npt.NDArray[np.float64]
 
@@ -38,12 +38,12 @@ class Bounds(NamedTuple):
     bound: float
 
 
-def bounds(judge: Judge, shortest: Scored) -> Bounds:
+def bounds(judge: Evaluator, shortest: Scored) -> Bounds:
     """The bounds of a problem, two of them for the fusion whose ops are shortest."""
     update = 0.0 if judge.by_message else judge.update
     none = np.zeros(len(judge.problem.sizes))
     compute = judge.problem.repeats * float(shortest.cost[shortest.fusion.order].sum())
-    ways = [Judge(judge.problem, judge.by_message, s) for s in {False, judge.sharded}]
+    ways = [Evaluator(judge.problem, judge.by_message, s) for s in {False, judge.sharded}]
     return Bounds(
         min(proven(way) + (0.0 if way.by_message else way.update) for way in ways),
         max(compute, _through(judge, none)) + update,
@@ -51,13 +51,13 @@ def bounds(judge: Judge, shortest: Scored) -> Bounds:
     )
 
 
-def conditional(judge: Judge, shortest: Scored) -> float:
+def conditional(judge: Evaluator, shortest: Scored) -> float:
     """The last of the bounds alone: what a search asks for again and again."""
     update = 0.0 if judge.by_message else judge.update
     return max(shortest.compute, _through(judge, shortest.ready)) + update
 
 
-def proven(judge: Judge) -> float:
+def proven(judge: Evaluator) -> float:
     """What no plan of the space is below, the update left out."""
     problem = judge.problem
     least = fixed_seconds(problem)
@@ -92,7 +92,7 @@ def _bits(number: int) -> npt.NDArray[np.int64]:
     return np.flatnonzero(np.unpackbits(raw, bitorder="little"))
 
 
-def _through(judge: Judge, ready: Array) -> float:
+def _through(judge: Evaluator, ready: Array) -> float:
     """The soonest that all gradients can be through, each sent when it is there or later."""
     sizes = judge.problem.sizes
     order = np.argsort(ready, kind="stable")

@@ -26,7 +26,7 @@ from foretell.search.fusion.baselines import like_inductor, like_xla
 from foretell.search.fusion.bound import conditional
 from foretell.search.fusion.lanes import seconds
 from foretell.search.fusion.moves import Moved
-from foretell.search.fusion.score import Judge, Scored, buckets_of
+from foretell.search.fusion.score import Evaluator, Scored, buckets_of
 from foretell.search.fusion.state import Fusion
 
 Progress = Callable[[float, float, int], None]  # best so far, bound, evaluations
@@ -42,7 +42,7 @@ _LEAST = 1e-12  # seconds: less is rounding
 class Run:
     """A search under way: its limits, its best, and how it got there."""
 
-    judge: Judge
+    judge: Evaluator
     seconds: float = 0.0  # CPU seconds; 0 for no limit
     evaluations: int = 4_000
     progress: Progress = lambda step, bound, many: None
@@ -135,7 +135,7 @@ def _is_better(new: Scored, old: Scored) -> bool:
     return new.step < old.step or (new.step == old.step and new.compute < old.compute)
 
 
-def bundles(judge: Judge, scored: Scored, edges: list[int], refused: set[Any]) -> list[Bundle]:
+def bundles(judge: Evaluator, scored: Scored, edges: list[int], refused: set[Any]) -> list[Bundle]:
     """All changes that shorten compute, greatest gain first; one place of each is priced."""
     found: dict[Any, Bundle] = {}
     for look, place in _offers(scored.fusion, edges):
@@ -175,7 +175,7 @@ def _offers(fusion: Fusion, edges: list[int]) -> Iterator[tuple[tuple[Any, ...],
             yield ("take out", at, shape(g)), i
 
 
-def _gains(judge: Judge, scored: Scored, found: list[Bundle]) -> list[Bundle]:
+def _gains(judge: Evaluator, scored: Scored, found: list[Bundle]) -> list[Bundle]:
     """What each bundle saves, from its first place that is allowed; one question for all prices."""
     fusion, asked, kept = scored.fusion, list[tuple[Fusion, int]](), []
     for bundle in found:
@@ -210,7 +210,7 @@ def _moved(fusion: Fusion, what: str, place: Any) -> Moved | None:
     return moves.copy(fusion, place) if what == "copy" else moves.take_out(fusion, place)
 
 
-def done(judge: Judge, scored: Scored, bundle: Bundle) -> Scored | None:
+def done(judge: Evaluator, scored: Scored, bundle: Bundle) -> Scored | None:
     """The state with a change everywhere it is allowed, simulated."""
     fusion, touched = _everywhere(scored.fusion, bundle)
     if fusion is scored.fusion:
@@ -290,7 +290,7 @@ def _is_hopeless(run: Run, scored: Scored, moved: Moved) -> bool:
     return now + run.judge.update * (not run.judge.by_message) > run.best.step * (1 + _HOPELESS)
 
 
-def _critical(judge: Judge, scored: Scored, edges: list[int]) -> list[int]:
+def _critical(judge: Evaluator, scored: Scored, edges: list[int]) -> list[int]:
     """Edges between ops that the end of the step depends on; all where the host bounds it too."""
     if scored.launches > _HOST_BOUND * scored.step:
         return edges
@@ -366,7 +366,7 @@ def part(run: Run, scored: Scored) -> Scored:
     return scored
 
 
-def window(judge: Judge, scored: Scored) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def window(judge: Evaluator, scored: Scored) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Ops the end of the step depends on: all, or those before what the wire last waited for."""
     problem = scored.fusion.problem
     if scored.through <= scored.compute:

@@ -32,7 +32,7 @@ from foretell.io import read_json, write_text
 from foretell.search.fusion import moves
 from foretell.search.fusion.climb import Run
 from foretell.search.fusion.moves import Moved
-from foretell.search.fusion.score import Buckets, Judge, Scored, buckets_of, own_buckets
+from foretell.search.fusion.score import Buckets, Evaluator, Scored, buckets_of, own_buckets
 from foretell.search.fusion.state import Fusion, fused, unfused
 
 METHODS = ("copy", "merge", "send")
@@ -227,7 +227,7 @@ def load_trail(run: Run, path: Path, asked: dict[str, Any]) -> Trail:
     return Trail(dice, optimum, heap, seen, told.idle, told.pushed)
 
 
-def _asked(judge: Judge, asked: dict[str, Any]) -> dict[str, Any]:
+def _asked(judge: Evaluator, asked: dict[str, Any]) -> dict[str, Any]:
     more = {"by_message": judge.by_message, "sharded": judge.sharded}
     return {"model": judge.problem.fingerprint, **asked, **more}
 
@@ -250,7 +250,7 @@ def _plain(scored: Scored) -> dict[str, Any]:
     }
 
 
-def _scored(judge: Judge, state: _State) -> Scored:
+def _scored(judge: Evaluator, state: _State) -> Scored:
     groups = [tuple(ops) for ops in state.groups]
     fusion = fused(judge.problem, groups, state.copied)
     return judge.score(fusion, buckets_of(state.messages))

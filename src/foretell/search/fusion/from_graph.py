@@ -17,8 +17,8 @@ from foretell.cost.price import price
 from foretell.errors import InputError
 from foretell.graph import BufferKind, Dtype, Graph, Kind, Phase, WaitKind
 from foretell.graph.columns import word_of as name_of_code
-from foretell.plan.captured import given, op_names, parameter_print
-from foretell.plan.parts import slowest
+from foretell.plan.layer_cost import slowest
+from foretell.plan.op_names import given, op_names, parameter_print
 from foretell.search.fusion.from_workload import of_slowest
 from foretell.search.fusion.problem import (
     BACKWARD,

@@ -21,7 +21,7 @@ from foretell.cost.shape import write
 from foretell.errors import InputError
 from foretell.graph import Builder
 from foretell.plan.framework import Running, running
-from foretell.plan.parts import MATRIX, format_of, in_format, power_kind, slowest
+from foretell.plan.layer_cost import MATRIX, format_of, in_format, power_kind, slowest
 from foretell.plan.plan import Plan
 from foretell.search.fusion.problem import (
     BACKWARD,

@@ -12,14 +12,14 @@ from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.graph import Graph
 from foretell.plan import Plan
-from foretell.plan.captured import COPY
+from foretell.plan.op_names import COPY
 from foretell.predict.predict import FOUR_IN_FIVE, Prediction, utilisation
 from foretell.search.fusion.from_graph import from_graph
 from foretell.search.fusion.from_workload import Memory, from_workload
 from foretell.search.fusion.lower import lower
 from foretell.search.fusion.plans import buckets_from, fusion_of
 from foretell.search.fusion.problem import Problem
-from foretell.search.fusion.score import Judge, Scored
+from foretell.search.fusion.score import Evaluator, Scored
 from foretell.search.fusion.steps import eager_plan, referred, run_of, scale_of, workload_of
 from foretell.simulate import simulate
 from foretell.workload import Workload
@@ -48,9 +48,9 @@ def predict_fused(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Pred
     return _predicted(plan, _sized(plan, model), cluster, judge, scored)
 
 
-def judged(plan: Plan, problem: Problem) -> tuple[Judge, Scored]:
+def judged(plan: Plan, problem: Problem) -> tuple[Evaluator, Scored]:
     """The way to fuse that a plan says, simulated."""
-    judge = Judge(problem, plan.update == "by-message", plan.zero == 2)
+    judge = Evaluator(problem, plan.update == "by-message", plan.zero == 2)
     buckets = buckets_from(plan, problem) if plan.buckets else None
     return judge, judge.score(fusion_of(plan, problem), buckets)
 
@@ -111,7 +111,7 @@ def _memory(plan: Plan, model: Workload) -> Memory:
 
 
 def _predicted(
-    plan: Plan, model: Workload | Graph, cluster: Cluster, judge: Judge, scored: Scored
+    plan: Plan, model: Workload | Graph, cluster: Cluster, judge: Evaluator, scored: Scored
 ) -> Prediction:
     problem = judge.problem
     stretch = scale_of(problem)

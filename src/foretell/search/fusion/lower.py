@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from foretell.graph import Builder, Graph
 from foretell.search.fusion.lanes import seconds
-from foretell.search.fusion.score import Judge, Scored
+from foretell.search.fusion.score import Evaluator, Scored
 from foretell.search.fusion.state import Fusion
 
 
-def lower(judge: Judge, scored: Scored, stretch: float = 1.0) -> Graph:
+def lower(judge: Evaluator, scored: Scored, stretch: float = 1.0) -> Graph:
     """One step: groups on a stream, messages on the wire, updates behind them.
 
     With `stretch` every task takes so many times what the lanes of the search give it.
@@ -37,7 +37,7 @@ def lower(judge: Judge, scored: Scored, stretch: float = 1.0) -> Graph:
     return edit.graph
 
 
-def _gathers(make: Builder, wire: int, judge: Judge, scored: Scored) -> dict[int, int]:
+def _gathers(make: Builder, wire: int, judge: Evaluator, scored: Scored) -> dict[int, int]:
     """Parameters that come while the forward runs; for each group the last message it waits for."""
     problem, there = judge.problem, dict[int, int]()
     for bucket in scored.gathers.lists() if scored.gathers else []:
@@ -81,7 +81,7 @@ def _waits(fusion: Fusion, g: int) -> set[int]:
 
 
 def _messages(
-    make: Builder, lanes: tuple[int, int], judge: Judge, scored: Scored, task: dict[int, int]
+    make: Builder, lanes: tuple[int, int], judge: Evaluator, scored: Scored, task: dict[int, int]
 ) -> None:
     problem, fusion = scored.fusion.problem, scored.fusion
     op = "reduce_scatter" if scored.gathers else "all_reduce"

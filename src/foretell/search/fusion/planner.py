@@ -21,7 +21,7 @@ from foretell.search.fusion.from_graph import from_graph
 from foretell.search.fusion.from_workload import Memory, from_workload
 from foretell.search.fusion.plans import buckets_from, fusion_of, plan_of
 from foretell.search.fusion.problem import Problem
-from foretell.search.fusion.score import Judge, Scored
+from foretell.search.fusion.score import Evaluator, Scored
 from foretell.search.fusion.state import unfused
 from foretell.search.fusion.steps import referred, run_of, scale_of
 from foretell.search.planner import Planned, Planner, Progress, silent
@@ -89,8 +89,8 @@ class FusionPlanner(Planner):
     def search(self, problem: Problem, progress: Progress = silent) -> Found:
         """The best way found; never longer than any baseline."""
         by_message = self.update == "by-message"
-        rivals = baselines(Judge(problem, by_message, problem.zero == 2))
-        judge = Judge(problem, by_message, self.sharded or problem.zero == 2)
+        rivals = baselines(Evaluator(problem, by_message, problem.zero == 2))
+        judge = Evaluator(problem, by_message, self.sharded or problem.zero == 2)
         run = Run(judge, self.seconds, self.evaluations, _telling(progress))
         if self.runs:
             rivals = {name: r for name, r in rivals.items() if not r.fusion.members}
@@ -195,7 +195,7 @@ def _fitting(workload: Workload, cluster: Cluster, options: dict[str, Any]) -> P
             problem = from_workload(workload, cluster, **options, memory=memory)
             problem = referred(problem, workload, cluster)
             if _fits(problem):
-                scored = Judge(problem, sharded=zero == 2).score(unfused(problem))
+                scored = Evaluator(problem, sharded=zero == 2).score(unfused(problem))
                 found.append((scale_of(problem) * scored.step, turn, problem))
                 break
             if problem.held > problem.room:
@@ -203,7 +203,7 @@ def _fitting(workload: Workload, cluster: Cluster, options: dict[str, Any]) -> P
     return min(found, key=lambda one: one[:2])[2] if found else None
 
 
-def _started(judge: Judge, plan: Plan) -> Scored:
+def _started(judge: Evaluator, plan: Plan) -> Scored:
     """The step of a plan to go on from, with its messages where it names any."""
     fusion = fusion_of(plan, judge.problem)
     return judge.score(fusion, buckets_from(plan, judge.problem) if plan.buckets else None)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from foretell.errors import InputError, unknown
 from foretell.plan import Plan
-from foretell.plan.captured import COPY, named_ops
+from foretell.plan.op_names import COPY, named_ops
 from foretell.search.fusion.legal import edge_fits, require
 from foretell.search.fusion.problem import Problem
 from foretell.search.fusion.score import Buckets, Scored, buckets_of

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from foretell.cluster.device import Device
 from foretell.cost.fusion_class import WORDS, kind_of
 from foretell.errors import InputError
-from foretell.plan.captured import made_for
+from foretell.plan.op_names import made_for
 from foretell.search.fusion.wire import Wire
 
 Array = npt.NDArray[np.float64]

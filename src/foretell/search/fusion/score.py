@@ -86,7 +86,7 @@ class Scored:
 
 
 @dataclass
-class Judge:
+class Evaluator:
     """Simulations steps of one problem, and counts how often."""
 
     problem: Problem

@@ -22,7 +22,7 @@ from foretell.plan.memory import room
 from foretell.predict.predict import FOUR_IN_FIVE, predict
 from foretell.search.fusion.baselines import ddp
 from foretell.search.fusion.problem import Problem, Reference
-from foretell.search.fusion.score import Judge
+from foretell.search.fusion.score import Evaluator
 from foretell.search.fusion.state import unfused
 from foretell.workload import Workload
 from foretell.workload.captured import from_graph
@@ -77,4 +77,4 @@ def scale_of(problem: Problem) -> float:
     """Reported seconds of a step over those of its lanes; 1 where nothing else is known."""
     if problem.reference is None:
         return 1.0
-    return problem.reference.seconds / ddp(Judge(problem)).step
+    return problem.reference.seconds / ddp(Evaluator(problem)).step

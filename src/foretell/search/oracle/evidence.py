@@ -18,7 +18,7 @@ from foretell.cost import collective
 from foretell.plan import Plan, check
 from foretell.plan.costs import alike, costs, stage
 from foretell.plan.estimate import Estimate, estimate
-from foretell.plan.groups import levels
+from foretell.plan.process_groups import levels
 from foretell.plan.stages import FIRST, LAST, MIDDLE, shares
 from foretell.workload import Workload
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from foretell.cluster import Cluster
 from foretell.plan import Plan
+from foretell.plan.collective_breakdown import by_collective
 from foretell.plan.estimate import Estimate
 from foretell.plan.memory import memory
-from foretell.plan.talk import by_collective
 from foretell.search.oracle.evidence import (
     CROWDED,
     crowding,

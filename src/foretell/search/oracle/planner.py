@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from foretell.cluster import Cluster
-from foretell.plan.cut import with_cuts
+from foretell.plan.partition import with_cuts
 from foretell.pool import Pool
 from foretell.search.oracle.choose import choose
 from foretell.search.oracle.scale import per_node

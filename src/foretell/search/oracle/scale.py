@@ -15,8 +15,8 @@ from foretell import portable
 from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.plan import Plan
-from foretell.plan.cut import with_cuts
-from foretell.plan.talk import by_collective
+from foretell.plan.collective_breakdown import by_collective
+from foretell.plan.partition import with_cuts
 from foretell.pool import Pool
 from foretell.search.oracle.limits import Finding, findings
 from foretell.search.oracle.space import Space, layouts, strategy

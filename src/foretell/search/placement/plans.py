@@ -15,8 +15,8 @@ import numpy.typing as npt
 from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.plan import Plan
-from foretell.plan.group_rows import served_by
 from foretell.plan.grouped import agreed
+from foretell.plan.layer_ranges import served_by
 from foretell.search.placement.evaluate import settled, shares, with_shares
 from foretell.search.placement.fleet import Cell, Fleet, fleet
 from foretell.search.placement.problem import (

@@ -1,6 +1,6 @@
 """Everything a placement is priced by, worked out once: tables over groups, cells and samples.
 
-Seconds of a group on a kind of device come from `foretell.plan.parts` at some batch sizes and are
+Seconds of a group on a kind of device come from `plan.layer_cost` at some batch sizes and are
 drawn straight between them; collectives and messages follow the laws of `foretell.cost.collective`,
 
     seconds(bytes) = min over ways of  start + slope·bytes + root·√bytes
@@ -27,9 +27,9 @@ from foretell.plan import Plan
 from foretell.plan.framework import Running, resolved, running
 from foretell.plan.group_costs import held
 from foretell.plan.grouped import units
+from foretell.plan.layer_cost import layer_costs
 from foretell.plan.layouts import layouts
 from foretell.plan.memory import ROUNDING, USABLE
-from foretell.plan.parts import layer_costs
 from foretell.search.placement.fleet import MOST_CELLS, Fleet, fleet
 from foretell.search.placement.group import MOST_GROUPS, Group, grouped
 from foretell.search.placement.laws import law, laws_of, sends_of, spans

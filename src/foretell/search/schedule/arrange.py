@@ -28,7 +28,7 @@ from foretell.plan.layouts import Array
 from foretell.plan.memory import ROUNDING
 from foretell.plan.place_costs import Prices, room
 from foretell.plan.place_memory import constant
-from foretell.plan.places import Place
+from foretell.plan.stage_placement import StagePlacement
 from foretell.portable import product
 from foretell.workload import Layer, Workload
 
@@ -54,7 +54,7 @@ class Asked:
         return tuple(range(self.prices.cluster.size))
 
 
-def arrange(shape: str, asked: Asked) -> tuple[Place, ...]:
+def arrange(shape: str, asked: Asked) -> tuple[StagePlacement, ...]:
     """The stages of a shape."""
     if shape not in SHAPES:
         raise unknown("placement shape of a model", shape, ("auto", *SHAPES))
@@ -66,7 +66,7 @@ def arrange(shape: str, asked: Asked) -> tuple[Place, ...]:
     return tuple(_with_ways(asked, place) for place in made)
 
 
-def arrangements(asked: Asked) -> Iterator[tuple[str, tuple[Place, ...]]]:
+def arrangements(asked: Asked) -> Iterator[tuple[str, tuple[StagePlacement, ...]]]:
     """Every shape that fits the model and the memory, once."""
     seen = set()
     for shape in SHAPES:
@@ -79,7 +79,7 @@ def arrangements(asked: Asked) -> Iterator[tuple[str, tuple[Place, ...]]]:
             yield shape, made
 
 
-def _with_ways(asked: Asked, place: Place) -> Place:
+def _with_ways(asked: Asked, place: StagePlacement) -> StagePlacement:
     layers = asked.workload.layers
     mine = [layers[i] for i, n in enumerate(place.times) if n]
     ways = []
@@ -90,20 +90,20 @@ def _with_ways(asked: Asked, place: Place) -> Place:
     return replace(place, ways=tuple(ways))
 
 
-def _tp(asked: Asked) -> list[Place]:
+def _tp(asked: Asked) -> list[StagePlacement]:
     times = tuple(layer.times for layer in asked.workload.layers)
-    return [Place(asked.ranks, times)]
+    return [StagePlacement(asked.ranks, times)]
 
 
-def _v(asked: Asked) -> list[Place]:
+def _v(asked: Asked) -> list[StagePlacement]:
     return _chain(asked, set())
 
 
-def _m(asked: Asked) -> list[Place]:
+def _m(asked: Asked) -> list[StagePlacement]:
     return _chain(asked, _outer(asked))
 
 
-def _nn(asked: Asked) -> list[Place]:
+def _nn(asked: Asked) -> list[StagePlacement]:
     found = _ends(asked)
     if found == _outer(asked):
         raise InputError(
@@ -131,7 +131,7 @@ def _products(layer: Layer) -> int:
     return sum(op.kind in ("matmul", "conv", "attention") for op in layer.works())
 
 
-def _chain(asked: Asked, wide: set[int]) -> list[Place]:
+def _chain(asked: Asked, wide: set[int]) -> list[StagePlacement]:
     """Layers in their order: those in `wide` on all ranks, the others in stages."""
     layers = asked.workload.layers
     line = [i for i, layer in enumerate(layers) for _ in range(layer.times)]
@@ -168,23 +168,23 @@ def _held(asked: Asked, wide: set[int]) -> float:
         return 0.0
     layers, r, mine = asked.workload.layers, asked.prices.rates(asked.ranks), sorted(wide)
     times = tuple(layer.times if i in wide else 0 for i, layer in enumerate(layers))
-    held = constant(asked.prices, [Place(asked.ranks, times)], 0, trains=asked.trains)
+    held = constant(asked.prices, [StagePlacement(asked.ranks, times)], 0, trains=asked.trains)
     passing = product(np.array(times, float), r.kept) * asked.trains + np.max(r.brief[mine])
     return held + ROUNDING * float(passing)
 
 
-def _stages(asked: Asked, ranks: tuple[int, ...], line: Sequence[int]) -> list[Place]:
+def _stages(asked: Asked, ranks: tuple[int, ...], line: Sequence[int]) -> list[StagePlacement]:
     """A run of layers as stages: what is frozen is one of its own, with less to do."""
     layers = asked.workload.layers
     runs = groupby(line, key=lambda i: layers[i].name in asked.frozen)
     return [_placed(asked, ranks, list(run)) for _, run in runs]
 
 
-def _placed(asked: Asked, ranks: tuple[int, ...], line: Sequence[int]) -> Place:
-    return Place(ranks, tuple(line.count(i) for i in range(len(asked.workload.layers))))
+def _placed(asked: Asked, ranks: tuple[int, ...], line: Sequence[int]) -> StagePlacement:
+    return StagePlacement(ranks, tuple(line.count(i) for i in range(len(asked.workload.layers))))
 
 
-def _k(asked: Asked) -> list[Place]:
+def _k(asked: Asked) -> list[StagePlacement]:
     """Branches on their share of the ranks, what joins them on all."""
     ways = branches(asked.workload)
     if len(ways) < 2:
@@ -245,7 +245,7 @@ def _shares(asked: Asked, ways: Sequence[Sequence[int]]) -> list[int]:
     return shares
 
 
-def _x(asked: Asked) -> list[Place]:
+def _x(asked: Asked) -> list[StagePlacement]:
     """Two copies of the model over the same sets of ranks, the second the other way round."""
     for line, ranks, width in _widths(asked):
         with suppress(InfeasibleError):
@@ -260,7 +260,7 @@ def _x(asked: Asked) -> list[Place]:
     )
 
 
-def _rounds(asked: Asked, *, turns: bool) -> list[Place]:
+def _rounds(asked: Asked, *, turns: bool) -> list[StagePlacement]:
     """Two stages a rank: a second round over the ranks, in turn again or back."""
     for line, ranks, width in _widths(asked):
         groups = [ranks[i : i + width] for i in range(0, len(ranks), width)]
@@ -291,7 +291,7 @@ def _halved(
     return cut(replace(plain, share=0.5, widths=(width,), stages=stages))
 
 
-_MADE: dict[str, Callable[[Asked], list[Place]]] = {
+_MADE: dict[str, Callable[[Asked], list[StagePlacement]]] = {
     "v": _v, "m": _m, "nn": _nn, "k": _k, "x": _x, "tp": _tp,
     "loop": partial(_rounds, turns=False), "wave": partial(_rounds, turns=True),
 }  # fmt: skip

@@ -23,7 +23,7 @@ from foretell.plan import Plan, check
 from foretell.plan.place_costs import Prices, bill, message, room
 from foretell.plan.place_graph import seconds
 from foretell.plan.place_memory import change, constant
-from foretell.plan.places import Act, Edge, Place, copies, edges, texts
+from foretell.plan.stage_placement import Action, Edge, StagePlacement, copies, edges, texts
 from foretell.search.schedule.arrange import Asked, arrange, arrangements
 from foretell.search.schedule.problem import (
     Block,
@@ -57,7 +57,7 @@ class Model:
     problem: Problem
     shape: str
     prices: Prices
-    places: tuple[Place, ...]
+    places: tuple[StagePlacement, ...]
     ranks: tuple[tuple[int, ...], ...]  # of each device
 
     @property
@@ -91,10 +91,10 @@ class Model:
         )  # fmt: skip
 
 
-def _act(found: Schedule, block: int, micro_batch: int) -> Act | None:
+def _act(found: Schedule, block: int, micro_batch: int) -> Action | None:
     """The action of a block; messages belong to no action."""
     one = found.problem.blocks[block]
-    return None if one.kind == "C" else Act(stage_of(one), one.kind, micro_batch)
+    return None if one.kind == "C" else Action(stage_of(one), one.kind, micro_batch)
 
 
 def model(
@@ -184,7 +184,7 @@ def _asked(
 
 
 def problem_of(
-    found: tuple[Place, ...],
+    found: tuple[StagePlacement, ...],
     asked: Asked,
     shape: str,
     *,
@@ -241,12 +241,12 @@ def block_id(stage: int, kind: str) -> int:
     return len(_KINDS) * stage + _KINDS.index(kind)
 
 
-def has_block(prices: Prices, place: Place) -> bool:
+def has_block(prices: Prices, place: StagePlacement) -> bool:
     """Whether a stage keeps what can be dropped or moved: blocks do, ends hardly anything."""
     return any(n and prices.workload.layers[i].is_block for i, n in enumerate(place.times))
 
 
-def folded(found: Sequence[Place]) -> tuple[tuple[int, ...], ...]:
+def folded(found: Sequence[StagePlacement]) -> tuple[tuple[int, ...], ...]:
     """Ranks that are in the same stages, together."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank in sorted({r for p in found for r in p.ranks}):
@@ -255,7 +255,7 @@ def folded(found: Sequence[Place]) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, groups.values()))
 
 
-def trained(found: Sequence[Place], links: Sequence[Edge]) -> set[int]:
+def trained(found: Sequence[StagePlacement], links: Sequence[Edge]) -> set[int]:
     """Stages that have a backward: those trained, and those behind them."""
     out = {s for s, p in enumerate(found) if "frozen" not in p.ways}
     while more := {e.then for e in links if e.first in out} - out:
@@ -263,7 +263,7 @@ def trained(found: Sequence[Place], links: Sequence[Edge]) -> set[int]:
     return out
 
 
-def kinds(place: Place, trains: bool, split: bool) -> str:
+def kinds(place: StagePlacement, trains: bool, split: bool) -> str:
     """The blocks a stage has."""
     if not trains:
         return "F"
@@ -271,8 +271,8 @@ def kinds(place: Place, trains: bool, split: bool) -> str:
 
 
 def block_of(
-    prices: Prices, place: Place, stage: int, kind: str, devices: tuple[int, ...], trains: bool,
-    split: bool,
+    prices: Prices, place: StagePlacement, stage: int, kind: str, devices: tuple[int, ...],
+    trains: bool, split: bool,
 ) -> Block:  # fmt: skip
     paid = bill(prices, place)
     by = change(kind, paid, place.ways, trains=trains, split=split and "frozen" not in place.ways)
@@ -281,7 +281,7 @@ def block_of(
     return Block(block_id(stage, kind), kind, devices, took, by.start, by.end, name)
 
 
-def free(prices: Prices, found: Sequence[Place], rank: int, trains: bool) -> float:
+def free(prices: Prices, found: Sequence[StagePlacement], rank: int, trains: bool) -> float:
     """Bytes a rank has for what micro-batches keep."""
     held = constant(prices, found, rank, trains=trains)
     if held > room(prices, rank):
@@ -308,8 +308,8 @@ def waits(blocks: Sequence[Block], links: Sequence[Edge]) -> list[Wait]:
 
 
 def choices(
-    prices: Prices, found: Sequence[Place], where: Sequence[tuple[int, ...]], back: set[int],
-    split: bool, recompute: Decide, offload: Decide,
+    prices: Prices, found: Sequence[StagePlacement], where: Sequence[tuple[int, ...]],
+    back: set[int], split: bool, recompute: Decide, offload: Decide,
 ) -> tuple[Choice, ...]:  # fmt: skip
     """For every stage that keeps something: the same blocks, and less kept."""
     out = []
@@ -327,7 +327,7 @@ def choices(
     return tuple(out)
 
 
-def price(prices: Prices, found: Sequence[Place], links: Sequence[Edge]) -> Price:
+def price(prices: Prices, found: Sequence[StagePlacement], links: Sequence[Edge]) -> Price:
     """Seconds of the message between two blocks: forward along a link, backward against it."""
     layers = {(e.first, e.then): e.layers for e in links}
 

@@ -1,4 +1,4 @@
-"""What one stage does with one micro-batch, as a chain of ops: compute and communication.
+"""Ops of one stage for one micro-batch, in a chain: compute and communication.
 
 `stage` makes one piece of all that runs without a choice in between, which is exact and quick to
 simulate; `layer` shows every layer with its exchanges. Sharded parameters (zero 3) always show
@@ -21,8 +21,8 @@ from foretell.plan.costs import (
     sharded_seconds,
     width,
 )
+from foretell.plan.gradient_ready import shares
 from foretell.plan.layouts import Array
-from foretell.plan.made import shares
 from foretell.plan.order import BACKWARD, FORWARD, WEIGHT, chunks_of
 from foretell.plan.plan import Plan
 from foretell.plan.stages import layers_of

@@ -1,8 +1,8 @@
-"""What one layer costs one rank, by phase: kernels, host, and exchanges inside it.
+"""Cost of one layer on one rank, by phase: kernels, host, and the communication inside it.
 
 Each kernel is priced at the shape the split leaves (→ `foretell.workload.kernels`), all layouts at
 once. Host and device work at the same time; which of them bounds a layer changes from kernel to
-kernel, so that a phase takes (hostᵖ + deviceᵖ)^(1/p) (→ `phase`), p from the stack. Exchanges of a
+kernel, so that a phase takes (hostᵖ + deviceᵖ)^(1/p) (→ `phase`), p from the framework's profile. Exchanges of a
 split tensor stand in the way of the next kernel and count as device time.
 """
 
@@ -18,8 +18,8 @@ from foretell import portable
 from foretell.cluster import Cluster, Device, Level
 from foretell.cost import collective, kernel, power
 from foretell.plan.framework import Running
-from foretell.plan.groups import levels, stride
 from foretell.plan.layouts import Array, Layouts, Rows
+from foretell.plan.process_groups import levels, stride
 from foretell.workload import Exchange, Layer, Op, Workload
 from foretell.workload.kernels import Call, calls
 from foretell.workload.op import KEPT, holds

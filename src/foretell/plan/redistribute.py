@@ -1,4 +1,4 @@
-"""Who sends what to whom when a batch is split one way before and another way behind.
+"""Sends that redistribute a batch which is split one way before and another way behind.
 
 Samples lie in a row; rank i of a set holds the samples from `edges[i]` to `edges[i + 1]`. What a
 consumer needs of what a producer holds is where their stretches overlap. `Move` is one stretch; a

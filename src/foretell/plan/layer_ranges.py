@@ -1,8 +1,8 @@
-"""Layers of a plan with the ranks, samples and ways that are theirs, put together in stretches.
+"""Layers in a row that the same ranks run on the same samples: one range each.
 
-A stretch is layers in a row that the same ranks run on the same samples: nothing is passed over
-inside it. Plans of `groups` say so row by row; a plan of data parallelism whose ranks have `shares`
-or whose parameters agree in ways of their own (`sync`) is one stretch of all layers.
+Nothing is sent inside a range. Plans of `groups` list them row by row; a plan of data parallelism
+whose ranks have `shares`, or whose parameters are reduced in ways of their own (`sync`), is one
+range of all layers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class LayerRange:
     """Layers in a row on the same ranks."""
 
     layers: tuple[Layer, ...]
@@ -160,26 +160,26 @@ def is_apart(plan: Plan) -> bool:
     return bool(plan.groups or ((plan.shares or plan.sync) and plain and only_dp))
 
 
-def stretches(plan: Plan, costs: GroupCosts) -> tuple[list[Stretch], int]:
-    """The stretches of a checked plan in order of forward, and its micro-batches."""
+def layer_ranges(plan: Plan, costs: GroupCosts) -> tuple[list[LayerRange], int]:
+    """The layer_ranges of a checked plan in order of forward, and its micro-batches."""
     ways = _named(plan, costs)
     if not plan.groups:
         shares = plan.shares or (plan.global_batch // plan.dp,) * plan.dp
         batches = -(-max(shares) // plan.micro_batch) if plan.micro_batch else 1
         usual, ranks = "sharded" if plan.zero == 1 else _ONE_RANK, tuple(range(plan.dp))
         layers = tuple(_layer(costs, at, usual, ranks, ways[at]) for at in range(len(ways)))
-        return [Stretch(layers, dict(enumerate(shares)), batches)], batches
+        return [LayerRange(layers, dict(enumerate(shares)), batches)], batches
     found, batches = runs(plan), micro_batches(plan)
     names = [unit.name for unit in costs.units]
     rows = []
     for run, where in zip(found, layers_of(found, names, costs.workload.name), strict=True):
         layers = tuple(_layer(costs, at, run.way, run.ranks, ways[at], run.batch) for at in where)
-        rows.append(Stretch(layers, run.samples, batches, run.way == "split"))
+        rows.append(LayerRange(layers, run.samples, batches, run.way == "split"))
     out = []
     for _, same in groupby(rows, key=lambda row: (list(row.samples.items()), row.is_split)):
         each = list(same)
         layers = tuple(layer for row in each for layer in row.layers)
-        out.append(Stretch(layers, each[0].samples, batches, each[0].is_split))
+        out.append(LayerRange(layers, each[0].samples, batches, each[0].is_split))
     return out, batches
 
 

@@ -1,4 +1,4 @@
-"""What one layer makes a rank hold: weights, what autograd keeps, what is sent on; all layouts.
+"""Per-rank memory of one layer: parameters, saved activations, stage output; an entry a layout.
 
 Kept bytes are for one micro-batch and one layer. With full recompute a layer keeps its input alone;
 selective recompute drops what attention keeps of its scores.

@@ -1,4 +1,4 @@
-"""Seconds of a step that go to each collective on the busiest kind of rank, hidden or not."""
+"""Seconds of a step in each collective on the busiest kind of rank, overlapped or exposed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from foretell.cluster import Cluster
 from foretell.plan.check import check, micro_batches, placed
 from foretell.plan.costs import Costs, costs, shard_talk, stage
-from foretell.plan.ends import reducing, regathering, sends
 from foretell.plan.framework import running
+from foretell.plan.layer_cost import exchange_seconds
 from foretell.plan.layouts import layouts
-from foretell.plan.parts import exchange_seconds
 from foretell.plan.plan import Plan
+from foretell.plan.reduction_and_update import reducing, regathering, sends
 from foretell.plan.stages import FIRST, shares
 from foretell.workload import Exchange, Workload
 

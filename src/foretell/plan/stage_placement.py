@@ -1,4 +1,4 @@
-"""Stages placed freely: any layers on any ranks, several stages a rank, one stage on several ranks.
+"""Pipeline stages placed freely: any layers on any ranks, several stages a rank or ranks a stage.
 
 A plan says it in `stages`, one group of texts a stage, in the order of forward: the ranks, then the
 layers (`block*8`: the next eight of that name), then what is done another way:
@@ -33,7 +33,7 @@ _ACTION = re.compile(r"(\d+)([FBIW])(\d+)")
 
 
 @dataclass(frozen=True)
-class Place:
+class StagePlacement:
     """One stage: its ranks, how often each layer of the workload runs there, and how."""
 
     ranks: tuple[int, ...]
@@ -55,7 +55,7 @@ class Said(NamedTuple):
     ways: tuple[str, ...]
 
 
-class Act(NamedTuple):
+class Action(NamedTuple):
     """What a rank does next: a stage's forward, backward, or one of its gradients."""
 
     stage: int
@@ -74,7 +74,7 @@ class Edge(NamedTuple):
     layers: tuple[int, ...]  # whose outputs travel
 
 
-def places(plan: Plan, workload: Workload, size: int) -> tuple[Place, ...]:
+def places(plan: Plan, workload: Workload, size: int) -> tuple[StagePlacement, ...]:
     """The stages of a plan, checked against the model and the number of ranks."""
     found = tuple(_place(texts, at, workload) for at, texts in enumerate(plan.stages))
     for at, place in enumerate(found):
@@ -87,7 +87,7 @@ def places(plan: Plan, workload: Workload, size: int) -> tuple[Place, ...]:
     return found
 
 
-def texts(found: Sequence[Place], workload: Workload) -> Names:
+def texts(found: Sequence[StagePlacement], workload: Workload) -> Names:
     """Stages as a plan writes them."""
     return tuple(place.texts(workload) for place in found)
 
@@ -100,7 +100,7 @@ def said(texts: Sequence[str]) -> Said:
     return Said(ranks_of(texts[0]), layers, ways)
 
 
-def _place(texts: tuple[str, ...], at: int, workload: Workload) -> Place:
+def _place(texts: tuple[str, ...], at: int, workload: Workload) -> StagePlacement:
     names = {layer.name: i for i, layer in enumerate(workload.layers)}
     ranks, layers, ways = said(texts)
     times = [0] * len(names)
@@ -110,10 +110,10 @@ def _place(texts: tuple[str, ...], at: int, workload: Workload) -> Place:
         times[names[name]] += many or 1
     if not any(times):
         raise InputError(f"stage {at} has no layers", hint="write 0-3 embedding, or 0 block*8")
-    return Place(ranks, tuple(times), ways)
+    return StagePlacement(ranks, tuple(times), ways)
 
 
-def copies(found: Sequence[Place], workload: Workload) -> int:
+def copies(found: Sequence[StagePlacement], workload: Workload) -> int:
     """How many whole models the stages make up."""
     many = {
         layer.name: sum(place.times[i] for place in found) / layer.times
@@ -130,7 +130,7 @@ def copies(found: Sequence[Place], workload: Workload) -> int:
     return int(next(iter(many.values())))
 
 
-def edges(found: Sequence[Place], workload: Workload) -> list[Edge]:
+def edges(found: Sequence[StagePlacement], workload: Workload) -> list[Edge]:
     """Who reads what from whom, in forward."""
     holder = _holders(found, workload)
     links: dict[tuple[int, int], list[int]] = {}
@@ -143,7 +143,9 @@ def edges(found: Sequence[Place], workload: Workload) -> list[Edge]:
     return [Edge(a, b, tuple(dict.fromkeys(ls))) for (a, b), ls in sorted(links.items())]
 
 
-def _holders(found: Sequence[Place], workload: Workload) -> dict[tuple[int, int, int], int]:
+def _holders(
+    found: Sequence[StagePlacement], workload: Workload
+) -> dict[tuple[int, int, int], int]:
     """The stage of each (copy, layer, turn)."""
     seen = [0] * len(workload.layers)
     out = {}
@@ -177,7 +179,7 @@ def _looks_back(layer: Layer) -> bool:
     return any(op.name.startswith("cross.") for op in layer.ops)
 
 
-def acts(plan: Plan, found: Sequence[Place]) -> list[list[Act]]:
+def acts(plan: Plan, found: Sequence[StagePlacement]) -> list[list[Action]]:
     """What each rank does, in order; an error where a rank runs a stage that is not its own."""
     rows = [[_act(text) for text in row] for row in plan.actions]
     for rank, row in enumerate(rows):
@@ -194,11 +196,11 @@ def acts(plan: Plan, found: Sequence[Place]) -> list[list[Act]]:
     return rows
 
 
-def _act(text: str) -> Act:
+def _act(text: str) -> Action:
     found = _ACTION.fullmatch(text)
     if not found:
         raise InputError(f"`{text}` is no action of a placed stage", hint="write 3F0, 3B0, 3I0")
-    return Act(int(found[1]), found[2], int(found[3]))
+    return Action(int(found[1]), found[2], int(found[3]))
 
 
 def as_degrees(plan: Plan, workload: Workload) -> Plan | None:
@@ -227,11 +229,11 @@ def as_degrees(plan: Plan, workload: Workload) -> Plan | None:
     )
 
 
-def _blocks(place: Place, workload: Workload) -> list[tuple[Layer, int]]:
+def _blocks(place: StagePlacement, workload: Workload) -> list[tuple[Layer, int]]:
     return [(x, n) for x, n in zip(workload.layers, place.times, strict=True) if x.is_block and n]
 
 
-def _is_line(found: Sequence[Place], workload: Workload) -> bool:
+def _is_line(found: Sequence[StagePlacement], workload: Workload) -> bool:
     """Whether blocks of one kind are split in a row, what is no block at the ends."""
     blocks = [i for i, layer in enumerate(workload.layers) if layer.is_block]
     if len(blocks) != 1 or any(layer.after for layer in workload.layers):

@@ -1,4 +1,4 @@
-"""Blocks that differ split to pipeline stages so that the busiest stage has least to do.
+"""Unlike blocks partitioned into pipeline stages so that the slowest stage is as fast as can be.
 
 With t the seconds of each block (forward and backward, and the layers between blocks with the block
 before them), b[k][j] the least that the busiest of k stages has of the first j blocks:

@@ -1,4 +1,4 @@
-"""What stands between and behind the stages: hand-overs, gradient reduction, and the update."""
+"""Pipeline P2P sends, gradient reduction and optimizer step."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from foretell.plan.costs import (
     over_experts,
 )
 from foretell.plan.framework import Running, running
-from foretell.plan.groups import levels, stride
+from foretell.plan.gradient_ready import ROUNDED, Messages, exposed, first_share
+from foretell.plan.layer_cost import slow_devices
 from foretell.plan.layouts import Array
-from foretell.plan.made import ROUNDED, Messages, exposed, first_share
 from foretell.plan.order import last_stage
-from foretell.plan.parts import slow_devices
 from foretell.plan.plan import Plan
+from foretell.plan.process_groups import levels, stride
 from foretell.workload import Workload
 
 # Parameters a second that the cores of one host update: 1 billion in 0.22 s, 10 in 2.57 s (Ren et

@@ -1,4 +1,4 @@
-"""When the gradients of a backward are made, layer by layer: what can be sent while it still runs.
+"""Gradient-ready times, used to overlap bucketed reduction with backward.
 
 A message of gradients is there when the layer is done that makes the last of them; tied weights
 wait for the layer nearest to the input. With a reduction that takes W, n messages of which the
@@ -26,7 +26,7 @@ from foretell.workload import Workload
 ROUNDED = 1e-9  # what sums may be off by
 
 
-class Made(NamedTuple):
+class GradientReady(NamedTuple):
     """One layer in the order of backward, all its times together; an entry a plan."""
 
     times: Array  # how often gradients are there, evenly over its seconds
@@ -34,13 +34,13 @@ class Made(NamedTuple):
     elements: Array
 
 
-def made(c: Costs, times: Array, workload: Workload) -> Iterator[Made]:
+def made(c: Costs, times: Array, workload: Workload) -> Iterator[GradientReady]:
     """What each layer of a stage takes backward and makes; the loss first."""
     own, parts = own_weights(c, times, workload), _parts(workload)
     for at in reversed(range(len(times))):
         seconds = layer_parts(c, at, workload)[1].seconds(c.bend) * times[at]
         seconds = seconds + (c.turn * (times[at] > 0) if at == len(times) - 1 else 0.0)
-        yield Made(times[at] * parts[at], seconds, own[at] * times[at])
+        yield GradientReady(times[at] * parts[at], seconds, own[at] * times[at])
 
 
 def _parts(workload: Workload) -> list[int]:

@@ -1,4 +1,4 @@
-"""How a plan speaks of a captured step: names for its ops, and what tells the step again.
+"""Names of the ops of a captured step in a plan, and a fingerprint of that step.
 
     gelu.0              the first gelu of forward and loss
     mm.3.backward       the fourth mm of the backward
