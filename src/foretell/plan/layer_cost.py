@@ -2,8 +2,8 @@
 
 Each kernel is priced at the shape the split leaves (→ `foretell.workload.kernels`), all layouts at
 once. Host and device work at the same time; which of them bounds a layer changes from kernel to
-kernel, so that a phase takes (hostᵖ + deviceᵖ)^(1/p) (→ `phase`), p from the framework's profile. Exchanges of a
-split tensor stand in the way of the next kernel and count as device time.
+kernel, so that a phase takes (hostᵖ + deviceᵖ)^(1/p) (→ `phase`), p from the framework's profile.
+Communication of a split tensor delays the next kernel and counts as device time.
 """
 
 from __future__ import annotations
