@@ -335,7 +335,7 @@ def _by_graph(model: Any, plan: Plan, call: Call | None) -> StepSplits | None:
     except Exception:  # what cannot be captured is split as far as its structure shows
         return None
     splits = any(one.kind != "words" for one in found.parameters.values())
-    return found if (found.attentions if asks_tokens else splits) else None
+    return found if found.attentions and (asks_tokens or splits) else None
 
 
 def _graphed(made: Deployed, example: tuple[tuple[Any, ...], Any] | None) -> None:
