@@ -356,3 +356,7 @@ def _scale(edit: Edit, graph: Graph) -> None:
     )  # fmt: skip
     edit.wait(check, call, kind="launch")
     edit.wait(np.array([first]), check, kind="sync")
+    e = graph.edges  # the backward pass ends on another thread: what follows it waits for it
+    behind = e.after[(e.waiting == first) & (graph.kind[e.after] == Kind.HOST)]
+    if len(behind):
+        edit.wait(np.repeat(call, len(behind)), behind)

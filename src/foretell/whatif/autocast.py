@@ -195,6 +195,11 @@ def _narrow(state: _Followed, task: int, op: str, call: Call, largest: float) ->
         out = _product_out(call, op, first)
         _made(state, op, out, True)
         return Run(task, op, largest, True, inputs=tuple(given), makes=out)
+    if op.startswith("_cudnn_rnn"):  # all parameters of the stack come as one list
+        weights = tuple(float(math.prod(dims)) for each in call.lists for dims in each)
+        cast = () if state.last.get(data, False) else (data,)
+        _made(state, op, data, True)
+        return Run(task, op, largest, True, weights, cast)
     bias = (float(call.size(0)),) if op == "addmm" else ()
     if "convolution" in op and len(call.dims) > 2 and call.dims[2] and len(call.dims[2]) == 1:
         bias = (float(call.size(2)),)

@@ -64,13 +64,33 @@ USUAL = (
 
 
 def call_seconds(graph: Graph) -> float:
-    """Host time a kernel of the forward and backward pass; an optimizer's calls are others."""
-    mine = np.isin(graph.phase, PASSES)
+    """Host time a kernel of the forward and backward pass; an optimizer's calls are others.
+
+    Operators inside which a library launches kernel after kernel (cuDNN's recurrent layers) do not
+    count: no call of PyTorch lies between those.
+    """
+    mine = np.isin(graph.phase, PASSES) & ~_in_loops(graph)
     host = mine & (graph.kind == Kind.HOST)
     kernels = int((mine & (graph.kind == Kind.KERNEL)).sum())
     if not kernels or not host.any():
         return USUAL
     return float(graph.seconds[host].sum() + graph.gap[host].sum()) / kernels
+
+
+LOOP = 16  # kernels of one operator: with more, a library launches them, not PyTorch
+
+
+def _in_loops(graph: Graph) -> Array:
+    """Tasks of operators that launch more than `LOOP` kernels each."""
+    number, kernels = operators(graph), np.flatnonzero(graph.kind == Kind.KERNEL)
+    launch = launch_of(graph, kernels)
+    kernels, launch = kernels[launch >= 0], launch[launch >= 0]
+    of = number[launch]
+    kernels, of = kernels[of >= 0], of[of >= 0]
+    many = np.bincount(of, minlength=int(number.max(initial=0)) + 1) > LOOP
+    found: Array = np.where(number >= 0, many[np.maximum(number, 0)], False)
+    found[kernels] |= many[of]
+    return found
 
 
 def issued_by(graph: Graph, launches: Array) -> Array:
