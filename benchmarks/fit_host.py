@@ -1,18 +1,27 @@
 """Fit the host constants of `foretell.cost.host` to the `host.*` rows of a measured table.
 
     python benchmarks/fit_host.py [--table src/foretell/cost/tables/measured/h200.csv.gz]
+    python benchmarks/fit_host.py --kinds      # needs torchvision and transformers
 
 Every chain of calls that the table timed is captured, so what the host issued is known; constants
 that are never negative are fitted to the seconds a call (relative errors, robustly), and what they
-say of each row is printed beside what was measured. Copy what it prints into `cost/host.py`.
+say of each row is printed beside what was measured. Copy what it prints into `cost/host.toml`.
+
+`--kinds` spreads what those constants say of captured steps over the kernels that a workload's
+description counts, by kind of kernel, for the models of `FITTED`, and holds it against the host
+time of the steps in `measured/host_steps_h200.json`, of those models and of the ones kept out.
 """
 
 import argparse
 import csv
 import gzip
+import json
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,7 +50,12 @@ OWN = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--table", type=Path, default=TABLE)
-    measured = read(parser.parse_args().table)
+    parser.add_argument("--kinds", action="store_true")
+    given = parser.parse_args()
+    if given.kinds:
+        kinds_of_kernels()
+        return
+    measured = read(given.table)
     rows, names = [], set()
     kept = [kind for kind in kinds() if kind != "module.identity"]  # too short to be told apart
     for kind in kept:
@@ -130,6 +144,108 @@ def fit(rows: list[tuple[tuple[str, str, str], Counter[str], float]], names: lis
         by[key[1]].append(said / seconds - 1)
     for way, errors in by.items():
         print(f"{way}: median error {np.median(np.abs(errors)):.1%}, bias {np.median(errors):+.1%}")
+
+
+STEPS = Path(__file__).parent / "measured/host_steps_h200.json"
+FITTED = ("resnet50", "vit_b_16", "densenet121", "vgg16", "resnet18", "swin_t")
+WORKLOADS = {
+    **{name: name for name in (*FITTED, "mobilenet_v2", "efficientnet_b0", "t5_small")},
+    "bert_base": "bert:head=mlm,layers=12,hidden=768,heads=12,vocab=30522,seq=64",
+    "gpt2": "gpt:layers=12,hidden=768,heads=12,seq=128,vocab=50257,dropout=yes,tanh=yes",
+}
+KINDS = ("conv", "batch_norm", "gemm", "norm", "attention", "copy", "other")
+# What the constants of single operators make of each, forward and backward: where rows do not say.
+GUESS = (
+    (41.8e-6, 77.2e-6, 47.2e-6, 34.2e-6, 90.4e-6, 25.3e-6, 21.2e-6),
+    (50.9e-6, 70.6e-6, 48.4e-6, 51.7e-6, 114.7e-6, 32.6e-6, 23.4e-6),
+)
+TRUST = 0.15  # of a guess against a step's row
+
+
+def kinds_of_kernels() -> None:
+    """Seconds a kernel of each kind, and both halves of the measured models."""
+    ways = {"fp32": "", "bf16-mixed": "bf16"}
+    asked = {(m, w): (described(m, w), captured(m, a)) for m in WORKLOADS for w, a in ways.items()}
+    found = []
+    for way, name in enumerate(("forward", "backward")):
+        rows = [
+            [c[way][k] / t[way] for k in KINDS] for (m, _), (c, t) in asked.items() if m in FITTED
+        ]
+        held = np.diag(TRUST / np.array(GUESS[way]))
+        wanted = np.concatenate([np.ones(len(rows)), np.full(len(KINDS), TRUST)])
+        found.append(nnls(np.vstack([rows, held]), wanted)[0])
+        print(name, {k: f"{1e6 * v:.1f} µs" for k, v in zip(KINDS, found[-1], strict=True)})
+    steps = [r for r in json.loads(STEPS.read_text())["rows"] if r["part"] == "host"]
+    for is_fitted in (True, False):
+        errors = []
+        for (model, way), (counts, _) in asked.items():
+            mine = [r for r in steps if r["model"] == model and r["way"].split()[0] == way]
+            mine = [r for r in mine if "nhwc" not in r["way"]]
+            if (model in FITTED) == is_fitted and mine:
+                told = sum(
+                    counts[w][k] * v for w in (0, 1) for k, v in zip(KINDS, found[w], strict=True)
+                )
+                took = sum(np.median([r[f"{w}_s"] for r in mine]) for w in ("forward", "backward"))
+                errors.append(told / took - 1)
+                print(f"  {model:18s}{way:12s}{1e3 * took:7.1f} ms {1e3 * told:7.1f}")
+        word = "fitted" if is_fitted else "kept out"
+        print(
+            f"{word}: median error {np.median(np.abs(errors)):.1%}, bias {np.median(errors):+.1%}"
+        )
+
+
+def described(model: str, precision: str) -> tuple[Counter[str], Counter[str]]:
+    """Kernels by kind, forward and backward, that a workload's description counts."""
+    from foretell.cost.host import kind_of
+    from foretell.plan import Plan
+    from foretell.plan.layouts import layouts
+    from foretell.plan.parts import BACKWARD, FORWARD, _wanted
+    from foretell.workload import load
+
+    plan = Plan.parse(f"dp=1,micro_batch=2,global_batch=2,precision={precision},framework=ddp")
+    cells = layouts([plan])
+    found = Counter[str](), Counter[str]()
+    for layer in load(WORKLOADS[model]).layers:
+        for phase, call in _wanted(layer, cells.runs[0], cells):
+            if phase in (FORWARD, BACKWARD):
+                found[phase][kind_of(call.op)] += layer.times * float(np.max(call.times))
+    return found
+
+
+def _step(name: str) -> tuple[Callable[..., Any], ...]:
+    """How to make a model, its batch and its loss."""
+    import torchvision
+    import transformers as hf
+
+    words: dict[str, Callable[[], Any]] = {
+        "bert_base": lambda: hf.BertForMaskedLM(hf.BertConfig()),
+        "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(use_cache=False)),
+        "t5_small": lambda: hf.T5ForConditionalGeneration(
+            hf.T5Config(use_cache=False, decoder_start_token_id=0)
+        ),
+    }
+    if name in words:
+        batch = partial(torch.randint, 0, 30000, (2, 64))
+        return words[name], batch, lambda m, x: m(input_ids=x, labels=x).loss
+    return (
+        partial(torchvision.models.get_model, name, weights=None),
+        lambda: (torch.randn(2, 3, 224, 224), torch.randint(1000, (2,))),
+        lambda m, b: torch.nn.functional.cross_entropy(m(b[0]), b[1]),
+    )
+
+
+def captured(model: str, autocast: str) -> tuple[float, float]:
+    """Host seconds of a captured step, forward and backward, as `foretell.cost.host` says."""
+    from foretell.cluster import load
+    from foretell.cost import price
+    from foretell.graph import Kind
+    from foretell.pytorch.capture import capture
+
+    graph = price(capture(*_step(model), "sgd", autocast=autocast), load("h200"))
+    host = graph.kind == Kind.HOST
+    back = host & (graph.phase == Phase.BACKWARD)
+    ahead = host & np.isin(graph.phase, (Phase.FORWARD, Phase.LOSS))
+    return float(graph.seconds[ahead].sum()), float(graph.seconds[back].sum())
 
 
 if __name__ == "__main__":

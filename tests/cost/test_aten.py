@@ -6,7 +6,7 @@ import pytest
 from foretell.cluster import load
 from foretell.cost import price
 from foretell.cost.aten import kernels, read
-from foretell.cost.host import NODE, STEP, UPDATE, host_seconds
+from foretell.cost.host import constants, host_seconds, issued, updated
 from foretell.graph import Builder, Source
 
 LINEAR = "in=3072+4096x768+768x3072+-+-,types=float+float+float+Scalar+Scalar,args=-+-+-+1+1"
@@ -162,14 +162,23 @@ def test_host_tasks_that_say_what_they_issue_have_a_price():
 
 
 def test_the_terms_of_the_hosts_time():
+    chain = constants()["chain"]
     plain = host_seconds("gelu", {"kernels": 1.0})
     assert host_seconds("gelu", {"kernels": 1.0, "nodes": 2.0}) - plain == pytest.approx(
-        2 * STEP * NODE
+        2 * chain["step"] * chain["node"]
     )
-    assert host_seconds("mul_", {"kernels": 1.0, "update": 1.0}) == UPDATE
+    assert host_seconds("mul_", {"kernels": 1.0, "update": 1.0}) == chain["update"]
     assert host_seconds("view", {}) < plain
     many = [host_seconds("_foreach_add_", {"kernels": 1.0, "tensors": n}) for n in (10.0, 100.0)]
     assert np.diff(many)[0] > 0
+
+
+def test_the_hosts_time_of_a_described_kernel_and_of_an_update():
+    assert issued("conv_wgrad", True) == issued("conv", True) > issued("relu", True)
+    assert issued("batch_norm_backward", True) == issued("batch_norm", True)
+    few, many = updated("adam", "foreach", np.array([10.0, 100.0]), False)
+    assert many > few > updated("adam", "fused", np.array([10.0]), False)[0]
+    assert updated("adam", "foreach", np.array([10.0]), True)[0] > few  # a scaler besides
 
 
 def test_batch_norm_streams_where_channels_are_last():

@@ -139,6 +139,8 @@ class Stage:
     talk: Array
     weights: Array
     experts: Array
+    tensors: Array  # of weights that are trained
+    ahead: Array  # seconds the host is ahead of the device once it has issued the backward
 
     @property
     def both(self) -> Array:
@@ -150,11 +152,15 @@ def stage(c: Costs, times: Array, workload: Workload, cluster: Cluster) -> Stage
     """What a stage with each layer so many times costs one micro-batch."""
     zero = np.zeros(len(c.plans))
     ways, kernels, talk = [zero.copy(), zero.copy()], zero.copy(), zero.copy()
+    issued, tensors = zero.copy(), zero.copy()
     for at, many in enumerate(times):
         for way, part in enumerate(layer_parts(c, at, workload)):
             ways[way] += many * part.seconds(c.bend)
             kernels += many * part.kernels
             talk += many * (part.talk + part.skew)
+            issued += many * part.host
+        works = workload.layers[at].works()
+        tensors += many * sum(not w.frozen for op in works for w in op.weights)
     late = _gathered(c, times, workload, cluster)
     ways[1] += c.turn * (times[-1] > 0)  # the stage that has the loss
     return Stage(
@@ -165,6 +171,8 @@ def stage(c: Costs, times: Array, workload: Workload, cluster: Cluster) -> Stage
         talk + late[0] + late[1],
         weights(c, times, workload),
         sum((h.trained()[1] * n for h, n in zip(c.holdings, times, strict=True)), zero),
+        tensors,
+        np.maximum(kernels + talk - issued, 0.0),
     )
 
 

@@ -16,11 +16,16 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from foretell.cost import host
 from foretell.errors import InputError, unknown
 from foretell.plan.plan import Plan
 from foretell.plan.precision import OPTIMIZERS, PRECISIONS, Optimizer, Precision, precision_of
 from foretell.workload.op import Op
 
+Array = npt.NDArray[np.float64]
 HALVES = ("bf16", "fp16", "fp8", "fp4")
 ALIASES = {"megatron": "megatron-deepspeed", "ddp-flash": "ddp", "torchtitan": "fsdp"}
 
@@ -100,6 +105,7 @@ class Running:
     flags: frozenset[str] = field(default_factory=frozenset)
     is_compiled: bool = False
     tp_overlap: bool = False
+    update_by: tuple[str, str] = ("adam", "foreach")  # the optimizer and its kernels
 
     def op(self, op: Op) -> Op:
         """The op as this framework runs it: only Megatron pads the vocabulary."""
@@ -146,10 +152,22 @@ class Running:
             return 1.0
         return 1 / ranks + (1 - 1 / ranks) * self.profile.contention
 
-    @property
-    def host(self) -> float:
+    def issued(self, op: str, is_backward: bool) -> float:
         """Host seconds to issue one kernel; a compiled step issues them from one wrapper."""
+        if not self.profile.host:
+            return host.issued("compiled" if self.is_compiled else op, is_backward)
         return self.profile.host * (self.profile.compiled_host if self.is_compiled else 1.0)
+
+    def updated(self, tensors: Array) -> Array:
+        """Host seconds of the optimizer's step over so many tensors; 0 where `host` has them."""
+        if self.profile.host or self.profile.kernels != "eager":
+            return np.zeros_like(tensors)
+        return host.updated(*self.update_by, tensors, self.is_scaled)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a gradient scaler lets the host wait for the device before each update."""
+        return self.formats.compute == "fp16" and self.formats.casts
 
 
 @cache
@@ -252,9 +270,9 @@ def _running(
         flags.add(profile.layout)
     if profile.experts != "grouped":
         flags.add(profile.experts)
-    way = OPTIMIZERS[optimizer or "adam", update or "foreach"]
+    name = optimizer or "adam", update or "foreach"
     hidden = profile.tp_overlap if hides is None else hides
-    return Running(profile, formats, way, frozenset(flags), compiled, hidden)
+    return Running(profile, formats, OPTIMIZERS[name], frozenset(flags), compiled, hidden, name)
 
 
 def running(plan: Plan) -> Running:

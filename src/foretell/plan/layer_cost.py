@@ -176,11 +176,14 @@ def _layers(
     calls_ = [in_format(call, run, device) for _, _, call in wanted]
     wanted = [(at, phase, call) for (at, phase, _), call in zip(wanted, calls_, strict=True)]
     seconds = _priced(device, dtype, calls_, len(cells))
-    slower = _throttled(workload, device, dtype, wanted, seconds, run.host)
+    issued = [
+        (c.times + c.launches) * run.issued(c.op, phase == BACKWARD) for _, phase, c in wanted
+    ]
+    slower = _throttled(workload, device, dtype, wanted, seconds, issued)
     whole = [_empty(len(cells)) for _ in workload.layers]
-    for (at, phase, call), took in zip(wanted, seconds, strict=True):
+    for (at, phase, call), took, host in zip(wanted, seconds, issued, strict=True):
         took = (took * slower if call.op in MATRIX else took) + call.times * GAP
-        host = (call.times + call.launches) * run.host * cluster.calibration.host
+        host = host * cluster.calibration.host
         took = took * cluster.calibration.compute * cluster.calibration.family(call.op)
         if device.timed is not None:  # a CPU issues an op and runs it, one after the other
             took, host = took + call.times * device.launch * cluster.calibration.host, 0.0 * host
@@ -196,16 +199,16 @@ def _layers(
 
 def _throttled(
     workload: Workload, device: Device, dtype: str, wanted: list[tuple[int, int, Call]],
-    seconds: list[Array], host: float,
+    seconds: list[Array], hosts: list[Array | float],
 ) -> Array:  # fmt: skip
     """How many times as long matrix kernels take once the board runs at its power limit."""
     length = len(seconds[0]) if seconds else 0
     matrix, energy, rest, issued = (np.zeros(length) for _ in range(4))
-    for (at, phase, call), took in zip(wanted, seconds, strict=True):
+    for (at, phase, call), took, host in zip(wanted, seconds, hosts, strict=True):
         if phase == CORE:
             continue
         many = workload.layers[at].times
-        issued += many * (call.times + call.launches) * host
+        issued += many * host
         if call.op in MATRIX:
             each = power.joules(device, format_of(call.op, call.dtype or dtype), power_kind(call))
             matrix += many * took
@@ -308,7 +311,7 @@ def _exchange(
         phase = BACKWARD if is_back else FORWARD
         phases[phase].talk[rows] += shown * seconds
         phases[phase].skew[rows] += run.profile.straggler * apart
-        phases[phase].host[rows] += run.host * cluster.calibration.host
+        phases[phase].host[rows] += run.issued(exchange.axis, is_back) * cluster.calibration.host
 
 
 def _split_rows(exchange: Exchange, cells: Layouts) -> Rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from foretell import portable
 from foretell.cluster import Cluster
 from foretell.cost import collective, kernel
 from foretell.plan.costs import (
@@ -154,8 +155,20 @@ def updating(c: Costs, s: Stage, cluster: Cluster) -> Array:
         for device in slow_devices(cluster)
     ]
     found = np.max(each, axis=0) * cluster.calibration.compute * cluster.calibration.update
+    if all(d.timed is None for d in slow_devices(cluster)):  # else the host is the device
+        found = _with_host(found, c, s, cluster.calibration.host)
     away = np.array([p.offload for p in c.plans.plans])
     return np.where(away, _on_host(n, cluster), found) if away.any() else found
+
+
+def _with_host(found: Array, c: Costs, s: Stage, slower: float) -> Array:
+    """The same where the host issues it tensor by tensor and may not be ahead of the device."""
+    hosts = [r.updated(s.tensors[i : i + 1])[0] for i, r in enumerate(c.plans.runs)]
+    waits = np.array([r.is_scaled for r in c.plans.runs])
+    left = np.maximum(np.array(hosts) * slower - np.where(waits, 0.0, s.ahead), 0.0)
+    both = portable.power(found, c.bend) + portable.power(left, c.bend)
+    out: Array = np.where(left > 0, portable.power(both, 1 / c.bend), found)
+    return out
 
 
 def _on_host(n: Array, cluster: Cluster) -> Array:

@@ -8,7 +8,7 @@
     published    tables of NVIDIA, Databricks and Kempner: Megatron-core and FSDP on H100 to GB300,
                  dense and MoE, one source for each (tables/published_runs.csv and .toml)
     images       networks of images and encoders on one H200, from their family's spec alone
-                 (benchmarks/measured/training_parts_h200.json); host-bound rows set DDP's host time
+                 (benchmarks/measured/training_parts_h200.json); host time is from other steps
 
 Each line has the median error, the bias, the 90th percentile and the share inside the 80 %
 interval; memory where the source has it.

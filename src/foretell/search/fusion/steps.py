@@ -67,7 +67,7 @@ def referred(
     memory = predict(asked, workload, cluster).peak if problem.zero else found.peak
     run = running(base)
     sigma = math.log(found.high / found.step) / FOUR_IN_FIVE
-    host = run.host * cluster.calibration.host
+    host = run.issued("elementwise", False) * cluster.calibration.host
     reference = Reference(found.step, host, run.profile.exponent, sigma)
     kept = unfused(problem).held - problem.held
     return replace(problem, reference=reference, held=memory - kept, room=room(cluster))
