@@ -140,3 +140,25 @@ def test_adam_in_a_graph_divides_by_tensors_and_counts_its_steps_on_the_device()
     ratio = seconds(after, "div", "update") / seconds(before, "div", "update")
     assert np.isclose(ratio, BY_TENSOR["div"])
     assert seconds(after, "sqrt", "update") == seconds(before, "sqrt", "update")
+
+
+def test_every_weight_of_a_recurrent_layer_is_cast():
+    s = Step()
+    weights = "2600x650|2600x650|2600|2600"
+    s.op("_cudnn_rnn", f"in=35x64x650+{weights}+-,types=float+TensorList+Scalar")
+    (run,) = runs(s.graph())
+    assert run.is_half
+    assert run.weights == (2600 * 650, 2600 * 650, 2600, 2600)
+
+
+def test_what_a_graph_lists_as_held_is_halved_and_casts_of_weights_are_held():
+    s = Step()
+    linear(s, 4096, 768, 768)
+    s.phase = "backward"
+    linear(s, 4096, 768, 768)
+    graph = s.graph()
+    first, last = graph.select(kind="kernel").tolist()
+    with graph.edit("memory") as edit:
+        edit.buffer(4.0 * 4096 * 768, born=first, dies=last, kind="activation")
+    after = parse("amp").apply(edit.graph, NOTHING)
+    assert sorted(after.buffers.bytes.tolist()) == [2.0 * 768 * 768, 2.0 * 4096 * 768]

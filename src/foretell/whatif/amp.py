@@ -35,6 +35,7 @@ from foretell.whatif.calls import call_seconds, host_of, issued_by, kernels_of, 
 from foretell.whatif.flash_attention import Chain, chains, in_one_kernel
 from foretell.whatif.kernel_request import first_input
 from foretell.whatif.machine import check_format, device_of
+from foretell.whatif.memory_effect import lists_memory, narrowed
 from foretell.whatif.parameters import CAST_WEIGHT, UNSCALE
 from foretell.whatif.table_lookup import MIXED, Change, Sort, format_change, retimed, sorts_of
 
@@ -188,11 +189,17 @@ class Amp(WhatIf):
             raise DoesNotApply("the step runs in half precision already")
         graph, wide = attended(graph, setting, self.dtype)
         found = autocast.runs(graph, wide)
+        factors = _factors(graph, found, wide, setting, self.dtype)
+        narrow = [change.sort.kernels for change in factors if change.dtype == self.dtype]
+        given = ((run.task, n) for run in found if run.is_half for n in run.inputs)
+        graph = narrowed(graph, np.concatenate(narrow or [np.zeros(0, np.int64)]), given)
         with graph.edit(str(self)) as edit:
-            retimed(edit, graph, _factors(graph, found, wide, setting, self.dtype))
+            retimed(edit, graph, factors)
             _cast(edit, graph, found)
             if self.dtype == "fp16":
                 _scale(edit, graph)
+            if lists_memory(graph):
+                _hold_casts(edit, graph, found)
         return edit.graph
 
     def hold(self, tape: Tape) -> Tape:
@@ -332,6 +339,23 @@ def _insert_casts(
         bytes=CAST_BYTES * sizes,
     )  # fmt: skip
     edit.wait(kernels, calls, kind="launch")
+
+
+def _hold_casts(edit: Edit, graph: Graph, found: list[Run]) -> None:
+    """Half copies of parameters, which products keep until the backward of their layer.
+
+    What an operator in fp32 reads is copied too, and that copy goes with it.
+    """
+    back = np.flatnonzero((graph.kind == Kind.KERNEL) & (graph.phase == Phase.BACKWARD))
+    order = back[np.argsort(graph.order[back], kind="stable")].tolist()
+    last = {int(graph.layer[k]): k for k in order}
+    rows = [(r.task, r.task, 4.0 * n) for r in found if not r.is_half for n in r.inputs]
+    for run in found:
+        dies = last.get(int(graph.layer[run.task]), order[-1] if order else run.task)
+        rows += [(run.task, dies, 2.0 * n) for n in run.weights if run.is_half]
+    if rows:
+        born, dead, size = (np.array(column) for column in zip(*rows, strict=True))
+        edit.buffer(size, born=born, dies=dead, name=CAST_WEIGHT, kind="activation")
 
 
 def _scale(edit: Edit, graph: Graph) -> None:

@@ -8,11 +8,14 @@ and backward, or packed: those are whole again while a backward that reads them 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from foretell.graph.columns import BufferKind, Phase
+import numpy as np
+
+from foretell.cost.aten import is_call, read
+from foretell.graph.columns import NONE, Array, BufferKind, Phase
 from foretell.graph.graph import Graph
 from foretell.memory.tape import (
     FACT,
@@ -149,3 +152,41 @@ def _less(
 def is_activation(tape: Tape, storage: int) -> bool:
     """Whether a storage is one that a forward pass makes."""
     return tape.storages[storage].kind == BufferKind.ACTIVATION
+
+
+_MADE = (BufferKind.ACTIVATION, BufferKind.WORKSPACE)
+
+
+def lists_memory(graph: Graph) -> bool:
+    """Whether what a step holds is said by the graph's buffers, not by the tape of a trace."""
+    return FACT not in graph.facts and len(graph.buffers.bytes) > 0
+
+
+def narrowed(graph: Graph, kernels: Array, cast: Iterable[tuple[int, float]]) -> Graph:
+    """The graph with what it lists as held, where these kernels write half precision.
+
+    `cast`: kernels and the numbers of what is cast to half before them. A copy that a product keeps
+    for its backward is held in place of what it was made from. A graph of a trace has a tape.
+    """
+    if not lists_memory(graph):
+        return graph
+    b = graph.buffers
+    own = np.isin(b.kind, _MADE) & (b.born != NONE)
+    half = own & np.isin(b.born, kernels) & ~_is_mask(graph, own)
+    late = np.isin(graph.phase[np.maximum(b.dies, 0)], (Phase.BACKWARD,)) & (b.dies != NONE)
+    for task, count in cast:
+        like = np.flatnonzero(own & late & ~half & (b.bytes == 4 * count) & (b.born < task))
+        half[like[-1:]] = True
+    return replace(graph, buffers=b.replace(bytes=np.where(half, b.bytes / 2, b.bytes)))
+
+
+def _is_mask(graph: Graph, rows: Array) -> Array:
+    """Buffers of one byte for each number that the operator behind them reads."""
+    b, found = graph.buffers, np.zeros(len(graph.buffers.bytes), bool)
+    shapes = graph.texts("shape")
+    for i in np.flatnonzero(rows).tolist():
+        text = shapes[int(b.born[i])]
+        if is_call(text):
+            call = read("", text)
+            found[i] = b.bytes[i] in {float(call.size(k)) for k in call.tensors()}
+    return found

@@ -95,7 +95,7 @@ def _clean(truth: Path) -> Iterator[Row]:
         tape = decode(read(trace).graph.facts[FACT])
         for spec in () if row["variant"] == "base" else SPECS[row["variant"]]:
             tape = parse(spec).hold(tape)
-        peak = play(tape).peak
+        peak = occupancy(tape).peak
         yield Row(row["model"], row["variant"], row["peak_mib"] * 2**20, peak, peak)
 
 
