@@ -165,7 +165,9 @@ def _with_host(found: Array, c: Costs, s: Stage, slower: float) -> Array:
     """The same where the host issues it tensor by tensor and may not be ahead of the device."""
     hosts = [r.updated(s.tensors[i : i + 1])[0] for i, r in enumerate(c.plans.runs)]
     waits = np.array([r.is_scaled for r in c.plans.runs])
-    left = np.maximum(np.array(hosts) * slower - np.where(waits, 0.0, s.ahead), 0.0)
+    with np.errstate(invalid="ignore"):  # a calibration beyond all numbers: refused by its caller
+        left = np.maximum(np.array(hosts) * slower - np.where(waits, 0.0, s.ahead), 0.0)
+    left = np.nan_to_num(left, posinf=np.inf)
     both = portable.power(found, c.bend) + portable.power(left, c.bend)
     out: Array = np.where(left > 0, portable.power(both, 1 / c.bend), found)
     return out

@@ -342,7 +342,7 @@ def _insert_casts(
 
 
 def _hold_casts(edit: Edit, graph: Graph, found: list[Run]) -> None:
-    """Half copies of parameters, which products keep until the backward of their layer.
+    """Half copies of parameters, which matmuls keep until the backward of their layer.
 
     What an operator in fp32 reads is copied too, and that copy goes with it.
     """

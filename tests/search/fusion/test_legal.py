@@ -76,7 +76,10 @@ def test_plans_read_back(problem, seed):
     assert Plan.parse(str(plan)) == plan
     again = fusion_of(plan, problem)
     assert again.group.tolist() == scored.fusion.group.tolist()
-    assert Evaluator(problem).score(again, buckets_from(plan, problem)).step == scored.step
+    # an op that one reader of a region recomputes is recomputed for all of them once it is read
+    read_back = Evaluator(problem).score(again, buckets_from(plan, problem)).step
+    same = again.copied.tolist() == scored.fusion.copied.tolist()
+    assert read_back == scored.step if same else read_back <= scored.step
 
 
 def test_products_and_library_kernels_stay_alone():
