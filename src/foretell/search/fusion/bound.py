@@ -12,8 +12,9 @@
     bound     the same, but no gradient leaves before it is there in that fusion: what messages
               alone can still gain.
 
-The update is added to all three, unless it runs message by message. Sharded, the wire also carries
-every parameter once, before or while ops run, and what is proven holds for either way.
+To compute belongs what the host adds that launches the kernels: of ops that cannot be fused in what
+is proven. The update is added to all three, unless it runs message by message. Sharded, the wire
+also carries every parameter once, before or while ops run, and what is proven holds for either way.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from foretell import portable
 from foretell.search.fusion.legal import edge_fits
 from foretell.search.fusion.problem import Problem
 from foretell.search.fusion.score import Evaluator, Scored
@@ -40,15 +42,32 @@ class Bounds(NamedTuple):
 
 def bounds(judge: Evaluator, shortest: Scored) -> Bounds:
     """The bounds of a problem, two of them for the fusion whose ops are shortest."""
+    ways = [Evaluator(judge.problem, judge.by_message, s) for s in {False, judge.sharded}]
+    least = _launched(judge.problem)
+    return Bounds(
+        min(max(proven(way), least) + (0.0 if way.by_message else way.update) for way in ways),
+        *of_kernels(judge, shortest),
+    )
+
+
+def of_kernels(judge: Evaluator, scored: Scored) -> tuple[float, float]:
+    """Full overlap, and the best messages there could be, with the kernels of one fusion."""
     update = 0.0 if judge.by_message else judge.update
     none = np.zeros(len(judge.problem.sizes))
-    compute = judge.problem.repeats * float(shortest.cost[shortest.fusion.order].sum())
-    ways = [Evaluator(judge.problem, judge.by_message, s) for s in {False, judge.sharded}]
-    return Bounds(
-        min(proven(way) + (0.0 if way.by_message else way.update) for way in ways),
-        max(compute, _through(judge, none)) + update,
-        conditional(judge, shortest),
-    )
+    compute = judge.problem.repeats * float(scored.cost[scored.fusion.order].sum())
+    overlap = max(compute, _through(judge, none)) + update
+    return overlap + scored.launches, conditional(judge, scored) + scored.launches
+
+
+def _launched(problem: Problem) -> float:
+    """What compute and the launches of kernels that cannot be fused take at the least."""
+    if problem.reference is None:
+        return 0.0
+    p, free = problem.reference.exponent, free_ops(problem)
+    kernels = int((~free).sum()) + bool(free.any())
+    compute = problem.repeats * float(fixed_seconds(problem).sum())
+    host = problem.reference.host * kernels * problem.repeats
+    return float(portable.power(portable.power(compute, p) + portable.power(host, p), 1 / p))
 
 
 def conditional(judge: Evaluator, shortest: Scored) -> float:
@@ -69,11 +88,16 @@ def proven(judge: Evaluator) -> float:
 
 def fixed_seconds(problem: Problem) -> Array:
     """Own seconds of ops that nothing may be fused with or copied into; none for all others."""
+    return np.where(free_ops(problem), 0.0, [op.seconds for op in problem.ops])
+
+
+def free_ops(problem: Problem) -> npt.NDArray[np.bool_]:
+    """Which ops may be fused with another."""
     free = np.zeros(len(problem), bool)
     for edge in range(len(problem.source)):
         if edge_fits(problem, edge):
             free[[problem.source[edge], problem.target[edge]]] = True
-    return np.where(free, 0.0, [op.seconds for op in problem.ops])
+    return free
 
 
 def _ancestors(problem: Problem) -> list[int]:

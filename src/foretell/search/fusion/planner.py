@@ -14,7 +14,7 @@ from foretell.errors import InfeasibleError, InputError
 from foretell.graph import Graph
 from foretell.plan import Plan, read
 from foretell.search.fusion.baselines import baselines
-from foretell.search.fusion.bound import Bounds, bounds
+from foretell.search.fusion.bound import Bounds, bounds, of_kernels
 from foretell.search.fusion.climb import Run, climb
 from foretell.search.fusion.disco import Backtrack, backtrack, begun, load_trail, save_trail
 from foretell.search.fusion.from_graph import from_graph
@@ -232,13 +232,13 @@ def _notes(found: Found, asked: FusionPlanner, scale: float) -> tuple[str, ...]:
     best = found.best
     problem, fusion = best.fusion.problem, best.fusion
     sizes = [float(problem.sizes[b].sum()) for b in best.buckets.lists()]
+    overlap, bound = of_kernels(found.run.judge, best)
     ways = sorted({problem.wire.way(s) for s in sizes})
     notes = [
         f"{len(problem)} ops in {fusion.num_groups} kernels, {int(fusion.copied.sum())} recomputed",
         f"{len(problem.gradients)} gradients in {len(sizes)} messages ({', '.join(ways)})",
         f"the same kernels with the best messages there could be: "
-        f"{scale * found.bounds.bound:.6g} s; with nothing waiting for anything: "
-        f"{scale * found.bounds.overlap:.6g} s",
+        f"{scale * bound:.6g} s; with nothing waiting for anything: {scale * overlap:.6g} s",
     ]
     if problem.repeats > 1 or problem.recompute or problem.zero:
         notes.append(_memory_note(problem))
