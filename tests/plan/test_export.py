@@ -412,3 +412,15 @@ def test_nanotron_is_told_degrees_and_tokens():
 def test_what_these_have_no_words_for(to, text, words):
     with pytest.raises(InputError, match=words):
         export(plan(text), to)
+
+
+def test_what_a_framework_overlaps_is_exported_as_it_was_priced():
+    asked = Plan(dp=2, tp=2, sp=True, dtype="bf16", framework="megatron-core")
+    words = " ".join(export(asked, "megatron").values())
+    assert "--overlap-grad-reduce" in words
+    assert "--tp-comm-overlap" in words
+    never = export(asked.but(overlap=False, tp_overlap=False), "megatron")
+    assert "overlap" not in " ".join(never.values())
+    files = export(Plan(dp=2, framework="megatron-deepspeed"), "deepspeed")
+    found = json.loads(files["deepspeed.json"])
+    assert found["zero_optimization"]["overlap_comm"] is False

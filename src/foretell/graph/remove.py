@@ -63,8 +63,8 @@ def _sorted(e: Edges) -> Array:
         return np.arange(len(e.start) - 1, dtype=np.int32)  # as the loop's: it is compiled for one
     from foretell.graph.wiring import topological
 
-    nobody = frozen(np.zeros(len(e.start), np.int64))
-    return topological(e.start, e.after, nobody, e.after[:0])
+    no_order = frozen(np.zeros(len(e.start), np.int64))
+    return topological(e.start, e.after, no_order, e.after[:0])
 
 
 def _kept_columns(graph: Graph, keep: Array) -> dict[str, Array]:

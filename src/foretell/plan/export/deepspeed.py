@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from foretell.errors import InputError
-from foretell.plan.export.say import accumulation, require, whole
+from foretell.plan.export.say import accumulation, overlapped, require, whole
 from foretell.plan.plan import Plan
 
 _SAID = {"dp", "zero", "micro_batch", "global_batch", "dtype", "grad_dtype", "offload", "overlap"}
@@ -21,7 +21,7 @@ def deepspeed(plan: Plan) -> dict[str, str]:
     if plan.dtype not in ("", *_FORMATS):
         raise InputError(f"DeepSpeed's configuration has no word for dtype={plan.dtype}")
     bucket = int(plan.bucket_mb * 2**20 / 4)  # it counts elements, of gradients in fp32 here
-    zero: dict[str, Any] = {"stage": plan.zero, "overlap_comm": plan.overlap is not False}
+    zero: dict[str, Any] = {"stage": plan.zero, "overlap_comm": overlapped(plan, True)}
     zero |= {"reduce_bucket_size": bucket}
     if plan.offload:
         zero["offload_optimizer"] = {"device": "cpu"}

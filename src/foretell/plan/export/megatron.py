@@ -13,7 +13,7 @@ from typing import Any
 
 from foretell.errors import InputError
 from foretell.plan.export.placed import Line, count, line, recompute, usual
-from foretell.plan.export.say import require
+from foretell.plan.export.say import overlapped, require, tp_overlapped
 from foretell.plan.plan import Plan
 
 _SAID = {
@@ -167,8 +167,8 @@ def _words(plan: Plan) -> list[str]:
     flags = {
         "--sequence-parallel": plan.sp,
         "--use-distributed-optimizer": plan.zero == 1,
-        "--overlap-grad-reduce": plan.overlap is True,
-        "--tp-comm-overlap": plan.tp_overlap is True,
+        "--overlap-grad-reduce": overlapped(plan, False) and plan.dp > 1,
+        "--tp-comm-overlap": tp_overlapped(plan),
         "--optimizer-cpu-offload": plan.offload,
         "--bf16": plan.dtype == "bf16",
         "--fp16": plan.dtype == "fp16",

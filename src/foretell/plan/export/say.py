@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from foretell.errors import InputError
+from foretell.plan.framework import framework_of
 from foretell.plan.plan import Plan
 
 # Of a prediction, not of a run: no program needs them.
@@ -27,6 +28,24 @@ def require(plan: Plan, program: str, said: set[str]) -> None:
             f"{program} has no words for {', '.join(f'`{n}`' for n in left)} of this plan",
             hint="leave it out, or run the plan with `foretell run`",
         )
+
+
+def overlapped(plan: Plan, otherwise: bool) -> bool:
+    """Whether gradients are reduced during the backward, as the plan was priced.
+
+    What it says itself, or else its framework's way; `otherwise` where it names no framework.
+    """
+    if plan.overlap is not None:
+        return plan.overlap
+    return framework_of(plan.framework).overlaps if plan.framework else otherwise
+
+
+def tp_overlapped(plan: Plan) -> bool:
+    """Whether collectives of tensor parallelism hide behind matmuls, as the plan was priced."""
+    if plan.tp_overlap is not None:
+        return plan.tp_overlap
+    own = framework_of(plan.framework).tp_overlap if plan.framework else False
+    return own and plan.tp > 1
 
 
 def number_format(plan: Plan, program: str, words: dict[str, str]) -> str:

@@ -15,19 +15,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from foretell.errors import InputError
+from foretell.plan.stage_placement import Action
 
 _CELL = re.compile(r"(\d+)([FBIW])(\d+)")
-
-
-class Action(NamedTuple):
-    """One stage's forward or backward on one micro-batch."""
-
-    stage: int
-    kind: str  # F, B, I or W
-    micro_batch: int
-
-    def __str__(self) -> str:
-        return f"{self.stage}{self.kind}{self.micro_batch}"
 
 
 class Ran(NamedTuple):

@@ -16,7 +16,7 @@ from foretell.compiled import B3, I1, I2, compiled
 from foretell.search.placement import loops, tasks
 from foretell.search.placement.evaluate import Evaluator, columns
 from foretell.search.placement.polish import FUSES
-from foretell.search.placement.problem import MICROS, NOBODY, PS, WAYS, Tables
+from foretell.search.placement.problem import MICROS, NO_SERVER, PS, WAYS, Tables
 from foretell.search.placement.space import MODES, Action, Placement, actions, canonical
 
 HOT, COLD = 0.04, 0.001  # shares of a step that a stroke may lose, at the start and at the end
@@ -109,7 +109,7 @@ def stroke(t: Tables, chosen: Any, step: Any, leaders: Any, allowed: Any, limits
         return
     length = 1 + int(np.random.exponential(n / 8.0))  # noqa: NPY002
     first, last = g, min(n, g + length)
-    server = NOBODY
+    server = NO_SERVER
     s: int
     w: int
     if kind < 0.45:  # a border moves: the run takes the choice of the group before or behind it

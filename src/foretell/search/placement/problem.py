@@ -39,7 +39,7 @@ from foretell.workload.op import BYTES
 Array = npt.NDArray[np.float64]
 WAYS = ("all-reduce", "ps", "sharded", "factors", "split")  # how a group's replicas agree
 ALL_REDUCE, PS, SHARDED, FACTORS, SPLIT = range(5)
-NOBODY = -1  # is named to serve a group
+NO_SERVER = -1  # is named to serve a group
 MICROS = (1, 2, 4, 8, 16)  # micro-batches of a step that a search tries
 POINTS = 48  # batch sizes that are priced; between them lines are drawn
 MOST_SAMPLES = 2**17  # tables have an entry a sample, group and kind of device: 40 MB a kind
@@ -109,7 +109,7 @@ class Problem:
     def lone(self) -> frozenset[tuple[int, int, int]]:
         """Choices of one rank where there is nothing to agree on, under another name."""
         alone = [s for s, size in enumerate(self.tables.size.tolist()) if size == 1]
-        return frozenset((s, way, NOBODY) for s in alone for way in (PS, SHARDED, FACTORS))
+        return frozenset((s, way, NO_SERVER) for s in alone for way in (PS, SHARDED, FACTORS))
 
     @cached_property
     def ties(self) -> bool:

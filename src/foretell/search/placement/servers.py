@@ -16,19 +16,19 @@ from typing import Any
 import numpy as np
 
 from foretell.compiled import F1, I1, compiled
-from foretell.search.placement.problem import NOBODY, PS, SHARDED, SPLIT, Tables
+from foretell.search.placement.problem import NO_SERVER, PS, SHARDED, SPLIT, Tables
 
-ANYBODY = NOBODY - 1  # some rank will serve; which one is open
+ANY_SERVER = NO_SERVER - 1  # some rank will serve; which one is open
 
 
 @compiled
 def places(t: Tables, sets: I1, ways: I1, servers: I1, fuse: float) -> I1:
     """[g] the place that serves each group; below zero where nothing does."""
-    out, is_open = np.full(len(sets), NOBODY), False
+    out, is_open = np.full(len(sets), NO_SERVER), False
     for g in range(len(sets)):
         if ways[g] == PS and t.size[sets[g]] > 1:
             named = servers[g] >= 0 and t.member[sets[g], t.cell_of[servers[g]]]
-            out[g] = servers[g] if named else ANYBODY
+            out[g] = servers[g] if named else ANY_SERVER
             is_open = is_open or not named
     if is_open:
         deal_out(t, sets, ways, out, fuse)
@@ -78,10 +78,10 @@ def messages(t: Tables, sets: Any, out: Any, fuse: float) -> Any:
     g = len(sets)
     while g > 0:
         g -= 1
-        if out[g] != ANYBODY:
+        if out[g] != ANY_SERVER:
             continue
         last[n], size = g + 1, t.gradient[g]
-        while g > 0 and out[g - 1] == ANYBODY and sets[g - 1] == sets[g]:
+        while g > 0 and out[g - 1] == ANY_SERVER and sets[g - 1] == sets[g]:
             size += t.gradient[g - 1]
             if size > fuse:
                 break
@@ -94,8 +94,8 @@ def messages(t: Tables, sets: Any, out: Any, fuse: float) -> Any:
 @compiled
 def occupied(t: Tables, sets: Any, ways: Any, out: Any) -> Any:
     """[p] seconds of the optimizer that are given, and bytes that are left with even samples."""
-    nobody = np.full(len(sets), NOBODY)
-    busy, held = updating(t, sets, ways, nobody), standing(t, sets, ways, nobody)
+    none = np.full(len(sets), NO_SERVER)
+    busy, held = updating(t, sets, ways, none), standing(t, sets, ways, none)
     for g in range(len(sets)):
         s = sets[g]
         kept = t.split_kept[s, g] if ways[g] == SPLIT else t.kept[g] * t.batch / t.size[s]

@@ -12,7 +12,7 @@ import numpy as np
 from foretell.search.placement.problem import (
     ALL_REDUCE,
     FACTORS,
-    NOBODY,
+    NO_SERVER,
     PS,
     SHARDED,
     SPLIT,
@@ -30,7 +30,7 @@ class Action(NamedTuple):
 
     devices: int  # a candidate set of the fleet
     way: int  # of `problem.WAYS`
-    server: int = NOBODY  # the place of its parameter server; split (→ servers.py) where `NOBODY`
+    server: int = NO_SERVER  # place of its parameter server; where none, split
 
 
 @dataclass(frozen=True)
@@ -61,16 +61,16 @@ def canonical(problem: Problem, placement: Placement) -> Placement:
     Only those serve who are there; of places that are alike the first is named first.
     """
     chosen = placement.actions
-    is_dealt_out = {server for _, _, server in chosen} == {NOBODY}
-    if is_dealt_out and not problem.ties and problem.lone.isdisjoint(chosen):
+    is_split = {server for _, _, server in chosen} == {NO_SERVER}
+    if is_split and not problem.ties and problem.lone.isdisjoint(chosen):
         return placement
     alike: dict[int, int] = {}
     out = []
     for group in problem.groups:
         devices, way, server = chosen[group.leader]
-        if (devices, way, NOBODY) in problem.lone:
+        if (devices, way, NO_SERVER) in problem.lone:
             out.append(Action(devices, ALL_REDUCE))
-        elif way == PS and server != NOBODY:
+        elif way == PS and server != NO_SERVER:
             out.append(Action(devices, way, _served(problem, devices, server, alike)))
         else:
             out.append(Action(devices, way))
@@ -82,7 +82,7 @@ def _served(problem: Problem, devices: int, server: int, alike: dict[int, int]) 
     t = problem.tables
     cell = int(t.cell_of[server])
     if not t.member[devices, cell]:
-        return NOBODY
+        return NO_SERVER
     if server not in alike:
         used = sum(int(t.cell_of[other]) == cell for other in alike)
         alike[server] = int(np.searchsorted(t.cell_of, cell)) + used
@@ -128,7 +128,7 @@ def with_servers(problem: Problem, group: int) -> list[Action]:
     found = []
     for action in actions(problem, group):
         cells = problem.tables.member[action.devices][problem.tables.cell_of]
-        places = np.flatnonzero(cells).tolist() if action.way == PS else [NOBODY]
+        places = np.flatnonzero(cells).tolist() if action.way == PS else [NO_SERVER]
         found += [action._replace(server=place) for place in places]
     return found
 
