@@ -4,19 +4,20 @@
 
 For every model it writes OUT/MODEL.base.json.gz and OUT/MODEL.amp_bf16.json.gz (Kineto traces of
 one step) and, to OUT/truth.json, the un-profiled time and peak memory of each variant: what
-`foretell validate --whatif` holds its answers against. Needs torch with CUDA, torchvision and
-transformers; weights are random.
+`foretell validate --whatif` holds its answers against. Every variant runs in a process of its own,
+so that its peak is its own and no profiler has been near it; one at a time is on the GPU. Needs
+torch with CUDA, torchvision and transformers; weights are random.
 """
 
 import contextlib
-import gc
+import importlib
 import json
 import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,13 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.checkpoint import checkpoint
-from variant_models import MODELS
+from variant_models import KINDS, MODELS
 
-STEPS, WARM = 15, 4
+STEPS, WARM = 12, 4
+AHEAD = 4  # processes that make their model ready while another is on the GPU
+COMPILERS = 16  # that compile at once
+LIMIT = 540.0  # seconds after which no further variant starts
+ALL = MODELS | KINDS
 
 
 @dataclass(frozen=True)
@@ -65,22 +70,6 @@ VARIANTS = (
 )
 
 
-def batch_of(name: str, times: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random samples of a model."""
-    _, _, count, words = MODELS[name]
-    count = int(count * times)
-    if words < 0:
-        x = torch.randn(count, -words, device="cuda")
-        return x, torch.randint(0, 1000, (count,), device="cuda")
-    if words:
-        x = torch.randint(0, 30000, (count, words), device="cuda")
-        return x, x.clone()
-    return (
-        torch.randn(count, 3, 224, 224, device="cuda"),
-        torch.randint(0, 1000, (count,), device="cuda"),
-    )
-
-
 def optimizer_of(model: nn.Module, kind: str, variant: Variant) -> torch.optim.Optimizer:
     """The optimizer of a variant: a loop over parameters unless it says otherwise."""
     how: dict[str, Any] = {"foreach": variant.optimizer == "foreach"}
@@ -93,17 +82,17 @@ def optimizer_of(model: nn.Module, kind: str, variant: Variant) -> torch.optim.O
 
 def step_of(name: str, variant: Variant) -> Callable[[], None]:
     """One training step as a function without arguments."""
-    factory, kind, _, _ = MODELS[name]
+    made = ALL[name]
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = variant.tf32
-    model = factory().cuda().train()
-    x, y = batch_of(name, variant.batch)
+    model = made.factory().cuda().train()
+    x, y = (t.cuda() for t in made.batch(int(made.samples * variant.batch)))
     if variant.channels_last:
         model, x = (
             model.to(memory_format=torch.channels_last),
             x.to(memory_format=torch.channels_last),
         )
-    optimizer = optimizer_of(model, kind, variant)
+    optimizer = optimizer_of(model, made.optimizer, variant)
     scaler = torch.amp.GradScaler("cuda", enabled=variant.amp == FP16)
     forward = torch.compile(model) if variant.compile else model
     call = (
@@ -123,7 +112,7 @@ def step_of(name: str, variant: Variant) -> Callable[[], None]:
         else:
             optimizer.step()
 
-    return captured(step) if variant.graph else step
+    return step
 
 
 def captured(step: Callable[[], None]) -> Callable[[], None]:
@@ -183,69 +172,108 @@ def traced(step: Callable[[], None], path: Path) -> None:
     found.export_chrome_trace(str(path))
 
 
-@contextlib.contextmanager
-def fresh() -> Iterator[None]:
-    """Nothing of one variant is left for the next."""
-    torch._dynamo.reset()
-    yield
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
-def warm(name: str) -> None:
-    """Fill the compiler's cache."""
-    for variant in VARIANTS:
+def run(name: str, variant: Variant, gpu: Any, go: Any, row: Path, trace: Path | None) -> None:
+    """Measure or trace one variant of one model; the whole life of one process."""
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {"model": name, "variant": variant.name}
+    found |= {"optimizer": ALL[name].optimizer, "batch": int(ALL[name].samples * variant.batch)}
+    try:
+        step = step_of(name, variant)
         if variant.compile:
-            with fresh(), contextlib.suppress(Exception):
-                step_of(name, variant)()
-                torch.cuda.synchronize()
+            for _ in range(2):
+                step()
+            torch.cuda.synchronize()
+            row.with_suffix(".ready").touch()
+            go.wait()
+        with gpu:
+            step = captured(step) if variant.graph else step
+            if trace is None:
+                found |= timed(step)
+            else:
+                traced(step, trace)
+        found["gpu"] = torch.cuda.get_device_name()
+    except Exception as error:
+        found["error"] = f"{type(error).__name__}: {error}"[:200]
+    row.write_text(json.dumps(found))
 
 
-def measure(name: str, save: Callable[[dict[str, Any]], None]) -> None:
-    """Every variant of one model."""
-    _, kind, count, words = MODELS[name]
-    for variant in VARIANTS:
-        if variant.channels_last and words:
-            continue
-        row: dict[str, Any] = {"model": name, "variant": variant.name, "optimizer": kind}
-        row["batch"] = int(count * variant.batch)
-        try:
-            with fresh():
-                row |= timed(step_of(name, variant))
-        except Exception as error:
-            row["error"] = f"{type(error).__name__}: {error}"[:200]
-        save(row)
+class Crew:
+    """Processes that share a GPU, each measuring one variant."""
 
+    def __init__(self, out: Path) -> None:
+        self.out, self.context = out, multiprocessing.get_context("fork")
+        self.gpu, self.go = self.context.Lock(), self.context.Event()
+        self.rows, self.live = out / "rows", []
+        self.rows.mkdir(parents=True, exist_ok=True)
+        self.begin = time.time()
 
-def trace(name: str, out: Path) -> None:
-    """A trace of the plain step and one under autocast."""
-    for variant in VARIANTS:
-        if variant.name in ("base", "amp_bf16"):
-            with fresh():
-                traced(step_of(name, replace(variant)), out / f"{name}.{variant.name}.json.gz")
+    def start(self, name: str, variant: Variant, *, is_trace: bool = False) -> None:
+        """Begin one variant, or the trace of it."""
+        label = f"{name}.{variant.name}"
+        trace = self.out / f"{label}.json.gz" if is_trace else None
+        row = self.rows / (f"trace.{label}.json" if is_trace else f"{label}.json")
+        child = self.context.Process(
+            target=run, args=(name, variant, self.gpu, self.go, row, trace)
+        )
+        child.start()
+        self.live.append(child)
+
+    def wait(self, most: int) -> None:
+        """Until no more than so many are at work, or time is up."""
+        while len(self.live) > most:
+            self.live = [child for child in self.live if child.is_alive()]
+            if time.time() - self.begin > LIMIT + 20:
+                for child in self.live:
+                    child.kill()
+            time.sleep(0.02)
+
+    def left(self) -> float:
+        return LIMIT - (time.time() - self.begin)
+
+    def compiled(self, names: list[str]) -> None:
+        """Everything that compiles: all compile at once, then one after another is timed."""
+        jobs = [(name, v) for v in VARIANTS if v.compile for name in names]
+        for name, variant in jobs:
+            while self._compiling() >= COMPILERS:
+                time.sleep(0.05)
+            self.start(name, variant)
+        while self._compiling() and self.left() > 0.7 * LIMIT:
+            time.sleep(0.05)
+        print(
+            f"compiled after {time.time() - self.begin:.0f} s, {self._compiling()} late", flush=True
+        )
+        self.go.set()
+        self.wait(0)
+
+    def _compiling(self) -> int:
+        ready = len(list(self.rows.glob("*.ready")))
+        return sum(child.is_alive() for child in self.live) - ready
 
 
 def main() -> None:
-    out, names = Path(sys.argv[1]), sys.argv[2:] or list(MODELS)
-    out.mkdir(parents=True, exist_ok=True)
-    begin = time.time()
-    pool = multiprocessing.get_context("spawn").Pool(len(names))
-    with pool, contextlib.suppress(multiprocessing.TimeoutError):
-        pool.map_async(warm, names, 1).get(timeout=60)
-    print(f"compiled after {time.time() - begin:.0f} s", flush=True)
-    machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
-    rows: list[dict[str, Any]] = []
-
-    def save(row: dict[str, Any]) -> None:
-        rows.append(row)
-        print(f"{time.time() - begin:4.0f} s {row}", flush=True)
-        (out / "truth.json").write_text(json.dumps(machine | {"rows": rows}, indent=1))
-
-    for name in names:
-        measure(name, save)
-    for name in names:  # last: a process that was profiled launches more slowly from then on
-        trace(name, out)
+    out, names = Path(sys.argv[1]), sys.argv[2:] or list(ALL)
+    for module in ("torchvision", "transformers", "torch._inductor.compile_fx", "torch._dynamo"):
+        importlib.import_module(module)
+    torch._inductor.config.compile_threads = 1
+    crew = Crew(out)
+    crew.compiled(names)
+    plain = [v for v in VARIANTS if not v.compile]
+    traces = [(name, v, True) for v in VARIANTS[:3:2] for name in names]
+    jobs = [(name, plain[0], False) for name in names] + traces
+    jobs += [(name, v, False) for v in plain[1:] for name in names]
+    for name, variant, is_trace in jobs:
+        if (variant.channels_last and not ALL[name].is_image) or crew.left() < 0:
+            continue
+        crew.wait(AHEAD)
+        crew.start(name, variant, is_trace=is_trace)
+    crew.wait(0)
+    rows = [json.loads(path.read_text()) for path in sorted(crew.rows.glob("*.json"))]
+    rows = [r for r in rows if "median_ms" in r or "error" in r]
+    machine = {"gpu": next(r["gpu"] for r in rows if "gpu" in r), "torch": torch.__version__}
+    (out / "truth.json").write_text(json.dumps(machine | {"rows": rows}, indent=1))
+    print(f"{len(rows)} rows after {time.time() - crew.begin:.0f} s")
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(KeyboardInterrupt):
+        main()
