@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import json
 import multiprocessing
+import os
 import statistics
 import sys
 import time
@@ -201,7 +202,9 @@ class Crew:
     """Processes that share a GPU, each measuring one variant."""
 
     def __init__(self, out: Path) -> None:
-        self.out, self.context = out, multiprocessing.get_context("fork")
+        way = "spawn" if torch.cuda.is_initialized() else "fork"
+        print(f"processes by {way}", flush=True)
+        self.out, self.context = out, multiprocessing.get_context(way)
         self.gpu, self.go = self.context.Lock(), self.context.Event()
         self.rows, self.live = out / "rows", []
         self.rows.mkdir(parents=True, exist_ok=True)
@@ -252,9 +255,9 @@ class Crew:
 
 def main() -> None:
     out, names = Path(sys.argv[1]), sys.argv[2:] or list(ALL)
-    for module in ("torchvision", "transformers", "torch._inductor.compile_fx", "torch._dynamo"):
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    for module in ("torchvision", "transformers"):
         importlib.import_module(module)
-    torch._inductor.config.compile_threads = 1
     crew = Crew(out)
     crew.compiled(names)
     plain = [v for v in VARIANTS if not v.compile]
