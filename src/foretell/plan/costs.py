@@ -19,6 +19,7 @@ from foretell.plan.framework import running
 from foretell.plan.layer_cost import LayerCost, Part, layer_costs, slowest
 from foretell.plan.layer_memory import LayerMemory, holdings
 from foretell.plan.layouts import Array, Layouts, Rows, layouts
+from foretell.plan.order import is_split
 from foretell.plan.plan import Plan
 from foretell.plan.process_groups import expert_ranks, levels, stride
 from foretell.workload import Op, Workload
@@ -36,6 +37,7 @@ class Costs:
     turn: Array
     again: Array  # what is run again of a block: 0 nothing, 1 attention, 2 all of it
     share: Array  # the part of a stage's blocks that is run again
+    weight_gradients: tuple[Array, ...] = ()  # seconds of each layer's, if any backward is in two
 
     def take(self, rows: Rows) -> Costs:
         """Some of the plans."""
@@ -47,7 +49,26 @@ class Costs:
             self.turn[rows],
             self.again[rows],
             self.share[rows],
+            tuple(seconds[rows] for seconds in self.weight_gradients),
         )
+
+    def of(self, plan: Plan) -> Costs:
+        """The same prices for one plan of their cell, with its own recompute; all blocks of it."""
+        return replace(
+            self, plans=layouts([plan]), again=np.array([_again(plan)]), share=np.ones(1)
+        )
+
+
+def cell_of(plan: Plan) -> Plan:
+    """What of a checked plan decides what a layer costs: how it is split, not how often it runs."""
+    own = plan.but(
+        pp=1, zero=0, shard=0, recompute="none", recompute_layers=0, chunks=1, layers=(),
+        bucket_mb=25.0, overlap=None, offload=False, optimizer_kernels="", grad_dtype="",
+        schedule="zb-h1" if is_split(plan) else "1f1b", actions=(),
+        global_batch=plan.micro_batch * plan.dp,
+    )  # fmt: skip
+    inner = plan.ep > 1 or plan.filter * plan.channel > 1 or plan.spatial
+    return own if inner else own.but(dp=1, global_batch=plan.micro_batch)
 
 
 def costs(
@@ -64,7 +85,20 @@ def costs(
         bend = np.ones(len(bend))
     turn = np.array([r.profile.microbatch for r in table.runs]) * cluster.calibration.host
     again = np.array([_again(p) for p in plans])
-    return Costs(table, layers, held, bend, turn, again, _rerun_share(plans, workload))
+    share, apart = _rerun_share(plans, workload), _weight_seconds(table, workload, cluster)
+    return Costs(table, layers, held, bend, turn, again, share, apart)
+
+
+def _weight_seconds(table: Layouts, workload: Workload, cluster: Cluster) -> tuple[Array, ...]:
+    """What each layer's weight gradients take, once, for plans whose backward is in two."""
+    rows = np.flatnonzero([is_split(p) for p in table.plans])
+    if not len(rows):
+        return ()
+    cells, which = table.take(rows).cells()
+    out = np.zeros((len(workload.layers), len(table)))
+    for at, cost in enumerate(layer_costs(weight_gradients(workload), cluster, cells)):
+        out[at, rows] = cost.backward.kernels[which]
+    return tuple(out)
 
 
 def unpriced(plans: Sequence[Plan], workload: Workload) -> Costs:

@@ -16,7 +16,7 @@ from typing import Any
 
 from foretell.errors import InputError, unknown
 from foretell.io import parse_toml, read_json, read_text, write_text
-from foretell.plan.plan import Plan
+from foretell.plan.plan import Plan, field_types
 
 
 def save(plan: Plan, path: Path, predicted: Mapping[str, Any] | None = None) -> None:
@@ -82,7 +82,7 @@ def as_fields(plan: Plan) -> dict[str, Any]:
 
 def of_fields(fields: Any, where: str) -> Plan:
     """A plan from the fields of a file."""
-    known = typing.get_type_hints(Plan)
+    known = field_types()
     if not isinstance(fields, dict):
         raise InputError(f"`{where}` is no plan", hint="it is one table of fields")
     fields = {key: value for key, value in fields.items() if key != PREDICTED}

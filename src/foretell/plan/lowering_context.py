@@ -13,9 +13,8 @@ from foretell.cluster import Cluster, Level
 from foretell.graph import COLUMNS, BufferKind, Buffers, Graph, Lanes, Names, assemble, edges
 from foretell.graph.columns import LaneKind, code_of, coded
 from foretell.graph.groups import group_text
-from foretell.plan.costs import Costs, Stage, rerun_share, stage, weight_gradients
+from foretell.plan.costs import Costs, Stage, cell_of, rerun_share, stage
 from foretell.plan.costs import costs as price_all
-from foretell.plan.layouts import layouts
 from foretell.plan.memory import Memory, rank_memory, room
 from foretell.plan.order import is_split
 from foretell.plan.plan import Plan
@@ -131,11 +130,8 @@ class PricedStage:
     @cached_property
     def weight_seconds(self) -> list[float]:
         """What each layer's weight gradients take, once, where the backward is in two."""
-        if not is_split(self.plan):
-            return []
-        plain = self.plan.but(layers=(), recompute="none", recompute_layers=0)
-        alone = price_all([plain], weight_gradients(self.workload), self.cluster)
-        return [float(cost.backward.kernels[0]) for cost in alone.layers]
+        apart = self.costs.weight_gradients if is_split(self.plan) else ()
+        return [float(seconds[0]) for seconds in apart]
 
     @cached_property
     def memory(self) -> Memory:
@@ -223,7 +219,6 @@ def _of_degrees(
         ranks = tuple(range(s * each, (s + 1) * each))
         if shared is None:
             machines, own = _on_machines(plan, workload, cluster, ranks)
-            own = replace(own, plans=layouts([plan]))
         else:
             machines, own = cluster, shared
         own = _rerun(own, plan, counts[s])
@@ -244,7 +239,6 @@ def _of_segments(
     out = []
     for s, one in enumerate(segments(plan, workload)):
         machines, own = _on_machines(one.plan, workload, cluster, one.ranks)
-        own = replace(own, plans=layouts([one.plan]))
         own = _rerun(own, one.plan, one.blocks)
         out.append(PricedStage(s, one.ranks, one.plan, own, workload, machines))
     return tuple(out)
@@ -259,14 +253,15 @@ def _on_machines(
     plan: Plan, workload: Workload, cluster: Cluster, ranks: tuple[int, ...]
 ) -> tuple[Cluster, Costs]:
     """Some of a cluster's machines, and what a plan's layers cost there."""
-    plain = plan.but(layers=(), recompute_layers=0)
-    key = id(workload), id(cluster), _kind(cluster, ranks), plain
+    cell = cell_of(plan)
+    key = id(workload), id(cluster), _kind(cluster, ranks), cell
     if key not in _KNOWN:
         if len(_KNOWN) >= _MOST_KNOWN:
             _KNOWN.clear()
         part = cluster.subset(ranks)
-        _KNOWN[key] = workload, cluster, part, price_all([plain], workload, part)
-    return _KNOWN[key][2:]
+        _KNOWN[key] = workload, cluster, part, price_all([cell], workload, part)
+    _, _, part, known = _KNOWN[key]
+    return part, known.of(plan)
 
 
 def _rerun(costs: Costs, plan: Plan, blocks: int) -> Costs:

@@ -12,6 +12,7 @@ import dataclasses
 import math
 import typing
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, Self
 
 from foretell import spec
@@ -97,7 +98,7 @@ class Plan:
         for key in given:
             if key not in fields and key not in _ALSO:
                 raise unknown("field of a plan", key, [*fields, *_ALSO])
-        hints = typing.get_type_hints(cls)
+        hints = field_types()
         return {
             key: _read(value, hints[key], f"`{key}` of a plan")
             for key, value in _renamed(given).items()
@@ -227,6 +228,12 @@ def _renamed(given: dict[str, str]) -> dict[str, str]:
         if many > 1:
             out.setdefault("shard", str(parts))
     return out
+
+
+@cache
+def field_types() -> dict[str, Any]:
+    """The type of every field of a plan."""
+    return typing.get_type_hints(Plan)
 
 
 def _read(text: str, kind: Any, where: str) -> Any:

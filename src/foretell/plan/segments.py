@@ -10,7 +10,6 @@ works on the same micro-batches. Degrees (`dp=4,tp=2,pp=2`) are segments that ar
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from foretell import spec
 from foretell.cluster import Cluster
 from foretell.errors import InputError, unknown
 from foretell.graph.groups import group_text, ranks_of
-from foretell.plan.plan import Plan
+from foretell.plan.plan import Plan, field_types
 from foretell.workload import Workload
 
 # What a segment may do its own way.
@@ -87,13 +86,12 @@ def _row(row: Sequence[str], plan: Plan) -> tuple[int, tuple[int, ...], dict[str
     where = f"the row `{'+'.join(row)}` of segments"
     if not row[0].isdecimal():
         raise InputError(f"{where} begins with no number", hint="write BLOCKS+RANKS: 12+0-7+tp:4")
-    hints = typing.get_type_hints(Plan)
     own: dict[str, Any] = {name: getattr(plan, name) for name in OWN}
     for text in row[2:]:
         name, _, value = text.partition(":")
         if name not in OWN:
             raise unknown(f"field in {where}", name, OWN)
-        own[name] = spec.read(value, hints[name], where)
+        own[name] = spec.read(value, field_types()[name], where)
     return int(row[0]), ranks_of(row[1]), own
 
 

@@ -254,8 +254,8 @@ class _Search:
         parts = Partitioner(self.workload, self.cluster)
         offered: dict[str, tuple[float, Plan]] = {}
         split = [(meshes(plan), plan.but(layers=(), placement=())) for plan in chosen]
-        for plan in dict.fromkeys(common.framework for _, common in split):
-            mine = [(m, c) for m, c in split if c.framework == plan]
+        for framework in dict.fromkeys(common.framework for _, common in split):
+            mine = [(m, c) for m, c in split if c.framework == framework]
             parts.price([mesh for some, _ in mine for mesh in some], mine[0][1])
         for some, common in split:
             one = parts.best(some, common)

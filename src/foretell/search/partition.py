@@ -12,7 +12,7 @@ micro-batches its step takes about f + (m−1)·max t. B goes from the least pos
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -23,9 +23,9 @@ from foretell.cluster import Cluster
 from foretell.cost.collective import price
 from foretell.plan import Plan
 from foretell.plan.check import RESOLVED
-from foretell.plan.costs import Costs, costs, stage
+from foretell.plan.costs import Costs, cell_of, costs, stage
 from foretell.plan.framework import resolved
-from foretell.plan.layouts import Array, layouts
+from foretell.plan.layouts import Array
 from foretell.plan.memory import ROUNDING, Memory, room, stage_memory
 from foretell.plan.reduction_and_update import reduction, updating
 from foretell.plan.segments import Segment, written
@@ -99,7 +99,7 @@ class Partitioner:
             one = explicit(mesh, common_of(common, [mesh], self.workload), 2)
             wanted.setdefault(self._machines(one), []).append(one)
         for machines, some in wanted.items():
-            cells = {_cell(one.plan): one for one in some}
+            cells = {cell_of(one.plan): one for one in some}
             new = [cell for cell in cells if (cell, machines) not in self._costs]
             if new:
                 where = self.cluster.subset(cells[new[0]].ranks)
@@ -123,12 +123,10 @@ class Partitioner:
 
     def _priced(self, mesh: Mesh, mode: str) -> Costs:
         """What its layers cost, as columns of one plan."""
-        key = _cell(mesh.plan), self._machines(mesh)
+        key = cell_of(mesh.plan), self._machines(mesh)
         if key not in self._costs:
             self.price([mesh], mesh.plan)
-        plan = mesh.plan.but(recompute=mode, recompute_layers=0)
-        again = np.array([float(MODES.index(mode))])
-        return replace(self._costs[key], plans=layouts([plan]), again=again, share=np.ones(1))
+        return self._costs[key].of(mesh.plan.but(recompute=mode, recompute_layers=0))
 
     def _stage(self, mesh: Mesh, at: int, turns: int) -> Table:
         pp = mesh.plan.pp
@@ -191,16 +189,6 @@ def explicit(mesh: Mesh, whole: Plan, stages: int) -> Mesh:
     names = (*RESOLVED, "global_batch", "compile", "schedule", "optimizer_kernels", "bucket_mb")
     shared = {name: getattr(whole, name) for name in (*names, "overlap", "grad_dtype")}
     return Mesh(mesh.ranks, mesh.plan.but(**shared, pp=stages, layers=(), segments=()))
-
-
-def _cell(plan: Plan) -> Plan:
-    """What of a plan decides what a layer costs: how it is split, not how often."""
-    own = plan.but(
-        pp=1, zero=0, shard=0, recompute="none", recompute_layers=0, schedule="1f1b", chunks=1,
-        bucket_mb=25.0, overlap=None, offload=False, optimizer_kernels="", grad_dtype="",
-        global_batch=plan.micro_batch * plan.dp,
-    )  # fmt: skip
-    return own if plan.ep > 1 else own.but(dp=1, global_batch=plan.micro_batch)
 
 
 def _table(
