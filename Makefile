@@ -16,44 +16,48 @@ help:  ## show this list
 .venv/installed: pyproject.toml lab/pyproject.toml constraints.txt $(wildcard .ci/locked-*.txt) .ci/install
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	.ci/install
+	@touch $@
+
+LOOPS := $(shell find src/foretell/graph src/foretell/simulate src/foretell/cost src/foretell/search src/foretell/compiled -name '*.py' -o -name '*.hpp')
+.venv/loops: .venv/installed $(LOOPS)  # built anew where their sources are newer
 	$(BIN)/python -m foretell.compiled.build src/foretell/compiled/built
 	@touch $@
 
-demo: .venv/installed  ## the loop on embedded data: replay, what if, oracle, plan, run, report
+demo: .venv/loops  ## the loop on embedded data: replay, what if, oracle, plan, run, report
 	$(BIN)/foretell demo
 
 test: browser  ## every test that ends in minutes
 	$(QUIET) $(BIN)/python -m pytest -m "not slow and not gpu" -n $(WORKERS) --dist loadfile $(ARGS)
 
-fuzz: .venv/installed  ## hostile files through every command: make fuzz CASES=1000 [ARGS=--readers]
+fuzz: .venv/loops  ## hostile files through every command: make fuzz CASES=1000 [ARGS=--readers]
 	$(BIN)/python -m tests.fuzz.fuzz --cases $(or $(CASES),500) $(ARGS)
 
-matrix: .venv/installed  ## models x plans on gloo ranks, each compared with one process
+matrix: .venv/loops  ## models x plans on gloo ranks, each compared with one process
 	$(BIN)/python -m tests.pytorch.deploy.matrix $(ARGS)
 
 test-all: browser  ## every test, the slow ones too
 	EXAMPLES=100 $(QUIET) $(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) --dist loadfile $(ARGS)
 
-browser: .venv/installed  ## get the browser that tests of pages need, where that can be
+browser: .venv/loops  ## get the browser that tests of pages need, where that can be
 	@.ci/browser
 
-validate: .venv/installed  ## every accuracy figure, from measured data
+validate: .venv/loops  ## every accuracy figure, from measured data
 	$(BIN)/foretell validate
 
-bench: .venv/installed  ## every speed figure, as ratios in one run
+bench: .venv/loops  ## every speed figure, as ratios in one run
 	$(BIN)/python benchmarks/run.py
 
-zoo: .venv/zoo  ## capture every model of the zoo, beside a real step (minutes)
+zoo: .venv/zoo .venv/loops  ## capture every model of the zoo, beside a real step (minutes)
 	$(BIN)/python -m tests.pytorch.zoo
 
-scripts: .venv/zoo  ## profile and capture training scripts of every kind, unchanged (minutes)
+scripts: .venv/zoo .venv/loops  ## profile and capture training scripts of every kind, unchanged (minutes)
 	$(BIN)/python -m tests.pytorch.intake
 
 .venv/zoo: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt transformers pillow accelerate lightning timm torchvision
 	@touch $@
 
-docs: .venv/documented  ## the site, into site/: opens from disk, loads nothing
+docs: .venv/documented .venv/loops  ## the site, into site/: opens from disk, loads nothing
 	$(BIN)/mkdocs build --quiet
 	@echo "site/index.html"
 
@@ -61,13 +65,13 @@ docs: .venv/documented  ## the site, into site/: opens from disk, loads nothing
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	@touch $@
 
-guides: .venv/installed  ## run the guides and write what they print
+guides: .venv/loops  ## run the guides and write what they print
 	$(BIN)/python docs/guide.py
 
-figures: .venv/installed  ## run all figures of the docs (minutes) and write their pages
+figures: .venv/loops  ## run all figures of the docs (minutes) and write their pages
 	$(BIN)/python docs/figures.py
 
-picture: .venv/installed  ## photograph report and studio for README and gallery (needs Chromium)
+picture: .venv/loops  ## photograph report and studio for README and gallery (needs Chromium)
 	$(BIN)/python docs/picture.py
 
 lint: .venv/installed  ## ruff and mypy

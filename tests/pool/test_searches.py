@@ -20,8 +20,10 @@ from foretell.search.pooled import best_plan
 from foretell.workload import load
 from tests.pool.work import Killing
 
+RAY = pytest.param("ray", marks=pytest.mark.slow)  # the pool itself: `test_on_ray`
 
-@pytest.fixture(scope="module", params=["processes", "ray"])
+
+@pytest.fixture(scope="module", params=["processes", RAY])
 def workers(request):
     options = {"jobs": 2} if request.param == "processes" else {"on_ray": "local"}
     with opened(**options) as pool:
@@ -84,7 +86,7 @@ def test_seeds_of_a_fusion_find_the_same_best(model, pool):
     assert_same_best(pool, model, planner, "a100-80:gpus=8")
 
 
-@pytest.mark.parametrize("workers", ["ray"], indirect=True)
+@pytest.mark.parametrize("workers", [RAY], indirect=True)
 def test_seeds_of_a_placement_find_the_same_best(model, pool):
     planner = "placement:strokes=300,polish=100,playouts=2,groups=4"
     assert_same_best(pool, model, planner, "a100-80:gpus=2")

@@ -106,7 +106,7 @@ def build(unit: str, path: Path) -> None:
             return
         text = source(unit)
         made = hashlib.sha256((text + (HERE / "runtime.hpp").read_text()).encode()).hexdigest()
-        same = path.parent / f"{unit}-{made[:20]}.text.so"
+        same = path.parent / f"{unit}-{made[:20]}.text"
         if not same.is_file():
             _compile(text, same)
         part = path.with_suffix(f".{os.getpid()}")
@@ -147,12 +147,14 @@ def source(unit: str) -> str:
 
 
 def main(folder: Path) -> None:
-    """Build every unit into a folder."""
+    """Build every unit into a folder; what was there before goes."""
     paths = {unit: folder / f"{unit}-{_key(unit)}.so" for unit in UNITS}
     with ThreadPoolExecutor() as pool:
         list(pool.map(build, paths, paths.values()))
+    found = {unit: sorted(folder.glob(f"{unit}-*.text"), key=os.path.getmtime) for unit in UNITS}
+    stays = {*paths.values(), *(texts[-1] for texts in found.values() if texts)}
     for path in folder.iterdir():
-        if path not in paths.values():
+        if path not in stays:
             path.unlink()
 
 

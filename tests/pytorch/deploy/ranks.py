@@ -4,7 +4,6 @@
 started once a test run and imports torch once, so that a group of ranks costs a tenth of a second.
 """
 
-import multiprocessing
 import os
 import socket
 import tempfile
@@ -13,24 +12,23 @@ import traceback
 from datetime import timedelta
 from pathlib import Path
 
-LIMIT = 240.0  # seconds for all that a group of ranks does, on a busy machine too
+from tests.pytorch import forked
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "tests.pytorch.deploy.preload"])
+LIMIT = 240.0  # seconds for all that a group of ranks does, on a busy machine too
 
 
 def on_ranks(size, function, *arguments, limit=LIMIT):
     """What `function(*arguments)` returns on each of `size` ranks."""
     with tempfile.TemporaryDirectory() as folder:
-        receive = _context.SimpleQueue()
+        receive = forked.CONTEXT.SimpleQueue()
         processes = [
-            _context.Process(
+            forked.CONTEXT.Process(
                 target=_rank, args=(rank, size, folder, receive, function, arguments), daemon=True
             )
             for rank in range(size)
         ]
         for process in processes:
-            process.start()
+            forked.start(process)
         try:
             return _collect(receive, processes, limit)
         finally:

@@ -132,34 +132,44 @@ TWO = [
     ("pp=2,placement=1+0,micro_batch=4",),
 ]
 FOUR = [
-    ("dp=2,tp=2",),
     ("dp=2,tp=2,zero=3",),
     ("dp=2,tp=2,sp=yes", "row"),
     ("dp=2,cp=2,shares=12+4", "row"),
-    ("dp=2,cp=2,zero=1", "words"),
-    ("dp=2,cp=2,zero=3", "row"),
     ("dp=2,cp=2,zero=2,micro_batch=4", "words"),
-    ("dp=2,tp=2,sp=yes,zero=3", "words"),
-    ("tp=2,sp=yes,pp=2,micro_batch=4", "encoder"),
     ("dp=4,zero=3,shard=2",),
-    ("dp=2,pp=2,micro_batch=2,shares=12+4",),
-    (f"dp=2,pp=2,micro_batch=4,buckets={BUCKETS}",),
     ("tp=2,pp=2,micro_batch=4,layers=4+5",),
-    ("dp=2,spatial=2", "image"),
+    (f"dp=2,pp=2,micro_batch=4,buckets={BUCKETS}",),
     ("spatial=2+2", "image"),
     ("dp=2,filter=2", "image"),
     ("dp=4,micro_batch=1,grad_dtype=fp32",),
     ("dp=2,pp=2,placement=3+0+1+2,shares=12+4,micro_batch=2",),
+    ("dp=2,pp=2,zero=3,micro_batch=4,schedule=interleaved,chunks=2,layers=2+3",),
+    ("dp=2,pp=2,zero=2,actions=F0+F1+B0+B1/F0+B0+F1+I1+W1",),
+]
+MORE = [  # the same axes, paired once more
+    ("dp=2,tp=2",),
+    ("dp=2,cp=2,zero=1", "words"),
+    ("dp=2,cp=2,zero=3", "row"),
+    ("dp=2,tp=2,sp=yes,zero=3", "words"),
+    ("tp=2,sp=yes,pp=2,micro_batch=4", "encoder"),
+    ("dp=2,pp=2,micro_batch=2,shares=12+4",),
+    ("dp=2,spatial=2", "image"),
     ("dp=2,spatial=2,placement=2+0+3+1", "image"),
     ("dp=2,pp=2,zero=1,micro_batch=2",),
     ("dp=2,pp=2,zero=2,micro_batch=2",),
     ("dp=2,pp=2,zero=3,micro_batch=2,schedule=gpipe",),
-    ("dp=2,pp=2,zero=3,micro_batch=4,schedule=interleaved,chunks=2,layers=2+3",),
-    ("dp=2,pp=2,zero=2,actions=F0+F1+B0+B1/F0+B0+F1+I1+W1",),
 ]
 
 
-@pytest.mark.parametrize(("size", "cases"), [(1, [("dp=1,micro_batch=4",)]), (2, TWO), (4, FOUR)])
+@pytest.mark.parametrize(
+    ("size", "cases"),
+    [
+        (1, [("dp=1,micro_batch=4",)]),
+        (2, TWO),
+        (4, FOUR),
+        pytest.param(4, MORE, marks=pytest.mark.slow),
+    ],
+)
 def test_every_plan_trains_as_one_process(size, cases):
     for found in on_ranks(size, runs, cases):
         assert {case: off for case, off in found.items() if not off <= CLOSE} == {}
@@ -306,4 +316,5 @@ def test_what_is_refused_before_launch(text, words):
 
 
 def test_what_can_run_has_no_reason_against_it():
-    assert [unsupported(Plan.parse(case[0])) for case in TWO + FOUR] == [[] for _ in TWO + FOUR]
+    cases = TWO + FOUR + MORE
+    assert [unsupported(Plan.parse(case[0])) for case in cases] == [[] for _ in cases]

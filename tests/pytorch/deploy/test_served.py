@@ -51,7 +51,10 @@ def train(text):
     return max(off, default=0.0), len(update.state), dist.get_rank()
 
 
-@pytest.mark.parametrize("place", range(4))
+SLOW = [pytest.param(place, marks=pytest.mark.slow) for place in range(3)]
+
+
+@pytest.mark.parametrize("place", [*SLOW, 3])
 def test_whoever_is_named_updates_for_all(on, place):
     plan = plan_of(on, uniform(on, Action(0, PS, place)))
     server = on.fleet.ranks(0)[place]

@@ -7,7 +7,6 @@ itself; what these processes run is what `foretell profile` and `foretell captur
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import sys
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 
 from foretell.pytorch.intake.files import undo
 from foretell.pytorch.intake.request import Request, Script, Wanted
+from tests.pytorch import forked
 
 SCRIPTS = Path(__file__).parent / "scripts"
 FEW = Wanted(warmup=2, timed=3, traced=1)
@@ -95,8 +95,9 @@ def run(case: Case, goal: str, folder: Path) -> list[dict[str, Any]]:
         str(folder / "notes"), "cpu", FEW, {"on": "h200"}, case.is_real,
     )  # fmt: skip
     where = SCRIPTS if case.is_module else folder / "here"
-    process = _server().Process(target=_child, args=(str(request.write()), str(where), str(folder)))
-    process.start()
+    words = (str(request.write()), str(where), str(folder))
+    process = forked.CONTEXT.Process(target=_child, args=words)
+    forked.start(process)
     process.join(PATIENCE)
     if process.is_alive():
         process.kill()
@@ -113,12 +114,6 @@ def _output(case: Case, goal: str, folder: Path) -> str:
     if goal == "capture":
         return str(folder / "step.graph")
     return str(folder / ("step" if case.ranks > 1 else "step.json.gz"))
-
-
-def _server() -> Any:
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["torch", "foretell.pytorch.intake.captured"])
-    return server
 
 
 def _child(request: str, where: str, folder: str) -> None:

@@ -15,6 +15,7 @@ MODULES = (
     "torch.distributed.tensor.parallel",
     "torch.utils.checkpoint",
     "foretell.pytorch.deploy.apply",
+    "foretell.pytorch.intake.captured",
     "foretell.search.schedule.formats",
     "foretell.search.schedule.find",
 )
