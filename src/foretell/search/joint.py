@@ -119,6 +119,8 @@ class _Search:
     def _accepts(self, plan: Plan) -> bool:
         if self.options.runnable and unsupported(plan):
             return False
+        if self.options.framework not in ("", plan.framework):
+            return False
         return self.within.allows(plan, self.workload)
 
     def _filled(self, plan: Plan) -> Plan:
@@ -190,9 +192,7 @@ class _Search:
 
     def _swept(self) -> Swept:
         """Every layout in closed form."""
-        space = replace(SPACE, framework=self.options.framework, **self._fixed_choices())
-        plans = layouts(self.workload, self.cluster.size, self.batch, per_node(self.cluster), space)
-        plans = self._offered(plans)
+        plans = self._offered(self._plain_layouts(self.cluster))
         self.progress(f"{len(plans)} layouts", float("nan"))
         self.looked += len(plans)
         swept = sweep(plans, self.workload, self.cluster)
@@ -200,6 +200,11 @@ class _Search:
             return swept
         away = [p.but(offload=True) for p in plans]
         return sweep([*plans, *away], self.workload, self.cluster)
+
+    def _plain_layouts(self, machines: Cluster) -> list[Plan]:
+        """Every layout of the degrees on some machines."""
+        space = replace(SPACE, framework=self.options.framework, **self._fixed_choices())
+        return layouts(self.workload, machines.size, self.batch, per_node(machines), space)
 
     def _fixed_choices(self) -> dict[str, Any]:
         """Choices of a space that a fixed field takes away, or adds."""
@@ -298,8 +303,8 @@ class _Search:
             parts += [every[0][: len(every[0]) >> k] for k in (1, 2, 3) if len(every[0]) >> k]
         for ranks in dict.fromkeys(parts):
             machines = self.cluster.subset(ranks)
-            plans = layouts(self.workload, len(ranks), self.batch, per_node(machines), SPACE)
-            plans = [p for p in map(self._filled, plans) if self._accepts(p)]
+            filled = map(self._filled, self._plain_layouts(machines))
+            plans = [p for p in filled if self._accepts(p)]
             if self.within.is_free("fusion"):
                 plans += [p.but(compile=True) for p in plans if self._is_eager(p)]
             swept = sweep(plans, self.workload, machines)

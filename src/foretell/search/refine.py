@@ -84,7 +84,7 @@ class Evaluator:
         plans = [self.filled(plan) for plan in plans]
         new = [p for p in dict.fromkeys(plans) if str(p) not in self.known and self.accepts(p)]
         new = new[: max(self.budget - self.evaluations, 0)]
-        able = [plan for plan in new if self._can_be(plan)]
+        able = [plan for plan in new if self.can_be(plan)]
         self.known |= dict.fromkeys(map(str, new))
         try:
             found: Sequence[Prediction | None] = predict_many(able, self.workload, self.cluster)
@@ -119,7 +119,8 @@ class Evaluator:
             "foretell": version("foretell"),
         }  # fmt: skip
 
-    def _can_be(self, plan: Plan) -> bool:
+    def can_be(self, plan: Plan) -> bool:
+        """Whether a plan is one for this model and these machines."""
         try:
             settled(plan, self.workload, self.cluster)
         except ForetellError:
@@ -291,6 +292,8 @@ def _traded(plan: Plan, workload: Workload) -> Iterator[Plan]:
 def _segment_moves(plan: Plan, workload: Workload) -> Iterator[Plan]:
     found = segments(plan, workload)
     yield from _kernel_moves(plan)
+    if plan.framework != "ddp":  # PyTorch's own stages, compiled, in the precision it runs in
+        yield plan.but(framework="ddp", compile=True, precision="", dtype="", optimizer="")
     yield from _own(plan, found)
     for name in ONE_CHUNK:
         yield plan.but(schedule=name)
