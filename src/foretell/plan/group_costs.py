@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +39,49 @@ class Product(NamedTuple):
     n2: float
     rows: float  # of one sample
     elements: float  # of weight and bias
+    source: str = ""  # the first op that reads its input: one input, gathered once for all of them
+
+
+def products(workload: Workload, unit: Unit) -> list[Product]:
+    """The matmuls of a unit; tied weights have none."""
+    layer = workload.layers[unit.layer]
+    again = {name for pair in workload.tied for name in pair}
+    found, before, source = [], None, ""
+    for op in layer.works():
+        if op.when.startswith("fused"):
+            continue
+        is_product = op.kind == "matmul" and bool(op.weights)
+        reads = (op.dims.get("tokens", 1.0), op.dims["in"]) if is_product else None
+        # Two matmuls with nothing between them would be one: they read the same input.
+        source = source if reads and reads == before else op.name
+        before = reads
+        if is_product and not any(f"{layer.name}/{w.name}" in again for w in op.weights):
+            found.append(_product(unit.name, op, source))
+    return found
+
+
+def gathered(some: Sequence[Product]) -> float:
+    """Numbers of one sample that are gathered for some matmuls: inputs that they share once."""
+    inputs = {p.source or p.name: p.rows * p.n1 for p in some}
+    return sum(inputs.values()) + sum(p.rows * p.n2 for p in some)
+
+
+def sharing(some: Sequence[Product]) -> list[list[Product]]:
+    """Matmuls by the input that they read."""
+    found: dict[str, list[Product]] = {}
+    for p in some:
+        found.setdefault(p.source or p.name, []).append(p)
+    return [*found.values()]
+
+
+def choices(some: Sequence[Product]) -> list[tuple[Product, ...]]:
+    """Which of some matmuls with one input may go as factors: any; of many, none or all."""
+    if len(some) > _MOST_CHOSEN:
+        return [(), tuple(some)]
+    return [c for n in range(len(some) + 1) for c in combinations(some, n)]
+
+
+_MOST_CHOSEN = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,24 +180,19 @@ class GroupCosts:
 
     # Factors
 
-    def products(self, at: int) -> list[Product]:
-        """The matmuls of a unit; tied weights have none."""
-        unit = self.units[at]
-        layer = self.workload.layers[unit.layer]
-        again = {name for pair in self.workload.tied for name in pair}
-        return [
-            _product(unit.name, op)
-            for op in layer.works()
-            if op.kind == "matmul" and op.weights and not op.when.startswith("fused")
-            if not any(f"{layer.name}/{w.name}" in again for w in op.weights)
-        ]
+    def paying(self, at: int, ranks: Sequence[int], batch: int) -> list[Product]:
+        """The matmuls of a unit whose factors take less than their gradients, on these links."""
+        found: list[Product] = []
+        for some in sharing(products(self.workload, self.units[at])):
+            worth = [(self._saved(sent, ranks, batch), sent) for sent in choices(some)]
+            found += max(worth, key=lambda one: (one[0], -len(one[1])))[1]
+        return found
 
-    def pays(self, product: Product, ranks: Sequence[int], batch: int) -> bool:
-        """Whether gathering factors takes less than reducing the gradient, on these links."""
+    def _saved(self, sent: Sequence[Product], ranks: Sequence[int], batch: int) -> float:
+        """Seconds of communication that factors save."""
         width = self.widths[1]
-        sent = batch * product.rows * (product.n1 + product.n2) * width
-        reduce = self.talk("all_reduce", product.elements * width, ranks)
-        return self.talk("all_gather", sent, ranks) < reduce
+        reduce = sum(self.talk("all_reduce", p.elements * width, ranks) for p in sent)
+        return reduce - self.talk("all_gather", batch * gathered(sent) * width, ranks)
 
     def product_seconds(self, device: Device, product: Product, samples: float) -> float:
         """Seconds of a weight gradient over so many samples."""
@@ -164,10 +203,10 @@ class GroupCosts:
         return float(kernel.seconds(device, "gemm", "fp32", sizes, bytes=nothing).seconds[0])
 
 
-def _product(unit: str, op: Op) -> Product:
+def _product(unit: str, op: Op, source: str) -> Product:
     size = sum(float(np.asarray(w.elements(op.dims))) for w in op.weights)
-    rows = float(op.dims.get("tokens", 1.0))
-    return Product(f"{unit}/{op.name}", float(op.dims["in"]), float(op.dims["out"]), rows, size)
+    rows, n1, n2 = (float(op.dims.get(dim, 1.0)) for dim in ("tokens", "in", "out"))
+    return Product(f"{unit}/{op.name}", n1, n2, rows, size, f"{unit}/{source}")
 
 
 def held(workload: Workload, plain: Plan, **degrees: int) -> dict[str, Array]:

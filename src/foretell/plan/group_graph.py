@@ -21,7 +21,7 @@ from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError
 from foretell.graph import Builder, Graph
 from foretell.graph.groups import group_text
-from foretell.plan.group_costs import GroupCosts
+from foretell.plan.group_costs import GroupCosts, gathered
 from foretell.plan.group_order import orders
 from foretell.plan.layer_ranges import Layer, LayerRange, layer_ranges
 from foretell.plan.plan import Plan
@@ -198,7 +198,7 @@ def _sync(context: _Context, stretch: LayerRange, piece: Sequence[Layer], m: int
     if sent:
         rows, width = stretch.rows, costs.widths[1]
         rest = size - sum(p.elements for p in sent) * width
-        factors = sum(rows * p.rows * (p.n1 + p.n2) * width for p in sent)
+        factors = rows * gathered(sent) * width
         seconds = costs.talk("all_gather", factors, ranks) + costs.talk("all_reduce", rest, ranks)
         size = factors + rest
     task = _collective(context, stretch, ops.get(way, "all_reduce"), size, seconds,

@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import groupby
 
 from foretell.errors import InputError, unknown
-from foretell.plan.group_costs import Array, GroupCosts, Product, held
+from foretell.plan.group_costs import Array, GroupCosts, Product, gathered, held, products
 from foretell.plan.grouped import agreed, layers_of, micro_batches, runs, spoken
 from foretell.plan.plan import Plan
 
@@ -149,8 +149,7 @@ class LayerRange:
 
     def _factor_bytes(self, costs: GroupCosts, layer: Layer) -> float:
         """Bytes of the factors gathered for the weights of a layer."""
-        each = sum(p.rows * (p.n1 + p.n2) for p in layer.factors)
-        return each * self.rows * costs.widths[1]
+        return gathered(layer.factors) * self.rows * costs.widths[1]
 
 
 def is_apart(plan: Plan) -> bool:
@@ -216,10 +215,11 @@ def _layer(
         return Layer(at, name, way, served_by(said.get("ps", ""), ranks, at, name))
     if way != "factors":
         return Layer(at, name, way)
-    sent = [p for p in costs.products(at) if "factors" in said or costs.pays(p, ranks, batch)]
-    if "factors" in said:
-        sent = [p for p in sent if ways.get(p.name) == "factors"]
-    if "factors" in said and not sent:
+    if "factors" not in said:
+        return Layer(at, name, way, factors=tuple(costs.paying(at, ranks, batch)))
+    every = products(costs.workload, costs.units[at])
+    sent = [p for p in every if ways.get(p.name) == "factors"]
+    if not sent:
         raise InputError(
             f"`{min(op for op, word in ways.items() if word == 'factors')}` has no factors",
             hint="only matmuls with a weight of their own do: linear layers",

@@ -159,6 +159,45 @@ def test_factors_of_convolutions():
     assert max(on_ranks(2, convolution_factors)) <= CLOSE
 
 
+class Heads(nn.Module):
+    """Three linear layers that read one input."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.out = nn.Linear(8, 12), nn.Linear(12, 4)
+        self.query, self.key, self.value = (nn.Linear(12, 12) for _ in range(3))
+
+    def forward(self, x):
+        x = self.first(x).tanh()
+        return self.out(self.query(x).tanh() * self.key(x) + self.value(x))
+
+
+def shared_input():
+    made = torch.Generator().manual_seed(1)
+    batches = [
+        (torch.randn(6, 8, generator=made), torch.randint(0, 4, (6,), generator=made))
+        for _ in range(STEPS)
+    ]
+    model = Heads()
+    update, names = sgd(model), ("first", "query", "key", "value")
+    choices = {f"{n}.{p}": "factors" for n in names for p in ("weight", "bias")}
+    sync = synchronize(model, update, choices=choices, shares=[4, 2])
+    gathered = []
+    for x, y in batches:
+        update.zero_grad()
+        nn.functional.cross_entropy(model(part(x, [4, 2])), part(y, [4, 2])).backward()
+        gathered.append((len(sync.factors._inputs), len(sync.factors._sent)))
+        update.step()
+    return off(model, alone(Heads, batches)), gathered
+
+
+def test_an_input_that_several_layers_read_is_gathered_once():
+    for far, gathered in on_ranks(2, shared_input):
+        assert far <= CLOSE
+        assert gathered == [(2, 4)] * STEPS
+
+
 def refused(choices=None, layout=None, shares=None):
     model = pixels()
     with pytest.raises(InputError) as error:

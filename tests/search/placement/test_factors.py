@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretell.cluster import load as machines
+from foretell.plan.group_costs import Product, gathered
 from foretell.search.placement import factors
 from foretell.search.placement.evaluate import Evaluator
 from foretell.search.placement.factors import Node, Wire, brute, closed_form, solve, value
@@ -47,9 +48,9 @@ def test_on_traffic_alone_the_program_says_what_the_closed_form_says(rows, n1, n
     ring = (ranks - 1) / ranks
     laws = np.zeros((5, 1, 3))
     laws[0, 0, 1], laws[4, 0, 1] = 2 * ring * 1e-9, ring * 1e-9
-    w = factors.Weight(0, "w", n1, n2, 1.0, n1 * n2)
-    node, wire = factors.priced(w, laws, rows, 4.0, 0.0)
-    assert (node.saved > wire.gather) == closed_form(rows, n1, n2)
+    w = Product("w", n1, n2, 1.0, n1 * n2)
+    nodes, wires = factors.program([w], laws, rows, 4.0, [0.0])
+    assert (value(nodes, wires, frozenset("w")) < 0) == closed_form(rows, n1, n2)
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +79,25 @@ def test_with_many_rows_there_are_no_factors():
 
 
 def test_bytes_of_factors_are_counted_for_all_rows(vgg):
-    w = next(w for w in factors.weights_of(vgg.workload, vgg.groups) if w.name == "head/fc2")
+    found = factors.weights_of(vgg.workload, vgg.groups)
+    g, w = next((g, w) for g, w in found if w.name == "head/fc2")
     assert (w.n1, w.n2) == (25088, 4096)
-    assert vgg.tables.factors[0, w.group] >= 4 * (w.n1 + w.n2)
+    assert vgg.tables.factors[0, g] >= 4 * (w.n1 + w.n2)
+
+
+def test_an_input_that_several_matmuls_read_is_gathered_once():
+    bert = problem(load("bert:batch=1,seq=128"), machines("heterog-8"))
+    q, k, v = (
+        w
+        for _, w in factors.weights_of(bert.workload, bert.groups)
+        if w.name in {f"block.0/{name}" for name in ("query", "key", "value")}
+    )
+    assert q.source == k.source == v.source == "block.0/query"
+    assert gathered([q, k, v]) == q.rows * (q.n1 + q.n2 + k.n2 + v.n2)
+    laws = np.zeros((5, 1, 3))
+    laws[0, 0, 1], laws[4, 0, 1] = 2e-9, 1e-9
+    least = 2 * q.n1 * q.n2 / (q.n1 + q.n2)  # rows at which one of them alone breaks even
+    batch = 1.2 * least / q.rows
+    for some, sent in (([q], 0), ([q, k, v], 3)):
+        nodes, wires = factors.program(some, laws, batch, 4.0, [0.0] * len(some))
+        assert len(solve(nodes, wires)) == len(brute(nodes, wires)) == sent

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from foretell.errors import InputError
-from foretell.pytorch.deploy.factors import add_gradient, packed
+from foretell.pytorch.deploy.factors import add_gradient
 from foretell.pytorch.deploy.units import layers
 from foretell.pytorch.ranks.worker import core_seconds, worked
 from foretell_lab.emulation import models
@@ -138,16 +138,14 @@ def _factors(made: Any, kind: models.Model, samples: int, steps: int) -> dict[st
         x = torch.randn(max(1, round(samples * each)), module.in_features)
         g = torch.randn(len(x), module.out_features)
         packing = [
-            core_seconds(lambda x=x, g=g: torch.cat([packed(x, g, 0.5)])) for _ in range(steps)
+            core_seconds(lambda x=x, g=g: (torch.cat([x]), torch.cat([g * 0.5])))
+            for _ in range(steps)
         ]
         multiplying = []
         for _ in range(steps):
             made.zero_grad()  # there is no gradient yet that it would be added to
-            multiplying.append(
-                core_seconds(lambda m=module, x=x, g=g: add_gradient(m, packed(x, g, 0.5)))
-            )
-        both = median(multiplying)
-        found[name] = [median(packing) / len(x), max(both - median(packing), 0.0) / len(x)]
+            multiplying.append(core_seconds(lambda m=module, x=x, g=g: add_gradient(m, x, g)))
+        found[name] = [median(packing) / len(x), median(multiplying) / len(x)]
     made.zero_grad()
     return found
 

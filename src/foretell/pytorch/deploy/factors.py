@@ -2,16 +2,17 @@
 
     ∂L/∂W = Gᵀ X         G: batch × out, X: batch × in
 
-Where batch · (in + out) is less than in · out, gathering [X | G] from all ranks moves less than
-reducing the product. The product over all rows, each rank's weighted by its share of the batch, is
-the gradient that data parallel would have. A 1×1 convolution is a linear layer over its pixels.
+Where batch · (in + out) is less than in · out, gathering X and G from all ranks moves less than
+reducing the product; an X that several layers read (query, key and value) is gathered once. The
+product over all rows, each rank's weighted by its share of the batch, is the gradient that data
+parallel would have. A 1×1 convolution is a linear layer over its pixels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -46,8 +47,9 @@ class Factors:
         self.shares = [s / sum(shares) for s in shares]
         self.weight = self.shares[rank] if weight is None else weight
         self.is_syncing = True
-        self._kept: dict[str, list[Tensor]] = {name: [] for name in modules}
-        self._sent: list[tuple[str, Any, Tensor]] = []
+        self._kept: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in modules}
+        self._sent: list[tuple[str, _Gathered, _Gathered]] = []
+        self._inputs: dict[object, tuple[list[Tensor], _Gathered]] = {}  # kept alive
         for name, module in modules.items():
             module.forward = self._forward(name, module)
 
@@ -69,15 +71,16 @@ class Factors:
         """Send what was kept, layer by layer as they are named: the same order on every rank."""
         for name, kept in self._kept.items():
             if kept:
-                self._send(name, torch.cat(kept))
-                self._kept[name] = []
+                self._send(name)
 
     def finish(self) -> None:
         """Wait for the factors of all ranks and multiply them."""
-        for name, work, rows in self._sent:
-            work.wait()
-            add_gradient(self.modules[name], rows)
+        for name, x, g in self._sent:
+            for one in (x, g):
+                one.work.wait()
+            add_gradient(self.modules[name], x.rows, g.rows)
         self._sent.clear()
+        self._inputs.clear()
 
     def _forward(self, name: str, module: Module) -> Any:
         is_conv = isinstance(module, torch.nn.Conv2d)
@@ -91,19 +94,33 @@ class Factors:
 
     def _take(self, name: str, x: Tensor, g: Tensor) -> None:
         """One backward of one layer: send its factors, and those kept before it."""
-        self._kept[name].append(packed(x, g, self.weight))
+        self._kept[name].append((x.detach(), rows_of(g) * self.weight))
         if self.is_syncing:
-            mine = torch.cat(self._kept[name])
-            self._kept[name] = []
-            self._send(name, mine)
+            self._send(name)
 
-    def _send(self, name: str, mine: Tensor) -> None:
+    def _send(self, name: str) -> None:
+        kept, self._kept[name] = self._kept[name], []
+        inputs = [x for x, _ in kept]
+        read = tuple((x.data_ptr(), x.shape, x.stride(), x.dtype) for x in inputs)
+        if read not in self._inputs:
+            self._inputs[read] = inputs, self._gathered([rows_of(x) for x in inputs])
+        gradients = self._gathered([g for _, g in kept])
+        self._sent.append((name, self._inputs[read][1], gradients))
+
+    def _gathered(self, parts: list[Tensor]) -> _Gathered:
         # Rows follow shares; a rank with fewer sends zeros behind them, which add nothing.
+        mine = torch.cat(parts)
         most = round(len(mine) * max(self.shares) / self.shares[self.rank])
         padded = F.pad(mine, (0, 0, 0, most - len(mine))).contiguous()
         rows = padded.new_empty((len(self.shares) * most, padded.shape[1]))
-        work = _gather(rows, padded, group=self.group, async_op=True)
-        self._sent.append((name, work, rows))
+        return _Gathered(_gather(rows, padded, group=self.group, async_op=True), rows)
+
+
+class _Gathered(NamedTuple):
+    """Rows of all ranks on their way."""
+
+    work: Any
+    rows: Tensor
 
 
 class _Linear(torch.autograd.Function):  # type: ignore[misc]
@@ -146,20 +163,18 @@ def _pixels(x: Tensor, conv: Module) -> Tensor:
     return x[:, :, ::down, ::across].movedim(1, -1)
 
 
-def packed(x: Tensor, g: Tensor, weight: float) -> Tensor:
-    """The factors of one backward as rows [x | weight · g]."""
-    rows = torch.cat([x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])], 1)
-    rows[:, x.shape[-1] :] *= weight
-    return rows
+def rows_of(x: Tensor) -> Tensor:
+    """Samples and tokens of a tensor as rows."""
+    return x.reshape(-1, x.shape[-1])
 
 
-def add_gradient(module: Module, rows: Tensor) -> None:
+def add_gradient(module: Module, x: Tensor, g: Tensor) -> None:
     """Multiply the factors of all ranks, and add that to a layer's gradients."""
-    width = module.weight[0].numel()
-    x, g = rows[:, :width], rows[:, width:]
-    _add(module.weight, (g.t() @ x).view_as(module.weight))
+    common = torch.promote_types(x.dtype, g.dtype)
+    product = g.to(common).t() @ x.to(common)
+    _add(module.weight, product.to(module.weight.dtype).view_as(module.weight))
     if module.bias is not None:
-        _add(module.bias, g.sum(0))
+        _add(module.bias, g.sum(0).to(module.bias.dtype))
 
 
 def _add(parameter: Tensor, gradient: Tensor) -> None:

@@ -1,8 +1,9 @@
 """Sufficient factors: where sending what a gradient is the product of beats sending the gradient.
 
-The weight gradient of a matmul is G = Aᵀ E with A (rows × N₁) and E (rows × N₂). Ranks that
-gather A and E make the gradient of the whole batch themselves and need no all-reduce. In seconds
-of one rank of M, R rows in all, the program chooses (→ `solve`)
+The weight gradient of a matmul is G = Aᵀ E with A (rows × N₁) and E (rows × N₂). Matmuls that read
+one input (query, key and value) share A, which is then gathered once. Ranks that gather A and E
+make the gradient of the whole batch themselves and need no all-reduce. In seconds of one rank of M,
+R rows in all, the program chooses (→ `solve`)
 
     min  Σᵢ again_i·x_i + Σₜ gather_t·b_t − Σ_g reduce_g·x_g
     b_t ≥ x_j − x_i      tensor t is gathered where its consumer j has all rows and its maker i not
@@ -16,6 +17,7 @@ R·(N₁ + N₂) < 2·N₁·N₂ (→ `closed_form`): all-gather moves (M−1)/M
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from itertools import product as every
 from typing import Any, NamedTuple
 
@@ -24,10 +26,11 @@ import numpy.typing as npt
 
 from foretell.cost import kernel
 from foretell.errors import UnmodelledError
+from foretell.plan.group_costs import Product, gathered, products, sharing
 from foretell.search.placement.fleet import Fleet
 from foretell.search.placement.group import Group
 from foretell.search.placement.laws import law
-from foretell.workload import Op, Workload
+from foretell.workload import Workload
 
 Array = npt.NDArray[np.float64]
 ALL_REDUCE, ALL_GATHER = 0, 4  # rows of `laws.OPS`
@@ -106,40 +109,14 @@ def brute(nodes: list[Node], wires: list[Wire]) -> frozenset[str]:
     return min(choices, key=lambda c: (round(value(nodes, wires, c) * NANO), len(c), sorted(c)))
 
 
-class Weight(NamedTuple):
-    """A product with a weight: its sizes, and where it stands."""
-
-    group: int
-    name: str
-    n1: float
-    n2: float
-    rows: float  # of one sample
-    elements: float  # of weight and bias
-
-
-def weights_of(workload: Workload, groups: tuple[Group, ...]) -> list[Weight]:
-    """Every product whose gradient has factors, group by group; tied ones have none."""
-    again = {name for pair in workload.tied for name in pair}
-    found = []
-    for g, group in enumerate(groups):
-        for unit in group.units:
-            layer = workload.layers[unit.layer]
-            for op in layer.works():
-                tied = any(f"{layer.name}/{w.name}" in again for w in op.weights)
-                if _has_factors(op) and not tied:
-                    found.append(_weight(g, unit.name, op))
-    return found
-
-
-def _has_factors(op: Op) -> bool:
-    return op.kind == "matmul" and bool(op.weights) and not op.when.startswith("fused")
-
-
-def _weight(group: int, unit: str, op: Op) -> Weight:
-    size = sum(float(np.asarray(w.elements(op.dims))) for w in op.weights)
-    rows = float(op.dims.get("tokens", 1.0))
-    n1, n2 = float(op.dims["in"]), float(op.dims["out"])
-    return Weight(group, f"{unit}/{op.name}", n1, n2, rows, size)
+def weights_of(workload: Workload, groups: tuple[Group, ...]) -> list[tuple[int, Product]]:
+    """Every product whose gradient has factors, with its group; tied ones have none."""
+    return [
+        (g, product)
+        for g, group in enumerate(groups)
+        for unit in group.units
+        for product in products(workload, unit)
+    ]
 
 
 class Sent(NamedTuple):
@@ -165,32 +142,65 @@ def tabled(
     sent, saved = np.zeros((count, len(groups))), np.zeros((count, len(groups)))
     product = np.zeros((len(machines.kinds), len(groups), batch + 1))
     ops: dict[tuple[int, int], tuple[str, ...]] = {}
-    every_one = weights_of(workload, groups)
-    ever: set[str] = set()
+    weights = weights_of(workload, groups)
+    group_of = {w.name: g for g, w in weights}
     for s in range(count):
-        for w in every_one:
-            node, wire = priced(w, laws[s], batch, grad, 0.0)
-            if len(machines.ranks(s)) > 1 and node.saved > wire.gather:
-                sent[s, w.group] += w.rows * (w.n1 + w.n2) * grad
-                saved[s, w.group] += w.elements * grad
-                ops[s, w.group] = (*ops.get((s, w.group), ()), w.name)
-                ever.add(w.name)
+        alone = len(machines.ranks(s)) < 2
+        chosen = [] if alone else _paying([w for _, w in weights], laws[s], batch, grad)
+        for g, some in groupby(chosen, key=lambda w: group_of[w.name]):
+            mine = list(some)
+            sent[s, g] = gathered(mine) * grad
+            saved[s, g] = sum(w.elements for w in mine) * grad
+            ops[s, g] = tuple(w.name for w in mine)
+    ever = {name for names in ops.values() for name in names}
     for k, device in enumerate(machines.kinds):
-        for w in every_one:
+        for g, w in weights:
             if w.name in ever:
-                product[k, w.group] += _filled(gradient_seconds(device, w, sizes), sizes, batch)
+                product[k, g] += _filled(gradient_seconds(device, w, sizes), sizes, batch)
     return Sent(sent, saved, product, ops)
 
 
-def priced(w: Weight, laws: Array, batch: float, grad: float, again: float) -> tuple[Node, Wire]:
-    """One gradient as a node and its factors as a wire, on the links of one set."""
-    sent = batch * w.rows * (w.n1 + w.n2) * grad
-    reduce = float(law(laws[ALL_REDUCE], np.array([w.elements * grad]))[0])
-    gather = float(law(laws[ALL_GATHER], np.array([sent]))[0])
-    return Node(w.name, again, reduce), Wire(f"factors of {w.name}", (w.name,), gather)
+def _paying(weights: list[Product], laws: Array, batch: float, grad: float) -> list[Product]:
+    """Weights whose factors take less than their gradients; those of one input together."""
+    known: dict[object, tuple[int, ...]] = {}
+    found = []
+    for some in sharing(weights):
+        sizes = tuple((w.n1, w.n2, w.rows, w.elements) for w in some)
+        if sizes not in known:
+            best = brute(*program(some, laws, batch, grad, [0.0] * len(some)))
+            known[sizes] = tuple(i for i, w in enumerate(some) if w.name in best)
+        found += [some[i] for i in known[sizes]]
+    return found
 
 
-def gradient_seconds(device: Any, w: Weight, sizes: Array) -> Array:
+def program(
+    weights: list[Product], laws: Array, batch: float, grad: float, again: list[float]
+) -> tuple[list[Node], list[Wire]]:
+    """Gradients as nodes on the links of one set, what they are products of as wires.
+
+    An input that several read is one wire; output gradients are one each.
+    """
+
+    def seconds(op: int, numbers: float) -> float:
+        return float(law(laws[op], np.array([numbers * grad]))[0])
+
+    wires = [
+        Wire(f"input of {some[0].name}", tuple(w.name for w in some),
+             seconds(ALL_GATHER, batch * some[0].rows * some[0].n1))
+        for some in sharing(weights)
+    ]  # fmt: skip
+    wires += [
+        Wire(f"output gradient of {w.name}", (w.name,), seconds(ALL_GATHER, batch * w.rows * w.n2))
+        for w in weights
+    ]
+    nodes = [
+        Node(w.name, more, seconds(ALL_REDUCE, w.elements))
+        for w, more in zip(weights, again, strict=True)
+    ]
+    return [*nodes, *(Node(wire.source, 0.0, fixed=True) for wire in wires)], wires
+
+
+def gradient_seconds(device: Any, w: Product, sizes: Array) -> Array:
     """Seconds of a weight gradient over some numbers of samples."""
     shape = {"b": 1.0, "m": w.n2, "n": w.n1, "k": sizes * w.rows, "ta": 1.0, "tb": 0.0}
     flat = {key: np.broadcast_to(np.asarray(v, float), sizes.shape) for key, v in shape.items()}
@@ -219,9 +229,9 @@ def refined(problem: Any, placement: Any) -> tuple[Any, Any]:
     sizes: Array = np.unique(np.round(np.geomspace(1, t.batch, 24))).astype(np.float64)
     for g, names in chosen.items():
         s = actions[g].devices
-        mine = [w for w in weights_of(problem.workload, problem.groups) if w.name in names]
+        mine = [w for _, w in weights_of(problem.workload, problem.groups) if w.name in names]
         grad = t.gradient[g] / max(_elements(problem, g), 1.0)
-        bytes_[s, g] = sum(w.rows * (w.n1 + w.n2) * grad for w in mine)
+        bytes_[s, g] = gathered(mine) * grad
         rest[s, g] = t.gradient[g] - sum(w.elements * grad for w in mine)
         for k, device in enumerate(problem.fleet.kinds):
             product[k, g] = 0.0
@@ -248,17 +258,18 @@ def _chosen(problem: Any, placement: Any) -> dict[int, frozenset[str]]:
     nodes: list[Node] = []
     wires: list[Wire] = []
     of: dict[str, int] = {}
-    for w in weights_of(problem.workload, problem.groups):
-        action = placement.actions[w.group]
-        if action.way not in (0, 3) or t.size[action.devices] < 2:
+    weights = weights_of(problem.workload, problem.groups)
+    for g, action in enumerate(placement.actions):
+        mine = [w for where, w in weights if where == g]
+        if not mine or action.way not in (0, 3) or t.size[action.devices] < 2:
             continue
-        grad = t.gradient[w.group] / max(_elements(problem, w.group), 1.0)
+        grad = t.gradient[g] / max(_elements(problem, g), 1.0)
         slow = max(t.kind[c] for c in problem.fleet.sets[action.devices])
-        whole = np.array([t.batch / t.size[action.devices], float(t.batch)])
-        took = gradient_seconds(problem.fleet.kinds[slow], w, whole)
-        node, wire = priced(w, t.laws[action.devices], t.batch, grad, float(took[1] - took[0]))
-        nodes += [node, Node(wire.source, 0.0, fixed=True)]
-        wires.append(wire)
-        of[w.name] = w.group
+        own = np.array([t.batch / t.size[action.devices], float(t.batch)])
+        took = [gradient_seconds(problem.fleet.kinds[slow], w, own) for w in mine]
+        again = [float(seconds[1] - seconds[0]) for seconds in took]
+        more = program(mine, t.laws[action.devices], t.batch, grad, again)
+        nodes, wires = nodes + more[0], wires + more[1]
+        of |= {w.name: g for w in mine}
     sent = solve(nodes, wires) if nodes else frozenset()
     return {g: frozenset(n for n in sent if of.get(n) == g) for g in sorted(set(of.values()))}
