@@ -1,21 +1,22 @@
 """Measure how models really run on this GPU: the plain step, one change at a time, and a trace.
 
-    python benchmarks/measure_variants.py OUT [MODEL…]
+    python benchmarks/measure_variants.py OUT [MODEL…] [--only VARIANT,…] [--ahead N]
 
 For every model it writes OUT/MODEL.base.json.gz and OUT/MODEL.amp_bf16.json.gz (Kineto traces of
 one step) and, to OUT/truth.json, the un-profiled time and peak memory of each variant: what
 `foretell validate --whatif` holds its answers against. Every variant runs in a process of its own,
-so that its peak is its own and no profiler has been near it; one at a time is on the GPU. Needs
-torch with CUDA, torchvision and transformers; weights are random.
+so that its peak is its own and no profiler has been near it; one at a time is on the GPU. Processes
+that get ready meanwhile (`--ahead`) save time and cost the host of the one that is timed or traced
+some of its speed. Needs torch with CUDA, torchvision and transformers; weights are random.
 """
 
+import argparse
 import contextlib
 import importlib
 import json
 import multiprocessing
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,10 +30,10 @@ from torch.utils.checkpoint import checkpoint
 from variant_models import KINDS, MODELS
 
 STEPS, WARM = 12, 4
-AHEAD = 4  # processes that make their model ready while another is on the GPU
 COMPILERS = 16  # that compile at once
 LIMIT = 540.0  # seconds after which no further variant starts
 ALL = MODELS | KINDS
+TRACED = ("base", "amp_bf16")
 
 
 @dataclass(frozen=True)
@@ -233,9 +234,9 @@ class Crew:
     def left(self) -> float:
         return LIMIT - (time.time() - self.begin)
 
-    def compiled(self, names: list[str]) -> None:
+    def compiled(self, names: list[str], variants: list[Variant]) -> None:
         """Everything that compiles: all compile at once, then one after another is timed."""
-        jobs = [(name, v) for v in VARIANTS if v.compile for name in names]
+        jobs = [(name, v) for v in variants for name in names]
         for name, variant in jobs:
             while self._compiling() >= COMPILERS:
                 time.sleep(0.05)
@@ -254,20 +255,26 @@ class Crew:
 
 
 def main() -> None:
-    out, names = Path(sys.argv[1]), sys.argv[2:] or list(ALL)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("models", nargs="*", default=list(ALL))
+    parser.add_argument("--only", default="")
+    parser.add_argument("--ahead", type=int, default=0)
+    given = parser.parse_args()
+    out, names = given.out, given.models
+    only = set(filter(None, given.only.split(","))) or {v.name for v in VARIANTS}
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     for module in ("torchvision", "transformers"):
         importlib.import_module(module)
     crew = Crew(out)
-    crew.compiled(names)
-    plain = [v for v in VARIANTS if not v.compile]
-    traces = [(name, v, True) for v in VARIANTS[:3:2] for name in names]
-    jobs = [(name, plain[0], False) for name in names] + traces
-    jobs += [(name, v, False) for v in plain[1:] for name in names]
+    crew.compiled(names, [v for v in VARIANTS if v.compile and v.name in only])
+    plain = [v for v in VARIANTS if not v.compile and v.name in only]
+    traces = [(name, v, True) for v in plain if v.name in TRACED for name in names]
+    jobs = traces + [(name, v, False) for v in plain for name in names]
     for name, variant, is_trace in jobs:
         if (variant.channels_last and not ALL[name].is_image) or crew.left() < 0:
             continue
-        crew.wait(AHEAD)
+        crew.wait(given.ahead)
         crew.start(name, variant, is_trace=is_trace)
     crew.wait(0)
     rows = [json.loads(path.read_text()) for path in sorted(crew.rows.glob("*.json"))]

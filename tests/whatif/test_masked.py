@@ -53,8 +53,13 @@ def test_a_causal_flag_becomes_a_mask_on_all_scores():
 
 @pytest.mark.parametrize(
     ("shape", "words"),
-    [(call(scale="-"), True), (call(mask="32x1x128x128"), True), (call(), False)],
-    ids=["PyTorch's own layers", "a mask already", "no words"],
+    [
+        (call(scale="-"), True),
+        (call(mask="32x1x128x128"), True),
+        (call(), False),
+        (call().replace(SIDES, "32x12x1500x64"), True),
+    ],
+    ids=["PyTorch's own layers", "a mask already", "no words", "sounds beside words"],
 )
 def test_others_stay_as_they_are(shape, words):
     assert captured(shape, words=words) == (3, pytest.approx(1e-5))

@@ -6,6 +6,7 @@ import pytest
 from foretell.graph.columns import Dtype, Kind
 from foretell.whatif import DoesNotApply, Setting, parse
 from foretell.whatif.autocast import runs
+from foretell.whatif.table_lookup import sort_of
 from tests.whatif.traced import Step, attention, convnet
 
 NOTHING = Setting()
@@ -157,3 +158,64 @@ def test_the_optimizer_is_not_compiled():
     after = apply("compile", s.graph())
     assert len(after.select(kind="kernel", phase="update")) == 4
     assert len(after.select(kind="host", phase="update", op="cudaLaunchKernel")) == 4
+
+
+TURNED = (
+    "in=256x512x4x4+512x256x4x4+-+-+-+-+-+-+-+-,types=float+float+ScalarList+ScalarList+ScalarList"
+    "+ScalarList+Scalar+Scalar+Scalar+Scalar,args=-+-+1x1+0x0+2x2+1x1+1+False+False+False"
+)
+
+
+@pytest.mark.parametrize("spec", ["tf32", "amp", "batch:times=2", "compile"])
+def test_a_transposed_convolution_in_cudnns_order(spec):
+    """cuDNN's own order: padding, padding of the output, stride, dilation, groups."""
+    s = Step()
+    s.op("convolution", TURNED)
+    s.op(
+        "native_batch_norm", "in=256x256x8x8+256+256+256+256+-+-+-,types=" + "+".join(["float"] * 5)
+    )
+    s.phase = "backward"
+    linear(s, 4096, 256, 256, bias=False)
+    after = apply(spec, s.graph())
+    assert np.isfinite(after.seconds).all()
+    sort = sort_of("convolution", TURNED, 2, np.zeros(1, np.int64))
+    assert sort.rows == (("convt2d", "forward"),)
+    assert sort.sizes["stride"] == 2
+    assert sort.sizes["groups"] == 1
+
+
+@pytest.mark.parametrize(
+    ("dims", "sides"), [("64x1024x2048", (1, 2048)), ("64x1024", (1, 1)), ("8x64x4x7x5", (28, 5))]
+)
+def test_a_batch_norm_has_the_sides_of_what_it_is_given(dims, sides):
+    sort = sort_of("native_batch_norm", f"in={dims}+8,types=float+float", 2, np.zeros(1, np.int64))
+    assert (sort.sizes["h"], sort.sizes["w"]) == sides
+
+
+def recurrent():
+    """A GRU in fp32: at each step of time it clears, multiplies and works out its gates."""
+    s = Step()
+    for _ in range(5):
+        for name in ("Memset (Device)", "sgemm_largek_lds64", "elemWiseRNNcell"):
+            kind = "copy" if name.startswith("Memset") else "kernel"
+            call = s.host("cudaLaunchKernel", name="_cudnn_rnn")
+            shape = "in=32x200x1280,types=float"
+            s.kernel("_cudnn_rnn", call, name=name, shape=shape, kind=kind)
+    return s.graph()
+
+
+@pytest.mark.parametrize("spec", ["tf32", "amp"])
+def test_tensor_cores_need_no_helpers_in_a_recurrent_layer(spec):
+    after = apply(spec, recurrent())
+    names = [after.names[int(n)] for n in after.name[after.kind != Kind.HOST]]
+    assert not any("Memset" in name for name in names)
+    assert len(after.select(kind="host", op="cudaLaunchKernel")) == 10
+
+
+def test_a_compiled_step_issues_a_library_call_once():
+    """All kernels of one operator behind the first cost what the library takes to launch them."""
+    s = Step()
+    s.op("_cudnn_rnn", "in=32x200x1280,types=float", kernels=50)
+    after = apply("compile", s.graph())
+    launches = after.select(kind="host", op="cudaLaunchKernel")
+    assert np.sort(after.seconds[launches])[:-2] == pytest.approx(5e-6)

@@ -168,10 +168,12 @@ def _conv_shape(call: Call, x: int, at: int) -> tuple[str, bool]:
     """The shape of a convolution of input `x`, whose options begin at `at`; and if transposed."""
     dims, weight = call.dims[x], call.dims[x + 1]
     if is_cudnn_order(call) and x == 0:
-        return _cudnn_shape(call), False
-    stride, pad = _pair(call.numbers(at)), _pair(call.numbers(at + 1))
-    groups = _pair(call.numbers(at + 5))
-    turned = call.values[at + 3] in ("True", "1")
+        turned = is_cudnn_transposed(call)
+        pad, stride, groups = (_pair(call.numbers(i + turned * (i > 2))) for i in (2, 3, 5))
+    else:
+        stride, pad = _pair(call.numbers(at)), _pair(call.numbers(at + 1))
+        groups = _pair(call.numbers(at + 5))
+        turned = call.values[at + 3] in ("True", "1")
     if turned:  # the gradient of the convolution that goes the other way
         grown = [(s - 1) * stride - 2 * pad + r for s, r in zip(dims[2:], weight[2:], strict=True)]
         dims = (dims[0], weight[1] * groups, *grown)
@@ -189,13 +191,9 @@ def is_cudnn_order(call: Call) -> bool:
     return len(call.dims) > 2 and not call.dims[2] and bool(call.numbers(2))
 
 
-def _cudnn_shape(call: Call) -> str:
-    """The shape of a forward convolution in cuDNN's order."""
-    pad, stride, groups = (_pair(call.numbers(i)) for i in (2, 3, 5))
-    shape = _image(call.dims[0], call.dims[1], stride, pad, groups)
-    if _is_channels_last(call, 0):
-        shape["nhwc"] = 1
-    return write(shape)
+def is_cudnn_transposed(call: Call) -> bool:
+    """Whether cuDNN's options are those of a transposed one: it pads what it is given and makes."""
+    return is_cudnn_order(call) and len(call.types) > 5 and call.types[5] == "ScalarList"
 
 
 def _is_channels_last(call: Call, i: int) -> bool:
@@ -215,10 +213,11 @@ def _conv(call: Call) -> list[Kernel]:
 def _conv_out(call: Call) -> float:
     """Elements a convolution makes."""
     x, w = call.dims[0], call.dims[1]
-    cudnn = is_cudnn_order(call)
-    stride, pad, dilation = (_pair(call.numbers(i)) for i in ((3, 2, 4) if cudnn else (3, 4, 5)))
-    if not cudnn and call.values[6] in ("True", "1"):
-        groups = _pair(call.numbers(8))
+    cudnn, turned = is_cudnn_order(call), is_cudnn_transposed(call)
+    places = (4, 2, 5) if turned else (3, 2, 4) if cudnn else (3, 4, 5)
+    stride, pad, dilation = (_pair(call.numbers(i)) for i in places)
+    if turned or (not cudnn and call.values[6] in ("True", "1")):
+        groups = _pair(call.numbers(6 if turned else 8))
         sides = [(s - 1) * stride - 2 * pad + r for s, r in zip(x[2:], w[2:], strict=True)]
         return float(x[0] * w[1] * groups * math.prod(sides))
     sides = [

@@ -37,7 +37,15 @@ from foretell.whatif.kernel_request import first_input
 from foretell.whatif.machine import check_format, device_of
 from foretell.whatif.memory_effect import lists_memory, narrowed
 from foretell.whatif.parameters import CAST_WEIGHT, UNSCALE
-from foretell.whatif.table_lookup import MIXED, Change, Sort, format_change, retimed, sorts_of
+from foretell.whatif.table_lookup import (
+    MIXED,
+    Change,
+    Sort,
+    format_change,
+    retimed,
+    sorts_of,
+    without_helpers,
+)
 
 WRITTEN_OUT = "isneginf"  # of the softmax that attention has for lack of a kernel
 EFFICIENT = ("_efficient_attention_forward", "_efficient_attention_backward")
@@ -195,6 +203,7 @@ class Amp(WhatIf):
         graph = narrowed(graph, np.concatenate(narrow or [np.zeros(0, np.int64)]), given)
         with graph.edit(str(self)) as edit:
             retimed(edit, graph, factors)
+            without_helpers(edit, graph)
             _cast(edit, graph, found)
             if self.dtype == "fp16":
                 _scale(edit, graph)

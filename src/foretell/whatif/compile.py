@@ -18,14 +18,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from foretell.graph.columns import Array, Kind, Phase
+from foretell.graph.columns import NONE, Array, Kind, Phase
 from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph
 from foretell.memory import change as memory
 from foretell.memory.tape import Tape
 from foretell.whatif.autocast import is_narrow
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
-from foretell.whatif.calls import USUAL, call_seconds, launch_of
+from foretell.whatif.calls import USUAL, call_seconds, launch_of, operators
 from foretell.whatif.channels_last import turned
 from foretell.whatif.table_lookup import CONVOLVES, image_layout, retimed, sorts_of
 
@@ -128,7 +128,8 @@ def _called(edit: Edit, graph: Graph, host: Array, left: Array) -> None:
     seams = np.union1d(_seams(graph, host), launches)
     gone = np.setdiff1d(host, seams)
     edit.set(seams, seconds=0.0, gap=0.0)
-    edit.set(launches, seconds=LAUNCH * call)
+    first = _is_first(graph, launches)
+    edit.set(launches, seconds=np.where(first, LAUNCH * call, _spent(graph, launches)))
     for phases in ((Phase.FORWARD, Phase.LOSS), (Phase.BACKWARD,)):
         mine = launches[np.isin(graph.phase[launches], phases)]
         if len(mine):
@@ -137,6 +138,21 @@ def _called(edit: Edit, graph: Graph, host: Array, left: Array) -> None:
     last = host[np.argmax(graph.order[host])]
     edit.set(np.array([last]), seconds=_handed_back(graph) * call)
     edit.remove(gone)
+
+
+def _spent(graph: Graph, tasks: Array) -> Array:
+    found: Array = graph.seconds[tasks] + graph.gap[tasks]
+    return found
+
+
+def _is_first(graph: Graph, launches: Array) -> Array:
+    """Whether a launch is the first of its operator: a library issues the others by itself."""
+    number = operators(graph)[launches]
+    order = np.argsort(graph.order[launches], kind="stable")
+    found = np.zeros(len(launches), bool)
+    found[order[np.unique(number[order], return_index=True)[1]]] = True
+    found |= number == NONE
+    return found
 
 
 def _call(graph: Graph) -> float:

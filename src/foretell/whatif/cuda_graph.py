@@ -9,8 +9,9 @@ attention a mask then (src/transformers/masking_utils.py, release 5):
                   attention is written out: matmuls in fp32, and a pass over the scores for each
                   of what lies between them
 
-A trace does not name libraries. This one is recognised by attention on words that has a scale and
-no mask: PyTorch's own layers leave the scale to the kernel.
+A trace does not name libraries. This one is recognised by attention whose keys are words (as many
+as some table was asked for) and that has a scale and no mask: PyTorch's own layers leave the scale
+to the kernel.
 """
 
 from __future__ import annotations
@@ -92,24 +93,33 @@ def _unmasked(graph: Graph, rank: int) -> list[Array]:
     numbers = [k for k in map(graph.names.number, PLACES) if k >= 0]
     line = kernels_of(graph, rank) if numbers else np.zeros(0, np.int64)
     place = np.flatnonzero(np.isin(graph.op[line], numbers))
-    if not len(place) or not _has_words(graph, line):
+    words = _words(graph, line) if len(place) else set()
+    if not words:
         return []
     mine = line[place]
     same = (graph.op[mine[1:]] == graph.op[mine[:-1]]) & (np.diff(place) == 1)
     same &= graph.shape[mine[1:]] == graph.shape[mine[:-1]]
     calls = np.split(mine, np.flatnonzero(~same) + 1)
-    return [call for call in calls if _is_bare(graph, int(call[0]))]
+    return [call for call in calls if _is_bare(graph, int(call[0]), words)]
 
 
-def _has_words(graph: Graph, line: Array) -> bool:
-    return any(graph.names[int(k)].startswith(WORDS) for k in np.unique(graph.op[line]))
+def _words(graph: Graph, line: Array) -> set[int]:
+    """How many words tables were asked for, of each that was."""
+    tables = [k for k in np.unique(graph.op[line]) if graph.names[int(k)].startswith(WORDS)]
+    mine = line[np.isin(graph.op[line], tables)]
+    calls = {(int(graph.op[k]), int(graph.shape[k])) for k in mine}
+    asked = [read(graph.names[op], graph.names[shape]) for op, shape in calls]
+    return {call.size(1) for call in asked if len(call.dims) > 1 and call.dims[1]}
 
 
-def _is_bare(graph: Graph, task: int) -> bool:
-    """Whether a call was given a scale and no mask."""
+def _is_bare(graph: Graph, task: int, words: set[int]) -> bool:
+    """Whether a call on words was given a scale and no mask."""
     op = graph.text_of("op", task)
     call = read(op, graph.text_of("shape", task))
     mask, scale = PLACES[op]
+    keys = call.dims[2 if op.endswith("backward") else 1]
+    if keys[0] * keys[2 if "cudnn" in op else 1] not in words:
+        return False
     has_scale = scale < len(call.values) and call.values[scale] not in ("", "-")
     return has_scale and (mask is None or not call.dims[mask])
 

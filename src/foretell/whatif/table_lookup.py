@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foretell import portable
-from foretell.cost.aten import Call, is_call, is_cudnn_order, read
+from foretell.cost.aten import Call, is_call, is_cudnn_order, is_cudnn_transposed, read
 from foretell.cost.ratios import Times, Way, ratios, times
 from foretell.graph.columns import NONE, Array, Kind, Phase
 from foretell.graph.edit import Edit
@@ -197,7 +197,8 @@ def _convolution_row(op: str, call: Call) -> tuple[tuple[tuple[str, str], ...], 
     x, at = (1, 4) if is_back else (0, 3)
     image, weight = call.dims[x], call.dims[x + 1]
     turned = at + 3 < len(call.values) and call.values[at + 3] == "True" and call.dims[x] != ()
-    turned = turned and (is_back or not is_cudnn_order(call))
+    if not is_back and is_cudnn_order(call):
+        turned = is_cudnn_transposed(call)
     groups = 1 if turned else max(1, image[1] // max(1, weight[1]))
     stride = stride_of(call, at)
     name = "conv3d" if len(image) == 5 else "convt2d" if turned else "conv2d"
@@ -218,9 +219,9 @@ def stride_of(call: Call, at: int) -> int:
     lists = [i for i, kind in enumerate(call.types) if kind == "ScalarList"]
     behind = [i for i in lists if i >= at]
     if lists and lists[0] < at and at == 3:  # no bias between weight and lists: a backend's own
-        behind = lists[1:]
+        behind = lists[2 if is_cudnn_transposed(call) else 1 :]
     numbers = call.numbers(behind[0]) if behind else ()
-    return numbers[-1] if numbers else 1
+    return max(1, numbers[-1]) if numbers else 1
 
 
 def _attention_row(op: str, call: Call) -> tuple[tuple[tuple[str, str], ...], dict[str, float]]:
@@ -242,8 +243,9 @@ def _number(text: str) -> float:
 
 def _sizes(op: str, call: Call, n: float) -> dict[str, float]:
     dims = call.dims[call.tensors()[0]]
-    if op in IMAGES and len(dims) >= 3:
-        return {"n": dims[0], "c": dims[1], "h": dims[2], "w": dims[-1]}
+    if op in IMAGES and len(dims) >= 2:
+        sides = dims[2:] or (1,)
+        return {"n": dims[0], "c": dims[1], "h": math.prod(sides[:-1]), "w": sides[-1]}
     if op in BY_ROW and dims:
         return {"m": n / dims[-1], "n": dims[-1]}
     return {"n": n}
@@ -388,6 +390,22 @@ def layout_of(graph: Graph, sort: Sort) -> str:
     if any("nhwc" in name for name in names) and not any("nchw" in name for name in names):
         return "nhwc"
     return image_layout(graph)
+
+
+# What a matmul of a recurrent layer in fp32 needs beside it at every step of time, cleared or added
+# up by kernels of its own; tensor cores do it in one (cuDNN 9 on an H200, a GRU and an LSTM).
+_HELPERS = re.compile(r"memset|scal_kernel|splitkreduce", re.IGNORECASE)
+
+
+def without_helpers(edit: Edit, graph: Graph) -> None:
+    """Drop what recurrent layers in fp32 launch beside their matmuls."""
+    codes = [int(k) for k in np.unique(graph.op) if graph.names[int(k)].startswith("_cudnn_rnn")]
+    mine = np.isin(graph.op, codes) & np.isin(graph.kind, (Kind.KERNEL, Kind.COPY))
+    named = np.array([bool(_HELPERS.search(graph.names[int(n)])) for n in graph.name[mine]], bool)
+    gone = np.flatnonzero(mine)[named]
+    launches = launch_of(graph, gone)
+    edit.remove(gone)
+    edit.remove(np.unique(launches[launches != NONE]))
 
 
 def retimed(edit: Edit, graph: Graph, changes: list[Change]) -> None:

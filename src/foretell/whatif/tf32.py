@@ -13,7 +13,14 @@ from foretell.memory import change as memory
 from foretell.memory.tape import Tape
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.machine import check_format
-from foretell.whatif.table_lookup import Change, Sort, format_change, retimed, sorts_of
+from foretell.whatif.table_lookup import (
+    Change,
+    Sort,
+    format_change,
+    retimed,
+    sorts_of,
+    without_helpers,
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,7 @@ class Tf32(WhatIf):
             raise DoesNotApply("the step has no product of fp32 numbers that TF32 would change")
         with graph.edit(str(self)) as edit:
             retimed(edit, graph, changes)
+            without_helpers(edit, graph)
         return edit.graph
 
     def hold(self, tape: Tape) -> Tape:
