@@ -18,16 +18,23 @@ from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
 from foretell import portable
 
 PLAIN = " ".join(name for name in __cpu_dispatch__ if __cpu_features__.get(name))
-MACHINES = {
-    "haswell": {"OPENBLAS_CORETYPE": "Haswell", "OPENBLAS_NUM_THREADS": "2", "HASH": "1"},
-    "nehalem": {"OPENBLAS_CORETYPE": "Nehalem", "OPENBLAS_NUM_THREADS": "1", "HASH": "2"},
-    "plain": {
-        "OPENBLAS_CORETYPE": "Prescott",
-        "NPY_DISABLE_CPU_FEATURES": PLAIN,
-        "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-FMA4,-AVX512F",
-    },
-    "slow": {"SLOWER": "100", "HASH": "3"},
+HASWELL = {"OPENBLAS_CORETYPE": "Haswell", "OPENBLAS_NUM_THREADS": "2", "HASH": "1"}
+PRESCOTT = {
+    "OPENBLAS_CORETYPE": "Prescott",
+    "OPENBLAS_NUM_THREADS": "1",
+    "NPY_DISABLE_CPU_FEATURES": PLAIN,
+    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-FMA4,-AVX512F",
+    "HASH": "3",
 }
+MACHINES = {
+    "haswell": HASWELL,
+    "plain and slow": PRESCOTT | {"SLOWER": "100"},
+    "plain": PRESCOTT,
+    "slow": {"SLOWER": "100"},
+    "nehalem": {"OPENBLAS_CORETYPE": "Nehalem", "OPENBLAS_NUM_THREADS": "1", "HASH": "2"},
+}
+FAST = ("haswell", "plain and slow")  # the others tell which of these differs
+EACH = [m if m in FAST else pytest.param(m, marks=pytest.mark.slow) for m in MACHINES]
 
 ASKED = """
 import json, os, time
@@ -71,7 +78,7 @@ def answers(machine="", long=""):
     return json.loads(ran.stdout)
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("machine", EACH)
 @pytest.mark.parametrize("question", ["fusion", "placement", "oracle"])
 def test_another_machine_gives_the_same_answer(question, machine):
     assert answers(machine)[question] == answers()[question]

@@ -14,7 +14,7 @@ from tests.alike import alike
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 NEEDS = {"doing": "torch", "tutorial": "torch"}  # they run scripts
-LONG = ("doing", "mixed")  # 10 seconds and more
+LONG = ("doing", "mixed", "tutorial")  # 10 seconds and more
 
 
 def module(name):

@@ -25,7 +25,8 @@ T = TypeVar("T")
 
 _LEAST_RATIO = 1 << 26  # unpacked bytes below which no ratio is suspicious
 _LONGEST_INT = 1 << 63
-_DOTTED = re.compile(rb"""(?<![\w"'-])(?:[\w"'-]+[ \t]*\.[ \t]*){100}""")  # a key of TOML
+_MOST_PARTS = 100  # of a dotted key of TOML
+_WORD = re.compile(r"""[ \t]+|"(?:[^"\\]|\\.)*(?:"|$)|'[^']*(?:'|$)|[\w-]+|.""")  # of a line of it
 
 
 @dataclass(frozen=True)
@@ -212,8 +213,8 @@ def parse_toml(text: str, where: str, *, finite: bool = True) -> dict[str, Any]:
     """The tables of a TOML text, within the limits."""
     import tomllib
 
-    if _DOTTED.search(text.encode()):  # the parser takes the square of their number
-        raise InputError(f"{where} has a key of more than a hundred parts")
+    if any(line.count(".") >= _MOST_PARTS and _has_long_key(line) for line in text.splitlines()):
+        raise InputError(f"{where} has a key of more than {_MOST_PARTS} parts")
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError:
@@ -222,6 +223,19 @@ def parse_toml(text: str, where: str, *, finite: bool = True) -> dict[str, Any]:
         said = "nested too deep" if isinstance(error, RecursionError) else str(error)
         raise InputError(f"{where} is not TOML: {said}") from None
     return checked(found, where, finite=finite)
+
+
+def _has_long_key(line: str) -> bool:
+    """Whether a line has a key of many parts: the parser takes the square of their number."""
+    parts = 0
+    for word in filter(None, map(str.strip, _WORD.findall(line))):
+        if word == ".":
+            parts += 1
+        elif len(word) == 1 and not (word.isalnum() or word in "_-"):
+            parts = 0
+        if parts >= _MOST_PARTS:
+            return True
+    return False
 
 
 def checked(value: T, where: str, *, finite: bool = True) -> T:
@@ -331,7 +345,7 @@ def free_memory() -> float:
 
 # Control bytes, and letters that turn the direction of a line or break it.
 _UNFIT = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 

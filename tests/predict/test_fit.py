@@ -18,7 +18,7 @@ from foretell.predict.fit import PART, Run, _parts, _Seen, fit
 from foretell.predict.runs import table
 from foretell.workload import load as workload
 
-MODEL = workload("resnet50")
+MODEL = workload("resnet18")
 ONE, TWO, FAR = (load(f"abci:gpus={n}") for n in (1, 4, 16))
 TRUE = Calibration(compute=1.4, beta=2.5)
 
@@ -127,14 +127,14 @@ def test_the_commands_learn_and_use_it(tmp_path):
 def left(folder, plan="dp=2", steps=((0.4, 0.5, 0.6), (0.5, 0.4, 0.6)), **more):
     """The folder of a run of two ranks."""
     folder.mkdir(exist_ok=True)
-    (folder / "run.json").write_text(json.dumps({"script": "vgg16", "plan": plan}))
+    (folder / "run.json").write_text(json.dumps({"script": "vgg11", "plan": plan}))
     for rank, took in enumerate(steps):
         found = {"steps_s": list(took), "at": rank, **more}
         (folder / f"rank-{rank}.result.json").write_text(json.dumps(found))
     return str(folder)
 
 
-FEW = workload("vgg16")
+FEW = workload("vgg11")
 WHERE = ["--on", "abci:gpus=2", "--json"]
 
 
@@ -148,7 +148,7 @@ def test_what_a_run_left_is_read(tmp_path):
     assert told["fitted_on"][0]["measured_s"] == 0.5
     assert "global_batch=64" in told["fitted_on"][0]["run"]
     assert (tmp_path / "run" / "calibration.json").exists()
-    assert "vgg on" in told["fitted_on"][0]["run"]
+    assert "vgg:depth=11 on" in told["fitted_on"][0]["run"]
     assert _ran(tmp_path / "run", "resnet50", "abci:gpus=2").workload.name == "resnet"
     without = CliRunner().invoke(fit_command, [folder])
     assert "--on" in str(without.exception)

@@ -30,9 +30,9 @@ def test_methods_are_listed():
 
 
 def test_what_was_found_before_is_not_searched_again(tmp_path):
-    first = json.loads(run("v", "-m", "3", "--json"))
-    again = json.loads(run("v", "-m", "3", "--json"))
-    fresh = json.loads(run("v", "-m", "3", "--json", "--no-cache"))
+    first = json.loads(run("v", "-m", "3", "--work", "0.5", "--json"))
+    again = json.loads(run("v", "-m", "3", "--work", "0.5", "--json"))
+    fresh = json.loads(run("v", "-m", "3", "--work", "0.5", "--json", "--no-cache"))
     assert [first["cached"], again["cached"], fresh["cached"]] == [False, True, False]
     assert first["blocks"] == again["blocks"] == fresh["blocks"]
     assert again["search_cpu_s"] == first["search_cpu_s"]

@@ -160,8 +160,9 @@ def test_recompute_is_decided_by_stage_where_memory_is_short(four):
     plan = PLAN.but(micro_batch=2, framework="megatron-core-unfused")
     short = model(workload, four, "v", plan=plan, micro_batches=8)
     assert {c.name.split()[0] for c in short.problem.choices} == {"recompute"}
+    free = short.problem.choosing(()).limited(None)
     small = replace(short, problem=short.problem.limited(
-        [0.55 * c for c in schedule(short.problem.choosing(()).limited(None), 8).peak_memory]
+        [0.55 * c for c in schedule(free, 8, work=0.5).peak_memory]
     ))  # fmt: skip
     found = solved(small, 8, work=0.3)
     assert found.taken
@@ -210,7 +211,7 @@ def test_stopping_for_messages_is_never_quicker(four):
     workload = load(SMALL)
     times = [
         schedule(
-            model(workload, four, "v", plan=PLAN, overlap=o, recompute="no").problem, 8
+            model(workload, four, "v", plan=PLAN, overlap=o, recompute="no").problem, 4, work=1
         ).makespan
         for o in ("beside", "link", "stop")
     ]

@@ -7,6 +7,7 @@ from foretell_lab.fused import data as fused_data
 from foretell_lab.validate import fused as validated
 
 
+@pytest.mark.slow
 def test_the_network_beats_the_formula_on_models_it_has_not_seen():
     data = fused_data.shipped("h200")
     kept = data.take(np.flatnonzero(data.held_out))

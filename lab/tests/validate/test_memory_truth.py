@@ -94,6 +94,7 @@ def errors(rows, key, without=()):
     return np.abs([r[key] for r in rows if not any(w in r["variant"] for w in without)])
 
 
+@pytest.mark.slow
 def test_with_the_plain_step_s_peak_given(rows):
     changed = [r for r in rows if r["variant"] != "base"]
     assert len(changed) >= 70
@@ -104,6 +105,7 @@ def test_with_the_plain_step_s_peak_given(rows):
     assert errors(changed, "error_given", without=("amp_bf16+compile",)).max() <= 0.06
 
 
+@pytest.mark.slow
 def test_from_the_trace_alone(rows):
     """Some of these processes held up to a GiB besides the step: see the decision on memory."""
     assert np.median(errors(rows, "error")) <= 0.05

@@ -51,7 +51,7 @@ def test_measured_epochs():
     [
         ("nvidia", 0.13),
         pytest.param("scaling", 0.10, marks=pytest.mark.slow),
-        ("lambda", 0.09),
+        pytest.param("lambda", 0.09, marks=pytest.mark.slow),
     ],
 )
 def test_boards_of_others(source, median):

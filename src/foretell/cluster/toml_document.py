@@ -17,6 +17,7 @@ Place = tuple[str | int, ...]  # ("node", 2, "nic"): the key `nic` of the third 
 _NAME = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
 _HEADER = re.compile(rf"\s*(\[\[?)\s*({_NAME}(?:\s*\.\s*{_NAME})*)\s*\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(rf"\s*({_NAME}(?:\s*\.\s*{_NAME})*)\s*=(.*)")
+_TOLD = 100  # problems of a file that are told; nobody mends more at once
 _AT_LINE = re.compile(r"\(at line (\d+), column \d+\)|\(at end of document\)")
 
 
@@ -41,13 +42,16 @@ class Page:
     file: str
     values: dict[str, Any]
     lines: Mapping[Place, int]
-    problems: list[Problem] = field(default_factory=list)
+    noted: dict[Problem, None] = field(default_factory=dict)
+
+    @property
+    def problems(self) -> list[Problem]:
+        """What was found, in the order it was."""
+        return list(self.noted)
 
     def note(self, place: Place, message: str, hint: str = "") -> None:
         """Remember a problem with the value at a place, once."""
-        problem = Problem(message, self.line(place), hint, self.file)
-        if problem not in self.problems:
-            self.problems.append(problem)
+        self.noted.setdefault(Problem(message, self.line(place), hint, self.file))
 
     def note_unknown(self, place: Place, what: str, name: str, known: Any) -> None:
         """Remember an unknown name, with the nearest known one."""
@@ -67,13 +71,13 @@ def parse(text: str, file: str = "") -> Page:
     """Read a TOML text; a text that is not TOML becomes a page with that one problem."""
     if not text.strip():
         hint = "a cluster file needs at least one [[node]] table; see docs/reference/clusters.md"
-        return Page(file, {}, {}, [Problem("the file is empty", 0, hint, file)])
+        return Page(file, {}, {}, {Problem("the file is empty", 0, hint, file): None})
     try:
         return Page(file, parse_toml(text, file or "the cluster", finite=False), _lines(text))
     except InputError as error:
-        return Page(file, {}, {}, [Problem(error.message, 0, error.hint, file)])
+        return Page(file, {}, {}, {Problem(error.message, 0, error.hint, file): None})
     except tomllib.TOMLDecodeError as error:
-        return Page(file, {}, {}, [_not_toml(text, str(error), file)])
+        return Page(file, {}, {}, {_not_toml(text, str(error), file): None})
 
 
 def _not_toml(text: str, error: str, file: str) -> Problem:
@@ -91,7 +95,9 @@ def fail(problems: list[Problem], file: str) -> InputError:
     first = problems[0]
     if len(problems) == 1:
         return InputError(str(first), hint=first.hint)
-    rows = "\n".join(f"  {p}" + (f" ({p.hint})" if p.hint else "") for p in in_order(problems))
+    told = in_order(problems)[:_TOLD]
+    rows = "\n".join(f"  {p}" + (f" ({p.hint})" if p.hint else "") for p in told)
+    rows += f"\n  and {len(problems) - _TOLD} more" * (len(problems) > _TOLD)
     return InputError(f"{len(problems)} problems in {file or 'the cluster'}:\n{rows}")
 
 
