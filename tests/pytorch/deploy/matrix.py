@@ -1,6 +1,6 @@
 """The matrix of models and plans: each cell trained by its plan and on one process, compared.
 
-    python -m tests.pytorch.deploy.matrix [--models mlp,gpt] [--plans TEXT …] [-n 2]
+    python -m tests.pytorch.deploy.matrix [--models mlp,gpt|usual|unusual] [--plans TEXT …] [-n 2]
 
 All cells of one number of ranks run in one process group.
 """
@@ -70,7 +70,7 @@ def cell(name, text, steps=3):
     shares = list(plan.shares) or [zoo.BATCH // plan.dp] * plan.dp
     case = Case(
         lambda: zoo.make(name), optimizer, lambda step: zoo.parts(name, shares, step),
-        zoo.MODELS[name][2],
+        zoo.EVERY[name][2],
     )  # fmt: skip
     try:
         found = verify(case, plan, steps, in_fp32=False)
@@ -118,20 +118,20 @@ def run(size, pairs, limit=1200.0):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--models", default=",".join(zoo.MODELS))
+    parser.add_argument("--models", default=",".join(zoo.EVERY))
     parser.add_argument("--plans", nargs="*")
     parser.add_argument("-n", type=int)
     parser.add_argument("--quiet", action="store_true")
     asked = parser.parse_args()
+    kinds = {"usual": zoo.MODELS, "unusual": zoo.UNUSUAL}
+    names = list(kinds.get(asked.models) or asked.models.split(","))
     total = Counter()
     began = time.time()
     for size, plans in PLANS.items():
         if asked.n and size != asked.n:
             continue
         for text in asked.plans or plans:
-            for (name, _), (kind, words) in run(
-                size, [(name, text) for name in asked.models.split(",")]
-            ).items():
+            for (name, _), (kind, words) in run(size, [(name, text) for name in names]).items():
                 total[kind] += 1
                 if kind in ("wrong", "crash") or not asked.quiet:
                     print(f"{kind:8}{name:9}{text:60}{words}", flush=True)

@@ -21,6 +21,13 @@ PAIRS = {  # what has been wrong before, besides a model or two for each plan
         ("unused", "dp=2"),
         ("gpt", "tp=2,sp=yes"),
         ("frozen", "pp=2,micro_batch=2,schedule=zb-h1"),
+        ("twice", "pp=2,micro_batch=2"),  # a module in two places was run once
+        ("twice", "tp=2"),
+        ("transposed", "tp=2"),  # a weight used outside its layer
+        ("wnorm", "tp=2"),
+        ("skips", "tp=2"),  # an output changed in place
+        ("scalar", "dp=2,zero=3"),
+        ("mha", "tp=2,sp=yes"),
     ],
     4: [
         ("tied", "dp=2,pp=2,micro_batch=2"),

@@ -255,6 +255,243 @@ class Unet(nn.Module):
         return self.last(torch.cat([first, self.up(second)], 1))
 
 
+class TiedTransposed(nn.Module):
+    """A weight used as it is and transposed, and a bias used at both ends."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.mid = nn.Linear(WIDE, 16), nn.Linear(16, 16)
+        self.last = nn.Linear(WIDE, 4)
+
+    def forward(self, x):
+        x = torch.tanh(self.mid(torch.relu(self.first(x))) + self.first.bias)
+        return self.last(F.linear(x, self.first.weight.t()))
+
+
+def twice():
+    """Modules in several places of a sequence, with parameters and without."""
+    shared, relu, norm = nn.Linear(16, 16), nn.ReLU(inplace=True), nn.LayerNorm(16)
+    return nn.Sequential(
+        nn.Linear(WIDE, 16), relu, shared, relu, nn.Linear(16, 16), norm, nn.Linear(16, 16), relu,
+        shared, norm, nn.Linear(16, 16), relu, nn.Linear(16, 4),
+    )  # fmt: skip
+
+
+class Averaged(nn.Module):
+    """A buffer that does not change, one that counts steps, and a constant that is not saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, WIDE))
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+        self.register_buffer("shift", torch.linspace(-1, 1, WIDE), persistent=False)
+
+    def forward(self, x):
+        if self.training:
+            self.count += 1
+        return x * self.scale + self.shift
+
+
+def buffered():
+    return nn.Sequential(
+        Averaged(), nn.Linear(WIDE, 16), nn.ReLU(), nn.Linear(16, WIDE), Averaged(),
+        nn.Linear(WIDE, 16), nn.ReLU(), nn.Linear(16, 4),
+    )  # fmt: skip
+
+
+def batch_norms():
+    return nn.Sequential(
+        nn.Linear(WIDE, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16),
+        nn.BatchNorm1d(16, affine=False), nn.ReLU(), nn.Linear(16, 16),
+        nn.BatchNorm1d(16, momentum=None), nn.ReLU(), nn.Linear(16, 4),
+    )  # fmt: skip
+
+
+class Scalar(nn.Module):
+    """Parameters without dimensions, and one of a single number."""
+
+    def __init__(self):
+        super().__init__()
+        self.temperature, self.bias = nn.Parameter(torch.tensor(0.7)), nn.Parameter(torch.zeros(1))
+        self.up, self.down = nn.Linear(WIDE, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(x)) + self.bias) * self.temperature.exp()
+
+
+class TwoHeads(nn.Module):
+    """Several outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(WIDE, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU())
+        self.classes, self.value = nn.Linear(16, 4), nn.Linear(16, 1)
+
+    def forward(self, x):
+        x = self.body(x)
+        return self.classes(x), self.value(x)
+
+
+def two_losses(output, target):
+    classes, value = output
+    return F.cross_entropy(classes, target) + F.mse_loss(value[:, 0], target.float())
+
+
+class Named(nn.Module):
+    """A dict of outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(WIDE, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        hidden = torch.relu(self.body(x))
+        return {"hidden": hidden, "logits": self.head(hidden)}
+
+
+def named_loss(output, target):
+    return F.cross_entropy(output["logits"], target) + 0.1 * output["hidden"].square().mean()
+
+
+class LossInside(nn.Module):
+    """Gives its loss itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDE)
+        self.blocks = nn.Sequential(*(Block() for _ in range(2)))
+        self.head = nn.Linear(WIDE, WORDS)
+
+    def forward(self, x, labels):
+        return words_loss(self.head(self.blocks(self.embed(x))), labels)
+
+
+def with_labels(num=BATCH, step=0):
+    (x,), y = next_tokens(num, step)
+    return (x, y), None
+
+
+class Auxiliary(nn.Module):
+    """A loss of its own beside the outputs: the squares of gate weights, a mean over samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.experts, self.last = nn.Linear(WIDE, WIDE), Experts(4), nn.Linear(WIDE, 4)
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x))
+        self.balance = self.experts.gate(x).softmax(-1).square().sum(-1).mean()
+        return self.last(self.experts(x)), self.balance
+
+
+def auxiliary_loss(output, target):
+    return F.cross_entropy(output[0], target) + 0.5 * output[1]
+
+
+def weight_normed():
+    wrapped = nn.utils.parametrizations.weight_norm
+    return nn.Sequential(
+        wrapped(nn.Linear(WIDE, 16)), nn.ReLU(), wrapped(nn.Linear(16, 16)), nn.ReLU(),
+        nn.Linear(16, 4),
+    )  # fmt: skip
+
+
+class Attention(nn.Module):
+    """torch's own attention layers, with a mask made in forward and a padding word."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDE, padding_idx=0)
+        self.layers = nn.ModuleList(nn.MultiheadAttention(WIDE, 2, batch_first=True) for _ in "ab")
+        self.norm, self.head = nn.RMSNorm(WIDE), nn.Linear(WIDE, WORDS)
+
+    def forward(self, x):
+        hides = torch.ones(x.shape[1], x.shape[1], device=x.device).triu(1).bool()
+        y = self.embed(x)
+        for layer in self.layers:
+            y = y + layer(y, y, y, attn_mask=hides, need_weights=False)[0]
+        return self.head(self.norm(y))
+
+
+class Recurrent(nn.Module):
+    """A cell called once a token, and state kept in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.cell = nn.Embedding(WORDS, WIDE), nn.GRUCell(WIDE, WIDE)
+        self.head = nn.Linear(WIDE, 4)
+
+    def forward(self, x):
+        h, made = torch.zeros(len(x), WIDE), []
+        for token in self.embed(x).unbind(1):
+            h = self.cell(token, h)
+            made.append(h)
+        return self.head(torch.stack(made).mean(0))
+
+
+class Skips(nn.Module):
+    """A skip from the first layer to the last, an in-place op, and a frozen branch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDE, WIDE) for _ in range(4))
+        self.fixed, self.head = nn.Linear(WIDE, WIDE).requires_grad_(False), nn.Linear(WIDE, 4)
+
+    def forward(self, x):
+        first = y = self.layers[0](x)
+        for layer in self.layers[1:]:
+            y = layer(y).relu_()
+        y = y + first + self.fixed(x)
+        return self.head(y)
+
+
+class Lists(nn.Module):
+    """Weights in a ParameterList and a ParameterDict, and layers applied by index."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(WIDE, WIDE) / 3 for _ in range(3))
+        self.more = nn.ParameterDict({"gain": torch.ones(WIDE), "never": torch.ones(3)})
+        self.head = nn.Linear(WIDE, 4)
+
+    def forward(self, x):
+        for weight in self.weights:
+            x = torch.tanh(x @ weight) * self.more["gain"]
+        return self.head(x)
+
+
+class Reshaped(nn.Module):
+    """Samples folded into another dimension inside, as windows are."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.mix = nn.Conv1d(1, 4, 3, padding=1), nn.Linear(4, 4)
+        self.norm, self.head = nn.InstanceNorm1d(4, affine=True), nn.Linear(4 * WIDE, 4)
+
+    def forward(self, x):
+        y = self.norm(self.conv(x[:, None]))
+        y = F.gelu(self.mix(y.transpose(1, 2).reshape(-1, 4)))
+        return self.head(y.reshape(len(x), -1))
+
+
+UNUSUAL = {
+    "transposed": (TiedTransposed, vectors, None),
+    "twice": (twice, vectors, None),
+    "buffered": (buffered, vectors, None),
+    "norms": (batch_norms, vectors, None),
+    "scalar": (Scalar, vectors, None),
+    "heads": (TwoHeads, vectors, two_losses),
+    "named": (Named, vectors, named_loss),
+    "lossin": (LossInside, with_labels, None),
+    "auxloss": (Auxiliary, vectors, auxiliary_loss),
+    "wnorm": (weight_normed, vectors, None),
+    "mha": (Attention, next_tokens, words_loss),
+    "grucell": (Recurrent, tokens, None),
+    "skips": (Skips, vectors, None),
+    "lists": (Lists, vectors, None),
+    "reshaped": (Reshaped, vectors, None),
+}
+
 MODELS = {
     "mlp": (mlp, vectors, None),
     "gpt": (gpt, next_tokens, words_loss),
@@ -272,13 +509,17 @@ MODELS = {
 }
 
 
+EVERY = MODELS | UNUSUAL
+
+
 def make(name):
     torch.manual_seed(0)
-    return MODELS[name][0]()
+    return EVERY[name][0]()
 
 
 def parts(name, shares, step):
     """The batch of a step, cut for data-parallel ranks."""
-    inputs, target = MODELS[name][1](sum(shares), step)
-    cut = zip(*(x.split(shares) for x in inputs), target.split(shares), strict=True)
+    inputs, target = EVERY[name][1](sum(shares), step)
+    wanted = [None] * len(shares) if target is None else target.split(shares)
+    cut = zip(*(x.split(shares) for x in inputs), wanted, strict=True)
     return [(tuple(each[:-1]), each[-1]) for each in cut]

@@ -9,7 +9,7 @@ What the plan asks for and this cannot do is refused before anything is changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -62,6 +62,7 @@ from foretell.pytorch.deploy.tensor import lone, named, said, split_tensors
 from foretell.pytorch.deploy.ties import aliases, here, tied_names
 from foretell.pytorch.deploy.traced import require_parameters
 from foretell.pytorch.deploy.units import cut_at, together, units
+from foretell.pytorch.deploy.uses import Uses, uses_of
 from foretell.pytorch.script import default_loss
 from foretell.workload.captured.parameters import StepSplits
 
@@ -93,7 +94,8 @@ class Deployed:
     ema: Ema | None = None  # averages of the parameters
     copies: dict[str, int] | None = None  # ranks that have the same gradient (→ clip.py)
     is_lone: bool = False  # linear layers are split one by one, where any are
-    tied: frozenset[str] = frozenset()  # names of parameters that have several
+    tied: frozenset[str] = frozenset()  # parameters with several names, or used by several layers
+    changed: frozenset[str] = frozenset()  # layers whose outputs are changed in place
     splits: dict[int, Any] = field(default_factory=dict)  # by id: dim, sizes and group of a part
     by_graph: StepSplits | None = None  # how its captured step splits, where no layout is known
     apart: frozenset[str] = frozenset()  # not those of other data ranks: experts, other stages
@@ -249,7 +251,8 @@ def deploy(
     call = call or (None if example is None else (example[0], {}))
     by_graph = None if tensor_layout else _by_graph(model, plan, call)
     tensor_layout = tensor_layout or said(model)
-    require_runnable(plan, facts(model, tensor_layout, plan.tp, by_graph))
+    uses = Uses() if by_graph else _uses(model, plan, tensor_layout, call)
+    require_runnable(plan, facts(model, tensor_layout, plan.tp, by_graph, uses.outside))
     require_parameters(plan, model)
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     places = Places(plan, kind)
@@ -259,8 +262,9 @@ def deploy(
     before, names = dict(model.named_parameters()), aliases(model)
     layers = norms(model)
     made = Deployed(model, optimizer, plan, places, loss or default_loss)
-    made.tied, made.by_graph = frozenset(tied_names(model)), by_graph
-    made.is_lone = not named(model, tensor_layout)
+    made.tied, made.by_graph = frozenset(tied_names(model) | uses.outside), by_graph
+    made.changed = frozenset(uses.changed)
+    made.is_lone = not named(model, tensor_layout, made.tied)
     made.scaler = scaler(precision_of(plan), kind)
     if plan.groups:
         _apart(made, tensor_layout)
@@ -305,11 +309,12 @@ def facts(
     layout: Mapping[str, str] | None = None,
     tp: int = 1,
     by_graph: StepSplits | None = None,
+    outside: Collection[str] = (),  # parameters that are used outside their layer's call
 ) -> ModelFacts:
     """What of a model decides which plans can run it."""
-    ways = named(model, layout or said(model))
+    ways = named(model, layout or said(model), outside)
     attentions = by_graph.attentions if by_graph else 0
-    layers = sum(way != SEQUENCE for way in ways.values()) or len(lone(model, tp))
+    layers = sum(way != SEQUENCE for way in ways.values()) or len(lone(model, tp, outside))
     return ModelFacts(
         type(model).__name__,
         tensor_layers=layers + (len(by_graph.parameters) if by_graph else 0),
@@ -318,6 +323,15 @@ def facts(
         expert_layers=len(experts_of(model)),
         is_by_graph=by_graph is not None,
     )
+
+
+def _uses(model: Any, plan: Plan, layout: Mapping[str, str] | None, call: Call | None) -> Uses:
+    """What a forward does with the layers that tensor ranks would split."""
+    if plan.tp == 1:
+        return Uses()
+    ways = named(model, layout)
+    layers = [n for n, way in ways.items() if way != SEQUENCE]
+    return uses_of(model, dict.fromkeys([*layers, *lone(model, plan.tp)]), call)
 
 
 def _by_graph(model: Any, plan: Plan, call: Call | None) -> StepSplits | None:
@@ -431,7 +445,10 @@ def _inside(made: Deployed, modules: list[Any], layout: Mapping[str, str] | None
         if made.by_graph is None and plan.tp > 1 and (ways or made.is_lone):
             has_blocks = bool(blocks(module, ways))
             tokens = plan.sp and has_blocks
-            split_tensors(module, places.line("tp"), layout, tokens=tokens, tied=made.tied)
+            split_tensors(
+                module, places.line("tp"), layout, tokens=tokens, tied=made.tied,
+                changed=made.changed,
+            )  # fmt: skip
         if made.by_graph is None and plan.cp > 1 and blocks(module, ways):
             split_context(module, places.line("cp"), ways)
         if max(plan.spatial, default=1) > 1:

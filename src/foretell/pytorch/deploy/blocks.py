@@ -21,7 +21,8 @@ import torch.distributed as dist
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from foretell.errors import InputError
-from foretell.pytorch.deploy.actions import Action, Pipeline, Ran
+from foretell.plan.stage_placement import Action
+from foretell.pytorch.deploy.actions import Pipeline, Ran
 from foretell.pytorch.deploy.collective import Shared, shared_groups
 from foretell.pytorch.deploy.messages import (
     Message,

@@ -36,6 +36,9 @@ Module = Any
 Tensor = Any
 _TOKENS, _HEADS = 1, 1  # dims: samples × tokens × features, samples × heads × tokens × depth
 _LOSSES = {f for name, f in vars(F).items() if name.endswith(("_loss", "cross_entropy"))}
+# DTensor takes the mean of means of a loss, whatever labels are left out, and looks for layouts of
+# the attention inside torch's own layer for minutes
+_WHOLE = _LOSSES | {F.multi_head_attention_forward}
 _SAME = 1e-4  # relative: how near a module is to the linear layer it is taken for
 
 
@@ -288,7 +291,7 @@ class _Distributed(TorchFunctionMode):  # type: ignore[misc]
             return self.split.linear(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return self.split.attention(func, args, kwargs)
-        if func in _LOSSES:  # DTensor takes the mean of means, whatever labels are left out
+        if func in _WHOLE:
             return self.split.replicated(func, args, kwargs)
         try:
             found = func(*args, **kwargs)

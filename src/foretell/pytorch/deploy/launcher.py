@@ -32,7 +32,9 @@ from foretell.plan import Plan
 from foretell.plan.unsupported import require_in_script, require_runnable
 from foretell.pytorch.deploy import run_files
 from foretell.pytorch.deploy.run_files import BEFORE, Asked, State
+from foretell.pytorch.intake.capture import capture_script
 from foretell.pytorch.intake.files import undo
+from foretell.pytorch.intake.request import Script
 from foretell.pytorch.ranks.pin import allowed
 
 Progress = Callable[[str, float | None], None]
@@ -125,9 +127,30 @@ def train(asked: Asked, **options: Any) -> dict[str, Any]:
     """
     require_in_script(Plan.parse(asked.plan))
     verdict = _first_steps(asked, options)
-    found = launch(replace(asked, goal="train"), **options)
-    found["ranks"] = {rank: row | {"verified": verdict} for rank, row in found["ranks"].items()}
+    with tempfile.TemporaryDirectory(prefix="foretell-step-") as name:
+        graph, why = _captured(asked, Path(name), options) if asked.predict else ("", None)
+        found = launch(replace(asked, goal="train", captured=graph), **options)
+    more = {"verified": verdict} | ({"predicted": why} if why else {})
+    found["ranks"] = {rank: row | more for rank, row in found["ranks"].items()}
     return found
+
+
+def _captured(
+    asked: Asked, folder: Path, options: dict[str, Any]
+) -> tuple[str, dict[str, Any] | None]:
+    """The graph of a step of the script, or why it is not predicted."""
+    if options.get("nodes", 1) > 1:
+        return "", {"why": "a script is predicted on one node only"}
+    told = options.get("progress", lambda words, share: None)
+    path = folder / "step.graph"
+    try:
+        capture_script(
+            Script(asked.script, asked.args, asked.is_module), path, on="cpu",
+            progress=lambda words, share: told(f"predict: {words}", None),
+        )  # fmt: skip
+    except ForetellError as error:
+        return "", {"why": error.message}
+    return str(path), None
 
 
 def _first_steps(asked: Asked, options: dict[str, Any]) -> dict[str, Any] | None:

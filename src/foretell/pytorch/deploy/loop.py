@@ -40,6 +40,7 @@ def in_own_loop(model: Any, optimizer: Any, plan: Plan, **options: Any) -> Deplo
     if isinstance(made.sync, Sync):
         made.sync.finish_with_backward(made.model.parameters(), optimizer)
     if made.usage is not None:
+        made.usage.average_in_backward(made.model)
         optimizer.register_step_pre_hook(lambda *_: made.usage.finish())
     return made
 

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from foretell.pytorch.deploy.actions import Action, Pipeline
+from foretell.plan.stage_placement import Action
+from foretell.pytorch.deploy.actions import Pipeline
 
 Tensor = Any
 _AHEAD = 1  # receives posted beyond the one that is needed, so that transfers overlap compute

@@ -71,15 +71,21 @@ _WHOLE = ("host", "talk")  # factors that are of no family of ops
 
 @dataclass(frozen=True)
 class Step:
-    """What is predicted: a model, what one rank feeds it, and what trains it."""
+    """What is predicted: a model, how its step is captured, and what trains it."""
 
     model: Any
-    inputs: tuple[Tensor, ...]
-    target: Tensor
-    loss: Callable[..., Any] | None
-    optimizer: Callable[[Any], Any]  # of whatever has `parameters()`
+    samples: int  # of one data-parallel rank
+    workload: Callable[[str], Workload]  # of its step, with the kernels of a device
+    optimizer: Callable[[Any], Any]  # of whatever has `parameters()`; None where none can be made
     device: str = "cpu"
     norm_group: Any = None  # ranks whose statistics a batch norm uses; None: its own
+
+
+def captured(
+    model: Any, batch: tuple[Tensor, ...], loss: Callable[..., Any] | None
+) -> Callable[[str], Workload]:
+    """How the step of a model on one rank's batch, inputs and target, is captured."""
+    return lambda on: from_graph(capture(model, batch, loss or default_loss, None, on=on), "step")
 
 
 class Predictor:
@@ -89,7 +95,7 @@ class Predictor:
         self.step, self.ranks = step, dist.get_world_size()
         self.plan = plan
         if not plan.global_batch and not plan.shares:
-            self.plan = plan.but(global_batch=len(step.inputs[0]) * plan.dp)
+            self.plan = plan.but(global_batch=step.samples * plan.dp)
         if self.ranks * torch.get_num_threads() >= allowed():
             self.plan = self.plan.but(overlap=False)  # messages take the cores that work is done on
         self.machine = machine_cache.load(this_machine(), self.ranks, torch.get_num_threads())
@@ -157,18 +163,12 @@ class Predictor:
         if here > torch.cuda.device_count():
             return {"why": "ranks share a GPU, which is not priced"}
         try:
-            self.workload = self._captured(device.name)
+            self.workload = self.step.workload(device.name)
             found = predict(self.plan, self.workload, load(f"{device.name}:gpus={self.ranks}"))
         except Exception as error:
             return {"why": f"{type(error).__name__}: {error}"[:200]}
         return {"step_s": found.step, "low_s": found.low, "high_s": found.high, "load": 1.0,
                 "breakdown": found.breakdown, "runs": 0}  # fmt: skip
-
-    def _captured(self, on: str) -> Workload:
-        batch = (*self.step.inputs, self.step.target)
-        return from_graph(
-            capture(self.step.model, batch, self.step.loss or default_loss, None, on=on), "step"
-        )
 
     def _asked(self) -> tuple[list[TimedOp], float] | dict[str, Any]:
         """Ops of the step that were not timed yet, and the bytes of its largest message.
@@ -176,7 +176,7 @@ class Predictor:
         Whatever keeps a step from being captured or priced is said, and the run goes on.
         """
         try:
-            self.workload = self._captured("cpu")
+            self.workload = self.step.workload("cpu")
             known = self.machine.seconds
             if self._syncs:
                 known = {op: s for op, s in known.items() if not op.op.startswith(_NORM)}
@@ -234,8 +234,7 @@ class Predictor:
             return []  # of a model that is split a rank's ops are others, and FSDP has its own
         cluster = self._machines(self.machine, TimedOps(self.machine.seconds))
         plan = check(plan, self.workload, cluster)
-        samples = len(self.step.inputs[0])
-        return priced_ops(self.workload, running(plan), samples, cluster.devices[0])
+        return priced_ops(self.workload, running(plan), self.step.samples, cluster.devices[0])
 
     def learn(
         self, profiled: Profiled, cpu: float, step: float, load: float
@@ -328,6 +327,8 @@ def _updates(step: Step, asked: list[TimedOp]) -> dict[TimedOp, float]:
         for one in held:
             one.grad = torch.randn_like(one)
         optimizer = step.optimizer(_Held(held))
+        if optimizer is None:
+            return {}
         took = _together([timed.timed(optimizer.step)])[0]
         size = dict(asked[0].shape)
         row = {"n": float(count), "bytes": round(size["bytes"] / size["n"] * count, 3)}

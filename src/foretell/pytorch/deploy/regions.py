@@ -16,6 +16,7 @@ from torch import nn
 
 from foretell.errors import InputError
 from foretell.plan import Plan
+from foretell.pytorch.deploy.units import row
 
 Module = Any
 
@@ -45,7 +46,7 @@ def compile_regions(
 
 def refusable(model: Module, region: Sequence[str]) -> tuple[str, list[str]]:
     """The container of a region and its children there, or an error that says why not."""
-    known = dict(model.named_modules())
+    known = dict(model.named_modules(remove_duplicate=False))
     missing = [name for name in region if name not in known]
     if missing:
         raise InputError(
@@ -58,7 +59,7 @@ def refusable(model: Module, region: Sequence[str]) -> tuple[str, list[str]]:
     parent = min(parents)
     names = [name.rpartition(".")[2] for name in region]
     if len(region) > 1:
-        order = [n for n, _ in known[parent].named_children()]
+        order = [n for n, _ in row(known[parent])]
         first = order.index(names[0])
         if order[first : first + len(names)] != names:
             raise InputError(f"region {'+'.join(region)} is not one row of modules")
@@ -70,10 +71,10 @@ def _segments(box: nn.Sequential, runs: list[list[str]], backend: str) -> list[A
     first = {run[0]: run for run in runs}
     inside = {name for run in runs for name in run[1:]}
     found: list[Any] = []
-    for name, child in box.named_children():
+    for name, child in row(box):
         if name in first:
-            row = nn.Sequential(*(box.get_submodule(n) for n in first[name]))
-            found.append(torch.compile(row, backend=backend))
+            run = nn.Sequential(*(box.get_submodule(n) for n in first[name]))
+            found.append(torch.compile(run, backend=backend))
         elif name not in inside:
             found.append(child)
     return found

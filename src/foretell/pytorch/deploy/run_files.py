@@ -53,6 +53,7 @@ class Asked:
     args: tuple[str, ...] = ()  # of a script with a loop of its own
     is_module: bool = False  # it is named as in `python -m`
     goal: str = ""  # of such a script: train, or of its first steps `reference` and `compare`
+    captured: str = ""  # graph of a step of such a script, to predict it from
     launcher: int = 0  # process id: ranks end when it is gone
 
 

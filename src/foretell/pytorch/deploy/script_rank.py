@@ -54,6 +54,7 @@ def run(asked: Asked, folder: Path, rank: int, pulse: Any) -> dict[str, Any]:
         lambda words: pulse.enter(words, job.steps / steps if steps and job.steps else None),
         Path(tempfile.mkdtemp(prefix="foretell-rank-")),
         StepLog(folder, is_on=rank == 0).write if not is_short and rank == 0 else None,
+        _predictor(asked, device) if asked.captured and not is_short else None,
     )
     if is_short:
         home = Path.cwd() if script.is_module else Path(script.name).resolve().parent
@@ -69,6 +70,45 @@ def run(asked: Asked, folder: Path, rank: int, pulse: Any) -> dict[str, Any]:
                 hint=f"what it printed is in {folder}/rank-{rank}.log",
             ) from None
     return _result(job, asked, folder, rank)
+
+
+def _predictor(asked: Asked, device: str) -> Any:
+    """How a step of the script is predicted, from its captured graph; made when a model is met."""
+    import torch.distributed as dist
+
+    from foretell.graph import load
+    from foretell.pytorch.deploy.prediction import Predictor, Step
+    from foretell.workload.captured import from_graph
+
+    plan = Plan.parse(asked.plan)
+    # in a loop of its own stages take all forwards first, and its batches are not cut else
+    plan = plan.but(schedule="gpipe") if plan.pp > 1 else plan.but(micro_batch=0)
+
+    def made(model: Any, optimizers: Any) -> Predictor:
+        step = from_graph(load(Path(asked.captured)), "step")
+        found = Predictor(
+            Step(
+                model,
+                max(step.batch // plan.dp, 1),
+                lambda on: step,
+                lambda held: _another(optimizers, held),
+                device,
+                dist.group.WORLD if asked.batch_norm == "sync" else None,
+            ),
+            plan,
+        )
+        found.prepare()
+        return found
+
+    return made
+
+
+def _another(optimizers: Any, held: Any) -> Any:
+    """An optimizer like the script's own, of other parameters; None where it takes more."""
+    try:
+        return type(optimizers[0])(held.parameters(), **optimizers[0].defaults)
+    except Exception:  # the script's own class: it may want whatever it likes
+        return None
 
 
 def _one_gpu() -> None:
@@ -116,7 +156,9 @@ def _result(job: Any, asked: Asked, folder: Path, rank: int) -> dict[str, Any]:
             hint="`foretell capture` shows what it does",
         )
     warm = asked.warmup if len(job.times) > asked.warmup else 0
+    load = 1 + sum(job.waits[warm:]) / max(sum(job.cpu[warm:]), 1e-9)
     return {
+        "predicted": job.predicted, "load": load,
         "peak_bytes": peak, "losses": losses, "steps_s": job.times[warm:], "rank": rank,
         "weight": 1.0, "verified": compared, "notes": job.notes,
     }  # fmt: skip

@@ -50,6 +50,7 @@ def shard(
         "reshard_after_forward": not keep,
         "mp_policy": policy,
         "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
+        "ignored_params": {p for p in model.parameters() if not p.dim()},  # which FSDP cannot cut
     }
     tied = {
         id(p) for names in shared_names(model).values() for p in [model.get_parameter(names[0])]
@@ -94,10 +95,16 @@ def _fake(x: Any, mode: Any) -> Any:
 
 
 class Usage:
-    """Which sharded parameters a step used: those that no rank did keep no gradient."""
+    """Which sharded parameters a step used: those that no rank did keep no gradient.
+
+    Parameters without dimensions are not sharded: their gradients are averaged here.
+    """
 
     def __init__(self, modules: Iterable[Any], group: Any) -> None:
+        modules = list(modules)
         self.group, self.seen = group, set[int]()
+        scalars = [p for m in modules for p in m.parameters() if not p.dim() and p.requires_grad]
+        self.scalars = list({id(p): p for p in scalars}.values())
         self.fills = hasattr(FSDPModule, "set_reduce_scatter_unused_params")  # torch does it
         self.parameters = list[Any]()
         for module in modules:
@@ -122,8 +129,32 @@ class Usage:
 
         part.post_backward = looking
 
+    def average_in_backward(self, model: Any) -> None:
+        """Average the gradients of scalars as they are made, for a loop that is not ours."""
+
+        def average(parameter: Any) -> None:
+            if _reduces(model):
+                dist.all_reduce(parameter.grad, group=self.group)
+                parameter.grad /= dist.get_world_size(self.group)
+
+        for scalar in self.scalars:
+            scalar.register_post_accumulate_grad_hook(average)
+        self.scalars = []
+
+    def _average_scalars(self) -> None:
+        """Give every rank the mean gradient of each scalar that any rank used."""
+        if not self.scalars:
+            return
+        size = dist.get_world_size(self.group)
+        rows = [(0.0, 0.0) if p.grad is None else (1.0, float(p.grad)) for p in self.scalars]
+        both = torch.tensor(rows, dtype=torch.float64, device="cpu").to(self.scalars[0].device)
+        dist.all_reduce(both, group=self.group)
+        for scalar, (used, total) in zip(self.scalars, both.tolist(), strict=True):
+            scalar.grad = torch.full_like(scalar, total / size) if used else None
+
     def finish(self) -> None:
         """Drop the zeros that stand for no gradient anywhere; the ranks of a group ask together."""
+        self._average_scalars()
         trained = [i for i, p in enumerate(self.parameters) if p.requires_grad]
         if not trained:
             return
@@ -143,6 +174,17 @@ def _groups(state: Any) -> list[Any]:
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
+def _reduces(model: Any) -> bool:
+    """Whether this backward reduces gradients, or adds them up."""
+    parts = [
+        part
+        for inner in model.modules()
+        if isinstance(inner, FSDPModule)
+        for part in _groups(inner._get_fsdp_state())
+    ]
+    return all(part.reduce_grads for part in parts)
 
 
 def _fill(parameter: Any) -> None:

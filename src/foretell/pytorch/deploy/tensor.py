@@ -26,6 +26,8 @@ from torch.distributed.tensor.parallel import (
 from foretell.errors import InputError, unknown
 from foretell.pytorch.deploy.sequence import SEQUENCE, split_tokens
 from foretell.pytorch.deploy.ties import tied_names
+from foretell.pytorch.deploy.units import row
+from foretell.pytorch.deploy.uses import copied
 
 Module = Any
 _STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
@@ -42,7 +44,8 @@ def split_tensors(
     layout: Mapping[str, str] | None = None,
     *,
     tokens: bool = False,
-    tied: Collection[str] = (),  # parameters that other layers hold too, of other stages maybe
+    tied: Collection[str] = (),  # parameters that other layers use too, of other stages maybe
+    changed: Collection[str] = (),  # layers whose outputs are changed in place
 ) -> Module:
     """Split the layers of a layout (known ones where none is given) over the ranks of a mesh.
 
@@ -51,36 +54,43 @@ def split_tensors(
     tied = {*tied, *tied_names(model)}
     chosen = named(model, layout, tied)
     if not any(way in _STYLES for way in chosen.values()):
-        return _split_lone(model, mesh, tied)
+        return _split_lone(model, mesh, tied, changed)
     for name, way in chosen.items():
         _check(name, model.get_submodule(name), way, mesh.size())
         if way != SEQUENCE and f"{name}.weight" in tied:
             raise InputError(
-                f"tp: `{name}` shares its weight with another layer, which is not split as it is",
+                f"tp: the weight of `{name}` is used by another layer too, which is not split as "
+                "it is",
                 hint="leave it out of `tensor_layout`, or untie it",
             )
     done = split_tokens(model, mesh, chosen) if tokens else set()
     left = {n: way for n, way in chosen.items() if n not in done and way in _STYLES}
-    return parallelize_module(model, mesh, {n: _STYLES[way]() for n, way in left.items()})
+    made = parallelize_module(model, mesh, {n: _STYLES[way]() for n, way in left.items()})
+    for name in left.keys() & set(changed):
+        copied(made.get_submodule(name))
+    return made
 
 
-def _split_lone(model: Module, mesh: Any, tied: Collection[str]) -> Module:
+def _split_lone(
+    model: Module, mesh: Any, tied: Collection[str], changed: Collection[str]
+) -> Module:
     """Split each linear layer by itself."""
     for name, way in lone(model, mesh.size(), tied).items():
-        parallelize_module(model.get_submodule(name), mesh, _LONE[way]())
+        layer = parallelize_module(model.get_submodule(name), mesh, _LONE[way]())
+        if name in changed:
+            copied(layer)
     return model
 
 
 def lone(model: Module, ranks: int, tied: Collection[str] = ()) -> dict[str, str]:
     """Linear layers that may be split by themselves: by outputs where even, else by inputs.
 
-    They are called as modules and have a weight of their own; a class derived from nn.Linear may
-    use its weight in other ways.
+    They are called as modules and have a weight of their own.
     """
     shared = {n.rpartition(".")[0] for n in (*tied, *tied_names(model))}
     found: dict[str, str] = {}
     for name, layer in model.named_modules():
-        if type(layer) is not nn.Linear or name in shared:
+        if not is_plain(layer) or name in shared:
             continue
         if layer.out_features % ranks == 0:
             found[name] = "lone-colwise"
@@ -124,6 +134,11 @@ def known(model: Module, tied: Collection[str] = ()) -> dict[str, str]:
     return found
 
 
+def is_plain(layer: Module) -> bool:
+    """Whether a layer is linear as nn.Linear is, and its weight no result of other parameters."""
+    return type(layer) is nn.Linear and "weight" in layer._parameters
+
+
 def _samples_first(layer: Module) -> bool:
     return bool(layer.self_attn.batch_first) and isinstance(layer, nn.TransformerEncoderLayer)
 
@@ -140,8 +155,8 @@ def _matched(model: Module, said: Mapping[str, str]) -> dict[str, str]:
 def _pairs(box: nn.Sequential, dot: str, tied: Collection[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     first = ""
-    for name, child in box.named_children():
-        if isinstance(child, nn.Linear) and f"{dot}{name}" not in tied:
+    for name, child in row(box):
+        if is_plain(child) and f"{dot}{name}" not in tied:
             if first:
                 found |= {first: "colwise", f"{dot}{name}": "rowwise"}
                 first = ""
@@ -155,6 +170,11 @@ def _pairs(box: nn.Sequential, dot: str, tied: Collection[str]) -> dict[str, str
 def _check(name: str, layer: Module, way: str, size: int) -> None:
     if way == SEQUENCE:
         return
+    if "weight" not in layer._parameters:
+        raise InputError(
+            f"tp: the weight of `{name}` is made of other parameters, which are not split",
+            hint="leave it out of `tensor_layout`",
+        )
     width = layer.out_features if way == "colwise" else layer.in_features
     if width % size:
         raise InputError(

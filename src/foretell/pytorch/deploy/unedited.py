@@ -29,6 +29,7 @@ from foretell import profile as marks
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.plan.unsupported import require_in_script
+from foretell.pytorch.deploy import run_files
 from foretell.pytorch.deploy.apply import Call, Deployed
 from foretell.pytorch.deploy.clip import clip_norm, clip_value
 from foretell.pytorch.deploy.loop import in_own_loop
@@ -67,6 +68,11 @@ class Training:
     tell: Callable[[str], None] = lambda words: None
     scratch: Path = Path()
     log: Callable[[int, float, float], None] | None = None  # step, loss, seconds
+    # of a model and its optimizers: what predicts a step, its ops timed
+    predictor: Callable[[Module, Sequence[Any]], Any] | None = None
+    predicted: dict[str, Any] | None = None
+    cpu: list[float] = field(default_factory=list)  # core seconds of each step
+    waits: list[float] = field(default_factory=list)  # and seconds that it waited for a core
     made: dict[int, Deployed] = field(default_factory=dict)  # by id of the module
     models: dict[int, Module] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -81,6 +87,7 @@ class Training:
     _depth: int = 0
     _backwards: int = 0
     _began: float = 0.0
+    _before: tuple[float, float] = (0.0, 0.0)  # core seconds, and those without a core
     _part: list[Tensor] = field(default_factory=list)  # losses of the step that goes on
     _plain: dict[int, Tensor] = field(default_factory=dict)  # losses before they are scaled
 
@@ -112,8 +119,13 @@ class Training:
             enter(patch.object(Module, "__call__", self._call(Module.__call__)))
             if self.plan is not None and (self.plan.tp > 1 or self.plan.zero > 1):
                 enter(AsWhole())
-            self._began = time.perf_counter()
+            self._begin()
             yield
+
+    def _begin(self) -> None:
+        """A step of the script begins."""
+        self._began = time.perf_counter()
+        self._before = (time.thread_time(), run_files.queued())
 
     def runs_itself(self, path: Path) -> bool:
         """The script is run as it is."""
@@ -125,6 +137,9 @@ class Training:
             torch.cuda.synchronize()
         now = time.perf_counter()
         self.times.append(now - self._began)
+        core, queued = self._before
+        self.cpu.append(time.thread_time() - core)
+        self.waits.append(run_files.queued() - queued)
         self.losses.append(sum(self._part) if self._part else torch.tensor(float("nan")))
         self._part = []
         if self.log is not None:
@@ -133,7 +148,7 @@ class Training:
         self.tell(f"step {self.steps}")
         if self.wanted.steps and self.steps >= self.wanted.steps:
             self.enough()
-        self._began = time.perf_counter()
+        self._begin()
 
     def backward_begins(self) -> None:
         """Nothing to note."""
@@ -237,10 +252,15 @@ class Training:
         if self.wanted.is_still:
             still(module)
         if self.plan is not None:
-            self.tell("deploy")
             try:
                 with torch.device("cpu"), self.watch.aside():  # whatever the script's default is
+                    predictor = self._timed(module, trains)
+                    self.tell("deploy")
                     made = _deployed(module, trains, self.plan, self.wanted, (args, kwargs))
+                    if predictor is not None:
+                        self.tell("predict")
+                        with _aside():
+                            self.predicted = predictor.predict()
                 self.made[id(module)] = made
                 if made.stages is not None and self.plan.schedule != "gpipe":
                     self.notes.append(
@@ -250,6 +270,14 @@ class Training:
             except InputError as error:
                 self.fail(error)
                 raise
+
+    def _timed(self, module: Module, optimizers: Sequence[Any]) -> Any:
+        """What predicts a step of the script, asked for at its first model."""
+        if self.predictor is None or self.made:
+            return None
+        self.tell("predict")
+        with _aside():
+            return self.predictor(module, optimizers)
 
     def _backward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Note the loss that a backward begins at."""
@@ -276,6 +304,13 @@ def _full(x: Tensor) -> Tensor:
     """A tensor whole, where ranks have parts of it; None where there is none."""
     whole = x.full_tensor() if hasattr(x, "full_tensor") else x
     return None if whole is None else whole.detach()
+
+
+@contextmanager
+def _aside() -> Iterator[None]:
+    """Measure something: the script's random numbers stay as they are."""
+    with torch.random.fork_rng(), torch.enable_grad(), _without_mode():
+        yield
 
 
 @contextmanager

@@ -29,6 +29,11 @@ def units(model: Module) -> dict[str, Module]:
     return {f"{dot}{n}": child for n, child in box.named_children() if size_of(child)}
 
 
+def row(box: Module) -> list[tuple[str, Module]]:
+    """The children of a container in order, one that is there twice twice."""
+    return [(name, child) for name, child in box._modules.items() if child is not None]
+
+
 def is_box(module: Module) -> bool:
     """Whether a module is a row of others; one by numbers is a row, one by names is not."""
     if isinstance(module, nn.ModuleDict):
@@ -47,7 +52,7 @@ def cut(model: Module, num: int, layers: Sequence[int] = ()) -> list[Module]:
         if len(found) != num:
             raise InputError(f"`stages({num})` of the model gave {len(found)} stages")
         return found
-    children = list(model.named_children())
+    children = row(model)
     ends = _ends(children, num, layers)
     starts = [0, *ends[:-1]]
     return [nn.Sequential(OrderedDict(children[a:b])) for a, b in zip(starts, ends, strict=True)]
@@ -73,7 +78,7 @@ def layers(model: Module) -> dict[str, Module]:
             "in order of forward",
         )
     found: dict[str, Module] = {}
-    for name, child in model.named_children():
+    for name, child in row(model):
         inner = layers(child) if isinstance(child, nn.Sequential) else {}
         found |= {f"{name}.{n}": m for n, m in inner.items()} or {name: child}
     return found
@@ -148,7 +153,7 @@ def _line(known: Mapping[str, Module], names: Sequence[str], spread: bool) -> Mo
     for name in names:
         box, (*path, last) = made, name.split(".")
         for part in path:
-            if part not in dict(box.named_children()):
+            if part not in box._modules:
                 box.add_module(part, nn.Sequential())
             box = box.get_submodule(part)
         box.add_module(last, known[name])
@@ -158,7 +163,7 @@ def _line(known: Mapping[str, Module], names: Sequence[str], spread: bool) -> Mo
 def together(stages: Mapping[int, Module]) -> Module:
     """Stages as one module, parameters under the names they have in the whole model."""
     each = list({id(m): m for m in stages.values()}.values())
-    children = [pair for stage in each for pair in stage.named_children()]
+    children = [pair for stage in each for pair in row(stage)]
     is_cut = all(isinstance(stage, nn.Sequential) for stage in each)
     if is_cut and len({name for name, _ in children}) == len(children):
         return nn.Sequential(OrderedDict(children))

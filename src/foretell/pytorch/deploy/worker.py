@@ -236,14 +236,13 @@ class _Steps:
         """What predicts a step on this machine, its ops timed."""
         import torch.distributed as dist
 
-        from foretell.pytorch.deploy.prediction import Predictor, Step
+        from foretell.pytorch.deploy.prediction import Predictor, Step, captured
 
         inputs, target = self.batch(0)
         step = Step(
             self.model,
-            inputs,
-            target,
-            self.loss,
+            len(inputs[0]),
+            captured(self.model, (*inputs, target), self.loss),
             lambda held: _optimizer(self.script, self.plan, held),
             self.device,
             dist.group.WORLD if self.batch_norm == "sync" else None,
