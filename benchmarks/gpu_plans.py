@@ -1,9 +1,10 @@
 """Plans run on one GPU: how long a step takes, and whether it trains as one process does.
 
-    python benchmarks/gpu_plans.py OUT [--parts alone,cells,shared,scripts]
+    python benchmarks/gpu_plans.py OUT [--parts alone,cells,shared,scripts,four,nccl,fp8]
 
 Parts, each a list in OUT/PART.part.json: steps of single ranks under plans that one GPU can run;
-two ranks that share the GPU over gloo; cells of the correctness matrix (tests/pytorch/deploy/
+two and four ranks that share the GPU over gloo; buckets and FSDP over NCCL with one rank; matmuls
+in fp8 beside bf16; cells of the correctness matrix (tests/pytorch/deploy/
 matrix.py) and unedited scripts (tests/pytorch/intake/scripts) on CUDA tensors.
 """
 
@@ -34,6 +35,8 @@ ALONE = [
     "whatifs=cuda-graph", "micro_batch=2",
 ]  # fmt: skip
 SHARED = ["dp=2", "dp=2,zero=1", "dp=2,zero=3", "tp=2", "cp=2", "pp=2,micro_batch=2"]
+FOUR = ["dp=4", "dp=4,zero=3", "dp=2,pp=2,micro_batch=2", "dp=2,tp=2"]
+GEMMS = [(4096, 4096, 4096), (8192, 4096, 14336), (16384, 8192, 8192)]  # m, n, k
 CELLS = [
     "dp=2", "dp=2,zero=1", "dp=2,zero=2", "dp=2,zero=3", "dp=2,shares=5+3", "dp=2,recompute=full",
     "tp=2", "tp=2,sp=yes", "cp=2", "pp=2,micro_batch=2", "pp=2,micro_batch=2,schedule=zb-h1",
@@ -106,14 +109,14 @@ def tried(call, *args):
         }
 
 
-def join(rank, world, folder):
+def join(rank, world, folder, backend="gloo"):
     import torch
     import torch.distributed as dist
 
     torch.cuda.set_device(0)
     torch.backends.cudnn.allow_tf32 = False
     store = dist.FileStore(f"{folder}/store", world)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world)
 
 
 def keep(out, part, rows):
@@ -140,6 +143,83 @@ def shared(rank, out, folder):
                 keep(out, "shared", rows)
 
 
+def four(rank, out, folder):
+    join(rank, 4, folder)
+    rows = []
+    for text in FOUR:
+        rows.append(tried(measured, "gpt", text, 4, rank))
+        if rank == 0:
+            keep(out, "four", rows)
+
+
+def nccl(_, out, folder):
+    """Gradient buckets and FSDP over NCCL, a group of one rank, beside the model as it is."""
+    join(0, 1, folder, "nccl")
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from foretell.pytorch.deploy.shard import shard
+    from foretell.pytorch.deploy.sync import synchronize
+
+    made, rows = script("gpt"), []
+    x, y = (t.cuda() for t in made.batch(0, 1))
+    loss = getattr(made, "loss", None) or torch.nn.functional.cross_entropy
+    for way in ("plain", "buckets", "fsdp"):
+        torch.manual_seed(0)
+        model, sync = made.model().cuda(), None
+        optimizer = made.optimizer(model.parameters())
+        if way == "buckets":
+            sync = synchronize(model, group=dist.group.WORLD)
+            sync.attach(optimizer)
+        if way == "fsdp":
+            shard(model, init_device_mesh("cuda", (1,)))
+            optimizer = made.optimizer(model.parameters())
+        times, losses = [], []
+        for _ in range(WARM + STEPS):
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+            optimizer.zero_grad()
+            found = loss(model(x), y)
+            found.backward()
+            if sync is not None:
+                sync.finish()
+            optimizer.step()
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - begun)
+            losses.append(float(found))
+        row = {"model": "gpt", "plan": way, "step_s": statistics.median(times[WARM:])}
+        rows.append(row | {"losses": losses, "backend": dist.get_backend()})
+        keep(out, "nccl", rows)
+
+
+def fp8(_, out, folder):
+    """Seconds of matmuls in fp8 (scaled, e4m3) and in bf16."""
+    import torch
+
+    rows, one = [], torch.ones((), device="cuda")
+    for m, n, k in GEMMS:
+        a, b = (torch.randn(s, k, device="cuda").to(torch.bfloat16) for s in (m, n))
+        a8, b8 = (t.to(torch.float8_e4m3fn) for t in (a, b))
+        ways = {
+            "bf16": lambda a=a, b=b: a @ b.T,
+            "fp8": lambda a=a8, b=b8: torch._scaled_mm(
+                a, b.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16
+            ),
+        }
+        for way, run in ways.items():
+            times = []
+            for _ in range(20):
+                torch.cuda.synchronize()
+                begun = time.perf_counter()
+                for _ in range(10):
+                    run()
+                torch.cuda.synchronize()
+                times.append((time.perf_counter() - begun) / 10)
+            rows.append({"model": f"{m}x{n}x{k}", "plan": way, "step_s": statistics.median(times)})
+            keep(out, "fp8", rows)
+
+
 def cells(rank, out, folder):
     """The matrix on CUDA tensors."""
     join(rank, 2, folder)
@@ -154,12 +234,12 @@ def cells(rank, out, folder):
 
     rows = []
     for text in CELLS:
-        for name in zoo.MODELS:
+        for name in zoo.EVERY:
             plan = Plan.parse(text)
             shares = list(plan.shares) or [zoo.BATCH // plan.dp] * plan.dp
             case = Case(
                 partial(zoo.make, name), matrix.optimizer, partial(_parts, name, shares),
-                zoo.MODELS[name][2], "cuda",
+                zoo.EVERY[name][2], "cuda",
             )  # fmt: skip
             row = {"model": name, "plan": text}
             try:
@@ -181,7 +261,7 @@ def _parts(name, shares, step):
     from tests.pytorch.deploy import zoo
 
     return [
-        (tuple(x.cuda() for x in inputs), target.cuda())
+        (tuple(x.cuda() for x in inputs), None if target is None else target.cuda())
         for inputs, target in zoo.parts(name, shares, step)
     ]
 
@@ -248,7 +328,10 @@ def scripts(rank, out, folder):
                 return
 
 
-PARTS = {"alone": (alone, 1), "shared": (shared, 2), "cells": (cells, 2), "scripts": (scripts, 2)}
+PARTS = {
+    "alone": (alone, 1), "shared": (shared, 2), "cells": (cells, 2), "scripts": (scripts, 2),
+    "four": (four, 4), "nccl": (nccl, 1), "fp8": (fp8, 1),
+}  # fmt: skip
 
 
 def main():

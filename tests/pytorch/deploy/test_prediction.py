@@ -136,6 +136,38 @@ def test_what_a_run_says_of_its_prediction():
     assert _predicted(found | {"prediction": {"why": "no"}}) == ["predicted  no: no"]
 
 
+OWN_LOOP = """import torch
+from torch import nn
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    x, y = torch.randn(16, 64), torch.randn(16, 4)
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+"""
+
+
+def test_an_unedited_script_is_predicted_and_trains_as_without(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(OWN_LOOP)
+    line = [sys.executable, "-m", "foretell", "run", str(script), "--plan", "dp=2", "--device"]
+    line += ["cpu", "--no-verify", "--json"]
+    runs = [
+        subprocess.run(
+            [*line, *more], env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
+            capture_output=True, text=True, timeout=600,
+        )
+        for more in ((), ("--no-predict",))
+    ]  # fmt: skip
+    assert not any(done.returncode for done in runs), [done.stderr for done in runs]
+    found, without = (json.loads(done.stdout) for done in runs)
+    told = found["prediction"]
+    assert 0 < told["low_s"] < found["predicted_s"] < told["high_s"]
+    assert found["losses"] == without["losses"]  # its random numbers are its own
+    assert without["predicted_s"] is None
+
+
 @pytest.mark.parametrize("plan", ["dp=2", pytest.param("dp=2,zero=3", marks=pytest.mark.slow)])
 def test_a_run_is_predicted_for_the_machine_it_is_on(tmp_path, plan):
     script = tmp_path / "train.py"

@@ -299,12 +299,18 @@ def buffered():
     )  # fmt: skip
 
 
+def doubles(num=BATCH, step=0):
+    (x,), y = vectors(num, step)
+    return (x.double(),), y
+
+
 def batch_norms():
+    """In double precision: statistics of a micro-batch of two make much of a rounding."""
     return nn.Sequential(
         nn.Linear(WIDE, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16),
         nn.BatchNorm1d(16, affine=False), nn.ReLU(), nn.Linear(16, 16),
         nn.BatchNorm1d(16, momentum=None), nn.ReLU(), nn.Linear(16, 4),
-    )  # fmt: skip
+    ).double()  # fmt: skip
 
 
 class Scalar(nn.Module):
@@ -422,7 +428,7 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(WIDE, 4)
 
     def forward(self, x):
-        h, made = torch.zeros(len(x), WIDE), []
+        h, made = torch.zeros(len(x), WIDE, device=x.device), []
         for token in self.embed(x).unbind(1):
             h = self.cell(token, h)
             made.append(h)
@@ -478,7 +484,7 @@ UNUSUAL = {
     "transposed": (TiedTransposed, vectors, None),
     "twice": (twice, vectors, None),
     "buffered": (buffered, vectors, None),
-    "norms": (batch_norms, vectors, None),
+    "norms": (batch_norms, doubles, None),
     "scalar": (Scalar, vectors, None),
     "heads": (TwoHeads, vectors, two_losses),
     "named": (Named, vectors, named_loss),

@@ -62,7 +62,7 @@ from foretell.pytorch.deploy.tensor import lone, named, said, split_tensors
 from foretell.pytorch.deploy.ties import aliases, here, tied_names
 from foretell.pytorch.deploy.traced import require_parameters
 from foretell.pytorch.deploy.units import cut_at, together, units
-from foretell.pytorch.deploy.uses import Uses, uses_of
+from foretell.pytorch.deploy.uses import Uses, tokens_of, uses_of
 from foretell.pytorch.script import default_loss
 from foretell.workload.captured.parameters import StepSplits
 
@@ -254,6 +254,7 @@ def deploy(
     uses = Uses() if by_graph else _uses(model, plan, tensor_layout, call)
     require_runnable(plan, facts(model, tensor_layout, plan.tp, by_graph, uses.outside))
     require_parameters(plan, model)
+    _require_tokens(model, plan, tensor_layout, call)
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     places = Places(plan, kind)
     agree(plan, model)
@@ -332,6 +333,24 @@ def _uses(model: Any, plan: Plan, layout: Mapping[str, str] | None, call: Call |
     ways = named(model, layout)
     layers = [n for n, way in ways.items() if way != SEQUENCE]
     return uses_of(model, dict.fromkeys([*layers, *lone(model, plan.tp)]), call)
+
+
+def _require_tokens(
+    model: Any, plan: Plan, layout: Mapping[str, str] | None, call: Call | None
+) -> None:
+    """Raise where ranks cannot share the tokens of a block evenly."""
+    over = {"cp": plan.cp, "sp": plan.tp if plan.sp else 1}
+    if max(over.values()) == 1:
+        return
+    found = tokens_of(model, blocks(model, named(model, layout)) or units(model), call)
+    for word, size in over.items():
+        odd = next((name for name, tokens in found.items() if tokens % size), None)
+        if odd is not None:
+            raise InputError(
+                f"{word}: `{odd or type(model).__name__}` is given {found[odd]} tokens, which "
+                f"{size} ranks cannot share evenly",
+                hint="choose a number of ranks that divides them, or pad the batch",
+            )
 
 
 def _by_graph(model: Any, plan: Plan, call: Call | None) -> StepSplits | None:

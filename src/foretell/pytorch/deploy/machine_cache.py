@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -18,8 +19,9 @@ from typing import Any
 from foretell.cost.timed import TimedOp
 from foretell.pytorch.deploy import run_files
 
-PRIOR = 0.4  # of ln: how far from 1 a factor is thought to be before the first run
-NOISE = 0.15  # of ln: how far one run's factor lies from another's
+SPREAD = tomllib.loads((Path(__file__).parent / "spread.toml").read_text())
+PRIOR = float(SPREAD["factor"]["prior"])
+NOISE = float(SPREAD["factor"]["noise"])
 _MOST = 20_000  # ops that are kept
 _OLD = 0.8  # weight of what was learned before, at each run
 

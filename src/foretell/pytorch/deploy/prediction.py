@@ -37,6 +37,7 @@ from foretell.pytorch.bench import timed
 from foretell.pytorch.capture import capture
 from foretell.pytorch.deploy import machine_cache
 from foretell.pytorch.deploy.batch_norm import normalize
+from foretell.pytorch.deploy.load_probe import BURN, Load, probe
 from foretell.pytorch.deploy.machine_cache import Machine
 from foretell.pytorch.deploy.op_times import (
     PricedOp,
@@ -53,7 +54,6 @@ from foretell.workload import Workload
 from foretell.workload.captured import from_graph
 
 Tensor = Any
-_BURNS, _BURN = 40, 4e-3  # times that a piece of work is repeated, and its seconds
 _SENT = (4096, 65536, 1048576)  # bytes of the messages that are timed
 _LARGEST = 16 * 2**20
 _REPEATS = 8
@@ -65,7 +65,7 @@ _BUCKET = 25 * 2**20  # bytes
 _PARAMETERS = 2**26  # that an optimizer is timed on at most
 _LITTLE = 0.02  # of a step: parts below it teach nothing
 _LONG = 2e-5  # seconds of an op: shorter ones are mostly Python, the dispatcher and autograd
-_DRIFT = 0.05  # of ln: what an idle machine's speed changes by between a prediction and its run
+_DRIFT = machine_cache.SPREAD["drift"]
 _WHOLE = ("host", "talk")  # factors that are of no family of ops
 
 
@@ -104,6 +104,7 @@ class Predictor:
         self.norms: list[TimedOp] = []  # batch norms that wait for other ranks
         self.told: dict[str, Any] = {}
         self.known: dict[str, Any] | None = None  # the answer, where nothing is measured for it
+        self.per_op = 0.0  # core seconds that a pipeline's runtime adds to an op
         self.parameters = sum(p.numel() for p in step.model.parameters() if p.requires_grad)
         self.workload: Workload | None = None
 
@@ -134,9 +135,13 @@ class Predictor:
         """
         if self.known is not None:
             return self.known if dist.get_rank() == 0 else {}
-        busy, unsteady, late = stretch()
+        if self.plan.pp > 1:
+            self._add_runtime()
+        load = probe(self.plan, self._piece())
+        busy = load.busy
         messages = tuple(
-            m._replace(start=max(m.start, late)) for m in _messages(self.plan, self.size)
+            m._replace(start=max(m.start, load.sent if m.op == "send" else load.late))
+            for m in _messages(self.plan, self.size)
         )
         if self.plan.zero >= 2:
             messages = _as_sharded(messages, self.plan)
@@ -146,8 +151,40 @@ class Predictor:
         if dist.get_rank():
             return {}
         here = self.machine.with_ops(shared, self.machine.launch)  # of this plan alone: not kept
-        self.told = self._told(here, busy, unsteady, messages)
+        self.told = self._told(here, load, messages)
         return self.told
+
+    def _piece(self) -> float:
+        """Core seconds that a rank works between two messages of a step; the same on all ranks."""
+        box = [0.0]
+        if dist.get_rank() == 0 and self.workload is not None:
+            many = self._actions if self.plan.pp > 1 else 1.0
+            if self.plan.pp == 1 and (self.plan.zero >= 2 or self.plan.tp * self.plan.cp > 1):
+                many = 3.0 * sum(layer.times for layer in self.workload.layers)
+            box[0] = self._compute() / many
+        dist.broadcast_object_list(box, src=0)
+        return float(box[0])
+
+    @property
+    def _actions(self) -> float:
+        """Forwards and backwards of a rank in a step."""
+        return 2.0 * self.step.samples / (self.plan.micro_batch or self.step.samples)
+
+    def _compute(self) -> float:
+        """Core seconds of a rank's compute in a step, on the machine without load."""
+        assert self.workload is not None
+        cluster = self._machines(self.machine, TimedOps(self.machine.seconds))
+        return float(predict(self.plan, self.workload, cluster).breakdown["compute_s"])
+
+    def _add_runtime(self) -> None:
+        """Add to each op its part of what a pipeline's runtime takes for an action."""
+        took = _together([_action(self.plan)])[0] or 0.0
+        if dist.get_rank() == 0 and self.workload is not None:
+            self.per_op = 0.0
+            without = self._compute()
+            self.per_op = 1e-3  # to count how often it is paid
+            ops = (self._compute() - without) / self.per_op
+            self.per_op = took * self._actions / max(ops, 1.0)
 
     @property
     def _syncs(self) -> bool:
@@ -195,7 +232,7 @@ class Predictor:
         fit = {"ranks": self.ranks, "bandwidth": 1e9, "latency": 1e-4}
         found = loads(cluster_text(dict(machine.facts), fit, {}))
         (node, count), *_ = found.groups
-        launch = machine.launch * ops.load
+        launch = (machine.launch + self.per_op) * ops.load
         device = replace(node.devices[0], timed=ops, launch=launch)
         groups = ((replace(node, devices=(device,)), count),)
         families = {n: machine.factor(n) for n in machine.learned if n not in _WHOLE}
@@ -208,14 +245,15 @@ class Predictor:
         return replace(found, groups=groups, _ways={}, _levels={}).calibrated(calibration)
 
     def _told(
-        self, machine: Machine, load: float, unsteady: float, messages: tuple[Message, ...]
+        self, machine: Machine, found_load: Load, messages: tuple[Message, ...]
     ) -> dict[str, Any]:
         assert self.workload is not None
+        load = found_load.busy
         cluster = self._machines(machine, TimedOps(machine.seconds, load), messages)
         found = predict(self.plan, self.workload, cluster)
         # work that is longer than what was timed for the load sees more of its mean
-        sigma = unsteady * min(1.0, _BURN / found.step) ** 0.5
-        drift = _DRIFT * (1 + 3 * math.log(load))
+        sigma = found_load.unsteady * min(1.0, BURN / found.step) ** 0.5
+        drift = _DRIFT["idle"] + _DRIFT["load"] * math.log(load)
         sigma = math.hypot(math.log(found.high / found.step) / FOUR_IN_FIVE, sigma, drift)
         factor = math.exp(FOUR_IN_FIVE * sigma)
         return {
@@ -268,31 +306,26 @@ class Predictor:
         return first_apart(ops, profiled.forward)
 
 
-def stretch() -> tuple[float, float, float]:
-    """Wall seconds of the slowest rank over core seconds of the same work, and how they vary.
+def _action(plan: Plan) -> float:
+    """Core seconds of one action of a pipeline beside its ops: torch's runtime, sends, receives.
 
-    All ranks work at once; the second is a standard deviation of logarithms. The third are seconds
-    of a small message behind that work: on a busy machine its threads have to wait for a core.
+    Timed on stages that compute next to nothing.
     """
-    x = torch.randn(128, 128)
-    many = max(1, round(_BURN / max(timed.timed(lambda: x @ x), 1e-6)))
-    small = torch.zeros(8)
-    walls, cores, wholes = [], [], []
-    for _ in range(_BURNS):
-        dist.barrier()
-        wall, core = time.perf_counter(), time.thread_time()
-        for _ in range(many):
-            x @ x
-        cores.append(time.thread_time() - core)
-        walls.append(time.perf_counter() - wall)
-        dist.all_reduce(small)
-        wholes.append(time.perf_counter() - wall)
-    each = torch.tensor([walls, wholes], dtype=torch.float64)
-    dist.all_reduce(each, op=dist.ReduceOp.MAX)
-    slowest, whole = each
-    found = (slowest / min(cores)).clamp(min=1.0).sort().values
-    late = float((whole - slowest).sort().values[:-1].mean())
-    return float(found[:-1].mean()), float(found.log().std()), late
+    from foretell.pytorch.deploy.apply import deploy  # which a prediction of others does not need
+
+    many, width = 4, 8
+    small = Plan(dp=dist.get_world_size() // plan.pp, pp=plan.pp, micro_batch=1)
+    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(plan.pp)))
+    made = deploy(
+        model, torch.optim.SGD(model.parameters()), small,
+        loss=nn.functional.mse_loss, device="cpu", samples=many,
+    )  # fmt: skip
+    x, took = torch.randn(many, width), []
+    for _ in range(_REPEATS):
+        start = time.thread_time()
+        made.step((x,), x)
+        took.append(time.thread_time() - start)
+    return min(took) / (2 * many)
 
 
 def _together(mine: list[float | None]) -> list[float | None]:

@@ -13,7 +13,6 @@ from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensorMode,
 )
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -24,9 +23,9 @@ from torch.distributed.fsdp import (
 )
 from torch.utils._pytree import tree_map
 
-from foretell.pytorch.deploy.messages import untouched
 from foretell.pytorch.deploy.ties import shared_names
 from foretell.pytorch.deploy.units import is_box, units
+from foretell.pytorch.deploy.uses import trial
 
 
 def shard(
@@ -52,6 +51,9 @@ def shard(
         "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
         "ignored_params": {p for p in model.parameters() if not p.dim()},  # which FSDP cannot cut
     }
+    for parameter in model.parameters():
+        if not parameter.is_contiguous():  # channels last, which FSDP does not take
+            parameter.data = parameter.data.contiguous()
     tied = {
         id(p) for names in shared_names(model).values() for p in [model.get_parameter(names[0])]
     }
@@ -76,22 +78,16 @@ def always_called(model: Any, example: tuple[Any, ...] | None) -> bool:
     if example is None or not listed or found == [model]:
         return True
     called = set[int]()
-    hooks = [u.register_forward_pre_hook(lambda m, _: called.add(id(m))) for u in found]
     try:
-        with torch.no_grad(), untouched(model), FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            model(*tree_map(lambda x: _fake(x, mode), example))
+        with trial(model) as fake:
+            for unit in found:
+                unit.register_forward_pre_hook(lambda m, _: called.add(id(m)))
+            model(*tree_map(fake, example))
     except (DataDependentOutputException, DynamicOutputShapeException):
         return False
     except Exception:  # other things that such tensors cannot do say nothing of calls
         return True
-    finally:
-        for hook in hooks:
-            hook.remove()
     return called == {id(u) for u in found}
-
-
-def _fake(x: Any, mode: Any) -> Any:
-    return mode.from_tensor(x) if isinstance(x, torch.Tensor) else x
 
 
 class Usage:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,24 +33,59 @@ def uses_of(model: Any, layers: Iterable[str], call: Call | None) -> Uses:
     found = Uses()
     names = list(layers)
     if call is not None and names:
-        watch = _Watch(model, names, found)
-        try:
-            with (
-                torch.no_grad(),
-                untouched(model),
-                FakeTensorMode(allow_non_fake_inputs=True) as mode,
-                watch,
-            ):
-                args, kwargs = tree_map(lambda x: _fake(x, mode), call)
+        with suppress(Exception), trial(model) as fake:  # what such tensors cannot do is not seen
+            with _Watch(model, names, found):
+                args, kwargs = tree_map(fake, call)
                 model(*args, **kwargs)
             found.is_known = True
-        except Exception:  # what such tensors cannot do: no more is known than was seen
-            pass
-        finally:
-            watch.remove()
     if not found.is_known and any(getattr(m, "inplace", False) for m in model.modules()):
         found.changed |= set(names)
     return found
+
+
+@contextmanager
+def trial(model: Any) -> Iterator[Callable[[Any], Any]]:
+    """Let a model be called without values and without a trace; gives what makes an input fake.
+
+    Hooks are those of the model's owner, who would keep what they are given: they are off.
+    """
+    kept = [(m, dict(vars(m))) for m in model.modules()]
+    caches = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)  # which would keep weights without values
+    for module, _ in kept:
+        module._forward_hooks, module._forward_pre_hooks = OrderedDict(), OrderedDict()
+    try:
+        with torch.no_grad(), untouched(model), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            yield lambda x: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x
+    finally:
+        torch.set_autocast_cache_enabled(caches)
+        for module, before in kept:
+            vars(module).clear()
+            vars(module).update(before)
+
+
+def tokens_of(model: Any, blocks: Mapping[str, Any], call: Call | None) -> dict[str, int]:
+    """How many tokens blocks are given, by name, as far as a trial shows."""
+    found: dict[str, int] = {}
+
+    def entered(name: str) -> Callable[..., None]:
+        def note(module: Any, args: Any, kwargs: Any) -> None:
+            wide = [x for x in tree_leaves((args, kwargs)) if _is_wide(x)]
+            found.setdefault(name, wide[0].shape[1]) if wide else None
+
+        return note
+
+    if call is not None:
+        with suppress(Exception), trial(model) as fake:
+            for name, block in blocks.items():
+                block.register_forward_pre_hook(entered(name), with_kwargs=True)
+            args, kwargs = tree_map(fake, call)
+            model(*args, **kwargs)
+    return found
+
+
+def _is_wide(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.dim() >= 3 and x.is_floating_point()
 
 
 def copied(layer: Any) -> None:
@@ -69,18 +106,9 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
             for key, p in layer.named_parameters()
         }
         self.made: dict[int, tuple[str, Any]] = {}  # outputs, held so that ids stay theirs
-        self.hooks = [
-            hook
-            for name, layer in self.layers.items()
-            for hook in (
-                layer.register_forward_pre_hook(self._entered(name)),
-                layer.register_forward_hook(self._left(name)),
-            )
-        ]
-
-    def remove(self) -> None:
-        for hook in self.hooks:
-            hook.remove()
+        for name, layer in self.layers.items():  # a trial takes hooks away again
+            layer.register_forward_pre_hook(self._entered(name))
+            layer.register_forward_hook(self._left(name))
 
     def _entered(self, name: str) -> Callable[..., None]:
         return lambda *_: self.inside.append(name)
@@ -109,7 +137,3 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
                 if id(one) in self.made:
                     self.found.changed.add(self.made[id(one)][0])
         return func(*args, **given)
-
-
-def _fake(x: Any, mode: Any) -> Any:
-    return mode.from_tensor(x) if isinstance(x, torch.Tensor) else x

@@ -107,7 +107,7 @@ def verify(
         **options,
     )
     if alone is not None:
-        alone.num = _micro_batches(made, [len(inputs[0]) for inputs, _ in case.parts(0)])
+        alone.nums = _micro_batches(made, [len(inputs[0]) for inputs, _ in case.parts(0)])
     seen = _Seen(ROUGH if is_rough else LOSS, math.inf if is_rough else GRADIENT)
     for step in range(steps):
         wanted = alone.step(step) if alone is not None else {}
@@ -144,7 +144,7 @@ class _Alone:
     """The same model on this process only."""
 
     def __init__(self, case: Case, plan: Plan) -> None:
-        self.case, self.plan, self.num = case, plan, 1
+        self.case, self.plan, self.nums = case, plan, list[int]()
         self.model = case.model().to(case.device)
         still(self.model)
         self.optimizer = case.optimizer(self.model)
@@ -168,12 +168,17 @@ class _Alone:
 
         With local statistics each is taken alone.
         """
-        num = self.num or 1
-        rows = [_cut(part, num) for part in parts]
+        nums = self.nums or [1] * len(parts)
+        rows = [_cut(part, num) for part, num in zip(parts, nums, strict=True)]
         if norms(self.model) and self.case.batch_norm == "local":
-            each = zip(rows, shares, strict=True)
-            return [(piece, n / sum(shares) / num) for row, n in each for piece in row]
-        return [(_joined([row[m] for row in rows]), 1 / num) for m in range(num)]
+            each = zip(rows, shares, nums, strict=True)
+            return [(piece, n / sum(shares) / num) for row, n, num in each for piece in row]
+        found = []
+        for m in range(max(nums)):  # of uneven shares some ranks have fewer
+            some = [k for k, num in enumerate(nums) if m < num]
+            weight = sum(shares[k] / nums[k] for k in some) / sum(shares)
+            found.append((_joined([rows[k][m] for k in some]), weight))
+        return found
 
     def _backward(self, part: Part, weight: float) -> float:
         inputs, target = part
@@ -189,18 +194,19 @@ class _Alone:
         return dict(self.model.named_buffers())
 
 
-def _micro_batches(made: Any, shares: list[int]) -> int:
-    """In how many pieces each rank takes its samples; one where that differs."""
-    if len(set(shares)) > 1 and made.pipeline is not None:
-        return 1
+def _micro_batches(made: Any, shares: list[int]) -> list[int]:
+    """In how many pieces each data-parallel rank takes its samples."""
     if isinstance(made.pipeline, Groups):
-        return made.pipeline.batches
+        return [made.pipeline.batches or 1] * len(shares)
+    if len(set(shares)) > 1 and not made.plan.actions:
+        return [micro_batches(made.plan, n) for n in shares]
+    if len(set(shares)) > 1:
+        return [1] * len(shares)
     if isinstance(made.pipeline, Blocks):
-        return made.pipeline.parts
+        return [made.pipeline.parts or 1] * len(shares)
     if made.pipeline is not None:
-        return int(made.pipeline.pipeline.micro_batches)
-    nums = {micro_batches(made.plan, n) for n in shares}
-    return nums.pop() if len(nums) == 1 else 1
+        return [int(made.pipeline.pipeline.micro_batches)] * len(shares)
+    return [micro_batches(made.plan, n) for n in shares]
 
 
 def _cut(part: Part, num: int) -> list[Part]:

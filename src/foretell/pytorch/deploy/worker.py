@@ -146,6 +146,7 @@ def _run(asked: Asked, folder: Path, rank: int, pulse: Heartbeat) -> dict[str, A
             run.save(Path(asked.checkpoint), step + 1)
     log.close()
     result = run.measured() | {"steps_s": times[warm:], "rank": rank}
+    result["core_s"] = statistics.median(run.cpu[warm:])
     result["load"] = 1 + sum(run.waits[warm:]) / max(sum(run.cpu[warm:]), 1e-9)
     result |= {"verified": verified, "stage": place(plan, rank)["pp"]} | run.noted(
         min(asked.steps, _NOTED)

@@ -1,0 +1,149 @@
+"""How busy the machine is for the ranks of a plan: work and messages timed as its steps have them.
+
+Ranks of a plan without stages work all at once and meet after a piece of work. Stages work in turn:
+one sends when it is done, the next waits for it. Both are tried with small matmuls, all ranks of
+the run at once, so that ranks which share cores are timed sharing them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from foretell.plan import Plan
+from foretell.pytorch.bench import timed
+from foretell.pytorch.deploy.mesh import place
+
+Tensor = Any
+BURN = 4e-3  # core seconds of one piece of work that is tried, at most
+_LEAST = 5e-4  # and at least
+_CHUNK, _MOST = 40, 400  # pieces between looks at how steady they are, and in all
+_STEADY = 0.03  # standard error of the mean, of ln
+_TURNS = (24, 800)  # rounds of stages that work in turn, at least and at most
+_WHILE = 1.0  # core seconds of a rank's rounds: whoever slept before is served first for a while
+_MEETS = 12  # small messages behind work
+_SMALL = 1024  # numbers of a small message
+
+
+class Load(NamedTuple):
+    """What ranks find on the machine."""
+
+    busy: float  # wall over core seconds of work
+    unsteady: float  # standard deviation of its logarithm
+    late: float  # seconds of a small message behind work
+    sent: float = 0.0  # seconds of a small message to the next stage
+
+
+def probe(plan: Plan, piece: float) -> Load:
+    """The load as steps of a plan find it; `piece`: core seconds between two of its messages."""
+    work = _work(min(max(piece, _LEAST), BURN))
+    if plan.pp > 1:
+        many = round(_WHILE / min(max(piece, _LEAST), BURN))
+        return _in_turn(plan, work, min(max(many, _TURNS[0]), _TURNS[1]))
+    return _at_once(work, piece)
+
+
+def _work(seconds: float) -> Callable[[], tuple[float, float]]:
+    """Work of so many core seconds; wall and core seconds that it took."""
+    x = torch.randn(128, 128)
+    many = max(1, round(seconds / max(timed.timed(lambda: x @ x), 1e-6)))
+
+    def work() -> tuple[float, float]:
+        wall, core = time.perf_counter(), time.thread_time()
+        for _ in range(many):
+            x @ x
+        return time.perf_counter() - wall, time.thread_time() - core
+
+    return work
+
+
+def _at_once(work: Callable[[], tuple[float, float]], piece: float) -> Load:
+    walls: list[float] = []
+    cores: list[float] = []
+    dist.barrier()
+    while len(walls) < _MOST:
+        for _ in range(_CHUNK):
+            wall, core = work()
+            walls.append(wall)
+            cores.append(core)
+        logs = torch.tensor(walls, dtype=torch.float64).log()
+        error = (logs.std() / len(walls) ** 0.5).reshape(1)
+        dist.all_reduce(error, op=dist.ReduceOp.MAX)
+        if float(error) < _STEADY:
+            break
+    rows: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(rows, (walls, min(cores)))
+    core = min(row[1] for row in rows)
+    span = max(1, min(round(piece / core), len(walls) // 4))
+    found = _slowest(torch.tensor([row[0] for row in rows], dtype=torch.float64), span) / core
+    found = found.clamp(min=1.0)
+    return Load(float(found.median()), float(found.log().std()), _behind(work))
+
+
+def _slowest(walls: Tensor, span: int) -> Tensor:
+    """Mean wall seconds of `span` pieces in a row on the slowest rank, from every start."""
+    return walls.unfold(1, span, 1).mean(-1).max(0).values
+
+
+def _behind(work: Callable[[], tuple[float, float]]) -> float:
+    """Seconds of a small all-reduce behind work, when the slowest rank has come to it."""
+    small = torch.zeros(8)
+    rows = []
+    for _ in range(_MEETS):
+        dist.barrier()
+        wall, _ = work()
+        start = time.perf_counter()
+        dist.all_reduce(small)
+        rows.append((wall, wall + time.perf_counter() - start))
+    each = torch.tensor(rows, dtype=torch.float64)
+    dist.all_reduce(each, op=dist.ReduceOp.MAX)
+    return float((each[:, 1] - each[:, 0]).sort().values[:-1].mean())
+
+
+def _in_turn(plan: Plan, work: Callable[[], tuple[float, float]], turns: int) -> Load:
+    rank = dist.get_rank()
+    other, is_first = _neighbour(plan, rank)
+    tensor = torch.zeros(_SMALL)
+    walls, cores, rounds = list[float](), list[float](), list[float]()
+    dist.barrier()
+    for _ in range(turns):
+        start = time.perf_counter()
+        if other is not None and not is_first:
+            dist.recv(tensor, other)
+        wall, core = work()
+        walls.append(wall)
+        cores.append(core)
+        if other is not None:
+            dist.send(tensor, other)
+        if other is not None and is_first:
+            dist.recv(tensor, other)
+        rounds.append(time.perf_counter() - start)
+    rows: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(rows, (walls, min(cores), rounds, other, is_first))
+    core = min(row[1] for row in rows)
+    sent = [_message(row, rows[row[3]]) for row in rows if row[3] is not None and row[4]]
+    each = torch.tensor([row[0] for row in rows], dtype=torch.float64)
+    each = each[:, turns // 4 :]  # the first are those of ranks that have just slept
+    busy = (each.mean(0) / core).clamp(min=1.0)
+    late = max(sent, default=0.0)
+    return Load(float(busy.sort().values[:-1].mean()), float(busy.log().std()), late, late)
+
+
+def _message(first: Any, second: Any) -> float:
+    """Seconds of one message of two stages that work in turn: what a round has beside work."""
+    both = zip(first[2], first[0], second[0], strict=True)
+    left = [max(whole - mine - theirs, 0.0) / 2 for whole, mine, theirs in both]
+    return statistics.fmean(sorted(left[len(left) // 4 :])[:-1])
+
+
+def _neighbour(plan: Plan, rank: int) -> tuple[int | None, bool]:
+    """The rank of the stage that works in turn with this one's, and whether this one is first."""
+    mine = place(plan, rank)
+    wanted = mine | {"pp": mine["pp"] ^ 1}
+    ranks = range(dist.get_world_size())
+    return next((r for r in ranks if place(plan, r) == wanted), None), not mine["pp"] % 2
