@@ -129,8 +129,10 @@ def _in_segments(workload: Workload, cluster: Cluster, batch: int) -> Iterator[P
     ):
         rows = [list(_stage(n, ranks, whole, batch)) for n, ranks in zip(cut, order, strict=True)]
         for schedule, (framework, compiled), pair in product(
-            ONE_CHUNK, (("", False), ("ddp", True)), product(*rows)
+            ONE_CHUNK, (("", False), ("ddp", True), ("fsdp", True)), product(*rows)
         ):
+            if (framework == "fsdp") != all(one.plan.zero == 3 for one in pair):
+                continue
             common = Plan(
                 global_batch=batch, schedule=schedule, framework=framework, compile=compiled
             )
@@ -140,7 +142,7 @@ def _in_segments(workload: Workload, cluster: Cluster, batch: int) -> Iterator[P
 def _stage(blocks: int, ranks: tuple[int, ...], whole: int, batch: int) -> Iterator[Segment]:
     for tp in _divisors(len(ranks)):
         dp = len(ranks) // tp
-        for again, zero in product(_again(blocks), (0, 1) if dp > 1 else (0,)):
+        for again, zero in product(_again(blocks), (0, 1) if dp > 1 else (0, 3)):
             if whole % dp == 0:
                 own = Plan(
                     dp=dp, tp=tp, sp=tp > 1, zero=zero, micro_batch=whole // dp,

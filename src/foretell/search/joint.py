@@ -42,7 +42,7 @@ from foretell.search.partition import Mesh, Partitioner
 from foretell.search.placement.planner import PlacementPlanner
 from foretell.search.planner import Planned, Planner, Progress, silent
 from foretell.search.reasons import reasons
-from foretell.search.refine import Evaluator, Found, descend, neighbours
+from foretell.search.refine import Evaluator, Found, descend, neighbours, unsharded
 from foretell.search.restrict import Restriction
 from foretell.search.schedule.choose import searched
 from foretell.workload import Workload
@@ -220,9 +220,11 @@ class _Search:
         """Layouts as each framework runs them, compiled and not, those that are accepted."""
         if not self.options.framework:  # PyTorch's own, compiled where more than data is split
             free = self.within.is_free("fusion")
-            plans = plans + [
-                p.but(framework="ddp", compile=free and p.ranks > p.dp) for p in plans if p.zero < 2
-            ]
+            more = [p.but(framework="ddp", compile=free and p.ranks > p.dp)
+                    for p in plans if p.zero < 2]  # fmt: skip
+            if not self.options.runnable:  # FSDP casts parameters once, where autocast does always
+                more += [unsharded(p, compiled=free) for p in plans if p.ranks > p.dp == 1]
+            plans = plans + more
         fixed = self.within.fixed or {}
         if "shard" in fixed:
             plans = [p.but(shard=fixed["shard"]) for p in plans if p.zero]
@@ -449,7 +451,7 @@ def _without_recompute(swept: Swept) -> list[Plan]:
         p = swept.plans[i]
         plain = p.recompute == "none" and p.chunks == 1 and p.schedule == "1f1b" and not p.layers
         split = p.filter * p.channel > 1 or p.spatial
-        gains = p.zero < 2 if p.pp > 1 else swept.found.missing[i] > 0
+        gains = p.zero < 2 or p.dp == 1 if p.pp > 1 else swept.found.missing[i] > 0
         if plain and not split and gains:
             seen.setdefault(p)
     return list(seen)

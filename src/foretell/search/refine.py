@@ -207,6 +207,14 @@ def _kernel_moves(plan: Plan) -> Iterator[Plan]:
     if plan.compile or (name and framework_of(name).kernels == "eager"):
         yield plan.but(compile=not plan.compile)
     yield plan.but(optimizer_kernels="" if plan.optimizer_kernels else "fused")
+    if plan.ranks > plan.dp == 1 and not plan.segments and name != "fsdp":
+        yield unsharded(plan, compiled=True)
+
+
+def unsharded(plan: Plan, *, compiled: bool) -> Plan:
+    """A plan of one replica under FSDP, which then shards nothing: its precision and kernels."""
+    own = {"framework": "fsdp", "compile": compiled, "zero": 3}
+    return plan.but(**own, precision="", dtype="", optimizer="")
 
 
 def _expert_moves(plan: Plan, workload: Workload) -> Iterator[Plan]:
@@ -292,8 +300,12 @@ def _traded(plan: Plan, workload: Workload) -> Iterator[Plan]:
 def _segment_moves(plan: Plan, workload: Workload) -> Iterator[Plan]:
     found = segments(plan, workload)
     yield from _kernel_moves(plan)
+    own = plan.but(compile=True, precision="", dtype="", optimizer="")
     if plan.framework != "ddp":  # PyTorch's own stages, compiled, in the precision it runs in
-        yield plan.but(framework="ddp", compile=True, precision="", dtype="", optimizer="")
+        yield own.but(framework="ddp")
+    if plan.framework != "fsdp" and all(one.plan.dp == 1 for one in found):
+        rows = [replace(one, plan=one.plan.but(zero=3)) for one in found]
+        yield written(own.but(framework="fsdp"), rows)
     yield from _own(plan, found)
     for name in ONE_CHUNK:
         yield plan.but(schedule=name)
