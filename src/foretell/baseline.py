@@ -289,6 +289,8 @@ def _bound(found: Shares) -> str:
         return f"GPU-bound (GPU busy {100 * (1 - found.idle):.0f} %)"
     if found.bottleneck == "network":
         return f"communication-bound ({100 * found.wire / found.seconds:.0f} % of the step)"
+    if not found.kernels:
+        return "CPU-bound (no GPU work)"
     return f"CPU-bound (GPU idle {100 * found.idle:.0f} %)"
 
 

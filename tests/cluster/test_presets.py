@@ -200,3 +200,21 @@ def test_devices_agree_with_what_traces_say_of_them(trace: str, name: str) -> No
     assert units is not None
     assert device.memory == pytest.approx(int(memory[1]), rel=0.02)
     assert device.units == int(units[1])
+
+
+@pytest.mark.parametrize(
+    ("title", "name"),
+    [
+        ("Tesla V100-SXM2-32GB", "v100-32"),
+        ("NVIDIA GeForce RTX 2080 Ti", "2080ti"),
+        ("NVIDIA GeForce RTX 4090", "4090"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("NVIDIA GeForce RTX 4070", None),
+        ("Quadro RTX 5000", None),
+    ],
+)
+def test_a_device_by_its_title(title: str, name: str | None) -> None:
+    """A name that only shares a family with a preset is not taken for it."""
+    found = preset.titled(title)
+    assert (found.name if found is not None else None) == name

@@ -136,6 +136,24 @@ def test_in_place_work_is_what_comes_after_waits_for():
     assert added in graph[pooled].after
 
 
+def test_a_norm_over_turned_dims_answers_in_order():
+    class Turned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.head = nn.BatchNorm1d(6), nn.Linear(6, models.CLASSES)
+
+        def forward(self, x):
+            return self.head(self.norm(x.transpose(1, 2)).transpose(1, 2)).mean(1)
+
+    for on in ("h200", "cpu"):
+        graph = capture(Turned, models.labelled(4, 8, 6), F.cross_entropy, "sgd", on=on)
+        names = [graph.text_of("op", int(i)) for i in graph.select(kind="kernel", phase="forward")]
+        k = names.index("native_batch_norm")
+        copies = {"clone", "copy_"}
+        assert copies & set(names[:k]), names
+        assert copies & set(names[k:]), names  # the layer behind it finds its input turned
+
+
 def test_tied_weights_are_one():
     graph = EVERY["tied"]()
     assert graph.facts["parameters"] == 96 * 32 + 32 * 96 + 96 + 2 * 32

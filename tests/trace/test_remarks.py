@@ -5,6 +5,7 @@ import pytest
 from foretell.graph import Kind
 from foretell.trace.read import remarks
 from foretell.trace.words import library
+from foretell.whatif import DoesNotApply, Setting, parse
 from tests.whatif.traced import convnet
 
 
@@ -35,6 +36,15 @@ def test_kernels_of_amd_are_said():
     with graph.edit() as edit:
         edit.set(graph.select(kind="kernel")[:1], name="Cijk_Ailk_Bjlk_SB_MT64x64x16")
     assert any("AMD" in note for note in remarks(edit.graph))
+
+
+def test_a_trace_without_a_gpu_is_said():
+    graph = convnet()
+    with graph.edit() as edit:
+        edit.remove(graph.select(kind=("kernel", "copy")))
+    assert any("no GPU in this trace" in note for note in remarks(edit.graph))
+    with pytest.raises(DoesNotApply, match="no GPU kernels"):
+        parse("amp").apply(edit.graph, Setting())
 
 
 def test_streams_that_share_the_device_are_said():

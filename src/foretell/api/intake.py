@@ -56,13 +56,18 @@ def is_script(name: str, is_module: bool = False) -> bool:
 
 
 def profiled(
-    script: str, args: tuple[str, ...], folder: Path, progress: Callable[..., None]
+    script: str,
+    args: tuple[str, ...],
+    folder: Path,
+    progress: Callable[..., None],
+    is_module: bool = False,
 ) -> Path:
     """The trace of a script's step, profiled on this machine."""
     from foretell.pytorch.intake.request import Script
     from foretell.pytorch.profile.run import profile
 
-    return profile(Script(script, args), folder / "step.json.gz", progress=progress).trace
+    asked = Script(script, args, is_module)
+    return profile(asked, folder / "step.json.gz", progress=progress).trace
 
 
 def captured(
@@ -71,9 +76,10 @@ def captured(
     folder: Path,
     device: str,
     progress: Callable[..., None],
+    is_module: bool = False,
 ) -> tuple[Graph, tuple[str, ...]]:
     """The graph of a script's step without times, and notes on how it was captured."""
-    options = CaptureOptions(kernels_of=device)
+    options = CaptureOptions(kernels_of=device, is_module=is_module)
     return capture_source(source, args, folder / "captured.graph", options, progress)
 
 

@@ -57,13 +57,14 @@ class Step(_Step):
         cluster: str | Cluster | None = None,
         *,
         args: Sequence[str] = (),
+        is_module: bool = False,
         unprofiled: float | None = None,
         progress: Progress = silent,
     ) -> Self:
         """The step of a trace, a graph file or a script, told apart by what `source` is."""
         path = Path(source)
-        if path.suffix == ".py" or ".py:" in str(path):
-            return cls.from_script(path, cluster, args=args, progress=progress)
+        if is_module or path.suffix == ".py" or ".py:" in str(path):
+            return cls.from_script(path, cluster, args=args, is_module=is_module, progress=progress)
         if not path.is_dir() and is_graph_file(path):
             return cls.from_graph(path, cluster)
         return cls.from_trace(path, cluster, unprofiled=unprofiled)
@@ -105,10 +106,12 @@ class Step(_Step):
         cluster: str | Cluster | None = None,
         *,
         args: Sequence[str] = (),
+        is_module: bool = False,
         progress: Progress = silent,
     ) -> Self:
         """The step of a training script, which is run unchanged with `args` until it is found.
 
+        `is_module`: the script is the name of a module, as with `python -m`.
         On a machine with a GPU and without `cluster` the step is profiled; otherwise it is captured
         on fake tensors and priced on `cluster` (one H200 unless named).
         """
@@ -117,13 +120,14 @@ class Step(_Step):
         intake.require_torch()
         path = Path(script)
         with tempfile.TemporaryDirectory(prefix="foretell-") as folder:
-            if cluster is None and path.suffix == ".py" and any(Path(p).exists() for p in _GPUS):
-                trace = intake.profiled(str(path), tuple(args), Path(folder), progress)
-                return cls.from_trace(trace)
+            given = str(path), tuple(args), Path(folder)
+            runs = is_module or path.suffix == ".py"
+            if cluster is None and runs and any(Path(p).exists() for p in _GPUS):
+                return cls.from_trace(intake.profiled(*given, progress, is_module))
             on = _cluster(cluster or DEFAULT)
             assert on is not None
             kind = on.devices[0].name
-            graph, notes = intake.captured(str(path), tuple(args), Path(folder), kind, progress)
+            graph, notes = intake.captured(*given, kind, progress, is_module)
         if cluster is None:
             assumed = f"no GPU is used: the step is captured and priced on one {DEFAULT}"
             notes = (f"{assumed} (--on: another)", *notes)

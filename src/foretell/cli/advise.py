@@ -8,7 +8,7 @@ import click
 
 from foretell.cli import offered
 from foretell.cli.output import answer_result, json_option, verbose_option
-from foretell.cli.script import StepCommand
+from foretell.cli.script import StepCommand, module_option
 
 
 @click.command(cls=StepCommand)
@@ -20,6 +20,7 @@ from foretell.cli.script import StepCommand
     shell_complete=offered.clusters,
     help="The cluster the step runs on: a spec or a file.",
 )
+@module_option
 @click.option("--real-ms", type=float, help="Of a trace: milliseconds of an un-profiled step.")
 @verbose_option
 @json_option
@@ -27,6 +28,7 @@ def command(
     file: Path,
     specs: tuple[str, ...],
     cluster: str | None,
+    is_module: bool,
     real_ms: float | None,
     verbose: bool,
     as_json: bool,
@@ -36,7 +38,7 @@ def command(
     from foretell.cli.output import working
     from foretell.cli.script import load_step
 
-    step = load_step(file, cluster, None if real_ms is None else real_ms / 1e3)
+    step = load_step(file, cluster, None if real_ms is None else real_ms / 1e3, is_module)
     with working("trying changes", steps=2 * len(specs or TRIED)) as tell:  # alone, then together
         found = step.advise(*specs, progress=tell)
     answer_result(found, as_json, verbose)

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from foretell.cli.script import command_line, module_option
 from foretell.errors import InputError
 
 
@@ -65,16 +66,21 @@ def workload_argument(command: Callable[..., Any]) -> Callable[..., Any]:
     """WORKLOAD, or `--model` with a model id, a folder or a shipped name."""
 
     @wraps(command)
-    def chosen(*args: Any, workload: str | None, model: str | None, **more: Any) -> Any:
+    def chosen(
+        *args: Any, workload: str | None, model: str | None, is_module: bool, **more: Any
+    ) -> Any:
         if workload and model:
             raise InputError(
                 f"both a workload, `{workload}`, and --model {model}", hint="give one of them"
             )
-        return command(*args, workload=workload or model, **more)
+        named = command_line(workload, is_module) if workload else model
+        return command(*args, workload=named, **more)
 
     help_ = "Instead of WORKLOAD: a model id in the local cache, a folder, or a shipped name."
     given = click.argument("workload", required=False, shell_complete=models)(chosen)
-    return click.option("--model", shell_complete=models, help=help_)(given)
+    given = module_option(given)
+    made: Callable[..., Any] = click.option("--model", shell_complete=models, help=help_)(given)
+    return made
 
 
 def require_workload(workload: str | None) -> str:

@@ -11,9 +11,10 @@ from foretell.cli import offered
 from foretell.cli.machines import calibration_option
 from foretell.cli.output import answer_result, json_option, verbose_option
 from foretell.cli.pooled import pool_options
+from foretell.cli.script import StepCommand
 
 
-@click.command()
+@click.command(cls=StepCommand)
 @offered.workload_argument
 @click.option(
     "--on",

@@ -11,13 +11,14 @@ from foretell.cli import offered
 from foretell.cli.machines import calibration_option, machines
 from foretell.cli.output import answer_result, json_option, require_place, say, verbose_option
 from foretell.cli.pooled import pool_options
+from foretell.cli.script import StepCommand
 from foretell.errors import InputError
 
 OBJECTIVES = ("time", "energy")
 STOPPED = 130  # exit code of what Ctrl-C ended
 
 
-@click.command()
+@click.command(cls=StepCommand)
 @offered.workload_argument
 @click.option(
     "--on",
@@ -116,7 +117,9 @@ def command(
 
 def _is_script(workload: str) -> bool:
     """Whether a workload is a training script, with or without a function behind its name."""
-    return workload.endswith(".py") or ".py:" in workload
+    from foretell.workload.load import has_arguments
+
+    return workload.endswith(".py") or ".py:" in workload or has_arguments(workload)
 
 
 def _restricted(planner: Any, asked: dict[str, Any]) -> Any:

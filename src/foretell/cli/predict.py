@@ -10,6 +10,7 @@ import click
 from foretell.cli import offered
 from foretell.cli.machines import calibration_option, machines
 from foretell.cli.output import answer_result, as_text, json_option, say, verbose_option
+from foretell.cli.script import StepCommand
 from foretell.errors import ForetellError, InputError
 from foretell.io import shown
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 FIELDS = ("workload", "on", "plan")
 
 
-@click.command()
+@click.command(cls=StepCommand)
 @offered.workload_argument
 @click.option(
     "--on",

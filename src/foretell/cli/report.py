@@ -9,9 +9,10 @@ import click
 
 from foretell.cli import offered
 from foretell.cli.output import answer, json_option, say
+from foretell.cli.script import StepCommand
 
 
-@click.command()
+@click.command(cls=StepCommand)
 @click.argument("given", nargs=-1, required=True, metavar="FILE... [SPEC...]")
 @click.option(
     "--on",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from foretell.cli.output import reading, say, working
+from foretell.errors import InputError
 
 if TYPE_CHECKING:
     from foretell.api import Step
@@ -65,7 +66,7 @@ class ScriptCommand(click.Command):
 
 
 class StepCommand(click.Command):
-    """A command on a step whose script may be passed arguments: they stand behind `--`."""
+    """A command on a step or a workload whose script may be passed arguments, behind `--`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         k = args.index("--") if "--" in args else len(args)
@@ -96,7 +97,7 @@ def _names(source: str, option: str) -> bool:
 
 def module_option(command: Any) -> Any:
     """`-m`: SCRIPT is the name of a module, as with `python -m`."""
-    text = "SCRIPT is the name of a module, as with python -m."
+    text = "The script is the name of a module, as with python -m."
     return click.option("-m", "--module", "is_module", is_flag=True, help=text)(command)
 
 
@@ -106,14 +107,35 @@ def show_option(command: Any) -> Any:
     return click.option("--show-output", "show", is_flag=True, help=text)(command)
 
 
-def load_step(file: Path, cluster: str | None, real: float | None = None) -> Step:
+def command_line(workload: str, is_module: bool) -> str:
+    """A workload with the arguments of its script, as one text."""
+    import shlex
+
+    from foretell.api.intake import is_script
+
+    args = script_args()
+    if not (args or is_module):
+        return workload
+    if not is_script(workload, is_module):
+        raise InputError(
+            f"arguments behind `--`, and `{workload[:80]}` is no training script",
+            hint="they are passed to a script: foretell plan train.py --on h100 -- --lr 0.1",
+        )
+    return shlex.join([*(["-m"] if is_module else []), workload, *args])
+
+
+def load_step(
+    file: Path, cluster: str | None, real: float | None = None, is_module: bool = False
+) -> Step:
     """The step in a file; `real` is the time of an un-profiled step, for traces."""
     from foretell.api import Step
 
-    is_script = file.suffix == ".py" or ".py:" in str(file)
+    is_script = is_module or file.suffix == ".py" or ".py:" in str(file)
     shown = working(f"running {file.name}") if is_script else reading(file)
     with shown as tell:
-        step = Step.load(file, cluster, args=script_args(), unprofiled=real, progress=tell)
+        step = Step.load(
+            file, cluster, args=script_args(), is_module=is_module, unprofiled=real, progress=tell
+        )
     for remark in step.remarks:
         say(remark)
     return step

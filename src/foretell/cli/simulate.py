@@ -8,9 +8,10 @@ import click
 
 from foretell.cli import offered
 from foretell.cli.output import answer_result, json_option, output_option, write_output
+from foretell.cli.script import StepCommand
 
 
-@click.command()
+@click.command(cls=StepCommand)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
     "--on",

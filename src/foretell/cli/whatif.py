@@ -14,7 +14,7 @@ from foretell.cli.output import (
     verbose_option,
     write_output,
 )
-from foretell.cli.script import StepCommand
+from foretell.cli.script import StepCommand, module_option
 
 
 @click.command(cls=StepCommand)
@@ -26,6 +26,7 @@ from foretell.cli.script import StepCommand
     shell_complete=offered.clusters,
     help="The cluster the step runs on: a spec or a file.",
 )
+@module_option
 @click.option("--real-ms", type=float, help="Of a trace: milliseconds of an un-profiled step.")
 @click.option("--real-mib", type=float, help="Of a trace: MiB at the measured peak of the step.")
 @output_option
@@ -35,6 +36,7 @@ def command(
     file: Path,
     specs: tuple[str, ...],
     cluster: str | None,
+    is_module: bool,
     real_ms: float | None,
     real_mib: float | None,
     output: Path | None,
@@ -57,7 +59,7 @@ def command(
     from foretell.whatif import parse
 
     changes = [parse(spec) for spec in specs]  # a wrong spec is refused before a trace is read
-    step = load_step(file, cluster, None if real_ms is None else real_ms / 1e3)
+    step = load_step(file, cluster, None if real_ms is None else real_ms / 1e3, is_module)
     peak = None if real_mib is None else real_mib * 2**20
     found = step.whatif(*changes, measured_peak=peak)
     answer_result(found, as_json, verbose)

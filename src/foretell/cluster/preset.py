@@ -36,14 +36,16 @@ def titled(title: str) -> Device | None:
 
     `Tesla V100-SXM2-32GB` → `v100-32`.
     """
-    words = {w.removesuffix("gb") for w in re.split(r"[^a-z0-9]+", title.lower())}
+    text = re.sub(r"(\d)\s+ti\b", r"\1ti", title.lower())  # `2080 Ti` is one number
+    words = {w.removesuffix("gb") for w in re.split(r"[^a-z0-9]+", text)}
     best: tuple[int, Device | None] = (0, None)
     for name, device in sorted(devices().items()):
         asked = name.split("-")
         if set(asked) <= words and len(asked) > best[0]:
             best = (len(asked), device)
     if best[1] is None:  # a title that does not tell the size of its memory
-        firsts = [d for n, d in sorted(devices().items()) if n.split("-")[0] in words]
+        models = {w for w in words if re.search(r"\d", w)}  # `rtx` alone names no device
+        firsts = [d for n, d in sorted(devices().items()) if n.split("-")[0] in models]
         return firsts[0] if firsts else None
     return best[1]
 

@@ -151,8 +151,16 @@ _AMD = ("hip", "Cijk_", "__amd")  # how calls and kernels under ROCm begin
 
 
 def remarks(graph: Graph) -> list[str]:
-    """Communication kernels of custom libraries, several streams, AMD's kernels."""
-    return [*_libraries(graph), *_streams(graph), *_amd(graph)]
+    """Communication kernels of custom libraries, several streams, AMD's kernels, none at all."""
+    return [*_libraries(graph), *_streams(graph), *_amd(graph), *_cpu_only(graph)]
+
+
+def _cpu_only(graph: Graph) -> Iterator[str]:
+    if not np.isin(graph.kind, (Kind.KERNEL, Kind.COPY, Kind.COLLECTIVE)).any():
+        yield (
+            "no GPU in this trace: only changes of the host can be tried on it; "
+            "`foretell whatif train.py … --on h100` captures the step for a GPU"
+        )
 
 
 def _texts(graph: Graph, column: str, *kinds: Kind) -> set[str]:

@@ -187,6 +187,10 @@ class Amp(WhatIf):
             raise InputError(f"`{self}` names `{self.dtype}`", hint="use dtype=bf16 or dtype=fp16")
         check_format(graph, setting, self.dtype)
         found = autocast.runs(graph)
+        if not (graph.kind == Kind.KERNEL).any():
+            raise DoesNotApply(
+                "the step has no GPU kernels", hint="profile it on a GPU, or capture its script"
+            )
         if not any(run.is_half for run in found):
             raise DoesNotApply(
                 "the forward pass has no product that could run in half precision, or the trace "

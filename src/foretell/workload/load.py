@@ -1,6 +1,7 @@
 """A workload from what a person writes.
 
 gpt:layers=24,…    llama-3.1-8b:seq=8192    config.json    step.graph    train.py:make
+train.py --lr 0.1
 """
 
 from __future__ import annotations
@@ -26,14 +27,21 @@ def load(text: str, *, scripts: bool = False, files: bool = True) -> Workload:
     Scripts are code: allow them only for what the user typed, never for what was read from a file.
     """
     name = text.partition(":")[0]
+    if has_arguments(text):
+        return _sourced(text, scripts=scripts, files=files)
     if not is_built_in(name) and files and (path := config.found(name)) is not None:
         return _configured(config.read(path), text, where=str(path))
     if not is_built_in(name) and is_source(name):
-        from foretell.workload.source import opened, refuse
-
-        refuse(text, scripts=scripts, files=files)
-        return _checked(opened(text), text)
+        return _sourced(text, scripts=scripts, files=files)
     return _built_in(text)
+
+
+def _sourced(text: str, *, scripts: bool, files: bool) -> Workload:
+    """The workload of a file or, where that is allowed, of a script."""
+    from foretell.workload.source import opened, refuse
+
+    refuse(text, scripts=scripts, files=files)
+    return _checked(opened(text), text)
 
 
 def names() -> list[str]:
@@ -50,6 +58,12 @@ def is_source(name: str) -> bool:
     """Whether a name is that of a file, a script or a module rather than a built-in workload."""
     is_module = "." in name and all(part.isidentifier() for part in name.split("."))
     return is_there(name) or "/" in name or name.endswith((".py", ".graph")) or is_module
+
+
+def has_arguments(text: str) -> bool:
+    """Whether a text is a script or a module with arguments, in the words of a shell."""
+    is_line = text.startswith("-m ") or ".py " in text or ".py' " in text
+    return is_line and not is_there(text.partition(":")[0])
 
 
 @lru_cache(maxsize=256)

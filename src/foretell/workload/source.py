@@ -1,6 +1,7 @@
 """Workloads that are not built in: a captured step, a trace, or a script to capture now.
 
     step.graph · step.json.gz · train.py:make · package.module:make:size=8
+    train.py --lr 0.1 · -m package.train --lr 0.1      a script or module with its arguments
     step.graph:batch=32,seq=4096,dtype=bf16        the same step, another batch, length or format
 
 What reads traces and captures models stands above this room and is imported by name, when asked.
@@ -8,6 +9,7 @@ What reads traces and captures models stands above this room and is imported by 
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
@@ -23,6 +25,7 @@ from foretell.graph.file import load as load_graph
 from foretell.io import is_there
 from foretell.workload import config
 from foretell.workload.captured import from_graph
+from foretell.workload.load import has_arguments
 from foretell.workload.op import BYTES, Exchange, Op
 from foretell.workload.workload import Layer, Workload
 
@@ -61,6 +64,8 @@ def opened(text: str) -> Workload:
 
 def _is_code(text: str) -> bool:
     """Whether a text names a script, or a function of a module."""
+    if has_arguments(text):
+        return True
     name, _, rest = text.partition(":")
     is_module = rest and all(part.isidentifier() for part in name.split("."))
     return name.endswith(".py") or bool(is_module and not is_there(name))
@@ -98,19 +103,34 @@ def _captured(text: str) -> Workload:
 
 def _is_loop(text: str) -> bool:
     """Whether a text names a training script, which is run as it is, and no function in one."""
+    if has_arguments(text):
+        return True
     path = Path(text)
     if path.suffix != ".py" or not path.is_file():
         return False
     return not import_module("foretell.pytorch.intake.request").is_description(path)
 
 
-def _step_of_script(name: str) -> Graph:
+def _step_of_script(text: str) -> Graph:
     """The step of an unchanged training script, run on fake tensors until it is recorded."""
     capture = import_module("foretell.pytorch.intake.capture").capture_script
-    script = import_module("foretell.pytorch.intake.request").Script(name, (), False)
+    script = import_module("foretell.pytorch.intake.request").Script(*_script_of(text))
     with TemporaryDirectory(prefix="foretell-") as folder:
         capture(script, Path(folder) / "step.graph")
         return load_graph(Path(folder) / "step.graph")
+
+
+def _script_of(text: str) -> tuple[str, tuple[str, ...], bool]:
+    """A script or module, its arguments, and whether it is a module."""
+    if not has_arguments(text):
+        return text, (), False
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise InputError(f"`{text[:80]}`: {error}", hint="quote arguments as in a shell") from None
+    is_module = words[0] == "-m"
+    name, *args = words[is_module:] or [""]
+    return name, tuple(args), is_module
 
 
 def _changed(workload: Workload, options: dict[str, str], text: str) -> Workload:

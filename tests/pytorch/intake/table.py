@@ -69,6 +69,7 @@ TABLE = (
     Case("graph_network.py", optimizer="Adam"),
     Case("sharpness.py", optimizer="SGD", losses=2),
     Case("diffusion.py", optimizer="AdamW", losses=1),
+    Case("functional.py", is_real=True, optimizer="Adam"),
 )
 SLOW = (
     Case("image_workers.py", optimizer="SGD"),

@@ -49,7 +49,34 @@ def test_a_what_if_of_a_script(here: Path) -> None:
 def test_arguments_that_a_script_needs(here: Path) -> None:
     with pytest.raises(InputError, match="exited with 2") as error:
         invoke("profile", SCRIPTS / "argparse_loader.py", "--json")
-    assert "--show-output" in str(error.value)
+    assert "the following arguments are required: --lr" in str(error.value)  # its last line
+
+
+def test_a_layout_of_a_script_with_arguments(here: Path) -> None:
+    where = ("--on", "h100:gpus=2", "--plan", "dp=2", "--json")
+    script = SCRIPTS / "argparse_loader.py"
+    found = invoke("predict", script, *where, "--", "--lr", "0.1")
+    assert found["step_s"] > 0
+    quoted = f"{script} --lr 0.1"  # the same as one word
+    assert invoke("predict", quoted, *where)["step_s"] == found["step_s"]
+    with pytest.raises(InputError, match="no training script"):
+        invoke("predict", "gpt2", *where, "--", "--lr", "0.1")
+
+
+def test_a_module_with_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(SCRIPTS)
+    found = invoke("whatif", "-m", "package.train", "faster-host", "--json", "--", "8")
+    assert 0 < found["predicted_s"] < found["baseline_s"]
+    planned = ("--on", "h100:gpus=2", "--plan", "dp=2", "--json", "--", "8")
+    assert invoke("predict", "-m", "package.train", *planned)["step_s"] > 0
+
+
+@pytest.mark.parametrize("line", ["train.py --lr 0.1", "-m package.train 8"])
+def test_a_file_never_runs_a_script_with_arguments(here: Path, line: str) -> None:
+    asked = {"workload": line, "on": "h100:gpus=2", "plan": "dp=2"}
+    (here / "many.jsonl").write_text(json.dumps(asked) + "\n")
+    found = invoke("predict", "--batch", "many.jsonl", "--json")
+    assert "code is never run because a file says so" in found["error"]
 
 
 def test_a_script_that_lacks_a_package_is_tried_once(

@@ -44,6 +44,7 @@ def test_a_script_is_captured(case: Case, tmp_path: Path) -> None:
     assert answer["is_real"] == case.is_real
     graph = load(Path(answer["graph"]))
     assert graph.facts.get("optimizer", "") == case.optimizer
+    assert "ParametrizationList" not in graph.facts["captured"]  # a part, named like a model
     for phase in ("forward", "backward", "update"):
         assert len(graph.select(kind="kernel", phase=phase)), phase
     if case.losses is not None:

@@ -42,7 +42,7 @@ CPU = "cpu"  # the architecture for which torch chooses by itself
 def chosen(arch: str, on_loss: Callable[[], None]) -> Iterator[None]:
     """While this is open, torch chooses as on a GPU of that architecture."""
     if arch == CPU:  # torch's own choices count
-        with _Choices({}, on_loss, is_gpu=False):
+        with _Choices({F.batch_norm: _batch_norm}, on_loss, is_gpu=False):
             yield
         return
     choices: dict[str, Callable[..., Any]] = {
@@ -53,7 +53,7 @@ def chosen(arch: str, on_loss: Callable[[], None]) -> Iterator[None]:
     }
     with ExitStack() as stack:
         known = {getattr(F, name): choice for name, choice in choices.items()}
-        known |= {torch.Tensor.to: _to, torch.Tensor.cuda: _cuda}
+        known |= {torch.Tensor.to: _to, torch.Tensor.cuda: _cuda, F.batch_norm: _batch_norm}
         for name, choice in choices.items():
             stack.enter_context(patch.object(F, name, choice))
         stack.enter_context(_Choices(known, on_loss))
@@ -175,6 +175,18 @@ def _to(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 def _cuda(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return _to(input, GPU)
+
+
+_BATCH_NORM = F.batch_norm
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def _batch_norm(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """cuDNN and the CPU answer in order whatever order the input is in; fake tensors keep its."""
+    layout = _CHANNELS_LAST.get(input.dim())
+    if layout is None or not input.is_contiguous(memory_format=layout):
+        input = input.contiguous()
+    return _BATCH_NORM(input, *args, **kwargs)
 
 
 def _rms_norm(

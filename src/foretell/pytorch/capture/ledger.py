@@ -45,11 +45,11 @@ class Ledger:
 
     def stay(self, tensor: torch.Tensor) -> Stay | None:
         """What is known of a tensor's memory."""
-        return self._live.get(tensor.untyped_storage()._cdata)
+        return self._live.get(_plain(tensor).untyped_storage()._cdata)
 
     def meet(self, tensor: torch.Tensor, born: int, kind: BufferKind, name: str) -> Stay:
         """Enter a tensor's memory where it is not known yet."""
-        storage = tensor.untyped_storage()
+        storage = _plain(tensor).untyped_storage()
         key = storage._cdata
         known = self._live.get(key)
         if known is not None:
@@ -71,3 +71,10 @@ class Ledger:
         self._watch.pop(key, None)
         if gone is not None and not self.is_closed:
             gone.dies = max(self.now, 0)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor inside those that `torch.func` wraps around it, which have no memory."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor

@@ -210,6 +210,8 @@ class Capturing:
     def _enter(self) -> None:
         """Make known what is there before the step: weights, buffers and optimizer state."""
         recorder = self.recorder
+        outer = map(self.parents.root, self.roots.values())  # some were put into others since
+        self.roots = {id(root): root for root in outer}
         for root in self.roots.values():
             recorder.names |= {id(m): name for name, m in reversed(list(root.named_modules()))}
             for name, parameter in root.named_parameters():

@@ -41,7 +41,7 @@ def main(path: Path) -> None:
         answer = {"error": str(error)}
     except SystemExit as left:
         is_well = left.code in (None, 0)
-        answer = {"ended": job.steps} if is_well else _exited(request.script, left.code)
+        answer = {"ended": job.steps} if is_well else _exited(left.code)
     except BaseException as error:
         traceback.print_exc()
         answer = {"error": _message(request.script, error), "is_final": isinstance(error, _FINAL)}
@@ -134,10 +134,10 @@ def single_rank(script: Script) -> None:
         os.environ.setdefault(name, str(value))
 
 
-def _exited(script: Script, code: Any) -> dict[str, Any]:
-    hint = "look at what it printed with --show-output; its own arguments stand behind its name"
-    said = f"`{script}` exited with {code}\n\nhint: {hint}"
-    return {"error": said, "is_final": code == _USAGE}
+def _exited(code: Any) -> dict[str, Any]:
+    """A script that ended itself; what it printed, the process that started this one knows."""
+    said = f"exited with {code}" if isinstance(code, int) else f"exited: {str(code).strip()}"
+    return {"error": said, "is_exit": True, "is_final": code == _USAGE}
 
 
 def _message(script: Script, error: BaseException) -> str:

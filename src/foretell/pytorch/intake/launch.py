@@ -21,7 +21,7 @@ from foretell.pytorch.intake.request import Request, Script, rank_and_world
 Progress = Callable[[str, float], None]
 _EVERY = 0.1  # seconds between looks at the processes
 _GRACE = 15.0  # seconds that the other ranks get when one has failed
-_TAIL = 12  # lines of a script's output that are shown when it fails
+_TAIL = 12  # lines of a script's output in which its last words are looked for
 PROGRESS = "progress"
 
 
@@ -149,11 +149,22 @@ def _answer(
     if place.is_file():
         found: dict[str, Any] = json.loads(place.read_text())
     else:
+        said = f"ended with {process.returncode} before anything was seen of it"
+        found = {"error": said, "is_exit": True}
+    if found.get("is_exit"):
         what = f"rank {rank} of `{request.script}`" if rank else f"`{request.script}`"
-        found = {"error": f"{what} ended with {process.returncode} before anything was seen of it"}
-    if "error" in found:
-        found["output"] = log.read_text(errors="replace").splitlines()[-_TAIL:]
+        found["error"] = f"{what} {found['error']}{_printed(log)}\n\nhint: {_HINT}"
     return found
+
+
+_HINT = "its own arguments stand behind its name; in whatif, advise and plan behind `--`"
+
+
+def _printed(log: Path) -> str:
+    """What a script printed last, where that was kept."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    said = [line for line in lines[-_TAIL:] if line]
+    return f"; it printed last: {said[-1]}" if said else ""
 
 
 def _more(request: Request, first: int) -> list[dict[str, Any]]:
