@@ -192,7 +192,13 @@ def _line(row: dict[str, Any]) -> str:
     gap = f"gap {1 - (joint.get('bound_s') or 0) / step:.0%}" if step < math.inf else ""
     against = f"{found[best] / step:.3f} × {best}" if best and step < math.inf else "none"
     head = f"{row['model'][:38]:38s} {row['cluster'][:18]:18s} joint {step:9.4g} s"
-    return f"{head} ({joint.get('cpu_s', 0):4.0f} CPU-s, {gap}); {against}"
+    spent = ", ".join(f"{name} {_spent(row[name])}" for name in ("joint", *SINGLE, *RIVALS)
+                      if name in row)  # fmt: skip
+    return f"{head} ({gap}); {against}; evaluations and CPU-s: {spent}"
+
+
+def _spent(found: dict[str, Any]) -> str:
+    return f"{found.get('evaluations', 0)}/{found['cpu_s']:.0f}"
 
 
 def _gains(rows: list[dict[str, Any]], names: Any) -> list[float]:

@@ -5,6 +5,8 @@
                 alike, blocks are recomputed where memory asks for it
     galvatron   Miao et al., VLDB 2023: stages of equal width; of each the best of data, sharded and
                 tensor parallelism and the recompute of its blocks, under memory
+    mist        Zhu et al., EuroSys 2025: as Galvatron, and optimizer state of no, the first or all
+                stages on the host, chosen together with ZeRO, recompute and blocks
     metis       Um et al., ATC 2024, and Sailor (Strati et al., SOSP 2025): stages of one kind of
                 device each, in every order of the kinds, blocks by the speed of the devices
 
@@ -204,10 +206,31 @@ class Galvatron(Rival):
                 own.but(zero=zero if own.dp > 1 else 0) for own in _splits(width, node, b, workload)
             ]
             for own in dict.fromkeys(splits):
-                meshes = [Mesh(tuple(range(s * width, (s + 1) * width)), own) for s in range(pp)]
-                found = parts.best(meshes, common)
-                if found is not None:
-                    yield found
+                for away in self.offloads(pp):
+                    stages = [own.but(offload=s < away) for s in range(pp)]
+                    meshes = [
+                        Mesh(tuple(range(s * width, (s + 1) * width)), one)
+                        for s, one in enumerate(stages)
+                    ]
+                    found = parts.best(meshes, common)
+                    if found is not None:
+                        yield found
+
+    def offloads(self, pp: int) -> list[int]:
+        """How many of the first stages may have their optimizer state on the host."""
+        return [0]
+
+
+@dataclass(frozen=True)
+class Mist(Galvatron):
+    """Parallelism and all that saves memory tuned together, offload among it."""
+
+    name: ClassVar[str] = "mist"
+    source: ClassVar[str] = "Zhu et al., Mist, EuroSys 2025"
+
+    def offloads(self, pp: int) -> list[int]:
+        """The first stages hold most micro-batches: none, half or all of them offload."""
+        return sorted({0, pp // 2, pp})
 
 
 @dataclass(frozen=True)
@@ -262,4 +285,4 @@ def _by_speed(
     return guess, plans
 
 
-RIVALS: dict[str, type[Rival]] = {"alpa": Alpa, "galvatron": Galvatron, "metis": Metis}
+RIVALS: dict[str, type[Rival]] = {kind.name: kind for kind in (Alpa, Galvatron, Mist, Metis)}
