@@ -35,7 +35,8 @@ def shares(workload: Workload, plans: Layouts) -> Shares:
     Where blocks differ, the middle stages of a plan count as all alike, by their mean.
     """
     keys = [(p.pp, p.layers, last_stage(p)) for p in plans.plans]
-    dealt = {key: _kinds(p, workload) for key, p in zip(keys, plans.plans, strict=True)}
+    alike = dict(zip(keys, plans.plans, strict=True))
+    dealt = {key: _kinds(p, workload) for key, p in alike.items()}
     times = np.stack([dealt[key] for key in keys], axis=2)
     return Shares(times, np.maximum(plans.column("pp") - 2, 0.0))
 

@@ -41,7 +41,9 @@ def lower_bound(plans: Sequence[Plan], workload: Workload, cluster: Cluster, bat
 
 def _cells(plans: Sequence[Plan], workload: Workload, cluster: Cluster, batch: int) -> list[Plan]:
     """Every way that layers are split among these plans, each with all sizes of micro-batch."""
-    checked = [check(p.but(recompute="none", recompute_layers=0), workload, cluster) for p in plans]
+    different = {_split(plan): plan for plan in reversed(plans)}.values()
+    asked = [p.but(recompute="none", recompute_layers=0) for p in reversed(different)]
+    checked = [check(p, workload, cluster) for p in asked]
     firsts, _ = layouts([p.but(micro_batch=1) for p in checked]).cells()
     sizes = [1 << k for k in range(batch.bit_length()) if batch % (1 << k) == 0]
     found = [
@@ -50,6 +52,13 @@ def _cells(plans: Sequence[Plan], workload: Workload, cluster: Cluster, batch: i
     step = max(1, -(-len(found) // MOST))
     largest = [p for p in found if p.micro_batch == sizes[-1]]
     return list(dict.fromkeys([*found[::step], *largest]))
+
+
+def _split(plan: Plan) -> object:
+    """What two plans have in common whose layers are split alike, by the same program."""
+    degrees = plan.tp, plan.cp, plan.ep, plan.etp, plan.sp, plan.filter, plan.channel, plan.spatial
+    program = plan.framework, plan.precision, plan.dtype, plan.compile, plan.tp_overlap
+    return degrees, program, plan.zero, plan.pp > 1
 
 
 def _work(cells: list[Plan], workload: Workload, cluster: Cluster, device: Device) -> Array:

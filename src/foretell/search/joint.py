@@ -98,6 +98,7 @@ class _Search:
         fixed = (self.within.fixed or {}).get("global_batch", 0)
         self.batch = self.options.global_batch or fixed or usual
         self.is_mixed = len(self.cluster.devices_by_kind()) > 1
+        self.compiles = all(device.vendor != "cpu" for device in self.cluster.devices)
         self.on = Evaluator(
             self.workload, self.cluster, self.options.evaluations, self._accepts, self._filled,
             self._cost(),
@@ -236,9 +237,10 @@ class _Search:
 
     def _is_eager(self, plan: Plan) -> bool:
         """Whether torch.compile would fuse what the framework does not."""
-        gpus = all(device.vendor != "cpu" for device in self.cluster.devices)
+        if plan.compile or not self.compiles:
+            return False
         asked = resolved(plan, self.workload.most("tp") > 1, self.workload.dtype)
-        return gpus and not plan.compile and framework_of(asked.framework).kernels == "eager"
+        return framework_of(asked.framework).kernels == "eager"
 
     def _layouts(self, swept: Swept) -> list[Found]:
         """The best layouts, and the best of every strategy, simulated."""
