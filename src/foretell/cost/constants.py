@@ -34,6 +34,13 @@ def shipped() -> Constants:
     return parse(tomllib.loads(text))
 
 
+@cache
+def passes() -> dict[str, Any]:
+    """What PyTorch's kernels and calls take beside flops and bytes: `tables/passes.toml`."""
+    text = files("foretell.cost").joinpath("tables", "passes.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
 def parse(table: Mapping[str, Any]) -> Constants:
     """Constants from a table of tables."""
     parts = (f for f in Constants.__dataclass_fields__)

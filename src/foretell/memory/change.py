@@ -209,6 +209,7 @@ HEAVY = (
     *("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "embedding"),
     *("embedding_dense_backward", "_embedding_bag", "_embedding_bag_dense_backward", "cat"),
     *("max_pool2d_with_indices", "max_pool2d_with_indices_backward", "AccumulateGrad"),
+    *("_grouped_mm", "index_add", "_index_put_impl_", "scatter_add", "scatter_reduce"),
 )
 
 
@@ -217,7 +218,8 @@ WEIGHS = ("_softmax", "_safe_softmax", "native_dropout")
 
 def is_heavy(op: Op) -> bool:
     """Whether an op reads from and writes to memory."""
-    return op.name in HEAVY or "attention" in op.name or op.phase == Phase.UPDATE
+    is_library = "attention" in op.name or op.name.startswith("_cudnn_rnn")
+    return op.name in HEAVY or is_library or op.phase == Phase.UPDATE
 
 
 def fused(tape: Tape) -> Tape:

@@ -260,7 +260,21 @@ def indexed(call: Call) -> list[Key]:
     return [(where[0], x[1])] if x and where else []
 
 
+def selected(call: Call) -> list[Key]:
+    """`index_select`: one side is as long as its index."""
+    x, at, where = call.tensor(0), call.ints(1), call.tensor(2)
+    if not (x and at and where and x[0]):
+        return []
+    dims = list(x[0])
+    dims[at[0]] = prod(where[0])
+    return [(tuple(dims), x[1])]
+
+
+# As large as what they are given, whatever they put into it from elsewhere.
+_PUT = ("index_add", "index_copy", "index_fill", "scatter", "scatter_add", "scatter_reduce")
+
 RULES: dict[str, Rule] = {
+    **dict.fromkeys(_PUT, alike()), "index_select": selected,
     **dict.fromkeys(_TESTS, test),
     "addmm": product(1, 2), "mm": product(0, 1), "bmm": product(0, 1), "baddbmm": product(1, 2),
     "_addmm_activation": product(1, 2),

@@ -17,6 +17,7 @@ import numpy as np
 from foretell import portable
 from foretell.cluster import Cluster, Device, Level
 from foretell.cost import collective, kernel, power
+from foretell.cost.constants import passes
 from foretell.plan.framework import Running
 from foretell.plan.layouts import Array, Layouts, Rows
 from foretell.plan.process_groups import levels, stride
@@ -27,9 +28,7 @@ from foretell.workload.op import KEPT, holds
 CONVOLUTIONS = ("conv", "conv_dgrad", "conv_wgrad")
 PRODUCTS = ("gemm", *CONVOLUTIONS)  # what narrow formats speed up
 MATRIX = (*PRODUCTS, "attention")  # what the clock of the matrix units paces
-# Seconds between two kernels of one stream: medians of 1.18 to 1.25 µs in GPU-bound traces of an
-# H200 (gpt2, resnet50, vit_b_16).
-GAP = 1.2e-6
+GAP: float = passes()["gap"]["stream"]  # seconds between two kernels of one stream
 FORWARD, BACKWARD, CORE = 0, 1, 2  # CORE: what selective recompute runs again
 
 

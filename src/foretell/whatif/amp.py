@@ -22,6 +22,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from foretell.cost.aten import read
+from foretell.cost.constants import passes
 from foretell.errors import InputError
 from foretell.graph.columns import Array, Dtype, Kind, Phase, word_of
 from foretell.graph.edit import Edit
@@ -155,17 +156,12 @@ def _copies(
     return found
 
 
-# Calls' worth of host time (→ `hosts.call_seconds`) of a cast and of its gradient: their ratio from
-# the `host` rows of the shipped table, their sum from 64 host-bound autocast steps of 21 models on
-# H200 hosts (benchmarks/measured/h200 and others alike): the median error is 1 %,
-# with a third and two thirds more 2 and 8 %.
-CAST, CAST_BACK = 0.42, 0.56
-# Seconds and bytes/s of a casting kernel, from the models with both traces in benchmarks/measured:
-# to half PyTorch has a kernel that takes eight numbers at a time, back it goes one by one.
-TO_HALF, TO_FP32 = (1.4e-6, 4.3e12), (2.1e-6, 2.05e12)
-RATE = 3.3e12  # bytes/s of a pass over all gradients, `copy` rows of the table
+_CASTS = passes()["cast"]
+CAST, CAST_BACK = _CASTS["host"], _CASTS["host_back"]  # calls' worth of host time
+TO_HALF, TO_FP32 = _CASTS["to_half"], _CASTS["to_fp32"]  # seconds and bytes/s of a casting kernel
+RATE = _CASTS["checked"]
 CAST_BYTES = 6  # of one number: four read and two written, or the other way round
-SCALER_CALLS = 12.0  # calls' worth of host time of unscaling, checking and updating the scale
+SCALER_CALLS = _CASTS["scaler"]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from foretell.cost.constants import passes
 from foretell.graph.columns import NONE, Array, Kind, Phase
 from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph
@@ -29,13 +30,14 @@ from foretell.whatif.calls import USUAL, call_seconds, launch_of, operators
 from foretell.whatif.channels_last import turned
 from foretell.whatif.table_lookup import CONVOLVES, image_layout, retimed, sorts_of
 
-SHARE = 0.2  # of the kernels beside the longest, that a fused one still costs
-# Calls' worth of host time (→ `_call`, 26 µs on the host of the shipped table): what compiled steps
-# of eleven models on an H200 take beside their optimizer, where the host decides.
-START, LAUNCH, PARAMETER, STATISTIC = 15.0, 0.5, 1.7, 5.0
-# What an eager call takes there goes by the model's own Python, from half to over twice
-# the usual (28 compiled steps of ten models do not follow it): beyond these the host is another.
-FAST, SLOW = 0.45, 2.3
+_HOST: dict[str, float] = passes()["compiled"]
+SHARE = _HOST["share"]  # of the kernels beside the longest, that a fused one still costs
+START, LAUNCH, PARAMETER, STATISTIC = (
+    _HOST[name] for name in ("start", "launch", "parameter", "statistic")
+)  # calls' worth of host time (→ `_call`)
+# What an eager call takes goes by the model's own Python, from half to over twice the usual;
+# compiled steps do not follow it. Beyond these the host is another.
+FAST, SLOW = _HOST["fast"], _HOST["slow"]
 COMPILED = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
 _INDUCTOR = re.compile(
     r"^triton_(poi|red|per|tem|for|mm)_|^(Torch-Compiled|CompiledFunction|CompiledFx)"

@@ -24,6 +24,7 @@ import numpy as np
 from foretell.cluster.device import Device
 from foretell.cost import kernel as kernels
 from foretell.cost.aten import read
+from foretell.cost.constants import passes
 from foretell.cost.shape import parse, write
 from foretell.graph.columns import Array, Dtype, Kind, LaneKind, word_of
 from foretell.graph.edit import Edit
@@ -150,9 +151,7 @@ def _written_seconds(sizes: dict[str, float], item: int, device: Device) -> floa
 DEVICE = (Kind.KERNEL, Kind.COPY, Kind.COLLECTIVE, Kind.SEND)
 HOST = (Kind.HOST, Kind.SYNC)
 LAUNCH = 2e-5  # seconds of one cudaGraphLaunch on the host
-# Measured on an H200, four models with Adam as graphs under the profiler and without it: a kernel
-# begins 0.26 to 0.35 µs after the one before has ended.
-GAP = 0.3e-6  # seconds
+GAP: float = passes()["gap"]["graph"]  # seconds between two kernels
 # Adam in a graph keeps its step on the device (`capturable=True`): torch/optim/adam.py then works
 # out the two bias corrections and the step size with kernels of their own on one number (14.0 to
 # 14.8 a parameter, 0.9 to 1.6 µs each), and divides and adds by what those made: passes that look

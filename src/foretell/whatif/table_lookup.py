@@ -25,6 +25,7 @@ import numpy as np
 
 from foretell import portable
 from foretell.cost.aten import Call, is_call, is_cudnn_order, is_cudnn_transposed, read
+from foretell.cost.constants import passes
 from foretell.cost.ratios import Times, Way, ratios, times
 from foretell.graph.columns import NONE, Array, Kind, Phase
 from foretell.graph.edit import Edit
@@ -291,7 +292,7 @@ POWERS = (
     (re.compile(r"SoftMaxForward|CatArray"), 0.65),
     (re.compile(r"upsample_"), 0.0),
 )
-MIXED = 1.45  # times its fp32 time: a pass that reads both formats casts number by number
+MIXED: float = passes()["mixed"]["times"]  # its fp32 time: both formats, cast number by number
 
 
 def powers(graph: Graph, tasks: Array) -> Array:

@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from foretell.cost.attention import visible
+from foretell.cost.constants import passes
 from foretell.cost.memory_bound import added_rows
 from foretell.errors import unknown
 from foretell.workload.op import BYTES, Number, Op, Sizes
@@ -318,9 +319,7 @@ def _pointwise(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     return forward, [gradient] if back else []
 
 
-# Times as long as its bytes say that a kernel of two formats takes: `add` and `mul` with layout
-# `mixed` in tables/measured/h200.csv.gz.
-MIXED = 1.45
+MIXED: float = passes()["mixed"]["times"]  # as long as its bytes say: a kernel of two formats
 _WIDTH = {"fp32": 4.0, "fp64": 8.0, "fp8": 1.0, "int8": 1.0}
 
 
@@ -438,11 +437,8 @@ def _route(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     return forward, backward[:-1] if _is_frozen(op) else backward
 
 
-# Passes over all routed words that gathering them and adding them up takes by PyTorch's operators,
-# forward and backward, into the experts and out of them: kernels of a layer of experts beside its
-# grouped matmuls, eager 34 to 37 passes in all and compiled 15 to 21 (`experts` rows of
-# benchmarks/measured/training_parts_h200.json, six shapes).
-PERMUTED = {"eager": ((4.0, 10.0), (9.0, 13.0)), "compiled": ((2.0, 5.0), (5.0, 4.0))}
+# Passes over all routed words that gathering them and adding them up takes by PyTorch's operators.
+PERMUTED: dict[str, dict[str, list[float]]] = passes()["permuted"]
 
 
 def _permuted(
@@ -450,7 +446,10 @@ def _permuted(
 ) -> tuple[float, float]:
     """Passes into the experts or out of them, forward and backward."""
     way = next((name for name in PERMUTED if name in flags), "")
-    return PERMUTED[way][leaving] if way else fused
+    if not way:
+        return fused
+    forward, backward = PERMUTED[way]["out" if leaving else "into"]
+    return forward, backward
 
 
 def _copied(n: Number, passes: float) -> Call:
