@@ -2,7 +2,9 @@
 
 import json
 import os
+import shlex
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -139,3 +141,12 @@ def test_a_kill_at_any_write_leaves_a_whole_file(name, tmp_path, monkeypatch):
     else:
         pytest.fail("more touches of files than are tried")
     assert len(path.read_bytes()) == len(whole)
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed_lead_nowhere(closed, tmp_path):
+    out = tmp_path / "step.json"
+    words = shlex.join([sys.executable, "-m", "foretell", "simulate", str(GUIDE), "-o", str(out)])
+    done = subprocess.run(f"exec {words} {closed}", shell=True, capture_output=True, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+    assert json.loads(out.read_text())["traceEvents"]

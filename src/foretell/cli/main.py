@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from typing import Any
@@ -113,6 +114,7 @@ def foretell(context: click.Context) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; turn errors a user can mend into one message and exit code 2."""
+    _reopen()
     try:
         foretell(argv, prog_name="foretell", standalone_mode=False)
     except ForetellError as error:
@@ -131,6 +133,17 @@ def main(argv: list[str] | None = None) -> None:
         fail("this needs more memory than there is", hint="ask for less, or on a larger machine")
     except OSError as error:  # a full disk, a name too long: nothing of ours
         fail(f"{error.strerror or error}{f': `{error.filename}`' if error.filename else ''}")
+
+
+def _reopen() -> None:
+    """Let what was closed lead nowhere, or the next file that is opened would take its place."""
+    if sys.stdout is not None and sys.stderr is not None:
+        return
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def fail(message: str, hint: str = "") -> None:
