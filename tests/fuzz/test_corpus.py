@@ -98,3 +98,13 @@ def test_what_is_no_file(name, tmp_path):
         found = run(argv, tmp_path)
         assert not problem(argv, found), argv
         assert found.code == 2, argv
+
+
+@pytest.mark.parametrize(
+    "argv", [["profile", "pipe.py"], ["capture", "pipe.py"], ["run", "pipe.py", "--plan", "dp=2"]]
+)
+def test_a_pipe_is_no_script(argv, tmp_path):
+    os.mkfifo(tmp_path / "pipe.py")
+    found = run(argv, tmp_path)
+    assert not problem(argv, found)
+    assert found.code == 2

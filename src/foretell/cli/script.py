@@ -14,6 +14,7 @@ import click
 
 from foretell.cli.output import reading, say, working
 from foretell.errors import InputError
+from foretell.io import limits, read_bytes
 
 if TYPE_CHECKING:
     from foretell.api import Step
@@ -85,8 +86,8 @@ def script_args() -> tuple[str, ...]:
 
 def _source(script: str) -> str:
     try:
-        return Path(script).read_text(encoding="utf-8", errors="replace")
-    except (OSError, ValueError):
+        return read_bytes(script, limits().config, "script").decode("utf-8", "replace")
+    except InputError:
         return ""
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from foretell.errors import InputError
+from foretell.io import limits, read_bytes
 
 _NEEDED = ("model", "batch")  # functions of a script that describes a step
 
@@ -27,8 +28,8 @@ class Script:
     def source(self) -> str:
         """The text of a file; nothing of a module, which is not looked for."""
         try:
-            return Path(self.name).read_text(encoding="utf-8", errors="replace")
-        except OSError:
+            return read_bytes(self.name, limits().config, "script").decode("utf-8", "replace")
+        except InputError:
             return ""
 
     def __str__(self) -> str:
@@ -105,9 +106,7 @@ def is_rank(rank: int, world: int) -> None:
 def is_description(path: Path) -> bool:
     """Whether a script has the functions that describe a step; the script is read, not run."""
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read `{path}`: {error.strerror or error}") from None
+        tree = ast.parse(read_bytes(path, limits().config, "script"))
     except (SyntaxError, ValueError) as error:
         raise InputError(f"`{path}` is not Python: {error}") from None
     there = {name for node in tree.body for name in _names(node)}
