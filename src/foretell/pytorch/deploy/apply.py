@@ -100,12 +100,18 @@ class Deployed:
     by_graph: StepSplits | None = None  # how its captured step splits, where no layout is known
     apart: frozenset[str] = frozenset()  # not those of other data ranks: experts, other stages
     stages: PipelinedCall | None = None  # a pipeline inside the model's own call
+    is_stepping: bool = False  # inside `step`, which shares buffers at its end
 
     def step(self, inputs: tuple[Any, ...], target: Any) -> Any:
         """Train on this rank's share of a batch; its mean loss, None where that is not known."""
         self.optimizer.zero_grad()
-        with fsdp.quiet() if self.is_sharded else nullcontext():
-            loss = self._there_and_back(inputs, target)
+        self.is_stepping = True
+        try:
+            with fsdp.quiet() if self.is_sharded else nullcontext():
+                loss = self._there_and_back(inputs, target)
+        finally:
+            self.is_stepping = False
+        self._share_buffers()
         if self.plan.update == "by-message" and isinstance(self.sync, Sync):
             self.sync.update_by_message(self.optimizer.step)
             return loss
@@ -130,15 +136,19 @@ class Deployed:
             self.ema.update(self.here)
 
     def _settle(self) -> None:
-        """Make the gradients those of the whole batch, and the buffers the same on all ranks."""
+        """Make the gradients those of the whole batch."""
         if self.sync is not None:
             self.sync.finish()
         if self.usage is not None:
             self.usage.finish()
-        if isinstance(self.pipeline, Staged | Blocks) and self.plan.dp * self.plan.cp > 1:
-            group, _ = self.places.copies()
-            for stage in self.pipeline.modules.values():
-                send_buffers(stage, group=group)
+
+    def _share_buffers(self) -> None:
+        """Once a step: ranks with uneven shares take different numbers of micro-batches."""
+        if self.plan.dp * self.plan.cp == 1 or isinstance(self.pipeline, Groups):
+            return
+        group, _ = self.places.copies()
+        for module in [self.model] if self.pipeline is None else self.pipeline.modules.values():
+            send_buffers(module, group=group)
 
     def infer(self, inputs: tuple[Any, ...]) -> dict[int, Any]:
         """What the model gives, without gradients: for each micro-batch, by its place in the batch.
@@ -254,6 +264,7 @@ def deploy(
     uses = Uses() if by_graph else _uses(model, plan, tensor_layout, call)
     require_runnable(plan, facts(model, tensor_layout, plan.tp, by_graph, uses.outside))
     require_parameters(plan, model)
+    _require_sends(plan, device)
     _require_tokens(model, plan, tensor_layout, call)
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     places = Places(plan, kind)
@@ -327,12 +338,31 @@ def facts(
 
 
 def _uses(model: Any, plan: Plan, layout: Mapping[str, str] | None, call: Call | None) -> Uses:
-    """What a forward does with the layers that tensor ranks would split."""
-    if plan.tp == 1:
-        return Uses()
-    ways = named(model, layout)
-    layers = [n for n, way in ways.items() if way != SEQUENCE]
-    return uses_of(model, dict.fromkeys([*layers, *lone(model, plan.tp)]), call)
+    """What a forward does with the layers that ranks would split."""
+    layers: list[str] = []
+    if plan.tp > 1:
+        layers += [n for n, way in named(model, layout).items() if way != SEQUENCE]
+        layers += lone(model, plan.tp)
+    if plan.filter > 1 or plan.channel > 1:
+        layers += [n for n, m in model.named_modules() if isinstance(m, _LAYERS)]
+    return uses_of(model, dict.fromkeys(layers), call)
+
+
+def _require_sends(plan: Plan, device: str) -> None:
+    """Raise where stages would send each other what is in the memory of a GPU through gloo."""
+    on_gpu = (device or ("cuda" if torch.cuda.is_available() else "cpu")) == "cuda"
+    if (plan.pp > 1 or plan.stages or plan.groups) and on_gpu and _cuda_backend() == "gloo":
+        raise InputError(
+            "stages on ranks that share a GPU: gloo does not send what is in its memory",
+            hint="give each rank a GPU of its own (NCCL), or run with --device cpu",
+        )
+
+
+def _cuda_backend() -> str:
+    """What carries messages of CUDA tensors: `gloo`, or as in `cpu:gloo,cuda:nccl`."""
+    word = str(dist.get_backend_config())
+    each = dict(part.split(":", 1) for part in word.split(",") if ":" in part)
+    return each.get("cuda", word)
 
 
 def _require_tokens(
@@ -478,7 +508,7 @@ def _inside(made: Deployed, modules: list[Any], layout: Mapping[str, str] | None
         for way in ("filter", "channel"):
             if getattr(plan, way) > 1:
                 group = places.group(way)
-                found = split_channels(module, _all_layers(module, way, plan), group)
+                found = split_channels(module, _all_layers(module, way, plan, made.tied), group)
                 made.parts |= found
                 made.splits |= {id(p): how for p, how in split_parameters(module, found, group)}
         if plan.recompute != "none" or "checkpoint" in names:
@@ -506,18 +536,19 @@ def _deal_experts(made: Deployed) -> None:
         made.apart |= {f"{name}.{key}" for key, _ in module.named_parameters()}
 
 
-def _all_layers(model: Any, way: str, plan: Plan) -> dict[str, str]:
+def _all_layers(model: Any, way: str, plan: Plan, tied: Collection[str]) -> dict[str, str]:
     """Every layer that has enough filters or channels; the first reads too few channels."""
     dim, size = (0 if way == "filter" else 1), getattr(plan, way)
-    tied = tied_names(model)
+    tied = {*tied, *tied_names(model)}
     closed = tuple(f"{n}." for n, m in model.named_modules() if isinstance(m, WHOLE))
     found = {
         n: way
         for n, m in model.named_modules()
         if isinstance(m, _LAYERS)
+        and "weight" in m._parameters  # not made of others
         and m.weight.shape[dim] >= size
         and getattr(m, "groups", 1) == 1
-        and f"{n}.weight" not in tied
+        and not {f"{n}.weight", f"{n}.bias"} & tied
         and not n.startswith(closed)
     }
     if not found:
@@ -545,7 +576,7 @@ def _across(made: Deployed, inputs: tuple[Any, ...] | None) -> None:
         group, _ = places.copies()
         made.usage = fsdp.Usage(stages, group)
         if made.pipeline is None:
-            share_buffers(made.model, group)
+            share_buffers(made.model, group, unless=lambda: made.is_stepping)
         return
     names = {n for n, p in made.model.named_parameters() if p.requires_grad} - made.apart
     group, order = places.copies()
@@ -559,6 +590,7 @@ def _across(made: Deployed, inputs: tuple[Any, ...] | None) -> None:
         dtype=dtype_of(plan.grad_dtype),
         own=_factor_group(plan, group),
         apart=made.apart,
+        is_stepping=lambda: made.is_stepping,
     )
 
 

@@ -267,11 +267,13 @@ def broadcast_state(
         dist.broadcast(local(tensor.detach()), src=first, group=group)
 
 
-def share_buffers(model: Any, group: Group = None) -> Any:
+def share_buffers(
+    model: Any, group: Group = None, unless: Callable[[], bool] = lambda: False
+) -> Any:
     """Before each forward in training, give every rank the buffers of the first, as DDP does."""
 
     def send(model: Any, _: Any) -> None:
-        if model.training and torch.is_grad_enabled():
+        if model.training and torch.is_grad_enabled() and not unless():
             send_buffers(model, group)
 
     return model.register_forward_pre_hook(send) if any(True for _ in model.buffers()) else None

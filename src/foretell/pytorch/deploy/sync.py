@@ -136,6 +136,7 @@ def synchronize(
     own: Any = None,  # the group that factors go over; a new one
     summed: bool = False,  # gradients are parts of a sum already, and buffers another's
     apart: Collection[str] = (),  # parameters that are not the same on these ranks
+    is_stepping: Callable[[], bool] = lambda: False,  # buffers are shared by the caller meanwhile
 ) -> Sync:
     """Train `model` on every rank of the group as if on one, each with its share of the batch."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
@@ -153,7 +154,7 @@ def synchronize(
         _server(trained, words, size, weight, group),
     )
     if not summed:
-        sync.hooks += filter(None, [share_buffers(model, group)])
+        sync.hooks += filter(None, [share_buffers(model, group, unless=is_stepping)])
     if optimizer is not None:
         sync.attach(optimizer)
     return sync
