@@ -238,3 +238,59 @@ def test_buckets_by_size_are_those_of_ddp():
     made = by_size(sizes, 1_000_000)
     assert made.buckets == (("p5", "p4", "p3"), ("p2", "p1", "p0"))
     assert by_size(sizes, 1_000_000, 1).buckets[0] == ("p5",)
+
+
+def apart(mine, wanted):
+    return ((mine - wanted).abs().max() / wanted.abs().max().clamp_min(1e-6)).item()
+
+
+def filled(plan):
+    """How far three steps end from one process where the second rank made a model without values.
+
+    A batch norm: buffers are filled too.
+    """
+    from foretell.plan import Plan
+    from foretell.pytorch.deploy.apply import deploy
+    from foretell.pytorch.deploy.state import buffers, parameters
+    from tests.pytorch.deploy import matrix, zoo
+
+    whole = zoo.make("norms")
+    start = {n: p.detach().clone() for n, p in whole.named_parameters()}
+    with torch.device("meta" if dist.get_rank() else "cpu"):
+        model = zoo.make("norms")
+    made = deploy(model, matrix.optimizer(model), Plan.parse(plan), device="cpu")
+    first = max(apart(p, start[n]) for n, p in parameters(made))
+    update = matrix.optimizer(whole)
+    for step in range(STEPS):
+        ((inputs, target),) = zoo.parts("norms", [zoo.BATCH], step)
+        update.zero_grad()
+        nn.functional.cross_entropy(whole(*inputs), target).backward()
+        update.step()
+        made.step(*zoo.parts("norms", [zoo.BATCH // 2] * 2, step)[dist.get_rank()])
+    known = {n: p.detach() for n, p in whole.named_parameters()}
+    held = max(apart(p, known[n]) for n, p in parameters(made))
+    there = {n: b for n, b in buffers(made).items() if b.is_floating_point()}
+    return first, held, max(apart(b, whole.get_buffer(n)) for n, b in there.items())
+
+
+@pytest.mark.parametrize("plan", ["dp=2,zero=3", "dp=2,zero=2"])
+def test_ranks_are_given_their_parts_of_a_model_they_never_hold(plan):
+    for first, held, kept in on_ranks(2, filled, plan):
+        assert first == 0
+        assert held < CLOSE
+        assert kept < CLOSE
+
+
+def empty_without_parts():
+    from foretell.plan import Plan
+    from foretell.pytorch.deploy.apply import deploy
+
+    with torch.device("meta"):
+        model = mlp(seed=0)
+    with pytest.raises(InputError, match="meta device"):
+        deploy(model, sgd(model), Plan.parse("dp=2"), device="cpu")
+    return True
+
+
+def test_a_model_without_values_is_refused_where_nothing_is_sharded():
+    assert on_ranks(2, empty_without_parts) == [True, True]

@@ -21,13 +21,17 @@ def fingerprint(plan: Plan, model: Any) -> str:
     return hashlib.sha256("\n".join([str(plan), *rows]).encode()).hexdigest()[:16]
 
 
-def agree(plan: Plan, model: Any) -> None:
-    """Raise on every rank, naming those that differ from most, unless all have one fingerprint."""
-    mine = {"plan": str(plan), "print": fingerprint(plan, model)}
+def agree(plan: Plan, model: Any) -> bool:
+    """Raise on every rank, naming those that differ from most, unless all have one fingerprint.
+
+    Whether some ranks have made the model without values, on the meta device.
+    """
+    empty = any(p.is_meta for p in model.parameters())
+    mine = {"plan": str(plan), "print": fingerprint(plan, model), "empty": empty}
     each: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(each, mine)
     if len({e["print"] for e in each}) == 1:
-        return
+        return any(e["empty"] for e in each)
     usual = Counter(e["print"] for e in each).most_common(1)[0][0]
     odd = [r for r, e in enumerate(each) if e["print"] != usual]
     most = next(e for e in each if e["print"] == usual)

@@ -268,9 +268,12 @@ def deploy(
     _require_tokens(model, plan, tensor_layout, call)
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     places = Places(plan, kind)
-    agree(plan, model)
+    made_empty = agree(plan, model)
     plan = _check_names(plan, model)
-    broadcast_state(model)
+    if made_empty:
+        _require_fillable(plan)
+    else:
+        broadcast_state(model)
     before, names = dict(model.named_parameters()), aliases(model)
     layers = norms(model)
     made = Deployed(model, optimizer, plan, places, loss or default_loss)
@@ -299,7 +302,10 @@ def deploy(
     else:
         _inside(made, [model], tensor_layout)
     _normalize(made, batch_norm, layers)
+    whole = dict(model.state_dict(keep_vars=True)) if made_empty else None
     _across(made, example[0] if example else None)
+    if whole is not None:
+        fsdp.fill(made.model, whole, torch.device(kind))
     _retie(made, names)
     repoint(optimizer, before, made.here)
     made.max_norm = _clipping(plan, max_norm)
@@ -346,6 +352,15 @@ def _uses(model: Any, plan: Plan, layout: Mapping[str, str] | None, call: Call |
     if plan.filter > 1 or plan.channel > 1:
         layers += [n for n, m in model.named_modules() if isinstance(m, _LAYERS)]
     return uses_of(model, dict.fromkeys(layers), call)
+
+
+def _require_fillable(plan: Plan) -> None:
+    """Raise where a model without values cannot be filled part by part."""
+    if not fsdp.fills_parts(plan):
+        raise InputError(
+            f"a model on the meta device runs with zero=2 or zero=3 and dp alone, not `{plan}`",
+            hint="make the model with values on every rank",
+        )
 
 
 def _require_sends(plan: Plan, device: str) -> None:
@@ -570,7 +585,10 @@ def _across(made: Deployed, inputs: tuple[Any, ...] | None) -> None:
         options = {"keep": plan.zero == 2, "dtype": dtype_of(precision_of(plan))}
         options |= {"reduce_dtype": dtype_of(plan.grad_dtype), "offload": plan.offload}
         stages = made.pipeline.modules.values() if made.pipeline else [made.model]
-        options["example"] = None if made.pipeline else inputs
+        if made.pipeline is None:  # the first rank says: others may have no values to try it with
+            box = [fsdp.always_called(made.model, inputs) if dist.get_rank() == 0 else None]
+            dist.broadcast_object_list(box, src=0)
+            options["in_units"] = box[0]
         for module in stages:
             fsdp.shard(module, places.sharding(), **options)
         group, _ = places.copies()

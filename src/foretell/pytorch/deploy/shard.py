@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,8 +21,11 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.distributed.tensor import distribute_tensor
 from torch.utils._pytree import tree_map
 
+from foretell.plan import Plan
+from foretell.pytorch.deploy.buckets import local
 from foretell.pytorch.deploy.ties import shared_names
 from foretell.pytorch.deploy.units import is_box, units
 from foretell.pytorch.deploy.uses import trial
@@ -36,7 +39,7 @@ def shard(
     dtype: Any = None,  # of compute; parameters stay as they are
     reduce_dtype: Any = None,  # of gradients on the wire
     offload: bool = False,
-    example: tuple[Any, ...] | None = None,  # inputs
+    in_units: bool = True,  # every unit is always called
 ) -> Any:
     """Shard each unit and then what is left of the model, over one axis or copies × parts.
 
@@ -57,13 +60,44 @@ def shard(
     tied = {
         id(p) for names in shared_names(model).values() for p in [model.get_parameter(names[0])]
     }
-    for unit in units(model).values() if always_called(model, example) else ():
+    for unit in units(model).values() if in_units else ():
         if unit is not model and not any(id(p) in tied for p in unit.parameters()):
             fully_shard(unit, **options)  # what is tied to other units is left to the whole
     made = fully_shard(model, **options)
     if hasattr(made, "set_reduce_scatter_unused_params"):  # new in torch 2.12
         made.set_reduce_scatter_unused_params(True)  # ranks may use different experts
     return made
+
+
+def fills_parts(plan: Plan) -> bool:
+    """Whether ranks can be given their parts of a model that they never hold whole."""
+    others = (plan.stages, plan.groups, plan.regions, plan.late, plan.actions, plan.offload)
+    return plan.zero >= 2 and plan.ranks == plan.dp > 1 and not any(others)
+
+
+def fill(model: Any, whole: Mapping[str, Any], device: Any) -> None:
+    """Give the ranks of a sharded model the first rank's values, one tensor at a time.
+
+    `whole` is the state before sharding: with values on the first rank, on the meta device on
+    others, which never hold more than their parts and one whole tensor.
+    """
+    if any(t.is_meta for t in whole.values()):
+        model.to_empty(device=device)
+    named = dict(model.named_parameters()) | dict(model.named_buffers())
+    for name, tensor in named.items():
+        first = whole.get(name)
+        here = local(tensor.detach())
+        if not hasattr(tensor, "placements"):
+            if dist.get_rank() == 0 and first is not None:
+                here.copy_(first.detach())
+            dist.broadcast(here, src=0)
+            continue
+        if dist.get_rank() == 0 and first is not None:
+            sent = first.detach().to(device).contiguous()
+        else:
+            sent = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        parts = distribute_tensor(sent, tensor.device_mesh, tensor.placements)
+        here.copy_(parts.to_local())
 
 
 def always_called(model: Any, example: tuple[Any, ...] | None) -> bool:

@@ -90,7 +90,9 @@ def verify(
         plan = precise(plan)
     is_rough = precise(plan) != plan
     alone = _Alone(case, plan) if dist.get_rank() == 0 else None
-    model = case.model().to(case.device)
+    model = case.model()
+    if not any(p.is_meta for p in model.parameters()):
+        model.to(case.device)
     still(model)
     at = place(plan, dist.get_rank())["dp"]
     first = case.parts(0)[at]

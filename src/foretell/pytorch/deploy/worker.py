@@ -206,8 +206,15 @@ class _Steps:
         """The script's model, the same on every rank."""
         import torch
 
+        from foretell.pytorch.deploy.shard import fills_parts
+
         torch.manual_seed(0)
-        self.model = self.script.model().to(self.device)
+        if self.rank and fills_parts(self.plan):
+            self.model = _without_values(self.script.model)
+        else:
+            self.model = self.script.model()
+        if not any(p.is_meta for p in self.model.parameters()):
+            self.model = self.model.to(self.device)
         self.part(0, self.at)  # which makes it take its inputs by name, where it wants that
         return self.model
 
@@ -413,6 +420,18 @@ class _Steps:
             import torch
 
             torch.cuda.synchronize()
+
+
+def _without_values(make: Any) -> Any:
+    """A model on the meta device; with values where it looks at them while it is made."""
+    import torch
+
+    try:
+        with torch.device("meta"):
+            return make()
+    except Exception:  # whatever a script does with values that are not there
+        torch.manual_seed(0)
+        return make()
 
 
 def load(path: Path) -> ModuleType:
