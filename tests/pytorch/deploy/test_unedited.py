@@ -87,6 +87,8 @@ ROUGH = {"accumulation_scaler.py": 2e-2, "custom_optimizer.py": 5e-2, "image_wor
 ROUGH |= {"lbfgs.py": 1e-5}
 
 
+# gradients that are what rounding leaves of zero: Adam makes whole steps of their signs
+LATER = {("graph_network.py", "tp=2"): 1e-2}
 LONG = ("transformer_compiled.py", "torchtitan_style.py", "diffusion.py")  # seconds of torch alone
 EVERY = [
     pytest.param(
@@ -130,10 +132,10 @@ def test_a_script_trains_as_it_does_by_itself(name, plan):
     for rank in ranks:
         assert "refused" not in rank, rank["refused"]
         assert rank["made"], "nothing was deployed"
-        compare(alone, rank, ROUGH.get(name))
+        compare(alone, rank, ROUGH.get(name), LATER.get((name, plan), 1e-3))
 
 
-def compare(alone, rank, rough):
+def compare(alone, rank, rough, later=1e-3):
     """The first loss to 1e-6 and gradient to 1e-5; from then on roundings are carried on.
 
     An adaptive optimizer's first step is that of a sign, which a rounding may turn.
@@ -144,7 +146,7 @@ def compare(alone, rank, rough):
         assert mine.keys() == wanted.keys()
         least = 0.05 * max(map(abs, flat([wanted[n] for n in wanted])), default=0.0)
         for name in wanted:
-            limit = math.inf if rough else (1e-5, 1e-3)[step]  # bf16: losses alone
+            limit = math.inf if rough else (1e-5, later)[step]  # bf16: losses alone
             assert off(wanted[name], mine[name], least) <= limit, name
         for name in [n for n in wanted if not rough and max(map(abs, flat(wanted[n]))) > least]:
-            assert off(alone["parameters"][name], rank["parameters"][name]) <= 1e-3, name
+            assert off(alone["parameters"][name], rank["parameters"][name]) <= later, name
