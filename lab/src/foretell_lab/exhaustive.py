@@ -8,9 +8,9 @@ block, sequence parallelism, schedules, cuts of the blocks, frameworks, compiled
 kernels, offload; on two kinds of device also stages with meshes of their own. Simulated is every
 plan but those that cannot be the best: where the closed form sees the devices that the simulation
 sees, plans it puts MARGIN above the best so far (`over` says by how much it exceeded a simulation
-at the most); fused optimizers where the rest of the step alone takes longer; offload where state
-fits. The search may simulate `--evaluations`. Placements and single fused ops are left out on both
-sides.
+at the most); fused optimizers where the rest of the step alone takes longer; recompute and offload
+where every plan fits without. The search may simulate `--evaluations`. Placements and single fused
+ops are left out on both sides.
 """
 
 from __future__ import annotations
@@ -60,29 +60,33 @@ def drawn(number: int, folder: Path) -> tuple[Workload, Cluster, int, str]:
     return load_workload(model), cluster, batch, f"{model} on {'+'.join(kinds)} × {cluster.size}"
 
 
-def every_plan(workload: Workload, cluster: Cluster, batch: int) -> Iterator[Plan]:
-    """All plans of a case; some cannot be."""
+def every_plan(
+    workload: Workload, cluster: Cluster, batch: int, *, recompute: bool = True
+) -> Iterator[Plan]:
+    """All plans of a case, or those that recompute nothing; some cannot be."""
     node = int((cluster.nodes == cluster.nodes[0]).sum())
-    for plan in _in_degrees(workload, cluster.size, batch):
+    for plan in _in_degrees(workload, cluster.size, batch, recompute):
         yield plan
         if plan.zero and 1 < node < plan.dp and plan.dp % node == 0:
             yield plan.but(shard=node)
     if len(cluster.devices_by_kind()) > 1:
-        yield from _in_segments(workload, cluster, batch)
+        yield from _in_segments(workload, cluster, batch, recompute)
 
 
 def _divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
 
 
-def _again(blocks: int) -> list[dict[str, Any]]:
+def _again(blocks: int, recompute: bool) -> list[dict[str, Any]]:
     """Recompute of none, some or all blocks of a stage."""
+    if not recompute:
+        return [{"recompute": "none"}]
     some = [{"recompute": r, "recompute_layers": n}
             for r in ("selective", "full") for n in range(blocks)]  # fmt: skip
     return [{"recompute": "none"}, *some]
 
 
-def _in_degrees(workload: Workload, size: int, batch: int) -> Iterator[Plan]:
+def _in_degrees(workload: Workload, size: int, batch: int, recompute: bool) -> Iterator[Plan]:
     for dp, tp, pp in product(_divisors(size), repeat=3):
         if dp * tp * pp != size or batch % dp:
             continue
@@ -90,7 +94,7 @@ def _in_degrees(workload: Workload, size: int, batch: int) -> Iterator[Plan]:
         for sp, micro, again, zero, (schedule, chunks), (framework, compiled) in product(
             (True, False) if tp > 1 else (False,),
             _divisors(share),
-            _again(-(-workload.num_blocks // pp)),
+            _again(-(-workload.num_blocks // pp), recompute),
             (0, 1, 2, 3) if dp > 1 else (0, 3),
             _schedules(pp),
             (("", False), ("ddp", False), ("ddp", True), ("fsdp", False), ("fsdp", True)),
@@ -121,13 +125,18 @@ def _cuts(blocks: int, stages: int) -> Iterator[tuple[int, ...]]:
         yield from ((first, *rest) for rest in _cuts(blocks - first, stages - 1))
 
 
-def _in_segments(workload: Workload, cluster: Cluster, batch: int) -> Iterator[Plan]:
+def _in_segments(
+    workload: Workload, cluster: Cluster, batch: int, recompute: bool
+) -> Iterator[Plan]:
     """Two stages, one on each kind of device, either way round."""
     parts = [tuple(map(int, ranks)) for ranks in cluster.devices_by_kind().values()]
     for order, cut, whole in product(
         (parts, parts[::-1]), _cuts(workload.num_blocks, 2), _divisors(batch)
     ):
-        rows = [list(_stage(n, ranks, whole, batch)) for n, ranks in zip(cut, order, strict=True)]
+        rows = [
+            list(_stage(n, ranks, whole, batch, recompute))
+            for n, ranks in zip(cut, order, strict=True)
+        ]
         for schedule, (framework, compiled), pair in product(
             ONE_CHUNK, (("", False), ("ddp", True), ("fsdp", True)), product(*rows)
         ):
@@ -139,10 +148,12 @@ def _in_segments(workload: Workload, cluster: Cluster, batch: int) -> Iterator[P
             yield written(common, list(pair))
 
 
-def _stage(blocks: int, ranks: tuple[int, ...], whole: int, batch: int) -> Iterator[Segment]:
+def _stage(
+    blocks: int, ranks: tuple[int, ...], whole: int, batch: int, recompute: bool
+) -> Iterator[Segment]:
     for tp in _divisors(len(ranks)):
         dp = len(ranks) // tp
-        for again, zero in product(_again(blocks), (0, 1) if dp > 1 else (0, 3)):
+        for again, zero in product(_again(blocks, recompute), (0, 1) if dp > 1 else (0, 3)):
             if whole % dp == 0:
                 own = Plan(
                     dp=dp, tp=tp, sp=tp > 1, zero=zero, micro_batch=whole // dp,
@@ -163,15 +174,22 @@ class Everything:
     def best(self, batch: int) -> Found:
         """The plan with the shortest step."""
         self.on = Evaluator(self.workload, self.cluster, budget=1 << 30)
-        first = list(dict.fromkeys(every_plan(self.workload, self.cluster, batch)))
-        self.plans = 4 * len(first)  # each with either optimizer kernel, with and without offload
-        found = self._by_closed_form([p for p in first if self._is_seen(p)])
-        found += self.on.of([p for p in first if not self._is_seen(p)])
-        lacking = [p for p in first if (one := self.on.known.get(str(p))) and not one.fits]
-        found += self.on.of([plan.but(offload=True) for plan in lacking])
+        every = list(dict.fromkeys(every_plan(self.workload, self.cluster, batch)))
+        self.plans = 4 * len(every)  # each with either optimizer kernel, with and without offload
+        plain = every_plan(self.workload, self.cluster, batch, recompute=False)
+        found = self._of(list(dict.fromkeys(plain)))
+        if any(one is not None and not one.fits for one in self.on.known.values()):
+            found += self._of(every)
+            lacking = [p for p in every if (one := self.on.known.get(str(p))) and not one.fits]
+            found += self.on.of([plan.but(offload=True) for plan in lacking])
         least = min(found, key=Found.key)
         fused = [f.plan.but(optimizer_kernels="fused") for f in found if _rest(f) < least.step]
         return min([least, *self.on.of(fused)], key=Found.key)
+
+    def _of(self, plans: list[Plan]) -> list[Found]:
+        """Those of some plans that could be the best, simulated."""
+        found = self._by_closed_form([p for p in plans if self._is_seen(p)])
+        return found + self.on.of([p for p in plans if not self._is_seen(p)])
 
     def _is_seen(self, plan: Plan) -> bool:
         """Whether the closed form prices every stage on the devices that it has."""

@@ -312,8 +312,11 @@ def _segment_moves(plan: Plan, workload: Workload) -> Iterator[Plan]:
     for micro in (plan.micro_batch * 2, plan.micro_batch // 2):
         if micro and plan.global_batch % micro == 0:
             yield plan.but(micro_batch=micro)
+    yield written(plan, found[::-1])
     yield from _merged(plan, found)
     yield from _dealt(plan, found)
+    for a in range(len(found) - 1 if len(found) > 2 else 0):  # neighbours change places
+        yield written(plan, [*found[:a], found[a + 1], found[a], *found[a + 2 :]])
 
 
 def _dealt(plan: Plan, found: Sequence[Segment]) -> Iterator[Plan]:
