@@ -76,6 +76,7 @@ SLOW = (
     Case("fsdp1.py", optimizer="AdamW", losses=1),
     Case("torchtitan_style.py", optimizer="AdamW", losses=1),
     Case("spawned.py", ("2", "29731"), ranks=2, optimizer="SGD"),
+    Case("processes.py", ("2", "29733"), ranks=2, is_real=True, optimizer="SGD"),
     Case("hf_trainer.py", needs="transformers", optimizer="AdamW", losses=2),
     Case("hf_bert_trainer.py", needs="transformers", optimizer="AdamW", losses=1),
     Case("hf_accelerate.py", needs="accelerate", optimizer="AdamW", losses=2),

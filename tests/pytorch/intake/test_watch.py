@@ -116,3 +116,16 @@ def test_whose_an_argument_is(parsed, words, args, ours) -> None:
 def test_a_script_that_is_not_there(command: str) -> None:
     with pytest.raises(InputError, match=r"there is no file|cannot read"):
         CliRunner().invoke(foretell, [command, "nowhere.py"], catch_exceptions=False)
+
+
+def test_only_processes_of_the_script_are_watched():
+    from concurrent.futures.process import _process_worker
+
+    from torch.utils.data._utils.worker import _worker_loop
+
+    from foretell.pytorch.intake.processes import _is_own
+
+    assert _is_own(test_only_processes_of_the_script_are_watched)
+    assert not _is_own(_worker_loop)
+    assert not _is_own(_process_worker)
+    assert not _is_own(None)

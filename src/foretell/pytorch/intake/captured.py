@@ -38,6 +38,7 @@ from foretell.pytorch.capture.record import Recorder, is_work
 from foretell.pytorch.capture.workspace import workspace
 from foretell.pytorch.intake import fake
 from foretell.pytorch.intake.files import Journal
+from foretell.pytorch.intake.processes import watched_processes
 from foretell.pytorch.intake.profiled import Leave, journalled_saves, progress_in
 from foretell.pytorch.intake.request import Request
 from foretell.pytorch.intake.watch import Watch
@@ -135,6 +136,7 @@ class Capturing:
             enter(marks.recording_to(self.watch))
             enter(journalled_saves(self.journal))
             enter(torch.compiler.set_stance("force_eager"))
+            enter(watched_processes(self.request))
             if self.fakes is not None:
                 enter(fake.pretended(self.fakes, shows_gpu=shows))
             enter(self.recorder)

@@ -33,7 +33,7 @@ def main(path: Path) -> None:
     os.environ.setdefault("WANDB_MODE", "disabled")
     sys.dont_write_bytecode = True
     try:
-        job = _job(request)
+        job = job_of(request)
         with job.open():
             run(request.script, job)
         answer = {"ended": job.steps}
@@ -48,14 +48,15 @@ def main(path: Path) -> None:
     leave(request, answer)
 
 
-def _job(request: Request) -> Any:
+def job_of(request: Request, is_started: bool = False) -> Any:
+    """What a request asks for; `is_started`: in a process that the script started itself."""
     from foretell.pytorch.intake.profiled import Profiling
 
     script = request.script
     folder = Path.cwd() if script.is_module else Path(script.name).resolve().parent
     journal = Journal(Path(request.folder), request.output, Path.cwd(), folder)
     if request.goal == "profile":
-        return Profiling(request, journal, lambda answer: leave(request, answer))
+        return Profiling(request, journal, lambda answer: leave(request, answer), is_started)
     from foretell.pytorch.intake.captured import Capturing
 
     return Capturing(request, journal, lambda answer: leave(request, answer))

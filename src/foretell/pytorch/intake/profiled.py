@@ -7,16 +7,17 @@ import platform
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import distributed
 
 from foretell import profile as marks
 from foretell.pytorch.intake.files import Journal
 from foretell.pytorch.intake.launch import PROGRESS
+from foretell.pytorch.intake.processes import watched_processes
 from foretell.pytorch.intake.request import Request, is_description, is_rank, rank_and_world
 from foretell.pytorch.intake.watch import Watch
 from foretell.pytorch.profile.record import Recorder
@@ -33,13 +34,15 @@ class Profiling:
     request: Request
     journal: Journal
     leave: Leave
+    is_started: bool = False  # in a process that the script started: perhaps one of several ranks
     recorder: Recorder = field(init=False)
 
     def __post_init__(self) -> None:
         request, (rank, world) = self.request, rank_and_world()
-        trace = Path(request.folder) / f"trace{rank}.json"
+        trace = Path(request.folder) / f"trace{os.getpid()}.json"
         tell = progress_in(Path(request.folder)) if rank == 0 else (lambda words, share: None)
-        self.recorder = Recorder(request.wanted, trace, tell, self._finish, is_alone=world == 1)
+        is_alone = world == 1 and not self.is_started
+        self.recorder = Recorder(request.wanted, trace, tell, self._finish, is_alone=is_alone)
 
     @property
     def steps(self) -> int:
@@ -56,7 +59,7 @@ class Profiling:
             stack.enter_context(watch.open())
             stack.enter_context(marks.recording_to(watch))
             stack.enter_context(journalled_saves(self.journal))
-            stack.enter_context(self._ranks_of_its_own())
+            stack.enter_context(watched_processes(self.request))
             self.journal.begin()
             yield
 
@@ -68,6 +71,8 @@ class Profiling:
         return True
 
     def _finish(self) -> None:
+        if distributed.is_available() and distributed.is_initialized():
+            is_rank(distributed.get_rank(), distributed.get_world_size())
         rank, world = rank_and_world()
         output = self.request.output_of(rank, world)
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -76,35 +81,6 @@ class Profiling:
         assert found.plain is not None
         answer = {"trace": str(output), **found.measured(), "device": _title(found.on_gpu)}
         self.leave(answer)
-
-    @contextmanager
-    def _ranks_of_its_own(self) -> Iterator[None]:
-        """Ranks that the script starts with torch.multiprocessing are watched too."""
-        spawning = import_module("torch.multiprocessing.spawn")  # a function has its name too
-        plain = spawning.start_processes
-
-        def start(fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **options: Any) -> Any:
-            return plain(_Rank(self.request, fn, nprocs), args, nprocs, *more, **options)
-
-        with patch.object(spawning, "start_processes", start):
-            yield
-
-
-@dataclass(frozen=True)
-class _Rank:
-    """The function of one rank that a script started, watched; it is sent to its process."""
-
-    request: Request
-    function: Callable[..., Any]
-    world: int
-
-    def __call__(self, rank: int, *args: Any) -> Any:
-        from foretell.pytorch.intake.child import leave
-
-        is_rank(rank, self.world)
-        journal = Journal(Path(self.request.folder), self.request.output, Path.cwd())
-        with Profiling(self.request, journal, lambda found: leave(self.request, found)).open():
-            return self.function(rank, *args)
 
 
 @contextmanager
