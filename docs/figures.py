@@ -137,6 +137,13 @@ def second(folder: Path | None) -> Table:
     return _changes("second", command, _by_variant(rows) | {"**all**": rows})
 
 
+def kinds(folder: Path | None) -> Table:
+    more = ("--truth", str(ROOT / "benchmarks/measured/kinds"))
+    rows = validated("whatifs", folder, *more, name="kinds")["rows"]
+    command = "foretell validate --whatif --truth benchmarks/measured/kinds"
+    return _changes("kinds", command, _by_variant(rows) | {"**all**": rows})
+
+
 def _changes(name: str, command: str, groups: dict[str, Rows]) -> Table:
     rows = [[group, *_errors(some), _held(some)] for group, some in groups.items()]
     return Table(name, command, ["change", *ERRORS, "in the range"], rows, {})
@@ -260,7 +267,7 @@ def _printed(text: str) -> list[list[str]]:
 
 PAGES: dict[str, tuple[Callable[[Path | None], Table], ...]] = {
     "accuracy": (
-        unseen, whatifs, second, memory, layouts, paradl, captured, scaling, kernels, collectives,
+        unseen, whatifs, second, kinds, memory, layouts, paradl, captured, scaling, kernels, collectives,
         fused,
     ),
     "speed": (

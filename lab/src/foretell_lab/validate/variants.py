@@ -10,13 +10,13 @@ from foretell.errors import InputError
 
 
 def variants(truth: Path) -> dict[str, dict[str, Any]]:
-    """The rows of every model, by variant."""
+    """The rows of every model that could be measured, by variant."""
     path = truth / "h200" / "truth.json"
     try:
         rows = json.loads(path.read_text())["rows"]
     except (OSError, ValueError, KeyError):
         raise InputError(f"no measured variants at `{path}`") from None
     models: dict[str, dict[str, Any]] = {}
-    for row in rows:
+    for row in (r for r in rows if "error" not in r):
         models.setdefault(row["model"], {})[row["variant"]] = row
     return models
