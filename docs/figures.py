@@ -267,8 +267,8 @@ def _printed(text: str) -> list[list[str]]:
 
 PAGES: dict[str, tuple[Callable[[Path | None], Table], ...]] = {
     "accuracy": (
-        unseen, whatifs, second, kinds, memory, layouts, paradl, captured, scaling, kernels, collectives,
-        fused,
+        unseen, whatifs, second, kinds, memory, layouts, paradl, captured, scaling, kernels,
+        collectives, fused,
     ),
     "speed": (
         benchmark("startup"), benchmark("simulator", "--quick"), benchmark("oracle"),
