@@ -11,8 +11,10 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 from torch import fx
 
@@ -61,7 +63,8 @@ def trace(model: Module, names: Sequence[str]) -> Traced:
     wanted = [re.compile(_pattern(n)) for n in names if n not in (FIRST, LAST)]
     tracer = _Tracer(lambda path: any(p.fullmatch(path) for p in wanted))
     try:
-        graph = tracer.trace(model, _defaults(model))
+        with _lengths(model):
+            graph = tracer.trace(model, _defaults(model))
     except Exception as error:
         raise InputError(
             f"the forward of {type(model).__name__} cannot be traced: {error}",
@@ -73,6 +76,26 @@ def trace(model: Module, names: Sequence[str]) -> Traced:
     made = Traced(model, graph, units)
     _settle(made)
     return made
+
+
+@contextmanager
+def _lengths(model: Module) -> Iterator[None]:
+    """Let `len` of what is traced be a call of the graph, in every forward of the model's own."""
+    spaces = {}
+    for module in model.modules():
+        space = getattr(type(module).forward, "__globals__", None)
+        if space is not None and not type(module).__module__.startswith("torch."):
+            spaces[id(space)] = space
+    with ExitStack() as stack:
+        for space in spaces.values():
+            stack.enter_context(patch.dict(space, {"len": _len}))
+        yield
+
+
+def _len(x: Any) -> Any:
+    if isinstance(x, fx.Proxy):
+        return x.tracer.create_proxy("call_function", len, (x,), {})
+    return len(x)
 
 
 def _pattern(name: str) -> str:
