@@ -28,6 +28,7 @@ PAIRS = {  # what has been wrong before, besides a model or two for each plan
         ("skips", "tp=2"),  # an output changed in place
         ("scalar", "dp=2,zero=3"),
         ("mha", "tp=2,sp=yes"),
+        ("changing", "pp=2,micro_batch=2,recompute=selective"),
         ("buffered", "dp=2,shares=6+2,micro_batch=2"),  # ranks waited for each other's buffers
     ],
     4: [

@@ -419,6 +419,36 @@ class Attention(nn.Module):
         return self.head(self.norm(y))
 
 
+class InPlace(nn.Module):
+    """Attention beside outputs that are changed in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.blocks = nn.Embedding(WORDS, WIDE), nn.ModuleList(Block() for _ in "ab")
+        self.more = nn.ModuleList(nn.Linear(WIDE, WIDE) for _ in "ab")
+        self.head = nn.Linear(WIDE, WORDS)
+
+    def forward(self, x):
+        x = self.embed(x)
+        for block, more in zip(self.blocks, self.more, strict=True):
+            x = more(block(x)).relu_()
+        return self.head(x)
+
+
+class ChangingBlock(Block):
+    """A block that changes a matmul's output in place."""
+
+    def forward(self, x):
+        y = self.down(self.up(super().forward(x)).relu_())
+        y += x
+        return y
+
+
+def changing():
+    blocks = [ChangingBlock() for _ in range(3)]
+    return nn.Sequential(nn.Embedding(WORDS, WIDE), *blocks, nn.Linear(WIDE, WORDS))
+
+
 class Recurrent(nn.Module):
     """A cell called once a token, and state kept in a list."""
 
@@ -492,6 +522,8 @@ UNUSUAL = {
     "auxloss": (Auxiliary, vectors, auxiliary_loss),
     "wnorm": (weight_normed, vectors, None),
     "mha": (Attention, next_tokens, words_loss),
+    "inplace": (InPlace, next_tokens, words_loss),
+    "changing": (changing, next_tokens, words_loss),
     "grucell": (Recurrent, tokens, None),
     "skips": (Skips, vectors, None),
     "lists": (Lists, vectors, None),

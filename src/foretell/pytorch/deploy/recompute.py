@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -29,15 +30,40 @@ _CORE = {
 def recompute(units: Mapping[str, Any], *, selective: bool = False) -> None:
     """Checkpoint each unit: all of it, or of attention only the core."""
     for unit in units.values():
-        options = {"use_reentrant": False, "context_fn": partial(_contexts, unit, selective)}
         if getattr(unit.forward, "func", None) is not _again:  # copies of a stage share a unit
-            unit.forward = partial(_again, unit.forward, options)
+            unit.forward = partial(_again, unit.forward, unit, _Sees(unit) if selective else None)
 
 
-def _again(forward: Any, options: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+def _again(forward: Any, unit: Any, sees: _Sees | None, *args: Any, **kwargs: Any) -> Any:
+    """Run a unit again in the backward; the first time it is seen whether only its core can be."""
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    return checkpoint(forward, *args, **options, **kwargs)
+    is_known = sees is not None and sees.is_done
+    if sees is not None and is_known and not sees.has_core:
+        return forward(*args, **kwargs)
+    selective = sees is not None and is_known and not sees.changes
+    context = partial(_contexts, unit, selective)
+    with sees if sees is not None and not is_known else nullcontext():
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=context, **kwargs)
+
+
+class _Sees(TorchDispatchMode):  # type: ignore[misc]
+    """Whether a unit has a core of attention, and changes in place what would be kept."""
+
+    def __init__(self, unit: Any) -> None:
+        super().__init__()
+        self.unit = unit
+        self.has_core = self.changes = self.is_done = False
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.has_core |= op in _CORE
+        if op._schema.is_mutable and args:
+            self.changes |= all(args[0] is not b for b in self.unit.buffers())
+        return op(*args, **(kwargs or {}))
+
+    def __exit__(self, *error: Any) -> None:
+        self.is_done = True
+        super().__exit__(*error)
 
 
 def _contexts(unit: Any, selective: bool) -> tuple[Any, Any]:
