@@ -100,18 +100,22 @@ class Deployed:
     by_graph: StepSplits | None = None  # how its captured step splits, where no layout is known
     apart: frozenset[str] = frozenset()  # not those of other data ranks: experts, other stages
     stages: PipelinedCall | None = None  # a pipeline inside the model's own call
-    is_stepping: bool = False  # inside `step`, which shares buffers at its end
+    is_stepping: bool = False  # inside `step`, which shares buffers itself
 
     def step(self, inputs: tuple[Any, ...], target: Any) -> Any:
         """Train on this rank's share of a batch; its mean loss, None where that is not known."""
         self.optimizer.zero_grad()
+        late = self.pipeline is not None or len(set(self.plan.shares)) > 1
+        if not late:
+            self._share_buffers()  # as DDP does, before the forward
         self.is_stepping = True
         try:
             with fsdp.quiet() if self.is_sharded else nullcontext():
                 loss = self._there_and_back(inputs, target)
         finally:
             self.is_stepping = False
-        self._share_buffers()
+        if late:
+            self._share_buffers()
         if self.plan.update == "by-message" and isinstance(self.sync, Sync):
             self.sync.update_by_message(self.optimizer.step)
             return loss
