@@ -90,6 +90,18 @@ def test_a_descent_ends_where_no_move_it_tried_is_better(text: str) -> None:
     assert len({str(p) for p in neighbours(start.plan, GPT, cluster)}) > 10
 
 
+def test_stages_change_places_and_one_replica_may_run_under_fsdp() -> None:
+    cluster = load("dgx-a100:gpus=4")
+    rows = "3+0-1+tp:2+sp:yes", "5+2-3+tp:2+sp:yes"
+    asked = Plan.parse(f"segments={'/'.join(rows)},micro_batch=1,global_batch=4")
+    found = list(neighbours(asked, GPT, cluster))
+    swapped = Plan.parse(f"segments={'/'.join(rows[::-1])},micro_batch=1,global_batch=4")
+    assert swapped.segments in [plan.segments for plan in found]
+    for start in (asked, Plan.parse("tp=2,pp=2,sp=yes,micro_batch=1,global_batch=4")):
+        fsdp = [p for p in neighbours(start, GPT, cluster) if p.framework == "fsdp" and p.compile]
+        assert predict(fsdp[0], GPT, cluster).step < predict(start, GPT, cluster).step
+
+
 def test_only_what_runs_is_offered_where_that_is_asked() -> None:
     from foretell.plan.unsupported import unsupported
 
