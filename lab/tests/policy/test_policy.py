@@ -155,6 +155,7 @@ def test_games_are_the_same_for_a_seed():
     assert all(e.target.sum() == pytest.approx(1, abs=1e-3) for e in one.examples)
 
 
+@pytest.mark.slow
 def test_training_that_was_stopped_goes_on_as_if_it_had_not(tmp_path):
     pytest.importorskip("torch_geometric")
 
