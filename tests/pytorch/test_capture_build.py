@@ -91,3 +91,30 @@ def test_the_batch_is_the_first_side_of_what_a_model_is_given():
     assert workload.batch == 4
     (core,) = [op for layer in workload.layers for op in layer.ops if op.name == "attention"]
     assert core.dims["heads"] == 8
+
+
+def test_kernels_of_unknown_shape_and_ops_once_a_batch_can_be_planned(tmp_path):
+    """`round` has no rule of its own; a sum over the batch has less than one row a sample."""
+    from foretell.cluster import load as machines
+    from foretell.graph import save
+    from foretell.search.fusion.from_workload import from_workload
+    from foretell.workload import load as workload
+
+    class Rounded(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(8, 8))
+            self.register_buffer("queue", torch.randn(8, 16))
+
+        def forward(self, x):
+            hard = self.weight + (self.weight.round() - self.weight).detach()
+            return torch.einsum("nc,ck->nk", x @ hard, self.queue)
+
+    def batch():
+        return torch.randn(4, 8), torch.randint(0, 16, (4,))
+
+    graph = capture(Rounded, batch, torch.nn.functional.cross_entropy, "sgd")
+    save(graph, tmp_path / "step.graph")
+    found = workload(str(tmp_path / "step.graph"))
+    assert any(op.name.startswith("round") for layer in found.layers for op in layer.ops)
+    assert from_workload(found, machines("h100:gpus=2")) is not None

@@ -41,7 +41,7 @@ def _sourced(text: str, *, scripts: bool, files: bool) -> Workload:
     from foretell.workload.source import opened, refuse
 
     refuse(text, scripts=scripts, files=files)
-    return _checked(opened(text), text)
+    return _checked(opened(text), text, least=0.0)  # of a recorded step, a sample's share
 
 
 def names() -> list[str]:
@@ -106,13 +106,13 @@ def _built(made: Family, text: str) -> Workload:
         raise InputError(f"`{text}` has no such sizes", hint="sizes are 1 or more") from None
 
 
-def _checked(workload: Workload, text: str) -> Workload:
+def _checked(workload: Workload, text: str, least: float = 1.0) -> Workload:
     for layer in workload.layers:
         wrong = [
             f"{op.name}: {dim} = {size:g}"
             for op in layer.ops
             for dim, size in op.dims.items()
-            if not 1 <= size <= MOST
+            if not least <= size <= MOST or not size
         ]
         if wrong or layer.times < 1:
             what = wrong[0] if wrong else f"{layer.name} runs {layer.times} times"

@@ -303,7 +303,7 @@ def _leave(page: _Page, op: Op, layer: Layer, name: str, made: list[int]) -> Non
 
 def _piece(page: _Page, op: Op, call: Call, side: int, name: str, number: int) -> Piece:
     """A kernel's sizes; its price comes later."""
-    shape = {k: float(np.asarray(v)) for k, v in call.shape.items()}
+    shape = {k: float(np.asarray(v)) for k, v in call.shape.items()} or _moved(call)
     dtype = call.dtype or page.workload.dtype
     word = (THERE if side == FORWARD else BACK).get(call.op, "other")
     if word == "add" and ("gate" in op.name or "scale" in op.name):
@@ -314,6 +314,12 @@ def _piece(page: _Page, op: Op, call: Call, side: int, name: str, number: int) -
         name if not number else f"{name}.{number}", word, dtype, made, looped, 0.0,
         made * BYTES[dtype], side, inner, across, last, float(np.asarray(call.flops)),
     )  # fmt: skip
+
+
+def _moved(call: Call) -> dict[str, float]:
+    """Elements of a recorded kernel of which only the bytes are known: each read and written."""
+    width = BYTES[call.dtype] if call.dtype else 2.0  # bytes of a workload's format are of halves
+    return {"n": max(1.0, float(np.asarray(call.bytes)) / (2.0 * width))}
 
 
 def _sizes(kind: str, s: dict[str, float], op: Op) -> tuple[float, float, float, float]:
