@@ -17,7 +17,7 @@ Place = tuple[str | int, ...]  # ("node", 2, "nic"): the key `nic` of the third 
 _NAME = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
 _HEADER = re.compile(rf"\s*(\[\[?)\s*({_NAME}(?:\s*\.\s*{_NAME})*)\s*\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(rf"\s*({_NAME}(?:\s*\.\s*{_NAME})*)\s*=(.*)")
-_TOLD = 100  # problems of a file that are told; nobody mends more at once
+_TOLD = 100  # problems of a file that are listed at once
 _AT_LINE = re.compile(r"\(at line (\d+), column \d+\)|\(at end of document\)")
 
 

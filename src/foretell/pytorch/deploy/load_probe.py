@@ -25,7 +25,7 @@ _LEAST = 5e-4  # and at least
 _CHUNK, _MOST = 40, 400  # pieces between looks at how steady they are, and in all
 _STEADY = 0.03  # standard error of the mean, of ln
 _TURNS = (24, 800)  # rounds of stages that work in turn, at least and at most
-_WHILE = 1.0  # core seconds of a rank's rounds: whoever slept before is served first for a while
+_WHILE = 1.0  # core seconds of a rank's rounds: a process that slept is served first for a while
 _MEETS = 12  # small messages behind work
 _SMALL = 1024  # numbers of a small message
 
