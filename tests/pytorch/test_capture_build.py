@@ -118,3 +118,22 @@ def test_kernels_of_unknown_shape_and_ops_once_a_batch_can_be_planned(tmp_path):
     found = workload(str(tmp_path / "step.graph"))
     assert any(op.name.startswith("round") for layer in found.layers for op in layer.ops)
     assert from_workload(found, machines("h100:gpus=2")) is not None
+
+
+def test_a_step_with_a_recurrent_layer_can_be_planned():
+    from foretell.cluster import load as machines
+    from foretell.search.fusion.from_workload import from_workload
+
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.head = nn.LSTM(8, 8), nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.head(self.inner(x)[0][-1])
+
+    def batch():
+        return torch.randn(5, 4, 8), torch.randint(0, 3, (4,))
+
+    graph = capture(Recurrent, batch, nn.functional.cross_entropy, "sgd")
+    assert from_workload(from_graph(graph), machines("h100:gpus=2")) is not None

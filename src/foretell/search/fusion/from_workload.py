@@ -325,7 +325,7 @@ def _moved(call: Call) -> dict[str, float]:
 def _sizes(kind: str, s: dict[str, float], op: Op) -> tuple[float, float, float, float]:
     """Elements made, places visited, places that become one, elements side by side."""
     if kind == "gemm":
-        made = s["b"] * s["m"] * s["n"]
+        made = s.get("b", 1.0) * s["m"] * s["n"]
         return made, made, 1.0, s["n"]
     if kind == "attention":
         made = s["b"] * s["heads"] * s["sq"] * s["d"]
@@ -360,7 +360,8 @@ def _needs(piece: Piece, call: Call) -> tuple[float, tuple[Entry, ...]]:
     """Elements a forward kernel reads of what was made before, and what enters besides."""
     s = {k: float(np.asarray(v)) for k, v in call.shape.items()}
     if call.op == "gemm":
-        return s["b"] * s["m"] * s["k"], (Entry(s["b"] * s["k"] * s["n"], piece.dtype),)
+        many = s.get("b", 1.0)  # a recorded product may be a single one
+        return many * s["m"] * s["k"], (Entry(many * s["k"] * s["n"], piece.dtype),)
     if call.op.startswith("conv"):
         window = s["k"] * s["c"] * s.get("r", 1.0) * s.get("s", 1.0)
         side = s["n"] * s["c"] * s["h"] * s["w"] * s.get("d", 1.0)
