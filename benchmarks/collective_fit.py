@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from foretell.cost.link import Link, link_from, nearest
-from foretell.cost.nccl import tiers_of, ways
+from foretell.cost.collective import Link, link_from, nearest, tiers_of, ways
 from foretell_lab.validate.collective_runs import Run
 
 Table = dict[str, Any]

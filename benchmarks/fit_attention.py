@@ -18,7 +18,7 @@ from scipy.optimize import minimize
 
 from foretell.cluster import load
 from foretell.cost import kernel
-from foretell.cost.constants import Constants, shipped, write
+from foretell.cost.limits import Constants, shipped, write
 
 TABLE = Path(__file__).parent / "measured/h200/attention.csv"
 PARTS = {"tensor": "cudnn", "flash2": "flash2"}

@@ -33,8 +33,7 @@ from collective_fit import (
     seconds,
 )
 
-from foretell.cost.collective import LARGE, TEN_TO_NINETY
-from foretell.cost.link import Link
+from foretell.cost.collective import LARGE, TEN_TO_NINETY, Link
 from foretell_lab.validate.collective_runs import Run
 from foretell_lab.validate.collectives import (
     FOLDS,

@@ -34,17 +34,14 @@ import numpy as np
 from foretell.cluster import Cluster
 from foretell.cluster import load as load_cluster
 from foretell.search.fusion.baselines import hill_climb
-from foretell.search.fusion.bound import bounds
 from foretell.search.fusion.climb import Run, bundled, put_off
 from foretell.search.fusion.disco import Backtrack, backtrack
 from foretell.search.fusion.disco import begun as begun_at
-from foretell.search.fusion.from_workload import from_workload
-from foretell.search.fusion.moves import fitting_edges
+from foretell.search.fusion.ops import from_workload
 from foretell.search.fusion.planner import Found, FusionPlanner
-from foretell.search.fusion.problem import Problem
-from foretell.search.fusion.score import Evaluator
-from foretell.search.fusion.state import Fusion, fused, unfused
-from foretell.search.fusion.wire import Wire
+from foretell.search.fusion.problem import Problem, Wire
+from foretell.search.fusion.score import Evaluator, bounds
+from foretell.search.fusion.state import Fusion, fitting_edges, fused, unfused
 from foretell.workload import Workload, load
 
 # The paper's six; hashed attention is no kernel here, so long plain blocks stand for a Reformer.

@@ -29,7 +29,7 @@ import numpy as np
 
 from foretell.pytorch.tune.launch import Asked, measure
 from foretell.search.fusion.caps import DEFAULT, Profile, as_caps, predicted, searched, sized
-from foretell.search.fusion.wire import Wire, measured_wire
+from foretell.search.fusion.problem import Wire, measured_wire
 
 SCRIPT = str(Path(__file__).with_name("fusion_real_models.py"))
 SLOWER, OFF = 0.03, 0.10  # what a row may lose to the best, and how far a gain may be from its own

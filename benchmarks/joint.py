@@ -20,11 +20,8 @@ from typing import Any
 
 from foretell.cluster import Cluster, load
 from foretell.errors import ForetellError
-from foretell.search.evaluate import repredicted
 from foretell.search.joint import OPS, op_count
-from foretell.search.planner import Planner
-from foretell.search.planners import parse
-from foretell.search.pooled import best_plan
+from foretell.search.kit import Planner, best_plan, parse, repredicted
 from foretell.workload import Workload
 from foretell.workload import load as load_workload
 from foretell_lab.rivals import RIVALS

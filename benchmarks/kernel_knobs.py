@@ -11,8 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from foretell.cost.constants import Constants, shipped
-from foretell.cost.limits import LINEAGE, nearest, pipe_of
+from foretell.cost.limits import LINEAGE, Constants, nearest, pipe_of, shipped
 from foretell_lab.validate.kernel_devices import device_named
 from foretell_lab.validate.kernel_truth import Measured
 from foretell_lab.validate.kernels import family

@@ -26,13 +26,19 @@ from table import Row, show
 
 from foretell.cluster import Cluster
 from foretell.cluster import load as machines
+from foretell.search.kit import Planned
 from foretell.search.placement import Evaluator, PlacementPlanner, problem
 from foretell.search.placement.baselines import drawn
 from foretell.search.placement.factors import refined
-from foretell.search.placement.policy.prior import Learned, read, shipped
-from foretell.search.placement.problem import ALL_REDUCE, FACTORS
-from foretell.search.placement.space import Action, Placement, actions, uniform
-from foretell.search.planner import Planned
+from foretell.search.placement.policy.net import Learned, read, shipped
+from foretell.search.placement.problem import (
+    ALL_REDUCE,
+    FACTORS,
+    Action,
+    Placement,
+    actions,
+    uniform,
+)
 from foretell.workload import load
 from foretell_lab.policy import worlds
 

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from foretell.cluster import load as load_cluster
 from foretell.errors import ForetellError
 from foretell.plan import Plan, lower
+from foretell.plan.check import units
 from foretell.plan.file import load, predicted, save
-from foretell.plan.grouped import units
 from foretell.predict import predict
-from foretell.search.evaluate import priced
 from foretell.search.joint import Joint
-from foretell.search.pooled import best_plan
+from foretell.search.kit import best_plan, priced
 from foretell.simulate import simulate
 from foretell.workload import load as load_workload
 

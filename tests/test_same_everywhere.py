@@ -45,7 +45,7 @@ for name in ("perf_counter", "monotonic", "process_time", "time"):
 
 from foretell.cluster import load as machines
 from foretell.search.oracle import scaling
-from foretell.search.planners import parse
+from foretell.search.kit import parse
 from foretell.workload import load
 
 def asked(spec, model, cluster):

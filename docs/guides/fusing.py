@@ -8,7 +8,7 @@
 
 # %%
 from foretell.cluster import load as machines
-from foretell.search.planners import parse
+from foretell.search.kit import parse
 from foretell.workload import load
 
 MODEL, CLUSTER = load("vgg19:batch=32"), machines("disco-a")

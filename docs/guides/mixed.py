@@ -21,7 +21,7 @@ foretell("show heterog-8")
 
 # %%
 from foretell.cluster import load as machines
-from foretell.search.planners import parse
+from foretell.search.kit import parse
 from foretell.workload import load
 
 found = parse("placement:playouts=20,prior=learned,polish=2000").plan(

@@ -57,7 +57,7 @@ foretell(f"oracle {MODEL} --on dgx-a100 --gpus 8,64,512 --batch 512")
 
 # %%
 from foretell.cluster import load as machines
-from foretell.search.planners import parse
+from foretell.search.kit import parse
 from foretell.workload import load
 
 found = parse("oracle:batch=512").plan(load(MODEL), machines("dgx-a100:gpus=64"))

@@ -12,8 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import foretell
-from foretell.api.plot import Bar, bars, curves
-from foretell.api.result import Result
+from foretell.api.result import Bar, Result, bars, curves
 from foretell.cli.main import foretell as command
 from foretell.errors import InputError
 

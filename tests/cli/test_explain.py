@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from foretell.cli.main import foretell
+from foretell.search.kit import PLANNERS
+from foretell.search.oracle.scale import STRATEGIES
 from foretell.search.oracle.space import WORDS
-from foretell.search.oracle.strategies import STRATEGIES
-from foretell.search.planners import PLANNERS
 from foretell.whatif import WHATIFS
 
 ROOT = Path(__file__).resolve().parents[2]

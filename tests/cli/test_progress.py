@@ -90,7 +90,7 @@ def test_more_pieces_than_were_said_are_no_error():
 
 def test_a_capture_says_how_far_it_is():
     pytest.importorskip("torch")
-    from foretell.pytorch.capture.pace import BACKWARD, Pace
+    from foretell.pytorch.capture.record import BACKWARD, Pace
 
     told = []
     pace = Pace(lambda words, share: told.append((words, share)), modules=2)

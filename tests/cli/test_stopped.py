@@ -12,7 +12,7 @@ from tests.fuzz.formats import GUIDE, MODEL
 
 from foretell import cluster
 from foretell.cli.main import main
-from foretell.search.planners import parse
+from foretell.search.kit import parse
 from foretell.workload import load
 
 MIXED = "dgx-a100:nodes=1"

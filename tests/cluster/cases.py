@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from foretell.cluster import Cluster
 from foretell.cluster.read import read
-from foretell.cluster.toml_document import Page
+from foretell.cluster.toml import Page
 
 _DEVICES = ("v100-16", "p100", "1080ti", "a100-80", "mi250")
 _NICS = ("infiniband-edr", "infiniband-hdr x2", "ethernet-10g", "roce-100g")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from foretell.cluster import Calibration, load, validate
-from foretell.cluster import calibration as files
+from foretell.cluster import cluster as files
 from foretell.cost import collective
 from foretell.errors import InputError
 

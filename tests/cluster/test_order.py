@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 
 from foretell.cluster import Cluster, Tree, load
-from foretell.cluster.order import double_tree
+from foretell.cluster.levels import double_tree
 
 from .cases import clusters_and_ranks
 

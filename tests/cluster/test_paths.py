@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_flow
 
-from foretell.cluster.paths import Wires, flow, quickest, spread, widest
+from foretell.cluster.levels import Wires, flow, quickest, spread, widest
 
 
 @st.composite

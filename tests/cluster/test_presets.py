@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from foretell.cluster import load, names, preset
-from foretell.cluster.device import FORMATS
+from foretell.cluster import load, names, read
+from foretell.cluster.node import FORMATS
 from foretell_lab.preset_docs import tables
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +49,7 @@ def test_every_preset_loads(name: str) -> None:
     assert hash(again) == hash(cluster)
 
 
-@pytest.mark.parametrize("name", sorted(preset.tables("nodes")))
+@pytest.mark.parametrize("name", sorted(read.tables("nodes")))
 def test_every_node_can_be_several(name: str) -> None:
     cluster = load(f"{name}:nodes=3")
     assert cluster.levels(range(cluster.size))[-1].sizes == (3,)
@@ -64,11 +64,11 @@ DEVICE = {"memory", "memory_bandwidth", "flops", "units", "clock", "l2", "watts"
 
 def _unsourced() -> Iterator[str]:
     for what in ("devices", "links", "nodes"):
-        for name, table in preset.tables(what).items():
+        for name, table in read.tables(what).items():
             numbers = set(table) | (DEVICE if what == "devices" else set())
             for key in numbers - NO_NUMBER - _sourced(table):
                 yield f"{what}/{name}.{key}"
-    for name, page in preset.clusters().items():
+    for name, page in read.clusters().items():
         entries = [*page["node"], *page.get("tier", []), *page.get("link", {}).values()]
         for key in {k for entry in entries for k in entry} - NO_NUMBER - _sourced(page):
             yield f"clusters/{name}.{key}"
@@ -87,24 +87,24 @@ def test_every_source_says_when_or_how() -> None:
     every = [
         text
         for what in ("devices", "links", "nodes")
-        for table in preset.tables(what).values()
+        for table in read.tables(what).values()
         for text in table["sources"].values()
     ]
     assert [text for text in every if not dated.search(text)] == []
 
 
 def test_no_source_is_for_a_key_that_is_not_there() -> None:
-    fields = {f.name for f in dataclasses.fields(preset.devices()["k80"])}
-    for name, table in preset.tables("devices").items():
+    fields = {f.name for f in dataclasses.fields(read.devices()["k80"])}
+    for name, table in read.tables("devices").items():
         assert _sourced(table) <= fields, name
     for what in ("links", "nodes"):
-        for name, table in preset.tables(what).items():
+        for name, table in read.tables(what).items():
             assert _sourced(table) <= set(table), name
 
 
-@pytest.mark.parametrize("name", sorted(preset.tables("devices")))
+@pytest.mark.parametrize("name", sorted(read.tables("devices")))
 def test_rates_of_a_device_are_in_order(name: str) -> None:
-    device = preset.devices()[name]
+    device = read.devices()[name]
     assert set(device.flops) <= set(FORMATS)
     rate = device.flops
     assert rate["fp32"] <= device.peak("tf32") <= device.peak("fp16") * 1.01
@@ -112,13 +112,13 @@ def test_rates_of_a_device_are_in_order(name: str) -> None:
     assert rate["fp64"] <= rate["fp32"]
     assert device.memory > device.l2
     assert 1e8 < device.clock < 4e9
-    assert device.bus in preset.cables()
-    assert preset.named("nodes", device.node)
+    assert device.bus in read.cables()
+    assert read.named("nodes", device.node)
 
 
-@pytest.mark.parametrize("name", [n for n, d in preset.devices().items() if d.vendor == "nvidia"])
+@pytest.mark.parametrize("name", [n for n, d in read.devices().items() if d.vendor == "nvidia"])
 def test_fp32_rate_is_cores_times_clock(name: str) -> None:
-    device = preset.devices()[name]
+    device = read.devices()[name]
     cores = {"kepler": 192, "volta": 64, "turing": 64, "pascal": 128}.get(device.arch, 128)
     if name.startswith(("p100", "a100", "a30", "a800")):  # GP100 and GA100 have 64 a unit
         cores = 64
@@ -129,13 +129,13 @@ def test_fp32_rate_is_cores_times_clock(name: str) -> None:
 def test_geforce_cards_keep_the_fp32_accumulate_rate() -> None:
     # GA102 and AD102 white papers: tensor fp16 with fp32 accumulation is twice plain fp32
     for name in ("3070", "3080", "3090", "4090", "5090"):
-        device = preset.devices()[name]
+        device = read.devices()[name]
         assert device.peak("fp16") == pytest.approx(2 * device.peak("fp32"), rel=0.01)
-    assert preset.devices()["2080ti"].peak("fp16") == 53.8e12
+    assert read.devices()["2080ti"].peak("fp16") == 53.8e12
 
 
 def test_missing_formats_run_as_pytorch_runs_them() -> None:
-    v100, k80 = preset.devices()["v100-16"], preset.devices()["k80"]
+    v100, k80 = read.devices()["v100-16"], read.devices()["k80"]
     assert v100.peak("bf16") == v100.peak("tf32") == 15.7e12
     assert v100.peak("fp8") == 125e12
     assert k80.peak("fp16") == 4.37e12
@@ -193,7 +193,7 @@ def test_devices_agree_with_what_traces_say_of_them(trace: str, name: str) -> No
         pytest.skip(f"measured data is not here: {trace}")
     with gzip.open(path, "rt", errors="replace") as file:
         head = file.read(4000)
-    device = preset.devices()[name]
+    device = read.devices()[name]
     memory = re.search(r'"totalGlobalMem":\s*(\d+)', head)
     units = re.search(r'"numSms":\s*(\d+)', head)
     assert memory is not None
@@ -216,5 +216,5 @@ def test_devices_agree_with_what_traces_say_of_them(trace: str, name: str) -> No
 )
 def test_a_device_by_its_title(title: str, name: str | None) -> None:
     """A name that only shares a family with a preset is not taken for it."""
-    found = preset.titled(title)
+    found = read.titled(title)
     assert (found.name if found is not None else None) == name

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from foretell.cluster import Cluster, load
-from foretell.cluster.link import KINDS, VERTICES
+from foretell.cluster.node import KINDS, VERTICES
 from foretell.errors import InputError
 
 from .cases import built, clusters, clusters_and_ranks

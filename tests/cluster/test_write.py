@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import foretell.cluster
 from foretell.cluster import Cluster, load, validate
 from foretell.cluster.read import read
-from foretell.cluster.toml_document import parse
+from foretell.cluster.toml import parse
 from foretell.errors import InputError
 
 from .cases import built, clusters, clusters_and_ranks

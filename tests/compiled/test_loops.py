@@ -12,7 +12,7 @@ import pytest
 from foretell.cluster import load as machines
 from foretell.compiled import LOOPS, Loop, build, translate
 from foretell.search.fusion.lanes import ends
-from foretell.search.planners import parse
+from foretell.search.kit import parse
 from foretell.workload import load
 
 needs_compiler = pytest.mark.skipif(

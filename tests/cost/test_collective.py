@@ -5,10 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.cluster.level import Level
-from foretell.cost.collective import price, push
-from foretell.cost.link import link_of, links
-from foretell.cost.nccl import OPS
+from foretell.cluster.levels import Level
+from foretell.cost.collective import OPS, link_of, links, price, push
 from foretell.errors import InputError
 
 GIGA = 1e9

@@ -6,11 +6,10 @@ from math import nan
 import numpy as np
 import pytest
 
-from foretell.cluster.preset import devices
+from foretell.cluster.read import devices
 from foretell.cost import fused_formula, fused_host
 from foretell.cost.fused import fused_price, networks
-from foretell.cost.fused_regions import Regions, assembled
-from foretell.cost.fused_traffic import WALKED, walked
+from foretell.cost.fused_regions import WALKED, Regions, assembled, walked
 from foretell.errors import InputError
 from foretell_lab.fused import data as fused_data
 

@@ -4,12 +4,11 @@ from math import nan
 
 import numpy as np
 
-from foretell.cluster.preset import devices
+from foretell.cluster.read import devices
 from foretell.cost.fused import fused_price
 from foretell.cost.fused_lower import lowered
 from foretell.cost.fused_reductions import splits
-from foretell.cost.fused_regions import assembled, distinct
-from foretell.cost.fused_traffic import WALKED, walked
+from foretell.cost.fused_regions import WALKED, assembled, distinct, walked
 from foretell_lab.fused import data as fused_data
 
 H200 = devices()["h200"]

@@ -5,11 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.cluster.device import Device
-from foretell.cluster.preset import devices
+from foretell.cluster.node import Device
+from foretell.cluster.read import devices
 from foretell.cost import kernel
-from foretell.cost.constants import shipped
-from foretell.cost.limits import SIZES, nearest, pipe_of
+from foretell.cost.limits import SIZES, nearest, pipe_of, shipped
 from foretell.errors import InputError
 
 DEVICES = sorted({d.name for d in devices().values()})

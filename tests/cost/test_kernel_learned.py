@@ -6,7 +6,7 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
-from foretell.cluster.preset import devices
+from foretell.cluster.read import devices
 from foretell.cost import kernel, learned
 from foretell.cost.learned import Trees
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from foretell.cluster import load
-from foretell.cost import power
+from foretell.cost import limits
 
 ONE, NONE = np.ones(1), np.zeros(1)
 
@@ -16,8 +16,8 @@ def device(name="h100"):
 
 
 def clock(board, flops=800e12, kind=""):
-    energy = ONE * flops * power.joules(board, "bf16", kind)
-    return float(power.clock(board, ONE, energy, NONE, NONE)[0])
+    energy = ONE * flops * limits.joules(board, "bf16", kind)
+    return float(limits.clock(board, ONE, energy, NONE, NONE)[0])
 
 
 def test_long_products_run_below_the_nominal_clock():
@@ -34,8 +34,8 @@ def test_a_capped_board_has_less_left_for_its_matrix_units():
 
 def test_flash_attention_2_takes_more_energy_a_flop_than_cudnn():
     board = device("h200")
-    assert power.joules(board, "bf16", "flash2") > power.joules(board, "bf16", "attention")
-    assert power.joules(board, "bf16", "attention") > power.joules(board, "bf16")
+    assert limits.joules(board, "bf16", "flash2") > limits.joules(board, "bf16", "attention")
+    assert limits.joules(board, "bf16", "attention") > limits.joules(board, "bf16")
 
 
 def test_a_board_without_a_row_keeps_its_clock():
@@ -44,6 +44,6 @@ def test_a_board_without_a_row_keeps_its_clock():
 
 def test_memory_bound_kernels_leave_power_for_the_others():
     board = device()
-    energy = ONE * 800e12 * power.joules(board, "bf16")
-    mixed = float(power.clock(board, ONE, energy, ONE, NONE)[0])
+    energy = ONE * 800e12 * limits.joules(board, "bf16")
+    mixed = float(limits.clock(board, ONE, energy, ONE, NONE)[0])
     assert mixed > clock(board)

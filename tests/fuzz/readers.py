@@ -59,7 +59,7 @@ def _batch(path: Path) -> object:
 
 
 def _runs(path: Path) -> object:
-    from foretell.predict.runs import table
+    from foretell.predict.fit import table
 
     return table(path)
 
@@ -71,7 +71,7 @@ def _cluster(path: Path) -> object:
 
 
 def _calibration(path: Path) -> object:
-    from foretell.cluster.calibration import load
+    from foretell.cluster.cluster import load
 
     return load(path)
 
@@ -97,7 +97,7 @@ def _config(path: Path) -> object:
 def _spec(path: Path) -> object:
     from foretell.cluster import load as machines
     from foretell.plan import Plan
-    from foretell.search.planners import parse as planner
+    from foretell.search.kit import parse as planner
     from foretell.whatif import parse as whatif
     from foretell.workload import load
 

@@ -7,10 +7,10 @@ from foretell.cluster import load as load_cluster
 from foretell.cost import collective
 from foretell.plan import Plan, check, estimate
 from foretell.plan.costs import costs, stage
+from foretell.plan.estimate import reducing
+from foretell.plan.layouts import layers_of
 from foretell.plan.memory import memory
-from foretell.plan.process_groups import levels
-from foretell.plan.reduction_and_update import reducing
-from foretell.plan.stages import layers_of
+from foretell.plan.plan import levels
 from foretell.predict import predict
 from foretell.workload import load
 

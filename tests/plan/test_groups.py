@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from foretell.cluster import load as machines
 from foretell.errors import ForetellError, InfeasibleError, InputError
 from foretell.plan import Plan, check, estimate, lower
-from foretell.plan.group_order import orders
-from foretell.plan.grouped import WAYS, dealt, runs, spoken, units
+from foretell.plan.check import WAYS, dealt, runs, spoken, units
+from foretell.plan.group_graph import orders
 from foretell.predict import predict
 from foretell.simulate import simulate
 from foretell.workload import load

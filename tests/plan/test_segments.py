@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from foretell.cluster import load as load_cluster
 from foretell.errors import InputError
 from foretell.plan import Plan, check, lower
-from foretell.plan.segments import segments, written
+from foretell.plan.plan import segments, written
 from foretell.predict import predict
 from foretell.workload import load
 

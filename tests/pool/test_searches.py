@@ -14,9 +14,8 @@ from foretell.cli.main import foretell
 from foretell.cluster import load as machines
 from foretell.errors import InputError
 from foretell.pool import opened
+from foretell.search.kit import best_plan, parse
 from foretell.search.oracle import Space, choose, layouts, scaling, sweep
-from foretell.search.planners import parse
-from foretell.search.pooled import best_plan
 from foretell.workload import load
 from tests.pool.work import Killing
 
@@ -41,7 +40,7 @@ def model():
 
 
 def test_a_sweep_is_the_same_to_the_bit(model, pool, monkeypatch):
-    monkeypatch.setattr(sys.modules["foretell.search.oracle.sweep"], "LEAST", 16)
+    monkeypatch.setattr(sys.modules["foretell.search.oracle.space"], "LEAST", 16)
     cluster = machines("dgx-a100:nodes=2")
     plans = layouts(model, 16, 256, 8, Space())
     told = []

@@ -14,8 +14,7 @@ from foretell.cluster import Calibration, load
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.predict import predict
-from foretell.predict.fit import PART, Run, _parts, _Seen, fit
-from foretell.predict.runs import table
+from foretell.predict.fit import PART, Run, _parts, _Seen, fit, table
 from foretell.workload import load as workload
 
 MODEL = workload("resnet18")

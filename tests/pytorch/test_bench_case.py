@@ -5,9 +5,18 @@ import math
 import pytest
 
 from foretell.errors import InputError
-from foretell.pytorch.bench.case import case, parse_case, read_shape, text
-from foretell.pytorch.bench.design import fill, published, snap, wholes
-from foretell.pytorch.bench.work import floor, work
+from foretell.pytorch.bench.case import (
+    case,
+    fill,
+    floor,
+    parse_case,
+    published,
+    read_shape,
+    snap,
+    text,
+    wholes,
+    work,
+)
 
 
 def test_a_case_prints_and_reads_back() -> None:

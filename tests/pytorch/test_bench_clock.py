@@ -8,9 +8,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="measuring operators needs torch")
 
 from foretell.errors import ForetellError  # noqa: E402
-from foretell.pytorch.bench import host, launch, machine  # noqa: E402
-from foretell.pytorch.bench.call import Call, Place  # noqa: E402
-from foretell.pytorch.bench.case import Case, case  # noqa: E402
+from foretell.pytorch.bench import host, machine  # noqa: E402
+from foretell.pytorch.bench.case import Call, Case, Place, case  # noqa: E402  # noqa: E402
 from foretell.pytorch.bench.clock import (  # noqa: E402
     Kernel,
     Measured,
@@ -147,9 +146,9 @@ def test_host_costs_without_time_say_so() -> None:
 
 
 def test_plain_calls_are_timed_everywhere_and_launches_only_on_gpus() -> None:
-    names = {asked.op for asked, _ in launch.time_launches(CPU)}
+    names = {asked.op for asked, _ in host.time_launches(CPU)}
     assert {"host.item", "host.add_"} <= names
-    assert list(launch.kernel_rows(CPU)) == []
+    assert list(host.kernel_rows(CPU)) == []
 
 
 def test_the_machine_is_described_without_its_paths() -> None:

@@ -7,7 +7,7 @@ from torch import nn
 
 from foretell.errors import InputError
 from foretell.pytorch.capture import capture
-from foretell.pytorch.capture.source import find
+from foretell.pytorch.capture.step import find
 from tests.pytorch import captured as models
 
 ROWS = models.labelled(8, 16)

@@ -10,7 +10,7 @@ import foretell
 from foretell.cluster import load
 from foretell.graph.columns import BufferKind, word_of
 from foretell.pytorch.capture import capture
-from foretell.pytorch.capture.ledger import BLOCK
+from foretell.pytorch.capture.record import BLOCK
 from foretell.simulate.memory import held_by_kind, memory, peak_bytes
 
 ROWS, WIDTH, CLASSES = 256, 512, 16

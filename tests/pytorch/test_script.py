@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402
 
 from foretell.errors import ForetellError, InputError  # noqa: E402
 from foretell.pytorch.capture import capture  # noqa: E402
-from foretell.pytorch.capture.source import find  # noqa: E402
+from foretell.pytorch.capture.step import find  # noqa: E402
 from foretell.pytorch.script import ask, ordered, prepared, share, takes_part  # noqa: E402
 
 X = torch.arange(24.0).reshape(12, 2)

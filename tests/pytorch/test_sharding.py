@@ -12,7 +12,7 @@ from foretell.plan import read
 from foretell.predict import predict
 from foretell.pytorch.capture import capture
 from foretell.workload import from_graph, load
-from foretell.workload.op import Exchange
+from foretell.workload.workload import Exchange
 from tests.pytorch.zoo import transformers as zoo
 
 WIDE, HEADS, GROUPS, INNER, VOCAB, LENGTH = 4096, 32, 8, 14336, 32000, 2048

@@ -8,9 +8,9 @@ import pytest
 from foretell.advise import Step
 from foretell.cluster import load
 from foretell.plan import Plan
-from foretell.report import layouts, plans, schedules
-from foretell.report.content import Content
-from foretell.report.page import write
+from foretell.report import layouts
+from foretell.report.drawings import drawn_plan, drawn_schedule
+from foretell.report.page import Content, write
 from foretell.samples import transformer
 from foretell.search.schedule import schedule, shape
 from foretell.simulate import Timeline, simulate
@@ -33,10 +33,10 @@ def drawings():
     answer = schedule(shape("v:devices=2"), micro_batches=4).answer()
     sizes = {HOSTILE: 1e6, "b": 2e6, "c": 3e6}
     return {
-        "plans": [plans.drawn(regular, "regular", load("dgx-a100:nodes=2"), sizes=sizes),
-                  plans.drawn(mixed, "mixed", load("heterog-8"))],
+        "plans": [drawn_plan(regular, "regular", load("dgx-a100:nodes=2"), sizes=sizes),
+                  drawn_plan(mixed, "mixed", load("heterog-8"))],
         "oracle": [layouts.layouts({"rows": rows}, "layouts")],
-        "schedules": [schedules.drawn(answer, "schedule")],
+        "schedules": [drawn_schedule(answer, "schedule")],
     }  # fmt: skip
 
 

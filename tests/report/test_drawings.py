@@ -10,8 +10,8 @@ from foretell.cluster import load
 from foretell.errors import InputError
 from foretell.graph import Builder
 from foretell.plan import Plan
-from foretell.report import layouts, plans, schedules
-from foretell.report.split import split
+from foretell.report import drawings, layouts
+from foretell.report.summary import split
 from foretell.report.verdicts import junit, markdown
 from foretell.samples import transformer
 from foretell.search.schedule import schedule, shape
@@ -24,7 +24,7 @@ def answer():
 
 
 def test_a_schedule_is_drawn_whole(answer):
-    drawn = schedules.drawn(answer, "file")
+    drawn = drawings.drawn_schedule(answer, "file")
     assert (drawn["devices"], drawn["micro_batches"]) == (4, 8)
     assert len(drawn["blocks"]) == len(answer["blocks"])
     assert max(b["end"] for b in drawn["blocks"]) == drawn["makespan"]
@@ -40,7 +40,7 @@ def test_a_schedule_without_ends_gets_some(answer):
         "blocks": [{k: v for k, v in b.items() if k != "end"} for b in answer["blocks"]],
     }
     known = {(b["block"], b["micro_batch"]): b["end"] for b in answer["blocks"]}
-    for b in schedules.drawn(bare, "file")["blocks"]:
+    for b in drawings.drawn_schedule(bare, "file")["blocks"]:
         assert b["end"] >= known[b["block"], b["micro_batch"]]
 
 
@@ -50,7 +50,7 @@ def test_a_schedule_without_ends_gets_some(answer):
 )
 def test_no_schedule(blocks):
     with pytest.raises(InputError, match="is no schedule"):
-        schedules.drawn({"blocks": blocks, "makespan": 1, "period": 1}, "file")
+        drawings.drawn_schedule({"blocks": blocks, "makespan": 1, "period": 1}, "file")
 
 
 ROWS = [
@@ -75,7 +75,7 @@ def test_layouts_of_predictions_are_told_by_their_plans():
 
 def standing(plan, cluster=None):
     """Every rank of a drawing, node by node."""
-    drawn = plans.drawn(plan, "p", load(cluster) if cluster else None)["machines"]
+    drawn = drawings.drawn_plan(plan, "p", load(cluster) if cluster else None)["machines"]
     return drawn, [r for node in drawn["nodes"] for r in node["ranks"]]
 
 
@@ -123,7 +123,7 @@ def test_a_mix_of_nodes_is_drawn_node_by_node():
     drawn, ranks = standing(plan, "heterog-8")
     assert [len(node["ranks"]) for node in drawn["nodes"]] == [2, 2, 2, 2]
     assert len({r["stage"] for r in ranks}) == 3
-    assert plans.drawn(plan, "p")["grid"] == [
+    assert drawings.drawn_plan(plan, "p")["grid"] == [
         {"name": "a … b", "way": "all-reduce", "cells": {"0": 3, "6": 1}},
         {"name": "c", "way": "factors", "cells": {"7": 4}},
     ]
@@ -131,18 +131,18 @@ def test_a_mix_of_nodes_is_drawn_node_by_node():
 
 def test_messages_have_their_bytes_where_they_are_known():
     plan = Plan(dp=2, buckets=(("a", "b"), ("c",)))
-    told = plans.drawn(plan, "p", sizes={"a": 1.0, "b": 2.0})["buckets"]
+    told = drawings.drawn_plan(plan, "p", sizes={"a": 1.0, "b": 2.0})["buckets"]
     assert told == [{"names": ["a", "b"], "bytes": 3.0}, {"names": ["c"], "bytes": 0.0}]
 
 
 def test_a_plan_that_is_too_large_for_its_cluster():
     with pytest.raises(InputError, match="needs 16 ranks"):
-        plans.drawn(Plan(dp=16), "p", load("dgx-a100:nodes=1"))
+        drawings.drawn_plan(Plan(dp=16), "p", load("dgx-a100:nodes=1"))
 
 
 def test_actions_run_as_early_as_they_can():
     plan = Plan(pp=2, actions=(("F0", "F1", "B0", "B1"), ("F0", "B0", "F1", "B1")))
-    drawn = plans.drawn(plan, "p")["schedule"]
+    drawn = drawings.drawn_plan(plan, "p")["schedule"]
     ends = {(b["kind"], b["block"], b["micro_batch"]): b["end"] for b in drawn["blocks"]}
     assert ends["F", 1, 0] == 2
     assert ends["B", 0, 0] == 6  # after the second stage's backward, 2 to 4
@@ -152,16 +152,18 @@ def test_actions_run_as_early_as_they_can():
 
 def test_actions_that_wait_for_each_other_are_left_out():
     plan = Plan(pp=2, actions=(("B0", "F0"), ("F0", "B0")))
-    assert plans.drawn(plan, "p")["schedule"]["blocks"] == []
+    assert drawings.drawn_plan(plan, "p")["schedule"]["blocks"] == []
 
 
 def test_baselines_of_a_plan():
     given = {"predicted_s": 1.0, "baseline_s": 2.0, "bound_s": 0.5}
     given |= {"baselines": {"slow": 3.0, "dp": 2.0}}
-    found = plans.drawn(Plan(), "p", answer=given)["baselines"]
+    found = drawings.drawn_plan(Plan(), "p", answer=given)["baselines"]
     told = [("this plan", 1.0), ("dp", 2.0), ("slow", 3.0), ("no plan can be below", 0.5)]
     assert [(b["name"], b["seconds"]) for b in found] == told
-    bare = plans.drawn(Plan(), "p", answer={"predicted_s": 1.0, "baseline_s": 2.0})["baselines"]
+    bare = drawings.drawn_plan(Plan(), "p", answer={"predicted_s": 1.0, "baseline_s": 2.0})[
+        "baselines"
+    ]
     assert [b["name"] for b in bare] == ["this plan", "the usual way"]
 
 

@@ -10,9 +10,7 @@ import pytest
 
 from foretell.graph import Builder, replicate
 from foretell.report import write
-from foretell.report.content import Content
-from foretell.report.pack import narrow, packed
-from foretell.report.page import SCRIPTS, numbers, page, summaries
+from foretell.report.page import SCRIPTS, Content, narrow, numbers, packed, page, summaries
 from foretell.report.summary import sources
 from foretell.samples import transformer
 from foretell.simulate import Timeline, simulate

@@ -10,14 +10,11 @@ from foretell.cluster import Cluster, load
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.predict import predict
-from foretell.search.evaluate import priced
 from foretell.search.joint import Joint, meshes, power
-from foretell.search.mixed import kinds, pipelines
+from foretell.search.kit import best_plan, in_order, priced, renamed
 from foretell.search.oracle.planner import Oracle
-from foretell.search.ordering import in_order, renamed
-from foretell.search.partition import Partitioner
+from foretell.search.partition import Partitioner, kinds, pipelines
 from foretell.search.placement.planner import PlacementPlanner
-from foretell.search.pooled import best_plan
 from foretell.search.refine import Evaluator, descend, neighbours
 from foretell.workload import load as load_workload
 

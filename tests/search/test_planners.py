@@ -9,8 +9,7 @@ from foretell.cli.main import foretell
 from foretell.cluster import load as machines
 from foretell.errors import InputError
 from foretell.plan import check, read
-from foretell.search.planner import Planner
-from foretell.search.planners import PLANNERS, parse, planners
+from foretell.search.kit import PLANNERS, Planner, parse, planners
 from foretell.workload import load
 
 MODEL = "gpt:layers=4,hidden=512,heads=8,seq=512,vocab=5120,dtype=bf16,batch=4"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foretell.api.purchasing import buy, token_count
+from foretell.api.scaling import buy, token_count
 from foretell.cli.main import main
 from foretell.errors import ForetellError, InfeasibleError
 

@@ -10,8 +10,7 @@ import pytest
 from foretell.cluster import load as load_cluster
 from foretell.errors import InfeasibleError, InputError
 from foretell.plan import Plan, read, save
-from foretell.plan.place_costs import Prices, bill
-from foretell.plan.place_memory import peaks
+from foretell.plan.place_graph import Prices, bill, peaks
 from foretell.plan.stage_placement import StagePlacement, acts, as_degrees, edges, places
 from foretell.predict import predict
 from foretell.search.schedule import schedule, wrong

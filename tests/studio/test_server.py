@@ -342,7 +342,7 @@ def test_a_plan_is_drawn_with_its_pipeline(studio):
 def test_a_planner_answers_what_predict_says():
     from foretell.cluster import load as load_cluster
     from foretell.plan import Plan
-    from foretell.search.evaluate import priced
+    from foretell.search.kit import priced
     from foretell.studio.views import planned
     from foretell.workload import load
 

@@ -12,7 +12,7 @@ from foretell.graph import save
 from foretell.plan import Plan
 from foretell.predict import predict
 from foretell.samples import transformer
-from foretell.search.planners import parse
+from foretell.search.kit import parse
 from foretell.simulate import simulate
 from foretell.survey.planned import gradient_bytes, model_of, steps_of
 from foretell.workload import load

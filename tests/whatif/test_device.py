@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from foretell.cluster import load
-from foretell.cluster.preset import devices
+from foretell.cluster.read import devices
 from foretell.errors import InputError
 from foretell.graph import Builder
 from foretell.trace import read

@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretell.cluster.preset import devices
+from foretell.cluster.read import devices
 from foretell.cost import kernel
 from foretell.whatif import Setting, parse
 from tests.whatif.traced import KERNEL, Step

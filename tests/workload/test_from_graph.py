@@ -10,10 +10,10 @@ from foretell.cluster import load as load_cluster
 from foretell.errors import InputError
 from foretell.graph import Builder, save
 from foretell.plan import check, read
-from foretell.plan.partition import cut, with_cuts
+from foretell.plan.costs import cut, with_cuts
 from foretell.predict import predict
 from foretell.workload import from_graph, load
-from foretell.workload.source import resized
+from foretell.workload.load import resized
 
 B, S, H, HEADS, WORDS = 4, 16, 64, 4, 100
 

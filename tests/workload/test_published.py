@@ -6,7 +6,7 @@ from foretell.errors import InputError
 from foretell.workload import FAMILIES, Workload, load
 from foretell.workload.kernels import calls
 from foretell.workload.models import NAMED
-from foretell.workload.op import Exchange
+from foretell.workload.workload import Exchange
 
 # torchvision's documentation: `num_params` and `GFLOPS` (multiply-adds of one forward)
 VISION = {

@@ -9,8 +9,8 @@ from foretell.errors import InputError
 from foretell.simulate import simulate
 from foretell.workload import Exchange, Layer, Op, Tensor, Workload, load
 from foretell.workload.kernels import calls
-from foretell.workload.op import holds
 from foretell.workload.step import step
+from foretell.workload.workload import holds
 
 GPT3 = "gpt:layers=96,hidden=12288,heads=96,seq=2048,vocab=51200"
 

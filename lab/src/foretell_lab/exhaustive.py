@@ -29,7 +29,7 @@ from foretell.cluster import Cluster, load
 from foretell.plan import Plan
 from foretell.plan.estimate import estimate
 from foretell.plan.order import FAMILIES, ONE_CHUNK
-from foretell.plan.segments import Segment, written
+from foretell.plan.plan import Segment, written
 from foretell.search.joint import Joint
 from foretell.search.refine import Evaluator, Found
 from foretell.workload import Workload

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from foretell.cluster import preset, units
-from foretell.cluster.device import Device
-from foretell.cluster.node import Node
+from foretell.cluster import read, toml
+from foretell.cluster.node import Device, Node
 from foretell.cluster.read import load
 
 _SHOWN = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
@@ -36,22 +35,22 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def _devices() -> Iterator[Sequence[str]]:
-    for name in preset.tables("devices"):
-        d: Device = preset.devices()[name]
+    for name in read.tables("devices"):
+        d: Device = read.devices()[name]
         rates = (f"{d.flops[k] / 1e12:g}" if k in d.flops else "" for k in _SHOWN)
         memory, bandwidth = f"{d.memory / 1e9:.1f}", f"{d.memory_bandwidth / 1e9:g}"
         yield _names(name, "devices"), d.title, memory, bandwidth, *rates, f"`{d.node}`"
 
 
 def _links() -> Iterator[Sequence[str]]:
-    for name, cable in preset.cables().items():
-        switch = units.short(cable.switch, "s") if cable.switch else ""
-        latency = units.short(cable.latency, "s")
+    for name, cable in read.cables().items():
+        switch = toml.short(cable.switch, "s") if cable.switch else ""
+        latency = toml.short(cable.latency, "s")
         yield f"`{name}`", cable.kind, f"{cable.bandwidth / 1e9:g}", latency, switch
 
 
 def _nodes() -> Iterator[Sequence[str]]:
-    for name in preset.tables("nodes"):
+    for name in read.tables("nodes"):
         node = load(name).node(0)
         price = f"{node.price:.2f}" if node.price else ""
         yield _names(name, "nodes"), node.title, _inside(node), _out(node), price
@@ -62,24 +61,24 @@ def _inside(node: Node) -> str:
     if len(slots) == 1:
         return ""
     spread = node.spread(slots)
-    return f"{units.short(spread.bandwidth, 'B/s')} {spread.kind}"
+    return f"{toml.short(spread.bandwidth, 'B/s')} {spread.kind}"
 
 
 def _out(node: Node) -> str:
     if not node.nics:
         return ""
     out = node.exit(tuple(range(len(node.devices))))
-    return f"{units.short(out.bandwidth, 'B/s')}, {len(node.nics)} x {node.nics[0].kind}"
+    return f"{toml.short(out.bandwidth, 'B/s')}, {len(node.nics)} x {node.nics[0].kind}"
 
 
 def _clusters() -> Iterator[Sequence[str]]:
-    for name in preset.clusters():
+    for name in read.clusters():
         cluster = load(name)
         yield f"`{name}`", cluster.title, str(cluster.size)
 
 
 def _names(name: str, what: str) -> str:
-    aliases = (alias for alias, of in preset.aliases(what).items() if of == name)
+    aliases = (alias for alias, of in read.aliases(what).items() if of == name)
     return ", ".join(f"`{n}`" for n in (name, *aliases))
 
 

@@ -28,21 +28,24 @@ import numpy as np
 from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError
 from foretell.plan import Plan
-from foretell.plan.segments import Segment, written
-from foretell.search.mixed import Option, kinds, options_of, resolved_common
+from foretell.plan.plan import Segment, written
+from foretell.search.kit import Planned, Planner, Progress, silent
 from foretell.search.partition import (
     MODES,
     SLACK,
     Mesh,
+    Option,
     Partitioner,
     Table,
     chained,
     common_of,
     explicit,
+    kinds,
     least_bottleneck,
+    options_of,
+    resolved_common,
     shortest,
 )
-from foretell.search.planner import Planned, Planner, Progress, silent
 from foretell.search.refine import Evaluator, Found
 from foretell.workload import Workload
 

@@ -15,8 +15,8 @@ from foretell.cli.compare import timeline_of
 from foretell.errors import InputError
 from foretell.pytorch.ranks import links
 from foretell.pytorch.ranks.machine import Pools
-from foretell.pytorch.ranks.network import network
 from foretell.pytorch.ranks.pool import Pool
+from foretell.pytorch.ranks.wires import network
 from foretell.simulate.compare import compare
 from foretell_lab.cli.lab import command
 from foretell_lab.emulation import matrix, table

@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 from foretell.errors import InputError  # noqa: E402
 from foretell.plan import Plan  # noqa: E402
 from foretell.pytorch.ranks import wires  # noqa: E402
-from foretell.pytorch.ranks.network import network  # noqa: E402
 from foretell.pytorch.ranks.pool import Pool  # noqa: E402
+from foretell.pytorch.ranks.wires import network  # noqa: E402
 from foretell.simulate import simulate  # noqa: E402
 from foretell_lab.emulation import cpu, matrix, mixed, mixed_plans, table  # noqa: E402
 from foretell_lab.emulation.mixed import Held, Setting  # noqa: E402

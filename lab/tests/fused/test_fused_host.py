@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from foretell.cost import fused_formula, fused_host  # noqa: E402
-from foretell.cost.fused_nests import NESTED, nested  # noqa: E402
+from foretell.cost.fused_host import NESTED, nested  # noqa: E402
 from foretell_lab.fused import data as fused_data  # noqa: E402
 from foretell_lab.fused import host, host_build, host_fit, host_make  # noqa: E402
 from foretell_lab.fused.build import graph_of, real_entry  # noqa: E402

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from foretell.cluster.preset import devices  # noqa: E402
+from foretell.cluster.read import devices  # noqa: E402
 from foretell.cost.fused_lower import lowered  # noqa: E402
 from foretell.cost.fused_regions import assembled  # noqa: E402
 from foretell.cost.fusion_class import WORDS  # noqa: E402

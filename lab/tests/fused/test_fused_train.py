@@ -6,10 +6,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
 
-from foretell.cluster.preset import devices  # noqa: E402
+from foretell.cluster.read import devices  # noqa: E402
 from foretell.cost import fused_formula  # noqa: E402
 from foretell.cost.fused_network import answer, features  # noqa: E402
-from foretell.cost.fused_traffic import walked  # noqa: E402
+from foretell.cost.fused_regions import walked  # noqa: E402
 from foretell_lab.fused import calibrate  # noqa: E402
 from foretell_lab.fused import data as fused_data  # noqa: E402
 from foretell_lab.fused.network import Network  # noqa: E402

@@ -12,11 +12,9 @@ from foretell.search.placement import mcts
 from foretell.search.placement.evaluate import Evaluator
 from foretell.search.placement.mcts import Asked, Tree, even_chances
 from foretell.search.placement.planner import PlacementPlanner
-from foretell.search.placement.policy import net, prior
-from foretell.search.placement.policy.feedback import feedback
-from foretell.search.placement.policy.view import GUESS, WAY_ON, view
-from foretell.search.placement.problem import ALL_REDUCE, problem
-from foretell.search.placement.space import EVEN, Action, actions, uniform
+from foretell.search.placement.policy import net
+from foretell.search.placement.policy.view import GUESS, WAY_ON, feedback, view
+from foretell.search.placement.problem import ALL_REDUCE, EVEN, Action, actions, problem, uniform
 from foretell.workload import load
 from foretell_lab.cli import train_policy
 from foretell_lab.policy import worlds
@@ -75,7 +73,7 @@ def test_numpy_and_pytorch_geometric_say_the_same(on):
     from foretell_lab.policy.network import Network, batch
 
     torch.manual_seed(3)
-    network = Network(prior.WIDTHS)
+    network = Network(net.WIDTHS)
     look = view(on.problem)
     seen = [look.seen(one.now, one.ways_on) for one in questions(on)]
     with torch.no_grad():
@@ -87,7 +85,7 @@ def test_numpy_and_pytorch_geometric_say_the_same(on):
 
 def test_chances_follow_their_ways_wherever_they_stand(on):
     one = questions(on)[0]
-    learned = prior.shipped()
+    learned = net.shipped()
     straight, turned = learned(on, [one, Asked(one.now, one.ways_on[::-1])])
     assert straight.sum() == pytest.approx(1)
     assert straight.min() > 0
@@ -95,17 +93,17 @@ def test_chances_follow_their_ways_wherever_they_stand(on):
 
 
 def test_the_weights_of_the_package_are_small_and_of_this_version():
-    raw = prior.files("foretell.search.placement.policy").joinpath("weights.npz").read_bytes()
+    raw = net.files("foretell.search.placement.policy").joinpath("weights.npz").read_bytes()
     assert len(raw) < 300_000
-    assert "score.weight" in prior.read(raw)
+    assert "score.weight" in net.read(raw)
 
 
 def test_weights_of_another_version_are_refused(tmp_path):
-    weights = dict(prior.shipped().weights)
+    weights = dict(net.shipped().weights)
     weights["group.weight"] = weights["group.weight"][:, :-1]
     write(tmp_path / "old.npz", weights)
     with pytest.raises(InputError, match="other features"):
-        prior.read((tmp_path / "old.npz").read_bytes())
+        net.read((tmp_path / "old.npz").read_bytes())
 
 
 def test_nothing_that_judges_is_trained_on():
@@ -128,7 +126,7 @@ def test_a_tree_counts_every_playout_once_and_knows_where_it_was(on):
 def test_a_tree_passes_what_it_has_played(on):
     """Ways on that change nothing cost no playout, nor do ends of the tree once played."""
     fresh = Evaluator(on.problem)
-    tree = Tree(fresh, [plain(on)], prior.shipped(), on.seconds(plain(on)), seed=0)
+    tree = Tree(fresh, [plain(on)], net.shipped(), on.seconds(plain(on)), seed=0)
     tree.play(40)
     assert len(tree.spent) == 40
     assert tree.spent[-1] == fresh.evaluations >= 36
@@ -143,7 +141,7 @@ def test_a_way_nobody_tried_is_worth_a_share_of_its_node():
 
 
 def test_unseen_models_on_unseen_devices_soon_beat_data_parallelism():
-    found = [judged(worlds.world(i, unseen=True).on, prior.shipped(), 0, 50) for i in range(4)]
+    found = [judged(worlds.world(i, unseen=True).on, net.shipped(), 0, 50) for i in range(4)]
     assert sum(one.better_at <= 50 for one in found) >= 3
     assert all(one.gain >= 1 for one in found)
 
@@ -177,7 +175,7 @@ def test_training_that_was_stopped_goes_on_as_if_it_had_not(tmp_path):
     assert trained("one.npz", 2)["games"] == 2
     trained("two.npz", 1)
     assert len(trained("two.npz", 2, "--resume")["rounds"]) == 1
-    one, two = (prior.read((tmp_path / n).read_bytes()) for n in ("one.npz", "two.npz"))
+    one, two = (net.read((tmp_path / n).read_bytes()) for n in ("one.npz", "two.npz"))
     assert all((one[name] == two[name]).all() for name in one)
 
 
@@ -187,7 +185,7 @@ def test_workers_play_the_same_games(tmp_path):
     for name, workers in (("one.npz", "1"), ("two.npz", "2")):
         words = ["-o", str(tmp_path / name), "--games", "2", "--steps", "2", "--workers", workers]
         CliRunner().invoke(train_policy.command, words, catch_exceptions=False)
-    one, two = (prior.read((tmp_path / n).read_bytes()) for n in ("one.npz", "two.npz"))
+    one, two = (net.read((tmp_path / n).read_bytes()) for n in ("one.npz", "two.npz"))
     assert all((one[name] == two[name]).all() for name in one)
 
 

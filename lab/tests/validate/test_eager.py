@@ -9,7 +9,7 @@ from foretell.graph import Kind, Phase
 from foretell.simulate import simulate
 from foretell.simulate.memory import peak_bytes
 from foretell.workload import load
-from foretell.workload.op import holds
+from foretell.workload.workload import holds
 from foretell_lab.validate.eager import Eager, eager
 
 

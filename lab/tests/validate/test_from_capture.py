@@ -152,7 +152,7 @@ def test_experts_are_dealt_out():
 
 def test_what_indices_leave_is_known():
     from foretell.cost.aten import read as call
-    from foretell.workload.captured.sizes import made_by
+    from foretell.workload.captured.rows import made_by
 
     shape = "in=2048x27x27+-|351|351,types=float+TensorList,args=-+-"
     assert made_by(call("index", shape)) == (2048, 351)

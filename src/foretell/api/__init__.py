@@ -5,8 +5,7 @@ A result is a small frozen value: one line as `repr`, a table when printed, HTML
 """
 
 from foretell.api.planning import PlanResult, Prediction, plan, predict
-from foretell.api.plot import Plot
-from foretell.api.result import Result, Table
+from foretell.api.result import Plot, Result, Table
 from foretell.api.scaling import ScalingResult, oracle
 from foretell.api.scheduling import ModelSchedule, ScheduleResult, schedule
 from foretell.api.step import AdviceResult, Simulation, Step, WhatIfResult, capture

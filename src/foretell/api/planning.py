@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretell import spec
-from foretell.api.plot import Bar, Plot, bars
-from foretell.api.result import Result, Table
+from foretell.api.result import Bar, Plot, Result, Table, bars
 from foretell.cluster import Cluster
 from foretell.cluster import load as load_cluster
 from foretell.errors import InputError
@@ -25,11 +24,9 @@ from foretell.plan.file import FILES, predicted
 from foretell.predict import Prediction as _Prediction
 from foretell.report import words
 from foretell.report.words import width
-from foretell.search.evaluate import priced, repredicted
 from foretell.search.fusion.fused_step import fuses
-from foretell.search.planner import Planned, Planner, Progress, silent
-from foretell.search.planners import parse as parse_planner
-from foretell.search.pooled import best_plan
+from foretell.search.kit import Planned, Planner, Progress, best_plan, priced, repredicted, silent
+from foretell.search.kit import parse as parse_planner
 from foretell.workload import Workload
 from foretell.workload import load as load_workload
 
@@ -309,6 +306,6 @@ def machines(cluster: str | Cluster, calibration: str | os.PathLike[str] | None 
     found = load_cluster(cluster) if isinstance(cluster, str) else cluster
     if calibration is None:
         return found
-    from foretell.cluster.calibration import load
+    from foretell.cluster.cluster import load
 
     return found.calibrated(load(Path(calibration)))

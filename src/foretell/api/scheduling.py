@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from foretell.api.planning import machines, workload_of
-from foretell.api.plot import Plot
-from foretell.api.result import Result, Table
+from foretell.api.result import Plot, Result, Table
 from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.plan import Plan

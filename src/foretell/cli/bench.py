@@ -59,7 +59,7 @@ def _links(output: Path, ranks: int, networks: list[str]) -> dict[str, Any]:
         write_cluster,
         write_links,
     )
-    from foretell.pytorch.ranks.network import LOOPBACK, network
+    from foretell.pytorch.ranks.wires import LOOPBACK, network
 
     why = refused(networks)
     if why:

@@ -45,7 +45,7 @@ def command(what: str, args: tuple[str, ...], output: Path, as_json: bool, **opt
 
     Next: foretell whatif step.graph amp --on h100.
     """
-    from foretell.api.intake import CaptureOptions, capture_source
+    from foretell.api.step import CaptureOptions, capture_source
     from foretell.cli.output import working
 
     with working(f"capturing {Path(what).name}") as tell:

@@ -86,7 +86,7 @@ def _foretold(what: str, specs: tuple[str, ...], asked: dict[str, Any]) -> dict[
 def _of_file(
     path: Path, specs: tuple[str, ...], machines: Any, real_ms: float | None
 ) -> dict[str, Any]:
-    from foretell.report.split import split
+    from foretell.report.summary import split
     from foretell.simulate import simulate
     from foretell.survey import load
     from foretell.survey.survey import outcome

@@ -106,13 +106,13 @@ def _reported(loaded: Any, found: dict[str, Any], plan: Path | None, output: Pat
     from foretell.cluster import load as machines
     from foretell.plan import load as load_plan
     from foretell.report import write
+    from foretell.report.drawings import drawn_plan
     from foretell.report.layouts import layouts
-    from foretell.report.plans import drawn
     from foretell.survey import survey
     from foretell.survey.inputs import Drawn
 
     scales = layouts(found, "GPT of 1.3 billion parameters")
-    pair = [drawn(load_plan(plan), "best.plan", machines(PAIR))] if plan else []
+    pair = [drawn_plan(load_plan(plan), "best.plan", machines(PAIR))] if plan else []
     told = survey([loaded], BEST, Drawn(oracle=[scales] if scales else [], plans=pair))
     write(told.timelines, output, told.content)
     say(f"\nthe report: {output}")

@@ -65,8 +65,8 @@ def command(name: str | None, as_json: bool) -> None:
 
 def _names() -> dict[str, dict[str, str]]:
     """Every name by what it is, with one line each."""
-    from foretell.search.oracle.strategies import STRATEGIES
-    from foretell.search.planners import planners
+    from foretell.search.kit import planners
+    from foretell.search.oracle.scale import STRATEGIES
     from foretell.whatif import WHATIFS
 
     return {
@@ -79,8 +79,8 @@ def _names() -> dict[str, dict[str, str]]:
 def _about(name: str) -> list[dict[str, Any]]:
     """All that carries a name: some are a what-if and a strategy."""
     from foretell.errors import unknown
-    from foretell.search.oracle.strategies import STRATEGIES
-    from foretell.search.planners import PLANNERS, planners
+    from foretell.search.kit import PLANNERS, planners
+    from foretell.search.oracle.scale import STRATEGIES
     from foretell.whatif import WHATIFS
 
     found = []

@@ -47,16 +47,13 @@ def _from_runs(
     noise: float, share: float,
 ) -> None:  # fmt: skip
     from foretell.io import write_text
-    from foretell.predict import runs
-    from foretell.predict.fit import fit
+    from foretell.predict.fit import fit, table
 
     known = [
         run
         for path in paths
         for run in (
-            [_ran(path, workload, cluster)]
-            if path.is_dir()
-            else runs.table(path, workload, cluster)
+            [_ran(path, workload, cluster)] if path.is_dir() else table(path, workload, cluster)
         )
     ]
     with working(f"fitting to {len(known)} runs") as tell:

@@ -24,8 +24,8 @@ def changes(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
 
 def names(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
     """All that `foretell explain` knows."""
-    from foretell.search.oracle.strategies import STRATEGIES
-    from foretell.search.planners import PLANNERS
+    from foretell.search.kit import PLANNERS
+    from foretell.search.oracle.scale import STRATEGIES
     from foretell.whatif import WHATIFS
 
     return _starting({*WHATIFS, *PLANNERS, *STRATEGIES}, begun)
@@ -33,7 +33,7 @@ def names(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
 
 def planners(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
     """Names of planners."""
-    from foretell.search.planners import PLANNERS
+    from foretell.search.kit import PLANNERS
 
     return _starting(PLANNERS, begun)
 
@@ -52,7 +52,7 @@ def clusters(_: click.Context, __: click.Parameter, begun: str) -> list[Any]:
     """Names of presets, and files."""
     from click.shell_completion import CompletionItem
 
-    from foretell.cluster.preset import names as presets
+    from foretell.cluster.read import names as presets
 
     found = _starting(presets(), begun)
     return [CompletionItem(name) for name in found] or [CompletionItem(begun, type="file")]

@@ -8,9 +8,13 @@ from typing import Any
 import click
 
 from foretell.cli import offered
-from foretell.cli.machines import calibration_option
-from foretell.cli.output import answer_result, json_option, verbose_option
-from foretell.cli.pooled import pool_options
+from foretell.cli.output import (
+    answer_result,
+    calibration_option,
+    json_option,
+    pool_options,
+    verbose_option,
+)
 from foretell.cli.script import StepCommand
 
 

@@ -1,13 +1,11 @@
-"""What every command shares: `--json`, `--quiet`, where answers and notes go, and progress.
-
-Progress is shown on stderr and only to a person, on anything that takes longer than a moment: a bar
-with the time left where it is known how much is done or about how long it takes, else a clock.
-"""
+"""What every command shares: `--json`, `--quiet`, `--jobs`, clusters, and where answers go."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +20,24 @@ from foretell.io import coloured, shown
 
 if TYPE_CHECKING:
     from foretell.api import Result
+    from foretell.cluster import Cluster
+
+
+@contextmanager
+def terminated_as_stopped() -> Iterator[None]:
+    """SIGTERM, which schedulers send, raises KeyboardInterrupt inside."""
+    if threading.current_thread() is not threading.main_thread():  # only there may it be caught
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stop(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 Command = Callable[..., Any]
@@ -238,3 +254,41 @@ def _unpacked(path: Path) -> int:
     with open(path, "rb") as file:
         file.seek(max(0, path.stat().st_size - 4))
         return int.from_bytes(file.read(4), "little")  # gzip's own count, modulo 4 GiB
+
+
+def calibration_option(command: Command) -> Command:
+    """`--calibration FILE`."""
+    return click.option(
+        "--calibration", type=click.Path(path_type=Path), help="What `foretell fit` has learned."
+    )(command)
+
+
+def machines(spec: str, calibration: Path | None = None) -> Cluster:
+    """The cluster a spec or file stands for, calibrated."""
+    from foretell.cluster import load
+
+    return calibrated(load(spec), calibration)
+
+
+def calibrated(cluster: Cluster, path: Path | None) -> Cluster:
+    """A cluster with the calibration in a file, if there is one."""
+    if path is None:
+        return cluster
+    from foretell.cluster.cluster import load
+
+    return cluster.calibrated(load(path))
+
+
+def pool_options(command: Command) -> Command:
+    """Let a command share its work out."""
+    jobs = click.option(
+        "--jobs", type=click.IntRange(min=1), default=1, show_default=True,
+        help="Processes of this machine to share the work.",
+    )  # fmt: skip
+    return jobs(ray_option(command))
+
+
+def ray_option(command: Command) -> Command:
+    """`--on-ray`: a Ray cluster to work on."""
+    text = "A Ray cluster: its address, `auto`, or `local` to start one here."
+    return click.option("--on-ray", default="", metavar="ADDRESS", help=text)(command)

@@ -8,9 +8,16 @@ from typing import Any
 import click
 
 from foretell.cli import offered
-from foretell.cli.machines import calibration_option, machines
-from foretell.cli.output import answer_result, json_option, require_place, say, verbose_option
-from foretell.cli.pooled import pool_options
+from foretell.cli.output import (
+    answer_result,
+    calibration_option,
+    json_option,
+    machines,
+    pool_options,
+    require_place,
+    say,
+    verbose_option,
+)
 from foretell.cli.script import StepCommand
 from foretell.errors import InputError
 
@@ -72,7 +79,7 @@ def command(
     from foretell.api import plan
     from foretell.cli.output import working
     from foretell.pool import opened
-    from foretell.search.planners import parse
+    from foretell.search.kit import parse
 
     named = offered.require_workload(workload)
     if output is not None:
@@ -138,7 +145,7 @@ def _restricted(planner: Any, asked: dict[str, Any]) -> Any:
 
 def _bought(workload: str, devices: str, asked: dict[str, Any]) -> Any:
     """The cheapest number and kind of GPUs; `--on` names the kinds, with `+` between them."""
-    from foretell.api.purchasing import buy
+    from foretell.api.scaling import buy
     from foretell.cli.output import working
 
     with working("looking for the cheapest GPUs") as tell:

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from foretell.cli import offered
-from foretell.cli.machines import calibration_option, machines
-from foretell.cli.output import answer_result, as_text, json_option, say, verbose_option
+from foretell.cli.output import (
+    answer_result,
+    as_text,
+    calibration_option,
+    json_option,
+    machines,
+    say,
+    verbose_option,
+)
 from foretell.cli.script import StepCommand
 from foretell.errors import ForetellError, InputError
 from foretell.io import shown
@@ -98,7 +105,7 @@ def predicted(
 def _many(path: Path, calibration: Path | None = None) -> list[dict[str, Any]]:
     """Answers in the order of the lines; lines of one workload and cluster are priced together."""
     from foretell.plan import read
-    from foretell.search.evaluate import priced_many
+    from foretell.search.kit import priced_many
     from foretell.workload import load
 
     def answers(asked: list[dict[str, str]]) -> list[dict[str, Any]]:

@@ -47,7 +47,7 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
 
     Next: foretell whatif step.json.gz amp, or foretell advise step.json.gz.
     """
-    from foretell.api.intake import require_torch
+    from foretell.api.step import require_torch
     from foretell.cli.output import working
     from foretell.pytorch.profile.run import profile
 

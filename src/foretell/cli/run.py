@@ -8,9 +8,8 @@ from typing import Any
 
 import click
 
-from foretell.cli.output import answer, json_option, say, working
+from foretell.cli.output import answer, json_option, say, terminated_as_stopped, working
 from foretell.cli.script import ScriptCommand, module_option, show_option
-from foretell.cli.stopping import terminated_as_stopped
 from foretell.errors import InputError
 from foretell.pytorch.deploy import many_nodes
 
@@ -88,7 +87,7 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
     batch(rank, size), and loss(output, target) and optimizer(parameters) if it likes, is trained
     for some steps, under any plan.
     """
-    from foretell.api.intake import is_script
+    from foretell.api.step import is_script
     from foretell.plan import read
     from foretell.pytorch.deploy.launcher import launch, train
     from foretell.pytorch.deploy.run_files import Asked

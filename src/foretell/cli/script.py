@@ -112,7 +112,7 @@ def command_line(workload: str, is_module: bool) -> str:
     """A workload with the arguments of its script, as one text."""
     import shlex
 
-    from foretell.api.intake import is_script
+    from foretell.api.step import is_script
 
     args = script_args()
     if not (args or is_module):

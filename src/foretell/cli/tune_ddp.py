@@ -61,7 +61,7 @@ def profiled(found: dict[str, Any], ranks: int) -> tuple[Any, Any]:
     import numpy as np
 
     from foretell.search.fusion.caps import Profile
-    from foretell.search.fusion.wire import measured_wire
+    from foretell.search.fusion.problem import measured_wire
 
     rows = sorted(found["gradients"], key=lambda g: g["ready_s"])
     ready, sizes = (np.array([g[key] for g in rows], float) for key in ("ready_s", "bytes"))

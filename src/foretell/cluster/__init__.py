@@ -10,35 +10,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foretell.cluster.calibration import Calibration as Calibration
+    from foretell.cluster.cluster import Calibration as Calibration
     from foretell.cluster.cluster import Cluster as Cluster
-    from foretell.cluster.device import Device as Device
-    from foretell.cluster.fabric import Switch as Switch
-    from foretell.cluster.fabric import Tier as Tier
-    from foretell.cluster.level import Level as Level
-    from foretell.cluster.link import Link as Link
+    from foretell.cluster.levels import Level as Level
+    from foretell.cluster.levels import Tree as Tree
+    from foretell.cluster.node import Device as Device
+    from foretell.cluster.node import Link as Link
     from foretell.cluster.node import Node as Node
-    from foretell.cluster.order import Tree as Tree
-    from foretell.cluster.preset import names as names
     from foretell.cluster.read import load as load
+    from foretell.cluster.read import names as names
     from foretell.cluster.read import validate as validate
-    from foretell.cluster.toml_document import Problem as Problem
+    from foretell.cluster.toml import Problem as Problem
+    from foretell.cluster.topology import Switch as Switch
+    from foretell.cluster.topology import Tier as Tier
     from foretell.cluster.topology import Topology as Topology
 
 _WHERE = {
-    "Calibration": "calibration",
+    "Calibration": "cluster",
     "Cluster": "cluster",
-    "Device": "device",
-    "Level": "level",
-    "Link": "link",
+    "Device": "node",
+    "Level": "levels",
+    "Link": "node",
     "Node": "node",
-    "Problem": "toml_document",
-    "Switch": "fabric",
-    "Tier": "fabric",
+    "Problem": "toml",
+    "Switch": "topology",
+    "Tier": "topology",
     "Topology": "topology",
-    "Tree": "order",
+    "Tree": "levels",
     "load": "read",
-    "names": "preset",
+    "names": "read",
     "validate": "read",
 }
 __all__ = sorted(_WHERE)

@@ -1,32 +1,120 @@
-"""The machines: which devices, on which nodes, joined by which links.
-
-A cluster is kept folded: kinds of node with a count, tiers of switches, and for each rank the node
-and slot it runs on. Everything else — routes, levels, rings, the expanded graph — is worked out
-when asked, once per kind of node, and remembered; thirty thousand ranks cost what one node costs.
-A cluster never changes. Two are equal when everything that could change a prediction is.
+"""The machines as values: devices, links, kinds of node, clusters, and factors learned from
+runs.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foretell.cluster import levels, topology
 from foretell.cluster import levels as tiers_of
-from foretell.cluster import order, topology
-from foretell.cluster.calibration import PLAIN, Calibration
-from foretell.cluster.device import Device
-from foretell.cluster.fabric import Fabric, Switch, Tier, drawn, tiered
-from foretell.cluster.level import Level
-from foretell.cluster.link import Link
-from foretell.cluster.node import Node
-from foretell.cluster.order import Tree
-from foretell.cluster.topology import Layout, Topology, expand, layout
-from foretell.errors import InputError
+from foretell.cluster.levels import Level, Message, Tree
+from foretell.cluster.node import Device, Link, Node
+from foretell.cluster.topology import (
+    Fabric,
+    Layout,
+    Switch,
+    Tier,
+    Topology,
+    drawn,
+    expand,
+    layout,
+    tiered,
+)
+from foretell.errors import InputError, unknown
+from foretell.io import read_json
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Factors on prices, and how far all-reduces go by trees."""
+
+    compute: float = 1.0
+    host: float = 1.0
+    update: float = 1.0
+    talk: float = 1.0  # all of a message: what the transport does to starts and bytes alike
+    alpha: float = 1.0
+    beta: float = 1.0
+    inside: float = 1.0
+    tree_bytes: float = math.inf  # NCCL_TREE_THRESHOLD: all-reduces above it are rings
+    families: tuple[tuple[str, float], ...] = ()  # of ops, over `compute`
+    messages: tuple[Message, ...] = ()
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], where: str) -> Calibration:
+        """Factors by name; all above zero."""
+        known = [f.name for f in fields(cls) if f.name != "messages"]
+        for name in values:
+            if name not in known:
+                raise unknown("factor of a calibration", name, known)
+        rows = values.get("families", {})
+        if not isinstance(rows, Mapping):
+            raise InputError(f"`families` is no table in {where}", hint="families = { gemm = 1.2 }")
+        found: dict[str, Any] = {
+            name: _factor(name, v, where) for name, v in values.items() if name != "families"
+        }
+        of = tuple((str(name), _factor(str(name), v, where)) for name, v in sorted(rows.items()))
+        return cls(**found, families=of)
+
+    def plain(self) -> dict[str, Any]:
+        """What is not as priced; messages are of a moment, and measured again."""
+        usual = asdict(type(self)())
+        found = {n: v for n, v in asdict(self).items() if v != usual[n] and n != "messages"}
+        return found | ({"families": dict(self.families)} if self.families else {})
+
+    def family(self, op: str) -> float:
+        """How many times as long as priced ops of a kind take, beside `compute`."""
+        return dict(self.families).get(op, 1.0) if self.families else 1.0
+
+    def levels(self, found: tuple[Level, ...]) -> tuple[Level, ...]:
+        """What a collective sees, as slow as it was measured."""
+        if self == PLAIN:
+            return found
+        return tuple(
+            replace(
+                level,
+                later=self.talk * self.alpha,
+                slower=self.talk * (self.inside if level.name == "node" else self.beta),
+                tree_bytes=self.tree_bytes,
+                timed=self.messages,
+            )
+            for level in found
+        )
+
+
+def _factor(name: str, value: Any, where: str) -> float:
+    least, most = _RANGE.get(name, (1e-6, 1e6))
+    if type(value) not in (int, float) or not least <= value <= most:
+        raise InputError(
+            f"`{name}` is `{str(value)[:40]}` in {where}",
+            hint=f"it is a number from {least:g} to {most:g}",
+        )
+    return float(value)
+
+
+PLAIN = Calibration()
+_RANGE = {"tree_bytes": (0.0, math.inf)}  # 0: never a tree
+
+
+def load(path: str | Path) -> Calibration:
+    """The calibration in a file that `foretell fit` has written."""
+    hint = "make one with `foretell fit RUNS -o FILE`"
+    found = read_json(path, what="calibration", hint=hint)
+    values = found.get("calibration") if isinstance(found, dict) else None
+    if not isinstance(values, dict):
+        raise InputError(f"`{path}` is no calibration", hint=hint)
+    return Calibration.of(values, f"`{path}`")
+
 
 Ints = NDArray[np.int64]
-
 MOST_KEPT = 4096  # groups whose levels are remembered: a search asks for the same few again
 
 
@@ -137,11 +225,11 @@ class Cluster:
 
     def ring(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """An order of the ranks whose narrowest step is as wide as can be."""
-        return order.ring(self, self._check(ranks))
+        return levels.ring(self, self._check(ranks))
 
     def tree(self, ranks: Iterable[int]) -> tuple[Tree, Tree]:
         """Two trees over the ranks: binary between nodes, a chain inside each."""
-        return order.tree(self, self._check(ranks))
+        return levels.tree(self, self._check(ranks))
 
     def _check(self, ranks: Iterable[int]) -> tuple[int, ...]:
         group = tuple(int(r) for r in ranks)
@@ -155,7 +243,7 @@ class Cluster:
             )
         return group
 
-    def subset(self, ranks: Iterable[int]) -> "Cluster":
+    def subset(self, ranks: Iterable[int]) -> Cluster:
         """The same machines with only these ranks; rank i of the result is `ranks[i]` here."""
         group = self._check(ranks)
         if len(set(group)) < len(group):
@@ -165,7 +253,7 @@ class Cluster:
         pick = np.array(group)
         return replace(self, nodes=self.nodes[pick], slots=self.slots[pick], _ways={}, _levels={})
 
-    def calibrated(self, calibration: Calibration) -> "Cluster":
+    def calibrated(self, calibration: Calibration) -> Cluster:
         """The same machines, as they were measured to run."""
         return replace(self, calibration=calibration, _ways={}, _levels={})
 

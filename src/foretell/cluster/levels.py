@@ -1,28 +1,192 @@
-"""What a collective over some ranks sees of the cluster: its tiers, innermost first.
+"""What a collective over some ranks sees of the cluster: its tiers, its ring and its trees."""
 
-The members of the first tier are devices; their bandwidth is the narrowest cut of the node's wires
-that parts them (`Node.spread`). The members of the next are nodes; theirs is what their devices
-can push out through all NICs together (`Node.exit`). From then on members are groups of nodes
-(leaf, rack, …); theirs is the sum of what their own members push out, or the uplink if less.
-
-Groups that communicate at the same time (`beside`) share fairly what they both use: the NICs of a
-node, the uplinks of a switch, the wires inside a node.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from heapq import heappop, heappush
+from itertools import combinations, pairwise
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foretell.cluster.level import Level
-
 if TYPE_CHECKING:
     from foretell.cluster.cluster import Cluster
-    from foretell.cluster.fabric import Grouping
     from foretell.cluster.node import Node, Slots
+    from foretell.cluster.topology import Grouping
+
+
+class Message(NamedTuple):
+    """A collective as it was measured: start + bytes · slope."""
+
+    op: str
+    ranks: int
+    start: float  # seconds
+    slope: float  # seconds a byte
+
+
+@dataclass(frozen=True)
+class Level:
+    """One tier of a group of ranks.
+
+    At the innermost tier a member is one device, at the next one whole node, then one leaf or
+    rack, and so on. A sub-group of one member has nothing to say to itself: its bandwidth is
+    infinite, and a tier made only of such sub-groups is left out.
+    """
+
+    kind: str  # of the links that bound it: nvswitch, nvlink, xgmi, pcie, infiniband, ethernet …
+    sizes: tuple[int, ...]  # members of each sub-group
+    bandwidth: float  # bytes/s one member sends while receiving as much: the slowest member's
+    latency: float  # seconds, one message, one way, the slowest pair of neighbours
+    channels: int  # parallel paths a member has: NVLinks inside a node, NICs between nodes
+    name: str = ""  # what joins the members: node, leaf, rack, spine …
+    bandwidths: tuple[float, ...] = ()  # the slowest member of each sub-group, as `sizes`
+    later: float = 1.0  # times as long as priced until bytes move (→ foretell.cluster.cluster)
+    slower: float = 1.0  # times as long as priced that a byte takes
+    tree_bytes: float = inf  # all-reduces above this size go by rings
+    timed: tuple[Message, ...] = ()  # what collectives took here: no formula is asked for those
+
+
+Arc = tuple[int, int]  # (neighbour, link)
+
+
+@dataclass(frozen=True)
+class Wires:
+    """Links between vertices 0 … size-1, in columns."""
+
+    size: int
+    ends: tuple[tuple[int, int], ...]
+    bandwidth: tuple[float, ...]
+    latency: tuple[float, ...]
+
+    @cached_property
+    def arcs(self) -> tuple[tuple[Arc, ...], ...]:
+        """The neighbours of each vertex and the link to each, lowest first."""
+        out: list[list[Arc]] = [[] for _ in range(self.size)]
+        for link, (a, b) in enumerate(self.ends):
+            out[a].append((b, link))
+            out[b].append((a, link))
+        return tuple(tuple(sorted(row)) for row in out)
+
+
+def widest(wires: Wires, source: int, closed: Collection[int] = ()) -> dict[int, tuple[int, ...]]:
+    """The links of the widest path to every vertex that can be reached.
+
+    Vertices in `closed` may start or end a path but not be passed through.
+    """
+    width = _widths(wires, source, closed)
+    found: dict[int, tuple[int, ...]] = {}
+    for limit in sorted(set(width.values()), reverse=True):
+        paths = quickest(wires, source, closed, limit)
+        found |= {v: paths[v] for v, w in width.items() if w == limit}
+    return found
+
+
+def _widths(wires: Wires, source: int, closed: Collection[int]) -> dict[int, float]:
+    best = {source: inf}
+    heap = [(-inf, source)]
+    while heap:
+        width, here = heappop(heap)
+        if -width < best[here] or (here in closed and here != source):
+            continue
+        for there, link in wires.arcs[here]:
+            reach = min(-width, wires.bandwidth[link])
+            if reach > best.get(there, 0.0):
+                best[there] = reach
+                heappush(heap, (-reach, there))
+    return best
+
+
+def quickest(
+    wires: Wires, source: int, closed: Collection[int] = (), limit: float = 0.0
+) -> dict[int, tuple[int, ...]]:
+    """The links of the path of least latency to every vertex, over links of at least `limit`."""
+    done: dict[int, tuple[int, ...]] = {}
+    heap: list[tuple[float, int, tuple[int, ...], int]] = [(0.0, 0, (), source)]
+    while heap:
+        seconds, hops, path, here = heappop(heap)
+        if here in done:
+            continue
+        done[here] = path
+        if here in closed and here != source:
+            continue
+        for there, link in wires.arcs[here]:
+            if there not in done and wires.bandwidth[link] >= limit:
+                heappush(heap, (seconds + wires.latency[link], hops + 1, (*path, link), there))
+    return done
+
+
+def flow(
+    wires: Wires,
+    sources: Iterable[int],
+    sinks: Iterable[int],
+    *,
+    links: Collection[int] | None = None,
+    absent: Collection[int] = (),
+) -> float:
+    """Bytes/s that can go from all `sources` to all `sinks` at once, avoiding `absent` vertices."""
+    room = _room(wires, links, absent)
+    starts, targets = sorted(set(sources)), set(sinks)
+    total = 0.0
+    while path := _augment(room, starts, targets):
+        amount = min(room[a][b] for a, b in path)
+        for a, b in path:
+            room[a][b] -= amount
+            room[b][a] += amount
+        total += amount
+    return total
+
+
+def _room(
+    wires: Wires, links: Collection[int] | None, absent: Collection[int]
+) -> list[dict[int, float]]:
+    room: list[dict[int, float]] = [{} for _ in range(wires.size)]
+    for link, (a, b) in enumerate(wires.ends):
+        if (links is None or link in links) and a not in absent and b not in absent:
+            room[a][b] = room[a].get(b, 0.0) + wires.bandwidth[link]
+            room[b][a] = room[b].get(a, 0.0) + wires.bandwidth[link]
+    return room
+
+
+def _augment(
+    room: Sequence[dict[int, float]], starts: Sequence[int], targets: Collection[int]
+) -> list[tuple[int, int]]:
+    """A shortest path with room on every link, found breadth first; empty when there is none."""
+    came: dict[int, int] = dict.fromkeys(starts, -1)
+    queue = deque(starts)
+    while queue:
+        here = queue.popleft()
+        if here in targets:
+            return _walk(came, here)
+        for there, left in room[here].items():
+            # Flows are sums of a few bandwidths: what is left of one below a byte/s is rounding.
+            if left > 1.0 and there not in came:
+                came[there] = here
+                queue.append(there)
+    return []
+
+
+def _walk(came: dict[int, int], here: int) -> list[tuple[int, int]]:
+    path = []
+    while came[here] >= 0:
+        path.append((came[here], here))
+        here = came[here]
+    return path
+
+
+def spread(
+    wires: Wires,
+    members: Sequence[int],
+    *,
+    links: Collection[int] | None = None,
+    absent: Collection[int] = (),
+) -> float:
+    """Bytes/s across the narrowest cut that parts the members; 0 when they are not connected."""
+    first, *rest = members
+    return min((flow(wires, [first], [v], links=links, absent=absent) for v in rest), default=inf)
+
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -226,3 +390,192 @@ def _share(node: "Node", slots: "Slots", others: "Sequence[Slots]") -> float:
 
 def _kind(cluster: "Cluster", node: int) -> "Node":
     return cluster.groups[int(cluster.kinds[node])][0]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A tree over ranks: `parents[i]` is the parent of `ranks[i]`, -1 for the root."""
+
+    ranks: tuple[int, ...]
+    parents: tuple[int, ...]
+
+    @cached_property
+    def depth(self) -> int:
+        """How many steps the farthest rank is from the root."""
+        parent = dict(zip(self.ranks, self.parents, strict=True))
+        far = {-1: -1}
+        for rank in self.ranks:
+            climb = []
+            while rank not in far:
+                climb.append(rank)
+                rank = parent[rank]
+            for up, child in enumerate(reversed(climb), start=far[rank] + 1):
+                far[child] = up
+        return max(far.values())
+
+
+def ring(cluster: "Cluster", ranks: Sequence[int]) -> tuple[int, ...]:
+    """The ranks in the order of a good ring, starting at the lowest."""
+    chains = _chains(cluster, ranks)
+    order = [rank for chain in chains for rank in chain]
+    start = order.index(min(order))
+    return tuple(order[start:] + order[:start])
+
+
+def tree(cluster: "Cluster", ranks: Sequence[int]) -> tuple[Tree, Tree]:
+    """Two trees that share the work; alike where there is only one node."""
+    chains = _chains(cluster, ranks, closed=False)
+    inner = {b: a for chain in chains for a, b in pairwise(chain)}
+    heads = [chain[0] for chain in chains]
+    trees = []
+    for parents in double_tree(len(heads)):
+        up = inner | {heads[i]: heads[p] if p >= 0 else -1 for i, p in enumerate(parents)}
+        order = tuple(rank for chain in chains for rank in chain)
+        trees.append(Tree(order, tuple(up[rank] for rank in order)))
+    return trees[0], trees[1]
+
+
+def _chains(cluster: "Cluster", ranks: Sequence[int], closed: bool = True) -> list[tuple[int, ...]]:
+    """The ranks of each node in their best order, nodes in the order of the network."""
+    group = np.unique(np.array(ranks, dtype=np.int64))
+    nodes = cluster.nodes[group]
+    keys = [cluster.slots[group], nodes, *(g.group[nodes] for g in cluster.fabric.groupings)]
+    group = group[np.lexsort(keys)]
+    nodes = cluster.nodes[group]
+    parts = np.split(group, np.flatnonzero(np.diff(nodes)) + 1)
+    alone = closed and len(parts) == 1
+    return [_local(cluster, part.tolist(), closed=alone) for part in parts]
+
+
+def _local(cluster: "Cluster", ranks: list[int], closed: bool) -> tuple[int, ...]:
+    slots = cluster.slots[ranks].tolist()
+    at = dict(zip(slots, ranks, strict=True))
+    return tuple(at[s] for s in cluster.node(ranks[0]).order(tuple(slots), closed=closed))
+
+
+def double_tree(size: int) -> tuple[list[int], list[int]]:
+    """The parents in two binary trees over 0 … size-1; leaves of one are inner in the other.
+
+    The second is the first shifted by one place, or mirrored where the size is even.
+    """
+    first = [_parent(i, size) for i in range(size)]
+    if size % 2:
+        second = [_shifted(first[(i - 1) % size], size) for i in range(size)]
+    else:
+        second = [_mirrored(first[size - 1 - i], size) for i in range(size)]
+    return first, second
+
+
+def _shifted(parent: int, size: int) -> int:
+    return -1 if parent < 0 else (parent + 1) % size
+
+
+def _mirrored(parent: int, size: int) -> int:
+    return -1 if parent < 0 else size - 1 - parent
+
+
+def _parent(i: int, size: int) -> int:
+    """The in-order binary tree in which odd numbers are leaves and 0 is the root."""
+    if i == 0:
+        return -1
+    low = i & -i
+    up = (i ^ low) | (low << 1)
+    return up if up < size else i ^ low
+
+
+Matrix = Sequence[Sequence[float]]
+Order = tuple[int, ...]
+EXACT = 8  # 2^7 subsets of 7 points: a few milliseconds
+
+
+def shortest_ring(width: Matrix, delay: Matrix) -> Order:
+    """The best closed tour of points 0 … n-1, starting at 0."""
+    return _tour(width, delay, closed=True)
+
+
+def chain(width: Matrix, delay: Matrix) -> Order:
+    """The best open tour of points 0 … n-1."""
+    return _tour(width, delay, closed=False)
+
+
+def _tour(width: Matrix, delay: Matrix, *, closed: bool) -> Order:
+    size = len(width)
+    if size <= 3 and (closed or size < 3):
+        return tuple(range(size))
+    steps = [[round(d * 1e12) for d in row] for row in delay]  # whole picoseconds: ties are exact
+    if _all_equal(width) and _all_equal(steps):
+        return tuple(range(size))
+    if size > EXACT:
+        starts = (_greedy(width, steps), tuple(range(size)))
+        start = min(starts, key=lambda order: _cost(width, steps, order, closed))
+        return _improved(width, steps, start, closed)
+    for limit in sorted({w for i, row in enumerate(width) for w in row[:i]}, reverse=True):
+        if found := _exact(width, steps, limit, closed):
+            return found
+    return tuple(range(size))
+
+
+def _all_equal(matrix: Matrix) -> bool:
+    return len({x for i, row in enumerate(matrix) for j, x in enumerate(row) if i != j}) <= 1
+
+
+def _exact(width: Matrix, steps: Matrix, limit: float, closed: bool) -> Order:
+    """The quickest tour over steps at least `limit` wide; empty when there is none."""
+    size = len(width)
+    # best[(visited, last)] = (delay, order)
+    best: dict[tuple[int, int], tuple[float, Order]] = {
+        (1 << v, v): (0, (v,)) for v in ((0,) if closed else range(size))
+    }
+    for _ in range(size - 1):
+        best = _longer(best, width, steps, limit)
+    ends = [
+        (cost + (steps[last][0] if closed else 0), order)
+        for (_, last), (cost, order) in best.items()
+        if not closed or width[last][0] >= limit
+    ]
+    return min(ends)[1] if ends else ()
+
+
+def _longer(
+    best: dict[tuple[int, int], tuple[float, Order]], width: Matrix, steps: Matrix, limit: float
+) -> dict[tuple[int, int], tuple[float, Order]]:
+    """Every partial tour with one more point."""
+    out: dict[tuple[int, int], tuple[float, Order]] = {}
+    for (seen, last), (cost, order) in best.items():
+        for v in range(len(width)):
+            if seen >> v & 1 or width[last][v] < limit:
+                continue
+            key, new = (seen | 1 << v, v), (cost + steps[last][v], (*order, v))
+            if key not in out or new < out[key]:
+                out[key] = new
+    return out
+
+
+def _greedy(width: Matrix, steps: Matrix) -> Order:
+    order = [0]
+    left = set(range(1, len(width)))
+    while left:
+        here = order[-1]
+        nearest = min(left, key=lambda v: (-width[here][v], steps[here][v], v))
+        order.append(nearest)
+        left.remove(nearest)
+    return tuple(order)
+
+
+def _improved(width: Matrix, steps: Matrix, order: Order, closed: bool) -> Order:
+    cost = _cost(width, steps, order, closed)
+    better = True
+    while better:
+        better = False
+        for i, j in combinations(range(1, len(order) + 1), 2):
+            other = order[:i] + order[i:j][::-1] + order[j:]
+            if (new := _cost(width, steps, other, closed)) < cost:
+                order, cost, better = other, new, True
+    return order
+
+
+def _cost(width: Matrix, steps: Matrix, order: Order, closed: bool) -> tuple[float, float]:
+    pairs = list(pairwise(order))
+    if closed:
+        pairs.append((order[-1], order[0]))
+    return -min(width[a][b] for a, b in pairs), sum(steps[a][b] for a, b in pairs)

@@ -1,25 +1,99 @@
-"""One kind of machine: its devices, and the wires between them and out to the network.
-
-A node is a small graph. Vertices are devices first (in slot order), then NVSwitches, PCIe
-switches, CPU sockets and NICs. Devices do not pass on other devices' traffic unless the node says
-so (`forwards`): what NVLink does not join directly goes over PCIe, as it does in the machine.
-Every question is answered once per kind of node and remembered, however many nodes a cluster has.
-"""
+"""Devices, links, and kinds of node: what their makers promise, and the wires between them."""
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
+from typing import Any
 
-from foretell.cluster.device import Device
-from foretell.cluster.link import DIRECT, Link
-from foretell.cluster.paths import Wires, flow, spread, widest
-from foretell.cluster.ring_order import chain, ring
+from foretell.cluster.levels import Wires, chain, flow, shortest_ring, spread, widest
+from foretell.errors import InputError, unknown
+
+FORMATS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
+# What a format runs as where a device lacks it, as PyTorch does: bf16 and fp16 on hardware without
+# them compute in fp32; tf32 is a way to do fp32; fp8 and fp4 are widened to fp16 first.
+_INSTEAD = {"tf32": "fp32", "fp16": "fp32", "bf16": "fp32", "fp8": "fp16", "int8": "fp16"}
+_INSTEAD |= {"fp4": "fp8"}
+
+
+@dataclass(frozen=True)
+class Device:
+    """A kind of device: peak rates by number format, memory, and what bounds small kernels."""
+
+    name: str  # preset name, lower case: `a100-80`
+    title: str  # what people call it: `NVIDIA A100 80GB SXM`
+    vendor: str  # nvidia, amd, cpu
+    arch: str  # kepler, pascal, volta, turing, ampere, ada, hopper, blackwell, cdna2, cdna3, x86
+    memory: float  # bytes
+    memory_bandwidth: float  # bytes/s, peak of the data sheet
+    flops: Mapping[str, float]  # dense peak by format: fp32, tf32, fp16, bf16, fp8, int8, fp64
+    units: int  # streaming multiprocessors, compute units or cores
+    clock: float  # hertz, boost: the clock the peak rates are quoted at
+    l2: float  # bytes of last-level cache on the chip
+    # Kineto traces of an H200 and a V100 show cudaLaunchKernel at 7-9 µs with the profiler on,
+    # and kernels down to 0.7-1.3 µs; without the profiler a launch is about 5 µs.
+    launch: float = 5e-6  # seconds the host spends to launch one kernel
+    floor: float = 2e-6  # seconds the smallest kernel takes on the device
+    watts: float = 0.0  # board power
+    price: float = 0.0  # money per hour, 0 where unknown
+    sources: Mapping[str, str] = field(default_factory=dict)  # where each number comes from
+    bus: str = "pcie3"  # link preset by which it reaches its host
+    node: str = "pcie3-box"  # node preset it usually stands in
+    # what its ops took here (→ foretell.cost.measured); None: formulas price them
+    timed: Any = field(default=None, repr=False, compare=False)
+
+    def peak(self, dtype: str) -> float:
+        """Dense peak flop/s for a number format, or for the one it runs as where it is missing."""
+        if dtype not in FORMATS:
+            raise unknown("number format", dtype, FORMATS)
+        runs_as = dtype
+        while runs_as not in self.flops and runs_as in _INSTEAD:
+            runs_as = _INSTEAD[runs_as]
+        if runs_as not in self.flops:
+            hint = f"add `{runs_as}` to its `flops`; it has {', '.join(sorted(self.flops))}"
+            raise InputError(f"device `{self.name}` has no {runs_as} rate", hint=hint)
+        return self.flops[runs_as]
+
+
+VERTICES = ("device", "nvswitch", "pcie", "cpu", "nic", "switch")
+KINDS = (
+    "nvlink",  # device to device, direct
+    "nvswitch",  # device to NVSwitch
+    "xgmi",  # AMD device to device, direct
+    "pcie",
+    "upi",  # socket to socket (QPI, UPI, Infinity Fabric)
+    "memory",  # CPU rank to its own memory system
+    "loopback",  # ranks of one host through its network stack
+    "infiniband",
+    "ethernet",
+)
+DIRECT = frozenset({"nvlink", "nvswitch", "xgmi"})  # made for links between devices
+NETWORK = frozenset({"infiniband", "ethernet", "loopback"})  # what a NIC may speak
+
+
+@dataclass(frozen=True)
+class Link:
+    """One bundle of equal parallel links from `a` to `b`."""
+
+    a: str  # a vertex: `device0` inside a node, `node3/device0` or `leaf2` in a cluster
+    b: str
+    kind: str
+    each: float  # bytes/s each way of one of them
+    latency: float  # seconds, one way
+    count: int = 1
+    index: int = -1  # its row in `cluster.graph`, where it has one
+    back: bool = False  # travelled against the order in which `cluster.graph` names its ends
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes/s each way of the whole bundle."""
+        return self.each * self.count
+
 
 Slots = tuple[int, ...]
-Path = tuple[int, ...]  # link numbers, in order
-Paths = dict[int, Path]  # by the vertex they end at
+LinkPath = tuple[int, ...]  # link numbers, in order
+Paths = dict[int, LinkPath]  # by the vertex they end at
 
 
 @dataclass(frozen=True)
@@ -85,17 +159,17 @@ class Node:
         """The vertices that traffic of others may not pass."""
         return frozenset() if self.forwards else frozenset(range(len(self.devices)))
 
-    def path(self, slot: int, vertex: int) -> Path | None:
+    def path(self, slot: int, vertex: int) -> LinkPath | None:
         """The links from a device to a vertex, in order; None where there is no way."""
         if slot not in self._ways:
             self._ways[slot] = widest(self.wires, slot, self.closed)
         return self._ways[slot].get(vertex)
 
-    def bandwidth(self, path: Path | None) -> float:
+    def bandwidth(self, path: LinkPath | None) -> float:
         """The narrowest link of a path; 0 where there is no path."""
         return 0.0 if path is None else min((self.links[k].bandwidth for k in path), default=inf)
 
-    def latency(self, path: Path | None) -> float:
+    def latency(self, path: LinkPath | None) -> float:
         """The sum of the latencies along a path."""
         return sum(self.links[k].latency for k in path or ())
 
@@ -104,7 +178,7 @@ class Node:
         if (slots, closed) not in self._orders:
             width = [[self.bandwidth(self.path(a, b)) for b in slots] for a in slots]
             delay = [[self.latency(self.path(a, b)) for b in slots] for a in slots]
-            best = (ring if closed else chain)(width, delay)
+            best = (shortest_ring if closed else chain)(width, delay)
             self._orders[slots, closed] = tuple(slots[i] for i in best)
         return self._orders[slots, closed]
 
@@ -145,7 +219,7 @@ class Node:
         latency = max(map(self.latency, used))
         return Spread(slowest.kind, bandwidth, latency, max(1, round(bandwidth / slowest.each)))
 
-    def _ring_paths(self, slots: Slots) -> list[Path]:
+    def _ring_paths(self, slots: Slots) -> list[LinkPath]:
         order = self.order(slots, closed=True)
         pairs = zip(order, order[1:] + order[:1], strict=True)
         return [self.path(a, b) or () for a, b in pairs if a != b]
@@ -181,7 +255,7 @@ class Node:
         latency = max(self._ways_out(s)[self.nic(s)][1] for s in slots)
         return Exit(bandwidth, latency, max(1, round(bandwidth / each)))
 
-    def host(self, slot: int) -> Path:
+    def host(self, slot: int) -> LinkPath:
         """The links from a device to the nearest CPU socket; empty where there is none."""
         cpus = [i for i, kind in enumerate(self.vertices.values()) if kind == "cpu"]
         paths = [p for p in (self.path(slot, c) for c in cpus) if p is not None]

@@ -1,17 +1,12 @@
-"""Clusters from what a person writes: a preset's name with options, or a file.
+"""Clusters from what a person writes: a preset's name with options, or a file."""
 
-    load("a100-80")                              one device
-    load("a100-80:gpus=64")                      64 of them on the nodes they usually stand in
-    load("dgx-a100:nodes=8,oversubscription=2")  a node preset, several times, behind thin uplinks
-    load("abci:nodes=16")                        a cluster preset, smaller
-    load("lab.toml")                             a file, with options after it or without
-
-`validate` tells all that is wrong with a file at once.
-"""
-
+import re
+import tomllib
 from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
 from itertools import combinations
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,25 +15,129 @@ import numpy as np
 
 from foretell import spec
 from foretell.cluster import cluster as whole
-from foretell.cluster import preset
-from foretell.cluster.calibration import Calibration
-from foretell.cluster.cluster import Cluster
-from foretell.cluster.fabric import Tier
-from foretell.cluster.node import Node
-from foretell.cluster.toml_document import Page, Problem, fail, in_order, parse
-from foretell.cluster.toml_schema import (
+from foretell.cluster.cluster import Calibration, Cluster
+from foretell.cluster.node import Device, Node
+from foretell.cluster.toml import (
     MOST,
     MOST_INSIDE,
+    Cable,
+    Page,
+    Problem,
     Scope,
     Table,
+    fail,
+    in_order,
+    parse,
     read_cable,
     read_device,
     read_node,
     read_switches,
     read_tier,
 )
+from foretell.cluster.topology import Tier
 from foretell.errors import InputError, unknown
 from foretell.io import is_there, limits, read_text
+
+Tables = dict[str, dict[str, Any]]
+
+
+@cache
+def devices() -> Mapping[str, Device]:
+    """Every device preset by name, aliases included."""
+    found: dict[str, Device] = {}
+    for name, table in tables("devices").items():
+        page = Page(f"presets/devices ({name})", table, {})
+        device = read_device(Table(page, (), table, f"device `{name}`"), name, found)
+        if page.problems or device is None:
+            raise fail(page.problems, page.file)
+        found[name] = device
+    return found | {a: found[n] for a, n in aliases("devices").items()}
+
+
+def titled(title: str) -> Device | None:
+    """The preset all of whose words a title has; of several the one with most words.
+
+    `Tesla V100-SXM2-32GB` → `v100-32`.
+    """
+    text = re.sub(r"(\d)\s+ti\b", r"\1ti", title.lower())  # `2080 Ti` is one number
+    words = {w.removesuffix("gb") for w in re.split(r"[^a-z0-9]+", text)}
+    best: tuple[int, Device | None] = (0, None)
+    for name, device in sorted(devices().items()):
+        asked = name.split("-")
+        if set(asked) <= words and len(asked) > best[0]:
+            best = (len(asked), device)
+    if best[1] is None:  # a title that does not tell the size of its memory
+        models = {w for w in words if re.search(r"\d", w)}  # `rtx` alone names no device
+        firsts = [d for n, d in sorted(devices().items()) if n.split("-")[0] in models]
+        return firsts[0] if firsts else None
+    return best[1]
+
+
+@cache
+def cables() -> Mapping[str, Cable]:
+    """Every link preset by name."""
+    found = {}
+    for name, table in tables("links").items():
+        page = Page(f"presets/links ({name})", table, {})
+        cable = read_cable(Table(page, (), table, f"link `{name}`"))
+        if page.problems or cable is None:
+            raise fail(page.problems, page.file)
+        found[name] = cable
+    return found
+
+
+def scope() -> Scope:
+    """The names every file may use."""
+    return Scope(devices(), cables())
+
+
+@cache
+def tables(what: str) -> Tables:
+    """The tables of all preset files of one sort: devices, links, nodes."""
+    return {name: table for text in _texts(what) for name, table in tomllib.loads(text).items()}
+
+
+@cache
+def clusters() -> Tables:
+    """The cluster presets: one file each, as a user would write it."""
+    pages = (tomllib.loads(text) for text in _texts("clusters"))
+    return {str(page["name"]): page for page in pages}
+
+
+@cache
+def aliases(what: str) -> Mapping[str, str]:
+    """Other names -> the name of the preset."""
+    found = clusters() if what == "clusters" else tables(what)
+    return {a: name for name, table in found.items() for a in table.get("aliases", ())}
+
+
+def named(what: str, name: str) -> dict[str, Any] | None:
+    """The table of a node or cluster preset, by any of its names."""
+    found = clusters() if what == "clusters" else tables(what)
+    return found.get(aliases(what).get(name, name))
+
+
+def node(name: str) -> dict[str, Any]:
+    """The table of a node preset; an unknown name is an error that offers the nearest."""
+    table = named("nodes", name)
+    if table is None:
+        raise unknown("node preset", name, [*tables("nodes"), *aliases("nodes")])
+    return table
+
+
+def names() -> list[str]:
+    """Everything `load` knows by name."""
+    return sorted(
+        {*devices(), *tables("nodes"), *aliases("nodes"), *clusters(), *aliases("clusters")}
+    )
+
+
+def _texts(what: str) -> Iterator[str]:
+    folder = files("foretell.cluster").joinpath("presets", what)
+    for file in sorted(folder.iterdir(), key=lambda f: f.name):
+        if file.name.endswith(".toml"):
+            yield file.read_text(encoding="utf-8")
+
 
 _FILE = (
     *("name", "title", "node", "tier", "switch", "device", "link", "ranks", "aliases", "sources"),
@@ -88,7 +187,7 @@ def _is_file(text: str) -> bool:
 
 def _page(path: Path) -> Page:
     if not is_there(str(path)):
-        hint = f"a preset has no ending: {', '.join(preset.clusters())}, …"
+        hint = f"a preset has no ending: {', '.join(clusters())}, …"
         raise InputError(f"there is no file `{path}`", hint=hint)
     return parse(read_text(path, limits().config, "cluster file"), str(path))
 
@@ -135,7 +234,7 @@ def _calibration(page: Page) -> Calibration:
 
 def _scope(page: Page) -> Scope:
     """The presets, with what the page defines in front."""
-    known = preset.scope()
+    known = scope()
     cables = {
         name: cable
         for name, table in _named(page, "link")
@@ -196,9 +295,9 @@ def _expanded(table: Table) -> Table | None:
     if "preset" not in table.values:
         return table
     name = str(table.values["preset"])
-    found = preset.named("nodes", name)
+    found = named("nodes", name)
     if found is None:
-        known = [*preset.tables("nodes"), *preset.aliases("nodes")]
+        known = [*tables("nodes"), *aliases("nodes")]
         table.page.note_unknown((*table.place, "preset"), "node preset", name, known)
         return None
     values = {**_fitting(found, table.values), **table.values}
@@ -262,14 +361,6 @@ def _slots_of(text: str, cluster: Cluster) -> list[tuple[int, int]] | None:
     return [(int(node), s) for s in range(int(first), end + 1)] if end < size else None
 
 
-# A preset with options, as the file it stands for.
-#
-#     dgx-a100:nodes=8,oversubscription=2     →  a [[node]] table with `count = 8`, and tiers
-#
-# Options: nodes, gpus, device, nic, nics, rack (nodes on a leaf switch), oversubscription (of the
-# uplinks of leaves; of every single node where all of them fit one leaf).
-
-
 @dataclass(frozen=True)
 class Options(spec.Spec):
     """What a spec may change about a preset."""
@@ -286,13 +377,13 @@ class Options(spec.Spec):
 
 def table(name: str) -> dict[str, Any]:
     """The file a preset stands for."""
-    if table := preset.named("clusters", name):
+    if table := named("clusters", name):
         return table
-    if preset.named("nodes", name):
+    if named("nodes", name):
         return {"node": [{"preset": name}]}
-    if device := preset.devices().get(name):
+    if device := devices().get(name):
         return {"node": [{"preset": device.node, "device": name}]}
-    raise unknown("cluster, node or device preset", name, preset.names())
+    raise unknown("cluster, node or device preset", name, names())
 
 
 def options(given: Mapping[str, str]) -> Options:
@@ -307,7 +398,7 @@ def options(given: Mapping[str, str]) -> Options:
 
 def one(name: str, options: Options) -> Options:
     """The name of a device alone is one device; with `gpus` or `nodes`, that many."""
-    is_device = not preset.named("clusters", name) and not preset.named("nodes", name)
+    is_device = not named("clusters", name) and not named("nodes", name)
     unsaid = options.gpus is None and options.nodes is None
     return replace(options, gpus=1) if is_device and unsaid else options
 
@@ -343,7 +434,7 @@ def _num_nodes(nodes: list[dict[str, Any]], options: Options, text: str) -> int 
 
 def _behind(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     """A [[node]] table with its preset behind it, unread."""
-    return {**preset.node(entry["preset"]), **entry} if "preset" in entry else entry
+    return {**node(entry["preset"]), **entry} if "preset" in entry else entry
 
 
 def _racks(table: Mapping[str, Any], options: Options, count: int) -> list[dict[str, Any]]:
@@ -389,11 +480,6 @@ def ranked(cluster: Cluster, options: Options, text: str) -> Cluster:
         hint = f"{gpus} gpus do not divide over {options.nodes} nodes"
         raise InputError(f"`{text}` would leave nodes uneven", hint=hint)
     return cluster.subset(np.flatnonzero(cluster.slots < each).tolist())
-
-
-# What must hold for a cluster to make sense: every device can reach every other.
-#
-# Looked at once per kind of node and per switch, never per rank.
 
 
 def check(page: Page, cluster: Cluster) -> None:

@@ -1,26 +1,253 @@
-"""Every vertex and link of a cluster in columns: nodes copied from their kind, then switches.
+"""The network between nodes, and every vertex and link of a cluster in columns."""
 
-Vertices: those of node 0, node 1, …, then the switches. Links: those inside node 0, node 1, …,
-then one for every NIC (to its switch), then those between switches. Half the latency of a switch is
-counted in each link that ends there, so that the latencies along a route add up.
-"""
-
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import combinations
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foretell.cluster.link import KINDS, VERTICES, Link
+from foretell.cluster.levels import Wires, quickest
+from foretell.cluster.node import KINDS, VERTICES, Link, Node
 
-if TYPE_CHECKING:
-    from foretell.cluster.cluster import Cluster
 if TYPE_CHECKING:
     from foretell.cluster.cluster import Cluster
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Tier:
+    """Equal switches that each join `size` of what is below them: nodes, or the last tier's."""
+
+    name: str
+    size: int = 0  # 0: one switch joins them all
+    oversubscription: float = 1.0  # bandwidth coming up from below, over bandwidth going on up
+    uplink: float = 0.0  # bytes/s going on up, instead of a ratio
+    latency: float = 0.0  # seconds to pass a switch
+
+
+@dataclass(frozen=True)
+class Switch:
+    """One switch of a network drawn by hand."""
+
+    name: str
+    nodes: tuple[int, ...] = ()  # whose NICs it serves; a node on several switches deals them out
+    links: tuple[Link, ...] = ()  # to other switches: `a` is this one
+    latency: float = 0.0
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Which nodes stand together, and what each group can send to the rest."""
+
+    name: str
+    group: Ints  # node -> group
+    out: Floats  # group -> bytes/s
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """Switches as a graph, and where every NIC is plugged in."""
+
+    names: tuple[str, ...]
+    latency: Floats  # of passing each switch
+    links: tuple[Link, ...]  # between switches, by name; passing the switches not included
+    home: Ints  # NIC, counted through all nodes -> switch
+    first: Ints  # node -> its first NIC
+    groupings: tuple[Grouping, ...]  # innermost first; the last has one group
+    tree: bool = False  # link k is the only one that leads up from switch k
+    _paths: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def wires(self) -> Wires:
+        """The links with half the latency of the switch at either end: passing one counts once."""
+        at = {name: i for i, name in enumerate(self.names)}
+        ends = tuple((at[k.a], at[k.b]) for k in self.links)
+        half = self.latency / 2
+        latency = tuple(
+            k.latency + float(half[a] + half[b]) for k, (a, b) in zip(self.links, ends, strict=True)
+        )
+        return Wires(len(self.names), ends, tuple(k.bandwidth for k in self.links), latency)
+
+    def path(self, a: int, b: int) -> tuple[int, ...] | None:
+        """The links between two switches by the quickest way; None where there is none."""
+        if self.tree:
+            return self._climb(a, b)
+        if a not in self._paths:
+            self._paths[a] = quickest(self.wires, a)
+        return self._paths[a].get(b)
+
+    def _climb(self, a: int, b: int) -> tuple[int, ...] | None:
+        """Up from both until they meet: the lower tiers have the lower numbers."""
+        up: list[int] = []
+        down: list[int] = []
+        while a != b:
+            low, side = (a, up) if a < b else (b, down)
+            if low >= len(self.links):
+                return None  # two switches at the top
+            side.append(low)
+            a, b = (self.wires.ends[low][1], b) if a < b else (a, self.wires.ends[low][1])
+        return (*up, *reversed(down))
+
+    def delay(self, a: int, b: int) -> float:
+        """Seconds from the port where a NIC enters switch `a` to the port where one leaves `b`."""
+        ends = float(self.latency[a] + self.latency[b]) / 2
+        return ends + sum(self.wires.latency[k] for k in self.path(a, b) or ())
+
+
+def tiered(groups: Sequence[tuple[Node, int]], tiers: Sequence[Tier]) -> Fabric:
+    """The fabric of equal switches in tiers; nodes fill them in order."""
+    up, first = _fabric_nics(groups)
+    below = np.arange(len(up))
+    kind, each = _speech(groups)
+    names: list[str] = []
+    links: list[Link] = []
+    latency: list[float] = []
+    groupings: list[Grouping] = []
+    for tier in tiers:
+        parent = np.arange(len(up)) // (tier.size or len(up))
+        total = np.bincount(parent, weights=up)
+        if groupings:
+            links += _uplinks(groupings[-1].name, tier.name, parent, up, kind, each)
+        count = len(total)
+        names += [f"{tier.name}{i}" for i in range(count)]
+        latency += [tier.latency] * count
+        up = np.full(count, tier.uplink) if tier.uplink else total / tier.oversubscription
+        below = parent[below]
+        groupings.append(Grouping(tier.name, below, np.full(1, inf) if count == 1 else up))
+        if count == 1:
+            break
+    home = np.repeat(groupings[0].group, np.diff(np.append(first, _num_nics(groups))))
+    return Fabric(
+        tuple(names), np.array(latency), tuple(links), home, first, tuple(groupings), tree=True
+    )
+
+
+_MOST_WIRES = 1 << 20  # side by side, where an uplink is many times as fast as a NIC
+
+
+def _uplinks(
+    lower: str, upper: str, parent: Ints, up: Floats, kind: str, each: float
+) -> Iterable[Link]:
+    for i, (p, bandwidth) in enumerate(zip(parent.tolist(), up.tolist(), strict=True)):
+        count = max(1, round(min(bandwidth / each, _MOST_WIRES)))
+        yield Link(f"{lower}{i}", f"{upper}{p}", kind, bandwidth / count, 0.0, count)
+
+
+def drawn(groups: Sequence[tuple[Node, int]], switches: Sequence[Switch]) -> Fabric:
+    """The fabric of switches drawn one by one."""
+    _, first = _fabric_nics(groups)
+    ends = np.append(first, _num_nics(groups))
+    homes: dict[int, list[int]] = {}
+    for s, switch in enumerate(switches):
+        for node in switch.nodes:
+            homes.setdefault(node, []).append(s)
+    home = np.zeros(int(ends[-1]), dtype=np.int64)
+    for node, at in homes.items():
+        nics = range(int(ends[node]), int(ends[node + 1]))
+        home[nics.start : nics.stop] = [at[i % len(at)] for i in range(len(nics))]
+    links = tuple(link for switch in switches for link in switch.links)
+    latency = np.array([switch.latency for switch in switches])
+    bare = Fabric(tuple(s.name for s in switches), latency, links, home, first, ())
+    node_homes = [tuple(homes.get(n, ())) for n in range(len(first))]
+    groupings = tuple(_groupings(bare.wires, node_homes))
+    return Fabric(bare.names, latency, links, home, first, groupings)
+
+
+def _groupings(wires: Wires, homes: Sequence[tuple[int, ...]]) -> Iterable[Grouping]:
+    """Nodes on the same switches first, then those ever more switches apart.
+
+    What a group can send out is the sum of the links that leave its switches and those between.
+    """
+    places = sorted(set(homes))
+    apart = [_hops(wires, place) for place in places]
+    cluster = list(range(len(places)))
+    distances = sorted({min(row[s] for s in p) for row in apart for p in places})
+    for distance in distances:
+        merged = _merged(places, apart, distance)
+        if distance and merged == cluster:
+            continue
+        cluster = merged
+        group = np.array([cluster[places.index(home)] for home in homes])
+        single = max(cluster) == 0
+        out = [inf] if single else _cuts(wires, places, apart, cluster, distance)
+        yield Grouping(
+            "switch" if not distance else f"switches within {distance}", group, np.array(out)
+        )
+        if single:
+            return
+
+
+def _hops(wires: Wires, place: Iterable[int]) -> list[int]:
+    """How many links every switch is from a set of them."""
+    far = [wires.size] * wires.size
+    layer = set(place)
+    distance = 0
+    while layer:
+        for v in layer:
+            far[v] = distance
+        distance += 1
+        near = {w for v in layer for w, _ in wires.arcs[v]}
+        layer = {w for w in near if far[w] == wires.size}
+    return far
+
+
+def _merged(places: Sequence[tuple[int, ...]], apart: Sequence[list[int]], limit: int) -> list[int]:
+    """The number of the group of each place when those within `limit` links are joined."""
+    group = list(range(len(places)))
+    for i, row in enumerate(apart):
+        for j, place in enumerate(places[:i]):
+            if min(row[s] for s in place) <= limit and group[i] != group[j]:
+                old, new = max(group[i], group[j]), min(group[i], group[j])
+                group = [new if g == old else g for g in group]
+    order = sorted(set(group))
+    return [order.index(g) for g in group]
+
+
+def _cuts(
+    wires: Wires,
+    places: Sequence[tuple[int, ...]],
+    apart: Sequence[list[int]],
+    cluster: Sequence[int],
+    limit: int,
+) -> list[float]:
+    out = []
+    for g in range(max(cluster) + 1):
+        members = [i for i, c in enumerate(cluster) if c == g]
+        inside = {s for i in members for s in places[i]} | {
+            s
+            for i, j in combinations(members, 2)
+            for s in range(wires.size)
+            if apart[i][s] + apart[j][s] <= limit
+        }
+        crossing = (k for k, (a, b) in enumerate(wires.ends) if (a in inside) != (b in inside))
+        out.append(sum(wires.bandwidth[k] for k in crossing))
+    return out
+
+
+def _fabric_nics(groups: Sequence[tuple[Node, int]]) -> tuple[Floats, Ints]:
+    """What each node's NICs carry together, and the number of its first NIC."""
+    counts = [n for _, n in groups]
+    up = np.repeat([sum(k.bandwidth for k in node.nics) for node, _ in groups], counts)
+    nics = np.repeat([len(node.nics) for node, _ in groups], counts)
+    return up.astype(np.float64), np.concatenate([[0], np.cumsum(nics)[:-1]]).astype(np.int64)
+
+
+def _num_nics(groups: Sequence[tuple[Node, int]]) -> int:
+    return sum(len(node.nics) * count for node, count in groups)
+
+
+def _speech(groups: Sequence[tuple[Node, int]]) -> tuple[str, float]:
+    """The kind and bandwidth of the first NIC: what uplinks are made of."""
+    for node, _ in groups:
+        for nic in node.nics:
+            return nic.kind, nic.bandwidth
+    return "ethernet", inf
 
 
 @dataclass(frozen=True)
@@ -154,9 +381,6 @@ def _no_links() -> Columns:
     empty = np.zeros(0)
     none = np.zeros((0, 2), dtype=np.int64)
     return none, empty.astype(np.uint8), empty, empty, empty.astype(np.int64)
-
-
-# The way from one rank to another: inside a node, or out by a NIC, over switches, and in again.
 
 
 def key(cluster: "Cluster", a: int, b: int) -> tuple[int, ...]:

@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from foretell.cluster import units
+from foretell.cluster import toml
 from foretell.cluster.cluster import Cluster
-from foretell.cluster.device import Device
-from foretell.cluster.fabric import Switch, Tier
-from foretell.cluster.link import Link
-from foretell.cluster.node import Node
+from foretell.cluster.node import Device, Link, Node
+from foretell.cluster.topology import Switch, Tier
 
 _UNITS = {
     "memory": "B",
@@ -76,7 +74,7 @@ class _Cables:
         for (kind, each, latency, hop), name in self.names.items():
             yield f"\n[link.{name}]"
             yield f"kind = {_quoted(kind)}"
-            yield f"bandwidth = {_quoted(units.write(each, 'B/s'))}"
+            yield f"bandwidth = {_quoted(toml.write(each, 'B/s'))}"
             yield from _optional("latency", latency, "s")
             yield from _optional("switch", hop, "s")
 
@@ -88,7 +86,7 @@ def _device(device: Device) -> Iterator[str]:
     yield f"units = {device.units}"
     for key, unit in _UNITS.items():
         yield from _optional(key, getattr(device, key), unit)
-    rates = (f"{k} = {_quoted(units.write(v, 'flop/s'))}" for k, v in device.flops.items())
+    rates = (f"{k} = {_quoted(toml.write(v, 'flop/s'))}" for k, v in device.flops.items())
     yield f"flops = {{ {', '.join(rates)} }}"
     yield from _sources(device.sources)
 
@@ -149,7 +147,7 @@ def _sources(sources: Mapping[str, str]) -> Iterator[str]:
 
 def _optional(key: str, value: float, unit: str) -> Iterator[str]:
     if value:
-        yield f"{key} = {_quoted(units.write(value, unit))}"
+        yield f"{key} = {_quoted(toml.write(value, unit))}"
 
 
 def _quoted(value: str) -> str:
@@ -231,16 +229,16 @@ def _about(node: Node, count: int) -> Iterator[str]:
         d = same[0]
         best = max(d.flops, key=lambda k: (k in ("bf16", "fp16"), d.flops[k]))
         yield (
-            f"  {len(same)} x {d.title}: {units.short(d.memory, 'B')} at"
-            f" {units.short(d.memory_bandwidth, 'B/s')},"
-            f" {units.short(d.flops[best], 'flop/s')} {best}"
+            f"  {len(same)} x {d.title}: {toml.short(d.memory, 'B')} at"
+            f" {toml.short(d.memory_bandwidth, 'B/s')},"
+            f" {toml.short(d.flops[best], 'flop/s')} {best}"
         )
     wires = Counter((k.kind, k.bandwidth) for k in node.links)
-    inside = (f"{n} {kind} of {units.short(b, 'B/s')}" for (kind, b), n in wires.items())
+    inside = (f"{n} {kind} of {toml.short(b, 'B/s')}" for (kind, b), n in wires.items())
     yield f"  inside: {', '.join(inside)}"
     ports = Counter((k.kind, k.bandwidth) for k in node.nics)
     if ports:
-        out = (f"{n} {kind} of {units.short(b, 'B/s')}" for (kind, b), n in ports.items())
+        out = (f"{n} {kind} of {toml.short(b, 'B/s')}" for (kind, b), n in ports.items())
         yield f"  out: {', '.join(out)}"
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from foretell.cost.memory_bound import added_rows
+from foretell.cost.kernel import added_rows
 from foretell.cost.shape import write
 
 # Bytes of a number as PyTorch's traces call its format; what is not here counts as one of fp32.

@@ -1,50 +1,143 @@
-"""What a fused op costs: seconds and spread of thousands of regions at once.
-
-    price = fused_price(regions, device)
-    price.seconds, price.sigma
-
-Asked in this order: networks trained on measured regions (→ `foretell.cost.fused_network`), whose
-mean corrects the formula, and the formula alone (→ `foretell.cost.fused_formula`) where no network
-ships for the kind of device or the caller wants none. `sigma` is the spread of ln(real/priced):
-exp(±1.2816 · sigma) holds 80 %. On a device the network was not trained on, what it sees are ratios
-to that device's rates and sigma is the formula's own on devices it was not fitted to, if larger.
-Where regions were measured on the device itself (→ `foretell.cost.fused_tune`), prices are
-corrected by them.
-
-A region is columns, see `foretell.cost.fused_regions`; which ops may share one is given by
-`foretell.cost.fusion_class`.
+"""What a fused op costs: thousands of regions at once, corrected by regions measured on the
+device.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from foretell import portable
-from foretell.cluster.device import Device
-from foretell.cost import fused_formula, fused_tune
+from foretell.cluster.node import Device
+from foretell.cost import fused_formula
+from foretell.cost.fused_formula import shares
 from foretell.cost.fused_lower import Lowered
 from foretell.cost.fused_network import Features, Weights, answer, features
 from foretell.cost.fused_regions import Regions, distinct
-from foretell.cost.fused_tune import Tuning
 from foretell.cost.fusion_class import KIND_CODE, KINDS, WORDS
 from foretell.cost.kernel import Price
+from foretell.errors import InputError
+from foretell.io import read_toml, write_text
 
 Array = npt.NDArray[np.float64]
+VARIABLE = "FORETELL_FUSED"
+TUNED_KINDS = ("start", "memory", "compute", "lone", "product", "kernels")
+_HELD = 4.0  # readings' worth of belief that a price is right already
+_PARTS = 5  # of the readings, each judged by a fit to the others
+_FAR = 0.3  # beyond this, in logarithms, a reading counts less
+_EIGHTY = 1.2816  # standard deviations that hold 80 % of a normal distribution
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Corrections of one device: a factor's logarithm by kind of cost, and the spread left."""
+
+    device: str
+    factors: Mapping[str, float]
+    sigma: float
+    readings: int
+
+
+def fitted(regions: Regions, seconds: Array, priced: Array, device: Device) -> Tuning:
+    """Corrections that bring prices near what was measured."""
+    if len(seconds) < 2 * _PARTS:
+        raise InputError(
+            f"{len(seconds)} measured regions are too few to correct prices by",
+            hint=f"measure {2 * _PARTS} or more",
+        )
+    shares, wanted = _shares(regions, device), portable.log(seconds / priced)
+    found = _solved(shares, wanted)
+    left = left_over(regions, seconds, priced, device)
+    sigma = float(np.quantile(np.abs(left), 0.8) / _EIGHTY)
+    factors = {name: round(float(f), 4) for name, f in zip(TUNED_KINDS, found, strict=True)}
+    return Tuning(device.name, factors, round(sigma, 4), len(wanted))
+
+
+def left_over(regions: Regions, seconds: Array, priced: Array, device: Device) -> Array:
+    """ln(measured/corrected) of each reading, corrected by a fit to others alone."""
+    shares, wanted = _shares(regions, device), portable.log(seconds / priced)
+    part, left = np.arange(len(wanted)) % _PARTS, np.zeros(len(wanted))
+    for k in range(_PARTS):
+        mine = part == k
+        left[mine] = wanted[mine] - shares[mine] @ _solved(shares[~mine], wanted[~mine])
+    return left
+
+
+def _solved(shares: Array, wanted: Array) -> Array:
+    """Least squares held near zero; readings far off count less."""
+    trust = np.ones(len(wanted))
+    found: Array = np.zeros(shares.shape[1])
+    for _ in range(4):
+        left = shares.T * trust
+        held = left @ shares + _HELD * np.eye(shares.shape[1])
+        found = np.asarray(np.linalg.solve(held, left @ wanted), float)
+        trust = np.minimum(1.0, _FAR / np.maximum(np.abs(wanted - shares @ found), 1e-9))
+    return found
+
+
+def factor(regions: Regions, device: Device, tuning: Tuning) -> Array:
+    """How many times as long as priced each region takes."""
+    found: Array = portable.exp(
+        portable.product(
+            _shares(regions, device), np.array([tuning.factors[k] for k in TUNED_KINDS])
+        )
+    )
+    return found
+
+
+def _shares(regions: Regions, device: Device) -> Array:
+    parts, kernels = shares(device, regions)
+    total = np.sum([parts[name] for name in TUNED_KINDS[:-1]], axis=0)
+    many = portable.log(np.maximum(kernels, 1.0))
+    return np.stack([*(parts[name] / total for name in TUNED_KINDS[:-1]), many], axis=1)
+
+
+def write(tuning: Tuning, path: Path) -> None:
+    """A tuning as a file."""
+    lines = [
+        f'device = "{tuning.device}"',
+        f"sigma = {tuning.sigma}",
+        f"readings = {tuning.readings}",
+    ]
+    lines += ["", "[factors]", *(f"{name} = {value}" for name, value in tuning.factors.items())]
+    write_text(path, "\n".join(lines) + "\n")
+
+
+@cache
+def load(path: Path) -> Tuning:
+    """The tuning in a file that `foretell bench --fused` wrote."""
+    try:
+        found = read_toml(path)
+        factors = {name: float(found["factors"][name]) for name in TUNED_KINDS}
+        return Tuning(found["device"], factors, float(found["sigma"]), int(found["readings"]))
+    except (KeyError, TypeError, ValueError) as why:  # TOML's own error is a ValueError
+        raise InputError(
+            f"cannot read corrections of fused ops from `{path}`: {why}",
+            hint="`foretell bench --fused` writes such a file",
+        ) from None
+
+
+def named() -> Tuning | None:
+    """The tuning that the environment names."""
+    path = os.environ.get(VARIABLE)
+    return load(Path(path)) if path else None
+
+
 # The device each sort of network was trained on.
 _TRAINED = {"gpu": "h200", "kernel": "h200", "cpu": "epyc-core"}
 _CHUNK = 1024  # regions answered at once, to keep what is held small
 # How much wider the spread is on a device without measured fused regions: what the kernel formula
 # shows between devices it was fitted to and others (`tables/kernel.toml`, sigma, elementwise).
 _ELSEWHERE = 0.12
-
-
 _FILES = {"gpu": "fused_net.npz", "kernel": "fused_net_kernel.npz", "cpu": "fused_net_cpu.npz"}
 
 
@@ -71,7 +164,7 @@ def fused_price(
     regions: Regions, device: Device, *, learned: bool = True, tuning: Tuning | None = None
 ) -> Price:
     """Seconds and spread of each region on a device; `tuning` counts for its own device alone."""
-    tuning = tuning or fused_tune.named()
+    tuning = tuning or named()
     if tuning is not None and tuning.device != device.name:
         tuning = None
     seconds, sigma = np.zeros(len(regions)), np.zeros(len(regions))
@@ -92,7 +185,7 @@ def _batches(written: npt.NDArray[np.bool_]) -> Iterator[npt.NDArray[np.int64]]:
 def _tuned(regions: Regions, device: Device, price: Price, tuning: Tuning | None) -> Price:
     if tuning is None:
         return price
-    seconds = price.seconds * fused_tune.factor(regions, device, tuning)
+    seconds = price.seconds * factor(regions, device, tuning)
     return Price(seconds, np.full(len(regions), tuning.sigma))
 
 

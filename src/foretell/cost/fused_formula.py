@@ -28,13 +28,12 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell import portable
-from foretell.cluster.device import Device
-from foretell.cluster.preset import devices
+from foretell.cluster.node import Device
+from foretell.cluster.read import devices
 from foretell.cost import fused_host
+from foretell.cost.fused_host import NESTED, nested
 from foretell.cost.fused_lower import Lowered, lowered
-from foretell.cost.fused_nests import NESTED, nested
-from foretell.cost.fused_regions import WEIGHT, Regions
-from foretell.cost.fused_traffic import WALKED, Walk, walked
+from foretell.cost.fused_regions import WALKED, WEIGHT, Regions, Walk, walked
 from foretell.cost.fusion_class import WORDS
 
 Array = npt.NDArray[np.float64]
@@ -57,7 +56,10 @@ def shipped() -> dict[str, dict[str, Any]]:
 @cache
 def weights(sort: str) -> Array:
     """Elementary operations of one place by op: fitted where measured often, else guessed."""
-    fitted, guesses = shipped()[sort]["weights"], fused_host.WEIGHT if sort == "cpu" else WEIGHT
+    fitted, guesses = (
+        shipped()[sort]["weights"],
+        fused_host.HOST_WEIGHT if sort == "cpu" else WEIGHT,
+    )
     return np.array([fitted.get(word, guess) for word, guess in zip(WORDS, guesses, strict=True)])
 
 

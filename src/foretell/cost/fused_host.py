@@ -1,22 +1,4 @@
-"""How long a fused region takes on a CPU, from what its loop nests move and compute.
-
-    seconds = start + more · (nests − 1) + given + (memoryᵖ + (compute + lone)ᵖ)^(1/p) + product
-
-    given     a share for every tensor that is passed over
-    memory    bytes over the bandwidth of one stream: what was evicted comes from memory; what is
-              fresh and what later passes read again comes from the cache that holds it (a core's
-              own, or the last one); what leaves is fetched before it is written; blocks too large
-              for the allocator to keep are paged in
-    compute   elementary operations over the vector lanes' rate, more in bf16, in partial vectors
-              and in reductions, which wait for their own accumulator; truth values in memory are
-              packed and unpacked one by one,
-              and what uses a concatenation asks for its part at every place
-    lone      rows begun
-    product   a matmul's own time where known, else its roofline
-
-Plain arithmetic throughout, so that the same lines are fitted on tensors
-(`foretell_lab.fused.host_fit`) and answer on arrays. Constants: `tables/fused_host.toml`.
-"""
+"""How long a fused region takes on a CPU, from what its loop nests move and compute."""
 
 from __future__ import annotations
 
@@ -27,14 +9,258 @@ from importlib.resources import files
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from foretell import portable
-from foretell.cluster.device import Device
+from foretell.cluster.node import Device
+from foretell.compiled import B1, F1, F2, I1, compiled
 from foretell.cost import fused_regions
-from foretell.cost.fusion_class import WORDS
+from foretell.cost.fused_regions import (
+    BATCH,
+    COLUMNS,
+    CONSTANT,
+    DTYPES,
+    FRESH,
+    INPUT,
+    NORM,
+    RANDOM,
+    REDUCTION,
+    SIZE,
+    TEMPLATE,
+    VIEW,
+    WEIGHT,
+    Regions,
+    Walk,
+    add_work,
+    bits,
+    edges_read,
+    live,
+    rows_matter,
+    settle,
+)
+from foretell.cost.fusion_class import KIND_CODE, KINDS, WORDS
+
+Array = npt.NDArray[np.float64]
+NESTED = (
+    "read", "fresh", "reread", "written", "kernels", "levels", "work", "turned", "lone", "product",
+    "own", "places", "random", "operand", "odd", "halves", "columns", "chained", "mapped", "asked",
+    "told", "joined", "given",
+)  # fmt: skip
+_PASSES = 12  # more are counted as the last
+_LONG = 30.0  # operations beyond which what several passes use is stored (`has_large_inner_fn`)
+# Ops whose value is stored where several passes use it, however short it is.
+_STORED = np.isin(
+    np.array(WORDS),
+    ("exp", "log", "log1p", "sigmoid", "tanh", "silu", "silu_backward", "mish", "softplus"),
+)
+_NESTS = 16  # of a region; more are counted as the last
+_CAT = KINDS.index("cat")
+_BOOL = DTYPES.index("bool")
+_LANES = 16.0  # of fp32 in a vector of 512 bits
+_MAPPED = 32.0 * 2**20  # bytes: glibc maps larger blocks anew (mallopt(3), M_MMAP_THRESHOLD)
+
+
+def nested(regions: Regions, weight: Array) -> Walk:
+    """Walk all regions; `weight` counts operations by op."""
+    read = edges_read(regions)
+    start = np.searchsorted(regions.target[read], np.arange(len(regions.op) + 1))
+    out, node = np.zeros((len(regions), len(NESTED))), np.zeros((len(regions.op), 3))
+    _walk(
+        regions.first, start, regions.source[read], regions.pattern[read], KIND_CODE[regions.op],
+        regions.op, regions.dtype == _BOOL, SIZE[regions.dtype], regions.elements, regions.looped,
+        regions.inner, regions.across, regions.last, regions.writes, regions.flops,
+        regions.seconds, out, node,
+    )  # fmt: skip
+    add_work(regions, node, weight, out)
+    return Walk(out, node)
+
+
+@compiled
+def _walk(
+    first: I1,
+    start: I1,
+    source: I1,
+    pattern: I1,
+    kind: I1,
+    op: I1,
+    truth: B1,
+    size: F1,
+    elements: F1,
+    looped: F1,
+    inner: F1,
+    across: I1,
+    last: F1,
+    writes: F1,
+    flops: F1,
+    seconds: F1,
+    out: F2,
+    node: F2,
+) -> None:
+    writes = writes.copy()
+    for r in range(len(first) - 1):
+        low, high = first[r], first[r + 1]
+        settle(low, high, start, source, kind, writes)
+        alive = live(low, high, start, source, kind, op, writes)
+        level, done = _passes(low, high, start, source, kind, alive)
+        long = _lengths(low, high, start, source, kind, op, writes)
+        need, again = _needs(low, high, start, source, kind, op, writes, alive, level, done, long)
+        rows = rows_matter(low, high, start, pattern, kind, alive)
+        row = out[r]
+        _entering(
+            low, high, start, source, kind, op, truth, size, elements, looped, alive, need, row
+        )
+        _inside(
+            low, high, start, source, pattern, kind, op, truth, size, elements, looped, inner,
+            across, last, writes, flops, seconds, alive, level, done, need, again, rows, row,
+        )  # fmt: skip
+        row[4], row[5] = max(row[4], 1.0), max(row[5], 1.0)
+        for i in range(high - low):
+            node[low + i, 0] = max(1, bits(need[i]) - again[i]) if alive[i] else 0
+            node[low + i, 1] = level[i]
+            node[low + i, 2] = done[i] - level[i]
+
+
+@compiled
+def _passes(low, high, start, source, kind, alive):  # type: ignore[no-untyped-def]
+    """The pass in which each node is begun, and the one in which its result is there."""
+    level = np.zeros(high - low, np.int64)
+    done = np.zeros(high - low, np.int64)
+    for n in range(low, high):
+        i = n - low
+        if kind[n] != CONSTANT:
+            for e in range(start[n], start[n + 1]):
+                level[i] = max(level[i], done[source[e] - low])
+        waits = kind[n] == REDUCTION or kind[n] == NORM or kind[n] == TEMPLATE
+        done[i] = min(level[i] + (1 if waits else 0), _PASSES - 1)
+    return level, done
+
+
+@compiled
+def _lengths(low, high, start, source, kind, op, writes):  # type: ignore[no-untyped-def]
+    """Operations behind each value since the last stored ones; endless behind an exponential."""
+    found = np.zeros(high - low)
+    for n in range(low, high):
+        if kind[n] != INPUT and kind[n] != CONSTANT:
+            found[n - low] = 0.0 if kind[n] == VIEW else min(WEIGHT[op[n]], 10.0)
+            found[n - low] += 1e9 if _STORED[op[n]] else 0.0
+            for e in range(start[n], start[n + 1]):
+                at = source[e]
+                lies = writes[at] > 0 or kind[at] == REDUCTION or kind[at] == TEMPLATE
+                found[n - low] += 0.0 if lies else found[at - low]
+    return found
+
+
+@compiled
+def _needs(low, high, start, source, kind, op, writes, alive, level, done, long):  # type: ignore[no-untyped-def]
+    """For each node the passes, as asked, in which its value is wanted; in how many it is read."""
+    need = np.zeros(high - low, np.int64)
+    again = np.zeros(high - low, np.int64)
+    for n in range(high - 1, low - 1, -1):
+        i = n - low
+        if not alive[i] or kind[n] == INPUT or kind[n] == CONSTANT:
+            continue
+        if writes[n] > 0:
+            need[i] |= 1 << done[i]
+        asked = need[i]
+        if kind[n] == TEMPLATE:
+            asked = 0
+        elif kind[n] == REDUCTION:
+            asked = 1 << level[i]
+        elif kind[n] == NORM:
+            asked |= 1 << level[i]
+        elif writes[n] > 0 or (kind[n] != VIEW and long[i] > _LONG and bits(asked) > 1):
+            again[i] = bits(asked) - 1
+            asked = 1 << level[i]
+        if COLUMNS[op[n]] or (BATCH[op[n]] and kind[n] == NORM):
+            asked |= 1 << (level[i] + _PASSES)  # sums of columns, or a second pass for the variance
+        for e in range(start[n], start[n + 1]):
+            need[source[e] - low] |= asked
+    return need, again
+
+
+@compiled
+def _entering(  # type: ignore[no-untyped-def]
+    low, high, start, source, kind, op, truth, size, elements, looped, alive, need, row
+):
+    """Bytes of entering tensors: as much of each as is read, and again in later passes."""
+    asked = np.zeros(high - low)
+    for n in range(high - 1, low - 1, -1):
+        i = n - low
+        if not alive[i] or kind[n] == CONSTANT:
+            continue
+        asked[i] = min(asked[i], elements[n])
+        for e in range(start[n], start[n + 1]):
+            asked[source[e] - low] += asked[i] if kind[n] == VIEW else looped[n]
+        if kind[n] == INPUT and need[i] > 0:
+            moved = asked[i] * size[n]
+            row[0] += moved
+            row[1] += moved if op[n] == FRESH else 0.0
+            row[2] += moved * (bits(need[i]) - 1)
+            row[19] += asked[i] * bits(need[i]) if truth[n] else 0.0
+            row[22] += 1.0
+
+
+@compiled
+def _inside(  # type: ignore[no-untyped-def]
+    low, high, start, source, pattern, kind, op, truth, size, elements, looped, inner, across, last,
+    writes, flops, seconds, alive, level, done, need, again, rows, row,
+):  # fmt: skip
+    seen = np.zeros((_NESTS, 3))
+    for n in range(low, high):
+        i = n - low
+        if not alive[i] or kind[n] == INPUT:
+            continue
+        stored = writes[n] > 0 or kind[n] == REDUCTION or kind[n] == TEMPLATE
+        row[3] += writes[n]
+        row[18] += writes[n] if writes[n] > _MAPPED else 0.0
+        row[20] += writes[n] if truth[n] else 0.0
+        row[22] += 1.0 if writes[n] > 0 else 0.0
+        if stored or again[i] > 0:  # later passes read what was stored
+            row[2] += elements[n] * size[n] * bits(need[i] & ~(1 << done[i]))
+            row[2] += 0.0 if stored else elements[n] * size[n]
+        if kind[n] == TEMPLATE:
+            row[9] += flops[n]
+            row[10] += seconds[n] if seconds[n] == seconds[n] else 0.0
+            row[13] += elements[n] * size[n]
+            for e in range(start[n], start[n + 1]):
+                row[13] += elements[source[e]] * size[source[e]]
+            row[2] += elements[n] * size[n] if need[i] >> done[i] & 1 else 0.0
+        if kind[n] == TEMPLATE or kind[n] == VIEW or kind[n] == CONSTANT:
+            continue
+        times = max(1, bits(need[i]) - again[i])
+        row[11] = max(row[11], looped[n])
+        row[12] += looped[n] * times if kind[n] == RANDOM else 0.0
+        row[21] += looped[n] * times if kind[n] == _CAT and writes[n] == 0 else 0.0
+        for e in range(start[n], start[n + 1]):
+            row[7] += elements[source[e]] * size[source[e]] if pattern[e] == 2 else 0.0
+        if kind[n] == REDUCTION or kind[n] == NORM:
+            along = across[n] == 0
+            row[17 if along else 16] += looped[n]
+            row[4] += 1.0 if kind[n] == NORM else 0.0  # what is made of the sums of a norm
+            length = inner[n] if along else last[n]
+            _nest(level[i], looped[n], across[n], length, rows, seen, row)
+        if writes[n] > 0 and kind[n] != REDUCTION:
+            _nest(done[i], looped[n], 0, last[n], rows, seen, row)
+        row[5] = max(row[5], done[i] + (0.0 if kind[n] == REDUCTION else 1.0))
+
+
+@compiled
+def _nest(level, places, across, length, rows, seen, row):  # type: ignore[no-untyped-def]
+    """Note a loop nest: once for all that visit the same places in the same pass."""
+    for k in range(_NESTS):
+        if seen[k, 0] == level + 1 and seen[k, 1] == places and seen[k, 2] == across:
+            return
+        if seen[k, 0] == 0:
+            seen[k, 0], seen[k, 1], seen[k, 2] = level + 1, places, across
+            break
+    row[4] += 1.0
+    if rows and length > 0:
+        count = places / length
+        row[8] += count
+        row[14] += count * (np.ceil(length / _LANES) * _LANES - length)
+
 
 Constants = Mapping[str, float]
-
 # First guess, least and most of each constant, in the order a fit packs them: shares of the
 # device's rates; `start` and `more` of its floor, `row` in cycles.
 GUESS = {
@@ -55,7 +281,7 @@ _LANE_BY_LANE = {
     "embedding": 8.0, "index": 30.0, "layer_norm": 6.0, "layer_norm_backward": 6.0,
     "batch_norm": 6.0, "batch_norm_backward": 6.0,
 }  # fmt: skip
-WEIGHT = np.array(
+HOST_WEIGHT = np.array(
     [_LANE_BY_LANE.get(w, g) for w, g in zip(WORDS, fused_regions.WEIGHT, strict=True)]
 )
 PEAK = 0.6  # share of a product's peak rate that is reached where its own time is unknown

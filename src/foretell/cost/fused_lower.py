@@ -46,9 +46,10 @@ from foretell.cost.fused_regions import (
     SOFT,
     WELFORD,
     Regions,
+    live,
+    settle,
 )
 from foretell.cost.fused_scheduler import joined, ordered, width
-from foretell.cost.fused_traffic import live, settle
 from foretell.cost.fusion_class import KIND_CODE, codes_of
 
 _FP32 = DTYPES.index("fp32")

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell import portable
-from foretell.cluster.device import Device
+from foretell.cluster.node import Device
 from foretell.compiled import H2, I1, compiled
 from foretell.cost.fused_formula import (
     Constants,
@@ -36,11 +36,10 @@ from foretell.cost.fused_formula import (
     walk_of,
     weights,
 )
-from foretell.cost.fused_regions import DTYPES, Regions
-from foretell.cost.fused_traffic import Walk
+from foretell.cost.fused_regions import DTYPES, Regions, Walk
 from foretell.cost.fusion_class import KIND_CODE, KINDS
+from foretell.cost.learned import dense
 from foretell.cost.limits import SIZES
-from foretell.cost.products import dense
 
 Array = npt.NDArray[np.float64]
 _POINTS = 1024.0  # places of a block without reductions

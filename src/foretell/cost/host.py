@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from foretell.cost import shape as shapes
-from foretell.cost.work import Work
+from foretell.cost.price import Work
 from foretell.graph.columns import Array, Kind, Source
 
 # Classes of kernels that cost the host what another does.

@@ -1,30 +1,122 @@
 """How long compute kernels take on a device, from what they are asked to do.
 
-    price = seconds(device, "gemm", "bf16", ["m=4096,n=4096,k=4096"])
-    price.seconds, price.sigma
-
-Every kernel is an op (`gemm`, `conv`, `conv_dgrad`, `conv_wgrad`, `attention`, or a class bound by
-memory), a number format and a shape (→ `foretell.cost.shape`). Where the shape is missing, flop and
-bytes alone give a roofline. `sigma` is the spread of ln(measured/priced) on
-kernels the constants were not fitted to: exp(±1.28·sigma) bounds 80 %.
+Matmuls and convolutions are in `gemm`; fused attention and kernels bound by memory are here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from foretell.cluster.device import Device
-from foretell.cost import attention, conv, gemm, memory_bound, timed
-from foretell.cost.constants import Constants, shipped
-from foretell.cost.limits import Limits, limits
+from foretell import portable
+from foretell.cluster.node import Device
+from foretell.cost import gemm, measured
+from foretell.cost.limits import Constants, Limits, limits, shipped
 from foretell.cost.shape import columns
 
+_DEEP = 128.0  # wider heads leave the backward too few registers
 Array = npt.NDArray[np.float64]
-Shapes = Sequence[str] | Mapping[str, npt.ArrayLike] | None
+Fitted = Mapping[str, float]
 
+
+@dataclass(frozen=True)
+class Attention:
+    """Attentions as columns of one length; causal, backward and dropout are 0 or 1."""
+
+    b: Array
+    heads: Array
+    sq: Array
+    sk: Array
+    d: Array
+    causal: Array
+    backward: Array
+    dropout: Array
+    window: Array  # keys a query sees at most; 0: all
+
+
+def visible(sk: Array | float, causal: Array | float, window: Array | float) -> Array:
+    """Keys that a query sees on average: of a causal window w over s, w − w·(w − 1)/2s."""
+    size = np.where(np.asarray(window) > 0, np.minimum(window, sk), sk)
+    out: Array = np.where(np.asarray(causal) > 0, size - size * (size - 1) / (2 * sk), size)
+    return out
+
+
+def attention_seconds(limits: Limits, product: Fitted, fitted: Fitted, a: Attention) -> Array:
+    """Time of each fused attention."""
+    is_back = a.backward > 0
+    blocks = a.b * a.heads * np.ceil(a.sq / fitted["tile"])
+    resident = fitted["resident"]
+    turns = np.ceil(blocks / (limits.units * resident))
+    rows = turns * limits.units * resident * fitted["tile"]
+    seen = visible(a.sk, a.causal, a.window)
+    walked = seen + np.where(is_back, fitted["behind"], fitted["ahead"])
+    walked = walked + np.where(a.causal > 0, fitted["tile"] * fitted["edge"], 0.0)
+    deep = np.maximum(a.d / _DEEP, 1.0) ** fitted["deep"]
+    times = np.where(is_back, 2.5 * fitted["backward"] * deep, 1.0)
+    work = 4 * rows * walked * np.maximum(a.d, fitted["depth"]) * times
+    compute = gemm.throttled(limits, product, work, np.array(limits.peak * fitted["peak"]))
+    cycles = (fitted["scores"] + fitted["dropout"] * a.dropout) * np.where(is_back, 2.0, 1.0)
+    scores = rows * walked * cycles / (limits.units * limits.clock)
+    tensors = a.b * a.heads * a.d * (2 * a.sq + 2 * a.sk) * np.where(is_back, 2.0, 1.0)
+    memory = tensors * limits.size / (limits.stream * fitted["bandwidth"])
+    busy = gemm.norm(fitted["overlap"], compute, scores, memory)
+    out: Array = busy + limits.floor * fitted["launches"] * np.where(is_back, 2.0, 1.0)
+    return out
+
+
+# PyTorch adds up gradients of looked-up rows one by one up to this many and sorts them where more
+# were (ATen/native/cuda/Embedding.cu). Where a table has far fewer rows than that, a further one
+# then takes a twentieth (embedding rows of `tables/measured/h200.csv.gz`: 2048 in a table of 1024
+# 55 µs, 4096 of 2 87 µs, 34624 of 96 131 µs, 65536 of 1000 152 µs).
+_ONE_BY_ONE, _FEW, _SORTED = 3072.0, 4.0, 0.05
+
+
+def added_rows(rows: Any, table: Any) -> Any:
+    """Rows that the gradient of a look-up costs, where `rows` were taken from a table."""
+    quick = np.minimum(rows, _ONE_BY_ONE) + _SORTED * np.maximum(rows - _ONE_BY_ONE, 0.0)
+    return np.where(_FEW * np.asarray(table) < rows, quick, rows)
+
+
+def memory_bound_seconds(
+    limits: Limits,
+    shared: Mapping[str, float],
+    fitted: Mapping[str, float],
+    moved: Array,
+    n: Array,
+    rows: Array,
+    uneven: Array,
+) -> Array:
+    """Time of each kernel; `moved` bytes over `n` elements in `rows` rows.
+
+    `uneven` is 1 where inputs are broadcast, strided or of mixed formats.
+    """
+    rate = np.where(uneven > 0, fitted["rate_uneven"], fitted["rate"])
+    cycles = limits.units * limits.clock
+    rows = np.maximum(rows, 1.0)
+    terms = (
+        moved / _bandwidth(limits, shared, fitted, moved),
+        n / (cycles * rate),
+        rows * fitted["cycles_row"] / cycles,
+        n / rows * fitted["cycles_lone"] / limits.clock,
+    )
+    p = shared["overlap"]
+    busy = portable.power(sum(portable.power(term, p) for term in terms), 1 / p)
+    out: Array = limits.floor * (shared["start"] + fitted["start"]) + busy
+    return out
+
+
+def _bandwidth(
+    limits: Limits, shared: Mapping[str, float], fitted: Mapping[str, float], moved: Array
+) -> Array:
+    kept = 1 / (1 + portable.power(moved / (shared["keep"] * limits.l2), 4.0))
+    gain = 1 + (shared["cache"] - 1) * kept
+    wide: Array = limits.stream * fitted["bandwidth"] * gain
+    return wide
+
+
+Shapes = Sequence[str] | Mapping[str, npt.ArrayLike] | None
 # What an op is priced as where it has no class of its own.
 _CLASSES = {
     "gelu": "activation",
@@ -117,7 +209,7 @@ def seconds(
         if device.timed is not None:
             took = device.timed.price(name, kind, part, moved[rows])
             out[rows] = np.where(np.isnan(took), out[rows], took)
-            sigma[rows] = np.where(np.isnan(took), sigma[rows], timed.SIGMA)
+            sigma[rows] = np.where(np.isnan(took), sigma[rows], measured.SIGMA)
     return Price(out, sigma)
 
 
@@ -222,12 +314,12 @@ def _grouped(group: Group, fitted: Mapping[str, float]) -> Array | float:
 def _conv(group: Group) -> Array:
     given = group.limits
     parts = group.constants
-    return conv.seconds(
+    return gemm.conv_seconds(
         given, parts.gemm[given.pipe], parts.conv[given.pipe], group.op, _asked(group)
     )
 
 
-def _asked(group: Group) -> conv.Conv:
+def _asked(group: Group) -> gemm.Conv:
     """A convolution's columns; a third dimension is folded into the rows."""
     get = group.column
     stride, pad = get("stride", 1.0), get("pad", 0.0)
@@ -237,7 +329,7 @@ def _asked(group: Group) -> conv.Conv:
     q = get("q", np.floor((w + 2 * pad - s) / stride) + 1)
     out = np.where(depth > 1, np.floor((depth + 2 * pad - deep) / stride) + 1, 1.0)
     flat = {"h": h * depth, "p": np.maximum(p * out, 1.0), "q": np.maximum(q, 1.0), "r": r * deep}
-    return conv.Conv(
+    return gemm.Conv(
         n=get("n", 1.0),
         c=get("c", 1.0),
         w=w,
@@ -254,20 +346,20 @@ def _attention(group: Group) -> Array:
     get = group.column
     sizes = [get(key, 1.0) for key in ("b", "heads", "sq", "sk", "d")]
     flags = ("causal", "direction", "dropout", "window")
-    asked = attention.Attention(*sizes, *(get(k, 0.0) for k in flags))
+    asked = Attention(*sizes, *(get(k, 0.0) for k in flags))
     given, parts = group.limits, group.constants
     product = parts.gemm[given.pipe]
-    out = attention.seconds(given, product, parts.attention[given.pipe], asked)
+    out = attention_seconds(given, product, parts.attention[given.pipe], asked)
     older = (get("flash2", 0.0) > 0) & (given.pipe == "tensor") & (given.arch in _NEWER)
     if older.any():
         out = np.where(
-            older, attention.seconds(given, product, parts.attention["flash2"], asked), out
+            older, attention_seconds(given, product, parts.attention["flash2"], asked), out
         )
     apart = get("math", 0.0) > 0
     return np.where(apart, _unfused(group, asked), out) if apart.any() else out
 
 
-def _unfused(group: Group, a: attention.Attention) -> Array:
+def _unfused(group: Group, a: Attention) -> Array:
     """Two matmuls and a softmax forward; twice the matmuls and its gradient backward."""
     given, parts = group.limits, group.constants
     zero, many = np.zeros(len(a.b)), a.b * a.heads
@@ -279,7 +371,7 @@ def _unfused(group: Group, a: attention.Attention) -> Array:
     back = a.backward > 0
     shared = parts.memory["all"]
     soft = [
-        memory_bound.seconds(
+        memory_bound_seconds(
             given, shared, parts.memory[name], passes * n * given.size, n, n / a.sk, zero
         )
         for name, passes in (("softmax", 2), ("softmax_backward", 3))
@@ -299,7 +391,7 @@ def _memory_bound(group: Group) -> Array:
     cols = np.where(np.isnan(cols), np.minimum(n, 1024.0), cols)
     rows = np.where(np.isnan(rows), n / cols, rows)
     uneven = group.column("uneven", 0.0)
-    return memory_bound.seconds(given, parts.memory["all"], fitted, moved, n, rows, uneven)
+    return memory_bound_seconds(given, parts.memory["all"], fitted, moved, n, rows, uneven)
 
 
 def roofline(group: Group) -> Array:

@@ -1,10 +1,6 @@
-"""A correction to the formula for kernels on devices that were measured densely.
+"""A correction to the formula for kernels on devices that were measured densely."""
 
-Boosted trees predict ln(measured/formula) from the shape, how it falls on tiles and units, and what
-the formula answers. They are trained by `benchmarks/fit_kernels.py` and answer in plain numpy from
-`tables/kernel_learned.npz`. They pass (nan) on a device, op or format they were not trained on, and
-on shapes outside the box of shapes they saw there, so that the formula answers instead.
-"""
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +12,37 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell import portable
-from foretell.cluster.device import Device
+from foretell.cluster.node import Device
+from foretell.compiled import H2, compiled
 from foretell.cost import kernel
 from foretell.cost.kernel import Price, Shapes
 from foretell.cost.shape import columns
 
-Array = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float32]
 
+
+def dense(x: Floats, weight: Floats, bias: Floats | None = None) -> Floats:
+    """What a layer makes of [..., in]: weights are [out, in]."""
+    rows = np.ascontiguousarray(x, np.float32).reshape(-1, x.shape[-1])
+    out = np.zeros((len(rows), len(weight)), np.float32)
+    _add(rows, np.ascontiguousarray(weight.T, np.float32), out)
+    if bias is not None:
+        out += bias
+    return out.reshape(*x.shape[:-1], len(weight))
+
+
+@compiled
+def _add(x: H2, weight: H2, out: H2) -> None:
+    """out += x · weight, the inner dimension first to last."""
+    for i in range(x.shape[0]):
+        for k in range(x.shape[1]):
+            one = x[i, k]
+            if one != 0:
+                for j in range(out.shape[1]):
+                    out[i, j] += one * weight[k, j]
+
+
+Array = npt.NDArray[np.float64]
 # The sizes of a shape; a box of their logarithms bounds what a device was measured on.
 SIZES = {"gemm": ("b", "m", "n", "k"), "conv": ("n", "c", "h", "w", "k", "r", "s", "stride", "pad")}
 SIZES |= {"conv_dgrad": SIZES["conv"], "conv_wgrad": SIZES["conv"]}

@@ -1,20 +1,122 @@
-"""What one device offers one kernel: rates for a number format, and what is fitted for its kind.
-
-A `Limits` joins the data sheet (`foretell.cluster.Device`) with the fitted constants of the
-device's architecture. An architecture that was not measured borrows from the nearest one that was,
-so a new device needs a preset and nothing else.
+"""What one device offers one kernel: rates, fitted constants, and the clock its power limit
+allows.
 """
 
+from __future__ import annotations
+
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
-from foretell.cluster.device import FORMATS, Device
+import numpy as np
+import numpy.typing as npt
+
+from foretell.cluster.node import FORMATS, Device
 from foretell.errors import unknown
+
+Numbers = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Constants by part of the model; what each means stands where it is used."""
+
+    gemm: Mapping[str, Numbers]  # by pipe
+    conv: Mapping[str, Numbers]  # by pipe
+    memory: Mapping[str, Numbers]  # by class of op, and what all share under `all`
+    attention: Mapping[str, Numbers]  # by pipe
+    roofline: Mapping[str, Numbers]  # by pipe: kernels known by flop and bytes alone
+    arch: Mapping[str, Numbers]  # by architecture
+    sigma: Mapping[str, Numbers]  # by class of op: spread of ln(measured/priced)
+
+
+@cache
+def shipped() -> Constants:
+    """The constants that come with the package."""
+    text = files("foretell.cost").joinpath("tables", "kernel.toml").read_text(encoding="utf-8")
+    return parse(tomllib.loads(text))
+
+
+@cache
+def passes() -> dict[str, Any]:
+    """What PyTorch's kernels and calls take beside flops and bytes: `tables/passes.toml`."""
+    text = files("foretell.cost").joinpath("tables", "passes.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def parse(table: Mapping[str, Any]) -> Constants:
+    """Constants from a table of tables."""
+    parts = (f for f in Constants.__dataclass_fields__)
+    return Constants(**{part: {k: dict(v) for k, v in table[part].items()} for part in parts})
+
+
+def write(constants: Constants) -> str:
+    """The text of `tables/kernel.toml`; four digits are more than the data can tell."""
+    lines = ["# Written by benchmarks/fit_kernels.py from measured kernels: do not edit."]
+    for part in Constants.__dataclass_fields__:
+        for name, numbers in getattr(constants, part).items():
+            lines += ["", f"[{part}.{name}]", *(f"{k} = {_number(v)}" for k, v in numbers.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _number(value: float) -> str:
+    text = f"{value:.4g}"
+    return text if any(c in text for c in ".en") else f"{text}.0"
+
+
+Array = npt.NDArray[np.float64]
+LOWEST = 0.3  # of the nominal clock: no board was seen below
+STEPS = 40  # halvings of the interval: 1e-12 of the clock
+
+
+@cache
+def table() -> dict[str, dict[str, Any]]:
+    """Power constants by device architecture."""
+    text = files("foretell.cost").joinpath("tables", "power.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def joules(device: Device, dtype: str, kind: str = "") -> float:
+    """Dynamic energy of one flop of the matrix units; 0 where the architecture has no row.
+
+    `kind` is what else than a matmul runs on them: `attention`, `flash2`.
+    """
+    row: Mapping[str, Any] = table().get(device.arch, {})
+    if dtype in ("fp32", "fp64"):
+        return 0.0
+    return float(row.get("joules", 0.0)) * float(row.get(kind or dtype, 1.0))
+
+
+def clock(device: Device, matrix: Array, energy: Array, streaming: Array, idle: Array) -> Array:
+    """Relative clock of each step, from seconds at the nominal clock and joules."""
+    row = table().get(device.arch)
+    if row is None or not device.watts:
+        return np.ones_like(matrix)
+    limit = device.watts
+    static = row["static"] * device.units
+    other = static + row["byte"] * device.memory_bandwidth
+    fixed = streaming * (other - limit) + idle * (static - limit)
+    power = row["exponent"] - 1
+
+    def excess(u: Array) -> Array:
+        out: Array = matrix / u * (static - limit) + energy * u**power + fixed
+        return out
+
+    low, high = np.full_like(matrix, LOWEST), np.ones_like(matrix)
+    free = excess(high) <= 0
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        hot = excess(middle) > 0
+        low, high = np.where(hot, low, middle), np.where(hot, middle, high)
+    return np.where(free, 1.0, low)
+
 
 # Bytes an element takes; formats without a rate of their own run on the vector lanes like fp32.
 SIZES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "fp4": 0.5}
 SIZES |= {"int64": 8, "int32": 4, "bool": 1, "complex64": 8, "none": 4}
-
 # Generations in order of release, by maker: the nearest by this order lends its constants.
 LINEAGE = (
     ("kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell"),
@@ -24,14 +126,12 @@ _OTHER = "volta"  # lends to makers that were not measured
 # Units of 128 lanes share half of them with integers (GA102 white paper, 2021); A100's 64 do not.
 _SHARING = {"ampere", "ada", "hopper", "blackwell"}
 _WITHOUT_MATRIX_UNITS = {"kepler", "maxwell", "pascal", "vega", "x86"}
-
 # Energy of one flop by format, against fp16 on the matrix pipe or fp32 on the vector pipe: operands
 # of twice the bits cost about twice to move and multiply (Horowitz, ISSCC 2014, fig. 1.1.9).
 _ENERGY = {
     "simt": {"fp64": 2.0},
     "tensor": {"tf32": 2.0, "fp8": 0.5, "int8": 0.5, "fp4": 0.25},
 }
-
 Arches = Mapping[str, Mapping[str, float]]
 
 

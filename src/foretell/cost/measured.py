@@ -1,21 +1,22 @@
-"""Prices that were measured: a table of (device, op, number format, shape) → seconds.
-
-Tables are CSV, plain or gzip, with the columns `device,op,dtype,shape,seconds` and optionally
-`spread` (relative standard deviation). A row counts only for its own kind of device and exactly its
-own shape; several rows of the same work are one price, their median.
+"""Prices that were measured: tables of a user's, those that come along, ops timed on this
+machine.
 """
 
 from __future__ import annotations
 
 import csv
+import gzip
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
-from foretell.cost.work import Work
+from foretell.cost.price import Work
 from foretell.errors import InputError
 from foretell.graph.columns import Array, Source
 from foretell.io import read_text
@@ -84,3 +85,126 @@ def _rows(reader: csv.DictReader[str], where: str) -> Iterator[tuple[Key, float,
         if not (0 < seconds < np.inf and 0 <= spread < np.inf):
             raise InputError(f"`{where}`, line {number}: `{row['seconds']}` is no time in seconds")
         yield (row["device"], row["op"], row["dtype"], normal(row["shape"])), seconds, spread
+
+
+# The sizes (m, n, k) of the matmul that each part of a linear layer is.
+_SIDES = {"forward": ("m", "n", "k"), "dgrad": ("m", "k", "n"), "wgrad": ("n", "k", "m")}
+
+
+class ShippedTables:
+    """What was measured on devices whose tables come with the package."""
+
+    name = "shipped table"
+    source = Source.MEASURED
+
+    def price(self, work: Work) -> tuple[Array, Array]:
+        seconds, sigma = np.full(len(work), np.nan), np.zeros(len(work))
+        devices = np.array([work.cluster.devices[int(rank)].name for rank in work.rank])
+        for name in sorted(set(devices.tolist()) & names()):
+            rows = np.flatnonzero(devices == name)
+            seconds[rows], sigma[rows] = table(name).price(work.take(rows))
+        return seconds, sigma
+
+
+@cache
+def names() -> frozenset[str]:
+    """The devices that have a table."""
+    ending = ".csv.gz"
+    found = (f.name for f in files("foretell.cost").joinpath("tables", "measured").iterdir())
+    return frozenset(name.removesuffix(ending) for name in found if name.endswith(ending))
+
+
+@cache
+def table(device: str) -> Measured:
+    """The table of one device."""
+    path = files("foretell.cost").joinpath("tables", "measured", f"{device}.csv.gz")
+    text = gzip.decompress(path.read_bytes()).decode()
+    return collected(_shipped_rows(device, csv.DictReader(text.splitlines())))
+
+
+def _shipped_rows(device: str, reader: csv.DictReader[str]) -> Iterator[tuple[Key, float, float]]:
+    for row in reader:
+        shape = _product(row)
+        if shape and row["device_seconds"]:  # some rows time the host alone
+            key = (device, "gemm", row["dtype"], normal(shape))
+            yield key, float(row["device_seconds"]), float(row["spread"] or 0.0)
+
+
+def _product(row: dict[str, str]) -> str:
+    """The shape of the matmul a row is about; empty where it is not about one."""
+    sizes = dict(part.split("=") for part in row["shape"].split(";")) if row["shape"] else {}
+    if row["op"] == "linear" and row["direction"] in _SIDES:
+        m, n, k = (sizes[name] for name in _SIDES[row["direction"]])
+        return f"m={m},n={n},k={k}"
+    if row["op"] == "bmm" and row["direction"] == "forward":
+        return ",".join(f"{key}={sizes[key]}" for key in ("b", "m", "n", "k"))
+    return ""
+
+
+SIGMA = 0.1  # of ln(seconds in a step / seconds alone)
+_PRODUCTS = ("gemm", "conv", "conv_dgrad", "conv_wgrad", "attention")
+_DEFAULTS = {"b": 1.0, "ta": 0.0, "tb": 0.0, "groups": 1.0, "stride": 1.0, "pad": 0.0}
+
+
+class TimedOp(NamedTuple):
+    """One op, number format and shape."""
+
+    op: str
+    dtype: str
+    shape: tuple[tuple[str, float], ...]  # sorted; `bytes` among them where they are counted
+
+    @property
+    def work(self) -> float:
+        """What its seconds grow with."""
+        size = dict(self.shape)
+        if self.op == "gemm":
+            return size.get("b", 1.0) * size["m"] * size["n"] * size["k"]
+        if self.op == "attention":
+            pairs = size["sq"] * size["sk"] * size["d"]
+            return size.get("b", 1.0) * size.get("heads", 1.0) * pairs
+        if self.op in _PRODUCTS:
+            side = size["h"] * size["w"] * size["r"] * size["s"] / size.get("stride", 1.0) ** 2
+            return size["n"] * size["c"] * size["k"] / size.get("groups", 1.0) * side
+        whole = size.get("n") or size.get("rows", 1.0) * size.get("cols", 1.0)
+        return size.get("bytes") or whole
+
+
+@dataclass
+class TimedOps:
+    """Seconds of ops; `load` times as long as on an idle machine."""
+
+    seconds: Mapping[TimedOp, float] = field(default_factory=dict)
+    load: float = 1.0
+    asked: dict[TimedOp, None] = field(default_factory=dict)  # an ordered set
+
+    def price(self, op: str, dtype: str, shape: Mapping[str, Array], moved: Array) -> Array:
+        """Seconds of each row; NaN where no op of the kind was timed."""
+        rows = [named(op, dtype, shape, moved, i) for i in range(len(moved))]
+        found = []
+        for row in rows:
+            if row not in self.seconds:
+                self.asked[row] = None
+            found.append(self.seconds.get(row) or self._like(row))
+        return self.load * np.array(found, float)
+
+    def _like(self, row: TimedOp) -> float:
+        """Interpolated between ops of the same kind with less and more work."""
+        kin = [(k.work, s) for k, s in self.seconds.items() if k[:2] == row[:2] and k.work > 0]
+        if not kin:
+            return float("nan")
+        work, took = (np.log(np.array(v)) for v in zip(*sorted(kin), strict=True))
+        at = np.log(max(row.work, 1e-9))
+        if at > work[-1]:
+            return float(np.exp(took[-1] + at - work[-1]))  # large ops: seconds grow as work does
+        return float(np.exp(np.interp(at, work, took)))
+
+
+def named(
+    op: str, dtype: str, shape: Mapping[str, Array], moved: Array, row: int
+) -> TimedOp:  # fmt: skip
+    """One row of a question as a key."""
+    sizes = {k: float(v[row]) for k, v in shape.items() if not np.isnan(v[row])}
+    if not np.isnan(moved[row]) and op not in _PRODUCTS:
+        sizes["bytes"] = float(moved[row])
+    kept = {k: round(v, 3) for k, v in sizes.items() if _DEFAULTS.get(k) != v}
+    return TimedOp(op, dtype, tuple(sorted(kept.items())))

@@ -1,25 +1,101 @@
 """How long tasks take on a cluster: models are asked in order, each answers or passes.
 
-A model answers seconds and a relative standard error for every piece of work it knows, and NaN for
-what it does not. The first answer counts, and where it came from is kept with the task.
-
-    measured    a table that was measured on this kind of device
-    learned     a regressor, inside the region it was trained on
-    formula     roofline with efficiency curves; α–β by algorithm and topology for collectives
+Each different piece of work is asked once. An operator's price is the sum of its kernels'
+(→ `foretell.cost.aten`). The formulas answer last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from foretell.cluster import Cluster
-from foretell.cost.work import Work, work_of
-from foretell.errors import UnmodelledError
-from foretell.graph.columns import Array, Ids, Kind, Source, word_of
+from foretell.errors import InputError, UnmodelledError
+from foretell.graph.columns import Array, Dtype, Ids, Kind, Source, word_of
 from foretell.graph.graph import Graph
+
+_TEXT = ("op", "shape", "group")
+_NUMBERS = ("kind", "dtype", "flops", "bytes", "comm_bytes")
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Different pieces of work, one row each."""
+
+    cluster: Cluster
+    kind: Array
+    op: tuple[str, ...]
+    shape: tuple[str, ...]
+    group: tuple[str, ...]  # the ranks of a collective
+    dtype: tuple[str, ...]
+    flops: Array
+    bytes: Array
+    comm_bytes: Array
+    rank: Array  # a rank that does it; others on the same kind of device cost the same
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def take(self, rows: Array) -> Work:
+        """Some of the rows."""
+        chosen = rows.tolist()
+        texts: dict[str, Any] = {
+            name: tuple(getattr(self, name)[r] for r in chosen)
+            for name in ("op", "shape", "group", "dtype")
+        }
+        numbers = {n: getattr(self, n)[rows] for n in ("kind", "flops", "bytes", "comm_bytes")}
+        return Work(cluster=self.cluster, rank=self.rank[rows], **texts, **numbers)
+
+
+def work_of(graph: Graph, tasks: Ids, cluster: Cluster) -> tuple[Work, Array]:
+    """The different pieces of work among some tasks, and for each task which one it is."""
+    ranks = graph.rank[tasks]
+    if len(tasks) and ranks.max() >= cluster.size:
+        raise InputError(
+            f"the graph has rank {ranks.max()}, the cluster only {cluster.size} ranks",
+            hint="name a larger cluster, such as one with `nodes=` or `gpus=` raised",
+        )
+    columns = [graph.column(name)[tasks] for name in (*_NUMBERS, *_TEXT)]
+    place = _place_of_rank(graph, tasks, cluster)
+    first, number = _different([*columns, place])
+    row = tasks[first]
+    names = graph.names
+    texts = {name: tuple(names[k] for k in graph.column(name)[row]) for name in _TEXT}
+    return Work(
+        cluster=cluster,
+        kind=graph.kind[row],
+        dtype=tuple(word_of(Dtype, d) for d in graph.dtype[row]),
+        flops=graph.flops[row],
+        bytes=graph.bytes[row],
+        comm_bytes=graph.comm_bytes[row],
+        rank=graph.rank[row],
+        **texts,
+    ), number
+
+
+def _place_of_rank(graph: Graph, tasks: Ids, cluster: Cluster) -> Array:
+    """The kind of device a task runs on, as a number."""
+    numbers: dict[str, int] = {}
+    kinds = [numbers.setdefault(d.name, len(numbers)) for d in cluster.devices]
+    found: Array = np.array(kinds)[graph.rank[tasks]]
+    return found
+
+
+def _different(columns: list[Array]) -> tuple[Array, Array]:
+    """Rows that differ: the first of each, and for every row which one it is like."""
+    number = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values, code = np.unique(column, return_inverse=True)
+        if len(values) > 1:
+            # Pair by pair, so that the codes never grow beyond the number of rows.
+            _, number = np.unique(number * len(values) + code.reshape(-1), return_inverse=True)
+            number = number.reshape(-1)
+    _, first, number = np.unique(number, return_index=True, return_inverse=True)
+    return first, number.reshape(-1)
+
 
 PRICED = (Kind.KERNEL, Kind.COPY, Kind.COLLECTIVE, Kind.SEND)
 
@@ -91,10 +167,10 @@ def default_models() -> tuple[Model, ...]:
         CopyFormula,
         KernelFormula,
         LearnedKernel,
+        Operators,
     )
     from foretell.cost.host import HostCalls
-    from foretell.cost.operators import Operators
-    from foretell.cost.shipped import ShippedTables
+    from foretell.cost.measured import ShippedTables
 
     measured = Operators(ShippedTables(), plain=True)
     kernels = (measured, Operators(LearnedKernel()), Operators(KernelFormula()))

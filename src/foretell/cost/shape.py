@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.errors import InputError
+from foretell.graph.columns import Array
 
-Array = npt.NDArray[np.float64]
 Columns = Mapping[str, Array]
 
 _WORDS = {"yes": 1.0, "no": 0.0, "true": 1.0, "false": 0.0, "fwd": 0.0, "bwd": 1.0}

@@ -1,37 +1,369 @@
-"""Seconds of a step in closed form, for thousands of layouts at once.
+"""Seconds of a step in closed form, for thousands of layouts at once: a bound that prunes.
 
-With F and B the forward and backward of a stage (what is run again included), m micro-batches, p
-stages and c the time to hand a tensor on:
-
-    period   max over k of ( Σ of the last k stages (F + B) + 2c(k−1) ) / k          → `_period`
-    pipe     Σ over stages (F + B) + 2c(p−1) + (m−1)·period                          → `_pipe`
-    step     pipe + reduction of gradients that is not hidden + update
-
-k stages in a row hold k micro-batches, which bounds how often a new one can start (1F1B); in GPipe
-it is the slowest forward and the slowest backward, each no shorter than a hand-over. Where weight
-gradients are apart, stages wait for the first forward alone. Chunks taken in turns divide what a
-stage waits at both ends. `foretell.plan.lower` makes the graph of the
-same step; tests hold the two together.
+Includes when gradients are ready, for bucketed reduction that overlaps the backward pass, and the
+seconds of each collective, overlapped or exposed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from foretell import portable
 from foretell.cluster import Cluster
+from foretell.cost import collective, kernel
 from foretell.errors import InputError
-from foretell.plan.check import check, placed
-from foretell.plan.costs import Costs, Stage, costs, stage
-from foretell.plan.layouts import Array
+from foretell.plan.check import check, micro_batches, placed
+from foretell.plan.costs import (
+    Costs,
+    Stage,
+    alike,
+    copies,
+    costs,
+    grad_width,
+    layer_parts,
+    over_copies,
+    over_dp,
+    over_experts,
+    own_weights,
+    shard_talk,
+    stage,
+)
+from foretell.plan.framework import Running, running
+from foretell.plan.layer_cost import exchange_seconds, slow_devices
+from foretell.plan.layouts import FIRST, LAST, MIDDLE, Array, layouts, shares
 from foretell.plan.memory import peaks
-from foretell.plan.order import is_split
-from foretell.plan.plan import Plan
-from foretell.plan.reduction_and_update import reduction, sends, tying, updating
-from foretell.plan.stages import FIRST, LAST, MIDDLE, shares
-from foretell.workload import Workload
+from foretell.plan.order import is_split, last_stage
+from foretell.plan.plan import Plan, levels, stride
+from foretell.workload import Exchange, Workload
+
+ROUNDED = 1e-9  # what sums may be off by
+
+
+class GradientReady(NamedTuple):
+    """One layer in the order of backward, all its times together; an entry a plan."""
+
+    times: Array  # how often gradients are there, evenly over its seconds
+    seconds: Array
+    elements: Array
+
+
+def made(c: Costs, times: Array, workload: Workload) -> Iterator[GradientReady]:
+    """What each layer of a stage takes backward and makes; the loss first."""
+    own, parts = own_weights(c, times, workload), _parts(workload)
+    for at in reversed(range(len(times))):
+        seconds = layer_parts(c, at, workload)[1].seconds(c.bend) * times[at]
+        seconds = seconds + (c.turn * (times[at] > 0) if at == len(times) - 1 else 0.0)
+        yield GradientReady(times[at] * parts[at], seconds, own[at] * times[at])
+
+
+def _parts(workload: Workload) -> list[int]:
+    """How many gradients each layer makes one after another: of tables side by side, every one."""
+    found = []
+    for layer in workload.layers:
+        sizes = [w.elements(op.dims) for op in layer.works() for w in op.weights]
+        found.append(len(sizes) if len(set(sizes)) == 1 else 1)
+    return found
+
+
+MOST_MESSAGES = 1 << 18  # of one step's gradients
+
+
+class Messages(NamedTuple):
+    """In how many messages gradients go, and which share of them the first has; an entry a plan."""
+
+    number: Array
+    first: Array
+
+    def take(self, rows: NDArray[np.int64]) -> Messages:
+        """Those of some plans."""
+        return Messages(self.number[rows], self.first[rows])
+
+    def sizes(self) -> Array:
+        """The share of each message of one plan."""
+        count, first = round(float(self.number[0])), float(self.first[0])
+        if count > MOST_MESSAGES:
+            raise InputError(
+                f"gradients in {count} messages", hint="raise bucket_mb, or make the model smaller"
+            )
+        rest = np.full(count - 1, (1 - first) / max(count - 1, 1))
+        return np.append(first, rest)
+
+    def last(self) -> Array:
+        """The share of the last message."""
+        rest = (1 - self.first) / np.maximum(self.number - 1, 1.0)
+        return np.where(self.number > 1, rest, 1.0)
+
+    def gone(self, made: Array) -> Array:
+        """The share that is in full messages when so much is made."""
+        left = np.maximum(1 - self.first, ROUNDED)
+        others = np.maximum(self.number - 1, 1.0)
+        full = np.floor(others * (made - self.first) / left + ROUNDED * others)
+        found: Array = self.first + np.clip(full, 0.0, others) * left / others
+        return np.where(made < self.first * (1 - ROUNDED), 0.0, np.minimum(found, 1.0))
+
+
+def first_share(c: Costs, times: Array, workload: Workload, cap: Array) -> Array:
+    """The share of the gradients in a message that is closed when it has a share `cap` or more."""
+    layers = list(made(c, times, workload))
+    total = sum((layer.elements for layer in layers), np.zeros(len(cap)) + ROUNDED**2)
+    found, sent = np.ones(len(cap)), np.zeros(len(cap))
+    for layer in layers:
+        many = np.maximum(np.round(layer.times), 1.0)
+        each = np.maximum(layer.elements / many, ROUNDED**2)
+        opens = (sent < cap * total) & (sent + layer.elements >= cap * total * (1 - ROUNDED))
+        whole = sent + np.ceil((cap * total - sent) / each * (1 - ROUNDED)) * each
+        found = np.where(opens, whole / total, found)
+        sent = sent + layer.elements
+    return np.clip(found, cap, 1.0)
+
+
+def gradient_shares(c: Costs, times: Array, workload: Workload, sizes: Array) -> list[float]:
+    """Parts of one plan's backward between one of its messages and the next."""
+    took, sent = [0.0], [0.0]
+    for layer in made(c, times, workload):
+        many = max(round(float(layer.times[0])), 1)
+        took += [float(layer.seconds[0]) / many] * many
+        sent += [float(layer.elements[0]) / many] * many
+    ends, known = np.cumsum(took), np.cumsum(sent)
+    due = np.cumsum(sizes) * known[-1] * (1 - ROUNDED)
+    ready = ends[np.searchsorted(known, due)] / ends[-1]
+    ready[-1] = 1.0
+    found: list[float] = np.diff(ready, prepend=0.0).tolist()
+    return found
+
+
+def exposed(
+    c: Costs, times: Array, workload: Workload, *, whole: Array, backward: Array,
+    messages: Messages,
+) -> Array:  # fmt: skip
+    """Seconds of a reduction in some messages that are left when the backward is over."""
+    layers = list(made(c, times, workload))
+    none = np.zeros(len(whole))
+    seconds = sum((layer.seconds for layer in layers), none + ROUNDED**2)
+    elements = sum((layer.elements for layer in layers), none + ROUNDED**2)  # never by zero
+    late, done, sent = whole * messages.last(), none, none
+    for layer in layers:
+        many = np.maximum(np.round(layer.times), 1.0)
+        for before in (none, many - 1):  # its first time, and its last
+            made_then = (sent + layer.elements * before / many) / elements
+            ends = (done + layer.seconds * (before + 1) / many) / seconds
+            left = ends * backward + (1 - messages.gone(made_then)) * whole - backward
+            late = np.where(layer.elements > 0, np.maximum(late, left), late)
+        done, sent = done + layer.seconds, sent + layer.elements
+    return late
+
+
+# Parameters a second that the cores of one host update: 1 billion in 0.22 s, 10 in 2.57 s (Ren et
+# al., ZeRO-Offload, arXiv 2101.06840, table 4).
+HOST_ADAM = 4e9
+FIRST_BUCKET = 2**20  # bytes, of DDP's first bucket (torch/nn/parallel/distributed.py)
+HALF = 2.0  # bytes of a parameter as it is passed back: half precision
+
+
+def sends(c: Costs, workload: Workload, cluster: Cluster) -> Array:
+    """Seconds to hand a tensor from stage to stage."""
+    out = np.zeros(len(c.plans))
+    rows = np.flatnonzero(c.plans.column("pp") > 1)
+    block = next(i for i, layer in enumerate(workload.layers) if layer.is_block)
+    handed = c.holdings[block].handed[rows]
+    keys = [stride(c.plans.plans[i], "pp") for i in rows.tolist()]
+    for step in sorted(set(keys)):
+        mine = np.array([i for i, k in enumerate(keys) if k == step])
+        group = levels(cluster, 2, step)
+        out[rows[mine]] = collective.price("send", handed[mine], group).seconds
+    return out
+
+
+def reduction(c: Costs, s: Stage, times: Array, workload: Workload, cluster: Cluster) -> Array:
+    """Seconds of gradient reduction that no backward hides; `times` of each layer of the stage."""
+    whole = reducing(c, s, cluster)
+    out = whole + regathering(c, s, cluster)
+    rows = np.flatnonzero(np.array([overlaps(p) for p in c.plans.plans]) & (whole > 0))
+    if len(rows):
+        last = s.backward / c.plans.column("chunks")  # gradients are there in the last chunk's
+        left = exposed(
+            c.take(rows), times[:, rows], workload, whole=whole[rows], backward=last[rows],
+            messages=messages(c, s, times, workload).take(rows),
+        )  # fmt: skip
+        out[rows] += left - whole[rows]
+    return out
+
+
+def reducing(c: Costs, s: Stage, cluster: Cluster) -> Array:
+    """Seconds to reduce the gradients of a stage after its last backward."""
+    out = np.zeros(len(c.plans))
+    zero, ranks = c.plans.column("zero"), np.array([alike(p)[0] for p in c.plans.plans])
+    every = np.flatnonzero((ranks > 1) & (zero < 3))
+    size = (s.weights * grad_width(c))[every]
+    whole = over_dp(c, "all_reduce", size, every, cluster)
+    scattered = over_dp(c, "reduce_scatter", size, every, cluster)
+    out[every] = np.where(zero[every] > 0, scattered, whole)
+    many = c.plans.column("dp") * c.plans.column("cp")
+    apart = np.flatnonzero((zero > 0) & (many > c.plans.column("sharing")))
+    each = (s.weights * grad_width(c) / c.plans.column("sharing"))[apart]
+    out[apart] += over_copies(c, each, apart, cluster)
+    dealt = np.flatnonzero(s.experts > 0)
+    out[dealt] += over_experts(c, "all_reduce", (s.experts * grad_width(c))[dealt], dealt, cluster)
+    return out
+
+
+def regathering(c: Costs, s: Stage, cluster: Cluster) -> Array:
+    """Seconds to hand parameters back where each rank has updated a part of them (zero 1 and 2)."""
+    out = np.zeros(len(c.plans))
+    zero, ranks = c.plans.column("zero"), c.plans.column("sharing")
+    rows = np.flatnonzero((ranks > 1) & ((zero == 1) | (zero == 2)))
+    width = np.array([_bytes_of_parameter(r) for r in c.plans.runs])
+    out[rows] = over_dp(c, "all_gather", (s.weights * width)[rows], rows, cluster)
+    return out
+
+
+def _bytes_of_parameter(run: Running) -> float:
+    """Bytes of a parameter that goes back: the copy the model computes with."""
+    return run.formats.weight
+
+
+def messages(c: Costs, s: Stage, times: Array, workload: Workload) -> Messages:
+    """In which messages the gradients of a stage go; `times` of each of its layers.
+
+    Plain PyTorch's first bucket is closed at `FIRST`, so that sending begins early.
+    """
+    each = np.array([p.bucket_mb * 2**20 for p in c.plans.plans])
+    said = np.array([len(p.buckets) for p in c.plans.plans])  # 0 where the size decides
+    size = np.maximum(s.weights * grad_width(c), 1.0)
+    plain = np.array([r.profile.kernels == "eager" for r in c.plans.runs])
+    plain &= (said == 0) & (c.plans.column("zero") == 0)
+    first = first_share(c, times, workload, np.minimum(np.minimum(FIRST_BUCKET, each) / size, 1.0))
+    equal = np.where(said > 0, said, np.maximum(np.ceil(size / each), 1.0))
+    more = 1 + np.ceil((1 - first) * size / each * (1 - ROUNDED))
+    return Messages(np.where(plain, more, equal), np.where(plain, first, 1 / equal))
+
+
+def tying(c: Costs, workload: Workload, cluster: Cluster) -> Array:
+    """Seconds to add up the gradients of weights that the first and the last stage both have."""
+    out = np.zeros(len(c.plans))
+    rows = np.array([i for i, p in enumerate(c.plans.plans) if last_stage(p)], int)
+    some = c.take(rows) if len(rows) else c
+    size = tied_bytes(some, workload)
+    apart = [stride(p, "pp") * last_stage(p) for p in some.plans.plans]
+    for step in sorted(set(apart)) if len(rows) else ():
+        mine = np.array([i for i, a in enumerate(apart) if a == step])
+        found = collective.price("all_reduce", size[mine], levels(cluster, 2, step))
+        out[rows[mine]] = np.where(size[mine] > 0, found.seconds, 0.0)
+    return out
+
+
+def tied_bytes(c: Costs, workload: Workload) -> Array:
+    """Bytes of the gradients of weights that the first and the last stage both have."""
+    kept = {name for name, _ in workload.tied}
+    size = np.zeros(len(c.plans))
+    for layer in workload.layers if kept else ():
+        for op in layer.works():
+            sizes = op.sizes(c.plans.degrees(), c.plans.column("micro_batch"))
+            for weight in op.weights:
+                if f"{layer.name}/{weight.name}" in kept:
+                    size += weight.elements(sizes)
+    return size * grad_width(c)
+
+
+def overlaps(plan: Plan) -> bool:
+    """Whether gradients are reduced while the backward still runs."""
+    return running(plan).profile.overlaps if plan.overlap is None else plan.overlap
+
+
+def updating(c: Costs, s: Stage, cluster: Cluster) -> Array:
+    """Seconds of the optimizer on one rank."""
+    sharing = np.where(c.plans.column("zero") > 0, c.plans.column("sharing"), 1.0)
+    moved = np.array([r.update for r in c.plans.runs])
+    apart = np.where(c.plans.column("zero") > 0, copies(c), 1.0)
+    size = moved * (s.weights / sharing + s.experts / apart)
+    n = np.maximum(size / moved, 1.0)
+    each = [
+        kernel.seconds(device, "optimizer", "fp32", {"n": n}, bytes=size).seconds
+        for device in slow_devices(cluster)
+    ]
+    found = np.max(each, axis=0) * cluster.calibration.compute * cluster.calibration.update
+    if all(d.timed is None for d in slow_devices(cluster)):  # else the host is the device
+        found = _with_host(found, c, s, cluster.calibration.host)
+    away = np.array([p.offload for p in c.plans.plans])
+    return np.where(away, _on_host(n, cluster), found) if away.any() else found
+
+
+def _with_host(found: Array, c: Costs, s: Stage, slower: float) -> Array:
+    """The same where the host issues it tensor by tensor and may not be ahead of the device."""
+    hosts = [r.updated(s.tensors[i : i + 1])[0] for i, r in enumerate(c.plans.runs)]
+    waits = np.array([r.is_scaled for r in c.plans.runs])
+    with np.errstate(invalid="ignore"):  # a calibration beyond all numbers: refused by its caller
+        left = np.maximum(np.array(hosts) * slower - np.where(waits, 0.0, s.ahead), 0.0)
+    left = np.nan_to_num(left, posinf=np.inf)
+    both = portable.power(found, c.bend) + portable.power(left, c.bend)
+    out: Array = np.where(left > 0, portable.power(both, 1 / c.bend), found)
+    return out
+
+
+def _on_host(n: Array, cluster: Cluster) -> Array:
+    """Gradients to the host, Adam there, weights back; the ranks of a node share its cores."""
+    bus = cluster.host_bandwidth(0)
+    ranks = cluster.size / cluster.num_nodes
+    out: Array = 2 * HALF * n / bus + n * ranks / HOST_ADAM
+    return out
+
+
+def by_collective(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str, float]:
+    """Seconds by name of the collective: layers' exchanges, gradients, shards and hand-overs."""
+    plan, cluster = placed(plan, cluster)
+    plan = check(plan, workload, cluster)
+    c = costs([plan], workload, cluster)
+    dealt = shares(workload, c.plans).times[FIRST][:, 0]
+    found: dict[str, float] = defaultdict(float)
+    for layer, many in zip(workload.layers, dealt.tolist(), strict=True):
+        for exchange in layer.ops:
+            if isinstance(exchange, Exchange) and many:
+                _add_layer(found, exchange, plan, (workload, cluster), layer.is_block, many)
+    _add_gradients(found, c, dealt, workload, cluster)
+    if plan.pp > 1:
+        found["send"] += 2 * micro_batches(plan) * float(sends(c, workload, cluster)[0])
+    return {op: seconds for op, seconds in found.items() if seconds}
+
+
+def _add_layer(
+    found: dict[str, float],
+    exchange: Exchange,
+    plan: Plan,
+    where: tuple[Workload, Cluster],
+    is_block: bool,
+    many: float,
+) -> None:
+    """What one exchange of a layer costs a step; forwards that run again exchange again."""
+    workload, cluster = where
+    turns = many * micro_batches(plan)
+    again = 2.0 if is_block and plan.recompute == "full" else 1.0
+    kept = plan.dtype or workload.dtype
+    for is_back, op, seconds in exchange_seconds(exchange, kept, cluster, layouts([plan])):
+        found[op] += turns * (1.0 if is_back else again) * float(seconds[0])
+
+
+def _add_gradients(
+    found: dict[str, float], c: Costs, dealt: np.ndarray[tuple[int], np.dtype[np.float64]],
+    workload: Workload, cluster: Cluster,
+) -> None:  # fmt: skip
+    """Reduction, parameters passed back, and those that are gathered for use."""
+    plan = c.plans.plans[0]
+    held = stage(c, dealt[:, None], workload, cluster)
+    op = "reduce_scatter" if plan.zero in (1, 2) else "all_reduce"
+    found[op] += float(reducing(c, held, cluster)[0])
+    found["all_gather"] += float(regathering(c, held, cluster)[0])
+    if plan.zero == 3 and plan.dp * plan.cp > 1:
+        for at, many in enumerate(dealt.tolist()):
+            gather, scatter = shard_talk(c, at, workload, cluster)
+            turns = many * micro_batches(plan)
+            found["all_gather"] += turns * running(plan).profile.gathers * float(gather[0])
+            found["reduce_scatter"] += turns * float(scatter[0])
 
 
 @dataclass(frozen=True)

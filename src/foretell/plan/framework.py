@@ -1,9 +1,8 @@
-"""Framework profiles: host overhead, overlap policy and memory constants of Megatron, DeepSpeed,
-FSDP and DDP.
+"""Number formats and framework profiles: what computes, what is kept, and how a framework runs
+it.
 
-A kernel's time comes from its shape, a collective's from its bytes; what is left is the framework.
-The numbers and their sources stand in `frameworks.toml`; `profile_of` is the profile as one plan
-runs it: in its precision, compiled or not, with its optimizer.
+A format says the bytes of each parameter, gradient and optimizer state. A profile says the host
+overhead, the overlap and the memory constants of Megatron, DeepSpeed, FSDP, DDP and others.
 """
 
 from __future__ import annotations
@@ -22,8 +21,83 @@ import numpy.typing as npt
 from foretell.cost import host
 from foretell.errors import InputError, unknown
 from foretell.plan.plan import Plan
-from foretell.plan.precision import OPTIMIZERS, PRECISIONS, Optimizer, Precision, precision_of
-from foretell.workload.op import Op
+from foretell.workload.workload import Op
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The formats of one way to train; bytes of one parameter."""
+
+    compute: str  # format of matmuls
+    weight: float  # the parameter as the model holds it
+    gradient: float
+    master: float = 0.0  # its fp32 copy, where there is one
+    moment: float = 4.0  # each moment of the optimizer
+    casts: bool = False  # autocast: weights are cast each step, norms and loss run in fp32
+    convolution: str = ""  # format of convolutions where it is not that of matmuls
+
+    @property
+    def updated(self) -> float:
+        """Bytes of the copy of a parameter that the optimizer updates."""
+        return self.master or self.weight
+
+
+PRECISIONS = {
+    "fp32": Precision("fp32", 4.0, 4.0, convolution="tf32"),
+    "fp32-ieee": Precision("fp32", 4.0, 4.0),
+    "tf32": Precision("tf32", 4.0, 4.0),
+    "bf16-true": Precision("bf16", 2.0, 2.0, moment=2.0),
+    "fp16-true": Precision("fp16", 2.0, 2.0, moment=2.0),
+    "bf16-mixed": Precision("bf16", 4.0, 4.0, casts=True),
+    "fp16-mixed": Precision("fp16", 4.0, 4.0, casts=True),
+    "bf16-master": Precision("bf16", 2.0, 4.0, master=4.0),
+    "fp16-master": Precision("fp16", 2.0, 2.0, master=4.0),
+    "fp8": Precision("fp8", 2.0, 4.0, master=4.0),
+    "nvfp4": Precision("fp4", 2.0, 4.0, master=4.0),
+    "fp64": Precision("fp64", 8.0, 8.0, moment=8.0),
+}
+
+
+def precision_of(name: str) -> Precision:
+    """The precision of this name."""
+    if name not in PRECISIONS:
+        raise unknown("precision", name, PRECISIONS)
+    return PRECISIONS[name]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """How often an update reads or writes each tensor of a parameter, and the moments it keeps."""
+
+    moments: int
+    parameter: float
+    gradient: float
+    moment: float  # all moments together
+    scratch: float = 0.0  # temporaries, as wide as a moment
+
+    def moved(self, precision: Precision) -> float:
+        """Bytes one update moves for each parameter."""
+        copied = precision.weight if precision.master else 0.0  # the half copy, written back
+        unscaled = 2.0 if precision.compute == "fp16" and precision.casts else 0.0  # GradScaler
+        return (
+            self.parameter * precision.updated
+            + (self.gradient + unscaled) * precision.gradient
+            + (self.moment + self.scratch) * precision.moment
+            + copied
+        )
+
+
+# Counted in torch/optim/adam.py and sgd.py (2.11): `foreach` runs one kernel for each operation
+# (weight decay, lerp, mul, addcmul, sqrt, div, add, addcdiv), `fused` one for all of them.
+OPTIMIZERS = {
+    ("adam", "foreach"): Optimizer(2, 4.0, 2.0, 8.0, 6.0),
+    ("adam", "fused"): Optimizer(2, 2.0, 1.0, 4.0),
+    ("momentum", "foreach"): Optimizer(1, 2.0, 2.0, 4.0),
+    ("momentum", "fused"): Optimizer(1, 2.0, 1.0, 2.0),
+    ("sgd", "foreach"): Optimizer(0, 2.0, 1.0, 0.0),
+    ("sgd", "fused"): Optimizer(0, 2.0, 1.0, 0.0),
+}
+
 
 Array = npt.NDArray[np.float64]
 HALVES = ("bf16", "fp16", "fp8", "fp4")

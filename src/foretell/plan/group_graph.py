@@ -1,33 +1,203 @@
-"""The graph of a step whose layers are on ranks of their own, ready to be simulated.
+"""The graph of a step whose layers are on ranks of their own: prices, order, sends and tasks.
 
-    forward, backward   one task a stretch of layers on the same ranks, rank and micro-batch; the
-                        last backward has one for each message of gradients
-    send                samples that the next stretch wants elsewhere (→ foretell.plan.redistribute)
-    sync, product       gradients as soon as their backward is done; with factors, then the product
-    update, share       the optimizer when all gradients are there; then parameters go round
-
-Messages between nodes use the way out of the one and into the other, inside a node its bus, and
-share them with collectives; a rank has one lane for its work and one for collectives.
-`foretell.search.placement` simulates the same step compiled, thousands of times a second.
+Each layer is priced at the samples its ranks have; a batch that is split one way before and another
+way behind is redistributed by sends.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError
 from foretell.graph import Builder, Graph
 from foretell.graph.groups import group_text
-from foretell.plan.group_costs import GroupCosts, gathered
-from foretell.plan.group_order import orders
-from foretell.plan.layer_ranges import Layer, LayerRange, layer_ranges
+from foretell.plan.layer_ranges import GroupCosts, Layer, LayerRange, gathered, layer_ranges
 from foretell.plan.plan import Plan
-from foretell.plan.redistribute import reslice
 from foretell.whatif import Setting, applied, parse
 from foretell.workload import Workload
+
+_TAKES = {"F": 1, "B": 2}  # a backward is about twice a forward
+
+
+class Action(NamedTuple):
+    """The forward or backward of one run of layers for one micro-batch."""
+
+    kind: str  # F or B
+    run: int
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.run}{self.kind}{self.micro_batch}"
+
+
+def orders(
+    where: Sequence[Sequence[int]], batches: int, together: Collection[int] = ()
+) -> dict[int, list[Action]]:
+    """What each rank does, in order; `where` has the ranks of each run of layers.
+
+    Ranks of runs in `together` (the split ones) begin at the same moment: they communicate inside.
+    """
+    played = _Played(where, batches, together)
+    now = 0
+    played.begin(now)
+    while played.busy:
+        now = played.busy[0][0]
+        played.end(now)
+        played.begin(now)
+    return played.found
+
+
+class _Played:
+    """A step on its way."""
+
+    def __init__(
+        self, where: Sequence[Sequence[int]], batches: int, together: Collection[int]
+    ) -> None:
+        self.where, self.together = where, together
+        self.found: dict[int, list[Action]] = {rank: [] for ranks in where for rank in ranks}
+        self.idle, self.busy = set(self.found), list[tuple[int, int, Action]]()  # end, rank, what
+        self.ready: dict[int, list[tuple[bool, int, int]]] = {rank: [] for rank in self.found}
+        self.then, self.missing = (
+            dict[Action, list[Action]](),
+            dict[Action, int](),
+        )  # ends still to come
+        acts = [Action(k, q, m) for m in range(batches) for q in range(len(where)) for k in "FB"]
+        for act in acts:
+            needs = _before(act, len(where))
+            for need in needs:
+                self.then.setdefault(need, []).append(act)
+            self.missing[act] = sum(len(where[need.run]) for need in needs)
+            if not needs:
+                self._offer(act)
+
+    def _offer(self, act: Action) -> None:
+        """Nothing is missing any more: its ranks may take it."""
+        for rank in self.where[act.run]:
+            self.ready[rank].append((act.kind == "F", act.micro_batch, act.run))
+
+    def begin(self, now: int) -> None:
+        """Idle ranks take what comes first."""
+        for rank in sorted(self.idle):
+            if rank in self.idle:
+                chosen = next(filter(self._can_begin, sorted(self.ready[rank])), None)
+                if chosen is not None:
+                    self._take(chosen, rank, now)
+
+    def _can_begin(self, key: tuple[bool, int, int]) -> bool:
+        return key[2] not in self.together or self.idle.issuperset(self.where[key[2]])
+
+    def _take(self, key: tuple[bool, int, int], rank: int, now: int) -> None:
+        """Let a rank begin what it chose, and with it all that have to begin at once."""
+        is_forward, m, q = key
+        act = Action("F" if is_forward else "B", q, m)
+        for one in self.where[q] if q in self.together else (rank,):
+            self.ready[one].remove(key)
+            self.found[one].append(act)
+            self.idle.discard(one)
+            heappush(self.busy, (now + _TAKES[act.kind], one, act))
+
+    def end(self, now: int) -> None:
+        """What is done at this moment frees its rank, and others that waited for it."""
+        while self.busy and self.busy[0][0] == now:
+            _, rank, act = heappop(self.busy)
+            self.idle.add(rank)
+            for follower in self.then.get(act, ()):
+                self.missing[follower] -= 1
+                if not self.missing[follower]:
+                    self._offer(follower)
+
+
+def _before(act: Action, runs: int) -> list[Action]:
+    """What has to be done on all its ranks first; micro-batches of a run go in turn."""
+    kind, q, m = act
+    earlier = [Action(kind, q, m - 1)] if m else []
+    if kind == "F":
+        return earlier + ([Action("F", q - 1, m)] if q else [])
+    return [*earlier, Action("F", q, m)] + ([Action("B", q + 1, m)] if q + 1 < runs else [])
+
+
+class Move(NamedTuple):
+    """Samples `first` to `last` go from one rank to another."""
+
+    source: int
+    target: int
+    first: int
+    last: int
+
+
+def edges(shares: Sequence[int]) -> list[int]:
+    """Where each rank's samples begin and end."""
+    return [0, *accumulate(shares)]
+
+
+def reslice(held: Mapping[int, int], wanted: Mapping[int, int]) -> list[Move]:
+    """Moves that turn one split into another; both map ranks to samples, in order."""
+    (before, behind), moves = (edges([*d.values()]) for d in (held, wanted)), []
+    if before[-1] != behind[-1]:
+        raise ValueError(f"{before[-1]} samples are held, {behind[-1]} are wanted")
+    for i, source in enumerate(held):
+        for j, target in enumerate(wanted):
+            first, last = max(before[i], behind[j]), min(before[i + 1], behind[j + 1])
+            if first < last:
+                moves.append(Move(source, target, first, last))
+    return moves
+
+
+def gather(held: dict[int, int], targets: Sequence[int]) -> list[Move]:
+    """Moves after which every target has all samples."""
+    bounds = edges([*held.values()])
+    return [
+        Move(source, target, bounds[i], bounds[i + 1])
+        for target in targets
+        for i, source in enumerate(held)
+        if held[source]
+    ]
+
+
+def handed(
+    held: Mapping[int, int], wanted: Mapping[int, int], *, from_all: bool, to_all: bool
+) -> list[Move]:
+    """Moves between ranks that have a part each or, where layers are split over them, all samples.
+
+    From ranks that hold everything each other rank gets an equal part of all of them.
+    """
+    if not from_all:
+        return gather(dict(held), list(wanted)) if to_all else reslice(held, wanted)
+    whole, bounds = next(iter(held.values())), edges([*wanted.values()])
+    found = []
+    for i, target in enumerate(wanted):
+        first, last = (0, whole) if to_all else (bounds[i], bounds[i + 1])
+        if target in held:
+            found += [Move(target, target, first, last)] if first < last else []
+            continue
+        cuts = [first + (last - first) * k // len(held) for k in range(len(held) + 1)]
+        each = zip(held, pairwise(cuts), strict=True)
+        found += [Move(source, target, a, b) for source, (a, b) in each if a < b]
+    return found
+
+
+def rewrite(held: dict[int, int], wanted: dict[int, int] | Sequence[int]) -> list[str]:
+    """The tasks between two ops as text: `split`, `copy` and `concat`, those that do something."""
+    moves = reslice(held, wanted) if isinstance(wanted, dict) else gather(held, wanted)
+    lines = []
+    for source in dict.fromkeys(m.source for m in moves):
+        out = [m for m in moves if m.source == source]
+        if len({m[2:] for m in out}) > 1:
+            lines.append(f"split {source}: " + " ".join(f"{m.first}-{m.last}" for m in out))
+    lines += [
+        f"copy {m.source}→{m.target}: {m.first}-{m.last}" for m in moves if m.source != m.target
+    ]
+    for target in dict.fromkeys(m.target for m in moves):
+        into = [m for m in moves if m.target == target]
+        if len(into) > 1:
+            lines.append(f"concat {target}: {len(into)} parts")
+    return lines
 
 
 def lower_groups(

@@ -27,21 +27,7 @@ from foretell.graph.columns import Kind, Phase, Source
 from foretell.graph.groups import group_text
 from foretell.plan.check import micro_batches, settled
 from foretell.plan.costs import grad_width
-from foretell.plan.group_graph import lower_groups
-from foretell.plan.layer_ranges import is_apart
-from foretell.plan.layouts import Array
-from foretell.plan.lowering_context import (
-    Ids,
-    LoweringContext,
-    Priced,
-    PricedStage,
-    context_of,
-    priced,
-)
-from foretell.plan.order import FORWARD, Order, last_stage, order
-from foretell.plan.place_graph import lower_places
-from foretell.plan.plan import Plan
-from foretell.plan.reduction_and_update import (
+from foretell.plan.estimate import (
     messages,
     overlaps,
     reducing,
@@ -50,7 +36,25 @@ from foretell.plan.reduction_and_update import (
     tied_bytes,
     updating,
 )
-from foretell.plan.stage_ops import DETAILS, Piece, chain, few, split
+from foretell.plan.group_graph import lower_groups
+from foretell.plan.layer_ranges import is_apart
+from foretell.plan.layouts import Array
+from foretell.plan.order import FORWARD, Order, last_stage, order
+from foretell.plan.place_graph import lower_places
+from foretell.plan.plan import Plan
+from foretell.plan.stage_ops import (
+    DETAILS,
+    Ids,
+    LoweringContext,
+    Piece,
+    Priced,
+    PricedStage,
+    chain,
+    context_of,
+    few,
+    priced,
+    split,
+)
 from foretell.whatif import Setting, applied, parse
 from foretell.workload import Workload
 

@@ -23,10 +23,9 @@ from foretell.plan.check import check, micro_batches, placed
 from foretell.plan.costs import Costs, copies, grad_width, unpriced
 from foretell.plan.costs import weights as weights_of
 from foretell.plan.framework import Running
-from foretell.plan.layouts import Array
+from foretell.plan.layouts import FIRST, LAST, MIDDLE, Array, layers_of, shares
 from foretell.plan.order import chunks_of, in_flight, key_of
 from foretell.plan.plan import Plan
-from foretell.plan.stages import FIRST, LAST, MIDDLE, layers_of, shares
 from foretell.workload import Workload
 
 # Of a device's memory: the CUDA context, NCCL's channels and fragments take about 3 GiB of 80.

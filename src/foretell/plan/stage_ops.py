@@ -1,32 +1,300 @@
-"""Ops of one stage for one micro-batch, in a chain: compute and communication.
-
-`stage` makes one piece of all that runs without a choice in between, which is exact and quick to
-simulate; `layer` shows every layer with its exchanges. Sharded parameters (zero 3) always show
-layers: each is gathered ahead of its use while others compute.
+"""A plan priced stage by stage, and the ops of one stage for one micro-batch as columns of its
+graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from foretell.cluster import Cluster
+from foretell.cluster import Cluster, Level
+from foretell.graph import COLUMNS, BufferKind, Buffers, Graph, Lanes, Names, assemble, edges
+from foretell.graph.columns import LaneKind, code_of, coded
+from foretell.graph.groups import group_text
 from foretell.plan.costs import (
     Costs,
+    Stage,
+    cell_of,
     layer_parts,
     layer_seconds,
+    rerun_share,
     shard_talk,
     sharded_seconds,
+    stage,
     width,
 )
-from foretell.plan.gradient_ready import shares
-from foretell.plan.layouts import Array
-from foretell.plan.order import BACKWARD, FORWARD, WEIGHT, chunks_of
-from foretell.plan.plan import Plan
-from foretell.plan.stages import layers_of
+from foretell.plan.costs import costs as price_all
+from foretell.plan.estimate import gradient_shares
+from foretell.plan.layouts import Array, blocks_of, layers_of
+from foretell.plan.memory import Memory, rank_memory, room
+from foretell.plan.order import BACKWARD, FORWARD, WEIGHT, chunks_of, is_split
+from foretell.plan.plan import Plan, levels, segments, stride
 from foretell.workload import Workload
+
+Ids = npt.NDArray[np.int64]
+
+
+class ColumnarBuilder:
+    """Tasks, waits, lanes and buffers that become one graph."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._texts: dict[str, int] = {"": 0}
+        self._columns: dict[str, list[tuple[int, Any]]] = {}
+        self._waits: list[tuple[Ids, Ids]] = []
+        self._lanes: list[tuple[int, int, int, bool]] = []
+        self._buffers: list[dict[str, Any]] = []
+
+    def lane(self, name: str, rank: int, kind: str) -> int:
+        """A new ordered lane; its number."""
+        self._lanes.append((rank, self.text(name), code_of(LaneKind, kind), True))
+        return len(self._lanes) - 1
+
+    def text(self, text: str) -> int:
+        """The number of a text."""
+        return self._texts.setdefault(text, len(self._texts))
+
+    def tasks(self, count: int, **columns: Any) -> Ids:
+        """New tasks; a column is one value for all or one each. Their numbers."""
+        first = self.size
+        self.size += count
+        for name, value in columns.items():
+            number = coded(name, value, self.text) if isinstance(value, str) else value
+            values = np.broadcast_to(np.asarray(number), (count,))
+            self._columns.setdefault(name, []).append((first, values))
+        return np.arange(first, first + count)
+
+    def wait(self, tasks: Any, after: Any) -> None:
+        """Let tasks wait for others, pair by pair."""
+        pair = np.broadcast_arrays(np.asarray(tasks, np.int64), np.asarray(after, np.int64))
+        self._waits.append((pair[0].reshape(-1), pair[1].reshape(-1)))
+
+    def buffers(self, count: int, kind: str, name: str, **columns: Any) -> None:
+        """New buffers: bytes, rank, born, dies."""
+        given = {"born": -1, "dies": -1, "rank": 0, **columns}
+        given |= {"kind": code_of(BufferKind, kind), "name": self.text(name)}
+        self._buffers.append({k: np.broadcast_to(v, (count,)) for k, v in given.items()})
+
+    def graph(self, history: tuple[str, ...] = (), **facts: Any) -> Graph:
+        """All of it, verified."""
+        columns = {name: self._filled(name, parts) for name, parts in self._columns.items()}
+        empty = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+        task, after = (
+            np.concatenate([pair[side] for pair in self._waits or [empty]]) for side in (0, 1)
+        )
+        names = ("bytes", "rank", "born", "dies", "name", "kind")
+        held = {n: np.concatenate([b[n] for b in self._buffers] or [[]]) for n in names}
+        return assemble(
+            self.size,
+            columns,
+            edges(self.size, task, after),
+            names=Names(self._texts),
+            lanes=Lanes(*(np.array(column) for column in zip(*self._lanes, strict=True))),
+            buffers=Buffers(**held),
+            facts=facts,
+            history=history,
+        )
+
+    def _filled(self, name: str, parts: list[tuple[int, Any]]) -> Any:
+        out = np.full(self.size, COLUMNS[name].default, COLUMNS[name].dtype)
+        if name == "order":
+            out = np.arange(self.size)
+        for first, values in parts:
+            out[first : first + len(values)] = values
+        return out
+
+
+@dataclass(frozen=True)
+class PricedStage:
+    """One stage: its ranks, its own plan, and what its layers cost and hold there."""
+
+    index: int
+    ranks: tuple[int, ...]  # of the whole cluster, in mesh order
+    plan: Plan
+    costs: Costs
+    workload: Workload
+    cluster: Cluster  # what its collectives see
+
+    @property
+    def rank(self) -> int:
+        """The rank that stands for all of the stage."""
+        return self.ranks[0]
+
+    @cached_property
+    def layers(self) -> list[float]:
+        """How often each layer runs there."""
+        return layers_of(self.plan, self.workload, self.index)
+
+    @cached_property
+    def times(self) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+        """The same, as a column for one plan."""
+        return np.array(self.layers)[:, None]
+
+    @cached_property
+    def cost(self) -> Stage:
+        """What one micro-batch costs."""
+        return stage(self.costs, self.times, self.workload, self.cluster)
+
+    @cached_property
+    def weight_seconds(self) -> list[float]:
+        """What each layer's weight gradients take, once, where the backward is in two."""
+        apart = self.costs.weight_gradients if is_split(self.plan) else ()
+        return [float(seconds[0]) for seconds in apart]
+
+    @cached_property
+    def memory(self) -> Memory:
+        """What one of its ranks holds."""
+        return rank_memory(self.costs, self.workload, self.index)
+
+    @property
+    def group(self) -> str:
+        """Its data-parallel ranks."""
+        step = stride(self.plan, "dp")
+        return group_text(self.ranks[step * i] for i in range(self.plan.dp))
+
+    @property
+    def room(self) -> float:
+        """Bytes its smallest device has for tensors."""
+        return room(self.cluster)
+
+
+class StageLanes(NamedTuple):
+    """The lanes of one rank."""
+
+    compute: int
+    collective: int
+    down: int  # to the stage behind
+    up: int  # to the stage before
+    between: int  # to other copies of what is sharded; the collectives' own where there are none
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A checked plan with the prices of every stage."""
+
+    plan: Plan
+    workload: Workload
+    cluster: Cluster
+    stages: tuple[PricedStage, ...]
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all stages see the same: split alike, on devices that are alike."""
+        return self.stages[0].cluster is self.cluster
+
+    def apart(self, a: int, b: int) -> tuple[Level, ...]:
+        """What a message between two stages sees while their other ranks send too."""
+        first, then = self.stages[a], self.stages[b]
+        if self.is_even:
+            return levels(self.cluster, 2, stride(self.plan, "pp") * abs(b - a))
+        pairs = list(zip(first.ranks, then.ranks, strict=False))
+        node = int((self.cluster.nodes == self.cluster.nodes[first.rank]).sum())
+        return self.cluster.levels(pairs[0], pairs[1 : min(node, len(pairs))])
+
+
+@dataclass(frozen=True)
+class LoweringContext(Priced):
+    """A priced plan on its way to a graph."""
+
+    draft: ColumnarBuilder
+    lanes: tuple[StageLanes, ...]  # of the rank that stands for each stage
+
+
+def context_of(priced: Priced) -> LoweringContext:
+    """An empty sheet for a priced plan."""
+    draft = ColumnarBuilder()
+    lanes = tuple(_lanes(draft, one.rank, one.plan) for one in priced.stages)
+    return LoweringContext(
+        priced.plan, priced.workload, priced.cluster, priced.stages, draft, lanes
+    )
+
+
+def priced(plan: Plan, workload: Workload, cluster: Cluster, costs: Costs | None = None) -> Priced:
+    """A settled plan with its prices; `costs` are those of its degrees where they are known."""
+    make = _of_segments if plan.segments else _of_degrees
+    return Priced(plan, workload, cluster, make(plan, workload, cluster, costs))
+
+
+def _of_degrees(
+    plan: Plan, workload: Workload, cluster: Cluster, costs: Costs | None
+) -> tuple[PricedStage, ...]:
+    """Stages that are all split alike; each on the slowest of its ranks where devices differ."""
+    each, counts = plan.ranks // plan.pp, blocks_of(plan, workload)
+    mixed = len(cluster.devices_by_kind()) > 1
+    shared = None if mixed else costs or price_all([plan], workload, cluster)
+    out = []
+    for s in range(plan.pp):
+        ranks = tuple(range(s * each, (s + 1) * each))
+        if shared is None:
+            machines, own = _on_machines(plan, workload, cluster, ranks)
+        else:
+            machines, own = cluster, shared
+        own = _rerun(own, plan, counts[s])
+        out.append(PricedStage(s, ranks, plan, own, workload, machines))
+    return tuple(out)
+
+
+def _kind(cluster: Cluster, ranks: tuple[int, ...]) -> object:
+    """What two sets of ranks have in common that see the same machines."""
+    nodes, slots = cluster.nodes[list(ranks)], cluster.slots[list(ranks)]
+    return cluster.kinds[nodes].tobytes(), (nodes - nodes[0]).tobytes(), slots.tobytes()
+
+
+def _of_segments(
+    plan: Plan, workload: Workload, cluster: Cluster, costs: Costs | None
+) -> tuple[PricedStage, ...]:
+    """Stages with meshes of their own: each priced on the machines it has."""
+    out = []
+    for s, one in enumerate(segments(plan, workload)):
+        machines, own = _on_machines(one.plan, workload, cluster, one.ranks)
+        own = _rerun(own, one.plan, one.blocks)
+        out.append(PricedStage(s, one.ranks, one.plan, own, workload, machines))
+    return tuple(out)
+
+
+# Prices of segments that a search asks again and again, with what they were worked out for.
+_KNOWN: dict[object, tuple[Workload, Cluster, Cluster, Costs]] = {}
+_MOST_KNOWN = 4096
+
+
+def _on_machines(
+    plan: Plan, workload: Workload, cluster: Cluster, ranks: tuple[int, ...]
+) -> tuple[Cluster, Costs]:
+    """Some of a cluster's machines, and what a plan's layers cost there."""
+    cell = cell_of(plan)
+    key = id(workload), id(cluster), _kind(cluster, ranks), cell
+    if key not in _KNOWN:
+        if len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.clear()
+        part = cluster.subset(ranks)
+        _KNOWN[key] = workload, cluster, part, price_all([cell], workload, part)
+    _, _, part, known = _KNOWN[key]
+    return part, known.of(plan)
+
+
+def _rerun(costs: Costs, plan: Plan, blocks: int) -> Costs:
+    """Prices with the part of a stage's blocks that are run again there."""
+    if not plan.recompute_layers:
+        return costs
+    return replace(costs, share=np.array([rerun_share(plan, blocks)]))
+
+
+def _lanes(draft: ColumnarBuilder, rank: int, plan: Plan) -> StageLanes:
+    """Copies of sharded parameters are reduced beside the gathers, over links of their own."""
+    compute, collective = (
+        draft.lane("compute", rank, "compute"),
+        draft.lane("collectives", rank, "comm"),
+    )
+    down, up = draft.lane("send on", rank, "comm"), draft.lane("send back", rank, "comm")
+    apart = plan.zero == 3 and plan.dp > plan.sharing
+    between = draft.lane("between copies", rank, "comm") if apart else collective
+    return StageLanes(compute, collective, down, up, between)
+
 
 DETAILS = ("stage", "layer")
 MOST = 64  # parts of a backward: finer ones change nothing that can be seen
@@ -184,6 +452,6 @@ def split(
     if len(pieces) > 1 or len(sizes) < 2:
         return pieces
     many = times_of(c.plans.plans[0], workload, *where)
-    parts = shares(c, np.array(many)[:, None], workload, sizes)
+    parts = gradient_shares(c, np.array(many)[:, None], workload, sizes)
     whole = pieces[0]
     return [whole._replace(seconds=whole.seconds * p, flops=whole.flops * p) for p in parts]

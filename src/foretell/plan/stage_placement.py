@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from foretell.errors import InputError, unknown
 from foretell.graph.groups import group_text, ranks_of
+from foretell.plan.layouts import blocks_of
 from foretell.plan.plan import Names, Plan
-from foretell.plan.stages import blocks_of
 from foretell.workload import Layer, Workload
 
 WAYS = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foretell.errors import InputError
-from foretell.plan.grouped import runs
+from foretell.plan.check import runs
 from foretell.plan.order import is_split
 from foretell.plan.plan import Plan
 

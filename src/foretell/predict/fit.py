@@ -1,32 +1,110 @@
-"""Measured runs fed back: the factors on prices under which they are predicted best.
-
-With runs i (measured mᵢ, predicted pᵢ) and factors k of a `Calibration`, this is made least:
-
-    Σ (ln pᵢ/mᵢ)² / NOISE²  +  Σ ((pᵢⱼ − mᵢⱼ)/mᵢ)² / PART²  +  Σ (ln k)² / PRIOR²
-
-One run cannot tell seven numbers: a factor stays at 1 unless a run insists, and what could be
-blamed on two factors is shared between them. A run that also says how long its work, its messages
-and its update took (parts j) tells them apart, also where one hides behind another; only then may
-the update differ from other work.
-Gauss–Newton in ln k, steps halved until they help.
+"""Measured runs, read from a table, and the factors on prices under which they are predicted
+best.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from foretell import portable
 from foretell.cluster import Calibration, Cluster
+from foretell.cluster import load as load_cluster
 from foretell.errors import InputError
 from foretell.graph import Kind, Phase
-from foretell.plan import Plan, lower
+from foretell.io import decode, read_lines, read_text
+from foretell.plan import Plan, check, lower, read
 from foretell.predict.predict import predict
 from foretell.workload import Workload
+from foretell.workload import load as load_workload
+
+_HINT = "each row has workload, on, plan, and step_s (or samples_per_s, or epoch_s and samples)"
+
+
+class _Row(msgspec.Struct):
+    """A line of JSON: what was run, where, how, and how long it took."""
+
+    workload: str = ""
+    on: str = ""
+    plan: str = ""
+    step_s: float | str | None = None
+    samples_per_s: float | str | None = None
+    epoch_s: float | str | None = None
+    samples: float | str | None = None
+
+
+def table(path: Path, workload: str = "", on: str = "") -> list[Run]:
+    """The runs of a table; `workload` and `on` where its rows do not say."""
+    rows = _rows(path)
+    if not rows:
+        raise InputError(f"`{path}` has no runs", hint=_HINT)
+    models: dict[str, Workload] = {}
+    machines: dict[str, Cluster] = {}
+    found = []
+    for number, row in enumerate(rows, 1):
+        where = f"run {number} of `{path}`"
+        model, cluster = row.get("workload") or workload, row.get("on") or on
+        if not model or not cluster or not row.get("plan"):
+            raise InputError(f"{where} does not say workload, cluster or plan", hint=_HINT)
+        models.setdefault(model, load_workload(model, scripts=model == workload))
+        machines.setdefault(cluster, load_cluster(cluster))
+        plan = check(read(row["plan"]), models[model], machines[cluster])
+        seconds = _seconds(row, plan.global_batch, where)
+        found.append(Run(models[model], machines[cluster], plan, seconds))
+    return found
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".csv":
+        return _csv_rows(read_text(path, what="table of runs"), path)
+    lines = read_lines(path, "table of runs")
+    return [asdict(decode(raw, _Row, f"line {k} of `{path}`", _HINT)) for k, raw in lines]
+
+
+def _csv_rows(text: str, path: Path) -> list[dict[str, Any]]:
+    try:
+        rows = [dict(row) for row in csv.DictReader(io.StringIO(text), restval="")]
+    except csv.Error as error:
+        raise InputError(f"`{path}` is no table of runs: {error}", hint=_HINT) from None
+    if any(None in row for row in rows):
+        raise InputError(f"`{path}` has a row with more fields than its head", hint=_HINT)
+    return rows
+
+
+def _seconds(row: dict[str, Any], batch: int, where: str) -> float:
+    """Seconds of a step, however the row tells it."""
+    given = {k: _number(row[k], k, where) for k in _TOLD if row.get(k) not in (None, "")}
+    if "step_s" in given:
+        return given["step_s"]
+    if "samples_per_s" in given:
+        return batch / given["samples_per_s"]
+    if "epoch_s" in given and "samples" in given:
+        return given["epoch_s"] * batch / given["samples"]
+    raise InputError(f"{where} does not say how long it took", hint=_HINT)
+
+
+_TOLD = ("step_s", "samples_per_s", "epoch_s", "samples")
+
+
+def _number(value: Any, name: str, where: str) -> float:
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise InputError(f"`{name}` is `{value}` in {where}", hint="write a number above 0")
+    return found
+
 
 Array = NDArray[np.float64]
 FACTORS = ("compute", "host", "update", "talk", "alpha", "beta", "inside")

@@ -1,36 +1,164 @@
 """A plan's step predicted: lowered to a graph, simulated, and told in a few numbers.
 
-Prices are worked out once for many plans; each is then lowered and simulated. The interval holds
-80 % of measured steps of models that the framework's numbers were not fitted to.
+What would make a layout fit is found too: the change that costs the least time among those that do.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from foretell.cluster import Cluster
+from foretell.errors import ForetellError
 from foretell.graph import Kind, Phase
-from foretell.plan import Plan, check
+from foretell.plan import Plan, check, estimate
 from foretell.plan.check import RESOLVED, settled
 from foretell.plan.costs import Costs, costs
 from foretell.plan.framework import running
+from foretell.plan.group_graph import holding, in_flight, lower_groups
 from foretell.plan.layer_cost import LayerCost, layer_costs
-from foretell.plan.layer_ranges import is_apart
+from foretell.plan.layer_ranges import GroupCosts, is_apart, layer_ranges
 from foretell.plan.layouts import layouts
 from foretell.plan.lower import written
-from foretell.plan.lowering_context import Priced, priced
-from foretell.plan.place_costs import Prices
-from foretell.predict import groups
-from foretell.predict.places import held, played, spent
-from foretell.predict.remedy import remedy
+from foretell.plan.memory import ROUNDING, USABLE
+from foretell.plan.place_graph import Prices, constant, lower_places, peaks
+from foretell.plan.stage_ops import Priced, priced
+from foretell.plan.stage_placement import acts, places
 from foretell.simulate import Timeline, simulate
 from foretell.workload import Workload
 from foretell.workload.kernels import flops
+
+_MORE = {
+    "none": ("none", "selective", "full"),
+    "selective": ("selective", "full"),
+    "full": ("full",),
+}
+
+
+def remedy(plan: Plan, workload: Workload, cluster: Cluster) -> str:
+    """The cheapest change that fits, and what it costs; or by how much the best one still fails."""
+    tried = list(_candidates(plan, workload, cluster))
+    found = estimate(tried, workload, cluster)
+    fits = np.flatnonzero(found.missing == 0)
+    if len(fits):
+        best = int(fits[np.argmin(found.step[fits])])
+        return f"{_changes(plan, tried[best])} fits and takes {found.step[best]:.4g} s a step"
+    least = int(np.argmin(found.missing))
+    short = found.missing[least] / 2**30
+    return f"even {_changes(plan, tried[least])} is {short:.1f} GiB short; use more tp, pp or ranks"
+
+
+def _candidates(plan: Plan, workload: Workload, cluster: Cluster) -> Iterator[Plan]:
+    """Plans that hold less, the plan itself first."""
+    shards = range(plan.zero, 4) if plan.dp > 1 else (plan.zero,)
+    micros = sorted({max(plan.micro_batch >> k, 1) for k in range(8)}, reverse=True)
+    splits = (False, True) if plan.tp > 1 and not plan.sp else (plan.sp,)
+    hosts = (plan.offload,) if plan.offload else (False, True)
+    for zero, again, micro, sp, offload in product(
+        shards, _MORE[plan.recompute], micros, splits, hosts
+    ):
+        one = plan.but(zero=zero, recompute=again, micro_batch=micro, sp=sp, offload=offload)
+        try:
+            yield check(one, workload, cluster)
+        except ForetellError:
+            continue
+
+
+def _changes(before: Plan, after: Plan) -> str:
+    """The fields in which two plans differ, as a person writes them."""
+    names = [f.name for f in fields(Plan)]
+    differ = [n for n in names if getattr(before, n) != getattr(after, n)]
+    words = {True: "yes", False: "no"}
+    values = [getattr(after, n) for n in differ]
+    texts = [words[v] if isinstance(v, bool) else str(v) for v in values]
+    return ",".join(f"{n}={t}" for n, t in zip(differ, texts, strict=True)) or "as it is"
+
+
+def simulated_groups(
+    plan: Plan, workload: Workload, cluster: Cluster
+) -> tuple[Timeline, GroupCosts]:
+    """The step of a checked plan as it runs, and what it was priced by."""
+    costs = GroupCosts.of(plan, workload, cluster)
+    return simulate(lower_groups(plan, workload, cluster, costs)), costs
+
+
+def samples(plan: Plan, costs: GroupCosts) -> int:
+    """The most samples that a rank has in one micro-batch."""
+    found, batches = layer_ranges(plan, costs)
+    return -(-max(max(one.samples.values()) for one in found) // batches)
+
+
+def memory_of_groups(plan: Plan, costs: GroupCosts) -> tuple[float, float, dict[str, float]]:
+    """Bytes of the rank with the least room left, how many are missing there, and what they are."""
+    found, _ = layer_ranges(plan, costs)
+    ranks = sorted({rank for stretch in found for rank in stretch.ranks})
+    flying, program = in_flight(found), {"program": costs.run.profile.runtime}
+    each = [holding(found, costs, rank, flying) | program for rank in ranks]
+    most = [ROUNDING * sum(parts.values()) for parts in each]
+    devices = [costs.cluster.devices[rank] for rank in ranks]
+    over = [m - d.memory * USABLE for m, d in zip(most, devices, strict=True)]
+    worst = int(np.argmax(over))
+    return most[worst], max(over[worst], 0.0), each[worst]
+
+
+def simulated_places(plan: Plan, prices: Prices) -> Timeline:
+    """The step as it runs."""
+    return simulate(lower_places(plan, prices.workload, prices.cluster, prices))
+
+
+def memory_of_places(plan: Plan, prices: Prices) -> tuple[float, float, dict[str, float]]:
+    """Bytes of the rank with the least room left, how many are missing there, and what they are."""
+    cluster = prices.cluster
+    found = places(plan, prices.workload, cluster.size)
+    rows = acts(plan, found)
+    most = peaks(prices, found, rows)
+    over = [m - d.memory * USABLE for m, d in zip(most, cluster.devices, strict=False)]
+    worst = int(np.argmax(over))
+    trains = any(act.kind != "F" for row in rows for act in row)
+    weights = constant(prices, found, worst, trains=False)
+    rest = constant(prices, found, worst, trains=trains) - weights
+    parts = {"parameters": weights, "gradients and optimizer": rest}
+    parts["activations"] = most[worst] - weights - rest
+    return most[worst], max(over[worst], 0.0), parts
+
+
+def spent(timeline: Timeline) -> dict[str, float]:
+    """Seconds of the busiest rank by what they go into; they make the step."""
+    graph, took = timeline.graph, timeline.end - timeline.start
+    kernels = graph.kind == Kind.KERNEL
+    ranks = _ranks(timeline)
+    busy = [float(took[kernels & mine].sum()) for mine in ranks]
+    mine = ranks[int(np.argmax(busy))]
+    update = float(took[mine & (graph.phase == Phase.UPDATE)].sum())
+    compute = max(busy) - update
+    talk = float(took[mine & (graph.kind == Kind.COLLECTIVE)].sum())
+    rest = max(timeline.seconds - compute - update, 0.0)  # what messages do not hide behind work
+    return {
+        "compute_s": compute,
+        "exchange_s": 0.0,  # what a stage exchanges inside is in its compute
+        "reduce_s": min(talk, rest),
+        "update_s": update,
+        "idle_s": rest - talk if rest - talk > 1e-12 else 0.0,  # below that it is rounding
+    }
+
+
+def _ranks(timeline: Timeline) -> list[np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+    """Which tasks hold a lane of each rank: a sharded block counts for all of its ranks."""
+    graph = timeline.graph
+    lane_rank = graph.lanes.rank
+    out = []
+    for rank in np.unique(lane_rank).tolist():
+        mine = lane_rank[graph.lane] == rank
+        held_here = graph.held.task[lane_rank[graph.held.lane] == rank]
+        mine[held_here] = True
+        out.append(mine)
+    return out
+
 
 Rows = np.ndarray[Any, Any]
 FOUR_IN_FIVE = 1.2815515594457831  # standard deviations that hold 80 % of a normal distribution
@@ -142,24 +270,24 @@ def _advice(found: Priced) -> str:
 
 def _apart(plan: Plan, workload: Workload, cluster: Cluster) -> Prediction:
     """A checked plan whose ranks are priced one by one."""
-    timeline, priced = groups.played(plan, workload, cluster)
+    timeline, priced = simulated_groups(plan, workload, cluster)
     advice = "give the fullest rank fewer samples or layers"
     busy = utilisation(plan, workload, cluster, timeline.seconds)
-    share = _alone_share(plan, workload, cluster, groups.samples(plan, priced))
+    share = _alone_share(plan, workload, cluster, samples(plan, priced))
     sigma = spread(plan, cluster, workload, share)
-    return _told(plan, sigma, timeline, groups.held(plan, priced), advice, busy)
+    return _told(plan, sigma, timeline, memory_of_groups(plan, priced), advice, busy)
 
 
 def predict_placed(plan: Plan, prices: Prices) -> Prediction:
     """Predict a plan whose stages are placed one by one, at prices that are known."""
     workload, cluster = prices.workload, prices.cluster
     plan = check(plan, workload, cluster)
-    timeline = played(plan, prices)
+    timeline = simulated_places(plan, prices)
     advice = "let more stages recompute, or spread them wider"
     busy = utilisation(plan, workload, cluster, timeline.seconds) * _share(plan)
     share = _alone_share(plan, workload, cluster, plan.micro_batch)
     sigma = spread(plan, cluster, workload, share)
-    return _told(plan, sigma, timeline, held(plan, prices), advice, busy)
+    return _told(plan, sigma, timeline, memory_of_places(plan, prices), advice, busy)
 
 
 def _told(

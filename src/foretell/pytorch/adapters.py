@@ -29,7 +29,7 @@ from foretell.pytorch.deploy.apply import Deployed
 from foretell.pytorch.deploy.loop import in_own_loop, require_own_loop
 from foretell.pytorch.intake.request import Wanted
 from foretell.pytorch.profile.record import Recorder
-from foretell.pytorch.profile.write import write
+from foretell.pytorch.profile.run import write
 
 
 class Profiler:

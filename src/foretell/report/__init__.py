@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from foretell.errors import InputError
 
 if TYPE_CHECKING:
-    from foretell.report.content import Content, Line
+    from foretell.report.page import Content, Line
     from foretell.simulate.timeline import Timeline
 
 __all__ = ["write"]

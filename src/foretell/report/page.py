@@ -1,28 +1,215 @@
-"""One self-contained HTML page: no server, no network, opens from disk.
-
-The page's own code lies in `web/`; here its values are gathered and put in. Nothing of them becomes
-markup: they travel as one packed block, and the title as escaped text.
-"""
+"""One self-contained HTML page: timelines as columns, packed; no server, no network."""
 
 from __future__ import annotations
 
+import base64
 import itertools
+import json
 import re
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from foretell.graph.columns import COLUMNS, NONE, Array, LaneKind, word_of
 from foretell.io import write_atomically
-from foretell.report.content import Content, Line
-from foretell.report.differ import by_op
-from foretell.report.lines import columns
 from foretell.report.memory import curves
-from foretell.report.pack import packed
-from foretell.report.split import split
-from foretell.report.summary import sources, timeline_summary
-from foretell.simulate.timeline import Timeline
+from foretell.report.summary import (
+    GONE,
+    by_op,
+    changes,
+    gone,
+    origins,
+    sources,
+    split,
+    timeline_summary,
+)
+from foretell.simulate.timeline import WHY, Timeline, path_seconds
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """A timeline of a page; its step is `seconds` long and begins at `zero` of its clock."""
+
+    name: str
+    timeline: Timeline
+    zero: float = 0.0
+    seconds: float | None = None  # the timeline's own where it is not given
+    parts: Values | None = None  # where the step goes (→ foretell.report.summary)
+
+    @property
+    def inside(self) -> Timeline:
+        """The timeline from the step's begin on: what was done ahead of it is cut off."""
+        if not self.zero:
+            return self.timeline
+        whole = self.timeline
+        start, end = ((column - self.zero).clip(0.0) for column in (whole.start, whole.end))
+        return Timeline(whole.graph, start, end, whole.cause, whole.why)
+
+    @property
+    def step_s(self) -> float:
+        """The step time that is reported."""
+        return self.timeline.seconds if self.seconds is None else self.seconds
+
+
+@dataclass(frozen=True)
+class Content:
+    """The sections of a page; what is empty is not shown."""
+
+    title: str = "Report"
+    figures: Sequence[Values] = ()  # what, and seconds, bytes or text; low, high, gain, more
+    notes: Sequence[str] = ()
+    diagnosis: Values | None = None  # (→ foretell.survey.diagnosis)
+    advice: Values | None = None  # as `foretell advise --json` prints it
+    memory: Sequence[Values] = ()  # curves (→ foretell.report.memory)
+    oracle: Sequence[Values] = ()  # layouts (→ foretell.report.layouts)
+    plans: Sequence[Values] = ()  # (→ foretell.report.drawings)
+    schedules: Sequence[Values] = ()  # (→ foretell.report.drawings)
+
+
+TICKS = 2**31  # of a step: far finer than a pixel at any zoom that helps
+LONGEST = 240  # letters of a name: templates of kernels run to thousands
+_TEXTS = ("op", "name", "layer")
+
+
+def columns(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """Every timeline, each beside the one above it where they have tasks in common."""
+    found = [_columns(line) for line in lines]
+    for k in range(1, len(lines)):
+        before, after = lines[k - 1].timeline, lines[k].timeline
+        origin = origins(before.graph, after.graph)
+        if origin is None:
+            continue
+        found[k] |= {
+            "against": k - 1,
+            "origin": origin,
+            "change": changes(before, after, origin),
+        }
+        missing = gone(before.graph.size, origin)
+        above = found[k - 1]
+        above["change"] = np.where(missing, GONE, above["change"]).astype(np.uint8)
+    return found
+
+
+def _columns(line: Line) -> dict[str, Any]:
+    timeline, graph = line.timeline, line.timeline.graph
+    tick = (timeline.seconds or 1.0) / TICKS
+    texts, words = _words(timeline)
+    first = np.round(timeline.start / tick).astype(np.int64).clip(0)
+    last = np.round(timeline.end / tick).astype(np.int64).clip(0)
+    is_simulated = not timeline.is_measured
+    return {
+        "name": line.name,
+        "step_s": line.step_s,
+        "end_s": timeline.seconds,
+        "zero": line.zero,
+        "tick": tick,
+        "lanes": _lanes(timeline),
+        "words": words,
+        "kinds": _codes("kind"),
+        "phases": _codes("phase"),
+        "sources": _codes("source"),
+        "why": [WHY[k] for k in sorted(WHY)],
+        "start": first,
+        "length": last - first,
+        "lane": graph.lane.astype(np.int32),
+        "held": [graph.held.task, graph.held.lane],
+        "kind": graph.kind,
+        "phase": graph.phase,
+        "source": graph.source,
+        "op": texts["op"],
+        "title": texts["name"],
+        "layer": texts["layer"],
+        "cause": timeline.cause.astype(np.int32) if is_simulated else np.zeros(0, np.int32),
+        "because": timeline.why,
+        "path": timeline.critical_path() if is_simulated else np.zeros(0, np.int32),
+        "path_ops": _path_ops(line) if is_simulated else [],
+        "change": np.zeros(graph.size, np.uint8),
+        "origin": np.zeros(0, np.int32),
+        "against": NONE,
+    }
+
+
+def _path_ops(line: Line) -> list[tuple[str, float]]:
+    """What the critical path of the step is spent on; what came before it does not count."""
+    return list(path_seconds(line.inside, "op").items())[:15]
+
+
+def _words(timeline: Timeline) -> tuple[dict[str, Array], list[str]]:
+    """The text columns numbered anew, with only the words they use; 0 stays the empty one."""
+    graph = timeline.graph
+    used = np.unique(np.concatenate([[0], *(graph.column(c) for c in _TEXTS)])).astype(np.int64)
+    number = np.zeros(len(graph.names), np.int64)
+    number[used] = np.arange(len(used))
+    words = [graph.names[k][:LONGEST] for k in used.tolist()]
+    return {c: number[graph.column(c)] for c in _TEXTS}, words
+
+
+def _lanes(timeline: Timeline) -> list[dict[str, Any]]:
+    lanes, names = timeline.graph.lanes, timeline.graph.names
+    return [
+        {
+            "rank": int(lanes.rank[k]),
+            "name": names[int(lanes.name[k])],
+            "kind": word_of(LaneKind, lanes.kind[k]),
+        }
+        for k in range(len(lanes))
+    ]
+
+
+def _codes(column: str) -> list[str]:
+    words = COLUMNS[column].words
+    return [word_of(words, w) for w in words] if words else []
+
+
+_WHOLE = (np.uint8, np.uint16, np.uint32, np.int32)
+_LEVEL = 6  # of deflate: 9 takes four times as long for one per cent
+
+
+def packed(values: Any) -> str:
+    """Plain values, in which numpy arrays may stand anywhere, as text for a page."""
+    parts: list[bytes] = []
+    head = json.dumps(_placed(values, parts), allow_nan=False, separators=(",", ":")).encode()
+    start = 4 + len(head)
+    block = len(head).to_bytes(4, "little") + head + bytes(-start % 8) + b"".join(parts)
+    return base64.b64encode(zlib.compress(block, _LEVEL)).decode()
+
+
+def _placed(value: Any, parts: list[bytes]) -> Any:
+    """The value with every array put into `parts` and a pointer in its place."""
+    if isinstance(value, np.ndarray):
+        return _column(narrow(value), parts)
+    if isinstance(value, dict):
+        return {str(key): _placed(item, parts) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_placed(item, parts) for item in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _column(array: Array, parts: list[bytes]) -> dict[str, list[Any]]:
+    offset = sum(map(len, parts))
+    raw = array.astype(array.dtype.newbyteorder("<")).tobytes()
+    parts.append(raw + bytes(-len(raw) % 8))
+    return {"column": [f"{array.dtype.kind}{array.dtype.itemsize}", offset, len(array)]}
+
+
+def narrow(array: Array) -> Array:
+    """The same numbers in the narrowest type a browser has for them."""
+    if array.dtype.kind == "f":
+        return array.astype(np.float64)
+    low, high = (int(array.min()), int(array.max())) if len(array) else (0, 0)
+    for kind in _WHOLE:
+        if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
+            return array.astype(kind)
+    return array.astype(np.float64)
+
 
 # In the order they need each other.
 SCRIPTS = (

@@ -1,51 +1,145 @@
 """One search over parallel degrees, placement, schedule, memory, buckets and op fusion.
 
-    1  every layout of the degrees is priced in closed form, the best of each strategy simulated
-    2  blocks and recompute of the best pipelines are split by a dynamic program over stages and
-       memory (→ `.partition`); on unlike devices stages have meshes of their own (→ `.mixed`)
-    3  descent from the best of them, one change at a time (→ `.refine`)
-    4  where a data-parallel step could still be shorter, the methods of TAG and DisCo are asked:
-       uneven shares, ways to synchronise gradients, fused ops, buckets; what they find is changed
-       one thing at a time again
-
-Every plan is priced by the one evaluator (→ `foretell.search.evaluate`), so that the answer is
-never slower than that of any single planner. `.bound` says what no plan can be below, `.restrict`
-what may be chosen, `.reasons` why the answer is what it is.
+`--only` names the axes it is free in, `--fix` the fields that are set.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from foretell import spec
 from foretell.cluster import Cluster
-from foretell.errors import ForetellError, InfeasibleError, InputError
+from foretell.errors import ForetellError, InfeasibleError, InputError, unknown
 from foretell.graph.groups import ranks_of
 from foretell.plan import Plan
+from foretell.plan.costs import with_cuts
 from foretell.plan.framework import framework_of, resolved
-from foretell.plan.partition import with_cuts
+from foretell.plan.plan import OWN, segments
 from foretell.plan.unsupported import unsupported
 from foretell.predict import Prediction
-from foretell.search import mixed
-from foretell.search.bound import lower_bound
-from foretell.search.evaluate import repredicted
+from foretell.search import partition
+from foretell.search.bound import lower_bound, reasons
 from foretell.search.fusion.planner import FusionPlanner
+from foretell.search.kit import Planned, Planner, Progress, repredicted, silent
 from foretell.search.oracle.scale import per_node
-from foretell.search.oracle.space import Space, layouts, strategy
-from foretell.search.oracle.sweep import Swept, sweep
+from foretell.search.oracle.space import Space, Swept, layouts, strategy, sweep
 from foretell.search.partition import Mesh, Partitioner
 from foretell.search.placement.planner import PlacementPlanner
-from foretell.search.planner import Planned, Planner, Progress, silent
-from foretell.search.reasons import reasons
 from foretell.search.refine import Evaluator, Found, descend, neighbours, unsharded
-from foretell.search.restrict import Restriction
 from foretell.search.schedule.choose import searched
 from foretell.workload import Workload
+
+# Axis -> fields of a plan that it changes.
+AXES: dict[str, tuple[str, ...]] = {
+    "dp": ("dp",),
+    "tp": ("tp", "sp"),
+    "pp": ("pp", "layers", "segments"),
+    "cp": ("cp",),
+    "ep": ("ep", "etp"),
+    "spatial": ("spatial",),
+    "filter": ("filter",),
+    "channel": ("channel",),
+    "zero": ("zero", "shard"),
+    "recompute": ("recompute", "recompute_layers"),
+    "offload": ("offload",),
+    "batch": ("micro_batch",),
+    "schedule": ("schedule", "chunks", "actions"),
+    "buckets": ("bucket_mb", "buckets", "parts", "overlap", "update"),
+    "fusion": ("compile", "regions", "late", "optimizer_kernels"),
+    "sync": ("sync",),
+    "placement": ("placement", "shares", "groups", "stages"),
+}
+_FREE = ("dp", "batch")
+_SEARCHED = tuple(name for axis in AXES.values() for name in axis)
+_SET = ("bucket_mb", "overlap", "compile", "optimizer_kernels")  # as good as numerics once fixed
+_SAID = ("dp", "zero", "shard", "micro_batch", "global_batch", "chunks", "sp", "framework")
+_PLAIN = Plan()
+
+
+@dataclass(frozen=True)
+class Restriction:
+    """The axes that may change, and the fields that have a value."""
+
+    only: tuple[str, ...] = ()  # all where empty
+    fixed: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, only: str, fix: str) -> Restriction:
+        """What two texts ask for."""
+        axes = tuple(part.strip() for part in only.split(",") if part.strip())
+        for axis in axes:
+            if axis not in AXES:
+                raise unknown("axis of a search", axis, AXES)
+        given = spec.options(fix, where=fix) if fix else {}
+        plan = Plan.parse(fix) if fix else _PLAIN
+        names = {f.name for f in fields(Plan)} & set(given)
+        if len(names) < len(given):  # other programs' words: `fsdp=8` says dp, zero and shard
+            names |= {n for n in _SAID if getattr(plan, n) != getattr(_PLAIN, n)}
+        return cls(axes, {name: getattr(plan, name) for name in sorted(names)})
+
+    @cached_property
+    def held(self) -> dict[str, Any]:
+        """Fields that keep a value: those of axes that are not free, and those that are fixed."""
+        shut = [] if not self.only else [a for a in AXES if a not in (*self.only, *_FREE)]
+        out = {name: getattr(_PLAIN, name) for axis in shut for name in AXES[axis]}
+        return out | dict(self.fixed or {})
+
+    def is_free(self, axis: str) -> bool:
+        """Whether an axis may change at all."""
+        return not all(name in self.held for name in AXES[axis])
+
+    def filled(self, plan: Plan) -> Plan:
+        """A plan with the fixed fields that no layout is made of: numerics, buckets, framework."""
+        said = (self.fixed or {}).items()
+        more = {n: v for n, v in said if n not in _SEARCHED or n in _SET}
+        return plan.but(**more) if more else plan
+
+    def allows(self, plan: Plan, workload: Workload) -> bool:
+        """Whether a plan keeps to it."""
+        if not self.held:
+            return True
+        if not plan.segments:
+            return all(_same(plan, name, value) for name, value in self.held.items())
+        if not self.is_free("pp") or not self._segments_allowed(plan):
+            return False
+        rows = segments(plan, workload)
+        own = {n: v for n, v in self.held.items() if n in (*OWN, "dp")}
+        if self.held.get("pp", len(rows)) != len(rows):
+            return False
+        return all(_same(row.plan, name, value) for row in rows for name, value in own.items())
+
+    def _segments_allowed(self, plan: Plan) -> bool:
+        rest = ("layers", "segments", "pp", "dp", "micro_batch", *OWN)
+        return all(_same(plan, n, v) for n, v in self.held.items() if n not in rest)
+
+    def require_possible(self, ranks: int) -> None:
+        """Raise where fixed degrees do not divide the number of devices."""
+        fixed = self.fixed or {}
+        degrees = [fixed[n] for n in ("dp", "tp", "pp", "cp", "filter", "channel") if n in fixed]
+        product = 1
+        for degree in degrees:
+            product *= degree
+        if product and ranks % product:
+            raise InputError(
+                f"fixed degrees make {product} ranks, which do not divide {ranks} devices",
+                hint="their product divides the number of devices",
+            )
+
+
+def _same(plan: Plan, name: str, value: Any) -> bool:
+    if name == "sp" and plan.tp == 1:
+        return True
+    if name == "micro_batch" and not plan.micro_batch:
+        return bool(plan.global_batch == value * plan.dp)
+    return bool(getattr(plan, name) == value)
+
 
 ALTERNATIVES = 4  # next-best plans that an answer names
 STARTS = 5  # plans that a descent begins from
@@ -286,7 +380,7 @@ class _Search:
         o = self.options
         common = Plan(global_batch=self.batch, framework=o.framework, precision=o.precision)
         try:
-            offered = mixed.pipelines(
+            offered = partition.pipelines(
                 self.workload, self.cluster, self.within.filled(common), self._accepts
             )
         except ForetellError as error:
@@ -299,7 +393,7 @@ class _Search:
 
     def _fewer_devices(self) -> list[Found]:
         """The best layouts on the fastest kinds of device, or for energy on fewer nodes."""
-        every, found = mixed.kinds(self.cluster), []
+        every, found = partition.kinds(self.cluster), []
         parts = [
             tuple(rank for kind in every[:count] for rank in kind) for count in range(1, len(every))
         ]

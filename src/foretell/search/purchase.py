@@ -19,11 +19,10 @@ from typing import Any
 
 from foretell.cluster import Cluster
 from foretell.errors import ForetellError, InfeasibleError
-from foretell.plan.partition import with_cuts
+from foretell.plan.costs import with_cuts
 from foretell.predict import Prediction
-from foretell.search.oracle.choose import choose
 from foretell.search.oracle.scale import per_node
-from foretell.search.oracle.space import Space, layouts
+from foretell.search.oracle.space import Space, choose, layouts
 from foretell.workload import Workload
 
 DAY, HOUR = 86400.0, 3600.0

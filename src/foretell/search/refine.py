@@ -21,7 +21,7 @@ from foretell.plan import Plan
 from foretell.plan.check import settled
 from foretell.plan.framework import framework_of
 from foretell.plan.order import FAMILIES, ONE_CHUNK
-from foretell.plan.segments import Segment, blocks_of, segments, written
+from foretell.plan.plan import Segment, blocks_of, segments, written
 from foretell.predict import Prediction, predict_many
 from foretell.workload import Workload
 

@@ -18,7 +18,7 @@ from foretell.advise.advise import TRIED
 from foretell.baseline import why
 from foretell.cluster import Cluster
 from foretell.errors import InputError
-from foretell.report.pack import packed
+from foretell.report.page import packed
 from foretell.studio import views
 from foretell.studio.child import call
 from foretell.studio.desk import Desk, after, built, predicted
@@ -242,7 +242,7 @@ START = {"layers": 24, "hidden": 1024, "heads": 16}  # of sizes that have no def
 def choices() -> dict[str, Any]:
     """What the page offers to choose from."""
     from foretell.cluster import names as clusters
-    from foretell.cluster.preset import devices
+    from foretell.cluster.read import devices
     from foretell.workload.config import published
     from foretell.workload.models import FAMILIES, NAMED
 
@@ -279,8 +279,8 @@ def _sizes(name: str) -> list[dict[str, Any]]:
 def _field(name: str) -> dict[str, Any]:
     """A field of a plan: a number, a choice or a tick, and its plain value."""
     from foretell.plan import Plan
+    from foretell.plan.framework import PRECISIONS
     from foretell.plan.order import FAMILIES
-    from foretell.plan.precision import PRECISIONS
 
     default = getattr(Plan(), name)
     options: Sequence[str] = ()

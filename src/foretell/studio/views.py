@@ -12,10 +12,7 @@ from foretell.advise.advise import TRIED
 from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.report import words
-from foretell.report.content import Content, Line
-from foretell.report.lines import columns
-from foretell.report.pack import packed
-from foretell.report.page import numbers
+from foretell.report.page import Content, Line, columns, numbers, packed
 from foretell.simulate import Timeline, simulate
 from foretell.survey import Loaded, survey
 
@@ -76,8 +73,8 @@ def write(of: Step, loaded: Loaded, specs: Sequence[str], path: Path) -> None:
 def plan(workload: str, text: str, cluster: Cluster) -> str:
     """A plan predicted, drawn on its machines, with its pipeline schedule and timeline."""
     from foretell.plan import Plan
-    from foretell.report.plans import drawn
-    from foretell.search.evaluate import priced
+    from foretell.report.drawings import drawn_plan
+    from foretell.search.kit import priced
     from foretell.survey.inputs import Drawn
     from foretell.survey.planned import steps_of
     from foretell.workload import load
@@ -85,9 +82,9 @@ def plan(workload: str, text: str, cluster: Cluster) -> str:
     model = load(workload, files=False)
     found = priced(Plan.parse(text or "dp=1"), model, cluster)
     steps = [(name, simulate(graph)) for name, graph in steps_of(found.plan, model, cluster)]
-    picture = drawn(found.plan, workload, cluster)
+    picture = drawn_plan(found.plan, workload, cluster)
     if steps and found.plan.pp > 1 and not picture["schedule"]:
-        from foretell.report.schedules import pipeline
+        from foretell.report.drawings import pipeline
 
         picture["schedule"] = pipeline(steps[-1][1])
     told = survey(
@@ -180,7 +177,7 @@ def _swept(
 
 def planned(workload: str, cluster: Cluster, planner: str, tell: Tell) -> list[dict[str, Any]]:
     """What a planner finds, as `predict` prices it, and its baselines."""
-    from foretell.search.evaluate import repredicted
+    from foretell.search.kit import repredicted
     from foretell.workload import load
 
     model = load(workload, files=False)
@@ -211,7 +208,7 @@ def _rival(
 def allowed(planner: str) -> Any:
     """The planner a text names; its options that are files are refused: the page opens none."""
     from foretell import spec
-    from foretell.search.planners import parse
+    from foretell.search.kit import parse
 
     _, given = spec.split(planner)
     named = sorted({"resume", "start"} & set(given))

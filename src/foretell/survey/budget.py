@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from foretell.cluster.units import read
+from foretell.cluster.toml import read
 from foretell.errors import InputError
 from foretell.report import words
 

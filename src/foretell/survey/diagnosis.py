@@ -17,7 +17,7 @@ from foretell.advise import Advice, Counsel, Step
 from foretell.advise.advise import WORTH
 from foretell.baseline import shares
 from foretell.cluster import Cluster
-from foretell.cluster.device import Device
+from foretell.cluster.node import Device
 from foretell.errors import ForetellError
 from foretell.graph.columns import Array, Kind, Phase, word_of
 from foretell.graph.graph import Graph

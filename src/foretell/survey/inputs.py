@@ -145,7 +145,7 @@ class Place:
 
     def add(self, found: Drawn, plan: Plan, name: str, answer: Any = None) -> None:
         """Draw a plan; with machines and a model, its step too."""
-        from foretell.report.plans import drawn
+        from foretell.report.drawings import drawn_plan
         from foretell.survey.planned import gradient_bytes, steps_of
 
         sizes = None
@@ -153,7 +153,7 @@ class Place:
             sizes = gradient_bytes(plan, self.model, self.cluster)
             steps = steps_of(plan, self.model, self.cluster)
             found.timelines.extend((f"{name}: {what}", simulate(graph)) for what, graph in steps)
-        found.plans.append(drawn(plan, name, self.cluster, answer, sizes))
+        found.plans.append(drawn_plan(plan, name, self.cluster, answer, sizes))
 
 
 def drawings(asked: Inputs, cluster: Cluster | None = None, model: Model | None = None) -> Drawn:
@@ -170,11 +170,11 @@ def drawings(asked: Inputs, cluster: Cluster | None = None, model: Model | None 
 
 def _add(found: Drawn, value: Any, path: Path, place: Place) -> None:
     from foretell.plan import Plan
-    from foretell.report import layouts, schedules
+    from foretell.report import drawings, layouts
     from foretell.report.answers import Run, of
 
-    if schedules.is_schedule(value):
-        found.schedules.append(schedules.drawn(value, path.name))
+    if drawings.is_schedule(value):
+        found.schedules.append(drawings.drawn_schedule(value, path.name))
     elif isinstance(value, dict) and {"measured_s", "predicted_s"} <= set(value):
         run = of(value, Run, path.name)
         times = {"measured_s": run.measured_s, "predicted_s": run.predicted_s}
@@ -182,7 +182,7 @@ def _add(found: Drawn, value: Any, path: Path, place: Place) -> None:
     elif isinstance(value, dict) and "predicted_s" in value and isinstance(value.get("plan"), str):
         place.add(found, Plan.parse(value["plan"]), path.name, value)
     elif isinstance(value, dict) and "ndevs" in value:
-        found.schedules.append(schedules.drawn(_scheduled(value, path), path.name))
+        found.schedules.append(drawings.drawn_schedule(_scheduled(value, path), path.name))
     elif (rows := layouts.layouts(value, path.name)) is not None:
         found.oracle.append(rows)
     else:

@@ -7,9 +7,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from foretell.cluster.device import FORMATS, Device
+from foretell.cluster.node import FORMATS, Device
 from foretell.cost.aten import Kernel
-from foretell.cost.attention import visible
+from foretell.cost.kernel import visible
 from foretell.cost.shape import parse
 from foretell.graph.columns import NONE, Array, Dtype, Kind, Phase, word_of
 from foretell.graph.graph import Graph

@@ -16,7 +16,7 @@ from foretell.baseline import steady_seconds
 from foretell.errors import ForetellError
 from foretell.graph.graph import Graph
 from foretell.report import words
-from foretell.report.content import Content, Line
+from foretell.report.page import Content, Line
 from foretell.simulate import simulate
 from foretell.simulate.memory import peak_bytes as peak_of_buffers
 from foretell.survey.diagnosis import diagnose

@@ -15,8 +15,8 @@ from foretell.advise import Step
 from foretell.graph.build import replicate
 from foretell.graph.columns import NONE, Array
 from foretell.graph.graph import Graph
-from foretell.report.content import Line
-from foretell.report.split import split
+from foretell.report.page import Line
+from foretell.report.summary import split
 from foretell.simulate import Timeline, simulate
 
 ROW = 4  # steps in a row: the third is shown, what the host does for the fourth is seen beside it

@@ -22,7 +22,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from foretell.cost.aten import read
-from foretell.cost.constants import passes
+from foretell.cost.limits import passes
 from foretell.errors import InputError
 from foretell.graph.columns import Array, Dtype, Kind, Phase, word_of
 from foretell.graph.edit import Edit

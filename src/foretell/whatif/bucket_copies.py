@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from foretell.cluster.preset import devices
+from foretell.cluster.read import devices
 from foretell.graph.columns import NONE, Ids, Kind, Phase, WaitKind
 from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from foretell.cost.constants import passes
+from foretell.cost.limits import passes
 from foretell.graph.columns import NONE, Array, Kind, Phase
 from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph

@@ -21,10 +21,10 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from foretell.cluster.device import Device
+from foretell.cluster.node import Device
 from foretell.cost import kernel as kernels
 from foretell.cost.aten import read
-from foretell.cost.constants import passes
+from foretell.cost.limits import passes
 from foretell.cost.shape import parse, write
 from foretell.graph.columns import Array, Dtype, Kind, LaneKind, word_of
 from foretell.graph.edit import Edit

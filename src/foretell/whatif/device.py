@@ -16,8 +16,8 @@ from typing import ClassVar
 import numpy as np
 
 from foretell import portable
-from foretell.cluster.device import Device
-from foretell.cluster.preset import cables
+from foretell.cluster.node import Device
+from foretell.cluster.read import cables
 from foretell.cost import kernel as kernels
 from foretell.cost.aten import Kernel
 from foretell.graph.columns import Array, Dtype, Source, word_of

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from foretell.cluster.device import Device
+from foretell.cluster.node import Device
 from foretell.cost import kernel as kernels
 from foretell.cost.shape import write
 from foretell.graph.columns import Array, Dtype, Kind, Phase, word_of

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from foretell.cluster.device import Device
+from foretell.cluster.node import Device
 from foretell.cost import kernel as kernels
 from foretell.cost.shape import write
 from foretell.errors import InputError

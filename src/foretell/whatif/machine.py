@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from foretell.cluster.device import Device
-from foretell.cluster.preset import cables, devices, titled
+from foretell.cluster.node import Device
+from foretell.cluster.read import cables, devices, titled
 from foretell.errors import unknown
 from foretell.graph.graph import Graph
 from foretell.whatif.base import DoesNotApply, Setting

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from foretell.cluster.device import Device
+from foretell.cluster.node import Device
 from foretell.cost import kernel as kernels
 from foretell.cost.shape import write
 from foretell.graph.columns import Array, Dtype, Phase, word_of

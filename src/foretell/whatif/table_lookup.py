@@ -25,7 +25,7 @@ import numpy as np
 
 from foretell import portable
 from foretell.cost.aten import Call, is_call, is_cudnn_order, is_cudnn_transposed, read
-from foretell.cost.constants import passes
+from foretell.cost.limits import passes
 from foretell.cost.ratios import Times, Way, ratios, times
 from foretell.graph.columns import NONE, Array, Kind, Phase
 from foretell.graph.edit import Edit

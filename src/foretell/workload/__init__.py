@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.workload.load import load
 from foretell.workload.models import FAMILIES
-from foretell.workload.op import Exchange, Op, Tensor
-from foretell.workload.workload import Layer, Workload
+from foretell.workload.workload import Exchange, Layer, Op, Tensor, Workload
 
 if TYPE_CHECKING:
     from foretell.workload.captured import from_graph as from_graph

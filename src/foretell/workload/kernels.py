@@ -33,11 +33,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from foretell.cost.attention import visible
-from foretell.cost.constants import passes
-from foretell.cost.memory_bound import added_rows
+from foretell.cost.kernel import added_rows, visible
+from foretell.cost.limits import passes
 from foretell.errors import unknown
-from foretell.workload.op import BYTES, Number, Op, Sizes
+from foretell.workload.workload import BYTES, Number, Op, Sizes
 
 
 class Call(NamedTuple):

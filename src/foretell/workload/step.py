@@ -13,8 +13,7 @@ import numpy as np
 
 from foretell.graph import Builder, Graph
 from foretell.workload.kernels import Call, calls, turned
-from foretell.workload.op import BYTES, Number, Op, Sizes, holds
-from foretell.workload.workload import Layer, Workload
+from foretell.workload.workload import BYTES, Layer, Number, Op, Sizes, Workload, holds
 
 # What the optimizer moves of a parameter: gradient, weight and two moments read, three written.
 _ADAM = 28.0

@@ -14,11 +14,11 @@ pytest.importorskip("torch")
 
 from foretell.cli.run import _load, _predicted
 from foretell.cluster import Calibration
-from foretell.cluster.level import Message
+from foretell.cluster.levels import Message
 from foretell.cluster.read import load, loads
 from foretell.cluster.write import text as cluster_file
 from foretell.cost import collective, kernel
-from foretell.cost.timed import TimedOp, TimedOps
+from foretell.cost.measured import TimedOp, TimedOps
 from foretell.plan import Plan
 from foretell.predict import predict
 from foretell.pytorch.bench import timed

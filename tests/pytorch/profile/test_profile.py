@@ -19,7 +19,7 @@ from foretell.cli.main import foretell as command  # noqa: E402
 from foretell.errors import InputError  # noqa: E402
 from foretell.pytorch.intake.request import Wanted  # noqa: E402
 from foretell.pytorch.profile import profile  # noqa: E402
-from foretell.pytorch.profile.clock import Times  # noqa: E402
+from foretell.pytorch.profile.run import Times  # noqa: E402
 from foretell.trace import read  # noqa: E402
 
 FEW = Wanted(warmup=2, timed=6, traced=2)

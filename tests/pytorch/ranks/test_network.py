@@ -3,7 +3,7 @@
 import pytest
 
 from foretell.errors import InputError
-from foretell.pytorch.ranks.network import network
+from foretell.pytorch.ranks.wires import network
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,8 @@ from foretell.cluster import load
 from foretell.errors import InputError
 from foretell.pytorch.ranks import links
 from foretell.pytorch.ranks.machine import write_cluster, write_links
-from foretell.pytorch.ranks.network import network
 from foretell.pytorch.ranks.pool import Pool
-from foretell.pytorch.ranks.wires import Wires, refusal
+from foretell.pytorch.ranks.wires import Wires, network, refusal
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 WHY = refusal()

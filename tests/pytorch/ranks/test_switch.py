@@ -1,6 +1,6 @@
 """The switch: when a frame goes out."""
 
-from foretell.pytorch.ranks.switch import Switch
+from foretell.pytorch.ranks.wires import Switch
 
 A, B, C = b"\x02" * 6, b"\x04" * 6, b"\x06" * 6
 

@@ -4,8 +4,15 @@ import numpy as np
 from hypothesis import strategies as st
 
 from foretell.cluster import load as load_cluster
-from foretell.search.fusion.problem import BACKWARD, FORWARD, Gradient, Piece, Problem, edges_of
-from foretell.search.fusion.wire import Wire
+from foretell.search.fusion.problem import (
+    BACKWARD,
+    FORWARD,
+    Gradient,
+    Piece,
+    Problem,
+    Wire,
+    edges_of,
+)
 
 DEVICE = load_cluster("t4").devices[0]
 WORDS = ("add", "mul", "gelu", "layer_norm", "sum", "mm", "convolution_backward", "dropout", "relu")

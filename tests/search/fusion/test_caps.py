@@ -17,7 +17,7 @@ from foretell.search.fusion.caps import (
     sized,
 )
 from foretell.search.fusion.lanes import packed
-from foretell.search.fusion.wire import measured_wire
+from foretell.search.fusion.problem import measured_wire
 from tests.search.fusion.cases import wire
 
 MIB = 2**20

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from foretell.search.fusion import moves
 from foretell.search.fusion.disco import random_move
+from foretell.search.fusion.fused_step import lower
 from foretell.search.fusion.lanes import ends, packed, talk
-from foretell.search.fusion.lower import lower
 from foretell.search.fusion.score import Evaluator, best_buckets, buckets_of, own_buckets
-from foretell.search.fusion.state import unfused
+from foretell.search.fusion.state import put_off, unfused
 from foretell.simulate import simulate
 from tests.search.fusion.cases import chain, problems, wire
 
@@ -34,7 +33,7 @@ def wandered(problem, seed, steps=12):
 def test_lanes_give_what_the_simulator_gives(problem, seed, by_message, sharded, data):
     judge = Evaluator(problem, by_message, sharded)
     state = wandered(problem, seed)
-    late = [i for i in moves.put_off(problem)[0] if data.draw(st.booleans())]
+    late = [i for i in put_off(problem)[0] if data.draw(st.booleans())]
     order = data.draw(st.permutations(range(len(problem.gradients))))
     cut = data.draw(st.integers(1, len(order)))
     lists = [list(b) for b in (order[:cut], order[cut:]) if b]
@@ -115,7 +114,7 @@ def test_lanes_taken_up_in_the_middle_end_the_same():
 def test_a_late_gradient_leaves_last_and_others_earlier():
     problem = chain(["add", "mul", "add"], gradients=[(0, 1e6), (2, 1e6)])
     state = unfused(problem)
-    assert moves.put_off(problem) == [[2], [2]]  # op0 is read by others, so it stays where it is
+    assert put_off(problem) == [[2], [2]]  # op0 is read by others, so it stays where it is
     assert state.put_off([2]).order.tolist() == [0, 1, 2]
 
 

@@ -10,13 +10,22 @@ from hypothesis import strategies as st
 
 from foretell.errors import InputError
 from foretell.plan import Plan
-from foretell.search.fusion import legal, moves
 from foretell.search.fusion.baselines import like_inductor, like_xla
 from foretell.search.fusion.disco import random_move
-from foretell.search.fusion.plans import buckets_from, fusion_of, plan_of
+from foretell.search.fusion.fused_step import buckets_from, fusion_of, plan_of
 from foretell.search.fusion.problem import BACKWARD, FORWARD, Gradient, Problem, edges_of
 from foretell.search.fusion.score import Evaluator
-from foretell.search.fusion.state import fused, unfused
+from foretell.search.fusion.state import (
+    MOST,
+    copied_if_legal,
+    edge_fits,
+    fused,
+    merged_if_legal,
+    put_off,
+    require,
+    unfused,
+    why_not,
+)
 from tests.search.fusion.cases import DEVICE, chain, problems, wire
 from tests.search.fusion.test_evaluate import QUICK, wandered
 
@@ -28,7 +37,7 @@ def test_every_state_a_move_reaches_is_legal(problem, seed):
     for _ in range(12):
         moved = random_move(state, dice.choice(("copy", "merge")), dice)
         state = moved.fusion if moved else state
-    legal.require(state)
+    require(state)
     place = {int(g): k for k, g in enumerate(state.order)}
     assert len(place) == state.num_groups
     for s, t, is_copied in zip(problem.source, problem.target, state.copied, strict=True):
@@ -40,36 +49,36 @@ def test_every_state_a_move_reaches_is_legal(problem, seed):
 @given(problems())
 def test_baselines_are_legal_and_as_large_as_they_say(problem):
     for state in (like_xla(problem), like_inductor(problem)):
-        legal.require(state)
+        require(state)
         assert len(state.order) == state.num_groups == len(np.unique(state.group))
-        assert all(len(ops) <= legal.MOST for ops in state.members.values())
+        assert all(len(ops) <= MOST for ops in state.members.values())
     pairs = {(int(state.group[a]), int(state.group[b])) for a, b in _edges(problem)}
-    assert all(a == b or legal.merge(state, a, b) is None for a, b in pairs)  # none is left
+    assert all(a == b or merged_if_legal(state, a, b) is None for a, b in pairs)  # none is left
 
 
 @QUICK
 @given(problems())
 def test_the_compiled_greedy_fuses_pair_by_pair(problem):
     state, changed = unfused(problem), True
-    edges = [e for e in range(len(problem.source)) if legal.edge_fits(problem, e)]
+    edges = [e for e in range(len(problem.source)) if edge_fits(problem, e)]
     while changed:
         changed = False
         for e in sorted(edges, key=lambda e: (-problem.ops[problem.source[e]].bytes, e)):
             a, b = (int(state.group[i]) for i in (problem.source[e], problem.target[e]))
-            moved = legal.merge(state, a, b) if a != b else None
+            moved = merged_if_legal(state, a, b) if a != b else None
             state, changed = (state, changed) if moved is None else (moved, True)
     assert like_inductor(problem).group.tolist() == state.group.tolist()
 
 
 def _edges(problem):
-    fit = [e for e in range(len(problem.source)) if legal.edge_fits(problem, e)]
+    fit = [e for e in range(len(problem.source)) if edge_fits(problem, e)]
     return [(problem.source[e], problem.target[e]) for e in fit]
 
 
 @QUICK
 @given(problems(), st.integers(0, 999))
 def test_plans_read_back(problem, seed):
-    late = moves.put_off(problem)[0][:1]
+    late = put_off(problem)[0][:1]
     scored = Evaluator(problem).score(wandered(problem, seed).put_off(late))
     plan = plan_of(scored)
     assert list(plan.late) == [problem.ops[i].name for i in late]
@@ -85,10 +94,10 @@ def test_plans_read_back(problem, seed):
 def test_products_and_library_kernels_stay_alone():
     problem = chain(["mm", "add", "convolution_backward"])
     state = unfused(problem)
-    assert "never fused" in legal.why_not(state, 1, 2)
-    assert legal.merge(state, 0, 1) is None
+    assert "never fused" in why_not(state, 1, 2)
+    assert merged_if_legal(state, 0, 1) is None
     opened = Problem(**{**_fields(problem), "epilogue": True})
-    assert legal.merge(unfused(opened), 0, 1) is not None
+    assert merged_if_legal(unfused(opened), 0, 1) is not None
 
 
 def test_a_ring_is_refused():
@@ -97,9 +106,9 @@ def test_a_ring_is_refused():
     rows = [(0, 1, 0), (1, 2, 0), (0, 2, 0)]
     source, target, pattern = edges_of(rows)
     ringed = Problem(**{**_fields(problem), "source": source, "target": target, "pattern": pattern})
-    assert legal.merge(unfused(ringed), 0, 2) is None
+    assert merged_if_legal(unfused(ringed), 0, 2) is None
     with pytest.raises(InputError, match="waits for itself"):
-        legal.require(fused(ringed, [(0, 2)]))
+        require(fused(ringed, [(0, 2)]))
 
 
 def test_a_copy_breaks_no_ring_and_frees_the_maker():
@@ -107,7 +116,7 @@ def test_a_copy_breaks_no_ring_and_frees_the_maker():
     source, target, pattern = edges_of([(0, 1, 0), (1, 2, 0), (0, 2, 0)])
     ringed = Problem(**{**_fields(problem), "source": source, "target": target, "pattern": pattern})
     edge = next(e for e in range(3) if (source[e], target[e]) == (0, 2))
-    copied = legal.copy(unfused(ringed), edge)
+    copied = copied_if_legal(unfused(ringed), edge)
     assert copied is not None
     assert copied.order.tolist() == [0, 1, 2]
     assert not copied.is_dead(0)  # the product still reads it
@@ -115,7 +124,7 @@ def test_a_copy_breaks_no_ring_and_frees_the_maker():
 
 def test_an_op_whose_every_reader_has_a_copy_costs_nothing():
     problem = chain(["add", "add", "add"])
-    state = legal.copy(unfused(problem), 0)
+    state = copied_if_legal(unfused(problem), 0)
     assert state.is_dead(0)
     assert Evaluator(problem).prices.groups(state, [0]) == [0.0]
 
@@ -123,50 +132,50 @@ def test_an_op_whose_every_reader_has_a_copy_costs_nothing():
 def test_a_copy_reads_memory_never_another_copy():
     problem = chain(["add", "add", "add", "mul"])
     for first, second in ((0, 1), (1, 0), (1, 2), (2, 1)):
-        state = legal.copy(unfused(problem), first)
-        assert legal.copy(state, second) is None
+        state = copied_if_legal(unfused(problem), first)
+        assert copied_if_legal(state, second) is None
     both = unfused(problem).with_copy(0).with_copy(1)
     with pytest.raises(InputError, match="another copy"):
-        legal.require(both)
+        require(both)
 
 
 def test_random_numbers_are_not_drawn_twice():
     problem = chain(["dropout", "add"])
-    assert legal.copy(unfused(problem), 0) is None
-    assert legal.merge(unfused(problem), 0, 1) is not None
+    assert copied_if_legal(unfused(problem), 0) is None
+    assert merged_if_legal(unfused(problem), 0, 1) is not None
 
 
 def test_dear_ops_are_not_computed_for_every_reader_of_a_broadcast():
     problem = chain(["gelu", "add"])
     small = replace(problem.ops[0], elements=256.0, looped=256.0)
     wide = Problem(**{**_fields(problem), "ops": (small, problem.ops[1])})
-    assert not legal.edge_fits(wide, 0)
+    assert not edge_fits(wide, 0)
     cheap = Problem(**{**_fields(problem), "ops": (replace(small, word="add"), problem.ops[1])})
-    assert legal.edge_fits(cheap, 0)
+    assert edge_fits(cheap, 0)
 
 
 def test_a_kernel_has_so_many_ops():
     problem = chain(["add"] * 70)
     state = unfused(problem)
-    for i in range(1, legal.MOST):
-        state = legal.merge(state, 0, i)
-    assert legal.merge(state, 0, legal.MOST) is None
+    for i in range(1, MOST):
+        state = merged_if_legal(state, 0, i)
+    assert merged_if_legal(state, 0, MOST) is None
     with pytest.raises(InputError, match="64 at most"):
-        legal.require(fused(problem, [tuple(range(70))]))
+        require(fused(problem, [tuple(range(70))]))
 
 
 def test_forward_and_backward_are_compiled_apart_and_copies_mind_the_memory():
     problem = chain(["add", "add", "add"], side=FORWARD)
     ops = (*problem.ops[:2], replace(problem.ops[2], side=BACKWARD))
     both = Problem(**{**_fields(problem), "ops": ops})
-    assert legal.merge(unfused(both), 1, 2) is None
+    assert merged_if_legal(unfused(both), 1, 2) is None
     edge = 1  # op2 of the backward reads op1
     kept = unfused(both).held
-    copied = legal.copy(unfused(both), edge)
+    copied = copied_if_legal(unfused(both), edge)
     assert copied.held == kept  # what op1 reads is kept instead of op1
     larger = replace(ops[0], bytes=ops[0].bytes * 2)
     full = Problem(**{**_fields(both), "ops": (larger, *ops[1:]), "room": kept})
-    assert legal.copy(unfused(full), edge) is None
+    assert copied_if_legal(unfused(full), edge) is None
 
 
 def test_hand_written_mistakes_are_named():

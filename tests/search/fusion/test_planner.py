@@ -14,20 +14,16 @@ from foretell.cluster import load as machines
 from foretell.errors import InfeasibleError, InputError
 from foretell.graph import Builder
 from foretell.plan import read, save
-from foretell.search.evaluate import priced
 from foretell.search.fusion.baselines import baselines, hill_climb
-from foretell.search.fusion.bound import bounds
 from foretell.search.fusion.climb import Run, climb
 from foretell.search.fusion.disco import Backtrack, backtrack, begun
-from foretell.search.fusion.from_graph import from_graph
-from foretell.search.fusion.from_workload import Memory, from_workload
-from foretell.search.fusion.lower import lower
+from foretell.search.fusion.fused_step import lower, plan_of
+from foretell.search.fusion.ops import Memory, from_workload, problem_of_graph
 from foretell.search.fusion.planner import FusionPlanner
-from foretell.search.fusion.plans import plan_of
-from foretell.search.fusion.problem import BACKWARD
-from foretell.search.fusion.score import Evaluator
+from foretell.search.fusion.problem import BACKWARD, Wire
+from foretell.search.fusion.score import Evaluator, bounds
 from foretell.search.fusion.state import unfused
-from foretell.search.fusion.wire import Wire
+from foretell.search.kit import priced
 from foretell.simulate import simulate
 from foretell.workload import load
 from tests.search.fusion.cases import chain, problems
@@ -286,9 +282,9 @@ def test_a_captured_step_is_planned_by_the_names_of_its_parameters():
 
 def test_a_captured_step_without_gradients_is_refused():
     with pytest.raises(InputError, match="no gradients"):
-        from_graph(captured(("other",)), A)
+        problem_of_graph(captured(("other",)), A)
     empty = Builder()
     empty.lane("stream", kind="compute")
     empty.task(kind="host", lane=0)
     with pytest.raises(InputError, match="no kernels"):
-        from_graph(empty.graph(), A)
+        problem_of_graph(empty.graph(), A)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.plan.redistribute import Move, gather, reslice, rewrite
-from foretell.search.placement.classes import CUSTOM, SPLITS, classes, joins, unsplit
+from foretell.plan.group_graph import Move, gather, reslice, rewrite
+from foretell.search.placement.fleet import CUSTOM, SPLITS, classes, joins, unsplit
 from foretell.workload import load
 from foretell.workload.kernels import RULES
 

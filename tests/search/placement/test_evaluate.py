@@ -11,19 +11,22 @@ from foretell.cluster import load as machines
 from foretell.plan import Plan
 from foretell.plan import memory as plan_memory
 from foretell.predict import predict
-from foretell.search.placement import deal, shares, tasks
-from foretell.search.placement.baselines import drawn
-from foretell.search.placement.bound import bound
-from foretell.search.placement.evaluate import Evaluator, graph, memory
+from foretell.search.placement import deal, moves
+from foretell.search.placement.baselines import drawn, every
+from foretell.search.placement.evaluate import Evaluator, bound, graph, memory
 from foretell.search.placement.evaluate import shares as dealt_out
-from foretell.search.placement.exhaustive import every
-from foretell.search.placement.problem import ALL_REDUCE, MICROS, PS, SHARDED, SPLIT, problem
-from foretell.search.placement.space import (
+from foretell.search.placement.problem import (
+    ALL_REDUCE,
     EVEN,
+    MICROS,
+    PS,
+    SHARDED,
+    SPLIT,
     Action,
     Placement,
     actions,
     canonical,
+    problem,
     uniform,
 )
 from foretell.simulate import simulate
@@ -102,7 +105,7 @@ def test_data_parallel_is_compute_then_what_is_left_of_the_messages(vgg):
     t = vgg.tables
     each = -(-vgg.batch // 8)
     slowest = (t.forward[:, -1, each] + t.backward[:, -1, each]).max()
-    message = tasks.law(t.laws[0, 0], t.gradient.sum())
+    message = moves.law(t.laws[0, 0], t.gradient.sum())
     fused = uniform(vgg, Action(0, ALL_REDUCE), fuse=float("inf"), mode=EVEN)
     expected = slowest + message + t.update.sum(axis=1).max()
     assert Evaluator(vgg).seconds(fused) == pytest.approx(expected, rel=1e-6)
@@ -166,7 +169,7 @@ def test_whole_samples_are_dealt_out_as_well_as_can_be(ranks, batch, data):
         slopes
     )
     lines = (np.zeros(len(ranks)), np.array(slopes, float), np.array(ranks, float))
-    _, least = shares.ratios(*lines, batch)
+    _, least = deal.ratios(*lines, batch)
     assert least <= took + 1e-6
 
 

@@ -6,12 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretell.cluster import load as machines
-from foretell.plan.group_costs import Product, gathered
+from foretell.plan.layer_ranges import Product, gathered
 from foretell.search.placement import factors
 from foretell.search.placement.evaluate import Evaluator
 from foretell.search.placement.factors import Node, Wire, brute, closed_form, solve, value
-from foretell.search.placement.problem import ALL_REDUCE, FACTORS, problem
-from foretell.search.placement.space import Action, uniform
+from foretell.search.placement.problem import ALL_REDUCE, FACTORS, Action, problem, uniform
 from foretell.workload import load
 
 seconds = st.integers(0, 50).map(lambda n: n / 1000)

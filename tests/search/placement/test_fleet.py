@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from foretell.cluster import load as machines
 from foretell.errors import ForetellError
-from foretell.plan.grouped import units
-from foretell.search.placement.fleet import fleet
-from foretell.search.placement.group import grouped
+from foretell.plan.check import units
+from foretell.search.placement.fleet import fleet, grouped
 from foretell.workload import load
 from tests.search.placement.machines import mixed
 

@@ -9,8 +9,16 @@ import pytest
 from foretell.cluster import load as machines
 from foretell.predict import predict
 from foretell.search.placement.plans import plan_of, seconds_of
-from foretell.search.placement.problem import ALL_REDUCE, FACTORS, problem
-from foretell.search.placement.space import EVEN, Action, Placement, actions, uniform
+from foretell.search.placement.problem import (
+    ALL_REDUCE,
+    EVEN,
+    FACTORS,
+    Action,
+    Placement,
+    actions,
+    problem,
+    uniform,
+)
 from foretell.workload import load
 
 MODELS = ("vgg11:batch=8", "bert:layers=4,batch=2")

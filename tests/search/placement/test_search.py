@@ -10,17 +10,15 @@ from foretell.cluster import load as machines
 from foretell.errors import InfeasibleError, InputError
 from foretell.plan import Plan, lower, read, save
 from foretell.plan.unsupported import unsupported
-from foretell.search.placement import exhaustive, mix
-from foretell.search.placement.anneal import anneal
+from foretell.search.placement import baselines, mix
+from foretell.search.placement.anneal import anneal, polish
 from foretell.search.placement.baselines import BASELINES
 from foretell.search.placement.evaluate import Evaluator
 from foretell.search.placement.fleet import fleet
 from foretell.search.placement.mcts import Tree, even_chances, look_ahead
 from foretell.search.placement.planner import PlacementPlanner
 from foretell.search.placement.plans import plan_of, samples, seconds_of
-from foretell.search.placement.polish import polish
-from foretell.search.placement.problem import ALL_REDUCE, problem
-from foretell.search.placement.space import Action, uniform
+from foretell.search.placement.problem import ALL_REDUCE, Action, problem, uniform
 from foretell.simulate import simulate
 from foretell.workload import load
 from tests.search.placement.machines import mixed
@@ -76,9 +74,9 @@ def test_a_plan_is_priced_again_as_it_was_found(vgg, tmp_path):
 def test_the_exact_optimum_of_what_can_be_enumerated(folder):
     cluster = mixed(folder, each=1)
     small = problem(load("vgg11:batch=8"), cluster, most=2)
-    count = exhaustive.count(small)
-    assert 1000 < count <= exhaustive.MOST
-    _, best = exhaustive.best(Evaluator(small))
+    count = baselines.count(small)
+    assert 1000 < count <= baselines.MOST
+    _, best = baselines.best(Evaluator(small))
     on = Evaluator(small)
     start = uniform(small, Action(0, ALL_REDUCE))
     found, _ = anneal(on, start, 3000, 0)
@@ -260,8 +258,8 @@ def test_no_order_of_nodes_changes_anything(tmp_path):
 
 
 def test_tag_as_published_begins_at_data_parallelism_and_tells_64_blocks_apart():
+    from foretell.search.kit import silent
     from foretell.search.placement.planner import Tag
-    from foretell.search.planner import silent
 
     planner = Tag(playouts=6, groups=6)
     small = Evaluator(planner._problem(load("vgg11:batch=4"), machines("tag")))

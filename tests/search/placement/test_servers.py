@@ -9,15 +9,24 @@ from foretell.cluster import load as machines
 from foretell.errors import InputError
 from foretell.plan import lower
 from foretell.predict import predict
-from foretell.search.placement import exhaustive
-from foretell.search.placement.anneal import anneal
+from foretell.search.placement import baselines
+from foretell.search.placement.anneal import anneal, polish
 from foretell.search.placement.baselines import BASELINES
 from foretell.search.placement.evaluate import Evaluator, memory, settled
 from foretell.search.placement.mcts import Tree, even_chances
 from foretell.search.placement.plans import plan_of, seconds_of
-from foretell.search.placement.polish import polish
-from foretell.search.placement.problem import ALL_REDUCE, PS, SHARDED, problem
-from foretell.search.placement.space import EVEN, Action, Placement, canonical, text, uniform
+from foretell.search.placement.problem import (
+    ALL_REDUCE,
+    EVEN,
+    PS,
+    SHARDED,
+    Action,
+    Placement,
+    canonical,
+    problem,
+    text,
+    uniform,
+)
 from foretell.simulate import simulate
 from foretell.workload import load
 from tests.search.placement.machines import mixed
@@ -82,10 +91,10 @@ def test_the_tree_decides_who_serves(vgg):
 
 def test_all_of_a_small_instance_has_every_server(folder):
     small = problem(load("vgg11:batch=8"), mixed(folder, each=1), most=2)
-    some = {p.actions for p in exhaustive.every(small)}
+    some = {p.actions for p in baselines.every(small)}
     for row in product((0, 1), repeat=len(small.groups)):
         assert tuple(Action(0, PS, place) for place in row) in some
-    seconds = exhaustive.best(Evaluator(small))[1]
+    seconds = baselines.best(Evaluator(small))[1]
     assert seconds <= Evaluator(small).seconds(uniform(small, Action(0, PS)))
 
 

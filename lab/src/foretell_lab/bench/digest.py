@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from foretell.pytorch.bench.table import Row, load, load_header
-from foretell.pytorch.bench.work import work
+from foretell.pytorch.bench.case import work
+from foretell.pytorch.bench.sweep import Row, load, load_header
 from foretell_lab.bench import ratios
 
 Line = Sequence[str]

@@ -8,9 +8,15 @@ from typing import Any
 
 import click
 
-from foretell.cli.output import Command, answer, json_option, say, working
-from foretell.cli.pooled import ray_option
-from foretell.cli.stopping import terminated_as_stopped
+from foretell.cli.output import (
+    Command,
+    answer,
+    json_option,
+    ray_option,
+    say,
+    terminated_as_stopped,
+    working,
+)
 
 
 def _words(default: str, text: str, *names: str) -> Callable[[Command], Command]:
@@ -100,7 +106,7 @@ def _run_abroad(folder: Path, asked: Any, tell: Any, options: dict[str, Any]) ->
 
 def _configs(options: dict[str, Any]) -> list[Any]:
     from foretell.errors import InputError
-    from foretell.pytorch.ranks.network import network
+    from foretell.pytorch.ranks.wires import network
     from foretell_lab.emulation.table import Config
 
     ranks = [int(r) if r.isdecimal() else 0 for r in options["ranks"].split(",")]

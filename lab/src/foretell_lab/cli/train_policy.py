@@ -51,7 +51,7 @@ def command(
 
 def _trainer(seed: int) -> Any:
     from foretell.errors import InputError
-    from foretell.search.placement.policy.prior import WIDTHS
+    from foretell.search.placement.policy.net import WIDTHS
     from foretell.search.placement.policy.view import GUESS, PER_E
 
     try:
@@ -93,7 +93,7 @@ def _rounds(
     play: Callable[..., Any], tell: Callable[[str], None],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Games, a fit, weights written; until there are enough or the time is up."""
-    from foretell.search.placement.policy.prior import Learned
+    from foretell.search.placement.policy.net import Learned
     from foretell_lab.policy.expert import write
 
     (games, each, steps), (output, state) = sizes, paths

@@ -28,7 +28,7 @@ from foretell.pytorch.ranks.machine import (
     measure_machine,
     refused,
 )
-from foretell.pytorch.ranks.network import LOOPBACK, network
+from foretell.pytorch.ranks.wires import LOOPBACK, network
 from foretell_lab.emulation import passes, plans, table
 from foretell_lab.emulation.table import Config, Row
 

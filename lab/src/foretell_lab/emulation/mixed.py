@@ -22,8 +22,8 @@ from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.pytorch.ranks.links import measure_links
 from foretell.pytorch.ranks.machine import LOG
-from foretell.pytorch.ranks.network import network
 from foretell.pytorch.ranks.pool import Pool
+from foretell.pytorch.ranks.wires import network
 from foretell.simulate import simulate
 from foretell_lab.emulation import cpu, mixed_plans, table
 from foretell_lab.emulation.matrix import WORKER

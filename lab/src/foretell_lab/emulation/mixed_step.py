@@ -1,6 +1,6 @@
 """The graph of a step on ranks of unequal speed, from one rank by itself and what bench found.
 
-Any plan is runs of layers on ranks (→ foretell.plan.grouped); data parallelism is one run on all.
+Any plan is runs of layers on ranks (→ foretell.plan.check); data parallelism is one run on all.
 Work takes its core seconds times what a second costs the rank (`RankSpeed.stretch`, measured under
 its share of a core). Messages take what bench measured between these ranks, on these links, and
 core seconds of both ends besides: where a core is slow, those stand in the way of its work.
@@ -14,9 +14,8 @@ from typing import Any
 
 from foretell.graph import Builder, Graph
 from foretell.plan import Plan
-from foretell.plan.group_order import Action, orders
-from foretell.plan.grouped import agreed
-from foretell.plan.redistribute import reslice
+from foretell.plan.check import agreed
+from foretell.plan.group_graph import Action, orders, reslice
 from foretell.pytorch.deploy.layout import Layout, by_size
 from foretell_lab.emulation.mixed_parts import Piece, RankSpeed, parts
 from foretell_lab.emulation.pieces import Pieces, pieces

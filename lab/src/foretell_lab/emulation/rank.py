@@ -21,7 +21,7 @@ import torch.distributed as dist
 from foretell.plan import Plan
 from foretell.pytorch.deploy.apply import Deployed, deploy
 from foretell.pytorch.deploy.grouped import Groups
-from foretell.pytorch.deploy.notes import Notes
+from foretell.pytorch.deploy.step_log import Notes
 from foretell.pytorch.ranks import worker
 from foretell.pytorch.ranks.worker import Job, Jobs, burn
 from foretell_lab.emulation import models

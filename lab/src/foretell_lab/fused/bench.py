@@ -2,7 +2,7 @@
 
 A few hundred regions are made (half drawn at random, half cut from the small models), compiled and
 measured here, and what the shipped prices miss by is fitted by kind of cost (→
-`foretell.cost.fused_tune`). Errors are given before and after, the latter by fits that did not see
+`foretell.cost.fused`). Errors are given before and after, the latter by fits that did not see
 the reading.
 """
 
@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from foretell.cluster.device import Device
-from foretell.cluster.preset import devices
-from foretell.cost import fused_tune
+from foretell.cluster.node import Device
+from foretell.cluster.read import devices
+from foretell.cost import fused
 from foretell.cost.fused import fused_price
 from foretell.cost.fused_formula import one_core
 from foretell.errors import InputError
@@ -86,10 +86,10 @@ def _measured(chosen: list[Region], kind: str, seconds: float) -> Measured:
 def tuned(found: Measured, device: Device, path: Path) -> dict[str, Any]:
     """Fit the corrections, write them, and tell what they are worth."""
     priced = fused_price(found.regions, device).seconds
-    tuning = fused_tune.fitted(found.regions, found.seconds, priced, device)
-    fused_tune.write(tuning, path)
+    tuning = fused.fitted(found.regions, found.seconds, priced, device)
+    fused.write(tuning, path)
     before = float(np.median(np.abs(priced / found.seconds - 1)))
-    left = fused_tune.left_over(found.regions, found.seconds, priced, device)
+    left = fused.left_over(found.regions, found.seconds, priced, device)
     return {
         "fused": str(path),
         "fused_device": device.name,

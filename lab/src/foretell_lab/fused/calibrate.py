@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from foretell.cluster.device import Device
-from foretell.cluster.preset import devices
+from foretell.cluster.node import Device
+from foretell.cluster.read import devices
 from foretell.cost import fused_formula
-from foretell.cost.fused_regions import WEIGHT, Regions
-from foretell.cost.fused_traffic import WALKED, is_busy, walked
+from foretell.cost.fused_regions import WALKED, WEIGHT, Regions, is_busy, walked
 from foretell.cost.fusion_class import WORDS
 from foretell_lab.fused import data as fused_data
 from foretell_lab.fused.data import Measured

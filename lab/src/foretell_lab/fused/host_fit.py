@@ -13,13 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from foretell.cluster.device import Device
+from foretell.cluster.node import Device
 from foretell.cost import fused_host
 from foretell.cost.fused_formula import one_core
-from foretell.cost.fused_host import GUESS, WEIGHT
-from foretell.cost.fused_nests import NESTED, nested
-from foretell.cost.fused_regions import Regions
-from foretell.cost.fused_traffic import is_busy
+from foretell.cost.fused_host import GUESS, HOST_WEIGHT, NESTED, nested
+from foretell.cost.fused_regions import Regions, is_busy
 from foretell.cost.fusion_class import WORDS
 from foretell_lab.fused import data as fused_data
 from foretell_lab.fused.data import Measured
@@ -33,11 +31,11 @@ def fit(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Constants and operations by op that price the rows best."""
     regions = measured.regions.take(rows)
-    walk = torch.tensor(nested(regions, WEIGHT).region)
+    walk = torch.tensor(nested(regions, HOST_WEIGHT).region)
     counts = torch.tensor(places_by_op(regions))
     target = torch.tensor(measured.seconds[rows])
     guess, low, high = (torch.tensor(np.log(v)) for v in zip(*GUESS.values(), strict=True))
-    first = torch.tensor(np.log(WEIGHT))
+    first = torch.tensor(np.log(HOST_WEIGHT))
     values, heavy = torch.nn.Parameter(guess.clone()), torch.nn.Parameter(first.clone())
     optimizer = torch.optim.Adam([values, heavy], lr=0.04)
     for step in range(steps):
@@ -59,7 +57,7 @@ def fit(
 
 def places_by_op(regions: Regions) -> Any:
     """How many places each op visits in each region."""
-    visits = nested(regions, WEIGHT).node[:, 0] * is_busy(regions)
+    visits = nested(regions, HOST_WEIGHT).node[:, 0] * is_busy(regions)
     counts = np.zeros((len(regions), len(WORDS)))
     np.add.at(counts, (regions.region, regions.op), regions.looped * visits)
     return counts
@@ -77,7 +75,7 @@ def write(path: Path, measured: Measured | None = None) -> str:
     found, device = measured or fused_data.shipped("cpu"), one_core()
     rows = np.flatnonzero(~found.held_out)
     constants, weights = fit(device, found, rows)
-    by_op = np.array([weights.get(w, g) for w, g in zip(WORDS, WEIGHT, strict=True)])
+    by_op = np.array([weights.get(w, g) for w, g in zip(WORDS, HOST_WEIGHT, strict=True)])
     w = dict(zip(NESTED, nested(found.regions.take(rows), by_op).region.T, strict=True))
     priced = fused_host.total(fused_host.terms(device, w, constants), constants)
     apart = np.abs(np.log(priced / found.seconds[rows]))

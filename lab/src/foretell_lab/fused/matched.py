@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from foretell.cluster.device import Device
-from foretell.cluster.preset import devices
+from foretell.cluster.node import Device
+from foretell.cluster.read import devices
 from foretell.cost.fused_lower import Lowered, lowered
-from foretell.cost.fused_regions import Regions
-from foretell.cost.fused_traffic import WALKED, walked
+from foretell.cost.fused_regions import WALKED, Regions, walked
 from foretell_lab.fused.data import Measured
 
 _KNOWN = 0.5  # of a region's time at most, where the rest is taken for its only kernel's

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from foretell.cluster.device import Device
-from foretell.cluster.preset import devices
+from foretell.cluster.node import Device
+from foretell.cluster.read import devices
 from foretell.cost.fused import networks
 from foretell.cost.fused_formula import one_core
 from foretell.cost.fused_network import Features, features

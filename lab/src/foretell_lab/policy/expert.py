@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from foretell.search.placement.evaluate import Evaluator
 from foretell.search.placement.mcts import Array, Asked, by_seconds, look_ahead
-from foretell.search.placement.policy.prior import Learned
-from foretell.search.placement.space import Placement, actions
+from foretell.search.placement.policy.net import Learned
+from foretell.search.placement.problem import Placement, actions
 
 
 @dataclass

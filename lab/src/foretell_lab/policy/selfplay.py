@@ -19,10 +19,16 @@ from foretell.search.placement.anneal import anneal
 from foretell.search.placement.baselines import drawn
 from foretell.search.placement.evaluate import Evaluator
 from foretell.search.placement.mcts import Node, Tree
-from foretell.search.placement.policy.prior import Learned
+from foretell.search.placement.policy.net import Learned
 from foretell.search.placement.policy.view import Seen, view
-from foretell.search.placement.problem import ALL_REDUCE
-from foretell.search.placement.space import EVEN, Action, Placement, canonical, uniform
+from foretell.search.placement.problem import (
+    ALL_REDUCE,
+    EVEN,
+    Action,
+    Placement,
+    canonical,
+    uniform,
+)
 from foretell_lab.policy.expert import Expert
 from foretell_lab.policy.worlds import world
 

@@ -13,7 +13,7 @@ from torch_geometric.utils import scatter, softmax
 
 from foretell.errors import InputError
 from foretell.io import write_atomically
-from foretell.pytorch.capture.assume import first_line
+from foretell.pytorch.capture.values import first_line
 from foretell_lab.policy.network import Network, batch
 
 Tensor = Any

@@ -17,8 +17,7 @@ from foretell.cost.shape import write
 from foretell.graph import Builder, Graph
 from foretell.spec import Spec
 from foretell.workload.kernels import Call, calls, turned
-from foretell.workload.op import BYTES, Op, Tensor, holds
-from foretell.workload.workload import Layer, Workload
+from foretell.workload.workload import BYTES, Layer, Op, Tensor, Workload, holds
 
 # The operator that a host issues for a class of kernel; elementwise ones where none is named.
 _OPERATORS = {

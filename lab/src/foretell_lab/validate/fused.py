@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretell.cluster.preset import devices
+from foretell.cluster.read import devices
 from foretell.cost import fused_formula
 from foretell.cost.fused import fused_price
 from foretell.cost.fusion_class import KIND_CODE, KINDS

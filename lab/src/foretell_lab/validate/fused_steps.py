@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from foretell.cluster.preset import devices
+from foretell.cluster.read import devices
 from foretell.cost.fused import fused_price
 from foretell_lab.fused import data as fused_data
 

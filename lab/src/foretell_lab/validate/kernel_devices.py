@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 
-from foretell.cluster.device import Device
-from foretell.cluster.preset import devices
+from foretell.cluster.node import Device
+from foretell.cluster.read import devices
 
 # Names in truth/kernels that do not say their preset.
 _NAMES = {

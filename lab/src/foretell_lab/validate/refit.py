@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from foretell.cost import host, power
+from foretell.cost import host, limits
 from foretell.errors import InputError, unknown
 from foretell.plan import framework
 from foretell.report.words import table as text_table
@@ -46,14 +46,14 @@ class Constant:
     def value(self, table: str = "") -> float:
         """As it is now; of another table where one is named."""
         if self.file == "power":
-            return float(power.table()[table or self.table][self.key])
+            return float(limits.table()[table or self.table][self.key])
         found = float(getattr(framework.profiles()[table or self.table], self.key))
         return found or host.issued("other", False)  # 0: by kind of kernel; that of most of them
 
     def put(self, value: float) -> None:
         """Use another value in this process."""
         if self.file == "power":
-            power.table()[self.table][self.key] = value
+            limits.table()[self.table][self.key] = value
             return
         known, changes = framework.profiles(), cast("Any", {self.key: value})
         known[self.table] = replace(known[self.table], **changes)

@@ -1,18 +1,80 @@
-"""One thing to measure: an operator, a direction, a number format, a layout and sizes.
-
-A case is plain text through and through (`linear forward bf16 nk m=4096;n=768;k=768`), so that
-what was asked and what was found can be laid side by side on another machine without torch.
+"""One thing to measure: its operator and sizes, the least it must do, and what it takes to run
+it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from math import prod
+from typing import Any, TypeVar
 
-from foretell.errors import InputError
+import torch
+
+from foretell.errors import InputError, unknown
+
+T = TypeVar("T")
+Range = tuple[float, float]
+# Of 20 sizes: 11 multiples of 64, 5 of 8, 4 as they fall. The order spreads each over a prefix.
+_STEPS = (64, 64, 8, 64, 1, 64, 8, 64, 64, 1, 64, 8, 64, 8, 64, 1, 64, 64, 8, 1)
+
+
+def fill(count: int, *ranges: Range) -> Iterator[tuple[float, ...]]:
+    """`count` points, each size between the ends of its range, even in their logarithms."""
+    alphas = _alphas(len(ranges))
+    for i in range(1, count + 1):
+        at = [(0.5 + i * alpha) % 1.0 for alpha in alphas]
+        yield tuple(low * (high / low) ** x for x, (low, high) in zip(at, ranges, strict=True))
+
+
+def wholes(count: int, *ranges: Range) -> Iterator[tuple[int, ...]]:
+    """`fill` in whole numbers, snapped to the multiples that models use."""
+    for i, point in enumerate(fill(count, *ranges)):
+        yield tuple(snap(value, _STEPS[(i + 7 * j) % 20]) for j, value in enumerate(point))
+
+
+def snap(value: float, step: int) -> int:
+    """The nearest multiple of `step`; of a smaller power of two where the value is small."""
+    while step > 1 and value < 2 * step:
+        step //= 2
+    return max(1, round(value / step) * step)
+
+
+def one_of(options: Sequence[T], i: int) -> T:
+    """The i-th turn through weighted options: repeat an option to make it come more often."""
+    return options[int((0.5 + i * 0.6180339887498949) % 1.0 * len(options))]
+
+
+def sizes(count: int, low: float, high: float) -> list[int]:
+    """Element counts from low to high, even in logarithms and none a round power of two."""
+    return [round(value) // 4 * 4 for (value,) in fill(count, (low, high))]
+
+
+def dims(written: str) -> list[tuple[int, ...]]:
+    """`64x112 128x56` → [(64, 112), (128, 56)]."""
+    return [tuple(int(d) for d in each.split("x")) for each in written.split()]
+
+
+@cache
+def published(name: str) -> tuple[dict[str, str], ...]:
+    """Rows of a table of layers of published architectures."""
+    file = resources.files("foretell.pytorch.bench") / "published" / f"{name}.csv"
+    with file.open(encoding="utf-8") as lines:
+        rows = csv.DictReader(line for line in lines if not line.startswith("#"))
+        return tuple(dict(row) for row in rows)
+
+
+def _alphas(dims: int) -> list[float]:
+    root = 2.0
+    for _ in range(60):
+        root = (1 + root) ** (1 / (dims + 1))
+    return [root ** -(j + 1) for j in range(dims)]
+
 
 Size = int | str
-
 # Bytes of one element. `tf32` is fp32 in memory; fp32 means that tf32 is switched off.
 SIZES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "bool": 1}
 
@@ -95,3 +157,202 @@ def read_case(row: Mapping[str, str]) -> Case:
 
 def _is_whole(value: str) -> bool:
     return value.removeprefix("-").isdigit()
+
+
+# Whole tensors an op reads and writes at its full size, forward and backward.
+_PASSES = {
+    "batch_norm": (3, 5), "layer_norm": (2, 4), "rms_norm": (2, 4), "group_norm": (3, 5),
+    "softmax": (2, 3), "cross_entropy": (3, 3), "where": (2.25, 3), "masked_fill": (2.25, 3),
+    "add": (3, 3), "sub": (3, 3), "mul": (3, 3), "div": (3, 3), "add_": (3, 3), "mul_": (3, 3),
+    "addcmul_": (3, 3), "addcdiv_": (4, 4), "lerp_": (3, 3), "add_alpha_": (3, 3),
+    "zero_": (1, 1), "fill_": (1, 1), "sum": (1, 1), "mean": (1, 1), "amax": (1, 1),
+    "norm": (1, 1), "var": (1, 1), "argmax": (1, 1), "topk": (1, 1), "h2d": (1, 1), "d2h": (1, 1),
+    "exp": (2, 3), "dropout": (2.25, 2.25),
+}  # fmt: skip
+# Elements an optimizer reads and writes for each parameter, with the best implementation.
+_STATE = {"sgd": 3, "momentum": 5, "adam": 7, "adamw": 7, "adagrad": 5, "rmsprop": 5}
+_STATE |= {"clip_grad_norm": 3, "unscale": 2, "zero_grad": 1}
+
+
+@dataclass(frozen=True)
+class Work:
+    """Flop and bytes."""
+
+    flops: float
+    bytes: float
+
+
+def work(asked: Case) -> Work:
+    """The least work of a case."""
+    return _WORK.get(asked.op, _stream)(asked)
+
+
+def floor(asked: Case, rates: dict[str, float]) -> float:
+    """Seconds the case takes at least, at measured rates by format and `bytes`."""
+    least = work(asked)
+    return max(least.flops / rates.get(asked.dtype, rates["fp32"]), least.bytes / rates["bytes"])
+
+
+def held(asked: Case) -> float:
+    """Bytes of memory to reserve while it runs, workspace allowed for."""
+    return 3 * work(asked).bytes
+
+
+def _linear(asked: Case) -> Work:
+    b, m, n, k = asked.size("b", 1), asked["m"], asked["n"], asked["k"]
+    return Work(2.0 * b * m * n * k, float(b * (m * k + k * n + m * n) * asked.elements))
+
+
+def _conv(asked: Case) -> Work:
+    n, c, k, groups = asked["n"], asked["c"], asked["k"], asked["groups"]
+    filters = asked["r"] * asked["s"] * (asked["s"] if asked.op == "conv3d" else 1)
+    pixels = asked["h"] * asked["w"] * asked.size("t", 1)
+    steps = asked["stride"] ** (1 if asked["h"] == 1 else 2)
+    out = pixels * steps if asked.op == "convt2d" else max(1, pixels // steps)
+    products = pixels if asked.op == "convt2d" else out
+    flops = 2.0 * n * k * products * c / groups * filters
+    moved = n * c * pixels + n * k * out + k * c * filters // groups
+    return Work(flops, float(moved * asked.elements))
+
+
+def _attention(asked: Case) -> Work:
+    b, h, s, d = (asked[name] for name in "bhsd")
+    back = asked.direction == "backward"
+    flops = (10.0 if back else 4.0) * b * h * s * s * d / (2 if asked["causal"] else 1)
+    return Work(flops, float((8 if back else 4) * b * h * s * d * asked.elements))
+
+
+def _recurrent(asked: Case) -> Work:
+    s, b, n, layers = asked["s"], asked["b"], asked["n"], asked["layers"]
+    gates, back = (4 if asked.op == "lstm" else 3), (2 if asked.direction == "backward" else 1)
+    weights = 2 * gates * n * n * layers
+    return Work(
+        2.0 * s * b * weights * back, float((weights + 4 * s * b * n) * asked.elements * back)
+    )
+
+
+def _lookup(asked: Case) -> Work:
+    picked = asked["m"] * asked["n"] * asked.size("bag", 1)
+    table = asked["rows"] * asked["n"] if asked.direction == "backward" else 0
+    moved = (2 * picked + table) * asked.elements + 8 * asked["m"] * asked.size("bag", 1)
+    return Work(float(picked), float(moved))
+
+
+def _indexed(asked: Case) -> Work:
+    picked = asked["rows"] * asked["n"]
+    return Work(float(picked), float(picked * asked.elements * 3))
+
+
+def _step(asked: Case) -> Work:
+    if asked.layout == "none":
+        return Work(0.0, 0.0)
+    moved = _STATE[asked.op] * asked["total"] * asked.elements
+    return Work(float(moved), float(moved))
+
+
+def _pool(asked: Case) -> Work:
+    image = asked["n"] * asked["c"] * asked["h"] * asked["w"]
+    out = image * asked.size("times", 1) ** 2 // asked.size("stride", 1) ** 2
+    if "out" in dict(asked.shape):
+        out = asked["n"] * asked["c"] * asked["out"] ** 2
+    index = 8 * out if asked.op == "max_pool" else 0
+    return Work(float(image), float((image + out) * asked.elements + index))
+
+
+def _stream(asked: Case) -> Work:
+    elements = prod(v for k, v in asked.shape if isinstance(v, int) and k not in ("groups", "rows"))
+    passes = _PASSES.get(asked.op, (2, 3))[asked.direction == "backward"]
+    each = (
+        sum(SIZES[d] for d in asked.dtype.split(">")) / 2 if ">" in asked.dtype else asked.elements
+    )
+    moved = float(elements * passes * each)
+    return Work(moved, moved)
+
+
+_WORK: dict[str, Callable[[Case], Work]] = {
+    "linear": _linear, "bmm": _linear, "conv2d": _conv, "conv3d": _conv, "convt2d": _conv,
+    "attention": _attention, "lstm": _recurrent, "gru": _recurrent,
+    "embedding": _lookup, "embedding_bag": _lookup,
+    **dict.fromkeys(("index_select", "gather", "index_put", "scatter_add"), _indexed),
+    **dict.fromkeys(_STATE, _step),
+    **dict.fromkeys(("max_pool", "avg_pool", "adaptive_pool", "nearest", "bilinear"), _pool),
+}  # fmt: skip
+
+
+Tensor = Any
+DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "int64": torch.int64,
+    "bool": torch.bool,
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A case made ready: `run` issues it once."""
+
+    run: Callable[[], object]
+    fresh: Sequence[Tensor] = ()  # what the step has written just before
+    uses_engine: bool = False  # runs through the autograd engine, whose start is not the op's
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where tensors are made."""
+
+    device: Any
+
+    def randn(self, *dims: int, dtype: str = "fp32", grad: bool = False) -> Tensor:
+        """Random numbers: zeros would run faster than training does."""
+        made = torch.randn(dims, dtype=DTYPES[dtype], device=self.device)
+        return made.requires_grad_(grad)
+
+    def image(self, *dims: int, dtype: str, layout: str, grad: bool = False) -> Tensor:
+        """Random numbers with channels second, or last in memory."""
+        made = torch.randn(dims, dtype=DTYPES[dtype], device=self.device)
+        if layout == "nhwc":
+            last = torch.channels_last if len(dims) == 4 else torch.channels_last_3d
+            made = made.to(memory_format=last)
+        return made.requires_grad_(grad)
+
+    def whole(self, high: int, *dims: int) -> Tensor:
+        """Random whole numbers below `high`."""
+        return torch.randint(high, dims, device=self.device)
+
+    @property
+    def is_cuda(self) -> bool:
+        return str(self.device).startswith("cuda")
+
+
+Build = Callable[[Case, Place], Call]
+
+
+def forward_or_backward(
+    asked: Case, function: Callable[..., Tensor], inputs: Sequence[Tensor]
+) -> Call:
+    """A call of the function, or of the gradients of those inputs that want one."""
+    if asked.direction == "forward":
+        return Call(lambda: function(*inputs), fresh=_floating(inputs[:1]))
+    if asked.direction != "backward":
+        raise unknown("direction", asked.direction, ("forward", "backward"))
+    out = function(*inputs)
+    gradient = torch.randn_like(out)
+    wanted = [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad]
+    return Call(
+        lambda: torch.autograd.grad(out, wanted, gradient, retain_graph=True),
+        fresh=(gradient,),
+        uses_engine=True,
+    )
+
+
+def use_precision(dtype: str) -> None:
+    """Let fp32 matmuls and convolutions use tf32 or not, as a case asks."""
+    torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+    torch.backends.cudnn.allow_tf32 = dtype == "tf32"
+
+
+def _floating(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(t for t in tensors if isinstance(t, torch.Tensor) and t.is_floating_point())

@@ -19,8 +19,8 @@ from typing import Any
 
 from foretell.errors import ForetellError, InputError, unknown
 from foretell.io import write_text
-from foretell.pytorch.bench import table
 from foretell.pytorch.bench.case import Case, parse_case
+from foretell.pytorch.bench.sweep import Row, header_path, written
 
 _SKIPPED, _STARTED = ".skipped.txt", ".started.txt"
 _MARGIN, _SHARE = 12.0, 0.2  # seconds kept for the last profile to be read; of little time less
@@ -78,21 +78,22 @@ def _measure(asked: argparse.Namespace) -> None:
 
 def _measure_host(cases: list[Case], place: Any, budget: Any, log: _Log) -> None:
     """Everything that must be timed before a profiler runs, then what needs one."""
-    from foretell.pytorch.bench import host, launch, sweep
+    from foretell.pytorch.bench import host, sweep
     from foretell.pytorch.bench.clock import Measured
+    from foretell.pytorch.bench.host import kernel_rows, time_launches
 
     timed = host.time_chains(place, budget.part(0.5).ends)
-    launches = launch.time_launches(place)
+    launches = time_launches(place)
     issued = sweep.time_issue(cases, place, budget.part(0.75))
     log.all((c, Measured(math.nan, math.nan, 0, seconds)) for c, seconds in issued.items())
     log.all(launches)
     log.all(host.rows(place, timed))
-    log.all(launch.kernel_rows(place))
+    log.all(kernel_rows(place))
     log.all(host.rows(place, host.time_profiled(place, budget.ends), "profiled"))
 
 
 def _write_header(header: dict[str, Any], out: Path) -> None:
-    write_text(table.header_path(out), json.dumps(header, indent=1) + "\n")
+    write_text(header_path(out), json.dumps(header, indent=1) + "\n")
 
 
 def _cases(asked: argparse.Namespace) -> list[Case]:
@@ -152,7 +153,7 @@ class _Log:
             self._append(_SKIPPED, f"{asked}\t{found}\n")
         else:
             self.rows += 1
-            self._append("", table.written(table.Row(asked, **vars(found))))
+            self._append("", written(Row(asked, **vars(found))))
         if time.monotonic() - self._told > 20:
             self._told = time.monotonic()
             self.words(f"{self.rows} rows, {self.skipped} skipped\n")

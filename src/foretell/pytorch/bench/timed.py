@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from foretell.cost.kernel import class_of
-from foretell.cost.timed import TimedOp
+from foretell.cost.measured import TimedOp
 
 Tensor = Any
 Sizes = dict[str, float]

@@ -28,8 +28,7 @@ from foretell.graph import (
     edges,
 )
 from foretell.graph.columns import NONE, Array
-from foretell.pytorch.capture.ledger import Stay
-from foretell.pytorch.capture.record import Row
+from foretell.pytorch.capture.record import Row, Stay
 
 # Medians of H200 traces, rounded: between two queued kernels, and from a launch to its kernel.
 TURNAROUND, LATENCY = 1e-6, 1e-6

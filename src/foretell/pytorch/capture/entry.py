@@ -20,24 +20,14 @@ from typing import Any
 
 import torch
 
-from foretell.cluster.preset import devices
+from foretell.cluster.read import devices
 from foretell.errors import ForetellError, InputError, unknown
 from foretell.graph import BufferKind, Graph, Phase
 from foretell.graph.columns import NONE
 from foretell.pytorch.capture import gpu
-from foretell.pytorch.capture.assume import (
-    INSTEAD,
-    Assumed,
-    NeedsData,
-    Stopped,
-    first_line,
-    is_users,
-)
-from foretell.pytorch.capture.choices import CPU, chosen
 from foretell.pytorch.capture.compose import Formats, compose
-from foretell.pytorch.capture.ledger import BLOCK
-from foretell.pytorch.capture.pace import Pace
-from foretell.pytorch.capture.record import Recorder
+from foretell.pytorch.capture.gpu import ON_CPU, chosen
+from foretell.pytorch.capture.record import BLOCK, Pace, Recorder, workspace
 from foretell.pytorch.capture.step import (
     Given,
     Step,
@@ -49,8 +39,16 @@ from foretell.pytorch.capture.step import (
     settle,
     with_data,
 )
-from foretell.pytorch.capture.values import Values, seeded
-from foretell.pytorch.capture.workspace import workspace
+from foretell.pytorch.capture.values import (
+    INSTEAD,
+    Assumed,
+    NeedsData,
+    Stopped,
+    Values,
+    first_line,
+    is_users,
+    seeded,
+)
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _DEVICES = {"cuda": gpu.GPU, "cpu": gpu.CPU}
@@ -80,14 +78,14 @@ def capture(
 
     `autocast` (`bf16`, `fp16`) runs forward and loss in mixed precision. `tf32` lets fp32 matmuls
     and convolutions use it; unsaid, torch's own settings count. `share` answers for data that is
-    not there (→ `foretell.pytorch.capture.assume`). `on` names the device whose kernels are chosen;
+    not there (→ `foretell.pytorch.capture.values`). `on` names the device whose kernels are chosen;
     `on="cpu"` leaves the choice to torch, as it is made where no GPU is. `device="cpu"` makes fake
     CPU tensors where a GPU cannot be pretended. `progress` receives what is done, and the share of
     the capture that is. `real` makes model, batch, loss and optimizer with values, where those that
     are given have none (are on `meta`); it is asked only where the step depends on them.
     """
     given = Given(model, batch, loss, optimizer)
-    asked = _Asked(autocast, tf32, share, on, "cpu" if on == CPU else device, progress)
+    asked = _Asked(autocast, tf32, share, on, "cpu" if on == ON_CPU else device, progress)
     _arch(on)
     if autocast and autocast not in _AUTOCAST:
         raise unknown("autocast format", autocast, _AUTOCAST)
@@ -137,9 +135,9 @@ def _on_fakes(given: Given, asked: _Asked, place: torch.device, values: Values) 
 
 def _recorded(given: Given, asked: _Asked, place: torch.device, values: Values) -> Graph:
     """The graph of one step, recorded while it runs."""
-    arch = CPU if values.is_off else _arch(asked.on)
+    arch = ON_CPU if values.is_off else _arch(asked.on)
     recorder = Recorder({}, Assumed(asked.share, values=values), place, pace=Pace(asked.progress))
-    recorder.ledger.block = 1 if asked.on == CPU else BLOCK
+    recorder.ledger.block = 1 if asked.on == ON_CPU else BLOCK
     with recorder, chosen(arch, recorder.loss_begins):
         with torch.autograd.set_multithreading_enabled(False), _errors_explained(recorder):
             step = real_step(given) if values.is_off else _made(given, place, values.every)
@@ -165,10 +163,10 @@ def _place(device: str) -> torch.device:
 
 def _arch(on: str) -> str:
     known = devices()
-    if on == CPU:
-        return CPU
+    if on == ON_CPU:
+        return ON_CPU
     if on not in known:
-        raise unknown("device", on, [*known, CPU])
+        raise unknown("device", on, [*known, ON_CPU])
     return known[on].arch
 
 

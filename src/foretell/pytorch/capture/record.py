@@ -1,35 +1,161 @@
-"""Records every operator of a step as the dispatcher sees it: forward, loss, backward, optimizer.
+"""Records every operator of a step as the dispatcher sees it: forward, loss, backward,
+optimizer.
 
-An operator belongs to the innermost module that is running. A backward operator belongs to the
-autograd node that runs it, and that node to the forward operator that made it: both know the
-node's sequence number. Below autograd the number of a forward operator's own node is one less than
-the next to be given, and operators that make no node still see it: the first to show a number is
-the one that made the node.
+Who made each tensor, how long its memory lives, and which kernels run behind one operator.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretell.graph import BufferKind, Dtype, Phase
 from foretell.graph.columns import NONE
 from foretell.pytorch.capture import words
-from foretell.pytorch.capture.assume import Assumed
-from foretell.pytorch.capture.gpu import DEVICE_OF, alias_of
-from foretell.pytorch.capture.ledger import Ledger
-from foretell.pytorch.capture.pace import Pace
-from foretell.pytorch.capture.parts import Part, parts_of
+from foretell.pytorch.capture.gpu import DEVICE_OF, ON_CPU, alias_of
+from foretell.pytorch.capture.values import Assumed
+from foretell.pytorch.capture.words import bytes_of, conv_work, flops_of, moved_bytes
+
+BLOCK = 512  # bytes: PyTorch's allocator on CUDA hands out multiples of it
+
+
+@dataclass(slots=True)
+class Stay:
+    """Memory from one operator to another."""
+
+    bytes: float
+    born: int  # the operator that made it, NONE where it was there before
+    kind: BufferKind
+    name: str
+    dies: int = NONE  # the last operator recorded while it was there, NONE for good
+    maker: int = NONE  # the operator that wrote it last
+    weight: str = ""  # the parameter it is, or is a cast of
+
+
+@dataclass
+class Ledger:
+    """Every piece of device memory met so far, in the order it was met."""
+
+    stays: list[Stay] = field(default_factory=list)
+    block: int = BLOCK
+    now: int = NONE  # the last operator recorded
+    is_closed: bool = False  # what is given back from now on was there for good
+    _live: dict[int, Stay] = field(default_factory=dict)
+    _watch: dict[int, Any] = field(default_factory=dict)
+
+    def stay(self, tensor: torch.Tensor) -> Stay | None:
+        """What is known of a tensor's memory."""
+        return self._live.get(_plain(tensor).untyped_storage()._cdata)
+
+    def meet(self, tensor: torch.Tensor, born: int, kind: BufferKind, name: str) -> Stay:
+        """Enter a tensor's memory where it is not known yet."""
+        storage = _plain(tensor).untyped_storage()
+        key = storage._cdata
+        known = self._live.get(key)
+        if known is not None:
+            return known
+        size = -(-storage.nbytes() // self.block) * self.block
+        made = self._live[key] = Stay(float(size), born, kind, name, maker=born)
+        self._watch[key] = weakref.ref(storage, lambda _: self._forget(key))
+        self.stays.append(made)
+        return made
+
+    def claim(self, tensor: torch.Tensor, kind: BufferKind, name: str) -> None:
+        """Say what a tensor's memory turned out to be for."""
+        known = self.stay(tensor)
+        if known is not None:
+            known.kind, known.name = kind, name
+
+    def _forget(self, key: int) -> None:
+        gone = self._live.pop(key, None)
+        self._watch.pop(key, None)
+        if gone is not None and not self.is_closed:
+            gone.dies = max(self.now, 0)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor inside those that `torch.func` wraps around it, which have no memory."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+FORWARD, BACKWARD = 0.32, 0.96  # shares of a capture that are done when these passes are
+EVERY = 16  # operators between two words
+
+
+@dataclass
+class Pace:
+    """Told of every module and operator; says which share of the capture is done."""
+
+    progress: Callable[[str, float], None] = lambda words, share: None
+    modules: int = 0  # of the model
+    entered: int = 0
+    forward: int = 0  # operators of the forward pass
+
+    def enter(self) -> None:
+        """A module begins to run."""
+        self.entered += 1
+        of = max(self.modules, self.entered)
+        self.progress(f"forward, module {self.entered} of {of}", FORWARD * self.entered / of)
+
+    def note(self, phase: Phase, operators: int) -> None:
+        """So many operators have been written down."""
+        if phase in (Phase.FORWARD, Phase.LOSS):
+            self.forward = operators
+        elif operators % EVERY == 0:
+            done = min((operators - self.forward) / (2 * self.forward + 1), 1.0)
+            share = BACKWARD if phase == Phase.UPDATE else FORWARD + (BACKWARD - FORWARD) * done
+            self.progress(f"{phase.name.lower()}, {operators:,} operators", share)
+
+
+class Part(NamedTuple):
+    """One kernel: which of its operator's, and what it computes and moves."""
+
+    word: str
+    flops: float
+    bytes: float
+
+
+def parts_of(op: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Part, ...]:
+    """The kernels of an operator, in the order they are launched."""
+    if op == "convolution":
+        return _conv(inputs, outputs)
+    if op == "convolution_backward":
+        return _conv_backward(inputs, outputs)
+    return (Part("", flops_of(op, inputs, outputs), moved_bytes(op, inputs, outputs)),)
+
+
+def _conv(inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Part, ...]:
+    """cuDNN adds no bias: a kernel of its own does."""
+    out = outputs[0]
+    moved = bytes_of(inputs[0]) + bytes_of(inputs[1]) + bytes_of(out)
+    main = Part("conv", flops_of("convolution", inputs, outputs), moved)
+    if inputs[2] is None:
+        return (main,)
+    return (main, Part("bias", float(out.numel()), 2 * bytes_of(out)))
+
+
+def _conv_backward(inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Part, ...]:
+    grad, x, weight = inputs[:3]
+    wanted = inputs[10]
+    flops = conv_work(x, grad, weight, bool(inputs[7]))
+    moved = bytes_of(grad) + bytes_of(x) + bytes_of(weight)
+    every = (
+        Part("dgrad", flops, moved),
+        Part("wgrad", flops, moved),
+        Part("bias", float(grad.numel()), bytes_of(grad)),
+    )
+    return tuple(part for part, is_in in zip(every, wanted, strict=True) if is_in)
+
 
 # Operators that only reserve memory, and those that tell the host a number.
 _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
@@ -249,3 +375,17 @@ def _listed(inputs: Sequence[Any]) -> int:
     """How many tensors a list operator treats."""
     first = inputs[0] if inputs else None
     return len(first) if isinstance(first, (list, tuple)) and len(first) > 1 else 0
+
+
+# PyTorch documentation, CUDA semantics, cuBLAS workspaces: 32 MiB on Hopper and later, else 8.125.
+_LARGE, _SMALL = 32 * 2**20, 8519680
+_THREADS = 2
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+
+
+def workspace(rows: Sequence[Row], arch: str) -> list[Stay]:
+    """What cuBLAS holds where a step has matmuls."""
+    if arch == ON_CPU or not any(row.op in _PRODUCTS for row in rows):
+        return []
+    size = _LARGE if arch in ("hopper", "blackwell") else _SMALL
+    return [Stay(float(size), NONE, BufferKind.WORKSPACE, "cuBLAS") for _ in range(_THREADS)]

@@ -1,19 +1,11 @@
-"""Values behind fake tensors, so that code which asks for data gets an answer.
-
-A fake tensor has no data, but what a model computes from constants, random draws and the batch can
-be known all the same: the operator then runs a second time on real CPU tensors, and the result is
-kept on the fake one. Small tensors are always followed:
-
-    rates = [x.item() for x in torch.linspace(0, 0.1, 24)]
-
-With `every`, weights and batch have values too (→ `entry`), and each operator of the forward pass
-is followed: masks, routing, lengths and `.item()` are then those of a real step.
-"""
+"""Values behind fake tensors, known or assumed, so that code which asks for data gets an answer."""
 
 from __future__ import annotations
 
+import math
 import random
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,9 +13,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map_only
+
+from foretell.errors import InputError
+from foretell.pytorch.capture.recurrent import gradients
+from foretell.pytorch.capture.words import grouped_shape, inputs_of
 
 aten = torch.ops.aten
 SMALL = 1 << 18  # elements of a tensor that is followed without being asked for
@@ -242,4 +244,143 @@ ON_CPU: dict[Any, Callable[..., Any]] = {
     aten._scaled_dot_product_cudnn_attention.default: _attention(3, True),
     aten._fused_rms_norm.default: _rms_norm,
     aten._cudnn_rnn.default: _recurrent,
+}
+
+
+UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException)
+_LACKING = (UnsupportedFakeTensorException, UnsupportedOperatorException, NotImplementedError)
+_LINE = 240  # characters of another's message that are worth repeating
+INSTEAD = "run `foretell profile` on a GPU and give its trace to `foretell whatif`"
+
+
+@dataclass
+class Assumed:
+    """Runs operators; answers for data that is not there."""
+
+    share: float | None = None  # of elements that a mask picks
+    used: list[str] = field(default_factory=list)  # what was assumed, op and layer
+    values: Values = field(default_factory=Values)
+
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any], layer: str) -> Any:
+        """The result of an operator on fake tensors."""
+        if func is aten._local_scalar_dense.default:
+            number = self.values.number(args[0])
+            if number is not None:
+                return number
+        made = self._run(func, args, kwargs, layer)
+        self.values.follow(func, args, kwargs, made)
+        return made
+
+    def _run(self, func: Any, args: Any, kwargs: dict[str, Any], layer: str) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except UNKNOWN as error:
+            known = self.values.answer(func, args, kwargs)
+            if known is not None:
+                return known
+            if self.share is None or func not in _ANSWERS:
+                raise refused(func, layer, self.share) from error
+            self.used.append(f"{func._schema.name} in {layer or 'the model'}")
+            return _ANSWERS[func](self.share, func, *args, **kwargs)
+        except _LACKING as error:
+            known = self.values.answer(func, args, kwargs)
+            if known is not None:
+                return known
+            if func._schema.is_mutable and not func._schema.returns:
+                return None  # it only writes to what is there: nothing has to be worked out
+            if func is aten._cudnn_rnn_backward.default:
+                return gradients(func, *args)
+            raise unsupported(func, layer, error) from error
+        except RuntimeError:
+            if func is not aten._grouped_mm.default:
+                raise
+            # its fake form refuses the formats that its kernel computes one group at a time
+            dtype = kwargs.get("out_dtype") or args[0].dtype
+            return args[0].new_empty(grouped_shape(*inputs_of(func, args, kwargs)), dtype=dtype)
+
+
+class Stopped(InputError):
+    """A step that fake tensors without values cannot go on with."""
+
+
+class NeedsData(Stopped):
+    """A step that depends on data which is not there."""
+
+
+def refused(func: Any, layer: str, share: float | None) -> NeedsData:
+    """The result of an operator depends on data that a capture does not have."""
+    hint = "" if share is not None else "say what share of the elements masks pick (`share=0.25`), "
+    return NeedsData(
+        f"`{func}` at {place()}{_in(layer)} depends on the data, which a capture does not have",
+        hint=f"{hint}or {INSTEAD}",
+    )
+
+
+def unsupported(func: Any, layer: str, error: Exception) -> Stopped:
+    """An operator has no form for fake tensors."""
+    return Stopped(
+        f"`{func}` at {place()}{_in(layer)} cannot run on fake tensors: {first_line(error)}",
+        hint=f"register a fake form for it (torch.library.register_fake), or {INSTEAD}",
+    )
+
+
+def place() -> str:
+    """The innermost line of the user's own code on the stack."""
+    frames = [f for f in traceback.extract_stack() if is_users(f.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown line"
+
+
+def is_users(path: str) -> bool:
+    """Whether a file belongs neither to a framework nor to foretell nor to Python."""
+    inside = ("/site-packages/", "/foretell/pytorch/", "/foretell/cli/", "<frozen", "/lib/python")
+    return not any(part in path.replace("\\", "/") for part in inside)
+
+
+def _in(layer: str) -> str:
+    return f" in layer `{layer}`" if layer else ""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says before it goes into detail."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return line if len(line) <= _LINE else f"{line[:_LINE]}…"
+
+
+def _picked(share: float, tensor: Any) -> int:
+    return max(1, math.ceil(int(tensor.numel()) * share))
+
+
+def _nonzero(share: float, func: Any, mask: Any) -> Any:
+    size = (_picked(share, mask), mask.dim())
+    return torch.empty(size, dtype=torch.int64, device=mask.device)
+
+
+def _masked_select(share: float, func: Any, values: Any, mask: Any) -> Any:
+    return values.new_empty(_picked(share, torch.broadcast_tensors(values, mask)[0]))
+
+
+def _index(share: float, func: Any, values: Any, indices: Any) -> Any:
+    """Every mask among the indices as the places it picks."""
+    places: list[Any] = []
+    for index in indices:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            size = _picked(share, index)
+            places += [index.new_empty(size, dtype=torch.int64) for _ in range(index.dim())]
+        else:
+            places.append(index)
+    return func(values, places)
+
+
+def _number(share: float, func: Any, value: Any) -> Any:
+    if value.dtype is torch.bool:
+        return True
+    return 1.0 if value.is_floating_point() else 1
+
+
+_ANSWERS: dict[Any, Callable[..., Any]] = {
+    aten.nonzero.default: _nonzero,
+    aten.masked_select.default: _masked_select,
+    aten.index.Tensor: _index,
+    aten._local_scalar_dense.default: _number,
+    aten.equal.default: lambda share, func, a, b: True,
 }

@@ -19,28 +19,25 @@ import torch.distributed as dist
 
 from foretell.errors import InputError, unknown
 from foretell.plan import Plan
-from foretell.plan.grouped import spoken
+from foretell.plan.check import spoken
 from foretell.plan.unsupported import ModelFacts, require_runnable
 from foretell.pytorch.deploy import shard as fsdp
 from foretell.pytorch.deploy.actions import Pipeline
-from foretell.pytorch.deploy.agree import agree
 from foretell.pytorch.deploy.batch_norm import WORDS as BATCH_NORM
 from foretell.pytorch.deploy.batch_norm import norms, synchronize_norms
 from foretell.pytorch.deploy.blocks import Blocks
 from foretell.pytorch.deploy.buckets import broadcast_state, send_buffers, share_buffers
 from foretell.pytorch.deploy.channels import WHOLE, split_channels, split_parameters
-from foretell.pytorch.deploy.clip import clip
 from foretell.pytorch.deploy.collective import new_groups
 from foretell.pytorch.deploy.context import split_context
-from foretell.pytorch.deploy.ema import Ema
 from foretell.pytorch.deploy.experts import Dispatched, experts_of
 from foretell.pytorch.deploy.graph_split import GraphSplit, step_splits
 from foretell.pytorch.deploy.group_sync import Syncs
 from foretell.pytorch.deploy.grouped import Groups
 from foretell.pytorch.deploy.layout import Layout
-from foretell.pytorch.deploy.mesh import IMAGE, Places
+from foretell.pytorch.deploy.mesh import IMAGE, Places, agree
 from foretell.pytorch.deploy.messages import untouched
-from foretell.pytorch.deploy.optimizer import repoint, tuned
+from foretell.pytorch.deploy.optimizer import Ema, clip, repoint, tuned
 from foretell.pytorch.deploy.pipelined import (
     micro_batches,
     mixing,

@@ -30,8 +30,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from foretell.errors import InputError
-from foretell.pytorch.deploy.clip import owns
 from foretell.pytorch.deploy.collective import gathered
+from foretell.pytorch.deploy.optimizer import owns
 from foretell.pytorch.deploy.state import buffers
 
 Tensor = Any

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from foretell.errors import InputError
-from foretell.plan.grouped import Run
+from foretell.plan.check import Run
 from foretell.pytorch.deploy.factors import refusal
 from foretell.pytorch.deploy.sync import Sync, synchronize
 from foretell.pytorch.deploy.units import layers

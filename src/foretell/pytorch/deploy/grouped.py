@@ -1,7 +1,7 @@
 """Layers on ranks of their own: each rank runs the runs of layers it holds, on its own samples.
 
 Between two runs the activations of a micro-batch are cut where the samples of ranks begin and end,
-and each part goes to the rank that has it next (→ foretell.plan.redistribute); gradients go the
+and each part goes to the rank that has it next (→ foretell.plan.group_graph); gradients go the
 same way back. Both ends know the order of messages from the plan, so only shapes are negotiated,
 once. A run that is split has all samples on each of its ranks, and parts of its layers.
 """
@@ -19,11 +19,9 @@ import torch.distributed as dist
 
 from foretell.errors import InputError
 from foretell.plan import Plan
-from foretell.plan.group_order import Action, orders
-from foretell.plan.grouped import agreed, dealt_run, micro_batches, runs
-from foretell.plan.redistribute import Move, edges, handed
+from foretell.plan.check import agreed, dealt_run, micro_batches_of_groups, runs
+from foretell.plan.group_graph import Action, Move, edges, handed, orders
 from foretell.pytorch.deploy.actions import Ran
-from foretell.pytorch.deploy.agree import told
 from foretell.pytorch.deploy.batch_norm import norms, synchronize_norms
 from foretell.pytorch.deploy.channels import Part, split_all, split_parameters, whole_state
 from foretell.pytorch.deploy.collective import new_groups
@@ -36,6 +34,7 @@ from foretell.pytorch.deploy.group_sync import (
     tied,
     turns,
 )
+from foretell.pytorch.deploy.mesh import told
 from foretell.pytorch.deploy.messages import Meta, Post, differentiate, listed, tried
 from foretell.pytorch.deploy.precision import dtype_of
 
@@ -60,7 +59,7 @@ class Groups:
         self, plan: Plan, pieces: Sequence[Any], loss: Callable[[Any, Any], Any], device: Any
     ) -> None:
         self.plan, self.loss, self.device, self.rank = plan, loss, device, dist.get_rank()
-        self.runs, self.batches = runs(plan), micro_batches(plan)
+        self.runs, self.batches = runs(plan), micro_batches_of_groups(plan)
         self.batch = self.runs[0].batch
         self.is_split = [run.way == "split" for run in self.runs]
         self.modules = {q: pieces[q] for q, run in enumerate(self.runs) if self.rank in run.samples}

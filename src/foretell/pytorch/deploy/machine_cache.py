@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from foretell.cost.timed import TimedOp
+from foretell.cost.measured import TimedOp
 from foretell.pytorch.deploy import run_files
 
 SPREAD = tomllib.loads((Path(__file__).parent / "spread.toml").read_text())

@@ -1,12 +1,12 @@
-"""Who communicates with whom: a plan's axes over the ranks of a run.
-
-Ranks are numbered as plans number them (→ foretell.plan.process_groups): tensor innermost, pipeline
-outermost. A plan's `placement` says which rank of the run is which of those; of a cluster that it
-leaves ranks out of, the others are the run's, counted in order.
+"""Who communicates with whom: a plan's axes over ranks, and whether all ranks run the same
+thing.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +15,55 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from foretell.errors import InputError
 from foretell.plan import Plan
-from foretell.plan.process_groups import ORDER
+from foretell.plan.plan import ORDER
 from foretell.pytorch.deploy.collective import new_groups
+
+
+def fingerprint(plan: Plan, model: Any) -> str:
+    """The same on two ranks exactly when plan and parameters are: names, shapes and formats."""
+    rows = [
+        f"{n} {tuple(p.shape)} {p.dtype} {p.requires_grad}" for n, p in model.named_parameters()
+    ]
+    return hashlib.sha256("\n".join([str(plan), *rows]).encode()).hexdigest()[:16]
+
+
+def agree(plan: Plan, model: Any) -> bool:
+    """Raise on every rank, naming those that differ from most, unless all have one fingerprint.
+
+    Whether some ranks have made the model without values, on the meta device.
+    """
+    empty = any(p.is_meta for p in model.parameters())
+    mine = {"plan": str(plan), "print": fingerprint(plan, model), "empty": empty}
+    each: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(each, mine)
+    if len({e["print"] for e in each}) == 1:
+        return any(e["empty"] for e in each)
+    usual = Counter(e["print"] for e in each).most_common(1)[0][0]
+    odd = [r for r, e in enumerate(each) if e["print"] != usual]
+    most = next(e for e in each if e["print"] == usual)
+    what = "plan" if any(each[r]["plan"] != most["plan"] for r in odd) else "model"
+    raise InputError(
+        f"rank {', '.join(map(str, odd))} has another {what} than the others",
+        hint="every rank has to make the same model and read the same plan",
+    )
+
+
+def told(ranks: Sequence[int], found: Callable[[], Any], hint: str) -> Any:
+    """What the first of some ranks finds, on all there are; where it cannot, all raise its words.
+
+    The others of `ranks` do the same: what is split over them takes all.
+    """
+    box: list[Any] = [None, ""]
+    if dist.get_rank() in ranks:
+        try:
+            box[0] = found()
+        except InputError as error:
+            box[1] = error.message
+    dist.broadcast_object_list(box, src=ranks[0])
+    if box[1]:
+        raise InputError(box[1], hint=hint)
+    return box[0]
+
 
 IMAGE = ("height", "width", "depth")
 _COPIES = ("dp", "cp")  # axes along which parameters are the same

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from foretell.pytorch.deploy.clip import clip_norm
+from foretell.pytorch.deploy.optimizer import clip_norm
 
 Module = Any
 _TORCH = os.path.dirname(torch.__file__) + os.sep

@@ -22,7 +22,7 @@ from torch._functorch.partitioners import _extract_fwd_bwd_modules
 
 from foretell.errors import InputError
 from foretell.plan import Plan
-from foretell.plan.op_names import COPY
+from foretell.plan.file import COPY
 from foretell.pytorch.deploy.traced import TAG, is_backward, is_free, is_item
 
 Node = Any

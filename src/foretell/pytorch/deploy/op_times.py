@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.profiler import ProfilerActivity, profile
 
-from foretell.cluster.device import Device
+from foretell.cluster.node import Device
 from foretell.cost import kernel
 from foretell.plan.framework import Running
 from foretell.workload import Workload
 from foretell.workload.kernels import calls
-from foretell.workload.op import holds
+from foretell.workload.workload import holds
 
 STEPS = 3  # that are profiled: of each op the shortest counts, whatever else the machine did
 APART = 0.5  # of what was predicted: an op that differs by more parts

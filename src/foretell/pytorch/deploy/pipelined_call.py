@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_map
 
 from foretell.errors import InputError
-from foretell.pytorch.deploy.clip import STAGE
 from foretell.pytorch.deploy.forward_stages import Blocks, given_to, replaced
+from foretell.pytorch.deploy.optimizer import STAGE
 from foretell.pytorch.deploy.units import even_ends, size_of, units
 from foretell.pytorch.deploy.whole import own_numbers
 

@@ -22,12 +22,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from foretell.cluster.calibration import Calibration
-from foretell.cluster.cluster import Cluster
-from foretell.cluster.level import Message
-from foretell.cluster.preset import titled
-from foretell.cluster.read import load, loads
-from foretell.cost.timed import TimedOp, TimedOps
+from foretell.cluster.cluster import Calibration, Cluster
+from foretell.cluster.levels import Message
+from foretell.cluster.read import load, loads, titled
+from foretell.cost.measured import TimedOp, TimedOps
 from foretell.errors import ForetellError
 from foretell.plan import Plan, check
 from foretell.plan.framework import running

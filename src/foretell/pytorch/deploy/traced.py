@@ -1,7 +1,7 @@
 """A step as AOT autograd traces it, by the names a plan has for its ops; a plan compared with it.
 
 The trace has the operators that eager PyTorch runs, one node each, forward and backward in one
-graph, in the order they are issued: what `foretell.plan.op_names` counts.
+graph, in the order they are issued: what `foretell.plan.file` counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.fx.node import map_arg
 
 from foretell.errors import InputError, unknown
 from foretell.plan import Plan
-from foretell.plan.op_names import COPY, made_for, named_ops, numbered, parameter_print
+from foretell.plan.file import COPY, made_for, named_ops, numbered, parameter_print
 from foretell.pytorch.capture.words import inputs_of, op_word, shape_text
 
 Node = Any

@@ -220,8 +220,7 @@ class _Steps:
 
     def verify(self, asked: Asked, pulse: Heartbeat) -> dict[str, Any] | None:
         """Compare the plan's first steps with one process; nothing where that was done before."""
-        from foretell.pytorch.deploy.first_use import verified
-        from foretell.pytorch.deploy.verify import Case
+        from foretell.pytorch.deploy.verify import Case, verified
 
         def parts(step: int) -> list[Any]:
             return [self.part(step, at) for at in range(self.plan.dp)]
@@ -368,7 +367,7 @@ class _Steps:
         return {"pieces": rows[middle], "spent": [measured.spent_on(row) for row in rows]}
 
     def _pieces(self) -> list[Piece]:
-        from foretell.pytorch.deploy.notes import Notes
+        from foretell.pytorch.deploy.step_log import Notes
 
         inputs, target = self.batch(0)
         with Notes(self.deployed) as notes:

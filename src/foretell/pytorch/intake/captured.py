@@ -26,16 +26,14 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import _disable_current_modes
 
 from foretell import profile as marks
-from foretell.cluster.preset import devices
+from foretell.cluster.read import devices
 from foretell.graph import BufferKind, Phase, save
 from foretell.graph.columns import NONE
 from foretell.pytorch.capture import gpu, words
-from foretell.pytorch.capture.assume import Assumed
-from foretell.pytorch.capture.choices import CPU, chosen
 from foretell.pytorch.capture.compose import Formats, compose
-from foretell.pytorch.capture.ledger import Ledger
-from foretell.pytorch.capture.record import Recorder, is_work
-from foretell.pytorch.capture.workspace import workspace
+from foretell.pytorch.capture.gpu import ON_CPU, chosen
+from foretell.pytorch.capture.record import Ledger, Recorder, is_work, workspace
+from foretell.pytorch.capture.values import Assumed
 from foretell.pytorch.intake import fake
 from foretell.pytorch.intake.files import Journal
 from foretell.pytorch.intake.processes import watched_processes
@@ -122,7 +120,7 @@ class Capturing:
     def arch(self) -> str:
         """The architecture whose kernels are chosen."""
         on = self.request.options["on"]
-        return CPU if self.fakes is None or on == CPU else devices()[on].arch
+        return ON_CPU if self.fakes is None or on == ON_CPU else devices()[on].arch
 
     @contextmanager
     def open(self) -> Iterator[None]:

@@ -21,8 +21,7 @@ from foretell.pytorch.intake.processes import watched_processes
 from foretell.pytorch.intake.request import Request, is_description, is_rank, rank_and_world
 from foretell.pytorch.intake.watch import Watch
 from foretell.pytorch.profile.record import Recorder
-from foretell.pytorch.profile.script import trained_forever
-from foretell.pytorch.profile.write import write
+from foretell.pytorch.profile.run import trained_forever, write
 
 Leave = Callable[[dict[str, Any]], None]
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from foretell.pytorch.intake.request import Wanted
-from foretell.pytorch.profile.clock import Clock, Times
 from foretell.pytorch.profile.layers import Parents, named_layers
+from foretell.pytorch.profile.run import Clock, Times
 
 _SETTLE = 2  # steps a profiler is given before what it records counts
 _PATIENCE = 20.0  # seconds for warming up, and again for timing, where steps are slow

@@ -1,22 +1,143 @@
-"""Run a training script, time its steps as they are, then trace a few of them.
-
-What the profiler adds to a step is known from the two and can be taken off again. The script runs
-in a process of its own, one a rank; nothing here imports torch.
-"""
+"""A training script run: its steps timed as they are, then a few traced and written."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
+import runpy
+import shutil
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, BinaryIO
 
+import torch
+
+from foretell import profile as marks
 from foretell.errors import InputError
+from foretell.io import write_atomically
+from foretell.pytorch.capture.step import Step
 from foretell.pytorch.intake.launch import check, launch
 from foretell.pytorch.intake.request import Request, Script, Wanted
-from foretell.pytorch.profile.clock import Times
+from foretell.pytorch.script import ask
+from foretell.trace.words import MEASURED
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of steps: the middle one and, between them, the middle half."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, seconds: list[float]) -> Times:
+        ranked = sorted(seconds)
+        quarter = len(ranked) // 4
+        return cls(median(ranked), ranked[quarter], ranked[-1 - quarter])
+
+
+@dataclass
+class Clock:
+    """Notes the ends of steps; on a GPU by events, elsewhere by the host's clock."""
+
+    on_gpu: bool
+    ticks: list[Any] = field(default_factory=list)
+
+    def tick(self) -> None:
+        """A step has ended."""
+        if not self.on_gpu:
+            self.ticks.append(time.perf_counter())
+            return
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self.ticks.append(event)
+
+    def seconds(self) -> list[float]:
+        """Seconds of every step but the first, whose beginning was not noted."""
+        if self.on_gpu:
+            import torch
+
+            torch.cuda.synchronize()
+            pairs = zip(self.ticks, self.ticks[1:], strict=False)
+            return [a.elapsed_time(b) / 1e3 for a, b in pairs]
+        return [b - a for a, b in zip(self.ticks, self.ticks[1:], strict=False)]
+
+
+_HEAD = 64  # bytes in which the first brace stands
+
+
+def write(trace: Path, output: Path, measured: dict[str, Any]) -> None:
+    """Copy a trace, with one more key at its top, packed where the name says so."""
+    head = json.dumps({MEASURED: measured}).encode()[:-1] + b","
+
+    def copy(file: Any) -> None:
+        with open(trace, "rb") as source:
+            begin, _, rest = source.read(_HEAD).partition(b"{")
+            if begin.strip() or not rest:
+                raise InputError(f"the profiler wrote no trace but `{begin[:20]!r}`")
+            file.write(head + rest)
+            shutil.copyfileobj(source, file, 1 << 20)
+
+    def pack(file: BinaryIO) -> None:
+        with gzip.GzipFile("", "wb", 6, file) as packed:
+            copy(packed)
+
+    write_atomically(output, pack if output.suffix == ".gz" else copy)
+
+
+def trained_forever(path: Path, device: torch.device) -> None:
+    """Take the step that a script describes over and over."""
+    described = runpy.run_path(str(path), run_name="foretell_profile")
+    train = training_step(described, path, device)
+    while True:
+        with marks.step():
+            train()
+
+
+def training_step(names: Mapping[str, Any], path: Path, device: torch.device) -> Callable[[], None]:
+    """One step of what a description describes: forward, loss, backward, update."""
+    model = names["model"]()
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"`model()` of `{path}` made {type(model).__name__}, no torch.nn.Module")
+    model = model.to(device).train()
+    batch = moved(ask(names["batch"]), device)
+    make = names.get("optimizer")
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = make(trained) if make is not None else None
+    step = Step(model, batch, names.get("loss"), optimizer)
+
+    def train() -> None:
+        for p in trained if optimizer is None else ():
+            p.grad = None
+        if optimizer is not None:
+            optimizer.zero_grad(set_to_none=True)
+        step.run().backward()
+        if optimizer is not None:
+            optimizer.step()
+
+    return train
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """A batch on a device, whatever it is made of."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {k: moved(v, device) for k, v in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(moved(v, device) for v in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(moved(v, device) for v in batch)
+    return batch
+
 
 _FEWEST = 6  # steps of a script that are enough: one to warm up, two to time, three to trace
 

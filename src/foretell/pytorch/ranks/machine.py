@@ -22,10 +22,9 @@ from foretell.pytorch.ranks.links import (
     measure_links,
     this_machine,
 )
-from foretell.pytorch.ranks.network import LOOPBACK, Network, network
 from foretell.pytorch.ranks.pin import dealt
 from foretell.pytorch.ranks.pool import WORKER, Pool
-from foretell.pytorch.ranks.wires import refusal
+from foretell.pytorch.ranks.wires import LOOPBACK, Network, network, refusal
 
 MACHINE, LOG = "machine.json", "ranks.log"
 LINKS, CLUSTER = "links.csv", "cluster.toml"

@@ -20,9 +20,8 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from foretell.errors import InputError
-from foretell.pytorch.ranks.network import Network
 from foretell.pytorch.ranks.pin import dealt, kept_to
-from foretell.pytorch.ranks.wires import Wires
+from foretell.pytorch.ranks.wires import Network, Wires
 
 _START = 180.0  # seconds to import torch and meet, on a busy machine
 WORKER = "foretell.pytorch.ranks.worker"  # the module that every rank runs

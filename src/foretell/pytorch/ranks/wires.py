@@ -1,26 +1,169 @@
-"""Network namespaces, one a rank, joined by links with a rate and a delay; gone when done.
-
-Everything made here carries the process id in its name: what a killed process left behind is
-found by the next one and taken away. Rates are token buckets of the kernel (tbf), on both ends of
-each link.
-A delay needs netem, which many kernels lack, so those links run through a switch of our own on TAP
-devices (→ switch.py).
-"""
+"""Networks between local ranks: their names, network namespaces, and a switch that keeps delays."""
 
 from __future__ import annotations
 
+import fcntl
+import heapq
 import os
 import re
+import select
+import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from foretell.errors import InputError
-from foretell.pytorch.ranks.network import Network
+
+_RATE = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}  # bytes/s
+_TIME = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+LOOPBACK, VETH = "loopback", "veth"
+
+
+@dataclass(frozen=True)
+class Network:
+    """What every rank's link lets through."""
+
+    name: str
+    rates: tuple[float, ...] = ()  # bytes/s by rank; the last for all that follow; empty: no limit
+    delay: float = 0.0  # seconds, one way
+
+    @property
+    def wires(self) -> str:
+        """How it is built: `lo` not at all, `veth` by the kernel, `tap` by a switch of our own."""
+        if self.name == LOOPBACK:
+            return "lo"
+        return "tap" if self.delay else "veth"
+
+    def rate(self, rank: int) -> float:
+        """Bytes/s of one rank's link, 0 where there is no limit."""
+        return self.rates[min(rank, len(self.rates) - 1)] if self.rates else 0.0
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def network(text: str) -> Network:
+    """The network that a text stands for."""
+    name = text.strip().lower()
+    if name in (LOOPBACK, VETH):
+        return Network(name)
+    rates, _, delay = name.partition("~")
+    found = tuple(_amount(part, _RATE, text) for part in rates.split("+"))
+    return Network(name, found, _amount(delay, _TIME, text) if delay else 0.0)
+
+
+def _amount(part: str, units: dict[str, float], text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]+)", part.strip())
+    if match is None or match[2] not in units or not float(match[1]):
+        raise InputError(
+            f"`{part}` in the network `{text}` is none of {', '.join(units)}",
+            hint="write loopback, veth, 100mbit, 1gbit+100mbit or 100mbit~5ms",
+        )
+    return float(match[1]) * units[match[2]]
+
+
+_SET = 0x400454CA  # TUNSETIFF, linux/if_tun.h
+_TAP = 0x0002 | 0x1000  # IFF_TAP | IFF_NO_PI
+_LARGEST_FRAME = 16000  # bytes: fewer, larger frames cost this process less
+_QUEUE = 0.4  # seconds a frame may wait for its link before it is dropped, as tbf's latency
+
+
+class Switch:
+    """Ports with a rate each, one delay for all, and the frames under way."""
+
+    def __init__(self, ports: list[int], rates: list[float], delay: float) -> None:
+        self.ports, self.rates, self.delay = ports, rates, delay
+        self.up, self.down = [0.0] * len(ports), [0.0] * len(ports)  # when a link is free again
+        self.known: dict[bytes, int] = {}  # port by hardware address
+        self.waiting: list[tuple[float, int, int, bytes]] = []
+        self.count = 0
+
+    def take(self, port: int, frame: bytes, now: float) -> None:
+        """A frame has come in: when and where does it go out?"""
+        self.known[frame[6:12]] = port
+        sent = self._pass(self.up, port, len(frame), now)
+        to = self.known.get(frame[:6])
+        targets = [to] if to is not None else [p for p in range(len(self.ports)) if p != port]
+        for target in targets:
+            free = self._pass(self.down, target, len(frame), sent)
+            if free - now < self.delay + _QUEUE:
+                self.count += 1
+                heapq.heappush(self.waiting, (free + self.delay, self.count, target, frame))
+
+    def _pass(self, free: list[float], port: int, size: int, now: float) -> float:
+        rate = self.rates[port]
+        free[port] = max(free[port], now) + (size / rate if rate else 0.0)
+        return free[port]
+
+    def run(self) -> None:
+        """Forward until the process that started this is gone."""
+        where = {fd: port for port, fd in enumerate(self.ports)}
+        told = sys.stdin.fileno()
+        while True:
+            now = time.monotonic()
+            while self.waiting and self.waiting[0][0] <= now:
+                _, _, port, frame = heapq.heappop(self.waiting)
+                _write(self.ports[port], frame)
+            wait = max(0.0, self.waiting[0][0] - now) if self.waiting else 1.0
+            for fd in select.select([told, *self.ports], [], [], wait)[0]:
+                if fd == told:
+                    return
+                self._read(fd, where[fd])
+
+    def _read(self, fd: int, port: int) -> None:
+        for _ in range(16):  # then see to what is due
+            try:
+                frame = os.read(fd, _LARGEST_FRAME + 64)
+            except BlockingIOError:
+                return
+            self.take(port, frame, time.monotonic())
+
+
+def _write(fd: int, frame: bytes) -> None:
+    try:
+        os.write(fd, frame)
+    except OSError:
+        return  # the other end is down or full: a frame is lost, as on any wire
+
+
+def opened(tag: str, port: int) -> int:
+    """A TAP device in the namespace of a port, by its file."""
+    name = f"{tag}t{port}"
+    fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(fd, _SET, struct.pack("16sH22x", name.encode(), _TAP))
+    move = [
+        "ip",
+        "link",
+        "set",
+        name,
+        "netns",
+        f"{tag}{port}",
+        "name",
+        "eth0",
+        "mtu",
+        str(_LARGEST_FRAME),
+    ]
+    subprocess.run(move, check=True)
+    return fd
+
+
+def main(tag: str, rates: str, delay: str) -> None:
+    """Open the ports and forward."""
+    speeds = [float(r) for r in rates.split(",")]
+    switch = Switch([opened(tag, port) for port in range(len(speeds))], speeds, float(delay))
+    print("ready", flush=True)
+    switch.run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+
 
 _SUBNET = "10.99.0"
 _NAMED = re.compile(r"fl(\d+)[a-z]+\d*")
@@ -140,7 +283,7 @@ class Wires:
         for rank in range(self.ranks):
             _ip("netns", "add", self._space(rank))
         rates = ",".join(str(network.rate(rank)) for rank in range(self.ranks))
-        command = [sys.executable, "-m", "foretell.pytorch.ranks.switch", f"{self.tag}x", rates]
+        command = [sys.executable, "-m", "foretell.pytorch.ranks.wires", f"{self.tag}x", rates]
         self._switch = subprocess.Popen(
             [*command, str(network.delay)],
             stdin=subprocess.PIPE,  # never written to: it ends with us, and the switch with it

@@ -14,9 +14,8 @@ from typing import Any
 
 from foretell.errors import InputError
 from foretell.pytorch.deploy import run_files
-from foretell.pytorch.ranks.network import network
 from foretell.pytorch.ranks.pin import allowed
-from foretell.pytorch.ranks.wires import shaped_loopback
+from foretell.pytorch.ranks.wires import network, shaped_loopback
 
 _POLL = 0.2  # seconds between looks at how far they are
 _DONE = "done.json"

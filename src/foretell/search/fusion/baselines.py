@@ -22,12 +22,20 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from foretell.search.fusion import moves
 from foretell.search.fusion.lanes import greedy
-from foretell.search.fusion.legal import MOST, copy, edge_fits, merge
 from foretell.search.fusion.problem import Problem
 from foretell.search.fusion.score import Evaluator, Scored, own_buckets, sized_buckets
-from foretell.search.fusion.state import Fusion, fused, unfused
+from foretell.search.fusion.state import (
+    MOST,
+    Fusion,
+    copied_if_legal,
+    edge_fits,
+    fitting_edges,
+    fused,
+    merged_if_legal,
+    random_change,
+    unfused,
+)
 
 Whole = npt.NDArray[np.int64]
 
@@ -73,14 +81,14 @@ def hill_climb(
 ) -> Scored:
     """Single random changes from Inductor's fusion, each kept where the step is shorter."""
     problem, dice, began = judge.problem, random.Random(seed), time.process_time()
-    edges = moves.fitting_edges(problem)
+    edges = fitting_edges(problem)
     best, idle = judge.score(like_inductor(problem)), 0
     patience = 10 * len(edges)
     while judge.evaluations < evaluations and idle < patience:
         if time.process_time() - began > seconds:
             break
         idle += 1
-        moved = moves.random_change(best.fusion, edges, dice)
+        moved = random_change(best.fusion, edges, dice)
         if moved is not None:
             live = [g for g in moved.touched if moved.fusion.group[g] == g]
             found = judge.after(best, moved.fusion, live)
@@ -100,7 +108,13 @@ def like_xla(problem: Problem) -> Fusion:
             is_own = inside and not problem.ops[j].kept
             a, b = int(state.group[j]), int(state.group[i])
             same_side = problem.ops[i].side == problem.ops[j].side
-            moved = merge(state, a, b) if is_own else copy(state, edge) if same_side else None
+            moved = (
+                merged_if_legal(state, a, b)
+                if is_own
+                else copied_if_legal(state, edge)
+                if same_side
+                else None
+            )
             state = moved or state
     return state
 

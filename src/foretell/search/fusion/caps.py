@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell.search.fusion.lanes import packed, talk
-from foretell.search.fusion.wire import Wire
+from foretell.search.fusion.problem import Wire
 
 Array = npt.NDArray[np.float64]
 DEFAULT = (1.0, 25.0)  # MiB: DDP's first bucket and all others (torch.nn.parallel.distributed)

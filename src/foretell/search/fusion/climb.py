@@ -21,13 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from foretell.search.fusion import legal, moves
+from foretell.search.fusion import state
 from foretell.search.fusion.baselines import like_inductor, like_xla
-from foretell.search.fusion.bound import conditional
 from foretell.search.fusion.lanes import seconds
-from foretell.search.fusion.moves import Moved
-from foretell.search.fusion.score import Evaluator, Scored, buckets_of
-from foretell.search.fusion.state import Fusion
+from foretell.search.fusion.score import Evaluator, Scored, buckets_of, conditional
+from foretell.search.fusion.state import Fusion, Moved
 
 Progress = Callable[[float, float, int], None]  # best so far, bound, evaluations
 _CLOSE = 1e-4  # share of the step within which the bound counts as met
@@ -88,7 +86,7 @@ def climb(run: Run, *, seed: int = 0, start: Fusion | None = None, reorder: bool
     """The best way to fuse that is found within the limits of a run."""
     problem = run.judge.problem
     starts = [s for s in (start, like_inductor(problem), like_xla(problem)) if s]
-    edges = moves.fitting_edges(problem)
+    edges = state.fitting_edges(problem)
     ranked = sorted((run.see(run.judge.score(s)) for s in starts), key=lambda s: s.step)
     for scored in ranked:
         bundled(run, scored, edges)
@@ -168,7 +166,7 @@ def _offers(fusion: Fusion, edges: list[int]) -> Iterator[tuple[tuple[Any, ...],
         if (a, b) not in seen and problem.ops[i].side == problem.ops[j].side:
             seen.add((a, b))
             yield ("merge", *look), (i, j)
-        if not copied[e] and problem.kinds[i] in legal.CHEAP:
+        if not copied[e] and problem.kinds[i] in state.CHEAP:
             yield ("copy", *look), e
     for g, ops in fusion.members.items():
         for at, i in enumerate(ops):
@@ -206,8 +204,8 @@ def _moved(fusion: Fusion, what: str, place: Any) -> Moved | None:
     """One change in one place, if it is allowed."""
     if what == "merge":
         a, b = (int(fusion.group[i]) for i in place)
-        return moves.merge(fusion, a, b) if a != b else None
-    return moves.copy(fusion, place) if what == "copy" else moves.take_out(fusion, place)
+        return state.merge(fusion, a, b) if a != b else None
+    return state.copy(fusion, place) if what == "copy" else state.take_out(fusion, place)
 
 
 def done(judge: Evaluator, scored: Scored, bundle: Bundle) -> Scored | None:
@@ -227,7 +225,7 @@ def _everywhere(fusion: Fusion, bundle: Bundle) -> tuple[Fusion, set[int]]:
         touched |= _changed(fusion, draft, what, place)
     if not touched:
         return fusion, touched
-    if draft.is_ring_free and (what != "copy" or legal.holds_no_more(fusion, draft)):
+    if draft.is_ring_free and (what != "copy" or state.holds_no_more(fusion, draft)):
         return draft, touched
     touched = set()
     for place in bundle.places:
@@ -241,22 +239,22 @@ def _everywhere(fusion: Fusion, bundle: Bundle) -> tuple[Fusion, set[int]]:
 def _changed(fusion: Fusion, draft: Fusion, what: str, place: Any) -> set[int]:
     """One change made in place where it is allowed, rings left out; the groups it touches."""
     if what == "copy":
-        if not legal.may_copy(draft, place):
+        if not state.may_copy(draft, place):
             return set()
         draft.copied[place] = True
-        return set(moves.around(draft, place))
+        return set(state.around(draft, place))
     if what == "take out":
         rest = [o for o in draft.of(int(draft.group[place])) if o != place]
-        if not moves.may_leave(draft, place):
+        if not state.may_leave(draft, place):
             return set()
         draft.take_out_here(place)
-        return set(moves.apart(draft, place, rest))
+        return set(state.apart(draft, place, rest))
     a, b = (int(draft.group[i]) for i in place)
-    if a == b or legal.why_not(draft, a, b):
+    if a == b or state.why_not(draft, a, b):
         return set()
     draft.merge_here(a, b)
     own = int(draft.group[place[0]])
-    return {own, *moves.freed(fusion, draft, own)}
+    return {own, *state.freed(fusion, draft, own)}
 
 
 # Single changes.
@@ -267,7 +265,7 @@ def singly(run: Run, scored: Scored, edges: list[int], dice: random.Random) -> S
     idle, around = 0, _critical(run.judge, scored, edges)
     while not run.over() and idle < _PATIENCE and around:
         idle += 1
-        moved = moves.random_change(scored.fusion, around, dice)
+        moved = state.random_change(scored.fusion, around, dice)
         if moved is None or _is_hopeless(run, scored, moved):
             continue
         live = [g for g in moved.touched if moved.fusion.group[g] == g]
@@ -302,7 +300,7 @@ def _critical(judge: Evaluator, scored: Scored, edges: list[int]) -> list[int]:
 def put_off(run: Run, scored: Scored) -> Scored:
     """Gradients of weights behind all others: as many as help most, of two orders the better."""
     best = scored
-    for ops in moves.put_off(run.judge.problem):
+    for ops in state.put_off(run.judge.problem):
         for count in _counts(len(ops)):
             best = _better(run, best, scored.fusion.put_off(ops[:count]))
         near = int(best.fusion.late.sum())

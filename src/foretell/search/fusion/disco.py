@@ -29,11 +29,9 @@ import numpy as np
 
 from foretell.errors import InputError
 from foretell.io import read_json, write_text
-from foretell.search.fusion import moves
 from foretell.search.fusion.climb import Run
-from foretell.search.fusion.moves import Moved
 from foretell.search.fusion.score import Buckets, Evaluator, Scored, buckets_of, own_buckets
-from foretell.search.fusion.state import Fusion, fused, unfused
+from foretell.search.fusion.state import Fusion, Moved, copy, fused, merge, unfused
 
 METHODS = ("copy", "merge", "send")
 
@@ -148,9 +146,9 @@ def random_move(fusion: Fusion, method: str, dice: random.Random) -> Moved | Non
         return None
     j, edge = dice.choice(problem.reads[i])
     if method == "copy":
-        return moves.copy(fusion, edge)
+        return copy(fusion, edge)
     a, b = int(fusion.group[i]), int(fusion.group[j])
-    return moves.merge(fusion, a, b) if a != b else None
+    return merge(fusion, a, b) if a != b else None
 
 
 def _sent_together(scored: Scored, times: int, dice: random.Random) -> Buckets:

@@ -1,28 +1,303 @@
-"""A plan that fuses ops, predicted: the lanes of the search, simulated for what the plan says.
-
-What `foretell predict` prints for such a plan is what the planner that found it printed.
+"""A plan that fuses ops: written, read back, lowered to a graph, and predicted as every
+command does.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 from foretell.cluster import Cluster
-from foretell.errors import InputError
-from foretell.graph import Graph
+from foretell.errors import InputError, unknown
+from foretell.graph import Builder, Graph
 from foretell.plan import Plan
-from foretell.plan.op_names import COPY
-from foretell.predict.predict import FOUR_IN_FIVE, Prediction, utilisation
-from foretell.search.fusion.from_graph import from_graph
-from foretell.search.fusion.from_workload import Memory, from_workload
-from foretell.search.fusion.lower import lower
-from foretell.search.fusion.plans import buckets_from, fusion_of
-from foretell.search.fusion.problem import Problem
-from foretell.search.fusion.score import Evaluator, Scored
-from foretell.search.fusion.steps import eager_plan, referred, run_of, scale_of, workload_of
+from foretell.plan.file import COPY, named_ops
+from foretell.plan.framework import Running, resolved, running
+from foretell.plan.memory import room
+from foretell.predict.predict import FOUR_IN_FIVE, Prediction, predict, utilisation
+from foretell.search.fusion.baselines import ddp
+from foretell.search.fusion.lanes import seconds
+from foretell.search.fusion.ops import Memory, from_workload, problem_of_graph
+from foretell.search.fusion.problem import Problem, Reference
+from foretell.search.fusion.score import Buckets, Evaluator, Scored, buckets_of
+from foretell.search.fusion.state import Fusion, edge_fits, fused, require, unfused
 from foretell.simulate import simulate
 from foretell.workload import Workload
+from foretell.workload.captured import from_graph
+
+
+def lower(judge: Evaluator, scored: Scored, stretch: float = 1.0) -> Graph:
+    """One step: groups on a stream, messages on the wire, updates behind them.
+
+    With `stretch` every task takes so many times what the lanes of the search give it.
+    """
+    make = Builder()
+    lanes = make.lane("compute", kind="compute"), make.lane("wire", kind="comm")
+    there = _gathers(make, lanes[1], judge, scored)
+    if scored.before:
+        make.task(
+            kind="kernel", op="fused", name="micro-batches before the last", lane=lanes[0],
+            seconds=scored.before, phase="forward",
+        )  # fmt: skip
+        there = {}  # parameters were there for the first of them
+    task = _groups(make, lanes[0], scored, there)
+    _messages(make, lanes, judge, scored, task)
+    problem = judge.problem
+    graph = make.graph(workload=problem.model, ranks=problem.wire.ranks)
+    if stretch == 1.0:
+        return graph
+    with graph.edit() as edit:
+        edit.scale(edit.select(), stretch)
+    return edit.graph
+
+
+def _gathers(make: Builder, wire: int, judge: Evaluator, scored: Scored) -> dict[int, int]:
+    """Parameters that come while the forward runs; for each group the last message it waits for."""
+    problem, there = judge.problem, dict[int, int]()
+    for bucket in scored.gathers.lists() if scored.gathers else []:
+        size = float(problem.sizes[bucket].sum())
+        message = make.task(
+            kind="collective", op="all_gather", name=_named(scored, bucket), lane=wire,
+            seconds=float(seconds(size, problem.wire.halves[1])), comm_bytes=size,
+            group=f"0-{problem.wire.ranks - 1}", phase="communicate",
+        )  # fmt: skip
+        there |= dict.fromkeys(scored.fusion.group[problem.used[bucket]].tolist(), message)
+    return there
+
+
+def _groups(make: Builder, stream: int, scored: Scored, there: dict[int, int]) -> dict[int, int]:
+    fusion, problem = scored.fusion, scored.fusion.problem
+    task: dict[int, int] = {}
+    for g in fusion.order.tolist():
+        ops = [problem.ops[i] for i in fusion.of(g)]
+        task[g] = make.task(
+            kind="kernel",
+            op="fused" if len(ops) > 1 else ops[0].word,
+            name=" + ".join(op.name for op in ops),
+            lane=stream,
+            seconds=float(scored.cost[g]),
+            phase="backward" if ops[0].side else "forward",
+            after=sorted(
+                {task[a] for a in _waits(fusion, g)} | ({there[g]} if g in there else set())
+            ),
+        )
+    return task
+
+
+def _waits(fusion: Fusion, g: int) -> set[int]:
+    """Groups that a group reads from; through a copy, those the copy reads from."""
+    problem, found = fusion.problem, set[int]()
+    for i in fusion.of(g):
+        for j, edge in problem.reads[i]:
+            makers = [k for k, _ in problem.reads[j]] if fusion.is_copied(edge) else [j]
+            found |= {int(fusion.group[k]) for k in makers}
+    return found - {g}
+
+
+def _messages(
+    make: Builder, lanes: tuple[int, int], judge: Evaluator, scored: Scored, task: dict[int, int]
+) -> None:
+    problem, fusion = scored.fusion.problem, scored.fusion
+    op = "reduce_scatter" if scored.gathers else "all_reduce"
+    share = judge.update / max(float(problem.sizes.sum()), 1.0)
+    sent: list[tuple[int, float]] = []
+    for b, bucket in enumerate(scored.buckets.lists()):
+        parts = int(scored.buckets.parts[b])
+        size = float(problem.sizes[bucket].sum()) / parts
+        after = sorted({task[int(fusion.group[problem.producer[k]])] for k in bucket})
+        for _ in range(parts):
+            message = make.task(
+                kind="collective", op=op, name=_named(scored, bucket), lane=lanes[1],
+                seconds=float(seconds(size, judge.laws)), comm_bytes=size,
+                group=f"0-{problem.wire.ranks - 1}", phase="communicate", after=after,
+            )  # fmt: skip
+            sent.append((message, share * size))
+    updates = sent if judge.by_message else [(sent[-1][0], judge.update)]
+    for message, each in updates:
+        last = make.task(
+            kind="kernel", op="optimizer", name="update", lane=lanes[0], seconds=each,
+            phase="update", after=[message],
+        )  # fmt: skip
+    if scored.launches:
+        make.task(
+            kind="kernel", op="launch", name="waiting for the host to launch kernels",
+            lane=lanes[0], seconds=scored.launches, phase="update", after=[last],
+        )  # fmt: skip
+
+
+def _named(scored: Scored, bucket: list[int]) -> str:
+    names = [scored.fusion.problem.gradients[k].name for k in bucket]
+    return names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names)})"
+
+
+def plan_of(scored: Scored) -> Plan:
+    """The plan that runs a step so, on every rank of the wire."""
+    problem, fusion = scored.fusion.problem, scored.fusion
+    copies = _copies(fusion)
+    groups = sorted({*fusion.members, *copies})
+    regions = tuple(
+        tuple(problem.ops[i].name for i in fusion.of(g))
+        + tuple(f"{problem.ops[i].name}{COPY}" for i in sorted(copies.get(g, set())))
+        for g in groups
+    )
+    buckets = tuple(
+        tuple(problem.gradients[k].name for k in bucket) for bucket in scored.buckets.lists()
+    )
+    late = tuple(problem.ops[i].name for i in fusion.late.nonzero()[0].tolist())
+    parts = scored.buckets.parts
+    return Plan(
+        dp=problem.wire.ranks,
+        zero=2 if scored.gathers else 0,
+        recompute="full" if problem.recompute else "none",
+        regions=regions,
+        late=late,
+        buckets=buckets,
+        parts=tuple(parts.tolist()) if parts.max(initial=1) > 1 else (),
+        model=problem.made_for(named_ops(regions, late)),
+    )
+
+
+def _copies(fusion: Fusion) -> dict[int, set[int]]:
+    """For each group the ops it recomputes."""
+    found: dict[int, set[int]] = {}
+    problem = fusion.problem
+    for edge in fusion.copied.nonzero()[0].tolist():
+        if fusion.is_copied(edge):
+            reader = int(fusion.group[problem.target[edge]])
+            found.setdefault(reader, set()).add(int(problem.source[edge]))
+    return found
+
+
+def fusion_of(plan: Plan, problem: Problem) -> Fusion:
+    """The state a plan stands for, or an error that says what is wrong with it."""
+    _require_model(plan, problem)
+    places = {op.name: i for i, op in enumerate(problem.ops)}
+    own = [[n for n in region if not n.endswith(COPY)] for region in plan.regions]
+    for name, times in Counter(n for region in own for n in region).items():
+        if name not in places:
+            raise unknown("op in a region of the plan", name, places)
+        if times > 1:
+            raise InputError(
+                f"`{name}` is in {times} regions of the plan",
+                hint=f"name it once; write `{name}{COPY}` where it is to be recomputed",
+            )
+    groups = [tuple(places[n] for n in region) for region in own]
+    copies = [e for r in plan.regions for e in _copied_edges(r, places, problem)]
+    state = fused(problem, groups, copies)
+    return require(state.put_off(_late(plan, places)) if plan.late else state)
+
+
+def _late(plan: Plan, places: Mapping[str, int]) -> list[int]:
+    for name in plan.late:
+        if name not in places:
+            raise unknown("op that the plan puts off", name, places)
+    return [places[name] for name in plan.late]
+
+
+def _copied_edges(
+    region: tuple[str, ...], places: Mapping[str, int], problem: Problem
+) -> list[int]:
+    """The edges from a region's copies to those of its ops that read them."""
+    inside = {places[n] for n in region if not n.endswith(COPY)}
+    found: list[int] = []
+    for name in (n.removesuffix(COPY) for n in region if n.endswith(COPY)):
+        if name not in places:
+            raise unknown("op in a region of the plan", name, places)
+        edges = [edge for reader, edge in problem.readers[places[name]] if reader in inside]
+        if not edges:
+            raise InputError(f"nothing in the region {'+'.join(region)} reads `{name}`")
+        # A reader whose loop a copy does not fit reads what was written to memory.
+        found += [e for e in edges if edge_fits(problem, e)] or edges
+    return found
+
+
+def buckets_from(plan: Plan, problem: Problem) -> Buckets:
+    """The buckets of a plan; every gradient is in one of them."""
+    _require_model(plan, problem)
+    places = {g.name: k for k, g in enumerate(problem.gradients)}
+    held = Counter(name for bucket in plan.buckets for name in bucket)
+    for name, times in held.items():
+        if name not in places:
+            raise unknown("parameter in a bucket of the plan", name, places)
+        if times > 1:
+            raise InputError(f"`{name}` is in {times} buckets of the plan", hint="send it once")
+    left = [name for name in places if name not in held]
+    if left:
+        raise InputError(
+            f"`{left[0]}` is in no bucket of the plan"
+            + f", nor {len(left) - 1} more" * (len(left) > 1),
+            hint="list every trained parameter in one bucket",
+        )
+    if plan.parts and (len(plan.parts) != len(plan.buckets) or min(plan.parts) < 1):
+        raise InputError(
+            f"the parts of {len(plan.buckets)} buckets are {list(plan.parts)}",
+            hint="give each bucket one part or more",
+        )
+    return buckets_of([[places[n] for n in bucket] for bucket in plan.buckets], plan.parts)
+
+
+def _require_model(plan: Plan, problem: Problem) -> None:
+    own = problem.made_for(named_ops(plan.regions, plan.late))
+    if plan.model and plan.model != own:
+        raise InputError(
+            f"the plan was made for model {plan.model}; `{problem.model}` is {own}",
+            hint="plan again for this model, batch and number format",
+        )
+
+
+def workload_of(model: Workload | Graph) -> Workload:
+    """The layers of a model; those a captured step is cut into."""
+    return from_graph(model) if isinstance(model, Graph) else model
+
+
+def eager_plan(workload: Workload, plan: Plan | None = None) -> Plan:
+    """Plain DDP in the precision a plan asks for: what a fused plan is made from."""
+    plan = plan or Plan()
+    asked = Plan(
+        framework=plan.framework or "ddp", precision=plan.precision, dtype=plan.dtype,
+        optimizer=plan.optimizer, optimizer_kernels=plan.optimizer_kernels,
+        grad_dtype=plan.grad_dtype,
+    )  # fmt: skip
+    return resolved(asked, workload.most("tp") > 1, workload.dtype)
+
+
+def run_of(workload: Workload, plan: Plan | None = None) -> Running:
+    """The framework profile that a fused plan of a workload runs under."""
+    return running(eager_plan(workload, plan))
+
+
+def referred(
+    problem: Problem, model: Workload | Graph, cluster: Cluster, plan: Plan | None = None
+) -> Problem:
+    """The problem with what `predict` says of its step while nothing is fused: time and memory."""
+    workload = workload_of(model)
+    base = eager_plan(workload, plan)
+    samples = problem.samples or workload.batch
+    asked = base.but(
+        dp=problem.wire.ranks,
+        zero=problem.zero,
+        recompute="full" if problem.recompute else "none",
+        micro_batch=samples,
+        global_batch=samples * problem.repeats * problem.wire.ranks,
+    )
+    found = predict(asked.but(zero=0), workload, cluster)
+    memory = predict(asked, workload, cluster).peak if problem.zero else found.peak
+    run = running(base)
+    sigma = math.log(found.high / found.step) / FOUR_IN_FIVE
+    host = run.issued("elementwise", False) * cluster.calibration.host
+    reference = Reference(found.step, host, run.profile.exponent, sigma)
+    kept = unfused(problem).held - problem.held
+    return replace(problem, reference=reference, held=memory - kept, room=room(cluster))
+
+
+def scale_of(problem: Problem) -> float:
+    """Reported seconds of a step over those of its lanes; 1 where nothing else is known."""
+    if problem.reference is None:
+        return 1.0
+    return problem.reference.seconds / ddp(Evaluator(problem)).step
+
 
 _ALONE = ("tp", "pp", "cp", "filter", "channel", "height", "width", "depth")
 
@@ -85,7 +360,7 @@ def problem_of(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Problem
 
     def made(epilogue: bool) -> Problem:
         if isinstance(model, Graph):
-            return from_graph(model, cluster, epilogue=epilogue, learned=True, zero=plan.zero)
+            return problem_of_graph(model, cluster, epilogue=epilogue, learned=True, zero=plan.zero)
         return from_workload(
             model, cluster, epilogue=epilogue, learned=True, memory=_memory(plan, model),
             run=run_of(model, plan),

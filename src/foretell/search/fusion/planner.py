@@ -14,17 +14,21 @@ from foretell.errors import InfeasibleError, InputError
 from foretell.graph import Graph
 from foretell.plan import Plan, read
 from foretell.search.fusion.baselines import baselines
-from foretell.search.fusion.bound import Bounds, bounds, of_kernels
 from foretell.search.fusion.climb import Run, climb
 from foretell.search.fusion.disco import Backtrack, backtrack, begun, load_trail, save_trail
-from foretell.search.fusion.from_graph import from_graph
-from foretell.search.fusion.from_workload import Memory, from_workload
-from foretell.search.fusion.plans import buckets_from, fusion_of, plan_of
+from foretell.search.fusion.fused_step import (
+    buckets_from,
+    fusion_of,
+    plan_of,
+    referred,
+    run_of,
+    scale_of,
+)
+from foretell.search.fusion.ops import Memory, from_workload, problem_of_graph
 from foretell.search.fusion.problem import Problem
-from foretell.search.fusion.score import Evaluator, Scored
+from foretell.search.fusion.score import Bounds, Evaluator, Scored, bounds, of_kernels
 from foretell.search.fusion.state import unfused
-from foretell.search.fusion.steps import referred, run_of, scale_of
-from foretell.search.planner import Planned, Planner, Progress, silent
+from foretell.search.kit import Planned, Planner, Progress, silent
 from foretell.workload import Workload
 
 
@@ -75,10 +79,10 @@ class FusionPlanner(Planner):
         """What is to be fused: the step as it is, or the quickest way that fits into memory."""
         options: dict[str, Any] = {"epilogue": self.epilogue, "learned": self.learned}
         if isinstance(model, Graph):
-            plain = referred(from_graph(model, cluster, **options), model, cluster)
+            plain = referred(problem_of_graph(model, cluster, **options), model, cluster)
             if _fits(plain):
                 return plain
-            return referred(from_graph(model, cluster, **options, zero=2), model, cluster)
+            return referred(problem_of_graph(model, cluster, **options, zero=2), model, cluster)
         sized = replace(model, batch=self.batch) if self.batch else model
         options["run"] = run_of(sized)
         plain = referred(from_workload(sized, cluster, **options), sized, cluster)

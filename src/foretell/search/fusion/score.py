@@ -1,24 +1,152 @@
-"""How long a step takes, given what is fused and what is sent together.
-
-An evaluation simulates both lanes of the step once. Where no buckets are given, the best ones for
-these groups are found on the way (→ `lanes.packed`).
-"""
+"""How long a step takes, given what is fused and what is sent together; prices asked in batches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import nan
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from foretell import portable
+from foretell.cost.fused import fused_price
+from foretell.cost.fused_regions import Regions, assembled
 from foretell.search.fusion.lanes import ends, ends_waiting, packed, seconds, talk
-from foretell.search.fusion.prices import Prices
-from foretell.search.fusion.problem import Problem
-from foretell.search.fusion.state import Fusion
+from foretell.search.fusion.problem import NEAR, Piece, Problem
+from foretell.search.fusion.state import Fusion, edge_fits
 
 Array = npt.NDArray[np.float64]
+Node = tuple[Any, ...]
+
+
+class Prices:
+    """Prices of regions of one problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.known: dict[Any, float] = {}
+        self.apart: dict[int, float] = {}  # model's seconds of single ops, by their look
+        self.asked = 0
+
+    def groups(self, state: Fusion, groups: Sequence[int]) -> list[float]:
+        """Seconds of some groups of a state."""
+        return self.many([(state, g) for g in groups])
+
+    def many(self, asked: Sequence[tuple[Fusion, int]]) -> list[float]:
+        """Seconds of groups, each of a state of its own: one question to the model for all."""
+        found = [self._short(state, g) for state, g in asked]
+        todo: dict[Any, tuple[tuple[int, ...], Any]] = {}
+        keys: list[Any] = [None] * len(asked)
+        for k, (state, g) in enumerate(asked):
+            if found[k] is None:
+                ops, key, row = region(state, g)
+                keys[k] = key
+                if key not in self.known:
+                    todo[key] = (ops, row)
+        self._ask(todo)
+        return [self.known[key] if s is None else s for s, key in zip(found, keys, strict=True)]
+
+    def all(self, state: Fusion) -> Array:
+        """Seconds of every group, by its number."""
+        cost = np.zeros(len(self.problem))
+        reps = np.unique(state.group).tolist()
+        cost[reps] = self.groups(state, reps)
+        return cost
+
+    def _short(self, state: Fusion, g: int) -> float | None:
+        """The price where no model need be asked."""
+        if all(state.is_dead(i) for i in state.of(g)):
+            return 0.0
+        if g in state.members:
+            return None
+        edges = [edge for _, edge in self.problem.reads[g]]
+        return None if state.copied[edges].any() else self.problem.ops[g].seconds
+
+    def _ask(self, todo: dict[Any, tuple[tuple[int, ...], Any]]) -> None:
+        if not todo:
+            return
+        self.asked += len(todo)
+        self._ask_apart({i for ops, _ in todo.values() for i in ops})
+        together = self._model([row for _, row in todo.values()])
+        for (key, (ops, _)), took in zip(todo.items(), together.tolist(), strict=True):
+            own = sum(self.problem.ops[i].seconds for i in ops)
+            apart = sum(self.apart[self.problem.alike[i]] for i in ops)
+            self.known[key] = own * took / apart if apart > 0 else own
+
+    def _ask_apart(self, ops: Iterable[int]) -> None:
+        todo = {self.problem.alike[i]: i for i in ops if self.problem.alike[i] not in self.apart}
+        if todo:
+            rows = [alone(self.problem, i) for i in todo.values()]
+            self.apart |= dict(zip(todo, self._model(rows).tolist(), strict=True))
+
+    def _model(self, rows: list[Any]) -> Array:
+        return model_seconds(assembled(rows), self.problem)
+
+
+def model_seconds(regions: Regions, problem: Problem) -> Array:
+    """What the model of fused regions says: the network where asked for, else the formula."""
+    return fused_price(regions, problem.device, learned=problem.learned).seconds
+
+
+def region(state: Fusion, g: int) -> tuple[tuple[int, ...], Any, Any]:
+    """The ops of a group with its copies, a key of its look, and its nodes and edges."""
+    problem = state.problem
+    own = [i for i in state.of(g) if not state.is_dead(i)]
+    ops = sorted({*own, *_copies(state, own)})
+    return (tuple(ops), *_drawn(problem, ops, {i: state.leaves(i) for i in own}))
+
+
+def _copies(state: Fusion, own: list[int]) -> set[int]:
+    """Ops of other groups that this one recomputes."""
+    problem = state.problem
+    rows = ((i, edge) for k in own for i, edge in problem.reads[k])
+    return {i for i, edge in rows if state.copied[edge] and state.is_copied(edge)}
+
+
+def alone(problem: Problem, i: int) -> Any:
+    """Nodes and edges of one op that writes what it makes."""
+    return _drawn(problem, [i], {i: True})[1]
+
+
+def _drawn(problem: Problem, ops: list[int], leaves: dict[int, bool]) -> tuple[Any, Any]:
+    """Key and row of a region: entering tensors where they are first read, then ops in order."""
+    nodes: list[Node] = []
+    edges: list[tuple[int, int, int]] = []
+    look: list[Any] = []
+    place: dict[int, int] = {}
+    for i in ops:
+        op, sources = problem.ops[i], []
+        for j, edge in problem.reads[i]:
+            if j not in place:
+                made, is_near = problem.ops[j], ops[0] - j <= NEAR
+                place[j] = len(nodes)
+                nodes.append(_entering(made.elements, made.dtype, made.last, is_near))
+                look.append((made.elements, made.dtype, made.last, is_near))
+            sources.append((place[j], int(problem.pattern[edge])))
+        for entry in op.entries:
+            sources.append((len(nodes), entry.pattern))
+            nodes.append(_entering(entry.elements, entry.dtype, op.last, False))
+        place[i] = len(nodes)
+        nodes.append(_node(op, op.bytes if leaves.get(i) else 0.0))
+        edges += [(s, place[i], p) for s, p in sources]
+        look.append((problem.alike[i], leaves.get(i, False), tuple(sources)))
+    return tuple(look), (nodes, edges)
+
+
+def _entering(elements: float, dtype: str, last: float, is_near: bool) -> Node:
+    word = "fresh" if is_near else "input"
+    return (word, dtype, elements, elements, 1.0, 0, last, 0.0, 0.0, nan)
+
+
+def _node(op: Piece, writes: float) -> Node:
+    return (
+        op.word, op.dtype, op.elements, op.looped, op.inner, op.across, op.last, writes, op.flops,
+        op.seconds,
+    )  # fmt: skip
+
+
 Whole = npt.NDArray[np.int64]
 
 
@@ -243,3 +371,105 @@ def _closed(problem: Problem, order: list[int], most: float, first: float) -> Bu
 def own_buckets(problem: Problem, ready: Array) -> Buckets:
     """Every gradient a message of its own, in the order they become ready."""
     return buckets_of([[g] for g in np.argsort(ready, kind="stable").tolist()])
+
+
+class Bounds(NamedTuple):
+    """Seconds of a step."""
+
+    proven: float
+    overlap: float
+    bound: float
+
+
+def bounds(judge: Evaluator, shortest: Scored) -> Bounds:
+    """The bounds of a problem, two of them for the fusion whose ops are shortest."""
+    ways = [Evaluator(judge.problem, judge.by_message, s) for s in {False, judge.sharded}]
+    least = _launched(judge.problem)
+    return Bounds(
+        min(max(proven(way), least) + (0.0 if way.by_message else way.update) for way in ways),
+        *of_kernels(judge, shortest),
+    )
+
+
+def of_kernels(judge: Evaluator, scored: Scored) -> tuple[float, float]:
+    """Full overlap, and the best messages there could be, with the kernels of one fusion."""
+    update = 0.0 if judge.by_message else judge.update
+    none = np.zeros(len(judge.problem.sizes))
+    compute = judge.problem.repeats * float(scored.cost[scored.fusion.order].sum())
+    overlap = max(compute, _through(judge, none)) + update
+    return overlap + scored.launches, conditional(judge, scored) + scored.launches
+
+
+def _launched(problem: Problem) -> float:
+    """What compute and the launches of kernels that cannot be fused take at the least."""
+    if problem.reference is None:
+        return 0.0
+    p, free = problem.reference.exponent, free_ops(problem)
+    kernels = int((~free).sum()) + bool(free.any())
+    compute = problem.repeats * float(fixed_seconds(problem).sum())
+    host = problem.reference.host * kernels * problem.repeats
+    return float(portable.power(portable.power(compute, p) + portable.power(host, p), 1 / p))
+
+
+def conditional(judge: Evaluator, shortest: Scored) -> float:
+    """The last of the bounds alone: what a search asks for again and again."""
+    update = 0.0 if judge.by_message else judge.update
+    return max(shortest.compute, _through(judge, shortest.ready)) + update
+
+
+def proven(judge: Evaluator) -> float:
+    """What no plan of the space is below, the update left out."""
+    problem = judge.problem
+    least = fixed_seconds(problem)
+    behind = _ancestors(problem)
+    before = (problem.repeats - 1) * float(least.sum())
+    ready = np.array([before + least[_bits(behind[g.op])].sum() for g in problem.gradients])
+    return max(before + float(least.sum()), _through(judge, ready))
+
+
+def fixed_seconds(problem: Problem) -> Array:
+    """Own seconds of ops that nothing may be fused with or copied into; none for all others."""
+    return np.where(free_ops(problem), 0.0, [op.seconds for op in problem.ops])
+
+
+def free_ops(problem: Problem) -> npt.NDArray[np.bool_]:
+    """Which ops may be fused with another."""
+    free = np.zeros(len(problem), bool)
+    for edge in range(len(problem.source)):
+        if edge_fits(problem, edge):
+            free[[problem.source[edge], problem.target[edge]]] = True
+    return free
+
+
+def _ancestors(problem: Problem) -> list[int]:
+    """For each op those it depends on, itself included, as the bits of a number."""
+    found: list[int] = []
+    for i in range(len(problem)):
+        mine = 1 << i
+        for j, _ in problem.reads[i]:
+            mine |= found[j]
+        found.append(mine)
+    return found
+
+
+def _bits(number: int) -> npt.NDArray[np.int64]:
+    raw = np.frombuffer(number.to_bytes(number.bit_length() // 8 + 1, "little"), np.uint8)
+    return np.flatnonzero(np.unpackbits(raw, bitorder="little"))
+
+
+def _through(judge: Evaluator, ready: Array) -> float:
+    """The soonest that all gradients can be through, each sent when it is there or later."""
+    sizes = judge.problem.sizes
+    order = np.argsort(ready, kind="stable")
+    later = np.cumsum(sizes[order][::-1])[::-1]
+    start, slope = _least(judge.laws)
+    soonest = float((ready[order] + start + slope * later).max())
+    if not judge.sharded:
+        return soonest
+    first, each = _least(judge.problem.wire.halves[1])
+    total = float(sizes.sum())
+    return max(soonest, first + each * total + start + slope * total)
+
+
+def _least(laws: Array) -> tuple[float, float]:
+    return float(laws[:, 0].min()), float(laws[:, 1].min())

@@ -9,13 +9,11 @@ from typing import ClassVar
 import numpy as np
 
 from foretell.cluster import Cluster
-from foretell.plan.partition import with_cuts
+from foretell.plan.costs import with_cuts
 from foretell.pool import Pool
-from foretell.search.oracle.choose import choose
+from foretell.search.kit import Planned, Planner, Progress, silent
 from foretell.search.oracle.scale import per_node
-from foretell.search.oracle.space import Space, layouts, strategy
-from foretell.search.oracle.sweep import Swept, sweep
-from foretell.search.planner import Planned, Planner, Progress, silent
+from foretell.search.oracle.space import Space, Swept, choose, layouts, strategy, sweep
 from foretell.workload import Workload
 
 ALTERNATIVES = 8  # next-best layouts that are kept

@@ -1,22 +1,24 @@
-"""The layouts of a model on so many devices: every product of degrees that is that many.
-
-A degree is in the space where the model can be split that way: heads for `tp`, experts for `ep`,
-blocks for `pp`, pixels for `spatial`, channels for `filter` and `channel`. With each go
-micro-batches, how much is kept of the activations, and how much is shared among data-parallel
-ranks.
-"""
+"""All layouts of a model on so many devices, priced at once; the best simulated, with a bound."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 from itertools import product
 from typing import Any
 
-from foretell.errors import InputError
+import numpy as np
+
+from foretell.cluster import Cluster
+from foretell.errors import InfeasibleError, InputError
+from foretell.graph.columns import Array
 from foretell.plan import Plan
+from foretell.plan.estimate import Estimate, estimate
 from foretell.plan.plan import Recompute
+from foretell.pool import Alone, Pool
+from foretell.predict import Prediction, predict, predict_many
 from foretell.workload import Workload
 
 # What a rank's degrees are called when they are more than one, in the order they are named.
@@ -169,3 +171,144 @@ def _schedules(workload: Workload, pp: int, space: Space) -> list[tuple[str, int
 def _divisors(n: int) -> list[int]:
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return sorted({*small, *(n // d for d in small)})
+
+
+CHUNK = 4096  # layouts priced at a time: bounds memory, and progress is reported between
+LEAST = 512  # layouts worth sending to a worker: fewer take less time than the way there
+HOUR = 3600.0
+
+
+@dataclass(frozen=True, eq=False)
+class Swept:
+    """Layouts and what each would do, in the order they were asked."""
+
+    plans: tuple[Plan, ...]
+    found: Estimate
+    price: float  # money per hour for the cluster; 0 where it is unknown
+
+    @property
+    def fits(self) -> Array:
+        """Which layouts fit in memory."""
+        mask: Array = self.found.missing == 0
+        return mask
+
+    @property
+    def money(self) -> Array:
+        """Money of one step."""
+        cost: Array = self.found.step * self.price / HOUR
+        return cost
+
+    def best(self) -> int:
+        """The fastest layout that fits, or an error with the bytes that are missing."""
+        if not self.plans:
+            raise InfeasibleError(
+                "no layout has that many devices", hint="another number of devices, or a batch "
+                "that more of them divide",
+            )  # fmt: skip
+        if not self.fits.any():
+            least = int(np.argmin(self.found.missing))
+            raise InfeasibleError(
+                f"none of {len(self.plans)} layouts fits: `{self.plans[least]}` lacks "
+                f"{self.found.missing[least] / 2**30:.1f} GiB a device, the others more",
+                hint="more devices, a smaller batch, or offload=yes",
+            )
+        return int(np.argmin(np.where(self.fits, self.found.step, np.inf)))
+
+    def front(self) -> list[int]:
+        """Layouts that no other beats in time, memory and money at once, fastest first."""
+        mine = np.flatnonzero(self.fits)
+        mine = mine[np.lexsort((self.found.peak[mine], self.found.step[mine]))]
+        peaks = self.found.peak[mine]
+        least = np.minimum.accumulate(np.concatenate([[np.inf], peaks[:-1]]))
+        return [int(i) for i in mine[peaks < least]]
+
+
+def sweep(
+    plans: Sequence[Plan],
+    workload: Workload,
+    cluster: Cluster,
+    progress: Callable[[int, int], None] = lambda done, all_: None,
+    pool: Pool | None = None,
+) -> Swept:
+    """Price layouts on a cluster."""
+    many, pool = len(plans), pool or Alone()
+    size = CHUNK if pool.size == 1 else min(CHUNK, max(LEAST, many // (4 * pool.size)))
+    chunks = [plans[start : start + size] for start in range(0, many, size)]
+    work = partial(estimate, workload=workload, cluster=cluster)
+    parts = pool.map(work, chunks, lambda done, _: progress(min(done * size, many), many))
+    names = [f.name for f in fields(Estimate)]
+    joined = {n: np.concatenate([getattr(p, n) for p in parts] or [np.zeros(0)]) for n in names}
+    return Swept(tuple(plans), Estimate(**joined), cluster.price)
+
+
+SLACK = 0.97  # of the closed form's parts: they and the simulation round differently
+GROUP = 8  # layouts simulated before the bound is looked at again
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The layout chosen, how it does, and what is known of all the others."""
+
+    best: Prediction
+    others: tuple[Prediction, ...]  # simulated too, fastest first
+    layouts: int
+    fitting: int
+    bound: float  # seconds below which no layout of the space can be
+
+    @property
+    def gap(self) -> float:
+        """By how much of its time the best might be beaten inside the space; 0 where it cannot."""
+        return max(0.0, 1 - self.bound / self.best.step)
+
+
+def choose(
+    plans: Sequence[Plan],
+    workload: Workload,
+    cluster: Cluster,
+    *,
+    most: int = 48,
+    progress: Callable[[int, int], None] = lambda done, all_: None,
+    pool: Pool | None = None,
+) -> Choice:
+    """The layout with the shortest step of those that fit; at most so many are simulated."""
+    swept = sweep(plans, workload, cluster, progress, pool)
+    swept.best()  # raises where nothing fits
+    order = _order(swept)
+    bounds = _bounds(swept)[order]
+    found: list[Prediction] = []
+    at = 0
+    while at < min(most, len(order)):
+        group = [swept.plans[i] for i in order[at : at + GROUP].tolist()]
+        found += [p for p in _played(group, workload, cluster, pool) if p.fits]
+        at += len(group)
+        if found and at < len(order) and min(p.step for p in found) <= bounds[at:].min():
+            break
+    found.sort(key=lambda p: (p.step, str(p.plan)))
+    rest = float(bounds[at:].min()) if at < len(order) else np.inf
+    return Choice(
+        found[0], tuple(found[1:]), len(plans), int(swept.fits.sum()), min(found[0].step, rest)
+    )
+
+
+def _played(
+    plans: list[Plan], workload: Workload, cluster: Cluster, pool: Pool | None
+) -> list[Prediction]:
+    """Layouts simulated: together here, one by one where there are workers."""
+    if pool is None or pool.size == 1:
+        return predict_many(plans, workload, cluster)
+    return pool.map(partial(predict, workload=workload, cluster=cluster), plans)
+
+
+def _order(swept: Swept) -> Array:
+    """Layouts that fit, fastest first by the closed form; ties by their text."""
+    mine = np.flatnonzero(swept.fits)
+    texts = np.array([str(swept.plans[i]) for i in mine.tolist()])
+    found: Array = mine[np.lexsort((texts, swept.found.step[mine]))]
+    return found
+
+
+def _bounds(swept: Swept) -> Array:
+    """Seconds that a layout takes at least: its busiest stage and its update."""
+    f = swept.found
+    found: Array = SLACK * (f.compute + f.host + f.talk + f.update)
+    return found

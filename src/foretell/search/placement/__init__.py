@@ -7,8 +7,7 @@ planned = PlacementPlanner().plan(load("vgg19:batch=8"), load_cluster("tag"))
 from foretell.search.placement.evaluate import Evaluator, graph
 from foretell.search.placement.planner import PlacementPlanner
 from foretell.search.placement.plans import plan_of, seconds_of
-from foretell.search.placement.problem import Problem, problem
-from foretell.search.placement.space import Action, Placement
+from foretell.search.placement.problem import Action, Placement, Problem, problem
 
 __all__ = [
     "Action",

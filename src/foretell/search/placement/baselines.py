@@ -1,56 +1,79 @@
-"""What others would do, each in its own space, on the same evaluator.
-
-even-allreduce, even-ps                   data parallel, as many samples for every rank; servers
-                                          are split, or one serves all: the quicker of both
-proportional-allreduce, proportional-ps   samples by the speed of devices
-horovod                                   even, gradients fused to 64 MiB
-hap                                       one program on all ranks, samples by an LP, each tensor
-                                          replicated or split, with the best way to agree
-single                                    the fastest device alone
-heft                                      each op group on the device that ends it first
-metis                                     groups split over all devices by METIS
-flexflow                                  Markov chain over sets and splits, even samples
-heterog                                   per group one device, or all with even or
-                                          proportional samples by ps (any server) or
-                                          all-reduce; descent
-tag                                       its tree without its network: sets of devices,
-                                          all-reduce, ps (any server) or split, even samples
-random                                    the best of so many at random
+"""What others would do, each in its own space, on the same evaluator; and all placements of a
+few.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
-from itertools import permutations
+from collections.abc import Callable, Iterator
+from itertools import islice, permutations, product
+from math import prod
 
 import numpy as np
 
 from foretell import portable
 from foretell.errors import UnmodelledError
-from foretell.search.placement import shares
+from foretell.search.placement import deal
+from foretell.search.placement.anneal import FUSES
 from foretell.search.placement.evaluate import Evaluator, with_shares
-from foretell.search.placement.laws import law
+from foretell.search.placement.fleet import law
 from foretell.search.placement.mcts import Tree, even_chances
 from foretell.search.placement.problem import (
     ALL_REDUCE,
+    BALANCED,
+    EVEN,
     FACTORS,
     MICROS,
+    MODES,
+    PROPORTIONAL,
     PS,
     SHARDED,
     SPLIT,
-    Problem,
-)
-from foretell.search.placement.space import (
-    BALANCED,
-    EVEN,
-    PROPORTIONAL,
     Action,
     Placement,
+    Problem,
     actions,
     uniform,
+    with_servers,
 )
+
+MOST = 60_000  # placements that are all tried: some seconds
+_AT_ONCE = 4096
+
+
+def count(problem: Problem) -> int:
+    """How many placements there are."""
+    return prod(len(with_servers(problem, g)) for g in problem.leaders) * len(_steps(problem))
+
+
+def every(problem: Problem) -> Iterator[Placement]:
+    """Each of them."""
+    choices = [with_servers(problem, g) for g in problem.leaders]
+    for row in product(*choices):
+        chosen = dict(zip(problem.leaders, row, strict=True))
+        picked = tuple(chosen[group.leader] for group in problem.groups)
+        for micros, fuse, mode in _steps(problem):
+            yield Placement(picked, micros, fuse, mode)
+
+
+def _steps(problem: Problem) -> list[tuple[int, float, int]]:
+    micros = [m for m in MICROS if m <= problem.batch]
+    fuses = FUSES if len(problem.groups) > 1 else FUSES[:1]
+    return list(product(micros, fuses, range(len(MODES))))
+
+
+def best(on: Evaluator) -> tuple[Placement, float]:
+    """The quickest of all."""
+    rest = every(on.problem)
+    found: list[tuple[float, int, Placement]] = []
+    while some := list(islice(rest, _AT_ONCE)):
+        took = on.many(some)
+        i = int(np.argmin(took))
+        found.append((took[i], len(found), some[i]))
+    seconds, _, placement = min(found)
+    return placement, seconds
+
 
 FUSED = 64 * 2**20  # bytes: Horovod's fusion buffer
 CHAIN = 2000  # proposals of the Markov chain
@@ -95,7 +118,7 @@ def hap(on: Evaluator) -> Found:
     problem = on.problem
     if problem.batch < problem.cluster.size:
         return uniform(problem, Action(0, ALL_REDUCE)), math.inf
-    share = shares.dealt(problem, 0)
+    share = deal.dealt(problem, 0)
     best = uniform(problem, Action(0, ALL_REDUCE))
     seconds = with_shares(problem, best, share)
     for g in problem.leaders:
@@ -160,7 +183,7 @@ def metis(on: Evaluator) -> Found:
 
 
 def _parted(problem: Problem, count: int) -> list[int]:
-    from foretell.search.placement.group import metis_parts
+    from foretell.search.placement.fleet import metis_parts
 
     t = problem.tables
     if count < 2:

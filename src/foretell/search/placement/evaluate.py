@@ -1,8 +1,4 @@
-"""Seconds of placements: asked one by one or many at once, each worked out once.
-
-`graph` writes a placement down as a `Graph` of the same tasks, for timelines and to hold the
-compiled loops against the readable engine.
-"""
+"""Seconds of placements, compiled, each worked out once; and seconds that none can beat."""
 
 from __future__ import annotations
 
@@ -14,10 +10,79 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from foretell.compiled import F1, I1, I2, compiled
 from foretell.graph import Builder, Graph
-from foretell.search.placement import deal, loops, servers, tasks, write
-from foretell.search.placement.problem import Problem
-from foretell.search.placement.space import Placement, canonical
+from foretell.search.placement import deal, moves, write
+from foretell.search.placement.deal import linear_solver, peaks, shares_of
+from foretell.search.placement.moves import Page, page, places, play, standing
+from foretell.search.placement.problem import MICROS, SPLIT, Placement, Problem, Tables, canonical
+from foretell.search.placement.write import written
+
+_MICROS = np.array(MICROS)
+OUT_OF_MEMORY, NO_SAMPLES, NO_SPLIT = -1.0, -2.0, -3.0  # why a placement has no seconds
+
+
+@compiled
+def prepared(t: Tables, sets: I1, ways: I1, served: I1, micros: int, mode: int, share: I2) -> float:
+    """Deal samples out and look at memory: 0, or why there can be no such placement."""
+    which = np.searchsorted(_MICROS, micros)
+    for g in range(len(sets)):
+        if ways[g] == SPLIT and not t.split_forward[which, sets[g], g] < np.inf:
+            return NO_SPLIT
+    hold = standing(t, sets, ways, served)
+    for c in range(len(hold)):
+        if hold[c] > t.room[c]:
+            return OUT_OF_MEMORY
+    if not shares_of(t, sets, ways, mode, hold, share):
+        return NO_SAMPLES
+    full = peaks(t, sets, ways, hold, share)
+    for c in range(len(full)):
+        if full[c] > t.room[c]:
+            return OUT_OF_MEMORY
+    return 0.0
+
+
+@compiled
+def score(
+    t: Tables, sets: Any, ways: Any, servers: Any, micros: int, fuse: float, mode: int, p: Page
+) -> Any:
+    """Seconds of one step, or a number below zero that says why there is none."""
+    share = np.zeros((len(t.size), len(t.kind)), np.int64)
+    served = places(t, sets, ways, servers, fuse)
+    fault = prepared(t, sets, ways, served, micros, mode, share)
+    if fault < 0:
+        return fault
+    written(t, sets, ways, served, micros, fuse, share, p)
+    _, end = play(p, len(t.kind), 3 * (t.box.max() + 1))
+    return end.max()
+
+
+@compiled
+def score_with(
+    t: Tables, sets: I1, ways: I1, servers: I1, micros: int, fuse: float, share: I2, p: Page
+) -> float:
+    """The same for samples that something else has split: [s, c] of one rank."""
+    served = places(t, sets, ways, servers, fuse)
+    full = peaks(t, sets, ways, standing(t, sets, ways, served), share)
+    for c in range(len(full)):
+        if full[c] > t.room[c]:
+            return OUT_OF_MEMORY
+    written(t, sets, ways, served, micros, fuse, share, p)
+    _, end = play(p, len(t.kind), 3 * (t.box.max() + 1))
+    return end.max()
+
+
+@compiled
+def compiled_scores(
+    t: Tables, sets: I2, ways: I2, servers: I2, micros: I1, fuse: F1, mode: I1
+) -> F1:
+    """Seconds of many placements, a row each."""
+    out = np.empty(len(sets))
+    p = page(sets.shape[1], len(t.kind), micros.max())
+    for i in range(len(sets)):
+        out[i] = score(t, sets[i], ways[i], servers[i], micros[i], fuse[i], mode[i], p)
+    return out
+
 
 Ints = npt.NDArray[np.int64]
 FAULTS = {-1.0: "memory", -2.0: "samples", -3.0: "split"}
@@ -59,7 +124,7 @@ class Evaluator:
 
 def scores(problem: Problem, placements: Sequence[Placement]) -> npt.NDArray[np.float64]:
     """What the compiled loops say of some canonical placements."""
-    found: npt.NDArray[np.float64] = loops.scores(
+    found: npt.NDArray[np.float64] = compiled_scores(
         problem.tables,
         *columns(placements),
         np.array([p.micros for p in placements]),
@@ -79,21 +144,21 @@ def columns(placements: Sequence[Placement]) -> tuple[Ints, Ints, Ints]:
 def settled(problem: Problem, placement: Placement) -> tuple[Ints, Ints, Ints]:
     """Sets, ways and servers of a placement, with those that it leaves to be split."""
     sets, ways, named = (row[0] for row in columns([canonical(problem, placement)]))
-    return sets, ways, servers.places(problem.tables, sets, ways, named, float(placement.fuse))
+    return sets, ways, moves.places(problem.tables, sets, ways, named, float(placement.fuse))
 
 
 def shares(problem: Problem, placement: Placement) -> Ints:
     """[s, c] samples of a rank of each cell, for every set that deals samples out."""
     t = problem.tables
     share = np.zeros((len(t.size), len(t.kind)), np.int64)
-    loops.prepared(t, *settled(problem, placement), placement.micros, placement.mode, share)
+    prepared(t, *settled(problem, placement), placement.micros, placement.mode, share)
     return share
 
 
 def memory(problem: Problem, placement: Placement) -> dict[int, float]:
     """Bytes of each rank at its fullest."""
     t, (sets, ways, served) = problem.tables, settled(problem, placement)
-    hold = servers.standing(t, sets, ways, served)
+    hold = moves.standing(t, sets, ways, served)
     full = deal.peaks(t, sets, ways, hold, shares(problem, placement))
     cells = problem.fleet.cells
     return {r: float(full[c]) for c, cell in enumerate(cells) for r in cell.ranks}
@@ -102,16 +167,16 @@ def memory(problem: Problem, placement: Placement) -> dict[int, float]:
 def with_shares(problem: Problem, placement: Placement, share: Ints) -> float:
     """Seconds where samples are split as given; infinite where that does not fit."""
     t = problem.tables
-    page = tasks.page(len(problem.groups), len(t.kind), placement.micros)
+    page = moves.page(len(problem.groups), len(t.kind), placement.micros)
     chosen = settled(problem, placement)
-    found = loops.score_with(t, *chosen, placement.micros, float(placement.fuse), share, page)
+    found = score_with(t, *chosen, placement.micros, float(placement.fuse), share, page)
     return inf if found < 0 else float(found)
 
 
 def graph(problem: Problem, placement: Placement) -> Graph:
     """The tasks of a placement as a graph that `foretell.simulate` simulates."""
     t = problem.tables
-    page = tasks.page(len(problem.groups), len(t.kind), placement.micros)
+    page = moves.page(len(problem.groups), len(t.kind), placement.micros)
     share, chosen = shares(problem, placement), settled(problem, placement)
     write.written(t, *chosen, placement.micros, float(placement.fuse), share, page)
     return _drawn(problem, page)
@@ -156,3 +221,51 @@ def _task(make: Builder, problem: Problem, page: Any, i: int, after: list[int]) 
         uses=demand,
         after=after,
     )
+
+
+Array = npt.NDArray[np.float64]
+
+
+def bound(problem: Problem) -> float:
+    """The larger of the two."""
+    return max(work(problem), longest(problem))
+
+
+def rates(problem: Problem) -> Array:
+    """[k, g] least device-seconds of one sample."""
+    t = problem.tables
+    each = np.diff(t.forward, axis=1) + np.diff(t.backward, axis=1)
+    many = np.arange(1, t.batch + 1)
+    out: Array = (each[:, :, 1:] / many).min(axis=2)
+    for i in range(len(MICROS)):
+        part = -(-t.batch // MICROS[i])
+        for s, cells in enumerate(problem.fleet.sets):
+            k = t.kind[cells[0]]
+            took = (t.split_forward[i, s] + t.split_backward[i, s]) * t.size[s] / part
+            out[k] = np.minimum(out[k], took)
+    return out
+
+
+def work(problem: Problem) -> float:
+    """All samples through all groups, shared out over devices as well as can be."""
+    r, t = rates(problem), problem.tables
+    count = np.bincount(t.kind, weights=t.ranks, minlength=len(r))
+    solver = linear_solver()
+    limit = solver.NumVar(0, solver.infinity(), "limit")
+    y = [[solver.NumVar(0, solver.infinity(), "") for _ in row] for row in r]
+    for g in range(r.shape[1]):
+        solver.Add(sum(row[g] for row in y) == float(t.batch))
+    for k, row in enumerate(y):
+        spent = sum(float(r[k, g]) * one for g, one in enumerate(row))
+        solver.Add(spent <= float(count[k]) * limit)
+    solver.Minimize(limit)
+    assert solver.Solve() == solver.OPTIMAL
+    return float(limit.solution_value()) * (1 - 1e-7)  # the solver's own tolerance
+
+
+def longest(problem: Problem) -> float:
+    """One sample through all groups, each where it is quickest."""
+    t = problem.tables
+    each = np.diff(t.forward[:, :, 1], axis=1) + np.diff(t.backward[:, :, 1], axis=1)
+    split = (t.split_forward + t.split_backward).min(axis=(0, 1))
+    return float(np.minimum(each.min(axis=0), split).sum())

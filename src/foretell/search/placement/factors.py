@@ -26,10 +26,8 @@ import numpy.typing as npt
 
 from foretell.cost import kernel
 from foretell.errors import UnmodelledError
-from foretell.plan.group_costs import Product, gathered, products, sharing
-from foretell.search.placement.fleet import Fleet
-from foretell.search.placement.group import Group
-from foretell.search.placement.laws import law
+from foretell.plan.layer_ranges import Product, gathered, products, sharing
+from foretell.search.placement.fleet import Fleet, Group, law
 from foretell.workload import Workload
 
 Array = npt.NDArray[np.float64]
@@ -247,7 +245,7 @@ def refined(problem: Any, placement: Any) -> tuple[Any, Any]:
 
 
 def _elements(problem: Any, g: int) -> float:
-    from foretell.workload.op import BYTES
+    from foretell.workload.workload import BYTES
 
     return float(problem.tables.gradient[g]) / BYTES[problem.run.grad_dtype]
 

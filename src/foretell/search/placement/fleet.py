@@ -1,21 +1,217 @@
-"""The machines as a search sees them: cells of devices that act alike, and sets of cells.
-
-A device group is all devices of one kind in nodes of one kind. A cell is a part of it whose devices
-always do the same with as many samples: simulating one of them stands for all. A box is the nodes
-that a cell stands on, sharing NICs and buses. Candidates for an op group are sets of cells.
-
-Everything is put in an order that the devices' own numbers give, never their place in the file.
+"""The machines and op groups as a search sees them: cells of like devices, sets, laws of
+messages.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import combinations, pairwise
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from foretell.cluster import Cluster, Device
-from foretell.errors import InputError
+from foretell.cost import collective
+from foretell.errors import InputError, UnmodelledError
+from foretell.plan.check import Unit, units
+from foretell.workload import Op, Workload
+from foretell.workload.kernels import RULES
+
+Class = Literal["split", "partial", "whole"]
+# kinds whose result for a sample is its own
+SPLITS = frozenset(RULES) - {"batch_norm", "loss", "route", "experts"}
+# kinds that look at all samples of a rank, and what is done about it when they are split
+CUSTOM = {
+    "batch_norm": "statistics of a rank's own samples",
+    "loss": "a mean: ranks are weighted by their samples",
+    "route": "each rank routes its own tokens",
+    "experts": "each rank's experts see its own tokens",
+}
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """The tensors of one op by what becomes of them."""
+
+    split: tuple[str, ...]
+    partial: tuple[str, ...]
+    whole: tuple[str, ...]
+
+
+def classes(op: Op) -> Sorted:
+    """The tensors an op reads, keeps and makes; its output is `y`, the gradient of w is `dw`."""
+    kept = {t.name: "batch" in t.dims for t in (*op.saved, *op.brief)}
+    split = [name for name, is_split in kept.items() if is_split]
+    tables = [name for name, is_split in kept.items() if not is_split]
+    weights = [w.name for w in op.weights]
+    made = "partial" if op.kind == "loss" else "split"
+    return Sorted(
+        split=(*split, *(("y",) if made == "split" else ())),
+        partial=(*(f"d{name}" for name in weights), *(("y",) if made == "partial" else ())),
+        whole=(*weights, *tables),
+    )
+
+
+def joins(parts_of: Class, wanted: Class) -> str:
+    """The task that turns what producers hold into what consumers want.
+
+    Producers that hold `split` or `partial` each hold a part; consumers of `split` want a part.
+    """
+    found = {
+        ("split", "split"): "copy",
+        ("split", "whole"): "concat",
+        ("partial", "whole"): "sum",
+        ("whole", "split"): "split",
+        ("whole", "whole"): "copy",
+        ("partial", "split"): "sum",  # and each keeps its own rows: a reduce-scatter
+    }
+    return found[parts_of, wanted]
+
+
+def unsplit(workload: Workload) -> dict[str, str]:
+    """Ops that look at all samples of a rank, and what is done about it."""
+    return {
+        f"{layer.name}/{op.name}": CUSTOM[op.kind]
+        for layer in workload.layers
+        for op in layer.works()
+        if op.kind in CUSTOM
+    }
+
+
+Array = npt.NDArray[np.float64]
+MOST_OP_GROUPS = 40  # op groups at most: TAG's number
+
+
+@dataclass(frozen=True)
+class Group:
+    """Units that are placed together, in a row."""
+
+    units: tuple[Unit, ...]
+    leader: int  # the group whose choice it follows: its own number unless weights are tied
+
+    @property
+    def name(self) -> str:
+        """Its first and last unit."""
+        first, last = self.units[0].name, self.units[-1].name
+        return first if first == last else f"{first}…{last}"
+
+
+def grouped(
+    workload: Workload, seconds: Array, handed: Array, most: int = MOST_OP_GROUPS
+) -> tuple[Group, ...]:
+    """Groups of units, given the seconds of each and the bytes each hands to the next."""
+    found = units(workload)
+    parts = list(range(len(found))) if len(found) <= most else metis_parts(seconds, handed, most)
+    runs: list[list[Unit]] = []
+    for i, unit in enumerate(found):
+        if i == 0 or parts[i] != parts[i - 1]:
+            runs.append([])
+        runs[-1].append(unit)
+    return tuple(Group(tuple(run), _leader(workload, runs, g)) for g, run in enumerate(runs))
+
+
+def metis_parts(seconds: Array, handed: Array, most: int) -> list[int]:
+    """The part of each unit of a chain."""
+    try:
+        import pymetis
+    except ImportError:
+        raise UnmodelledError(
+            "grouping ops needs pymetis, which is not installed",
+            hint=f"pip install 'foretell[solve]', or a model of at most {most} layers",
+        ) from None
+    n = len(seconds)
+    heavy = 1 + np.sqrt(seconds / max(seconds.max(), 1e-12)) * 1000
+    wide = np.maximum(1, handed[: n - 1] / max(handed.max(), 1.0) * 10_000).astype(int)
+    around = [[j for j in (i - 1, i + 1) if 0 <= j < n] for i in range(n)]
+    weights = [int(wide[min(i, j)]) for i in range(n) for j in around[i]]
+    options = pymetis.Options(seed=1)
+    _, parts = pymetis.part_graph(
+        most,
+        around,
+        vweights=heavy.astype(int).tolist(),
+        eweights=weights,
+        options=options,
+        recursive=False,
+    )
+    return list(parts)
+
+
+def _leader(workload: Workload, runs: list[list[Unit]], number: int) -> int:
+    """The first group that holds a weight which this one holds too."""
+    for kept, again in workload.tied:
+        names = (kept.partition("/")[0], again.partition("/")[0])
+        where = [_holder(workload, runs, name) for name in names]
+        if number in where:
+            return min(where)
+    return number
+
+
+def _holder(workload: Workload, runs: list[list[Unit]], layer: str) -> int:
+    at = next(i for i, found in enumerate(workload.layers) if found.name == layer)
+    return next(g for g, run in enumerate(runs) if any(unit.layer == at for unit in run))
+
+
+OPS = ("all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather")
+MOST_LAWS = 12  # ways kept of one collective
+
+
+def laws_of(machines: Fleet) -> Array:
+    out = np.zeros((len(machines.sets), len(OPS), MOST_LAWS, 3))
+    out[:, :, :, 0] = np.inf
+    for s in range(len(machines.sets)):
+        ranks = machines.ranks(s)
+        levels = machines.cluster.levels(ranks) if len(ranks) > 1 else ()
+        for o, op in enumerate(OPS):
+            _write(out[s, o], op, levels)
+    return _trimmed(out)
+
+
+def _trimmed(laws: Array) -> Array:
+    """Without the rows that no law needs: every price looks at all of them."""
+    used = np.isfinite(laws[..., 0]).reshape(-1, MOST_LAWS).any(axis=0)
+    return np.ascontiguousarray(laws[..., : max(1, int(used.sum())), :])
+
+
+def _write(to: Array, op: str, levels: Any) -> None:
+    """The laws of one collective; zero where there is nothing to communicate with."""
+    if not levels:
+        to[0] = 0.0
+        return
+    found = collective.price(op, np.array([1.0, 1e9]), levels).ways
+    ways = sorted(found, key=lambda way: (way.slope, way.start))[:MOST_LAWS]
+    for i, way in enumerate(ways):
+        to[i] = (way.start, way.slope, way.root)
+
+
+def sends_of(machines: Fleet) -> tuple[Array, Array]:
+    """Laws of a message between two cells, and how many go side by side."""
+    n = len(machines.cells)
+    laws, streams = np.zeros((n, n, MOST_LAWS, 3)), np.ones((n, n))
+    laws[:, :, :, 0] = np.inf
+    for a, one in enumerate(machines.cells):
+        for b, other in enumerate(machines.cells):
+            to = other.ranks[-1]
+            if to == one.ranks[0]:
+                laws[a, b, 0] = 0.0
+                continue
+            _write(laws[a, b], "send", machines.cluster.levels((one.ranks[0], to)))
+            if one.box != other.box or one.nodes > 1:
+                streams[a, b] = min(one.nodes, other.nodes)
+    return _trimmed(laws), streams
+
+
+def spans(machines: Fleet, chosen: tuple[int, ...]) -> int:
+    """Machines a set stands on."""
+    return sum({machines.cells[c].box: machines.cells[c].nodes for c in chosen}.values())
+
+
+def law(rows: Array, size: Array) -> Array:
+    """The least of some laws at each of some sizes."""
+    every = rows[:, :1] + rows[:, 1:2] * size + rows[:, 2:] * np.sqrt(size)
+    found: Array = every.min(axis=0)
+    return found
+
 
 MOST_CELLS = 12  # beyond, nodes of one kind act in larger blocks: what a search can tell apart
 MOST_GROUPS = 4  # device groups up to which every subset is a candidate, as in TAG (2ᵀ - 1)

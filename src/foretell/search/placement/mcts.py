@@ -27,10 +27,17 @@ import numpy as np
 import numpy.typing as npt
 
 from foretell import portable
+from foretell.search.placement.anneal import whole
 from foretell.search.placement.evaluate import Evaluator
-from foretell.search.placement.polish import whole
-from foretell.search.placement.problem import PS, WAYS
-from foretell.search.placement.space import Action, Placement, actions, canonical, servers
+from foretell.search.placement.problem import (
+    PS,
+    WAYS,
+    Action,
+    Placement,
+    actions,
+    canonical,
+    servers,
+)
 
 Array = npt.NDArray[np.float64]
 AT_ONCE = 4  # leaves gathered before they are simulated

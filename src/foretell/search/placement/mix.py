@@ -12,10 +12,16 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from foretell.search.placement.anneal import polish
 from foretell.search.placement.evaluate import Evaluator
-from foretell.search.placement.polish import polish
-from foretell.search.placement.problem import ALL_REDUCE, Problem
-from foretell.search.placement.space import Action, Placement, actions, uniform
+from foretell.search.placement.problem import (
+    ALL_REDUCE,
+    Action,
+    Placement,
+    Problem,
+    actions,
+    uniform,
+)
 
 WORTH = 1.005  # times as fast that a mix has to be: less is within what prices can tell apart
 HOUR = 3600.0

@@ -17,27 +17,29 @@ import numpy as np
 
 from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError, InputError, unknown
-from foretell.search.placement import exhaustive, factors, mix
-from foretell.search.placement.anneal import anneal
+from foretell.search.kit import Planned, Planner, Progress, silent
+from foretell.search.placement import baselines, factors, mix
+from foretell.search.placement.anneal import Allowed, anneal, polish, simplified
 from foretell.search.placement.baselines import BASELINES, pipelines
-from foretell.search.placement.bound import bound
-from foretell.search.placement.evaluate import Evaluator, memory, settled
+from foretell.search.placement.evaluate import Evaluator, bound, memory, settled
 from foretell.search.placement.fleet import MOST_CELLS
 from foretell.search.placement.mcts import Prior, Tree, even_chances, look_ahead
 from foretell.search.placement.plans import plan_of
-from foretell.search.placement.policy.prior import shipped
-from foretell.search.placement.polish import Allowed, polish, simplified
-from foretell.search.placement.problem import ALL_REDUCE, PS, SPLIT, Problem, problem
-from foretell.search.placement.space import (
+from foretell.search.placement.policy.net import shipped
+from foretell.search.placement.problem import (
+    ALL_REDUCE,
     EVEN,
+    PS,
+    SPLIT,
     Action,
     Placement,
+    Problem,
     actions,
     canonical,
+    problem,
     text,
     uniform,
 )
-from foretell.search.planner import Planned, Planner, Progress, silent
 from foretell.workload import Workload
 
 METHODS = ("search", "mcts", *BASELINES)
@@ -148,9 +150,9 @@ class PlacementPlanner(Planner):
             return Best(rival, False, [])
         if self.runs:
             return self._deployable(on)
-        if exhaustive.count(on.problem) <= exhaustive.MOST:
+        if baselines.count(on.problem) <= baselines.MOST:
             progress("every placement", on.least)
-            found = _quickest([Rival(on.problem, *exhaustive.best(on)), *rivals.values()], on)
+            found = _quickest([Rival(on.problem, *baselines.best(on)), *rivals.values()], on)
             return Best(found, True, mix.parts(on, self.polish // 2))
         if self.method == "mcts":
             return self._as_published(on, progress)

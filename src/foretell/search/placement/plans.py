@@ -15,7 +15,7 @@ import numpy.typing as npt
 from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.plan import Plan
-from foretell.plan.grouped import agreed
+from foretell.plan.check import agreed
 from foretell.plan.layer_ranges import served_by
 from foretell.search.placement.evaluate import settled, shares, with_shares
 from foretell.search.placement.fleet import Cell, Fleet, fleet
@@ -26,10 +26,12 @@ from foretell.search.placement.problem import (
     SHARDED,
     SPLIT,
     WAYS,
+    Action,
+    Placement,
     Problem,
+    canonical,
     problem,
 )
-from foretell.search.placement.space import Action, Placement, canonical
 from foretell.workload import Workload
 
 Ints = npt.NDArray[np.int64]

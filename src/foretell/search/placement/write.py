@@ -17,10 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from foretell.compiled import I1, I2, compiled
-from foretell.search.placement.moves import collective, moved, transfers
-from foretell.search.placement.problem import FACTORS, MICROS, PS, SHARDED, SPLIT, Tables
-from foretell.search.placement.servers import updating
-from foretell.search.placement.tasks import (
+from foretell.search.placement.moves import (
     BACKWARD,
     FORWARD,
     PRODUCT,
@@ -29,12 +26,17 @@ from foretell.search.placement.tasks import (
     TASKS,
     UPDATE,
     Page,
+    collective,
     holds,
     law,
+    moved,
     task,
+    transfers,
+    updating,
     waits,
     waits_all,
 )
+from foretell.search.placement.problem import FACTORS, MICROS, PS, SHARDED, SPLIT, Tables
 
 _MICROS = np.array(MICROS)
 

@@ -20,9 +20,7 @@ from typing import Literal, TypedDict
 from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError, InputError
 from foretell.plan import Plan, check
-from foretell.plan.place_costs import Prices, bill, message, room
-from foretell.plan.place_graph import seconds
-from foretell.plan.place_memory import change, constant
+from foretell.plan.place_graph import Prices, bill, change, constant, message, room, seconds
 from foretell.plan.stage_placement import Action, Edge, StagePlacement, copies, edges, texts
 from foretell.search.schedule.arrange import Asked, arrange, arrangements
 from foretell.search.schedule.problem import (

@@ -10,7 +10,7 @@ from typing import ClassVar
 from foretell.cluster import Cluster
 from foretell.errors import ForetellError, InputError
 from foretell.plan import Plan
-from foretell.search.planner import Planned, Planner, Progress, silent
+from foretell.search.kit import Planned, Planner, Progress, silent
 from foretell.search.schedule.best import Solved, best
 from foretell.search.schedule.find import WORK
 from foretell.search.schedule.model import Model, models

@@ -9,19 +9,16 @@ from dataclasses import dataclass, field, replace
 
 from foretell.graph import Graph
 from foretell.workload.captured import units
-from foretell.workload.captured.branches import Unit, branched
 from foretell.workload.captured.fuse import fused
 from foretell.workload.captured.model import Model, Piece, image_of
 from foretell.workload.captured.ops import pieces_of
 from foretell.workload.captured.roles import Roles, is_linear, roles_of
-from foretell.workload.captured.row import Row
-from foretell.workload.captured.rows import batch_of, is_captured, mark_live, rows_of
-from foretell.workload.captured.sizes import PRODUCTS
+from foretell.workload.captured.rows import PRODUCTS, Row, batch_of, is_captured, mark_live, rows_of
+from foretell.workload.captured.units import Unit, branched
 from foretell.workload.captured.weights import Weight, assign, exact
 from foretell.workload.models import transformer
 from foretell.workload.models.windows import splits_of
-from foretell.workload.op import Op, Tensor
-from foretell.workload.workload import Layer, Workload
+from foretell.workload.workload import Layer, Op, Tensor, Workload
 
 FEW = 4  # names in a note
 LITTLE = 0.1  # of the largest product of a layer: not worth a note

@@ -14,8 +14,8 @@ from typing import Any
 
 from foretell.workload.captured.model import Model, Piece
 from foretell.workload.captured.roles import is_through
-from foretell.workload.captured.row import Row
-from foretell.workload.op import BYTES, Op, Tensor
+from foretell.workload.captured.rows import Row
+from foretell.workload.workload import BYTES, Op, Tensor
 
 _REDUCES = ("mean", "sum", "var", "linalg_vector_norm")
 

@@ -11,11 +11,10 @@ from foretell.cost.aten import kernels
 from foretell.cost.shape import parse
 from foretell.graph import Graph
 from foretell.workload.captured.roles import Roles
-from foretell.workload.captured.row import Row
-from foretell.workload.captured.sizes import PRODUCTS
+from foretell.workload.captured.rows import PRODUCTS, Row
 from foretell.workload.models import transformer
 from foretell.workload.models.windows import Image, splits_of
-from foretell.workload.op import BYTES, Exchange, Op, Tensor
+from foretell.workload.workload import BYTES, Exchange, Op, Tensor
 
 Piece = Op | Exchange
 

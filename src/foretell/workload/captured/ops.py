@@ -1,19 +1,355 @@
-"""One recorded call as ops of a workload: what it computes, keeps, and how it may be split.
+"""Recorded calls as ops of a workload: what each computes, keeps, and how it may be split.
 
-Matmuls, convolutions, attention, norms, tables and losses become the kinds that built-in models
-are made of (→ `words`, `windows`); everything else keeps its kernels (→ `recorded`).
+On tokens: linear layers, attention, norms, tables, the loss. On images: windows, pools, channels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
-from foretell.workload.captured.model import Model, Piece
-from foretell.workload.captured.recorded import as_recorded
-from foretell.workload.captured.roles import is_linear
-from foretell.workload.captured.row import Row
-from foretell.workload.captured.windows import batch_norm, convolved, mean, pool
-from foretell.workload.captured.words import attention, batched, embedding, linear, loss, norm
+from foretell.cost.aten import Dims
+from foretell.workload.captured.model import (
+    Model,
+    Piece,
+    image_of,
+    kept_of,
+    own_dtype,
+    weights_of,
+    width,
+)
+from foretell.workload.captured.recorded import as_recorded, summed_back
+from foretell.workload.captured.roles import Core, is_expert, is_linear, wide
+from foretell.workload.captured.rows import PRODUCTS, Row, each
+from foretell.workload.models import transformer
+from foretell.workload.models.windows import (
+    Image,
+    Window,
+    convolution,
+    gathers,
+    halos,
+    product,
+    splits_of,
+)
+from foretell.workload.workload import Exchange, Op, Tensor
+
+NORMS = {"native_layer_norm": "norm", "_fused_rms_norm": "rms_norm"}
+
+
+def linear(model: Model, at: int, name: str) -> list[Piece]:
+    row, roles = model.rows[at], model.roles
+    inner, out = wide(row)
+    rows = model.per_sample(row.size / out)
+    dims = {"tokens": max(rows, 1.0), "in": float(inner), "out": float(out)}
+    if model.images and rows <= 1:
+        return [*gathered(model, name), *fully(model, row, name)]
+    splits, most, options = _ways(model, at, dims)
+    weights = weights_of(row, name, ("in", "out"), ("out",))
+    saved = kept_of(model, row, ("batch", "tokens", "out"), dims)
+    op = Op(name, "matmul", dims, splits, weights, saved, most, options=options)
+    before, behind = [], []
+    if at in roles.enters:
+        before = [*transformer.enter(f"{name}.enter", int(dims["tokens"]), inner)]
+    if at in roles.row:
+        behind = [*transformer.leave(f"{name}.leave", int(dims["tokens"]), out)]
+    return [*before, op, *behind, *summed_back(model, at, name, ("mm", "sum", "bmm"))]
+
+
+def _ways(
+    model: Model, at: int, dims: Mapping[str, float]
+) -> tuple[dict[str, str], dict[str, int], dict[str, Any]]:
+    roles = model.roles
+    splits = {"cp": "tokens"} if dims["tokens"] == model.tokens > 1 else {}
+    if at in roles.column:
+        return {"tp": "out"} | splits, {"tp": roles.column[at]}, {}
+    if at in roles.row:
+        return {"tp": "in"} | splits, {"tp": roles.row[at]}, {}
+    if at in roles.words:
+        return {"tp": "out"} | splits, {}, {"vocabulary": True}
+    return splits, {}, {}
+
+
+def norm(model: Model, at: int, name: str) -> list[Piece]:
+    row = model.rows[at]
+    cols = row.call.dims[0][-1]
+    tokens = model.per_sample(row.size / cols)
+    dims = {"tokens": tokens, "cols": float(cols)}
+    splits = transformer.ROWS if tokens == model.tokens > 1 else {}
+    saved = kept_of(model, row, ("batch", "tokens", "cols"), dims)
+    weights = weights_of(row, name, ("cols",), ("cols",))
+    options = {"kernel": NORMS[row.op]}
+    op = Op(name, "norm", dims, splits, weights, saved, options=options)
+    return [op, *summed_back(model, at, name, (f"{row.op}_backward",))]
+
+
+def embedding(model: Model, at: int, name: str) -> list[Piece]:
+    row = model.rows[at]
+    vocab, hidden = row.call.dims[0][0], row.call.dims[0][-1]
+    tokens = max(model.per_sample(row.call.size(1)), 1 / model.batch)
+    dims = {"tokens": max(tokens, 1.0), "hidden": float(hidden), "vocab": float(vocab)}
+    splits = {"cp": "tokens"} if tokens == model.tokens > 1 else {}
+    weights = weights_of(row, name, ("vocab", "hidden"), ())
+    saved = kept_of(model, row, ("batch", "tokens", "hidden"), dims)
+    more: list[Piece] = []
+    if at in model.roles.words:
+        splits = {"tp": "vocab", **splits}
+        more = [transformer.leave(f"{name}.leave", int(tokens), hidden)[0]]
+    options = {"dense": True}  # its gradient is a whole table
+    return [Op(name, "embedding", dims, splits, weights, saved, options=options), *more]
+
+
+def loss(model: Model, at: int, name: str) -> list[Piece]:
+    """Cross entropy over words, split with them where they are."""
+    row = model.rows[at]
+    vocab = row.call.dims[0][-1]
+    tokens = max(model.per_sample(row.size / vocab), 1.0)
+    dims = {"tokens": tokens, "vocab": float(vocab)}
+    splits = {"cp": "tokens"} if tokens == model.tokens > 1 else {}
+    saved = kept_of(model, row, ("batch", "tokens", "vocab"), dims)
+    sums: list[Piece] = []
+    if any(i in model.roles.words for i in row.sources):
+        splits = {"tp": "vocab", **splits}
+        one = Exchange(
+            name, "tp", "all_reduce", "", {"tokens": tokens}, {"cp": "tokens"}, dtype="fp32"
+        )
+        sums = [one] * 3  # the largest, the sum of exponentials, the word that was right
+    # PyTorch's own loss holds its gradient and that of the logits at once.
+    every = ("batch", "tokens", "vocab")
+    brief = (
+        Tensor("gradients", every, own_dtype(model, row), "eager", 2.0),
+        Tensor("logits", every, "", "!eager"),
+    )
+    return [Op(name, "loss", dims, splits, saved=saved, brief=brief), *sums]
+
+
+def attention(model: Model, at: int, name: str) -> list[Piece]:
+    """One op for a core, at its last row; rows before it are part of it."""
+    core = model.roles.cores[at]
+    if at != core.last:
+        return []
+    dims = {"heads": core.many, "queries": core.queries, "keys": core.keys, "depth": core.depth}
+    can_split = any(i in model.roles.column for i in core.feeds)
+    splits = {"tp": "heads"} if can_split else {}
+    most = {"tp": min(core.heads, core.groups or core.heads)} if can_split else {}
+    more: list[Piece] = []
+    if core.queries == core.keys == model.tokens:
+        splits |= {"cp": "queries"}
+        gathered = {"tokens": core.keys, "hidden": 2 * (core.groups or core.heads) * core.depth}
+        by = {"tp": "hidden"} if can_split else {}
+        more = [Exchange(f"{name}.keys", "cp", "all_gather", "reduce_scatter", gathered, by)]
+    options: dict[str, Any] = {"causal": core.causal, "dropout": core.dropout}
+    if core.fused:
+        options["sdpa"] = True
+    elif core.queries != model.tokens:
+        options["biased"] = True  # windows: their scores have a bias by place
+    sizes = {k: float(v) for k, v in dims.items()}
+    saved = _scores(model, core, sizes)
+    return [*more, Op("attention", "attention", sizes, splits, (), saved, most, options=options)]
+
+
+def _scores(model: Model, core: Core, dims: Mapping[str, float]) -> tuple[Tensor, ...]:
+    """What was kept of a fused core; what another program keeps that is not fused."""
+    rows, scores = ("batch", "heads", "queries", "depth"), ("batch", "heads", "queries", "keys")
+    if not core.fused:
+        kept = sum(model.rows[i].kept for i in core.rows)
+        size = math.prod(dims[d] for d in scores[1:])
+        times = model.per_sample(kept) / width(model) / size
+        return (Tensor("softmax", scores, when="!flash", times=times),) if kept else ()
+    found = list(kept_of(model, model.rows[core.last], rows, dims))
+    apart = "!flash&!eager"
+    found.append(Tensor("softmax", scores, when=apart))
+    if core.dropout:
+        found.append(Tensor("mask", scores, "bool", when=apart))
+        found.append(Tensor("dropped", scores, when=apart))
+    return tuple(found)
+
+
+def batched(model: Model, at: int, name: str) -> list[Piece]:
+    """A product of two tensors, one a sample or more."""
+    row = model.rows[at]
+    if is_expert(row):
+        return experts(model, at, name)
+    if row.op not in ("bmm", "baddbmm"):
+        return [as_recorded(model, at, name)]
+    a, b = row.call.dims[PRODUCTS[row.op]], row.call.dims[PRODUCTS[row.op] + 1]
+    sizes = (model.per_sample(a[0]), a[1], b[-1], a[-1])
+    dims = dict(zip("bmnk", map(float, sizes), strict=True))
+    saved = kept_of(model, row, ("batch", "b", "m", "n"), dims)
+    return [Op(name, "product", dims, saved=saved)]
+
+
+def experts(model: Model, at: int, name: str) -> list[Piece]:
+    """A product of every expert over the words that go to it; words go there and back by `ep`."""
+    row, roles = model.rows[at], model.roles
+    inner, out = wide(row)
+    many = float(row.call.dims[1][0])
+    dims = {"tokens": model.per_sample(row.size / out), "experts": many}
+    dims |= {"in": float(inner), "out": float(out)}
+    splits = {"ep": "experts"}
+    most = {"ep": int(many)}
+    if at in roles.column or at in roles.row:
+        splits["tp"] = "out" if at in roles.column else "in"
+        most["tp"] = roles.column.get(at) or roles.row[at]
+    weights = weights_of(row, name, ("experts", "in", "out"), ())
+    saved = kept_of(model, row, ("batch", "tokens", "out"), dims)
+    op = Op(name, "experts", dims, splits, weights, saved, most)
+    tokens = int(dims["tokens"])
+    before: list[Piece] = []
+    behind: list[Piece] = []
+    if at in roles.enters or at not in roles.row:
+        before = [_dealt(name, tokens, inner), *transformer.enter(f"{name}.enter", tokens, inner)]
+    if at in roles.row or at not in roles.column:
+        behind = [*transformer.leave(f"{name}.leave", tokens, out), _dealt(name, tokens, out)]
+    return [*before, op, *behind]
+
+
+def _dealt(name: str, tokens: int, width: int) -> Exchange:
+    """Words on their way to the ranks of their experts, or back."""
+    moved = {"tokens": float(tokens), "hidden": float(width)}
+    return Exchange(f"{name}.experts", "ep", "all_to_all", "all_to_all", moved)
+
+
+_POOLS = {"max_pool2d_with_indices": "max", "avg_pool2d": "mean"}
+_POOLS |= {"max_pool3d_with_indices": "max", "avg_pool3d": "mean"}
+
+
+def convolved(model: Model, row: Row, name: str) -> list[Piece]:
+    """A convolution with its bias, and the communication of its split."""
+    call = row.call
+    turned = call.values[6] in ("True", "1")
+    image, asked, out = _window(model, row, turned)
+    bias = bool(call.dims[2])
+    made = convolution(name, image, out, asked, bias=bias)
+    model.first = False
+    if not model.images:  # a few patches before words: left whole
+        made = [replace(p, splits={}, most={}) for p in made if isinstance(p, Op)]
+    window = ("k", "c", *"rst"[: len(asked.sides)])
+    return [_own(model, row, piece, window) if isinstance(piece, Op) else piece for piece in made]
+
+
+def _own(model: Model, row: Row, op: Op, window: tuple[str, ...]) -> Op:
+    """The convolution or its bias, with the parameters it was seen to read and what it kept."""
+    weights = weights_of(row, op.name.removesuffix(".bias"), window, ("c",))
+    if op.kind != "conv":
+        return replace(op, weights=tuple(w for w in weights if w.dims == ("c",)))
+    share = 1 / float(op.options.get("groups", 1))
+    mine = tuple(replace(w, times=share) for w in weights if w.dims == window)
+    return replace(op, weights=mine, saved=(*op.saved, *_whole_kept(model, row, op)))
+
+
+def _whole_kept(model: Model, row: Row, op: Op) -> tuple[Tensor, ...]:
+    """What a convolution made is kept whole, however its channels are split."""
+    if not row.kept:
+        return ()
+    sides = [d for d in ("h", "w", "d") if d in op.dims]
+    size = math.prod(op.dims[d] for d in sides)
+    times = model.per_sample(row.kept) / width(model) / size
+    return (Tensor("output", ("batch", *sides), times=times),)
+
+
+def _window(model: Model, row: Row, turned: bool) -> tuple[Image, Window, int]:
+    """The image a window goes over, the window, and the channels it makes."""
+    call = row.call
+    x, w = call.dims[0], call.dims[1]
+    numbers = [call.numbers(i) or (1,) for i in (3, 4, 5)]
+    stride, groups = numbers[0][-1], (call.numbers(8) or (1,))[-1]
+    kernel = w[2:]
+    pads = _pads(each(call.numbers(4) or (0,), len(kernel)), kernel, numbers[2])
+    sides, channels, out = x[2:], x[1], w[0]
+    if turned:
+        sides = tuple(
+            (s - 1) * stride - 2 * p + k for s, p, k in zip(sides, pads, kernel, strict=True)
+        )
+        channels, out = w[1] * groups, x[1]
+    flat = len(sides) == 1
+    sides, kernel = ((1, *sides), (1, *kernel)) if flat else (sides, kernel)
+    pads = [0, *pads] if flat else pads
+    turn = (*sides[-2:], *sides[:-2]), (*kernel[-2:], *kernel[:-2]), (*pads[-2:], *pads[:-2])
+    image = Image(channels, *turn[0])
+    first = model.first and not any(model.rows[i].live for i in row.after)
+    asked = Window(turn[1], stride, turn[2], groups, first, model.whole or not model.images)
+    return image, replace(asked, turned=turned), out
+
+
+def _pads(pads: Dims, kernel: Dims, dilation: Dims) -> list[int]:
+    """Padding that leaves as many places for a dense window as there are for a spread one."""
+    wide = each(dilation, len(kernel))
+    return [max(p - (k - 1) * (d - 1) // 2, 0) for p, k, d in zip(pads, kernel, wide, strict=True)]
+
+
+def gathered(model: Model, name: str) -> list[Piece]:
+    """Images that are split are gathered once, before the first work that needs them whole."""
+    if model.whole or not model.images or model.last_image < 0:
+        return []
+    model.whole = True
+    image = next(
+        (image_of(r) for r in reversed(model.rows[: model.last_image + 1]) if image_of(r)), None
+    )
+    return list(gathers(f"{name}.gather", image)) if image else []
+
+
+def fully(model: Model, row: Row, name: str) -> list[Piece]:
+    """A linear layer of an image network: filters are outputs, channels inputs."""
+    inner, out = wide(row)
+    bias = len(row.reads) > 1
+    last = not any(is_linear(r) for r in model.rows[list(model.rows).index(row) + 1 :])
+    made = product(name, inner, out, bias=bias, last=last)
+    saved = (Tensor("output", ("batch",), times=model.per_sample(row.kept) / width(model)),)
+    weights = weights_of(row, name, ("in", "out"), ("out",))
+    return [
+        replace(p, weights=weights, saved=saved if row.kept else ()) if isinstance(p, Op) else p
+        for p in made
+    ]
+
+
+def batch_norm(model: Model, at: int, name: str) -> list[Piece]:
+    """Statistics of each channel, split with the image."""
+    row = model.rows[at]
+    image = image_of(row) or Image(row.out[1], *([1, 1] if len(row.out) < 3 else [row.out[-1], 1]))
+    splits = {} if model.whole or not model.images else splits_of(image)
+    dims = image.dims()
+    weights = weights_of(row, name, ("c",), ("c",))
+    saved = kept_of(model, row, ("batch", *dims), dims)
+    return [Op(name, "batch_norm", dims, splits, weights, saved)]
+
+
+def pool(model: Model, at: int, name: str) -> list[Piece]:
+    """A pool, with halos where the image is split."""
+    row, call = model.rows[at], model.rows[at].call
+    x = call.dims[0]
+    sides = len(x) - 2
+    if sides not in (2, 3):
+        return [as_recorded(model, at, name)]
+    image = Image(x[1], *x[-2:], *x[2:-2])
+    kernel = each(call.numbers(1) or (1,), sides)
+    stride, pads = (call.numbers(2) or kernel)[-1], each(call.numbers(3) or (0,), sides)
+    asked = Window(
+        (*kernel[-2:], *kernel[:-2]), stride, (*pads[-2:], *pads[:-2]), 1, False,
+        model.whole or not model.images,
+    )  # fmt: skip
+    ops: list[Piece] = list(halos(name, image, image.c, asked)) if model.images else []
+    dims = image.dims()
+    splits = {} if asked.whole else splits_of(image)
+    saved = kept_of(model, row, ("batch", *dims), dims)
+    options = {"of": _POOLS[row.op]}
+    return [*ops, Op(name, "pool", dims, splits, saved=saved, options=options)]
+
+
+def mean(model: Model, at: int, name: str) -> list[Piece]:
+    """The mean of all pixels; the last of them gathers the image."""
+    row = model.rows[at]
+    dims = row.call.dims[0]
+    gone = {i % len(dims) for i in row.call.numbers(1)}
+    if not model.images or len(dims) not in (4, 5) or gone != set(range(2, len(dims))):
+        return [as_recorded(model, at, name)]
+    image = Image(dims[1], *dims[-2:], *dims[2:-2])
+    before = gathered(model, name) if at > model.last_image else []
+    splits = {} if model.whole else splits_of(image)
+    saved = kept_of(model, row, ("batch", "c"), image.dims())
+    return [*before, Op(name, "mean", image.dims(), splits, saved=saved)]
+
 
 _CASTS = ("torch.float32", "torch.bfloat16", "torch.float16")
 _LOSSES = ("nll_loss_forward", "nll_loss2d_forward")

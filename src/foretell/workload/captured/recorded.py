@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from foretell.workload.captured.model import Model, Piece, kept_of, leaf, named_dims, said
-from foretell.workload.op import Op, Tensor
+from foretell.workload.workload import Op, Tensor
 
 
 def as_recorded(model: Model, at: int, name: str, *, when: str = "") -> Op:

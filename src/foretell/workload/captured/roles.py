@@ -23,8 +23,7 @@ from foretell.cost.aten import kernels
 from foretell.cost.fusion_class import kind_of, word_of
 from foretell.cost.shape import parse
 from foretell.graph import Phase
-from foretell.workload.captured.row import Row
-from foretell.workload.captured.sizes import PRODUCTS
+from foretell.workload.captured.rows import PRODUCTS, Row
 
 # Kinds of op (→ `foretell.cost.fusion_class`) whose result can be split as what they are given.
 _THROUGH = ("pointwise", "random", "cat", "view")

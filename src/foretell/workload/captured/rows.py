@@ -1,22 +1,228 @@
-"""The forward calls of a recorded step: what each reads, keeps, and runs in the backward.
-
-A captured step says which task made what another uses; a traced one does not (→ `guess`).
-"""
+"""The forward calls of a recorded step: what each reads, keeps, and runs in the backward."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from foretell.cost.aten import Dims, read
+from foretell.cost.aten import Call, Dims, read
 from foretell.errors import InputError
 from foretell.graph import BufferKind, Graph, Kind, Phase, WaitKind
 from foretell.graph.columns import NONE
-from foretell.workload.captured.guess import guessed, is_followed, outermost
-from foretell.workload.captured.row import Row
-from foretell.workload.captured.sizes import LOOK_UPS, PRODUCTS
+
+
+@dataclass
+class Row:
+    """One forward call."""
+
+    key: str
+    op: str
+    path: str  # of the module it ran in
+    phase: Phase
+    dtype: str
+    call: Call
+    tasks: list[int]
+    after: tuple[int, ...] = ()  # rows whose results it uses
+    back: list[int] = field(default_factory=list)  # tasks of its backward
+    kept: float = 0.0  # bytes of what it made that is there until the backward
+    live: bool = False  # depends on the batch
+    learned: bool = False  # depends on the batch and on parameters: not to be had from the batch
+    weights: list[tuple[str, float]] = field(default_factory=list)  # paths and elements
+    tied: list[tuple[str, float]] = field(default_factory=list)  # those another call has already
+    reads: list[float] = field(default_factory=list)  # elements of all parameters it reads
+    sources: frozenset[int] = frozenset()  # rows that are no pointwise work, through those that are
+    through: bool = False  # pointwise, or a norm of single heads
+
+    @property
+    def out(self) -> Dims:
+        """The sizes of what it makes."""
+        return made_by(self.call)
+
+    @property
+    def size(self) -> float:
+        return float(math.prod(self.out))
+
+
+# Matmuls, and where the two factors begin.
+PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "_grouped_mm": 0}
+LOOK_UPS = ("embedding", "index_select", "gather")
+
+
+def made_by(call: Call) -> Dims:
+    """The sizes of what a call makes."""
+    if call.op in PRODUCTS:
+        a, b = call.dims[PRODUCTS[call.op]], call.dims[PRODUCTS[call.op] + 1]
+        return (*a[:-1], b[-1])
+    if call.op in LOOK_UPS:
+        return (*call.dims[1], *call.dims[0][1:]) if len(call.dims) > 1 else call.dims[0]
+    if call.op == "index":
+        return _looked_up(call)
+    if any(call.lists):
+        return _joined(call)
+    if call.op == "convolution":
+        return _slid(call)
+    if ("pool2d" in call.op or "pool3d" in call.op) and len(call.dims[0]) == 2 + _sides(call):
+        return _pooled(call)
+    if call.op in ("mean", "sum") and call.numbers(1):
+        dims = call.dims[0]
+        gone = {i % len(dims) for i in call.numbers(1)}
+        return tuple(1 if i in gone else d for i, d in enumerate(dims))
+    return spread([call.dims[i] for i in call.tensors()])
+
+
+def _joined(call: Call) -> Dims:
+    """Tensors one behind the other, along the side where they differ; empty ones add nothing."""
+    first = [d for d in next(group for group in call.lists if group) if math.prod(d)]
+    if not first:
+        return (0,)
+    said = (call.numbers(1) or (-1,))[0] if call.op == "cat" else -1
+    if any(len(d) != len(first[0]) for d in first):
+        return (sum(map(math.prod, first)),)
+    at = next((i for i in range(len(first[0])) if len({d[i] for d in first}) > 1), said)
+    at %= len(first[0])
+    return (*first[0][:at], sum(d[at] for d in first), *first[0][at + 1 :])
+
+
+def _looked_up(call: Call) -> Dims:
+    """What indices leave of a tensor: sides without one stay, the others become theirs."""
+    x = call.dims[0]
+    given = call.lists[1] if len(call.lists) > 1 and call.lists[1] else call.dims[1:2]
+    taken = [d for d in given if d]
+    if not taken or len(given) > len(x):
+        return x
+    first = next(i for i, d in enumerate(given) if d)
+    rest = [side for i, side in enumerate(x) if i >= len(given) or not given[i]]
+    return (*rest[:first], *spread(taken), *rest[first:])
+
+
+def _sides(call: Call) -> int:
+    return 3 if "3d" in call.op else 2
+
+
+def _slid(call: Call) -> Dims:
+    """What a window leaves of an image, or makes of it where it is transposed."""
+    x, w = call.dims[0], call.dims[1]
+    stride, pad, dilation = (each(call.numbers(i) or (i // 4,), len(w) - 2) for i in (3, 4, 5))
+    turned = call.values[6] in ("True", "1")
+    sides = [
+        (s - 1) * t - 2 * p + d * (k - 1) + 1 if turned else (s + 2 * p - d * (k - 1) - 1) // t + 1
+        for s, k, t, p, d in zip(x[2:], w[2:], stride, pad, dilation, strict=True)
+    ]
+    groups = (call.numbers(8) or (1,))[-1]
+    return (x[0], w[1] * groups if turned else w[0], *sides)
+
+
+def _pooled(call: Call) -> Dims:
+    x = call.dims[0]
+    if call.op.startswith("_adaptive"):
+        return (*x[:2], *each(call.numbers(1) or (1,), _sides(call)))
+    kernel = each(call.numbers(1) or (1,), _sides(call))
+    stride, pad = (
+        each(call.numbers(i) or usual, _sides(call)) for i, usual in ((2, kernel), (3, (0,)))
+    )
+    up = call.values[-1] in ("True", "1")
+    sides = [
+        (s + 2 * p - k + (t - 1 if up else 0)) // t + 1
+        for s, k, t, p in zip(x[2:], kernel, stride, pad, strict=True)
+    ]
+    return (*x[:2], *sides)
+
+
+def each(numbers: tuple[int, ...], many: int) -> tuple[int, ...]:
+    return numbers if len(numbers) == many else (numbers[-1],) * many
+
+
+def spread(several: Sequence[Dims]) -> Dims:
+    """The sizes that tensors have when they are spread to each other; the largest where not."""
+    width = max((len(d) for d in several), default=0)
+    padded = [(1,) * (width - len(d)) + d for d in several]
+    out = tuple(max(sizes) for sizes in zip(*padded, strict=True))
+    fits = all(all(s in (1, o) for s, o in zip(d, out, strict=True)) for d in padded)
+    return out if fits else max(several, key=math.prod, default=())
+
+
+def outermost(call: Call, key: str) -> Call:
+    """A call of a trace in the words of a capture: look-ups and windows show what is inside them.
+
+    A look-up shows its gather, with indices spread to rows; a window the call of cuDNN (padding,
+    stride, dilation, groups) or the one for single channels (window, bias, stride, padding …).
+    """
+    if call.op == "convolution" and len(call.types) > 3 and call.types[2] == "ScalarList":
+        alone = call.types[3] == "-"
+        pad, stride, dilation = (call.values[i] for i in ((5, 4, 6) if alone else (2, 3, 4)))
+        groups = str(call.dims[0][1]) if alone else call.values[5]
+        values = ("-", "-", "-", stride, pad, dilation, "False", "0x0", groups)
+        dims = (*call.dims[:2], *[()] * 7)
+        return replace(call, dims=dims, values=values, types=(*call.types[:2], *["-"] * 7))
+    tables = [d for d in call.dims if len(d) == 2]
+    if not key.startswith("embedding.") or call.op == "embedding" or len(tables) < 2:
+        return call
+    dims = (tables[0], tables[1][:1])
+    return replace(call, op="embedding", dims=dims, types=(call.types[0], "long int"))
+
+
+def guessed(rows: Sequence[Row]) -> Iterator[tuple[int, ...]]:
+    """The last call that made a tensor of each size that is read, or of all of one size at once."""
+    made: dict[int, list[int]] = {}
+    found: tuple[int, ...] = ()
+    for at, row in enumerate(rows):
+        given = row.call.tensors()
+        if row.op in PRODUCTS:
+            given = [PRODUCTS[row.op]]
+        if at and _is_beside(rows[at - 1], row):
+            yield found
+            made.setdefault(math.prod(row.out), []).append(at)
+            continue
+        sizes = Counter(row.call.size(i) for i in given)
+        sizes += Counter(math.prod(dims) for dims in _all_lists(row.call))
+        found = tuple(sorted({i for n, k in sizes.items() for i in _makers(made, n, k)}))
+        if row.op.rstrip("_") == "add" and list(sizes.values()) == [2]:
+            found = _summed(rows, made.get(math.prod(row.out), []))
+        row.after = found
+        yield found
+        made.setdefault(math.prod(row.out), []).append(at)
+
+
+def _all_lists(call: Call) -> list[Dims]:
+    return [dims for group in call.lists for dims in group]
+
+
+def _makers(made: dict[int, list[int]], size: int, many: int) -> list[int]:
+    """Whatever made `many` tensors of a size: one call that made them all, or the last ones."""
+    apart, whole = made.get(size, [])[-many:], made.get(size * many, [])[-1:]
+    return whole if many > 1 and whole and whole > apart[-1:] else apart
+
+
+def _summed(rows: Sequence[Row], made: list[int]) -> tuple[int, ...]:
+    """What a sum of two reads: the last of its size, and the last that did not lead up to it.
+
+    Matmuls, windows and norms are followed by something before they are added to.
+    """
+    if not made:
+        return ()
+    last = chain = made[-1]
+    if not (is_followed(rows[last]) or rows[last].op in ("native_dropout", "native_batch_norm")):
+        return tuple(made[-2:])  # a formula, not the end of a branch
+    while rows[chain].after and rows[chain].after[-1] in made:
+        chain = rows[chain].after[-1]
+    before = [i for i in made if i < chain and not is_followed(rows[i])]
+    return (*before[-1:], last)
+
+
+def is_followed(row: Row) -> bool:
+    return row.op in PRODUCTS or row.op == "convolution" or row.op == "native_layer_norm"
+
+
+def _is_beside(one: Row, two: Row) -> bool:
+    """Matmuls in a row over equal inputs read the same: nothing multiplies twice in between."""
+    if one.op not in ("mm", "addmm") or two.op not in ("mm", "addmm"):
+        return False
+    return one.call.dims[PRODUCTS[one.op]] == two.call.dims[PRODUCTS[two.op]]
+
 
 # Calls that make constants, whatever they are given.
 _CONSTANT = ("fill_", "arange", "empty", "scalar_tensor")

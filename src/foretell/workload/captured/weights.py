@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretell.graph import BufferKind, Graph
-from foretell.workload.captured.row import Row
-from foretell.workload.captured.sizes import PRODUCTS
+from foretell.workload.captured.rows import PRODUCTS, Row
 
 BLOCK = 512  # bytes: sizes of buffers are rounded up to it, as PyTorch's allocator does
 _ITEMS = (4, 2, 8, 1)  # bytes of a number

@@ -8,8 +8,7 @@ from typing import ClassVar, Literal
 from foretell.spec import Spec
 from foretell.workload.models import transformer
 from foretell.workload.models.transformer import Piece
-from foretell.workload.op import Op, Tensor
-from foretell.workload.workload import Layer, Workload
+from foretell.workload.workload import Layer, Op, Tensor, Workload
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,7 @@ from foretell.workload.models.windows import (
     splits_of,
     window_of,
 )
-from foretell.workload.op import Exchange, Op, Tensor
-from foretell.workload.workload import Layer
+from foretell.workload.workload import Exchange, Layer, Op, Tensor
 
 __all__ = ["Image", "Net", "Sides"]
 # Kernel class of an activation, and whether its gradient needs its input besides its output.

@@ -12,8 +12,7 @@ from typing import ClassVar
 from foretell.errors import InputError
 from foretell.spec import Spec
 from foretell.workload.models.cnn import Image, Net
-from foretell.workload.op import Op
-from foretell.workload.workload import Workload
+from foretell.workload.workload import Op, Workload
 
 _LEFT = 2  # side of the cube that is left
 

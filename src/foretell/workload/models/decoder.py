@@ -15,8 +15,7 @@ from foretell.errors import InputError
 from foretell.spec import Spec
 from foretell.workload.models import experts, lora, transformer
 from foretell.workload.models.transformer import Piece
-from foretell.workload.op import Exchange, Op, Tensor
-from foretell.workload.workload import Layer, Workload
+from foretell.workload.workload import Exchange, Layer, Op, Tensor, Workload
 
 MOST = 2**40  # of any size: beyond it is a slip
 MOST_LAYERS = 2**16

@@ -9,8 +9,7 @@ from foretell.errors import unknown
 from foretell.spec import Spec
 from foretell.workload.models.cnn import Image, Net
 from foretell.workload.models.resnet import BLOCKS, Resnet
-from foretell.workload.op import Exchange, Op
-from foretell.workload.workload import Layer, Workload
+from foretell.workload.workload import Exchange, Layer, Op, Workload
 
 
 @dataclass(frozen=True)

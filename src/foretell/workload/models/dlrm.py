@@ -13,8 +13,7 @@ from typing import ClassVar
 from foretell.errors import InputError
 from foretell.spec import Spec
 from foretell.workload.models import transformer
-from foretell.workload.op import Exchange, Op, Tensor
-from foretell.workload.workload import Layer, Workload
+from foretell.workload.workload import Exchange, Layer, Op, Tensor, Workload
 
 # Rows of each table (mlcommons/training, recommendation_v2/torchrec_dlrm/README)
 _CRITEO = (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from foretell.workload.models import transformer
 from foretell.workload.models.transformer import ROWS, Piece
-from foretell.workload.op import Exchange, Op, Tensor
+from foretell.workload.workload import Exchange, Op, Tensor
 
 
 @dataclass(frozen=True)

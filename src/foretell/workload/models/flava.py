@@ -12,8 +12,7 @@ from foretell.errors import InputError
 from foretell.spec import Spec
 from foretell.workload.models import transformer
 from foretell.workload.models.cnn import Image, Net
-from foretell.workload.op import Op, Tensor
-from foretell.workload.workload import Layer, Workload
+from foretell.workload.workload import Layer, Op, Tensor, Workload
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from foretell.workload.op import Op, Tensor
-from foretell.workload.workload import Layer, Workload
+from foretell.workload.workload import Layer, Op, Tensor, Workload
 
 
 def adapted(model: Workload, rank: int) -> Workload:

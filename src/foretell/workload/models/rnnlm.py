@@ -10,8 +10,7 @@ from typing import ClassVar
 
 from foretell.spec import Spec
 from foretell.workload.models import transformer
-from foretell.workload.op import Op, Tensor
-from foretell.workload.workload import Layer, Workload
+from foretell.workload.workload import Layer, Op, Tensor, Workload
 
 _GATES = 4
 

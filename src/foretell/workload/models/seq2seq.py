@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from foretell.cost.memory_bound import added_rows
+from foretell.cost.kernel import added_rows
 from foretell.spec import Spec
 from foretell.workload.models import transformer
 from foretell.workload.models.cnn import Image, Net
 from foretell.workload.models.transformer import Piece
-from foretell.workload.op import Op, Tensor
-from foretell.workload.workload import Layer, Workload
+from foretell.workload.workload import Layer, Op, Tensor, Workload
 
 
 @dataclass(frozen=True)

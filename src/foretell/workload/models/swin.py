@@ -14,8 +14,7 @@ from foretell.workload.models import transformer
 from foretell.workload.models.cnn import Image, Net
 from foretell.workload.models.transformer import Piece
 from foretell.workload.models.vit import classifier
-from foretell.workload.op import Op, Tensor
-from foretell.workload.workload import Layer, Workload
+from foretell.workload.workload import Layer, Op, Tensor, Workload
 
 
 @dataclass(frozen=True)

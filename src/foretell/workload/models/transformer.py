@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from foretell.errors import InputError
-from foretell.workload.op import Exchange, Op, Tensor
-from foretell.workload.workload import Layer
+from foretell.workload.workload import Exchange, Layer, Op, Tensor
 
 ROWS = {"sp": "tokens", "cp": "tokens"}  # how a tensor outside the tensor-parallel part is split
 _ROW = ("batch", "tokens", "cols")

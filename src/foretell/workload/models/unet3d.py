@@ -11,8 +11,7 @@ from typing import ClassVar
 from foretell.errors import InputError
 from foretell.spec import Spec
 from foretell.workload.models.cnn import Image, Net
-from foretell.workload.op import Op, Tensor
-from foretell.workload.workload import Workload
+from foretell.workload.workload import Op, Tensor, Workload
 
 
 @dataclass(frozen=True)

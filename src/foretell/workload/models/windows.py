@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from foretell.workload.kernels import slid
-from foretell.workload.op import Exchange, Op, Tensor
+from foretell.workload.workload import Exchange, Op, Tensor
 
 SPATIAL = {"height": "h", "width": "w", "depth": "d"}  # axis → side of an image
 _WINDOW = {"h": "r", "w": "s", "d": "t"}

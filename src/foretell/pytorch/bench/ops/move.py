@@ -13,9 +13,7 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from foretell.pytorch.bench.call import Build, Call, Place
-from foretell.pytorch.bench.case import Case, case
-from foretell.pytorch.bench.design import fill, one_of, sizes, wholes
+from foretell.pytorch.bench.case import Build, Call, Case, Place, case, fill, one_of, sizes, wholes
 
 
 def cases() -> Iterator[Case]:

@@ -1,23 +1,34 @@
-"""The network that scores ways on, in numpy, from exported weights.
-
-Op groups and cells start from their features. In every layer each hears along five kinds of edge:
-groups from the one before and the one behind, and by attention (GATv2) groups from cells, cells
-from groups and cells from cells. A way on is scored from the groups it changes, the cells these
-are on and go to, and its own features: no weight knows how many groups, cells or ways there are.
-
-`foretell_lab.policy.network` is the same network on PyTorch Geometric; a test holds both equal.
+"""The learned prior of the tree search: its network in numpy, its weights, what simulation
+tells it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from io import BytesIO
 
 import numpy as np
 import numpy.typing as npt
 
 from foretell import portable
-from foretell.cost.products import dense
-from foretell.search.placement.policy.view import Seen
+from foretell.cost.learned import dense
+from foretell.errors import InputError
+from foretell.search.placement.evaluate import Evaluator
+from foretell.search.placement.mcts import Array, Asked, Prior, even_chances
+from foretell.search.placement.policy.view import (
+    CELL,
+    GROUP,
+    LINK,
+    NEXT,
+    PLACE,
+    WAY_ON,
+    Seen,
+    View,
+    view,
+)
 
 Floats = npt.NDArray[np.float32]
 Weights = Mapping[str, Floats]
@@ -111,3 +122,47 @@ def _tanh(x: Floats) -> Floats:
 
 def _layers(weights: Weights) -> int:
     return sum(name.endswith("serve.bias") for name in weights)
+
+
+WIDTHS = {
+    "group": GROUP, "cell": CELL, "place": PLACE, "link": LINK, "next": NEXT, "way_on": WAY_ON,
+}  # fmt: skip
+FLOOR = 0.05  # of all chances is split evenly: nothing is ruled out unseen
+
+
+@dataclass
+class Learned:
+    """Chances by a network, which looks at the last placement's simulation and simulates none."""
+
+    weights: Weights
+    _view: View | None = field(default=None, init=False, repr=False)
+
+    def __call__(self, on: Evaluator, asked: Sequence[Asked]) -> list[Array]:
+        """For each question, chances that add up to 1."""
+        if self._view is None or self._view.problem is not on.problem:
+            self._view = view(on.problem)
+        seen = [self._view.seen(one.now, one.ways_on) for one in asked]
+        return [_floored(chances(found)) for found in scores(self.weights, seen)]
+
+
+def _floored(chances: Array) -> Array:
+    return (1 - FLOOR) * chances + FLOOR / len(chances)
+
+
+@cache
+def shipped() -> Prior:
+    """The prior of the package; even chances where it has no weights."""
+    path = files("foretell.search.placement.policy").joinpath("weights.npz")
+    return Learned(read(path.read_bytes())) if path.is_file() else even_chances
+
+
+def read(raw: bytes) -> Weights:
+    """Weights from the bytes of their file."""
+    with np.load(BytesIO(raw)) as arrays:
+        found = {name: arrays[name].astype(np.float32) for name in arrays.files}
+    if found["group.weight"].shape[1] != GROUP or found["score.weight"].shape[0] != 1:
+        raise InputError(
+            "these weights are for other features than this version sees",
+            hint="train them again: foretell train-policy",
+        )
+    return found

@@ -1,36 +1,120 @@
-"""What a learned prior sees of a problem, a placement and the ways on from it: plain arrays.
-
-Nodes are op groups (g) and cells of devices (c); edges join neighbours in the chain, groups with
-the cells they may run on, and cells with each other. Seconds are shares of a reference step, bytes
-shares of a device's room, so that networks see the same of small and large problems. A way on (k)
-is any other placement: what it changes, what its parts add up to on each cell, and the difference.
-
-No feature depends on how many groups, cells or ways on there are.
-"""
+"""What the learned prior sees of a problem, a placement and the ways on from it: plain arrays."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf, log2
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from foretell import portable
-from foretell.search.placement.evaluate import columns
-from foretell.search.placement.laws import law
-from foretell.search.placement.policy.feedback import CELL_FEEDBACK, GROUP_FEEDBACK, feedback
+from foretell.compiled import F2, I1, I2, compiled
+from foretell.search.placement import evaluate
+from foretell.search.placement.deal import peaks
+from foretell.search.placement.evaluate import columns, settled
+from foretell.search.placement.fleet import law
+from foretell.search.placement.moves import (
+    BACKWARD,
+    FORWARD,
+    PRODUCT,
+    SEND,
+    SYNC,
+    TASKS,
+    UPDATE,
+    page,
+    play,
+    standing,
+)
 from foretell.search.placement.problem import (
     ALL_REDUCE,
     FACTORS,
+    MODES,
     PS,
     SHARDED,
     SPLIT,
     WAYS,
+    Placement,
     Problem,
+    Tables,
+    canonical,
 )
-from foretell.search.placement.space import MODES, Placement, canonical
+from foretell.search.placement.write import written
+
+GROUP_FEEDBACK = 5  # forward begins, backward ends, gradients agree, waited for them, sends before
+CELL_FEEDBACK = 5  # computes, communicates, its messages, first begins, memory
+
+
+def feedback(problem: Problem, placement: Placement) -> tuple[Any, Any, Any, float]:
+    """[g, ·] and [c, ·] shares of the step, samples [s, c] and seconds; zeros if it has none."""
+    t, (sets, ways, served) = problem.tables, settled(problem, placement)
+    share = np.zeros((len(t.size), len(t.kind)), np.int64)
+    group = np.zeros((len(problem.groups), GROUP_FEEDBACK))
+    cell = np.zeros((len(t.kind), CELL_FEEDBACK))
+    row = (sets, ways, served, placement.micros)
+    if evaluate.prepared(t, *row, placement.mode, share) < 0:
+        hold = standing(t, sets, ways, served)
+        cell[:, 4] = np.minimum(peaks(t, sets, ways, hold, share) / t.room, 4.0)
+        return group, cell, share, np.inf
+    seconds = told(t, *row, float(placement.fuse), share, group, cell)
+    return group, cell, share, float(seconds)
+
+
+@compiled
+def told(
+    t: Tables,
+    sets: I1,
+    ways: I1,
+    served: I1,
+    micros: int,
+    fuse: float,
+    share: I2,
+    group: F2,
+    cell: F2,
+) -> float:
+    """Simulate a placement and fill in what its groups and cells did."""
+    cells = len(t.kind)
+    p = page(len(sets), cells, micros)
+    written(t, sets, ways, served, micros, fuse, share, p)
+    start, end = play(p, cells, 3 * (t.box.max() + 1))
+    total = end.max()
+    first = np.full(cells, total)
+    begins, done = np.full(len(sets), np.inf), np.zeros(len(sets))
+    for i in range(p.count[TASKS]):
+        g, c, took = p.group[i], p.cell[i], (end[i] - start[i]) / total
+        if p.what[i] == FORWARD:
+            begins[g] = min(begins[g], start[i] / total)
+            first[c] = min(first[c], start[i])
+        elif p.what[i] == BACKWARD:
+            group[g, 1] = max(group[g, 1], end[i] / total)
+        elif p.what[i] == SYNC:
+            done[g] = max(done[g], end[i] / total)
+        elif p.what[i] == SEND:
+            group[g, 4] += took
+            cell[c, 2] += took
+        if p.what[i] in (FORWARD, BACKWARD, PRODUCT, UPDATE):
+            cell[c, 0] += took
+        for k in range(p.lane_start[i], p.lane_start[i + 1]):
+            if p.lane[k] >= cells:
+                cell[p.lane[k] - cells, 1] += took
+    spread(begins, done, group)
+    cell[:, 3] = first / total
+    cell[:, 4] = peaks(t, sets, ways, standing(t, sets, ways, served), share) / t.room
+    return total
+
+
+@compiled
+def spread(begins: Any, done: Any, group: Any) -> None:
+    """Tasks stand for runs of groups under the name of the first: the others get its figures."""
+    for g in range(len(begins)):
+        seen = begins[g] < np.inf
+        group[g, 0] = begins[g] if seen or g == 0 else group[g - 1, 0]
+        if group[g, 1] == 0.0 and g > 0:
+            group[g, 1], done[g] = group[g - 1, 1], done[g - 1]
+        group[g, 2] = max(done[g], group[g, 1])
+        group[g, 3] = group[g, 2] - group[g, 1]
+
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]

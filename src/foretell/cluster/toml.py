@@ -1,21 +1,238 @@
-"""From the tables of a cluster file to devices, links, nodes and switches.
-
-Every reader takes a `Table`, notes what is wrong on its page, and gives back None only where
-nothing sensible can be made; so one pass over a file finds all its problems.
+"""A cluster file: TOML read line by line, quantities with units, tables to devices, links and
+nodes.
 """
 
 import math
+import re
+import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from decimal import Decimal
 from itertools import combinations
 from typing import Any
 
-from foretell.cluster import units
-from foretell.cluster.device import FORMATS, Device
-from foretell.cluster.fabric import Switch, Tier
-from foretell.cluster.link import KINDS, NETWORK, VERTICES, Link
-from foretell.cluster.node import Node
-from foretell.cluster.toml_document import Page, Place
+from foretell.cluster.node import FORMATS, KINDS, NETWORK, VERTICES, Device, Link, Node
+from foretell.cluster.topology import Switch, Tier
+from foretell.errors import InputError, unknown
+from foretell.io import parse_toml
+
+_PREFIX = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "m": -3, "u": -6, "µ": -6, "n": -9}
+_BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4}
+_DIGITS = r"\d+(?:_\d+)*"
+_NUMBER = rf"[-+]?(?:(?:{_DIGITS}(?:\.(?:{_DIGITS})?)?|\.{_DIGITS})(?:e[-+]?\d+)?|nan|inf)"
+_QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([^\s\d._]\S*)?\s*", re.I)
+# base unit -> the spellings of one such unit, without prefix, and how many base units it is
+_SPELLINGS: dict[str, dict[str, Decimal]] = {
+    "B": {"B": Decimal(1)},
+    "B/s": {"B/s": Decimal(1), "b/s": Decimal(1) / 8, "bit/s": Decimal(1) / 8},
+    "s": {"s": Decimal(1)},
+    "Hz": {"Hz": Decimal(1)},
+    "W": {"W": Decimal(1)},
+    "flop/s": {"flop/s": Decimal(1), "FLOPS": Decimal(1), "op/s": Decimal(1)},
+    "$/h": {"$/h": Decimal(1), "USD/h": Decimal(1)},
+}
+_SHOWN = {
+    "B": ("T", "G", "M", "k", ""),
+    "B/s": ("T", "G", "M", "k", ""),
+    "s": ("", "m", "u", "n"),
+    "Hz": ("G", "M", "k", ""),
+    "W": ("",),
+    "flop/s": ("P", "T", "G", "M", ""),
+    "$/h": ("",),
+}
+
+
+def read(value: object, unit: str) -> float:
+    """The number of base units a person meant; ValueError says what is wrong with it."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"is {value!r}, not a quantity in {unit}")
+    if not isinstance(value, str):
+        return float(value)
+    match = _QUANTITY.fullmatch(value)
+    if not match:
+        raise ValueError(f"is `{value}`, not a quantity in {unit}")
+    if len(value) > 64 or ("e" in match[1] and len(match[1].lower().partition("e")[2]) > 4):
+        raise ValueError(f"is `{value[:40]}`, not a quantity in {unit}")
+    if not match[2]:
+        return float(match[1])
+    scale = _scale(match[2], unit)
+    if scale is None:
+        raise ValueError(f"is `{value}`: `{match[2]}` is not a unit of {unit}")
+    return float(Decimal(match[1].replace("_", "")) * scale)
+
+
+def _scale(text: str, unit: str) -> Decimal | None:
+    for spelling, size in _SPELLINGS[unit].items():
+        if not text.endswith(spelling):
+            continue
+        prefix = text.removesuffix(spelling)
+        if prefix in _PREFIX:
+            return size * Decimal(10) ** _PREFIX[prefix]
+        if prefix in _BINARY and unit in ("B", "B/s"):
+            return size * Decimal(1024) ** _BINARY[prefix]
+    return None
+
+
+def write(value: float, unit: str) -> str:
+    """The exact text of a quantity, in the largest unit it fills once; `read` inverts it."""
+    exact = Decimal(repr(value))
+    if unit == "B" and value and value % 2**20 == 0:
+        prefix = next(p for p in ("Ti", "Gi", "Mi") if value % 1024 ** _BINARY[p] == 0)
+        return f"{int(value) // 1024 ** _BINARY[prefix]} {prefix}{unit}"
+    prefix = next((p for p in _SHOWN[unit] if abs(exact) >= Decimal(10) ** _PREFIX[p]), "")
+    scaled = exact / Decimal(10) ** _PREFIX[prefix]
+    return f"{scaled.normalize():f} {prefix}{unit}"
+
+
+def short(value: float, unit: str) -> str:
+    """The same for a reader: three significant digits, not to be read back."""
+    prefix = next((p for p in _SHOWN[unit] if abs(value) >= 10.0 ** _PREFIX[p]), "")
+    scaled = value / 10.0 ** _PREFIX[prefix]
+    return f"{scaled:.3g} {prefix}{unit}" if abs(scaled) < 1000 else f"{scaled:.0f} {prefix}{unit}"
+
+
+Place = tuple[str | int, ...]  # ("node", 2, "nic"): the key `nic` of the third [[node]]
+_NAME = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
+_HEADER = re.compile(rf"\s*(\[\[?)\s*({_NAME}(?:\s*\.\s*{_NAME})*)\s*\]\]?\s*(?:#.*)?$")
+_KEY = re.compile(rf"\s*({_NAME}(?:\s*\.\s*{_NAME})*)\s*=(.*)")
+_TOLD = 100  # problems of a file that are listed at once
+_AT_LINE = re.compile(r"\(at line (\d+), column \d+\)|\(at end of document\)")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a file: what, where, and what would help."""
+
+    message: str
+    line: int = 0  # counted from 1; 0 where it is not known
+    hint: str = ""
+    file: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{where}: {self.message}" if where else self.message
+
+
+@dataclass
+class Page:
+    """A TOML text being read: its values, the line of each key, and the problems found so far."""
+
+    file: str
+    values: dict[str, Any]
+    lines: Mapping[Place, int]
+    noted: dict[Problem, None] = field(default_factory=dict)
+
+    @property
+    def problems(self) -> list[Problem]:
+        """What was found, in the order it was."""
+        return list(self.noted)
+
+    def note(self, place: Place, message: str, hint: str = "") -> None:
+        """Remember a problem with the value at a place, once."""
+        self.noted.setdefault(Problem(message, self.line(place), hint, self.file))
+
+    def note_unknown(self, place: Place, what: str, name: str, known: Any) -> None:
+        """Remember an unknown name, with the nearest known one."""
+        error = unknown(what, name, known)
+        self.note(place, error.message, error.hint)
+
+    def line(self, place: Place) -> int:
+        """The line of a key, or of the nearest table around it."""
+        while place and place not in self.lines:
+            if (*place, 0) in self.lines:  # the first of [[place]]
+                return self.lines[*place, 0]
+            place = place[:-1]
+        return self.lines.get(place, 0)
+
+
+def parse(text: str, file: str = "") -> Page:
+    """Read a TOML text; a text that is not TOML becomes a page with that one problem."""
+    if not text.strip():
+        hint = "a cluster file needs at least one [[node]] table; see docs/reference/clusters.md"
+        return Page(file, {}, {}, {Problem("the file is empty", 0, hint, file): None})
+    try:
+        return Page(file, parse_toml(text, file or "the cluster", finite=False), _lines(text))
+    except InputError as error:
+        return Page(file, {}, {}, {Problem(error.message, 0, error.hint, file): None})
+    except tomllib.TOMLDecodeError as error:
+        return Page(file, {}, {}, {_not_toml(text, str(error), file): None})
+
+
+def _not_toml(text: str, error: str, file: str) -> Problem:
+    found = _AT_LINE.search(error)
+    last = len(text.splitlines())
+    line = int(found[1]) if found and found[1] else last
+    what = _AT_LINE.sub("", error).strip()
+    cut = line >= last
+    hint = "is the file cut off here?" if cut else "the file must be TOML: `key = value` lines"
+    return Problem(f"not TOML: {what[:1].lower()}{what[1:]}", line, hint, file)
+
+
+def fail(problems: list[Problem], file: str) -> InputError:
+    """One error that tells every problem of a file."""
+    first = problems[0]
+    if len(problems) == 1:
+        return InputError(str(first), hint=first.hint)
+    told = in_order(problems)[:_TOLD]
+    rows = "\n".join(f"  {p}" + (f" ({p.hint})" if p.hint else "") for p in told)
+    rows += f"\n  and {len(problems) - _TOLD} more" * (len(problems) > _TOLD)
+    return InputError(f"{len(problems)} problems in {file or 'the cluster'}:\n{rows}")
+
+
+def in_order(problems: list[Problem]) -> list[Problem]:
+    """By line; those without one last."""
+    return sorted(problems, key=lambda p: (not p.line, p.line))
+
+
+def _lines(text: str) -> dict[Place, int]:
+    """The line of every table and key; what stands inside a value of several lines is skipped."""
+    found: dict[Place, int] = {}
+    here: Place = ()
+    tables: dict[Place, int] = {}
+    quoted, depth = "", 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        outside = not quoted and not depth
+        header, key = (_HEADER.match(line), _KEY.match(line)) if outside else (None, None)
+        if header:
+            here = _table(_dotted(header[2]), header[1] == "[[", tables)
+            found.setdefault(here, number)
+            continue
+        if key:
+            found.setdefault(here + _dotted(key[1]), number)
+        quoted = _still_quoted(line, quoted)
+        depth = max(0, depth + _opened(key[2] if key else line)) if not quoted else depth
+    return found
+
+
+def _still_quoted(line: str, quoted: str) -> str:
+    """The triple quote a text is in after this line, if any."""
+    for mark in re.findall(r'"""|\'\'\'', line):
+        quoted = "" if quoted == mark else quoted or mark
+    return quoted
+
+
+def _opened(line: str) -> int:
+    """How many more brackets a line opens than it closes, strings and comments apart."""
+    bare = re.sub(r"""\"[^\"]*\"|'[^']*'|#.*""", "", line)
+    return sum(bare.count(c) for c in "[{") - sum(bare.count(c) for c in "]}")
+
+
+def _table(path: Place, many: bool, tables: dict[Place, int]) -> Place:
+    """The place of a table header; each [[name]] opens the next of its kind."""
+    place: Place = ()
+    for i, part in enumerate(path):
+        place += (part,)
+        if many and i == len(path) - 1:
+            tables[place] = tables.get(place, -1) + 1
+        if place in tables:
+            place += (tables[place],)
+    return place
+
+
+def _dotted(text: str) -> Place:
+    parts = re.findall(r"\"([^\"]*)\"|'([^']*)'|([^.\s\"']+)", text)
+    return tuple(a or b or c for a, b, c in parts)
+
 
 MOST = 2**20  # ranks or nodes a file may ask for: beyond it is a slip, not a cluster
 MOST_INSIDE = 1024  # devices, switches or NICs in one node
@@ -66,7 +283,7 @@ class Table:
                 self.note(key, f"{self.what} has no {key.replace('_', ' ')}", hint)
             return default or 0.0
         try:
-            value = units.read(self.values[key], unit)
+            value = read(self.values[key], unit)
         except ValueError as error:
             self.note(key, f"{key} of {self.what} {error}", f"write it as `{_EXAMPLE[unit]}`")
             return default or 0.0
@@ -280,17 +497,6 @@ def speaks_network(table: Table, key: str, cable: Cable) -> bool:
         hint = f"a NIC speaks {', '.join(sorted(NETWORK))}"
         table.note(key, f"{key} of {table.what} is a {cable.kind} link", hint)
     return cable.kind in NETWORK
-
-
-# From a [[node]] table to a `Node`: which wires a machine has.
-#
-# A few keys draw the usual shapes:
-#
-#     devices   on PCIe switches (`pcie_switches`), or straight on CPU sockets (`sockets`), in order
-#     nvlink    every device to one NVSwitch;   mesh   every device to every other
-#     nics      split over the PCIe switches or sockets in order, `nic` being what each speaks
-#
-# and `vertices`, `links` and `ports` draw any other, wire by wire.
 
 
 _ABOUT = ("preset", "count", "title", "aliases", "sources", "price", "rack", "host_memory")

@@ -1,0 +1,224 @@
+"""What all searches share: planners by name, one price for any plan, machines in one order,
+workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import import_module
+from typing import Any, ClassVar
+
+from foretell.cluster import Cluster
+from foretell.errors import InputError
+from foretell.graph import Graph
+from foretell.graph.groups import group_text, ranks_of
+from foretell.plan import Plan
+from foretell.pool import Alone, Pool
+from foretell.predict import Prediction, predict, predict_many
+from foretell.search.fusion.fused_step import fuses, predict_fused
+from foretell.spec import Spec, split
+from foretell.spec import parse as parse_spec
+from foretell.workload import Workload
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan that was found, and the baselines it was compared with."""
+
+    plan: Plan
+    predicted: float  # seconds of its step
+    baseline: float  # of what people do without a planner
+    baselines: Mapping[str, float]  # all that was compared, by name
+    bound: float | None  # seconds no plan of the space can be below, where that is known
+    evaluations: int  # plans that were priced or simulated
+    cpu: float  # seconds the search took
+    notes: tuple[str, ...] = field(default=())
+    low: float = 0.0  # the 80 % interval of the predicted step
+    high: float = 0.0
+    prediction: Prediction | None = None  # of the plan: its memory and breakdown
+    alternatives: tuple[Prediction, ...] = ()  # other plans that fit, fastest first
+    stopped: bool = False  # Ctrl-C ended the search: the best plan so far
+
+
+Progress = Callable[[str, float], None]  # what is being done, and the best step so far
+
+
+def silent(words: str, best: float) -> None:
+    """No-op progress callback."""
+
+
+@dataclass(frozen=True)
+class Planner(Spec):
+    """A way to look for a plan."""
+
+    source: ClassVar[str] = ""  # where the method comes from
+
+    def plan(self, workload: Workload, cluster: Cluster, progress: Progress = silent) -> Planned:
+        """The best plan found."""
+        raise NotImplementedError
+
+
+# name -> (module in this room, class in it). A new planner is one class and one line here.
+PLANNERS: dict[str, tuple[str, str]] = {
+    "joint": ("joint", "Joint"),
+    "oracle": ("oracle.planner", "Oracle"),
+    "placement": ("placement.planner", "PlacementPlanner"),
+    "tag": ("placement.planner", "Tag"),
+    "fusion": ("fusion.planner", "FusionPlanner"),
+    "disco": ("fusion.planner", "Disco"),
+    "schedule": ("schedule.planner", "PipelinePlanner"),
+    "tessel": ("schedule.planner", "Tessel"),
+}
+
+
+def planners() -> dict[str, type[Planner]]:
+    """Every planner's class by its name."""
+    return {name: _load(name) for name in PLANNERS}
+
+
+def parse(text: str) -> Planner:
+    """The planner a spec stands for, such as `oracle:simulate=16`."""
+    name, _ = split(text)
+    kinds = {known: _load(known) if known == name else Planner for known in PLANNERS}
+    found = parse_spec(text, kinds, "planner")
+    assert isinstance(found, Planner)
+    return found
+
+
+def _load(name: str) -> type[Planner]:
+    module, kind = PLANNERS[name]
+    found: type[Planner] = getattr(import_module(f"foretell.search.{module}"), kind)
+    return found
+
+
+def in_order(cluster: Cluster) -> tuple[int, ...]:
+    """Ranks of a cluster, node by node: the fastest devices first, larger nodes before smaller."""
+    if len(cluster.devices_by_kind()) == 1:
+        return tuple(range(cluster.size))
+    nodes: dict[int, list[int]] = {}
+    for rank, node in enumerate(cluster.nodes.tolist()):
+        nodes.setdefault(node, []).append(rank)
+    order = sorted(nodes, key=lambda node: _key(cluster, nodes[node]))
+    return tuple(rank for node in order for rank in nodes[node])
+
+
+def _key(cluster: Cluster, ranks: list[int]) -> tuple[Any, ...]:
+    """What sorts a node: its devices and its network, never its place."""
+    devices = [cluster.devices[rank] for rank in ranks]
+    peaks = tuple(sorted((-d.peak("bf16"), -d.memory, d.name) for d in devices))
+    nics = tuple(sorted(-nic.bandwidth for nic in cluster.node(ranks[0]).nics))
+    return peaks, -len(ranks), nics
+
+
+def renamed(plan: Plan, ranks: tuple[int, ...], cluster: Cluster) -> Plan:
+    """A plan for `cluster.subset(ranks)` as one for the cluster itself: rank i becomes ranks[i]."""
+    if ranks == tuple(range(cluster.size)):
+        return plan
+    made = plan.cluster and cluster.fingerprint()
+    if plan.segments:
+        rows = tuple((row[0], _moved(row[1], ranks), *row[2:]) for row in plan.segments)
+        return plan.but(segments=rows, cluster=made)
+    if plan.groups:
+        rows = tuple((*row[:3], *(_share(item, ranks) for item in row[3:])) for row in plan.groups)
+        return plan.but(groups=rows, cluster=made)
+    inner = plan.placement or tuple(range(plan.ranks))
+    placement = tuple(ranks[rank] for rank in inner)
+    return plan.but(placement=placement, cluster=made)
+
+
+def _moved(text: str, ranks: tuple[int, ...]) -> str:
+    return group_text(ranks[rank] for rank in ranks_of(text))
+
+
+def _share(item: str, ranks: tuple[int, ...]) -> str:
+    rank, _, samples = item.partition(":")
+    return f"{ranks[int(rank)]}:{samples}"
+
+
+Model = Workload | Graph
+
+
+def best_plan(
+    planner: Planner, model: Model, cluster: Cluster, progress: Progress = silent,
+    *, pool: Pool | None = None, seeds: int = 1,
+) -> Planned:  # fmt: skip
+    """The best plan that a planner finds, from so many seeds."""
+    ranks = in_order(cluster)
+    if ranks != tuple(range(cluster.size)):
+        one = best_plan(planner, model, cluster.subset(ranks), progress, pool=pool, seeds=seeds)
+        return replace(one, plan=renamed(one.plan, ranks, cluster))
+    pool = pool or Alone()
+    if not hasattr(planner, "seed"):
+        if seeds > 1:
+            raise InputError(f"`{planner.name}` draws nothing: {seeds} seeds find the same")
+        more = {"pool": pool} if pool.size > 1 else {}
+        return _searcher(planner, model)(model, cluster, progress, **more)
+    if seeds == 1 and pool.size == 1:
+        return _searcher(planner, model)(model, cluster, progress)
+    asked = [_seeded(planner, k) for k in range(seeds)]
+    work = partial(_searched, model=model, cluster=cluster)
+    found = pool.map(work, asked, _telling(progress))
+    return _best(found)
+
+
+def _searcher(planner: Planner, model: Model) -> Callable[..., Planned]:
+    """How the planner takes this model: a captured step itself, or what a workload says of one."""
+    return planner.plan_graph if isinstance(model, Graph) else planner.plan  # type: ignore[attr-defined]
+
+
+def _seeded(planner: Any, more: int) -> Any:
+    return replace(planner, seed=planner.seed + more)
+
+
+def _searched(planner: Planner, model: Model, cluster: Cluster) -> Planned:
+    return _searcher(planner, model)(model, cluster, silent)
+
+
+def _telling(progress: Progress) -> Callable[[int, int], None]:
+    return lambda done, all_: progress(f"{done} of {all_} searches", float("nan"))
+
+
+def _best(found: list[Planned]) -> Planned:
+    """The shortest step, of the first seed that has it; what all of them cost."""
+    at = min(range(len(found)), key=lambda k: found[k].predicted)
+    steps = [one.predicted for one in found]
+    told = f"best of {len(found)} seeds, {min(steps):.6g} to {max(steps):.6g} s"
+    return replace(
+        found[at],
+        evaluations=sum(one.evaluations for one in found),
+        cpu=sum(one.cpu for one in found),
+        notes=(*found[at].notes, *([told] if len(found) > 1 else [])),
+    )
+
+
+def priced(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Prediction:
+    """The predicted step of a plan: of fused ops where it names them, of layers otherwise."""
+    if fuses(plan):
+        return predict_fused(plan, model, cluster)
+    if isinstance(model, Graph):
+        raise InputError(
+            "a captured step has no layers to split", hint="capture it with `foretell capture`"
+        )
+    return predict(plan, model, cluster)
+
+
+def priced_many(
+    plans: Sequence[Plan], model: Workload | Graph, cluster: Cluster
+) -> list[Prediction]:
+    """The same of several plans; those that name no single ops are priced together."""
+    rest = [plan for plan in plans if not fuses(plan)]
+    if len(rest) < 2 or isinstance(model, Graph):
+        return [priced(plan, model, cluster) for plan in plans]
+    found = iter(predict_many(rest, model, cluster))
+    return [priced(plan, model, cluster) if fuses(plan) else next(found) for plan in plans]
+
+
+def repredicted(found: Planned, model: Workload | Graph, cluster: Cluster) -> Planned:
+    """What a planner found, with the step that `predict` gives its plan: one plan, one number."""
+    again = priced(found.plan, model, cluster)
+    bound = None if found.bound is None else min(found.bound, again.step)
+    return replace(
+        found, predicted=again.step, low=again.low, high=again.high, bound=bound, prediction=again
+    )
