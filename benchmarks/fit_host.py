@@ -28,7 +28,7 @@ import torch
 from scipy.optimize import nnls
 
 from foretell.graph import Phase
-from foretell.pytorch.bench.case import Place
+from foretell.pytorch.bench.call import Place
 from foretell.pytorch.bench.host import LENGTH, chain, empty, kinds
 from foretell.pytorch.capture import gpu
 from foretell.pytorch.capture.gpu import chosen

@@ -29,7 +29,7 @@ def held_to_python(monkeypatch):
         name = f"{self.function.__module__}.{self.function.__name__}"
         if is_inside[0]:
             return self.function(*args, **words)
-        if compared[name] or name.endswith("tasks.page"):  # pages are not filled yet
+        if compared[name] or name.endswith("moves.page"):  # pages are not filled yet
             return native(self, *args, **words)
         compared[name] += 1
         mine, is_inside[0] = copy.deepcopy(args), True

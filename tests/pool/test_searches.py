@@ -100,7 +100,9 @@ def test_a_planner_that_draws_nothing_needs_no_seeds(model):
     ("command", "where"),
     [
         (["oracle", "--gpus", "2,4"], ["--jobs", "2"]),
-        (["plan", "--with", "oracle:simulate=4"], ["--on-ray", "local"]),
+        pytest.param(
+            ["plan", "--with", "oracle:simulate=4"], ["--on-ray", "local"], marks=pytest.mark.slow
+        ),
     ],
 )
 def test_commands_share_their_work_out(command, where):

@@ -30,7 +30,7 @@ def test_reading_tables_needs_no_torch_and_nothing_heavy() -> None:
 
 def test_measuring_needs_torch_and_numpy_alone() -> None:
     pytest.importorskip("torch", reason="measuring operators needs torch")
-    modules = "sweep, host, launch, machine, ops"
+    modules = "sweep, host, machine, ops"
     found = imported(f"from foretell.pytorch.bench import {modules}")
     assert "torch" in found
     assert not found & set(HEAVY)

@@ -8,13 +8,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="measuring operators needs torch")
 
 from foretell.errors import InputError  # noqa: E402
-from foretell.pytorch.bench.case import (  # noqa: E402  # noqa: E402
-    Case,
-    Place,
-    case,
-    held,
-    work,
-)
+from foretell.pytorch.bench.call import Place  # noqa: E402
+from foretell.pytorch.bench.case import Case, case, held, work  # noqa: E402
 from foretell.pytorch.bench.ops import build, cases, family_of  # noqa: E402
 from foretell_lab.bench.words import ATEN  # noqa: E402
 

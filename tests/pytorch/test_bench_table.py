@@ -7,7 +7,7 @@ import pytest
 
 from foretell.errors import InputError
 from foretell.pytorch.bench import Row, case, load, load_header
-from foretell.pytorch.bench.sweep import save, written
+from foretell.pytorch.bench.table import save, written
 
 LINEAR = case("linear", "forward", "fp32", "nk", m=4096, n=768, k=768)
 

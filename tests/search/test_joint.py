@@ -31,7 +31,7 @@ def _mixed(folder: Path, *boxes: dict[str, object]) -> Cluster:
 
 def test_the_plan_is_priced_as_predict_prices_it_and_beats_the_oracle() -> None:
     cluster = load("dgx-a100:nodes=2")
-    found = Joint(evaluations=60).plan(GPT, cluster)
+    found = Joint(evaluations=30).plan(GPT, cluster)
     assert priced(Plan.parse(str(found.plan)), GPT, cluster).step == found.predicted
     assert found.predicted <= Oracle().plan(GPT, cluster).predicted
 

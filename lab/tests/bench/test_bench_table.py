@@ -9,7 +9,7 @@ import pytest
 from foretell.errors import InputError
 from foretell.pytorch.bench import Row, case, load, load_header
 from foretell.pytorch.bench.case import work
-from foretell.pytorch.bench.sweep import save
+from foretell.pytorch.bench.table import save
 from foretell_lab.bench.__main__ import main
 from foretell_lab.bench.digest import summary
 from foretell_lab.bench.ratios import dtype_change, kind, layout_change, pairs, twice_the_batch

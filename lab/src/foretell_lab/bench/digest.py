@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from foretell.pytorch.bench.case import work
-from foretell.pytorch.bench.sweep import Row, load, load_header
+from foretell.pytorch.bench.table import Row, load, load_header
 from foretell_lab.bench import ratios
 
 Line = Sequence[str]

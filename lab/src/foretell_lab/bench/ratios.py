@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from foretell.pytorch.bench.case import Case
-from foretell.pytorch.bench.sweep import Row
+from foretell.pytorch.bench.table import Row
 
 STREAMS = {
     "activation": "relu gelu gelu_tanh silu hardswish hardsigmoid sigmoid tanh leaky_relu relu6 elu"

@@ -13,7 +13,7 @@ import numpy as np
 
 from foretell.errors import InputError
 from foretell.pytorch.bench.case import Case, work
-from foretell.pytorch.bench.sweep import Row, load, load_header, save
+from foretell.pytorch.bench.table import Row, load, load_header, save
 from foretell_lab.bench.words import ATEN
 
 _SLOWED = 0.95  # of the usual clock

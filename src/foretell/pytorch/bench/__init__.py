@@ -6,6 +6,6 @@ Reading a table needs no torch; measuring does. docs/concepts/bench.md says how 
 """
 
 from foretell.pytorch.bench.case import Case, case
-from foretell.pytorch.bench.sweep import Row, load, load_header
+from foretell.pytorch.bench.table import Row, load, load_header
 
 __all__ = ["Case", "Row", "case", "load", "load_header"]

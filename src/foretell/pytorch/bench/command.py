@@ -20,7 +20,7 @@ from typing import Any
 from foretell.errors import ForetellError, InputError, unknown
 from foretell.io import write_text
 from foretell.pytorch.bench.case import Case, parse_case
-from foretell.pytorch.bench.sweep import Row, header_path, written
+from foretell.pytorch.bench.table import Row, header_path, written
 
 _SKIPPED, _STARTED = ".skipped.txt", ".started.txt"
 _MARGIN, _SHARE = 12.0, 0.2  # seconds kept for the last profile to be read; of little time less

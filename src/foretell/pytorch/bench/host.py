@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from foretell.pytorch.bench.case import Case, Place, case, use_precision
+from foretell.pytorch.bench.call import Place, use_precision
+from foretell.pytorch.bench.case import Case, case
 from foretell.pytorch.bench.clock import (
     UNSUPPORTED,
     Measured,

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from foretell.pytorch.bench.case import Place, use_precision
+from foretell.pytorch.bench.call import Place, use_precision
 from foretell.pytorch.bench.clock import UNSUPPORTED, synchronize
 
 _SMI = (

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from foretell.errors import unknown
-from foretell.pytorch.bench.case import Build, Call, Case, Place, use_precision
+from foretell.pytorch.bench.call import Build, Call, Place, use_precision
+from foretell.pytorch.bench.case import Case
 from foretell.pytorch.bench.ops import (
     attention,
     conv,
