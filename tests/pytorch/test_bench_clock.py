@@ -9,8 +9,8 @@ torch = pytest.importorskip("torch", reason="measuring operators needs torch")
 
 from foretell.errors import ForetellError  # noqa: E402
 from foretell.pytorch.bench import host, machine  # noqa: E402
-from foretell.pytorch.bench.call import Call, Place  # noqa: E402  # noqa: E402
-from foretell.pytorch.bench.case import Case, case  # noqa: E402  # noqa: E402
+from foretell.pytorch.bench.call import Call, Place  # noqa: E402
+from foretell.pytorch.bench.case import Case, case  # noqa: E402
 from foretell.pytorch.bench.clock import (  # noqa: E402
     Kernel,
     Measured,

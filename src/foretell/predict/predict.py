@@ -201,18 +201,25 @@ class Prediction:
         }
 
 
-def predict(plan: Plan, workload: Workload, cluster: Cluster) -> Prediction:
+def predict(
+    plan: Plan, workload: Workload, cluster: Cluster, *, advises: bool = True
+) -> Prediction:
     """Predict one plan."""
-    return predict_many([plan], workload, cluster)[0]
+    return predict_many([plan], workload, cluster, advises=advises)[0]
 
 
-def predict_many(plans: Sequence[Plan], workload: Workload, cluster: Cluster) -> list[Prediction]:
-    """Predict several plans of one workload on one cluster."""
+def predict_many(
+    plans: Sequence[Plan], workload: Workload, cluster: Cluster, *, advises: bool = True
+) -> list[Prediction]:
+    """Predict several plans of one workload on one cluster.
+
+    With `advises` a plan that does not fit is told what would make it fit; searches do not ask.
+    """
     if any(plan.stages for plan in plans):
         return [
             predict_placed(plan, Prices(check(plan, workload, cluster), workload, cluster))
             if plan.stages
-            else predict_many([plan], workload, cluster)[0]
+            else predict(plan, workload, cluster, advises=advises)
             for plan in plans
         ]
     plans = [check(plan, workload, cluster) if plan.segments else plan for plan in plans]
@@ -223,7 +230,7 @@ def predict_many(plans: Sequence[Plan], workload: Workload, cluster: Cluster) ->
     found = [
         _apart(plan, workload, where)
         if is_apart(plan)
-        else _one(priced(plan, workload, where, mine.get(i)))
+        else _one(priced(plan, workload, where, mine.get(i)), advises)
         for i, (plan, where) in enumerate(done)
     ]
     return [
@@ -237,7 +244,7 @@ def _is_even(plan: Plan) -> bool:
     return not is_apart(plan) and not plan.segments
 
 
-def _one(found: Priced) -> Prediction:
+def _one(found: Priced, advises: bool) -> Prediction:
     plan, cluster = found.plan, found.cluster
     timeline = simulate(written(found))
     over = [float(one.memory.peak[0]) - one.room for one in found.stages]
@@ -256,7 +263,7 @@ def _one(found: Priced) -> Prediction:
         missing=missing,
         breakdown=breakdown(timeline, found),
         memory=worst.parts(),
-        advice=_advice(found) if missing else "",
+        advice=_advice(found) if missing and advises else "",
         utilisation=utilisation(plan, found.workload, cluster, seconds),
     )
 

@@ -22,7 +22,7 @@ from foretell.plan.check import settled
 from foretell.plan.framework import framework_of
 from foretell.plan.order import FAMILIES, ONE_CHUNK
 from foretell.plan.plan import Segment, blocks_of, segments, written
-from foretell.predict import Prediction, predict_many
+from foretell.predict import Prediction, predict, predict_many
 from foretell.workload import Workload
 
 BATCHED = 12  # plans predicted before the best of them is taken
@@ -87,7 +87,9 @@ class Evaluator:
         able = [plan for plan in new if self.can_be(plan)]
         self.known |= dict.fromkeys(map(str, new))
         try:
-            found: Sequence[Prediction | None] = predict_many(able, self.workload, self.cluster)
+            found: Sequence[Prediction | None] = predict_many(
+                able, self.workload, self.cluster, advises=False
+            )
         except ForetellError:
             found = [self._one(plan) for plan in able]
         self.known |= {str(plan): one for plan, one in zip(able, found, strict=True)}
@@ -129,7 +131,7 @@ class Evaluator:
 
     def _one(self, plan: Plan) -> Prediction | None:
         try:
-            return predict_many([plan], self.workload, self.cluster)[0]
+            return predict(plan, self.workload, self.cluster, advises=False)
         except ForetellError:
             return None
 

@@ -11,7 +11,7 @@ from foretell.plan import Plan  # noqa: E402
 from foretell.pytorch.capture import capture  # noqa: E402
 from foretell.pytorch.deploy.apply import deploy  # noqa: E402
 from foretell.search.placement import Action, plan_of, problem  # noqa: E402
-from foretell.search.placement.problem import ALL_REDUCE, PS, Placement, uniform  # noqa: E402  # noqa: E402
+from foretell.search.placement.problem import ALL_REDUCE, PS, Placement, uniform  # noqa: E402
 from foretell.workload import from_graph  # noqa: E402
 from tests.pytorch.deploy.ranks import on_ranks  # noqa: E402
 from tests.pytorch.deploy.same import CLOSE, STEPS, adam, alone, mlp, samples, whole  # noqa: E402

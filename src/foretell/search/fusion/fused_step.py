@@ -282,8 +282,9 @@ def referred(
         micro_batch=samples,
         global_batch=samples * problem.repeats * problem.wire.ranks,
     )
-    found = predict(asked.but(zero=0), workload, cluster)
-    memory = predict(asked, workload, cluster).peak if problem.zero else found.peak
+    found = predict(asked.but(zero=0), workload, cluster, advises=False)
+    sharded = problem.zero and predict(asked, workload, cluster, advises=False)
+    memory = sharded.peak if sharded else found.peak
     run = running(base)
     sigma = math.log(found.high / found.step) / FOUR_IN_FIVE
     host = run.issued("elementwise", False) * cluster.calibration.host

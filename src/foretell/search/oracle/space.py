@@ -295,7 +295,7 @@ def _played(
 ) -> list[Prediction]:
     """Layouts simulated: together here, one by one where there are workers."""
     if pool is None or pool.size == 1:
-        return predict_many(plans, workload, cluster)
+        return predict_many(plans, workload, cluster, advises=False)
     return pool.map(partial(predict, workload=workload, cluster=cluster), plans)
 
 
