@@ -1,5 +1,12 @@
 """What every answer can do: one line as `repr`, a table when printed, HTML, JSON, pandas, a
 plot.
+
+A result says its verdict, its tables, its rows and its plot; the rest is made from these here.
+
+Pictures of results as SVG: bars with intervals, and curves.
+
+Drawn here rather than by matplotlib: no dependency, the same bytes everywhere (so that tests can
+compare them), and text that follows the notebook's light or dark theme.
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""Every parallel strategy against the number of GPUs, and how many GPUs train so many tokens."""
+"""Every parallel strategy against the number of GPUs, and how many GPUs train so many tokens.
+
+foretell.oracle("llama-3.1-8b", "dgx-h100", gpus="8..64")
+
+How many of which GPUs train so many tokens in so many days, and what that costs.
+
+foretell.api.purchasing.buy("llama-3.1-8b", ["h100", "a100-80"], tokens="1T", days=30)
+"""
 
 from __future__ import annotations
 
@@ -30,6 +37,9 @@ TOKENS = 2**22  # of a step by default: what published runs of 7 to 405 B use, a
 _SHOWN = 12  # offers that are shown
 _COUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMBTkmbt]?)")
 _MANY = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+
+_EPOCH = ("GPUs>", "strategy", "epoch>", "exposed comm.>", "hidden comm.>", "cost>")
 
 
 @dataclass(frozen=True, repr=False)
@@ -148,7 +158,6 @@ def _money(offer: Offer) -> str:
 
 
 _FEW, _FRONT = 3, 5  # strategies of a scale, and plans of the Pareto front, that are shown
-_EPOCH = ("GPUs>", "strategy", "epoch>", "exposed comm.>", "hidden comm.>", "cost>")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -1,4 +1,8 @@
-"""A training step to ask questions of: from a trace, a script, a graph file or a model."""
+"""A training step to ask questions of: from a trace, a script, a graph file or a model.
+
+step = foretell.Step.from_trace("step.json.gz")
+print(step.whatif("amp", "compile"))
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,12 @@ from foretell.simulate.memory import peak_bytes as peak_of_buffers
 from foretell.simulate.timeline import path_seconds
 from foretell.whatif import Setting, WhatIf, parse, peak_bytes, tried
 
+_OF_FUNCTIONS = ("batch", "ranks", "optimizer", "autocast", "device")
+Progress = Callable[..., None]  # what is being done and, where that is known, the share done
+DEFAULT = "h200"  # where captured steps are priced unless a cluster is named
+_GPUS = ("/dev/nvidia0", "/dev/kfd")  # there where a driver of NVIDIA or AMD is
+_FEW = 5  # rows of a table that is not verbose
+
 
 @dataclass(frozen=True)
 class CaptureOptions:
@@ -44,9 +54,6 @@ class CaptureOptions:
     kernels_of: str = "h200"  # device whose kernels are chosen
     is_module: bool = False  # the script is a module's name, as with `python -m`
     show: bool = False  # let through what the script prints
-
-
-_OF_FUNCTIONS = ("batch", "ranks", "optimizer", "autocast", "device")
 
 
 def require_torch() -> None:
@@ -156,12 +163,6 @@ def _of_function(source: str, options: CaptureOptions, progress: Callable[..., N
         on=options.kernels_of, real=parts.real, autocast=options.autocast, tf32=options.tf32,
         share=options.share, device=options.device, progress=progress,
     )  # fmt: skip
-
-
-Progress = Callable[..., None]  # what is being done and, where that is known, the share done
-DEFAULT = "h200"  # where captured steps are priced unless a cluster is named
-_GPUS = ("/dev/nvidia0", "/dev/kfd")  # there where a driver of NVIDIA or AMD is
-_FEW = 5  # rows of a table that is not verbose
 
 
 def silent(doing: str, share: float | None = None) -> None:

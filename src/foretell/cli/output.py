@@ -1,4 +1,8 @@
-"""What every command shares: `--json`, `--quiet`, `--jobs`, clusters, and where answers go."""
+"""What every command shares: `--json`, `--quiet`, `--jobs`, clusters, and where answers go.
+
+Progress is shown on stderr and only to a person, on anything that takes longer than a moment: a bar
+with the time left where it is known how much is done or about how long it takes, else a clock.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,12 @@ if TYPE_CHECKING:
     from foretell.cluster import Cluster
 
 
+Command = Callable[..., Any]
+_QUIET = "foretell.quiet"
+READ = 1.6e7  # bytes of a trace a second: 32 MB, 108,000 events, in 2.0 CPU-s
+LEAST = 0.01  # of the work: before so much is done, its pace says nothing
+
+
 @contextmanager
 def terminated_as_stopped() -> Iterator[None]:
     """SIGTERM, which schedulers send, raises KeyboardInterrupt inside."""
@@ -38,10 +48,6 @@ def terminated_as_stopped() -> Iterator[None]:
 
 def _stop(*_: Any) -> None:
     raise KeyboardInterrupt
-
-
-Command = Callable[..., Any]
-_QUIET = "foretell.quiet"
 
 
 def json_option(command: Command) -> Command:
@@ -136,10 +142,6 @@ def is_for_programs() -> bool:
     """Whether the person asked for JSON."""
     context = click.get_current_context(silent=True)
     return bool(context and context.params.get("as_json"))
-
-
-READ = 1.6e7  # bytes of a trace a second: 32 MB, 108,000 events, in 2.0 CPU-s
-LEAST = 0.01  # of the work: before so much is done, its pace says nothing
 
 
 class Tell(Protocol):

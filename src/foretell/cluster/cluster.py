@@ -1,5 +1,23 @@
 """The machines as values: devices, links, kinds of node, clusters, and factors learned from
 runs.
+
+A cluster is kept folded: kinds of node with a count, tiers of switches, and for each rank the node
+and slot it runs on. Everything else — routes, levels, rings, the expanded graph — is worked out
+when asked, once per kind of node, and remembered; thirty thousand ranks cost what one node costs.
+A cluster never changes. Two are equal when everything that could change a prediction is.
+
+How a cluster really runs: factors on what is priced, learned from runs (`foretell fit`).
+
+    kernels    compute              host work          host
+    optimizer  compute · update     on a CPU many passes over memory, where one is priced
+    messages   `talk` · alpha       before the first byte and at each hop
+               `talk` · inside      a byte inside a node
+               `talk` · beta        a byte between nodes
+    families   of op (gemm, conv, norm …), each a factor beside `compute`
+    messages   collectives as they were measured, in place of their price: start + bytes · slope
+
+A factor says how many times as long as priced something takes; 1 where that was not measured. A
+cluster carries its calibration: whatever prices work on it gets the factors with it.
 """
 
 from __future__ import annotations
@@ -31,6 +49,10 @@ from foretell.cluster.topology import (
 )
 from foretell.errors import InputError, unknown
 from foretell.io import read_json
+
+_RANGE = {"tree_bytes": (0.0, math.inf)}  # 0: never a tree
+Ints = NDArray[np.int64]
+MOST_KEPT = 4096  # groups whose levels are remembered: a search asks for the same few again
 
 
 @dataclass(frozen=True)
@@ -101,7 +123,6 @@ def _factor(name: str, value: Any, where: str) -> float:
 
 
 PLAIN = Calibration()
-_RANGE = {"tree_bytes": (0.0, math.inf)}  # 0: never a tree
 
 
 def load(path: str | Path) -> Calibration:
@@ -112,10 +133,6 @@ def load(path: str | Path) -> Calibration:
     if not isinstance(values, dict):
         raise InputError(f"`{path}` is no calibration", hint=hint)
     return Calibration.of(values, f"`{path}`")
-
-
-Ints = NDArray[np.int64]
-MOST_KEPT = 4096  # groups whose levels are remembered: a search asks for the same few again
 
 
 @dataclass(frozen=True, eq=False)

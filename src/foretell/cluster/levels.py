@@ -1,4 +1,38 @@
-"""What a collective over some ranks sees of the cluster: its tiers, its ring and its trees."""
+"""What a collective over some ranks sees of the cluster: its tiers, its ring and its trees.
+
+The members of the first tier are devices; their bandwidth is the narrowest cut of the node's wires
+that parts them (`Node.spread`). The members of the next are nodes; theirs is what their devices
+can push out through all NICs together (`Node.exit`). From then on members are groups of nodes
+(leaf, rack, …); theirs is the sum of what their own members push out, or the uplink if less.
+
+Groups that communicate at the same time (`beside`) share fairly what they both use: the NICs of a
+node, the uplinks of a switch, the wires inside a node.
+
+Paths and cuts in a small undirected graph whose links carry their bandwidth each way.
+
+    widest   the path whose narrowest link is widest; among those the quickest   → `widest`
+    quickest the path of least latency; among those the fewest links             → `quickest`
+    flow     how much can leave some vertices for others over all paths at once   → `flow`
+    spread   the narrowest cut that parts any of the given vertices               → `spread`
+
+By the max-flow min-cut theorem `spread` is what one member of a ring or tree over those vertices
+can send while it receives as much: every ring crosses every cut in both directions.
+Ties go to the lower vertex and link number, so answers never depend on memory or hash order.
+
+Which ring and which trees a collective takes.
+
+Rings visit whole groups of nodes before the next (a spine's racks, a rack's leaves, a leaf's
+nodes), and inside a node follow the widest links. Trees are NCCL's: a chain inside every node, and
+between the heads of the chains two complementary binary trees, so that no node is an inner vertex
+of both and each carries half the data (Sanders, Speck and Träff 2009).
+
+The best order in which to visit a few points, as a closed ring or an open chain.
+
+Best is: the narrowest step is as wide as can be; then the steps together are as quick as can be;
+then the lowest numbers come first. Exact up to `EXACT` points by dynamic programming over subsets
+(Held and Karp 1962), with the width as a threshold lowered until a tour exists; beyond that a
+greedy tour, or the points as they are counted, improved by reversing stretches of it (2-opt).
+"""
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,6 +50,16 @@ if TYPE_CHECKING:
     from foretell.cluster.cluster import Cluster
     from foretell.cluster.node import Node, Slots
     from foretell.cluster.topology import Grouping
+
+
+Arc = tuple[int, int]  # (neighbour, link)
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Group = tuple[int, ...]
+Stand = tuple[Ints, Floats]  # one node of each member of a group, and what that member pushes out
+Matrix = Sequence[Sequence[float]]
+Order = tuple[int, ...]
+EXACT = 8  # 2^7 subsets of 7 points: a few milliseconds
 
 
 class Message(NamedTuple):
@@ -47,9 +91,6 @@ class Level:
     slower: float = 1.0  # times as long as priced that a byte takes
     tree_bytes: float = inf  # all-reduces above this size go by rings
     timed: tuple[Message, ...] = ()  # what collectives took here: no formula is asked for those
-
-
-Arc = tuple[int, int]  # (neighbour, link)
 
 
 @dataclass(frozen=True)
@@ -186,12 +227,6 @@ def spread(
     """Bytes/s across the narrowest cut that parts the members; 0 when they are not connected."""
     first, *rest = members
     return min((flow(wires, [first], [v], links=links, absent=absent) for v in rest), default=inf)
-
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Group = tuple[int, ...]
-Stand = tuple[Ints, Floats]  # one node of each member of a group, and what that member pushes out
 
 
 @dataclass(frozen=True)
@@ -481,11 +516,6 @@ def _parent(i: int, size: int) -> int:
     low = i & -i
     up = (i ^ low) | (low << 1)
     return up if up < size else i ^ low
-
-
-Matrix = Sequence[Sequence[float]]
-Order = tuple[int, ...]
-EXACT = 8  # 2^7 subsets of 7 points: a few milliseconds
 
 
 def shortest_ring(width: Matrix, delay: Matrix) -> Order:

@@ -1,4 +1,20 @@
-"""Devices, links, and kinds of node: what their makers promise, and the wires between them."""
+"""Devices, links, and kinds of node: what their makers promise, and the wires between them.
+
+A node is a small graph. Vertices are devices first (in slot order), then NVSwitches, PCIe
+switches, CPU sockets and NICs. Devices do not pass on other devices' traffic unless the node says
+so (`forwards`): what NVLink does not join directly goes over PCIe, as it does in the machine.
+Every question is answered once per kind of node and remembered, however many nodes a cluster has.
+
+One accelerator (or CPU) as data: what its maker promises, before any efficiency is applied.
+
+Units are SI base units: flop/s, bytes, bytes/s, seconds, hertz, watts. Nothing here is measured
+but `timed`; how close real kernels come to these numbers is the business of `foretell.cost`.
+
+A link between two vertices of a cluster, and the vocabulary of both.
+
+Every link is full duplex: it carries `bandwidth` each way at once. A bundle of parallel links
+(two NVLinks between the same pair) is one `Link` with a `count`.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -15,6 +31,25 @@ FORMATS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
 # them compute in fp32; tf32 is a way to do fp32; fp8 and fp4 are widened to fp16 first.
 _INSTEAD = {"tf32": "fp32", "fp16": "fp32", "bf16": "fp32", "fp8": "fp16", "int8": "fp16"}
 _INSTEAD |= {"fp4": "fp8"}
+
+
+VERTICES = ("device", "nvswitch", "pcie", "cpu", "nic", "switch")
+KINDS = (
+    "nvlink",  # device to device, direct
+    "nvswitch",  # device to NVSwitch
+    "xgmi",  # AMD device to device, direct
+    "pcie",
+    "upi",  # socket to socket (QPI, UPI, Infinity Fabric)
+    "memory",  # CPU rank to its own memory system
+    "loopback",  # ranks of one host through its network stack
+    "infiniband",
+    "ethernet",
+)
+DIRECT = frozenset({"nvlink", "nvswitch", "xgmi"})  # made for links between devices
+NETWORK = frozenset({"infiniband", "ethernet", "loopback"})  # what a NIC may speak
+Slots = tuple[int, ...]
+LinkPath = tuple[int, ...]  # link numbers, in order
+Paths = dict[int, LinkPath]  # by the vertex they end at
 
 
 @dataclass(frozen=True)
@@ -56,22 +91,6 @@ class Device:
         return self.flops[runs_as]
 
 
-VERTICES = ("device", "nvswitch", "pcie", "cpu", "nic", "switch")
-KINDS = (
-    "nvlink",  # device to device, direct
-    "nvswitch",  # device to NVSwitch
-    "xgmi",  # AMD device to device, direct
-    "pcie",
-    "upi",  # socket to socket (QPI, UPI, Infinity Fabric)
-    "memory",  # CPU rank to its own memory system
-    "loopback",  # ranks of one host through its network stack
-    "infiniband",
-    "ethernet",
-)
-DIRECT = frozenset({"nvlink", "nvswitch", "xgmi"})  # made for links between devices
-NETWORK = frozenset({"infiniband", "ethernet", "loopback"})  # what a NIC may speak
-
-
 @dataclass(frozen=True)
 class Link:
     """One bundle of equal parallel links from `a` to `b`."""
@@ -89,11 +108,6 @@ class Link:
     def bandwidth(self) -> float:
         """Bytes/s each way of the whole bundle."""
         return self.each * self.count
-
-
-Slots = tuple[int, ...]
-LinkPath = tuple[int, ...]  # link numbers, in order
-Paths = dict[int, LinkPath]  # by the vertex they end at
 
 
 @dataclass(frozen=True)

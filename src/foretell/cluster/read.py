@@ -1,4 +1,17 @@
-"""Clusters from what a person writes: a preset's name with options, or a file."""
+"""Clusters from what a person writes: a preset's name with options, or a file.
+
+    load("a100-80")                              one device
+    load("a100-80:gpus=64")                      64 of them on the nodes they usually stand in
+    load("dgx-a100:nodes=8,oversubscription=2")  a node preset, several times, behind thin uplinks
+    load("abci:nodes=16")                        a cluster preset, smaller
+    load("lab.toml")                             a file, with options after it or without
+
+`validate` tells all that is wrong with a file at once.
+
+The presets that come with the package, read from `presets/` when first asked for.
+
+Devices and links are values; nodes and clusters stay tables, to be changed before they are built.
+"""
 
 import re
 import tomllib
@@ -39,6 +52,13 @@ from foretell.errors import InputError, unknown
 from foretell.io import is_there, limits, read_text
 
 Tables = dict[str, dict[str, Any]]
+
+
+_FILE = (
+    *("name", "title", "node", "tier", "switch", "device", "link", "ranks", "aliases", "sources"),
+    "calibration",
+)
+RACK = 32  # devices of a node, from which it is a rack
 
 
 @cache
@@ -137,12 +157,6 @@ def _texts(what: str) -> Iterator[str]:
     for file in sorted(folder.iterdir(), key=lambda f: f.name):
         if file.name.endswith(".toml"):
             yield file.read_text(encoding="utf-8")
-
-
-_FILE = (
-    *("name", "title", "node", "tier", "switch", "device", "link", "ranks", "aliases", "sources"),
-    "calibration",
-)
 
 
 def load(text: str) -> Cluster:
@@ -455,9 +469,6 @@ def _racks(table: Mapping[str, Any], options: Options, count: int) -> list[dict[
         return [{"name": "leaf"}]
     leaf = {"name": "leaf", "size": rack, "oversubscription": thin or 1.0}
     return [leaf, {"name": "spine"}]
-
-
-RACK = 32  # devices of a node, from which it is a rack
 
 
 def ranked(cluster: Cluster, options: Options, text: str) -> Cluster:

@@ -1,5 +1,19 @@
 """A cluster file: TOML read line by line, quantities with units, tables to devices, links and
 nodes.
+
+Quantities as people write them: `25 GB/s`, `200 Gb/s`, `0.6 us`, `80 GiB`, `312 Tflop/s`.
+
+`read` and `write` are exact inverses: decimal arithmetic, so a value written and read again is
+the same float. A bare number is in base units. Bits (`b`) and bytes (`B`) are never confused.
+
+A TOML text, its values, and what is wrong with it, line by line.
+
+Readers note every problem and go on, so that one look at a file tells all of them.
+
+From the tables of a cluster file to devices, links, nodes and switches.
+
+Every reader takes a `Table`, notes what is wrong on its page, and gives back None only where
+nothing sensible can be made; so one pass over a file finds all its problems.
 """
 
 import math
@@ -40,6 +54,29 @@ _SHOWN = {
     "flop/s": ("P", "T", "G", "M", ""),
     "$/h": ("",),
 }
+
+
+Place = tuple[str | int, ...]  # ("node", 2, "nic"): the key `nic` of the third [[node]]
+_NAME = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
+_HEADER = re.compile(rf"\s*(\[\[?)\s*({_NAME}(?:\s*\.\s*{_NAME})*)\s*\]\]?\s*(?:#.*)?$")
+_KEY = re.compile(rf"\s*({_NAME}(?:\s*\.\s*{_NAME})*)\s*=(.*)")
+_TOLD = 100  # problems of a file that are listed at once
+_AT_LINE = re.compile(r"\(at line (\d+), column \d+\)|\(at end of document\)")
+MOST = 2**20  # ranks or nodes a file may ask for: beyond it is a slip, not a cluster
+MOST_INSIDE = 1024  # devices, switches or NICs in one node
+_EXAMPLE = {
+    "B": "80 GB",
+    "B/s": "25 GB/s` or `200 Gb/s",
+    "s": "1.5 us",
+    "Hz": "1.41 GHz",
+    "W": "400 W",
+    "flop/s": "312 Tflop/s",
+    "$/h": "32.77 $/h",
+}
+_DEVICE = {f.name for f in fields(Device)} - {"name", "timed"} | {"like", "aliases"}
+_ABOUT = ("preset", "count", "title", "aliases", "sources", "price", "rack", "host_memory")
+_PARTS = ("device", "devices", "sockets", "pcie_switches", "nics", "vertices", "forwards")
+_WIRES = ("socket_link", "pcie", "nic_pcie", "nvlink", "mesh", "nic", "links", "ports")
 
 
 def read(value: object, unit: str) -> float:
@@ -89,14 +126,6 @@ def short(value: float, unit: str) -> str:
     prefix = next((p for p in _SHOWN[unit] if abs(value) >= 10.0 ** _PREFIX[p]), "")
     scaled = value / 10.0 ** _PREFIX[prefix]
     return f"{scaled:.3g} {prefix}{unit}" if abs(scaled) < 1000 else f"{scaled:.0f} {prefix}{unit}"
-
-
-Place = tuple[str | int, ...]  # ("node", 2, "nic"): the key `nic` of the third [[node]]
-_NAME = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
-_HEADER = re.compile(rf"\s*(\[\[?)\s*({_NAME}(?:\s*\.\s*{_NAME})*)\s*\]\]?\s*(?:#.*)?$")
-_KEY = re.compile(rf"\s*({_NAME}(?:\s*\.\s*{_NAME})*)\s*=(.*)")
-_TOLD = 100  # problems of a file that are listed at once
-_AT_LINE = re.compile(r"\(at line (\d+), column \d+\)|\(at end of document\)")
 
 
 @dataclass(frozen=True)
@@ -234,10 +263,6 @@ def _dotted(text: str) -> Place:
     return tuple(a or b or c for a, b, c in parts)
 
 
-MOST = 2**20  # ranks or nodes a file may ask for: beyond it is a slip, not a cluster
-MOST_INSIDE = 1024  # devices, switches or NICs in one node
-
-
 @dataclass(frozen=True)
 class Cable:
     """What links are made of: kind, bandwidth each way and latency of one, and of its switches."""
@@ -351,17 +376,6 @@ class Table:
         return scope.cables[name], int(count)
 
 
-_EXAMPLE = {
-    "B": "80 GB",
-    "B/s": "25 GB/s` or `200 Gb/s",
-    "s": "1.5 us",
-    "Hz": "1.41 GHz",
-    "W": "400 W",
-    "flop/s": "312 Tflop/s",
-    "$/h": "32.77 $/h",
-}
-
-
 def read_cable(table: Table) -> Cable | None:
     """A [link.NAME] table."""
     table.allow(("kind", "bandwidth", "latency", "switch", "sources", "title"))
@@ -375,9 +389,6 @@ def read_cable(table: Table) -> Cable | None:
         table.number("latency", "s", 0.0),
         table.number("switch", "s", 0.0),
     )
-
-
-_DEVICE = {f.name for f in fields(Device)} - {"name", "timed"} | {"like", "aliases"}
 
 
 def read_device(table: Table, name: str, known: Mapping[str, Device]) -> Device | None:
@@ -497,11 +508,6 @@ def speaks_network(table: Table, key: str, cable: Cable) -> bool:
         hint = f"a NIC speaks {', '.join(sorted(NETWORK))}"
         table.note(key, f"{key} of {table.what} is a {cable.kind} link", hint)
     return cable.kind in NETWORK
-
-
-_ABOUT = ("preset", "count", "title", "aliases", "sources", "price", "rack", "host_memory")
-_PARTS = ("device", "devices", "sockets", "pcie_switches", "nics", "vertices", "forwards")
-_WIRES = ("socket_link", "pcie", "nic_pcie", "nvlink", "mesh", "nic", "links", "ports")
 
 
 def read_node(table: Table, name: str, scope: Scope) -> Node | None:

@@ -1,4 +1,16 @@
-"""The network between nodes, and every vertex and link of a cluster in columns."""
+"""The network between nodes, and every vertex and link of a cluster in columns.
+
+Vertices: those of node 0, node 1, …, then the switches. Links: those inside node 0, node 1, …,
+then one for every NIC (to its switch), then those between switches. Half the latency of a switch is
+counted in each link that ends there, so that the latencies along a route add up.
+
+The network between nodes: switches, the links that join them, and what hangs on each.
+
+A person describes it in one of two ways: as tiers of equal switches (`Tier`: leaf, rack, spine;
+each may be oversubscribed) or switch by switch (`Switch`, any graph). Both become a `Fabric`:
+a graph of switches in which all parallel uplinks of a switch are one fat link, and groupings of
+nodes, innermost first, each with what a group can send to the rest.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +30,10 @@ if TYPE_CHECKING:
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+
+_MOST_WIRES = 1 << 20  # side by side, where an uplink is many times as fast as a NIC
+Columns = tuple[Ints, NDArray[np.uint8], Floats, Floats, Ints]
 
 
 @dataclass(frozen=True)
@@ -126,9 +142,6 @@ def tiered(groups: Sequence[tuple[Node, int]], tiers: Sequence[Tier]) -> Fabric:
     return Fabric(
         tuple(names), np.array(latency), tuple(links), home, first, tuple(groupings), tree=True
     )
-
-
-_MOST_WIRES = 1 << 20  # side by side, where an uplink is many times as fast as a NIC
 
 
 def _uplinks(
@@ -325,9 +338,6 @@ def expand(cluster: "Cluster") -> Topology:
         count,
         at.vertex[cluster.nodes] + cluster.slots,
     )
-
-
-Columns = tuple[Ints, NDArray[np.uint8], Floats, Floats, Ints]
 
 
 def _copies(cluster: "Cluster", k: int) -> Columns:

@@ -1,7 +1,42 @@
 """What a collective costs: seconds, the algorithm it is run by, and how far to trust the figure.
 
-The algorithms of NCCL (and gloo's ring) are laws of message size over a topology, with a few
-constants a class of link.
+`price(op, bytes, levels)` takes the quickest of the ways below, as NCCL's own tuner does, and
+answers from the moment the last rank arrives. What `bytes` counts, per rank:
+
+    all_reduce, broadcast, reduce   the tensor every rank holds
+    all_gather, reduce_scatter      the whole tensor, gathered from or scattered to all ranks
+    all_to_all                      everything one rank sends, its own part included
+    gather, scatter                 the whole tensor at the root
+    send                            what goes from one rank to one other
+
+Prices never fall as bytes grow, and a group of one rank costs nothing. `bytes` may be an array.
+
+What one class of link does to a message: the few constants that measured runs leave free.
+
+A level of a cluster says what its maker promises (kind, bytes/s, seconds); a `Link` says what NCCL
+or gloo makes of it. The constants are data, `tables/collective.toml`, written by
+`benchmarks/fit_collectives.py` with the source of each class beside it.
+A level belongs to the class of its kind whose reference bandwidth is nearest (as a ratio), so that
+NVLink of a new generation takes the constants of the last one it resembles, at its own speed.
+PCIe and NICs behind it are rated as NCCL rates them, below the raw rate: 24 GB/s for PCIe 4 x16.
+
+The ways NCCL (and gloo, its ring) can run a collective over a topology, each as a law of size.
+
+Every way costs `start + slope·bytes + root·√bytes` seconds. With N ranks, S bytes, and for each
+tier t of the topology its speed Bₜ = efficiency·bandwidth and its share of the ring's edges Eₜ/N:
+
+    ring       launch + start + steps·Σₜ (Eₜ/N)·hopₜ + wire·S/min Bₜ + own·S/copy + √(fill·wire·S/B)
+    tree       launch + start + 2·Σₜ depthₜ·hopₜ + S·maxₜ 2/Bₜ + √(fill·…)       1/B for two nodes
+    multicast  launch + start + S·(1+1/n)/B, or the tree between nodes if that is slower
+    direct     launch + start + peers·hop + S·maxₜ leavingₜ/Bₜ + own·S/copy + √(fill·…)
+
+    op                          steps     wire        own
+    all_reduce                  2(N−1)    2(N−1)/N    1/N      → _ring
+    all_gather, reduce_scatter  N−1       (N−1)/N     1/N      → _ring
+    broadcast, reduce           N−1       1           0        → _ring
+
+Trees join nodes only; within a node they are chains, as in NCCL. Protocols: ll sends a flag with
+every 4 bytes (quick, half the wire), ll128 a flag with every 120, simple waits for whole chunks.
 """
 
 from __future__ import annotations
@@ -22,6 +57,27 @@ from foretell.cluster.levels import Level
 from foretell.errors import InputError, unknown
 
 PROTOCOLS = ("ll", "ll128", "simple")
+
+
+# Ethernet that passes a message this quickly (RoCE, Slingshot) passes it as InfiniBand does.
+_RDMA = 5e-6
+# Kinds no measured run covers, and the one whose constants stand in for them.
+_ALIKE = {"xgmi": "nvlink", "upi": "pcie"}
+NETWORKS = frozenset({"infiniband", "ethernet"})
+OPS = (
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "send",
+)
+LARGE = 1 << 20  # bytes from which a message counts as large: where simple usually takes over
+TEN_TO_NINETY = 1.2815515594457831  # the 90th percentile of a normal distribution
+_RECENT: dict[tuple[int, str, tuple[str, ...]], tuple[tuple[Level, ...], _Table]] = {}
 
 
 @dataclass(frozen=True)
@@ -89,12 +145,6 @@ def nearest(level: Level, known: Mapping[str, Link]) -> Link:
     return min(same, key=lambda link: abs(math.log(link.bandwidth / level.bandwidth)))
 
 
-# Ethernet that passes a message this quickly (RoCE, Slingshot) passes it as InfiniBand does.
-_RDMA = 5e-6
-# Kinds no measured run covers, and the one whose constants stand in for them.
-_ALIKE = {"xgmi": "nvlink", "upi": "pcie"}
-
-
 @cache
 def links() -> Mapping[str, Link]:
     """Every class of link that ships, by name."""
@@ -111,20 +161,6 @@ def link_from(name: str, table: Mapping[str, Any]) -> Link:
         elif isinstance(value, dict):
             values[key] = Mode(**value)
     return Link(**values)
-
-
-NETWORKS = frozenset({"infiniband", "ethernet"})
-OPS = (
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "broadcast",
-    "gather",
-    "reduce",
-    "reduce_scatter",
-    "scatter",
-    "send",
-)
 
 
 @dataclass(frozen=True)
@@ -330,10 +366,6 @@ def _modes(tiers: tuple[Tier, ...], protocol: str) -> list[Mode]:
     return [getattr(tier.link, protocol) for tier in tiers]
 
 
-LARGE = 1 << 20  # bytes from which a message counts as large: where simple usually takes over
-TEN_TO_NINETY = 1.2815515594457831  # the 90th percentile of a normal distribution
-
-
 @dataclass(frozen=True, slots=True)
 class Priced:
     """The price of one message."""
@@ -423,9 +455,6 @@ def _recall(op: str, levels: tuple[Level, ...], protocols: tuple[str, ...]) -> _
         _RECENT.clear()
     _RECENT[key] = (levels, table)
     return table
-
-
-_RECENT: dict[tuple[int, str, tuple[str, ...]], tuple[tuple[Level, ...], _Table]] = {}
 
 
 @lru_cache(maxsize=4096)

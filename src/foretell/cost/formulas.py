@@ -1,4 +1,13 @@
-"""The formulas as links of the price chain: operators as their kernels, copies and collectives."""
+"""The formulas as links of the price chain: operators as their kernels, copies and collectives.
+
+Each takes the pieces of work it understands, asks the formula once for all of one device or one
+group of ranks, and passes on the rest.
+
+Lets a price model that knows kernels answer for PyTorch operators.
+
+An operator's price is the sum of its kernels' (→ `foretell.cost.aten`), and is known where all of
+them are. Work that is no operator goes to the model as it is.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +23,9 @@ from foretell.cost.aten import Kernel, is_call, kernels
 from foretell.cost.price import Work
 from foretell.graph.columns import COLLECTIVES, Array, Kind, Source
 from foretell.graph.groups import ranks_of
+
+COPY_START = 4e-6  # seconds before a copy over the host's bus moves anything: a DMA set-up
+COPY_SIGMA = 0.25  # pinned memory reaches most of the bus, pageable half of it; nothing says which
 
 
 class Model(Protocol):
@@ -95,10 +107,6 @@ def _summed(row: Array, seconds: Array, sigma: Array, size: int) -> tuple[Array,
     np.add.at(spread, row, np.where(np.isnan(seconds), 0.0, seconds * sigma))
     known = total > 0
     return total, np.divide(spread, total, out=np.zeros(size), where=known)
-
-
-COPY_START = 4e-6  # seconds before a copy over the host's bus moves anything: a DMA set-up
-COPY_SIGMA = 0.25  # pinned memory reaches most of the bus, pageable half of it; nothing says which
 
 
 class KernelFormula:

@@ -1,5 +1,31 @@
 """What a fused op costs: thousands of regions at once, corrected by regions measured on the
 device.
+
+    price = fused_price(regions, device)
+    price.seconds, price.sigma
+
+Asked in this order: networks trained on measured regions (→ `foretell.cost.fused_network`), whose
+mean corrects the formula, and the formula alone (→ `foretell.cost.fused_formula`) where no network
+ships for the kind of device or the caller wants none. `sigma` is the spread of ln(real/priced):
+exp(±1.2816 · sigma) holds 80 %. On a device the network was not trained on, what it sees are ratios
+to that device's rates and sigma is the formula's own on devices it was not fitted to, if larger.
+Where regions were measured on the device itself, prices are
+corrected by them.
+
+A region is columns, see `foretell.cost.fused_regions`; which ops may share one is given by
+`foretell.cost.fusion_class`.
+
+Prices of fused ops corrected by a few hundred regions measured on the user's own device.
+
+    tuning = fitted(regions, seconds, device)
+    write(tuning, Path("bench/fused.toml"))
+    fused_price(regions, device, tuning=tuning)
+
+`foretell bench --fused` does the first two. What is fitted is ln(measured/priced) as a sum over the
+kinds of cost a region has (starts, memory, arithmetic, long reductions, matmuls: each by its share
+of the formula's time), held near zero, so that a few hundred readings are enough and what was not
+met keeps its price. The environment variable FORETELL_FUSED names such a file for every price of a
+process; it counts for the device it was measured on and no other.
 """
 
 from __future__ import annotations
@@ -35,6 +61,15 @@ _HELD = 4.0  # readings' worth of belief that a price is right already
 _PARTS = 5  # of the readings, each judged by a fit to the others
 _FAR = 0.3  # beyond this, in logarithms, a reading counts less
 _EIGHTY = 1.2816  # standard deviations that hold 80 % of a normal distribution
+
+
+# The device each sort of network was trained on.
+_TRAINED = {"gpu": "h200", "kernel": "h200", "cpu": "epyc-core"}
+_CHUNK = 1024  # regions answered at once, to keep what is held small
+# How much wider the spread is on a device without measured fused regions: what the kernel formula
+# shows between devices it was fitted to and others (`tables/kernel.toml`, sigma, elementwise).
+_ELSEWHERE = 0.12
+_FILES = {"gpu": "fused_net.npz", "kernel": "fused_net_kernel.npz", "cpu": "fused_net_cpu.npz"}
 
 
 @dataclass(frozen=True)
@@ -130,15 +165,6 @@ def named() -> Tuning | None:
     """The tuning that the environment names."""
     path = os.environ.get(VARIABLE)
     return load(Path(path)) if path else None
-
-
-# The device each sort of network was trained on.
-_TRAINED = {"gpu": "h200", "kernel": "h200", "cpu": "epyc-core"}
-_CHUNK = 1024  # regions answered at once, to keep what is held small
-# How much wider the spread is on a device without measured fused regions: what the kernel formula
-# shows between devices it was fitted to and others (`tables/kernel.toml`, sigma, elementwise).
-_ELSEWHERE = 0.12
-_FILES = {"gpu": "fused_net.npz", "kernel": "fused_net_kernel.npz", "cpu": "fused_net_cpu.npz"}
 
 
 @cache

@@ -1,4 +1,46 @@
-"""How long a fused region takes on a CPU, from what its loop nests move and compute."""
+"""How long a fused region takes on a CPU, from what its loop nests move and compute.
+
+    seconds = start + more · (nests − 1) + given + (memoryᵖ + (compute + lone)ᵖ)^(1/p) + product
+
+    given     a share for every tensor that is passed over
+    memory    bytes over the bandwidth of one stream: what was evicted comes from memory; what is
+              fresh and what later passes read again comes from the cache that holds it (a core's
+              own, or the last one); what leaves is fetched before it is written; blocks too large
+              for the allocator to keep are paged in
+    compute   elementary operations over the vector lanes' rate, more in bf16, in partial vectors
+              and in reductions, which wait for their own accumulator; truth values in memory are
+              packed and unpacked one by one,
+              and what uses a concatenation asks for its part at every place
+    lone      rows begun
+    product   a matmul's own time where known, else its roofline
+
+Plain arithmetic throughout, so that the same lines are fitted on tensors
+(`foretell_lab.fused.host_fit`) and answer on arrays. Constants: `tables/fused_host.toml`.
+
+What the loop nests of a fused region must move and compute on a CPU, found by walking its ops.
+
+Inductor C++ (torch 2.13) writes one function of several loop nests. Ops over the same places share
+a nest, but what uses a reduction, a norm or a product waits for the next one: the region falls into
+passes. What is not stored is recomputed in every pass that uses it; what is long or holds an
+exponential is stored then (`should_realize_on_reuse` in torch/_inductor/ir.py). Nests are
+vectorized along the rows that lie side by side; sums of columns keep one accumulator each and run
+down the rows.
+
+The columns are those of `fused_traffic`, with a CPU's meaning where it differs, and seven more:
+
+    reread    bytes read again by later passes
+    kernels   loop nests expected
+    levels    passes that wait for one another
+    lone      rows begun: the start and the last, partial vector of each
+    odd       places that partial vectors visit in vain
+    columns   places visited by reductions that run down columns
+    chained   places visited by reductions along rows: one accumulator, one after another
+    mapped    bytes that leave in blocks larger than the allocator keeps: paged in anew
+    asked     truth values read from memory: a mask of them is put together one by one
+    told      truth values written
+    joined    places of concatenations that are not stored: what uses them asks which part it is in
+    given     tensors that enter and leave: each is passed over by the interpreter
+"""
 
 from __future__ import annotations
 
@@ -58,6 +100,34 @@ _CAT = KINDS.index("cat")
 _BOOL = DTYPES.index("bool")
 _LANES = 16.0  # of fp32 in a vector of 512 bits
 _MAPPED = 32.0 * 2**20  # bytes: glibc maps larger blocks anew (mallopt(3), M_MMAP_THRESHOLD)
+
+
+Constants = Mapping[str, float]
+# First guess, least and most of each constant, in the order a fit packs them: shares of the
+# device's rates; `start` and `more` of its floor, `row` in cycles.
+GUESS = {
+    "start": (0.8, 0.1, 4.0), "more": (0.05, 0.001, 1.0), "stream": (0.7, 0.2, 2.0),
+    "latency": (0.2, 0.01, 4.0), "ramp": (2e-3, 1e-5, 1e-1), "near": (0.1, 0.02, 0.6),
+    "mid": (0.3, 0.05, 0.9), "keep": (0.6, 0.1, 2.0), "steep": (2.0, 1.0, 6.0),
+    "store": (1.5, 0.3, 4.0), "turned": (0.4, 0.01, 10.0), "mapped": (2.0, 0.01, 20.0),
+    "rate": (8.0, 0.5, 60.0), "half": (0.5, 0.01, 20.0), "odd": (1.0, 0.01, 20.0),
+    "asked": (30.0, 0.1, 400.0), "told": (80.0, 0.1, 1000.0), "joined": (8.0, 0.1, 400.0),
+    "given": (0.1, 0.001, 1.0),
+    "columns": (1.0, 0.01, 40.0), "chained": (2.0, 0.01, 40.0), "row": (10.0, 0.1, 200.0),
+    "overlap": (1.6, 1.0, 6.0),
+}  # fmt: skip
+# Elementary operations of one place where a CPU's differ from those of a GPU: random numbers
+# and indices go lane by lane.
+_LANE_BY_LANE = {
+    "dropout": 300.0, "rand": 300.0, "rand_like": 300.0, "bernoulli": 300.0, "randn": 300.0,
+    "embedding": 8.0, "index": 30.0, "layer_norm": 6.0, "layer_norm_backward": 6.0,
+    "batch_norm": 6.0, "batch_norm_backward": 6.0,
+}  # fmt: skip
+HOST_WEIGHT = np.array(
+    [_LANE_BY_LANE.get(w, g) for w, g in zip(WORDS, fused_regions.WEIGHT, strict=True)]
+)
+PEAK = 0.6  # share of a product's peak rate that is reached where its own time is unknown
+_OWN = 2.0**20  # bytes of cache a core has to itself: Zen 4's second level
 
 
 def nested(regions: Regions, weight: Array) -> Walk:
@@ -258,34 +328,6 @@ def _nest(level, places, across, length, rows, seen, row):  # type: ignore[no-un
         count = places / length
         row[8] += count
         row[14] += count * (np.ceil(length / _LANES) * _LANES - length)
-
-
-Constants = Mapping[str, float]
-# First guess, least and most of each constant, in the order a fit packs them: shares of the
-# device's rates; `start` and `more` of its floor, `row` in cycles.
-GUESS = {
-    "start": (0.8, 0.1, 4.0), "more": (0.05, 0.001, 1.0), "stream": (0.7, 0.2, 2.0),
-    "latency": (0.2, 0.01, 4.0), "ramp": (2e-3, 1e-5, 1e-1), "near": (0.1, 0.02, 0.6),
-    "mid": (0.3, 0.05, 0.9), "keep": (0.6, 0.1, 2.0), "steep": (2.0, 1.0, 6.0),
-    "store": (1.5, 0.3, 4.0), "turned": (0.4, 0.01, 10.0), "mapped": (2.0, 0.01, 20.0),
-    "rate": (8.0, 0.5, 60.0), "half": (0.5, 0.01, 20.0), "odd": (1.0, 0.01, 20.0),
-    "asked": (30.0, 0.1, 400.0), "told": (80.0, 0.1, 1000.0), "joined": (8.0, 0.1, 400.0),
-    "given": (0.1, 0.001, 1.0),
-    "columns": (1.0, 0.01, 40.0), "chained": (2.0, 0.01, 40.0), "row": (10.0, 0.1, 200.0),
-    "overlap": (1.6, 1.0, 6.0),
-}  # fmt: skip
-# Elementary operations of one place where a CPU's differ from those of a GPU: random numbers
-# and indices go lane by lane.
-_LANE_BY_LANE = {
-    "dropout": 300.0, "rand": 300.0, "rand_like": 300.0, "bernoulli": 300.0, "randn": 300.0,
-    "embedding": 8.0, "index": 30.0, "layer_norm": 6.0, "layer_norm_backward": 6.0,
-    "batch_norm": 6.0, "batch_norm_backward": 6.0,
-}  # fmt: skip
-HOST_WEIGHT = np.array(
-    [_LANE_BY_LANE.get(w, g) for w, g in zip(WORDS, fused_regions.WEIGHT, strict=True)]
-)
-PEAK = 0.6  # share of a product's peak rate that is reached where its own time is unknown
-_OWN = 2.0**20  # bytes of cache a core has to itself: Zen 4's second level
 
 
 @cache

@@ -1,4 +1,52 @@
-"""Fused regions as columns, and what a kernel of one must move and compute."""
+"""Fused regions as columns, and what a kernel of one must move and compute.
+
+A region is its nodes and edges. Nodes are the tensors that enter (`input`, or `fresh` where the
+step wrote it just before and the cache may still hold it) and the ops inside; edges say which node
+reads which.
+
+    node    op         number of the op's word (→ `foretell.cost.fusion_class.codes_of`)
+            dtype      number format of its first result, as a word
+            elements   of its first result; of the memory behind an entering tensor
+            looped     places it visits: the most elements of anything it reads or gives
+            inner      places that become one result: columns of a softmax, norm or sum; else 1
+            across     0 those places lie side by side, 1 apart, 2 apart but whole rows at a time
+            last       elements that lie side by side in the largest tensor it touches
+            writes     bytes of its results that leave the region; 0 for what stays inside
+            flops      of a matmul or convolution; 0 for all else
+            seconds    its own time un-fused where measured; nan where not
+    edge    source     node read (numbers count through all regions)
+            target     node that reads
+            pattern    0 in the order it is looped over, 1 broadcast, 2 in another order of memory
+
+A region may be a kernel as the compiler wrote it (`written`): then its ops are those the compiler
+breaks larger ones into, and nothing of it waits for another kernel.
+
+Compiled walks know an op by its number; tables such as `WEIGHT` say what each counts for.
+
+What a kernel must move and compute, found by walking its ops once.
+
+Regions are lowered to kernels first (→ `fused_lower`). The walk drops what nothing uses and counts
+for every pass over the kernel's places which tensors are read again. Rows too long for registers
+are visited twice, sums of columns make a pass of their own, and rows cannot change places inside a
+kernel: what moves them begins another pass (Inductor, torch 2.11).
+
+    read      bytes of entering tensors, each once
+    fresh     those of them the step has just written
+    reread    bytes read again in later passes, from memory or cache
+    written   bytes that leave
+    kernels   1; a region on a CPU (→ `fused_nests`), which has the same columns, may have more
+    levels    1, likewise
+    work      elementary operations over all places (→ `WEIGHT`)
+    turned    bytes read in another order than they lie
+    lone      the most places one result is reduced from, where few results leave the device idle
+    product   matmuls' and convolutions' flop
+    own       their own time where it is known
+    places    places visited by the largest op
+    random    places at which numbers are drawn
+    operand   bytes the matmuls read and write
+    odd       elements moved in rows no wide load fits, where rows matter
+    halves    places visited in formats of two bytes
+"""
 
 from __future__ import annotations
 
@@ -31,6 +79,48 @@ NODE = (
 )
 EDGE = ("source", "target", "pattern")
 DTYPES = tuple(SIZES)
+
+
+Row = tuple[list[tuple[Any, ...]], list[tuple[int, int, int]]]
+_NUMBERS = ("elements", "looped", "inner", "last", "writes", "flops", "seconds")
+# Elementary operations of one place, against an addition: polynomials, divisions and the counter
+# of a random draw are what they are made of. First guesses; `tables/fused.toml` has fitted ones.
+_HEAVY = {
+    "div": 4.0, "reciprocal": 4.0, "sqrt": 4.0, "rsqrt": 3.0, "pow": 3.0, "exp": 6.0, "log": 8.0,
+    "log1p": 14.0, "expm1": 10.0, "sin": 20.0, "cos": 20.0, "tanh": 12.0, "sigmoid": 9.0,
+    "erf": 16.0, "gelu": 18.0, "gelu_backward": 26.0, "silu": 10.0, "silu_backward": 16.0,
+    "elu": 9.0, "mish": 24.0, "elu_backward": 9.0, "softplus": 14.0, "hardswish": 4.0,
+    "hardswish_backward": 5.0, "hardsigmoid": 3.0, "dropout": 34.0, "rand": 30.0,
+    "bernoulli": 30.0, "rand_like": 30.0, "randn": 40.0, "softmax": 12.0, "log_softmax": 12.0,
+    "softmax_backward_data": 6.0, "log_softmax_backward_data": 10.0, "layer_norm": 8.0,
+    "layer_norm_backward": 14.0, "batch_norm": 8.0, "batch_norm_backward": 14.0,
+    "group_norm": 8.0, "group_norm_backward": 14.0, "embedding": 4.0, "index": 5.0, "roll": 6.0,
+    "cat": 4.0, "constant_pad_nd": 4.0, "upsample_nearest2d": 6.0, "avg_pool2d": 6.0,
+    "var_mean": 5.0, "max_pool2d_with_indices": 24.0, "max_pool2d_with_indices_backward": 40.0,
+    "avg_pool2d_backward": 10.0, "adaptive_avg_pool2d": 8.0, "adaptive_avg_pool2d_backward": 8.0,
+    "slice_backward": 4.0, "select_backward": 4.0, "nll_loss_forward": 4.0,
+    "nll_loss_backward": 4.0, "sigmoid_backward": 3.0, "tanh_backward": 3.0,
+}  # fmt: skip
+WEIGHT = np.array([_HEAVY.get(word, 1.0) for word in WORDS])
+SIZE = np.array([float(SIZES[d]) for d in DTYPES])  # bytes of an element by number of format
+_CODE = {kind: number for number, kind in enumerate(KINDS)}
+FRESH = WORDS.index("fresh")
+# Operations Inductor counts of an op that it breaks into several; of others one.
+_BROKEN = {
+    "gelu": 8, "gelu_backward": 20, "silu": 4, "silu_backward": 10, "mish": 8, "mish_backward": 14,
+    "hardswish": 5, "hardswish_backward": 9, "elu": 6, "elu_backward": 7, "dropout": 5,
+    "softplus": 5, "threshold_backward": 3, "max_pool2d_with_indices": 40,
+    "max_pool2d_with_indices_backward": 60, "avg_pool2d": 20, "avg_pool2d_backward": 30,
+    "layer_norm": 5, "batch_norm": 6, "group_norm": 6, "layer_norm_backward": 10,
+    "batch_norm_backward": 10, "constant_pad_nd": 3, "slice_backward": 3, "select_backward": 3,
+    "cat": 4, "roll": 3,
+}  # fmt: skip
+COUNTS = np.array([_BROKEN.get(word, 1) for word in WORDS])
+LEVELS = 12  # more are counted as the last
+WALKED = (
+    "read", "fresh", "reread", "written", "kernels", "levels", "work", "turned", "lone", "product",
+    "own", "places", "random", "operand", "odd", "halves",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,9 +204,6 @@ def distinct(regions: Regions) -> tuple[Whole, Whole]:
     return np.array(first, np.int64), which
 
 
-Row = tuple[list[tuple[Any, ...]], list[tuple[int, int, int]]]
-
-
 def assembled(rows: Iterable[Row]) -> Regions:
     """Regions from one list of nodes and one of edges each; edges count from the region's first."""
     parts = list(rows)
@@ -145,9 +232,6 @@ def assembled(rows: Iterable[Row]) -> Regions:
             **numbers,
         )
     )
-
-
-_NUMBERS = ("elements", "looped", "inner", "last", "writes", "flops", "seconds")
 
 
 def _op_codes(ops: Sequence[int | str]) -> Whole:
@@ -180,31 +264,9 @@ def checked(regions: Regions) -> Regions:
     return regions
 
 
-# Elementary operations of one place, against an addition: polynomials, divisions and the counter
-# of a random draw are what they are made of. First guesses; `tables/fused.toml` has fitted ones.
-_HEAVY = {
-    "div": 4.0, "reciprocal": 4.0, "sqrt": 4.0, "rsqrt": 3.0, "pow": 3.0, "exp": 6.0, "log": 8.0,
-    "log1p": 14.0, "expm1": 10.0, "sin": 20.0, "cos": 20.0, "tanh": 12.0, "sigmoid": 9.0,
-    "erf": 16.0, "gelu": 18.0, "gelu_backward": 26.0, "silu": 10.0, "silu_backward": 16.0,
-    "elu": 9.0, "mish": 24.0, "elu_backward": 9.0, "softplus": 14.0, "hardswish": 4.0,
-    "hardswish_backward": 5.0, "hardsigmoid": 3.0, "dropout": 34.0, "rand": 30.0,
-    "bernoulli": 30.0, "rand_like": 30.0, "randn": 40.0, "softmax": 12.0, "log_softmax": 12.0,
-    "softmax_backward_data": 6.0, "log_softmax_backward_data": 10.0, "layer_norm": 8.0,
-    "layer_norm_backward": 14.0, "batch_norm": 8.0, "batch_norm_backward": 14.0,
-    "group_norm": 8.0, "group_norm_backward": 14.0, "embedding": 4.0, "index": 5.0, "roll": 6.0,
-    "cat": 4.0, "constant_pad_nd": 4.0, "upsample_nearest2d": 6.0, "avg_pool2d": 6.0,
-    "var_mean": 5.0, "max_pool2d_with_indices": 24.0, "max_pool2d_with_indices_backward": 40.0,
-    "avg_pool2d_backward": 10.0, "adaptive_avg_pool2d": 8.0, "adaptive_avg_pool2d_backward": 8.0,
-    "slice_backward": 4.0, "select_backward": 4.0, "nll_loss_forward": 4.0,
-    "nll_loss_backward": 4.0, "sigmoid_backward": 3.0, "tanh_backward": 3.0,
-}  # fmt: skip
-WEIGHT = np.array([_HEAVY.get(word, 1.0) for word in WORDS])
-SIZE = np.array([float(SIZES[d]) for d in DTYPES])  # bytes of an element by number of format
-_CODE = {kind: number for number, kind in enumerate(KINDS)}
 VIEW, CONSTANT, INPUT = _CODE["view"], _CODE["constant"], _CODE["input"]
 REDUCTION, NORM, TEMPLATE = _CODE["reduction"], _CODE["norm"], _CODE["template"]
 GATHER, RANDOM = _CODE["gather"], _CODE["random"]
-FRESH = WORDS.index("fresh")
 
 
 def _are(*words: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -234,20 +296,8 @@ SOFT = _are("softmax", "log_softmax")
 LOSS, LOSS_BACK = _are("nll_loss_forward"), _are("nll_loss_backward")
 LAYER_BACK = _are("layer_norm_backward")
 BATCH_BACK, GROUP_BACK = _are("batch_norm_backward"), _are("group_norm_backward")
-# Operations Inductor counts of an op that it breaks into several; of others one.
-_BROKEN = {
-    "gelu": 8, "gelu_backward": 20, "silu": 4, "silu_backward": 10, "mish": 8, "mish_backward": 14,
-    "hardswish": 5, "hardswish_backward": 9, "elu": 6, "elu_backward": 7, "dropout": 5,
-    "softplus": 5, "threshold_backward": 3, "max_pool2d_with_indices": 40,
-    "max_pool2d_with_indices_backward": 60, "avg_pool2d": 20, "avg_pool2d_backward": 30,
-    "layer_norm": 5, "batch_norm": 6, "group_norm": 6, "layer_norm_backward": 10,
-    "batch_norm_backward": 10, "constant_pad_nd": 3, "slice_backward": 3, "select_backward": 3,
-    "cat": 4, "roll": 3,
-}  # fmt: skip
-COUNTS = np.array([_BROKEN.get(word, 1) for word in WORDS])
 
 
-LEVELS = 12  # more are counted as the last
 # A row of a kernel as written that is longer than this is not held in registers (`persistent`): it
 # is visited once to reduce it and once more to use the result.
 _HELD_INNER, _HELD_OUTER = 1024.0, 64.0
@@ -375,10 +425,6 @@ def touched(low, high, start, source, kind, elements, looped, live):  # type: ig
     return found
 
 
-WALKED = (
-    "read", "fresh", "reread", "written", "kernels", "levels", "work", "turned", "lone", "product",
-    "own", "places", "random", "operand", "odd", "halves",
-)  # fmt: skip
 _KERNELS, _LEVELS = WALKED.index("kernels"), WALKED.index("levels")
 
 

@@ -1,4 +1,31 @@
-"""Matmuls as a library runs them, tile by tile, and convolutions as the matmuls they become."""
+"""Matmuls as a library runs them, tile by tile, and convolutions as the matmuls they become.
+
+The kernel is the fastest of a few tile shapes (tₘ×tₙ) and ways to split k, s, each costing
+
+    compute   c = b·⌈m/tₘ⌉·⌈n/tₙ⌉·s blocks, o at a time on each of U units, in whole waves; a block
+              is 2·tₘ·tₙ·(k/s + k₀) flop at the tile's efficiency e₀·a/(a + a₀), a = tₘtₙ/(tₘ+tₙ)
+              (its flop per byte); too few resident blocks hide latency less (→ `_compute`)
+    power     a board sustains watts/energy flop/s; its rate falls towards that (→ `throttled`)
+    memory    one wave reads the rows of A and columns of B under it once; the next wave reads them
+              again unless the second-level cache kept them (→ `_traffic`, `_memory`)
+    fabric    every block reads its (tₘ + tₙ)·k operands through the cache (→ `_fabric`)
+
+and overlapping, so that t = (Σ tᵢᵖ)^(1/p) + start. A split adds a pass over the partial sums.
+
+Convolutions as the matmuls a library turns them into, and the fastest of its ways.
+
+An image of n×c×h×w meets k filters of (c/groups)×r×s and leaves n×k×p×q.
+
+    direct     implicit product: fwd (npq)×k over crs, dgrad (nhw)×c over krs/stride²,
+               wgrad k×(crs) over npq; A is read once though it is used r·s times (→ `_direct`)
+    winograd   r = s = 3, stride 1, vector pipe: (f+2)² matmuls of (npq/f²)×k over c, in one kernel
+               for f = 2, in passes through memory for f = 4 (→ `_winograd`)
+    depthwise  groups = c = k: no product, every element is touched r·s times (→ `_depthwise`)
+    grouped    one kernel where groups are 4, 8, 16 or 32 channels wide; else one group after the
+               other, each cut out of the image and put into the result (→ `_one_by_one`)
+    layout     matrix units want channels last: other layouts are turned over and back, except a
+               1×1 convolution, which is a plain product either way (→ `_turned`)
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -40,6 +67,21 @@ _TENSOR = (
 )
 _CHUNK = 512  # rows at a time: with a dozen tiles the columns stay in a processor's cache
 _LINE = 16  # elements: no load is wider than this many of the smallest format
+
+
+_STEPS = {2.0: 1, 4.0: 2, 8.0: 3}
+# Tiles of `scudnn_128x64`, `xmma_fprop_implicit_gemm_…_tilesize128x128`: pixels × filters.
+_TILES = np.array([(128, 128), (128, 64), (128, 32), (64, 64), (32, 32)], float).T
+# `scudnn_winograd_128x128_…_tile148` works on patches of 2×2 pixels in blocks that cover 8×8 of
+# them, 32 filters at a time; the passes with f = 4 call the sgemm tiles.
+_WINOGRAD_TILES = {
+    2: np.array([(128, 32)], float).T,
+    4: np.array([(128, 128), (64, 128), (64, 64)], float).T,
+}
+_WIDTHS = (4.0, 8.0, 16.0, 32.0)  # channels of a group that one kernel treats all groups of
+# Depthwise kernels of halves with channels last take this share of the time (conv2d rows of
+# tables/measured/h200.csv.gz with groups = c, bf16 and fp16, nhwc, 50 µs or more; sums of seconds).
+_CHANNELS_LAST = {"conv": 0.38, "conv_dgrad": 0.22, "conv_wgrad": 0.22}
 
 
 @dataclass(frozen=True)
@@ -185,9 +227,6 @@ def throttled(limits: Limits, fitted: Fitted, work: Array, rate: Array) -> Array
     return slowed
 
 
-_STEPS = {2.0: 1, 4.0: 2, 8.0: 3}
-
-
 def norm(p: float, *terms: Array) -> Array:
     """(Σ xᵖ)^(1/p): times that overlap, the longest counting most; quick where p is 2, 4 or 8."""
     if p in _STEPS:
@@ -246,20 +285,6 @@ def _again(limits: Limits, fitted: Fitted, held: Array, passes: Array) -> Array:
     """Elements of an operand read again by later waves: those the cache could not keep."""
     lost = 1 - 1 / (1 + (held * limits.size / (fitted["keep"] * limits.l2)) ** 2)
     return np.maximum(passes - 1, 0.0) * held * lost
-
-
-# Tiles of `scudnn_128x64`, `xmma_fprop_implicit_gemm_…_tilesize128x128`: pixels × filters.
-_TILES = np.array([(128, 128), (128, 64), (128, 32), (64, 64), (32, 32)], float).T
-# `scudnn_winograd_128x128_…_tile148` works on patches of 2×2 pixels in blocks that cover 8×8 of
-# them, 32 filters at a time; the passes with f = 4 call the sgemm tiles.
-_WINOGRAD_TILES = {
-    2: np.array([(128, 32)], float).T,
-    4: np.array([(128, 128), (64, 128), (64, 64)], float).T,
-}
-_WIDTHS = (4.0, 8.0, 16.0, 32.0)  # channels of a group that one kernel treats all groups of
-# Depthwise kernels of halves with channels last take this share of the time (conv2d rows of
-# tables/measured/h200.csv.gz with groups = c, bf16 and fp16, nhwc, 50 µs or more; sums of seconds).
-_CHANNELS_LAST = {"conv": 0.38, "conv_dgrad": 0.22, "conv_wgrad": 0.22}
 
 
 @dataclass(frozen=True)

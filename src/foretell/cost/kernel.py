@@ -1,6 +1,39 @@
 """How long compute kernels take on a device, from what they are asked to do.
 
-Matmuls and convolutions are in `gemm`; fused attention and kernels bound by memory are here.
+    price = seconds(device, "gemm", "bf16", ["m=4096,n=4096,k=4096"])
+    price.seconds, price.sigma
+
+Every kernel is an op (`gemm`, `conv`, `conv_dgrad`, `conv_wgrad`, `attention`, or a class bound by
+memory), a number format and a shape (→ `foretell.cost.shape`). Where the shape is missing, flop and
+bytes alone give a roofline. `sigma` is the spread of ln(measured/priced) on
+kernels the constants were not fitted to: exp(±1.28·sigma) bounds 80 %.
+
+Fused attention (flash): softmax(Q·Kᵀ)·V without the scores ever reaching memory.
+
+A block owns `tile` queries of one head and walks the keys they see: all, about half of them where
+causal, at most `window` of them. It does 4·tile·keys·d flop forward, 2.5 times that backward (five
+matmuls for two), `edge` of a tile on the diagonal where causal, and `ahead` (`behind` in the
+backward) keys' worth of work besides: loads before the first product, the gradient of Q summed in
+fp32. Blocks go out in
+waves like the tiles of a product, at `peak` of what the pipe can do, while each score takes
+`scores` cycles of a unit for its exponential and `dropout` more for a random number. Q, K, V and O
+move once. Unfused attention is two matmuls and a softmax.
+
+Kernels written for the chip (cuDNN, FlashAttention-3) are what PyTorch and Transformer Engine pick
+by default; FlashAttention-2 (`flash2`) keeps Ampere's instructions, which reach a share of a newer
+chip's peak. `benchmarks/fit_attention.py` fits both to an H200; on A100 FlashAttention-2 (Dao 2023,
+fig. 4-6) reaches 190-220 forward, 170-200 backward of 312 Tflop/s at d = 128.
+
+Kernels that move more than they compute: time by what they touch.
+
+    stream   bytes / (bandwidth · share), faster where the bytes still lie in the second-level cache
+    issue    elements / (units · clock · rate): instructions, not bytes, bound odd strides, small
+             formats and transcendental functions
+    turns    rows · cycles / (units · clock): ops that give each row to one block pay for every row
+    lone     the longest row at one block's pace, for ops that give each channel to one block: few
+             channels leave most of the device idle
+
+They overlap as t = (Σ tᵢᵖ)^(1/p) + start. Constants are fitted per class of op (→ `seconds`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +52,45 @@ from foretell.cost.shape import columns
 _DEEP = 128.0  # wider heads leave the backward too few registers
 Array = npt.NDArray[np.float64]
 Fitted = Mapping[str, float]
+
+
+Shapes = Sequence[str] | Mapping[str, npt.ArrayLike] | None
+# What an op is priced as where it has no class of its own.
+_CLASSES = {
+    "gelu": "activation",
+    "silu": "activation",
+    "tanh": "activation",
+    "sigmoid": "activation",
+    "exp": "activation",
+    "relu": "elementwise",
+    "cast": "copy",
+    "cat": "copy",
+    "transpose": "copy",
+    "layer_norm": "norm",
+    "rms_norm": "norm",
+    "layer_norm_backward": "norm_backward",
+    "rms_norm_backward": "norm_backward",
+    "log_softmax": "softmax",
+    "log_softmax_backward": "softmax_backward",
+    "loss": "softmax",
+    "mean": "reduce",
+    "sum": "reduce",
+}
+# Launches' worth of host time that one eager PyTorch call takes, dispatch and autograd included:
+# the shortest readings of NeuSight's events (A100, P4 and T4 hosts) less the 7 µs of an empty pair
+# of events in its model labels, over the 5 µs of `Device.launch`.
+_CALLS = {"elementwise": 4.4, "softmax": 5.2, "norm": 7.8, "gemm": 7.0, "conv": 12.6}
+_CALL = 5.0  # any other
+# Chips whose matrix units reach their rate only with instructions FlashAttention-2 does not use.
+_NEWER = ("hopper", "blackwell")
+_BARE = 1.5  # a kernel known by flop and bytes alone is surer of nothing than its class is
+_NEEDS = {
+    "gemm": ("m", "n", "k"),
+    "conv": ("n", "c", "h", "w", "k", "r", "s"),
+    "conv_dgrad": ("n", "c", "h", "w", "k", "r", "s"),
+    "conv_wgrad": ("n", "c", "h", "w", "k", "r", "s"),
+    "attention": ("sq", "sk", "d"),
+}
 
 
 @dataclass(frozen=True)
@@ -114,38 +186,6 @@ def _bandwidth(
     gain = 1 + (shared["cache"] - 1) * kept
     wide: Array = limits.stream * fitted["bandwidth"] * gain
     return wide
-
-
-Shapes = Sequence[str] | Mapping[str, npt.ArrayLike] | None
-# What an op is priced as where it has no class of its own.
-_CLASSES = {
-    "gelu": "activation",
-    "silu": "activation",
-    "tanh": "activation",
-    "sigmoid": "activation",
-    "exp": "activation",
-    "relu": "elementwise",
-    "cast": "copy",
-    "cat": "copy",
-    "transpose": "copy",
-    "layer_norm": "norm",
-    "rms_norm": "norm",
-    "layer_norm_backward": "norm_backward",
-    "rms_norm_backward": "norm_backward",
-    "log_softmax": "softmax",
-    "log_softmax_backward": "softmax_backward",
-    "loss": "softmax",
-    "mean": "reduce",
-    "sum": "reduce",
-}
-# Launches' worth of host time that one eager PyTorch call takes, dispatch and autograd included:
-# the shortest readings of NeuSight's events (A100, P4 and T4 hosts) less the 7 µs of an empty pair
-# of events in its model labels, over the 5 µs of `Device.launch`.
-_CALLS = {"elementwise": 4.4, "softmax": 5.2, "norm": 7.8, "gemm": 7.0, "conv": 12.6}
-_CALL = 5.0  # any other
-# Chips whose matrix units reach their rate only with instructions FlashAttention-2 does not use.
-_NEWER = ("hopper", "blackwell")
-_BARE = 1.5  # a kernel known by flop and bytes alone is surer of nothing than its class is
 
 
 class Price(NamedTuple):
@@ -412,11 +452,4 @@ _RULES: dict[str, Callable[[Group], Array]] = {
     "conv_dgrad": _conv,
     "conv_wgrad": _conv,
     "attention": _attention,
-}
-_NEEDS = {
-    "gemm": ("m", "n", "k"),
-    "conv": ("n", "c", "h", "w", "k", "r", "s"),
-    "conv_dgrad": ("n", "c", "h", "w", "k", "r", "s"),
-    "conv_wgrad": ("n", "c", "h", "w", "k", "r", "s"),
-    "attention": ("sq", "sk", "d"),
 }

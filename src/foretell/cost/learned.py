@@ -1,4 +1,10 @@
-"""A correction to the formula for kernels on devices that were measured densely."""
+"""A correction to the formula for kernels on devices that were measured densely.
+
+Boosted trees predict ln(measured/formula) from the shape, how it falls on tiles and units, and what
+the formula answers. They are trained by `benchmarks/fit_kernels.py` and answer in plain numpy from
+`tables/kernel_learned.npz`. They pass (nan) on a device, op or format they were not trained on, and
+on shapes outside the box of shapes they saw there, so that the formula answers instead.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +25,19 @@ from foretell.cost.kernel import Price, Shapes
 from foretell.cost.shape import columns
 
 Floats = npt.NDArray[np.float32]
+
+
+Array = npt.NDArray[np.float64]
+# The sizes of a shape; a box of their logarithms bounds what a device was measured on.
+SIZES = {"gemm": ("b", "m", "n", "k"), "conv": ("n", "c", "h", "w", "k", "r", "s", "stride", "pad")}
+_FLAGS = {
+    "gemm": ("ta", "tb"),
+    "conv": ("groups",),
+    "conv_dgrad": ("groups",),
+    "conv_wgrad": ("groups",),
+}
+_ONE = {"b", "groups", "stride"}  # what a shape may leave out, being 1
+_TILES = (32.0, 64.0, 128.0)
 
 
 def dense(x: Floats, weight: Floats, bias: Floats | None = None) -> Floats:
@@ -42,18 +61,7 @@ def _add(x: H2, weight: H2, out: H2) -> None:
                     out[i, j] += one * weight[k, j]
 
 
-Array = npt.NDArray[np.float64]
-# The sizes of a shape; a box of their logarithms bounds what a device was measured on.
-SIZES = {"gemm": ("b", "m", "n", "k"), "conv": ("n", "c", "h", "w", "k", "r", "s", "stride", "pad")}
 SIZES |= {"conv_dgrad": SIZES["conv"], "conv_wgrad": SIZES["conv"]}
-_FLAGS = {
-    "gemm": ("ta", "tb"),
-    "conv": ("groups",),
-    "conv_dgrad": ("groups",),
-    "conv_wgrad": ("groups",),
-}
-_ONE = {"b", "groups", "stride"}  # what a shape may leave out, being 1
-_TILES = (32.0, 64.0, 128.0)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,26 @@
 """What one device offers one kernel: rates, fitted constants, and the clock its power limit
 allows.
+
+A `Limits` joins the data sheet (`foretell.cluster.Device`) with the fitted constants of the
+device's architecture. An architecture that was not measured borrows from the nearest one that was,
+so a new device needs a preset and nothing else.
+
+The fitted constants of the kernel formulas, as one value.
+
+`tables/kernel.toml` is written by `benchmarks/fit_kernels.py`; `shipped` reads it once. A fit or a
+test may make another `Constants` and hand it to `foretell.cost.kernel`.
+
+The clock a board settles at when a whole step runs for ever within its power limit.
+
+Short benchmarks run at the nominal clock. In training the board averages its power over the step:
+with tₜ seconds of matrix kernels that use E joules of dynamic energy at the nominal clock, tₛ of
+kernels bound by memory and tᵢ idle, the relative clock u ≤ 1 solves
+
+    tₜ/u·(S − W) + E·u^(a−1) + tₛ·(P − W) + tᵢ·(S − W) = 0                              → `clock`
+
+S static power, P power while streaming, W the limit, a the exponent. Matrix kernels then take 1/u
+times as long; memory keeps its pace. S grows with the units of a chip and P with the bandwidth of
+its memory, so that a board capped below its design power has less left for its matrix units.
 """
 
 from __future__ import annotations
@@ -18,6 +39,29 @@ from foretell.cluster.node import FORMATS, Device
 from foretell.errors import unknown
 
 Numbers = dict[str, float]
+
+
+Array = npt.NDArray[np.float64]
+LOWEST = 0.3  # of the nominal clock: no board was seen below
+STEPS = 40  # halvings of the interval: 1e-12 of the clock
+# Bytes an element takes; formats without a rate of their own run on the vector lanes like fp32.
+SIZES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "fp4": 0.5}
+# Generations in order of release, by maker: the nearest by this order lends its constants.
+LINEAGE = (
+    ("kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell"),
+    ("vega", "cdna", "cdna2", "cdna3", "cdna4"),
+)
+_OTHER = "volta"  # lends to makers that were not measured
+# Units of 128 lanes share half of them with integers (GA102 white paper, 2021); A100's 64 do not.
+_SHARING = {"ampere", "ada", "hopper", "blackwell"}
+_WITHOUT_MATRIX_UNITS = {"kepler", "maxwell", "pascal", "vega", "x86"}
+# Energy of one flop by format, against fp16 on the matrix pipe or fp32 on the vector pipe: operands
+# of twice the bits cost about twice to move and multiply (Horowitz, ISSCC 2014, fig. 1.1.9).
+_ENERGY = {
+    "simt": {"fp64": 2.0},
+    "tensor": {"tf32": 2.0, "fp8": 0.5, "int8": 0.5, "fp4": 0.25},
+}
+Arches = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -67,11 +111,6 @@ def _number(value: float) -> str:
     return text if any(c in text for c in ".en") else f"{text}.0"
 
 
-Array = npt.NDArray[np.float64]
-LOWEST = 0.3  # of the nominal clock: no board was seen below
-STEPS = 40  # halvings of the interval: 1e-12 of the clock
-
-
 @cache
 def table() -> dict[str, dict[str, Any]]:
     """Power constants by device architecture."""
@@ -114,25 +153,7 @@ def clock(device: Device, matrix: Array, energy: Array, streaming: Array, idle: 
     return np.where(free, 1.0, low)
 
 
-# Bytes an element takes; formats without a rate of their own run on the vector lanes like fp32.
-SIZES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "fp4": 0.5}
 SIZES |= {"int64": 8, "int32": 4, "bool": 1, "complex64": 8, "none": 4}
-# Generations in order of release, by maker: the nearest by this order lends its constants.
-LINEAGE = (
-    ("kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell"),
-    ("vega", "cdna", "cdna2", "cdna3", "cdna4"),
-)
-_OTHER = "volta"  # lends to makers that were not measured
-# Units of 128 lanes share half of them with integers (GA102 white paper, 2021); A100's 64 do not.
-_SHARING = {"ampere", "ada", "hopper", "blackwell"}
-_WITHOUT_MATRIX_UNITS = {"kepler", "maxwell", "pascal", "vega", "x86"}
-# Energy of one flop by format, against fp16 on the matrix pipe or fp32 on the vector pipe: operands
-# of twice the bits cost about twice to move and multiply (Horowitz, ISSCC 2014, fig. 1.1.9).
-_ENERGY = {
-    "simt": {"fp64": 2.0},
-    "tensor": {"tf32": 2.0, "fp8": 0.5, "int8": 0.5, "fp4": 0.25},
-}
-Arches = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,23 @@
 """Prices that were measured: tables of a user's, those that come along, ops timed on this
 machine.
+
+Tables are CSV, plain or gzip, with the columns `device,op,dtype,shape,seconds` and optionally
+`spread` (relative standard deviation). A row counts only for its own kind of device and exactly its
+own shape; several rows of the same work are one price, their median.
+
+Measured tables that come with the package, as a link of the price chain.
+
+`tables/measured/DEVICE.csv.gz` is what `python -m foretell.pytorch.bench` wrote on such a device.
+Of its many ops the matmuls are read here: the three of a linear layer y = x·Wᵀ, with x of
+m × k and W of n × k, and batches of them.
+
+    forward  y: m × n over k        dgrad  dx: m × k over n        wgrad  dW: n × k over m
+
+Ops timed on the machine at hand: their seconds by shape, and those of others of their family.
+
+A shape that was timed costs what it took; another of the same op is interpolated by its work
+(flop, else bytes, else numbers). What is asked for and not there is kept in `asked`, so that it can
+be timed.
 """
 
 from __future__ import annotations
@@ -25,6 +43,13 @@ Key = tuple[str, str, str, str]  # device, op, dtype, shape
 COLUMNS = ("device", "op", "dtype", "shape", "seconds")
 _UNSAID = {"", "b=1", "ta=0", "tb=0", "groups=1", "stride=1", "pad=0"}
 SPREAD = 0.03  # of a median of repeated measurements, where the table says nothing
+
+
+# The sizes (m, n, k) of the matmul that each part of a linear layer is.
+_SIDES = {"forward": ("m", "n", "k"), "dgrad": ("m", "k", "n"), "wgrad": ("n", "k", "m")}
+SIGMA = 0.1  # of ln(seconds in a step / seconds alone)
+_PRODUCTS = ("gemm", "conv", "conv_dgrad", "conv_wgrad", "attention")
+_DEFAULTS = {"b": 1.0, "ta": 0.0, "tb": 0.0, "groups": 1.0, "stride": 1.0, "pad": 0.0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,10 +112,6 @@ def _rows(reader: csv.DictReader[str], where: str) -> Iterator[tuple[Key, float,
         yield (row["device"], row["op"], row["dtype"], normal(row["shape"])), seconds, spread
 
 
-# The sizes (m, n, k) of the matmul that each part of a linear layer is.
-_SIDES = {"forward": ("m", "n", "k"), "dgrad": ("m", "k", "n"), "wgrad": ("n", "k", "m")}
-
-
 class ShippedTables:
     """What was measured on devices whose tables come with the package."""
 
@@ -139,11 +160,6 @@ def _product(row: dict[str, str]) -> str:
     if row["op"] == "bmm" and row["direction"] == "forward":
         return ",".join(f"{key}={sizes[key]}" for key in ("b", "m", "n", "k"))
     return ""
-
-
-SIGMA = 0.1  # of ln(seconds in a step / seconds alone)
-_PRODUCTS = ("gemm", "conv", "conv_dgrad", "conv_wgrad", "attention")
-_DEFAULTS = {"b": 1.0, "ta": 0.0, "tb": 0.0, "groups": 1.0, "stride": 1.0, "pad": 0.0}
 
 
 class TimedOp(NamedTuple):

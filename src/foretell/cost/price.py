@@ -1,7 +1,16 @@
 """How long tasks take on a cluster: models are asked in order, each answers or passes.
 
-Each different piece of work is asked once. An operator's price is the sum of its kernels'
-(→ `foretell.cost.aten`). The formulas answer last.
+A model answers seconds and a relative standard error for every piece of work it knows, and NaN for
+what it does not. The first answer counts, and where it came from is kept with the task.
+
+    measured    a table that was measured on this kind of device
+    learned     a regressor, inside the region it was trained on
+    formula     roofline with efficiency curves; α–β by algorithm and topology for collectives
+
+Pieces of work to be priced: each different one once, however many tasks do it.
+
+A graph of a hundred thousand tasks holds a few hundred different pieces of work; prices are asked
+for those and passed back to all tasks.
 """
 
 from __future__ import annotations
@@ -19,6 +28,9 @@ from foretell.graph.graph import Graph
 
 _TEXT = ("op", "shape", "group")
 _NUMBERS = ("kind", "dtype", "flops", "bytes", "comm_bytes")
+
+
+PRICED = (Kind.KERNEL, Kind.COPY, Kind.COLLECTIVE, Kind.SEND)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,9 +107,6 @@ def _different(columns: list[Array]) -> tuple[Array, Array]:
             number = number.reshape(-1)
     _, first, number = np.unique(number, return_index=True, return_inverse=True)
     return first, number.reshape(-1)
-
-
-PRICED = (Kind.KERNEL, Kind.COPY, Kind.COLLECTIVE, Kind.SEND)
 
 
 class Model(Protocol):

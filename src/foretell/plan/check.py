@@ -1,4 +1,15 @@
-"""Whether a plan can be: its factors against ranks, batch, layers and the limits of the model."""
+"""Whether a plan can be: its factors against ranks, batch, layers and the limits of the model.
+
+Layers on ranks of their own: what the rows of a plan's `groups` say, read and checked.
+
+A row is a run of layers in the order of forward: its first and last layer, how its replicas agree,
+and `rank:samples` of each, in the order in which ranks hold stretches of the batch:
+
+    conv1 conv5 all-reduce 0:12 1:12 2:8 / fc1 fc3 factors 0:16 1:16
+
+`micro_batch` counts samples of all ranks of a run together. A rank has its samples spread over the
+micro-batches as evenly as whole samples allow (→ `dealt`).
+"""
 
 from __future__ import annotations
 
@@ -16,6 +27,10 @@ from foretell.workload import Workload
 
 AGREED = ("all-reduce", "ps", "sharded", "factors")
 WAYS = (*AGREED, "split")
+
+
+MOST_MICRO_BATCHES = 1 << 16  # each is simulated
+RESOLVED = ("framework", "precision", "dtype", "optimizer")  # what is filled in for a plan
 
 
 @dataclass(frozen=True)
@@ -188,10 +203,6 @@ def spoken(name: str) -> tuple[str, ...]:
     dotted, inside = name.replace("/", "."), name.rpartition("/")[2]
     bare = [".".join([*parts[:-2], parts[-1]]) for parts in (dotted.split("."), inside.split("."))]
     return (name, dotted, *bare)
-
-
-MOST_MICRO_BATCHES = 1 << 16  # each is simulated
-RESOLVED = ("framework", "precision", "dtype", "optimizer")  # what is filled in for a plan
 
 
 def check(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:

@@ -1,5 +1,17 @@
 """Prices of checked plans: what layers and stages take, sharded or not, and blocks split into
 stages.
+
+Closed forms (`foretell.plan.estimate`) and graphs (`foretell.plan.lower`) are made of these and of
+what `foretell.plan.estimate` prices.
+
+Unlike blocks partitioned into pipeline stages so that the slowest stage is as fast as can be.
+
+With t the seconds of each block (forward and backward, and the layers between blocks with the block
+before them), b[k][j] the least that the busiest of k stages has of the first j blocks:
+
+    b[1][j] = Σ t[:j]        b[k][j] = min over i < j of max( b[k−1][i], Σ t[i:j] )      → `cut`
+
+Every stage has a block at least. Of cuts that are equally good the earliest stages have least.
 """
 
 from __future__ import annotations
@@ -22,6 +34,8 @@ from foretell.plan.order import is_split
 from foretell.plan.plan import Plan, expert_ranks, levels, stride
 from foretell.workload import Op, Workload
 from foretell.workload.workload import BYTES, KEPT
+
+_WEIGHED = ("matmul", "conv")  # ops whose weight gradient is a kernel of its own
 
 
 @dataclass(frozen=True)
@@ -135,9 +149,6 @@ def layer_parts(c: Costs, at: int, workload: Workload) -> tuple[Part, Part]:
         core, whole = c.share * (c.again == 1), c.share * (c.again == 2)
         back = back + cost.core.times(core) + cost.forward.times(whole)
     return cost.forward, back
-
-
-_WEIGHED = ("matmul", "conv")  # ops whose weight gradient is a kernel of its own
 
 
 def weight_gradients(workload: Workload) -> Workload:

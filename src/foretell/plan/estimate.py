@@ -1,7 +1,28 @@
 """Seconds of a step in closed form, for thousands of layouts at once: a bound that prunes.
 
-Includes when gradients are ready, for bucketed reduction that overlaps the backward pass, and the
-seconds of each collective, overlapped or exposed.
+With F and B the forward and backward of a stage (what is run again included), m micro-batches, p
+stages and c the time to hand a tensor on:
+
+    period   max over k of ( Σ of the last k stages (F + B) + 2c(k−1) ) / k          → `_period`
+    pipe     Σ over stages (F + B) + 2c(p−1) + (m−1)·period                          → `_pipe`
+    step     pipe + reduction of gradients that is not hidden + update
+
+k stages in a row hold k micro-batches, which bounds how often a new one can start (1F1B); in GPipe
+it is the slowest forward and the slowest backward, each no shorter than a hand-over. Where weight
+gradients are apart, stages wait for the first forward alone. Chunks taken in turns divide what a
+stage waits at both ends. `foretell.plan.lower` makes the graph of the
+same step; tests hold the two together.
+
+Gradient-ready times, used to overlap bucketed reduction with backward.
+
+A message of gradients is there when the layer is done that makes the last of them; tied weights
+wait for the layer nearest to the input. With a reduction that takes W, n messages of which the
+first has a share a of the gradients and the others the same, and f of the gradients made before a
+layer that ends at t, the backward at T, no less than
+
+    t + (1 - gone)·W - T          gone = 0 where f < a, else a + ⌊(n-1)·(f-a)/(1-a)⌋·(1-a)/(n-1)
+
+of the reduction is left when the backward is over (→ `exposed`).
 """
 
 from __future__ import annotations
@@ -45,6 +66,14 @@ from foretell.workload import Exchange, Workload
 ROUNDED = 1e-9  # what sums may be off by
 
 
+MOST_MESSAGES = 1 << 18  # of one step's gradients
+# Parameters a second that the cores of one host update: 1 billion in 0.22 s, 10 in 2.57 s (Ren et
+# al., ZeRO-Offload, arXiv 2101.06840, table 4).
+HOST_ADAM = 4e9
+FIRST_BUCKET = 2**20  # bytes, of DDP's first bucket (torch/nn/parallel/distributed.py)
+HALF = 2.0  # bytes of a parameter as it is passed back: half precision
+
+
 class GradientReady(NamedTuple):
     """One layer in the order of backward, all its times together; an entry a plan."""
 
@@ -69,9 +98,6 @@ def _parts(workload: Workload) -> list[int]:
         sizes = [w.elements(op.dims) for op in layer.works() for w in op.weights]
         found.append(len(sizes) if len(set(sizes)) == 1 else 1)
     return found
-
-
-MOST_MESSAGES = 1 << 18  # of one step's gradients
 
 
 class Messages(NamedTuple):
@@ -157,13 +183,6 @@ def exposed(
             late = np.where(layer.elements > 0, np.maximum(late, left), late)
         done, sent = done + layer.seconds, sent + layer.elements
     return late
-
-
-# Parameters a second that the cores of one host update: 1 billion in 0.22 s, 10 in 2.57 s (Ren et
-# al., ZeRO-Offload, arXiv 2101.06840, table 4).
-HOST_ADAM = 4e9
-FIRST_BUCKET = 2**20  # bytes, of DDP's first bucket (torch/nn/parallel/distributed.py)
-HALF = 2.0  # bytes of a parameter as it is passed back: half precision
 
 
 def sends(c: Costs, workload: Workload, cluster: Cluster) -> Array:

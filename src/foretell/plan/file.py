@@ -1,6 +1,17 @@
 """A plan on disk: JSON (`.plan`, `.json`) or TOML (`.toml`), only the fields that are not plain.
 
-Ops of a captured step have names in a plan, and the step has a fingerprint.
+A plan that was searched for carries what was predicted of it, for which model and cluster: the
+table `predicted`, which changes nothing of the plan.
+
+Names of the ops of a captured step in a plan, and a fingerprint of that step.
+
+    gelu.0              the first gelu of forward and loss
+    mm.3.backward       the fourth mm of the backward
+    convolution.0.bias  one of several kernels of an operator
+
+Operators are counted as they are issued, views too, so that every tracer of the same model finds
+the same names. `made_for` is what a plan keeps in `model`: a print of the parameters, and one of
+the ops it names with the sizes they are given.
 """
 
 from __future__ import annotations
@@ -25,6 +36,12 @@ from foretell.plan.plan import Plan, field_types
 FORWARD, BACKWARD = (Phase.FORWARD, Phase.LOSS), (Phase.BACKWARD,)
 COPY = "*"  # behind an op's name: recomputed in this region, and where it was too
 _BLOCK = 512  # bytes: what a GPU's allocator rounds to, and so the buffers of a capture
+
+
+PREDICTED = "predicted"  # the table of what was predicted
+FILES = (".plan", ".json", ".toml")
+_MADE = "`foretell plan … -o FILE` writes one"
+_SHOWN = 60  # letters of a value that is wrong
 
 
 def op_names(graph: Graph) -> dict[int, str]:
@@ -143,12 +160,6 @@ def read(text: str) -> Plan:
     if not name.endswith(FILES):
         return Plan.parse(text)
     return load(Path(name)).changed(changes)
-
-
-PREDICTED = "predicted"  # the table of what was predicted
-FILES = (".plan", ".json", ".toml")
-_MADE = "`foretell plan … -o FILE` writes one"
-_SHOWN = 60  # letters of a value that is wrong
 
 
 def as_fields(plan: Plan) -> dict[str, Any]:

@@ -1,8 +1,21 @@
 """Number formats and framework profiles: what computes, what is kept, and how a framework runs
 it.
 
-A format says the bytes of each parameter, gradient and optimizer state. A profile says the host
-overhead, the overlap and the memory constants of Megatron, DeepSpeed, FSDP, DDP and others.
+A kernel's time comes from its shape, a collective's from its bytes; what is left is the framework.
+The numbers and their sources stand in `frameworks.toml`; `profile_of` is the profile as one plan
+runs it: in its precision, compiled or not, with its optimizer.
+
+Number formats as people run them: what computes, what is kept, and the bytes of each parameter.
+
+fp32            parameters, gradients and optimizer state in fp32; convolutions in tf32 where the
+                device has it, as cuDNN does unless it is told not to (PyTorch's default)
+tf32            the same, matmuls in tf32 too
+fp32-ieee       no tf32 at all (`torch.backends.fp32_precision = "ieee"`)
+bf16-true       everything in bf16, optimizer state included (`model.bfloat16()`)
+bf16-mixed      autocast over fp32 parameters: weights are cast before use (fp16-mixed alike)
+bf16-master     bf16 parameters and compute, fp32 master weights and gradient reduction
+fp16-master     the same in fp16 with fp16 gradients, as DeepSpeed's fp16 engine
+fp8, nvfp4      bf16-master whose matmuls run in eight or four bits
 """
 
 from __future__ import annotations
@@ -22,6 +35,10 @@ from foretell.cost import host
 from foretell.errors import InputError, unknown
 from foretell.plan.plan import Plan
 from foretell.workload.workload import Op
+
+Array = npt.NDArray[np.float64]
+HALVES = ("bf16", "fp16", "fp8", "fp4")
+ALIASES = {"megatron": "megatron-deepspeed", "ddp-flash": "ddp", "torchtitan": "fsdp"}
 
 
 @dataclass(frozen=True)
@@ -97,11 +114,6 @@ OPTIMIZERS = {
     ("sgd", "foreach"): Optimizer(0, 2.0, 1.0, 0.0),
     ("sgd", "fused"): Optimizer(0, 2.0, 1.0, 0.0),
 }
-
-
-Array = npt.NDArray[np.float64]
-HALVES = ("bf16", "fp16", "fp8", "fp4")
-ALIASES = {"megatron": "megatron-deepspeed", "ddp-flash": "ddp", "torchtitan": "fsdp"}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,27 @@
 """The graph of a step whose layers are on ranks of their own: prices, order, sends and tasks.
 
-Each layer is priced at the samples its ranks have; a batch that is split one way before and another
-way behind is redistributed by sends.
+    forward, backward   one task a stretch of layers on the same ranks, rank and micro-batch; the
+                        last backward has one for each message of gradients
+    send                samples that the next stretch wants elsewhere
+    sync, product       gradients as soon as their backward is done; with factors, then the product
+    update, share       the optimizer when all gradients are there; then parameters go round
+
+Messages between nodes use the way out of the one and into the other, inside a node its bus, and
+share them with collectives; a rank has one lane for its work and one for collectives.
+`foretell.search.placement` simulates the same step compiled, thousands of times a second.
+
+In which order each rank takes its runs of layers, there and back, micro-batch by micro-batch.
+
+A step in which every forward takes 1 and every backward 2 is simulated; a rank that may choose
+takes a backward, then the earliest micro-batch. All ranks simulate the same step, so that nothing
+has to be asked; and since it is a step that could be, no rank waits for ever.
+
+Sends that redistribute a batch which is split one way before and another way behind.
+
+Samples lie in a row; rank i of a set holds the samples from `edges[i]` to `edges[i + 1]`. What a
+consumer needs of what a producer holds is where their stretches overlap. `Move` is one stretch; a
+rank that has it already moves nothing. `foretell.search.placement.moves` is the
+same, compiled, cell by cell.
 """
 
 from __future__ import annotations

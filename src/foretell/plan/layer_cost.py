@@ -1,4 +1,15 @@
-"""Cost and memory of one layer on one rank, by phase: kernels, host, communication, activations."""
+"""Cost and memory of one layer on one rank, by phase: kernels, host, communication, activations.
+
+Each kernel is priced at the shape the split leaves (→ `foretell.workload.kernels`), all layouts at
+once. Host and device work at the same time; which of them bounds a layer changes from kernel to
+kernel, so that a phase takes (hostᵖ + deviceᵖ)^(1/p) (→ `phase`), p from the framework's profile.
+Communication of a split tensor delays the next kernel and counts as device time.
+
+Per-rank memory of one layer: parameters, saved activations, stage output; an entry a layout.
+
+Kept bytes are for one micro-batch and one layer. With full recompute a layer keeps its input alone;
+selective recompute drops what attention keeps of its scores.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +33,13 @@ from foretell.workload.workload import KEPT, Tensor, holds
 ATTENTION = "attention"
 _SUMMED = ("weights", "experts", "kept", "scores", "brief", "frozen", "frozen_experts")
 _SCORES = ("softmax", "mask", "dropped")  # what attention keeps besides queries, keys and values
+
+
+CONVOLUTIONS = ("conv", "conv_dgrad", "conv_wgrad")
+PRODUCTS = ("gemm", *CONVOLUTIONS)  # what narrow formats speed up
+MATRIX = (*PRODUCTS, "attention")  # what the clock of the matrix units paces
+GAP: float = passes()["gap"]["stream"]  # seconds between two kernels of one stream
+_COMPARED = ("fp32", "tf32", "fp16", "bf16", "fp8")
 
 
 @dataclass(frozen=True)
@@ -98,10 +116,6 @@ def _is_score(op: Op, name: str) -> bool:
     return op.kind == ATTENTION and name in _SCORES
 
 
-CONVOLUTIONS = ("conv", "conv_dgrad", "conv_wgrad")
-PRODUCTS = ("gemm", *CONVOLUTIONS)  # what narrow formats speed up
-MATRIX = (*PRODUCTS, "attention")  # what the clock of the matrix units paces
-GAP: float = passes()["gap"]["stream"]  # seconds between two kernels of one stream
 FORWARD, BACKWARD, CORE = 0, 1, 2  # CORE: what selective recompute runs again
 
 
@@ -226,9 +240,6 @@ def slow_devices(cluster: Cluster) -> list[Device]:
             if j != k
         )
     ]
-
-
-_COMPARED = ("fp32", "tf32", "fp16", "bf16", "fp8")
 
 
 def _kinds(cluster: Cluster) -> list[Device]:

@@ -1,4 +1,14 @@
-"""Layers on ranks of their own: rows of a plan's `groups` read and checked, as ranges of layers."""
+"""Layers on ranks of their own: rows of a plan's `groups` read and checked, as ranges of layers.
+
+Nothing is sent inside a range. Plans of `groups` list them row by row; a plan of data parallelism
+whose ranks have `shares`, or whose parameters are reduced in ways of their own (`sync`), is one
+range of all layers.
+
+What layers on ranks of their own cost and hold: prices of single layers at single batches.
+
+Seconds of layers come from `plan.layer_cost`, of messages from `foretell.cost.collective`; what a
+search draws lines between is asked here for exactly the samples a plan names.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +43,11 @@ from foretell.workload import Op, Workload
 from foretell.workload.workload import BYTES
 
 Array = npt.NDArray[np.float64]
+
+
+_MOST_CHOSEN = 6
+_MANY = 16  # samples that bytes are counted for: what does not grow with them hardly counts
+_ONE_RANK = "all-reduce"  # there is nothing to agree with: any way is this
 
 
 class Product(NamedTuple):
@@ -83,9 +98,6 @@ def choices(some: Sequence[Product]) -> list[tuple[Product, ...]]:
     if len(some) > _MOST_CHOSEN:
         return [(), tuple(some)]
     return [c for n in range(len(some) + 1) for c in combinations(some, n)]
-
-
-_MOST_CHOSEN = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,12 +245,6 @@ def held(workload: Workload, plain: Plan, **degrees: int) -> dict[str, Array]:
         "brief": np.array([brief[i] for i in each]),
         "handed": np.array([float(found[i].handed[0]) / _MANY for i in each]),
     }
-
-
-_MANY = 16  # samples that bytes are counted for: what does not grow with them hardly counts
-
-
-_ONE_RANK = "all-reduce"  # there is nothing to agree with: any way is this
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,15 @@
 """Many plans as columns: their cells to price, the ranks of each axis, and layers split into
 stages.
+
+A kernel's shape depends on how a layer is split and on the micro-batch, not on how many replicas or
+stages there are: ten thousand layouts have some hundred different cells.
+
+Layers split to pipeline stages: first, middle and last, for many layouts at once.
+
+The first stage has what stands before the blocks (the embedding), the last what stands behind them
+(the head; where chunks go there and back that is the first one too); blocks are split in a row and
+evenly by number, the earlier stages taking what is left over. Blocks of a network of images differ,
+and so do its stages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,23 @@
-"""The graph of a plan whose stages are placed freely: its prices, its memory, and every message."""
+"""The graph of a plan whose stages are placed freely: its prices, its memory, and every message.
+
+Ranks with the same actions are one. A stage on several ranks is one task that holds the lanes of
+all of them; what it exchanges inside is in its price. Messages leave on lanes of their own, one for
+each direction, in the order in which they are made, and share nothing with the compute.
+
+What a freely placed stage costs and holds, and what its messages take.
+
+Layers are priced for the very ranks of a stage: as many ways split as it has ranks, over the links
+between them, at the pace of the slowest of their devices. Backward is told apart: the gradient of
+the input (with what is run again) and that of the weights, whose matmuls can wait.
+
+Bytes a rank holds where stages are placed freely: for good, and as its actions go by.
+
+    forward    what backward will need is taken at its start; what only forward needs goes after it
+    backward   what was dropped is made again for its time; what forward kept goes at its end
+
+Where backward is split, what is kept goes with the weight gradient, its last reader. A stage
+without backward keeps nothing. Offloaded, it is there only while forward or backward runs.
+"""
 
 from __future__ import annotations
 

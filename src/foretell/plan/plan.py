@@ -1,8 +1,25 @@
 """A plan as plain data: who does which part of a step, in which order, what is kept, and its
 segments.
 
-A plan is degrees (dp, tp, pp, …) for the whole model, or segments: layers in a row on a mesh of
-ranks, with degrees and memory of their own. All text forms are parsed into it.
+    Plan.parse("dp=4,tp=8,pp=2,micro_batch=1,global_batch=512,recompute=full,schedule=1f1b")
+
+`str()` gives such a text back, `foretell.plan.file` reads and writes it as JSON or TOML. Written by
+hand or found by a planner, a plan lowers and deploys the same. Words are those of PyTorch.
+
+Segments of a plan: layers in a row on a mesh of ranks, with degrees and memory of their own.
+
+    segments=12+0-7+tp:4/20+8-23+tp:2+zero:1+recompute:full,micro_batch=8
+
+A row has the number of blocks, the ranks in mesh order (tp innermost, dp outermost), then what the
+segment does its own way; what it does not say is as in the plan. dp is what the other degrees leave
+of its ranks. `micro_batch` counts the samples of all replicas of a segment together: every segment
+works on the same micro-batches. Degrees (`dp=4,tp=2,pp=2`) are segments that are all alike.
+
+Which ranks communicate with each other along an axis, and what they see of the cluster.
+
+Ranks are numbered with `tp` innermost, then `cp`, the splits of images and channels, `dp`, and `pp`
+outermost, as Megatron does: the axis with most communication stays in a node. All groups of an axis
+look alike on a regular cluster, so one stands for all; its neighbours communicate at the same time.
 """
 
 from __future__ import annotations
@@ -29,6 +46,13 @@ _ALSO = {"fsdp": "dp_shard", "dp_replicate": "dp_replicate", "dp_shard": "dp_sha
 _ALSO |= {"mbs": "micro_batch", "gbs": "global_batch", "vpp": "chunks", "sequence_parallel": "sp"}
 _ALSO |= {"stack": "framework"}
 MOST_RANKS, MOST_SAMPLES = 1 << 24, 1 << 32  # of one plan
+
+
+# What a segment may do its own way.
+OWN = ("tp", "cp", "ep", "etp", "sp", "zero", "shard", "recompute", "recompute_layers", "offload")
+# Axes that run over the ranks of another: sequence over tensor, experts over data parallel.
+_INSIDE = {"sp": "tp", "etp": "tp", "esp": "tp", "ep": "dp"}
+ORDER = ("tp", "cp", "height", "width", "depth", "filter", "channel", "dp", "pp")
 
 
 @dataclass(frozen=True)
@@ -268,8 +292,6 @@ def _plain(text: str) -> str:
     return found
 
 
-# What a segment may do its own way.
-OWN = ("tp", "cp", "ep", "etp", "sp", "zero", "shard", "recompute", "recompute_layers", "offload")
 _PLAIN = Plan()
 
 
@@ -396,11 +418,6 @@ def written(plan: Plan, found: Sequence[Segment]) -> Plan:
     shared = {name: getattr(_PLAIN, name) for name in (*OWN, "dp", "pp", "layers", "placement")}
     common = plan.but(**shared, micro_batch=each.pop(), segments=())
     return common.but(segments=tuple(one.text(common) for one in found))
-
-
-# Axes that run over the ranks of another: sequence over tensor, experts over data parallel.
-_INSIDE = {"sp": "tp", "etp": "tp", "esp": "tp", "ep": "dp"}
-ORDER = ("tp", "cp", "height", "width", "depth", "filter", "channel", "dp", "pp")
 
 
 def stride(plan: Plan, axis: str) -> int:

@@ -1,5 +1,9 @@
 """A plan priced stage by stage, and the ops of one stage for one micro-batch as columns of its
 graph.
+
+`stage` makes one piece of all that runs without a choice in between, which is exact and quick to
+simulate; `layer` shows every layer with its exchanges. Sharded parameters (zero 3) always show
+layers: each is gathered ahead of its use while others compute.
 """
 
 from __future__ import annotations
@@ -37,6 +41,14 @@ from foretell.plan.plan import Plan, levels, segments, stride
 from foretell.workload import Workload
 
 Ids = npt.NDArray[np.int64]
+
+
+# Prices of segments that a search asks again and again, with what they were worked out for.
+_KNOWN: dict[object, tuple[Workload, Cluster, Cluster, Costs]] = {}
+_MOST_KNOWN = 4096
+DETAILS = ("stage", "layer")
+MOST = 64  # parts of a backward: finer ones change nothing that can be seen
+NAMES = ("forward", "backward", "weight gradients")
 
 
 class ColumnarBuilder:
@@ -257,11 +269,6 @@ def _of_segments(
     return tuple(out)
 
 
-# Prices of segments that a search asks again and again, with what they were worked out for.
-_KNOWN: dict[object, tuple[Workload, Cluster, Cluster, Costs]] = {}
-_MOST_KNOWN = 4096
-
-
 def _on_machines(
     plan: Plan, workload: Workload, cluster: Cluster, ranks: tuple[int, ...]
 ) -> tuple[Cluster, Costs]:
@@ -294,10 +301,6 @@ def _lanes(draft: ColumnarBuilder, rank: int, plan: Plan) -> StageLanes:
     apart = plan.zero == 3 and plan.dp > plan.sharing
     between = draft.lane("between copies", rank, "comm") if apart else collective
     return StageLanes(compute, collective, down, up, between)
-
-
-DETAILS = ("stage", "layer")
-MOST = 64  # parts of a backward: finer ones change nothing that can be seen
 
 
 class Piece(NamedTuple):
@@ -383,9 +386,6 @@ def times_of(plan: Plan, workload: Workload, stage: int, chunk: int) -> list[flo
 def few(sizes: Array) -> Array:
     """Shares of messages, equal ones where there are more of them than can be seen."""
     return sizes if len(sizes) <= MOST else np.full(MOST, 1 / MOST)
-
-
-NAMES = ("forward", "backward", "weight gradients")
 
 
 def _whole(

@@ -1,5 +1,23 @@
 """Measured runs, read from a table, and the factors on prices under which they are predicted
 best.
+
+With runs i (measured mᵢ, predicted pᵢ) and factors k of a `Calibration`, this is made least:
+
+    Σ (ln pᵢ/mᵢ)² / NOISE²  +  Σ ((pᵢⱼ − mᵢⱼ)/mᵢ)² / PART²  +  Σ (ln k)² / PRIOR²
+
+One run cannot tell seven numbers: a factor stays at 1 unless a run insists, and what could be
+blamed on two factors is shared between them. A run that also says how long its work, its messages
+and its update took (parts j) tells them apart, also where one hides behind another; only then may
+the update differ from other work.
+Gauss–Newton in ln k, steps halved until they help.
+
+Measured runs as a person writes them down: a table, a line each.
+
+    workload,on,plan,step_s
+    resnet50:image=226,abci:nodes=2,"dp=8,overlap=no,global_batch=512",0.2486
+
+CSV with such a head, or JSON, an object a line. `workload` and `on` may be left to the command.
+Instead of `step_s`: `samples_per_s`, or `epoch_s` with `samples` (of an epoch).
 """
 
 from __future__ import annotations
@@ -29,6 +47,19 @@ from foretell.workload import Workload
 from foretell.workload import load as load_workload
 
 _HINT = "each row has workload, on, plan, and step_s (or samples_per_s, or epoch_s and samples)"
+
+
+_TOLD = ("step_s", "samples_per_s", "epoch_s", "samples")
+Array = NDArray[np.float64]
+FACTORS = ("compute", "host", "update", "talk", "alpha", "beta", "inside")
+NOISE = 0.03  # of ln seconds: how far two runs of the same lie apart
+PART = 0.05  # of a step: how well some that were noted say what all are spent on
+PARTS = ("compute_s", "talk_s", "update_s")
+PRIOR = math.log(2)  # twice or half as long as priced is one standard deviation
+_FIXED = 1e-6  # in place of it for a factor that no run can tell from others
+_ROUNDS = 12
+_DIGITS = 6  # of what a solver gives: the same on every CPU
+_NUDGE = 0.02  # in ln k: beyond rounding, below what changes an algorithm
 
 
 class _Row(msgspec.Struct):
@@ -93,9 +124,6 @@ def _seconds(row: dict[str, Any], batch: int, where: str) -> float:
     raise InputError(f"{where} does not say how long it took", hint=_HINT)
 
 
-_TOLD = ("step_s", "samples_per_s", "epoch_s", "samples")
-
-
 def _number(value: Any, name: str, where: str) -> float:
     try:
         found = float(value)
@@ -104,18 +132,6 @@ def _number(value: Any, name: str, where: str) -> float:
     if not 0 < found < math.inf:
         raise InputError(f"`{name}` is `{value}` in {where}", hint="write a number above 0")
     return found
-
-
-Array = NDArray[np.float64]
-FACTORS = ("compute", "host", "update", "talk", "alpha", "beta", "inside")
-NOISE = 0.03  # of ln seconds: how far two runs of the same lie apart
-PART = 0.05  # of a step: how well some that were noted say what all are spent on
-PARTS = ("compute_s", "talk_s", "update_s")
-PRIOR = math.log(2)  # twice or half as long as priced is one standard deviation
-_FIXED = 1e-6  # in place of it for a factor that no run can tell from others
-_ROUNDS = 12
-_DIGITS = 6  # of what a solver gives: the same on every CPU
-_NUDGE = 0.02  # in ln k: beyond rounding, below what changes an algorithm
 
 
 @dataclass(frozen=True)

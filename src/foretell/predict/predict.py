@@ -1,6 +1,12 @@
 """A plan's step predicted: lowered to a graph, simulated, and told in a few numbers.
 
-What would make a layout fit is found too: the change that costs the least time among those that do.
+Prices are worked out once for many plans; each is then lowered and simulated. The interval holds
+80 % of measured steps of models that the framework's numbers were not fitted to.
+
+What would make a layout fit: the change that costs the least time among those that fit.
+
+Tried in all combinations: sharding more, running more again, smaller micro-batches, sequence
+parallelism, optimizer state on the host. All are priced at once in closed form.
 """
 
 from __future__ import annotations
@@ -38,6 +44,10 @@ _MORE = {
     "selective": ("selective", "full"),
     "full": ("full",),
 }
+
+
+Rows = np.ndarray[Any, Any]
+FOUR_IN_FIVE = 1.2815515594457831  # standard deviations that hold 80 % of a normal distribution
 
 
 def remedy(plan: Plan, workload: Workload, cluster: Cluster) -> str:
@@ -160,10 +170,6 @@ def _ranks(timeline: Timeline) -> list[np.ndarray[tuple[int], np.dtype[np.bool_]
     return out
 
 
-Rows = np.ndarray[Any, Any]
-FOUR_IN_FIVE = 1.2815515594457831  # standard deviations that hold 80 % of a normal distribution
-
-
 @dataclass(frozen=True)
 class Prediction:
     """What one step of one plan will be; seconds and bytes."""
@@ -213,7 +219,7 @@ def predict_many(
 ) -> list[Prediction]:
     """Predict several plans of one workload on one cluster.
 
-    With `advises` a plan that does not fit is told what would make it fit; searches do not ask.
+    With `advises`, a plan that does not fit comes with what would make it fit; searches do not ask.
     """
     if any(plan.stages for plan in plans):
         return [

@@ -1,4 +1,10 @@
-"""Plans, schedules and the machines under them, made ready to be drawn."""
+"""Plans, schedules and the machines under them, made ready to be drawn.
+
+The machines a plan stands on, made ready to be drawn: nodes, what joins devices, switches.
+
+Ranks are numbered as `foretell.plan` lays them out: tensor slices next to each other, then context,
+data-parallel copies, and stages outermost.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +27,12 @@ from foretell.simulate.timeline import Timeline
 
 MOST = 2048  # ranks drawn: more are no picture
 NODE = 8  # devices a node has where no cluster is named
+
+
+_ACTION = re.compile(r"([FBIW])(\d+)")
+_LASTS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}  # units, for a drawing of the order alone
+MOST_BLOCKS = 4000  # drawn of a pipeline
+KEYS = ("blocks", "makespan", "period")
 
 
 def machines(plan: Plan, cluster: Cluster | None = None) -> dict[str, Any]:
@@ -99,10 +111,6 @@ def _tiers(used: list[int], cluster: Cluster | None) -> list[dict[str, Any]]:
         up = [words.rate(float(tier.out[g])) for g in np.unique(of)]
         tiers.append({"name": tier.name, "groups": groups, "up": up})
     return tiers
-
-
-_ACTION = re.compile(r"([FBIW])(\d+)")
-_LASTS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}  # units, for a drawing of the order alone
 
 
 def drawn_plan(
@@ -208,10 +216,6 @@ def _baselines(answer: Planned) -> list[dict[str, Any]]:
     quickest = sorted(rivals.items(), key=lambda row: row[1] or 0.0)
     found = [("this plan", answer.predicted_s), *quickest, ("no plan can be below", answer.bound_s)]
     return [{"name": name, "seconds": value} for name, value in found if value and value > 0]
-
-
-MOST_BLOCKS = 4000  # drawn of a pipeline
-KEYS = ("blocks", "makespan", "period")
 
 
 def is_schedule(value: Any) -> bool:

@@ -1,4 +1,13 @@
-"""One self-contained HTML page: timelines as columns, packed; no server, no network."""
+"""One self-contained HTML page: timelines as columns, packed; no server, no network.
+
+The page's own code lies in `web/`; here its values are gathered and put in. Nothing of them becomes
+markup: they travel as one packed block, and the title as escaped text.
+
+Values and columns in one block of text: a JSON head, the arrays behind it, deflated, base64.
+
+A page of a hundred thousand tasks stays small and opens quickly: columns are as narrow as their
+values allow and a browser reads them without parsing numbers.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +41,18 @@ from foretell.report.summary import (
 from foretell.simulate.timeline import WHY, Timeline, path_seconds
 
 Values = Mapping[str, Any]
+
+
+TICKS = 2**31  # of a step: far finer than a pixel at any zoom that helps
+LONGEST = 240  # letters of a name: templates of kernels run to thousands
+_TEXTS = ("op", "name", "layer")
+_WHOLE = (np.uint8, np.uint16, np.uint32, np.int32)
+_LEVEL = 6  # of deflate: 9 takes four times as long for one per cent
+# In the order they need each other.
+SCRIPTS = (
+    "words", "unpack", "rows", "paint", "timeline", "charts", "drawings", "doctor", "sections",
+    "main",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,11 +93,6 @@ class Content:
     oracle: Sequence[Values] = ()  # layouts (→ foretell.report.layouts)
     plans: Sequence[Values] = ()  # (→ foretell.report.drawings)
     schedules: Sequence[Values] = ()  # (→ foretell.report.drawings)
-
-
-TICKS = 2**31  # of a step: far finer than a pixel at any zoom that helps
-LONGEST = 240  # letters of a name: templates of kernels run to thousands
-_TEXTS = ("op", "name", "layer")
 
 
 def columns(lines: Sequence[Line]) -> list[dict[str, Any]]:
@@ -169,10 +185,6 @@ def _codes(column: str) -> list[str]:
     return [word_of(words, w) for w in words] if words else []
 
 
-_WHOLE = (np.uint8, np.uint16, np.uint32, np.int32)
-_LEVEL = 6  # of deflate: 9 takes four times as long for one per cent
-
-
 def packed(values: Any) -> str:
     """Plain values, in which numpy arrays may stand anywhere, as text for a page."""
     parts: list[bytes] = []
@@ -211,11 +223,6 @@ def narrow(array: Array) -> Array:
     return array.astype(np.float64)
 
 
-# In the order they need each other.
-SCRIPTS = (
-    "words", "unpack", "rows", "paint", "timeline", "charts", "drawings", "doctor", "sections",
-    "main",
-)  # fmt: skip
 Named = Sequence[tuple[str, Timeline] | Line]
 
 

@@ -22,6 +22,14 @@ from foretell.simulate.timeline import (
     path_seconds,
 )
 
+RUNS = 0.02  # a task runs longer or shorter where it does by this share of itself
+STARTS = 0.01  # a task starts earlier or later where it does by this share of the step
+LEAST = 1e-5  # of the step: less than that cannot be seen
+# Facts that are long, and for programs: they are in the file, not in a summary.
+_LONG = frozenset({"tape", "batch_ops", "reads", "weights"})
+_RANK_COLUMNS = ("rank", "compute>", "exposed comm>", "hidden comm>", "host>", "idle>")
+CHANGED = "measured, then changed"  # by a what-if, or to take the profiler out
+
 
 def split(name: str, timeline: Timeline) -> dict[str, Any]:
     """The mean over ranks; a rank is in the bubble while it does nothing and another one works."""
@@ -53,9 +61,6 @@ def _mean(values: list[float]) -> float:
 
 
 SAME, SHORTER, LONGER, NEW, EARLIER, LATER, GONE = range(7)
-RUNS = 0.02  # a task runs longer or shorter where it does by this share of itself
-STARTS = 0.01  # a task starts earlier or later where it does by this share of the step
-LEAST = 1e-5  # of the step: less than that cannot be seen
 
 
 def origins(before: Graph, after: Graph) -> Array | None:
@@ -114,10 +119,6 @@ def _sums(timeline: Timeline) -> dict[str, tuple[int, float]]:
     return {
         graph.names[k]: (int(tasks[k]), float(spent[k])) for k in np.flatnonzero(tasks).tolist()
     }
-
-
-# Facts that are long, and for programs: they are in the file, not in a summary.
-_LONG = frozenset({"tape", "batch_ops", "reads", "weights"})
 
 
 def graph_summary(graph: Graph) -> dict[str, Any]:
@@ -190,9 +191,6 @@ def timeline_text(answer: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-_RANK_COLUMNS = ("rank", "compute>", "exposed comm>", "hidden comm>", "host>", "idle>")
-
-
 def _rank_row(r: dict[str, Any]) -> tuple[str, ...]:
     spans = ("compute_s", "exposed_s", "hidden_s", "host_s", "idle_s")
     return tuple(words.seconds(r[name]) for name in spans)
@@ -227,9 +225,6 @@ def cluster_summary(cluster: Cluster) -> dict[str, Any]:
         "memory_bytes": sum(d.memory for d in cluster.devices),
         "fingerprint": cluster.fingerprint(),
     }
-
-
-CHANGED = "measured, then changed"  # by a what-if, or to take the profiler out
 
 
 def sources(graph: Graph) -> dict[str, float]:

@@ -1,5 +1,13 @@
 """Seconds below which no plan can be, and why a plan is the answer: what binds it, the next
 best.
+
+Of each layer ℓ and kind of device k, with w[ℓ, k] the least seconds of one rank that a sample's
+kernels take there under any way to split it, any micro-batch and framework that is tried, N[k]
+devices and B samples a step, weights y[k] ≥ 0 with Σ y·N = 1 give (a linear program's dual)
+
+    step ≥ B · Σ over ℓ of min over k of y[k]·w[ℓ, k]
+
+with y[k] by the speed of each kind. Nothing waits, nothing is sent, nothing is run again.
 """
 
 from __future__ import annotations
@@ -21,6 +29,17 @@ from foretell.workload import Workload
 
 SLACK = 0.97  # sizes of a micro-batch between those that were priced may do a little better
 MOST = 256  # ways to split a layer that are priced
+
+
+FULL = 0.9  # of the usable memory: beyond that it decides what else could be chosen
+SAME = 0.005  # of a step: plans closer than that are no alternative worth a word
+_SPENT = {
+    "compute_s": "compute",
+    "exchange_s": "TP/CP/EP communication",
+    "reduce_s": "gradient reduction",
+    "update_s": "the optimizer step",
+    "idle_s": "pipeline bubbles and waiting",
+}
 
 
 def lower_bound(plans: Sequence[Plan], workload: Workload, cluster: Cluster, batch: int) -> float:
@@ -67,17 +86,6 @@ def _work(cells: list[Plan], workload: Workload, cluster: Cluster, device: Devic
         for layer, cost in zip(workload.layers, priced.layers, strict=True)
     ]
     return np.array(out)
-
-
-FULL = 0.9  # of the usable memory: beyond that it decides what else could be chosen
-SAME = 0.005  # of a step: plans closer than that are no alternative worth a word
-_SPENT = {
-    "compute_s": "compute",
-    "exchange_s": "TP/CP/EP communication",
-    "reduce_s": "gradient reduction",
-    "update_s": "the optimizer step",
-    "idle_s": "pipeline bubbles and waiting",
-}
 
 
 def reasons(

@@ -1,6 +1,23 @@
 """One search over parallel degrees, placement, schedule, memory, buckets and op fusion.
 
-`--only` names the axes it is free in, `--fix` the fields that are set.
+    1  every layout of the degrees is priced in closed form, the best of each strategy simulated
+    2  blocks and recompute of the best pipelines are split by a dynamic program over stages and
+       memory; on unlike devices stages have meshes of their own (→ `.partition`)
+    3  descent from the best of them, one change at a time (→ `.refine`)
+    4  where a data-parallel step could still be shorter, the methods of TAG and DisCo are asked:
+       uneven shares, ways to synchronise gradients, fused ops, buckets; what they find is changed
+       one thing at a time again
+
+Every plan is priced by the one evaluator (→ `foretell.search.kit`), so that the answer is
+never slower than that of any single planner. `.bound` says what no plan can be below, and why the
+answer is what it is.
+
+What a search may choose: `--only` names the axes it is free in, `--fix` the fields that are set.
+
+    Restriction.of(only="dp,tp,zero", fix="micro_batch=1,recompute=full")
+
+An axis that is not named keeps what a plan says by itself. The number of replicas and the
+micro-batch are always free: something has to use the devices and divide the batch.
 """
 
 from __future__ import annotations
@@ -61,6 +78,15 @@ _SEARCHED = tuple(name for axis in AXES.values() for name in axis)
 _SET = ("bucket_mb", "overlap", "compile", "optimizer_kernels")  # as good as numerics once fixed
 _SAID = ("dp", "zero", "shard", "micro_batch", "global_batch", "chunks", "sp", "framework")
 _PLAIN = Plan()
+
+
+ALTERNATIVES = 4  # next-best plans that an answer names
+STARTS = 5  # plans that a descent begins from
+PARTITIONED = 40  # pipelines of which blocks and recompute are split by the dynamic program
+ORDERED = 2.0  # seconds of work, about CPU seconds, for the order of a pipeline's stages
+OPS = 5  # of a step for each evaluation: with more of them, fusions are not searched one by one
+FUSED = 0.6  # of a data-parallel step's kernels: what fusing ops leaves of them, at the least
+SPACE = Space(schedules=("1f1b", "gpipe"), whole_share=True, zero=(0, 1, 2, 3), chunks=(1, 2, 4, 8))
 
 
 @dataclass(frozen=True)
@@ -141,14 +167,7 @@ def _same(plan: Plan, name: str, value: Any) -> bool:
     return bool(getattr(plan, name) == value)
 
 
-ALTERNATIVES = 4  # next-best plans that an answer names
-STARTS = 5  # plans that a descent begins from
 LAYOUTS, CHAINS, UNLIKE, PARTS = 0.3, 0.1, 0.15, 0.1  # of the evaluations, before any descent
-PARTITIONED = 40  # pipelines of which blocks and recompute are split by the dynamic program
-ORDERED = 2.0  # seconds of work, about CPU seconds, for the order of a pipeline's stages
-OPS = 5  # of a step for each evaluation: with more of them, fusions are not searched one by one
-FUSED = 0.6  # of a data-parallel step's kernels: what fusing ops leaves of them, at the least
-SPACE = Space(schedules=("1f1b", "gpipe"), whole_share=True, zero=(0, 1, 2, 3), chunks=(1, 2, 4, 8))
 
 
 @dataclass(frozen=True)

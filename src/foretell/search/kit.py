@@ -1,5 +1,21 @@
 """What all searches share: planners by name, one price for any plan, machines in one order,
 workers.
+
+What every planner is: a frozen dataclass that looks for the plan with the shortest step.
+
+Its fields are its options, its docstring is its help, `str()` is its spec. The same question gets
+the same answer: a planner has a seed where it draws, and no clock decides what it finds unless a
+limit of time is among its options.
+
+The same machines in an order that their own numbers give: a plan must not depend on a file's.
+
+Planners look at the nodes of a mixed cluster in this order; what they find is then said of the
+ranks as the file has them.
+
+A search by many workers: the same planner from several seeds, the best of what they find.
+
+A planner that draws nothing (the oracle) shares its sweep out instead. Either way the answer is the
+one that a single process would give, as long as no limit of time ends a search.
 """
 
 from __future__ import annotations
@@ -22,6 +38,20 @@ from foretell.spec import Spec, split
 from foretell.spec import parse as parse_spec
 from foretell.workload import Workload
 
+Progress = Callable[[str, float], None]  # what is being done, and the best step so far
+# name -> (module in this room, class in it). A new planner is one class and one line here.
+PLANNERS: dict[str, tuple[str, str]] = {
+    "joint": ("joint", "Joint"),
+    "oracle": ("oracle.planner", "Oracle"),
+    "placement": ("placement.planner", "PlacementPlanner"),
+    "tag": ("placement.planner", "Tag"),
+    "fusion": ("fusion.planner", "FusionPlanner"),
+    "disco": ("fusion.planner", "Disco"),
+    "schedule": ("schedule.planner", "PipelinePlanner"),
+    "tessel": ("schedule.planner", "Tessel"),
+}
+Model = Workload | Graph
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -42,9 +72,6 @@ class Planned:
     stopped: bool = False  # Ctrl-C ended the search: the best plan so far
 
 
-Progress = Callable[[str, float], None]  # what is being done, and the best step so far
-
-
 def silent(words: str, best: float) -> None:
     """No-op progress callback."""
 
@@ -58,19 +85,6 @@ class Planner(Spec):
     def plan(self, workload: Workload, cluster: Cluster, progress: Progress = silent) -> Planned:
         """The best plan found."""
         raise NotImplementedError
-
-
-# name -> (module in this room, class in it). A new planner is one class and one line here.
-PLANNERS: dict[str, tuple[str, str]] = {
-    "joint": ("joint", "Joint"),
-    "oracle": ("oracle.planner", "Oracle"),
-    "placement": ("placement.planner", "PlacementPlanner"),
-    "tag": ("placement.planner", "Tag"),
-    "fusion": ("fusion.planner", "FusionPlanner"),
-    "disco": ("fusion.planner", "Disco"),
-    "schedule": ("schedule.planner", "PipelinePlanner"),
-    "tessel": ("schedule.planner", "Tessel"),
-}
 
 
 def planners() -> dict[str, type[Planner]]:
@@ -135,9 +149,6 @@ def _moved(text: str, ranks: tuple[int, ...]) -> str:
 def _share(item: str, ranks: tuple[int, ...]) -> str:
     rank, _, samples = item.partition(":")
     return f"{ranks[int(rank)]}:{samples}"
-
-
-Model = Workload | Graph
 
 
 def best_plan(

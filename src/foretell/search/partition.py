@@ -1,6 +1,22 @@
 """Blocks and recompute split over a chain of stages, each with its own mesh and memory.
 
-On unlike devices each kind has stages of its own, split its own way.
+With t[s][i, j] the seconds of blocks i to j on stage s, under the least recompute that fits there,
+and a bound B on the busiest stage,
+
+    f[s][j] = min over i < j of f[s−1][i] + t[s][i, j], where t[s][i, j] ≤ B
+
+is the shortest chain (Alpa's inter-operator program, arXiv 2201.12023, section 5.1), and with m
+micro-batches its step takes about f + (m−1)·max t. B goes from the least possible upwards.
+
+Pipelines over unlike devices: each kind of device has stages of its own, split its own way.
+
+For a micro-batch of b samples and a bottleneck of T seconds, a kind of device that is cut into n
+stages, each of tp × dp ranks, takes n·min(⌊T / t⌋, c) blocks, with t the seconds of one block there
+and c the blocks that fit into memory. The least T at which all kinds together take the whole model
+is found by bisection; every kind uses the cut that takes most at that T, or one of fewer stages
+that still suffices at a little more. Blocks and recompute of the most promising chains are then
+split by a dynamic program (→ `.partition`). What comes out is predicted like any other plan
+(→ `foretell.predict`), so that a poor guess costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -33,6 +49,11 @@ MOST_STAGES, MOST_WIDTH = 16, 16  # of one kind of device; tensor-parallel ranks
 MOST_MICRO = 12  # sizes of a micro-batch that are tried
 PARTITIONED = 96  # chains of which blocks and recompute are split by the dynamic program
 IN_FLIGHT = 4  # micro-batches a stage is taken to hold when options are compared
+
+
+SLACK = (1.0, 1.03, 1.1, 1.25)  # of the least bottleneck: fewer blocks on the first stages
+MOST_CELLS = 4e6  # layers × ranges of blocks: beyond that no range is looked at
+MODES = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
@@ -246,11 +267,6 @@ def _fewest(
         best = min(good, key=lambda i: (some[i].stages, -some[i].takes(bottleneck), some[i].tp))
         spare -= most[k] - some[best].takes(bottleneck)
         yield k, best
-
-
-SLACK = (1.0, 1.03, 1.1, 1.25)  # of the least bottleneck: fewer blocks on the first stages
-MOST_CELLS = 4e6  # layers × ranges of blocks: beyond that no range is looked at
-MODES = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,16 @@
-"""A workload from what a person writes: a built-in model, a captured step, a trace, or a script."""
+"""A workload from what a person writes: a built-in model, a captured step, a trace, or a script.
+
+gpt:layers=24,…    llama-3.1-8b:seq=8192    config.json    step.graph    train.py:make
+train.py --lr 0.1
+
+Workloads that are not built in: a captured step, a trace, or a script to capture now.
+
+    step.graph · step.json.gz · train.py:make · package.module:make:size=8
+    train.py --lr 0.1 · -m package.train --lr 0.1      a script or module with its arguments
+    step.graph:batch=32,seq=4096,dtype=bf16        the same step, another batch, length or format
+
+What reads traces and captures models stands above this room and is imported by name, when asked.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +35,11 @@ from foretell.workload.workload import BYTES, Exchange, Layer, Op, Workload
 
 OPTIONS = ("batch", "seq", "dtype")
 _LENGTHS = ("tokens", "queries", "keys")  # dims that are as long as a sample
+
+
+MOST = 1e12  # numbers along one dimension of an op
+MOST_LAYERS = 20_000  # of a model, and experts of a layer
+_COUNTED = ("layers", "blocks", "depth", "experts", "stages")
 
 
 def refuse(text: str, *, scripts: bool, files: bool) -> None:
@@ -160,11 +177,6 @@ def resized(workload: Workload, tokens: int) -> Workload:
         return replace(one, ops=tuple(map(piece, one.ops)), sizes=sized(one.sizes))
 
     return replace(workload, layers=tuple(map(layer, workload.layers)), tokens=float(tokens))
-
-
-MOST = 1e12  # numbers along one dimension of an op
-MOST_LAYERS = 20_000  # of a model, and experts of a layer
-_COUNTED = ("layers", "blocks", "depth", "experts", "stages")
 
 
 def load(text: str, *, scripts: bool = False, files: bool = True) -> Workload:

@@ -1,5 +1,19 @@
 """What one training step of a model is before it is split: layers of ops, repeated, and their
 sizes.
+
+GPT-3's 96 blocks are one `Layer` with `times=96`; prices and memory are worked out once for it.
+
+One op of a model before anybody says how it is split: its sizes and what may divide them.
+
+Sizes are those of one sample; the batch is never among them. `splits` says which dim each axis of
+the device mesh divides, so that the shape a rank is left with is worked out, not work ÷ ranks:
+
+    size(dim) = ⌈ size / degrees that split it ⌉, or with padding ⌈ size / (pad·degrees) ⌉ · pad
+
+Axes: `tp` (tensor), `sp` (sequence, over the ranks of `tp`), `cp` (context), `ep` (experts), `etp`
+(tensor, of each expert), `esp` (the same under sequence parallelism), `eseq` (tp / etp),
+`filter`, `channel`, `height`, `width`, `depth`. Data parallelism splits the batch, pipelines the
+layers.
 """
 
 from __future__ import annotations

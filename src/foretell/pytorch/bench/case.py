@@ -1,4 +1,28 @@
-"""One thing to measure: an operator, a direction, a number format, sizes, and its least work."""
+"""One thing to measure: an operator, a direction, a number format, sizes, and its least work.
+
+A case is plain text through and through (`linear forward bf16 nk m=4096;n=768;k=768`), so that
+what was asked and what was found can be laid side by side on another machine without torch.
+
+Which sizes to measure: points that fill a box evenly in logarithms, snapped as models snap them.
+
+    xᵢ = frac(½ + i·α),  αⱼ = φ_d^−(j+1),  φ_d the root of φ^(d+1) = φ + 1        (→ `fill`)
+
+the additive recurrence of M. Roberts (“The unreasonable effectiveness of quasirandom sequences”,
+2018): every prefix covers the box, without a table and the same on every machine. Most widths of
+models are multiples of 64, some of 8, a few are odd (vocabularies, feature counts); `snap` keeps
+that mixture, because matrix units need aligned rows.
+
+The least a case must do: floating-point operations, and bytes each read or written once.
+
+Work over the measured ceilings is a floor for the time (→ `floor`); it decides which cases fit a
+device before they run, and afterwards what share of the ceiling each reached.
+
+    linear, bmm   2·b·m·n·k flop; each operand once
+    conv          2·n·k·p·q·(c/g)·r·s flop in every direction; image, filters and result once
+    attention     4·b·h·s²·d forward, 10·b·h·s²·d backward (five matmuls for two), half if causal
+    recurrent     2·s·b·n·2·gates·n a layer, twice that backward
+    the rest      1 flop a byte: bytes are what counts, by tensors read and written (→ `_PASSES`)
+"""
 
 from __future__ import annotations
 
@@ -16,6 +40,23 @@ T = TypeVar("T")
 Range = tuple[float, float]
 # Of 20 sizes: 11 multiples of 64, 5 of 8, 4 as they fall. The order spreads each over a prefix.
 _STEPS = (64, 64, 8, 64, 1, 64, 8, 64, 64, 1, 64, 8, 64, 8, 64, 1, 64, 64, 8, 1)
+
+
+Size = int | str
+# Bytes of one element. `tf32` is fp32 in memory; fp32 means that tf32 is switched off.
+SIZES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "bool": 1}
+# Whole tensors an op reads and writes at its full size, forward and backward.
+_PASSES = {
+    "batch_norm": (3, 5), "layer_norm": (2, 4), "rms_norm": (2, 4), "group_norm": (3, 5),
+    "softmax": (2, 3), "cross_entropy": (3, 3), "where": (2.25, 3), "masked_fill": (2.25, 3),
+    "add": (3, 3), "sub": (3, 3), "mul": (3, 3), "div": (3, 3), "add_": (3, 3), "mul_": (3, 3),
+    "addcmul_": (3, 3), "addcdiv_": (4, 4), "lerp_": (3, 3), "add_alpha_": (3, 3),
+    "zero_": (1, 1), "fill_": (1, 1), "sum": (1, 1), "mean": (1, 1), "amax": (1, 1),
+    "norm": (1, 1), "var": (1, 1), "argmax": (1, 1), "topk": (1, 1), "h2d": (1, 1), "d2h": (1, 1),
+    "exp": (2, 3), "dropout": (2.25, 2.25),
+}  # fmt: skip
+# Elements an optimizer reads and writes for each parameter, with the best implementation.
+_STATE = {"sgd": 3, "momentum": 5, "adam": 7, "adamw": 7, "adagrad": 5, "rmsprop": 5}
 
 
 def fill(count: int, *ranges: Range) -> Iterator[tuple[float, ...]]:
@@ -68,11 +109,6 @@ def _alphas(dims: int) -> list[float]:
     for _ in range(60):
         root = (1 + root) ** (1 / (dims + 1))
     return [root ** -(j + 1) for j in range(dims)]
-
-
-Size = int | str
-# Bytes of one element. `tf32` is fp32 in memory; fp32 means that tf32 is switched off.
-SIZES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "bool": 1}
 
 
 @dataclass(frozen=True)
@@ -155,18 +191,6 @@ def _is_whole(value: str) -> bool:
     return value.removeprefix("-").isdigit()
 
 
-# Whole tensors an op reads and writes at its full size, forward and backward.
-_PASSES = {
-    "batch_norm": (3, 5), "layer_norm": (2, 4), "rms_norm": (2, 4), "group_norm": (3, 5),
-    "softmax": (2, 3), "cross_entropy": (3, 3), "where": (2.25, 3), "masked_fill": (2.25, 3),
-    "add": (3, 3), "sub": (3, 3), "mul": (3, 3), "div": (3, 3), "add_": (3, 3), "mul_": (3, 3),
-    "addcmul_": (3, 3), "addcdiv_": (4, 4), "lerp_": (3, 3), "add_alpha_": (3, 3),
-    "zero_": (1, 1), "fill_": (1, 1), "sum": (1, 1), "mean": (1, 1), "amax": (1, 1),
-    "norm": (1, 1), "var": (1, 1), "argmax": (1, 1), "topk": (1, 1), "h2d": (1, 1), "d2h": (1, 1),
-    "exp": (2, 3), "dropout": (2.25, 2.25),
-}  # fmt: skip
-# Elements an optimizer reads and writes for each parameter, with the best implementation.
-_STATE = {"sgd": 3, "momentum": 5, "adam": 7, "adamw": 7, "adagrad": 5, "rmsprop": 5}
 _STATE |= {"clip_grad_norm": 3, "unscale": 2, "zero_grad": 1}
 
 

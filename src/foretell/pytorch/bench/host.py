@@ -1,5 +1,32 @@
 """What the host spends on each kind of call: chains of small calls, launches, calls without
 kernels.
+
+A chain of calls on tiny tensors is issued while the device keeps up easily, so its time is the
+host's alone: Python, dispatch, autograd's record keeping, allocation and launches. Backward walks
+the chain in the engine, so a call's share is its nodes, with the gradients of its parameters kept.
+
+    forward    time of the chain / calls                                            (→ `_once`)
+    backward   (backward of the chain − backward of an empty one) / calls
+
+Rows are named `host.linear` and so on; dtype amp_bf16 is under autocast, casts included. All is
+timed before any profiler has run, since a profiler slows launches even after it has stopped;
+kernels are counted afterwards. Layout `profiled` is the same under torch's profiler: what a trace
+says the host took, against what it takes.
+
+Chains of small calls, one kind each: what the host cost of an operator is measured on.
+
+A kind is what a model writes (`module.linear` called as a module, `linear` as a function), since
+Python is part of the cost. Calls joined by `+` come together because one undoes the other's shape.
+
+What lies between kernels, and what calls cost that run none.
+
+    launch kernel   how long the tiny kernel itself runs, one after another
+    launch stream   from one kernel's start to the next one's, in a stream that is never empty
+    launch graph    the same as nodes of one replayed graph; host_seconds is one node's share
+    launch memset   as stream, with a fill instead of a kernel
+    host.item …     host_seconds of calls that wait, allocate or switch modes
+
+The gap a stream leaves is `stream` less `kernel`; that of a graph is `graph` less `kernel`.
 """
 
 from __future__ import annotations
@@ -37,6 +64,15 @@ _ROWS = {True: (8, 256, 256), False: (2, 8, 16)}
 _IMAGES = {True: (8, 64, 28), False: (2, 8, 6)}
 Tensor = Any
 Link = Callable[[Tensor], Tensor]  # one call, from what flows to what flows
+
+
+_COUNT = 200
+_AHEAD = 20_000_000  # cycles to sleep, some 10 ms, so that the host is ahead of the device
+_DIRECTIONS = ("forward", "backward")
+_DTYPES = ("fp32", "amp_bf16")
+Within = Callable[[], AbstractContextManager[Any]]
+Key = tuple[str, str]  # kind, dtype
+Times = tuple[list[float], list[float]]  # forward, backward
 
 
 @dataclass(frozen=True)
@@ -199,10 +235,6 @@ _PLAIN: dict[str, Link] = {
 }
 
 
-_COUNT = 200
-_AHEAD = 20_000_000  # cycles to sleep, some 10 ms, so that the host is ahead of the device
-
-
 def time_launches(place: Place) -> list[tuple[Case, Measured]]:
     """Intervals and plain calls; to be called before any profiler runs."""
     x = place.randn(1024)
@@ -284,11 +316,6 @@ def _interval(run: Callable[[], object], calls: int) -> Measured:
 
 
 _ROUNDS, _REPEATS, _WARM = 4, 8, 2  # rounds lie apart, so that one disturbance spoils one
-_DIRECTIONS = ("forward", "backward")
-_DTYPES = ("fp32", "amp_bf16")
-Within = Callable[[], AbstractContextManager[Any]]
-Key = tuple[str, str]  # kind, dtype
-Times = tuple[list[float], list[float]]  # forward, backward
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,9 @@
-"""Many cases measured within a time limit, so that a run cut short is still of use."""
+"""Many cases measured within a time limit, so that a run cut short is still of use.
+
+Cases of one operator and shape stay together, because ratios between formats and layouts are what
+is asked of the table; such groups are shuffled so that every prefix of the list covers every
+operator in proportion. Some groups come a second time, far from the first: how well figures repeat.
+"""
 
 from __future__ import annotations
 

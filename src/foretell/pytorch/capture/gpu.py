@@ -1,4 +1,22 @@
-"""A GPU that is not there: fake tensors on `cuda`, and what PyTorch would choose on it."""
+"""A GPU that is not there: fake tensors on `cuda`, and what PyTorch would choose on it.
+
+Tensors made here carry the dispatch keys of a GPU, so autocast casts what it casts on a GPU and
+optimizers see `cuda`. Two things in torch's C++ would look for a driver:
+
+* the autograd engine asks each tensor for its device and then for that device's stream. C++ gets
+  another answer than Python: `xla`, which autocast treats like `cuda` and which has no streams;
+* guards around kernels are looked up by kind of device. Those of `meta` do nothing, so for the time
+  of a capture they stand in for the ones that are missing.
+
+Where that cannot be arranged (`is_possible`), a capture has to be on fake `cpu` tensors.
+
+What PyTorch would choose on a GPU where the choice is made in C++ from the device.
+
+Fused attention, dropout and the like are picked by functions that look for a real device; here the
+same choice is made before they are called. A mode catches what models call, whatever name they
+imported it by; what torch's own Python calls inside is replaced by name. Losses are noticed on the
+way: with the first of them the loss phase begins, as it does when a trace is read.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +48,25 @@ _HALF = (torch.float16, torch.bfloat16)
 _ALIGNED = 8  # elements: heads of other widths are padded or left to the unfused way
 _LINEAR = F.linear
 ON_CPU = "cpu"  # the architecture for which torch chooses by itself
+
+
+_BATCH_NORM = F.batch_norm
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+GPU = torch.device("cuda", 0)
+CPU = torch.device("cpu")
+ALIAS = torch.device("xla", 0)  # what C++ is given
+DEVICE_OF = torch.ops.prim.device.default
+_REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
+_CAPABILITY = (9, 0)  # what user code sees of the GPU: a Hopper
+_LAYOUT = "_conv_determine_backend_memory_format"
+_TRUNCATED = "_no_grad_trunc_normal_"
+_draw_truncated = getattr(torch.nn.init, _TRUNCATED)
+# All ops of torch 2.13 with a kernel for CPUs and also one made of other ops, and one that only
+# GPUs have a kernel for.
+_WHOLE = (
+    *("aten::silu_backward", "aten::mish_backward", "aten::native_channel_shuffle"),
+    "aten::_fused_rms_norm",
+)
 
 
 @contextmanager
@@ -171,10 +208,6 @@ def _cuda(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return _to(input, GPU)
 
 
-_BATCH_NORM = F.batch_norm
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-
 def _batch_norm(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """cuDNN and the CPU answer in order whatever order the input is in; fake tensors keep its."""
     layout = _CHANNELS_LAST.get(input.dim())
@@ -197,14 +230,8 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
     return kept
 
 
-GPU = torch.device("cuda", 0)
-CPU = torch.device("cpu")
-ALIAS = torch.device("xla", 0)  # what C++ is given
-DEVICE_OF = torch.ops.prim.device.default
 # Values of c10::DeviceType and the table of guards by them, in libc10.
 _CUDA, _XLA, _META, _KINDS = 1, 9, 14, 20
-_REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
-_CAPABILITY = (9, 0)  # what user code sees of the GPU: a Hopper
 
 
 class FakeGpu(FakeTensorMode):  # type: ignore[misc]
@@ -283,11 +310,6 @@ def conv_layout(input: Tensor, weight: Tensor, backend: Any) -> torch.memory_for
     return last if is_last else torch.contiguous_format
 
 
-_LAYOUT = "_conv_determine_backend_memory_format"
-_TRUNCATED = "_no_grad_trunc_normal_"
-_draw_truncated = getattr(torch.nn.init, _TRUNCATED)
-
-
 def _truncated(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """`trunc_normal_` draws until no number is too large, which fake tensors never tell."""
     if isinstance(tensor, FakeTensor):
@@ -333,14 +355,6 @@ def _kernels() -> Iterator[None]:
         yield
     finally:
         library._destroy()
-
-
-# All ops of torch 2.13 with a kernel for CPUs and also one made of other ops, and one that only
-# GPUs have a kernel for.
-_WHOLE = (
-    *("aten::silu_backward", "aten::mish_backward", "aten::native_channel_shuffle"),
-    "aten::_fused_rms_norm",
-)
 
 
 def _never(*args: Any) -> Any:

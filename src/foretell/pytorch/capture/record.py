@@ -1,7 +1,28 @@
 """Records every operator of a step as the dispatcher sees it: forward, loss, backward,
 optimizer.
 
-Who made each tensor, how long its memory lives, and which kernels run behind one operator.
+An operator belongs to the innermost module that is running. A backward operator belongs to the
+autograd node that runs it, and that node to the forward operator that made it: both know the
+node's sequence number. Below autograd the number of a forward operator's own node is one less than
+the next to be given, and operators that make no node still see it: the first to show a number is
+the one that made the node.
+
+Who made each tensor, and how long its memory lives.
+
+A tensor's memory is its storage: views share it, and it is given back when the last one that
+refers to it is gone, whether that is Python, autograd or an optimizer. Moments are counted in
+operators recorded so far.
+
+How far a capture is: by modules while it runs forward, by operators from there on.
+
+A backward pass has about twice the operators of the forward pass (two matmuls for one), and
+running one on fake tensors takes the same whatever it is: so the whole is about three forward
+passes, and the optimizer and the graph are the little that is left.
+
+Memory that libraries take for themselves.
+
+cuBLAS keeps a workspace for each thread that uses it; a step has two, its own and the one autograd
+runs on. Workspaces of convolutions depend on the algorithm cuDNN picks and are not known here.
 """
 
 from __future__ import annotations
@@ -25,6 +46,17 @@ from foretell.pytorch.capture.values import Assumed
 from foretell.pytorch.capture.words import bytes_of, conv_work, flops_of, moved_bytes
 
 BLOCK = 512  # bytes: PyTorch's allocator on CUDA hands out multiples of it
+
+
+EVERY = 16  # operators between two words
+# Operators that only reserve memory, and those that tell the host a number.
+_EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+_ASKS = ("_local_scalar_dense", "equal", "is_nonzero")
+# Aliases that torch makes inside C++, in nanoseconds; not worth a task of their own.
+_FREE = ("detach", "alias", "lift_fresh", "_unsafe_view")
+_SILENT = ("profiler", "prim", "debugprims")  # namespaces that do nothing to data
+_THREADS = 2
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 
 
 @dataclass(slots=True)
@@ -89,7 +121,6 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 FORWARD, BACKWARD = 0.32, 0.96  # shares of a capture that are done when these passes are
-EVERY = 16  # operators between two words
 
 
 @dataclass
@@ -155,14 +186,6 @@ def _conv_backward(inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Part,
         Part("bias", float(grad.numel()), bytes_of(grad)),
     )
     return tuple(part for part, is_in in zip(every, wanted, strict=True) if is_in)
-
-
-# Operators that only reserve memory, and those that tell the host a number.
-_EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
-_ASKS = ("_local_scalar_dense", "equal", "is_nonzero")
-# Aliases that torch makes inside C++, in nanoseconds; not worth a task of their own.
-_FREE = ("detach", "alias", "lift_fresh", "_unsafe_view")
-_SILENT = ("profiler", "prim", "debugprims")  # namespaces that do nothing to data
 
 
 @dataclass(slots=True)
@@ -379,8 +402,6 @@ def _listed(inputs: Sequence[Any]) -> int:
 
 # PyTorch documentation, CUDA semantics, cuBLAS workspaces: 32 MiB on Hopper and later, else 8.125.
 _LARGE, _SMALL = 32 * 2**20, 8519680
-_THREADS = 2
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 
 
 def workspace(rows: Sequence[Row], arch: str) -> list[Stay]:

@@ -1,4 +1,16 @@
-"""What a step is made of, and how a person names it: a model, a batch, a loss and an optimizer."""
+"""What a step is made of, and how a person names it: a model, a batch, a loss and an optimizer.
+
+Models may be given as they are (on a CPU, on `meta`) or as a function that makes them; the latter
+runs on fake tensors, so nothing is allocated however large the model is.
+
+The parts of a step from what a person names: `train.py`, `train.py:make`, `package.module:make`.
+
+A script with functions `model` and `batch` (and, where wanted, `loss` and `optimizer`) is a
+description (→ `foretell.pytorch.script`); so is a function that answers `(model, batch, loss,
+optimizer)`, the last two of which may be left out. A function that answers a module alone takes the
+others from its script. Options behind a second colon are passed to the function:
+`samples.py:llama:size=70b,length=4096`.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +37,16 @@ from foretell import spec
 from foretell.errors import InputError, unknown
 from foretell.pytorch.capture.values import SMALL, copy_of, first_line, give, has_data
 from foretell.pytorch.script import ask, default_loss, ordered, takes_model, takes_part
+
+OPTIMIZERS = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adagrad": torch.optim.Adagrad,
+    "rmsprop": torch.optim.RMSprop,
+}
+_KINDS = ("foreach", "fused", "loop")  # how an optimizer goes over its parameters
+REAL = 2 * 2**30  # bytes of weights that are worth allocating to learn what a step does
 
 
 @dataclass(frozen=True)
@@ -180,17 +202,6 @@ def _cut(value: Any, ranks: int) -> Any:
     if isinstance(value, Mapping):
         return {key: _cut(v, ranks) for key, v in value.items()}
     return type(value)(_cut(v, ranks) for v in value) if isinstance(value, list | tuple) else value
-
-
-OPTIMIZERS = {
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "adagrad": torch.optim.Adagrad,
-    "rmsprop": torch.optim.RMSprop,
-}
-_KINDS = ("foreach", "fused", "loop")  # how an optimizer goes over its parameters
-REAL = 2 * 2**30  # bytes of weights that are worth allocating to learn what a step does
 
 
 @dataclass(frozen=True)

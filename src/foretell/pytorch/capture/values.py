@@ -1,4 +1,20 @@
-"""Values behind fake tensors, known or assumed, so that code which asks for data gets an answer."""
+"""Values behind fake tensors, known or assumed, so that code which asks for data gets an answer.
+
+A fake tensor has no data, but what a model computes from constants, random draws and the batch can
+be known all the same: the operator then runs a second time on real CPU tensors, and the result is
+kept on the fake one. Small tensors are always followed:
+
+    rates = [x.item() for x in torch.linspace(0, 0.1, 24)]
+
+With `every`, weights and batch have values too (→ `entry`), and each operator of the forward pass
+is followed: masks, routing, lengths and `.item()` are then those of a real step.
+
+Operators whose result depends on the data: by known values, by assumption, or refused.
+
+Fake tensors have no data, so how many elements a mask picks or what `.item()` returns is known only
+where values are (→ `values`). Elsewhere, with a `share`, every mask picks that share of what it is
+asked about, and every number asked for is one (true); the model then takes the branch that follows.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +48,12 @@ SMALL = 1 << 18  # elements of a tensor that is followed without being asked for
 _VALUE = "_foretell_value"
 _EMPTY = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided")
 _CPU = torch.device("cpu")
+
+
+UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException)
+_LACKING = (UnsupportedFakeTensorException, UnsupportedOperatorException, NotImplementedError)
+_LINE = 240  # characters of another's message that are worth repeating
+INSTEAD = "run `foretell profile` on a GPU and give its trace to `foretell whatif`"
 
 
 @contextmanager
@@ -245,12 +267,6 @@ ON_CPU: dict[Any, Callable[..., Any]] = {
     aten._fused_rms_norm.default: _rms_norm,
     aten._cudnn_rnn.default: _recurrent,
 }
-
-
-UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException)
-_LACKING = (UnsupportedFakeTensorException, UnsupportedOperatorException, NotImplementedError)
-_LINE = 240  # characters of another's message that are worth repeating
-INSTEAD = "run `foretell profile` on a GPU and give its trace to `foretell whatif`"
 
 
 @dataclass

@@ -1,4 +1,16 @@
-"""Operators in the words of a trace: op, inputs, number format, bytes and flops."""
+"""Operators in the words of a trace: op, inputs, number format, bytes and flops.
+
+    in=64x3x224x224+64x3x7x7+-,types=float+float+…,args=-+-+-+2x2+3x3,strides=…
+
+`args` are plain values in the order of the operator's schema; `strides` is there only where an
+input does not lie in memory row by row.
+
+Floating-point operations of operators, from the sizes of what they are given and make.
+
+Matrix work is counted as torch.utils.flop_counter does (two for a multiplication and an addition),
+but for causal attention, which computes half of its scores. Operators that it does not know are
+counted by the matmuls behind them; everything else counts one an element.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +25,49 @@ from foretell.graph import Dtype
 from foretell.trace.words import canonical
 
 Rule = Callable[[Sequence[Any], Sequence[Tensor]], float]
+
+
+_TYPES = {
+    torch.float32: "float", torch.float64: "double", torch.float16: "c10::Half",
+    torch.bfloat16: "c10::BFloat16", torch.int64: "long int", torch.int32: "int",
+    torch.int16: "short", torch.int8: "signed char", torch.uint8: "unsigned char",
+    torch.bool: "bool", torch.complex64: "c10::complex<float>",
+    torch.float8_e4m3fn: "c10::Float8_e4m3fn", torch.float8_e5m2: "c10::Float8_e5m2",
+}  # fmt: skip
+_FORMATS = {
+    torch.float64: Dtype.FP64, torch.float32: Dtype.FP32, torch.float16: Dtype.FP16,
+    torch.bfloat16: Dtype.BF16, torch.float8_e4m3fn: Dtype.FP8, torch.float8_e5m2: Dtype.FP8,
+    torch.int64: Dtype.INT64, torch.int32: Dtype.INT32, torch.int8: Dtype.INT8,
+    torch.uint8: Dtype.INT8, torch.bool: Dtype.BOOL, torch.complex64: Dtype.COMPLEX64,
+}  # fmt: skip
+# What the dispatcher sees, and the innermost operator that a trace of the same call shows.
+_INNERMOST = {
+    "_to_copy": "copy_", "clone": "copy_", "relu": "clamp_min", "relu_": "clamp_min_",
+    "zeros": "fill_", "zeros_like": "fill_", "ones": "fill_", "ones_like": "fill_",
+    "full": "fill_", "full_like": "fill_", "new_zeros": "fill_", "new_ones": "fill_",
+    "new_full": "fill_", "scalar_tensor": "fill_", "zero_": "fill_",
+}  # fmt: skip
+# Attention: the innermost operator, whether it sees (batch, sequence, heads, width), and where it
+# has dropout and causality, taken from where the outer one has them.
+_ATTENTION: dict[str, tuple[str, bool, tuple[int, int], tuple[int, int]]] = {
+    "_scaled_dot_product_efficient_attention": (
+        "_efficient_attention_forward", True, (5, 6), (8, 9),
+    ),
+    "_scaled_dot_product_efficient_attention_backward": (
+        "_efficient_attention_backward", True, (9, 11), (11, 14),
+    ),
+    "_scaled_dot_product_cudnn_attention": ("_cudnn_attention_forward", False, (5, 6), (9, 10)),
+    "_scaled_dot_product_cudnn_attention_backward": (
+        "_cudnn_attention_backward", False, (13, 14), (13, 14),
+    ),
+    "_scaled_dot_product_flash_attention": ("_flash_attention_forward", True, (3, 4), (7, 8)),
+    "_scaled_dot_product_flash_attention_backward": (
+        "_flash_attention_backward", True, (10, 11), (10, 11),
+    ),
+}  # fmt: skip
+# Those that only write, and those that read of their first input only what others point to.
+_FILLS = ("fill_", "arange", "nll_loss_backward", "bernoulli_", "uniform_", "normal_")
+_GATHERS = ("embedding", "index_select", "gather", "index", "nll_loss_forward")
 
 
 def flops_of(op: str, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> float:
@@ -139,46 +194,6 @@ _FLOPS: dict[str, Rule] = {
 }
 
 
-_TYPES = {
-    torch.float32: "float", torch.float64: "double", torch.float16: "c10::Half",
-    torch.bfloat16: "c10::BFloat16", torch.int64: "long int", torch.int32: "int",
-    torch.int16: "short", torch.int8: "signed char", torch.uint8: "unsigned char",
-    torch.bool: "bool", torch.complex64: "c10::complex<float>",
-    torch.float8_e4m3fn: "c10::Float8_e4m3fn", torch.float8_e5m2: "c10::Float8_e5m2",
-}  # fmt: skip
-_FORMATS = {
-    torch.float64: Dtype.FP64, torch.float32: Dtype.FP32, torch.float16: Dtype.FP16,
-    torch.bfloat16: Dtype.BF16, torch.float8_e4m3fn: Dtype.FP8, torch.float8_e5m2: Dtype.FP8,
-    torch.int64: Dtype.INT64, torch.int32: Dtype.INT32, torch.int8: Dtype.INT8,
-    torch.uint8: Dtype.INT8, torch.bool: Dtype.BOOL, torch.complex64: Dtype.COMPLEX64,
-}  # fmt: skip
-# What the dispatcher sees, and the innermost operator that a trace of the same call shows.
-_INNERMOST = {
-    "_to_copy": "copy_", "clone": "copy_", "relu": "clamp_min", "relu_": "clamp_min_",
-    "zeros": "fill_", "zeros_like": "fill_", "ones": "fill_", "ones_like": "fill_",
-    "full": "fill_", "full_like": "fill_", "new_zeros": "fill_", "new_ones": "fill_",
-    "new_full": "fill_", "scalar_tensor": "fill_", "zero_": "fill_",
-}  # fmt: skip
-# Attention: the innermost operator, whether it sees (batch, sequence, heads, width), and where it
-# has dropout and causality, taken from where the outer one has them.
-_ATTENTION: dict[str, tuple[str, bool, tuple[int, int], tuple[int, int]]] = {
-    "_scaled_dot_product_efficient_attention": (
-        "_efficient_attention_forward", True, (5, 6), (8, 9),
-    ),
-    "_scaled_dot_product_efficient_attention_backward": (
-        "_efficient_attention_backward", True, (9, 11), (11, 14),
-    ),
-    "_scaled_dot_product_cudnn_attention": ("_cudnn_attention_forward", False, (5, 6), (9, 10)),
-    "_scaled_dot_product_cudnn_attention_backward": (
-        "_cudnn_attention_backward", False, (13, 14), (13, 14),
-    ),
-    "_scaled_dot_product_flash_attention": ("_flash_attention_forward", True, (3, 4), (7, 8)),
-    "_scaled_dot_product_flash_attention_backward": (
-        "_flash_attention_backward", True, (10, 11), (10, 11),
-    ),
-}  # fmt: skip
-
-
 def op_word(func: Any) -> str:
     """The word a trace has for an operator: `aten._to_copy.default` → `copy_`."""
     name = func._schema.name.partition("::")[2] or func._schema.name
@@ -294,8 +309,3 @@ def moved_bytes(op: str, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> fl
     if op in _GATHERS:  # of the table only what is looked up
         return 2 * made + sum(map(bytes_of, tensors_in(inputs)[1:]))
     return made + sum(map(bytes_of, tensors_in(inputs)))
-
-
-# Those that only write, and those that read of their first input only what others point to.
-_FILLS = ("fill_", "arange", "nll_loss_backward", "bernoulli_", "uniform_", "normal_")
-_GATHERS = ("embedding", "index_select", "gather", "index", "nll_loss_forward")

@@ -1,5 +1,9 @@
 """Who communicates with whom: a plan's axes over ranks, and whether all ranks run the same
 thing.
+
+Ranks are numbered as plans number them (→ foretell.plan.plan): tensor innermost, pipeline
+outermost. A plan's `placement` says which rank of the run is which of those; of a cluster that it
+leaves ranks out of, the others are the run's, counted in order.
 """
 
 from __future__ import annotations
@@ -17,6 +21,9 @@ from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.plan.plan import ORDER
 from foretell.pytorch.deploy.collective import new_groups
+
+IMAGE = ("height", "width", "depth")
+_COPIES = ("dp", "cp")  # axes along which parameters are the same
 
 
 def fingerprint(plan: Plan, model: Any) -> str:
@@ -63,10 +70,6 @@ def told(ranks: Sequence[int], found: Callable[[], Any], hint: str) -> Any:
     if box[1]:
         raise InputError(box[1], hint=hint)
     return box[0]
-
-
-IMAGE = ("height", "width", "depth")
-_COPIES = ("dp", "cp")  # axes along which parameters are the same
 
 
 def place(plan: Plan, rank: int) -> dict[str, int]:

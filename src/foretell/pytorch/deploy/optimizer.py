@@ -20,6 +20,9 @@ from foretell.pytorch.deploy.buckets import local
 Tensor = Any
 
 
+STAGE = "foretell_stage"  # attribute of a parameter that one stage trains: the group of stages
+
+
 class Ema:
     """average = decay · average + (1 − decay) · parameter, after every update."""
 
@@ -34,9 +37,6 @@ class Ema:
         with torch.no_grad():
             for name, parameter in parameters.items():
                 local(self.kept[name]).lerp_(local(parameter.detach()), 1 - self.decay)
-
-
-STAGE = "foretell_stage"  # attribute of a parameter that one stage trains: the group of stages
 
 
 def clip(made: Any, most: float) -> Tensor:

@@ -1,4 +1,15 @@
-"""What each step of a run gave and when its pieces ran, in files that people's tools read."""
+"""What each step of a run gave and when its pieces ran, in files that people's tools read.
+
+steps.jsonl          a line a step: step, loss, seconds
+events.out.tfevents… TensorBoard's, where tensorboard is installed (tensorboard --logdir FOLDER)
+wandb/offline-run-…  Weights & Biases', where wandb is installed and WANDB_PROJECT says for what;
+                     `wandb sync` sends it, nothing is sent from here
+
+When each piece of one deployed step began and ended, on the clock that all ranks share.
+
+Gradients are noted as they become ready, collectives when they are begun and when they are done,
+the update by the optimizer's own hooks.
+"""
 
 from __future__ import annotations
 

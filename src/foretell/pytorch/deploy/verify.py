@@ -1,4 +1,14 @@
-"""A plan's first steps compared with one process, the first time it runs a model."""
+"""A plan's first steps compared with one process, the first time it runs a model.
+
+The first rank trains the same model alone, on the whole batch, and every rank compares what it
+holds with that, tensor by tensor. One process takes the micro-batches of the plan, so that it needs
+no more memory than a rank of plain data parallel does. Dropout is off on both sides.
+
+When a plan is compared with one process: the first time it runs a model, if that fits in memory.
+
+What has been found equal is kept by a fingerprint of script, parameters, plan and torch, in
+`$XDG_CACHE_HOME/foretell/verified`.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +37,13 @@ from foretell.pytorch.script import default_loss
 
 STEPS = 3  # momentum shows in the second, what it does to gradients in the third
 _COPIES = 5  # of the parameters that one process holds: gradients, two of an optimizer, a reserve
+
+
+Tensor = Any
+Part = tuple[tuple[Tensor, ...], Tensor | None]  # inputs and target of one data-parallel rank
+UPDATED = 10.0  # times that of gradients: Adam makes a whole step of the sign that rounding leaves
+ROUGH = 0.05  # of losses in the formats of the plan itself: bf16 has a last digit of 2^-8
+_LEAST = 0.05  # of the largest gradient: much smaller ones may be what rounding leaves of zero
 
 
 def verified(
@@ -87,12 +104,7 @@ def _free(device: str) -> float:
     return float(rows["MemAvailable"].split()[0]) * 1024
 
 
-Tensor = Any
-Part = tuple[tuple[Tensor, ...], Tensor | None]  # inputs and target of one data-parallel rank
 LOSS, GRADIENT = 1e-6, 1e-5  # relative, in fp32; buffers as gradients
-UPDATED = 10.0  # times that of gradients: Adam makes a whole step of the sign that rounding leaves
-ROUGH = 0.05  # of losses in the formats of the plan itself: bf16 has a last digit of 2^-8
-_LEAST = 0.05  # of the largest gradient: much smaller ones may be what rounding leaves of zero
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,19 @@
-"""A training script run: its steps timed as they are, then a few traced and written."""
+"""A training script run: its steps timed as they are, then a few traced and written.
+
+What the profiler adds to a step is known from the two and can be taken off again. The script runs
+in a process of its own, one a rank; nothing here imports torch.
+
+How long steps take that follow one another, without making any of them wait.
+
+On a GPU an event is put on the stream at the end of every step and read when all are done; without
+one the host's clock is read. Either way the time of a step is that from its predecessor's end.
+
+A script that describes a training step: functions that make a model and a batch.
+
+With functions `model` and `batch` at its top level, a script is a description, in the words of
+`foretell.pytorch.script`. Otherwise it is run as it is and its steps are watched
+(→ `foretell.pytorch.intake`).
+"""
 
 from __future__ import annotations
 
@@ -25,6 +40,9 @@ from foretell.pytorch.intake.launch import check, launch
 from foretell.pytorch.intake.request import Request, Script, Wanted
 from foretell.pytorch.script import ask
 from foretell.trace.words import MEASURED
+
+_HEAD = 64  # bytes in which the first brace stands
+_FEWEST = 6  # steps of a script that are enough: one to warm up, two to time, three to trace
 
 
 @dataclass(frozen=True)
@@ -69,9 +87,6 @@ class Clock:
             pairs = zip(self.ticks, self.ticks[1:], strict=False)
             return [a.elapsed_time(b) / 1e3 for a, b in pairs]
         return [b - a for a, b in zip(self.ticks, self.ticks[1:], strict=False)]
-
-
-_HEAD = 64  # bytes in which the first brace stands
 
 
 def write(trace: Path, output: Path, measured: dict[str, Any]) -> None:
@@ -137,9 +152,6 @@ def moved(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, (list, tuple)):
         return type(batch)(moved(v, device) for v in batch)
     return batch
-
-
-_FEWEST = 6  # steps of a script that are enough: one to warm up, two to time, three to trace
 
 
 @dataclass(frozen=True)

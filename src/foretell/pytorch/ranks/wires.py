@@ -1,4 +1,26 @@
-"""Networks between local ranks: their names, network namespaces, and a switch that keeps delays."""
+"""Networks between local ranks: their names, network namespaces, and a switch that keeps delays.
+
+Everything made here carries the process id in its name: what a killed process left behind is
+found by the next one and taken away. Rates are token buckets of the kernel (tbf), on both ends of
+each link.
+A delay needs netem, which many kernels lack, so those links run through a switch of our own on TAP
+devices (→ switch.py).
+
+Networks between local ranks as words: `loopback`, `100mbit`, `1gbit+100mbit`, `100mbit~5ms`.
+
+Rates are those of each rank's own link, both ways at once, joined by `+` where they differ (the
+last counts for all that follow); behind `~` stands the delay of every link, one way. `veth` is a
+link of its own without a limit, `loopback` none at all.
+
+An Ethernet switch of our own, for links with a delay: rate and delay of every port are kept.
+
+    python -m foretell.pytorch.ranks.wires TAG RATE,RATE,… DELAY
+
+It opens one TAP device a port, hands each to the namespace TAG0, TAG1, … as `eth0`, says `ready`,
+and forwards frames until its input ends. A frame leaves the sender when its link has room, and
+arrives at the receiver when that link has had room too, `DELAY` seconds later. There is no burst
+credit.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +45,17 @@ from foretell.errors import InputError
 _RATE = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}  # bytes/s
 _TIME = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 LOOPBACK, VETH = "loopback", "veth"
+
+
+_SET = 0x400454CA  # TUNSETIFF, linux/if_tun.h
+_TAP = 0x0002 | 0x1000  # IFF_TAP | IFF_NO_PI
+_LARGEST_FRAME = 16000  # bytes: fewer, larger frames cost this process less
+_QUEUE = 0.4  # seconds a frame may wait for its link before it is dropped, as tbf's latency
+_SUBNET = "10.99.0"
+_NAMED = re.compile(r"fl(\d+)[a-z]+\d*")
+_BURST_SECONDS = 2e-3  # of a link's rate: below that tbf does not reach 1 Gbit/s
+_MTU = "9000"  # bytes, of a loopback: its own packets of 64 KiB are more than a bucket holds
+_BURST_LEAST = 65536  # bytes: one packet as the kernel hands them over
 
 
 @dataclass(frozen=True)
@@ -66,12 +99,6 @@ def _amount(part: str, units: dict[str, float], text: str) -> float:
             hint="write loopback, veth, 100mbit, 1gbit+100mbit or 100mbit~5ms",
         )
     return float(match[1]) * units[match[2]]
-
-
-_SET = 0x400454CA  # TUNSETIFF, linux/if_tun.h
-_TAP = 0x0002 | 0x1000  # IFF_TAP | IFF_NO_PI
-_LARGEST_FRAME = 16000  # bytes: fewer, larger frames cost this process less
-_QUEUE = 0.4  # seconds a frame may wait for its link before it is dropped, as tbf's latency
 
 
 class Switch:
@@ -163,13 +190,6 @@ def main(tag: str, rates: str, delay: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
-
-
-_SUBNET = "10.99.0"
-_NAMED = re.compile(r"fl(\d+)[a-z]+\d*")
-_BURST_SECONDS = 2e-3  # of a link's rate: below that tbf does not reach 1 Gbit/s
-_MTU = "9000"  # bytes, of a loopback: its own packets of 64 KiB are more than a bucket holds
-_BURST_LEAST = 65536  # bytes: one packet as the kernel hands them over
 
 
 def refusal() -> str:

@@ -1,5 +1,27 @@
 """A plan that fuses ops: written, read back, lowered to a graph, and predicted as every
 command does.
+
+What `foretell predict` prints for such a plan is what the planner that found it printed.
+
+A way to fuse as a graph: what the simulator simulates, and what a report shows.
+
+The lanes of `foretell.search.fusion.lanes` are this graph's lanes; a test holds both to the same
+seconds.
+
+A way to fuse as a plan, and back: regions and buckets by name, with the model's fingerprint.
+
+A region lists the ops of one kernel; an op written with `*` behind it is recomputed there for
+its reader, and stays where it is too. Buckets list parameters in the order they are sent.
+
+Seconds of a fused step as every command reports them.
+
+The lanes of the search know kernels and messages. What a framework's host, a board's power limit
+and a precision add is in the price by layers (→ `foretell.predict`), and a fused step keeps the
+share of it that the lanes say:
+
+    step = predicted step of eager DDP · lanes of the fused step / lanes of eager DDP
+
+So a plan that fuses nothing takes what `predict` says of plain data parallelism.
 """
 
 from __future__ import annotations
@@ -26,6 +48,8 @@ from foretell.search.fusion.state import Fusion, edge_fits, fused, require, unfu
 from foretell.simulate import simulate
 from foretell.workload import Workload
 from foretell.workload.captured import from_graph
+
+_ALONE = ("tp", "pp", "cp", "filter", "channel", "height", "width", "depth")
 
 
 def lower(judge: Evaluator, scored: Scored, stretch: float = 1.0) -> Graph:
@@ -298,9 +322,6 @@ def scale_of(problem: Problem) -> float:
     if problem.reference is None:
         return 1.0
     return problem.reference.seconds / ddp(Evaluator(problem)).step
-
-
-_ALONE = ("tp", "pp", "cp", "filter", "channel", "height", "width", "depth")
 
 
 def fuses(plan: Plan) -> bool:

@@ -1,4 +1,16 @@
-"""A step as ops to be fused: of a captured graph, or of a workload as PyTorch would run it."""
+"""A step as ops to be fused: of a captured graph, or of a workload as PyTorch would run it.
+
+A captured step as ops to be fused: its kernels with their data, its gradients by parameter.
+
+`foretell capture` writes who reads whom, the shapes each operator was given, and when each gradient
+is there; `foretell.cost` prices what has no seconds yet.
+
+The step of a workload as ops to be fused: the kernels PyTorch would run, and who reads whom.
+
+A workload lists ops in the order they run. Who reads whom follows from sizes: an op reads the
+nearest earlier result of the size it needs; a sum of residuals also what entered its layer; a
+gradient also what autograd kept of the forward. What has no such maker enters from outside.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +53,32 @@ _STEP = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
 _LASTING = (BufferKind.PARAMETER, BufferKind.GRADIENT, BufferKind.OPTIMIZER, BufferKind.INPUT)
 _SHARDED = (BufferKind.GRADIENT, BufferKind.OPTIMIZER)  # by ZeRO-2
 Dims = tuple[int, ...]
+
+
+# The word of each kernel class of a workload, forward and backward (→ `cost.fusion_class`).
+_SAME = {
+    "gemm": "mm",
+    "copy": "clone",
+    "reduce": "sum",
+    "attention": "scaled_dot_product_attention",
+}
+THERE = _SAME | {
+    "conv": "convolution", "conv_dgrad": "convolution", "norm": "layer_norm",
+    "rms_norm": "rms_norm",
+    "softmax": "softmax", "dropout": "dropout", "elementwise": "add", "activation": "tanh",
+    "gelu": "gelu", "silu": "silu", "relu": "relu", "tanh": "tanh", "sigmoid": "sigmoid",
+    "embedding": "embedding", "batch_norm": "batch_norm", "pool": "max_pool2d_with_indices",
+}  # fmt: skip
+BACK = _SAME | {
+    "conv": "convolution_backward", "conv_dgrad": "convolution_backward",
+    "conv_wgrad": "convolution_backward", "norm_backward": "layer_norm_backward",
+    "rms_norm_backward": "fused_rms_norm_backward", "softmax_backward": "softmax_backward_data",
+    "dropout": "dropout_backward", "elementwise": "mul", "gelu": "gelu_backward",
+    "silu": "silu_backward", "relu": "threshold_backward", "tanh": "tanh_backward",
+    "sigmoid": "sigmoid_backward", "batch_norm_backward": "batch_norm_backward",
+    "pool_backward": "max_pool2d_with_indices_backward",
+    "embedding_backward": "embedding_dense_backward",
+}  # fmt: skip
 
 
 def problem_of_graph(
@@ -177,32 +215,6 @@ def _inputs(graph: Graph, task: int) -> list[Dims]:
     return [
         tuple(map(int, i.split("x"))) for i in items if i and all(c in "0123456789x" for c in i)
     ]
-
-
-# The word of each kernel class of a workload, forward and backward (→ `cost.fusion_class`).
-_SAME = {
-    "gemm": "mm",
-    "copy": "clone",
-    "reduce": "sum",
-    "attention": "scaled_dot_product_attention",
-}
-THERE = _SAME | {
-    "conv": "convolution", "conv_dgrad": "convolution", "norm": "layer_norm",
-    "rms_norm": "rms_norm",
-    "softmax": "softmax", "dropout": "dropout", "elementwise": "add", "activation": "tanh",
-    "gelu": "gelu", "silu": "silu", "relu": "relu", "tanh": "tanh", "sigmoid": "sigmoid",
-    "embedding": "embedding", "batch_norm": "batch_norm", "pool": "max_pool2d_with_indices",
-}  # fmt: skip
-BACK = _SAME | {
-    "conv": "convolution_backward", "conv_dgrad": "convolution_backward",
-    "conv_wgrad": "convolution_backward", "norm_backward": "layer_norm_backward",
-    "rms_norm_backward": "fused_rms_norm_backward", "softmax_backward": "softmax_backward_data",
-    "dropout": "dropout_backward", "elementwise": "mul", "gelu": "gelu_backward",
-    "silu": "silu_backward", "relu": "threshold_backward", "tanh": "tanh_backward",
-    "sigmoid": "sigmoid_backward", "batch_norm_backward": "batch_norm_backward",
-    "pool_backward": "max_pool2d_with_indices_backward",
-    "embedding_backward": "embedding_dense_backward",
-}  # fmt: skip
 
 
 @dataclass

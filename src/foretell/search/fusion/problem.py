@@ -1,5 +1,29 @@
 """What is to be fused: the ops of one data-parallel step as columns, its gradients, and their
 wire.
+
+    compute lane   ops in issue order: forward, loss, backward; an op reads what earlier ones made
+    wire           gradients, summed over the ranks, in messages of one or more of them
+    update         the optimizer, behind the last gradient
+
+    step = max(last op, last message) + update
+
+Sharded, each gradient is reduced to one rank (half the message), updated there (1/ranks of the
+work), and its parameter gathered while the next forward runs, before the first op that reads it.
+
+With several micro-batches a step (gradient accumulation) ops are those of one of them; all but the
+last run before anything is sent. With recompute the ops of a block's forward come again before its
+backward, named `….recompute`.
+
+Ops carry what the price of a fused region asks for (→ `foretell.cost.fused_regions`). What an op
+makes either stays inside its region or is written to memory for those outside that read it.
+
+What it costs to sum a message of gradients over all ranks, as laws that a compiled loop reads.
+
+    seconds(bytes) = least over the ways of  start + slope · bytes + root · √bytes
+
+The ways are those of `foretell.cost.collective`: algorithm and protocol. The quickest is taken for
+every message by itself. Where gradients are reduced to one owner each and parameters gathered
+again, each half has laws of its own.
 """
 
 from __future__ import annotations
@@ -21,6 +45,11 @@ from foretell.plan.file import made_for
 
 Array = npt.NDArray[np.float64]
 ALONE = "alone"  # the name of the way where there is nothing to communicate with
+
+
+Whole = npt.NDArray[np.int64]
+NEAR = 8  # ops since something was written for which the cache may still hold it
+_KNOWN = frozenset(WORDS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,8 +118,6 @@ def measured_wire(sizes: npt.ArrayLike, seconds: npt.ArrayLike, ranks: int) -> W
     return Wire(("measured",), np.array([[start, float(slope), 0.0]]), ranks)
 
 
-Whole = npt.NDArray[np.int64]
-NEAR = 8  # ops since something was written for which the cache may still hold it
 FORWARD, BACKWARD = 0, 1  # sides of a step: nothing is fused across them
 
 
@@ -263,9 +290,6 @@ def checked(problem: Problem) -> Problem:
         if op.word not in _KNOWN:
             raise InputError(f"op `{op.name}` is a `{op.word}`, which has no class")
     return problem
-
-
-_KNOWN = frozenset(WORDS)
 
 
 def _listed(count: int, at: Whole, other: Whole) -> list[list[tuple[int, int]]]:

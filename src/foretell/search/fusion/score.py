@@ -1,4 +1,36 @@
-"""How long a step takes, given what is fused and what is sent together; prices asked in batches."""
+"""How long a step takes, given what is fused and what is sent together; prices asked in batches.
+
+An evaluation simulates both lanes of the step once. Where no buckets are given, the best ones for
+these groups are found on the way (→ `lanes.packed`).
+
+What a kernel of several ops costs, asked in batches and remembered.
+
+    seconds(region) = Σ own seconds of its ops · model(region) / Σ model(op by itself)
+
+The model (→ `foretell.cost.fused`) tells how much shorter ops are together than apart; their own
+prices, which may be measured, tell how long they are apart. So a region of one op costs what the op
+costs, and an error the model makes alike on both sides of the fraction drops out.
+
+Layers that repeat ask for the same regions: each different one is priced once.
+
+How short a step could be at best: what is left to gain.
+
+    proven    no plan of the space is shorter. Ops that nothing may be fused with take their own
+              seconds, all others none; a gradient is there when such ops among all it depends on
+              have run, r(j); what was not there before r(j) is sent behind it, S(j), with one start
+              and the least slope:
+
+                  max( Σ seconds, max over j of  r(j) + start + slope · bytes of S(j) )
+
+    overlap   max(compute, wire): the paper's full overlap, nothing waits for anything. Compute is
+              that of the shortest fusion the search found, the wire one message of all gradients.
+    bound     the same, but no gradient leaves before it is there in that fusion: what messages
+              alone can still gain.
+
+To compute belongs what the host adds that launches the kernels: of ops that cannot be fused in what
+is proven. The update is added to all three, unless it runs message by message. Sharded, the wire
+also carries every parameter once, before or while ops run, and what is proven holds for either way.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +51,11 @@ from foretell.search.fusion.state import Fusion, edge_fits
 
 Array = npt.NDArray[np.float64]
 Node = tuple[Any, ...]
+
+
+Whole = npt.NDArray[np.int64]
+# Bytes at which a message of gathered parameters is closed: the best of these is taken.
+GATHERED = (0.0, 2.0**20, 2.0**22, 2.0**24, 2.0**26, float("inf"))
 
 
 class Prices:
@@ -145,9 +182,6 @@ def _node(op: Piece, writes: float) -> Node:
         op.word, op.dtype, op.elements, op.looped, op.inner, op.across, op.last, writes, op.flops,
         op.seconds,
     )  # fmt: skip
-
-
-Whole = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,10 +346,6 @@ def _launches(fusion: Fusion, compute: float) -> float:
     p = reference.exponent
     both = portable.power(compute, p) + portable.power(host, p)
     return float(portable.power(both, 1 / p)) - compute
-
-
-# Bytes at which a message of gathered parameters is closed: the best of these is taken.
-GATHERED = (0.0, 2.0**20, 2.0**22, 2.0**24, 2.0**26, float("inf"))
 
 
 def gather_buckets(fusion: Fusion, most: float) -> Buckets:

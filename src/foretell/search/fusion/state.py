@@ -1,4 +1,29 @@
-"""One way to fuse a step, what may be fused, and single changes of it."""
+"""One way to fuse a step, what may be fused, and single changes of it.
+
+    group     ops with the same number are one kernel (the number of their first op)
+    copied    edges whose reader has a copy of what it reads inside its own kernel: the maker is
+              computed twice, and nothing waits for the other's kernel (duplicate fusion)
+    late      ops that nothing in the step reads, such as the gradient of a weight, put off behind
+              all others: what is on the way to the first layers goes first
+
+States are values: a move gives a new one and leaves the old as it was.
+
+What may be fused: by class of op, size, reuse, side of the step, rings and memory.
+
+class    what the compiler can put into one loop (→ `foretell.cost.fusion_class.may_fuse`)
+reuse    nothing dear is recomputed for every reader of a broadcast
+size     a kernel has `MOST` ops at most (torch._inductor.config.max_fusion_size)
+side     forward and backward are compiled apart; a copy may cross, a group may not
+ring     no group waits for itself by way of another: groups are convex
+memory   a copy that has to keep more for the backward may not break the budget
+
+Single changes to a way of fusing, each with the groups whose price it changes.
+
+merge     two groups become one
+copy      a reader gets a copy of a cheap maker
+drop      a copy is dropped again
+take out  an op leaves its group
+"""
 
 from __future__ import annotations
 
@@ -18,6 +43,15 @@ from foretell.search.fusion.problem import BACKWARD, FORWARD, Problem
 
 Whole = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+
+
+MOST = 64
+CHEAP = frozenset({"pointwise", "constant", "view", "cat"})  # worth computing twice
+# Words whose place costs several additions (→ `foretell.cost.fused_regions`): not for every reader.
+_DEAR = frozenset(
+    "exp log log1p expm1 sin cos tanh sigmoid erf gelu silu mish elu softplus pow".split()  # noqa: SIM905
+) | {"gelu_backward", "silu_backward"}
+_REDUCE = ("reduction", "norm")
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,15 +223,6 @@ def fused(
     copied = state.copied.copy()
     copied[copies or []] = True
     return Fusion(problem, group, copied, members, state.late)
-
-
-MOST = 64
-CHEAP = frozenset({"pointwise", "constant", "view", "cat"})  # worth computing twice
-# Words whose place costs several additions (→ `foretell.cost.fused_regions`): not for every reader.
-_DEAR = frozenset(
-    "exp log log1p expm1 sin cos tanh sigmoid erf gelu silu mish elu softplus pow".split()  # noqa: SIM905
-) | {"gelu_backward", "silu_backward"}
-_REDUCE = ("reduction", "norm")
 
 
 def edge_fits(problem: Problem, edge: int) -> bool:

@@ -1,4 +1,17 @@
-"""What holds a layout back, with evidence: priced again with one thing changed."""
+"""What holds a layout back, with evidence: priced again with one thing changed.
+
+The list is ParaDL's table of limitations (gradient exchange, layer-wise collectives, halo exchange,
+congestion, memory redundancy, weight update, imbalance, redundant compute, input, number of
+devices), each told from the parts of an estimate or from pricing it again with one thing changed
+(→ `evidence`), with what could be done about it.
+
+Evidence that one layout of an estimate does not show: priced again with one thing changed.
+
+congestion   the same messages with nothing beside them on the links
+imbalance    stages that take longer than the mean of all
+redundancy   kernels that splitting does not shorten: 1/n of the time on one rank is not reached
+input        samples that have to come in, against what the network of a node brings
+"""
 
 from __future__ import annotations
 
@@ -20,6 +33,24 @@ from foretell.workload import Workload
 CROWDED = 1.4  # times as long as alone: from there on links are crowded
 LARGE = 1e9  # bytes: a message that bandwidth decides
 SPLITS = ("filter", "channel", "height", "width", "depth")
+
+
+SHARE = 0.10  # of a step from which on a part is worth a word
+# Of compute that runs again: a forward in four passes; of `selective`, about a fifth of a forward,
+# the scores of attention (Korthikanti et al., arXiv 2205.05198, section 5).
+AGAIN = {"full": 0.25, "selective": 0.05}
+FULL = 0.85  # of a device's memory
+TWICE = 0.25  # of a device's memory that other ranks hold as well
+# Part of an estimate -> what it is called and what to do about it.
+_PARTS = {
+    "reduce": ("gradient exchange", "larger batch per device, overlap, zero=1, or compression"),
+    "talk": ("layer-wise collectives", "keep tensor-parallel ranks in a node, or split less"),
+    "bubble": ("pipeline bubble", "more micro-batches, chunks=…, or fewer stages"),
+    "send": ("handing tensors between stages", "fewer stages, or larger micro-batches"),
+    "update": ("weight update", "zero=1 shares it among data-parallel ranks"),
+    "host": ("host", "compile, CUDA graphs, or larger micro-batches"),
+    "compute": ("compute", ""),
+}
 
 
 def crowding(plan: Plan, cluster: Cluster) -> float:
@@ -84,14 +115,6 @@ def intake(cluster: Cluster) -> float:
     return cluster.host_bandwidth(0)
 
 
-SHARE = 0.10  # of a step from which on a part is worth a word
-# Of compute that runs again: a forward in four passes; of `selective`, about a fifth of a forward,
-# the scores of attention (Korthikanti et al., arXiv 2205.05198, section 5).
-AGAIN = {"full": 0.25, "selective": 0.05}
-FULL = 0.85  # of a device's memory
-TWICE = 0.25  # of a device's memory that other ranks hold as well
-
-
 @dataclass(frozen=True)
 class Finding:
     """Something that holds a layout back."""
@@ -123,18 +146,6 @@ def findings(
     told += _memory(plan, found, row, workload, cluster)
     told += _lost(plan, found, row, cluster, workload)
     return sorted(told, key=lambda f: (f.of != "step", -f.share, f.name))
-
-
-# Part of an estimate -> what it is called and what to do about it.
-_PARTS = {
-    "reduce": ("gradient exchange", "larger batch per device, overlap, zero=1, or compression"),
-    "talk": ("layer-wise collectives", "keep tensor-parallel ranks in a node, or split less"),
-    "bubble": ("pipeline bubble", "more micro-batches, chunks=…, or fewer stages"),
-    "send": ("handing tensors between stages", "fewer stages, or larger micro-batches"),
-    "update": ("weight update", "zero=1 shares it among data-parallel ranks"),
-    "host": ("host", "compile, CUDA graphs, or larger micro-batches"),
-    "compute": ("compute", ""),
-}
 
 
 def _remedy(plan: Plan, part: str, usual: str) -> str:

@@ -1,5 +1,13 @@
 """Each parallel strategy against the number of devices: the best layout of each, and where it
 ends.
+
+Weak scaling keeps the samples of a device, strong scaling those of a step. Cost is given beside
+time: what more devices save, and what they cost.
+
+What each parallel strategy of the oracle is, how it is priced, and where that ends.
+
+A layout's name (`fsdp+tensor`) joins these words. The oracle itself needs none of this: it is what
+`foretell explain` tells a person, beside the code it describes.
 """
 
 from __future__ import annotations
@@ -21,6 +29,13 @@ from foretell.search.oracle.limits import Finding, findings
 from foretell.search.oracle.space import HOUR, Space, Swept, layouts, strategy, sweep
 from foretell.workload import Workload
 
+_PARADL = "Kahira et al., ParaDL, HPDC 2021"
+_MEGATRON = "Shoeybi et al., Megatron-LM, 2019; Narayanan et al., SC 2021"
+_ZERO = "Rajbhandari et al., ZeRO, SC 2020"
+_ALIKE = "every rank computes as much as every other, at the same time"
+ALIKE = 0.01  # of a step: layouts nearer than this are as fast as each other
+PARTS = ("compute", "host", "talk", "bubble", "send", "reduce", "update")
+
 
 class Strategy(NamedTuple):
     """One way to share a step among ranks."""
@@ -33,10 +48,6 @@ class Strategy(NamedTuple):
     source: str = ""
 
 
-_PARADL = "Kahira et al., ParaDL, HPDC 2021"
-_MEGATRON = "Shoeybi et al., Megatron-LM, 2019; Narayanan et al., SC 2021"
-_ZERO = "Rajbhandari et al., ZeRO, SC 2020"
-_ALIKE = "every rank computes as much as every other, at the same time"
 STRATEGIES: dict[str, Strategy] = {
     "serial": Strategy(
         "One device does everything.",
@@ -107,10 +118,6 @@ STRATEGIES: dict[str, Strategy] = {
         "channel", "input channels of the narrowest layer", (_ALIKE,), _PARADL,
     ),
 }  # fmt: skip
-
-
-ALIKE = 0.01  # of a step: layouts nearer than this are as fast as each other
-PARTS = ("compute", "host", "talk", "bubble", "send", "reduce", "update")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,22 @@
-"""All layouts of a model on so many devices, priced at once; the best simulated, with a bound."""
+"""All layouts of a model on so many devices, priced at once; the best simulated, with a bound.
+
+A degree is in the space where the model can be split that way: heads for `tp`, experts for `ep`,
+blocks for `pp`, pixels for `spatial`, channels for `filter` and `channel`. With each go
+micro-batches, how much is kept of the activations, and how much is shared among data-parallel
+ranks.
+
+All layouts of a space priced at once: columns of time, memory and money, and their front.
+
+The closed form prices thousands of layouts a second (→ `foretell.plan.estimate`); what cannot fit
+is kept with the bytes it lacks, never ranked.
+
+The best layout of a space, simulated, with a bound on how much better any other could be.
+
+Layouts are taken in the order of the closed form and simulated. A layout cannot take less than the
+busiest stage works (kernels, host, exchanges inside layers) plus its update; once the best step
+simulated is below that bound of every layout not yet simulated, nothing in the space can beat it.
+Otherwise the remaining gap is given.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +46,13 @@ WORDS = {
     "depth": "spatial",
 }  # fmt: skip
 PLAIN: tuple[Recompute, ...] = ("none",)
+
+
+CHUNK = 4096  # layouts priced at a time: bounds memory, and progress is reported between
+LEAST = 512  # layouts worth sending to a worker: fewer take less time than the way there
+HOUR = 3600.0
+SLACK = 0.97  # of the closed form's parts: they and the simulation round differently
+GROUP = 8  # layouts simulated before the bound is looked at again
 
 
 @dataclass(frozen=True)
@@ -173,11 +198,6 @@ def _divisors(n: int) -> list[int]:
     return sorted({*small, *(n // d for d in small)})
 
 
-CHUNK = 4096  # layouts priced at a time: bounds memory, and progress is reported between
-LEAST = 512  # layouts worth sending to a worker: fewer take less time than the way there
-HOUR = 3600.0
-
-
 @dataclass(frozen=True, eq=False)
 class Swept:
     """Layouts and what each would do, in the order they were asked."""
@@ -239,10 +259,6 @@ def sweep(
     names = [f.name for f in fields(Estimate)]
     joined = {n: np.concatenate([getattr(p, n) for p in parts] or [np.zeros(0)]) for n in names}
     return Swept(tuple(plans), Estimate(**joined), cluster.price)
-
-
-SLACK = 0.97  # of the closed form's parts: they and the simulation round differently
-GROUP = 8  # layouts simulated before the bound is looked at again
 
 
 @dataclass(frozen=True)

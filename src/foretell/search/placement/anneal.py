@@ -1,4 +1,15 @@
-"""Simulated annealing over placements, compiled, and the descent that follows it."""
+"""Simulated annealing over placements, compiled, and the descent that follows it.
+
+A stroke gives one choice to a run of groups, moves the border between two segments, exchanges two
+choices, names a parameter server, or changes micro-batches, message size or the split of
+samples. Slower placements pass with exp(−Δ/(T·t)), t falling from `HOT` to `COLD` of a step. The
+same seed gives the same answer.
+
+Descent: change what can be changed in one stroke until nothing helps.
+
+Strokes: one group, a run of groups from here to the end of its segment or to either end of the
+model, all groups; who serves them; micro-batches, message size, and how samples are split.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +40,10 @@ from foretell.search.placement.problem import (
 FUSES = (0.0, 4 * 2**20, 25 * 2**20, 64 * 2**20, 256 * 2**20, inf)
 LEAST = 1e-6  # relative gain that counts as one
 Allowed = Callable[[Action], bool]
+
+
+_FUSES = np.array(FUSES)
+_MICROS = np.array(MICROS)
 
 
 def polish(
@@ -138,10 +153,6 @@ def _allowed(on: Evaluator) -> Any:
         for action in actions(on.problem, g):
             out[g, action.devices, action.way] = True
     return out
-
-
-_FUSES = np.array(FUSES)
-_MICROS = np.array(MICROS)
 
 
 @compiled

@@ -1,5 +1,22 @@
 """What others would do, each in its own space, on the same evaluator; and all placements of a
 few.
+
+even-allreduce, even-ps                   data parallel, as many samples for every rank; servers
+                                          are split, or one serves all: the quicker of both
+proportional-allreduce, proportional-ps   samples by the speed of devices
+horovod                                   even, gradients fused to 64 MiB
+hap                                       one program on all ranks, samples by an LP, each tensor
+                                          replicated or split, with the best way to agree
+single                                    the fastest device alone
+heft                                      each op group on the device that ends it first
+metis                                     groups split over all devices by METIS
+flexflow                                  Markov chain over sets and splits, even samples
+heterog                                   per group one device, or all with even or
+                                          proportional samples by ps (any server) or
+                                          all-reduce; descent
+tag                                       its tree without its network: sets of devices,
+                                          all-reduce, ps (any server) or split, even samples
+random                                    the best of so many at random
 """
 
 from __future__ import annotations
@@ -42,6 +59,13 @@ MOST = 60_000  # placements that are all tried: some seconds
 _AT_ONCE = 4096
 
 
+FUSED = 64 * 2**20  # bytes: Horovod's fusion buffer
+CHAIN = 2000  # proposals of the Markov chain
+DRAWS = 2000  # random placements
+PLAYOUTS = 800  # of the tree without a network: the middle one of TAG's budgets
+Found = tuple[Placement, float]
+
+
 def count(problem: Problem) -> int:
     """How many placements there are."""
     return prod(len(with_servers(problem, g)) for g in problem.leaders) * len(_steps(problem))
@@ -73,13 +97,6 @@ def best(on: Evaluator) -> tuple[Placement, float]:
         found.append((took[i], len(found), some[i]))
     seconds, _, placement = min(found)
     return placement, seconds
-
-
-FUSED = 64 * 2**20  # bytes: Horovod's fusion buffer
-CHAIN = 2000  # proposals of the Markov chain
-DRAWS = 2000  # random placements
-PLAYOUTS = 800  # of the tree without a network: the middle one of TAG's budgets
-Found = tuple[Placement, float]
 
 
 def even_allreduce(on: Evaluator) -> Found:

@@ -1,5 +1,16 @@
 """How the samples of a batch are split to the ranks of each set; uneven shares by a linear
 program.
+
+Compiled; indices as in `foretell.search.placement.problem`.
+
+Uneven shares of a batch by a linear program, as HAP deals them out.
+
+    min T    a_k + r_k·x_c ≤ T  for every cell c of kind k
+             Σ_c n_c·x_c = batch,  x_c ≥ 1
+
+a and r are the line through the seconds of one sample and of twice an even share. `whole` rounds
+the answer to samples. The search itself splits whole samples against the true seconds
+(`deal.balanced`), which this bounds from below where seconds are lines.
 """
 
 from __future__ import annotations

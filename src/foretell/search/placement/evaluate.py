@@ -1,4 +1,17 @@
-"""Seconds of placements, compiled, each worked out once; and seconds that none can beat."""
+"""Seconds of placements, compiled, each worked out once; and seconds that none can beat.
+
+`graph` writes a placement down as a `Graph` of the same tasks, for timelines and to hold the
+compiled loops against the readable engine.
+
+Seconds that no placement can beat, whatever it does about communication.
+
+Each sample passes every group somewhere. With y[k, g] samples of group g on devices of kind k,
+r[k, g] the least device-seconds a sample takes there at any batch size or split, and N_k devices,
+
+    min T    Σ_k y[k, g] = batch for every g,   Σ_g r[k, g]·y[k, g] ≤ N_k·T
+
+and no step is shorter than one sample alone on the best device for each group (→ `longest`).
+"""
 
 from __future__ import annotations
 
@@ -20,6 +33,12 @@ from foretell.search.placement.write import written
 
 _MICROS = np.array(MICROS)
 OUT_OF_MEMORY, NO_SAMPLES, NO_SPLIT = -1.0, -2.0, -3.0  # why a placement has no seconds
+
+
+Ints = npt.NDArray[np.int64]
+FAULTS = {-1.0: "memory", -2.0: "samples", -3.0: "split"}
+_WHAT = ("forward", "backward", "send", "sync", "product", "update", "share")
+Array = npt.NDArray[np.float64]
 
 
 @compiled
@@ -82,11 +101,6 @@ def compiled_scores(
     for i in range(len(sets)):
         out[i] = score(t, sets[i], ways[i], servers[i], micros[i], fuse[i], mode[i], p)
     return out
-
-
-Ints = npt.NDArray[np.int64]
-FAULTS = {-1.0: "memory", -2.0: "samples", -3.0: "split"}
-_WHAT = ("forward", "backward", "send", "sync", "product", "update", "share")
 
 
 @dataclass
@@ -221,9 +235,6 @@ def _task(make: Builder, problem: Problem, page: Any, i: int, after: list[int]) 
         uses=demand,
         after=after,
     )
-
-
-Array = npt.NDArray[np.float64]
 
 
 def bound(problem: Problem) -> float:

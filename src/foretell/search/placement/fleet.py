@@ -1,5 +1,34 @@
 """The machines and op groups as a search sees them: cells of like devices, sets, laws of
 messages.
+
+A device group is all devices of one kind in nodes of one kind. A cell is a part of it whose devices
+always do the same with as many samples: simulating one of them stands for all. A box is the nodes
+that a cell stands on, sharing NICs and buses. Candidates for an op group are sets of cells.
+
+Everything is put in an order that the devices' own numbers give, never their place in the file.
+
+What becomes of each tensor of an op when the samples of a batch are split.
+
+    split     has a row for each sample: parts are concatenated             activations, errors
+    partial   a sum over samples: parts are added up                        gradients of weights
+    whole     the same on every rank, whatever the samples: it is copied    weights, tables
+
+An op whose result for one sample depends on the others may still be split where training does so
+by custom (`CUSTOM`: batch norm takes its statistics from a rank's own samples, as DDP does).
+
+Op groups: layers that nothing but splittable tensors joins, put together by METIS.
+
+A unit is one layer of a workload, once: inside it all ops are split or none is, and what it hands
+on has a row for each sample. Where there are more units than a search can decide about, METIS
+(through pymetis) makes `most` groups of them, vertices weighing the root of their time and edges
+their bytes, as TAG does; a group is then cut where it is not in one piece of the chain.
+Tied weights belong to the first group that has them; the others follow its choice.
+
+Prices of collectives on candidate sets and of messages between cells, as laws.
+
+    seconds(bytes) = min over ways of  start + slope·bytes + root·√bytes
+
+from `foretell.cost.collective`, which is asked once for each set and pair of cells.
 """
 
 from __future__ import annotations
@@ -28,6 +57,14 @@ CUSTOM = {
     "route": "each rank routes its own tokens",
     "experts": "each rank's experts see its own tokens",
 }
+
+
+Array = npt.NDArray[np.float64]
+MOST_OP_GROUPS = 40  # op groups at most: TAG's number
+OPS = ("all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather")
+MOST_LAWS = 12  # ways kept of one collective
+MOST_CELLS = 12  # beyond, nodes of one kind act in larger blocks: what a search can tell apart
+MOST_GROUPS = 4  # device groups up to which every subset is a candidate, as in TAG (2ᵀ - 1)
 
 
 @dataclass(frozen=True)
@@ -77,10 +114,6 @@ def unsplit(workload: Workload) -> dict[str, str]:
         for op in layer.works()
         if op.kind in CUSTOM
     }
-
-
-Array = npt.NDArray[np.float64]
-MOST_OP_GROUPS = 40  # op groups at most: TAG's number
 
 
 @dataclass(frozen=True)
@@ -152,10 +185,6 @@ def _holder(workload: Workload, runs: list[list[Unit]], layer: str) -> int:
     return next(g for g, run in enumerate(runs) if any(unit.layer == at for unit in run))
 
 
-OPS = ("all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather")
-MOST_LAWS = 12  # ways kept of one collective
-
-
 def laws_of(machines: Fleet) -> Array:
     out = np.zeros((len(machines.sets), len(OPS), MOST_LAWS, 3))
     out[:, :, :, 0] = np.inf
@@ -211,10 +240,6 @@ def law(rows: Array, size: Array) -> Array:
     every = rows[:, :1] + rows[:, 1:2] * size + rows[:, 2:] * np.sqrt(size)
     found: Array = every.min(axis=0)
     return found
-
-
-MOST_CELLS = 12  # beyond, nodes of one kind act in larger blocks: what a search can tell apart
-MOST_GROUPS = 4  # device groups up to which every subset is a candidate, as in TAG (2ᵀ - 1)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,24 @@
-"""What goes over links: samples wanted elsewhere, collectives, and parameter servers. Compiled."""
+"""What goes over links: samples wanted elsewhere, collectives, and parameter servers. Compiled.
+
+`moved` says which share of the batch goes from cell to cell when one set hands over to another:
+what `reslice` says of single ranks.
+
+Tasks written down on a page of plain arrays, and simulated by the rule of the simulator.
+
+One task stands for what all devices of a cell do. Lanes: the compute of each cell, then its
+collectives (one at a time). Links of each box: out, in, and the bus inside. The rule by which
+tasks start is that of `foretell.simulate.events`, which simulates them.
+
+Who serves a group that agrees by parameter server, and what serving adds. Compiled.
+
+A server is a place: ranks are counted cell by cell. It gets the gradients of its groups, holds the
+optimizer's state, updates, and hands parameters back. A placement names it, or leaves it to
+`places`, which assigns messages: the longest update first, to the rank that has updated it all
+soonest and has room for the state. Reduce and broadcast are chains through all ranks (NCCL has no
+other way for them), whose slowest link paces them, whichever rank is last: prices do not depend on
+the server. Gloo's do, where three ranks and more have links that differ, so that of equals the best
+connected serves.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +32,9 @@ from foretell.simulate.events import Fixed, State, run
 
 FORWARD, BACKWARD, SEND, SYNC, PRODUCT, UPDATE, SHARE = range(7)  # what a task is
 TASKS, LANES, USES, EDGES = range(4)  # places in `Page.count`
+
+
+ANY_SERVER = NO_SERVER - 1  # some rank will serve; which one is open
 
 
 class Page(NamedTuple):
@@ -150,9 +173,6 @@ def play(p: Page, cells: int, links: int) -> Any:
     )  # fmt: skip
     run(fixed, state, 0.0)
     return state.start, state.end
-
-
-ANY_SERVER = NO_SERVER - 1  # some rank will serve; which one is open
 
 
 @compiled

@@ -1,4 +1,13 @@
-"""A placement, all that a group may choose, and the tables that placements are priced by."""
+"""A placement, all that a group may choose, and the tables that placements are priced by.
+
+Seconds of a group on a kind of device come from `plan.layer_cost` at some batch sizes and are
+drawn straight between them; collectives and messages follow the laws of `foretell.cost.collective`,
+
+    seconds(bytes) = min over ways of  start + slope·bytes + root·√bytes
+
+one row of laws for each candidate set and each pair of cells. Indices: k kind of device, g group,
+b samples of one rank, s candidate set, c cell.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +54,10 @@ NO_SERVER = -1  # is named to serve a group
 MICROS = (1, 2, 4, 8, 16)  # micro-batches of a step that a search tries
 POINTS = 48  # batch sizes that are priced; between them lines are drawn
 MOST_SAMPLES = 2**17  # tables have an entry a sample, group and kind of device: 40 MB a kind
+
+
+MODES = ("even", "proportional", "balanced")
+FUSE = 25 * 2**20  # bytes of gradients in one message, at most: PyTorch DDP's default
 
 
 class Tables(NamedTuple):
@@ -317,8 +330,6 @@ def _splits(
 
 
 EVEN, PROPORTIONAL, BALANCED = range(3)  # how samples are split
-MODES = ("even", "proportional", "balanced")
-FUSE = 25 * 2**20  # bytes of gradients in one message, at most: PyTorch DDP's default
 
 
 class Action(NamedTuple):

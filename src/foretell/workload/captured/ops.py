@@ -1,6 +1,7 @@
 """Recorded calls as ops of a workload: what each computes, keeps, and how it may be split.
 
-On tokens: linear layers, attention, norms, tables, the loss. On images: windows, pools, channels.
+Matmuls, convolutions, attention, norms, tables and losses become the kinds that built-in models
+are made of (→ `words`, `windows`); everything else keeps its kernels (→ `recorded`).
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ from foretell.workload.models.windows import (
 from foretell.workload.workload import Exchange, Op, Tensor
 
 NORMS = {"native_layer_norm": "norm", "_fused_rms_norm": "rms_norm"}
+
+
+_POOLS = {"max_pool2d_with_indices": "max", "avg_pool2d": "mean"}
+_CASTS = ("torch.float32", "torch.bfloat16", "torch.float16")
+_LOSSES = ("nll_loss_forward", "nll_loss2d_forward")
 
 
 def linear(model: Model, at: int, name: str) -> list[Piece]:
@@ -211,7 +217,6 @@ def _dealt(name: str, tokens: int, width: int) -> Exchange:
     return Exchange(f"{name}.experts", "ep", "all_to_all", "all_to_all", moved)
 
 
-_POOLS = {"max_pool2d_with_indices": "max", "avg_pool2d": "mean"}
 _POOLS |= {"max_pool3d_with_indices": "max", "avg_pool3d": "mean"}
 
 
@@ -349,10 +354,6 @@ def mean(model: Model, at: int, name: str) -> list[Piece]:
     splits = {} if model.whole else splits_of(image)
     saved = kept_of(model, row, ("batch", "c"), image.dims())
     return [*before, Op(name, "mean", image.dims(), splits, saved=saved)]
-
-
-_CASTS = ("torch.float32", "torch.bfloat16", "torch.float16")
-_LOSSES = ("nll_loss_forward", "nll_loss2d_forward")
 
 
 def pieces_of(model: Model, at: int, name: str) -> list[Piece]:

@@ -1,4 +1,12 @@
-"""The forward calls of a recorded step: what each reads, keeps, and runs in the backward."""
+"""The forward calls of a recorded step: what each reads, keeps, and runs in the backward.
+
+A captured step says which task made what another uses; a traced one does not (→ `guess`).
+
+What a trace does not tell: which call uses what another made, and calls by their own names.
+
+A call is taken to use the last tensor of each size it reads. Sums at the end of a branch, matmuls
+beside each other and tensors made in one piece are told apart by a few rules.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +21,12 @@ from foretell.cost.aten import Call, Dims, read
 from foretell.errors import InputError
 from foretell.graph import BufferKind, Graph, Kind, Phase, WaitKind
 from foretell.graph.columns import NONE
+
+# Matmuls, and where the two factors begin.
+PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "_grouped_mm": 0}
+LOOK_UPS = ("embedding", "index_select", "gather")
+# Calls that make constants, whatever they are given.
+_CONSTANT = ("fill_", "arange", "empty", "scalar_tensor")
 
 
 @dataclass
@@ -45,11 +59,6 @@ class Row:
     @property
     def size(self) -> float:
         return float(math.prod(self.out))
-
-
-# Matmuls, and where the two factors begin.
-PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "_grouped_mm": 0}
-LOOK_UPS = ("embedding", "index_select", "gather")
 
 
 def made_by(call: Call) -> Dims:
@@ -222,10 +231,6 @@ def _is_beside(one: Row, two: Row) -> bool:
     if one.op not in ("mm", "addmm") or two.op not in ("mm", "addmm"):
         return False
     return one.call.dims[PRODUCTS[one.op]] == two.call.dims[PRODUCTS[two.op]]
-
-
-# Calls that make constants, whatever they are given.
-_CONSTANT = ("fill_", "arange", "empty", "scalar_tensor")
 
 
 def rows_of(graph: Graph) -> list[Row]:

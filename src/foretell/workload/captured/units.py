@@ -1,5 +1,16 @@
 """Where a recorded step is cut into layers: by modules or by what repeats; branches and their
 joins.
+
+A unit is what runs inside one numbered module (`h.3`, `layer1.0`, `features.5`); one that is made
+of numbered modules which themselves hold several matmuls is taken apart (`layers.0.blocks.1`).
+Where nothing is numbered (a trace, or a model written in one piece), the longest stretch of calls
+that repeats with equal shapes is what is cut (→ `repeats`).
+
+Units that do not simply follow one another: branches, where they join, and what looks back.
+
+Rows in no numbered module go with the unit before them. Here those that begin anew, from the batch
+alone, become a unit of their own (the words of a decoder, the patches beside the words), and those
+that bring branches together go with the unit behind. Then each unit knows whom it reads.
 """
 
 from __future__ import annotations
@@ -16,6 +27,10 @@ from foretell.workload.captured.rows import Row
 
 Runs = list[tuple[str, list[int]]]
 LITTLE = 0.1  # of the largest tensor a unit reads: masks and the like are not worth a message
+
+
+SOME = 0.4  # of all matmuls that what repeats must hold
+SHARE = 0.9  # of a module's matmuls that its numbered parts must hold before it is taken apart
 
 
 @dataclass(frozen=True)
@@ -123,10 +138,6 @@ def _reads(mine: Sequence[int], home: dict[int, int], k: int, rows: Sequence[Row
                 sizes[home[j]] = max(sizes.get(home[j], 0.0), rows[j].size)
     most = max(sizes.values(), default=0.0)
     return {unit for unit, size in sizes.items() if size >= LITTLE * most}
-
-
-SOME = 0.4  # of all matmuls that what repeats must hold
-SHARE = 0.9  # of a module's matmuls that its numbered parts must hold before it is taken apart
 
 
 def units_of(rows: Sequence[Row]) -> list[tuple[str, list[int]]]:

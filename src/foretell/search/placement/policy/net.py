@@ -1,5 +1,12 @@
 """The learned prior of the tree search: its network in numpy, its weights, what simulation
 tells it.
+
+Op groups and cells start from their features. In every layer each hears along five kinds of edge:
+groups from the one before and the one behind, and by attention (GATv2) groups from cells, cells
+from groups and cells from cells. A way on is scored from the groups it changes, the cells these
+are on and go to, and its own features: no weight knows how many groups, cells or ways there are.
+
+`foretell_lab.policy.network` is the same network on PyTorch Geometric; a test holds both equal.
 """
 
 from __future__ import annotations
@@ -33,6 +40,12 @@ from foretell.search.placement.policy.view import (
 Floats = npt.NDArray[np.float32]
 Weights = Mapping[str, Floats]
 SLOPE = 0.2  # of leaky ReLU below zero
+
+
+WIDTHS = {
+    "group": GROUP, "cell": CELL, "place": PLACE, "link": LINK, "next": NEXT, "way_on": WAY_ON,
+}  # fmt: skip
+FLOOR = 0.05  # of all chances is split evenly: nothing is ruled out unseen
 
 
 def scores(weights: Weights, seen: Sequence[Seen]) -> list[Floats]:
@@ -122,12 +135,6 @@ def _tanh(x: Floats) -> Floats:
 
 def _layers(weights: Weights) -> int:
     return sum(name.endswith("serve.bias") for name in weights)
-
-
-WIDTHS = {
-    "group": GROUP, "cell": CELL, "place": PLACE, "link": LINK, "next": NEXT, "way_on": WAY_ON,
-}  # fmt: skip
-FLOOR = 0.05  # of all chances is split evenly: nothing is ruled out unseen
 
 
 @dataclass

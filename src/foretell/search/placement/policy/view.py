@@ -1,4 +1,17 @@
-"""What the learned prior sees of a problem, a placement and the ways on from it: plain arrays."""
+"""What the learned prior sees of a problem, a placement and the ways on from it: plain arrays.
+
+Nodes are op groups (g) and cells of devices (c); edges join neighbours in the chain, groups with
+the cells they may run on, and cells with each other. Seconds are shares of a reference step, bytes
+shares of a device's room, so that networks see the same of small and large problems. A way on (k)
+is any other placement: what it changes, what its parts add up to on each cell, and the difference.
+
+No feature depends on how many groups, cells or ways on there are.
+
+What the simulation of a placement says about each op group and each cell. Compiled.
+
+Shares of the step: when a group's forward begins, when its backward and its gradients are done,
+how long they were waited for; how long the devices of a cell compute, communicate and hold.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +57,14 @@ from foretell.search.placement.write import written
 
 GROUP_FEEDBACK = 5  # forward begins, backward ends, gradients agree, waited for them, sends before
 CELL_FEEDBACK = 5  # computes, communicates, its messages, first begins, memory
+
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+MOST = 4.0  # where features end: more is more of the same
+_SUMS = 9  # of a whole placement
+_GUESSES = 3  # of its step
+WAY_ON = 2 * _SUMS + _GUESSES + 2 * len(WAYS) + 2 * (2 + len(MODES)) + 5
 
 
 def feedback(problem: Problem, placement: Placement) -> tuple[Any, Any, Any, float]:
@@ -116,15 +137,9 @@ def spread(begins: Any, done: Any, group: Any) -> None:
         group[g, 3] = group[g, 2] - group[g, 1]
 
 
-Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
-MOST = 4.0  # where features end: more is more of the same
 GROUP, CELL = GROUP_FEEDBACK + len(WAYS) + 8, CELL_FEEDBACK + 6
 PLACE, LINK, NEXT = 3, 3, 2
-_SUMS = 9  # of a whole placement
-_GUESSES = 3  # of its step
 GUESS, PER_E = 2 * _SUMS + 1, -5.0  # the middle one, and what makes chances fall by e a tenth of it
-WAY_ON = 2 * _SUMS + _GUESSES + 2 * len(WAYS) + 2 * (2 + len(MODES)) + 5
 
 
 class Seen(NamedTuple):
