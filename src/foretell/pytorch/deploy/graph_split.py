@@ -181,7 +181,10 @@ class GraphSplit:
         fits = x.dim() >= 3 and x.shape[_TOKENS] % self.mesh.size() == 0
         if self.sp and self.tp is not None and fits and x.placements[self.tp].is_partial():
             how[self.tp] = Shard(_TOKENS)
-        return x.redistribute(placements=how)
+        found = x.redistribute(placements=how)
+        if found.requires_grad and any(p.is_partial() and p != Partial() for p in x.placements):
+            found.register_hook(_added_up)
+        return found
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """A matmul with a parameter, on local tensors."""
@@ -322,6 +325,13 @@ def _local(x: Tensor, how: Sequence[Any], grads: Sequence[Any]) -> Tensor:
     if not x.is_floating_point():
         return held.to_local()
     return _InOrder.apply(held.to_local(grad_placements=list(grads)).contiguous())
+
+
+def _added_up(g: Tensor) -> Tensor:
+    """A gradient without partial sums: DTensor cannot turn them into the parts of a mean."""
+    if not isinstance(g, DTensor) or not any(p.is_partial() for p in g.placements):
+        return g
+    return g.redistribute(placements=[Replicate() if p.is_partial() else p for p in g.placements])
 
 
 def _has_split(values: Sequence[Any]) -> bool:
