@@ -243,8 +243,9 @@ def _summed(found: list[dict[str, Any]], output: Path, notes: tuple[str, ...]) -
     first = done[0]
     plain = Times(*(first[f"unprofiled_{k}s"] for k in ("", "low_", "high_")))
     trace = Path(first["trace"])
+    is_named = output.absolute() in (trace, trace.parent)  # a file, or a folder with one a rank
     return Found(
-        output if trace == output.absolute() else trace.parent, plain, first["profiled_s"],
+        output if is_named else trace.parent, plain, first["profiled_s"],
         max(answer["peak_bytes"] for answer in done), first["device"], len(done), notes,
     )  # fmt: skip
 
