@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from foretell.cli.main import COMMANDS, foretell
-from foretell.errors import ForetellError
+from foretell.errors import ForetellError, InputError
 from foretell.graph import Builder, save
 from foretell.samples import transformer
 
@@ -227,3 +227,39 @@ def test_commands_of_the_lab_say_how_to_get_it(words, monkeypatch):
     monkeypatch.setattr("foretell.cli.lab_package.PACKAGE", "foretell_lab_that_is_not_installed")
     with pytest.raises(ForetellError, match=r"(?s)foretell-lab.*hint: .*pip install ./lab"):
         invoke(*words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["whatif", "FILE", "batch"],
+        ["advise", "FILE"],
+        ["report", "FILE"],
+        ["simulate", "FILE"],
+        ["check", "FILE", "--step-under", "1s"],
+        ["compare", "FILE", "FILE"],
+    ],
+)
+@pytest.mark.parametrize("name", ["et.json", "step.graph"])
+def test_a_step_without_times_is_answered_on_a_cluster_only(words, name, tmp_path):
+    from tests.trace.test_chakra import NODES
+
+    file = tmp_path / name
+    if name == "et.json":
+        file.write_text(json.dumps({"schema": "1", "nodes": NODES}))
+    else:
+        save(transformer(ranks=1, layers=1), file)
+    asked = [file if word == "FILE" else word for word in words]
+    with pytest.raises(InputError, match=r"(?s)not how long it takes.*--on h100"):
+        invoke(*asked)
+    if words[0] != "compare":
+        assert invoke(*asked, "--on", "h100").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "words", [["whatif", "FILE", "amp"], ["advise", "FILE"], ["report", "FILE"]]
+)
+def test_arguments_for_a_script_are_refused_beside_a_file(words, step):
+    asked = [step if word == "FILE" else word for word in words]
+    with pytest.raises(InputError, match="is no training script"):
+        invoke(*asked, "--", "--lr", "0.1")

@@ -177,3 +177,13 @@ def test_numbers_survive_the_wire() -> None:
     ((_, packed),) = wire.fields(wire.doubles_field(1, values))
     assert isinstance(packed, bytes)
     assert wire.doubles(packed) == values
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_communication_record_names_its_ranks(tmp_path: Path, late: bool) -> None:
+    said = [[tensor(7, 7)], 3, ["0", "default_pg"], 1, "allreduce", [], [], 2, 4, 2]
+    record = node(10, "record_param_comms", 2, said, [tensor(7, 7)])
+    nodes = [with_attributes(n) for n in (*NODES[:8], record)] if late else [*NODES[:8], record]
+    (tmp_path / "et.json").write_text(json.dumps({"schema": "1", "nodes": nodes}))
+    g = read(tmp_path / "et.json").graph
+    assert g.texts("group") == ["", "", "", "2+6"]

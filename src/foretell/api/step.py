@@ -21,6 +21,7 @@ from foretell.baseline import unprofiled as without_profiler
 from foretell.baseline import why
 from foretell.cluster import Cluster
 from foretell.cluster import load as load_cluster
+from foretell.cost.price import priced
 from foretell.errors import InputError
 from foretell.graph import Graph, save
 from foretell.graph import load as load_graph
@@ -79,6 +80,14 @@ def is_script(name: str, is_module: bool = False) -> bool:
     return not is_description(path)
 
 
+def arguments_for_none(name: str) -> InputError:
+    """The error where arguments are given and there is no script to pass them to."""
+    return InputError(
+        f"arguments for a script, and `{name[:80]}` is no training script",
+        hint="they are passed to one: foretell plan train.py --on h100 -- --lr 0.1",
+    )
+
+
 def profiled(
     script: str,
     args: tuple[str, ...],
@@ -116,6 +125,8 @@ def capture_source(
 ) -> tuple[Graph, tuple[str, ...]]:
     """The step of a script, a module or a function that makes one; written to `output` too."""
     if not is_script(source, options.is_module):
+        if args:
+            raise arguments_for_none(source)
         graph = _of_function(source, options, progress)
         save(graph, output)
         return graph, ()
@@ -213,7 +224,7 @@ class Step(_Step):
         path, on = Path(trace), _cluster(cluster)
         found = read(path)
         if "measured" not in found.graph.facts:  # dependencies without times
-            return cls(_priced(found.graph, on), on, name=path.name)
+            return cls(priced(found.graph, on, path.name), on, name=path.name)
         base = without_profiler(found, unprofiled)
         return cls(base.graph, on, base, path.name, tuple(found.notes))
 
@@ -223,7 +234,7 @@ class Step(_Step):
         on = _cluster(cluster)
         name = "graph" if isinstance(graph, Graph) else Path(graph).name
         made = graph if isinstance(graph, Graph) else load_graph(Path(graph))
-        return cls(_priced(made, on), on, name=name)
+        return cls(priced(made, on, name), on, name=name)
 
     @classmethod
     def from_script(
@@ -256,7 +267,7 @@ class Step(_Step):
         if cluster is None:
             assumed = f"no GPU is used: the step is captured and priced on one {DEFAULT}"
             notes = (f"{assumed} (--on: another)", *notes)
-        return cls(_priced(graph, on), on, name=path.name, remarks=notes)
+        return cls(priced(graph, on, path.name), on, name=path.name, remarks=notes)
 
     def whatif(self, *changes: str | WhatIf, measured_peak: float | None = None) -> WhatIfResult:
         """What `changes`, made together, would do to the step.
@@ -321,7 +332,8 @@ def capture(
     on = _cluster(cluster)
     assert on is not None
     graph = captured(model, batch, loss, optimizer, on=on.devices[0].name, **options)
-    return Step(_priced(graph, on), on, name=str(graph.facts.get("captured", "captured step")))
+    name = str(graph.facts.get("captured", "captured step"))
+    return Step(priced(graph, on, name), on, name=name)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -523,11 +535,3 @@ def _peak(timeline: Timeline, measured: float | None) -> float:
 
 def _cluster(cluster: str | Cluster | None) -> Cluster | None:
     return load_cluster(cluster) if isinstance(cluster, str) else cluster
-
-
-def _priced(graph: Graph, cluster: Cluster | None) -> Graph:
-    if cluster is None:
-        return graph
-    from foretell.cost import price
-
-    return price(graph, cluster)

@@ -40,8 +40,12 @@ def command(predicted: Path, measured: Path, most: int, output: Path | None, as_
     write_output([("predicted", one), ("measured", other)], output)
 
 
+_UNTIMED = "simulate it on a cluster first: foretell simulate FILE --on h100 -o step.json.gz"
+
+
 def timeline_of(path: Path) -> Timeline:
     """The timeline in a file: of a graph by simulation, of a trace or a run as measured."""
+    from foretell.cost.price import timed
     from foretell.graph.file import is_graph_file, load
     from foretell.simulate import Timeline, simulate
 
@@ -50,12 +54,12 @@ def timeline_of(path: Path) -> Timeline:
 
         return simulate(measured.graph(path))
     if not path.is_dir() and is_graph_file(path):
-        return simulate(load(path))
+        return simulate(timed(load(path), path.name, _UNTIMED))
     from foretell.trace import read
 
     found = read(path)
     if "measured" not in found.graph.facts:
-        return simulate(found.graph)
+        return simulate(timed(found.graph, path.name, _UNTIMED))
     return Timeline(found.graph, found.start, found.end)
 
 

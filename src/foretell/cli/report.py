@@ -66,10 +66,12 @@ def _surveyed(
     advice: bool,
     tell: Any,
 ) -> Any:
+    from foretell.api.step import arguments_for_none
+    from foretell.cli.script import script_args
     from foretell.cluster import load as load_cluster
     from foretell.errors import InputError
     from foretell.survey import Inputs, survey
-    from foretell.survey.inputs import drawings
+    from foretell.survey.inputs import drawings, is_script
     from foretell.survey.planned import model_of
 
     asked, (cluster, model) = Inputs.of(given), place
@@ -82,6 +84,8 @@ def _surveyed(
             f"`{asked.specs[0]}` is a change, but there is no step to change",
             hint="name a trace or a graph first",
         )
+    if script_args() and not any(is_script(str(path)) for path in asked.steps):
+        raise arguments_for_none(given[0])
     loaded = [_loaded(path, cluster, machines, real) for path in asked.steps]
     drawn = drawings(asked, machines, model_of(model) if model else None)
     return survey(loaded, asked.specs, drawn, advice=advice, progress=tell)

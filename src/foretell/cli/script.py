@@ -112,16 +112,13 @@ def command_line(workload: str, is_module: bool) -> str:
     """A workload with the arguments of its script, as one text."""
     import shlex
 
-    from foretell.api.step import is_script
+    from foretell.api.step import arguments_for_none, is_script
 
     args = script_args()
     if not (args or is_module):
         return workload
     if not is_script(workload, is_module):
-        raise InputError(
-            f"arguments behind `--`, and `{workload[:80]}` is no training script",
-            hint="they are passed to a script: foretell plan train.py --on h100 -- --lr 0.1",
-        )
+        raise arguments_for_none(workload)
     return shlex.join([*(["-m"] if is_module else []), workload, *args])
 
 
@@ -130,8 +127,11 @@ def load_step(
 ) -> Step:
     """The step in a file; `real` is the time of an un-profiled step, for traces."""
     from foretell.api import Step
+    from foretell.api.step import arguments_for_none
 
     is_script = is_module or file.suffix == ".py" or ".py:" in str(file)
+    if script_args() and not is_script:
+        raise arguments_for_none(str(file))
     shown = working(f"running {file.name}") if is_script else reading(file)
     with shown as tell:
         step = Step.load(

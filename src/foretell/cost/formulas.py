@@ -11,7 +11,7 @@ them are. Work that is no operator goes to the model as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -172,10 +172,15 @@ class CollectiveFormula:
         known = (*COLLECTIVES, "send", "gather", "scatter")
         for r in range(len(work)):
             if work.kind[r] in (Kind.COLLECTIVE, Kind.SEND) and work.op[r] in known:
-                levels = work.cluster.levels(ranks_of(work.group[r]))
+                levels = work.cluster.levels(_ranks(work, r))
                 found = collective.price(work.op[r], float(work.comm_bytes[r]), levels)
                 seconds[r], sigma[r] = found.seconds, found.sigma
         return seconds, sigma
+
+
+def _ranks(work: Work, r: int) -> Sequence[int]:
+    """The ranks that communicate; all of the cluster where nothing says which."""
+    return ranks_of(work.group[r]) or range(work.cluster.size)
 
 
 def _unknown(work: Work) -> tuple[Array, Array]:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from foretell.cost import shape as shapes
+from foretell.cost.aten import is_call
 from foretell.cost.price import Work
 from foretell.graph.columns import Array, Kind, Source
 
@@ -51,10 +52,17 @@ class HostCalls:
         for r in np.flatnonzero(work.kind == Kind.HOST).tolist():
             if work.shape[r]:
                 launch = work.cluster.devices[int(work.rank[r])].launch
-                said = dict(shapes.parse(work.shape[r]))
-                seconds[r] = host_seconds(work.op[r], said) * launch / chain["launch"]
+                seconds[r] = _issuing(work, r) * launch / chain["launch"]
                 sigma[r] = chain["spread"]
         return seconds, sigma
+
+
+def _issuing(work: Work, r: int) -> float:
+    """What a task that issues something takes, or an operator on tensors of the host."""
+    if is_call(work.shape[r]):
+        chain = constants()["chain"]
+        return float(chain["step"] * chain["on_host"])
+    return host_seconds(work.op[r], dict(shapes.parse(work.shape[r])))
 
 
 def host_seconds(op: str, said: dict[str, float]) -> float:

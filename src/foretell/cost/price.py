@@ -139,6 +139,22 @@ def price(
     return edit.graph
 
 
+def priced(graph: Graph, cluster: Cluster | None, name: str) -> Graph:
+    """A graph priced on a cluster, where one is named; one in which nothing has a time needs it."""
+    if cluster is not None:
+        return price(graph, cluster)
+    return timed(graph, name, "name the cluster to price it on: --on h100")
+
+
+def timed(graph: Graph, name: str, hint: str) -> Graph:
+    """A graph as it is; refused where no kernel of it, or without kernels no task, takes time."""
+    kernels = graph.kind == Kind.KERNEL
+    work = graph.seconds[kernels] if kernels.any() else graph.seconds
+    if len(work) and not work.any():
+        raise InputError(f"`{name}` tells what runs but not how long it takes", hint=hint)
+    return graph
+
+
 def prices(
     graph: Graph, tasks: Ids, cluster: Cluster, models: Sequence[Model] | None = None
 ) -> tuple[Array, Array, Array]:

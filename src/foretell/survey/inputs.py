@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.advise import Step
 from foretell.cluster import Cluster
+from foretell.cost.price import priced
 from foretell.errors import InputError
 from foretell.graph.file import is_graph_file
 from foretell.io import decode, is_there, open_file, read_json, read_lines
@@ -98,22 +99,16 @@ def load(path: Path, cluster: Cluster | None = None, real: float | None = None) 
     if not path.is_dir() and is_graph_file(path):
         from foretell.graph.file import load as load_graph
 
-        return Loaded(path.name, Step(_priced(load_graph(path), cluster), cluster))
+        return Loaded(path.name, Step(priced(load_graph(path), cluster, path.name), cluster))
     from foretell.baseline import unprofiled
     from foretell.trace import read
 
     trace = read(path)
     if "measured" not in trace.graph.facts:  # it tells what depends on what, as a graph does
-        return Loaded(path.name, Step(_priced(trace.graph, cluster), cluster))
+        return Loaded(path.name, Step(priced(trace.graph, cluster, path.name), cluster))
     found = unprofiled(trace, real)
     measured = Timeline(trace.graph, trace.start, trace.end)
     return Loaded(path.name, Step(found.graph, cluster, found), measured)
-
-
-def _priced(graph: Any, cluster: Cluster | None) -> Any:
-    from foretell.cost import price
-
-    return graph if cluster is None else price(graph, cluster)
 
 
 def read_answer(path: Path) -> Any:

@@ -19,6 +19,7 @@ import numpy as np
 from foretell.errors import InputError
 from foretell.graph import Graph, Kind, LaneKind, Lanes, Names, Phase, WaitKind, assemble, edges
 from foretell.graph.columns import Array
+from foretell.graph.groups import group_text
 from foretell.trace.words import (
     Shape,
     Tells,
@@ -31,6 +32,9 @@ from foretell.trace.words import (
 )
 
 _RECORD = "record_param_comms"
+_SPAN = ("global_rank_start", "global_rank_stride", "pg_size")
+_SAYS = 10  # inputs of a record from torch 2.3 on: the last three are its ranks
+_MOST = 1 << 20  # ranks of a job
 # Operators that do their own work whatever else runs inside them.
 _WHOLE_NAMES = """
     addmm baddbmm bmm convolution convolution_backward embedding_dense_backward mm
@@ -216,6 +220,7 @@ def _row(
         "dtype": int(op.shape.dtype),
         "shape": texts.number(op.shape.text() if op.shape.dims else ""),
         "comm_bytes": float(size),
+        "group": texts.number(_group(op) if kind in (Kind.COLLECTIVE, Kind.SEND) else ""),
     }
 
 
@@ -224,6 +229,19 @@ def _said(op: Op) -> Any:
     if "collective_name" in op.attributes:
         return op.attributes["collective_name"]
     return next((v for v in op.inputs if isinstance(v, str) and v and v[0] != "<"), "")
+
+
+def _group(op: Op) -> str:
+    """The ranks of a communication record, where it says them: first, stride and number."""
+    span: list[Any] = [op.attributes.get(key) for key in _SPAN]
+    if None in span:
+        span = op.inputs[-3:] if len(op.inputs) >= _SAYS else []
+    if len(span) != 3 or not all(isinstance(n, int) for n in span):
+        return ""
+    first, stride, size = span
+    if first < 0 or stride < 1 or not 0 < size <= _MOST or first + size * stride > _MOST:
+        return ""
+    return group_text(range(first, first + size * stride, stride))
 
 
 def _phase(tells: int, kind: Kind) -> Phase:
