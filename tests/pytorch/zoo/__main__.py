@@ -14,17 +14,23 @@ from importlib.util import find_spec
 from tests.pytorch.zoo.case import Case
 from tests.pytorch.zoo.check import checked
 
-NEEDS = {"plain": "torch", "geometric": "torch_geometric", "transformers": "transformers"}
+NEEDS = [  # package, module, its list of models
+    ("torch", "plain", "CASES"),
+    ("torch_geometric", "geometric", "CASES"),
+    ("transformers", "transformers", "CASES"),
+    ("timm", "images", "TIMM_CASES"),
+    ("torchvision", "images", "TORCHVISION_CASES"),
+]
 FLOPS, PEAK, SHARE = 0.02, 0.05, 0.95
 
 
 def cases(wanted: list[str]) -> list[Case]:
     found = []
-    for module, package in NEEDS.items():
+    for package, module, models in NEEDS:
         if find_spec(package) is None:
             print(f"without {package}: pip install {package}")
             continue
-        found += import_module(f"tests.pytorch.zoo.{module}").CASES
+        found += getattr(import_module(f"tests.pytorch.zoo.{module}"), models)
     return [case for case in found if not wanted or case.name in wanted]
 
 

@@ -5,7 +5,7 @@ A few run every time; all of them, those of other libraries too, with `make zoo`
 
 import pytest
 
-from tests.pytorch.zoo import geometric, plain, transformers
+from tests.pytorch.zoo import geometric, images, plain, transformers
 from tests.pytorch.zoo.check import checked
 
 FAST = ("Gru", "PackedLstm", "ExpertLoop", "ExpertGroups", "Detector", "UNet3d", "LayerDrop")
@@ -41,6 +41,15 @@ def test_every_model_of_transformers(case):
     assert abs(checked(case).flops_error) <= 0.02
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*images.TIMM_CASES, *images.TORCHVISION_CASES], ids=str)
+def test_every_model_of_timm_and_torchvision(case):
+    package = "timm" if case.name.startswith("timm") else "torchvision"
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    assert abs(checked(case).flops_error) <= 0.02
+
+
 def test_the_zoo_has_sixty_models():
     cases = [*plain.CASES, *geometric.CASES, *transformers.CASES]
+    cases += [*images.TIMM_CASES, *images.TORCHVISION_CASES]
     assert len({case.name for case in cases}) == len(cases) >= 60

@@ -64,6 +64,7 @@ _PARAMETERS = 2**26  # that an optimizer is timed on at most
 _LITTLE = 0.02  # of a step: parts below it teach nothing
 _LONG = 2e-5  # seconds of an op: shorter ones are mostly Python, the dispatcher and autograd
 _DRIFT = machine_cache.SPREAD["drift"]
+_JITTER = machine_cache.SPREAD["jitter"]["seconds"]
 _WHOLE = ("host", "talk")  # factors that are of no family of ops
 
 
@@ -252,7 +253,8 @@ class Predictor:
         # work that is longer than what was timed for the load sees more of its mean
         sigma = found_load.unsteady * min(1.0, BURN / found.step) ** 0.5
         drift = _DRIFT["idle"] + _DRIFT["load"] * math.log(load)
-        sigma = math.hypot(math.log(found.high / found.step) / FOUR_IN_FIVE, sigma, drift)
+        wide = math.log(found.high / found.step) / FOUR_IN_FIVE
+        sigma = math.hypot(wide, sigma, drift, math.log1p(_JITTER / found.step))
         factor = math.exp(FOUR_IN_FIVE * sigma)
         return {
             "step_s": found.step,
