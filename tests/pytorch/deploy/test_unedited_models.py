@@ -33,7 +33,10 @@ REFUSED = {
     ("grouped", "cp=2,pp=2,micro_batch=4"): "no block of Grouped",
     ("grouped", "dp=2,ep=2"): "holds a matrix for each expert",
     ("routed", "dp=4,ep=4,shares=2+2+2+2,zero=2"): "beside zero=2",
+    # beside a pipeline only nn.Linear is split; GPT-2 has Conv1D of its own
+    ("hf-gpt2", "pp=2,tp=2,micro_batch=4"): "no layer of GPT2LMHeadModel is known to split",
 }
+RUN = [one for one in RUN if one not in REFUSED]
 
 
 def judged(name, text):
@@ -87,6 +90,8 @@ def test_it_trains_as_one_process_does(name, plan):
 
 @pytest.mark.parametrize(("name", "plan"), REFUSED)
 def test_it_is_refused_by_name(name, plan):
+    if name in THEIRS and not HAS_TRANSFORMERS:
+        pytest.skip("transformers is not installed")
     for found in on_ranks(ranks_of(plan), judged, name, plan):
         assert isinstance(found, str), found
         assert REFUSED[name, plan] in found
