@@ -18,7 +18,9 @@ from longer import longer
 from table import Row, show
 
 import foretell
-from foretell.graph import save
+from foretell.cluster import load
+from foretell.cost import price
+from foretell.graph import Graph, save
 from foretell.samples import transformer
 
 SCRIPT = Path(foretell.__file__).parent / "samples" / "train.py"
@@ -56,12 +58,17 @@ COMMANDS = (
 )  # fmt: skip
 
 
+def timed(ranks: int) -> Graph:
+    """A small step with its times."""
+    return price(transformer(ranks=ranks), load("dgx-a100"))
+
+
 def first_and_later(folder: Path) -> list[Row]:
     """CPU seconds of each command: the first time from a fresh copy, and the second."""
     files = {"TRACE": folder / "trace.json.gz", "STEP": folder / "step.txt"}
     files |= {"RUNS": folder / "runs.csv", "SCRIPT": SCRIPT}
     longer(TRACE, files["TRACE"], 20_000)
-    save(transformer(ranks=2), files["STEP"].with_suffix(".graph"))
+    save(timed(2), files["STEP"].with_suffix(".graph"))
     files["STEP"] = files["STEP"].with_suffix(".graph")
     row = f'"{MODEL}",dgx-a100:nodes=1,"{LAYOUT}",0.01'
     files["RUNS"].write_text(f"workload,on,plan,step_s\n{row}\n{row}\n")
@@ -88,7 +95,7 @@ def rows() -> list[Row]:
     helped = least(python, "-m", "foretell", "--help")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.graph"
-        save(transformer(ranks=8), path)
+        save(timed(8), path)
         answered = least(python, "-m", "foretell", "simulate", str(path))
         first = first_and_later(Path(folder))
     return [
