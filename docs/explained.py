@@ -3,8 +3,8 @@
     python docs/explained.py                write src/foretell/cli/accuracy.json
     python docs/explained.py --from FOLDER  take NAME.json from FOLDER if there
 
-`python docs/figures.py accuracy` writes it too, with the page. Names nobody has measured get no
-line here; what they were held against is in `src/foretell/cli/checked.toml`.
+`python docs/figures.py accuracy` writes it too, with the page. Names that were never measured get
+no line here; what they were compared with is in `src/foretell/cli/checked.toml`.
 """
 
 from __future__ import annotations

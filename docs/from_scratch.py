@@ -143,8 +143,8 @@ def insert(graph, task, before):
 
 
 # Mixed precision makes kernels three times as fast, say. A CUDA graph replaces all launches by one.
-# On the small batch nobody waits for the kernels but the last, so mixed precision alone brings next
-# to nothing. After the CUDA graph it does.
+# On the small batch nothing waits for the kernels but the last, so mixed precision alone brings
+# next to nothing. After the CUDA graph it does.
 def cuda_graph(graph):
     launch = Task("launch", 12e-6, ("host",), op="launch")
     return insert(remove(graph, "launch"), launch, before="kernel0")
@@ -380,7 +380,7 @@ for name, blocks, fill in (("plain", PLAIN, (4, 3, 2, 1)), ("K shape", K, (4, 4,
 # Draw all prices anew, play the graph, and do it again: the spread of the ends is the error bar.
 # Errors of single tasks average out; an error shared by all tasks of an op (the formula is wrong
 # for this device) does not. And a step is a maximum over paths: its mean is above what the mean
-# prices say. The real bars are held against measurements: do four of five fall inside?
+# prices say. The real bars are compared with measurements: do 80 % fall inside?
 def drawn(graph, rng, own, shared):
     ops = dict.fromkeys(t.op for t in graph.tasks.values())
     common = {op: rng.lognormvariate(-(shared**2) / 2, shared) for op in ops}  # of mean 1

@@ -246,9 +246,12 @@ def _tied(workload: Workload) -> Iterator[tuple[int, int, float]]:
 
 
 def _gathered(c: Costs, times: Array, workload: Workload, cluster: Cluster) -> tuple[Array, Array]:
-    """What sharded parameters (zero 3) add to forward and backward, layer by layer."""
+    """What sharded parameters (zero 3) add to forward and backward, layer by layer.
+
+    A rank that shares with no other gathers nothing, but still casts and copies them.
+    """
     late = np.zeros(len(c.plans)), np.zeros(len(c.plans))
-    rows = np.flatnonzero((c.plans.column("zero") == 3) & (c.plans.column("sharing") > 1))
+    rows = np.flatnonzero(c.plans.column("zero") == 3)
     if not len(rows):
         return late
     some = c.take(rows)

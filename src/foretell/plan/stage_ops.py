@@ -329,7 +329,7 @@ def chain(
     many = times_of(plan, workload, stage, chunk)
     named = [(at, n) for at, n in enumerate(many) if n]
     sharded = plan.zero == 3 and plan.dp * plan.cp > 1
-    if detail == "stage" and not sharded:
+    if detail == "stage" and plan.zero != 3:
         return [_whole(c, workload, many, way, alone)]
     layers = [(at, n / max(round(n), 1)) for at, n in named for _ in range(max(round(n), 1))]
     layers = layers[::-1] if way else layers
@@ -421,7 +421,7 @@ def _layer(
     part = layer_parts(c, at, workload)[backward].times(share)
     talk = float((part.talk + part.skew)[0])
     seconds = float(part.seconds(c.bend)[0]) - talk
-    if plan.zero == 3 and plan.dp * plan.cp > 1:
+    if plan.zero == 3:
         plain = layer_seconds(c, at, workload)
         slower = sharded_seconds(c, at, workload, cluster, plain)
         seconds += share * float((slower[backward] - plain[backward])[0])

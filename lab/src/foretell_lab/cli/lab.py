@@ -180,7 +180,7 @@ def _text(value: dict[str, Any]) -> str:
          words.seconds(row["predicted_s"]), f"{row['error']:+.1%}")
         for row in value["rows"]
     ]  # fmt: skip
-    head = ("model, plan", "ranks", "measured>", "runs>", "foretold>", "error>")
+    head = ("model, plan", "ranks", "measured>", "runs>", "predicted>", "error>")
     lines = [table(head, rows)] if rows else []
     if value["figures"]:
         from foretell_lab.emulation.judge import text

@@ -293,13 +293,7 @@ def deploy(
     elif plan.pp > 1 or pipeline is not None:
         shape = shape_of(plan, places, samples, pipeline)
         stages = stages_of(model, plan, shape, places, names, call)
-        modules = stages.modules
-        made.model = together(modules)
-        _inside(made, list(modules.values()), tensor_layout)
-        _require_apart(plan, modules)
-        made.here = here(modules.values(), names)
-        shared = [(made.here[name], ranks) for name, ranks in stages.held]
-        made.pipeline = runtime(stages, plan, places, made.loss, shared)
+        _pipeline(made, stages, tensor_layout, names)
     else:
         _inside(made, [model], tensor_layout)
     _normalize(made, batch_norm, layers)
@@ -454,6 +448,19 @@ def _fused(made: Deployed) -> FusedStep:
     buckets = made.sync.buckets if isinstance(made.sync, Sync) else None
     ready = buckets.gave if buckets is not None else None
     return FusedStep(made.model, made.loss, made.plan, ready=ready)
+
+
+def _pipeline(
+    made: Deployed, stages: Any, layout: Mapping[str, str] | None, names: Mapping[str, str]
+) -> None:
+    """Run the stages of this rank on torch's pipeline runtime."""
+    modules = stages.modules
+    made.model = together(modules)
+    _inside(made, list(modules.values()), layout)
+    _require_apart(made.plan, modules)
+    made.here = here(modules.values(), names)
+    shared = [(made.here[name], ranks) for name, ranks in stages.held]
+    made.pipeline = runtime(stages, made.plan, made.places, made.loss, shared)
 
 
 def _in_stages(made: Deployed, layout: Mapping[str, str] | None, samples: int) -> None:
