@@ -178,14 +178,19 @@ TABLES = files("foretell_lab.validate").joinpath("tables")
 _FORMATS = {"bf16": "bf16-master", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "nvfp4"}
 
 
-def _runs(source: str, keep: Callable[[dict[str, str]], bool] = lambda r: True) -> Iterator[Row]:
-    """Runs of one maker's tables, as a user would write them; sharded optimizer everywhere."""
+def _runs(
+    source: str, keep: Callable[[dict[str, str]], bool] = lambda r: True, *, named: bool = True
+) -> Iterator[Row]:
+    """Runs of one maker's tables, as a user would write them; sharded optimizer everywhere.
+
+    Unless `named`, the framework that ran them is left to the default.
+    """
     with as_file(TABLES.joinpath("published_runs.csv")) as path:
         rows = table(path)
     for r in rows:
         if r["source"] != source or not keep(r):
             continue
-        model, on, plan = request(r)
+        model, on, plan = request(r, named=named)
         batch, seq, gpus = int(r["global_batch"]), int(r["seq"]), int(r["gpus"])
         seconds = batch * seq / float(r["tokens_per_second"]) / gpus
         yield Row(
@@ -199,7 +204,7 @@ def makers() -> dict[str, dict[str, str]]:
     return tomllib.loads(TABLES.joinpath("published_runs.toml").read_text("utf-8"))
 
 
-def request(r: dict[str, str]) -> tuple[str, str, str]:
+def request(r: dict[str, str], *, named: bool = True) -> tuple[str, str, str]:
     """One row of such a table as workload, cluster and plan."""
     degrees = {k: int(r[k]) for k in ("tp", "pp", "cp", "ep")}
     dp = int(r["gpus"]) // (degrees["tp"] * degrees["pp"] * degrees["cp"])
@@ -211,8 +216,9 @@ def request(r: dict[str, str]) -> tuple[str, str, str]:
     text += ",recompute=full" if "recompute" in r["note"] else ""
     text += ",compile=yes" if "compile" in r["note"] else ""
     framework = makers()[r["source"]]["framework"]
-    text += f",framework={framework},zero={3 if r['fsdp'] == '1' else 1}"
-    text += ",grad_dtype=fp32" if framework == "llm-foundry" else ""
+    text += f",framework={framework}" if named else ""
+    text += f",zero={3 if r['fsdp'] == '1' else 1}"
+    text += ",grad_dtype=fp32" if named and framework == "llm-foundry" else ""
     seq = ("," if ":" in r["model"] else ":") + f"seq={r['seq']}"
     on = f"{r['system']}{',' if ':' in r['system'] else ':'}gpus={r['gpus']}"
     return r["model"] + seq, on, text.replace(",,", ",")
@@ -256,6 +262,11 @@ def foundry(truth: Path) -> Iterator[Row]:
     return _runs("llm-foundry")
 
 
+def foundry_by_default(truth: Path) -> Iterator[Row]:
+    """The same runs of MPT asked without their framework, whose attention took twice as long."""
+    return _runs("llm-foundry", named=False)
+
+
 def _degree(words: str, name: str) -> int:
     found = re.search(rf"{name} (\d+)", words)
     return int(found.group(1)) if found else 1
@@ -292,6 +303,7 @@ SOURCES: dict[str, Callable[[Path], Iterator[Row]]] = {
     "kempner": kempner,
     "automodel": automodel,
     "foundry-h100": foundry,
+    "foundry-by-default": foundry_by_default,
     "images": images,
 }
 
