@@ -85,7 +85,7 @@ def _graphs() -> tuple[str, bytes]:
 
 
 def _graph_file(draw: random.Random) -> bytes:
-    """A graph whose header or columns are changed and whose digest is right all the same."""
+    """A graph whose header, numbers or frames are changed; lengths and digest are right again."""
     import hashlib
 
     import zstandard
@@ -93,13 +93,47 @@ def _graph_file(draw: random.Random) -> bytes:
     raw = _graphs()[1]
     magic, body = raw[:17], raw[33:]
     end = 8 + int.from_bytes(body[:8], "little")
-    header = json.loads(zstandard.decompress(body[8:end]))
-    if draw.random() < 0.7:
-        packed = zstandard.compress(mutate.as_json(mutate.tree(header, draw), draw))
-        body = len(packed).to_bytes(8, "little") + packed + body[end:]
+    header, frames = json.loads(zstandard.decompress(body[8:end])), body[end:]
+    kind = draw.random()
+    if kind < 0.6:
+        frames = _other_numbers(header, frames, draw)
+    elif kind < 0.8:  # what the header tells of the graph, or that of its arrays as well
+        parts = ("facts", "history", "names") if draw.random() < 0.7 else tuple(header)
+        part = draw.choice(parts)
+        changed = mutate.tree({part: header.pop(part)}, draw)
+        header = {**header, **changed} if isinstance(changed, dict) else changed
     else:
-        body = body[:end] + mutate.data(body[end:], draw)
+        frames = mutate.data(frames, draw)
+    packed = zstandard.compress(mutate.as_json(header, draw))
+    body = len(packed).to_bytes(8, "little") + packed + frames
     return magic + hashlib.blake2b(body, digest_size=16).digest() + body
+
+
+def _other_numbers(header: dict[str, Any], frames: bytes, draw: random.Random) -> bytes:
+    """The frames of a graph with some numbers of its arrays changed, put in or left out."""
+    import zstandard
+
+    rows, at, spans = header["arrays"], 0, []
+    for row in rows:
+        spans.append(frames[at : at + row[3]])
+        at += row[3]
+    filled = [k for k, row in enumerate(rows) if row[2]]
+    for _ in range(draw.choice((1, 1, 2, 4))):
+        k = draw.randrange(len(rows)) if draw.random() < 0.1 else draw.choice(filled)
+        numbers = mutate.numbers(_numbers(spans[k], *rows[k][1:3]), draw)
+        by_significance = numbers.view("u1").reshape(-1, numbers.itemsize).T.tobytes()
+        spans[k] = zstandard.compress(by_significance)
+        rows[k][2:] = [len(numbers), len(spans[k])]
+    return b"".join(spans)
+
+
+def _numbers(frame: bytes, kind: str, length: int) -> Any:
+    import numpy as np
+    import zstandard
+
+    size = np.dtype(kind).itemsize
+    planes = np.frombuffer(zstandard.decompress(frame), "u1").reshape(size, length)
+    return np.ascontiguousarray(planes.T).reshape(-1).view(kind).copy()
 
 
 @cache

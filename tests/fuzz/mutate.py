@@ -141,3 +141,25 @@ def data(raw: bytes, draw: random.Random) -> bytes:
         elif at < len(made):
             made[at] = draw.randrange(256)
     return bytes(made)
+
+
+def numbers(found: Any, draw: random.Random) -> Any:
+    """An array with a number replaced by one it was not made for, doubled or dropped."""
+    import numpy as np
+
+    size, kind = len(found), found.dtype.kind
+    at, act = draw.randrange(size) if size else 0, draw.randrange(16)
+    if act == 0 or not size:
+        return np.insert(found, at, found[at] if size else 0)
+    if act == 1:
+        return np.delete(found, at)
+    if act == 2:
+        return found[:: draw.choice((-1, 2))].copy()
+    ends = [True, False] if kind == "b" else [float("nan"), float("inf"), 1e-320, 1e15, 1.7e308, -1]
+    if kind in "iu":
+        info = np.iinfo(found.dtype)
+        ends = [info.min, info.max, size, size + 1, 0, 1, -1 if info.min else 2]
+        ends = [min(max(v, info.min), info.max) for v in ends]
+    chosen = draw.choice((*ends, found[draw.randrange(size)]))
+    found[at if act < 14 else slice(at, None)] = chosen
+    return found

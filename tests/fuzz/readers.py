@@ -26,7 +26,7 @@ def _step(path: Path) -> object:
     from foretell.simulate import simulate
     from foretell.survey.inputs import load
 
-    return simulate(load(path).step.graph).seconds
+    return simulate(load(path, _asked()[1]).step.graph).seconds
 
 
 def _plan(path: Path) -> object:
