@@ -3,7 +3,7 @@
     python benchmarks/fed_back.py [-o FOLDER] [--no-run]
 
 For each script: every plan is run on two gloo ranks, by turns, several times. The first plan's
-runs are fed back; what was foretold of the others before and after that is held against the median
+runs are fed back; what was predicted of the others before and after is compared with the median
 of theirs. A bench of this machine comes first, for a cluster to predict on. Steps of a tenth of a
 second: on a busy machine shorter ones tell more of who else is on it. What was measured when these
 lines were written is in `benchmarks/measured/fed_back`; `--no-run` tells of it again.
@@ -103,7 +103,7 @@ def _plans(folder: Path, name: str) -> dict[str, Path]:
 
 
 def told(folder: Path) -> list[dict[str, Any]]:
-    """What was measured of every plan, and foretold before and after the first was fed back."""
+    """What was measured of every plan, and predicted before and after the first was fed back."""
     on = ("--on", folder / "bench" / "cluster.toml")
     found = []
     for name, steps in json.loads((folder / "steps.json").read_text()).items():

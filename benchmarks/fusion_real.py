@@ -111,12 +111,12 @@ def compared(
     best = min(usual, key=lambda name: statistics.median(times[name]))
     behind = [a / b - 1 for a, b in zip(times["searched"], times[best], strict=True)]
     gains = [a / b - 1 for a, b in zip(times["default"], times["searched"], strict=True)]
-    foretold = ways.step("default") / ways.step("searched") - 1
-    slow, off = statistics.median(behind), abs(statistics.median(gains) - foretold)
+    predicted = ways.step("default") / ways.step("searched") - 1
+    slow, off = statistics.median(behind), abs(statistics.median(gains) - predicted)
     return dict(zip(HEAD, (
         model, ranks, link, f"{ways.profile.sizes.sum() / 1e6:.1f}",
         *(f"{statistics.median(times[name]):.3f}" for name in (*usual, "searched")),
-        len(ways.cuts["searched"]), spread(behind), spread(gains), f"{100 * foretold:+.1f}",
+        len(ways.cuts["searched"]), spread(behind), spread(gains), f"{100 * predicted:+.1f}",
         "yes" if slow <= SLOWER and off <= OFF else "**no**",
     ), strict=True))  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Ranks of unequal speed behind unequal links: measured steps beside foretold ones, and factors.
+"""Ranks of unequal speed behind unequal links: measured steps beside predicted ones, and factors.
 
     python benchmarks/mixed.py -o FOLDER --minutes 20      # runs what is missing, then the tables
     python benchmarks/mixed.py -o FOLDER --minutes 0       # the tables alone
@@ -17,7 +17,7 @@ from statistics import mean
 from foretell.plan import Plan
 from foretell.search.placement.factors import Node, Wire, solve
 from foretell_lab.emulation import mixed, mixed_plans
-from foretell_lab.emulation.mixed import Held, Mixed, Setting
+from foretell_lab.emulation.mixed import Comparison, Mixed, Setting
 
 PLANS = ("even", "proportional", "server", "factors", "stages", "apart")
 PLACES = (  # links, ranks, shares of a core
@@ -67,7 +67,7 @@ def main() -> None:
             given.output, where, plans, rounds=given.rounds, steps=given.steps, own=own,
             seconds=60 * given.minutes, tell=lambda words: print(f"  {words}", flush=True),
         )  # fmt: skip
-    found = mixed.held(given.output, own)
+    found = mixed.compared(given.output, own)
     print_rows(found)
     print_figures(found)
     print_factors(found)
@@ -98,7 +98,7 @@ def by_program(lab: Mixed, setting: Setting) -> Plan | None:
     return plain.but(sync=tuple((name, "factors") for name in sent)) if sent else None
 
 
-def print_rows(found: list[Held]) -> None:
+def print_rows(found: list[Comparison]) -> None:
     """One line a plan and setting."""
     for row in sorted(found, key=lambda r: (str(r.setting), r.plan)):
         print(f"{row.setting!s:60} {row.plan:13} measured {1e3 * row.measured:7.0f} ms "
@@ -106,7 +106,7 @@ def print_rows(found: list[Held]) -> None:
               f"({row.error:+.1%})")  # fmt: skip
 
 
-def print_figures(found: list[Held]) -> None:
+def print_figures(found: list[Comparison]) -> None:
     """Spread first, then errors and picks; unequal threads apart."""
     for name, some in (
         ("unequal shares of a core", [r for r in found if r.setting.threads == "1"]),
@@ -134,15 +134,15 @@ def print_figures(found: list[Held]) -> None:
                       f"(+{p['regret']:.1%}, runs {p['spread']:.1%} apart)")  # fmt: skip
 
 
-def print_factors(found: list[Held]) -> None:
-    """The same plan with and without factors: bytes of messages, foretold and measured steps."""
+def print_factors(found: list[Comparison]) -> None:
+    """The same plan with and without factors: bytes of messages, predicted and measured steps."""
     rows = {(r.setting, r.plan): r for r in found}
     print("\nfactors: MB of messages and ms of a step, without -> with")
     for setting in dict.fromkeys(r.setting for r in found):
         plain = rows.get((setting, "proportional"))
         sent = rows.get((setting, "program")) or rows.get((setting, "factors"))
         if plain and sent:
-            print(f"  {setting!s:60} {_pair(plain.bytes, sent.bytes, 1e-6, 2)} MB  foretold "
+            print(f"  {setting!s:60} {_pair(plain.bytes, sent.bytes, 1e-6, 2)} MB  predicted "
                   f"{_pair(plain.predicted, sent.predicted)} ms  measured "
                   f"{_pair(plain.measured, sent.measured)} ms")  # fmt: skip
 

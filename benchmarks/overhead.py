@@ -11,7 +11,7 @@ Both versions are made anew `--makes` times, by turns first: its place in memory
 zero nothing at all comes out. `--device cuda` puts both ranks on one GPU (DDP alone: gloo sends
 nothing else from there).
 
-DDP is held against twice: as people write it, and with `gradient_as_bucket_view`, which saves it
+DDP is the baseline twice: as people write it, and with `gradient_as_bucket_view`, which saves it
 the copy of every gradient out of its bucket that we do not make either. A step of ours is all that
 `foretell run` does around one: the state that is written, the plan's machinery, the user's model,
 the loss that is read.

@@ -150,7 +150,7 @@ def _mixed() -> list[str]:
     """Plans on ranks of unequal speed behind unequal links, that were run."""
     from foretell_lab.emulation import mixed
 
-    rows = mixed.held(ROOT / "benchmarks/measured/mixed")
+    rows = mixed.compared(ROOT / "benchmarks/measured/mixed")
     picked = mixed.picks(rows)
     best = sum(p["ours"] == p["best"] for p in picked)
     errors = mean(abs(r.error) for r in rows)
@@ -162,11 +162,11 @@ def _mixed() -> list[str]:
 
 def labs() -> Callable[[Iterable[str]], list[str]]:
     """What ranks of the laboratory measured of some plans: sixteen cores, links shaped, gloo."""
-    from foretell_lab.emulation.foretold import held
+    from foretell_lab.emulation.predicted import compared
     from foretell_lab.validate.lab import PINNED, QUIET, Runs, shipped
 
     runs = [Runs.read(shipped(name)) for name in (*QUIET, *PINNED)]
-    rows = [row for run in runs for row in held(run.known, run.rows)]
+    rows = [row for run in runs for row in compared(run.known, run.rows)]
 
     def told(plans: Iterable[str]) -> list[str]:
         mine = [row for row in rows if row.config.plan in plans]

@@ -1,4 +1,4 @@
-"""Printed text held against recorded text: the same words, numbers as near as they are told."""
+"""Printed text compared with recorded text: the same words, numbers as near as they are told."""
 
 import re
 

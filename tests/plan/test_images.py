@@ -38,7 +38,7 @@ STRATEGIES = {
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_every_strategy_lowers_and_is_foretold_alike_in_closed_form(name):
+def test_every_strategy_lowers_and_is_predicted_alike_in_closed_form(name):
     plan = Plan(**STRATEGIES[name], framework="ddp")
     graph = lower(plan, RESNET, NODE)
     seconds = simulate(graph).seconds

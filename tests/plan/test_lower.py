@@ -251,7 +251,7 @@ def test_a_split_layer_is_no_share_of_the_whole():
     assert kernels[1] > kernels[0] / 4
 
 
-def test_memory_over_time_peaks_where_it_is_foretold():
+def test_memory_over_time_peaks_where_it_is_predicted():
     from foretell.plan import memory
 
     plan = Plan(pp=4, dp=2, global_batch=32, micro_batch=1)

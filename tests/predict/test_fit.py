@@ -43,7 +43,7 @@ def test_what_made_the_runs_is_found_again(found):
     assert found.accuracy(found.after) > 0.99 > 0.8 > found.accuracy(found.before)
 
 
-def test_runs_nobody_showed_are_foretold_better(found):
+def test_runs_nobody_showed_are_predicted_better(found):
     far = load("abci:gpus=64")
     real = predict(plan(64), MODEL, far.calibrated(TRUE)).step
     before = predict(plan(64), MODEL, far).step

@@ -1,6 +1,6 @@
 """A profile and a machine made by hand, so that predictions can be counted on one's fingers."""
 
-from foretell_lab.emulation.foretold import Known
+from foretell_lab.emulation.predicted import Known
 
 MB = 1_000_000
 

@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from foretell_lab.cli.validate import command
-from foretell_lab.emulation import host, judge, table
-from foretell_lab.emulation.foretold import held
+from foretell_lab.emulation import accuracy, host, table
+from foretell_lab.emulation.predicted import compared
 from foretell_lab.validate import lab
 from foretell_lab.validate.lab import (
     CROWDED,
@@ -28,9 +28,9 @@ def found():
     return report()
 
 
-def test_one_laboratory_is_foretold_within_bounds():
+def test_one_laboratory_is_predicted_within_bounds():
     runs = Runs.read(shipped(FOLDER))
-    figures = judge.judged(lab._held([runs]))
+    figures = accuracy.summary(lab._compared([runs]))
     assert figures["beyond"] <= 0.05
     assert figures["within"] >= 0.90
 
@@ -55,8 +55,8 @@ def test_the_later_networks_are_others():
 
 @pytest.mark.slow
 def test_errors_beyond_the_spread_stay_within_bounds(found):
-    assert found["foretold"]["beyond"] <= 0.05
-    assert found["foretold"]["within"] >= 0.90
+    assert found["predicted"]["beyond"] <= 0.05
+    assert found["predicted"]["within"] >= 0.90
     assert found["blind"]["beyond"] <= 0.085
     assert found["later"]["beyond"] <= 0.05
     assert found["quiet"]["beyond"] <= 0.08
@@ -65,7 +65,7 @@ def test_errors_beyond_the_spread_stay_within_bounds(found):
     assert found["pinned"]["beyond"] <= 0.06
     assert found["unseen"]["beyond"] <= 0.05
     assert found["unseen"]["within"] >= 0.90
-    assert found["unseen_told"]["within"] >= 0.90
+    assert found["unseen_with_load"]["within"] >= 0.90
     assert found["warm"]["beyond"] <= 0.05
     assert found["warm"]["within"] >= 0.95
 
@@ -83,7 +83,7 @@ def test_fit_helps_on_what_it_has_not_seen(found):
 
 @pytest.mark.slow
 def test_plans_are_picked_within_three_percent_beyond_the_spread(found):
-    assert found["foretold"]["picked_beyond"] >= 0.9
+    assert found["predicted"]["picked_beyond"] >= 0.9
     assert found["unseen"]["picked_beyond"] >= 0.9
     assert found["unseen"]["picked"] >= 0.65
     assert found["warm"]["picked_beyond"] >= 0.9
@@ -93,22 +93,22 @@ def test_plans_are_picked_within_three_percent_beyond_the_spread(found):
 @pytest.mark.slow
 def test_plans_are_picked_as_well_as_by_measuring(found):
     assert found["again"]["tries"] >= 100
-    assert found["again"]["foretold"] >= found["again"]["measured"]
+    assert found["again"]["predicted"] >= found["again"]["measured"]
 
 
 @pytest.mark.slow
 def test_that_messages_stall_helps_with_models_held_back(monkeypatch, found):
     monkeypatch.setattr(host, "STALL", 0.0)
     unseen = [Runs.read(shipped(name)).of(UNSEEN) for name in PINNED]
-    rows = [h for part in unseen for h in held(part.known, part.rows, is_blind=True)]
-    without = judge.judged(rows)
+    rows = [h for part in unseen for h in compared(part.known, part.rows, is_blind=True)]
+    without = accuracy.summary(rows)
     assert found["unseen"]["beyond"] < without["beyond"]
     assert found["unseen"]["regret"] < without["regret"]
 
 
 @pytest.mark.slow
 def test_to_know_how_busy_the_machine_was_helps(found):
-    assert found["foretold"]["error"] < found["blind"]["error"]
+    assert found["predicted"]["error"] < found["blind"]["error"]
 
 
 @pytest.mark.slow
@@ -118,5 +118,5 @@ def test_the_command_needs_no_other_data(monkeypatch, tmp_path, found):
     monkeypatch.setattr("foretell_lab.validate.lab.report", lambda _: found)
     result = CliRunner().invoke(command, ["--lab", "--json"])
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["foretold"]["configs"] == found["foretold"]["configs"]
+    assert json.loads(result.stdout)["predicted"]["configs"] == found["predicted"]["configs"]
     assert "runs of the same configuration lie" in found["text"]

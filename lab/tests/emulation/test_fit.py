@@ -11,8 +11,8 @@ from foretell.cli.fit import command as fit_command
 from foretell.errors import InputError
 from foretell.graph import Kind
 from foretell_lab.cli.lab import command as lab_command
-from foretell_lab.emulation import fit, judge, table
-from foretell_lab.emulation.foretold import Busy, foretell, held
+from foretell_lab.emulation import accuracy, fit, table
+from foretell_lab.emulation.predicted import Busy, compared, predict
 from foretell_lab.emulation.step import Knobs
 from foretell_lab.emulation.table import Config, Row
 
@@ -25,7 +25,7 @@ def rows(ranks=(1, 2), noise=(0.98, 1.0, 1.02)):
     for r in ranks:
         for plan in PLANS if r > 1 else ("ddp",):
             config = Config("tiny", plan, "slow" if r > 1 else "loopback", r)
-            true = foretell(known(), config, Busy(1.5), TRUE).seconds
+            true = predict(known(), config, Busy(1.5), TRUE).seconds
             for k, times in enumerate(noise):
                 step = true * times
                 found.append(
@@ -36,8 +36,8 @@ def rows(ranks=(1, 2), noise=(0.98, 1.0, 1.02)):
 
 def test_what_made_the_runs_is_found_again():
     found = fit.fit(known(), rows())
-    before = judge.judged(held(known(), rows()))
-    after = judge.judged(held(known(), rows(), found))
+    before = accuracy.summary(compared(known(), rows()))
+    after = accuracy.summary(compared(known(), rows(), found))
     assert before["error"] > 0.12
     assert after["error"] < 0.03
     assert found.wire == pytest.approx(TRUE.wire, rel=0.1)
@@ -50,8 +50,8 @@ def test_what_is_learned_holds_for_runs_not_seen():
     learned = fit.fit(known(), [r for r in rows() if r.config in chosen])
     rest = [r for r in rows() if r.config not in chosen]
     assert (
-        judge.judged(held(known(), rest, learned))["error"]
-        < judge.judged(held(known(), rest))["error"] / 2
+        accuracy.summary(compared(known(), rest, learned))["error"]
+        < accuracy.summary(compared(known(), rest))["error"] / 2
     )
 
 
@@ -68,15 +68,15 @@ def test_nothing_to_fit():
 
 
 def test_spread_is_taken_off_errors():
-    found = {h.config: h for h in held(known(), rows(), TRUE)}
+    found = {h.config: h for h in compared(known(), rows(), TRUE)}
     one = found[Config("tiny", "one", "slow", 2)]
     assert one.spread == pytest.approx(0.04 / 3)
     assert one.beyond == 0.0
     assert one.runs == 3
 
 
-def test_the_plan_foretold_best_and_what_it_costs():
-    picked = judge.picks(held(known(), rows()))
+def test_the_plan_predicted_best_and_what_it_costs():
+    picked = accuracy.picks(compared(known(), rows()))
     assert [(p["model"], p["ranks"]) for p in picked] == [("tiny", 2)]
     assert picked[0]["regret"] >= 0
 
@@ -121,7 +121,7 @@ def test_a_file_that_holds_nothing_fitted(tmp_path):
 
 def test_the_op_table_is_learned_from_core_seconds_alone():
     config = Config("tiny", "one", "slow", 2)
-    plain = foretell(known(), config, Busy(1.0)).graph
+    plain = predict(known(), config, Busy(1.0)).graph
     core = float(plain.seconds[plain.kind == Kind.HOST].sum()) / 2
     made = [
         replace(row, main_s=1.4 * core, step_s=99.0 if row.ranks > 1 else 1.4 * core, stretch=1.0)
@@ -137,12 +137,12 @@ def test_the_op_table_is_learned_from_core_seconds_alone():
 
 def test_what_was_run_once_has_the_spread_of_others():
     once = [row for row in rows() if row.plan != "one" or row.round == 0]
-    found = {h.config.plan: h for h in held(known(), once) if h.config.ranks == 2}
+    found = {h.config.plan: h for h in compared(known(), once) if h.config.ranks == 2}
     assert found["one"].runs == 1
     assert found["one"].spread == pytest.approx(found["ddp"].spread)
 
 
-def test_picks_are_held_against_measuring():
-    again = judge.again(rows(), held(known(), rows(), TRUE))
-    assert again == {"tries": 3, "foretold": 1.0, "measured": 1.0}
-    assert judge.again([], [])["tries"] == 0
+def test_picks_are_compared_with_measuring():
+    again = accuracy.again(rows(), compared(known(), rows(), TRUE))
+    assert again == {"tries": 3, "predicted": 1.0, "measured": 1.0}
+    assert accuracy.again([], [])["tries"] == 0

@@ -16,7 +16,7 @@ from foretell.pytorch.ranks.pool import Pool  # noqa: E402
 from foretell.pytorch.ranks.wires import network  # noqa: E402
 from foretell.simulate import simulate  # noqa: E402
 from foretell_lab.emulation import cpu, matrix, mixed, mixed_plans, table  # noqa: E402
-from foretell_lab.emulation.mixed import Held, Setting  # noqa: E402
+from foretell_lab.emulation.mixed import Comparison, Setting  # noqa: E402
 from foretell_lab.emulation.mixed_parts import RankSpeed  # noqa: E402
 from foretell_lab.emulation.mixed_step import step  # noqa: E402
 from foretell_lab.emulation.prices import Prices  # noqa: E402
@@ -135,9 +135,12 @@ def test_layers_apart_wait_for_samples_and_gradients():
     assert seconds(plan, (1.0, 1.0), act=0.001) == pytest.approx(one + 0.004, abs=2e-4)
 
 
-def test_the_plan_foretold_best_is_held_against_the_best():
+def test_the_plan_predicted_best_is_compared_with_the_best():
     setting = Setting("tiny", "slow", 2, "1")
-    rows = [Held(setting, "a", 1.0, 1.2, 0.01, 3, 0.0), Held(setting, "b", 2.0, 1.0, 0.05, 3, 0.0)]
+    rows = [
+        Comparison(setting, "a", 1.0, 1.2, 0.01, 3, 0.0),
+        Comparison(setting, "b", 2.0, 1.0, 0.05, 3, 0.0),
+    ]
     (found,) = mixed.picks(rows)
     assert (found["ours"], found["best"]) == ("a", "b")
     assert found["regret"] == pytest.approx(0.2)
@@ -205,10 +208,10 @@ def test_plans_train_as_one_process_over_unequal_links(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(WHY), reason=WHY or "there are namespaces and quotas")
-def test_a_setting_is_measured_run_and_foretold(tmp_path):
+def test_a_setting_is_measured_run_and_predicted(tmp_path):
     settings = [Setting("wide", "400mbit+200mbit", 2, "0.5+0.25")]
     mixed.run(tmp_path, settings, ["even", "factors", "stages"], rounds=1, steps=3)
-    found = mixed.held(tmp_path)
+    found = mixed.compared(tmp_path)
     assert [row.plan for row in sorted(found, key=lambda r: r.plan)] == [
         "even",
         "factors",

@@ -1,4 +1,4 @@
-"""Steps measured on ranks of unequal speed, in the repository, beside what is foretold of them."""
+"""Steps measured on ranks of unequal speed, in the repository, beside what is predicted of them."""
 
 from functools import cache
 from pathlib import Path
@@ -15,10 +15,10 @@ pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason=f"there is no {FOLDE
 
 @cache
 def found():
-    return mixed.held(FOLDER)
+    return mixed.compared(FOLDER)
 
 
-def test_steps_are_foretold_within_a_tenth():
+def test_steps_are_predicted_within_a_tenth():
     settings = {row.setting for row in found()}
     assert len(settings) >= 20
     assert mean(row.runs for row in found()) == 3
@@ -32,7 +32,7 @@ def test_the_best_plan_is_picked():
     assert min(p["plans"] for p in picked) >= 4
 
 
-def test_factors_foretold_shorter_are_shorter():
+def test_factors_predicted_shorter_are_shorter():
     rows = {(r.setting, r.plan): r for r in found()}
     pairs = [(rows[s, "proportional"], rows[s, "factors"]) for s, p in rows if p == "factors"]
     said = [(plain, sent) for plain, sent in pairs if sent.predicted < plain.predicted]

@@ -3,8 +3,8 @@
 import pytest
 
 from foretell_lab.emulation import passes, table
-from foretell_lab.emulation.foretold import Known
 from foretell_lab.emulation.matrix import blocks
+from foretell_lab.emulation.predicted import Known
 
 
 def one(seconds):

@@ -11,8 +11,8 @@ import pytest
 
 from foretell.pool import opened
 from foretell_lab.emulation import remote, table
-from foretell_lab.emulation.foretold import Known, held
 from foretell_lab.emulation.matrix import Asked
+from foretell_lab.emulation.predicted import Known, compared
 from foretell_lab.emulation.table import Config, Row
 
 pytest.importorskip("ray")
@@ -63,7 +63,7 @@ def test_a_killed_worker_goes_on_where_it_was(tmp_path):
     rows = table.rows(folder)
     assert [row.round for row in rows] == [0, 1, 2]
     assert (folder / table.ROWS).read_text().startswith(watch.kept)
-    assert held(Known.read(folder), rows)[0].runs == 3
+    assert compared(Known.read(folder), rows)[0].runs == 3
 
 
 def test_several_machines_have_folders_of_their_own(tmp_path):

@@ -1,4 +1,4 @@
-"""Foretold steps, counted by hand."""
+"""Predicted steps, counted by hand."""
 
 import pytest
 
@@ -8,9 +8,9 @@ from foretell.graph import Kind
 from foretell.plan import Plan
 from foretell.simulate import simulate
 from foretell_lab.emulation import plans
-from foretell_lab.emulation.foretold import Busy, Known, foretell, graph
 from foretell_lab.emulation.host import stall
 from foretell_lab.emulation.pieces import pieces
+from foretell_lab.emulation.predicted import Busy, Known, graph, predict
 from foretell_lab.emulation.prices import Prices
 from foretell_lab.emulation.step import Knobs
 from foretell_lab.emulation.sync_methods import same
@@ -21,7 +21,7 @@ BARE = Knobs(launch=0.0, copy=0.0)
 
 def seconds(plan, ranks=2, stretch=0.0, knobs=BARE, threads="1", **options):
     config = Config("tiny", plan, "slow", ranks, threads)
-    return foretell(known(**options), config, Busy(stretch), knobs).seconds
+    return predict(known(**options), config, Busy(stretch), knobs).seconds
 
 
 def test_one_rank_takes_its_core_seconds_times_how_busy_the_machine_is():
@@ -69,10 +69,10 @@ def test_threads_take_what_they_were_profiled_to_take():
     assert seconds("ddp", 1, threads="2") == pytest.approx(0.021)  # nobody clocked two: as one does
     clocked = PROFILE | {"threads": {"2": {n: step(float(n) / 8 * 0.7) for n in ("4", "8", "12")}}}
     config = Config("tiny", "one", "slow", 2, "2+1")
-    found = foretell(Known({"tiny": clocked}, machine()), config, None, BARE).seconds
+    found = predict(Known({"tiny": clocked}, machine()), config, None, BARE).seconds
     assert found == pytest.approx(0.020 + 0.501 + 0.001)  # the rank of one thread is waited for
     both = Config("tiny", "one", "slow", 2, "2")
-    found = foretell(Known({"tiny": clocked}, machine()), both, None, BARE).seconds
+    found = predict(Known({"tiny": clocked}, machine()), both, None, BARE).seconds
     assert found == pytest.approx(0.014 + 0.501 + 0.001)
 
 
@@ -88,7 +88,7 @@ def with_cores(cores, **more):
 
 def test_messages_that_meet_stall_where_ranks_have_few_processors():
     two = Config("tiny", "dp=2,buckets=b/a", "slow", 2)
-    free, few = (foretell(with_cores(n), two, None, BARE).seconds for n in (8, 6))
+    free, few = (predict(with_cores(n), two, None, BARE).seconds for n in (8, 6))
     assert stall({"cores": 8}, 2) == 0.0
     assert stall({"cores": 16, "each": 2}, 4) == pytest.approx(4e-3)  # 2/3 of 3 ms, twice doubled
     longer = stall({"cores": 6}, 2)
@@ -98,7 +98,7 @@ def test_messages_that_meet_stall_where_ranks_have_few_processors():
 def test_messages_that_do_not_meet_stall_nowhere():
     for plan in ("one", "server"):  # one alone; none that waits for what it gets
         config = Config("tiny", plan, "slow", 2)
-        free, few = (foretell(with_cores(n), config, None, BARE).seconds for n in (8, 2))
+        free, few = (predict(with_cores(n), config, None, BARE).seconds for n in (8, 2))
         assert few == pytest.approx(free)
 
 
@@ -117,7 +117,7 @@ def test_gradients_that_leave_cost_what_bench_found():
     made, plain = (_work(graph(place, config, None, knobs)) for knobs in (Knobs(), BARE))
     assert made - plain == pytest.approx(2e-3 + 5e-3 + 5 * MB * 3e-9 + 1.5e-4, rel=0.2)
     alone = Config("tiny", "ddp", "slow", 1)
-    assert foretell(place, alone).seconds == pytest.approx(0.021)  # nothing leaves
+    assert predict(place, alone).seconds == pytest.approx(0.021)  # nothing leaves
 
 
 def test_plans_that_come_to_the_same_step_share_a_mark():
@@ -140,11 +140,11 @@ def test_a_core_that_is_slower_than_the_profiles_takes_longer():
     one = {**PROFILE, "probe_s": 0.020}
     busy = Busy(stretch=1.0, probe=0.030)
     config = Config("tiny", "one", "slow", 2)
-    found = foretell(Known({"tiny": one}, machine()), config, busy, BARE).seconds
+    found = predict(Known({"tiny": one}, machine()), config, busy, BARE).seconds
     assert found == pytest.approx(1.5 * 0.021 + 0.501)
     cores = [{"ranks": r, "stretch": 1.0, "cpu_s": 0.02 * r} for r in (1, 2)]
     bench = Known({"tiny": PROFILE}, machine() | {"cores": cores})
-    assert foretell(bench, config, None, BARE).seconds == pytest.approx(2 * 0.021 + 0.501)
+    assert predict(bench, config, None, BARE).seconds == pytest.approx(2 * 0.021 + 0.501)
 
 
 def test_prices_follow_what_was_measured():
@@ -158,9 +158,9 @@ def test_prices_follow_what_was_measured():
 
 def test_what_nobody_measured_is_refused():
     with pytest.raises(InputError, match="no measurement of all_reduce on 3 ranks over slow"):
-        foretell(known(), Config("tiny", "ddp", "slow", 3))
+        predict(known(), Config("tiny", "ddp", "slow", 3))
     with pytest.raises(InputError, match="no profile of `huge`"):
-        foretell(known(), Config("huge", "ddp", "slow", 2))
+        predict(known(), Config("huge", "ddp", "slow", 2))
 
 
 def test_pieces_between_and_beyond_profiled_samples():
@@ -194,7 +194,7 @@ def test_factors_send_rows_in_place_of_weights():
     }
     few = Known({"tiny": profile}, machine())
     found = [
-        foretell(few, Config("tiny", p, "slow", 2), None, BARE).seconds for p in ("ddp", "factors")
+        predict(few, Config("tiny", p, "slow", 2), None, BARE).seconds for p in ("ddp", "factors")
     ]
     assert found[1] < found[0] / 5  # 64 kB in place of 4 MB
 

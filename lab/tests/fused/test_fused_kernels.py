@@ -243,8 +243,8 @@ def test_a_quick_bench_measures_and_writes(tmp_path):
     assert (tmp_path / bench.FILE).read_text().startswith('device = "')
 
 
-def test_kernels_run_in_the_order_foretold():
-    """Of training regions with several kernels that were foretold, told apart by their sizes."""
+def test_kernels_run_in_the_order_predicted():
+    """Of training regions with several kernels that were predicted, told apart by their sizes."""
     data, h200 = fused_data.shipped("h200"), devices()["h200"]
     written = data.regions.is_written
     rows = np.flatnonzero(~written & ~data.held_out)[::3]

@@ -34,5 +34,5 @@ def test_memory(rows):
     assert max(others) < 0.12
 
 
-def test_a_step_is_never_foretold_far_too_long(rows):
+def test_a_step_is_never_predicted_far_too_long(rows):
     assert max(r["error"] for r in rows) < 0.15

@@ -1,4 +1,4 @@
-"""Captured models as workloads: held against the built-in ones, and models nobody built in."""
+"""Captured models as workloads: compared with the built-in ones, and models nobody built in."""
 
 import pytest
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretell_lab.validate.layouts import SOURCES, foretold
+from foretell_lab.validate.layouts import SOURCES, predicted
 from foretell_lab.validate.oracle import _memory, ranking, spearman, summary
 from foretell_lab.validate.peaks import left_out
 
@@ -17,7 +17,7 @@ pytestmark = [
 
 
 def rows(name, every=1):
-    return foretold(list(SOURCES[name](TRUTH))[::every])
+    return predicted(list(SOURCES[name](TRUTH))[::every])
 
 
 def errors(name):

@@ -1,4 +1,4 @@
-"""Peak memory from one trace, held against what PyTorch's allocator counted."""
+"""Peak memory from one trace, compared with what PyTorch's allocator counted."""
 
 from pathlib import Path
 

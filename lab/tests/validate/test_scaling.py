@@ -1,4 +1,4 @@
-"""Data parallelism against published throughputs: bounds on what is foretold."""
+"""Data parallelism against published throughputs: bounds on what is predicted."""
 
 from pathlib import Path
 

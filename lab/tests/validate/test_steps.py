@@ -113,7 +113,7 @@ def test_the_shipped_steps_are_whole():
 
 @pytest.mark.truth
 @needs_truth
-def test_models_of_a_family_are_foretold_without_a_capture():
+def test_models_of_a_family_are_predicted_without_a_capture():
     known = shipped()
     names = ("resnet50", "mobilenetv2_100", "vit_base_patch16_224")
     few = replace(known, models={name: known.models[name] for name in names})
@@ -130,7 +130,7 @@ def test_models_of_a_family_are_foretold_without_a_capture():
 @pytest.mark.truth
 @needs_truth
 def test_timm_rows():
-    found = list(timm.foretold(TRUTH))
+    found = list(timm.predictions(TRUTH))
     assert len(found) == 834
     told = [row for row in found if row.predicted]
     errors = [abs(row.predicted / row.measured - 1) for row in told]

@@ -1,4 +1,4 @@
-"""Runs in four dims and two formats on up to 512 devices, foretold from one run on eight."""
+"""Runs in four dims and two formats on up to 512 devices, predicted from one run on eight."""
 
 import numpy as np
 import pytest
@@ -24,8 +24,8 @@ def test_one_run_tells_of_the_boards_and_of_nothing_else():
 
 
 @pytest.mark.slow
-def test_the_others_are_foretold():
-    found = list(titan.foretold())
+def test_the_others_are_predicted():
+    found = list(titan.predicted())
     wrong = np.abs([told / real - 1 for _, real, told in found])
     assert len(wrong) == 13
     assert np.median(wrong) < 0.12

@@ -50,7 +50,7 @@ def command(what: str, specs: tuple[str, ...], **asked: Any) -> None:
     limits = {name: limit(text, name) for name, text in given.items() if text is not None}
     if not limits:
         raise InputError("no limit is given", hint="such as --step-under 120ms")
-    found = _foretold(what, specs, asked)
+    found = _predicted(what, specs, asked)
     judged = verdicts(found, limits, asked["surely"])
     _write(judged, what, asked)
     answer(_plain(judged, found), asked["as_json"], lambda _: "\n".join(map(str, judged)))
@@ -58,7 +58,7 @@ def command(what: str, specs: tuple[str, ...], **asked: Any) -> None:
         sys.exit(OVER)
 
 
-def _foretold(what: str, specs: tuple[str, ...], asked: dict[str, Any]) -> dict[str, Any]:
+def _predicted(what: str, specs: tuple[str, ...], asked: dict[str, Any]) -> dict[str, Any]:
     """What is predicted: of a workload under a plan, or of a step in a file."""
     from foretell.cluster import load as load_cluster
     from foretell.errors import InputError

@@ -291,7 +291,7 @@ def test_a_run_says_what_its_steps_were_spent_on_and_how_sure_that_is(tmp_path):
     assert measured.spent(tmp_path).parts == {}  # gathers hide in its forward
 
 
-def test_a_run_is_laid_beside_what_was_foretold(tmp_path):
+def test_a_run_is_laid_beside_what_was_predicted(tmp_path):
     run_files.ask(tmp_path, run_files.Asked("train.py", "pp=2"))
     rows = {0: [["forward", 5.0, 5.2], ["backward", 5.6, 6.0]], 1: [["forward", 5.3, 5.5]]}
     rows[1] += [["all_reduce", 5.4, 5.9], ["all_reduce", 5.5, 5.7]]

@@ -1,4 +1,4 @@
-"""Every model of the zoo, captured and held against a real step: a line each, then the figures.
+"""Every model of the zoo, captured and compared with a real step: a line each, then the figures.
 
 python -m tests.pytorch.zoo [name …]
 """

@@ -1,4 +1,4 @@
-"""What a model of the zoo is held against: a real step on the CPU, counted and measured."""
+"""What a model of the zoo is compared with: a real step on the CPU, counted and measured."""
 
 from __future__ import annotations
 

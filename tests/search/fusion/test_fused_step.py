@@ -31,7 +31,7 @@ A = machines("disco-a")
         {"runs": True},
     ],
 )
-def test_a_plan_is_foretold_as_it_was_found(asked):
+def test_a_plan_is_predicted_as_it_was_found(asked):
     found = FusionPlanner(**asked).plan(load(MODEL), A)
     assert fuses(found.plan)
     told = predict_fused(found.plan, load(MODEL), A)

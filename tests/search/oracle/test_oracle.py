@@ -226,7 +226,7 @@ def test_every_limit_of_the_papers_table_is_seen_where_it_bites(name, spec, on, 
     assert found[name].remedy
 
 
-def test_a_plan_is_held_against_its_own_simulated_step():
+def test_a_plan_is_compared_with_its_own_simulated_step():
     found = Oracle(batch=96).plan(load(LLAMA), machines("a100-80:gpus=8"))
     assert found.baselines[strategy(found.plan)] == found.predicted
     assert found.predicted >= found.bound * (1 - 1e-9)

@@ -1,4 +1,4 @@
-"""What becomes of tensors when a batch is dealt out, held against numbers."""
+"""What becomes of tensors when a batch is dealt out, compared with numbers."""
 
 from itertools import pairwise
 

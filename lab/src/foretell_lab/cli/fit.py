@@ -13,7 +13,7 @@ def fit_folder(folder: Path, share: float, output: Path | None, as_json: bool) -
     """Fit the knobs of `foretell lab` to some of a folder's runs; judge them on the others."""
     from foretell.errors import InputError
     from foretell_lab.emulation import fit, table
-    from foretell_lab.emulation.foretold import Known
+    from foretell_lab.emulation.predicted import Known
 
     known, rows = Known.read(folder), table.rows(folder)
     configs = list(table.by_config(rows))
@@ -31,19 +31,19 @@ def fit_folder(folder: Path, share: float, output: Path | None, as_json: bool) -
 
 
 def _accuracy(known: Any, rows: list[Any], knobs: Any, fitted: int) -> dict[str, Any]:
-    from foretell_lab.emulation.foretold import held
-    from foretell_lab.emulation.judge import judged
+    from foretell_lab.emulation.accuracy import summary
+    from foretell_lab.emulation.predicted import compared
 
     return {
         "fitted_on": fitted,
-        "before": judged(held(known, rows)),
-        "after": judged(held(known, rows, knobs)),
+        "before": summary(compared(known, rows)),
+        "after": summary(compared(known, rows, knobs)),
     }
 
 
 def _lab_text(found: dict[str, Any]) -> str:
     from foretell.report.words import fitted
-    from foretell_lab.emulation.judge import text
+    from foretell_lab.emulation.accuracy import text
 
     turned = ", ".join(
         f"{name} {value:.3g}" for name, value in found["knobs"].items() if type(value) is float

@@ -49,7 +49,7 @@ def command(**options: Any) -> None:
     loopback.
     """
     from foretell_lab.emulation import fit, table
-    from foretell_lab.emulation.foretold import Known
+    from foretell_lab.emulation.predicted import Known
 
     _check_abroad(options)
     done = {} if options["no_run"] else _run(options["output"], options)
@@ -151,10 +151,10 @@ def _check_names(options: dict[str, Any]) -> None:
 
 
 def _summary(known: Any, rows: list[Any], knobs: Any, done: dict[str, Any]) -> dict[str, Any]:
-    from foretell_lab.emulation.foretold import held
-    from foretell_lab.emulation.judge import judged, picks
+    from foretell_lab.emulation.accuracy import picks, summary
+    from foretell_lab.emulation.predicted import compared
 
-    found = held(known, rows, knobs)
+    found = compared(known, rows, knobs)
     return {
         "machine": known.machine["machine"],
         "rows": [
@@ -164,7 +164,7 @@ def _summary(known: Any, rows: list[Any], knobs: Any, done: dict[str, Any]) -> d
             for h in found
         ],
         "picks": picks(found),
-        "figures": judged(found) if found else {},
+        "figures": summary(found) if found else {},
         "is_fitted": knobs is not None,
         "done": done,
     }
@@ -183,7 +183,7 @@ def _text(value: dict[str, Any]) -> str:
     head = ("model, plan", "ranks", "measured>", "runs>", "predicted>", "error>")
     lines = [table(head, rows)] if rows else []
     if value["figures"]:
-        from foretell_lab.emulation.judge import text
+        from foretell_lab.emulation.accuracy import text
 
         figures = value["figures"]
         lines += ["", f"runs of the same lie {figures['spread']:.1%} apart (mean)"]

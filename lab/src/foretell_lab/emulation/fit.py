@@ -28,7 +28,7 @@ from zlib import crc32
 from foretell.errors import InputError
 from foretell.graph import Kind
 from foretell_lab.emulation import table
-from foretell_lab.emulation.foretold import Busy, Known, foretell, graph
+from foretell_lab.emulation.predicted import Busy, Known, graph, predict
 from foretell_lab.emulation.step import Knobs
 from foretell_lab.emulation.table import Config, Row
 
@@ -87,10 +87,10 @@ def op_table(known: Known, rows: list[Row]) -> dict[str, float]:
     for row in rows:
         if row.main_s > 0:
             made = graph(known, row.config, Busy.of([row]))
-            foretold = float(made.seconds[made.kind == Kind.HOST].sum()) / row.ranks
+            predicted = float(made.seconds[made.kind == Kind.HOST].sum()) / row.ranks
             weight = min(1.0, row.main_s / row.step_s)
             both = sums.setdefault(row.model, [0.0, FEW])
-            both[0] += weight * math.log(row.main_s / foretold)
+            both[0] += weight * math.log(row.main_s / predicted)
             both[1] += weight
     return {model: math.exp(total / weight) for model, (total, weight) in sums.items()}
 
@@ -113,7 +113,7 @@ def loss(known: Known, cases: list[Case], knobs: Knobs) -> float:
 
 def _off(known: Known, case: Case, knobs: Knobs) -> float:
     config, busy, measured, spread = case
-    predicted = foretell(known, config, busy, knobs).seconds
+    predicted = predict(known, config, busy, knobs).seconds
     return abs(math.log(predicted / measured)) / (spread + NOISE)
 
 

@@ -235,7 +235,7 @@ def _setting(row: dict[str, Any]) -> Setting:
 
 
 @dataclass(frozen=True)
-class Held:
+class Comparison:
     """One plan in one setting: predicted, measured, and how far its runs lie apart."""
 
     setting: Setting
@@ -251,7 +251,7 @@ class Held:
         return self.predicted / self.measured - 1
 
 
-def held(folder: Path, own: Own | None = None) -> list[Held]:
+def compared(folder: Path, own: Own | None = None) -> list[Comparison]:
     """Every plan that was run, beside what was predicted of it from bench alone."""
     lab, groups = (
         Mixed(folder, ExitStack(), own=own or {}),
@@ -266,7 +266,7 @@ def held(folder: Path, own: Own | None = None) -> list[Held]:
         graph = step(plan, lab.profiles[setting.model], worth_of(lab, setting))
         spread = mean(abs(s - at) for s in each) / at
         sent = float(graph.comm_bytes.sum())
-        out.append(Held(setting, name, simulate(graph).seconds, at, spread, len(each), sent))
+        out.append(Comparison(setting, name, simulate(graph).seconds, at, spread, len(each), sent))
     return out
 
 
@@ -287,9 +287,9 @@ def worth_of(lab: Mixed, setting: Setting, rounds: int = 1_000) -> RankSpeed:
     return RankSpeed(prices, stretch, float(lab.machine["acts"][str(setting.ranks)]))
 
 
-def picks(found: Sequence[Held]) -> list[dict[str, Any]]:
+def picks(found: Sequence[Comparison]) -> list[dict[str, Any]]:
     """For each setting the plan predicted best, and how much longer it takes than the best run."""
-    groups: dict[Setting, list[Held]] = {}
+    groups: dict[Setting, list[Comparison]] = {}
     for row in found:
         groups.setdefault(row.setting, []).append(row)
     out = []

@@ -14,7 +14,7 @@ from typing import Any
 
 from foretell.graph import Builder, Graph, save
 from foretell_lab.emulation import table
-from foretell_lab.emulation.foretold import Busy, Known, graph
+from foretell_lab.emulation.predicted import Busy, Known, graph
 from foretell_lab.emulation.step import MESSAGES, Knobs
 from foretell_lab.emulation.table import Config
 

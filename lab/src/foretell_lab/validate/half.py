@@ -24,12 +24,12 @@ class Half(NamedTuple):
 
     model: str
     plain: float
-    foretold: float
+    predicted: float
     measured: float
 
     @property
     def error(self) -> float:
-        return self.foretold / self.measured - 1
+        return self.predicted / self.measured - 1
 
 
 def halves(truth: Path) -> Iterator[Half]:
@@ -57,7 +57,7 @@ def lines(rows: list[Half]) -> Iterator[str]:
     for r in rows:
         yield (
             f"{r.model:18} kernels {1e3 * r.plain:6.1f} ms, under autocast {1e3 * r.measured:6.1f}"
-            f"  predicted {1e3 * r.foretold:6.1f}  {r.error:+6.1%}"
+            f"  predicted {1e3 * r.predicted:6.1f}  {r.error:+6.1%}"
         )
     if rows:
         off = np.abs([r.error for r in rows])

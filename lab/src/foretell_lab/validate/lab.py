@@ -26,8 +26,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from foretell_lab.emulation import fit, judge, table
-from foretell_lab.emulation.foretold import Held, Known, held
+from foretell_lab.emulation import accuracy, fit, table
+from foretell_lab.emulation.predicted import Comparison, Known, compared
 from foretell_lab.emulation.step import Knobs
 from foretell_lab.emulation.table import Config, Row
 
@@ -78,36 +78,36 @@ def report(_: Path | None = None, folder: Path | None = None) -> dict[str, Any]:
         [Runs.read(shipped(name)) for name in names] for names in (QUIET, PINNED, WARM)
     )
     unseen = [part.of(UNSEEN) for part in pinned]
-    plain = _held([runs])
+    plain = _compared([runs])
     chosen, knobs = runs.fitted()
     found = {
-        "foretold": plain,
-        "blind": _held([runs], is_blind=True),
+        "predicted": plain,
+        "blind": _compared([runs], is_blind=True),
         "rest_before": [h for h in plain if h.config not in chosen],
-        "rest_after": _held([runs.but(chosen)], [knobs]),
-        "later": _held([later]),
-        "later_after": _held([later], [knobs]),
-        "quiet": _held(quiet, is_blind=True),
+        "rest_after": _compared([runs.but(chosen)], [knobs]),
+        "later": _compared([later]),
+        "later_after": _compared([later], [knobs]),
+        "quiet": _compared(quiet, is_blind=True),
         **_before_and_after("quiet", quiet),
-        "pinned": _held(pinned, is_blind=True),
-        "unseen": _held(unseen, is_blind=True, like=pinned),
-        "unseen_told": _held(unseen, like=pinned),
+        "pinned": _compared(pinned, is_blind=True),
+        "unseen": _compared(unseen, is_blind=True, like=pinned),
+        "unseen_with_load": _compared(unseen, like=pinned),
         **_before_and_after("pinned", pinned),
-        "warm": _held(warm, is_blind=True),
+        "warm": _compared(warm, is_blind=True),
         **_before_and_after("warm", warm),
-        "crowded": _held([crowded]),
-        "crowded_blind": _held([crowded], is_blind=True),
+        "crowded": _compared([crowded]),
+        "crowded_blind": _compared([crowded], is_blind=True),
     }
-    figures = {name: judge.judged(rows) for name, rows in found.items()}
-    again = judge.again(runs.rows, plain)
-    again_warm = judge.again([row for lab in warm for row in lab.rows], found["warm"])
+    figures = {name: accuracy.summary(rows) for name, rows in found.items()}
+    again = accuracy.again(runs.rows, plain)
+    again_warm = accuracy.again([row for lab in warm for row in lab.rows], found["warm"])
     return {
         **figures,
         "again": again,
         "again_warm": again_warm,
         "machine": runs.known.machine["machine"],
         "fitted_on": len(chosen),
-        "picks": judge.picks(plain),
+        "picks": accuracy.picks(plain),
         "rows": [vars(h) | {"config": vars(h.config), "error": h.error} for h in plain],
         "text": "\n".join(
             [
@@ -125,27 +125,27 @@ def shipped(name: str) -> Path:
     return Path(str(files("foretell_lab.validate").joinpath(name)))
 
 
-def _held(
+def _compared(
     labs: Sequence[Runs], knobs: Sequence[Knobs] = (), *, like: Sequence[Runs] = (),
     is_blind: bool = False,
-) -> list[Held]:  # fmt: skip
+) -> list[Comparison]:  # fmt: skip
     """What was predicted of several laboratories; runs made once have the spread of all others."""
     rows = [row for lab in like or labs for row in lab.rows]
     turned = list(knobs) or [Knobs()] * len(labs)
     return [
         one
         for lab, k in zip(labs, turned, strict=True)
-        for one in held(lab.known, lab.rows, k, is_blind=is_blind, like=rows)
+        for one in compared(lab.known, lab.rows, k, is_blind=is_blind, like=rows)
     ]
 
 
-def _before_and_after(name: str, labs: list[Runs]) -> dict[str, list[Held]]:
+def _before_and_after(name: str, labs: list[Runs]) -> dict[str, list[Comparison]]:
     """What each laboratory's own tenth was not fitted on, as predicted before and after that."""
     taught = [lab.fitted() for lab in labs]
     rest = [lab.but(seen) for lab, (seen, _) in zip(labs, taught, strict=True)]
     return {
-        f"{name}_before": _held(rest, like=labs),
-        f"{name}_after": _held(rest, [learned for _, learned in taught], like=labs),
+        f"{name}_before": _compared(rest, like=labs),
+        f"{name}_after": _compared(rest, [learned for _, learned in taught], like=labs),
     }
 
 
@@ -153,8 +153,8 @@ def _lines(figures: dict[str, Any], labs: Sequence[Runs], chosen: int) -> list[s
     """One line for each way to foretell, machine by machine."""
     busy, quiet, pinned, warm, crowded = labs
     names = (
-        (_place(busy, "shared with other work", figures["foretold"]), ""),
-        ("foretold", "one rank + bench"),
+        (_place(busy, "shared with other work", figures["predicted"]), ""),
+        ("predicted", "one rank + bench"),
         ("blind", "  not given how busy"),
         ("rest_before", f"without {chosen} fitted on"),
         ("rest_after", "  after fit"),
@@ -167,7 +167,7 @@ def _lines(figures: dict[str, Any], labs: Sequence[Runs], chosen: int) -> list[s
         (_place(pinned, "with nothing else, two a rank", figures["pinned"]), ""),
         ("pinned", "one rank + bench alone"),
         ("unseen", "  models held back"),
-        ("unseen_told", "  and told how busy"),
+        ("unseen_with_load", "  with their load given"),
         ("pinned_before", "without those fitted on"),
         ("pinned_after", "  after fit"),
         (_place(warm, "with nothing else, awake", figures["warm"]), ""),
@@ -178,7 +178,7 @@ def _lines(figures: dict[str, Any], labs: Sequence[Runs], chosen: int) -> list[s
         ("crowded", "one rank + bench"),
         ("crowded_blind", "  not given how busy"),
     )
-    lines = [judge.text(figures[key], name) if name else f"\n{key}" for key, name in names]
+    lines = [accuracy.text(figures[key], name) if name else f"\n{key}" for key, name in names]
     return "\n".join(lines).strip().splitlines()
 
 
@@ -192,24 +192,27 @@ def _place(lab: Runs, how: str, figures: dict[str, Any]) -> str:
 
 
 def _picks(
-    figures: dict[str, Any], again: tuple[dict[str, float], dict[str, float]], plain: list[Held]
+    figures: dict[str, Any],
+    again: tuple[dict[str, float], dict[str, float]],
+    plain: list[Comparison],
 ) -> list[str]:
     """How often the best plan was picked, and how often measuring would have."""
     where = ", ".join(f"{name} {good} of {n}" for name, (good, n) in _picked(plain).items())
     ways = (
-        ("two busy cores", "foretold"),
+        ("two busy cores", "predicted"),
         ("  after fit", "rest_after"),
         ("sixteen quiet cores", "quiet"),
         ("two cores a rank", "pinned"),
         ("  models held back", "unseen"),
-        ("  and told how busy", "unseen_told"),
+        ("  with their load given", "unseen_with_load"),
         ("sixteen awake", "warm"),
         ("two crowded cores", "crowded"),
     )
+    near = f"{accuracy.NEAR:.0%}"
     return [
         "",
-        f"best plan of each (model, network, ranks): picked, or within {judge.NEAR:.0%} of it as "
-        f"measured, or within {judge.NEAR:.0%} beyond the spread of runs; the pick takes longer by",
+        f"best plan of each (model, network, ranks): picked, or within {near} of it as "
+        f"measured, or within {near} beyond the spread of runs; the pick takes longer by",
         f"{'':22} {'groups':>6} {'as measured':>12} {'beyond the spread':>18} {'longer':>7}",
         *(_picked_line(name, figures[key]) for name, key in ways),
         f"two busy cores, as measured, by network: {where}",
@@ -219,7 +222,7 @@ def _picks(
 
 def _again_line(name: str, again: dict[str, float]) -> str:
     return (
-        f"{name} cores, in a single round: {again['foretold']:.0%} of {again['tries']:.0f}; the "
+        f"{name} cores, in a single round: {again['predicted']:.0%} of {again['tries']:.0f}; the "
         f"plan that was best in the other rounds, measured: {again['measured']:.0%}"
     )
 
@@ -231,21 +234,21 @@ def _picked_line(name: str, found: dict[str, Any]) -> str:
     )
 
 
-def _groups(rows: list[Held], where: str) -> list[str]:
+def _groups(rows: list[Comparison], where: str) -> list[str]:
     lines = []
     for field in ("network", "model", "plan", "ranks"):
         lines += ["", f"{field + ' ' + where:36} configured  spread  |error|  beyond it"]
         lines += [
             f"{name:36} {n:10} {spread:7.1%} {error:8.1%} {beyond:10.1%}"
-            for name, (n, spread, error, beyond) in judge.by(rows, field).items()
+            for name, (n, spread, error, beyond) in accuracy.by(rows, field).items()
         ]
     return lines
 
 
-def _picked(rows: list[Held]) -> dict[str, tuple[int, int]]:
+def _picked(rows: list[Comparison]) -> dict[str, tuple[int, int]]:
     """For each network how often the plan predicted best was, or was nearly, of how many."""
     found: dict[str, tuple[int, int]] = {}
-    for pick in judge.picks(rows):
+    for pick in accuracy.picks(rows):
         good, n = found.get(pick["network"], (0, 0))
-        found[pick["network"]] = (good + (pick["regret"] <= judge.NEAR), n + 1)
+        found[pick["network"]] = (good + (pick["regret"] <= accuracy.NEAR), n + 1)
     return found

@@ -44,7 +44,7 @@ class Row:
         return self.predicted / self.request.measured - 1
 
 
-def foretold(requests: list[Request]) -> list[Row]:
+def predicted(requests: list[Request]) -> list[Row]:
     """Every request answered; those of one workload on one cluster together."""
     groups: dict[tuple[str, str], list[int]] = {}
     for i, request in enumerate(requests):

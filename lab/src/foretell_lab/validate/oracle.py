@@ -17,7 +17,7 @@ from foretell.cluster import load as load_cluster
 from foretell.errors import ForetellError
 from foretell.plan.framework import framework_of
 from foretell_lab.validate import peaks, workloads
-from foretell_lab.validate.layouts import SOURCES, Row, foretold
+from foretell_lab.validate.layouts import SOURCES, Row, predicted
 
 Array = npt.NDArray[np.float64]
 FOUR_IN_FIVE = 1.2815515594457831
@@ -26,7 +26,7 @@ NEAR = 1.03  # a layout this near to the best counts as found
 
 def report(truth: Path) -> dict[str, Any]:
     """Errors of every source, as values and as text."""
-    found = {name: foretold(list(source(truth))) for name, source in SOURCES.items()}
+    found = {name: predicted(list(source(truth))) for name, source in SOURCES.items()}
     rows, left = _memory(truth)
     values = {name: summary(np.array([r.error for r in some])) for name, some in found.items()}
     values["memory"] = summary(np.array([e for _, e in rows])) | {"left_out": left}
@@ -101,7 +101,7 @@ def _memory(truth: Path) -> tuple[list[tuple[peaks.Run, float]], int]:
     found = []
     for run in runs:
         try:
-            found.append((run, peaks.foretold(run) / run.measured - 1))
+            found.append((run, peaks.predicted(run) / run.measured - 1))
         except ForetellError:
             left += 1
     return found, left

@@ -64,7 +64,7 @@ def reason(r: dict[str, str]) -> str:
     return ""
 
 
-def foretold(run: Run) -> float:
+def predicted(run: Run) -> float:
     """Bytes at the peak of the last rank."""
     cluster = load_cluster(f"a100-80:gpus={run.plan.ranks}")
     return float(memory(run.plan, load(run.workload), cluster)[-1].peak[0])
@@ -73,7 +73,7 @@ def foretold(run: Run) -> float:
 def rows(truth: Path) -> Iterator[tuple[Run, float]]:
     """Every run with what is predicted of it."""
     for run in runs(truth)[0]:
-        yield run, foretold(run)
+        yield run, predicted(run)
 
 
 def _run(r: dict[str, str]) -> Run | None:

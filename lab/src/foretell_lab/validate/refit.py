@@ -77,7 +77,7 @@ def errors(source: str, truth: Path, most: int = 0) -> np.ndarray[Any, np.dtype[
         raise unknown("source", source, [*unseen.SOURCES, *layouts.SOURCES])
     requests = list(layouts.SOURCES[source](truth))
     some = requests[:: max(len(requests) // most, 1)] if most else requests
-    return np.array([row.error for row in layouts.foretold(some)])
+    return np.array([row.error for row in layouts.predicted(some)])
 
 
 def without(source: str, truth: Path) -> Iterator[tuple[Constant, float, float]]:

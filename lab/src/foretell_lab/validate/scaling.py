@@ -51,7 +51,7 @@ class Row:
 def report(truth: Path) -> dict[str, Any]:
     """Every row as values and as text."""
     step = unprofiled(read(truth / TRACE))
-    found = [_foretold(step, *row) for row in _measured(truth)]
+    found = [_predicted(step, *row) for row in _measured(truth)]
     others = [*pollux(truth), *mxnet(truth)]
     groups = sorted({r.group for r in others})
     lines = [_summary("trace", [r.error for r in found])]
@@ -101,7 +101,7 @@ def _system(row: dict[str, str]) -> tuple[str, ...]:
     return row["framework"], row["gpu"], row["precision"], row["batch_per_gpu"]
 
 
-def _foretold(
+def _predicted(
     step: Baseline, framework: str, machine: str, ranks: int, batch: float, measured: float
 ) -> Row:
     setting = Setting(load(machine))

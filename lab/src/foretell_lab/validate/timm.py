@@ -29,7 +29,7 @@ _ALIKE = 0.015  # parameters of a captured or built-in model may differ by this 
 
 
 @dataclass(frozen=True)
-class Foretold:
+class Prediction:
     """One row of the table: seconds measured and predicted, and from what; 0 where from nothing."""
 
     model: str
@@ -38,17 +38,17 @@ class Foretold:
     source: str  # captured, built-in, or why there is none
 
 
-def foretold(truth: Path) -> Iterator[Foretold]:
+def predictions(truth: Path) -> Iterator[Prediction]:
     """Every row of the table."""
     known = captured()
     for row in _rows(truth / "tables" / "timm_train_rtx3090.csv"):
         name, measured = row["model"], float(row["value"]) / 1e3
         if name in known.seconds and _is_alike(known.parameters[name], row):
-            yield Foretold(name, measured, known.seconds[name], "captured")
+            yield Prediction(name, measured, known.seconds[name], "captured")
         elif seconds := built_in(row):
-            yield Foretold(name, measured, seconds, "built-in")
+            yield Prediction(name, measured, seconds, "built-in")
         else:
-            yield Foretold(name, measured, 0.0, known.missing.get(name, "not captured"))
+            yield Prediction(name, measured, 0.0, known.missing.get(name, "not captured"))
 
 
 def built_in(row: Mapping[str, str]) -> float:

@@ -78,7 +78,7 @@ def fitted() -> Calibration:
     return fit([next(titans()).run(Calibration())]).calibration
 
 
-def foretold() -> Iterator[tuple[str, float, float]]:
+def predicted() -> Iterator[tuple[str, float, float]]:
     """Name, measured and predicted seconds of every run but the first."""
     for titan in list(titans())[1:]:
         run = titan.run(fitted())

@@ -77,7 +77,7 @@ def report(truth: Path) -> dict[str, Any]:
 def _left_out(truth: Path) -> Iterator[str]:
     """Models of timm's table that nothing is predicted of, by reason."""
     why: dict[str, list[str]] = {}
-    for row in timm_rows.foretold(truth):
+    for row in timm_rows.predictions(truth):
         if not row.predicted:
             why.setdefault(row.source, []).append(row.model)
     for reason, names in why.items():
@@ -130,7 +130,7 @@ def with_options(spec: str, **options: object) -> str:
 
 def timm(truth: Path) -> Iterator[Row]:
     """Rows of timm's table, from captured or built-in workloads (→ `timm`)."""
-    for row in timm_rows.foretold(truth):
+    for row in timm_rows.predictions(truth):
         if row.predicted:
             yield Row("timm", row.model, row.measured, row.predicted)
 
@@ -280,7 +280,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def torchtitan(truth: Path) -> Iterator[Row]:
     """Llama on up to 512 H100, sharded, split and in fp8, from one run of 8 (→ `titan`)."""
-    for name, measured, predicted in titan.foretold():
+    for name, measured, predicted in titan.predicted():
         yield Row("torchtitan", name, measured, predicted)
 
 

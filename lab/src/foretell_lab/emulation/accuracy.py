@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from foretell_lab.emulation.foretold import Held
+from foretell_lab.emulation.predicted import Comparison
 from foretell_lab.emulation.table import Row
 
 NEAR = 0.03  # a plan that close to the best is as good
 WITHIN = 0.15
 
 
-def judged(rows: Sequence[Held]) -> dict[str, Any]:
+def summary(rows: Sequence[Comparison]) -> dict[str, Any]:
     """Figures over configurations."""
     errors = np.array([row.error for row in rows])
     spread = np.array([row.spread for row in rows])
@@ -40,12 +40,12 @@ def judged(rows: Sequence[Held]) -> dict[str, Any]:
     }
 
 
-def picks(rows: Sequence[Held]) -> list[dict[str, Any]]:
+def picks(rows: Sequence[Comparison]) -> list[dict[str, Any]]:
     """For each model, network and number of ranks: the plan predicted best, and what that costs.
 
     Plans that come to the same step are one, measured more often.
     """
-    groups: dict[tuple[str, str, int], list[Held]] = {}
+    groups: dict[tuple[str, str, int], list[Comparison]] = {}
     for row in rows:
         c = row.config
         if c.threads == "1":
@@ -54,15 +54,15 @@ def picks(rows: Sequence[Held]) -> list[dict[str, Any]]:
     return [_pick(key, group) for key, group in found.items() if len(group) > 1]
 
 
-def _joined(rows: list[Held]) -> list[Held]:
+def _joined(rows: list[Comparison]) -> list[Comparison]:
     """One row for all plans that come to the same step, under the name of the first."""
-    groups: dict[str, list[Held]] = {}
+    groups: dict[str, list[Comparison]] = {}
     for row in rows:
         groups.setdefault(row.same or row.config.plan, []).append(row)
     return [_mean(group) for group in groups.values()]
 
 
-def _mean(group: list[Held]) -> Held:
+def _mean(group: list[Comparison]) -> Comparison:
     runs = [row.runs for row in group]
 
     def mean(name: str) -> float:
@@ -77,7 +77,7 @@ def _mean(group: list[Held]) -> Held:
     )
 
 
-def _pick(key: tuple[str, str, int], group: list[Held]) -> dict[str, Any]:
+def _pick(key: tuple[str, str, int], group: list[Comparison]) -> dict[str, Any]:
     ours = min(group, key=lambda row: row.predicted)
     best = min(group, key=lambda row: row.measured)
     regret, spread = ours.measured / best.measured - 1, max(ours.spread, best.spread)
@@ -93,7 +93,7 @@ def _pick(key: tuple[str, str, int], group: list[Held]) -> dict[str, Any]:
     }
 
 
-def again(runs: Sequence[Row], rows: Sequence[Held]) -> dict[str, float]:
+def again(runs: Sequence[Row], rows: Sequence[Comparison]) -> dict[str, float]:
     """How often the plan predicted best, and the best of the other rounds, are near the best.
 
     What measuring itself reaches is as much as anybody can: runs of the same lie apart.
@@ -107,9 +107,9 @@ def again(runs: Sequence[Row], rows: Sequence[Held]) -> dict[str, float]:
         if all(len(steps) > 1 for steps in plans.values())
     ]
     if not tries:
-        return {"tries": 0, "foretold": 1.0, "measured": 1.0}
-    foretold, measured = np.array(tries, float).mean(axis=0)
-    return {"tries": len(tries), "foretold": float(foretold), "measured": float(measured)}
+        return {"tries": 0, "predicted": 1.0, "measured": 1.0}
+    predicted, measured = np.array(tries, float).mean(axis=0)
+    return {"tries": len(tries), "predicted": float(predicted), "measured": float(measured)}
 
 
 Plans = dict[str, dict[int, float]]  # plan, round: seconds
@@ -135,9 +135,9 @@ def _near(plans: Plans, number: int, plan: str) -> bool:
     return plans[plan][number] <= (1 + NEAR) * min(steps[number] for steps in plans.values())
 
 
-def by(rows: Sequence[Held], field: str) -> dict[str, tuple[int, float, float, float]]:
+def by(rows: Sequence[Comparison], field: str) -> dict[str, tuple[int, float, float, float]]:
     """Configurations, mean spread, mean |error| and mean beyond the spread of each value."""
-    groups: dict[str, list[Held]] = {}
+    groups: dict[str, list[Comparison]] = {}
     for row in rows:
         groups.setdefault(str(getattr(row.config, field)), []).append(row)
     return {

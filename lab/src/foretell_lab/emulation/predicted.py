@@ -77,7 +77,7 @@ class Busy:
 
 
 @dataclass(frozen=True)
-class Held:
+class Comparison:
     """One configuration: predicted, measured, and how far its runs lie apart."""
 
     config: Config
@@ -114,24 +114,24 @@ def graph(
     return step(plans.plan(config.plan, profile, config.ranks), setting)
 
 
-def foretell(
+def predict(
     known: Known, config: Config, busy: Busy | None = None, knobs: Knobs | None = None
 ) -> Timeline:
     """The predicted step of a configuration, simulated."""
     return simulate(graph(known, config, busy, knobs))
 
 
-def held(
+def compared(
     known: Known, rows: list[Row], knobs: Knobs | None = None, *, is_blind: bool = False,
     like: list[Row] | None = None,
-) -> list[Held]:  # fmt: skip
+) -> list[Comparison]:  # fmt: skip
     """Every configuration that was run, beside what was predicted of it.
 
     What was run once has the spread of others on its network, of these rows or those it is `like`.
     """
     groups = table.by_config(rows)
     typical = _typical(table.by_config(like) if like else groups)
-    found = [_held(known, c, group, knobs, is_blind) for c, group in groups.items()]
+    found = [_compared(known, c, group, knobs, is_blind) for c, group in groups.items()]
     return [h if h.runs > 1 else replace(h, spread=typical(h.config)) for h in found]
 
 
@@ -146,15 +146,15 @@ def _typical(groups: dict[Config, list[Row]]) -> Callable[[Config], float]:
     return spread
 
 
-def _held(
+def _compared(
     known: Known, config: Config, group: list[Row], knobs: Knobs | None, is_blind: bool
-) -> Held:
+) -> Comparison:
     busy = Busy() if is_blind else Busy.of(group)
     profile = known.profiles[config.model]
     made = plans.plan(config.plan, profile, config.ranks)
-    return Held(
+    return Comparison(
         config,
-        foretell(known, config, busy, knobs).seconds,
+        predict(known, config, busy, knobs).seconds,
         table.middle(group),
         table.spread(group),
         busy.stretch or known.cores(config.ranks)["stretch"],
