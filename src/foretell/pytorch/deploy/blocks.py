@@ -30,6 +30,7 @@ from foretell.pytorch.deploy.messages import (
     Post,
     differentiate,
     incoming,
+    joined,
     listed,
     outgoing,
     tried,
@@ -227,7 +228,7 @@ class Blocks:
         if isinstance(left, tuple):
             differentiate(*left)
         else:
-            stage_backward_weight(self.modules[stage].parameters(), left)
+            stage_backward_weight(self.modules[stage].parameters(), joined(left))
         return {}
 
     def _routed(self, stage: int, m: int, grads: list[Tensor]) -> dict[int, list[Tensor]]:

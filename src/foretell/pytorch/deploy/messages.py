@@ -73,6 +73,21 @@ def differentiate(outputs: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
         torch.autograd.backward(tops, list(grads) or None)
 
 
+def joined(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What is left of a backward in two, as torch's `stage_backward_weight` can finish it.
+
+    Torch goes back once for each group of weights and frees the way. Where a weight is used in
+    several places, the ways of groups overlap, so all of them are gone in one go.
+    """
+    if all(len(group["intermediates"]) == 1 for group in groups):
+        return [dict(group) for group in groups]
+    grads: dict[Any, Any] = {}
+    for group in groups:
+        grads |= zip(group["intermediates"], group["grads"], strict=True)
+    weights = {weight: None for group in groups for weight in group["params"]}
+    return [{"params": [*weights], "intermediates": [*grads], "grads": [*grads.values()]}]
+
+
 def outgoing(pipeline: Pipeline, rank: int, action: Action) -> list[tuple[int, Message]]:
     """What a rank sends after an action, and to which rank."""
     stage, kind, m = action

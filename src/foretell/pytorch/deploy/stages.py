@@ -22,7 +22,7 @@ from foretell.errors import InputError
 from foretell.pytorch.deploy.actions import Pipeline, Ran
 from foretell.pytorch.deploy.blocks import Blocks
 from foretell.pytorch.deploy.collective import Shared, shared_groups
-from foretell.pytorch.deploy.messages import untouched
+from foretell.pytorch.deploy.messages import joined, untouched
 from foretell.pytorch.deploy.orders import name_of
 from foretell.pytorch.deploy.ties import add_up
 
@@ -72,6 +72,11 @@ class Stage(PipelineStage):  # type: ignore[misc]
 
     def backward_weight_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:
         return self._noted("W", chunk, super().backward_weight_one_chunk, *args, **kwargs)
+
+    def backward_maybe_with_nosync(self, kind: str, values: dict[str, Any], **options: Any) -> Any:
+        if kind == "weight":
+            values = values | {"param_groups": joined(values["param_groups"])}
+        return super().backward_maybe_with_nosync(kind, values, **options)
 
     def _noted(self, kind: str, chunk: int, call: Any, *args: Any, **kwargs: Any) -> Any:
         start = time.monotonic()
