@@ -55,16 +55,6 @@ def unsupported(plan: Plan, model: ModelFacts | None = None) -> list[str]:
         f"zero={plan.zero} beside split images, filters or channels": (
             plan.zero >= 2 and (images or split)
         ),
-        f"zero={plan.zero} with uneven shares beside pp={plan.pp}": (
-            plan.zero >= 2 and plan.pp > 1 and len(set(plan.shares)) > 1
-        ),
-        f"zero={plan.zero} with shares of different numbers of micro-batches: ranks gather "
-        "parameters for each": (
-            plan.zero >= 2
-            and plan.micro_batch > 0
-            and plan.pp == 1
-            and len({share // plan.micro_batch for share in plan.shares}) > 1
-        ),
         f"zero=3 beside pp={plan.pp} with a backward in two (I and W): parameters are dropped "
         "between them, zero=2 keeps them": plan.zero == 3 and plan.pp > 1 and is_split(plan),
         f"zero={plan.zero} with a choice of sync or buckets": (

@@ -41,7 +41,9 @@ PLANS = {
         "dp=2,pp=2,micro_batch=2", "dp=2,pp=2,micro_batch=2,zero=1",
         "dp=2,pp=2,micro_batch=2,zero=2", "dp=2,pp=2,micro_batch=2,zero=3",
         "dp=2,pp=2,micro_batch=2,schedule=interleaved,chunks=2",
-        "dp=2,pp=2,micro_batch=1,shares=5+3", "tp=2,pp=2,micro_batch=2", "tp=2,pp=2",
+        "dp=2,pp=2,micro_batch=1,shares=5+3",
+        "dp=2,pp=2,micro_batch=2,shares=2+6,zero=2", "dp=2,pp=2,micro_batch=2,shares=6+2,zero=3",
+        "tp=2,pp=2,micro_batch=2", "tp=2,pp=2",
         "tp=2,pp=2,micro_batch=2,sp=yes", "dp=2,cp=2", "dp=2,cp=2,zero=3", "cp=2,tp=2", "cp=2,pp=2",
         "cp=2,tp=2,sp=yes", "dp=4,zero=3,shard=2", "dp=4,zero=1", "dp=2,filter=2", "dp=2,channel=2",
         "dp=2,spatial=2", "pp=4,micro_batch=2", "dp=2,spatial=2,zero=1",
@@ -68,6 +70,8 @@ def cell(name, text, steps=3):
     from foretell.plan import Plan
     from foretell.pytorch.deploy.verify import Case, verify
 
+    began = time.process_time()
+
     plan = Plan.parse(text)
     shares = list(plan.shares) or [zoo.BATCH // plan.dp] * plan.dp
     case = Case(
@@ -81,7 +85,8 @@ def cell(name, text, steps=3):
     except Exception:
         return "crash", traceback.format_exc()
     if found.is_equal:
-        return "equal", f"{found.loss_off:.1e} {found.gradient_off:.1e}"
+        took = time.process_time() - began
+        return "equal", f"{found.loss_off:.1e} {found.gradient_off:.1e} {took:.1f} s of a core"
     return "wrong", "; ".join(map(str, found.differences[:3]))
 
 

@@ -304,7 +304,6 @@ def test_what_the_model_does_not_allow():
         ("ep=2,dp=2,pp=2", "ep=2"),
         ("dp=2,offload=yes", "offload"),
         ("dp=2,pp=2,zero=3,actions=F0+B0/F0+I0+W0", "zero=2 keeps them"),
-        ("dp=2,pp=2,zero=2,shares=3+1", "uneven shares beside pp=2"),
         ("dp=2,dtype=fp8", "dtype=fp8"),
         ("dp=2,whatifs=cuda-graph", "cuda-graph beside dp=2"),
         ("dp=2,whatifs=loader:workers=4", "what-if `loader:workers=4`"),

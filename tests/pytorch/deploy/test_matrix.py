@@ -29,11 +29,18 @@ PAIRS = {  # what has been wrong before, besides a model or two for each plan
         ("scalar", "dp=2,zero=3"),
         ("mha", "tp=2,sp=yes"),
         ("changing", "pp=2,micro_batch=2,recompute=selective"),
+        ("changing", "pp=2,micro_batch=2,schedule=zb-h1"),  # weights used twice, backward in two
+        (
+            "mlp",
+            "dp=2,zero=3,shares=6+2,micro_batch=2",
+        ),  # ranks gathered different numbers of times
         ("buffered", "dp=2,shares=6+2,micro_batch=2"),  # ranks waited for each other's buffers
     ],
     4: [
         ("tied", "dp=2,pp=2,micro_batch=2"),
         ("gpt", "cp=2,tp=2,sp=yes"),
+        ("mlp", "dp=2,pp=2,micro_batch=2,shares=2+6,zero=2"),
+        ("skips", "dp=2,pp=2,micro_batch=2,shares=6+2,zero=3"),  # sharded stages that are no line
         ("moe", "tp=2,pp=2"),  # routes by what shapes are tried with
     ],
 }

@@ -41,9 +41,11 @@ from foretell.pytorch.deploy.optimizer import Ema, clip, repoint, tuned
 from foretell.pytorch.deploy.pipelined import (
     micro_batches,
     mixing,
+    padded,
     runtime,
     shape_of,
     stages_of,
+    weights_of,
 )
 from foretell.pytorch.deploy.pipelined_call import PipelinedCall
 from foretell.pytorch.deploy.placed import place
@@ -193,32 +195,36 @@ class Deployed:
         return shares[self.places.at["dp"]] * len(shares) / sum(shares) if shares else 1.0
 
     def _there_and_back(self, inputs: tuple[Any, ...], target: Any) -> Any:
+        inputs, target = tuple(padded(self.plan, x) for x in inputs), padded(self.plan, target)
         if self.pipeline is not None:
             with self.no_sync():
                 return self.pipeline.step(inputs, target)
         num = micro_batches(self.plan, len(inputs[0]))
+        weights = weights_of(self.plan, self.places, num)
         if num == 1:
-            return self._micro_batch(inputs, target, 1, is_last=True)
+            return self._micro_batch(inputs, target, weights[0], is_last=True) / weights[0]
         pieces = zip(*(x.chunk(num) for x in inputs), strict=True)
         targets = [None] * num if target is None else target.chunk(num)
-        return sum(
-            self._micro_batch(piece, wanted, num, is_last=k + 1 == num)
-            for k, (piece, wanted) in enumerate(zip(pieces, targets, strict=True))
+        each = zip(pieces, targets, weights, strict=True)
+        total = sum(
+            self._micro_batch(piece, wanted, weight, is_last=k + 1 == num)
+            for k, (piece, wanted, weight) in enumerate(each)
         )
+        return total / sum(weights)
 
-    def _micro_batch(self, inputs: tuple[Any, ...], target: Any, num: int, *, is_last: bool) -> Any:
+    def _micro_batch(
+        self, inputs: tuple[Any, ...], target: Any, weight: float, *, is_last: bool
+    ) -> Any:
         """One of several; gradients leave with the last, or after it."""
         sends = is_last and self.plan.overlap is not False
         with nullcontext() if sends else self.no_sync():
-            return self._backward(inputs, target, num)
+            return self._backward(inputs, target, weight)
 
-    def _backward(self, inputs: tuple[Any, ...], target: Any, num: int) -> Any:
+    def _backward(self, inputs: tuple[Any, ...], target: Any, weight: float) -> Any:
         with mixed(self._dtype, self.places.device):
             whole = (self.fused or self._plain)(inputs, target)
-            loss = whole / num if num > 1 else whole
-        # FSDP gives the plain mean over ranks; our own sync weighs by share itself
-        scaled = loss * self.share if self.sync is None else loss
-        (self.scaler.scale(scaled) if self.scaler else scaled).backward()
+            loss = whole * weight if weight != 1.0 else whole
+        (self.scaler.scale(loss) if self.scaler else loss).backward()
         return loss.detach()
 
     def _plain(self, inputs: tuple[Any, ...], target: Any) -> Any:
@@ -585,11 +591,6 @@ def _across(made: Deployed, inputs: tuple[Any, ...] | None) -> None:
     if plan.dp * plan.cp == 1:
         return
     if plan.zero >= 2:
-        if isinstance(made.pipeline, Blocks) and made.trains:
-            raise InputError(
-                f"zero={plan.zero} beside a pipeline that is no line: only torch's runtime holds "
-                "sharded stages"
-            )
         options = {"keep": plan.zero == 2, "dtype": dtype_of(precision_of(plan))}
         options |= {"reduce_dtype": dtype_of(plan.grad_dtype), "offload": plan.offload}
         stages = made.pipeline.modules.values() if made.pipeline else [made.model]

@@ -13,7 +13,7 @@ A module may say in `reads` which tensors of the batch it takes behind what othe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from foretell.pytorch.deploy.messages import (
     outgoing,
     tried,
 )
+from foretell.pytorch.deploy.shard import hold, reduce
 from foretell.pytorch.deploy.ties import add_up
 
 Tensor = Any
@@ -53,12 +54,14 @@ class Blocks:
         group: Any = None,
         device: Any = None,
         shared: Shared = (),  # of this rank, in one order on all ranks
+        weights: Sequence[float] = (),  # of each micro-batch in the loss; equal
     ) -> None:
         self.pipeline, self.modules, self.loss = pipeline, dict(modules), loss
         self.group, self.device = group, device or torch.device("cpu")
         self.rank = dist.get_rank(group)
         self.ran: list[Ran] = []
         self.parts = pipeline.micro_batches * len(set(pipeline.lines))
+        self.weights = list(weights) or [1 / self.parts] * self.parts
         self._seen: Any = None
         self._metas: dict[int, list[Meta]] = {}
         self._check()
@@ -71,9 +74,12 @@ class Blocks:
         """
         self._targets = [None] * self.parts if target is None else target.chunk(self.parts)
         self._walk(self.pipeline, inputs)
+        for module in {id(m): m for m in self.modules.values()}.values():
+            reduce(module)
         add_up(self.shared)
         losses = [loss for (loss,) in self._ends.values()]
-        return torch.stack(losses).mean() * self.parts if losses else None
+        whole = sum(self.weights[chunk] for chunk in self._ends)
+        return torch.stack(losses).sum() / whole if losses else None
 
     def infer(self, inputs: tuple[Any, ...]) -> dict[int, Any]:
         """What the model gives for each micro-batch, by its place in the batch.
@@ -121,6 +127,8 @@ class Blocks:
             "W": self._weight,
         }
         ready = self._gather(action)
+        if action.kind != "F":
+            hold(self.modules[action.stage])
         start = time.monotonic()
         made = work[action.kind](action, ready)
         self.ran.append(Ran(str(action), start, time.monotonic()))
@@ -198,7 +206,7 @@ class Blocks:
         if self._targets is None:
             self._ends[chunk] = (made,)
             return []
-        loss = self.loss(made, self._targets[chunk]) / self.parts
+        loss = self.loss(made, self._targets[chunk]) * self.weights[chunk]
         self._ends[chunk] = (loss.detach(),)
         return [loss]
 

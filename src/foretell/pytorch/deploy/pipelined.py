@@ -55,9 +55,9 @@ def _num(plan: Plan, places: Places, samples: int) -> int:
     """Micro-batches of a step; the actions say, where there are any."""
     if plan.actions:
         return 0
-    shares = plan.shares
-    mine = shares[places.at["dp"]] if shares else plan.global_batch // plan.dp
-    samples = samples or mine
+    samples = samples or _mine(plan, places) or plan.global_batch // plan.dp
+    if is_padded(plan):
+        samples = max(plan.shares)
     if not samples:
         raise InputError(
             "how many samples a rank has in a step is not known, and a pipeline needs it",
@@ -69,6 +69,38 @@ def _num(plan: Plan, places: Places, samples: int) -> int:
             hint="give the plan a micro_batch that divides them",
         )
     return micro_batches(plan, samples) if plan.micro_batch else plan.pp
+
+
+def is_padded(plan: Plan) -> bool:
+    """Whether ranks with fewer micro-batches take some that count nothing.
+
+    Ranks of FSDP gather parameters together, for every micro-batch.
+    """
+    return plan.zero >= 2 and plan.micro_batch > 0 and len(set(plan.shares)) > 1
+
+
+def padded(plan: Plan, tensor: Any) -> Any:
+    """A rank's samples with some of them repeated, as many as the rank with most has."""
+    if tensor is None or not is_padded(plan):
+        return tensor
+    return tensor[torch.arange(max(plan.shares), device=tensor.device) % len(tensor)]
+
+
+def weights_of(plan: Plan, places: Places, num: int) -> list[float]:
+    """By what the mean loss of each of a rank's micro-batches counts in its gradients.
+
+    FSDP gives the plain mean over ranks, so uneven shares are weighed here; our own sync does that
+    itself.
+    """
+    if plan.zero < 2 or not plan.shares:
+        return [1 / num] * num
+    mine = _mine(plan, places)
+    own = mine // plan.micro_batch if is_padded(plan) else num
+    return [mine * plan.dp / sum(plan.shares) / own * (k < own) for k in range(num)]
+
+
+def _mine(plan: Plan, places: Places) -> int:
+    return plan.shares[places.at["dp"]] if plan.shares else 0
 
 
 def stages_of(
@@ -151,6 +183,8 @@ def runtime(
     lossy, kind = mixing(stages.modules, plan, places, loss), places.device
     runs = Staged if stages.is_plain else Blocks
     options = {"group": places.group("pp"), "device": torch.device(kind), "shared": shared}
+    num = stages.shape.micro_batches * len(set(stages.shape.lines))
+    options |= {"weights": weights_of(plan, places, num)}
     return runs(stages.shape, stages.modules, lossy, **options)
 
 

@@ -231,6 +231,30 @@ def _has_gradient(parameter: Any) -> bool:
     return whole is not None and whole.grad is not None
 
 
+def hold(module: Any) -> None:
+    """Before a backward of one of several micro-batches: gradients add up, parameters stay."""
+    if isinstance(module, FSDPModule):
+        _set_backward(module, is_last=False)
+
+
+def reduce(module: Any) -> None:
+    """After the backward of all micro-batches: reduce what `hold` has kept."""
+    if not isinstance(module, FSDPModule):
+        return
+    _set_backward(module, is_last=True)
+    state = module._get_fsdp_state()
+    for each in state._state_ctx.all_states:
+        for part in _groups(each):
+            part.post_backward()
+    state._root_post_backward_final_callback()
+
+
+def _set_backward(module: Any, *, is_last: bool) -> None:
+    module.set_is_last_backward(is_last)
+    module.set_reshard_after_backward(is_last)
+    module.set_requires_gradient_sync(is_last)
+
+
 @contextmanager
 def no_sync(model: Any) -> Iterator[None]:
     """Add gradients up without reducing them."""

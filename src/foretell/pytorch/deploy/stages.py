@@ -10,7 +10,7 @@ private; tests pin them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,7 @@ class Stage(PipelineStage):  # type: ignore[misc]
     """A stage that notes when it computes; what it sends back lies in memory in order."""
 
     ran: list[Ran]
+    chunk = 0  # the micro-batch that was last run forward
 
     def _to_tensor(self, arg: Any) -> Any:
         """What shapes are tried with: zeros, so that all ranks of a stage go the same way.
@@ -62,6 +63,7 @@ class Stage(PipelineStage):  # type: ignore[misc]
         return tuple(g.contiguous() if isinstance(g, torch.Tensor) else g for g in found)
 
     def forward_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:
+        self.chunk = chunk
         return self._noted("F", chunk, super().forward_one_chunk, *args, **kwargs)
 
     def backward_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:
@@ -121,6 +123,7 @@ class Staged:
         group: Any = None,
         device: Any = None,
         shared: Shared = (),  # of this rank, in one order on all ranks
+        weights: Sequence[float] = (),  # of each micro-batch in the loss; equal
     ) -> None:
         if not pipeline.is_line:
             raise InputError(
@@ -131,6 +134,7 @@ class Staged:
         place = device or torch.device("cpu")
         self._ahead = partial(Blocks, pipeline, modules, loss, group=group, device=device)
         self._forward: Blocks | None = None
+        self.weights = list(weights) or [1 / self._num] * self._num
         self.stages = [
             Stage(module, index, pipeline.num_stages, place, group=group)
             for index, module in sorted(modules.items())
@@ -138,12 +142,22 @@ class Staged:
         for stage in self.stages:
             stage.ran = self.ran
             stage.submod.register_forward_hook(_made)
-        self.runtime = self._runtime(lambda output, target: loss(output, target) / self._num)
+        self.runtime = self._runtime(self._weighed(loss))
         self.shared = shared_groups(shared, group)
 
     @property
     def _num(self) -> int:
         return self.pipeline.micro_batches
+
+    def _weighed(self, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """The loss of a micro-batch as a part of the whole; torch asks for it after its forward."""
+        end = next((s for s in self.stages if s.is_last), None)
+
+        def part(output: Any, target: Any) -> Any:
+            assert end is not None
+            return loss(output, target) * self.weights[end.chunk]
+
+        return part
 
     def _runtime(self, loss: Callable[[Any, Any], Any]) -> Any:
         """Torch's class for this order where it has one, which costs least; else its runtime.
@@ -183,4 +197,4 @@ class Staged:
             return_outputs=False,
         )
         add_up(self.shared)
-        return torch.stack(losses).sum() if losses else None
+        return torch.stack(losses).sum() / sum(self.weights) if losses else None
