@@ -162,3 +162,22 @@ def test_one_device_and_one_sample_are_answered() -> None:
         found = best_plan(planner, alone, load("h100"))
         assert found.plan.ranks == 1
         assert priced(found.plan, alone, load("h100")).fits
+
+
+def test_layers_on_ranks_of_their_own_are_not_moved_to_fsdp() -> None:
+    rows = "embedding+block.3+sharded+0:4+1:4/block.4+head+split+2:8+3:8"
+    plan, cluster = Plan.parse(f"global_batch=8,framework=ddp,groups={rows}"), load("h100:gpus=4")
+    moves = list(neighbours(plan, GPT, cluster))
+    assert moves
+    assert all(move.zero == 0 and move.framework == "ddp" for move in moves)
+    with pytest.raises(InputError, match="zero=3 beside layers"):
+        predict(plan.but(zero=3), GPT, cluster)
+
+
+def test_sharded_parameters_are_also_tried_with_the_kernels_of_who_splits_such_a_model() -> None:
+    model, cluster = load_workload("gpt:layers=40,hidden=5120,heads=40"), load("dgx-a100:nodes=8")
+    found = Joint(evaluations=40).plan(model, cluster)
+    rival = predict(
+        Plan.parse("dp=64,zero=3,micro_batch=1,framework=megatron-deepspeed"), model, cluster
+    )
+    assert found.predicted <= rival.step * (1 + 1e-9)

@@ -45,3 +45,19 @@ def test_the_plan_is_written_and_reads_back(tmp_path):
     found = json.loads(done.stdout)
     assert str(read(str(path))) == found["plan"]
     assert found["evaluations"] > 10
+
+
+@pytest.mark.parametrize("method", ["disco:evaluations=60", "tag:playouts=40,proposals=50"])
+def test_a_published_method_has_our_own_search_beside_it_with_the_same_budget(method):
+    words = ["plan", MODEL, "--on", "h100:gpus=4", "--with", method]
+    found = json.loads(CliRunner().invoke(foretell, [*words, "--json"]).stdout)
+    own = found["own"]
+    assert own["predicted_s"] > 0
+    assert own["evaluations"] > 0
+    assert own["search_cpu_s"] > 0
+    assert "our search of the same space" in CliRunner().invoke(foretell, words).stdout
+
+
+def test_our_own_searches_have_none_beside_them():
+    done = CliRunner().invoke(foretell, ["plan", MODEL, "--on", "h100:gpus=4", "--json"])
+    assert "own" not in json.loads(done.stdout)

@@ -25,7 +25,16 @@ from foretell.predict import Prediction as _Prediction
 from foretell.report import words
 from foretell.report.words import width
 from foretell.search.fusion.fused_step import fuses
-from foretell.search.kit import Planned, Planner, Progress, best_plan, priced, repredicted, silent
+from foretell.search.kit import (
+    Planned,
+    Planner,
+    Progress,
+    best_plan,
+    priced,
+    repredicted,
+    silent,
+    with_own,
+)
 from foretell.search.kit import parse as parse_planner
 from foretell.workload import Workload
 from foretell.workload import load as load_workload
@@ -154,8 +163,16 @@ class PlanResult(Result, Planned):
         ]
         if verbose and others:
             found.append(Table(("alternative plan", "step>", "memory>"), others))
-        looked = f"{self.evaluations} plans evaluated in {words.seconds(self.cpu)} of CPU time"
-        return [*found, looked, *self.notes]
+        return [*found, *self._spent(), *self.notes]
+
+    def _spent(self) -> list[str]:
+        """What the search cost, and what ours found of the same space for how much."""
+        spent = f"{_looked(self)} of CPU time"
+        if self.own is None:
+            return [spent]
+        ahead = words.seconds(self.own.predicted)
+        mine = f"our search of the same space: {ahead} a step, {_looked(self.own)} of CPU time"
+        return [spent, mine]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -175,6 +192,7 @@ class PlanResult(Result, Planned):
                 for p in self.alternatives
             ],
             "notes": list(self.notes),
+            **({} if self.own is None else {"own": _told(self.own)}),
         }
 
     def records(self) -> list[dict[str, Any]]:
@@ -193,6 +211,18 @@ class PlanResult(Result, Planned):
         compared = sorted(self.baselines.items(), key=lambda item: item[1])
         rows += [Bar(words.strategy(name), t, words.seconds(t)) for name, t in compared]
         return bars("seconds a step, against the baselines", rows)
+
+
+def _looked(found: Planned) -> str:
+    return f"{found.evaluations} plans evaluated in {words.seconds(found.cpu)}"
+
+
+def _told(own: Planned) -> dict[str, Any]:
+    """Our search of a published method's space, under the keys of an answer."""
+    return {
+        "plan": str(own.plan), "predicted_s": own.predicted, "evaluations": own.evaluations,
+        "search_cpu_s": own.cpu,
+    }  # fmt: skip
 
 
 def predict(
@@ -235,8 +265,9 @@ def plan(
     on = machines(cluster, calibration)
     workload = _model(model, None, takes_graphs=hasattr(chosen, "plan_graph"))
     found = best_plan(chosen, workload, on, progress, pool=pool, seeds=seeds)
+    found = with_own(chosen, repredicted(found, workload, on), workload, on)
     return PlanResult(
-        **vars(repredicted(found, workload, on)),
+        **vars(found),
         planner=str(chosen),
         made_for=_made_for(workload, on),
     )

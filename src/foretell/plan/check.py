@@ -305,6 +305,11 @@ def _check_groups(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
     same = groups_as_degrees(plan, found, axis, cluster.size)
     if same is not None and same.degrees()[axis] <= workload.most(axis):
         return check(same, workload, cluster)
+    if plan.zero:
+        raise InputError(
+            f"zero={plan.zero} beside layers on ranks of their own (`groups`)",
+            hint="each row says how its replicas agree: write `sharded` there",
+        )
     micro = plan.micro_batch or batch
     return plan.but(global_batch=batch, micro_batch=micro)
 

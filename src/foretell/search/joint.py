@@ -338,6 +338,7 @@ class _Search:
                     for p in plans if p.zero < 2]  # fmt: skip
             if not self.options.runnable:  # FSDP casts parameters once, where autocast does always
                 more += [unsharded(p, compiled=free) for p in plans if p.ranks > p.dp == 1]
+                more += [p.but(framework=self._usual()) for p in plans if p.zero == 3]
             plans = plans + more
         fixed = self.within.fixed or {}
         if "shard" in fixed:
@@ -347,6 +348,11 @@ class _Search:
             plans += [p.but(compile=True) for p in plans if self._is_eager(p)]
         plans = [p for p in plans if self._accepts(p)]
         return [p for p in with_cuts(plans, self.workload, self.cluster) if self._accepts(p)]
+
+    def _usual(self) -> str:
+        """The framework that splits such a model; its kernels run with sharded parameters too."""
+        split = Plan(pp=2, precision=self.options.precision)
+        return resolved(split, self.workload.most("tp") > 1, self.workload.dtype).framework
 
     def _is_eager(self, plan: Plan) -> bool:
         """Whether torch.compile would fuse what the framework does not."""

@@ -70,6 +70,7 @@ class Planned:
     prediction: Prediction | None = None  # of the plan: its memory and breakdown
     alternatives: tuple[Prediction, ...] = ()  # other plans that fit, fastest first
     stopped: bool = False  # Ctrl-C ended the search: the best plan so far
+    own: Planned | None = None  # what our search of the same space finds with the same budget
 
 
 def silent(words: str, best: float) -> None:
@@ -85,6 +86,10 @@ class Planner(Spec):
     def plan(self, workload: Workload, cluster: Cluster, progress: Progress = silent) -> Planned:
         """The best plan found."""
         raise NotImplementedError
+
+    def own(self) -> Planner | None:
+        """Our search of a published method's space with the method's budget; None where it is."""
+        return None
 
 
 def planners() -> dict[str, type[Planner]]:
@@ -172,6 +177,14 @@ def best_plan(
     work = partial(_searched, model=model, cluster=cluster)
     found = pool.map(work, asked, _telling(progress))
     return _best(found)
+
+
+def with_own(planner: Planner, found: Planned, model: Model, cluster: Cluster) -> Planned:
+    """What a published method found, with what our search of its space finds beside it."""
+    own = planner.own()
+    if own is None or found.stopped:
+        return found
+    return replace(found, own=repredicted(best_plan(own, model, cluster), model, cluster))
 
 
 def _searcher(planner: Planner, model: Model) -> Callable[..., Planned]:

@@ -209,7 +209,8 @@ def _kernel_moves(plan: Plan) -> Iterator[Plan]:
     if plan.compile or (name and framework_of(name).kernels == "eager"):
         yield plan.but(compile=not plan.compile)
     yield plan.but(optimizer_kernels="" if plan.optimizer_kernels else "fused")
-    if plan.ranks > plan.dp == 1 and not plan.segments and name != "fsdp":
+    alone = plan.ranks > plan.dp == 1 and not (plan.segments or plan.groups)
+    if alone and name != "fsdp":
         yield unsharded(plan, compiled=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -184,6 +184,11 @@ class Disco(FusionPlanner):
     name: ClassVar[str] = "disco"
     source: ClassVar[str] = "Yi et al., DisCo, TPDS 2022, algorithm 1"
     method: Literal["climb", "backtrack"] = "backtrack"
+
+    def own(self) -> Planner:
+        """The climb, with as many evaluations."""
+        mine = {f.name: getattr(self, f.name) for f in fields(FusionPlanner)}
+        return FusionPlanner(**mine | {"method": "climb", "resume": ""})
 
 
 def _fits(problem: Problem) -> bool:

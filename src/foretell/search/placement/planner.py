@@ -9,7 +9,7 @@ tree search before it, with or without TAG's network, changed no answer at equal
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import inf
 from typing import ClassVar
 
@@ -274,6 +274,13 @@ class Tag(PlacementPlanner):
     playouts: int = 800  # of the tree search
     prior: str = "learned"
     blocks: int = 128
+
+    def own(self) -> Planner:
+        """Annealing and descent, as many placements together as the tree has playouts."""
+        mine = {f.name: getattr(self, f.name) for f in fields(PlacementPlanner)}
+        few = self.playouts // 8
+        search = {"method": "search", "playouts": 0, "prior": "even"}
+        return PlacementPlanner(**mine | search | {"strokes": self.playouts - few, "polish": few})
 
 
 @dataclass(frozen=True)

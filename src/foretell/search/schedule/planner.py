@@ -79,6 +79,10 @@ class Tessel(PipelinePlanner):
     source: ClassVar[str] = "Lin et al., Tessel, HPCA 2024, on CP-SAT in place of Z3"
     work: float = 60.0  # seconds of work for all shapes
 
+    def own(self) -> Planner:
+        """Our schedules, with as many seconds of work."""
+        return PipelinePlanner(self.micro_batch, self.work)
+
 
 def _notes(every: list[Solved]) -> tuple[str, ...]:
     first = every[0]
