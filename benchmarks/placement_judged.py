@@ -15,12 +15,12 @@ from foretell.search.placement.evaluate import Evaluator
 from foretell.search.placement.mcts import Prior, look_ahead
 from foretell.search.placement.planner import PlacementPlanner
 from foretell_lab.policy import worlds
-from foretell_lab.policy.judge import MOST, Judged, judged
+from foretell_lab.policy.judge import MOST, Evaluated, judged
 
 Play = Callable[[Callable[[Any], Any], list[Any]], Iterator[Any]]  # `map`, or that of processes
 
 
-def judged_pair(what: tuple[int, list[int], Prior]) -> tuple[str, dict[str, list[Judged]]]:
+def judged_pair(what: tuple[int, list[int], Prior]) -> tuple[str, dict[str, list[Evaluated]]]:
     """One model and cluster that no training has seen, from each seed."""
     number, seeds, prior = what
     name, on = worlds.world(number, unseen=True)
@@ -30,7 +30,7 @@ def judged_pair(what: tuple[int, list[int], Prior]) -> tuple[str, dict[str, list
 
 def policy(prior: Prior, pairs: int, seeds: list[int], play: Play) -> list[Row]:
     """The tree search on models and devices of families that no training has seen."""
-    found: dict[str, list[list[Judged]]] = {"network": [], "look-ahead": []}
+    found: dict[str, list[list[Evaluated]]] = {"network": [], "look-ahead": []}
     for name, by_prior in play(judged_pair, [(i, seeds, prior) for i in range(pairs)]):
         for title, some in by_prior.items():
             found[title].append(some)
@@ -38,7 +38,7 @@ def policy(prior: Prior, pairs: int, seeds: list[int], play: Play) -> list[Row]:
     return [row for title, some in found.items() for row in _judged_rows(title, some)]
 
 
-def _judged_rows(title: str, by_pair: list[list[Judged]]) -> list[Row]:
+def _judged_rows(title: str, by_pair: list[list[Evaluated]]) -> list[Row]:
     every = [j for some in by_pair for j in some]
     soon = statistics.mean(j.better_at <= 50 for j in every)
     sums = sorted(

@@ -50,12 +50,12 @@ def test_context_gathers_keys_and_values(cp):
 
 
 def test_context_splits_long_samples_that_one_rank_cannot_hold():
-    alone, dealt = (
+    alone, rank_samples = (
         predict(plan(dp=8 // cp, cp=cp, global_batch=8 // cp), LONG, NODE) for cp in (1, 8)
     )
-    assert dealt.step < alone.step  # one sample over eight ranks, or one each
-    assert dealt.step > alone.step / 8
-    assert dealt.memory["activations"] < alone.memory["activations"] / 7
+    assert rank_samples.step < alone.step  # one sample over eight ranks, or one each
+    assert rank_samples.step > alone.step / 8
+    assert rank_samples.memory["activations"] < alone.memory["activations"] / 7
 
 
 def test_states_and_parameters_are_sharded_over_context_ranks_too():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from foretell.cluster import load as machines
 from foretell.errors import ForetellError, InfeasibleError, InputError
 from foretell.plan import Plan, check, estimate, lower
-from foretell.plan.check import WAYS, dealt, runs, spoken, units
+from foretell.plan.check import WAYS, rank_samples, runs, spoken, units
 from foretell.plan.group_graph import orders
 from foretell.predict import predict
 from foretell.simulate import simulate
@@ -19,7 +19,7 @@ from foretell.workload import load
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 6))
 def test_samples_are_dealt_out_once(each, batches):
     samples = dict(enumerate(each))
-    found = dealt(samples, batches)
+    found = rank_samples(samples, batches)
     whole = sum(each)
     assert Counter({r: sum(b[r] for b in found) for r in samples}) == Counter(samples)
     assert [sum(b.values()) for b in found] == [

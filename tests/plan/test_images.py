@@ -100,9 +100,9 @@ def test_uneven_sides_take_the_longest_share():
 
 def test_stages_have_their_own_blocks_in_a_row():
     plan = Plan(pp=4)
-    dealt = [layers_of(plan, RESNET, stage) for stage in range(4)]
-    assert [sum(column) for column in zip(*dealt, strict=True)] == [x.times for x in RESNET.layers]
-    names = [[x.name for x, n in zip(RESNET.layers, row, strict=True) if n] for row in dealt]
+    split = [layers_of(plan, RESNET, stage) for stage in range(4)]
+    assert [sum(column) for column in zip(*split, strict=True)] == [x.times for x in RESNET.layers]
+    names = [[x.name for x, n in zip(RESNET.layers, row, strict=True) if n] for row in split]
     assert names[0][0] == "stem"
     assert names[3][-1] == "head"
     assert all(set(one) & set(two) <= {one[-1]} for one, two in pairwise(names))

@@ -22,7 +22,7 @@ ENGINES = ("readable", "compiled")
 
 
 @pytest.fixture(params=ENGINES)
-def play(request):
+def simulate_readable(request):
     return lambda text: simulate(parse("foretell graph 1\n" + text), engine=request.param)
 
 
@@ -30,9 +30,9 @@ def starts(timeline):
     return timeline.start.tolist()
 
 
-def test_an_ordered_lane_keeps_its_order(play):
+def test_an_ordered_lane_keeps_its_order(simulate_readable):
     """The second is ready first, and waits all the same."""
-    played = play("""
+    played = simulate_readable("""
         lane 0 = compute "s" of rank 0 ordered
         %0 = host a for 5.0
         %1 = kernel b on 0 for 1.0 after %0
@@ -43,8 +43,8 @@ def test_an_ordered_lane_keeps_its_order(play):
     assert played[2].cause == 1
 
 
-def test_a_free_lane_takes_whoever_is_ready(play):
-    played = play("""
+def test_a_free_lane_takes_whoever_is_ready(simulate_readable):
+    played = simulate_readable("""
         lane 0 = compute "s" of rank 0 free
         %0 = host a for 5.0
         %1 = kernel b on 0 for 1.0 after %0
@@ -53,8 +53,8 @@ def test_a_free_lane_takes_whoever_is_ready(play):
     assert starts(played) == [0, 5, 0]
 
 
-def test_priority_then_ready_then_number(play):
-    played = play("""
+def test_priority_then_ready_then_number(simulate_readable):
+    played = simulate_readable("""
         lane 0 = comm "c" of rank 0 free
         %0 = collective first on 0 for 10.0
         %1 = host a for 2.0
@@ -66,9 +66,9 @@ def test_priority_then_ready_then_number(play):
     assert starts(played) == [0, 0, 13, 11, 10, 12]
 
 
-def test_a_task_holds_all_its_lanes_and_blocks_nobody_while_it_waits(play):
+def test_a_task_holds_all_its_lanes_and_blocks_nobody_while_it_waits(simulate_readable):
     """Task 2 needs both lanes; meanwhile task 3 may use the one that is free."""
-    played = play("""
+    played = simulate_readable("""
         lane 0 = comm "a" of rank 0 free
         lane 1 = comm "b" of rank 1 free
         %0 = kernel x on 0 for 4.0
@@ -79,8 +79,8 @@ def test_a_task_holds_all_its_lanes_and_blocks_nobody_while_it_waits(play):
     assert starts(played) == [0, 0, 4, 1]
 
 
-def test_a_gap_holds_the_lane_and_not_the_followers(play):
-    played = play("""
+def test_a_gap_holds_the_lane_and_not_the_followers(simulate_readable):
+    played = simulate_readable("""
         lane 0 = host "t" of rank 0 ordered
         lane 1 = compute "s" of rank 0 ordered
         %0 = host launch on 0 for 1.0 gap=3.0
@@ -90,8 +90,8 @@ def test_a_gap_holds_the_lane_and_not_the_followers(play):
     assert starts(played) == [0, 1, 4]
 
 
-def test_a_lag_delays_the_follower_and_holds_nothing(play):
-    played = play("""
+def test_a_lag_delays_the_follower_and_holds_nothing(simulate_readable):
+    played = simulate_readable("""
         lane 0 = host "t" of rank 0 ordered
         %0 = host launch on 0 for 1.0
         %1 = kernel k for 1.0 after %0+0.5:launch
@@ -113,9 +113,9 @@ def test_a_drained_lane_is_decided_when_the_graph_is_played():
     assert simulate(edit.graph).end[1] == 3
 
 
-def test_two_transfers_share_a_link(play):
+def test_two_transfers_share_a_link(simulate_readable):
     """Each could fill it: together each takes twice as long, and the rest runs at full speed."""
-    played = play("""
+    played = simulate_readable("""
         link 0 = "wire" capacity 1.0
         %0 = send a for 2.0 uses 0*1.0
         %1 = send b for 4.0 uses 0*1.0
@@ -124,9 +124,9 @@ def test_two_transfers_share_a_link(play):
     assert played.end.tolist() == [4, 6, 4]
 
 
-def test_a_small_transfer_leaves_the_rest_to_others(play):
+def test_a_small_transfer_leaves_the_rest_to_others(simulate_readable):
     """Both slow down by the same factor; what the narrow link keeps from one, the other gets."""
-    played = play("""
+    played = simulate_readable("""
         link 0 = "wide" capacity 3.0
         link 1 = "narrow" capacity 0.5
         %0 = send a for 1.0 uses 0*2.0,1*1.0
@@ -163,8 +163,8 @@ def test_memory_counts_from_birth_to_death():
     assert (second.rank, peak_bytes(played)) == (1, 1000)
 
 
-def test_where_the_step_goes(play):
-    played = play("""
+def test_where_the_step_goes(simulate_readable):
+    played = simulate_readable("""
         lane 0 = host "t" of rank 0 ordered
         lane 1 = compute "s" of rank 0 ordered
         lane 2 = comm "c" of rank 0 ordered

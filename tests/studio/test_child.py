@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("flask", reason="the studio needs the extra `web`")
 
 from foretell.errors import GraphError, InputError
-from foretell.studio.child import Room, Stopped, call
+from foretell.studio.child import Stopped, WorkLimits, call
 
 
 def double(x):
@@ -55,12 +55,12 @@ def test_an_error_of_the_user_comes_back():
 
 def test_memory_is_limited():
     with pytest.raises(InputError, match="more memory than the studio gives"):
-        call(large, room=Room(bytes=64 << 20))
+        call(large, room=WorkLimits(bytes=64 << 20))
 
 
 def test_time_is_limited():
     with pytest.raises(InputError, match="took too long"):
-        call(endless, room=Room(seconds=0.5))
+        call(endless, room=WorkLimits(seconds=0.5))
 
 
 def test_it_can_be_stopped():

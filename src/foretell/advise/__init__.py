@@ -1,6 +1,6 @@
 """What to change first: every change that applies to a step, tried and ranked."""
 
-from foretell.advise.advise import Advice, Counsel, advise
+from foretell.advise.advise import Advice, Recommendations, advise
 from foretell.advise.step import Step
 
-__all__ = ["Advice", "Counsel", "Step", "advise"]
+__all__ = ["Advice", "Recommendations", "Step", "advise"]

@@ -53,7 +53,7 @@ class Advice:
 
 
 @dataclass(frozen=True)
-class Counsel:
+class Recommendations:
     """What was tried, best first; what did not apply and why; and the best together."""
 
     seconds: float
@@ -66,7 +66,7 @@ def advise(
     step: Step,
     specs: Sequence[str] = TRIED,
     progress: Callable[[str], None] = lambda spec: None,
-) -> Counsel:
+) -> Recommendations:
     """Try changes on a step and rank them by what they gain."""
     found, refused = [], []
     for spec in specs:
@@ -80,7 +80,7 @@ def advise(
     ranked = tuple(sorted(found, key=lambda a: (-a.gain, str(a.changes[0]))))
     best = _together(step, ranked, progress)
     _made.cache_clear()  # graphs are large
-    return Counsel(step.seconds, ranked, tuple(refused), best)
+    return Recommendations(step.seconds, ranked, tuple(refused), best)
 
 
 @lru_cache(4)  # combinations share what they begin with
@@ -140,7 +140,7 @@ def _in_order(step: Step, changes: tuple[WhatIf, ...]) -> Advice | None:
         return None
 
 
-def shown(graph: Graph, counsel: Counsel) -> dict[str, object]:
+def shown(graph: Graph, counsel: Recommendations) -> dict[str, object]:
     """A counsel as plain values."""
     return {
         "baseline_s": counsel.seconds,

@@ -101,7 +101,7 @@ def _whatif(kind: Any) -> dict[str, Any]:
 
     return {
         "kind": "what-if",
-        **_said(kind),
+        **_described(kind),
         "assumes": list(kind.assumes),
         "code": kind.code,
         "spread": spread_of(kind.name),
@@ -113,13 +113,13 @@ def _whatif(kind: Any) -> dict[str, Any]:
 def _planner(kind: Any) -> dict[str, Any]:
     return {
         "kind": "planner",
-        **_said(kind),
+        **_described(kind),
         "assumes": list(SUPPOSED.get(kind.name, ())),
         **_evidence("planners", kind.name),
     }
 
 
-def _said(kind: Any) -> dict[str, Any]:
+def _described(kind: Any) -> dict[str, Any]:
     """What docstrings and fields say."""
     module = sys.modules[kind.__module__]
     return {

@@ -144,7 +144,7 @@ def is_for_programs() -> bool:
     return bool(context and context.params.get("as_json"))
 
 
-class Tell(Protocol):
+class OnProgress(Protocol):
     """Say what is being done and, where that is known, which share of all of it is done."""
 
     def __call__(self, words: str, share: float | None = None) -> None: ...
@@ -191,7 +191,7 @@ class _Work:
 
 
 @contextmanager
-def working(what: str, *, steps: int = 0, about: float = 0.0) -> Iterator[Tell]:
+def working(what: str, *, steps: int = 0, about: float = 0.0) -> Iterator[OnProgress]:
     """Show that work goes on, how much is left of it, and what `tell` last said.
 
     `steps`: how often `tell` will be called, or nearly. `about`: how many seconds it takes, or at
@@ -241,7 +241,7 @@ def _redraw(shown: Any, task: Any, work: _Work) -> None:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[Tell]:
+def reading(path: Path) -> Iterator[OnProgress]:
     """Show that a trace is being read, and about how long that takes."""
     with working(f"reading {path.name}", about=_unpacked(path) / READ) as tell:
         yield tell

@@ -8,7 +8,7 @@ and `rank:samples` of each, in the order in which ranks hold stretches of the ba
     conv1 conv5 all-reduce 0:12 1:12 2:8 / fc1 fc3 factors 0:16 1:16
 
 `micro_batch` counts samples of all ranks of a run together. A rank has its samples spread over the
-micro-batches as evenly as whole samples allow (→ `dealt`).
+micro-batches as evenly as whole samples allow (→ `rank_samples`).
 """
 
 from __future__ import annotations
@@ -150,15 +150,15 @@ def micro_batches_of_groups(plan: Plan) -> int:
     return -(-batch // plan.micro_batch) if plan.micro_batch else 1
 
 
-def dealt_run(run: Run, batches: int) -> list[dict[int, int]]:
+def run_samples(run: Run, batches: int) -> list[dict[int, int]]:
     """Samples of each rank of a run in each micro-batch; all of them where it is split."""
     if run.way != "split":
-        return dealt(run.samples, batches)
+        return rank_samples(run.samples, batches)
     bounds = [m * run.batch // batches for m in range(batches + 1)]
     return [dict.fromkeys(run.samples, b - a) for a, b in pairwise(bounds)]
 
 
-def dealt(samples: Mapping[int, int], batches: int) -> list[dict[int, int]]:
+def rank_samples(samples: Mapping[int, int], batches: int) -> list[dict[int, int]]:
     """Samples of each rank in each micro-batch: those of a rank are as far apart as they can be.
 
     Of micro-batch m all ranks together have samples m·B/M to (m+1)·B/M, whichever rank has them.

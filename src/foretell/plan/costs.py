@@ -277,7 +277,7 @@ def sharded_seconds(
     Both go on at the same time and slow each other: (computeᵖ + talkᵖ)^(1/p), as host and device.
     Collectives take units from kernels beside them, and what they read and write is copied.
     """
-    gather, scatter = shard_talk(c, at, workload, cluster)
+    gather, scatter = shard_comm(c, at, workload, cluster)
     again = np.array([r.profile.gathers - 1.0 for r in c.plans.runs])
     talk = gather, again * gather + scatter
     taken = np.array([r.profile.contention for r in c.plans.runs])
@@ -302,7 +302,7 @@ def _shard_copies(c: Costs, at: int, cluster: Cluster) -> tuple[Array, Array]:
     return found[0], found[1]
 
 
-def shard_talk(c: Costs, at: int, workload: Workload, cluster: Cluster) -> tuple[Array, Array]:
+def shard_comm(c: Costs, at: int, workload: Workload, cluster: Cluster) -> tuple[Array, Array]:
     """Seconds to gather the parameters of one layer and to scatter its gradients."""
     rows = np.arange(len(c.plans))
     size = c.holdings[at].weights

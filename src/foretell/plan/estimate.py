@@ -52,7 +52,7 @@ from foretell.plan.costs import (
     over_dp,
     over_experts,
     own_weights,
-    shard_talk,
+    shard_comm,
     stage,
 )
 from foretell.plan.framework import Running, running
@@ -379,7 +379,7 @@ def _add_gradients(
     found["all_gather"] += float(regathering(c, held, cluster)[0])
     if plan.zero == 3 and plan.dp * plan.cp > 1:
         for at, many in enumerate(dealt.tolist()):
-            gather, scatter = shard_talk(c, at, workload, cluster)
+            gather, scatter = shard_comm(c, at, workload, cluster)
             turns = many * micro_batches(plan)
             found["all_gather"] += turns * running(plan).profile.gathers * float(gather[0])
             found["reduce_scatter"] += turns * float(scatter[0])

@@ -63,7 +63,7 @@ def orders(
 
     Ranks of runs in `together` (the split ones) begin at the same moment: they communicate inside.
     """
-    played = _Played(where, batches, together)
+    played = _RankActions(where, batches, together)
     now = 0
     played.begin(now)
     while played.busy:
@@ -73,7 +73,7 @@ def orders(
     return played.found
 
 
-class _Played:
+class _RankActions:
     """A step on its way."""
 
     def __init__(
@@ -279,7 +279,7 @@ class _Context:
 def _forward(context: _Context, m: int, q: int) -> None:
     """One stretch of one micro-batch, and what it is passed."""
     stretch = context.found[q]
-    arrived = _handed(context, m, q - 1, back=False) if q else {}
+    arrived = _boundary_messages(context, m, q - 1, back=False) if q else {}
     before = {r: context.done.get((m, r)) for r in stretch.ranks}
     if q:
         _forget(context, m)
@@ -308,7 +308,7 @@ def _kernel(
     )  # fmt: skip
 
 
-def _handed(context: _Context, m: int, q: int, *, back: bool) -> dict[int, list[int]]:
+def _boundary_messages(context: _Context, m: int, q: int, *, back: bool) -> dict[int, list[int]]:
     """Messages between a stretch and the next, and for each rank those it waits for."""
     first, then = context.found[q], context.found[q + 1]
     size = float(context.costs.held["handed"][first.units[-1]]) * first.batch / context.batches
@@ -358,7 +358,7 @@ def _backward(context: _Context, m: int, q: int) -> None:
     arrived: dict[int, list[int]] = {}
     before = {r: context.done.get((m, r)) for r in stretch.ranks}
     if q + 1 < len(context.found):
-        arrived = _handed(context, m, q, back=True)
+        arrived = _boundary_messages(context, m, q, back=True)
         _forget(context, m)
     sends = is_last and len(stretch.ranks) > 1 and not stretch.is_split
     fuse = context.plan.bucket_mb * 2**20

@@ -423,13 +423,13 @@ def exchange_seconds(
     asked = ((False, exchange.forward), (True, exchange.backward), (True, again))
     copies = exchange.copies if part.runs[0].profile.dispatch == "node" else 1.0
     return [
-        (is_back, op, _talk(op, exchange.axis, moved, cluster, part, copies))
+        (is_back, op, _collective_seconds(op, exchange.axis, moved, cluster, part, copies))
         for is_back, op in asked
         if op
     ]
 
 
-def _talk(
+def _collective_seconds(
     op: str, axis: str, moved: Array, cluster: Cluster, cells: Layouts, copies: float = 1.0
 ) -> Array:
     """Seconds of one collective along an axis, group by group."""

@@ -68,7 +68,7 @@ class Spans(NamedTuple):
     order: Order
 
 
-class _Book:
+class _ChainTable:
     """Every different chain once, end to end in columns, so that tasks are gathered by index."""
 
     def __init__(self, context: LoweringContext, detail: str) -> None:
@@ -105,7 +105,7 @@ def write_stages(context: LoweringContext, detail: str) -> Spans:
     ways, chunks = range(3 if found.is_split else 2), found.chunks
     size = (len(ways), len(context.stages), chunks, count)
     spans = Spans(np.zeros(size, np.int64), np.zeros(size, np.int64), [], found)
-    book = _Book(context, detail)
+    book = _ChainTable(context, detail)
     for stage, (way, chunk, micro) in enumerate(found.turns):
         which = {(c, w): book.of(stage, c, w, False) for c in range(chunks) for w in ways}
         number = np.array([which[c, w] for c, w in zip(chunk.tolist(), way.tolist(), strict=True)])
@@ -118,7 +118,7 @@ def write_stages(context: LoweringContext, detail: str) -> Spans:
 
 
 def _write(
-    context: LoweringContext, book: _Book, stage: int, number: Ids, way: Ids, micro: Ids
+    context: LoweringContext, book: _ChainTable, stage: int, number: Ids, way: Ids, micro: Ids
 ) -> tuple[Ids, Ids, list[int]]:
     """The tasks of one stage; first and last of each chain, and the compute of the final one."""
     draft, lanes = context.draft, context.lanes[stage]
@@ -180,13 +180,13 @@ def _reduce(context: LoweringContext, one: PricedStage, made: list[int]) -> int:
         seconds=seconds * parts,
         comm_bytes=size * parts,
         group=one.group,
-        **(_talk(context, one) | {"lane": context.lanes[one.index].between}),
+        **(_collective_fields(context, one) | {"lane": context.lanes[one.index].between}),
     )
     context.draft.wait(ids, pieces)
     return int(ids[-1])
 
 
-def _talk(context: LoweringContext, one: PricedStage) -> dict[str, Any]:
+def _collective_fields(context: LoweringContext, one: PricedStage) -> dict[str, Any]:
     """What all collectives of a stage have in common."""
     where = {"lane": context.lanes[one.index].collective, "rank": one.rank}
     return where | {"kind": "collective", "phase": "communicate", "source": "formula"}
@@ -203,7 +203,7 @@ def _tie(context: LoweringContext, done: list[int]) -> list[int]:
     group = group_text((first.rank, last.rank))
     task = context.draft.tasks(
         1, op="all_reduce", name="tied weights", seconds=seconds, group=group,
-        **_talk(context, first),
+        **_collective_fields(context, first),
     )  # fmt: skip
     context.draft.wait(task, (done[first.index], done[last.index]))
     return [int(task[0])]
@@ -230,7 +230,7 @@ def _update(context: LoweringContext, one: PricedStage, done: list[int]) -> None
             name="parameters",
             seconds=again,
             group=one.group,
-            **_talk(context, one),
+            **_collective_fields(context, one),
         )
         context.draft.wait(back, update)
 
@@ -271,7 +271,7 @@ def written(found: Priced, detail: str = "stage") -> Graph:
     """The graph of a plan whose prices are known already."""
     context = context_of(found)
     spans = write_stages(context, detail)
-    _hand_over(context, spans)
+    _stage_sends(context, spans)
     write_end(context, spans)
     write_buffers(context, spans)
     plan = context.plan
@@ -280,7 +280,7 @@ def written(found: Priced, detail: str = "stage") -> Graph:
     return applied([parse(text) for text in plan.whatifs], graph, Setting(context.cluster))
 
 
-def _hand_over(context: LoweringContext, spans: Spans) -> None:
+def _stage_sends(context: LoweringContext, spans: Spans) -> None:
     """What stages send each other, one part of the model to the next and back."""
     places = spans.order.places
     hops: dict[tuple[int, int], float] = {}
@@ -307,7 +307,7 @@ def hop(context: Priced, here: int, there: int) -> float:
     """
     if context.is_even:
         return float(sends(context.stages[here].costs, context.workload, context.cluster)[0])
-    size = max(_handed(context, here), _handed(context, there))
+    size = max(_output_bytes(context, here), _output_bytes(context, there))
     return float(collective.price("send", np.array([size]), context.apart(here, there)).seconds[0])
 
 
@@ -329,7 +329,7 @@ def _send(
         rank=ranks[0],
         lane=context.lanes[here[0]][3 if _is_up(way, here, there) else 2],
         seconds=seconds,
-        comm_bytes=_handed(context, here[0]),
+        comm_bytes=_output_bytes(context, here[0]),
         phase="communicate",
         micro_batch=np.arange(len(made)),
         group=group_text(ranks),
@@ -347,7 +347,7 @@ def _is_up(way: int, here: tuple[int, int], there: tuple[int, int]) -> bool:
     return way == 1
 
 
-def _handed(context: Priced, stage: int) -> float:
+def _output_bytes(context: Priced, stage: int) -> float:
     """Bytes a stage sends on of one micro-batch."""
     block = next(i for i, layer in enumerate(context.workload.layers) if layer.is_block)
     return float(context.stages[stage].costs.holdings[block].handed[0])

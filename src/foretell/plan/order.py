@@ -37,7 +37,7 @@ _WAYS = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD, "W": WEIGHT}
 _RING = 6  # steps of a building block: forward, input and weight gradient of two chunks
 
 
-class Turns(NamedTuple):
+class StageOrder(NamedTuple):
     """What one stage runs, first to last."""
 
     way: Ints
@@ -49,7 +49,7 @@ class Order(NamedTuple):
     """What all stages run."""
 
     places: tuple[tuple[int, int], ...]  # (stage, chunk) of each part of the model
-    turns: tuple[Turns, ...]
+    turns: tuple[StageOrder, ...]
     is_split: bool  # weight gradients apart
 
     @property
@@ -73,7 +73,9 @@ class Order(NamedTuple):
 class Family(NamedTuple):
     """How a named schedule is made."""
 
-    make: Callable[[int, int, int, int], Sequence[Cell] | Turns]  # stage, stages, chunks, number
+    make: Callable[
+        [int, int, int, int], Sequence[Cell] | StageOrder
+    ]  # stage, stages, chunks, number
     chunks: int = 1  # of a stage; 0: as many as the plan says, more than one
     is_split: bool = False
     least: tuple[int, int] = (0, 1)  # micro-batches it needs: (a, b) for a·stages + b
@@ -123,7 +125,7 @@ def places_of(plan: Plan) -> tuple[tuple[int, int], ...]:
     return tuple((plan.pp - 1 - s if is_wave and c % 2 else s, c) for s, c in line)
 
 
-def turns(plan: Plan, stage: int, micro_batches: int) -> Turns:
+def turns(plan: Plan, stage: int, micro_batches: int) -> StageOrder:
     """The order of one stage."""
     return order(plan, micro_batches).turns[stage]
 
@@ -149,27 +151,27 @@ def _order(schedule: str, pp: int, chunks: int, actions: Names, num: int) -> Ord
     family = FAMILIES[schedule]
     require_micro_batches(schedule, pp, num)
     made = (family.make(stage, pp, chunks, num) for stage in range(pp))
-    rows = tuple(m if isinstance(m, Turns) else _columns(m) for m in made)
+    rows = tuple(m if isinstance(m, StageOrder) else _columns(m) for m in made)
     places = places_of(Plan(schedule=schedule, pp=pp, chunks=chunks))
     return Order(places, rows, family.is_split)
 
 
-def _columns(cells: Sequence[Cell]) -> Turns:
-    return Turns(*np.array(cells, np.int64).reshape(-1, 3).T)
+def _columns(cells: Sequence[Cell]) -> StageOrder:
+    return StageOrder(*np.array(cells, np.int64).reshape(-1, 3).T)
 
 
 # Orders with the whole backward at once.
 
 
-def _gpipe(stage: int, pp: int, chunks: int, num: int) -> Turns:
+def _gpipe(stage: int, pp: int, chunks: int, num: int) -> StageOrder:
     return _alternating(pp, chunks, num, num * chunks)
 
 
-def _1f1b(stage: int, pp: int, chunks: int, num: int) -> Turns:
+def _1f1b(stage: int, pp: int, chunks: int, num: int) -> StageOrder:
     return _alternating(pp, chunks, num, min(pp - stage - 1, num))
 
 
-def _interleaved(stage: int, pp: int, chunks: int, num: int) -> Turns:
+def _interleaved(stage: int, pp: int, chunks: int, num: int) -> StageOrder:
     """2(p−s−1) + (v−1)p forwards before the first backward."""
     if chunks == 1:
         return _1f1b(stage, pp, chunks, num)
@@ -177,7 +179,7 @@ def _interleaved(stage: int, pp: int, chunks: int, num: int) -> Turns:
     return _alternating(pp, chunks, num, min(warm, num * chunks))
 
 
-def _alternating(pp: int, chunks: int, num: int, warm: int) -> Turns:
+def _alternating(pp: int, chunks: int, num: int, warm: int) -> StageOrder:
     """`warm` forwards, then one forward and one backward in turns, then the backwards left."""
     steady = num * chunks - warm
     middle = np.tile([0, 1], steady)
@@ -185,7 +187,7 @@ def _alternating(pp: int, chunks: int, num: int, warm: int) -> Turns:
     place = np.where(way == 1, np.cumsum(way), np.cumsum(1 - way)) - 1
     chunk, micro = _groups(pp, chunks, num)
     flipped = np.where(way == 1, chunks - 1 - chunk[place], chunk[place])
-    return Turns(way, flipped, micro[place])
+    return StageOrder(way, flipped, micro[place])
 
 
 def _groups(pp: int, chunks: int, num: int) -> tuple[Ints, Ints]:
@@ -458,7 +460,7 @@ def _last_written(actions: Names, pp: int) -> int:
 def _checked(
     row: Sequence[tuple[int, str, int]], stage: int, places: dict[int, tuple[int, int]], num: int,
     split: bool,
-) -> Turns:  # fmt: skip
+) -> StageOrder:  # fmt: skip
     """The columns of one stage, every kind of every micro-batch once."""
     kinds = "FIW" if split else "FB"
     mine = {part for part, _, _ in row}

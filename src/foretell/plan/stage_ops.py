@@ -27,7 +27,7 @@ from foretell.plan.costs import (
     layer_parts,
     layer_seconds,
     rerun_share,
-    shard_talk,
+    shard_comm,
     sharded_seconds,
     stage,
     width,
@@ -438,7 +438,7 @@ def _layer(
 
 def _over(op: str, c: Costs, workload: Workload, cluster: Cluster, at: int) -> Piece:
     """A collective of one layer's shards, waiting for nothing."""
-    gather, scatter = shard_talk(c, at, workload, cluster)
+    gather, scatter = shard_comm(c, at, workload, cluster)
     seconds = gather if op == "all_gather" else scatter
     size = float((c.holdings[at].weights * width(c, workload))[0])
     layer = workload.layers[at].name

@@ -47,7 +47,7 @@ class StagePlacement:
         return (group_text(self.ranks), *layers, *self.ways)
 
 
-class Said(NamedTuple):
+class StageSpec(NamedTuple):
     """One stage in a plan's own words, before any model is looked at."""
 
     ranks: tuple[int, ...]
@@ -92,17 +92,17 @@ def texts(found: Sequence[StagePlacement], workload: Workload) -> Names:
     return tuple(place.texts(workload) for place in found)
 
 
-def said(texts: Sequence[str]) -> Said:
+def stage_spec(texts: Sequence[str]) -> StageSpec:
     """What the texts of one stage say."""
     ways = tuple(text for text in texts[1:] if text in WAYS)
     found = [_LAYERS.fullmatch(text) for text in texts[1:] if text not in WAYS]
     layers = tuple((one[1], int(one[2] or 0)) for one in found if one)
-    return Said(ranks_of(texts[0]), layers, ways)
+    return StageSpec(ranks_of(texts[0]), layers, ways)
 
 
 def _place(texts: tuple[str, ...], at: int, workload: Workload) -> StagePlacement:
     names = {layer.name: i for i, layer in enumerate(workload.layers)}
-    ranks, layers, ways = said(texts)
+    ranks, layers, ways = stage_spec(texts)
     times = [0] * len(names)
     for name, many in layers:
         if name not in names:

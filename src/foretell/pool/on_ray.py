@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foretell.errors import InputError
-from foretell.pool.pool import LOCAL, TRIES, Tell, given_up, silent
+from foretell.pool.pool import LOCAL, TRIES, OnProgress, given_up, silent
 
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -106,7 +106,7 @@ class OnRay:
         return max(1, int(self.ray.cluster_resources().get("CPU", 1)))
 
     def map(
-        self, work: Callable[[Any], Any], items: Sequence[Any], tell: Tell = silent,
+        self, work: Callable[[Any], Any], items: Sequence[Any], tell: OnProgress = silent,
         *, by_machine: bool = False,
     ) -> list[Any]:  # fmt: skip
         """`work` of each item, in their order; `by_machine` does one at a time on each machine."""

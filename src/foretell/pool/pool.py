@@ -19,7 +19,7 @@ from foretell.errors import ForetellError, InputError
 
 TRIES = 3
 LOCAL = "local"
-Tell = Callable[[int, int], None]  # pieces done, of how many
+OnProgress = Callable[[int, int], None]  # pieces done, of how many
 
 
 def silent(done: int, all_: int) -> None:
@@ -37,7 +37,7 @@ class Pool(Protocol):
         ...
 
     def map(
-        self, work: Callable[[Any], Any], items: Sequence[Any], tell: Tell = silent,
+        self, work: Callable[[Any], Any], items: Sequence[Any], tell: OnProgress = silent,
         *, by_machine: bool = False,
     ) -> list[Any]:  # fmt: skip
         """`work` of each item, in their order; `by_machine` does one at a time on each machine."""
@@ -50,7 +50,7 @@ class Alone:
     size, died = 1, 0
 
     def map(
-        self, work: Callable[[Any], Any], items: Sequence[Any], tell: Tell = silent,
+        self, work: Callable[[Any], Any], items: Sequence[Any], tell: OnProgress = silent,
         *, by_machine: bool = False,
     ) -> list[Any]:  # fmt: skip
         """`work` of each item, one after another."""

@@ -14,7 +14,7 @@ from multiprocessing import get_context
 from types import TracebackType
 from typing import Any, Self
 
-from foretell.pool.pool import TRIES, Tell, given_up, silent
+from foretell.pool.pool import TRIES, OnProgress, given_up, silent
 
 
 class Processes:
@@ -33,7 +33,7 @@ class Processes:
         self._end()
 
     def map(
-        self, work: Callable[[Any], Any], items: Sequence[Any], tell: Tell = silent,
+        self, work: Callable[[Any], Any], items: Sequence[Any], tell: OnProgress = silent,
         *, by_machine: bool = False,
     ) -> list[Any]:  # fmt: skip
         """`work` of each item, in their order; `by_machine` has them one after another here."""

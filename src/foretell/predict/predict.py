@@ -288,7 +288,7 @@ def _apart(plan: Plan, workload: Workload, cluster: Cluster) -> Prediction:
     busy = utilisation(plan, workload, cluster, timeline.seconds)
     share = _alone_share(plan, workload, cluster, samples(plan, priced))
     sigma = spread(plan, cluster, workload, share)
-    return _told(plan, sigma, timeline, memory_of_groups(plan, priced), advice, busy)
+    return _prediction(plan, sigma, timeline, memory_of_groups(plan, priced), advice, busy)
 
 
 def predict_placed(plan: Plan, prices: Prices) -> Prediction:
@@ -300,10 +300,10 @@ def predict_placed(plan: Plan, prices: Prices) -> Prediction:
     busy = utilisation(plan, workload, cluster, timeline.seconds) * _share(plan)
     share = _alone_share(plan, workload, cluster, plan.micro_batch)
     sigma = spread(plan, cluster, workload, share)
-    return _told(plan, sigma, timeline, memory_of_places(plan, prices), advice, busy)
+    return _prediction(plan, sigma, timeline, memory_of_places(plan, prices), advice, busy)
 
 
-def _told(
+def _prediction(
     plan: Plan,
     sigma: float,
     timeline: Timeline,

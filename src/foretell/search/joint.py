@@ -267,7 +267,7 @@ class _Search:
                 next(iter(self.failed.values()), "no layout fits"),
                 hint="more devices, a smaller batch, or offload=yes",
             )
-        found = self._told(swept)
+        found = self._planned(swept)
         return replace(found, stopped=stopped or found.stopped)
 
     def _searched(self, swept: Swept) -> None:
@@ -493,7 +493,7 @@ class _Search:
             if end.cost < self._worth(one) and end.plan != start[0].plan:
                 self._take(end, "placement, compiled")
 
-    def _told(self, swept: Swept) -> Planned:
+    def _planned(self, swept: Swept) -> Planned:
         """The shortest step, with what all found and cost."""
         name, best = min(self.best.items(), key=lambda item: (self._worth(item[1]), item[0]))
         baselines = {

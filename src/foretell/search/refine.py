@@ -317,12 +317,12 @@ def _segment_moves(plan: Plan, workload: Workload) -> Iterator[Plan]:
             yield plan.but(micro_batch=micro)
     yield written(plan, found[::-1])
     yield from _merged(plan, found)
-    yield from _dealt(plan, found)
+    yield from _block_moved(plan, found)
     for a in range(len(found) - 1 if len(found) > 2 else 0):  # neighbours change places
         yield written(plan, [*found[:a], found[a + 1], found[a], *found[a + 2 :]])
 
 
-def _dealt(plan: Plan, found: Sequence[Segment]) -> Iterator[Plan]:
+def _block_moved(plan: Plan, found: Sequence[Segment]) -> Iterator[Plan]:
     """One block from a segment to another."""
     for a, source in enumerate(found):
         for b, target in enumerate(found):

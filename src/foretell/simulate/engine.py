@@ -6,7 +6,7 @@
              no lags, no links                       one heap, one queue a lane
     events   everything
 
-All give the bits of `readable.play`; tests hold them to it on random graphs.
+All give the bits of `readable.simulate_readable`; tests hold them to it on random graphs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from foretell.errors import unknown
 from foretell.graph.columns import NONE, Array
 from foretell.graph.graph import Graph
 from foretell.graph.wiring import Wiring, wiring
-from foretell.simulate.readable import ARRIVE, Played, play
+from foretell.simulate.readable import ARRIVE, TaskTimes, simulate_readable
 from foretell.simulate.timeline import Timeline, timeline
 
 assert ARRIVE == 2, "event codes are packed as what * tasks + task"
@@ -38,7 +38,7 @@ def simulate(graph: Graph, *, engine: str = "auto", before: Timeline | None = No
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
     if engine == "readable":
-        return timeline(graph, play(graph))
+        return timeline(graph, simulate_readable(graph))
     if before is not None:
         from foretell.simulate.resume import resume
 
@@ -48,7 +48,7 @@ def simulate(graph: Graph, *, engine: str = "auto", before: Timeline | None = No
     return timeline(graph, full(graph))
 
 
-def full(graph: Graph) -> Played:
+def full(graph: Graph) -> TaskTimes:
     """Simulate all of a graph with compiled loops."""
     wires, loop = wiring(graph), loop_for(graph)
     if loop == "paths":
@@ -66,9 +66,9 @@ def loop_for(graph: Graph) -> str:
     return "lists" if is_plain and one_lane and not len(graph.used) else "events"
 
 
-def blank(size: int) -> Played:
+def blank(size: int) -> TaskTimes:
     """Room for a simulation."""
-    return Played(
+    return TaskTimes(
         np.zeros(size),
         np.zeros(size),
         np.full(size, NONE, np.int32),
@@ -76,7 +76,7 @@ def blank(size: int) -> Played:
     )
 
 
-def sweep(graph: Graph, wires: Wiring, played: Played, first: int, stale: Array) -> Played:
+def sweep(graph: Graph, wires: Wiring, played: TaskTimes, first: int, stale: Array) -> TaskTimes:
     """Place tasks along the longest paths, in place."""
     from foretell.simulate import paths
 
@@ -94,13 +94,13 @@ def sweep(graph: Graph, wires: Wiring, played: Played, first: int, stale: Array)
     return played
 
 
-def run(loop: str, graph: Graph, wires: Wiring) -> Played:
+def run(loop: str, graph: Graph, wires: Wiring) -> TaskTimes:
     """Play with a loop over events, from the beginning."""
     f = fixed(graph, wires)
-    return play_on(loop, graph, f, fresh_state(f, waiting_of(wires), blank(graph.size)), 0.0)
+    return simulate_from(loop, graph, f, fresh_state(f, waiting_of(wires), blank(graph.size)), 0.0)
 
 
-def play_on(loop: str, graph: Graph, f: Any, s: Any, now: float) -> Played:
+def simulate_from(loop: str, graph: Graph, f: Any, s: Any, now: float) -> TaskTimes:
     """Simulate on from a state."""
     if loop == "flows":
         _run_flows(f, s, now)
@@ -112,7 +112,7 @@ def play_on(loop: str, graph: Graph, f: Any, s: Any, now: float) -> Played:
         from foretell.simulate import events
 
         events.run(f, s, now)
-    return Played(s.start, s.end, s.cause, s.why)
+    return TaskTimes(s.start, s.end, s.cause, s.why)
 
 
 def _run_flows(f: Any, s: Any, now: float) -> None:
@@ -166,7 +166,7 @@ def waiting_of(wires: Wiring) -> Array:
     return count
 
 
-def fresh_state(f: Any, waiting: Array, played: Played) -> Any:
+def fresh_state(f: Any, waiting: Array, played: TaskTimes) -> Any:
     """The state before anything has happened."""
     s = empty_state(f, played)
     s.waiting[:] = waiting
@@ -180,7 +180,7 @@ def fresh_state(f: Any, waiting: Array, played: Played) -> Any:
     return s
 
 
-def empty_state(f: Any, played: Played) -> Any:
+def empty_state(f: Any, played: TaskTimes) -> Any:
     """Room for a state, in which no lane is held; what is said of tasks is yet to be filled."""
     from foretell.simulate.events import State
 

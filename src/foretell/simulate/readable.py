@@ -24,7 +24,7 @@ NOTHING, WAIT, LANE = 0, 1, 2  # what let a task start
 SLOWEST = 1e-9  # a transfer never stands still, whatever rounding leaves of a link
 
 
-class Played(NamedTuple):
+class TaskTimes(NamedTuple):
     """When every task starts and ends, and which task let it start."""
 
     start: Array
@@ -42,12 +42,12 @@ class _Transfer:
     since: float
 
 
-def play(graph: Graph) -> Played:
+def simulate_readable(graph: Graph) -> TaskTimes:
     """Simulate a graph from its beginning to its end."""
-    return Play(graph).run()
+    return _Simulation(graph).run()
 
 
-class Play:
+class _Simulation:
     """The state of one simulation."""
 
     def __init__(self, graph: Graph) -> None:
@@ -73,7 +73,7 @@ class Play:
         self.candidates = {i for i in range(n) if self.waiting[i] == 0}
         self.moving: dict[int, _Transfer] = {}
 
-    def run(self) -> Played:
+    def run(self) -> TaskTimes:
         now = 0.0
         while True:
             changed = self.start_all(now)
@@ -86,7 +86,7 @@ class Play:
             while self.events and self.events[0][0] == now:
                 self.happen(*heapq.heappop(self.events))
         assert not self.candidates, "a verified graph never gets stuck"
-        return Played(
+        return TaskTimes(
             np.array(self.start), np.array(self.end), np.array(self.cause, np.int32),
             np.array(self.why, np.uint8),
         )  # fmt: skip

@@ -19,15 +19,15 @@ from foretell.simulate.engine import (
     empty_state,
     fixed,
     loop_for,
-    play_on,
     rows_of,
+    simulate_from,
     sweep,
 )
-from foretell.simulate.readable import Played
+from foretell.simulate.readable import TaskTimes
 from foretell.simulate.timeline import Timeline
 
 
-def resume(graph: Graph, before: Timeline) -> Played | None:
+def resume(graph: Graph, before: Timeline) -> TaskTimes | None:
     """The simulation of an edited graph, or None where starting over is as good."""
     old = before.graph
     if graph.parent is not old or before.is_measured or not graph.size or not old.size:
@@ -113,7 +113,7 @@ def _table_differs(change: _Change, part: str, column: str) -> Array:
 # Where every lane is ordered
 
 
-def _swept(graph: Graph, change: _Change) -> Played:
+def _swept(graph: Graph, change: _Change) -> TaskTimes:
     wires = wiring(graph)
     stale: Array = (change.rewired | change.retimed).view(np.uint8)
     for longer in (change.gapped, change.is_new):
@@ -124,13 +124,15 @@ def _swept(graph: Graph, change: _Change) -> Played:
     return sweep(graph, wires, _carried_over(change), first, stale)
 
 
-def _carried_over(change: _Change) -> Played:
+def _carried_over(change: _Change) -> TaskTimes:
     """What was simulated before, causes numbered anew; columns of new tasks are not set yet."""
     before = change.before
     if change.graph.origin is None:
-        return Played(*(np.array(c) for c in (before.start, before.end, before.cause, before.why)))
+        return TaskTimes(
+            *(np.array(c) for c in (before.start, before.end, before.cause, before.why))
+        )
     was, cause = change.was, _renumbered(change, before.cause)
-    return Played(before.start[was], before.end[was], cause[was], before.why[was])
+    return TaskTimes(before.start[was], before.end[was], cause[was], before.why[was])
 
 
 def _renumbered(change: _Change, tasks: Array) -> Array:
@@ -145,7 +147,7 @@ def _renumbered(change: _Change, tasks: Array) -> Array:
 # Where there is something to decide
 
 
-def _taken_up(graph: Graph, change: _Change, loop: str) -> Played | None:
+def _taken_up(graph: Graph, change: _Change, loop: str) -> TaskTimes | None:
     instant = _first_felt(change)
     if instant == np.inf:
         return _carried_over(change)
@@ -162,7 +164,7 @@ def _taken_up(graph: Graph, change: _Change, loop: str) -> Played | None:
     if loop == "lists":  # which takes the first in the order they were ready
         fresh = state.fresh[: state.count[1]]
         fresh[:] = fresh[np.lexsort((fresh, state.ready[fresh]))]
-    return play_on(loop, graph, f, state, instant)
+    return simulate_from(loop, graph, f, state, instant)
 
 
 def _restore(graph: Graph, f: Any, s: Any, rest: Array, instant: float) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from foretell.errors import InputError
 from foretell.graph.columns import NONE, Array, Kind, frozen
 from foretell.graph.graph import Graph, Task
-from foretell.simulate.readable import LANE, NOTHING, WAIT, Played
+from foretell.simulate.readable import LANE, NOTHING, WAIT, TaskTimes
 
 WHY = {NOTHING: "the beginning", WAIT: "waited for", LANE: "lane was taken by"}
 
@@ -84,7 +84,7 @@ class Timeline:
         return np.array(path[::-1], np.int64)
 
 
-def timeline(graph: Graph, played: Played) -> Timeline:
+def timeline(graph: Graph, played: TaskTimes) -> Timeline:
     """A timeline of read-only columns."""
     return Timeline(graph, *(frozen(column) for column in played))
 

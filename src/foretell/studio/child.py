@@ -22,14 +22,14 @@ _PRELOAD = ("foretell.survey", "foretell.plan", "foretell.search.oracle", "foret
 
 
 @dataclass(frozen=True)
-class Room:
+class WorkLimits:
     """What a piece of work may take."""
 
     bytes: int = 4 << 30  # beyond what the interpreter and its libraries take
     seconds: float = 120.0
 
 
-READING, SEARCHING = Room(), Room(8 << 30, 3600.0)
+READING, SEARCHING = WorkLimits(), WorkLimits(8 << 30, 3600.0)
 
 
 class Stopped(Exception):
@@ -48,7 +48,7 @@ def _context() -> Any:
 def call(
     work: Callable[..., Any],
     *args: Any,
-    room: Room = READING,
+    room: WorkLimits = READING,
     tell: Callable[..., None] | None = None,
     stop: threading.Event | None = None,
 ) -> Any:
@@ -91,7 +91,7 @@ def _answer(pipe: Any, process: Any, ends: float, tell: Any, stop: Any) -> Any:
     raise InputError("this took too long and was stopped", hint="ask for less at once")
 
 
-def _work(pipe: Any, room: Room, work: Callable[..., Any], args: Any, tells: bool) -> None:
+def _work(pipe: Any, room: WorkLimits, work: Callable[..., Any], args: Any, tells: bool) -> None:
     """The other process: limits first, then the work, then one answer."""
     _limit(room)
 
@@ -109,7 +109,7 @@ def _work(pipe: Any, room: Room, work: Callable[..., Any], args: Any, tells: boo
         pipe.send(("failed", InputError("this is nested too deep")))
 
 
-def _limit(room: Room) -> None:
+def _limit(room: WorkLimits) -> None:
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's; it ends its children

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretell.advise import Counsel, Step, advise
+from foretell.advise import Recommendations, Step, advise
 from foretell.advise.advise import TRIED
 from foretell.cluster import Cluster
 from foretell.errors import InputError
@@ -19,7 +19,9 @@ from foretell.survey import Loaded, survey
 if TYPE_CHECKING:
     from foretell.predict import Prediction
 
-Tell = Callable[..., None]  # what a search does now, its best so far, what it has found so far
+OnProgress = Callable[
+    ..., None
+]  # what a search does now, its best so far, what it has found so far
 MOST_SPANS = 120_000  # of one view
 
 
@@ -29,7 +31,7 @@ def step(
     of: Step,
     measured: Timeline | None,
     specs: tuple[str, ...],
-    counsel: Counsel | None,
+    counsel: Recommendations | None,
 ) -> dict[str, Any]:
     """The diagnosis of a step and what changes make of it: what a report of them shows."""
     found = survey([Loaded(name, of, measured)], specs, advice=False, counsel=counsel)
@@ -49,14 +51,14 @@ def _page(lines: Sequence[Line], content: Content) -> dict[str, Any]:
     return found
 
 
-def ranked(of: Step, tell: Tell) -> Counsel:
+def ranked(of: Step, tell: OnProgress) -> Recommendations:
     """Every change that applies, tried."""
     return advise(of, TRIED, lambda spec: tell(f"trying {spec}"))
 
 
 def shown_answer(answer: Any) -> Any:
     """A search's answer as plain values; that of changes is asked for with the view."""
-    if isinstance(answer, Counsel):
+    if isinstance(answer, Recommendations):
         return {"changes": len(answer.ranked)}
     return answer
 
@@ -117,7 +119,7 @@ def _dollars(found: Prediction, cluster: Cluster) -> str:
     return f"{found.step * cluster.price / 3600:.3g} $"
 
 
-def strategies(workload: str, cluster: str, gpus: str, tell: Tell) -> list[dict[str, Any]]:
+def strategies(workload: str, cluster: str, gpus: str, tell: OnProgress) -> list[dict[str, Any]]:
     """Every strategy at every scale, sent as found; and the Pareto front of each scale."""
     from foretell.search.oracle import counts, scaling
     from foretell.studio.machines import sized
@@ -175,7 +177,9 @@ def _swept(
     ]  # fmt: skip
 
 
-def planned(workload: str, cluster: Cluster, planner: str, tell: Tell) -> list[dict[str, Any]]:
+def planned(
+    workload: str, cluster: Cluster, planner: str, tell: OnProgress
+) -> list[dict[str, Any]]:
     """What a planner finds, as `predict` prices it, and its baselines."""
     from foretell.search.kit import repredicted
     from foretell.workload import load

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from foretell.advise import Advice, Counsel, Step
+from foretell.advise import Advice, Recommendations, Step
 from foretell.advise.advise import WORTH
 from foretell.baseline import shares
 from foretell.cluster import Cluster
@@ -71,7 +71,7 @@ class _Case:
 
 
 @lru_cache(4)
-def diagnose(step: Step, found: Window, counsel: Counsel | None = None) -> dict[str, Any]:
+def diagnose(step: Step, found: Window, counsel: Recommendations | None = None) -> dict[str, Any]:
     """Everything a page says of a step before it shows its timeline."""
     graph = found.line.graph
     case = _Case(step, found, _device(step, graph), work_of(graph))
@@ -117,7 +117,7 @@ def _parts(case: _Case) -> dict[str, float]:
     return {"compute": compute / whole, "wire": wire / whole, "idle": 1 - (compute + wire) / whole}
 
 
-def _verdict(case: _Case, idle: dict[str, Any], counsel: Counsel | None) -> dict[str, Any]:
+def _verdict(case: _Case, idle: dict[str, Any], counsel: Recommendations | None) -> dict[str, Any]:
     bound = BOUND[shares(case.graph, case.window.seconds).bottleneck]
     most = max(idle["causes"], key=lambda c: c["seconds"], default=None)
     if not np.isin(case.graph.kind, (Kind.HOST, Kind.LOAD)).any():
@@ -164,7 +164,7 @@ def _waits(most: dict[str, Any] | None) -> str:
     }.get(most["cause"] if most else "", "waiting")
 
 
-def _first(counsel: Counsel | None) -> Advice | None:
+def _first(counsel: Recommendations | None) -> Advice | None:
     """The advice to follow first: the best combination, or the best change that is worth it."""
     if counsel is None:
         return None
@@ -185,7 +185,7 @@ def _advised(first: Advice, seconds: float) -> str:
     )
 
 
-def _nothing(counsel: Counsel | None) -> str:
+def _nothing(counsel: Recommendations | None) -> str:
     if counsel is None:
         return ""
     return "None of the changes tried makes it at least 1 % faster."

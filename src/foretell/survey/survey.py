@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from foretell.advise import Counsel, Step, advise
+from foretell.advise import Recommendations, Step, advise
 from foretell.advise.advise import TRIED, shown
 from foretell.baseline import steady_seconds
 from foretell.errors import ForetellError
@@ -43,7 +43,7 @@ def survey(
     drawn: Drawn | None = None,
     *,
     advice: bool = True,
-    counsel: Counsel | None = None,
+    counsel: Recommendations | None = None,
     progress: Progress = lambda words: None,
 ) -> Survey:
     """Diagnose steps and draw the rest; with `advice`, every change is tried on the first step.
@@ -90,7 +90,7 @@ class _Answers:
     memory: list[dict[str, Any]]
 
 
-def _answers(loaded: Loaded, specs: Sequence[str], counsel: Counsel | None) -> _Answers:
+def _answers(loaded: Loaded, specs: Sequence[str], counsel: Recommendations | None) -> _Answers:
     step = loaded.step
     changes = tuple(parse(spec) for spec in specs) or _best(counsel)
     now = window(step, step.graph)
@@ -117,7 +117,7 @@ def _answers(loaded: Loaded, specs: Sequence[str], counsel: Counsel | None) -> _
     )
 
 
-def _best(counsel: Counsel | None) -> tuple[WhatIf, ...]:
+def _best(counsel: Recommendations | None) -> tuple[WhatIf, ...]:
     return counsel.best.changes if counsel and counsel.best else ()
 
 

@@ -21,14 +21,14 @@ from foretell.graph import Graph, Kind, LaneKind, Lanes, Names, Phase, WaitKind,
 from foretell.graph.columns import Array
 from foretell.graph.groups import group_text
 from foretell.trace.words import (
+    RangeKind,
     Shape,
-    Tells,
     Texts,
     canonical,
     collective,
     element_bytes,
-    note_tells,
-    op_tells,
+    op_kind,
+    range_kind,
 )
 
 _RECORD = "record_param_comms"
@@ -132,7 +132,7 @@ def _op(n: _Raw) -> Op:
 
 def graph_of_execution(ops: Sequence[Op], where: str, rank: int = 0) -> Graph:
     """Tasks of the operators that compute, with the data that passes between them."""
-    tells, computing = _tells(ops), _computing(ops)
+    tells, computing = _range_kinds(ops), _computing(ops)
     chosen = [op for op in ops if op.id in computing]
     if not chosen:
         raise InputError(f"`{where}` has {len(ops)} nodes and none of them computes anything")
@@ -153,13 +153,13 @@ def graph_of_execution(ops: Sequence[Op], where: str, rank: int = 0) -> Graph:
     )
 
 
-def _tells(ops: Sequence[Op]) -> dict[int, int]:
+def _range_kinds(ops: Sequence[Op]) -> dict[int, int]:
     """What all that lies around each node tells, itself included."""
     found: dict[int, int] = {}
     for op in ops:  # parents begin before their children
-        own = int(op_tells(op.name)) | int(note_tells(op.name))
+        own = int(op_kind(op.name)) | int(range_kind(op.name))
         if op.is_backward:
-            own |= Tells.BACKWARD
+            own |= RangeKind.BACKWARD
         found[op.id] = own | found.get(op.parent, 0)
     return found
 
@@ -247,8 +247,11 @@ def _group(op: Op) -> str:
 def _phase(tells: int, kind: Kind) -> Phase:
     if kind in (Kind.COLLECTIVE, Kind.SEND):
         return Phase.COMMUNICATE
-    for role, phase in ((Tells.LOAD, Phase.LOAD), (Tells.UPDATE, Phase.UPDATE),
-                        (Tells.BACKWARD, Phase.BACKWARD), (Tells.LOSS, Phase.LOSS)):  # fmt: skip
+    phases = {
+        RangeKind.LOAD: Phase.LOAD, RangeKind.UPDATE: Phase.UPDATE,
+        RangeKind.BACKWARD: Phase.BACKWARD, RangeKind.LOSS: Phase.LOSS,
+    }  # fmt: skip
+    for role, phase in phases.items():
         if tells & role:
             return phase
     return Phase.FORWARD

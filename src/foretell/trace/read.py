@@ -30,7 +30,15 @@ from foretell.trace.runs import distinct
 from foretell.trace.source import members
 from foretell.trace.step.compose import part
 from foretell.trace.step.tasks import RankStep, Work, device_work, rank_step
-from foretell.trace.words import MEASURED, Tells, Texts, by_name, library, note_tells, step_number
+from foretell.trace.words import (
+    MEASURED,
+    RangeKind,
+    Texts,
+    by_name,
+    library,
+    range_kind,
+    step_number,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,14 +59,14 @@ def find_steps(events: Events) -> Steps:
     """All steps of a trace, first to last, cut so that none overlaps the next."""
     tells = np.where(
         events.what == What.NOTE,
-        by_name(events.texts, events.name, lambda text: int(note_tells(text))),
+        by_name(events.texts, events.name, lambda text: int(range_kind(text))),
         0,
     )
-    marked = np.flatnonzero(tells & Tells.STEP)
+    marked = np.flatnonzero(tells & RangeKind.STEP)
     steps = _by_notes(events, marked) if len(marked) else None
     if steps is not None and len(steps):
         return steps
-    updates = np.flatnonzero(tells & Tells.UPDATE)
+    updates = np.flatnonzero(tells & RangeKind.UPDATE)
     updates = updates[_are_optimizer_steps(events, updates)]
     steps = _by_updates(events, updates) if len(updates) > 2 else None
     return steps if steps is not None and len(steps) else _whole(events)

@@ -19,7 +19,7 @@ from foretell.graph import Dtype, Kind
 from foretell.graph.columns import Array
 
 
-class Does(IntEnum):
+class CallEffect(IntEnum):
     """What a runtime call does to the order of things."""
 
     NOTHING = 0
@@ -31,7 +31,7 @@ class Does(IntEnum):
     FREE = 6  # gives memory back, which waits for the device
 
 
-class Tells(IntFlag):
+class RangeKind(IntFlag):
     """What a named range or operator tells of all that happens inside it."""
 
     NOTHING = 0
@@ -46,19 +46,19 @@ class Tells(IntFlag):
 
 _CALL = re.compile(r"^(?:cuda|hip|cuCtx|cu)")
 _DOES = {
-    "DeviceSynchronize": Does.DRAIN_DEVICE,
-    "ThreadSynchronize": Does.DRAIN_DEVICE,
-    "Synchronize": Does.DRAIN_DEVICE,  # cuCtxSynchronize
-    "StreamSynchronize": Does.DRAIN_STREAM,
-    "EventSynchronize": Does.DRAIN_EVENT,
-    "EventRecord": Does.RECORD,
-    "EventRecordWithFlags": Does.RECORD,
-    "StreamWaitEvent": Does.WAIT,
-    "Free": Does.FREE,
-    "FreeHost": Does.FREE,
-    "HostFree": Does.FREE,
-    "HostUnregister": Does.FREE,
-    "MemFree": Does.FREE,
+    "DeviceSynchronize": CallEffect.DRAIN_DEVICE,
+    "ThreadSynchronize": CallEffect.DRAIN_DEVICE,
+    "Synchronize": CallEffect.DRAIN_DEVICE,  # cuCtxSynchronize
+    "StreamSynchronize": CallEffect.DRAIN_STREAM,
+    "EventSynchronize": CallEffect.DRAIN_EVENT,
+    "EventRecord": CallEffect.RECORD,
+    "EventRecordWithFlags": CallEffect.RECORD,
+    "StreamWaitEvent": CallEffect.WAIT,
+    "Free": CallEffect.FREE,
+    "FreeHost": CallEffect.FREE,
+    "HostFree": CallEffect.FREE,
+    "HostUnregister": CallEffect.FREE,
+    "MemFree": CallEffect.FREE,
 }
 
 _STEP = re.compile(r"ProfilerStep#(\d{1,15})")
@@ -174,29 +174,29 @@ def by_name(texts: Sequence[str], name: Array, meaning: Callable[[str], int]) ->
 
 
 @lru_cache(4096)
-def does(call: str) -> Does:
+def does(call: str) -> CallEffect:
     """What a runtime call does."""
-    return _DOES.get(_CALL.sub("", call).removesuffix("_v2"), Does.NOTHING)
+    return _DOES.get(_CALL.sub("", call).removesuffix("_v2"), CallEffect.NOTHING)
 
 
 @lru_cache(65536)
-def note_tells(note: str) -> Tells:
+def range_kind(note: str) -> RangeKind:
     """What a named range tells of what is inside it."""
     if _STEP.match(note):
-        return Tells.STEP
+        return RangeKind.STEP
     if note.startswith("enumerate(DataLoader)"):
-        return Tells.LOAD | Tells.UNIT
+        return RangeKind.LOAD | RangeKind.UNIT
     if note.startswith(LAYER_NOTE):
-        return Tells.LAYER
-    return Tells.UPDATE if _UPDATE.match(note) else Tells.NOTHING
+        return RangeKind.LAYER
+    return RangeKind.UPDATE if _UPDATE.match(note) else RangeKind.NOTHING
 
 
 @lru_cache(65536)
-def op_tells(op: str) -> Tells:
+def op_kind(op: str) -> RangeKind:
     """What an operator tells of what is inside it."""
     if _BACKWARD.match(op):
-        return Tells.BACKWARD | Tells.UNIT
-    return Tells.LOSS | Tells.UNIT if _LOSS.match(op) else Tells.UNIT
+        return RangeKind.BACKWARD | RangeKind.UNIT
+    return RangeKind.LOSS | RangeKind.UNIT if _LOSS.match(op) else RangeKind.UNIT
 
 
 def step_number(note: str) -> int:

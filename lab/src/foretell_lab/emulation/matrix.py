@@ -22,9 +22,9 @@ from foretell.pytorch.ranks.links import measure_cores
 from foretell.pytorch.ranks.machine import (
     LOG,
     MACHINE,
+    OnProgress,
     Pools,
     Setup,
-    Tell,
     measure_machine,
     refused,
 )
@@ -64,7 +64,7 @@ def setups(configs: Sequence[Config]) -> set[Setup]:
     return {(c.ranks, c.network) for c in configs}
 
 
-def run(folder: Path, asked: Asked, tell: Tell = lambda *_: None) -> dict[str, Any]:
+def run(folder: Path, asked: Asked, tell: OnProgress = lambda *_: None) -> dict[str, Any]:
     """Run what is missing of a matrix, within its time; what was and was not done."""
     folder.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
@@ -98,7 +98,7 @@ def run(folder: Path, asked: Asked, tell: Tell = lambda *_: None) -> dict[str, A
 
 
 def profile_all(
-    lab: Pools, configs: Sequence[Config], tell: Tell, rounds: int = 1
+    lab: Pools, configs: Sequence[Config], tell: OnProgress, rounds: int = 1
 ) -> dict[str, Any]:
     """One rank by itself for each model, on the samples and with the threads of its ranks.
 
@@ -119,7 +119,9 @@ def profile_all(
     return table.read(lab.folder / table.PROFILES) or {}
 
 
-def look_again(lab: Pools, configs: Sequence[Config], rounds: int, tell: Tell) -> dict[str, Any]:
+def look_again(
+    lab: Pools, configs: Sequence[Config], rounds: int, tell: OnProgress
+) -> dict[str, Any]:
     """Another pass over all models, and another look at what cores are worth."""
     profiles = profile_all(lab, configs, tell, rounds)
     path = lab.folder / MACHINE

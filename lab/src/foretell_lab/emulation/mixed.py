@@ -36,7 +36,7 @@ PROFILED = 9  # steps of one rank by itself
 TIMES = {"mlp": 4, "vgg": 3}  # samples over the lab's: here a rank's work has to matter
 NEAR = 0.03  # a plan that close to the best is as good
 MACHINE, ROWS = "mixed.json", "mixed.jsonl"
-Tell = Callable[[str], None]
+OnProgress = Callable[[str], None]
 Own = Mapping[str, Callable[["Mixed", "Setting"], Plan | None]]  # plans of a caller, by name
 
 
@@ -81,7 +81,7 @@ class Mixed:
 
     folder: Path
     stack: ExitStack
-    tell: Tell = lambda _: None
+    tell: OnProgress = lambda _: None
     own: Own = field(default_factory=dict)
     pools: dict[int, tuple[Pool, cpu.Quotas]] = field(default_factory=dict)
 
@@ -112,7 +112,8 @@ class Mixed:
 
 def run(
     folder: Path, settings: Sequence[Setting], plans: Sequence[str], *, rounds: int = 3,
-    steps: int = 5, seconds: float = 1200.0, tell: Tell = lambda _: None, own: Own | None = None,
+    steps: int = 5, seconds: float = 1200.0, tell: OnProgress = lambda _: None,
+    own: Own | None = None,
 ) -> None:  # fmt: skip
     """Bench and run what is missing, within its time; rows are appended as they are made."""
     why = cpu.refusal()

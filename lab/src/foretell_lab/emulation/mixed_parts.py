@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from foretell.plan import Plan
-from foretell.plan.check import dealt, layers_of, micro_batches_of_groups, runs
+from foretell.plan.check import layers_of, micro_batches_of_groups, rank_samples, runs
 from foretell_lab.emulation.prices import Prices
 
 
@@ -45,6 +45,6 @@ def parts(plan: Plan, profile: dict[str, Any]) -> list[Piece]:
     for run, where in zip(found, layers_of(found, names, profile["model"]), strict=True):
         mine = [names[i] for i in where]
         held = {p: b for p, b in sizes.items() if any(p.startswith(f"{n}.") for n in mine)}
-        split = dealt(run.samples, micro_batches_of_groups(plan))
+        split = rank_samples(run.samples, micro_batches_of_groups(plan))
         out.append(Piece(split, frozenset(mine), held, float(profile["handed"][mine[-1]])))
     return out

@@ -19,10 +19,12 @@ from foretell.pool import Pool
 from foretell_lab.emulation import table
 from foretell_lab.emulation.matrix import Asked, permitted, run
 
-Tell = Callable[..., None]
+OnProgress = Callable[..., None]
 
 
-def run_on(pool: Pool, folder: Path, asked: Asked, tell: Tell = lambda *_: None) -> dict[str, Any]:
+def run_on(
+    pool: Pool, folder: Path, asked: Asked, tell: OnProgress = lambda *_: None
+) -> dict[str, Any]:
     """Run a matrix on a pool's machines; what was and was not done, and the folders it is in."""
     folder.mkdir(parents=True, exist_ok=True)
     models = dict.fromkeys(c.model for c in asked.configs)

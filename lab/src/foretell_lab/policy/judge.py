@@ -20,7 +20,7 @@ MOST = 200  # playouts
 
 
 @dataclass(frozen=True)
-class Judged:
+class Evaluated:
     """One problem, one seed."""
 
     better_at: int  # the playout that was first better than data parallelism; more than all if none
@@ -37,7 +37,7 @@ class Judged:
         return self.guided_at / self.even_at
 
 
-def judged(on: Evaluator, prior: Prior, seed: int, most: int = MOST) -> Judged:
+def judged(on: Evaluator, prior: Prior, seed: int, most: int = MOST) -> Evaluated:
     """Simulate both."""
     plain = uniform(on.problem, Action(0, ALL_REDUCE), mode=EVEN)
     base = on.seconds(plain)
@@ -49,7 +49,7 @@ def judged(on: Evaluator, prior: Prior, seed: int, most: int = MOST) -> Judged:
     guided, even = trees
     wanted = even.best[1] * NEAR
     even_at, guided_at = _first(even, wanted, most), _first(guided, wanted, most)
-    return Judged(
+    return Evaluated(
         _first(guided, base * (1 - LEAST), most),
         even_at,
         guided_at,

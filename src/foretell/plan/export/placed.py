@@ -13,7 +13,7 @@ from foretell.errors import InputError
 from foretell.graph.groups import group_text
 from foretell.plan.order import order
 from foretell.plan.plan import Names, Plan
-from foretell.plan.stage_placement import Said, said
+from foretell.plan.stage_placement import StageSpec, stage_spec
 
 
 class Line(NamedTuple):
@@ -21,7 +21,7 @@ class Line(NamedTuple):
 
     places: tuple[int, ...]
     width: int
-    stages: tuple[Said, ...]
+    stages: tuple[StageSpec, ...]
     actions: Names  # of each place
 
     @property
@@ -37,7 +37,7 @@ class Line(NamedTuple):
 
 def line(plan: Plan, program: str) -> Line:
     """The line of stages of a plan; an error that says why it is none."""
-    stages = tuple(said(texts) for texts in plan.stages)
+    stages = tuple(stage_spec(texts) for texts in plan.stages)
     width = len(stages[0].ranks)
     for s, one in enumerate(stages):
         first = one.ranks[0]
@@ -93,7 +93,7 @@ def count(plan: Plan, stage: int) -> int:
     return plan.layers[rank] // plan.chunks + (chunk < plan.layers[rank] % plan.chunks)
 
 
-def dealt(plan: Plan) -> list[list[str]]:
+def stage_modules(plan: Plan) -> list[list[str]]:
     """The modules of each stage of a plan in degrees whose layers are not even."""
     num, at, out = plan.pp * plan.chunks, 0, []
     for stage in range(num):

@@ -15,7 +15,7 @@ import re
 from typing import Any
 
 from foretell.errors import InputError
-from foretell.plan.export.placed import dealt, line, modules, recompute
+from foretell.plan.export.placed import line, modules, recompute, stage_modules
 from foretell.plan.export.say import accumulation, require, whole
 from foretell.plan.plan import Names, Plan
 
@@ -33,7 +33,7 @@ _TOKENS = "training.max_context_length"
 
 def torchtitan(plan: Plan) -> dict[str, str]:
     """A module that sets a configuration, and a schedule file where the plan has actions."""
-    parts = dealt(plan) if plan.layers else []
+    parts = stage_modules(plan) if plan.layers else []
     if plan.stages:
         found = line(plan, "torchtitan")
         parts = modules(found)

@@ -513,7 +513,7 @@ def _inside(made: Deployed, modules: list[Any], layout: Mapping[str, str] | None
     plan, places = made.plan, made.places
     names = {spec.partition(":")[0] for spec in plan.whatifs}
     if plan.ep > 1:
-        _deal_experts(made)
+        _shard_experts(made)
     if made.by_graph is not None:
         GraphSplit(made.model, places.split_mesh(), made.by_graph, sp=plan.sp)
     for module in modules:
@@ -556,7 +556,7 @@ def _inside(made: Deployed, modules: list[Any], layout: Mapping[str, str] | None
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
 
-def _deal_experts(made: Deployed) -> None:
+def _shard_experts(made: Deployed) -> None:
     """Let data-parallel ranks share the experts of every layer."""
     mesh = made.places.expert_mesh()
     for name in experts_of(made.model):

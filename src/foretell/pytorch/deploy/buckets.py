@@ -107,7 +107,7 @@ class Buckets:
 
     def _begin(self) -> None:
         self._next = 0
-        self._told: Any = None  # under way: which parameters ranks have used
+        self._used_work: Any = None  # under way: which parameters ranks have used
         self._given: set[str] = set()  # taken already when autograd comes to write them
         for bucket in self._buckets:
             bucket.begin()
@@ -150,16 +150,16 @@ class Buckets:
         for place, name in enumerate(self._of):
             if name in absent:
                 self._flags[place] = 0
-        self._told = dist.all_reduce(self._flags, group=self.group, async_op=True)
+        self._used_work = dist.all_reduce(self._flags, group=self.group, async_op=True)
 
     def _absent(self) -> set[str]:
         return {name for bucket in self._buckets for name in bucket.absent}
 
     def _unused(self) -> set[str]:
         """Parameters that got no gradient on any rank; a rank that has all need not look."""
-        if self._told is not None:
-            self._told.wait()
-            self._told = None
+        if self._used_work is not None:
+            self._used_work.wait()
+            self._used_work = None
         if not self._absent():
             return set()
         flags = self._flags.tolist()

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from foretell.errors import InputError
 from foretell.plan import Plan
-from foretell.plan.check import agreed, dealt_run, micro_batches_of_groups, runs
+from foretell.plan.check import agreed, micro_batches_of_groups, run_samples, runs
 from foretell.plan.group_graph import Action, Move, edges, handed, orders
 from foretell.pytorch.deploy.actions import Ran
 from foretell.pytorch.deploy.batch_norm import norms, synchronize_norms
@@ -42,7 +42,7 @@ Tensor = Any
 _CUT = "runs can be cut only where tensors with a row for each sample pass"
 
 
-class Handed(NamedTuple):
+class BoundaryMessage(NamedTuple):
     """Samples of a run's output on their way on, or of its gradient on the way back."""
 
     kind: str  # F or B
@@ -63,7 +63,7 @@ class Groups:
         self.batch = self.runs[0].batch
         self.is_split = [run.way == "split" for run in self.runs]
         self.modules = {q: pieces[q] for q, run in enumerate(self.runs) if self.rank in run.samples}
-        self.dealt = [dealt_run(run, self.batches) for run in self.runs]
+        self.dealt = [run_samples(run, self.batches) for run in self.runs]
         wide = {q for q, is_split in enumerate(self.is_split) if is_split}
         self.orders = orders([run.ranks for run in self.runs], self.batches, wide)
         self.moves, self.steps = cache(self._moves), 0
@@ -148,17 +148,17 @@ class Groups:
             self.dealt[a][m], self.dealt[b][m], from_all=self.is_split[a], to_all=self.is_split[b]
         )
 
-    def _outgoing(self, rank: int, act: Action) -> list[tuple[int, Handed]]:
+    def _outgoing(self, rank: int, act: Action) -> list[tuple[int, BoundaryMessage]]:
         """What a rank sends after it has done something, and to whom."""
         kind, q, m = act
         run = q if kind == "F" else q - 1  # whose output it is about
         there = self.moves(kind, run, m) if 0 <= run < len(self.runs) - 1 else []
-        return [(x.target, Handed(kind, run, m, x.first, x.last))
+        return [(x.target, BoundaryMessage(kind, run, m, x.first, x.last))
                 for x in there if x.source == rank != x.target]  # fmt: skip
 
-    def _expected(self) -> dict[int, list[Handed]]:
+    def _expected(self) -> dict[int, list[BoundaryMessage]]:
         """What comes from each of the others, in the order in which it comes."""
-        found: dict[int, list[Handed]] = {}
+        found: dict[int, list[BoundaryMessage]] = {}
         for source, order in self.orders.items():
             for act in order:
                 mine = [h for to, h in self._outgoing(source, act) if to == self.rank]
@@ -166,7 +166,7 @@ class Groups:
                     found.setdefault(source, []).extend(mine)
         return found
 
-    def _empties(self, handed: Handed) -> list[Tensor]:
+    def _empties(self, handed: BoundaryMessage) -> list[Tensor]:
         metas = [m for m in self._metas[handed.run] if m.has_grad or handed.kind == "F"]
         rows = handed.last - handed.first
         return [m._replace(shape=(rows, *m.shape)).empty(self.device) for m in metas]
@@ -250,7 +250,9 @@ class Groups:
                 cut = slice(move.first - first, move.last - first)
                 found.append([y.detach()[cut] for y in self._made[kind, run, m]])
             else:
-                found.append(self._post.receive(Handed(kind, run, m, move.first, move.last)))
+                found.append(
+                    self._post.receive(BoundaryMessage(kind, run, m, move.first, move.last))
+                )
         self._made.pop((kind, run, m), None)
         return [torch.cat(parts) for parts in zip(*found, strict=True)]
 

@@ -313,7 +313,7 @@ def _watch(
         limit = timeout if _have_begun(states, ranks) else max(timeout, _BEGIN)
         if time.time() - last > limit:
             raise _hang(states, ranks, limit, folder)
-        progress(*_told(states))
+        progress(*_progress(states))
         time.sleep(_POLL)
 
 
@@ -344,7 +344,7 @@ def _have_begun(states: dict[int, State], ranks: int) -> bool:
     return len(states) == ranks and not any(s.phase in BEFORE for s in states.values())
 
 
-def _told(states: dict[int, State]) -> tuple[str, float | None]:
+def _progress(states: dict[int, State]) -> tuple[str, float | None]:
     """What the rank that is furthest behind does, and which share of its steps is over."""
     if not states:
         return "starting", None

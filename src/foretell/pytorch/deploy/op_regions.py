@@ -119,7 +119,7 @@ class Region(torch.nn.Module):  # type: ignore[misc]
         return self.made(*args)
 
 
-class Told(torch.nn.Module):  # type: ignore[misc]
+class GradientReadyHook(torch.nn.Module):  # type: ignore[misc]
     """Says that a gradient is there."""
 
     def __init__(self, name: str, ready: Callable[[str, Any], None]) -> None:
@@ -163,7 +163,7 @@ def _tell(
 ) -> None:
     for name in names:
         place = f"gradient_{name.replace('.', '_')}"
-        root.add_module(place, Told(name, ready))
+        root.add_module(place, GradientReadyHook(name, ready))
         graph.call_module(place, (env[node],))
 
 

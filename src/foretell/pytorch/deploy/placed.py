@@ -19,7 +19,7 @@ import torch
 
 from foretell.errors import InputError
 from foretell.plan import Plan
-from foretell.plan.stage_placement import Said, said
+from foretell.plan.stage_placement import StageSpec, stage_spec
 from foretell.pytorch.deploy.actions import Pipeline, parse
 from foretell.pytorch.deploy.channels import split_all, split_parameters
 from foretell.pytorch.deploy.collective import Shared, new_groups
@@ -45,7 +45,7 @@ class Placed:
 
 def place(model: Module, plan: Plan, rank: int) -> Placed:
     """The stages of a plan made of a model; asked on all ranks at once."""
-    stages = [said(texts) for texts in plan.stages]
+    stages = [stage_spec(texts) for texts in plan.stages]
     names = list(dict.fromkeys(name for one in stages for name, _ in one.layers))
     traced = trace(model, names)
     cuts = {s: made for made in _copies(stages, traced) for s in made.stage.values()}
@@ -67,7 +67,7 @@ def place(model: Module, plan: Plan, rank: int) -> Placed:
     return Placed(pipeline, mine, shared, is_plain, here, splits)
 
 
-def _copies(stages: Sequence[Said], traced: Traced) -> list[Any]:
+def _copies(stages: Sequence[StageSpec], traced: Traced) -> list[Any]:
     """The model cut as each of its copies is; most plans have one."""
     seen = Counter(name for one in stages for name, times in one.layers if not times)
     copies = min(seen.values(), default=1)
@@ -115,7 +115,7 @@ def _filled(home: Homes, traced: Traced) -> Homes:
     return found
 
 
-def _check_ranks(stages: Sequence[Said], pipeline: Pipeline) -> None:
+def _check_ranks(stages: Sequence[StageSpec], pipeline: Pipeline) -> None:
     for s, one in enumerate(stages):
         if pipeline.ranks[s] != tuple(sorted(one.ranks)):
             raise InputError(
@@ -141,7 +141,7 @@ def _do_otherwise(module: Module, ways: Sequence[str], layers: Sequence[str]) ->
         module.forward = away
 
 
-def _split(mine: Mapping[int, Module], stages: Sequence[Said]) -> dict[int, Any]:
+def _split(mine: Mapping[int, Module], stages: Sequence[StageSpec]) -> dict[int, Any]:
     """Split the layers of wide stages over their ranks."""
     wide = sorted({stages[s].ranks for s in mine if len(stages[s].ranks) > 1})
     groups = new_groups(wide)

@@ -150,7 +150,7 @@ class Predictor:
         if dist.get_rank():
             return {}
         here = self.machine.with_ops(shared, self.machine.launch)  # of this plan alone: not kept
-        self.told = self._told(here, load, messages)
+        self.told = self._prediction(here, load, messages)
         return self.told
 
     def _piece(self) -> float:
@@ -243,7 +243,7 @@ class Predictor:
         )
         return replace(found, groups=groups, _ways={}, _levels={}).calibrated(calibration)
 
-    def _told(
+    def _prediction(
         self, machine: Machine, found_load: Load, messages: tuple[Message, ...]
     ) -> dict[str, Any]:
         assert self.workload is not None
@@ -337,7 +337,7 @@ def _together(mine: list[float | None]) -> list[float | None]:
     return [None if math.isinf(x) else x for x in rows.tolist()]
 
 
-class _Held:
+class _OptimizerInputs:
     """Parameters as an optimizer wants them."""
 
     def __init__(self, parameters: list[Tensor]) -> None:
@@ -359,7 +359,7 @@ def _updates(step: Step, asked: list[TimedOp]) -> dict[TimedOp, float]:
         held = [torch.nn.Parameter(torch.randn(shape)) for shape in some]
         for one in held:
             one.grad = torch.randn_like(one)
-        optimizer = step.optimizer(_Held(held))
+        optimizer = step.optimizer(_OptimizerInputs(held))
         if optimizer is None:
             return {}
         took = _together([timed.timed(optimizer.step)])[0]

@@ -88,7 +88,7 @@ def failed(folder: Path, rank: int, error: BaseException, phase: str) -> NoRetur
     try:
         traceback.print_exception(error)
         sys.stderr.flush()
-        run_files.write(folder / f"rank-{rank}.error.json", _told(error, phase))
+        run_files.write(folder / f"rank-{rank}.error.json", _failure(error, phase))
     finally:  # whatever the disk takes
         os._exit(1)
 
@@ -463,7 +463,7 @@ def _optimizer(script: ModuleType, plan: Plan, model: Any) -> Any:
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum)
 
 
-def _told(error: BaseException, phase: str) -> dict[str, Any]:
+def _failure(error: BaseException, phase: str) -> dict[str, Any]:
     """A failure in the form that the launcher reads."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if f"{os.sep}site-packages{os.sep}" not in f.filename] or list(frames)

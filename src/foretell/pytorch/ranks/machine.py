@@ -29,7 +29,7 @@ from foretell.pytorch.ranks.wires import LOOPBACK, Network, network, refusal
 MACHINE, LOG = "machine.json", "ranks.log"
 LINKS, CLUSTER = "links.csv", "cluster.toml"
 _L2 = 32 * 2**20  # bytes, not read from the processor: a server's usual last-level cache
-Tell = Callable[..., None]  # words and, where it is known, the share that is done
+OnProgress = Callable[..., None]  # words and, where it is known, the share that is done
 Setup = tuple[int, str]  # ranks, and the name of the network between them
 
 
@@ -59,7 +59,7 @@ def refused(networks: Iterable[str]) -> str:
     return refusal() if any(network(name).wires != "lo" for name in networks) else ""
 
 
-def measure_machine(pools: Pools, setups: Collection[Setup], tell: Tell) -> dict[str, Any]:
+def measure_machine(pools: Pools, setups: Collection[Setup], tell: OnProgress) -> dict[str, Any]:
     """Links and cores of every number of ranks and network."""
     path = pools.folder / MACHINE
     told = this_machine() | {"pinned": pools.pin, "each": _each(pools.pin, setups)}

@@ -280,7 +280,7 @@ class Evaluator:
         ready = np.maximum(end[fusion.group[problem.producer]], busy)
         if buckets is None:
             buckets = best_buckets(problem, ready, self.laws)
-        return self._told(fusion, cost, end, compute, ready, buckets, gathers, before)
+        return self._scored(fusion, cost, end, compute, ready, buckets, gathers, before)
 
     @property
     def laws(self) -> Array:
@@ -309,7 +309,9 @@ class Evaluator:
         """The same groups with other buckets: the compute lane stands."""
         self.evaluations += 1
         s = scored
-        return self._told(s.fusion, s.cost, s.end, s.compute, s.ready, buckets, s.gathers, s.before)
+        return self._scored(
+            s.fusion, s.cost, s.end, s.compute, s.ready, buckets, s.gathers, s.before
+        )
 
     def after(
         self, scored: Scored, fusion: Fusion, touched: Sequence[int], buckets: Buckets | None = None
@@ -319,7 +321,7 @@ class Evaluator:
         cost[list(touched)] = self.prices.groups(fusion, touched)
         return self.score(fusion, buckets, cost)
 
-    def _told(
+    def _scored(
         self, fusion: Fusion, cost: Array, end: Array, compute: float, ready: Array,
         buckets: Buckets, gathers: Buckets | None, before: float,
     ) -> Scored:  # fmt: skip

@@ -295,7 +295,7 @@ def choose(
     at = 0
     while at < min(most, len(order)):
         group = [swept.plans[i] for i in order[at : at + GROUP].tolist()]
-        found += [p for p in _played(group, workload, cluster, pool) if p.fits]
+        found += [p for p in _simulated(group, workload, cluster, pool) if p.fits]
         at += len(group)
         if found and at < len(order) and min(p.step for p in found) <= bounds[at:].min():
             break
@@ -306,7 +306,7 @@ def choose(
     )
 
 
-def _played(
+def _simulated(
     plans: list[Plan], workload: Workload, cluster: Cluster, pool: Pool | None
 ) -> list[Prediction]:
     """Layouts simulated: together here, one by one where there are workers."""

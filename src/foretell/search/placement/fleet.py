@@ -68,7 +68,7 @@ MOST_GROUPS = 4  # device groups up to which every subset is a candidate, as in 
 
 
 @dataclass(frozen=True)
-class Sorted:
+class TensorClasses:
     """The tensors of one op by what becomes of them."""
 
     split: tuple[str, ...]
@@ -76,14 +76,14 @@ class Sorted:
     whole: tuple[str, ...]
 
 
-def classes(op: Op) -> Sorted:
+def classes(op: Op) -> TensorClasses:
     """The tensors an op reads, keeps and makes; its output is `y`, the gradient of w is `dw`."""
     kept = {t.name: "batch" in t.dims for t in (*op.saved, *op.brief)}
     split = [name for name, is_split in kept.items() if is_split]
     tables = [name for name, is_split in kept.items() if not is_split]
     weights = [w.name for w in op.weights]
     made = "partial" if op.kind == "loss" else "split"
-    return Sorted(
+    return TensorClasses(
         split=(*split, *(("y",) if made == "split" else ())),
         partial=(*(f"d{name}" for name in weights), *(("y",) if made == "partial" else ())),
         whole=(*weights, *tables),

@@ -88,7 +88,7 @@ class PlacementPlanner(Planner):
         best = self._best(on, rivals, progress)
         placed = canonical(best.found.problem, best.found.placement)  # tied groups as they are
         best = replace(best, found=replace(best.found, placement=placed))
-        return self._told(on, rivals, best, began), best
+        return self._planned(on, rivals, best, began), best
 
     def _check(self) -> None:
         """Raise where an option cannot be."""
@@ -240,7 +240,9 @@ class PlacementPlanner(Planner):
         parts = mix.parts_of(on.problem, found)
         return Best(_unmixed(on.problem, best, parts), False, parts)
 
-    def _told(self, on: Evaluator, rivals: dict[str, Rival], best: Best, began: float) -> Planned:
+    def _planned(
+        self, on: Evaluator, rivals: dict[str, Rival], best: Best, began: float
+    ) -> Planned:
         found = best.found
         fitting = {name: r.seconds for name, r in rivals.items() if r.seconds < inf}
         plain = fitting.get("even-allreduce", max(fitting.values(), default=found.seconds))

@@ -35,9 +35,9 @@ from foretell.trace.step.tasks import RankStep, join
 from foretell.trace.step.waits import Waits, ready_times, waits
 from foretell.trace.words import (
     LAYER_NOTE,
-    Does,
+    CallEffect,
+    RangeKind,
     Shape,
-    Tells,
     Texts,
     by_name,
     canonical,
@@ -70,18 +70,18 @@ def labels(d: RankStep) -> Labels:
 def _phases(d: RankStep) -> Array:
     n, e = d.nest, d.events
     start = e.start[n.event]
-    backward = (n.tells & Tells.BACKWARD) > 0
+    backward = (n.tells & RangeKind.BACKWARD) > 0
     phase = np.full(len(start), Phase.FORWARD, np.uint8)
     if backward.any():
         first, last = start[backward].min(), e.end[n.event[backward]].max()
         on_main = e.place[n.event] == d.thread
-        loss = np.flatnonzero(((n.tells & Tells.LOSS) > 0) & (start < first) & on_main)
+        loss = np.flatnonzero(((n.tells & RangeKind.LOSS) > 0) & (start < first) & on_main)
         if len(loss):
             phase[(start >= start[loss].min()) & (start < first)] = Phase.LOSS
         phase[start >= last] = Phase.UPDATE
     phase[backward] = Phase.BACKWARD
-    phase[((n.tells & Tells.UPDATE) > 0) & ~_in_closures(d, backward)] = Phase.UPDATE
-    phase[(n.tells & Tells.LOAD) > 0] = Phase.LOAD
+    phase[((n.tells & RangeKind.UPDATE) > 0) & ~_in_closures(d, backward)] = Phase.UPDATE
+    phase[(n.tells & RangeKind.LOAD) > 0] = Phase.LOAD
     return phase
 
 
@@ -92,7 +92,7 @@ def _in_closures(d: RankStep, backward: Array) -> Array:
     """
     n, e = d.nest, d.events
     start, end = e.start[n.event], e.end[n.event]
-    is_note = (e.what[n.event] == What.NOTE) & ((n.tells & Tells.UPDATE) > 0) & ~backward
+    is_note = (e.what[n.event] == What.NOTE) & ((n.tells & RangeKind.UPDATE) > 0) & ~backward
     begun = np.sort(start[backward])
     found = np.zeros(len(start), bool)
     for k in np.flatnonzero(is_note).tolist():
@@ -294,7 +294,7 @@ def _alone(start: Array, end: Array, demand: Array) -> Array:
 _TICK = 1e-12  # seconds between things issued at the same instant
 _AGES = 1e6  # seconds: what was there before a step comes before all that is in it
 _CAST = "aten::to"
-_DRAINS = (Does.DRAIN_DEVICE, Does.DRAIN_STREAM, Does.DRAIN_EVENT)
+_DRAINS = (CallEffect.DRAIN_DEVICE, CallEffect.DRAIN_STREAM, CallEffect.DRAIN_EVENT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -390,7 +390,7 @@ def _host_columns(d: RankStep, w: Waits, said: Labels, texts: Texts) -> dict[str
     ops = _words(e.texts, _at(e.name[n.event], op_place), texts, canonical)
     units = _words(e.texts, _at(e.name[n.event], h.unit), texts, plain)
     own = _words(e.texts, np.where(known, name, 0), texts, str)
-    is_load = ~h.is_call & (_at(n.tells, h.label) & Tells.LOAD > 0)
+    is_load = ~h.is_call & (_at(n.tells, h.label) & RangeKind.LOAD > 0)
     is_idle = ~h.is_call & ~is_load & (op_place == NONE)  # a note's own time, or no operator's
     op = np.where(h.is_call, own, ops)
     op[is_load], op[is_idle] = texts.number("load"), texts.number("python")

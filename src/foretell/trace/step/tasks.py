@@ -26,7 +26,7 @@ from foretell.graph.columns import NONE, Array
 from foretell.trace.decode import NO_ID
 from foretell.trace.events import Events, What
 from foretell.trace.runs import distinct, highest_before, is_follower, median, quantile
-from foretell.trace.words import Does, Tells, by_name, does, note_tells, op_tells
+from foretell.trace.words import CallEffect, RangeKind, by_name, does, op_kind, range_kind
 
 _HOST = (What.OP, What.CALL, What.NOTE, What.MODULE)
 # At the same instant the longer lies around the shorter, and of equally long ones a note around a
@@ -56,39 +56,39 @@ class Nest:
 def nest(events: Events, begin: float, end: float) -> Nest:
     """How the host events that begin in [begin, end) lie in each other."""
     chosen = np.flatnonzero(events.is_(*_HOST) & (events.start >= begin) & (events.start < end))
-    tells = _tells(events, chosen)
-    keep = (tells & Tells.STEP) == 0
+    tells = _range_kinds(events, chosen)
+    keep = (tells & RangeKind.STEP) == 0
     chosen, tells = chosen[keep], tells[keep]
     what, place = events.what[chosen], events.place[chosen]
     ranked = np.lexsort((_DEPTH[what], -events.end[chosen], events.start[chosen], place))
     chosen, tells, what = chosen[ranked], tells[ranked], what[ranked]
     parent = _parents(events, chosen)
-    is_layer = (what == What.MODULE) | ((tells & Tells.LAYER) > 0)
+    is_layer = (what == What.MODULE) | ((tells & RangeKind.LAYER) > 0)
     is_call = what == What.CALL
     calls = by_name(events.texts, events.name[chosen], lambda text: int(does(text)))
     levels = _levels(parent)
     return Nest(
         chosen,
         parent,
-        _outermost(parent, levels, (tells & Tells.UNIT) > 0),
+        _outermost(parent, levels, (tells & RangeKind.UNIT) > 0),
         _innermost(parent, levels, what == What.OP),
         _innermost(parent, levels, is_layer),
         _innermost(parent, levels, what == What.NOTE),
         _inherited(parent, levels, tells),
-        np.where(is_call, calls, Does.NOTHING),
+        np.where(is_call, calls, CallEffect.NOTHING),
         _joined(parent, levels, is_call),
     )
 
 
-def _tells(events: Events, chosen: Array) -> Array:
+def _range_kinds(events: Events, chosen: Array) -> Array:
     """What each event tells of itself and of what lies in it."""
     what, name = events.what[chosen], events.name[chosen]
     found = np.zeros(len(chosen), np.int64)
-    for kind, meaning in ((What.NOTE, note_tells), (What.OP, op_tells)):
+    for kind, meaning in ((What.NOTE, range_kind), (What.OP, op_kind)):
         mine = what == kind
         found[mine] = by_name(events.texts, name[mine], lambda text: int(meaning(text)))  # noqa: B023
     is_backward = (what == What.OP) & (events.forward_thread[chosen] > 0)
-    found[is_backward] |= Tells.BACKWARD
+    found[is_backward] |= RangeKind.BACKWARD
     return found
 
 
@@ -152,7 +152,7 @@ def _inherited(parent: Array, levels: list[Array], tells: Array) -> Array:
     """What each event tells together with all that it lies in."""
     found = tells.copy()
     for rows in levels:
-        found[rows] |= found[parent[rows]] & ~int(Tells.UNIT)
+        found[rows] |= found[parent[rows]] & ~int(RangeKind.UNIT)
     return found
 
 
@@ -345,7 +345,12 @@ def limit(value: float) -> float:
 
 # Seconds by which stamps of the host and of the device may contradict each other.
 NOISE = 1e-5
-_DRAINS = (Does.DRAIN_DEVICE, Does.DRAIN_STREAM, Does.DRAIN_EVENT, Does.FREE)
+_DRAINS = (
+    CallEffect.DRAIN_DEVICE,
+    CallEffect.DRAIN_STREAM,
+    CallEffect.DRAIN_EVENT,
+    CallEffect.FREE,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -580,7 +585,7 @@ def _note_rows(
     events: Events, n: Nest, starts: Array, end: float, thread: int
 ) -> list[tuple[int, float, float, int]]:
     """From the beginning of each optimizer note to its first piece, from its end to the next."""
-    updates = (n.tells & Tells.UPDATE) > 0
+    updates = (n.tells & RangeKind.UPDATE) > 0
     inner = np.where(n.parent == NONE, False, updates[n.parent])
     outer = np.flatnonzero(
         updates & ~inner & (events.what[n.event] == What.NOTE) & (events.place[n.event] == thread)

@@ -29,7 +29,7 @@ from foretell.trace.decode import NO_ID
 from foretell.trace.events import What
 from foretell.trace.runs import distinct, highest, is_follower, median
 from foretell.trace.step.tasks import NOISE, RankStep, join, typical
-from foretell.trace.words import Does, Tells
+from foretell.trace.words import CallEffect, RangeKind
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,13 +65,13 @@ def issue(d: RankStep) -> Issue:
     return Issue(time, highest(time, work.stream).tolist(), rows)
 
 
-def calls_that(d: RankStep, *wanted: Does) -> Array:
+def calls_that(d: RankStep, *wanted: CallEffect) -> Array:
     """Host tasks that are calls of those sorts."""
     tasks = np.flatnonzero(d.host.is_call & ~d.host.is_return)
     return tasks[np.isin(d.nest.does[d.host.label[tasks]], wanted)]
 
 
-def times_of(d: RankStep, *wanted: Does) -> tuple[Array, Array]:
+def times_of(d: RankStep, *wanted: CallEffect) -> tuple[Array, Array]:
     """(start, place in the nest) of calls of those sorts, tasks or not, by start."""
     place = np.flatnonzero(np.isin(d.nest.does, wanted))
     start = d.events.start[d.nest.event[place]] - d.begin
@@ -129,10 +129,10 @@ def stream_waits(d: RankStep, issue: Issue, synced: dict[int, SyncCall]) -> Pair
     """(source, target) pairs of device work on different streams."""
     if len(issue.rows) < 2:
         return _table(set())
-    times, places = times_of(d, Does.WAIT)
+    times, places = times_of(d, CallEffect.WAIT)
     if not len(times):
         return _table(_guessed(d, issue, ~d.device.is_ahead))
-    records, lines = times_of(d, Does.RECORD)[0].tolist(), _lines(d, issue)
+    records, lines = times_of(d, CallEffect.RECORD)[0].tolist(), _lines(d, issue)
     spans = d.device.work.start.tolist(), d.device.work.end.tolist()
     pairs = _guessed(d, issue, _in_graphs(d))
     for time, place in zip(times.tolist(), places.tolist(), strict=True):
@@ -370,7 +370,7 @@ def _is_backward(d: RankStep, tasks: Array) -> Array:
     label = d.host.label[tasks]
     if not len(d.nest.tells):
         return np.zeros(len(tasks), bool)
-    found: Array = (label != NONE) & ((d.nest.tells[label] & Tells.BACKWARD) > 0)
+    found: Array = (label != NONE) & ((d.nest.tells[label] & RangeKind.BACKWARD) > 0)
     return found
 
 
@@ -384,7 +384,9 @@ def drains(d: RankStep, issue: Issue, synced: dict[int, SyncCall]) -> tuple[Arra
     """(task, stream, last work on it) of all that waits for streams to be empty."""
     rows: list[tuple[int, int, int]] = []
     work = d.device.work
-    calls = calls_that(d, Does.DRAIN_DEVICE, Does.DRAIN_STREAM, Does.FREE).tolist()
+    calls = calls_that(
+        d, CallEffect.DRAIN_DEVICE, CallEffect.DRAIN_STREAM, CallEffect.FREE
+    ).tolist()
     for task in calls + np.flatnonzero(d.host.is_return).tolist():
         is_return = bool(d.host.is_return[task])
         for stream in _candidates(d, issue, synced, task):
@@ -400,7 +402,7 @@ def _candidates(d: RankStep, issue: Issue, synced: dict[int, SyncCall], task: in
     """The streams that a call may wait for."""
     if d.host.is_return[task]:
         return [int(d.device.work.stream[np.flatnonzero(d.device.host == d.host.call[task])[-1]])]
-    if d.nest.does[d.host.label[task]] in (Does.DRAIN_DEVICE, Does.FREE):
+    if d.nest.does[d.host.label[task]] in (CallEffect.DRAIN_DEVICE, CallEffect.FREE):
         return list(issue.rows)
     known = synced.get(int(d.nest.event[d.host.label[task]]))
     if known is not None:
@@ -426,8 +428,8 @@ def event_drains(d: RankStep, issue: Issue, synced: dict[int, SyncCall]) -> tupl
     be meant.
     """
     found: list[tuple[int, int]] = []
-    records, work = times_of(d, Does.RECORD)[0], d.device.work
-    for task in calls_that(d, Does.DRAIN_EVENT).tolist():
+    records, work = times_of(d, CallEffect.RECORD)[0], d.device.work
+    for task in calls_that(d, CallEffect.DRAIN_EVENT).tolist():
         start = float(d.host.start[task])
         known = synced.get(int(d.nest.event[d.host.label[task]]), SyncCall(NONE, NONE, None))
         at = int(np.searchsorted(records, start)) - 1

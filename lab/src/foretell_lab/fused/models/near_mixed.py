@@ -32,7 +32,7 @@ from foretell_lab.fused.models.text import Made
 Tensor = Any
 
 
-class Handed(nn.Module):  # type: ignore[misc]
+class Res2NetBlock(nn.Module):  # type: ignore[misc]
     """Res2Net: channels in parts, each part given the result of the one before it."""
 
     def __init__(self, c: int, inner: int, parts: int, precision: str) -> None:
@@ -56,7 +56,7 @@ def res2net(chance: Random, precision: str) -> Made:
     c, inner, side = chance.choice(
         ((256, 96, 56), (256, 104, 56), (512, 192, 28), (1024, 416, 14), (320, 144, 28))
     )
-    return Handed(c, inner, 4, precision), (picture(chance, precision, c, side),), _square
+    return Res2NetBlock(c, inner, 4, precision), (picture(chance, precision, c, side),), _square
 
 
 class Branches(nn.Module):  # type: ignore[misc]
