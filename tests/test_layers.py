@@ -17,12 +17,13 @@ SOURCE = Path(foretell.__file__).parent
 LAB = Path(__file__).parents[1] / "lab" / "src" / "foretell_lab"
 
 # room -> rooms it may import besides itself; those of `GROUND` are for everyone.
-GROUND = {"compiled", "portable", "errors", "spec", "io"}
+GROUND = {"compiled", "portable", "errors", "spec", "io", "operators"}
 ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "compiled": set(),
     "portable": set(),
     "profile": set(),
+    "operators": set(),
     "spec": {"errors"},
     "io": {"errors"},
     "pool": {"errors"},

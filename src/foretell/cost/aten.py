@@ -21,6 +21,7 @@ from functools import lru_cache
 
 from foretell.cost.kernel import added_rows
 from foretell.cost.shape import write
+from foretell.operators import rules, window
 
 # Bytes of a number as PyTorch's traces call its format; what is not here counts as one of fp32.
 BYTES = {
@@ -215,16 +216,11 @@ def _conv_out(call: Call) -> float:
     x, w = call.dims[0], call.dims[1]
     cudnn, turned = is_cudnn_order(call), is_cudnn_transposed(call)
     places = (4, 2, 5) if turned else (3, 2, 4) if cudnn else (3, 4, 5)
-    stride, pad, dilation = (_pair(call.numbers(i)) for i in places)
-    if turned or (not cudnn and call.values[6] in ("True", "1")):
-        groups = _pair(call.numbers(6 if turned else 8))
-        sides = [(s - 1) * stride - 2 * pad + r for s, r in zip(x[2:], w[2:], strict=True)]
-        return float(x[0] * w[1] * groups * math.prod(sides))
-    sides = [
-        (s + 2 * pad - dilation * (r - 1) - 1) // stride + 1
-        for s, r in zip(x[2:], w[2:], strict=True)
-    ]
-    return float(x[0] * w[0] * math.prod(sides))
+    stride, pad, dilation = (call.numbers(i) or (1,) for i in places)
+    turned = turned or (not cudnn and call.values[6] in ("True", "1"))
+    sides = window(x[2:], w[2:], stride, pad, dilation, turned=turned)
+    groups = _pair(call.numbers(6 if cudnn else 8))
+    return float(x[0] * (w[1] * groups if turned else w[0]) * math.prod(sides))
 
 
 def _conv_backward(call: Call) -> list[Kernel]:
@@ -242,8 +238,9 @@ def _conv_backward(call: Call) -> list[Kernel]:
     return [k for k, is_in in zip(parts.values(), wanted, strict=False) if is_in]
 
 
-def _each(op: str, written: float, *, in_place: bool = False) -> Callable[[Call], list[Kernel]]:
+def _each(op: str, written: float, place: str = "") -> Callable[[Call], list[Kernel]]:
     """An op over elements that writes `written` tensors like its largest input."""
+    in_place = place == "in_place"
 
     def rule(call: Call) -> list[Kernel]:
         there = call.tensors()
@@ -396,75 +393,7 @@ def _optimizer(call: Call) -> list[Kernel]:
     return [Kernel("optimizer", "", call.moved)] if call.moved else []
 
 
-RULES: dict[str, Callable[[Call], list[Kernel]]] = {
-    "mm": _product(0),
-    "bmm": _product(0),
-    "addmm": _product(1),
-    "baddbmm": _product(1),
-    "_cudnn_rnn": _recurrent,
-    "_cudnn_rnn_backward": _recurrent,
-    "convolution": _conv,
-    "convolution_backward": _conv_backward,
-    "native_dropout": _each("dropout", 1.25),
-    "copy_": _copy,
-    "roll": _roll,
-    "_softmax": _by_row("softmax", 2),
-    "_log_softmax": _by_row("softmax", 2),
-    "_softmax_backward_data": _by_row("softmax_backward", 3),
-    "_log_softmax_backward_data": _by_row("softmax_backward", 3),
-    "native_layer_norm": _by_row("norm", 2),
-    "native_layer_norm_backward": _by_row("norm_backward", 5),
-    "_fused_rms_norm": _by_row("norm", 2),
-    "_fused_rms_norm_backward": _by_row("norm_backward", 5),
-    "native_group_norm": _by_group("norm", 3, 3),
-    "native_group_norm_backward": _by_group("norm_backward", 5, 5),
-    "native_batch_norm": _by_channel("batch_norm", 3),
-    "native_batch_norm_backward": _by_channel("batch_norm_backward", 5),
-    "max_pool2d_with_indices": _pool("pool", 0),
-    "max_pool2d_with_indices_backward": _pool("pool_backward", 1),
-    "avg_pool2d": _pool("pool", 0),
-    "avg_pool2d_backward": _pool("pool_backward", 1),
-    "max_pool3d_with_indices": _pool("pool", 0),
-    "max_pool3d_with_indices_backward": _pool("pool_backward", 1),
-    "avg_pool3d": _pool("pool", 0),
-    "avg_pool3d_backward": _pool("pool_backward", 1),
-    "embedding": _looked_up,
-    "index_select": _looked_up,
-    "embedding_dense_backward": _embedding_backward,
-    "_efficient_attention_forward": _attention(0, 1, 2, 9, 8),
-    "_efficient_attention_backward": _attention(1, 1, 2, 14, 11),
-    "_cudnn_attention_forward": _attention(0, 2, 1, 10, 9),
-    "_cudnn_attention_backward": _attention(1, 2, 1, 14, 13),
-    "_flash_attention_forward": _attention(0, 1, 2, 8, 7),
-    "_flash_attention_backward": _attention(1, 1, 2, 11, 10),
-    "_scaled_dot_product_flash_attention_for_cpu": _attention(0, 2, 1, 4, 3),
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention(1, 2, 1, 7, 6),
-}
-RULES |= dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm"), _grouped)
-RULES |= dict.fromkeys(("_scaled_mm", "_int_mm"), _product(0))
-RULES["addbmm"] = _product(1)
-RULES |= dict.fromkeys(
-    ("sum", "mean", "amax", "amin", "argmax", "var", "linalg_vector_norm"), _reduce
-)
-RULES |= dict.fromkeys(
-    ("gelu", "gelu_backward", "silu", "silu_backward", "tanh", "tanh_backward", "pow", "exp"),
-    _each("activation", 1),
-)
-RULES |= dict.fromkeys(
-    (
-        *("add", "sub", "mul", "div", "sqrt", "rsqrt", "where", "clamp_min", "threshold_backward"),
-        *("native_dropout_backward", "hardswish", "hardswish_backward", "hardsigmoid", "neg"),
-        *("masked_fill", "hardsigmoid_backward", "sigmoid", "sigmoid_backward"),
-    ),
-    _each("elementwise", 1),
-)
-RULES |= dict.fromkeys(
-    ("add_", "sub_", "mul_", "div_", "lerp_", "addcmul_", "addcdiv_", "clamp_min_", "hardswish_"),
-    _each("elementwise", 1, in_place=True),
-)
-RULES |= dict.fromkeys(
-    ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"), _optimizer
-)
+RULES: dict[str, Callable[[Call], list[Kernel]]] = rules("kernel", globals(), "_")
 
 
 def is_call(shape: str) -> bool:

@@ -31,73 +31,14 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from foretell.operators import having
+
 KINDS = (
     "input", "pointwise", "gather", "random", "constant", "view", "cat", "reduction", "norm",
     "window", "template", "scatter", "extern",
 )  # fmt: skip
 
-_WORDS = {
-    "input": "input fresh",
-    "pointwise": (
-        "add sub rsub mul div neg abs sign square reciprocal pow sqrt rsqrt exp log log1p "
-        "expm1 sin cos tanh sigmoid erf relu relu6 gelu silu mish elu softplus leaky_relu "
-        "hardswish hardsigmoid hardtanh clamp clamp_min clamp_max maximum minimum where "
-        "masked_fill lerp addcmul addcdiv floor round remainder fmod floor_divide eq ne lt le "
-        "gt ge logical_and logical_or logical_not bitwise_and bitwise_or bitwise_not isnan "
-        "cast copy clone contiguous tril triu threshold_backward tanh_backward "
-        "sigmoid_backward gelu_backward silu_backward mish_backward elu_backward "
-        "hardswish_backward hardsigmoid_backward hardtanh_backward softplus_backward "
-        "leaky_relu_backward dropout_backward"
-    ),
-    "gather": (
-        "embedding index index_select gather select_backward slice_backward "
-        "upsample_nearest2d constant_pad_nd roll flip"
-    ),
-    "random": "dropout rand randn bernoulli rand_like",
-    "constant": (
-        "zeros ones full zeros_like ones_like full_like new_zeros new_full new_ones arange "
-        "scalar_tensor empty empty_like new_empty fill"
-    ),
-    "view": (
-        "view unsafe_view reshape t transpose permute expand unsqueeze squeeze slice select "
-        "split split_with_sizes chunk as_strided alias detach unbind"
-    ),
-    "cat": "cat stack",
-    "reduction": (
-        "sum mean amax amin max min var var_mean std prod norm argmax argmin all any "
-        "linalg_vector_norm logsumexp nll_loss_forward nll_loss_backward"
-    ),
-    "norm": (
-        "softmax log_softmax softmax_backward_data log_softmax_backward_data layer_norm "
-        "layer_norm_backward rms_norm batch_norm batch_norm_backward group_norm "
-        "group_norm_backward fused_rms_norm fused_rms_norm_backward"
-    ),
-    "window": (
-        "max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d "
-        "avg_pool2d_backward adaptive_avg_pool2d adaptive_avg_pool2d_backward"
-    ),
-    "template": "mm addmm bmm baddbmm convolution",
-    "scatter": "index_put scatter scatter_add embedding_dense_backward index_add",
-    "extern": (
-        "convolution_backward scaled_dot_product_attention sort topk cumsum other"
-    ),
-}  # fmt: skip
-KIND_OF = {word: kind for kind, words in _WORDS.items() for word in words.split()}
-WORDS = tuple(KIND_OF)  # the order of this table is the numbering of ops in a region
-
-_RENAMED = {
-    "_to_copy": "cast",
-    "_unsafe_view": "unsafe_view",
-    "sgn": "sign",
-    "cudnn_batch_norm": "batch_norm",
-    "cudnn_batch_norm_backward": "batch_norm_backward",
-    "_adaptive_avg_pool2d": "adaptive_avg_pool2d",
-    "_adaptive_avg_pool2d_backward": "adaptive_avg_pool2d_backward",
-    "_unsafe_index": "index",
-    "_native_batch_norm_legit": "batch_norm",
-    "_native_batch_norm_legit_functional": "batch_norm",
-    "upsample_nearest2d_vec": "upsample_nearest2d",
-}
+_RENAMED: dict[str, str] = having("word")
 
 # Kinds that loop over places and may join others in one loop.
 _LOOPS = frozenset({"pointwise", "gather", "random", "constant", "cat", "window"})
@@ -110,6 +51,10 @@ def word_of(name: str) -> str:
     if plain in _RENAMED:
         return _RENAMED[plain]
     return plain.removeprefix("_").removeprefix("native_")
+
+
+KIND_OF: dict[str, str] = {word_of(op): kind for op, kind in having("fusion", *KINDS).items()}
+WORDS = tuple(KIND_OF)  # the order of the table of operators is the numbering of ops in a region
 
 
 def kind_of(word: str) -> str:

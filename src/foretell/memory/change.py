@@ -23,7 +23,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from foretell.graph.columns import NONE, BufferKind, Phase
-from foretell.memory import recurrent
 from foretell.memory.outputs import copied
 from foretell.memory.tape import (
     FORWARD,
@@ -39,20 +38,11 @@ from foretell.memory.tape import (
     with_workspace,
     without_update,
 )
+from foretell.operators import having
 
 HALF = 2  # bytes
-NARROW = {
-    "addmm", "mm", "bmm", "baddbmm", "_addmm_activation", "convolution",
-    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_cudnn_attention", recurrent.FORWARD,
-}  # fmt: skip
-WIDE = {
-    "native_layer_norm", "native_group_norm", "pow", "exp", "expm1", "log", "log1p", "log2",
-    "reciprocal", "rsqrt", "softplus", "norm", "cumsum", "prod", "nll_loss_forward",
-    "nll_loss2d_forward", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div",
-    "binary_cross_entropy_with_logits",
-}  # fmt: skip
-WIDENS = {"_softmax", "_log_softmax", "_safe_softmax", "sum"}  # read narrow, write wide numbers
+NARROW, WIDE = having("autocast", "half"), having("autocast", "fp32")
+WIDENS = having("autocast", "widens")  # read narrow, write wide numbers
 NORMS = ("batch_norm",)  # their parameters stay wide beside narrow inputs
 
 

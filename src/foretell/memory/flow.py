@@ -26,8 +26,9 @@ from math import prod
 
 from foretell.graph.columns import NONE, BufferKind, Phase
 from foretell.memory.outputs import RULES, broadcast, workspace
-from foretell.memory.recurrent import ALIASES, FORWARD, KEPT_INPUTS, KEPT_RESULTS
+from foretell.memory.recurrent import ALIASES
 from foretell.memory.tape import FLOATS, ITEMS, WIDENED, Call, Dims, Key, Op, Storage
+from foretell.operators import having, places
 
 
 @dataclass(frozen=True)
@@ -39,52 +40,24 @@ class Kept:
     pair: tuple[int, int] | None = None
     lists: bool = False  # the parameters given as a list, too
 
+    @classmethod
+    def read(cls, text: str) -> Kept:
+        """`in 0 1, out 0`, `pair 0 1` or `nothing`, as the table of operators says it."""
+        said = dict(part.partition(" ")[::2] for part in text.split(", "))
+        pair = places(said.get("pair", ""))
+        inputs, out = (places(said.get(key, "")) for key in ("in", "out"))
+        return cls(inputs, out, (pair[0], pair[1]) if pair else None, "lists" in said)
 
-_SELF, _RESULT, _NOTHING = Kept((0,)), Kept(out=(0,)), Kept()
-_ATTENTION = Kept((0, 1, 2, 3), (0, 1))
 
-KEPT: dict[str, Kept] = {
-    **dict.fromkeys(("mm", "bmm", "mul"), Kept(pair=(0, 1))),
-    **dict.fromkeys(("addmm", "baddbmm", "_addmm_activation"), Kept(pair=(1, 2))),
-    "convolution": Kept(pair=(0, 1)),
-    "div": Kept(pair=(0, 1)),
-    **dict.fromkeys(("cudnn_batch_norm", "native_batch_norm", "miopen_batch_norm",
-                     "_native_batch_norm_legit", "_batch_norm_with_update", "native_layer_norm",
-                     "native_group_norm"), Kept((0,), (1, 2))),
-    **dict.fromkeys(("relu", "tanh", "sigmoid", "exp", "sqrt", "rsqrt", "_softmax",
-                     "_log_softmax", "_safe_softmax", "elu", "reciprocal", "softplus"), _RESULT),
-    **dict.fromkeys(("gelu", "silu", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu", "mish",
-                     "pow", "abs", "log", "sin", "cos", "clamp", "clamp_min", "clamp_max",
-                     "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d",
-                     "log_sigmoid_forward", "erf", "var", "std"), _SELF),
-    **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices"), Kept((0,), (1,))),
-    "native_dropout": Kept(out=(1,)),
-    "embedding": Kept((1,)),
-    "_embedding_bag": Kept((1, 2), (1, 2)),
-    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), Kept((0, 1), (1,))),
-    **dict.fromkeys(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div",
-                     "binary_cross_entropy", "binary_cross_entropy_with_logits", "prelu"),
-                    Kept((0, 1))),
-    **dict.fromkeys(("_scaled_dot_product_efficient_attention",
-                     "_scaled_dot_product_flash_attention",
-                     "_scaled_dot_product_cudnn_attention"), _ATTENTION),
-    FORWARD: Kept(KEPT_INPUTS, KEPT_RESULTS, lists=True),
-    "where": _SELF, "masked_fill": Kept((1,)), "index": Kept((1,)), "gather": Kept((2,)),
-    "index_select": Kept((2,)), "amax": Kept((0,), (0,)), "max": Kept(out=(1,)),
-    **dict.fromkeys(("add", "sub", "rsub", "cat", "stack", "clone", "_to_copy", "sum", "mean",
-                     "roll", "copy", "neg"), _NOTHING),
-}  # fmt: skip
+_NOTHING = Kept()
+KEPT = {name: Kept.read(text) for name, text in having("saves").items()}
 
 # In place, these have formulas that read their result; others that read their input copy it first.
 OF_RESULT = frozenset({"leaky_relu", "hardtanh"})
 
 
 # Inputs that are parameters whatever else has their size.
-_PARAMETERS = {
-    "t": (0,), "convolution": (1, 2), "embedding": (0,), "_embedding_bag": (0,),
-    "native_layer_norm": (2, 3), "native_batch_norm": (1, 2), "cudnn_batch_norm": (1, 2),
-    "addmm": (0,),
-}  # fmt: skip
+_PARAMETERS = {name: places(text) for name, text in having("parameters").items()}
 _LOOK_BACK = 24  # tensors of one size among which an input is looked for
 
 

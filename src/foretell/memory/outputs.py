@@ -19,12 +19,11 @@ import re
 from collections.abc import Callable, Sequence
 from math import ceil, prod
 
-from foretell.memory.recurrent import BACKWARD, FORWARD, recurrent, recurrent_backward
+from foretell.memory import recurrent
 from foretell.memory.tape import CODES, FLOATS, ITEMS, Call, Dims, Key
+from foretell.operators import rules, window
 
 Rule = Callable[[Call], list[Key]]
-_TESTS = ("eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "isnan",
-          "isinf", "bitwise_not", "bitwise_and", "bitwise_or")  # fmt: skip
 
 
 def broadcast(call: Call) -> list[Key]:
@@ -77,17 +76,10 @@ def convolution(call: Call) -> list[Key]:
     if not x or not w or len(x[0]) < 3:
         return []
     stride, pad, dilate = (call.ints(k) or [d] for k, d in ((3, 1), (4, 0), (5, 1)))
-    sizes = list(x[0][2:])
-    for i, (n, kernel) in enumerate(zip(x[0][2:], w[0][2:], strict=True)):
-        s, p, d = (v[i % len(v)] for v in (stride, pad, dilate))
-        reach = d * (kernel - 1)
-        if call.flag(6):
-            more = call.ints(7) or [0]
-            sizes[i] = (n - 1) * s - 2 * p + reach + more[i % len(more)] + 1
-        else:
-            sizes[i] = (n + 2 * p - reach - 1) // s + 1
+    turned, more = call.flag(6), call.ints(7) or [0]
+    sizes = window(x[0][2:], w[0][2:], stride, pad, dilate, more, turned=turned)
     groups = (call.ints(8) or [1])[0]
-    channels = w[0][1] * groups if call.flag(6) else w[0][0]
+    channels = w[0][1] * groups if turned else w[0][0]
     return [((x[0][0], channels, *sizes), x[1])]
 
 
@@ -154,17 +146,12 @@ def reduced(call: Call) -> list[Key]:
 def pooled(call: Call) -> list[Key]:
     """Pooling with kernel, stride and padding; with indices where the operator makes them."""
     x, kernel = call.tensor(0), call.ints(1)
-    if not x or not kernel:
+    if not x or not kernel or len(kernel) > len(x[0]):
         return []
-    space = len(kernel)
-    stride, pad = call.ints(2) or kernel, call.ints(3) or [0]
     up = call.flag(5 if "max" in call.name else 4)
-    sizes = list(x[0])
-    for i in range(1, min(space, len(sizes)) + 1):
-        s, p = stride[-i % len(stride)], pad[-i % len(pad)]
-        room = x[0][-i] + 2 * p - kernel[-i]
-        sizes[-i] = (-(-room // s) if up else room // s) + 1
-    out: Key = (tuple(sizes), x[1])
+    sides = x[0][-len(kernel) :]
+    made = window(sides, kernel, call.ints(2) or kernel, call.ints(3) or [0], up=up)
+    out: Key = ((*x[0][: -len(kernel)], *made), x[1])
     return [out, (out[0], "long int")] if "indices" in call.name else [out]
 
 
@@ -270,52 +257,7 @@ def selected(call: Call) -> list[Key]:
     return [(tuple(dims), x[1])]
 
 
-# As large as what they are given, whatever they put into it from elsewhere.
-_PUT = ("index_add", "index_copy", "index_fill", "scatter", "scatter_add", "scatter_reduce")
-
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(_PUT, alike()), "index_select": selected,
-    **dict.fromkeys(_TESTS, test),
-    "addmm": product(1, 2), "mm": product(0, 1), "bmm": product(0, 1), "baddbmm": product(1, 2),
-    "_addmm_activation": product(1, 2),
-    "convolution": convolution, "convolution_backward": convolution_backward,
-    **dict.fromkeys(("cudnn_batch_norm", "native_batch_norm", "miopen_batch_norm",
-                     "_native_batch_norm_legit", "_batch_norm_with_update"), batch_norm),
-    **dict.fromkeys(("cudnn_batch_norm_backward", "miopen_batch_norm_backward",
-                     "native_batch_norm_backward", "batch_norm_backward"), batch_norm_backward),
-    "native_layer_norm": layer_norm, "native_layer_norm_backward": likes(1, 5, 6),
-    "native_group_norm": group_norm,
-    "_softmax": softmax, "_log_softmax": softmax, "_safe_softmax": like(0),
-    "_softmax_backward_data": like(1), "_log_softmax_backward_data": like(1),
-    "native_dropout": dropout, "native_dropout_backward": like(0),
-    **dict.fromkeys(("sum", "mean", "amax", "amin", "var", "std", "logsumexp", "prod"), reduced),
-    **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d",
-                     "avg_pool3d"), pooled),
-    **dict.fromkeys(("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward",
-                     "avg_pool2d_backward", "_adaptive_avg_pool2d_backward",
-                     "adaptive_max_pool2d_backward"), like(1)),
-    "_adaptive_avg_pool2d": adaptive, "_adaptive_avg_pool3d": adaptive,
-    "embedding": embedding, "embedding_dense_backward": embedding_backward(2),
-    "_embedding_bag": embedding_bag, "_embedding_bag_dense_backward": embedding_backward(5),
-    **dict.fromkeys(("_scaled_dot_product_efficient_attention",
-                     "_scaled_dot_product_flash_attention",
-                     "_scaled_dot_product_cudnn_attention"), attention),
-    **dict.fromkeys(("_scaled_dot_product_efficient_attention_backward",
-                     "_scaled_dot_product_flash_attention_backward",
-                     "_scaled_dot_product_cudnn_attention_backward"), likes(1, 2, 3)),
-    "cat": joined, "stack": joined, "_cat": joined,
-    "nll_loss_forward": scalar_loss, "nll_loss2d_forward": scalar_loss,
-    "nll_loss_backward": like(1), "nll_loss2d_backward": like(1),
-    "gather": indexed,
-    "clone": alike(), "_to_copy": alike(1), "empty_like": alike(1), "zeros_like": alike(1),
-    "ones_like": alike(1), "rand_like": alike(1), "full_like": alike(2),
-    "empty": sized(0, 1), "zeros": sized(0, 1), "ones": sized(0, 1), "full": sized(0, 2),
-    "empty_strided": sized(0, 2), "new_empty": sized(1, 2, 0), "new_zeros": sized(1, 2, 0),
-    "new_empty_strided": sized(1, 3, 0), "new_full": sized(1, 3, 0),
-    "slice_backward": sized(1, None, 0), "select_backward": sized(1, None, 0),
-    "resize_": resized,
-    FORWARD: recurrent, BACKWARD: recurrent_backward,
-}  # fmt: skip
+RULES: dict[str, Rule] = rules("makes", {**globals(), **vars(recurrent)})
 
 __all__ = ["CODES", "RULES", "Rule", "broadcast"]
 

@@ -14,7 +14,6 @@ from foretell.memory.tape import CODES, ITEMS, Call, Key
 
 FORWARD, BACKWARD = "_cudnn_rnn", "_cudnn_rnn_backward"
 ALIASES = {FORWARD: (3,), BACKWARD: (3,)}  # inputs that are views of parameters
-KEPT_INPUTS, KEPT_RESULTS = (0, 4, 5), (0, 3)  # input and states; output and reserve
 _BATCH_FIRST = 10  # place of that argument
 _BYTE = "unsigned char"
 

@@ -20,6 +20,7 @@ from foretell.errors import InputError
 from foretell.graph import Graph, Kind, LaneKind, Lanes, Names, Phase, WaitKind, assemble, edges
 from foretell.graph.columns import Array
 from foretell.graph.groups import group_text
+from foretell.operators import having
 from foretell.trace.words import (
     RangeKind,
     Shape,
@@ -35,25 +36,7 @@ _RECORD = "record_param_comms"
 _SPAN = ("global_rank_start", "global_rank_stride", "pg_size")
 _SAYS = 10  # inputs of a record from torch 2.3 on: the last three are its ranks
 _MOST = 1 << 20  # ranks of a job
-# Operators that do their own work whatever else runs inside them.
-_WHOLE_NAMES = """
-    addmm baddbmm bmm convolution convolution_backward embedding_dense_backward mm
-    native_batch_norm native_batch_norm_backward native_layer_norm native_layer_norm_backward
-    native_group_norm native_group_norm_backward _embedding_bag _embedding_bag_dense_backward
-    _cudnn_rnn _cudnn_rnn_backward _flash_attention_forward _flash_attention_backward
-    _efficient_attention_forward _efficient_attention_backward index_put_ sort topk
-"""
-# Operators that move no data: they make views, ask, or take memory.
-_FREE_NAMES = """
-    AccumulateGrad alias as_strided chunk contiguous detach detach_ diagonal empty empty_like
-    empty_strided expand expand_as flatten is_pinned is_same_size item lift_fresh narrow
-    new_empty new_empty_strided numpy_T permute record_stream requires_grad_ reshape resize_
-    resolve_conj resolve_neg result_type select set_ slice split split_with_sizes squeeze
-    squeeze_ swapaxes t t_ to transpose transpose_ unbind unflatten unflatten_dense_tensors
-    unsafe_split unsqueeze unsqueeze_ view view_as _reshape_alias _unsafe_view is_nonzero
-    _local_scalar_dense
-"""
-_WHOLE, _FREE = frozenset(_WHOLE_NAMES.split()), frozenset(_FREE_NAMES.split())
+_WHOLE, _FREE = having("traced", "whole"), having("traced", "free")
 _OPERATOR = re.compile(r"^\w+::\w")
 _DTYPE = re.compile(r"Tensor\(([^)]*)\)")
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from foretell.graph import Dtype, Kind
 from foretell.graph.columns import Array
+from foretell.operators import having
 
 
 class CallEffect(IntEnum):
@@ -73,28 +74,7 @@ MEASURED = "foretell"  # the key of a trace under which `foretell profile` puts 
 LAYER_NOTE = "layer:"  # a record_function of that name marks a module: `layer:features.0`
 
 # One word for what several backends call differently.
-_ALIASES = {
-    "_convolution": "convolution",
-    "cudnn_convolution": "convolution",
-    "cudnn_convolution_relu": "convolution",
-    "miopen_convolution": "convolution",
-    "mkldnn_convolution": "convolution",
-    "thnn_conv2d": "convolution",
-    "_slow_conv2d_forward": "convolution",
-    "_conv_depthwise2d": "convolution",
-    "cudnn_convolution_transpose": "convolution",
-    "cudnn_convolution_backward": "convolution_backward",
-    "batch_norm": "native_batch_norm",
-    "_batch_norm_impl_index": "native_batch_norm",
-    "_batch_norm_with_update": "native_batch_norm",
-    "cudnn_batch_norm": "native_batch_norm",
-    "miopen_batch_norm": "native_batch_norm",
-    "cudnn_batch_norm_backward": "native_batch_norm_backward",
-    "miopen_batch_norm_backward": "native_batch_norm_backward",
-    "batch_norm_backward": "native_batch_norm_backward",
-    "layer_norm": "native_layer_norm",
-    "layer_norm_backward": "native_layer_norm_backward",
-}
+_ALIASES: dict[str, str] = having("alias")
 
 _NCCL = re.compile(
     r"(?:nccl|rccl)\w*?(AllReduce|ReduceScatter|AllGather|Broadcast|Reduce|SendRecv)"

@@ -22,14 +22,13 @@ import numpy as np
 from foretell.cost.aten import Call, is_call, read
 from foretell.graph.columns import Array, Kind, Phase
 from foretell.graph.graph import Graph
-from foretell.memory import change
 from foretell.memory.tape import FORWARD
-from foretell.whatif.table_lookup import ATTENTION, PRODUCTS, elements_of, stride_of
+from foretell.operators import PRODUCTS, having
+from foretell.whatif.table_lookup import ATTENTION, elements_of, stride_of
 
-LOOKS_UP = frozenset({"embedding", "gather", "index_select", "_embedding_bag"})  # from fp32 tables
-FURTHER = frozenset({"_fused_rms_norm", "linalg_vector_norm"})
+LOOKS_UP = frozenset(having("autocast", "table"))  # from fp32 tables
 # Operators that run in fp32 whatever they are given.
-WIDE = frozenset(change.WIDE | change.WIDENS | LOOKS_UP | FURTHER)
+WIDE = frozenset(having("autocast", "fp32", "widens", "table"))
 FLOAT = "6"  # torch.float32, as a trace writes formats (c10/core/ScalarType.h)
 # Operators whose outputs a later sum may add to.
 KEEPS = frozenset(

@@ -30,41 +30,18 @@ from foretell.cost.ratios import Times, Way, ratios, times
 from foretell.graph.columns import NONE, Array, Kind, Phase
 from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph
+from foretell.operators import PRODUCTS, having
 from foretell.whatif.base import DoesNotApply, Setting
 from foretell.whatif.calls import launch_of, operators
 from foretell.whatif.machine import device_named, device_of
 
-PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # where the first factor stands
 CONVOLUTIONS = frozenset(
     {"convolution", "convolution_backward", "cudnn_convolution", "_conv_depthwise2d"}
 )
 ATTENTION = ("_attention_forward", "_attention_backward")
 PASS = "add"  # the row of a plain pass over memory
 # Where the layout of a row does not matter, the one that most rows have.
-ROWS = {
-    "native_batch_norm": ("batch_norm", "forward"),
-    "cudnn_batch_norm": ("batch_norm", "forward"),
-    "native_batch_norm_backward": ("batch_norm", "backward"),
-    "cudnn_batch_norm_backward": ("batch_norm", "backward"),
-    "native_layer_norm": ("layer_norm", "forward"),
-    "native_layer_norm_backward": ("layer_norm", "backward"),
-    "native_group_norm": ("group_norm", "forward"),
-    "native_group_norm_backward": ("group_norm", "backward"),
-    "_softmax": ("softmax", "forward"),
-    "_softmax_backward_data": ("softmax", "backward"),
-    "max_pool2d_with_indices": ("max_pool", "forward"),
-    "max_pool2d_with_indices_backward": ("max_pool", "backward"),
-    "avg_pool2d": ("avg_pool", "forward"),
-    "avg_pool2d_backward": ("avg_pool", "backward"),
-    "native_dropout": ("dropout", "forward"),
-    "native_dropout_backward": ("dropout", "backward"),
-    "threshold_backward": ("relu", "backward"),
-    "clamp_min_": ("relu", "forward"),
-    "clamp_min": ("relu", "forward"),
-    "_cudnn_rnn": ("lstm", "forward"),
-    "_cudnn_rnn_backward": ("lstm", "backward"),
-}
-POINTWISE = ("gelu", "silu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "exp", "relu", "elu")
+ROWS = having("measured")
 IMAGES = frozenset({"batch_norm", "group_norm", "max_pool", "avg_pool"})
 BY_ROW = frozenset({"layer_norm", "softmax"})
 
@@ -163,12 +140,9 @@ def _row(
         return _convolution_row(op, call)
     if op.endswith(ATTENTION):
         return _attention_row(op, call)
-    if op in ROWS:
-        row = ROWS[op]
-        return (row,), _sizes(row[0], call, n)
-    plain = op.removesuffix("_backward").removesuffix("_")
-    if plain in POINTWISE:
-        return ((plain, "backward" if op.endswith("_backward") else "forward"),), {"n": n}
+    row = ROWS.get(op) or ROWS.get(op.removesuffix("_backward").removesuffix("_"))
+    if row:
+        return ((row, "backward" if "backward" in op else "forward"),), _sizes(row, call, n)
     return ((PASS, "forward"),), {"n": n}
 
 

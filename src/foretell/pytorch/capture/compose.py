@@ -28,11 +28,11 @@ from foretell.graph import (
     edges,
 )
 from foretell.graph.columns import NONE, Array
+from foretell.operators import PRODUCTS
 from foretell.pytorch.capture.record import Row, Stay
 
 # Medians of H200 traces, rounded: between two queued kernels, and from a launch to its kernel.
 TURNAROUND, LATENCY = 1e-6, 1e-6
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 _HOST, _STREAM = 0, 1  # lanes
 _LANES = [LaneKind.HOST, LaneKind.COMPUTE]
 
@@ -95,7 +95,7 @@ class Formats:
 
     def of(self, row: Row, word: str) -> Dtype:
         is_conv = row.op.startswith("convolution") and word != "bias"
-        is_tf32 = (self.products and row.op in _PRODUCTS) or (self.convolutions and is_conv)
+        is_tf32 = (self.products and row.op in PRODUCTS) or (self.convolutions and is_conv)
         return Dtype.TF32 if is_tf32 and row.dtype == Dtype.FP32 else row.dtype
 
 

@@ -40,6 +40,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretell.graph import BufferKind, Dtype, Phase
 from foretell.graph.columns import NONE
+from foretell.operators import PRODUCTS
 from foretell.pytorch.capture import words
 from foretell.pytorch.capture.gpu import DEVICE_OF, ON_CPU, alias_of
 from foretell.pytorch.capture.values import Assumed
@@ -56,7 +57,6 @@ _ASKS = ("_local_scalar_dense", "equal", "is_nonzero")
 _FREE = ("detach", "alias", "lift_fresh", "_unsafe_view")
 _SILENT = ("profiler", "prim", "debugprims")  # namespaces that do nothing to data
 _THREADS = 2
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 
 
 @dataclass(slots=True)
@@ -406,7 +406,7 @@ _LARGE, _SMALL = 32 * 2**20, 8519680
 
 def workspace(rows: Sequence[Row], arch: str) -> list[Stay]:
     """What cuBLAS holds where a step has matmuls."""
-    if arch == ON_CPU or not any(row.op in _PRODUCTS for row in rows):
+    if arch == ON_CPU or not any(row.op in PRODUCTS for row in rows):
         return []
     size = _LARGE if arch in ("hopper", "blackwell") else _SMALL
     return [Stay(float(size), NONE, BufferKind.WORKSPACE, "cuBLAS") for _ in range(_THREADS)]

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from foretell.graph import Dtype
+from foretell.operators import OPERATORS, having, places, rules
 from foretell.trace.words import canonical
 
 Rule = Callable[[Sequence[Any], Sequence[Tensor]], float]
@@ -41,33 +42,25 @@ _FORMATS = {
     torch.uint8: Dtype.INT8, torch.bool: Dtype.BOOL, torch.complex64: Dtype.COMPLEX64,
 }  # fmt: skip
 # What the dispatcher sees, and the innermost operator that a trace of the same call shows.
-_INNERMOST = {
-    "_to_copy": "copy_", "clone": "copy_", "relu": "clamp_min", "relu_": "clamp_min_",
-    "zeros": "fill_", "zeros_like": "fill_", "ones": "fill_", "ones_like": "fill_",
-    "full": "fill_", "full_like": "fill_", "new_zeros": "fill_", "new_ones": "fill_",
-    "new_full": "fill_", "scalar_tensor": "fill_", "zero_": "fill_",
-}  # fmt: skip
-# Attention: the innermost operator, whether it sees (batch, sequence, heads, width), and where it
-# has dropout and causality, taken from where the outer one has them.
-_ATTENTION: dict[str, tuple[str, bool, tuple[int, int], tuple[int, int]]] = {
-    "_scaled_dot_product_efficient_attention": (
-        "_efficient_attention_forward", True, (5, 6), (8, 9),
-    ),
-    "_scaled_dot_product_efficient_attention_backward": (
-        "_efficient_attention_backward", True, (9, 11), (11, 14),
-    ),
-    "_scaled_dot_product_cudnn_attention": ("_cudnn_attention_forward", False, (5, 6), (9, 10)),
-    "_scaled_dot_product_cudnn_attention_backward": (
-        "_cudnn_attention_backward", False, (13, 14), (13, 14),
-    ),
-    "_scaled_dot_product_flash_attention": ("_flash_attention_forward", True, (3, 4), (7, 8)),
-    "_scaled_dot_product_flash_attention_backward": (
-        "_flash_attention_backward", True, (10, 11), (10, 11),
-    ),
-}  # fmt: skip
+_INNERMOST = having("inner")
+
+
+class _Attention(NamedTuple):
+    """Attention as its innermost operator is asked, and where that has dropout and causality."""
+
+    turned: bool  # it sees (batch, sequence, heads, width)
+    source: tuple[int, ...]  # dropout and causality among what the outer one is given
+    target: tuple[int, ...]
+
+
+def _inside(outer: str, source: str) -> _Attention:
+    _, _, sequence, _, mask, dropout = OPERATORS[_INNERMOST[outer]]["kernel"].split()
+    return _Attention(sequence == "1", places(source), (int(dropout), int(mask)))
+
+
+_ATTENTION = {op: _inside(op, text) for op, text in having("dropout_causal").items()}
 # Those that only write, and those that read of their first input only what others point to.
-_FILLS = ("fill_", "arange", "nll_loss_backward", "bernoulli_", "uniform_", "normal_")
-_GATHERS = ("embedding", "index_select", "gather", "index", "nll_loss_forward")
+_FILLS, _GATHERS = having("reads", "nothing"), having("reads", "rows")
 
 
 def flops_of(op: str, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> float:
@@ -164,41 +157,12 @@ def _fourier(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> float:
     return float(share * 5.0 * int(larger.numel()) * math.log2(max(n, 2)))
 
 
-_FLOPS: dict[str, Rule] = {
-    **dict.fromkeys(("mm", "bmm", "_int_mm", "_scaled_mm"), _product(0)),
-    **dict.fromkeys(("addmm", "baddbmm", "_addmm_activation"), _product(1)),
-    **dict.fromkeys(("linear", "mkldnn_linear"), _product(0)),
-    **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm"), _grouped),
-    "addbmm": _summed,
-    **dict.fromkeys(("mv", "dot", "vdot"), _vectors(0)),
-    **dict.fromkeys(("addmv", "addr"), _vectors(1)),
-    "_cdist_forward": _distances,
-    **dict.fromkeys(("_cudnn_rnn", "mkldnn_rnn_layer", "miopen_rnn"), _recurrent(1.0)),
-    **dict.fromkeys(
-        ("_cudnn_rnn_backward", "mkldnn_rnn_layer_backward", "miopen_rnn_backward"),
-        _recurrent(2.0),
-    ),
-    "_embedding_bag": _bags(1),
-    **dict.fromkeys(("_fft_r2c", "_fft_c2c", "_fft_c2r"), _fourier),
-    "convolution": _conv,
-    "convolution_backward": _conv_backward,
-    "_efficient_attention_forward": _attention(0, 6),
-    "_efficient_attention_backward": _attention(1, 11),
-    "_cudnn_attention_forward": _attention(0, 6),
-    "_cudnn_attention_backward": _attention(1, 14),
-    "_flash_attention_forward": _attention(0, 4),
-    "_flash_attention_backward": _attention(1, 11),
-    "_scaled_dot_product_flash_attention_for_cpu": _attention(0, 4),
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention(1, 7),
-    "_scaled_dot_product_fused_attention_overrideable": _attention(0, 5),
-}
+_FLOPS: dict[str, Rule] = rules("flops", globals(), "_")
 
 
 def op_word(func: Any) -> str:
     """The word a trace has for an operator: `aten._to_copy.default` → `copy_`."""
     name = func._schema.name.partition("::")[2] or func._schema.name
-    if name in _ATTENTION:
-        return _ATTENTION[name][0]
     return canonical(_INNERMOST.get(name, name))
 
 
@@ -219,7 +183,7 @@ def shape_text(func: Any, inputs: Sequence[Any]) -> str:
     """The inputs of an operator as text."""
     name = func._schema.name.partition("::")[2]
     if name in _ATTENTION:
-        return _attention_text(inputs, *_ATTENTION[name][1:])
+        return _attention_text(inputs, *_ATTENTION[name])
     strides = [_stride_text(x) for x in inputs]
     said = f",strides={'+'.join(strides)}" if any(s != "-" for s in strides) else ""
     parts = ["+".join(f(x) for x in inputs) for f in (_dims_text, _type_text, _value_text)]
@@ -227,7 +191,7 @@ def shape_text(func: Any, inputs: Sequence[Any]) -> str:
 
 
 def _attention_text(
-    inputs: Sequence[Any], turned: bool, source: tuple[int, int], target: tuple[int, int]
+    inputs: Sequence[Any], turned: bool, source: Sequence[int], target: Sequence[int]
 ) -> str:
     """Attention as its innermost operator is asked: dropout and causality where it has them."""
     rows = [x.transpose(1, 2) if turned and _is_heads(x) else x for x in inputs]

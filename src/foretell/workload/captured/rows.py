@@ -17,13 +17,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from foretell import operators
 from foretell.cost.aten import Call, Dims, read
 from foretell.errors import InputError
 from foretell.graph import BufferKind, Graph, Kind, Phase, WaitKind
 from foretell.graph.columns import NONE
 
 # Matmuls, and where the two factors begin.
-PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "_grouped_mm": 0}
+PRODUCTS = {**operators.PRODUCTS, "_grouped_mm": 0}
 LOOK_UPS = ("embedding", "index_select", "gather")
 # Calls that make constants, whatever they are given.
 _CONSTANT = ("fill_", "arange", "empty", "scalar_tensor")
@@ -115,12 +116,9 @@ def _sides(call: Call) -> int:
 def _slid(call: Call) -> Dims:
     """What a window leaves of an image, or makes of it where it is transposed."""
     x, w = call.dims[0], call.dims[1]
-    stride, pad, dilation = (each(call.numbers(i) or (i // 4,), len(w) - 2) for i in (3, 4, 5))
-    turned = call.values[6] in ("True", "1")
-    sides = [
-        (s - 1) * t - 2 * p + d * (k - 1) + 1 if turned else (s + 2 * p - d * (k - 1) - 1) // t + 1
-        for s, k, t, p, d in zip(x[2:], w[2:], stride, pad, dilation, strict=True)
-    ]
+    stride, pad, dilation = (call.numbers(i) or (i // 4,) for i in (3, 4, 5))
+    turned, more = call.values[6] in ("True", "1"), call.numbers(7) or (0,)
+    sides = operators.window(x[2:], w[2:], stride, pad, dilation, more, turned=turned)
     groups = (call.numbers(8) or (1,))[-1]
     return (x[0], w[1] * groups if turned else w[0], *sides)
 
@@ -130,15 +128,9 @@ def _pooled(call: Call) -> Dims:
     if call.op.startswith("_adaptive"):
         return (*x[:2], *each(call.numbers(1) or (1,), _sides(call)))
     kernel = each(call.numbers(1) or (1,), _sides(call))
-    stride, pad = (
-        each(call.numbers(i) or usual, _sides(call)) for i, usual in ((2, kernel), (3, (0,)))
-    )
+    stride, pad = call.numbers(2) or kernel, call.numbers(3) or (0,)
     up = call.values[-1] in ("True", "1")
-    sides = [
-        (s + 2 * p - k + (t - 1 if up else 0)) // t + 1
-        for s, k, t, p in zip(x[2:], kernel, stride, pad, strict=True)
-    ]
-    return (*x[:2], *sides)
+    return (*x[:2], *operators.window(x[2:], kernel, stride, pad, up=up))
 
 
 def each(numbers: tuple[int, ...], many: int) -> tuple[int, ...]:

@@ -14,12 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretell.graph import BufferKind, Graph
+from foretell.operators import OPERATORS, having, places
 from foretell.workload.captured.rows import PRODUCTS, Row
 
 BLOCK = 512  # bytes: sizes of buffers are rounded up to it, as PyTorch's allocator does
 _ITEMS = (4, 2, 8, 1)  # bytes of a number
-_NORMS = {"native_layer_norm": (2, 3), "native_batch_norm": (1, 2), "_fused_rms_norm": (2,)}
-_NORMS |= {"native_group_norm": (1, 2)}
+_NORMS = {
+    name: places(text)
+    for name, text in having("parameters").items()
+    if OPERATORS[name]["fusion"] == "norm"
+}
 
 
 @dataclass
