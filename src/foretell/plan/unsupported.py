@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from foretell.errors import InputError
+from foretell.graph.groups import group_text, ranks_of
 from foretell.plan.check import runs
 from foretell.plan.order import is_split
-from foretell.plan.plan import Plan
+from foretell.plan.plan import Plan, Segment, segments_of
 
 # what-ifs that have a way to be run; any other changes a prediction only
 RUNNABLE = (
@@ -41,6 +43,8 @@ class ModelFacts:
 
 def unsupported(plan: Plan, model: ModelFacts | None = None) -> list[str]:
     """Every reason why a plan cannot be run; none where it can."""
+    if plan.segments:
+        return _odd_segments(plan, model)
     images = max(plan.spatial, default=1) > 1
     split = plan.filter > 1 or plan.channel > 1
     found = {
@@ -69,7 +73,6 @@ def unsupported(plan: Plan, model: ModelFacts | None = None) -> list[str]:
             "fp16" in (plan.dtype, plan.precision.removesuffix("-mixed")) and plan.pp > 1
         ),
         "sync names sharded parameters and tp > 1": bool(plan.sync) and plan.tp > 1,
-        "segments: stages with meshes of their own are priced, not run": bool(plan.segments),
     }
     reasons = [why for why, is_so in found.items() if is_so]
     reasons += _odd_model(plan, model or ModelFacts())
@@ -87,11 +90,40 @@ def unsupported(plan: Plan, model: ModelFacts | None = None) -> list[str]:
     return reasons + [why for odd in more for why in odd(plan)]
 
 
+def own_plans(plan: Plan) -> tuple[Segment, ...]:
+    """The segments of a plan, whatever its batch."""
+    each = (
+        plan.micro_batch
+        or plan.global_batch
+        or math.prod(len(ranks_of(row[1])) for row in plan.segments)
+    )
+    return segments_of(plan.but(micro_batch=each, global_batch=plan.global_batch or each), 0)
+
+
+def _odd_segments(plan: Plan, model: ModelFacts | None) -> list[str]:
+    """Why stages with meshes of their own cannot be run: what keeps any of them from it."""
+    try:
+        parts = own_plans(plan)
+    except InputError as error:
+        return [error.message]
+    beside = ("actions", "buckets", "sync", "shares", "placement", "regions", "late", "groups")
+    found = [f"segments beside {name}" for name in beside if getattr(plan, name)]
+    found += ["segments beside update=by-message"] if plan.update == "by-message" else []
+    for one in parts:
+        name = f"segment `{one.blocks}+{group_text(one.ranks)}`"
+        inner = [f"{axis}={n}" for axis in ("cp", "ep") if (n := getattr(one.plan, axis)) > 1]
+        inner += [f"shard={one.plan.shard}"] if one.plan.sharing != one.plan.dp else []
+        found += [f"{word} in {name}: segments have dp, tp, sp and zero" for word in inner]
+        found += [f"{name}: {why}" for why in unsupported(one.plan, model)]
+    return list(dict.fromkeys(found))
+
+
 def in_own_loop(plan: Plan) -> list[str]:
     """Why a plan cannot be run in a training loop of one's own, where it takes its steps itself."""
     found = {
         "stages": bool(plan.stages),
         "groups": bool(plan.groups),
+        "segments": bool(plan.segments),
         "actions": bool(plan.actions),
         f"schedule={plan.schedule}": plan.pp > 1 and plan.schedule not in ("1f1b", "gpipe"),
         "update=by-message": plan.update == "by-message",

@@ -49,6 +49,9 @@ PLANS = {
         "dp=2,spatial=2", "pp=4,micro_batch=2", "dp=2,spatial=2,zero=1",
         "dp=2,pp=2,micro_batch=2,recompute=full", "dp=2,cp=2,recompute=full,micro_batch=2",
         "dp=2,tp=2,recompute=full,zero=3",
+        "segments=?+0-1/?+2-3+tp:2,micro_batch=4", "segments=?+0/?+1-2+zero:3/?+3,micro_batch=2",
+        "segments=?+0-1+tp:2/?+2-3+zero:2+recompute:full,micro_batch=4",
+        "segments=?+3+recompute:full/?+0-1+zero:1/?+2,micro_batch=4,schedule=zb-h1",
     ],
     8: [
         "dp=2,tp=2,pp=2,micro_batch=2", "dp=2,tp=2,pp=2,micro_batch=2,zero=1",
@@ -64,6 +67,17 @@ def optimizer(model):
     return torch.optim.SGD(trained, lr=0.05, momentum=0.9, weight_decay=0.01)
 
 
+def filled(name, text):
+    """A plan with the blocks of a model shared out to its segments, wherever it has a `?`."""
+    from foretell.pytorch.deploy.units import units
+
+    rows = text.count("?")
+    blocks = sum(bool(unit) for unit in units(zoo.make(name))) if rows else 0
+    for row in range(rows):
+        text = text.replace("?", str(blocks // rows + (row < blocks % rows)), 1)
+    return text
+
+
 def cell(name, text, steps=3):
     """What came of one cell: (equal | wrong | refused | crash, words)."""
     from foretell.errors import ForetellError
@@ -72,7 +86,7 @@ def cell(name, text, steps=3):
 
     began = time.process_time()
 
-    plan = Plan.parse(text)
+    plan = Plan.parse(filled(name, text))
     shares = list(plan.shares) or [zoo.BATCH // plan.dp] * plan.dp
     case = Case(
         lambda: zoo.make(name), optimizer, lambda step: zoo.parts(name, shares, step),

@@ -41,6 +41,9 @@ PAIRS = {  # what has been wrong before, besides a model or two for each plan
         ("gpt", "cp=2,tp=2,sp=yes"),
         ("mlp", "dp=2,pp=2,micro_batch=2,shares=2+6,zero=2"),
         ("skips", "dp=2,pp=2,micro_batch=2,shares=6+2,zero=3"),  # sharded stages that are no line
+        ("gpt", "segments=?+0-1/?+2-3+tp:2,micro_batch=4"),  # tied, other replicas each
+        ("cnn", "segments=?+0/?+1-2+zero:3/?+3,micro_batch=2"),
+        ("dropout", "segments=?+0-1+tp:2+sp:yes/?+2-3+zero:2+recompute:full,micro_batch=4"),
         ("moe", "tp=2,pp=2"),  # routes by what shapes are tried with
     ],
 }

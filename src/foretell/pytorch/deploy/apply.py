@@ -20,7 +20,8 @@ import torch.distributed as dist
 from foretell.errors import InputError, unknown
 from foretell.plan import Plan
 from foretell.plan.check import spoken
-from foretell.plan.unsupported import ModelFacts, require_runnable
+from foretell.plan.plan import segments_of
+from foretell.plan.unsupported import ModelFacts, own_plans, require_runnable
 from foretell.pytorch.deploy import shard as fsdp
 from foretell.pytorch.deploy.actions import Pipeline
 from foretell.pytorch.deploy.batch_norm import WORDS as BATCH_NORM
@@ -35,7 +36,7 @@ from foretell.pytorch.deploy.graph_split import GraphSplit, step_splits
 from foretell.pytorch.deploy.group_sync import Syncs
 from foretell.pytorch.deploy.grouped import Groups
 from foretell.pytorch.deploy.layout import Layout
-from foretell.pytorch.deploy.mesh import IMAGE, Places, agree
+from foretell.pytorch.deploy.mesh import IMAGE, Places, agree, place
 from foretell.pytorch.deploy.messages import untouched
 from foretell.pytorch.deploy.optimizer import Ema, clip, repoint, tuned
 from foretell.pytorch.deploy.pipelined import (
@@ -48,10 +49,11 @@ from foretell.pytorch.deploy.pipelined import (
     weights_of,
 )
 from foretell.pytorch.deploy.pipelined_call import PipelinedCall
-from foretell.pytorch.deploy.placed import place
+from foretell.pytorch.deploy.placed import place as place_stages
 from foretell.pytorch.deploy.precision import dtype_of, mixed, precision_of, scaler
 from foretell.pytorch.deploy.recompute import recompute
 from foretell.pytorch.deploy.regions import compile_regions, speaks_of_ops
+from foretell.pytorch.deploy.segmented import Segments, shaped
 from foretell.pytorch.deploy.sequence import SEQUENCE, blocks
 from foretell.pytorch.deploy.spatial import refusal as no_images
 from foretell.pytorch.deploy.spatial import split_spatial
@@ -84,6 +86,7 @@ class Deployed:
     loss: Loss
     sync: Sync | Syncs | None = None
     pipeline: Staged | Blocks | Groups | None = None
+    whole: Plan | None = None  # of which `plan` is this rank's segment, where it has segments
     scaler: Any = None
     fused: FusedStep | None = None  # where a plan fuses or orders ops
     parts: dict[str, Any] = field(default_factory=dict)  # layers split by filters or channels
@@ -144,6 +147,8 @@ class Deployed:
             self.sync.finish()
         if self.usage is not None:
             self.usage.finish()
+        if isinstance(self.pipeline, Segments):
+            self.pipeline.settle()
 
     def _share_buffers(self) -> None:
         """Once a step: ranks with uneven shares take different numbers of micro-batches."""
@@ -266,13 +271,14 @@ def deploy(
     `max_norm` and parameters averaged with decay `ema`, where these are not 0.
     """
     call = call or (None if example is None else (example[0], {}))
-    by_graph = None if tensor_layout else _by_graph(model, plan, call)
+    widest = _widest(plan)
+    by_graph = None if tensor_layout else _by_graph(model, widest, call)
     tensor_layout = tensor_layout or said(model)
-    uses = Uses() if by_graph else _uses(model, plan, tensor_layout, call)
-    require_runnable(plan, facts(model, tensor_layout, plan.tp, by_graph, uses.outside))
+    uses = Uses() if by_graph else _uses(model, widest, tensor_layout, call)
+    require_runnable(plan, facts(model, tensor_layout, widest.tp, by_graph, uses.outside))
     require_parameters(plan, model)
     _require_sends(plan, device)
-    _require_tokens(model, plan, tensor_layout, call)
+    _require_tokens(model, widest, tensor_layout, call)
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     places = Places(plan, kind)
     made_empty = agree(plan, model)
@@ -292,6 +298,8 @@ def deploy(
         _apart(made, tensor_layout)
     elif plan.stages:
         _in_stages(made, tensor_layout, samples)
+    elif plan.segments:
+        _in_segments(made, tensor_layout, samples, names, call)
     elif plan.pp > 1 and own_loop:
         _inside(made, [model], tensor_layout)
         made.stages = PipelinedCall(model, plan, places, call)
@@ -321,6 +329,13 @@ def deploy(
         if example is not None:
             made.fused.prepare(*example)
     return made
+
+
+def _widest(plan: Plan) -> Plan:
+    """A plan, or the plan of its segment that splits layers over most ranks."""
+    if not plan.segments:
+        return plan
+    return max((one.plan for one in own_plans(plan)), key=lambda one: (one.tp, one.sp))
 
 
 def facts(
@@ -367,7 +382,8 @@ def _require_fillable(plan: Plan) -> None:
 def _require_sends(plan: Plan, device: str) -> None:
     """Raise where stages would send each other what is in the memory of a GPU through gloo."""
     on_gpu = (device or ("cuda" if torch.cuda.is_available() else "cpu")) == "cuda"
-    if (plan.pp > 1 or plan.stages or plan.groups) and on_gpu and _cuda_backend() == "gloo":
+    staged = plan.pp > 1 or plan.stages or plan.groups or plan.segments
+    if staged and on_gpu and _cuda_backend() == "gloo":
         raise InputError(
             "stages on ranks that share a GPU: gloo does not send what is in its memory",
             hint="give each rank a GPU of its own (NCCL), or run with --device cpu",
@@ -478,7 +494,7 @@ def _in_stages(made: Deployed, layout: Mapping[str, str] | None, samples: int) -
             f"a batch of {samples} samples for a plan of {wanted} a step",
             hint=f"let the batch have {wanted}, or schedule with another micro_batch or -n",
         )
-    found = place(made.model, plan, dist.get_rank())
+    found = place_stages(made.model, plan, dist.get_rank())
     _inside(made, list(found.modules.values()), layout)
     lossy = mixing(found.modules, plan, places, made.loss)
     made.model, made.here = together(found.modules), found.parameters
@@ -490,6 +506,49 @@ def _in_stages(made: Deployed, layout: Mapping[str, str] | None, samples: int) -
         made.pipeline = Blocks(
             found.pipeline, found.modules, lossy, device=device, shared=found.shared
         )
+
+
+def _in_segments(
+    made: Deployed,
+    layout: Mapping[str, str] | None,
+    samples: int,
+    names: Mapping[str, str],
+    call: Call | None,
+) -> None:
+    """Stages with meshes of their own; this rank goes by the plan of its segment from here on."""
+    plan, device = made.plan, made.places.device
+    whole = samples or plan.global_batch
+    if not whole or plan.global_batch not in (0, whole):
+        raise InputError(
+            f"a batch of {samples} samples for a plan of {plan.global_batch} a step",
+            hint="every rank is given the whole batch, and takes its own samples itself",
+        )
+    parts = segments_of(plan.but(global_batch=whole), 0)
+    every = [Places(one.plan.but(pp=1, layers=()), device, one.ranks) for one in parts]
+    at = place(plan, dist.get_rank())["pp"]
+    shape, pieces = shaped(made.model, parts, whole, call)
+    homes: dict[str, list[int]] = {name: [] for name in names.values()}
+    for stage, piece in enumerate(pieces):
+        for name in {names[n] for n, _ in piece.named_parameters()}:
+            homes[name].append(stage)
+    made.whole, made.plan, made.places, mine = plan, parts[at].plan, every[at], {at: pieces[at]}
+    made.model = together(mine)
+    _inside(made, [*mine.values()], layout)
+    lossy = mixing(mine, made.plan, made.places, made.loss)
+    made.here = here(mine.values(), names)
+    made.pipeline = Segments(shape, mine, lossy, parts, device=torch.device(device))
+    tied = [
+        (made.here[name], tuple(sorted(r for s in stages for r in parts[s].ranks)))
+        for name, stages in homes.items()
+        if len(stages) > 1 and at in stages
+    ]
+    for name, stages in homes.items():
+        if len(stages) > 1 and any(parts[s].plan.zero for s in stages):
+            raise InputError(
+                f"segments {' and '.join(map(str, stages))} share `{name}` and shard it each",
+                hint="take zero=0 there, or let layers with tied weights be in one segment",
+            )
+    made.pipeline.tie(tied)
 
 
 def _apart(made: Deployed, layout: Mapping[str, str] | None) -> None:
@@ -704,7 +763,7 @@ def _normalize(made: Deployed, way: str, layers: list[str]) -> None:
     if isinstance(made.pipeline, Groups):
         made.pipeline.synchronize_norms()
         return
-    if plan.dp == 1 or max(plan.spatial, default=1) > 1:
+    if (plan.dp == 1 and made.whole is None) or max(plan.spatial, default=1) > 1:
         return
     if len(set(plan.shares)) > 1 and plan.micro_batch:
         raise InputError(
@@ -712,8 +771,11 @@ def _normalize(made: Deployed, way: str, layers: list[str]) -> None:
             f"micro_batch={plan.micro_batch} they take different numbers of micro-batches",
             hint="leave micro_batch out, or take batch_norm=local",
         )
-    ranks = dist.get_process_group_ranks(places.group("dp"))
-    group = new_groups([ranks])[tuple(ranks)]
+    ranks = dist.get_process_group_ranks(places.group("dp")) if plan.dp > 1 else []
+    groups = new_groups([ranks] if ranks else [])  # of segments, all ask at once
+    if not ranks:
+        return
+    group = groups[tuple(ranks)]
     weight = 1.0 if made.is_sharded else made.share
     stages = [made.model] if made.pipeline is None else list(made.pipeline.modules.values())
     for stage in {id(s): s for s in stages}.values():

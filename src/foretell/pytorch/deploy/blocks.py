@@ -72,7 +72,7 @@ class Blocks:
 
         Every rank is given the whole batch and takes what its stages read.
         """
-        self._targets = [None] * self.parts if target is None else target.chunk(self.parts)
+        self._targets: Any = [None] * self.parts if target is None else target.chunk(self.parts)
         self._walk(self.pipeline, inputs)
         for module in {id(m): m for m in self.modules.values()}.values():
             reduce(module)
@@ -108,13 +108,22 @@ class Blocks:
 
     def _begin(self, pipeline: Pipeline) -> None:
         self._ends: dict[int, tuple[Any]] = {}  # losses, or outputs, by micro-batch of the batch
-        self._post = Post(incoming(pipeline, self.rank), self._empties, self.group)
+        self._post = Post(self._expected(pipeline), self._empties, self.group)
         self._outputs: dict[tuple[int, int], list[Any]] = {}  # readers to come, tensors
         self._grads: dict[tuple[int, int, int], list[Tensor]] = {}
         self._kept: dict[tuple[int, int], Kept] = {}
         self._weights: dict[tuple[int, int], Any] = {}
 
-    def _empties(self, message: Message) -> list[Tensor]:
+    def _expected(self, pipeline: Pipeline) -> Mapping[int, Sequence[Any]]:
+        """What comes from each of the other ranks, in the order in which it comes."""
+        return incoming(pipeline, self.rank)
+
+    def _send(self, action: Action, made: Any) -> None:
+        """Send on what others need of an action."""
+        for to, message in outgoing(self.pipeline, self.rank, action):
+            self._post.send(to, made if message.kind == "F" else made[message.stage])
+
+    def _empties(self, message: Any) -> list[Tensor]:
         metas = self._metas[message.stage]
         return [m.empty(self.device) for m in metas if m.has_grad or message.kind == "F"]
 
@@ -132,8 +141,7 @@ class Blocks:
         start = time.monotonic()
         made = work[action.kind](action, ready)
         self.ran.append(Ran(str(action), start, time.monotonic()))
-        for to, message in outgoing(self.pipeline, self.rank, action):
-            self._post.send(to, made if message.kind == "F" else made[message.stage])
+        self._send(action, made)
 
     def _gather(self, action: Action) -> list[Tensor]:
         """The arguments of a forward, or the gradients of a backward's outputs."""
@@ -245,13 +253,15 @@ class Blocks:
         for before in self.pipeline.after[stage]:
             metas = [meta for meta in self._metas[before] if meta.has_grad]
             mine, left = left[: len(metas)], left[len(metas) :]
-            found[before] = [
-                meta.empty(self.device).zero_() if g is None else g
-                for meta, g in zip(metas, mine, strict=True)
-            ]
+            found[before] = self._grads_of(metas, mine)
             if before in self.modules:
                 self._grads[before, stage, m] = found[before]
         return found
+
+    def _grads_of(self, metas: Sequence[Meta], grads: Sequence[Tensor]) -> list[Tensor]:
+        """Gradients of a stage's outputs; zeros for those that nothing made."""
+        pairs = zip(metas, grads, strict=True)
+        return [meta.empty(self.device).zero_() if g is None else g for meta, g in pairs]
 
     def _negotiate(self) -> None:
         """Learn what every stage puts out by running each once; again if the batch changes."""

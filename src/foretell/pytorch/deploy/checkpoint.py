@@ -44,7 +44,7 @@ def save(made: Any, folder: Path, step: int, **notes: Any) -> Path:
     """Write everything that training goes on from; called on every rank."""
     path = folder / f"step-{step}"
     path.mkdir(parents=True, exist_ok=True)
-    notes = {"format": _FORMAT, "step": step, "plan": str(made.plan)} | notes
+    notes = {"format": _FORMAT, "step": step, "plan": str(made.whole or made.plan)} | notes
     dcp.save(dict(_saved(made)), storage_writer=_Writer(path, notes))
     dist.barrier()
     return path

@@ -18,8 +18,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from foretell.errors import InputError
+from foretell.graph.groups import ranks_of
 from foretell.plan import Plan
 from foretell.plan.plan import ORDER
+from foretell.plan.unsupported import own_plans
 from foretell.pytorch.deploy.collective import new_groups
 
 IMAGE = ("height", "width", "depth")
@@ -73,12 +75,24 @@ def told(ranks: Sequence[int], found: Callable[[], Any], hint: str) -> Any:
 
 
 def place(plan: Plan, rank: int) -> dict[str, int]:
-    """Where a rank stands on each axis."""
+    """Where a rank stands on each axis; of segments, which it is in."""
+    if plan.segments:
+        stages = [k for k, row in enumerate(plan.segments) if rank in ranks_of(row[1])]
+        return dict.fromkeys(ORDER, 0) | {"pp": stages[0] if stages else 0}
     logical = placed(plan).index(rank) if plan.placement else rank
     found = {}
     for axis in ORDER:
         logical, found[axis] = divmod(logical, plan.degrees().get(axis, 1))
     return found
+
+
+def replica(plan: Plan, rank: int) -> int:
+    """Which of the replicas a rank is in: ranks of one work on the same samples."""
+    at = place(plan, rank)
+    if not plan.segments:
+        return at["dp"]
+    one = own_plans(plan)[at["pp"]]
+    return one.ranks.index(rank) // (len(one.ranks) // one.plan.dp)
 
 
 def placed(plan: Plan) -> list[int]:
@@ -88,30 +102,39 @@ def placed(plan: Plan) -> list[int]:
 
 
 class Places:
-    """The groups of this rank, one for each axis of a plan that has more than one rank."""
+    """The groups of this rank, one for each axis of a plan that has more than one rank.
 
-    def __init__(self, plan: Plan, device: str) -> None:
-        size = dist.get_world_size()
+    `among`: the ranks of the run that the plan is for, where they are a part; all ranks ask.
+    """
+
+    def __init__(self, plan: Plan, device: str, among: Sequence[int] = ()) -> None:
+        size = len(among) or dist.get_world_size()
+        self.among = list(among)
         if plan.ranks != size:
             raise InputError(
                 f"the plan `{plan}` needs {plan.ranks} ranks, there are {size}",
                 hint=f"run it with -n {plan.ranks}",
             )
         degrees = {axis: plan.degrees().get(axis, 1) for axis in reversed(ORDER)}
-        if plan.groups or plan.stages:  # no axes: layers have ranks of their own
+        if plan.groups or plan.stages or plan.segments:  # no axes: layers have ranks of their own
             self.plan, self.degrees, self.device = plan, degrees, device
             self.at = dict.fromkeys(degrees, 0)
             return
-        ranks = torch.tensor(placed(plan) or range(size), device="cpu").reshape(
-            tuple(degrees.values())
-        )
+        every = self.among or placed(plan) or range(size)
+        ranks = torch.tensor(every, device="cpu").reshape(tuple(degrees.values()))
         self.plan, self.degrees, self.device = plan, degrees, device
-        self.at = place(plan, dist.get_rank())
+        self.at = self._place(dist.get_rank())
         wide = [a for a, n in degrees.items() if n > 1] or ["dp"]
         shape = [degrees[a] for a in wide]
         self.mesh = DeviceMesh(device, ranks.reshape(shape), mesh_dim_names=tuple(wide))
         self._ranks = ranks
         self._copies: tuple[Any, list[int]] | None = None
+
+    def _place(self, rank: int) -> dict[str, int]:
+        """Where a rank of the run stands on each axis."""
+        if not self.among:
+            return place(self.plan, rank)
+        return place(self.plan, self.among.index(rank) if rank in self.among else 0)
 
     def group(self, axis: str) -> Any:
         """The ranks that differ from this one along an axis only; None where it is alone."""
@@ -122,7 +145,7 @@ class Places:
         if self.degrees[axis] == 1:
             return [0]
         ranks = dist.get_process_group_ranks(self.group(axis))
-        return [place(self.plan, rank)[axis] for rank in ranks]
+        return [self._place(rank)[axis] for rank in ranks]
 
     def copies(self) -> tuple[Any, list[int]]:
         """The ranks that hold the same parameters, and the place on `dp` of each of them.

@@ -115,11 +115,8 @@ def stages_of(
     rank = places.order("pp").index(places.at["pp"])
     same = {s: k for k, stages in enumerate(shape.copies) for s in stages}
     num = len(shape.copies) or shape.num_stages
-    if is_line(model):
-        pieces = cut(model, num, _layers(plan, shape, places, num))
-    else:
-        pieces, after = _cut(model, num, _layers(plan, shape, places, num), call)
-        shape = _following(shape, after) if after else shape
+    pieces, after = cut_model(model, num, _layers(plan, shape, places, num), call)
+    shape = _following(shape, after) if after else shape
     homes: dict[str, list[tuple[int, ...]]] = {}
     for s in range(shape.num_stages):
         for name in {names[n] for n, p in pieces[same.get(s, s)].named_parameters()}:
@@ -130,10 +127,12 @@ def stages_of(
     return Stages(modules, held, shape, plan.cp == 1 and _is_plain(shape, pieces))
 
 
-def _cut(
+def cut_model(
     model: Any, num: int, layers: Sequence[int], call: Any
 ) -> tuple[list[Any], tuple[tuple[int, ...], ...]]:
-    """A model's stages, and which others each follows; of one that cannot be traced, in a line."""
+    """A model's stages, and which others each follows; nothing where they are in a line."""
+    if is_line(model):
+        return list(cut(model, num, layers)), ()
     try:
         traced = in_stages(model, num, layers)
     except InputError:

@@ -191,7 +191,7 @@ class _Steps:
     def __init__(self, script: ModuleType, plan: Plan, device: str, batch_norm: str) -> None:
         import torch.distributed as dist
 
-        from foretell.pytorch.deploy.mesh import place
+        from foretell.pytorch.deploy.mesh import place, replica
 
         self.script, self.plan, self.device = script, plan, device
         self.batch_norm, self.loss = batch_norm, getattr(script, "loss", None)
@@ -201,6 +201,7 @@ class _Steps:
         self.rank = dist.get_rank()
         where = place(plan, self.rank)
         self.at, self.stage = where["dp"], where["pp"] or self.rank * bool(plan.groups)
+        self.replica = replica(plan, self.rank)
 
     def make(self) -> Any:
         """The script's model, the same on every rank."""
@@ -317,7 +318,7 @@ class _Steps:
 
         found = self.part(step, self.at)
         # ranks with the same layers draw the same numbers for a sample, stages draw their own
-        torch.manual_seed(hash((step, self.at, self.stage)) % 2**31)
+        torch.manual_seed(hash((step, self.replica, self.stage)) % 2**31)
         return found
 
     def part(self, step: int, at: int) -> tuple[tuple[Any, ...], Any]:
