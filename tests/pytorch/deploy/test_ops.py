@@ -157,6 +157,17 @@ def test_regions_order_and_parts_run_with_the_gradients_of_ddp(plan):
         assert [sum(step[a:b]) for a, b in pairwise(ends)] == totals
 
 
+def test_copies_that_read_copies_run_with_the_gradients_of_ddp(plan):
+    deep = (
+        ("sum.0.backward", "sigmoid.0*", "sigmoid_backward.0.backward*"),
+        ("native_layer_norm_backward.0.backward", "add.0.backward*", "gelu_backward.0.backward*"),
+    )
+    for found in on_ranks(2, compared, plan.but(regions=deep, late=(), model="")):
+        assert found["same"]
+        assert len(found["regions"]) == 2
+        assert min(found["regions"]) >= 3  # with views between them
+
+
 def by_message(plan, optimizer):
     """Parameters of three steps updated bucket by bucket, and together."""
     found = []

@@ -12,7 +12,7 @@ from foretell.search.fusion.disco import random_move
 from foretell.search.fusion.fused_step import lower
 from foretell.search.fusion.lanes import ends, packed, talk
 from foretell.search.fusion.score import Evaluator, best_buckets, buckets_of, own_buckets
-from foretell.search.fusion.state import put_off, unfused
+from foretell.search.fusion.state import fitting_edges, put_off, random_change, unfused
 from foretell.simulate import simulate
 from tests.search.fusion.cases import chain, problems, wire
 
@@ -50,7 +50,15 @@ def test_a_move_played_from_the_last_state_gives_what_playing_anew_gives(problem
     judge, dice = Evaluator(problem), random.Random(seed)
     scored = judge.score(unfused(problem))
     for _ in range(20):
-        moved = random_move(scored.fusion, dice.choice(("copy", "merge")), dice)
+        sort = dice.choice(("copy", "merge", "any"))
+        edges = fitting_edges(problem)
+        moved = (
+            random_move(scored.fusion, sort, dice)
+            if sort != "any"
+            else random_change(scored.fusion, edges, dice)
+            if edges
+            else None
+        )
         if moved is None:
             continue
         live = [g for g in moved.touched if moved.fusion.group[g] == g]

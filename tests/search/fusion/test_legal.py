@@ -18,6 +18,7 @@ from foretell.search.fusion.score import Evaluator
 from foretell.search.fusion.state import (
     MOST,
     copied_if_legal,
+    copy_kernel,
     edge_fits,
     fused,
     merged_if_legal,
@@ -129,14 +130,43 @@ def test_an_op_whose_every_reader_has_a_copy_costs_nothing():
     assert Evaluator(problem).prices.groups(state, [0]) == [0.0]
 
 
-def test_a_copy_reads_memory_never_another_copy():
-    problem = chain(["add", "add", "add", "mul"])
-    for first, second in ((0, 1), (1, 0), (1, 2), (2, 1)):
-        state = copied_if_legal(unfused(problem), first)
-        assert copied_if_legal(state, second) is None
-    both = unfused(problem).with_copy(0).with_copy(1)
-    with pytest.raises(InputError, match="another copy"):
-        require(both)
+def test_copies_of_copies_free_a_whole_chain():
+    problem = chain(["add", "mul", "add", "mul"])
+    for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2)):
+        state = unfused(problem)
+        for edge in order:
+            state = copied_if_legal(state, edge)
+        assert state.copies(3) == {0, 1, 2}
+        assert [state.is_dead(i) for i in range(4)] == [True, True, True, False]
+        assert Evaluator(problem).prices.groups(state, [0, 1, 2]) == [0.0] * 3
+        whole = Evaluator(problem).prices.groups(fused(problem, [(0, 1, 2, 3)]), [0])
+        assert Evaluator(problem).prices.groups(state, [3]) == whole
+        require(state)
+
+
+def test_a_fused_op_is_copied_as_a_whole():
+    # 0 → 1 → 2 and 1 → 3: both readers of the kernel of 0 and 1 compute it themselves
+    problem = chain(["add", "mul", "mm", "add"])
+    source, target, pattern = edges_of([(0, 1, 0), (1, 2, 0), (1, 3, 0)])
+    forked = Problem(**{**_fields(problem), "source": source, "target": target, "pattern": pattern})
+    state = fused(forked, [(0, 1)])
+    edge = next(e for e in range(3) if (source[e], target[e]) == (1, 3))
+    alone, whole = copied_if_legal(state, edge), copy_kernel(state, edge).fusion
+    assert alone.copies(3) == {1}
+    assert alone.leaves(0)
+    assert whole.copies(3) == {0, 1}
+    assert not whole.leaves(0)
+    assert whole.leaves(1)  # the product reads it
+    assert fusion_of(plan_of(Evaluator(forked).score(whole)), forked).copies(3) == {0, 1}
+
+
+def test_what_a_copy_of_a_copy_reads_is_kept_for_the_backward():
+    problem = chain(["add", "add", "add", "add"], side=FORWARD)
+    ops = (*problem.ops[:3], replace(problem.ops[3], side=BACKWARD))
+    both = Problem(**{**_fields(problem), "ops": ops})
+    state = copied_if_legal(copied_if_legal(unfused(both), 2), 1)
+    assert state.copies(3) == {1, 2}
+    assert [state._is_kept(i) for i in range(3)] == [True, False, False]
 
 
 def test_random_numbers_are_not_drawn_twice():

@@ -34,11 +34,12 @@ def mark(graph: Any, plan: Plan, nodes: Mapping[str, Node]) -> None:
     for node in graph.nodes:
         if is_item(node):  # of the side that made it
             node.meta[TAG] = node.args[0].meta.get(TAG)
+    turn = {node: k for k, node in enumerate(graph.nodes)}
     for number, region in enumerate(plan.regions):
         inside = {nodes[name] for name in region if not name.endswith(COPY)}
-        for name in region:
-            if name.endswith(COPY):
-                inside |= _copied(graph, nodes[name.removesuffix(COPY)], inside)
+        twice = [nodes[name.removesuffix(COPY)] for name in region if name.endswith(COPY)]
+        for node in sorted(twice, key=turn.__getitem__, reverse=True):  # copies may read copies
+            inside |= _copied(graph, node, inside)
         for node in inside | _between(inside):
             node.meta[REGION] = number
     for name in plan.late:

@@ -157,13 +157,14 @@ def _offers(fusion: Fusion, edges: list[int]) -> Iterator[tuple[tuple[Any, ...],
 
     seen: set[tuple[int, int]] = set()
     copied = fusion.copied.tolist()
+    twice = set(problem.source[fusion.copied].tolist())  # ops that have copies
     for e in edges:
         i, j = source[e], target[e]
         a, b = group[i], group[j]
-        if a == b:
+        if a == b and j not in twice:
             continue
         look = (alike[i], alike[j], shape(a), shape(b))
-        if (a, b) not in seen and problem.ops[i].side == problem.ops[j].side:
+        if a != b and (a, b) not in seen and problem.ops[i].side == problem.ops[j].side:
             seen.add((a, b))
             yield ("merge", *look), (i, j)
         if not copied[e] and problem.kinds[i] in state.CHEAP:

@@ -31,7 +31,7 @@ from foretell.errors import InputError
 from foretell.io import read_json, write_text
 from foretell.search.fusion.climb import Run
 from foretell.search.fusion.score import Buckets, Evaluator, Scored, buckets_of, own_buckets
-from foretell.search.fusion.state import Fusion, Moved, copy, fused, merge, unfused
+from foretell.search.fusion.state import Fusion, Moved, copy_kernel, fused, merge, unfused
 
 METHODS = ("copy", "merge", "send")
 
@@ -146,7 +146,7 @@ def random_move(fusion: Fusion, method: str, dice: random.Random) -> Moved | Non
         return None
     j, edge = dice.choice(problem.reads[i])
     if method == "copy":
-        return copy(fusion, edge)
+        return copy_kernel(fusion, edge)
     a, b = int(fusion.group[i]), int(fusion.group[j])
     return merge(fusion, a, b) if a != b else None
 

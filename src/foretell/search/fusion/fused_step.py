@@ -112,12 +112,9 @@ def _groups(make: Builder, stream: int, scored: Scored, there: dict[int, int]) -
 
 def _waits(fusion: Fusion, g: int) -> set[int]:
     """Groups that a group reads from; through a copy, those the copy reads from."""
-    problem, found = fusion.problem, set[int]()
-    for i in fusion.of(g):
-        for j, edge in problem.reads[i]:
-            makers = [k for k, _ in problem.reads[j]] if fusion.is_copied(edge) else [j]
-            found |= {int(fusion.group[k]) for k in makers}
-    return found - {g}
+    problem = fusion.problem
+    rows = (row for i in (*fusion.of(g), *fusion.copies(g)) for row in problem.reads[i])
+    return {int(fusion.group[j]) for j, edge in rows if not fusion.is_copied(edge)} - {g}
 
 
 def _messages(
@@ -159,12 +156,12 @@ def _named(scored: Scored, bucket: list[int]) -> str:
 def plan_of(scored: Scored) -> Plan:
     """The plan that runs a step so, on every rank of the wire."""
     problem, fusion = scored.fusion.problem, scored.fusion
-    copies = _copies(fusion)
-    groups = sorted({*fusion.members, *copies})
+    edges = fusion.copied.nonzero()[0].tolist()
+    copying = {int(fusion.group[problem.target[e]]) for e in edges if fusion.is_copied(e)}
     regions = tuple(
         tuple(problem.ops[i].name for i in fusion.of(g))
-        + tuple(f"{problem.ops[i].name}{COPY}" for i in sorted(copies.get(g, set())))
-        for g in groups
+        + tuple(f"{problem.ops[i].name}{COPY}" for i in sorted(fusion.copies(g)))
+        for g in sorted({*fusion.members, *copying})
     )
     buckets = tuple(
         tuple(problem.gradients[k].name for k in bucket) for bucket in scored.buckets.lists()
@@ -181,17 +178,6 @@ def plan_of(scored: Scored) -> Plan:
         parts=tuple(parts.tolist()) if parts.max(initial=1) > 1 else (),
         model=problem.made_for(named_ops(regions, late)),
     )
-
-
-def _copies(fusion: Fusion) -> dict[int, set[int]]:
-    """For each group the ops it recomputes."""
-    found: dict[int, set[int]] = {}
-    problem = fusion.problem
-    for edge in fusion.copied.nonzero()[0].tolist():
-        if fusion.is_copied(edge):
-            reader = int(fusion.group[problem.target[edge]])
-            found.setdefault(reader, set()).add(int(problem.source[edge]))
-    return found
 
 
 def fusion_of(plan: Plan, problem: Problem) -> Fusion:
@@ -223,8 +209,8 @@ def _late(plan: Plan, places: Mapping[str, int]) -> list[int]:
 def _copied_edges(
     region: tuple[str, ...], places: Mapping[str, int], problem: Problem
 ) -> list[int]:
-    """The edges from a region's copies to those of its ops that read them."""
-    inside = {places[n] for n in region if not n.endswith(COPY)}
+    """The edges from a region's copies to those of its ops and copies that read them."""
+    inside = {places[n.removesuffix(COPY)] for n in region if n.removesuffix(COPY) in places}
     found: list[int] = []
     for name in (n.removesuffix(COPY) for n in region if n.endswith(COPY)):
         if name not in places:

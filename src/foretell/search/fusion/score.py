@@ -131,15 +131,8 @@ def region(state: Fusion, g: int) -> tuple[tuple[int, ...], Any, Any]:
     """The ops of a group with its copies, a key of its look, and its nodes and edges."""
     problem = state.problem
     own = [i for i in state.of(g) if not state.is_dead(i)]
-    ops = sorted({*own, *_copies(state, own)})
+    ops = sorted({*own, *state.copies(g)})
     return (tuple(ops), *_drawn(problem, ops, {i: state.leaves(i) for i in own}))
-
-
-def _copies(state: Fusion, own: list[int]) -> set[int]:
-    """Ops of other groups that this one recomputes."""
-    problem = state.problem
-    rows = ((i, edge) for k in own for i, edge in problem.reads[k])
-    return {i for i, edge in rows if state.copied[edge] and state.is_copied(edge)}
 
 
 def alone(problem: Problem, i: int) -> Any:

@@ -1,8 +1,10 @@
 """One way to fuse a step, what may be fused, and single changes of it.
 
     group     ops with the same number are one kernel (the number of their first op)
-    copied    edges whose reader has a copy of what it reads inside its own kernel: the maker is
-              computed twice, and nothing waits for the other's kernel (duplicate fusion)
+    copied    edges whose reader has a copy of what it reads wherever it is itself: in its kernel,
+              and in every kernel that has a copy of it, so that copies may be as deep as chains of
+              ops are. The maker is computed twice, and nothing waits for the other's kernel
+              (duplicate fusion). Inside one group only copies of the reader have one
     late      ops that nothing in the step reads, such as the gradient of a weight, put off behind
               all others: what is on the way to the first layers goes first
 
@@ -20,7 +22,7 @@ memory   a copy that has to keep more for the backward may not break the budget
 Single changes to a way of fusing, each with the groups whose price it changes.
 
 merge     two groups become one
-copy      a reader gets a copy of a cheap maker
+copy      a reader gets a copy of a cheap maker, or of all that the maker's kernel makes it from
 drop      a copy is dropped again
 take out  an op leaves its group
 """
@@ -74,17 +76,48 @@ class Fusion:
         inside = self.group[problem.source[edge]] == self.group[problem.target[edge]]
         return bool(self.copied[edge]) and not inside
 
+    def copies(self, g: int) -> set[int]:
+        """Ops of other groups that a kernel computes again, for its ops and for such copies."""
+        own, found = set(self.of(g)), set[int]()
+        todo = [i for i in own if not self.is_dead(i)]
+        while todo:
+            for k, edge in self.problem.reads[todo.pop()]:
+                if self.copied[edge] and k not in own and k not in found:
+                    found.add(k)
+                    todo.append(k)
+        return found
+
+    def carried(self, i: int) -> set[int]:
+        """An op, and what every copy of it has copies of."""
+        found, todo = {i}, [i]
+        while todo:
+            for k, edge in self.problem.reads[todo.pop()]:
+                if self.copied[edge] and k not in found:
+                    found.add(k)
+                    todo.append(k)
+        return found
+
+    def homes(self, i: int) -> set[int]:
+        """Other groups that may compute an op again: for a reader, or for a copy of one."""
+        found, seen, todo = set[int](), {i}, [i]
+        while todo:
+            for reader, edge in self.problem.readers[todo.pop()]:
+                if self.copied[edge] and reader not in seen:
+                    found.add(int(self.group[reader]))
+                    seen.add(reader)
+                    todo.append(reader)
+        return found - {int(self.group[i])} if found else found
+
     def leaves(self, i: int) -> bool:
         """Whether what an op makes is written to memory."""
         if self.problem.ops[i].kept:
             return True
-        own = self.group[i]
+        own = int(self.group[i])
         for reader, edge in self.problem.readers[i]:
-            if self.group[reader] != own and not self.copied[edge]:
+            if self.copied[edge]:
+                continue  # wherever the reader is, it has its own
+            if self.group[reader] != own or self.homes(reader) - {own}:
                 return True
-            for far, again in self.problem.readers[reader]:  # a copy of a reader reads it too
-                if self.copied[again] and self.is_copied(again) and self.group[far] != own:
-                    return True
         return False
 
     def is_dead(self, i: int) -> bool:
@@ -96,13 +129,35 @@ class Fusion:
             or not self.copied[[e for _, e in readers]].all()
         ):
             return False
-        return all(self.is_copied(edge) for _, edge in readers)
+        return all(self.is_copied(edge) or self.is_dead(reader) for reader, edge in readers)
 
     @cached_property
     def order(self) -> Whole:
         """The groups in the order they run."""
-        p = self.problem
-        return np.asarray(arrange(self.group, self.late, self.copied, p.source, p.target, *p.rows))
+        return np.asarray(arrange(self.group, self.late, *self._wires(), *self.problem.rows))
+
+    def _wires(self) -> tuple[Flags, Whole, Whole]:
+        """Copied edges, and from whom to whom all edges go.
+
+        What reads a copy of a copy has plain edges from all that is read there.
+        """
+        p, reads_copy = self.problem, np.zeros(len(self.problem), bool)
+        reads_copy[p.target[self.copied]] = True
+        deep = np.flatnonzero(self.copied & reads_copy[p.source]).tolist()
+        if not deep:
+            return self.copied, p.source, p.target
+        more = [
+            (k, int(p.target[edge]))
+            for edge in deep
+            for c in self.carried(int(p.source[edge]))
+            for k, read in p.reads[c]
+            if not self.copied[read]
+        ]
+        source = p.source.copy()
+        source[deep] = p.target[deep]  # nothing is read along these themselves
+        one, two = np.array(more, np.int64).reshape(-1, 2).T
+        copied = np.concatenate([self.copied, np.zeros(len(more), bool)])
+        return copied, np.concatenate([source, one]), np.concatenate([p.target, two])
 
     @property
     def num_groups(self) -> int:
@@ -138,11 +193,11 @@ class Fusion:
         """Whether the backward reads what a forward op makes, itself or through a copy."""
         problem = self.problem
         for reader, edge in problem.readers[i]:
-            if problem.ops[reader].side == BACKWARD and not self.is_copied(edge):
+            if self.copied[edge]:
+                continue
+            where = {reader, *self.homes(reader)}
+            if any(problem.ops[k].side == BACKWARD for k in where):
                 return True
-            for far, again in problem.readers[reader]:
-                if self.is_copied(again) and problem.ops[far].side == BACKWARD:
-                    return True
         return False
 
     def merged(self, a: int, b: int) -> Fusion:
@@ -162,20 +217,22 @@ class Fusion:
             self.members.pop(g, None)
         self.members[ops[0]] = ops
         self.group[list(ops)] = ops[0]
-        for i in ops:
-            for reader, edge in self.problem.readers[i]:
-                if self.copied[edge] and self.group[reader] == ops[0]:
-                    self.copied[edge] = False
+        self._clear(self.group, self.copied, ops)
 
     def _cleared(self, group: Whole, ops: tuple[int, ...]) -> Flags:
-        """Copies without those that are inside one group now."""
+        """Copies without those that are inside one group now and serve no copy of their reader."""
         if not self.copied.any():
             return self.copied
         copied = self.copied.copy()
-        for i in ops:
-            for reader, edge in self.problem.readers[i]:
-                copied[edge] &= group[reader] != group[i]
+        self._clear(group, copied, ops)
         return copied
+
+    def _clear(self, group: Whole, copied: Flags, ops: tuple[int, ...]) -> None:
+        readers = self.problem.readers
+        for i in reversed(ops):
+            for reader, edge in readers[i]:
+                if copied[edge] and group[reader] == group[i]:
+                    copied[edge] = any(copied[again] for _, again in readers[reader])
 
     def take_out_here(self, i: int) -> None:
         """An op by itself again, in place: for a state that no other holds yet."""
@@ -291,7 +348,7 @@ def copied_if_legal(state: Fusion, edge: int) -> Fusion | None:
     if not may_copy(state, edge):
         return None
     found = _whole(state.with_copy(edge))
-    if found is not None and crosses(state.problem, edge) and not holds_no_more(state, found):
+    if found is not None and crosses(state, edge) and not holds_no_more(state, found):
         return None
     return found
 
@@ -300,29 +357,25 @@ def may_copy(state: Fusion, edge: int) -> bool:
     """Whether a copy is allowed, rings and memory left out."""
     problem = state.problem
     i, j = int(problem.source[edge]), int(problem.target[edge])
-    if state.copied[edge] or state.group[i] == state.group[j] or problem.kinds[i] not in CHEAP:
+    if state.copied[edge] or problem.kinds[i] not in CHEAP:
         return False
-    if len(state.of(int(state.group[j]))) + 1 > MOST or _is_copy_of_copy(state, i, j):
+    if state.group[i] == state.group[j] and not state.homes(j):
+        return False
+    if len(state.of(int(state.group[j]))) + len(state.carried(i)) > MOST:
         return False
     return edge_fits(problem, edge)
 
 
-def crosses(problem: Problem, edge: int) -> bool:
-    """Whether an edge leads from the forward into the backward."""
-    one, two = (problem.ops[int(k[edge])].side for k in (problem.source, problem.target))
-    return one != two
+def crosses(state: Fusion, edge: int) -> bool:
+    """Whether an edge leads from the forward into the backward, itself or for a copy."""
+    problem = state.problem
+    i, j = int(problem.source[edge]), int(problem.target[edge])
+    return any(problem.ops[k].side != problem.ops[i].side for k in (j, *state.homes(j)))
 
 
 def holds_no_more(state: Fusion, found: Fusion) -> bool:
     """Whether a state fits into memory, or holds no more than the one before."""
     return found.held <= state.problem.room or found.held <= state.held
-
-
-def _is_copy_of_copy(state: Fusion, i: int, j: int) -> bool:
-    """Whether a copy of i for j would be read by, or read, another copy: copies read memory."""
-    problem = state.problem
-    deeper = any(state.copied[edge] for _, edge in problem.reads[i])
-    return deeper or any(state.copied[edge] for _, edge in problem.readers[j])
 
 
 def _whole(state: Fusion) -> Fusion | None:
@@ -353,7 +406,7 @@ def require(state: Fusion) -> Fusion:
 
 
 def _require_copy(state: Fusion, edge: int) -> None:
-    """An error unless a copy is cheap, fits its reader and reads memory."""
+    """An error unless a copy is cheap and fits its reader."""
     problem = state.problem
     i, j = int(problem.source[edge]), int(problem.target[edge])
     name, reader = problem.ops[i].name, problem.ops[j].name
@@ -361,8 +414,6 @@ def _require_copy(state: Fusion, edge: int) -> None:
         raise InputError(f"`{name}` is a {problem.ops[i].word}, which is not computed twice")
     if not edge_fits(problem, edge):
         raise InputError(f"`{name}` cannot be copied for `{reader}`: {_unfit(problem, i, j)}")
-    if _is_copy_of_copy(state, i, j):
-        raise InputError(f"the copy of `{name}` for `{reader}` reads or is read by another copy")
 
 
 def _require_group(problem: Problem, ops: tuple[int, ...]) -> None:
@@ -409,10 +460,16 @@ def freed(fusion: Fusion, found: Fusion, own: int) -> set[int]:
     """Groups whose results copies read that are not needed any more inside the merged group."""
     problem, groups = fusion.problem, set[int]()
     for i in found.of(own):
-        for _, edge in problem.readers[i]:
-            if fusion.copied[edge] and not found.copied[edge]:
-                groups |= {int(found.group[k]) for k, _ in problem.reads[i]}
+        for reader, edge in problem.readers[i]:
+            if fusion.copied[edge] and found.group[reader] == own:
+                groups |= _read_by(found, i)
     return groups
+
+
+def _read_by(fusion: Fusion, i: int) -> set[int]:
+    """Groups that a copy of an op may read from."""
+    reads = fusion.problem.reads
+    return {int(fusion.group[k]) for c in fusion.carried(i) for k, _ in reads[c]}
 
 
 def copy(fusion: Fusion, edge: int) -> Moved | None:
@@ -421,6 +478,28 @@ def copy(fusion: Fusion, edge: int) -> Moved | None:
     if found is None:
         return None
     return Moved(found, around(found, edge))
+
+
+def copy_kernel(fusion: Fusion, edge: int) -> Moved | None:
+    """A copy for the reader of an edge with all of the maker's kernel that it is made from.
+
+    DisCo recomputes a fused op as a whole; where some of it is dear, its last op alone.
+    """
+    problem, draft = fusion.problem, fusion.draft()
+    maker = int(problem.source[edge])
+    own, edges, todo = fusion.group[maker], [edge], [maker]
+    while todo:
+        for k, read in problem.reads[todo.pop()]:
+            if fusion.group[k] == own and read not in edges:
+                edges.append(read)
+                todo.append(k)
+    if len(edges) == 1 or not all(may_copy(draft.with_copy(edge), e) for e in edges[1:]):
+        return copy(fusion, edge)
+    draft.copied[edges] = True
+    alone = not may_copy(fusion, edge) or not draft.is_ring_free
+    if alone or (crosses(fusion, edge) and not holds_no_more(fusion, draft)):
+        return copy(fusion, edge)
+    return Moved(draft, tuple({g for e in edges for g in around(draft, e)}))
 
 
 def drop(fusion: Fusion, edge: int) -> Moved | None:
@@ -463,6 +542,8 @@ def random_change(fusion: Fusion, edges: list[int], dice: random.Random) -> Move
     i, j = int(problem.source[e]), int(problem.target[e])
     a, b = int(fusion.group[i]), int(fusion.group[j])
     if a == b:
+        if fusion.homes(j) and dice.random() < 0.5:
+            return drop(fusion, e) if fusion.copied[e] else copy(fusion, e)
         return take_out(fusion, dice.choice((i, j)))
     if fusion.copied[e]:
         return drop(fusion, e)
@@ -470,11 +551,11 @@ def random_change(fusion: Fusion, edges: list[int], dice: random.Random) -> Move
 
 
 def around(fusion: Fusion, edge: int) -> tuple[int, ...]:
-    """The groups whose price a copy may change: reader, maker, and what the maker reads."""
+    """The groups whose price a copy may change: readers, maker, and what the maker reads."""
     problem = fusion.problem
     i, j = int(problem.source[edge]), int(problem.target[edge])
     near = {int(fusion.group[k]) for k in (i, j)}
-    return tuple(near | {int(fusion.group[k]) for k, _ in problem.reads[i]})
+    return tuple(near | fusion.homes(j) | _read_by(fusion, i))
 
 
 def _hangs_together(problem: Problem, ops: tuple[int, ...]) -> bool:
