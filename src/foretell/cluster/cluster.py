@@ -195,6 +195,10 @@ class Cluster:
 
     def devices_by_kind(self) -> dict[str, Ints]:
         """The ranks of each kind of device, by its name."""
+        return self._by_kind
+
+    @cached_property
+    def _by_kind(self) -> dict[str, Ints]:
         names = np.array([device.name for device in self.devices])
         return {str(name): np.flatnonzero(names == name) for name in dict.fromkeys(names.tolist())}
 

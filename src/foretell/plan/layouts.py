@@ -91,8 +91,14 @@ class Layouts:
         return [(self.runs[some[0]], np.array(some)) for some in rows.values()]
 
     def take(self, rows: Rows) -> Layouts:
-        """Some of the plans."""
-        return Layouts(tuple(self.plans[i] for i in rows.tolist()))
+        """Some of the plans, with the columns that are known already."""
+        found = Layouts(tuple(self.plans[i] for i in rows.tolist()))
+        known = self.__dict__
+        if "columns" in known:
+            found.__dict__["columns"] = {name: c[rows] for name, c in self.columns.items()}
+        if "runs" in known:
+            found.__dict__["runs"] = tuple(self.runs[i] for i in rows.tolist())
+        return found
 
 
 def layouts(plans: Sequence[Plan]) -> Layouts:

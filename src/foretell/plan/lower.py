@@ -26,19 +26,13 @@ from foretell.graph import Graph
 from foretell.graph.columns import Kind, Phase, Source
 from foretell.graph.groups import group_text
 from foretell.plan.check import micro_batches, settled
-from foretell.plan.costs import grad_width
 from foretell.plan.estimate import (
-    messages,
     overlaps,
-    reducing,
-    regathering,
     sends,
     tied_bytes,
-    updating,
 )
 from foretell.plan.group_graph import lower_groups
 from foretell.plan.layer_ranges import is_apart
-from foretell.plan.layouts import Array
 from foretell.plan.order import FORWARD, Order, last_stage, order
 from foretell.plan.place_graph import lower_places
 from foretell.plan.plan import Plan
@@ -51,7 +45,6 @@ from foretell.plan.stage_ops import (
     PricedStage,
     chain,
     context_of,
-    few,
     priced,
     split,
 )
@@ -86,16 +79,10 @@ class _ChainTable:
             alone = one.weight_seconds
             pieces = chain(one.costs, s.workload, one.cluster, where, self.detail, alone)
             if final and overlaps(one.plan):
-                sizes = sent_in(one)
-                pieces = split(pieces, one.costs, s.workload, (stage, chunk), sizes)
+                pieces = split(pieces, one.costs, s.workload, (stage, chunk), one.sent_in)
             self.number[key] = len(self.chains)
             self.chains.append(pieces)
         return self.number[key]
-
-
-def sent_in(one: PricedStage) -> Array:
-    """The share of a stage's gradients in each of its messages."""
-    return few(messages(one.costs, one.cost, one.times, one.workload).sizes())
 
 
 def write_stages(context: LoweringContext, detail: str) -> Spans:
@@ -165,14 +152,14 @@ def write_end(context: LoweringContext, spans: Spans) -> None:
 
 def _reduce(context: LoweringContext, one: PricedStage, made: list[int]) -> int:
     """Reduce the gradients of a stage; the task after which they are all there."""
-    seconds = float(reducing(one.costs, one.cost, one.cluster)[0])
+    seconds = float(one.columns.reduce_seconds[one.column])
     if not seconds:
         return made[-1]
     pieces = made if overlaps(one.plan) else made[-1:]
-    parts = sent_in(one)
+    parts = one.sent_in
     if len(parts) != len(pieces):  # layer by layer, or all at the end
         parts = np.full(len(pieces), 1 / len(pieces))
-    size = float((one.cost.weights * grad_width(one.costs))[0])
+    size = float(one.columns.reduce_bytes[one.column])
     ids = context.draft.tasks(
         len(pieces),
         op="reduce_scatter" if one.plan.zero else "all_reduce",
@@ -217,12 +204,12 @@ def _update(context: LoweringContext, one: PricedStage, done: list[int]) -> None
         op="optimizer",
         lane=context.lanes[one.index].compute,
         rank=one.rank,
-        seconds=float(updating(one.costs, one.cost, one.cluster)[0]),
+        seconds=float(one.columns.update_seconds[one.column]),
         phase="update",
         source="formula",
     )
     context.draft.wait(update, done)
-    again = float(regathering(one.costs, one.cost, one.cluster)[0])
+    again = float(one.columns.regather_seconds[one.column])
     if again:
         back = context.draft.tasks(
             1,

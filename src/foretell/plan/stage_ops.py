@@ -24,6 +24,7 @@ from foretell.plan.costs import (
     Costs,
     Stage,
     cell_of,
+    grad_width,
     layer_parts,
     layer_seconds,
     rerun_share,
@@ -33,9 +34,16 @@ from foretell.plan.costs import (
     width,
 )
 from foretell.plan.costs import costs as price_all
-from foretell.plan.estimate import gradient_shares
+from foretell.plan.estimate import (
+    Messages,
+    gradient_shares,
+    messages,
+    reducing,
+    regathering,
+    updating,
+)
 from foretell.plan.layouts import Array, blocks_of, layers_of
-from foretell.plan.memory import Memory, rank_memory, room
+from foretell.plan.memory import Memory, room, stage_memory
 from foretell.plan.order import BACKWARD, FORWARD, WEIGHT, chunks_of, is_split
 from foretell.plan.plan import Plan, levels, segments, stride
 from foretell.workload import Workload
@@ -122,6 +130,57 @@ class ColumnarBuilder:
 
 
 @dataclass(frozen=True)
+class StageColumns:
+    """What stages of one plan on machines alike cost and hold, a column a stage."""
+
+    costs: Costs
+    numbers: Array  # of the stages
+    workload: Workload
+    cluster: Cluster  # what their collectives see
+
+    @cached_property
+    def times(self) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+        """How often each layer runs: layers × stages."""
+        pairs = zip(self.costs.plans.plans, self.numbers.tolist(), strict=True)
+        return np.array([layers_of(plan, self.workload, int(s)) for plan, s in pairs]).T
+
+    @cached_property
+    def cost(self) -> Stage:
+        """What one micro-batch costs."""
+        return stage(self.costs, self.times, self.workload, self.cluster)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """What a rank of each holds."""
+        return stage_memory(self.costs, self.times, self.workload, self.numbers)
+
+    @cached_property
+    def reduce_seconds(self) -> Array:
+        """Reducing the gradients."""
+        return reducing(self.costs, self.cost, self.cluster)
+
+    @cached_property
+    def reduce_bytes(self) -> Array:
+        """Bytes of the gradients."""
+        return self.cost.weights * grad_width(self.costs)
+
+    @cached_property
+    def messages(self) -> Messages:
+        """In which messages gradients go."""
+        return messages(self.costs, self.cost, self.times, self.workload)
+
+    @cached_property
+    def update_seconds(self) -> Array:
+        """The optimizer."""
+        return updating(self.costs, self.cost, self.cluster)
+
+    @cached_property
+    def regather_seconds(self) -> Array:
+        """Parameters handed back after the update."""
+        return regathering(self.costs, self.cost, self.cluster)
+
+
+@dataclass(frozen=True)
 class PricedStage:
     """One stage: its ranks, its own plan, and what its layers cost and hold there."""
 
@@ -131,6 +190,8 @@ class PricedStage:
     costs: Costs
     workload: Workload
     cluster: Cluster  # what its collectives see
+    columns: StageColumns
+    column: int = 0  # which of them is this stage's
 
     @property
     def rank(self) -> int:
@@ -140,17 +201,7 @@ class PricedStage:
     @cached_property
     def layers(self) -> list[float]:
         """How often each layer runs there."""
-        return layers_of(self.plan, self.workload, self.index)
-
-    @cached_property
-    def times(self) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-        """The same, as a column for one plan."""
-        return np.array(self.layers)[:, None]
-
-    @cached_property
-    def cost(self) -> Stage:
-        """What one micro-batch costs."""
-        return stage(self.costs, self.times, self.workload, self.cluster)
+        return [float(n) for n in self.columns.times[:, self.column]]
 
     @cached_property
     def weight_seconds(self) -> list[float]:
@@ -161,7 +212,13 @@ class PricedStage:
     @cached_property
     def memory(self) -> Memory:
         """What one of its ranks holds."""
-        return rank_memory(self.costs, self.workload, self.index)
+        each = vars(self.columns.memory)
+        return Memory(**{name: v[self.column : self.column + 1] for name, v in each.items()})
+
+    @cached_property
+    def sent_in(self) -> Array:
+        """The share of its gradients in each of their messages."""
+        return few(self.columns.messages.take(np.array([self.column])).sizes())
 
     @property
     def group(self) -> str:
@@ -236,19 +293,42 @@ def _of_degrees(
     plan: Plan, workload: Workload, cluster: Cluster, costs: Costs | None
 ) -> tuple[PricedStage, ...]:
     """Stages that are all split alike; each on the slowest of its ranks where devices differ."""
-    each, counts = plan.ranks // plan.pp, blocks_of(plan, workload)
+    each = plan.ranks // plan.pp
     mixed = len(cluster.devices_by_kind()) > 1
     shared = None if mixed else costs or price_all([plan], workload, cluster)
-    out = []
-    for s in range(plan.pp):
-        ranks = tuple(range(s * each, (s + 1) * each))
-        if shared is None:
-            machines, own = _on_machines(plan, workload, cluster, ranks)
-        else:
-            machines, own = cluster, shared
-        own = _rerun(own, plan, counts[s])
-        out.append(PricedStage(s, ranks, plan, own, workload, machines))
-    return tuple(out)
+    ranks = [tuple(range(s * each, (s + 1) * each)) for s in range(plan.pp)]
+    if shared is None:
+        found = [_on_machines(plan, workload, cluster, some) for some in ranks]
+    else:
+        found = [(cluster, shared)] * plan.pp
+    out: list[PricedStage] = []
+    for machines, own, some in _alike(found):
+        columns = _columns(own, plan, some, workload, machines)
+        for k, s in enumerate(some):
+            mine = own if not plan.recompute_layers else columns.costs.take(np.array([k]))
+            out.append(PricedStage(s, ranks[s], plan, mine, workload, machines, columns, k))
+    return tuple(sorted(out, key=lambda one: one.index))
+
+
+def _alike(
+    found: Sequence[tuple[Cluster, Costs]],
+) -> list[tuple[Cluster, Costs, list[int]]]:
+    """Stages by the machines they see."""
+    groups: dict[int, tuple[Cluster, Costs, list[int]]] = {}
+    for s, (machines, own) in enumerate(found):
+        groups.setdefault(id(machines), (machines, own, []))[2].append(s)
+    return list(groups.values())
+
+
+def _columns(
+    costs: Costs, plan: Plan, some: list[int], workload: Workload, cluster: Cluster
+) -> StageColumns:
+    """The columns of some stages of a plan, all at the same prices."""
+    each = costs.take(np.zeros(len(some), np.intp)) if len(some) > 1 else costs
+    if plan.recompute_layers:
+        blocks = blocks_of(plan, workload)
+        each = replace(each, share=np.array([rerun_share(plan, blocks[s]) for s in some]))
+    return StageColumns(each, np.array(some, float), workload, cluster)
 
 
 def _kind(cluster: Cluster, ranks: tuple[int, ...]) -> object:
@@ -264,8 +344,10 @@ def _of_segments(
     out = []
     for s, one in enumerate(segments(plan, workload)):
         machines, own = _on_machines(one.plan, workload, cluster, one.ranks)
-        own = _rerun(own, one.plan, one.blocks)
-        out.append(PricedStage(s, one.ranks, one.plan, own, workload, machines))
+        if one.plan.recompute_layers:
+            own = replace(own, share=np.array([rerun_share(one.plan, one.blocks)]))
+        columns = StageColumns(own, np.array([float(s)]), workload, machines)
+        out.append(PricedStage(s, one.ranks, one.plan, own, workload, machines, columns))
     return tuple(out)
 
 
@@ -282,13 +364,6 @@ def _on_machines(
         _KNOWN[key] = workload, cluster, part, price_all([cell], workload, part)
     _, _, part, known = _KNOWN[key]
     return part, known.of(plan)
-
-
-def _rerun(costs: Costs, plan: Plan, blocks: int) -> Costs:
-    """Prices with the part of a stage's blocks that are run again there."""
-    if not plan.recompute_layers:
-        return costs
-    return replace(costs, share=np.array([rerun_share(plan, blocks)]))
 
 
 def _lanes(draft: ColumnarBuilder, rank: int, plan: Plan) -> StageLanes:
