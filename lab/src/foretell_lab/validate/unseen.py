@@ -7,6 +7,7 @@
     torchtitan   Llama under FSDP, tensor, pipeline and context parallelism on A100, H100 and H200
     published    tables of NVIDIA, Databricks and Kempner: Megatron-core and FSDP on H100 to GB300,
                  dense and MoE, one source for each (tables/published_runs.csv and .toml)
+    projects     runs that six projects report of themselves, on A100: nothing was looked at before
     images       networks of images and encoders on one H200, from their family's spec alone
                  (benchmarks/measured/training_parts_h200.json); host time is from other steps
 
@@ -16,6 +17,7 @@ interval; memory where the source has it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import tomllib
@@ -193,8 +195,13 @@ def _runs(
         model, on, plan = request(r, named=named)
         batch, seq, gpus = int(r["global_batch"]), int(r["seq"]), int(r["gpus"])
         seconds = batch * seq / float(r["tokens_per_second"]) / gpus
+        peak = re.search(r"peak=(\d+) MiB", r["note"])
         yield Row(
-            source, f"{r['release']} {model} {on} {plan}", seconds, _predicted(model, on, plan)
+            source,
+            f"{r['release']} {model} {on} {plan}",
+            seconds,
+            _predicted(model, on, plan),
+            float(peak.group(1)) * 2**20 if peak else 0.0,
         )
 
 
@@ -210,18 +217,29 @@ def request(r: dict[str, str], *, named: bool = True) -> tuple[str, str, str]:
     dp = int(r["gpus"]) // (degrees["tp"] * degrees["pp"] * degrees["cp"])
     text = f"dp={dp}," + ",".join(f"{k}={v}" for k, v in degrees.items() if v > 1)
     text += f",micro_batch={r['micro_batch']},global_batch={r['global_batch']}"
-    text += f",precision={_FORMATS[r['precision']]}"
+    precision = _FORMATS.get(r["precision"], r["precision"])
+    text += ",dtype=fp16" if precision == "fp16" else f",precision={precision}"
     text += ",sp=yes,etp=1" if degrees["tp"] > 1 else ""
     text += f",schedule=interleaved,chunks={r['vp']}" if int(r["vp"]) > 1 else ""
     text += ",recompute=full" if "recompute" in r["note"] else ""
     text += ",compile=yes" if "compile" in r["note"] else ""
     framework = makers()[r["source"]]["framework"]
-    text += f",framework={framework}" if named else ""
-    text += f",zero={3 if r['fsdp'] == '1' else 1}"
+    text += f",framework={framework}" if named and framework else ""
+    text += f",zero={_zero(r, dp)}"
+    text += "".join(
+        "," + said for said in re.findall(r"shard=\d+|optimizer_kernels=\w+", r["note"])
+    )
     text += ",grad_dtype=fp32" if named and framework == "llm-foundry" else ""
     seq = ("," if ":" in r["model"] else ":") + f"seq={r['seq']}"
     on = f"{r['system']}{',' if ':' in r['system'] else ':'}gpus={r['gpus']}"
     return r["model"] + seq, on, text.replace(",,", ",")
+
+
+def _zero(r: dict[str, str], dp: int) -> int:
+    """Parameters sharded where the table says FSDP, the optimizer's state where it says nothing."""
+    if "DDP" in r["note"] or dp == 1:
+        return 0
+    return 3 if r["fsdp"] == "1" else 1
 
 
 _DENSE = ("llama", "gpt:", "nemotron")
@@ -267,6 +285,14 @@ def foundry_by_default(truth: Path) -> Iterator[Row]:
     return _runs("llm-foundry", named=False)
 
 
+PROJECTS = ("fms-fsdp", "dlrover-fsdp", "dlrover-3d", "tinyllama", "nanogpt", "llms-from-scratch")
+
+
+def projects(truth: Path) -> Iterator[Row]:
+    """Runs that projects report of themselves: 1 to 128 A100 under DDP, FSDP and DeepSpeed."""
+    return itertools.chain.from_iterable(_runs(name) for name in PROJECTS)
+
+
 def _degree(words: str, name: str) -> int:
     found = re.search(rf"{name} (\d+)", words)
     return int(found.group(1)) if found else 1
@@ -304,6 +330,7 @@ SOURCES: dict[str, Callable[[Path], Iterator[Row]]] = {
     "automodel": automodel,
     "foundry-h100": foundry,
     "foundry-by-default": foundry_by_default,
+    "projects": projects,
     "images": images,
 }
 
