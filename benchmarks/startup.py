@@ -21,7 +21,6 @@ import foretell
 from foretell.cluster import load
 from foretell.cost import price
 from foretell.graph import Graph, save
-from foretell.samples import transformer
 
 SCRIPT = Path(foretell.__file__).parent / "samples" / "train.py"
 TRACE = Path(__file__).parent / "measured" / "h200" / "resnet18.base.json.gz"
@@ -60,6 +59,9 @@ COMMANDS = (
 
 def timed(ranks: int) -> Graph:
     """A small step with its times."""
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from tests.transformer import transformer
+
     return price(transformer(ranks=ranks), load("dgx-a100"))
 
 

@@ -7,11 +7,11 @@ from importlib.util import find_spec
 
 import pytest
 from click.testing import CliRunner
+from tests.transformer import transformer
 
 from foretell.cli.main import COMMANDS, foretell
 from foretell.errors import ForetellError, InputError
 from foretell.graph import Builder, save
-from foretell.samples import transformer
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:

@@ -4,6 +4,7 @@ import gzip
 
 import numpy as np
 import pytest
+from tests.transformer import transformer
 
 from foretell.cluster import load
 from foretell.cost import kernel, measured, price, prices, work_of
@@ -12,7 +13,6 @@ from foretell.cost.measured import Measured, normal
 from foretell.cost.measured import load as load_table
 from foretell.errors import InputError, UnmodelledError
 from foretell.graph import Builder, Kind, Source
-from foretell.samples import transformer
 
 A100 = load("dgx-a100:nodes=1")
 

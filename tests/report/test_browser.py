@@ -11,13 +11,13 @@ from foretell.plan import Plan
 from foretell.report import layouts
 from foretell.report.drawings import drawn_plan, drawn_schedule
 from foretell.report.page import Content, write
-from foretell.samples import transformer
 from foretell.search.schedule import schedule, shape
 from foretell.simulate import Timeline, simulate
 from foretell.survey.diagnosis import diagnose
 from foretell.survey.window import window
 from tests.axe import grave, needs_axe
 from tests.browser import browser, errors, needs_browser
+from tests.transformer import transformer
 
 pytestmark = needs_browser
 HOSTILE = "<img src=x onerror=document.title='taken'>"

@@ -7,8 +7,8 @@ import pytest
 
 from foretell.graph import Builder
 from foretell.report.chrome import events, write
-from foretell.samples import transformer
 from foretell.simulate import Timeline, simulate
+from tests.transformer import transformer
 
 NEEDED = {
     "X": {"name", "pid", "tid", "ts", "dur"},

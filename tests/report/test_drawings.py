@@ -13,9 +13,9 @@ from foretell.plan import Plan
 from foretell.report import drawings, layouts
 from foretell.report.summary import split
 from foretell.report.verdicts import junit, markdown
-from foretell.samples import transformer
 from foretell.search.schedule import schedule, shape
 from foretell.simulate import simulate
+from tests.transformer import transformer
 
 
 @pytest.fixture(scope="module")

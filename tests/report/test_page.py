@@ -12,8 +12,8 @@ from foretell.graph import Builder, replicate
 from foretell.report import write
 from foretell.report.page import SCRIPTS, Content, narrow, numbers, packed, page, summaries
 from foretell.report.summary import sources
-from foretell.samples import transformer
 from foretell.simulate import Timeline, simulate
+from tests.transformer import transformer
 
 HOSTILE = '</script><img src=x onerror="alert(1)">'
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from foretell.report.chrome import write
-from foretell.samples import transformer
 from foretell.simulate import Timeline, simulate
+from tests.transformer import transformer
 
 VIEWER = Path(os.environ.get("CATAPULT", ""))
 pytestmark = [

@@ -2,16 +2,15 @@
 
 import numpy as np
 import pytest
+from tests.transformer import transformer
 
 from foretell.errors import InputError
 from foretell.graph import Builder, parse
-from foretell.samples import transformer
 from foretell.simulate import Timeline, simulate
 from foretell.simulate.memory import held_by_kind, memory, peak_bytes
 from foretell.simulate.timeline import (
     breakdown,
     busy,
-    compare,
     covered,
     overlap,
     path_seconds,
@@ -177,20 +176,6 @@ def test_where_the_step_goes(simulate_readable):
     assert (part.compute, part.exposed, part.hidden, part.host, part.idle) == (4, 1, 3, 2, 1)
     assert [b.share for b in busy(played)] == [2 / 8, 4 / 8, 4 / 8]
     assert path_seconds(played, "op") == {"all_reduce": 4, "a": 2, "d": 1, "(waiting)": 1}
-
-
-def test_two_timelines_side_by_side():
-    graph = _timed(transformer(ranks=1, layers=1))
-    with graph.edit("faster") as edit:
-        edit.scale(graph.select(op="gemm"), 0.5)
-        edit.remove(graph.select(op="optimizer"))
-    before, after = simulate(graph), simulate(edit.graph)
-    found = compare(before, after)
-    assert found.ratio == after.seconds / before.seconds < 1
-    assert len(found.tasks) == edit.graph.size
-    products = edit.graph.op[found.tasks] == edit.graph.names.number("gemm")
-    assert (found.seconds[products] < 0).all()
-    assert np.abs(found.seconds[~products]).max() < 1e-15
 
 
 def test_intervals():

@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("flask", reason="the studio needs the extra `web`")
 
-from foretell.samples import transformer
 from foretell.studio import serve
 from tests.axe import grave, needs_axe
 from tests.browser import browser, errors, needs_browser
+from tests.transformer import transformer
 
 pytestmark = needs_browser
 STEP = Path(__file__).resolve().parents[2] / "docs" / "guides" / "step.txt"

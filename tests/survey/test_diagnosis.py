@@ -9,12 +9,12 @@ from foretell.advise import Step
 from foretell.cluster import load as load_cluster
 from foretell.cost import price
 from foretell.graph import Builder
-from foretell.samples import transformer
 from foretell.survey import load, survey
 from foretell.survey.diagnosis import CAUSES, diagnose
 from foretell.survey.roofline import work_of
 from foretell.survey.window import Window, window
 from foretell.trace import read
+from tests.transformer import transformer
 
 HERE = Path(__file__).resolve()
 SAMPLE = HERE.parents[2] / "src" / "foretell" / "samples" / "traces" / "resnet18-h200.json.gz"

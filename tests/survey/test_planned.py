@@ -11,11 +11,11 @@ from foretell.errors import InputError
 from foretell.graph import save
 from foretell.plan import Plan
 from foretell.predict import predict
-from foretell.samples import transformer
 from foretell.search.kit import parse
 from foretell.simulate import simulate
 from foretell.survey.planned import gradient_bytes, model_of, steps_of
 from foretell.workload import load
+from tests.transformer import transformer
 
 MODEL = "gpt:layers=4,hidden=512,heads=8,seq=256,vocab=1000"
 

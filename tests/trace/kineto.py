@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from foretell.trace.read import recognised, recorded_ranks
+
 MAIN, BACKWARD = 100, 101  # threads
 PROCESS = 100
 
@@ -118,3 +120,10 @@ def training_step(k: Kineto, at: float = 0.0, number: int = 1, scale: float = 1.
     k.work("Memcpy DtoH (Device -> Pageable)", t(842), t(844), c + 6, cat="gpu_memcpy", bytes=4)
     k.call("cudaStreamSynchronize", t(841), t(850), c + 7)
     return t(1000)
+
+
+def steps_of(path: Path) -> tuple[list[tuple[int, float]], str]:
+    """Number and measured seconds of each step that the first rank has, and how it was found."""
+    first = recorded_ranks(recognised(path), path)[0]
+    found = zip(first.steps.number.tolist(), first.seconds.tolist(), strict=True)
+    return list(found), first.steps.found_by

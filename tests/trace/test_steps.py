@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from foretell.errors import InputError
-from foretell.trace import read, summary
-from tests.trace.kineto import Kineto, training_step
+from foretell.trace import read
+from tests.trace.kineto import Kineto, steps_of, training_step
 
 
 def steps(tmp_path: Path, k: Kineto) -> dict[int, float]:
-    return dict(summary(k.write(tmp_path / "t.json")).steps)
+    return dict(steps_of(k.write(tmp_path / "t.json"))[0])
 
 
 def several(scales: list[float]) -> Kineto:
@@ -55,18 +55,18 @@ def test_overlapping_steps_are_cut_where_the_next_begins(tmp_path: Path) -> None
 def test_without_ranges_the_optimizer_ends_steps(tmp_path: Path) -> None:
     k = several([1.0, 1.0, 1.0, 1.0])
     k.events = [e for e in k.events if not e["name"].startswith("ProfilerStep")]
-    found = summary(k.write(tmp_path / "t.json"))
-    assert found.found_by == "optimizer"
-    assert [s for _, s in found.steps] == pytest.approx([1e-3] * 3)
+    found, by = steps_of(k.write(tmp_path / "t.json"))
+    assert by == "optimizer"
+    assert [s for _, s in found] == pytest.approx([1e-3] * 3)
 
 
 def test_without_anything_the_trace_is_one_step(tmp_path: Path) -> None:
     k = Kineto()
     k.op("aten::mm", 0, 50)
     k.launch("gemm", 20, 30, 1, (32, 90))
-    found = summary(k.write(tmp_path / "t.json"))
-    assert found.found_by == "trace"
-    assert [s for _, s in found.steps] == pytest.approx([90e-6])
+    found, by = steps_of(k.write(tmp_path / "t.json"))
+    assert by == "trace"
+    assert [s for _, s in found] == pytest.approx([90e-6])
 
 
 def test_a_step_is_measured_from_where_the_last_one_left_the_device(tmp_path: Path) -> None:
@@ -78,14 +78,3 @@ def test_a_step_is_measured_from_where_the_last_one_left_the_device(tmp_path: Pa
         k.launch("gemm", at + 20, at + 30, number, (200 * number - 160, 200 * number))
     # The device is 100 behind the host after the first step and 200 behind after the second.
     assert steps(tmp_path, k) == {1: pytest.approx(200e-6), 2: pytest.approx(200e-6)}
-
-
-def test_summary_says_what_is_in_a_file(tmp_path: Path) -> None:
-    k = several([1.0])
-    k.facts["deviceProperties"] = [{"name": "GPU X"}]
-    found = summary(k.write(tmp_path / "t.json"))
-    assert (found.kernels, found.streams, found.threads) == (6, 1, 2)
-    assert found.has_shapes
-    assert not found.has_waits
-    assert "GPU X" in str(found)
-    assert "step 1: 1.000 ms" in str(found)

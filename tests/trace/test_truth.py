@@ -11,8 +11,9 @@ import pytest
 from foretell.errors import InputError
 from foretell.graph import Graph, Kind, concat
 from foretell.simulate import simulate
-from foretell.trace import Trace, summary
+from foretell.trace import Trace
 from foretell.trace import read as read_again
+from tests.trace.kineto import steps_of
 
 TRUTH = Path(__file__).resolve().parents[2].parent / "shared" / "truth"
 H200, KINETO = TRUTH / "h200", TRUTH / "traces" / "kineto"
@@ -57,7 +58,7 @@ DEVICE, HOST = (Kind.KERNEL, Kind.COPY), (Kind.HOST, Kind.SYNC, Kind.LOAD)
 
 @pytest.mark.parametrize("path", files(H200, KINETO), ids=lambda p: p.name[:30])
 def test_steps_replay(path: Path) -> None:
-    for number, _ in summary(path).steps[:2]:
+    for number, _ in steps_of(path)[0][:2]:
         assert abs(error(read(path, step=number))) < WORST
 
 

@@ -9,10 +9,10 @@ from foretell.cluster import load
 from foretell.cost.collective import price
 from foretell.errors import InputError
 from foretell.graph.verify import verify
-from foretell.samples import transformer
 from foretell.simulate import simulate
 from foretell.whatif import DoesNotApply, Setting, applied, parse
 from foretell.whatif.powersgd import thin
+from tests.transformer import transformer
 from tests.whatif.ddp import START, bare, hosted
 
 RATE = 0.8e12  # bytes/s a copy moves on a device nobody named

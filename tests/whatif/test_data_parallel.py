@@ -8,12 +8,12 @@ from foretell.cost.collective import price
 from foretell.errors import InputError
 from foretell.graph import Builder
 from foretell.graph.verify import verify
-from foretell.samples import transformer
 from foretell.simulate import simulate
 from foretell.whatif import DoesNotApply, Setting, applied, parse
 from foretell.whatif.collective_cost import wires
 from foretell.whatif.exchange import bucket_of
 from foretell.whatif.interference import TAKES
+from tests.transformer import transformer
 from tests.whatif.ddp import START, bare, copied, hosted
 
 MIB = float(1 << 20)

@@ -5,11 +5,11 @@ import pytest
 from foretell.errors import InputError
 from foretell.graph import Builder
 from foretell.graph.verify import verify
-from foretell.samples import transformer
 from foretell.simulate import simulate
 from foretell.whatif import WHATIFS, DoesNotApply, Setting, parse
 from foretell.whatif.cuda_graph import CAPTURABLE
 from foretell.whatif.registry import is_measured, spread_of
+from tests.transformer import transformer
 from tests.whatif.traced import attention, convnet
 
 # One example of each that applies to the sample step.

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from foretell.graph import Builder
-from foretell.samples import transformer
 from foretell.trace import read
 from foretell.whatif import DoesNotApply, Setting, applied, parse
 from foretell.whatif.gradients import exchanged, gradients
 from foretell.whatif.parameters import numbers, parameters
+from tests.transformer import transformer
 from tests.whatif.ddp import bare, hosted
 
 TRUTH = Path(__file__).resolve().parents[2].parent / "shared" / "truth"

@@ -8,11 +8,11 @@ import pytest
 from foretell.baseline import steady_seconds
 from foretell.errors import InputError
 from foretell.graph.verify import verify
-from foretell.samples import transformer
 from foretell.simulate import simulate
 from foretell.simulate.memory import peak_bytes
 from foretell.whatif import DoesNotApply, Setting, applied, parse
 from foretell.whatif.interference import TAKES
+from tests.transformer import transformer
 from tests.whatif.ddp import START, bare, copied, hosted
 
 

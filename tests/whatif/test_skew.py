@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from foretell.errors import InputError
-from foretell.samples import transformer
 from foretell.simulate import simulate
 from foretell.whatif import Setting, parse
 from foretell.whatif.interference import TAKES
 from foretell.whatif.skew import late, slowest
+from tests.transformer import transformer
 from tests.whatif.ddp import bare
 
 

@@ -7,9 +7,9 @@ import pytest
 from foretell.cluster import load
 from foretell.errors import InputError
 from foretell.graph.verify import verify
-from foretell.samples import transformer
 from foretell.simulate import simulate
 from foretell.whatif import Setting, parse
+from tests.transformer import transformer
 from tests.whatif.ddp import bare, hosted
 
 SPECS = (

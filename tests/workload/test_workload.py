@@ -3,13 +3,9 @@
 import numpy as np
 import pytest
 
-from foretell.cluster import load as load_cluster
-from foretell.cost import price
 from foretell.errors import InputError
-from foretell.simulate import simulate
 from foretell.workload import Exchange, Layer, Op, Tensor, Workload, load
 from foretell.workload.kernels import calls
-from foretell.workload.step import step
 from foretell.workload.workload import holds
 
 GPT3 = "gpt:layers=96,hidden=12288,heads=96,seq=2048,vocab=51200"
@@ -117,12 +113,3 @@ def test_a_hand_made_workload():
     model = Workload("hand", (layer,), batch=2)
     assert (model.parameters, model.num_blocks, model.most("tp")) == (72, 3, 1)
     assert model.flops(2) == 2 * 3 * 3 * 2 * 24
-
-
-def test_a_step_has_every_kernel_and_can_be_priced():
-    model = load("gpt:layers=3,hidden=256,heads=4,seq=128,vocab=1024,dtype=bf16")
-    graph = step(model, 2, flags=frozenset({"fused"}))
-    masked = 3 * 2 * 3 * 4 * 256 * 128 * (128 - 129 / 2)  # unfused kernels do them all the same
-    assert graph.flops.sum() == pytest.approx(model.flops(2) + masked)
-    played = simulate(price(graph, load_cluster("a100-80:gpus=1")))
-    assert played.seconds > graph.size * 1e-6

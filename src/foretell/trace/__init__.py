@@ -3,12 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 from foretell.trace.read import Trace, read
-from foretell.trace.summary import Summary, summary
 
 if TYPE_CHECKING:
     from foretell.trace.export import write_chakra
 
-__all__ = ["Summary", "Trace", "read", "summary", "write_chakra"]
+__all__ = ["Trace", "read", "write_chakra"]
 
 
 def __getattr__(name: str) -> Any:
