@@ -7,21 +7,16 @@ from pathlib import Path
 import click
 
 from foretell.cli import offered
-from foretell.cli.output import answer_result, json_option, verbose_option
+from foretell.cli.output import answer_result, json_option, real_option, verbose_option, working
 from foretell.cli.script import StepCommand, module_option
 
 
 @click.command(cls=StepCommand)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("specs", shell_complete=offered.changes, nargs=-1)
-@click.option(
-    "--on",
-    "cluster",
-    shell_complete=offered.clusters,
-    help="The cluster the step runs on: a spec or a file.",
-)
+@offered.cluster_option("The cluster the step runs on: a spec or a file.")
 @module_option
-@click.option("--real-ms", type=float, help="Of a trace: milliseconds of an un-profiled step.")
+@real_option
 @verbose_option
 @json_option
 def command(
@@ -29,16 +24,15 @@ def command(
     specs: tuple[str, ...],
     cluster: str | None,
     is_module: bool,
-    real_ms: float | None,
+    real: float | None,
     verbose: bool,
     as_json: bool,
 ) -> None:
     """Try changes on the step in FILE (all that apply, or SPECS) and rank them by gain."""
     from foretell.advise.advise import TRIED
-    from foretell.cli.output import working
     from foretell.cli.script import load_step
 
-    step = load_step(file, cluster, None if real_ms is None else real_ms / 1e3, is_module)
+    step = load_step(file, cluster, real, is_module)
     with working("trying changes", steps=2 * len(specs or TRIED)) as tell:  # alone, then together
         found = step.advise(*specs, progress=tell)
     answer_result(found, as_json, verbose)

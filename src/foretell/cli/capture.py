@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from foretell.cli.output import answer, json_option, say
+from foretell.cli.output import answer, json_option, say, working
 from foretell.cli.script import ScriptCommand, module_option, show_option
 
 
@@ -46,7 +46,6 @@ def command(what: str, args: tuple[str, ...], output: Path, as_json: bool, **opt
     Next: foretell whatif step.graph amp --on h100.
     """
     from foretell.api.step import CaptureOptions, capture_source
-    from foretell.cli.output import working
 
     with working(f"capturing {Path(what).name}") as tell:
         tell("loading torch and the script")
@@ -80,7 +79,6 @@ def _summary(graph: Any) -> dict[str, Any]:
 
 def _text(found: dict[str, Any]) -> str:
     from foretell.report import words
-    from foretell.report.words import table
 
     head = (
         f"{found['facts']['captured']}: {found['parameters']:,} parameters, "
@@ -91,4 +89,4 @@ def _text(found: dict[str, Any]) -> str:
         for phase, p in found["phases"].items()
     ]
     taken = [f"assumed the data of {text}" for text in found["assumed"]]
-    return "\n".join([head, table(("phase", "kernels>", "GFLOP>", "moved>"), rows), *taken])
+    return "\n".join([head, words.table(("phase", "kernels>", "GFLOP>", "moved>"), rows), *taken])

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from foretell.cli import offered
-from foretell.cli.output import answer, json_option
+from foretell.cli.output import answer, json_option, real_option
 
 OVER = 3  # exit code of a budget that is not kept
 LIMITS = ("step", "memory", "exposed", "idle")
@@ -25,11 +25,9 @@ LIMITS = ("step", "memory", "exposed", "idle")
 @click.option(
     "--surely", is_flag=True, help="Hold the upper end of the interval under --step-under."
 )
-@click.option(
-    "--on", "cluster", shell_complete=offered.clusters, help="The cluster: a spec or a file."
-)
+@offered.cluster_option("The cluster: a spec or a file.")
 @click.option("--plan", help="Of a workload: the layout, dp=4,tp=2,… or a file.")
-@click.option("--real-ms", type=float, help="Of a trace: milliseconds of an un-profiled step.")
+@real_option
 @click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit's XML here.")
 @click.option(
     "--summary",
@@ -65,7 +63,7 @@ def _predicted(what: str, specs: tuple[str, ...], asked: dict[str, Any]) -> dict
 
     machines = load_cluster(asked["cluster"]) if asked["cluster"] else None
     if asked["plan"] is None:
-        return _of_file(Path(what), specs, machines, asked["real_ms"])
+        return _of_file(Path(what), specs, machines, asked["real"])
     if machines is None or specs:
         raise InputError(
             "a workload under a plan needs a cluster and takes no changes",
@@ -84,7 +82,7 @@ def _predicted(what: str, specs: tuple[str, ...], asked: dict[str, Any]) -> dict
 
 
 def _of_file(
-    path: Path, specs: tuple[str, ...], machines: Any, real_ms: float | None
+    path: Path, specs: tuple[str, ...], machines: Any, real: float | None
 ) -> dict[str, Any]:
     from foretell.report.summary import split
     from foretell.simulate import simulate
@@ -92,7 +90,7 @@ def _of_file(
     from foretell.survey.survey import outcome
     from foretell.whatif import applied, parse
 
-    step = load(path, machines, None if real_ms is None else real_ms / 1e3).step
+    step = load(path, machines, real).step
     found = outcome(step, specs)
     played = simulate(applied([parse(s) for s in specs], step.graph, step.setting))
     parts = split("", played)

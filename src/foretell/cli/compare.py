@@ -87,7 +87,6 @@ def _text(found: dict[str, Any]) -> str:
 def _path(found: dict[str, Any]) -> str:
     """How much of the gap each task of the critical path explains."""
     from foretell.report import words
-    from foretell.report.words import table
 
     gap, rows = found["gap_s"], []
     for part in found["parts"]:
@@ -98,19 +97,18 @@ def _path(found: dict[str, Any]) -> str:
     rows.append(("the rest of it", "", *_explained(found["rest_of_path_s"], gap), "", ""))
     rows.append(("elsewhere", "", *_explained(found["elsewhere_s"], gap), "", ""))
     columns = ("predicted path", "lane", "gap>", "share>", "ran>", "waited>")
-    return table(columns, rows)
+    return words.table(columns, rows)
 
 
 def _lanes(found: dict[str, Any]) -> str:
     from foretell.report import words
-    from foretell.report.words import table
 
     rows = [
         (words.cut(lane["name"], 32), words.seconds(lane["predicted"]),
          words.seconds(lane["measured"]), _signed(lane["explains"]))
         for lane in found["lanes"]
     ]  # fmt: skip
-    return table(("lane", "predicted>", "measured>", "of the gap>"), rows)
+    return words.table(("lane", "predicted>", "measured>", "of the gap>"), rows)
 
 
 def _explained(seconds: float, gap: float) -> tuple[str, str]:

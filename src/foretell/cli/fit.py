@@ -119,7 +119,6 @@ def _calibrated(found: Any) -> dict[str, Any]:
 
 def _calibration_text(found: dict[str, Any]) -> str:
     from foretell.report import words
-    from foretell.report.words import table
 
     factors = [
         (f["name"], f"{f['value']:.3g} ×", f"± {f['sigma']:.0%}", f"{f['moves']:+.1%}")
@@ -130,8 +129,8 @@ def _calibration_text(found: dict[str, Any]) -> str:
         for r in found["fitted_on"]
     ]
     return "\n\n".join([
-        table(("factor", "as long as priced>", "sure to>", "moves the step>"), factors),
-        table(("run", "measured>", "predicted before>", "after>"), runs),
+        words.table(("factor", "as long as priced>", "sure to>", "moves the step>"), factors),
+        words.table(("run", "measured>", "predicted before>", "after>"), runs),
         f"accuracy on these runs: {found['accuracy_before']:.1%} before, "
         f"{found['accuracy_after']:.1%} after; what no run told of stays at 1 (± 69 %)",
     ])  # fmt: skip

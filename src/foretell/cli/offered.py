@@ -14,52 +14,58 @@ import click
 from foretell.cli.script import command_line, module_option
 from foretell.errors import InputError
 
+Offer = Callable[[click.Context, click.Parameter, str], list[Any]]
 
-def changes(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
-    """Names of what-ifs."""
+
+def _offered(names: Callable[[], Iterable[str]], *, or_files: bool = False) -> Offer:
+    """What a shell is told: the names that begin as the person began, or else files."""
+
+    def offer(_: click.Context, __: click.Parameter, begun: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        found = [CompletionItem(name) for name in sorted(names()) if name.startswith(begun)]
+        return found or ([CompletionItem(begun, type="file")] if or_files else [])
+
+    return offer
+
+
+def _whatifs() -> Iterable[str]:
     from foretell.whatif import WHATIFS
 
-    return _starting(WHATIFS, begun)
+    return WHATIFS
 
 
-def names(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
-    """All that `foretell explain` knows."""
+def _planners() -> Iterable[str]:
     from foretell.search.kit import PLANNERS
+
+    return PLANNERS
+
+
+def _explained() -> Iterable[str]:
     from foretell.search.oracle.scale import STRATEGIES
-    from foretell.whatif import WHATIFS
 
-    return _starting({*WHATIFS, *PLANNERS, *STRATEGIES}, begun)
-
-
-def planners(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
-    """Names of planners."""
-    from foretell.search.kit import PLANNERS
-
-    return _starting(PLANNERS, begun)
+    return {*_whatifs(), *_planners(), *STRATEGIES}
 
 
-def models(_: click.Context, __: click.Parameter, begun: str) -> list[Any]:
-    """Names of shipped models and families, and files."""
-    from click.shell_completion import CompletionItem
+def _models() -> Iterable[str]:
+    from foretell.workload.load import names
 
-    from foretell.workload.load import names as known
-
-    found = _starting(known(), begun)
-    return [CompletionItem(name) for name in found] or [CompletionItem(begun, type="file")]
+    return names()
 
 
-def clusters(_: click.Context, __: click.Parameter, begun: str) -> list[Any]:
-    """Names of presets, and files."""
-    from click.shell_completion import CompletionItem
+def _presets() -> Iterable[str]:
+    from foretell.cluster.read import names
 
-    from foretell.cluster.read import names as presets
-
-    found = _starting(presets(), begun)
-    return [CompletionItem(name) for name in found] or [CompletionItem(begun, type="file")]
+    return names()
 
 
-def _starting(known: Iterable[str], begun: str) -> list[str]:
-    return sorted(name for name in known if name.startswith(begun))
+changes, planners, names = _offered(_whatifs), _offered(_planners), _offered(_explained)
+models, clusters = _offered(_models, or_files=True), _offered(_presets, or_files=True)
+
+
+def cluster_option(text: str, *, required: bool = False) -> Callable[[Any], Any]:
+    """`--on`, the cluster."""
+    return click.option("--on", "cluster", shell_complete=clusters, required=required, help=text)
 
 
 def workload_argument(command: Callable[..., Any]) -> Callable[..., Any]:

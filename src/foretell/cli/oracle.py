@@ -14,19 +14,14 @@ from foretell.cli.output import (
     json_option,
     pool_options,
     verbose_option,
+    working,
 )
 from foretell.cli.script import StepCommand
 
 
 @click.command(cls=StepCommand)
 @offered.workload_argument
-@click.option(
-    "--on",
-    "cluster",
-    shell_complete=offered.clusters,
-    required=True,
-    help="The cluster: a preset's name or a file.",
-)
+@offered.cluster_option("The cluster: a preset's name or a file.", required=True)
 @click.option("--gpus", default="1..64", help="How many devices: 1..1024, or 8,12,48.")
 @click.option(
     "--batch", type=click.IntRange(1), help="Samples of a step, the same at every scale (strong)."
@@ -51,7 +46,6 @@ from foretell.cli.script import StepCommand
 def command(workload: str | None, cluster: str, gpus: str, **asked: Any) -> None:
     """Predict every parallel strategy of WORKLOAD on a cluster, from one device to thousands."""
     from foretell.api import oracle
-    from foretell.cli.output import working
     from foretell.pool import opened
     from foretell.search.oracle import counts
 

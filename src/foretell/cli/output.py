@@ -258,6 +258,17 @@ def _unpacked(path: Path) -> int:
         return int.from_bytes(file.read(4), "little")  # gzip's own count, modulo 4 GiB
 
 
+def real_option(command: Command) -> Command:
+    """`--real-ms`, in seconds."""
+    text = "Of a trace: milliseconds of an un-profiled step."
+    option = click.option("--real-ms", "real", type=float, callback=_in_seconds, help=text)
+    return option(command)
+
+
+def _in_seconds(_: click.Context, __: click.Parameter, milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1e3
+
+
 def calibration_option(command: Command) -> Command:
     """`--calibration FILE`."""
     return click.option(

@@ -17,6 +17,7 @@ from foretell.cli.output import (
     require_place,
     say,
     verbose_option,
+    working,
 )
 from foretell.cli.script import StepCommand
 from foretell.errors import InputError
@@ -27,13 +28,7 @@ STOPPED = 130  # exit code of what Ctrl-C ended
 
 @click.command(cls=StepCommand)
 @offered.workload_argument
-@click.option(
-    "--on",
-    "cluster",
-    shell_complete=offered.clusters,
-    required=True,
-    help="The cluster: a spec or a file.",
-)
+@offered.cluster_option("The cluster: a spec or a file.", required=True)
 @click.option(
     "--with",
     "planner",
@@ -77,7 +72,6 @@ def command(
 ) -> None:  # fmt: skip
     """Find the plan with the shortest step of WORKLOAD on a cluster; compare it with baselines."""
     from foretell.api import plan
-    from foretell.cli.output import working
     from foretell.pool import opened
     from foretell.search.kit import parse
 
@@ -146,7 +140,6 @@ def _restricted(planner: Any, asked: dict[str, Any]) -> Any:
 def _bought(workload: str, devices: str, asked: dict[str, Any]) -> Any:
     """The cheapest number and kind of GPUs; `--on` names the kinds, with `+` between them."""
     from foretell.api.scaling import buy
-    from foretell.cli.output import working
 
     with working("looking for the cheapest GPUs") as tell:
         return buy(workload, devices.split("+"), progress=tell, **asked)

@@ -29,12 +29,7 @@ FIELDS = ("workload", "on", "plan")
 
 @click.command(cls=StepCommand)
 @offered.workload_argument
-@click.option(
-    "--on",
-    "cluster",
-    shell_complete=offered.clusters,
-    help="The cluster: a spec such as dgx-a100:nodes=8, or a file.",
-)
+@offered.cluster_option("The cluster: a spec such as dgx-a100:nodes=8, or a file.")
 @click.option("--plan", "plan", help="The layout: dp=4,tp=8,pp=2,micro_batch=1,… or a file.")
 @click.option(
     "--batch",

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from foretell.cli.output import answer, json_option, say
+from foretell.cli.output import answer, json_option, say, working
 from foretell.cli.script import ScriptCommand, module_option, show_option
 
 
@@ -48,7 +48,6 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
     Next: foretell whatif step.json.gz amp, or foretell advise step.json.gz.
     """
     from foretell.api.step import require_torch
-    from foretell.cli.output import working
     from foretell.pytorch.profile.run import profile
 
     require_torch()

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from foretell.cli.output import answer, json_option, output_option, write_output
+from foretell.cli.output import answer, json_option, output_option, reading, write_output
 
 
 @click.command()
@@ -17,7 +17,6 @@ from foretell.cli.output import answer, json_option, output_option, write_output
 @json_option
 def command(trace: Path, step: int | None, output: Path | None, as_json: bool) -> None:
     """Simulate a step of TRACE unchanged: how far from what was measured."""
-    from foretell.cli.output import reading
     from foretell.errors import InputError
     from foretell.simulate import Timeline, simulate
     from foretell.trace import read
@@ -50,11 +49,10 @@ def _summary(found: Any) -> dict[str, Any]:
 
 def _text(answered: dict[str, Any]) -> str:
     from foretell.report import words
-    from foretell.report.words import fitted
 
     head = (
         f"the simulated step is {100 * answered['error']:+.2f} % off: "
         f"measured {words.seconds(answered['measured_s'])}, "
         f"replayed {words.seconds(answered['replayed_s'])}, {answered['tasks']:,} tasks"
     )
-    return "\n".join(map(fitted, [head, *answered["notes"]]))
+    return "\n".join(map(words.fitted, [head, *answered["notes"]]))

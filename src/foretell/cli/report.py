@@ -8,20 +8,15 @@ from typing import Any
 import click
 
 from foretell.cli import offered
-from foretell.cli.output import answer, json_option, say
+from foretell.cli.output import answer, json_option, real_option, say, working
 from foretell.cli.script import StepCommand
 
 
 @click.command(cls=StepCommand)
 @click.argument("given", nargs=-1, required=True, metavar="FILE... [SPEC...]")
-@click.option(
-    "--on",
-    "cluster",
-    shell_complete=offered.clusters,
-    help="The cluster steps and plans run on: a spec or a file.",
-)
+@offered.cluster_option("The cluster steps and plans run on: a spec or a file.")
 @click.option("--of", "model", help="What plans were made for: a workload, or a captured step.")
-@click.option("--real-ms", type=float, help="Of a trace: milliseconds of an un-profiled step.")
+@real_option
 @click.option("--no-advice", is_flag=True, help="Do not try what else would help.")
 @click.option(
     "-o",
@@ -34,7 +29,7 @@ def command(
     given: tuple[str, ...],
     cluster: str | None,
     model: str | None,
-    real_ms: float | None,
+    real: float | None,
     no_advice: bool,
     output: Path | None,
     as_json: bool,
@@ -47,11 +42,10 @@ def command(
     With --on and --of, the step under each plan is simulated and shown too.
     """
     from foretell.advise.advise import TRIED
-    from foretell.cli.output import working
     from foretell.report import write
 
     with working("gathering", steps=0 if no_advice else 2 * len(TRIED)) as tell:
-        found = _surveyed(given, (cluster, model), real_ms, not no_advice, tell)
+        found = _surveyed(given, (cluster, model), real, not no_advice, tell)
     if as_json or output is None:
         answer(_numbers(found), as_json, _text)
     if output is not None:
@@ -62,7 +56,7 @@ def command(
 def _surveyed(
     given: tuple[str, ...],
     place: tuple[str | None, str | None],
-    real_ms: float | None,
+    real: float | None,
     advice: bool,
     tell: Any,
 ) -> Any:
@@ -78,7 +72,6 @@ def _surveyed(
     machines = load_cluster(cluster) if cluster else None
     if model and machines is None:
         raise InputError(f"`--of {model}` without machines", hint="name them with --on")
-    real = None if real_ms is None else real_ms / 1e3
     if asked.specs and not asked.steps:
         raise InputError(
             f"`{asked.specs[0]}` is a change, but there is no step to change",
@@ -113,17 +106,16 @@ def _numbers(found: Any) -> dict[str, Any]:
 
 def _text(found: dict[str, Any]) -> str:
     from foretell.report import words
-    from foretell.report.words import table
 
     rows = [(f["what"], _value(f)) for f in found["figures"]]
     parts = [_verdict(found["diagnosis"])] if found["diagnosis"] else []
-    parts += [table(("of the step", "value>"), rows)] if rows else []
+    parts += [words.table(("of the step", "value>"), rows)] if rows else []
     spent = [
         (words.cut(s["name"], 40), *(words.seconds(s["values"].get(k, 0.0)) for k in _PARTS))
         for s in found["split"]
     ]
     if spent:
-        parts.append(table(("goes to", *(f"{k.partition(' ')[0]}>" for k in _PARTS)), spent))
+        parts.append(words.table(("goes to", *(f"{k.partition(' ')[0]}>" for k in _PARTS)), spent))
     parts.append("name a file with -o report.html to see all of it")
     return "\n".join(parts)
 

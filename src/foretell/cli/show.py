@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from foretell.cli.output import answer, json_option
+from foretell.cli.output import answer, json_option, reading
 from foretell.errors import InputError
 from foretell.graph.file import is_graph_file
 
@@ -67,7 +67,6 @@ def show_cluster(what: str, as_json: bool) -> None:
 
 
 def show_trace(path: Path, as_text: bool, as_json: bool) -> None:
-    from foretell.cli.output import reading
     from foretell.report.summary import graph_summary, graph_text
     from foretell.trace import read
 

@@ -13,12 +13,7 @@ from foretell.cli.script import StepCommand
 
 @click.command(cls=StepCommand)
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--on",
-    "cluster",
-    shell_complete=offered.clusters,
-    help="Price the tasks on this cluster first: a spec or a file.",
-)
+@offered.cluster_option("Price the tasks on this cluster first: a spec or a file.")
 @click.option("--engine", type=click.Choice(["auto", "compiled", "readable"]), default="auto")
 @output_option
 @json_option

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from foretell.cli.output import say
+from foretell.cli.output import say, working
 
 
 @click.command()
@@ -19,7 +19,6 @@ from foretell.cli.output import say
 @click.option("--open/--no-open", "opens", default=True, help="Open a browser at the page.")
 def command(files: tuple[Path, ...], port: int, most_mib: int, opens: bool) -> None:
     """Serve a page on this machine with FILES (traces, graphs) loaded, until Ctrl-C."""
-    from foretell.cli.output import working
     from foretell.studio import serve
 
     with working("starting"):

@@ -108,7 +108,6 @@ def _decided(tried: list[Any], rounds: list[list[float]]) -> dict[str, Any]:
 
 def _text(found: dict[str, Any]) -> str:
     from foretell.report import words
-    from foretell.report.words import table
 
     rows = [
         (
@@ -132,4 +131,4 @@ def _text(found: dict[str, Any]) -> str:
             f"{words.seconds(found['tuned_s'])} a step; {found['rounds']} rounds in turns from "
             f"{100 * found['gain_low']:+.1f} to {100 * found['gain_high']:+.1f} %"
         )
-    return f"{table(head, rows)}\n\n{last}"
+    return f"{words.table(head, rows)}\n\n{last}"

@@ -11,6 +11,7 @@ from foretell.cli.output import (
     answer_result,
     json_option,
     output_option,
+    real_option,
     verbose_option,
     write_output,
 )
@@ -20,14 +21,9 @@ from foretell.cli.script import StepCommand, module_option
 @click.command(cls=StepCommand)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("specs", shell_complete=offered.changes, nargs=-1, required=True)
-@click.option(
-    "--on",
-    "cluster",
-    shell_complete=offered.clusters,
-    help="The cluster the step runs on: a spec or a file.",
-)
+@offered.cluster_option("The cluster the step runs on: a spec or a file.")
 @module_option
-@click.option("--real-ms", type=float, help="Of a trace: milliseconds of an un-profiled step.")
+@real_option
 @click.option("--real-mib", type=float, help="Of a trace: MiB at the measured peak of the step.")
 @output_option
 @verbose_option
@@ -37,7 +33,7 @@ def command(
     specs: tuple[str, ...],
     cluster: str | None,
     is_module: bool,
-    real_ms: float | None,
+    real: float | None,
     real_mib: float | None,
     output: Path | None,
     verbose: bool,
@@ -59,7 +55,7 @@ def command(
     from foretell.whatif import parse
 
     changes = [parse(spec) for spec in specs]  # a wrong spec is refused before a trace is read
-    step = load_step(file, cluster, None if real_ms is None else real_ms / 1e3, is_module)
+    step = load_step(file, cluster, real, is_module)
     peak = None if real_mib is None else real_mib * 2**20
     found = step.whatif(*changes, measured_peak=peak)
     answer_result(found, as_json, verbose)
