@@ -65,10 +65,15 @@ def unsupported(plan: Plan, model: ModelFacts | None = None) -> list[str]:
             plan.zero >= 2 and bool(plan.sync or plan.buckets)
         ),
         f"recompute={plan.recompute} of split images": plan.recompute != "none" and images,
-        f"dtype={plan.dtype}: ranks compute in fp32, tf32, bf16 or fp16": (
-            plan.dtype not in ("", "fp32", "tf32", "bf16", "fp16")
+        f"dtype={plan.dtype}: ranks compute in fp32, tf32, bf16, fp16 or fp8": (
+            plan.dtype not in ("", "fp32", "tf32", "bf16", "fp16", "fp8")
         ),
-        f"precision={plan.precision}: ranks run {WORDS}": (plan.precision not in ("", *PRECISIONS)),
+        f"precision={plan.precision}: ranks run {WORDS}, and matmuls in fp8 with dtype=fp8": (
+            plan.precision not in ("", *PRECISIONS)
+        ),
+        "dtype=fp8 of layers that are split: their parts are no nn.Linear": (
+            plan.dtype == "fp8" and (split or images or plan.tp * plan.cp > 1)
+        ),
         f"fp16 beside pp={plan.pp}: losses are not scaled there": (
             "fp16" in (plan.dtype, plan.precision.removesuffix("-mixed")) and plan.pp > 1
         ),

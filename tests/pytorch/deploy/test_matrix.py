@@ -23,6 +23,7 @@ PAIRS = {  # what has been wrong before, besides a model or two for each plan
         ("frozen", "pp=2,micro_batch=2,schedule=zb-h1"),
         ("twice", "pp=2,micro_batch=2"),  # a module in two places was run once
         ("twice", "tp=2"),
+        ("twice", "dp=2,zero=3,dtype=fp8"),
         ("transposed", "tp=2"),  # a weight used outside its layer
         ("wnorm", "tp=2"),
         ("skips", "tp=2"),  # an output changed in place

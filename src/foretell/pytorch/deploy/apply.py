@@ -32,6 +32,7 @@ from foretell.pytorch.deploy.channels import WHOLE, split_channels, split_parame
 from foretell.pytorch.deploy.collective import new_groups
 from foretell.pytorch.deploy.context import split_context
 from foretell.pytorch.deploy.experts import Dispatched, experts_of
+from foretell.pytorch.deploy.fp8 import require_fp8, require_layers, use_fp8
 from foretell.pytorch.deploy.graph_split import GraphSplit, step_splits
 from foretell.pytorch.deploy.group_sync import Syncs
 from foretell.pytorch.deploy.grouped import Groups
@@ -280,6 +281,10 @@ def deploy(
     _require_sends(plan, device)
     _require_tokens(model, widest, tensor_layout, call)
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if precision_of(plan) == "fp8":
+        require_layers(model)
+        if kind == "cuda":
+            require_fp8("fp8", kind)
     places = Places(plan, kind)
     made_empty = agree(plan, model)
     plan = _check_names(plan, model)
@@ -380,12 +385,17 @@ def _require_fillable(plan: Plan) -> None:
 
 
 def _require_sends(plan: Plan, device: str) -> None:
-    """Raise where stages would send each other what is in the memory of a GPU through gloo."""
+    """Raise where gloo would carry what it does not from the memory of a GPU.
+
+    Stages abort there (`writev: Bad address`); FSDP of small models ended in SIGSEGV inside gloo
+    (torch 2.11, two ranks on one H200).
+    """
     on_gpu = (device or ("cuda" if torch.cuda.is_available() else "cpu")) == "cuda"
     staged = plan.pp > 1 or plan.stages or plan.groups or plan.segments
-    if staged and on_gpu and _cuda_backend() == "gloo":
+    what = "stages" if staged else f"zero={plan.zero}" if plan.zero >= 2 and plan.dp > 1 else ""
+    if what and on_gpu and _cuda_backend() == "gloo":
         raise InputError(
-            "stages on ranks that share a GPU: gloo does not send what is in its memory",
+            f"{what} on ranks that share a GPU: gloo does not send what is in its memory",
             hint="give each rank a GPU of its own (NCCL), or run with --device cpu",
         )
 
@@ -599,6 +609,8 @@ def _inside(made: Deployed, modules: list[Any], layout: Mapping[str, str] | None
                 found = split_channels(module, _all_layers(module, way, plan, made.tied), group)
                 made.parts |= found
                 made.splits |= {id(p): how for p, how in split_parameters(module, found, group)}
+        if precision_of(plan) == "fp8":
+            use_fp8(module)
         if plan.recompute != "none" or "checkpoint" in names:
             mine = list(units(module).items())
             some = dict(mine[: plan.recompute_layers or len(mine)])

@@ -18,6 +18,7 @@ DTYPES = {
     "tf32": None,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
+    "fp8": torch.bfloat16,  # of what is no matmul of a linear layer (→ fp8.py)
 }
 
 

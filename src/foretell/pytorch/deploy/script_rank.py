@@ -188,7 +188,7 @@ def _compared(path: Path, job: Any, losses: list[float]) -> dict[str, Any]:
     with numpy.load(path) as file:
         wanted = dict(file)
     alone = wanted.pop("losses").tolist()
-    rough = precision_of(job.plan) in ("bf16", "fp16") or _is_short(job)
+    rough = precision_of(job.plan) in ("bf16", "fp16", "fp8") or _is_short(job)
     found: list[Difference] = []
     loss_off, off = 0.0, 0.0
     for step, (mine, one) in enumerate(zip(losses, alone, strict=False)):

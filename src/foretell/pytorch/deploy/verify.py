@@ -196,7 +196,7 @@ def verify(
 def precise(plan: Plan) -> Plan:
     """The same plan with everything in fp32."""
     whatifs = tuple(w for w in plan.whatifs if w.partition(":")[0] not in ("amp", "tf32"))
-    dtype = "fp32" if plan.dtype in ("bf16", "fp16", "tf32") else plan.dtype
+    dtype = "fp32" if plan.dtype in ("bf16", "fp16", "fp8", "tf32") else plan.dtype
     return plan.but(dtype=dtype, precision="", grad_dtype="", whatifs=whatifs)
 
 

@@ -173,7 +173,11 @@ def joined(asked: Asked) -> str:
     import torch
     import torch.distributed as dist
 
+    from foretell.pytorch.deploy.fp8 import require_fp8
+    from foretell.pytorch.deploy.precision import precision_of
+
     device = asked.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    require_fp8(precision_of(Plan.parse(asked.plan)), device)
     backend = "gloo"
     if device == "cuda":
         gpus = torch.cuda.device_count()

@@ -1,0 +1,45 @@
+"""Linear layers in fp8, on the CPU, which computes them slowly."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+
+from foretell.errors import InputError
+from foretell.pytorch.deploy.fp8 import require_fp8, require_layers, use_fp8
+
+E4M3, E5M2 = 2**-4, 2**-3  # half of the last digit
+
+
+@pytest.mark.parametrize("shape", [(7, 32), (2, 5, 32)])
+def test_a_layer_in_fp8_is_the_layer_to_its_last_digits(shape):
+    torch.manual_seed(0)
+    plain, short = nn.Linear(32, 48), nn.Linear(32, 48)
+    short.load_state_dict(plain.state_dict())
+    use_fp8(short)
+    x = torch.randn(shape)
+    found = []
+    for layer in (plain, short):
+        one = x.clone().requires_grad_()
+        y = layer(one)
+        (y.float() * torch.linspace(-1, 1, y.numel()).view_as(y)).sum().backward()
+        found.append((y.float(), one.grad, layer.weight.grad, layer.bias.grad))
+    for place, (wanted, mine) in enumerate(zip(*found, strict=True)):
+        off = (wanted - mine).abs().max() / wanted.abs().max()
+        assert 0 < off < (E5M2 if 0 < place < 3 else E4M3)
+
+
+def test_layers_of_other_sizes_stay_as_they_are():
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 16))
+    use_fp8(model)
+    assert ["forward" in vars(m) for m in model] == [False, True]
+    with pytest.raises(InputError, match="multiples of 16"):
+        require_layers(model[0])
+
+
+def test_a_run_in_fp8_needs_a_device_that_has_it():
+    with pytest.raises(InputError, match="the CPU has no fp8 matmuls"):
+        require_fp8("fp8", "cpu")
+    require_fp8("bf16", "cpu")
