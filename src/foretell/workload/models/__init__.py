@@ -1,4 +1,4 @@
-"""Families of models, one file each. `FAMILIES` is what `foretell.workload.load` knows by name."""
+"""Families of models. `FAMILIES` is what `foretell.workload.load` knows by name."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "vit": ("vit", "Vit"),
     "flava": ("flava", "Flava"),
     "swin": ("swin", "Swin"),
-    "resnet": ("resnet", "Resnet"),
-    "vgg": ("vgg", "Vgg"),
-    "alexnet": ("alexnet", "Alexnet"),
-    "densenet": ("densenet", "Densenet"),
+    "resnet": ("convnets", "Resnet"),
+    "vgg": ("convnets", "Vgg"),
+    "alexnet": ("convnets", "Alexnet"),
+    "densenet": ("convnets", "Densenet"),
     "inception_v3": ("inception", "InceptionV3"),
     "mobilenet_v2": ("mobilenet", "MobilenetV2"),
     "mobilenet_v3": ("mobilenet", "MobilenetV3"),
-    "efficientnet": ("efficientnet", "Efficientnet"),
+    "efficientnet": ("mobilenet", "Efficientnet"),
     "retinanet": ("detection", "Retinanet"),
     "dit": ("diffusion", "Dit"),
     "unet": ("diffusion", "Unet"),
-    "cosmoflow": ("cosmoflow", "Cosmoflow"),
-    "unet3d": ("unet3d", "Unet3d"),
+    "cosmoflow": ("volumes", "Cosmoflow"),
+    "unet3d": ("volumes", "Unet3d"),
     "dlrm": ("dlrm", "Dlrm"),
 }
 

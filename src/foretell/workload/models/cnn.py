@@ -30,7 +30,7 @@ from foretell.workload.models.windows import (
     splits_of,
     window_of,
 )
-from foretell.workload.workload import Exchange, Layer, Op, Tensor
+from foretell.workload.workload import Exchange, Layer, Op, Tensor, Workload
 
 __all__ = ["Image", "Net", "Sides"]
 # Kernel class of an activation, and whether its gradient needs its input besides its output.
@@ -218,6 +218,13 @@ class Net:
         """Cross entropy over classes."""
         kept = Tensor("probabilities", ("batch", "vocab"), "fp32")
         self.ops.append(Op("loss", "loss", {"vocab": float(classes)}, saved=(kept,)))
+
+    def classified(self, model: Any) -> Workload:
+        """The workload of all layers, the last of them over the model's classes, with its loss."""
+        self.linear(model.classes, last=True)
+        self.loss(model.classes)
+        self.cut("head", is_block=False)
+        return Workload(str(model), tuple(self.layers), model.batch, model.dtype)
 
     def cut(self, name: str, *, is_block: bool = True) -> None:
         """Make a layer of what was added since the last; one like the one before repeats it."""

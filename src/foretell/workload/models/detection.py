@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from foretell.errors import unknown
 from foretell.spec import Spec
 from foretell.workload.models.cnn import Image, Net
-from foretell.workload.models.resnet import BLOCKS, Resnet
+from foretell.workload.models.convnets import Resnet
 from foretell.workload.workload import Exchange, Layer, Op, Workload
 
 
@@ -28,7 +27,7 @@ class Retinanet(Spec):
     def workload(self) -> Workload:
         """The model's layers."""
         net = Net(Image(3, self.image, self.image))
-        images = self._body(net)
+        images = Resnet(depth=self.depth).body(net)
         net.whole = True
         levels = self._pyramid(net, images)
         for i, level in enumerate(levels):
@@ -36,21 +35,6 @@ class Retinanet(Spec):
             net.cut(f"heads{i}", is_block=False)
         body = [_frozen(layer) for layer in net.layers]
         return Workload(str(self), tuple(body), self.batch, self.dtype)
-
-    def _body(self, net: Net) -> list[Image]:
-        """The images behind each stage of the ResNet."""
-        if self.depth not in BLOCKS:
-            raise unknown("depth of a ResNet", str(self.depth), map(str, BLOCKS))
-        made = Resnet(depth=self.depth)
-        made._stem(net)
-        narrow, blocks = BLOCKS[self.depth]
-        found = []
-        for stage, many in enumerate(blocks):
-            for i in range(many):
-                made._block(net, 64 << stage, 2 if stage and not i else 1, narrow)
-                net.cut(f"stage{stage + 1}.{min(i, 1)}")
-            found.append(net.at)
-        return found
 
     def _pyramid(self, net: Net, images: list[Image]) -> list[Image]:
         """The last three images at one width, the coarser added to the finer; two coarser yet."""
