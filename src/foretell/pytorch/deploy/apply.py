@@ -66,7 +66,7 @@ from foretell.pytorch.deploy.traced import require_parameters
 from foretell.pytorch.deploy.units import cut_at, together, units
 from foretell.pytorch.deploy.uses import Uses, tokens_of, uses_of
 from foretell.pytorch.script import default_loss
-from foretell.workload.captured.parameters import StepSplits
+from foretell.workload.captured.weights import StepSplits
 
 if TYPE_CHECKING:
     from foretell.pytorch.deploy.fused_step import FusedStep

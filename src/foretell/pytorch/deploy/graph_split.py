@@ -1,6 +1,6 @@
 """Tensor, sequence and context parallel of a model as it is, from the graph of its step.
 
-Parameters are DTensors, split as the captured dataflow says (→ workload.captured.parameters), and
+Parameters are DTensors, split as the captured dataflow says (→ workload.captured.weights), and
 so is every activation: a forward that reads shapes or counts heads sees those of one process.
 Matmuls with parameters and attention run on local tensors:
 
@@ -30,7 +30,7 @@ from foretell.pytorch.deploy.experts import Experts, experts_of
 from foretell.pytorch.deploy.messages import untouched
 from foretell.pytorch.deploy.sequence import add_up, require_even
 from foretell.pytorch.deploy.units import units
-from foretell.workload.captured.parameters import StepSplits, parameter_splits
+from foretell.workload.captured.weights import StepSplits, parameter_splits
 
 Module = Any
 Tensor = Any

@@ -15,13 +15,14 @@ from foretell.cost.aten import Dims
 from foretell.workload.captured.model import (
     Model,
     Piece,
+    as_recorded,
     image_of,
     kept_of,
     own_dtype,
+    summed_back,
     weights_of,
     width,
 )
-from foretell.workload.captured.recorded import as_recorded, summed_back
 from foretell.workload.captured.roles import Core, is_expert, is_linear, wide
 from foretell.workload.captured.rows import PRODUCTS, Row, each
 from foretell.workload.models import transformer
@@ -39,7 +40,6 @@ from foretell.workload.workload import Exchange, Op, Tensor
 NORMS = {"native_layer_norm": "norm", "_fused_rms_norm": "rms_norm"}
 
 
-_POOLS = {"max_pool2d_with_indices": "max", "avg_pool2d": "mean"}
 _CASTS = ("torch.float32", "torch.bfloat16", "torch.float16")
 _LOSSES = ("nll_loss_forward", "nll_loss2d_forward")
 
@@ -217,9 +217,6 @@ def _dealt(name: str, tokens: int, width: int) -> Exchange:
     return Exchange(f"{name}.experts", "ep", "all_to_all", "all_to_all", moved)
 
 
-_POOLS |= {"max_pool3d_with_indices": "max", "avg_pool3d": "mean"}
-
-
 def convolved(model: Model, row: Row, name: str) -> list[Piece]:
     """A convolution with its bias, and the communication of its split."""
     call = row.call
@@ -338,7 +335,7 @@ def pool(model: Model, at: int, name: str) -> list[Piece]:
     dims = image.dims()
     splits = {} if asked.whole else splits_of(image)
     saved = kept_of(model, row, ("batch", *dims), dims)
-    options = {"of": _POOLS[row.op]}
+    options = {"of": "max" if row.op.startswith("max") else "mean"}
     return [*ops, Op(name, "pool", dims, splits, saved=saved, options=options)]
 
 

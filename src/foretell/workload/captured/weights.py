@@ -1,4 +1,4 @@
-"""Which parameters each call uses, each counted once.
+"""Which parameters each call uses, each counted once; and how tensor parallelism splits them.
 
 A captured step says what each call reads. Where it does not, the module a call ran in and the sizes
 of parameters tell: there is a buffer for every parameter (tied ones are one), named by its path;
@@ -15,7 +15,8 @@ from typing import Any
 
 from foretell.graph import BufferKind, Graph
 from foretell.operators import OPERATORS, having, places
-from foretell.workload.captured.rows import PRODUCTS, Row
+from foretell.workload.captured.roles import is_expert, is_linear, roles_of, wide
+from foretell.workload.captured.rows import PRODUCTS, Row, batch_of, mark_live, rows_of
 
 BLOCK = 512  # bytes: sizes of buffers are rounded up to it, as PyTorch's allocator does
 _ITEMS = (4, 2, 8, 1)  # bytes of a number
@@ -223,3 +224,36 @@ def exact(weight: Weight, rows: Sequence[Row]) -> float:
                     return float(row.call.size(i))
     wide = sum(row.dtype in ("fp32", "tf32") for row in rows) * 2 > len(rows)
     return weight.bytes / (4 if wide else 2)
+
+
+@dataclass(frozen=True)
+class ParameterSplit:
+    """One parameter: `column`, `row` or `words`, and the inputs and outputs of its matmul."""
+
+    kind: str
+    inputs: int = 0
+    outputs: int = 0
+
+
+@dataclass(frozen=True)
+class StepSplits:
+    """Parameters that are split, by name, and how many attentions the step has."""
+
+    parameters: dict[str, ParameterSplit]
+    attentions: int
+
+
+def parameter_splits(graph: Graph) -> StepSplits:
+    """The split of every parameter of a captured step that has one."""
+    rows = rows_of(graph)
+    assign(graph, rows)
+    mark_live(graph, rows)
+    roles = roles_of(rows, batch_of(graph, rows))
+    found: dict[str, ParameterSplit] = {}
+    for kind, some in (("column", roles.column), ("row", roles.row), ("words", roles.words)):
+        for at in some:
+            row = rows[at]
+            sizes = wide(row) if is_linear(row) or is_expert(row) else (0, 0)
+            for path, _ in (*row.weights, *row.tied):
+                found.setdefault(path, ParameterSplit(kind, *sizes))
+    return StepSplits(found, len({core.last for core in roles.cores.values()}))
