@@ -1,6 +1,7 @@
 """The pictures of the README and the gallery: `make picture`, or `python docs/picture.py`.
 
-A report of the sample trace and a studio, photographed in headless Chromium at each view.
+A report of the sample trace and a studio, photographed in headless Chromium at each view: 1280 and
+1920 pixels wide, light and dark. Of each view there is one picture, and one with all four looks.
 """
 
 from __future__ import annotations
@@ -21,38 +22,72 @@ GALLERY = HERE / "gallery"
 TRACE = HERE.parent / "src/foretell/samples/traces/resnet18-h200.json.gz"
 REPORT = ("report", str(TRACE), "--real-ms", "48.2")
 LAPTOP, WIDE = (1280, 800), (1920, 1080)
-MOST = 150_000  # bytes of a picture
+LOOKS = [(size, theme) for size in (LAPTOP, WIDE) for theme in ("light", "dark")]
+MOST = 400_000  # bytes of a picture
 PLAN = {
     "on-count": "16", "plan-tp": "2", "plan-pp": "4", "plan-micro_batch": "1",
     "plan-global_batch": "32",
 }  # fmt: skip
-# Of a report: name, the section in sight, theme.
-SECTIONS = (
-    ("report", "", "light"), ("report-dark", "", "dark"), ("report-modules", "modules", "light"),
-    ("report-kernels", "kernels", "light"), ("report-timeline", "timeline", "light"),
-    ("report-memory", "memory", "light"),
-)  # fmt: skip
+# Of a report: the view, and the section in sight.
+SECTIONS = {
+    "report": "", "report-changes": "changes", "report-time": "goes", "report-modules": "modules",
+    "report-kernels": "kernels", "report-timeline": "timeline", "report-memory": "memory",
+    "report-measured": "measured",
+}  # fmt: skip
+Views = dict[str, list[str]]  # a view, and its pictures in every look as base64
 
 
-def photographed(
-    driver: Any, name: str, size: tuple[int, int], theme: str, section: str = ""
-) -> None:
-    """What the browser shows from a section on, as a picture of the gallery."""
+def photographed(driver: Any, views: Views, name: str, section: str = "") -> None:
+    """What the browser shows from a section on, in every look; the first one is a picture."""
+    views[name] = [_shot(driver, size, theme, section) for size, theme in LOOKS]
+    _write(name, _shot(driver, *LOOKS[0], section, width=1000))
+
+
+def _shot(driver: Any, size: tuple[int, int], theme: str, section: str, width: int = 0) -> str:
     dark = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
-    width, height = size
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     time.sleep(0.4)
     scrolled(driver, section)
     time.sleep(0.4)
-    small = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1000 / width}
-    clip = {**small, "y": driver.execute_script("return scrollY")}
+    clip = {"x": 0, "y": driver.execute_script("return scrollY"), "width": size[0]}
+    clip |= {"height": size[1], "scale": width / size[0] if width else 1}
     raw = driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png", "clip": clip})
+    return str(raw["data"])
+
+
+def _write(name: str, raw: str) -> None:
     picture = GALLERY / f"{name}.png"
-    picture.write_bytes(base64.b64decode(raw["data"]))
-    told = picture.stat().st_size
-    print(f"{picture.name}: {told // 1000} kB{' TOO LARGE' if told > MOST else ''}")
+    picture.write_bytes(base64.b64decode(raw))
+    size = picture.stat().st_size
+    print(f"{picture.name}: {size // 1000} kB{' TOO LARGE' if size > MOST else ''}")
+
+
+def sheets(driver: Any, views: Views) -> None:
+    """Of each view a picture with all its looks side by side."""
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    metrics = {"width": 1240, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    for name, looks in views.items():
+        driver.get("about:blank")
+        driver.execute_script(_SHEET, looks)
+        until(driver, "[...document.images].every(i => i.complete)")
+        height = driver.execute_script("return document.body.offsetHeight")
+        clip = {"x": 0, "y": 0, "width": 1240, "height": height, "scale": 1}
+        asked = {"format": "png", "clip": clip, "captureBeyondViewport": True}
+        _write(f"{name}-looks", driver.execute_cdp_cmd("Page.captureScreenshot", asked)["data"])
+
+
+_SHEET = """
+document.body.style.cssText = 'margin: 0; display: grid; gap: 8px; background: #888;'
+  + 'grid-template-columns: 496px 736px';
+for (const raw of [0, 2, 1, 3].map(k => arguments[0][k])) {
+  const image = document.createElement('img');
+  image.src = 'data:image/png;base64,' + raw;
+  image.style.width = '100%';
+  document.body.append(image);
+}"""
 
 
 def until(driver: Any, script: str, seconds: float = 180.0) -> None:
@@ -71,15 +106,15 @@ def scrolled(driver: Any, name: str) -> None:
     driver.execute_script("document.documentElement.style.scrollBehavior = 'auto';" + script, name)
 
 
-def report(driver: Any, page: Path) -> None:
+def report(driver: Any, page: Path, views: Views) -> None:
     """The sections of a report."""
     driver.get(page.as_uri())
     until(driver, "document.documentElement.dataset.ready")
-    for name, section, theme in SECTIONS:
-        photographed(driver, name, LAPTOP, theme, section)
+    for name, section in SECTIONS.items():
+        photographed(driver, views, name, section)
 
 
-def studio(driver: Any, url: str) -> None:
+def studio(driver: Any, url: str, views: Views) -> None:
     """Every view of a studio."""
     driver.get(url)
     until(driver, "document.documentElement.dataset.ready")
@@ -88,28 +123,27 @@ def studio(driver: Any, url: str) -> None:
         driver.execute_script(f"document.querySelector('#changes input[value=\"{spec}\"]').click()")
         until(driver, f"document.getElementById('sections').innerText.includes('{spec[:3]}')")
     until(driver, "!document.getElementById('sections').classList.contains('busy')")
-    photographed(driver, "studio", LAPTOP, "light")
-    photographed(driver, "studio-wide-dark", WIDE, "dark")
+    photographed(driver, views, "studio")
+    photographed(driver, views, "studio-timeline", "timeline")
     for changes in ([], ["tf32"], ["amp:dtype=bf16", "channels-last"]):
         script = "return ask('save', {step: state.step, changes: arguments[0]})"
         driver.execute_script(script, changes)
     driver.execute_script("document.getElementById('tab-layouts').click()")
-    photographed(driver, "studio-start", LAPTOP, "light")
+    photographed(driver, views, "studio-start")
     driver.execute_script("document.getElementById('explore').click()")
     until(driver, "document.getElementById('job-says').textContent.includes('layouts in')")
-    photographed(driver, "studio-layouts", LAPTOP, "light")
-    photographed(driver, "studio-layouts-wide-dark", WIDE, "dark")
+    photographed(driver, views, "studio-layouts")
     for field, value in PLAN.items():
         script = "const e = document.getElementById(arguments[0]); e.value = arguments[1];"
         driver.execute_script(script + "e.dispatchEvent(new Event('change'))", field, value)
     until(driver, "document.getElementById('on-says').textContent.startsWith('16')")
     driver.execute_script("document.getElementById('predict').click()")
     until(driver, "document.getElementById('plan-timeline')")
-    photographed(driver, "studio-plan", LAPTOP, "light", "plan-plan0")
-    photographed(driver, "studio-plan-timeline", LAPTOP, "dark", "plan-timeline")
+    photographed(driver, views, "studio-plan", "plan-plan0")
+    photographed(driver, views, "studio-plan-timeline", "plan-timeline")
     driver.execute_script("document.getElementById('tab-compare').click()")
     until(driver, "document.getElementById('compared-table').innerText.includes('amp')")
-    photographed(driver, "studio-compare", LAPTOP, "light")
+    photographed(driver, views, "studio-compare")
 
 
 def write() -> None:
@@ -119,16 +153,18 @@ def write() -> None:
     from foretell.studio import serve
 
     GALLERY.mkdir(exist_ok=True)
+    views: Views = {}
     with tempfile.TemporaryDirectory() as folder, browser() as driver:
         page = Path(folder) / "report.html"
         command = [sys.executable, "-m", "foretell", *REPORT, "-o", str(page)]
         subprocess.run(command, check=True, capture_output=True)
-        report(driver, page)
+        report(driver, page, views)
         running = serve([TRACE])
         try:
-            studio(driver, running.url)
+            studio(driver, running.url, views)
         finally:
             running.close()
+        sheets(driver, views)
     (HERE / "report.png").write_bytes((GALLERY / "report.png").read_bytes())
 
 

@@ -28,7 +28,8 @@ class Format:
     ending: str
     make: Callable[[random.Random], bytes]
     commands: tuple[tuple[str, ...], ...]
-    cost: int = 1  # sound cases take so many times as long as those of others
+    cost: int = 1  # sound cases take a command so many times as long as those of others
+    reading: int = 1  # and a reader
 
     def case(self, number: int, name: str) -> tuple[bytes, list[str]]:
         """The bytes and the command of a number."""
@@ -243,8 +244,8 @@ def formats() -> dict[str, Format]:
     words, packed = _graphs()
     trace = _json(_trace())
     return {
-        "trace": Format(".json", trace, _TRACE),
-        "trace-gz": Format(".json.gz", _packed(trace), _TRACE),
+        "trace": Format(".json", trace, _TRACE, reading=4),
+        "trace-gz": Format(".json.gz", _packed(trace), _TRACE, reading=4),
         "execution": Format(".json", _json(EXECUTION), _STEP),
         "chakra": Format(".json", _json(CHAKRA), _STEP),
         "graph-text": Format(".txt", _text(words), _STEP),

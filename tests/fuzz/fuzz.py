@@ -85,10 +85,11 @@ def _warmed() -> None:
 
 
 def _batches(chosen: Sequence[str], given: argparse.Namespace) -> list[tuple[str, range]]:
-    """Numbers of each format; fewer of those whose sound cases take a command seconds."""
+    """Numbers of each format; fewer of those whose sound cases take long."""
     found, size = [], BATCH * (20 if given.readers else 1)
     for name in chosen:
-        cost = 1 if given.readers or name == "spec" else formats()[name].cost
+        form = formats().get(name)  # none of `spec`
+        cost = (form.reading if given.readers else form.cost) if form else 1
         end = given.first + max(1, given.cases // cost)
         found += [(name, range(k, min(k + size, end))) for k in range(given.first, end, size)]
     return found

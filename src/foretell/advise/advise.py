@@ -110,8 +110,11 @@ def _gain(step: Step, changes: Sequence[WhatIf], seconds: float) -> float:
 def _together(
     step: Step, ranked: Sequence[Advice], progress: Callable[[str], None]
 ) -> Advice | None:
-    """The best combination found from each of the best changes; None where nothing helps."""
-    useful = [a for a in ranked if a.gain >= WORTH and a.changes[0].name not in TRADES]
+    """The best combination of what PyTorch has a line for, grown from each of the best changes.
+
+    None where nothing helps. Changes without such a line are ranked, but not among what to do first.
+    """
+    useful = [a for a in ranked if a.gain >= WORTH and a.code and a.changes[0].name not in TRADES]
     found = [_grown(step, first, useful, progress) for first in useful[:STARTS]]
     return max(found, key=lambda a: a.gain, default=None)
 

@@ -46,6 +46,7 @@ class Desk:
     scenarios: list[Scenario] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
     _numbers: Any = field(default_factory=lambda: itertools.count(1))
+    _saved: Any = field(default_factory=lambda: itertools.count(1))
     _placed: dict[tuple[str, str], Step] = field(default_factory=dict)
 
     def add(self, loaded: Loaded) -> str:
@@ -84,7 +85,7 @@ class Desk:
     def save(self, title: str, key: str, found: dict[str, Any]) -> Scenario:
         """Keep an outcome to be compared."""
         with self.lock:
-            made = Scenario(next(self._numbers), title[:120], self.step(key).name, found)
+            made = Scenario(next(self._saved), title[:120], self.step(key).name, found)
             self.scenarios = [*self.scenarios, made][-MOST_SCENARIOS:]
             return made
 

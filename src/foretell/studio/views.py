@@ -152,6 +152,7 @@ def _swept(
     model: Any, machines: Cluster, n: int, batch: int, known: set[str]
 ) -> list[dict[str, Any]]:
     """Layouts that none beats in time and memory, besides those that are known."""
+    from foretell.predict.predict import utilisation
     from foretell.search.oracle import Space, layouts, strategy, sweep
     from foretell.search.oracle.scale import per_node
 
@@ -171,7 +172,8 @@ def _swept(
             "step_s": float(swept.found.step[k]),
             "peak_bytes": float(swept.found.peak[k]), "fits": True, "plan": str(plans[k]),
             "samples_per_s": batch / float(swept.found.step[k]),
-            "cost": float(swept.money[k]) / batch if swept.price else None, "mfu": None, "says": "",
+            "cost": float(swept.money[k]) / batch if swept.price else None, "says": "",
+            "mfu": utilisation(plans[k], model, machines, float(swept.found.step[k])),
         }
         for k in best[:24] if str(plans[k]) not in known
     ]  # fmt: skip

@@ -347,6 +347,7 @@ def _idle(case: _Case) -> dict[str, Any]:
         for name in CAUSES
     ]
     return {
+        "rank": case.rank if len(np.unique(around.graph.rank)) > 1 else None,
         "seconds": sum(float(c["seconds"]) for c in causes),
         "causes": [c for c in causes if c["seconds"] > 0],
         "gaps": _longest(around, device, start, end, parts),

@@ -64,7 +64,7 @@ function bars(rows, parts, total, label, value) {
     const y = r * step + 4;
     let x = left;
     svg.append(
-      draw("text", { x: 0, y: y + (thin ? 13 : 16), text: cut(row.name, thin ? 20 : 32) }),
+      draw("text", { x: 0, y: y + (thin ? 13 : 16), text: cut(row.name, thin ? 20 : 30) }),
       draw("text", {
         x: thin ? left - 10 : 0,
         y: y + (thin ? 13 : 31),
@@ -159,7 +159,7 @@ function ranking(advice) {
           name +
           "\n" +
           time(row.predicted_s) +
-          ", " +
+          (Math.abs(part - 1) > 1e-6 ? " for more samples, " : ", ") +
           time(row.low_s) +
           " to " +
           time(row.high_s) +
@@ -208,7 +208,7 @@ function ranking(advice) {
       }),
     );
     shown.append(
-      draw("text", { x: width - 122, y: y + 4, text: time(row.predicted_s) }),
+      draw("text", { x: width - 122, y: y + 4, text: time(row.predicted_s * part) }),
       draw("text", {
         x: width,
         y: y + 4,
@@ -360,15 +360,15 @@ const HOLDS = {
   bucket: 185,
   other: 240,
 };
-function memoryPlot(m) {
-  // what is held over the step, one layer of the stack for each purpose
+function memoryPlot(m, most) {
+  // what is held over the step, one layer of the stack for each purpose; plots share a scale
   const isTime = m.x === "seconds",
     left = 70,
     width = 620,
     high = 230,
     kinds = Object.keys(m.stacked),
     end = m.at[m.at.length - 1] || 1,
-    top = m.peak * 1.06 || 1,
+    top = most * 1.06 || 1,
     X = x => left + ((width - left - 8) * x) / end,
     Y = y => high - ((high - 14) * y) / top;
   const svg = chart(
@@ -382,7 +382,7 @@ function memoryPlot(m) {
       kinds.map(k => k + " up to " + size(m.stacked[k].reduce((a, b) => Math.max(a, b), 0))).join(", "),
   );
   for (let k = 0; k <= 4; k++) {
-    const value = (m.peak * k) / 4;
+    const value = (most * k) / 4;
     svg.append(
       draw("line", { x1: left, x2: width - 8, y1: Y(value), y2: Y(value), class: "axis" }),
       draw("text", { x: left - 8, y: Y(value) + 4, "text-anchor": "end", class: "soft", text: size(value) }),

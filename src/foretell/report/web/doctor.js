@@ -20,7 +20,7 @@ function gaps(idle) {
   return el(
     "div",
     {},
-    el("h3", { text: "GPU idle " + time(idle.seconds) + " a step, by cause" }),
+    el("h3", { text: (typeof idle.rank === "number" ? "GPU of rank " + idle.rank : "GPU") + " idle " + time(idle.seconds) + " a step, by cause" }),
     el(
       "div",
       { class: "pair" },

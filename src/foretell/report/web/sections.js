@@ -42,7 +42,7 @@ function cards(figures) {
           : null,
         f.then ? el("p", { class: "more", text: f.then }) : null,
         f.low !== undefined && f.low !== null
-          ? el("p", { class: "more", text: time(f.low) + " to " + time(f.high) + " (80 % interval)" })
+          ? el("p", { class: "more" }, el("span", { class: "nb", text: time(f.low) + " to " + time(f.high) }), " ", el("span", { class: "nb", text: "(80 % interval)" }))
           : null,
         f.more ? el("p", { class: "more", text: f.more }) : null,
       ),
@@ -86,7 +86,7 @@ function advised(a) {
   return section(
     "changes",
     "What would help",
-    "Every change was applied to the step and simulated. The whisker is the 80 % interval. Bars are the time for as many samples as the current step has, so that a larger batch can be compared.",
+    "Every change was applied to the step and simulated. The whisker is the 80 % interval. Bars and times are for as many samples as the current step has, so that a larger batch can be compared.",
     ...parts,
   );
 }
@@ -139,8 +139,8 @@ function memories(items) {
   return section(
     "memory",
     "Memory",
-    items[0].explained ? "The peak of " + items[0].name + ", " + size(items[0].peak) + ", is " + items[0].explained + "." : "",
-    el("div", { class: "pair" }, ...first.map(m => el("div", {}, el("h3", { text: cut(m.name, 60) }), memoryPlot(m)))),
+    items[0].explained ? "The peak, " + size(items[0].peak) + " (" + items[0].name + "), is " + items[0].explained.replaceAll("`", "") + "." : "",
+    el("div", { class: "pair" }, ...first.map(m => el("div", {}, el("h3", { text: cut(m.name, 60) }), memoryPlot(m, Math.max(...first.map(f => f.peak)))))),
     table(
       ["at the peak", ...first.map(m => cut(m.name, 28) + ">")],
       [

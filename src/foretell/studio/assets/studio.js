@@ -394,7 +394,7 @@ function points(rows) {
         short(r.samples_per_s),
         r.mfu ? share(r.mfu) : "",
         (r.peak_bytes ? size(r.peak_bytes) : "") + (r.fits ? "" : " OOM"),
-        cut(r.plan, 90),
+        el("span", { class: "plan" }, ...cut(r.plan, 90).split(/(?<=,)/).flatMap(t => [t, el("wbr")])),
         cut(r.says || "", 60),
       ]),
     ),
