@@ -28,6 +28,7 @@ ALONE = ("tf32", "compile", "cuda-graph", "fused-optimizer", "batch:times=2", "c
          "faster-host:times=2")  # fmt: skip
 TOGETHER = ("amp:dtype=bf16", "fused-optimizer", "cuda-graph")  # one on top of the other
 # Ticks a box and waits until the page tells another number (or why there is none).
+DRAWING = "return document.getElementById('sections').classList.contains('busy')"
 RANKING = "return !document.getElementById('stop-rank').hidden"
 TICK = """
 const [spec, done] = arguments, box = [...document.querySelectorAll("#changes label")]
@@ -79,6 +80,8 @@ def _ticked(running: Running) -> list[Row]:
             took.append(driver.execute_async_script(TICK, spec) / 1e3)
             worked.append(time.process_time() - began)
             time.sleep(0.4)
+            while driver.execute_script(DRAWING):  # the rest of the page, after the number
+                time.sleep(0.1)
         complaints = len(errors(driver))
     single = 2 * len(ALONE)
     on = sorted([*took[:single:2], *took[single:]])

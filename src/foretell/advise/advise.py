@@ -112,9 +112,10 @@ def _together(
 ) -> Advice | None:
     """The best combination of what PyTorch has a line for, grown from each of the best changes.
 
-    None where nothing helps. Changes without such a line are ranked, but not among what to do first.
+    None where nothing helps. Changes without such a line are ranked, not combined.
     """
-    useful = [a for a in ranked if a.gain >= WORTH and a.code and a.changes[0].name not in TRADES]
+    useful = [a for a in ranked if a.gain >= WORTH and a.code]
+    useful = [a for a in useful if a.changes[0].name not in TRADES]
     found = [_grown(step, first, useful, progress) for first in useful[:STARTS]]
     return max(found, key=lambda a: a.gain, default=None)
 
