@@ -12,6 +12,7 @@ from foretell.errors import InputError
 from foretell.plan import Plan, check, lower
 from foretell.plan.plan import segments, written
 from foretell.predict import predict
+from foretell.search.refine import neighbours
 from foretell.workload import load
 
 WORKLOAD = load("gpt:layers=12,hidden=1024,heads=16")
@@ -103,3 +104,29 @@ def test_blocks_of_a_stage_run_again_in_part_cost_time_and_keep_memory_in_part()
 def test_segments_that_cannot_be_are_refused_by_name(text: str) -> None:
     with pytest.raises(InputError):
         predict(Plan.parse(text), WORKLOAD, EIGHT)
+
+
+def test_segments_of_images_split_filters_channels_and_space_their_own_way() -> None:
+    model, machines = load("cosmoflow"), load_cluster("dgx-1-v100")
+    common = "micro_batch=4,global_batch=8"
+    alike = Plan.parse(f"segments=4+0-3+spatial:2x2x1/3+4-7+spatial:2x2x1,{common}")
+    degrees = Plan.parse(f"pp=2,layers=4+3,spatial=2+2+1,{common}")
+    assert predict(alike, model, machines) == predict(degrees, model, machines)
+    for row, dp in (("filter:2", 2), ("channel:4", 1), ("spatial:2x1x1", 2)):
+        plan = Plan.parse(f"segments=4+0-3+{row}/3+4-7,{common}")
+        assert Plan.parse(str(plan)) == plan
+        checked = check(plan, model, machines)
+        found = segments(checked, model)
+        assert [one.plan.dp for one in found] == [dp, 4]
+        assert segments(written(checked, found), model) == found
+        assert predict(plan, model, machines).step > 0
+        assert {move for move in neighbours(plan, model, machines) if move.segments} - {plan}
+    splits = {row for move in neighbours(plan, model, machines) for row in move.segments}
+    assert {("4", "0-3", "spatial:2x2x1"), ("3", "4-7", "filter:2")} <= splits
+
+
+@pytest.mark.parametrize("row", ["spatial:2x2x2", "filter:3", "filter:0", "spatial:0x1x1"])
+def test_splits_of_a_segment_that_cannot_be_are_refused(row: str) -> None:
+    plan = Plan.parse(f"segments=4+0-3+{row}/3+4-7,micro_batch=4,global_batch=8")
+    with pytest.raises(InputError, match="ranks of a segment"):
+        predict(plan, load("cosmoflow"), load_cluster("dgx-1-v100"))

@@ -49,7 +49,10 @@ MOST_RANKS, MOST_SAMPLES = 1 << 24, 1 << 32  # of one plan
 
 
 # What a segment may do its own way.
-OWN = ("tp", "cp", "ep", "etp", "sp", "zero", "shard", "recompute", "recompute_layers", "offload")
+OWN = (
+    "tp", "cp", "ep", "etp", "sp", "filter", "channel", "spatial", "zero", "shard", "recompute",
+    "recompute_layers", "offload",
+)  # fmt: skip
 # Axes that run over the ranks of another: sequence over tensor, experts over data parallel.
 _INSIDE = {"sp": "tp", "etp": "tp", "esp": "tp", "ep": "dp"}
 ORDER = ("tp", "cp", "height", "width", "depth", "filter", "channel", "dp", "pp")
@@ -309,7 +312,7 @@ class Segment:
     def text(self, whole: Plan) -> tuple[str, ...]:
         """The segment as a row of a plan."""
         own = [
-            f"{name}:{spec.write(getattr(self.plan, name))}"
+            f"{name}:{spec.write(getattr(self.plan, name)).replace('+', 'x')}"
             for name in OWN
             if getattr(self.plan, name) != getattr(whole, name)
         ]
@@ -367,6 +370,7 @@ def _row(row: Sequence[str], plan: Plan) -> tuple[int, tuple[int, ...], dict[str
         name, _, value = text.partition(":")
         if name not in OWN:
             raise unknown(f"field in {where}", name, OWN)
+        value = value.replace("x", "+") if name == "spatial" else value
         own[name] = spec.read(value, field_types()[name], where)
     return int(row[0]), ranks_of(row[1]), own
 
@@ -380,18 +384,23 @@ def _check_ranks(found: Sequence[tuple[int, ...]]) -> None:
 
 
 def _replicas(ranks: Sequence[int], own: dict[str, Any]) -> int:
-    inner: int = own["tp"] * own["cp"]
-    return max(len(ranks) // max(inner, 1), 1)
+    return max(len(ranks) // max(_inner(own), 1), 1)
+
+
+def _inner(own: dict[str, Any]) -> int:
+    """Ranks of one replica of a segment."""
+    degrees = (own[name] for name in ("tp", "cp", "filter", "channel"))
+    return math.prod((*degrees, *own["spatial"]))
 
 
 def _own(common: Plan, ranks: tuple[int, ...], own: dict[str, Any], each: int) -> Plan:
     """The plan of one segment."""
-    inner = own["tp"] * own["cp"]
+    inner = _inner(own)
     dp = len(ranks) // inner if inner else 0
     if dp < 1 or dp * inner != len(ranks):
         raise InputError(
-            f"tp={own['tp']} × cp={own['cp']} on the {len(ranks)} ranks of a segment",
-            hint="their product divides the number of ranks",
+            f"replicas of {inner} ranks on the {len(ranks)} ranks of a segment",
+            hint="tp × cp × filter × channel × spatial divides the number of ranks",
         )
     if each % dp:
         raise InputError(

@@ -309,7 +309,7 @@ def _segment_moves(plan: Plan, workload: Workload) -> Iterator[Plan]:
     if plan.framework != "fsdp" and all(one.plan.dp == 1 for one in found):
         rows = [replace(one, plan=one.plan.but(zero=3)) for one in found]
         yield written(own.but(framework="fsdp"), rows)
-    yield from _own(plan, found)
+    yield from _own(plan, found, workload)
     for name in ONE_CHUNK:
         yield plan.but(schedule=name)
     for micro in (plan.micro_batch * 2, plan.micro_batch // 2):
@@ -333,18 +333,33 @@ def _block_moved(plan: Plan, found: Sequence[Segment]) -> Iterator[Plan]:
                 yield written(plan, dealt)
 
 
-def _own(plan: Plan, found: Sequence[Segment]) -> Iterator[Plan]:
-    """Recompute, sharding and tensor parallelism of one segment."""
+def _splits(plan: Plan, workload: Workload) -> Iterator[Plan]:
+    """A segment's replica over twice or half as many ranks, along each way to split its layers."""
+    for axis in ("tp", "filter", "channel"):
+        now = getattr(plan, axis)
+        for many in (now * 2, now // 2):
+            if 1 <= many <= workload.most(axis):
+                yield plan.but(**{axis: many, "sp": many > 1 if axis == "tp" else plan.sp})
+    sides = [side for side in ("height", "width", "depth") if workload.most(side) > 1]
+    now = (*plan.spatial, *(1,) * len(sides))[: len(sides)]
+    for at, side in enumerate(sides):
+        for many in (now[at] * 2, now[at] // 2):
+            if 1 <= many <= workload.most(side):
+                cut = (*now[:at], many, *now[at + 1 :])
+                yield plan.but(spatial=cut if max(cut) > 1 else ())
+
+
+def _own(plan: Plan, found: Sequence[Segment], workload: Workload) -> Iterator[Plan]:
+    """Recompute, sharding and the ways to split layers of one segment."""
     for a, one in enumerate(found):
         p = one.plan
         changed = list(_recompute_moves(p, one.blocks))
         changed += [p.but(zero=z) for z in (0, 1, 2) if p.dp > 1]
         changed.append(p.but(offload=not p.offload))
-        for tp in (p.tp * 2, p.tp // 2):
-            dp = len(one.ranks) // (tp * p.cp) if tp else 0
-            micro = plan.micro_batch // dp if dp else 0
-            if dp * tp * p.cp == len(one.ranks) and micro * dp == plan.micro_batch:
-                changed.append(p.but(tp=tp, dp=dp, sp=tp > 1, micro_batch=micro))
+        for other in _splits(p, workload):
+            dp, rest = divmod(len(one.ranks), max(other.ranks // (other.dp * other.pp), 1))
+            if dp and not rest and plan.micro_batch % dp == 0:
+                changed.append(other.but(dp=dp, micro_batch=plan.micro_batch // dp))
         for other in changed:
             yield written(plan, [*found[:a], replace(one, plan=other), *found[a + 1 :]])
 
