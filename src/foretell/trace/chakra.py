@@ -8,7 +8,6 @@ Schema: mlcommons/chakra, schema/protobuf/et_def.proto.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -22,17 +21,14 @@ from foretell.graph import (
     Graph,
     Kind,
     LaneKind,
-    Lanes,
-    Names,
     Phase,
     Source,
     WaitKind,
-    assemble,
     edges,
 )
 from foretell.graph.columns import Array
 from foretell.trace import wire
-from foretell.trace.words import Texts, canonical
+from foretell.trace.words import Texts, canonical, graph_of_rows
 
 METADATA, LOAD, STORE, COMPUTE, SEND, RECEIVE, COLLECTIVE = 1, 2, 3, 4, 5, 6, 7  # NodeType
 COLLECTIVES = (
@@ -180,19 +176,8 @@ def graph_of_nodes(nodes: Sequence[Node], where: str, rank: int = 0) -> Graph:
             rows.append(_row(n, _parent(n, nodes, number), texts, lanes))
         except (ValueError, TypeError, OverflowError) as error:
             raise InputError(f"node {n.id} of `{where}` cannot be read: {error}") from None
-    columns = {k: np.array([row[k] for row in rows]) for k in rows[0]}
-    columns["rank"] = np.full(len(nodes), rank)
-    names = texts.table(name for name, _ in lanes)
-    kinds = np.array([kind for _, kind in lanes])
-    ordered = np.zeros(len(lanes), bool)
-    return assemble(
-        len(nodes),
-        columns,
-        edges(len(nodes), *_waits(nodes, number)),
-        names=Names(texts.numbers),
-        lanes=Lanes(np.full(len(lanes), rank), names, kinds, ordered),
-        facts={"source": os.path.basename(where)},
-    )
+    waits = edges(len(nodes), *_waits(nodes, number))
+    return graph_of_rows(rows, waits, texts, lanes, rank=rank, where=where, ordered=False)
 
 
 def _parent(n: Node, nodes: Sequence[Node], number: dict[int, int]) -> str:

@@ -7,7 +7,6 @@ storage it reads. Both forms are read: flat nodes (schema 1.0.1) and nodes with 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import msgspec
 import numpy as np
 
 from foretell.errors import InputError
-from foretell.graph import Graph, Kind, LaneKind, Lanes, Names, Phase, WaitKind, assemble, edges
+from foretell.graph import Graph, Kind, LaneKind, Phase, WaitKind, edges
 from foretell.graph.columns import Array
 from foretell.graph.groups import group_text
 from foretell.operators import having
@@ -28,6 +27,7 @@ from foretell.trace.words import (
     canonical,
     collective,
     element_bytes,
+    graph_of_rows,
     op_kind,
     range_kind,
 )
@@ -121,19 +121,9 @@ def graph_of_execution(ops: Sequence[Op], where: str, rank: int = 0) -> Graph:
         raise InputError(f"`{where}` has {len(ops)} nodes and none of them computes anything")
     texts, lanes = Texts(), dict[tuple[str, LaneKind], int]()
     rows = [_row(op, tells[op.id], texts, lanes) for op in chosen]
-    columns = {k: np.array([row[k] for row in rows]) for k in rows[0]}
-    columns["rank"] = np.full(len(rows), rank)
-    names = texts.table(name for name, _ in lanes)
-    kinds = np.array([kind for _, kind in lanes])
     waiting, after = _data(chosen)
-    return assemble(
-        len(rows),
-        columns,
-        edges(len(rows), waiting, after, None, np.full(len(after), WaitKind.DATA)),
-        names=Names(texts.numbers),
-        lanes=Lanes(np.full(len(lanes), rank), names, kinds, np.ones(len(lanes), bool)),
-        facts={"source": os.path.basename(where)},
-    )
+    waits = edges(len(rows), waiting, after, None, np.full(len(after), WaitKind.DATA))
+    return graph_of_rows(rows, waits, texts, lanes, rank=rank, where=where, ordered=True)
 
 
 def _range_kinds(ops: Sequence[Op]) -> dict[int, int]:

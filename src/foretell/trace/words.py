@@ -6,6 +6,7 @@ prefixes, so one table serves both.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum, IntFlag
@@ -15,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from foretell.graph import Dtype, Kind
+from foretell.graph import Dtype, Edges, Graph, Kind, LaneKind, Lanes, Names, assemble
 from foretell.graph.columns import Array
 from foretell.operators import having
 
@@ -142,6 +143,29 @@ class Texts:
     def table(self, texts: Iterable[str]) -> Array:
         """The numbers of several, new ones included."""
         return np.array([self.number(t) for t in texts], np.int64)
+
+
+def graph_of_rows(
+    rows: Sequence[dict[str, Any]],
+    waits: Edges,
+    texts: Texts,
+    lanes: dict[tuple[str, LaneKind], int],
+    *,
+    rank: int,
+    where: str,
+    ordered: bool,
+) -> Graph:
+    """The graph of one rank whose tasks were read one by one, and its lanes as they were met."""
+    columns = {k: np.array([row[k] for row in rows]) for k in rows[0]}
+    columns["rank"] = np.full(len(rows), rank)
+    names = texts.table(name for name, _ in lanes)
+    kinds, many = np.array([kind for _, kind in lanes]), len(lanes)
+    return assemble(
+        len(rows), columns, waits,
+        names=Names(texts.numbers),
+        lanes=Lanes(np.full(many, rank), names, kinds, np.full(many, ordered)),
+        facts={"source": os.path.basename(where)},
+    )  # fmt: skip
 
 
 def by_name(texts: Sequence[str], name: Array, meaning: Callable[[str], int]) -> Array:

@@ -49,6 +49,7 @@ from foretell.pytorch.capture.values import (
     is_users,
     seeded,
 )
+from foretell.pytorch.capture.words import tensors_in
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _DEVICES = {"cuda": gpu.GPU, "cpu": gpu.CPU}
@@ -235,7 +236,7 @@ def _enter(step: Step, recorder: Recorder) -> None:
         ledger.meet(buffer, NONE, BufferKind.PARAMETER, name)
     for tensor in _state(step):
         ledger.meet(tensor, NONE, BufferKind.OPTIMIZER, "optimizer state")
-    for tensor in _tensors(step.batch):
+    for tensor in tensors_in(step.batch):
         ledger.meet(tensor, NONE, BufferKind.INPUT, "batch")
 
 
@@ -243,18 +244,9 @@ def _state(step: Step) -> list[Any]:
     """The optimizer's state on the device."""
     if step.optimizer is None:
         return []
-    found = [t for state in step.optimizer.state.values() for t in _tensors(state)]
+    found = [t for state in step.optimizer.state.values() for t in tensors_in(state)]
     kinds = {p.device.type for p in step.model.parameters()}
     return [t for t in found if t.device.type in kinds]
-
-
-def _tensors(values: Any) -> list[Any]:
-    if isinstance(values, torch.Tensor):
-        return [values]
-    inner = values.values() if isinstance(values, dict) else values
-    if isinstance(values, (dict, list, tuple)):
-        return [t for v in inner for t in _tensors(v)]
-    return []
 
 
 def _claim(step: Step, recorder: Recorder) -> None:
@@ -278,7 +270,7 @@ def _facts(step: Step, recorder: Recorder, autocast: str, on: str) -> dict[str, 
     facts["reads"] = {row.name: [*map(list, row.weights)] for row in forward if row.weights}
     trained = ((n, p) for n, p in step.model.named_parameters() if p.requires_grad)
     facts["weights"] = {name: int(p.numel()) for name, p in trained}
-    sides = {int(t.shape[0]) for t in _tensors(step.batch) if t.dim()}
+    sides = {int(t.shape[0]) for t in tensors_in(step.batch) if t.dim()}
     if len(sides) == 1:  # of all tensors of the batch: its samples
         facts["batch"] = sides.pop()
     if autocast:

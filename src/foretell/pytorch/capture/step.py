@@ -36,6 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from foretell import spec
 from foretell.errors import InputError, unknown
 from foretell.pytorch.capture.values import SMALL, copy_of, first_line, give, has_data
+from foretell.pytorch.capture.words import tensors_in
 from foretell.pytorch.script import ask, default_loss, ordered, takes_model, takes_part
 
 OPTIMIZERS = {
@@ -225,7 +226,7 @@ def with_data(given: Given, real: Callable[[], Any] | None, stopped: Exception) 
             model = model()
     if callable(batch):
         batch = batch()
-    tensors = (*model.parameters(), *model.buffers(), *_tensors(batch))
+    tensors = (*model.parameters(), *model.buffers(), *tensors_in(batch))
     if not all(map(has_data, tensors)) or _size(tensors) > REAL:
         raise stopped
     return Given(model, batch, given.loss, given.optimizer)
@@ -257,15 +258,6 @@ class _Bound(TorchDispatchMode):  # type: ignore[misc]
 
 def _size(tensors: Sequence[Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    if isinstance(values, Tensor):
-        return [values]
-    inner = values.values() if isinstance(values, Mapping) else values
-    if isinstance(values, (Mapping, list, tuple)):
-        return [t for v in inner for t in _tensors(v)]
-    return []
 
 
 def real_step(given: Given) -> Step:

@@ -41,7 +41,7 @@ from torch.utils._pytree import tree_map_only
 
 from foretell.errors import InputError
 from foretell.pytorch.capture.recurrent import gradients
-from foretell.pytorch.capture.words import grouped_shape, inputs_of
+from foretell.pytorch.capture.words import grouped_shape, inputs_of, tensors_in
 
 aten = torch.ops.aten
 SMALL = 1 << 18  # elements of a tensor that is followed without being asked for
@@ -126,7 +126,7 @@ class Values:
         """Run an operator on known values too; forget what it wrote over where they are not."""
         if self.is_off:
             return
-        given = _tensors((args, kwargs))
+        given = tensors_in((args, kwargs))
         if not self._is_wanted(func, given, made):
             if func._schema.is_mutable:
                 self._forget(written(func, args, kwargs))
@@ -140,7 +140,7 @@ class Values:
 
     def answer(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """What an operator makes whose sizes depend on values, None where those are not known."""
-        given = _tensors((args, kwargs))
+        given = tensors_in((args, kwargs))
         if not given or any(self.of(t) is None for t in given):
             return None
         real = self.run(func, args, kwargs)
@@ -166,7 +166,7 @@ class Values:
             return False
         if self.every and not self.is_over:
             return True
-        out = _tensors(made) or given
+        out = tensors_in(made) or given
         if func._schema.name in _EMPTY and any(t.numel() > 1 for t in out):
             return False  # memory that nothing was written to
         if not given and _is_drawn(func) and any(t.numel() > 1 for t in _floats(out)):
@@ -186,7 +186,7 @@ class Values:
             return made
 
     def _note(self, made: Any, real: Any) -> None:
-        for fake, value in zip(_tensors(made), _tensors(real), strict=False):
+        for fake, value in zip(tensors_in(made), tensors_in(real), strict=False):
             if fake.shape == value.shape:
                 give(fake, value)
 
@@ -213,17 +213,8 @@ def written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
         t
         for a in func._schema.arguments
         if a.alias_info is not None and a.alias_info.is_write
-        for t in _tensors(named.get(a.name))
+        for t in tensors_in(named.get(a.name))
     ]
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    if isinstance(values, Tensor):
-        return [values]
-    inner = values.values() if isinstance(values, dict) else values
-    if isinstance(values, (dict, list, tuple)):
-        return [t for v in inner for t in _tensors(v)]
-    return []
 
 
 def _attention(causal: int, bias: bool) -> Callable[..., Any]:

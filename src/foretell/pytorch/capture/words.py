@@ -15,7 +15,7 @@ counted by the matmuls behind them; everything else counts one an element.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -244,11 +244,12 @@ def _is_tensors(x: Any) -> bool:
 
 
 def tensors_in(values: Any) -> list[Tensor]:
-    """All tensors of inputs or outputs, also those in lists."""
+    """All tensors of inputs, outputs or a batch, also those in lists and mappings."""
     if isinstance(values, Tensor):
         return [values]
-    if isinstance(values, (list, tuple)):
-        return [t for v in values for t in tensors_in(v)]
+    inner = values.values() if isinstance(values, Mapping) else values
+    if isinstance(values, (Mapping, list, tuple)):
+        return [t for v in inner for t in tensors_in(v)]
     return []
 
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from foretell.pytorch.deploy.optimizer import clip_norm
+from foretell.pytorch.intake.fake import OneRank
 
 Module = Any
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -27,18 +27,8 @@ _DATA = os.path.join(_TORCH, "utils", "data") + os.sep  # samplers ask for the s
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 
 
-class AsOne(nn.Module):  # type: ignore[misc]
+class AsOne(OneRank):
     """In place of a wrapper that would spread a model over ranks: the model as it is."""
-
-    def __init__(self, module: Module, *args: Any, **kwargs: Any) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module(*args, **kwargs)
-
-    def no_sync(self) -> Any:
-        return nullcontext()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Any:
         """As FSDP 1 has it."""

@@ -373,8 +373,8 @@ def _always(value: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: value
 
 
-class _Wrapped(Module):  # type: ignore[misc]
-    """What stands for DistributedDataParallel where there is one rank and no process group."""
+class OneRank(Module):  # type: ignore[misc]
+    """What stands for a wrapper that would spread a model over ranks: the model as it is."""
 
     def __init__(self, module: Module, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -430,9 +430,9 @@ def _stand_ins(fakes: Fakes, shows_gpu: bool) -> list[tuple[Any, str, Any]]:
         (Module, "_apply", _apply(fakes)),
         (DataLoader, "__init__", _plain_loader(DataLoader.__init__)),
         (distributed, "init_process_group", _init_group(distributed.init_process_group)),
-        (parallel, "DistributedDataParallel", _Wrapped),
-        (parallel.distributed, "DistributedDataParallel", _Wrapped),
-        (fsdp, "FullyShardedDataParallel", _Wrapped),
+        (parallel, "DistributedDataParallel", OneRank),
+        (parallel.distributed, "DistributedDataParallel", OneRank),
+        (fsdp, "FullyShardedDataParallel", OneRank),
         (fsdp, "fully_shard", _sharded),
         (spawning, "start_processes", _run_first),
         (cuda, "is_available", _always(shows_gpu)),
