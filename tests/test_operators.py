@@ -9,7 +9,7 @@ from foretell.operators import OPERATORS, PRODUCTS, UNFUSED, having, window
 
 TRAITS = {
     "alias", "word", "inner", "dropout_causal", "work", "steps", "kernel", "flops", "reads",
-    "makes", "saves", "parameters", "autocast", "measured", "traced", "fusion",
+    "makes", "saves", "parameters", "autocast", "measured", "traced", "fusion", "views", "compiled",
 }  # fmt: skip
 
 

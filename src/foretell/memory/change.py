@@ -195,14 +195,7 @@ def autocast(tape: Tape) -> Tape:
     return with_workspace(Autocast(tape).run(), lambda op, n: copied(n, HALF))
 
 
-HEAVY = (
-    *("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "embedding"),
-    *("embedding_dense_backward", "_embedding_bag", "_embedding_bag_dense_backward", "cat"),
-    *("max_pool2d_with_indices", "max_pool2d_with_indices_backward", "AccumulateGrad"),
-    *("_grouped_mm", "index_add", "_index_put_impl_", "scatter_add", "scatter_reduce"),
-)
-
-
+HEAVY = having("compiled", "library")
 WEIGHS = ("_softmax", "_safe_softmax", "native_dropout")
 
 

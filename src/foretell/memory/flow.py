@@ -201,13 +201,7 @@ def _others(tensors: Sequence[Tensor], taken: Sequence[Tensor]) -> list[Tensor]:
 
 EVALUATE = "autograd::engine::evaluate_function: "
 ACCUMULATE = "torch::autograd::AccumulateGrad"
-_SIZED_VIEWS = ("as_strided", "view", "_unsafe_view", "_reshape_alias", "reshape")
-_PLAIN_VIEWS = (
-    *("detach", "alias", "lift_fresh", "to", "contiguous", "expand", "transpose", "t", "permute"),
-    *("squeeze", "unsqueeze", "slice", "select", "narrow", "flatten", "split", "chunk", "unbind"),
-    *("dropout", "type_as", "float", "half", "requires_grad_", "detach_", "set_", "unsafe_split"),
-    *("item", "_local_scalar_dense", "is_nonzero", "result_type", "resolve_conj", "expand_as"),
-)
+_SIZED_VIEWS, _PLAIN_VIEWS = having("views", "sized"), having("views", "plain")
 _CASTS, _SUMS = ("to", "float"), ("add", "add_")
 _SCALES = ("mul", "div")  # by a number, where there is one tensor only
 _HANDS_ON = re.compile(rf"{EVALUATE}(Add|Sub)Backward")  # one gradient for two inputs

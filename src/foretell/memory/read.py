@@ -10,8 +10,9 @@ from math import prod
 from foretell.graph.columns import NONE, BufferKind, Phase
 from foretell.memory.flow import ACCUMULATE, EVALUATE, Flow
 from foretell.memory.tape import FORWARD, Call, Dims, Op, Storage, Tape
+from foretell.operators import having
 
-_GEMMS = ("addmm", "mm", "bmm", "baddbmm", "_addmm_activation")
+_GEMMS = [op for op, rule in having("makes").items() if rule.startswith("product")]
 # Bytes of a cuBLAS workspace on devices of compute capability 9 (PyTorch documentation, CUDA
 # semantics: cuBLAS workspaces), one for every thread that multiplies.
 GEMM_WORKSPACE = 32.0 * 2**20
