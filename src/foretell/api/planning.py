@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from foretell.pool import Pool
 
 SAME = 1e-9  # of a step: what rounding may change
-_COPIED = 160  # letters of a plan that a person would copy
+_COPIED = 240  # letters of a plan that a person would copy
 _FEW = 6  # rows of a table that is not verbose
 
 # What a breakdown's keys mean to people.
@@ -149,7 +149,8 @@ class PlanResult(Result, Planned):
         return f"{head}; {best} its search space"
 
     def details(self, verbose: bool = False) -> list[str | Table]:
-        text = str(self.plan)  # on one line, to be copied; a long one goes to a file as a whole
+        # on one line, to be copied; a long one goes to a file as a whole
+        text = str(self.plan.but(model="", cluster=""))
         found: list[str | Table] = [text if len(text) <= _COPIED else words.cut(text, width())]
         compared = sorted(self.baselines.items(), key=lambda item: item[1])
         rows = [

@@ -8,6 +8,10 @@ activations  what autograd keeps of each layer (Korthikanti et al., arXiv 2205.0
              layers alone where all is run again, and then one layer in full while it is
 head         logits and what the loss makes of them, in fp32
 buffers      the largest exchange; layers gathered at once where parameters are sharded
+FSDP         parameters are sharded in fp32 and computed with in half precision; gathered once and
+             kept (zero 2, `reshard_after_forward=False`), the half copy is held whole, and so it is
+             in a pipeline, whose gradients add up unsharded until the last micro-batch
+             (torch/distributed/pipelining/stage.py: `backward_maybe_with_nosync`)
 sharded      over data-parallel and context-parallel ranks alike, as FSDP2 and Megatron do it
 rounding     PyTorch's allocator gives out blocks of 2 MiB and cannot use all it has
 """
@@ -17,6 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from foretell.cluster import Cluster
 from foretell.plan.check import check, micro_batches, placed
@@ -30,7 +35,11 @@ from foretell.workload import Workload
 
 # Of a device's memory: the CUDA context, NCCL's channels and fragments take about 3 GiB of 80.
 USABLE = 0.96
+HALF = 2.0  # bytes of a parameter in half precision
 ROUNDING = 1.01  # of what tensors take: blocks of 512 bytes and 2 MiB, a share of large ones
+
+
+Rows = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -99,16 +108,20 @@ def stage_memory(c: Costs, times: Array, workload: Workload, stage: Array) -> Me
     )
     state = np.array([r.state_bytes for r in plans.runs])
     state = np.where([p.offload for p in plans.plans], 0.0, state)
+    kept_whole = _kept_whole(c)
     held = np.array([r.weight_bytes + r.cast_bytes for r in plans.runs])
     each, again = _kept(c, times, workload)
     flying = _in_flight(c, stage)
-    gradients = grad_width(c) * (weights / np.where(zero >= 2, sharing, 1.0) + experts)
+    summed = (zero >= 2) & ~(kept_whole & (plans.column("pp") > 1))
+    gradients = grad_width(c) * (weights / np.where(summed, sharing, 1.0) + experts)
     alone = np.array([_makes_room(p, r) for p, r in zip(plans.plans, plans.runs, strict=True)])
     gradients = np.where(alone, np.maximum(gradients - each * flying - again, 0.0), gradients)
     share = np.where(zero >= 1, sharing, 1.0)
     apart = copies(c)
+    parts = np.where((zero == 3) | kept_whole, sharing, 1.0)
+    half = np.where(kept_whole, HALF * held_weights, 0.0)
     return Memory(
-        parameters=held * (held_weights / np.where(zero == 3, sharing, 1.0) + held_experts),
+        parameters=held * (held_weights / parts + held_experts) + half,
         gradients=gradients,
         optimizers=state * (weights / share + experts / np.where(zero >= 1, apart, 1.0)),
         activations=each * flying,
@@ -116,6 +129,17 @@ def stage_memory(c: Costs, times: Array, workload: Workload, stage: Array) -> Me
         each=each,
         workspace=again,
     )
+
+
+def _kept_whole(c: Costs) -> Rows:
+    """Whether parameters sharded in fp32 (FSDP) are held whole in half precision for a step."""
+    pairs = zip(c.plans.plans, c.plans.runs, strict=True)
+    sharded = [
+        r.profile.fp32_parameters and bool(r.formats.master) and p.zero >= 2 for p, r in pairs
+    ]
+    once = (c.plans.column("zero") == 2) | (c.plans.column("pp") > 1)
+    found: Rows = np.array(sharded) & once
+    return found
 
 
 def _kept(c: Costs, times: Array, workload: Workload) -> tuple[Array, Array]:

@@ -88,6 +88,15 @@ def _work(cells: list[Plan], workload: Workload, cluster: Cluster, device: Devic
     return np.array(out)
 
 
+def next_best(ranked: Sequence[Prediction], most: int) -> tuple[Prediction, ...]:
+    """The plans behind the first, each slower than the one before by more than can be told."""
+    found: list[Prediction] = list(ranked[:1])
+    for one in ranked[1:]:
+        if len(found) <= most and one.step > found[-1].step * (1 + SAME):
+            found.append(one)
+    return tuple(found[1:])
+
+
 def reasons(
     best: Prediction | None, others: Sequence[Prediction], cluster: Cluster
 ) -> tuple[str, ...]:

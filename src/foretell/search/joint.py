@@ -42,7 +42,7 @@ from foretell.plan.plan import OWN, segments
 from foretell.plan.unsupported import unsupported
 from foretell.predict import Prediction
 from foretell.search import partition
-from foretell.search.bound import lower_bound, reasons
+from foretell.search.bound import lower_bound, next_best, reasons
 from foretell.search.fusion.planner import FusionPlanner
 from foretell.search.kit import Planned, Planner, Progress, repredicted, silent
 from foretell.search.oracle.scale import per_node
@@ -298,10 +298,10 @@ class _Search:
             return
         found = best.prediction
         plan = found.plan.but(model=self.workload.fingerprint())
-        others = [one.prediction for one in self.on.ranked()[1 : 1 + ALTERNATIVES]]
+        others = next_best([one.prediction for one in self.on.ranked()], ALTERNATIVES)
         self.best[name] = Planned(
             plan, best.step, best.step, {}, None, 0, 0.0, (), found.low, found.high,
-            found, tuple(others),
+            found, others,
         )  # fmt: skip
 
     def _swept(self) -> Swept:

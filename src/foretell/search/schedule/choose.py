@@ -120,15 +120,15 @@ def _settled(plan: Plan, workload: Workload, cluster: Cluster) -> tuple[Plan, Wo
 def _stage_cost(found: Priced, s: int) -> tuple[StageCost, float]:
     """What a stage of a plan costs, and the bytes its activations may take."""
     one = found.stages[s]
-    cost, held = one.cost, one.memory
-    both = float(cost.backward[0])
+    cost, held = one.columns.cost, one.memory
+    both = float(cost.backward[one.column])
     pairs = zip(one.layers, one.weight_seconds, strict=True)
     weights = min(sum(n * seconds for n, seconds in pairs), both)
     send = hop(found, s, s + 1) if s + 1 < len(found.stages) else 0.0
     kept = ROUNDING * float(held.each[0])
     rest = float(held.peak[0]) - ROUNDING * float(held.activations[0])
     return StageCost(
-        s, float(cost.forward[0]), both - weights, weights, kept, kept, send
+        s, float(cost.forward[one.column]), both - weights, weights, kept, kept, send
     ), one.room - rest
 
 
