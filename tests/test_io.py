@@ -65,7 +65,7 @@ def test_bytes_are_counted_after_decompression(tmp_path, form):
         io.read_bytes(path, 4999)
 
 
-def test_a_bomb_is_told_by_its_ratio(monkeypatch):
+def test_a_bomb_is_recognised_by_its_ratio(monkeypatch):
     monkeypatch.setattr(io, "_LEAST_RATIO", 1000)
     count = io.Counter("x", packed=10, most=1 << 30, ratio=200)
     count.add(2000)

@@ -57,7 +57,7 @@ def test_every_script_is_a_guide_and_every_guide_a_page():
     assert [n for n in guide.NAMES if not (guide.GUIDES / f"{n}.md").exists()] == []
 
 
-def test_cells_are_told_apart():
+def test_cells_are_distinguished():
     text, code = guide.cells("# %% [markdown]\n# # Title\n#\n# words\n\n# %%\nprint(1)\n")
     assert (text.is_text, text.source) == (True, "# Title\n\nwords")
     assert (code.is_text, code.source) == (False, "print(1)")

@@ -50,7 +50,7 @@ def test_together_is_no_worse_than_the_best_alone(counsel):
     assert counsel.best.code
 
 
-def test_more_samples_are_judged_by_the_time_a_sample_takes():
+def test_more_samples_are_ranked_by_the_time_a_sample_takes():
     found = advise(Step(mlp(), None), ["batch:times=2"])
     (advice,) = found.ranked
     assert advice.seconds > found.seconds
@@ -73,7 +73,7 @@ def test_nothing_helps_an_empty_step():
 
 @pytest.mark.truth
 @pytest.mark.skipif(not TRUTH.is_dir(), reason=f"no measured data at {TRUTH.name}/")
-def test_half_precision_is_told_from_what_it_costs():
+def test_half_precision_is_recognised_by_what_it_costs():
     """AMP halves vgg16 and does nothing for dlrm, which its host holds up."""
     gains = {}
     for model, real in (("vgg16", 0.114784), ("dlrm", 0.017134)):

@@ -96,7 +96,7 @@ def test_calls_are_no_longer_than_a_quick_one_of_their_kind():
     assert warm.seconds[host[3:4]] == pytest.approx(4e-6)
 
 
-def test_pieces_of_one_operator_are_judged_together():
+def test_pieces_of_one_operator_are_taken_together():
     """One call of an operator with many launches: its pieces differ, and none was in the way."""
     make = Builder()
     thread, stream = make.lane("thread", kind="host"), make.lane("stream", kind="compute")

@@ -59,7 +59,7 @@ def test_all_names_are_listed():
     assert set(json.loads(said("explain", "--json"))["names"]) == set(WHATIFS)
 
 
-def test_a_name_nobody_knows_offers_the_nearest():
+def test_an_unknown_name_offers_the_nearest():
     from foretell.errors import InputError
 
     with pytest.raises(InputError, match="amp"):

@@ -50,7 +50,7 @@ def test_a_capture_says_what_it_found(step, tmp_path):
     )
 
 
-def test_a_captured_step_can_be_shown_played_and_changed(step):
+def test_a_captured_step_can_be_shown_simulated_and_changed(step):
     assert "addmm" in invoke("show", step, "--text").stdout
     played = json.loads(invoke("simulate", step, "--on", "h200", "--json").stdout)
     assert played["step_s"] > 0

@@ -92,7 +92,7 @@ def test_a_name_that_is_two_things_tells_both():
     assert "fsdp, a strategy:" in told("fsdp")
 
 
-def test_accuracy_is_told_where_it_was_measured():
+def test_accuracy_is_reported_where_it_was_measured():
     assert "measured: seven models" in told("amp")
     assert "not measured here; checked against" in " ".join(told("p3").split())
     assert any("vTrain" in line for line in json.loads(told("oracle", "--json"))["accuracy"])

@@ -66,7 +66,7 @@ def test_bars_tell_the_time_left():
     assert "waiting: for something" in told
 
 
-def test_the_time_left_follows_the_pace_of_what_is_told(monkeypatch):
+def test_the_time_left_follows_the_pace_that_is_reported(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
     work = output._Work(began=100.0)
@@ -128,7 +128,7 @@ def test_a_command_can_be_quiet(quiet, tmp_path):
     assert not quiet or told == ""
 
 
-def test_nothing_moves_where_nobody_looks():
+def test_nothing_moves_without_a_terminal():
     result = CliRunner().invoke(foretell, ["advise", str(ROOT / "docs/guides/step.txt")])
     assert result.exit_code == 0
     assert result.stderr == ""

@@ -40,7 +40,7 @@ def test_alpha_is_what_small_messages_take():
     assert seconds(slow, 1e10) == pytest.approx(seconds(PLAIN, 1e10), rel=0.02)
 
 
-def test_trees_end_where_the_library_was_told_to():
+def test_trees_end_at_the_size_given_to_the_library():
     cluster = load("abci:nodes=64")
     rings = cluster.calibrated(Calibration(tree_bytes=1e6))
     for size in (1e5, 1e8):

@@ -65,7 +65,7 @@ def test_uplink_may_be_given_outright() -> None:
     assert cluster.levels(range(16))[-1].bandwidth == 10e9
 
 
-def test_rails_deal_the_nics_of_a_node_over_its_switches() -> None:
+def test_rails_spread_the_nics_of_a_node_over_its_switches() -> None:
     node = {"device": "a100-80", "devices": 2, "sockets": 2, "nics": 2, "nic": "infiniband-hdr"}
     rails = [
         {"name": f"rail{i}", "nodes": [0, 1, 2], "links": [["spine", "infiniband-hdr x3"]]}

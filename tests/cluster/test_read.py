@@ -224,7 +224,7 @@ NODE = '[[node]]\ndevice = "v100-16"\ndevices = 2\n'
         ("ranks = ['zero']\n" + NODE, 1, "`zero` in ranks"),
     ],
 )
-def test_bad_files_are_told_by_line(text: str, line: int, message: str) -> None:
+def test_bad_files_are_reported_by_line(text: str, line: int, message: str) -> None:
     problems = validate(text)
     assert any(message in p.message and p.line == line for p in problems), problems
 
@@ -266,7 +266,7 @@ def test_a_star_of_devices_without_a_host_is_an_island() -> None:
     assert validate(text + "forwards = true\n") == ()
 
 
-def test_all_problems_are_told_at_once_in_order() -> None:
+def test_all_problems_are_reported_at_once_in_order() -> None:
     text = GOOD.replace('"10.4 Gb/s"', "0").replace("mesh", "mash").replace("96 GB", "96 GX")
     assert [(p.line, p.message.split(" ")[0]) for p in validate(text)] == [
         (6, "memory"),
@@ -301,7 +301,7 @@ def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
 
 @given(st.integers(0, len(GOOD)))
 @settings(max_examples=150, deadline=None)
-def test_a_truncated_file_is_sound_or_told_so(cut: int) -> None:
+def test_a_truncated_file_is_sound_or_refused(cut: int) -> None:
     for problem in validate(GOOD[:cut]):
         assert problem.message
         assert 0 <= problem.line <= GOOD.count("\n") + 1
@@ -341,7 +341,7 @@ def _toml(value: Any) -> str:
 
 @given(st.lists(st.tuples(_TABLES, st.dictionaries(_KEYS, _VALUES, max_size=5)), max_size=5))
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_any_file_is_sound_or_told_what_is_wrong(tables: list[tuple[str, dict[str, Any]]]) -> None:
+def test_any_file_is_sound_or_refused_with_a_reason(tables: list[tuple[str, dict[str, Any]]]) -> None:
     text = "\n".join(
         "\n".join([head, *(f"{key} = {_toml(value)}" for key, value in values.items())])
         for head, values in tables

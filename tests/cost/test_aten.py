@@ -25,7 +25,7 @@ def shape(op, text, **more):
     return kernel.op, dict(part.split("=") for part in kernel.shape.split(",") if part)
 
 
-def test_products_are_told_by_their_inputs():
+def test_matmuls_are_recognised_by_their_inputs():
     op, found = shape("addmm", LINEAR)
     assert op == "gemm"
     assert (found["m"], found["n"], found["k"]) == ("4096", "3072", "768")

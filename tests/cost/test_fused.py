@@ -49,7 +49,7 @@ def test_rows_of_a_softmax_stay_in_one_kernel_but_one_long_sum_is_split():
     assert kernels(assembled([softmax, total])) == [1, 2]
 
 
-def test_what_nobody_uses_costs_nothing():
+def test_what_is_never_used_costs_nothing():
     nodes, edges = chain(4096, 1024, "mul", "mul")
     n = 4096 * 1024
     dead = [*nodes, ("sum", "fp32", 1, n, n, 0, 1024, 0, 0, nan)]

@@ -37,7 +37,7 @@ def test_every_word_has_a_kind_and_a_number():
     assert codes_of(["add", "nobody knows"]).tolist() == [WORDS.index("add"), WORDS.index("other")]
 
 
-def test_what_nobody_knows_is_not_fused():
+def test_an_unknown_op_is_not_fused():
     assert kind_of("mystery") == "extern"
     assert not is_fusible("extern")
 

@@ -247,7 +247,7 @@ def test_formats_pick_their_pipe():
     assert pipe_of(named["h100"], "fp8") == "tensor"
 
 
-def test_a_format_nobody_knows_offers_the_nearest():
+def test_an_unknown_format_offers_the_nearest():
     with pytest.raises(InputError, match="did you mean `bf16`"):
         one("h100", "gemm", "bf17", "m=1,n=1,k=1")
 

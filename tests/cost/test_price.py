@@ -85,7 +85,7 @@ def test_copies_and_collectives():
     assert 2 * 7 / 8 * 1e9 / 300e9 < spent < 4 * 7 / 8 * 1e9 / 300e9
 
 
-def test_nobody_knows_it():
+def test_no_model_knows_it():
     with pytest.raises(UnmodelledError, match="no price for kernel `mystery`") as error:
         price(one(kind="kernel", op="mystery"), A100)
     assert "kernel formula" in error.value.message

@@ -41,13 +41,13 @@ def test_depthwise_convolutions_keep_their_time():
     assert ratios("conv2d", "forward", full, before, after).factor[0] < 0.2
 
 
-def test_what_was_measured_one_way_only_is_not_told():
+def test_what_was_measured_one_way_only_is_not_predicted():
     assert ratios("topk", "forward", one(m=8, n=8), FP32, BF16) is None
     assert ratios("no such op", "forward", one(n=8), FP32, BF16) is None
 
 
 @pytest.mark.parametrize("op", ["linear", "conv2d", "batch_norm", "layer_norm"])
-def test_a_measured_shape_is_told_nearly_as_measured(op):
+def test_a_measured_shape_is_predicted_nearly_as_measured(op):
     layout = "" if op in ("linear", "layer_norm") else "nchw"
     rows = rows_of(op, "forward", Way("fp32", layout), Way("bf16", layout))
     mean, spread, _ = rows.near(_sizes_back(op, layout))
@@ -60,7 +60,7 @@ def test_a_measured_shape_is_told_nearly_as_measured(op):
     ("op", "direction", "bar"), [("linear", "forward", 0.2), ("bmm", "forward", 0.12),
                                  ("layer_norm", "forward", 0.08), ("softmax", "forward", 0.1)]
 )  # fmt: skip
-def test_a_shape_left_out_is_told_by_its_neighbours(op, direction, bar):
+def test_a_shape_left_out_is_predicted_by_its_neighbours(op, direction, bar):
     rows = rows_of(op, direction, FP32, BF16)
     away = np.sqrt(((rows.places[:, None] - rows.places[None]) ** 2).sum(-1))
     np.fill_diagonal(away, np.inf)
@@ -87,7 +87,7 @@ def _sizes_back(op, layout):
     return {k: np.array([shape.get(k, 1.0) for shape in shapes]) for k in keys}
 
 
-def test_the_time_of_a_measured_shape_is_told_by_its_neighbours():
+def test_the_time_of_a_measured_shape_is_predicted_by_its_neighbours():
     from foretell.cost.ratios import _measured, _pairs, times
 
     found = _measured("linear", "forward", Way("bf16"))
@@ -99,7 +99,7 @@ def test_the_time_of_a_measured_shape_is_told_by_its_neighbours():
         assert abs(np.log(told.seconds[0] / seconds)) < 0.15  # it is its own nearest neighbour
 
 
-def test_no_time_is_told_of_what_has_no_measure_of_work():
+def test_no_time_is_predicted_of_what_has_no_measure_of_work():
     from foretell.cost.ratios import times
 
     assert times("gelu", "forward", {"n": np.array([1e6])}, Way("bf16")) is None

@@ -23,6 +23,6 @@ def test_no_case_breaks_a_reader(name, tmp_path, monkeypatch):
         assert not wrong, f"{name} {number}"
 
 
-def test_a_reader_that_breaks_is_told(tmp_path, monkeypatch):
+def test_a_reader_that_breaks_is_reported(tmp_path, monkeypatch):
     monkeypatch.setitem(READERS, "prices", lambda path: [][len(path.name)])
     assert "IndexError" in read("prices", 0, tmp_path)[1]

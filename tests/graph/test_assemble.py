@@ -68,7 +68,7 @@ def test_a_read_only_view_of_what_can_be_written_is_copied():
     assert "seconds" not in made.columns
 
 
-def test_what_nobody_can_write_to_is_not_copied():
+def test_what_is_read_only_is_not_copied():
     mine = np.array([1.0, 2.0])
     mine.flags.writeable = False
     assert assemble(2, {"seconds": mine}, NONE_YET).seconds is mine

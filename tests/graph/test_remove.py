@@ -208,7 +208,7 @@ def reach(graph) -> np.ndarray:
 
 @settings(max_examples=60, deadline=None)
 @given(graphs(most=14), st.data())
-def test_who_waited_still_waits_and_nobody_else(graph, data):
+def test_what_waited_still_waits_and_nothing_else(graph, data):
     """Reachability and the lags on the way are the same for all that stay."""
     numbers = st.integers(0, graph.size - 1)
     gone = data.draw(st.lists(numbers, max_size=graph.size, unique=True))

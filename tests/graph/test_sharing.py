@@ -61,7 +61,7 @@ EVERYTHING = {"kind", "op", "lane", "seconds", "flops", *TABLES, "edges", "names
         (lambda e: None, set()),
     ],
 )
-def test_what_nobody_touched_is_shared(before, change, own):
+def test_what_was_not_edited_is_shared(before, change, own):
     with before.edit("x") as edit:
         change(edit)
     assert shared(before, edit.graph) == EVERYTHING - own

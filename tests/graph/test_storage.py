@@ -57,7 +57,7 @@ def test_a_full_disk_is_one_clear_message(tmp_path, monkeypatch, step):
     assert names(tmp_path) == ["x.graph"]
 
 
-def test_places_nobody_can_write_to(tmp_path):
+def test_places_that_are_read_only(tmp_path):
     made = graph("%0 = host\n")
     (tmp_path / "plain").write_bytes(OLD)
     for path in (

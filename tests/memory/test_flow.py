@@ -93,7 +93,7 @@ def _renamed(c, old, new):
     return c
 
 
-def test_an_operator_nobody_knows_keeps_what_its_backward_reads():
+def test_an_unknown_operator_keeps_what_its_backward_reads():
     x = (BATCH, WIDTH)
     calls = [c for c in step(1) if c.name != "relu_"]
     calls.insert(2, call("wiggle", x, sequence=2))

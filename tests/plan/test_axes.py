@@ -129,7 +129,7 @@ def test_gradients_of_experts_are_reduced_between_their_copies(ep):
     assert reducing(c, held, NODE)[0] == pytest.approx(expected)
 
 
-def test_experts_that_nobody_deals_out_are_sharded_as_all_else():
+def test_experts_without_expert_parallelism_are_sharded_as_all_else():
     whole, shared = (
         memory(plan(dp=8, zero=zero, global_batch=8), MOE, NODE)[0].parameters[0] for zero in (0, 3)
     )

@@ -176,7 +176,7 @@ def test_what_others_cannot_say(to, text, words):
         export(plan(text), to)
 
 
-def test_micro_batches_are_told_to_plain_pytorch():
+def test_micro_batches_reach_plain_pytorch():
     text = "dp=2,micro_batch=2,global_batch=16"
     assert "(loss(model(x), y) / 4).backward()" in export(plan(text), "ddp")["ddp.py"]
     lines = export(plan(f"{text},zero=3"), "fsdp2")["fsdp2.py"]
@@ -219,7 +219,7 @@ LINE = (
 )
 
 
-def test_torchtitan_is_told_the_modules_of_placed_stages():
+def test_torchtitan_gets_the_modules_of_placed_stages():
     files = export(plan(LINE), "torchtitan")
     found = titan(files).parallelism
     parts = [["tok_embeddings", "h.0", "h.1", "h.2"], ["h.3", "norm", "output"]]
@@ -231,7 +231,7 @@ def test_torchtitan_is_told_the_modules_of_placed_stages():
     assert found.module_fqns_per_model_part[1:3] == [["layers.1"], ["layers.2"]]
 
 
-def test_torchtitan_is_told_uneven_layers():
+def test_torchtitan_gets_uneven_layers():
     parts = titan(export(plan("pp=2,layers=3+2"), "torchtitan")).parallelism
     parts = parts.module_fqns_per_model_part
     assert parts[0] == ["tok_embeddings", "layers.0", "layers.1", "layers.2"]
@@ -357,7 +357,7 @@ def rows(text):
     return {name.strip(): value.strip() for name, value in (x.split(":", 1) for x in lines)}
 
 
-def test_accelerate_is_told_fsdp2_and_its_mesh():
+def test_accelerate_gets_fsdp2_and_its_mesh():
     text = "dp=8,shard=4,zero=3,tp=2,precision=bf16-mixed,recompute=full,compile=yes,micro_batch=2"
     (file,) = export(plan(text + ",global_batch=64"), "accelerate").values()
     found = rows(file)
@@ -388,7 +388,7 @@ def test_lightning_is_given_a_trainer():
     assert "data_parallel_size=4, tensor_parallel_size=2" in found["strategy"]
 
 
-def test_nanotron_is_told_degrees_and_tokens():
+def test_nanotron_gets_degrees_and_tokens():
     text = "dp=4,tp=8,pp=2,sp=yes,zero=1,micro_batch=2,global_batch=64,dtype=bf16"
     found = rows(export(plan(text), "nanotron")["nanotron.yaml"])
     wanted = {"dp": "4", "tp": "8", "pp": "2", "tp_mode": "REDUCE_SCATTER", "zero_stage": "1"}

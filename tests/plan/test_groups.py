@@ -17,7 +17,7 @@ from foretell.workload import load
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 6))
-def test_samples_are_dealt_out_once(each, batches):
+def test_every_sample_is_on_one_rank(each, batches):
     samples = dict(enumerate(each))
     found = rank_samples(samples, batches)
     whole = sum(each)

@@ -310,7 +310,7 @@ def test_each_stage_runs_on_its_own_devices(tmp_path):
     assert estimate([even], MODEL, cluster).step[0] >= 0.99 * seconds[12, 12]
 
 
-def test_hybrid_sharding_talks_between_copies():
+def test_hybrid_sharding_reduces_between_copies():
     two = load_cluster("dgx-a100:nodes=2")
     plan = Plan(dp=16, zero=3, global_batch=64, micro_batch=4, framework="fsdp")
     full, hybrid = estimate([plan, plan.but(shard=8)], MODEL, two).reduce

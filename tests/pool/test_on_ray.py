@@ -46,7 +46,7 @@ def test_one_at_a_time_on_a_machine(pool):
     assert [x for x, _ in found] == [0, 1, 2]
 
 
-def test_nothing_is_reported_and_nobody_listens(pool):
+def test_nothing_is_reported_and_no_port_listens(pool):
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
     usage = importlib.import_module("ray._common.usage.usage_lib")
     assert not usage.usage_stats_enabled()

@@ -23,7 +23,7 @@ def test_answers_come_in_the_order_of_the_items(pool):
     assert os.getpid() not in {pid for _, pid in found}
 
 
-def test_what_is_done_is_told(pool):
+def test_what_is_done_is_reported(pool):
     told = []
     pool.map(work.squared, range(5), lambda done, all_: told.append((done, all_)))
     assert told == [(k, 5) for k in range(1, 6)]

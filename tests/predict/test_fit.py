@@ -43,7 +43,7 @@ def test_what_made_the_runs_is_found_again(found):
     assert found.accuracy(found.after) > 0.99 > 0.8 > found.accuracy(found.before)
 
 
-def test_runs_nobody_showed_are_predicted_better(found):
+def test_unseen_runs_are_predicted_better(found):
     far = load("abci:gpus=64")
     real = predict(plan(64), MODEL, far.calibrated(TRUE)).step
     before = predict(plan(64), MODEL, far).step
@@ -174,7 +174,7 @@ def test_a_file_that_is_cut_is_named(tmp_path, name):
     assert "foretell run" in found.exception.hint
 
 
-def test_an_update_is_told_from_other_work_only_by_runs_that_say_what_it_took(tmp_path):
+def test_an_update_is_fitted_apart_only_by_runs_that_say_what_it_took(tmp_path):
     plan = Plan.parse("dp=2,global_batch=64,stack=ddp")
     step, parts = spent(plan, Calibration(update=5.0))
     folder = left(tmp_path / "run", str(plan), ((step,) * 9, (step,) * 9), spent=parts)

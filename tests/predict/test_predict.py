@@ -60,7 +60,7 @@ def test_too_large_for_any_change():
     assert "GiB short" in found.advice
 
 
-def test_the_graph_that_is_written_plays_to_what_was_told(tmp_path):
+def test_the_graph_that_is_written_simulates_to_the_prediction(tmp_path):
     path = tmp_path / "step.graph"
     told = run(SPEC, "--on", ON, "--plan", PLAN, "-o", str(path), "--json")
     assert told.exit_code == 0, told.output

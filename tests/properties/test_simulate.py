@@ -49,7 +49,7 @@ def test_transfers_between_ordered_lanes_agree(graph):
 
 @MANY
 @given(st.data(), SHAPES)
-def test_resumed_is_the_same_as_played_anew(data, shape):
+def test_resumed_is_the_same_as_simulated_anew(data, shape):
     graph = data.draw(graphs(**shape))
     before = simulate(graph, engine="compiled")
     edit = data.draw(edits(graph))
@@ -62,7 +62,7 @@ def test_resumed_is_the_same_as_played_anew(data, shape):
 
 @MANY
 @given(graphs())
-def test_nobody_starts_too_early(graph):
+def test_no_task_starts_too_early(graph):
     played = simulate(graph, engine="compiled")
     waits = wiring(graph).waits
     assert (played.start[waits.waiting] >= played.end[waits.after] + waits.lags).all()

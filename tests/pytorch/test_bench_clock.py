@@ -62,7 +62,7 @@ def test_a_call_that_takes_too_long_is_refused() -> None:
         warm(SMALL[0], Call(lambda: time.sleep(0.004)), CPU, longest=0.001)
 
 
-def test_a_call_that_fails_later_is_told_not_raised() -> None:
+def test_a_call_that_fails_later_is_reported_not_raised() -> None:
     calls = iter([None, None])
 
     def run() -> None:

@@ -60,7 +60,7 @@ def test_cases_of_a_file_are_measured_and_a_second_run_goes_on(
         (["--only", "lineer"], "did you mean `linear`"),
     ],
 )
-def test_a_mistake_is_told_in_a_line(
+def test_a_mistake_is_reported_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: list[str], said: str
 ) -> None:
     pytest.importorskip("torch", reason="measuring operators needs torch")

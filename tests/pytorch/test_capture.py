@@ -67,7 +67,7 @@ class _Last(nn.Module):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_every_model_is_captured_priced_and_played(name):
+def test_every_model_is_captured_priced_and_simulated(name):
     graph = EVERY[name]()
     verify(graph)
     phases = {graph[i].phase for i in graph.select(kind="kernel").tolist()}

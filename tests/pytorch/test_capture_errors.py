@@ -77,7 +77,7 @@ def test_an_op_without_a_fake_form_is_named():
     assert "register_fake" in text
 
 
-def test_a_mistake_in_the_model_is_told_with_its_layer():
+def test_a_mistake_in_the_model_is_reported_with_its_layer():
     text = refusal(nn.Sequential(nn.Linear(16, 8), nn.Linear(9, 5)), ROWS(), F.cross_entropy)
     assert "of layer `1`" in text
     assert "8x16" in text or "[8, 8] X [9, 5]" in text

@@ -73,7 +73,7 @@ def test_the_peak_of_a_perceptron_is_what_one_counts_by_hand():
     assert counted <= graph.facts["peak_bytes"] <= counted + small
 
 
-def test_played_in_time_the_peak_is_that_of_the_order():
+def test_simulated_in_time_the_peak_is_that_of_the_order():
     graph = step("adam:kind=loop")
     timeline = foretell.simulate(foretell.price(graph, load("h200")))
     assert peak_bytes(timeline) == pytest.approx(graph.facts["peak_bytes"], rel=0.02)

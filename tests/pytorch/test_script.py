@@ -62,12 +62,12 @@ def test_uneven_shares_are_cut_from_the_whole():
         share(whole, 0, 2, shares=(8, 8))
 
 
-def test_the_step_is_told():
+def test_the_step_is_reported():
     assert share(stepped, 0, 2, step=5).inputs[0][0, 0] == 5
     assert share(by_step, 0, 2, step=5).inputs[0][0, 0] == 5
 
 
-def test_samples_and_options_are_handed_on():
+def test_samples_and_options_reach_the_script():
     def sized(batch=4, wide=2):
         return torch.zeros(batch, wide), torch.zeros(batch)
 
@@ -78,7 +78,7 @@ def test_samples_and_options_are_handed_on():
         ask(whole, samples=3)
 
 
-def test_what_nobody_gives():
+def test_what_is_not_given():
     def greedy(rank, size, seed):
         return rank, size, seed
 

@@ -67,7 +67,7 @@ def test_layouts_and_their_front():
     assert [r["strategy"] for r in found["front"]] == ["TP", "DDP"]
 
 
-def test_layouts_of_predictions_are_told_by_their_plans():
+def test_layouts_of_predictions_are_recognised_by_their_plans():
     (row,) = layouts.rows([{"step_s": 0.5, "peak_bytes": 7, "fits": True, "plan": "dp=4,tp=2"}])
     assert (row["gpus"], row["strategy"]) == (8, "DP + TP")
     assert layouts.layouts({"nothing": [1, 2]}, "x") is None

@@ -156,7 +156,7 @@ def test_empty_timelines(tmp_path):
     assert data_of((tmp_path / "empty.html").read_text())["split"][0]["total"] == 0
 
 
-def test_what_was_measured_and_then_changed_is_told_apart():
+def test_what_was_measured_and_then_changed_is_distinguished():
     make = Builder()
     lane = make.lane("stream")
     for k in range(4):

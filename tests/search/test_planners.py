@@ -23,7 +23,7 @@ def test_every_planner_is_one(name):
     assert parse(str(kind())) == kind()
 
 
-def test_a_planner_nobody_knows():
+def test_an_unknown_planner():
     with pytest.raises(InputError, match="oracle"):
         parse("orakel")
 

@@ -127,7 +127,7 @@ def test_too_few_micro_batches_are_refused():
             schedule(shape(spec), 3, method=method)
 
 
-def test_too_little_memory_is_told():
+def test_too_little_memory_is_reported():
     with pytest.raises(InfeasibleError, match="gpipe: device 0 holds 5 of 4"):
         schedule(shape("v"), 8, 4, method="gpipe")
 

@@ -70,7 +70,7 @@ def test_a_model_gets_a_plan_a_drawing_and_a_placement(tmp_path):
     assert json.loads(told.stdout)["step_s"] == found["step_s"]
 
 
-def test_a_model_is_told_in_words():
+def test_a_model_is_described_in_words():
     shown = run(SMALL, "--on", "v100:gpus=2", "--shape", "v", "--infer", "--time", 1)
     assert "shape v" in shown
     assert "a step of 8 samples" in shown
@@ -99,12 +99,12 @@ BAD = {
 
 
 @pytest.mark.parametrize(("args", "message"), BAD.values(), ids=BAD)
-def test_what_is_wrong_is_told(args, message):
+def test_what_is_wrong_is_printed(args, message):
     with pytest.raises(ForetellError, match=message):
         run(*args)
 
 
-def test_bounds_and_gaps_are_told():
+def test_bounds_and_gaps_are_reported():
     """M with memory 3: the best pattern found is 3 % above what nothing can beat."""
     told = " ".join(run("m", "-m", 3, "--time", 1).split())
     assert "(bound 7.333, gap " in told

@@ -79,7 +79,7 @@ SHAPES = [
 
 @pytest.mark.parametrize(("spec", "shape"), SHAPES)
 @pytest.mark.parametrize("mode", ["train", "infer"])
-def test_the_step_is_played_as_it_was_scheduled(spec, shape, mode, four):
+def test_the_step_is_simulated_as_it_was_scheduled(spec, shape, mode, four):
     workload = load(spec)
     found = model(workload, four, shape, plan=PLAN, micro_batches=8, mode=mode, recompute="no")
     num = 8 // found.copies
@@ -308,12 +308,12 @@ BAD = {
 
 
 @pytest.mark.parametrize(("options", "message"), BAD.values(), ids=BAD)
-def test_what_cannot_be_asked_is_told(options, message, four):
+def test_what_cannot_be_asked_is_refused(options, message, four):
     with pytest.raises(InputError, match=message):
         model(load(SMALL), four, **{"plan": PLAN, **options})
 
 
-def test_too_little_memory_is_told(four):
+def test_too_little_memory_is_reported(four):
     large = load("gpt:layers=96,hidden=12288,heads=96,seq=2048")
     with pytest.raises(InfeasibleError, match="fits into 15 GiB each"):
         model(large, four, "v", plan=PLAN)

@@ -161,7 +161,7 @@ def test_wrong_options(options, message):
         schedule(shape("v"), **options)
 
 
-def test_progress_is_told():
+def test_progress_is_reported():
     seen = []
     schedule(
         shape("v"), 8, 3, progress=lambda what, value, bound: seen.append((what, value, bound))

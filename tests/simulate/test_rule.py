@@ -42,7 +42,7 @@ def test_an_ordered_lane_keeps_its_order(simulate_readable):
     assert played[2].cause == 1
 
 
-def test_a_free_lane_takes_whoever_is_ready(simulate_readable):
+def test_a_free_lane_takes_the_task_that_is_ready(simulate_readable):
     played = simulate_readable("""
         lane 0 = compute "s" of rank 0 free
         %0 = host a for 5.0
@@ -65,7 +65,7 @@ def test_priority_then_ready_then_number(simulate_readable):
     assert starts(played) == [0, 0, 13, 11, 10, 12]
 
 
-def test_a_task_holds_all_its_lanes_and_blocks_nobody_while_it_waits(simulate_readable):
+def test_a_task_holds_all_its_lanes_and_blocks_none_while_it_waits(simulate_readable):
     """Task 2 needs both lanes; meanwhile task 3 may use the one that is free."""
     played = simulate_readable("""
         lane 0 = comm "a" of rank 0 free
@@ -99,7 +99,7 @@ def test_a_lag_delays_the_follower_and_holds_nothing(simulate_readable):
     assert starts(played) == [0, 1.5, 1]
 
 
-def test_a_drained_lane_is_decided_when_the_graph_is_played():
+def test_a_drained_lane_is_decided_when_the_graph_is_simulated():
     graph = parse("""foretell graph 1
         lane 0 = compute "s" of rank 0 ordered
         %0 = kernel a on 0 for 1.0

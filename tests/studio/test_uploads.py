@@ -26,7 +26,7 @@ def test_a_file_is_kept_under_a_name_of_our_own(tmp_path):
 @pytest.mark.parametrize(
     "name", ["x.exe", "x", "", "x.json/../../y", "trace.json\x00.sh", "a.html", ".bashrc"]
 )
-def test_endings_nobody_reads(name, tmp_path):
+def test_endings_that_are_not_read(name, tmp_path):
     with pytest.raises(InputError, match="none of the files"):
         kept(b"{}", name, tmp_path)
     assert list(tmp_path.iterdir()) == []

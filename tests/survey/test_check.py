@@ -47,7 +47,7 @@ def test_limits_as_people_write_them(text, name, value):
         ("x%", "idle"),
     ],
 )
-def test_limits_nobody_can_mean(text, name):
+def test_limits_that_mean_nothing(text, name):
     with pytest.raises(InputError, match="under"):
         limit(text, name)
 

@@ -38,7 +38,7 @@ def files(tmp_path):
     }
 
 
-def test_files_are_told_apart(files):
+def test_files_are_distinguished(files):
     assert sort(str(STEP)) == "steps"
     assert sort("amp:dtype=bf16") == "specs"
     assert {name: sort(path) for name, path in files.items()} == {
@@ -135,6 +135,6 @@ def test_mistakes_are_named(words, says):
     assert says in str(result.exception)
 
 
-def test_an_ending_nobody_writes(tmp_path):
+def test_an_ending_that_is_never_written(tmp_path):
     result = run(STEP, "--no-advice", "-o", tmp_path / "x.pdf")
     assert "neither a page nor a trace" in str(result.exception)

@@ -36,7 +36,7 @@ def test_a_plain_plan_is_one_step():
     assert gradient_bytes(Plan(dp=2), model_of(MODEL), cluster) == {}
 
 
-def test_a_fused_plan_is_played_as_it_was_found(fused):
+def test_a_fused_plan_is_simulated_as_it_was_found(fused):
     model, cluster, found = fused
     (_, usual), (_, best) = steps_of(found.plan, model, cluster)
     assert simulate(best).seconds == pytest.approx(found.predicted, rel=1e-9)

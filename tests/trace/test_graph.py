@@ -88,7 +88,7 @@ def test_the_optimizers_own_time_is_its_own(trace: Trace) -> None:
     assert trace.graph[int(own[0])].phase == "update"
 
 
-def test_backward_is_handed_over_and_waited_for(trace: Trace) -> None:
+def test_backward_runs_on_its_own_thread_and_is_waited_for(trace: Trace) -> None:
     g = scaled(trace.graph, 3.0, phase="backward", kind="host")
     late = times(trace, g, "Optimizer.step#SGD.step")[0]
     # Two pieces of 20 and 30, a launch of 10, twice; gaps stay as they were.
@@ -127,7 +127,7 @@ def test_queued_kernels_keep_the_turnaround_of_the_device(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("call", ["cudaDeviceSynchronize", "hipDeviceSynchronize"])
-def test_what_a_synchronisation_waits_for_is_decided_when_played(tmp_path: Path, call: str) -> None:
+def test_what_a_synchronisation_waits_for_is_decided_when_simulated(tmp_path: Path, call: str) -> None:
     k = Kineto()
     k.op("aten::mm", 0, 50)
     k.launch("gemm", 20, 30, 1, (31, 1031))
@@ -291,7 +291,7 @@ def test_steps_in_a_row_take_what_the_slower_side_takes(tmp_path: Path) -> None:
     assert row[1] - row[0] == pytest.approx(501 * US, rel=0.01)  # the kernel and its turnaround
 
 
-def test_a_side_thread_nobody_waits_for_does_not_hold_the_main_one(tmp_path: Path) -> None:
+def test_a_side_thread_without_waits_does_not_hold_the_main_one(tmp_path: Path) -> None:
     k = Kineto()
     k.op("aten::mm", 0, 100)
     k.op("aten::copy_", 120, 140, tid=555)

@@ -28,7 +28,7 @@ def tasks(path: Path) -> int:
     return read(path).graph.size
 
 
-def test_plain_gzip_and_zstd_are_told_by_their_bytes(tmp_path: Path, text: bytes) -> None:
+def test_plain_gzip_and_zstd_are_recognised_by_their_bytes(tmp_path: Path, text: bytes) -> None:
     packed = [text, gzip.compress(text), zstandard.compress(text)]
     paths = [tmp_path / f"trace{k}.json" for k in range(3)]  # the name does not tell
     for path, data in zip(paths, packed, strict=True):

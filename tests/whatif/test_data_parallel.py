@@ -112,7 +112,7 @@ def test_links_as_fast_as_the_collectives_that_are_there():
     )
 
 
-def test_nobody_said_how_ranks_are_linked():
+def test_links_between_ranks_are_not_given():
     with bare().edit() as edit:
         edit.fact(network_bandwidth=0.0)
     with pytest.raises(InputError, match="--on dgx-a100"):

@@ -111,7 +111,7 @@ class TestEvery:
         prints = {change.apply(own, Setting()).fingerprint() for _ in range(2)}
         assert len(prints) == 1
 
-    def test_how_far_it_is_off_is_told(self, name, own):
+    def test_how_far_it_is_off_is_reported(self, name, own):
         assert 0 < spread_of(name) < 0.5
         assert is_measured(name) or spread_of(name) >= 0.2
 

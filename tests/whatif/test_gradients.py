@@ -94,7 +94,7 @@ def test_by_autograd(add):
     assert [graph[int(i)].name for i in found.ready] == ["AccumulateGrad"] * 2
 
 
-def test_layers_out_of_order_are_told_apart_by_their_inputs():
+def test_layers_out_of_order_are_distinguished_by_their_inputs():
     make = Builder()
     thread, stream = make.lane("t", kind="host"), make.lane("s", kind="compute")
     sizes = {"a": "2x2", "b": "3x3", "c": "4x4"}
@@ -165,7 +165,7 @@ def test_once_packed_the_copies_tell():
         assert found.shape == ("5x10", "10x20")
 
 
-def test_nobody_knows_how_large_they_are():
+def test_gradients_of_unknown_size():
     graph = hosted()
     with graph.edit() as edit:
         edit.set(edit.select(kind="kernel"), shape="")

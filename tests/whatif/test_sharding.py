@@ -76,7 +76,7 @@ class TestFsdp:
         after = asked(bare(1e8), "fsdp:ranks=2,skew=0")
         assert steady_seconds(after) == pytest.approx(simulate(after).seconds, rel=1e-3)
 
-    def test_layers_that_nobody_named(self):
+    def test_layers_without_names(self):
         with bare().edit() as edit:
             edit.set(edit.select(phase="forward"), layer="")
         with pytest.raises(DoesNotApply, match="both a forward and a backward"):

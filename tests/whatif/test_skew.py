@@ -18,7 +18,7 @@ def test_the_expected_largest_of_so_many(ranks):
     assert slowest(ranks) == pytest.approx(drawn.max(axis=1).mean(), abs=0.05)
 
 
-def test_alone_nobody_is_late():
+def test_one_rank_is_never_late():
     assert slowest(1) == 0.0
     assert late(bare(), 1, 0.1) == 0.0
 

@@ -123,7 +123,7 @@ def test_what_a_person_got_wrong(words, told, tmp_path):
         raise result.exception
 
 
-def test_a_wrong_model_is_told_by_name(pool, folder):
+def test_a_wrong_model_is_recognised_by_name(pool, folder):
     with pytest.raises(InputError, match=r"rank 0 failed: .*`mpl`"):
         pool.ask({"do": "profile", "model": "mpl", "samples": [], "steps": 1})
     assert pool.is_broken  # so this comes last of those that share it

@@ -156,7 +156,7 @@ def test_prices_follow_what_was_measured():
     assert prices.share("all_reduce", 4 * MB) == pytest.approx(0.4 / 0.401)
 
 
-def test_what_nobody_measured_is_refused():
+def test_what_was_not_measured_is_refused():
     with pytest.raises(InputError, match="no measurement of all_reduce on 3 ranks over slow"):
         predict(known(), Config("tiny", "ddp", "slow", 3))
     with pytest.raises(InputError, match="no profile of `huge`"):

@@ -195,7 +195,7 @@ def test_there_are_kinds():
 
 
 @pytest.mark.parametrize("name", ["resnett", "llama"])
-def test_a_family_nobody_knows_or_kept_out_is_refused(tmp_path, capsys, name):
+def test_a_family_that_is_unknown_or_kept_out_is_refused(tmp_path, capsys, name):
     for option in ("--only", "--more-of"):
         assert main(["make", "-o", str(tmp_path / "r.gz"), option, name]) == 2
         assert f"`{name}`" in capsys.readouterr().err

@@ -219,7 +219,7 @@ def test_the_largest_tile_that_fits_is_taken():
     assert max(tiles, key=_size) is tiles[2]
 
 
-def test_corrections_are_fitted_written_and_told(tmp_path):
+def test_corrections_are_fitted_written_and_reported(tmp_path):
     data = fused_data.shipped("h200")
     rows = np.flatnonzero(data.held_out & ~data.regions.is_written)[:300]
     some = data.take(rows)

@@ -106,7 +106,7 @@ def test_weights_of_another_version_are_refused(tmp_path):
         net.read((tmp_path / "old.npz").read_bytes())
 
 
-def test_nothing_that_judges_is_trained_on():
+def test_nothing_is_trained_on_what_evaluates():
     assert not set(worlds.TRAINED) & set(worlds.UNSEEN)
     assert not set(worlds.TRAINED_DEVICES) & set(worlds.UNSEEN_DEVICES)
     assert worlds.world(5).name == worlds.world(5).name
@@ -123,7 +123,7 @@ def test_a_tree_counts_every_playout_once_and_knows_where_it_was(on):
     assert tree.playouts == 80
 
 
-def test_a_tree_passes_what_it_has_played(on):
+def test_a_tree_passes_what_it_has_simulated(on):
     """Ways on that change nothing cost no playout, nor do ends of the tree once played."""
     fresh = Evaluator(on.problem)
     tree = Tree(fresh, [plain(on)], net.shipped(), on.seconds(plain(on)), seed=0)
@@ -132,7 +132,7 @@ def test_a_tree_passes_what_it_has_played(on):
     assert tree.spent[-1] == fresh.evaluations >= 36
 
 
-def test_a_way_nobody_tried_is_worth_a_share_of_its_node():
+def test_an_untried_action_is_worth_a_share_of_its_node():
     """The second of two equal ways is tried before the first is followed for ever."""
     node = mcts.Node(None, 0, visits=2, total=1.0)
     node.children = [mcts.Node(None, 1, visits=1, total=0.3), mcts.Node(None, 1)]
@@ -180,7 +180,7 @@ def test_training_that_was_stopped_goes_on_as_if_it_had_not(tmp_path):
 
 
 @pytest.mark.slow
-def test_workers_play_the_same_games(tmp_path):
+def test_workers_run_the_same_games(tmp_path):
     pytest.importorskip("torch_geometric")
     for name, workers in (("one.npz", "1"), ("two.npz", "2")):
         words = ["-o", str(tmp_path / name), "--games", "2", "--steps", "2", "--workers", workers]

@@ -83,7 +83,7 @@ def test_the_command_prints_every_group(found, capsys):
     assert next(iter(lines(found))) in printed
 
 
-def test_machines_are_told_by_name_and_words():
+def test_machines_are_recognised_by_name_and_words():
     assert machine_of("RTX 2080 Ti", "PCIe Gen3 x16, P2P disabled (SHM)").kind == "memory"
     assert machine_of("L40S", "PCIe Gen4 x16").levels(4, 1)[0].bandwidth == 24e9
     assert machine_of("H200", "NVSwitch; InfiniBand NDR").levels(8, 2)[1].bandwidth == 384e9

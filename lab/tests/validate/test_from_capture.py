@@ -142,7 +142,7 @@ def test_packed_projections_are_parts_of_one_parameter():
     assert found.parameters == sum(p.numel() for p in layer.parameters())
 
 
-def test_experts_are_dealt_out():
+def test_experts_are_sharded():
     found = captured("mixtral")
     assert found.most("ep") == 8
     moved = [op for layer in found.layers for op in layer.ops if getattr(op, "axis", "") == "ep"]

@@ -27,13 +27,13 @@ def test_no_steps_no_lines():
     assert list(lines([])) == []
 
 
-def test_the_kernels_alone_are_told_where_their_times_are_known():
+def test_the_kernels_alone_are_predicted_where_their_times_are_known():
     made = [Step("a", "x", 1, 1.0, 1.1, 1.2), Step("a", "y", 1, 2.0, 1.9)]
     (line,) = [one for one in lines(made) if "alone" in one]
     assert line == "the compiler's kernels alone, 1 steps: mean 20.0% off, worst 20.0%"
 
 
-def test_steps_of_six_models_under_four_plans_are_told_within_eight_percent_and_in_order():
+def test_steps_of_six_models_under_four_plans_are_predicted_within_eight_percent_and_in_order():
     found = steps()
     plans = Counter(step.model for step in found)
     assert sum(count >= 4 for count in plans.values()) >= 6

@@ -20,7 +20,7 @@ def scored():
     return report(TRUTH)
 
 
-def test_an_even_step_is_as_long_as_it_is_told():
+def test_an_even_step_is_as_long_as_predicted():
     step = even_step(0.3, 1e6)
     assert simulate(step).seconds == pytest.approx(0.3)
     assert step.buffers.bytes.sum() == pytest.approx(1e6)

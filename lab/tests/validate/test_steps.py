@@ -74,7 +74,7 @@ def test_equal_calls_are_written_once(tmp_path):
     assert read.models["net"].calls.tolist() == [0, 1, 1, 2]
 
 
-def test_sizes_are_told_by_the_batch_and_layouts_by_a_letter(tmp_path):
+def test_sizes_are_recognised_by_the_batch_and_layouts_by_a_letter(tmp_path):
     line = packed(tmp_path, step(CALLS[1])).lines[0]
     assert "in=Bx32x56x56+B" in line
     assert "strides=L+L" in line

@@ -89,7 +89,7 @@ def apart(steps):
     return found.is_equal, {d.what for d in found.differences}, found.gradient_off
 
 
-def test_a_plan_that_trains_differently_is_told():
+def test_a_plan_that_trains_differently_is_reported():
     for is_equal, whats, off in on_ranks(2, apart, 1):
         assert not is_equal
         assert "gradient" in whats

@@ -230,7 +230,7 @@ def test_refused_before_launch(script, options, words):
     assert not folder.exists()
 
 
-def test_it_is_said_that_nobody_knows_which_machines_these_are(tmp_path):
+def test_unknown_machines_are_said_to_be_unknown(tmp_path):
     missing = str(tmp_path / "none.py")
     for plan, words in (("dp=2,cluster=0123", "with --on CLUSTER"), ("dp=2", "")):
         found = CliRunner().invoke(command, [missing, "--plan", plan])
@@ -393,7 +393,7 @@ def test_a_node_that_lost_another_does_not_blame_its_own_rank(tmp_path):
     assert "named on its own node" in said
 
 
-def test_a_refusal_is_told_as_it_is(tmp_path):
+def test_a_refusal_is_printed_as_it_is(tmp_path):
     fail(tmp_path, 1, "no such layer", ours=True)
     assert failure(tmp_path) == "no such layer"
 

@@ -54,7 +54,7 @@ SLOW = [pytest.param(place, marks=pytest.mark.slow) for place in range(3)]
 
 
 @pytest.mark.parametrize("place", [*SLOW, 3])
-def test_whoever_is_named_updates_for_all(on, place):
+def test_the_named_server_updates_for_all(on, place):
     plan = plan_of(on, uniform(on, Action(0, PS, place)))
     server = on.fleet.ranks(0)[place]
     alike = {r for cell in on.fleet.cells if server in cell.ranks for r in cell.ranks}

@@ -96,7 +96,7 @@ def all_told():
     ]
 
 
-def test_what_cannot_be_dealt_out_is_refused_and_masks_are():
+def test_what_cannot_be_sharded_is_refused_and_masks_are():
     for mixing, *odd, (loss, wanted) in on_ranks(2, all_told):
         assert "gives another result when each rank has some of the tokens" in mixing
         assert odd == [f"{w}: 5 tokens, which 2 ranks cannot share evenly" for w in ("cp", "sp")]

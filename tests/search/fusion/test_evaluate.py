@@ -46,7 +46,7 @@ def test_lanes_give_what_the_simulator_gives(problem, seed, by_message, sharded,
 
 @settings(QUICK, max_examples=120)
 @given(problems(), st.integers(0, 999))
-def test_a_move_played_from_the_last_state_gives_what_playing_anew_gives(problem, seed):
+def test_a_move_simulated_from_the_last_state_gives_what_a_fresh_simulation_gives(problem, seed):
     judge, dice = Evaluator(problem), random.Random(seed)
     scored = judge.score(unfused(problem))
     for _ in range(20):

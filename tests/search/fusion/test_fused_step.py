@@ -60,7 +60,7 @@ def test_the_command_prices_the_plan_that_the_planner_wrote(tmp_path):
         ({"model": "f" * 16}, "was made for model ffff"),
     ],
 )
-def test_what_nobody_prices_is_refused(changes, words):
+def test_what_has_no_price_is_refused(changes, words):
     plan = FusionPlanner(evaluations=12).plan(load(MODEL), A).plan
     with pytest.raises(InputError, match=words):
         predict_fused(plan.but(**changes), load(MODEL), A)

@@ -145,7 +145,7 @@ class TestScaling:
         (split,) = [r for r in rows if r.gpus == 8 and r.strategy == "filter"]
         assert "layer-wise collectives" in [f.name for f in split.findings]
 
-    def test_money_is_told_without_being_asked(self, rows):
+    def test_cost_is_printed_by_default(self, rows):
         assert len(more_or_less(rows)) == 2
         assert "56 more devices (8 → 64) save" in more_or_less(rows)[1]
 
@@ -161,7 +161,7 @@ def test_limits_name_what_ends_a_strategy(gpt):
     assert limits(load("resnet50"), 64)["filter"][0] == 64
 
 
-def test_redundant_state_is_told_with_its_bytes(gpt, node):
+def test_redundant_state_is_reported_with_its_bytes(gpt, node):
     plans = [p for p in layouts(gpt, 8, 32, 8, Space()) if strategy(p) == "data"]
     told = findings(plans[0], estimate(plans, gpt, node), 0, gpt, node)
     (state,) = [f for f in told if f.name == "memory redundancy"]
@@ -232,7 +232,7 @@ def test_a_plan_is_compared_with_its_own_simulated_step():
     assert found.predicted >= found.bound * (1 - 1e-9)
 
 
-def test_borders_and_other_exchanges_are_told_apart():
+def test_borders_and_other_exchanges_are_distinguished():
     found = told("resnet50", "abci:nodes=4", "spatial=4+4,global_batch=64")
     other = found.get("layer-wise collectives")
     assert found["halo exchange"].share + (other.share if other else 0.0) < 1
@@ -271,7 +271,7 @@ class TestAnswer:
             assert row["money_per_step"] == pytest.approx(0.9 * row["gpus"] * row["step_s"] / 3600)
             assert row["money_per_epoch"] > 0
 
-    def test_messages_are_told_by_collective_exposed_and_hidden(self, answer):
+    def test_messages_are_reported_by_collective_exposed_and_hidden(self, answer):
         for row in answer["rows"]:
             parts = row["breakdown"]
             waits = parts["talk_s"] + parts["reduce_s"] + parts["send_s"]

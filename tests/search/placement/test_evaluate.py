@@ -156,7 +156,7 @@ def test_what_does_not_fit_has_no_seconds():
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=4), st.integers(6, 40), st.data())
-def test_whole_samples_are_dealt_out_as_well_as_can_be(ranks, batch, data):
+def test_whole_samples_are_shared_as_well_as_can_be(ranks, batch, data):
     """Against all ways to deal out: no rank of the best is later than ours."""
     slopes = [data.draw(st.integers(1, 9)) for _ in ranks]
     if sum(ranks) > batch:
@@ -189,7 +189,7 @@ def dealt(ranks, slopes, batch):
     return deal.balanced(t, 0, cost, np.full(n, batch)).tolist()
 
 
-def test_what_was_played_is_not_played_again(vgg):
+def test_what_was_simulated_is_not_simulated_again(vgg):
     on, many = Evaluator(vgg), drawn(vgg, 1000, seed=3)
     found = on.many(many)
     assert on.evaluations == len({canonical(vgg, p) for p in many})

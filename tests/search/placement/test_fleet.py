@@ -82,7 +82,7 @@ def test_metis_makes_few_groups_in_a_row():
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(2, 12))
-def test_groups_follow_whoever_holds_their_weights(most):
+def test_groups_follow_the_rank_that_holds_their_weights(most):
     model = load("gpt:layers=12,hidden=64,heads=2,vocab=512")
     count = len(units(model))
     found = grouped(model, np.ones(count), np.ones(count), most=most)

@@ -118,7 +118,7 @@ def test_a_mix_that_gains_says_what_it_costs(vgg):
     assert weighs(planned)
 
 
-def test_money_is_told_where_prices_are_known(tmp_path):
+def test_money_is_reported_where_prices_are_known(tmp_path):
     path = tmp_path / "cloud.toml"
     nodes = (
         '[[node]]\ncount = 1\npreset = "p3.8xlarge"\n',

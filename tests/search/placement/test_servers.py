@@ -50,7 +50,7 @@ def named(on, places, **more):
     return Placement(tuple(Action(0, PS, place) for place in places), **more)
 
 
-def test_dealt_out_as_well_as_by_trying_all(vgg):
+def test_shares_are_as_good_as_by_trying_all(vgg):
     on = Evaluator(vgg)
     count = len(vgg.groups)
     for fuse in (0.0, 25e6):
