@@ -72,7 +72,7 @@ def main() -> None:
     options = parser.parse_args()
     if not options.no_run:
         measure(options.output)
-    show(told(options.output))
+    show(figures_of(options.output))
 
 
 def measure(folder: Path) -> None:
@@ -102,7 +102,7 @@ def _plans(folder: Path, name: str) -> dict[str, Path]:
     }
 
 
-def told(folder: Path) -> list[dict[str, Any]]:
+def figures_of(folder: Path) -> list[dict[str, Any]]:
     """What was measured of every plan, and predicted before and after the first was fed back."""
     on = ("--on", folder / "bench" / "cluster.toml")
     found = []
@@ -141,15 +141,15 @@ def _asked(*words: Any) -> Any:
 
 
 def _line(row: dict[str, Any]) -> str:
-    told = [
+    figures_of = [
         f"{1e3 * row[key]:7.1f} ms ({row[key] / row['measured'] - 1:+5.0%})"
         for key in ("before", "after")
     ]
     low, high = min(row["steps"]), max(row["steps"])
     mark = "  fed back" if row["is_first"] else ""
     return (
-        f"{row['script']:8} {row['plan']:38} {1e3 * row['measured']:7.1f} ms {told[0]:>18} "
-        f"{told[1]:>18}  runs {1e3 * low:.0f} to {1e3 * high:.0f} ms{mark}"
+        f"{row['script']:8} {row['plan']:38} {1e3 * row['measured']:7.1f} ms {figures_of[0]:>18} "
+        f"{figures_of[1]:>18}  runs {1e3 * low:.0f} to {1e3 * high:.0f} ms{mark}"
     )
 
 

@@ -107,7 +107,7 @@ def shown(name: str) -> None:
         rows.append(row(model, FusionPlanner().problem(workload, cluster), workload.batch, wanted))
         print(".", end="", file=sys.stderr, flush=True)
     print(f"\n{name}: {cluster.size} ranks of {cluster.devices[0].name}\n")
-    told(rows)
+    figures_of(rows)
 
 
 def published() -> None:
@@ -125,7 +125,7 @@ def published() -> None:
         slow = Problem(**fields | {"wire": Wire(("published",), laws, 12), "room": float("inf")})
         rows.append(row(model, slow, workload.batch, TABLE_1[model][0]))
     print("\ndisco-a with the wire and the compute of the paper's figure 7\n")
-    told(rows)
+    figures_of(rows)
 
 
 # Models that no constant of the search was chosen on, on machines from slow wires to fast ones.
@@ -234,7 +234,7 @@ def needed(ours: Found, step: float) -> int:
     return next((many for many, _, s in ours.run.trace if s <= step), -1)
 
 
-def told(rows: list[dict[str, object]]) -> None:
+def figures_of(rows: list[dict[str, object]]) -> None:
     print("| " + " | ".join(HEAD) + " |\n|---" + "|--:" * (len(HEAD) - 1) + "|")
     for found in rows:
         print("| " + " | ".join(str(cell) for cell in found.values()) + " |")

@@ -78,7 +78,7 @@ def main() -> None:
         if not given.models or model in given.models:
             rows.append(row(model, ranks, given.link or link, given.rounds, given.steps))
             print(" | ".join(map(str, rows[-1].values())), file=sys.stderr, flush=True)
-    told(rows, given.rounds, given.steps)
+    figures_of(rows, given.rounds, given.steps)
 
 
 def row(model: str, ranks: int, link: str, rounds: int, steps: int) -> dict[str, object]:
@@ -127,7 +127,7 @@ def spread(ratios: Sequence[float]) -> str:
     return f"{middle:+.1f} ({low:+.1f} … {high:+.1f})"
 
 
-def told(rows: list[dict[str, object]], rounds: int, steps: int) -> None:
+def figures_of(rows: list[dict[str, object]], rounds: int, steps: int) -> None:
     print("| " + " | ".join(HEAD) + " |\n|---" + "|--:" * (len(HEAD) - 1) + "|")
     for found in rows:
         print("| " + " | ".join(str(cell) for cell in found.values()) + " |")

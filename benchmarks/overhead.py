@@ -214,7 +214,7 @@ def middle(values: list[float]) -> tuple[float, float, float]:
     return statistics.median(ordered), ordered[low], ordered[high]
 
 
-def told(pairs: list[tuple[Took, Took]]) -> dict[str, Any]:
+def figures_of(pairs: list[tuple[Took, Took]]) -> dict[str, Any]:
     """The figures of one case."""
     found: dict[str, Any] = {"pairs": len(pairs)}
     for field in Took._fields:
@@ -241,7 +241,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         processes.spawn(measure, args=(folder, asked), nprocs=2, daemon=True)
         ranks = [json.loads(Path(folder, f"found-{r}.json").read_text()) for r in range(2)]
-    found = {name: told(joined([rank[name] for rank in ranks])) for name in ranks[0]}
+    found = {name: figures_of(joined([rank[name] for rank in ranks])) for name in ranks[0]}
     if asked.json:
         asked.json.write_text(json.dumps(found))
     rows = []

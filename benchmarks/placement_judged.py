@@ -15,30 +15,30 @@ from foretell.search.placement.evaluate import Evaluator
 from foretell.search.placement.mcts import Prior, look_ahead
 from foretell.search.placement.planner import PlacementPlanner
 from foretell_lab.policy import worlds
-from foretell_lab.policy.judge import MOST, Evaluated, judged
+from foretell_lab.policy.judge import MOST, Evaluated, evaluated
 
 Play = Callable[[Callable[[Any], Any], list[Any]], Iterator[Any]]  # `map`, or that of processes
 
 
-def judged_pair(what: tuple[int, list[int], Prior]) -> tuple[str, dict[str, list[Evaluated]]]:
+def evaluated_pair(what: tuple[int, list[int], Prior]) -> tuple[str, dict[str, list[Evaluated]]]:
     """One model and cluster that no training has seen, from each seed."""
     number, seeds, prior = what
     name, on = worlds.world(number, unseen=True)
     priors = {"network": prior, "look-ahead": look_ahead}
-    return name, {title: [judged(on, use, s) for s in seeds] for title, use in priors.items()}
+    return name, {title: [evaluated(on, use, s) for s in seeds] for title, use in priors.items()}
 
 
 def policy(prior: Prior, pairs: int, seeds: list[int], play: Play) -> list[Row]:
     """The tree search on models and devices of families that no training has seen."""
     found: dict[str, list[list[Evaluated]]] = {"network": [], "look-ahead": []}
-    for name, by_prior in play(judged_pair, [(i, seeds, prior) for i in range(pairs)]):
+    for name, by_prior in play(evaluated_pair, [(i, seeds, prior) for i in range(pairs)]):
         for title, some in by_prior.items():
             found[title].append(some)
         print(f"{name}: {by_prior['network'][0]}", file=sys.stderr)
-    return [row for title, some in found.items() for row in _judged_rows(title, some)]
+    return [row for title, some in found.items() for row in _evaluated_rows(title, some)]
 
 
-def _judged_rows(title: str, by_pair: list[list[Evaluated]]) -> list[Row]:
+def _evaluated_rows(title: str, by_pair: list[list[Evaluated]]) -> list[Row]:
     every = [j for some in by_pair for j in some]
     soon = statistics.mean(j.better_at <= 50 for j in every)
     sums = sorted(

@@ -73,7 +73,7 @@ def beside(hta: str, traces: list[Path]) -> list[Row]:
             rows.append(Row(trace.name[:40], f"{who} does not read it"))
             continue
         ratios.append(_ratios(ours, theirs))
-        rows.append(Row(trace.name[:40], _told(ours, theirs), BARS))
+        rows.append(Row(trace.name[:40], _figures_of(ours, theirs), BARS))
     if ratios:
         cpu, work, most, held = map(median, zip(*ratios, strict=True))
         text = f"{cpu:.1f} ×, 1/{most:.1f}; work {work:.1f} ×, 1/{held:.1f}"
@@ -87,7 +87,7 @@ def _ratios(ours: Spent, theirs: Spent) -> tuple[float, float, float, float]:
     return theirs.cpu / ours.cpu, theirs.work / ours.work, theirs.bytes / ours.bytes, held
 
 
-def _told(ours: Spent, theirs: Spent) -> str:
+def _figures_of(ours: Spent, theirs: Spent) -> str:
     cpu, work, most, held = _ratios(ours, theirs)
     return (
         f"{ours.cpu:.2f} against {theirs.cpu:.2f} CPU-s ({cpu:.1f} ×), "

@@ -124,11 +124,11 @@ def _traced_twice() -> Lines:
 
     newer = kernels(parse("device:to=h200").apply(small.graph, Setting()))
     older = kernels(parse("device:to=v100-32").apply(large.graph, Setting()))
-    told, was = 2 * newer / kernels(large.graph) - 1, older / (2 * kernels(small.graph)) - 1
+    error, was = 2 * newer / kernels(large.graph) - 1, older / (2 * kernels(small.graph)) - 1
     step = unprofiled(small, PROFILED[0])
     fed = step.predicted(parse("loader:workers=4").apply(step.graph, Setting())) / PROFILED[1] - 1
     return {
-        "device": [f"kernels of ResNet-50, a V100's trace on an H200: {told:+.1%}; the other way "
+        "device": [f"kernels of ResNet-50, a V100's trace on an H200: {error:+.1%}; the other way "
                    f"round {was:+.1%}"],
         "loader": [f"ResNet-50 on a V100, four workers from a trace of none: {fed:+.1%}"],
     }  # fmt: skip
@@ -168,7 +168,7 @@ def labs() -> Callable[[Iterable[str]], list[str]]:
     runs = [Runs.read(shipped(name)) for name in (*QUIET, *PINNED)]
     rows = [row for run in runs for row in compared(run.known, run.rows)]
 
-    def told(plans: Iterable[str]) -> list[str]:
+    def error(plans: Iterable[str]) -> list[str]:
         mine = [row for row in rows if row.config.plan in plans]
         error, spread = mean(abs(r.error) for r in mine), mean(r.spread for r in mine)
         return [
@@ -176,7 +176,7 @@ def labs() -> Callable[[Iterable[str]], list[str]]:
             f"rows, mean {_percent(error)}, runs of the same {_percent(spread)} apart"
         ]
 
-    return told
+    return error
 
 
 def _line(name: str, said: dict[str, float]) -> str:

@@ -73,6 +73,11 @@ CLASSES = {
     "Pulse",
 }  # fmt: skip
 
+# Words that no function or class is called by, wherever it stands, tests among them.
+NAMES = {"foretold", "told", "dealt", "nobody", "somebody", "whoever", "nought", "noughts", "talks",
+         "bill", "counsel", "judged"}  # fmt: skip
+CODE = ("src", "lab", "tests", "benchmarks", "docs")
+
 
 def prose(path: Path) -> list[tuple[int, str]]:
     """Lines that people read in a file: a page but for its code; comments and texts of source."""
@@ -164,7 +169,33 @@ def test_what_people_open_has_names_of_the_field():
     assert sorted(classes & CLASSES) == []
 
 
+def named(text: str) -> list[tuple[int, str]]:
+    """Line and name of every function and class that is called by one of our old words.
+
+    What is compiled keeps its name: libraries that were built know it by that.
+    """
+    return [
+        (node.lineno, node.name)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if NAMES.intersection(map(str.lower, re.findall("[A-Z]?[a-z]+", node.name)))
+        if not any(ast.unparse(d).startswith("compiled") for d in node.decorator_list)
+    ]
+
+
+@pytest.mark.parametrize("folder", CODE)
+def test_functions_and_classes_have_names_of_the_field(folder):
+    paths = sorted((ROOT / folder).rglob("*.py"))
+    assert [f"{p.relative_to(ROOT)}:{x}" for p in paths for x in named(p.read_text())] == []
+
+
 # The test itself can fail
+
+
+def test_old_names_are_recognised():
+    text = "def _told(): ...\nclass Counsel: ...\nclass A:\n  def is_dealt(self): ...\n"
+    assert [line for line, _ in named(text)] == [1, 2, 4]
+    assert named("@compiled\ndef told(): ...\ndef untold(): ...\ndef soldered(): ...\n") == []
 
 
 def test_the_dialect_is_recognised():

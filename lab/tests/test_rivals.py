@@ -6,7 +6,7 @@ import pytest
 
 from foretell.predict import predict
 from foretell.search.joint import Joint
-from foretell_lab.exhaustive import AXES, drawn, judged, summary
+from foretell_lab.exhaustive import AXES, compared, drawn, summary
 from foretell_lab.rivals import RIVALS
 
 MIXED = 3  # a case of two kinds of device, two of each
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 def test_the_search_is_within_three_per_cent_of_the_best_plan_there_is(
     number: int, tmp_path: Path
 ) -> None:
-    row = judged(number, 60, tmp_path)
+    row = compared(number, 60, tmp_path)
     assert row["ratio"] <= 1.03
     assert row["bound_s"] <= min(row["best_s"], row["found_s"])
     assert "1 within 3 %" in summary([row])

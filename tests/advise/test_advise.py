@@ -14,18 +14,18 @@ TRUTH = Path(__file__).resolve().parents[2].parent / "shared" / "truth" / "h200"
 
 
 @pytest.fixture(scope="module")
-def counsel():
+def found_advice():
     return advise(Step(mlp(), None))
 
 
-def test_the_best_comes_first(counsel):
-    gains = [a.gain for a in counsel.ranked]
+def test_the_best_comes_first(found_advice):
+    gains = [a.gain for a in found_advice.ranked]
     assert gains == sorted(gains, reverse=True)
-    assert counsel.ranked[0].changes[0].name in ("amp", "compile")
+    assert found_advice.ranked[0].changes[0].name in ("amp", "compile")
 
 
-def test_what_does_not_apply_says_why(counsel):
-    reasons = dict(counsel.refused)
+def test_what_does_not_apply_says_why(found_advice):
+    reasons = dict(found_advice.refused)
     assert "no convolution" in reasons["channels-last"]
     assert "optimizer" in reasons["fused-optimizer"]
 
@@ -42,12 +42,12 @@ def test_a_change_that_breaks_ends_nothing(monkeypatch):
     assert "could not be tried (ZeroDivisionError" in dict(found.refused)["batch:times=2"]
 
 
-def test_together_is_no_worse_than_the_best_alone(counsel):
-    assert counsel.best.gain >= counsel.ranked[0].gain
-    names = [c.name for c in counsel.best.changes]
+def test_together_is_no_worse_than_the_best_alone(found_advice):
+    assert found_advice.best.gain >= found_advice.ranked[0].gain
+    names = [c.name for c in found_advice.best.changes]
     assert len(names) == len(set(names))
     assert not {"amp", "tf32"} <= set(names)
-    assert counsel.best.code
+    assert found_advice.best.code
 
 
 def test_more_samples_are_ranked_by_the_time_a_sample_takes():

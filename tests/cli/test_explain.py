@@ -18,7 +18,7 @@ from foretell.whatif import WHATIFS
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def told(*words):
+def reported(*words):
     result = CliRunner().invoke(foretell, ["explain", *words])
     assert result.exit_code == 0, result.exception
     return result.stdout
@@ -26,7 +26,7 @@ def told(*words):
 
 @pytest.mark.parametrize("name", PLANNERS)
 def test_every_planner_explains_itself(name):
-    found = json.loads(told(name, "--json"))
+    found = json.loads(reported(name, "--json"))
     assert (found["kind"], found["name"]) == ("planner", name)
     assert found["does"].endswith(".")
     assert found["model"]
@@ -36,7 +36,7 @@ def test_every_planner_explains_itself(name):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_explains_itself(name):
-    found = json.loads(told(name, "--json"))
+    found = json.loads(reported(name, "--json"))
     mine = next(f for f in (found, *found.get("also", [])) if f["kind"] == "strategy")
     assert mine["does"].endswith(".")
     assert mine["model"].endswith(".")
@@ -50,13 +50,13 @@ VERBS = {"faster", "insert", "remove", "scale"}  # of the graph: nothing to assu
 @pytest.mark.parametrize("name", [*WHATIFS, *PLANNERS, *STRATEGIES])
 def test_every_name_tells_all_four(name):
     """Its model, what it assumes, where it comes from, how right it was or what it was held to."""
-    found = json.loads(told(name, "--json"))
+    found = json.loads(reported(name, "--json"))
     for one in (found, *found.get("also", [])):
         assert len(one["model"]) > 30
         assert one["assumes"] or name in VERBS
         assert one["source"]
         assert one["accuracy"] or one["checked_against"]
-    text = told(name)
+    text = reported(name)
     assert "source: " in text
     assert "measured: " in text or "checked against " in text
     assert all(len(line) <= 80 for line in text.splitlines())
@@ -86,22 +86,22 @@ def test_every_word_of_a_layout_s_name_is_a_strategy():
 
 
 def test_a_name_that_is_two_things_tells_both():
-    found = json.loads(told("fsdp", "--json"))
+    found = json.loads(reported("fsdp", "--json"))
     assert [found["kind"], *(f["kind"] for f in found["also"])] == ["what-if", "strategy"]
-    assert "fsdp, a what-if:" in told("fsdp")
-    assert "fsdp, a strategy:" in told("fsdp")
+    assert "fsdp, a what-if:" in reported("fsdp")
+    assert "fsdp, a strategy:" in reported("fsdp")
 
 
 def test_accuracy_is_reported_where_it_was_measured():
-    assert "measured: seven models" in told("amp")
-    assert "not measured here; checked against" in " ".join(told("p3").split())
-    assert any("vTrain" in line for line in json.loads(told("oracle", "--json"))["accuracy"])
+    assert "measured: seven models" in reported("amp")
+    assert "not measured here; checked against" in " ".join(reported("p3").split())
+    assert any("vTrain" in line for line in json.loads(reported("oracle", "--json"))["accuracy"])
 
 
 def test_all_names_are_listed():
-    found = json.loads(told("--json"))
+    found = json.loads(reported("--json"))
     assert set(found["planners"]) == set(PLANNERS)
     assert set(found["strategies"]) == set(STRATEGIES)
-    shown = told()
+    shown = reported()
     assert "planner" in shown
     assert "strategy" in shown

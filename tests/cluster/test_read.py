@@ -341,7 +341,9 @@ def _toml(value: Any) -> str:
 
 @given(st.lists(st.tuples(_TABLES, st.dictionaries(_KEYS, _VALUES, max_size=5)), max_size=5))
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_any_file_is_sound_or_refused_with_a_reason(tables: list[tuple[str, dict[str, Any]]]) -> None:
+def test_any_file_is_sound_or_refused_with_a_reason(
+    tables: list[tuple[str, dict[str, Any]]],
+) -> None:
     text = "\n".join(
         "\n".join([head, *(f"{key} = {_toml(value)}" for key, value in values.items())])
         for head, values in tables

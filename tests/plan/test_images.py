@@ -19,7 +19,7 @@ NODE = load_cluster("abci:nodes=1")
 TWO = load_cluster("abci:nodes=2")
 
 
-def told(cluster=NODE, workload=RESNET, **fields):
+def reported(cluster=NODE, workload=RESNET, **fields):
     return predict(Plan(**fields, framework="ddp"), workload, cluster)
 
 
@@ -48,37 +48,37 @@ def test_every_strategy_lowers_and_is_predicted_alike_in_closed_form(name):
 
 def test_split_filters_do_not_shrink_compute_by_as_many():
     """The shape that is left is priced, not work ÷ ranks."""
-    one = told(load_cluster("abci:gpus=1"), global_batch=64).breakdown["compute_s"]
-    four = told(filter=4, global_batch=64).breakdown["compute_s"]
+    one = reported(load_cluster("abci:gpus=1"), global_batch=64).breakdown["compute_s"]
+    four = reported(filter=4, global_batch=64).breakdown["compute_s"]
     assert one / 4 < four < one
 
 
 def test_halos_are_exchanged_and_filters_exchange_more():
-    spatial = told(spatial=(1, 4), global_batch=64).breakdown["exchange_s"]
-    split = told(filter=4, global_batch=64).breakdown["exchange_s"]
+    spatial = reported(spatial=(1, 4), global_batch=64).breakdown["exchange_s"]
+    split = reported(filter=4, global_batch=64).breakdown["exchange_s"]
     assert 0 < spatial < split
-    assert told(dp=4, global_batch=64).breakdown["exchange_s"] == 0
+    assert reported(dp=4, global_batch=64).breakdown["exchange_s"] == 0
 
 
 def test_gradients_are_reduced_between_all_that_share_an_image():
     assert alike(Plan(dp=2, spatial=(2, 2))) == (8, 1)
     assert alike(Plan(dp=2, filter=4)) == (2, 4)  # each filter's owners are four ranks apart
     assert alike(Plan(dp=4, tp=2, cp=2)) == (8, 2)
-    within = told(spatial=(1, 4), global_batch=64)
+    within = reported(spatial=(1, 4), global_batch=64)
     assert within.breakdown["reduce_s"] > 0
 
 
 def test_splitting_an_image_splits_what_is_kept():
-    whole = told(load_cluster("abci:gpus=1"), global_batch=64).memory["activations"]
-    split = told(spatial=(2, 2), global_batch=64).memory["activations"]
-    filters = told(filter=4, global_batch=64).memory["activations"]
+    whole = reported(load_cluster("abci:gpus=1"), global_batch=64).memory["activations"]
+    split = reported(spatial=(2, 2), global_batch=64).memory["activations"]
+    filters = reported(filter=4, global_batch=64).memory["activations"]
     assert split == pytest.approx(whole / 4, rel=0.1)
     assert filters == pytest.approx(whole, rel=0.1)  # every rank has all of every image
 
 
 def test_sixty_four_filters_are_the_limit():
     with pytest.raises(InfeasibleError, match="64 ways"):
-        told(load_cluster("abci:nodes=32"), load("vgg16"), filter=128, global_batch=32)
+        reported(load_cluster("abci:nodes=32"), load("vgg16"), filter=128, global_batch=32)
 
 
 def test_three_dimensions():
@@ -110,10 +110,10 @@ def test_stages_have_their_own_blocks_in_a_row():
 
 def test_uneven_stages_wait_for_the_slowest():
     """Four stages of four blocks each: the last ones of a ResNet-50 have less to do."""
-    told = predict(
+    reported = predict(
         Plan(pp=4, micro_batch=8, global_batch=256, framework="ddp"), load("resnet50"), NODE
     )
     whole = predict(
         Plan(global_batch=8, framework="ddp"), load("resnet50"), load_cluster("abci:gpus=1")
     )
-    assert told.step > 1.1 * 32 * whole.step / 4
+    assert reported.step > 1.1 * 32 * whole.step / 4

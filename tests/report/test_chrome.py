@@ -20,7 +20,7 @@ NEEDED = {
 
 
 @pytest.fixture(scope="module")
-def played():
+def simulated():
     graph = transformer(ranks=2, layers=1)
     with graph.edit() as edit:
         edit.set(edit.select(kind=("kernel", "collective")), seconds=1e-4)
@@ -29,38 +29,38 @@ def played():
     return simulate(edit.graph)
 
 
-def test_every_event_has_what_viewers_need(played):
-    for event in events([("predicted", played)]):
+def test_every_event_has_what_viewers_need(simulated):
+    for event in events([("predicted", simulated)]):
         assert NEEDED[event["ph"]] <= set(event)
         assert event.get("dur", 0) >= 0
 
 
-def test_a_collective_is_on_all_its_ranks(played):
-    spans = [e for e in events([("predicted", played)]) if e["ph"] == "X"]
+def test_a_collective_is_on_all_its_ranks(simulated):
+    spans = [e for e in events([("predicted", simulated)]) if e["ph"] == "X"]
     reduces = [e for e in spans if e["args"]["op"] == "all_reduce"]
     assert {e["pid"] for e in reduces} == {0, 1}
-    assert len(spans) == len(played) + len(played.graph.held)
+    assert len(spans) == len(simulated) + len(simulated.graph.held)
 
 
-def test_flows_come_in_pairs_and_never_point_back(played):
-    starts = {e["id"]: e for e in events([("p", played)]) if e["ph"] == "s"}
-    ends = {e["id"]: e for e in events([("p", played)]) if e["ph"] == "f"}
+def test_flows_come_in_pairs_and_never_point_back(simulated):
+    starts = {e["id"]: e for e in events([("p", simulated)]) if e["ph"] == "s"}
+    ends = {e["id"]: e for e in events([("p", simulated)]) if e["ph"] == "f"}
     assert set(starts) == set(ends) != set()
     assert all(starts[k]["ts"] <= ends[k]["ts"] + 1e-6 for k in starts)
 
 
-def test_counters_of_memory_and_links(played):
-    names = {e["name"] for e in events([("p", played)]) if e["ph"] == "C"}
+def test_counters_of_memory_and_links(simulated):
+    names = {e["name"] for e in events([("p", simulated)]) if e["ph"] == "C"}
     assert names == {"memory held", "link nvlink"}
-    use = [e["args"]["demand"] for e in events([("p", played)]) if e["name"] == "link nvlink"]
+    use = [e["args"]["demand"] for e in events([("p", simulated)]) if e["name"] == "link nvlink"]
     assert max(use) == 0.5
     assert use[-1] == 0
 
 
-def test_two_timelines_in_one_file(played, tmp_path):
-    measured = Timeline(played.graph, played.start * 1.1, played.end * 1.1)
+def test_two_timelines_in_one_file(simulated, tmp_path):
+    measured = Timeline(simulated.graph, simulated.start * 1.1, simulated.end * 1.1)
     path = tmp_path / "both.json.gz"
-    write([("predicted", played), ("measured", measured)], path)
+    write([("predicted", simulated), ("measured", measured)], path)
     found = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     names = {e["args"]["name"] for e in found if e["name"] == "process_name"}
     assert names == {f"{n}: rank {r}" for n in ("predicted", "measured") for r in (0, 1)}
@@ -76,16 +76,16 @@ def test_a_task_without_a_lane(tmp_path):
     assert (span["name"], span["tid"], span["dur"]) == ("barrier", 0, 0)
 
 
-def test_arrows_of_two_timelines_are_not_confused(played):
+def test_arrows_of_two_timelines_are_not_confused(simulated):
     small = simulate(transformer(ranks=1, layers=1))
-    found = list(events([("a", played), ("b", small), ("c", played)]))
+    found = list(events([("a", simulated), ("b", small), ("c", simulated)]))
     numbers = [e["id"] for e in found if e["ph"] == "s"]
     assert len(set(numbers)) == len(numbers) > 0
 
 
-def test_arrows_leave_from_inside_a_span(played):
+def test_arrows_leave_from_inside_a_span(simulated):
     """Viewers tie an arrow to the span that is open at its time."""
-    found = list(events([("p", played)]))
+    found = list(events([("p", simulated)]))
     spans = [e for e in found if e["ph"] == "X" and e["dur"] > 0]
     by_place = {}
     for e in spans:
@@ -96,17 +96,17 @@ def test_arrows_leave_from_inside_a_span(played):
             assert any(inside), e
 
 
-def test_a_measured_timeline_shows_what_waited_for_what(played):
-    measured = Timeline(played.graph, played.start, played.end)
+def test_a_measured_timeline_shows_what_waited_for_what(simulated):
+    measured = Timeline(simulated.graph, simulated.start, simulated.end)
     flows = [e for e in events([("m", measured)]) if e["ph"] in "sf"]
     assert {e["cat"] for e in flows} == {"waited for"}
     starts = {e["id"]: e["ts"] for e in flows if e["ph"] == "s"}
     assert all(starts[e["id"]] <= e["ts"] for e in flows if e["ph"] == "f")
 
 
-def test_a_trace_is_plain_json_with_finite_numbers(played, tmp_path):
+def test_a_trace_is_plain_json_with_finite_numbers(simulated, tmp_path):
     path = tmp_path / "trace.json"
-    write([("</script> ☃", played)], path)
+    write([("</script> ☃", simulated)], path)
     found = json.loads(path.read_text(), parse_constant=lambda text: pytest.fail(text))
     assert found["displayTimeUnit"] == "ms"
     for event in found["traceEvents"]:

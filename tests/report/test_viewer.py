@@ -25,7 +25,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def played():
+def simulated():
     graph = transformer(ranks=2, layers=2)
     with graph.edit() as edit:
         edit.set(edit.select(kind=("kernel", "collective")), seconds=1e-4)
@@ -46,21 +46,21 @@ def seen(timelines, folder):
 
 
 @pytest.mark.parametrize("what", ["predicted", "measured", "both"])
-def test_the_viewer_reads_everything(played, what, tmp_path):
-    measured = Timeline(played.graph, played.start * 1.1, played.end * 1.1)
-    lines = {"predicted": played, "measured": measured}
+def test_the_viewer_reads_everything(simulated, what, tmp_path):
+    measured = Timeline(simulated.graph, simulated.start * 1.1, simulated.end * 1.1)
+    lines = {"predicted": simulated, "measured": measured}
     chosen = [(n, line) for n, line in lines.items() if what in (n, "both")]
     found = seen(chosen, tmp_path)
     assert found["warnings"] == []
     assert {p["name"] for p in found["processes"]} == {f"{n}: rank {r}" for n, _ in chosen
                                                        for r in (0, 1)}  # fmt: skip
     spans = sum(count for p in found["processes"] for _, count in p["threads"])
-    assert spans == len(chosen) * (len(played) + len(played.graph.held))
+    assert spans == len(chosen) * (len(simulated) + len(simulated.graph.held))
     assert found["flows"] == found["tied"] > 0
     assert found["span"] == pytest.approx(1e3 * max(line.seconds for _, line in chosen), rel=1e-6)
     counters = {name for p in found["processes"] for name, _ in p["counters"]}
     assert any("memory held" in name for name in counters)
     assert any("link nvlink" in name for name in counters)
     names = {name for p in found["processes"] for name, _ in p["threads"]}
-    lanes = {played.graph.names[int(k)] for k in played.graph.lanes.name}
+    lanes = {simulated.graph.names[int(k)] for k in simulated.graph.lanes.name}
     assert names == lanes

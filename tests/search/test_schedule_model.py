@@ -10,7 +10,7 @@ import pytest
 from foretell.cluster import load as load_cluster
 from foretell.errors import InfeasibleError, InputError
 from foretell.plan import Plan, read, save
-from foretell.plan.place_graph import Prices, bill, peaks
+from foretell.plan.place_graph import Prices, peaks, placed_stage_cost
 from foretell.plan.stage_placement import StagePlacement, acts, as_degrees, edges, places
 from foretell.predict import predict
 from foretell.search.schedule import schedule, wrong
@@ -370,10 +370,10 @@ def test_wider_stages_are_quicker_and_hold_less(four):
     asked = prices(SMALL, four)
     workload = asked.workload
     times = tuple(layer.times for layer in workload.layers)
-    one, two = (bill(asked, StagePlacement(tuple(range(n)), times)) for n in (1, 2))
+    one, two = (placed_stage_cost(asked, StagePlacement(tuple(range(n)), times)) for n in (1, 2))
     assert two.forward < one.forward
     assert two.kept < one.kept
-    again = bill(asked, StagePlacement((0,), times, ("recompute",)))
+    again = placed_stage_cost(asked, StagePlacement((0,), times, ("recompute",)))
     assert again.kept < one.kept
     assert again.backward > one.backward
     assert again.inputs + again.weights == again.backward

@@ -71,18 +71,18 @@ def test_a_file_of_another_writer(tmp_path: Path) -> None:
         head = wire.number_field(1, number) + wire.bytes_field(2, name.encode())
         return wire.framed(head + b"".join(parts))
 
-    def told(name: str, field: bytes) -> bytes:
+    def reported(name: str, field: bytes) -> bytes:
         return wire.bytes_field(10, wire.bytes_field(1, name.encode()) + field)
 
-    cpu = told("is_cpu_op", wire.number_field(27, 1))
+    cpu = reported("is_cpu_op", wire.number_field(27, 1))
     data = wire.framed(wire.bytes_field(1, b"0.0.4"))
     data += node(5, "aten::mul(0)", wire.number_field(3, 4), wire.packed_field(4, [6]),
                  wire.number_field(7, 30), cpu)  # fmt: skip
     data += node(6, "void mul_kernel()", wire.number_field(3, 4), wire.packed_field(4, [5]),
                  wire.packed_field(5, [5, 999]), wire.number_field(7, 50))  # fmt: skip
     data += node(8, "nccl", wire.number_field(3, 7), wire.packed_field(5, [6]),
-                 wire.number_field(7, 20), told("comm_type", wire.number_field(9, 7)),
-                 told("comm_size", wire.number_field(9, 64)))  # fmt: skip
+                 wire.number_field(7, 20), reported("comm_type", wire.number_field(9, 7)),
+                 reported("comm_size", wire.number_field(9, 64)))  # fmt: skip
     (tmp_path / "x.et").write_bytes(data)
     g = read(tmp_path / "x.et").graph
     assert g.texts("op") == ["mul", "mul", "reduce_scatter"]

@@ -127,7 +127,9 @@ def test_queued_kernels_keep_the_turnaround_of_the_device(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("call", ["cudaDeviceSynchronize", "hipDeviceSynchronize"])
-def test_what_a_synchronisation_waits_for_is_decided_when_simulated(tmp_path: Path, call: str) -> None:
+def test_what_a_synchronisation_waits_for_is_decided_when_simulated(
+    tmp_path: Path, call: str
+) -> None:
     k = Kineto()
     k.op("aten::mm", 0, 50)
     k.launch("gemm", 20, 30, 1, (31, 1031))

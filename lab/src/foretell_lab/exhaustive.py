@@ -215,7 +215,7 @@ def _rest(found: Found) -> float:
     return found.step - found.prediction.breakdown["update_s"]
 
 
-def judged(number: int, evaluations: int, folder: Path) -> dict[str, Any]:
+def compared(number: int, evaluations: int, folder: Path) -> dict[str, Any]:
     """The best plan there is and the one that the search finds."""
     workload, cluster, batch, name = drawn(number, folder)
     every = Everything(workload, cluster)
@@ -248,7 +248,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for number in range(asked.first, asked.first + asked.cases):
             if str(number) not in rows:
-                rows[str(number)] = row = judged(number, asked.evaluations, Path(folder))
+                rows[str(number)] = row = compared(number, asked.evaluations, Path(folder))
                 print(
                     f"{number:4d} {row['ratio']:.4f} of {row['plans']} plans, "
                     f"{row['simulated']} simulated, {row['case']}",

@@ -19,7 +19,7 @@ from foretell.workload import load
 from foretell_lab.cli import train_policy
 from foretell_lab.policy import worlds
 from foretell_lab.policy.expert import write
-from foretell_lab.policy.judge import judged
+from foretell_lab.policy.judge import evaluated
 from foretell_lab.policy.selfplay import game
 
 
@@ -141,7 +141,7 @@ def test_an_untried_action_is_worth_a_share_of_its_node():
 
 
 def test_unseen_models_on_unseen_devices_soon_beat_data_parallelism():
-    found = [judged(worlds.world(i, unseen=True).on, net.shipped(), 0, 50) for i in range(4)]
+    found = [evaluated(worlds.world(i, unseen=True).on, net.shipped(), 0, 50) for i in range(4)]
     assert sum(one.better_at <= 50 for one in found) >= 3
     assert all(one.gain >= 1 for one in found)
 

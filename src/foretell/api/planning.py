@@ -193,7 +193,7 @@ class PlanResult(Result, Planned):
                 for p in self.alternatives
             ],
             "notes": list(self.notes),
-            **({} if self.own is None else {"own": _told(self.own)}),
+            **({} if self.own is None else {"own": _as_answer(self.own)}),
         }
 
     def records(self) -> list[dict[str, Any]]:
@@ -218,7 +218,7 @@ def _looked(found: Planned) -> str:
     return f"{found.evaluations} plans evaluated in {words.seconds(found.cpu)}"
 
 
-def _told(own: Planned) -> dict[str, Any]:
+def _as_answer(own: Planned) -> dict[str, Any]:
     """Our search of a published method's space, under the keys of an answer."""
     return {
         "plan": str(own.plan), "predicted_s": own.predicted, "evaluations": own.evaluations,

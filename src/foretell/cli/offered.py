@@ -18,7 +18,7 @@ Offer = Callable[[click.Context, click.Parameter, str], list[Any]]
 
 
 def _offered(names: Callable[[], Iterable[str]], *, or_files: bool = False) -> Offer:
-    """What a shell is told: the names that begin as the person began, or else files."""
+    """What a shell completes: the names that begin as the person began, or else files."""
 
     def offer(_: click.Context, __: click.Parameter, begun: str) -> list[Any]:
         from click.shell_completion import CompletionItem

@@ -143,7 +143,7 @@ def _column(values: Sequence[Array]) -> Array:
     return np.array([float(np.ravel(v)[0]) for v in values])
 
 
-def bill(prices: Prices, place: StagePlacement) -> PlacedStageCost:
+def placed_stage_cost(prices: Prices, place: StagePlacement) -> PlacedStageCost:
     """What a stage costs and holds."""
     r, times = prices.rates(place.ranks), np.array(place.times, float)
     blocks, again = times * r.is_block, float("recompute" in place.ways)
@@ -243,7 +243,7 @@ def constant(prices: Prices, found: Sequence[StagePlacement], rank: int, *, trai
     mine = [place for place in found if rank in place.ranks]
     total = 0.0
     for place in mine:
-        paid = bill(prices, place)
+        paid = placed_stage_cost(prices, place)
         total += paid.parameters + (paid.trained if trains else 0.0)
     return total - _twice(prices, mine, trains)
 
@@ -280,7 +280,7 @@ def peaks(
     trains = any(act.kind != "F" for row in rows for act in row)
     back = {act.stage for row in rows for act in row if act.kind != "F"}
     split = {act.stage for row in rows for act in row if act.kind == "W"}
-    bills = [bill(prices, place) for place in found]
+    bills = [placed_stage_cost(prices, place) for place in found]
     out = []
     for rank, row in enumerate(rows):
         now = most = constant(prices, found, rank, trains=trains) if row else 0.0
@@ -343,7 +343,7 @@ def lower_places(
 
 def _write_acts(context: _Context, leaders: dict[int, int]) -> None:
     """Every action once what it needs is written, rank by rank."""
-    bills = [bill(context.prices, place) for place in context.found]
+    bills = [placed_stage_cost(context.prices, place) for place in context.found]
     groups = [sorted({leaders[r] for r in place.ranks}) for place in context.found]
     at = dict.fromkeys(context.lanes, 0)
     moved = True
@@ -447,7 +447,7 @@ def _write_end(context: _Context, leaders: dict[int, int]) -> None:
     done = [*context.last.values(), *_reduced(context, leaders)]
     for rank in context.lanes:
         mine = [place for place in context.found if rank in place.ranks]
-        elements = sum(bill(context.prices, place).elements for place in mine)
+        elements = sum(placed_stage_cost(context.prices, place).elements for place in mine)
         took = updating(context.prices, rank, elements)
         if took:
             context.build.task(
@@ -487,7 +487,10 @@ def _shared(context: _Context) -> list[tuple[list[int], float]]:
     workload, found = context.prices.workload, context.found
     each = len(found) // copies(found, workload)
     out = [
-        ([k + c * each for c in range(len(found) // each)], bill(context.prices, found[k]).elements)
+        (
+            [k + c * each for c in range(len(found) // each)],
+            placed_stage_cost(context.prices, found[k]).elements,
+        )
         for k in range(each if len(found) > each else 0)
     ]
     names = [layer.name for layer in workload.layers]
@@ -506,7 +509,7 @@ def _write_buffers(context: _Context) -> None:
     for rank in context.lanes:
         size = constant(context.prices, context.found, rank, trains=trains)
         context.build.buffer(size, rank=rank, name="weights and their state", kind="parameter")
-    bills = [bill(context.prices, place) for place in context.found]
+    bills = [placed_stage_cost(context.prices, place) for place in context.found]
     for act, task in context.task.items():
         s, m = act.stage, act.micro_batch
         last = next((k for k in "WBI" if (s, k) in context.kinds), "")

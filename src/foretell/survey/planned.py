@@ -59,14 +59,14 @@ def _problem(plan: Plan, model: Model, cluster: Cluster) -> Problem:
 def _fused(plan: Plan, problem: Problem) -> list[tuple[str, Graph]]:
     """The step with nothing fused and DDP's buckets, and the step as the plan has it."""
     from foretell.search.fusion.baselines import ddp
-    from foretell.search.fusion.fused_step import judged, scale_of
+    from foretell.search.fusion.fused_step import evaluated, scale_of
     from foretell.search.fusion.fused_step import lower as lower_fused
     from foretell.search.fusion.score import Evaluator
 
     scale, plain = scale_of(problem), Evaluator(problem)
     found = {
         "eager ops, DDP's buckets": (plain, ddp(plain)),
-        "under the plan": judged(plan, problem),
+        "under the plan": evaluated(plan, problem),
     }
     return [
         (name, _priced_by(problem, lower_fused(judge, one, scale)))

@@ -306,10 +306,10 @@ def test_what_cannot_be_beside_stages():
     good = plan("0 input h.0*2 / 1 h.0*2 head")
     assert good.ranks == 2
     assert unsupported(good) == []
-    told = unsupported(good.but(dp=2, zero=1, dtype="fp16", actions=()))
-    assert len(told) == 4
-    assert any("dp=2 beside stages" in why for why in told)
-    assert any("stages without actions" in why for why in told)
+    reported = unsupported(good.but(dp=2, zero=1, dtype="fp16", actions=()))
+    assert len(reported) == 4
+    assert any("dp=2 beside stages" in why for why in reported)
+    assert any("stages without actions" in why for why in reported)
 
 
 SCRIPT = """
@@ -367,17 +367,17 @@ def test_from_a_script_to_its_schedule_to_its_run(tmp_path, monkeypatch):
         wanted[-1].backward()
         update.step()
     asked = ["schedule", script, "--on", "v100:gpus=2", "-n", "4", "--plan", "micro_batch=2"]
-    told(*asked, "--shape", "m", "-o", tmp_path / "m.plan")
-    told(*asked, "--shape", "m", "--infer", "-o", tmp_path / "i.plan")
+    reported(*asked, "--shape", "m", "-o", tmp_path / "m.plan")
+    reported(*asked, "--shape", "m", "--infer", "-o", tmp_path / "i.plan")
     some = ["--steps", "3", "--warmup", "0", "--device", "cpu", "--json"]
-    found = json.loads(told("run", script, "--plan", tmp_path / "m.plan", *some))
+    found = json.loads(reported("run", script, "--plan", tmp_path / "m.plan", *some))
     assert found["losses"] == pytest.approx([loss.item() for loss in wanted], rel=1e-5)
-    found = json.loads(told("run", script, "--plan", tmp_path / "i.plan", *some))
+    found = json.loads(reported("run", script, "--plan", tmp_path / "i.plan", *some))
     assert found["losses"] == [None] * 3
     assert found["step_s"] > 0
 
 
-def told(*words):
+def reported(*words):
     command = [sys.executable, "-m", "foretell", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

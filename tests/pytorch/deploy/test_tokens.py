@@ -64,7 +64,7 @@ class Masked(nn.Module):
         return self.head(self.layer(x, src_mask=mask, is_causal=True).mean(1))
 
 
-def told(make, text):
+def reported(make, text):
     model = make()
     deployed = deploy(model, sgd(model), Plan.parse(text))
     x, y = samples()
@@ -87,17 +87,17 @@ def odd_tokens():
     return model
 
 
-def all_told():
+def all_reported():
     return [
-        told(summing, "cp=2"),
-        told(odd_tokens, "cp=2"),
-        told(odd_tokens, "tp=2,sp=yes"),
-        told(Masked, "cp=2"),
+        reported(summing, "cp=2"),
+        reported(odd_tokens, "cp=2"),
+        reported(odd_tokens, "tp=2,sp=yes"),
+        reported(Masked, "cp=2"),
     ]
 
 
 def test_what_cannot_be_sharded_is_refused_and_masks_are():
-    for mixing, *odd, (loss, wanted) in on_ranks(2, all_told):
+    for mixing, *odd, (loss, wanted) in on_ranks(2, all_reported):
         assert "gives another result when each rank has some of the tokens" in mixing
         assert odd == [f"{w}: 5 tokens, which 2 ranks cannot share evenly" for w in ("cp", "sp")]
         assert loss == pytest.approx(wanted, rel=1e-6)

@@ -39,7 +39,7 @@ REFUSED = {
 RUN = [one for one in RUN if one not in REFUSED]
 
 
-def judged(name, text):
+def verdict_of(name, text):
     """How far a plan's first steps are from one process, or why it is refused."""
     import torch
 
@@ -81,7 +81,7 @@ def _case(name, plan):
 def test_it_trains_as_one_process_does(name, plan):
     if name in THEIRS and not HAS_TRANSFORMERS:
         pytest.skip("transformers is not installed")
-    for found in on_ranks(ranks_of(plan), judged, name, plan):
+    for found in on_ranks(ranks_of(plan), verdict_of, name, plan):
         assert not isinstance(found, str), found
         assert not found[0], found
         assert found[1] <= 1e-6
@@ -92,6 +92,6 @@ def test_it_trains_as_one_process_does(name, plan):
 def test_it_is_refused_by_name(name, plan):
     if name in THEIRS and not HAS_TRANSFORMERS:
         pytest.skip("transformers is not installed")
-    for found in on_ranks(ranks_of(plan), judged, name, plan):
+    for found in on_ranks(ranks_of(plan), verdict_of, name, plan):
         assert isinstance(found, str), found
         assert REFUSED[name, plan] in found

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from foretell.pytorch.ranks.pin import cores, dealt, kept_to
+from foretell.pytorch.ranks.pin import cores, cores_of_ranks, kept_to
 
 
 @pytest.fixture
@@ -22,9 +22,9 @@ def system(tmp_path, monkeypatch):
 
 def test_hyperthreads_of_a_core_stay_together(system):
     assert cores(system) == [{0, 4}, {1, 5}, {2, 6}, {3, 7}]
-    assert dealt(2, system) == [{0, 4, 1, 5}, {2, 6, 3, 7}]
-    assert dealt(3, system) == [{0, 4}, {1, 5}, {2, 6}]
-    assert dealt(5, system) == []
+    assert cores_of_ranks(2, system) == [{0, 4, 1, 5}, {2, 6, 3, 7}]
+    assert cores_of_ranks(3, system) == [{0, 4}, {1, 5}, {2, 6}]
+    assert cores_of_ranks(5, system) == []
 
 
 def test_a_lab_keeps_to_what_it_was_given(system, monkeypatch):

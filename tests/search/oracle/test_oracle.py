@@ -163,8 +163,8 @@ def test_limits_name_what_ends_a_strategy(gpt):
 
 def test_redundant_state_is_reported_with_its_bytes(gpt, node):
     plans = [p for p in layouts(gpt, 8, 32, 8, Space()) if strategy(p) == "data"]
-    told = findings(plans[0], estimate(plans, gpt, node), 0, gpt, node)
-    (state,) = [f for f in told if f.name == "memory redundancy"]
+    reported = findings(plans[0], estimate(plans, gpt, node), 0, gpt, node)
+    (state,) = [f for f in reported if f.name == "memory redundancy"]
     assert "8 data-parallel ranks" in state.evidence
     assert state.remedy == "zero=1"
     assert 0 < state.share < 1
@@ -182,7 +182,7 @@ def test_no_layout_at_all_is_an_error(gpt, node):
         choose([], gpt, node)
 
 
-def told(spec, on, text):
+def reported(spec, on, text):
     """Findings of one layout, by name."""
     model, cluster = load(spec), machines(on)
     plan = check(read(text), model, cluster)
@@ -220,7 +220,7 @@ LLAMA = "llama:layers=8,hidden=4096,heads=32,seq=2048,vocab=32000"
     ],
 )
 def test_every_limit_of_the_papers_table_is_seen_where_it_bites(name, spec, on, text, words):
-    found = told(spec, on, text)
+    found = reported(spec, on, text)
     assert name in found, sorted(found)
     assert words in found[name].evidence
     assert found[name].remedy
@@ -233,16 +233,16 @@ def test_a_plan_is_compared_with_its_own_simulated_step():
 
 
 def test_borders_and_other_exchanges_are_distinguished():
-    found = told("resnet50", "abci:nodes=4", "spatial=4+4,global_batch=64")
+    found = reported("resnet50", "abci:nodes=4", "spatial=4+4,global_batch=64")
     other = found.get("layer-wise collectives")
     assert found["halo exchange"].share + (other.share if other else 0.0) < 1
     assert other is None or other.share != found["halo exchange"].share
 
 
 def test_what_helps_shards_is_not_what_helps_split_tensors():
-    found = told("vgg16", "v100-16:gpus=64", "dp=64,zero=3,global_batch=2048")
+    found = reported("vgg16", "v100-16:gpus=64", "dp=64,zero=3,global_batch=2048")
     assert "shard=" in found["layer-wise collectives"].remedy
-    found = told(LLAMA, "a100-80-pcie:gpus=8", "tp=8,global_batch=8")
+    found = reported(LLAMA, "a100-80-pcie:gpus=8", "tp=8,global_batch=8")
     assert "tensor-parallel" in found["layer-wise collectives"].remedy
 
 
@@ -254,7 +254,7 @@ def test_the_terminal_says_why_and_what_would_help():
 
 def test_nothing_is_wrong_with_a_plain_step():
     assert not {"congestion", "imbalance", "input", "halo exchange"} & set(
-        told(LLAMA, "dgx-a100", "dp=8,zero=1,global_batch=64,micro_batch=2")
+        reported(LLAMA, "dgx-a100", "dp=8,zero=1,global_batch=64,micro_batch=2")
     )
 
 

@@ -1,4 +1,4 @@
-"""What becomes of tensors when a batch is dealt out, compared with numbers."""
+"""What becomes of tensors when a batch is split over ranks, compared with numbers."""
 
 from itertools import pairwise
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretell.plan.group_graph import Move, gather, reslice, rewrite
-from foretell.search.placement.fleet import CUSTOM, SPLITS, classes, joins, unsplit
+from foretell.search.placement.device_classes import CUSTOM, SPLITS, classes, joins, unsplit
 from foretell.workload import load
 from foretell.workload.kernels import RULES
 
@@ -87,7 +87,7 @@ def moved(parts, moves, held):
     return {rank: np.concatenate(rows) for rank, rows in out.items()}
 
 
-def dealt(x, held):
+def rank_parts(x, held):
     edges = np.cumsum([0, *held.values()])
     return {r: x[edges[i] : edges[i + 1]] for i, r in enumerate(held)}
 
@@ -100,12 +100,12 @@ def test_a_step_on_two_sets_of_ranks_gives_the_gradients_of_one(both, seed):
     batch = sum(one.values())
     x = draw.normal(size=(batch, 3))
     w1, w2 = draw.normal(size=(3, 4)), draw.normal(size=(4, 2))
-    hidden = {r: np.maximum(part @ w1, 0) for r, part in dealt(x, one).items()}
+    hidden = {r: np.maximum(part @ w1, 0) for r, part in rank_parts(x, one).items()}
     there = moved(hidden, reslice(one, other), one)
     errors = {r: (part @ w2) / batch for r, part in there.items()}
     dw2 = sum(there[r].T @ errors[r] for r in other)  # partial sums are added up
     back = moved({r: e @ w2.T for r, e in errors.items()}, reslice(other, one), other)
-    inputs = dealt(x, one)
+    inputs = rank_parts(x, one)
     dw1 = sum(inputs[r].T @ (back[r] * (hidden[r] > 0)) for r in one)
     whole = np.maximum(x @ w1, 0)
     error = whole @ w2 / batch
@@ -120,7 +120,7 @@ def test_factors_gathered_give_the_gradient_everywhere(both, seed):
     batch = sum(held.values())
     a, e = draw.normal(size=(batch, 3)), draw.normal(size=(batch, 2))
     targets = list(other)
-    rows = [moved(dealt(t, held), gather(held, targets), held) for t in (a, e)]
+    rows = [moved(rank_parts(t, held), gather(held, targets), held) for t in (a, e)]
     for rank in targets:
         np.testing.assert_allclose(rows[0][rank].T @ rows[1][rank], a.T @ e, atol=1e-12)
 

@@ -161,7 +161,7 @@ def test_whole_samples_are_shared_as_well_as_can_be(ranks, batch, data):
     slopes = [data.draw(st.integers(1, 9)) for _ in ranks]
     if sum(ranks) > batch:
         return
-    share = dealt(ranks, slopes, batch)
+    share = shares(ranks, slopes, batch)
     took = max(s * n for s, n in zip(slopes, share, strict=True))
     assert sum(n * r for n, r in zip(share, ranks, strict=True)) >= batch
     caps = [int((took - 1e-9) // s) for s in slopes]  # anything quicker has fewer on each
@@ -178,7 +178,7 @@ def any_tables():
     return problem(load("vgg11:batch=4"), machines("heterog-8")).tables
 
 
-def dealt(ranks, slopes, batch):
+def shares(ranks, slopes, batch):
     """`deal.balanced` on cells of their own kind each, with seconds that are lines."""
     n = len(ranks)
     t = any_tables()._replace(

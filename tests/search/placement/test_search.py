@@ -13,8 +13,8 @@ from foretell.plan.unsupported import unsupported
 from foretell.search.placement import baselines, mix
 from foretell.search.placement.anneal import anneal, polish
 from foretell.search.placement.baselines import BASELINES
+from foretell.search.placement.device_classes import fleet
 from foretell.search.placement.evaluate import Evaluator
-from foretell.search.placement.fleet import fleet
 from foretell.search.placement.mcts import Tree, even_chances, look_ahead
 from foretell.search.placement.planner import PlacementPlanner
 from foretell.search.placement.plans import plan_of, samples, seconds_of

@@ -129,9 +129,9 @@ def _configs(options: dict[str, Any]) -> list[Any]:
 
 def _check_cores(options: dict[str, Any], ranks: int) -> None:
     from foretell.errors import InputError
-    from foretell.pytorch.ranks.pin import cores, dealt
+    from foretell.pytorch.ranks.pin import cores, cores_of_ranks
 
-    if options["pin"] and not dealt(ranks):
+    if options["pin"] and not cores_of_ranks(ranks):
         raise InputError(
             f"--pin of {ranks} ranks, there are {len(cores())} cores",
             hint="use fewer ranks, or leave --pin away",

@@ -61,7 +61,7 @@ class HostJob:
 
 
 @dataclass
-class Held:
+class OpenBlock:
     """A block in hand: its runs, what was read, the rounds done, and when the last one ended."""
 
     block: Block
@@ -123,7 +123,7 @@ def _measure(job: HostJob, blocks: Any) -> None:
         os.sched_setaffinity(0, {job.core})
     host_build.settle()
     reader = Reader(job)
-    held: list[Held] = []
+    held: list[OpenBlock] = []
     more = True
     while (more or held) and time.time() < job.ends:
         due = _due(held, more)
@@ -140,7 +140,7 @@ def _measure(job: HostJob, blocks: Any) -> None:
             time.sleep(1.0)
 
 
-def _due(held: Sequence[Held], more: bool) -> Held | None:
+def _due(held: Sequence[OpenBlock], more: bool) -> OpenBlock | None:
     """The block to read next: one not read yet, else the one read longest ago."""
     if not held:
         return None
@@ -149,7 +149,7 @@ def _due(held: Sequence[Held], more: bool) -> Held | None:
     return first if waited > _APART or (not more and waited > _APART / 4) else None
 
 
-def _is_unsettled(held: Held, job: HostJob) -> bool:
+def _is_unsettled(held: OpenBlock, job: HostJob) -> bool:
     """Drop from a block what needs no further round; whether anything is left."""
     for at, read in held.read.items():
         enough = len(read) >= job.rounds and (job.rounds < 2 or agreed(read) is not None)
@@ -166,13 +166,13 @@ class Reader:
         self.lines = read_regions(job.path)
         self.known: dict[str, float] = {}  # seconds of ops alone
 
-    def taken(self, block: Block) -> Held:
+    def taken(self, block: Block) -> OpenBlock:
         """A block, its library loaded."""
         runs = host_build.runs(block, host_build.build(block)())
         self.clock.tiny = runs.pop(-1, self.clock.tiny)
-        return Held(block, runs)
+        return OpenBlock(block, runs)
 
-    def round(self, held: Held) -> None:
+    def round(self, held: OpenBlock) -> None:
         """Read every region of a block once more and note it."""
         rows = [{"at": r.at, "why": r.why} for r in held.block.rows if r.why and not held.rounds]
         left = list(held.runs)
@@ -185,7 +185,7 @@ class Reader:
         held.rounds, held.ended = held.rounds + 1, time.time()
         gc.collect()
 
-    def _group(self, held: Held, wanted: Sequence[int]) -> tuple[int, list[dict[str, Any]]]:
+    def _group(self, held: OpenBlock, wanted: Sequence[int]) -> tuple[int, list[dict[str, Any]]]:
         """As many regions as memory holds, by turns: how many, and a row of each."""
         loops = {row.at: row.loops for row in held.block.rows}
         rows: dict[int, dict[str, Any]] = {}

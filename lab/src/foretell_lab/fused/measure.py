@@ -260,11 +260,11 @@ def value_of(values: list[Any], reference: Any) -> Any:
 def name_of(op: str, args: Any, kwargs: Any, values: list[Any]) -> str:
     """What tells the cost of an op: itself, its plain arguments, how its tensors lie."""
 
-    def told(reference: Any) -> str:
+    def reported(reference: Any) -> str:
         t = value_of(values, reference)
         return f"{tuple(t.shape)}{t.stride()}{t.dtype}"
 
-    return f"{op}{decoded(args, told, 'cpu')}{decoded(kwargs, told, 'cpu')}"
+    return f"{op}{decoded(args, reported, 'cpu')}{decoded(kwargs, reported, 'cpu')}"
 
 
 def _fill(

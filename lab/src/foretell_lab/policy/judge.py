@@ -37,7 +37,7 @@ class Evaluated:
         return self.guided_at / self.even_at
 
 
-def judged(on: Evaluator, prior: Prior, seed: int, most: int = MOST) -> Evaluated:
+def evaluated(on: Evaluator, prior: Prior, seed: int, most: int = MOST) -> Evaluated:
     """Simulate both."""
     plain = uniform(on.problem, Action(0, ALL_REDUCE), mode=EVEN)
     base = on.seconds(plain)

@@ -65,9 +65,9 @@ class Trainer:
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
             self.optimizer.step()
         self.rounds += 1
-        return self.judged()
+        return self.validation_loss()
 
-    def judged(self) -> float:
+    def validation_loss(self) -> float:
         """The loss above the least there can be (the targets' own entropy), on those kept apart."""
         self.network.eval()
         some = self.kept[-512:] or self.examples[-512:]

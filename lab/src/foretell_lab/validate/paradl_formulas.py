@@ -245,7 +245,7 @@ def _data_spatial(a: Asked) -> Epoch:
 
 def _pipeline(a: Asked) -> Epoch:
     """Stages of even work, in the layers' order."""
-    stages = _dealt(a.net, a.ranks)
+    stages = _even_stages(a.net, a.ranks)
     total = sum(p.work for p in a.net.parts)
     longest = max(sum(p.work for p in stage) for stage in stages) / total
     many = (a.ranks + a.segments - 1) / a.segments
@@ -261,7 +261,7 @@ def _stage_memory(a: Asked, stage: tuple[Part, ...]) -> float:
     return 2 * DELTA * sum(a.batch * (p.x + p.y) * _counts(p) + p.weights for p in stage)
 
 
-def _dealt(net: Net, stages: int) -> list[tuple[Part, ...]]:
+def _even_stages(net: Net, stages: int) -> list[tuple[Part, ...]]:
     """Layers in a row, cut where the work so far passes each even share."""
     total, done = sum(p.work for p in net.parts), 0.0
     out: list[list[Part]] = [[] for _ in range(stages)]

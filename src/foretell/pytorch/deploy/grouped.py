@@ -34,7 +34,7 @@ from foretell.pytorch.deploy.group_sync import (
     tied,
     turns,
 )
-from foretell.pytorch.deploy.mesh import told
+from foretell.pytorch.deploy.mesh import found_by_first
 from foretell.pytorch.deploy.messages import Meta, Post, differentiate, listed, tried
 from foretell.pytorch.deploy.precision import dtype_of
 
@@ -294,7 +294,7 @@ class Groups:
         arguments = [x[:few] for x in inputs]
         for q, run in enumerate(self.runs):
             trying = run.ranks if self.is_split[q] else run.ranks[:1]
-            metas, rows = told(trying, partial(self._try, q, arguments), _CUT)
+            metas, rows = found_by_first(trying, partial(self._try, q, arguments), _CUT)
             self._metas.append(metas)
             arguments = [
                 m._replace(shape=(few, *m.shape)).empty(self.device).zero_() for m in metas

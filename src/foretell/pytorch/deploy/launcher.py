@@ -141,12 +141,12 @@ def _captured(
     """The graph of a step of the script, or why it is not predicted."""
     if options.get("nodes", 1) > 1:
         return "", {"why": "a script is predicted on one node only"}
-    told = options.get("progress", lambda words, share: None)
+    reported = options.get("progress", lambda words, share: None)
     path = folder / "step.graph"
     try:
         capture_script(
             Script(asked.script, asked.args, asked.is_module), path, on="cpu",
-            progress=lambda words, share: told(f"predict: {words}", None),
+            progress=lambda words, share: reported(f"predict: {words}", None),
         )  # fmt: skip
     except ForetellError as error:
         return "", {"why": error.message}
@@ -163,10 +163,10 @@ def _first_steps(asked: Asked, options: dict[str, Any]) -> dict[str, Any] | None
         return before | {"before": True}
     if options.get("nodes", 1) > 1:
         return {"skipped": "several nodes; run it once on one with --verify"}
-    told = options.get("progress", lambda words, share: None)
+    reported = options.get("progress", lambda words, share: None)
 
     def verifying(words: str, share: float | None) -> None:
-        told(f"verify: {words}", share)
+        reported(f"verify: {words}", share)
 
     with tempfile.TemporaryDirectory(prefix="foretell-verify-") as name:
         folder = Path(name)
@@ -255,11 +255,11 @@ class _Shown:
         self.path, self.at = path, 0
 
     def around(self, progress: Progress) -> Progress:
-        def told(words: str, share: float | None) -> None:
+        def reported(words: str, share: float | None) -> None:
             self.read()
             progress(words, share)
 
-        return told
+        return reported
 
     def read(self) -> None:
         if self.path is None or not self.path.exists():

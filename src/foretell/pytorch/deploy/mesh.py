@@ -57,7 +57,7 @@ def agree(plan: Plan, model: Any) -> bool:
     )
 
 
-def told(ranks: Sequence[int], found: Callable[[], Any], hint: str) -> Any:
+def found_by_first(ranks: Sequence[int], found: Callable[[], Any], hint: str) -> Any:
     """What the first of some ranks finds, on all there are; where it cannot, all raise its words.
 
     The others of `ranks` do the same: what is split over them takes all.

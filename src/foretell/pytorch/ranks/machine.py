@@ -22,7 +22,7 @@ from foretell.pytorch.ranks.links import (
     measure_links,
     this_machine,
 )
-from foretell.pytorch.ranks.pin import dealt
+from foretell.pytorch.ranks.pin import cores_of_ranks
 from foretell.pytorch.ranks.pool import WORKER, Pool
 from foretell.pytorch.ranks.wires import LOOPBACK, Network, network, refusal
 
@@ -84,7 +84,9 @@ def measure_machine(pools: Pools, setups: Collection[Setup], tell: OnProgress) -
 
 def _each(pin: bool, setups: Iterable[Setup]) -> int:
     """Processors that a rank keeps to, the fewest of all setups; 0 where none is kept."""
-    return min((len(p) for ranks, _ in setups for p in dealt(ranks)), default=0) if pin else 0
+    return (
+        min((len(p) for ranks, _ in setups for p in cores_of_ranks(ranks)), default=0) if pin else 0
+    )
 
 
 def read(path: Path) -> Any:

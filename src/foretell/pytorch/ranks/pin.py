@@ -26,7 +26,7 @@ def cores(system: Path = _SYSTEM) -> list[frozenset[int]]:
     return sorted({_siblings(cpu, system) & mine for cpu in mine}, key=min)
 
 
-def dealt(ranks: int, system: Path = _SYSTEM) -> list[frozenset[int]]:
+def cores_of_ranks(ranks: int, system: Path = _SYSTEM) -> list[frozenset[int]]:
     """As many whole cores for each rank as there are; none where ranks would have to share."""
     found = cores(system)
     each = len(found) // ranks

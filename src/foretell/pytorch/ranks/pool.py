@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from foretell.errors import InputError
-from foretell.pytorch.ranks.pin import dealt, kept_to
+from foretell.pytorch.ranks.pin import cores_of_ranks, kept_to
 from foretell.pytorch.ranks.wires import Network, Wires
 
 _START = 180.0  # seconds to import torch and meet, on a busy machine
@@ -35,7 +35,9 @@ class Pool:
         self, ranks: int, network: Network, log: Path, *, pin: bool = False, worker: str = WORKER
     ) -> None:
         self.ranks, self.log, self.worker = ranks, log, worker
-        self.cores = dealt(ranks) if pin else []  # of each rank; none: where the kernel puts it
+        self.cores = (
+            cores_of_ranks(ranks) if pin else []
+        )  # of each rank; none: where the kernel puts it
         self.wires = Wires(ranks, network.wires)
         self.first = network
         self.processes: list[subprocess.Popen[str]] = []

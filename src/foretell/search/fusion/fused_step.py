@@ -327,11 +327,11 @@ def predict_fused(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Pred
     """The step of a plan with fused ops or messages of its own, as its planner reports it."""
     _require_plain(plan, cluster)
     problem = problem_of(plan, model, cluster)
-    judge, scored = judged(plan, problem)
+    judge, scored = evaluated(plan, problem)
     return _predicted(plan, _sized(plan, model), cluster, judge, scored)
 
 
-def judged(plan: Plan, problem: Problem) -> tuple[Evaluator, Scored]:
+def evaluated(plan: Plan, problem: Problem) -> tuple[Evaluator, Scored]:
     """The way to fuse that a plan says, simulated."""
     judge = Evaluator(problem, plan.update == "by-message", plan.zero == 2)
     buckets = buckets_from(plan, problem) if plan.buckets else None

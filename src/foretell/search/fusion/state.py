@@ -77,7 +77,7 @@ class Fusion:
         return bool(self.copied[edge]) and not inside
 
     def copies(self, g: int) -> set[int]:
-        """Ops of other groups that a kernel computes again, for its ops and for such copies."""
+        """Ops of other groups that a kernel recomputes, for its ops and for such copies."""
         own, found = set(self.of(g)), set[int]()
         todo = [i for i in own if not self.is_dead(i)]
         while todo:

@@ -33,8 +33,8 @@ from foretell import portable
 from foretell.errors import UnmodelledError
 from foretell.search.placement import deal
 from foretell.search.placement.anneal import FUSES
+from foretell.search.placement.device_classes import law
 from foretell.search.placement.evaluate import Evaluator, with_shares
-from foretell.search.placement.fleet import law
 from foretell.search.placement.mcts import Tree, even_chances
 from foretell.search.placement.problem import (
     ALL_REDUCE,
@@ -135,7 +135,7 @@ def hap(on: Evaluator) -> Found:
     problem = on.problem
     if problem.batch < problem.cluster.size:
         return uniform(problem, Action(0, ALL_REDUCE)), math.inf
-    share = deal.dealt(problem, 0)
+    share = deal.rank_shares(problem, 0)
     best = uniform(problem, Action(0, ALL_REDUCE))
     seconds = with_shares(problem, best, share)
     for g in problem.leaders:
@@ -200,7 +200,7 @@ def metis(on: Evaluator) -> Found:
 
 
 def _parted(problem: Problem, count: int) -> list[int]:
-    from foretell.search.placement.fleet import metis_parts
+    from foretell.search.placement.device_classes import metis_parts
 
     t = problem.tables
     if count < 2:

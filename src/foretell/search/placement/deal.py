@@ -63,7 +63,7 @@ def whole(x: Array, ranks: Array, batch: int) -> npt.NDArray[np.int64]:
     return out
 
 
-def dealt(problem: Problem, chosen: int) -> npt.NDArray[np.int64]:
+def rank_shares(problem: Problem, chosen: int) -> npt.NDArray[np.int64]:
     """[s, c] samples by the program for the whole model on one set."""
     t = problem.tables
     total = t.forward[:, -1] + t.backward[:, -1]

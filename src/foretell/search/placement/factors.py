@@ -27,7 +27,7 @@ import numpy.typing as npt
 from foretell.cost import kernel
 from foretell.errors import UnmodelledError
 from foretell.plan.layer_ranges import Product, gathered, products, sharing
-from foretell.search.placement.fleet import Fleet, Group, law
+from foretell.search.placement.device_classes import Fleet, Group, law
 from foretell.workload import Workload
 
 Array = npt.NDArray[np.float64]

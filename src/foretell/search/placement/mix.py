@@ -128,7 +128,7 @@ def verdict(problem: Problem, mixed: tuple[Placement, float], found: list[Part])
     )
 
 
-def told(problem: Problem, mixed: tuple[Placement, float], found: list[Part]) -> list[str]:
+def verdict_lines(problem: Problem, mixed: tuple[Placement, float], found: list[Part]) -> list[str]:
     """The verdict in words."""
     if len(problem.fleet.kinds) > 1 and found and all(part.seconds == inf for part in found):
         return ["no kind of device holds the model alone: only a mix does"]

@@ -21,8 +21,8 @@ from foretell.search.kit import Planned, Planner, Progress, silent
 from foretell.search.placement import baselines, factors, mix
 from foretell.search.placement.anneal import Allowed, anneal, polish, simplified
 from foretell.search.placement.baselines import BASELINES, pipelines
+from foretell.search.placement.device_classes import MOST_CELLS
 from foretell.search.placement.evaluate import Evaluator, bound, memory, settled
-from foretell.search.placement.fleet import MOST_CELLS
 from foretell.search.placement.mcts import Prior, Tree, even_chances, look_ahead
 from foretell.search.placement.plans import plan_of
 from foretell.search.placement.policy.net import shipped
@@ -361,7 +361,7 @@ def notes(best: Best, missing: list[str]) -> tuple[str, ...]:
     served = settled(found.problem, found.placement)[2].tolist()
     lines = [*text(found.problem, found.placement, served).splitlines()]
     lines.append(f"fullest rank: {held:.1f} GiB" + (", proven best" if best.is_proven else ""))
-    lines += mix.told(found.problem, (found.placement, found.seconds), best.parts)
+    lines += mix.verdict_lines(found.problem, (found.placement, found.seconds), best.parts)
     if missing:
         lines.append(f"do not fit: {', '.join(missing)}")
     return tuple(lines)

@@ -17,8 +17,8 @@ from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.plan.check import agreed
 from foretell.plan.layer_ranges import served_by
+from foretell.search.placement.device_classes import Cell, Fleet, fleet
 from foretell.search.placement.evaluate import settled, shares, with_shares
-from foretell.search.placement.fleet import Cell, Fleet, fleet
 from foretell.search.placement.problem import (
     ALL_REDUCE,
     FACTORS,
@@ -157,7 +157,7 @@ def seconds_of(plan: Plan, workload: Workload, cluster: Cluster) -> float:
     """
     _check(plan, workload, cluster)
     rows = plan.groups or (_as_row(plan, cluster),)
-    dealt = [_dealt(row) for row in rows]
+    dealt = [_rank_shares(row) for row in rows]
     on = problem(
         workload,
         cluster,
@@ -207,7 +207,7 @@ def _as_row(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
     return ("", "", way, *(f"{r}:{n}" for r, n in zip(ranks, counts, strict=True)))
 
 
-def _dealt(row: tuple[str, ...]) -> dict[int, int]:
+def _rank_shares(row: tuple[str, ...]) -> dict[int, int]:
     return {int(a): int(b) for a, _, b in (item.partition(":") for item in row[3:])}
 
 

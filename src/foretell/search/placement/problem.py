@@ -32,7 +32,7 @@ from foretell.plan.layer_cost import layer_costs
 from foretell.plan.layer_ranges import held
 from foretell.plan.layouts import layouts
 from foretell.plan.memory import ROUNDING, USABLE
-from foretell.search.placement.fleet import (
+from foretell.search.placement.device_classes import (
     MOST_CELLS,
     MOST_OP_GROUPS,
     Fleet,

@@ -20,7 +20,15 @@ from typing import Literal, TypedDict
 from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError, InputError
 from foretell.plan import Plan, check
-from foretell.plan.place_graph import Prices, bill, change, constant, message, room, seconds
+from foretell.plan.place_graph import (
+    Prices,
+    change,
+    constant,
+    message,
+    placed_stage_cost,
+    room,
+    seconds,
+)
 from foretell.plan.stage_placement import Action, Edge, StagePlacement, copies, edges, texts
 from foretell.search.schedule.arrange import Asked, arrange, arrangements
 from foretell.search.schedule.problem import (
@@ -272,7 +280,7 @@ def block_of(
     prices: Prices, place: StagePlacement, stage: int, kind: str, devices: tuple[int, ...],
     trains: bool, split: bool,
 ) -> Block:  # fmt: skip
-    paid = bill(prices, place)
+    paid = placed_stage_cost(prices, place)
     by = change(kind, paid, place.ways, trains=trains, split=split and "frozen" not in place.ways)
     took = seconds(prices, place, kind, paid)
     name = " ".join(place.texts(prices.workload)[1:])

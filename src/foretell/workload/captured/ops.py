@@ -205,13 +205,19 @@ def experts(model: Model, at: int, name: str) -> list[Piece]:
     before: list[Piece] = []
     behind: list[Piece] = []
     if at in roles.enters or at not in roles.row:
-        before = [_dealt(name, tokens, inner), *transformer.enter(f"{name}.enter", tokens, inner)]
+        before = [
+            _token_exchange(name, tokens, inner),
+            *transformer.enter(f"{name}.enter", tokens, inner),
+        ]
     if at in roles.row or at not in roles.column:
-        behind = [*transformer.leave(f"{name}.leave", tokens, out), _dealt(name, tokens, out)]
+        behind = [
+            *transformer.leave(f"{name}.leave", tokens, out),
+            _token_exchange(name, tokens, out),
+        ]
     return [*before, op, *behind]
 
 
-def _dealt(name: str, tokens: int, width: int) -> Exchange:
+def _token_exchange(name: str, tokens: int, width: int) -> Exchange:
     """Words on their way to the ranks of their experts, or back."""
     moved = {"tokens": float(tokens), "hidden": float(width)}
     return Exchange(f"{name}.experts", "ep", "all_to_all", "all_to_all", moved)

@@ -26,8 +26,8 @@ from foretell import portable
 from foretell.compiled import F2, I1, I2, compiled
 from foretell.search.placement import evaluate
 from foretell.search.placement.deal import peaks
+from foretell.search.placement.device_classes import law
 from foretell.search.placement.evaluate import columns, settled
-from foretell.search.placement.fleet import law
 from foretell.search.placement.moves import (
     BACKWARD,
     FORWARD,
@@ -271,7 +271,7 @@ def _eye_mean(sets: Ints, ways: Ints) -> Floats:
 def view(problem: Problem) -> View:
     """Look at a problem once; data parallelism that hides nothing is what steps are shares of."""
     t = problem.tables
-    dealt = _dealt(problem)
+    dealt = _rank_shares(problem)
     scale = float(_took(problem, dealt)[:, 0].sum(axis=0).max())
     scale += float(law(t.laws[0, 0], t.gradient).sum())
     took = _took(problem, dealt) / scale
@@ -308,7 +308,7 @@ def _nearest(slope: npt.NDArray[np.float64], mask: npt.NDArray[np.bool_]) -> Flo
     )
 
 
-def _dealt(problem: Problem) -> Ints:
+def _rank_shares(problem: Problem) -> Ints:
     """[s, c] samples of a rank by speed."""
     t = problem.tables
     speed = np.where(t.member, t.speed[t.kind], 0.0)
