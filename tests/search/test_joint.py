@@ -181,3 +181,34 @@ def test_sharded_parameters_are_also_tried_with_the_kernels_of_who_splits_such_a
         Plan.parse("dp=64,zero=3,micro_batch=1,framework=megatron-deepspeed"), model, cluster
     )
     assert found.predicted <= rival.step * (1 + 1e-9)
+
+
+def test_stages_of_unlike_devices_are_tried_the_other_way_round(tmp_path: Path) -> None:
+    cluster = _mixed(tmp_path, FAST, {"device": "v100-16", "count": 1})
+    plan = Plan.parse("dp=4,pp=2,micro_batch=2,global_batch=64,schedule=zb-h1,framework=fsdp")
+    turned = {
+        (move.segments[0][1], move.micro_batch)
+        for move in neighbours(plan, GPT, cluster)
+        if move.segments
+    }
+    assert turned == {("4-7", 8), ("4-7", 4)}
+    assert not [m for m in neighbours(plan, GPT, load("dgx-a100")) if m.segments]
+
+
+def test_a_plan_in_two_ways_is_one_evaluation() -> None:
+    on = Evaluator(GPT, load("dgx-a100"), budget=10)
+    degrees = Plan.parse("dp=4,pp=2,micro_batch=1,global_batch=32,layers=4+4")
+    rows = Plan.parse("segments=4+0-3/4+4-7,micro_batch=4,global_batch=32")
+    one, other = on.of([degrees, rows])
+    assert one.step == other.step
+    assert on.evaluations == 1
+    again = on.of([rows, rows.but(micro_batch=8)])
+    assert again[0].step == one.step
+    assert on.evaluations == 2
+
+
+def test_a_plan_that_fits_is_not_asked_to_run_more_again() -> None:
+    plan = Plan.parse("dp=8,micro_batch=1,global_batch=8,recompute=selective")
+    words = {move.recompute for move in neighbours(plan, GPT, load("dgx-a100"))}
+    assert words == {"none", "selective"}
+    assert not any(move.offload for move in neighbours(plan, GPT, load("dgx-a100")))

@@ -18,7 +18,7 @@ from foretell.cluster import Cluster
 from foretell.errors import ForetellError, InputError
 from foretell.io import read_json, write_text
 from foretell.plan import Plan
-from foretell.plan.check import settled
+from foretell.plan.check import check, settled
 from foretell.plan.framework import framework_of
 from foretell.plan.order import FAMILIES, ONE_CHUNK
 from foretell.plan.plan import Segment, blocks_of, segments, written
@@ -57,11 +57,13 @@ class Evaluator:
     filled: Callable[[Plan], Plan] = lambda plan: plan  # what every plan is asked to be besides
     cost: Callable[[Prediction], float] = lambda found: found.step  # what is made least
     known: dict[str, Prediction | None] = field(default_factory=dict)
+    forms: dict[str, str] = field(default_factory=dict)  # a plan as it is settled, and as asked
+    twice: int = 0  # plans that were asked in two ways, and predicted once
 
     @property
     def evaluations(self) -> int:
         """Plans predicted so far."""
-        return len(self.known)
+        return len(self.known) - self.twice
 
     @property
     def is_spent(self) -> bool:
@@ -83,9 +85,7 @@ class Evaluator:
         """Those plans that can be and fit, predicted as far as the budget goes."""
         plans = [self.filled(plan) for plan in plans]
         new = [p for p in dict.fromkeys(plans) if str(p) not in self.known and self.accepts(p)]
-        new = new[: max(self.budget - self.evaluations, 0)]
-        able = [plan for plan in new if self.can_be(plan)]
-        self.known |= dict.fromkeys(map(str, new))
+        able, same = self._taken(new)
         try:
             found: Sequence[Prediction | None] = predict_many(
                 able, self.workload, self.cluster, advises=False
@@ -93,10 +93,27 @@ class Evaluator:
         except ForetellError:
             found = [self._one(plan) for plan in able]
         self.known |= {str(plan): one for plan, one in zip(able, found, strict=True)}
+        self.known |= {text: self.known[first] for text, first in same.items()}
+        self.twice += len(same)
         mine = ((plan, self.known.get(str(plan))) for plan in plans)
         return [
             Found(plan, one, self.cost(one)) for plan, one in mine if one is not None and one.fits
         ]
+
+    def _taken(self, new: Sequence[Plan]) -> tuple[list[Plan], dict[str, str]]:
+        """New plans that can be, as far as the budget goes; those another says by another text."""
+        able, same, left = list[Plan](), dict[str, str](), self.budget - self.evaluations
+        for plan in new:
+            text, form = str(plan), self._form(plan)
+            if form in self.forms:
+                same[text] = self.forms[form]
+            elif left > 0:
+                left -= 1
+                self.known[text] = None
+                if form:
+                    self.forms[form] = text
+                    able.append(plan)
+        return able, same
 
     def save(self, path: Path) -> None:
         """Keep what was predicted in a file, so that the same search can go on from there."""
@@ -123,11 +140,17 @@ class Evaluator:
 
     def can_be(self, plan: Plan) -> bool:
         """Whether a plan is one for this model and these machines."""
+        return bool(self._form(plan))
+
+    def _form(self, plan: Plan) -> str:
+        """A plan with all it leaves open settled; empty where it cannot be."""
         try:
-            settled(plan, self.workload, self.cluster)
+            if plan.segments:
+                plan = check(plan, self.workload, self.cluster)
+            inner, _ = settled(plan, self.workload, self.cluster)
         except ForetellError:
-            return False
-        return True
+            return ""
+        return f"{inner} on {plan.placement}"
 
     def _one(self, plan: Plan) -> Prediction | None:
         try:
@@ -192,7 +215,28 @@ def _degree_moves(plan: Plan, workload: Workload, cluster: Cluster) -> Iterator[
     yield from _state_moves(plan, cluster)
     yield from _kernel_moves(plan)
     yield from _expert_moves(plan, workload)
+    yield from _turned(plan, workload, cluster)
     yield from _traded(plan, workload)
+
+
+def _turned(plan: Plan, workload: Workload, cluster: Cluster) -> Iterator[Plan]:
+    """Stages on unlike devices the other way round, as segments."""
+    whole = plan.chunks == 1 and plan.schedule in ONE_CHUNK and not plan.actions
+    if plan.pp == 1 or not whole or len(cluster.devices_by_kind()) == 1:
+        return
+    each, now = plan.ranks // plan.pp, plan.placement or tuple(range(plan.ranks))
+    stages = [now[s * each : (s + 1) * each] for s in range(plan.pp)]
+    blocks = blocks_of(plan, workload)
+    own = plan.but(pp=1, layers=(), placement=())
+    rows = [Segment(n, ranks, own) for n, ranks in zip(blocks, stages, strict=True)]
+    yield from _halved(written(own, rows[::-1]))
+
+
+def _halved(plan: Plan) -> Iterator[Plan]:
+    """Stages in another order, with micro-batches as they are and of half as many samples."""
+    yield plan
+    if plan.micro_batch % 2 == 0:
+        yield plan.but(micro_batch=plan.micro_batch // 2)
 
 
 def _schedule_moves(plan: Plan) -> Iterator[Plan]:
@@ -239,13 +283,17 @@ def _micro_moves(plan: Plan) -> Iterator[Plan]:
 
 
 def _recompute_moves(plan: Plan, blocks: int) -> Iterator[Plan]:
-    """More or fewer blocks of a stage run again, by halves and by one."""
-    for word in ("none", "selective", "full"):
-        yield plan.but(recompute=word, recompute_layers=0)
+    """Fewer blocks of a stage run again, by halves and by one: a plan that fits gains by no more.
+
+    All of them less dearly is another way to run fewer.
+    """
     if plan.recompute == "none":
         return
+    yield plan.but(recompute="none", recompute_layers=0)
+    if plan.recompute == "full":
+        yield plan.but(recompute="selective", recompute_layers=0)
     now = plan.recompute_layers or blocks
-    for many in (now // 2, now - 1, now + 1):
+    for many in (now // 2, now - 1):
         if 0 < many < blocks:
             yield plan.but(recompute_layers=many)
 
@@ -278,7 +326,8 @@ def _state_moves(plan: Plan, cluster: Cluster) -> Iterator[Plan]:
         for times in (2.0, 0.5, 4.0):
             yield plan.but(bucket_mb=plan.bucket_mb * times)
         yield plan.but(overlap=True)
-    yield plan.but(offload=not plan.offload)
+    if plan.offload:
+        yield plan.but(offload=False)
     if plan.tp > 1:
         yield plan.but(sp=not plan.sp)
 
@@ -315,7 +364,7 @@ def _segment_moves(plan: Plan, workload: Workload) -> Iterator[Plan]:
     for micro in (plan.micro_batch * 2, plan.micro_batch // 2):
         if micro and plan.global_batch % micro == 0:
             yield plan.but(micro_batch=micro)
-    yield written(plan, found[::-1])
+    yield from _halved(written(plan, found[::-1]))
     yield from _merged(plan, found)
     yield from _block_moved(plan, found)
     for a in range(len(found) - 1 if len(found) > 2 else 0):  # neighbours change places
@@ -355,7 +404,7 @@ def _own(plan: Plan, found: Sequence[Segment], workload: Workload) -> Iterator[P
         p = one.plan
         changed = list(_recompute_moves(p, one.blocks))
         changed += [p.but(zero=z) for z in (0, 1, 2) if p.dp > 1]
-        changed.append(p.but(offload=not p.offload))
+        changed += [p.but(offload=False)] if p.offload else []
         for other in _splits(p, workload):
             dp, rest = divmod(len(one.ranks), max(other.ranks // (other.dp * other.pp), 1))
             if dp and not rest and plan.micro_batch % dp == 0:

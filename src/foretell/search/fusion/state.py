@@ -146,13 +146,16 @@ class Fusion:
         deep = np.flatnonzero(self.copied & reads_copy[p.source]).tolist()
         if not deep:
             return self.copied, p.source, p.target
-        more = [
-            (k, int(p.target[edge]))
-            for edge in deep
-            for c in self.carried(int(p.source[edge]))
-            for k, read in p.reads[c]
-            if not self.copied[read]
-        ]
+        flags, known = self.copied.tolist(), dict[int, set[int]]()
+
+        def read(i: int) -> set[int]:
+            """What a copy of an op reads from memory, through its own copies."""
+            if i not in known:
+                each = [read(k) if flags[edge] else {k} for k, edge in p.reads[i]]
+                known[i] = set[int]().union(*each)
+            return known[i]
+
+        more = [(k, int(p.target[e])) for e in deep for k in sorted(read(int(p.source[e])))]
         source = p.source.copy()
         source[deep] = p.target[deep]  # nothing is read along these themselves
         one, two = np.array(more, np.int64).reshape(-1, 2).T
@@ -347,8 +350,8 @@ def copied_if_legal(state: Fusion, edge: int) -> Fusion | None:
     """The reader of an edge with a copy of what it reads, or None where that is not allowed."""
     if not may_copy(state, edge):
         return None
-    found = _whole(state.with_copy(edge))
-    if found is not None and crosses(state, edge) and not holds_no_more(state, found):
+    found = state.with_copy(edge)  # no ring: who waited for the maker waits for what it reads
+    if crosses(state, edge) and not holds_no_more(state, found):
         return None
     return found
 
