@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from further_models import FURTHER
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.checkpoint import checkpoint
@@ -32,7 +33,7 @@ from variant_models import KINDS, MODELS
 STEPS, WARM = 12, 4
 COMPILERS = 16  # that compile at once
 LIMIT = 540.0  # seconds after which no further variant starts
-ALL = MODELS | KINDS
+ALL = MODELS | KINDS | FURTHER
 TRACED = ("base", "amp_bf16")
 
 
