@@ -108,7 +108,7 @@ class StateSpaceWords(nn.Module):
 
 
 class Radiance(nn.Module):
-    """A radiance field: points along rays, sines of their places, eight layers, colours composed."""
+    """A radiance field: points on rays, sines of their places, eight layers, colours added up."""
 
     def __init__(self, width: int = 256, octaves: int = 10, points: int = 64) -> None:
         super().__init__()

@@ -3,14 +3,18 @@
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from foretell.cluster import load
 from foretell.cost.collective import price
+from foretell.cost.limits import passes
 from foretell.errors import InputError
+from foretell.graph.columns import Kind
 from foretell.graph.verify import verify
 from foretell.simulate import simulate
 from foretell.whatif import DoesNotApply, Setting, applied, parse
+from foretell.whatif.calls import call_seconds
 from foretell.whatif.powersgd import thin
 from tests.transformer import transformer
 from tests.whatif.ddp import START, bare, hosted
@@ -59,7 +63,19 @@ class TestDgc:
         (call,) = after.select(op="sparsify", kind="host")
         (kernel,) = after.select(op="sparsify", kind="kernel")
         assert int(call) in after[int(kernel)].after
-        assert after.seconds[call] == pytest.approx(8 * 1e-5)  # an operator of this optimizer
+        assert after.seconds[call] == pytest.approx(8 * call_seconds(step))
+
+    def test_the_host_waits_for_the_choice_and_the_update_for_the_hook(self):
+        step = asked(hosted(("100x2000", "500x100")), "data-parallel:ranks=4,skew=0")
+        after = asked(step, "dgc")
+        (wait,) = np.flatnonzero(after.kind == Kind.SYNC)
+        (chosen,) = after.select(op="sparsify", kind="kernel")
+        (last,) = after.select(op="scatter", kind="host")
+        assert int(chosen) in after[int(wait)].after
+        played = simulate(after)
+        assert played.start[last] >= played.end[wait] >= played.end[chosen]
+        copies = after.select(op="bucket_unpack", kind="host")
+        assert played.start[copies].min() >= played.end[last]
 
     @pytest.mark.parametrize("ratio", ["0", "-1", "2"])
     def test_mistakes(self, ratio):
@@ -82,11 +98,11 @@ class TestPowerSgd:
         found = thin("in=1000x2048+1000+4x3", 2_049_012.0, 4)
         assert (found.left, found.right) == (4000, 8192)
         assert found.whole == 1000 + 12
-        assert (found.matrices, found.shapes) == (2_048_000, 1)
+        assert (found.matrices, found.count, found.vectors) == (2_048_000, 1, 2)
 
     def test_a_filter_is_a_matrix_of_its_outputs(self):
         found = thin("in=512x256x3x3+512x256x3x3", 2.0 * 512 * 256 * 9, 2)
-        assert (found.left, found.right, found.shapes) == (2 * 1024, 2 * 2 * 256 * 9, 1)
+        assert (found.left, found.right, found.count) == (2 * 1024, 2 * 2 * 256 * 9, 2)
 
     @pytest.mark.parametrize("shapes", ["", "in=-+-", "in=10x10"])
     def test_a_bucket_of_unknown_shapes_is_one_square(self, shapes):
@@ -105,9 +121,18 @@ class TestPowerSgd:
         assert after.seconds[q] == pytest.approx(START + share * 4 * rank * columns)
         names = ("powersgd_p", "powersgd_q", "powersgd_back")
         first, middle, back = (one_of(after, op=n, kind="kernel") for n in names)
-        assert first.seconds == pytest.approx(3 * 1.5e-6 + 4 * size / RATE)
+        assert first.seconds == pytest.approx((4 * rank + 3) * 1.5e-6 + 4 * size / RATE)
         assert middle.seconds == pytest.approx((4 * rank + 1) * 1.5e-6 + size / RATE)
         assert back.seconds == pytest.approx(3 * 1.5e-6 + 4 * size / RATE)
+        played, (wait,) = simulate(after), np.flatnonzero(after.kind == Kind.SYNC)
+        assert played.start[after.select(op="bucket_unpack", kind="host")].min() >= played.end[wait]
+
+    def test_many_columns_are_made_orthogonal_by_qr(self):
+        step = asked(hosted(("1000x2000",)), "data-parallel:ranks=4,skew=0")
+        few, many = (asked(step, f"powersgd:rank={r}") for r in (2, 4))
+        spent = [g.seconds[g.select(op="powersgd_*", kind="host")].sum() for g in (few, many)]
+        call, qr = call_seconds(step), passes()["powersgd"]["qr"]
+        assert spent[1] - spent[0] == pytest.approx(2 * (qr - 8 * call))
 
     def test_mistakes(self):
         with pytest.raises(InputError):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from foretell.cost.limits import passes
 from foretell.graph.columns import NONE, Array, Kind, LaneKind, Phase, WaitKind
+from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph
 from foretell.trace.operators import is_call, operators
 
 __all__ = ["host_of", "is_call", "issued", "kernels_of", "launch_of", "operators", "ops_of"]
-__all__ += ["usual_launch"]
+__all__ += ["burden", "hooked", "usual_launch"]
 
 
 def host_of(graph: Graph, device: Array) -> Array:
@@ -91,6 +93,22 @@ def _in_loops(graph: Graph) -> Array:
     found: Array = np.where(number >= 0, many[np.maximum(number, 0)], False)
     found[kernels] |= many[of]
     return found
+
+
+def burden(edit: Edit, kernels: Array, calls: float) -> None:
+    """Host time of so many calls more for every operator that launched some of these kernels."""
+    graph = edit.before
+    launches = launch_of(graph, kernels)
+    first = np.unique(issued_by(graph, launches[launches != NONE]))
+    if len(first):
+        edit.set(first, seconds=graph.seconds[first] + calls * call_seconds(graph))
+
+
+def hooked(edit: Edit) -> None:
+    """Hooks in Python on all that autograd saves: the host is longer at every operator."""
+    graph = edit.before
+    mine = np.isin(graph.phase, PASSES) & (graph.kind == Kind.KERNEL)
+    burden(edit, np.flatnonzero(mine), float(passes()["python"]["saved"]))
 
 
 def issued_by(graph: Graph, launches: Array) -> Array:

@@ -18,7 +18,8 @@ from foretell.errors import InputError
 from foretell.graph.graph import Graph
 from foretell.memory.tape import Tape
 from foretell.whatif.base import Setting, WhatIf
-from foretell.whatif.bucket_copies import KERNEL, host_op, memory_rate
+from foretell.whatif.bucket_copies import KERNEL, memory_rate
+from foretell.whatif.calls import call_seconds
 from foretell.whatif.collective_cost import wires
 from foretell.whatif.exchange import existing, group_of
 from foretell.whatif.memory_effect import with_gradients
@@ -28,6 +29,7 @@ from foretell.whatif.stages import Stage, take_apart
 # v = v + u take three each, the mask reads v, and masking u and v reads and writes both.
 PASSES = 11
 KERNELS = 8  # of which those passes are made, with the sampled threshold
+AFTER = 9  # host operators behind the choice: values read, momentum cleared, zeros, added in
 INDEX = 4.0  # bytes of a place, as of a value
 
 
@@ -38,6 +40,7 @@ class Dgc(WhatIf):
     name: ClassVar[str] = "dgc"
     assumes: ClassVar[tuple[str, ...]] = (
         "a sampled threshold finds the largest gradients; values and places take 4 bytes each",
+        "the host waits to learn how many they are (`nonzero`), once a bucket",
         "the model still learns as well with so few gradients",
     )
     source: ClassVar[str] = "Lin et al. 2018, Deep Gradient Compression (ICLR)"
@@ -52,12 +55,16 @@ class Dgc(WhatIf):
         links, rate = wires(graph, setting, len(group)), memory_rate(graph, setting)
         size = graph.comm_bytes[old]
         chosen = len(group) * self.ratio * size * (1 + INDEX / 4.0)
-        host = np.array([KERNELS * host_op(graph, int(graph.rank[i])) for i in old])
-        first = Stage("sparsify", KERNELS * KERNEL + PASSES * size / rate, PASSES * size, host=host)
+        host = np.full(len(old), call_seconds(graph))  # of an operator that Python calls
+        first = Stage(
+            "sparsify", KERNELS * KERNEL + PASSES * size / rate, PASSES * size,
+            host=KERNELS * host, is_awaited=True,
+        )  # fmt: skip
         sent = Stage("all_gather", links.seconds("all_gather", chosen, group), chosen, True)
         moved = size + 3 * chosen
+        last = Stage("scatter", KERNEL + moved / rate, moved, host=AFTER * host)
         with graph.edit(str(self)) as edit:
-            take_apart(edit, old, (first, sent, Stage("scatter", KERNEL + moved / rate, moved)))
+            take_apart(edit, old, (first, sent, last))
         return edit.graph
 
     def hold(self, tape: Tape) -> Tape:

@@ -22,7 +22,7 @@ from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph
 from foretell.memory.tape import Tape
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
-from foretell.whatif.calls import issued, kernels_of, launch_of, ops_of
+from foretell.whatif.calls import hooked, issued, kernels_of, launch_of, ops_of
 from foretell.whatif.kernel_request import first_input
 from foretell.whatif.machine import device_of
 from foretell.whatif.memory_effect import released
@@ -49,6 +49,7 @@ class Gist(WhatIf):
     name: ClassVar[str] = "gist"
     assumes: ClassVar[tuple[str, ...]] = (
         "encoding and decoding are bound by memory; the host launches one kernel more for each",
+        "hooks written in Python see every tensor that autograd saves",
         "training bears the lost bits",
     )
     source: ClassVar[str] = "Jain et al., Gist: Efficient Data Encoding for DNN Training, ISCA 2018"
@@ -68,6 +69,7 @@ class Gist(WhatIf):
             for one in saved:
                 _pass(edit, device, one, "encode", one.user, behind=True)
                 _pass(edit, device, one, "decode", one.backward, behind=False)
+            hooked(edit)
             less = sum(s.elements * (s.size - s.bits / 8) for s in saved)
             edit.fact(encoded_bytes=float(less))
         return edit.graph

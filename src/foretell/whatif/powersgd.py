@@ -1,11 +1,14 @@
 """PowerSGD: each gradient matrix is sent as two thin ones.
 
 A gradient of shape n × … is the matrix M of n rows and m columns. With rank r, as torch's
-`powerSGD_hook` does it, bucket by bucket:
+`powerSGD_hook` does it, bucket by bucket and matrix by matrix:
 
-    M += error;  P = M·Q            4 passes over M      all-reduce P (r·n numbers) and all vectors
-    P orthogonal;  Q = Mᵀ·P         1 pass over M        all-reduce Q (r·m numbers)
-    M' = P·Qᵀ;  error = M − M'      4 passes over M
+    M += error;  Q orthogonal;  P = M·Q   4 passes over M   all-reduce P (r·n) and all vectors
+    P orthogonal;  Q = Mᵀ·P               1 pass over M     all-reduce Q (r·m numbers)
+    M' = P·Qᵀ;  error = M − M'            4 passes over M   the host waits for the device
+
+With more than two columns a matrix is made orthogonal by `torch.linalg.qr`, with fewer column by
+column. The wait (`torch.cuda.synchronize` in the hook) leaves no message beside the backward pass.
 
 Vectors, and matrices of which P and Q hold more than half as much, are sent whole. Where the shapes
 in a bucket are not known it is one square matrix, as in torch's `batched_powerSGD_hook`.
@@ -19,12 +22,14 @@ from typing import ClassVar
 
 import numpy as np
 
+from foretell.cost.limits import passes
 from foretell.errors import InputError
 from foretell.graph.columns import Array
 from foretell.graph.graph import Graph
 from foretell.memory.tape import Tape
 from foretell.whatif.base import Setting, WhatIf
-from foretell.whatif.bucket_copies import KERNEL, host_op, memory_rate
+from foretell.whatif.bucket_copies import KERNEL, memory_rate
+from foretell.whatif.calls import call_seconds
 from foretell.whatif.collective_cost import Wires, wires
 from foretell.whatif.exchange import existing, group_of
 from foretell.whatif.memory_effect import with_gradients
@@ -33,6 +38,7 @@ from foretell.whatif.stages import Stage, take_apart
 
 LEAST = 2.0  # `min_compression_rate` of torch's hook: what is less is sent whole
 STEPS = 4  # kernels to make one column orthogonal to those before it: norm, scale, dot, subtract
+BY_COLUMN = 2  # most columns that torch's hook makes orthogonal one by one
 PASSES = (4.0, 1.0, 4.0)  # over the matrices: before P is sent, before Q is sent, behind it
 
 
@@ -44,7 +50,8 @@ class _Bucket:
     right: float = 0.0  # Q
     whole: float = 0.0  # what is not compressed
     matrices: float = 0.0  # what is
-    shapes: int = 0  # distinct shapes, each one batch of matmuls
+    count: int = 0  # how many matrices, each with matmuls of its own
+    vectors: int = 0  # how many tensors are sent whole, each copied back by itself
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,8 @@ class PowerSgd(WhatIf):
 
     name: ClassVar[str] = "powersgd"
     assumes: ClassVar[tuple[str, ...]] = (
-        "matmuls with so few columns take what reading the matrix takes; no warm start is left",
+        "matmuls with so few columns take what reading the matrix takes; torch's hook and defaults",
+        "the hook waits for the device once a bucket, so no message is beside the backward pass",
         "the model still learns as well with gradients of so low a rank",
     )
     source: ClassVar[str] = "Vogels et al. 2019, PowerSGD (NeurIPS); torch powerSGD_hook"
@@ -69,26 +77,45 @@ class PowerSgd(WhatIf):
         size = graph.comm_bytes[old]
         shapes = [graph.text_of("shape", int(i)) for i in old]
         parts = [thin(text, s / 4, self.rank) for text, s in zip(shapes, size, strict=True)]
-        each = np.array([(p.left, p.right, p.whole, p.matrices, p.shapes) for p in parts]) * 4.0
-        host = np.array([host_op(graph, int(graph.rank[i])) for i in old])
+        each = np.array([(p.left, p.right, p.whole, p.matrices) for p in parts]) * 4.0
+        count = np.array([(float(p.count), float(p.vectors)) for p in parts])
         with graph.edit(str(self)) as edit:
-            take_apart(edit, old, self._stages(each, links, group, rate, host))
+            call = call_seconds(graph)
+            take_apart(edit, old, self._stages(each, count, links, group, rate, call))
         return edit.graph
 
     def hold(self, tape: Tape) -> Tape:
         return with_gradients(tape, 1.0)  # the error that is fed back
 
     def _stages(
-        self, each: Array, links: Wires, group: tuple[int, ...], rate: float, host: Array
+        self,
+        each: Array,
+        count: Array,
+        links: Wires,
+        group: tuple[int, ...],
+        rate: float,
+        call: float,
     ) -> tuple[Stage, ...]:
-        left, right, whole, matrices, shapes = each.T
-        batches = shapes / 4.0
-        few = STEPS * self.rank * batches
-        launches = (2 * batches + 1, few + batches, 2 * batches + 1)
+        left, right, whole, matrices = each.T
+        count, vectors = count.T
+        known = passes()["powersgd"]
+        by_column = self.rank <= BY_COLUMN
+        kernels = STEPS * self.rank if by_column else known["kernels"]
+        made = count * (kernels * call if by_column else known["qr"])
+        row = 0.0 if by_column else known["row"] / (4.0 * self.rank)  # seconds a byte
+        launches = ((kernels + 1) * count + 2, (kernels + 1) * count + vectors, count + 2)
+        extra = (row * right, row * left, 0.0 * left)
+        hosts = (made + (2 * count + 2) * call, made + (count + vectors) * call, (count + 2) * call)
         names = ("powersgd_p", "powersgd_q", "powersgd_back")
         first, middle, back = (
-            Stage(n, k * KERNEL + p * matrices / rate, p * matrices, host=k * host * (i == 0))
-            for i, (n, k, p) in enumerate(zip(names, launches, PASSES, strict=True))
+            Stage(
+                n,
+                k * KERNEL + p * matrices / rate + x,
+                p * matrices,
+                host=h,
+                is_awaited=n == names[2],
+            )
+            for n, k, p, x, h in zip(names, launches, PASSES, extra, hosts, strict=True)
         )
         sent = np.where(whole > 0, links.seconds("all_reduce", whole, group), 0.0)
         sent = sent + np.where(left > 0, links.seconds("all_reduce", left, group), 0.0)
@@ -105,14 +132,14 @@ def thin(shapes: str, numbers: float, rank: int) -> _Bucket:
         side = math.sqrt(numbers)
         dims = [[str(math.ceil(side)), str(max(1, int(numbers / math.ceil(side))))]]
     left = right = whole = matrices = 0.0
-    seen: set[tuple[float, float]] = set()
+    count = vectors = 0
     for sizes in dims:
         rows = float(sizes[0])
         columns = float(np.prod([float(s) for s in sizes[1:]])) if len(sizes) > 1 else 0.0
         r = min(rank, rows, columns)
         if not columns or rows * columns < LEAST * (rows + columns) * r:
-            whole += rows * (columns or 1.0)
+            whole, vectors = whole + rows * (columns or 1.0), vectors + 1
             continue
         left, right, matrices = left + rows * r, right + columns * r, matrices + rows * columns
-        seen.add((rows, columns))
-    return _Bucket(left, right, whole, matrices, len(seen))
+        count += 1
+    return _Bucket(left, right, whole, matrices, count, vectors)

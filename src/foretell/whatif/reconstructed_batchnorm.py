@@ -1,8 +1,10 @@
 """Batch normalisation taken apart and joined with its neighbours, which read and write anyway.
 
-Statistics are gathered while the convolution before writes its output; normalising and the ReLU
-behind it happen while the convolution after reads its input. The ReLU's kernels go, forward and
-backward, and of the normalisation's traffic half is left.
+As the paper has it, statistics are gathered while the convolution before writes its output;
+normalising and the ReLU behind it happen while the convolution after reads its input. The ReLU's
+kernels go, forward and backward, and of the normalisation's traffic half is left. Triton kernels
+that leave the convolutions alone (statistics in one pass, normalising, adding and ReLU in another)
+come to the same on an H200, where PyTorch's take more passes than they need; Python launches them.
 """
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from foretell.cost.limits import passes
 from foretell.errors import InputError
 from foretell.graph.columns import Array
 from foretell.graph.graph import Graph
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
-from foretell.whatif.calls import host_of, kernels_of, ops_of
+from foretell.whatif.calls import burden, host_of, kernels_of, ops_of
 
 FORWARD = ("native_batch_norm", "batch_norm")
 BACKWARD = ("native_batch_norm_backward", "batch_norm_backward")
@@ -33,6 +36,7 @@ class ReconstructedBatchnorm(WhatIf):
     assumes: ClassVar[tuple[str, ...]] = (
         "batch normalisation is bound by memory, and joined it moves that share of its bytes",
         "the convolutions around it take the time they take now",
+        "its kernels are launched from Python, as Triton's are",
     )
     source: ClassVar[str] = (
         "Jung et al., Restructuring Batch Normalization to Accelerate CNN Training, MLSys 2019; "
@@ -51,6 +55,8 @@ class ReconstructedBatchnorm(WhatIf):
             edit.scale(norms, self.keep)
             edit.remove(relus)
             edit.remove(host_of(graph, relus))
+            for ops, calls in zip((FORWARD, BACKWARD), passes()["python"]["norm"], strict=True):
+                burden(edit, graph.select(kind="kernel", op=ops), calls - 1.0)
         return edit.graph
 
 

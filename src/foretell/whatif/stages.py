@@ -2,23 +2,27 @@
 
 What the collective waited for, the first stage waits for; who waited for it waits for the last.
 Kernels run on every rank that takes part, the first on the stream that computes, those behind
-messages on a stream of their own, where the callbacks of a communication hook run.
+messages on a stream of their own, where the callbacks of a communication hook run. The host starts
+them all where it started the collective: callbacks run in the thread that calls the hook. A stage
+whose outcome the host needs (`is_awaited`) holds that thread up until the device has come there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from foretell.graph.columns import NONE, Array, Ids, Kind
 from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph
-from foretell.whatif.bucket_copies import launch_calls
+from foretell.whatif.bucket_copies import first_of_update, launch_calls
 from foretell.whatif.exchange import comm_lane
 from foretell.whatif.gradients import compute_lane
 from foretell.whatif.interference import share_devices
+from foretell.whatif.parameters import UNPACK
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +34,7 @@ class Stage:
     bytes: Array  # moved in memory by a kernel, the tensor communicated by a message
     is_message: bool = False
     host: Array = field(default_factory=lambda: np.zeros(1))  # seconds the host takes to start it
+    is_awaited: bool = False  # the host waits until the device has done it
     group: tuple[str, ...] = ()  # of each message; those of the collective where none is said
     lane: str = ""  # of messages: a lane of that name, the collective's own where none is said
 
@@ -51,6 +56,7 @@ def take_apart(edit: Edit, old: Ids, stages: Sequence[Stage]) -> None:
     _tie(edit, old, last, sides)
     new = np.arange(before, edit.size)
     kind = edit.column("kind")[new]
+    _handed_back(edit, ranks, old, new[np.isin(kind, (Kind.HOST, Kind.SYNC))])
     share_devices(edit, ranks, new[kind == Kind.COLLECTIVE], new[kind == Kind.KERNEL])
     edit.remove(old, bridge=False)
     edit.fact(taken_apart=edit.spec.partition(":")[0])
@@ -85,8 +91,8 @@ def _kernel(
         source="formula",
     )  # fmt: skip
     _behind(edit, old, new, which, last, [rank], started)
-    _hosted(edit, graph, old[which], new, rank, _each(stage.host, old)[which], stage.op)
-    last[rank][which] = new
+    host = _each(stage.host, old)[which]
+    last[rank][which] = _hosted(edit, old[which], new, rank, host, stage, started)
 
 
 def _message(
@@ -148,17 +154,46 @@ def _behind(
     edit.wait(new[place[e.waiting[mine]]], e.after[mine], lag=e.lags[mine])
 
 
-def _hosted(edit: Edit, graph: Graph, old: Ids, new: Ids, rank: int, host: Array, op: str) -> None:
-    """The host's time for starting kernels, ahead of its call for the collective."""
+def _hosted(
+    edit: Edit, old: Ids, new: Ids, rank: int, host: Array, stage: Stage, started: bool
+) -> Ids:
+    """The host's time for starting kernels, and its wait for them; the last tasks of the stage.
+
+    The first stage is started ahead of the call for the collective, the others behind it.
+    """
+    graph, end = edit.before, new.copy()
     calls = launch_calls(graph, old)
-    mine = (calls != NONE) & (host > 0)
+    mine = calls != NONE
     mine[mine] = graph.rank[calls[mine]] == rank
-    if mine.any():
+    mine &= graph.order[np.maximum(calls, 0)] < graph.order[old]  # moved by another what-if: none
+    some = mine & (host > 0)
+    like: dict[str, Any] = {"rank": rank, "phase": "backward"}
+    if some.any():
         starts = edit.insert(
-            issued_before=calls[mine], kind="host", op=op, rank=rank,
-            lane=graph.lane[calls[mine]], seconds=host[mine], phase="backward",
+            issued_before=new[some] if started else calls[some], kind="host", op=stage.op,
+            lane=graph.lane[calls[some]], seconds=host[some], **like,
         )  # fmt: skip
-        edit.wait(new[mine], starts, kind="launch")
+        edit.wait(new[some], starts, kind="launch")
+    if stage.is_awaited and mine.any():
+        waits = edit.insert(
+            issued_after=new[mine], kind="sync", op="cudaStreamSynchronize",
+            lane=graph.lane[calls[mine]], **like,
+        )  # fmt: skip
+        edit.wait(waits, new[mine], kind="sync")
+        end[mine] = waits
+    return end
+
+
+def _handed_back(edit: Edit, ranks: list[int], old: Ids, hosted: Ids) -> None:
+    """The backward pass is over on its thread when the last hook is: the update waits for it."""
+    graph = edit.before
+    for rank in ranks:
+        mine = hosted[edit.column("rank")[hosted] == rank]
+        copies = graph.select(kind="host", op=UNPACK, rank=rank)
+        first = first_of_update(graph, rank)[1]
+        first = int(copies[np.argmin(graph.order[copies])]) if len(copies) else first
+        if len(mine) and first != NONE and graph.order[first] > graph.order[old].max():
+            edit.wait(np.full(len(mine), first), mine, kind="thread")
 
 
 def _tie(edit: Edit, old: Ids, last: dict[int, Ids], sides: list[tuple[int, ...]]) -> None:

@@ -19,12 +19,13 @@ from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph
 from foretell.memory.tape import Tape
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
-from foretell.whatif.calls import issued, launch_of, usual_launch
+from foretell.whatif.calls import hooked, issued, kernels_of, launch_of, ops_of, usual_launch
 from foretell.whatif.kernel_request import first_input
 from foretell.whatif.machine import bus_rate
 from foretell.whatif.memory_effect import is_activation, released
 
 CONVOLUTIONS = ("convolution", "conv")
+CASTS = ("copy_", "_to_copy", "to")  # of filters and inputs, where formats are mixed
 _CALL = 1e-5  # seconds of a call where a step shows no launch
 _CALLS = 2  # of the host for every copy: the copy, and the event others wait for
 
@@ -46,6 +47,7 @@ class Vdnn(WhatIf):
     assumes: ClassVar[tuple[str, ...]] = (
         "copies go from and to pinned memory at the rate of the bus, each way on its own lane",
         "a convolution waits until the input of the one before has left",
+        "hooks written in Python see every tensor that autograd saves",
     )
     source: ClassVar[str] = "Rhu et al., vDNN: Virtualized Deep Neural Networks, MICRO 2016"
     code: ClassVar[str] = "with torch.autograd.graph.save_on_cpu(pin_memory=True): …"
@@ -66,6 +68,7 @@ class Vdnn(WhatIf):
         with graph.edit(str(self)) as edit:
             for rank, mine in found.items():
                 _moved(edit, rank, mine, rate)
+            hooked(edit)
             edit.fact(offloaded_bytes=_saved(found.values()))
         return edit.graph
 
@@ -84,18 +87,47 @@ def _is_late(graph: Graph, mine: Sequence[Layer]) -> bool:
 
 
 def layers(graph: Graph, rank: int) -> list[Layer]:
-    """The convolutions of a rank in the order of the forward pass."""
+    """The convolutions of a rank in the order of the forward pass, one for each input."""
     mine = (graph.rank == rank) & (graph.kind == Kind.KERNEL) & (graph.layer != 0)
     back = mine & (graph.phase == Phase.BACKWARD)
     first = graph.select(kind="kernel", op=CONVOLUTIONS, phase="forward", rank=rank)
     found: dict[int, Layer] = {}
+    fresh = _fresh(graph, rank)
+    seen: set[str] = set()
     for layer in dict.fromkeys(graph.layer[issued(graph, first)].tolist()):
         forward = issued(graph, first[graph.layer[first] == layer])
         backward = issued(graph, np.flatnonzero(back & (graph.layer == layer)))
         size = _input_bytes(graph, int(forward[0]))
-        if layer and len(backward) and size:
+        read = _input_dims(graph, int(forward[0]))
+        is_kept = read in seen and int(forward[0]) not in fresh  # it has left for another already
+        seen.add(read)
+        if layer and len(backward) and size and not is_kept:
             found[layer] = Layer(forward, backward, size)
     return list(found.values())
+
+
+def _fresh(graph: Graph, rank: int) -> set[int]:
+    """Convolutions whose input the kernel before them has made, as far as sizes tell.
+
+    Where it has made another tensor (a shortcut beside a block), the input is one of before.
+    """
+    found: set[int] = set()
+    tasks = kernels_of(graph, rank)
+    tasks = tasks[graph.phase[tasks] == Phase.FORWARD]
+    made = 0.0  # elements, zero where they are not known
+    for task, op in zip(tasks.tolist(), ops_of(graph, tasks), strict=True):
+        elements = first_input(op, graph.text_of("shape", task))[0]
+        if op in CONVOLUTIONS:
+            if not made or elements == made:
+                found.add(task)
+            made = 0.0
+        elif elements > 1 and op not in CASTS:
+            made = elements
+    return found
+
+
+def _input_dims(graph: Graph, task: int) -> str:
+    return graph.text_of("shape", task).partition("+")[0]
 
 
 def _input_bytes(graph: Graph, task: int) -> float:
