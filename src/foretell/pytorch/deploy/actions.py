@@ -78,6 +78,11 @@ class Pipeline:
         return any(a.kind != "F" for order in self.orders for a in order)
 
     @cached_property
+    def halves(self) -> bool:
+        """Whether a backward is in two, I and W."""
+        return any(a.kind == "W" for order in self.orders for a in order)
+
+    @cached_property
     def frozen(self) -> frozenset[int]:
         """The stages without a backward, where others have one: nothing up to them is trained."""
         back = {a.stage for order in self.orders for a in order if a.kind != "F"}

@@ -31,6 +31,7 @@ from foretell.pytorch.deploy.buckets import broadcast_state, send_buffers, share
 from foretell.pytorch.deploy.channels import WHOLE, split_channels, split_parameters
 from foretell.pytorch.deploy.collective import new_groups
 from foretell.pytorch.deploy.context import split_context
+from foretell.pytorch.deploy.deferred import deferred_of
 from foretell.pytorch.deploy.experts import Dispatched, experts_of
 from foretell.pytorch.deploy.fp8 import require_fp8, require_layers, use_fp8
 from foretell.pytorch.deploy.graph_split import GraphSplit, step_splits
@@ -292,6 +293,7 @@ def deploy(
         _require_fillable(plan)
     else:
         broadcast_state(model)
+    whole = fsdp.held(model) if made_empty else None
     before, names = dict(model.named_parameters()), aliases(model)
     layers = norms(model)
     made = Deployed(model, optimizer, plan, places, loss or default_loss)
@@ -316,10 +318,9 @@ def deploy(
     else:
         _inside(made, [model], tensor_layout)
     _normalize(made, batch_norm, layers)
-    whole = dict(model.state_dict(keep_vars=True)) if made_empty else None
     _across(made, example[0] if example else None)
     if whole is not None:
-        fsdp.fill(made.model, whole, torch.device(kind))
+        fsdp.fill(made.model, whole, torch.device(kind), deferred_of(model))
     _retie(made, names)
     repoint(optimizer, before, made.here)
     made.max_norm = _clipping(plan, max_norm)

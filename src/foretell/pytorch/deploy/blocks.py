@@ -33,6 +33,7 @@ from foretell.pytorch.deploy.messages import (
     joined,
     listed,
     outgoing,
+    owned,
     tried,
 )
 from foretell.pytorch.deploy.shard import hold, reduce
@@ -200,6 +201,8 @@ class Blocks:
     def _forward(self, action: Action, arguments: list[Tensor]) -> list[Tensor]:
         stage, _, m = action
         made = self.modules[stage](*arguments)
+        if self.pipeline.halves:
+            made = owned(made)
         outputs = listed(made)
         if not self.pipeline.followers[stage]:
             outputs = self._ended(self._chunk(stage, m), made)

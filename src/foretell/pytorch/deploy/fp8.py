@@ -15,6 +15,7 @@ from foretell.errors import InputError
 
 Tensor = Any
 _EACH = 16  # what the sizes of an fp8 matmul are multiples of
+_FORMATS = (torch.float32, torch.bfloat16, torch.float16)  # of weights that are cast to fp8
 _CAPABLE = (8, 9)  # compute capability from which NVIDIA's GPUs have it
 
 
@@ -51,7 +52,8 @@ def use_fp8(module: Any) -> None:
 
 def _layers(module: Any) -> list[Any]:
     linear = (m for m in module.modules() if type(m) is nn.Linear and "weight" in m._parameters)
-    return [m for m in linear if not m.in_features % _EACH and not m.out_features % _EACH]
+    fitting = (m for m in linear if not m.in_features % _EACH and not m.out_features % _EACH)
+    return [m for m in fitting if m.weight.dtype in _FORMATS]
 
 
 class _Forward:

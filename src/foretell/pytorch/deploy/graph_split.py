@@ -76,9 +76,10 @@ class GraphSplit:
                     f"{word}: {type(model).__name__} has no blocks with attention between tokens"
                 )
             blocks[0].register_forward_pre_hook(self._enter, with_kwargs=True)
+        alone = {id(block) for block in blocks}
         for module in model.modules():  # any may be recomputed outside the model's own forward
             is_own = not type(module).__module__.startswith("torch.nn.")
-            if is_own or next(module.children(), None) is not None:
+            if is_own or id(module) in alone or next(module.children(), None) is not None:
                 module.forward = self._inside(module.forward)
         model.forward = self._outermost(model.forward)
 

@@ -23,16 +23,21 @@ from foretell.plan import Plan
 from foretell.plan.plan import ORDER
 from foretell.plan.unsupported import own_plans
 from foretell.pytorch.deploy.collective import new_groups
+from foretell.pytorch.deploy.deferred import deferred_of
 
 IMAGE = ("height", "width", "depth")
 _COPIES = ("dp", "cp")  # axes along which parameters are the same
 
 
-def fingerprint(plan: Plan, model: Any) -> str:
-    """The same on two ranks exactly when plan and parameters are: names, shapes and formats."""
+def fingerprint(plan: Plan, model: Any, *, noted: bool = False) -> str:
+    """The same on two ranks exactly when plan and parameters are: names, shapes and formats.
+
+    And whether its values are yet to be made.
+    """
     rows = [
         f"{n} {tuple(p.shape)} {p.dtype} {p.requires_grad}" for n, p in model.named_parameters()
     ]
+    rows += ["noted"] if noted else []
     return hashlib.sha256("\n".join([str(plan), *rows]).encode()).hexdigest()[:16]
 
 
@@ -42,7 +47,8 @@ def agree(plan: Plan, model: Any) -> bool:
     Whether some ranks have made the model without values, on the meta device.
     """
     empty = any(p.is_meta for p in model.parameters())
-    mine = {"plan": str(plan), "print": fingerprint(plan, model), "empty": empty}
+    noted = deferred_of(model) is not None
+    mine = {"plan": str(plan), "print": fingerprint(plan, model, noted=noted), "empty": empty}
     each: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(each, mine)
     if len({e["print"] for e in each}) == 1:

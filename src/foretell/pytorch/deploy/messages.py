@@ -73,6 +73,14 @@ def differentiate(outputs: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
         torch.autograd.backward(tops, list(grads) or None)
 
 
+def owned(output: Any) -> Any:
+    """What a stage puts out as tensors that are no views: a backward in two detaches them."""
+    if isinstance(output, tuple | list):
+        return type(output)(owned(y) for y in output)
+    is_view = isinstance(output, torch.Tensor) and output._is_view()
+    return output.clone() if is_view else output
+
+
 def joined(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What is left of a backward in two, as torch's `stage_backward_weight` can finish it.
 

@@ -148,9 +148,8 @@ def _is_plain(shape: Pipeline, pieces: Sequence[Any]) -> bool:
     Where the first stage is frozen, torch's runtime loses weight gradients of a backward in two.
     """
     reads = any(getattr(piece, "reads", ()) for piece in pieces[1:])
-    halves = any(a.kind == "W" for order in shape.orders for a in order)
     is_frozen = not any(p.requires_grad for p in pieces[0].parameters())
-    return shape.is_line and not reads and not (halves and is_frozen)
+    return shape.is_line and not reads and not (shape.halves and is_frozen)
 
 
 def _following(shape: Pipeline, after: tuple[tuple[int, ...], ...]) -> Pipeline:

@@ -35,6 +35,7 @@ from foretell.pytorch.bench import timed
 from foretell.pytorch.capture import capture
 from foretell.pytorch.deploy import machine_cache
 from foretell.pytorch.deploy.batch_norm import normalize
+from foretell.pytorch.deploy.deferred import with_memory
 from foretell.pytorch.deploy.load_probe import BURN, Load, probe
 from foretell.pytorch.deploy.machine_cache import Machine
 from foretell.pytorch.deploy.op_times import (
@@ -84,7 +85,12 @@ def captured(
     model: Any, batch: tuple[Tensor, ...], loss: Callable[..., Any] | None
 ) -> Callable[[str], Workload]:
     """How the step of a model on one rank's batch, inputs and target, is captured."""
-    return lambda on: from_graph(capture(model, batch, loss or default_loss, None, on=on), "step")
+
+    def found(on: str) -> Workload:
+        with with_memory(model):
+            return from_graph(capture(model, batch, loss or default_loss, None, on=on), "step")
+
+    return found
 
 
 class Predictor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,10 +23,13 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils._pytree import tree_map
 
+from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.pytorch.deploy.buckets import local
+from foretell.pytorch.deploy.deferred import Deferred, Place, placed, with_memory
 from foretell.pytorch.deploy.ties import shared_names
 from foretell.pytorch.deploy.units import is_box, units
 from foretell.pytorch.deploy.uses import trial
@@ -75,14 +79,25 @@ def fills_parts(plan: Plan) -> bool:
     return plan.zero >= 2 and plan.ranks == plan.dp > 1 and not any(others)
 
 
-def fill(model: Any, whole: Mapping[str, Any], device: Any) -> None:
-    """Give the ranks of a sharded model the first rank's values, one tensor at a time.
+def held(model: Any) -> dict[str, Any]:
+    """The values of parameters and buffers, and their places where they have none, by any name."""
+    found = dict(model.named_parameters(remove_duplicate=False))
+    found |= dict(model.named_buffers(remove_duplicate=False))
+    return {name: tensor.detach() for name, tensor in found.items()}
 
-    `whole` is the state before sharding: with values on the first rank, on the meta device on
-    others, which never hold more than their parts and one whole tensor.
+
+def fill(model: Any, whole: Mapping[str, Any], device: Any, made: Deferred | None) -> None:
+    """Give the ranks of a sharded model its values, one tensor at a time.
+
+    `whole` is the state before sharding. With what was noted of its making every rank makes the
+    values itself and keeps its parts; else they are on the first rank, and on the meta device on
+    others. No rank but that one holds more than its parts and one whole tensor.
     """
     if any(t.is_meta for t in whole.values()):
         model.to_empty(device=device)
+    if made is not None:
+        _make(model, whole, made)
+        return
     named = dict(model.named_parameters()) | dict(model.named_buffers())
     for name, tensor in named.items():
         first = whole.get(name)
@@ -100,6 +115,41 @@ def fill(model: Any, whole: Mapping[str, Any], device: Any) -> None:
         here.copy_(parts.to_local())
 
 
+def _make(model: Any, whole: Mapping[str, Any], made: Deferred) -> None:
+    """Make the values of a model on every rank, and keep this rank's parts."""
+    named = dict(model.named_parameters()) | dict(model.named_buffers())
+    wanted: dict[int, list[tuple[Any, Place]]] = {}
+    for name, tensor in named.items():
+        if whole[name].is_meta:
+            place = placed(whole[name])
+            wanted.setdefault(place.key, []).append((tensor, place))
+        else:
+            _keep(tensor, whole[name].detach())
+    for rows, storage in made.values(wanted):
+        for tensor, place in rows:
+            _keep(tensor, place.on(storage))
+    ends: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ends, hashlib.sha256(made.ends.numpy().tobytes()).hexdigest())
+    if len(set(ends)) > 1:
+        odd = next(r for r, end in enumerate(ends) if end != ends[0])
+        raise InputError(
+            f"rank {odd} draws other random numbers for the model than rank 0",
+            hint="every rank has to make the same model",
+        )
+
+
+def _keep(tensor: Any, values: Any) -> None:
+    """Copy this rank's part of some values."""
+    here = local(tensor.detach())
+    if hasattr(tensor, "placements"):
+        shape, first = compute_local_shape_and_global_offset(
+            tensor.shape, tensor.device_mesh, tensor.placements
+        )
+        for dim, (begin, size) in enumerate(zip(first, shape, strict=True)):
+            values = values.narrow(dim, min(begin, values.shape[dim]), size)
+    here.copy_(values)
+
+
 def always_called(model: Any, example: tuple[Any, ...] | None) -> bool:
     """Whether every unit is called whatever the data says, as far as an example can show.
 
@@ -113,7 +163,7 @@ def always_called(model: Any, example: tuple[Any, ...] | None) -> bool:
         return True
     called = set[int]()
     try:
-        with trial(model) as fake:
+        with with_memory(model), trial(model) as fake:
             for unit in found:
                 unit.register_forward_pre_hook(lambda m, _: called.add(id(m)))
             model(*tree_map(fake, example))

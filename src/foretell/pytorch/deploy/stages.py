@@ -22,7 +22,7 @@ from foretell.errors import InputError
 from foretell.pytorch.deploy.actions import Pipeline, Ran
 from foretell.pytorch.deploy.blocks import Blocks
 from foretell.pytorch.deploy.collective import Shared, shared_groups
-from foretell.pytorch.deploy.messages import joined, untouched
+from foretell.pytorch.deploy.messages import joined, owned, untouched
 from foretell.pytorch.deploy.orders import name_of
 from foretell.pytorch.deploy.ties import add_up
 
@@ -142,6 +142,8 @@ class Staged:
         for stage in self.stages:
             stage.ran = self.ran
             stage.submod.register_forward_hook(_made)
+            if pipeline.halves:
+                stage.submod.register_forward_hook(lambda _, __, output: owned(output))
         self.runtime = self._runtime(self._weighed(loss))
         self.shared = shared_groups(shared, group)
 

@@ -148,6 +148,7 @@ class Case:
     device: str = "cpu"
     batch_norm: str = "sync"
     max_norm: float = 0.0
+    whole: Callable[[], Any] | None = None  # the model with values, where `model` has none
 
 
 def verify(
@@ -219,7 +220,7 @@ class _Alone:
 
     def __init__(self, case: Case, plan: Plan) -> None:
         self.case, self.plan, self.nums = case, plan, list[int]()
-        self.model = case.model().to(case.device)
+        self.model = (case.whole or case.model)().to(case.device)
         still(self.model)
         self.optimizer = case.optimizer(self.model)
         self.loss = case.loss or default_loss

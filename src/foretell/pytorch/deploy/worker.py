@@ -208,16 +208,27 @@ class _Steps:
         self.replica = replica(plan, self.rank)
 
     def make(self) -> Any:
-        """The script's model, the same on every rank."""
+        """The script's model, the same on every rank; without values where ranks get parts."""
         import torch
 
         from foretell.pytorch.deploy.shard import fills_parts
 
         torch.manual_seed(0)
-        if self.rank and fills_parts(self.plan):
-            self.model = _without_values(self.script.model)
+        if fills_parts(self.plan):
+            self.model = _without_values(self.script.model, self.rank)
         else:
             self.model = self.script.model()
+        return self._ready()
+
+    def whole(self) -> Any:
+        """The script's model with all its values."""
+        import torch
+
+        torch.manual_seed(0)
+        self.model = self.script.model()
+        return self._ready()
+
+    def _ready(self) -> Any:
         if not any(p.is_meta for p in self.model.parameters()):
             self.model = self.model.to(self.device)
         self.part(0, self.at)  # which makes it take its inputs by name, where it wants that
@@ -238,6 +249,7 @@ class _Steps:
             self.device,
             self.batch_norm,
             float(getattr(self.script, "max_norm", 0.0)),
+            self.whole,
         )
         source = Path(asked.script).read_text(errors="replace")
         found = verified(case, self.plan, source, always=asked.verify == "yes", enter=pulse.enter)
@@ -426,10 +438,22 @@ class _Steps:
             torch.cuda.synchronize()
 
 
-def _without_values(make: Any) -> Any:
-    """A model on the meta device; with values where it looks at them while it is made."""
+def _without_values(make: Any, rank: int) -> Any:
+    """A model on the meta device whose values are made part by part.
+
+    Where that cannot be, the first rank has values for all; the others too, where a model looks at
+    them while it is made.
+    """
     import torch
 
+    from foretell.pytorch.deploy.deferred import NotDeferred, deferred
+
+    try:
+        return deferred(make)
+    except NotDeferred:
+        torch.manual_seed(0)
+    if rank == 0:
+        return make()
     try:
         with torch.device("meta"):
             return make()
