@@ -1,4 +1,4 @@
-"""PyTorch's operators, from one table (`operators.toml`): what is known of each.
+"""PyTorch's operators, from one table (`operators.toml`): what is known of each; number formats.
 
 A trait that is a rule names a function and its arguments: `product 1` is `product(1)` of the module
 that asks, `conv` the function itself.
@@ -9,9 +9,40 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 Dims = tuple[int, ...]
+
+
+class Format(NamedTuple):
+    """A number format: our word, its names in torch, in traces (C++) and of `c10::ScalarType`."""
+
+    word: str
+    torch: str
+    traced: str
+    scalar: str
+    code: int  # of the ScalarType: how a trace writes a `dtype` argument
+    bytes: int
+
+
+FORMATS = (
+    Format("fp64", "float64", "double", "Double", 7, 8),
+    Format("fp32", "float32", "float", "Float", 6, 4),
+    Format("fp16", "float16", "c10::Half", "Half", 5, 2),
+    Format("bf16", "bfloat16", "c10::BFloat16", "BFloat16", 15, 2),
+    Format("fp8", "float8_e4m3fn", "c10::Float8_e4m3fn", "Float8_e4m3fn", 24, 1),
+    Format("fp8", "float8_e5m2", "c10::Float8_e5m2", "Float8_e5m2", 23, 1),
+    Format("int64", "int64", "long int", "Long", 4, 8),
+    Format("int64", "int64", "long", "Long", 4, 8),  # as other compilers write it
+    Format("int32", "int32", "int", "Int", 3, 4),
+    Format("int16", "int16", "short", "Short", 2, 2),
+    Format("int8", "int8", "signed char", "Char", 1, 1),
+    Format("int8", "uint8", "unsigned char", "Byte", 0, 1),
+    Format("bool", "bool", "bool", "Bool", 11, 1),
+    Format("complex64", "complex64", "c10::complex<float>", "ComplexFloat", 9, 8),
+)
+BYTES = {f.traced: f.bytes for f in FORMATS}  # of a number, by its format's name in traces
+SIZES = {f.word: f.bytes for f in FORMATS} | {"tf32": 4}  # the same by our words
 UNFUSED = "unfused"  # the section of operators that no fused region has a word for
 
 

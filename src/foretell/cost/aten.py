@@ -21,14 +21,7 @@ from functools import lru_cache
 
 from foretell.cost.kernel import added_rows
 from foretell.cost.shape import write
-from foretell.operators import rules, window
-
-# Bytes of a number as PyTorch's traces call its format; what is not here counts as one of fp32.
-BYTES = {
-    "float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "long int": 8, "long": 8, "int": 4,
-    "short": 2, "signed char": 1, "unsigned char": 1, "bool": 1, "c10::complex<float>": 8,
-    "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1,
-}  # fmt: skip
+from foretell.operators import BYTES, rules, window
 
 _MOST = 1 << 62  # elements; more are no tensor
 

@@ -25,6 +25,7 @@ from foretell.errors import InputError
 from foretell.graph.columns import NONE, Array, BufferKind, Phase, word_of
 from foretell.io import decode as decode_json
 from foretell.io import limits
+from foretell.operators import BYTES, FORMATS
 
 FACT = "tape"  # under which a graph carries it
 WIDENED = "float"  # an op that asks for fp32 and gets what it gives: a copy where that is narrow
@@ -126,17 +127,10 @@ def decode(text: str) -> Tape:
 Dims = tuple[int, ...]
 Key = tuple[Dims, str]  # sizes and number format
 
-ITEMS = {
-    "float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "long int": 8, "long": 8,
-    "int": 4, "short": 2, "signed char": 1, "unsigned char": 1, "bool": 1,
-    "c10::complex<float>": 8, "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1,
-}  # fmt: skip
+ITEMS = BYTES
 FLOATS = ("double", "float", "c10::BFloat16", "c10::Half", "c10::Float8_e4m3fn", "c10::Float8_e5m2")
 # c10::ScalarType, as a trace writes a `dtype` argument.
-CODES = {
-    0: "unsigned char", 1: "signed char", 2: "short", 3: "int", 4: "long int", 5: "c10::Half",
-    6: "float", 7: "double", 9: "c10::complex<float>", 11: "bool", 15: "c10::BFloat16",
-}  # fmt: skip
+CODES = {f.code: f.traced for f in reversed(FORMATS)}
 
 
 @dataclass(slots=True)

@@ -13,12 +13,12 @@ from foretell.cost.kernel import visible
 from foretell.cost.shape import parse
 from foretell.graph.columns import NONE, Array, Dtype, Kind, Phase, word_of
 from foretell.graph.graph import Graph
+from foretell.operators import SIZES
 from foretell.whatif.calls import launch_of, operators
 from foretell.whatif.kernel_request import asked
 
 BACKWARD_ATTENTION = 2.5  # matmuls of a fused backward over those of its forward
 MODEL = 3.0  # forward and backward of a layer over its forward; more than that is recomputed
-SIZE = {"fp64": 8.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "bool": 1.0, "int64": 8.0}
 _TENSOR = ("tf32", "s1688", "tensorop_s")  # how libraries name TF32 kernels of fp32 matmuls
 
 
@@ -46,7 +46,7 @@ def _fill(graph: Graph, tasks: Array, unknown: Array, flops: Array, moved: Array
     """Work of kernels whose graph tells only the operator and its inputs."""
     for mine in _calls(graph, tasks, np.flatnonzero(unknown)):
         first = int(tasks[mine[0]])
-        size = SIZE.get(word_of(Dtype, graph.dtype[first]), 4.0)
+        size = SIZES.get(word_of(Dtype, graph.dtype[first]), 4.0)
         op, shape = graph.text_of("op", first), graph.text_of("shape", first)
         work, bytes, is_product = _asked(op, shape, size)
         spent = graph.seconds[tasks[mine]]

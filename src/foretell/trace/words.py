@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 
 from foretell.graph import Dtype, Edges, Graph, Kind, LaneKind, Lanes, Names, assemble
-from foretell.graph.columns import Array
-from foretell.operators import having
+from foretell.graph.columns import Array, word_of
+from foretell.operators import FORMATS, SIZES, having
 
 
 class CallEffect(IntEnum):
@@ -114,21 +114,8 @@ _COLLECTIVES = {
 }
 _COMM_NOTE = re.compile(r"^(?:nccl|gloo|c10d|ucc|rccl):+_?(\w+)")
 
-_DTYPES = {
-    "float": Dtype.FP32, "double": Dtype.FP64, "c10::Half": Dtype.FP16, "c10::BFloat16": Dtype.BF16,
-    "long int": Dtype.INT64, "long": Dtype.INT64, "int": Dtype.INT32, "signed char": Dtype.INT8,
-    "unsigned char": Dtype.INT8, "bool": Dtype.BOOL, "c10::complex<float>": Dtype.COMPLEX64,
-    "c10::Float8_e4m3fn": Dtype.FP8, "c10::Float8_e5m2": Dtype.FP8,
-}  # fmt: skip
-_SIZES = {
-    Dtype.FP64: 8, Dtype.FP32: 4, Dtype.TF32: 4, Dtype.FP16: 2, Dtype.BF16: 2, Dtype.FP8: 1,
-    Dtype.INT64: 8, Dtype.INT32: 4, Dtype.INT8: 1, Dtype.BOOL: 1, Dtype.COMPLEX64: 8,
-}  # fmt: skip
-# How collectives name their element type in their own arguments (c10::ScalarType).
-_ELEMENTS = {
-    "Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Char": 1, "Byte": 1,
-    "Bool": 1, "Short": 2, "Float8_e4m3fn": 1, "Float8_e5m2": 1,
-}  # fmt: skip
+_DTYPES = {f.traced: Dtype[f.word.upper()] for f in FORMATS if f.word.upper() in Dtype.__members__}
+_ELEMENTS = {f.scalar: f.bytes for f in FORMATS}  # as collectives name their element type
 
 
 class Texts:
@@ -283,7 +270,7 @@ class Shape:
         dims = self.dims[0] if self.dims else []
         if not isinstance(dims, list) or not all(isinstance(d, int) for d in dims):
             return 0.0
-        return float(np.prod(dims, dtype=np.float64)) * _SIZES.get(self.dtype, 4)
+        return float(np.prod(dims, dtype=np.float64)) * SIZES.get(word_of(Dtype, self.dtype), 4)
 
     def text(self) -> str:
         """`in=64x3x7x7+64,types=float+float,args=-+2x2`: inputs by `+`, dims by `x`, none `-`."""

@@ -22,25 +22,13 @@ import torch
 from torch import Tensor
 
 from foretell.graph import Dtype
-from foretell.operators import OPERATORS, having, places, rules
+from foretell.operators import FORMATS, OPERATORS, having, places, rules
 from foretell.trace.words import canonical
 
 Rule = Callable[[Sequence[Any], Sequence[Tensor]], float]
 
 
-_TYPES = {
-    torch.float32: "float", torch.float64: "double", torch.float16: "c10::Half",
-    torch.bfloat16: "c10::BFloat16", torch.int64: "long int", torch.int32: "int",
-    torch.int16: "short", torch.int8: "signed char", torch.uint8: "unsigned char",
-    torch.bool: "bool", torch.complex64: "c10::complex<float>",
-    torch.float8_e4m3fn: "c10::Float8_e4m3fn", torch.float8_e5m2: "c10::Float8_e5m2",
-}  # fmt: skip
-_FORMATS = {
-    torch.float64: Dtype.FP64, torch.float32: Dtype.FP32, torch.float16: Dtype.FP16,
-    torch.bfloat16: Dtype.BF16, torch.float8_e4m3fn: Dtype.FP8, torch.float8_e5m2: Dtype.FP8,
-    torch.int64: Dtype.INT64, torch.int32: Dtype.INT32, torch.int8: Dtype.INT8,
-    torch.uint8: Dtype.INT8, torch.bool: Dtype.BOOL, torch.complex64: Dtype.COMPLEX64,
-}  # fmt: skip
+_KNOWN = {getattr(torch, f.torch): f for f in reversed(FORMATS)}
 # What the dispatcher sees, and the innermost operator that a trace of the same call shows.
 _INNERMOST = having("inner")
 
@@ -218,7 +206,7 @@ def _dims_text(x: Any) -> str:
 
 def _type_text(x: Any) -> str:
     if isinstance(x, Tensor):
-        return _TYPES.get(x.dtype, str(x.dtype).removeprefix("torch."))
+        return _KNOWN[x.dtype].traced if x.dtype in _KNOWN else str(x.dtype).removeprefix("torch.")
     if _is_tensors(x):
         return "TensorList"
     if isinstance(x, (list, tuple)):
@@ -255,7 +243,8 @@ def tensors_in(values: Any) -> list[Tensor]:
 
 def format_of(tensors: Sequence[Tensor]) -> Dtype:
     """The first floating-point format, else the first of all."""
-    known = [_FORMATS.get(t.dtype, Dtype.NONE) for t in tensors]
+    words = [_KNOWN[t.dtype].word.upper() if t.dtype in _KNOWN else "" for t in tensors]
+    known = [Dtype.__members__.get(word, Dtype.NONE) for word in words]
     floats = [d for d in known if Dtype.NONE < d <= Dtype.FP8]
     return (floats or known or [Dtype.NONE])[0]
 
