@@ -30,6 +30,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -129,8 +130,19 @@ def joules(device: Device, dtype: str, kind: str = "") -> float:
     return float(row.get("joules", 0.0)) * float(row.get(kind or dtype, 1.0))
 
 
-def clock(device: Device, matrix: Array, energy: Array, streaming: Array, idle: Array) -> Array:
-    """Relative clock of each step, from seconds at the nominal clock and joules."""
+def slowest_of(boards: int) -> float:
+    """Standard deviations from the mean to the slowest of some boards, as expected (Blom 1958)."""
+    return NormalDist().inv_cdf((boards - 0.375) / (boards + 0.25))
+
+
+def clock(
+    device: Device, matrix: Array, energy: Array, streaming: Array, idle: Array, spread: float = 0.0
+) -> Array:
+    """Relative clock of each step, from seconds at the nominal clock and joules.
+
+    Boards of one kind differ in the energy of a flop, which at the power limit is their pace: with
+    `spread` the clock is that of the board so many standard deviations slower than the mean.
+    """
     row = table().get(device.arch)
     if row is None or not device.watts:
         return np.ones_like(matrix)
@@ -139,6 +151,7 @@ def clock(device: Device, matrix: Array, energy: Array, streaming: Array, idle: 
     other = static + row["byte"] * device.memory_bandwidth
     fixed = streaming * (other - limit) + idle * (static - limit)
     power = row["exponent"] - 1
+    energy = energy * (1 + row["exponent"] * row.get("spread", 0.0) * spread)
 
     def excess(u: Array) -> Array:
         out: Array = matrix / u * (static - limit) + energy * u**power + fixed

@@ -35,6 +35,7 @@ from foretell.plan.plan import Plan, expert_ranks, levels, stride
 from foretell.workload import Op, Workload
 from foretell.workload.workload import BYTES, KEPT
 
+CAST = 6.0  # bytes to read a number in fp32 and write it in 16 bits, or the other way
 _WEIGHED = ("matmul", "conv")  # ops whose weight gradient is a kernel of its own
 
 
@@ -147,7 +148,7 @@ def layer_parts(c: Costs, at: int, workload: Workload) -> tuple[Part, Part]:
     back = cost.backward
     if workload.layers[at].is_block and c.again.any():
         core, whole = c.share * (c.again == 1), c.share * (c.again == 2)
-        back = back + cost.core.times(core) + cost.forward.times(whole)
+        back = back + cost.core.times(core) + cost.whole.times(whole)
     return cost.forward, back
 
 
@@ -246,21 +247,35 @@ def _tied(workload: Workload) -> Iterator[tuple[int, int, float]]:
 
 
 def _gathered(c: Costs, times: Array, workload: Workload, cluster: Cluster) -> tuple[Array, Array]:
-    """What sharded parameters (zero 3) add to forward and backward, layer by layer.
-
-    A rank that shares with no other gathers nothing, but still casts and copies them.
-    """
+    """What sharded or fp32 parameters add to forward and backward, layer by layer."""
     late = np.zeros(len(c.plans)), np.zeros(len(c.plans))
-    rows = np.flatnonzero(c.plans.column("zero") == 3)
+    rows = np.flatnonzero([is_copied(p) for p in c.plans.plans])
     if not len(rows):
         return late
     some = c.take(rows)
     for at, many in enumerate(times[:, rows]):
-        alone = layer_seconds(some, at, workload)
-        slower = sharded_seconds(some, at, workload, cluster, alone)
+        more = copied_seconds(some, at, workload, cluster)
         for way in (0, 1):
-            late[way][rows] += (slower[way] - alone[way]) * many
+            late[way][rows] += more[way] * many
     return late
+
+
+def is_copied(plan: Plan) -> bool:
+    """Whether parameters are gathered, or cast from fp32, for each micro-batch.
+
+    A rank that shares with no other gathers nothing, but still casts and copies them.
+    """
+    run = running(plan)
+    return plan.zero == 3 or (run.profile.fp32_parameters and run.formats.master > 0)
+
+
+def copied_seconds(
+    c: Costs, at: int, workload: Workload, cluster: Cluster
+) -> tuple[Array, Array]:
+    """What that adds to forward and backward of one layer, once."""
+    alone = layer_seconds(c, at, workload)
+    slower = sharded_seconds(c, at, workload, cluster, alone)
+    return slower[0] - alone[0], slower[1] - alone[1]
 
 
 def layer_seconds(c: Costs, at: int, workload: Workload) -> tuple[Array, Array]:
@@ -279,7 +294,8 @@ def sharded_seconds(
     """
     gather, scatter = shard_comm(c, at, workload, cluster)
     again = np.array([r.profile.gathers - 1.0 for r in c.plans.runs])
-    talk = gather, again * gather + scatter
+    sharded = c.plans.column("zero") == 3
+    talk = np.where(sharded, gather, 0.0), np.where(sharded, again * gather + scatter, 0.0)
     taken = np.array([r.profile.contention for r in c.plans.runs])
     copied = _shard_copies(c, at, cluster)
     alone = (alone[0] + taken * talk[0] + copied[0], alone[1] + taken * talk[1] + copied[1])
@@ -292,14 +308,29 @@ def sharded_seconds(
 
 def _shard_copies(c: Costs, at: int, cluster: Cluster) -> tuple[Array, Array]:
     """Seconds of the copies around the collectives of one layer, forward and backward."""
-    size = np.maximum(c.holdings[at].weights, 1.0)
+    held, (trained, _) = c.holdings[at].weights, c.holdings[at].trained()
+    each = np.array([_copied(p) for p in c.plans.plans])
+    moved = held * each[:, 0], held * each[:, 1] + trained * each[:, 2]
     found = []
-    for way in (0, 1):
-        moved = size * np.array([r.profile.copies[way] for r in c.plans.runs])
-        n = np.maximum(moved / 4, 1.0)
+    for size in moved:
+        n = np.maximum(size / 4, 1.0)
         took = kernel.seconds(slowest(cluster), "copy", "bf16", {"n": n}, bytes=4 * n)
-        found.append(np.where(moved > 0, took.seconds * cluster.calibration.compute, 0.0))
+        found.append(np.where(size > 0, took.seconds * cluster.calibration.compute, 0.0))
     return found[0], found[1]
+
+
+def _copied(plan: Plan) -> tuple[float, float, float]:
+    """Bytes copied: of a parameter forward and backward, of its gradient.
+
+    Gathered once and kept (zero 2, `reshard_after_forward=False`), it is copied forward alone; held
+    whole (DDP), it is cast from fp32 before its use and its gradient back, as autocast does.
+    """
+    profile = running(plan).profile
+    grads = profile.grad_copies.get(_grad_dtype(plan), 0.0)
+    ahead, back = profile.copies
+    if plan.zero == 3:
+        return ahead, back, grads
+    return (ahead, 0.0, grads) if plan.zero == 2 else (CAST, 0.0, CAST)
 
 
 def shard_comm(c: Costs, at: int, workload: Workload, cluster: Cluster) -> tuple[Array, Array]:

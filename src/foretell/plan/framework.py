@@ -140,9 +140,11 @@ class FrameworkProfile:
     layout: str = ""
     fp32_parameters: bool = False
     selective: str = "attention"
+    early_stop: bool = False
     flash2: bool = False
     quantise: float = 6.0
     copies: tuple[float, float] = (0.0, 0.0)
+    grad_copies: Mapping[str, float] = field(default_factory=dict)
     contention: float = 0.0
     tp_overlap: bool = False
     casts_weights: bool = True
@@ -348,6 +350,8 @@ def _running(
         flags.add("flash2")
     if formats.casts:
         flags |= {"amp", formats.compute}
+    elif formats.master and not compiled and profile.kernels == "eager":
+        flags.add("fp32-loss")
     if formats.compute in ("fp8", "fp4"):
         flags.add("fp8")
         if not profile.casts_weights:

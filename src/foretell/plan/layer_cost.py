@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -116,7 +116,8 @@ def _is_score(op: Op, name: str) -> bool:
     return op.kind == ATTENTION and name in _SCORES
 
 
-FORWARD, BACKWARD, CORE = 0, 1, 2  # CORE: what selective recompute runs again
+# CORE: what selective recompute runs again, WHOLE: what full recompute does
+FORWARD, BACKWARD, CORE, WHOLE = range(4)
 
 
 @dataclass(frozen=True)
@@ -163,10 +164,11 @@ class LayerCost:
     forward: Part
     backward: Part
     core: Part
+    whole: Part
 
     def take(self, rows: Rows) -> LayerCost:
         """Some of the layouts."""
-        return LayerCost(self.forward.take(rows), self.backward.take(rows), self.core.take(rows))
+        return LayerCost(*(getattr(self, f.name).take(rows) for f in fields(self)))
 
 
 def layer_costs(
@@ -194,8 +196,8 @@ def _picked(found: list[list[LayerCost]], which: Rows) -> list[LayerCost]:
     for k, others in enumerate(found[1:], 1):
         rows = np.flatnonzero(which == k)
         for mine, other in zip(out, others, strict=True):
-            for name in ("forward", "backward", "core"):
-                getattr(mine, name).put(rows, getattr(other, name).take(rows))
+            for one in fields(mine):
+                getattr(mine, one.name).put(rows, getattr(other, one.name).take(rows))
     return out
 
 
@@ -213,7 +215,7 @@ def _on_device(
 
 
 def _empty(length: int) -> list[Part]:
-    return [Part(*(np.zeros(length) for _ in range(5))) for _ in range(3)]
+    return [Part(*(np.zeros(length) for _ in range(5))) for _ in range(4)]
 
 
 def slowest(cluster: Cluster, dtype: str = "bf16") -> Device:
@@ -249,7 +251,7 @@ def _kinds(cluster: Cluster) -> list[Device]:
 def _layers(
     workload: Workload, device: Device, cluster: Cluster, run: Running, cells: Layouts
 ) -> list[list[Part]]:
-    """Forward, backward and what selective recompute runs again, of every layer."""
+    """Forward, backward and what recompute runs again, of every layer."""
     wanted = [
         (at, phase, call)
         for at, layer in enumerate(workload.layers)
@@ -262,7 +264,8 @@ def _layers(
     issued = [
         (c.times + c.launches) * run.issued(c.op, phase == BACKWARD) for _, phase, c in wanted
     ]
-    slower = _throttled(workload, device, dtype, wanted, seconds, issued)
+    spread = limits.slowest_of(cluster.size)
+    slower = _throttled(workload, device, dtype, wanted, seconds, issued, spread)
     whole = [_empty(len(cells)) for _ in workload.layers]
     for (at, phase, call), took, host in zip(wanted, seconds, issued, strict=True):
         took = (took * slower if call.op in MATRIX else took) + call.times * GAP
@@ -274,21 +277,25 @@ def _layers(
         whole[at][phase].host[:] += host
         whole[at][phase].flops[:] += call.flops * call.times
     for at, layer in enumerate(workload.layers):
-        for exchange in layer.ops:
+        end = _last_kept(layer, run)
+        for k, exchange in enumerate(layer.ops):
             if isinstance(exchange, Exchange):
-                _exchange(exchange, cluster, run, cells, whole[at])
+                _exchange(exchange, cluster, run, cells, whole[at], is_rerun=k < end)
     return whole
 
 
 def _throttled(
     workload: Workload, device: Device, dtype: str, wanted: list[tuple[int, int, Call]],
-    seconds: list[Array], hosts: list[Array | float],
+    seconds: list[Array], hosts: list[Array | float], spread: float,
 ) -> Array:  # fmt: skip
-    """How many times as long matrix kernels take once the board runs at its power limit."""
+    """How many times as long matrix kernels take once the board runs at its power limit.
+
+    `spread` is how far the slowest of the boards is from the mean, in standard deviations.
+    """
     length = len(seconds[0]) if seconds else 0
     matrix, energy, rest, issued = (np.zeros(length) for _ in range(4))
     for (at, phase, call), took, host in zip(wanted, seconds, hosts, strict=True):
-        if phase == CORE:
+        if phase in (CORE, WHOLE):
             continue
         many = workload.layers[at].times
         issued += many * host
@@ -299,7 +306,7 @@ def _throttled(
         else:
             rest += many * took
     idle = np.maximum(issued - matrix - rest, 0.0)
-    out: Array = 1 / limits.clock(device, matrix, energy, rest, idle)
+    out: Array = 1 / limits.clock(device, matrix, energy, rest, idle, spread)
     return out
 
 
@@ -314,15 +321,38 @@ def _wanted(layer: Layer, run: Running, cells: Layouts) -> list[tuple[int, Call]
     """Every kernel of a layer with the phase it runs in."""
     degrees, batch = cells.degrees(), cells.column("micro_batch")
     found: list[tuple[int, Call]] = []
-    for op in layer.works():
-        if not holds(op.when, run.flags):
+    end = _last_kept(layer, run)
+    for k, op in enumerate(layer.ops):
+        if isinstance(op, Exchange) or not holds(op.when, run.flags):
             continue
         op = run.op(op)
         forward, backward = calls(op, op.sizes(degrees, batch), run.flags)
         found += [(FORWARD, _longer(call, run)) for call in forward]
         found += [(BACKWARD, _longer(call, run)) for call in backward]
-        found += [(CORE, _longer(call, run)) for call in _rerun(op, forward, run)]
+        if layer.is_block and k < end:
+            found += [(WHOLE, _longer(call, run)) for call in forward]
+            found += [(CORE, _longer(call, run)) for call in _rerun(op, forward, run)]
     return found
+
+
+def _last_kept(layer: Layer, run: Running) -> int:
+    """Where running a block again ends: PyTorch stops at the last op that keeps what it reads.
+
+    That op does not run again, as all it is run for is there (`torch.utils.checkpoint`, without
+    reentrant autograd: early stop). What scales another op's result keeps it: experts end later.
+    """
+    if not run.profile.early_stop:
+        return len(layer.ops)
+    keeps = [
+        k
+        for k, op in enumerate(layer.ops)
+        if not isinstance(op, Exchange)
+        and holds(op.when, run.flags)
+        and (op.kind == "combine" or any(holds(t.when, run.flags) for t in op.saved))
+    ]
+    last = keeps[-1] if keeps else len(layer.ops)
+    made = keeps and layer.ops[last].saved and layer.ops[last].saved[-1].name == "mask"
+    return last + 1 if made else last
 
 
 def _rerun(op: Op, forward: list[Call], run: Running) -> list[Call]:
@@ -383,18 +413,21 @@ def _stacked(values: list[Array | float], length: int) -> Array:
 
 
 def _exchange(
-    exchange: Exchange, cluster: Cluster, run: Running, cells: Layouts, phases: list[Part]
-) -> None:
+    exchange: Exchange, cluster: Cluster, run: Running, cells: Layouts, phases: list[Part], *,
+    is_rerun: bool,
+) -> None:  # fmt: skip
     """Add what an exchange costs where its axis is split."""
     rows = _split_rows(exchange, cells)
     ranks = cells.take(rows).column(exchange.axis)
     apart = ranks - 1
     shown = np.array([run.exposed(n) if exchange.axis == "sp" else 1.0 for n in ranks])
     for is_back, _, seconds in exchange_seconds(exchange, run.formats.compute, cluster, cells):
-        phase = BACKWARD if is_back else FORWARD
-        phases[phase].talk[rows] += shown * seconds
-        phases[phase].skew[rows] += run.profile.straggler * apart
-        phases[phase].host[rows] += run.issued(exchange.axis, is_back) * cluster.calibration.host
+        again = (WHOLE,) if is_rerun and not is_back else ()
+        for phase in (BACKWARD if is_back else FORWARD, *again):
+            part = phases[phase]
+            part.talk[rows] += shown * seconds
+            part.skew[rows] += run.profile.straggler * apart
+            part.host[rows] += run.issued(exchange.axis, is_back) * cluster.calibration.host
 
 
 def _split_rows(exchange: Exchange, cells: Layouts) -> Rows:

@@ -24,12 +24,12 @@ from foretell.plan.costs import (
     Costs,
     Stage,
     cell_of,
+    copied_seconds,
     grad_width,
+    is_copied,
     layer_parts,
-    layer_seconds,
     rerun_share,
     shard_comm,
-    sharded_seconds,
     stage,
     width,
 )
@@ -405,7 +405,7 @@ def chain(
     named = [(at, n) for at, n in enumerate(many) if n]
     sharded = plan.zero == 3 and plan.dp * plan.cp > 1
     if detail == "stage" and plan.zero != 3:
-        return [_whole(c, workload, many, way, alone)]
+        return [_whole(c, workload, cluster, many, way, alone)]
     layers = [(at, n / max(round(n), 1)) for at, n in named for _ in range(max(round(n), 1))]
     layers = layers[::-1] if way else layers
     known = {which: _layer(c, workload, cluster, which, way, alone) for which in set(layers)}
@@ -464,8 +464,9 @@ def few(sizes: Array) -> Array:
 
 
 def _whole(
-    c: Costs, workload: Workload, many: list[float], way: int, alone: Sequence[float]
-) -> Piece:
+    c: Costs, workload: Workload, cluster: Cluster, many: list[float], way: int,
+    alone: Sequence[float],
+) -> Piece:  # fmt: skip
     """All layers of a chunk as one piece: nothing in between has a choice."""
     back = min(way, BACKWARD)
     parts = [(at, layer_parts(c, at, workload)[back], n) for at, n in enumerate(many) if n]
@@ -473,6 +474,10 @@ def _whole(
     pairs = zip(seconds, parts, strict=True)
     share = sum(min(n * alone[at], took) for took, (at, _, n) in pairs) if alone else 0.0
     total = sum(seconds)
+    if is_copied(c.plans.plans[0]):
+        total += sum(
+            n * float(copied_seconds(c, at, workload, cluster)[back][0]) for at, _, n in parts
+        )
     flops = sum(n * float(part.flops[0]) for _, part, n in parts)
     if way == WEIGHT:
         return Piece("kernel", NAMES[way], share, "", flops=flops / 2)
@@ -496,10 +501,8 @@ def _layer(
     part = layer_parts(c, at, workload)[backward].times(share)
     talk = float((part.talk + part.skew)[0])
     seconds = float(part.seconds(c.bend)[0]) - talk
-    if plan.zero == 3:
-        plain = layer_seconds(c, at, workload)
-        slower = sharded_seconds(c, at, workload, cluster, plain)
-        seconds += share * float((slower[backward] - plain[backward])[0])
+    if is_copied(plan):
+        seconds += share * float(copied_seconds(c, at, workload, cluster)[backward][0])
     flops, apart = float(part.flops[0]), min(share * alone[at], seconds) if alone else 0.0
     if way != FORWARD and alone:
         seconds, flops = apart if way == WEIGHT else seconds - apart, flops / 2

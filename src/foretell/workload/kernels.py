@@ -22,7 +22,7 @@ arrays, one entry a layout. `RULES` has one function a kind:
 Flags of the framework that matter here: `flash`, `fused`, `compiled`, `nhwc` (channels last), `amp`
 (weights kept in fp32 and cast where they are used; norms in fp32), `eager` (PyTorch's operators),
 `fp8` (matmuls of weights in eight bits), `fp8-weights` (weights kept in them), `one-by-one`
-(a launch for each expert).
+(a launch for each expert), `fp32-loss` (logits are cast to fp32 before the loss).
 """
 
 from __future__ import annotations
@@ -350,9 +350,10 @@ def _loss(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     n, shape = rows * s["vocab"], {"rows": rows, "cols": s["vocab"]}
     if "fused" in flags or "eager" in flags:
         there, back = Call("softmax", shape, "fp32"), Call("softmax_backward", shape, "fp32")
-        if "eager" in flags and "amp" not in flags:
+        is_wide = "amp" in flags or "fp32-loss" in flags
+        if "eager" in flags and not is_wide:
             there, back = there._replace(dtype=""), back._replace(dtype="")
-        cast = [Call("copy", {"n": n}, "fp32", bytes=6.0 * n)] if "amp" in flags else []
+        cast = [Call("copy", {"n": n}, "fp32", bytes=6.0 * n)] if is_wide else []
         zeros = [
             Call("elementwise", {"n": n}, there.dtype, bytes=(4.0 if there.dtype else 2.0) * n)
         ]
