@@ -47,3 +47,18 @@ def test_memory_bound_kernels_leave_power_for_the_others():
     energy = ONE * 800e12 * limits.joules(board, "bf16")
     mixed = float(limits.clock(board, ONE, energy, ONE, NONE)[0])
     assert mixed > clock(board)
+
+
+def test_the_slowest_of_more_boards_is_slower_where_power_limits_it():
+    assert limits.slowest_of(1) == pytest.approx(0.0, abs=1e-12)
+    assert limits.slowest_of(8) == pytest.approx(1.42, abs=0.02)  # of a normal distribution
+    board, energy = device(), ONE * 800e12 * limits.joules(device(), "bf16")
+    paces = [
+        float(limits.clock(board, ONE, energy, NONE, NONE, limits.slowest_of(n))[0])
+        for n in (1, 8, 512)
+    ]
+    assert paces[0] == clock(board)
+    assert paces[0] / paces[1] == pytest.approx(1 + 0.015 * 1.42, abs=0.006)
+    assert paces[2] < paces[1]
+    idle = limits.clock(board, ONE, energy / 4, NONE, NONE, limits.slowest_of(512))
+    assert float(idle[0]) == pytest.approx(1.0)  # below its limit every board keeps its clock

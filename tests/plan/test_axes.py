@@ -5,13 +5,15 @@ import pytest
 
 from foretell.cluster import load as load_cluster
 from foretell.cost import collective
-from foretell.plan import Plan, check, estimate
-from foretell.plan.costs import costs, stage
+from foretell.errors import InputError
+from foretell.plan import Plan, check, estimate, lower
+from foretell.plan.costs import copied_seconds, costs, is_copied, stage
 from foretell.plan.estimate import reducing
 from foretell.plan.layouts import layers_of
 from foretell.plan.memory import memory
 from foretell.plan.plan import levels
 from foretell.predict import predict
+from foretell.simulate import simulate
 from foretell.workload import load
 
 NODE = load_cluster("dgx-h100:nodes=1")
@@ -164,3 +166,75 @@ def test_offload_holds_no_optimizer_state_and_takes_longer():
     here, there = (predict(one.but(offload=o), LONG, NODE) for o in (False, True))
     assert there.memory["optimizers"] == 0 < here.memory["optimizers"]
     assert there.step > here.step
+
+
+MANY = load("moe:layers=4,hidden=2048,heads=16,experts=64,top=8,seq=4096")
+
+
+def test_expert_exchanges_beside_another_micro_batch_take_less():
+    """What the network takes stays; the step waits for what compute does not cover."""
+    asked = plan(dp=8, ep=8, global_batch=32)
+    shown, hidden = (predict(asked.but(ep_overlap=way), MANY, NODE) for way in (None, True))
+    away = shown.breakdown["exchange_s"]
+    assert 0.3 * away < shown.step - hidden.step < away
+    assert talk(MANY, asked.but(ep_overlap=True)) == [0.0, 0.0]
+
+
+def test_expert_exchanges_beside_compute_have_a_lane_of_their_own():
+    asked = check(plan(dp=8, ep=8, global_batch=32, ep_overlap=True), MANY, NODE)
+    graph = lower(asked, MANY, NODE, detail="layer")
+    moved, kernels = graph.select(op="all_to_all"), graph.select(kind="kernel")
+    assert len(moved) == 4 * 4 * 2  # layers, micro-batches, ways
+    lanes = graph.column("lane")
+    assert not set(lanes[moved].tolist()) & set(lanes[kernels].tolist())
+    whole = simulate(graph).seconds
+    assert whole == pytest.approx(float(estimate([asked], MANY, NODE).step[0]), rel=0.04)
+
+
+@pytest.mark.parametrize("text", ["dp=8,global_batch=8", "dp=4,pp=2,global_batch=32"])
+def test_expert_exchanges_need_another_micro_batch_to_hide_behind(text):
+    asked = Plan.parse(text + ",ep=4,micro_batch=1,framework=megatron-core,ep_overlap=yes")
+    with pytest.raises(InputError, match="ep_overlap=yes with"):
+        check(asked, MANY, NODE)
+
+
+def test_a_token_is_sent_once_a_node_or_once_an_expert():
+    two = load_cluster("dgx-h100:nodes=2")
+    asked = plan(dp=16, ep=16, global_batch=16, precision="bf16-master")
+    node, rank, usual = (
+        predict(asked.but(ep_dispatch=way), MANY, two).breakdown["exchange_s"]
+        for way in ("node", "rank", "")
+    )
+    assert usual == node
+    assert rank > 2 * node
+
+
+def block_cost(text, model="gpt:layers=4,hidden=2048,heads=16,seq=2048,vocab=32000,dropout=no"):
+    workload = load(model)
+    c = costs([check(Plan.parse(text), workload, NODE)], workload, NODE)
+    at = next(i for i, layer in enumerate(workload.layers) if layer.is_block)
+    return c.layers[at], c, workload
+
+
+def test_pytorch_does_not_run_the_last_matmul_of_a_block_again():
+    """`torch.utils.checkpoint` stops at the last tensor it was asked for: the matmul's input."""
+    base = "dp=8,micro_batch=1,global_batch=8,precision=bf16-master,recompute=full,"
+    torch, _, _ = block_cost(base + "framework=fsdp,zero=3")
+    last = 2.0 * 2048 * 8192 * 2048  # tokens, inner, hidden
+    assert torch.forward.flops[0] - torch.whole.flops[0] == pytest.approx(last)
+    megatron, _, _ = block_cost(base + "framework=megatron-core")
+    assert megatron.whole.flops[0] == pytest.approx(megatron.forward.flops[0])
+    assert megatron.whole.kernels[0] == pytest.approx(megatron.forward.kernels[0])
+
+
+def test_fsdp_casts_and_copies_parameters_however_they_are_sharded():
+    """Gathered twice, gathered once and kept, or held in fp32: 18, 14 and 12 bytes a parameter."""
+    base = "dp=8,micro_batch=1,global_batch=8,precision=bf16-master,framework=fsdp,zero="
+    found = {}
+    for zero in (0, 2, 3):
+        _, c, workload = block_cost(base + str(zero))
+        found[zero] = float(sum(copied_seconds(c, 1, workload, NODE))[0])
+    assert found[0] < found[2] < found[3]
+    assert found[2] / found[0] == pytest.approx(14 / 12, rel=0.05)
+    _, c, workload = block_cost(base.replace("=fsdp", "=megatron-core") + "1")
+    assert not is_copied(c.plans.plans[0])

@@ -421,6 +421,12 @@ def test_what_a_framework_overlaps_is_exported_as_it_was_priced():
     assert "--tp-comm-overlap" in words
     never = export(asked.but(overlap=False, tp_overlap=False), "megatron")
     assert "overlap" not in " ".join(never.values())
+    experts = Plan(dp=4, ep=4, framework="megatron-core", ep_overlap=True, ep_dispatch="node")
+    words = export(experts, "megatron")["arguments.txt"]
+    assert "--overlap-moe-expert-parallel-comm" in words
+    assert "--moe-token-dispatcher-type flex" in words
+    again = read_megatron(words, 4)
+    assert (again.ep_overlap, again.ep_dispatch) == (True, "node")
     files = export(Plan(dp=2, framework="megatron-deepspeed"), "deepspeed")
     found = json.loads(files["deepspeed.json"])
     assert found["zero_optimization"]["overlap_comm"] is False

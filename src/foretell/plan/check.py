@@ -225,7 +225,9 @@ def check(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
         _check_stages(plan, workload)
         if plan.layers == blocks_of(plan.but(layers=()), workload):
             plan = plan.but(layers=())
-    return _filled(plan, workload)
+    plan = _filled(plan, workload)
+    _check_overlap(plan)
+    return plan
 
 
 def settled(plan: Plan, workload: Workload, cluster: Cluster) -> tuple[Plan, Cluster]:
@@ -398,6 +400,18 @@ def _check_splits(plan: Plan, workload: Workload) -> None:
         )
     if plan.dp % plan.sharing:
         raise InputError(f"shard={plan.shard} does not divide dp={plan.dp}")
+
+
+def _check_overlap(plan: Plan) -> None:
+    """Expert exchanges beside compute need another micro-batch whose compute there is."""
+    if not plan.ep_overlap or plan.ep == 1:
+        return
+    if micro_batches(plan) == 1 or (plan.pp > 1 and plan.chunks == 1):
+        raise InputError(
+            f"ep_overlap=yes with {micro_batches(plan)} micro-batches, pp={plan.pp} and "
+            f"chunks={plan.chunks}",
+            hint="it takes two micro-batches or more, and chunks where there are stages",
+        )
 
 
 def _check_schedule(plan: Plan) -> None:

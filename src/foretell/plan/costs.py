@@ -201,7 +201,7 @@ def stage(c: Costs, times: Array, workload: Workload, cluster: Cluster) -> Stage
         for way, part in enumerate(layer_parts(c, at, workload)):
             ways[way] += many * part.seconds(c.bend)
             kernels += many * part.kernels
-            talk += many * (part.talk + part.skew)
+            talk += many * part.shown(c.bend)
             issued += many * part.host
         works = workload.layers[at].works()
         tensors += many * sum(not w.frozen for op in works for w in op.weights)
@@ -269,9 +269,7 @@ def is_copied(plan: Plan) -> bool:
     return plan.zero == 3 or (run.profile.fp32_parameters and run.formats.master > 0)
 
 
-def copied_seconds(
-    c: Costs, at: int, workload: Workload, cluster: Cluster
-) -> tuple[Array, Array]:
+def copied_seconds(c: Costs, at: int, workload: Workload, cluster: Cluster) -> tuple[Array, Array]:
     """What that adds to forward and backward of one layer, once."""
     alone = layer_seconds(c, at, workload)
     slower = sharded_seconds(c, at, workload, cluster, alone)

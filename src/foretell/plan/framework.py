@@ -147,6 +147,7 @@ class FrameworkProfile:
     grad_copies: Mapping[str, float] = field(default_factory=dict)
     contention: float = 0.0
     tp_overlap: bool = False
+    ep_overlap: bool = False
     casts_weights: bool = True
     dispatch: str = "rank"
     experts: str = "grouped"
@@ -193,6 +194,8 @@ class Running:
     flags: frozenset[str] = field(default_factory=frozenset)
     is_compiled: bool = False
     tp_overlap: bool = False
+    ep_overlap: bool = False
+    dispatch: str = "rank"
     update_by: tuple[str, str] = ("adam", "foreach")  # the optimizer and its kernels
 
     def op(self, op: Op) -> Op:
@@ -334,8 +337,9 @@ def _default(plan: Plan, can_split: bool, dtype: str) -> str:
 
 @cache
 def _running(
-    framework: str, precision: str, compiled: bool, optimizer: str, update: str, hides: bool | None
-) -> Running:
+    framework: str, precision: str, compiled: bool, updates: tuple[str, str],
+    hides: tuple[bool | None, bool | None], dispatch: str,
+) -> Running:  # fmt: skip
     profile, formats = framework_of(framework), precision_of(precision)
     flags = set()
     if profile.kernels == "fused" or compiled:
@@ -360,9 +364,19 @@ def _running(
         flags.add(profile.layout)
     if profile.experts != "grouped":
         flags.add(profile.experts)
-    name = optimizer or "adam", update or "foreach"
-    hidden = profile.tp_overlap if hides is None else hides
-    return Running(profile, formats, OPTIMIZERS[name], frozenset(flags), compiled, hidden, name)
+    name = updates[0] or "adam", updates[1] or "foreach"
+    tp, ep = hides
+    return Running(
+        profile,
+        formats,
+        OPTIMIZERS[name],
+        frozenset(flags),
+        compiled,
+        profile.tp_overlap if tp is None else tp,
+        profile.ep_overlap if ep is None else ep,
+        dispatch or profile.dispatch,
+        name,
+    )
 
 
 def running(plan: Plan) -> Running:
@@ -373,7 +387,7 @@ def running(plan: Plan) -> Running:
         plan.framework,
         plan.precision,
         plan.compile,
-        plan.optimizer,
-        plan.optimizer_kernels,
-        plan.tp_overlap,
+        (plan.optimizer, plan.optimizer_kernels),
+        (plan.tp_overlap, plan.ep_overlap),
+        plan.ep_dispatch,
     )

@@ -129,6 +129,7 @@ class Part:
     talk: Array  # exchanges, on the device
     skew: Array  # waiting for the slowest rank in them
     flops: Array  # of the matrix units
+    beside: Array  # exchanges that run beside the compute of another micro-batch
 
     def __add__(self, other: Part) -> Part:
         return Part(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
@@ -147,14 +148,22 @@ class Part:
             to[rows] = of
 
     def seconds(self, bend: Array | float) -> Array:
-        """How long it takes when host and device take turns in bounding it."""
+        """How long it takes when host, device and network take turns in bounding it."""
         device = self.kernels + self.talk
-        both = portable.power(self.host, bend) + portable.power(device, bend)
-        return portable.power(both, 1 / bend) + self.skew
+        every = portable.power(self.host, bend) + portable.power(device, bend)
+        if self.beside.any():
+            every = every + portable.power(self.beside, bend)
+        return portable.power(every, 1 / bend) + self.skew
+
+    def shown(self, bend: Array | float) -> Array:
+        """Exchanges that a step waits for: those in its way, and what is left of those beside."""
+        alone = replace(self, beside=np.zeros_like(self.beside))
+        left = self.seconds(bend) - alone.seconds(bend) if self.beside.any() else 0.0
+        return self.talk + self.skew + left
 
 
 def _values(part: Part) -> tuple[Array, ...]:
-    return part.kernels, part.host, part.talk, part.skew, part.flops
+    return part.kernels, part.host, part.talk, part.skew, part.flops, part.beside
 
 
 @dataclass(frozen=True)
@@ -215,7 +224,7 @@ def _on_device(
 
 
 def _empty(length: int) -> list[Part]:
-    return [Part(*(np.zeros(length) for _ in range(5))) for _ in range(4)]
+    return [Part(*(np.zeros(length) for _ in range(6))) for _ in range(4)]
 
 
 def slowest(cluster: Cluster, dtype: str = "bf16") -> Device:
@@ -343,16 +352,14 @@ def _last_kept(layer: Layer, run: Running) -> int:
     """
     if not run.profile.early_stop:
         return len(layer.ops)
-    keeps = [
-        k
-        for k, op in enumerate(layer.ops)
-        if not isinstance(op, Exchange)
-        and holds(op.when, run.flags)
-        and (op.kind == "combine" or any(holds(t.when, run.flags) for t in op.saved))
-    ]
-    last = keeps[-1] if keeps else len(layer.ops)
-    made = keeps and layer.ops[last].saved and layer.ops[last].saved[-1].name == "mask"
-    return last + 1 if made else last
+    end = len(layer.ops)  # where nothing says what is kept
+    for k, op in enumerate(layer.ops):
+        if isinstance(op, Exchange) or not holds(op.when, run.flags):
+            continue
+        kept = [tensor.name for tensor in op.saved if holds(tensor.when, run.flags)]
+        if kept or op.kind == "combine":
+            end = k + 1 if "mask" in kept else k  # a mask is made by the op that keeps it
+    return end
 
 
 def _rerun(op: Op, forward: list[Call], run: Running) -> list[Call]:
@@ -425,8 +432,12 @@ def _exchange(
         again = (WHOLE,) if is_rerun and not is_back else ()
         for phase in (BACKWARD if is_back else FORWARD, *again):
             part = phases[phase]
-            part.talk[rows] += shown * seconds
-            part.skew[rows] += run.profile.straggler * apart
+            if exchange.axis == "ep" and run.ep_overlap:
+                part.beside[rows] += seconds
+                part.kernels[rows] += run.profile.contention * seconds
+            else:
+                part.talk[rows] += shown * seconds
+                part.skew[rows] += run.profile.straggler * apart
             part.host[rows] += run.issued(exchange.axis, is_back) * cluster.calibration.host
 
 
@@ -454,7 +465,7 @@ def exchange_seconds(
     moved = np.broadcast_to(np.asarray(moved, float), (len(rows),))
     again = "all_gather" if exchange.backward and not exchange.kept else ""
     asked = ((False, exchange.forward), (True, exchange.backward), (True, again))
-    copies = exchange.copies if part.runs[0].profile.dispatch == "node" else 1.0
+    copies = exchange.copies if part.runs[0].dispatch == "node" else 1.0
     return [
         (is_back, op, _collective_seconds(op, exchange.axis, moved, cluster, part, copies))
         for is_back, op in asked

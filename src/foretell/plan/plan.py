@@ -90,6 +90,8 @@ class Plan:
     bucket_mb: float = 25.0  # gradients sent together, at least; PyTorch DDP's default
     overlap: bool | None = None  # gradient reduction during the backward; the framework's way
     tp_overlap: bool | None = None  # TP collectives behind matmuls (async TP); the framework's way
+    ep_overlap: bool | None = None  # all-to-alls of experts beside another micro-batch's compute
+    ep_dispatch: Literal["", "rank", "node"] = ""  # a token sent once an expert, or once a node
     framework: str = ""  # what runs it (→ foretell.plan.framework); the default one where empty
     layers: Numbers = ()  # blocks of each stage where they are not even
     shares: Numbers = ()  # samples of each dp rank where they are not even

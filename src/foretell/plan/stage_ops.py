@@ -436,6 +436,8 @@ def _sharded(
             wait = (coming - done,) if done >= 0 else ()
             pieces.append(gather[layers[k + 1][0]]._replace(after=wait))
         for piece in known[which]:
+            if piece.axis == "ep":  # its lane is that of gathers: inside the kernel's seconds
+                continue
             here = len(pieces)
             waits = (here - gathered, here - done) if done >= 0 else (here - gathered,)
             pieces.append(piece._replace(after=waits) if piece.kind == "kernel" else piece)
@@ -509,6 +511,9 @@ def _layer(
     if at == len(workload.layers) - 1 and way == BACKWARD:
         seconds += float(c.turn[0])
     pieces = [Piece("kernel", NAMES[way], seconds, layer.name, flops=flops)]
+    if (beside := float(part.beside[0])) and way != WEIGHT:
+        moved = Piece("collective", "all_to_all", beside, layer.name, axis="ep")
+        pieces = [moved, pieces[0]._replace(after=(2,))]
     if talk and way != WEIGHT:
         pieces.append(Piece("collective", "all_reduce", talk, layer.name, axis="tp"))
     return pieces

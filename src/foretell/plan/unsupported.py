@@ -78,6 +78,11 @@ def unsupported(plan: Plan, model: ModelFacts | None = None) -> list[str]:
             "fp16" in (plan.dtype, plan.precision.removesuffix("-mixed")) and plan.pp > 1
         ),
         "sync names sharded parameters and tp > 1": bool(plan.sync) and plan.tp > 1,
+        "ep_overlap=yes: experts are exchanged between their matmuls, not beside another "
+        "micro-batch": plan.ep_overlap is True and plan.ep > 1,
+        "ep_dispatch=node: tokens go to each of their experts by all_to_all": (
+            plan.ep_dispatch == "node" and plan.ep > 1
+        ),
     }
     reasons = [why for why, is_so in found.items() if is_so]
     reasons += _odd_model(plan, model or ModelFacts())

@@ -74,6 +74,7 @@ def _split(plan: Plan) -> object:
     """What two plans have in common whose layers are split alike, by the same program."""
     degrees = plan.tp, plan.cp, plan.ep, plan.etp, plan.sp, plan.filter, plan.channel, plan.spatial
     program = plan.framework, plan.precision, plan.dtype, plan.compile, plan.tp_overlap
+    program = (*program, plan.ep_overlap, plan.ep_dispatch)
     return degrees, program, plan.zero, plan.pp > 1
 
 

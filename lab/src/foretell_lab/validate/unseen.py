@@ -223,6 +223,8 @@ def request(r: dict[str, str], *, named: bool = True) -> tuple[str, str, str]:
     text += f",schedule=interleaved,chunks={r['vp']}" if int(r["vp"]) > 1 else ""
     text += ",recompute=full" if "recompute" in r["note"] else ""
     text += ",compile=yes" if "compile" in r["note"] else ""
+    text += ",ep_overlap=yes" if "a2a overlap" in r["note"] else ""
+    text += ",ep_dispatch=rank" if "alltoall" in r["note"] else ""
     framework = makers()[r["source"]]["framework"]
     text += f",framework={framework}" if named and framework else ""
     text += f",zero={_zero(r, dp)}"

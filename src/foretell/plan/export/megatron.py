@@ -13,7 +13,7 @@ from typing import Any
 
 from foretell.errors import InputError
 from foretell.plan.export.placed import Line, count, line, recompute, usual
-from foretell.plan.export.say import overlapped, require, tp_overlapped
+from foretell.plan.export.say import ep_overlapped, overlapped, require, tp_overlapped
 from foretell.plan.plan import Plan
 
 _SAID = {
@@ -39,6 +39,8 @@ _SAID |= {
     "optimizer",
     "overlap",
     "tp_overlap",
+    "ep_overlap",
+    "ep_dispatch",
     "layers",
 }
 _NUMBERS = {
@@ -127,6 +129,9 @@ def read_megatron(text: str, ranks: int = 0) -> Plan:
     if given.get("--recompute-method") == "block":
         found["recompute_layers"] = _number(given.get("--recompute-num-layers", "0"), "layers")
     found["offload"] = "--optimizer-cpu-offload" in given
+    found["ep_overlap"] = True if "--overlap-moe-expert-parallel-comm" in given else None
+    ways = {"alltoall": "rank", "flex": "node"}
+    found["ep_dispatch"] = ways.get(given.get("--moe-token-dispatcher-type", ""), "")
     found["optimizer"] = given.get("--optimizer", "adam")
     found |= _read_layout(given.get("--pipeline-model-parallel-layout", ""), found.get("pp", 1))
     plan = Plan(**found)
@@ -169,6 +174,9 @@ def _words(plan: Plan) -> list[str]:
         "--use-distributed-optimizer": plan.zero == 1,
         "--overlap-grad-reduce": overlapped(plan, False) and plan.dp > 1,
         "--tp-comm-overlap": tp_overlapped(plan),
+        "--overlap-moe-expert-parallel-comm": ep_overlapped(plan),
+        "--moe-token-dispatcher-type alltoall": plan.ep > 1 and plan.ep_dispatch == "rank",
+        "--moe-token-dispatcher-type flex": plan.ep > 1 and plan.ep_dispatch == "node",
         "--optimizer-cpu-offload": plan.offload,
         "--bf16": plan.dtype == "bf16",
         "--fp16": plan.dtype == "fp16",

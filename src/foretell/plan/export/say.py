@@ -48,6 +48,13 @@ def tp_overlapped(plan: Plan) -> bool:
     return own and plan.tp > 1
 
 
+def ep_overlapped(plan: Plan) -> bool:
+    """Whether expert exchanges run beside another micro-batch's compute, as it was priced."""
+    own = framework_of(plan.framework).ep_overlap if plan.framework else False
+    said = own if plan.ep_overlap is None else plan.ep_overlap
+    return said and plan.ep > 1
+
+
 def number_format(plan: Plan, program: str, words: dict[str, str]) -> str:
     """A program's word for the format that a plan computes in; fp32 where it does not say."""
     own = plan.dtype or plan.precision.removesuffix("-mixed") or "fp32"
