@@ -336,7 +336,9 @@ def shard_comm(c: Costs, at: int, workload: Workload, cluster: Cluster) -> tuple
     rows = np.arange(len(c.plans))
     size = c.holdings[at].weights
     reach = np.array([r.profile.efficiency for r in c.plans.runs])
-    gather = over_dp(c, "all_gather", size * width(c, workload) / reach, rows, cluster)
+    narrow = np.array(["fp8-gather" in r.flags for r in c.plans.runs])
+    each = np.where(narrow & workload.layers[at].is_block, 1.0, width(c, workload))
+    gather = over_dp(c, "all_gather", size * each / reach, rows, cluster)
     trained = c.holdings[at].trained()[0]
     scatter = over_dp(c, "reduce_scatter", trained * grad_width(c) / reach, rows, cluster)
     return gather, scatter

@@ -149,6 +149,7 @@ class FrameworkProfile:
     tp_overlap: bool = False
     ep_overlap: bool = False
     casts_weights: bool = True
+    fp8_gather: bool = False
     dispatch: str = "rank"
     experts: str = "grouped"
     kept_by_ops: float = 0.32
@@ -360,6 +361,8 @@ def _running(
         flags.add("fp8")
         if not profile.casts_weights:
             flags.add("fp8-weights")
+        if profile.fp8_gather and formats.compute == "fp8":
+            flags.add("fp8-gather")
     if profile.layout:
         flags.add(profile.layout)
     if profile.experts != "grouped":

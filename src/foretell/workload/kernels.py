@@ -21,8 +21,9 @@ arrays, one entry a layout. `RULES` has one function a kind:
 
 Flags of the framework that matter here: `flash`, `fused`, `compiled`, `nhwc` (channels last), `amp`
 (weights kept in fp32 and cast where they are used; norms in fp32), `eager` (PyTorch's operators),
-`fp8` (matmuls of weights in eight bits), `fp8-weights` (weights kept in them), `one-by-one`
-(a launch for each expert), `fp32-loss` (logits are cast to fp32 before the loss).
+`fp8` (matmuls of weights in eight bits), `fp8-weights` (weights kept in them), `fp8-gather`
+(shards cast before they are gathered), `one-by-one` (a launch for each expert), `fp32-loss` (logits
+are cast to fp32 before the loss).
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def _quantised(op: Op, sizes: Sizes, found: Calls, flags: frozenset[str]) -> Cal
     Each tensor is read for its largest number, read again, and written as it lies and turned, as
     the units want it (current scaling). Scores of attention and logits are not cast, as in
     Transformer Engine and torchao. Weights are not either where they are held in eight bits from
-    one update to the next (flag `fp8-weights`: Transformer Engine's primary weights).
+    one update to the next (flag `fp8-weights`: Transformer Engine's primary weights), or where each
+    rank casts its shard before it is gathered (flag `fp8-gather`).
     """
     forward, back = found
     if op.kind not in ("matmul", "experts") or not op.weights or op.options.get("vocabulary"):
@@ -95,7 +97,7 @@ def _quantised(op: Op, sizes: Sizes, found: Calls, flags: frozenset[str]) -> Cal
     matrix = sizes["in"] * sizes["out"] * sizes.get("experts", 1.0)
     each = _one_by_one(sizes, flags) if op.kind == "experts" else 0.0
     given = [_cast(rows * sizes["in"], each)]
-    if "fp8-weights" not in flags:
+    if not flags & {"fp8-weights", "fp8-gather"}:
         given.append(_cast(matrix))
     return [*given, *forward], [_cast(rows * sizes["out"], each), *back]
 
