@@ -143,7 +143,7 @@ def _of_script(
 ) -> tuple[str, ...]:
     """Run an unchanged script and record one of its steps."""
     require_torch()
-    from foretell.pytorch.intake.capture import capture_script
+    from foretell.pytorch.intake.launch import capture_script
     from foretell.pytorch.intake.request import Script
 
     plain = CaptureOptions()

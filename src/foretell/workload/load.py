@@ -122,7 +122,7 @@ def _is_loop(text: str) -> bool:
 
 def _step_of_script(text: str) -> Graph:
     """The step of an unchanged training script, run on fake tensors until it is recorded."""
-    capture = import_module("foretell.pytorch.intake.capture").capture_script
+    capture = import_module("foretell.pytorch.intake.launch").capture_script
     script = import_module("foretell.pytorch.intake.request").Script(*_script_of(text))
     with TemporaryDirectory(prefix="foretell-") as folder:
         capture(script, Path(folder) / "step.graph")

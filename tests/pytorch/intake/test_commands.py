@@ -82,11 +82,11 @@ def test_a_file_never_runs_a_script_with_arguments(here: Path, line: str) -> Non
 def test_a_script_that_lacks_a_package_is_tried_once(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from foretell.pytorch.intake import capture
+    from foretell.pytorch.intake import launch
 
     runs = []
-    plain = capture.launch
-    monkeypatch.setattr(capture, "launch", lambda *args: runs.append(1) or plain(*args))
+    plain = launch.launch
+    monkeypatch.setattr(launch, "launch", lambda *args: runs.append(1) or plain(*args))
     (tmp_path / "lacks.py").write_text("import a_package_that_is_not_there\n")
     with pytest.raises(InputError, match="a_package_that_is_not_there"):
         invoke("capture", tmp_path / "lacks.py")

@@ -123,7 +123,7 @@ def test_only_processes_of_the_script_are_watched():
 
     from torch.utils.data._utils.worker import _worker_loop
 
-    from foretell.pytorch.intake.processes import _is_own
+    from foretell.pytorch.intake.watch import _is_own
 
     assert _is_own(test_only_processes_of_the_script_are_watched)
     assert not _is_own(_worker_loop)

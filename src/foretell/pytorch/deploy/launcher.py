@@ -32,8 +32,8 @@ from foretell.plan import Plan
 from foretell.plan.unsupported import require_in_script, require_runnable
 from foretell.pytorch.deploy import run_files
 from foretell.pytorch.deploy.run_files import BEFORE, Asked, State
-from foretell.pytorch.intake.capture import capture_script
 from foretell.pytorch.intake.files import undo
+from foretell.pytorch.intake.launch import capture_script
 from foretell.pytorch.intake.request import Script
 from foretell.pytorch.ranks.pin import allowed
 

@@ -36,10 +36,9 @@ from foretell.pytorch.capture.record import Ledger, Recorder, is_work, workspace
 from foretell.pytorch.capture.values import Assumed
 from foretell.pytorch.intake import fake
 from foretell.pytorch.intake.files import Journal
-from foretell.pytorch.intake.processes import watched_processes
 from foretell.pytorch.intake.profiled import Leave, journalled_saves, progress_in
 from foretell.pytorch.intake.request import Request
-from foretell.pytorch.intake.watch import Watch
+from foretell.pytorch.intake.watch import Watch, watched_processes
 from foretell.pytorch.profile.layers import Parents
 
 _FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16"}

@@ -17,9 +17,8 @@ from torch import distributed
 from foretell import profile as marks
 from foretell.pytorch.intake.files import Journal
 from foretell.pytorch.intake.launch import PROGRESS
-from foretell.pytorch.intake.processes import watched_processes
 from foretell.pytorch.intake.request import Request, is_description, is_rank, rank_and_world
-from foretell.pytorch.intake.watch import Watch
+from foretell.pytorch.intake.watch import Watch, watched_processes
 from foretell.pytorch.profile.record import Recorder
 from foretell.pytorch.profile.run import trained_forever, write
 
