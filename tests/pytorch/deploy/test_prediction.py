@@ -25,6 +25,7 @@ from foretell.pytorch.bench import timed
 from foretell.pytorch.deploy import machine_cache, op_times
 from foretell.pytorch.deploy.op_times import PricedOp
 from foretell.workload import load as workload
+from tests.pytorch.deploy.ranks import on_ranks
 
 GEMM = {"m": 64.0, "n": 64.0, "k": 64.0}
 
@@ -191,3 +192,23 @@ def test_a_run_is_predicted_for_the_machine_it_is_on(tmp_path, plan):
     (kept,) = (tmp_path / "foretell" / "machines").glob("*.json")
     names = {row[0] for row in json.loads(kept.read_text())["ops"]}
     assert {"gemm", "optimizer"} <= names
+
+
+def begun_apart(seconds):
+    """What is found of ranks of which one is later by so much between steps."""
+    import time
+
+    import torch.distributed as dist
+
+    from foretell.plan import Plan
+    from foretell.pytorch.deploy import load_probe
+
+    load_probe._PAIRS = 5
+    found = load_probe.probe(Plan(dp=2), 1e-3, lambda: time.sleep(seconds * dist.get_rank()))
+    return found.apart, load_probe.probe(Plan(dp=2), 1e-3).apart
+
+
+def test_ranks_that_begin_a_step_apart_wait_for_each_other():
+    for apart, none in on_ranks(2, begun_apart, 0.4):
+        assert apart > 0.1
+        assert none == 0.0

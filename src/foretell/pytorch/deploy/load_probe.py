@@ -27,6 +27,8 @@ _STEADY = 0.03  # standard error of the mean, of ln
 _TURNS = (24, 800)  # rounds of stages that work in turn, at least and at most
 _WHILE = 1.0  # core seconds of a rank's rounds: a process that slept is served first for a while
 _MEETS = 12  # small messages behind work
+_PAIRS = 24  # pieces that ranks begin together, and apart
+_SPREAD = 1.4826  # of a normal distribution: standard over median distance
 _SMALL = 1024  # numbers of a small message
 
 
@@ -37,15 +39,50 @@ class Load(NamedTuple):
     unsteady: float  # standard deviation of its logarithm
     late: float  # seconds of a small message behind work
     sent: float = 0.0  # seconds of a small message to the next stage
+    apart: float = 0.0  # seconds that the first rank to begin a step waits for the last
+    apart_off: float = 0.0  # how far these are from each other, from step to step
 
 
-def probe(plan: Plan, piece: float) -> Load:
-    """The load as steps of a plan find it; `piece`: core seconds between two of its messages."""
-    work = _work(min(max(piece, _LEAST), BURN))
+def probe(plan: Plan, piece: float, between: Callable[[], Any] | None = None) -> Load:
+    """The load as steps of a plan find it; `piece`: core seconds between two of its messages.
+
+    `between`: what a rank does between two steps, after which ranks begin the next apart.
+    """
+    each = min(max(piece, _LEAST), BURN)
+    work = _work(each)
     if plan.pp > 1:
-        many = round(_WHILE / min(max(piece, _LEAST), BURN))
-        return _in_turn(plan, work, min(max(many, _TURNS[0]), _TURNS[1]))
-    return _at_once(work, piece)
+        many = round(_WHILE / each)
+        found = _in_turn(plan, work, min(max(many, _TURNS[0]), _TURNS[1]))
+    else:
+        found = _at_once(work, piece)
+    if between is None or dist.get_world_size() == 1:
+        return found
+    apart, off = _apart(_work(_LEAST), between)
+    return found._replace(apart=apart, apart_off=off)
+
+
+def _apart(
+    work: Callable[[], tuple[float, float]], between: Callable[[], Any]
+) -> tuple[float, float]:
+    """By how much a piece of work and a message take longer after what is between two steps.
+
+    Of the slowest rank, as steps are told; in turn with pieces that ranks begin together.
+    """
+    small, rows = torch.zeros(8), list[list[float]]()
+    for _ in range(_PAIRS):
+        pair = []
+        for ready in (dist.barrier, between):
+            ready()
+            start = time.perf_counter()
+            work()
+            dist.all_reduce(small)
+            pair.append(time.perf_counter() - start)
+        rows.append(pair)
+    each = torch.tensor(rows, dtype=torch.float64)
+    dist.all_reduce(each, op=dist.ReduceOp.MAX)
+    together, alone = each[:, 0], each[:, 1]
+    off = (alone - alone.median()).abs().median() * _SPREAD
+    return max(float(alone.median() - together.median()), 0.0), float(off)
 
 
 def _work(seconds: float) -> Callable[[], tuple[float, float]]:

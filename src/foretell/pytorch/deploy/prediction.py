@@ -65,7 +65,6 @@ _PARAMETERS = 2**26  # that an optimizer is timed on at most
 _LITTLE = 0.02  # of a step: parts below it teach nothing
 _LONG = 2e-5  # seconds of an op: shorter ones are mostly Python, the dispatcher and autograd
 _DRIFT = machine_cache.SPREAD["drift"]
-_JITTER = machine_cache.SPREAD["jitter"]["seconds"]
 _WHOLE = ("host", "talk")  # factors that are of no family of ops
 
 
@@ -133,16 +132,17 @@ class Predictor:
         if dist.get_rank() == 0:
             machine_cache.save(self.machine)
 
-    def predict(self) -> dict[str, Any]:
+    def predict(self, between: Callable[[], Any] | None = None) -> dict[str, Any]:
         """Seconds of a step with their interval, or why there are none: asked right before it.
 
-        What changes from moment to moment is measured here: the load, and messages under it.
+        What changes from moment to moment is measured here: the load, messages under it, and how
+        far apart ranks are after what they do `between` two steps.
         """
         if self.known is not None:
             return self.known if dist.get_rank() == 0 else {}
         if self.plan.pp > 1:
             self._add_runtime()
-        load = probe(self.plan, self._piece())
+        load = probe(self.plan, self._piece(), between)
         busy = load.busy
         messages = tuple(
             m._replace(start=max(m.start, load.sent if m.op == "send" else load.late))
@@ -256,18 +256,22 @@ class Predictor:
         load = found_load.busy
         cluster = self._machines(machine, TimedOps(machine.seconds, load), messages)
         found = predict(self.plan, self.workload, cluster)
+        step = found.step + found_load.apart
         # work that is longer than what was timed for the load sees more of its mean
-        sigma = found_load.unsteady * min(1.0, BURN / found.step) ** 0.5
+        sigma = found_load.unsteady * min(1.0, BURN / step) ** 0.5
         drift = _DRIFT["idle"] + _DRIFT["load"] * math.log(load)
         wide = math.log(found.high / found.step) / FOUR_IN_FIVE
-        sigma = math.hypot(wide, sigma, drift, math.log1p(_JITTER / found.step))
-        factor = math.exp(FOUR_IN_FIVE * sigma)
+        # one step waits by other seconds than the next, and waiting may be another's altogether
+        waits = math.log1p(max(found_load.apart_off, found_load.apart) / step)
+        factor = math.exp(FOUR_IN_FIVE * math.hypot(wide, sigma, drift, waits))
+        parts = found.breakdown
         return {
-            "step_s": found.step,
-            "low_s": found.step / factor,
-            "high_s": found.step * factor,
+            "step_s": step,
+            "low_s": step / factor,
+            "high_s": step * factor,
             "load": load,
-            "breakdown": found.breakdown,
+            "waits_s": found_load.apart,
+            "breakdown": parts | {"idle_s": parts["idle_s"] + found_load.apart},
             "runs": max((one.runs for one in self.machine.learned.values()), default=0),
         }
 
@@ -307,7 +311,8 @@ class Predictor:
         if sent > _LITTLE * step:
             busy = load / self.told["load"]
             work = sum(self.told["breakdown"][part] for part in ("compute_s", "update_s"))
-            ratios["talk"] = self.machine.factor("talk") * (step - busy * work) / (busy * sent)
+            left = step - self.told["waits_s"] - busy * work
+            ratios["talk"] = self.machine.factor("talk") * left / (busy * sent)
         machine_cache.save(self.machine.with_run(ratios))
         return first_apart(ops, profiled.forward)
 

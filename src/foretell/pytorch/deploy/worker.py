@@ -133,7 +133,7 @@ def _run(asked: Asked, folder: Path, rank: int, pulse: Heartbeat) -> dict[str, A
     if first >= last:
         raise InputError(f"the checkpoint has all {last} steps already")
     pulse.enter("predict")
-    told = predictor.predict() if predictor is not None else None
+    told = predictor.predict(lambda: run.between(pulse)) if predictor is not None else None
     times = []
     log = StepLog(folder, is_on=rank == 0, plan=asked.plan)
     for step in range(first, last):
@@ -348,11 +348,18 @@ class _Steps:
         found = share(self.script.batch, at, plan.dp, step, device=self.device, shares=plan.shares)
         return prepared(self.model, found, self.loss)[:2]
 
+    def between(
+        self, pulse: Heartbeat, step: int = 0, phase: str = "predict", done: float | None = None
+    ) -> tuple[tuple[Any, ...], Any]:
+        """What is done between two steps: say so, and make a batch."""
+        pulse.enter(phase, done)
+        found = self.batch(step)
+        self._wait()
+        return found
+
     def take(self, step: int, steps: int, pulse: Heartbeat) -> float:
         """Seconds of one step of so many, the batch not counted."""
-        pulse.enter(f"step {step}", step / steps)
-        inputs, target = self.batch(step)
-        self._wait()
+        inputs, target = self.between(pulse, step, f"step {step}", step / steps)
         start, core, queued = time.perf_counter(), time.thread_time(), run_files.queued()
         loss = self._step(inputs, target)
         if self.scheduler is not None:
