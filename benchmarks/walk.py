@@ -48,7 +48,7 @@ class Walk:
             return
         if code.co_name == "<module>":
             self._importing += 1 if event == "call" else -1
-        elif not self._importing and _is_function(code):
+        elif not self._importing and not _by_import(frame) and _is_function(code):
             self._note(code, event == "call")
 
     def _note(self, code: CodeType, is_call: bool) -> None:
@@ -60,6 +60,12 @@ class Walk:
         self._stack.append(f"{file}:{code.co_qualname}")
         if len(self._stack) > self.depth and len(different := set(self._stack)) > self.depth:
             self.depth, self.deepest = len(different), list(self._stack)
+
+
+def _by_import(frame: FrameType) -> bool:
+    """Whether Python's own import machinery calls it."""
+    caller = frame.f_back
+    return caller is not None and caller.f_code.co_filename.startswith("<frozen importlib")
 
 
 def _is_function(code: CodeType) -> bool:

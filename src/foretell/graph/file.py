@@ -245,7 +245,7 @@ def _unpacked(frame: memoryview, size: int | None, where: str) -> bytes:
         said = zstandard.frame_content_size(frame)
         if said < 0 or (size is not None and said != size):
             raise _broken(where)
-        if said > free_memory():
+        if size is None and said > free_memory():  # all others were summed up by the header
             raise _too_large(where, said, free_memory())
         unpack = zstandard.ZstdDecompressor().decompress
         raw: bytes = unpack(frame, max_output_size=said, allow_extra_data=False)
