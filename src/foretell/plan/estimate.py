@@ -190,12 +190,12 @@ def sends(c: Costs, workload: Workload, cluster: Cluster) -> Array:
     out = np.zeros(len(c.plans))
     rows = np.flatnonzero(c.plans.column("pp") > 1)
     block = next(i for i, layer in enumerate(workload.layers) if layer.is_block)
-    handed = c.holdings[block].handed[rows]
+    output_bytes = c.holdings[block].output_bytes[rows]
     keys = [stride(c.plans.plans[i], "pp") for i in rows.tolist()]
     for step in sorted(set(keys)):
         mine = np.array([i for i, k in enumerate(keys) if k == step])
         group = levels(cluster, 2, step)
-        out[rows[mine]] = collective.price("send", handed[mine], group).seconds
+        out[rows[mine]] = collective.price("send", output_bytes[mine], group).seconds
     return out
 
 

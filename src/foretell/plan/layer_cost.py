@@ -50,7 +50,7 @@ class LayerMemory:
     experts: Array  # elements split over data-parallel ranks besides
     kept: Array  # bytes autograd keeps with nothing run again
     scores: Array  # bytes among them that selective recompute drops
-    handed: Array  # bytes passed to the next layer
+    output_bytes: Array  # bytes passed to the next layer
     brief: Array  # bytes that are there only while it runs
     largest: Array  # bytes of the largest single tensor kept: what is there twice for a moment
     frozen: Array  # elements of `weights` that are not trained
@@ -96,8 +96,10 @@ def _holding(workload: Workload, layer: Layer, cells: Layouts) -> LayerMemory:
                     largest[rows] = np.maximum(largest[rows], size)
                     if _is_score(op, tensor.name):
                         sums["scores"][rows] += size
-    handed = layer.handed(degrees, batch, workload.dtype)
-    return LayerMemory(**sums, handed=np.broadcast_to(handed, zero.shape), largest=largest)
+    output_bytes = layer.output_bytes(degrees, batch, workload.dtype)
+    return LayerMemory(
+        **sums, output_bytes=np.broadcast_to(output_bytes, zero.shape), largest=largest
+    )
 
 
 def _kept_in(op: Op, tensor: Tensor, dtype: str, run: Running) -> str:

@@ -1,13 +1,11 @@
-"""Layers on ranks of their own: rows of a plan's `groups` read and checked, as ranges of layers.
+"""Plans that place ranges of layers on ranks of their own (`groups`): ranges, seconds and memory.
 
-Nothing is sent inside a range. Plans of `groups` list them row by row; a plan of data parallelism
-whose ranks have `shares`, or whose parameters are reduced in ways of their own (`sync`), is one
-range of all layers.
+A `LayerRange` is consecutive layers on the same ranks; nothing is sent inside it. Plans with
+`groups` list ranges row by row; a data-parallel plan with uneven `shares`, or with a reduction
+method per parameter (`sync`), is one range of all layers.
 
-What layers on ranks of their own cost and hold: prices of single layers at single batches.
-
-Seconds of layers come from `plan.layer_cost`, of messages from `foretell.cost.collective`; what a
-search draws lines between is asked here for exactly the samples a plan names.
+`GroupCosts` prices single layers for exactly the samples a rank gets: kernels from
+`plan.layer_cost`, messages from `foretell.cost.collective`.
 """
 
 from __future__ import annotations
@@ -50,8 +48,8 @@ _MANY = 16  # samples that bytes are counted for: what does not grow with them h
 _ONE_RANK = "all-reduce"  # there is nothing to agree with: any way is this
 
 
-class Product(NamedTuple):
-    """An op whose weight gradient is a product, and may go as its factors."""
+class FactorMatmul(NamedTuple):
+    """A matmul whose weight gradient xᵀ·dy may be sent as its two factors x and dy."""
 
     name: str  # behind the name of its layer
     n1: float
@@ -61,7 +59,7 @@ class Product(NamedTuple):
     source: str = ""  # the first op that reads its input: one input, gathered once for all of them
 
 
-def products(workload: Workload, unit: Unit) -> list[Product]:
+def factor_matmuls(workload: Workload, unit: Unit) -> list[FactorMatmul]:
     """The matmuls of a unit; tied weights have none."""
     layer = workload.layers[unit.layer]
     again = {name for pair in workload.tied for name in pair}
@@ -79,21 +77,21 @@ def products(workload: Workload, unit: Unit) -> list[Product]:
     return found
 
 
-def gathered(some: Sequence[Product]) -> float:
+def gathered(some: Sequence[FactorMatmul]) -> float:
     """Numbers of one sample that are gathered for some matmuls: inputs that they share once."""
     inputs = {p.source or p.name: p.rows * p.n1 for p in some}
     return sum(inputs.values()) + sum(p.rows * p.n2 for p in some)
 
 
-def sharing(some: Sequence[Product]) -> list[list[Product]]:
+def sharing(some: Sequence[FactorMatmul]) -> list[list[FactorMatmul]]:
     """Matmuls by the input that they read."""
-    found: dict[str, list[Product]] = {}
+    found: dict[str, list[FactorMatmul]] = {}
     for p in some:
         found.setdefault(p.source or p.name, []).append(p)
     return [*found.values()]
 
 
-def choices(some: Sequence[Product]) -> list[tuple[Product, ...]]:
+def choices(some: Sequence[FactorMatmul]) -> list[tuple[FactorMatmul, ...]]:
     """Which of some matmuls with one input may go as factors: any; of many, none or all."""
     if len(some) > _MOST_CHOSEN:
         return [(), tuple(some)]
@@ -196,21 +194,21 @@ class GroupCosts:
 
     # Factors
 
-    def paying(self, at: int, ranks: Sequence[int], batch: int) -> list[Product]:
+    def paying(self, at: int, ranks: Sequence[int], batch: int) -> list[FactorMatmul]:
         """The matmuls of a unit whose factors take less than their gradients, on these links."""
-        found: list[Product] = []
-        for some in sharing(products(self.workload, self.units[at])):
+        found: list[FactorMatmul] = []
+        for some in sharing(factor_matmuls(self.workload, self.units[at])):
             worth = [(self._saved(sent, ranks, batch), sent) for sent in choices(some)]
             found += max(worth, key=lambda one: (one[0], -len(one[1])))[1]
         return found
 
-    def _saved(self, sent: Sequence[Product], ranks: Sequence[int], batch: int) -> float:
+    def _saved(self, sent: Sequence[FactorMatmul], ranks: Sequence[int], batch: int) -> float:
         """Seconds of communication that factors save."""
         width = self.widths[1]
         reduce = sum(self.talk("all_reduce", p.elements * width, ranks) for p in sent)
         return reduce - self.talk("all_gather", batch * gathered(sent) * width, ranks)
 
-    def product_seconds(self, device: Device, product: Product, samples: float) -> float:
+    def product_seconds(self, device: Device, product: FactorMatmul, samples: float) -> float:
         """Seconds of a weight gradient over so many samples."""
         rows = samples * product.rows
         shape = {"b": 1.0, "m": product.n2, "n": product.n1, "k": rows, "ta": 1.0, "tb": 0.0}
@@ -219,10 +217,10 @@ class GroupCosts:
         return float(kernel.seconds(device, "gemm", "fp32", sizes, bytes=nothing).seconds[0])
 
 
-def _product(unit: str, op: Op, source: str) -> Product:
+def _product(unit: str, op: Op, source: str) -> FactorMatmul:
     size = sum(float(np.asarray(w.elements(op.dims))) for w in op.weights)
     rows, n1, n2 = (float(op.dims.get(dim, 1.0)) for dim in ("tokens", "in", "out"))
-    return Product(f"{unit}/{op.name}", n1, n2, rows, size, f"{unit}/{source}")
+    return FactorMatmul(f"{unit}/{op.name}", n1, n2, rows, size, f"{unit}/{source}")
 
 
 def held(workload: Workload, plain: Plan, **degrees: int) -> dict[str, Array]:
@@ -243,7 +241,7 @@ def held(workload: Workload, plain: Plan, **degrees: int) -> dict[str, Array]:
         "weights": np.array([weights[i] - less[i] / split for i in each]),
         "kept": np.array([kept[i] for i in each]),
         "brief": np.array([brief[i] for i in each]),
-        "handed": np.array([float(found[i].handed[0]) / _MANY for i in each]),
+        "handed": np.array([float(found[i].output_bytes[0]) / _MANY for i in each]),
     }
 
 
@@ -255,7 +253,7 @@ class Layer:
     name: str
     way: str
     server: int = -1  # the rank that updates it for everyone
-    factors: tuple[Product, ...] = ()  # what of it goes as factors
+    factors: tuple[FactorMatmul, ...] = ()  # what of it goes as factors
 
 
 @dataclass(frozen=True)
@@ -379,7 +377,7 @@ class LayerRange:
         return gathered(layer.factors) * self.rows * costs.widths[1]
 
 
-def is_apart(plan: Plan) -> bool:
+def has_per_rank_costs(plan: Plan) -> bool:
     """Whether ranks are priced one by one: layers apart, or replicas that are not alike."""
     plain = plan.zero <= 1 and plan.recompute == "none" and not plan.offload
     only_dp = all(n == 1 for axis, n in plan.degrees().items() if axis != "dp") and plan.ep == 1
@@ -444,7 +442,7 @@ def _layer(
         return Layer(at, name, way)
     if "factors" not in said:
         return Layer(at, name, way, factors=tuple(costs.paying(at, ranks, batch)))
-    every = products(costs.workload, costs.units[at])
+    every = factor_matmuls(costs.workload, costs.units[at])
     sent = [p for p in every if ways.get(p.name) == "factors"]
     if not sent:
         raise InputError(

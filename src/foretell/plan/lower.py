@@ -32,7 +32,7 @@ from foretell.plan.estimate import (
     tied_bytes,
 )
 from foretell.plan.group_graph import lower_groups
-from foretell.plan.layer_ranges import is_apart
+from foretell.plan.layer_ranges import has_per_rank_costs
 from foretell.plan.order import FORWARD, Order, last_stage, order
 from foretell.plan.place_graph import lower_places
 from foretell.plan.plan import Plan
@@ -249,7 +249,7 @@ def lower(plan: Plan, workload: Workload, cluster: Cluster, *, detail: str = "st
     if plan.stages:
         return lower_places(plan, workload, cluster)
     plan, cluster = settled(plan, workload, cluster)
-    if is_apart(plan):
+    if has_per_rank_costs(plan):
         return lower_groups(plan, workload, cluster)
     return written(priced(plan, workload, cluster), detail)
 
@@ -337,4 +337,4 @@ def _is_up(way: int, here: tuple[int, int], there: tuple[int, int]) -> bool:
 def _output_bytes(context: Priced, stage: int) -> float:
     """Bytes a stage sends on of one micro-batch."""
     block = next(i for i, layer in enumerate(context.workload.layers) if layer.is_block)
-    return float(context.stages[stage].costs.holdings[block].handed[0])
+    return float(context.stages[stage].costs.holdings[block].output_bytes[0])

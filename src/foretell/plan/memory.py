@@ -151,10 +151,10 @@ def _kept(c: Costs, times: Array, workload: Workload) -> tuple[Array, Array]:
     for layer, held, many in zip(workload.layers, c.holdings, times, strict=True):
         whole, less = (
             held.kept,
-            np.where(by_ops, held.handed + still * held.kept, held.kept - held.scores),
+            np.where(by_ops, held.output_bytes + still * held.kept, held.kept - held.scores),
         )
         if layer.is_block:
-            each = np.where(again == 2, held.handed, np.where(again == 1, less, whole))
+            each = np.where(again == 2, held.output_bytes, np.where(again == 1, less, whole))
             kept += (c.share * each + (1 - c.share) * whole) * many
             scores = np.where(by_ops, whole - less, held.scores)
             extra = np.where(again == 2, whole, np.where(again == 1, scores, held.brief))

@@ -57,7 +57,7 @@ class Rates:
     inputs: Array  # gradient of the input
     weights: Array  # gradient of the weights
     kept: Array  # from forward to backward
-    handed: Array  # to the next layer: all that is kept where forward runs again
+    output_bytes: Array  # to the next layer: all that is kept where forward runs again
     brief: Array  # only while it runs
     elements: Array  # of weights
     parameters: Array  # bytes of them
@@ -116,7 +116,7 @@ def _rates(prices: Prices, ranks: tuple[int, ...]) -> Rates:
         inputs=both - weights,
         weights=weights,
         kept=_column([h.kept for h in c.holdings]),
-        handed=_column([h.handed for h in c.holdings]),
+        output_bytes=_column([h.output_bytes for h in c.holdings]),
         brief=_column([h.brief for h in c.holdings]),
         elements=_column([h.weights + h.experts for h in c.holdings]),
         parameters=_column([m.parameters for m in held]),
@@ -148,7 +148,7 @@ def placed_stage_cost(prices: Prices, place: StagePlacement) -> PlacedStageCost:
     r, times = prices.rates(place.ranks), np.array(place.times, float)
     blocks, again = times * r.is_block, float("recompute" in place.ways)
     trains = float("frozen" not in place.ways)
-    kept = float(product(times - again * blocks, r.kept) + product(again * blocks, r.handed))
+    kept = float(product(times - again * blocks, r.kept) + product(again * blocks, r.output_bytes))
     dropped = float(np.max((r.kept + r.brief) * (blocks > 0))) * again
     return PlacedStageCost(
         forward=float(product(times, r.forward)),
@@ -180,7 +180,7 @@ def message(
     missing = [r for r in then.ranks if r not in first.ranks]
     if not missing:
         return 0.0
-    size = float(sum(prices.rates(first.ranks).handed[i] for i in layers))
+    size = float(sum(prices.rates(first.ranks).output_bytes[i] for i in layers))
     if len(missing) > len(first.ranks):
         group = prices.cluster.levels((first.ranks[0], *missing))
         return float(collective.price("broadcast", size, group).seconds)

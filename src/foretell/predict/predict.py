@@ -28,7 +28,7 @@ from foretell.plan.costs import Costs, costs
 from foretell.plan.framework import running
 from foretell.plan.group_graph import holding, in_flight, lower_groups
 from foretell.plan.layer_cost import LayerCost, layer_costs
-from foretell.plan.layer_ranges import GroupCosts, is_apart, layer_ranges
+from foretell.plan.layer_ranges import GroupCosts, has_per_rank_costs, layer_ranges
 from foretell.plan.layouts import layouts
 from foretell.plan.lower import written
 from foretell.plan.memory import ROUNDING, USABLE
@@ -235,7 +235,7 @@ def predict_many(
     mine = {i: known.take(np.array([k])) for k, i in enumerate(alike)} if known else {}
     found = [
         _apart(plan, workload, where)
-        if is_apart(plan)
+        if has_per_rank_costs(plan)
         else _one(priced(plan, workload, where, mine.get(i)), advises)
         for i, (plan, where) in enumerate(done)
     ]
@@ -247,7 +247,7 @@ def predict_many(
 
 def _is_even(plan: Plan) -> bool:
     """Whether all ranks of a plan are split alike, so that its prices are one column of many."""
-    return not is_apart(plan) and not plan.segments
+    return not has_per_rank_costs(plan) and not plan.segments
 
 
 def _one(found: Priced, advises: bool) -> Prediction:

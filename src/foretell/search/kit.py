@@ -1,21 +1,13 @@
-"""What all searches share: planners by name, one price for any plan, machines in one order,
-workers.
+"""What all searches share: the planners by name, the price of any plan, several seeds and workers.
 
-What every planner is: a frozen dataclass that looks for the plan with the shortest step.
+A planner is a frozen dataclass that looks for the plan with the shortest step. Its fields are its
+options, its docstring is its help, `str()` is its spec. It is deterministic: a planner that draws
+has a seed, and only an explicit time limit lets the clock decide.
 
-Its fields are its options, its docstring is its help, `str()` is its spec. The same question gets
-the same answer: a planner has a seed where it draws, and no clock decides what it finds unless a
-limit of time is among its options.
-
-The same machines in an order that their own numbers give: a plan must not depend on a file's.
-
-Planners look at the nodes of a mixed cluster in this order; what they find is then said of the
-ranks as the file has them.
-
-A search by many workers: the same planner from several seeds, the best of what they find.
-
-A planner that draws nothing (the oracle) shares its sweep out instead. Either way the answer is the
-one that a single process would give, as long as no limit of time ends a search.
+Nodes of a mixed cluster are sorted by their own numbers before the search (`in_order`), so that a
+plan does not depend on the order in a file; its ranks are renamed afterwards (`renamed`). With
+several workers a seeded planner runs once per seed and the best plan is kept; the oracle shares
+its sweep. Either way the answer is that of one process.
 """
 
 from __future__ import annotations

@@ -390,7 +390,9 @@ class Partitioner:
         key = first.plan, then.plan, self._machines(first), self._machines(then)
         if key not in self._ends:
             block = next(i for i, layer in enumerate(self.workload.layers) if layer.is_block)
-            both = [self._priced(one, "none").holdings[block].handed[0] for one in (first, then)]
+            both = [
+                self._priced(one, "none").holdings[block].output_bytes[0] for one in (first, then)
+            ]
             pairs = list(zip(first.ranks, then.ranks, strict=False))
             nodes = self.cluster.nodes
             local = int((nodes[list(first.ranks)] == nodes[first.ranks[0]]).sum())

@@ -149,7 +149,7 @@ class Layer:
         """Its ops without the exchanges."""
         return (op for op in self.ops if isinstance(op, Op))
 
-    def handed(self, degrees: Mapping[str, Number], batch: Number, dtype: str) -> Number:
+    def output_bytes(self, degrees: Mapping[str, Number], batch: Number, dtype: str) -> Number:
         """Bytes one rank hands to the next layer."""
         sizes = Op(self.name, "carry", self.sizes, self.splits).sizes(degrees, batch)
         return self.carries.bytes(sizes, dtype)

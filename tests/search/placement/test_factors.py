@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretell.cluster import load as machines
-from foretell.plan.layer_ranges import Product, gathered
+from foretell.plan.layer_ranges import FactorMatmul, gathered
 from foretell.search.placement import factors
 from foretell.search.placement.evaluate import Evaluator
 from foretell.search.placement.factors import Node, Wire, brute, closed_form, solve, value
@@ -47,7 +47,7 @@ def test_on_traffic_alone_the_program_says_what_the_closed_form_says(rows, n1, n
     ring = (ranks - 1) / ranks
     laws = np.zeros((5, 1, 3))
     laws[0, 0, 1], laws[4, 0, 1] = 2 * ring * 1e-9, ring * 1e-9
-    w = Product("w", n1, n2, 1.0, n1 * n2)
+    w = FactorMatmul("w", n1, n2, 1.0, n1 * n2)
     nodes, wires = factors.program([w], laws, rows, 4.0, [0.0])
     assert (value(nodes, wires, frozenset("w")) < 0) == closed_form(rows, n1, n2)
 

@@ -44,9 +44,9 @@ class Trainer:
             self.network.plain.weight.zero_()
             self.network.plain.weight[0, column] = weight
 
-    def add(self, examples: list[Any], is_apart: bool) -> None:
+    def add(self, examples: list[Any], has_per_rank_costs: bool) -> None:
         """More examples to learn from, or never to."""
-        into = self.kept if is_apart else self.examples
+        into = self.kept if has_per_rank_costs else self.examples
         into += examples
         del into[:-WINDOW]
 

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from foretell.cost import kernel
 from foretell.errors import UnmodelledError
-from foretell.plan.layer_ranges import Product, gathered, products, sharing
+from foretell.plan.layer_ranges import FactorMatmul, factor_matmuls, gathered, sharing
 from foretell.search.placement.device_classes import Fleet, Group, law
 from foretell.workload import Workload
 
@@ -107,13 +107,13 @@ def brute(nodes: list[Node], wires: list[Wire]) -> frozenset[str]:
     return min(choices, key=lambda c: (round(value(nodes, wires, c) * NANO), len(c), sorted(c)))
 
 
-def weights_of(workload: Workload, groups: tuple[Group, ...]) -> list[tuple[int, Product]]:
+def weights_of(workload: Workload, groups: tuple[Group, ...]) -> list[tuple[int, FactorMatmul]]:
     """Every product whose gradient has factors, with its group; tied ones have none."""
     return [
         (g, product)
         for g, group in enumerate(groups)
         for unit in group.units
-        for product in products(workload, unit)
+        for product in factor_matmuls(workload, unit)
     ]
 
 
@@ -158,7 +158,9 @@ def tabled(
     return Sent(sent, saved, product, ops)
 
 
-def _paying(weights: list[Product], laws: Array, batch: float, grad: float) -> list[Product]:
+def _paying(
+    weights: list[FactorMatmul], laws: Array, batch: float, grad: float
+) -> list[FactorMatmul]:
     """Weights whose factors take less than their gradients; those of one input together."""
     known: dict[object, tuple[int, ...]] = {}
     found = []
@@ -172,7 +174,7 @@ def _paying(weights: list[Product], laws: Array, batch: float, grad: float) -> l
 
 
 def program(
-    weights: list[Product], laws: Array, batch: float, grad: float, again: list[float]
+    weights: list[FactorMatmul], laws: Array, batch: float, grad: float, again: list[float]
 ) -> tuple[list[Node], list[Wire]]:
     """Gradients as nodes on the links of one set, what they are products of as wires.
 
@@ -198,7 +200,7 @@ def program(
     return [*nodes, *(Node(wire.source, 0.0, fixed=True) for wire in wires)], wires
 
 
-def gradient_seconds(device: Any, w: Product, sizes: Array) -> Array:
+def gradient_seconds(device: Any, w: FactorMatmul, sizes: Array) -> Array:
     """Seconds of a weight gradient over some numbers of samples."""
     shape = {"b": 1.0, "m": w.n2, "n": w.n1, "k": sizes * w.rows, "ta": 1.0, "tb": 0.0}
     flat = {key: np.broadcast_to(np.asarray(v, float), sizes.shape) for key, v in shape.items()}

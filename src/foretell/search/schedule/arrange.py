@@ -423,7 +423,7 @@ def _costs(asked: Cutting, ranks: tuple[int, ...]) -> _Costs:
     blocks = r.is_block * asked.recompute
     learns = np.array([float(i not in asked.frozen) for i in range(len(r.forward))])
     back = (r.inputs + r.weights * learns + blocks * r.forward)[line] * _returns(asked)
-    kept = np.where(blocks > 0, r.handed, r.kept)[line] * _returns(asked)
+    kept = np.where(blocks > 0, r.output_bytes, r.kept)[line] * _returns(asked)
     constant = r.parameters + r.trained * learns * asked.trains
     moment = max(float((r.kept + r.brief)[i] * blocks[i] + r.brief[i]) for i in line)
     runs = [_runs(column) for column in (r.forward[line] + back, constant[line], kept)]
