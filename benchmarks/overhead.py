@@ -45,7 +45,7 @@ from foretell.pytorch.deploy import deploy
 from foretell.pytorch.deploy.shard import quiet
 from foretell.pytorch.deploy.units import cut
 from foretell.pytorch.deploy.worker import Heartbeat
-from foretell.pytorch.ranks.pin import dealt
+from foretell.pytorch.ranks.pin import cores_of_ranks
 
 LAYERS = 6
 MOST = 0.01  # of a step, what it may cost
@@ -137,7 +137,7 @@ CASES = {
 
 def measure(rank: int, folder: str, asked: Any) -> None:
     """One rank: each case, both versions in turn."""
-    if asked.pin and (cores := dealt(2)):
+    if asked.pin and (cores := cores_of_ranks(2)):
         os.sched_setaffinity(0, cores[rank])
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

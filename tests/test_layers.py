@@ -5,6 +5,7 @@ function counts for the table too: it is a dependency all the same.
 """
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 import foretell
 
 SOURCE = Path(foretell.__file__).parent
-LAB = Path(__file__).parents[1] / "lab" / "src" / "foretell_lab"
+ROOT = Path(__file__).parents[1]
+LAB = ROOT / "lab" / "src" / "foretell_lab"
 
 # room -> rooms it may import besides itself; those of `GROUND` are for everyone.
 GROUND = {"compiled", "portable", "errors", "spec", "io", "operators"}
@@ -226,6 +228,24 @@ def _visit(name: str, graph: dict[str, set[str]], path: list[str], done: set[str
     for other in sorted(graph.get(name, ())):
         _visit(other, graph, [*path, name], done)
     done.add(name)
+
+
+SCRIPTS = sorted(p for folder in ("benchmarks", "docs") for p in (ROOT / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.name)
+def test_scripts_import_what_is_there(path):
+    """No type checker reads benchmarks and examples: a name that was renamed is missed here."""
+    for node in _imports(path, at_once=False):
+        module = node.module if isinstance(node, ast.ImportFrom) else None
+        if not module or module.split(".")[0] != "foretell":
+            continue
+        file = SOURCE.parent.joinpath(*module.split("."))
+        source = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
+        text = source.read_text()
+        for alias in node.names:
+            known = re.search(rf"\b{alias.name}\b", text) or f"{module}.{alias.name}" in KNOWN
+            assert known, f"{module} has no {alias.name}"
 
 
 # The test itself can fail
