@@ -212,3 +212,14 @@ def test_a_plan_that_fits_is_not_asked_to_run_more_again() -> None:
     words = {move.recompute for move in neighbours(plan, GPT, load("dgx-a100"))}
     assert words == {"none", "selective"}
     assert not any(move.offload for move in neighbours(plan, GPT, load("dgx-a100")))
+
+
+def test_ddp_shards_no_parameters_and_fsdp_nothing_less() -> None:
+    on = Evaluator(GPT, load("dgx-a100"), budget=10)
+    plan = Plan.parse("dp=8,zero=3,micro_batch=1,global_batch=8,framework=fsdp")
+    assert on.can_be(plan)
+    assert not on.can_be(plan.but(zero=1))
+    assert not on.can_be(plan.but(framework="ddp"))
+    assert on.can_be(plan.but(dp=1, tp=8, zero=0))  # one replica has nothing to share
+    found = {m.zero: m.framework for m in neighbours(plan, GPT, on.cluster) if m.zero < 3}
+    assert found == dict.fromkeys((0, 1, 2), "")

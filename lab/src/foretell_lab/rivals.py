@@ -201,6 +201,7 @@ class Galvatron(Rival):
         node = int((cluster.nodes == cluster.nodes[0]).sum())
         common = resolved_common(Plan(global_batch=batch), workload)
         pps = [d for d in _divisors(cluster.size) if d <= min(workload.num_blocks, MOST_STAGES)]
+        sharded = resolved_common(Plan(global_batch=batch, zero=3), workload).but(zero=0)
         for pp, b, zero in product(pps, _micros(batch, 12), (0, 1, 3)):
             if zero == 3 and pp > 1:
                 continue
@@ -215,7 +216,8 @@ class Galvatron(Rival):
                         Mesh(tuple(range(s * width, (s + 1) * width)), one)
                         for s, one in enumerate(stages)
                     ]
-                    found = parts.best(meshes, common)
+                    is_own = zero == 3 and common.framework == "ddp"  # which shards no parameters
+                    found = parts.best(meshes, sharded if is_own else common)
                     if found is not None:
                         yield found
 

@@ -350,7 +350,7 @@ class _Search:
         return [p for p in with_cuts(plans, self.workload, self.cluster) if self._accepts(p)]
 
     def _usual(self) -> str:
-        """The framework that splits such a model; its kernels run with sharded parameters too."""
+        """The framework that splits such a model; DeepSpeed shards parameters with its kernels."""
         split = Plan(pp=2, precision=self.options.precision)
         return resolved(split, self.workload.most("tp") > 1, self.workload.dtype).framework
 

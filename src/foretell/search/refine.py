@@ -148,7 +148,12 @@ class Evaluator:
             if plan.segments:
                 plan = check(plan, self.workload, self.cluster)
             inner, _ = settled(plan, self.workload, self.cluster)
+            own = (
+                [one.plan for one in segments(inner, self.workload)] if inner.segments else [inner]
+            )
         except ForetellError:
+            return ""
+        if not all(_is_wrapped(one, inner.framework) for one in own):
             return ""
         return f"{inner} on {plan.placement}"
 
@@ -165,6 +170,20 @@ def _read(row: dict[str, Any]) -> Prediction:
     names |= {"missing": "missing_bytes"}
     values = {f.name: row[names.get(f.name, f.name)] for f in fields(Prediction)}
     return Prediction(**values | {"plan": Plan.parse(row["plan"])})
+
+
+def _is_wrapped(plan: Plan, framework: str) -> bool:
+    """Whether a framework shards as a plan says: DDP no parameters, FSDP nothing less."""
+    if framework == "ddp":
+        return plan.zero < 3
+    return framework != "fsdp" or plan.zero == 3 or plan.dp == 1
+
+
+def _wrapped(plan: Plan) -> Plan:
+    """A plan that leaves its framework and precision open where that one does not shard so."""
+    if _is_wrapped(plan, plan.framework):
+        return plan
+    return plan.but(framework="", precision="", dtype="", optimizer="")
 
 
 def descend(start: Found, on: Evaluator, tell: Callable[[float], None]) -> Found:
@@ -319,7 +338,7 @@ def _state_moves(plan: Plan, cluster: Cluster) -> Iterator[Plan]:
     if plan.dp > 1:
         for zero in (0, 1, 2, 3):
             if zero < 2 or plan.pp == 1:
-                yield plan.but(zero=zero, shard=0)
+                yield _wrapped(plan.but(zero=zero, shard=0))
         node = int((cluster.nodes == cluster.nodes[0]).sum()) // max(plan.tp * plan.cp, 1)
         if plan.zero and 1 < node < plan.dp and plan.dp % node == 0:
             yield plan.but(shard=node)

@@ -112,11 +112,18 @@ def like_xla(problem: Problem) -> Fusion:
                 merged_if_legal(state, a, b)
                 if is_own
                 else copied_if_legal(state, edge)
-                if same_side
+                if same_side and not _is_deep(state, j, i)
                 else None
             )
             state = moved or state
     return state
+
+
+def _is_deep(state: Fusion, maker: int, reader: int) -> bool:
+    """Whether a copy would read, or be read by, another copy: sums along all layers would be."""
+    problem = state.problem
+    edges = (*problem.reads[maker], *problem.readers[reader])
+    return any(state.copied[edge] for _, edge in edges)
 
 
 def like_inductor(problem: Problem) -> Fusion:
