@@ -336,6 +336,17 @@ def _default(plan: Plan, can_split: bool, dtype: str) -> str:
     return default_framework(can_split, dtype, plan.zero)
 
 
+def _has_wide_loss(profile: FrameworkProfile, formats: Precision, compiled: bool) -> bool:
+    """Whether PyTorch's own operators make the loss of logits in fp32.
+
+    Autocast does, and who computes in half precision beside a master copy casts the logits. What is
+    compiled as a whole keeps no wide copies; FSDP compiles block by block, the loss stays outside.
+    """
+    if compiled:
+        return bool(formats.master) and profile.fp32_parameters
+    return formats.casts or bool(formats.master)
+
+
 @cache
 def _running(
     framework: str, precision: str, compiled: bool, updates: tuple[str, str],
@@ -355,7 +366,7 @@ def _running(
         flags.add("flash2")
     if formats.casts:
         flags |= {"amp", formats.compute}
-    elif formats.master and not compiled and profile.kernels == "eager":
+    if profile.kernels == "eager" and _has_wide_loss(profile, formats, compiled):
         flags.add("fp32-loss")
     if formats.compute in ("fp8", "fp4"):
         flags.add("fp8")

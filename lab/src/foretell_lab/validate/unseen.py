@@ -39,6 +39,9 @@ from foretell.workload import load
 from foretell_lab.validate.layouts import bigscience, table
 
 PARTS = Path("benchmarks/measured/training_parts_h200.json")
+# What PyTorch's allocator reserves of what tensors take, the median of whole steps on one H200
+# (benchmarks/measured/llm_steps_h200.json: 1.00 to 1.31).
+RESERVED = 1.07
 STEPS = Path("benchmarks/measured/llm_steps_h200.json")  # from the project's root
 
 
@@ -154,8 +157,11 @@ def torchtitan(truth: Path) -> Iterator[Row]:
 
     A pipeline's batch is cut into as many micro-batches as it has ranks, and rows that say nothing
     of recompute have `selective`: both are torchtitan's defaults (its `llama3_8b.toml` of 2025-06).
+    Its memory is what the allocator has reserved.
     """
-    for r in table(truth / "tables" / "torchtitan.csv"):
+    rows = table(truth / "tables" / "torchtitan.csv")
+    reserved = {_run(r): float(r["value"]) for r in rows if r["metric"] == "peak_memory"}
+    for r in rows:
         if r["metric"] != "throughput_per_gpu":
             continue
         words, gpus = r["parallel"], int(r["n_gpus"])
@@ -173,7 +179,14 @@ def torchtitan(truth: Path) -> Iterator[Row]:
         seconds = batch * dp * int(r["seq_or_img"]) / float(r["value"]) / gpus
         seq = ("," if ":" in model else ":") + f"seq={r['seq_or_img']}"
         found = _predicted(model + seq, on, text)
-        yield Row("torchtitan", f"{r['model']} {words}", seconds, found)
+        peak = reserved.get(_run(r), 0.0) * 2**30 / RESERVED
+        yield Row("torchtitan", f"{r['model']} {words}", seconds, found, peak)
+
+
+def _run(r: dict[str, str]) -> tuple[str, ...]:
+    """What tells one run of a table from another, whatever was measured of it."""
+    names = ("model", "gpu", "n_gpus", "batch_per_gpu", "seq_or_img", "precision", "parallel")
+    return tuple(r[name] for name in names)
 
 
 TABLES = files("foretell_lab.validate").joinpath("tables")

@@ -321,17 +321,15 @@ def head(seq: int, hidden: int, vocab: int, final: Op) -> Layer:
     )
     rows = ("batch", "tokens", "vocab")
     kept = (
-        Tensor("probabilities", rows, "fp32", when="!eager"),
-        Tensor("log probabilities", rows, "fp32", when="eager&amp"),
-        Tensor("log probabilities", rows, "fp32", when="eager&!amp&fp32-loss"),
-        Tensor("log probabilities", rows, when="eager&!amp&!fp32-loss"),
+        Tensor("probabilities", rows, "fp32", when="!eager&!fp32-loss"),
+        Tensor("log probabilities", rows, "fp32", when="fp32-loss"),
+        Tensor("log probabilities", rows, when="eager&!fp32-loss"),
     )
     # plain PyTorch has the gradient of the loss and of the logits beside them for a moment
     brief = (
-        Tensor("logits", rows, when="!eager"),
-        Tensor("gradients", rows, "fp32", when="eager&amp", times=2.0),
-        Tensor("gradients", rows, "fp32", when="eager&!amp&fp32-loss", times=2.0),
-        Tensor("gradients", rows, when="eager&!amp&!fp32-loss", times=2.0),
+        Tensor("logits", rows, when="!eager&!fp32-loss"),
+        Tensor("gradients", rows, "fp32", when="fp32-loss", times=2.0),
+        Tensor("gradients", rows, when="eager&!fp32-loss", times=2.0),
     )
     dims = {"tokens": seq, "vocab": vocab}
     split = {"tp": "vocab", "cp": "tokens"}
