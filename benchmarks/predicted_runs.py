@@ -1,6 +1,6 @@
 """Predicted beside measured on this machine, for models that no calibration has seen.
 
-    python benchmarks/predicted_runs.py [-o FOLDER] [--plans 2|4] [--no-run]
+    python benchmarks/predicted_runs.py [-o FOLDER] [--ranks 2|4] [--resume] [--no-run]
 
 One model is run first, which teaches the machine's factors (`foretell run` keeps them); then every
 other model is run under every plan, from the factors of that one run: what runs of the others teach
@@ -114,18 +114,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", "--output", type=Path, default=Path("benchmarks/measured/runs"))
     parser.add_argument("--ranks", type=int, choices=sorted(PLANS), default=2)
+    parser.add_argument("--resume", action="store_true", help="leave out what the file has")
     parser.add_argument("--no-run", action="store_true", help="the table of what was measured")
     options = parser.parse_args()
     path = options.output / f"ranks_{options.ranks}.json"
     if not options.no_run:
         options.output.mkdir(parents=True, exist_ok=True)
-        measure(options.ranks, path)
+        measure(options.ranks, path, is_resumed=options.resume)
     show(json.loads(path.read_text()))
 
 
-def measure(ranks: int, path: Path) -> None:
-    """The run that teaches, then all others, each from what it taught."""
-    rows: list[dict[str, Any]] = []
+def measure(ranks: int, path: Path, *, is_resumed: bool = False) -> None:
+    """The run that teaches, then all others, each from what it taught; kept after each."""
+    rows: list[dict[str, Any]] = json.loads(path.read_text()) if is_resumed else []
+    there = {(row["model"], row["plan"]) for row in rows}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         taught, plan = TAUGHT
@@ -133,6 +135,8 @@ def measure(ranks: int, path: Path) -> None:
         for model in [name for name in BODIES if name != taught]:
             for text in PLANS[ranks]:
                 plan = text.format(quarter=max(BODIES[model][0] // ranks // 4, 1))
+                if (model, plan) in there:
+                    continue
                 cache = folder / "used"
                 shutil.rmtree(cache, ignore_errors=True)
                 shutil.copytree(folder / "cache", cache)
@@ -160,7 +164,7 @@ def _run(folder: Path, model: str, plan: str, cache: Path) -> dict[str, Any] | N
     if told is None or "why" in told:
         print(f"{model} {plan}: no prediction: {(told or {}).get('why')}", file=sys.stderr)
         return None
-    keys = ("low_s", "high_s", "load", "load_during", "breakdown", "first_apart")
+    keys = ("low_s", "high_s", "load", "load_during", "waits_s", "breakdown", "first_apart")
     row = {key: told.get(key) for key in keys}
     row |= {"predicted_s": found["predicted_s"], "measured_s": found["step_s"]}
     print(_line({"model": model, "plan": plan} | row), flush=True)
