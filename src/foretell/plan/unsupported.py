@@ -74,9 +74,6 @@ def unsupported(plan: Plan, model: ModelFacts | None = None) -> list[str]:
         "dtype=fp8 of layers that are split: their parts are no nn.Linear": (
             plan.dtype == "fp8" and (split or images or plan.tp * plan.cp > 1)
         ),
-        f"fp16 beside pp={plan.pp}: losses are not scaled there": (
-            "fp16" in (plan.dtype, plan.precision.removesuffix("-mixed")) and plan.pp > 1
-        ),
         "sync names sharded parameters and tp > 1": bool(plan.sync) and plan.tp > 1,
         "ep_overlap=yes: experts are exchanged between their matmuls, not beside another "
         "micro-batch": plan.ep_overlap is True and plan.ep > 1,
@@ -259,7 +256,6 @@ def _odd_groups(plan: Plan) -> list[str]:
         return []
     beside = [f"{axis}={n}" for axis, n in plan.degrees().items() if n > 1]
     beside += [f for f in ("zero", "shares", "buckets", "stages", "actions") if getattr(plan, f)]
-    beside += ["dtype=fp16"] if plan.dtype == "fp16" else []
     found = [f"groups beside {word}" for word in beside]
     try:
         runs(plan)
@@ -277,7 +273,6 @@ def _odd_stages(plan: Plan) -> list[str]:
         f"{', '.join(wide)} beside stages that are placed one by one": bool(wide),
         "stages without actions: their order is not given": not plan.actions,
         f"zero={plan.zero} beside stages": plan.zero > 0,
-        "dtype=fp16 beside stages: losses are not scaled there": plan.dtype == "fp16",
         "sync, buckets or shares beside stages: there is no data parallel": bool(
             plan.sync or plan.buckets or plan.shares
         ),

@@ -34,7 +34,7 @@ PLANS = {
         "pp=2,chunks=2,actions=0F0+3F0+3B0+0B0+0F1+3F1+3B1+0B1/1F0+2F0+2B0+1B0+1F1+2F1+2B1+1B1",
         "pp=2,actions=F0+I0+F1+I1+W0+W1/F0+I0+W0+F1+I1+W1",
         "filter=2", "channel=2", "spatial=2", "ep=2,dp=2", "dp=2,dtype=bf16", "dp=2,dtype=fp8",
-        "dp=2,grad_dtype=bf16",
+        "dp=2,grad_dtype=bf16", "pp=2,micro_batch=2,dtype=fp16",
     ],
     4: [
         "dp=2,tp=2", "dp=2,tp=2,zero=1", "dp=2,tp=2,zero=3", "dp=2,tp=2,sp=yes,zero=2",

@@ -23,6 +23,8 @@ PAIRS = {  # what has been wrong before, besides a model or two for each plan
         ("frozen", "pp=2,micro_batch=2,schedule=zb-h1"),
         ("twice", "pp=2,micro_batch=2"),  # a module in two places was run once
         ("twice", "tp=2"),
+        ("mlp", "pp=2,micro_batch=2,dtype=fp16"),
+        ("gpt", "tp=2,dtype=fp16"),  # split gradients beside whole ones
         ("twice", "dp=2,zero=3,dtype=fp8"),
         ("transposed", "tp=2"),  # a weight used outside its layer
         ("wnorm", "tp=2"),

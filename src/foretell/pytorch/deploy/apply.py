@@ -52,7 +52,14 @@ from foretell.pytorch.deploy.pipelined import (
 )
 from foretell.pytorch.deploy.pipelined_call import PipelinedCall
 from foretell.pytorch.deploy.placed import place as place_stages
-from foretell.pytorch.deploy.precision import dtype_of, mixed, precision_of, scaler
+from foretell.pytorch.deploy.precision import (
+    dtype_of,
+    mixed,
+    precision_of,
+    scale_losses,
+    scaler,
+    unscale,
+)
 from foretell.pytorch.deploy.recompute import recompute
 from foretell.pytorch.deploy.regions import compile_regions, speaks_of_ops
 from foretell.pytorch.deploy.segmented import Segments, shaped
@@ -130,9 +137,8 @@ class Deployed:
     def _update(self) -> None:
         """Clip, step, average: the same decision on every rank."""
         if self.scaler is not None:
-            self.scaler.unscale_(self.optimizer)
-            for found in self.scaler._found_inf_per_device(self.optimizer).values():
-                dist.all_reduce(found, op=dist.ReduceOp.MAX)
+            found = unscale(self.scaler, self.optimizer, self.here.values())
+            dist.all_reduce(found, op=dist.ReduceOp.MAX)
         if self.max_norm:
             clip(self, self.max_norm)
         if self.scaler is None:
@@ -317,6 +323,8 @@ def deploy(
         _pipeline(made, stages, tensor_layout, names)
     else:
         _inside(made, [model], tensor_layout)
+    if made.scaler is not None and made.pipeline is not None:
+        scale_losses(made.pipeline, made.scaler, kind)
     _normalize(made, batch_norm, layers)
     _across(made, example[0] if example else None)
     if whole is not None:

@@ -36,6 +36,7 @@ from foretell.pytorch.deploy.messages import (
     owned,
     tried,
 )
+from foretell.pytorch.deploy.precision import unscaled
 from foretell.pytorch.deploy.shard import hold, reduce
 from foretell.pytorch.deploy.ties import add_up
 
@@ -62,6 +63,7 @@ class Blocks:
         self.rank = dist.get_rank(group)
         self.ran: list[Ran] = []
         self.parts = pipeline.micro_batches * len(set(pipeline.lines))
+        self.scale: Callable[[], float] = unscaled  # of losses, for gradients in fp16
         self.weights = list(weights) or [1 / self.parts] * self.parts
         self._seen: Any = None
         self._metas: dict[int, list[Meta]] = {}
@@ -79,7 +81,7 @@ class Blocks:
             reduce(module)
         add_up(self.shared)
         losses = [loss for (loss,) in self._ends.values()]
-        whole = sum(self.weights[chunk] for chunk in self._ends)
+        whole = sum(self.weights[chunk] for chunk in self._ends) * self.scale()
         return torch.stack(losses).sum() / whole if losses else None
 
     def infer(self, inputs: tuple[Any, ...]) -> dict[int, Any]:
@@ -217,7 +219,7 @@ class Blocks:
         if self._targets is None:
             self._ends[chunk] = (made,)
             return []
-        loss = self.loss(made, self._targets[chunk]) * self.weights[chunk]
+        loss = self.loss(made, self._targets[chunk]) * (self.weights[chunk] * self.scale())
         self._ends[chunk] = (loss.detach(),)
         return [loss]
 

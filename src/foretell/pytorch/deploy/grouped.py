@@ -36,7 +36,7 @@ from foretell.pytorch.deploy.group_sync import (
 )
 from foretell.pytorch.deploy.mesh import found_by_first
 from foretell.pytorch.deploy.messages import Meta, Post, differentiate, listed, tried
-from foretell.pytorch.deploy.precision import dtype_of
+from foretell.pytorch.deploy.precision import dtype_of, unscaled
 
 Tensor = Any
 _CUT = "runs can be cut only where tensors with a row for each sample pass"
@@ -69,6 +69,7 @@ class Groups:
         self.moves, self.steps = cache(self._moves), 0
         self.tied, self.turns = tied(pieces, self.runs), turns(pieces)
         self.sync, self.ran = Syncs(), list[Ran]()
+        self.scale: Callable[[], float] = unscaled  # of losses, for gradients in fp16
         self._groups = groups_of(self.runs)
         self.parts = {q: self._split(q) for q in self.modules if self.is_split[q]}
         self.splits: dict[int, Any] = {}  # by id of a parameter: dim, sizes, group
@@ -216,7 +217,7 @@ class Groups:
         alone = outputs[0] if len(outputs) == 1 else tuple(outputs)
         part = self.loss(alone, target) * (self.dealt[last][m][self.rank] / self.batch)
         self._losses.append(part.detach())
-        return part
+        return part * self.scale()
 
     def _backward(self, act: Action) -> None:
         _, q, m = act

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch.amp.grad_scaler import OptState
 
 from foretell.errors import unknown
 from foretell.plan import Plan
+from foretell.pytorch.deploy.buckets import local
 from foretell.spec import split
 
 DTYPES = {
@@ -41,6 +44,36 @@ def mixed(word: str, device: str) -> AbstractContextManager[Any]:
 def scaler(word: str, device: str) -> Any:
     """What keeps small gradients of fp16 from vanishing; None where they do not."""
     return torch.amp.GradScaler(device) if word == "fp16" else None
+
+
+def unscaled() -> float:
+    """By what a loss is multiplied where gradients do not vanish."""
+    return 1.0
+
+
+def scale_losses(pipeline: Any, scaler: Any, device: str) -> None:
+    """Let the losses of a pipeline be multiplied as a scaler says, on ranks without one too."""
+    scaler.scale(torch.zeros((), device=device))  # which makes its state
+    pipeline.scale = scaler.get_scale
+
+
+def unscale(scaler: Any, optimizer: Any, parameters: Iterable[Any]) -> Any:
+    """Undo the scale of gradients here, parts of split ones too; 1 where one is not finite.
+
+    As `GradScaler.unscale_`, which takes no split gradients beside whole ones; it is told so.
+    """
+    grads: dict[Any, list[Any]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            grad = local(parameter.grad)
+            grads.setdefault(grad.dtype, []).append(grad)
+    found = torch.zeros((), device=scaler._scale.device)
+    factor = scaler._scale.double().reciprocal().float()
+    for same in grads.values():
+        torch._amp_foreach_non_finite_check_and_unscale_(same, found, factor)
+    state = scaler._per_optimizer_states[id(optimizer)]
+    state["found_inf_per_device"], state["stage"] = {found.device: found}, OptState.UNSCALED
+    return found
 
 
 def precision_of(plan: Plan) -> str:

@@ -24,6 +24,7 @@ from foretell.pytorch.deploy.blocks import Blocks
 from foretell.pytorch.deploy.collective import Shared, shared_groups
 from foretell.pytorch.deploy.messages import joined, owned, untouched
 from foretell.pytorch.deploy.orders import name_of
+from foretell.pytorch.deploy.precision import unscaled
 from foretell.pytorch.deploy.ties import add_up
 
 
@@ -134,6 +135,7 @@ class Staged:
         place = device or torch.device("cpu")
         self._ahead = partial(Blocks, pipeline, modules, loss, group=group, device=device)
         self._forward: Blocks | None = None
+        self.scale: Callable[[], float] = unscaled  # of losses, for gradients in fp16
         self.weights = list(weights) or [1 / self._num] * self._num
         self.stages = [
             Stage(module, index, pipeline.num_stages, place, group=group)
@@ -157,7 +159,7 @@ class Staged:
 
         def part(output: Any, target: Any) -> Any:
             assert end is not None
-            return loss(output, target) * self.weights[end.chunk]
+            return loss(output, target) * (self.weights[end.chunk] * self.scale())
 
         return part
 
@@ -199,4 +201,5 @@ class Staged:
             return_outputs=False,
         )
         add_up(self.shared)
-        return torch.stack(losses).sum() / sum(self.weights) if losses else None
+        whole = sum(self.weights) * self.scale()
+        return torch.stack(losses).sum() / whole if losses else None
