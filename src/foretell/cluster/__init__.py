@@ -6,8 +6,9 @@
 (16, 300.0, 24.0)
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from foretell.lazy import lazy
 
 if TYPE_CHECKING:
     from foretell.cluster.cluster import Calibration as Calibration
@@ -26,26 +27,12 @@ if TYPE_CHECKING:
     from foretell.cluster.topology import Topology as Topology
 
 _WHERE = {
-    "Calibration": "cluster",
-    "Cluster": "cluster",
-    "Device": "node",
-    "Level": "levels",
-    "Link": "node",
-    "Node": "node",
-    "Problem": "toml",
-    "Switch": "topology",
-    "Tier": "topology",
-    "Topology": "topology",
-    "Tree": "levels",
-    "load": "read",
-    "names": "read",
-    "validate": "read",
+    "cluster": "Calibration Cluster",
+    "levels": "Level Tree",
+    "node": "Device Link Node",
+    "read": "load names validate",
+    "toml": "Problem",
+    "topology": "Switch Tier Topology",
 }
-__all__ = sorted(_WHERE)
-
-
-def __getattr__(name: str) -> Any:
-    """Load what is asked for when it is asked for: importing the package stays quick."""
-    if name not in _WHERE:
-        raise AttributeError(f"module `foretell.cluster` has no `{name}`")
-    return getattr(import_module(f"foretell.cluster.{_WHERE[name]}"), name)
+__all__ = sorted(" ".join(_WHERE.values()).split())
+__getattr__ = lazy(__name__, _WHERE)

@@ -1,7 +1,8 @@
 """One optimisation a file: what a change would make of a step."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from foretell.lazy import lazy
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.registry import WHATIFS, applied, ordered, parse, tried
 
@@ -19,12 +20,5 @@ __all__ = [
     "peak_bytes",
     "tried",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Memory is loaded when it is asked about."""
-    if name != "peak_bytes":
-        raise AttributeError(f"module `foretell.whatif` has no `{name}`")
-    from foretell.whatif.memory_effect import peak_bytes
-
-    return peak_bytes
+# Memory is loaded when it is asked about.
+__getattr__ = lazy(__name__, {"memory_effect": "peak_bytes"})

@@ -6,8 +6,9 @@
 174.6
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from foretell.lazy import lazy
 from foretell.workload.load import load
 from foretell.workload.models import FAMILIES
 from foretell.workload.workload import Exchange, Layer, Op, Tensor, Workload
@@ -16,12 +17,5 @@ if TYPE_CHECKING:
     from foretell.workload.captured import from_graph as from_graph
 
 __all__ = ["FAMILIES", "Exchange", "Layer", "Op", "Tensor", "Workload", "from_graph", "load"]
-
-
-def __getattr__(name: str) -> Any:
-    """Load what recorded steps need when it is asked for: built-in models do without."""
-    if name != "from_graph":
-        raise AttributeError(f"module `foretell.workload` has no `{name}`")
-    from foretell.workload.captured import from_graph
-
-    return from_graph
+# Built-in models do without what recorded steps need.
+__getattr__ = lazy(__name__, {"captured": "from_graph"})
