@@ -105,7 +105,9 @@ def command(
     with opened(jobs, on_ray) as pool, working(what, about=most) as tell:
 
         def progress(doing: str, best: float) -> None:
-            tell(f"{doing}, best {best:.4g} s" if best == best else doing)
+            from foretell.report import words
+
+            tell(f"{doing}, best {words.seconds(best)}" if best == best else doing)
 
         found = plan(named, where, chosen, seeds=seeds, pool=pool, progress=progress)
     if output is not None:

@@ -22,6 +22,7 @@ import numpy as np
 from foretell.cluster import Cluster
 from foretell.errors import ForetellError
 from foretell.graph import Kind, Phase
+from foretell.graph.show import span
 from foretell.plan import Plan, check, estimate
 from foretell.plan.check import RESOLVED, settled
 from foretell.plan.costs import Costs, costs
@@ -57,7 +58,9 @@ def remedy(plan: Plan, workload: Workload, cluster: Cluster) -> str:
     fits = np.flatnonzero(found.missing == 0)
     if len(fits):
         best = int(fits[np.argmin(found.step[fits])])
-        return f"{_changes(plan, tried[best])} fits and takes {found.step[best]:.4g} s a step"
+        return (
+            f"{_changes(plan, tried[best])} fits and takes {span(float(found.step[best]))} a step"
+        )
     least = int(np.argmin(found.missing))
     short = found.missing[least] / 2**30
     return f"even {_changes(plan, tried[least])} is {short:.1f} GiB short; use more tp, pp or ranks"

@@ -22,6 +22,7 @@ from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.graph import Graph
 from foretell.graph.groups import group_text, ranks_of
+from foretell.graph.show import span
 from foretell.plan import Plan
 from foretell.pool import Alone, Pool
 from foretell.predict import Prediction, predict, predict_many
@@ -200,7 +201,7 @@ def _best(found: list[Planned]) -> Planned:
     """The shortest step, of the first seed that has it; what all of them cost."""
     at = min(range(len(found)), key=lambda k: found[k].predicted)
     steps = [one.predicted for one in found]
-    told = f"best of {len(found)} seeds, {min(steps):.6g} to {max(steps):.6g} s"
+    told = f"best of {len(found)} seeds, {span(min(steps))} to {span(max(steps))}"
     return replace(
         found[at],
         evaluations=sum(one.evaluations for one in found),

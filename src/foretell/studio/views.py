@@ -188,7 +188,7 @@ def planned(
 
     model = load(workload, files=False)
     search = allowed(planner).plan(
-        model, cluster, lambda what, best: tell(f"{what}, best {best:.4g} s", best)
+        model, cluster, lambda what, best: tell(f"{what}, best {words.seconds(best)}", best)
     )
     found = repredicted(search, model, cluster)
     assert found.prediction is not None

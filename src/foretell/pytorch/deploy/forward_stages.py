@@ -78,7 +78,7 @@ class Blocks:
         return made
 
     def _look(self, place: int, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Note what a block is given, and refuse what stages could not hand on."""
+        """Note what a block is given, and refuse what stages could not send."""
         name, given = self.names[place], given_to(args, kwargs)
         if place != self._at or (place and given is not self._last):
             raise InputError(
@@ -97,7 +97,7 @@ class Blocks:
         if learnt or any(isinstance(x, torch.Tensor) and x.requires_grad for x in rest):
             raise InputError(
                 f"pp: `{name}` takes or gives more that is learnt than one tensor",
-                hint="stages hand one tensor on",
+                hint="a stage sends one tensor to the next",
             )
         hidden = made[0] if isinstance(made, tuple) else made
         if hidden.shape != given.shape:
@@ -127,7 +127,7 @@ class Blocks:
         if inner:
             raise InputError(
                 "pp: what is computed before the blocks is used behind them again",
-                hint="stages hand one tensor on, from block to block",
+                hint="a stage sends one tensor to the next, from block to block",
             )
         self._last, self._front_nodes = None, set()
 

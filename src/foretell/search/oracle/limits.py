@@ -1,11 +1,9 @@
-"""What holds a layout back, with evidence: priced again with one thing changed.
+"""What limits a layout, with evidence and a remedy.
 
 The list is ParaDL's table of limitations (gradient exchange, layer-wise collectives, halo exchange,
 congestion, memory redundancy, weight update, imbalance, redundant compute, input, number of
-devices), each told from the parts of an estimate or from pricing it again with one thing changed
-(→ `evidence`), with what could be done about it.
-
-Evidence that one layout of an estimate does not show: priced again with one thing changed.
+devices). Most are read from the parts of an estimate; four are found by pricing the layout again
+with one thing changed:
 
 congestion   the same messages with nothing beside them on the links
 imbalance    stages that take longer than the mean of all
@@ -46,7 +44,7 @@ _PARTS = {
     "reduce": ("gradient exchange", "larger batch per device, overlap, zero=1, or compression"),
     "talk": ("layer-wise collectives", "keep tensor-parallel ranks in a node, or split less"),
     "bubble": ("pipeline bubble", "more micro-batches, chunks=…, or fewer stages"),
-    "send": ("handing tensors between stages", "fewer stages, or larger micro-batches"),
+    "send": ("pipeline sends", "fewer stages, or larger micro-batches"),
     "update": ("weight update", "zero=1 shares it among data-parallel ranks"),
     "host": ("host", "compile, CUDA graphs, or larger micro-batches"),
     "compute": ("compute", ""),
@@ -117,7 +115,7 @@ def intake(cluster: Cluster) -> float:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that holds a layout back."""
+    """A bottleneck of a layout: its name, evidence and remedy."""
 
     name: str
     share: float  # of the step, or of memory

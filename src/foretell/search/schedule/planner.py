@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from foretell.cluster import Cluster
 from foretell.errors import ForetellError, InputError
+from foretell.graph.show import span
 from foretell.plan import Plan
 from foretell.search.kit import Planned, Planner, Progress, silent
 from foretell.search.schedule.best import Solved, best
@@ -87,11 +88,11 @@ class Tessel(PipelinePlanner):
 def _notes(every: list[Solved]) -> tuple[str, ...]:
     first = every[0]
     found = first.schedule
-    bound = "proven minimal" if found.proven else f"bound {found.lower_bound:.4g} s"
+    bound = "proven minimal" if found.proven else f"bound {span(found.lower_bound)}"
     shapes = ", ".join(f"{s.model.shape} {1e3 * s.per_sample:.4g} ms" for s in every)
     return (
         f"shape {first.model.shape}, {len(first.plan.stages)} stages, "
-        f"{found.per_micro_batch:.4g} s a micro-batch ({bound})",
+        f"{span(found.per_micro_batch)} a micro-batch ({bound})",
         f"a sample by shape: {shapes}",
         *((f"decided: {', '.join(first.taken)}",) if first.taken else ()),
     )
