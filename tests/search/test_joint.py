@@ -221,5 +221,7 @@ def test_ddp_shards_no_parameters_and_fsdp_nothing_less() -> None:
     assert not on.can_be(plan.but(zero=1))
     assert not on.can_be(plan.but(framework="ddp"))
     assert on.can_be(plan.but(dp=1, tp=8, zero=0))  # one replica has nothing to share
+    rows = "segments=4+0-3+tp:4/4+4-7+tp:4+zero:3,micro_batch=1,global_batch=8"
+    assert not on.can_be(Plan.parse(rows))  # one stage under FSDP alone
     found = {m.zero: m.framework for m in neighbours(plan, GPT, on.cluster) if m.zero < 3}
     assert found == dict.fromkeys((0, 1, 2), "")

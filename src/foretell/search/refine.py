@@ -153,7 +153,8 @@ class Evaluator:
             )
         except ForetellError:
             return ""
-        if not all(_is_wrapped(one, inner.framework) for one in own):
+        unlike = len({one.zero == 3 for one in own}) > 1
+        if unlike or not all(_is_wrapped(one, inner.framework) for one in own):
             return ""
         return f"{inner} on {plan.placement}"
 
