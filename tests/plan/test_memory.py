@@ -57,3 +57,41 @@ def test_offload_leaves_no_state():
 def test_what_does_not_fit_says_by_how_much():
     big = load_workload("gpt:layers=48,hidden=8192,heads=64,seq=2048")
     assert estimate([Plan(dp=8, micro_batch=1, global_batch=8)], big, NODE).missing[0] > 500e9
+
+
+FSDP = CORE.but(framework="fsdp", zero=3)
+
+
+def test_fsdp_keeps_a_half_copy_where_it_gathers_once():
+    """4 bytes of each parameter shared by 8 ranks; 2 more, held whole, unless it gathers again."""
+    again, once = (parts(FSDP.but(zero=zero))["parameters"] for zero in (3, 2))
+    assert again == pytest.approx(4 / 8 * MODEL.parameters, rel=0.001)
+    assert once - again == pytest.approx(2 * MODEL.parameters, rel=0.001)
+
+
+def test_fsdp_in_a_pipeline_adds_gradients_up_unsharded():
+    plan = FSDP.but(dp=4, pp=2, micro_batch=1)
+    sharded, whole = (
+        memory(plan.but(zero=zero, framework=name), MODEL, NODE)[0].parts()["gradients"]
+        for zero, name in ((3, "megatron-core"), (3, "fsdp"))
+    )
+    assert whole == pytest.approx(4 * sharded, rel=0.001)
+
+
+def test_a_loss_in_fp32_has_three_copies_of_the_logits():
+    """Log-probabilities, their gradient and that of the logits, compiled blocks or not."""
+    logits = 4 * 1024 * 50257
+    for compiled in (False, True):
+        assert parts(FSDP.but(compile=compiled))["workspace"] >= 12 * logits
+    assert parts(CORE.but(framework="ddp", compile=True))["workspace"] < 7 * logits
+
+
+def test_pytorch_keeps_the_gathered_inputs_of_split_matmuls():
+    plan = FSDP.but(dp=4, tp=2, micro_batch=1, global_batch=4)
+    inputs = 2 * 12 * 1024 * 512 * 2  # of queries, keys and values, and of the feed-forward
+    torch, core = (
+        parts(plan.but(sp=True, framework=name))["activations"]
+        for name in ("fsdp", "megatron-core")
+    )
+    assert torch > inputs
+    assert torch - core > 0.9 * inputs

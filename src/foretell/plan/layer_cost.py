@@ -28,10 +28,10 @@ from foretell.plan.layouts import Array, Layouts, Rows
 from foretell.plan.plan import levels, stride
 from foretell.workload import Exchange, Layer, Op, Workload
 from foretell.workload.kernels import Call, calls
-from foretell.workload.workload import KEPT, Tensor, holds
+from foretell.workload.workload import BYTES, KEPT, Tensor, holds
 
 ATTENTION = "attention"
-_SUMMED = ("weights", "experts", "kept", "scores", "brief", "frozen", "frozen_experts")
+_SUMMED = ("weights", "experts", "kept", "gathered", "scores", "brief", "frozen", "frozen_experts")
 _SCORES = ("softmax", "mask", "dropped")  # what attention keeps besides queries, keys and values
 
 
@@ -49,6 +49,7 @@ class LayerMemory:
     weights: Array  # elements that every data-parallel rank has
     experts: Array  # elements split over data-parallel ranks besides
     kept: Array  # bytes autograd keeps with nothing run again
+    gathered: Array  # bytes besides of inputs that split matmuls gathered from all their ranks
     scores: Array  # bytes among them that selective recompute drops
     output_bytes: Array  # bytes passed to the next layer
     brief: Array  # bytes that are there only while it runs
@@ -86,6 +87,10 @@ def _holding(workload: Workload, layer: Layer, cells: Layouts) -> LayerMemory:
                 if weight.frozen:
                     sums["frozen_experts"][rows] += np.where(dealt, size, 0.0)
                     sums["frozen"][rows] += np.where(dealt, 0.0, size)
+            if _keeps_gathered(op, run):
+                words = sizes["batch"] * sizes.get("tokens", 1.0)
+                whole = words * sizes["in"] * BYTES[dtype]
+                sums["gathered"][rows] += np.where(cells.column("sp")[rows] > 1, whole, 0.0)
             for tensor in op.brief:
                 if holds(tensor.when, run.flags):
                     sums["brief"][rows] += tensor.bytes(sizes, dtype)
@@ -100,6 +105,16 @@ def _holding(workload: Workload, layer: Layer, cells: Layouts) -> LayerMemory:
     return LayerMemory(
         **sums, output_bytes=np.broadcast_to(output_bytes, zero.shape), largest=largest
     )
+
+
+def _keeps_gathered(op: Op, run: Running) -> bool:
+    """Whether a column-parallel matmul keeps its whole input under sequence parallelism.
+
+    PyTorch's DTensor does, for the gradient of the weight; Megatron keeps its part and gathers it
+    again in the backward.
+    """
+    is_column = op.kind == "matmul" and op.splits.get("tp") == "out"
+    return is_column and run.profile.kernels == "eager"
 
 
 def _kept_in(op: Op, tensor: Tensor, dtype: str, run: Running) -> str:

@@ -149,10 +149,8 @@ def _kept(c: Costs, times: Array, workload: Workload) -> tuple[Array, Array]:
     still = np.array([r.profile.kept_by_ops for r in c.plans.runs])
     kept, moment = np.zeros(len(c.plans)), np.zeros(len(c.plans))
     for layer, held, many in zip(workload.layers, c.holdings, times, strict=True):
-        whole, less = (
-            held.kept,
-            np.where(by_ops, held.output_bytes + still * held.kept, held.kept - held.scores),
-        )
+        whole = held.kept + held.gathered
+        less = np.where(by_ops, held.output_bytes + still * held.kept, whole - held.scores)
         if layer.is_block:
             each = np.where(again == 2, held.output_bytes, np.where(again == 1, less, whole))
             kept += (c.share * each + (1 - c.share) * whole) * many
