@@ -66,7 +66,7 @@ def _apart(
 ) -> tuple[float, float]:
     """By how much a piece of work and a message take longer after what is between two steps.
 
-    Of the slowest rank, as steps are told; in turn with pieces that ranks begin together.
+    Of the slowest rank, as steps are reported; in turn with pieces that ranks begin together.
     """
     small, rows = torch.zeros(8), list[list[float]]()
     for _ in range(_PAIRS):
