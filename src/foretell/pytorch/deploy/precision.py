@@ -60,7 +60,7 @@ def scale_losses(pipeline: Any, scaler: Any, device: str) -> None:
 def unscale(scaler: Any, optimizer: Any, parameters: Iterable[Any]) -> Any:
     """Undo the scale of gradients here, parts of split ones too; 1 where one is not finite.
 
-    As `GradScaler.unscale_`, which takes no split gradients beside whole ones: its state is set to match.
+    As `GradScaler.unscale_`, which takes no split gradients beside whole ones; its state is set.
     """
     grads: dict[Any, list[Any]] = {}
     for parameter in parameters:
