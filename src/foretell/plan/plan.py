@@ -325,11 +325,11 @@ def segments(plan: Plan, workload: Workload) -> tuple[Segment, ...]:
     """The segments that the rows of a plan stand for; an error where a row cannot be."""
     found = segments_of(plan, workload.batch)
     blocks = [one.blocks for one in found]
-    if min(blocks) < 1 or sum(blocks) != workload.num_blocks:
+    if sum(blocks) != workload.num_blocks:
         raise InputError(
             f"segments of {'+'.join(map(str, blocks))} blocks; `{workload.name}` has "
             f"{workload.num_blocks}",
-            hint="every segment has one or more, and together they are the model",
+            hint="together they are the model",
         )
     return found
 
@@ -338,6 +338,10 @@ def segments_of(plan: Plan, batch: int) -> tuple[Segment, ...]:
     """The segments of any model; `batch`: samples of a replica of the first, where none is said."""
     rows = [_row(row, plan) for row in plan.segments]
     blocks = tuple(count for count, _, _ in rows)
+    if min(blocks) < 1:
+        raise InputError(
+            f"segments of {'+'.join(map(str, blocks))} blocks", hint="every segment has one or more"
+        )
     _check_ranks([ranks for _, ranks, _ in rows])
     whole = plan.global_batch or batch * _replicas(rows[0][1], rows[0][2])
     each = plan.micro_batch or whole

@@ -61,6 +61,9 @@ def unsupported(plan: Plan, model: ModelFacts | None = None) -> list[str]:
         ),
         f"zero=3 beside pp={plan.pp} with a backward in two (I and W): parameters are dropped "
         "between them, zero=2 keeps them": plan.zero == 3 and plan.pp > 1 and is_split(plan),
+        f"shard={plan.shard} beside cp={plan.cp}": (
+            plan.zero >= 2 and plan.cp > 1 and plan.sharing != plan.dp
+        ),
         f"zero={plan.zero} with a choice of sync or buckets": (
             plan.zero >= 2 and bool(plan.sync or plan.buckets)
         ),
@@ -119,7 +122,6 @@ def _odd_segments(plan: Plan, model: ModelFacts | None) -> list[str]:
     for one in parts:
         name = f"segment `{one.blocks}+{group_text(one.ranks)}`"
         inner = [f"{axis}={n}" for axis in ("cp", "ep") if (n := getattr(one.plan, axis)) > 1]
-        inner += [f"shard={one.plan.shard}"] if one.plan.sharing != one.plan.dp else []
         found += [f"{word} in {name}: segments have dp, tp, sp and zero" for word in inner]
         found += [f"{name}: {why}" for why in unsupported(one.plan, model)]
     return list(dict.fromkeys(found))

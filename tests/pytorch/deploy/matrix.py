@@ -55,7 +55,10 @@ PLANS = {
     ],
     8: [
         "dp=2,tp=2,pp=2,micro_batch=2", "dp=2,tp=2,pp=2,micro_batch=2,zero=1",
-        "dp=2,tp=2,pp=2,micro_batch=2,zero=3", "dp=2,tp=2,cp=2", "dp=2,pp=2,cp=2,micro_batch=2",
+        "dp=2,tp=2,pp=2,micro_batch=2,zero=3", "dp=4,tp=2,zero=3,shard=2",
+        "dp=4,pp=2,micro_batch=1,zero=2,shard=2",
+        "segments=?+0-3+zero:3+shard:2/?+4-7,micro_batch=4",
+        "dp=2,tp=2,cp=2", "dp=2,pp=2,cp=2,micro_batch=2",
     ],
 }  # fmt: skip
 

@@ -336,6 +336,8 @@ def deploy(
     if made.sync is not None:
         made.sync.attach(optimizer)
     tuned(optimizer, plan)
+    if isinstance(made.pipeline, Segments) and example is not None:
+        made.pipeline.prepare(example[0])
     if any(spec.partition(":")[0] == "cuda-graph" for spec in plan.whatifs):
         _graphed(made, example)
     if speaks_of_ops(plan, model):

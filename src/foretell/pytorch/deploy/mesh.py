@@ -26,6 +26,7 @@ from foretell.pytorch.deploy.collective import new_groups
 from foretell.pytorch.deploy.deferred import deferred_of
 
 IMAGE = ("height", "width", "depth")
+HYBRID = ("dp_replicate", "dp_shard")  # axes of copies and of parts
 _COPIES = ("dp", "cp")  # axes along which parameters are the same
 
 
@@ -130,9 +131,14 @@ class Places:
         ranks = torch.tensor(every, device="cpu").reshape(tuple(degrees.values()))
         self.plan, self.degrees, self.device = plan, degrees, device
         self.at = self._place(dist.get_rank())
-        wide = [a for a, n in degrees.items() if n > 1] or ["dp"]
-        shape = [degrees[a] for a in wide]
-        self.mesh = DeviceMesh(device, ranks.reshape(shape), mesh_dim_names=tuple(wide))
+        shape = {a: n for a, n in degrees.items() if n > 1} or {"dp": 1}
+        if self.is_hybrid:  # data-parallel ranks are two axes, and one besides
+            parts = dict(zip(HYBRID, (plan.dp // plan.sharing, plan.sharing), strict=True))
+            pairs = [parts.items() if a == "dp" else [(a, n)] for a, n in shape.items()]
+            shape = dict(pair for some in pairs for pair in some)
+        grid = ranks.reshape(tuple(shape.values()))
+        self.mesh = DeviceMesh(device, grid, mesh_dim_names=tuple(shape))
+        self._replicas = self.mesh[HYBRID]._flatten("dp") if self.is_hybrid else None
         self._ranks = ranks
         self._copies: tuple[Any, list[int]] | None = None
 
@@ -142,8 +148,15 @@ class Places:
             return place(self.plan, rank)
         return place(self.plan, self.among.index(rank) if rank in self.among else 0)
 
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether parameters are sharded over some of the data-parallel ranks and copied to all."""
+        return self.plan.zero >= 2 and self.plan.sharing != self.plan.dp
+
     def group(self, axis: str) -> Any:
         """The ranks that differ from this one along an axis only; None where it is alone."""
+        if axis == "dp" and self._replicas is not None:
+            return self._replicas.get_group()
         return self.mesh.get_group(axis) if self.degrees[axis] > 1 else None
 
     def order(self, axis: str) -> list[int]:
@@ -196,18 +209,9 @@ class Places:
 
     def sharding(self) -> Any:
         """The mesh that parameters are sharded over: copies × parts where sharding is hybrid."""
-        parts = self.plan.sharing
-        if parts == self.plan.dp and self.plan.cp > 1:
+        if self.is_hybrid:
+            return self.mesh[HYBRID]
+        if self.plan.cp > 1:
             axes = tuple(a for a in self.mesh.mesh_dim_names if a in _COPIES)
             return self.mesh[axes]._flatten("copies") if len(axes) > 1 else self.mesh["cp"]
-        if parts == self.plan.dp:
-            return self.mesh["dp"]
-        mine = dist.get_process_group_ranks(self.mesh.get_group("dp"))
-        shape = (self.plan.dp // parts, parts)
-        if self.plan.dp < dist.get_world_size():
-            raise InputError(
-                f"shard={self.plan.shard} within dp={self.plan.dp} beside other axes",
-                hint="hybrid sharding runs with data parallel alone",
-            )
-        grid = torch.tensor(mine).reshape(shape)
-        return DeviceMesh(self.device, grid, mesh_dim_names=("dp_replicate", "dp_shard"))
+        return self.mesh["dp"]

@@ -9,6 +9,7 @@ the gradient of the whole batch, so what comes back from a segment with other re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,11 +21,13 @@ from foretell.plan.stage_placement import Action
 from foretell.pytorch.deploy.actions import Pipeline
 from foretell.pytorch.deploy.blocks import Blocks
 from foretell.pytorch.deploy.collective import new_groups
+from foretell.pytorch.deploy.mesh import found_by_first
 from foretell.pytorch.deploy.messages import Meta, tried
 from foretell.pytorch.deploy.orders import pipeline as pipeline_of
 from foretell.pytorch.deploy.pipelined import cut_model
 
 Tensor = Any
+_CUT = "segments can be cut only where tensors with a row for each sample pass"
 
 
 class Rows(NamedTuple):
@@ -183,6 +186,21 @@ class Segments(Blocks):
         pairs = zip(metas, grads, strict=True)
         return [self._with(meta, rows).zero_() if g is None else g for meta, g in pairs]
 
+    def prepare(self, inputs: tuple[Any, ...]) -> None:
+        """Learn from an example what segments send each other, so that no step stops at it."""
+        chunks = [x.chunk(self.parts) for x in inputs]
+        self._batch = [list(c) for c in zip(*chunks, strict=True)]
+        self._negotiate()
+
+    def _negotiate(self) -> None:
+        seen = [(tuple(x.shape), x.dtype) for x in self._batch[0]]
+        if seen == self._seen:
+            return
+        for stage, ranks in enumerate(self.pipeline.ranks):
+            found = partial(self._try, stage) if self.pipeline.followers[stage] else list
+            self._metas[stage] = found_by_first(ranks, found, _CUT)
+        self._seen = seen
+
     def _try(self, stage: int) -> list[Meta]:
         rows = self._own().stop - self._own().start
         given = [
@@ -195,8 +213,7 @@ class Segments(Blocks):
         for y in outputs:
             if not isinstance(y, torch.Tensor) or not y.dim() or len(y) != rows:
                 raise InputError(
-                    f"segment {stage} puts out {tuple(getattr(y, 'shape', ()))} for {rows} samples",
-                    hint="segments can be cut only where tensors with a row for each sample pass",
+                    f"segment {stage} puts out {tuple(getattr(y, 'shape', ()))} for {rows} samples"
                 )
         return [Meta(tuple(y.shape[1:]), y.dtype, y.requires_grad) for y in outputs]
 
