@@ -7,7 +7,7 @@ convolutions moved to the host and back, ReLU outputs kept in 8 bits or 1, matmu
 joined, bias and ReLU done in epilogues. Between ranks, with DistributedDataParallel and its
 hooks: deep gradient compression, PowerSGD, local SGD, BlueConnect, parameter servers and P3. There
 are no other ranks: a message is a kernel that waits on the stream of communication for as long as
-PRICES.json says (written by `paper_rows.py`), and servers' links are kept by a thread. So
+PRICES.json says (written by `paper_prices.py`), and servers' links are kept by a thread. So
 all that a method does on the device and the host is real, and the network is as it is said to be.
 
 Writes OUT/truth.json and a trace of each plain step. Needs torch with CUDA, Triton, torchvision,
@@ -908,7 +908,8 @@ def step_of(name: str, way: str, network: Network | None) -> Callable[[], None]:
 def run(name: str, way: str, net: str, prices: dict[str, Any], row: Path, trace: Path | None) -> None:  # noqa: E501  # fmt: skip
     """Measure or trace one way of one model; the whole life of one process."""
     torch.set_num_threads(1)
-    found: dict[str, Any] = {"model": name, "variant": f"{way}@{net}" if net else way}
+    found: dict[str, Any] = {"model": name, "variant": spec(name, way, prices.get(net, {}))}
+    found |= {"on": net} if net else {}
     found |= {"optimizer": PAPERS[name].optimizer, "batch": PAPERS[name].samples}
     try:
         step = step_of(name, way, Network(prices[net]) if net else None)
@@ -931,6 +932,17 @@ def run(name: str, way: str, net: str, prices: dict[str, Any], row: Path, trace:
         found["error"] = f"{type(error).__name__}: {error}"[:300]
     row.write_text(json.dumps(found))
     os._exit(0)  # threads that serve
+
+
+def spec(name: str, way: str, prices: dict[str, Any]) -> str:
+    """The what-ifs that say what was done."""
+    if not prices:
+        return f"{way}:epilogue=no" if way == "metaflow" and name not in IMAGES else way
+    ranks = f"ranks={prices['ranks']},skew=0"  # the ranks that are not there are all alike
+    if way in ("parameter-server", "p3"):
+        return f"{way}:{ranks}"
+    first = f"data-parallel:{ranks}"
+    return first if way == "data-parallel" else f"{first} {way}"
 
 
 def jobs(names: list[str], only: set[str]) -> list[tuple[str, str, str, bool]]:

@@ -83,12 +83,12 @@ def _stages(size: Array, group: tuple[int, ...], inside: int, links: Wires) -> t
     if len(across) < 2:
         return (down, up)
     part = size / inside
-    took = _across(links, part, group, inside)
+    took = between_nodes(links, part, group, inside)
     between = (group_text(across),) * count
     return (down, Stage("all_reduce", took, part, True, group=between, lane="between nodes"), up)
 
 
-def _across(links: Wires, part: Array, group: tuple[int, ...], inside: int) -> Array:
+def between_nodes(links: Wires, part: Array, group: tuple[int, ...], inside: int) -> Array:
     """An all-reduce between nodes while the other ranks of each node do the same."""
     across = group[::inside]
     if links.cluster is None:

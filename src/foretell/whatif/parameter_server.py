@@ -113,7 +113,7 @@ def serve(
 
     The slowest rank is `behind` so many seconds with the gradient that is ready last.
     """
-    start, pace = _link(links, group)
+    start, pace = link(links, group)
     graph = edit.before
     if len(np.setdiff1d(graph.select(kind="collective"), take_out(edit))):
         raise DoesNotApply("the passes of this step hold other collectives than gradients'")
@@ -127,7 +127,7 @@ def serve(
         _turn(edit, side.rank)
 
 
-def _link(links: Wires, group: tuple[int, ...]) -> tuple[float, float]:
+def link(links: Wires, group: tuple[int, ...]) -> tuple[float, float]:
     """Seconds before a message moves, and seconds a byte of it takes from one rank to another."""
     pair = (group[0], group[-1])
     first, second = links.seconds("send", SAMPLE, pair).tolist()

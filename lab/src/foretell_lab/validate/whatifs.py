@@ -2,8 +2,10 @@
 
 `h200/` has, for each model, a trace of the plain step (and of one under autocast) and the
 un-profiled times of many variants. A row's truth is an interval (two ways of timing it); an error
-counts from the nearer end. Beside it stands what fixed ratios give on the rows with half precision:
-kernels of matmuls three times, all others twice as fast (Daydream, section 5), the host as it was.
+counts from the nearer end. A variant is called by one of the names below, or by its what-ifs as the
+command line takes them; `on` names the cluster file beside `h200/` where there is one. Beside it
+stands what fixed ratios give on the rows with half precision: kernels of matmuls three times, all
+others twice as fast (Daydream, section 5), the host as it was.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from foretell.baseline import Baseline, interval, shares, unprofiled
+from foretell.cluster import load
 from foretell.trace import read
 from foretell.whatif import Setting, applied, parse
-from foretell.whatif.registry import together
+from foretell.whatif.registry import WHATIFS, together
 from foretell_lab.validate import half
 from foretell_lab.validate.variants import variants
 
@@ -104,27 +107,39 @@ def report(truth: Path) -> dict[str, Any]:
     """Every row that can be predicted, as values and as text; the others are counted."""
     known = variants(truth)
     found = [row for model in sorted(known) for row in _rows(truth, known[model])]
-    missing = sorted({v for rows in known.values() for v in rows if v != "base"} - set(SPECS))
+    named = {v for rows in known.values() for v in rows if v != "base"}
+    missing = sorted(v for v in named if not specs_of(v))
     told = f"not predicted: {', '.join(missing) or 'nothing'}"
     text = "\n".join([*_lines(found), told, *half.lines(list(half.halves(truth)))])
     rows = [asdict(r) | {"error": r.error, "covered": r.is_covered} for r in found]
     return {"rows": rows, "missing": missing, "text": text}
 
 
+def specs_of(variant: str) -> tuple[str, ...]:
+    """The what-ifs of a measured variant; none where it is called otherwise."""
+    words = variant.split()
+    is_known = all(word.partition(":")[0] in WHATIFS for word in words)
+    return SPECS.get(variant) or (tuple(words) if is_known else ())
+
+
 def _rows(truth: Path, rows: dict[str, Any]) -> Iterator[Row]:
-    for start, specs in (("base", SPECS), ("amp_bf16", UNDER_AUTOCAST)):
+    plain = {v: found for v in rows if (found := specs_of(v))}
+    for start, specs in (("base", plain), ("amp_bf16", UNDER_AUTOCAST)):
         path = truth / "h200" / f"{rows['base']['model']}.{start}.json.gz"
         if start in rows and path.exists():
             step = unprofiled(read(path), rows[start]["median_ms"] / 1e3)
             for variant in sorted(set(specs) & set(rows)):
-                yield _row(step, rows, start, variant, specs[variant])
+                on = rows[variant].get("on")
+                setting = Setting(load(str(truth / f"{on}.toml")) if on else None)
+                yield _row(step, rows, start, variant, specs[variant], setting)
 
 
 def _row(
-    step: Baseline, rows: dict[str, Any], start: str, variant: str, specs: tuple[str, ...]
-) -> Row:
+    step: Baseline, rows: dict[str, Any], start: str, variant: str, specs: tuple[str, ...],
+    setting: Setting,
+) -> Row:  # fmt: skip
     changes = [parse(spec) for spec in specs]
-    after = applied(changes, step.graph, Setting())
+    after = applied(changes, step.graph, setting)
     spread = together(changes)
     least, most = interval(after, step.predicted, host=step.sigma, spread=spread)
     truth = rows[variant]
