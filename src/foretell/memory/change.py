@@ -86,6 +86,7 @@ class Autocast(Rewrite):
         self.casts: dict[int, int] = {}  # of parameters
         self.node_is_narrow: dict[int, bool] = {}
         self.widened: dict[int, int] = {}  # copies that the model asks for itself
+        self.raised: set[int] = set()  # storages that are wide because autocast has made them so
         self.written = written_out(tape.ops)
         self.back: list[Op] = []  # casts of gradients that wait for the end of their node
 
@@ -116,7 +117,7 @@ class Autocast(Rewrite):
             return self.casts[k]
         is_own = self.storages[k].kind == BufferKind.PARAMETER
         new = self.new(k, item=item, kind=int(BufferKind.ACTIVATION))
-        name = WIDENED if op.name == WIDENED else "_to_copy"
+        name = WIDENED if op.name == WIDENED and item > HALF else "_to_copy"
         self.ops.append(Op(name, op.phase, NONE, (k,), (new,)))
         if item == HALF:
             self.narrow.add(new)
@@ -127,7 +128,10 @@ class Autocast(Rewrite):
     def forward(self, op: Op, at: int) -> None:
         op = _with(op, self.widened)
         if op.name == WIDENED:
-            self.widened |= {k: self.cast(k, op, 4) for k in op.reads if k in self.narrow}
+            # A program that asks for a format behind what autocast has raised asks for its own.
+            for k in op.reads:
+                if k in self.narrow or k in self.raised:
+                    self.widened[k] = self.cast(k, op, HALF if k in self.raised else 4)
             return
         if at in self.written.gone:
             for k in (*op.reads, *op.makes):
@@ -135,6 +139,8 @@ class Autocast(Rewrite):
         casts, is_narrow = self.decided(op, stays_wide=at in self.written.wide)
         if is_narrow:
             self.shrink(op)
+        elif (op.name in WIDE and casts) or self.raised.intersection(op.reads):
+            self.raised.update(op.makes)
         if op.node != NONE:
             self.node_is_narrow[op.node] = is_narrow
         self.ops.append(_with(op, casts))

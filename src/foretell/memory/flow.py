@@ -72,6 +72,7 @@ class Tensor:
     scaled: Tensor | None = None  # of which it is a scaled copy
     is_renamed: bool = False  # the model went on without it, or with a view of it
     by: str = ""  # the operator that made it
+    is_reduced: bool = False  # a sum over some of its dims has read it
 
 
 class Tensors:
@@ -137,7 +138,7 @@ class Tensors:
         near = _others(self.forward.get(key, ())[-_LOOK_BACK:], taken)
         best = [t for t in near if not t.uses and not (is_sum and t.scaled)]
         near = [t for t in near if not t.is_renamed] or near
-        best = best or (self.carried(near) if is_sum else []) or near
+        best = best or (self.carried(near) if is_sum else self.lasting(near)) or near
         if best:
             return best[0]
         return taken[-1] if taken and self.sizes[taken[-1].storage] == key[0] else None
@@ -146,6 +147,10 @@ class Tensors:
         """Of what is kept, the first made since the last sum: a block's input goes around it."""
         kept = [t for t in near if t.storage in self.kept]
         return sorted((t for t in kept if t.storage >= self.summed), key=_number) or kept
+
+    def lasting(self, near: Sequence[Tensor]) -> list[Tensor]:
+        """Of what was read before, that which is held anyway: what a sum has read is done with."""
+        return [t for t in near if t.storage in self.kept] if near and near[0].is_reduced else []
 
     def was_cast(self, key: Key) -> bool:
         """Whether the last tensor of the size is a copy that autocast made for what comes now."""
@@ -278,6 +283,7 @@ class Flow(Tensors):
         for tensor in taken:
             tensor.uses += 1
             tensor.is_renamed |= (tensor.by, call.name) == ("pow", "mean")  # the mean is meant
+            tensor.is_reduced |= call.name == "sum"
         if call.name in _SUMS and first is not None and first == call.tensor(1):
             self.summed = makes[0] if makes else taken[0].storage
         self.kept.update(keeps)
@@ -329,7 +335,8 @@ class Flow(Tensors):
             joined = "float" if not items or max(items) >= 4 else "c10::BFloat16"
             return [(dims, dtype or joined) for dims, dtype in RULES[call.name](call)]
         node = self.nodes.get(call.sequence) if self.phase != Phase.BACKWARD else None
-        if node is not None and call.name not in KEPT and _same_node(call.name, node.name):
+        is_open = call.name not in KEPT or _is_unsaid(call)
+        if node is not None and is_open and _same_node(call.name, node.name):
             told = [t for t in (c.tensor(0) for c in node.inner) if t and t[0]]
             if told:
                 return told[:1]
@@ -438,6 +445,14 @@ def _solved(sizes: Sequence[int], total: int) -> Dims:
 def _nested(call: Call) -> bool:
     """Whether an operator only prepares for another of its name, as autocast's casts do."""
     return any(c.name == call.name for c in call.inner)
+
+
+def _is_unsaid(call: Call) -> bool:
+    """Whether the size of the result depends on an argument of which a trace says nothing.
+
+    The indices of `x[index]` are a list of optional tensors, whose sizes are not recorded.
+    """
+    return call.name == "index" and call.tensor(1) is None
 
 
 def _in_place(name: str) -> bool:
