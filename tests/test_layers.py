@@ -36,7 +36,7 @@ ROOMS: dict[str, set[str]] = {
     "simulate": GROUND | {"graph", "cluster", "cost"},
     "memory": GROUND | {"graph"},
     "trace": GROUND | {"graph", "simulate", "memory"},
-    "baseline": GROUND | {"graph", "simulate", "trace"},
+    "baseline": GROUND | {"graph", "cost", "simulate", "trace"},
     "samples": GROUND | {"graph", "cluster", "cost"},
     "whatif": GROUND | {"graph", "cluster", "cost", "trace", "memory"},
     "advise": GROUND | {"graph", "cluster", "simulate", "baseline", "whatif"},

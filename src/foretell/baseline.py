@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foretell import portable
+from foretell.cost.limits import passes
 from foretell.errors import InputError
 from foretell.graph.build import replicate
 from foretell.graph.columns import Array, Kind
@@ -60,16 +61,14 @@ def _in_a_row(step: Graph, copies: int) -> Graph:
     return edit.graph
 
 
-# Un-profiled host time over the sum of capped calls: 16 fp32 steps on H200 hosts (torch 2.11) whose
-# un-profiled time the host decides, or whose variants' does; median, and spread of ln. Most of that
-# spread is from one run to the next: one step in two processes an hour apart (`again_ms` of
-# benchmarks/measured/kinds) took 0.9 to 1.6 times as long where the host decides, 0.17 in ln.
-USUAL, SPREAD = 1.0, 0.16
-AGAIN = 0.15  # spread of ln of the host's speed from one run to the next
-QUICK = 0.2  # quantile of the calls of a kind that nothing was in the way of: with it USUAL is 1
-# Seconds an event: the median over eight host-bound steps on such hosts of (profiled less
-# un-profiled) over events; the middle half lies between 1.0 and 1.6 µs.
-EVENT = 1.4e-6
+_HOST: dict[str, float] = passes()["host"]
+USUAL, SPREAD = (
+    _HOST["usual"],
+    _HOST["spread"],
+)  # un-profiled host time over capped calls, and of ln
+AGAIN = _HOST["again"]  # spread of ln of the host's speed from one run to the next
+QUICK = _HOST["quick"]  # quantile of the calls of a kind that nothing was in the way of
+EVENT = _HOST["event"]  # seconds of recording one
 LEAST, MOST = 0.4, 4.0  # beyond these something else differs
 KIND = 4  # calls of a kind from which on the quick ones tell something
 CLOSE = 0.005  # how near to the known time is near enough

@@ -2,12 +2,12 @@
 
 import pytest
 
+from foretell.cost.limits import passes
 from foretell.errors import InputError
 from foretell.graph import Builder
 from foretell.graph.verify import verify
 from foretell.simulate import simulate
 from foretell.whatif import WHATIFS, DoesNotApply, Setting, parse
-from foretell.whatif.cuda_graph import CAPTURABLE
 from foretell.whatif.registry import is_measured, spread_of
 from tests.transformer import transformer
 from tests.whatif.traced import attention, convnet
@@ -198,7 +198,8 @@ def test_a_cuda_graph_helps_where_launches_are_slow(step):
 
 def test_adam_in_a_graph_counts_its_steps_on_the_device(step):
     after = parse("cuda-graph").apply(step, Setting())
-    assert len(after.select(op="capturable")) == CAPTURABLE * len(step.select(op="addcdiv_"))
+    each = passes()["capturable"]["kernels"]
+    assert len(after.select(op="capturable")) == each * len(step.select(op="addcdiv_"))
 
 
 def test_a_plain_optimizer_in_a_graph_needs_nothing_more(step):

@@ -2,12 +2,12 @@
 
 import numpy as np
 
+from foretell.cost.limits import passes
 from foretell.graph.columns import Kind, Phase
 from foretell.whatif import Setting, parse
 from foretell.whatif.amp import attended
 from foretell.whatif.autocast import runs
-from foretell.whatif.cuda_graph import BY_TENSOR, CAPTURABLE
-from foretell.whatif.table_lookup import MIXED, powers
+from foretell.whatif.table_lookup import powers
 from tests.whatif.traced import Step
 
 H200 = "NVIDIA H200"
@@ -41,7 +41,7 @@ def test_a_sum_of_both_formats_takes_longer_than_in_fp32():
     linear(s, 4096, 768, 768)
     s.op("add", f"in={WIDE}+{WIDE}+-,types=float+float+Scalar")
     after = parse("amp").apply(s.graph(), NOTHING)
-    assert np.isclose(seconds(after, "add"), MIXED * seconds(s.graph(), "add"))
+    assert np.isclose(seconds(after, "add"), passes()["mixed"]["times"] * seconds(s.graph(), "add"))
 
 
 def logits(widened: bool) -> Step:
@@ -136,9 +136,9 @@ def test_adam_in_a_graph_divides_by_tensors_and_counts_its_steps_on_the_device()
         s.op(op, "in=64x64,types=float")
     before = s.graph()
     after = parse("cuda-graph").apply(before, NOTHING)
-    assert len(after.select(op="capturable")) == CAPTURABLE
+    assert len(after.select(op="capturable")) == passes()["capturable"]["kernels"]
     ratio = seconds(after, "div", "update") / seconds(before, "div", "update")
-    assert np.isclose(ratio, BY_TENSOR["div"])
+    assert np.isclose(ratio, passes()["capturable"]["by_tensor"]["div"])
     assert seconds(after, "sqrt", "update") == seconds(before, "sqrt", "update")
 
 

@@ -17,7 +17,7 @@ what they are gradients of, so that no transpose follows it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -39,7 +39,6 @@ from foretell.whatif.machine import check_format, device_of
 from foretell.whatif.memory_effect import lists_memory, narrowed
 from foretell.whatif.parameters import CAST_WEIGHT, UNSCALE
 from foretell.whatif.table_lookup import (
-    MIXED,
     Change,
     Sort,
     format_change,
@@ -156,12 +155,13 @@ def _copies(
     return found
 
 
-_CASTS = passes()["cast"]
-CAST, CAST_BACK = _CASTS["host"], _CASTS["host_back"]  # calls' worth of host time
-TO_HALF, TO_FP32 = _CASTS["to_half"], _CASTS["to_fp32"]  # seconds and bytes/s of a casting kernel
-RATE = _CASTS["checked"]
+def _known() -> dict[str, Any]:
+    """What casts and a gradient scaler cost: `[cast]` of the table of passes."""
+    found: dict[str, Any] = passes()["cast"]
+    return found
+
+
 CAST_BYTES = 6  # of one number: four read and two written, or the other way round
-SCALER_CALLS = _CASTS["scaler"]
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def _factors(
         if sort.phase == Phase.UPDATE or np.isin(sort.kernels, wide).mean() > 0.5:
             continue
         if rule.is_mixed(sort):
-            answer.append(Change(sort, MIXED, 0.1, "fp32"))
+            answer.append(Change(sort, passes()["mixed"]["times"], 0.1, "fp32"))
             continue
         if not rule.is_half(sort):
             continue
@@ -299,17 +299,18 @@ def _cast(edit: Edit, graph: Graph, found: list[Run]) -> None:
     call = call_seconds(graph)
     before = np.array([found[i].task for i in casts.runs])
     seconds = _seconds(casts.sizes, casts.to_half)
-    _insert_casts(edit, graph, before, seconds, casts, CAST * call, "forward")
+    _insert_casts(edit, graph, before, seconds, casts, _known()["host"] * call, "forward")
     back = _mirrored(graph, found)
     if len(back):
         order = {i: k for k, i in enumerate(dict.fromkeys(casts.runs))}
         behind = np.array([back[order[i] * len(back) // len(order)] for i in casts.runs])
         seconds = _seconds(casts.sizes, ~casts.to_half)
-        _insert_casts(edit, graph, behind, seconds, casts, CAST_BACK * call, "backward")
+        _insert_casts(edit, graph, behind, seconds, casts, _known()["host_back"] * call, "backward")
 
 
 def _seconds(sizes: Array, to_half: Array) -> Array:
-    start, rate = (np.where(to_half, *pair) for pair in zip(TO_HALF, TO_FP32, strict=True))
+    both = zip(_known()["to_half"], _known()["to_fp32"], strict=True)
+    start, rate = (np.where(to_half, *pair) for pair in both)
     found: Array = start + CAST_BYTES * sizes / rate
     return found
 
@@ -381,11 +382,12 @@ def _scale(edit: Edit, graph: Graph) -> None:
     call = edit.insert(
         issued_before=np.array([first]), kind="host", op=UNSCALE, phase="update",
         lane=graph.lane[first], rank=graph.rank[first],
-        seconds=SCALER_CALLS * call_seconds(graph),
+        seconds=_known()["scaler"] * call_seconds(graph),
     )  # fmt: skip
     check = edit.insert(
         issued_before=np.array([kernel]), kind="kernel", op=UNSCALE, phase="update",
-        lane=graph.lane[kernel], rank=graph.rank[kernel], seconds=2e-5 + moved / RATE,
+        lane=graph.lane[kernel], rank=graph.rank[kernel],
+        seconds=2e-5 + moved / _known()["checked"],
     )  # fmt: skip
     edit.wait(check, call, kind="launch")
     edit.wait(np.array([first]), check, kind="sync")

@@ -5,9 +5,9 @@ norms, reductions, losses. Matmuls, convolutions and attention stay what they ar
 of them what lies there costs about its longest kernel. A network of convolutions is turned to
 channels last on the way. The optimizer is not compiled.
 
-    run of kernels    longest + SHARE · (all the others)
-    host              2 · START + LAUNCH · kernels left + PARAMETER · parameters
-                      + STATISTIC · batch-norms                                (calls' worth)
+    run of kernels    longest + share · (all the others)
+    host              2 · start + launch · kernels left + parameter · parameters
+                      + statistic · batch-norms                                (calls' worth)
 """
 
 from __future__ import annotations
@@ -30,14 +30,12 @@ from foretell.whatif.calls import USUAL, call_seconds, launch_of, operators
 from foretell.whatif.channels_last import turned
 from foretell.whatif.table_lookup import CONVOLVES, image_layout, retimed, sorts_of
 
-_HOST: dict[str, float] = passes()["compiled"]
-SHARE = _HOST["share"]  # of the kernels beside the longest, that a fused one still costs
-START, LAUNCH, PARAMETER, STATISTIC = (
-    _HOST[name] for name in ("start", "launch", "parameter", "statistic")
-)  # calls' worth of host time (→ `_call`)
-# What an eager call takes goes by the model's own Python, from half to over twice the usual;
-# compiled steps do not follow it. Beyond these the host is another.
-FAST, SLOW = _HOST["fast"], _HOST["slow"]
+
+def _known(name: str) -> float:
+    """A constant of compiled steps: `[compiled]` of the table of passes."""
+    return float(passes()["compiled"][name])
+
+
 COMPILED = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
 _INDUCTOR = re.compile(
     r"^triton_(poi|red|per|tem|for|mm)_|^(Torch-Compiled|CompiledFunction|CompiledFx)"
@@ -53,7 +51,7 @@ class Compile(WhatIf):
     name: ClassVar[str] = "compile"
     assumes: ClassVar[tuple[str, ...]] = (
         "the whole model is captured without graph breaks; the optimizer stays as it is",
-        f"a run of fused kernels takes its longest and {SHARE:.0%} of the others",
+        f"a run of fused kernels takes its longest and {_known('share'):.0%} of the others",
     )
     source: ClassVar[str] = "PyTorch 2 (Ansel et al., ASPLOS 2024)"
     code: ClassVar[str] = "model = torch.compile(model)"
@@ -111,7 +109,7 @@ def _fused(edit: Edit, graph: Graph, device: Array) -> Array:
     best = np.lexsort((-seconds, run))
     keeps[best[np.unique(run[best], return_index=True)[1]]] = True
     left = order[keeps]
-    fused = longest[run[keeps]] + SHARE * (total - longest)[run[keeps]]
+    fused = longest[run[keeps]] + _known("share") * (total - longest)[run[keeps]]
     edit.set(left, seconds=fused)
     edit.remove(order[~keeps])
     return left
@@ -131,12 +129,12 @@ def _called(edit: Edit, graph: Graph, host: Array, left: Array) -> None:
     gone = np.setdiff1d(host, seams)
     edit.set(seams, seconds=0.0, gap=0.0)
     first = _is_first(graph, launches)
-    edit.set(launches, seconds=np.where(first, LAUNCH * call, _spent(graph, launches)))
+    edit.set(launches, seconds=np.where(first, _known("launch") * call, _spent(graph, launches)))
     for phases in ((Phase.FORWARD, Phase.LOSS), (Phase.BACKWARD,)):
         mine = launches[np.isin(graph.phase[launches], phases)]
         if len(mine):
             first = mine[np.argmin(graph.order[mine])]
-            edit.set(np.array([first]), seconds=(LAUNCH + START) * call)
+            edit.set(np.array([first]), seconds=(_known("launch") + _known("start")) * call)
     last = host[np.argmax(graph.order[host])]
     edit.set(np.array([last]), seconds=_handed_back(graph) * call)
     edit.remove(gone)
@@ -160,14 +158,16 @@ def _is_first(graph: Graph, launches: Array) -> Array:
 def _call(graph: Graph) -> float:
     """What a call takes on this host, whatever Python the model has around it."""
     eager = call_seconds(graph)
-    return min(max(USUAL, eager / SLOW), eager / FAST)
+    # What an eager call takes goes by the model's own Python; compiled steps do not follow it,
+    # unless it is so far from the usual that the host is another.
+    return min(max(USUAL, eager / _known("slow")), eager / _known("fast"))
 
 
 def _handed_back(graph: Graph) -> float:
     """Calls' worth of what the host does with each gradient and each running statistic."""
     parameters = len(graph.select(kind="host", op="AccumulateGrad"))
     norms = len(graph.select(kind="kernel", op="*batch_norm_backward"))
-    return PARAMETER * parameters + STATISTIC * norms
+    return _known("parameter") * parameters + _known("statistic") * norms
 
 
 def _seams(graph: Graph, host: Array) -> Array:

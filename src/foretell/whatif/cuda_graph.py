@@ -17,7 +17,7 @@ to the kernel.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -51,17 +51,6 @@ class Written(NamedTuple):
     dropped: float  # more of them with dropout
     number: float  # bytes a number of the queries
     seconds: float  # for all its kernels to begin and end
-
-
-STREAM = 0.875  # of the memory's peak that these passes reach
-# By bytes of a number and direction: least squares over the 134 `attention … math` rows of
-# cost/tables/measured/h200.csv.gz, median error 8 %. Half precision is widened for it.
-WRITTEN = {
-    (4, 0): Written(0.92, 54, 8, 110, 25e-6),
-    (4, 1): Written(0.77, 43, 12, 49, 19e-6),
-    (2, 0): Written(0.92, 67, 15, 135, 37e-6),
-    (2, 1): Written(0.75, 43, 15, 70, 26e-6),
-}
 
 
 def masked(graph: Graph, setting: Setting) -> Graph:
@@ -138,26 +127,26 @@ def _with_mask(graph: Graph, task: int, device: Device) -> tuple[float, float]:
 
 def _written_seconds(sizes: dict[str, float], item: int, device: Device) -> float:
     back = sizes.get("direction", 0.0) > 0
-    cost = WRITTEN[item, int(back)]
+    known: dict[str, Any] = passes()["written"]
+    cost = Written(*known["wide" if item > 2 else "half"][int(back)])
     queries = sizes["b"] * sizes["heads"] * sizes["sq"]
     scores, numbers = queries * sizes["sk"], queries * sizes["d"]
     flops = (8 if back else 4) * scores * sizes["d"]
     each = cost.score + (cost.dropped if sizes.get("dropout") else 0.0)
     moved = each * scores + cost.number * numbers
     products = flops / (cost.products * device.peak("fp32"))
-    return products + moved / (STREAM * device.memory_bandwidth) + cost.seconds
+    stream = float(known["stream"]) * device.memory_bandwidth
+    return products + moved / stream + cost.seconds
 
 
 DEVICE = (Kind.KERNEL, Kind.COPY, Kind.COLLECTIVE, Kind.SEND)
 HOST = (Kind.HOST, Kind.SYNC)
 LAUNCH = 2e-5  # seconds of one cudaGraphLaunch on the host
-GAP: float = passes()["gap"]["graph"]  # seconds between two kernels
 # Adam in a graph keeps its step on the device (`capturable=True`): torch/optim/adam.py then works
 # out the two bias corrections and the step size with kernels of their own on one number (14.0 to
 # 14.8 a parameter, 0.9 to 1.6 µs each), and divides and adds by what those made: passes that look
 # up an offset for every number, where a plain number would have been read from a register.
-CAPTURABLE, TINY = 14, 1.2e-6
-BY_TENSOR = {"div": 1.6, "add_": 1.6}  # times as long
+# How many and how long: `[capturable]` of the table of passes.
 
 
 @dataclass(frozen=True)
@@ -182,7 +171,7 @@ class CudaGraph(WhatIf):
         device = np.flatnonzero(np.isin(graph.kind, DEVICE))
         with graph.edit(str(self)) as edit:
             edit.remove(np.flatnonzero(np.isin(graph.kind, HOST)), bridge=False)
-            edit.set(device, gap=GAP)
+            edit.set(device, gap=passes()["gap"]["graph"])
             launch = _launched(edit, graph, device)
             _capturable(edit, graph, launch)
         return edit.graph
@@ -203,10 +192,11 @@ def _capturable(edit: Edit, graph: Graph, launch: int) -> None:
     last = graph.select(kind="kernel", phase="update", op="addcdiv_")
     if not len(last):
         return
-    for op, times in BY_TENSOR.items():
-        passes = graph.select(kind="kernel", phase="update", op=op)
-        edit.set(passes, seconds=graph.seconds[passes] * times)
-    each = np.repeat(last, CAPTURABLE)
+    known = passes()["capturable"]
+    for op, times in known["by_tensor"].items():
+        some = graph.select(kind="kernel", phase="update", op=op)
+        edit.set(some, seconds=graph.seconds[some] * times)
+    each = np.repeat(last, int(known["kernels"]))
     new = edit.insert(
         issued_before=each,
         kind="kernel",
@@ -214,7 +204,7 @@ def _capturable(edit: Edit, graph: Graph, launch: int) -> None:
         phase="update",
         lane=graph.lane[each],
         rank=graph.rank[each],
-        seconds=TINY,
-        gap=GAP,
+        seconds=known["seconds"],
+        gap=passes()["gap"]["graph"],
     )
     edit.wait(new, launch, kind="launch")

@@ -259,16 +259,6 @@ def _both(factor: float, sigma: float, then: list[Times], each: float) -> tuple[
     return mixed, math.sqrt(weight**2 * own**2 + (1 - weight) ** 2 * sigma**2)
 
 
-POWERS = (
-    (re.compile(r"(?<!vectorized_)(?<!unrolled_)elementwise_kernel<"), 0.2),
-    (re.compile(r"reduce_kernel<"), 0.2),
-    (re.compile(r"FillFunctor"), 0.5),
-    (re.compile(r"SoftMaxForward|CatArray"), 0.65),
-    (re.compile(r"upsample_"), 0.0),
-)
-MIXED: float = passes()["mixed"]["times"]  # its fp32 time: both formats, cast number by number
-
-
 def powers(graph: Graph, tasks: Array) -> Array:
     """For each kernel the power of a plain pass's ratio that it follows."""
     unique, place = np.unique(graph.name[tasks], return_inverse=True)
@@ -278,7 +268,8 @@ def powers(graph: Graph, tasks: Array) -> Array:
 
 
 def _power(name: str) -> float:
-    return next((power for pattern, power in POWERS if pattern.search(name)), 1.0)
+    known = passes()["power"]
+    return float(next((row["power"] for row in known if re.search(row["kernel"], name)), 1.0))
 
 
 REFERENCE = "h200"  # the device whose table is read

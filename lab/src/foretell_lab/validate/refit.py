@@ -2,9 +2,10 @@
 
     foretell validate --refit --leave-out mosaic
 
-`tables/refit.toml` names every constant that tables of whole runs set. Those the source had a part
-in are searched again over the sources that are left, one after another, for the least median error;
-where none is left a constant takes the value of its nearest relative. Nothing is written.
+`tables/refit.toml` names every constant that tables of whole runs, or steps measured in many
+variants, set. Those the source had a part in are searched again over the sources that are left, one
+after another, for the least mean error; where none is left a constant takes the value of its
+nearest relative, or stays. Nothing is written.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from foretell.cost import host, limits
 from foretell.errors import InputError, unknown
 from foretell.plan import framework
 from foretell.report.words import table as text_table
-from foretell_lab.validate import layouts, unseen
+from foretell_lab.validate import layouts, unseen, whatifs
 
 FACTORS = (0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 2.0)  # of the shipped value, tried in a refit
 MOST = 24  # rows of a source that a refit looks at, evenly over it
@@ -38,13 +39,22 @@ class Constant:
     table: str
     key: str
     sources: tuple[str, ...]
-    borrows: str
+    borrows: str = ""
+    rows: str = "*"  # of steps in variants: which of those it has a say in
+    place: int = -1  # in a list of numbers
 
     def __str__(self) -> str:
-        return f"{self.file}.{self.table}.{self.key}"
+        return f"{self.file}.{self.table}.{self.key}" + (f"[{self.place}]" if self._listed else "")
+
+    @property
+    def _listed(self) -> bool:
+        return self.place >= 0
 
     def value(self, table: str = "") -> float:
         """As it is now; of another table where one is named."""
+        if self.file == "passes":
+            found_one = limits.passes()[self.table][self.key]
+            return float(found_one[self.place] if self._listed else found_one)
         if self.file == "power":
             return float(limits.table()[table or self.table][self.key])
         found = float(getattr(framework.profiles()[table or self.table], self.key))
@@ -52,6 +62,13 @@ class Constant:
 
     def put(self, value: float) -> None:
         """Use another value in this process."""
+        if self.file == "passes":
+            owner: Any = limits.passes()[self.table]
+            if self._listed:
+                owner[self.key][self.place] = value
+            else:
+                owner[self.key] = value
+            return
         if self.file == "power":
             limits.table()[self.table][self.key] = value
             return
@@ -68,13 +85,25 @@ def constants() -> tuple[Constant, ...]:
     return tuple(Constant(**{**row, "sources": tuple(row["sources"])}) for row in rows)
 
 
-def errors(source: str, truth: Path, most: int = 0) -> np.ndarray[Any, np.dtype[np.float64]]:
+STEPS = {"h200": "", "h200_2": "", "nine": "h200", "kinds": "kinds/h200", "further": "further/h200"}
+STEPS |= {"papers": "papers/h200"}  # steps in variants: of the truth, or of MEASURED
+MEASURED = Path("benchmarks/measured")  # from the root of the repository
+EACH = 1  # rows of a model that a refit looks at
+
+
+def errors(
+    source: str, truth: Path, most: int = 0, rows: str = "*"
+) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Relative errors of a source's rows with the constants as they are now; evenly `most`."""
+    if source in STEPS:
+        folder = MEASURED / STEPS[source] if STEPS[source] else truth / source
+        mine = whatifs.rows_of(folder, rows, EACH if most else 0)
+        return np.array([row.error for row in mine if row.start == "base"])
     if source in unseen.SOURCES:
         found = [row.error for row in unseen.SOURCES[source](truth)]
         return np.array(found[:: max(len(found) // most, 1)] if most else found)
     if source not in layouts.SOURCES:
-        raise unknown("source", source, [*unseen.SOURCES, *layouts.SOURCES])
+        raise unknown("source", source, [*unseen.SOURCES, *layouts.SOURCES, *STEPS])
     requests = list(layouts.SOURCES[source](truth))
     some = requests[:: max(len(requests) // most, 1)] if most else requests
     return np.array([row.error for row in layouts.predicted(some)])
@@ -86,7 +115,8 @@ def without(source: str, truth: Path) -> Iterator[tuple[Constant, float, float]]
     for constant in mine:
         before = constant.value()
         left = [s for s in constant.sources if s != source]
-        after = _searched(constant, left, truth) if left else constant.value(constant.borrows)
+        borrowed = constant.value(constant.borrows) if constant.borrows else before
+        after = _searched(constant, left, truth) if left else borrowed
         constant.put(after)
         yield constant, before, after
 
@@ -96,9 +126,10 @@ def _searched(constant: Constant, left: list[str], truth: Path) -> float:
     shipped, tried = constant.value(), []
     for factor in FACTORS:
         constant.put(shipped * factor)
-        every = np.concatenate([np.abs(errors(s, truth, MOST)) for s in left])
-        tried.append((float(np.median(every)), shipped * factor))
-    return min(tried)[1]
+        every = np.concatenate([np.abs(errors(s, truth, MOST, constant.rows)) for s in left])
+        # Of two that are as good the nearer to what ships.
+        tried.append((round(float(np.mean(every)), 4), abs(np.log(factor)), shipped * factor))
+    return min(tried)[2]
 
 
 @contextmanager
@@ -115,7 +146,7 @@ def restored() -> Iterator[None]:
 def report(truth: Path, leave_out: str = "") -> dict[str, Any]:
     """The left-out source with shipped constants and with those fitted without it."""
     known = sorted({s for c in constants() for s in c.sources})
-    if leave_out not in {*unseen.SOURCES, *layouts.SOURCES}:
+    if leave_out not in {*unseen.SOURCES, *layouts.SOURCES, *STEPS}:
         raise InputError(
             f"no source `{leave_out}` to leave out",
             hint=f"--leave-out takes one of {', '.join(known)}",

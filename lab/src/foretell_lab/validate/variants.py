@@ -1,4 +1,4 @@
-"""Steps measured in many variants: `h200/truth.json` of a folder of measured data."""
+"""Steps measured in many variants: `truth.json` of a folder of traces, `h200` if not another."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from foretell.errors import InputError
 
 
-def variants(truth: Path) -> dict[str, dict[str, Any]]:
+def variants(truth: Path, name: str = "h200") -> dict[str, dict[str, Any]]:
     """The rows of every model that could be measured, by variant."""
-    path = truth / "h200" / "truth.json"
+    path = truth / name / "truth.json"
     try:
         rows = json.loads(path.read_text())["rows"]
     except (OSError, ValueError, KeyError):

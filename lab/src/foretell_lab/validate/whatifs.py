@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +108,7 @@ class Row:
 def report(truth: Path) -> dict[str, Any]:
     """Every row that can be predicted, as values and as text; the others are counted."""
     known = variants(truth)
-    found = [row for model in sorted(known) for row in _rows(truth, known[model])]
+    found = list(rows_of(truth / "h200"))
     named = {v for rows in known.values() for v in rows if v != "base"}
     missing = sorted(v for v in named if not specs_of(v))
     told = f"not predicted: {', '.join(missing) or 'nothing'}"
@@ -122,15 +124,31 @@ def specs_of(variant: str) -> tuple[str, ...]:
     return SPECS.get(variant) or (tuple(words) if is_known else ())
 
 
-def _rows(truth: Path, rows: dict[str, Any]) -> Iterator[Row]:
+def rows_of(folder: Path, pattern: str = "*", most: int = 0) -> Iterator[Row]:
+    """Rows of a folder of traces whose variants are called so; `most` of a model, evenly."""
+    known = variants(folder.parent, folder.name)
+    for model in sorted(known):
+        names = [v for v in sorted(known[model]) if fnmatch(v, pattern)]
+        some = set(names[:: max(len(names) // most, 1)] if most else names)
+        kept = {"base", "amp_bf16"} | some
+        rows = {v: row for v, row in known[model].items() if v in kept}
+        yield from (r for r in _rows(folder, rows) if r.variant in some)
+
+
+@lru_cache(64)
+def _step(path: Path, seconds: float) -> Baseline:
+    return unprofiled(read(path), seconds)
+
+
+def _rows(folder: Path, rows: dict[str, Any]) -> Iterator[Row]:
     plain = {v: found for v in rows if (found := specs_of(v))}
     for start, specs in (("base", plain), ("amp_bf16", UNDER_AUTOCAST)):
-        path = truth / "h200" / f"{rows['base']['model']}.{start}.json.gz"
+        path = folder / f"{rows['base']['model']}.{start}.json.gz"
         if start in rows and path.exists():
-            step = unprofiled(read(path), rows[start]["median_ms"] / 1e3)
+            step = _step(path, rows[start]["median_ms"] / 1e3)
             for variant in sorted(set(specs) & set(rows)):
                 on = rows[variant].get("on")
-                setting = Setting(load(str(truth / f"{on}.toml")) if on else None)
+                setting = Setting(load(str(folder.parent / f"{on}.toml")) if on else None)
                 yield _row(step, rows, start, variant, specs[variant], setting)
 
 
