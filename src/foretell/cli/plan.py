@@ -107,7 +107,7 @@ def command(
         def progress(doing: str, best: float) -> None:
             from foretell.report import words
 
-            tell(f"{doing}, best {words.seconds(best)}" if best == best else doing)
+            tell(f"{doing}, best {words.seconds(best)}" if best < float("inf") else doing)
 
         found = plan(named, where, chosen, seeds=seeds, pool=pool, progress=progress)
     if output is not None:
