@@ -12,6 +12,7 @@ from foretell.plan.estimate import reducing
 from foretell.plan.layouts import layers_of
 from foretell.plan.memory import memory
 from foretell.plan.plan import levels
+from foretell.plan.unsupported import unsupported
 from foretell.predict import predict
 from foretell.simulate import simulate
 from foretell.workload import load
@@ -239,3 +240,11 @@ def test_fsdp_casts_and_copies_parameters_however_they_are_sharded():
     assert found[2] / found[0] == pytest.approx(14 / 12, rel=0.05)
     _, c, workload = block_cost(base.replace("=fsdp", "=megatron-core") + "1")
     assert not is_copied(c.plans.plans[0])
+
+
+def test_what_run_does_not_do_with_experts_is_refused_by_name():
+    asked = Plan(dp=4, ep=4, micro_batch=1, global_batch=8)
+    for field, value in (("ep_overlap", True), ("ep_dispatch", "node")):
+        assert any(field in why for why in unsupported(asked.but(**{field: value})))
+        assert not any(field in why for why in unsupported(asked.but(**{field: value}, ep=1)))
+    assert not any("ep_" in why for why in unsupported(asked.but(ep_dispatch="rank")))
