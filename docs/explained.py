@@ -28,6 +28,7 @@ from figures import (
     _source,
     _write,
     captured,
+    paper_rows,
     scaling,
     validated,
 )
@@ -95,6 +96,10 @@ def _changes(folder: Path | None) -> Lines:
     return _joined(
         _alone(validated("whatifs", folder)["rows"], "seven models"),
         _alone(_second(folder), "nine other models"),
+        {
+            name: [f"made and timed on an H200, networks emulated: {_summary(rows)}"]
+            for name, rows in paper_rows(folder).items()
+        },
         {"data-parallel": _published(folder)},
         _traced_twice(),
     )

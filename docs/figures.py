@@ -144,6 +144,30 @@ def kinds(folder: Path | None) -> Table:
     return _changes("kinds", command, _by_variant(rows) | {"**all**": rows})
 
 
+def further(folder: Path | None) -> Table:
+    more = ("--truth", str(ROOT / "benchmarks/measured/further"))
+    rows = validated("whatifs", folder, *more, name="further")["rows"]
+    command = "foretell validate --whatif --truth benchmarks/measured/further"
+    return _changes("further", command, _by_variant(rows) | {"**all**": rows})
+
+
+def papers(folder: Path | None) -> Table:
+    groups = paper_rows(folder)
+    every = [row for rows in groups.values() for row in rows]
+    command = "foretell validate --whatif --truth benchmarks/measured/papers"
+    named = {f"`{name}`": rows for name, rows in groups.items()}
+    return _changes("papers", command, named | {"**all**": every})
+
+
+def paper_rows(folder: Path | None) -> dict[str, Rows]:
+    """Papers' optimizations made and timed, by the what-if that is asked last."""
+    more = ("--truth", str(ROOT / "benchmarks/measured/papers"))
+    groups: dict[str, Rows] = {}
+    for row in validated("whatifs", folder, *more, name="papers")["rows"]:
+        groups.setdefault(row["variant"].split()[-1].partition(":")[0], []).append(row)
+    return dict(sorted(groups.items()))
+
+
 def _changes(name: str, command: str, groups: dict[str, Rows]) -> Table:
     rows = [[group, *_errors(some), _held(some)] for group, some in groups.items()]
     return Table(name, command, ["change", *ERRORS, "in the range"], rows, {})
@@ -267,8 +291,8 @@ def _printed(text: str) -> list[list[str]]:
 
 PAGES: dict[str, tuple[Callable[[Path | None], Table], ...]] = {
     "accuracy": (
-        unseen, whatifs, second, kinds, memory, layouts, paradl, captured, scaling, kernels,
-        collectives, fused,
+        unseen, whatifs, second, kinds, further, papers, memory, layouts, paradl, captured,
+        scaling, kernels, collectives, fused,
     ),
     "speed": (
         benchmark("startup"), benchmark("simulator", "--quick"), benchmark("oracle"),
