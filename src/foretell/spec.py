@@ -91,6 +91,12 @@ def parse(text: str, kinds: Mapping[str, type[Spec]], what: str) -> Spec:
     return kinds[name].of(given)
 
 
+def is_whole(text: str) -> bool:
+    """Whether a text is a whole number of at most 18 ASCII digits, as `int` reads it."""
+    digits = text.removeprefix("-")
+    return digits.isascii() and digits.isdigit() and len(digits) < 19
+
+
 def write(value: Any) -> str:
     """The text of one option's value, such that `read` gives it back."""
     if value is None:

@@ -289,8 +289,12 @@ def spec_case(number: int) -> list[str]:
         ["whatif", str(GUIDE), "data-parallel:ranks=4", *ON, "--json"],
         ["whatif", str(GUIDE), "faster:op=gemm,times=2", "amp:dtype=bf16", "--json"],
         ["explain", "amp"],
+        ["oracle", MODEL, "--on", "dgx-a100", "--gpus", "1..4", "--json"],
+        ["check", str(GUIDE), "--step-under", "1s", "--json"],
+        ["show", "dgx-a100:gpus=8,rack=2", "--json"],
     ))  # fmt: skip
     k = draw.randrange(1, len(sound))
     if sound[k].startswith("--"):
         return sound
-    return [*sound[:k], mutate.text(sound[k], draw).decode("utf-8", "replace"), *sound[k + 1 :]]
+    changed = mutate.text(sound[k], draw).decode("utf-8", "replace")
+    return [*sound[:k], changed.replace("\0", ""), *sound[k + 1 :]]  # no system passes a NUL

@@ -108,3 +108,11 @@ def test_a_pipe_is_no_script(argv, tmp_path):
     found = run(argv, tmp_path)
     assert not problem(argv, found)
     assert found.code == 2
+
+
+@pytest.mark.parametrize("gpus", ["²", "8,²", "1..999999999", "9" * 5000, "1..²", "٣..", "--5"])
+def test_numbers_of_devices_that_are_none(gpus, tmp_path):
+    argv = ["oracle", MODEL, "--on", "dgx-a100", "--gpus", gpus]
+    found = run(argv, tmp_path)
+    assert not problem(argv, found)
+    assert found.code == 2

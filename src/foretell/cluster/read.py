@@ -406,7 +406,9 @@ def options(given: Mapping[str, str]) -> Options:
     for key in ("nodes", "gpus", "nics", "rack", "oversubscription"):
         value = getattr(found, key)
         if value is not None and not 0 < value <= MOST:
-            raise InputError(f"option `{key}` is `{spec.write(value)}`, not a number above zero")
+            raise InputError(
+                f"option `{key}` is `{spec.write(value)}`, not above zero and at most {MOST}"
+            )
     return found
 
 

@@ -22,6 +22,7 @@ from functools import lru_cache
 from foretell.cost.kernel import added_rows
 from foretell.cost.shape import write
 from foretell.operators import BYTES, rules, window
+from foretell.spec import is_whole
 
 _MOST = 1 << 62  # elements; more are no tensor
 
@@ -65,7 +66,7 @@ class Call:
     def numbers(self, i: int) -> tuple[int, ...]:
         """A value that is whole numbers: `2x2` → (2, 2)."""
         text = self.values[i] if i < len(self.values) else ""
-        return tuple(int(part) for part in text.split("x") if part.lstrip("-").isdigit())
+        return tuple(int(part) for part in text.split("x") if is_whole(part))
 
     def stride(self, i: int) -> Dims:
         """The strides of an input; those of rows in order where nothing is said."""

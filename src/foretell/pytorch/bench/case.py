@@ -35,6 +35,7 @@ from math import prod
 from typing import TypeVar
 
 from foretell.errors import InputError
+from foretell.spec import is_whole
 
 T = TypeVar("T")
 Range = tuple[float, float]
@@ -167,7 +168,7 @@ def read_shape(written: str) -> tuple[tuple[str, Size], ...]:
                 f"`{written}` is no shape: `{name}{equals}{value}` is not `name=value`",
                 hint="sizes read `m=4096;n=768;k=768`",
             )
-    return tuple((name, int(value) if _is_whole(value) else value) for name, _, value in parts)
+    return tuple((name, int(value) if is_whole(value) else value) for name, _, value in parts)
 
 
 def parse_case(written: str) -> Case:
@@ -185,10 +186,6 @@ def parse_case(written: str) -> Case:
 def read_case(row: Mapping[str, str]) -> Case:
     """The case a row of a table speaks of."""
     return Case(row["op"], row["direction"], row["dtype"], row["layout"], read_shape(row["shape"]))
-
-
-def _is_whole(value: str) -> bool:
-    return value.removeprefix("-").isdigit()
 
 
 _STATE |= {"clip_grad_norm": 3, "unscale": 2, "zero_grad": 1}

@@ -21,6 +21,7 @@ from foretell.errors import ForetellError, InputError, unknown
 from foretell.io import write_text
 from foretell.pytorch.bench.case import Case, parse_case
 from foretell.pytorch.bench.table import Row, header_path, written
+from foretell.spec import is_whole
 
 _SKIPPED, _STARTED = ".skipped.txt", ".started.txt"
 _MARGIN, _SHARE = 12.0, 0.2  # seconds kept for the last profile to be read; of little time less
@@ -116,7 +117,7 @@ def _cases(asked: argparse.Namespace) -> list[Case]:
 
 def _shard(written: str) -> tuple[int, int]:
     index, slash, count = written.partition("/")
-    if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
+    if not (slash and is_whole(index) and is_whole(count) and 0 <= int(index) < int(count)):
         raise InputError(f"`{written}` is no shard", hint="write `0/2` for the first of two parts")
     return int(index), int(count)
 

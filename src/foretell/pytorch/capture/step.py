@@ -136,7 +136,7 @@ def _source_options(
 ) -> dict[str, Any]:
     """Options a function takes; whole numbers as such."""
     wanted = inspect.signature(make).parameters
-    options = {k: int(v) if v.lstrip("-").isdigit() else v for k, v in given.items()}
+    options = {k: int(v) if spec.is_whole(v) else v for k, v in given.items()}
     if batch is not None:
         if not {"batch", "batch_size"} & set(wanted):
             raise InputError(

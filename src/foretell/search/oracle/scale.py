@@ -20,6 +20,7 @@ import numpy as np
 
 from foretell import portable
 from foretell.cluster import Cluster
+from foretell.cluster.toml import MOST
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.plan.costs import with_cuts
@@ -27,6 +28,7 @@ from foretell.plan.estimate import by_collective
 from foretell.pool import Pool
 from foretell.search.oracle.limits import Finding, findings
 from foretell.search.oracle.space import HOUR, Space, Swept, layouts, strategy, sweep
+from foretell.spec import is_whole
 from foretell.workload import Workload
 
 _PARADL = "Kahira et al., ParaDL, HPDC 2021"
@@ -174,8 +176,12 @@ def counts(text: str) -> list[int]:
 
 
 def _whole(part: str, text: str) -> int:
-    if not part.strip().isdigit() or int(part) < 1:
+    if not is_whole(part.strip()) or int(part) < 1:
         raise InputError(f"`{text}` is no number of devices", hint="write 1..1024 or 8,16,48")
+    if int(part) > MOST:
+        raise InputError(
+            f"{int(part)} devices are too many", hint=f"at most {MOST} can be asked for"
+        )
     return int(part)
 
 
