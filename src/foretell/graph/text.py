@@ -124,7 +124,8 @@ def _waits(graph: Graph, first: int, last: int) -> Iterator[str]:
     start = e.start[first : last + 1].tolist()
     for i in range(last - first):
         waits = [
-            f"%{e.after[k]}{_lag(e.lag, k)}{_kind(e.kind, k)}" for k in range(*start[i : i + 2])
+            f"%{e.after[k]}{_lag(e.lag, k)}{_kind(e.kind, k)}"
+            for k in range(start[i], start[i + 1])
         ]
         yield "after " + " ".join(waits) if waits else ""
 
