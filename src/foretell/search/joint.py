@@ -81,7 +81,6 @@ _PLAIN = Plan()
 
 
 ALTERNATIVES = 4  # next-best plans that an answer names
-STARTS = 5  # plans that a descent begins from
 PARTITIONED = 40  # pipelines of which blocks and recompute are split by the dynamic program
 ORDERED = 2.0  # seconds of work, about CPU seconds, for the order of a pipeline's stages
 OPS = 5  # of a step for each evaluation: with more of them, fusions are not searched one by one
@@ -337,7 +336,8 @@ class _Search:
             more = [p.but(framework="ddp", compile=free and p.ranks > p.dp)
                     for p in plans if p.zero < 2]  # fmt: skip
             if not self.options.runnable:  # FSDP casts parameters once, where autocast does always
-                more += [unsharded(p, compiled=free) for p in plans if p.ranks > p.dp == 1]
+                own = [unsharded(p, compiled=free) for p in plans if p.ranks > p.dp == 1]
+                more += own + [p.but(optimizer_kernels="fused") for p in own if free]
                 more += [p.but(framework=self._usual()) for p in plans if p.zero == 3]
             plans = plans + more
         fixed = self.within.fixed or {}
@@ -441,13 +441,13 @@ class _Search:
         return min((one.predicted for one in self.best.values()), default=float("nan"))
 
     def _descended(self, starts: list[Found]) -> None:
-        """Descent from the best starts; each strategy begins once."""
+        """Descent from the best start of each strategy, in turn, as far as the budget goes."""
         ranked = sorted(starts, key=Found.key)
         firsts: dict[str, Found] = {}
         for one in ranked:
             firsts.setdefault(_kind(one.plan), one)
         best = ranked[0]
-        for one in list(firsts.values())[:STARTS]:
+        for one in firsts.values():
             self.progress(f"descent from {_kind(one.plan)}", best.step)
             end = descend(one, self.on, lambda step: self.progress("descent", step))
             best = min(best, end, key=Found.key)

@@ -275,7 +275,9 @@ def _kernel_moves(plan: Plan) -> Iterator[Plan]:
     yield plan.but(optimizer_kernels="" if plan.optimizer_kernels else "fused")
     alone = plan.ranks > plan.dp == 1 and not (plan.segments or plan.groups)
     if alone and name != "fsdp":
-        yield unsharded(plan, compiled=True)
+        own = unsharded(plan, compiled=True)
+        yield own.but(optimizer_kernels="fused")  # it issues an update tensor by tensor else
+        yield own
 
 
 def unsharded(plan: Plan, *, compiled: bool) -> Plan:
