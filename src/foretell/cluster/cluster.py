@@ -147,6 +147,7 @@ class Cluster:
     switches: tuple[Switch, ...] = ()  # the switches one by one
     title: str = ""
     calibration: Calibration = PLAIN  # how it really runs, where that was measured
+    boards: int = 0  # of the whole step, where these ranks are a part of it
     _ways: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict, repr=False)
     _levels: dict[object, tuple[Level, ...]] = field(default_factory=dict, repr=False)
 
@@ -154,6 +155,11 @@ class Cluster:
     def size(self) -> int:
         """How many ranks it has."""
         return len(self.nodes)
+
+    @property
+    def waits_for(self) -> int:
+        """How many devices a step runs on: the slowest of them is waited for."""
+        return self.boards or self.size
 
     @cached_property
     def num_nodes(self) -> int:
@@ -273,6 +279,10 @@ class Cluster:
             )
         pick = np.array(group)
         return replace(self, nodes=self.nodes[pick], slots=self.slots[pick], _ways={}, _levels={})
+
+    def part(self, ranks: Iterable[int]) -> Cluster:
+        """The ranks that do one part of a step of all of them, such as a pipeline stage."""
+        return replace(self.subset(ranks), boards=self.waits_for)
 
     def calibrated(self, calibration: Calibration) -> Cluster:
         """The same machines, as they were measured to run."""

@@ -290,7 +290,7 @@ def _layers(
     issued = [
         (c.times + c.launches) * run.issued(c.op, phase == BACKWARD) for _, phase, c in wanted
     ]
-    spread = limits.slowest_of(cluster.size)
+    spread = limits.slowest_of(cluster.waits_for)
     slower = _throttled(workload, device, dtype, wanted, seconds, issued, spread)
     whole = [_empty(len(cells)) for _ in workload.layers]
     for (at, phase, call), took, host in zip(wanted, seconds, issued, strict=True):

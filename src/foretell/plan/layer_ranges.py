@@ -134,7 +134,7 @@ class GroupCosts:
         key = (tuple(ranks), samples)
         if key not in self._known:
             device = self.cluster.devices[ranks[0]]
-            part = self.cluster.subset(tuple(ranks))
+            part = self.cluster.part(tuple(ranks))
             self._known[key] = self._priced(part, device, samples, **self.degrees(len(ranks)))
         return self._known[key]
 

@@ -129,7 +129,7 @@ def _costs(prices: Prices, workload: Workload, ranks: tuple[int, ...]) -> Costs:
     plain = {"pp": 1, "dp": 1, "stages": (), "actions": (), "recompute": "none", "schedule": "1f1b"}
     plan = prices.plan.but(tp=len(ranks), **plain)
     device = slower([prices.cluster.devices[r] for r in ranks], plan.dtype or "bf16")
-    return costs([plan], workload, prices.cluster.subset(ranks), device)
+    return costs([plan], workload, prices.cluster.part(ranks), device)
 
 
 def _alone(c: Costs, workload: Workload, at: int) -> Memory:

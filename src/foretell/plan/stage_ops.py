@@ -360,7 +360,7 @@ def _on_machines(
     if key not in _KNOWN:
         if len(_KNOWN) >= _MOST_KNOWN:
             _KNOWN.clear()
-        part = cluster.subset(ranks)
+        part = cluster.part(ranks)
         _KNOWN[key] = workload, cluster, part, price_all([cell], workload, part)
     _, _, part, known = _KNOWN[key]
     return part, known.of(plan)

@@ -5,6 +5,7 @@ Conversion from base units happens here and nowhere else.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ def seconds(value: float) -> str:
     """0.01234 → `12.3 ms`; 848036 → `9 d 20 h`."""
     if value == 0:
         return "0 s"
+    if not math.isfinite(value):
+        return "unknown"
     if abs(value) >= LONG:
         return _duration(value)
     for unit, name in _SECONDS:

@@ -335,7 +335,7 @@ class Partitioner:
             cells = {cell_of(one.plan): one for one in some}
             new = [cell for cell in cells if (cell, machines) not in self._costs]
             if new:
-                where = self.cluster.subset(cells[new[0]].ranks)
+                where = self.cluster.part(cells[new[0]].ranks)
                 found = costs(new, self.workload, where)
                 for k, cell in enumerate(new):
                     self._costs[cell, machines] = found.take(np.array([k]))
@@ -371,7 +371,7 @@ class Partitioner:
         key = mesh.plan, self._machines(mesh), flying, ends
         if key not in self._tables:
             rates = {mode: self._rated(mesh, mode) for mode in MODES}
-            limit = room(self.cluster.subset(mesh.ranks)) / ROUNDING
+            limit = room(self.cluster.part(mesh.ranks)) / ROUNDING
             self._tables[key] = _table(self.times, rates, flying, limit, ends)
         return self._tables[key]
 
@@ -381,7 +381,7 @@ class Partitioner:
         if key not in self._rates:
             priced, many = self._priced(mesh, mode), len(self.workload.layers)
             columns = priced.take(np.zeros(many, np.intp))
-            machines = self.cluster.subset(mesh.ranks) if mesh.plan.zero == 3 else self.cluster
+            machines = self.cluster.part(mesh.ranks) if mesh.plan.zero == 3 else self.cluster
             self._rates[key] = _rates(columns, self.workload, machines)
         return self._rates[key]
 
@@ -407,7 +407,7 @@ class Partitioner:
             c = self._priced(mesh, row.plan.recompute)
             blocks = np.array([float(x.is_block * x.times) for x in self.workload.layers])
             times = (blocks * row.blocks / blocks.sum())[:, None]
-            where = self.cluster.subset(mesh.ranks)
+            where = self.cluster.part(mesh.ranks)
             one = stage(c, times, self.workload, where)
             took = reduction(c, one, times, self.workload, where) + updating(c, one, where)
             self._ends[key] = float(took[0])

@@ -187,9 +187,11 @@ def planned(
     from foretell.workload import load
 
     model = load(workload, files=False)
-    search = allowed(planner).plan(
-        model, cluster, lambda what, best: tell(f"{what}, best {words.seconds(best)}", best)
-    )
+
+    def heard(what: str, best: float) -> None:
+        tell(f"{what}, best {words.seconds(best)}" if best < float("inf") else what, best)
+
+    search = allowed(planner).plan(model, cluster, heard)
     found = repredicted(search, model, cluster)
     assert found.prediction is not None
     batch = found.plan.global_batch or model.batch

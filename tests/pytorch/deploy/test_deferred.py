@@ -115,7 +115,7 @@ def read():
 
 
 @pytest.mark.parametrize("make", [reads, generated, set_back, read])
-def test_what_cannot_be_made_again_is_told(make):
+def test_what_cannot_be_made_again_is_refused(make):
     before = torch.get_rng_state()
     with pytest.raises(NotDeferred):
         deferred(make)

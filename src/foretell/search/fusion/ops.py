@@ -570,7 +570,7 @@ def of_slowest(cluster: Cluster, dtype: str = "bf16") -> Cluster:
     if len(cluster.devices_by_kind()) == 1:
         return cluster
     name = slowest(cluster, dtype).name
-    return cluster.subset((next(r for r, d in enumerate(cluster.devices) if d.name == name),))
+    return cluster.part((next(r for r, d in enumerate(cluster.devices) if d.name == name),))
 
 
 def _finished(page: _Page, seconds: Any) -> tuple[Piece, ...]:

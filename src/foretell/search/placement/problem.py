@@ -317,7 +317,7 @@ def _splits(
                 values[..., s, :] = values[..., known[key], :]
             continue
         known[key] = s
-        part = machines.cluster.subset(ranks)
+        part = machines.cluster.part(ranks)
         device = machines.kinds[found[0].kind]
         degrees = {axis: len(ranks)}
         ahead, back = _unit_seconds(workload, part, device, plain, parts, **degrees)
