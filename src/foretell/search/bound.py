@@ -73,9 +73,9 @@ def _cells(plans: Sequence[Plan], workload: Workload, cluster: Cluster, batch: i
 def _split(plan: Plan) -> object:
     """What two plans have in common whose layers are split alike, by the same program."""
     degrees = plan.tp, plan.cp, plan.ep, plan.etp, plan.sp, plan.filter, plan.channel, plan.spatial
-    program = plan.framework, plan.precision, plan.dtype, plan.compile, plan.tp_overlap
-    program = (*program, plan.ep_overlap, plan.ep_dispatch)
-    return degrees, program, plan.zero, plan.pp > 1
+    program = plan.framework, plan.precision, plan.dtype, plan.compile
+    hidden = plan.tp_overlap, plan.ep_overlap, plan.ep_dispatch
+    return degrees, program, hidden, plan.zero, plan.pp > 1
 
 
 def _work(cells: list[Plan], workload: Workload, cluster: Cluster, device: Device) -> Array:

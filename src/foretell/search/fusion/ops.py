@@ -560,8 +560,8 @@ def _throttled(dtype: str, calls_: list[Call], device: Device, seconds: Array) -
     )
     busy = seconds[:-1]
     matrix, rest = float(busy[is_matrix].sum()), float(busy[~is_matrix].sum())
-    one = (np.array([value]) for value in (matrix, energy, rest, 0.0))
-    slower = 1 / float(limits.clock(device, *one)[0])
+    taken, joules, streaming, idle = np.array([[matrix], [energy], [rest], [0.0]])
+    slower = 1 / float(limits.clock(device, taken, joules, streaming, idle)[0])
     return np.append(np.where(is_matrix, busy * slower, busy), seconds[-1])
 
 
