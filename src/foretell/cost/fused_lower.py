@@ -273,7 +273,7 @@ def lowered(regions: Regions, units: float) -> Lowered:
     """The kernels of all regions, on a device of so many units."""
     start = np.searchsorted(regions.target, np.arange(len(regions.op) + 1))
     rest = Rest(regions.dtype, regions.last, regions.flops, regions.seconds)
-    room = 2
+    room = 8  # times the nodes and edges of the regions: enough for most of them
     while True:
         o = Ops(
             start, regions.source, regions.pattern, KIND_CODE[regions.op], regions.op,

@@ -54,17 +54,17 @@ def joined(k, elements, size, low):  # type: ignore[no-untyped-def]
     group = np.arange(count)
     if count < 2:
         return group
-    score = np.zeros((count, count))
+    score, shared = np.zeros((count, count)), np.full((count, count), -1.0)
     for a in range(count):
         for b in range(a + 1, count):
-            score[a, b] = _score(k, group, elements, size, low, a, b)
-    while _join_best(k, group, score, elements, size, low):
+            score[a, b] = _score(k, group, elements, size, low, shared, a, b)
+    while _join_best(k, group, score, elements, size, low, shared):
         pass
     return group
 
 
 @compiled
-def _join_best(k, group, score, elements, size, low):  # type: ignore[no-untyped-def]
+def _join_best(k, group, score, elements, size, low, shared):  # type: ignore[no-untyped-def]
     """Join the two groups that gain most; whether there were any."""
     count = len(group)
     left = score.copy()
@@ -86,33 +86,37 @@ def _join_best(k, group, score, elements, size, low):  # type: ignore[no-untyped
     for x in range(count):
         if group[x] == x and x != a:
             low_, high_ = min(a, x), max(a, x)
-            score[low_, high_] = _score(k, group, elements, size, low, low_, high_)
+            score[low_, high_] = _score(k, group, elements, size, low, shared, low_, high_)
     return True
 
 
 @compiled
-def _score(k, group, elements, size, low, a, b):  # type: ignore[no-untyped-def]
-    """What joining two groups gains; 0 where they may not be joined."""
+def _score(k, group, elements, size, low, shared, a, b):  # type: ignore[no-untyped-def]
+    """What joining two groups gains; 0 where they may not be joined.
+
+    `shared` keeps what two nests have in common, below 0 where that was not asked yet.
+    """
     n1, r1, how1 = extent(k, group, a)
     n2, r2, how2 = extent(k, group, b)
     if not _fit(k, group, a, b, n1, r1, how1, n2, r2, how2):
         return 0.0
     n, r = (n1, r1) if how1 != POINT else (n2, r2) if how2 != POINT else (-1.0, 1.0)
-    shared, uses = 0.0, False
+    most, uses, nodes = 0.0, False, k.ops.shape[1]
     for x in range(len(group)):
-        for y in range(len(group)):
-            if group[x] == a and group[y] == b:
-                found = _common(k, elements, size, low, x, y, n, r)
-                if found < 0:
-                    return 0.0
-                shared = max(shared, found)
-                nodes = k.ops.shape[1]
-                uses |= k.reads[y, nodes + x] > 0 or k.reads[x, nodes + y] > 0
-    if shared < _LEAST and not uses:
+        if group[x] == a:
+            for y in range(len(group)):
+                if group[y] == b:
+                    if not (_in_time(k, x, y, n, r) and _in_time(k, y, x, n, r)):
+                        return 0.0
+                    if shared[x, y] < 0:
+                        shared[x, y] = _common(k, elements, size, low, x, y)
+                    most = max(most, shared[x, y])
+                    uses |= k.reads[y, nodes + x] > 0 or k.reads[x, nodes + y] > 0
+    if most < _LEAST and not uses:
         return 0.0
     if (how1 == POINT) == (how2 == POINT):
-        return shared + _ALIKE
-    return shared * (_LATE if COLS in (how1, how2) and _parts(k, group, a, b) else 1.0)
+        return most + _ALIKE
+    return most * (_LATE if COLS in (how1, how2) and _parts(k, group, a, b) else 1.0)
 
 
 @compiled
@@ -187,8 +191,15 @@ def _mixes(k, group, a, b, n, r, how):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _common(k, elements, size, low, x, y, n, r):  # type: ignore[no-untyped-def]
-    """Bytes of the largest tensor two nests share; -1 where one needs what the other lacks yet."""
+def _in_time(k, x, y, n, r):  # type: ignore[no-untyped-def]
+    """Whether nest y reads of nest x, if anything, what a common loop has made by then."""
+    code = k.reads[y, k.ops.shape[1] + x]
+    return code <= 0 or _meets(k, x, y, code, n, r)
+
+
+@compiled
+def _common(k, elements, size, low, x, y):  # type: ignore[no-untyped-def]
+    """Bytes of the largest tensor two nests share."""
     nodes, most = k.ops.shape[1], 0.0
     apart = _apart(k, x, y)
     for b in range(nodes):
@@ -196,10 +207,6 @@ def _common(k, elements, size, low, x, y, n, r):  # type: ignore[no-untyped-def]
             most = max(most, elements[low + b] * size[low + b])
     for z in range(k.used[0]):
         b = nodes + z
-        if z == x and k.reads[y, b] > 0 and not _meets(k, x, y, k.reads[y, b], n, r):
-            return -1.0
-        if z == y and k.reads[x, b] > 0 and not _meets(k, y, x, k.reads[x, b], n, r):
-            return -1.0
         one = ALIGNED if z == x else k.reads[x, b]
         other = ALIGNED if z == y else k.reads[y, b]
         if one > 0 and other > 0 and (z in (x, y) or _alike(one, other)):

@@ -83,6 +83,7 @@ _PLAIN = Plan()
 ALTERNATIVES = 4  # next-best plans that an answer names
 PARTITIONED = 40  # pipelines of which blocks and recompute are split by the dynamic program
 ORDERED = 2.0  # seconds of work, about CPU seconds, for the order of a pipeline's stages
+SHORT = 20  # evaluations of fusions of large steps
 OPS = 5  # of a step for each evaluation: with more of them, fusions are not searched one by one
 FUSED = 0.6  # of a data-parallel step's kernels: what fusing ops leaves of them, at the least
 SPACE = Space(schedules=("1f1b", "gpipe"), whole_share=True, zero=(0, 1, 2, 3), chunks=(1, 2, 4, 8))
@@ -284,12 +285,12 @@ class _Search:
         return PlacementPlanner(global_batch=self.batch, strokes=60 * many, polish=10 * many)
 
     def _fusing(self) -> FusionPlanner:
-        """Inductor's fusion and the best buckets; a search from there where ops are not too many.
+        """Inductor's fusion and the best buckets, and a search from there.
 
-        On large steps it gains a few thousandths and takes most of the time.
+        On large steps that gains a few thousandths and would take most of the time: it is short.
         """
         many, budget = op_count(self.workload), self.options.evaluations
-        return FusionPlanner(evaluations=budget if many <= OPS * budget else 1)
+        return FusionPlanner(evaluations=budget if many <= OPS * budget else SHORT)
 
     def _take(self, best: Found | None, name: str = "joint") -> None:
         """Keep the best of the plans that were simulated here."""

@@ -114,7 +114,7 @@ def _waits(fusion: Fusion, g: int) -> set[int]:
     """Groups that a group reads from; through a copy, those the copy reads from."""
     problem = fusion.problem
     rows = (row for i in (*fusion.of(g), *fusion.copies(g)) for row in problem.reads[i])
-    return {int(fusion.group[j]) for j, edge in rows if not fusion.is_copied(edge)} - {g}
+    return {int(fusion.group[j]) for j, edge in rows if not fusion.copied[edge]} - {g}
 
 
 def _messages(
