@@ -89,7 +89,11 @@ def _has(where: Any, key: Any) -> bool:
 
 def as_json(found: Any, draw: random.Random) -> bytes:
     """JSON of a value; now and then with what only sloppy writers write."""
-    text = json.dumps(found, ensure_ascii=draw.random() < 0.5, indent=draw.choice((None, None, 1)))
+    ascii_only, indent = draw.random() < 0.5, draw.choice((None, None, 1))
+    try:
+        text = json.dumps(found, ensure_ascii=ascii_only, indent=indent)
+    except RecursionError:  # Python's own writer takes three frames a level where it indents
+        text = json.dumps(found, ensure_ascii=ascii_only)
     if draw.random() < 0.05:
         text = re.sub(r"\d+", lambda m: draw.choice((m[0], m[0], "NaN", "Infinity")), text)
     return text.encode("utf-8", "surrogatepass")
