@@ -58,7 +58,7 @@ from foretell.plan.costs import (
 from foretell.plan.framework import Running, running
 from foretell.plan.layer_cost import exchange_seconds, slow_devices
 from foretell.plan.layouts import FIRST, LAST, MIDDLE, Array, layouts, shares
-from foretell.plan.memory import peaks
+from foretell.plan.memory import HALF, peaks
 from foretell.plan.order import is_split, last_stage
 from foretell.plan.plan import Plan, levels, stride
 from foretell.workload import Exchange, Workload
@@ -71,7 +71,6 @@ MOST_MESSAGES = 1 << 18  # of one step's gradients
 # al., ZeRO-Offload, arXiv 2101.06840, table 4).
 HOST_ADAM = 4e9
 FIRST_BUCKET = 2**20  # bytes, of DDP's first bucket (torch/nn/parallel/distributed.py)
-HALF = 2.0  # bytes of a parameter as it is passed back: half precision
 
 
 class GradientReady(NamedTuple):

@@ -39,7 +39,7 @@ HALF = 2.0  # bytes of a parameter in half precision
 ROUNDING = 1.01  # of what tensors take: blocks of 512 bytes and 2 MiB, a share of large ones
 
 
-Rows = npt.NDArray[np.bool_]
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -131,14 +131,14 @@ def stage_memory(c: Costs, times: Array, workload: Workload, stage: Array) -> Me
     )
 
 
-def _kept_whole(c: Costs) -> Rows:
+def _kept_whole(c: Costs) -> Flags:
     """Whether parameters sharded in fp32 (FSDP) are held whole in half precision for a step."""
     pairs = zip(c.plans.plans, c.plans.runs, strict=True)
     sharded = [
         r.profile.fp32_parameters and bool(r.formats.master) and p.zero >= 2 for p, r in pairs
     ]
     once = (c.plans.column("zero") == 2) | (c.plans.column("pp") > 1)
-    found: Rows = np.array(sharded) & once
+    found: Flags = np.array(sharded) & once
     return found
 
 
