@@ -25,8 +25,8 @@ from typing import Any
 
 from foretell.errors import InputError
 from foretell.plan import Plan
-from foretell.pytorch.deploy.apply import Deployed
-from foretell.pytorch.deploy.loop import in_own_loop, require_own_loop
+from foretell.pytorch.deploy.apply import Deployed, in_own_loop
+from foretell.pytorch.deploy.requirements import require_own_loop
 from foretell.pytorch.intake.request import Wanted
 from foretell.pytorch.profile.record import Recorder
 from foretell.pytorch.profile.run import write

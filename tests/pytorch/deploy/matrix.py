@@ -35,6 +35,8 @@ PLANS = {
         "pp=2,actions=F0+I0+F1+I1+W0+W1/F0+I0+W0+F1+I1+W1",
         "filter=2", "channel=2", "spatial=2", "ep=2,dp=2", "dp=2,dtype=bf16", "dp=2,dtype=fp8",
         "dp=2,grad_dtype=bf16", "pp=2,micro_batch=2,dtype=fp16",
+        "groups=@+all-reduce+0:5+1:3/@+all-reduce+1:8,micro_batch=4",
+        "groups=@+ps+0:4+1:4/@+sharded+1:6+0:2", "groups=@+split+0:8+1:8/@+all-reduce+0:4+1:4",
     ],
     4: [
         "dp=2,tp=2", "dp=2,tp=2,zero=1", "dp=2,tp=2,zero=3", "dp=2,tp=2,sp=yes,zero=2",
@@ -71,14 +73,32 @@ def optimizer(model):
 
 
 def filled(name, text):
-    """A plan with the blocks of a model shared out to its segments, wherever it has a `?`."""
+    """A plan with the blocks of a model shared out to its segments, wherever it has a `?`, and its
+    layers to two groups, wherever it has an `@`."""
     from foretell.pytorch.deploy.units import units
 
+    if "@" in text:
+        first, last = halves(name)
+        return text.replace("@", first, 1).replace("@", last, 1) + f",global_batch={zoo.BATCH}"
     rows = text.count("?")
     blocks = sum(bool(unit) for unit in units(zoo.make(name))) if rows else 0
     for row in range(rows):
         text = text.replace("?", str(blocks // rows + (row < blocks % rows)), 1)
     return text
+
+
+def halves(name):
+    """The first and last layer of either half of a model; any words where it has no layers."""
+    from foretell.errors import InputError
+    from foretell.pytorch.deploy.units import layers
+
+    try:
+        found = layers(zoo.make(name)).items()
+    except InputError:
+        return "0+0", "1+1"
+    heavy = [n for n, m in found if any(p.dim() > 1 for p in m.parameters())]
+    middle = len(heavy) // 2
+    return f"{heavy[0]}+{heavy[middle - 1]}", f"{heavy[middle]}+{heavy[-1]}"
 
 
 def cell(name, text, steps=3):

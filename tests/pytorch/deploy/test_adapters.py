@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402
 from foretell.errors import InputError  # noqa: E402
 from foretell.plan import Plan  # noqa: E402
 from foretell.pytorch.adapters import hugging_face, lightning_strategy  # noqa: E402
-from foretell.pytorch.deploy.loop import in_own_loop  # noqa: E402
+from foretell.pytorch.deploy.apply import in_own_loop  # noqa: E402
 from tests.pytorch.deploy.ranks import on_ranks  # noqa: E402
 from tests.pytorch.deploy.same import CLOSE, STEPS, alone, mlp, off, part, samples, sgd  # noqa: E402
 

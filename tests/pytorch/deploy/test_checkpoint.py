@@ -12,9 +12,8 @@ from torch import nn  # noqa: E402
 from foretell.errors import InputError  # noqa: E402
 from foretell.plan import Plan  # noqa: E402
 from foretell.pytorch.deploy import deploy  # noqa: E402
-from foretell.pytorch.deploy.checkpoint import INDEX, latest, load, save  # noqa: E402
+from foretell.pytorch.deploy.checkpoint import INDEX, latest, load, parameters, save, whole  # noqa: E402  # noqa: E402
 from foretell.pytorch.deploy.optimizer import gradient_norm  # noqa: E402
-from foretell.pytorch.deploy.state import parameters, whole  # noqa: E402
 from tests.pytorch.deploy import zoo  # noqa: E402
 from tests.pytorch.deploy.ranks import on_ranks  # noqa: E402
 

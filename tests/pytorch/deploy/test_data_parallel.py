@@ -251,7 +251,7 @@ def filled(plan):
     """
     from foretell.plan import Plan
     from foretell.pytorch.deploy.apply import deploy
-    from foretell.pytorch.deploy.state import buffers, parameters
+    from foretell.pytorch.deploy.checkpoint import buffers, parameters
     from tests.pytorch.deploy import matrix, zoo
 
     whole = zoo.make("norms")

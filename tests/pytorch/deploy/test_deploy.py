@@ -11,9 +11,9 @@ from foretell.errors import InputError  # noqa: E402
 from foretell.plan import Plan  # noqa: E402
 from foretell.plan.unsupported import unsupported  # noqa: E402
 from foretell.pytorch.deploy import deploy  # noqa: E402
-from foretell.pytorch.deploy.channels import whole_state  # noqa: E402
+from foretell.pytorch.deploy.checkpoint import whole_of  # noqa: E402
 from tests.pytorch.deploy.ranks import on_ranks  # noqa: E402
-from tests.pytorch.deploy.same import CLOSE, STEPS, alone, samples, sgd, whole  # noqa: E402
+from tests.pytorch.deploy.same import CLOSE, STEPS, alone, samples, sgd  # noqa: E402
 from tests.pytorch.deploy.tokens import Words, encoder, in_a_row  # noqa: E402
 
 BATCH = 16
@@ -81,10 +81,7 @@ def run(text, name="line"):
 
 
 def _off(deployed, wanted):
-    state = {n: whole(p) for n, p in deployed.model.named_parameters()}
-    if deployed.parts:
-        way = deployed.parts and next(iter(deployed.parts.values())).way
-        state = whole_state(deployed.model, deployed.parts, deployed.places.group(way))
+    state = {n: whole_of(p, p.detach()) for n, p in deployed.model.named_parameters()}
     there = dict(wanted.named_parameters())
     assert set(state) <= set(there)
     return max(((state[n] - there[n]).abs().max() / there[n].abs().max()).item() for n in state)

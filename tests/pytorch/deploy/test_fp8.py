@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from foretell.errors import InputError
-from foretell.pytorch.deploy.fp8 import require_fp8, require_layers, use_fp8
+from foretell.pytorch.deploy.precision import require_fp8, require_layers, use_fp8
 
 E4M3, E5M2 = 2**-4, 2**-3  # half of the last digit
 

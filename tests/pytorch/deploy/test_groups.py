@@ -11,6 +11,7 @@ from foretell.errors import InputError  # noqa: E402
 from foretell.plan import Plan  # noqa: E402
 from foretell.plan.unsupported import unsupported  # noqa: E402
 from foretell.pytorch.deploy import deploy  # noqa: E402
+from foretell.pytorch.deploy.checkpoint import parameters  # noqa: E402
 from tests.pytorch.deploy.ranks import on_ranks  # noqa: E402
 from tests.pytorch.deploy.same import CLOSE, STEPS, adam, alone, samples, sgd, whole  # noqa: E402
 
@@ -130,7 +131,7 @@ def run(groups, fields, name="line", optimizer=sgd):
     wanted = dict(alone(MODELS[name], BATCHES, optimizer).named_parameters())
     if name == "tied":
         wanted["6.weight"] = wanted["2.weight"]
-    found = {n: p for n, p in deployed.pipeline.whole_state().items() if n in wanted}
+    found = {n: p for n, p in parameters(deployed) if n in wanted}
     off = [
         ((whole(p) - wanted[n]).abs().max() / wanted[n].abs().max()).item()
         for n, p in found.items()
@@ -211,6 +212,34 @@ def test_other_models(name, groups, size, micro_batch):
     assert max(off for off, _, _ in found) < CLOSE
 
 
+def averaging():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 4))
+
+
+def with_statistics(groups):
+    """How far a model with batch norms is from one process that takes the same micro-batches."""
+    rows = tuple(tuple(row.split()) for row in groups.split("/"))
+    model, wanted = averaging(), averaging()
+    made = deploy(model, sgd(model), Plan(groups=rows, global_batch=BATCH, micro_batch=8))
+    update = sgd(wanted)
+    for x, y in BATCHES:
+        made.step((x,), y)
+        update.zero_grad()
+        for inputs, target in zip(x.chunk(2), y.chunk(2), strict=True):
+            (nn.functional.cross_entropy(wanted(inputs), target) / 2).backward()
+        update.step()
+    there = dict(wanted.named_parameters())
+    return max(
+        ((p - there[n]).abs().max() / there[n].abs().max()).item() for n, p in parameters(made)
+    )
+
+
+def test_batch_norms_see_the_samples_of_all_ranks_of_their_run():
+    found = on_ranks(2, with_statistics, "0 1 all-reduce 0:8 1:8 / 3 3 all-reduce 1:16")
+    assert max(found) < CLOSE
+
+
 def test_a_name_stands_for_all_layers_inside_it():
     """Plans that are made from a capture name blocks, which are Sequential themselves."""
     found = on_ranks(2, run, "0 0 all-reduce 0:4 1:12 / 2 head all-reduce 0:16", {}, "wide")
@@ -244,7 +273,7 @@ def sent_as_factors(groups):
     model = wide()
     deployed = deploy(model, sgd(model), plan)
     deployed.step((BATCHES[0][0],), BATCHES[0][1])
-    return sorted(deployed.sync.parts[0].factors.parameters)
+    return sorted(deployed.pipeline.syncs[0].factors.parameters)
 
 
 def test_factors_are_sent_where_they_are_fewer_bytes():

@@ -128,7 +128,7 @@ def compared(plan, compiled=False):
     """Largest difference to DDP, relative; messages of a step; regions compiled."""
     wanted = as_ddp()
     if compiled:
-        from foretell.pytorch.deploy.fused_step import inductor
+        from foretell.pytorch.deploy.regions import inductor
     found, sent, regions = as_planned(plan, inductor if compiled else None)
     pairs = [(a[n], b[n]) for a, b in zip(found, wanted, strict=True) for n in b]
     same = all(torch.equal(a, b) for a, b in pairs)

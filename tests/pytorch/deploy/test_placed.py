@@ -15,8 +15,9 @@ from foretell.errors import InputError  # noqa: E402
 from foretell.plan import Plan  # noqa: E402
 from foretell.plan.unsupported import unsupported  # noqa: E402
 from foretell.pytorch.deploy.apply import deploy  # noqa: E402
-from foretell.pytorch.deploy.placed import place  # noqa: E402
+from foretell.pytorch.deploy.pipelined import placed_stages  # noqa: E402
 from foretell.pytorch.deploy.staging import trace  # noqa: E402
+from foretell.pytorch.deploy.uses import aliases  # noqa: E402
 from tests.pytorch.deploy.ranks import on_ranks  # noqa: E402
 from tests.pytorch.deploy.same import CLOSE, STEPS, sgd  # noqa: E402
 
@@ -282,8 +283,9 @@ def test_what_belongs_to_which_layer():
     ],
 )
 def test_plans_that_are_not_of_this_model(kind, stages, words):
+    model = make(kind)
     with pytest.raises(InputError, match=words):
-        place(make(kind), plan(stages), 0)
+        placed_stages(model, plan(stages), aliases(model), 0)
 
 
 class Fickle(nn.Module):

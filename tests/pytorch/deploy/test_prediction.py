@@ -12,6 +12,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+from torch import nn
+
 from foretell.cli.run import _load, _predicted
 from foretell.cluster import Calibration
 from foretell.cluster.levels import Message
@@ -22,8 +25,8 @@ from foretell.cost.measured import TimedOp, TimedOps
 from foretell.plan import Plan
 from foretell.predict import predict
 from foretell.pytorch.bench import timed
-from foretell.pytorch.deploy import machine_cache, op_times
-from foretell.pytorch.deploy.op_times import PricedOp
+from foretell.pytorch.deploy import machine, op_times
+from foretell.pytorch.deploy.op_times import LocalPass, PricedOp
 from foretell.workload import load as workload
 from tests.pytorch.deploy.ranks import on_ranks
 
@@ -106,16 +109,52 @@ def test_families_of_ops_are_read_written_and_priced():
 def test_a_machine_is_kept_and_another_begins_anew(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     facts = {"cpu": "one", "cores": 2, "load": 3.0}
-    new = machine_cache.load(facts, 2, 1)
+    new = machine.load_machine(facts, 2, 1)
     assert new.seconds == {}
-    machine_cache.save(new.with_ops({gemm(): 1e-4}, 2e-6).with_run({"gemm": 1.5, "host": -1.0}))
-    kept = machine_cache.load(facts | {"load": 9.0}, 2, 1)
+    machine.save_machine(new.with_ops({gemm(): 1e-4}, 2e-6).with_run({"gemm": 1.5, "host": -1.0}))
+    kept = machine.load_machine(facts | {"load": 9.0}, 2, 1)
     assert kept.seconds == {gemm(): 1e-4}
     assert 1.2 < kept.factor("gemm") < 1.5  # one run, and what was thought before it
     assert kept.factor("host") == 1.0
-    assert machine_cache.load(facts | {"cores": 4}, 2, 1).seconds == {}
+    assert machine.load_machine(facts | {"cores": 4}, 2, 1).seconds == {}
     kept.path.write_text("{")
-    assert machine_cache.load(facts, 2, 1).seconds == {}
+    assert machine.load_machine(facts, 2, 1).seconds == {}
+
+
+def test_what_is_found_from_a_small_part_of_a_step_counts_for_less():
+    sure, unsure = (machine.Learned().with_run(2.0, share).value(0.2) for share in (1.0, 0.1))
+    assert 1.0 < unsure < 1.05 < sure < 2.0
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_rank_by_itself_takes_a_step_and_leaves_the_model_as_it_was(device):
+    with torch.device(device):
+        model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 4))
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    batch = (torch.randn(16, 8), torch.randint(0, 4, (16,)))
+    alone = LocalPass(model, batch, None, lambda held: torch.optim.Adam(held.parameters()))
+    drawn = torch.get_rng_state()
+    for times, in_buckets in ((1, True), (4, False)):
+        found = alone.taken(4, times, in_buckets=in_buckets)
+        assert found is not None
+        assert found.compute > 0
+        assert found.update > 0
+        assert found.ops.families["gemm"] > 0
+    assert torch.equal(drawn, torch.get_rng_state())
+    assert all(p.grad is None for p in model.parameters())
+    if device == "cpu":
+        assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
+def test_a_model_that_cannot_be_taken_alone_is_left_to_the_prices_of_its_ops():
+    class Broken(nn.Linear):
+        def forward(self, x):
+            raise KeyError("labels")
+
+    batch = (torch.randn(4, 8), torch.zeros(4, dtype=torch.long))
+    alone = LocalPass(Broken(8, 8), batch, None, lambda held: torch.optim.SGD(held.parameters()))
+    assert alone.fits(2)
+    assert alone.taken(4) is None
 
 
 def test_the_first_op_that_differs_is_named():
@@ -201,11 +240,11 @@ def begun_apart(seconds):
     import torch.distributed as dist
 
     from foretell.plan import Plan
-    from foretell.pytorch.deploy import load_probe
+    from foretell.pytorch.deploy import machine
 
-    load_probe._PAIRS = 5
-    found = load_probe.probe(Plan(dp=2), 1e-3, lambda: time.sleep(seconds * dist.get_rank()))
-    return found.apart, load_probe.probe(Plan(dp=2), 1e-3).apart
+    machine._PAIRS = 5
+    found = machine.probe(Plan(dp=2), 1e-3, lambda: time.sleep(seconds * dist.get_rank()))
+    return found.apart, machine.probe(Plan(dp=2), 1e-3).apart
 
 
 def test_ranks_that_begin_a_step_apart_wait_for_each_other():

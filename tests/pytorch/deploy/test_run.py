@@ -532,7 +532,7 @@ def test_a_slow_rank_is_named():
 
 def test_steps_are_logged_for_weights_and_biases(tmp_path, monkeypatch):
     """A stand-in for wandb, which sees an offline run and its steps."""
-    from foretell.pytorch.deploy.step_log import StepLog
+    from foretell.pytorch.deploy.run_files import StepLog
 
     (tmp_path / "wandb.py").write_text(
         "told = []\n"

@@ -10,6 +10,7 @@ from torch import nn  # noqa: E402
 from foretell.plan import Plan  # noqa: E402
 from foretell.pytorch.capture import capture  # noqa: E402
 from foretell.pytorch.deploy.apply import deploy  # noqa: E402
+from foretell.pytorch.deploy.checkpoint import parameters  # noqa: E402
 from foretell.search.placement import Action, plan_of, problem  # noqa: E402
 from foretell.search.placement.problem import ALL_REDUCE, PS, Placement, uniform  # noqa: E402
 from foretell.workload import from_graph  # noqa: E402
@@ -41,7 +42,7 @@ def train(text):
         else:
             place = deployed.places.at["dp"]
             deployed.step((x.split(shares)[place],), y.split(shares)[place])
-    found = deployed.pipeline.whole_state() if plan.groups else dict(model.named_parameters())
+    found = dict(parameters(deployed))
     wanted = dict(alone(mlp, BATCHES, adam).named_parameters())
     off = [
         ((whole(p) - wanted[n]).abs().max() / wanted[n].abs().max()).item()

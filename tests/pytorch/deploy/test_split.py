@@ -8,9 +8,9 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
 from foretell.errors import InputError  # noqa: E402
-from foretell.pytorch.deploy.channels import split_channels, whole_state  # noqa: E402
-from foretell.pytorch.deploy.exchange import exchange, spans  # noqa: E402
-from foretell.pytorch.deploy.spatial import split_spatial  # noqa: E402
+from foretell.pytorch.deploy.channels import split_channels  # noqa: E402
+from foretell.pytorch.deploy.checkpoint import whole_of  # noqa: E402
+from foretell.pytorch.deploy.spatial import exchange, spans, split_spatial  # noqa: E402
 from tests.pytorch.deploy.ranks import on_ranks  # noqa: E402
 from tests.pytorch.deploy.same import CLOSE, STEPS, alone, sgd  # noqa: E402
 
@@ -108,9 +108,11 @@ def test_images_in_parts(size, cases):
 def by_channels(name, ways):
     make, shape = MODELS[name]
     batches, model = pictures(*shape), make()
-    parts = split_channels(model, ways)
+    split_channels(model, ways)
     trained(model, batches)
-    return apart(whole_state(model, parts), alone(make, batches))
+    state = dict(model.named_buffers())
+    state |= {n: whole_of(p, p.detach()) for n, p in model.named_parameters()}
+    return apart(state, alone(make, batches))
 
 
 def all_channels():

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from foretell.plan import Plan
 from foretell.pytorch.deploy.apply import Deployed, deploy
 from foretell.pytorch.deploy.grouped import Groups
-from foretell.pytorch.deploy.step_log import Notes
+from foretell.pytorch.deploy.measured import Notes
 from foretell.pytorch.ranks import worker
 from foretell.pytorch.ranks.worker import Job, Jobs, burn
 from foretell_lab.emulation import models
@@ -123,7 +123,24 @@ def _noted(deployed: Deployed, x: Any, y: Any) -> list[dict[str, Any]]:
     dist.barrier()
     with Notes(deployed) as notes:
         deployed.step((x,), y)
-    return notes.rows()
+    return _rows(notes)
+
+
+def _rows(notes: Notes) -> list[dict[str, Any]]:
+    """Every piece: name, op, start, end, bytes; seconds of the shared clock."""
+    found: list[dict[str, Any]] = []
+    before = notes.begun
+    for name, at in notes.marks:
+        if name != "ready":  # what lies before it is waiting
+            own = {"name": name, "op": name.split()[0], "start": before, "end": at, "bytes": 0}
+            found.append(own)
+        before = at
+    counts: dict[str, int] = {}
+    for row in notes.sent:
+        op = row["op"]
+        number = counts[op] = counts.get(op, -1) + 1
+        found.append(row | {"name": f"{row['op']} {number}", "end": row["end"] or notes.ended})
+    return found
 
 
 def _let_go(deployed: Deployed) -> None:

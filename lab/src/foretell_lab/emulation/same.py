@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from foretell.plan import Plan
-from foretell.pytorch.deploy.apply import Deployed, deploy
-from foretell.pytorch.deploy.grouped import Groups
+from foretell.pytorch.deploy.apply import deploy
+from foretell.pytorch.deploy.checkpoint import parameters
 from foretell_lab.emulation import models
 
 Job = dict[str, Any]
@@ -31,7 +31,7 @@ def same(job: Job) -> dict[str, Any]:
             x, y = (t.split(shares)[dist.get_rank()] for t in (x, y))
         mine.step((x,), y)
     wanted = dict(alone[0].named_parameters())
-    found = {n: p for n, p in _state(mine).items() if n in wanted}
+    found = {n: p for n, p in parameters(mine) if n in wanted}
     off = [_off(p.detach(), wanted[n].detach()) for n, p in found.items()]
     return {"off": max(off, default=0.0), "parameters": len(found)}
 
@@ -39,14 +39,6 @@ def same(job: Job) -> dict[str, Any]:
 def _made(kind: models.Model) -> tuple[Any, Any]:
     torch.manual_seed(0)
     return models.trained(kind.make())
-
-
-def _state(deployed: Deployed) -> dict[str, Any]:
-    """What this rank has, by the names of the whole model; parts put together."""
-    if isinstance(deployed.pipeline, Groups):
-        return deployed.pipeline.whole_state()
-    parts = deployed.pipeline.modules.values() if deployed.pipeline else [deployed.model]
-    return {name: p for part in parts for name, p in part.named_parameters()}
 
 
 def _off(found: Any, wanted: Any) -> float:

@@ -12,8 +12,7 @@ __getattr__ = lazy(
     __name__,
     {
         "actions": "Pipeline",
-        "apply": "Deployed deploy",
+        "apply": "Deployed deploy parallelize",
         "launcher": "launch",
-        "loop": "parallelize",
     },
 )

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from foretell.errors import InputError
+from foretell.errors import InputError, unknown
+from foretell.plan import Plan
+from foretell.plan.order import FAMILIES
+from foretell.plan.order import order as order_of
 from foretell.plan.stage_placement import Action
 
 _CELL = re.compile(r"(\d+)([FBIW])(\d+)")
+Orders = tuple[tuple[Action, ...], ...]  # by rank
 
 
 class Ran(NamedTuple):
@@ -26,9 +30,6 @@ class Ran(NamedTuple):
     action: str
     start: float
     end: float
-
-
-Orders = tuple[tuple[Action, ...], ...]  # by rank
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Pipeline:
     orders: Orders
     after: tuple[tuple[int, ...], ...] = ()  # of each stage; empty: one line
     copies: tuple[tuple[int, ...], ...] = ()  # stages that hold the same parameters
+    is_joint: bool = True  # ranks of a stage run it at once; else each when its own order says
 
     def __post_init__(self) -> None:
         num = 1 + max((a.stage for order in self.orders for a in order), default=-1)
@@ -92,7 +94,7 @@ class Pipeline:
     def forward(self) -> Pipeline:
         """The same pipeline without its backward."""
         orders = tuple(tuple(a for a in order if a.kind == "F") for order in self.orders)
-        return Pipeline(orders, self.after, self.copies)
+        return replace(self, orders=orders)
 
     @cached_property
     def lines(self) -> tuple[int, ...]:
@@ -128,11 +130,6 @@ def parse(rows: Sequence[Sequence[str]]) -> Orders:
     )
 
 
-def read_csv(text: str) -> Orders:
-    """Actions from the text of a schedule file."""
-    return parse([line.split(",") for line in text.splitlines() if line.strip()])
-
-
 def _action(cell: str, rank: int) -> Action:
     found = _CELL.fullmatch(cell.strip())
     if not found:
@@ -160,7 +157,8 @@ def check(pipeline: Pipeline) -> None:
             )
     for rank, order in enumerate(pipeline.orders):
         _check_complete(pipeline, rank, order)
-    _check_runs(pipeline)
+    if pipeline.is_joint:
+        _check_runs(pipeline)
 
 
 def _check_complete(pipeline: Pipeline, rank: int, order: Sequence[Action]) -> None:
@@ -229,3 +227,39 @@ def _check_runs(pipeline: Pipeline) -> None:
             f"the ranks would wait for each other for ever: {', '.join(stuck)}",
             hint="on each rank, put an action after those whose results it needs",
         )
+
+
+def pipeline(plan: Plan, micro_batches: int) -> Pipeline:
+    """The pipeline of a plan for so many micro-batches."""
+    if plan.actions:
+        return Pipeline(parse(_numbered(plan.actions)))
+    if plan.schedule not in FAMILIES:
+        raise unknown("schedule without actions", plan.schedule, FAMILIES)
+    if plan.schedule == "interleaved" and plan.chunks > 1 and micro_batches % plan.pp:
+        raise InputError(
+            f"{micro_batches} micro-batches are not a multiple of {plan.pp} stages, "
+            "as interleaving needs",
+            hint="choose micro_batch so that they are, or the schedule 1f1b",
+        )
+    return Pipeline(parse(order_of(plan, micro_batches).rows()))
+
+
+def name_of(found: Pipeline) -> str:
+    """Which of the usual orders a pipeline of one stage a rank has; nothing where it has none."""
+    for name in ("1f1b", "gpipe"):
+        usual = order_of(Plan(pp=len(found.orders), schedule=name), found.micro_batches)
+        if parse(usual.rows()) == found.orders:
+            return name
+    return ""
+
+
+def _numbered(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Rows of `F0`, or `F0.1` of a chunk, are in the plan's own words; `3F0` says its stage."""
+    return [[_cell(cell, rank, len(rows)) for cell in row] for rank, row in enumerate(rows)]
+
+
+def _cell(cell: str, rank: int, ranks: int) -> str:
+    if cell[:1].isdigit():
+        return cell
+    action, _, chunk = cell.partition(".")
+    return f"{int(chunk or 0) * ranks + rank}{action}"

@@ -1,7 +1,16 @@
 """A plan made to run: a model and its optimizer as the plan wants them on this rank.
 
     deployed = deploy(model, optimizer, plan)
-    loss = deployed.step((x,), y)                     # or a plain loop over deployed.model
+    loss = deployed.step((x,), y)
+
+    model, optimizer = foretell.parallelize(model, optimizer, "dp=2,tp=2,zero=1")
+    for x, y in batches:                            # of this data-parallel rank
+        loss(model(x), y).backward()                # gradients are whole when it returns
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+`model.foretell` is the `Deployed`: `no_sync()` for accumulation, `share` of this rank's loss.
 
 Every rank calls it with the same model, optimizer and plan, inside an initialised process group.
 What the plan asks for and this cannot do is refused before anything is changed.
@@ -9,49 +18,45 @@ What the plan asks for and this cannot do is refused before anything is changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from foretell.errors import InputError, unknown
-from foretell.plan import Plan
-from foretell.plan.check import spoken
+from foretell.plan import Plan, read
 from foretell.plan.plan import segments_of
-from foretell.plan.unsupported import ModelFacts, own_plans, require_runnable
 from foretell.pytorch.deploy import shard as fsdp
 from foretell.pytorch.deploy.actions import Pipeline
 from foretell.pytorch.deploy.batch_norm import WORDS as BATCH_NORM
 from foretell.pytorch.deploy.batch_norm import norms, synchronize_norms
 from foretell.pytorch.deploy.blocks import Blocks
 from foretell.pytorch.deploy.buckets import broadcast_state, send_buffers, share_buffers
-from foretell.pytorch.deploy.channels import WHOLE, split_channels, split_parameters
+from foretell.pytorch.deploy.channels import all_layers, split_channels
 from foretell.pytorch.deploy.collective import new_groups
-from foretell.pytorch.deploy.context import split_context
 from foretell.pytorch.deploy.deferred import deferred_of
 from foretell.pytorch.deploy.experts import Dispatched, experts_of
-from foretell.pytorch.deploy.fp8 import require_fp8, require_layers, use_fp8
-from foretell.pytorch.deploy.graph_split import GraphSplit, step_splits
-from foretell.pytorch.deploy.group_sync import Syncs
+from foretell.pytorch.deploy.forward_stages import PipelinedCall
+from foretell.pytorch.deploy.graph_split import GraphSplit
 from foretell.pytorch.deploy.grouped import Groups
 from foretell.pytorch.deploy.layout import Layout
 from foretell.pytorch.deploy.mesh import IMAGE, Places, agree, place
-from foretell.pytorch.deploy.messages import untouched
 from foretell.pytorch.deploy.optimizer import Ema, clip, repoint, tuned
 from foretell.pytorch.deploy.pipelined import (
+    Stages,
     micro_batches,
     mixing,
     padded,
+    pieces,
+    placed_stages,
     runtime,
     shape_of,
     stages_of,
     weights_of,
 )
-from foretell.pytorch.deploy.pipelined_call import PipelinedCall
-from foretell.pytorch.deploy.placed import place as place_stages
 from foretell.pytorch.deploy.precision import (
     dtype_of,
     mixed,
@@ -59,29 +64,38 @@ from foretell.pytorch.deploy.precision import (
     scale_losses,
     scaler,
     unscale,
+    use_fp8,
 )
 from foretell.pytorch.deploy.recompute import recompute
-from foretell.pytorch.deploy.regions import compile_regions, speaks_of_ops
+from foretell.pytorch.deploy.regions import (
+    FusedStep,
+    compile_regions,
+    speaks_of_ops,
+)
+from foretell.pytorch.deploy.requirements import (
+    Splitting,
+    check_names,
+    require_apart,
+    require_batch,
+    require_deployable,
+    require_fillable,
+    require_own_loop,
+)
 from foretell.pytorch.deploy.segmented import Segments, shaped
-from foretell.pytorch.deploy.sequence import SEQUENCE, blocks
-from foretell.pytorch.deploy.spatial import refusal as no_images
 from foretell.pytorch.deploy.spatial import split_spatial
-from foretell.pytorch.deploy.stages import Staged
 from foretell.pytorch.deploy.sync import Sync, synchronize
-from foretell.pytorch.deploy.tensor import lone, named, said, split_tensors
-from foretell.pytorch.deploy.ties import aliases, here, tied_names
-from foretell.pytorch.deploy.traced import require_parameters
+from foretell.pytorch.deploy.tensor import named, split_tensors
+from foretell.pytorch.deploy.tokens import blocks, split_context
 from foretell.pytorch.deploy.units import cut_at, together, units
-from foretell.pytorch.deploy.uses import Uses, tokens_of, uses_of
+from foretell.pytorch.deploy.uses import (
+    Call,
+    aliases,
+    here,
+    untouched,
+)
 from foretell.pytorch.script import default_loss
-from foretell.workload.captured.weights import StepSplits
-
-if TYPE_CHECKING:
-    from foretell.pytorch.deploy.fused_step import FusedStep
 
 Loss = Callable[[Any, Any], Any]
-Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of a forward
-_LAYERS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.Linear)
 
 
 @dataclass
@@ -93,22 +107,17 @@ class Deployed:
     plan: Plan
     places: Places
     loss: Loss
-    sync: Sync | Syncs | None = None
-    pipeline: Staged | Blocks | Groups | None = None
+    sync: Sync | None = None
+    pipeline: Blocks | None = None
     whole: Plan | None = None  # of which `plan` is this rank's segment, where it has segments
     scaler: Any = None
     fused: FusedStep | None = None  # where a plan fuses or orders ops
-    parts: dict[str, Any] = field(default_factory=dict)  # layers split by filters or channels
     here: dict[str, Any] = field(default_factory=dict)  # parameters of this rank, by name
     usage: Any = None  # which sharded parameters a step used
     max_norm: float = 0.0  # to which gradients are clipped; not where 0
     ema: Ema | None = None  # averages of the parameters
-    copies: dict[str, int] | None = None  # ranks that have the same gradient (→ clip.py)
-    is_lone: bool = False  # linear layers are split one by one, where any are
-    tied: frozenset[str] = frozenset()  # parameters with several names, or used by several layers
-    changed: frozenset[str] = frozenset()  # layers whose outputs are changed in place
-    splits: dict[int, Any] = field(default_factory=dict)  # by id: dim, sizes and group of a part
-    by_graph: StepSplits | None = None  # how its captured step splits, where no layout is known
+    copies: dict[str, int] | None = None  # ranks that have the same gradient (→ `clip`)
+    split: Splitting = field(default_factory=Splitting)  # what is known of how it splits
     apart: frozenset[str] = frozenset()  # not those of other data ranks: experts, other stages
     stages: PipelinedCall | None = None  # a pipeline inside the model's own call
     is_stepping: bool = False  # inside `step`, which shares buffers itself
@@ -127,7 +136,7 @@ class Deployed:
             self.is_stepping = False
         if late:
             self._share_buffers()
-        if self.plan.update == "by-message" and isinstance(self.sync, Sync):
+        if self.plan.update == "by-message" and self.sync is not None:
             self.sync.update_by_message(self.optimizer.step)
             return loss
         self._settle()
@@ -155,12 +164,12 @@ class Deployed:
             self.sync.finish()
         if self.usage is not None:
             self.usage.finish()
-        if isinstance(self.pipeline, Segments):
+        if self.pipeline is not None:
             self.pipeline.settle()
 
     def _share_buffers(self) -> None:
         """Once a step: ranks with uneven shares take different numbers of micro-batches."""
-        if self.plan.dp * self.plan.cp == 1 or isinstance(self.pipeline, Groups):
+        if self.plan.dp * self.plan.cp == 1:
             return
         group, _ = self.places.copies()
         for module in [self.model] if self.pipeline is None else self.pipeline.modules.values():
@@ -174,8 +183,6 @@ class Deployed:
         if self.pipeline is None:
             with torch.no_grad(), mixed(self._dtype, self.places.device):
                 return {0: self.model(*inputs)}
-        if isinstance(self.pipeline, Groups):
-            raise InputError("layers on ranks of their own only train here")
         return self.pipeline.infer(inputs)
 
     @property
@@ -216,12 +223,10 @@ class Deployed:
         weights = weights_of(self.plan, self.places, num)
         if num == 1:
             return self._micro_batch(inputs, target, weights[0], is_last=True) / weights[0]
-        pieces = zip(*(x.chunk(num) for x in inputs), strict=True)
-        targets = [None] * num if target is None else target.chunk(num)
-        each = zip(pieces, targets, weights, strict=True)
+        each = zip(pieces(inputs, target, num), weights, strict=True)
         total = sum(
-            self._micro_batch(piece, wanted, weight, is_last=k + 1 == num)
-            for k, (piece, wanted, weight) in enumerate(each)
+            self._micro_batch(*piece, weight, is_last=k + 1 == num)
+            for k, (piece, weight) in enumerate(each)
         )
         return total / sum(weights)
 
@@ -279,50 +284,38 @@ def deploy(
     `max_norm` and parameters averaged with decay `ema`, where these are not 0.
     """
     call = call or (None if example is None else (example[0], {}))
-    widest = _widest(plan)
-    by_graph = None if tensor_layout else _by_graph(model, widest, call)
-    tensor_layout = tensor_layout or said(model)
-    uses = Uses() if by_graph else _uses(model, widest, tensor_layout, call)
-    require_runnable(plan, facts(model, tensor_layout, widest.tp, by_graph, uses.outside))
-    require_parameters(plan, model)
-    _require_sends(plan, device)
-    _require_tokens(model, widest, tensor_layout, call)
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if precision_of(plan) == "fp8":
-        require_layers(model)
-        if kind == "cuda":
-            require_fp8("fp8", kind)
+    split = require_deployable(model, plan, kind, tensor_layout, call)
     places = Places(plan, kind)
     made_empty = agree(plan, model)
-    plan = _check_names(plan, model)
+    plan = check_names(plan, model)
     if made_empty:
-        _require_fillable(plan)
+        require_fillable(plan)
     else:
         broadcast_state(model)
     whole = fsdp.held(model) if made_empty else None
     before, names = dict(model.named_parameters()), aliases(model)
     layers = norms(model)
-    made = Deployed(model, optimizer, plan, places, loss or default_loss)
-    made.tied, made.by_graph = frozenset(tied_names(model) | uses.outside), by_graph
-    made.changed = frozenset(uses.changed)
-    made.is_lone = not named(model, tensor_layout, made.tied)
+    made = Deployed(model, optimizer, plan, places, loss or default_loss, split=split)
     made.scaler = scaler(precision_of(plan), kind)
     if plan.groups:
-        _apart(made, tensor_layout)
+        _apart(made)
     elif plan.stages:
-        _in_stages(made, tensor_layout, samples)
+        require_batch(plan, samples)
+        stages = placed_stages(model, plan, names, dist.get_rank())
+        _pipeline(made, stages, names)
     elif plan.segments:
-        _in_segments(made, tensor_layout, samples, names, call)
+        _in_segments(made, samples, names, call)
     elif plan.pp > 1 and own_loop:
-        _inside(made, [model], tensor_layout)
+        _inside(made, [model])
         made.stages = PipelinedCall(model, plan, places, call)
         made.apart |= made.stages.others
     elif plan.pp > 1 or pipeline is not None:
         shape = shape_of(plan, places, samples, pipeline)
         stages = stages_of(model, plan, shape, places, names, call)
-        _pipeline(made, stages, tensor_layout, names)
+        _pipeline(made, stages, names)
     else:
-        _inside(made, [model], tensor_layout)
+        _inside(made, [model])
     if made.scaler is not None and made.pipeline is not None:
         scale_losses(made.pipeline, made.scaler, kind)
     _normalize(made, batch_norm, layers)
@@ -333,8 +326,9 @@ def deploy(
     repoint(optimizer, before, made.here)
     made.max_norm = _clipping(plan, max_norm)
     made.ema = Ema(ema, made.here) if ema else None
-    if made.sync is not None:
-        made.sync.attach(optimizer)
+    for one in (made.sync, made.pipeline):
+        if one is not None:
+            one.attach(optimizer)
     tuned(optimizer, plan)
     if isinstance(made.pipeline, Segments) and example is not None:
         made.pipeline.prepare(example[0])
@@ -347,113 +341,6 @@ def deploy(
     return made
 
 
-def _widest(plan: Plan) -> Plan:
-    """A plan, or the plan of its segment that splits layers over most ranks."""
-    if not plan.segments:
-        return plan
-    return max((one.plan for one in own_plans(plan)), key=lambda one: (one.tp, one.sp))
-
-
-def facts(
-    model: Any,
-    layout: Mapping[str, str] | None = None,
-    tp: int = 1,
-    by_graph: StepSplits | None = None,
-    outside: Collection[str] = (),  # parameters that are used outside their layer's call
-) -> ModelFacts:
-    """What of a model decides which plans can run it."""
-    ways = named(model, layout or said(model), outside)
-    attentions = by_graph.attentions if by_graph else 0
-    layers = sum(way != SEQUENCE for way in ways.values()) or len(lone(model, tp, outside))
-    return ModelFacts(
-        type(model).__name__,
-        tensor_layers=layers + (len(by_graph.parameters) if by_graph else 0),
-        token_blocks=len(blocks(model, ways)) or attentions,
-        why_no_images=no_images(model),
-        expert_layers=len(experts_of(model)),
-        is_by_graph=by_graph is not None,
-    )
-
-
-def _uses(model: Any, plan: Plan, layout: Mapping[str, str] | None, call: Call | None) -> Uses:
-    """What a forward does with the layers that ranks would split."""
-    layers: list[str] = []
-    if plan.tp > 1:
-        layers += [n for n, way in named(model, layout).items() if way != SEQUENCE]
-        layers += lone(model, plan.tp)
-    if plan.filter > 1 or plan.channel > 1:
-        layers += [n for n, m in model.named_modules() if isinstance(m, _LAYERS)]
-    return uses_of(model, dict.fromkeys(layers), call)
-
-
-def _require_fillable(plan: Plan) -> None:
-    """Raise where a model without values cannot be filled part by part."""
-    if not fsdp.fills_parts(plan):
-        raise InputError(
-            f"a model on the meta device runs with zero=2 or zero=3 and dp alone, not `{plan}`",
-            hint="make the model with values on every rank",
-        )
-
-
-def _require_sends(plan: Plan, device: str) -> None:
-    """Raise where gloo would carry what it does not from the memory of a GPU.
-
-    Stages abort there (`writev: Bad address`); FSDP of small models ended in SIGSEGV inside gloo
-    (torch 2.11, two ranks on one H200).
-    """
-    on_gpu = (device or ("cuda" if torch.cuda.is_available() else "cpu")) == "cuda"
-    staged = plan.pp > 1 or plan.stages or plan.groups or plan.segments
-    what = "stages" if staged else f"zero={plan.zero}" if plan.zero >= 2 and plan.dp > 1 else ""
-    if what and on_gpu and _cuda_backend() == "gloo":
-        raise InputError(
-            f"{what} on ranks that share a GPU: gloo does not send what is in its memory",
-            hint="give each rank a GPU of its own (NCCL), or run with --device cpu",
-        )
-
-
-def _cuda_backend() -> str:
-    """What carries messages of CUDA tensors: `gloo`, or as in `cpu:gloo,cuda:nccl`."""
-    word = str(dist.get_backend_config())
-    each = dict(part.split(":", 1) for part in word.split(",") if ":" in part)
-    return each.get("cuda", word)
-
-
-def _require_tokens(
-    model: Any, plan: Plan, layout: Mapping[str, str] | None, call: Call | None
-) -> None:
-    """Raise where ranks cannot share the tokens of a block evenly."""
-    over = {"cp": plan.cp, "sp": plan.tp if plan.sp else 1}
-    if max(over.values()) == 1:
-        return
-    found = tokens_of(model, blocks(model, named(model, layout)) or units(model), call)
-    for word, size in over.items():
-        odd = next((name for name, tokens in found.items() if tokens % size), None)
-        if odd is not None:
-            raise InputError(
-                f"{word}: `{odd or type(model).__name__}` is given {found[odd]} tokens, which "
-                f"{size} ranks cannot share evenly",
-                hint="choose a number of ranks that divides them, or pad the batch",
-            )
-
-
-def _by_graph(model: Any, plan: Plan, call: Call | None) -> StepSplits | None:
-    """How a captured step of a model splits, where the plan asks for more than is known of it."""
-    asks_tokens = plan.cp > 1 or (plan.sp and plan.tp > 1)
-    if call is None or plan.tp * plan.cp == 1 or plan.pp > 1 or plan.stages or plan.groups:
-        return None
-    ways = named(model, said(model))
-    layers = any(w != SEQUENCE for w in ways.values()) or bool(lone(model, plan.tp))
-    known = bool(blocks(model, ways)) if asks_tokens else layers
-    if known and not (experts_of(model) and not asks_tokens):
-        return None
-    try:
-        found = step_splits(model, *call)
-    except Exception:  # what cannot be captured is split as far as its structure shows
-        return None
-    splits = any(one.kind != "words" for one in found.parameters.values())
-    return found if found.attentions and (asks_tokens or splits) else None
-
-
 def _graphed(made: Deployed, example: tuple[tuple[Any, ...], Any] | None) -> None:
     """Let forward and backward be replayed as CUDA graphs; batches have one shape from then on."""
     if made.places.device != "cuda" or example is None:
@@ -463,11 +350,11 @@ def _graphed(made: Deployed, example: tuple[tuple[Any, ...], Any] | None) -> Non
         )
     inputs = example[0][0]
     num = micro_batches(made.plan, len(inputs))
-    pieces = tuple(x.chunk(num)[0].clone() for x in example[0])
+    first = tuple(x.chunk(num)[0].clone() for x in example[0])
     dtype = dtype_of(made._dtype)
     short = torch.autocast("cuda", dtype=dtype, enabled=dtype is not None, cache_enabled=False)
     with untouched(made.model), short:
-        torch.cuda.make_graphed_callables(made.model, pieces)
+        torch.cuda.make_graphed_callables(made.model, first)
 
 
 def _clipping(plan: Plan, most: float) -> float:
@@ -481,57 +368,30 @@ def _clipping(plan: Plan, most: float) -> float:
 
 def _fused(made: Deployed) -> FusedStep:
     """The step with its ops fused and ordered; gradients go to the buckets as they are made."""
-    from foretell.pytorch.deploy.fused_step import FusedStep  # loads torch's compiler
-
-    if made.tied:
+    tied = made.split.tied
+    if tied:
         raise InputError(
-            f"fused or ordered ops: `{min(made.tied)}` is tied, its gradient made in two places",
+            f"fused or ordered ops: `{min(tied)}` is tied, its gradient made in two places",
             hint="untie them, or leave `regions` and `late` out of the plan",
         )
-    buckets = made.sync.buckets if isinstance(made.sync, Sync) else None
+    buckets = made.sync.buckets if made.sync is not None else None
     ready = buckets.gave if buckets is not None else None
     return FusedStep(made.model, made.loss, made.plan, ready=ready)
 
 
-def _pipeline(
-    made: Deployed, stages: Any, layout: Mapping[str, str] | None, names: Mapping[str, str]
-) -> None:
+def _pipeline(made: Deployed, stages: Stages, names: Mapping[str, str]) -> None:
     """Run the stages of this rank on torch's pipeline runtime."""
     modules = stages.modules
     made.model = together(modules)
-    _inside(made, list(modules.values()), layout)
-    _require_apart(made.plan, modules)
+    _inside(made, list(modules.values()))
+    require_apart(made.plan, modules)
     made.here = here(modules.values(), names)
     shared = [(made.here[name], ranks) for name, ranks in stages.held]
     made.pipeline = runtime(stages, made.plan, made.places, made.loss, shared)
 
 
-def _in_stages(made: Deployed, layout: Mapping[str, str] | None, samples: int) -> None:
-    """Stages placed freely: each on the ranks that the plan names."""
-    plan, places = made.plan, made.places
-    wanted = plan.global_batch or samples
-    if samples and samples != wanted:
-        raise InputError(
-            f"a batch of {samples} samples for a plan of {wanted} a step",
-            hint=f"let the batch have {wanted}, or schedule with another micro_batch or -n",
-        )
-    found = place_stages(made.model, plan, dist.get_rank())
-    _inside(made, list(found.modules.values()), layout)
-    lossy = mixing(found.modules, plan, places, made.loss)
-    made.model, made.here = together(found.modules), found.parameters
-    made.splits = found.splits
-    device = torch.device(places.device)
-    if found.pipeline.is_line and found.is_plain and not found.shared:
-        made.pipeline = Staged(found.pipeline, found.modules, lossy, device=device)
-    else:
-        made.pipeline = Blocks(
-            found.pipeline, found.modules, lossy, device=device, shared=found.shared
-        )
-
-
 def _in_segments(
     made: Deployed,
-    layout: Mapping[str, str] | None,
     samples: int,
     names: Mapping[str, str],
     call: Call | None,
@@ -554,7 +414,7 @@ def _in_segments(
             homes[name].append(stage)
     made.whole, made.plan, made.places, mine = plan, parts[at].plan, every[at], {at: pieces[at]}
     made.model = together(mine)
-    _inside(made, [*mine.values()], layout)
+    _inside(made, [*mine.values()])
     lossy = mixing(mine, made.plan, made.places, made.loss)
     made.here = here(mine.values(), names)
     made.pipeline = Segments(shape, mine, lossy, parts, device=torch.device(device))
@@ -572,42 +432,40 @@ def _in_segments(
     made.pipeline.tie(tied)
 
 
-def _apart(made: Deployed, layout: Mapping[str, str] | None) -> None:
+def _apart(made: Deployed) -> None:
     """Runs of layers on ranks of their own; they keep their ranks together themselves."""
     plan, places = made.plan, made.places
     pieces = cut_at(made.model, [(row[0], row[1]) for row in plan.groups])
     held = {q: m for q, m in enumerate(pieces) if f"{dist.get_rank()}" in _ranks(plan.groups[q])}
-    _inside(made, list(held.values()), layout)
+    _inside(made, list(held.values()))
     lossy = mixing(held, plan, places, made.loss)
     made.pipeline = Groups(plan, pieces, lossy, torch.device(places.device))
-    made.model, made.sync = together(held), made.pipeline.sync
-    made.splits = made.pipeline.splits
+    made.model = together(held)
 
 
 def _ranks(row: tuple[str, ...]) -> set[str]:
     return {part.partition(":")[0] for part in row[3:]}
 
 
-def _inside(made: Deployed, modules: list[Any], layout: Mapping[str, str] | None) -> None:
+def _inside(made: Deployed, modules: list[Any]) -> None:
     """What changes the layers themselves: splits, recompute, regions, formats."""
-    plan, places = made.plan, made.places
+    plan, places, split = made.plan, made.places, made.split
     names = {spec.partition(":")[0] for spec in plan.whatifs}
     if plan.ep > 1:
         _shard_experts(made)
-    if made.by_graph is not None:
-        GraphSplit(made.model, places.split_mesh(), made.by_graph, sp=plan.sp)
+    if split.by_graph is not None:
+        GraphSplit(made.model, places.split_mesh(), split.by_graph, sp=plan.sp)
     for module in modules:
-        ways = named(
-            module, layout, made.tied
-        )  # a stage may have none of the layers that are split
-        if made.by_graph is None and plan.tp > 1 and (ways or made.is_lone):
+        # a stage may have none of the layers that are split
+        ways = named(module, split.layout, split.tied)
+        if split.by_graph is None and plan.tp > 1 and (ways or split.is_lone):
             has_blocks = bool(blocks(module, ways))
             tokens = plan.sp and has_blocks
             split_tensors(
-                module, places.line("tp"), layout, tokens=tokens, tied=made.tied,
-                changed=made.changed,
+                module, places.line("tp"), split.layout, tokens=tokens, tied=split.tied,
+                changed=split.changed,
             )  # fmt: skip
-        if made.by_graph is None and plan.cp > 1 and blocks(module, ways):
+        if split.by_graph is None and plan.cp > 1 and blocks(module, ways):
             split_context(module, places.line("cp"), ways)
         if max(plan.spatial, default=1) > 1:
             group = places.image_group() if plan.dp > 1 else None
@@ -616,10 +474,8 @@ def _inside(made: Deployed, modules: list[Any], layout: Mapping[str, str] | None
             split_spatial(module, parts, group, among)
         for way in ("filter", "channel"):
             if getattr(plan, way) > 1:
-                group = places.group(way)
-                found = split_channels(module, _all_layers(module, way, plan, made.tied), group)
-                made.parts |= found
-                made.splits |= {id(p): how for p, how in split_parameters(module, found, group)}
+                layers = all_layers(module, way, getattr(plan, way), split.tied)
+                split_channels(module, layers, places.group(way))
         if precision_of(plan) == "fp8":
             use_fp8(module)
         if plan.recompute != "none" or "checkpoint" in names:
@@ -645,26 +501,6 @@ def _shard_experts(made: Deployed) -> None:
         module = made.model.get_submodule(name)
         Dispatched(name, module, mesh)
         made.apart |= {f"{name}.{key}" for key, _ in module.named_parameters()}
-
-
-def _all_layers(model: Any, way: str, plan: Plan, tied: Collection[str]) -> dict[str, str]:
-    """Every layer that has enough filters or channels; the first reads too few channels."""
-    dim, size = (0 if way == "filter" else 1), getattr(plan, way)
-    tied = {*tied, *tied_names(model)}
-    closed = tuple(f"{n}." for n, m in model.named_modules() if isinstance(m, WHOLE))
-    found = {
-        n: way
-        for n, m in model.named_modules()
-        if isinstance(m, _LAYERS)
-        and "weight" in m._parameters  # not made of others
-        and m.weight.shape[dim] >= size
-        and getattr(m, "groups", 1) == 1
-        and not {f"{n}.weight", f"{n}.bias"} & tied
-        and not n.startswith(closed)
-    }
-    if not found:
-        raise InputError(f"no layer of the model can be split by {way} over {size} ranks")
-    return found
 
 
 def _across(made: Deployed, inputs: tuple[Any, ...] | None) -> None:
@@ -730,50 +566,14 @@ def _choices(plan: Plan, names: set[str], order: list[int]) -> dict[str, str]:
     return {name: served.get(way, way) for name, way in plan.sync if name in names}
 
 
-def _check_names(plan: Plan, model: Any) -> Plan:
-    """The plan with the model's names for parameters; raise where it has no such parameter."""
-    known = dict(model.named_parameters())
-
-    def own(name: str) -> str:
-        found = next((word for word in spoken(name) if word in known), None)
-        if found is None:
-            raise unknown("parameter in the plan", name, known)
-        return found
-
-    sync = tuple((own(row[0]), *row[1:]) for row in plan.sync)
-    return plan.but(sync=sync, buckets=tuple(tuple(map(own, b)) for b in plan.buckets))
-
-
 def _retie(made: Deployed, names: Mapping[str, str]) -> None:
     """Find the parameters again: FSDP has put its own in their places."""
     before = {id(p): name for name, p in made.here.items()}
-    made.here = _here(made, names)
-    if isinstance(made.pipeline, Staged | Blocks):
+    stages = [made.model] if made.pipeline is None else list(made.pipeline.modules.values())
+    made.here = here(stages, names)
+    if made.pipeline is not None:
         shared = made.pipeline.shared
         made.pipeline.shared = [(made.here[before[id(p)]], group) for p, group in shared]
-
-
-def _here(made: Deployed, names: Mapping[str, str]) -> dict[str, Any]:
-    """Parameters by the names they had in the whole model; of tied ones, the first."""
-    if made.plan.stages:
-        return made.here
-    stages = [made.model] if made.pipeline is None else list(made.pipeline.modules.values())
-    return here(stages, names)
-
-
-def _require_apart(plan: Plan, modules: Mapping[int, Any]) -> None:
-    """Raise where stages of one rank share a parameter that FSDP would shard twice."""
-    if plan.zero < 2 or plan.dp * plan.cp == 1:
-        return
-    seen: dict[int, int] = {}
-    for stage, module in modules.items():
-        for name, parameter in module.named_parameters():
-            if seen.setdefault(id(parameter), stage) != stage:
-                raise InputError(
-                    f"zero={plan.zero}: stages {seen[id(parameter)]} and {stage} of one rank share "
-                    f"`{name}`, which FSDP can shard only once",
-                    hint="take zero=1, or let stages with tied weights be on different ranks",
-                )
 
 
 def _normalize(made: Deployed, way: str, layers: list[str]) -> None:
@@ -803,3 +603,28 @@ def _normalize(made: Deployed, way: str, layers: list[str]) -> None:
     stages = [made.model] if made.pipeline is None else list(made.pipeline.modules.values())
     for stage in {id(s): s for s in stages}.values():
         synchronize_norms(stage, group, weight)
+
+
+def parallelize(model: Any, optimizer: Any, plan: Plan | str, **options: Any) -> tuple[Any, Any]:
+    """The model and optimizer as a plan wants them on this rank, for a plain loop over them.
+
+    Every rank calls it inside an initialised process group; options are those of `deploy`.
+    """
+    made = in_own_loop(model, optimizer, read(plan) if isinstance(plan, str) else plan, **options)
+    object.__setattr__(made.model, "foretell", made)
+    return made.model, optimizer
+
+
+def in_own_loop(model: Any, optimizer: Any, plan: Plan, **options: Any) -> Deployed:
+    """A model deployed for a loop that is not ours: gradients are whole when a backward ends."""
+    require_own_loop(plan)
+    made = deploy(model, optimizer, plan, own_loop=True, **options)
+    if made.stages is not None:
+        for one in getattr(optimizer, "each", [optimizer]):
+            made.stages.share_state(one)
+    if made.sync is not None:
+        made.sync.finish_with_backward(made.model.parameters(), optimizer)
+    if made.usage is not None:
+        made.usage.average_in_backward(made.model)
+        optimizer.register_step_pre_hook(lambda *_: made.usage.finish())
+    return made

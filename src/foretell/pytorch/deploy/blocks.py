@@ -7,14 +7,22 @@ on several ranks is called on all of them with the same arguments and must give 
 same output. Separate pipelines (two directions) take micro-batches in turn, and parameters that
 several ranks hold add up their gradients.
 
+What ranks send each other comes in an order both ends know without asking. A stage's output goes to
+every rank of the stages that follow it, and the gradient of that output comes back from each of
+them; a rank that holds both ends sends nothing. Of a stage on several ranks the first sends for
+all. Messages between two ranks travel in the sender's order, and the receiver posts them in that
+order, so backends without tags work too.
+
 A module may say in `reads` which tensors of the batch it takes behind what other stages hand it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,28 +32,20 @@ from foretell.errors import InputError
 from foretell.plan.stage_placement import Action
 from foretell.pytorch.deploy.actions import Pipeline, Ran
 from foretell.pytorch.deploy.collective import Shared, shared_groups
-from foretell.pytorch.deploy.messages import (
-    Message,
-    Meta,
-    Post,
-    differentiate,
-    incoming,
-    joined,
-    listed,
-    outgoing,
-    owned,
-    tried,
-)
+from foretell.pytorch.deploy.mesh import found_by_first
 from foretell.pytorch.deploy.precision import unscaled
 from foretell.pytorch.deploy.shard import hold, reduce
-from foretell.pytorch.deploy.ties import add_up
+from foretell.pytorch.deploy.uses import add_up, untouched
 
 Tensor = Any
 Kept = tuple[list[Tensor], list[Tensor]]  # arguments, outputs (a loss at the end of a pipeline)
+_AHEAD = 1  # receives posted beyond the one that is needed, so that transfers overlap compute
 
 
 class Blocks:
     """A pipeline of any shape; `step` leaves the gradients of the whole batch."""
+
+    hint = ""  # where a stage puts out what cannot be sent
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Blocks:
 
         Every rank is given the whole batch and takes what its stages read.
         """
-        self._targets: Any = [None] * self.parts if target is None else target.chunk(self.parts)
+        self._targets: Any = [None] * self.parts if target is None else self._cut(target)
         self._walk(self.pipeline, inputs)
         for module in {id(m): m for m in self.modules.values()}.values():
             reduce(module)
@@ -94,20 +94,41 @@ class Blocks:
             self._walk(self.pipeline.forward, inputs)
         return {chunk: self._ends[chunk][0] for chunk in sorted(self._ends)}
 
+    def settle(self) -> None:
+        """When the gradients of this rank are whole: what is left to add up with others."""
+
+    def attach(self, optimizer: Any) -> None:
+        """Do what has to be done around an update: nothing, where all ranks do it alike."""
+
+    def owns(self, parameter: Tensor) -> bool:
+        """Whether this rank updates a parameter: not where another does it for all."""
+        return True
+
     def _walk(self, pipeline: Pipeline, inputs: tuple[Any, ...]) -> None:
         """Run this rank's list of actions."""
         self.ran.clear()
-        chunks = [x.chunk(self.parts) for x in inputs]
-        self._batch = [list(c) for c in zip(*chunks, strict=True)]
-        if len(self._batch) != self.parts or len({len(b[0]) for b in self._batch}) > 1:
-            raise InputError(
-                f"a batch of {len(inputs[0])} does not make {self.parts} equal micro-batches"
-            )
-        self._negotiate()
+        self.prepare(inputs)
         self._begin(pipeline)
         for action in pipeline.orders[self.rank]:
             self._run(action)
         self._post.finish()
+
+    def prepare(self, inputs: tuple[Any, ...]) -> None:
+        """Cut a batch into micro-batches; learn from the first what stages send each other."""
+        self._require_batch(inputs)
+        self._batch = [list(c) for c in zip(*(self._cut(x) for x in inputs), strict=True)]
+        self._negotiate()
+
+    def _require_batch(self, inputs: tuple[Any, ...]) -> None:
+        if len(inputs[0]) % self.parts:
+            raise InputError(
+                f"a batch of {len(inputs[0])} does not make {self.parts} equal micro-batches"
+            )
+
+    def _cut(self, tensor: Tensor) -> Sequence[Tensor]:
+        """The micro-batches of a tensor."""
+        found: Sequence[Tensor] = tensor.chunk(self.parts)
+        return found
 
     def _begin(self, pipeline: Pipeline) -> None:
         self._ends: dict[int, tuple[Any]] = {}  # losses, or outputs, by micro-batch of the batch
@@ -159,12 +180,13 @@ class Blocks:
     def _arguments(self, stage: int, m: int) -> list[Tensor]:
         found = []
         for before in self.pipeline.after[stage]:
-            for tensor, meta in zip(self._output(before, m), self._metas[before], strict=True):
+            outputs = self._output(before, stage, m)
+            for tensor, meta in zip(outputs, self._metas[before], strict=True):
                 wants = meta.has_grad and torch.is_grad_enabled()
                 found.append(tensor.detach().requires_grad_(wants))
         return found + self._source(stage, m)
 
-    def _output(self, stage: int, m: int) -> list[Tensor]:
+    def _output(self, stage: int, follower: int, m: int) -> list[Tensor]:
         """What a stage put out, which is forgotten when its last follower here has read it."""
         if (stage, m) not in self._outputs:
             tensors = self._post.receive(Message("F", stage, -1, m))
@@ -207,21 +229,25 @@ class Blocks:
             made = owned(made)
         outputs = listed(made)
         if not self.pipeline.followers[stage]:
-            outputs = self._ended(self._chunk(stage, m), made)
+            outputs = self._ended(stage, m, made)
         if torch.is_grad_enabled() and stage not in self.pipeline.frozen:
             self._kept[stage, m] = (arguments, outputs)
         if readers := self._readers(stage):
             self._outputs[stage, m] = [readers, outputs]
         return outputs
 
-    def _ended(self, chunk: int, made: Any) -> list[Tensor]:
+    def _ended(self, stage: int, m: int, made: Any) -> list[Tensor]:
         """The loss at the end of a pipeline; the output itself where nothing trains."""
+        chunk = self._chunk(stage, m)
         if self._targets is None:
             self._ends[chunk] = (made,)
             return []
-        loss = self.loss(made, self._targets[chunk]) * (self.weights[chunk] * self.scale())
+        loss = self.loss(made, self._target(stage, m)) * (self.weights[chunk] * self.scale())
         self._ends[chunk] = (loss.detach(),)
         return [loss]
+
+    def _target(self, stage: int, m: int) -> Any:
+        return self._targets[self._chunk(stage, m)]
 
     def _backward(self, action: Action, grads: list[Tensor]) -> dict[int, list[Tensor]]:
         stage, _, m = action
@@ -258,15 +284,15 @@ class Blocks:
         for before in self.pipeline.after[stage]:
             metas = [meta for meta in self._metas[before] if meta.has_grad]
             mine, left = left[: len(metas)], left[len(metas) :]
-            found[before] = self._grads_of(metas, mine)
+            pairs = zip(metas, mine, strict=True)  # zeros for gradients that nothing made
+            found[before] = [self._zeros(stage, m, meta) if g is None else g for meta, g in pairs]
             if before in self.modules:
                 self._grads[before, stage, m] = found[before]
         return found
 
-    def _grads_of(self, metas: Sequence[Meta], grads: Sequence[Tensor]) -> list[Tensor]:
-        """Gradients of a stage's outputs; zeros for those that nothing made."""
-        pairs = zip(metas, grads, strict=True)
-        return [meta.empty(self.device).zero_() if g is None else g for meta, g in pairs]
+    def _zeros(self, stage: int, m: int, meta: Meta) -> Tensor:
+        """Zeros like a tensor that a stage is given."""
+        return meta.empty(self.device).zero_()
 
     def _negotiate(self) -> None:
         """Learn what every stage puts out by running each once; again if the batch changes."""
@@ -274,25 +300,28 @@ class Blocks:
         if seen == self._seen:
             return
         ranks = dist.get_process_group_ranks(self.group or dist.group.WORLD)
-        for stage in range(self.pipeline.num_stages):
-            is_read = stage in self.modules and self.pipeline.followers[stage]
-            metas = self._try(stage) if is_read else []
-            box = [metas]
-            dist.broadcast_object_list(
-                box, src=ranks[self.pipeline.ranks[stage][0]], group=self.group
-            )
-            self._metas[stage] = box[0]
+        for stage, held in enumerate(self.pipeline.ranks):
+            found = partial(self._try, stage) if self._is_tried(stage) else list
+            there = [ranks[r] for r in held]
+            self._metas[stage] = found_by_first(there, found, self.hint, self.group)
         self._seen = seen
+
+    def _is_tried(self, stage: int) -> bool:
+        """Whether it has to be known what a stage puts out: others take it."""
+        return bool(self.pipeline.followers[stage])
 
     def _try(self, stage: int) -> list[Meta]:
         given = [
-            meta.empty(self.device).zero_().requires_grad_(meta.has_grad)
+            self._zeros(stage, 0, meta).requires_grad_(meta.has_grad)
             for before in self.pipeline.after[stage]
             for meta in self._metas[before]
         ]
         with torch.enable_grad():
             outputs = tried(self.modules[stage], given + self._source(stage, 0))
-        return [Meta(tuple(y.shape), y.dtype, y.requires_grad) for y in outputs]
+        return [self._meta(stage, y) for y in outputs]
+
+    def _meta(self, stage: int, output: Tensor) -> Meta:
+        return Meta(tuple(output.shape), output.dtype, output.requires_grad)
 
     def _check(self) -> None:
         missing = set(self.pipeline.on(self.rank)) ^ set(self.modules)
@@ -314,3 +343,146 @@ class Blocks:
             ranks = tuple(sorted({held[at] for held in each}))
             found += [(p, ranks) for p in self.modules[mine].parameters()]
         return found
+
+
+class Message(NamedTuple):
+    """A stage's output on its way to a rank, or its gradient on the way back from a follower."""
+
+    kind: str  # F or B
+    stage: int  # whose output it is
+    follower: int  # whose gradient it is; -1 forward
+    micro_batch: int
+
+
+class Meta(NamedTuple):
+    """One tensor that a stage puts out."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    has_grad: bool
+
+    def with_rows(self, rows: int) -> Meta:
+        """Of so many samples, where the shape is that of one."""
+        return self._replace(shape=(rows, *self.shape))
+
+    def empty(self, device: Any) -> Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
+
+def tried(module: Any, arguments: Sequence[Tensor]) -> list[Tensor]:
+    """What a stage puts out; its buffers and the random numbers are left as they were."""
+    with untouched(module):
+        return listed(module(*arguments))
+
+
+def listed(outputs: Any) -> list[Tensor]:
+    """Whatever a stage gave as a list of tensors."""
+    return list(outputs) if isinstance(outputs, tuple | list) else [outputs]
+
+
+def differentiate(outputs: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
+    """Backward through a stage, from the gradients of those outputs that have some."""
+    tops = [y for y in outputs if y.requires_grad]
+    if tops:
+        torch.autograd.backward(tops, list(grads) or None)
+
+
+def owned(output: Any) -> Any:
+    """What a stage puts out as tensors that are no views: a backward in two detaches them."""
+    if isinstance(output, tuple | list):
+        return type(output)(owned(y) for y in output)
+    is_view = isinstance(output, torch.Tensor) and output._is_view()
+    return output.clone() if is_view else output
+
+
+def joined(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What is left of a backward in two, as torch's `stage_backward_weight` can finish it.
+
+    Torch goes back once for each group of weights and frees the way. Where a weight is used in
+    several places, the ways of groups overlap, so all of them are gone in one go.
+    """
+    if all(len(group["intermediates"]) == 1 for group in groups):
+        return [dict(group) for group in groups]
+    grads: dict[Any, Any] = {}
+    for group in groups:
+        grads |= zip(group["intermediates"], group["grads"], strict=True)
+    weights = {weight: None for group in groups for weight in group["params"]}
+    return [{"params": [*weights], "intermediates": [*grads], "grads": [*grads.values()]}]
+
+
+def outgoing(pipeline: Pipeline, rank: int, action: Action) -> list[tuple[int, Message]]:
+    """What a rank sends after an action, and to which rank."""
+    stage, kind, m = action
+    if kind == "W" or pipeline.ranks[stage][0] != rank:
+        return []
+    own = set(pipeline.ranks[stage])
+    if kind == "F":
+        there = {r for f in pipeline.followers[stage] for r in pipeline.ranks[f]}
+        return [(r, Message("F", stage, -1, m)) for r in sorted(there - own)]
+    return [
+        (r, Message("B", before, stage, m))
+        for before in pipeline.after[stage]
+        for r in pipeline.ranks[before]
+        if r not in own
+    ]
+
+
+def incoming(pipeline: Pipeline, rank: int) -> dict[int, list[Message]]:
+    """What comes to a rank from each of the others, in the order in which it comes."""
+    found: dict[int, list[Message]] = {}
+    for source, order in enumerate(pipeline.orders):
+        messages = [m for a in order for r, m in outgoing(pipeline, source, a) if r == rank]
+        if messages:
+            found[source] = messages
+    return found
+
+
+class Post:
+    """Sends and receives for one rank during one step."""
+
+    def __init__(
+        self,
+        expected: Mapping[int, Sequence[Any]],  # from each rank, in the order in which it sends
+        empties: Callable[[Any], list[Tensor]],  # what a message is received into
+        group: Any,
+    ) -> None:
+        self.empties, self.group = empties, group
+        self.ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        self.left = {source: deque(messages) for source, messages in expected.items()}
+        self.source = {m: s for s, ms in self.left.items() for m in ms}
+        self.posted: dict[Any, list[tuple[Any, Tensor]]] = {}
+        self.sent: list[tuple[Any, Tensor]] = []
+
+    def send(self, to: int, tensors: list[Tensor]) -> None:
+        """Send without waiting; the tensors are kept until `finish`."""
+        for tensor in tensors:
+            ready = tensor.detach().contiguous()
+            self.sent.append((dist.isend(ready, dst=self.ranks[to], group=self.group), ready))
+
+    def receive(self, message: Hashable) -> list[Tensor]:
+        """Wait for a message; those that come before it from the same rank are posted too."""
+        source = self.source[message]
+        while message not in self.posted:
+            self._post(source)
+        for _ in range(_AHEAD):
+            self._post(source)
+        tensors = []
+        for work, tensor in self.posted.pop(message):
+            work.wait()
+            tensors.append(tensor)
+        return tensors
+
+    def finish(self) -> None:
+        """Wait until everything sent has left."""
+        for work, _ in self.sent:
+            work.wait()
+        self.sent.clear()
+
+    def _post(self, source: int) -> None:
+        if not self.left[source]:
+            return
+        message = self.left[source].popleft()
+        self.posted[message] = [
+            (dist.irecv(b, src=self.ranks[source], group=self.group), b)
+            for b in self.empties(message)
+        ]

@@ -9,8 +9,7 @@ a sum does not matter (two ranks), else to the last digits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,7 +36,7 @@ class Buckets:
     ) -> None:
         layout.check(list(parameters))
         self.layout, self.weight, self.group = layout, weight, group
-        self.is_syncing = True
+        self.is_syncing = True  # else gradients add up on each rank, and nothing is sent
         self._of = {n: i for i, names in enumerate(layout.buckets) for n in names}
         self._buckets = [
             _Bucket({n: parameters[n] for n in names}, dtype) for names in layout.buckets
@@ -45,21 +44,12 @@ class Buckets:
         device = self._buckets[0].flat.device
         self._flags = torch.ones(len(self._of), dtype=torch.int32, device=device)
         self._names = {id(p): n for n, p in parameters.items()}
-        self._begin()
+        self._reset()
         self._hooks = [
             p.register_post_accumulate_grad_hook(self._ready) for p in parameters.values()
         ]
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Let gradients add up on each rank: nothing is sent for the backwards inside."""
-        before, self.is_syncing = self.is_syncing, False
-        try:
-            yield
-        finally:
-            self.is_syncing = before
-
-    def flush(self) -> None:
+    def begin(self) -> None:
         """Send what has not left yet, where all gradients are there."""
         if all(b.parameters[n].grad is not None for b in self._buckets for n in b.missing):
             self._launch(upto=len(self.layout.order))
@@ -72,7 +62,7 @@ class Buckets:
         unused = self._unused()
         for bucket in self._buckets:
             bucket.hand_out(unused)
-        self._begin()
+        self._reset()
 
     def finish_by_message(self, update: Callable[[], Any]) -> None:
         """Update the parameters of each bucket as soon as it is through, while others travel."""
@@ -88,7 +78,7 @@ class Buckets:
         unused = self._unused()
         for bucket in self._buckets:
             bucket.hand_out(unused)
-        self._begin()
+        self._reset()
 
     def remove(self) -> None:
         """Take the hooks off the parameters."""
@@ -105,7 +95,7 @@ class Buckets:
         self._given.add(name)
         self._send_full()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._next = 0
         self._used_work: Any = None  # under way: which parameters ranks have used
         self._given: set[str] = set()  # taken already when autograd comes to write them

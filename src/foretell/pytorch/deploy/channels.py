@@ -12,35 +12,37 @@ layers may be split beside others that are not.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from foretell.errors import InputError, unknown
-from foretell.pytorch.deploy.collective import copy_in, cut, even, gather, gathered, sum_out
+from foretell.pytorch.deploy.collective import (
+    SPLIT,
+    Split,
+    copy_in,
+    cut,
+    even,
+    gather,
+    part_of,
+    sum_out,
+)
+from foretell.pytorch.deploy.uses import tied_names
 
 Tensor = Any
 Module = Any
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # what reads the weights of its layers itself
 WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 WAYS = {"filter": 0, "channel": 1}  # the dim of the weight that is split
 
 
-class Part(NamedTuple):
-    """A layer whose weight this rank holds a part of."""
-
-    way: str
-    sizes: list[int]
-
-
-def split_channels(model: Module, ways: Mapping[str, str], group: Any = None) -> dict[str, Part]:
-    """Split the named layers by `filter` or `channel`; gives what was split and into what sizes."""
-    found = {}
+def split_channels(model: Module, ways: Mapping[str, str], group: Any = None) -> None:
+    """Split the named layers by `filter` or `channel`; parameters say how (→ `split_of`)."""
     size = dist.get_world_size(group)
     for name, way in ways.items():
         layer = model.get_submodule(name)
@@ -48,11 +50,9 @@ def split_channels(model: Module, ways: Mapping[str, str], group: Any = None) ->
         if why:
             raise InputError(f"`{name}` cannot be split by {way}: {why}")
         sizes = even(layer.weight.shape[WAYS[way]], size)
-        _keep_part(layer, way, sizes, dist.get_rank(group))
+        _keep_part(layer, way, sizes, group)
         call = _rows if isinstance(layer, nn.Embedding) else _CALLS[way]
         layer.forward = partial(call, layer, sizes, group)
-        found[name] = Part(way, sizes)
-    return found
 
 
 def split_all(
@@ -61,19 +61,37 @@ def split_all(
     *,
     read: Collection[int] = (),  # ids of weights that something else reads, and needs whole
     parts: dict[int, tuple[Any, Any]] | None = None,  # by id: weights split before, and their part
-) -> dict[str, Part]:
+) -> None:
     """Split by outputs every layer that can be; tied ones stay one."""
-    parts, found = {} if parts is None else parts, dict[str, Part]()
+    parts = {} if parts is None else parts
     closed = tuple(f"{n}." for n, m in module.named_modules() if isinstance(m, WHOLE))
     for name, layer in list(module.named_modules()):
-        if type(layer) not in (*_LAYERS, nn.Embedding) or name.startswith(closed):
+        if type(layer) not in (*LAYERS, nn.Embedding) or name.startswith(closed):
             continue
         before = layer.weight
         is_done = any(before is part for _, part in parts.values())
         if is_done or id(before) in read or refusal(layer, "filter", dist.get_world_size(group)):
             continue
-        found |= split_channels(module, {name: "filter"}, group)
+        split_channels(module, {name: "filter"}, group)
         _, layer.weight = parts.setdefault(id(before), (before, layer.weight))
+
+
+def all_layers(model: Any, way: str, size: int, tied: Collection[str]) -> dict[str, str]:
+    """Every layer that has enough filters or channels; the first reads too few channels."""
+    tied = {*tied, *tied_names(model)}
+    closed = tuple(f"{n}." for n, m in model.named_modules() if isinstance(m, WHOLE))
+    found = {
+        n: way
+        for n, m in model.named_modules()
+        if isinstance(m, LAYERS)
+        and "weight" in m._parameters  # not made of others
+        and m.weight.shape[WAYS[way]] >= size
+        and getattr(m, "groups", 1) == 1
+        and not {f"{n}.weight", f"{n}.bias"} & tied
+        and not n.startswith(closed)
+    }
+    if not found:
+        raise InputError(f"no layer of the model can be split by {way} over {size} ranks")
     return found
 
 
@@ -83,7 +101,7 @@ def refusal(layer: Module, way: str, size: int) -> str:
         raise unknown("way to split a layer", way, WAYS)
     if isinstance(layer, nn.Embedding):
         return _no_rows(layer, way, size)
-    if not isinstance(layer, _LAYERS):
+    if not isinstance(layer, LAYERS):
         return f"{type(layer).__name__} is neither linear nor a convolution"
     if getattr(layer, "groups", 1) != 1:
         return f"it has {layer.groups} groups"
@@ -103,34 +121,14 @@ def _no_rows(layer: Module, way: str, size: int) -> str:
     return f"it has {layer.num_embeddings} rows for {size} ranks" if few else ""
 
 
-def split_parameters(
-    module: Module, parts: Mapping[str, Part], group: Any
-) -> Iterator[tuple[Tensor, tuple[int, list[int], Any]]]:
-    """Each parameter that was split: its dim, the sizes of its parts, who holds them."""
-    for name, part in parts.items():
-        layer = module.get_submodule(name)
-        yield layer.weight, (WAYS[part.way], part.sizes, group)
-        if part.way == "filter" and getattr(layer, "bias", None) is not None:
-            yield layer.bias, (0, part.sizes, group)
-
-
-def whole_state(model: Module, parts: Mapping[str, Part], group: Any = None) -> dict[str, Tensor]:
-    """The parameters and buffers of the model before it was split; asked on all ranks at once."""
-    state = {n: t.detach().clone() for n, t in model.state_dict().items()}
-    for name, part in parts.items():
-        weight, bias = f"{name}.weight", f"{name}.bias"
-        state[weight] = gathered(state[weight], WAYS[part.way], part.sizes, group)
-        if part.way == "filter" and bias in state:
-            state[bias] = gathered(state[bias], 0, part.sizes, group)
-    return state
-
-
-def _keep_part(layer: Module, way: str, sizes: list[int], rank: int) -> None:
-    weight = layer.weight.detach().split(sizes, WAYS[way])[rank]
-    layer.weight = nn.Parameter(weight.clone(), layer.weight.requires_grad)
-    if way == "filter" and getattr(layer, "bias", None) is not None:
-        bias = layer.bias.detach().split(sizes)[rank]
-        layer.bias = nn.Parameter(bias.clone(), layer.bias.requires_grad)
+def _keep_part(layer: Module, way: str, sizes: list[int], group: Any) -> None:
+    for name, dim in (("weight", WAYS[way]), ("bias", 0)):
+        whole = getattr(layer, name, None)
+        if whole is None or (name == "bias" and way == "channel"):
+            continue
+        part = part_of(whole.detach(), dim, sizes, group).clone()
+        setattr(layer, name, nn.Parameter(part, whole.requires_grad))
+        setattr(getattr(layer, name), SPLIT, Split(dim, sizes, group))
 
 
 def _filters(layer: Module, sizes: list[int], group: Any, x: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""Checkpoints that load under any plan: torch.distributed.checkpoint with an index in JSON.
+"""What a deployed model holds: whole tensors under the names of the whole model, and checkpoints of
+them that load under any plan (torch.distributed.checkpoint with an index in JSON).
 
     step-100/            tensors by name, each rank its own part           (torch's own files)
              index.json  which part of which tensor is where; the plan, the step, the schedule
@@ -12,13 +13,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import nn
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -30,9 +32,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from foretell.errors import InputError
-from foretell.pytorch.deploy.collective import gathered
+from foretell.pytorch.deploy.collective import gathered, split_of
 from foretell.pytorch.deploy.optimizer import owns
-from foretell.pytorch.deploy.state import buffers
 
 Tensor = Any
 INDEX = "index.json"
@@ -95,42 +96,41 @@ def _check_shape(path: Path, key: str, there: tuple[int, ...], here: tuple[int, 
 def _saved(made: Any) -> Iterator[tuple[str, Tensor]]:
     """What this rank holds, as whole tensors or as torch's own shards of them."""
     for name, parameter in made.here.items():
-        yield f"model/{name}", _whole(made, parameter, parameter.detach())
+        yield f"model/{name}", _whole(parameter, parameter.detach())
         for key, value in made.optimizer.state.get(parameter, {}).items():
             if isinstance(value, torch.Tensor):
                 like = value.shape == parameter.shape
-                tensor = _whole(made, parameter, value) if like else value
+                tensor = _whole(parameter, value) if like else value
                 yield f"optimizer/{name}/{key}", tensor
         if made.ema is not None:
-            yield f"ema/{name}", _whole(made, parameter, made.ema.kept[name])
+            yield f"ema/{name}", _whole(parameter, made.ema.kept[name])
     for name, buffer in buffers(made).items():
         yield f"buffer/{name}", buffer.detach()
 
 
-def _whole(made: Any, parameter: Tensor, value: Tensor) -> Tensor:
-    if id(parameter) not in made.splits:
-        return value
-    dim, sizes, group = made.splits[id(parameter)]
-    return gathered(value, dim, sizes, group)
+def _whole(parameter: Tensor, value: Tensor) -> Tensor:
+    split = split_of(parameter)
+    return value if split is None else gathered(value, *split)
 
 
 def _targets(made: Any, known: dict[str, Any]) -> Iterator[tuple[str, Tensor, Any]]:
     """What to load: its name, a tensor to load it into, and what to do with that afterwards."""
     for name, parameter in made.here.items():
-        yield _into(made, f"model/{name}", parameter, parameter.detach())
+        yield _into(f"model/{name}", parameter, parameter.detach())
         first = f"optimizer/{name}/"
         for key in [k for k in known if k.startswith(first)] if owns(made, parameter) else []:
             yield _state(made, parameter, key, key.removeprefix(first), known[key])
         if made.ema is not None and f"ema/{name}" in known:
-            yield _into(made, f"ema/{name}", parameter, made.ema.kept[name])
+            yield _into(f"ema/{name}", parameter, made.ema.kept[name])
     for name, buffer in buffers(made).items():
         yield f"buffer/{name}", buffer.detach(), None
 
 
-def _into(made: Any, key: str, parameter: Tensor, target: Tensor) -> tuple[str, Tensor, Any]:
-    if id(parameter) not in made.splits:
+def _into(key: str, parameter: Tensor, target: Tensor) -> tuple[str, Tensor, Any]:
+    split = split_of(parameter)
+    if split is None:
         return key, target, None
-    dim, sizes, group = made.splits[id(parameter)]
+    dim, sizes, group = split
     shape = list(target.shape)
     shape[dim] = sum(sizes)
     rank = dist.get_rank(group)
@@ -150,7 +150,7 @@ def _state(made: Any, parameter: Tensor, key: str, word: str, meta: Any) -> tupl
         )
     target = held[word]
     if target.shape == parameter.shape and parameter.dim():
-        return _into(made, key, parameter, target)
+        return _into(key, parameter, target)
     return key, target, None
 
 
@@ -225,3 +225,56 @@ def _part(folder: Path, row: dict[str, Any]) -> tuple[MetadataIndex, _StorageInf
     at = None if row["at"] is None else torch.Size(row["at"])
     info = _StorageInfo(name, int(row["offset"]), int(row["length"]))
     return MetadataIndex(row["tensor"], at, row["index"]), info
+
+
+def whole(made: Any, of: Callable[[Tensor], Tensor | None]) -> Iterator[tuple[str, Tensor | None]]:
+    """A tensor of each parameter here, parts put together; asked on all ranks at once.
+
+    None where this rank has none: a gradient that another rank keeps, or that nothing made.
+    """
+    for name, parameter in made.here.items():
+        yield name, whole_of(parameter, of(parameter))
+
+
+def whole_of(parameter: Tensor, tensor: Tensor | None) -> Tensor | None:
+    """A tensor of one parameter, its parts put together; asked on all ranks that have some."""
+    split = split_of(parameter)
+    if split is not None:
+        held = torch.zeros_like(parameter) if tensor is None else tensor.detach()
+        return gathered(held, *split)
+    if tensor is None or not hasattr(parameter, "full_tensor"):
+        return tensor
+    return (tensor if hasattr(tensor, "full_tensor") else parameter.detach()).full_tensor()
+
+
+def gradients(made: Any) -> Iterator[tuple[str, Tensor | None]]:
+    """The gradients of the last step."""
+    return whole(made, lambda p: p.grad)
+
+
+def parameters(made: Any) -> Iterator[tuple[str, Tensor]]:
+    """The parameters as they are now."""
+    return whole(made, lambda p: p.detach())
+
+
+def buffers(made: Any) -> dict[str, Tensor]:
+    """The buffers of this rank by their names in the whole model."""
+    if made.pipeline is None:
+        return dict(made.model.named_buffers())
+    found: dict[str, Tensor] = {}
+    for stage in made.pipeline.modules.values():
+        found |= dict(stage.named_buffers())
+    return found
+
+
+def still(model: nn.Module) -> list[str]:
+    """Turn dropout off, wherever a module keeps its rate; which modules that were."""
+    found = []
+    for name, module in model.named_modules():
+        rates = [k for k, v in vars(module).items() if "drop" in k and type(v) is float and v > 0]
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            rates.append("p")
+        for key in rates:
+            setattr(module, key, 0.0)
+        found += [name] if rates else []
+    return found

@@ -11,94 +11,69 @@ Outputs of `sum_out` and `gather` are the same on every rank, and so must their 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 Tensor = Any
+Map = Callable[[Tensor], Tensor]
+SPLIT = "foretell_split"  # attribute of a parameter of which this rank has a part: a `Split`
 Shared = Sequence[tuple[Tensor, tuple[int, ...]]]  # a parameter, and the ranks that hold it
 
 
-class _CopyIn(torch.autograd.Function):  # type: ignore[misc]
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
+class Split(NamedTuple):
+    """How ranks share a parameter that is no DTensor."""
+
+    dim: int
+    sizes: list[int]  # of each rank's part
+    group: Any
+
+
+def split_of(parameter: Tensor) -> Split | None:
+    """How ranks share a parameter; None where this one has all of it, or it is a DTensor."""
+    found: Split | None = getattr(parameter, SPLIT, None)
+    return found
+
+
+class _BothWays(torch.autograd.Function):  # type: ignore[misc]
+    """A linear map, and the map that its gradient goes through."""
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        return summed(g, ctx.group), None
-
-
-class _SumOut(torch.autograd.Function):  # type: ignore[misc]
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        return summed(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        return g, None
-
-
-class _SumBoth(torch.autograd.Function):  # type: ignore[misc]
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any, weight: float) -> Tensor:
-        ctx.group, ctx.weight = group, weight
-        return summed(x, group)
+    def forward(ctx: Any, x: Tensor, there: Map, back: Map) -> Tensor:
+        ctx.there, ctx.back = there, back
+        return there(x)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        return summed(g * ctx.weight, ctx.group) / ctx.weight, None, None
+        return _BothWays.apply(g, ctx.back, ctx.there), None, None
 
 
-class _Gather(torch.autograd.Function):  # type: ignore[misc]
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, sizes: list[int], group: Any) -> Tensor:
-        ctx.dim, ctx.sizes, ctx.rank = dim, sizes, dist.get_rank(group)
-        return gathered(x, dim, sizes, group)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        return g.split(ctx.sizes, ctx.dim)[ctx.rank].contiguous(), None, None, None
+def both_ways(x: Tensor, there: Map, back: Map) -> Tensor:
+    """What one function makes of a tensor, and another of its gradient."""
+    return _BothWays.apply(x, there, back)
 
 
-class _Cut(torch.autograd.Function):  # type: ignore[misc]
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, sizes: list[int], group: Any) -> Tensor:
-        ctx.dim, ctx.sizes, ctx.group = dim, sizes, group
-        return x.split(sizes, dim)[dist.get_rank(group)].contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        return gathered(g, ctx.dim, ctx.sizes, ctx.group), None, None, None
-
-
-class _Times(torch.autograd.Function):  # type: ignore[misc]
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        return g * ctx.factor, None
+def same(x: Tensor) -> Tensor:
+    """The tensor as it is."""
+    return x.view_as(x)
 
 
 def times(x: Tensor, factor: float) -> Tensor:
     """The same tensor; its gradient so many times as large."""
-    return _Times.apply(x, factor)
+    return both_ways(x, same, lambda g: g * factor)
 
 
 def copy_in(x: Tensor, group: Any = None) -> Tensor:
     """The same tensor; its gradient is the sum of those of all ranks."""
-    return _CopyIn.apply(x, group)
+    return both_ways(x, same, partial(summed, group=group))
 
 
 def sum_out(x: Tensor, group: Any = None) -> Tensor:
     """The sum over all ranks; its gradient goes to each as it is."""
-    return _SumOut.apply(x, group)
+    return both_ways(x, partial(summed, group=group), same)
 
 
 def sum_both(x: Tensor, group: Any = None, weight: float = 1.0) -> Tensor:
@@ -106,17 +81,25 @@ def sum_both(x: Tensor, group: Any = None, weight: float = 1.0) -> Tensor:
 
     `weight`: what this rank's loss counts by, where gradients are weighed after the backward.
     """
-    return _SumBoth.apply(x, group, weight)
+    back = partial(summed, group=group)
+    return both_ways(x, back, lambda g: back(g * weight) / weight)
 
 
 def gather(x: Tensor, dim: int, sizes: list[int], group: Any = None) -> Tensor:
     """All ranks' parts along a dim, in order of rank."""
-    return _Gather.apply(x, dim, sizes, group)
+    how = {"dim": dim, "sizes": sizes, "group": group}
+    return both_ways(x, partial(gathered, **how), partial(part_of, **how))
 
 
 def cut(x: Tensor, dim: int, sizes: list[int], group: Any = None) -> Tensor:
     """This rank's part along a dim of a tensor that all ranks hold."""
-    return _Cut.apply(x, dim, sizes, group)
+    how = {"dim": dim, "sizes": sizes, "group": group}
+    return both_ways(x, partial(part_of, **how), partial(gathered, **how))
+
+
+def part_of(x: Tensor, dim: int, sizes: list[int], group: Any) -> Tensor:
+    """This rank's part along a dim; outside autograd."""
+    return x.split(sizes, dim)[dist.get_rank(group)].contiguous()
 
 
 def gathered(x: Tensor, dim: int, sizes: list[int], group: Any) -> Tensor:

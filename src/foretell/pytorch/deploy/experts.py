@@ -1,4 +1,4 @@
-"""Experts over ranks: modules with a matrix for each expert, told which tokens go to which.
+"""Experts over ranks: modules with a matrix for each expert, given which tokens go to which.
 
 Such a module has parameters with one leading entry for each expert, and takes tokens, the experts
 each goes to, and their weights. Every pair of token and expert is computed by itself, so that
@@ -24,7 +24,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from foretell.errors import InputError
 from foretell.pytorch.deploy.buckets import local
-from foretell.pytorch.deploy.collective import times
+from foretell.pytorch.deploy.collective import both_ways, times
 
 Module = Any
 Tensor = Any
@@ -224,20 +224,12 @@ def _leading(module: Module, *, is_local: bool = False) -> int:
     return len(local(parameter.detach()) if is_local else parameter)
 
 
-class _Exchange(torch.autograd.Function):  # type: ignore[misc]
+def _exchange(x: Tensor, sent: list[int], got: list[int], group: Any) -> Tensor:
     """Rows to the ranks they are for; their gradients come back the same way."""
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, sent: list[int], got: list[int], group: Any) -> Tensor:
-        ctx.way = (got, sent, group)
-        found = x.new_empty((sum(got), *x.shape[1:]))
-        dist.all_to_all_single(found, x.contiguous(), got, sent, group=group)
+    def moved(x: Tensor, out: list[int], into: list[int]) -> Tensor:
+        found = x.new_empty((sum(into), *x.shape[1:]))
+        dist.all_to_all_single(found, x.contiguous(), into, out, group=group)
         return found
 
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        return _Exchange.apply(g, *ctx.way), None, None, None
-
-
-def _exchange(x: Tensor, sent: list[int], got: list[int], group: Any) -> Tensor:
-    return _Exchange.apply(x, sent, got, group)
+    return both_ways(x, lambda y: moved(y, sent, got), lambda g: moved(g, got, sent))

@@ -10,8 +10,7 @@ parallel would have. A 1×1 convolution is a linear layer over its pixels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -46,7 +45,7 @@ class Factors:
         self.modules, self.group, self.rank = modules, group, rank
         self.shares = [s / sum(shares) for s in shares]
         self.weight = self.shares[rank] if weight is None else weight
-        self.is_syncing = True
+        self.is_syncing = True  # else factors are kept until the next backward that sends
         self._kept: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in modules}
         self._sent: list[tuple[str, _Gathered, _Gathered]] = []
         self._inputs: dict[object, tuple[list[Tensor], _Gathered]] = {}  # kept alive
@@ -58,16 +57,7 @@ class Factors:
         """The parameters whose gradients come from factors."""
         return {f"{n}.{p}" for n, m in self.modules.items() for p, _ in m.named_parameters()}
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Keep factors on each rank; they are sent with the next backward outside."""
-        before, self.is_syncing = self.is_syncing, False
-        try:
-            yield
-        finally:
-            self.is_syncing = before
-
-    def flush(self) -> None:
+    def begin(self) -> None:
         """Send what was kept, layer by layer as they are named: the same order on every rank."""
         for name, kept in self._kept.items():
             if kept:

@@ -26,10 +26,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from foretell.errors import InputError
 from foretell.pytorch.capture import capture
+from foretell.pytorch.deploy.collective import both_ways, same
 from foretell.pytorch.deploy.experts import Experts, experts_of
-from foretell.pytorch.deploy.messages import untouched
-from foretell.pytorch.deploy.sequence import add_up, require_even
+from foretell.pytorch.deploy.tokens import add_up, require_even
 from foretell.pytorch.deploy.units import units
+from foretell.pytorch.deploy.uses import untouched
 from foretell.workload.captured.weights import StepSplits, parameter_splits
 
 Module = Any
@@ -97,8 +98,8 @@ class GraphSplit:
                 if p is None:
                     continue
                 if id(p) not in made:
-                    how = self._placements(names[id(p)], p, splits, sides, experts)
-                    made[id(p)] = _distributed(p, self.mesh, how)
+                    dim = _split_dim(names[id(p)], p, splits, sides, experts)
+                    made[id(p)] = _distributed(p, self.mesh, self._placements(dim, p))
                 module._parameters[key] = made[id(p)]
         for name, side in sides.items():
             if not isinstance(lines[name], nn.Linear):
@@ -106,20 +107,10 @@ class GraphSplit:
         for name in experts:
             Experts(model.get_submodule(name), self.mesh, rows=self.cp, experts=self.tp)
 
-    def _placements(
-        self,
-        names: Sequence[str],
-        p: Tensor,
-        splits: StepSplits,
-        sides: Mapping[str, int],
-        experts: Mapping[str, int],
-    ) -> list[Any]:
-        """Where a parameter lies on each axis of the mesh."""
+    def _placements(self, dim: int | None, p: Tensor) -> list[Any]:
+        """Where a parameter lies on each axis of the mesh, given the dim that ranks may share."""
         found = list(self.whole)
-        if self.tp is None:
-            return found
-        dim = _split_dim(names, p, splits, sides, experts)
-        if dim is not None and p.shape[dim] % self.mesh.size(self.tp) == 0:
+        if self.tp is not None and dim is not None and p.shape[dim] % self.mesh.size(self.tp) == 0:
             found[self.tp] = Shard(dim)
         return found
 
@@ -308,24 +299,13 @@ class _Distributed(TorchFunctionMode):  # type: ignore[misc]
         return found
 
 
-class _InOrder(torch.autograd.Function):  # type: ignore[misc]
-    """The same tensor; its gradient is contiguous, as DTensor assumes."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return g.contiguous()
-
-
 def _local(x: Tensor, how: Sequence[Any], grads: Sequence[Any]) -> Tensor:
     """The part of a DTensor that is here, once it lies as asked; and how its gradient will lie."""
     held = x.contiguous().redistribute(placements=list(how))
     if not x.is_floating_point():
         return held.to_local()
-    return _InOrder.apply(held.to_local(grad_placements=list(grads)).contiguous())
+    mine = held.to_local(grad_placements=list(grads)).contiguous()
+    return both_ways(mine, same, torch.Tensor.contiguous)  # DTensor assumes gradients in order
 
 
 def _added_up(g: Tensor) -> Tensor:

@@ -4,14 +4,16 @@ Between two runs the activations of a micro-batch are cut where the samples of r
 and each part goes to the rank that has it next (→ foretell.plan.group_graph); gradients go the
 same way back. Both ends know the order of messages from the plan, so only shapes are negotiated,
 once. A run that is split has all samples on each of its ranks, and parts of its layers.
+
+Gradients are parts of one sum: the loss of a rank counts by its share of the batch, and what
+crosses from run to run is the gradient of that. So ranks of a run add up, whatever their samples.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -19,66 +21,58 @@ import torch.distributed as dist
 
 from foretell.errors import InputError
 from foretell.plan import Plan
-from foretell.plan.check import agreed, micro_batches_of_groups, run_samples, runs
-from foretell.plan.group_graph import Action, Move, edges, handed, orders
-from foretell.pytorch.deploy.actions import Ran
+from foretell.plan.check import Run, agreed, micro_batches_of_groups, run_samples, runs
+from foretell.plan.group_graph import Move, edges, handed, orders
+from foretell.plan.stage_placement import Action
+from foretell.pytorch.deploy.actions import Pipeline
 from foretell.pytorch.deploy.batch_norm import norms, synchronize_norms
-from foretell.pytorch.deploy.channels import Part, split_all, split_parameters, whole_state
+from foretell.pytorch.deploy.blocks import Meta
+from foretell.pytorch.deploy.channels import split_all
 from foretell.pytorch.deploy.collective import new_groups
-from foretell.pytorch.deploy.group_sync import (
-    Syncs,
-    groups_of,
-    rows_of,
-    synced,
-    synced_late,
-    tied,
-    turns,
-)
-from foretell.pytorch.deploy.mesh import found_by_first
-from foretell.pytorch.deploy.messages import Meta, Post, differentiate, listed, tried
-from foretell.pytorch.deploy.precision import dtype_of, unscaled
+from foretell.pytorch.deploy.factors import refusal
+from foretell.pytorch.deploy.precision import dtype_of
+from foretell.pytorch.deploy.segmented import RowStages
+from foretell.pytorch.deploy.sync import Sync, synchronize
+from foretell.pytorch.deploy.units import layers
 
 Tensor = Any
-_CUT = "runs can be cut only where tensors with a row for each sample pass"
+Rows = Mapping[str, float]  # of each linear layer: rows of its input a sample
 
 
-class BoundaryMessage(NamedTuple):
-    """Samples of a run's output on their way on, or of its gradient on the way back."""
-
-    kind: str  # F or B
-    run: int  # whose output it is
-    micro_batch: int
-    first: int
-    last: int
-
-
-class Groups:
+class Groups(RowStages):
     """The runs of this rank; `step` leaves the gradients of the whole batch."""
+
+    hint = "runs can be cut only where tensors with a row for each sample pass"
 
     def __init__(
         self, plan: Plan, pieces: Sequence[Any], loss: Callable[[Any, Any], Any], device: Any
     ) -> None:
-        self.plan, self.loss, self.device, self.rank = plan, loss, device, dist.get_rank()
-        self.runs, self.batches = runs(plan), micro_batches_of_groups(plan)
-        self.batch = self.runs[0].batch
+        self.plan, self.runs, self.batches = plan, runs(plan), micro_batches_of_groups(plan)
+        self.batch, rank = self.runs[0].batch, dist.get_rank()
         self.is_split = [run.way == "split" for run in self.runs]
-        self.modules = {q: pieces[q] for q, run in enumerate(self.runs) if self.rank in run.samples}
-        self.dealt = [run_samples(run, self.batches) for run in self.runs]
-        wide = {q for q, is_split in enumerate(self.is_split) if is_split}
-        self.orders = orders([run.ranks for run in self.runs], self.batches, wide)
-        self.moves, self.steps = cache(self._moves), 0
+        self.samples = [run_samples(run, self.batches) for run in self.runs]
+        modules = {q: pieces[q] for q, run in enumerate(self.runs) if rank in run.samples}
         self.tied, self.turns = tied(pieces, self.runs), turns(pieces)
-        self.sync, self.ran = Syncs(), list[Ran]()
-        self.scale: Callable[[], float] = unscaled  # of losses, for gradients in fp16
+        self.syncs: dict[int, Sync] = {}  # by run, or below zero: of several runs
+        self.steps, self._hooks = 0, list[Any]()
         self._groups = groups_of(self.runs)
-        self.parts = {q: self._split(q) for q in self.modules if self.is_split[q]}
-        self.splits: dict[int, Any] = {}  # by id of a parameter: dim, sizes, group
-        for q, parts in self.parts.items():
-            group = self._groups[frozenset(self.runs[q].ranks)].split
-            pairs = split_parameters(self.modules[q], parts, group)
-            self.splits |= {id(p): how for p, how in pairs}
-        self._metas: list[list[Meta]] = []
-        self._seen: Any = None
+        self._rows: dict[int, dict[str, float]] = {}  # of each run, by layer (→ `rows_of`)
+        self._known: dict[Any, list[Move]] = {}
+        weights = [samples.get(rank, 0) / self.batch for samples in self.samples[-1]]
+        alone = [q for q, run in enumerate(self.runs) if run.way == "split" or len(run.ranks) == 1]
+        self._norms = {q: norms(piece) for q, piece in enumerate(pieces) if q not in alone}
+        super().__init__(self._shape(), modules, loss, device=device, weights=weights)
+        for q in self.modules:
+            if self.is_split[q]:
+                self._split(q)
+
+    def _shape(self, together: Collection[int] = ()) -> Pipeline:
+        """The runs as stages, each rank's actions in order; ranks communicate inside some runs."""
+        wide = {q for q, is_split in enumerate(self.is_split) if is_split}
+        found = orders([run.ranks for run in self.runs], self.batches, wide.union(together))
+        rows = (found.get(rank, ()) for rank in range(dist.get_world_size()))
+        actions = (tuple(Action(a.run, a.kind, a.micro_batch) for a in row) for row in rows)
+        return Pipeline(tuple(actions), is_joint=False)
 
     @property
     def share(self) -> float:
@@ -90,37 +84,36 @@ class Groups:
 
         Every rank is given the whole batch and takes the samples that are its own.
         """
-        if len(inputs[0]) != self.batch:
-            raise InputError(
-                f"a batch of {len(inputs[0])} samples for a plan of {self.batch}",
-                hint="every rank gives `step` the whole batch, and takes its own samples itself",
-            )
-        self._negotiate(inputs)
-        self.ran.clear()
         self.steps += 1
-        self._inputs, self._target = inputs, target
-        self._losses: list[Tensor] = []
-        self._made: dict[tuple[str, int, int], list[Tensor]] = {}  # for runs on this rank too
-        self._kept: dict[tuple[int, int], tuple[list[Tensor], list[Tensor]]] = {}
-        self._post = Post(self._expected(), self._empties, None)
-        for act in self.orders.get(self.rank, ()):
-            start = time.monotonic()
-            (self._forward if act.kind == "F" else self._backward)(act)
-            self.ran.append(Ran(str(act), start, time.monotonic()))
-        self._post.finish()
+        loss = super().step(inputs, target)
         self._share_buffers()
-        return torch.stack(self._losses).sum() * self.batch / self.share if self._losses else None
+        return loss
 
-    def whole_state(self) -> dict[str, Tensor]:
-        """Parameters and buffers of this rank's runs, parts put together; asked on all at once."""
-        found: dict[str, Tensor] = {}
-        for q, module in sorted(self.modules.items()):
-            group = self._groups.get(frozenset(self.runs[q].ranks))
-            found |= whole_state(module, self.parts.get(q, {}), group and group.split)
-        return found
+    def infer(self, inputs: tuple[Any, ...]) -> dict[int, Any]:
+        """Refused: its ranks have other samples at its end than at its beginning."""
+        raise InputError("layers on ranks of their own only train here")
+
+    def settle(self) -> None:
+        """Wait until the gradients here are those of the whole batch."""
+        for run in sorted(self.syncs, reverse=True):  # as backward goes, on every rank
+            self.syncs[run].finish()
+
+    def attach(self, optimizer: Any) -> None:
+        """After each update, hand out what only one rank has done."""
+
+        def share(*_: Any) -> None:
+            for run in sorted(self.syncs, reverse=True):
+                self.syncs[run].share()
+
+        self._hooks.append(optimizer.register_step_post_hook(share))
+
+    def owns(self, parameter: Tensor) -> bool:
+        return all(sync.owns(parameter) for sync in self.syncs.values())
 
     def close(self) -> None:
-        """Let the process groups of its runs go; no step can be taken after it."""
+        """Let hooks and process groups of its runs go; no step can be taken after it."""
+        for one in (*self._hooks, *self.syncs.values()):
+            one.remove()
         for pair in self._groups.values():
             for group in filter(None, pair):
                 dist.destroy_process_group(group)
@@ -128,140 +121,75 @@ class Groups:
 
     def synchronize_norms(self) -> None:
         """Let batch norms of a run see the samples of all its ranks."""
-        mine = {q: norms(m) for q, m in sorted(self.modules.items()) if not self.is_split[q]}
-        mine = {q: names for q, names in mine.items() if names and len(self.runs[q].ranks) > 1}
-        groups = new_groups(self.runs[q].ranks for q in mine)
-        for q, names in mine.items():
-            if not all(n for micro in self.dealt[q] for n in micro.values()):
+        normed = {q: names for q, names in self._norms.items() if names}
+        groups = new_groups(self.runs[q].ranks for q in normed if q in self.modules)
+        for q, names in normed.items():
+            if not all(n for micro in self.samples[q] for n in micro.values()):
                 raise InputError(
                     f"`{names[0]}` needs the statistics of all ranks, and some of its run have no "
                     "sample of a micro-batch",
                     hint="take a larger micro_batch, or batch_norm=local",
                 )
-            synchronize_norms(self.modules[q], groups[tuple(self.runs[q].ranks)])
+            if q in self.modules:
+                synchronize_norms(self.modules[q], groups[tuple(self.runs[q].ranks)])
+        self.pipeline = self._shape(normed)
 
     # Who has what
 
-    def _moves(self, kind: str, run: int, m: int) -> list[Move]:
-        """What of a run's output goes to the next (F), or of its gradient comes back (B)."""
-        a, b = (run, run + 1) if kind == "F" else (run + 1, run)
-        return handed(
-            self.dealt[a][m], self.dealt[b][m], from_all=self.is_split[a], to_all=self.is_split[b]
-        )
+    def _require_batch(self, inputs: tuple[Any, ...]) -> None:
+        if len(inputs[0]) != self.batch:
+            raise InputError(
+                f"a batch of {len(inputs[0])} samples for a plan of {self.batch}",
+                hint="every rank gives `step` the whole batch, and takes its own samples itself",
+            )
 
-    def _outgoing(self, rank: int, act: Action) -> list[tuple[int, BoundaryMessage]]:
-        """What a rank sends after it has done something, and to whom."""
-        kind, q, m = act
-        run = q if kind == "F" else q - 1  # whose output it is about
-        there = self.moves(kind, run, m) if 0 <= run < len(self.runs) - 1 else []
-        return [(x.target, BoundaryMessage(kind, run, m, x.first, x.last))
-                for x in there if x.source == rank != x.target]  # fmt: skip
+    def _cut(self, tensor: Tensor) -> Sequence[Tensor]:
+        bounds = [m * self.batch // self.batches for m in range(self.batches + 1)]
+        return [tensor[first:last] for first, last in pairwise(bounds)]
 
-    def _expected(self) -> dict[int, list[BoundaryMessage]]:
-        """What comes from each of the others, in the order in which it comes."""
-        found: dict[int, list[BoundaryMessage]] = {}
-        for source, order in self.orders.items():
-            for act in order:
-                mine = [h for to, h in self._outgoing(source, act) if to == self.rank]
-                if mine:
-                    found.setdefault(source, []).extend(mine)
-        return found
+    def _moves(self, kind: str, stage: int, follower: int, m: int) -> list[Move]:
+        a, b = (stage, follower) if kind == "F" else (follower, stage)
+        if (a, b, m) not in self._known:
+            self._known[a, b, m] = handed(
+                self.samples[a][m], self.samples[b][m], from_all=self.is_split[a],
+                to_all=self.is_split[b],
+            )  # fmt: skip
+        return self._known[a, b, m]
 
-    def _empties(self, handed: BoundaryMessage) -> list[Tensor]:
-        metas = [m for m in self._metas[handed.run] if m.has_grad or handed.kind == "F"]
-        rows = handed.last - handed.first
-        return [m._replace(shape=(rows, *m.shape)).empty(self.device) for m in metas]
+    def _span(self, stage: int, m: int) -> slice:
+        if self.is_split[stage]:
+            return slice(0, self.samples[stage][m][self.rank])
+        place = self.runs[stage].ranks.index(self.rank)
+        return slice(*edges([*self.samples[stage][m].values()])[place : place + 2])
 
-    def _begins(self, run: int, m: int) -> int:
-        """Where this rank's samples of a micro-batch begin."""
-        if self.is_split[run]:
-            return 0
-        place = self.runs[run].ranks.index(self.rank)
-        return edges([*self.dealt[run][m].values()])[place]
+    def _named(self, stage: int) -> str:
+        return f"layer `{self.runs[stage].last}`"
 
     # What is done
 
-    def _forward(self, act: Action) -> None:
-        _, q, m = act
-        if not self.dealt[q][m][self.rank]:
-            return
-        arguments = self._arguments(q, m)
-        with self._drawing(q, m):
-            outputs = listed(self.modules[q](*arguments))
-        if q + 1 == len(self.runs):
-            outputs = [self._weighed(outputs, m)]
-        else:
-            _check_rows(outputs, self.dealt[q][m][self.rank], self.runs[q].last)
-        self._kept[q, m] = (arguments, outputs)
-        if q + 1 in self.modules:
-            self._made["F", q, m] = outputs
-        self._send(act, q, outputs)
+    def _run(self, action: Action) -> None:
+        """Run it where there are samples; gradients leave with the last micro-batch."""
+        stage, kind, m = action
+        is_last = kind == "B" and m + 1 == self.batches
+        if self.samples[stage][m][self.rank]:
+            if kind == "B":
+                is_late = not all(self.samples[stage][-1].values())
+                self._listen(stage, is_last=is_last, is_late=is_late)
+            super()._run(action)
+        if is_last and stage in self.syncs:
+            self.syncs[stage].begin()
 
-    def _arguments(self, q: int, m: int) -> list[Tensor]:
-        """The samples of this rank, from wherever they are."""
-        if q == 0:
-            return [x[self._own(q, m)] for x in self._inputs]
-        parts = self._parts("F", q - 1, m)
-        metas = self._metas[q - 1]
-        return [x.requires_grad_(meta.has_grad) for x, meta in zip(parts, metas, strict=True)]
+    def _listen(self, run: int, *, is_last: bool, is_late: bool) -> None:
+        """Before a backward: whether gradients leave as they are made."""
+        sync = self.syncs.get(run)
+        if sync is not None and sync.buckets is not None:
+            sync.buckets.is_syncing = is_last
+        if sync is not None and sync.factors is not None:
+            sync.factors.is_syncing = is_last and not is_late
 
-    def _own(self, q: int, m: int) -> slice:
-        """This rank's samples of a micro-batch, counted in the whole batch."""
-        first = m * self.batch // self.batches + self._begins(q, m)
-        return slice(first, first + self.dealt[q][m][self.rank])
-
-    def _weighed(self, outputs: list[Tensor], m: int) -> Tensor:
-        """The loss of some samples as their part of the mean over the batch."""
-        last = len(self.runs) - 1
-        target = None if self._target is None else self._target[self._own(last, m)]
-        alone = outputs[0] if len(outputs) == 1 else tuple(outputs)
-        part = self.loss(alone, target) * (self.dealt[last][m][self.rank] / self.batch)
-        self._losses.append(part.detach())
-        return part * self.scale()
-
-    def _backward(self, act: Action) -> None:
-        _, q, m = act
-        is_last = m + 1 == self.batches
-        if self.dealt[q][m][self.rank]:
-            is_late = not all(self.dealt[q][-1].values())
-            self.sync.listen(q, is_last=is_last, is_late=is_late)
-            arguments, outputs = self._kept.pop((q, m))
-            if any(y.requires_grad for y in outputs):
-                differentiate(outputs, self._gradients(q, m))
-            if q:
-                grads = [_gradient(x) for x in arguments if x.requires_grad]
-                if q - 1 in self.modules:
-                    self._made["B", q - 1, m] = grads
-                self._send(act, q, grads)
-        if is_last:
-            self.sync.begin(q)
-
-    def _gradients(self, q: int, m: int) -> list[Tensor]:
-        """The gradients of a run's outputs, from their readers."""
-        if q + 1 == len(self.runs):
-            return []
-        return self._parts("B", q, m)
-
-    def _parts(self, kind: str, run: int, m: int) -> list[Tensor]:
-        """Stretches from other ranks and from this one, put together in order."""
-        found = []
-        for move in (x for x in self.moves(kind, run, m) if x.target == self.rank):
-            if move.source == self.rank:
-                first = self._begins(run if kind == "F" else run + 1, m)
-                cut = slice(move.first - first, move.last - first)
-                found.append([y.detach()[cut] for y in self._made[kind, run, m]])
-            else:
-                found.append(
-                    self._post.receive(BoundaryMessage(kind, run, m, move.first, move.last))
-                )
-        self._made.pop((kind, run, m), None)
-        return [torch.cat(parts) for parts in zip(*found, strict=True)]
-
-    def _send(self, act: Action, q: int, tensors: list[Tensor]) -> None:
-        first = self._begins(q, act.micro_batch)
-        for to, message in self._outgoing(self.rank, act):
-            cut = slice(message.first - first, message.last - first)
-            self._post.send(to, [y[cut] for y in tensors])
+    def _forward(self, action: Action, arguments: list[Tensor]) -> list[Tensor]:
+        with self._drawing(action.stage, action.micro_batch):
+            return super()._forward(action, arguments)
 
     @contextmanager
     def _drawing(self, q: int, m: int) -> Iterator[None]:
@@ -275,7 +203,7 @@ class Groups:
 
     # Once
 
-    def _split(self, q: int) -> dict[str, Part]:
+    def _split(self, q: int) -> None:
         """Keep this rank's part of each layer of a run."""
         if any(id(p) in self.tied for p in self.modules[q].parameters()):
             run = self.runs[q]
@@ -283,40 +211,29 @@ class Groups:
                 f"`{run.first}` to `{run.last}` is split and shares a parameter with another run",
                 hint="let layers with tied weights be in one run",
             )
-        return split_all(self.modules[q], self._groups[frozenset(self.runs[q].ranks)].split)
+        split_all(self.modules[q], self._groups[frozenset(self.runs[q].ranks)].split)
 
-    def _negotiate(self, inputs: tuple[Any, ...]) -> None:
-        """Learn what every run puts out by running each once; again if the batch changes."""
-        seen = [(tuple(x.shape), x.dtype) for x in inputs]
-        if seen == self._seen:
+    def _negotiate(self) -> None:
+        """Besides, let the ranks of each run agree on its gradients from here on."""
+        seen = self._seen
+        super()._negotiate()
+        if self._seen == seen:
             return
-        self._seen, self._metas = seen, []
-        few = min(2, self.batch)
-        arguments = [x[:few] for x in inputs]
-        for q, run in enumerate(self.runs):
-            trying = run.ranks if self.is_split[q] else run.ranks[:1]
-            metas, rows = found_by_first(trying, partial(self._try, q, arguments), _CUT)
-            self._metas.append(metas)
-            arguments = [
-                m._replace(shape=(few, *m.shape)).empty(self.device).zero_() for m in metas
-            ]
-            if q in self.modules and q not in self.sync.parts:
-                self._synchronize(q, rows)
+        for q in self.modules:
+            if q not in self.syncs:
+                self._synchronize(q, self._rows[q])
         self._synchronize_tied()
 
-    def _try(self, q: int, arguments: list[Tensor]) -> tuple[list[Meta], dict[str, float]]:
-        rows, hooks = rows_of(self.modules[q])
-        before = self._metas[q - 1] if q else [None] * len(arguments)
-        given = [
-            x.requires_grad_(meta is not None and meta.has_grad)
-            for x, meta in zip(arguments, before, strict=True)
-        ]
-        outputs = tried(self.modules[q], given)
-        for hook in hooks:
-            hook.remove()
-        if q + 1 < len(self.runs):
-            _check_rows(outputs, len(arguments[0]), self.runs[q].last)
-        return [Meta(tuple(y.shape[1:]), y.dtype, y.requires_grad) for y in outputs], rows
+    def _is_tried(self, stage: int) -> bool:
+        return True
+
+    def _try(self, stage: int) -> list[Meta]:
+        self._rows[stage], hooks = rows_of(self.modules[stage])
+        try:
+            return super()._try(stage)
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def _synchronize(self, q: int, rows: dict[str, float]) -> None:
         run = self.runs[q]
@@ -333,16 +250,16 @@ class Groups:
         for parameter in apart:
             parameter.requires_grad_(True)
         if made is not None:
-            self.sync.parts[q] = made
+            self.syncs[q] = made
 
     def _synchronize_tied(self) -> None:
         """Weights of several runs are added up when the last of these is done."""
         for number, q in enumerate(sorted({where[0] for where in self.tied.values()}), 1):
             group = self._groups.get(frozenset(self.runs[q].ranks))
-            if q not in self.modules or group is None or -number in self.sync.parts:
+            if q not in self.modules or group is None or -number in self.syncs:
                 continue
             mine = [p for p in self.modules[q].parameters() if self.tied.get(id(p), [-1])[0] == q]
-            self.sync.parts[-number] = synced_late(mine, self.runs[q].way, group)
+            self.syncs[-number] = synced_late(mine, self.runs[q].way, group)
 
     def _share_buffers(self) -> None:
         """Running statistics are those of the first rank of a run, on all of them."""
@@ -353,13 +270,140 @@ class Groups:
                     dist.broadcast(buffer.detach(), src=self.runs[q].ranks[0], group=group.all)
 
 
-def _check_rows(outputs: list[Tensor], samples: int, layer: str) -> None:
-    """Raise where a run sends on what has no row for each sample."""
-    for y in outputs:
-        if not isinstance(y, torch.Tensor) or y.dim() == 0 or len(y) != samples:
-            shape = tuple(y.shape) if isinstance(y, torch.Tensor) else type(y).__name__
-            raise InputError(f"behind layer `{layer}` {samples} samples have become {shape}")
+class Pair(NamedTuple):
+    """The process groups of one set of ranks."""
+
+    all: Any
+    factors: Any  # their own, so that they may overtake buckets
+    split: Any = None  # that of layers which are split over them, where there are some
 
 
-def _gradient(argument: Tensor) -> Tensor:
-    return torch.zeros_like(argument) if argument.grad is None else argument.grad
+def synced(
+    run: Run,
+    module: Any,
+    group: Pair,
+    *,
+    given: Mapping[str, str],  # how single parameters agree, if not as the run does
+    turns: Mapping[str, int],  # whose turn it is to serve a parameter
+    rows: Rows,
+    bucket_bytes: float,
+    dtype: Any,
+) -> Sync | None:
+    """What keeps the ranks of one run together."""
+    names = [n for n, p in module.named_parameters() if p.requires_grad]
+    if not names:
+        return None
+    served = [sorted(run.ranks).index(rank) for rank in run.ranks]  # as their group numbers them
+    choices = {n: f"ps:{served[turns[n] % len(served)]}" for n in names if run.way == "ps"}
+    choices |= dict.fromkeys(names if run.way == "sharded" else (), "sharded")
+    mine = {n: way for n, way in given.items() if n in names}
+    if run.way == "factors" and "factors" not in mine.values():
+        choices |= _by_factors(module, rows, sum(run.samples.values()))
+    choices |= {n: _served(way, run) for n, way in mine.items()}
+    return synchronize(
+        module,
+        layout=bucket_bytes,
+        choices=choices,
+        shares=[run.samples[rank] for rank in sorted(run.ranks)],
+        group=group.all,
+        own=group.factors,
+        dtype=dtype,
+        summed=True,
+    )
+
+
+def synced_late(parameters: Sequence[Any], way: str, group: Pair) -> Sync:
+    """What adds up parameters of several runs, when the last backward of all is over."""
+    mine = torch.nn.ParameterList(p for p in parameters if p.requires_grad)
+    word = {"ps": "ps:0", "sharded": "sharded"}.get(way, "all-reduce")
+    choices = {name: word for name, _ in mine.named_parameters()}
+    made = synchronize(mine, choices=choices, group=group.all, summed=True)
+    if made.buckets is not None:
+        made.buckets.is_syncing = False
+    return made
+
+
+def _served(way: str, run: Run) -> str:
+    """A way with its server as the group numbers it; plans count a run's ranks in their order."""
+    word, _, rank = way.partition(":")
+    if not rank:
+        return way
+    if not (rank.isdecimal() and int(rank) < len(run.ranks)):
+        raise InputError(
+            f"`{way}` on the {len(run.ranks)} ranks of `{run.first}` to `{run.last}`",
+            hint=f"write ps:0 to ps:{len(run.ranks) - 1}",
+        )
+    return f"{word}:{sorted(run.ranks).index(run.ranks[int(rank)])}"
+
+
+def _by_factors(module: Any, rows: Rows, batch: int) -> dict[str, str]:
+    """Layers of a run whose factors are fewer bytes than their gradient (→ search … factors)."""
+    found: dict[str, str] = {}
+    for name, layer in module.named_modules():
+        if name not in rows or refusal(layer):
+            continue
+        out, width = layer.weight.shape[0], layer.weight[0].numel()
+        if rows[name] * batch * (width + out) < 2 * width * out:
+            found |= {f"{name}.{p}": "factors" for p, _ in layer.named_parameters()}
+    return found
+
+
+def rows_of(module: Any) -> tuple[dict[str, float], list[Any]]:
+    """Fills with rows a sample of each layer that has factors, as it is called; and the hooks."""
+    found: dict[str, float] = {}
+
+    def note(name: str, arguments: Any, output: Any) -> None:
+        found[name] = (
+            output.numel() / output.shape[1 if output.dim() == 4 else -1] / len(arguments[0])
+        )
+
+    hooks = [
+        layer.register_forward_hook(lambda _, a, y, n=name: note(n, a, y))
+        for name, layer in module.named_modules()
+        if isinstance(layer, torch.nn.Linear | torch.nn.Conv2d) and not refusal(layer)
+    ]
+    return found, hooks
+
+
+def tied(pieces: Sequence[Any], runs: Sequence[Run]) -> dict[int, list[int]]:
+    """Parameters that several runs hold: the runs of each, by the id of the parameter."""
+    held: dict[int, list[int]] = {}
+    for q, piece in enumerate(pieces):
+        for parameter in piece.parameters():
+            held.setdefault(id(parameter), []).append(q)
+    found = {key: where for key, where in held.items() if len(where) > 1}
+    for where in found.values():
+        if len({frozenset(runs[q].ranks) for q in where}) > 1:
+            names = " and ".join(f"`{runs[q].first}`" for q in where)
+            raise InputError(
+                f"the runs of {names} share a parameter and have other ranks each",
+                hint="put layers with tied weights on the same ranks",
+            )
+    return found
+
+
+def groups_of(runs: Sequence[Run]) -> dict[frozenset[int], Pair]:
+    """Process groups for each set of ranks that this rank is in.
+
+    Every rank makes all of them, in one order: torch waits for ranks outside of a group too.
+    """
+    rank, found = dist.get_rank(), dict[frozenset[int], Pair]()
+    wide = {frozenset(run.ranks) for run in runs if run.way == "split"}
+    for ranks in dict.fromkeys(frozenset(run.ranks) for run in runs):
+        if len(ranks) > 1:
+            pair = Pair(*(dist.new_group(sorted(ranks)) for _ in range(3 if ranks in wide else 2)))
+            found |= {ranks: pair} if rank in ranks else {}
+    return found
+
+
+def turns(pieces: Sequence[Any]) -> dict[str, int]:
+    """Layers with parameters take turns in being served: the number of each parameter's layer."""
+    filled = [
+        (name, layer)
+        for piece in pieces
+        for name, layer in layers(piece).items()
+        if any(True for _ in layer.parameters())
+    ]
+    return {
+        f"{n}.{p}": k for k, (n, layer) in enumerate(filled) for p, _ in layer.named_parameters()
+    }

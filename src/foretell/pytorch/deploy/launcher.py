@@ -55,6 +55,9 @@ _CAUSES = {  # of what torchrun writes, in small letters
 }
 # what torchrun says in its log of ranks that it ends because another has died
 _CLOSED = re.compile(r"Sending process (\d+) closing signal")
+# glibc gives large blocks back to the system and maps them again for the next op: on a CPU that
+# doubles what an optimizer's step takes, or does not, by where the blocks lie
+_KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(2**34)}
 
 
 class RankFailure(InputError):
@@ -284,7 +287,7 @@ def _start(folder: Path, ranks: int, nodes: int, rendezvous: str) -> subprocess.
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env={"OMP_NUM_THREADS": threads, **os.environ},
+            env={"OMP_NUM_THREADS": threads, **_KEEP_MEMORY, **os.environ},
             start_new_session=True,  # Ctrl-C reaches us alone, and we end the ranks in order
         )
 

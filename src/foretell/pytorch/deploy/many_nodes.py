@@ -114,7 +114,7 @@ def _own_paths() -> list[tuple[str, str]]:
     return [(n, os.environ[n]) for n in ("PYTHONPATH", "OMP_NUM_THREADS") if n in os.environ]
 
 
-def _started(command: list[str], told: dict[str, str], where: str) -> tuple[int, str, str]:
+def _started(command: list[str], env: dict[str, str], where: str) -> tuple[int, str, str]:
     """What a command on this node exits with and prints."""
     import os
     import subprocess
@@ -124,7 +124,7 @@ def _started(command: list[str], told: dict[str, str], where: str) -> tuple[int,
         command = [sys.executable, *command[1:]]
     place = where if os.path.isdir(where) else None
     done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, **told}, cwd=place, check=False
+        command, capture_output=True, text=True, env={**os.environ, **env}, cwd=place, check=False
     )
     return done.returncode, done.stdout, done.stderr
 

@@ -1,4 +1,5 @@
-"""A measured step of a run as a graph that simulates to itself, in the words of a predicted one.
+"""A measured step of a run: noted while it runs, and as a graph that simulates to itself, in the
+words of a predicted one.
 
     forward, backward, optimizer   of the first rank of every stage, which stands for the others as
                                    in a plan that is lowered (→ foretell.plan.lower)
@@ -10,10 +11,13 @@ as it was measured to begin late, and runs for as long as it ran. No torch is ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +30,85 @@ from foretell.pytorch.deploy import run_files
 Array = NDArray[np.float64]
 Piece = tuple[str, float, float]  # op, begun, done: seconds of the clock that ranks share
 _OWN = {"F": "forward", "B": "backward", "I": "backward", "W": "backward"}  # of a pipeline
+_MESSAGES = ("all_reduce", "reduce", "broadcast")  # of torch.distributed, that are listened to
 _COMPUTE = ("forward", "backward", "optimizer")
 _SURE = 1.858  # 1.4826 · 1.2533: from a median distance to the standard error of a median
+
+
+class Notes:
+    """Listens to one step of a deployed model: `marks` of its own work, messages that were `sent`.
+
+    Gradients are noted as they become ready, collectives when they are begun and when they are
+    done, the update by the optimizer's own hooks, all on the clock that ranks share.
+    """
+
+    def __init__(self, deployed: Any) -> None:
+        self.deployed = deployed
+        self.lock = threading.Lock()
+        self.marks: list[tuple[str, float]] = []
+        self.sent: list[dict[str, Any]] = []
+        self.hooks: list[Any] = []
+        self.patched: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> Self:
+        import torch.distributed as dist
+
+        from foretell.pytorch.deploy import factors
+
+        optimizer, call = self.deployed.optimizer, self.deployed.loss
+        for name, parameter in self.deployed.model.named_parameters():
+            mark = self._marker(f"gradient {name}")
+            self.hooks.append(parameter.register_post_accumulate_grad_hook(mark))
+        self.hooks.append(optimizer.register_step_pre_hook(self._marker("ready")))
+        self.hooks.append(optimizer.register_step_post_hook(self._marker("update")))
+        self._patch(self.deployed, "loss", self._after(call, "forward"))
+        for op in _MESSAGES:
+            self._patch(dist, op, self._sending(op, getattr(dist, op)))
+        self._patch(factors, "_gather", self._sending("all_gather", factors._gather))
+        self.begun = time.perf_counter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> None:
+        self.ended = time.perf_counter()
+        for place, name, value in self.patched:
+            setattr(place, name, value)
+        for hook in self.hooks:
+            hook.remove()
+
+    def _marker(self, name: str) -> Callable[..., None]:
+        def mark(*_: Any) -> None:
+            self.marks.append((name, time.perf_counter()))
+
+        return mark
+
+    def _after(self, call: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def called(*args: Any) -> Any:
+            value = call(*args)
+            self.marks.append((name, time.perf_counter()))
+            return value
+
+        return called
+
+    def _sending(self, op: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **options: Any) -> Any:
+            row = {"op": op, "start": time.perf_counter(), "end": 0.0}
+            row["bytes"] = args[0].numel() * args[0].element_size()
+            with self.lock:
+                self.sent.append(row)
+            work = call(*args, **options)
+            if work is None:
+                row["end"] = time.perf_counter()
+            else:
+                work.get_future().then(lambda _: row.update(end=time.perf_counter()))
+            return work
+
+        return called
+
+    def _patch(self, place: Any, name: str, value: Any) -> None:
+        self.patched.append((place, name, getattr(place, name)))
+        setattr(place, name, value)
 
 
 def of_marks(begun: float, marks: Iterable[tuple[str, float]]) -> list[Piece]:

@@ -64,8 +64,10 @@ def agree(plan: Plan, model: Any) -> bool:
     )
 
 
-def found_by_first(ranks: Sequence[int], found: Callable[[], Any], hint: str) -> Any:
-    """What the first of some ranks finds, on all there are; where it cannot, all raise its words.
+def found_by_first(
+    ranks: Sequence[int], found: Callable[[], Any], hint: str, group: Any = None
+) -> Any:
+    """What the first of some ranks finds, on all of a group; where it cannot, all raise its words.
 
     The others of `ranks` do the same: what is split over them takes all.
     """
@@ -75,7 +77,7 @@ def found_by_first(ranks: Sequence[int], found: Callable[[], Any], hint: str) ->
             box[0] = found()
         except InputError as error:
             box[1] = error.message
-    dist.broadcast_object_list(box, src=ranks[0])
+    dist.broadcast_object_list(box, src=ranks[0], group=group)
     if box[1]:
         raise InputError(box[1], hint=hint)
     return box[0]
@@ -123,13 +125,12 @@ class Places:
                 hint=f"run it with -n {plan.ranks}",
             )
         degrees = {axis: plan.degrees().get(axis, 1) for axis in reversed(ORDER)}
+        self.plan, self.degrees, self.device, self._replicas = plan, degrees, device, None
         if plan.groups or plan.stages or plan.segments:  # no axes: layers have ranks of their own
-            self.plan, self.degrees, self.device = plan, degrees, device
             self.at = dict.fromkeys(degrees, 0)
             return
         every = self.among or placed(plan) or range(size)
         ranks = torch.tensor(every, device="cpu").reshape(tuple(degrees.values()))
-        self.plan, self.degrees, self.device = plan, degrees, device
         self.at = self._place(dist.get_rank())
         shape = {a: n for a, n in degrees.items() if n > 1} or {"dp": 1}
         if self.is_hybrid:  # data-parallel ranks are two axes, and one besides
@@ -140,7 +141,6 @@ class Places:
         self.mesh = DeviceMesh(device, grid, mesh_dim_names=tuple(shape))
         self._replicas = self.mesh[HYBRID]._flatten("dp") if self.is_hybrid else None
         self._ranks = ranks
-        self._copies: tuple[Any, list[int]] | None = None
 
     def _place(self, rank: int) -> dict[str, int]:
         """Where a rank of the run stands on each axis."""
@@ -171,19 +171,15 @@ class Places:
 
         Ranks that share the tokens of a sample (`cp`) are among them.
         """
-        if self._copies is not None:
-            return self._copies
         if self.degrees["cp"] == 1:
-            self._copies = (self.group("dp"), self.order("dp"))
-            return self._copies
-        mine = [
-            rank
-            for rank in range(dist.get_world_size())
-            if all(place(self.plan, rank)[a] == at for a, at in self.at.items() if a not in _COPIES)
-        ]
-        group = new_groups([mine])[tuple(mine)]
-        self._copies = (group, [place(self.plan, rank)["dp"] for rank in mine])
-        return self._copies
+            return self.group("dp"), self.order("dp")
+        group = self._sharing_parameters().get_group()
+        return group, [self._place(rank)["dp"] for rank in dist.get_process_group_ranks(group)]
+
+    def _sharing_parameters(self) -> Any:
+        """The mesh of the ranks that hold the same parameters, where they share tokens."""
+        axes = tuple(a for a in self.mesh.mesh_dim_names if a in _COPIES)
+        return self.mesh[axes]._flatten("copies") if len(axes) > 1 else self.mesh["cp"]
 
     def line(self, axis: str) -> Any:
         """The mesh of one axis."""
@@ -211,7 +207,4 @@ class Places:
         """The mesh that parameters are sharded over: copies × parts where sharding is hybrid."""
         if self.is_hybrid:
             return self.mesh[HYBRID]
-        if self.plan.cp > 1:
-            axes = tuple(a for a in self.mesh.mesh_dim_names if a in _COPIES)
-            return self.mesh[axes]._flatten("copies") if len(axes) > 1 else self.mesh["cp"]
-        return self.mesh["dp"]
+        return self._sharing_parameters() if self.plan.cp > 1 else self.mesh["dp"]

@@ -1,18 +1,30 @@
-"""Ops of one rank's step, priced and as a profiler saw them, by family and one by one."""
+"""Ops of one rank's step, priced and as a profiler saw them, by family and one by one.
+
+An op that is timed alone finds its inputs in the cache and its memory mapped; in a step it does
+not. So a copy of the model is also taken forward and back, and updated, on each rank by itself, all
+ranks at once: no message is sent, and nothing of the run changes.
+"""
 
 from __future__ import annotations
 
+import copy
+import statistics
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from foretell.cluster.node import Device
 from foretell.cost import kernel
 from foretell.plan.framework import Running
+from foretell.pytorch.deploy import run_files
+from foretell.pytorch.script import default_loss
 from foretell.workload import Workload
 from foretell.workload.kernels import calls
 from foretell.workload.workload import holds
@@ -60,6 +72,11 @@ _WORDS = {  # parts of an operator's name, in this order, and its family
     "where": "elementwise",
     "dropout": "elementwise",
 }
+Tensor = Any
+_COPIES = 16.0  # bytes a parameter: values, gradients, two states of an optimizer, in fp32
+_SHARE = 0.25  # of the memory that is free, for the copies of all ranks
+_WARM, _LEAST, _MOST = 2, 5, 15  # passes
+_WHILE = 1.5  # seconds of passes, beyond the least
 
 
 def shown_as(family: str) -> str:
@@ -179,3 +196,94 @@ def first_apart(
         if abs(took - op.seconds) > max(APART * op.seconds, _SEEN * step):
             return {"op": op.name, "predicted_s": op.seconds, "measured_s": took}
     return None
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Core seconds of a rank by itself."""
+
+    compute: float  # forward and backward
+    update: float
+    ops: Profiled  # of one forward and backward, as a profiler saw them
+
+
+@dataclass(frozen=True)
+class LocalPass:
+    """What is taken forward and back on one rank."""
+
+    model: Any
+    batch: tuple[Tensor, ...]  # inputs and target of one data-parallel rank
+    loss: Callable[..., Any] | None
+    optimizer: Callable[[Any], Any]
+
+    def fits(self, ranks: int) -> bool:
+        """Whether copies of the model for so many ranks fit in a part of the free memory."""
+        count = sum(p.numel() for p in self.model.parameters())
+        return bool(_COPIES * count * ranks < _SHARE * run_files.free_memory())
+
+    def taken(self, samples: int, times: int = 1, *, in_buckets: bool = False) -> Taken | None:
+        """Forwards and backwards of so many samples, and updates; None where that fails.
+
+        `times`: micro-batches whose gradients are added up before an update; `in_buckets`:
+        gradients are put into memory that they leave from.
+        """
+        try:
+            with torch.random.fork_rng(devices=[]):
+                model = _copied(self.model)
+                if in_buckets:
+                    _put_in_buckets(model)
+                return self._taken(model, [_first(one, samples) for one in self.batch], times)
+        except Exception:  # whatever a model may want: its ops are priced alone then
+            return None
+
+    def _taken(self, model: Any, batch: list[Tensor], times: int) -> Taken:
+        optimizer, loss = self.optimizer(model), self.loss or default_loss
+        *inputs, target = batch
+
+        def both() -> None:
+            loss(model(*inputs), target).backward()
+
+        rows: list[tuple[float, float]] = []
+        begun = time.perf_counter()
+        while len(rows) < _WARM + _LEAST or (
+            len(rows) < _MOST and time.perf_counter() - begun < _WHILE
+        ):
+            optimizer.zero_grad()
+            start = time.thread_time()
+            for _ in range(times):
+                both()
+            middle = time.thread_time()
+            optimizer.step()
+            rows.append(((middle - start) / times, time.thread_time() - middle))
+        passes, updates = zip(*rows[_WARM:], strict=True)
+        return Taken(statistics.median(passes), statistics.median(updates), profiled(both))
+
+
+def _put_in_buckets(model: Any) -> None:
+    """Copy each gradient, once it is there, to a place that stays."""
+    for parameter in model.parameters():
+        slot = torch.zeros_like(parameter)
+
+        def put(one: Tensor, slot: Tensor = slot) -> None:
+            torch.mul(one.grad, 0.5, out=slot)
+            one.grad = slot
+
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(put)
+
+
+def _first(tensor: Tensor, samples: int) -> Tensor:
+    """So many samples of a part of a batch."""
+    return tensor[:samples] if isinstance(tensor, torch.Tensor) and tensor.ndim else tensor
+
+
+def _copied(model: Any) -> Any:
+    """The model with memory of its own, and values where it had none."""
+    found = copy.deepcopy(model)
+    if any(p.is_meta for p in found.parameters()):
+        found = found.to_empty(device="cpu")
+        for parameter in found.parameters():
+            nn.init.normal_(parameter.data, std=0.02)
+        for buffer in found.buffers():
+            buffer.data.fill_(1)
+    return found.train(model.training)

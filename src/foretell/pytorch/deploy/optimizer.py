@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.pytorch.deploy.buckets import local
+from foretell.pytorch.deploy.collective import split_of
 
 Tensor = Any
 
@@ -119,30 +120,23 @@ def clip_value(
 
 def owns(made: Any, parameter: Tensor) -> bool:
     """Whether this rank updates a parameter: not where another does it for all."""
-    syncs = getattr(made.sync, "parts", None)
-    for sync in syncs.values() if syncs is not None else [made.sync]:
-        server: Any = getattr(sync, "server", None)
-        if server is None:
-            continue
-        for name, one in server.parameters.items():
-            if one is parameter:
-                return bool(server.owner[name] == server.rank)
-    return True
+    return all(one is None or one.owns(parameter) for one in (made.sync, made.pipeline))
 
 
 def _copies(made: Any) -> dict[str, int]:
     """How many ranks have the gradient of the same part of each parameter."""
-    mine = {name: _part(made, p) for name, p in made.here.items() if owns(made, p)}
+    mine = {name: _part(p) for name, p in made.here.items() if owns(made, p)}
     each: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(each, mine)
     count = Counter((name, part) for rows in each for name, part in rows.items())
     return {name: count[name, part] for name, part in mine.items()}
 
 
-def _part(made: Any, parameter: Tensor) -> tuple[int, ...]:
+def _part(parameter: Tensor) -> tuple[int, ...]:
     """Which part of a parameter this rank has."""
-    if id(parameter) in made.splits:
-        return (dist.get_rank(made.splits[id(parameter)][2]),)
+    split = split_of(parameter)
+    if split is not None:
+        return (dist.get_rank(split.group),)
     if not hasattr(parameter, "placements"):
         return ()
     at = parameter.device_mesh.get_coordinate()

@@ -1,7 +1,12 @@
-"""A plan's pipeline on this rank: how many micro-batches, which stages, and what runs them."""
+"""A plan's pipeline on this rank: how many micro-batches, which stages, and what runs them.
+
+pp=2                                    as many stages as ranks, or chunks of them
+0-1 input / 0 h.0*2 / 1 h.0*2 / 0-1 head   any layers on any ranks, there and back
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -10,19 +15,25 @@ import torch
 
 from foretell.errors import InputError
 from foretell.plan import Plan
-from foretell.pytorch.deploy.actions import Pipeline
+from foretell.plan.stage_placement import StageSpec, stage_spec
+from foretell.pytorch.deploy.actions import Pipeline, parse
+from foretell.pytorch.deploy.actions import pipeline as pipeline_of
 from foretell.pytorch.deploy.blocks import Blocks
-from foretell.pytorch.deploy.collective import Shared
+from foretell.pytorch.deploy.channels import split_all
+from foretell.pytorch.deploy.collective import Shared, new_groups
 from foretell.pytorch.deploy.forward_stages import forward_stages
 from foretell.pytorch.deploy.mesh import Places
-from foretell.pytorch.deploy.orders import pipeline as pipeline_of
 from foretell.pytorch.deploy.precision import dtype_of, mixed, precision_of
+from foretell.pytorch.deploy.recompute import recompute
 from foretell.pytorch.deploy.stages import Staged
-from foretell.pytorch.deploy.staging import in_stages
-from foretell.pytorch.deploy.ties import holders
-from foretell.pytorch.deploy.units import cut, is_line, units
+from foretell.pytorch.deploy.staging import FIRST, LAST, Cut, Traced, cut, in_stages, trace
+from foretell.pytorch.deploy.units import cut as cut_line
+from foretell.pytorch.deploy.units import is_line, units
+from foretell.pytorch.deploy.uses import holders
 
 Loss = Callable[[Any, Any], Any]
+Module = Any
+Homes = dict[str, int]  # the stage of each layer, of one copy of the model
 
 
 class Stages(NamedTuple):
@@ -49,6 +60,12 @@ def micro_batches(plan: Plan, samples: int) -> int:
     if samples % each:
         raise InputError(f"{samples} samples are no multiple of micro_batch={each}")
     return samples // each
+
+
+def pieces(inputs: Sequence[Any], target: Any, num: int) -> list[tuple[tuple[Any, ...], Any]]:
+    """A batch in so many micro-batches: inputs and target of each."""
+    each = zip(*(x.chunk(num) for x in inputs), strict=True)
+    return list(zip(each, [None] * num if target is None else target.chunk(num), strict=True))
 
 
 def _num(plan: Plan, places: Places, samples: int) -> int:
@@ -117,14 +134,21 @@ def stages_of(
     num = len(shape.copies) or shape.num_stages
     pieces, after = cut_model(model, num, _layers(plan, shape, places, num), call)
     shape = _following(shape, after) if after else shape
-    homes: dict[str, list[tuple[int, ...]]] = {}
-    for s in range(shape.num_stages):
-        for name in {names[n] for n, p in pieces[same.get(s, s)].named_parameters()}:
-            homes.setdefault(name, []).append(shape.ranks[s])
-    order = [name for name in names if name in homes]  # the same on every rank
-    held = list(holders({name: homes[name] for name in order}, rank))
+    every = [pieces[same.get(s, s)] for s in range(shape.num_stages)]
+    held = _held(shape, every, names, rank)
     modules = {s: pieces[same.get(s, s)] for s in shape.on(rank)}
     return Stages(modules, held, shape, plan.cp == 1 and _is_plain(shape, pieces))
+
+
+def _held(
+    shape: Pipeline, pieces: Sequence[Any], names: Mapping[str, str], rank: int
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Parameters that stages on several ranks have, and those ranks: one order on every rank."""
+    homes: dict[str, list[tuple[int, ...]]] = {}
+    for s, piece in enumerate(pieces):
+        for name in {names[n] for n, _ in piece.named_parameters()}:
+            homes.setdefault(name, []).append(shape.ranks[s])
+    return list(holders({name: homes[name] for name in names if name in homes}, rank))
 
 
 def cut_model(
@@ -132,7 +156,7 @@ def cut_model(
 ) -> tuple[list[Any], tuple[tuple[int, ...], ...]]:
     """A model's stages, and which others each follows; nothing where they are in a line."""
     if is_line(model):
-        return list(cut(model, num, layers)), ()
+        return list(cut_line(model, num, layers)), ()
     try:
         traced = in_stages(model, num, layers)
     except InputError:
@@ -174,9 +198,126 @@ def _layers(plan: Plan, shape: Pipeline, places: Places, num: int) -> tuple[int,
     return tuple(many // chunks + (chunk < many % chunks) for many, chunk in every)
 
 
-def runtime(
-    stages: Stages, plan: Plan, places: Places, loss: Loss, shared: Shared
-) -> Staged | Blocks:
+def placed_stages(model: Module, plan: Plan, names: Mapping[str, str], rank: int) -> Stages:
+    """The stages that a plan places one by one, made of a model; asked on all ranks at once.
+
+    Layers of a plan that was found for a script are named by its modules (`h.0*2`: the next two
+    like it), so the same script runs it. A stage on several ranks is split over them layer by
+    layer: linear layers and convolutions by their outputs, embeddings by their rows; what cannot
+    be split is done by each of them. Copies of the model (two directions) share their parameters.
+    """
+    stages = [stage_spec(texts) for texts in plan.stages]
+    traced = trace(model, list(dict.fromkeys(name for one in stages for name, _ in one.layers)))
+    cuts = {s: made for made in _copies(stages, traced) for s in made.stage.values()}
+    every = range(len(stages))
+    pipeline = Pipeline(parse(plan.actions), tuple(cuts[s].after[s] for s in every))
+    _check_ranks(stages, pipeline)
+    modules = {s: cuts[s].module(s) for s in every}
+    held = _held(pipeline, [modules[s] for s in every], names, rank)
+    for s in every:
+        _do_otherwise(modules[s], stages[s].ways, cuts[s].layers(s))
+    mine = {s: modules[s] for s in pipeline.on(rank)}
+    _split(mine, stages)
+    is_plain = pipeline.is_line and not held and not any(cuts[s].reads[s] for s in every[1:])
+    return Stages(mine, held, pipeline, is_plain)
+
+
+def _copies(stages: Sequence[StageSpec], traced: Traced) -> list[Cut]:
+    """The model cut as each of its copies is; most plans have one."""
+    seen = Counter(name for one in stages for name, times in one.layers if not times)
+    copies = min(seen.values(), default=1)
+    homes: list[Homes] = [{} for _ in range(copies)]
+    total: Counter[str] = Counter()
+    for one in stages:
+        for name, times in one.layers:
+            total[name] += times or 1
+    found = {name: _like(traced, name, many // copies) for name, many in total.items()}
+    turn: Counter[str] = Counter()
+    for s, one in enumerate(stages):
+        for name, times in one.layers:
+            for _ in range(times or 1):
+                copy, at = divmod(turn[name], len(found[name]))
+                homes[copy][found[name][at]] = s
+                turn[name] += 1
+    return [cut(traced, _filled(home, traced), len(stages)) for home in homes]
+
+
+def _like(traced: Traced, name: str, many: int) -> list[str]:
+    """The modules that a repeated layer stands for: so many like the first, in order of call."""
+    if name in (FIRST, LAST):
+        return [name]
+    first = _shapes(traced, name)
+    found = [u for u in traced.units[traced.units.index(name) :] if _shapes(traced, u) == first]
+    if len(found) < many:
+        raise InputError(
+            f"the plan has layer `{name}` {many} times, the model {len(found)} modules like it",
+            hint="make the plan from this very script: foretell schedule SCRIPT --on CLUSTER",
+        )
+    return found[:many]
+
+
+def _shapes(traced: Traced, unit: str) -> list[tuple[int, ...]]:
+    return [tuple(p.shape) for p in traced.model.get_submodule(unit).parameters()]
+
+
+def _filled(home: Homes, traced: Traced) -> Homes:
+    """Modules that the plan does not name (an activation between layers) go with those before."""
+    claimed = [home[u] for u in traced.units if u in home] or [*home.values()]
+    found = {FIRST: claimed[0], LAST: claimed[-1]} | home
+    stage = found[FIRST]
+    for unit in traced.units:
+        stage = found.setdefault(unit, stage)
+    return found
+
+
+def _check_ranks(stages: Sequence[StageSpec], pipeline: Pipeline) -> None:
+    for s, one in enumerate(stages):
+        if pipeline.ranks[s] != tuple(sorted(one.ranks)):
+            raise InputError(
+                f"stage {s} is on ranks {list(one.ranks)}, and ranks {list(pipeline.ranks[s])} "
+                "have actions for it",
+                hint="give every rank a row with the actions of its own stages",
+            )
+
+
+def _do_otherwise(module: Module, ways: Sequence[str], layers: Sequence[str]) -> None:
+    """What a plan has done another way in a stage."""
+    if "frozen" in ways:
+        module.requires_grad_(False)
+    if "recompute" in ways:
+        recompute({name: module.get_submodule(name) for name in layers})
+    if "offload" in ways:
+        forward = module.forward
+
+        def away(*args: Any) -> Any:
+            with torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()):
+                return forward(*args)
+
+        module.forward = away
+
+
+def _split(mine: Mapping[int, Module], stages: Sequence[StageSpec]) -> None:
+    """Split the layers of wide stages over their ranks."""
+    wide = sorted({stages[s].ranks for s in mine if len(stages[s].ranks) > 1})
+    groups = new_groups(wide)
+    parts: dict[int, tuple[Any, Any]] = {}  # copies and tied layers share theirs
+    for s, module in mine.items():
+        if len(stages[s].ranks) > 1:
+            read = {id(p) for p in module.parameters() if _is_read(module, p)}
+            split_all(module, groups[stages[s].ranks], read=read, parts=parts)
+
+
+def _is_read(module: Module, parameter: Any) -> bool:
+    """Whether the traced forward takes a parameter in its own hands."""
+    taken = [n.target for n in module.graph.nodes if n.op == "get_attr"]
+    return any(module.get_parameter(name) is parameter for name in taken if _has(module, name))
+
+
+def _has(module: Module, name: str) -> bool:
+    return name in dict(module.named_parameters(remove_duplicate=False))
+
+
+def runtime(stages: Stages, plan: Plan, places: Places, loss: Loss, shared: Shared) -> Blocks:
     """Torch's runtime for a line of stages, our own executor for any other shape."""
     lossy, kind = mixing(stages.modules, plan, places, loss), places.device
     runs = Staged if stages.is_plain else Blocks

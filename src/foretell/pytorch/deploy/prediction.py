@@ -2,12 +2,13 @@
 
 Each op of the captured step is timed alone, on all ranks at once, and so are the collectives of the
 plan; how much of a core a rank gets says how busy the machine is. No step is taken. What was timed
-is kept (→ machine_cache.py), with what earlier runs taught about prices, so that the next run
+is kept (→ machine.py), with what earlier runs taught about prices, so that the next run
 times only what is new.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import statistics
@@ -30,17 +31,25 @@ from foretell.errors import ForetellError
 from foretell.plan import Plan, check
 from foretell.plan.framework import running
 from foretell.predict import predict
-from foretell.predict.predict import FOUR_IN_FIVE
+from foretell.predict.interval import EIGHTY_PERCENT
 from foretell.pytorch.bench import timed
 from foretell.pytorch.capture import capture
-from foretell.pytorch.deploy import machine_cache
 from foretell.pytorch.deploy.batch_norm import normalize
 from foretell.pytorch.deploy.deferred import with_memory
-from foretell.pytorch.deploy.load_probe import BURN, Load, probe
-from foretell.pytorch.deploy.machine_cache import Machine
+from foretell.pytorch.deploy.machine import (
+    BURN,
+    SPREAD,
+    Load,
+    Machine,
+    load_machine,
+    probe,
+    save_machine,
+)
 from foretell.pytorch.deploy.op_times import (
+    LocalPass,
     PricedOp,
     Profiled,
+    Taken,
     first_apart,
     priced_ops,
     shown_as,
@@ -55,7 +64,9 @@ from foretell.workload.captured import from_graph
 Tensor = Any
 _SENT = (4096, 65536, 1048576)  # bytes of the messages that are timed
 _LARGEST = 16 * 2**20
+_CACHE = 32 * 2**20  # bytes that a step writes between two messages of the same bucket
 _REPEATS = 8
+_TENSORS = 64  # of the stages that a pipeline's runtime is timed on, at most, weights and biases
 _UNITS, _MESSAGES = 4, 3  # of the models that FSDP is timed on; messages of each unit
 _WIDTHS = (32, 512)  # of their layers
 _NORM = "batch_norm"
@@ -64,7 +75,8 @@ _BUCKET = 25 * 2**20  # bytes
 _PARAMETERS = 2**26  # that an optimizer is timed on at most
 _LITTLE = 0.02  # of a step: parts below it teach nothing
 _LONG = 2e-5  # seconds of an op: shorter ones are mostly Python, the dispatcher and autograd
-_DRIFT = machine_cache.SPREAD["drift"]
+_OWN = 1.3  # wall over core seconds that a step's own messages, on the cores it works on, may make
+_DRIFT = SPREAD["drift"]
 _WHOLE = ("host", "talk")  # factors that are of no family of ops
 
 
@@ -78,6 +90,7 @@ class Step:
     optimizer: Callable[[Any], Any]  # of whatever has `parameters()`; None where none can be made
     device: str = "cpu"
     norm_group: Any = None  # ranks whose statistics a batch norm uses; None: its own
+    alone: LocalPass | None = None  # how it is taken on a rank by itself; None: it cannot be
 
 
 def captured(
@@ -102,14 +115,18 @@ class Predictor:
             self.plan = plan.but(global_batch=step.samples * plan.dp)
         if self.ranks * torch.get_num_threads() >= allowed():
             self.plan = self.plan.but(overlap=False)  # messages take the cores that work is done on
-        self.machine = machine_cache.load(this_machine(), self.ranks, torch.get_num_threads())
+        self.machine = load_machine(this_machine(), self.ranks, torch.get_num_threads())
         self.copied = 0.0  # seconds a byte of a gradient takes into its bucket
         self.size = 0.0  # bytes of the largest message
         self.norms: list[TimedOp] = []  # batch norms that wait for other ranks
-        self.told: dict[str, Any] = {}
+        self.answer: dict[str, Any] = {}
         self.known: dict[str, Any] | None = None  # the answer, where nothing is measured for it
         self.per_op = 0.0  # core seconds that a pipeline's runtime adds to an op
-        self.parameters = sum(p.numel() for p in step.model.parameters() if p.requires_grad)
+        self.families: dict[str, float] = {}  # the same by family, where they were seen in it
+        self.in_place = 1.0  # how many times as long as priced ops take in the model
+        self.per_tensor = 0.0  # core seconds that FSDP adds to the update of a tensor
+        trained = [p for p in step.model.parameters() if p.requires_grad]
+        self.parameters, self.tensors = sum(p.numel() for p in trained), len(trained)
         self.workload: Workload | None = None
 
     def prepare(self) -> None:
@@ -124,13 +141,24 @@ class Predictor:
         ops, self.size = box[0]
         found = dict(zip(ops, _together([timed.seconds(op) for op in ops]), strict=True))
         seconds = {op: took for op, took in found.items() if took is not None}
-        seconds |= _updates(self.step, [op for op in ops if op.op == "optimizer"])
-        self.copied = _together([_copied()])[0] or 0.0
+        taken = self._taken_alone()
+        update = None if taken is None else taken.update
+        seconds |= _updates(self.step, [op for op in ops if op.op == "optimizer"], update)
+        if taken is None or not self._has_buckets:  # else it is a part of what was taken
+            self.copied = _together([_copied()])[0] or 0.0
         launch = _together([timed.launch()])[0] or 0.0
         self.norms = [op for op in ops if op.op.startswith(_NORM)] if self._syncs else []
         self.machine = self.machine.with_ops(seconds, launch)
         if dist.get_rank() == 0:
-            machine_cache.save(self.machine)
+            save_machine(self.machine)
+            if taken is not None:
+                self.families = self._ratios(taken.ops, taken.compute, self._alone_ops())[0]
+                self.in_place = taken.compute / self._priced_alone()
+
+    @property
+    def why_not(self) -> str:
+        """Why a step is not predicted, on every rank; nothing where it is."""
+        return str((self.known or {}).get("why", ""))
 
     def predict(self, between: Callable[[], Any] | None = None) -> dict[str, Any]:
         """Seconds of a step with their interval, or why there are none: asked right before it.
@@ -149,15 +177,19 @@ class Predictor:
             for m in _messages(self.plan, self.size)
         )
         if self.plan.zero >= 2:
-            messages = _as_sharded(messages, self.plan)
+            messages, self.per_tensor = _as_sharded(messages, self.plan, self.step.optimizer)
+            talk = self.machine.factor("talk")  # what it is a factor of was timed as FSDP has it
+            messages = tuple(
+                m._replace(start=m.start / talk, slope=m.slope / talk) for m in messages
+            )
         else:
             messages = _as_bucketed(messages, self.size, busy * self.copied)
         shared = {op: took / busy for op, took in _norms(self.norms, self.step.norm_group)}
         if dist.get_rank():
             return {}
         here = self.machine.with_ops(shared, self.machine.launch)  # of this plan alone: not kept
-        self.told = self._prediction(here, load, messages)
-        return self.told
+        self.answer = self._prediction(here, load, messages)
+        return self.answer
 
     def _piece(self) -> float:
         """Core seconds that a rank works between two messages of a step; the same on all ranks."""
@@ -171,6 +203,48 @@ class Predictor:
         return float(box[0])
 
     @property
+    def _at_once(self) -> int:
+        """Samples that a rank takes forward and back at once."""
+        return min(self.plan.micro_batch or self.step.samples, self.step.samples)
+
+    def _taken_alone(self) -> Taken | None:
+        """The forward, backward and update of a rank by itself, of the slowest rank."""
+        alone, plan = self.step.alone, self.plan
+        is_plain = plan.precision in ("", "fp32") and plan.dtype in ("", "fp32")
+        found = None
+        if alone is not None and is_plain and alone.fits(self.ranks):
+            many = max(round(self._actions / 2), 1)
+            found = alone.taken(self._at_once, many, in_buckets=self._has_buckets)
+        both = _together([None, None] if found is None else [found.compute, found.update])
+        if found is None or both[0] is None or both[1] is None:
+            return None
+        return Taken(both[0], both[1], found.ops)
+
+    @property
+    def _has_buckets(self) -> bool:
+        """Whether gradients leave in buckets, right behind the only backward of a step."""
+        return self.plan.dp > 1 and self.plan.zero < 2 and self._actions <= 2
+
+    def _priced_alone(self) -> float:
+        """The same forward and backward as priced."""
+        assert self.workload is not None
+        plan = Plan(
+            dp=self.ranks,
+            global_batch=self._at_once * self.ranks,
+            framework=self.plan.framework,
+            optimizer=self.plan.optimizer,
+        )
+        cluster = self._as_timed()
+        return float(predict(plan, self.workload, cluster).breakdown["compute_s"])
+
+    def _alone_ops(self) -> list[PricedOp]:
+        """The ops of that forward and backward as priced."""
+        assert self.workload is not None
+        cluster = self._as_timed()
+        plan = check(Plan(dp=self.ranks, framework=self.plan.framework), self.workload, cluster)
+        return priced_ops(self.workload, running(plan), self._at_once, cluster.devices[0])
+
+    @property
     def _actions(self) -> float:
         """Forwards and backwards of a rank in a step."""
         return 2.0 * self.step.samples / (self.plan.micro_batch or self.step.samples)
@@ -178,12 +252,12 @@ class Predictor:
     def _compute(self) -> float:
         """Core seconds of a rank's compute in a step, on the machine without load."""
         assert self.workload is not None
-        cluster = self._machines(self.machine, TimedOps(self.machine.seconds))
+        cluster = self._as_timed()
         return float(predict(self.plan, self.workload, cluster).breakdown["compute_s"])
 
     def _add_runtime(self) -> None:
         """Add to each op its part of what a pipeline's runtime takes for an action."""
-        took = _together([_action(self.plan)])[0] or 0.0
+        took = _together([_action(self.plan, self.tensors)])[0] or 0.0
         if dist.get_rank() == 0 and self.workload is not None:
             self.per_op = 0.0
             without = self._compute()
@@ -230,6 +304,10 @@ class Predictor:
             return {"why": f"{type(error).__name__}: {error}"[:200]}
         return list(ops.asked), 4.0 * self.workload.parameters
 
+    def _as_timed(self) -> Cluster:
+        """The ranks of this machine as a cluster, their ops as timed without load."""
+        return self._machines(self.machine, TimedOps(self.machine.seconds))
+
     def _machines(
         self, machine: Machine, ops: TimedOps, messages: Iterable[Message] = ()
     ) -> Cluster:
@@ -237,10 +315,11 @@ class Predictor:
         fit = {"ranks": self.ranks, "bandwidth": 1e9, "latency": 1e-4}
         found = loads(cluster_text(dict(machine.facts), fit, {}))
         (node, count), *_ = found.groups
-        launch = (machine.launch + self.per_op) * ops.load
+        launch = (machine.launch + self.per_op / self.in_place) * ops.load
         device = replace(node.devices[0], timed=ops, launch=launch)
         groups = ((replace(node, devices=(device,)), count),)
         families = {n: machine.factor(n) for n in machine.learned if n not in _WHOLE}
+        families |= self.families
         calibration = Calibration(
             host=machine.factor("host"),
             talk=machine.factor("talk"),
@@ -254,24 +333,36 @@ class Predictor:
     ) -> dict[str, Any]:
         assert self.workload is not None
         load = found_load.busy
-        cluster = self._machines(machine, TimedOps(machine.seconds, load), messages)
+        own = {op for op in machine.seconds if op.op == "optimizer"} | set(self.norms)
+        seconds = {  # which were timed in their place
+            op: took / self.in_place if op in own else took for op, took in machine.seconds.items()
+        }
+        ops = TimedOps(seconds, load * self.in_place)
+        cluster = self._machines(machine, ops, messages)
         found = predict(self.plan, self.workload, cluster)
-        step = found.step + found_load.apart
+        update = load * self.per_tensor * self.tensors / self.plan.pp
+        step = found.step + found_load.apart + update
         # work that is longer than what was timed for the load sees more of its mean
         sigma = found_load.unsteady * min(1.0, BURN / step) ** 0.5
         drift = _DRIFT["idle"] + _DRIFT["load"] * math.log(load)
-        wide = math.log(found.high / found.step) / FOUR_IN_FIVE
         # one step waits by other seconds than the next, and waiting may be another's altogether
         waits = math.log1p(max(found_load.apart_off, found_load.apart) / step)
-        factor = math.exp(FOUR_IN_FIVE * math.hypot(wide, sigma, drift, waits))
+        down, up = (
+            math.exp(EIGHTY_PERCENT * math.hypot(wide / EIGHTY_PERCENT, sigma, drift, waits))
+            for wide in (math.log(found.step / found.low), math.log(found.high / found.step))
+        )
         parts = found.breakdown
         return {
             "step_s": step,
-            "low_s": step / factor,
-            "high_s": step * factor,
+            "low_s": step / down,
+            "high_s": step * up,
             "load": load,
             "waits_s": found_load.apart,
-            "breakdown": parts | {"idle_s": parts["idle_s"] + found_load.apart},
+            "breakdown": parts
+            | {
+                "idle_s": parts["idle_s"] + found_load.apart,
+                "update_s": parts["update_s"] + update,
+            },
             "runs": max((one.runs for one in self.machine.learned.values()), default=0),
         }
 
@@ -280,9 +371,26 @@ class Predictor:
         plan = self.plan
         if self.workload is None or plan.ranks != plan.dp or plan.groups or plan.zero >= 2:
             return []  # of a model that is split a rank's ops are others, and FSDP has its own
-        cluster = self._machines(self.machine, TimedOps(self.machine.seconds))
+        cluster = self._as_timed()
         plan = check(plan, self.workload, cluster)
         return priced_ops(self.workload, running(plan), self.step.samples, cluster.devices[0])
+
+    def _ratios(
+        self, seen: Profiled, cpu: float, ops: list[PricedOp]
+    ) -> tuple[dict[str, float], float]:
+        """How many times as long as priced families of ops took; what is left of `cpu` seconds."""
+        ratios: dict[str, float] = {}
+        rest = cpu
+        for family in sorted({shown_as(op.family) for op in ops}):
+            own = [op for op in ops if shown_as(op.family) == family]
+            alone = sum(op.seconds for op in own)
+            took = seen.families.get(family, 0.0)
+            is_long = max(alone, took) > max(_LONG * len(own), _LITTLE * cpu) and took > 0
+            ratio = took / alone if is_long else 1.0
+            if is_long:
+                ratios |= dict.fromkeys({op.family for op in own}, ratio)
+            rest -= ratio * alone
+        return ratios, rest
 
     def learn(
         self, profiled: Profiled, cpu: float, step: float, load: float
@@ -295,29 +403,20 @@ class Predictor:
         ops = self.ops()
         if not ops:
             return None
-        ratios: dict[str, float] = {}
         rest = cpu - profiled.families.get("optimizer", 0.0)
-        rest -= self.copied * 4.0 * self.parameters
-        for family in sorted({shown_as(op.family) for op in ops}):
-            own = [op for op in ops if shown_as(op.family) == family]
-            alone = sum(op.seconds for op in own)
-            is_long = alone > _LONG * len(own) and alone > _LITTLE * cpu
-            ratio = profiled.families.get(family, 0.0) / alone if is_long else 1.0
-            if is_long:
-                ratios |= dict.fromkeys({op.family for op in own}, ratio)
-            rest -= ratio * alone
+        ratios, rest = self._ratios(profiled, rest - self.copied * 4.0 * self.parameters, ops)
         ratios["host"] = rest / (len(ops) * self.machine.launch)
-        sent = self.told["breakdown"]["reduce_s"] if self.told else 0.0
+        sent = self.answer["breakdown"]["reduce_s"] if self.answer else 0.0
         if sent > _LITTLE * step:
-            busy = load / self.told["load"]
-            work = sum(self.told["breakdown"][part] for part in ("compute_s", "update_s"))
-            left = step - self.told["waits_s"] - busy * work
+            busy = load / self.answer["load"] if load > _OWN else 1.0
+            work = sum(self.answer["breakdown"][part] for part in ("compute_s", "update_s"))
+            left = step - self.answer["waits_s"] - busy * work
             ratios["talk"] = self.machine.factor("talk") * left / (busy * sent)
-        machine_cache.save(self.machine.with_run(ratios))
+        save_machine(self.machine.with_run(ratios, {"talk": sent / step}))
         return first_apart(ops, profiled.forward)
 
 
-def _action(plan: Plan) -> float:
+def _action(plan: Plan, tensors: int) -> float:
     """Core seconds of one action of a pipeline beside its ops: torch's runtime, sends, receives.
 
     Timed on stages that compute next to nothing.
@@ -326,17 +425,23 @@ def _action(plan: Plan) -> float:
 
     many, width = 4, 8
     small = Plan(dp=dist.get_world_size() // plan.pp, pp=plan.pp, micro_batch=1)
-    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(plan.pp)))
+    units = min(max(tensors // 2, plan.pp), _TENSORS)
+    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(units)))
+    plain = copy.deepcopy(model)
     made = deploy(
         model, torch.optim.SGD(model.parameters()), small,
         loss=nn.functional.mse_loss, device="cpu", samples=many,
     )  # fmt: skip
-    x, took = torch.randn(many, width), []
+    x, took, less = torch.randn(many, width), [], []
     for _ in range(_REPEATS):
         start = time.thread_time()
         made.step((x,), x)
-        took.append(time.thread_time() - start)
-    return min(took) / (2 * many)
+        middle = time.thread_time()
+        for one in x.split(1):
+            nn.functional.mse_loss(plain(one), one).backward()
+        took.append(middle - start)
+        less.append(time.thread_time() - middle)
+    return max(min(took) - min(less) / plan.pp, 0.0) / (2 * many)
 
 
 def _together(mine: list[float | None]) -> list[float | None]:
@@ -358,10 +463,14 @@ class _OptimizerInputs:
         return self.held
 
 
-def _updates(step: Step, asked: list[TimedOp]) -> dict[TimedOp, float]:
-    """Seconds of the script's own optimizer, on all parameters and on a part of them."""
+def _updates(step: Step, asked: list[TimedOp], in_place: float | None) -> dict[TimedOp, float]:
+    """Seconds of the script's own optimizer, on all parameters and on a part of them.
+
+    `in_place`: of all, where they were updated in a step.
+    """
     shapes = [p.shape for p in step.model.parameters() if p.requires_grad]
     found: dict[TimedOp, float] = {}
+    times = 1.0  # as long as alone
     for part in (1, 4):
         some = shapes[: max(len(shapes) // part, 1)]
         count = sum(shape.numel() for shape in some)
@@ -377,7 +486,8 @@ def _updates(step: Step, asked: list[TimedOp]) -> dict[TimedOp, float]:
         size = dict(asked[0].shape)
         row = {"n": float(count), "bytes": round(size["bytes"] / size["n"] * count, 3)}
         if took is not None:
-            found[TimedOp("optimizer", asked[0].dtype, tuple(sorted(row.items())))] = took
+            times = in_place / took if in_place is not None and part == 1 else times
+            found[TimedOp("optimizer", asked[0].dtype, tuple(sorted(row.items())))] = times * took
     return found
 
 
@@ -400,19 +510,25 @@ def _messages(plan: Plan, size: float) -> Iterable[Message]:
         yield Message("send", 2, max(first - slope * small, 0.0), slope)
 
 
-def _as_sharded(messages: tuple[Message, ...], plan: Plan) -> tuple[Message, ...]:
-    """Messages as FSDP sends them: with its hooks, and the copies of what is gathered."""
+def _as_sharded(
+    messages: tuple[Message, ...], plan: Plan, optimizer: Callable[[Any], Any]
+) -> tuple[tuple[Message, ...], float]:
+    """Messages as FSDP sends them: with its hooks, and the copies of what is gathered.
+
+    And core seconds that an update of a tensor takes longer for being a part of one.
+    """
     wide = plan.sharing
     mesh = init_device_mesh(
         "cpu", (dist.get_world_size() // wide, wide), mesh_dim_names=("copies", "parts")
     )
-    found = []
+    found, update = [], 0.0
     for width in _WIDTHS:
         both = [[nn.Linear(width, width, bias=False) for _ in range(_UNITS)] for _ in range(2)]
         for unit in both[1]:
             fully_shard(unit, mesh=mesh["parts"])
         took = [_step_of(nn.Sequential(*units), width) for units in both]
         found.append(max((took[1] - took[0]) / _UNITS / _MESSAGES, 0.0))
+        update = update or _longer_update(both[0], both[1], optimizer)
     (small, large), sizes = found, [4.0 * width**2 for width in _WIDTHS]
     slope = max((large - small) / (sizes[1] - sizes[0]), 0.0)
     start = max(small - slope * sizes[0], 0.0)
@@ -422,7 +538,18 @@ def _as_sharded(messages: tuple[Message, ...], plan: Plan) -> tuple[Message, ...
         if m.op in kinds and m.ranks == wide
         else m
         for m in messages
-    )
+    ), update
+
+
+def _longer_update(whole: list[Any], parts: list[Any], optimizer: Callable[[Any], Any]) -> float:
+    """Core seconds that the update of a small tensor that FSDP sharded takes longer."""
+    took = []
+    for units in (whole, parts):
+        made = optimizer(_OptimizerInputs([p for unit in units for p in unit.parameters()]))
+        if made is None:
+            return 0.0
+        took.append(_together([timed.timed(made.step)])[0] or 0.0)
+    return max(took[1] - took[0], 0.0) / len(whole)
 
 
 def _copied() -> float:
@@ -491,9 +618,11 @@ def _sizes(size: float) -> list[int]:
 
 def _sent(run: Any, size: int, ranks: int, group: Any) -> float:
     """Seconds of a collective."""
-    tensor = torch.zeros(size // 4 // ranks * ranks)
+    tensor, others = torch.zeros(size // 4 // ranks * ranks), torch.zeros(_CACHE // 4)
     took = []
     for _ in range(_REPEATS + 1):
+        others.add_(1.0)  # what a step writes before it comes to its messages
+        tensor.fill_(1.0)
         dist.barrier()
         start = time.perf_counter()
         run(tensor, ranks, group)

@@ -6,7 +6,10 @@
     rank-0.result.json   what it measured
     rank-0.trace.json.gz one profiled step, if asked for
     rank-0.log           what it printed
-    steps.jsonl          loss and seconds of each step (→ step_log.py)
+    steps.jsonl          a line a step: step, loss, seconds
+    events.out.tfevents… TensorBoard's, where tensorboard is installed (tensorboard --logdir FOLDER)
+    wandb/offline-run-…  Weights & Biases', where wandb is there and WANDB_PROJECT says for what;
+                         `wandb sync` sends it, nothing is sent from here
     reference.npz        losses and gradients of one process, to be compared
 
 Every file is written whole or not at all; the state of a rank, which changes with every step, is
@@ -20,6 +23,8 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +164,15 @@ def queued() -> float:
         return 0.0
 
 
+def free_memory() -> float:
+    """Bytes of memory that are free; without end where the system does not say."""
+    try:
+        rows = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        return 1024.0 * float(rows["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError):
+        return float("inf")
+
+
 def kept(what: str) -> Path:
     """The folder that keeps something from run to run: verified plans, machines."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -172,3 +186,45 @@ def keep(path: Path, value: Any) -> None:
         write(path, value)
     except OSError:
         return
+
+
+class StepLog:
+    """Appends a line a step; a disk that takes none ends the log, not the run."""
+
+    def __init__(self, folder: Path, *, is_on: bool = True, plan: str = "") -> None:
+        self.file: Any = None
+        self.board: Any = None
+        self.wandb: Any = None
+        if not is_on:
+            return
+        self.file = (folder / "steps.jsonl").open("w", buffering=1)
+        if find_spec("tensorboard") is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.board = SummaryWriter(str(folder))
+        if os.environ.get("WANDB_PROJECT") and find_spec("wandb") is not None:
+            self.wandb = import_module("wandb").init(
+                dir=str(folder), mode="offline", config={"plan": plan}
+            )
+
+    def write(self, step: int, loss: float | None, seconds: float) -> None:
+        """Note a step."""
+        if self.file is None:
+            return
+        row = {"seconds": seconds} | ({} if loss is None else {"loss": loss})
+        try:
+            self.file.write(json.dumps({"step": step, "loss": loss, "seconds": seconds}) + "\n")
+            for name, value in row.items() if self.board is not None else ():
+                self.board.add_scalar(name, value, step)
+            if self.wandb is not None:
+                self.wandb.log(row, step=step)
+        except OSError:
+            self.file = None
+
+    def close(self) -> None:
+        """Flush what is written."""
+        for one in (self.file, self.board):
+            if one is not None:
+                one.close()
+        if self.wandb is not None:
+            self.wandb.finish()

@@ -7,27 +7,25 @@ train       the script under the plan, to its end or for as many steps as were a
 
 from __future__ import annotations
 
+import math
 import os
-import resource
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from foretell.errors import InputError
 from foretell.plan import Plan
-from foretell.pytorch.deploy.run_files import Asked
-from foretell.pytorch.deploy.step_log import StepLog
+from foretell.pytorch.deploy.run_files import Asked, StepLog
 
 STEPS = 3  # that are compared: momentum shows in the second, what it does in the third
-_LOSS, _GRADIENT = 1e-6, 1e-5  # relative, in the first step; from then on roundings are carried on
-_LATER = 100.0  # times that: an adaptive update makes a whole step of the sign a rounding leaves
+# times the limits of the first step: an adaptive update makes a whole step of the sign that a
+# rounding leaves
+_LATER = 100.0
 _UNDECIDED = 10.0  # times that again, where gradients are what rounding leaves of zero
 _ROUNDED = 1e-6  # of a tensor's largest gradient: what rounding leaves
-_ROUGH = 0.05  # in shorter formats than fp32
-_LEAST = 0.05  # of the largest gradient: much smaller ones may be what rounding leaves of zero
 
 
-def run(asked: Asked, folder: Path, rank: int, pulse: Any) -> dict[str, Any]:
+def run(asked: Asked, folder: Path, rank: int, heartbeat: Any) -> dict[str, Any]:
     """Run the script; what this rank measured."""
     _one_gpu()
     from foretell.pytorch.deploy.unedited import Training, Wanted
@@ -43,17 +41,17 @@ def run(asked: Asked, folder: Path, rank: int, pulse: Any) -> dict[str, Any]:
     _forget_job(script)
 
     def enough() -> None:
-        done(folder, rank, _result(job, asked, folder, rank), pulse)
+        done(folder, rank, _result(job, asked, folder, rank), heartbeat)
 
     def fail(error: InputError) -> None:
-        failed(folder, rank, error, pulse.phase)
+        failed(folder, rank, error, heartbeat.phase)
 
     job = Training(
         None if asked.goal == "reference" else Plan.parse(asked.plan),
         Wanted(steps, asked.batch_norm, device, is_still=is_short, kept=STEPS * is_short),
         enough,
         fail,
-        lambda words: pulse.enter(words, job.steps / steps if steps and job.steps else None),
+        lambda words: heartbeat.enter(words, job.steps / steps if steps and job.steps else None),
         Path(tempfile.mkdtemp(prefix="foretell-rank-")),
         StepLog(folder, is_on=rank == 0).write if not is_short and rank == 0 else None,
         _predictor(asked, device) if asked.captured and not is_short else None,
@@ -61,7 +59,7 @@ def run(asked: Asked, folder: Path, rank: int, pulse: Any) -> dict[str, Any]:
     if is_short:
         home = Path.cwd() if script.is_module else Path(script.name).resolve().parent
         Journal(folder, str(folder / "none"), Path.cwd(), home).begin()
-    pulse.enter("model")
+    heartbeat.enter("model")
     try:
         with job.open():
             child.run(script, job)
@@ -135,7 +133,7 @@ def _forget_job(script: Any) -> None:
 
 
 def _result(job: Any, asked: Asked, folder: Path, rank: int) -> dict[str, Any]:
-    import torch
+    from foretell.pytorch.deploy.worker import peak_bytes
 
     losses = [float(x) for x in job.losses]
     compared = None
@@ -143,9 +141,6 @@ def _result(job: Any, asked: Asked, folder: Path, rank: int) -> dict[str, Any]:
         _write(folder / "reference.npz", job, losses)
     elif asked.goal == "compare":
         compared = _compared(folder / "reference.npz", job, losses)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # given in KiB
-    if job.wanted.device == "cuda":
-        peak = torch.cuda.max_memory_allocated()
     if not losses:
         raise InputError(
             f"`{asked.script}` ended without a step",
@@ -161,7 +156,8 @@ def _result(job: Any, asked: Asked, folder: Path, rank: int) -> dict[str, Any]:
     load = 1 + sum(job.waits[warm:]) / max(sum(job.cpu[warm:]), 1e-9)
     return {
         "predicted": job.predicted, "load": load,
-        "peak_bytes": peak, "losses": losses, "steps_s": job.times[warm:], "rank": rank,
+        "peak_bytes": peak_bytes(job.wanted.device), "losses": losses,
+        "steps_s": job.times[warm:], "rank": rank,
         "weight": 1.0, "verified": compared, "notes": job.notes,
     }  # fmt: skip
 
@@ -181,35 +177,40 @@ def _write(path: Path, job: Any, losses: list[float]) -> None:
 def _compared(path: Path, job: Any, losses: list[float]) -> dict[str, Any]:
     """How far this run is from one process; raise where it is too far."""
     import numpy
+    import torch
 
     from foretell.pytorch.deploy.precision import precision_of
-    from foretell.pytorch.deploy.verify import Difference, Verdict, require_equal
+    from foretell.pytorch.deploy.verify import (
+        GRADIENT,
+        LOSS,
+        ROUGH,
+        Seen,
+        Verdict,
+        largest,
+        loss_off,
+        require_equal,
+        tensor_off,
+    )
 
     with numpy.load(path) as file:
-        wanted = dict(file)
+        wanted = {name: torch.from_numpy(rows) for name, rows in file.items()}
     alone = wanted.pop("losses").tolist()
     rough = precision_of(job.plan) in ("bf16", "fp16", "fp8") or _is_short(job)
-    found: list[Difference] = []
-    loss_off, off = 0.0, 0.0
+    seen = Seen()
     for step, (mine, one) in enumerate(zip(losses, alone, strict=False)):
-        apart = abs(mine - one) / max(abs(one), 0.5)
-        loss_off = max(loss_off, apart)
-        if not apart <= (_ROUGH if rough else _LOSS * (_LATER if step else 1.0)):
-            found.append(Difference(step, "loss", "", apart))
+        limit = ROUGH if rough else LOSS * (_LATER if step else 1.0)
+        seen.note(step, "loss", "", loss_off(mine, one), limit)
     later = _LATER * (_UNDECIDED if _is_undecided(wanted) else 1.0)
     for step, grads in enumerate(job.gradients):
         rows = {n.partition("/")[2]: g for n, g in wanted.items() if n.startswith(f"{step}/")}
-        least = _LEAST * max((float(abs(g).max()) for g in rows.values() if g.size), default=0.0)
+        most, limit = largest(rows), GRADIENT * (later if step else 1.0)
         for name, one in rows.items():
-            mine = grads[name].float().numpy() if name in grads else one + numpy.inf
-            apart = float(abs(mine - one).max()) / max(float(abs(one).max()), least, 1e-12)
-            off = max(off, apart)
-            if not rough and not apart <= _GRADIENT * (later if step else 1.0):
-                found.append(Difference(step, "gradient", name.partition(".")[2], apart))
-    verdict = Verdict(len(job.gradients), len(wanted), loss_off, off, tuple(found))
-    require_equal(verdict)
-    return {"steps": min(len(losses), len(alone)), "tensors": len(wanted), "loss_off": loss_off,
-            "gradient_off": off}  # fmt: skip
+            off = tensor_off(grads[name], one, most) if name in grads else math.inf
+            seen.note(step, "gradient", name.partition(".")[2], off, math.inf if rough else limit)
+    found = tuple(seen.differences)
+    require_equal(Verdict(len(job.gradients), len(wanted), seen.loss_off, seen.gradient_off, found))
+    return {"steps": min(len(losses), len(alone)), "tensors": len(wanted),
+            "loss_off": seen.loss_off, "gradient_off": seen.gradient_off}  # fmt: skip
 
 
 def _is_undecided(gradients: dict[str, Any]) -> bool:
@@ -217,7 +218,7 @@ def _is_undecided(gradients: dict[str, Any]) -> bool:
 
     An adaptive optimizer makes whole steps of their signs, which differ from run to run.
     """
-    first = [abs(g) for name, g in gradients.items() if name.startswith("0/") and g.size]
+    first = [abs(g) for name, g in gradients.items() if name.startswith("0/") and g.numel()]
     return any(bool(((g > 0) & (g < _ROUNDED * g.max())).any()) for g in first)
 
 

@@ -1,5 +1,6 @@
-"""Stages with meshes of their own: as many replicas and tensor ranks as each segment has.
+"""Stages whose ranks have samples of their own, and what of them crosses between stages.
 
+Segments are stages with meshes of their own: as many replicas and tensor ranks as each has.
 Every segment works on the same micro-batches. Its replicas have equal parts of one, in order, and
 what crosses from segment to segment is cut where parts begin and end. The ranks that share a
 replica all have its output; they take turns in sending it. The mean over a segment's replicas is
@@ -8,29 +9,27 @@ the gradient of the whole batch, so what comes back from a segment with other re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from foretell.errors import InputError
+from foretell.plan.group_graph import Move
 from foretell.plan.plan import Segment
 from foretell.plan.stage_placement import Action
 from foretell.pytorch.deploy.actions import Pipeline
-from foretell.pytorch.deploy.blocks import Blocks
+from foretell.pytorch.deploy.actions import pipeline as pipeline_of
+from foretell.pytorch.deploy.blocks import Blocks, Meta
 from foretell.pytorch.deploy.collective import new_groups
-from foretell.pytorch.deploy.mesh import found_by_first
-from foretell.pytorch.deploy.messages import Meta, tried
-from foretell.pytorch.deploy.orders import pipeline as pipeline_of
 from foretell.pytorch.deploy.pipelined import cut_model
 
 Tensor = Any
-_CUT = "segments can be cut only where tensors with a row for each sample pass"
+_FEW = 2  # samples that shapes are found with
 
 
-class Rows(NamedTuple):
+class RowMessage(NamedTuple):
     """Samples of a stage's output on their way to a follower, or of its gradient back."""
 
     kind: str  # F or B
@@ -39,6 +38,112 @@ class Rows(NamedTuple):
     micro_batch: int
     first: int
     last: int
+
+
+class RowStages(Blocks):
+    """Stages whose ranks have samples of their own; what crosses is cut where these begin and end.
+
+    Every rank is given the whole batch and takes its own samples itself.
+    """
+
+    hint = "stages can be cut only where tensors with a row for each sample pass"
+    _is_trying = False
+
+    def _moves(self, kind: str, stage: int, follower: int, m: int) -> Iterable[Move]:
+        """What of a stage's output goes to a follower (F), or of its gradient comes back (B)."""
+        raise NotImplementedError
+
+    def _span(self, stage: int, m: int) -> slice:
+        """This rank's samples of a micro-batch."""
+        raise NotImplementedError
+
+    def _named(self, stage: int) -> str:
+        return f"stage {stage}"
+
+    def _own(self, stage: int, m: int) -> slice:
+        """This rank's samples of a micro-batch; a few of them to find shapes with."""
+        few = min(_FEW, len(self._batch[m][0]))
+        return slice(0, few) if self._is_trying else self._span(stage, m)
+
+    def _leaving(self, rank: int, action: Action) -> Iterator[tuple[int, RowMessage]]:
+        """What a rank sends after an action, and to which rank."""
+        stage, kind, m = action
+        if kind == "W":
+            return
+        word = "F" if kind == "F" else "B"
+        for other in self.pipeline.followers[stage] if kind == "F" else self.pipeline.after[stage]:
+            ends = (stage, other) if kind == "F" else (other, stage)
+            for move in self._moves(word, *ends, m):
+                if move.source == rank != move.target:
+                    yield move.target, RowMessage(word, *ends, m, move.first, move.last)
+
+    def _expected(self, pipeline: Pipeline) -> dict[int, list[RowMessage]]:
+        found: dict[int, list[RowMessage]] = {}
+        for source, order in enumerate(pipeline.orders):
+            there = [m for a in order for to, m in self._leaving(source, a) if to == self.rank]
+            if there:
+                found[source] = there
+        return found
+
+    def _send(self, action: Action, made: Any) -> None:
+        begins = self._own(action.stage, action.micro_batch).start
+        for to, rows in self._leaving(self.rank, action):
+            tensors = made if rows.kind == "F" else made[rows.stage]
+            self._post.send(to, [y[rows.first - begins : rows.last - begins] for y in tensors])
+
+    def _output(self, stage: int, follower: int, m: int) -> list[Tensor]:
+        here = super()._output(stage, follower, m) if (stage, m) in self._outputs else []
+        return self._joined("F", stage, follower, m, here)
+
+    def _gradient(self, stage: int, follower: int, m: int) -> list[Tensor]:
+        here = self._grads.pop((stage, follower, m), [])
+        return self._joined("B", stage, follower, m, here)
+
+    def _joined(
+        self, kind: str, stage: int, follower: int, m: int, here: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """This rank's samples, from others and from what is here, put together in order."""
+        source, found = stage if kind == "F" else follower, []
+        for move in self._moves(kind, stage, follower, m):
+            if move.target != self.rank:
+                continue
+            if move.source == self.rank:
+                begins = self._own(source, m).start
+                cut = slice(move.first - begins, move.last - begins)
+                found.append([y.detach()[cut] for y in here])
+            else:
+                message = RowMessage(kind, stage, follower, m, move.first, move.last)
+                found.append(self._post.receive(message))
+        return [torch.cat(rows) for rows in zip(*found, strict=True)]
+
+    def _empties(self, message: RowMessage) -> list[Tensor]:
+        metas = [m for m in self._metas[message.stage] if m.has_grad or message.kind == "F"]
+        return [m.with_rows(message.last - message.first).empty(self.device) for m in metas]
+
+    def _zeros(self, stage: int, m: int, meta: Meta) -> Tensor:
+        own = self._own(stage, m)
+        return meta.with_rows(own.stop - own.start).empty(self.device).zero_()
+
+    def _source(self, stage: int, m: int) -> list[Tensor]:
+        return [x[self._own(stage, m)] for x in super()._source(stage, m)]
+
+    def _target(self, stage: int, m: int) -> Any:
+        whole = super()._target(stage, m)
+        return None if whole is None else whole[self._own(stage, m)]
+
+    def _negotiate(self) -> None:
+        self._is_trying = True
+        super()._negotiate()
+        self._is_trying = False
+
+    def _meta(self, stage: int, output: Tensor) -> Meta:
+        samples = self._own(stage, 0).stop
+        is_tensor = isinstance(output, torch.Tensor)
+        has_rows = is_tensor and output.dim() and len(output) == samples
+        if self.pipeline.followers[stage] and not has_rows:
+            shape = tuple(output.shape) if is_tensor else type(output).__name__
+            raise InputError(f"behind {self._named(stage)} {samples} samples have become {shape}")
+        return Meta(tuple(output.shape[1:]), output.dtype, output.requires_grad)
 
 
 def shaped(
@@ -62,11 +167,8 @@ def shaped(
     return Pipeline(tuple(orders), after), pieces
 
 
-class Segments(Blocks):
-    """The segment of this rank; `step` leaves the gradients of its replicas, whose mean is right.
-
-    Every rank is given the whole batch and takes the samples of its replica.
-    """
+class Segments(RowStages):
+    """The segment of this rank; `step` leaves gradients whose mean over its replicas is right."""
 
     def __init__(
         self,
@@ -96,126 +198,30 @@ class Segments(Blocks):
             dist.all_reduce(grad, group=group)
             parameter.grad = grad
 
-    # Who has what
+    def _named(self, stage: int) -> str:
+        return f"segment {stage}"
 
-    @property
-    def _size(self) -> int:
-        """Samples of a micro-batch."""
-        return len(self._batch[0][0])
+    def _size(self, stage: int) -> int:
+        """Samples of a micro-batch that a replica of a stage has."""
+        return len(self._batch[0][0]) // len(self.replicas[stage])
 
-    def _own(self) -> slice:
-        """This rank's samples of a micro-batch."""
-        each = self._size // len(self.replicas[self.stage])
+    def _span(self, stage: int, m: int) -> slice:
+        each = self._size(stage)
         return slice(self.replica * each, (self.replica + 1) * each)
 
-    def _crossing(self, a: int, b: int) -> Iterator[tuple[int, int, int, int]]:
-        """Replicas of two stages that have the same samples, and which."""
-        one, other = (self._size // len(self.replicas[s]) for s in (a, b))
-        for i in range(len(self.replicas[a])):
-            for j in range(len(self.replicas[b])):
+    def _moves(self, kind: str, stage: int, follower: int, m: int) -> Iterator[Move]:
+        """From the replicas that have the same samples; their ranks take turns in sending."""
+        a, b = (stage, follower) if kind == "F" else (follower, stage)
+        one, other = self._size(a), self._size(b)
+        for i, sources in enumerate(self.replicas[a]):
+            for j, targets in enumerate(self.replicas[b]):
                 first, last = max(i * one, j * other), min((i + 1) * one, (j + 1) * other)
-                if first < last:
-                    yield i, j, first, last
-
-    def _leaving(self, rank: int, action: Action) -> Iterator[tuple[int, Rows]]:
-        """What a rank sends after an action, and to which rank."""
-        stage, kind, m = action
-        if kind == "W":
-            return
-        others = self.pipeline.followers[stage] if kind == "F" else self.pipeline.after[stage]
-        for other in others:
-            ends = (stage, other) if kind == "F" else (other, stage)
-            for i, j, first, last in self._crossing(stage, other):
-                mine = self.replicas[stage][i]
-                for k, to in enumerate(self.replicas[other][j]):
-                    if mine[k % len(mine)] == rank:
-                        yield to, Rows("F" if kind == "F" else "B", *ends, m, first, last)
-
-    def _expected(self, pipeline: Pipeline) -> dict[int, list[Rows]]:
-        found: dict[int, list[Rows]] = {}
-        for source, order in enumerate(pipeline.orders):
-            there = [m for a in order for to, m in self._leaving(source, a) if to == self.rank]
-            if there:
-                found[source] = there
-        return found
-
-    # What is done
-
-    def _send(self, action: Action, made: Any) -> None:
-        begins = self._own().start
-        for to, rows in self._leaving(self.rank, action):
-            tensors = made if rows.kind == "F" else made[rows.stage]
-            self._post.send(to, [y[rows.first - begins : rows.last - begins] for y in tensors])
-
-    def _empties(self, message: Rows) -> list[Tensor]:
-        metas = [m for m in self._metas[message.stage] if m.has_grad or message.kind == "F"]
-        return [self._with(m, message.last - message.first) for m in metas]
-
-    def _with(self, meta: Meta, rows: int) -> Tensor:
-        return meta._replace(shape=(rows, *meta.shape)).empty(self.device)
-
-    def _output(self, stage: int, m: int) -> list[Tensor]:
-        return self._joined("F", stage, self.stage, m, stage)
+                for k, target in enumerate(targets if first < last else ()):
+                    yield Move(sources[k % len(sources)], target, first, last)
 
     def _gradient(self, stage: int, follower: int, m: int) -> list[Tensor]:
         scale = len(self.replicas[stage]) / len(self.replicas[follower])
-        return [g * scale for g in self._joined("B", stage, follower, m, follower)]
-
-    def _joined(self, kind: str, stage: int, follower: int, m: int, source: int) -> list[Tensor]:
-        """This replica's samples, from the replicas of another segment."""
-        found = [
-            self._post.receive(Rows(kind, stage, follower, m, first, last))
-            for _, j, first, last in self._crossing(source, self.stage)
-            if j == self.replica
-        ]
-        return [torch.cat(rows) for rows in zip(*found, strict=True)]
-
-    def _source(self, stage: int, m: int) -> list[Tensor]:
-        return [x[self._own()] for x in super()._source(stage, m)]
-
-    def _ended(self, chunk: int, made: Any) -> list[Tensor]:
-        whole = self._targets
-        if whole is not None and whole[chunk] is not None:
-            self._targets = {chunk: whole[chunk][self._own()]}
-        found = super()._ended(chunk, made)
-        self._targets = whole
-        return found
-
-    def _grads_of(self, metas: Sequence[Meta], grads: Sequence[Tensor]) -> list[Tensor]:
-        rows = self._own().stop - self._own().start
-        pairs = zip(metas, grads, strict=True)
-        return [self._with(meta, rows).zero_() if g is None else g for meta, g in pairs]
-
-    def prepare(self, inputs: tuple[Any, ...]) -> None:
-        """Learn from an example what segments send each other, so that no step stops at it."""
-        chunks = [x.chunk(self.parts) for x in inputs]
-        self._batch = [list(c) for c in zip(*chunks, strict=True)]
-        self._negotiate()
-
-    def _negotiate(self) -> None:
-        seen = [(tuple(x.shape), x.dtype) for x in self._batch[0]]
-        if seen == self._seen:
-            return
-        for stage, ranks in enumerate(self.pipeline.ranks):
-            found = partial(self._try, stage) if self.pipeline.followers[stage] else list
-            self._metas[stage] = found_by_first(ranks, found, _CUT)
-        self._seen = seen
-
-    def _try(self, stage: int) -> list[Meta]:
-        rows = self._own().stop - self._own().start
-        given = [
-            self._with(meta, rows).zero_().requires_grad_(meta.has_grad)
-            for before in self.pipeline.after[stage]
-            for meta in self._metas[before]
-        ]
-        with torch.enable_grad():
-            outputs = tried(self.modules[stage], given + self._source(stage, 0))
-        for y in outputs:
-            if not isinstance(y, torch.Tensor) or not y.dim() or len(y) != rows:
-                raise InputError(
-                    f"segment {stage} puts out {tuple(getattr(y, 'shape', ()))} for {rows} samples"
-                )
-        return [Meta(tuple(y.shape[1:]), y.dtype, y.requires_grad) for y in outputs]
+        return [g * scale for g in super()._gradient(stage, follower, m)]
 
 
 def _replicas(one: Segment) -> Iterator[tuple[int, ...]]:

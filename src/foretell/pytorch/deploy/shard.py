@@ -30,9 +30,8 @@ from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.pytorch.deploy.buckets import local
 from foretell.pytorch.deploy.deferred import Deferred, Place, placed, with_memory
-from foretell.pytorch.deploy.ties import shared_names
 from foretell.pytorch.deploy.units import is_box, units
-from foretell.pytorch.deploy.uses import trial
+from foretell.pytorch.deploy.uses import shared_names, trial
 
 
 def shard(

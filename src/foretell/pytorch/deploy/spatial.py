@@ -19,11 +19,11 @@ from torch import nn
 
 from foretell.errors import InputError
 from foretell.pytorch.deploy.batch_norm import normalize
-from foretell.pytorch.deploy.collective import copy_in, cut, even, gather, new_groups
-from foretell.pytorch.deploy.exchange import Span, exchange, spans
+from foretell.pytorch.deploy.collective import both_ways, copy_in, cut, even, gather, new_groups
 
 Tensor = Any
 Module = Any
+Span = tuple[int, int]
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
@@ -236,3 +236,62 @@ def _padded(x: Tensor, dim: int, want: Span, total: int, outside: float) -> Tens
         return x
     shape = [-1 if d == dim else 1 for d in range(x.dim())]
     return x.masked_fill(is_outside.view(shape), outside)
+
+
+def exchange(
+    x: Tensor, dim: int, have: Sequence[Span], want: Sequence[Span], group: Any = None
+) -> Tensor:
+    """The rows this rank wants, of a dim whose rows `have` says who holds.
+
+    Rows [a, b) that a rank wants may overlap what others want (a halo) and reach past the ends
+    (zeros). Forward sends each row to all who want it; backward sends gradients home and adds up.
+    """
+    if tuple(have) == tuple(want):
+        return x
+    return both_ways(
+        x,
+        lambda y: _moved(y, dim, have, want, group),
+        lambda g: _moved(g, dim, want, have, group),
+    )
+
+
+def spans(sizes: Sequence[int]) -> list[Span]:
+    """Where parts of these sizes begin and end."""
+    ends = [sum(sizes[: r + 1]) for r in range(len(sizes))]
+    return [(e - s, e) for s, e in zip(sizes, ends, strict=True)]
+
+
+def _moved(x: Tensor, dim: int, have: Sequence[Span], want: Sequence[Span], group: Any) -> Tensor:
+    """Rows from those who have them, added up where several do."""
+    rank = dist.get_rank(group)
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    shape = list(x.shape)
+    shape[dim] = want[rank][1] - want[rank][0]
+    found = x.new_zeros(shape)
+    sent, due = [], []
+    for other in range(len(have)):
+        if other == rank:
+            continue
+        if out := _overlap(have[rank], want[other]):
+            piece = _rows(x, dim, have[rank], out).contiguous()
+            sent.append((dist.isend(piece, dst=ranks[other], group=group), piece))
+        if back := _overlap(want[rank], have[other]):
+            into = torch.empty_like(_rows(found, dim, want[rank], back)).contiguous()
+            due.append((dist.irecv(into, src=ranks[other], group=group), into, back))
+    if own := _overlap(have[rank], want[rank]):
+        _rows(found, dim, want[rank], own).add_(_rows(x, dim, have[rank], own))
+    for work, into, back in due:
+        work.wait()
+        _rows(found, dim, want[rank], back).add_(into)
+    for work, _ in sent:
+        work.wait()
+    return found
+
+
+def _overlap(one: Span, other: Span) -> Span | None:
+    first, last = max(one[0], other[0]), min(one[1], other[1])
+    return (first, last) if first < last else None
+
+
+def _rows(x: Tensor, dim: int, held: Span, wanted: Span) -> Tensor:
+    return x.narrow(dim, wanted[0] - held[0], wanted[1] - wanted[0])

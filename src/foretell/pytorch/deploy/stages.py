@@ -10,8 +10,7 @@ private; tests pin them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,13 +18,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
 from foretell.errors import InputError
-from foretell.pytorch.deploy.actions import Pipeline, Ran
-from foretell.pytorch.deploy.blocks import Blocks
-from foretell.pytorch.deploy.collective import Shared, shared_groups
-from foretell.pytorch.deploy.messages import joined, owned, untouched
-from foretell.pytorch.deploy.orders import name_of
-from foretell.pytorch.deploy.precision import unscaled
-from foretell.pytorch.deploy.ties import add_up
+from foretell.pytorch.deploy.actions import Pipeline, Ran, name_of
+from foretell.pytorch.deploy.blocks import Blocks, joined, owned
+from foretell.pytorch.deploy.uses import add_up, untouched
 
 
 def _made(_: Any, args: Any, output: Any) -> Any:
@@ -109,36 +104,24 @@ class Runtime(_PipelineScheduleRuntime):  # type: ignore[misc]
             losses[:] = [found[m].detach() for m in sorted(found)]
 
 
+Loss = Callable[[Any, Any], Any]
 _CLASSES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 
 
-class Staged:
-    """A pipeline on torch's runtime; `step` leaves the gradients of the whole batch."""
+class Staged(Blocks):
+    """A line of stages on torch's runtime; what is only inferred runs on our own."""
 
     def __init__(
-        self,
-        pipeline: Pipeline,
-        modules: Mapping[int, Any],  # the stages of this rank
-        loss: Callable[[Any, Any], Any],
-        *,
-        group: Any = None,
-        device: Any = None,
-        shared: Shared = (),  # of this rank, in one order on all ranks
-        weights: Sequence[float] = (),  # of each micro-batch in the loss; equal
+        self, pipeline: Pipeline, modules: Mapping[int, Any], loss: Loss, **options: Any
     ) -> None:
         if not pipeline.is_line:
             raise InputError(
                 "torch's runtime holds one line of stages, each on one rank",
                 hint="run it on our own executor: foretell.pytorch.deploy.blocks",
             )
-        self.pipeline, self.modules, self.ran = pipeline, dict(modules), list[Ran]()
-        place = device or torch.device("cpu")
-        self._ahead = partial(Blocks, pipeline, modules, loss, group=group, device=device)
-        self._forward: Blocks | None = None
-        self.scale: Callable[[], float] = unscaled  # of losses, for gradients in fp16
-        self.weights = list(weights) or [1 / self._num] * self._num
+        super().__init__(pipeline, modules, loss, **options)
         self.stages = [
-            Stage(module, index, pipeline.num_stages, place, group=group)
+            Stage(module, index, pipeline.num_stages, self.device, group=self.group)
             for index, module in sorted(modules.items())
         ]
         for stage in self.stages:
@@ -147,13 +130,8 @@ class Staged:
             if pipeline.halves:
                 stage.submod.register_forward_hook(lambda _, __, output: owned(output))
         self.runtime = self._runtime(self._weighed(loss))
-        self.shared = shared_groups(shared, group)
 
-    @property
-    def _num(self) -> int:
-        return self.pipeline.micro_batches
-
-    def _weighed(self, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def _weighed(self, loss: Loss) -> Loss:
         """The loss of a micro-batch as a part of the whole; torch asks for it after its forward."""
         end = next((s for s in self.stages if s.is_last), None)
 
@@ -163,7 +141,7 @@ class Staged:
 
         return part
 
-    def _runtime(self, loss: Callable[[Any, Any], Any]) -> Any:
+    def _runtime(self, loss: Loss) -> Any:
         """Torch's class for this order where it has one, which costs least; else its runtime.
 
         It does not scale gradients: it would those of tied stages twice. The loss is scaled.
@@ -178,18 +156,9 @@ class Staged:
         )
         return runtime
 
-    def infer(self, inputs: tuple[Any, ...]) -> dict[int, Any]:
-        """The outputs where the last stage is: on our own executor, which keeps nothing."""
-        if self._forward is None:
-            self._forward = self._ahead()
-        return self._forward.infer(inputs)
-
     def step(self, inputs: tuple[Any, ...], target: Any) -> Any:
         """Run every micro-batch there and back; the mean loss where the last stage is."""
-        if len(inputs[0]) % self._num:
-            raise InputError(
-                f"a batch of {len(inputs[0])} does not make {self._num} equal micro-batches"
-            )
+        self._require_batch(inputs)
         self.ran.clear()
         losses: list[Any] = []
         is_first = any(s.is_first for s in self.stages)

@@ -2,8 +2,8 @@
 
     all-reduce   in buckets, as the layout says               buckets.py
     factors      by the factors of a linear layer             factors.py
-    ps:RANK      by a server that updates for everyone        server.py
-    sharded      each parameter updated by one of the ranks   server.py
+    ps:RANK      by a server that updates for everyone
+    sharded      each parameter updated by one of the ranks, which alone has its state (ZeRO 1)
 
 `synchronize` hooks into backward and optimizer, so a plain training loop stays as it is.
 """
@@ -11,20 +11,99 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.autograd import Variable
 
 from foretell.errors import InputError, unknown
-from foretell.pytorch.deploy.buckets import Buckets, broadcast_state, share_buffers
+from foretell.pytorch.deploy.buckets import (
+    Buckets,
+    broadcast_state,
+    like,
+    local,
+    share_buffers,
+)
 from foretell.pytorch.deploy.factors import Factors, refusal
 from foretell.pytorch.deploy.layout import Layout, by_size
-from foretell.pytorch.deploy.server import Server, owners
 
+Tensor = Any
 WORDS = ("all-reduce", "factors", "ps:RANK", "sharded")
+
+
+class Server:
+    """Reduces each gradient to its owner, and after the update sends the parameter to all.
+
+    Only the owner's optimizer ever sees a gradient, so only it keeps state.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        owner: Mapping[str, int],  # rank in the group
+        *,
+        weight: float,
+        group: Any = None,
+    ) -> None:
+        self.parameters, self.owner = dict(parameters), dict(owner)
+        self.weight, self.group = weight, group
+        self.ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        self.rank = dist.get_rank(group)
+        self.is_syncing = True  # it sends when the backward is over, whatever this says
+        self.is_shown = False  # every rank sees every gradient, for loops that clip
+        self._begun: dict[str, tuple[Any, Tensor]] = {}
+
+    def begin(self) -> None:
+        """Send every gradient to its owner."""
+        self._begun = {name: self._reduce(name) for name in self.parameters}
+
+    def finish(self) -> None:
+        """Give each owner its gradients; other ranks keep none."""
+        if not self._begun:
+            self.begin()
+        for name, (work, message) in self._begun.items():
+            work.wait()
+            parameter, is_mine = self.parameters[name], self.owner[name] == self.rank
+            if self.is_shown:
+                dist.broadcast(message, src=self.ranks[self.owner[name]], group=self.group)
+            is_used = (is_mine or self.is_shown) and bool(
+                (is_mine and parameter.grad is not None) or message[-1] > 0
+            )
+            total = message[:-1].view_as(local(parameter))
+            parameter.grad = like(total, parameter) if is_used else None
+        self._begun = {}
+
+    def hide(self, *_: Any) -> None:
+        """Before the update: only the owner's optimizer sees a gradient."""
+        for name, parameter in self.parameters.items():
+            if self.owner[name] != self.rank:
+                parameter.grad = None
+
+    def share(self) -> None:
+        """After the update: every rank gets the parameter of its owner."""
+        works = [
+            dist.broadcast(
+                local(p.detach()), src=self.ranks[self.owner[n]], group=self.group, async_op=True
+            )
+            for n, p in self.parameters.items()
+        ]
+        for work in works:
+            work.wait()
+
+    def _reduce(self, name: str) -> tuple[Any, Tensor]:
+        """Send a gradient, and behind it whether there is one."""
+        parameter = self.parameters[name]
+        held = local(parameter)
+        message = torch.zeros(held.numel() + 1, dtype=held.dtype, device=held.device)
+        if parameter.grad is not None:
+            torch.mul(local(parameter.grad).flatten(), self.weight, out=message[:-1])
+            message[-1] = 1.0
+        to = self.ranks[self.owner[name]]
+        work = dist.reduce(message, dst=to, group=self.group, async_op=True)
+        return work, message
 
 
 @dataclass
@@ -39,34 +118,45 @@ class Sync:
     is_adding: bool = False  # more of this step's gradients are to come
     before: Any = None  # what finishes before an update
 
+    @property
+    def parts(self) -> list[Any]:
+        """Those that are there: each sends with `begin` and is done after `finish`."""
+        return [p for p in (self.buckets, self.factors, self.server) if p is not None]
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Let gradients add up on each rank, for gradient accumulation."""
-        with ExitStack() as stack:
-            for part in (self.buckets, self.factors):
-                if part is not None:
-                    stack.enter_context(part.no_sync())
-            before, self.is_adding = self.is_adding, True
+        before = [(part, part.is_syncing) for part in self.parts]
+        was, self.is_adding = self.is_adding, True
+        for part in self.parts:
+            part.is_syncing = False
+        try:
             yield
-            self.is_adding = before
+        finally:
+            self.is_adding = was
+            for part, is_syncing in before:
+                part.is_syncing = is_syncing
+
+    def owns(self, parameter: Tensor) -> bool:
+        """Whether this rank updates a parameter: not where another does it for all."""
+        if self.server is None:
+            return True
+        served = self.server.parameters.items()
+        name = next((name for name, one in served if one is parameter), None)
+        return name is None or self.server.owner[name] == self.server.rank
 
     def begin(self) -> None:
         """Send what has not left yet: the backward is over. `finish` waits for it."""
-        if self.buckets is not None:
-            self.buckets.flush()
-        if self.factors is not None:
-            self.factors.flush()
-        if self.server is not None:
-            self.server.begin()
+        for part in self.parts:
+            part.begin()
 
     def finish(self, *_: Any) -> None:
         """Make the gradients those of the whole batch; again only after an update."""
         if self.is_done:
             return
         self.is_done = True
-        for part in (self.buckets, self.factors, self.server):
-            if part is not None:
-                part.finish()
+        for part in self.parts:
+            part.finish()
 
     def update_by_message(self, update: Callable[[], Any]) -> None:
         """Update bucket by bucket; there is nothing but buckets."""
@@ -249,3 +339,14 @@ def _server(
         return None
     chosen = {n: p for n, p in trained.items() if n in owner}
     return Server(chosen, owner, weight=weight, group=group)
+
+
+def owners(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
+    """Each parameter with one rank: the largest first, to the rank that holds least."""
+    held = [0] * ranks
+    found = {}
+    for name in sorted(sizes, key=lambda n: (-sizes[n], n)):
+        rank = held.index(min(held))
+        found[name] = rank
+        held[rank] += sizes[name]
+    return found

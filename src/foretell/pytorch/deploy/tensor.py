@@ -2,7 +2,7 @@
 
     colwise   a linear layer's outputs are split; its input is whole
     rowwise   its inputs are split, as a colwise layer before it leaves them; the output is summed
-    sequence  a norm, which may see some of the tokens alone (→ sequence.py)
+    sequence  a norm, which may see some of the tokens alone (→ tokens.py)
 
 A layout comes from the model (`tensor_layout`, or the `_tp_plan` of a transformers model), or is
 read off its structure: two linear layers in a row with only pointwise layers between them. Where
@@ -24,10 +24,9 @@ from torch.distributed.tensor.parallel import (
 )
 
 from foretell.errors import InputError, unknown
-from foretell.pytorch.deploy.sequence import SEQUENCE, split_tokens
-from foretell.pytorch.deploy.ties import tied_names
+from foretell.pytorch.deploy.tokens import SEQUENCE, split_tokens
 from foretell.pytorch.deploy.units import row
-from foretell.pytorch.deploy.uses import copied
+from foretell.pytorch.deploy.uses import copied, tied_names
 
 Module = Any
 _STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}

@@ -30,13 +30,12 @@ from foretell.errors import InputError
 from foretell.plan import Plan
 from foretell.plan.unsupported import require_in_script
 from foretell.pytorch.deploy import run_files
-from foretell.pytorch.deploy.apply import Call, Deployed
-from foretell.pytorch.deploy.loop import in_own_loop
-from foretell.pytorch.deploy.one_world import AsOne, one_rank
+from foretell.pytorch.deploy.apply import Deployed, in_own_loop
+from foretell.pytorch.deploy.checkpoint import still
+from foretell.pytorch.deploy.one_world import AsOne, one_rank, one_writer
 from foretell.pytorch.deploy.optimizer import Several, clip_norm, clip_value
-from foretell.pytorch.deploy.own_files import one_writer
 from foretell.pytorch.deploy.precision import mixed, precision_of
-from foretell.pytorch.deploy.state import still
+from foretell.pytorch.deploy.uses import Call
 from foretell.pytorch.deploy.whole import Apart, AsWhole, cut_of, on_share
 from foretell.pytorch.intake.watch import Watch
 

@@ -144,7 +144,7 @@ class Line(nn.Sequential):  # type: ignore[misc]
         for layer in self:
             found = layer(*found) if self.spread else layer(found)
             found = found if not self.spread or isinstance(found, tuple) else (found,)
-        return found
+        return found[0] if self.spread and len(found) == 1 else found
 
 
 def _line(known: Mapping[str, Module], names: Sequence[str], spread: bool) -> Module:

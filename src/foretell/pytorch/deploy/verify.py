@@ -16,7 +16,6 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,12 +26,10 @@ from foretell.plan import Plan
 from foretell.pytorch.deploy import run_files
 from foretell.pytorch.deploy.apply import deploy
 from foretell.pytorch.deploy.batch_norm import norms
-from foretell.pytorch.deploy.blocks import Blocks
-from foretell.pytorch.deploy.grouped import Groups
+from foretell.pytorch.deploy.checkpoint import buffers, gradients, parameters, still
 from foretell.pytorch.deploy.mesh import fingerprint, place
-from foretell.pytorch.deploy.pipelined import micro_batches
-from foretell.pytorch.deploy.precision import mixed, precision_of
-from foretell.pytorch.deploy.state import buffers, gradients, parameters, still
+from foretell.pytorch.deploy.pipelined import micro_batches, pieces
+from foretell.pytorch.deploy.precision import mixed, precision_of, scaler
 from foretell.pytorch.script import default_loss
 
 STEPS = 3  # momentum shows in the second, what it does to gradients in the third
@@ -79,7 +76,7 @@ def _key(plan: Plan, model: Any, source: str, batch_norm: str) -> str:
 
 def _why_not(need: int, device: str) -> str:
     """Why it is not compared, or nothing."""
-    free = _free(device)
+    free = torch.cuda.mem_get_info()[0] if device == "cuda" else run_files.free_memory()
     if need > free:
         held, left = need / 2**30, free / 2**30
         return f"one process would need {held:.1f} GiB beside this one, {left:.1f} are free"
@@ -91,17 +88,6 @@ def _same(said: Any) -> Any:
     box = [said]
     dist.broadcast_object_list(box, src=0)
     return box[0]
-
-
-def _free(device: str) -> float:
-    if device == "cuda":
-        return float(torch.cuda.mem_get_info()[0])
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return float("inf")
-    rows = dict(line.split(":", 1) for line in lines)
-    return float(rows["MemAvailable"].split()[0]) * 1024
 
 
 LOSS, GRADIENT = 1e-6, 1e-5  # relative, in fp32; buffers as gradients
@@ -183,7 +169,7 @@ def verify(
     )
     if alone is not None:
         alone.nums = _micro_batches(made, [len(inputs[0]) for inputs, _ in case.parts(0)])
-    seen = _Seen(ROUGH if is_rough else LOSS, math.inf if is_rough else GRADIENT)
+    seen = Seen(ROUGH if is_rough else LOSS, math.inf if is_rough else GRADIENT)
     for step in range(steps):
         wanted = alone.step(step) if alone is not None else {}
         loss = made.step(*case.parts(step)[at])
@@ -224,6 +210,7 @@ class _Alone:
         still(self.model)
         self.optimizer = case.optimizer(self.model)
         self.loss = case.loss or default_loss
+        self.scaler = scaler(precision_of(plan), case.device)
 
     def step(self, step: int) -> dict[str, Tensor]:
         """The gradients of one step by name, and its loss under no name."""
@@ -231,11 +218,17 @@ class _Alone:
         parts = self.case.parts(step)
         shares = [len(inputs[0]) for inputs, _ in parts]
         total = sum(self._backward(piece, weight) for piece, weight in self._pieces(parts, shares))
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
         if self.case.max_norm:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.case.max_norm)
         made = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
         made = {n: g.detach().clone() for n, g in made.items()}
-        self.optimizer.step()
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
         return made | {"": torch.as_tensor(total)}
 
     def _pieces(self, parts: list[Part], shares: list[int]) -> list[tuple[Part, float]]:
@@ -244,7 +237,7 @@ class _Alone:
         With local statistics each is taken alone.
         """
         nums = self.nums or [1] * len(parts)
-        rows = [_cut(part, num) for part, num in zip(parts, nums, strict=True)]
+        rows = [pieces(*part, num) for part, num in zip(parts, nums, strict=True)]
         if norms(self.model) and self.case.batch_norm == "local":
             each = zip(rows, shares, nums, strict=True)
             return [(piece, n / sum(shares) / num) for row, n, num in each for piece in row]
@@ -259,7 +252,8 @@ class _Alone:
         inputs, target = part
         with mixed(precision_of(self.plan), self.case.device):
             loss = self.loss(self.model(*inputs), target)
-        (loss * weight).backward()
+        weighed = loss * weight
+        (weighed if self.scaler is None else self.scaler.scale(weighed)).backward()
         return float(loss.detach()) * weight
 
     def parameters(self) -> dict[str, Tensor]:
@@ -271,24 +265,13 @@ class _Alone:
 
 def _micro_batches(made: Any, shares: list[int]) -> list[int]:
     """In how many pieces each data-parallel rank takes its samples."""
-    if isinstance(made.pipeline, Groups):
-        return [made.pipeline.batches or 1] * len(shares)
     if len(set(shares)) > 1 and not made.plan.actions:
         return [micro_batches(made.plan, n) for n in shares]
     if len(set(shares)) > 1:
         return [1] * len(shares)
-    if isinstance(made.pipeline, Blocks):
-        return [made.pipeline.parts or 1] * len(shares)
     if made.pipeline is not None:
-        return [int(made.pipeline.pipeline.micro_batches)] * len(shares)
+        return [made.pipeline.parts] * len(shares)
     return [micro_batches(made.plan, n) for n in shares]
-
-
-def _cut(part: Part, num: int) -> list[Part]:
-    inputs, target = part
-    pieces = zip(*(x.chunk(num) for x in inputs), strict=True)
-    targets = [None] * num if target is None else target.chunk(num)
-    return list(zip(pieces, targets, strict=True))
 
 
 def _joined(parts: Sequence[Part]) -> Part:
@@ -297,11 +280,11 @@ def _joined(parts: Sequence[Part]) -> Part:
 
 
 @dataclass
-class _Seen:
+class Seen:
     """What this rank has compared."""
 
-    loss: float  # limits
-    limit: float
+    loss: float = LOSS  # limits
+    limit: float = GRADIENT
     tensors: int = 0
     wanted: set[tuple[int, str, str]] = field(default_factory=set)  # known to the first rank
     names: set[tuple[int, str, str]] = field(default_factory=set)  # step, what, name
@@ -320,7 +303,7 @@ class _Seen:
             self.differences.append(Difference(step, what, name, off, dist.get_rank()))
 
 
-def _compare_loss(seen: _Seen, step: int, loss: Any, share: float, wanted: Any) -> None:
+def _compare_loss(seen: Seen, step: int, loss: Any, share: float, wanted: Any) -> None:
     """The mean over ranks that know theirs, by their shares of the batch."""
     each: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(each, None if loss is None else (float(loss.detach()), share))
@@ -328,16 +311,20 @@ def _compare_loss(seen: _Seen, step: int, loss: Any, share: float, wanted: Any) 
     if wanted is None or not known:
         return
     mean = sum(x * w for x, w in known) / sum(w for _, w in known)
-    # of outputs of order one: a loss below that is a difference of such
-    off = abs(mean - float(wanted)) / max(abs(float(wanted)), 0.5)
+    off = loss_off(mean, float(wanted))
     seen.note(step, "loss", "", off, seen.loss * (1 + step))  # updates carry roundings on
 
 
-def _compare(seen: _Seen, step: int, what: str, mine: dict[str, Any], wanted: Any) -> None:
+def loss_off(mine: float, wanted: float) -> float:
+    """How far a loss is off: of outputs of order one, it may be a difference of such."""
+    return abs(mine - wanted) / max(abs(wanted), 0.5)
+
+
+def _compare(seen: Seen, step: int, what: str, mine: dict[str, Any], wanted: Any) -> None:
     """Each tensor here with that of the first rank, which sends it to all."""
     device = next((t.device for t in mine.values() if t is not None), torch.device("cpu"))
     rows = [(n, tuple(t.shape), t.dtype) for n, t in (wanted or {}).items()]
-    box: list[Any] = [rows, _largest(wanted or {})]
+    box: list[Any] = [rows, largest(wanted or {})]
     dist.broadcast_object_list(box, src=0)
     missing = set(mine) - {n for n, _, _ in box[0]}
     limit = seen.limit * (UPDATED if what == "parameter" else 1.0)
@@ -346,7 +333,7 @@ def _compare(seen: _Seen, step: int, what: str, mine: dict[str, Any], wanted: An
         sent = sent.to(device)
         dist.broadcast(sent, src=0)
         if mine.get(name) is not None:
-            seen.note(step, what, name, _off(mine[name], sent, box[1]), limit)
+            seen.note(step, what, name, tensor_off(mine[name], sent, box[1]), limit)
     if wanted:
         seen.wanted |= {(step, what, name) for name in wanted}
     for name in missing:  # nothing reached it alone
@@ -354,12 +341,14 @@ def _compare(seen: _Seen, step: int, what: str, mine: dict[str, Any], wanted: An
             seen.note(step, what, name, float(mine[name].double().abs().max() > 0), seen.limit)
 
 
-def _largest(tensors: dict[str, Tensor]) -> float:
+def largest(tensors: dict[str, Tensor]) -> float:
+    """The largest value of some tensors."""
     some = (t.detach().double() for t in tensors.values() if t.numel())  # flags too
     return max((float(t.abs().max()) for t in some), default=0.0)
 
 
-def _off(mine: Tensor, wanted: Tensor, largest: float) -> float:
+def tensor_off(mine: Tensor, wanted: Tensor, largest: float) -> float:
+    """How far a tensor is off, relative to its largest value or a part of the largest of all."""
     if mine.shape != wanted.shape:
         return math.inf
     if not mine.numel():
@@ -369,7 +358,7 @@ def _off(mine: Tensor, wanted: Tensor, largest: float) -> float:
     return off / scale if math.isfinite(off) else math.inf
 
 
-def _agreed(seen: _Seen, steps: int) -> Verdict:
+def _agreed(seen: Seen, steps: int) -> Verdict:
     """One verdict for all ranks; the earliest difference first."""
     found = Verdict(steps, seen.tensors, seen.loss_off, seen.gradient_off, tuple(seen.differences))
     each: list[Any] = [None] * dist.get_world_size()

@@ -22,50 +22,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
-from foretell.pytorch.deploy.collective import even, gathered, summed
+from foretell.pytorch.deploy import collective
+from foretell.pytorch.deploy.collective import even, times
 
 Tensor = Any
 ITEMS = "num_items_in_batch"  # by which a model of transformers divides the sum of its losses
-
-
-class _Part(torch.autograd.Function):  # type: ignore[misc]
-    """This rank's samples; the gradient is put together from all ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cut: Cut) -> Tensor:
-        ctx.cut = cut
-        return x.split(cut.sizes)[cut.rank].contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        return gathered(g, 0, ctx.cut.sizes, ctx.cut.group) / len(ctx.cut.sizes), None
-
-
-class _Join(torch.autograd.Function):  # type: ignore[misc]
-    """The samples of all ranks; the gradient is that of this rank's, times the ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cut: Cut) -> Tensor:
-        ctx.cut = cut
-        return gathered(x, 0, cut.sizes, cut.group)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        cut = ctx.cut
-        return g.split(cut.sizes)[cut.rank] * len(cut.sizes), None
-
-
-class _Mean(torch.autograd.Function):  # type: ignore[misc]
-    """The mean over samples of a number that is a mean on each rank."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cut: Cut) -> Tensor:
-        ctx.cut = cut
-        return summed(x * cut.weight, cut.group)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        return g * ctx.cut.weight * len(ctx.cut.sizes), None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +73,9 @@ def on_share(
 
     def part(x: Any) -> Any:
         is_by_sample = isinstance(x, torch.Tensor) and x.dim() and len(x) == samples
-        return _Part.apply(x, cut) if is_by_sample else x
+        if not is_by_sample:
+            return x
+        return collective.cut(times(x, 1 / len(cut.sizes)), 0, cut.sizes, cut.group)
 
     args, kwargs = pytree.tree_map(part, (args, kwargs))
     if kwargs.get(ITEMS) is not None:
@@ -151,7 +114,10 @@ def _shape(x: Any, cut: Cut) -> Any:
 def _joined(x: Any, cut: Cut) -> Any:
     if not isinstance(x, torch.Tensor) or (not x.is_floating_point() and not x.dim()):
         return x
-    return _Join.apply(x, cut) if x.dim() else _Mean.apply(x, cut)
+    counted = times(x, len(cut.sizes))
+    if x.dim():
+        return collective.gather(counted, 0, cut.sizes, cut.group)
+    return collective.sum_out(counted * cut.weight, cut.group)  # a mean on each rank
 
 
 class AsWhole(TorchFunctionMode):  # type: ignore[misc]

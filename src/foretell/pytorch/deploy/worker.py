@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -25,8 +26,7 @@ from foretell.errors import ForetellError, InputError
 from foretell.plan import Plan
 from foretell.pytorch.deploy import measured, run_files
 from foretell.pytorch.deploy.measured import Piece
-from foretell.pytorch.deploy.run_files import Asked, State
-from foretell.pytorch.deploy.step_log import StepLog
+from foretell.pytorch.deploy.run_files import Asked, State, StepLog
 
 _BEAT = 0.5  # seconds between signs of life
 _NOTED = 5  # more steps at most, to see what one is spent on
@@ -70,17 +70,17 @@ def main(folder: Path) -> None:
     rank = int(os.environ["RANK"])
     _redirect(folder / f"rank-{rank}.log")
     asked = run_files.asked(folder)
-    pulse = Heartbeat(folder, rank, asked.launcher)
+    heartbeat = Heartbeat(folder, rank, asked.launcher)
     try:
         if asked.goal:
             from foretell.pytorch.deploy.script_rank import run
 
-            result = run(asked, folder, rank, pulse)
+            result = run(asked, folder, rank, heartbeat)
         else:
-            result = _run(asked, folder, rank, pulse)
+            result = _run(asked, folder, rank, heartbeat)
     except BaseException as error:
-        failed(folder, rank, error, pulse.phase)
-    done(folder, rank, result, pulse)
+        failed(folder, rank, error, heartbeat.phase)
+    done(folder, rank, result, heartbeat)
 
 
 def failed(folder: Path, rank: int, error: BaseException, phase: str) -> NoReturn:
@@ -93,10 +93,10 @@ def failed(folder: Path, rank: int, error: BaseException, phase: str) -> NoRetur
         os._exit(1)
 
 
-def done(folder: Path, rank: int, result: dict[str, Any], pulse: Heartbeat) -> None:
+def done(folder: Path, rank: int, result: dict[str, Any], heartbeat: Heartbeat) -> None:
     """Say what this rank measured, and end it."""
     run_files.write(folder / f"rank-{rank}.result.json", result)
-    pulse.enter("done")
+    heartbeat.enter("done")
     leave()
 
 
@@ -111,7 +111,7 @@ def leave() -> None:
     os._exit(0)
 
 
-def _run(asked: Asked, folder: Path, rank: int, pulse: Heartbeat) -> dict[str, Any]:
+def _run(asked: Asked, folder: Path, rank: int, heartbeat: Heartbeat) -> dict[str, Any]:
     import torch.distributed as dist
 
     from foretell.pytorch.deploy.mesh import place
@@ -120,29 +120,29 @@ def _run(asked: Asked, folder: Path, rank: int, pulse: Heartbeat) -> dict[str, A
     device = joined(asked)
     script = load(Path(asked.script))
     run = _Steps(script, plan, device, asked.batch_norm)
-    verified = run.verify(asked, pulse) if asked.verify != "no" else None
-    pulse.enter("model")
+    verified = run.verify(asked, heartbeat) if asked.verify != "no" else None
+    heartbeat.enter("model")
     model = run.make()
-    pulse.enter("predict")
+    heartbeat.enter("predict")
     predictor = run.predictor() if asked.predict else None
-    pulse.enter("deploy")
+    heartbeat.enter("deploy")
     run.deploy(model)
     first = run.resume(Path(asked.checkpoint)) if asked.resume else 0
     last = asked.until or first + asked.warmup + asked.steps
     warm = min(asked.warmup, max(last - first - 1, 0))
     if first >= last:
         raise InputError(f"the checkpoint has all {last} steps already")
-    pulse.enter("predict")
-    told = predictor.predict(lambda: run.between(pulse)) if predictor is not None else None
+    heartbeat.enter("predict")
+    predicted = predictor.predict(lambda: run.between(heartbeat)) if predictor is not None else None
     times = []
     log = StepLog(folder, is_on=rank == 0, plan=asked.plan)
     for step in range(first, last):
-        times.append(run.take(step, last, pulse))
+        times.append(run.take(step, last, heartbeat))
         log.write(step, run.losses[-1], times[-1])
         if asked.checkpoint and (
             step + 1 == last or (asked.every and not (step + 1) % asked.every)
         ):
-            pulse.enter(f"checkpoint {step + 1}")
+            heartbeat.enter(f"checkpoint {step + 1}")
             run.save(Path(asked.checkpoint), step + 1)
     log.close()
     result = run.measured() | {"steps_s": times[warm:], "rank": rank}
@@ -151,14 +151,14 @@ def _run(asked: Asked, folder: Path, rank: int, pulse: Heartbeat) -> dict[str, A
     result |= {"verified": verified, "stage": place(plan, rank)["pp"]} | run.noted(
         min(asked.steps, _NOTED)
     )
-    if predictor is not None and told is not None and "why" not in told:
-        pulse.enter("learn")
-        told["first_apart"] = run.learn(
+    if predictor is not None and predicted is not None and not predictor.why_not:
+        heartbeat.enter("learn")
+        predicted["first_apart"] = run.learn(
             predictor, min(run.cpu[warm:]), statistics.median(times[warm:]), result["load"]
         )
-    result["predicted"] = told
+    result["predicted"] = predicted
     if asked.profile:
-        pulse.enter("profile")
+        heartbeat.enter("profile")
         run.profile(folder / f"rank-{rank}.trace.json.gz")
     dist.barrier()
     dist.destroy_process_group()
@@ -173,8 +173,7 @@ def joined(asked: Asked) -> str:
     import torch
     import torch.distributed as dist
 
-    from foretell.pytorch.deploy.fp8 import require_fp8
-    from foretell.pytorch.deploy.precision import precision_of
+    from foretell.pytorch.deploy.precision import precision_of, require_fp8
 
     device = asked.device or ("cuda" if torch.cuda.is_available() else "cpu")
     require_fp8(precision_of(Plan.parse(asked.plan)), device)
@@ -234,7 +233,7 @@ class _Steps:
         self.part(0, self.at)  # which makes it take its inputs by name, where it wants that
         return self.model
 
-    def verify(self, asked: Asked, pulse: Heartbeat) -> dict[str, Any] | None:
+    def verify(self, asked: Asked, heartbeat: Heartbeat) -> dict[str, Any] | None:
         """Compare the plan's first steps with one process; nothing where that was done before."""
         from foretell.pytorch.deploy.verify import Case, verified
 
@@ -252,7 +251,9 @@ class _Steps:
             self.whole,
         )
         source = Path(asked.script).read_text(errors="replace")
-        found = verified(case, self.plan, source, always=asked.verify == "yes", enter=pulse.enter)
+        found = verified(
+            case, self.plan, source, always=asked.verify == "yes", enter=heartbeat.enter
+        )
         self.model = None
         return found
 
@@ -260,16 +261,19 @@ class _Steps:
         """What predicts a step on this machine, its ops timed."""
         import torch.distributed as dist
 
+        from foretell.pytorch.deploy.op_times import LocalPass
         from foretell.pytorch.deploy.prediction import Predictor, Step, captured
 
         inputs, target = self.batch(0)
+        optimizer = partial(_optimizer, self.script, self.plan)
         step = Step(
             self.model,
             len(inputs[0]),
             captured(self.model, (*inputs, target), self.loss),
-            lambda held: _optimizer(self.script, self.plan, held),
+            optimizer,
             self.device,
             dist.group.WORLD if self.batch_norm == "sync" else None,
+            LocalPass(self.model, (*inputs, target), self.loss, optimizer),
         )
         found = Predictor(step, self.plan)
         found.prepare()
@@ -349,17 +353,17 @@ class _Steps:
         return prepared(self.model, found, self.loss)[:2]
 
     def between(
-        self, pulse: Heartbeat, step: int = 0, phase: str = "predict", done: float | None = None
+        self, heartbeat: Heartbeat, step: int = 0, phase: str = "predict", done: float | None = None
     ) -> tuple[tuple[Any, ...], Any]:
         """What is done between two steps: say so, and make a batch."""
-        pulse.enter(phase, done)
+        heartbeat.enter(phase, done)
         found = self.batch(step)
         self._wait()
         return found
 
-    def take(self, step: int, steps: int, pulse: Heartbeat) -> float:
+    def take(self, step: int, steps: int, heartbeat: Heartbeat) -> float:
         """Seconds of one step of so many, the batch not counted."""
-        inputs, target = self.between(pulse, step, f"step {step}", step / steps)
+        inputs, target = self.between(heartbeat, step, f"step {step}", step / steps)
         start, core, queued = time.perf_counter(), time.thread_time(), run_files.queued()
         loss = self._step(inputs, target)
         if self.scheduler is not None:
@@ -391,10 +395,8 @@ class _Steps:
         return {"pieces": rows[middle], "spent": [measured.spent_on(row) for row in rows]}
 
     def _pieces(self) -> list[Piece]:
-        from foretell.pytorch.deploy.step_log import Notes
-
         inputs, target = self.batch(0)
-        with Notes(self.deployed) as notes:
+        with measured.Notes(self.deployed) as notes:
             self._step(inputs, target)
             self._wait()
         sent = [(row["op"], row["start"], row["end"] or notes.ended) for row in notes.sent]
@@ -428,21 +430,24 @@ class _Steps:
 
     def measured(self) -> dict[str, Any]:
         """Memory, losses, samples, and the actions of a pipeline's last step."""
-        import torch
-
-        if self.device == "cuda":
-            peak = torch.cuda.max_memory_allocated()
-        else:
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # given in KiB
-        told = {"weight": self.deployed.share, "actions": self._ran()}
-        told |= {"at": self.at, "samples": self.samples}
-        return {"peak_bytes": peak, "losses": self.losses} | told
+        row = {"weight": self.deployed.share, "actions": self._ran()}
+        row |= {"at": self.at, "samples": self.samples}
+        return {"peak_bytes": peak_bytes(self.device), "losses": self.losses} | row
 
     def _wait(self) -> None:
         if self.device == "cuda":
             import torch
 
             torch.cuda.synchronize()
+
+
+def peak_bytes(device: str) -> int:
+    """The most memory that this rank had: of its GPU, or of the process."""
+    import torch
+
+    if device == "cuda":
+        return int(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # given in KiB
 
 
 def _without_values(make: Any, rank: int) -> Any:
@@ -508,7 +513,7 @@ def _failure(error: BaseException, phase: str) -> dict[str, Any]:
     kinds = {kind.__name__ for kind in type(error).__mro__}  # DistError: torch.distributed's own
     is_torch = "DistError" in kinds
     is_torch |= isinstance(error, RuntimeError) and any(w in text.lower() for w in words)
-    told = {
+    row = {
         "message": f"{type(error).__name__}: {_first(text)}",
         "hint": "",
         "is_ours": False,
@@ -518,8 +523,8 @@ def _failure(error: BaseException, phase: str) -> dict[str, Any]:
         "time": time.time(),
     }
     if isinstance(error, ForetellError):
-        told |= {"message": error.message, "hint": error.hint, "is_ours": True}
-    return told
+        row |= {"message": error.message, "hint": error.hint, "is_ours": True}
+    return row
 
 
 def _first(text: str) -> str:

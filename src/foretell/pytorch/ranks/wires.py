@@ -188,10 +188,6 @@ def main(tag: str, rates: str, delay: str) -> None:
     switch.run()
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
-
-
 def refusal() -> str:
     """Why no namespaces can be made here, or nothing."""
     if sys.platform != "linux":
@@ -384,3 +380,7 @@ def _run(command: list[str]) -> str:
         why = done.stderr.strip().splitlines() or ["it failed"]
         raise InputError(f"`{' '.join(command)}`: {why[0]}", hint="use --network loopback")
     return done.stdout
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
