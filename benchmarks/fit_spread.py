@@ -1,25 +1,28 @@
 """How far what-ifs from a trace are off, and how many measurements their intervals hold.
 
-    python benchmarks/fit_spread.py FOLDER... [--without MODEL]
+    python benchmarks/fit_spread.py FOLDER... [--without MODEL] [--fit]
 
 A folder holds `truth.json` and one `MODEL.base.json.gz` a model, as `measure_variants.py` writes
 them. For every model: errors, the share of its rows that its intervals hold, and the factor on all
 widths that would hold 82 % of the rows of the *other* models, with what that factor holds of this
-one. `--without` leaves a model out of everything. Widths are those of `whatif/spread.toml` and
-`baseline.py`: change them there.
+one. `--without` leaves a model out of everything. Widths are those of `whatif/spread.toml` and of
+`cost/tables/passes.toml`: change them there. `--fit` finds them: those for which the width of all
+intervals and `BEYOND` times what measurements lie beyond them is least, each folder counting alike,
+and says what each folder's intervals then hold with each model left out of the search.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from foretell.advise import Step
-from foretell.baseline import unprofiled
+from foretell.baseline import FOUR_IN_FIVE, TOGETHER, USUAL, effects, unprofiled
 from foretell.errors import ForetellError
 from foretell.trace import read
 from foretell.whatif import applied, parse
@@ -35,6 +38,10 @@ SPECS = {
 }  # fmt: skip
 WANTED = 0.82
 FACTORS = np.arange(0.4, 2.5, 0.05)
+BEYOND = 16.0
+HOST = 0.15  # spread of ln of the host's speed with which effects are found
+STEPS = (0.5, 0.7, 0.85, 0.93, 1.08, 1.18, 1.4, 2.0)  # by which a width is tried
+LEAST = 0.004
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,15 @@ class Case:
     high: float
     predicted: float
     bounds: tuple[float, float]
+    changes: tuple[str, ...]
+    is_told: bool  # the un-profiled step tells how fast the host is
+    host: float  # what the host and prices make of the step, each by one in ln of its own,
+    prices: float  # on the side on which the measurement lies
+
+    @property
+    def off(self) -> float:
+        """ln of the prediction over the nearer of two measurements."""
+        return float(np.log(self.predicted / min(max(self.predicted, self.low), self.high)))
 
     @property
     def error(self) -> float:
@@ -70,9 +86,14 @@ def cases(folder: Path, without: set[str]) -> list[Case]:
             continue
         known = unprofiled(read(trace), real)
         step = Step(known.graph, None, known)
-        mine = [r for r in rows if r["model"] == model and r["variant"] in SPECS]
-        found += [c for r in mine if (c := _case(folder.name, step, r)) is not None]
+        mine = [r for r in rows if r["model"] == model and r["variant"] in SPECS and "low_ms" in r]
+        found += [c for r in mine if (c := _case(label(folder), step, r)) is not None]
     return found
+
+
+def label(folder: Path) -> str:
+    """A folder by its last two names."""
+    return "/".join(folder.resolve().parts[-2:])
 
 
 def _case(folder: str, step: Step, row: dict[str, float | str]) -> Case | None:
@@ -83,7 +104,13 @@ def _case(folder: str, step: Step, row: dict[str, float | str]) -> Case | None:
         return None
     low, high = (float(row[k]) / 1e3 for k in ("low_ms", "high_ms"))
     bounds = step.interval(after, changes)
-    return Case(folder, str(row["model"]), low, high, step.predicted(after), tuple(bounds))
+    predicted, baseline = step.predicted(after), step.baseline
+    side = effects(after, step.predicted, HOST)[int(predicted < low)]
+    return Case(
+        folder, str(row["model"]), low, high, predicted, tuple(bounds),
+        tuple(c.name for c in changes), baseline is not None and baseline.factor != USUAL,
+        abs(side[0]) / HOST, abs(side[1]) / TOGETHER,
+    )  # fmt: skip
 
 
 def held(some: list[Case], factor: float = 1.0) -> float:
@@ -91,13 +118,78 @@ def held(some: list[Case], factor: float = 1.0) -> float:
     return float(np.mean([c.is_held(factor) for c in some]))
 
 
+class Fit:
+    """The search for widths: host, host that the step tells, prices together, each what-if."""
+
+    def __init__(self, some: Sequence[Case]) -> None:
+        self.some = some
+        self.names = sorted({name for c in some for name in c.changes})
+        self.parts = np.array([[n in c.changes for n in self.names] for c in some], float)
+        self.off = np.abs([c.off for c in some])
+        self.host, self.prices = (np.array([getattr(c, k) for c in some]) for k in ("host", "prices"))  # noqa: E501  # fmt: skip
+        self.is_told = np.array([c.is_told for c in some])
+        folders = [c.folder for c in some]
+        self.weight = np.array([1 / folders.count(f) for f in folders])
+        self.model = np.array([c.model for c in some])
+
+    def widths(self, found: np.ndarray) -> np.ndarray:
+        """Half the interval of each case, in ln."""
+        host = np.where(self.is_told, found[1], found[0]) * self.host
+        squares = self.parts @ found[3:] ** 2 + host**2 + (found[2] * self.prices) ** 2
+        return FOUR_IN_FIVE * np.sqrt(squares)
+
+    def loss(self, found: np.ndarray, mine: np.ndarray) -> float:
+        """Widths, and what lies beyond them, of some cases."""
+        widths = self.widths(found)
+        each = 2 * widths + BEYOND * np.maximum(self.off - widths, 0)
+        return float((self.weight * each)[mine].sum() / self.weight[mine].sum())
+
+    def best(self, mine: np.ndarray, rounds: int = 6) -> np.ndarray:
+        """The widths of least loss, found one at a time."""
+        found = np.array([0.15, 0.15, 0.5, *[0.03] * len(self.names)])
+        least = self.loss(found, mine)
+        for k in [*range(len(found))] * rounds:
+            for step in STEPS:
+                tried = found.copy()
+                tried[k] = max(tried[k] * step, LEAST)
+                if (loss := self.loss(tried, mine)) < least - 1e-9:
+                    least, found = loss, tried
+        return found
+
+
+def fit(some: Sequence[Case]) -> None:
+    """Print the widths found, and what each folder's intervals hold with each model left out."""
+    search = Fit(some)
+    everything = np.ones(len(some), bool)
+    found = search.best(everything)
+    for name, value in zip(["spread", "again", "together", *search.names], found, strict=True):
+        print(f"{name} = {value:.3f}")
+    blind = np.zeros(len(some))
+    for model in dict.fromkeys(search.model.tolist()):
+        mine = search.model == model
+        blind[mine] = search.widths(search.best(~mine))[mine]
+    for folder in dict.fromkeys(c.folder for c in some):
+        mine = np.array([c.folder == folder for c in some])
+        share = [float(np.mean((search.off <= w)[mine])) for w in (search.widths(found), blind)]
+        print(f"{folder:20} {int(mine.sum()):4} rows, held {share[0]:.1%}, blind {share[1]:.1%}")
+
+
 def main() -> None:
     """Print the table."""
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("folders", nargs="+", type=Path)
     asked.add_argument("--without", action="append", default=[])
+    asked.add_argument("--fit", action="store_true")
     given = asked.parse_args()
     found = [c for folder in given.folders for c in cases(folder, set(given.without))]
+    if given.fit:
+        fit(found)
+    else:
+        table(found)
+
+
+def table(found: Sequence[Case]) -> None:
+    """Print errors and what intervals hold, of every model."""
     left_out: list[bool] = []
     for key in dict.fromkeys((c.folder, c.model) for c in found):
         mine = [c for c in found if (c.folder, c.model) == key]
@@ -106,7 +198,7 @@ def main() -> None:
         left_out += [c.is_held(factor) for c in mine]
         errors = [c.error for c in mine]
         print(
-            f"{key[0]:8} {key[1]:20} {len(mine):3} rows, median {np.median(errors):5.1%}, worst "
+            f"{key[0]:13} {key[1]:20} {len(mine):3} rows, median {np.median(errors):5.1%}, worst "
             f"{max(errors):5.1%}, held {held(mine):4.0%}; by the others {factor:.2f} × as wide: "
             f"{held(mine, factor):4.0%}"
         )

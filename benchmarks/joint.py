@@ -1,11 +1,14 @@
 """The joint search beside planners of one axis and rivals of other systems, case by case.
 
     python benchmarks/joint.py [--evaluations N] [--only TEXT] [--part K/N] [-o FILE] [--print FILE]
+    python benchmarks/joint.py --again [--reprice alpa,galvatron,mist] -o FILE
 
 Every answer is priced by the function that `foretell predict` calls. All methods may simulate as
 many plans (`--evaluations`), placements and FlexFlow's chain 60 times that, at a sixtieth each;
 CPU time and evaluations of each are kept. What a file already has is not run again, so that a run
 can be stopped, resumed and shared out; `--print` prints the table and the means of a file.
+`--again` asks every method of the cases of a file anew; those that `--reprice` names keep their
+plan, which is priced as of today (`repriced`). `mixed` and `alike` as TEXT choose by machines.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from typing import Any
 
 from foretell.cluster import Cluster, load
 from foretell.errors import ForetellError
+from foretell.plan import Plan
+from foretell.predict import predict
 from foretell.search.joint import OPS, op_count
 from foretell.search.kit import Planner, best_plan, parse, repredicted
 from foretell.workload import Workload
@@ -87,6 +92,7 @@ CASES = [
     ("deepseek-v3", "h100:gpus=1024"),
     ("llama-3.1-70b", "h100+a100, 1024"),
 ]
+KEPT = 2000  # characters of a plan that a row keeps
 SINGLE = ("oracle", "placement", "fusion")
 PLACED = ("hap", "flexflow", "tag", "heterog")  # read from the placement planner's comparison
 
@@ -126,7 +132,7 @@ def answer(planner: Planner, workload: Workload, cluster: Cluster) -> dict[str, 
         return {"error": error.message, "cpu_s": time.process_time() - began}
     row = {
         "step_s": again.predicted,
-        "plan": str(again.plan)[:400],
+        "plan": str(again.plan)[:KEPT],
         "evaluations": found.evaluations,
         "cpu_s": time.process_time() - began,
         "bound_s": found.bound,
@@ -145,6 +151,8 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--methods", default="", help="names with commas between; all where empty")
     parser.add_argument("--part", default="1/1", help="K/N: every N-th case from the K-th on")
+    parser.add_argument("--again", action="store_true", help="ask methods that a row has too")
+    parser.add_argument("--reprice", default="", help="methods that keep their plan with --again")
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--print", dest="shown", type=Path)
     asked = parser.parse_args()
@@ -155,7 +163,7 @@ def main() -> None:
     path = asked.output
     rows = json.loads(path.read_text()) if path and path.is_file() else {}
     first, every = map(int, asked.part.split("/"))
-    mine = [c for c in CASES if asked.only in " on ".join(c)][first - 1 :: every]
+    mine = [c for c in CASES if _is_asked(c, asked.only)][first - 1 :: every]
     with tempfile.TemporaryDirectory() as folder:
         for model, on in mine:
             _run(rows, model, on, asked, Path(folder))
@@ -163,15 +171,33 @@ def main() -> None:
     print("\n".join(summary(list(rows.values()))))
 
 
+def _is_asked(case: tuple[str, str], only: str) -> bool:
+    if only in ("mixed", "alike"):
+        return (case[1] in MIXED) == (only == "mixed")
+    return only in " on ".join(case)
+
+
 def _run(rows: dict[str, Any], model: str, on: str, asked: Any, folder: Path) -> None:
     """All methods of one case, kept as they come."""
     workload, cluster = load_workload(model), cluster_of(on, folder)
     row = rows.setdefault(f"{model} on {on}", {"model": model, "cluster": on})
     for name, planner in methods(workload, on, asked.evaluations).items():
-        if name not in row and (not asked.methods or name in asked.methods.split(",")):
+        if asked.methods and name not in asked.methods.split(","):
+            continue
+        if name in row and asked.again and name in asked.reprice.split(","):
+            row[name] = repriced(row[name], workload, cluster)
+        elif name not in row or asked.again:
             row[name] = answer(planner, workload, cluster)
-            if asked.output:
-                asked.output.write_text(json.dumps(rows, indent=1))
+        if asked.output:
+            asked.output.write_text(json.dumps(rows, indent=1))
+
+
+def repriced(found: dict[str, Any], workload: Workload, cluster: Cluster) -> dict[str, Any]:
+    """An answer with its plan priced as of today."""
+    if len(found.get("plan", "")) in (0, KEPT):
+        return found
+    step = predict(Plan.parse(found["plan"]), workload, cluster, advises=False).step
+    return found | {"step_s": step, "repriced": True}
 
 
 def _steps(row: dict[str, Any], names: Any) -> dict[str, float]:

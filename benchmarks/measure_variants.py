@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from blind_models import BLIND
 from further_models import FURTHER
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -33,7 +34,7 @@ from variant_models import KINDS, MODELS
 STEPS, WARM = 12, 4
 COMPILERS = 16  # that compile at once
 LIMIT = 540.0  # seconds after which no further variant starts
-ALL = MODELS | KINDS | FURTHER
+ALL = MODELS | KINDS | FURTHER | BLIND
 TRACED = ("base", "amp_bf16")
 
 

@@ -312,7 +312,7 @@ def _milli(seconds: float) -> str:
 
 
 FOUR_IN_FIVE = 1.2816  # standard deviations either side
-TOGETHER = 0.5  # of the errors of different kernels in a step: some cancel, some do not
+TOGETHER: float = passes()["width"]["together"]  # of errors of different kernels: some cancel
 
 
 class Interval(NamedTuple):
@@ -332,14 +332,27 @@ def interval(
     predicted = seconds(after)
     if not predicted:
         return Interval(0.0, 0.0)
-    widths = []
-    for sign in (-1.0, 1.0):
-        varied = (_host(after, sign * host), _device(after, sign))
-        effects = [float(portable.log(seconds(g) / predicted)) for g in varied if g is not None]
-        widths.append(FOUR_IN_FIVE * float(np.sqrt(spread**2 + sum(e**2 for e in effects))))
+    widths = [
+        FOUR_IN_FIVE * float(np.sqrt(spread**2 + sum(e**2 for e in both)))
+        for both in effects(after, seconds, host)
+    ]
     return Interval(
         predicted * float(portable.exp(-widths[0])), predicted * float(portable.exp(widths[1]))
     )
+
+
+def effects(
+    after: Graph, seconds: Callable[[Graph], float], host: float
+) -> list[tuple[float, float]]:
+    """What a host and kernels faster, then slower, by their spreads make of the step, in ln."""
+    predicted = seconds(after)
+
+    def effect(varied: Graph | None) -> float:
+        return 0.0 if varied is None else float(portable.log(seconds(varied) / predicted))
+
+    return [
+        (effect(_host(after, sign * host)), effect(_device(after, sign))) for sign in (-1.0, 1.0)
+    ]
 
 
 def _host(after: Graph, sigma: float) -> Graph | None:

@@ -14,6 +14,7 @@ from tests.memory.steps import (
     WIDTH,
     call,
     forward,
+    node,
     step,
 )  # fmt: skip
 
@@ -118,3 +119,42 @@ def test_gradients_that_are_zeroed_late_are_there_in_the_forward_pass():
     first, late = (occupancy(tape_of(step(3), is_zeroed_first=z)) for z in (True, False))
     assert late.held[0] - first.held[0] == 3 * WEIGHT
     assert late.held[-1] == first.held[-1]
+
+
+def _gates():
+    """A step whose first layer is cut in two parts, each made into a gate."""
+    whole, part = (BATCH, WIDTH), (BATCH, WIDTH // 2)
+    view = [call("as_strided", whole, values=("", str([*part]))) for _ in range(2)]
+    gates = [call("tanh", part, sequence=3), call("sigmoid", part, sequence=4)]
+    calls = step(1)
+    calls[2:3] = [call("split", whole, inner=view), *gates, call("mul", part, part, sequence=5)]
+    names = ((5, "MulBackward0"), (4, "SigmoidBackward0"), (3, "TanhBackward0"))
+    nodes = [node(name, n, part) for n, name in names]
+    at = next(k for k, c in enumerate(calls) if c.name.endswith("ReluBackward0"))
+    calls[at : at + 1] = nodes
+    return tape_of(calls)
+
+
+def test_gates_of_one_tensor_are_made_from_its_parts():
+    ops = {o.name: o for o in _gates().ops if o.phase == Phase.FORWARD}
+    assert ops["sigmoid"].reads == ops["tanh"].reads
+    assert set(ops["mul"].reads) == {*ops["tanh"].makes, *ops["sigmoid"].makes}
+
+
+def test_the_data_of_the_first_operator_is_no_parameter():
+    """Even where it is as large as one."""
+    w = (WIDTH, WIDTH)
+    calls = step(1)
+    calls.insert(0, call("native_batch_norm", w, (WIDTH,), (WIDTH,)))
+    first = tape_of(calls)
+    op = first.ops[0]
+    assert first.storages[op.reads[0]].kind == BufferKind.INPUT
+
+
+def test_a_formula_of_the_backward_pass_holds_what_it_has_named():
+    x = (BATCH, WIDTH)
+    calls = step(1)
+    at = next(k for k, c in enumerate(calls) if c.name.endswith("ReluBackward0"))
+    several = [call("mul", x, x, phase=Phase.BACKWARD) for _ in range(6)]
+    calls[at] = node("ReluBackward0", 2, x, inner=several)
+    assert occupancy(tape_of(calls)).peak - occupancy(tape_of(step(1))).peak >= 4 * ACTIVATION

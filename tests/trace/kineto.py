@@ -127,3 +127,86 @@ def steps_of(path: Path) -> tuple[list[tuple[int, float]], str]:
     first = recorded_ranks(recognised(path), path)[0]
     found = zip(first.steps.number.tolist(), first.seconds.tolist(), strict=True)
     return list(found), first.steps.found_by
+
+
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+LAYERS, BUCKETS, WIDE = 12, 3, 1024
+FORWARD, BACKWARD_KERNEL, REDUCE, UPDATE = 180.0, 350.0, 400.0, 60.0  # microseconds of kernels
+
+
+def data_parallel(folder: Path, ranks: int = 4, slow: int = 2, by: float = 1.3) -> Path:
+    """Traces of a data-parallel step, one a rank, in which one rank's kernels run slower.
+
+    Twelve linear layers; their gradients are all-reduced in three buckets beside the backward pass.
+    """
+    pace = [by if k == slow else 1.0 for k in range(ranks)]
+    ends = _reduced(pace)
+    for k in range(ranks):
+        info = {"rank": k, "world_size": ranks, "backend": "nccl"}
+        trace = Kineto(distributedInfo=info, deviceProperties=[{"id": k, "name": "NVIDIA H100"}])
+        _rank(trace, k, pace[k], ends, ranks)
+        trace.write(folder / f"rank{k}.json.gz")
+    return folder
+
+
+def _made(pace: float) -> list[float]:
+    """When the gradients of each bucket are there on a rank."""
+    each, begin = LAYERS // BUCKETS, 100 + LAYERS * FORWARD * pace
+    return [begin + (b + 1) * each * BACKWARD_KERNEL * pace for b in range(BUCKETS)]
+
+
+def _reduced(pace: list[float]) -> list[float]:
+    """When the all-reduce of each bucket ends: everywhere at once, after the last rank came."""
+    ends, free = [], 0.0
+    for bucket in zip(*map(_made, pace), strict=True):
+        free = max(*bucket, free) + REDUCE
+        ends.append(free)
+    return ends
+
+
+def _rank(k: Kineto, rank: int, pace: float, ends: list[float], ranks: int) -> None:
+    device, calls = {"device": rank}, iter(range(1, 10_000))
+    shape = [[WIDE], [2048, WIDE], [WIDE, WIDE]]
+    k.note("ProfilerStep#1", 0, ends[-1] + UPDATE + 20)
+    at = 100.0
+    for n in range(LAYERS):
+        host = 20.0 + 15 * n
+        k.note(f"nn.Module: Linear_{n}", host, host + 13)
+        k.op("aten::addmm", host + 1, host + 12, dims=shape, types=["float"] * 3, sequence=n)
+        run = (at, at + FORWARD * pace - 2)
+        k.launch("sm90_sgemm", host + 4, host + 8, next(calls), run, **device)
+        at += FORWARD * pace
+    each, made = LAYERS // BUCKETS, _made(pace)
+    for n in reversed(range(LAYERS)):
+        host = 220.0 + 25 * (LAYERS - n)
+        k.op("autograd::engine::evaluate_function: AddmmBackward0", host, host + 20, tid=BACKWARD,
+             sequence=n, forward=1)  # fmt: skip
+        k.op("aten::mm", host + 1, host + 10, tid=BACKWARD, dims=[[WIDE, 2048], [2048, WIDE]],
+             types=["float"] * 2)  # fmt: skip
+        run = (at, at + BACKWARD_KERNEL * pace - 2)
+        k.launch("sm90_sgemm_nt", host + 3, host + 7, next(calls), run, tid=BACKWARD, **device)
+        at += BACKWARD_KERNEL * pace
+        if n % each == 0:
+            b = BUCKETS - 1 - n // each
+            _all_reduce(k, host + 21, calls, (made[b] + 2, ends[b]), device, ranks)
+    k.call("cudaStreamWaitEvent", 600, 602, next(calls))
+    k.note("Optimizer.step#SGD.step", 605, 640)
+    k.op("aten::_foreach_add_", 610, 635)
+    k.launch("multi_tensor_apply_kernel", 615, 620, next(calls),
+             (ends[-1] + 2, ends[-1] + UPDATE), **device)  # fmt: skip
+    k.call("cudaDeviceSynchronize", 660, ends[-1] + UPDATE + 5, next(calls))
+
+
+def _all_reduce(
+    k: Kineto, at: float, calls: Any, run: tuple[float, float], device: Any, ranks: int
+) -> None:
+    """An all-reduce of one bucket: it waits for the gradients, and the update waits for it."""
+    sent = WIDE * WIDE * (LAYERS // BUCKETS)
+    group = {"Process Group Ranks": str(list(range(ranks))), "Collective name": "allreduce",
+             "In msg nelems": sent, "Out msg nelems": sent, "dtype": "Float"}  # fmt: skip
+    k.note("nccl:all_reduce", at, at + 3.8, tid=BACKWARD)
+    k.op("record_param_comms", at + 0.1, at + 3.7, tid=BACKWARD)
+    k.call("cudaEventRecord", at + 0.2, at + 0.5, next(calls), tid=BACKWARD)
+    k.call("cudaStreamWaitEvent", at + 0.6, at + 0.9, next(calls), tid=BACKWARD)
+    k.launch(NCCL, at + 1, at + 3, next(calls), run, tid=BACKWARD, stream=20, **device, **group)
+    k.call("cudaEventRecord", at + 3.1, at + 3.4, next(calls), tid=BACKWARD)

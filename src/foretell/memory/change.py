@@ -12,19 +12,20 @@ run inside others, so what passes between them is never written to memory. Of wh
 compiler saves what it cannot cheaply recompute: results of heavy ops, inputs of heavy ops, and else
 the smaller of a tensor and what it is made from (the idea of the min-cut partitioner of
 torch.compile, Horace He et al., functorch). `recomputed` checkpoints the stack of equal blocks of a
-language model block by block, as its libraries do (`gradient_checkpointing_enable`); any other
-forward pass as a whole, up to the loss.
+language model block by block, as its libraries do (`gradient_checkpointing_enable`), where the
+scale that they give attention tells of one; any other forward pass as a whole, with its loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from foretell.graph.columns import NONE, BufferKind, Phase
 from foretell.memory.outputs import copied
 from foretell.memory.tape import (
+    BY_BLOCK,
     FORWARD,
     LASTING,
     WIDENED,
@@ -302,7 +303,9 @@ def recomputed(tape: Tape) -> Tape:
     if not forward:
         return tape
     names = [tape.ops[k].name for k in forward]
-    spans = blocks(names) if _of_words(names) else [(0, len(names))]
+    if not _of_words(names) or BY_BLOCK not in tape.notes:
+        return _Again(tape, [[k for k, o in enumerate(tape.ops) if o.phase in FORWARD]]).run()
+    spans = blocks(names)
     return _Again(tape, [[forward[k] for k in range(a, b)] for a, b in spans]).run()
 
 
@@ -406,5 +409,15 @@ def fused_optimizer(tape: Tape) -> Tape:
 
 
 def compiled(tape: Tape) -> Tape:
-    """Light ops fused, what they keep made again."""
-    return fused(tape)
+    """Light ops fused, what they keep made again; what formulas of a backward name goes at once."""
+    return fused(tape.changed(ops=tuple(_unnamed(tape.ops))))
+
+
+def _unnamed(ops: Sequence[Op]) -> Iterator[Op]:
+    """Ops of which none at the end of a backward node reads what that node has made."""
+    made: dict[int, set[int]] = {}
+    for op in ops:
+        if op.phase == Phase.BACKWARD and not op.ends:
+            made.setdefault(op.node, set()).update(op.makes)
+        own = made.get(op.node, set()) if op.ends else set()
+        yield replace(op, reads=tuple(k for k in op.reads if k not in own)) if own else op

@@ -58,6 +58,7 @@ OF_RESULT = frozenset({"leaky_relu", "hardtanh"})
 
 # Inputs that are parameters whatever else has their size.
 _PARAMETERS = {name: places(text) for name, text in having("parameters").items()}
+_FORMULA = 6  # tensors that a backward node makes, from which on it is a formula of several steps
 _LOOK_BACK = 24  # tensors of one size among which an input is looked for
 
 
@@ -73,6 +74,8 @@ class Tensor:
     is_renamed: bool = False  # the model went on without it, or with a view of it
     by: str = ""  # the operator that made it
     is_reduced: bool = False  # a sum over some of its dims has read it
+    part_of: int = NONE  # the larger storage of which it is one part
+    beside: int = NONE  # the larger storage of which one part was made into it
 
 
 class Tensors:
@@ -127,7 +130,17 @@ class Tensors:
         if is_own and not self.was_cast(key):
             return self.parameter(key)
         is_sum = KEPT.get(call.name) == _NOTHING and bool(taken)
-        return self.found(key, taken, is_sum=is_sum) or self.outside(key)
+        found = self.found(key, taken, is_sum=is_sum)
+        if found is not None and found.beside != NONE and len(call.tensors()) == 1:
+            found = self.sibling(key, found)
+        is_data = call.name in _PARAMETERS and k not in _PARAMETERS[call.name]
+        return found or self.outside(key, is_data=is_data)
+
+    def sibling(self, key: Key, other: Tensor) -> Tensor:
+        """The unread part beside the one that was made into another: gates are made one by one."""
+        near = reversed(self.forward.get(key, ())[-_LOOK_BACK:])
+        parts = (t for t in near if t.part_of == other.beside and not t.uses)
+        return next(parts, other)
 
     def found(self, key: Key, taken: Sequence[Tensor], *, is_sum: bool = False) -> Tensor | None:
         """Of the size: the last that was not used, else the last that goes by its first name.
@@ -164,9 +177,13 @@ class Tensors:
             self.known[key[0]] = Tensor(self.storage(key, BufferKind.PARAMETER), needs=True)
         return self.known[key[0]]
 
-    def outside(self, key: Key) -> Tensor:
-        """A tensor that no op made: a parameter, a buffer of the model or an input of the step."""
-        if key[0] in self.known or self.left[key[0]] > 0:
+    def outside(self, key: Key, *, is_data: bool = False) -> Tensor:
+        """A tensor that no op made: a parameter, a buffer of the model or an input of the step.
+
+        What the first of all operators has in the place of its data is no parameter.
+        """
+        is_input = is_data and not self.forward
+        if not is_input and (key[0] in self.known or self.left[key[0]] > 0):
             return self.parameter(key)
         return self.made(key, storage=self.storage(key, BufferKind.INPUT))
 
@@ -255,7 +272,9 @@ class Flow(Tensors):
         if call.name in _CASTS and call.code(1) == "float" and self.depth == 0:
             self.ops.append(Op(WIDENED, self.phase, NONE, (base.storage,)))
         dims = key[0] if sizes is None else _solved(sizes, prod(key[0]))
-        self.add((dims, key[1]), Tensor(base.storage, base.needs))
+        is_part = 0 < prod(dims) < prod(key[0])
+        part_of = base.storage if is_part else base.part_of
+        self.add((dims, key[1]), Tensor(base.storage, base.needs, part_of=part_of))
         if self.phase == Phase.BACKWARD:
             base.tokens = 0  # who reads it reads the view
 
@@ -276,6 +295,8 @@ class Flow(Tensors):
                 tensor.by = call.name
             if call.name in _SCALES and len(taken) == len(made) == 1:
                 made[0].scaled = taken[0]
+            if len(taken) == len(made) == 1 and taken[0].part_of != NONE:
+                made[0].beside = taken[0].part_of
             makes = tuple(t.storage for t in made)
             keeps = self.keeps(call, node, places, made) if node is not None else ()
             if keeps and KEPT.get(call.name, Kept()).lists:
@@ -379,6 +400,8 @@ class Flow(Tensors):
                 self.visit(inner)
             name = call.name.removeprefix(EVALUATE)
             reads = tuple(t.storage for _, t in entered)
+            made = range(before, len(self.storages))  # a formula holds what it has named to its end
+            reads += tuple(made) if len(made) >= _FORMULA else ()
             self.ops.append(Op(name, self.phase, self.node, reads, ends=True))
             is_same = all(self.inside[key][-1] is t for key, t in entered)
             if is_same and len(self.storages) == before:

@@ -9,13 +9,14 @@ from math import prod
 
 from foretell.graph.columns import NONE, BufferKind, Phase
 from foretell.memory.flow import ACCUMULATE, EVALUATE, Flow
-from foretell.memory.tape import FORWARD, Call, Dims, Op, Storage, Tape
+from foretell.memory.tape import BY_BLOCK, FORWARD, Call, Dims, Op, Storage, Tape
 from foretell.operators import having
 
 _GEMMS = [op for op, rule in having("makes").items() if rule.startswith("product")]
 # Bytes of a cuBLAS workspace on devices of compute capability 9 (PyTorch documentation, CUDA
 # semantics: cuBLAS workspaces), one for every thread that multiplies.
 GEMM_WORKSPACE = 32.0 * 2**20
+_SCALE = 6  # the place of an attention's scale
 
 
 def tape_of(calls: Sequence[Call], *, is_zeroed_first: bool = True) -> Tape | None:
@@ -39,7 +40,14 @@ def tape_of(calls: Sequence[Call], *, is_zeroed_first: bool = True) -> Tape | No
     _unmet(flow, storages)
     storages = _grown(flow, storages, ops, gradients)
     storages, ops = _updated(calls, storages, ops, gradients)
-    return Tape(tuple(storages), tuple(ops), _libraries(calls), is_zeroed_first)
+    notes = (BY_BLOCK,) if any(map(_is_scaled, calls)) else ()
+    return Tape(tuple(storages), tuple(ops), _libraries(calls), is_zeroed_first, notes)
+
+
+def _is_scaled(call: Call) -> bool:
+    """Whether some attention in a call is given a scale; PyTorch's own layers leave it out."""
+    some = (c for c in call.walk() if c.name == "scaled_dot_product_attention")
+    return any(len(c.values) > _SCALE and c.values[_SCALE] not in ("", "None") for c in some)
 
 
 def _gradients(calls: Sequence[Call]) -> list[Dims]:
@@ -97,11 +105,11 @@ def _followers(flow: Flow, storages: Sequence[Storage], forward: Sequence[Op]) -
 
 
 def _below(root: int, ops: Sequence[Op]) -> set[int]:
-    """A storage and all that is made from it."""
+    """A storage and all that is made from it, or written to by an operator in place."""
     found = {root}
     for o in ops:
         if not found.isdisjoint(o.reads):
-            found.update(o.makes)
+            found.update(o.makes or o.reads[:1])
     return found
 
 

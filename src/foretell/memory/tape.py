@@ -29,6 +29,9 @@ from foretell.operators import BYTES, FORMATS
 
 FACT = "tape"  # under which a graph carries it
 WIDENED = "float"  # an op that asks for fp32 and gets what it gives: a copy where that is narrow
+BY_BLOCK = (
+    "attention is given a scale, as libraries that checkpoint block by block give it"  # a note
+)
 BLOCK = 512  # bytes: what the caching allocator rounds to (c10/cuda/CUDACachingAllocator.cpp)
 LASTING = (BufferKind.PARAMETER, BufferKind.OPTIMIZER, BufferKind.INPUT)  # there all the time
 

@@ -18,6 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from foretell import portable
 from foretell.cost.limits import passes
 from foretell.graph.columns import NONE, Array, Kind, Phase
 from foretell.graph.edit import Edit
@@ -28,6 +29,7 @@ from foretell.whatif.autocast import is_narrow
 from foretell.whatif.base import DoesNotApply, Setting, WhatIf
 from foretell.whatif.calls import USUAL, call_seconds, launch_of, operators
 from foretell.whatif.channels_last import turned
+from foretell.whatif.cuda_graph import masked
 from foretell.whatif.table_lookup import CONVOLVES, image_layout, retimed, sorts_of
 
 
@@ -42,6 +44,8 @@ _INDUCTOR = re.compile(
 )
 # Operators that Inductor leaves to libraries or to PyTorch (torch 2.11, CUDA).
 KEPT = ("embedding_dense_backward", "_embedding_bag", "_cudnn_rnn", "sort", "topk", "nonzero")
+# Those that loop over kernels: called as a whole, they cost the host what they cost now.
+LOOPS = ("_cudnn_rnn", "CudnnRnn", "_thnn_fused", "_grouped_mm", "GroupedMm")
 
 
 @dataclass(frozen=True)
@@ -64,10 +68,10 @@ class Compile(WhatIf):
         host = np.flatnonzero(mine & (graph.kind == Kind.HOST))
         if not len(device) or not len(host):
             raise DoesNotApply("the step has no forward pass that a host launches on a device")
-        graph = _turned(graph, setting)
+        graph = masked(_turned(graph, setting), setting, is_compiled=True)
         with graph.edit(str(self)) as edit:
             left = _fused(edit, graph, device)
-            _called(edit, graph, host, left)
+            _called(edit, graph, host[~_loops(graph)[host]], left)
         return edit.graph
 
     def hold(self, tape: Tape) -> Tape:
@@ -78,6 +82,14 @@ def is_compiled(graph: Graph) -> bool:
     """Whether Inductor made kernels of this step: its names say so, of kernels and of regions."""
     used = np.unique(np.concatenate([graph.name, graph.op]))
     return any(_INDUCTOR.search(graph.names[int(k)]) for k in used if k >= 0)
+
+
+def _loops(graph: Graph) -> Array:
+    """Tasks of calls that loop over kernels, by their operator or the outermost around it."""
+    used = np.unique(np.concatenate([graph.name, graph.op]))
+    mine = [int(k) for k in used if k >= 0 and graph.names[int(k)].startswith(LOOPS)]
+    found: Array = np.isin(graph.name, mine) | np.isin(graph.op, mine)
+    return found
 
 
 def _turned(graph: Graph, setting: Setting) -> Graph:
@@ -109,8 +121,10 @@ def _fused(edit: Edit, graph: Graph, device: Array) -> Array:
     best = np.lexsort((-seconds, run))
     keeps[best[np.unique(run[best], return_index=True)[1]]] = True
     left = order[keeps]
-    fused = longest[run[keeps]] + _known("share") * (total - longest)[run[keeps]]
-    edit.set(left, seconds=fused)
+    others = (total - longest)[run[keeps]]
+    fused = longest[run[keeps]] + _known("share") * others
+    spread = _known("spread") * others / np.where(fused > 0, fused, 1.0)  # of the share, in ln
+    edit.set(left, seconds=fused, sigma=portable.hypot(graph.sigma[left], spread))
     edit.remove(order[~keeps])
     return left
 
@@ -122,9 +136,10 @@ def _is_kept(op: str) -> bool:
 
 def _called(edit: Edit, graph: Graph, host: Array, left: Array) -> None:
     """The host's calls: one a kernel, and what each pass costs before it."""
+    if not len(host):
+        return
     call = _call(graph)
-    launches = np.unique(launch_of(graph, left))
-    launches = launches[launches >= 0]
+    launches = np.intersect1d(launch_of(graph, left), host)
     seams = np.union1d(_seams(graph, host), launches)
     gone = np.setdiff1d(host, seams)
     edit.set(seams, seconds=0.0, gap=0.0)

@@ -176,17 +176,21 @@ def _convolution_row(op: str, call: Call) -> tuple[tuple[tuple[str, str], ...], 
         turned = is_cudnn_transposed(call)
     groups = 1 if turned else max(1, image[1] // max(1, weight[1]))
     stride = stride_of(call, at)
-    name = "conv3d" if len(image) == 5 else "convt2d" if turned else "conv2d"
+    name = "conv3d" if len(image) == 5 else "conv2d"
     keys = ("t", "h", "w")[-(len(image) - 2) :]
-    sizes = dict(zip(keys, map(float, image[2:]), strict=True)) | {
-        "n": image[0], "c": image[1], "k": weight[0], "r": weight[2] if len(weight) > 3 else 1,
+    # A transposed convolution is the gradient of one from its output to its input, and run as that.
+    sides = [float(n * stride if turned and n > 1 else n) for n in image[2:]]
+    inside, outside = (weight[1], image[1]) if turned else (image[1], weight[0])
+    sizes = dict(zip(keys, sides, strict=True)) | {
+        "n": image[0], "c": inside, "k": outside, "r": weight[2] if len(weight) > 3 else 1,
         "s": weight[-1], "stride": stride, "groups": groups,
     }  # fmt: skip
+    data, back = ("dgrad", "forward") if turned else ("forward", "dgrad")
     if not is_back:
-        return ((name, "forward"),), sizes
+        return ((name, data),), sizes
     wanted = [word in ("True", "1") for word in call.values[-1].split("x")]
-    parts = [w for w, is_in in zip(("dgrad", "wgrad"), wanted, strict=False) if is_in]
-    return tuple((name, part) for part in parts or ("dgrad", "wgrad")), sizes
+    parts = [w for w, is_in in zip((back, "wgrad"), wanted, strict=False) if is_in]
+    return tuple((name, part) for part in parts or (back, "wgrad")), sizes
 
 
 def stride_of(call: Call, at: int) -> int:
