@@ -258,3 +258,22 @@ def test_host_dispatch_follows_the_device_preset():
         2 * kernel.host_seconds(devices()["h100"], "gemm")
     )
     assert kernel.host_seconds(slow, "conv") > kernel.host_seconds(slow, "elementwise")
+
+
+def test_heads_of_odd_width_are_slow_on_a100() -> None:
+    """pytorch/pytorch issue 83272: 384 matmuls of 1024 x 1024 x 140 at 12.2 and 53.9 Tflop/s."""
+    rates = {}
+    for name in ("a100-80", "h100"):
+        for dtype in ("bf16", "fp16"):
+            for n in (128, 140):
+                took = one(name, "gemm", dtype, f"b=384,m=1024,n={n},k=1024")
+                rates[name, dtype, n] = 2 * 384 * 1024 * 1024 * n / took
+    assert rates["a100-80", "bf16", 140] == pytest.approx(12.2e12, rel=0.4)
+    assert rates["a100-80", "fp16", 140] == pytest.approx(53.9e12, rel=0.4)
+    assert rates["a100-80", "bf16", 128] > 100e12
+    assert rates["h100", "bf16", 140] > 100e12
+
+
+def test_attention_is_written_out_where_no_kernel_fuses_it() -> None:
+    shape = "b=8,heads=16,sq=1024,sk=1024,d=128,causal=1"
+    assert one("mi100", "attention", "bf16", shape) > 5 * one("mi250", "attention", "bf16", shape)

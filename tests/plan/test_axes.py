@@ -11,7 +11,7 @@ from foretell.plan.costs import copied_seconds, costs, is_copied, stage
 from foretell.plan.estimate import reducing
 from foretell.plan.layouts import layers_of
 from foretell.plan.memory import memory
-from foretell.plan.plan import levels
+from foretell.plan.plan import blocks_of, levels
 from foretell.plan.unsupported import unsupported
 from foretell.predict import predict
 from foretell.simulate import simulate
@@ -113,7 +113,7 @@ def test_tokens_cross_the_network_once_for_each_node_they_go_to():
 @pytest.mark.parametrize("ep", [2, 4, 8])
 def test_experts_are_reached_by_two_exchanges_each_way(ep):
     size = 2.0 * 2048 * 2 * 1024  # every word goes to two experts
-    ahead, back = talk(MOE, plan(dp=8, ep=ep, global_batch=8))
+    ahead, back = talk(MOE, plan(dp=8, ep=ep, global_batch=8, ep_dispatch="rank"))
     assert ahead == back == pytest.approx(2 * price("all_to_all", size, ep))
 
 
@@ -248,3 +248,58 @@ def test_what_run_does_not_do_with_experts_is_refused_by_name():
         assert any(field in why for why in unsupported(asked.but(**{field: value})))
         assert not any(field in why for why in unsupported(asked.but(**{field: value}, ep=1)))
     assert not any("ep_" in why for why in unsupported(asked.but(ep_dispatch="rank")))
+
+
+def test_a_replayed_iteration_has_no_host_time_and_replayed_layers_only_that_of_their_experts():
+    two = load_cluster("dgx-h100:nodes=2")
+    asked = plan(dp=16, ep=16, global_batch=16, micro_batch=1, precision="fp8")
+    none, layers, whole = (
+        costs([check(asked.but(cuda_graph=how), MANY, two)], MANY, two).layers
+        for how in ("", "layers", "iteration")
+    )
+    at = next(i for i, layer in enumerate(MANY.layers) if layer.is_block)
+    issued = [found[at].forward.host[0] for found in (none, layers, whole)]
+    assert issued[0] > 1.5 * issued[1] > 0
+    assert issued[2] == 0
+    same = [found[at].forward.kernels[0] for found in (none, layers, whole)]
+    assert same[0] == pytest.approx(same[1]) == pytest.approx(same[2])
+    assert any("cuda_graph" in why for why in unsupported(asked.but(cuda_graph="layers")))
+
+
+def test_padded_experts_are_replayed_with_their_layer():
+    shape = "moe:layers=2,hidden=1024,heads=8,groups=8,inner=2048,experts=16,seq=512,vocab=32000"
+    issued = []
+    for capacity in ("", ",capacity=1"):
+        workload = load(shape + capacity)
+        asked = check(plan(dp=8, ep=8, global_batch=8, cuda_graph="layers"), workload, NODE)
+        found = costs([asked], workload, NODE).layers
+        at = next(i for i, layer in enumerate(workload.layers) if layer.is_block)
+        issued.append(float(found[at].forward.host[0]))
+    assert issued[0] > 2 * issued[1]
+
+
+def test_a_token_is_sent_once_to_a_rank_that_has_several_of_its_experts():
+    asked = plan(dp=8, ep=8, global_batch=8, precision="bf16-master", framework="megatron-core")
+    once, each = (
+        predict(asked.but(ep_dispatch=way), MANY, NODE).breakdown["exchange_s"]
+        for way in ("node", "rank")
+    )
+    assert once < 0.8 * each
+
+
+def test_what_says_how_experts_are_run_needs_experts():
+    dense = load("gpt:layers=4,hidden=1024,heads=8")
+    for text in ("ep_overlap=yes", "ep_dispatch=node", "tp=2,sp=yes,etp=1"):
+        asked = Plan.parse(f"global_batch=64,micro_batch=1,{text}")
+        with pytest.raises(InputError, match="has no experts"):
+            check(asked.but(dp=8 // asked.tp), dense, NODE)
+
+
+def test_blocks_that_do_not_divide_make_room_for_words_and_head():
+    """As Megatron's account_for_embedding and account_for_loss, and torchtitan by default."""
+    shape = "hidden=1024,heads=8,seq=512,vocab=32000"
+    assert blocks_of(Plan(pp=8), load(f"llama:layers=94,{shape}")) == (11, *[12] * 6, 11)
+    assert blocks_of(Plan(pp=8), load(f"llama:layers=96,{shape}")) == (12,) * 8
+    ahead = blocks_of(Plan(pp=4), load(f"llama:layers=61,mtp=1,{shape}"))
+    assert sum(ahead) == 61
+    assert ahead[-1] < ahead[0] <= ahead[1]

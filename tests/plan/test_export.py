@@ -427,6 +427,10 @@ def test_what_a_framework_overlaps_is_exported_as_it_was_priced():
     assert "--moe-token-dispatcher-type flex" in words
     again = read_megatron(words, 4)
     assert (again.ep_overlap, again.ep_dispatch) == (True, "node")
+    for how, said in (("layers", "moe_preprocess"), ("iteration", "full_iteration")):
+        words = export(experts.but(cuda_graph=how), "megatron")["arguments.txt"]
+        assert said in words
+        assert read_megatron(words, 4).cuda_graph == how
     files = export(Plan(dp=2, framework="megatron-deepspeed"), "deepspeed")
     found = json.loads(files["deepspeed.json"])
     assert found["zero_optimization"]["overlap_comm"] is False

@@ -166,3 +166,16 @@ def test_rows_read_back():
     plan = group("conv1.1 head all-reduce 0:8 3:4", global_batch=12)
     assert runs(Plan.parse(str(plan))) == runs(plan)
     assert next(u.name for u in units(load("vgg11"))) == "conv1.1"
+
+
+@pytest.mark.parametrize("model", ["gpt:layers=4,hidden=512,heads=8", "vgg11:batch=8"])
+@pytest.mark.parametrize("way", ["all-reduce", "sharded"])
+def test_the_optimizer_takes_as_long_however_the_plan_is_written(model, way):
+    workload, cluster = load(model), machines("h100:gpus=4")
+    layers = [(unit.name, workload.layers[unit.layer]) for unit in units(workload)]
+    names = [f"{n}/{w.name}" for n, x in layers for op in x.works() for w in op.weights]
+    plain = Plan(dp=4, global_batch=4 * workload.batch, framework="ddp", zero=int(way == "sharded"))
+    sync = tuple((name, way) for name in names)
+    one, other = (predict(p, workload, cluster) for p in (plain, plain.but(zero=0, sync=sync)))
+    assert one.breakdown["update_s"] == pytest.approx(other.breakdown["update_s"], rel=1e-6)
+    assert one.step == pytest.approx(other.step, rel=0.02)

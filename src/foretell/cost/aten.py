@@ -187,8 +187,11 @@ def is_cudnn_order(call: Call) -> bool:
 
 
 def is_cudnn_transposed(call: Call) -> bool:
-    """Whether cuDNN's options are those of a transposed one: it pads what it is given and makes."""
-    return is_cudnn_order(call) and len(call.types) > 5 and call.types[5] == "ScalarList"
+    """Whether cuDNN's options are those of a transposed one: it pads what it is given and makes.
+
+    A depthwise one has its window where those have their padding, and a bias behind it.
+    """
+    return is_cudnn_order(call) and call.types[3:6] == ("ScalarList",) * 3
 
 
 def _is_channels_last(call: Call, i: int) -> bool:

@@ -94,11 +94,12 @@ class Product:
     k: Array
     strided: Array  # 1 where both operands are contiguous along k, as in a linear layer's forward
     align: Array  # bytes every row of every operand starts at a multiple of
+    turned: Array  # operands that are not contiguous along k
     fetched: tuple[Array, Array]  # elements that A and B hold in memory
 
     def __getitem__(self, rows: Any) -> "Product":
         first, second = self.fetched
-        names = ("b", "m", "n", "k", "strided", "align")
+        names = ("b", "m", "n", "k", "strided", "align", "turned")
         columns = {name: getattr(self, name)[rows] for name in names}
         return Product(**columns, fetched=(first[rows], second[rows]))
 
@@ -109,7 +110,7 @@ def product(b: Array, m: Array, n: Array, k: Array, ta: Array, tb: Array, size: 
     line = int(_LINE / min(size, 1.0))  # numbers of four bits: twice as many in as many bytes
     contiguous = np.gcd(np.gcd(np.where(ta > 0, m, k).astype(int), n.astype(int)), line)
     contiguous = np.where(tb > 0, np.gcd(contiguous, k.astype(int)), contiguous)
-    return Product(b, m, n, k, strided, contiguous * size, (m * k, n * k))
+    return Product(b, m, n, k, strided, contiguous * size, ta + 1 - tb, (m * k, n * k))
 
 
 def seconds(limits: Limits, fitted: Fitted, asked: Product) -> Array:
@@ -167,7 +168,7 @@ def tiled(limits: Limits, fitted: Fitted, asked: Product, tile: Tile, split: Arr
     grid = np.ceil(asked.m / rows), np.ceil(asked.n / cols)
     blocks = asked.b * grid[0] * grid[1] * split
     deep = np.ceil(asked.k / split / fitted["step_k"]) * fitted["step_k"]
-    compute = _compute(limits, fitted, blocks, deep, tile, asked.align)
+    compute = _compute(limits, fitted, blocks, deep, tile, asked)
     memory = _memory(limits, fitted, asked, grid, tile, split)
     fabric = blocks * (rows + cols) * deep * limits.size
     fabric /= np.minimum(limits.units, blocks) * limits.clock * fitted["fabric"]
@@ -184,7 +185,7 @@ def _resident(fitted: Fitted, tile: Tile) -> Array:
 
 
 def _compute(
-    limits: Limits, fitted: Fitted, blocks: Array, deep: Array, tile: Tile, align: Array
+    limits: Limits, fitted: Fitted, blocks: Array, deep: Array, tile: Tile, asked: Product
 ) -> Array:
     rows, cols = tile
     resident = _resident(fitted, tile)
@@ -199,7 +200,8 @@ def _compute(
         efficiency = 1 - (1 - efficiency) * limits.ease
     if limits.shares and limits.pipe == "simt":
         efficiency *= fitted["sharing"]
-    rate = np.minimum(limits.peak * np.minimum(1.0, efficiency), _aligned(limits, fitted, align))
+    free = limits.peak * np.minimum(1.0, efficiency) * _upright(limits, fitted, asked.turned)
+    rate = np.minimum(free, _aligned(limits, fitted, asked))
     work = turns * 2 * rows * cols * (deep + fitted["start_k"] * limits.ease)
     return throttled(limits, fitted, work * limits.units, rate)
 
@@ -210,12 +212,30 @@ def _hidden(limits: Limits, fitted: Fitted, sums: Array) -> Array:
     return portable.power(np.minimum(1.0, sums / enough), fitted["hide_power"])
 
 
-def _aligned(limits: Limits, fitted: Fitted, align: Array) -> Array:
-    """Flop/s that odd strides leave to the matrix units: wide loads need rows at 16 bytes."""
+def _aligned(limits: Limits, fitted: Fitted, asked: Product) -> Array:
+    """Flop/s that odd strides leave to the matrix units: wide loads need rows at 16 bytes.
+
+    Many matmuls at once, as those of heads, have slower kernels for it on some architectures.
+    """
     if limits.pipe != "tensor":
         return np.array(np.inf)
-    narrow = fitted["narrow"] * portable.power(align / 2, fitted["narrow_power"])
-    return np.where(align >= 16, np.inf, limits.units * limits.clock * narrow)
+    narrow = fitted["narrow"] * portable.power(asked.align / 2, fitted["narrow_power"])
+    narrow = np.where(asked.b > 1, np.minimum(narrow, limits.unaligned), narrow)
+    return np.where(asked.align >= 16, np.inf, limits.units * limits.clock * narrow)
+
+
+def _upright(limits: Limits, fitted: Fitted, turned: Array) -> Array | float:
+    """Share of the rate in tf32 where one operand, or both, are not contiguous along k.
+
+    Hopper's matrix instructions read operands of 16 bits either way, others along k alone (PTX ISA,
+    wgmma.mma_async: imm-trans-a, imm-trans-b): gradients of weights run as older kernels.
+    The shares are medians of `linear` rows in tf32 of `tables/measured/h200.csv.gz`, 2e10 flop or
+    more: 0.96 of the price as it was along k, 0.86 to 0.88 with one turned, 0.58 with both.
+    """
+    if limits.pipe != "tensor" or limits.size != 4 or limits.arch != "hopper":
+        return 1.0
+    one, both = fitted["turned_one"], fitted["turned_both"]
+    return np.where(turned > 1, both, np.where(turned > 0, one, 1.0))
 
 
 def throttled(limits: Limits, fitted: Fitted, work: Array, rate: Array) -> Array:
@@ -346,7 +366,8 @@ def _direct(limits: Limits, product: Fitted, fitted: Fitted, op: str, a: Conv) -
         m, n, depth = pixels, k, c * window
         fetched = image / a.groups, filters / a.groups
     align = _align(a, c, k) * limits.size
-    asked = Product(a.groups, m, n, depth, np.zeros(len(m)), align, fetched)
+    zero = np.zeros(len(m))
+    asked = Product(a.groups, m, n, depth, zero, align, zero, fetched)
     tiles = _TILES[0], _TILES[1]
     time = best(limits, product, asked, tiles, may_split=True)
     one = (a.r == 1) & (a.s == 1)
@@ -400,7 +421,7 @@ def _winograd(limits: Limits, product: Fitted, fitted: Fitted, op: str, a: Conv,
     }[op]
     many, zero = np.full(len(m), points), np.zeros(len(m))
     fetched = (image / points, filters / points) if f == 2 else (m * depth, n * depth)
-    asked = Product(many, m, n, depth, zero, np.full(len(m), 16.0), fetched)
+    asked = Product(many, m, n, depth, zero, np.full(len(m), 16.0), zero, fetched)
     shapes = _WINOGRAD_TILES[f][0], _WINOGRAD_TILES[f][1]
     time = best(limits, product, asked, shapes, may_split=op == "conv_wgrad")
     time = time * fitted[f"slow_winograd{f}"] * limits.fitted["winograd"]

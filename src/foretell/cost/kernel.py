@@ -46,7 +46,7 @@ import numpy.typing as npt
 from foretell import portable
 from foretell.cluster.node import Device
 from foretell.cost import gemm, measured
-from foretell.cost.limits import Constants, Limits, limits, shipped
+from foretell.cost.limits import Constants, Limits, limits, passes, shipped
 from foretell.cost.shape import columns
 
 _DEEP = 128.0  # wider heads leave the backward too few registers
@@ -83,6 +83,8 @@ _CALLS = {"elementwise": 4.4, "softmax": 5.2, "norm": 7.8, "gemm": 7.0, "conv": 
 _CALL = 5.0  # any other
 # Chips whose matrix units reach their rate only with instructions FlashAttention-2 does not use.
 _NEWER = ("hopper", "blackwell")
+# PyTorch has no fused attention for them (pytorch/pytorch issue 141958, 2024, of gfx908).
+_WITHOUT_FUSED_ATTENTION = ("vega", "cdna")
 _BARE = 1.5  # a kernel known by flop and bytes alone is surer of nothing than its class is
 _NEEDS = {
     "gemm": ("m", "n", "k"),
@@ -395,8 +397,35 @@ def _attention(group: Group) -> Array:
         out = np.where(
             older, attention_seconds(given, product, parts.attention["flash2"], asked), out
         )
+    if given.arch in _WITHOUT_FUSED_ATTENTION:
+        return written_seconds(asked, given.size, given.fp32, given.bandwidth)
     apart = get("math", 0.0) > 0
     return np.where(apart, _unfused(group, asked), out) if apart.any() else out
+
+
+class _Written(NamedTuple):
+    """What attention costs written out: rates of a device, and what is moved."""
+
+    products: float  # share of the fp32 peak
+    score: float  # bytes a score
+    dropped: float  # more of them with dropout
+    number: float  # bytes a number of the queries
+    seconds: float  # for all its kernels to begin and end
+
+
+def written_seconds(a: Attention, item: float, fp32: float, bandwidth: float) -> Array:
+    """Attention written out by PyTorch: matmuls in fp32, and passes over the scores."""
+    known: dict[str, Any] = passes()["written"]
+    there, back = (_Written(*cost) for cost in known["wide" if item > 2 else "half"])
+    is_back, queries = a.backward > 0, a.b * a.heads * a.sq
+    share, score, dropped, number, start = (
+        np.where(is_back, *pair) for pair in zip(back, there, strict=True)
+    )
+    scores = queries * a.sk
+    flops = np.where(is_back, 8.0, 4.0) * scores * a.d
+    moved = (score + dropped * (a.dropout > 0)) * scores + number * queries * a.d
+    out: Array = flops / (share * fp32) + moved / (float(known["stream"]) * bandwidth) + start
+    return out
 
 
 def _unfused(group: Group, a: Attention) -> Array:

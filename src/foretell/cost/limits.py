@@ -185,6 +185,8 @@ class Limits:
     size: float  # bytes an element takes
     fitted: Mapping[str, float]  # constants of the architecture
     shares: bool = False  # whether half the vector lanes also do the integer work of addresses
+    fp32: float = 0.0  # flop/s of fp32 matmuls
+    unaligned: float = float("inf")  # flop a unit and clock of batched matmuls with odd strides
     burst: float = 0.0  # seconds a cold board runs above `sustained`; 0 in the middle of training
 
     @property
@@ -224,6 +226,8 @@ def limits(device: Device, dtype: str, arches: Arches) -> Limits:
         sustained=device.watts / energy if device.watts > 0 else float("inf"),
         size=size,
         fitted=fitted,
+        fp32=device.peak("fp32"),
+        unaligned=passes()["unaligned"].get(device.arch, {}).get(dtype, float("inf")),
         shares=device.arch in _SHARING and device.flops["fp32"] > 192 * device.units * device.clock,
     )
 

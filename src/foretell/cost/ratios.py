@@ -199,10 +199,10 @@ def _side(sizes: Sizes) -> Array:
 
 
 def _taps(sizes: Sizes) -> Array:
-    """Numbers of one filter and channel; one over volumes is as deep as it is high."""
+    """Numbers of one filter and channel; one over volumes is r deep, s high and s wide."""
     one = np.ones(1)
     r, s = (np.asarray(sizes.get(key, one), float) for key in ("r", "s"))
-    found: Array = r * s * (r if "t" in sizes else one)
+    found: Array = r * s * (s if "t" in sizes else one)
     return found
 
 

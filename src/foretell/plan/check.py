@@ -388,6 +388,7 @@ def _check_splits(plan: Plan, workload: Workload) -> None:
                 f"{axis}={degree}, but `{workload.name}` can be split {most:g} ways there",
                 hint=f"{axis} is at most {most:g}",
             )
+    _check_has_experts(plan, workload)
     ranks = plan.dp * plan.cp * expert_ranks(plan)
     if ranks % plan.ep:
         raise InputError(
@@ -400,6 +401,18 @@ def _check_splits(plan: Plan, workload: Workload) -> None:
         )
     if plan.dp % plan.sharing:
         raise InputError(f"shard={plan.shard} does not divide dp={plan.dp}")
+
+
+def _check_has_experts(plan: Plan, workload: Workload) -> None:
+    """What says how experts are run needs experts."""
+    said = {"etp": expert_ranks(plan) > 1, "ep_overlap": plan.ep_overlap is True}
+    said["ep_dispatch"] = bool(plan.ep_dispatch)
+    for name, is_said in said.items():
+        if is_said and workload.most("ep") <= 1:
+            value = "yes" if name == "ep_overlap" else getattr(plan, name)
+            raise InputError(
+                f"{name}={value}, but `{workload.name}` has no experts", hint=f"leave {name} out"
+            )
 
 
 def _check_overlap(plan: Plan) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -26,16 +26,17 @@ from foretell import portable
 from foretell.cluster import Cluster, Device
 from foretell.cost import collective, kernel
 from foretell.errors import InfeasibleError
-from foretell.plan.check import check
+from foretell.plan.check import check, micro_batches
 from foretell.plan.framework import running
 from foretell.plan.layer_cost import LayerCost, LayerMemory, Part, holdings, layer_costs, slowest
 from foretell.plan.layouts import Array, Layouts, Rows, blocks_of, layouts
 from foretell.plan.order import is_split
 from foretell.plan.plan import Plan, expert_ranks, levels, stride
-from foretell.workload import Op, Workload
+from foretell.workload import Layer, Op, Workload
 from foretell.workload.workload import BYTES, KEPT
 
 CAST = 6.0  # bytes to read a number in fp32 and write it in 16 bits, or the other way
+BIG = 2.0**30  # bytes of a kernel that runs at the pace of the memory
 _WEIGHED = ("matmul", "conv")  # ops whose weight gradient is a kernel of its own
 
 
@@ -51,6 +52,9 @@ class Costs:
     again: Array  # what is run again of a block: 0 nothing, 1 attention, 2 all of it
     share: Array  # the part of a stage's blocks that is run again
     weight_gradients: tuple[Array, ...] = ()  # seconds of each layer's, if any backward is in two
+    adding: tuple[Array, ...] = ()  # seconds to move a byte of each gradient of each layer
+    added: Array = field(default_factory=lambda: np.zeros(0))  # bytes of a gradient so moved
+    fetched: Array = field(default_factory=lambda: np.zeros(0))  # host seconds to gather a module
 
     def take(self, rows: Rows) -> Costs:
         """Some of the plans."""
@@ -63,12 +67,20 @@ class Costs:
             self.again[rows],
             self.share[rows],
             tuple(seconds[rows] for seconds in self.weight_gradients),
+            tuple(seconds[rows] for seconds in self.adding),
+            self.added[rows],
+            self.fetched[rows],
         )
 
     def of(self, plan: Plan) -> Costs:
         """The same prices for one plan of their cell, with its own recompute; all blocks of it."""
         return replace(
-            self, plans=layouts([plan]), again=np.array([_again(plan)]), share=np.ones(1)
+            self,
+            plans=layouts([plan]),
+            again=np.array([_again(plan)]),
+            share=np.ones(1),
+            added=np.array([_added(plan)]),
+            fetched=np.array([_fetched(plan)]),
         )
 
 
@@ -99,7 +111,31 @@ def costs(
     turn = np.array([r.profile.microbatch for r in table.runs]) * cluster.calibration.host
     again = np.array([_again(p) for p in plans])
     share, apart = _rerun_share(plans, workload), _weight_seconds(table, workload, cluster)
-    return Costs(table, layers, held, bend, turn, again, share, apart)
+    pace, added = _added_seconds(held, cluster, device), np.array([_added(p) for p in plans])
+    fetched = np.array([_fetched(p) for p in plans])
+    fetched[fetched > 0] *= cluster.calibration.host
+    return Costs(table, layers, held, bend, turn, again, share, apart, pace, added, fetched)
+
+
+def _added_seconds(
+    held: list[LayerMemory], cluster: Cluster, device: Device | None
+) -> tuple[Array, ...]:
+    """Seconds to move a byte for each gradient of each layer."""
+    moved = [np.sum(one.trained(), axis=0) for one in held]
+    size, n = np.array([BIG]), np.array([BIG / 6])
+    took = kernel.seconds(device or slowest(cluster), "elementwise", "bf16", {"n": n}, bytes=size)
+    pace = float(took.seconds[0]) / BIG * cluster.calibration.compute
+    return tuple(pace * size for size in moved)
+
+
+def _added(plan: Plan) -> float:
+    """Bytes a micro-batch moves to add one gradient to those before it, the first one's nothing.
+
+    Sharded gradients are added up where they are reduced: a rank has a part of them.
+    """
+    if plan.zero == 3:
+        return 0.0
+    return running(plan).accumulated * (1 - 1 / max(micro_batches(plan), 1))
 
 
 def _weight_seconds(table: Layouts, workload: Workload, cluster: Cluster) -> tuple[Array, ...]:
@@ -149,7 +185,26 @@ def layer_parts(c: Costs, at: int, workload: Workload) -> tuple[Part, Part]:
     if workload.layers[at].is_block and c.again.any():
         core, whole = c.share * (c.again == 1), c.share * (c.again == 2)
         back = back + cost.core.times(core) + cost.whole.times(whole)
+    if c.added.any():
+        back = replace(back, kernels=back.kernels + c.added * c.adding[at])
+    if c.fetched.any():
+        return _with_fetches(c, workload.layers[at], cost.forward, back)
     return cost.forward, back
+
+
+def _fetched(plan: Plan) -> float:
+    """Host seconds to gather and release the weights of one module each time it runs."""
+    return running(plan).profile.fetch if plan.zero == 3 else 0.0
+
+
+def _with_fetches(c: Costs, layer: Layer, forward: Part, back: Part) -> tuple[Part, Part]:
+    """The same where the host gathers the weights of every module before it runs."""
+    once = c.fetched * sum(bool(op.weights) for op in layer.works())
+    again = 1.0 + (c.share * (c.again == 2) if layer.is_block else 0.0)
+    return (
+        replace(forward, host=forward.host + once),
+        replace(back, host=back.host + once * again),
+    )
 
 
 def weight_gradients(workload: Workload) -> Workload:
@@ -197,14 +252,14 @@ def stage(c: Costs, times: Array, workload: Workload, cluster: Cluster) -> Stage
     zero = np.zeros(len(c.plans))
     ways, kernels, talk = [zero.copy(), zero.copy()], zero.copy(), zero.copy()
     issued, tensors = zero.copy(), zero.copy()
+    trained = trained_tensors(workload)
     for at, many in enumerate(times):
         for way, part in enumerate(layer_parts(c, at, workload)):
             ways[way] += many * part.seconds(c.bend)
             kernels += many * part.kernels
             talk += many * part.shown(c.bend)
             issued += many * part.host
-        works = workload.layers[at].works()
-        tensors += many * sum(not w.frozen for op in works for w in op.weights)
+        tensors += many * trained[at]
     late = _gathered(c, times, workload, cluster)
     ways[1] += c.turn * (times[-1] > 0)  # the stage that has the loss
     return Stage(
@@ -218,6 +273,12 @@ def stage(c: Costs, times: Array, workload: Workload, cluster: Cluster) -> Stage
         tensors,
         np.maximum(kernels + talk - issued, 0.0),
     )
+
+
+def trained_tensors(workload: Workload) -> list[int]:
+    """How many weights of each layer are trained."""
+    works = [layer.works() for layer in workload.layers]
+    return [sum(not w.frozen for op in some for w in op.weights) for some in works]
 
 
 def weights(c: Costs, times: Array, workload: Workload, *, frozen: bool = False) -> Array:
@@ -335,13 +396,27 @@ def shard_comm(c: Costs, at: int, workload: Workload, cluster: Cluster) -> tuple
     """Seconds to gather the parameters of one layer and to scatter its gradients."""
     rows = np.arange(len(c.plans))
     size = c.holdings[at].weights
-    reach = np.array([r.profile.efficiency for r in c.plans.runs])
+    reach = _network_share(c, cluster)
     narrow = np.array(["fp8-gather" in r.flags for r in c.plans.runs])
     each = np.where(narrow & workload.layers[at].is_block, 1.0, width(c, workload))
     gather = over_dp(c, "all_gather", size * each / reach, rows, cluster)
     trained = c.holdings[at].trained()[0]
     scatter = over_dp(c, "reduce_scatter", trained * grad_width(c) / reach, rows, cluster)
     return gather, scatter
+
+
+def _network_share(c: Costs, cluster: Cluster) -> Array:
+    """Share of the links' bandwidth that gathers reach: all of it inside a node."""
+    found = np.ones(len(c.plans))
+    for i, (plan, run) in enumerate(zip(c.plans.plans, c.plans.runs, strict=True)):
+        if run.profile.efficiency < 1 and len(levels(cluster, *_shared(plan))) > 1:
+            found[i] = run.profile.efficiency
+    return found
+
+
+def _shared(plan: Plan) -> tuple[int, int]:
+    """How many ranks share a copy of the weights, and how far apart they are."""
+    return plan.sharing * plan.cp, stride(plan, "cp" if plan.cp > 1 else "dp")
 
 
 def width(c: Costs, workload: Workload) -> Array:
@@ -356,7 +431,7 @@ def over_dp(c: Costs, op: str, size: Array, rows: Rows, cluster: Cluster) -> Arr
     if op == "all_reduce":
         keys = [alike(p) for p in plans]
     else:
-        keys = [(p.sharing * p.cp, stride(p, "cp" if p.cp > 1 else "dp")) for p in plans]
+        keys = [_shared(p) for p in plans]
     return over(op, size, keys, cluster)
 
 

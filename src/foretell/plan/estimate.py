@@ -36,7 +36,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretell import portable
-from foretell.cluster import Cluster
+from foretell.cluster import Cluster, Device
+from foretell.cluster.cluster import Calibration
 from foretell.cost import collective, kernel
 from foretell.errors import InputError
 from foretell.plan.check import check, micro_batches, placed
@@ -59,7 +60,7 @@ from foretell.plan.framework import Running, running
 from foretell.plan.layer_cost import exchange_seconds, slow_devices
 from foretell.plan.layouts import FIRST, LAST, MIDDLE, Array, layouts, shares
 from foretell.plan.memory import HALF, peaks
-from foretell.plan.order import is_split, last_stage
+from foretell.plan.order import chunks_of, is_split, last_stage
 from foretell.plan.plan import Plan, levels, stride
 from foretell.workload import Exchange, Workload
 
@@ -184,17 +185,35 @@ def exposed(
     return late
 
 
+def sends_wait(plan: Plan) -> bool:
+    """Whether a stage of a checked plan computes nothing while it sends.
+
+    Megatron overlaps messages with compute only where stages are interleaved.
+    """
+    return running(plan).profile.sends_wait and chunks_of(plan) == 1
+
+
+def send_parts(plan: Plan) -> int:
+    """In how many parts the tensor-parallel ranks of a stage send what each of them has whole."""
+    return plan.tp if running(plan).profile.sends_split and not plan.sp else 1
+
+
 def sends(c: Costs, workload: Workload, cluster: Cluster) -> Array:
     """Seconds to hand a tensor from stage to stage."""
     out = np.zeros(len(c.plans))
     rows = np.flatnonzero(c.plans.column("pp") > 1)
+    plans = [c.plans.plans[i] for i in rows.tolist()]
     block = next(i for i, layer in enumerate(workload.layers) if layer.is_block)
-    output_bytes = c.holdings[block].output_bytes[rows]
-    keys = [stride(c.plans.plans[i], "pp") for i in rows.tolist()]
+    whole, parts = c.holdings[block].output_bytes[rows], np.array([send_parts(p) for p in plans])
+    keys = [stride(p, "pp") for p in plans]
     for step in sorted(set(keys)):
         mine = np.array([i for i, k in enumerate(keys) if k == step])
         group = levels(cluster, 2, step)
-        out[rows[mine]] = collective.price("send", output_bytes[mine], group).seconds
+        out[rows[mine]] = collective.price("send", whole[mine] / parts[mine], group).seconds
+    for many in sorted(set(parts[parts > 1].tolist())):
+        mine = parts == many
+        group = levels(cluster, many, 1)
+        out[rows[mine]] += collective.price("all_gather", whole[mine], group).seconds
     return out
 
 
@@ -221,14 +240,21 @@ def reducing(c: Costs, s: Stage, cluster: Cluster) -> Array:
     size = (s.weights * grad_width(c))[every]
     whole = over_dp(c, "all_reduce", size, every, cluster)
     scattered = over_dp(c, "reduce_scatter", size, every, cluster)
-    out[every] = np.where(zero[every] > 0, scattered, whole)
+    scatters = np.array([reduce_op(p) == "reduce_scatter" for p in c.plans.plans])
+    out[every] = np.where(scatters[every], scattered, whole)
     many = c.plans.column("dp") * c.plans.column("cp")
-    apart = np.flatnonzero((zero > 0) & (many > c.plans.column("sharing")))
+    apart = np.flatnonzero(scatters & (many > c.plans.column("sharing")))
     each = (s.weights * grad_width(c) / c.plans.column("sharing"))[apart]
     out[apart] += over_copies(c, each, apart, cluster)
     dealt = np.flatnonzero(s.experts > 0)
     out[dealt] += over_experts(c, "all_reduce", (s.experts * grad_width(c))[dealt], dealt, cluster)
     return out
+
+
+def reduce_op(plan: Plan) -> str:
+    """How the gradients of a checked plan are reduced after its last backward, or before."""
+    is_flat = running(plan).profile.zero1 == "flat"
+    return "reduce_scatter" if plan.zero and is_flat else "all_reduce"
 
 
 def regathering(c: Costs, s: Stage, cluster: Cluster) -> Array:
@@ -238,6 +264,11 @@ def regathering(c: Costs, s: Stage, cluster: Cluster) -> Array:
     rows = np.flatnonzero((ranks > 1) & ((zero == 1) | (zero == 2)))
     width = np.array([_bytes_of_parameter(r) for r in c.plans.runs])
     out[rows] = over_dp(c, "all_gather", (s.weights * width)[rows], rows, cluster)
+    apart = [c.plans.runs[i].profile.zero1 == "tensors" for i in rows.tolist()]
+    if any(apart):
+        rows = rows[apart]
+        many = np.minimum(np.maximum(s.tensors, 1.0), ranks)[rows]
+        out[rows] = many * over_dp(c, "broadcast", (s.weights * width)[rows] / many, rows, cluster)
     return out
 
 
@@ -301,27 +332,56 @@ def updating(c: Costs, s: Stage, cluster: Cluster) -> Array:
     apart = np.where(c.plans.column("zero") > 0, copies(c), 1.0)
     size = moved * (s.weights / sharing + s.experts / apart)
     n = np.maximum(size / moved, 1.0)
-    each = [
-        kernel.seconds(device, "optimizer", "fp32", {"n": n}, bytes=size).seconds
-        for device in slow_devices(cluster)
-    ]
-    found = np.max(each, axis=0) * cluster.calibration.compute * cluster.calibration.update
-    if all(d.timed is None for d in slow_devices(cluster)):  # else the host is the device
-        found = _with_host(found, c, s, cluster.calibration.host)
+    found = update_seconds(
+        slow_devices(cluster), cluster.calibration, c.plans.runs, c.bend, n=n, size=size,
+        tensors=s.tensors, ahead=s.ahead,
+    )  # fmt: skip
     away = np.array([p.offload for p in c.plans.plans])
     return np.where(away, _on_host(n, cluster), found) if away.any() else found
 
 
-def _with_host(found: Array, c: Costs, s: Stage, slower: float) -> Array:
-    """The same where the host issues it tensor by tensor and may not be ahead of the device."""
-    hosts = [r.updated(s.tensors[i : i + 1])[0] for i, r in enumerate(c.plans.runs)]
-    waits = np.array([r.is_scaled for r in c.plans.runs])
+def update_seconds(
+    devices: Sequence[Device], learned: Calibration, runs: Sequence[Running], bend: Array, *,
+    n: Array, size: Array, tensors: Array, ahead: Array,
+) -> Array:  # fmt: skip
+    """Seconds of the optimizer on `n` numbers, `size` bytes in so many tensors; an entry a plan.
+
+    The host issues it tensor by tensor; `ahead` is what it is ahead of the device by then.
+    """
+    each = [
+        kernel.seconds(device, "optimizer", "fp32", {"n": n}, bytes=size).seconds
+        for device in devices
+    ]
+    found: Array = np.max(each, axis=0) * learned.compute * learned.update
+    if any(d.timed is not None for d in devices):  # the host is the device
+        return found
+    hosts = [r.updated(tensors[i : i + 1])[0] for i, r in enumerate(runs)]
+    waits = np.array([r.is_scaled for r in runs])
     with np.errstate(invalid="ignore"):  # a calibration beyond all numbers: refused by its caller
-        left = np.maximum(np.array(hosts) * slower - np.where(waits, 0.0, s.ahead), 0.0)
+        left = np.maximum(np.array(hosts) * learned.host - np.where(waits, 0.0, ahead), 0.0)
     left = np.nan_to_num(left, posinf=np.inf)
-    both = portable.power(found, c.bend) + portable.power(left, c.bend)
-    out: Array = np.where(left > 0, portable.power(both, 1 / c.bend), found)
-    return out
+    both = portable.power(found, bend) + portable.power(left, bend)
+    return np.where(left > 0, portable.power(both, 1 / bend), found)
+
+
+def bend_on(device: Device, run: Running) -> float:
+    """How host and device take turns there: cores that compute are those that send."""
+    return 1.0 if device.timed is not None else run.profile.exponent
+
+
+def rank_update(
+    device: Device, learned: Calibration, run: Running, elements: float, tensors: float,
+    ahead: float,
+) -> float:  # fmt: skip
+    """Seconds of the optimizer on one rank that updates so much of the model."""
+    if not elements:
+        return 0.0
+    found = update_seconds(
+        [device], learned, [run], np.array([bend_on(device, run)]),
+        n=np.array([max(elements, 1.0)]), size=np.array([run.update * elements]),
+        tensors=np.array([tensors]), ahead=np.array([max(ahead, 0.0)]),
+    )  # fmt: skip
+    return float(found[0])
 
 
 def _on_host(n: Array, cluster: Cluster) -> Array:
@@ -373,8 +433,7 @@ def _add_gradients(
     """Reduction, parameters passed back, and those that are gathered for use."""
     plan = c.plans.plans[0]
     held = stage(c, dealt[:, None], workload, cluster)
-    op = "reduce_scatter" if plan.zero in (1, 2) else "all_reduce"
-    found[op] += float(reducing(c, held, cluster)[0])
+    found[reduce_op(plan)] += float(reducing(c, held, cluster)[0])
     found["all_gather"] += float(regathering(c, held, cluster)[0])
     if plan.zero == 3 and plan.dp * plan.cp > 1:
         for at, many in enumerate(dealt.tolist()):
@@ -460,6 +519,10 @@ def _pipe(c: Costs, stages: list[Stage], middles: Array, hop: Array) -> tuple[Ar
     apart = np.array([is_split(p) for p in c.plans.plans])
     if apart.any():
         period = np.where(apart, np.max([first, middle, last], axis=0), period)
+    waits = np.array([sends_wait(p) for p in c.plans.plans]) & (pp > 1)
+    if waits.any():
+        busy = [first + hop, np.where(middles > 0, middle + 2 * hop, 0.0), last + hop]
+        period = np.where(waits, np.maximum(period, np.max(busy, axis=0)), period)
     wait = total - np.maximum(period, first) + 2 * hop * (pp - 1)
     if apart.any():
         wait = np.where(apart, _filling(stages, middles) + hop * (pp - 1), wait)

@@ -20,7 +20,6 @@ fp8, nvfp4      bf16-master whose matmuls run in eight or four bits
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -138,6 +137,9 @@ class FrameworkProfile:
     attention: float = 1.0
     gradient: str = ""
     layout: str = ""
+    fused_loss: bool = True
+    sends_wait: bool = False
+    sends_split: bool = False
     fp32_parameters: bool = False
     selective: str = "attention"
     early_stop: bool = False
@@ -145,11 +147,14 @@ class FrameworkProfile:
     quantise: float = 6.0
     copies: tuple[float, float] = (0.0, 0.0)
     grad_copies: Mapping[str, float] = field(default_factory=dict)
+    fetch: float = 0.0
+    accumulate: Mapping[str, float] = field(default_factory=dict)
     contention: float = 0.0
     tp_overlap: bool = False
     ep_overlap: bool = False
     casts_weights: bool = True
     fp8_gather: bool = False
+    zero1: str = "flat"
     dispatch: str = "rank"
     experts: str = "grouped"
     kept_by_ops: float = 0.32
@@ -157,32 +162,6 @@ class FrameworkProfile:
     judged: tuple[str, ...] = ()
     arch: tuple[str, ...] = ()
     gpus: int = 8
-    spread: float = 0.123
-    measured: tuple[str, ...] = ()
-
-    def sigma(self, arch: str, gpus: int, plan: Plan, kinds: Mapping[str, float]) -> float:
-        """Standard deviation of ln(measured / predicted) to expect on such devices.
-
-        `kinds` says how much of a distance of `spread.toml` a question has: 0 to 1.
-        """
-        away = distances()
-        shares = {
-            "arch": 0.0 if arch in self.arch else 1.0,
-            "scale": 1.0 if gpus > self.gpus else 0.0,
-            "fp8": 1.0 if plan.dtype in ("fp8", "fp4") else 0.0,
-            "context": 1.0 if plan.cp > 1 else 0.0,
-            **kinds,
-        }
-        shares |= dict.fromkeys(self.measured, 0.0)
-        return math.hypot(self.spread, *(away[name] * share for name, share in shares.items()))
-
-
-@cache
-def distances() -> dict[str, float]:
-    """What each kind of distance from measured rows adds to the spread."""
-    text = files("foretell.plan").joinpath("spread.toml").read_text(encoding="utf-8")
-    found: dict[str, float] = tomllib.loads(text)["distance"]
-    return found
 
 
 @dataclass(frozen=True)
@@ -197,6 +176,7 @@ class Running:
     tp_overlap: bool = False
     ep_overlap: bool = False
     dispatch: str = "rank"
+    cuda_graph: str = ""
     update_by: tuple[str, str] = ("adam", "foreach")  # the optimizer and its kernels
 
     def op(self, op: Op) -> Op:
@@ -217,11 +197,25 @@ class Running:
 
     @property
     def grad_dtype(self) -> str:
-        """The format gradients are added up and reduced in."""
+        """The format gradients are added up and reduced in.
+
+        Megatron widens those of bf16 by itself, those of fp16 only where it is told to (its
+        `arguments.py`: accumulate_allreduce_grads_in_fp32).
+        """
         widths = {4.0: "fp32", 8.0: "fp64"}
         half = "fp16" if self.formats.compute == "fp16" else "bf16"
-        said = self.profile.gradient if self.formats.master else ""
+        widens = bool(self.formats.master) and half == "bf16"
+        said = self.profile.gradient if widens else ""
         return said or widths.get(self.formats.gradient, half)
+
+    @property
+    def accumulated(self) -> float:
+        """Bytes moved to add the gradient of one parameter to that of earlier micro-batches.
+
+        PyTorch reads both and writes their sum.
+        """
+        own = 0.0 if self.profile.kernels == "fused" else 3.0 * self.formats.gradient
+        return self.profile.accumulate.get(self.formats.compute, own)
 
     @property
     def state_bytes(self) -> float:
@@ -250,9 +244,21 @@ class Running:
             return host.issued("compiled" if self.is_compiled else op, is_backward)
         return self.profile.host * (self.profile.compiled_host if self.is_compiled else 1.0)
 
+    def replays(self, op: Op, is_block: bool) -> bool:
+        """Whether a CUDA graph issues an op: all of a step, or what has the same shape each time.
+
+        How many words an expert gets is known too late for a graph of layers, unless padded to a
+        capacity.
+        """
+        if self.cuda_graph != "layers":
+            return self.cuda_graph == "iteration"
+        is_sparse = op.kind in ("permute", "experts", "expert_bias", "regroup", "combine")
+        return is_block and (not is_sparse or bool(op.options.get("padded")))
+
     def updated(self, tensors: Array) -> Array:
         """Host seconds of the optimizer's step over so many tensors; 0 where `host` has them."""
-        if self.profile.host or self.profile.kernels != "eager":
+        is_replayed = self.cuda_graph == "iteration"
+        if is_replayed or self.profile.host or self.profile.kernels != "eager":
             return np.zeros_like(tensors)
         return host.updated(*self.update_by, tensors, self.is_scaled)
 
@@ -350,7 +356,7 @@ def _has_wide_loss(profile: FrameworkProfile, formats: Precision, compiled: bool
 @cache
 def _running(
     framework: str, precision: str, compiled: bool, updates: tuple[str, str],
-    hides: tuple[bool | None, bool | None], dispatch: str,
+    hides: tuple[bool | None, bool | None], dispatch: str, cuda_graph: str,
 ) -> Running:  # fmt: skip
     profile, formats = framework_of(framework), precision_of(precision)
     flags = set()
@@ -362,6 +368,12 @@ def _running(
         flags.add("compiled")
     if profile.flash and (formats.compute in HALVES or profile.kernels == "eager"):
         flags.add("flash")  # scaled_dot_product_attention keeps no scores in fp32 either
+    elif profile.kernels == "eager":
+        flags.add("written-out")
+    elif "fused" in flags and not compiled and formats.compute not in HALVES:
+        flags.add("torch-softmax")
+    if profile.kernels == "fused" and not compiled and not profile.fused_loss:
+        flags.add("written-loss")
     if profile.flash2:
         flags.add("flash2")
     if formats.casts:
@@ -378,6 +390,9 @@ def _running(
         flags.add(profile.layout)
     if profile.experts != "grouped":
         flags.add(profile.experts)
+    dispatch = dispatch or profile.dispatch
+    if dispatch == "node":
+        flags.add("sent-once")
     name = updates[0] or "adam", updates[1] or "foreach"
     tp, ep = hides
     return Running(
@@ -388,7 +403,8 @@ def _running(
         compiled,
         profile.tp_overlap if tp is None else tp,
         profile.ep_overlap if ep is None else ep,
-        dispatch or profile.dispatch,
+        dispatch,
+        cuda_graph,
         name,
     )
 
@@ -404,4 +420,5 @@ def running(plan: Plan) -> Running:
         (plan.optimizer, plan.optimizer_kernels),
         (plan.tp_overlap, plan.ep_overlap),
         plan.ep_dispatch,
+        plan.cuda_graph,
     )

@@ -37,7 +37,14 @@ from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError
 from foretell.graph import Builder, Graph
 from foretell.graph.groups import group_text
-from foretell.plan.layer_ranges import GroupCosts, Layer, LayerRange, gathered, layer_ranges
+from foretell.plan.layer_ranges import (
+    GroupCosts,
+    Layer,
+    LayerRange,
+    gathered,
+    layer_ranges,
+    update_seconds,
+)
 from foretell.plan.plan import Plan
 from foretell.whatif import Setting, applied, parse
 from foretell.workload import Workload
@@ -422,7 +429,7 @@ def _end(context: _Context) -> None:
     """The optimizer of each rank when all is there; then parameters that others updated."""
     updated = {}
     for rank in context.ranks:
-        took = sum(stretch.update(context.costs, rank) for stretch in context.found)
+        took = update_seconds(context.found, context.costs, rank)
         newest = [
             context.done[m, rank] for m in range(context.batches) if (m, rank) in context.done
         ]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from functools import cache
 
 import numpy as np
 
@@ -71,14 +72,17 @@ def _holding(workload: Workload, layer: Layer, cells: Layouts) -> LayerMemory:
     degrees, batch = cells.degrees(), cells.column("micro_batch")
     zero = np.zeros(len(cells))
     sums = {name: zero.copy() for name in _SUMMED}
-    largest = zero.copy()
+    largest, output_bytes = zero.copy(), zero.copy()
     for run, rows in cells.by_profile():
         dtype = KEPT.get(run.formats.compute, run.formats.compute)
+        some = {k: v[rows] for k, v in degrees.items()}
+        passed = "fp32" if _passes_stream(layer, run) else workload.dtype
+        output_bytes[rows] = layer.output_bytes(some, batch[rows], passed)
         for op in layer.works():
             if not holds(op.when, run.flags):
                 continue
             op = run.op(op)
-            sizes = op.sizes({k: v[rows] for k, v in degrees.items()}, batch[rows])
+            sizes = op.sizes(some, batch[rows])
             dealt = cells.column("ep")[rows] > 1 if "ep" in op.splits else np.zeros(len(rows), bool)
             for weight in op.weights:
                 size = weight.elements(sizes)
@@ -101,10 +105,13 @@ def _holding(workload: Workload, layer: Layer, cells: Layouts) -> LayerMemory:
                     largest[rows] = np.maximum(largest[rows], size)
                     if _is_score(op, tensor.name):
                         sums["scores"][rows] += size
-    output_bytes = layer.output_bytes(degrees, batch, workload.dtype)
-    return LayerMemory(
-        **sums, output_bytes=np.broadcast_to(output_bytes, zero.shape), largest=largest
-    )
+    return LayerMemory(**sums, output_bytes=output_bytes, largest=largest)
+
+
+def _passes_stream(layer: Layer, run: Running) -> bool:
+    """Whether a layer passes on a sum of residuals that autocast leaves in fp32."""
+    ops = [op for op in layer.works() if holds(op.when, run.flags)]
+    return run.formats.casts and any(op.options.get("stream") for op in ops)
 
 
 def _keeps_gathered(op: Op, run: Running) -> bool:
@@ -118,15 +125,15 @@ def _keeps_gathered(op: Op, run: Running) -> bool:
 
 
 def _kept_in(op: Op, tensor: Tensor, dtype: str, run: Running) -> str:
-    """The format a saved tensor is kept in: under autocast the residual stream stays in fp32.
+    """The format a saved tensor is kept in: autocast leaves sums of residuals and softmax in fp32.
 
     Transformer Engine keeps the inputs of matmuls as it has cast them.
     """
     is_cast = op.kind in ("matmul", "experts") and not op.options.get("vocabulary")
     if is_cast and tensor.name == "input" and "fp8-weights" in run.flags:
         return run.formats.compute
-    is_stream = op.kind == "norm" and tensor.name == "input"
-    return "fp32" if is_stream and run.formats.casts else dtype
+    is_wide = (op.kind, tensor.name) in (("norm", "input"), (ATTENTION, "softmax"))
+    return "fp32" if is_wide and run.formats.casts else dtype
 
 
 def _is_score(op: Op, name: str) -> bool:
@@ -177,6 +184,10 @@ class Part:
         alone = replace(self, beside=np.zeros_like(self.beside))
         left = self.seconds(bend) - alone.seconds(bend) if self.beside.any() else 0.0
         return self.talk + self.skew + left
+
+    def lead(self, bend: Array | float) -> Array:
+        """By which the device has more to do than the host to issue."""
+        return self.kernels + self.shown(bend) - self.host
 
 
 def _values(part: Part) -> tuple[Array, ...]:
@@ -288,7 +299,8 @@ def _layers(
     wanted = [(at, phase, call) for (at, phase, _), call in zip(wanted, calls_, strict=True)]
     seconds = _priced(device, dtype, calls_, len(cells))
     issued = [
-        (c.times + c.launches) * run.issued(c.op, phase == BACKWARD) for _, phase, c in wanted
+        (c.times + c.launches) * run.issued(c.issue or c.op, phase == BACKWARD)
+        for _, phase, c in wanted
     ]
     spread = limits.slowest_of(cluster.waits_for)
     slower = _throttled(workload, device, dtype, wanted, seconds, issued, spread)
@@ -353,12 +365,19 @@ def _wanted(layer: Layer, run: Running, cells: Layouts) -> list[tuple[int, Call]
             continue
         op = run.op(op)
         forward, backward = calls(op, op.sizes(degrees, batch), run.flags)
+        if run.replays(op, layer.is_block):
+            forward, backward = _replayed(forward), _replayed(backward)
         found += [(FORWARD, _longer(call, run)) for call in forward]
         found += [(BACKWARD, _longer(call, run)) for call in backward]
         if layer.is_block and k < end:
             found += [(WHOLE, _longer(call, run)) for call in forward]
             found += [(CORE, _longer(call, run)) for call in _rerun(op, forward, run)]
     return found
+
+
+def _replayed(some: list[Call]) -> list[Call]:
+    """Kernels that the host does not issue one by one."""
+    return [call._replace(launches=-1.0 * call.times) for call in some]
 
 
 def _last_kept(layer: Layer, run: Running) -> int:
@@ -443,7 +462,7 @@ def _exchange(
     """Add what an exchange costs where its axis is split."""
     rows = _split_rows(exchange, cells)
     ranks = cells.take(rows).column(exchange.axis)
-    apart = ranks - 1
+    apart = np.array([_behind(n) for n in ranks])
     shown = np.array([run.exposed(n) if exchange.axis == "sp" else 1.0 for n in ranks])
     for is_back, _, seconds in exchange_seconds(exchange, run.formats.compute, cluster, cells):
         again = (WHOLE,) if is_rerun and not is_back else ()
@@ -455,7 +474,22 @@ def _exchange(
             else:
                 part.talk[rows] += shown * seconds
                 part.skew[rows] += run.profile.straggler * apart
-            part.host[rows] += run.issued(exchange.axis, is_back) * cluster.calibration.host
+            if run.cuda_graph != "iteration":
+                part.host[rows] += run.issued(exchange.axis, is_back) * cluster.calibration.host
+
+
+NODE = 8  # ranks up to which waiting for the slowest was measured
+
+
+@cache
+def _behind(ranks: float) -> float:
+    """By how many ranks' worth the slowest of some is late.
+
+    One for each further rank up to a node of eight; beyond, as the largest of so many delays grows.
+    """
+    if ranks <= NODE:
+        return ranks - 1
+    return (NODE - 1) * limits.slowest_of(int(ranks)) / limits.slowest_of(NODE)
 
 
 def _split_rows(exchange: Exchange, cells: Layouts) -> Rows:
@@ -503,21 +537,22 @@ def _collective_seconds(
         if op == "send":
             group = levels(cluster, 2, step)
         out[mine] = collective.price(op, moved[mine], group).seconds
-        if copies > 1 and len(group) > 1:
+        if copies > 1:
             out[mine] = _dispatched(op, moved[mine], group, copies)
     return out
 
 
 def _dispatched(op: str, moved: Array, group: tuple[Level, ...], copies: float) -> Array:
-    """Seconds of an all-to-all that sends each row to a node once, to its ranks from there.
+    """Seconds of an all-to-all that sends each row once to a node and from there once to a rank.
 
-    `copies` ranks chosen at random stand on nodes·(1 − (1 − 1/nodes)^copies) nodes. Both legs go on
-    at the same time (DeepEP, HybridEP).
+    `copies` experts chosen at random stand on n·(1 − (1 − 1/n)^copies) of n nodes, or ranks. Both
+    legs go on at the same time (DeepEP, HybridEP).
     """
     nodes = math.prod(max(level.sizes) for level in group[1:])
-    distinct = nodes * (1 - (1 - 1 / nodes) ** copies)
-    between = collective.price(op, moved * distinct / copies, group).seconds
+    ranks = nodes * max(group[0].sizes)
+    inner, outer = (n * (1 - (1 - 1 / n) ** copies) / copies for n in (ranks, nodes))
     node = replace(group[0], sizes=group[0].sizes[:1], bandwidths=group[0].bandwidths[:1])
-    inside = collective.price(op, moved, (node,)).seconds
-    out: Array = np.maximum(between, inside)
+    out: Array = collective.price(op, moved * inner, (node,) if nodes > 1 else group).seconds
+    if nodes > 1:
+        out = np.maximum(out, collective.price(op, moved * outer, group).seconds)
     return out

@@ -31,7 +31,8 @@ from foretell.plan.check import (
     spoken,
     units,
 )
-from foretell.plan.costs import unpriced
+from foretell.plan.costs import trained_tensors, unpriced
+from foretell.plan.estimate import bend_on, rank_update
 from foretell.plan.framework import Running, running
 from foretell.plan.layer_cost import holdings, layer_costs
 from foretell.plan.layouts import layouts
@@ -98,6 +99,29 @@ def choices(some: Sequence[FactorMatmul]) -> list[tuple[FactorMatmul, ...]]:
     return [c for n in range(len(some) + 1) for c in combinations(some, n)]
 
 
+class UnitSeconds(NamedTuple):
+    """Every unit once, by number of samples where there are several."""
+
+    forward: Array
+    backward: Array
+    lead: Array  # by which the device has more to do than the host to issue
+
+
+def unit_seconds(
+    workload: Workload, cluster: Cluster, device: Device, plain: Plan, sizes: Array, **degrees: int
+) -> UnitSeconds:
+    """Every unit at some numbers of samples on one kind of device: units × sizes."""
+    run, bend = running(plain), bend_on(device, running(plain))
+    table = layouts([plain.but(micro_batch=int(b), global_batch=int(b), **degrees) for b in sizes])
+    costs = layer_costs(workload, cluster, table, device)
+    parts = [(c.forward, c.backward) for c in costs]
+    ahead, back = ([pair[way].seconds(bend) for pair in parts] for way in (0, 1))
+    lead = [sum(part.lead(bend) for part in pair) for pair in parts]
+    back[-1] = back[-1] + run.profile.microbatch * cluster.calibration.host  # beside the loss
+    each = [unit.layer for unit in units(workload)]
+    return UnitSeconds(*(np.array([rows[i] for i in each]) for rows in (ahead, back, lead)))
+
+
 @dataclass(frozen=True, eq=False)
 class GroupCosts:
     """Prices of a workload's layers on the devices of a cluster, under one program."""
@@ -119,17 +143,17 @@ class GroupCosts:
         return units(self.workload)
 
     @cached_property
-    def _known(self) -> dict[Any, tuple[Array, Array]]:
+    def _known(self) -> dict[Any, UnitSeconds]:
         return {}
 
-    def seconds(self, device: Device, samples: int) -> tuple[Array, Array]:
-        """Forward and backward of each unit with so many samples."""
+    def seconds(self, device: Device, samples: int) -> UnitSeconds:
+        """Each unit with so many samples."""
         key = (device.name, samples)
         if key not in self._known:
             self._known[key] = self._priced(self.cluster, device, samples)
         return self._known[key]
 
-    def split_seconds(self, ranks: Sequence[int], samples: int) -> tuple[Array, Array]:
+    def split_seconds(self, ranks: Sequence[int], samples: int) -> UnitSeconds:
         """The same of units that are split over all of some ranks."""
         key = (tuple(ranks), samples)
         if key not in self._known:
@@ -144,17 +168,15 @@ class GroupCosts:
 
     def _priced(
         self, cluster: Cluster, device: Device, samples: int, **degrees: int
-    ) -> tuple[Array, Array]:
-        one = self.plain.but(micro_batch=samples, global_batch=samples, **degrees)
-        costs = layer_costs(self.workload, cluster, layouts([one]), device)
-        ahead = [float(c.forward.seconds(self.run.profile.exponent)[0]) for c in costs]
-        back = [float(c.backward.seconds(self.run.profile.exponent)[0]) for c in costs]
-        each = [unit.layer for unit in self.units]
-        return np.array([ahead[i] for i in each]), np.array([back[i] for i in each])
+    ) -> UnitSeconds:
+        found = unit_seconds(
+            self.workload, cluster, device, self.plain, np.array([samples]), **degrees
+        )
+        return UnitSeconds(*(values[:, 0] for values in found))
 
     @cached_property
     def held(self) -> dict[str, Array]:
-        """Of each unit: elements of weights; bytes a sample keeps, takes for a moment, sends on."""
+        """What each unit holds."""
         return held(self.workload, self.plain)
 
     @cached_property
@@ -176,15 +198,6 @@ class GroupCosts:
     def gradient(self, at: Sequence[int]) -> float:
         """Bytes of the gradients of some units."""
         return float(self.held["weights"][list(at)].sum()) * self.widths[1]
-
-    def update(self, device: Device, at: int) -> float:
-        """Seconds of the optimizer on all weights of a unit."""
-        n = float(self.held["weights"][at])
-        if not n:
-            return 0.0
-        moved = np.array([max(n, 1.0) * self.run.update])
-        sizes = {"n": moved / self.run.update}
-        return float(kernel.seconds(device, "optimizer", "fp32", sizes, bytes=moved).seconds[0])
 
     def talk(self, op: str, size: float, ranks: Sequence[int]) -> float:
         """Seconds of a collective, or of a message between two ranks."""
@@ -224,7 +237,7 @@ def _product(unit: str, op: Op, source: str) -> FactorMatmul:
 
 
 def held(workload: Workload, plain: Plan, **degrees: int) -> dict[str, Array]:
-    """What each unit holds: elements of weights; bytes a sample keeps, takes and sends on."""
+    """Weights and their elements of each unit; bytes a sample keeps, takes and sends on."""
     table = layouts([plain.but(micro_batch=_MANY, global_batch=_MANY, **degrees)])
     found = holdings(workload, table)
     each = [unit.layer for unit in units(workload)]
@@ -234,11 +247,13 @@ def held(workload: Workload, plain: Plan, **degrees: int) -> dict[str, Array]:
         sum(sizes[f"{a}/{b}"] for a, _, b in again if a == layer.name) for layer in workload.layers
     ]
     split = float(np.prod(list(degrees.values()) or [1]))
+    trained = trained_tensors(workload)
     weights = [float(h.weights[0] + h.experts[0]) for h in found]
     kept, brief = ([float(getattr(h, k)[0]) / _MANY for h in found] for k in ("kept", "brief"))
     kept[-1], brief[-1] = 0.0, kept[-1] + brief[-1]  # the loss is there for a moment
     return {
         "weights": np.array([weights[i] - less[i] / split for i in each]),
+        "tensors": np.array([float(trained[i]) for i in each]),
         "kept": np.array([kept[i] for i in each]),
         "brief": np.array([brief[i] for i in each]),
         "handed": np.array([float(found[i].output_bytes[0]) / _MANY for i in each]),
@@ -288,10 +303,10 @@ class LayerRange:
 
     def seconds(self, costs: GroupCosts, rank: int) -> tuple[float, float]:
         """Forward and backward of one micro-batch."""
-        ahead, back = self._each(costs, rank)
+        ahead, back, _ = self._each(costs, rank)
         return float(ahead[self.units].sum()), float(back[self.units].sum())
 
-    def _each(self, costs: GroupCosts, rank: int) -> tuple[Array, Array]:
+    def _each(self, costs: GroupCosts, rank: int) -> UnitSeconds:
         many = -(-self.samples[rank] // self.batches)
         if self.is_split:
             return costs.split_seconds(self.ranks, many)
@@ -301,7 +316,7 @@ class LayerRange:
         self, costs: GroupCosts, rank: int, piece: Sequence[Layer], *, by_factors: bool
     ) -> float:
         """Some layers backward, without the matmuls that factors will make."""
-        _, back = self._each(costs, rank)
+        back = self._each(costs, rank).backward
         took = float(back[[layer.unit for layer in piece]].sum())
         if by_factors:
             many, device = -(-self.samples[rank] // self.batches), costs.cluster.devices[rank]
@@ -325,19 +340,19 @@ class LayerRange:
                 size = mine
         return [tuple(reversed(piece)) for piece in out]
 
-    def update(self, costs: GroupCosts, rank: int) -> float:
-        """Seconds of the optimizer on one rank."""
+    def updated(self, costs: GroupCosts, rank: int) -> tuple[float, float, float]:
+        """What the optimizer has to do on one rank: elements, tensors, and the host's lead."""
+        elements = tensors = 0.0
         if rank not in self.samples:
-            return 0.0
-        device, many, out = costs.cluster.devices[rank], len(self.ranks), 0.0
+            return 0.0, 0.0, 0.0
         for layer in self.layers:
-            whole = costs.update(device, layer.unit)
             if layer.way == "ps" and layer.server != rank:
-                whole = 0.0
-            elif layer.way == "sharded":
-                whole /= many
-            out += whole * self._kept_part(costs, layer.unit)
-        return out
+                continue
+            share = self._kept_part(costs, layer.unit)
+            share /= len(self.ranks) if layer.way == "sharded" else 1
+            elements += share * float(costs.held["weights"][layer.unit])
+            tensors += float(costs.held["tensors"][layer.unit])
+        return elements, tensors, float(self._each(costs, rank).lead[self.units].sum())
 
     def _kept_part(self, costs: GroupCosts, unit: int) -> float:
         """What of a layer's weights one rank has."""
@@ -375,6 +390,14 @@ class LayerRange:
     def _factor_bytes(self, costs: GroupCosts, layer: Layer) -> float:
         """Bytes of the factors gathered for the weights of a layer."""
         return gathered(layer.factors) * self.rows * costs.widths[1]
+
+
+def update_seconds(found: Sequence[LayerRange], costs: GroupCosts, rank: int) -> float:
+    """Seconds of the optimizer on one rank, for all its layers together."""
+    each = [stretch.updated(costs, rank) for stretch in found]
+    elements, tensors, lead = (sum(values) for values in zip(*each, strict=True))
+    device, learned = costs.cluster.devices[rank], costs.cluster.calibration
+    return rank_update(device, learned, costs.run, elements, tensors, lead)
 
 
 def has_per_rank_costs(plan: Plan) -> bool:

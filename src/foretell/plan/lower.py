@@ -28,14 +28,17 @@ from foretell.graph.groups import group_text
 from foretell.plan.check import micro_batches, settled
 from foretell.plan.estimate import (
     overlaps,
+    reduce_op,
+    send_parts,
     sends,
+    sends_wait,
     tied_bytes,
 )
 from foretell.plan.group_graph import lower_groups
 from foretell.plan.layer_ranges import has_per_rank_costs
 from foretell.plan.order import FORWARD, Order, last_stage, order
 from foretell.plan.place_graph import lower_places
-from foretell.plan.plan import Plan
+from foretell.plan.plan import Plan, levels
 from foretell.plan.stage_ops import (
     DETAILS,
     Ids,
@@ -162,7 +165,7 @@ def _reduce(context: LoweringContext, one: PricedStage, made: list[int]) -> int:
     size = float(one.columns.reduce_bytes[one.column])
     ids = context.draft.tasks(
         len(pieces),
-        op="reduce_scatter" if one.plan.zero else "all_reduce",
+        op=reduce_op(one.plan),
         name="gradients",
         seconds=seconds * parts,
         comm_bytes=size * parts,
@@ -294,8 +297,14 @@ def hop(context: Priced, here: int, there: int) -> float:
     """
     if context.is_even:
         return float(sends(context.stages[here].costs, context.workload, context.cluster)[0])
-    size = max(_output_bytes(context, here), _output_bytes(context, there))
-    return float(collective.price("send", np.array([size]), context.apart(here, there)).seconds[0])
+    size = np.array([max(_output_bytes(context, here), _output_bytes(context, there))])
+    ends = [context.stages[at] for at in (here, there)]
+    parts = send_parts(ends[0].plan) if ends[0].plan.tp == ends[1].plan.tp else 1
+    took = float(collective.price("send", size / parts, context.apart(here, there)).seconds[0])
+    if parts > 1:
+        group = levels(ends[1].cluster, parts, 1)
+        took += float(collective.price("all_gather", size, group).seconds[0])
+    return took
 
 
 def _send(
@@ -314,7 +323,7 @@ def _send(
         kind="send",
         op="send",
         rank=ranks[0],
-        lane=context.lanes[here[0]][3 if _is_up(way, here, there) else 2],
+        lane=_sending_lane(context, way, here, there),
         seconds=seconds,
         comm_bytes=_output_bytes(context, here[0]),
         phase="communicate",
@@ -325,6 +334,16 @@ def _send(
     )
     context.draft.wait(ids, made)
     context.draft.wait(spans.first[way, *there], ids)
+
+
+def _sending_lane(
+    context: LoweringContext, way: int, here: tuple[int, int], there: tuple[int, int]
+) -> int:
+    """The lane a message occupies: that of compute where the sender waits for it."""
+    lanes = context.lanes[here[0]]
+    if sends_wait(context.plan):
+        return lanes.compute
+    return lanes.up if _is_up(way, here, there) else lanes.down
 
 
 def _is_up(way: int, here: tuple[int, int], there: tuple[int, int]) -> bool:

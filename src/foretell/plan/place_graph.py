@@ -29,12 +29,13 @@ from typing import NamedTuple
 import numpy as np
 
 from foretell.cluster import Cluster
-from foretell.cost import collective, kernel
+from foretell.cost import collective
 from foretell.errors import InputError
 from foretell.graph import Builder, Graph
 from foretell.graph.groups import group_text
 from foretell.plan.check import check
-from foretell.plan.costs import Costs, costs, layer_parts, weight_gradients
+from foretell.plan.costs import Costs, costs, layer_parts, trained_tensors, weight_gradients
+from foretell.plan.estimate import rank_update
 from foretell.plan.framework import running
 from foretell.plan.layer_cost import slower
 from foretell.plan.layouts import Array
@@ -62,6 +63,8 @@ class Rates:
     elements: Array  # of weights
     parameters: Array  # bytes of them
     trained: Array  # bytes of gradients and optimizer state besides
+    tensors: Array  # weights that are trained
+    lead: Array  # seconds by which the device has more to do than the host to issue
     is_block: Array  # 1 or 0
 
 
@@ -77,6 +80,8 @@ class PlacedStageCost(NamedTuple):
     parameters: float
     trained: float
     elements: float  # of weights that are trained
+    tensors: float  # how many of them there are
+    lead: float  # seconds by which the device has more to do than the host to issue
 
     @property
     def backward(self) -> float:
@@ -121,6 +126,8 @@ def _rates(prices: Prices, ranks: tuple[int, ...]) -> Rates:
         elements=_column([h.weights + h.experts for h in c.holdings]),
         parameters=_column([m.parameters for m in held]),
         trained=_column([m.gradients + m.optimizers for m in held]),
+        tensors=np.array([float(n) for n in trained_tensors(workload)]),
+        lead=_column([a.lead(c.bend) + b.lead(c.bend) for a, b in parts]),
         is_block=np.array([float(layer.is_block) for layer in workload.layers]),
     )
 
@@ -160,6 +167,8 @@ def placed_stage_cost(prices: Prices, place: StagePlacement) -> PlacedStageCost:
         parameters=ROUNDING * float(product(times, r.parameters)),
         trained=ROUNDING * float(product(times, r.trained)) * trains,
         elements=float(product(times, r.elements)) * trains,
+        tensors=float(product(times, r.tensors)) * trains,
+        lead=float(product(times, r.lead)),
     )
 
 
@@ -196,15 +205,13 @@ def offloading(prices: Prices, rank: int, size: float) -> float:
     return size / prices.cluster.host_bandwidth(rank)
 
 
-def updating(prices: Prices, rank: int, elements: float) -> float:
-    """Seconds of the optimizer on one rank."""
-    if not elements:
-        return 0.0
-    size, n = running(prices.plan).update * elements, np.array([elements])
-    device = prices.cluster.devices[rank]
-    found = kernel.seconds(device, "optimizer", "fp32", {"n": n}, bytes=np.array([size]))
-    learned = prices.cluster.calibration
-    return float(found.seconds[0]) * learned.compute * learned.update
+def updating(prices: Prices, rank: int, paid: Sequence[PlacedStageCost]) -> float:
+    """Seconds of the optimizer on one rank, for all its stages together."""
+    elements, tensors, lead = (
+        sum(getattr(one, name) for one in paid) for name in ("elements", "tensors", "lead")
+    )
+    device, learned = prices.cluster.devices[rank], prices.cluster.calibration
+    return rank_update(device, learned, running(prices.plan), elements, tensors, lead)
 
 
 def tying(prices: Prices, ranks: Sequence[int], elements: float) -> float:
@@ -418,7 +425,10 @@ def seconds(prices: Prices, place: StagePlacement, kind: str, paid: PlacedStageC
 
 
 def _send(context: _Context, act: Action, rank: int) -> None:
-    """Hand on what an action made, to each stage on other ranks that reads it."""
+    """Hand on what an action made, to each stage on other ranks that reads it.
+
+    Beside compute: placed stages run under PyTorch's pipelining, which waits for what it receives.
+    """
     ahead = act.kind == "F"
     for link in context.links:
         here, there = (link.first, link.then) if ahead else (link.then, link.first)
@@ -447,8 +457,9 @@ def _write_end(context: _Context, leaders: dict[int, int]) -> None:
     done = [*context.last.values(), *_reduced(context, leaders)]
     for rank in context.lanes:
         mine = [place for place in context.found if rank in place.ranks]
-        elements = sum(placed_stage_cost(context.prices, place).elements for place in mine)
-        took = updating(context.prices, rank, elements)
+        took = updating(
+            context.prices, rank, [placed_stage_cost(context.prices, place) for place in mine]
+        )
         if took:
             context.build.task(
                 lane=context.lanes[rank][0], after=done, kind="kernel", op="optimizer", rank=rank,

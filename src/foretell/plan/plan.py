@@ -92,6 +92,7 @@ class Plan:
     tp_overlap: bool | None = None  # TP collectives behind matmuls (async TP); the framework's way
     ep_overlap: bool | None = None  # all-to-alls of experts beside another micro-batch's compute
     ep_dispatch: Literal["", "rank", "node"] = ""  # a token sent once an expert, or once a node
+    cuda_graph: Literal["", "layers", "iteration"] = ""  # replayed: all but experts, or all of it
     framework: str = ""  # what runs it (→ foretell.plan.framework); the default one where empty
     layers: Numbers = ()  # blocks of each stage where they are not even
     shares: Numbers = ()  # samples of each dp rank where they are not even
@@ -359,11 +360,28 @@ def segments_of(plan: Plan, batch: int) -> tuple[Segment, ...]:
 
 
 def blocks_of(plan: Plan, workload: Workload) -> tuple[int, ...]:
-    """Blocks of each stage."""
+    """Blocks of each stage.
+
+    Where they are no multiple of the stages, what stands before and behind them counts too, as
+    Megatron and torchtitan do: a block each, and what is between blocks and head by its flops.
+    """
     if plan.layers:
         return plan.layers
     each, rest = divmod(workload.num_blocks, plan.pp)
-    return tuple(each + (stage < rest) for stage in range(plan.pp))
+    if not rest or workload.tokens <= 1:
+        return tuple(each + (stage < rest) for stage in range(plan.pp))
+    return _shared_out(workload.num_blocks, plan.pp, *workload.ends)
+
+
+@cache
+def _shared_out(blocks: int, stages: int, before: float, behind: float) -> tuple[int, ...]:
+    """A block each, then one after another to the stage that has least, the earliest of several."""
+    found = [1] * stages
+    busy = [1.0 + before * (at == 0) + behind * (at == stages - 1) for at in range(stages)]
+    for _ in range(blocks - stages):
+        least = min(range(stages), key=lambda at: busy[at])
+        found[least], busy[least] = found[least] + 1, busy[least] + 1
+    return tuple(found)
 
 
 def _row(row: Sequence[str], plan: Plan) -> tuple[int, tuple[int, ...], dict[str, Any]]:

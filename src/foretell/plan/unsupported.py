@@ -38,6 +38,7 @@ class ModelFacts:
     token_blocks: int = 1  # blocks that are known to work on a part of the tokens
     why_no_images: str = ""  # why its images cannot be split
     expert_layers: int = 1  # modules that hold a matrix for each expert
+    why_no_format: str = ""  # why it cannot compute in the plan's format here
     is_by_graph: bool = False  # split as its captured graph says: activations are DTensors
 
 
@@ -83,6 +84,7 @@ def unsupported(plan: Plan, model: ModelFacts | None = None) -> list[str]:
         "ep_dispatch=node: tokens go to each of their experts by all_to_all": (
             plan.ep_dispatch == "node" and plan.ep > 1
         ),
+        f"cuda_graph={plan.cuda_graph}: ranks issue every kernel": bool(plan.cuda_graph),
     }
     reasons = [why for why, is_so in found.items() if is_so]
     reasons += _odd_model(plan, model or ModelFacts())
@@ -184,6 +186,7 @@ def _odd_model(plan: Plan, model: ModelFacts) -> list[str]:
         f"spatial: the images of {model.name} cannot be split: {model.why_no_images}": (
             max(plan.spatial, default=1) > 1 and bool(model.why_no_images)
         ),
+        f"dtype={plan.dtype}: {model.name}: {model.why_no_format}": bool(model.why_no_format),
         f"ep={plan.ep}: no module of {model.name} holds a matrix for each expert": (
             plan.ep > 1 and not model.expert_layers
         ),

@@ -14,7 +14,8 @@ arrays, one entry a layout. `RULES` has one function a kind:
     route       tokens, experts, hidden    mean           c, h, w, d
     experts     tokens (those routed, all experts), experts, in, out (option useful: share of them
                 that an even rank has)
-    combine     tokens, hidden (option top)
+    permute     tokens (those routed), hidden, experts (option top); combine alike
+    expert_bias tokens, cols, experts
     regroup     tokens, hidden, experts (a copy where a rank has some of the experts)
     biased      heads, queries, keys (a table added to scores; option back where it is learned)
     recorded    any (options forward, backward: kernels by what they have of this size)
@@ -22,8 +23,10 @@ arrays, one entry a layout. `RULES` has one function a kind:
 Flags of the framework that matter here: `flash`, `fused`, `compiled`, `nhwc` (channels last), `amp`
 (weights kept in fp32 and cast where they are used; norms in fp32), `eager` (PyTorch's operators),
 `fp8` (matmuls of weights in eight bits), `fp8-weights` (weights kept in them), `fp8-gather`
-(shards cast before they are gathered), `one-by-one` (a launch for each expert), `fp32-loss` (logits
-are cast to fp32 before the loss).
+(shards cast before they are gathered), `written-out` (attention operator by operator),
+`one-by-one` (a launch for each expert), `sent-once` (a word is sent once to a rank, not once to
+each of its experts), `fp32-loss` (logits are cast to fp32 before the loss),
+`torch-softmax` (scores are masked and normalised by PyTorch's operators).
 """
 
 from __future__ import annotations
@@ -50,6 +53,7 @@ class Call(NamedTuple):
     bytes: Number = 0.0
     times: Number = 1.0  # how many of them in a row, on average over the layer's repetitions
     launches: Number = 0.0  # further launches of the host for it: expert by expert
+    issue: str = ""  # as which kind the host issues it, where not as its class
 
     def moved(self, dtype: str) -> Number:
         """Bytes it reads and writes where the workload computes in `dtype`; 0 where not counted."""
@@ -149,11 +153,18 @@ def product(b: Number, m: Number, n: Number, k: Number, **more: Number) -> Call:
     return Call("gemm", {"b": b, "m": m, "n": n, "k": k, **more}, flops=2.0 * b * m * n * k)
 
 
+def _bare(some: list[Call]) -> list[Call]:
+    """Matmuls that the host issues without the views and modules around most of them."""
+    return [c._replace(issue="bare") if c.op == "gemm" else c for c in some]
+
+
 def _matmul(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     rows = s["batch"] * s.get("tokens", 1.0)
     n, k = s["out"], s["in"]
     forward = [product(1.0, rows, n, k, ta=0.0, tb=1.0)]
     back = [product(1.0, rows, k, n), product(1.0, n, k, rows, ta=1.0, tb=0.0)]
+    if op.options.get("bare"):
+        forward, back = _bare(forward), _bare(back)
     if _is_frozen(op):
         return forward, back[:1]
     if "eager" in flags and len(op.weights) > 1:  # the gradient of the bias
@@ -176,15 +187,44 @@ def _attention(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     if fused and not op.options.get("biased"):
         return _fused_attention(op, s, flags)
     b, q, k, d = s["batch"] * s["heads"], s["queries"], s["keys"], s["depth"]
-    v = s.get("value", d)
-    scores = {"rows": b * q, "cols": k}
-    forward = [product(b, q, k, d, tb=1.0), Call("softmax", scores)]
-    back = [product(b, q, k, v, tb=1.0), product(b, k, v, q, ta=1.0)]
+    v, n = s.get("value", d), b * q * k
+    there, back = _on_scores(op, n, {"rows": b * q, "cols": k}, flags)
+    first = [product(b, q, k, v, tb=1.0), product(b, k, v, q, ta=1.0)]
+    last = [product(b, q, d, k), product(b, k, d, q, ta=1.0)]
+    forward = [product(b, q, k, d, tb=1.0), *there, product(b, q, v, k)]
+    return _bare(forward), _bare([*first, *back, *last])
+
+
+def _on_scores(op: Op, n: Number, rows: dict[str, Number], flags: frozenset[str]) -> Calls:
+    """Mask, softmax and dropout of `n` scores; autocast runs the last two in fp32."""
+    wide = "fp32" if flags >= {"written-out", "amp"} else ""
+    forward, back = [Call("softmax", rows, wide)], [Call("softmax_backward", rows, wide)]
     if op.options.get("dropout", True):
-        forward.append(Call("dropout", {"n": b * q * k}))
-        back.append(Call("elementwise", {"n": b * q * k}))
-    back += [Call("softmax_backward", scores), product(b, q, d, k), product(b, k, d, q, ta=1.0)]
-    return [*forward, product(b, q, v, k)], back
+        forward.append(Call("dropout", {"n": n}, wide))
+        back.insert(0, Call("elementwise", {"n": n}, wide))
+    if wide:
+        cast = Call("copy", {"n": n}, "fp32", bytes=6.0 * n)
+        forward, back = [cast, *forward, cast], [cast, *back, cast]
+    masked, unmasked = _masked(op, n, flags)
+    return [*masked, *forward], [*back, *unmasked]
+
+
+def _masked(op: Op, n: Number, flags: frozenset[str]) -> Calls:
+    """Scores scaled and masked where that is not part of the softmax's kernel.
+
+    PyTorch's operators scale, then add the mask, which has no gradient; a model that adds a table
+    to its scores scales its queries instead. Megatron's fused softmax takes halves alone
+    (`fused_softmax.py`): in fp32 it fills masked scores in place through a view. Its gradient is
+    copied into zeros (AsStridedBackward), copied twice, copied and filled, and copied back
+    (CopySlices): thirteen passes, of which two read a mask that is broadcast.
+    """
+    one = Call("elementwise", {"n": n}, bytes=4.0 * n)
+    if "written-out" in flags:
+        return ([], []) if op.options.get("biased") else ([one, one], [one])
+    if "torch-softmax" not in flags:
+        return [], []
+    filled, zeros = one._replace(shape={"n": n, "uneven": 1.0}), one._replace(bytes=2.0 * n)
+    return [filled], [zeros, one._replace(times=5.0), filled]
 
 
 def _fused_attention(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
@@ -350,7 +390,7 @@ def _loss(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     """Cross entropy in fp32: cast, maximum, subtract, exp, sum, divide; one kernel where fused."""
     rows = s["batch"] * s.get("tokens", 1.0)
     n, shape = rows * s["vocab"], {"rows": rows, "cols": s["vocab"]}
-    if "fused" in flags or "eager" in flags:
+    if ("fused" in flags and "written-loss" not in flags) or "eager" in flags:
         there, back = Call("softmax", shape, "fp32"), Call("softmax_backward", shape, "fp32")
         is_wide = "amp" in flags or "fp32-loss" in flags
         if "eager" in flags and not is_wide:
@@ -361,6 +401,7 @@ def _loss(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
         ]
         return [*cast, there], [*(zeros if "eager" in flags else []), back, *cast]
     half = [Call("elementwise", {"n": n}, "fp32", bytes=6.0 * n)]
+    half = [] if "torch-softmax" in flags else half  # computed in fp32 already
     forward = [*half, Call("reduce", {"n": n, "rows": rows}, "fp32", bytes=4.0 * n)]
     forward += [Call("elementwise", {"n": n}, "fp32", bytes=8.0 * n)] * 3
     forward += [Call("reduce", {"n": n, "rows": rows}, "fp32", bytes=4.0 * n)]
@@ -420,23 +461,27 @@ def _recurrent(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
 
 
 def _route(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
-    """Scores of experts, the best of them, and words in the order of the experts they go to.
-
-    A sort of all scores goes over them a few times. Fused, words are read once and written `top`
-    times; PyTorch's operators gather them and add gradients up by index, which takes as long as
-    `PERMUTED` passes over what is routed.
-    """
+    """Scores of experts and the best of them; a sort of all scores goes over them a few times."""
     rows, top = s["batch"] * s["tokens"], float(op.options.get("top", 2))
-    n, routed = rows * s["experts"], rows * s["hidden"] * top
+    n = rows * s["experts"]
     soft = {"rows": rows, "cols": s["experts"]}
     best = Call("elementwise", {"n": n}, "fp32", bytes=4.0 * 4.0 * n)
     sort = 12.0 if flags & {"eager", "compiled"} else 3.0
     order = Call("elementwise", {"n": rows * top}, "fp32", bytes=4.0 * 4.0 * rows * top, times=sort)
-    there, back = _permuted(flags, (1.0 + 1.0 / top, 1.0 + 1.0 / top), 0)
     gate = product(1.0, rows, s["experts"], s["hidden"])
-    forward = [gate, Call("softmax", soft, "fp32"), best, order, _copied(routed, there)]
-    backward = [_copied(routed, back), Call("softmax_backward", soft, "fp32"), gate, gate]
+    forward = [gate, Call("softmax", soft, "fp32"), best, order]
+    backward = [Call("softmax_backward", soft, "fp32"), gate, gate]
     return forward, backward[:-1] if _is_frozen(op) else backward
+
+
+def _permute(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
+    """Words in the order of the experts they go to.
+
+    Fused, words are read once and written `top` times; PyTorch's operators gather them and add
+    gradients up by index, which takes as long as `PERMUTED` passes over what is routed.
+    """
+    top = float(op.options.get("top", 2))
+    return _ordered(op, s, flags, _permuted(flags, (1.0 + 1.0 / top, 1.0 + 1.0 / top), 0))
 
 
 # Passes over all routed words that gathering them and adding them up takes by PyTorch's operators.
@@ -454,15 +499,23 @@ def _permuted(
     return forward, backward
 
 
-def _copied(n: Number, passes: float) -> Call:
-    return Call("copy", {"n": n}, bytes=2.0 * passes * n)
+def _ordered(op: Op, s: Sizes, flags: frozenset[str], passes: tuple[float, float]) -> Calls:
+    """Copies of all routed words; none where those that go to other ranks are sent once.
+
+    Such a dispatcher (DeepEP, HybridEP) reads words where they lie and adds them up as they come.
+    """
+    n = s["batch"] * s["tokens"] * s["hidden"]
+    here: Number = 1.0
+    if "sent-once" in flags:
+        here = np.where(np.asarray(s["experts"]) < op.dims["experts"], 0.0, 1.0)
+    forward, back = (Call("copy", {"n": n}, bytes=2.0 * p * n, times=here) for p in passes)
+    return [forward], [back]
 
 
 def _combine(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     """What experts made, weighed and added up word by word."""
-    n, top = _rows(s), float(op.options.get("top", 2))
-    there, back = _permuted(flags, (1.0 + 1.0 / top, 2.0 + 1.0 / top), 1)
-    return [_copied(n, there)], [_copied(n, back)]
+    top = float(op.options.get("top", 2))
+    return _ordered(op, s, flags, _permuted(flags, (1.0 + 1.0 / top, 2.0 + 1.0 / top), 1))
 
 
 def _regroup(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
@@ -483,6 +536,18 @@ def _experts(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     each = _one_by_one(s, flags)
     forward, back = ([c._replace(launches=each) for c in some] for some in (forward, back))
     return forward, back[:1] if _is_frozen(op) else back
+
+
+def _expert_bias(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
+    """A bias times what each word weighs, expert by expert in fp32, and put together again.
+
+    Counted in Megatron-core's TEGroupedMLP: multiplication, sum, cat and cast move 28 bytes a
+    number; in the backward two casts, two multiplications with their sums and a cat 40.
+    """
+    n, each = s["batch"] * s["tokens"] * s["cols"], s["experts"] - 1.0
+    forward = Call("elementwise", {"n": n}, "fp32", bytes=7.0 * n, times=4.0, launches=2.0 * each)
+    back = Call("elementwise", {"n": n}, "fp32", bytes=5.0 * n, times=8.0, launches=5.0 * each)
+    return [forward], [back]
 
 
 def _recorded(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
@@ -514,8 +579,10 @@ RULES: dict[str, Callable[[Op, Sizes, frozenset[str]], Calls]] = {
     "mean": _mean,
     "recurrent": _recurrent,
     "route": _route,
+    "permute": _permute,
     "regroup": _regroup,
     "combine": _combine,
     "experts": _experts,
+    "expert_bias": _expert_bias,
     "recorded": _recorded,
 }

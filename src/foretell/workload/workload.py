@@ -197,11 +197,20 @@ class Workload:
 
     def flops(self, samples: float = 1.0) -> float:
         """Floating point operations of forward and backward for some samples, nothing twice."""
-        from foretell.workload.kernels import flops
+        return samples * sum(layer.times * _flops(layer) for layer in self.layers)
 
-        return samples * sum(
-            layer.times * flops(op, op.sizes({})) for layer in self.layers for op in layer.works()
-        )
+    @cached_property
+    def ends(self) -> tuple[float, float]:
+        """What stands before and behind the blocks, in blocks: layers further in by their flops."""
+        places = [at for at, layer in enumerate(self.layers) if layer.is_block]
+        work = [layer.times * _flops(layer) for layer in self.layers]
+        each = sum(work[at] for at in places) / max(self.num_blocks, 1)
+        last = len(self.layers) - 1
+        inner = [at for at in range(1, last) if at not in places]
+        counted = {at: work[at] / each if at in inner and each else 1.0 for at in range(last + 1)}
+        before = sum(counted[at] for at in range(places[0])) if places else 0.0
+        behind = sum(counted[at] for at in range(places[-1] + 1, last + 1)) if places else 0.0
+        return before, behind
 
     def most(self, axis: str) -> float:
         """The largest degree an axis may have; 1 where nothing can be split along it."""
@@ -230,6 +239,13 @@ class Workload:
         lines += [f"  {self.parameters:,.0f} parameters, {flops:.3g} flop per sample"]
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
+
+
+def _flops(layer: Layer) -> float:
+    """Of one sample through a layer once, forward and backward."""
+    from foretell.workload.kernels import flops
+
+    return sum(flops(op, op.sizes({})) for op in layer.works())
 
 
 def _ops(layer: Layer) -> str:

@@ -51,14 +51,18 @@ class Constant:
         return self.place >= 0
 
     def value(self, table: str = "") -> float:
-        """As it is now; of another table where one is named."""
+        """As it is now; of another table where one is named. What a profile leaves open is that
+        of most kernels."""
+        return self.written(table) or host.issued("other", False)
+
+    def written(self, table: str = "") -> float:
+        """As it stands in its file: 0 where a profile leaves it to the kind of kernel."""
         if self.file == "passes":
             found_one = limits.passes()[self.table][self.key]
             return float(found_one[self.place] if self._listed else found_one)
         if self.file == "power":
             return float(limits.table()[table or self.table][self.key])
-        found = float(getattr(framework.profiles()[table or self.table], self.key))
-        return found or host.issued("other", False)  # 0: by kind of kernel; that of most of them
+        return float(getattr(framework.profiles()[table or self.table], self.key))
 
     def put(self, value: float) -> None:
         """Use another value in this process."""
@@ -135,7 +139,7 @@ def _searched(constant: Constant, left: list[str], truth: Path) -> float:
 @contextmanager
 def restored() -> Iterator[None]:
     """Constants as shipped again behind what is done inside."""
-    shipped = [(c, c.value()) for c in constants()]
+    shipped = [(c, c.written()) for c in constants()]
     try:
         yield
     finally:

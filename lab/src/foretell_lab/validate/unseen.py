@@ -8,6 +8,8 @@
     published    tables of NVIDIA, Databricks and Kempner: Megatron-core and FSDP on H100 to GB300,
                  dense and MoE, one source for each (tables/published_runs.csv and .toml)
     projects     runs that six projects report of themselves, on A100: nothing was looked at before
+    reported     320 runs of sixteen further reports, V100 to MI350X, mixed boards, LoRA
+                 (tables/reported_runs.csv and .toml)
     images       networks of images and encoders on one H200, from their family's spec alone
                  (benchmarks/measured/training_parts_h200.json); host time is from other steps
 
@@ -36,12 +38,10 @@ from foretell.plan import Plan
 from foretell.predict import Prediction, predict
 from foretell.report.words import table as text_table
 from foretell.workload import load
+from foretell_lab.validate import reported
 from foretell_lab.validate.layouts import bigscience, table
 
 PARTS = Path("benchmarks/measured/training_parts_h200.json")
-# What PyTorch's allocator reserves of what tensors take, the median of whole steps on one H200
-# (benchmarks/measured/llm_steps_h200.json: 1.00 to 1.31).
-RESERVED = 1.07
 STEPS = Path("benchmarks/measured/llm_steps_h200.json")  # from the project's root
 
 
@@ -179,7 +179,7 @@ def torchtitan(truth: Path) -> Iterator[Row]:
         seconds = batch * dp * int(r["seq_or_img"]) / float(r["value"]) / gpus
         seq = ("," if ":" in model else ":") + f"seq={r['seq_or_img']}"
         found = _predicted(model + seq, on, text)
-        peak = reserved.get(_run(r), 0.0) * 2**30 / RESERVED
+        peak = reserved.get(_run(r), 0.0) * 2**30 / reported.RESERVED
         yield Row("torchtitan", f"{r['model']} {words}", seconds, found, peak)
 
 
@@ -232,12 +232,15 @@ def request(r: dict[str, str], *, named: bool = True) -> tuple[str, str, str]:
     text += f",micro_batch={r['micro_batch']},global_batch={r['global_batch']}"
     precision = _FORMATS.get(r["precision"], r["precision"])
     text += ",dtype=fp16" if precision == "fp16" else f",precision={precision}"
-    text += ",sp=yes,etp=1" if degrees["tp"] > 1 else ""
+    text += ",sp=yes" if degrees["tp"] > 1 else ""
+    text += ",etp=1" if degrees["tp"] > 1 and degrees["ep"] > 1 else ""
     text += f",schedule=interleaved,chunks={r['vp']}" if int(r["vp"]) > 1 else ""
     text += ",recompute=full" if "recompute" in r["note"] else ""
     text += ",compile=yes" if "compile" in r["note"] else ""
     text += ",ep_overlap=yes" if "a2a overlap" in r["note"] else ""
     text += ",ep_dispatch=rank" if "alltoall" in r["note"] else ""
+    graphs = {"full graph": "iteration", "layer graphs": "layers"}
+    text += "".join(f",cuda_graph={how}" for said, how in graphs.items() if said in r["note"])
     framework = makers()[r["source"]]["framework"]
     text += f",framework={framework}" if named and framework else ""
     text += f",zero={_zero(r, dp)}"
@@ -246,6 +249,7 @@ def request(r: dict[str, str], *, named: bool = True) -> tuple[str, str, str]:
     )
     text += ",grad_dtype=fp32" if named and framework == "llm-foundry" else ""
     seq = ("," if ":" in r["model"] else ":") + f"seq={r['seq']}"
+    seq += ",capacity=1" if "tokendrop" in r["note"] else ""
     on = f"{r['system']}{',' if ':' in r['system'] else ':'}gpus={r['gpus']}"
     return r["model"] + seq, on, text.replace(",,", ",")
 
@@ -308,6 +312,18 @@ def projects(truth: Path) -> Iterator[Row]:
     return itertools.chain.from_iterable(_runs(name) for name in PROJECTS)
 
 
+def _reported(source: str, about: str) -> Callable[[Path], Iterator[Row]]:
+    """One source of runs that were reported in public."""
+
+    def rows(truth: Path) -> Iterator[Row]:
+        for r in reported.runs(source):
+            found = predict(Plan.parse(r.plan), load(r.model), reported.cluster(r.system))
+            yield Row(source, f"{r.model} {r.system} {r.plan}", r.seconds, found, r.peak)
+
+    rows.__doc__ = f"{about}."
+    return rows
+
+
 def _degree(words: str, name: str) -> int:
     found = re.search(rf"{name} (\d+)", words)
     return int(found.group(1)) if found else 1
@@ -348,6 +364,7 @@ SOURCES: dict[str, Callable[[Path], Iterator[Row]]] = {
     "projects": projects,
     "images": images,
 }
+SOURCES |= {name: _reported(name, said["about"]) for name, said in reported.sources().items()}
 
 
 def report(truth: Path) -> dict[str, Any]:
@@ -360,7 +377,7 @@ def report(truth: Path) -> dict[str, Any]:
             values[name] = {"error": str(error)}
             continue
         if rows:
-            values[name] = _summary(rows)
+            values[name] = _summary(rows) | reported.first(name)
     return {"sources": values, "text": _text(values)}
 
 
@@ -385,11 +402,13 @@ def _text(values: dict[str, Any]) -> str:
 
     keys = ("median", "bias", "p90", "inside", "memory")
     rows = [
-        (name, str(v["rows"]), *(percent(v.get(key)) for key in keys))
+        (name, str(v["rows"]), percent(v.get("first", {}).get("median")),
+         *(percent(v.get(key)) for key in keys))
         for name, v in values.items()
         if "rows" in v
-    ]
-    heads = ("unseen source", "rows>", "median>", "bias>", "90 %>", "in interval>", "memory>")
+    ]  # fmt: skip
+    heads = ("unseen source", "rows>", "asked blind>", "median>", "bias>", "90 %>", "in interval>",
+             "memory>")  # fmt: skip
     lines = [text_table(heads, rows)]
     for name, v in values.items():
         if "error" in v:

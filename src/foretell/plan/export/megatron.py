@@ -41,6 +41,7 @@ _SAID |= {
     "tp_overlap",
     "ep_overlap",
     "ep_dispatch",
+    "cuda_graph",
     "layers",
 }
 _NUMBERS = {
@@ -132,12 +133,21 @@ def read_megatron(text: str, ranks: int = 0) -> Plan:
     found["ep_overlap"] = True if "--overlap-moe-expert-parallel-comm" in given else None
     ways = {"alltoall": "rank", "flex": "node"}
     found["ep_dispatch"] = ways.get(given.get("--moe-token-dispatcher-type", ""), "")
+    found["cuda_graph"] = _read_graph(given)
     found["optimizer"] = given.get("--optimizer", "adam")
     found |= _read_layout(given.get("--pipeline-model-parallel-layout", ""), found.get("pp", 1))
     plan = Plan(**found)
     if ranks % plan.ranks:
         raise InputError(f"{ranks} ranks are no multiple of the {plan.ranks} of one replica")
     return plan.but(dp=ranks // plan.ranks) if ranks else plan
+
+
+def _read_graph(given: dict[str, str]) -> str:
+    """What is replayed: layers, or the iteration as a whole."""
+    how, what = (given.get(f"--cuda-graph-{name}", "") for name in ("impl", "scope"))
+    if "full_iteration" in (how, what):
+        return "iteration"
+    return "layers" if how not in ("", "none") or "--enable-cuda-graph" in given else ""
 
 
 def _read_layout(text: str, pp: int) -> dict[str, Any]:
@@ -177,6 +187,14 @@ def _words(plan: Plan) -> list[str]:
         "--overlap-moe-expert-parallel-comm": ep_overlapped(plan),
         "--moe-token-dispatcher-type alltoall": plan.ep > 1 and plan.ep_dispatch == "rank",
         "--moe-token-dispatcher-type flex": plan.ep > 1 and plan.ep_dispatch == "node",
+        "--cuda-graph-impl local --cuda-graph-scope full_iteration": (
+            plan.cuda_graph == "iteration"
+        ),
+        "--cuda-graph-impl transformer_engine": plan.cuda_graph == "layers",
+        "--cuda-graph-scope attn mlp": plan.cuda_graph == "layers" and plan.ep == 1,
+        "--cuda-graph-scope attn moe_router moe_preprocess": (
+            plan.cuda_graph == "layers" and plan.ep > 1
+        ),
         "--optimizer-cpu-offload": plan.offload,
         "--bf16": plan.dtype == "bf16",
         "--fp16": plan.dtype == "fp16",

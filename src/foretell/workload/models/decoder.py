@@ -60,6 +60,8 @@ class Decoder(Spec):
     imbalance: float = 1.0  # words of the busiest rank's experts, of an even share
     mtp: int = 0  # further words predicted, a block each (multi-token prediction)
     lora: int = 0  # rank of adapters beside frozen weights; everything is trained where 0
+    # matmuls of a block that have adapters beside them
+    lora_on: Literal["all", "qkv", "projection", "up", "down"] = "all"
     tied: bool = False  # one matrix for words and logits
     dropout: bool = False
     tanh: bool = False  # GELU spelled out with tanh, an operator each (Hugging Face's `gelu_new`)
@@ -76,7 +78,7 @@ class Decoder(Spec):
         layers = (first, *self._blocks(), *self._ahead(last), last)
         tied = (("embedding/words", "head/logits"),) if self.tied else ()
         made = Workload(str(self), layers, self.batch, self.dtype, tied, tokens=self.seq)
-        return lora.adapted(made, self.lora) if self.lora else made
+        return lora.adapted(made, self.lora, self.lora_on) if self.lora else made
 
     def _check(self) -> None:
         for name in ("layers", "hidden", "heads", "seq", "vocab", "top", "every"):

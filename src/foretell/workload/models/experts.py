@@ -44,16 +44,18 @@ class Sizes:
         there = Exchange("experts", "ep", "all_to_all", "all_to_all", moved, ROWS, copies=self.top)
         return [
             Op("router", "route", dims, ROWS, gate, options={"top": self.top}),
+            self._words("permute", float(seq * self.top)),
             there,
             self._order("order"),
             *self._inside("enter.experts", ("", "all_reduce"), ("all_gather", "reduce_scatter")),
             self._product("up", hidden, self._wide, "out"),
             self._activation(),
             self._product("down", self.inner, hidden, "in"),
+            *self._bias_added(),
             *self._inside("leave.experts", ("all_reduce", ""), ("reduce_scatter", "all_gather")),
             self._order("order.back"),
             there,
-            Op("combine", "combine", moved, ROWS, options={"top": self.top}),
+            self._words("combine", self.routed),
             *self._shared(shared),
         ]
 
@@ -74,7 +76,14 @@ class Sizes:
     def _order(self, name: str) -> Op:
         """Words by expert behind the all-to-all: a copy where a rank has some of the experts."""
         dims = {"tokens": self.routed, "hidden": float(self.hidden), "experts": float(self.experts)}
-        return Op(name, "regroup", dims, {**ROWS, "ep": "experts"})
+        options = {"padded": bool(self.capacity)}
+        return Op(name, "regroup", dims, {**ROWS, "ep": "experts"}, options=options)
+
+    def _words(self, kind: str, routed: float) -> Op:
+        """Words put in the order of all experts, or added up behind them."""
+        dims = {"tokens": routed, "hidden": float(self.hidden), "experts": float(self.experts)}
+        options = {"top": self.top, "padded": bool(self.capacity)}
+        return Op(kind, kind, dims, {**ROWS, "ep": "experts"}, options=options)
 
     def _activation(self) -> Op:
         ratio = self._wide / self.inner
@@ -94,8 +103,15 @@ class Sizes:
         axes = {"ep": "experts", "etp": split, "eseq": "tokens", "cp": "tokens"}
         most = {"ep": self.experts, "etp": self.inner}
         more = self.capacity or self.imbalance
-        options = {"useful": min(1.0 / more, 1.0)} if more != 1 else {}
+        options: dict[str, float] = {"useful": min(1.0 / more, 1.0)} if more != 1 else {}
+        options |= {"padded": 1.0} if self.capacity else {}
         return Op(name, "experts", dims, axes, weights, saved, most, options=options)
+
+    def _bias_added(self) -> list[Piece]:
+        """The bias behind the experts, weighed word by word where each has a launch of its own."""
+        dims = {"tokens": self.routed, "experts": float(self.experts), "cols": float(self.hidden)}
+        axes = {"ep": "experts", "eseq": "tokens", "cp": "tokens"}
+        return [Op("down.bias", "expert_bias", dims, axes, when="one-by-one")] if self.bias else []
 
     def _shared(self, inner: int) -> list[Piece]:
         """A dense feed-forward beside them, under names of its own."""

@@ -7,19 +7,23 @@ from dataclasses import replace
 from foretell.workload.workload import Layer, Op, Tensor, Workload
 
 
-def adapted(model: Workload, rank: int) -> Workload:
-    """The model with every weight frozen and adapters of a rank beside the matmuls of blocks."""
-    return replace(model, layers=tuple(_layer(layer, rank) for layer in model.layers))
+def adapted(model: Workload, rank: int, beside: str = "all") -> Workload:
+    """The model with every weight frozen and adapters of a rank beside the matmuls of blocks.
+
+    `beside` is the one matmul of a block that has them, or `all`.
+    """
+    return replace(model, layers=tuple(_layer(layer, rank, beside) for layer in model.layers))
 
 
-def _layer(layer: Layer, rank: int) -> Layer:
+def _layer(layer: Layer, rank: int, beside: str) -> Layer:
     ops: list[object] = []
     for op in layer.ops:
         if not isinstance(op, Op):
             ops.append(op)
             continue
         ops.append(_frozen(op))
-        if layer.is_block and op.kind == "matmul" and op.weights:
+        is_wanted = beside in ("all", op.name)
+        if layer.is_block and op.kind == "matmul" and op.weights and is_wanted:
             ops += _adapters(op, rank)
     return replace(layer, ops=tuple(ops))  # type: ignore[arg-type]
 
@@ -43,7 +47,8 @@ def _adapters(op: Op, rank: int) -> list[Op]:
         kept = (Tensor("input", ("batch", "tokens", "in")),) if name == "b" else ()
         splits = axes | ({"tp": own} if split == own else {})
         dims = rows | {"in": inner, "out": out}
-        made.append(Op(f"{op.name}.lora_{name}", "matmul", dims, splits, weights, kept))
+        named = f"{op.name}.lora_{name}"
+        made.append(Op(named, "matmul", dims, splits, weights, kept, options={"bare": True}))
     sums = rows | {"cols": op.dims["out"]}
     cut = axes | ({"tp": "cols"} if split == "out" else {})
     added = {"passes": 3.0, "back": 0.0}

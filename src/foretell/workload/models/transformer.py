@@ -17,6 +17,9 @@ from foretell.workload.workload import Exchange, Layer, Op, Tensor
 
 ROWS = {"sp": "tokens", "cp": "tokens"}  # how a tensor outside the tensor-parallel part is split
 _ROW = ("batch", "tokens", "cols")
+_SCORES = ("batch", "heads", "queries", "keys")
+# Filling masked scores in place has at once in the backward: gradient, two copies, result.
+_BRIEF = (Tensor("gradients", _SCORES, when="torch-softmax", times=4.0),)
 Piece = Op | Exchange
 
 
@@ -141,7 +144,8 @@ def attention(
     split = {"tp": "heads", "cp": "queries"}
     dims = {"heads": heads, "queries": seq, "keys": seq, "depth": depth}
     share = groups / heads
-    core = Op("attention", "attention", dims, split, saved=_kept(options, share), options=options)
+    core = Op("attention", "attention", dims, split, saved=_kept(options, share), options=options,
+              brief=_BRIEF)  # fmt: skip
     gathered = {"tokens": seq, "hidden": 2 * groups * depth}
     return [
         *enter("enter.attention", seq, hidden),
@@ -228,7 +232,7 @@ def renamed(piece: Piece, name: str) -> Piece:
 
 def _kept(options: Mapping[str, Any], share: float) -> tuple[Tensor, ...]:
     """Queries, keys and values; unless flash also the scores after softmax and after dropout."""
-    rows, scores = ("batch", "heads", "queries", "depth"), ("batch", "heads", "queries", "keys")
+    rows, scores = ("batch", "heads", "queries", "depth"), _SCORES
     kept = [Tensor("query", rows), Tensor("key and value", rows, times=2 * share)]
     kept += [Tensor("softmax", scores, when="!flash")]
     if options.get("dropout", True):
