@@ -1,16 +1,19 @@
 """The joint search beside every plan there is, on small random cases.
 
     python -m foretell_lab.exhaustive [--cases 100] [--first 0] [--evaluations 100] [-o FILE]
+    python -m foretell_lab.exhaustive --again -o FILE
 
 A case is a small language model, a few devices (alike, or of two kinds) and a batch, drawn from its
-number. Its plans are all products of degrees, micro-batches, ZeRO and sharding groups, recompute by
-block, sequence parallelism, schedules, cuts of the blocks, frameworks, compiled or not, optimizer
-kernels, offload; on two kinds of device also stages with meshes of their own. Simulated is every
-plan but those that cannot be the best: where the closed form sees the devices that the simulation
-sees, plans it puts MARGIN above the best so far (`over` says by how much it exceeded a simulation
-at the most); fused optimizers where the rest of the step alone takes longer; recompute and offload
+number: two to four devices below LARGER, four or eight alike from there on. Its plans are all
+products of degrees, micro-batches, ZeRO and sharding groups, recompute by block, sequence
+parallelism, schedules, cuts of the blocks, frameworks, compiled or not, optimizer kernels, offload;
+on two kinds of device also stages with meshes of their own. Simulated is every plan but those that
+cannot be the best: where the closed form sees the devices that the simulation sees, plans it puts
+MARGIN above the best so far (`over` says by how much it exceeded a simulation at the most);
+elsewhere fused optimizers where the rest of the step alone takes longer; recompute and offload
 where every plan fits without. The search may simulate `--evaluations`. Placements and single fused
-ops are left out on both sides.
+ops are left out on both sides. `--again` asks the search anew and prices the best plans of the file
+as of today, without looking for better ones (`repriced`, where a price changed).
 """
 
 from __future__ import annotations
@@ -38,25 +41,35 @@ from foretell.workload import load as load_workload
 DEVICES = ("a100-80", "a100-40", "v100-16", "h100", "t4")
 AXES = "dp,tp,pp,cp,ep,zero,recompute,batch,schedule,offload,fusion"
 MARGIN = 1.3  # of the best step so far: plans whose closed form is above are not simulated
+NEXT = 24  # plans of a case that its row keeps, best first, so that they can be priced again
 BATCH = 48  # plans simulated before the best so far is looked at again
 BOX = '[[node]]\ncount = 1\ndevice = "{device}"\ndevices = {many}\nnic = "{nic}"\n'
+
+
+LARGER = 120  # number of the first case of more devices
 
 
 def drawn(number: int, folder: Path) -> tuple[Workload, Cluster, int, str]:
     """Workload, cluster and batch of one case."""
     draw = random.Random(number)
     heads = draw.choice((4, 8, 16))
-    layers, hidden = draw.choice((2, 2, 3)), heads * draw.choice((64, 128))
+    is_larger = number >= LARGER
+    layers, hidden = (
+        draw.choice((2, 3, 4) if is_larger else (2, 2, 3)),
+        heads * draw.choice((64, 128)),
+    )
     seq, vocab = draw.choice((256, 1024, 2048)), draw.choice((1024, 32768))
     model = f"gpt:layers={layers},hidden={hidden},heads={heads},seq={seq},vocab={vocab}"
     kinds, many = draw.sample(DEVICES, draw.choice((1, 1, 2))), draw.choice((1, 2))
+    if is_larger:
+        kinds, many = kinds[:1], draw.choice((2, 4))
     nic = draw.choice(("ethernet-25g", "infiniband-hdr"))
     rows = [BOX.format(device=device, many=many, nic=nic) for device in kinds]
-    rows *= 2 if len(rows) == many == 1 else 1
+    rows *= 2 if is_larger or len(rows) == many == 1 else 1
     path = folder / f"case-{number}.toml"
     path.write_text(f'name = "case-{number}"\n' + "".join(rows))
     cluster = load(str(path))
-    batch = cluster.size * draw.choice((1, 2))
+    batch = cluster.size * draw.choice((1, 2, 4) if is_larger else (1, 2))
     return load_workload(model), cluster, batch, f"{model} on {'+'.join(kinds)} × {cluster.size}"
 
 
@@ -69,6 +82,8 @@ def every_plan(
         yield plan
         if plan.zero and 1 < node < plan.dp and plan.dp % node == 0:
             yield plan.but(shard=node)
+        if plan.zero == 3 and plan.dp > 1:
+            yield plan.but(shard=1)
     if len(cluster.devices_by_kind()) > 1:
         yield from _in_segments(workload, cluster, batch, recompute)
 
@@ -153,11 +168,11 @@ def _stage(
 ) -> Iterator[Segment]:
     for tp in _divisors(len(ranks)):
         dp = len(ranks) // tp
-        for again, zero in product(_again(blocks, recompute), (0, 1) if dp > 1 else (0, 3)):
+        for again, zero in product(_again(blocks, recompute), (0, 1, 3) if dp > 1 else (0, 3)):
             if whole % dp == 0:
                 own = Plan(
-                    dp=dp, tp=tp, sp=tp > 1, zero=zero, micro_batch=whole // dp,
-                    global_batch=batch, **again,
+                    dp=dp, tp=tp, sp=tp > 1, zero=zero, shard=int(zero == 3 and dp > 1),
+                    micro_batch=whole // dp, global_batch=batch, **again,
                 )  # fmt: skip
                 yield Segment(blocks, ranks, own)
 
@@ -171,8 +186,8 @@ class Everything:
     plans: int = 0  # looked at
     over: float = 0.0  # closed form above the simulation, at the most
 
-    def best(self, batch: int) -> Found:
-        """The plan with the shortest step."""
+    def best(self, batch: int) -> list[Found]:
+        """The plans that were simulated and fit, the shortest step first."""
         self.on = Evaluator(self.workload, self.cluster, budget=1 << 30)
         every = list(dict.fromkeys(every_plan(self.workload, self.cluster, batch)))
         self.plans = 4 * len(every)  # each with either optimizer kernel, with and without offload
@@ -183,8 +198,9 @@ class Everything:
             lacking = [p for p in every if (one := self.on.known.get(str(p))) and not one.fits]
             found += self.on.of([plan.but(offload=True) for plan in lacking])
         least = min(found, key=Found.key)
-        fused = [f.plan.but(optimizer_kernels="fused") for f in found if _rest(f) < least.step]
-        return min([least, *self.on.of(fused)], key=Found.key)
+        rest = [f.plan for f in found if not self._is_seen(f.plan) and _rest(f) < least.step]
+        self.on.of([plan.but(optimizer_kernels="fused") for plan in rest])
+        return self.on.ranked()
 
     def _of(self, plans: list[Plan]) -> list[Found]:
         """Those of some plans that could be the best, simulated."""
@@ -197,6 +213,7 @@ class Everything:
 
     def _by_closed_form(self, plans: list[Plan]) -> list[Found]:
         able = [plan for plan in plans if self.on.can_be(plan)]
+        able += [plan.but(optimizer_kernels="fused") for plan in able]
         guess = dict(zip(able, estimate(able, self.workload, self.cluster).step, strict=True))
         order, found, least = sorted(able, key=lambda p: (guess[p], str(p))), [], float("inf")
         for at in range(0, len(order), BATCH):
@@ -220,19 +237,43 @@ def compared(number: int, evaluations: int, folder: Path) -> dict[str, Any]:
     workload, cluster, batch, name = drawn(number, folder)
     every = Everything(workload, cluster)
     best = every.best(batch)
-    asked = Joint(evaluations=evaluations, global_batch=batch, only=AXES)
-    found = asked.plan(workload, cluster)
-    return {
+    row = {
         "case": name,
         "plans": every.plans,
         "simulated": every.on.evaluations,
         "over": every.over,
-        "best_s": best.step,
-        "best": str(best.plan),
+        "best_s": best[0].step,
+        "best": str(best[0].plan),
+        "next": [str(one.plan) for one in best[1:NEXT]],
+    }
+    return row | _asked(workload, cluster, batch, evaluations, best[0].step)
+
+
+def repriced(row: dict[str, Any], number: int, evaluations: int, folder: Path) -> dict[str, Any]:
+    """A row with the best plans it knows priced anew, and the search asked again."""
+    workload, cluster, batch, _ = drawn(number, folder)
+    on = Evaluator(workload, cluster, budget=1 << 30)
+    texts = [row["best"], *row.get("next", ())]
+    best = min(on.of([Plan.parse(text) for text in texts]), key=Found.key)
+    same = abs(best.step / row["best_s"] - 1) < 1e-9 and "repriced" not in row
+    kept = (
+        row | {"best_s": best.step, "best": str(best.plan)} | ({} if same else {"repriced": True})
+    )
+    kept["next"] = [text for text in texts if text != str(best.plan)]
+    return kept | _asked(workload, cluster, batch, evaluations, best.step)
+
+
+def _asked(
+    workload: Workload, cluster: Cluster, batch: int, evaluations: int, best: float
+) -> dict[str, Any]:
+    """What the search finds."""
+    asked = Joint(evaluations=evaluations, global_batch=batch, only=AXES)
+    found = asked.plan(workload, cluster)
+    return {
         "found_s": found.predicted,
         "found": str(found.plan),
         "bound_s": found.bound,
-        "ratio": found.predicted / best.step,
+        "ratio": found.predicted / best,
     }
 
 
@@ -242,13 +283,19 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=100)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--evaluations", type=int, default=100)
+    parser.add_argument("--again", action="store_true", help="ask the search anew, as the file")
     parser.add_argument("-o", "--output", type=Path)
     asked = parser.parse_args()
     rows = json.loads(asked.output.read_text()) if asked.output and asked.output.is_file() else {}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(asked.first, asked.first + asked.cases):
-            if str(number) not in rows:
-                rows[str(number)] = row = compared(number, asked.evaluations, Path(folder))
+            had = rows.get(str(number))
+            if (had is None) != asked.again:
+                rows[str(number)] = row = (
+                    compared(number, asked.evaluations, Path(folder))
+                    if had is None
+                    else repriced(had, number, asked.evaluations, Path(folder))
+                )
                 print(
                     f"{number:4d} {row['ratio']:.4f} of {row['plans']} plans, "
                     f"{row['simulated']} simulated, {row['case']}",

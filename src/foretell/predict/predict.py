@@ -1,7 +1,6 @@
 """A plan's step predicted: lowered to a graph, simulated, and told in a few numbers.
 
-Prices are worked out once for many plans; each is then lowered and simulated. The interval holds
-80 % of measured steps of models that the framework's numbers were not fitted to.
+Prices are worked out once for many plans; each is then lowered and simulated.
 
 What would make a layout fit: the change that costs the least time among those that fit.
 
@@ -11,7 +10,6 @@ parallelism, optimizer state on the host. All are priced at once in closed form.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
@@ -24,21 +22,18 @@ from foretell.errors import ForetellError
 from foretell.graph import Kind, Phase
 from foretell.graph.show import span
 from foretell.plan import Plan, check, estimate
-from foretell.plan.check import RESOLVED, settled
+from foretell.plan.check import settled
 from foretell.plan.costs import Costs, costs
-from foretell.plan.framework import running
 from foretell.plan.group_graph import holding, in_flight, lower_groups
-from foretell.plan.layer_cost import LayerCost, layer_costs
 from foretell.plan.layer_ranges import GroupCosts, has_per_rank_costs, layer_ranges
-from foretell.plan.layouts import layouts
 from foretell.plan.lower import written
 from foretell.plan.memory import ROUNDING, USABLE
 from foretell.plan.place_graph import Prices, constant, lower_places, peaks
 from foretell.plan.stage_ops import Priced, priced
 from foretell.plan.stage_placement import acts, places
+from foretell.predict.interval import distances, host_share, host_share_alone, interval
 from foretell.simulate import Timeline, simulate
 from foretell.workload import Workload
-from foretell.workload.kernels import flops
 
 _MORE = {
     "none": ("none", "selective", "full"),
@@ -48,7 +43,6 @@ _MORE = {
 
 
 Rows = np.ndarray[Any, Any]
-FOUR_IN_FIVE = 1.2815515594457831  # standard deviations that hold 80 % of a normal distribution
 
 
 def remedy(plan: Plan, workload: Workload, cluster: Cluster) -> str:
@@ -187,6 +181,7 @@ class Prediction:
     memory: dict[str, float]  # the peak by what it holds
     advice: str  # what would make it fit; empty where it does
     utilisation: float  # model flop of the step over what the devices could do
+    away: dict[str, float]  # how far the question is from what was measured: widens the interval
 
     @property
     def fits(self) -> bool:
@@ -207,6 +202,7 @@ class Prediction:
             "utilisation": self.utilisation,
             "plan": str(self.plan),
             "advice": self.advice,
+            "distances": self.away,
         }
 
 
@@ -261,13 +257,14 @@ def _one(found: Priced, advises: bool) -> Prediction:
     missing = max(max(over), 0.0)
     worst = found.stages[int(np.argmax(over if missing else peaks))].memory
     seconds = timeline.seconds
-    sigma = spread(plan, cluster, found.workload, _host_share(found))
-    factor = math.exp(FOUR_IN_FIVE * sigma)
+    away = distances(plan, found.workload, cluster, host_share(found))
+    low, high = interval(seconds, away)
     return Prediction(
         plan=plan,
         step=seconds,
-        low=seconds / factor,
-        high=seconds * factor,
+        low=low,
+        high=high,
+        away=away,
         peak=float(worst.peak[0]),
         missing=missing,
         breakdown=breakdown(timeline, found),
@@ -289,9 +286,9 @@ def _apart(plan: Plan, workload: Workload, cluster: Cluster) -> Prediction:
     timeline, priced = simulated_groups(plan, workload, cluster)
     advice = "give the fullest rank fewer samples or layers"
     busy = utilisation(plan, workload, cluster, timeline.seconds)
-    share = _alone_share(plan, workload, cluster, samples(plan, priced))
-    sigma = spread(plan, cluster, workload, share)
-    return _prediction(plan, sigma, timeline, memory_of_groups(plan, priced), advice, busy)
+    share = host_share_alone(plan, workload, cluster, samples(plan, priced))
+    away = distances(plan, workload, cluster, share)
+    return _prediction(plan, away, timeline, memory_of_groups(plan, priced), advice, busy)
 
 
 def predict_placed(plan: Plan, prices: Prices) -> Prediction:
@@ -301,14 +298,14 @@ def predict_placed(plan: Plan, prices: Prices) -> Prediction:
     timeline = simulated_places(plan, prices)
     advice = "let more stages recompute, or spread them wider"
     busy = utilisation(plan, workload, cluster, timeline.seconds) * _share(plan)
-    share = _alone_share(plan, workload, cluster, plan.micro_batch)
-    sigma = spread(plan, cluster, workload, share)
-    return _prediction(plan, sigma, timeline, memory_of_places(plan, prices), advice, busy)
+    share = host_share_alone(plan, workload, cluster, plan.micro_batch)
+    away = distances(plan, workload, cluster, share)
+    return _prediction(plan, away, timeline, memory_of_places(plan, prices), advice, busy)
 
 
 def _prediction(
     plan: Plan,
-    sigma: float,
+    away: dict[str, float],
     timeline: Timeline,
     memory: tuple[float, float, dict[str, float]],  # peak, missing, parts
     advice: str,
@@ -316,12 +313,13 @@ def _prediction(
 ) -> Prediction:
     """What a step that was simulated says of its plan; advice where it does not fit."""
     seconds, (peak, missing, parts) = timeline.seconds, memory
-    factor = math.exp(FOUR_IN_FIVE * sigma)
+    low, high = interval(seconds, away)
     return Prediction(
         plan=plan,
         step=seconds,
-        low=seconds / factor,
-        high=seconds * factor,
+        low=low,
+        high=high,
+        away=away,
         peak=peak,
         missing=missing,
         breakdown=spent(timeline),
@@ -329,60 +327,6 @@ def _prediction(
         advice=advice if missing else "",
         utilisation=utilisation,
     )
-
-
-def spread(
-    plan: Plan, cluster: Cluster, workload: Workload | None = None, host: float = 0.0
-) -> float:
-    """Standard deviation of ln(measured / predicted) to expect of a plan on a cluster.
-
-    `host` is the share of the step that host time bounds.
-    """
-    ops = {op.kind for layer in workload.layers for op in layer.works()} if workload else set()
-    profile = running(plan).profile
-    kinds = {"images": float("conv" in ops), "experts": float("experts" in ops), "host": host}
-    kinds["attention"] = _attention_share(workload) if workload else 0.0
-    arches = sorted({device.arch for device in cluster.devices})
-    return max(profile.sigma(arch, cluster.size, plan, kinds) for arch in arches)
-
-
-def _attention_share(workload: Workload) -> float:
-    """Share of a step in fused attention, which runs at about half the pace of other matmuls."""
-    some = whole = 0.0
-    for layer in workload.layers:
-        for op in layer.works():
-            one = layer.times * flops(op, op.sizes({}, 1.0))
-            whole += one
-            some += one if op.kind == "attention" else 0.0
-    return 2 * some / max(whole + some, 1.0)
-
-
-def _host_share(found: Priced) -> float:
-    """How much of a step moves with host time: host^p of host^p + device^p, over all layers."""
-    layers = [
-        pair
-        for stage in found.stages
-        for pair in zip(stage.costs.layers, stage.layers, strict=True)
-    ]
-    return _share_of_host(layers, float(found.stages[0].costs.bend[0]))
-
-
-def _share_of_host(layers: Sequence[tuple[LayerCost, float]], bend: float) -> float:
-    """The same of layers, each so many times."""
-    host = device = 0.0
-    for layer, times in layers:
-        for part in (layer.forward, layer.backward):
-            host += times * float(part.host[0])
-            device += times * float(part.kernels[0] + part.talk[0])
-    return float(host**bend / max(host**bend + device**bend, 1e-300))
-
-
-def _alone_share(plan: Plan, workload: Workload, cluster: Cluster, samples: int) -> float:
-    """The same where every layer runs on one rank with so many samples."""
-    one = Plan(**{name: getattr(plan, name) for name in RESOLVED})
-    found = layer_costs(workload, cluster, layouts([one.but(micro_batch=samples)]))
-    layers = [(cost, layer.times) for cost, layer in zip(found, workload.layers, strict=True)]
-    return _share_of_host(layers, running(one).profile.exponent)
 
 
 def _share(plan: Plan) -> float:

@@ -16,8 +16,8 @@ from foretell.report.words import fitted
 # for the bar alone.
 PARTS = {"kernels": 9.0, "collectives": 0.0, "whatifs": 28.0, "scaling": 10.0, "memory": 3.0,
          "capture": 90.0, "oracle": 53.0, "agreement": 40.0, "fused": 17.0, "lab": 5.0,
-         "unseen": 30.0, "refit": 120.0, "pages": 60.0}  # fmt: skip
-ASKED = {"refit", "pages"}  # parts that run only where they are named
+         "unseen": 30.0, "intervals": 60.0, "refit": 120.0, "pages": 60.0}  # fmt: skip
+ASKED = {"refit", "pages", "intervals"}  # parts that run only where they are named
 SHIPPED = {"lab", "agreement"}  # parts whose measurements are in the package, or need none
 CAPTURED = {"capture", "agreement"}  # parts that run PyTorch programs
 
@@ -40,6 +40,7 @@ def _part(name: str, text: str, *, word: str = "") -> Callable[[Command], Comman
 @_part("fused", "Prices of fused ops against measured ones.")
 @_part("lab", "Plans on small networks against runs of the laboratory, which are shipped.")
 @_part("unseen", "Predictions for sources that no constant was fitted to.")
+@_part("intervals", "Widths of intervals, fitted with each unseen source left out in turn.")
 @_part(
     "refit", "Constants fitted again without the source of --leave-out, and that source's errors."
 )

@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from foretell.cluster import load as load_cluster
 from foretell.errors import ForetellError
-from foretell.plan.framework import framework_of
+from foretell.predict.interval import distances, interval
+from foretell.workload import load
 from foretell_lab.validate import peaks, workloads
 from foretell_lab.validate.layouts import SOURCES, Row, predicted
 
 Array = npt.NDArray[np.float64]
-FOUR_IN_FIVE = 1.2815515594457831
 NEAR = 1.03  # a layout this near to the best counts as found
 
 
@@ -84,15 +84,13 @@ def _ranks(values: Array) -> Array:
 
 def _held(rows: list[Row]) -> float:
     """The share of measurements inside the interval that is stated."""
-    arch = {on: load_cluster(on).devices[0].arch for on in {r.request.on for r in rows}}
-    sigma = [
-        framework_of(r.request.plan.framework).sigma(
-            arch[r.request.on], r.request.plan.ranks, r.request.plan, {}
-        )
-        for r in rows
-    ]
-    off = np.array([np.log(r.predicted / r.request.measured) for r in rows])
-    return float(np.mean(np.abs(off) <= FOUR_IN_FIVE * np.array(sigma)))
+    inside = []
+    for r in rows:
+        workload, cluster = load(r.request.workload), load_cluster(r.request.on)
+        away = distances(r.request.plan, workload, cluster, host=0.0)
+        low, high = interval(r.predicted, away)
+        inside.append(low <= r.request.measured <= high)
+    return float(np.mean(inside))
 
 
 def _memory(truth: Path) -> tuple[list[tuple[peaks.Run, float]], int]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from foretell.errors import ForetellError
 from foretell.io import write_text
+from foretell_lab.validate import reported
 from foretell_lab.validate.unseen import SOURCES, Row
 
 FOLDER = Path("docs/accuracy")
@@ -43,6 +44,7 @@ def page(name: str, rows: list[Row], about: str) -> str:
     peaks = [row.found.peak / row.peak - 1 for row in rows if row.peak]
     lines = [f"# {name}", "", about.partition("\n\n")[0].replace("\n", " "), ""]
     lines += ["Written by `foretell validate --pages`; the figures of all sources: `--unseen`.", ""]
+    lines += [*_stands(name)]
     lines += [
         "| rows | median error | bias | 90 % below | inside the 80 % interval | peak memory |"
     ]
@@ -58,6 +60,14 @@ def page(name: str, rows: list[Row], about: str) -> str:
         times = f"{row.seconds:.4g} s | {row.found.step:.4g} s | {_percent(row.error)}"
         lines.append(f"| {row.name} | {times} | {_made_of(row)} |")
     return "\n".join(lines) + "\n"
+
+
+def _stands(name: str) -> list[str]:
+    """Where a reported source stands, how it was asked and what came out blind."""
+    said = reported.sources().get(name)
+    if said is None:
+        return []
+    return [f"[Source]({said['url']}); {said['asked']}.", "", reported.blind(name), ""]
 
 
 _WORDS = {
