@@ -112,15 +112,25 @@ def _second(folder: Path | None) -> Rows:
 
 def unseen(folder: Path | None) -> Table:
     said = validated("unseen", folder)["sources"]
-    keys = ("median", "bias", "p90", "inside", "memory")
+    keys = ("first", "median", "bias", "p90", "inside", "memory")
     rows = [
-        [f"[{name}](accuracy/{name}.md)", str(v["rows"])]
-        + [_percent(v[key]) if key in v else "" for key in keys]
+        [f"[{name}](accuracy/{name}.md)", str(v["rows"])] + [_figure(v, key) for key in keys]
         for name, v in said.items()
         if "rows" in v
     ]
-    head = ["source", "rows", "median", "bias", "p90", "in the 80 % interval", "peak memory"]
-    return Table("unseen", "foretell validate --unseen", head, rows, {})
+    left = [v for v in validated("intervals", folder)["sources"].values() if v["rows"] >= 10]
+    told = {"large": str(len(left)), "enough": str(sum(v["left_out"] >= 0.75 for v in left))}
+    head = ["source", "rows", "asked blind", "median", "bias", "p90", "in the 80 % interval"]
+    return Table("unseen", "foretell validate --unseen", [*head, "peak memory"], rows, told)
+
+
+def _figure(found: dict[str, Any], key: str) -> str:
+    """A share as text; of a first answer its median error and its bias."""
+    if key not in found:
+        return ""
+    if key == "first":
+        return f"{_percent(found[key]['median'])} ({100 * found[key]['bias']:+.1f})"
+    return _percent(found[key])
 
 
 def whatifs(folder: Path | None) -> Table:

@@ -17,10 +17,12 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 from benchmarks.chromium import browser, missing  # noqa: E402
+from tests.trace.kineto import data_parallel  # noqa: E402
 
 GALLERY = HERE / "gallery"
 TRACE = HERE.parent / "src/foretell/samples/traces/resnet18-h200.json.gz"
 REPORT = ("report", str(TRACE), "--real-ms", "48.2")
+RANKS = {"report-ranks": "ranks"}  # of a report of several ranks
 LAPTOP, WIDE = (1280, 800), (1920, 1080)
 LOOKS = [(size, theme) for size in (LAPTOP, WIDE) for theme in ("light", "dark")]
 MOST = 400_000  # bytes of a picture
@@ -106,11 +108,13 @@ def scrolled(driver: Any, name: str) -> None:
     driver.execute_script("document.documentElement.style.scrollBehavior = 'auto';" + script, name)
 
 
-def report(driver: Any, page: Path, views: Views) -> None:
+def report(driver: Any, given: tuple[str, ...], page: Path, views: Views, sections: Any) -> None:
     """The sections of a report."""
+    command = [sys.executable, "-m", "foretell", *given, "-o", str(page)]
+    subprocess.run(command, check=True, capture_output=True)
     driver.get(page.as_uri())
     until(driver, "document.documentElement.dataset.ready")
-    for name, section in SECTIONS.items():
+    for name, section in sections.items():
         photographed(driver, views, name, section)
 
 
@@ -155,10 +159,10 @@ def write() -> None:
     GALLERY.mkdir(exist_ok=True)
     views: Views = {}
     with tempfile.TemporaryDirectory() as folder, browser() as driver:
-        page = Path(folder) / "report.html"
-        command = [sys.executable, "-m", "foretell", *REPORT, "-o", str(page)]
-        subprocess.run(command, check=True, capture_output=True)
-        report(driver, page, views)
+        page, ranks = Path(folder) / "report.html", Path(folder) / "ranks"
+        ranks.mkdir()
+        report(driver, REPORT, page, views, SECTIONS)
+        report(driver, ("report", str(data_parallel(ranks))), page, views, RANKS)
         running = serve([TRACE])
         try:
             studio(driver, running.url, views)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from foretell.graph import save as save
     from foretell.plan.plan import Plan as Plan
     from foretell.pytorch.deploy.apply import deploy as deploy
-    from foretell.pytorch.deploy.loop import parallelize as parallelize
+    from foretell.pytorch.deploy.apply import parallelize as parallelize
     from foretell.simulate.engine import simulate as simulate
     from foretell.simulate.timeline import Timeline as Timeline
     from foretell.trace import read as read

@@ -99,7 +99,7 @@ def test_a_model_without_a_gpu_then_run():
     model, x = torch.nn.Linear(64, 64), torch.zeros(32, 64)
     step = foretell.capture(model, x, lambda model, x: model(x).sum(), "adamw", "h100")
     assert step.whatif("faster-host:times=2").predicted <= step.seconds
-    assert foretell.parallelize.__module__ == "foretell.pytorch.deploy.loop"
+    assert foretell.parallelize.__module__ == "foretell.pytorch.deploy.apply"
 
 
 def test_a_step_is_simulated():

@@ -91,12 +91,17 @@ def page(tmp_path_factory):
 def chromium(page):
     with browser() as driver:
         driver.get(page.as_uri())
-        end = time.monotonic() + 20
-        while not driver.execute_script("return document.documentElement.dataset.ready"):
-            assert time.monotonic() < end, errors(driver)
-            time.sleep(0.05)
+        opened(driver)
         yield driver
         assert errors(driver) == []
+
+
+def opened(driver):
+    """Wait until the page is drawn."""
+    end = time.monotonic() + 20
+    while not driver.execute_script("return document.documentElement.dataset.ready"):
+        assert time.monotonic() < end, errors(driver)
+        time.sleep(0.05)
 
 
 def state(driver, what):
@@ -124,6 +129,28 @@ def test_all_sections_are_there(chromium):
         assert wanted in titles
     links = chromium.find_elements("css selector", "nav a")
     assert len(links) == len(titles)
+
+
+def test_a_report_of_several_ranks_names_the_straggler(chromium, tmp_path, page):
+    from foretell.report import write as write_page
+    from foretell.survey import load as load_step
+    from foretell.survey import survey
+    from tests.trace.kineto import data_parallel
+
+    found = survey([load_step(data_parallel(tmp_path))], advice=False)
+    write_page(found.timelines, tmp_path / "ranks.html", found.content)
+    chromium.get((tmp_path / "ranks.html").as_uri())
+    try:
+        opened(chromium)
+        assert "Rank 2 is the straggler" in chromium.find_element("css selector", ".verdict").text
+        section = chromium.find_element("id", "ranks")
+        names = [t.text for t in section.find_elements("css selector", "svg text")]
+        assert [n for n in names if n.startswith("rank")] == [
+            "rank 0", "rank 1", "rank 2 (straggler)", "rank 3",
+        ]  # fmt: skip
+    finally:
+        chromium.get(page.as_uri())
+        opened(chromium)
 
 
 def test_names_stay_text(chromium):
@@ -200,7 +227,7 @@ def test_from_task_to_task_to_cause(chromium):
     keys(chromium, "n", "n")
     later = state(chromium, "task")
     assert later != first
-    told = chromium.find_element("css selector", ".told").text
+    told = chromium.find_element("css selector", ".view .task").text
     assert "started when it did because" in told
     assert "critical path" in told
     keys(chromium, "c")
@@ -255,7 +282,7 @@ def titles(driver, label):
 def test_plans_are_drawn_on_their_machines(chromium):
     told = titles(chromium, "Where each rank")
     assert sum(text.startswith("rank ") for text in told) == 16
-    assert "rank 15 on a100-80: copy 7 of 8, slice 1 of 2" in told
+    assert "rank 15 on a100-80: dp rank 7 of 8, tp rank 1 of 2" in told
     assert "infiniband 192 GB/s" in told  # the way out of a node
     assert titles(chromium, "Which devices run") == [
         "a … b on rank 0 (v100-32): 3 samples",

@@ -84,7 +84,7 @@ def test_a_plan_stands_on_its_machines():
     drawn, ranks = standing(plan, "dgx-a100:nodes=2")
     assert [r["stage"] for r in ranks] == [0] * 8 + [1] * 8
     assert [r["copy"] for r in ranks[:8]] == [0] * 4 + [1] * 4
-    assert ranks[9]["where"] == "stage 1 of 2, copy 0 of 2, slice 1 of 4"
+    assert ranks[9]["where"] == "pp rank 1 of 2, dp rank 0 of 2, tp rank 1 of 4"
     assert [len(node["ranks"]) for node in drawn["nodes"]] == [8, 8]
 
 
@@ -113,7 +113,7 @@ def test_without_a_cluster_nodes_have_eight():
     drawn, _ = standing(Plan(dp=12, shares=(3,) * 12))
     assert [len(node["ranks"]) for node in drawn["nodes"]] == [8, 4]
     assert drawn["tiers"] == []
-    assert drawn["nodes"][0]["ranks"][0]["where"] == "copy 0 of 12, 3 samples"
+    assert drawn["nodes"][0]["ranks"][0]["where"] == "dp rank 0 of 12, 3 samples"
 
 
 def test_a_mix_of_nodes_is_drawn_node_by_node():

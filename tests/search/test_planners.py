@@ -61,3 +61,10 @@ def test_a_published_method_has_our_own_search_beside_it_with_the_same_budget(me
 def test_our_own_searches_have_none_beside_them():
     done = CliRunner().invoke(foretell, ["plan", MODEL, "--on", "h100:gpus=4", "--json"])
     assert "own" not in json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("method", ["schedule:work=0.2", "tessel:work=0.2"])
+def test_a_searched_schedule_is_never_longer_than_a_fixed_one(method):
+    found = parse(method).plan(load(MODEL), machines("dgx-1-v100"))
+    assert found.baselines
+    assert found.predicted <= min(found.baselines.values())

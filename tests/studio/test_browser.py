@@ -113,6 +113,26 @@ def test_a_change_that_does_not_apply_says_so(page):
     until(page, lambda: not text(page, "problem"))
 
 
+def test_an_empty_studio_opens_the_sample_trace(chromium):
+    running = serve([])
+    try:
+        chromium.get(running.url)
+        until(chromium, lambda: ready(chromium))
+        assert "No step yet" in text(chromium, "empty")
+        press(chromium, "sample")
+        until(chromium, lambda: "GPU-bound" in text(chromium, "headline"))
+        ordered = "return [...document.querySelectorAll('#changes label')].map(e => e.dataset.spec)"
+        until(chromium, lambda: "In this order" in text(chromium, "sections"))
+        listed = chromium.execute_script(ordered)
+        assert listed[0] == "amp:dtype=bf16"  # the best first, what does not apply last
+        assert chromium.execute_script(
+            "return [...document.querySelectorAll('#changes label')].at(-1).title"
+        ).count("Does not apply") == 1  # fmt: skip
+        assert errors(chromium) == []
+    finally:
+        running.close()
+
+
 def test_loading_a_file(page, tmp_path):
     mine = tmp_path / "mine & others.txt"
     mine.write_text(STEP.read_text())
@@ -216,6 +236,11 @@ def test_layouts_are_found_drawn_and_opened(page):
     press(page, "export-plan")
     until(page, lambda: page.find_elements("id", "plan-link"))
     assert page.find_element("id", "plan-link").get_attribute("href").endswith("best.plan")
+    keep = "//*[@id='picked']//button[.='Save to compare']"
+    page.execute_script("arguments[0].click()", page.find_element("xpath", keep))
+    until(page, lambda: "see Compare" in text(page, "plan-says"), 60)
+    open_tab(page, "Compare")
+    until(page, lambda: "gpt:" in text(page, "compared-table"))
 
 
 def test_a_plan_of_ones_own_becomes_a_step(page):

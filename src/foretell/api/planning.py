@@ -87,7 +87,7 @@ class Prediction(Result, _Prediction):
             held = [(name, words.size(value)) for name, value in self.memory.items()]
             found.append(Table(("memory of the fullest rank", "size>"), held))
         if verbose:
-            found.append(f"plan: {self.plan}")
+            found += [f"plan: {self.plan}", f"distance from what was measured: {_far(self.away)}"]
         return found + list(self.notes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,6 +105,11 @@ class Prediction(Result, _Prediction):
             Bar(LABELS.get(name, name), t, words.seconds(t)) for name, t in self.breakdown.items()
         ]
         return bars(f"a step of {self.plan}"[:80], rows)
+
+
+def _far(away: dict[str, float]) -> str:
+    """Distances that widen an interval, as text."""
+    return ", ".join(f"{name} {share:.2g}" for name, share in away.items())
 
 
 @dataclass(frozen=True, repr=False)

@@ -13,9 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
-from foretell.advise import Advice, advise
+from foretell.advise import TRIED, Advice, advise, shown
 from foretell.advise import Step as _Step
-from foretell.advise.advise import TRIED, shown
 from foretell.api.result import Bar, Plot, Result, Table, bars
 from foretell.baseline import unprofiled as without_profiler
 from foretell.baseline import why

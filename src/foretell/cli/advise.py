@@ -29,7 +29,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Try changes on the step in FILE (all that apply, or SPECS) and rank them by gain."""
-    from foretell.advise.advise import TRIED
+    from foretell.advise import TRIED
     from foretell.cli.script import load_step
 
     step = load_step(file, cluster, real, is_module)

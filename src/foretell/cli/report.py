@@ -41,7 +41,7 @@ def command(
     SPECs are changes, as `whatif` takes them; without any, the best combination found is shown.
     With --on and --of, the step under each plan is simulated and shown too.
     """
-    from foretell.advise.advise import TRIED
+    from foretell.advise import TRIED
     from foretell.report import write
 
     with working("gathering", steps=0 if no_advice else 2 * len(TRIED)) as tell:
@@ -50,6 +50,8 @@ def command(
         answer(_numbers(found), as_json, _text)
     if output is not None:
         write(found.timelines, output, found.content)
+        if found.content.diagnosis and not as_json:
+            say(_verdict(found.content.diagnosis))
         say(f"written: {output}")
 
 
@@ -124,8 +126,8 @@ def _verdict(diagnosis: dict[str, Any]) -> str:
     from foretell.report.words import wrapped
 
     verdict = diagnosis.get("verdict", {})
-    told = (verdict.get("sentence", ""), verdict.get("first", ""))
-    return "\n".join(wrapped(text) for text in told if text)
+    sentences = (verdict.get(key, "") for key in ("sentence", "ranks", "first", "then"))
+    return "\n".join(wrapped(text) for text in sentences if text)
 
 
 _PARTS = ("compute", "exposed communication", "host", "bubble", "idle")

@@ -1,4 +1,4 @@
-"""`foretell studio`: the page where a person simulates with what-ifs and plans."""
+"""`foretell studio`: the page that answers what-ifs and plans live."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from foretell.cli.output import say, working
+from foretell.cli.output import real_option, say, working
 
 
 @click.command()
@@ -16,13 +16,16 @@ from foretell.cli.output import say, working
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="0 takes a free one.")
 @click.option("--most-mib", type=click.IntRange(min=1), default=256, show_default=True,
               help="The largest file a browser may send.")  # fmt: skip
+@real_option
 @click.option("--open/--no-open", "opens", default=True, help="Open a browser at the page.")
-def command(files: tuple[Path, ...], port: int, most_mib: int, opens: bool) -> None:
+def command(
+    files: tuple[Path, ...], port: int, most_mib: int, real: float | None, opens: bool
+) -> None:
     """Serve a page on this machine with FILES (traces, graphs) loaded, until Ctrl-C."""
     from foretell.studio import serve
 
     with working("starting"):
-        running = serve(files, port, most_mib * 2**20)
+        running = serve(files, port, most_mib * 2**20, real)
     click.echo(running.url)
     say("Only this machine can reach it, and only with that address. Ctrl-C ends it.")
     if opens:

@@ -1,6 +1,4 @@
-"""Plans, schedules and the machines under them, made ready to be drawn.
-
-The machines a plan stands on, made ready to be drawn: nodes, what joins devices, switches.
+"""Plans, schedules and machines made ready to be drawn: nodes, links, switches, ranks on them.
 
 Ranks are numbered as `foretell.plan` lays them out: tensor slices next to each other, then context,
 data-parallel copies, and stages outermost.
@@ -72,17 +70,20 @@ def _free(place: int, cluster: Cluster | None) -> dict[str, Any]:
 
 
 def _part(plan: Plan, rank: int) -> dict[str, Any]:
-    """Which stage, copy and slice of a regular layout a rank is."""
+    """Which pipeline, data, context and tensor parallel rank of a regular layout a rank is."""
     inner = plan.ranks // (plan.dp * plan.pp)  # ranks that share one sample
     stage, copy, slice_ = rank // (plan.dp * inner), rank // inner % plan.dp, rank % inner
-    parts = [("stage", stage, plan.pp), ("copy", copy, plan.dp), ("slice", slice_, inner)]
-    where = [f"{word} {k} of {n}" for word, k, n in parts if n > 1]
-    brief = [f"{word[0]}{k}" for word, k, n in parts if n > 1]
+    cp = plan.cp if inner == plan.cp * plan.tp else 1
+    tp = inner // cp
+    parts = [("pp", stage, plan.pp), ("dp", copy, plan.dp), ("cp", slice_ // tp, cp),
+             ("tp", slice_ % tp, tp)]  # fmt: skip
+    where = [f"{word} rank {k} of {n}" for word, k, n in parts if n > 1]
+    brief = [f"{word}{k}" for word, k, n in parts if n > 1]
     if copy < len(plan.shares):
         where.append(f"{plan.shares[copy]} samples")
         brief.append(f"×{plan.shares[copy]}")
-    said = {"where": ", ".join(where) or "the whole model", "short": " ".join(brief)}
-    return {"stage": stage, "copy": copy, **said}
+    named = {"where": ", ".join(where) or "the whole model", "short": " ".join(brief)}
+    return {"stage": stage, "copy": copy, **named}
 
 
 def _node(node: int, cluster: Cluster | None) -> dict[str, str]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from foretell.graph.columns import Array, BufferKind, word_of
+from foretell.graph.columns import Array, BufferKind, Phase, word_of
 from foretell.report import words
 from foretell.simulate.memory import Memory, held_by_kind, held_of, memory
-from foretell.simulate.timeline import Timeline
+from foretell.simulate.timeline import DEVICE, Timeline
 
 POINTS = 1200  # of a curve: more than a screen has columns
 HOLDERS = 12
@@ -28,11 +28,26 @@ def curves(name: str, timeline: Timeline, ranks: int = 2) -> list[dict[str, Any]
             **curve(m.time, m.held, _by_kind(timeline, m)),
             "peak": m.peak,
             "kinds": held_by_kind(timeline, m),
-            "explained": f"reached {words.seconds(m.at)} into the step",
+            "explained": _explained(timeline, m),
             "holders": _holders(timeline, m),
         }
         for m in fullest
     ]
+
+
+def _explained(timeline: Timeline, m: Memory) -> str:
+    """When the peak is reached, and in which task."""
+    graph = timeline.graph
+    runs = (timeline.start <= m.at) & (timeline.end >= m.at) & (graph.rank == m.rank)
+    running = np.flatnonzero(runs & np.isin(graph.kind, DEVICE))
+    text = f"reached {words.seconds(m.at)} into the step"
+    if not len(running):
+        return text
+    first = int(running[np.argmax(timeline.start[running])])
+    phase, layer = word_of(Phase, graph.phase[first]), graph.text_of("layer", first)
+    where = f" of {layer}" if layer else ""
+    during = "" if phase == "none" else f" in {phase}"
+    return f"{text}, at `{graph.text_of('op', first)}`{where}{during}"
 
 
 def curve(at: Array, held: Array, kinds: Mapping[str, Array]) -> dict[str, Any]:

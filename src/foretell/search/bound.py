@@ -24,7 +24,7 @@ from foretell.plan.costs import costs
 from foretell.plan.layouts import Array, layouts
 from foretell.plan.memory import USABLE
 from foretell.predict import Prediction
-from foretell.predict.predict import FOUR_IN_FIVE
+from foretell.predict.interval import EIGHTY_PERCENT
 from foretell.workload import Workload
 
 SLACK = 0.97  # sizes of a micro-batch between those that were priced may do a little better
@@ -74,7 +74,7 @@ def _split(plan: Plan) -> object:
     """What two plans have in common whose layers are split alike, by the same program."""
     degrees = plan.tp, plan.cp, plan.ep, plan.etp, plan.sp, plan.filter, plan.channel, plan.spatial
     program = plan.framework, plan.precision, plan.dtype, plan.compile
-    hidden = plan.tp_overlap, plan.ep_overlap, plan.ep_dispatch
+    hidden = plan.tp_overlap, plan.ep_overlap, plan.ep_dispatch, plan.cuda_graph
     return degrees, program, hidden, plan.zero, plan.pp > 1
 
 
@@ -146,8 +146,7 @@ def _next(best: Prediction, other: Prediction) -> str:
 
 def chance(best: Prediction, other: Prediction) -> float:
     """Probability that one plan is faster than another, from the intervals of both."""
-    spread = [math.log(p.high / p.step) / FOUR_IN_FIVE for p in (best, other) if p.high > p.step]
-    sigma = math.hypot(*spread)
+    sigma = math.hypot(*(math.log(p.high / p.low) / (2 * EIGHTY_PERCENT) for p in (best, other)))
     if not sigma:
         return 1.0 if best.step < other.step else 0.5
     return 0.5 * (1 + math.erf(math.log(other.step / best.step) / (sigma * math.sqrt(2))))

@@ -23,7 +23,7 @@ micro-batch are always free: something has to use the devices and divide the bat
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -38,18 +38,18 @@ from foretell.graph.groups import ranks_of
 from foretell.plan import Plan
 from foretell.plan.costs import with_cuts
 from foretell.plan.framework import framework_of, resolved
+from foretell.plan.order import FAMILIES
 from foretell.plan.plan import OWN, segments
 from foretell.plan.unsupported import unsupported
-from foretell.predict import Prediction
 from foretell.search import partition
 from foretell.search.bound import lower_bound, next_best, reasons
 from foretell.search.fusion.planner import FusionPlanner
 from foretell.search.kit import Planned, Planner, Progress, repredicted, silent
 from foretell.search.oracle.scale import per_node
 from foretell.search.oracle.space import Space, Swept, layouts, strategy, sweep
-from foretell.search.partition import Mesh, Partitioner
+from foretell.search.partition import Partitioner, meshes, rows_of
 from foretell.search.placement.planner import PlacementPlanner
-from foretell.search.refine import Evaluator, Found, descend, neighbours, unsharded
+from foretell.search.refine import BEYOND, Evaluator, Found, descend, neighbours, race, unsharded
 from foretell.search.schedule.choose import searched
 from foretell.workload import Workload
 
@@ -81,12 +81,16 @@ _PLAIN = Plan()
 
 
 ALTERNATIVES = 4  # next-best plans that an answer names
+WIDE = 64  # devices: with more of them, tensor-parallel ranks share a node if any layout fits
 PARTITIONED = 40  # pipelines of which blocks and recompute are split by the dynamic program
+AGAIN = 3  # next-best plans that begin a descent together, when every strategy had one
 ORDERED = 2.0  # seconds of work, about CPU seconds, for the order of a pipeline's stages
 SHORT = 20  # evaluations of fusions of large steps
 OPS = 5  # of a step for each evaluation: with more of them, fusions are not searched one by one
 FUSED = 0.6  # of a data-parallel step's kernels: what fusing ops leaves of them, at the least
-SPACE = Space(schedules=("1f1b", "gpipe"), whole_share=True, zero=(0, 1, 2, 3), chunks=(1, 2, 4, 8))
+SPACE = Space(
+    schedules=("1f1b", "v-half"), whole_share=True, zero=(0, 1, 2, 3), chunks=(1, 2, 4, 8)
+)
 
 
 @dataclass(frozen=True)
@@ -167,7 +171,11 @@ def _same(plan: Plan, name: str, value: Any) -> bool:
     return bool(getattr(plan, name) == value)
 
 
+HEAD = 6  # plans of every kind simulated before the best of all is looked at
 LAYOUTS, CHAINS, UNLIKE, PARTS = 0.3, 0.1, 0.15, 0.1  # of the evaluations, before any descent
+
+
+Offers = list[tuple[float, Plan]]  # plans with a guess of their step, the best first
 
 
 @dataclass(frozen=True)
@@ -219,16 +227,16 @@ class _Search:
         if self.options.resume:
             self.on.load(Path(self.options.resume))
 
-    def _cost(self) -> Callable[[Prediction], float]:
+    def _cost(self) -> Callable[[Plan, float], float]:
         """What is made least."""
         if self.options.objective == "time":
-            return lambda found: found.step
+            return lambda plan, step: step
         dark = {device.name for device in self.cluster.devices if not device.watts}
         if dark:
             raise InputError(
                 f"the board power of `{min(dark)}` is not known", hint="add `watts` to its file"
             )
-        return lambda found: found.step * power(found.plan, self.cluster)
+        return lambda plan, step: step * power(plan, self.cluster)
 
     def _accepts(self, plan: Plan) -> bool:
         if self.options.runnable and unsupported(plan):
@@ -271,7 +279,9 @@ class _Search:
         return replace(found, stopped=stopped or found.stopped)
 
     def _searched(self, swept: Swept) -> None:
-        starts = [*self._layouts(swept), *self._partitioned(swept), *self._unlike()]
+        starts = self._started(
+            [self._layouts(swept), self._partitioned(swept), *self._fewer_devices(), self._unlike()]
+        )
         if starts:
             self._descended(starts)
         for axis, planner in (("placement", self._placing()), ("fusion", self._fusing())):
@@ -306,18 +316,25 @@ class _Search:
 
     def _swept(self) -> Swept:
         """Every layout in closed form."""
-        plans = self._offered(self._plain_layouts(self.cluster))
+        plans = self._offered(self._plain_layouts(self.cluster), self.cluster)
         self.progress(f"{len(plans)} layouts", float("nan"))
         self.looked += len(plans)
         swept = sweep(plans, self.workload, self.cluster)
+        if not swept.fits.any() and self.cluster.size > WIDE:
+            wide = self._plain_layouts(self.cluster, is_wide=True)
+            plans = self._offered(wide, self.cluster)
+            swept = sweep(plans, self.workload, self.cluster)
         if swept.fits.any() or not self.within.is_free("offload"):
             return swept
         away = [p.but(offload=True) for p in plans]
         return sweep([*plans, *away], self.workload, self.cluster)
 
-    def _plain_layouts(self, machines: Cluster) -> list[Plan]:
-        """Every layout of the degrees on some machines."""
-        space = replace(SPACE, framework=self.options.framework, **self._fixed_choices())
+    def _plain_layouts(self, machines: Cluster, *, is_wide: bool = False) -> list[Plan]:
+        """Every layout of the degrees on some machines, the wide ones too where those are few."""
+        inside = not (is_wide or machines.size <= WIDE or "tp" in (self.within.fixed or {}))
+        space = replace(
+            SPACE, framework=self.options.framework, tp_inside=inside, **self._fixed_choices()
+        )
         return layouts(self.workload, machines.size, self.batch, per_node(machines), space)
 
     def _fixed_choices(self) -> dict[str, Any]:
@@ -326,18 +343,19 @@ class _Search:
         for name in ("micro_batch", "recompute", "zero", "chunks", "offload"):
             if name in fixed:
                 out[name] = (fixed[name],)
-        if fixed.get("schedule") in ("1f1b", "gpipe"):
+        family = FAMILIES.get(fixed.get("schedule", ""))
+        if family and family.chunks and not family.least[0]:
             out["schedules"] = (fixed["schedule"],)
-        return out | ({"tp_inside": False} if "tp" in fixed else {})
+        return out
 
-    def _offered(self, plans: list[Plan]) -> list[Plan]:
+    def _offered(self, plans: list[Plan], machines: Cluster) -> list[Plan]:
         """Layouts as each framework runs them, compiled and not, those that are accepted."""
         if not self.options.framework:  # PyTorch's own, compiled where more than data is split
             free = self.within.is_free("fusion")
             more = [p.but(framework="ddp", compile=free and p.ranks > p.dp)
                     for p in plans if p.zero < 2]  # fmt: skip
             if not self.options.runnable:  # FSDP casts parameters once, where autocast does always
-                own = [unsharded(p, compiled=free) for p in plans if p.ranks > p.dp == 1]
+                own = [unsharded(p, compiled=free) for p in plans if p.zero == 0 and p.ranks > 1]
                 more += own + [p.but(optimizer_kernels="fused") for p in own if free]
                 more += [p.but(framework=self._usual()) for p in plans if p.zero == 3]
             plans = plans + more
@@ -348,7 +366,7 @@ class _Search:
         if self.within.is_free("fusion"):
             plans += [p.but(compile=True) for p in plans if self._is_eager(p)]
         plans = [p for p in plans if self._accepts(p)]
-        return [p for p in with_cuts(plans, self.workload, self.cluster) if self._accepts(p)]
+        return [p for p in with_cuts(plans, self.workload, machines) if self._accepts(p)]
 
     def _usual(self) -> str:
         """The framework that splits such a model; DeepSpeed shards parameters with its kernels."""
@@ -362,8 +380,21 @@ class _Search:
         asked = resolved(plan, self.workload.most("tp") > 1, self.workload.dtype)
         return framework_of(asked.framework).kernels == "eager"
 
-    def _layouts(self, swept: Swept) -> list[Found]:
-        """The best layouts, and the best of every strategy, simulated."""
+    def _started(self, offered: list[Offers]) -> list[Found]:
+        """The first plans of every kind simulated, then others that could be near the best."""
+        found = self.on.of([plan for one in offered for _, plan in one[:HEAD]])
+        for one in offered:
+            for at in range(HEAD, len(one), HEAD):
+                least = min((got.cost for got in found), default=float("inf"))
+                seen = {_kind(got.plan) for got in found}
+                found += self.on.of([
+                    plan for guess, plan in one[at : at + HEAD]
+                    if self.on.cost(plan, guess) <= BEYOND * least or _kind(plan) not in seen
+                ])  # fmt: skip
+        return sorted(found, key=Found.key)
+
+    def _layouts(self, swept: Swept) -> Offers:
+        """The best layouts, and the best of every strategy."""
         order = ranked(swept)
         if not order:
             least = float(swept.found.missing.min()) if len(swept.plans) else float("nan")
@@ -373,16 +404,19 @@ class _Search:
             )
             return []
         chosen = _apart(swept, order, int(self.on.budget * LAYOUTS))
-        return sorted(self.on.of([swept.plans[i] for i in chosen]), key=Found.key)
+        return _offers(swept, chosen)
 
-    def _partitioned(self, swept: Swept) -> list[Found]:
-        """Pipelines with blocks and recompute stage by stage, the most promising simulated."""
+    def _partitioned(self, swept: Swept) -> Offers:
+        """Pipelines with blocks and recompute stage by stage, the most promising."""
         chosen = _without_recompute(swept)[:PARTITIONED]
         if not chosen or not (self.within.is_free("recompute") or self.within.is_free("pp")):
             return []
         parts = Partitioner(self.workload, self.cluster)
         offered: dict[str, tuple[float, Plan]] = {}
-        split = [(meshes(plan), plan.but(layers=(), placement=())) for plan in chosen]
+        split = [
+            (meshes(rows_of(plan, self.workload)), plan.but(layers=(), placement=()))
+            for plan in chosen
+        ]
         for framework in dict.fromkeys(common.framework for _, common in split):
             mine = [(m, c) for m, c in split if c.framework == framework]
             parts.price([mesh for some, _ in mine for mesh in some], mine[0][1])
@@ -392,17 +426,13 @@ class _Search:
                 offered.setdefault(str(one[1]), one)
         self.looked += len(offered)
         ordered = sorted(offered.values(), key=lambda one: (one[0], str(one[1])))
-        return self.on.of([plan for _, plan in ordered[: int(self.on.budget * CHAINS)]])
+        return ordered[: int(self.on.budget * CHAINS)]
 
-    def _unlike(self) -> list[Found]:
-        """Pipelines over unlike devices, and layouts on some of the kinds alone, simulated."""
-        if not self.within.is_free("placement"):
+    def _unlike(self) -> Offers:
+        """Pipelines over unlike devices, the most promising."""
+        free = self.within.is_free("placement") and self.within.is_free("pp")
+        if not (free and self.is_mixed) or self.workload.num_blocks < 2:
             return []
-        found = self._fewer_devices()
-        if not self.is_mixed:
-            return found
-        if self.workload.num_blocks < 2 or not self.within.is_free("pp"):
-            return found
         o = self.options
         common = Plan(global_batch=self.batch, framework=o.framework, precision=o.precision)
         try:
@@ -411,15 +441,16 @@ class _Search:
             )
         except ForetellError as error:
             self.failed["unlike stages"] = error.message
-            return found
+            return []
         self.looked += len(offered)
         self.progress(f"{len(offered)} pipelines of unlike stages", self._least())
-        few = int(self.on.budget * UNLIKE)
-        return found + self.on.of([plan for _, plan in offered[:few]])
+        return offered[: int(self.on.budget * UNLIKE)]
 
-    def _fewer_devices(self) -> list[Found]:
+    def _fewer_devices(self) -> Iterator[Offers]:
         """The best layouts on the fastest kinds of device, or for energy on fewer nodes."""
-        every, found = partition.kinds(self.cluster), []
+        if not self.within.is_free("placement"):
+            return
+        every = partition.kinds(self.cluster)
         parts = [
             tuple(rank for kind in every[:count] for rank in kind) for count in range(1, len(every))
         ]
@@ -427,32 +458,42 @@ class _Search:
             parts += [every[0][: len(every[0]) >> k] for k in (1, 2, 3) if len(every[0]) >> k]
         for ranks in dict.fromkeys(parts):
             machines = self.cluster.subset(ranks)
-            filled = map(self._filled, self._plain_layouts(machines))
-            plans = [p for p in filled if self._accepts(p)]
-            if self.within.is_free("fusion"):
-                plans += [p.but(compile=True) for p in plans if self._is_eager(p)]
+            plans = self._offered(self._plain_layouts(machines), machines)
             swept = sweep(plans, self.workload, machines)
             self.looked += len(plans)
             few = max(int(self.on.budget * PARTS / len(parts)), 2)
             chosen = _apart(swept, ranked(swept), few)
-            found += self.on.of([swept.plans[i].but(placement=ranks) for i in chosen])
-        return found
+            yield [(took, p.but(placement=ranks)) for took, p in _offers(swept, chosen)]
 
     def _least(self) -> float:
         return min((one.predicted for one in self.best.values()), default=float("nan"))
 
     def _descended(self, starts: list[Found]) -> None:
-        """Descent from the best start of each strategy, in turn, as far as the budget goes."""
+        """Descents from the best start of each strategy, as far as the budget goes."""
         ranked = sorted(starts, key=Found.key)
         firsts: dict[str, Found] = {}
         for one in ranked:
             firsts.setdefault(_kind(one.plan), one)
-        best = ranked[0]
-        for one in firsts.values():
-            self.progress(f"descent from {_kind(one.plan)}", best.step)
-            end = descend(one, self.on, lambda step: self.progress("descent", step))
+        best, starts, seen = ranked[0], list(firsts.values()), set(firsts)
+        while starts and not self.on.is_spent:
+            self.progress(f"descent from {len(starts)} plans", best.step)
+            end = race(starts, self.on, lambda step: self.progress("descent", step))
             best = min(best, end, key=Found.key)
+            behind = [one for one in firsts.values() if not self.on.is_left(one.plan)]
+            starts = self._further(seen) or behind
         self._take(min([best, *self._ordered(best)], key=Found.key))
+
+    def _further(self, seen: set[str]) -> list[Found]:
+        """Starts while the budget lasts: the best of strategies met on the way, then the next best.
+
+        Strategies that had a descent are kept in mind.
+        """
+        plans, new = self.on.untried(), dict[str, Found]()
+        for one in plans:
+            if _kind(one.plan) not in seen:
+                new.setdefault(_kind(one.plan), one)
+        seen |= set(new)
+        return list(new.values()) or plans[:AGAIN]
 
     def _ordered(self, best: Found) -> list[Found]:
         """The best pipeline with a searched order of its stages, where that fits."""
@@ -510,7 +551,7 @@ class _Search:
         others += [prediction for one in self.best.values() for prediction in one.alternatives]
         apart = {str(p.plan): p for p in sorted(others, key=lambda p: (p.step, str(p.plan)))}
         apart.pop(str(best.plan), None)
-        alternatives = tuple(p for p in apart.values() if self.on.cost(p) >= self._worth(best))
+        alternatives = tuple(p for p in apart.values() if self.on.worth(p) >= self._worth(best))
         is_time = self.options.objective == "time"
         if not is_time:
             joules = self._worth(best) / 1e3
@@ -525,7 +566,7 @@ class _Search:
         )  # fmt: skip
 
     def _worth(self, one: Planned) -> float:
-        return self.on.cost(one.prediction) if one.prediction is not None else one.predicted
+        return self.on.worth(one.prediction) if one.prediction is not None else one.predicted
 
     def _bound(self, swept: Swept) -> float:
         """Seconds that no plan of this search can be below."""
@@ -579,24 +620,34 @@ def _without_recompute(swept: Swept) -> list[Plan]:
     return list(seen)
 
 
-def meshes(plan: Plan) -> list[Mesh]:
-    """The stages of a plan in degrees, before they have blocks."""
-    each = plan.ranks // plan.pp
-    own = plan.but(pp=1, layers=(), placement=(), chunks=1, schedule="1f1b")
-    return [Mesh(tuple(range(s * each, (s + 1) * each)), own) for s in range(plan.pp)]
-
-
 def _apart(swept: Swept, order: list[int], most: int) -> list[int]:
-    """The first layouts in order, and among them the first three of every strategy."""
+    """The first layouts in order, and among them the first three of every strategy.
+
+    One that runs more again than it must, or that the closed form cannot tell from one before, is
+    left out.
+    """
     seen: dict[str, int] = {}
-    firsts = []
+    firsts, told, fits = list[int](), set[object](), {swept.plans[i] for i in order}
+    good = []
     for i in order:
-        name = strategy(swept.plans[i])
+        plan = swept.plans[i]
+        name, again = strategy(plan), plan.recompute
+        same = name, plan.micro_batch, plan.framework, round(float(swept.found.step[i]), 12)
+        less = {"none": (), "selective": ("none",), "full": ("none", "selective")}[again]
+        if same in told or any(plan.but(recompute=word) in fits for word in less):
+            continue
+        told.add(same)
+        good.append(i)
         if seen.get(name, 0) < 3:
             seen[name] = seen.get(name, 0) + 1
             firsts.append(i)
     half = max(most // 2, 1)
-    return list(dict.fromkeys([*order[:half], *firsts]))[:most]
+    return list(dict.fromkeys([*good[:half], *firsts]))[:most]
+
+
+def _offers(swept: Swept, chosen: list[int]) -> Offers:
+    """Some layouts with their closed form."""
+    return [(float(swept.found.step[i]), swept.plans[i]) for i in chosen]
 
 
 def _data_parallel(swept: Swept, zero: int) -> float:

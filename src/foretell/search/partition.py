@@ -31,16 +31,17 @@ from typing import NamedTuple
 import numpy as np
 
 from foretell import portable
-from foretell.cluster import Cluster
+from foretell.cluster import Cluster, Level
 from foretell.cost.collective import price
 from foretell.plan import Plan
 from foretell.plan.check import RESOLVED
 from foretell.plan.costs import Costs, cell_of, costs, layer_seconds, stage
-from foretell.plan.estimate import reduction, updating
+from foretell.plan.estimate import reduction, tied_bytes, updating
 from foretell.plan.framework import resolved
 from foretell.plan.layouts import Array, layouts
 from foretell.plan.memory import ROUNDING, Memory, room, stage_memory
-from foretell.plan.plan import Segment, written
+from foretell.plan.order import last_stage
+from foretell.plan.plan import Segment, blocks_of, segments, written
 from foretell.workload import Workload
 
 SLACK_OF_KINDS = (1.0, 1.05, 1.15, 1.3, 1.6)  # of the least bottleneck
@@ -320,10 +321,34 @@ class Partitioner:
             return None
         cuts = {shortest(took, least * slack) for slack in SLACK}
         hops = [self._hop(a, b) for a, b in pairwise(stages)]
-        guess, ends = min((_guess(took, hops, ends, turns), ends) for ends in cuts)
+        guess, ends = min((_took(_each(took, ends), hops, turns), ends) for ends in cuts)
         rows = chained(meshes, tables, ends)
-        after = max(self._after(one, row) for one, row in zip(stages, rows, strict=True))
-        return guess + after, written(whole, rows)
+        return guess + self._after_all(stages, rows, whole), written(whole, rows)
+
+    def guess(self, plan: Plan) -> float:
+        """A rough guess of the step of a pipeline, its blocks and recompute as they are."""
+        if self._is_large:
+            return 0.0
+        rows = rows_of(plan, self.workload)
+        whole = common_of(plan, meshes(rows), self.workload)
+        stages = [explicit(mesh, whole, len(rows)) for mesh in meshes(rows)]
+        turns = whole.global_batch // (stages[0].plan.micro_batch * stages[0].plan.dp)
+        ends = np.cumsum([row.blocks for row in rows]).tolist()
+        each = [
+            self._seconds(one, row, end) for one, row, end in zip(stages, rows, ends, strict=True)
+        ]
+        hops = [self._hop(a, b) for a, b in pairwise(stages)]
+        return _took(each, hops, turns) + self._after_all(stages, rows, whole)
+
+    def _seconds(self, mesh: Mesh, row: Segment, end: int) -> float:
+        """Seconds of one micro-batch on a stage, forward and backward."""
+        times, mode = self.times[:, end - row.blocks, end], row.plan.recompute
+        once = portable.product(self._rated(mesh, "none").seconds[None], times)
+        if mode == "none":
+            return float(once[0])
+        again = portable.product(self._rated(mesh, mode).seconds[None], times)
+        share = (row.plan.recompute_layers or row.blocks) / row.blocks
+        return float(once[0] + share * (again[0] - once[0]))
 
     def price(self, meshes: Sequence[Mesh], common: Plan) -> None:
         """Work out what layers cost on many meshes at once."""
@@ -393,12 +418,24 @@ class Partitioner:
             both = [
                 self._priced(one, "none").holdings[block].output_bytes[0] for one in (first, then)
             ]
-            pairs = list(zip(first.ranks, then.ranks, strict=False))
-            nodes = self.cluster.nodes
-            local = int((nodes[list(first.ranks)] == nodes[first.ranks[0]]).sum())
-            levels = self.cluster.levels(pairs[0], pairs[1 : min(local, len(pairs))])
+            levels = self._between(first, then)
             self._ends[key] = float(price("send", np.array([max(both)]), levels).seconds[0])
         return self._ends[key]
+
+    def _after_all(self, stages: Sequence[Mesh], rows: Sequence[Segment], whole: Plan) -> float:
+        """Seconds behind the last backward: of the slowest stage, and of tied weights."""
+        after = max(self._after(one, row) for one, row in zip(stages, rows, strict=True))
+        first, last = stages[0], stages[-1]
+        size = tied_bytes(self._priced(first, "none"), self.workload)
+        if first is last or not size[0] or not last_stage(whole.but(pp=len(rows), segments=())):
+            return after
+        return after + float(price("all_reduce", size, self._between(first, last)).seconds[0])
+
+    def _between(self, first: Mesh, then: Mesh) -> tuple[Level, ...]:
+        """The links that ranks of two stages share when each exchanges with one of the other."""
+        pairs, nodes = list(zip(first.ranks, then.ranks, strict=False)), self.cluster.nodes
+        local = int((nodes[list(first.ranks)] == nodes[first.ranks[0]]).sum())
+        return self.cluster.levels(pairs[0], pairs[1 : min(local, len(pairs))])
 
     def _after(self, mesh: Mesh, row: Segment) -> float:
         """Seconds of gradient reduction and update of one stage behind its last backward."""
@@ -417,6 +454,23 @@ class Partitioner:
     def times(self) -> Array:
         """How often each layer runs in every range of blocks: layers × first × last."""
         return _ranges(self.workload)
+
+
+def rows_of(plan: Plan, workload: Workload) -> list[Segment]:
+    """The stages of a pipeline, each with its blocks and ranks."""
+    if plan.segments:
+        return list(segments(plan, workload))
+    each, ranks = plan.ranks // plan.pp, plan.placement or tuple(range(plan.ranks))
+    own = plan.but(pp=1, layers=(), placement=(), chunks=1, schedule="1f1b", actions=())
+    return [
+        Segment(blocks, ranks[s * each : (s + 1) * each], own)
+        for s, blocks in enumerate(blocks_of(plan, workload))
+    ]
+
+
+def meshes(rows: Sequence[Segment]) -> list[Mesh]:
+    """Stages without their blocks."""
+    return [Mesh(row.ranks, row.plan) for row in rows]
 
 
 def explicit(mesh: Mesh, whole: Plan, stages: int) -> Mesh:
@@ -539,13 +593,17 @@ def shortest(took: list[Array], bound: float) -> tuple[int, ...]:
     return tuple(reversed(ends))
 
 
-def _guess(took: list[Array], hops: list[float], ends: tuple[int, ...], turns: int) -> float:
+def _each(took: list[Array], ends: tuple[int, ...]) -> list[float]:
+    """Seconds of every stage of a chain, one micro-batch."""
+    firsts = (0, *ends[:-1])
+    return [float(t[a, b]) for t, a, b in zip(took, firsts, ends, strict=True)]
+
+
+def _took(each: list[float], hops: list[float], turns: int) -> float:
     """Seconds of the chain: all of it once, and its period for every other micro-batch.
 
     The last k stages hold k micro-batches, which bounds how often a new one can start (1F1B).
     """
-    firsts = (0, *ends[:-1])
-    each = [float(t[a, b]) for t, a, b in zip(took, firsts, ends, strict=True)]
     behind, period = 0.0, max(each)
     for k, seconds in enumerate(reversed(each), 1):
         behind += seconds + (2 * hops[-k + 1] if k > 1 else 0.0)

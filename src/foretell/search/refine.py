@@ -8,8 +8,9 @@ other. A plan is only as good as the step that `predict` gives it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,13 +20,20 @@ from foretell.errors import ForetellError, InputError
 from foretell.io import read_json, write_text
 from foretell.plan import Plan
 from foretell.plan.check import check, settled
+from foretell.plan.estimate import estimate
 from foretell.plan.framework import framework_of
 from foretell.plan.order import FAMILIES, ONE_CHUNK
-from foretell.plan.plan import Segment, blocks_of, segments, written
+from foretell.plan.plan import Segment, as_degrees, blocks_of, segments, written
 from foretell.predict import Prediction, predict, predict_many
+from foretell.search.partition import Partitioner, rows_of
 from foretell.workload import Workload
 
-BATCHED = 12  # plans predicted before the best of them is taken
+BATCHED = 8  # plans predicted before the best of them is taken
+FEW = 4  # blocks that are moved at once, beside one alone
+SAME = 1e-9  # of a step: plans that differ by less are as good as each other
+# Of the best step so far: plans whose closed form is above are not simulated, descents that are
+# above stop.
+BEYOND = 1.3
 
 
 class Found(NamedTuple):
@@ -55,15 +63,11 @@ class Evaluator:
     budget: int
     accepts: Callable[[Plan], bool] = lambda plan: True  # what a plan of the answer has to be
     filled: Callable[[Plan], Plan] = lambda plan: plan  # what every plan is asked to be besides
-    cost: Callable[[Prediction], float] = lambda found: found.step  # what is made least
+    cost: Callable[[Plan, float], float] = lambda plan, step: step  # what is made least
     known: dict[str, Prediction | None] = field(default_factory=dict)
     forms: dict[str, str] = field(default_factory=dict)  # a plan as it is settled, and as asked
-    twice: int = 0  # plans that were asked in two ways, and predicted once
-
-    @property
-    def evaluations(self) -> int:
-        """Plans predicted so far."""
-        return len(self.known) - self.twice
+    evaluations: int = 0  # plans predicted so far; one that is asked in two ways counts once
+    left: set[str] = field(default_factory=set)  # plans, settled, from which moves were tried
 
     @property
     def is_spent(self) -> bool:
@@ -74,8 +78,12 @@ class Evaluator:
         """Every plan predicted so far that fits, the shortest step first."""
         every = ((Plan.parse(text), one) for text, one in self.known.items() if one)
         return sorted(
-            (Found(p, one, self.cost(one)) for p, one in every if one.fits), key=Found.key
+            (Found(p, one, self.worth(one)) for p, one in every if one.fits), key=Found.key
         )
+
+    def worth(self, found: Prediction) -> float:
+        """What is made least, of a plan that was predicted."""
+        return self.cost(found.plan, found.step)
 
     def best(self) -> Found | None:
         """The best of them."""
@@ -84,7 +92,7 @@ class Evaluator:
     def of(self, plans: Sequence[Plan]) -> list[Found]:
         """Those plans that can be and fit, predicted as far as the budget goes."""
         plans = [self.filled(plan) for plan in plans]
-        new = [p for p in dict.fromkeys(plans) if str(p) not in self.known and self.accepts(p)]
+        new = [p for p in dict.fromkeys(plans) if str(p) not in self.known]
         able, same = self._taken(new)
         try:
             found: Sequence[Prediction | None] = predict_many(
@@ -94,26 +102,118 @@ class Evaluator:
             found = [self._one(plan) for plan in able]
         self.known |= {str(plan): one for plan, one in zip(able, found, strict=True)}
         self.known |= {text: self.known[first] for text, first in same.items()}
-        self.twice += len(same)
         mine = ((plan, self.known.get(str(plan))) for plan in plans)
         return [
-            Found(plan, one, self.cost(one)) for plan, one in mine if one is not None and one.fits
+            Found(plan, one, self.worth(one)) for plan, one in mine if one is not None and one.fits
         ]
 
     def _taken(self, new: Sequence[Plan]) -> tuple[list[Plan], dict[str, str]]:
         """New plans that can be, as far as the budget goes; those another says by another text."""
-        able, same, left = list[Plan](), dict[str, str](), self.budget - self.evaluations
+        able, same = list[Plan](), dict[str, str]()
         for plan in new:
             text, form = str(plan), self._form(plan)
-            if form in self.forms:
-                same[text] = self.forms[form]
-            elif left > 0:
-                left -= 1
+            if not form:
                 self.known[text] = None
-                if form:
-                    self.forms[form] = text
-                    able.append(plan)
+            elif not self.accepts(plan):
+                continue
+            elif form in self.forms:
+                same[text] = self.forms[form]
+            elif not self.is_spent:
+                self.evaluations += 1
+                self.forms[form] = text
+                able.append(plan)
         return able, same
+
+    def promising(self, plans: Iterable[Plan], limit: float) -> list[Plan]:
+        """New plans that can be, the best guess first, none that the closed form puts beyond.
+
+        Stages on unlike devices have a rough guess, which decides only in which turn they come.
+        """
+        asked = dict.fromkeys(self.filled(plan) for plan in plans)
+        new = [p for p in asked if str(p) not in self.known and self.can_be(p)]
+        new = [p for p in new if self.accepts(p)]
+        guess = self._guessed([p for p in new if self.is_seen(p)])
+        guess = {p: took for p, took in guess.items() if took <= limit}
+        guess |= {p: self._roughly(p) for p in new if not self.is_seen(p)}
+        return sorted(guess, key=lambda p: guess[p])
+
+    def _guessed(self, plans: Sequence[Plan]) -> dict[Plan, float]:
+        """What is made least, by the closed form, of the plans that have one."""
+        found: dict[Plan, float] = {}
+        for ranks in dict.fromkeys(p.placement for p in plans):
+            mine = [p for p in plans if p.placement == ranks]
+            machines = self.cluster.subset(ranks) if ranks else self.cluster
+            bare = {p.but(placement=(), cluster=""): p for p in mine} if ranks else None
+            took = self._estimated(list(bare or mine), machines)
+            found |= {(bare[p] if bare else p): self.cost(p, t) for p, t in took.items()}
+        return found
+
+    def _estimated(self, plans: list[Plan], machines: Cluster) -> dict[Plan, float]:
+        try:
+            took = estimate(plans, self.workload, machines).step.tolist() if plans else []
+        except ForetellError:
+            half = len(plans) // 2
+            if not half:
+                return {}
+            return self._estimated(plans[:half], machines) | self._estimated(plans[half:], machines)
+        return dict(zip(plans, took, strict=True))
+
+    def _roughly(self, plan: Plan) -> float:
+        """What is made least, by a rough guess of a chain of stages; 0 where there is none."""
+        if plan.groups or plan.shares or plan.sync or plan.stages:
+            return 0.0
+        try:
+            return self.cost(plan, self._chains.guess(plan))
+        except ForetellError:
+            return 0.0
+
+    @cached_property
+    def _chains(self) -> Partitioner:
+        return Partitioner(self.workload, self.cluster)
+
+    def untried(self) -> list[Found]:
+        """Plans near the best from which no move was tried, the best first.
+
+        Of plans that take equally long the first one goes first, all others come last.
+        """
+        found = sorted(
+            (self.worth(one), text) for text, one in self.known.items() if one and one.fits
+        )
+        near = [(cost, text) for cost, text in found if cost <= BEYOND * found[0][0]]
+        first, again, last = list[Found](), list[Found](), -1.0
+        for cost, text in near:
+            plan, one = Plan.parse(text), self.known[text]
+            same, last = cost <= last * (1 + SAME), cost
+            if one is not None and not self.is_left(plan):
+                (again if same else first).append(Found(plan, one, cost))
+        return first + again
+
+    def is_left(self, plan: Plan) -> bool:
+        """Whether moves from a plan were tried."""
+        return self._form(plan) in self.left
+
+    def moves(self, plan: Plan, limit: float) -> list[Plan]:
+        """Promising moves from a plan: the best that changes some fields, then the second best."""
+        self.left.add(self._form(plan))
+        if plan.segments:
+            alike = as_degrees(plan, segments(plan, self.workload), self.cluster)
+            plan = plan if alike is None else alike
+        near = self.promising(neighbours(plan, self.workload, self.cluster), limit)
+        rows = plan if plan.segments else in_segments(plan, self.workload)
+        turns: dict[Plan, int] = {}
+        many: dict[object, int] = {}
+        for other in near:
+            kind = _changed(rows if rows and other.segments else plan, other)
+            turns[other] = many[kind] = many.get(kind, -1) + 1
+        return sorted(near, key=lambda other: turns[other])
+
+    def is_seen(self, plan: Plan) -> bool:
+        """Whether the closed form prices every stage on the devices that it has."""
+        apart = plan.segments or plan.groups or plan.shares or plan.sync or plan.stages
+        mine = plan.placement or range(self.cluster.size)
+        return not apart and (
+            plan.pp == 1 or len({self.cluster.devices[rank].name for rank in mine}) == 1
+        )
 
     def save(self, path: Path) -> None:
         """Keep what was predicted in a file, so that the same search can go on from there."""
@@ -131,6 +231,7 @@ class Evaluator:
                 hint="name another file, or remove it",
             )
         self.known = {text: row and _read(row) for text, row in told["plans"].items()}
+        self.evaluations = sum(row is not None for row in self.known.values())
 
     def _question(self) -> dict[str, str]:
         return {
@@ -165,10 +266,16 @@ class Evaluator:
             return None
 
 
+def _changed(plan: Plan, other: Plan) -> object:
+    """What kind of move leads from one plan to another: the fields it changes, every schedule."""
+    names = [f.name for f in fields(Plan) if getattr(other, f.name) != getattr(plan, f.name)]
+    return tuple(names), other.schedule
+
+
 def _read(row: dict[str, Any]) -> Prediction:
     """A prediction as a file has it."""
     names = {"step": "step_s", "low": "low_s", "high": "high_s", "peak": "peak_bytes"}
-    names |= {"missing": "missing_bytes"}
+    names |= {"missing": "missing_bytes", "away": "distances"}
     values = {f.name: row[names.get(f.name, f.name)] for f in fields(Prediction)}
     return Prediction(**values | {"plan": Plan.parse(row["plan"])})
 
@@ -184,32 +291,56 @@ def _wrapped(plan: Plan) -> Plan:
     """A plan that leaves its framework and precision open where that one does not shard so."""
     if _is_wrapped(plan, plan.framework):
         return plan
-    return plan.but(framework="", precision="", dtype="", optimizer="")
+    return plan.but(framework="", precision="", dtype="", optimizer="", compile=False)
+
+
+@dataclass
+class Descent:
+    """The best plan that single moves led to from a start, and moves from it not tried yet."""
+
+    best: Found
+    moves: list[Plan] | None = None  # worked out when they are first needed
+    turns: int = 0
+
+    def go_on(self, on: Evaluator, least: float) -> bool:
+        """Predict a few more moves and take the best if it pays; False where none is left."""
+        self.turns += 1
+        if self.moves is None:
+            self.moves = on.moves(self.best.plan, BEYOND * least)
+        found = on.of(self.moves[:BATCHED])
+        del self.moves[:BATCHED]
+        lower = min(found, key=Found.key, default=self.best)
+        if lower.cost < self.best.cost * (1 - SAME):
+            self.best, self.moves = lower, None
+        return self.moves is None or bool(self.moves)
 
 
 def descend(start: Found, on: Evaluator, tell: Callable[[float], None]) -> Found:
     """The best plan that single moves lead to."""
-    best = start
-    while not on.is_spent:
-        moves = list(neighbours(best.plan, on.workload, on.cluster))
-        better = _first_better(best, moves, on)
-        if better is None:
-            return best
-        best = better
-        tell(best.step)
-    return best
+    return race([start], on, tell)
 
 
-def _first_better(best: Found, moves: list[Plan], on: Evaluator) -> Found | None:
-    """The best of the first few moves among which one pays."""
-    for at in range(0, len(moves), BATCHED):
-        found = on.of(moves[at : at + BATCHED])
-        lower = [one for one in found if one.cost < best.cost * (1 - 1e-9)]
-        if lower:
-            return min(lower, key=Found.key)
-        if on.is_spent:
+def race(starts: Sequence[Found], on: Evaluator, tell: Callable[[float], None]) -> Found:
+    """The best plan that single moves lead to from any start, the best start first.
+
+    Every other turn has the descent that is ahead, the turns between the one that had fewest; those
+    far behind have none.
+    """
+    live = [Descent(start) for start in starts]
+    best, turn = min(starts, key=Found.key), 0
+    while live and not on.is_spent:
+        near = [one for one in live if one.best.cost <= BEYOND * best.cost]
+        if not near:
             break
-    return None
+        ahead = min(near, key=lambda one: one.best.key())
+        one = min(near, key=lambda one: one.turns) if turn % 2 else ahead
+        if not one.go_on(on, best.cost):
+            live.remove(one)
+        if one.best.cost < best.cost:
+            best = one.best
+            tell(best.step)
+        turn += 1
+    return best
 
 
 def neighbours(plan: Plan, workload: Workload, cluster: Cluster) -> Iterator[Plan]:
@@ -234,22 +365,25 @@ def _degree_moves(plan: Plan, workload: Workload, cluster: Cluster) -> Iterator[
     yield from _layer_moves(plan, workload)
     yield from _state_moves(plan, cluster)
     yield from _kernel_moves(plan)
+    yield from _framework_moves(plan)
     yield from _expert_moves(plan, workload)
-    yield from _turned(plan, workload, cluster)
+    yield from _apart(plan, workload, cluster)
     yield from _traded(plan, workload)
 
 
-def _turned(plan: Plan, workload: Workload, cluster: Cluster) -> Iterator[Plan]:
-    """Stages on unlike devices the other way round, as segments."""
+def _apart(plan: Plan, workload: Workload, cluster: Cluster) -> Iterator[Plan]:
+    """Stages on unlike devices changed one by one, or in another order, as segments."""
+    rows = in_segments(plan, workload)
+    if rows is not None and len(cluster.devices_by_kind()) > 1:
+        yield from _segment_moves(rows, workload)
+
+
+def in_segments(plan: Plan, workload: Workload) -> Plan | None:
+    """The stages of a pipeline in degrees as segments, where they can be."""
     whole = plan.chunks == 1 and plan.schedule in ONE_CHUNK and not plan.actions
-    if plan.pp == 1 or not whole or len(cluster.devices_by_kind()) == 1:
-        return
-    each, now = plan.ranks // plan.pp, plan.placement or tuple(range(plan.ranks))
-    stages = [now[s * each : (s + 1) * each] for s in range(plan.pp)]
-    blocks = blocks_of(plan, workload)
-    own = plan.but(pp=1, layers=(), placement=())
-    rows = [Segment(n, ranks, own) for n, ranks in zip(blocks, stages, strict=True)]
-    yield from _halved(written(own, rows[::-1]))
+    if plan.pp == 1 or not whole:
+        return None
+    return written(plan.but(pp=1, layers=(), placement=()), rows_of(plan, workload))
 
 
 def _halved(plan: Plan) -> Iterator[Plan]:
@@ -262,27 +396,54 @@ def _halved(plan: Plan) -> Iterator[Plan]:
 def _schedule_moves(plan: Plan) -> Iterator[Plan]:
     if plan.pp == 1 or plan.actions:
         return
-    for name in FAMILIES:
+    share = plan.global_batch // max(plan.dp, 1)
+    for name, family in FAMILIES.items():
+        least = family.least[0] * plan.pp + family.least[1]
+        enough = [m for m in _halves(plan.micro_batch) if share // m >= least]
         for chunks in (2, 4, 8) if name == "interleaved" else (1,):
-            yield plan.but(schedule=name, chunks=chunks, layers=() if chunks > 1 else plan.layers)
+            cut = () if chunks > 1 else plan.layers
+            for micro in enough[:2]:  # smaller where the schedule needs more of them, or gains
+                yield plan.but(schedule=name, chunks=chunks, layers=cut, micro_batch=micro)
+
+
+def _halves(number: int) -> Iterator[int]:
+    """A number, and halves of it while they are whole."""
+    while number:
+        yield number
+        number = number // 2 if number % 2 == 0 else 0
 
 
 def _kernel_moves(plan: Plan) -> Iterator[Plan]:
-    """Pointwise chains compiled to single kernels, where the framework does not fuse them."""
+    """Kernels compiled or not, the optimizer's fused or not, one of them or both changed."""
     name = plan.framework or ("fsdp" if plan.zero == 3 else "")
+    other = plan.but(compile=not plan.compile)
+    ways = [plan]
     if plan.compile or (name and framework_of(name).kernels == "eager"):
-        yield plan.but(compile=not plan.compile)
-    yield plan.but(optimizer_kernels="" if plan.optimizer_kernels else "fused")
-    alone = plan.ranks > plan.dp == 1 and not (plan.segments or plan.groups)
-    if alone and name != "fsdp":
-        own = unsharded(plan, compiled=True)
-        yield own.but(optimizer_kernels="fused")  # it issues an update tensor by tensor else
-        yield own
+        ways.append(other)
+    for way in ways:
+        yield way
+        yield way.but(optimizer_kernels="" if way.optimizer_kernels else "fused")
+
+
+def _framework_moves(plan: Plan) -> Iterator[Plan]:
+    """The same layout compiled under DDP, or FSDP that shards nothing; or under the usual one."""
+    whole = plan.zero == 0 or (plan.zero == 3 and (plan.dp == 1 or plan.shard == 1))
+    if plan.groups or not (whole or plan.zero == 1):
+        return
+    plain = plan.but(zero=0, shard=0) if whole else plan
+    plain = plain.but(precision="", dtype="", optimizer="", compile=False, framework="")
+    yield plain
+    ways = [plain.but(framework="ddp", compile=True)]
+    if whole and plan.ranks > 1:
+        ways.append(unsharded(plain, compiled=True))
+    for way in ways:
+        yield way.but(optimizer_kernels="fused")  # updates go tensor by tensor else
+        yield way.but(optimizer_kernels="")
 
 
 def unsharded(plan: Plan, *, compiled: bool) -> Plan:
-    """A plan of one replica under FSDP, which then shards nothing: its precision and kernels."""
-    own = {"framework": "fsdp", "compile": compiled, "zero": 3}
+    """A plan under FSDP that shards nothing: its precision and kernels."""
+    own = {"framework": "fsdp", "compile": compiled, "zero": 3, "shard": int(plan.dp > 1)}
     return plan.but(**own, precision="", dtype="", optimizer="")
 
 
@@ -321,7 +482,7 @@ def _recompute_moves(plan: Plan, blocks: int) -> Iterator[Plan]:
 
 
 def _layer_moves(plan: Plan, workload: Workload) -> Iterator[Plan]:
-    """One block moved from the first or last stage to the others, or to its neighbour."""
+    """A block, or a few, from the first or last stage to the others, or to its neighbour."""
     if plan.pp == 1 or plan.chunks > 1:
         return
     now = list(blocks_of(plan, workload))
@@ -329,11 +490,12 @@ def _layer_moves(plan: Plan, workload: Workload) -> Iterator[Plan]:
     for source in range(plan.pp):
         for target in (*ends, source - 1, source + 1):
             is_end = source in ends or target in ends
-            if is_end and 0 <= target < plan.pp and target != source and now[source] > 1:
-                dealt = list(now)
-                dealt[source] -= 1
-                dealt[target] += 1
-                yield plan.but(layers=tuple(dealt))
+            for many in (1, FEW) if is_end and 0 <= target < plan.pp and target != source else ():
+                if now[source] > many:
+                    dealt = list(now)
+                    dealt[source] -= many
+                    dealt[target] += many
+                    yield plan.but(layers=tuple(dealt))
 
 
 def _state_moves(plan: Plan, cluster: Cluster) -> Iterator[Plan]:
@@ -366,6 +528,8 @@ def _traded(plan: Plan, workload: Workload) -> Iterator[Plan]:
                 take: 2 * getattr(plan, take),
             }
             other = plan.but(**changed, layers=(), shard=0)
+            if other.pp == 1:
+                other = other.but(schedule="1f1b", chunks=1, actions=())
             yield other.but(sp=plan.sp or other.tp > 1)
             if take == "dp":
                 yield other.but(micro_batch=max(plan.micro_batch // 2, 1))
@@ -374,15 +538,10 @@ def _traded(plan: Plan, workload: Workload) -> Iterator[Plan]:
 def _segment_moves(plan: Plan, workload: Workload) -> Iterator[Plan]:
     found = segments(plan, workload)
     yield from _kernel_moves(plan)
-    own = plan.but(compile=True, precision="", dtype="", optimizer="")
-    if plan.framework != "ddp":  # PyTorch's own stages, compiled, in the precision it runs in
-        yield own.but(framework="ddp")
-    if plan.framework != "fsdp" and all(one.plan.dp == 1 for one in found):
-        rows = [replace(one, plan=one.plan.but(zero=3)) for one in found]
-        yield written(own.but(framework="fsdp"), rows)
+    yield from _segment_frameworks(plan, found)
     yield from _own(plan, found, workload)
     for name in ONE_CHUNK:
-        yield plan.but(schedule=name)
+        yield from _halved(plan.but(schedule=name))
     for micro in (plan.micro_batch * 2, plan.micro_batch // 2):
         if micro and plan.global_batch % micro == 0:
             yield plan.but(micro_batch=micro)
@@ -391,6 +550,17 @@ def _segment_moves(plan: Plan, workload: Workload) -> Iterator[Plan]:
     yield from _block_moved(plan, found)
     for a in range(len(found) - 1 if len(found) > 2 else 0):  # neighbours change places
         yield written(plan, [*found[:a], found[a + 1], found[a], *found[a + 2 :]])
+
+
+def _segment_frameworks(plan: Plan, found: Sequence[Segment]) -> Iterator[Plan]:
+    """PyTorch's own stages, compiled, in the precision it runs in; under FSDP nothing sharded."""
+    own = plan.but(compile=True, precision="", dtype="", optimizer="")
+    whole = [one.plan.but(zero=0, shard=0) if one.plan.zero == 3 else one.plan for one in found]
+    alone = [p.but(zero=3, shard=int(p.dp > 1)) for p in whole]
+    for name, rows in (("ddp", whole), ("fsdp", alone)):
+        for kernels in ("fused", "") if plan.framework != name else ():
+            dealt = [replace(one, plan=row) for one, row in zip(found, rows, strict=True)]
+            yield written(own.but(framework=name, optimizer_kernels=kernels), dealt)
 
 
 def _block_moved(plan: Plan, found: Sequence[Segment]) -> Iterator[Plan]:
@@ -430,7 +600,9 @@ def _own(plan: Plan, found: Sequence[Segment], workload: Workload) -> Iterator[P
         for other in _splits(p, workload):
             dp, rest = divmod(len(one.ranks), max(other.ranks // (other.dp * other.pp), 1))
             if dp and not rest and plan.micro_batch % dp == 0:
-                changed.append(other.but(dp=dp, micro_batch=plan.micro_batch // dp))
+                shard = int(dp > 1) if p.dp == 1 or p.shard == 1 else 0
+                own = {"shard": shard if other.zero == 3 else 0}
+                changed.append(other.but(dp=dp, micro_batch=plan.micro_batch // dp, **own))
         for other in changed:
             yield written(plan, [*found[:a], replace(one, plan=other), *found[a + 1 :]])
 

@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import Any
 
-from foretell.advise import Step
-from foretell.advise.advise import TRIED
+from foretell.advise import TRIED, Step
 from foretell.baseline import why
 from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.report.page import packed
 from foretell.studio import views
 from foretell.studio.child import call
-from foretell.studio.desk import Desk, after, built, predicted
+from foretell.studio.desk import Desk, after, built, opened, predicted
 from foretell.studio.jobs import Jobs
 from foretell.studio.machines import Machines
 from foretell.studio.uploads import known
@@ -106,9 +105,9 @@ def _view(studio: Studio, asked: Asked) -> str:
     """Everything a report says of the step and its changes, packed as a report packs it."""
     step, specs = _step(studio, asked), changes(asked)
     job = text(asked, "advice")
-    counsel = studio.jobs[job].answer if job in studio.jobs else None
+    advised = studio.jobs[job].answer if job in studio.jobs else None
     loaded = studio.desk.step(text(asked, "step"))
-    return packed(views.step(loaded.name, step, loaded.measured, specs, counsel))
+    return packed(views.step(loaded.name, step, loaded.measured, specs, advised))
 
 
 def _why(studio: Studio, asked: Asked) -> dict[str, str]:
@@ -194,6 +193,22 @@ def _save(studio: Studio, asked: Asked) -> dict[str, Any]:
     return _desk(studio, asked)
 
 
+def _save_plan(studio: Studio, asked: Asked) -> dict[str, Any]:
+    """Keep a predicted plan, to be compared."""
+    machines, workload = _cluster(studio, asked), text(asked, "workload")
+    plan = text(asked, "plan", 100_000)
+    found = call(views.plan_outcome, workload, plan, machines)
+    studio.desk.keep(plan or "dp=1", f"{workload} on {machines.name}", found)
+    return _desk(studio, asked)
+
+
+def _sample(studio: Studio, asked: Asked) -> dict[str, str]:
+    """Put the trace that comes with foretell on the desk."""
+    from foretell.samples import TRACE
+
+    return {"step": opened(studio.desk, TRACE, TRACE.name)}
+
+
 def _forget(studio: Studio, asked: Asked) -> dict[str, Any]:
     numbers = asked.get("numbers") or []
     studio.desk.forget([n for n in numbers if isinstance(n, int)])
@@ -222,7 +237,8 @@ def _export(studio: Studio, asked: Asked) -> dict[str, str]:
 CALLS: dict[str, Answer] = {
     "desk": _desk, "choices": _choices, "whatif": _whatif, "view": _view, "why": _why,
     "rank": _rank, "cluster": _cluster_text, "build": _build, "plan": _plan, "explore": _explore,
-    "job": _job, "stop": _stop, "save": _save, "forget": _forget, "export": _export,
+    "job": _job, "stop": _stop, "save": _save, "save-plan": _save_plan, "forget": _forget,
+    "export": _export, "sample": _sample,
 }  # fmt: skip
 
 
@@ -249,7 +265,7 @@ def choices() -> dict[str, Any]:
     gpus = [name for name, device in devices().items() if device.vendor != "cpu"]
     machines = [name for name in clusters() if name not in devices()]
     return {
-        "changes": list(OFFERED),
+        "changes": [{"spec": spec, "does": _does(spec)} for spec in OFFERED],
         "models": {"published": sorted(published()), "named": sorted(NAMED), "family": [*FAMILIES]},
         "sizes": {name: _sizes(name) for name in FAMILIES},
         "gpus": sorted(gpus),
@@ -257,6 +273,11 @@ def choices() -> dict[str, Any]:
         "plan": [_field(name) for name in PLAN_FIELDS],
         "planners": ["strategies", "oracle", "joint", "placement", "fusion"],
     }
+
+
+def _does(spec: str) -> str:
+    """What a change does, in a sentence."""
+    return (type(parse(spec)).__doc__ or "").partition("\n")[0]
 
 
 def _sizes(name: str) -> list[dict[str, Any]]:

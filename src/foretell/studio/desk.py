@@ -84,8 +84,12 @@ class Desk:
 
     def save(self, title: str, key: str, found: dict[str, Any]) -> Scenario:
         """Keep an outcome to be compared."""
+        return self.keep(title, self.step(key).name, found)
+
+    def keep(self, title: str, of: str, found: dict[str, Any]) -> Scenario:
+        """Keep an outcome of a step or a model, to be compared."""
         with self.lock:
-            made = Scenario(next(self._saved), title[:120], self.step(key).name, found)
+            made = Scenario(next(self._saved), title[:120], of[:LONGEST], found)
             self.scenarios = [*self.scenarios, made][-MOST_SCENARIOS:]
             return made
 
@@ -95,9 +99,14 @@ class Desk:
             self.scenarios = [s for s in self.scenarios if s.number not in set(numbers)]
 
 
-def opened(desk: Desk, path: Path, name: str, cluster: Cluster | None = None) -> str:
-    """Load a file onto the desk under a name for people; it is read in a process of its own."""
-    found = call(load, path, cluster)
+def opened(
+    desk: Desk, path: Path, name: str, cluster: Cluster | None = None, real: float | None = None
+) -> str:
+    """Load a file onto the desk under a name for people; it is read in a process of its own.
+
+    `real` is the measured time of a step without the profiler, in seconds.
+    """
+    found = call(load, path, cluster, real)
     return desk.add(Loaded(name, found.step, found.measured))
 
 

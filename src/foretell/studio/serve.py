@@ -44,15 +44,20 @@ class Running:
         shutil.rmtree(self.desk.folder, ignore_errors=True)
 
 
-def serve(files: Sequence[Path] = (), port: int = 0, most: int = MOST) -> Running:
-    """Start a studio with files on its desk; port 0 takes a free one."""
+def serve(
+    files: Sequence[Path] = (), port: int = 0, most: int = MOST, real: float | None = None
+) -> Running:
+    """Start a studio with files on its desk; port 0 takes a free one.
+
+    `real` is the measured time of a step without the profiler, in seconds.
+    """
     if find_spec("flask") is None:
         raise InputError("the studio needs Flask", hint="pip install 'foretell[web]'")
     folder = Path(tempfile.mkdtemp(prefix="foretell-studio-"))
     desk = Desk(folder)
     try:
         for path in files:
-            _warm(desk.on(opened(desk, path, path.name), None))
+            _warm(desk.on(opened(desk, path, path.name, None, real), None))
         token = secrets.token_urlsafe(24)
         server = _server(_app(desk, token, most), port)
     except BaseException:

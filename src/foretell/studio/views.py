@@ -7,8 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretell.advise import Recommendations, Step, advise
-from foretell.advise.advise import TRIED
+from foretell.advise import TRIED, Recommendations, Step, advise
 from foretell.cluster import Cluster
 from foretell.errors import InputError
 from foretell.report import words
@@ -31,10 +30,10 @@ def step(
     of: Step,
     measured: Timeline | None,
     specs: tuple[str, ...],
-    counsel: Recommendations | None,
+    advised: Recommendations | None,
 ) -> dict[str, Any]:
     """The diagnosis of a step and what changes make of it: what a report of them shows."""
-    found = survey([Loaded(name, of, measured)], specs, advice=False, counsel=counsel)
+    found = survey([Loaded(name, of, measured)], specs, advice=False, advised=advised)
     return _page(found.timelines, found.content)
 
 
@@ -113,6 +112,19 @@ def _predicted(content: Content, found: Prediction, cluster: Cluster, model: Any
         cost = f"{cluster.price:,.0f} $/h"
         figures.append({"what": "cost", "text": cost, "more": f"{_dollars(found, cluster)} a step"})
     return replace(content, figures=figures)
+
+
+def plan_outcome(workload: str, text: str, cluster: Cluster) -> dict[str, Any]:
+    """A plan's prediction, in the words of a change's outcome: it has no current step."""
+    from foretell.plan import Plan
+    from foretell.search.kit import priced
+    from foretell.workload import load
+
+    found = priced(Plan.parse(text or "dp=1"), load(workload, files=False), cluster)
+    return {
+        "changes": [], "baseline_s": None, "predicted_s": found.step, "low_s": found.low,
+        "high_s": found.high, "gain": None, "per": "step", "peak_bytes": found.peak,
+    }  # fmt: skip
 
 
 def _dollars(found: Prediction, cluster: Cluster) -> str:

@@ -14,24 +14,22 @@ from typing import Any
 import numpy as np
 
 from foretell.advise import Advice, Recommendations, Step
-from foretell.advise.advise import WORTH
 from foretell.baseline import shares
-from foretell.cluster import Cluster
 from foretell.cluster.node import Device
 from foretell.errors import ForetellError
 from foretell.graph.columns import Array, Kind, Phase, word_of
 from foretell.graph.graph import Graph
-from foretell.graph.groups import ranks_of
 from foretell.report import words
 from foretell.simulate import Timeline
-from foretell.simulate.timeline import (
-    COMMUNICATION,
-    DEVICE,
-    breakdown,
-    covered,
-    overlap,
-    union,
-)  # fmt: skip
+from foretell.simulate.timeline import COMMUNICATION, DEVICE, union
+from foretell.survey.ranks import (
+    Waits,
+    assumed_cluster,
+    collectives,
+    ranks_table,
+    straggler,
+    waits_of,
+)
 from foretell.survey.roofline import Work, peaks, utilisation, work_of
 from foretell.survey.window import Window
 from foretell.whatif.machine import device_of
@@ -41,12 +39,14 @@ GAPS = 12  # idle gaps listed, the longest first
 PACE = 4e-6  # seconds: a shorter gap is the device's own pace from one kernel to the next
 SMALL = 5e-6  # seconds: a kernel this short is bound by its own start
 BUSY = 0.8  # a device that computes this share of the step binds it, where no host is simulated
-MOST_RANKS = 256  # listed
 _SYNC = re.compile(r"(cuda|hip)\w*Synchronize|^item$|_local_scalar_dense|is_nonzero")
 _PLACE = re.compile(r"[./]")
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of a layer in a module's path
+_NUMBERED = re.compile(r"\.\d+(\.|$)")  # a call that the graph has numbered: no kernel's name
 BOUND = {"device": "GPU-bound", "host": "CPU-bound", "network": "communication-bound"}
 CAUSES = (
-    "launch", "sync", "input", "communication", "bubble", "between kernels", "unexplained",
+    "launch", "sync", "input", "communication", "other ranks", "bubble", "between kernels",
+    "unexplained",
 )  # fmt: skip
 
 
@@ -58,6 +58,7 @@ class _Case:
     window: Window
     device: Device | None
     work: Work
+    waits: Waits  # in collectives, for other ranks
 
     @property
     def graph(self) -> Graph:
@@ -71,23 +72,31 @@ class _Case:
 
 
 @lru_cache(4)
-def diagnose(step: Step, found: Window, counsel: Recommendations | None = None) -> dict[str, Any]:
+def diagnose(step: Step, found: Window, advised: Recommendations | None = None) -> dict[str, Any]:
     """Everything a page says of a step before it shows its timeline."""
     graph = found.line.graph
-    case = _Case(step, found, _device(step, graph), work_of(graph))
+    waits = waits_of(found.around, found.length)
+    case = _Case(step, found, _device(step, graph), work_of(graph), waits)
     idle = _idle(case)
-    used = _used(case)
+    machines = step.cluster or assumed_cluster(graph, case.device.name if case.device else "")
+    ranks = ranks_table(found.clipped(), waits, graph.facts)
+    profiled = graph.facts.get("measured")
+    said = straggler(ranks, found.seconds, float(profiled) if profiled else None)
     return {
         "step_s": found.seconds,
-        "verdict": _verdict(case, idle, counsel),
-        "gpu": used,
+        "verdict": _verdict(case, idle, advised) | {"ranks": said},
+        "gpu": _used(case),
         "kernels": _kernels(case),
+        "bound_by": _bound_by(case),
         "roofline": _roof(case),
         "modules": _modules(case),
         "idle": idle,
-        "communication": _collectives(case),
-        "ranks": _ranks(case),
-    }
+        "communication": collectives(found.line, case.rank, machines),
+        "machines": {
+            "name": machines.name if machines else "", "assumed": step.cluster is None,
+        },
+        "ranks": ranks,
+    }  # fmt: skip
 
 
 def _device(step: Step, graph: Graph) -> Device | None:
@@ -100,13 +109,13 @@ def _device(step: Step, graph: Graph) -> Device | None:
 def _used(case: _Case) -> dict[str, Any]:
     """GPU, its share of the step, MFU and HFU."""
     graph, device = case.graph, case.device
-    told: dict[str, Any] = {"name": str(graph.facts.get("device", ""))}
-    told |= {"ranks": len(np.unique(graph.rank)), "busy": 1 - _parts(case)["idle"]}
-    told |= {"kernels": len(case.work.tasks)}
+    used: dict[str, Any] = {"name": str(graph.facts.get("device", ""))}
+    used |= {"ranks": len(np.unique(graph.rank)), "busy": 1 - _parts(case)["idle"]}
+    used |= {"kernels": len(case.work.tasks)}
     if device is None:
-        return told
+        return used
     rates = utilisation(graph, case.work, device, case.window.seconds)
-    return told | rates | {"name": device.title, "memory_bytes": device.memory}
+    return used | rates | {"name": device.title, "memory_bytes": device.memory}
 
 
 def _parts(case: _Case) -> dict[str, float]:
@@ -117,31 +126,42 @@ def _parts(case: _Case) -> dict[str, float]:
     return {"compute": compute / whole, "wire": wire / whole, "idle": 1 - (compute + wire) / whole}
 
 
-def _verdict(case: _Case, idle: dict[str, Any], counsel: Recommendations | None) -> dict[str, Any]:
-    bound = BOUND[shares(case.graph, case.window.seconds).bottleneck]
+def _verdict(case: _Case, idle: dict[str, Any], advised: Recommendations | None) -> dict[str, Any]:
+    """What binds the step, and what to change first."""
     most = max(idle["causes"], key=lambda c: c["seconds"], default=None)
-    if not np.isin(case.graph.kind, (Kind.HOST, Kind.LOAD)).any():
-        bound = _device_bound(_parts(case))
-    if bound == "CPU-bound" and most and most["cause"] in ("input", "communication"):
-        bound = f"{most['cause']}-bound"
-    step, parts = words.seconds(case.window.seconds), _parts(case)
-    waits = f"the GPU is idle {_percent(parts['idle'])} of the {step} step, {_waits(most)}"
-    if not len(case.work.tasks):
-        waits = f"the {step} step launches no kernel"
-    exposed = f"{_percent(parts['wire'])} of the {step} step is exposed communication"
-    waiting = f"stages wait for each other {_percent(parts['idle'])} of the {step} step"
-    reasons = {
-        "pipeline-bound": waiting,
-        "GPU-bound": f"kernels run {_percent(parts['compute'])} of the {step} step",
-        "communication-bound": exposed,
-    }
-    first = _first(counsel)
+    bound = _bound(case, most["cause"] if most else "")
+    first, best = (advised.first, advised.best) if advised else (None, None)
     return {
         "bound": bound,
-        "sentence": f"{bound[0].upper()}{bound[1:]}: {reasons.get(bound, waits)}.",
-        "first": _advised(first, case.window.seconds) if first else _nothing(counsel),
+        "sentence": f"{bound[0].upper()}{bound[1:]}: {_reason(case, bound, most)}.",
+        "first": _first(first, case.window.seconds) if first else _nothing(advised),
+        "then": _then(first, best) if first and best else "",
         "changes": [str(change) for change in first.changes] if first else [],
     }
+
+
+def _bound(case: _Case, cause: str) -> str:
+    """GPU, CPU, input, communication, other ranks or pipeline."""
+    if not np.isin(case.graph.kind, (Kind.HOST, Kind.LOAD)).any():
+        return _device_bound(_parts(case))
+    bound = BOUND[shares(case.graph, case.window.seconds).bottleneck]
+    known = {"input": "input-bound", "communication": "communication-bound",
+             "other ranks": "straggler-bound"}  # fmt: skip
+    return known.get(cause, bound) if bound == "CPU-bound" else bound
+
+
+def _reason(case: _Case, bound: str, most: dict[str, Any] | None) -> str:
+    """What a verdict rests on."""
+    parts, step = _parts(case), f"of the {words.seconds(case.window.seconds)} step"
+    if not len(case.work.tasks):
+        return f"the {words.seconds(case.window.seconds)} step launches no kernel"
+    if bound == "GPU-bound":
+        return f"kernels run {_percent(parts['compute'])} {step}"
+    if bound == "communication-bound":
+        return f"{_percent(parts['wire'])} {step} is exposed communication"
+    if bound == "pipeline-bound":
+        return f"stages wait for each other {_percent(parts['idle'])} {step}"
+    return f"the GPU is idle {_percent(parts['idle'])} {step}, {_waits(most)}"
 
 
 def _device_bound(parts: dict[str, float]) -> str:
@@ -161,34 +181,30 @@ def _waits(most: dict[str, Any] | None) -> str:
         "sync": "waiting for the CPU after synchronizations",
         "input": "waiting for the data loader",
         "communication": "waiting for communication",
+        "other ranks": "waiting for other ranks in collectives",
     }.get(most["cause"] if most else "", "waiting")
 
 
-def _first(counsel: Recommendations | None) -> Advice | None:
-    """The advice to follow first: the best combination, or the best change that is worth it."""
-    if counsel is None:
-        return None
-    if counsel.best is not None:
-        return counsel.best
-    return next((a for a in counsel.ranked if a.gain >= WORTH), None)
+def _first(first: Advice, seconds: float) -> str:
+    return f"First, {first.name}: {words.seconds(seconds)} → {_after(first)}."
 
 
-def _advised(first: Advice, seconds: float) -> str:
-    names = " + ".join(str(change) for change in first.changes)
-    low, high = words.seconds(first.low), words.seconds(first.high)
-    gain = f"{1 / (1 - first.gain):.2g}× the throughput"
-    if first.gain < 0.1:
-        gain = f"{_percent(first.gain)} less time a sample"
-    return (
-        f"First, {names}: {words.seconds(seconds)} → {words.seconds(first.seconds)}, "
-        f"{gain} (80 % interval {low} to {high})."
-    )
+def _then(first: Advice, best: Advice) -> str:
+    """What the other changes of the best combination add."""
+    more = [str(change) for change in best.changes if change not in first.changes]
+    return f"Then {' + '.join(more)}: {_after(best)} in all." if more else ""
 
 
-def _nothing(counsel: Recommendations | None) -> str:
-    if counsel is None:
-        return ""
-    return "None of the changes tried makes it at least 1 % faster."
+def _after(advice: Advice) -> str:
+    gain = f"{1 / (1 - advice.gain):.2g}× the throughput"
+    if advice.gain < 0.1:
+        gain = f"{_percent(advice.gain)} less time a sample"
+    between = words.interval(advice.low, advice.high)
+    return f"{words.seconds(advice.seconds)}, {gain} (80 % interval {between})"
+
+
+def _nothing(advised: Recommendations | None) -> str:
+    return "None of the changes tried makes it at least 1 % faster." if advised else ""
 
 
 def _kernels(case: _Case) -> list[dict[str, Any]]:
@@ -196,13 +212,7 @@ def _kernels(case: _Case) -> list[dict[str, Any]]:
     graph, work = case.graph, case.work
     if not len(work.tasks):
         return []
-    known: dict[str, int] = {}
-    names = {k: _short(graph.names[k]) for k in np.unique(graph.name[work.tasks]).tolist()}
-    used = {k: known.setdefault(name, len(known)) for k, name in names.items()}
-    short = np.array([used[k] for k in graph.name[work.tasks].tolist()])
-    titles = list(known)
-    kinds, whose = np.unique(np.stack([graph.op[work.tasks], short]), axis=1, return_inverse=True)
-    whose = whose.reshape(-1)
+    titles, whose = _sorts(case)
     spent = graph.seconds[work.tasks]
     ideal_c, ideal_m = _ideals(case)
     seen = (ideal_c > 0) | (ideal_m > 0) if case.device else np.ones(len(spent), bool)
@@ -216,14 +226,73 @@ def _kernels(case: _Case) -> list[dict[str, Any]]:
     ranks = max(len(np.unique(graph.rank[work.tasks])), 1)
     return [
         {
-            "op": graph.names[int(kinds[0, k])],
-            "kernel": titles[int(kinds[1, k])],
+            "op": titles[k][0],
+            "kernel": titles[k][1],
+            "module": _module(graph, work.tasks[whose == k]),
             "share": float(sums["seconds"][k]) / total,
             "step_s": float(sums["seconds"][k]) / ranks,
             **_rates({key: float(v[k]) for key, v in sums.items()}, int(count[k])),
         }
         for k in np.argsort(-sums["seconds"], kind="stable")[:TOP].tolist()
     ]
+
+
+def _sorts(case: _Case) -> tuple[list[tuple[str, str]], Array]:
+    """(operator, kernel) of each sort of kernels, and which sort each kernel is of.
+
+    Kernels of one name are one sort; where the graph knows no kernels, calls that do equal work.
+    """
+    graph, tasks = case.graph, case.work.tasks
+    known: dict[tuple[Any, ...], int] = {}
+    titles: list[tuple[str, str]] = []
+    whose = np.empty(len(tasks), np.int64)
+    short = {k: _short(graph.names[k]) for k in np.unique(graph.name[tasks]).tolist()}
+    work = zip(case.work.flops.tolist(), case.work.moved.tolist(), strict=True)
+    for n, (i, done) in enumerate(zip(tasks.tolist(), work, strict=True)):
+        op, name = graph.names[int(graph.op[i])], short[int(graph.name[i])]
+        is_call = name == op or name.startswith(f"{op}.") or _NUMBERED.search(name) is not None
+        key = (op, done) if is_call else (op, name)
+        if key not in known:
+            known[key] = len(titles)
+            titles.append((op, "" if is_call else name))
+        whose[n] = known[key]
+    return titles, whose
+
+
+def _module(graph: Graph, tasks: Array) -> str:
+    """Where kernels of one sort run: their module, its numbers left open where they differ."""
+    spent = np.bincount(graph.layer[tasks], graph.seconds[tasks])
+    used = [graph.names[k] for k in np.flatnonzero(spent).tolist() if graph.names[k]]
+    if len(used) < 2:
+        return "".join(used)
+    found = sorted({_NUMBER.sub("*", name) for name in used})
+    parents, leaves = zip(*(name.rpartition(".")[::2] for name in found), strict=True)
+    if len(found) == 1:
+        return found[0]
+    if parents[0] and len(set(parents)) == 1 and len(found) < 4:
+        return f"{parents[0]}.{{{','.join(leaves)}}}"
+    return f"{len(used)} modules"
+
+
+def _bound_by(case: _Case) -> dict[str, float]:
+    """Seconds of kernels by what bounds them, and what all would take at the roofline."""
+    graph, work = case.graph, case.work
+    spent = graph.seconds[work.tasks]
+    compute, memory = _ideals(case)
+    ideal = np.maximum(compute, memory)
+    latency = (ideal > 0) & (ideal < 0.1 * spent) & (spent < SMALL)
+    sorts = {
+        "compute": (ideal > 0) & ~latency & (compute > memory),
+        "memory": (ideal > 0) & ~latency & (compute <= memory),
+        "latency": latency, "unknown": ideal == 0,
+    }  # fmt: skip
+    ranks = max(len(np.unique(graph.rank[work.tasks])), 1)
+    found = {name: float(spent[which].sum()) / ranks for name, which in sorts.items()}
+    known = ideal > 0
+    return found | {
+        "known_s": float(spent[known].sum()) / ranks,
+        "roofline_s": float(ideal[known].sum()) / ranks,
+    }
 
 
 def _rates(sums: dict[str, float], count: int) -> dict[str, Any]:
@@ -326,9 +395,10 @@ def _idle(case: _Case) -> dict[str, Any]:
     parts = {
         "communication": _inside(around, mine & np.isin(kind, COMMUNICATION), start, end),
         "input": _inside(around, mine & (kind == Kind.LOAD), start, end),
+        "other ranks": _within(*case.waits.of(case.rank), start, end),
     }
     left = end - start
-    for name in ("communication", "input"):
+    for name in ("communication", "other ranks", "input"):
         parts[name] = np.minimum(parts[name], left)
         left = left - parts[name]
     works = _inside(around, mine & (kind == Kind.HOST), start, end) > 0
@@ -364,7 +434,11 @@ def _gaps(line: Timeline, device: Array, length: float) -> tuple[Array, Array]:
 
 def _inside(line: Timeline, which: Array, start: Array, end: Array) -> Array:
     """How much of each gap some tasks cover."""
-    a, b = union(line.start[which], line.end[which])
+    return _within(*union(line.start[which], line.end[which]), start, end)
+
+
+def _within(a: Array, b: Array, start: Array, end: Array) -> Array:
+    """How much of each gap intervals that do not overlap cover."""
     done = np.append(0.0, np.cumsum(b - a))
 
     def until(x: Array) -> Array:
@@ -405,98 +479,3 @@ def _longest(
             }
         )  # fmt: skip
     return found
-
-
-def _collectives(case: _Case) -> list[dict[str, Any]]:
-    """Collectives of one rank by op and group: bandwidth reached, and what the links allow."""
-    graph, line = case.graph, case.window.line
-    held = graph.held.task[graph.lanes.rank[graph.held.lane] == case.rank]
-    own = np.flatnonzero(np.isin(graph.kind, COMMUNICATION))
-    tasks = own[(graph.rank[own] == case.rank) | np.isin(own, held)]
-    if not len(tasks):
-        return []
-    device = np.flatnonzero(np.isin(graph.kind, DEVICE) & (graph.rank == case.rank))
-    busy = line.start[device], line.end[device]
-    keys, whose = np.unique(
-        np.stack([graph.op[tasks], graph.group[tasks]]), axis=1, return_inverse=True
-    )
-    cluster = _cluster(case)
-    rows = []
-    for k, (op, group) in enumerate(keys.T.tolist()):
-        mine = tasks[whose.reshape(-1) == k]
-        spans = line.start[mine], line.end[mine]
-        rows.append(
-            _collective(graph, mine, graph.names[op], graph.names[group], cluster)
-            | {"exposed_s": covered(*spans) - overlap(spans, busy)}
-        )
-    return sorted(rows, key=lambda r: -float(r["seconds"]))
-
-
-def _collective(
-    graph: Graph, tasks: Array, op: str, group: str, cluster: Cluster | None
-) -> dict[str, Any]:
-    spent, sent = float(graph.seconds[tasks].sum()), graph.comm_bytes[tasks]
-    ranks = list(ranks_of(group)) if group else np.unique(graph.rank).tolist()
-    best = _possible(op, sent, ranks, cluster)
-    moved = float(sent.sum())
-    return {
-        "op": op, "ranks": len(ranks) if group else None, "count": len(tasks), "bytes": moved,
-        "seconds": spent,
-        "reached": moved / spent if spent else 0.0,
-        "possible": moved / best if best else None,
-        "possible_s": best,
-    }  # fmt: skip
-
-
-def _possible(op: str, sent: Array, ranks: list[int], cluster: Cluster | None) -> float | None:
-    """Seconds these collectives take where nothing disturbs them."""
-    from foretell.cost.collective import price
-
-    if cluster is None or len(ranks) < 2 or max(ranks) >= cluster.size or not sent.sum():
-        return None
-    try:
-        return float(np.sum(price(op, sent.astype(float), cluster.levels(ranks)).seconds))
-    except (ForetellError, KeyError):
-        return None
-
-
-def _cluster(case: _Case) -> Cluster | None:
-    """The machines of a step; of a trace, boxes of its device as the preset has them."""
-    from foretell.cluster import load
-
-    if case.step.cluster is not None:
-        return case.step.cluster
-    ranks = int(case.graph.rank.max(initial=0)) + 1
-    if case.device is None or ranks < 2:
-        return None
-    try:
-        return load(f"{case.device.name}:gpus={ranks}")
-    except ForetellError:
-        return None
-
-
-def _ranks(case: _Case) -> list[dict[str, Any]]:
-    """What each rank does with the step, and which one the others wait for."""
-    graph = case.graph
-    if len(np.unique(graph.rank)) < 2:
-        return []
-    told = graph.facts.get("balance")
-    late = told if isinstance(told, dict) else {}
-    names = graph.facts.get("ranks")
-    order = {int(r): k for k, r in enumerate(names)} if isinstance(names, (list, tuple)) else {}
-    return [
-        {
-            "rank": part.rank, "compute_s": part.compute, "exposed_s": part.exposed,
-            "hidden_s": part.hidden, "host_s": part.host, "idle_s": part.idle,
-            "waits_s": _balance_of(late, "waiting_s", order.get(part.rank)),
-            "waited_for_s": _balance_of(late, "waited_for_s", order.get(part.rank)),
-        }
-        for part in breakdown(case.window.clipped())[:MOST_RANKS]
-    ]  # fmt: skip
-
-
-def _balance_of(balance: dict[str, Any], key: str, place: int | None) -> float | None:
-    values = balance.get(key)
-    if place is None or not isinstance(values, (list, tuple)) or place >= len(values):
-        return None
-    return float(values[place])

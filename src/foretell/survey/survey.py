@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from foretell.advise import Recommendations, Step, advise
-from foretell.advise.advise import TRIED, shown
+import numpy as np
+
+from foretell.advise import TRIED, Recommendations, Step, advise, shown
 from foretell.baseline import steady_seconds
 from foretell.errors import ForetellError
 from foretell.graph.graph import Graph
@@ -43,18 +44,18 @@ def survey(
     drawn: Drawn | None = None,
     *,
     advice: bool = True,
-    counsel: Recommendations | None = None,
+    advised: Recommendations | None = None,
     progress: Progress = lambda words: None,
 ) -> Survey:
     """Diagnose steps and draw the rest; with `advice`, every change is tried on the first step.
 
-    `counsel` is what came of trying them, where that is known.
+    `advised` is what came of trying them, where that is known.
     """
     drawn = drawn or Drawn()
-    if advice and counsel is None and loaded:
-        counsel = advise(loaded[0].step, TRIED, progress)
+    if advice and advised is None and loaded:
+        advised = advise(loaded[0].step, TRIED, progress)
     progress("simulating")
-    found = [_answers(one, specs, None if k else counsel) for k, one in enumerate(loaded)]
+    found = [_answers(one, specs, None if k else advised) for k, one in enumerate(loaded)]
     names = [one.name for one in loaded] or [d["name"] for d in _all(drawn)]
     content = Content(
         title=", ".join(names[:3]),
@@ -90,9 +91,9 @@ class _Answers:
     memory: list[dict[str, Any]]
 
 
-def _answers(loaded: Loaded, specs: Sequence[str], counsel: Recommendations | None) -> _Answers:
+def _answers(loaded: Loaded, specs: Sequence[str], advised: Recommendations | None) -> _Answers:
     step = loaded.step
-    changes = tuple(parse(spec) for spec in specs) or _best(counsel)
+    changes = tuple(parse(spec) for spec in specs) or _best(advised)
     now = window(step, step.graph)
     lines = [measured(loaded.measured)] if loaded.measured else []
     lines.append(now.shown(CURRENT))
@@ -102,23 +103,46 @@ def _answers(loaded: Loaded, specs: Sequence[str], counsel: Recommendations | No
         after, made, refused = _tried(step, tuple(map(str, changes)))
         changes = tuple(made)
         left = [f"{spec} could not be tried: {reason}" for spec, reason in refused]
-        said = "with " + " ".join(map(str, changes))
-        lines.append(window(step, after).shown(said))
-        graphs.append((said, after))
+        name = "with " + " ".join(map(str, changes))
+        lines.append(window(step, after).shown(name))
+        graphs.append((name, after))
         assumed = [f"assuming {text}" for change in changes for text in change.assumes]
-    found = diagnose(step, now, counsel) | {"compared": compared(loaded)}
+    found = diagnose(step, now, advised) | {"compared": compared(loaded)}
+    found |= {"lower_memory": _lower_memory(step, advised)}
     return _Answers(
         lines,
         _figures(step, changes, graphs[-1][1], found["gpu"]),
         [*step.notes, *left, *dict.fromkeys(assumed)],
         found,
-        shown(step.graph, counsel) if counsel else None,
+        _advice(step, advised) if advised else None,
         [curve for title, graph in graphs for curve in tape_curves(title, graph)],
     )
 
 
-def _best(counsel: Recommendations | None) -> tuple[WhatIf, ...]:
-    return counsel.best.changes if counsel and counsel.best else ()
+def _advice(step: Step, advised: Recommendations) -> dict[str, Any]:
+    """What would help, as plain values; what binds one rank of several is not said of them all."""
+    found: dict[str, Any] = shown(step.graph, advised)
+    if len(np.unique(step.graph.rank)) > 1:
+        for row in (*found["ranked"], *found["path"], found["together"] or {}):
+            row["why"] = ""
+    return found
+
+
+def _lower_memory(step: Step, advised: Recommendations | None) -> list[dict[str, Any]]:
+    """Changes that lower the peak by a twentieth or more, the lowest first."""
+    now = peak_bytes(step.graph)
+    if advised is None or not now:
+        return []
+    rows: list[dict[str, Any]] = [
+        {"changes": [str(c) for c in a.changes], "peak_bytes": a.peak_bytes, "gain": a.gain}
+        for a in advised.ranked
+        if a.peak_bytes and a.peak_bytes < 0.95 * now
+    ]
+    return sorted(rows, key=lambda r: float(r["peak_bytes"]))[:6]
+
+
+def _best(advised: Recommendations | None) -> tuple[WhatIf, ...]:
+    return advised.best.changes if advised and advised.best else ()
 
 
 def _diagnosis(steps: Sequence[_Answers], drawn: Drawn) -> dict[str, Any] | None:
@@ -177,10 +201,10 @@ def _figures(
     found += _device_figures(gpu)
     if (most := peak(step.graph)) is not None:
         then = peak(after) if changes else None
-        told = f"{words.size(then)} with the changes" if then is not None else ""
+        later = f"{words.size(then)} with the changes" if then is not None else ""
         full = gpu.get("memory_bytes")
         share = f"{100 * most / full:.0f} % of {words.size(full)}" if full else ""
-        found.append({"what": "peak memory", "bytes": most, "more": share, "then": told})
+        found.append({"what": "peak memory", "bytes": most, "more": share, "then": later})
     return found
 
 

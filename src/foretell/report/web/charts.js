@@ -6,7 +6,7 @@ const PARTS = [
   ["bubble", "--send"],
   ["idle", "--sync"],
 ];
-const PART_NAMES = { host: "CPU" }; // what is shown for a key of an answer
+const PART_NAMES = { host: "CPU", bubble: "waits for other ranks" }; // what is shown for a key of an answer
 const SOURCES = {
   measured: "--load",
   "measured, then changed": "--send",
@@ -80,10 +80,10 @@ function bars(rows, parts, total, label, value) {
       x += w;
     });
   });
-  if (!thin) keyed(svg, parts, fills, left, rows.length * step);
+  if (!thin) keyed(svg, parts, fills, left, rows.length * step, new Set(rows.flatMap(r => Object.keys(r.values).filter(k => r.values[k]))));
   return scrolled(svg, width);
 }
-function stretch(x, y, w, height, fill, text, told) {
+function stretch(x, y, w, height, fill, text, labelled) {
   // one part of a bar, with its number in it where there is room
   const piece = draw(
     "g",
@@ -91,7 +91,7 @@ function stretch(x, y, w, height, fill, text, told) {
     draw("title", { text }),
     draw("rect", { x, y, width: Math.max(w - 1, 0.5), height, rx: 3, fill }),
   );
-  if (told && w > text.length * 7.6 + 16)
+  if (labelled && w > text.length * 7.6 + 16)
     piece.append(
       draw("rect", {
         x: x + 6,
@@ -105,13 +105,14 @@ function stretch(x, y, w, height, fill, text, told) {
     );
   return piece;
 }
-function keyed(svg, parts, fills, x, y) {
+function keyed(svg, parts, fills, x, y, used) {
   parts.forEach(([name], n) => {
+    if (!used.has(name)) return;
     svg.append(
       draw("rect", { x, y: y + 8, width: 12, height: 12, rx: 2, fill: fills[n] }),
       draw("text", { x: x + 17, y: y + 18, class: "soft", text: PART_NAMES[name] || name }),
     );
-    x += name.length * 7 + 40;
+    x += (PART_NAMES[name] || name).length * 7 + 40;
   });
 }
 function ranking(advice) {
@@ -158,6 +159,7 @@ function ranking(advice) {
         text:
           name +
           "\n" +
+          (row.does ? row.does + "\n" : "") +
           time(row.predicted_s) +
           (Math.abs(part - 1) > 1e-6 ? " for more samples, " : ", ") +
           time(row.low_s) +

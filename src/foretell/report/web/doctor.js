@@ -4,7 +4,9 @@ function verdict(v) {
     "div",
     { class: "verdict", role: "region", "aria-label": "Verdict" },
     el("p", { class: "bound", text: v.sentence }),
+    v.ranks && !v.ranks.startsWith("No straggler") ? el("p", { text: v.ranks }) : null,
     v.first ? el("p", { text: v.first }) : null,
+    v.then ? el("p", { text: v.then }) : null,
   );
 }
 const CAUSES = {
@@ -12,9 +14,10 @@ const CAUSES = {
   sync: "the CPU waited for the GPU, then had to launch again",
   input: "the data loader",
   communication: "exposed communication",
+  "other ranks": "ranks that arrive later at a collective",
   bubble: "other ranks: stages of the pipeline before or behind it",
-  "between kernels": "the pace of the GPU from one kernel to the next",
-  unexplained: "known time of the step that the simulation does not explain",
+  "between kernels": "the next kernel: gaps below 4 µs that every stream of kernels has",
+  unexplained: "measured, and not explained by the simulation",
 };
 function gaps(idle) {
   return el(
@@ -77,7 +80,7 @@ function modules(root) {
   return section(
     "modules",
     "Time by module",
-    "GPU time of the first rank by module (nn.Module or record_function names where the trace has them, operators otherwise), operators last. As wide as its time; a click opens a part.",
+    "GPU time of the first rank by nn.Module or record_function name, operators last; where a trace has no such names, by operator. Width is time; click to open a part.",
     trail,
     place,
     folded("As a table", rows),
@@ -145,20 +148,23 @@ function icicle(path, open) {
   return scrolled(svg, width);
 }
 // Kernels: a table by time, and each as a point under the roofs of the device.
-function kernelTable(kernels, roof) {
-  const known = kernels.some(k => k.roofline > 0);
+function kernelTable(kernels, roof, bound) {
+  const known = kernels.some(k => k.roofline > 0),
+    named = kernels.some(k => k.kernel),
+    placed = kernels.some(k => k.module);
   return section(
     "kernels",
     "Kernels against the roofline",
     known
-      ? "What the longest kernels reach of the device's peak, by flop and bytes of the calls that launched them. Latency: too short to fill the device."
+      ? "The longest kernels, and what share of the device's peak compute or bandwidth they reach, from the flop and bytes of the operators that launched them."
       : "The longest kernels. Their rates need a known device (--on) and a trace recorded with record_shapes=True.",
-    known && roof ? roofline(kernels, roof) : null,
+    known && roof ? el("div", { class: "pair" }, roofline(kernels, roof), bound ? limits(bound) : null) : null,
     table(
-      ["op", "kernel", "calls>", "time>", "share>", "compute>", "memory>", "bound by", "of roofline>"],
+      ["op", ...(named ? ["kernel"] : []), ...(placed ? ["module"] : []), "calls>", "time>", "share>", "compute>", "memory>", "bound by", "of roofline>"],
       kernels.map(k => [
         cut(k.op, 32),
-        k.kernel,
+        ...(named ? [k.kernel] : []),
+        ...(placed ? [cut(k.module || "", 30)] : []),
         count(k.count),
         time(k.step_s),
         share(k.share),
@@ -170,16 +176,42 @@ function kernelTable(kernels, roof) {
     ),
   );
 }
+function limits(bound) {
+  // what bounds the time of all kernels, and how far from the roofline they are together
+  const rows = [
+      ["compute", "the peak flop/s of the device"],
+      ["memory", "its memory bandwidth"],
+      ["latency", "their own launch: too short to fill the device"],
+      ["unknown", "no shapes recorded, or unknown operators"],
+    ].filter(([k]) => bound[k] > 0),
+    total = rows.reduce((sum, [k]) => sum + bound[k], 0) || 1;
+  return el(
+    "div",
+    {},
+    el("h3", { text: "What bounds the kernels" }),
+    table(
+      ["bound by", "time>", "share>", "what that is"],
+      rows.map(([k, what]) => [k, time(bound[k]), share(bound[k] / total), what]),
+    ),
+    bound.roofline_s
+      ? el("p", {
+          text:
+            "At the roofline these kernels would take " + time(bound.roofline_s) + " instead of " + time(bound.known_s) +
+            ": they reach " + share(bound.roofline_s / bound.known_s) + " of what the device can do in these number formats.",
+        })
+      : null,
+  );
+}
 function roofline(kernels, roof) {
   const points = kernels.filter(k => k.intensity > 0 && k.flops_s > 0),
     left = 74,
-    width = 760,
+    width = 590,
     high = 300,
     top = Math.max(...Object.values(roof.peaks)) * 1.6,
     ridge = top / roof.bandwidth,
-    x0 = Math.min(0.1, ...points.map(k => k.intensity)) / 1.5,
+    x0 = Math.max(Math.min(0.1, ...points.map(k => k.intensity)) / 1.5, 0.01),
     x1 = Math.max(ridge * 8, ...points.map(k => k.intensity * 2)),
-    y0 = Math.min(top / 1e4, ...points.map(k => k.flops_s / 2)),
+    y0 = Math.max(Math.min(top / 1e4, ...points.map(k => k.flops_s / 2)), top / 1e5),
     log = Math.log10,
     X = v => left + ((width - left - 10) * (log(v) - log(x0))) / (log(x1) - log(x0)),
     Y = v => high - ((high - 10) * (log(v) - log(y0))) / (log(top) - log(y0)),
@@ -227,7 +259,7 @@ function roofline(kernels, roof) {
       y: high + 34,
       "text-anchor": "middle",
       class: "soft",
-      text: "flop per byte of memory; slope " + rate(roof.bandwidth, "B/s") + "; as large as its time",
+      text: "flop per byte of memory traffic; the slope is " + rate(roof.bandwidth, "B/s") + "; area is time",
     }),
   );
   const colour = { compute: "--kernel", memory: "--copy", latency: "--collective" };
@@ -242,7 +274,7 @@ function roofline(kernels, roof) {
             rate(k.bytes_s, "B/s") + "\n" + k.bound + ", " + share(k.roofline) + " of the roofline",
         }),
         draw("circle", {
-          cx: X(k.intensity),
+          cx: X(Math.max(k.intensity, x0)),
           cy: Y(clip(k.flops_s)),
           r: 4 + 22 * Math.sqrt(k.share),
           style: "fill:var(" + (colour[k.bound] || "--host") + ");fill-opacity:.65;stroke:var(--ink);stroke-width:.6",
@@ -254,16 +286,19 @@ function roofline(kernels, roof) {
     "figure",
     {},
     scrolled(svg, width),
-    legend(Object.entries(colour).map(([k, v]) => [k === "latency" ? "latency-bound" : k + "-bound", "var(" + v + ")"])),
+    legend(Object.entries(colour).filter(([k]) => points.some(p => p.bound === k)).map(([k, v]) => [k + "-bound", "var(" + v + ")"])),
   );
 }
-function collectives(rows) {
+function collectives(rows, machines) {
+  const on = machines && machines.name ? (machines.assumed ? "assumed " : "") + machines.name : "",
+    faster = machines && machines.assumed && rows.some(r => r.possible && r.reached > 1.05 * r.possible);
   return section(
     "communication",
     "Communication",
-    "Collectives of the first rank. Reached: bytes of the message over its time. Possible: what the links of the machines allow when nothing disturbs them. Exposed: no kernel runs meanwhile.",
+    "Collectives of the first rank. Bandwidth is message bytes over time, NCCL's algorithm bandwidth. Possible is what the links of the machines" + (on ? " (" + on + ")" : "") + " allow undisturbed. Exposed: no kernel runs meanwhile." +
+      (faster ? " More than possible was reached: the machines are others than assumed; name yours with --on." : ""),
     table(
-      ["collective", "ranks>", "calls>", "bytes>", "time>", "exposed>", "reached>", "possible>", "of possible>"],
+      ["collective", "ranks>", "calls>", "bytes>", "time>", "exposed>", "bandwidth>", "possible>", "of possible>"],
       rows.map(r => [
         r.op,
         r.ranks ? String(r.ranks) : "",
@@ -273,46 +308,42 @@ function collectives(rows) {
         time(Math.max(r.exposed_s, 0)),
         rate(r.reached, "B/s"),
         r.possible ? rate(r.possible, "B/s") : "",
-        r.possible ? share(Math.min(r.reached / r.possible, 1)) : "",
+        r.possible ? Math.round((100 * r.reached) / r.possible) + " %" : "",
       ]),
     ),
   );
 }
-function rankTable(ranks, step) {
-  const worst = ranks.reduce((a, b) => ((b.waited_for_s || 0) > (a.waited_for_s || 0) ? b : a), ranks[0]),
-    late = worst.waited_for_s > 0.03 * step,
-    busiest = ranks.reduce((a, b) => (b.compute_s > a.compute_s ? b : a), ranks[0]),
-    mean = ranks.reduce((sum, r) => sum + r.compute_s, 0) / ranks.length,
+function rankTable(ranks, step, verdict) {
+  const said = (verdict && verdict.ranks) || "",
     parts = [
       ["compute", "--kernel"],
       ["exposed communication", "--collective"],
+      ["waits for other ranks", "--send"],
       ["host", "--copy"],
       ["idle", "--sync"],
     ];
-  const told = late
-    ? "Rank " + worst.rank + " is the straggler: the others wait " + time(worst.waited_for_s) + " a step for it."
-    : busiest.compute_s > 1.03 * mean
-      ? "Work is uneven: rank " + busiest.rank + " computes " + share(busiest.compute_s / mean - 1) + " more than the mean."
-      : "No straggler: all ranks compute within 3 % of each other.";
-  const rows = ranks.map(r => ({
-    name: "rank " + r.rank,
+  const late = ranks.reduce((a, b) => (b.waited_for_s > a.waited_for_s ? b : a), ranks[0]),
+    first = ranks.slice(0, 16),
+    drawn = first.includes(late) ? first : [...ranks.slice(0, 15), late];
+  const rows = drawn.map(r => ({
+    name: "rank " + r.rank + (r === late && r.waited_for_s > 0.03 * step ? " (straggler)" : ""),
     total: step,
-    values: { compute: r.compute_s, "exposed communication": r.exposed_s, host: r.host_s, idle: r.idle_s },
+    values: { compute: r.compute_s, "exposed communication": r.exposed_s, "waits for other ranks": r.waits_s, host: r.host_s, idle: r.idle_s },
   }));
   return section(
     "ranks",
     "Ranks",
-    told,
-    bars(rows.slice(0, 16), parts, Math.max(step, 1e-12), "Where the step of each rank goes. " + told, time),
+    said + " A rank waits while it has arrived at a collective and another has not.",
+    bars(rows, parts, Math.max(step, 1e-12), "Where the step of each rank goes. " + said, time),
+    ranks.length > drawn.length ? el("p", { class: "soft", text: drawn.length + " of " + ranks.length + " ranks are drawn" }) : null,
     folded(
       "As a table",
       table(
-        ["rank>", "compute>", "exposed comm.>", "hidden comm.>", "CPU>", "idle>", "waits for others>", "others wait for it>"],
+        ["rank>", "compute>", "exposed comm.>", "hidden comm.>", "waits for others>", "CPU>", "idle>", "others wait for it>", "while profiled>"],
         ranks.map(r => [
           String(r.rank),
-          ...[r.compute_s, r.exposed_s, r.hidden_s, r.host_s, r.idle_s].map(time),
-          r.waits_s === null ? "" : time(r.waits_s),
-          r.waited_for_s === null ? "" : time(r.waited_for_s),
+          ...[r.compute_s, r.exposed_s, r.hidden_s, r.waits_s, r.host_s, r.idle_s, r.waited_for_s].map(time),
+          r.measured_waited_for_s === null ? "" : time(r.measured_waited_for_s),
         ]),
       ),
     ),

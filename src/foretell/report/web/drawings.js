@@ -109,13 +109,13 @@ function schedule(s) {
       x: left,
       y: high + 38,
       class: "soft",
-      text: "numbers are micro-batches; b backward, w weight gradient; every other micro-batch is darker",
+      text: "a number is a micro-batch: forward; b backward, w weight gradient; odd micro-batches are darker",
     }),
   );
   return scrolled(svg, width);
 }
 // The machines of a plan: nodes with their ranks, what joins them inside, switches between nodes.
-const DEVICE = { width: 84, height: 44 },
+const DEVICE = { width: 100, height: 44 },
   RAIL = 96,
   MOST_NODES = 32;
 
@@ -148,6 +148,9 @@ function topology(m) {
     "div",
     {},
     scrolled(svg, width),
+    m.nodes.some(n => n.ranks.some(r => r.short))
+      ? el("p", { class: "soft", text: "In each box: the rank, its place in the pipeline (pp), data (dp), context (cp) and tensor (tp) parallel groups, and its device. A colour is a pipeline stage." })
+      : null,
     m.nodes.length > nodes.length
       ? el("p", { class: "soft", text: "the first " + nodes.length + " of " + m.nodes.length + " nodes" })
       : null,
@@ -212,7 +215,7 @@ function device(r, x, y) {
       class: "on",
       "text-anchor": "end",
       style: "font-size:10px",
-      text: cut(r.short, 11),
+      text: cut(r.short, 15),
     }),
   );
   return box;

@@ -82,7 +82,7 @@ function title(g, ink, row, y, w) {
   g.fillStyle = ink.ink;
   g.font = "600 12px system-ui, sans-serif";
   const hidden = row.line.hidden
-    ? ", first " + FIRST_RANKS + " of " + (FIRST_RANKS + row.line.hidden) + " ranks"
+    ? ", " + FIRST_RANKS + " of " + (FIRST_RANKS + row.line.hidden) + " ranks"
     : "";
   g.fillText(cut(row.line.name, 90) + "  —  " + time(row.line.step_s) + " a step" + hidden, 8, y + TITLE / 2 + 1);
   g.font = "11px system-ui, sans-serif";
@@ -188,11 +188,12 @@ function lane(v, g, ink, row, y, l, w) {
     } else g.fillRect(signs[m + 1], y, Math.max(1, signs[m + 2]), 2);
   }
   g.fillStyle = ink.on;
+  const letter = labels.length ? g.measureText("native_batch_norm").width / 16 : 1;
   for (let m = 0; m < labels.length; m += 3) {
     const a = Math.max(labels[m + 1], l) + (state.changes && !row.isPath && line.change[labels[m]] ? 12 : 4),
       room = labels[m + 2] - a - 3;
     if (room > 16 && !(hits && !hits[labels[m]]))
-      g.fillText(cut(line.label_of(labels[m]), Math.max(3, Math.floor(room / 6.6))), a, y + ROW / 2 - 0.5);
+      g.fillText(cut(line.label_of(labels[m]), Math.max(3, Math.floor(room / letter))), a, y + ROW / 2 - 0.5);
   }
   g.restore();
 }

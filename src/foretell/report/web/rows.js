@@ -22,7 +22,7 @@ function rowsOf(lines, all) {
     if (line.path.length)
       add({ line, kind: "lane", name: "critical path", ids: line.path, isPath: true }, ROW);
     const ranks = [...new Set(line.lanes.map(l => l.rank))].sort((a, b) => a - b);
-    const shown = new Set(all ? ranks : ranks.slice(0, FIRST_RANKS));
+    const shown = new Set(all ? ranks : firstRanks(ranks, line.straggler));
     line.hidden = ranks.length - shown.size;
     for (const k of line.order) {
       const lane = line.lanes[k];
@@ -42,6 +42,12 @@ function rowsOf(lines, all) {
   }
   return { rows, height: y };
 }
+
+// The first few ranks, the straggler among them.
+const firstRanks = (ranks, straggler) =>
+  ranks.includes(straggler) && !ranks.slice(0, FIRST_RANKS).includes(straggler)
+    ? [...ranks.slice(0, FIRST_RANKS - 1), straggler]
+    : ranks.slice(0, FIRST_RANKS);
 
 function prepared(line) {
   const lists = line.lanes.map(() => []);

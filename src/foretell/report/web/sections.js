@@ -42,7 +42,7 @@ function cards(figures) {
           : null,
         f.then ? el("p", { class: "more", text: f.then }) : null,
         f.low !== undefined && f.low !== null
-          ? el("p", { class: "more" }, el("span", { class: "nb", text: time(f.low) + " to " + time(f.high) }), " ", el("span", { class: "nb", text: "(80 % interval)" }))
+          ? el("p", { class: "more" }, el("span", { class: "nb", text: interval(f.low, f.high) }), " ", el("span", { class: "nb", text: "(80 % interval)" }))
           : null,
         f.more ? el("p", { class: "more", text: f.more }) : null,
       ),
@@ -52,25 +52,24 @@ function cards(figures) {
 function advised(a) {
   const rows = a.ranked.map(r => [
     r.changes.join(" "),
+    r.does || "",
     time(r.predicted_s),
-    time(r.low_s) + " – " + time(r.high_s),
+    interval(r.low_s, r.high_s),
     signed(-r.gain),
     r.peak_bytes ? size(r.peak_bytes) : "",
     r.code.length ? el("code", { text: r.code.join("\n") }) : "",
     r.why,
   ]);
   const best = a.together,
-    parts = [el("figure", {}, ranking(a))];
-  if (best && best.code.length)
-    parts.push(
-      el("h3", { text: "The best together, to paste" }),
-      code(best.code.join("\n")),
-      el("p", { text: best.why }),
-    );
+    parts = [];
+  if (a.path && a.path.length) parts.push(el("h3", { text: "In this order" }), route(a));
+  if (best && best.code.length) parts.push(el("h3", { text: "All of it, to paste" }), code(best.code.join("\n")), el("p", { text: best.why }));
+  if (parts.length) parts.push(el("h3", { text: "Every change alone" }));
   parts.push(
+    el("figure", {}, ranking(a)),
     folded(
       "All numbers, code and reasons",
-      table(["change", "step>", "80 % interval>", "time a sample>", "memory>", "code", "why"], rows),
+      table(["change", "what it does", "step>", "80 % interval>", "time a sample>", "memory>", "code", "why"], rows),
     ),
   );
   if (a.refused.length)
@@ -86,8 +85,31 @@ function advised(a) {
   return section(
     "changes",
     "What would help",
-    "Every change was applied to the step and simulated. The whisker is the 80 % interval. Bars and times are for as many samples as the current step has, so that a larger batch can be compared.",
+    "Every change was made to a copy of the step and simulated. Whiskers are 80 % intervals. Times are for the samples of the current step, so that a larger batch compares.",
     ...parts,
+  );
+}
+function route(a) {
+  // the changes of the best combination one after the other: and what each adds
+  const sized = a.path.some(r => r.peak_bytes);
+  let before = a.baseline_s;
+  return table(
+    ["#>", "change", "step>", "80 % interval>", "speedup in all>", ...(sized ? ["memory>"] : [])],
+    a.path.map((r, k) => {
+      const had = k ? a.path[k - 1].changes : [],
+        added = r.changes.filter(c => !had.includes(c)),
+        alone = a.ranked.filter(x => added.includes(x.changes[0])),
+        row = [
+          String(k + 1),
+          el("span", {}, el("b", { text: (k ? "+ " : "") + added.join(" + ") }), el("span", { class: "soft", text: "  " + alone.map(x => x.does || "").join(" ") })),
+          time(before) + " → " + time(r.predicted_s),
+          interval(r.low_s, r.high_s),
+          short(1 / (1 - r.gain)) + " ×",
+          ...(sized ? [r.peak_bytes ? size(r.peak_bytes) : ""] : []),
+        ];
+      before = r.predicted_s;
+      return row;
+    }),
   );
 }
 function code(text) {
@@ -115,7 +137,11 @@ function goes(split, idle) {
   return section(
     "goes",
     "Where the step goes",
-    "Of one step, a traced one in steady state: from the end of one step to the end of the next. The mean over ranks. Each part is what runs while nothing to its left does: exposed communication has no kernel beside it, in CPU the GPU waits for the host. A rank is in the bubble while it waits and another one works.",
+    "One step in steady state" +
+      (split.some(s => s.ranks > 1) ? ", the mean over ranks" : "") +
+      ". Every moment counts once: as compute where a kernel runs, as exposed communication where only a collective runs, as CPU where the GPU waits for the host" +
+      (split.some(s => s.values.bubble) ? ", as waiting for other ranks (a pipeline's bubble) where another rank works" : "") +
+      ", else as idle.",
     bars(
       split,
       PARTS,
@@ -133,20 +159,45 @@ function goes(split, idle) {
     idle && idle.causes.length ? gaps(idle) : null,
   );
 }
-function memories(items) {
+const HELD_FOR = {
+  activation: "activations kept for the backward pass",
+  parameter: "parameters",
+  gradient: "gradients",
+  optimizer: "optimizer state",
+  workspace: "workspaces of kernels",
+  library: "libraries",
+  input: "the batch",
+  other: "temporary tensors",
+};
+function held(m) {
+  // what the peak consists of, the largest parts by name
+  const parts = Object.entries(m.kinds).sort((a, b) => b[1] - a[1]).filter(([, b]) => b > 0.05 * m.peak).slice(0, 3);
+  return parts.length ? "It holds " + parts.map(([k, b]) => (HELD_FOR[k] || k) + " (" + Math.round((100 * b) / m.peak) + " %)").join(", ") + "." : "";
+}
+function memories(items, lower) {
   const kinds = [...new Set(items.flatMap(m => Object.keys(m.kinds)))],
     first = items.slice(0, 6);
   return section(
     "memory",
     "Memory",
-    items[0].explained ? "The peak, " + size(items[0].peak) + " (" + items[0].name + "), is " + items[0].explained.replaceAll("`", "") + "." : "",
+    items[0].explained ? "The peak, " + size(items[0].peak) + " (" + items[0].name + "), is " + items[0].explained.replaceAll("`", "") + ". " + held(items[0]) : "",
     el("div", { class: "pair" }, ...first.map(m => el("div", {}, el("h3", { text: cut(m.name, 60) }), memoryPlot(m, Math.max(...first.map(f => f.peak)))))),
-    table(
-      ["at the peak", ...first.map(m => cut(m.name, 28) + ">")],
-      [
-        ["peak", ...first.map(m => size(m.peak))],
-        ...kinds.map(k => [k, ...first.map(m => (m.kinds[k] ? size(m.kinds[k]) : ""))]),
-      ],
+    el(
+      "div",
+      { class: "pair" },
+      table(
+        ["at the peak", ...first.map(m => cut(m.name, 28) + ">")],
+        [
+          ["peak", ...first.map(m => size(m.peak))],
+          ...kinds.map(k => [k, ...first.map(m => (m.kinds[k] ? size(m.kinds[k]) : ""))]),
+        ],
+      ),
+      lower && lower.length
+        ? table(
+            ["what would lower the peak", "peak>", "time a sample>"],
+            lower.map(r => [r.changes.join(" "), size(r.peak_bytes), signed(-r.gain)]),
+          )
+        : null,
     ),
     ...items
       .slice(0, 2)
@@ -275,7 +326,7 @@ function scaling(o, n) {
   );
 }
 function planned(p, n) {
-  const parts = [el("pre", { tabindex: 0 }, el("code", { text: p.text }))];
+  const parts = [el("pre", { tabindex: 0, class: "wrap" }, el("code", { text: p.text.replaceAll(",", ",\u200b") }))];
   if (p.baselines.length) {
     const top = Math.max(...p.baselines.map(b => b.seconds));
     parts.push(
@@ -304,7 +355,7 @@ function trusted(D) {
   return section(
     "trust",
     "How much was measured",
-    "By the seconds of all tasks. Measured: by the profiler or a table of this device; then changed: by a what-if, or where the profiler's own cost was taken out. Learned and formula: predicted. Given: set by hand.",
+    "Where the seconds of all tasks come from. Measured: the profiler, or a table of this device. Then changed: scaled by a what-if, or less the profiler's own overhead. Learned, formula: predicted. Given: set by a change or by hand.",
     bars(
       rows,
       names.map(k => [k, SOURCES[k]]),
@@ -363,10 +414,12 @@ function sectionsOf(D) {
   if (D.advice) parts.push(advised(D.advice));
   if (D.split.length) parts.push(goes(D.split, X.idle));
   if (X.modules && X.modules.seconds) parts.push(modules(X.modules));
-  if (X.kernels && X.kernels.some(k => k.kernel || k.roofline)) parts.push(kernelTable(X.kernels, X.roofline));
-  if (X.communication && X.communication.length) parts.push(collectives(X.communication));
-  if (X.ranks && X.ranks.length) parts.push(rankTable(X.ranks, X.step_s));
+  if (X.kernels && X.kernels.some(k => k.kernel || k.roofline)) parts.push(kernelTable(X.kernels, X.roofline, X.bound_by));
+  if (X.communication && X.communication.length) parts.push(collectives(X.communication, X.machines));
+  if (X.ranks && X.ranks.length) parts.push(rankTable(X.ranks, X.step_s, X.verdict));
   if (D.lines.length) {
+    const late = (X.ranks || []).reduce((a, b) => (!a || b.waited_for_s > a.waited_for_s ? b : a), null);
+    for (const line of D.lines) line.straggler = late && late.waited_for_s > 0.03 * X.step_s ? late.rank : undefined;
     const keys = [
       ["drag", "← →"],
       ["wheel (once clicked)", "+ −"],
@@ -379,7 +432,7 @@ function sectionsOf(D) {
       section(
         "timeline",
         "Timeline",
-        "Zero is the end of the step before; what the CPU does ahead of it lies on grey ground. Underlined bars are on the critical path: only shortening those shortens the step. What differs: ▾ shorter, ▴ longer, + new, × gone, ‹ earlier, › later.",
+        "Time zero is the end of the previous step; what the CPU queues before it is shaded. Underlined bars are on the critical path: only shortening those shortens the step. Marks of a change: ▾ shorter, ▴ longer, + new, × gone, ‹ earlier, › later.",
         el(
           "p",
           { class: "soft" },
@@ -416,7 +469,7 @@ function sectionsOf(D) {
       ),
     );
   }
-  if (D.memory.length) parts.push(memories(D.memory));
+  if (D.memory.length) parts.push(memories(D.memory, X.lower_memory));
   if (X.compared && X.compared.length) parts.push(measured(X.compared));
   D.oracle.forEach((o, n) => parts.push(scaling(o, n)));
   if (!first) parts.push(...plans);

@@ -23,12 +23,12 @@ function timelines(lines) {
     "aria-label":
       "Timelines of " +
       lines.map(l => l.name).join(", ") +
-      ". Arrow keys move, plus and minus zoom, N and P go from task to task, C to the cause; what is chosen is told below.",
+      ". Arrow keys move, plus and minus zoom, N and P go from task to task, C to the cause; the chosen task is described below.",
   });
   const spacer = el("div"),
     rows = el("div", { class: "rows" }, canvas, spacer);
-  const told = el("div", {
-    class: "told",
+  const described = el("div", {
+    class: "task",
     role: "status",
     "aria-live": "polite",
     text: "Hover, click or use the keys to see a task: what it is, when it ran and what let it start.",
@@ -125,7 +125,7 @@ function timelines(lines) {
   const choose = (line, i, follow) => {
     state.line = line;
     state.task = i;
-    told.textContent = i < 0 ? "" : line.name + ": " + say(line, i);
+    described.textContent = i < 0 ? "" : line.name + ": " + say(line, i);
     if (follow && i >= 0) {
       const a = line.from(i),
         b = a + line.for(i),
@@ -323,7 +323,7 @@ function timelines(lines) {
   redrawers.push(renew);
   renew();
   window.foretellView = { view, first, total, state, paint: () => paint(v) };
-  return el("div", {}, el("div", { class: "view" }, bar, rows, told), keys);
+  return el("div", {}, el("div", { class: "view" }, bar, rows, described), keys);
 }
 const redrawers = [];
 let printing = false;

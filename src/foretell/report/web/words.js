@@ -23,8 +23,24 @@ const draw = (tag, props = {}, ...kids) => {
 };
 const short = v => (Math.abs(v) >= 1000 ? v.toFixed(0) : String(Number(v.toPrecision(3))));
 const plural = (n, what) => count(n) + " " + what + (n === 1 ? "" : "s");
+const LONG = [
+  [86400, "d", 3600, "h"],
+  [3600, "h", 60, "min"],
+  [60, "min", 1, "s"],
+];
+function duration(s) {
+  // from two minutes on: two units that matter
+  for (const [unit, name, smaller, rest] of LONG) {
+    const left = Math.round(Math.abs(s) / smaller),
+      whole = Math.floor(left / (unit / smaller)),
+      more = left % (unit / smaller);
+    if (whole) return (s < 0 ? "−" : "") + count(whole) + " " + name + (more ? " " + more + " " + rest : "");
+  }
+  return short(s) + " s";
+}
 const time = s => {
   if (!s) return "0 s";
+  if (Math.abs(s) >= 120) return duration(s);
   for (const [unit, name] of [
     [1, "s"],
     [1e-3, "ms"],
@@ -32,6 +48,12 @@ const time = s => {
   ])
     if (Math.abs(s) >= unit) return short(s / unit) + " " + name;
   return short(s / 1e-9) + " ns";
+};
+const interval = (low, high) => {
+  // the unit once where it is the same
+  const [first, last] = [time(low), time(high)],
+    [number, unit] = first.split(" ");
+  return (last.split(" ")[1] === unit && first.split(" ").length === 2 ? number : first) + " to " + last;
 };
 const size = b => {
   for (const [unit, name] of [

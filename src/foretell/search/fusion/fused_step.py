@@ -26,7 +26,6 @@ So a plan that fuses nothing takes what `predict` says of plain data parallelism
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -38,7 +37,8 @@ from foretell.plan import Plan
 from foretell.plan.file import COPY, named_ops
 from foretell.plan.framework import Running, resolved, running
 from foretell.plan.memory import room
-from foretell.predict.predict import FOUR_IN_FIVE, Prediction, predict, utilisation
+from foretell.predict.interval import interval
+from foretell.predict.predict import Prediction, predict, utilisation
 from foretell.search.fusion.baselines import ddp
 from foretell.search.fusion.lanes import seconds
 from foretell.search.fusion.ops import Memory, from_workload, problem_of_graph
@@ -296,9 +296,8 @@ def referred(
     sharded = problem.zero and predict(asked, workload, cluster, advises=False)
     memory = sharded.peak if sharded else found.peak
     run = running(base)
-    sigma = math.log(found.high / found.step) / FOUR_IN_FIVE
     host = run.issued("elementwise", False) * cluster.calibration.host
-    reference = Reference(found.step, host, run.profile.exponent, sigma)
+    reference = Reference(found.step, host, run.profile.exponent, found.away)
     kept = unfused(problem).held - problem.held
     return replace(problem, reference=reference, held=memory - kept, room=room(cluster))
 
@@ -403,14 +402,15 @@ def _predicted(
     plan = _explicit(plan, workload)
     held, room = scored.fusion.held, problem.room
     assert problem.reference is not None
-    factor = math.exp(FOUR_IN_FIVE * problem.reference.sigma)
+    low, high = interval(seconds, problem.reference.away)
     compute = stretch * problem.repeats * float(scored.cost[scored.fusion.order].sum())
     update, idle = stretch * judge.update, stretch * scored.launches
     return Prediction(
         plan=plan,
         step=seconds,
-        low=seconds / factor,
-        high=seconds * factor,
+        low=low,
+        high=high,
+        away=problem.reference.away,
         peak=held,
         missing=max(held - room, 0.0),
         breakdown={

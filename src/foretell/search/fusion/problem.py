@@ -168,7 +168,7 @@ class Reference:
     seconds: float
     host: float  # seconds to launch one kernel
     exponent: float  # host and device take turns as what bounds the step
-    sigma: float  # of ln(measured / predicted)
+    away: dict[str, float]  # distances that its interval comes from
 
 
 @dataclass(frozen=True, eq=False)

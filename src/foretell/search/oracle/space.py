@@ -34,6 +34,7 @@ from foretell.errors import InfeasibleError, InputError
 from foretell.graph.columns import Array
 from foretell.plan import Plan
 from foretell.plan.estimate import Estimate, estimate
+from foretell.plan.order import FAMILIES
 from foretell.plan.plan import Recompute
 from foretell.pool import Alone, Pool
 from foretell.predict import Prediction, predict, predict_many
@@ -190,7 +191,10 @@ def _schedules(workload: Workload, pp: int, space: Space) -> list[tuple[str, int
     if pp == 1:
         return [("1f1b", 1)]
     more = [c for c in space.chunks if c > 1 and workload.num_blocks % (pp * c) == 0]
-    return [(name, 1) for name in space.schedules] + [("interleaved", c) for c in more]
+    most = {1: workload.num_blocks, 2: workload.num_blocks + 2}  # embedding and head may be alone
+    pieces = {name: FAMILIES[name].chunks for name in space.schedules}
+    names = [name for name, many in pieces.items() if many * pp <= most[many]]
+    return [(name, 1) for name in names] + [("interleaved", c) for c in more]
 
 
 def _divisors(n: int) -> list[int]:

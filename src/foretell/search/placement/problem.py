@@ -21,16 +21,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from foretell.cluster import Cluster, Device
+from foretell.cluster import Cluster
 from foretell.compiled import B2, F1, F2, F3, F4, I1
 from foretell.cost import kernel
 from foretell.errors import InfeasibleError, InputError
 from foretell.plan import Plan
-from foretell.plan.check import units
 from foretell.plan.framework import Running, resolved, running
-from foretell.plan.layer_cost import layer_costs
-from foretell.plan.layer_ranges import held
-from foretell.plan.layouts import layouts
+from foretell.plan.layer_ranges import UnitSeconds, held, unit_seconds
 from foretell.plan.memory import ROUNDING, USABLE
 from foretell.search.placement.device_classes import (
     MOST_CELLS,
@@ -65,7 +62,11 @@ class Tables(NamedTuple):
 
     forward: F3  # [k, g + 1, b] seconds of all groups before g, forward
     backward: F3  # the same backward
-    update: F2  # [k, g] seconds of the optimizer on all weights of a group
+    update: F2  # [k, g] seconds of the optimizer's kernels on all weights of a group
+    tensors: F1  # [g] weights that it updates
+    lead: F3  # [k, g + 1, b] by which device seconds of all groups before g exceed the host's
+    split_lead: F3  # [m, s, g]
+    host: F2  # [k, 3] host seconds of the optimizer's step and of each tensor; their exponent
     product: F3  # [k, g, b] seconds of the weight gradients that factors would make
     split_forward: F3  # [m, s, g] a group split over all ranks of a set, one micro-batch
     split_backward: F3
@@ -158,9 +159,9 @@ def problem(
         )
     plain = resolved(Plan(framework=framework), workload.most("tp") > 1, workload.dtype)
     sizes = _grid(batch)
-    seconds = [_unit_seconds(workload, cluster, d, plain, sizes) for d in machines.kinds]
+    seconds = [unit_seconds(workload, cluster, d, plain, sizes) for d in machines.kinds]
     holds = held(workload, plain)
-    mean = np.mean([f[:, -1] + b[:, -1] for f, b in seconds], axis=0)
+    mean = np.mean([one.forward[:, -1] + one.backward[:, -1] for one in seconds], axis=0)
     groups = grouped(workload, mean, holds["handed"], most)
     tables, factored = _tables(workload, machines, groups, batch, plain, sizes, seconds, holds)
     run = running(plain)
@@ -173,28 +174,6 @@ def _grid(batch: int) -> Array:
     return np.unique(np.concatenate([np.arange(1, min(batch, 8) + 1), steps])).astype(float)
 
 
-def _plans(sizes: Array, plain: Plan, **degrees: Any) -> list[Plan]:
-    return [plain.but(micro_batch=int(b), global_batch=int(b), **degrees) for b in sizes]
-
-
-def _unit_seconds(
-    workload: Workload,
-    cluster: Cluster,
-    device: Device,
-    plain: Plan,
-    sizes: Array,
-    **degrees: Any,
-) -> tuple[Array, Array]:
-    """Forward and backward of each unit at some batch sizes, on one kind of device."""
-    table = layouts(_plans(sizes, plain, **degrees))
-    costs = layer_costs(workload, cluster, table, device)
-    power = running(plain).profile.exponent
-    ahead = [cost.forward.seconds(power) for cost in costs]
-    back = [cost.backward.seconds(power) for cost in costs]
-    each = [unit.layer for unit in units(workload)]
-    return np.array([ahead[i] for i in each]), np.array([back[i] for i in each])
-
-
 def _tables(
     workload: Workload,
     machines: Fleet,
@@ -202,7 +181,7 @@ def _tables(
     batch: int,
     plain: Plan,
     sizes: Array,
-    seconds: list[tuple[Array, Array]],
+    seconds: list[UnitSeconds],
     holds: dict[str, Array],
 ) -> tuple[Tables, dict[tuple[int, int], tuple[str, ...]]]:
     from foretell.search.placement import factors
@@ -213,7 +192,8 @@ def _tables(
     weight, state = run.weight_bytes + run.cast_bytes, run.state_bytes
     grad = BYTES[run.grad_dtype]
     laws, send_laws, streams = laws_of(machines), *sends_of(machines)
-    ahead, back = (np.stack([_filled(p[i], sizes, batch) for p in seconds]) for i in (0, 1))
+    ahead, back, lead = (np.stack([_drawn(p[i], sizes, batch) for p in seconds]) for i in range(3))
+    ahead, back = np.maximum.accumulate(ahead, axis=2), np.maximum.accumulate(back, axis=2)
     rates = _sampled(ahead + back, starts)
     splits = _splits(workload, machines, batch, plain, starts)
     sent = factors.tabled(workload, machines, groups, batch, sizes, laws, grad)
@@ -222,6 +202,10 @@ def _tables(
         forward=_prefix(ahead, starts),
         backward=_prefix(back, starts),
         update=_updates(machines, own["weights"], run),
+        tensors=own["tensors"],
+        lead=_prefix(lead * (not run.is_scaled), starts),
+        split_lead=splits["lead"] * (not run.is_scaled),
+        host=_host(machines, run),
         product=sent.product,
         split_forward=splits["forward"],
         split_backward=splits["backward"],
@@ -262,12 +246,12 @@ def _sums(values: Array, starts: npt.NDArray[Any]) -> Array:
     return np.diff(total[starts])
 
 
-def _filled(values: Array, sizes: Array, batch: int) -> Array:
-    """Values of every batch size from 0 on, straight lines between those priced, never falling."""
+def _drawn(values: Array, sizes: Array, batch: int) -> Array:
+    """Values of every batch size from 0 on, straight lines between those priced."""
     every = np.arange(batch + 1)
     found = np.array([np.interp(every, sizes, row) for row in values])
     found[:, 0] = 0.0
-    return np.maximum.accumulate(found, axis=1)
+    return found
 
 
 def _prefix(values: Array, starts: npt.NDArray[Any]) -> Array:
@@ -284,12 +268,24 @@ def _sampled(values: Array, starts: npt.NDArray[Any]) -> Array:
 
 
 def _updates(machines: Fleet, weights: Array, run: Running) -> Array:
-    moved = np.maximum(weights, 1.0) * run.update
+    """Each group's part of one update of the whole model."""
+    whole = np.maximum(weights.sum(keepdims=True), 1.0)
+    learned = machines.cluster.calibration
     rows = [
-        kernel.seconds(d, "optimizer", "fp32", {"n": moved / run.update}, bytes=moved).seconds
+        kernel.seconds(d, "optimizer", "fp32", {"n": whole}, bytes=whole * run.update).seconds
         for d in machines.kinds
     ]
-    return np.where(weights > 0, np.stack(rows), 0.0)
+    return np.stack(rows) * learned.compute * learned.update * weights / whole
+
+
+def _host(machines: Fleet, run: Running) -> Array:
+    """What the host takes to issue an update: at all, and for each tensor; none on a CPU."""
+    start, one = run.updated(np.array([0.0, 1.0])) * machines.cluster.calibration.host
+    rows = [
+        (0.0, 0.0, 1.0) if d.timed is not None else (start, one - start, run.profile.exponent)
+        for d in machines.kinds
+    ]
+    return np.array(rows)
 
 
 def _splits(
@@ -302,6 +298,7 @@ def _splits(
         "backward": np.full((len(MICROS), count, many), np.inf),
         "weights": np.full((count, many), np.inf),
         "kept": np.full((count, many), np.inf),
+        "lead": np.zeros((len(MICROS), count, many)),
     }
     axis = "tp" if workload.most("tp") > 1 else "filter"
     parts = np.array([-(-batch // m) for m in MICROS], float)
@@ -320,11 +317,11 @@ def _splits(
         part = machines.cluster.part(ranks)
         device = machines.kinds[found[0].kind]
         degrees = {axis: len(ranks)}
-        ahead, back = _unit_seconds(workload, part, device, plain, parts, **degrees)
+        took = unit_seconds(workload, part, device, plain, parts, **degrees)
         holds = held(workload, plain, **degrees)
         for i in range(len(MICROS)):
-            out["forward"][i, s] = _sums(ahead[:, i], starts)
-            out["backward"][i, s] = _sums(back[:, i], starts)
+            for way, values in zip(("forward", "backward", "lead"), took, strict=True):
+                out[way][i, s] = _sums(values[:, i], starts)
         out["weights"][s], out["kept"][s] = (_sums(holds[k], starts) for k in ("weights", "kept"))
     return out
 

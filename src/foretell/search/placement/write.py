@@ -29,6 +29,7 @@ from foretell.search.placement.moves import (
     collective,
     holds,
     law,
+    most,
     moved,
     task,
     transfers,
@@ -225,6 +226,7 @@ def write_updates(p: Page, t: Tables, d: Draft, micros: int) -> None:
     cells = len(t.kind)
     closing, updated = np.full(cells, -1, np.int64), np.full(cells, -1, np.int64)
     seconds = updating(t, d.sets, d.ways, d.served)
+    issued(t, d, micros, seconds)
     for i in range(p.count[TASKS]):
         if p.what[i] == BACKWARD:
             closing[p.cell[i]] = i
@@ -243,3 +245,28 @@ def write_updates(p: Page, t: Tables, d: Draft, micros: int) -> None:
         for c in range(cells):
             if t.member[s, c]:
                 waits(p, updated[c])
+
+
+@compiled
+def issued(t: Tables, d: Draft, micros: int, seconds: Any) -> None:
+    """Add to each cell's update what the host is behind with when the backward is over."""
+    cells, which = len(t.kind), np.searchsorted(_MICROS, micros)
+    tensors, lead, each = np.zeros(cells), np.zeros(cells), np.zeros(len(t.cell_of))
+    for g in range(len(d.sets)):
+        s, by_server = d.sets[g], d.ways[g] == PS and t.size[d.sets[g]] > 1
+        if d.served[g] >= 0:
+            each[d.served[g]] += t.tensors[g]
+        for c in range(cells):
+            if t.member[s, c]:
+                k, b = t.kind[c], -(-d.share[s, c] // micros)
+                tensors[c] += 0.0 if by_server else t.tensors[g]
+                if d.ways[g] == SPLIT:
+                    lead[c] += t.split_lead[which, s, g]
+                else:
+                    lead[c] += t.lead[k, g + 1, b] - t.lead[k, g, b]
+    served = most(t, each)
+    for c in range(cells):
+        start, one, bend = t.host[t.kind[c], 0], t.host[t.kind[c], 1], t.host[t.kind[c], 2]
+        behind = start + one * (tensors[c] + served[c]) - max(lead[c], 0.0)
+        if tensors[c] + served[c] > 0 and start > 0 and behind > 0:
+            seconds[c] = (seconds[c] ** bend + behind**bend) ** (1 / bend)

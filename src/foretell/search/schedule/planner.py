@@ -47,7 +47,9 @@ class PipelinePlanner(Planner):
         )  # fmt: skip
         fixed = self._baselines(found, num)
         steps = {name: one.prediction.step for name, one in fixed.items()}
-        first = every[0]
+        first = min([every[0], *fixed.values()], key=lambda one: one.prediction.step)
+        kept = tuple(f"order of {name}: none found is shorter" for name in fixed
+                     if fixed[name] is first)  # fmt: skip
         return Planned(
             first.plan,
             first.prediction.step,
@@ -56,7 +58,7 @@ class PipelinePlanner(Planner):
             None,
             len(every) + len(fixed),
             time.process_time() - began,
-            _notes(every),
+            kept + _notes(first, every),
             first.prediction.low,
             first.prediction.high,
             stopped=any(one.schedule.stopped == "interrupted" for one in every),
@@ -85,8 +87,7 @@ class Tessel(PipelinePlanner):
         return PipelinePlanner(self.micro_batch, self.work)
 
 
-def _notes(every: list[Solved]) -> tuple[str, ...]:
-    first = every[0]
+def _notes(first: Solved, every: list[Solved]) -> tuple[str, ...]:
     found = first.schedule
     bound = "proven minimal" if found.proven else f"bound {span(found.lower_bound)}"
     shapes = ", ".join(f"{s.model.shape} {1e3 * s.per_sample:.4g} ms" for s in every)

@@ -8,7 +8,8 @@ let state = { ...START },
   offers = null,
   asking = 0, // the newest question about the step; older answers are dropped
   advice = {}, // the job that tried every change, by step and machines
-  gains = {};
+  gains = {}, // of each change, where every one was tried
+  refused = {}; // why a change does not apply
 
 async function ask(name, asked = {}) {
   const answer = await fetch(base + "call/" + name, {
@@ -100,20 +101,31 @@ async function detail(mine) {
   if (!specs().length && D.figures.length) D.figures = D.figures.filter(f => !f.what.startsWith("predicted with") || D.advice);
   by("headline").replaceChildren(...head(D));
   by("sections").replaceChildren(...sectionsOf(D));
-  if (D.advice) for (const r of D.advice.ranked) gains[r.changes.join(" ")] = r.gain;
-  told();
+  if (D.advice) {
+    gains = Object.fromEntries(D.advice.ranked.map(r => [r.changes.join(" "), r.gain]));
+    refused = Object.fromEntries(D.advice.refused.map(r => [r.change, r.reason]));
+  }
+  showGains();
   document.documentElement.dataset.ready = "yes";
 }
-// Beside each change its gain, where every change was tried.
-function told() {
-  by("changes")
-    .querySelectorAll("label")
-    .forEach(label => {
-      const gain = gains[label.dataset.spec] === undefined ? gains[label.dataset.spec.split(":")[0]] : gains[label.dataset.spec],
-        span = label.querySelector(".gain");
-      span.textContent = gain === undefined ? "" : signed(-gain);
-      span.className = "gain " + (gain > 0.005 ? "good" : gain < -0.005 ? "bad" : "soft");
-    });
+// Beside each change its gain, where every change was tried: the best first, those that do not apply last.
+const of = (table, spec) => (table[spec] === undefined ? table[spec.split(":")[0]] : table[spec]);
+function showGains() {
+  const labels = [...by("changes").querySelectorAll("label")],
+    place = label => (refused[label.dataset.spec] ? 3 : of(gains, label.dataset.spec) === undefined ? 2 : 1);
+  for (const label of labels) {
+    const spec = label.dataset.spec,
+      gain = of(gains, spec),
+      why = refused[spec],
+      span = label.querySelector(".gain");
+    span.textContent = why ? "n/a" : gain === undefined ? "" : signed(-gain);
+    span.className = "gain " + (gain > 0.005 ? "good" : gain < -0.005 ? "bad" : "soft");
+    label.classList.toggle("refused", Boolean(why));
+    label.title = label.dataset.does + (why ? "\nDoes not apply: " + why : "");
+  }
+  labels
+    .sort((a, b) => place(a) - place(b) || (of(gains, b.dataset.spec) || 0) - (of(gains, a.dataset.spec) || 0))
+    .forEach(label => by("changes").append(label));
 }
 async function rankAll() {
   const key = state.step + " " + state.on;
@@ -169,7 +181,8 @@ async function listed(chosen) {
           onchange: () => {
             set({ step: s.key });
             gains = {};
-            told();
+            refused = {};
+            showGains();
             by("rank").hidden = false;
             renew();
           },
@@ -182,10 +195,26 @@ async function listed(chosen) {
     el("h2", { text: "No step yet" }),
     el("p", { text: "Drop a trace of torch.profiler on the side, or make one of your script:" }),
     el("pre", { tabindex: 0 }, el("code", { text: "foretell profile train.py -o step.json.gz" })),
-    el("p", { text: "Or build the step of a model from its sizes:" }),
-    el("p", {}, el("button", { type: "button", text: "Build a model under Layouts", onclick: () => show("layouts") })),
+    el("p", { text: "No trace at hand? Look at one that comes with foretell, or build the step of a model from its sizes:" }),
+    el(
+      "div",
+      { class: "row" },
+      el("button", { type: "button", class: "main", id: "sample", text: "Open the sample trace", onclick: sample }),
+      el("button", { type: "button", text: "Build a model under Layouts", onclick: () => show("layouts") }),
+    ),
   );
   return scenarios;
+}
+async function sample() {
+  by("sample").textContent = "Reading …";
+  try {
+    const { step } = await ask("sample");
+    await listed(step);
+    await renew();
+    rankAll();
+  } catch (error) {
+    by("problem").textContent = error.message;
+  }
 }
 // Files go to the studio as they are; what is too large is said so.
 async function send(file) {
@@ -473,6 +502,7 @@ async function pick(plan, gpus) {
       "div",
       { class: "row" },
       el("button", { type: "button", text: "Export plan", id: "export-plan", onclick: () => exported("plan", { plan }, by("plan-says")) }),
+      el("button", { type: "button", text: "Save to compare", onclick: () => keep({ workload: workload(), plan, cluster }) }),
       el("button", { type: "button", text: "Add as a step", onclick: () => build(plan, cluster) }),
       el("span", { id: "plan-says", class: "says", role: "status" }),
     );
@@ -483,13 +513,21 @@ async function pick(plan, gpus) {
     by("picked").replaceChildren(el("p", { class: "problem", role: "alert", text: error.message }));
   }
 }
+async function keep(asked) {
+  try {
+    await ask("save-plan", asked);
+    by("plan-says").textContent = "saved: see Compare";
+  } catch (error) {
+    by("plan-says").textContent = error.message;
+  }
+}
 async function build(plan, cluster) {
   by("build-says").textContent = "building …";
   try {
     const { step } = await ask("build", { workload: workload(), plan, cluster: cluster || machines() });
     by("build-says").textContent = "added to Step";
     set({ changes: [], own: "", on: "" });
-    ticks();
+    offerChanges();
     await listed(step);
     show("step");
     renew();
@@ -506,7 +544,7 @@ async function compared() {
     by("compared-table").replaceChildren();
     return;
   }
-  const most = Math.max(...scenarios.map(s => Math.max(s.found.high_s, s.found.baseline_s))),
+  const most = Math.max(...scenarios.map(s => Math.max(s.found.high_s, s.found.baseline_s || 0))),
     width = 1000,
     left = 320,
     X = s => left + ((width - left - 120) * s) / most,
@@ -516,7 +554,7 @@ async function compared() {
     svg.append(
       draw("text", { x: left - 12, y: y + 4, "text-anchor": "end", text: cut(s.number + ": " + s.title, 46) }),
       draw("rect", { x: left, y: y - 9, width: X(s.found.predicted_s) - left, height: 18, rx: 3, style: "fill:var(--kernel)" }),
-      draw("line", { x1: X(s.found.baseline_s), x2: X(s.found.baseline_s), y1: y - 14, y2: y + 14, style: "stroke:var(--ink);stroke-dasharray:4 3" }),
+      s.found.baseline_s ? draw("line", { x1: X(s.found.baseline_s), x2: X(s.found.baseline_s), y1: y - 14, y2: y + 14, style: "stroke:var(--ink);stroke-dasharray:4 3" }) : "",
       draw("path", { d: "M" + X(s.found.low_s) + " " + y + "H" + X(s.found.high_s), style: "stroke:var(--ink);stroke-width:1.5" }),
       draw("text", { x: width - 110, y: y + 4, text: time(s.found.predicted_s) }),
     );
@@ -528,13 +566,13 @@ async function compared() {
   );
   by("compared-table").replaceChildren(
     table(
-      ["scenario", "step", "current>", "predicted>", "80 % interval>", "gain>", "memory>", ""],
+      ["scenario", "of", "current>", "predicted>", "80 % interval>", "gain>", "memory>", ""],
       scenarios.map(s => [
         s.number + ": " + s.title,
         s.step,
-        time(s.found.baseline_s),
+        s.found.baseline_s ? time(s.found.baseline_s) : "",
         time(s.found.predicted_s),
-        s.found.changes.length ? time(s.found.low_s) + " – " + time(s.found.high_s) : "",
+        s.found.high_s > s.found.low_s ? interval(s.found.low_s, s.found.high_s) : "",
         s.found.changes.length ? signed(-s.found.gain) + (s.found.per === "sample" ? " a sample" : "") : "",
         s.found.peak_bytes ? size(s.found.peak_bytes) : "",
         el("button", { type: "button", text: "Forget", "aria-label": "Forget scenario " + s.number, onclick: () => ask("forget", { numbers: [s.number] }).then(compared) }),
@@ -551,12 +589,12 @@ async function exported(form, asked, says) {
     says.textContent = error.message;
   }
 }
-function ticks() {
+function offerChanges() {
   by("changes").replaceChildren(
-    ...offers.changes.map(spec =>
+    ...offers.changes.map(({ spec, does }) =>
       el(
         "label",
-        { "data-spec": spec },
+        { "data-spec": spec, "data-does": does, title: does },
         el("input", {
           type: "checkbox",
           value: spec,
@@ -571,7 +609,7 @@ function ticks() {
       ),
     ),
   );
-  told();
+  showGains();
   by("own").value = state.own;
 }
 function wire() {
@@ -636,10 +674,36 @@ function wire() {
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redrawers.forEach(f => f()));
 }
+// What the empty view of layouts offers: a question with its fields filled in.
+const EXAMPLES = [
+  ["Llama 3.1 8B on 8 H100", { model: "llama-3.1-8b", gpu: "h100", count: "8" }],
+  ["Llama 3.1 70B on 64 H100", { model: "llama-3.1-70b", gpu: "h100", count: "64" }],
+  ["Qwen3 30B-A3B (experts) on 32 H200", { model: "qwen3-30b-a3b", gpu: "h200", count: "32" }],
+];
+function examples() {
+  const offered = EXAMPLES.filter(([, e]) => offers.models.published.includes(e.model) && offers.gpus.includes(e.gpu));
+  by("layouts-examples").replaceChildren(
+    ...offered.map(([name, fields]) =>
+      el("button", {
+        type: "button",
+        text: name,
+        onclick: () => {
+          set({ ...fields, sizes: {}, text: "" });
+          by("model").value = fields.model;
+          sizes();
+          by("on-kind").value = fields.gpu;
+          by("on-count").value = fields.count;
+          by("on-count").dispatchEvent(new Event("change"));
+          explore();
+        },
+      }),
+    ),
+  );
+}
 async function begin() {
   recall();
   offers = await ask("choices");
-  ticks();
+  offerChanges();
   modelPicker();
   planPicker();
   const [onGpu, onCount] = state.on.split(":gpus=");
@@ -649,6 +713,7 @@ async function begin() {
   });
   machinePicker(by("machines"), "on-", { gpu: state.gpu, count: state.count }, (key, gpu, count) => set({ gpu, count, text: key.startsWith("text ") ? key : "" }));
   wire();
+  examples();
   await listed();
   show(state.tab);
   await renew();

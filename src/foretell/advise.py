@@ -1,4 +1,4 @@
-"""Every change that applies to a step, tried one by one, ranked, and the best of them together.
+"""What to change first: every change that applies to a step, tried, ranked, and combined.
 
 A change that alters the batch is judged by the time a sample takes. The combination is found by
 taking one of the best first and adding, in the order of their own gains, whatever still helps.
@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from foretell.advise.step import Step
-from foretell.baseline import why
+from foretell.baseline import Baseline, Interval, interval, why
+from foretell.cluster import Cluster
 from foretell.errors import ForetellError
 from foretell.graph.graph import Graph
-from foretell.whatif import WhatIf, ordered, parse, peak_bytes
+from foretell.simulate import simulate
+from foretell.whatif import Setting, WhatIf, ordered, parse, peak_bytes
 from foretell.whatif.batch import Batch
+from foretell.whatif.registry import together
 
 # What is tried: changes of one machine that a line or two of PyTorch make.
 TRIED = (
@@ -34,6 +36,39 @@ TRADES = frozenset({"batch", "checkpoint", "vdnn", "gist"})  # of memory: not co
 STARTS = 4  # how many of the best changes a combination is grown from
 
 
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A step, the cluster it runs on, and its time without the profiler."""
+
+    graph: Graph
+    cluster: Cluster | None
+    baseline: Baseline | None = None  # of a trace: steps in a row, without the profiler
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes."""
+        return self.baseline.seconds if self.baseline else self.predicted(self.graph)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know about that time."""
+        return [self.baseline.note] if self.baseline else []
+
+    @property
+    def setting(self) -> Setting:
+        """What a what-if may know besides the graph."""
+        return Setting(self.cluster)
+
+    def predicted(self, after: Graph) -> float:
+        """How long it would take as another graph."""
+        return self.baseline.predicted(after) if self.baseline else simulate(after).seconds
+
+    def interval(self, after: Graph, changes: Sequence[WhatIf]) -> Interval:
+        """The 80 % interval of its time as a graph that changes made."""
+        host = self.baseline.sigma if self.baseline else 0.0
+        return interval(after, self.predicted, host=host, spread=together(changes))
+
+
 @dataclass(frozen=True)
 class Advice:
     """One change, or several made together, and what it would do."""
@@ -47,6 +82,16 @@ class Advice:
     why: str
 
     @property
+    def name(self) -> str:
+        """Its changes as text."""
+        return " ".join(map(str, self.changes))
+
+    @property
+    def does(self) -> str:
+        """What its changes do, a sentence each: the first of their help."""
+        return " ".join((type(c).__doc__ or "").partition("\n")[0] for c in self.changes)
+
+    @property
     def code(self) -> list[str]:
         """The lines of PyTorch that do it."""
         return [change.code for change in self.changes if change.code]
@@ -54,12 +99,22 @@ class Advice:
 
 @dataclass(frozen=True)
 class Recommendations:
-    """What was tried, best first; what did not apply and why; and the best together."""
+    """What was tried, best first; what did not apply and why; and the best together.
+
+    `path` leads to the best combination one change at a time, the most useful first.
+    """
 
     seconds: float
     ranked: tuple[Advice, ...]
     refused: tuple[tuple[str, str], ...]
     best: Advice | None
+    path: tuple[Advice, ...] = ()
+
+    @property
+    def first(self) -> Advice | None:
+        """The change to make first: of the best combination, or the best that is worth making."""
+        worth = (a for a in self.ranked if a.gain >= WORTH)
+        return self.path[0] if self.path else next(worth, None)
 
 
 def advise(
@@ -79,8 +134,9 @@ def advise(
             refused.append((spec, f"could not be tried ({type(error).__name__}: {error})"))
     ranked = tuple(sorted(found, key=lambda a: (-a.gain, str(a.changes[0]))))
     best = _together(step, ranked, progress)
+    path = _path(step, ranked, best)
     _made.cache_clear()  # graphs are large
-    return Recommendations(step.seconds, ranked, tuple(refused), best)
+    return Recommendations(step.seconds, ranked, tuple(refused), best, path)
 
 
 @lru_cache(4)  # combinations share what they begin with
@@ -136,6 +192,19 @@ def _grown(
     return best
 
 
+def _path(step: Step, ranked: Sequence[Advice], best: Advice | None) -> tuple[Advice, ...]:
+    """The best combination change by change, in the order of their own gains."""
+    if best is None:
+        return ()
+    alone = [a for a in ranked if a.changes[0] in best.changes]
+    found = alone[:1]
+    for k in range(2, len(alone)):
+        changes = tuple(a.changes[0] for a in alone[:k])
+        if (both := _in_order(step, changes)) is not None:
+            found.append(both)
+    return (*found, best) if len(alone) > 1 else tuple(found)
+
+
 def _in_order(step: Step, changes: tuple[WhatIf, ...]) -> Advice | None:
     """Changes in canonical order; None where they do not go together."""
     try:
@@ -144,20 +213,22 @@ def _in_order(step: Step, changes: tuple[WhatIf, ...]) -> Advice | None:
         return None
 
 
-def shown(graph: Graph, counsel: Recommendations) -> dict[str, object]:
-    """A counsel as plain values."""
+def shown(graph: Graph, found: Recommendations) -> dict[str, object]:
+    """Recommendations as plain values."""
     return {
-        "baseline_s": counsel.seconds,
+        "baseline_s": found.seconds,
         "baseline_peak_bytes": peak_bytes(graph),
-        "ranked": [_plain(a) for a in counsel.ranked],
-        "together": _plain(counsel.best) if counsel.best else None,
-        "refused": [{"change": spec, "reason": reason} for spec, reason in counsel.refused],
+        "ranked": [_plain(a) for a in found.ranked],
+        "together": _plain(found.best) if found.best else None,
+        "path": [_plain(a) for a in found.path],
+        "refused": [{"change": spec, "reason": reason} for spec, reason in found.refused],
     }
 
 
 def _plain(advice: Advice) -> dict[str, object]:
     return {
         "changes": [str(change) for change in advice.changes],
+        "does": advice.does,
         "predicted_s": advice.seconds,
         "low_s": advice.low,
         "high_s": advice.high,
