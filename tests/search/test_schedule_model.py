@@ -10,8 +10,16 @@ import pytest
 from foretell.cluster import load as load_cluster
 from foretell.errors import InfeasibleError, InputError
 from foretell.plan import Plan, read, save
-from foretell.plan.place_graph import Prices, peaks, placed_stage_cost
-from foretell.plan.stage_placement import StagePlacement, acts, as_degrees, edges, places
+from foretell.plan.placed import (
+    Prices,
+    StagePlacement,
+    acts,
+    as_degrees,
+    edges,
+    peaks,
+    placed_stage_cost,
+    places,
+)
 from foretell.predict import predict
 from foretell.search.schedule import schedule, wrong
 from foretell.search.schedule.arrange import Asked, Cutting, arrange, cut

@@ -104,7 +104,7 @@ class Plan:
     late: tuple[str, ...] = ()  # ops that run behind all others of the backward
     sync: Names = ()  # (parameter, all-reduce | ps:rank | factors | sharded) …
     actions: Names = ()  # per stage its order, such as F0 F1 B0
-    stages: Names = ()  # stages placed freely: ranks, layers (→ foretell.plan.stage_placement)
+    stages: Names = ()  # stages placed freely: ranks, layers (→ foretell.plan.placed)
     groups: Names = ()  # layers on ranks of their own: first, last, way, rank:samples …
     segments: Names = ()  # stages with meshes of their own (→ foretell.plan.plan)
     whatifs: tuple[str, ...] = ()  # further changes, as what-if specs
@@ -272,8 +272,8 @@ def field_types() -> dict[str, Any]:
 
 def _read(text: str, kind: Any, where: str) -> Any:
     if kind == Names:
-        groups = [part for part in text.split("/") if part]
-        return tuple(tuple(_plain(item) for item in group.split("+")) for group in groups)
+        rows = text.split("/") if text else []  # a rank without actions has an empty row
+        return tuple(tuple(_plain(item) for item in row.split("+") if item) for row in rows)
     return spec.read(text, kind, where)
 
 

@@ -23,11 +23,8 @@ from typing import NamedTuple
 from foretell import portable
 from foretell.cluster import Cluster
 from foretell.plan import Plan
-from foretell.plan.check import RESOLVED
 from foretell.plan.framework import running
-from foretell.plan.layer_cost import LayerCost, layer_costs
-from foretell.plan.layouts import layouts
-from foretell.plan.stage_ops import Priced
+from foretell.plan.layer_cost import LayerCost
 from foretell.workload import Workload
 from foretell.workload.kernels import flops
 
@@ -95,26 +92,8 @@ def _attention_share(workload: Workload) -> float:
     return 2 * some / max(whole + some, 1.0)
 
 
-def host_share(found: Priced) -> float:
+def host_share(layers: Sequence[tuple[LayerCost, float]], bend: float) -> float:
     """How much of a step moves with host time: host^p of host^p + device^p, over all layers."""
-    layers = [
-        pair
-        for stage in found.stages
-        for pair in zip(stage.costs.layers, stage.layers, strict=True)
-    ]
-    return _share_of_host(layers, float(found.stages[0].costs.bend[0]))
-
-
-def host_share_alone(plan: Plan, workload: Workload, cluster: Cluster, samples: int) -> float:
-    """The same where every layer runs on one rank with so many samples."""
-    one = Plan(**{name: getattr(plan, name) for name in RESOLVED})
-    found = layer_costs(workload, cluster, layouts([one.but(micro_batch=samples)]))
-    layers = [(cost, layer.times) for cost, layer in zip(found, workload.layers, strict=True)]
-    return _share_of_host(layers, running(one).profile.exponent)
-
-
-def _share_of_host(layers: Sequence[tuple[LayerCost, float]], bend: float) -> float:
-    """The same of layers, each so many times."""
     host = device = 0.0
     for layer, times in layers:
         for part in (layer.forward, layer.backward):

@@ -23,15 +23,10 @@ from foretell.graph import Kind, Phase
 from foretell.graph.show import span
 from foretell.plan import Plan, check, estimate
 from foretell.plan.check import settled
-from foretell.plan.costs import Costs, costs
-from foretell.plan.group_graph import holding, in_flight, lower_groups
-from foretell.plan.layer_ranges import GroupCosts, has_per_rank_costs, layer_ranges
-from foretell.plan.lower import written
-from foretell.plan.memory import ROUNDING, USABLE
-from foretell.plan.place_graph import Prices, constant, lower_places, peaks
-from foretell.plan.stage_ops import Priced, priced
-from foretell.plan.stage_placement import acts, places
-from foretell.predict.interval import distances, host_share, host_share_alone, interval
+from foretell.plan.costs import costs
+from foretell.plan.lower import is_even, resolved
+from foretell.plan.program import ResolvedStep, lowered
+from foretell.predict.interval import distances, host_share, interval
 from foretell.simulate import Timeline, simulate
 from foretell.workload import Workload
 
@@ -86,87 +81,6 @@ def _changes(before: Plan, after: Plan) -> str:
     return ",".join(f"{n}={t}" for n, t in zip(differ, texts, strict=True)) or "as it is"
 
 
-def simulated_groups(
-    plan: Plan, workload: Workload, cluster: Cluster
-) -> tuple[Timeline, GroupCosts]:
-    """The step of a checked plan as it runs, and what it was priced by."""
-    costs = GroupCosts.of(plan, workload, cluster)
-    return simulate(lower_groups(plan, workload, cluster, costs)), costs
-
-
-def samples(plan: Plan, costs: GroupCosts) -> int:
-    """The most samples that a rank has in one micro-batch."""
-    found, batches = layer_ranges(plan, costs)
-    return -(-max(max(one.samples.values()) for one in found) // batches)
-
-
-def memory_of_groups(plan: Plan, costs: GroupCosts) -> tuple[float, float, dict[str, float]]:
-    """Bytes of the rank with the least room left, how many are missing there, and what they are."""
-    found, _ = layer_ranges(plan, costs)
-    ranks = sorted({rank for stretch in found for rank in stretch.ranks})
-    flying, program = in_flight(found), {"program": costs.run.profile.runtime}
-    each = [holding(found, costs, rank, flying) | program for rank in ranks]
-    most = [ROUNDING * sum(parts.values()) for parts in each]
-    devices = [costs.cluster.devices[rank] for rank in ranks]
-    over = [m - d.memory * USABLE for m, d in zip(most, devices, strict=True)]
-    worst = int(np.argmax(over))
-    return most[worst], max(over[worst], 0.0), each[worst]
-
-
-def simulated_places(plan: Plan, prices: Prices) -> Timeline:
-    """The step as it runs."""
-    return simulate(lower_places(plan, prices.workload, prices.cluster, prices))
-
-
-def memory_of_places(plan: Plan, prices: Prices) -> tuple[float, float, dict[str, float]]:
-    """Bytes of the rank with the least room left, how many are missing there, and what they are."""
-    cluster = prices.cluster
-    found = places(plan, prices.workload, cluster.size)
-    rows = acts(plan, found)
-    most = peaks(prices, found, rows)
-    over = [m - d.memory * USABLE for m, d in zip(most, cluster.devices, strict=False)]
-    worst = int(np.argmax(over))
-    trains = any(act.kind != "F" for row in rows for act in row)
-    weights = constant(prices, found, worst, trains=False)
-    rest = constant(prices, found, worst, trains=trains) - weights
-    parts = {"parameters": weights, "gradients and optimizer": rest}
-    parts["activations"] = most[worst] - weights - rest
-    return most[worst], max(over[worst], 0.0), parts
-
-
-def spent(timeline: Timeline) -> dict[str, float]:
-    """Seconds of the busiest rank by what they go into; they make the step."""
-    graph, took = timeline.graph, timeline.end - timeline.start
-    kernels = graph.kind == Kind.KERNEL
-    ranks = _ranks(timeline)
-    busy = [float(took[kernels & mine].sum()) for mine in ranks]
-    mine = ranks[int(np.argmax(busy))]
-    update = float(took[mine & (graph.phase == Phase.UPDATE)].sum())
-    compute = max(busy) - update
-    talk = float(took[mine & (graph.kind == Kind.COLLECTIVE)].sum())
-    rest = max(timeline.seconds - compute - update, 0.0)  # what messages do not hide behind work
-    return {
-        "compute_s": compute,
-        "exchange_s": 0.0,  # what a stage exchanges inside is in its compute
-        "reduce_s": min(talk, rest),
-        "update_s": update,
-        "idle_s": rest - talk if rest - talk > 1e-12 else 0.0,  # below that it is rounding
-    }
-
-
-def _ranks(timeline: Timeline) -> list[np.ndarray[tuple[int], np.dtype[np.bool_]]]:
-    """Which tasks hold a lane of each rank: a sharded block counts for all of its ranks."""
-    graph = timeline.graph
-    lane_rank = graph.lanes.rank
-    out = []
-    for rank in np.unique(lane_rank).tolist():
-        mine = lane_rank[graph.lane] == rank
-        held_here = graph.held.task[lane_rank[graph.held.lane] == rank]
-        mine[held_here] = True
-        out.append(mine)
-    return out
-
-
 @dataclass(frozen=True)
 class Prediction:
     """What one step of one plan will be; seconds and bytes."""
@@ -216,104 +130,33 @@ def predict(
 def predict_many(
     plans: Sequence[Plan], workload: Workload, cluster: Cluster, *, advises: bool = True
 ) -> list[Prediction]:
-    """Predict several plans of one workload on one cluster.
+    """Predict several plans of one workload on one cluster, those with even ranks priced at once.
 
     With `advises`, a plan that does not fit comes with what would make it fit; searches do not ask.
     """
-    if any(plan.stages for plan in plans):
-        return [
-            predict_placed(plan, Prices(check(plan, workload, cluster), workload, cluster))
-            if plan.stages
-            else predict(plan, workload, cluster, advises=advises)
-            for plan in plans
-        ]
     plans = [check(plan, workload, cluster) if plan.segments else plan for plan in plans]
     done = [settled(plan, workload, cluster) for plan in plans]
-    alike = [i for i, (plan, where) in enumerate(done) if where is cluster and _is_even(plan)]
-    known = costs([done[i][0] for i in alike], workload, cluster) if alike else None
-    mine = {i: known.take(np.array([k])) for k, i in enumerate(alike)} if known else {}
-    found = [
-        _apart(plan, workload, where)
-        if has_per_rank_costs(plan)
-        else _one(priced(plan, workload, where, mine.get(i)), advises)
-        for i, (plan, where) in enumerate(done)
-    ]
+    even = [i for i, (plan, where) in enumerate(done) if where is cluster and is_even(plan)]
+    known = costs([done[i][0] for i in even], workload, cluster) if even else None
+    mine = {i: known.take(np.array([k])) for k, i in enumerate(even)} if known else {}
+    steps = [resolved(plan, workload, where, mine.get(i)) for i, (plan, where) in enumerate(done)]
     return [
-        replace(one, plan=one.plan.but(placement=plan.placement, cluster=plan.cluster))
-        for one, plan in zip(found, plans, strict=True)
+        replace(found, plan=found.plan.but(placement=plan.placement, cluster=plan.cluster))
+        for found, plan in zip((predicted(s, advises) for s in steps), plans, strict=True)
     ]
 
 
-def _is_even(plan: Plan) -> bool:
-    """Whether all ranks of a plan are split alike, so that its prices are one column of many."""
-    return not has_per_rank_costs(plan) and not plan.segments
-
-
-def _one(found: Priced, advises: bool) -> Prediction:
-    plan, cluster = found.plan, found.cluster
-    timeline = simulate(written(found))
-    over = [float(one.memory.peak[0]) - one.room for one in found.stages]
-    peaks = [float(one.memory.peak[0]) for one in found.stages]
-    missing = max(max(over), 0.0)
-    worst = found.stages[int(np.argmax(over if missing else peaks))].memory
+def predicted(step: ResolvedStep, advises: bool = True) -> Prediction:
+    """Predict a step whose prices are known."""
+    plan, workload, cluster = step.plan, step.workload, step.cluster
+    timeline = simulate(lowered(step))
+    peak, missing, parts = step.memory()
     seconds = timeline.seconds
-    away = distances(plan, found.workload, cluster, host_share(found))
+    away = distances(plan, workload, cluster, host_share(*step.layer_prices()))
     low, high = interval(seconds, away)
-    return Prediction(
-        plan=plan,
-        step=seconds,
-        low=low,
-        high=high,
-        away=away,
-        peak=float(worst.peak[0]),
-        missing=missing,
-        breakdown=breakdown(timeline, found),
-        memory=worst.parts(),
-        advice=_advice(found) if missing and advises else "",
-        utilisation=utilisation(plan, found.workload, cluster, seconds),
-    )
-
-
-def _advice(found: Priced) -> str:
-    """What would make a plan fit."""
-    if found.plan.segments:
-        return "recompute more blocks, shard more state, or give the fullest segment fewer blocks"
-    return remedy(found.plan, found.workload, found.cluster)
-
-
-def _apart(plan: Plan, workload: Workload, cluster: Cluster) -> Prediction:
-    """A checked plan whose ranks are priced one by one."""
-    timeline, priced = simulated_groups(plan, workload, cluster)
-    advice = "give the fullest rank fewer samples or layers"
-    busy = utilisation(plan, workload, cluster, timeline.seconds)
-    share = host_share_alone(plan, workload, cluster, samples(plan, priced))
-    away = distances(plan, workload, cluster, share)
-    return _prediction(plan, away, timeline, memory_of_groups(plan, priced), advice, busy)
-
-
-def predict_placed(plan: Plan, prices: Prices) -> Prediction:
-    """Predict a plan whose stages are placed one by one, at prices that are known."""
-    workload, cluster = prices.workload, prices.cluster
-    plan = check(plan, workload, cluster)
-    timeline = simulated_places(plan, prices)
-    advice = "let more stages recompute, or spread them wider"
-    busy = utilisation(plan, workload, cluster, timeline.seconds) * _share(plan)
-    share = host_share_alone(plan, workload, cluster, plan.micro_batch)
-    away = distances(plan, workload, cluster, share)
-    return _prediction(plan, away, timeline, memory_of_places(plan, prices), advice, busy)
-
-
-def _prediction(
-    plan: Plan,
-    away: dict[str, float],
-    timeline: Timeline,
-    memory: tuple[float, float, dict[str, float]],  # peak, missing, parts
-    advice: str,
-    utilisation: float,
-) -> Prediction:
-    """What a step that was simulated says of its plan; advice where it does not fit."""
-    seconds, (peak, missing, parts) = timeline.seconds, memory
-    low, high = interval(seconds, away)
+    advice = ""
+    if missing and advises:
+        advice = step.advice or remedy(plan, workload, cluster)
     return Prediction(
         plan=plan,
         step=seconds,
@@ -322,16 +165,11 @@ def _prediction(
         away=away,
         peak=peak,
         missing=missing,
-        breakdown=spent(timeline),
+        breakdown=breakdown(timeline, step),
         memory=parts,
-        advice=advice if missing else "",
-        utilisation=utilisation,
+        advice=advice,
+        utilisation=utilisation(plan, workload, cluster, seconds) * step.work,
     )
-
-
-def _share(plan: Plan) -> float:
-    """What of a training step's work is done: a third where there is no backward."""
-    return 1.0 if any("B" in a or "I" in a for row in plan.actions for a in row) else 1 / 3
 
 
 def utilisation(plan: Plan, workload: Workload, cluster: Cluster, seconds: float) -> float:
@@ -340,19 +178,21 @@ def utilisation(plan: Plan, workload: Workload, cluster: Cluster, seconds: float
     return workload.flops() * plan.global_batch / (seconds * peak)
 
 
-def breakdown(timeline: Timeline, found: Priced) -> dict[str, float]:
-    """Seconds of the busiest stage: compute, exchange, reduce, update, idle; they make the step."""
+def breakdown(timeline: Timeline, step: ResolvedStep) -> dict[str, float]:
+    """Seconds of the busiest rank: compute, exchange, reduce, update, idle; they make the step."""
     graph = timeline.graph
     took = timeline.end - timeline.start
     compute = (graph.kind == Kind.KERNEL) & (graph.phase != Phase.UPDATE)
-    ranks = np.unique(graph.rank)
-    busy = [float(took[compute & (graph.rank == r)].sum()) for r in ranks.tolist()]
-    busiest = int(ranks[int(np.argmax(busy))])
-    mine = graph.rank == busiest
+    ranks = _ranks(timeline)
+    busy = {rank: float(took[compute & mine].sum()) for rank, mine in ranks.items()}
+    busiest = max(busy, key=lambda rank: busy[rank])
+    mine = ranks[busiest]
     update = float(took[mine & (graph.phase == Phase.UPDATE)].sum())
-    own = next(one for one in found.stages if one.rank == busiest)
-    drawn = _drawn(timeline, mine & compute, mine & (graph.kind == Kind.COLLECTIVE))
-    inner, talk = (max(busy), drawn) if drawn else _inside(own.costs, max(busy))
+    talk = _drawn(timeline, mine & compute, mine & (graph.kind == Kind.COLLECTIVE))
+    inner = busy[busiest]
+    if not talk:
+        share = step.comm_share(busiest)
+        inner, talk = inner * (1 - share), inner * share
     exposed = _exposed(timeline, mine)
     idle = timeline.seconds - inner - talk - update - exposed
     return {
@@ -364,23 +204,23 @@ def breakdown(timeline: Timeline, found: Priced) -> dict[str, float]:
     }
 
 
+def _ranks(timeline: Timeline) -> dict[int, Rows]:
+    """Which tasks hold a lane of each rank: what holds lanes of several counts for all of them."""
+    graph = timeline.graph
+    lane_rank = graph.lanes.rank
+    out = {}
+    for rank in np.unique(lane_rank).tolist():
+        mine = lane_rank[graph.lane] == rank
+        mine[graph.held.task[lane_rank[graph.held.lane] == rank]] = True
+        out[rank] = mine
+    return out
+
+
 def _drawn(timeline: Timeline, compute: Rows, collectives: Rows) -> float:
     """Seconds of collectives that stand between kernels on their lane, as tasks of their own."""
     lanes = np.unique(timeline.graph.lane[compute])
     there = collectives & np.isin(timeline.graph.lane, lanes)
     return float((timeline.end - timeline.start)[there].sum())
-
-
-def _inside(priced: Costs, busy: float) -> tuple[float, float]:
-    """Compute and exchanges of what one task of a stage holds, by their share in the price."""
-    kernels = sum(float((x.forward.kernels + x.backward.kernels)[0]) for x in priced.layers[1:-1])
-    talk = sum(
-        float((x.forward.talk + x.backward.talk + x.forward.skew + x.backward.skew)[0])
-        for x in priced.layers[1:-1]
-    )
-    host = sum(float((x.forward.host + x.backward.host)[0]) for x in priced.layers[1:-1])
-    share = talk / max(talk + max(kernels, host), 1e-30)
-    return busy * (1 - share), busy * share
 
 
 def _exposed(timeline: Timeline, mine: Rows) -> float:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.plan.group_graph import Move, gather, reslice, rewrite
+from foretell.plan.groups import Move, gather, reslice
 from foretell.search.placement.device_classes import CUSTOM, SPLITS, classes, joins, unsplit
 from foretell.workload import load
 from foretell.workload.kernels import RULES
@@ -52,15 +52,6 @@ def test_what_joins_parts(held, wanted, task):
 
 def test_moves_of_equal_dealings_stay_at_home():
     assert all(m.source == m.target for m in reslice({0: 3, 1: 5}, {0: 3, 1: 5}))
-
-
-def test_a_rewrite_in_words():
-    assert rewrite({0: 4, 1: 4}, {0: 2, 1: 2, 2: 4}) == [
-        "split 0: 0-2 2-4",
-        "copy 0→1: 2-4",
-        "copy 1→2: 4-8",
-    ]
-    assert "concat 5: 2 parts" in rewrite({0: 4, 1: 4}, [5])
 
 
 shares = st.lists(st.integers(1, 5), min_size=1, max_size=5)

@@ -14,8 +14,9 @@ from math import inf
 from pathlib import Path
 
 from foretell.errors import ForetellError, InfeasibleError, InputError
-from foretell.plan import Plan
-from foretell.predict import Prediction, predict_placed
+from foretell.plan import Plan, check
+from foretell.plan.placed import PlacedStep
+from foretell.predict import Prediction, predicted
 from foretell.search.schedule import integer_problem
 from foretell.search.schedule.exact_search import Progress
 from foretell.search.schedule.find import WORK, schedule
@@ -107,7 +108,8 @@ def solved(
         progress=progress,
     )  # fmt: skip
     plan = chosen.plan(found)
-    told = predict_placed(plan, model.prices)
+    prices = model.prices
+    told = predicted(PlacedStep.of(check(plan, prices.workload, prices.cluster), prices))
     return Solved(chosen, found, plan, told, taken)
 
 

@@ -20,16 +20,21 @@ from typing import Literal, TypedDict
 from foretell.cluster import Cluster
 from foretell.errors import InfeasibleError, InputError
 from foretell.plan import Plan, check
-from foretell.plan.place_graph import (
+from foretell.plan.placed import (
+    Action,
+    Edge,
     Prices,
+    StagePlacement,
     change,
     constant,
+    copies,
+    edges,
     message,
     placed_stage_cost,
     room,
     seconds,
+    texts,
 )
-from foretell.plan.stage_placement import Action, Edge, StagePlacement, copies, edges, texts
 from foretell.search.schedule.arrange import Asked, arrange, arrangements
 from foretell.search.schedule.problem import (
     Block,

@@ -1,4 +1,4 @@
-"""Plans that place ranges of layers on ranks of their own (`groups`): ranges, seconds and memory.
+"""Plans that place ranges of layers on ranks of their own (`groups`): prices, order, sends, memory.
 
 A `LayerRange` is consecutive layers on the same ranks; nothing is sent inside it. Plans with
 `groups` list ranges row by row; a data-parallel plan with uneven `shares`, or with a reduction
@@ -6,14 +6,28 @@ method per parameter (`sync`), is one range of all layers.
 
 `GroupCosts` prices single layers for exactly the samples a rank gets: kernels from
 `plan.layer_cost`, messages from `foretell.cost.collective`.
+
+In the program of a step every rank of a range is a stage of its own:
+
+    forward, backward   one task a range of layers, rank and micro-batch; the last backward has one
+                        for each message of gradients
+    send                samples that the next range wants elsewhere
+    sync, product       gradients as soon as their backward is done; with factors, then the product
+    update, share       the optimizer when all gradients are there; then parameters go round
+
+Messages between nodes use the way out of the one and into the other, inside a node its bus, and
+share them with collectives; a rank has one lane for its work and one for collectives.
+`foretell.search.placement` simulates the same step compiled, thousands of times a second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations, groupby
+from heapq import heappop, heappush
+from itertools import accumulate, combinations, groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +35,8 @@ import numpy.typing as npt
 
 from foretell.cluster import Cluster, Device
 from foretell.cost import collective, kernel
-from foretell.errors import InputError, unknown
+from foretell.errors import InfeasibleError, InputError, unknown
+from foretell.graph.groups import group_text
 from foretell.plan.check import (
     Unit,
     agreed,
@@ -36,14 +51,25 @@ from foretell.plan.estimate import bend_on, rank_update
 from foretell.plan.framework import Running, running
 from foretell.plan.layer_cost import holdings, layer_costs
 from foretell.plan.layouts import layouts
-from foretell.plan.memory import Memory, stage_memory
+from foretell.plan.memory import ROUNDING, USABLE, Memory, stage_memory
+from foretell.plan.order import BACKWARD, FORWARD
 from foretell.plan.plan import Plan
+from foretell.plan.program import (
+    Buffer,
+    LayerPrices,
+    Message,
+    Piece,
+    Program,
+    StageTasks,
+    layers_alone,
+)
 from foretell.workload import Op, Workload
 from foretell.workload.workload import BYTES
 
 Array = npt.NDArray[np.float64]
 
 
+_TAKES = {"F": 1, "B": 2}  # a backward is about twice a forward
 _MOST_CHOSEN = 6
 _MANY = 16  # samples that bytes are counted for: what does not grow with them hardly counts
 _ONE_RANK = "all-reduce"  # there is nothing to agree with: any way is this
@@ -486,3 +512,444 @@ def served_by(way: str, ranks: tuple[int, ...], turn: int, name: str) -> int:
             hint=f"write ps:0 to ps:{len(ranks) - 1}",
         )
     return ranks[int(place)]
+
+
+class Action(NamedTuple):
+    """The forward or backward of one run of layers for one micro-batch."""
+
+    kind: str  # F or B
+    run: int
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.run}{self.kind}{self.micro_batch}"
+
+
+def orders(
+    where: Sequence[Sequence[int]], batches: int, together: Collection[int] = ()
+) -> dict[int, list[Action]]:
+    """What each rank does, in order; `where` has the ranks of each run of layers.
+
+    Ranks of runs in `together` (the split ones) begin at the same moment: they communicate inside.
+    """
+    played = _RankActions(where, batches, together)
+    now = 0
+    played.begin(now)
+    while played.busy:
+        now = played.busy[0][0]
+        played.end(now)
+        played.begin(now)
+    return played.found
+
+
+class _RankActions:
+    """A step on its way."""
+
+    def __init__(
+        self, where: Sequence[Sequence[int]], batches: int, together: Collection[int]
+    ) -> None:
+        self.where, self.together = where, together
+        self.found: dict[int, list[Action]] = {rank: [] for ranks in where for rank in ranks}
+        self.idle, self.busy = set(self.found), list[tuple[int, int, Action]]()  # end, rank, what
+        self.ready: dict[int, list[tuple[bool, int, int]]] = {rank: [] for rank in self.found}
+        self.then, self.missing = (
+            dict[Action, list[Action]](),
+            dict[Action, int](),
+        )  # ends still to come
+        acts = [Action(k, q, m) for m in range(batches) for q in range(len(where)) for k in "FB"]
+        for act in acts:
+            needs = _before(act, len(where))
+            for need in needs:
+                self.then.setdefault(need, []).append(act)
+            self.missing[act] = sum(len(where[need.run]) for need in needs)
+            if not needs:
+                self._offer(act)
+
+    def _offer(self, act: Action) -> None:
+        """Nothing is missing any more: its ranks may take it."""
+        for rank in self.where[act.run]:
+            self.ready[rank].append((act.kind == "F", act.micro_batch, act.run))
+
+    def begin(self, now: int) -> None:
+        """Idle ranks take what comes first."""
+        for rank in sorted(self.idle):
+            if rank in self.idle:
+                chosen = next(filter(self._can_begin, sorted(self.ready[rank])), None)
+                if chosen is not None:
+                    self._take(chosen, rank, now)
+
+    def _can_begin(self, key: tuple[bool, int, int]) -> bool:
+        return key[2] not in self.together or self.idle.issuperset(self.where[key[2]])
+
+    def _take(self, key: tuple[bool, int, int], rank: int, now: int) -> None:
+        """Let a rank begin what it chose, and with it all that have to begin at once."""
+        is_forward, m, q = key
+        act = Action("F" if is_forward else "B", q, m)
+        for one in self.where[q] if q in self.together else (rank,):
+            self.ready[one].remove(key)
+            self.found[one].append(act)
+            self.idle.discard(one)
+            heappush(self.busy, (now + _TAKES[act.kind], one, act))
+
+    def end(self, now: int) -> None:
+        """What is done at this moment frees its rank, and others that waited for it."""
+        while self.busy and self.busy[0][0] == now:
+            _, rank, act = heappop(self.busy)
+            self.idle.add(rank)
+            for follower in self.then.get(act, ()):
+                self.missing[follower] -= 1
+                if not self.missing[follower]:
+                    self._offer(follower)
+
+
+def _before(act: Action, runs: int) -> list[Action]:
+    """What has to be done on all its ranks first; micro-batches of a run go in turn."""
+    kind, q, m = act
+    earlier = [Action(kind, q, m - 1)] if m else []
+    if kind == "F":
+        return earlier + ([Action("F", q - 1, m)] if q else [])
+    return [*earlier, Action("F", q, m)] + ([Action("B", q + 1, m)] if q + 1 < runs else [])
+
+
+class Move(NamedTuple):
+    """Samples `first` to `last` go from one rank to another."""
+
+    source: int
+    target: int
+    first: int
+    last: int
+
+
+def edges(shares: Sequence[int]) -> list[int]:
+    """Where each rank's samples begin and end."""
+    return [0, *accumulate(shares)]
+
+
+def reslice(held: Mapping[int, int], wanted: Mapping[int, int]) -> list[Move]:
+    """Moves that turn one split into another; both map ranks to samples, in order."""
+    (before, behind), moves = (edges([*d.values()]) for d in (held, wanted)), []
+    if before[-1] != behind[-1]:
+        raise ValueError(f"{before[-1]} samples are held, {behind[-1]} are wanted")
+    for i, source in enumerate(held):
+        for j, target in enumerate(wanted):
+            first, last = max(before[i], behind[j]), min(before[i + 1], behind[j + 1])
+            if first < last:
+                moves.append(Move(source, target, first, last))
+    return moves
+
+
+def gather(held: dict[int, int], targets: Sequence[int]) -> list[Move]:
+    """Moves after which every target has all samples."""
+    bounds = edges([*held.values()])
+    return [
+        Move(source, target, bounds[i], bounds[i + 1])
+        for target in targets
+        for i, source in enumerate(held)
+        if held[source]
+    ]
+
+
+def handed(
+    held: Mapping[int, int], wanted: Mapping[int, int], *, from_all: bool, to_all: bool
+) -> list[Move]:
+    """Moves between ranks that have a part each or, where layers are split over them, all samples.
+
+    From ranks that hold everything each other rank gets an equal part of all of them.
+    """
+    if not from_all:
+        return gather(dict(held), list(wanted)) if to_all else reslice(held, wanted)
+    whole, bounds = next(iter(held.values())), edges([*wanted.values()])
+    found = []
+    for i, target in enumerate(wanted):
+        first, last = (0, whole) if to_all else (bounds[i], bounds[i + 1])
+        if target in held:
+            found += [Move(target, target, first, last)] if first < last else []
+            continue
+        cuts = [first + (last - first) * k // len(held) for k in range(len(held) + 1)]
+        each = zip(held, pairwise(cuts), strict=True)
+        found += [Move(source, target, a, b) for source, (a, b) in each if a < b]
+    return found
+
+
+def moved(first: LayerRange, then: LayerRange) -> dict[tuple[int, int], float]:
+    """What share of the batch goes from rank to rank; a split stretch has all samples everywhere.
+
+    From ranks that hold everything each other rank gets its part of all of them alike.
+    """
+    out: dict[tuple[int, int], float] = defaultdict(float)
+    if first.is_split:
+        for target in [r for r in then.ranks if r not in first.ranks]:
+            part = 1.0 if then.is_split else then.samples[target] / then.batch
+            for source in first.ranks:
+                out[source, target] += part / len(first.ranks)
+    elif then.is_split:
+        for source, target in ((a, b) for a in first.ranks for b in then.ranks if a != b):
+            out[source, target] += first.samples[source] / first.batch
+    else:
+        for move in reslice(first.samples, then.samples):
+            if move.source != move.target:
+                out[move.source, move.target] += (move.last - move.first) / first.batch
+    return out
+
+
+def in_flight(found: Sequence[LayerRange]) -> dict[tuple[int, int], int]:
+    """For each rank and stretch the most micro-batches whose backward is still to come."""
+    split = [q for q, stretch in enumerate(found) if stretch.is_split]
+    out: dict[tuple[int, int], int] = {}
+    for rank, row in orders([one.ranks for one in found], found[0].batches, split).items():
+        now = dict.fromkeys(range(len(found)), 0)
+        for act in row:
+            now[act.run] += 1 if act.kind == "F" else -1
+            out[rank, act.run] = max(out.get((rank, act.run), 0), now[act.run])
+    return out
+
+
+def holding(
+    found: Sequence[LayerRange], costs: GroupCosts, rank: int, flying: Mapping[tuple[int, int], int]
+) -> dict[str, float]:
+    """Bytes of a rank at its fullest, by what they are."""
+    total = {"parameters": 0.0, "gradients": 0.0, "optimizer": 0.0, "activations": 0.0}
+    brief = 0.0
+    for q, stretch in enumerate(found):
+        if rank in stretch.ranks:
+            parts, moment = stretch.holds(costs, rank, flying[rank, q])
+            total = {key: total[key] + parts[key] for key in total}
+            brief = max(brief, moment)
+    return total | {"buffers": brief}
+
+
+def require_split(stretch: LayerRange, costs: GroupCosts) -> None:
+    """Raise where a stretch cannot be split over its ranks."""
+    most = costs.workload.most(*costs.degrees(2))
+    nodes = {int(costs.cluster.nodes[rank]) for rank in stretch.ranks}
+    if len(nodes) > 1 or len(stretch.ranks) > most:
+        raise InfeasibleError(
+            f"`{stretch.layers[0].name}` is split over ranks {group_text(stretch.ranks)}",
+            hint=f"a split stays inside one node and has at most {most:g} ranks",
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class GroupStep:
+    """A checked plan whose ranks are priced one by one."""
+
+    plan: Plan
+    costs: GroupCosts
+    found: list[LayerRange]
+    batches: int
+    advice = "give the fullest rank fewer samples or layers"
+    work = 1.0  # of a training step's
+
+    @classmethod
+    def of(cls, plan: Plan, workload: Workload, cluster: Cluster) -> GroupStep:
+        """The step of a checked plan."""
+        costs = GroupCosts.of(plan, workload, cluster)
+        return cls(plan, costs, *layer_ranges(plan, costs))
+
+    @property
+    def workload(self) -> Workload:
+        """The model."""
+        return self.costs.workload
+
+    @property
+    def cluster(self) -> Cluster:
+        """The machines."""
+        return self.costs.cluster
+
+    @cached_property
+    def ranks(self) -> list[int]:
+        """Everyone who has a layer."""
+        return sorted({rank for one in self.found for rank in one.ranks})
+
+    @cached_property
+    def cells(self) -> dict[tuple[int, int], int]:
+        """The stage of the program that is one range of layers on one rank."""
+        pairs = [(q, rank) for q, one in enumerate(self.found) for rank in one.ranks]
+        return {pair: at for at, pair in enumerate(pairs)}
+
+    def program(self, detail: str = "stage") -> Program:
+        """The program of the step; a range is one task a rank whatever the detail."""
+        for one in self.found:
+            if one.is_split:
+                require_split(one, self.costs)
+        out = Program(is_ordered=False)
+        lanes = {
+            name: {rank: out.lane(rank, name, kind) for rank in self.ranks}
+            for name, kind in (("compute", "compute"), ("collectives", "comm"))
+        }
+        nodes = sorted({self._node(rank) for rank in self.ranks})
+        out.links = [f"{word} {node}" for node in nodes for word in ("out", "in", "bus")]
+        for q in range(len(self.found)):
+            self._add_range(out, lanes, q)
+        for q in range(len(self.found) - 1):
+            self._add_messages(out, q)
+        out.turns = [(self.cells[len(self.found) - 1, r], 0) for r in self.found[-1].ranks]
+        self._add_end(out, lanes)
+        for rank in self.ranks:
+            for kind, size in self._holding(rank).items():
+                out.buffers.append(Buffer(rank, _HELD.get(kind, "activation"), kind, size))
+        return out
+
+    def _node(self, rank: int) -> int:
+        return int(self.cluster.nodes[rank])
+
+    def _sent(self, q: int) -> list[tuple[Layer, ...]]:
+        """The messages of gradients of a range; none where there is nothing to agree on."""
+        one = self.found[q]
+        if len(one.ranks) == 1 or one.is_split:
+            return []
+        return one.messages(self.costs, self.plan.bucket_mb * 2**20)
+
+    def _order(self, way: int, m: int, q: int) -> int:
+        """Where a range of one micro-batch stands; between them is room for messages."""
+        each, ranges = 4 * len(self.costs.units) + 4, len(self.found)
+        place = m * ranges + (ranges - 1 - q if way else q)
+        return (place + way * self.batches * ranges) * each + 1
+
+    def _add_range(self, out: Program, lanes: dict[str, dict[int, int]], q: int) -> None:
+        """One range of layers on each of its ranks: all forwards, then all backwards."""
+        one, costs, num = self.found[q], self.costs, self.batches
+        way, micro = np.repeat((FORWARD, BACKWARD), num), np.tile(np.arange(num), 2)
+        order = np.array([[self._order(w, m, q) for m in range(num)] for w in (0, 1)]).reshape(-1)
+        sent = self._sent(q)
+        for rank in one.ranks:
+            ahead, first = one.seconds(costs, rank)[0], len(out.chains)
+            back = one.backward(costs, rank, one.layers, by_factors=False)
+            last = [one.backward(costs, rank, some, by_factors=True) for some in sent] or [back]
+            out.chains += [[Piece("kernel", "forward", ahead)], [Piece("kernel", "backward", back)]]
+            out.chains.append([Piece("kernel", "backward", took) for took in last])
+            chain = first + way
+            chain[-1] = first + 2
+            held, talk = (lanes[name][rank] for name in ("compute", "collectives"))
+            out.stages.append(
+                StageTasks(rank, (held,), talk, chain, way, np.zeros_like(way), micro, order)
+            )
+
+    def _add_messages(self, out: Program, q: int) -> None:
+        """What a range hands the next and gets back; what a rank has already it only waits for."""
+        first, then = self.found[q], self.found[q + 1]
+        size = float(self.costs.held["handed"][first.units[-1]]) * first.batch / self.batches
+        for rank in first.ranks:
+            if rank in then.ranks:
+                a, b = (self.cells[q, rank], 0), (self.cells[q + 1, rank], 0)
+                out.messages += [Message(FORWARD, a, b), Message(BACKWARD, b, a)]
+        for (source, target), share in moved(first, then).items():
+            a, b = (self.cells[q, source], 0), (self.cells[q + 1, target], 0)
+            for way, here, there in ((FORWARD, a, b), (BACKWARD, b, a)):
+                ranks = (target, source) if way else (source, target)
+                out.messages.append(
+                    Message(
+                        way, here, there, self.costs.talk("send", share * size, ranks), ranks[1],
+                        comm_bytes=share * size, group=group_text(ranks), links=self._wires(ranks),
+                    )
+                )  # fmt: skip
+
+    def _wires(self, ranks: Sequence[int], *, together: bool = False) -> tuple[int, ...]:
+        """The links a message from one rank to another takes, or a collective of several."""
+        known = sorted({self._node(rank) for rank in self.ranks})
+        nodes = [3 * known.index(self._node(rank)) for rank in ranks]
+        if len(set(nodes)) == 1:
+            return (nodes[0] + 2,)
+        if together:
+            return tuple(n + word for n in dict.fromkeys(nodes) for word in (0, 1))
+        return nodes[0], nodes[1] + 1
+
+    def _add_end(self, out: Program, lanes: dict[str, dict[int, int]]) -> None:
+        """Messages of gradients, the optimizer of each rank, then parameters others updated."""
+        synced: dict[int, list[int]] = defaultdict(list)
+        later: list[tuple[LayerRange, str, float]] = []
+        for q in reversed(range(len(self.found))):
+            for i, some in enumerate(self._sent(q)):
+                self._add_sync(out, lanes, (q, i, some), synced, later)
+        updated = {}
+        for rank in self.ranks:
+            took = update_seconds(self.found, self.costs, rank)
+            first = next(q for q, one in enumerate(self.found) if rank in one.samples)
+            updated[rank] = out.end(
+                "kernel", "optimizer", rank, (lanes["compute"][rank],), took, "update",
+                stages=(self.cells[first, rank],), parts=(), behind=tuple(synced[rank]),
+            )  # fmt: skip
+        for one, op, size in later:
+            took = self.costs.talk(op, size, one.ranks)
+            behind = tuple(updated[rank] for rank in one.ranks)
+            self._add_collective(out, lanes, one, op, took, size, behind=behind)
+
+    def _add_collective(
+        self, out: Program, lanes: dict[str, dict[int, int]], one: LayerRange, op: str,
+        seconds: float, size: float, **waits: Any,
+    ) -> int:  # fmt: skip
+        """A collective of all ranks of a range: one at a time on each."""
+        held = tuple(lanes["collectives"][rank] for rank in one.ranks)
+        return out.end(
+            "collective", op, one.ranks[0], held, seconds, "communicate", comm_bytes=size,
+            group=group_text(one.ranks), links=self._wires(one.ranks, together=True), **waits,
+        )  # fmt: skip
+
+    def _add_sync(
+        self, out: Program, lanes: dict[str, dict[int, int]],
+        sent: tuple[int, int, Sequence[Layer]], synced: dict[int, list[int]],
+        later: list[tuple[LayerRange, str, float]],
+    ) -> None:  # fmt: skip
+        """One message of gradients; with factors, the matmul that follows it."""
+        q, i, some = sent
+        one, costs, way, factors = self.found[q], self.costs, some[0].way, some[0].factors
+        size = costs.gradient([layer.unit for layer in some])
+        if not size:
+            return
+        op = {"ps": "reduce", "sharded": "reduce_scatter"}.get(way, "all_reduce")
+        seconds = costs.talk(op, size, one.ranks)
+        if factors:
+            rest = size - sum(p.elements for p in factors) * costs.widths[1]
+            gathers = one.rows * gathered(factors) * costs.widths[1]
+            seconds = costs.talk("all_gather", gathers, one.ranks)
+            seconds += costs.talk("all_reduce", rest, one.ranks)
+            size = gathers + rest
+        is_late = self.plan.overlap is False
+        order = self._order(BACKWARD, self.batches - 1, q) + 2 * i + 1
+        order += 2 * len(self.costs.units) * is_late
+        cells = tuple(self.cells[q, rank] for rank in one.ranks)
+        task = self._add_collective(
+            out, lanes, one, op, seconds, size,
+            stages=cells, parts=(-1 if is_late else i,), order=order,
+        )  # fmt: skip
+        for rank in one.ranks:
+            behind = task
+            if factors:
+                device = costs.cluster.devices[rank]
+                took = sum(costs.product_seconds(device, p, one.rows) for p in factors)
+                behind = out.end(
+                    "kernel", "product", rank, (lanes["compute"][rank],), took, "backward",
+                    behind=(task,), parts=(), order=order,
+                )  # fmt: skip
+            synced[rank].append(behind)
+        if way in ("ps", "sharded"):
+            later.append((one, "broadcast" if way == "ps" else "all_gather", size))
+
+    @cached_property
+    def _flying(self) -> dict[tuple[int, int], int]:
+        return in_flight(self.found)
+
+    def _holding(self, rank: int) -> dict[str, float]:
+        return holding(self.found, self.costs, rank, self._flying)
+
+    def memory(self) -> tuple[float, float, dict[str, float]]:
+        """Bytes of the rank with the least room left, how many are missing, and what they are."""
+        program = {"program": self.costs.run.profile.runtime}
+        each = [self._holding(rank) | program for rank in self.ranks]
+        most = [ROUNDING * sum(parts.values()) for parts in each]
+        devices = [self.cluster.devices[rank] for rank in self.ranks]
+        over = [m - d.memory * USABLE for m, d in zip(most, devices, strict=True)]
+        worst = int(np.argmax(over))
+        return most[worst], max(over[worst], 0.0), each[worst]
+
+    def layer_prices(self) -> LayerPrices:
+        """Every layer on one rank with the most samples one has, and how often it runs."""
+        most = max(max(one.samples.values()) for one in self.found)
+        return layers_alone(self.plan, self.workload, self.cluster, -(-most // self.batches))
+
+    def comm_share(self, rank: int) -> float:
+        """What a range exchanges inside is in its compute."""
+        return 0.0
+
+
+_HELD = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer"}
