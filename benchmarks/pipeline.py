@@ -22,6 +22,7 @@ import argparse
 import os
 import statistics
 import tempfile
+import time
 from dataclasses import replace
 from datetime import timedelta
 from itertools import combinations, pairwise
@@ -33,11 +34,12 @@ import torch.multiprocessing as processes
 from pipeline_units import LENGTHS, UNITS, batch, stage
 from table import Row, show
 from torch import nn
+from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from foretell.graph import Builder
 from foretell.pytorch.deploy.actions import Pipeline, Ran, needs, parse, run_order
-from foretell.pytorch.deploy.stages import Stage, Staged
+from foretell.pytorch.deploy.blocks import Blocks
 from foretell.search.schedule import Problem, schedule, shape
 from foretell.search.schedule.formats import actions, stage_of
 from foretell.simulate import simulate
@@ -109,6 +111,28 @@ def places(case: Case, ranks: int) -> list[int]:
     return there * (case.stages // ranks)
 
 
+class Stage(PipelineStage):  # type: ignore[misc]
+    """A stage of torch's that notes when it computes."""
+
+    ran: list[Ran]
+
+    def forward_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:
+        return self._noted("F", chunk, super().forward_one_chunk, *args, **kwargs)
+
+    def backward_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:
+        kind = "B" if kwargs.get("full_backward", True) else "I"
+        self._noted(kind, chunk, super().backward_one_chunk, *args, **kwargs)
+
+    def backward_weight_one_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:
+        return self._noted("W", chunk, super().backward_weight_one_chunk, *args, **kwargs)
+
+    def _noted(self, kind: str, chunk: int, call: Any, *args: Any, **kwargs: Any) -> Any:
+        start = time.monotonic()
+        found = call(chunk, *args, **kwargs)
+        self.ran.append(Ran(f"{self.stage_index}{kind}{chunk}", start, time.monotonic()))
+        return found
+
+
 class Theirs:
     """A schedule class of torch's, noting when its stages compute."""
 
@@ -164,7 +188,7 @@ def _runner(case: Case, rank: int, ranks: int, asked: Any) -> tuple[Any, dict[in
         return Theirs(case, asked.micro_batches, modules), modules
     pipeline = Pipeline(parse(case.rows))
     modules = {s: stage(s, case.stages, unit, works=asked.real) for s in pipeline.on(rank)}
-    return Staged(pipeline, modules, nn.functional.mse_loss), modules
+    return Blocks(pipeline, modules, nn.functional.mse_loss), modules
 
 
 def _off(modules: dict[int, Any], case: Case, x: Any, y: Any, asked: Any) -> float:

@@ -1,11 +1,14 @@
 """The matrix of models and plans: each cell trained by its plan and on one process, compared.
 
     python -m tests.pytorch.deploy.matrix [--models mlp,gpt|usual|unusual] [--plans TEXT …] [-n 2]
+    python -m tests.pytorch.deploy.matrix --drawn 100 [--seed 0] [-n 4]
 
-All cells of one number of ranks run in one process group.
+All cells of one number of ranks run in one process group. Drawn cells have a model and pairs or
+triples of kinds of plans, by chance.
 """
 
 import argparse
+import random
 import sys
 import time
 import traceback
@@ -63,6 +66,110 @@ PLANS = {
         "dp=2,tp=2,cp=2", "dp=2,pp=2,cp=2,micro_batch=2",
     ],
 }  # fmt: skip
+
+
+# Kinds of plans that are drawn beside degrees; `{dp}`-like words are filled in.
+BESIDE = (
+    "zero=1", "zero=2", "zero=3", "micro_batch=1", "micro_batch=2", "micro_batch=4", "sp=yes",
+    "recompute=full", "recompute=selective", "shares=5+3", "shares=6+2", "overlap=no",
+    "bucket_mb=0.0001", "update=by-message", "grad_dtype=bf16", "dtype=bf16", "dtype=fp16",
+    "dtype=fp8", "precision=bf16-mixed", "schedule=gpipe", "schedule=zb-h1", "schedule=zb-v",
+    "schedule=interleaved,chunks=2", "schedule=dualpipev", "schedule=v-half", "schedule=zb-h2",
+    "shard=2", "placement", "sync", "compile_off", "offload=yes", "whatifs=foreach-optimizer",
+    "whatifs=channels-last", "whatifs=fused-optimizer", "whatifs=checkpoint",
+)  # fmt: skip
+AXES = ("dp", "dp", "tp", "pp", "pp", "cp", "filter", "channel", "spatial", "ep")
+WAYS = ("all-reduce", "factors", "ps", "sharded", "split")
+
+
+def drawn(size, number, seed):
+    """So many (model, plan) of a number of ranks, by chance."""
+    draw = random.Random(f"{seed} {size}")
+    names = list(zoo.EVERY)
+    found = []
+    while len(found) < number:
+        name = draw.choice(names)
+        kind = draw.random()
+        if kind < 0.2:
+            text = _drawn_groups(name, size, draw)
+        elif kind < 0.3 and size >= 4:
+            text = _drawn_segments(size, draw)
+        else:
+            text = _drawn_degrees(name, size, draw)
+        found.append((name, text))
+    return list(dict.fromkeys(found))
+
+
+def _drawn_degrees(name, size, draw):
+    left, degrees = size, {}
+    while left > 1:
+        axis, n = draw.choice(AXES), draw.choice([f for f in (2, 4) if left % f == 0])
+        degrees[axis] = degrees.get(axis, 1) * n
+        left //= n if axis != "ep" else 1
+        if axis == "ep":
+            degrees["dp"] = degrees.get("dp", 1)
+    words = {axis: str(n) for axis, n in degrees.items()}
+    for one in draw.sample(BESIDE, draw.choice((1, 2, 2, 3))):
+        if one == "placement":
+            ranks = list(range(size))
+            draw.shuffle(ranks)
+            words[one] = "+".join(map(str, ranks))
+        elif one == "sync":
+            dp, chosen = degrees.get("dp", 1), _drawn_sync(name, degrees.get("dp", 1), draw)
+            words |= {"sync": chosen} if chosen and dp > 1 else {}
+        elif "=" in one:
+            words |= dict(part.split("=", 1) for part in one.split(","))
+    if degrees.get("dp", 1) != 2:
+        words.pop("shares", None)
+    if degrees.get("pp", 1) > 1:
+        words.setdefault("micro_batch", "2")
+    else:
+        words.pop("schedule", None), words.pop("chunks", None)
+    return ",".join(f"{k}={v}" for k, v in words.items())
+
+
+def _drawn_sync(name, dp, draw):
+    """A way for each of some layers; all parameters of a layer go one way."""
+    rows = []
+    for layer, module in zoo.make(name).named_modules():
+        own = [p for p, x in module.named_parameters(recurse=False) if x.requires_grad]
+        way = draw.choice(
+            ("all-reduce", "factors", "factors", f"ps:{draw.randrange(dp)}", "sharded")
+        )
+        if own and layer and draw.random() < 0.7:
+            rows += [f"{layer}.{p}+{way}" for p in own]
+    return "/".join(rows)
+
+
+def _drawn_groups(name, size, draw):
+    rows = []
+    for _ in range(2):
+        ranks = draw.sample(range(size), draw.randint(1, size))
+        way = draw.choice(WAYS) if len(ranks) > 1 else "all-reduce"
+        cuts = sorted(draw.sample(range(1, zoo.BATCH), len(ranks) - 1))
+        shares = [b - a for a, b in zip([0, *cuts], [*cuts, zoo.BATCH], strict=True)]
+        if way == "split":
+            shares = [zoo.BATCH] * len(ranks)
+        each = "+".join(f"{r}:{n}" for r, n in zip(ranks, shares, strict=True))
+        rows.append(f"@+{way}+{each}")
+    more = draw.choice(("", ",micro_batch=4", ",micro_batch=2", ",grad_dtype=bf16"))
+    return "groups=" + "/".join(rows) + more
+
+
+def _drawn_segments(size, draw):
+    first = draw.randint(1, size - 1)
+    spans = [(0, first), (first, size)]
+    draw.shuffle(spans)
+    rows = []
+    for low, high in spans:
+        wide = high - low
+        ways = ["", "+recompute:full", "+recompute:selective"]
+        ways += ["+tp:2", "+tp:2+sp:yes"] * 2 if wide % 2 == 0 else []
+        ways += ["+zero:1", "+zero:2", "+zero:3"] if wide > 1 else []
+        ranks = str(low) if wide == 1 else f"{low}-{high - 1}"
+        rows.append(f"?+{ranks}{draw.choice(ways)}")
+    more = draw.choice(("", ",schedule=gpipe", ",schedule=zb-h1", ",dtype=bf16"))
+    return "segments=" + "/".join(rows) + f",micro_batch={draw.choice((2, 4, 8))}" + more
 
 
 def optimizer(model):
@@ -147,9 +254,10 @@ def run(size, pairs, limit=1200.0):
         try:
             ranks = on_ranks(size, cells, left, limit=limit)
         except AssertionError as error:
-            found[left[0]] = ("crash", str(error))
-            left = left[1:]
-            continue
+            if len(left) == 1:
+                return found | {left[0]: ("crash", str(error))}
+            each = [run(size, [pair], limit) for pair in left]  # to know which it was
+            return found | {pair: told for one in each for pair, told in one.items()}
         for pair in list(left):
             each = [r[pair] for r in ranks if pair in r]
             if not each:
@@ -164,6 +272,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", default=",".join(zoo.EVERY))
     parser.add_argument("--plans", nargs="*")
+    parser.add_argument("--drawn", type=int, help="so many cells, by chance")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-n", type=int)
     parser.add_argument("--quiet", action="store_true")
     asked = parser.parse_args()
@@ -174,8 +284,13 @@ def main():
     for size, plans in PLANS.items():
         if asked.n and size != asked.n:
             continue
-        for text in asked.plans or plans:
-            for (name, _), (kind, words) in run(size, [(name, text) for name in names]).items():
+        rows = [[(name, text) for name in names] for text in asked.plans or plans]
+        limit = 1200.0
+        if asked.drawn:
+            every = drawn(size, asked.drawn, asked.seed)
+            rows, limit = [every[k : k + 10] for k in range(0, len(every), 10)], 120.0
+        for row in rows:
+            for (name, text), (kind, words) in run(size, row, limit).items():
                 total[kind] += 1
                 if kind in ("wrong", "crash") or not asked.quiet:
                     print(f"{kind:8}{name:9}{text:60}{words}", flush=True)

@@ -13,8 +13,7 @@ from foretell.errors import InputError  # noqa: E402
 from foretell.plan.export import schedule_csv, with_messages  # noqa: E402
 from foretell.pytorch.deploy.actions import Action, Pipeline, needs, parse  # noqa: E402
 from foretell.pytorch.deploy.blocks import Blocks  # noqa: E402
-from foretell.pytorch.deploy.collective import copy_in, even, sum_out  # noqa: E402
-from foretell.pytorch.deploy.stages import Staged  # noqa: E402
+from foretell.pytorch.deploy.collective import copy_in, even, one_more, sum_out  # noqa: E402
 from foretell.search.schedule import formats as acts  # noqa: E402
 from foretell.search.schedule import schedule, shape  # noqa: E402
 from tests.pytorch.deploy.ranks import on_ranks  # noqa: E402
@@ -62,12 +61,14 @@ def trained(run, modules, num):
     return held
 
 
-def in_line(rows):
-    """Largest difference of this rank's stages after a line of stages on torch's runtime."""
+def in_line(rows, is_two_way=False):
+    """Largest difference of this rank's stages after a line of stages."""
     pipeline = Pipeline(parse(rows))
     mine = pipeline.on(dist.get_rank())
     modules = {s: stage(s) for s in mine}
-    run = Staged(pipeline, modules, LOSS)
+    run = Blocks(pipeline, modules, LOSS)
+    if is_two_way:
+        run.back = one_more(None)
     trained(run, modules, 8)
     wanted = reference(nn.Sequential(*map(stage, range(pipeline.num_stages))), 8)
     assert [r.action for r in run.ran] == rows[dist.get_rank()]
@@ -75,7 +76,7 @@ def in_line(rows):
 
 
 def several(cases):
-    return [in_line(rows) for rows in cases]
+    return [in_line(rows, is_two_way) for rows in cases for is_two_way in (False, True)]
 
 
 def random_rows(places, seed):
@@ -271,8 +272,6 @@ def test_actions_round_trip():
     pipeline = Pipeline(parse(rows))
     assert pipeline.rows() == rows
     assert pipeline.ranks == ((0,), (1,), (1,), (0,))
-    assert pipeline.is_line
-    assert not shaped("x:devices=2").is_line
 
 
 def verbatim(cases):

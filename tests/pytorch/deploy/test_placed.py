@@ -167,7 +167,7 @@ def difference(kind, asked, frozen):
     off = [_off(p.detach(), there[n].detach()) for n, p in made.here.items()]
     found = made.infer((batch(0)[0],))
     off += [_off(y, outputs.chunk(_parts(made))[k]) for k, y in found.items()]
-    return max(off), type(made.pipeline).__name__, sorted(found)
+    return max(off), sorted(found)
 
 
 def _parts(made):
@@ -185,7 +185,7 @@ def _off(mine, whole):
 
 
 ON_TWO = {
-    "a line on torch's runtime": ("words", plan("0 input h.0*2 / 1 h.0*2 head"), ()),
+    "a line": ("words", plan("0 input h.0*2 / 1 h.0*2 head"), ()),
     "and split": ("words", plan("0 input h.0*2 / 1 h.0*2 head", "IW"), ()),
     "ends on all ranks": ("words", plan("0-1 input / 0 h.0*2 / 1 h.0*2 / 0-1 head"), ()),
     "and split too": ("words", plan("0-1 input / 0 h.0*2 / 1 h.0*2 / 0-1 head", "IW"), ()),
@@ -228,12 +228,9 @@ def test_the_parameters_and_outputs_of_one_process(on_two, case):
     assert max(off) <= CLOSE, off
 
 
-def test_who_runs_what_and_where_outputs_are(on_two):
-    runs = {case: {rank[1] for rank in each} for case, each in on_two.items()}
-    assert runs["a line on torch's runtime"] == runs["several stages a rank"] == {"Staged"}
-    assert runs["ends on all ranks"] == runs["tied, on two"] == {"Blocks"}
-    assert [rank[2] for rank in on_two["and split"]] == [[], [0, 1, 2, 3]]
-    assert [rank[2] for rank in on_two["forward, two directions"]] == [[1, 3], [0, 2]]
+def test_where_outputs_are(on_two):
+    assert [rank[1] for rank in on_two["and split"]] == [[], [0, 1, 2, 3]]
+    assert [rank[1] for rank in on_two["forward, two directions"]] == [[1, 3], [0, 2]]
 
 
 def test_four_ranks():
@@ -242,7 +239,7 @@ def test_four_ranks():
     cases = [("words", plan("0-3 input / 0 h.0*1 / 1 h.0*1 / 2 h.0*1 / 3 h.0*1 / 0-3 head"), ())]
     cases.append(("two", plan("0 input / 1 text.0 / 2 patch / 3 image.0 / 0-3 joint.0*2 head"), ()))
     for each in on_ranks(4, differences, cases):
-        assert max(off for off, _, _ in each) <= CLOSE, each
+        assert max(off for off, _ in each) <= CLOSE, each
     for each in on_ranks(4, halves, [plan(wide), plan(both, micro=2)]):
         assert max(each) <= CLOSE, each
 

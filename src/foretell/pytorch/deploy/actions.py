@@ -111,13 +111,6 @@ class Pipeline:
         """The stages of a rank."""
         return sorted({a.stage for a in self.orders[rank]})
 
-    @property
-    def is_line(self) -> bool:
-        """Whether torch's own runtime trains it: one line, each stage on one rank, all trained."""
-        in_line = all(a == ((s - 1,) if s else ()) for s, a in enumerate(self.after))
-        alone = all(len(r) == 1 for r in self.ranks) and not self.copies
-        return in_line and alone and self.trains and not self.frozen
-
     def rows(self) -> list[list[str]]:
         """The actions of each rank as text: a row of torchtitan's schedule file each."""
         return [[str(a) for a in order] for order in self.orders]
@@ -242,15 +235,6 @@ def pipeline(plan: Plan, micro_batches: int) -> Pipeline:
             hint="choose micro_batch so that they are, or the schedule 1f1b",
         )
     return Pipeline(parse(order_of(plan, micro_batches).rows()))
-
-
-def name_of(found: Pipeline) -> str:
-    """Which of the usual orders a pipeline of one stage a rank has; nothing where it has none."""
-    for name in ("1f1b", "gpipe"):
-        usual = order_of(Plan(pp=len(found.orders), schedule=name), found.micro_batches)
-        if parse(usual.rows()) == found.orders:
-            return name
-    return ""
 
 
 def _numbered(rows: Sequence[Sequence[str]]) -> list[list[str]]:

@@ -36,7 +36,7 @@ from foretell.pytorch.deploy.batch_norm import norms, synchronize_norms
 from foretell.pytorch.deploy.blocks import Blocks
 from foretell.pytorch.deploy.buckets import broadcast_state, send_buffers, share_buffers
 from foretell.pytorch.deploy.channels import all_layers, split_channels
-from foretell.pytorch.deploy.collective import new_groups
+from foretell.pytorch.deploy.collective import new_groups, one_more
 from foretell.pytorch.deploy.deferred import deferred_of
 from foretell.pytorch.deploy.experts import Dispatched, experts_of
 from foretell.pytorch.deploy.forward_stages import PipelinedCall
@@ -197,7 +197,7 @@ class Deployed:
         with ExitStack() as stack:
             if self.sync is not None:
                 stack.enter_context(self.sync.no_sync())
-            if self.is_sharded and self.pipeline is None:  # torch's runtime sees to its stages
+            if self.is_sharded and self.pipeline is None:  # a pipeline sees to its stages
                 stack.enter_context(fsdp.no_sync(self.model))
             yield
 
@@ -380,7 +380,7 @@ def _fused(made: Deployed) -> FusedStep:
 
 
 def _pipeline(made: Deployed, stages: Stages, names: Mapping[str, str]) -> None:
-    """Run the stages of this rank on torch's pipeline runtime."""
+    """Run the stages of this rank."""
     modules = stages.modules
     made.model = together(modules)
     _inside(made, list(modules.values()))
@@ -543,8 +543,7 @@ def _factor_group(plan: Plan, group: Any) -> Any:
     """A group of their own for factors, on every rank where any has some."""
     if not any(row[1:] == ("factors",) for row in plan.sync):
         return None
-    ranks = dist.get_process_group_ranks(group)
-    return new_groups([ranks])[tuple(ranks)]
+    return one_more(group)
 
 
 def _layout(plan: Plan, names: set[str], choices: Mapping[str, str]) -> Layout | float:

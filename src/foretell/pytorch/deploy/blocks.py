@@ -1,17 +1,19 @@
-"""Pipelines that torch's runtime cannot hold: stages on several ranks, two directions, branches.
+"""Pipelines of any shape: lines, stages on several ranks, two directions, branches.
 
-A thin executor over point-to-point messages. Each rank walks its list of actions: it waits for
-what an action needs, computes, and sends on what others need. A stage that several stages follow
-gets the sum of their gradients; one that follows several gets their outputs as its arguments; one
-on several ranks is called on all of them with the same arguments and must give all of them the
-same output. Separate pipelines (two directions) take micro-batches in turn, and parameters that
-several ranks hold add up their gradients.
+A thin executor over point-to-point messages, for any legal order of F, B, I and W. It takes fewer
+core seconds than torch's own runtime, which holds lines of stages alone. Each rank walks its list
+of actions: it waits for what an action needs, computes, and sends on what others need. A stage that
+several stages follow gets the sum of their gradients; one that follows several gets their outputs
+as its arguments; one on several ranks is called on all of them with the same arguments and must
+give all of them the same output. Separate pipelines (two directions) take micro-batches in turn,
+and parameters that several ranks hold add up their gradients.
 
 What ranks send each other comes in an order both ends know without asking. A stage's output goes to
 every rank of the stages that follow it, and the gradient of that output comes back from each of
 them; a rank that holds both ends sends nothing. Of a stage on several ranks the first sends for
 all. Messages between two ranks travel in the sender's order, and the receiver posts them in that
-order, so backends without tags work too.
+order, so backends without tags work too. NCCL runs all that two ranks of a group exchange one
+after another: there each of the two ways has a group of its own.
 
 A module may say in `reads` which tensors of the batch it takes behind what other stages hand it.
 """
@@ -31,7 +33,7 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 from foretell.errors import InputError
 from foretell.plan.placed import Action
 from foretell.pytorch.deploy.actions import Pipeline, Ran
-from foretell.pytorch.deploy.collective import Shared, shared_groups
+from foretell.pytorch.deploy.collective import Shared, one_more, shared_groups
 from foretell.pytorch.deploy.mesh import found_by_first
 from foretell.pytorch.deploy.precision import unscaled
 from foretell.pytorch.deploy.shard import hold, reduce
@@ -61,6 +63,7 @@ class Blocks:
         self.pipeline, self.modules, self.loss = pipeline, dict(modules), loss
         self.group, self.device = group, device or torch.device("cpu")
         self.rank = dist.get_rank(group)
+        self.back = one_more(group) if self.device.type == "cuda" else group  # to lower ranks
         self.ran: list[Ran] = []
         self.parts = pipeline.micro_batches * len(set(pipeline.lines))
         self.scale: Callable[[], float] = unscaled  # of losses, for gradients in fp16
@@ -132,7 +135,7 @@ class Blocks:
 
     def _begin(self, pipeline: Pipeline) -> None:
         self._ends: dict[int, tuple[Any]] = {}  # losses, or outputs, by micro-batch of the batch
-        self._post = Post(self._expected(pipeline), self._empties, self.group)
+        self._post = Post(self._expected(pipeline), self._empties, (self.group, self.back))
         self._outputs: dict[tuple[int, int], list[Any]] = {}  # readers to come, tensors
         self._grads: dict[tuple[int, int, int], list[Tensor]] = {}
         self._kept: dict[tuple[int, int], Kept] = {}
@@ -444,10 +447,11 @@ class Post:
         self,
         expected: Mapping[int, Sequence[Any]],  # from each rank, in the order in which it sends
         empties: Callable[[Any], list[Tensor]],  # what a message is received into
-        group: Any,
+        groups: tuple[Any, Any],  # of what goes to higher ranks, and to lower ones
     ) -> None:
-        self.empties, self.group = empties, group
-        self.ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        self.empties, self.groups = empties, groups
+        self.rank = dist.get_rank(groups[0])
+        self.ranks = dist.get_process_group_ranks(groups[0] or dist.group.WORLD)
         self.left = {source: deque(messages) for source, messages in expected.items()}
         self.source = {m: s for s, ms in self.left.items() for m in ms}
         self.posted: dict[Any, list[tuple[Any, Tensor]]] = {}
@@ -456,8 +460,8 @@ class Post:
     def send(self, to: int, tensors: list[Tensor]) -> None:
         """Send without waiting; the tensors are kept until `finish`."""
         for tensor in tensors:
-            ready = tensor.detach().contiguous()
-            self.sent.append((dist.isend(ready, dst=self.ranks[to], group=self.group), ready))
+            ready, group = tensor.detach().contiguous(), self.groups[to < self.rank]
+            self.sent.append((dist.isend(ready, dst=self.ranks[to], group=group), ready))
 
     def receive(self, message: Hashable) -> list[Tensor]:
         """Wait for a message; those that come before it from the same rank are posted too."""
@@ -481,8 +485,7 @@ class Post:
     def _post(self, source: int) -> None:
         if not self.left[source]:
             return
-        message = self.left[source].popleft()
+        message, group = self.left[source].popleft(), self.groups[self.rank < source]
         self.posted[message] = [
-            (dist.irecv(b, src=self.ranks[source], group=self.group), b)
-            for b in self.empties(message)
+            (dist.irecv(b, src=self.ranks[source], group=group), b) for b in self.empties(message)
         ]

@@ -146,3 +146,9 @@ def new_groups(wanted: Iterable[Sequence[int]]) -> dict[tuple[int, ...], Any]:
     every = sorted({ranks for rows in each for ranks in rows})
     made = {ranks: dist.new_group(list(ranks)) for ranks in every}
     return {ranks: made[ranks] for ranks in mine}
+
+
+def one_more(group: Any) -> Any:
+    """Another process group of the same ranks; every rank of the run asks for one at once."""
+    ranks = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
+    return new_groups([ranks])[ranks]

@@ -236,9 +236,24 @@ def tuned(optimizer: Any, plan: Plan) -> None:
                 )
             group[word] = True
             group["foreach" if word == "fused" else "fused"] = False
+        if word == "fused" and isinstance(optimizer, torch.optim.SGD):
+            optimizer.register_step_pre_hook(_begin_momentum)
     for group in optimizer.param_groups:
         if _is_mixed(group):  # one by one: torch's kernels for many take one kind
             group.update({word: False for word in ("foreach", "fused") if word in group})
+
+
+def _begin_momentum(optimizer: Any, *_: Any) -> None:
+    """Begin the momentum of parameters that first have a gradient later than others.
+
+    Torch's fused SGD takes all or none without; what it adds to zeros is what it begins with.
+    """
+    for group in optimizer.param_groups:
+        used = [p for p in group["params"] if p.grad is not None]
+        bare = [p for p in used if optimizer.state[p].get("momentum_buffer") is None]
+        if group["momentum"] and not group["dampening"] and len(bare) < len(used):
+            for p in bare:
+                optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
 
 
 def _is_mixed(group: Mapping[str, Any]) -> bool:

@@ -25,7 +25,6 @@ from foretell.pytorch.deploy.forward_stages import forward_stages
 from foretell.pytorch.deploy.mesh import Places
 from foretell.pytorch.deploy.precision import dtype_of, mixed, precision_of
 from foretell.pytorch.deploy.recompute import recompute
-from foretell.pytorch.deploy.stages import Staged
 from foretell.pytorch.deploy.staging import FIRST, LAST, Cut, Traced, cut, in_stages, trace
 from foretell.pytorch.deploy.units import cut as cut_line
 from foretell.pytorch.deploy.units import is_line, units
@@ -42,7 +41,6 @@ class Stages(NamedTuple):
     modules: dict[int, Any]  # of this rank; copies of a stage are one where they share a rank
     held: list[tuple[str, tuple[int, ...]]]  # parameters of several ranks, and those that hold them
     shape: Pipeline
-    is_plain: bool  # torch's own runtime can take it
 
 
 def shape_of(plan: Plan, places: Places, samples: int, given: Pipeline | None) -> Pipeline:
@@ -137,7 +135,7 @@ def stages_of(
     every = [pieces[same.get(s, s)] for s in range(shape.num_stages)]
     held = _held(shape, every, names, rank)
     modules = {s: pieces[same.get(s, s)] for s in shape.on(rank)}
-    return Stages(modules, held, shape, plan.cp == 1 and _is_plain(shape, pieces))
+    return Stages(modules, held, shape)
 
 
 def _held(
@@ -164,16 +162,6 @@ def cut_model(
             raise
         return list(forward_stages(model, num, layers, call)), ()
     return [traced.module(s) for s in range(num)], traced.after
-
-
-def _is_plain(shape: Pipeline, pieces: Sequence[Any]) -> bool:
-    """One line of stages, the batch read by the first alone, gradients that go all the way.
-
-    Where the first stage is frozen, torch's runtime loses weight gradients of a backward in two.
-    """
-    reads = any(getattr(piece, "reads", ()) for piece in pieces[1:])
-    is_frozen = not any(p.requires_grad for p in pieces[0].parameters())
-    return shape.is_line and not reads and not (shape.halves and is_frozen)
 
 
 def _following(shape: Pipeline, after: tuple[tuple[int, ...], ...]) -> Pipeline:
@@ -218,8 +206,7 @@ def placed_stages(model: Module, plan: Plan, names: Mapping[str, str], rank: int
         _do_otherwise(modules[s], stages[s].ways, cuts[s].layers(s))
     mine = {s: modules[s] for s in pipeline.on(rank)}
     _split(mine, stages)
-    is_plain = pipeline.is_line and not held and not any(cuts[s].reads[s] for s in every[1:])
-    return Stages(mine, held, pipeline, is_plain)
+    return Stages(mine, held, pipeline)
 
 
 def _copies(stages: Sequence[StageSpec], traced: Traced) -> list[Cut]:
@@ -318,13 +305,13 @@ def _has(module: Module, name: str) -> bool:
 
 
 def runtime(stages: Stages, plan: Plan, places: Places, loss: Loss, shared: Shared) -> Blocks:
-    """Torch's runtime for a line of stages, our own executor for any other shape."""
+    """What runs the stages of this rank."""
     lossy, kind = mixing(stages.modules, plan, places, loss), places.device
-    runs = Staged if stages.is_plain else Blocks
-    options = {"group": places.group("pp"), "device": torch.device(kind), "shared": shared}
     num = stages.shape.micro_batches * len(set(stages.shape.lines))
-    options |= {"weights": weights_of(plan, places, num)}
-    return runs(stages.shape, stages.modules, lossy, **options)
+    return Blocks(
+        stages.shape, stages.modules, lossy, group=places.group("pp"), device=torch.device(kind),
+        shared=shared, weights=weights_of(plan, places, num),
+    )  # fmt: skip
 
 
 def mixing(modules: Mapping[int, Any], plan: Plan, places: Places, loss: Loss) -> Loss:

@@ -417,7 +417,7 @@ class Predictor:
 
 
 def _action(plan: Plan, tensors: int) -> float:
-    """Core seconds of one action of a pipeline beside its ops: torch's runtime, sends, receives.
+    """Core seconds of one action of a pipeline beside its ops: the runtime, sends, receives.
 
     Timed on stages that compute next to nothing.
     """

@@ -324,7 +324,7 @@ def _factors(
     own = among
     if isinstance(among, list):
         own = dist.new_group(among, use_local_synchronization=True)
-    return Factors(modules, shares=shares, rank=rank, group=own, weight=weight)
+    return Factors(modules, model, shares=shares, rank=rank, group=own, weight=weight)
 
 
 def _server(
