@@ -25,7 +25,7 @@ from foretell.cost import fused
 from foretell.cost.fused import fused_price
 from foretell.cost.fused_formula import one_core
 from foretell.errors import InputError
-from foretell.pytorch.bench.clock import place_for
+from foretell_lab.bench.clock import place_for
 from foretell_lab.fused.columns import dtype_size
 from foretell_lab.fused.data import Measured
 from foretell_lab.fused.draw import drawn
