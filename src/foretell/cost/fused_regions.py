@@ -78,7 +78,6 @@ NODE = (
     "flops",
     "seconds",
 )
-EDGE = ("source", "target", "pattern")
 DTYPES = tuple(SIZES)
 
 
