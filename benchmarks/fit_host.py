@@ -28,13 +28,13 @@ import torch
 from scipy.optimize import nnls
 
 from foretell.graph import Phase
-from foretell.pytorch.bench.call import Place
-from foretell.pytorch.bench.host import LENGTH, chain, empty, kinds
 from foretell.pytorch.capture import gpu
 from foretell.pytorch.capture.gpu import chosen
 from foretell.pytorch.capture.record import Recorder, Row
 from foretell.pytorch.capture.step import movable
 from foretell.pytorch.capture.values import Assumed
+from foretell_lab.bench.call import Place
+from foretell_lab.bench.host import LENGTH, chain, empty, kinds
 
 TABLE = Path(__file__).parents[1] / "src/foretell/cost/tables/measured/h200.csv.gz"
 MANY = 2  # kinds of call an operator must be in (or a chain of its own) to have a cost of its own

@@ -57,7 +57,7 @@ ENTRANCES = {"", "__main__"}  # the package itself, which names what is public, 
 # The same for the second package, whose rooms may also import all of foretell.
 LAB_ROOMS: dict[str, set[str]] = {
     "samples": set(),
-    "fused": set(),
+    "fused": {"bench"},
     "emulation": set(),
     "policy": set(),
     "bench": set(),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from foretell.cluster.read import devices
-from foretell.cost import fused_formula, fused_host
+from foretell.cost import fused_formula
 from foretell.cost.fused import fused_price, networks
 from foretell.cost.fused_regions import WALKED, Regions, assembled, walked
 from foretell.errors import InputError
@@ -226,8 +226,10 @@ def test_kernels_and_regions_asked_together_answer_as_apart():
 
 
 def test_constants_of_every_sort_ship():
+    calibrate = pytest.importorskip("foretell_lab.fused.calibrate")
+    host_fit = pytest.importorskip("foretell_lab.fused.host_fit")
     for kind in ("gpu", "kernel", "cpu"):
         found = fused_formula.shipped()[kind]
-        names = fused_host.GUESS if kind == "cpu" else fused_formula.FITTED
+        names = host_fit.GUESS if kind == "cpu" else calibrate.GUESS
         assert set(found["constants"]) == set(names)
         assert found["sigma"]["seen"] > 0

@@ -10,8 +10,9 @@ from foretell.cost.fused import fused_price, networks
 from foretell.cost.fused_host import NESTED, nested
 from foretell.cost.fused_regions import Regions, assembled
 from foretell_lab.fused import data as fused_data
+from foretell_lab.fused.tuning import one_core
 
-CORE = fused_formula.one_core()
+CORE = one_core()
 N = 1 << 18
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from foretell.errors import InputError
-from foretell.pytorch.bench import Row, case, load, load_header
-from foretell.pytorch.bench.case import work
-from foretell.pytorch.bench.table import save
-from foretell_lab.bench.__main__ import main
+from foretell_lab.bench import Row, case, load, load_header
+from foretell_lab.bench.case import work
+from foretell_lab.bench.command import main
 from foretell_lab.bench.digest import summary
 from foretell_lab.bench.ratios import dtype_change, kind, layout_change, pairs, twice_the_batch
 from foretell_lab.bench.runs import at_full_clock, join, merge
+from foretell_lab.bench.table import save
 
 LINEAR = case("linear", "forward", "fp32", "nk", m=4096, n=768, k=768)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from foretell.pytorch.bench import load
+from foretell_lab.bench import load
 
 TRUTH = Path(__file__).resolve().parents[3].parent / "shared" / "truth" / "h200"
 DTYPES = {"float": "fp32", "c10::BFloat16": "bf16"}

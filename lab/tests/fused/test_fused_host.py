@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from foretell.cost import fused_formula, fused_host  # noqa: E402
+from foretell.cost import fused_formula  # noqa: E402
 from foretell.cost.fused_host import NESTED, nested  # noqa: E402
 from foretell_lab.fused import data as fused_data  # noqa: E402
 from foretell_lab.fused import host, host_build, host_fit, host_make  # noqa: E402
@@ -17,6 +17,7 @@ from foretell_lab.fused.build import graph_of, real_entry  # noqa: E402
 from foretell_lab.fused.gather import measured_regions  # noqa: E402
 from foretell_lab.fused.host_clock import Clock, Item, op_items  # noqa: E402
 from foretell_lab.fused.region import Entry, Op, Region, dumps  # noqa: E402
+from foretell_lab.fused.tuning import one_core  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own tracing deprecates itself
 
@@ -91,9 +92,9 @@ def test_a_model_gets_a_part_of_its_batch():
 
 def test_the_formula_on_tensors_is_the_formula():
     data = fused_data.shipped("cpu")
-    some, core = data.regions.take(range(60)), fused_formula.one_core()
+    some, core = data.regions.take(range(60)), one_core()
     c, weights = fused_formula.constants_of(core), fused_formula.weights("cpu")
-    values = torch.log(torch.tensor([c[name] for name in fused_host.GUESS], dtype=torch.float64))
+    values = torch.log(torch.tensor([c[name] for name in host_fit.GUESS], dtype=torch.float64))
     work = torch.tensor(host_fit.places_by_op(some) @ weights)
     walk = torch.tensor(nested(some, weights).region)
     mine = host_fit._seconds(core, walk, work, values).numpy()

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from foretell.cli.lab_package import lab_module
+from foretell.cli.lab_package import has_lab, lab_module
 from foretell.cli.output import answer, is_quiet, json_option, say, working
 
 
@@ -18,7 +18,7 @@ from foretell.cli.output import answer, is_quiet, json_option, say, working
     "-o", "--output", type=click.Path(path_type=Path), default=Path("bench"), show_default=True,
     help="Folder for what it finds.",
 )  # fmt: skip
-@click.option("--ops/--no-ops", default=True, help="Operators on the device and to the host.")
+@click.option("--ops/--no-ops", default=None, help="Operators on the device and to the host.")
 @click.option("--links/--no-links", default=True, help="Collectives and cores between ranks.")
 @click.option("--fused/--no-fused", default=False, help="Fused ops: correct their prices here.")
 @click.option("--quick", is_flag=True, help="With --fused: a dozen small regions, to try it out.")
@@ -31,15 +31,17 @@ from foretell.cli.output import answer, is_quiet, json_option, say, working
 @click.option("--device", default="auto", show_default=True, help="For operators: cuda or cpu.")
 @json_option
 def command(
-    output: Path, ops: bool, links: bool, fused: bool, quick: bool, ranks: int, networks: str,
-    seconds: float, device: str, as_json: bool,
+    output: Path, ops: bool | None, links: bool, fused: bool, quick: bool, ranks: int,
+    networks: str, seconds: float, device: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure operators, links and collectives here: a table, and a cluster to predict on."""
     output.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {"folder": str(output)}
     if links:
         found |= _links(output, ranks, [n.strip() for n in networks.split(",")])
-    if ops:
+    if ops is None and not has_lab():
+        say("operators are not measured: that needs the package foretell-lab")
+    elif ops is not False:
         found |= _ops(output, seconds, device)
     if fused:
         found |= _fused(output, seconds, device, quick)
@@ -80,17 +82,16 @@ def _links(output: Path, ranks: int, networks: list[str]) -> dict[str, Any]:
 
 def _ops(output: Path, seconds: float, device: str) -> dict[str, Any]:
     from foretell.errors import InputError
-    from foretell.pytorch.bench import load
-    from foretell.pytorch.bench.command import main
 
+    bench = lab_module("bench.command")
     path = output / "ops.csv"
     arguments = ["-o", str(path), "--seconds", str(seconds), "--device", device, "--resume"]
     arguments += ["--quiet"] if is_quiet() else []
     with working("operators", about=seconds), contextlib.redirect_stdout(sys.stderr):
-        code = main(arguments)
+        code = bench.main(arguments)
     if code:
         raise InputError("the operators could not be measured", hint="what is wrong stands above")
-    return {"ops": str(path), "ops_rows": len(list(load(path)))}
+    return {"ops": str(path), "ops_rows": len(bench.load(path))}
 
 
 def _fused(output: Path, seconds: float, device: str, quick: bool) -> dict[str, Any]:

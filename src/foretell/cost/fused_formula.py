@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -29,7 +28,6 @@ import numpy.typing as npt
 
 from foretell import portable
 from foretell.cluster.node import Device
-from foretell.cluster.read import devices
 from foretell.cost import fused_host
 from foretell.cost.fused_host import NESTED, nested
 from foretell.cost.fused_lower import Lowered, lowered
@@ -38,12 +36,6 @@ from foretell.cost.fusion_class import WORDS
 
 Array = npt.NDArray[np.float64]
 Constants = Mapping[str, float]
-
-# The names of the fitted constants, in the order a fit packs them.
-FITTED = (
-    "start", "more", "stream", "latency", "ramp", "keep", "keep_written", "again", "steep", "cache",
-    "join", "rate", "half", "odd", "turned", "lone", "overlap", "peak",
-)  # fmt: skip
 
 
 @cache
@@ -80,14 +72,6 @@ def kernels_of(device: Device, regions: Regions) -> Lowered | None:
     if kind_of_device(device) == "cpu" or regions.is_written.all():
         return None
     return lowered(regions, float(device.units))
-
-
-def one_core() -> Device:
-    """The processor core of the CPU set: a share of its socket, as one thread sees it."""
-    # A core of this generation streams some 20 GB/s alone, and starts a loop nest in microseconds.
-    socket = devices()["epyc-7742"]
-    core = replace(socket, name="epyc-core", units=1, memory_bandwidth=2e10)
-    return replace(core, l2=32 * 2.0**20, floor=5e-6)
 
 
 def constants_of(device: Device, sort: str = "") -> Constants:

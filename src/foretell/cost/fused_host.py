@@ -103,19 +103,6 @@ _MAPPED = 32.0 * 2**20  # bytes: glibc maps larger blocks anew (mallopt(3), M_MM
 
 
 Constants = Mapping[str, float]
-# First guess, least and most of each constant, in the order a fit packs them: shares of the
-# device's rates; `start` and `more` of its floor, `row` in cycles.
-GUESS = {
-    "start": (0.8, 0.1, 4.0), "more": (0.05, 0.001, 1.0), "stream": (0.7, 0.2, 2.0),
-    "latency": (0.2, 0.01, 4.0), "ramp": (2e-3, 1e-5, 1e-1), "near": (0.1, 0.02, 0.6),
-    "mid": (0.3, 0.05, 0.9), "keep": (0.6, 0.1, 2.0), "steep": (2.0, 1.0, 6.0),
-    "store": (1.5, 0.3, 4.0), "turned": (0.4, 0.01, 10.0), "mapped": (2.0, 0.01, 20.0),
-    "rate": (8.0, 0.5, 60.0), "half": (0.5, 0.01, 20.0), "odd": (1.0, 0.01, 20.0),
-    "asked": (30.0, 0.1, 400.0), "told": (80.0, 0.1, 1000.0), "joined": (8.0, 0.1, 400.0),
-    "given": (0.1, 0.001, 1.0),
-    "columns": (1.0, 0.01, 40.0), "chained": (2.0, 0.01, 40.0), "row": (10.0, 0.1, 200.0),
-    "overlap": (1.6, 1.0, 6.0),
-}  # fmt: skip
 # Elementary operations of one place where a CPU's differ from those of a GPU: random numbers
 # and indices go lane by lane.
 _LANE_BY_LANE = {

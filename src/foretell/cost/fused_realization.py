@@ -10,6 +10,11 @@ result of nest k as `nodes + k`. How it reads one is a code, and equal codes are
     ALIGNED   place by place, as the nest loops        SPREAD   the same for many places
     TURNED    all of it in another order of memory     ODD + …  some of it, or at an index
     SWAPPED   through a view that swaps dimensions     MOVED + … one that swaps and reshapes
+
+A reduction with few results is split: one nest makes partial sums, another finishes them. Parts
+that do not lie side by side are split again, and so is what is finished where the mean and the
+variance are found together (Welford). A norm is its sums and what uses them, which is inlined into
+readers like any op.
 """
 
 from __future__ import annotations
@@ -21,10 +26,16 @@ import numpy.typing as npt
 
 from foretell.compiled import F1, I1, compiled
 from foretell.cost.fused_regions import (
+    BATCH,
+    BATCH_BACK,
     CAT,
     COUNTS,
     GATHER,
+    GROUPS,
+    INPUT,
+    LAYER_BACK,
     LOSS_BACK,
+    NEVER_SPLIT,
     PARTS,
     PIECES,
     POINTWISE,
@@ -315,3 +326,379 @@ def _loads(o, low, k, reads):  # type: ignore[no-untyped-def]
             op = o.op[low + k.node[y]]
             count += WELFORD[op] or SOFT[op]
     return count
+
+
+@compiled
+def splits(n, r, rows, units):  # type: ignore[no-untyped-def]
+    """Parts a reduction is cut into (`Reduction.num_splits`, `reduction_split_factor`)."""
+    if n > 1 and (r <= 32 or n >= units * 64):
+        return 1
+    least, most = 32.0 * units * 2048, 512.0 * units * 2048
+    if rows and (n >= 2 * units or r <= 8192):
+        return 1
+    group = 256 if rows else 4  # places that threads of one block, or one thread, take at a time
+    if n * r < least:
+        each = 32.0
+    elif n * r >= most:
+        each = _even(r, 512.0, 50.0, 1.0)
+    elif rows:
+        blocks = np.ceil(units * 2048 // 512 / n)
+        each = _even(r, np.ceil(r / (group * blocks)), 30.0, 32.0)
+    else:
+        blocks = np.ceil(units * 2048 // 256 / np.ceil(n / 128))
+        each = _even(r, np.ceil(r / (group * blocks)), 20.0, 32.0)
+    return int(np.ceil(r / (group * each)))
+
+
+@compiled
+def _even(r, each, near, least):  # type: ignore[no-untyped-def]
+    """A divisor close by, if there is one."""
+    for d in range(int(near)):
+        if each - d >= 1 and r % (each - d) == 0:
+            return max(each - d, least)
+        if r % (each + d) == 0:
+            return max(each + d, least)
+    return each
+
+
+@compiled
+def _way(o, low, k, places, how, reads):  # type: ignore[no-untyped-def]
+    """Along rows or down columns, as most of the tensors read whole lie."""
+    side, apart, nodes = 0, 0, k.ops.shape[1]
+    for b in range(len(reads)):
+        whole = o.elements[low + b] if b < nodes else k.n[b - nodes]
+        if reads[b] > 0 and whole >= places:
+            along = (reads[b] == TURNED) != (how == ROWS)
+            side, apart = side + along, apart + (not along)
+    if side + apart == 0:
+        return how
+    return ROWS if side > apart else COLS
+
+
+@compiled
+def summed(o, low, i, k, n, r, how, units, reads, ops, shape):  # type: ignore[no-untyped-def]
+    """The nests of one reduction of what a view gave its shape; the number of the last."""
+    op = o.op[low + i]
+    if not GROUPS[op]:
+        how = _way(o, low, k, n * r, how, reads)
+    along = how == ROWS or n == 1
+    cut = 1 if NEVER_SPLIT[op] else splits(n, r, along, units)
+    results, rest, within = n * cut, np.ceil(r / cut), 1
+    if cut > 1:
+        flat = along and _flat(o, low, i, k, n, how, reads)
+        within = splits(results, rest, flat, units)
+    at = new(k, i, how, PARTIAL if cut > 1 else REDUCE, results * within, np.ceil(rest / within))
+    k.base[at], k.shape[at] = n, shape
+    k.even[at] = cut > 1 and _even_parts(o, low, i, k, at, how, n, r)
+    k.reads[at, :] = reads
+    k.ops[at, :] |= ops
+    if within > 1:
+        at = finish(k, i, how, results, float(within), at)
+    while cut > 1:
+        again = splits(n, float(cut), along, units) if WELFORD[op] and within == 1 else 1
+        at = finish(k, i, how, n * again, np.ceil(cut / again), at)
+        cut = again
+    return at
+
+
+@compiled
+def _even_parts(o, low, i, k, at, how, n, r):  # type: ignore[no-untyped-def]
+    """Whether partial sums are cut where the tensors they are of have a dimension.
+
+    Whole rows are, and along rows powers of two; of columns a tensor with a number for each row, or
+    one that is the same for each part, shows how many rows there are in one.
+    """
+    if how == ROWS:
+        rows = (
+            k.r[at] == o.last[low + i] and k.r[at] * k.n[at] == n * r and not BATCH[o.op[low + i]]
+        )
+        return rows or (n == 1 and 2.0 ** np.round(np.log2(r)) == r)
+    if k.r[at] * k.n[at] != n * r:
+        return False
+    for b in range(low, low + k.ops.shape[1]):
+        if o.kind[b] == INPUT and o.last[b] > 1:
+            rows = o.elements[b] == r and o.last[b] == k.r[at]
+            if rows or (o.elements[b] < n * r and o.elements[b] / o.last[b] == k.r[at]):
+                return True
+    return False
+
+
+@compiled
+def finish(k, i, how, n, r, before):  # type: ignore[no-untyped-def]
+    """A nest that sums what another has left."""
+    at = new(k, i, how, FINISH, n, r)
+    k.reads[at, k.ops.shape[1] + before] = ALIGNED
+    return at
+
+
+@compiled
+def _flat(o, low, i, k, n, how, reads):  # type: ignore[no-untyped-def]
+    """Whether most of what a part of a split sum reads lies side by side; else it is split again.
+
+    The places of a part are those of the whole one after another, whatever dimensions they have.
+    """
+    near, across, far, nodes = 0, 0, 0, k.ops.shape[1]
+    groups = GROUPS[o.op[low + i]] and o.across[low + i] == 2
+    for b in range(len(reads)):
+        node = low + (b if b < nodes else k.node[b - nodes])
+        size = o.elements[node] if b < nodes else k.n[b - nodes]
+        if reads[b] == 0 or size == 1 or (reads[b] == SPREAD and n > 1):
+            continue
+        same = o.last[node] == o.last[low + i] and (b < nodes or k.how[b - nodes] == POINT)
+        side = (same or reads[b] == ALIGNED or is_part(reads[b])) and not groups
+        if reads[b] == TURNED:
+            across += 1
+        else:
+            near, far = near + side, far + (not side)
+    if n == 1 and across > near:  # a sum of everything goes along memory
+        near, across = across, near
+    far += across
+    return near > far or near + far == 0
+
+
+_UNROLLED = 8  # places: fewer are summed place by place (`unroll_reductions_threshold`)
+_LIGHT = 10  # operations of a gradient that a group norm's own do not raise above the threshold
+_ASIDE = 1000  # added to ODD: the columns of sums, read apart from their rows
+
+
+@compiled
+def _outer(o, n):  # type: ignore[no-untyped-def]
+    return o.across[n] == 2 or (o.across[n] == 1 and not BATCH[o.op[n]])
+
+
+@compiled
+def reduce(o, n, low, k, v, units, users):  # type: ignore[no-untyped-def]
+    """A sum, mean or the like; of few places it is an op like others."""
+    i = n - low
+    few = o.inner[n] < _UNROLLED and o.inner[n] > 1
+    for e in range(o.start[n], o.start[n + 1]):
+        pattern = o.pattern[e] if o.elements[o.source[e]] < o.looped[n] and not few else 0
+        take(v, o.source[e] - low, pattern, ODD + i if few else 0, v.reads[i], v.ops[i])
+    v.ops[i, i] = True
+    if few:
+        settle_value(o, n, low, k, v, users)
+        return
+    how = COLS if _outer(o, n) else ROWS
+    rows = o.looped[n] / max(o.inner[n], 1.0)
+    shape = _shape_of(o, n, low, v)
+    at: int
+    like = _like(o, n, low, k, v) if o.looped[n] == o.inner[n] else -1
+    if like >= 0 and splits(1.0, o.inner[n], True, units) > 1:
+        first = new(k, i, ROWS, PARTIAL, k.n[like], k.r[like])
+        # of channels no other loop has the order
+        batch = BATCH[o.op[low + k.node[like]]]
+        k.even[first] = not batch
+        k.shape[first], k.reads[first, :] = GROUPED + i if batch else k.shape[like], v.reads[i]
+        k.ops[first, :] |= v.ops[i]
+        at = finish(k, i, ROWS, 1.0, k.n[like], first)
+    else:
+        at = summed(o, low, i, k, rows, o.inner[n], how, units, v.reads[i], v.ops[i], shape)
+    k.leaves[at] = o.writes[n]
+    hold(v, i, at)
+
+
+@compiled
+def _like(o, n, low, k, v):  # type: ignore[no-untyped-def]
+    """The reduction whose rows a sum of everything is cut into: the last ones it is made of."""
+    nodes, count = len(v.held), k.used[0]
+    if v.held[o.source[o.start[n]] - low] >= 0:
+        return -1
+    level = v.reads[n - low, nodes:] > 0
+    while level.any():
+        found, above = -1, np.zeros(len(level), np.bool_)
+        for x in range(count):
+            if level[x] and k.how[x] != POINT:
+                if found >= 0 and (k.n[x] != k.n[found] or k.r[x] != k.r[found]):
+                    return -1
+                found = x
+            elif level[x] and k.part[x] != LIBRARY:
+                above |= k.reads[x, nodes:] > 0
+        if found >= 0:
+            return found if k.n[found] * k.r[found] == o.looped[n] else -1
+        level = above
+    return -1
+
+
+@compiled
+def loss(o, n, low, k, v):  # type: ignore[no-untyped-def]
+    """The loss of classes: of each row one place is read."""
+    i = n - low
+    first, rows = o.start[n], 1.0
+    for e in range(first, o.start[n + 1]):
+        if e == first and o.writes[n] == 0:
+            continue  # nothing asks for the loss: only how many labels count is found
+        take(v, o.source[e] - low, 0, ODD + i if e == first else 0, v.reads[i], v.ops[i])
+        rows = o.elements[o.source[e]] if e == first + 1 else rows
+    few = rows < _UNROLLED
+    if few and o.writes[n] == 0 and not (v.reads[i] > 0).any():
+        return  # of labels that are all the same
+    at = new(k, i, POINT if few else ROWS, PARTIAL if few else REDUCE, 1.0, 1.0 if few else rows)
+    k.reads[at, :] = v.reads[i, :]
+    k.ops[at, :] |= v.ops[i, :]
+    k.leaves[at] = o.writes[n]
+    hold(v, i, at)
+
+
+@compiled
+def scatter_loss(o, n, low, k, v):  # type: ignore[no-untyped-def]
+    """What a loss's gradient is scattered into: a tensor of zeros, then its few places."""
+    i, nodes = n - low, len(v.held)
+    if o.start[n + 1] - o.start[n] < 3:
+        return  # its labels are not given
+    at = new(k, i, POINT, FILL, o.elements[n], 1.0)
+    index = o.source[o.start[n] + 2] - low
+    more = new(k, i, POINT, PARTIAL, o.elements[index + low], 1.0)
+    take(v, index, 0, 0, k.reads[more], k.ops[more])
+    k.reads[more, nodes + at] = ODD + i
+    v.reads[i, nodes + more] = ALIGNED
+
+
+@compiled
+def norm(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
+    """Softmax, layer and batch norm, their gradients; group norm."""
+    i, nodes, op = n - low, len(v.held), o.op[n]
+    first, rows = o.start[n], o.looped[n] / max(o.inner[n], 1.0)
+    apart = GROUPS[op] and (o.start[n + 1] - first < 2 or o.elements[o.source[first + 1]] != 32)
+    how = COLS if _outer(o, n) and not apart else ROWS
+    if BATCH_BACK[op] and o.start[n + 1] - first > 1 and o.pattern[first + 1] == 2:
+        how = ROWS if how == COLS else COLS  # told of the other tensor
+    _take_some(o, n, low, v, o.start[n + 1], v.reads[i], v.ops[i])
+    shape = _shape(o, n, low, v)
+    sums = 2 if LAYER_BACK[op] or BATCH_BACK[op] else 1
+    for m in range(sums):
+        reads, ops = np.zeros(k.reads.shape[1], np.int16), np.zeros(nodes, np.bool_)
+        last = o.start[n + 1] if m == 1 else first + 1
+        _take_some(o, n, low, v, last, reads, ops)
+        if o.inner[n] < _UNROLLED and rows > 1:
+            _unrolled(o, n, low, k, v, rows, reads, ops)
+            continue
+        at = summed(o, low, i, k, rows, o.inner[n], how, units, reads, ops, shape)
+        v.reads[i, nodes + at] = ODD + i if apart else SPREAD
+        v.small[i] = nodes + at
+        if SOFT[op] and k.part[at] == FINISH:  # the largest first, then the sum
+            reads[nodes + at] = SPREAD
+            at = summed(o, low, i, k, rows, o.inner[n], how, units, reads, ops, shape)
+            v.reads[i, nodes + at] = SPREAD
+    if LAYER_BACK[op]:
+        _columns(o, n, low, k, v, units)
+    v.ops[i, i] = True
+
+
+@compiled
+def _unrolled(o, n, low, k, v, rows, reads, ops):  # type: ignore[no-untyped-def]
+    """Few places a row are summed one by one; in memory only where they are many to read again."""
+    i, whole = n - low, 0
+    for b in range(len(reads)):
+        whole += reads[b] > 0 and reads[b] != SPREAD
+        reads[b] = ODD + i if reads[b] > 0 else 0
+    if whole * o.inner[n] <= READS:
+        return
+    at = new(k, i, POINT, PARTIAL, rows, 1.0)
+    k.reads[at, :] = reads
+    k.ops[at, :] |= ops
+    v.reads[i, len(v.held) + at] = SPREAD
+    v.small[i] = len(v.held) + at
+
+
+@compiled
+def _shape(o, n, low, v):  # type: ignore[no-untyped-def]
+    """The shape a norm loops over; a group norm cuts channels, and no other loop fits those."""
+    i, first = n - low, o.start[n]
+    v.shaped[i] = _shape_of(o, n, low, v)
+    if not GROUPS[o.op[n]] or o.start[n + 1] == first:
+        return v.shaped[i]
+    return GROUPED + i if o.elements[o.source[o.start[n + 1] - 1]] != 32 else v.shaped[i]
+
+
+@compiled
+def _shape_of(o, n, low, v):  # type: ignore[no-untyped-def]
+    """The shape of what an op reads first."""
+    return v.shaped[o.source[o.start[n]] - low] if o.start[n] < o.start[n + 1] else -1
+
+
+@compiled
+def _take_some(o, n, low, v, last, reads, ops):  # type: ignore[no-untyped-def]
+    for e in range(o.start[n], min(last, o.start[n + 1])):
+        take(v, o.source[e] - low, o.pattern[e], 0, reads, ops)
+
+
+@compiled
+def _columns(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
+    """A layer norm's gradients of weight and bias, where they leave."""
+    i, first = n - low, o.start[n]
+    whole, each = o.elements[n] * o.size[n], o.inner[n] * o.size[n]
+    wide = o.writes[n] - whole if o.writes[n] >= whole else o.writes[n]
+    rows = o.looped[n] / max(o.inner[n], 1.0)
+    sums = 2 if wide >= 2 * each else 1 if wide > 0 else 0
+    for m in range(sums):
+        reads, ops = np.zeros(k.reads.shape[1], np.int16), np.zeros(len(v.held), np.bool_)
+        _take_some(o, n, low, v, first + (1 if m == 1 or sums == 1 else 4), reads, ops)
+        shape = _shape_of(o, n, low, v)
+        at = summed(o, low, i, k, o.inner[n], rows, COLS, units, reads, ops, shape)
+        k.leaves[at] = each
+        v.small[i] = len(v.held) + at
+
+
+@compiled
+def groups_back(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
+    """A group norm's gradients: sums over each image's channels, over groups, over images."""
+    i, nodes, size = n - low, len(v.held), k.reads.shape[1]
+    channels = o.elements[o.source[o.start[n + 1] - 1]]
+    images = max(1.0, o.looped[n] / o.inner[n] / 32)
+    area = max(1.0, o.looped[n] / (images * channels))
+    how = COLS if o.across[n] == 2 else ROWS
+    _take_some(o, n, low, v, o.start[n + 1], v.reads[i], v.ops[i])
+    made = np.zeros(2, np.int64)
+    for m in range(2):
+        reads, ops = np.zeros(size, np.int16), np.zeros(nodes, np.bool_)
+        _take_some(o, n, low, v, o.start[n] + 2 - m, reads, ops)
+        results, shape = images * channels, GROUPED + i if channels > 32 else -1
+        made[m] = nodes + summed(o, low, i, k, results, area, how, units, reads, ops, shape)
+    for m in range(2):  # of groups of one channel nothing is left to sum
+        at = new(k, i, POINT, PARTIAL, images * 32, 1.0)
+        if channels > 32:
+            k.how[at], k.part[at], k.r[at] = ROWS, REDUCE, channels / 32
+        take(v, o.source[o.start[n + 1] - 1] - low, 1, 0, k.reads[at], k.ops[at])
+        k.reads[at, made[m]] = ODD + i if channels > 32 else ALIGNED
+        v.reads[i, nodes + at] = ODD + i if channels > 32 else SPREAD
+    v.ops[i, i] = True
+    if channels > 64 and _work(o, n, low, v) > _LIGHT:  # of pairs of channels less is read
+        _half(o, n, low, k, v)
+    if o.writes[n] > 0 and o.writes[n] != o.elements[n] * o.size[n]:
+        _channels(o, n, low, k, v, units, channels, images, made)
+
+
+@compiled
+def _work(o, n, low, v):  # type: ignore[no-untyped-def]
+    """Operations of the gradient that enters a group norm's; casts and turned images add some."""
+    s = o.source[o.start[n]] - low
+    work = 0
+    for j in range(len(v.ops[s])):
+        work += COUNTS[o.op[low + j]] if v.ops[s, j] else 0
+    return work + _LIGHT * (work > 0) * ((o.size[n] == 2) + (o.across[n] == 2))
+
+
+@compiled
+def _half(o, n, low, k, v):  # type: ignore[no-untyped-def]
+    """What a gradient that is computed here adds goes through memory: it is too much otherwise."""
+    i, nodes = n - low, len(v.held)
+    at = new(k, i, POINT, PARTIAL, o.elements[n], 1.0)
+    k.reads[at, :] = v.reads[i, :]
+    k.ops[at, :] |= v.ops[i, :]
+    v.reads[i, :nodes] = 0
+    v.ops[i, :] = False
+    v.ops[i, i] = True
+    take(v, o.source[o.start[n] + 1] - low, 0, 0, v.reads[i], v.ops[i])
+    v.reads[i, nodes + at] = ODD + _ASIDE + i
+
+
+@compiled
+def _channels(o, n, low, k, v, units, channels, images, made):  # type: ignore[no-untyped-def]
+    i, nodes = n - low, len(v.held)
+    for m in range(2):
+        reads, ops = np.zeros(k.reads.shape[1], np.int16), np.zeros(nodes, np.bool_)
+        reads[made[1]] = ODD + _ASIDE + i
+        reads[made[0]] = ODD + _ASIDE + i if m == 0 else 0
+        at = summed(o, low, i, k, channels, images, COLS, units, reads, ops, -1)
+        k.leaves[at] = channels * o.size[n]
+        v.small[i] = nodes + at

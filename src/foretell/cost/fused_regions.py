@@ -34,7 +34,7 @@ kernel: what moves them begins another pass (Inductor, torch 2.11).
     fresh     those of them the step has just written
     reread    bytes read again in later passes, from memory or cache
     written   bytes that leave
-    kernels   1; a region on a CPU (→ `fused_nests`), which has the same columns, may have more
+    kernels   1; a region on a CPU (→ `fused_host`), which has the same columns, may have more
     levels    1, likewise
     work      elementary operations over all places (→ `WEIGHT`)
     turned    bytes read in another order than they lie
@@ -78,7 +78,6 @@ NODE = (
     "flops",
     "seconds",
 )
-EDGE = ("source", "target", "pattern")
 DTYPES = tuple(SIZES)
 
 

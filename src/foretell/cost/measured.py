@@ -7,7 +7,7 @@ own shape; several rows of the same work are one price, their median.
 
 Measured tables that come with the package, as a link of the price chain.
 
-`tables/measured/DEVICE.csv.gz` is what `python -m foretell.pytorch.bench` wrote on such a device.
+`tables/measured/DEVICE.csv.gz` is what `python -m foretell_lab.bench` wrote on such a device.
 Of its many ops the matmuls are read here: the three of a linear layer y = x·Wᵀ, with x of
 m × k and W of n × k, and batches of them.
 

@@ -1,6 +1,6 @@
 """How much longer or shorter an operator takes in another number format or memory layout.
 
-Read off the shipped tables of what was measured (→ `foretell.pytorch.bench`): every row that was
+Read off the shipped tables of what was measured (→ `foretell_lab.bench`): every row that was
 measured both ways gives one ratio, and a shape in between is given by the rows nearest to it, in
 the logarithms of its sizes:
 

@@ -1,7 +1,6 @@
 """Simulate a graph: choose the quickest loop that covers what the graph has.
 
     paths    every lane ordered, no links            one sweep
-    flows    every lane ordered                      one heap
     lists    at most one free lane a task, no gaps,
              no lags, no links                       one heap, one queue a lane
     events   everything
@@ -59,8 +58,8 @@ def full(graph: Graph) -> TaskTimes:
 def loop_for(graph: Graph) -> str:
     """Which loop simulates a graph."""
     lanes_free = _free_lanes(graph)
-    if not lanes_free.any():
-        return "flows" if len(graph.used) else "paths"
+    if not lanes_free.any() and not len(graph.used):
+        return "paths"
     is_plain = "gap" not in graph.columns and wiring(graph).waits.lag is None
     one_lane = not len(graph.held) or not lanes_free[graph.held.lane].any()
     return "lists" if is_plain and one_lane and not len(graph.used) else "events"
@@ -102,9 +101,7 @@ def run(loop: str, graph: Graph, wires: Wiring) -> TaskTimes:
 
 def simulate_from(loop: str, graph: Graph, f: Any, s: Any, now: float) -> TaskTimes:
     """Simulate on from a state."""
-    if loop == "flows":
-        _run_flows(f, s, now)
-    elif loop == "lists":
+    if loop == "lists":
         from foretell.simulate import lists
 
         lists.run(f, s, only_lane(graph, f), now, "priority" not in graph.columns)
@@ -113,22 +110,6 @@ def simulate_from(loop: str, graph: Graph, f: Any, s: Any, now: float) -> TaskTi
 
         events.run(f, s, now)
     return TaskTimes(s.start, s.end, s.cause, s.why)
-
-
-def _run_flows(f: Any, s: Any, now: float) -> None:
-    from foretell.simulate import flows
-
-    most, links = min(len(f.seconds), len(f.use_link)), len(f.capacity)
-    flows.run(
-        (f.seconds, f.gap),
-        (f.follow_start, f.follower, f.lag),
-        (f.turn_start, f.turn),
-        (f.use_start, f.use_link, f.use_demand, f.capacity),
-        (*s[: s._fields.index("taken")], s.times, s.codes, s.fresh, s.count),
-        (np.empty(most, np.int32), *np.empty((3, most))),
-        (np.empty(most), *np.empty((2, links))),
-        now,
-    )
 
 
 def fixed(graph: Graph, wires: Wiring) -> Any:

@@ -24,7 +24,7 @@ from foretell.cost import collective, kernel
 from foretell.cost.measured import TimedOp, TimedOps
 from foretell.plan import Plan
 from foretell.predict import predict
-from foretell.pytorch.bench import timed
+from foretell.pytorch import timed
 from foretell.pytorch.deploy import machine, op_times
 from foretell.pytorch.deploy.op_times import LocalPass, PricedOp
 from foretell.workload import load as workload

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from foretell.pytorch.bench.case import work
-from foretell.pytorch.bench.table import Row, load, load_header
 from foretell_lab.bench import ratios
+from foretell_lab.bench.case import work
+from foretell_lab.bench.table import Row, load, load_header
 
 Line = Sequence[str]
 Cells = dict[str, dict[str, list[float]]]  # values by line and column

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from foretell.pytorch.bench.case import Case
-from foretell.pytorch.bench.table import Row
+from foretell_lab.bench.case import Case
+from foretell_lab.bench.table import Row
 
 STREAMS = {
     "activation": "relu gelu gelu_tanh silu hardswish hardsigmoid sigmoid tanh leaky_relu relu6 elu"

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from foretell.errors import InputError
-from foretell.pytorch.bench.case import Case, work
-from foretell.pytorch.bench.table import Row, load, load_header, save
+from foretell_lab.bench.case import Case, work
+from foretell_lab.bench.table import Row, load, load_header, save
 from foretell_lab.bench.words import ATEN
 
 _SLOWED = 0.95  # of the usual clock

@@ -2,7 +2,7 @@
 
 A few hundred regions are made (half drawn at random, half cut from the small models), compiled and
 measured here, and what the shipped prices miss by is fitted by kind of cost (→
-`foretell.cost.fused`). Errors are given before and after, the latter by fits that did not see
+`fused.tuning`). Errors are given before and after, the latter by fits that did not see
 the reading.
 """
 
@@ -21,11 +21,10 @@ import torch
 
 from foretell.cluster.node import Device
 from foretell.cluster.read import devices
-from foretell.cost import fused
 from foretell.cost.fused import fused_price
-from foretell.cost.fused_formula import one_core
 from foretell.errors import InputError
-from foretell.pytorch.bench.clock import place_for
+from foretell_lab.bench.clock import place_for
+from foretell_lab.fused import tuning
 from foretell_lab.fused.columns import dtype_size
 from foretell_lab.fused.data import Measured
 from foretell_lab.fused.draw import drawn
@@ -34,6 +33,7 @@ from foretell_lab.fused.host import HostJob, measure_host
 from foretell_lab.fused.make import cut_blocks
 from foretell_lab.fused.measure import Job, measure
 from foretell_lab.fused.region import Region, dumps
+from foretell_lab.fused.tuning import one_core
 
 FILE = "fused.toml"
 _COUNT, _QUICK = 400, 12
@@ -86,17 +86,17 @@ def _measured(chosen: list[Region], kind: str, seconds: float) -> Measured:
 def tuned(found: Measured, device: Device, path: Path) -> dict[str, Any]:
     """Fit the corrections, write them, and tell what they are worth."""
     priced = fused_price(found.regions, device).seconds
-    tuning = fused.fitted(found.regions, found.seconds, priced, device)
-    fused.write(tuning, path)
+    found_tuning = tuning.fitted(found.regions, found.seconds, priced, device)
+    tuning.write(found_tuning, path)
     before = float(np.median(np.abs(priced / found.seconds - 1)))
-    left = fused.left_over(found.regions, found.seconds, priced, device)
+    left = tuning.left_over(found.regions, found.seconds, priced, device)
     return {
         "fused": str(path),
         "fused_device": device.name,
         "fused_regions": len(found),
         "fused_error": before,
         "fused_error_tuned": float(np.median(np.abs(np.exp(-left) - 1))),
-        "fused_sigma": tuning.sigma,
+        "fused_sigma": found_tuning.sigma,
     }
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from foretell.pytorch.bench.clock import (
+from foretell_lab.bench.clock import (
     Kernel,
     busy,
     device_kernels,

@@ -15,15 +15,29 @@ import torch
 
 from foretell.cluster.node import Device
 from foretell.cost import fused_host
-from foretell.cost.fused_formula import one_core
-from foretell.cost.fused_host import GUESS, HOST_WEIGHT, NESTED, nested
+from foretell.cost.fused_host import HOST_WEIGHT, NESTED, nested
 from foretell.cost.fused_regions import Regions, is_busy
 from foretell.cost.fusion_class import WORDS
 from foretell_lab.fused import data as fused_data
 from foretell_lab.fused.data import Measured
+from foretell_lab.fused.tuning import one_core
 
 _OFTEN = 2  # regions an op must be met in for its fitted operations to ship
 _EIGHTY = 1.2816  # standard deviations that hold 80 % of a normal distribution
+
+# First guess, least and most of each constant, in the order a fit packs them: shares of the
+# device's rates; `start` and `more` of its floor, `row` in cycles.
+GUESS = {
+    "start": (0.8, 0.1, 4.0), "more": (0.05, 0.001, 1.0), "stream": (0.7, 0.2, 2.0),
+    "latency": (0.2, 0.01, 4.0), "ramp": (2e-3, 1e-5, 1e-1), "near": (0.1, 0.02, 0.6),
+    "mid": (0.3, 0.05, 0.9), "keep": (0.6, 0.1, 2.0), "steep": (2.0, 1.0, 6.0),
+    "store": (1.5, 0.3, 4.0), "turned": (0.4, 0.01, 10.0), "mapped": (2.0, 0.01, 20.0),
+    "rate": (8.0, 0.5, 60.0), "half": (0.5, 0.01, 20.0), "odd": (1.0, 0.01, 20.0),
+    "asked": (30.0, 0.1, 400.0), "told": (80.0, 0.1, 1000.0), "joined": (8.0, 0.1, 400.0),
+    "given": (0.1, 0.001, 1.0),
+    "columns": (1.0, 0.01, 40.0), "chained": (2.0, 0.01, 40.0), "row": (10.0, 0.1, 200.0),
+    "overlap": (1.6, 1.0, 6.0),
+}  # fmt: skip
 
 
 def fit(

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from foretell.cost.fused import fused_price
-from foretell.cost.fused_formula import one_core
 from foretell_lab.fused.capture import capture_step
 from foretell_lab.fused.columns import columns
 from foretell_lab.fused.cut import Net, regions
@@ -26,6 +25,7 @@ from foretell_lab.fused.draw import drawn
 from foretell_lab.fused.models import HELD_OUT, MODELS
 from foretell_lab.fused.models.parts import PRECISIONS
 from foretell_lab.fused.region import Region, dumps
+from foretell_lab.fused.tuning import one_core
 
 Tensor = Any
 _AGAIN = 0.03  # share of regions that come twice

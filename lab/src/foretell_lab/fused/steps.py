@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from foretell.pytorch.bench.clock import device_kernels, profile
+from foretell_lab.bench.clock import device_kernels, profile
 from foretell_lab.fused.clock import quicken, wake
 from foretell_lab.fused.kernels import Note, noted
 from foretell_lab.fused.measure import _first_line, my_turn, settle

@@ -27,6 +27,7 @@ from foretell.cost.fusion_class import KIND_CODE, KINDS
 from foretell.cost.kernel import Price
 from foretell_lab.fused import data as fused_data
 from foretell_lab.fused.data import HELD_OUT, Measured
+from foretell_lab.fused.tuning import one_core
 from foretell_lab.validate import fused_steps
 
 Array = npt.NDArray[np.float64]
@@ -160,7 +161,7 @@ def repeated(m: Measured) -> tuple[int, float, float]:
 
 def on_cpu() -> list[Figures]:
     """The CPU set, one core with Inductor C++: models kept out, each of them, and the rest."""
-    m, core = fused_data.shipped("cpu"), fused_formula.one_core()
+    m, core = fused_data.shipped("cpu"), one_core()
     blind = replace(m.regions, seconds=np.full(len(m.regions.seconds), np.nan))
     priced = {
         "network": fused_price(m.regions, core),

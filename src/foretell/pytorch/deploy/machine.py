@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 from foretell.cost.measured import TimedOp
 from foretell.plan import Plan
-from foretell.pytorch.bench import timed
+from foretell.pytorch import timed
 from foretell.pytorch.deploy import run_files
 from foretell.pytorch.deploy.mesh import place
 

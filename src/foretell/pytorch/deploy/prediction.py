@@ -32,7 +32,7 @@ from foretell.plan import Plan, check
 from foretell.plan.framework import running
 from foretell.predict import predict
 from foretell.predict.interval import EIGHTY_PERCENT
-from foretell.pytorch.bench import timed
+from foretell.pytorch import timed
 from foretell.pytorch.capture import capture
 from foretell.pytorch.deploy.batch_norm import normalize
 from foretell.pytorch.deploy.deferred import with_memory

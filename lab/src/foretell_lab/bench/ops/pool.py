@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import torch.nn.functional as F
 
-from foretell.pytorch.bench.call import Build, Call, Place, forward_or_backward
-from foretell.pytorch.bench.case import Case, case, dims, fill, one_of
+from foretell_lab.bench.call import Build, Call, Place, forward_or_backward
+from foretell_lab.bench.case import Case, case, dims, fill, one_of
 
 # Layers of ResNet, VGG, AlexNet, DenseNet, Inception, U-Net: channels, side, window, stride.
 _KNOWN = dims("64x112x3x2 64x224x2x2 128x112x2x2 256x56x2x2 512x28x2x2 64x55x3x2 192x27x3x2")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from foretell.errors import unknown
-from foretell.pytorch.bench.case import Case
+from foretell_lab.bench.case import Case
 
 Tensor = Any
 DTYPES = {

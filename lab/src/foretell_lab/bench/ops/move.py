@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from foretell.pytorch.bench.call import Build, Call, Place
-from foretell.pytorch.bench.case import Case, case, fill, one_of, sizes, wholes
+from foretell_lab.bench.call import Build, Call, Place
+from foretell_lab.bench.case import Case, case, fill, one_of, sizes, wholes
 
 
 def cases() -> Iterator[Case]:

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from foretell.errors import InputError
-from foretell.pytorch.bench.case import (
+from foretell_lab.bench.case import (
     case,
     fill,
     floor,

@@ -8,10 +8,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="measuring operators needs torch")
 
 from foretell.errors import ForetellError  # noqa: E402
-from foretell.pytorch.bench import host, machine  # noqa: E402
-from foretell.pytorch.bench.call import Call, Place  # noqa: E402
-from foretell.pytorch.bench.case import Case, case  # noqa: E402
-from foretell.pytorch.bench.clock import (  # noqa: E402
+from foretell_lab.bench import host, machine  # noqa: E402
+from foretell_lab.bench.call import Call, Place  # noqa: E402
+from foretell_lab.bench.case import Case, case  # noqa: E402
+from foretell_lab.bench.clock import (  # noqa: E402
     Kernel,
     Measured,
     WallClock,
@@ -21,7 +21,7 @@ from foretell.pytorch.bench.clock import (  # noqa: E402
     split,
     warm,
 )
-from foretell.pytorch.bench.sweep import Budget, ordered, shard, sweep, time_issue  # noqa: E402
+from foretell_lab.bench.sweep import Budget, ordered, shard, sweep, time_issue  # noqa: E402
 
 CPU = Place(torch.device("cpu"))
 SMALL = [case("relu", "forward", dtype, "-", n=n) for n in (64, 128) for dtype in ("fp32", "bf16")]

@@ -1,9 +1,10 @@
 """The command line of the bench: rows to a file, words to standard error.
 
-    python -m foretell.pytorch.bench -o h200.csv --seconds 450 --shard 0/2
+    python -m foretell_lab.bench -o h200.csv --seconds 450 --shard 0/2
 
 Beside OUT.csv go OUT.json (the machine), OUT.skipped.txt (what was not measured, and why) and
 OUT.started.txt (what was begun, so that `--resume` passes over a case that ended the process).
+Runs are joined by `--merge`, a table is summed up by `--summary`.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from typing import Any
 
 from foretell.errors import ForetellError, InputError, unknown
 from foretell.io import write_text
-from foretell.pytorch.bench.case import Case, parse_case
-from foretell.pytorch.bench.table import Row, header_path, written
 from foretell.spec import is_whole
+from foretell_lab.bench.case import Case, parse_case
+from foretell_lab.bench.table import Row, header_path, written
 
 _SKIPPED, _STARTED = ".skipped.txt", ".started.txt"
 _MARGIN, _SHARE = 12.0, 0.2  # seconds kept for the last profile to be read; of little time less
@@ -31,7 +32,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 2 for a user's mistake."""
     asked = _parser().parse_args(arguments)
     try:
-        _measure(asked)
+        if asked.summary:
+            from foretell_lab.bench.digest import summary
+
+            print(summary(asked.summary))
+        elif asked.merge:
+            from foretell_lab.bench.runs import merge
+
+            merge(asked.merge, Path(asked.out))
+        else:
+            _measure(asked)
     except ForetellError as why:
         print(why, file=sys.stderr)
         return 2
@@ -39,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m foretell.pytorch.bench", description=__doc__)
+    parser = argparse.ArgumentParser("python -m foretell_lab.bench", description=__doc__)
     parser.add_argument("-o", "--out", default="bench.csv", help="where rows go")
     parser.add_argument("--device", default="auto", help="auto, cuda, cuda:1, cpu")
     parser.add_argument("--seconds", type=float, default=480.0, help="time limit")
@@ -50,13 +60,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--part", choices=("all", "host", "device"), default="all")
     parser.add_argument("--cases", metavar="FILE", help="measure these, one a line, as printed")
     parser.add_argument("--resume", action="store_true", help="go on where a run was cut")
+    verbs = parser.add_mutually_exclusive_group()
+    verbs.add_argument("--merge", nargs="+", type=Path, metavar="FILE", help="join runs")
+    verbs.add_argument("--summary", type=Path, metavar="FILE", help="print what a table tells")
     parser.add_argument("--quiet", action="store_true", help="no words but of errors")
     return parser
 
 
 def _measure(asked: argparse.Namespace) -> None:
-    from foretell.pytorch.bench import machine, sweep
-    from foretell.pytorch.bench.clock import place_for
+    from foretell_lab.bench import machine, sweep
+    from foretell_lab.bench.clock import place_for
 
     started = time.monotonic()
     place, out = place_for(asked.device), Path(asked.out)
@@ -79,9 +92,9 @@ def _measure(asked: argparse.Namespace) -> None:
 
 def _measure_host(cases: list[Case], place: Any, budget: Any, log: _Log) -> None:
     """Everything that must be timed before a profiler runs, then what needs one."""
-    from foretell.pytorch.bench import host, sweep
-    from foretell.pytorch.bench.clock import Measured
-    from foretell.pytorch.bench.host import kernel_rows, time_launches
+    from foretell_lab.bench import host, sweep
+    from foretell_lab.bench.clock import Measured
+    from foretell_lab.bench.host import kernel_rows, time_launches
 
     timed = host.time_chains(place, budget.part(0.5).ends)
     launches = time_launches(place)
@@ -99,7 +112,7 @@ def _write_header(header: dict[str, Any], out: Path) -> None:
 
 def _cases(asked: argparse.Namespace) -> list[Case]:
     """What to measure, in order: a list in a file, or a part of the whole."""
-    from foretell.pytorch.bench import ops, sweep
+    from foretell_lab.bench import ops, sweep
 
     if asked.cases:
         lines = Path(asked.cases).read_text(encoding="utf-8").splitlines()

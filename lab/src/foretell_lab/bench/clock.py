@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 from foretell.errors import ForetellError
-from foretell.pytorch.bench.call import Call, Place, use_precision
-from foretell.pytorch.bench.case import Case, work
+from foretell_lab.bench.call import Call, Place, use_precision
+from foretell_lab.bench.case import Case, work
 
 # What an operator raises where it does not run here: unsupported formats, shapes, or too little
 # memory (torch.OutOfMemoryError is a RuntimeError). Anything else is a bug of ours.

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import torch
 
-from foretell.pytorch.bench.call import Build, Call, Place
-from foretell.pytorch.bench.case import Case, case, dims, fill, one_of, published, snap
+from foretell_lab.bench.call import Build, Call, Place
+from foretell_lab.bench.case import Case, case, dims, fill, one_of, published, snap
 
 _PARTS = ("forward", "dgrad", "wgrad")
 _BATCHES = (8, 16, 16, 32, 32, 32, 64, 64, 64, 64, 128, 128, 256)

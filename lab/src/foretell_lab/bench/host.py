@@ -42,9 +42,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from foretell.pytorch.bench.call import Place, use_precision
-from foretell.pytorch.bench.case import Case, case
-from foretell.pytorch.bench.clock import (
+from foretell_lab.bench.call import Place, use_precision
+from foretell_lab.bench.case import Case, case
+from foretell_lab.bench.clock import (
     UNSUPPORTED,
     Measured,
     busy,

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from foretell.pytorch.bench.call import Build, Call, Place, forward_or_backward
-from foretell.pytorch.bench.case import Case, case, dims, one_of, wholes
+from foretell_lab.bench.call import Build, Call, Place, forward_or_backward
+from foretell_lab.bench.case import Case, case, dims, one_of, wholes
 
 # Vocabularies × widths of language models; tables × widths of recommenders (DLRM, NCF, DeepFM).
 _WORDS = dims("30522x768 50257x768 50257x1024 32000x4096 512x768 2x768 1024x768 28996x1024")

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from foretell.pytorch.bench.call import Build, Call, Place
-from foretell.pytorch.bench.case import Case, case, dims, one_of, wholes
+from foretell_lab.bench.call import Build, Call, Place
+from foretell_lab.bench.case import Case, case, dims, one_of, wholes
 
 _PARTS = ("forward", "dgrad", "wgrad")
 # Widths of published transformers, BERT-tiny to Llama-70B, and what their blocks multiply.

@@ -99,7 +99,7 @@ def dims(written: str) -> list[tuple[int, ...]]:
 @cache
 def published(name: str) -> tuple[dict[str, str], ...]:
     """Rows of a table of layers of published architectures."""
-    file = resources.files("foretell.pytorch.bench") / "published" / f"{name}.csv"
+    file = resources.files("foretell_lab.bench") / "published" / f"{name}.csv"
     with file.open(encoding="utf-8") as lines:
         rows = csv.DictReader(line for line in lines if not line.startswith("#"))
         return tuple(dict(row) for row in rows)

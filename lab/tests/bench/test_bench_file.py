@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from foretell.errors import InputError
-from foretell.pytorch.bench import Row, case, load, load_header
-from foretell.pytorch.bench.table import save, written
+from foretell_lab.bench import Row, case, load, load_header
+from foretell_lab.bench.table import save, written
 
 LINEAR = case("linear", "forward", "fp32", "nk", m=4096, n=768, k=768)
 

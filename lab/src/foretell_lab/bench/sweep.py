@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from foretell.pytorch.bench.call import Place
-from foretell.pytorch.bench.case import Case, Size, floor, held
-from foretell.pytorch.bench.clock import (
+from foretell_lab.bench.call import Place
+from foretell_lab.bench.case import Case, Size, floor, held
+from foretell_lab.bench.clock import (
     UNSUPPORTED,
     Measured,
     Ready,
@@ -26,7 +26,7 @@ from foretell.pytorch.bench.clock import (
     synchronize,
     warm,
 )
-from foretell.pytorch.bench.ops import build
+from foretell_lab.bench.ops import build
 
 Group = list[Case]
 Report = Callable[[Case, Measured | str], None]

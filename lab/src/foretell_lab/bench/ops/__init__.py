@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from foretell.errors import unknown
-from foretell.pytorch.bench.call import Build, Call, Place, use_precision
-from foretell.pytorch.bench.case import Case
-from foretell.pytorch.bench.ops import (
+from foretell_lab.bench.call import Build, Call, Place, use_precision
+from foretell_lab.bench.case import Case
+from foretell_lab.bench.ops import (
     attention,
     conv,
     lookup,

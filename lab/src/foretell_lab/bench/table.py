@@ -22,7 +22,7 @@ from typing import Any
 
 from foretell.errors import InputError
 from foretell.io import write_atomically, write_text
-from foretell.pytorch.bench.case import Case, read_case, text
+from foretell_lab.bench.case import Case, read_case, text
 
 COLUMNS = ["op", "direction", "dtype", "layout", "shape"]
 COLUMNS += ["device_seconds", "spread", "kernels", "host_seconds"]
@@ -64,7 +64,7 @@ def load(path: Path) -> list[Row]:
     """The rows of a table."""
     if not path.exists():
         raise InputError(
-            f"no measured table at `{path}`", hint="run `python -m foretell.pytorch.bench`"
+            f"no measured table at `{path}`", hint="run `python -m foretell_lab.bench`"
         )
     return list(_rows(path))
 

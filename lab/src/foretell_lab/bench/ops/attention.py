@@ -12,8 +12,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from foretell.pytorch.bench.call import Build, Call, Place, forward_or_backward
-from foretell.pytorch.bench.case import Case, case, dims, fill
+from foretell_lab.bench.call import Build, Call, Place, forward_or_backward
+from foretell_lab.bench.case import Case, case, dims, fill
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,

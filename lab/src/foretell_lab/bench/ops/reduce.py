@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from foretell.pytorch.bench.call import Build, Call, Place
-from foretell.pytorch.bench.case import Case, case, fill, one_of, sizes, wholes
+from foretell_lab.bench.call import Build, Call, Place
+from foretell_lab.bench.case import Case, case, fill, one_of, sizes, wholes
 
 _DIMS: dict[str, tuple[int, ...]] = {
     "rows": (1,), "columns": (0,), "all": (), "pixels": (2, 3), "channels": (0, 2, 3),

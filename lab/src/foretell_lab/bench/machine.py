@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from foretell.pytorch.bench.call import Place, use_precision
-from foretell.pytorch.bench.clock import UNSUPPORTED, synchronize
+from foretell_lab.bench.call import Place, use_precision
+from foretell_lab.bench.clock import UNSUPPORTED, synchronize
 
 _SMI = (
     "driver_version,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.limit,temperature.gpu"

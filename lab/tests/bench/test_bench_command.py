@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from foretell.pytorch.bench import load
-from foretell.pytorch.bench.command import left_for, main
+from foretell_lab.bench import load
+from foretell_lab.bench.command import left_for, main
 
 HEAVY = ("numba", "msgspec", "zstandard", "click", "rich", "scipy")
 CASES = """relu forward fp32 - n=1024
@@ -24,14 +24,14 @@ def imported(statement: str) -> set[str]:
 
 
 def test_reading_tables_needs_no_torch_and_nothing_heavy() -> None:
-    found = imported("import foretell.pytorch.bench, foretell.pytorch.bench.command")
+    found = imported("import foretell_lab.bench, foretell_lab.bench.command")
     assert not found & {"torch", *HEAVY}
 
 
 def test_measuring_needs_torch_and_numpy_alone() -> None:
     pytest.importorskip("torch", reason="measuring operators needs torch")
     modules = "sweep, host, machine, ops"
-    found = imported(f"from foretell.pytorch.bench import {modules}")
+    found = imported(f"from foretell_lab.bench import {modules}")
     assert "torch" in found
     assert not found & set(HEAVY)
 

@@ -8,6 +8,7 @@ from foretell.cost import fused
 from foretell.cost.fused import fused_price
 from foretell.errors import InputError
 from foretell_lab.fused import data as fused_data
+from foretell_lab.fused.tuning import fitted, write
 
 H200 = devices()["h200"]
 
@@ -20,7 +21,7 @@ def some():
 
 def test_a_device_that_is_slower_throughout_is_found(some):
     priced = fused_price(some, H200, learned=False).seconds
-    tuning = fused.fitted(some, 1.5 * priced, priced, H200)
+    tuning = fitted(some, 1.5 * priced, priced, H200)
     corrected = fused_price(some, H200, learned=False, tuning=tuning).seconds
     assert np.median(np.abs(corrected / (1.5 * priced) - 1)) < 0.05
     assert tuning.readings == len(some)
@@ -28,7 +29,7 @@ def test_a_device_that_is_slower_throughout_is_found(some):
 
 def test_what_is_right_already_is_left_alone(some):
     priced = fused_price(some, H200, learned=False).seconds
-    tuning = fused.fitted(some, priced, priced, H200)
+    tuning = fitted(some, priced, priced, H200)
     np.testing.assert_allclose(fused.factor(some, H200, tuning), 1.0)
     assert tuning.sigma == 0
 
@@ -36,14 +37,14 @@ def test_what_is_right_already_is_left_alone(some):
 def test_the_spread_is_that_of_readings_the_fit_did_not_see(some):
     priced = fused_price(some, H200, learned=False).seconds
     noise = np.exp(np.random.default_rng(0).normal(0, 0.1, len(some)))
-    tuning = fused.fitted(some, priced * noise, priced, H200)
+    tuning = fitted(some, priced * noise, priced, H200)
     assert 0.06 < tuning.sigma < 0.15
 
 
 def test_a_file_says_the_same_again(some, tmp_path):
     priced = fused_price(some, H200, learned=False).seconds
-    tuning = fused.fitted(some, 0.8 * priced, priced, H200)
-    fused.write(tuning, tmp_path / "fused.toml")
+    tuning = fitted(some, 0.8 * priced, priced, H200)
+    write(tuning, tmp_path / "fused.toml")
     assert fused.load(tmp_path / "fused.toml") == tuning
 
 
@@ -53,8 +54,8 @@ def test_the_environment_names_a_file_and_it_counts_for_its_device_alone(
     plain = {
         name: fused_price(some, devices()[name], learned=False).seconds for name in ("h200", "a100")
     }
-    tuning = fused.fitted(some, 2 * plain["h200"], plain["h200"], H200)
-    fused.write(tuning, tmp_path / "fused.toml")
+    tuning = fitted(some, 2 * plain["h200"], plain["h200"], H200)
+    write(tuning, tmp_path / "fused.toml")
     monkeypatch.setenv(fused.VARIABLE, str(tmp_path / "fused.toml"))
     found = fused_price(some, H200, learned=False)
     assert np.median(found.seconds / plain["h200"]) > 1.8
@@ -66,7 +67,7 @@ def test_the_environment_names_a_file_and_it_counts_for_its_device_alone(
 def test_too_few_readings_and_broken_files_are_refused(some, tmp_path):
     few = some.take(np.arange(5))
     with pytest.raises(InputError, match="5 measured regions are too few"):
-        fused.fitted(few, np.ones(5), np.ones(5), H200)
+        fitted(few, np.ones(5), np.ones(5), H200)
     (tmp_path / "broken.toml").write_text('device = "h200"\n')
     with pytest.raises(InputError, match=r"broken\.toml"):
         fused.load(tmp_path / "broken.toml")

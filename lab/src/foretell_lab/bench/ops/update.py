@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from foretell.pytorch.bench.call import Build, Call, Place
-from foretell.pytorch.bench.case import Case, case, dims
+from foretell_lab.bench.call import Build, Call, Place
+from foretell_lab.bench.case import Case, case, dims
 
 # Tensors × elements: small nets, ResNet-18 to -152, MobileNet, BERT, GPT-2, ViT, a recommender.
 _LISTS = dims("10x2000000 62x11700000 161x25600000 32x138000000 174x5500000 202x110000000")

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from foretell.pytorch.bench.call import DTYPES, Build, Call, Place, forward_or_backward
-from foretell.pytorch.bench.case import Case, case, fill, one_of, sizes
+from foretell_lab.bench.call import DTYPES, Build, Call, Place, forward_or_backward
+from foretell_lab.bench.case import Case, case, fill, one_of, sizes
 
 _SMALLEST, _LARGEST = 1e3, 2e8
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from foretell.pytorch.bench.call import Build, Call, Place, forward_or_backward
-from foretell.pytorch.bench.case import Case, case, fill, one_of, published, wholes
+from foretell_lab.bench.call import Build, Call, Place, forward_or_backward
+from foretell_lab.bench.case import Case, case, fill, one_of, published, wholes
 
 _BOTH = ("forward", "backward")
 # Rows × columns of well-known models: tokens × width, windows × width, attention scores, classes.

@@ -8,9 +8,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="measuring operators needs torch")
 
 from foretell.errors import InputError  # noqa: E402
-from foretell.pytorch.bench.call import Place  # noqa: E402
-from foretell.pytorch.bench.case import Case, case, held, work  # noqa: E402
-from foretell.pytorch.bench.ops import build, cases, family_of  # noqa: E402
+from foretell_lab.bench.call import Place  # noqa: E402
+from foretell_lab.bench.case import Case, case, held, work  # noqa: E402
+from foretell_lab.bench.ops import build, cases, family_of  # noqa: E402
 from foretell_lab.bench.words import ATEN  # noqa: E402
 
 CPU = Place(torch.device("cpu"))
@@ -111,7 +111,7 @@ def test_backward_names_what_is_fresh_and_uses_the_engine() -> None:
 
 
 def test_optimizer_lists_have_the_size_they_say() -> None:
-    from foretell.pytorch.bench.ops.update import tensor_sizes
+    from foretell_lab.bench.ops.update import tensor_sizes
 
     for count, total in ((10, 2_000_000), (161, 25_600_000)):
         sizes = tensor_sizes(count, total)

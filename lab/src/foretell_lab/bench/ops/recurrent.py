@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from foretell.pytorch.bench.call import DTYPES, Build, Call, Place, forward_or_backward
-from foretell.pytorch.bench.case import Case, case, dims, fill, one_of
+from foretell_lab.bench.call import DTYPES, Build, Call, Place, forward_or_backward
+from foretell_lab.bench.case import Case, case, dims, fill, one_of
 
 # Steps, batch, width, layers of language and speech models (AWD-LSTM, DeepSpeech 2, GNMT).
 _KNOWN = dims("35x20x650x2 35x20x1500x2 70x80x1152x1 200x32x800x1 50x64x1024x1")
