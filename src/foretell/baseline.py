@@ -3,7 +3,7 @@
 Recording makes the host slower, and unevenly: calls that fall on a cold cache or a full buffer take
 several times as long, most of all in a GPU-bound step, where the host sleeps and wakes.
 The quicker calls of a kind show what one costs when nothing is in the way. So a call is taken to
-last no longer than a quick one of its kind, times a factor that is the same for all: the one with
+last no longer than a fast one of its kind, times a factor that is the same for all: the one with
 which the step simulated in a row takes what an un-profiled step is known to take (or is guessed to,
 from the number of events), or, where it is GPU-bound, what the factor usually is. In a row means on
 the same lanes, so that the host runs ahead of the device or waits for it as it would.
@@ -36,7 +36,7 @@ COPIES = 3  # the first fills the queues, the last two are steady
 TIMES = ("seconds", "gap", "priority")  # what an edit may change and the structure still holds
 
 
-@lru_cache(4)  # a step is asked for its time, its interval and the reason in a row
+@lru_cache(4)  # time, interval and bottleneck of one step are computed in a row
 def steady_seconds(step: Graph, copies: int = COPIES) -> float:
     """Seconds from the end of one step to the end of the next."""
     if not step.size:
@@ -72,7 +72,7 @@ EVENT = _HOST["event"]  # seconds of recording one
 LEAST, MOST = 0.4, 4.0  # beyond these something else differs
 KIND = 4  # calls of a kind from which on the quick ones tell something
 CLOSE = 0.005  # how near to the known time is near enough
-POOR = 0.02  # of a step: a replay that is farther off is said
+POOR = 0.02  # of a step: a replay that is farther off gets a warning
 FINE = 0.01  # share of a step below which idle time of the device cannot be known
 PROBE, FEELS = 0.85, 0.05  # a host that much faster shortens a CPU-bound step by this share
 
@@ -103,7 +103,7 @@ def unprofiled(trace: Trace, real: float | None = None) -> Baseline:
     """The step of a trace less the profiler's cost.
 
     `real` is the time of an un-profiled step; where it is not given, what the trace says of it.
-    Where the step replays far from what was measured, that widens every interval, and is said.
+    Where the step replays far from what was measured, every interval is widened, with a note.
     """
     known, source = real, "given"
     if known is None:
@@ -139,7 +139,7 @@ def _found(trace: Trace, real: float, source: str, sigma: float) -> Baseline:
         return Baseline(usual, real, played, USUAL, SPREAD, note)
     factor = _solved(trace, real)
     graph = warmed(trace, factor)
-    note = f"un-profiled step {source}: host calls take {factor:.2f} × a quick one of their kind"
+    note = f"un-profiled step {source}: host calls take {factor:.2f} × their fast time"
     return Baseline(graph, real, steady_seconds(graph), factor, sigma, note)
 
 
@@ -163,7 +163,7 @@ def _guessed(trace: Trace) -> float:
 
 
 def warmed(trace: Trace, factor: float) -> Graph:
-    """The step with no call longer than a quick one of its kind, times a factor."""
+    """The step with every host call capped at a fast one of its kind, times a factor."""
     graph = trace.graph
     # Loading is one long task, of which the profiler records hardly anything: it stays.
     host = np.flatnonzero(graph.kind == Kind.HOST)
@@ -175,7 +175,7 @@ def warmed(trace: Trace, factor: float) -> Graph:
 
 @lru_cache(2)  # a factor is looked for in a dozen tries
 def _typical(graph: Graph) -> Array:
-    """What share of each host task is left when its call lasts no longer than a quick one.
+    """Share of each host task that is left when its call is capped at a fast one.
 
     A call is one into the driver, or all that an operator does between such calls: its pieces are
     not alike, so they are judged together.

@@ -51,7 +51,7 @@ def test_one_baseline_for_the_whole_page(loaded, found):
     idle = content.diagnosis["idle"]["seconds"]
     assert idle == pytest.approx(seconds - current.parts["values"]["compute"], rel=1e-6)
     after = lines["with tf32"]
-    assert after.step_s == figures["predicted with tf32"]["seconds"]
+    assert after.step_s == figures["with changes"]["seconds"]
     assert sum(after.parts["values"].values()) == pytest.approx(after.step_s)
     measured = lines["measured, with the profiler"]
     assert measured.step_s == content.diagnosis["compared"][0]["measured_s"]

@@ -54,6 +54,7 @@ LABELS = {
     "update_s": "optimizer step",
     "idle_s": "idle (bubble, waiting)",
 }
+HELD = {"optimizers": "optimizer state", "buffers": "communication buffers"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,10 +85,13 @@ class Prediction(Result, _Prediction):
         ]
         found: list[str | Table] = [Table(("busiest stage", "time>", "share>"), spent)]
         if verbose or not self.fits:
-            held = [(name, words.size(value)) for name, value in self.memory.items()]
+            held = [(HELD.get(name, name), words.size(v)) for name, v in self.memory.items()]
             found.append(Table(("memory of the fullest rank", "size>"), held))
         if verbose:
-            found += [f"plan: {self.plan}", f"distance from what was measured: {_far(self.away)}"]
+            found += [
+                f"plan: {self.plan}",
+                f"interval widened by distance from measurements: {_far(self.away)}",
+            ]
         return found + list(self.notes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -162,7 +166,7 @@ class PlanResult(Result, Planned):
             (words.strategy(name), words.seconds(t), f"{t / self.predicted:.2f} ×")
             for name, t in compared[: len(compared) if verbose else _FEW]
         ]
-        found.append(Table(("baseline", "step>", "of the plan's>"), rows))
+        found.append(Table(("baseline", "step>", "vs. the plan>"), rows))
         others = [
             (words.cut(str(p.plan), 48), words.seconds(p.step), words.size(p.peak))
             for p in self.alternatives

@@ -1,10 +1,7 @@
-"""Every parallel strategy against the number of GPUs, and how many GPUs train so many tokens.
+"""Every parallel strategy by number of GPUs, and the cheapest GPUs for a training run.
 
 foretell.oracle("llama-3.1-8b", "dgx-h100", gpus="8..64")
-
-How many of which GPUs train so many tokens in so many days, and what that costs.
-
-foretell.api.purchasing.buy("llama-3.1-8b", ["h100", "a100-80"], tokens="1T", days=30)
+foretell.api.scaling.buy("llama-3.1-8b", ["h100", "a100-80"], tokens="1T", days=30)
 """
 
 from __future__ import annotations
@@ -257,7 +254,7 @@ class ScalingResult(Result):
 def oracle(
     model: Any,
     cluster: str,
-    gpus: str = "1..64",
+    gpus: str = "",
     *,
     batch: int | None = None,
     per_gpu: int | None = None,
@@ -272,12 +269,13 @@ def oracle(
 ) -> ScalingResult:
     """Every parallel strategy of a model from few GPUs to many, with what limits each.
 
-    `gpus` is `1..1024` (powers of two) or `8,12,48`. `batch` keeps the samples of a step at every
-    scale (strong scaling), `per_gpu` those of a GPU (weak). `epoch` is a number of samples to tell
-    time and cost for; `price` is per GPU and hour, `prices` a TOML file of prices by name.
+    `gpus` is `1..1024` (powers of two) or `8,12,48`; by default up to the size of the cluster, or
+    64 where `cluster` names no number. `batch` keeps the samples of a step at every scale (strong
+    scaling), `per_gpu` those of a GPU (weak). `epoch` is a number of samples whose time and cost
+    are wanted; `price` is per GPU and hour, `prices` a TOML file of prices by name.
     """
     workload = workload_of(model)
-    numbers, listed = counts(gpus), prices_of(prices)
+    numbers, listed = counts(gpus or default_counts(cluster)), prices_of(prices)
 
     def samples(count: int) -> int:
         return batch if batch is not None else (per_gpu or workload.batch) * count
@@ -298,16 +296,24 @@ def oracle(
     )
 
 
+def default_counts(cluster: str) -> str:
+    """From one GPU to the size a cluster's spec or file names, or to 64."""
+    name, _, options = cluster.partition(":")
+    is_sized = is_file(name) or any(o.startswith(("gpus=", "nodes=")) for o in options.split(","))
+    return f"1..{load_cluster(cluster).size}" if is_sized else "1..64"
+
+
+def is_file(name: str) -> bool:
+    """Whether a cluster's name is a path, not a preset."""
+    return "/" in name or name.endswith(".toml")
+
+
 def sized(spec: str, gpus: int) -> Cluster:
     """The cluster with so many devices: a spec with its number replaced, or a part of a file."""
     name, _, options = spec.partition(":")
     kept = [o for o in options.split(",") if o and not o.startswith(("gpus=", "nodes="))]
-    is_file = "/" in name or name.endswith(".toml")
-    found = (
-        load_cluster(spec)
-        if is_file
-        else load_cluster(f"{name}:{','.join([*kept, f'gpus={gpus}'])}")
-    )
+    wanted = spec if is_file(name) else f"{name}:{','.join([*kept, f'gpus={gpus}'])}"
+    found = load_cluster(wanted)
     if found.size < gpus:
         raise InputError(f"`{spec}` has {found.size} devices, not {gpus}", hint="ask for fewer")
     return found.subset(range(gpus)) if found.size > gpus else found

@@ -44,7 +44,7 @@ class ScheduleResult(Result):
     """A schedule of a placement's blocks: period, makespan, bounds, and every start time."""
 
     schedule: Schedule
-    choices: tuple[str, ...] | None = None  # stages that recompute or offload, where asked for
+    choices: tuple[str, ...] | None = None  # stages that recompute or offload
 
     @property
     def stopped(self) -> bool:
@@ -56,7 +56,7 @@ class ScheduleResult(Result):
         found = self.schedule
         cached = (", cached" if found.is_cached else "") + _EARLY.get(found.stopped, "")
         return (
-            f"{found.per_micro_batch:g} a micro-batch ({rate_bound(found)}), "
+            f"period {found.per_micro_batch:g} per micro-batch ({rate_bound(found)}), "
             f"makespan {found.makespan:g} for {found.micro_batches} micro-batches "
             f"({makespan_bound(found)}), peak memory {max(found.peak_memory):g}, "
             f"{found.search_cpu:.2f} CPU-s{cached}"
@@ -250,7 +250,7 @@ def rate_bound(found: Schedule) -> str:
     """How far the time a micro-batch may be from the least."""
     if found.proven_unroll is None:
         return "proven minimal"
-    upto = f", least up to {found.proven_unroll} a pattern" if found.proven_unroll else ""
+    upto = f", optimal up to {found.proven_unroll} per pattern" if found.proven_unroll else ""
     return f"bound {found.lower_bound:.4g}, gap {100 * found.gap:.1f} %{upto}"
 
 
@@ -268,7 +268,7 @@ def _read(text: str) -> Problem:
 
 
 def require_model(options: dict[str, Any]) -> None:
-    """Raise where something is asked of a bare placement that only a model has."""
+    """Raise where an option for models is given with a bare placement."""
     given = [name for name in ("plan", "infer", "split", "frozen") if options[name]]
     given += ["shape"] if options["pipeline"] != "auto" else []
     if given:

@@ -197,7 +197,7 @@ class Step(_Step):
         unprofiled: float | None = None,
         progress: Progress = silent,
     ) -> Self:
-        """The step of a trace, a graph file or a script, told apart by what `source` is."""
+        """The step of a trace, a graph file or a script, by what `source` is."""
         path = Path(source)
         if is_module or path.suffix == ".py" or ".py:" in str(path):
             return cls.from_script(path, cluster, args=args, is_module=is_module, progress=progress)
@@ -370,11 +370,10 @@ class WhatIfResult(Result):
         return f"{head}; memory {words.size(self.baseline_peak)} → {words.size(self.peak)}"
 
     def details(self, verbose: bool = False) -> list[str | Table]:
-        before, after = (path_seconds(t, "op") for t in (self.before, self.after))
-        ops = list(dict.fromkeys([*before, *after]))[: 20 if verbose else _FEW]
+        longest = sorted(self.records(), key=lambda row: -max(row["before_s"], row["after_s"]))
         rows = [
-            (words.cut(op, 40), *(words.seconds(p.get(op, 0.0)) for p in (before, after)))
-            for op in ops
+            (words.cut(row["op"], 40), *(words.seconds(row[k]) for k in ("before_s", "after_s")))
+            for row in longest[: 20 if verbose else _FEW]
         ]
         path = Table(("on the critical path", "before>", "after>"), rows)
         assumed = [f"assumes {text}" for text in dict.fromkeys(self.assumptions)]
@@ -439,6 +438,8 @@ class AdviceResult(Result):
     def details(self, verbose: bool = False) -> list[str | Table]:
         columns = ("change", "step>", "80 % interval>", "gain>", "memory>")
         found: list[str | Table] = [Table(columns, [_row(a) for a in self.ranked])]
+        if any(c.name == "batch" for a in self.ranked for c in a.changes):
+            found.append("gain of `batch`: time per sample; its step has more samples")
         found += [
             f"{a.changes[0]}: {a.why}" for a in self.ranked[: len(self.ranked) if verbose else 1]
         ]

@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 from foretell.cli.lab_package import lab_module
-from foretell.cli.output import answer, is_quiet, json_option, say, working
+from foretell.cli.output import FILE, answer, is_quiet, json_option, say, working
 
 
 @click.command()
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), default=Path("bench"), show_default=True,
+    "-o", "--output", type=FILE, default=Path("bench"), show_default=True,
     help="Folder for what it finds.",
 )  # fmt: skip
 @click.option("--ops/--no-ops", default=True, help="Operators on the device and to the host.")

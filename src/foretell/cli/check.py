@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from foretell.cli import offered
-from foretell.cli.output import answer, json_option, real_option
+from foretell.cli.output import FILE, answer, json_option, real_option
 
 OVER = 3  # exit code of a budget that is not kept
 LIMITS = ("step", "memory", "exposed", "idle")
@@ -28,10 +28,10 @@ LIMITS = ("step", "memory", "exposed", "idle")
 @offered.cluster_option("The cluster: a spec or a file.")
 @click.option("--plan", help="Of a workload: the layout, dp=4,tp=2,… or a file.")
 @real_option
-@click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit's XML here.")
+@click.option("--junit", type=FILE, help="Write JUnit's XML here.")
 @click.option(
     "--summary",
-    type=click.Path(path_type=Path),
+    type=FILE,
     envvar="GITHUB_STEP_SUMMARY",
     help="Append Markdown here; in a GitHub action, to its summary.",
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from foretell.cli.output import say
+from foretell.cli.output import FILE, say
 
 TRACE = ("samples", "traces", "resnet18-h200.json.gz")  # one profiled step of ResNet-18 on an H200
 REAL = 0.0482  # seconds of the same step without the profiler, by CUDA events
@@ -28,7 +28,7 @@ RANKS = 2
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=FILE,
     default=Path("foretell-demo.html"),
     show_default=True,
     help="Where the report goes.",

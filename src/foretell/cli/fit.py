@@ -9,16 +9,16 @@ from typing import Any
 import click
 
 from foretell.cli.lab_package import lab_module
-from foretell.cli.output import answer, json_option, say, working
+from foretell.cli.output import FILE, answer, json_option, say, working
 
 
 @click.command()
-@click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.argument("runs", type=FILE, nargs=-1, required=True)
 @click.option("--workload", default="", help="What was run, where RUNS do not say.")
 @click.option("--on", "cluster", default="", help="Where it was run, likewise.")
 @click.option("--noise", type=float, default=0.03, show_default=True, help="Between equal runs.")
 @click.option("--share", type=float, default=0.1, show_default=True, help="Of a lab's runs.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File for what is learned.")
+@click.option("-o", "--output", type=FILE, help="File for what is learned.")
 @json_option
 def command(runs: tuple[Path, ...], output: Path | None, as_json: bool, **asked: Any) -> None:
     """Learn from measured RUNS what prices do not know, and say how much that moved.
@@ -132,5 +132,5 @@ def _calibration_text(found: dict[str, Any]) -> str:
         words.table(("factor", "as long as priced>", "sure to>", "moves the step>"), factors),
         words.table(("run", "measured>", "predicted before>", "after>"), runs),
         f"accuracy on these runs: {found['accuracy_before']:.1%} before, "
-        f"{found['accuracy_after']:.1%} after; what no run told of stays at 1 (± 69 %)",
+        f"{found['accuracy_after']:.1%} after; factors without a run stay at 1 (± 69 %)",
     ])  # fmt: skip

@@ -9,6 +9,7 @@ import click
 
 from foretell.cli import offered
 from foretell.cli.output import (
+    FILE,
     answer_result,
     calibration_option,
     json_option,
@@ -37,7 +38,7 @@ STOPPED = 130  # exit code of what Ctrl-C ended
     show_default=True,
     help="The planner, with its options.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where the plan goes.")
+@click.option("-o", "--output", type=FILE, help="Where the plan goes.")
 @click.option(
     "--seeds", type=click.IntRange(min=1), default=1, show_default=True,
     help="Searches, each from a seed of its own; the best plan is the answer.",
@@ -48,9 +49,7 @@ STOPPED = 130  # exit code of what Ctrl-C ended
     "--runnable/--any-plan", default=None,
     help="Keep to plans that `foretell run` executes; the default where WORKLOAD is a script.",
 )  # fmt: skip
-@click.option(
-    "--resume", type=click.Path(path_type=Path), help="Keep what was simulated; go on from there."
-)
+@click.option("--resume", type=FILE, help="Keep what was simulated; go on from there.")
 @click.option(
     "--objective", type=click.Choice(OBJECTIVES), default="time", show_default=True,
     help="What is made least: seconds or joules of a step.",
@@ -59,7 +58,7 @@ STOPPED = 130  # exit code of what Ctrl-C ended
 @click.option("--days", type=click.FloatRange(min=0), default=0.0, help="… in so many days.")
 @click.option("--gpus", default="8..2048", show_default=True, help="… on so many GPUs.")
 @click.option("--batch", type=click.IntRange(0), default=0, help="… with so many samples a step.")
-@click.option("--prices", type=click.Path(path_type=Path), help="TOML: device = price per hour.")
+@click.option("--prices", type=FILE, help="TOML: device = price per hour.")
 @calibration_option
 @pool_options
 @verbose_option

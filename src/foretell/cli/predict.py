@@ -9,6 +9,7 @@ import click
 
 from foretell.cli import offered
 from foretell.cli.output import (
+    FILE,
     answer_result,
     as_text,
     calibration_option,
@@ -33,13 +34,11 @@ FIELDS = ("workload", "on", "plan")
 @click.option("--plan", "plan", help="The layout: dp=4,tp=8,pp=2,micro_batch=1,… or a file.")
 @click.option(
     "--batch",
-    type=click.Path(path_type=Path),
+    type=FILE,
     help="Many at once: a line of JSON each, with workload, on and plan.",
 )
 @calibration_option
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Its graph too, for `compare`."
-)
+@click.option("-o", "--output", type=FILE, help="Its graph too, for `compare`.")
 @verbose_option
 @json_option
 def command(

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from foretell.cli.output import answer, json_option, say, working
+from foretell.cli.output import FILE, answer, json_option, say, working
 from foretell.cli.script import ScriptCommand, module_option, show_option
 
 
@@ -16,7 +16,7 @@ from foretell.cli.script import ScriptCommand, module_option, show_option
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), default=Path("step.json.gz"),
+    "-o", "--output", type=FILE, default=Path("step.json.gz"),
     show_default=True, help="The trace to write (.json, .json.gz); a folder with several ranks.",
 )  # fmt: skip
 @module_option
@@ -79,7 +79,7 @@ def _device(name: str) -> str:
 
 
 def _wanted(options: dict[str, Any]) -> Any:
-    """The steps that were asked for, None where the script may decide."""
+    """The steps of the options; None where the script decides."""
     from foretell.pytorch.intake.request import Wanted
 
     kinds = ("warmup", "timed", "traced")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from foretell.cli import offered
-from foretell.cli.output import answer, json_option, real_option, say, working
+from foretell.cli.output import FILE, answer, json_option, real_option, say, working
 from foretell.cli.script import StepCommand
 
 
@@ -21,7 +21,7 @@ from foretell.cli.script import StepCommand
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=FILE,
     help="A page (.html), or a trace for viewers (.json, .json.gz).",
 )
 @json_option

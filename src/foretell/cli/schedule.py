@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from foretell.cli import offered
-from foretell.cli.output import answer, answer_result, json_option, say, working
+from foretell.cli.output import FILE, answer, answer_result, json_option, say, working
 from foretell.cli.schedule_files import write
 from foretell.errors import InputError
 
@@ -50,7 +50,7 @@ STOPPED = 130  # exit code of what Ctrl-C ended
     help="Cap in seconds of the clock; the answer says where it was reached.",
 )
 @click.option("--no-cache", is_flag=True, help="Search again what was found before.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), multiple=True)
+@click.option("-o", "--output", type=FILE, multiple=True)
 @json_option
 def command(placement: str | None, **asked: Any) -> None:
     """Find the order in which the blocks of PLACEMENT run for every micro-batch.

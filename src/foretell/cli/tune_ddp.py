@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from foretell.cli.output import answer, json_option, working
+from foretell.cli.output import FILE, answer, json_option, working
 
 LEAST = 0.01  # a gain below this is not worth a line: runs differ by as much
 ALWAYS = ("default", "searched", "one bucket")  # measured whatever is predicted
@@ -17,7 +17,7 @@ TRIED = 4  # in all: as many copies of the model are held at once
 
 
 @click.command()
-@click.argument("script", type=click.Path(path_type=Path))
+@click.argument("script", type=FILE)
 @click.option("-n", "--ranks", type=click.IntRange(min=2), default=2, show_default=True)
 @click.option("--steps", type=click.IntRange(min=1), default=8, show_default=True, help="In a row.")
 @click.option("--rounds", type=click.IntRange(min=2), default=5, show_default=True)

@@ -278,7 +278,7 @@ def norm(o, n, low, k, v, units):  # type: ignore[no-untyped-def]
     apart = GROUPS[op] and (o.start[n + 1] - first < 2 or o.elements[o.source[first + 1]] != 32)
     how = COLS if _outer(o, n) and not apart else ROWS
     if BATCH_BACK[op] and o.start[n + 1] - first > 1 and o.pattern[first + 1] == 2:
-        how = ROWS if how == COLS else COLS  # told of the other tensor
+        how = ROWS if how == COLS else COLS  # as seen from the other tensor
     _take_some(o, n, low, v, o.start[n + 1], v.reads[i], v.ops[i])
     shape = _shape(o, n, low, v)
     sums = 2 if LAYER_BACK[op] or BATCH_BACK[op] else 1

@@ -33,7 +33,7 @@ READING, SEARCHING = WorkLimits(), WorkLimits(8 << 30, 3600.0)
 
 
 class Stopped(Exception):
-    """Work that was asked to stop."""
+    """Work that was cancelled."""
 
 
 @cache

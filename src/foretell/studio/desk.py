@@ -128,5 +128,5 @@ after = changed
 
 @lru_cache(512)
 def predicted(step: Step, specs: tuple[str, ...], *, memory: bool = False) -> dict[str, Any]:
-    """What changes make of a step; what was asked before is remembered."""
+    """The outcome of changes to a step; earlier answers are cached."""
     return outcome(step, specs, after(step, specs), memory=memory)

@@ -56,7 +56,7 @@ def ranked(of: Step, tell: OnProgress) -> Recommendations:
 
 
 def shown_answer(answer: Any) -> Any:
-    """A search's answer as plain values; that of changes is asked for with the view."""
+    """A search's answer as plain values; that of changes comes with the view."""
     if isinstance(answer, Recommendations):
         return {"changes": len(answer.ranked)}
     return answer

@@ -1,4 +1,4 @@
-"""What a person gave: files of several sorts and specs, told apart and read."""
+"""The inputs of a report: files of several kinds and specs, recognized and read."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Place:
 
 
 def drawings(asked: Inputs, cluster: Cluster | None = None, model: Model | None = None) -> Drawn:
-    """Everything to be drawn from the answers and plans among what was asked."""
+    """Everything to draw from the answers and plans among the inputs."""
     from foretell.plan import load as load_plan
 
     found, place = Drawn(cluster=cluster), Place(cluster, model)
