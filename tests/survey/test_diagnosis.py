@@ -9,9 +9,10 @@ from foretell.advise import Step
 from foretell.cluster import load as load_cluster
 from foretell.cost import price
 from foretell.graph import Builder
-from foretell.survey import load, survey
 from foretell.survey.diagnosis import CAUSES, diagnose
+from foretell.survey.inputs import load
 from foretell.survey.roofline import work_of
+from foretell.survey.survey import survey
 from foretell.survey.window import Window, window
 from foretell.trace import read
 from tests.transformer import transformer

@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from foretell.cli.main import foretell
 from foretell.errors import InputError
-from foretell.survey import Inputs, load, survey
-from foretell.survey.inputs import drawings, sort
+from foretell.survey.inputs import Inputs, drawings, load, sort
+from foretell.survey.survey import survey
 
 STEP = Path(__file__).resolve().parents[2] / "docs" / "guides" / "step.txt"
 ROW = {"gpus": 8, "strategy": "data", "step_s": 2.0, "peak_bytes": 10, "fits": True, "plan": "dp=8"}

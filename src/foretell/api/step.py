@@ -16,7 +16,6 @@ from typing import Any, Self
 from foretell.advise import TRIED, Advice, advise, shown
 from foretell.advise import Step as _Step
 from foretell.api.result import Bar, Plot, Result, Table, bars
-from foretell.baseline import unprofiled as without_profiler
 from foretell.baseline import why
 from foretell.cluster import Cluster
 from foretell.cluster import load as load_cluster
@@ -24,7 +23,6 @@ from foretell.cost.price import priced
 from foretell.errors import InputError
 from foretell.graph import Graph, save
 from foretell.graph import load as load_graph
-from foretell.graph.file import is_graph_file
 from foretell.report import words
 from foretell.report.summary import timeline_summary, timeline_text
 from foretell.simulate import Timeline
@@ -184,7 +182,8 @@ class Step(_Step):
     """One training step: its graph, the cluster it runs on, and its time without the profiler."""
 
     name: str = ""
-    remarks: tuple[str, ...] = ()  # what to know of how it was read, captured or profiled
+    remarks: tuple[str, ...] = ()  # notes on how it was read, captured or profiled
+    measured: Timeline | None = None  # of a trace: the step with the profiler
 
     @classmethod
     def load(
@@ -198,11 +197,11 @@ class Step(_Step):
         progress: Progress = silent,
     ) -> Self:
         """The step of a trace, a graph file or a script, by what `source` is."""
+        if not str(source):
+            raise InputError("the name of a file is empty", hint="name a trace, graph or script")
         path = Path(source)
         if is_module or path.suffix == ".py" or ".py:" in str(path):
             return cls.from_script(path, cluster, args=args, is_module=is_module, progress=progress)
-        if not path.is_dir() and is_graph_file(path):
-            return cls.from_graph(path, cluster)
         return cls.from_trace(path, cluster, unprofiled=unprofiled)
 
     @classmethod
@@ -213,27 +212,24 @@ class Step(_Step):
         *,
         unprofiled: float | None = None,
     ) -> Self:
-        """The step of a profiler trace, or of a folder with one trace a rank.
+        """The step of a profiler trace, or of a folder with one trace per rank.
 
         `unprofiled` is the measured time of a step without the profiler in seconds; otherwise what
         `foretell profile` wrote into the trace counts, or an estimate.
         """
-        from foretell.trace import read
+        from foretell.survey.inputs import load
 
-        path, on = Path(trace), _cluster(cluster)
-        found = read(path)
-        if "measured" not in found.graph.facts:  # dependencies without times
-            return cls(priced(found.graph, on, path.name), on, name=path.name)
-        base = without_profiler(found, unprofiled)
-        return cls(base.graph, on, base, path.name, tuple(found.notes))
+        found = load(Path(trace), _cluster(cluster), unprofiled)
+        step = found.step
+        return cls(step.graph, step.cluster, step.baseline, found.name, found.notes, found.measured)
 
     @classmethod
     def from_graph(cls, graph: Graph | str | Path, cluster: str | Cluster | None = None) -> Self:
         """The step of a graph, or of a graph file; priced where a cluster is named."""
+        if not isinstance(graph, Graph):
+            return cls.from_trace(graph, cluster)
         on = _cluster(cluster)
-        name = "graph" if isinstance(graph, Graph) else Path(graph).name
-        made = graph if isinstance(graph, Graph) else load_graph(Path(graph))
-        return cls(priced(made, on, name), on, name=name)
+        return cls(priced(graph, on, "graph"), on, name="graph")
 
     @classmethod
     def from_script(
@@ -305,8 +301,30 @@ class Step(_Step):
         )
 
     def simulate(self, *, engine: str = "auto") -> Simulation:
-        """The step as it is: how long it takes, where the time goes, and the critical path."""
+        """The step unchanged: how long it takes, where the time goes, and the critical path."""
         return Simulation(simulate(self.graph, engine=engine), self.name)
+
+    def report(
+        self, path: str | Path, *changes: str, advice: bool = True, progress: Progress = silent
+    ) -> Path:
+        """Write the page of `foretell report`: bottleneck, what to change first, timelines.
+
+        With `changes` they are shown beside the current step, else the best combination found.
+        """
+        from foretell.report import write
+        from foretell.survey.inputs import Loaded
+        from foretell.survey.survey import survey
+
+        loaded = [Loaded(self.name, self, self.measured)]
+        found = survey(loaded, changes, advice=advice, progress=progress)
+        write(found.timelines, Path(path), found.content)
+        return Path(path)
+
+    def __str__(self) -> str:
+        return self.simulate().text()
+
+    def _repr_html_(self) -> str:
+        return self.simulate()._repr_html_()
 
     def __repr__(self) -> str:
         where = f" on {self.cluster.name}" if self.cluster else ""

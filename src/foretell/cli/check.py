@@ -86,7 +86,7 @@ def _of_file(
 ) -> dict[str, Any]:
     from foretell.report.summary import split
     from foretell.simulate import simulate
-    from foretell.survey import load
+    from foretell.survey.inputs import load
     from foretell.survey.survey import outcome
     from foretell.whatif import applied, parse
 

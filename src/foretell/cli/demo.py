@@ -47,7 +47,7 @@ def command(output: Path) -> None:
 def _replayed(trace: Path) -> Any:
     from foretell.report import words
     from foretell.simulate import simulate
-    from foretell.survey import load
+    from foretell.survey.inputs import load
     from foretell.trace import read
 
     say("1. a trace: one profiled step of ResNet-18 on an H200, replayed")
@@ -108,8 +108,8 @@ def _reported(loaded: Any, found: dict[str, Any], plan: Path | None, output: Pat
     from foretell.report import write
     from foretell.report.drawings import drawn_plan
     from foretell.report.layouts import layouts
-    from foretell.survey import survey
     from foretell.survey.inputs import Drawn
+    from foretell.survey.survey import survey
 
     scales = layouts(found, "GPT of 1.3 billion parameters")
     pair = [drawn_plan(load_plan(plan), "best.plan", machines(PAIR))] if plan else []

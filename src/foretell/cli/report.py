@@ -63,12 +63,12 @@ def _surveyed(
     tell: Any,
 ) -> Any:
     from foretell.api.step import arguments_for_none
-    from foretell.cli.script import script_args
+    from foretell.cli.script import load_step, script_args
     from foretell.cluster import load as load_cluster
     from foretell.errors import InputError
-    from foretell.survey import Inputs, survey
-    from foretell.survey.inputs import drawings, is_script
+    from foretell.survey.inputs import Inputs, Loaded, drawings, is_script
     from foretell.survey.planned import model_of
+    from foretell.survey.survey import survey
 
     asked, (cluster, model) = Inputs.of(given), place
     machines = load_cluster(cluster) if cluster else None
@@ -81,20 +81,10 @@ def _surveyed(
         )
     if script_args() and not any(is_script(str(path)) for path in asked.steps):
         raise arguments_for_none(given[0])
-    loaded = [_loaded(path, cluster, machines, real) for path in asked.steps]
+    steps = [load_step(path, cluster, real) for path in asked.steps]
+    loaded = [Loaded(step.name, step, step.measured) for step in steps]
     drawn = drawings(asked, machines, model_of(model) if model else None)
     return survey(loaded, asked.specs, drawn, advice=advice, progress=tell)
-
-
-def _loaded(path: Path, cluster: str | None, machines: Any, real: float | None) -> Any:
-    """A step in a file, or that of a script."""
-    from foretell.cli.script import load_step
-    from foretell.survey import Loaded, load
-    from foretell.survey.inputs import is_script
-
-    if is_script(str(path)):
-        return Loaded(path.name, load_step(path, cluster, real))
-    return load(path, machines, real)
 
 
 def _numbers(found: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from foretell.cost import price
 from foretell.errors import InputError
 from foretell.graph.graph import Graph
 from foretell.studio.child import call
-from foretell.survey import Loaded, load
+from foretell.survey.inputs import Loaded, load
 from foretell.survey.survey import changed, outcome
 
 MOST_STEPS, MOST_SCENARIOS = 32, 200

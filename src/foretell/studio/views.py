@@ -13,7 +13,8 @@ from foretell.errors import InputError
 from foretell.report import words
 from foretell.report.page import Content, Line, columns, numbers, packed
 from foretell.simulate import Timeline, simulate
-from foretell.survey import Loaded, survey
+from foretell.survey.inputs import Loaded
+from foretell.survey.survey import survey
 
 if TYPE_CHECKING:
     from foretell.predict import Prediction

@@ -26,11 +26,12 @@ _ANSWERS = (b'"makespan"', b'"step_s"', b'"predicted_s"', b'"ndevs"')
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """A step and, where a trace tells of it, the step as it was measured."""
+    """A step and, of a trace, its measured timeline."""
 
     name: str
     step: Step
     measured: Timeline | None = None
+    notes: tuple[str, ...] = ()  # on how the trace was read
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,11 @@ def load(path: Path, cluster: Cluster | None = None, real: float | None = None) 
     from foretell.trace import read
 
     trace = read(path)
-    if "measured" not in trace.graph.facts:  # it tells what depends on what, as a graph does
+    if "measured" not in trace.graph.facts:  # dependencies without times
         return Loaded(path.name, Step(priced(trace.graph, cluster, path.name), cluster))
     found = unprofiled(trace, real)
     measured = Timeline(trace.graph, trace.start, trace.end)
-    return Loaded(path.name, Step(found.graph, cluster, found), measured)
+    return Loaded(path.name, Step(found.graph, cluster, found), measured, tuple(trace.notes))
 
 
 def read_answer(path: Path) -> Any:
