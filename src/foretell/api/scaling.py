@@ -59,11 +59,11 @@ class PurchaseResult(Result):
     @property
     def verdict(self) -> str:
         best = self.best
-        cost = f" for {_money(best)}" if best.money else ""
         return (
             f"{best.gpus} × {best.device} train {words.count(self.tokens)} tokens in "
-            f"{words.seconds(best.seconds)}{cost}; {words.percent(best.prediction.utilisation)} "
-            f"MFU, {words.percent(best.goodput)} goodput"
+            f"{words.seconds(best.seconds)} for {_money(best)}; "
+            f"{words.percent(best.prediction.utilisation)} MFU, "
+            f"{words.percent(best.goodput)} goodput"
         )
 
     def details(self, verbose: bool = False) -> list[str | Table]:
@@ -135,7 +135,11 @@ def buy(
         progress=progress,
     )  # fmt: skip
     note = f"{samples} samples a step, {words.count(samples * workload.tokens)} tokens"
-    unknown = () if all(o.money for o in found) else ("cost is unknown without prices",)
+    unknown = (
+        ()
+        if all(o.money for o in found)
+        else ("no prices known: compared by GPU-hours; --prices FILE gives them",)
+    )
     return PurchaseResult(
         workload.name, many, days, chosen(found, days), tuple(found), (note, *unknown)
     )
@@ -151,7 +155,8 @@ def token_count(text: str | float) -> float:
 
 
 def _money(offer: Offer) -> str:
-    return f"$ {offer.money:,.0f}" if offer.money else "?"
+    hours = offer.gpus * offer.seconds / 3600
+    return f"$ {offer.money:,.0f}" if offer.money else f"{hours:,.0f} GPU-hours"
 
 
 _FEW, _FRONT = 3, 5  # strategies of a scale, and plans of the Pareto front, that are shown

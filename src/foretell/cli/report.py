@@ -101,13 +101,13 @@ def _text(found: dict[str, Any]) -> str:
 
     rows = [(f["what"], _value(f)) for f in found["figures"]]
     parts = [_verdict(found["diagnosis"])] if found["diagnosis"] else []
-    parts += [words.table(("of the step", "value>"), rows)] if rows else []
+    parts += [words.table(("step", "value>"), rows)] if rows else []
     spent = [
         (words.cut(s["name"], 40), *(words.seconds(s["values"].get(k, 0.0)) for k in _PARTS))
         for s in found["split"]
     ]
     if spent:
-        parts.append(words.table(("goes to", *(f"{k.partition(' ')[0]}>" for k in _PARTS)), spent))
+        parts.append(words.table(("where time goes", *(f"{k}>" for k in _PARTS.values())), spent))
     parts.append("name a file with -o report.html to see all of it")
     return "\n".join(parts)
 
@@ -120,7 +120,10 @@ def _verdict(diagnosis: dict[str, Any]) -> str:
     return "\n".join(wrapped(text) for text in sentences if text)
 
 
-_PARTS = ("compute", "exposed communication", "host", "bubble", "idle")
+_PARTS = {  # of a step, and their headings
+    "compute": "compute", "exposed communication": "exposed comm", "host": "CPU",
+    "bubble": "bubble", "idle": "idle",
+}  # fmt: skip
 
 
 def _value(figure: dict[str, Any]) -> str:
