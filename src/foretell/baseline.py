@@ -83,7 +83,7 @@ class Baseline:
 
     graph: Graph
     seconds: float  # a step, steps in a row; as timed where it was
-    played: float  # the same from the graph
+    simulated: float  # the same from the graph
     factor: float  # what the host's quick calls were multiplied by
     sigma: float  # spread of ln of that factor: near zero where the known time tells it
     note: str
@@ -94,8 +94,8 @@ class Baseline:
         What is missed is time in which the device is idle: a step that idles less misses less.
         """
         seconds = steady_seconds(after)
-        missed = self.seconds / self.played - 1
-        waits = (_waiting(after, seconds) + FINE) / (_waiting(self.graph, self.played) + FINE)
+        missed = self.seconds / self.simulated - 1
+        waits = (_waiting(after, seconds) + FINE) / (_waiting(self.graph, self.simulated) + FINE)
         return seconds * (1 + missed * min(waits, 1.0))
 
 
@@ -128,15 +128,15 @@ def replay_error(trace: Trace) -> float:
 
 def _found(trace: Trace, real: float, source: str, sigma: float) -> Baseline:
     usual = warmed(trace, USUAL)
-    played = steady_seconds(usual)
-    if real <= 0 or played <= 0:
+    simulated = steady_seconds(usual)
+    if real <= 0 or simulated <= 0:
         raise InputError(
-            f"a step of {real:g} s, {played:g} s when simulated",
+            f"a step of {real:g} s, {simulated:g} s when simulated",
             hint="the trace has to hold a whole step, and its time has to be above zero",
         )
-    if abs(played / real - 1) < CLOSE or _is_gpu_bound(trace, played, real):
+    if abs(simulated / real - 1) < CLOSE or _is_gpu_bound(trace, simulated, real):
         note = f"un-profiled step {source}; GPU-bound, so the profiler hardly slows it"
-        return Baseline(usual, real, played, USUAL, SPREAD, note)
+        return Baseline(usual, real, simulated, USUAL, SPREAD, note)
     factor = _solved(trace, real)
     graph = warmed(trace, factor)
     note = f"un-profiled step {source}: host calls take {factor:.2f} × their fast time"
@@ -208,13 +208,13 @@ def _capped(times: Array, whose: Array) -> Array:
     return found
 
 
-def _is_gpu_bound(trace: Trace, played: float, real: float) -> bool:
+def _is_gpu_bound(trace: Trace, simulated: float, real: float) -> bool:
     """Whether the step is as long as its kernels, so that its time tells nothing of the host."""
     if steady_seconds(warmed(trace, LEAST)) > real:
         return True
     faster = steady_seconds(warmed(trace, USUAL * PROBE))
-    is_deaf = 1 - faster / played < FEELS
-    return is_deaf and played > 0.9 * real
+    is_deaf = 1 - faster / simulated < FEELS
+    return is_deaf and simulated > 0.9 * real
 
 
 def _solved(trace: Trace, real: float) -> float:

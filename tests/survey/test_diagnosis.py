@@ -48,7 +48,7 @@ def test_one_baseline_for_the_whole_page(loaded, found):
     assert current.step_s == seconds
     assert sum(current.parts["values"].values()) == pytest.approx(seconds)
     drawn = current.timeline.seconds - current.zero
-    assert drawn == pytest.approx(loaded.step.baseline.played)
+    assert drawn == pytest.approx(loaded.step.baseline.simulated)
     idle = content.diagnosis["idle"]["seconds"]
     assert idle == pytest.approx(seconds - current.parts["values"]["compute"], rel=1e-6)
     after = lines["with tf32"]

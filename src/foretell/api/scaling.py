@@ -52,9 +52,9 @@ class PurchaseResult(Result):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan of the best offer, with its prediction."""
-        told = self.best.prediction
-        stored = {"step_s": told.step, "low_s": told.low, "high_s": told.high}
-        save(told.plan, Path(path), stored | {"peak_bytes": told.peak})
+        prediction = self.best.prediction
+        stored = {"step_s": prediction.step, "low_s": prediction.low, "high_s": prediction.high}
+        save(prediction.plan, Path(path), stored | {"peak_bytes": prediction.peak})
 
     @property
     def verdict(self) -> str:
@@ -120,8 +120,8 @@ def buy(
     prices per hour by device, every device of the file is tried where none is named.
     """
     workload, many, listed = workload_of(model), token_count(tokens), prices_of(prices)
-    asked = list(devices) or [*listed]
-    if not asked:
+    kinds = list(devices) or [*listed]
+    if not kinds:
         raise InputError("no kind of GPU to choose from", hint="name some, or give a prices file")
     if workload.tokens <= 1:
         raise InputError(f"`{workload.name}` has no tokens", hint="ask for a language model")
@@ -131,7 +131,7 @@ def buy(
         return machines(at_prices(sized(name, count), None, listed))
 
     found = offers(
-        workload, [partial(of, name) for name in asked], counts(gpus), tokens=many, batch=samples,
+        workload, [partial(of, name) for name in kinds], counts(gpus), tokens=many, batch=samples,
         progress=progress,
     )  # fmt: skip
     note = f"{samples} samples a step, {words.count(samples * workload.tokens)} tokens"

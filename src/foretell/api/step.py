@@ -96,8 +96,8 @@ def profiled(
     from foretell.pytorch.intake.request import Script
     from foretell.pytorch.profile.run import profile
 
-    asked = Script(script, args, is_module)
-    return profile(asked, folder / "step.json.gz", progress=progress).trace
+    request = Script(script, args, is_module)
+    return profile(request, folder / "step.json.gz", progress=progress).trace
 
 
 def captured(
@@ -272,8 +272,8 @@ class Step(_Step):
         """
         if not changes:
             raise InputError("whatif() without a change", hint='name one: step.whatif("amp")')
-        asked = [parse(change) if isinstance(change, str) else change for change in changes]
-        changed, made, refused = tried(asked, self.graph, Setting(self.cluster))
+        parsed = [parse(change) if isinstance(change, str) else change for change in changes]
+        changed, made, refused = tried(parsed, self.graph, Setting(self.cluster))
         before, after = simulate(self.graph), simulate(changed)
         low, high = self.interval(after.graph, made)
         return WhatIfResult(

@@ -65,8 +65,8 @@ def _links(output: Path, ranks: int, networks: list[str]) -> dict[str, Any]:
     if why:
         say(f"{why}: only loopback is measured")
     names = [LOOPBACK] if why else networks
-    asked = len(names) * (1 + len(SIZES) * len(OPS))
-    with working("links", steps=asked) as tell, ExitStack() as stack:
+    steps = len(names) * (1 + len(SIZES) * len(OPS))
+    with working("links", steps=steps) as tell, ExitStack() as stack:
         pools = Pools(output, stack)
         machine = measure_machine(pools, [(ranks, name) for name in names], tell)
         pool = pools.pool(ranks, network(names[0]))

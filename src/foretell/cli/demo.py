@@ -38,7 +38,7 @@ def command(output: Path) -> None:
     with as_file(files("foretell").joinpath(*TRACE)) as trace:
         loaded = _replayed(trace)
         _advised(trace)
-    found = _asked()
+    found = _answers()
     with tempfile.TemporaryDirectory() as folder:
         plan = _planned(Path(folder))
         _reported(loaded, found, plan, output)
@@ -53,10 +53,10 @@ def _replayed(trace: Path) -> Any:
     say("1. a trace: one profiled step of ResNet-18 on an H200, replayed")
     found = read(trace)
     measured = float(found.graph.facts["measured"])
-    played = simulate(found.warm).seconds - found.found
+    replayed = simulate(found.warm).seconds - found.found
     click.echo(
-        f"measured {words.seconds(measured)}, replayed {words.seconds(played)} "
-        f"({words.percent(abs(played / measured - 1))} off), {found.graph.size} tasks"
+        f"measured {words.seconds(measured)}, replayed {words.seconds(replayed)} "
+        f"({words.percent(abs(replayed / measured - 1))} off), {found.graph.size} tasks"
     )
     return load(trace, None, REAL)
 
@@ -68,7 +68,7 @@ def _advised(trace: Path) -> None:
     click.echo(Step.from_trace(trace, unprofiled=REAL).advise())
 
 
-def _asked() -> dict[str, Any]:
+def _answers() -> dict[str, Any]:
     from foretell.api import oracle
 
     say(f"\n3. from the model alone: a GPT of 1.3 billion on 8 to 64 GPUs ({MACHINES})")
@@ -113,6 +113,6 @@ def _reported(loaded: Any, found: dict[str, Any], plan: Path | None, output: Pat
 
     scales = layouts(found, "GPT of 1.3 billion parameters")
     pair = [drawn_plan(load_plan(plan), "best.plan", machines(PAIR))] if plan else []
-    told = survey([loaded], BEST, Drawn(oracle=[scales] if scales else [], plans=pair))
-    write(told.timelines, output, told.content)
+    page = survey([loaded], BEST, Drawn(oracle=[scales] if scales else [], plans=pair))
+    write(page.timelines, output, page.content)
     say(f"\nthe report: {output}")

@@ -20,7 +20,7 @@ from foretell.cli.output import FILE, answer, json_option, say, working
 @click.option("--share", type=float, default=0.1, show_default=True, help="Of a lab's runs.")
 @click.option("-o", "--output", type=FILE, help="File for what is learned.")
 @json_option
-def command(runs: tuple[Path, ...], output: Path | None, as_json: bool, **asked: Any) -> None:
+def command(runs: tuple[Path, ...], output: Path | None, as_json: bool, **options: Any) -> None:
     """Learn from measured RUNS what prices do not know, and say how much that moved.
 
     RUNS are tables (CSV or lines of JSON with workload, on, plan and step_s) and folders of
@@ -29,9 +29,9 @@ def command(runs: tuple[Path, ...], output: Path | None, as_json: bool, **asked:
     `lab` predicts with.
     """
     if runs[0].is_dir() and not (runs[0] / "run.json").exists():
-        lab_module("cli.fit").fit_folder(_only(runs), asked["share"], output, as_json)
+        lab_module("cli.fit").fit_folder(_only(runs), options["share"], output, as_json)
     else:
-        _from_runs(runs, output, as_json, **asked)
+        _from_runs(runs, output, as_json, **options)
 
 
 def _only(runs: tuple[Path, ...]) -> Path:
@@ -58,13 +58,13 @@ def _from_runs(
     ]
     with working(f"fitting to {len(known)} runs") as tell:
         found = fit(known, noise, tell)
-    told = _calibrated(found)
+    learned = _calibrated(found)
     first = paths[0]
     target = output or (
         first / "calibration.json" if first.is_dir() else first.with_suffix(".calibration.json")
     )
-    write_text(target, json.dumps(told, indent=1) + "\n")
-    answer(told, as_json, _calibration_text)
+    write_text(target, json.dumps(learned, indent=1) + "\n")
+    answer(learned, as_json, _calibration_text)
     say(f"written: {target}")
 
 
@@ -86,16 +86,16 @@ def _ran(folder: Path, workload: str, cluster: str) -> Any:
             f"`{folder}` says how long a step took, not where",
             hint="give --on: a cluster, or the file that `foretell bench` writes",
         )
-    told = asked(folder)
-    plan = read(told.plan)
+    request = asked(folder)
+    plan = read(request.plan)
     if not plan.global_batch:
         plan = plan.but(global_batch=measured.samples(folder))
-    if not workload and not is_built_in(told.script.partition(":")[0]):
+    if not workload and not is_built_in(request.script.partition(":")[0]):
         raise InputError(
-            f"`{folder}` was a run of `{told.script}`; a script runs only where you name it",
-            hint=f"add --workload {told.script}",
+            f"`{folder}` was a run of `{request.script}`; a script runs only where you name it",
+            hint=f"add --workload {request.script}",
         )
-    model = load(workload, scripts=True) if workload else load(told.script, files=False)
+    model = load(workload, scripts=True) if workload else load(request.script, files=False)
     machines = load_cluster(cluster)
     found = measured.spent(folder)
     return Run(

@@ -41,17 +41,17 @@ from foretell.cli.script import StepCommand
 @pool_options
 @verbose_option
 @json_option
-def command(workload: str | None, cluster: str, gpus: str, **asked: Any) -> None:
+def command(workload: str | None, cluster: str, gpus: str, **options: Any) -> None:
     """Predict every parallel strategy of WORKLOAD on a cluster, from one device to thousands."""
     from foretell.api import oracle
     from foretell.api.scaling import default_counts
     from foretell.pool import opened
     from foretell.search.oracle import counts
 
-    as_json, verbose = asked.pop("as_json"), asked.pop("verbose")
-    jobs, on_ray = asked.pop("jobs"), asked.pop("on_ray")
+    as_json, verbose = options.pop("as_json"), options.pop("verbose")
+    jobs, on_ray = options.pop("jobs"), options.pop("on_ray")
     named = offered.require_workload(workload)
     what, scales = f"pricing layouts of {named}", len(counts(gpus or default_counts(cluster)))
     with opened(jobs, on_ray) as pool, working(what, steps=scales) as tell:
-        found = oracle(named, cluster, gpus, progress=tell, pool=pool, **asked)
+        found = oracle(named, cluster, gpus, progress=tell, pool=pool, **options)
     answer_result(found, as_json, verbose)

@@ -168,7 +168,7 @@ class _Work:
     steps: int = 0
     about: float = 0.0
     share: float = 0.0
-    is_told: bool = False  # whether the work itself says how far it is
+    is_reported: bool = False  # whether the work itself says how far it is
     begun: int = 0
     began: float = field(default_factory=time.monotonic)
     since: tuple[float, float] = (0.0, 0.0)  # time and share of the first report
@@ -179,7 +179,7 @@ class _Work:
         if not self.since[0] and (share is not None or self.steps):
             self.since = time.monotonic(), first
         if share is not None:
-            self.share, self.is_told = min(max(share, 0.0), 1.0), True
+            self.share, self.is_reported = min(max(share, 0.0), 1.0), True
         elif self.steps:  # more steps than expected: one more
             self.begun += 1
             self.steps = max(self.steps, self.begun)
@@ -188,11 +188,11 @@ class _Work:
     def bar(self) -> tuple[float | None, str]:
         """The share that is done, None where it is unknown, and the time left or spent."""
         spent = time.monotonic() - self.began
-        if self.about and not self.is_told:
+        if self.about and not self.is_reported:
             is_over = spent > self.about
-            told = _time(spent) if is_over else f"about {_time(self.about - spent)} left"
-            return min(spent / self.about, 1.0), told
-        if not self.steps and not self.is_told:
+            text = _time(spent) if is_over else f"about {_time(self.about - spent)} left"
+            return min(spent / self.about, 1.0), text
+        if not self.steps and not self.is_reported:
             return None, _time(spent)
         began, first = self.since
         if self.share - first < LEAST:

@@ -51,11 +51,11 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
     from foretell.pytorch.profile.run import profile
 
     require_torch()
-    asked = _script(script, args, options)
+    request = _script(script, args, options)
     with working(f"profiling {Path(script).name}") as tell:
         tell("starting it")
         found = profile(
-            asked, options["output"], device=_device(options["device"]), progress=tell,
+            request, options["output"], device=_device(options["device"]), progress=tell,
             wanted=_wanted(options), ranks=options["nproc"], show=options["show"],
         )  # fmt: skip
     if os.environ.get("RANK", "0") == "0":
@@ -83,9 +83,9 @@ def _wanted(options: dict[str, Any]) -> Any:
     from foretell.pytorch.intake.request import Wanted
 
     kinds = ("warmup", "timed", "traced")
-    told = {k: options[k] for k in kinds if options[k] is not None}
+    counts = {k: options[k] for k in kinds if options[k] is not None}
     others = {"layers": options["layers"], "memory": options["memory"]}
-    return Wanted(**told, **others) if told or not all(others.values()) else None
+    return Wanted(**counts, **others) if counts or not all(others.values()) else None
 
 
 def _summary(found: Any) -> dict[str, Any]:

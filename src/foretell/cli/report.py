@@ -70,21 +70,21 @@ def _surveyed(
     from foretell.survey.planned import model_of
     from foretell.survey.survey import survey
 
-    asked, (cluster, model) = Inputs.of(given), place
+    inputs, (cluster, model) = Inputs.of(given), place
     machines = load_cluster(cluster) if cluster else None
     if model and machines is None:
         raise InputError(f"`--of {model}` without machines", hint="name them with --on")
-    if asked.specs and not asked.steps:
+    if inputs.specs and not inputs.steps:
         raise InputError(
-            f"`{asked.specs[0]}` is a change, but there is no step to change",
+            f"`{inputs.specs[0]}` is a change, but there is no step to change",
             hint="name a trace or a graph first",
         )
-    if script_args() and not any(is_script(str(path)) for path in asked.steps):
+    if script_args() and not any(is_script(str(path)) for path in inputs.steps):
         raise arguments_for_none(given[0])
-    steps = [load_step(path, cluster, real) for path in asked.steps]
+    steps = [load_step(path, cluster, real) for path in inputs.steps]
     loaded = [Loaded(step.name, step, step.measured) for step in steps]
-    drawn = drawings(asked, machines, model_of(model) if model else None)
-    return survey(loaded, asked.specs, drawn, advice=advice, progress=tell)
+    drawn = drawings(inputs, machines, model_of(model) if model else None)
+    return survey(loaded, inputs.specs, drawn, advice=advice, progress=tell)
 
 
 def _numbers(found: Any) -> dict[str, Any]:

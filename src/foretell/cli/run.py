@@ -97,7 +97,7 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
         raise InputError(f"`{script}` describes a step, and takes no arguments: {args[0]}")
     if _started_elsewhere(script, args, plan, options):
         return
-    asked = Asked(
+    request = Asked(
         script,
         str(plan),
         options["steps"] or (0 if is_whole else 10),
@@ -126,7 +126,7 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
         )
     with terminated_as_stopped(), working("running") as tell:
         found = (train if is_whole else launch)(
-            asked,
+            request,
             ranks=options["ranks"] or 0,
             folder=options["output"],
             nodes=nodes,
@@ -289,19 +289,19 @@ def _predicted(found: dict[str, Any]) -> list[str]:
     """What was predicted, beside what was measured; why there is nothing, else."""
     from foretell.report import words
 
-    told = found["prediction"] or {}
-    if "why" in told:
-        return [f"predicted  no: {told['why']}"]
+    prediction = found["prediction"] or {}
+    if "why" in prediction:
+        return [f"predicted  no: {prediction['why']}"]
     if found["predicted_s"] is None:
         return []
     line = f"predicted  {words.seconds(found['predicted_s'])} ({100 * found['error']:+.1f} %)"
-    if not told:
+    if not prediction:
         return [line]
-    inside = told["low_s"] <= found["step_s"] <= told["high_s"]
-    line += f", 80 % interval {words.seconds(told['low_s'])} to {words.seconds(told['high_s'])}: "
+    inside = prediction["low_s"] <= found["step_s"] <= prediction["high_s"]
+    line += f", 80 % interval {words.interval(prediction['low_s'], prediction['high_s'])}: "
     line += "inside" if inside else "outside"
-    lines = [line, _load(told)]
-    apart = told.get("first_apart")
+    lines = [line, _load(prediction)]
+    apart = prediction.get("first_apart")
     if apart:
         lines.append(
             f"first op that differs  {apart['op']}: predicted {words.seconds(apart['predicted_s'])}"
@@ -310,9 +310,9 @@ def _predicted(found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _load(told: dict[str, Any]) -> str:
+def _load(prediction: dict[str, Any]) -> str:
     """How busy the machine was."""
-    before, during = told["load"], told["load_during"]
+    before, during = prediction["load"], prediction["load_during"]
     busy = "idle" if max(before, during) < _IDLE else "busy"
     return (
         f"load       {busy}: work took {before:.1f} times its core time before the steps, "

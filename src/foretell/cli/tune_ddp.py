@@ -38,13 +38,13 @@ def command(
     from foretell.pytorch.tune.launch import Asked, measure
     from foretell.search.fusion.caps import candidates
 
-    asked = Asked(str(script), steps=steps, rounds=rounds, device=device or "", network=network)
+    request = Asked(str(script), steps=steps, rounds=rounds, device=device or "", network=network)
     with working("profiling") as tell:
-        profile, wire = profiled(measure(asked, ranks, timeout_s, tell), ranks)
+        profile, wire = profiled(measure(request, ranks, timeout_s, tell), ranks)
         tried = _worth(candidates(profile, wire))
     with working(f"measuring {len(tried)} ways") as tell:
         caps = tuple(c.caps for c in tried)
-        found = measure(replace(asked, candidates=caps), ranks, timeout_s, tell)
+        found = measure(replace(request, candidates=caps), ranks, timeout_s, tell)
     medians = [[statistics.median(took) for took in way] for way in found["rounds"]]
     answer(_decided(tried, medians), as_json, _text)
 

@@ -89,11 +89,11 @@ def plan(workload: str, text: str, cluster: Cluster) -> str:
         from foretell.report.drawings import pipeline
 
         picture["schedule"] = pipeline(steps[-1][1])
-    told = survey(
+    surveyed = survey(
         [], drawn=Drawn(plans=[picture], timelines=steps, cluster=cluster, seconds=found.step)
     )
-    content = _predicted(told.content, found, cluster, model)
-    return packed(_page(told.timelines, content))
+    content = _predicted(surveyed.content, found, cluster, model)
+    return packed(_page(surveyed.timelines, content))
 
 
 def _predicted(content: Content, found: Prediction, cluster: Cluster, model: Any) -> Content:

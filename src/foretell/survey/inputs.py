@@ -152,14 +152,14 @@ class Place:
         found.plans.append(drawn_plan(plan, name, self.cluster, answer, sizes))
 
 
-def drawings(asked: Inputs, cluster: Cluster | None = None, model: Model | None = None) -> Drawn:
+def drawings(inputs: Inputs, cluster: Cluster | None = None, model: Model | None = None) -> Drawn:
     """Everything to draw from the answers and plans among the inputs."""
     from foretell.plan import load as load_plan
 
     found, place = Drawn(cluster=cluster), Place(cluster, model)
-    for path in asked.answers:
+    for path in inputs.answers:
         _add(found, read_answer(path), path, place)
-    for path in asked.plans:
+    for path in inputs.plans:
         place.add(found, load_plan(path), path.name)
     return found
 

@@ -181,7 +181,7 @@ def compared(loaded: Loaded) -> list[dict[str, Any]]:
         {"what": "with the profiler", "measured_s": float(graph.facts["measured"]),
          "predicted_s": steady_seconds(graph)},
         {"what": f"{CURRENT}, without the profiler", "measured_s": step.seconds,
-         "predicted_s": step.baseline.played, "more": step.baseline.note},
+         "predicted_s": step.baseline.simulated, "more": step.baseline.note},
     ]  # fmt: skip
 
 
