@@ -3,7 +3,7 @@
 Recording makes the host slower, and unevenly: calls that fall on a cold cache or a full buffer take
 several times as long, most of all in a GPU-bound step, where the host sleeps and wakes.
 The quicker calls of a kind show what one costs when nothing is in the way. So a call is taken to
-last no longer than a quick one of its kind, times a factor that is the same for all: the one with
+last no longer than a fast one of its kind, times a factor that is the same for all: the one with
 which the step simulated in a row takes what an un-profiled step is known to take (or is guessed to,
 from the number of events), or, where it is GPU-bound, what the factor usually is. In a row means on
 the same lanes, so that the host runs ahead of the device or waits for it as it would.
@@ -36,7 +36,7 @@ COPIES = 3  # the first fills the queues, the last two are steady
 TIMES = ("seconds", "gap", "priority")  # what an edit may change and the structure still holds
 
 
-@lru_cache(4)  # a step is asked for its time, its interval and the reason in a row
+@lru_cache(4)  # time, interval and bottleneck of one step are computed in a row
 def steady_seconds(step: Graph, copies: int = COPIES) -> float:
     """Seconds from the end of one step to the end of the next."""
     if not step.size:
@@ -72,7 +72,7 @@ EVENT = _HOST["event"]  # seconds of recording one
 LEAST, MOST = 0.4, 4.0  # beyond these something else differs
 KIND = 4  # calls of a kind from which on the quick ones tell something
 CLOSE = 0.005  # how near to the known time is near enough
-POOR = 0.02  # of a step: a replay that is farther off is said
+POOR = 0.02  # of a step: a replay that is farther off gets a warning
 FINE = 0.01  # share of a step below which idle time of the device cannot be known
 PROBE, FEELS = 0.85, 0.05  # a host that much faster shortens a CPU-bound step by this share
 
@@ -83,7 +83,7 @@ class Baseline:
 
     graph: Graph
     seconds: float  # a step, steps in a row; as timed where it was
-    played: float  # the same from the graph
+    simulated: float  # the same from the graph
     factor: float  # what the host's quick calls were multiplied by
     sigma: float  # spread of ln of that factor: near zero where the known time tells it
     note: str
@@ -94,8 +94,8 @@ class Baseline:
         What is missed is time in which the device is idle: a step that idles less misses less.
         """
         seconds = steady_seconds(after)
-        missed = self.seconds / self.played - 1
-        waits = (_waiting(after, seconds) + FINE) / (_waiting(self.graph, self.played) + FINE)
+        missed = self.seconds / self.simulated - 1
+        waits = (_waiting(after, seconds) + FINE) / (_waiting(self.graph, self.simulated) + FINE)
         return seconds * (1 + missed * min(waits, 1.0))
 
 
@@ -103,7 +103,7 @@ def unprofiled(trace: Trace, real: float | None = None) -> Baseline:
     """The step of a trace less the profiler's cost.
 
     `real` is the time of an un-profiled step; where it is not given, what the trace says of it.
-    Where the step replays far from what was measured, that widens every interval, and is said.
+    Where the step replays far from what was measured, every interval is widened, with a note.
     """
     known, source = real, "given"
     if known is None:
@@ -128,18 +128,18 @@ def replay_error(trace: Trace) -> float:
 
 def _found(trace: Trace, real: float, source: str, sigma: float) -> Baseline:
     usual = warmed(trace, USUAL)
-    played = steady_seconds(usual)
-    if real <= 0 or played <= 0:
+    simulated = steady_seconds(usual)
+    if real <= 0 or simulated <= 0:
         raise InputError(
-            f"a step of {real:g} s, {played:g} s when simulated",
+            f"a step of {real:g} s, {simulated:g} s when simulated",
             hint="the trace has to hold a whole step, and its time has to be above zero",
         )
-    if abs(played / real - 1) < CLOSE or _is_gpu_bound(trace, played, real):
+    if abs(simulated / real - 1) < CLOSE or _is_gpu_bound(trace, simulated, real):
         note = f"un-profiled step {source}; GPU-bound, so the profiler hardly slows it"
-        return Baseline(usual, real, played, USUAL, SPREAD, note)
+        return Baseline(usual, real, simulated, USUAL, SPREAD, note)
     factor = _solved(trace, real)
     graph = warmed(trace, factor)
-    note = f"un-profiled step {source}: host calls take {factor:.2f} × a quick one of their kind"
+    note = f"un-profiled step {source}: host calls take {factor:.2f} × their fast time"
     return Baseline(graph, real, steady_seconds(graph), factor, sigma, note)
 
 
@@ -163,7 +163,7 @@ def _guessed(trace: Trace) -> float:
 
 
 def warmed(trace: Trace, factor: float) -> Graph:
-    """The step with no call longer than a quick one of its kind, times a factor."""
+    """The step with every host call capped at a fast one of its kind, times a factor."""
     graph = trace.graph
     # Loading is one long task, of which the profiler records hardly anything: it stays.
     host = np.flatnonzero(graph.kind == Kind.HOST)
@@ -175,7 +175,7 @@ def warmed(trace: Trace, factor: float) -> Graph:
 
 @lru_cache(2)  # a factor is looked for in a dozen tries
 def _typical(graph: Graph) -> Array:
-    """What share of each host task is left when its call lasts no longer than a quick one.
+    """Share of each host task that is left when its call is capped at a fast one.
 
     A call is one into the driver, or all that an operator does between such calls: its pieces are
     not alike, so they are judged together.
@@ -208,13 +208,13 @@ def _capped(times: Array, whose: Array) -> Array:
     return found
 
 
-def _is_gpu_bound(trace: Trace, played: float, real: float) -> bool:
+def _is_gpu_bound(trace: Trace, simulated: float, real: float) -> bool:
     """Whether the step is as long as its kernels, so that its time tells nothing of the host."""
     if steady_seconds(warmed(trace, LEAST)) > real:
         return True
     faster = steady_seconds(warmed(trace, USUAL * PROBE))
-    is_deaf = 1 - faster / played < FEELS
-    return is_deaf and played > 0.9 * real
+    is_deaf = 1 - faster / simulated < FEELS
+    return is_deaf and simulated > 0.9 * real
 
 
 def _solved(trace: Trace, real: float) -> float:

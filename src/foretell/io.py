@@ -91,7 +91,7 @@ def open_file(path: Path_, what: str = "file") -> BinaryIO:
 
 
 def unpacked(file: BinaryIO) -> BinaryIO:
-    """The same bytes without their compression, told by the first of them."""
+    """The same bytes decompressed, by the magic number at their start."""
     buffered = io.BufferedReader(file) if not hasattr(file, "peek") else file  # type: ignore[type-var]
     head = buffered.peek(4)[:4]
     if head[:2] == b"\x1f\x8b":

@@ -1,4 +1,4 @@
-"""Names of a package that are loaded when they are first asked for: importing it stays quick."""
+"""Names of a package that are loaded on first use: importing it stays quick."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module

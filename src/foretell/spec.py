@@ -161,7 +161,7 @@ def _unescaped(text: str) -> str:
 
 
 def _read_union(text: str, args: tuple[Any, ...], where: str) -> Any:
-    """None where it may be and is said, else the first of the types that takes the text."""
+    """None where it is allowed and given, else the value as the first type that accepts it."""
     if type(None) in args and text.lower() == "none":
         return None
     kinds = [a for a in args if a is not type(None)]

@@ -8,6 +8,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -107,6 +108,29 @@ def test_a_step_is_simulated():
     assert found.seconds == found.timeline.seconds
     assert found.to_dict() == said("simulate", STEP)
     assert len(found.records()) == found.timeline.graph.size
+
+
+def test_a_step_prints_and_writes_its_report(tmp_path):
+    step = foretell.Step.from_trace(TRACE, unprofiled=0.0482)
+    assert str(step) == step.simulate().text()
+    assert "\n" not in repr(step)
+    assert "<svg" in step._repr_html_()
+    page = step.report(tmp_path / "step.html", "tf32", advice=False).read_text()
+    assert "foretell" in page
+    assert step.measured is not None
+
+
+def test_a_cluster_with_a_number_is_priced_up_to_it():
+    found = foretell.oracle(GPT, "dgx-a100:gpus=4")
+    assert sorted({row.gpus for row in found.rows}) == [1, 2, 4]
+
+
+@pytest.mark.parametrize("line", [["show", ""], ["whatif", "", "amp"], ["replay", ""]])
+def test_an_empty_name_is_not_the_current_folder(line):
+    with pytest.raises((InputError, click.UsageError), match="empty"):
+        CliRunner().invoke(command, line, standalone_mode=False, catch_exceptions=False)
+    with pytest.raises(InputError, match="empty"):
+        foretell.Step.load("")
 
 
 # What every result can do

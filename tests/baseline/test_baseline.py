@@ -54,7 +54,7 @@ def test_the_factor_is_found_from_the_known_time():
     found = unprofiled(traced(step(host=10e-6, device=1e-6)), real=70e-6)
     assert found.factor == pytest.approx(0.7, rel=1e-2)
     assert found.seconds == 70e-6
-    assert found.played == pytest.approx(70e-6, rel=1e-3)
+    assert found.simulated == pytest.approx(70e-6, rel=1e-3)
     assert found.predicted(found.graph) == pytest.approx(70e-6)
 
 
@@ -79,7 +79,7 @@ def test_what_is_missed_of_a_step_is_time_in_which_the_device_waits():
     assert missed.predicted(graph) == pytest.approx(110e-6)
     slower = step(host=20e-6, device=9.5e-6)  # the host decides: all of it is missed there too
     assert missed.predicted(slower) / steady_seconds(slower) == pytest.approx(
-        110e-6 / missed.played
+        110e-6 / missed.simulated
     )
     busy = step(host=1e-6, device=9.5e-6)  # the device decides: next to nothing is
     assert 1 < missed.predicted(busy) / steady_seconds(busy) < 1.02
@@ -157,4 +157,4 @@ def test_measured_steps_are_met(name):
     rows = json.loads((TRUTH / "truth.json").read_text())["rows"]
     (row,) = [r for r in rows if (r["model"], r["variant"]) == (model, variant)]
     found = unprofiled(read(TRUTH / f"{name}.json.gz"), row["median_ms"] / 1e3)
-    assert found.played == pytest.approx(row["median_ms"] / 1e3, rel=0.01)
+    assert found.simulated == pytest.approx(row["median_ms"] / 1e3, rel=0.01)

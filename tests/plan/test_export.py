@@ -434,3 +434,9 @@ def test_what_a_framework_overlaps_is_exported_as_it_was_priced():
     files = export(Plan(dp=2, framework="megatron-deepspeed"), "deepspeed")
     found = json.loads(files["deepspeed.json"])
     assert found["zero_optimization"]["overlap_comm"] is False
+
+
+def test_no_argument_of_megatron_is_left_without_its_value():
+    for text in ("dp=4,tp=2", "dp=4,tp=2,optimizer=sgd", "dp=4,tp=2,optimizer=adam"):
+        lines = export(Plan.parse(text), "megatron")["arguments.txt"].splitlines()
+        assert [line for line in lines if line.strip() == "--optimizer"] == []

@@ -133,8 +133,8 @@ def test_all_sections_are_there(chromium):
 
 def test_a_report_of_several_ranks_names_the_straggler(chromium, tmp_path, page):
     from foretell.report import write as write_page
-    from foretell.survey import load as load_step
-    from foretell.survey import survey
+    from foretell.survey.inputs import load as load_step
+    from foretell.survey.survey import survey
     from tests.trace.kineto import data_parallel
 
     found = survey([load_step(data_parallel(tmp_path))], advice=False)

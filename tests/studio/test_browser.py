@@ -78,21 +78,21 @@ def open_tab(driver, name):
 
 def test_ticking_changes_the_step(page):
     tick(page, FAST)
-    until(page, lambda: "predicted with faster-host" in text(page, "headline"))
+    until(page, lambda: "faster-host" in text(page, "headline"))
     assert "shorter" in text(page, "headline")
     until(page, lambda: "with faster-host" in text(page, "sections"))
     assert FAST in page.execute_script("return decodeURIComponent(location.hash)")
     tick(page, FAST)
-    until(page, lambda: "predicted with faster-host" not in text(page, "headline"))
+    until(page, lambda: "faster-host" not in text(page, "headline"))
 
 
 def test_the_address_brings_everything_back(page):
     tick(page, FAST)
-    until(page, lambda: "predicted with faster-host" in text(page, "headline"))
+    until(page, lambda: "faster-host" in text(page, "headline"))
     address = page.current_url
     page.get("about:blank")
     page.get(address)
-    until(page, lambda: "predicted with faster-host" in text(page, "headline"))
+    until(page, lambda: "faster-host" in text(page, "headline"))
     box = f"//*[@id='changes']//label[contains(., '{FAST}')]//input"
     assert page.find_element("xpath", box).is_selected()
 
@@ -188,12 +188,12 @@ def test_comparing_in_two_tabs(page, studio):
     page.get(studio.url)
     until(page, lambda: "current step" in text(page, "headline"))
     tick(page, FAST)  # what is ticked here is not ticked there
-    until(page, lambda: "predicted with" in text(page, "headline"))
+    until(page, lambda: "with changes" in text(page, "headline"))
     page.find_element("id", "save").click()
     until(page, lambda: len(studio.desk.scenarios) == before + 2)
     page.close()
     page.switch_to.window(first)
-    assert "predicted with faster-host" not in text(page, "headline")
+    assert "faster-host" not in text(page, "headline")
     open_tab(page, "Compare")
     until(page, lambda: "faster-host" in text(page, "compared-table"))
     assert "current step" in text(page, "compared-table")
@@ -287,7 +287,7 @@ def test_everything_by_keyboard(page):
         seen.append(here.get_attribute("id") or here.get_attribute("type") or here.tag_name)
         if here.get_attribute("type") == "checkbox":
             ActionChains(page).send_keys(Keys.SPACE).perform()
-            until(page, lambda: text(page, "problem") or "predicted with" in text(page, "headline"))
+            until(page, lambda: text(page, "problem") or "with changes" in text(page, "headline"))
             break
     assert seen.index("tab-step") < seen.index("file") < seen.index("checkbox")
     page.execute_script("document.getElementById('tab-step').focus()")
@@ -312,7 +312,7 @@ def test_axe_finds_nothing_serious(page, theme):
     page.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
     page.find_element("css selector", "#steps input").click()  # the first: it has a host
     tick(page, FAST)
-    until(page, lambda: "predicted with" in text(page, "headline"))
+    until(page, lambda: "with changes" in text(page, "headline"))
     until(page, lambda: "Timeline" in text(page, "sections"))
     page.find_element("id", "save").click()
     open_tab(page, "Layouts")

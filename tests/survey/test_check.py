@@ -59,7 +59,7 @@ def test_verdicts():
         "step": True, "memory": False, "idle": True, "exposed": False,
     }  # fmt: skip
     assert "unknown" in str(found["memory"])
-    assert "90 ms to 120 ms" in str(found["step"])
+    assert "90 to 120 ms" in str(found["step"])
     (surely,) = verdicts(FOUND, {"step": 0.11}, surely=True)
     assert not surely.passed
 

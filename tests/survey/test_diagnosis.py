@@ -9,9 +9,10 @@ from foretell.advise import Step
 from foretell.cluster import load as load_cluster
 from foretell.cost import price
 from foretell.graph import Builder
-from foretell.survey import load, survey
 from foretell.survey.diagnosis import CAUSES, diagnose
+from foretell.survey.inputs import load
 from foretell.survey.roofline import work_of
+from foretell.survey.survey import survey
 from foretell.survey.window import Window, window
 from foretell.trace import read
 from tests.transformer import transformer
@@ -47,11 +48,11 @@ def test_one_baseline_for_the_whole_page(loaded, found):
     assert current.step_s == seconds
     assert sum(current.parts["values"].values()) == pytest.approx(seconds)
     drawn = current.timeline.seconds - current.zero
-    assert drawn == pytest.approx(loaded.step.baseline.played)
+    assert drawn == pytest.approx(loaded.step.baseline.simulated)
     idle = content.diagnosis["idle"]["seconds"]
     assert idle == pytest.approx(seconds - current.parts["values"]["compute"], rel=1e-6)
     after = lines["with tf32"]
-    assert after.step_s == figures["predicted with tf32"]["seconds"]
+    assert after.step_s == figures["with changes"]["seconds"]
     assert sum(after.parts["values"].values()) == pytest.approx(after.step_s)
     measured = lines["measured, with the profiler"]
     assert measured.step_s == content.diagnosis["compared"][0]["measured_s"]

@@ -5,8 +5,9 @@ import pytest
 
 from foretell.graph import Builder
 from foretell.simulate import simulate
-from foretell.survey import load, survey
+from foretell.survey.inputs import load
 from foretell.survey.ranks import ranks_table, straggler, waits_of
+from foretell.survey.survey import survey
 from tests.trace.kineto import LAYERS, data_parallel
 
 US = 1e-6

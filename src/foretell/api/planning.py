@@ -54,6 +54,7 @@ LABELS = {
     "update_s": "optimizer step",
     "idle_s": "idle (bubble, waiting)",
 }
+HELD = {"optimizers": "optimizer state", "buffers": "communication buffers"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,10 +85,13 @@ class Prediction(Result, _Prediction):
         ]
         found: list[str | Table] = [Table(("busiest stage", "time>", "share>"), spent)]
         if verbose or not self.fits:
-            held = [(name, words.size(value)) for name, value in self.memory.items()]
+            held = [(HELD.get(name, name), words.size(v)) for name, v in self.memory.items()]
             found.append(Table(("memory of the fullest rank", "size>"), held))
         if verbose:
-            found += [f"plan: {self.plan}", f"distance from what was measured: {_far(self.away)}"]
+            found += [
+                f"plan: {self.plan}",
+                f"interval widened by distance from measurements: {_far(self.away)}",
+            ]
         return found + list(self.notes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -121,10 +125,10 @@ class PlanResult(Result, Planned):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan, what was predicted of it, and for what: JSON or TOML by the name."""
-        told = {"step_s": self.predicted, "low_s": self.low, "high_s": self.high}
+        stored = {"step_s": self.predicted, "low_s": self.low, "high_s": self.high}
         if self.prediction is not None:
-            told["peak_bytes"] = self.prediction.peak
-        save(self.plan, Path(path), told | dict(self.made_for))
+            stored["peak_bytes"] = self.prediction.peak
+        save(self.plan, Path(path), stored | dict(self.made_for))
 
     @property
     def speedup(self) -> float:
@@ -162,7 +166,7 @@ class PlanResult(Result, Planned):
             (words.strategy(name), words.seconds(t), f"{t / self.predicted:.2f} ×")
             for name, t in compared[: len(compared) if verbose else _FEW]
         ]
-        found.append(Table(("baseline", "step>", "of the plan's>"), rows))
+        found.append(Table(("baseline", "step>", "vs. the plan>"), rows))
         others = [
             (words.cut(str(p.plan), 48), words.seconds(p.step), words.size(p.peak))
             for p in self.alternatives
@@ -244,10 +248,10 @@ def predict(
     `model` is a name or spec (`llama-3.1-8b`, `gpt:layers=24,…`), a `config.json`, a script, a
     workload or a `Step`. The plan is a spec, a file, a `Plan`, or its fields: `dp=8, tp=2`.
     """
-    asked = _plan(plan, fields)
-    workload = _model(model, asked)
+    parsed = _plan(plan, fields)
+    workload = _model(model, parsed)
     on = machines(cluster, calibration)
-    found = priced(asked, workload, on)
+    found = priced(parsed, workload, on)
     notes = [*getattr(workload, "notes", ()), *_as_stored(plan, found, workload, on)]
     return Prediction(**vars(found), notes=tuple(notes))
 
@@ -290,12 +294,12 @@ def _as_stored(plan: Any, found: _Prediction, model: Workload | Graph, on: Clust
     """A note where the plan's file predicts something else for the same model and cluster."""
     if not isinstance(plan, str | os.PathLike) or not os.fspath(plan).endswith(FILES):
         return []
-    told, now = predicted(Path(plan)), _made_for(model, on)
-    same = all(told.get(name) == now[name] for name in ("model", "cluster"))
-    before = told.get("step_s")
+    stored, now = predicted(Path(plan)), _made_for(model, on)
+    same = all(stored.get(name) == now[name] for name in ("model", "cluster"))
+    before = stored.get("step_s")
     if not same or not isinstance(before, float) or abs(found.step / before - 1) <= SAME:
         return []
-    by = told.get("foretell", "another version")
+    by = stored.get("foretell", "another version")
     return [f"the file says {words.seconds(before)} a step, as foretell {by} predicted it"]
 
 

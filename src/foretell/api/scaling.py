@@ -1,10 +1,7 @@
-"""Every parallel strategy against the number of GPUs, and how many GPUs train so many tokens.
+"""Every parallel strategy by number of GPUs, and the cheapest GPUs for a training run.
 
 foretell.oracle("llama-3.1-8b", "dgx-h100", gpus="8..64")
-
-How many of which GPUs train so many tokens in so many days, and what that costs.
-
-foretell.api.purchasing.buy("llama-3.1-8b", ["h100", "a100-80"], tokens="1T", days=30)
+foretell.api.scaling.buy("llama-3.1-8b", ["h100", "a100-80"], tokens="1T", days=30)
 """
 
 from __future__ import annotations
@@ -55,18 +52,18 @@ class PurchaseResult(Result):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan of the best offer, with its prediction."""
-        told = self.best.prediction
-        stored = {"step_s": told.step, "low_s": told.low, "high_s": told.high}
-        save(told.plan, Path(path), stored | {"peak_bytes": told.peak})
+        prediction = self.best.prediction
+        stored = {"step_s": prediction.step, "low_s": prediction.low, "high_s": prediction.high}
+        save(prediction.plan, Path(path), stored | {"peak_bytes": prediction.peak})
 
     @property
     def verdict(self) -> str:
         best = self.best
-        cost = f" for {_money(best)}" if best.money else ""
         return (
             f"{best.gpus} × {best.device} train {words.count(self.tokens)} tokens in "
-            f"{words.seconds(best.seconds)}{cost}; {words.percent(best.prediction.utilisation)} "
-            f"MFU, {words.percent(best.goodput)} goodput"
+            f"{words.seconds(best.seconds)} for {_money(best)}; "
+            f"{words.percent(best.prediction.utilisation)} MFU, "
+            f"{words.percent(best.goodput)} goodput"
         )
 
     def details(self, verbose: bool = False) -> list[str | Table]:
@@ -123,8 +120,8 @@ def buy(
     prices per hour by device, every device of the file is tried where none is named.
     """
     workload, many, listed = workload_of(model), token_count(tokens), prices_of(prices)
-    asked = list(devices) or [*listed]
-    if not asked:
+    kinds = list(devices) or [*listed]
+    if not kinds:
         raise InputError("no kind of GPU to choose from", hint="name some, or give a prices file")
     if workload.tokens <= 1:
         raise InputError(f"`{workload.name}` has no tokens", hint="ask for a language model")
@@ -134,11 +131,15 @@ def buy(
         return machines(at_prices(sized(name, count), None, listed))
 
     found = offers(
-        workload, [partial(of, name) for name in asked], counts(gpus), tokens=many, batch=samples,
+        workload, [partial(of, name) for name in kinds], counts(gpus), tokens=many, batch=samples,
         progress=progress,
     )  # fmt: skip
     note = f"{samples} samples a step, {words.count(samples * workload.tokens)} tokens"
-    unknown = () if all(o.money for o in found) else ("cost is unknown without prices",)
+    unknown = (
+        ()
+        if all(o.money for o in found)
+        else ("no prices known: compared by GPU-hours; --prices FILE gives them",)
+    )
     return PurchaseResult(
         workload.name, many, days, chosen(found, days), tuple(found), (note, *unknown)
     )
@@ -154,7 +155,8 @@ def token_count(text: str | float) -> float:
 
 
 def _money(offer: Offer) -> str:
-    return f"$ {offer.money:,.0f}" if offer.money else "?"
+    hours = offer.gpus * offer.seconds / 3600
+    return f"$ {offer.money:,.0f}" if offer.money else f"{hours:,.0f} GPU-hours"
 
 
 _FEW, _FRONT = 3, 5  # strategies of a scale, and plans of the Pareto front, that are shown
@@ -257,7 +259,7 @@ class ScalingResult(Result):
 def oracle(
     model: Any,
     cluster: str,
-    gpus: str = "1..64",
+    gpus: str = "",
     *,
     batch: int | None = None,
     per_gpu: int | None = None,
@@ -272,12 +274,13 @@ def oracle(
 ) -> ScalingResult:
     """Every parallel strategy of a model from few GPUs to many, with what limits each.
 
-    `gpus` is `1..1024` (powers of two) or `8,12,48`. `batch` keeps the samples of a step at every
-    scale (strong scaling), `per_gpu` those of a GPU (weak). `epoch` is a number of samples to tell
-    time and cost for; `price` is per GPU and hour, `prices` a TOML file of prices by name.
+    `gpus` is `1..1024` (powers of two) or `8,12,48`; by default up to the size of the cluster, or
+    64 where `cluster` names no number. `batch` keeps the samples of a step at every scale (strong
+    scaling), `per_gpu` those of a GPU (weak). `epoch` is a number of samples whose time and cost
+    are wanted; `price` is per GPU and hour, `prices` a TOML file of prices by name.
     """
     workload = workload_of(model)
-    numbers, listed = counts(gpus), prices_of(prices)
+    numbers, listed = counts(gpus or default_counts(cluster)), prices_of(prices)
 
     def samples(count: int) -> int:
         return batch if batch is not None else (per_gpu or workload.batch) * count
@@ -298,16 +301,24 @@ def oracle(
     )
 
 
+def default_counts(cluster: str) -> str:
+    """From one GPU to the size a cluster's spec or file names, or to 64."""
+    name, _, options = cluster.partition(":")
+    is_sized = is_file(name) or any(o.startswith(("gpus=", "nodes=")) for o in options.split(","))
+    return f"1..{load_cluster(cluster).size}" if is_sized else "1..64"
+
+
+def is_file(name: str) -> bool:
+    """Whether a cluster's name is a path, not a preset."""
+    return "/" in name or name.endswith(".toml")
+
+
 def sized(spec: str, gpus: int) -> Cluster:
     """The cluster with so many devices: a spec with its number replaced, or a part of a file."""
     name, _, options = spec.partition(":")
     kept = [o for o in options.split(",") if o and not o.startswith(("gpus=", "nodes="))]
-    is_file = "/" in name or name.endswith(".toml")
-    found = (
-        load_cluster(spec)
-        if is_file
-        else load_cluster(f"{name}:{','.join([*kept, f'gpus={gpus}'])}")
-    )
+    wanted = spec if is_file(name) else f"{name}:{','.join([*kept, f'gpus={gpus}'])}"
+    found = load_cluster(wanted)
     if found.size < gpus:
         raise InputError(f"`{spec}` has {found.size} devices, not {gpus}", hint="ask for fewer")
     return found.subset(range(gpus)) if found.size > gpus else found

@@ -44,7 +44,7 @@ class ScheduleResult(Result):
     """A schedule of a placement's blocks: period, makespan, bounds, and every start time."""
 
     schedule: Schedule
-    choices: tuple[str, ...] | None = None  # stages that recompute or offload, where asked for
+    choices: tuple[str, ...] | None = None  # stages that recompute or offload
 
     @property
     def stopped(self) -> bool:
@@ -56,9 +56,9 @@ class ScheduleResult(Result):
         found = self.schedule
         cached = (", cached" if found.is_cached else "") + _EARLY.get(found.stopped, "")
         return (
-            f"{found.per_micro_batch:g} a micro-batch ({rate_bound(found)}), "
+            f"period {found.per_micro_batch:g} per micro-batch ({rate_bound(found, self._unit)}), "
             f"makespan {found.makespan:g} for {found.micro_batches} micro-batches "
-            f"({makespan_bound(found)}), peak memory {max(found.peak_memory):g}, "
+            f"({makespan_bound(found, self._unit)}), peak memory {max(found.peak_memory):g}, "
             f"{found.search_cpu:.2f} CPU-s{cached}"
         )
 
@@ -67,7 +67,12 @@ class ScheduleResult(Result):
         return [*taken, ""]
 
     def text(self, verbose: bool = False) -> str:
-        return f"{super().text(verbose)}\n{drawn(self.schedule, width())}"
+        return f"{super().text(verbose)}\n{drawn(self.schedule, width(), self._unit)}"
+
+    @staticmethod
+    def _unit(value: float) -> str:
+        """A time of the schedule as text; a placement's has no unit."""
+        return f"{value:.4g}"
 
     def to_dict(self) -> dict[str, Any]:
         more = {} if self.choices is None else {"choices": list(self.choices)}
@@ -98,6 +103,7 @@ class ModelSchedule(ScheduleResult):
     """The schedule of a model on a cluster: the plan that runs it, and its predicted step."""
 
     every: tuple[Solved, ...] = ()  # of every pipeline shape that fits, fastest first
+    _unit = staticmethod(words.seconds)
 
     @property
     def stopped(self) -> bool:
@@ -126,8 +132,9 @@ class ModelSchedule(ScheduleResult):
     def details(self, verbose: bool = False) -> list[str | Table]:
         first, found = self.every[0], self.schedule
         each = (
-            f"a micro-batch {words.seconds(found.per_micro_batch)} ({rate_bound(found)}), makespan "
-            f"{words.seconds(found.makespan)} ({makespan_bound(found)}), "
+            f"period {words.seconds(found.per_micro_batch)} per micro-batch "
+            f"({rate_bound(found, self._unit)}), makespan {words.seconds(found.makespan)} "
+            f"({makespan_bound(found, self._unit)}), "
             f"{found.search_cpu:.2f} CPU-s{_EARLY.get(found.stopped, '')}"
         )
         taken = [f"decided: {', '.join(first.taken)}"] if first.taken else []
@@ -136,7 +143,7 @@ class ModelSchedule(ScheduleResult):
             (s.model.shape, words.seconds(s.per_sample), f"{s.per_sample / first.per_sample:.2f} ×")
             for s in self.every
         ]
-        more = [Table(("shape", "a sample>", "of the best>"), shapes)] if len(shapes) > 1 else []
+        more = [Table(("shape", "per sample>", "vs. the best>"), shapes)] if len(shapes) > 1 else []
         return [each, *taken, Table(("stage", "ranks", "layers"), stages), *more, ""]
 
     def to_dict(self) -> dict[str, Any]:
@@ -246,19 +253,19 @@ def pipelines(
     return [model_of_shape(*where, shape, **options)]
 
 
-def rate_bound(found: Schedule) -> str:
-    """How far the time a micro-batch may be from the least."""
+def rate_bound(found: Schedule, unit: Callable[[float], str]) -> str:
+    """How far the period may be from the minimum."""
     if found.proven_unroll is None:
         return "proven minimal"
-    upto = f", least up to {found.proven_unroll} a pattern" if found.proven_unroll else ""
-    return f"bound {found.lower_bound:.4g}, gap {100 * found.gap:.1f} %{upto}"
+    upto = f", optimal up to {found.proven_unroll} per pattern" if found.proven_unroll else ""
+    return f"bound {unit(found.lower_bound)}, gap {100 * found.gap:.1f} %{upto}"
 
 
-def makespan_bound(found: Schedule) -> str:
-    """How far the makespan may be from the least."""
+def makespan_bound(found: Schedule, unit: Callable[[float], str]) -> str:
+    """How far the makespan may be from the minimum."""
     if found.makespan_gap < 1e-9:
         return "proven minimal"
-    return f"bound {found.makespan_bound:.4g}, gap {100 * found.makespan_gap:.1f} %"
+    return f"bound {unit(found.makespan_bound)}, gap {100 * found.makespan_gap:.1f} %"
 
 
 def _read(text: str) -> Problem:
@@ -268,7 +275,7 @@ def _read(text: str) -> Problem:
 
 
 def require_model(options: dict[str, Any]) -> None:
-    """Raise where something is asked of a bare placement that only a model has."""
+    """Raise where an option for models is given with a bare placement."""
     given = [name for name in ("plan", "infer", "split", "frozen") if options[name]]
     given += ["shape"] if options["pipeline"] != "auto" else []
     if given:

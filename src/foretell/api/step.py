@@ -16,7 +16,6 @@ from typing import Any, Self
 from foretell.advise import TRIED, Advice, advise, shown
 from foretell.advise import Step as _Step
 from foretell.api.result import Bar, Plot, Result, Table, bars
-from foretell.baseline import unprofiled as without_profiler
 from foretell.baseline import why
 from foretell.cluster import Cluster
 from foretell.cluster import load as load_cluster
@@ -24,7 +23,6 @@ from foretell.cost.price import priced
 from foretell.errors import InputError
 from foretell.graph import Graph, save
 from foretell.graph import load as load_graph
-from foretell.graph.file import is_graph_file
 from foretell.report import words
 from foretell.report.summary import timeline_summary, timeline_text
 from foretell.simulate import Timeline
@@ -98,8 +96,8 @@ def profiled(
     from foretell.pytorch.intake.request import Script
     from foretell.pytorch.profile.run import profile
 
-    asked = Script(script, args, is_module)
-    return profile(asked, folder / "step.json.gz", progress=progress).trace
+    request = Script(script, args, is_module)
+    return profile(request, folder / "step.json.gz", progress=progress).trace
 
 
 def captured(
@@ -184,7 +182,8 @@ class Step(_Step):
     """One training step: its graph, the cluster it runs on, and its time without the profiler."""
 
     name: str = ""
-    remarks: tuple[str, ...] = ()  # what to know of how it was read, captured or profiled
+    remarks: tuple[str, ...] = ()  # notes on how it was read, captured or profiled
+    measured: Timeline | None = None  # of a trace: the step with the profiler
 
     @classmethod
     def load(
@@ -197,12 +196,12 @@ class Step(_Step):
         unprofiled: float | None = None,
         progress: Progress = silent,
     ) -> Self:
-        """The step of a trace, a graph file or a script, told apart by what `source` is."""
+        """The step of a trace, a graph file or a script, by what `source` is."""
+        if not str(source):
+            raise InputError("the name of a file is empty", hint="name a trace, graph or script")
         path = Path(source)
         if is_module or path.suffix == ".py" or ".py:" in str(path):
             return cls.from_script(path, cluster, args=args, is_module=is_module, progress=progress)
-        if not path.is_dir() and is_graph_file(path):
-            return cls.from_graph(path, cluster)
         return cls.from_trace(path, cluster, unprofiled=unprofiled)
 
     @classmethod
@@ -213,27 +212,24 @@ class Step(_Step):
         *,
         unprofiled: float | None = None,
     ) -> Self:
-        """The step of a profiler trace, or of a folder with one trace a rank.
+        """The step of a profiler trace, or of a folder with one trace per rank.
 
         `unprofiled` is the measured time of a step without the profiler in seconds; otherwise what
         `foretell profile` wrote into the trace counts, or an estimate.
         """
-        from foretell.trace import read
+        from foretell.survey.inputs import load
 
-        path, on = Path(trace), _cluster(cluster)
-        found = read(path)
-        if "measured" not in found.graph.facts:  # dependencies without times
-            return cls(priced(found.graph, on, path.name), on, name=path.name)
-        base = without_profiler(found, unprofiled)
-        return cls(base.graph, on, base, path.name, tuple(found.notes))
+        found = load(Path(trace), _cluster(cluster), unprofiled)
+        step = found.step
+        return cls(step.graph, step.cluster, step.baseline, found.name, found.notes, found.measured)
 
     @classmethod
     def from_graph(cls, graph: Graph | str | Path, cluster: str | Cluster | None = None) -> Self:
         """The step of a graph, or of a graph file; priced where a cluster is named."""
+        if not isinstance(graph, Graph):
+            return cls.from_trace(graph, cluster)
         on = _cluster(cluster)
-        name = "graph" if isinstance(graph, Graph) else Path(graph).name
-        made = graph if isinstance(graph, Graph) else load_graph(Path(graph))
-        return cls(priced(made, on, name), on, name=name)
+        return cls(priced(graph, on, "graph"), on, name="graph")
 
     @classmethod
     def from_script(
@@ -276,8 +272,8 @@ class Step(_Step):
         """
         if not changes:
             raise InputError("whatif() without a change", hint='name one: step.whatif("amp")')
-        asked = [parse(change) if isinstance(change, str) else change for change in changes]
-        changed, made, refused = tried(asked, self.graph, Setting(self.cluster))
+        parsed = [parse(change) if isinstance(change, str) else change for change in changes]
+        changed, made, refused = tried(parsed, self.graph, Setting(self.cluster))
         before, after = simulate(self.graph), simulate(changed)
         low, high = self.interval(after.graph, made)
         return WhatIfResult(
@@ -305,8 +301,30 @@ class Step(_Step):
         )
 
     def simulate(self, *, engine: str = "auto") -> Simulation:
-        """The step as it is: how long it takes, where the time goes, and the critical path."""
+        """The step unchanged: how long it takes, where the time goes, and the critical path."""
         return Simulation(simulate(self.graph, engine=engine), self.name)
+
+    def report(
+        self, path: str | Path, *changes: str, advice: bool = True, progress: Progress = silent
+    ) -> Path:
+        """Write the page of `foretell report`: bottleneck, what to change first, timelines.
+
+        With `changes` they are shown beside the current step, else the best combination found.
+        """
+        from foretell.report import write
+        from foretell.survey.inputs import Loaded
+        from foretell.survey.survey import survey
+
+        loaded = [Loaded(self.name, self, self.measured)]
+        found = survey(loaded, changes, advice=advice, progress=progress)
+        write(found.timelines, Path(path), found.content)
+        return Path(path)
+
+    def __str__(self) -> str:
+        return self.simulate().text()
+
+    def _repr_html_(self) -> str:
+        return self.simulate()._repr_html_()
 
     def __repr__(self) -> str:
         where = f" on {self.cluster.name}" if self.cluster else ""
@@ -370,11 +388,10 @@ class WhatIfResult(Result):
         return f"{head}; memory {words.size(self.baseline_peak)} → {words.size(self.peak)}"
 
     def details(self, verbose: bool = False) -> list[str | Table]:
-        before, after = (path_seconds(t, "op") for t in (self.before, self.after))
-        ops = list(dict.fromkeys([*before, *after]))[: 20 if verbose else _FEW]
+        longest = sorted(self.records(), key=lambda row: -max(row["before_s"], row["after_s"]))
         rows = [
-            (words.cut(op, 40), *(words.seconds(p.get(op, 0.0)) for p in (before, after)))
-            for op in ops
+            (words.cut(row["op"], 40), *(words.seconds(row[k]) for k in ("before_s", "after_s")))
+            for row in longest[: 20 if verbose else _FEW]
         ]
         path = Table(("on the critical path", "before>", "after>"), rows)
         assumed = [f"assumes {text}" for text in dict.fromkeys(self.assumptions)]
@@ -439,6 +456,8 @@ class AdviceResult(Result):
     def details(self, verbose: bool = False) -> list[str | Table]:
         columns = ("change", "step>", "80 % interval>", "gain>", "memory>")
         found: list[str | Table] = [Table(columns, [_row(a) for a in self.ranked])]
+        if any(c.name == "batch" for a in self.ranked for c in a.changes):
+            found.append("gain of `batch`: time per sample; its step has more samples")
         found += [
             f"{a.changes[0]}: {a.why}" for a in self.ranked[: len(self.ranked) if verbose else 1]
         ]

@@ -7,12 +7,19 @@ from pathlib import Path
 import click
 
 from foretell.cli import offered
-from foretell.cli.output import answer_result, json_option, real_option, verbose_option, working
+from foretell.cli.output import (
+    FILE,
+    answer_result,
+    json_option,
+    real_option,
+    verbose_option,
+    working,
+)
 from foretell.cli.script import StepCommand, module_option
 
 
 @click.command(cls=StepCommand)
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=FILE)
 @click.argument("specs", shell_complete=offered.changes, nargs=-1)
 @offered.cluster_option("The cluster the step runs on: a spec or a file.")
 @module_option

@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 from foretell.cli.lab_package import has_lab, lab_module
-from foretell.cli.output import answer, is_quiet, json_option, say, working
+from foretell.cli.output import FILE, answer, is_quiet, json_option, say, working
 
 
 @click.command()
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), default=Path("bench"), show_default=True,
+    "-o", "--output", type=FILE, default=Path("bench"), show_default=True,
     help="Folder for what it finds.",
 )  # fmt: skip
 @click.option("--ops/--no-ops", default=None, help="Operators on the device and to the host.")
@@ -67,8 +67,8 @@ def _links(output: Path, ranks: int, networks: list[str]) -> dict[str, Any]:
     if why:
         say(f"{why}: only loopback is measured")
     names = [LOOPBACK] if why else networks
-    asked = len(names) * (1 + len(SIZES) * len(OPS))
-    with working("links", steps=asked) as tell, ExitStack() as stack:
+    steps = len(names) * (1 + len(SIZES) * len(OPS))
+    with working("links", steps=steps) as tell, ExitStack() as stack:
         pools = Pools(output, stack)
         machine = measure_machine(pools, [(ranks, name) for name in names], tell)
         pool = pools.pool(ranks, network(names[0]))

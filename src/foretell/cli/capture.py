@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from foretell.cli.output import answer, json_option, say, working
+from foretell.cli.output import FILE, answer, json_option, say, working
 from foretell.cli.script import ScriptCommand, module_option, show_option
 
 
@@ -15,7 +15,7 @@ from foretell.cli.script import ScriptCommand, module_option, show_option
 @click.argument("what")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), default=Path("step.graph"),
+    "-o", "--output", type=FILE, default=Path("step.graph"),
     show_default=True, help="Where to write the graph (.graph, .txt).",
 )  # fmt: skip
 @module_option

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from foretell.cli import offered
-from foretell.cli.output import answer, json_option, real_option
+from foretell.cli.output import FILE, answer, json_option, real_option
 
 OVER = 3  # exit code of a budget that is not kept
 LIMITS = ("step", "memory", "exposed", "idle")
@@ -28,15 +28,15 @@ LIMITS = ("step", "memory", "exposed", "idle")
 @offered.cluster_option("The cluster: a spec or a file.")
 @click.option("--plan", help="Of a workload: the layout, dp=4,tp=2,… or a file.")
 @real_option
-@click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit's XML here.")
+@click.option("--junit", type=FILE, help="Write JUnit's XML here.")
 @click.option(
     "--summary",
-    type=click.Path(path_type=Path),
+    type=FILE,
     envvar="GITHUB_STEP_SUMMARY",
     help="Append Markdown here; in a GitHub action, to its summary.",
 )
 @json_option
-def command(what: str, specs: tuple[str, ...], **asked: Any) -> None:
+def command(what: str, specs: tuple[str, ...], **options: Any) -> None:
     """Hold the step in WHAT (trace, graph, workload), with SPECS made, against a budget.
 
     Exits with 0 where every limit is kept, with 3 where one is not.
@@ -44,26 +44,26 @@ def command(what: str, specs: tuple[str, ...], **asked: Any) -> None:
     from foretell.errors import InputError
     from foretell.survey.budget import limit, verdicts
 
-    given = {name: asked[f"{name}_under"] for name in LIMITS}
+    given = {name: options[f"{name}_under"] for name in LIMITS}
     limits = {name: limit(text, name) for name, text in given.items() if text is not None}
     if not limits:
         raise InputError("no limit is given", hint="such as --step-under 120ms")
-    found = _predicted(what, specs, asked)
-    judged = verdicts(found, limits, asked["surely"])
-    _write(judged, what, asked)
-    answer(_plain(judged, found), asked["as_json"], lambda _: "\n".join(map(str, judged)))
-    if not all(v.passed for v in judged):
+    found = _predicted(what, specs, options)
+    outcomes = verdicts(found, limits, options["surely"])
+    _write(outcomes, what, options)
+    answer(_plain(outcomes, found), options["as_json"], lambda _: "\n".join(map(str, outcomes)))
+    if not all(v.passed for v in outcomes):
         sys.exit(OVER)
 
 
-def _predicted(what: str, specs: tuple[str, ...], asked: dict[str, Any]) -> dict[str, Any]:
+def _predicted(what: str, specs: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
     """What is predicted: of a workload under a plan, or of a step in a file."""
     from foretell.cluster import load as load_cluster
     from foretell.errors import InputError
 
-    machines = load_cluster(asked["cluster"]) if asked["cluster"] else None
-    if asked["plan"] is None:
-        return _of_file(Path(what), specs, machines, asked["real"])
+    machines = load_cluster(options["cluster"]) if options["cluster"] else None
+    if options["plan"] is None:
+        return _of_file(Path(what), specs, machines, options["real"])
     if machines is None or specs:
         raise InputError(
             "a workload under a plan needs a cluster and takes no changes",
@@ -73,10 +73,10 @@ def _predicted(what: str, specs: tuple[str, ...], asked: dict[str, Any]) -> dict
     from foretell.predict import predict
     from foretell.workload import load
 
-    found = predict(read(asked["plan"]), load(what, scripts=True), machines)
+    found = predict(read(options["plan"]), load(what, scripts=True), machines)
     parts = {key.removesuffix("_s"): value / found.step for key, value in found.breakdown.items()}
-    talk = parts.get("exchange", 0.0) + parts.get("reduce", 0.0)
-    shares = {"exposed communication": talk, "idle": parts.get("idle", 0.0)}
+    comm = parts.get("exchange", 0.0) + parts.get("reduce", 0.0)
+    shares = {"exposed communication": comm, "idle": parts.get("idle", 0.0)}
     return {"predicted_s": found.step, "low_s": found.low, "high_s": found.high,
             "peak_bytes": found.peak, "shares": shares}  # fmt: skip
 
@@ -86,37 +86,38 @@ def _of_file(
 ) -> dict[str, Any]:
     from foretell.report.summary import split
     from foretell.simulate import simulate
-    from foretell.survey import load
+    from foretell.survey.inputs import load
     from foretell.survey.survey import outcome
     from foretell.whatif import applied, parse
 
     step = load(path, machines, real).step
     found = outcome(step, specs)
-    played = simulate(applied([parse(s) for s in specs], step.graph, step.setting))
-    parts = split("", played)
+    timeline = simulate(applied([parse(s) for s in specs], step.graph, step.setting))
+    parts = split("", timeline)
     total = parts["total"] or 1.0  # a step of no length is idle in no part of it
     shares = {key: value / total for key, value in parts["values"].items()}
     return found | {"shares": shares}
 
 
-def _write(judged: Any, what: str, asked: dict[str, Any]) -> None:
+def _write(outcomes: Any, what: str, options: dict[str, Any]) -> None:
     from foretell.io import append_text, write_text
     from foretell.report.verdicts import junit, markdown
 
-    rows = [(f"{v.name} under its limit", v.passed, str(v)) for v in judged]
+    rows = [(f"{v.name} under its limit", v.passed, str(v)) for v in outcomes]
     name = Path(what).name
-    if asked["junit"] is not None:
-        write_text(asked["junit"], junit(rows, name))
-    if asked["summary"] is not None:
-        append_text(asked["summary"], markdown(rows, name))
+    if options["junit"] is not None:
+        write_text(options["junit"], junit(rows, name))
+    if options["summary"] is not None:
+        append_text(options["summary"], markdown(rows, name))
 
 
-def _plain(judged: Any, found: dict[str, Any]) -> dict[str, Any]:
+def _plain(outcomes: Any, found: dict[str, Any]) -> dict[str, Any]:
     kept = ("predicted_s", "low_s", "high_s", "peak_bytes", "shares")
     return {
-        "passed": all(v.passed for v in judged),
+        "passed": all(v.passed for v in outcomes),
         "verdicts": [
-            {"name": v.name, "limit": v.limit, "value": v.value, "passed": v.passed} for v in judged
+            {"name": v.name, "limit": v.limit, "value": v.value, "passed": v.passed}
+            for v in outcomes
         ],
         **{key: found[key] for key in kept},
     }

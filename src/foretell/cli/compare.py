@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from foretell.cli.output import answer, json_option, output_option, write_output
+from foretell.cli.output import FILE, answer, json_option, output_option, write_output
 
 if TYPE_CHECKING:
     from foretell.simulate import Timeline
 
 
 @click.command()
-@click.argument("predicted", type=click.Path(path_type=Path))
-@click.argument("measured", type=click.Path(path_type=Path))
+@click.argument("predicted", type=FILE)
+@click.argument("measured", type=FILE)
 @click.option("--most", type=click.IntRange(min=1), default=10, show_default=True, help="Tasks.")
 @output_option
 @json_option

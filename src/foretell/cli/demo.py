@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from foretell.cli.output import say
+from foretell.cli.output import FILE, say
 
 TRACE = ("samples", "traces", "resnet18-h200.json.gz")  # one profiled step of ResNet-18 on an H200
 REAL = 0.0482  # seconds of the same step without the profiler, by CUDA events
@@ -28,7 +28,7 @@ RANKS = 2
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=FILE,
     default=Path("foretell-demo.html"),
     show_default=True,
     help="Where the report goes.",
@@ -38,7 +38,7 @@ def command(output: Path) -> None:
     with as_file(files("foretell").joinpath(*TRACE)) as trace:
         loaded = _replayed(trace)
         _advised(trace)
-    found = _asked()
+    found = _answers()
     with tempfile.TemporaryDirectory() as folder:
         plan = _planned(Path(folder))
         _reported(loaded, found, plan, output)
@@ -47,16 +47,16 @@ def command(output: Path) -> None:
 def _replayed(trace: Path) -> Any:
     from foretell.report import words
     from foretell.simulate import simulate
-    from foretell.survey import load
+    from foretell.survey.inputs import load
     from foretell.trace import read
 
     say("1. a trace: one profiled step of ResNet-18 on an H200, replayed")
     found = read(trace)
     measured = float(found.graph.facts["measured"])
-    played = simulate(found.warm).seconds - found.found
+    replayed = simulate(found.warm).seconds - found.found
     click.echo(
-        f"measured {words.seconds(measured)}, replayed {words.seconds(played)} "
-        f"({words.percent(abs(played / measured - 1))} off), {found.graph.size} tasks"
+        f"measured {words.seconds(measured)}, replayed {words.seconds(replayed)} "
+        f"({words.percent(abs(replayed / measured - 1))} off), {found.graph.size} tasks"
     )
     return load(trace, None, REAL)
 
@@ -68,7 +68,7 @@ def _advised(trace: Path) -> None:
     click.echo(Step.from_trace(trace, unprofiled=REAL).advise())
 
 
-def _asked() -> dict[str, Any]:
+def _answers() -> dict[str, Any]:
     from foretell.api import oracle
 
     say(f"\n3. from the model alone: a GPT of 1.3 billion on 8 to 64 GPUs ({MACHINES})")
@@ -108,11 +108,11 @@ def _reported(loaded: Any, found: dict[str, Any], plan: Path | None, output: Pat
     from foretell.report import write
     from foretell.report.drawings import drawn_plan
     from foretell.report.layouts import layouts
-    from foretell.survey import survey
     from foretell.survey.inputs import Drawn
+    from foretell.survey.survey import survey
 
     scales = layouts(found, "GPT of 1.3 billion parameters")
     pair = [drawn_plan(load_plan(plan), "best.plan", machines(PAIR))] if plan else []
-    told = survey([loaded], BEST, Drawn(oracle=[scales] if scales else [], plans=pair))
-    write(told.timelines, output, told.content)
+    page = survey([loaded], BEST, Drawn(oracle=[scales] if scales else [], plans=pair))
+    write(page.timelines, output, page.content)
     say(f"\nthe report: {output}")

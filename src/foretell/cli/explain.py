@@ -72,7 +72,7 @@ def _names() -> dict[str, dict[str, str]]:
     return {
         "names": {n: _first(kind) for n, kind in sorted(WHATIFS.items())},
         "planners": {n: _first(kind) for n, kind in sorted(planners().items())},
-        "strategies": {n: told.does for n, told in STRATEGIES.items()},
+        "strategies": {n: about.does for n, about in STRATEGIES.items()},
     }
 
 
@@ -131,17 +131,17 @@ def _described(kind: Any) -> dict[str, Any]:
     }
 
 
-def _strategy(name: str, told: Any) -> dict[str, Any]:
+def _strategy(name: str, about: Any) -> dict[str, Any]:
     return {
         "kind": "strategy",
         "name": name,
-        "does": told.does,
-        "model": told.model,
+        "does": about.does,
+        "model": about.model,
         "options": {},
-        "plan": told.fields,
-        "ends": told.ends,
-        "assumes": list(told.assumes),
-        "source": told.source,
+        "plan": about.fields,
+        "ends": about.ends,
+        "assumes": list(about.assumes),
+        "source": about.source,
         **_evidence("strategies", name),
     }
 

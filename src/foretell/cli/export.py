@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from foretell.cli.output import answer, json_option, say
+from foretell.cli.output import FILE, answer, json_option, say
 
 
 @click.command()
@@ -16,7 +16,7 @@ from foretell.cli.output import answer, json_option, say
     required=True,
     help="torchtitan, megatron, deepspeed, accelerate, lightning, nanotron, ddp or fsdp2.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="A folder for the files.")
+@click.option("-o", "--output", type=FILE, help="A folder for the files.")
 @json_option
 def command(plan: str, to: str, output: Path | None, as_json: bool) -> None:
     """Write PLAN, a file or a text such as dp=4,tp=8, as another program reads it."""

@@ -9,18 +9,18 @@ from typing import Any
 import click
 
 from foretell.cli.lab_package import lab_module
-from foretell.cli.output import answer, json_option, say, working
+from foretell.cli.output import FILE, answer, json_option, say, working
 
 
 @click.command()
-@click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.argument("runs", type=FILE, nargs=-1, required=True)
 @click.option("--workload", default="", help="What was run, where RUNS do not say.")
 @click.option("--on", "cluster", default="", help="Where it was run, likewise.")
 @click.option("--noise", type=float, default=0.03, show_default=True, help="Between equal runs.")
 @click.option("--share", type=float, default=0.1, show_default=True, help="Of a lab's runs.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File for what is learned.")
+@click.option("-o", "--output", type=FILE, help="File for what is learned.")
 @json_option
-def command(runs: tuple[Path, ...], output: Path | None, as_json: bool, **asked: Any) -> None:
+def command(runs: tuple[Path, ...], output: Path | None, as_json: bool, **options: Any) -> None:
     """Learn from measured RUNS what prices do not know, and say how much that moved.
 
     RUNS are tables (CSV or lines of JSON with workload, on, plan and step_s) and folders of
@@ -29,9 +29,9 @@ def command(runs: tuple[Path, ...], output: Path | None, as_json: bool, **asked:
     `lab` predicts with.
     """
     if runs[0].is_dir() and not (runs[0] / "run.json").exists():
-        lab_module("cli.fit").fit_folder(_only(runs), asked["share"], output, as_json)
+        lab_module("cli.fit").fit_folder(_only(runs), options["share"], output, as_json)
     else:
-        _from_runs(runs, output, as_json, **asked)
+        _from_runs(runs, output, as_json, **options)
 
 
 def _only(runs: tuple[Path, ...]) -> Path:
@@ -58,13 +58,13 @@ def _from_runs(
     ]
     with working(f"fitting to {len(known)} runs") as tell:
         found = fit(known, noise, tell)
-    told = _calibrated(found)
+    learned = _calibrated(found)
     first = paths[0]
     target = output or (
         first / "calibration.json" if first.is_dir() else first.with_suffix(".calibration.json")
     )
-    write_text(target, json.dumps(told, indent=1) + "\n")
-    answer(told, as_json, _calibration_text)
+    write_text(target, json.dumps(learned, indent=1) + "\n")
+    answer(learned, as_json, _calibration_text)
     say(f"written: {target}")
 
 
@@ -86,16 +86,16 @@ def _ran(folder: Path, workload: str, cluster: str) -> Any:
             f"`{folder}` says how long a step took, not where",
             hint="give --on: a cluster, or the file that `foretell bench` writes",
         )
-    told = asked(folder)
-    plan = read(told.plan)
+    request = asked(folder)
+    plan = read(request.plan)
     if not plan.global_batch:
         plan = plan.but(global_batch=measured.samples(folder))
-    if not workload and not is_built_in(told.script.partition(":")[0]):
+    if not workload and not is_built_in(request.script.partition(":")[0]):
         raise InputError(
-            f"`{folder}` was a run of `{told.script}`; a script runs only where you name it",
-            hint=f"add --workload {told.script}",
+            f"`{folder}` was a run of `{request.script}`; a script runs only where you name it",
+            hint=f"add --workload {request.script}",
         )
-    model = load(workload, scripts=True) if workload else load(told.script, files=False)
+    model = load(workload, scripts=True) if workload else load(request.script, files=False)
     machines = load_cluster(cluster)
     found = measured.spent(folder)
     return Run(
@@ -132,5 +132,5 @@ def _calibration_text(found: dict[str, Any]) -> str:
         words.table(("factor", "as long as priced>", "sure to>", "moves the step>"), factors),
         words.table(("run", "measured>", "predicted before>", "after>"), runs),
         f"accuracy on these runs: {found['accuracy_before']:.1%} before, "
-        f"{found['accuracy_after']:.1%} after; what no run told of stays at 1 (± 69 %)",
+        f"{found['accuracy_after']:.1%} after; factors without a run stay at 1 (± 69 %)",
     ])  # fmt: skip

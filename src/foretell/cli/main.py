@@ -59,7 +59,7 @@ LAB_COMMANDS = {"lab", "train-policy", "validate"}  # of the second package, for
 
 
 class Commands(click.Group):
-    """A group that imports a command when it is asked for."""
+    """A group that imports a command when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from foretell.cli import offered
 from foretell.cli.output import (
+    FILE,
     answer_result,
     calibration_option,
     json_option,
@@ -22,7 +22,7 @@ from foretell.cli.script import StepCommand
 @click.command(cls=StepCommand)
 @offered.workload_argument
 @offered.cluster_option("The cluster: a preset's name or a file.", required=True)
-@click.option("--gpus", default="1..64", help="How many devices: 1..1024, or 8,12,48.")
+@click.option("--gpus", default="", help="How many: 1..1024, or 8,12,48; else all of the cluster.")
 @click.option(
     "--batch", type=click.IntRange(1), help="Samples of a step, the same at every scale (strong)."
 )
@@ -31,9 +31,7 @@ from foretell.cli.script import StepCommand
 )
 @click.option("--epoch", type=click.IntRange(1), help="Samples of an epoch, for its time and cost.")
 @click.option("--price", type=float, help="Price per device and hour, where the preset has none.")
-@click.option(
-    "--prices", type=click.Path(path_type=Path), help="TOML: device or node = price per hour."
-)
+@click.option("--prices", type=FILE, help="TOML: device or node = price per hour.")
 @click.option("--dtype", default="", help="Number format: fp32, tf32, bf16, fp16, fp8.")
 @click.option(
     "--framework", "--stack", "framework", default="",
@@ -43,16 +41,17 @@ from foretell.cli.script import StepCommand
 @pool_options
 @verbose_option
 @json_option
-def command(workload: str | None, cluster: str, gpus: str, **asked: Any) -> None:
+def command(workload: str | None, cluster: str, gpus: str, **options: Any) -> None:
     """Predict every parallel strategy of WORKLOAD on a cluster, from one device to thousands."""
     from foretell.api import oracle
+    from foretell.api.scaling import default_counts
     from foretell.pool import opened
     from foretell.search.oracle import counts
 
-    as_json, verbose = asked.pop("as_json"), asked.pop("verbose")
-    jobs, on_ray = asked.pop("jobs"), asked.pop("on_ray")
+    as_json, verbose = options.pop("as_json"), options.pop("verbose")
+    jobs, on_ray = options.pop("jobs"), options.pop("on_ray")
     named = offered.require_workload(workload)
-    what, scales = f"pricing layouts of {named}", len(counts(gpus))
+    what, scales = f"pricing layouts of {named}", len(counts(gpus or default_counts(cluster)))
     with opened(jobs, on_ray) as pool, working(what, steps=scales) as tell:
-        found = oracle(named, cluster, gpus, progress=tell, pool=pool, **asked)
+        found = oracle(named, cluster, gpus, progress=tell, pool=pool, **options)
     answer_result(found, as_json, verbose)

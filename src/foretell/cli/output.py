@@ -33,6 +33,18 @@ READ = 1.6e7  # bytes of a trace a second: 32 MB, 108,000 events, in 2.0 CPU-s
 LEAST = 0.01  # of the work: before so much is done, its pace says nothing
 
 
+class _File(click.Path):
+    """A path that is not empty: Python takes an empty one for the current folder."""
+
+    def convert(self, value: Any, param: Any, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the name of a file is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+FILE = _File(path_type=Path)
+
+
 @contextmanager
 def terminated_as_stopped() -> Iterator[None]:
     """SIGTERM, which schedulers send, raises KeyboardInterrupt inside."""
@@ -59,12 +71,11 @@ def json_option(command: Command) -> Command:
 def output_option(command: Command) -> Command:
     """`-o`: where to write timelines, as a page or a trace."""
     text = "Write a page (.html) or a trace for viewers (.json, .json.gz)."
-    kind = click.Path(path_type=Path)
-    return click.option("-o", "--output", type=kind, help=text)(command)
+    return click.option("-o", "--output", type=FILE, help=text)(command)
 
 
 def write_output(timelines: list[tuple[str, Any]], output: Path | None) -> None:
-    """Write timelines where the person asked for them, and say so."""
+    """Write timelines to the file of `-o`, and report its name."""
     if output is None:
         return
     from foretell.report import write
@@ -133,13 +144,13 @@ def quiet_option() -> click.Option:
 
 
 def is_quiet() -> bool:
-    """Whether the person asked for silence."""
+    """Whether `--quiet` is set."""
     context = click.get_current_context(silent=True)
     return bool(context and context.meta.get(_QUIET))
 
 
 def is_for_programs() -> bool:
-    """Whether the person asked for JSON."""
+    """Whether `--json` is set."""
     context = click.get_current_context(silent=True)
     return bool(context and context.params.get("as_json"))
 
@@ -152,15 +163,15 @@ class OnProgress(Protocol):
 
 @dataclass
 class _Work:
-    """How far some work is, by what it was said to be and what it says."""
+    """Progress of some work, from its expected size and its own reports."""
 
     steps: int = 0
     about: float = 0.0
     share: float = 0.0
-    is_told: bool = False  # whether the work itself says how far it is
+    is_reported: bool = False  # whether the work itself says how far it is
     begun: int = 0
     began: float = field(default_factory=time.monotonic)
-    since: tuple[float, float] = (0.0, 0.0)  # when it first said so, and what: its pace counts
+    since: tuple[float, float] = (0.0, 0.0)  # time and share of the first report
 
     def go_on(self, share: float | None) -> None:
         """One piece more is begun, or so much is done."""
@@ -168,8 +179,8 @@ class _Work:
         if not self.since[0] and (share is not None or self.steps):
             self.since = time.monotonic(), first
         if share is not None:
-            self.share, self.is_told = min(max(share, 0.0), 1.0), True
-        elif self.steps:  # where there are more than was said, there is one more
+            self.share, self.is_reported = min(max(share, 0.0), 1.0), True
+        elif self.steps:  # more steps than expected: one more
             self.begun += 1
             self.steps = max(self.steps, self.begun)
             self.share = (self.begun - 1) / self.steps
@@ -177,11 +188,11 @@ class _Work:
     def bar(self) -> tuple[float | None, str]:
         """The share that is done, None where it is unknown, and the time left or spent."""
         spent = time.monotonic() - self.began
-        if self.about and not self.is_told:
+        if self.about and not self.is_reported:
             is_over = spent > self.about
-            told = _time(spent) if is_over else f"about {_time(self.about - spent)} left"
-            return min(spent / self.about, 1.0), told
-        if not self.steps and not self.is_told:
+            text = _time(spent) if is_over else f"about {_time(self.about - spent)} left"
+            return min(spent / self.about, 1.0), text
+        if not self.steps and not self.is_reported:
             return None, _time(spent)
         began, first = self.since
         if self.share - first < LEAST:
@@ -192,10 +203,10 @@ class _Work:
 
 @contextmanager
 def working(what: str, *, steps: int = 0, about: float = 0.0) -> Iterator[OnProgress]:
-    """Show that work goes on, how much is left of it, and what `tell` last said.
+    """Show a progress bar with the time left and the last message of `tell`.
 
     `steps`: how often `tell` will be called, or nearly. `about`: how many seconds it takes, or at
-    most takes. What the work itself says of its share goes before both.
+    most takes. A share reported by the work itself overrides both.
     """
     if is_quiet() or is_for_programs() or not sys.stderr.isatty():
         yield lambda words, share=None: None
@@ -271,9 +282,9 @@ def _in_seconds(_: click.Context, __: click.Parameter, milliseconds: float | Non
 
 def calibration_option(command: Command) -> Command:
     """`--calibration FILE`."""
-    return click.option(
-        "--calibration", type=click.Path(path_type=Path), help="What `foretell fit` has learned."
-    )(command)
+    return click.option("--calibration", type=FILE, help="What `foretell fit` has learned.")(
+        command
+    )
 
 
 def machines(spec: str, calibration: Path | None = None) -> Cluster:

@@ -9,6 +9,7 @@ import click
 
 from foretell.cli import offered
 from foretell.cli.output import (
+    FILE,
     answer_result,
     calibration_option,
     json_option,
@@ -37,7 +38,7 @@ STOPPED = 130  # exit code of what Ctrl-C ended
     show_default=True,
     help="The planner, with its options.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Where the plan goes.")
+@click.option("-o", "--output", type=FILE, help="Where the plan goes.")
 @click.option(
     "--seeds", type=click.IntRange(min=1), default=1, show_default=True,
     help="Searches, each from a seed of its own; the best plan is the answer.",
@@ -48,9 +49,7 @@ STOPPED = 130  # exit code of what Ctrl-C ended
     "--runnable/--any-plan", default=None,
     help="Keep to plans that `foretell run` executes; the default where WORKLOAD is a script.",
 )  # fmt: skip
-@click.option(
-    "--resume", type=click.Path(path_type=Path), help="Keep what was simulated; go on from there."
-)
+@click.option("--resume", type=FILE, help="Keep what was simulated; go on from there.")
 @click.option(
     "--objective", type=click.Choice(OBJECTIVES), default="time", show_default=True,
     help="What is made least: seconds or joules of a step.",
@@ -59,7 +58,7 @@ STOPPED = 130  # exit code of what Ctrl-C ended
 @click.option("--days", type=click.FloatRange(min=0), default=0.0, help="… in so many days.")
 @click.option("--gpus", default="8..2048", show_default=True, help="… on so many GPUs.")
 @click.option("--batch", type=click.IntRange(0), default=0, help="… with so many samples a step.")
-@click.option("--prices", type=click.Path(path_type=Path), help="TOML: device = price per hour.")
+@click.option("--prices", type=FILE, help="TOML: device = price per hour.")
 @calibration_option
 @pool_options
 @verbose_option
@@ -85,8 +84,8 @@ def command(
                 "--tokens beside --with, --only, --fix, --runnable, --seeds or --calibration",
                 hint="it compares the oracle's layouts on every number of GPUs: leave them out",
             )
-        asked = {"tokens": tokens, "days": days, "gpus": gpus, "batch": batch, "prices": prices}
-        bought = _bought(named, cluster, asked)
+        options = {"tokens": tokens, "days": days, "gpus": gpus, "batch": batch, "prices": prices}
+        bought = _bought(named, cluster, options)
         if output is not None:
             bought.save(output)
         answer_result(bought, as_json, verbose)
@@ -98,9 +97,9 @@ def command(
     chosen, where = parse(planner), machines(cluster, calibration)
     if runnable is None:
         runnable = hasattr(chosen, "runnable") and _is_script(named)
-    asked = {"runnable": runnable, "only": only, "fix": fix, "objective": objective}
-    asked["resume"] = str(resume) if resume is not None else ""
-    chosen = _restricted(chosen, asked)
+    options = {"runnable": runnable, "only": only, "fix": fix, "objective": objective}
+    options["resume"] = str(resume) if resume is not None else ""
+    chosen = _restricted(chosen, options)
     what, most = f"looking for a plan with {chosen}", getattr(chosen, "seconds", 0.0)
     with opened(jobs, on_ray) as pool, working(what, about=most) as tell:
 
@@ -125,12 +124,12 @@ def _is_script(workload: str) -> bool:
     return workload.endswith(".py") or ".py:" in workload or has_arguments(workload)
 
 
-def _restricted(planner: Any, asked: dict[str, Any]) -> Any:
+def _restricted(planner: Any, options: dict[str, Any]) -> Any:
     """The planner with what its options ask for; only the joint search has them."""
     from dataclasses import fields, replace
 
     usual = {f.name: f.default for f in fields(planner)}
-    more = {n: v for n, v in asked.items() if v and v != usual.get(n, "time")}
+    more = {n: v for n, v in options.items() if v and v != usual.get(n, "time")}
     for name in more:
         if name not in usual:
             raise InputError(
@@ -139,9 +138,9 @@ def _restricted(planner: Any, asked: dict[str, Any]) -> Any:
     return replace(planner, **more) if more else planner
 
 
-def _bought(workload: str, devices: str, asked: dict[str, Any]) -> Any:
+def _bought(workload: str, devices: str, options: dict[str, Any]) -> Any:
     """The cheapest number and kind of GPUs; `--on` names the kinds, with `+` between them."""
     from foretell.api.scaling import buy
 
     with working("looking for the cheapest GPUs") as tell:
-        return buy(workload, devices.split("+"), progress=tell, **asked)
+        return buy(workload, devices.split("+"), progress=tell, **options)

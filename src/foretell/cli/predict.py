@@ -9,6 +9,7 @@ import click
 
 from foretell.cli import offered
 from foretell.cli.output import (
+    FILE,
     answer_result,
     as_text,
     calibration_option,
@@ -33,13 +34,11 @@ FIELDS = ("workload", "on", "plan")
 @click.option("--plan", "plan", help="The layout: dp=4,tp=8,pp=2,micro_batch=1,… or a file.")
 @click.option(
     "--batch",
-    type=click.Path(path_type=Path),
+    type=FILE,
     help="Many at once: a line of JSON each, with workload, on and plan.",
 )
 @calibration_option
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Its graph too, for `compare`."
-)
+@click.option("-o", "--output", type=FILE, help="Its graph too, for `compare`.")
 @verbose_option
 @json_option
 def command(
@@ -75,10 +74,10 @@ def _write(path: Path, workload: Any, cluster: Any, plan: Any, calibration: Path
     from foretell.search.fusion.fused_step import fuses
     from foretell.workload import load
 
-    asked = read(plan)
-    if fuses(asked):
+    parsed = read(plan)
+    if fuses(parsed):
         raise InputError("-o of a plan that fuses ops", hint="leave -o away")
-    save(lower(asked, load(workload, scripts=True), machines(cluster, calibration)), path)
+    save(lower(parsed, load(workload, scripts=True), machines(cluster, calibration)), path)
     say(f"written: {path}")
 
 
@@ -103,17 +102,17 @@ def _many(path: Path, calibration: Path | None = None) -> list[dict[str, Any]]:
     from foretell.search.kit import priced_many
     from foretell.workload import load
 
-    def answers(asked: list[dict[str, str]]) -> list[dict[str, Any]]:
+    def answers(requests: list[dict[str, str]]) -> list[dict[str, Any]]:
         """Of lines with one workload and cluster; where one is refused, of each by itself."""
         try:
-            model = load(asked[0]["workload"])
-            plans = [read(line["plan"]) for line in asked]
-            found = priced_many(plans, model, machines(asked[0]["on"], calibration))
+            model = load(requests[0]["workload"])
+            plans = [read(line["plan"]) for line in requests]
+            found = priced_many(plans, model, machines(requests[0]["on"], calibration))
             return [one.as_json() for one in found]
         except ForetellError as error:
-            if len(asked) == 1:
+            if len(requests) == 1:
                 return [{"error": str(error)}]
-        return [one for line in asked for one in answers([line])]
+        return [one for line in requests for one in answers([line])]
 
     lines = _lines(path)
     groups: dict[tuple[str, str], list[int]] = {}

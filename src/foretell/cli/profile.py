@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from foretell.cli.output import answer, json_option, say, working
+from foretell.cli.output import FILE, answer, json_option, say, working
 from foretell.cli.script import ScriptCommand, module_option, show_option
 
 
@@ -16,7 +16,7 @@ from foretell.cli.script import ScriptCommand, module_option, show_option
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), default=Path("step.json.gz"),
+    "-o", "--output", type=FILE, default=Path("step.json.gz"),
     show_default=True, help="The trace to write (.json, .json.gz); a folder with several ranks.",
 )  # fmt: skip
 @module_option
@@ -51,11 +51,11 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
     from foretell.pytorch.profile.run import profile
 
     require_torch()
-    asked = _script(script, args, options)
+    request = _script(script, args, options)
     with working(f"profiling {Path(script).name}") as tell:
         tell("starting it")
         found = profile(
-            asked, options["output"], device=_device(options["device"]), progress=tell,
+            request, options["output"], device=_device(options["device"]), progress=tell,
             wanted=_wanted(options), ranks=options["nproc"], show=options["show"],
         )  # fmt: skip
     if os.environ.get("RANK", "0") == "0":
@@ -79,13 +79,13 @@ def _device(name: str) -> str:
 
 
 def _wanted(options: dict[str, Any]) -> Any:
-    """The steps that were asked for, None where the script may decide."""
+    """The steps of the options; None where the script decides."""
     from foretell.pytorch.intake.request import Wanted
 
     kinds = ("warmup", "timed", "traced")
-    told = {k: options[k] for k in kinds if options[k] is not None}
+    counts = {k: options[k] for k in kinds if options[k] is not None}
     others = {"layers": options["layers"], "memory": options["memory"]}
-    return Wanted(**told, **others) if told or not all(others.values()) else None
+    return Wanted(**counts, **others) if counts or not all(others.values()) else None
 
 
 def _summary(found: Any) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from foretell.cli.output import answer, json_option, output_option, reading, write_output
+from foretell.cli.output import FILE, answer, json_option, output_option, reading, write_output
 
 
 @click.command()
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=FILE)
 @click.option("--step", type=int, help="Which step of the trace; the one of median length.")
 @output_option
 @json_option

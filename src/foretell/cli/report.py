@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from foretell.cli import offered
-from foretell.cli.output import answer, json_option, real_option, say, working
+from foretell.cli.output import FILE, answer, json_option, real_option, say, working
 from foretell.cli.script import StepCommand
 
 
@@ -21,7 +21,7 @@ from foretell.cli.script import StepCommand
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=FILE,
     help="A page (.html), or a trace for viewers (.json, .json.gz).",
 )
 @json_option
@@ -63,38 +63,28 @@ def _surveyed(
     tell: Any,
 ) -> Any:
     from foretell.api.step import arguments_for_none
-    from foretell.cli.script import script_args
+    from foretell.cli.script import load_step, script_args
     from foretell.cluster import load as load_cluster
     from foretell.errors import InputError
-    from foretell.survey import Inputs, survey
-    from foretell.survey.inputs import drawings, is_script
+    from foretell.survey.inputs import Inputs, Loaded, drawings, is_script
     from foretell.survey.planned import model_of
+    from foretell.survey.survey import survey
 
-    asked, (cluster, model) = Inputs.of(given), place
+    inputs, (cluster, model) = Inputs.of(given), place
     machines = load_cluster(cluster) if cluster else None
     if model and machines is None:
         raise InputError(f"`--of {model}` without machines", hint="name them with --on")
-    if asked.specs and not asked.steps:
+    if inputs.specs and not inputs.steps:
         raise InputError(
-            f"`{asked.specs[0]}` is a change, but there is no step to change",
+            f"`{inputs.specs[0]}` is a change, but there is no step to change",
             hint="name a trace or a graph first",
         )
-    if script_args() and not any(is_script(str(path)) for path in asked.steps):
+    if script_args() and not any(is_script(str(path)) for path in inputs.steps):
         raise arguments_for_none(given[0])
-    loaded = [_loaded(path, cluster, machines, real) for path in asked.steps]
-    drawn = drawings(asked, machines, model_of(model) if model else None)
-    return survey(loaded, asked.specs, drawn, advice=advice, progress=tell)
-
-
-def _loaded(path: Path, cluster: str | None, machines: Any, real: float | None) -> Any:
-    """A step in a file, or that of a script."""
-    from foretell.cli.script import load_step
-    from foretell.survey import Loaded, load
-    from foretell.survey.inputs import is_script
-
-    if is_script(str(path)):
-        return Loaded(path.name, load_step(path, cluster, real))
-    return load(path, machines, real)
+    steps = [load_step(path, cluster, real) for path in inputs.steps]
+    loaded = [Loaded(step.name, step, step.measured) for step in steps]
+    drawn = drawings(inputs, machines, model_of(model) if model else None)
+    return survey(loaded, inputs.specs, drawn, advice=advice, progress=tell)
 
 
 def _numbers(found: Any) -> dict[str, Any]:
@@ -111,13 +101,13 @@ def _text(found: dict[str, Any]) -> str:
 
     rows = [(f["what"], _value(f)) for f in found["figures"]]
     parts = [_verdict(found["diagnosis"])] if found["diagnosis"] else []
-    parts += [words.table(("of the step", "value>"), rows)] if rows else []
+    parts += [words.table(("step", "value>"), rows)] if rows else []
     spent = [
         (words.cut(s["name"], 40), *(words.seconds(s["values"].get(k, 0.0)) for k in _PARTS))
         for s in found["split"]
     ]
     if spent:
-        parts.append(words.table(("goes to", *(f"{k.partition(' ')[0]}>" for k in _PARTS)), spent))
+        parts.append(words.table(("where time goes", *(f"{k}>" for k in _PARTS.values())), spent))
     parts.append("name a file with -o report.html to see all of it")
     return "\n".join(parts)
 
@@ -130,7 +120,10 @@ def _verdict(diagnosis: dict[str, Any]) -> str:
     return "\n".join(wrapped(text) for text in sentences if text)
 
 
-_PARTS = ("compute", "exposed communication", "host", "bubble", "idle")
+_PARTS = {  # of a step, and their headings
+    "compute": "compute", "exposed communication": "exposed comm", "host": "CPU",
+    "bubble": "bubble", "idle": "idle",
+}  # fmt: skip
 
 
 def _value(figure: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from foretell.cli.output import answer, json_option, say, terminated_as_stopped, working
+from foretell.cli.output import FILE, answer, json_option, say, terminated_as_stopped, working
 from foretell.cli.script import ScriptCommand, module_option, show_option
 from foretell.errors import InputError
 from foretell.pytorch.deploy import many_nodes
@@ -28,9 +28,7 @@ _WIDE = 60  # letters of a plan that are shown; placed stages and actions would 
     "--steps", type=click.IntRange(min=1), help="10; a script with a loop of its own: to its end."
 )
 @click.option("--warmup", type=click.IntRange(min=0), default=3, show_default=True)
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Folder for what it measured."
-)
+@click.option("-o", "--output", type=FILE, help="Folder for what it measured.")
 @click.option("--profile", is_flag=True, help="One more step a rank under the profiler.")
 @click.option("--predicted-ms", type=float, help="What was predicted elsewhere, to be compared.")
 @click.option(
@@ -54,9 +52,7 @@ _WIDE = 60  # letters of a plan that are shown; placed stages and actions would 
     show_default=True,
     help="Statistics of all data-parallel ranks, as one process has, or of each, as in DDP.",
 )
-@click.option(
-    "--checkpoint", type=click.Path(path_type=Path), help="Folder for checkpoints, of any plan."
-)
+@click.option("--checkpoint", type=FILE, help="Folder for checkpoints, of any plan.")
 @click.option("--every", type=click.IntRange(min=1), help="Steps between checkpoints; at the end.")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint, under this plan.")
 @click.option(
@@ -70,7 +66,7 @@ _WIDE = 60  # letters of a plan that are shown; placed stages and actions would 
 @click.option("--rendezvous", default="", help="HOST:PORT that all nodes know.")
 @click.option("--on-ray", default=None, help="Start it on every node of this Ray cluster: auto.")
 @click.option(
-    "--write", type=click.Path(path_type=Path),
+    "--write", type=FILE,
     help="Start nothing: write a job for Slurm (.sbatch) or Kubernetes (.yaml).",
 )  # fmt: skip
 @show_option
@@ -101,7 +97,7 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
         raise InputError(f"`{script}` describes a step, and takes no arguments: {args[0]}")
     if _started_elsewhere(script, args, plan, options):
         return
-    asked = Asked(
+    request = Asked(
         script,
         str(plan),
         options["steps"] or (0 if is_whole else 10),
@@ -130,7 +126,7 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
         )
     with terminated_as_stopped(), working("running") as tell:
         found = (train if is_whole else launch)(
-            asked,
+            request,
             ranks=options["ranks"] or 0,
             folder=options["output"],
             nodes=nodes,
@@ -151,7 +147,7 @@ def command(script: str, args: tuple[str, ...], **options: Any) -> None:
 def _started_elsewhere(
     script: str, args: tuple[str, ...], plan: Any, options: dict[str, Any]
 ) -> bool:
-    """Write a job, or start this command on every node, where that is asked for."""
+    """Write a job file, or start this command on every node, where an option says so."""
     from foretell.io import write_text
     from foretell.plan.unsupported import require_runnable
 
@@ -277,7 +273,7 @@ def _mean(losses: tuple[float | None, ...], ranks: list[dict[str, Any]]) -> floa
 
 
 def _verified(found: dict[str, Any] | None) -> list[str]:
-    """What came of comparing the first steps with one process."""
+    """Result of comparing the first steps with a single process."""
     if found is None:
         return []
     if "skipped" in found:
@@ -293,19 +289,19 @@ def _predicted(found: dict[str, Any]) -> list[str]:
     """What was predicted, beside what was measured; why there is nothing, else."""
     from foretell.report import words
 
-    told = found["prediction"] or {}
-    if "why" in told:
-        return [f"predicted  no: {told['why']}"]
+    prediction = found["prediction"] or {}
+    if "why" in prediction:
+        return [f"predicted  no: {prediction['why']}"]
     if found["predicted_s"] is None:
         return []
     line = f"predicted  {words.seconds(found['predicted_s'])} ({100 * found['error']:+.1f} %)"
-    if not told:
+    if not prediction:
         return [line]
-    inside = told["low_s"] <= found["step_s"] <= told["high_s"]
-    line += f", 80 % interval {words.seconds(told['low_s'])} to {words.seconds(told['high_s'])}: "
+    inside = prediction["low_s"] <= found["step_s"] <= prediction["high_s"]
+    line += f", 80 % interval {words.interval(prediction['low_s'], prediction['high_s'])}: "
     line += "inside" if inside else "outside"
-    lines = [line, _load(told)]
-    apart = told.get("first_apart")
+    lines = [line, _load(prediction)]
+    apart = prediction.get("first_apart")
     if apart:
         lines.append(
             f"first op that differs  {apart['op']}: predicted {words.seconds(apart['predicted_s'])}"
@@ -314,9 +310,9 @@ def _predicted(found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _load(told: dict[str, Any]) -> str:
+def _load(prediction: dict[str, Any]) -> str:
     """How busy the machine was."""
-    before, during = told["load"], told["load_during"]
+    before, during = prediction["load"], prediction["load_during"]
     busy = "idle" if max(before, during) < _IDLE else "busy"
     return (
         f"load       {busy}: work took {before:.1f} times its core time before the steps, "

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from foretell.cli import offered
-from foretell.cli.output import answer, answer_result, json_option, say, working
+from foretell.cli.output import FILE, answer, answer_result, json_option, say, working
 from foretell.cli.schedule_files import write
 from foretell.errors import InputError
 
@@ -50,9 +50,9 @@ STOPPED = 130  # exit code of what Ctrl-C ended
     help="Cap in seconds of the clock; the answer says where it was reached.",
 )
 @click.option("--no-cache", is_flag=True, help="Search again what was found before.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), multiple=True)
+@click.option("-o", "--output", type=FILE, multiple=True)
 @json_option
-def command(placement: str | None, **asked: Any) -> None:
+def command(placement: str | None, **options: Any) -> None:
     """Find the order in which the blocks of PLACEMENT run for every micro-batch.
 
     PLACEMENT is a file, or a shape such as v:devices=4 or m:devices=8,infer=yes; with --on it is a
@@ -60,15 +60,15 @@ def command(placement: str | None, **asked: Any) -> None:
     (.svg), a plan (.plan, of a model), the placement itself (.json), or what each rank does as
     torch's runtime and torchtitan read it (.csv; .comms.csv with sends and receives).
     """
-    if asked["methods"]:
-        return answer(_methods(), asked["as_json"], _listed)
+    if options["methods"]:
+        return answer(_methods(), options["as_json"], _listed)
     if not placement:
         raise InputError(
             "schedule needs a placement", hint="foretell schedule v:devices=4, a file, or a model"
         )
-    if asked["compare"]:
-        return _compared(_problems(placement, asked), asked)
-    return _found(placement, asked)
+    if options["compare"]:
+        return _compared(_problems(placement, options), options)
+    return _found(placement, options)
 
 
 def _methods() -> dict[str, str]:
@@ -83,10 +83,10 @@ def _listed(found: dict[str, str]) -> str:
     return "\n".join(f"{name:12s} {words}" for name, words in found.items())
 
 
-def _cache(asked: dict[str, Any]) -> Path | None:
+def _cache(options: dict[str, Any]) -> Path | None:
     from foretell.search.schedule.cache import folder
 
-    return None if asked["no_cache"] else folder()
+    return None if options["no_cache"] else folder()
 
 
 def _numbers(text: str, option: str) -> list[float] | None:
@@ -96,59 +96,60 @@ def _numbers(text: str, option: str) -> list[float] | None:
     return [float(spec.read(part, float, option)) for part in text.split(",")] if text else None
 
 
-def _of_placement(placement: str, asked: dict[str, Any]) -> dict[str, Any]:
+def _of_placement(placement: str, options: dict[str, Any]) -> dict[str, Any]:
     """What the API takes for a bare placement."""
-    sizes = {name: _numbers(asked[name], f"--{name}") for name in ("memory", "speed")}
+    sizes = {name: _numbers(options[name], f"--{name}") for name in ("memory", "speed")}
     kept = ("plan", "infer", "split", "recompute", "offload", "overlap")
-    return {**sizes, "pipeline": asked["shape"], **{name: asked[name] for name in kept}}
+    return {**sizes, "pipeline": options["shape"], **{name: options[name] for name in kept}}
 
 
-def _found(placement: str, asked: dict[str, Any]) -> None:
+def _found(placement: str, options: dict[str, Any]) -> None:
     from foretell.api import ModelSchedule, schedule
 
-    more = _of_placement(placement, asked)
-    with working("searching", about=asked["time_limit"] or asked["work"]) as tell:
+    more = _of_placement(placement, options)
+    with working("searching", about=options["time_limit"] or options["work"]) as tell:
         found = schedule(
             placement,
-            asked["cluster"],
-            micro_batches=asked["micro_batches"],
-            frozen=_frozen(asked),
-            method=asked["method"],
-            work=asked["work"],
-            time_limit=asked["time_limit"],
-            cache=_cache(asked),
+            options["cluster"],
+            micro_batches=options["micro_batches"],
+            frozen=_frozen(options),
+            method=options["method"],
+            work=options["work"],
+            time_limit=options["time_limit"],
+            cache=_cache(options),
             progress=lambda what, value, bound: tell(f"{what} {value:.4g}, bound {bound:.4g}"),
             **more,
         )
-    answer_result(found, asked["as_json"])
+    answer_result(found, options["as_json"])
     solved = found.every[0] if isinstance(found, ModelSchedule) else None
-    for output in asked["output"]:
+    for output in options["output"]:
         write(output, found.schedule, solved)
     if found.stopped:
         say("stopped: this is the best schedule so far")
         raise SystemExit(STOPPED)
 
 
-def _frozen(asked: dict[str, Any]) -> list[str]:
-    return [name for name in asked["frozen"].split("+") if name]
+def _frozen(options: dict[str, Any]) -> list[str]:
+    return [name for name in options["frozen"].split("+") if name]
 
 
-def _problems(placement: str, asked: dict[str, Any]) -> list[tuple[str, Any, int]]:
+def _problems(placement: str, options: dict[str, Any]) -> list[tuple[str, Any, int]]:
     """The scheduling problems to compare methods on: shape, problem, micro-batches."""
     from foretell.api.scheduling import pipelines, problem_of, require_model
 
-    num, more = asked["micro_batches"], _of_placement(placement, asked)
+    num, more = options["micro_batches"], _of_placement(placement, options)
     memory, speed = more.pop("memory"), more.pop("speed")
-    if asked["cluster"]:
+    if options["cluster"]:
         more["shape"] = more.pop("pipeline")
-        options = {**more, "frozen": _frozen(asked), "micro_batches": num}
-        found = pipelines(placement, asked["cluster"], **options)
+        more |= {"frozen": _frozen(options), "micro_batches": num}
+        found = pipelines(placement, options["cluster"], **more)
         return [(m.shape, m.problem, num // m.copies) for m in found]
-    require_model({**more, "frozen": _frozen(asked)})
-    return [("", problem_of(placement, memory=memory, speed=speed, overlap=asked["overlap"]), num)]
+    require_model({**more, "frozen": _frozen(options)})
+    overlap = options["overlap"]
+    return [("", problem_of(placement, memory=memory, speed=speed, overlap=overlap), num)]
 
 
-def _compared(problems: list[tuple[str, Any, int]], asked: dict[str, Any]) -> None:
+def _compared(problems: list[tuple[str, Any, int]], options: dict[str, Any]) -> None:
     """One table a placement: all methods that fit it."""
     from foretell.search.schedule.find import compare
 
@@ -157,11 +158,11 @@ def _compared(problems: list[tuple[str, Any, int]], asked: dict[str, Any]) -> No
         for name, problem, num in problems:
             tell(name or "all methods")
             bare = problem.choosing(()) if problem.choices else problem
-            work, limit = asked["work"], asked["time_limit"]
-            found = compare(bare, num, work=work, time_limit=limit, cache=_cache(asked))
+            work, limit = options["work"], options["time_limit"]
+            found = compare(bare, num, work=work, time_limit=limit, cache=_cache(options))
             rows += [(name, row) for row in found]
     answer(
-        [row.answer() | {"shape": n} for n, row in rows], asked["as_json"], lambda _: _table(rows)
+        [row.answer() | {"shape": n} for n, row in rows], options["as_json"], lambda _: _table(rows)
     )
 
 

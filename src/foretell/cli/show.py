@@ -23,6 +23,10 @@ _ENDINGS = (".graph", ".txt", ".json", ".gz", ".toml", ".zip", ".tar")
 @json_option
 def command(what: str, as_text: bool, as_json: bool) -> None:
     """Say what WHAT is: a file (graph, trace, cluster, placement) or a cluster's name."""
+    if not what:
+        raise InputError(
+            "the name of a file or cluster is empty", hint="foretell show step.json.gz"
+        )
     path = Path(what)
     if path.is_dir():
         return show_trace(path, as_text, as_json)

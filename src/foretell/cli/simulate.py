@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 
 from foretell.cli import offered
-from foretell.cli.output import answer_result, json_option, output_option, write_output
+from foretell.cli.output import FILE, answer_result, json_option, output_option, write_output
 from foretell.cli.script import StepCommand
 
 
 @click.command(cls=StepCommand)
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=FILE)
 @offered.cluster_option("Price the tasks on this cluster first: a spec or a file.")
 @click.option("--engine", type=click.Choice(["auto", "compiled", "readable"]), default="auto")
 @output_option

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
-from foretell.cli.output import real_option, say, working
+from foretell.cli.output import FILE, real_option, say, working
 
 
 @click.command()
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, type=FILE)
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="0 takes a free one.")
 @click.option("--most-mib", type=click.IntRange(min=1), default=256, show_default=True,
               help="The largest file a browser may send.")  # fmt: skip

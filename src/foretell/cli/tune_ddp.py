@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from foretell.cli.output import answer, json_option, working
+from foretell.cli.output import FILE, answer, json_option, working
 
 LEAST = 0.01  # a gain below this is not worth a line: runs differ by as much
 ALWAYS = ("default", "searched", "one bucket")  # measured whatever is predicted
@@ -17,7 +17,7 @@ TRIED = 4  # in all: as many copies of the model are held at once
 
 
 @click.command()
-@click.argument("script", type=click.Path(path_type=Path))
+@click.argument("script", type=FILE)
 @click.option("-n", "--ranks", type=click.IntRange(min=2), default=2, show_default=True)
 @click.option("--steps", type=click.IntRange(min=1), default=8, show_default=True, help="In a row.")
 @click.option("--rounds", type=click.IntRange(min=2), default=5, show_default=True)
@@ -38,13 +38,13 @@ def command(
     from foretell.pytorch.tune.launch import Asked, measure
     from foretell.search.fusion.caps import candidates
 
-    asked = Asked(str(script), steps=steps, rounds=rounds, device=device or "", network=network)
+    request = Asked(str(script), steps=steps, rounds=rounds, device=device or "", network=network)
     with working("profiling") as tell:
-        profile, wire = profiled(measure(asked, ranks, timeout_s, tell), ranks)
+        profile, wire = profiled(measure(request, ranks, timeout_s, tell), ranks)
         tried = _worth(candidates(profile, wire))
     with working(f"measuring {len(tried)} ways") as tell:
         caps = tuple(c.caps for c in tried)
-        found = measure(replace(asked, candidates=caps), ranks, timeout_s, tell)
+        found = measure(replace(request, candidates=caps), ranks, timeout_s, tell)
     medians = [[statistics.median(took) for took in way] for way in found["rounds"]]
     answer(_decided(tried, medians), as_json, _text)
 

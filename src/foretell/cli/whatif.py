@@ -8,6 +8,7 @@ import click
 
 from foretell.cli import offered
 from foretell.cli.output import (
+    FILE,
     answer_result,
     json_option,
     output_option,
@@ -19,7 +20,7 @@ from foretell.cli.script import StepCommand, module_option
 
 
 @click.command(cls=StepCommand)
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=FILE)
 @click.argument("specs", shell_complete=offered.changes, nargs=-1, required=True)
 @offered.cluster_option("The cluster the step runs on: a spec or a file.")
 @module_option

@@ -90,7 +90,7 @@ class Level:
     later: float = 1.0  # times as long as priced until bytes move (→ foretell.cluster.cluster)
     slower: float = 1.0  # times as long as priced that a byte takes
     tree_bytes: float = inf  # all-reduces above this size go by rings
-    timed: tuple[Message, ...] = ()  # what collectives took here: no formula is asked for those
+    timed: tuple[Message, ...] = ()  # measured collectives, used instead of formulas
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@
 
 `validate` tells all that is wrong with a file at once.
 
-The presets that come with the package, read from `presets/` when first asked for.
+The presets that come with the package, read from `presets/` on first use.
 
 Devices and links are values; nodes and clusters stay tables, to be changed before they are built.
 """
@@ -474,7 +474,7 @@ def _racks(table: Mapping[str, Any], options: Options, count: int) -> list[dict[
 
 
 def ranked(cluster: Cluster, options: Options, text: str) -> Cluster:
-    """Only as many ranks as asked for: nodes filled in order, or evenly where both are given.
+    """Only the requested number of ranks: nodes filled in order, or evenly where both are given.
 
     Racks of one NVLink domain are shared out evenly too, as schedulers do: 256 of four racks of 72
     are 64 of each, so that groups of 8, 16, 32 or 64 stay inside one.

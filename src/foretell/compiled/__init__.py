@@ -91,7 +91,7 @@ class Loop:
         return tuple(bound.arguments.values())
 
     def _fitted(self, args: tuple[Any, ...]) -> Any:
-        """Call with arrays brought into the types that are asked for, and back."""
+        """Call with arrays cast to the required types, and cast results back."""
         from foretell.compiled.fitting import fitted
 
         assert self.native is not None

@@ -16,7 +16,7 @@ Pairs = list[tuple[Any, Any]]
 
 
 def fitted(loop: FunctionType, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], Pairs]:
-    """The arguments as they are asked for; pairs of an array and its copy."""
+    """The arguments in the required types; pairs of an array and its copy."""
     pairs: Pairs = []
     notes = [p.annotation for p in inspect.signature(loop).parameters.values()]
     given = tuple(_one(loop, n, a, pairs) for n, a in zip(notes, args, strict=True))

@@ -43,7 +43,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Call:
-    """An operator as it was asked for; inputs that are no tensors have no dims."""
+    """A called operator; inputs that are no tensors have no dims."""
 
     op: str
     dims: tuple[Dims, ...]
@@ -69,7 +69,7 @@ class Call:
         return tuple(int(part) for part in text.split("x") if is_whole(part))
 
     def stride(self, i: int) -> Dims:
-        """The strides of an input; those of rows in order where nothing is said."""
+        """The strides of an input; contiguous where none are recorded."""
         said = self.strides[i] if i < len(self.strides) else ()
         return said or in_order(self.dims[i])
 

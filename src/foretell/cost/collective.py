@@ -411,7 +411,7 @@ def price(
 ) -> Priced | PricedMany:
     """What `op` on `bytes` costs the group of ranks that `levels` describes, innermost first.
 
-    `protocols` leaves out what the library is told not to use (`NCCL_PROTO`).
+    `protocols` leaves out the protocols that `NCCL_PROTO` disables.
     """
     table = _recall(op, levels, protocols)
     if isinstance(bytes, np.ndarray):

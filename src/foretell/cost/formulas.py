@@ -38,7 +38,7 @@ class Model(Protocol):
 
 
 class Operators:
-    """A model asked about the kernels of each operator."""
+    """A price model applied to the kernels of each operator."""
 
     def __init__(self, model: Model, *, plain: bool = False) -> None:
         self.model, self.plain = model, plain

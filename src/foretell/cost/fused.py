@@ -4,7 +4,7 @@ device.
     price = fused_price(regions, device)
     price.seconds, price.sigma
 
-Asked in this order: networks trained on measured regions (→ `foretell.cost.fused_network`), whose
+Tried in this order: networks trained on measured regions (→ `foretell.cost.fused_network`), whose
 mean corrects the formula, and the formula alone (→ `foretell.cost.fused_formula`) where no network
 ships for the kind of device or the caller wants none. `sigma` is the spread of ln(real/priced):
 exp(±1.2816 · sigma) holds 80 %. On a device the network was not trained on, what it sees are ratios

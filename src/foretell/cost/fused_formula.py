@@ -95,7 +95,7 @@ def by_name(device: Device, walk: Array) -> dict[str, Array]:
 
 
 def seconds(device: Device, regions: Regions, constants: Constants | None = None) -> Array:
-    """Time of each region; regions and kernels as written are not asked together."""
+    """Time of each region; regions and hand-written kernels are priced apart."""
     found = constants or constants_of(device, sort_of(device, regions))
     made = kernels_of(device, regions)
     if made is None:

@@ -36,8 +36,8 @@ The columns are those of `fused_traffic`, with a CPU's meaning where it differs,
     columns   places visited by reductions that run down columns
     chained   places visited by reductions along rows: one accumulator, one after another
     mapped    bytes that leave in blocks larger than the allocator keeps: paged in anew
-    asked     truth values read from memory: a mask of them is put together one by one
-    told      truth values written
+    asked     booleans read from memory: a mask of them is assembled one by one
+    told      booleans written
     joined    places of concatenations that are not stored: what uses them asks which part it is in
     given     tensors that enter and leave: each is passed over by the interpreter
 """
@@ -209,7 +209,7 @@ def _lengths(low, high, start, source, kind, op, writes):  # type: ignore[no-unt
 
 @compiled
 def _needs(low, high, start, source, kind, op, writes, alive, level, done, long):  # type: ignore[no-untyped-def]
-    """For each node the passes, as asked, in which its value is wanted; in how many it is read."""
+    """For each node the passes in which its value is needed, and in how many it is read."""
     need = np.zeros(high - low, np.int64)
     again = np.zeros(high - low, np.int64)
     for n in range(high - 1, low - 1, -1):

@@ -390,7 +390,7 @@ def _close(made, r, known, library):  # type: ignore[no-untyped-def]
 
 @compiled
 def _small(made, r, op, dtype):  # type: ignore[no-untyped-def]
-    """A kernel that a library starts beside its own, too small to be told more of."""
+    """A small kernel that a library launches beside its main one."""
     at = made.used[1]
     made.op[at], made.dtype[at], made.across[at] = op, dtype, 0
     row = made.numbers[at]

@@ -1,7 +1,7 @@
 """The network that prices a fused region: what it sees of it, and its answer in numpy.
 
 Sizes are logarithms of bytes against the second-level cache and of places against the lanes, times
-are logarithms against the formula's, so that what was learned on one device can be asked of
+are logarithms against the formula's, so that a network trained on one device can be used for
 another. Among them are the blocks that Inductor (torch 2.11) cuts a kernel into, each a program on
 one unit: a reduction's block has so many rows and so many places of each; what does not fit is a
 turn of a loop, and sizes are rounded up to powers of two (`triton_heuristics`).
@@ -351,7 +351,7 @@ def _pooled(h: Floats, first: Whole) -> Floats:
 
 
 def _scaled(weights: Weights, name: str, values: npt.NDArray[np.float64]) -> Floats:
-    mean = weights[f"{name}.mean"]  # features younger than the network come last: not asked
+    mean = weights[f"{name}.mean"]  # features newer than the network come last: not used
     given = (values[:, : len(mean)].astype(np.float32) - mean) / weights[f"{name}.std"]
     return np.asarray(np.clip(given, -6.0, 6.0), np.float32)
 

@@ -186,7 +186,7 @@ def inline(o, n, low, k, v):  # type: ignore[no-untyped-def]
         s = o.source[e] - low
         if (UNPOOLS[o.op[n]] or LOSS_BACK[o.op[n]]) and e == first + 1:
             v.shaped[i] = v.shaped[s]
-            continue  # only its shape is asked
+            continue  # only its shape is used
         if v.small[s] >= 0 and v.held[s] != s and o.elements[n] < o.elements[s + low]:
             v.reads[i, v.small[s]] = ALIGNED
             continue

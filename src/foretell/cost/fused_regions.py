@@ -139,7 +139,7 @@ class Regions:
         return np.zeros(len(self), bool) if self.written is None else self.written
 
     def take(self, rows: npt.ArrayLike) -> Regions:
-        """Some of the regions, in the order asked for."""
+        """Some of the regions, in the given order."""
         chosen = np.asarray(rows, np.int64)
         counts = np.diff(self.first)[chosen]
         first = np.concatenate([[0], np.cumsum(counts)])
@@ -435,7 +435,7 @@ def walked(regions: Regions, units: float, weight: Array | None = None) -> Walk:
 
 
 def edges_read(regions: Regions) -> npt.NDArray[np.bool_]:
-    """The edges along which something is read: of what was pooled only the shape is asked."""
+    """The edges along which something is read: of a pooled tensor only the shape is used."""
     place = np.arange(len(regions.target)) - np.searchsorted(regions.target, regions.target)
     return np.asarray(~(UNPOOLS[regions.op[regions.target]] & (place == 1)))
 

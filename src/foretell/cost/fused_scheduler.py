@@ -94,7 +94,7 @@ def _join_best(k, group, score, elements, size, low, shared):  # type: ignore[no
 def _score(k, group, elements, size, low, shared, a, b):  # type: ignore[no-untyped-def]
     """What joining two groups gains; 0 where they may not be joined.
 
-    `shared` keeps what two nests have in common, below 0 where that was not asked yet.
+    `shared` keeps what two nests have in common, below 0 where it is not computed yet.
     """
     n1, r1, how1 = extent(k, group, a)
     n2, r2, how2 = extent(k, group, b)

@@ -1,4 +1,4 @@
-"""How long compute kernels take on a device, from what they are asked to do.
+"""How long compute kernels take on a device, from their op, shape and number format.
 
     price = seconds(device, "gemm", "bf16", ["m=4096,n=4096,k=4096"])
     price.seconds, price.sigma
@@ -198,7 +198,7 @@ class Price(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Kernels of one op and one format: what a formula is asked."""
+    """Kernels of one op and one format: the input of a formula."""
 
     limits: Limits
     constants: Constants

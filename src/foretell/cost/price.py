@@ -1,4 +1,4 @@
-"""How long tasks take on a cluster: models are asked in order, each answers or passes.
+"""How long tasks take on a cluster: price models are tried in order, each answers or passes.
 
 A model answers seconds and a relative standard error for every piece of work it knows, and NaN for
 what it does not. The first answer counts, and where it came from is kept with the task.
@@ -124,7 +124,7 @@ def price(
 ) -> Graph:
     """The graph with every device task priced on a cluster, and host tasks that have a shape.
 
-    Tasks that were priced or measured before keep what they have, unless `again` is said.
+    Tasks that were priced or measured before keep what they have, unless `again` is set.
     """
     mine = np.isin(graph.kind, PRICED) | ((graph.kind == Kind.HOST) & (graph.shape != 0))
     if not again:
@@ -210,6 +210,6 @@ def _check_all(work: Work, seconds: Array, chain: Sequence[Model]) -> None:
     kind = word_of(Kind, work.kind[r])
     asked = ", ".join(model.name for model in chain)
     raise UnmodelledError(
-        f"no price for {kind} `{work.op[r]}` ({work.shape[r] or 'no shape'}); asked: {asked}",
+        f"no price for {kind} `{work.op[r]}` ({work.shape[r] or 'no shape'}); tried: {asked}",
         hint="give it flops and bytes (or a shape), or its seconds",
     )

@@ -52,14 +52,14 @@ class Rows:
     seconds: Array  # the first way, logarithms
 
     def near(self, sizes: Sizes) -> tuple[Array, Array, Array]:
-        """ln ratio, its spread, and ln seconds the first way, at each asked shape."""
+        """ln ratio, its spread, and ln seconds the first way, at each requested shape."""
         order, weight, nearest = _nearest(places(self.op, self.keys, sizes), self.places)
         mean, spread = _mean(self.ratio[order], weight, nearest)
         return mean, spread, (weight * self.seconds[order]).sum(axis=1)
 
 
 def _nearest(asked: Array, known: Array) -> tuple[Array, Array, Array]:
-    """The rows nearest to each asked place, how much each counts, and how far the first is."""
+    """The rows nearest to each requested point, their weights, and the distance of the first."""
     distance = np.sqrt(((asked[:, None, :] - known[None]) ** 2).sum(axis=-1))
     order = np.argsort(distance, axis=1, kind="stable")[:, :NEIGHBOURS]
     ranked = np.take_along_axis(distance, order, 1)

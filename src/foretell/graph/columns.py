@@ -113,7 +113,7 @@ COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broa
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its type, the value where nothing is said, and what it means."""
+    """One column: its type, its default, and its meaning."""
 
     dtype: Any
     default: float

@@ -107,7 +107,7 @@ class Changes:
         return self.texts.setdefault(text, len(self.before.names) + len(self.texts))
 
     def release(self, waiting: Array, after: Array) -> None:
-        """Take back waits, those said so far among them."""
+        """Remove waits, those added by this edit among them."""
         self.released.append((waiting, after))
         self.waits = [_less(w, waiting, after, self.size) for w in self.waits]
 
@@ -115,7 +115,7 @@ class Changes:
         """Add rows to a table."""
         parts = self.tables.setdefault(name, [])
         parts.append(rows)
-        if isinstance(rows, Lanes):  # asked for again with every lane that is wanted
+        if isinstance(rows, Lanes):  # requested again with every lane that is needed
             self.tables[name] = [Lanes.stack(parts)]
 
     def table(self, name: str) -> Any:
@@ -189,7 +189,7 @@ def _order(changes: Changes) -> Array:
     tasks, anchors, is_behind = (np.concatenate(c) for c in zip(*changes.places, strict=True))
     last = np.zeros(changes.size, np.int64)
     last[tasks] = np.arange(len(tasks))
-    keep = last[tasks] == np.arange(len(tasks))  # what is said last of a task holds
+    keep = last[tasks] == np.arange(len(tasks))  # the last value set for a task counts
     ranked = np.argsort(changes.column("order"), kind="stable")
     order = placed(ranked, tasks[keep], anchors[keep], is_behind[keep])
     if len(order) < changes.size:
@@ -290,7 +290,7 @@ class Edit:
 
         Each new task waits for its `after`, and its `before` waits for it (one task each, or one
         for all). On ordered lanes it is issued right behind `issued_after` or right ahead of
-        `issued_before`; where neither is said, behind `after`, else ahead of `before`, else last.
+        `issued_before`; where neither is given, behind `after`, else ahead of `before`, else last.
         """
         if count is None:
             count = _longest(after, before, issued_after, issued_before, *columns.values())
@@ -445,7 +445,7 @@ class Edit:
         self._known(given[given != NONE])
 
     def _place(self, tasks: Array, before: Any, after: Any) -> None:
-        """Put tasks right ahead of others or, where that is not said, right behind others."""
+        """Put tasks right ahead of others or, by default, right behind others."""
         anchors = np.broadcast_to(self._known(after if before is None else before), tasks.shape)
         is_behind = np.full(len(tasks), before is None)
         self._open().places.append((tasks, anchors.copy(), is_behind))

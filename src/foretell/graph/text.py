@@ -85,7 +85,7 @@ def _buffer_lines(graph: Graph) -> Iterator[str]:
         yield f"buffer {b.bytes[k].item()!r} {kind} {name} of rank {b.rank[k]}{born}{dies}"
 
 
-# Lines of tasks: each part of a line is made for all tasks asked for, then they are laid together.
+# Lines of tasks: each part of a line is made for all selected tasks, then the parts are joined.
 
 
 def _task_lines(graph: Graph, first: int, last: int) -> Iterator[str]:

@@ -198,6 +198,6 @@ def _line(graph: Graph, i: int) -> str:
 
     try:
         line = task_text(graph, i)
-    except (IndexError, ValueError):  # more is wrong with it than what is being told
+    except (IndexError, ValueError):  # it is too broken to be shown as text
         return f"%{i}"
     return line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…"

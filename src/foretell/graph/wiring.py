@@ -94,7 +94,7 @@ def topological(start: Array, after: Array, turn_start: Array, turn_before: Arra
 def a_cycle(start: Any, after: Any, turn_start: Any, turn_before: Any) -> Any:
     """The tasks of one cycle, each waiting for the next; empty where there is none.
 
-    Not compiled: it is asked for once, by an error.
+    Not compiled: called once, for an error message.
     """
     n = len(start) - 1
     seen = np.zeros(n, np.uint8)

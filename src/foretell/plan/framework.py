@@ -8,7 +8,7 @@ runs it: in its precision, compiled or not, with its optimizer.
 Number formats as people run them: what computes, what is kept, and the bytes of each parameter.
 
 fp32            parameters, gradients and optimizer state in fp32; convolutions in tf32 where the
-                device has it, as cuDNN does unless it is told not to (PyTorch's default)
+                device has it, as cuDNN does unless that is disabled (PyTorch's default)
 tf32            the same, matmuls in tf32 too
 fp32-ieee       no tf32 at all (`torch.backends.fp32_precision = "ieee"`)
 bf16-true       everything in bf16, optimizer state included (`model.bfloat16()`)

@@ -336,7 +336,7 @@ def segments(plan: Plan, workload: Workload) -> tuple[Segment, ...]:
 
 
 def segments_of(plan: Plan, batch: int) -> tuple[Segment, ...]:
-    """The segments of any model; `batch`: samples of a replica of the first, where none is said."""
+    """The segments of any model; `batch`: samples a replica of the first, by default."""
     rows = [_row(row, plan) for row in plan.segments]
     blocks = tuple(count for count, _, _ in rows)
     if min(blocks) < 1:

@@ -18,7 +18,7 @@ from foretell.pool.pool import TRIES, OnProgress, given_up, silent
 
 
 class Processes:
-    """As many processes as asked for; used with `with`."""
+    """A pool of processes; used with `with`."""
 
     def __init__(self, jobs: int) -> None:
         self.size, self.died = jobs, 0
@@ -78,5 +78,5 @@ class Processes:
 
 
 def _quiet() -> None:
-    """Ctrl-C is for the process that asked: it ends the others."""
+    """Ignore Ctrl-C here: the parent process handles it and ends the others."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""A plan's step predicted: lowered to a graph, simulated, and told in a few numbers.
+"""A plan's step predicted: lowered to a graph, simulated, and summarized.
 
 Prices are worked out once for many plans; each is then lowered and simulated.
 

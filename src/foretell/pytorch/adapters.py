@@ -33,7 +33,7 @@ from foretell.pytorch.profile.run import write
 
 
 class Profiler:
-    """Times and traces the steps of a loop; told of the end of each."""
+    """Times and traces the steps of a loop; called at the end of each."""
 
     def __init__(self, output: str | os.PathLike[str], wanted: Wanted) -> None:
         self.output = Path(output)

@@ -51,7 +51,7 @@ def ask(
         name = next((n for n in _SAMPLES if n in wanted), "")
         if not name:
             raise InputError(
-                f"a batch of {samples} was asked for, but `{_name(batch)}` takes none",
+                f"a batch of {samples} is requested, but `{_name(batch)}` takes none",
                 hint="give it a parameter `batch`",
             )
         options[name] = samples

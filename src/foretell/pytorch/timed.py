@@ -1,4 +1,4 @@
-"""Times single ops as a price is asked for them: class, number format and shape (→ cost.timed).
+"""Times single ops by class, number format and shape (→ cost.timed).
 
 Core seconds of one call where one thread computes, wall seconds where there are more; the shortest
 of a few, so that what else the machine does is not counted.

@@ -132,7 +132,7 @@ def _counters(timeline: Timeline, first: int) -> Iterator[Event]:
 
 
 def _link_use(timeline: Timeline, first: int) -> Iterator[Event]:
-    """How much of each link is asked for, in parts of its capacity."""
+    """Demand on each link, as a share of its capacity."""
     used, links = timeline.graph.used, timeline.graph.links
     for link in range(len(links)):
         mine = used.link == link

@@ -123,7 +123,7 @@ def drawn_plan(
 ) -> dict[str, Any]:
     """What a drawing of a plan needs.
 
-    `answer` is what `foretell plan --json` said of it; `sizes` are bytes of gradients by name.
+    `answer` is its `foretell plan --json`; `sizes` are bytes of gradients by name.
     """
     if cluster is not None and plan.ranks > cluster.size:
         raise InputError(

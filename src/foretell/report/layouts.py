@@ -68,8 +68,8 @@ def _row(found: Layout) -> dict[str, Any]:
 
 def _says(found: Layout) -> str:
     """What the row says of its limits, in a line."""
-    told = found.advice or found.findings or found.limits or ""
-    items = told if isinstance(told, list) else [told]
+    advice = found.advice or found.findings or found.limits or ""
+    items = advice if isinstance(advice, list) else [advice]
     parts = [_finding(i) if isinstance(i, Mapping) else str(i) for i in items]
     return "; ".join(filter(None, parts))
 

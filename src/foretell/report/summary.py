@@ -230,7 +230,7 @@ def cluster_summary(cluster: Cluster) -> dict[str, Any]:
 def sources(graph: Graph) -> dict[str, float]:
     """What share of all work was measured, learned, from a formula, guessed or given.
 
-    What was measured and then altered is told apart: it is measured no more.
+    Measured times that were changed since are counted apart.
     """
     total = float(graph.seconds.sum())
     if not total:

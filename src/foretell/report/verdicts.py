@@ -19,10 +19,10 @@ def junit(rows: Rows, suite: str) -> str:
         f'<testsuite name={name} tests="{len(rows)}" failures="{failed}" errors="0" skipped="0">',
     ]
     for test, passed, sentence in rows:
-        said = _clean(sentence)
-        body = f"<system-out>{escape(said)}</system-out>"
+        text = _clean(sentence)
+        body = f"<system-out>{escape(text)}</system-out>"
         if not passed:
-            body = f"<failure message={quoteattr(said)}>{escape(said)}</failure>"
+            body = f"<failure message={quoteattr(text)}>{escape(text)}</failure>"
         case = f"<testcase classname={name} name={quoteattr(_clean(test))}>"
         lines.append(f"{case}{body}</testcase>")
     return "\n".join([*lines, "</testsuite>", "</testsuites>", ""])

@@ -22,7 +22,7 @@ _COUNTS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 _LONG = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
-LONG = 120.0  # seconds from which on a duration is told in minutes, hours and days
+LONG = 120.0  # seconds from which on a duration is given in minutes, hours and days
 
 
 def seconds(value: float) -> str:

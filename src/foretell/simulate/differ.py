@@ -54,7 +54,7 @@ def ready_bound(start: I1, after: J1, lag: F1, end: F1, tasks: I1) -> F1:
 
 @compiled
 def restore(f: Fixed, s: State, rest: I1, instant: float, waits: tuple[I1, J1, F1, I1, J1]) -> None:
-    """Fill what is said of the tasks that have not started, as it is just before `instant`.
+    """Fill the state of tasks that have not started, just before `instant`.
 
     Lanes and turns that were free before it need no memory of by whom: nothing that starts at this
     instant or later can have been held up by them.

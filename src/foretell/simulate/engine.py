@@ -162,7 +162,7 @@ def fresh_state(f: Any, waiting: Array, played: TaskTimes) -> Any:
 
 
 def empty_state(f: Any, played: TaskTimes) -> Any:
-    """Room for a state, in which no lane is held; what is said of tasks is yet to be filled."""
+    """An empty state: no lane is occupied; columns of tasks are filled later."""
     from foretell.simulate.events import State
 
     n, lanes = len(f.seconds), len(f.base) - 1

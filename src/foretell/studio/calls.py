@@ -31,8 +31,8 @@ MOST_SPECS, LONGEST = 24, 300
 OFFERED = (
     *TRIED, "data-parallel:ranks=8", "fsdp:ranks=8", "network:times=2", "faster-host:times=2",
 )  # fmt: skip
-Asked = Mapping[str, Any]
-Answer = Callable[["Studio", Asked], Any]
+Request = Mapping[str, Any]
+Answer = Callable[["Studio", Request], Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,24 +44,24 @@ class Studio:
     machines: Machines
 
 
-def answer(studio: Studio, name: str, asked: Asked) -> Any:
+def answer(studio: Studio, name: str, request: Request) -> Any:
     """What a call of the page answers."""
     if name not in CALLS:
         raise InputError(f"the studio has no call `{name[:40]}`")
-    return CALLS[name](studio, asked)
+    return CALLS[name](studio, request)
 
 
-def text(asked: Asked, key: str, most: int = LONGEST) -> str:
+def text(request: Request, key: str, most: int = LONGEST) -> str:
     """A text of a call, or an error where it is none or too long."""
-    value = asked.get(key) or ""
+    value = request.get(key) or ""
     if not isinstance(value, str) or len(value) > most:
         raise InputError(f"`{key}` of the call is no text of at most {most} letters")
     return value
 
 
-def changes(asked: Asked) -> tuple[str, ...]:
+def changes(request: Request) -> tuple[str, ...]:
     """The changes of a call, in canonical order."""
-    given = asked.get("changes") or []
+    given = request.get("changes") or []
     if not isinstance(given, list) or not all(isinstance(s, str) for s in given):
         raise InputError("`changes` of the call is no list of texts")
     if len(given) > MOST_SPECS or any(len(s) > LONGEST for s in given):
@@ -69,18 +69,18 @@ def changes(asked: Asked) -> tuple[str, ...]:
     return tuple(str(change) for change in ordered([parse(spec) for spec in given]))
 
 
-def _step(studio: Studio, asked: Asked) -> Step:
-    return studio.desk.on(text(asked, "step"), studio.machines.of(text(asked, "cluster")))
+def _step(studio: Studio, request: Request) -> Step:
+    return studio.desk.on(text(request, "step"), studio.machines.of(text(request, "cluster")))
 
 
-def _cluster(studio: Studio, asked: Asked) -> Cluster:
-    found = studio.machines.of(text(asked, "cluster"))
+def _cluster(studio: Studio, request: Request) -> Cluster:
+    found = studio.machines.of(text(request, "cluster"))
     if found is None:
         raise InputError("no machines are chosen", hint="choose a GPU and how many")
     return found
 
 
-def _desk(studio: Studio, asked: Asked) -> dict[str, Any]:
+def _desk(studio: Studio, request: Request) -> dict[str, Any]:
     """The steps and scenarios of the desk."""
     with studio.desk.lock:
         steps = [{"key": key, "name": one.name} for key, one in studio.desk.steps.items()]
@@ -88,47 +88,47 @@ def _desk(studio: Studio, asked: Asked) -> dict[str, Any]:
     return {"steps": steps, "scenarios": kept}
 
 
-def _choices(studio: Studio, asked: Asked) -> dict[str, Any]:
+def _choices(studio: Studio, request: Request) -> dict[str, Any]:
     """What can be chosen: changes, models and their sizes, machines, fields of a plan."""
     return choices()
 
 
-def _whatif(studio: Studio, asked: Asked) -> dict[str, Any]:
+def _whatif(studio: Studio, request: Request) -> dict[str, Any]:
     """The step with changes made, in the words of `foretell whatif --json`."""
-    step, specs = _step(studio, asked), changes(asked)
+    step, specs = _step(studio, request), changes(request)
     found = predicted(step, specs)
     code = [line for spec in specs if (line := parse(spec).code)]
     return {**found, "specs": list(specs), "code": code}
 
 
-def _view(studio: Studio, asked: Asked) -> str:
+def _view(studio: Studio, request: Request) -> str:
     """Everything a report says of the step and its changes, packed as a report packs it."""
-    step, specs = _step(studio, asked), changes(asked)
-    job = text(asked, "advice")
+    step, specs = _step(studio, request), changes(request)
+    job = text(request, "advice")
     advised = studio.jobs[job].answer if job in studio.jobs else None
-    loaded = studio.desk.step(text(asked, "step"))
+    loaded = studio.desk.step(text(request, "step"))
     return packed(views.step(loaded.name, step, loaded.measured, specs, advised))
 
 
-def _why(studio: Studio, asked: Asked) -> dict[str, str]:
+def _why(studio: Studio, request: Request) -> dict[str, str]:
     """Why changes help or not."""
-    step, specs = _step(studio, asked), changes(asked)
+    step, specs = _step(studio, request), changes(request)
     if not specs:
         return {"why": ""}
     found = predicted(step, specs)
     return {"why": why(step.graph, after(step, specs), (step.seconds, found["predicted_s"]))}
 
 
-def _rank(studio: Studio, asked: Asked) -> dict[str, str]:
+def _rank(studio: Studio, request: Request) -> dict[str, str]:
     """Try every change on a step, in a process of its own."""
-    step = _step(studio, asked)
+    step = _step(studio, request)
     return {"job": studio.jobs.start("changes", partial(views.ranked, step))}
 
 
-def _cluster_text(studio: Studio, asked: Asked) -> dict[str, Any]:
+def _cluster_text(studio: Studio, request: Request) -> dict[str, Any]:
     """Machines that a preset names or a text describes; what they are."""
-    given = text(asked, "text", 200_000)
-    key = studio.machines.put(given) if given else text(asked, "cluster")
+    given = text(request, "text", 200_000)
+    key = studio.machines.put(given) if given else text(request, "cluster")
     found = studio.machines.of(key)
     if found is None:
         return {"cluster": "", "text": "", "ranks": 0}
@@ -139,35 +139,35 @@ def _cluster_text(studio: Studio, asked: Asked) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _build(studio: Studio, asked: Asked) -> dict[str, str]:
+def _build(studio: Studio, request: Request) -> dict[str, str]:
     """Put the step of a model under a plan on the desk."""
-    machines = _cluster(studio, asked)
-    key = built(studio.desk, text(asked, "workload"), text(asked, "plan", 4000), machines)
+    machines = _cluster(studio, request)
+    key = built(studio.desk, text(request, "workload"), text(request, "plan", 4000), machines)
     return {"step": key}
 
 
-def _plan(studio: Studio, asked: Asked) -> Any:
+def _plan(studio: Studio, request: Request) -> Any:
     """A plan's prediction, drawings and timeline, packed as a report packs them."""
-    machines = _cluster(studio, asked)
-    return call(views.plan, text(asked, "workload"), text(asked, "plan", 100_000), machines)
+    machines = _cluster(studio, request)
+    return call(views.plan, text(request, "workload"), text(request, "plan", 100_000), machines)
 
 
-def _explore(studio: Studio, asked: Asked) -> dict[str, str]:
+def _explore(studio: Studio, request: Request) -> dict[str, str]:
     """Look for layouts: every strategy, or with a planner."""
-    machines, workload = _cluster(studio, asked), text(asked, "workload")
-    planner = text(asked, "planner") or "strategies"
+    machines, workload = _cluster(studio, request), text(request, "workload")
+    planner = text(request, "planner") or "strategies"
     if planner == "strategies":
-        counts = text(asked, "gpus") or str(machines.size)
-        work = partial(views.strategies, workload, text(asked, "cluster"), counts)
+        counts = text(request, "gpus") or str(machines.size)
+        work = partial(views.strategies, workload, text(request, "cluster"), counts)
     else:
         views.allowed(planner)
         work = partial(views.planned, workload, machines, planner)
     return {"job": studio.jobs.start(planner, work)}
 
 
-def _job(studio: Studio, asked: Asked) -> dict[str, Any]:
+def _job(studio: Studio, request: Request) -> dict[str, Any]:
     """How far a search is, and its answer."""
-    key = text(asked, "job")
+    key = text(request, "job")
     if key not in studio.jobs:
         return {"state": "gone", "says": ""}
     job = studio.jobs[key]
@@ -177,60 +177,60 @@ def _job(studio: Studio, asked: Asked) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _stop(studio: Studio, asked: Asked) -> dict[str, Any]:
-    key = text(asked, "job")
+def _stop(studio: Studio, request: Request) -> dict[str, Any]:
+    key = text(request, "job")
     if key in studio.jobs:
         studio.jobs[key].stop.set()
     return {}
 
 
-def _save(studio: Studio, asked: Asked) -> dict[str, Any]:
+def _save(studio: Studio, request: Request) -> dict[str, Any]:
     """Keep what is shown, to be compared."""
-    step, specs = _step(studio, asked), changes(asked)
+    step, specs = _step(studio, request), changes(request)
     title = " ".join(specs) or "current step"
     found = predicted(step, specs, memory=True)
-    studio.desk.save(title, text(asked, "step"), {**found, "specs": list(specs)})
-    return _desk(studio, asked)
+    studio.desk.save(title, text(request, "step"), {**found, "specs": list(specs)})
+    return _desk(studio, request)
 
 
-def _save_plan(studio: Studio, asked: Asked) -> dict[str, Any]:
+def _save_plan(studio: Studio, request: Request) -> dict[str, Any]:
     """Keep a predicted plan, to be compared."""
-    machines, workload = _cluster(studio, asked), text(asked, "workload")
-    plan = text(asked, "plan", 100_000)
+    machines, workload = _cluster(studio, request), text(request, "workload")
+    plan = text(request, "plan", 100_000)
     found = call(views.plan_outcome, workload, plan, machines)
     studio.desk.keep(plan or "dp=1", f"{workload} on {machines.name}", found)
-    return _desk(studio, asked)
+    return _desk(studio, request)
 
 
-def _sample(studio: Studio, asked: Asked) -> dict[str, str]:
+def _sample(studio: Studio, request: Request) -> dict[str, str]:
     """Put the trace that comes with foretell on the desk."""
     from foretell.samples import TRACE
 
     return {"step": opened(studio.desk, TRACE, TRACE.name)}
 
 
-def _forget(studio: Studio, asked: Asked) -> dict[str, Any]:
-    numbers = asked.get("numbers") or []
+def _forget(studio: Studio, request: Request) -> dict[str, Any]:
+    numbers = request.get("numbers") or []
     studio.desk.forget([n for n in numbers if isinstance(n, int)])
-    return _desk(studio, asked)
+    return _desk(studio, request)
 
 
-def _export(studio: Studio, asked: Asked) -> dict[str, str]:
+def _export(studio: Studio, request: Request) -> dict[str, str]:
     """Write a report, a trace or a plan; the name of the file."""
-    form = text(asked, "form")
+    form = text(request, "form")
     folder = studio.desk.folder / "out"
     folder.mkdir(exist_ok=True)
     if form == "plan":
         from foretell.plan import Plan, save
 
-        save(Plan.parse(text(asked, "plan", 100_000)), folder / "best.plan")
+        save(Plan.parse(text(request, "plan", 100_000)), folder / "best.plan")
         return {"file": "best.plan"}
     if form not in ("report", "trace"):
         raise InputError(f"`{form[:40]}` cannot be exported", hint="report, trace or plan can")
-    loaded = studio.desk.step(text(asked, "step"))
+    loaded = studio.desk.step(text(request, "step"))
     name = known(loaded.name.partition(".")[0])
     name += ".html" if form == "report" else ".trace.json.gz"
-    views.write(_step(studio, asked), loaded, changes(asked), folder / name)
+    views.write(_step(studio, request), loaded, changes(request), folder / name)
     return {"file": name}
 
 

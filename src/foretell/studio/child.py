@@ -33,7 +33,7 @@ READING, SEARCHING = WorkLimits(), WorkLimits(8 << 30, 3600.0)
 
 
 class Stopped(Exception):
-    """Work that was asked to stop."""
+    """Work that was cancelled."""
 
 
 @cache
@@ -57,8 +57,8 @@ def call(
     With `tell` the function gets as its last argument what takes words on how far it is.
     """
     here, there = _context().Pipe()
-    asked = (there, room, work, args, tell is not None)
-    process = _context().Process(target=_work, args=asked, daemon=True)
+    arguments = (there, room, work, args, tell is not None)
+    process = _context().Process(target=_work, args=arguments, daemon=True)
     process.start()
     there.close()
     try:

@@ -20,7 +20,7 @@ from foretell.cost import price
 from foretell.errors import InputError
 from foretell.graph.graph import Graph
 from foretell.studio.child import call
-from foretell.survey import Loaded, load
+from foretell.survey.inputs import Loaded, load
 from foretell.survey.survey import changed, outcome
 
 MOST_STEPS, MOST_SCENARIOS = 32, 200
@@ -128,5 +128,5 @@ after = changed
 
 @lru_cache(512)
 def predicted(step: Step, specs: tuple[str, ...], *, memory: bool = False) -> dict[str, Any]:
-    """What changes make of a step; what was asked before is remembered."""
+    """The outcome of changes to a step; earlier answers are cached."""
     return outcome(step, specs, after(step, specs), memory=memory)

@@ -137,9 +137,9 @@ def take_calls(server: Any, token: str, studio: Studio) -> None:
     from flask import Response, jsonify, request
 
     def called(name: str) -> Any:
-        asked = decode(request.get_data(cache=True), dict[str, Any], "the call")
+        arguments = decode(request.get_data(cache=True), dict[str, Any], "the call")
         try:
-            found = answer(studio, name, asked)
+            found = answer(studio, name, arguments)
         except ForetellError as error:
             return jsonify({"error": error.message, "hint": error.hint or ""})
         return Response(found, mimetype="text/plain") if isinstance(found, str) else jsonify(found)

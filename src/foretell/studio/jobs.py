@@ -14,7 +14,7 @@ from foretell.studio.child import SEARCHING, Stopped, call
 
 MOST_TRAIL = 2000  # points of progress that are kept
 MOST = 2  # searches at once: they share the processor with the page
-Work = Callable[[Callable[[str], None]], Any]  # a function of a module, bound to what is asked
+Work = Callable[[Callable[[str], None]], Any]  # a function of a module, bound to its arguments
 
 
 @dataclass(eq=False)

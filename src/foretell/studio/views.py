@@ -13,7 +13,8 @@ from foretell.errors import InputError
 from foretell.report import words
 from foretell.report.page import Content, Line, columns, numbers, packed
 from foretell.simulate import Timeline, simulate
-from foretell.survey import Loaded, survey
+from foretell.survey.inputs import Loaded
+from foretell.survey.survey import survey
 
 if TYPE_CHECKING:
     from foretell.predict import Prediction
@@ -56,7 +57,7 @@ def ranked(of: Step, tell: OnProgress) -> Recommendations:
 
 
 def shown_answer(answer: Any) -> Any:
-    """A search's answer as plain values; that of changes is asked for with the view."""
+    """A search's answer as plain values; that of changes comes with the view."""
     if isinstance(answer, Recommendations):
         return {"changes": len(answer.ranked)}
     return answer
@@ -88,11 +89,11 @@ def plan(workload: str, text: str, cluster: Cluster) -> str:
         from foretell.report.drawings import pipeline
 
         picture["schedule"] = pipeline(steps[-1][1])
-    told = survey(
+    surveyed = survey(
         [], drawn=Drawn(plans=[picture], timelines=steps, cluster=cluster, seconds=found.step)
     )
-    content = _predicted(told.content, found, cluster, model)
-    return packed(_page(told.timelines, content))
+    content = _predicted(surveyed.content, found, cluster, model)
+    return packed(_page(surveyed.timelines, content))
 
 
 def _predicted(content: Content, found: Prediction, cluster: Cluster, model: Any) -> Content:

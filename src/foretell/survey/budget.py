@@ -32,8 +32,8 @@ class Verdict:
         if self.value is None:
             return f"{self.name}: unknown; the limit is {say(self.limit)}"
         between = ""
-        if self.low is not None and self.high is not None:
-            between = f" (80 % interval {say(self.low)} to {say(self.high)})"
+        if self.low is not None and self.high is not None and self.low < self.high:
+            between = f" (80 % interval {words.interval(self.low, self.high)})"
         verb = "stays under" if self.passed else "is over"
         return f"{self.name}: {say(self.value)}{between} {verb} {say(self.limit)}"
 

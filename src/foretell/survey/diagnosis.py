@@ -81,10 +81,10 @@ def diagnose(step: Step, found: Window, advised: Recommendations | None = None) 
     machines = step.cluster or assumed_cluster(graph, case.device.name if case.device else "")
     ranks = ranks_table(found.clipped(), waits, graph.facts)
     profiled = graph.facts.get("measured")
-    said = straggler(ranks, found.seconds, float(profiled) if profiled else None)
+    late = straggler(ranks, found.seconds, float(profiled) if profiled else None)
     return {
         "step_s": found.seconds,
-        "verdict": _verdict(case, idle, advised) | {"ranks": said},
+        "verdict": _verdict(case, idle, advised) | {"ranks": late},
         "gpu": _used(case),
         "kernels": _kernels(case),
         "bound_by": _bound_by(case),

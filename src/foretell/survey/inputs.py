@@ -1,4 +1,4 @@
-"""What a person gave: files of several sorts and specs, told apart and read."""
+"""The inputs of a report: files of several kinds and specs, recognized and read."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ _ANSWERS = (b'"makespan"', b'"step_s"', b'"predicted_s"', b'"ndevs"')
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """A step and, where a trace tells of it, the step as it was measured."""
+    """A step and, of a trace, its measured timeline."""
 
     name: str
     step: Step
     measured: Timeline | None = None
+    notes: tuple[str, ...] = ()  # on how the trace was read
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,11 @@ def load(path: Path, cluster: Cluster | None = None, real: float | None = None) 
     from foretell.trace import read
 
     trace = read(path)
-    if "measured" not in trace.graph.facts:  # it tells what depends on what, as a graph does
+    if "measured" not in trace.graph.facts:  # dependencies without times
         return Loaded(path.name, Step(priced(trace.graph, cluster, path.name), cluster))
     found = unprofiled(trace, real)
     measured = Timeline(trace.graph, trace.start, trace.end)
-    return Loaded(path.name, Step(found.graph, cluster, found), measured)
+    return Loaded(path.name, Step(found.graph, cluster, found), measured, tuple(trace.notes))
 
 
 def read_answer(path: Path) -> Any:
@@ -151,14 +152,14 @@ class Place:
         found.plans.append(drawn_plan(plan, name, self.cluster, answer, sizes))
 
 
-def drawings(asked: Inputs, cluster: Cluster | None = None, model: Model | None = None) -> Drawn:
-    """Everything to be drawn from the answers and plans among what was asked."""
+def drawings(inputs: Inputs, cluster: Cluster | None = None, model: Model | None = None) -> Drawn:
+    """Everything to draw from the answers and plans among the inputs."""
     from foretell.plan import load as load_plan
 
     found, place = Drawn(cluster=cluster), Place(cluster, model)
-    for path in asked.answers:
+    for path in inputs.answers:
         _add(found, read_answer(path), path, place)
-    for path in asked.plans:
+    for path in inputs.plans:
         place.add(found, load_plan(path), path.name)
     return found
 

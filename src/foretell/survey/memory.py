@@ -14,7 +14,7 @@ from foretell.whatif.memory_effect import held
 
 
 def tape_curves(name: str, graph: Graph) -> list[dict[str, Any]]:
-    """One curve where the trace told the sizes of tensors, none where it did not."""
+    """One curve where the trace has tensor sizes, none otherwise."""
     found = held(graph)
     if found is None or not len(found.held):
         return []

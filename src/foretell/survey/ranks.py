@@ -87,11 +87,11 @@ def _data_ready(line: Timeline, task: Array, lane: Array) -> Array:
     keys, whose = np.unique(waiting * ranks + graph.rank[before], return_inverse=True)
     ends = np.full(len(keys), -np.inf)
     np.maximum.at(ends, whose.reshape(-1), line.end[before])
-    asked = task.astype(np.int64) * ranks + graph.lanes.rank[lane]
+    wanted = task.astype(np.int64) * ranks + graph.lanes.rank[lane]
     if not len(keys):
         return np.full(len(task), -np.inf)
-    place = np.searchsorted(keys, asked).clip(0, len(keys) - 1)
-    return np.where(keys[place] == asked, ends[place], -np.inf)
+    place = np.searchsorted(keys, wanted).clip(0, len(keys) - 1)
+    return np.where(keys[place] == wanted, ends[place], -np.inf)
 
 
 def ranks_table(line: Timeline, waits: Waits, facts: Any) -> list[dict[str, Any]]:

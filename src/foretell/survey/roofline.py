@@ -15,7 +15,7 @@ from foretell.graph.columns import NONE, Array, Dtype, Kind, Phase, word_of
 from foretell.graph.graph import Graph
 from foretell.operators import SIZES
 from foretell.whatif.calls import launch_of, operators
-from foretell.whatif.kernel_request import asked
+from foretell.whatif.kernel_request import asked as requested
 
 BACKWARD_ATTENTION = 2.5  # matmuls of a fused backward over those of its forward
 MODEL = 3.0  # forward and backward of a layer over its forward; more than that is recomputed
@@ -48,7 +48,7 @@ def _fill(graph: Graph, tasks: Array, unknown: Array, flops: Array, moved: Array
         first = int(tasks[mine[0]])
         size = SIZES.get(word_of(Dtype, graph.dtype[first]), 4.0)
         op, shape = graph.text_of("op", first), graph.text_of("shape", first)
-        work, bytes, is_product = _asked(op, shape, size)
+        work, bytes, is_product = _work_of(op, shape, size)
         spent = graph.seconds[tasks[mine]]
         longest = graph.name[tasks[mine[int(np.argmax(spent))]]]
         # Calls that look alike, in a row: a matmul is one kernel of its name.
@@ -71,9 +71,9 @@ def _calls(graph: Graph, tasks: Array, rows: Array) -> list[Array]:
 
 
 @lru_cache(1 << 14)
-def _asked(op: str, shape: str, size: float) -> tuple[float, float, bool]:
+def _work_of(op: str, shape: str, size: float) -> tuple[float, float, bool]:
     """Flop and bytes of one call, and whether it is one matmul."""
-    found = asked(op, shape) if shape else ()
+    found = requested(op, shape) if shape else ()
     pairs = [_one(kernel, size) for kernel in found]
     is_product = len(found) == 1 and found[0].op == "gemm" and found[0].times == 1
     return sum(p[0] for p in pairs), sum(p[1] for p in pairs), is_product

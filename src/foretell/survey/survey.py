@@ -49,7 +49,7 @@ def survey(
 ) -> Survey:
     """Diagnose steps and draw the rest; with `advice`, every change is tried on the first step.
 
-    `advised` is what came of trying them, where that is known.
+    `advised` has the outcome of these trials, where it is known.
     """
     drawn = drawn or Drawn()
     if advice and advised is None and loaded:
@@ -120,7 +120,7 @@ def _answers(loaded: Loaded, specs: Sequence[str], advised: Recommendations | No
 
 
 def _advice(step: Step, advised: Recommendations) -> dict[str, Any]:
-    """What would help, as plain values; what binds one rank of several is not said of them all."""
+    """What would help, as plain values; without the bottleneck where there are several ranks."""
     found: dict[str, Any] = shown(step.graph, advised)
     if len(np.unique(step.graph.rank)) > 1:
         for row in (*found["ranked"], *found["path"], found["together"] or {}):
@@ -181,7 +181,7 @@ def compared(loaded: Loaded) -> list[dict[str, Any]]:
         {"what": "with the profiler", "measured_s": float(graph.facts["measured"]),
          "predicted_s": steady_seconds(graph)},
         {"what": f"{CURRENT}, without the profiler", "measured_s": step.seconds,
-         "predicted_s": step.baseline.played, "more": step.baseline.note},
+         "predicted_s": step.baseline.simulated, "more": step.baseline.note},
     ]  # fmt: skip
 
 
@@ -195,8 +195,9 @@ def _figures(
         low, high = step.interval(after, changes)
         seconds = step.predicted(after)
         found.append(
-            {"what": "predicted with " + " ".join(map(str, changes)), "seconds": seconds,
-             "gain": gain(step, changes, seconds), "low": low, "high": high, "per": per(changes)}
+            {"what": "with changes", "more": " + ".join(map(str, changes)),
+             "seconds": seconds, "gain": gain(step, changes, seconds), "per": per(changes),
+             "low": low, "high": high}
         )  # fmt: skip
     found += _device_figures(gpu)
     if (most := peak(step.graph)) is not None:

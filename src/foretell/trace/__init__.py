@@ -9,5 +9,5 @@ if TYPE_CHECKING:
     from foretell.trace.export import write_chakra
 
 __all__ = ["Trace", "read", "write_chakra"]
-# What writes is loaded when it is asked for: most only read.
+# Writers are loaded on first use: most callers only read.
 __getattr__ = lazy(__name__, {"export": "write_chakra"})

@@ -61,7 +61,7 @@ _CATEGORIES = {
     "memset": What.FILL,
     "cuda_sync": What.WAIT,
 }
-_KERNEL, _CALL, _MODULE = int(What.KERNEL), int(What.CALL), int(What.MODULE)  # asked once a batch
+_KERNEL, _CALL, _MODULE = int(What.KERNEL), int(What.CALL), int(What.MODULE)  # once a batch
 _IS_MODULE = "nn.Module"  # how the Python functions are named that count
 # The first schema knows no annotations: these operators are named ranges.
 _FIRST_SCHEMA, _MAYBE_NOTE = "Operator", len(What)
@@ -235,7 +235,7 @@ def _of_work(args: list[Args]) -> dict[str, Array]:
 
 
 def _numbers(of: Sequence[Event | Args], field: str) -> Array:
-    """Numbers; NaN where none is said."""
+    """Numbers; NaN where missing."""
     try:
         return np.fromiter(map(attrgetter(field), of), np.float64, len(of))
     except TypeError:
@@ -251,7 +251,7 @@ def _externals(args: list[Args]) -> Array:
 
 
 def _ids(of: list[Args], field: str, none: int = NO_ID) -> Array:
-    """Whole numbers; none where something is said that takes more than 64 bits."""
+    """Whole numbers; none where a value needs more than 64 bits."""
     try:
         return np.fromiter(map(attrgetter(field), of), np.int64, len(of))
     except OverflowError:
@@ -275,7 +275,7 @@ def _message(a: Args, tables: Tables) -> int:
 
 
 def known_ids(ids: Array, none: int = NO_ID) -> Array:
-    """The same, none where one beyond 2^62 (an unset 64-bit id) is said."""
+    """The same, none where a value is beyond 2^62 (an unset 64-bit id)."""
     ids[(ids >= _UNSET) | (ids <= -_UNSET)] = none
     return ids
 

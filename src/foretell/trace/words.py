@@ -108,7 +108,7 @@ _COLLECTIVES = {
     "alltoall": "all_to_all",
     "broadcast": "broadcast",
     "reduce": "reduce",
-    "sendrecv": "all_to_all",  # said of itself by the note around it where that is not so
+    "sendrecv": "all_to_all",  # the annotation around it says where that is not so
     "send": "send",
     "recv": "recv",
 }
@@ -156,7 +156,7 @@ def graph_of_rows(
 
 
 def by_name(texts: Sequence[str], name: Array, meaning: Callable[[str], int]) -> Array:
-    """A number for every event from a meaning of its name, asked once a name that occurs."""
+    """A code for every event from its name, looked up once a name."""
     table = np.zeros(len(texts), np.int64)
     for k in np.flatnonzero(np.bincount(name, minlength=len(texts))).tolist():
         table[k] = meaning(texts[k])
@@ -228,7 +228,7 @@ def library(kernel: str) -> str:
 
 
 def collective(kernel: str, said: str) -> tuple[Kind, str]:
-    """Kind and op of a communication kernel, from what is said of it or else from its name."""
+    """Kind and op of a communication kernel, from its metadata or else from its name."""
     note = _COMM_NOTE.match(said)
     words = (note[1] if note else said).lower()
     known = _collective_word(words)

@@ -326,7 +326,7 @@ def _softmax(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
 def _pointwise(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     """`passes` and `back` count the tensors of this size that each direction reads and writes.
 
-    Bytes are those of halves where no format is said; the price model knows the workload's.
+    Bytes are those of half precision by default; the price model knows the workload's.
     `calls` kernels do the forward, `many` the backward; `stream` is the sum of residuals, fp32
     under autocast.
     """
@@ -418,7 +418,7 @@ def _conv(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
 
 
 def _conv_shape(op: Op, s: Sizes) -> dict[str, Number]:
-    """Sizes and options; the output's sides are said where padding differs from side to side."""
+    """Sizes and options; the output's sizes are given where padding is asymmetric."""
     keys = ("c", "h", "w", "k", "r", "s", "d", "t")
     shape = {"n": s["batch"]} | {key: s[key] for key in keys if key in s}
     shape |= {k: float(op.options[k]) for k in ("stride", "pad", "groups") if k in op.options}

@@ -9,7 +9,7 @@ Workloads that are not built in: a captured step, a trace, or a script to captur
     train.py --lr 0.1 · -m package.train --lr 0.1      a script or module with its arguments
     step.graph:batch=32,seq=4096,dtype=bf16        the same step, another batch, length or format
 
-What reads traces and captures models stands above this room and is imported by name, when asked.
+Readers of traces and captures are above this package and imported by name, on first use.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Op:
-    """Work on one rank. Which kernels a `kind` runs is said in `foretell.workload.kernels`."""
+    """Work on one rank; `foretell.workload.kernels` has the kernels of each `kind`."""
 
     name: str
     kind: str
@@ -218,7 +218,7 @@ class Workload:
 
     @cached_property
     def _limits(self) -> dict[str, float]:
-        """The largest degree of each axis that splits anything: asked thousands of times."""
+        """The largest useful degree of each axis; searches ask for it thousands of times."""
         found: dict[str, float] = {}
         for layer in self.layers:
             for op in layer.works():

@@ -1,7 +1,7 @@
 """One thing to measure: an operator, a direction, a number format, sizes, and its least work.
 
 A case is plain text through and through (`linear forward bf16 nk m=4096;n=768;k=768`), so that
-what was asked and what was found can be laid side by side on another machine without torch.
+requests and results can be compared on another machine without torch.
 
 Which sizes to measure: points that fill a box evenly in logarithms, snapped as models snap them.
 

@@ -44,7 +44,7 @@ _SHORT = 5e-4  # seconds; shorter calls are repeated more often
 
 @dataclass(frozen=True)
 class Ready:
-    """A case warmed up, with what its first calls told."""
+    """A warmed-up case, with the readings of its first calls."""
 
     case: Case
     call: Call
@@ -61,7 +61,7 @@ class Measured:
     kernels: int
     host: float = math.nan  # seconds the host needs to issue it, where that was timed
     kernel: str = ""  # the longest kernel
-    clock: float = math.nan  # hertz, as the marks behind the call told
+    clock: float = math.nan  # hertz, from the timestamps after the call
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def clock_for(place: Place) -> WallClock | KernelClock:
 
 
 def synchronize(place: Place) -> None:
-    """Wait until the device has done everything asked of it."""
+    """Wait until the device is idle."""
     if place.is_cuda:
         torch.cuda.synchronize()
 

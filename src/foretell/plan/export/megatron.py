@@ -134,7 +134,7 @@ def read_megatron(text: str, ranks: int = 0) -> Plan:
     ways = {"alltoall": "rank", "flex": "node"}
     found["ep_dispatch"] = ways.get(given.get("--moe-token-dispatcher-type", ""), "")
     found["cuda_graph"] = _read_graph(given)
-    found["optimizer"] = given.get("--optimizer", "adam")
+    found["optimizer"] = given.get("--optimizer", "")
     found |= _read_layout(given.get("--pipeline-model-parallel-layout", ""), found.get("pp", 1))
     plan = Plan(**found)
     if ranks % plan.ranks:
@@ -199,7 +199,7 @@ def _words(plan: Plan) -> list[str]:
         "--bf16": plan.dtype == "bf16",
         "--fp16": plan.dtype == "fp16",
         "--accumulate-allreduce-grads-in-fp32": plan.grad_dtype == "fp32",
-        f"--optimizer {plan.optimizer}": plan.optimizer != "adam",
+        f"--optimizer {plan.optimizer}": bool(plan.optimizer),
         "--recompute-granularity selective": plan.recompute == "selective",
         "--recompute-granularity full": plan.recompute == "full",
         "--recompute-method uniform": plan.recompute == "full" and not some,

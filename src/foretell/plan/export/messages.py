@@ -23,7 +23,7 @@ def with_messages(rows: Sequence[Sequence[str]]) -> Names:
     acts = [[_cell(text, rank) for text in row] for rank, row in enumerate(rows)]
     homes = {stage: rank for rank, row in enumerate(acts) for stage, _, _ in row}
     last = max(homes)
-    sent: dict[tuple[int, int], list[str]] = {}  # by sender and receiver: what is asked for
+    sent: dict[tuple[int, int], list[str]] = {}  # by sender and receiver: what is requested
     for rank, row in enumerate(acts):
         for act in row:
             for to, _, asked in _moves(act, homes, last):
@@ -41,7 +41,7 @@ def _cell(text: str, rank: int) -> Cell:
 
 
 def _moves(act: Cell, homes: dict[int, int], last: int) -> list[tuple[int, str, str]]:
-    """Where the result of an action goes: the rank, how it is sent and how it is asked for."""
+    """Where the result of an action goes: the rank, the send and the matching receive."""
     stage, kind, m = act
     there, letter = (stage + 1, "F") if kind == "F" else (stage - 1, "B")
     if kind == "W" or not 0 <= there <= last or homes[there] == homes[stage]:

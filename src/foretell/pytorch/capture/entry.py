@@ -83,7 +83,7 @@ def capture(
     `on="cpu"` leaves the choice to torch, as it is made where no GPU is. `device="cpu"` makes fake
     CPU tensors where a GPU cannot be pretended. `progress` receives what is done, and the share of
     the capture that is. `real` makes model, batch, loss and optimizer with values, where those that
-    are given have none (are on `meta`); it is asked only where the step depends on them.
+    are given have none (are on `meta`); it is called only where the step depends on them.
     """
     given = Given(model, batch, loss, optimizer)
     asked = _Asked(autocast, tf32, share, on, "cpu" if on == ON_CPU else device, progress)
@@ -285,7 +285,7 @@ def _facts(step: Step, recorder: Recorder, autocast: str, on: str) -> dict[str, 
 
 
 def _formats(tf32: bool | None) -> Formats:
-    """Whether fp32 matmuls and convolutions may be tf32: as said, or as torch is set."""
+    """Whether fp32 matmuls and convolutions may be tf32: as given, or as torch is set."""
     if tf32 is not None:
         return Formats(tf32, tf32)
     return Formats(torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)

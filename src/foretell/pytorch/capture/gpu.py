@@ -92,7 +92,7 @@ def chosen(arch: str, on_loss: Callable[[], None]) -> Iterator[None]:
 
 
 class _Choices(TorchFunctionMode):  # type: ignore[misc]
-    """Calls what was chosen instead of what was asked for."""
+    """Calls the operator chosen instead of the requested one."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def _to(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """A tensor that is on the GPU stays there: C++, told another name for it, would copy."""
+    """A tensor on the GPU stays there: C++ would copy it for another device name."""
     if args and isinstance(args[0], Tensor):
         args, kwargs = args[1:], {"dtype": args[0].dtype, "device": args[0].device, **kwargs}
     copy = kwargs.pop("copy", False)
@@ -255,7 +255,7 @@ class FakeGpu(FakeTensorMode):  # type: ignore[misc]
 
 
 def alias_of(tensor: Any) -> torch.device:
-    """What C++ is told of a fake tensor's device."""
+    """The device of a fake tensor as C++ sees it."""
     device: torch.device = tensor.fake_device
     return ALIAS if device.type == "cuda" else device
 
@@ -301,7 +301,7 @@ def pretended(device: torch.device) -> Iterator[None]:
 def conv_layout(input: Tensor, weight: Tensor, backend: Any) -> torch.memory_format:
     """How cuDNN lays out what a convolution makes: channels last where an input or weight has it.
 
-    C++ would look for the kernels of the device it is told of, and lay all out row by row.
+    C++ would look for the kernels of the named device, and make everything contiguous.
     """
     last = _CHANNELS_LAST.get(input.dim())
     if last is None or input.dtype is torch.float64:

@@ -125,7 +125,7 @@ FORWARD, BACKWARD = 0.32, 0.96  # shares of a capture that are done when these p
 
 @dataclass
 class Pace:
-    """Told of every module and operator; says which share of the capture is done."""
+    """Progress of a capture, from the modules and operators seen so far."""
 
     progress: Callable[[str, float], None] = lambda words, share: None
     modules: int = 0  # of the model

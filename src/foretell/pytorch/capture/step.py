@@ -67,7 +67,7 @@ class Parts:
 
 
 def find(text: str, batch: int | None = None, ranks: int = 1) -> Parts:
-    """The parts of the step that a text names; `batch` is sent on where it is asked for.
+    """The parts of the step that a text names; `batch` is passed on where it is given.
 
     Of a script's batch the part of the first of so many `ranks` is taken.
     """
@@ -140,7 +140,7 @@ def _source_options(
     if batch is not None:
         if not {"batch", "batch_size"} & set(wanted):
             raise InputError(
-                f"a batch of {batch} was asked for, but `{make.__name__}` of `{where}` takes none",
+                f"a batch of {batch} is requested, but `{make.__name__}` of `{where}` takes none",
                 hint="give it a parameter `batch`",
             )
         options["batch" if "batch" in wanted else "batch_size"] = batch

@@ -44,7 +44,7 @@ from foretell.pytorch.capture.recurrent import gradients
 from foretell.pytorch.capture.words import grouped_shape, inputs_of, tensors_in
 
 aten = torch.ops.aten
-SMALL = 1 << 18  # elements of a tensor that is followed without being asked for
+SMALL = 1 << 18  # elements of a tensor whose values are always tracked
 _VALUE = "_foretell_value"
 _EMPTY = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided")
 _CPU = torch.device("cpu")

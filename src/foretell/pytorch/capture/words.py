@@ -34,7 +34,7 @@ _INNERMOST = having("inner")
 
 
 class _Attention(NamedTuple):
-    """Attention as its innermost operator is asked, and where that has dropout and causality."""
+    """Attention as its innermost operator is called, and where dropout and causality are in it."""
 
     turned: bool  # it sees (batch, sequence, heads, width)
     source: tuple[int, ...]  # dropout and causality among what the outer one is given
@@ -181,7 +181,7 @@ def shape_text(func: Any, inputs: Sequence[Any]) -> str:
 def _attention_text(
     inputs: Sequence[Any], turned: bool, source: Sequence[int], target: Sequence[int]
 ) -> str:
-    """Attention as its innermost operator is asked: dropout and causality where it has them."""
+    """Attention as its innermost operator is called: dropout and causality where it has them."""
     rows = [x.transpose(1, 2) if turned and _is_heads(x) else x for x in inputs]
     width = max(len(rows), target[1] + 1)
     tensors = [x if isinstance(x, Tensor) else None for x in rows] + [None] * (width - len(rows))

@@ -75,7 +75,7 @@ def run(script: Script, job: Any) -> None:
 
 
 def leave(request: Request, answer: dict[str, Any]) -> None:
-    """Say what came of it and end this process and all that it started, at once."""
+    """Write the result and end this process and all that it started, at once."""
     rank, world = rank_and_world()
     place = request.answer(rank)
     if not place.exists():  # else a rank that the script started has answered already

@@ -71,7 +71,7 @@ class Fakes:
         return view
 
     def parameter(self, real: Any) -> Any:
-        """The fake parameter of a real one, the same whenever it is asked for."""
+        """The fake parameter of a real one, the same on every call."""
         if id(real) not in self.parameters:
             with _alone(), self.mode:
                 like = torch.empty_strided(
@@ -164,7 +164,7 @@ class Device(TorchDispatchMode):  # type: ignore[misc]
             return func(*args, **kwargs)
 
     def _scalar(self, fake: Tensor) -> Any:
-        """A number that is asked for; a line that asks yes or no without end gets the other."""
+        """The value of a fake number; a line that tests it in a loop gets the other truth value."""
         found = read_back(fake).item()
         if fake.dtype is not torch.bool:
             return found
@@ -309,7 +309,7 @@ def _swap(fakes: Fakes) -> Callable[..., Any]:
 
 
 def adopt(root: Module, fakes: Fakes, optimizers: list[Any]) -> None:
-    """Make fake what became a parameter without a module being told."""
+    """Make fake a parameter that was set without `register_parameter`."""
     new: dict[int, Any] = {}
     for module in root.modules():
         for name, old in module._parameters.items():

@@ -1,7 +1,7 @@
 """Starts the processes that run a script, one a rank, and waits for what they answer: no torch.
 
 Of a step of an unchanged script (`capture_script`) three ways are tried until one works: weights
-fake on a GPU that the script is told of, weights fake while the script goes its way for CPUs, and
+fake on a GPU that the script sees, weights fake while the script goes its way for CPUs, and
 everything real on the CPU.
 """
 
@@ -44,7 +44,7 @@ def launch(
     show: bool = False,
     told: dict[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Run a script on so many ranks and answer what each of them said, by rank.
+    """Run a script on so many ranks; the result of each, by rank.
 
     With `ranks` 1 the process is one rank of whatever job this one belongs to. `told` is put into
     the environment of the script.

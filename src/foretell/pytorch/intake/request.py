@@ -1,4 +1,4 @@
-"""What is asked of the process that runs a script, as JSON; nothing here imports torch."""
+"""The request to the process that runs a script, as JSON; nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Request:
         return cls(**told, script=Script(**script), wanted=wanted)
 
     def answer(self, rank: int) -> Path:
-        """Where a rank says what came of its run."""
+        """Where a rank writes the result of its run."""
         return Path(self.folder) / f"answer{rank}.json"
 
     def output_of(self, rank: int, world: int) -> Path:

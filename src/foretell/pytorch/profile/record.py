@@ -33,7 +33,7 @@ def _raise() -> None:
 
 @dataclass
 class Recorder:
-    """Told of the end of every step; leaves times and a trace.
+    """Called at the end of every step; leaves times and a trace.
 
     Where steps are slow and no other rank has to agree, fewer than wanted are taken.
     """

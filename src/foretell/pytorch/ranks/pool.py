@@ -29,7 +29,7 @@ _PORT = 29611  # inside a namespace nothing else has it
 
 
 class Pool:
-    """As many ranks as asked for, on one kind of links; used with `with`."""
+    """A pool of ranks on one kind of link; used with `with`."""
 
     def __init__(
         self, ranks: int, network: Network, log: Path, *, pin: bool = False, worker: str = WORKER

@@ -1,4 +1,4 @@
-"""One rank of a pool: does what it is asked, line by line, until its input ends.
+"""One rank of a pool: runs requests, a line each, until EOF.
 
     {"do": "collective", "op": "all_reduce", "bytes": 65536, "repeats": 9, "burst": 1}
     {"do": "beside", "bytes": 524288, "repeats": 9}                      work beside messages
@@ -63,7 +63,7 @@ def _listen(jobs: Queue[Job]) -> None:
 
 def collective(job: Job) -> dict[str, Any]:
     """Seconds of one collective, or of several begun together; core seconds of the rank for it,
-    and those of the thread that asked."""
+    and those of the calling thread."""
     numbers, burst = max(1, int(job["bytes"]) // 4), job.get("burst", 1)
     op, _, ends = job["op"].partition(" ")  # `reduce 1`, `send 0 2`: whom it is with
     start = partial(_STARTS[op], *map(int, ends.split()))

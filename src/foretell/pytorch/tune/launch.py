@@ -95,7 +95,7 @@ def _start(folder: Path, ranks: int, prefix: list[str]) -> subprocess.Popen[byte
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Leave no process behind: torchrun ends its ranks when asked to end."""
+    """Leave no process behind: torchrun ends its ranks on SIGTERM."""
     if process.poll() is None:
         process.terminate()
         try:

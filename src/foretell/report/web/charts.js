@@ -223,14 +223,16 @@ function ranking(advice) {
   });
   return scrolled(svg, width);
 }
-function ticks(low, high, wanted, log, isBytes) {
+function ticks(low, high, wanted, log, byTwos) {
+  // round numbers of an axis: 1, 2, 5, 10 …, or powers of two for bytes and GPUs
   if (log) {
     const found = [];
-    for (let t = 2 ** Math.floor(Math.log2(low)); t <= high * 1.001; t *= 2)
-      if (t >= low * 0.999) found.push(t);
+    for (let e = Math.floor(byTwos ? Math.log2(low) : Math.log10(low)); found.length < 60 && (byTwos ? 2 : 10) ** e <= high * 1.001; e++)
+      for (const t of byTwos ? [2 ** e] : [1, 2, 5].map(m => m * 10 ** e)) if (t >= low * 0.999 && t <= high * 1.001) found.push(t);
+    if (found.length < 3 && !byTwos) return ticks(low, high, wanted);
     return found.length > wanted ? found.filter((_, k) => k % Math.ceil(found.length / wanted) === 0) : found;
   }
-  if (isBytes) {
+  if (byTwos) {
     let step = 2 ** Math.ceil(Math.log2((high - low) / wanted));
     const found = [];
     for (let t = 0; t <= high; t += step) found.push(t);
@@ -266,7 +268,7 @@ function plot({ series, x, y, xText, yText, xName, yName, log, label, step, poin
     a + (z - a) * (isLog ? Math.log(v / low) / Math.log(high / low) : (v - low) / (high - low || 1));
   const X = v => put(v, x0, x1, l, width - r, log),
     Y = v => put(v, y0, y1, height - b, t, log);
-  for (const v of ticks(x0, x1, 8, log))
+  for (const v of ticks(x0, x1, 8, log, log))
     svg.append(
       draw("line", { class: "axis", x1: X(v), x2: X(v), y1: t, y2: height - b, "stroke-opacity": 0.5 }),
       draw("text", { class: "soft", x: X(v), y: height - b + 17, "text-anchor": "middle", text: xText(v) }),

@@ -19,6 +19,7 @@ const CAUSES = {
   "between kernels": "the next kernel: gaps below 4 µs that every stream of kernels has",
   unexplained: "measured, and not explained by the simulation",
 };
+const joined = text => text.replaceAll(" ", "\u00a0"); // a name that is not broken over two lines
 function gaps(idle) {
   return el(
     "div",
@@ -29,12 +30,12 @@ function gaps(idle) {
       { class: "pair" },
       table(
         ["cause", "idle>", "gaps>", "the GPU waits for"],
-        idle.causes.map(c => [c.cause, time(c.seconds), count(c.gaps), CAUSES[c.cause] || ""]),
+        idle.causes.map(c => [joined(c.cause), time(c.seconds), count(c.gaps), CAUSES[c.cause] || ""]),
       ),
       idle.gaps.length
         ? table(
             ["longest gaps at>", "idle>", "cause", "before", "module"],
-            idle.gaps.slice(0, 6).map(g => [time(g.at_s), time(g.seconds), g.cause, cut(g.before, 30), cut(g.module, 24)]),
+            idle.gaps.slice(0, 6).map(g => [time(g.at_s), time(g.seconds), joined(g.cause), cut(g.before, 30), cut(g.module, 24)]),
           )
         : null,
     ),
@@ -133,10 +134,9 @@ function icicle(path, open) {
       }),
     );
     const text = node.name + (w > 150 ? "  " + time(node.seconds) : "");
-    if (w > 30)
-      box.append(
-        draw("text", { x: x + 5, y: level * row + 17, class: "on", text: cut(text, Math.max(1, Math.floor((w - 8) / 7))) }),
-      );
+    const room = Math.floor((w - 8) / 7); // letters; a name cut to fewer than six says nothing
+    if (room >= Math.min(6, node.name.length))
+      box.append(draw("text", { x: x + 5, y: level * row + 17, class: "on", text: cut(text, room) }));
     svg.append(box);
     let at = x;
     for (const part of node.parts) {
@@ -162,9 +162,9 @@ function kernelTable(kernels, roof, bound) {
     table(
       ["op", ...(named ? ["kernel"] : []), ...(placed ? ["module"] : []), "calls>", "time>", "share>", "compute>", "memory>", "bound by", "of roofline>"],
       kernels.map(k => [
-        cut(k.op, 32),
-        ...(named ? [k.kernel] : []),
-        ...(placed ? [cut(k.module || "", 30)] : []),
+        whole(k.op, 32),
+        ...(named ? [whole(k.kernel, 28)] : []),
+        ...(placed ? [whole(k.module || "", 18)] : []),
         count(k.count),
         time(k.step_s),
         share(k.share),
@@ -176,6 +176,7 @@ function kernelTable(kernels, roof, bound) {
     ),
   );
 }
+const whole = (name, most) => el("span", { class: "nb", title: name, text: cut(name, most) });
 function limits(bound) {
   // what bounds the time of all kernels, and how far from the roofline they are together
   const rows = [
@@ -203,15 +204,16 @@ function limits(bound) {
   );
 }
 function roofline(kernels, roof) {
-  const points = kernels.filter(k => k.intensity > 0 && k.flops_s > 0),
+  const counted = kernels.filter(k => k.intensity > 0 && k.flops_s > 0),
+    top = Math.max(...Object.values(roof.peaks)) * 1.6,
+    points = counted.filter(k => k.intensity >= 0.01 && k.flops_s >= top / 1e6), // the others are no arithmetic to speak of
     left = 74,
     width = 590,
     high = 300,
-    top = Math.max(...Object.values(roof.peaks)) * 1.6,
     ridge = top / roof.bandwidth,
-    x0 = Math.max(Math.min(0.1, ...points.map(k => k.intensity)) / 1.5, 0.01),
+    x0 = Math.min(ridge / 30, ...points.map(k => k.intensity / 1.5)),
     x1 = Math.max(ridge * 8, ...points.map(k => k.intensity * 2)),
-    y0 = Math.max(Math.min(top / 1e4, ...points.map(k => k.flops_s / 2)), top / 1e5),
+    y0 = Math.min(top / 1e3, ...points.map(k => k.flops_s / 2)),
     log = Math.log10,
     X = v => left + ((width - left - 10) * (log(v) - log(x0))) / (log(x1) - log(x0)),
     Y = v => high - ((high - 10) * (log(v) - log(y0))) / (log(top) - log(y0)),
@@ -274,8 +276,8 @@ function roofline(kernels, roof) {
             rate(k.bytes_s, "B/s") + "\n" + k.bound + ", " + share(k.roofline) + " of the roofline",
         }),
         draw("circle", {
-          cx: X(Math.max(k.intensity, x0)),
-          cy: Y(clip(k.flops_s)),
+          cx: X(k.intensity),
+          cy: Y(k.flops_s),
           r: 4 + 22 * Math.sqrt(k.share),
           style: "fill:var(" + (colour[k.bound] || "--host") + ");fill-opacity:.65;stroke:var(--ink);stroke-width:.6",
         }),

@@ -192,8 +192,9 @@ function lane(v, g, ink, row, y, l, w) {
   for (let m = 0; m < labels.length; m += 3) {
     const a = Math.max(labels[m + 1], l) + (state.changes && !row.isPath && line.change[labels[m]] ? 12 : 4),
       room = labels[m + 2] - a - 3;
-    if (room > 16 && !(hits && !hits[labels[m]]))
-      g.fillText(cut(line.label_of(labels[m]), Math.max(3, Math.floor(room / letter))), a, y + ROW / 2 - 0.5);
+    const name = line.label_of(labels[m]),
+      letters = Math.floor(room / letter);
+    if (letters >= Math.min(6, name.length) && !(hits && !hits[labels[m]])) g.fillText(cut(name, letters), a, y + ROW / 2 - 0.5);
   }
   g.restore();
 }

@@ -1,4 +1,5 @@
 // The sections of the page, each from its part of the data.
+const SHORT = { goes: "Where time goes", kernels: "Kernels", measured: "Measured", trust: "Sources" }; // titles of links
 const here = { prefix: "", nav: null }; // of several pages in one: what ids begin with, where links go
 function section(name, title, about, ...kids) {
   const id = here.prefix + name,
@@ -6,7 +7,7 @@ function section(name, title, about, ...kids) {
   nav.append(
     el("a", {
       href: "#" + id,
-      text: title,
+      text: SHORT[name] || title,
       onclick: e => {
         e.preventDefault(); // the address keeps what it holds
         document.getElementById(id).scrollIntoView();
@@ -37,7 +38,7 @@ function cards(figures) {
         f.gain !== undefined && f.gain !== null
           ? el("p", {
               class: "more " + (f.gain > 0 ? "good" : "bad"),
-              text: share(Math.abs(f.gain)) + (f.gain > 0 ? " shorter a " : " longer a ") + (f.per || "step"),
+              text: share(Math.abs(f.gain)) + (f.gain > 0 ? " shorter" : " longer") + (f.per === "sample" ? " a sample" : ""),
             })
           : null,
         f.then ? el("p", { class: "more", text: f.then }) : null,
@@ -164,8 +165,8 @@ const HELD_FOR = {
   parameter: "parameters",
   gradient: "gradients",
   optimizer: "optimizer state",
-  workspace: "workspaces of kernels",
-  library: "libraries",
+  workspace: "workspaces of kernels and libraries",
+  library: "libraries (cuBLAS, cuDNN)",
   input: "the batch",
   other: "temporary tensors",
 };
@@ -470,6 +471,8 @@ function sectionsOf(D) {
     );
   }
   if (D.memory.length) parts.push(memories(D.memory, X.lower_memory));
+  else if (D.advice)
+    parts.push(section("memory", "Memory", "Unknown: this step has no tensor sizes. Record the trace with record_shapes=True, or with foretell profile train.py."));
   if (X.compared && X.compared.length) parts.push(measured(X.compared));
   D.oracle.forEach((o, n) => parts.push(scaling(o, n)));
   if (!first) parts.push(...plans);

@@ -71,6 +71,7 @@ const rate = (v, unit) => {
     [1e12, "T"],
     [1e9, "G"],
     [1e6, "M"],
+    [1e3, "k"],
   ])
     if (v >= scale) return short(v / scale) + " " + name + unit;
   return v ? short(v) + " " + unit : "";

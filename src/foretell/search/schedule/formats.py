@@ -1,6 +1,6 @@
 """A schedule as lists of actions, as text for a terminal, and as SVG."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from math import ceil
 from textwrap import wrap
@@ -123,8 +123,10 @@ _HUES = {"F": 210, "B": 30, "I": 30, "W": 130, "C": 280}
 _ROW, _BAR, _TOP, _SIDE = 26, 20, 34, 44  # pixels
 
 
-def text(schedule: Schedule, width: int = 80) -> str:
-    """One line a device; a sign is a micro-batch modulo ten. What is too long shows both ends."""
+def text(
+    schedule: Schedule, width: int = 80, unit: Callable[[float], str] = "{:.4g}".format
+) -> str:
+    """One line per device, one sign per column: a micro-batch modulo ten; long ones keep ends."""
     names = {d: f"{d} " for d in range(schedule.problem.num_devices) if not _is_link(schedule, d)}
     side = max(map(len, names.values()))
     room = max(width - side, 8)
@@ -133,7 +135,7 @@ def text(schedule: Schedule, width: int = 80) -> str:
     for device, name in names.items():
         line = _line(schedule, schedule.on(device), step, columns)
         lines.append(name.rjust(side) + _ends(line, room))
-    key = f"a column is {step:.4g}; 0-9 forward, A-J backward, a-j weight gradient, {_IDLE} idle"
+    key = f"a column is {unit(step)}; 0-9 forward, A-J backward, a-j weight gradient, {_IDLE} idle"
     return "\n".join([*lines, *wrap(key, width)])
 
 

@@ -85,7 +85,7 @@ async function renew() {
 function quick(found) {
   const list = [{ what: "current step", seconds: found.baseline_s }];
   if (found.changes.length)
-    list.push({ what: "predicted with " + found.changes.join(" "), seconds: found.predicted_s, gain: found.gain, per: found.per, low: found.low_s, high: found.high_s });
+    list.push({ what: "with changes", more: found.changes.join(" + "), seconds: found.predicted_s, gain: found.gain, per: found.per, low: found.low_s, high: found.high_s });
   if (found.peak_bytes) list.push({ what: "peak memory", bytes: found.peak_bytes });
   return list;
 }
@@ -98,7 +98,7 @@ async function detail(mine) {
   redrawers.length = 0;
   here.prefix = "";
   here.nav = by("contents");
-  if (!specs().length && D.figures.length) D.figures = D.figures.filter(f => !f.what.startsWith("predicted with") || D.advice);
+  if (!specs().length && D.figures.length) D.figures = D.figures.filter(f => f.what !== "with changes" || D.advice);
   by("headline").replaceChildren(...head(D));
   by("sections").replaceChildren(...sectionsOf(D));
   if (D.advice) {
@@ -444,16 +444,16 @@ function pareto(rows, x, xText, xName) {
     Y = v => high - ((high - 14) * (log(v) - log(y0))) / (log(y1) - log(y0) || 1),
     svg = draw("svg", { viewBox: "0 -16 " + width + " " + (high + 58), role: "group", "aria-label": "Layouts by time and " + xName + "; each is a button" });
   if (!rows.length) return el("p", { class: "soft", text: "Nothing to draw: the planner tells no memory." });
-  for (let k = 0; k <= 3; k++) {
-    const vx = Math.exp(log(x0) + ((log(x1) - log(x0)) * k) / 3),
-      vy = Math.exp(log(y0) + ((log(y1) - log(y0)) * k) / 3);
+  for (const v of ticks(x0, x1, 5, true, xText === size))
     svg.append(
-      draw("line", { x1: X(vx), x2: X(vx), y1: 8, y2: high, class: "axis" }),
-      draw("line", { x1: left, x2: width - 14, y1: Y(vy), y2: Y(vy), class: "axis" }),
-      draw("text", { x: X(vx), y: high + 16, "text-anchor": k === 3 ? "end" : "middle", class: "soft", text: xText(vx) }),
-      draw("text", { x: left - 6, y: Y(vy) + 4, "text-anchor": "end", class: "soft", text: time(vy) }),
+      draw("line", { x1: X(v), x2: X(v), y1: 8, y2: high, class: "axis" }),
+      draw("text", { x: X(v), y: high + 16, "text-anchor": "middle", class: "soft", text: xText(v) }),
     );
-  }
+  for (const v of ticks(y0, y1, 7, true))
+    svg.append(
+      draw("line", { x1: left, x2: width - 14, y1: Y(v), y2: Y(v), class: "axis" }),
+      draw("text", { x: left - 6, y: Y(v) + 4, "text-anchor": "end", class: "soft", text: time(v) }),
+    );
   svg.append(
     draw("text", { x: (left + width) / 2, y: high + 36, "text-anchor": "middle", class: "soft", text: xName }),
     draw("text", { x: 0, y: -4, class: "soft", text: "time of 1,000 samples" }),

@@ -52,7 +52,7 @@ _MODULE = "nn.Module: "
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """What is said of each place in a nest."""
+    """Attributes of each position in a nest."""
 
     layer: Array  # number in `layers`
     phase: Array
@@ -410,7 +410,7 @@ def _host_columns(d: RankStep, w: Waits, said: Labels, texts: Texts) -> dict[str
 
 
 def _cast_shapes(d: RankStep, op_place: Array, texts: Texts) -> Array:
-    """What a change of format was asked for, where it launches nothing: half precision would."""
+    """The requested format of a cast that launches nothing: in half precision it would."""
     n, e = d.nest, d.events
     named = [k for k, text in enumerate(e.texts) if text == _CAST]
     is_cast = (op_place != NONE) & np.isin(_at(e.name[n.event], op_place), named)
@@ -429,7 +429,7 @@ def _at(values: Array, place: Array, otherwise: int = 0) -> Array:
 def _words(
     names: Sequence[str], number: Array, texts: Texts, meaning: Callable[[str], str]
 ) -> Array:
-    """The number of what each name means, asked once a name."""
+    """The code of what each name means, looked up once a name."""
     unique, inverse = np.unique(number, return_inverse=True)
     found: Array = texts.table(meaning(names[k]) for k in unique.tolist())[inverse.reshape(-1)]
     return found

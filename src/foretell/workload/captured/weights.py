@@ -157,7 +157,7 @@ def _found(
         fitting = [w for w in some if _is_of(w, size)]
         if fitting:
             return min(fitting, key=lambda w: w.users)
-    if size < BLOCK:  # too small to be told from others by its size
+    if size < BLOCK:  # too small to be distinguished by its size
         return None
     return next((w for w in known if w.users and w.elements == size), None)
 

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 from foretell.spec import Spec
 from foretell.workload.workload import Workload
 
-# name -> (module here, class in it): loaded when asked for, so that one family costs one file.
+# name -> (module here, class in it): loaded on first use, so that one family costs one file.
 FAMILIES: dict[str, tuple[str, str]] = {
     "gpt": ("decoder", "Gpt"),
     "llama": ("decoder", "Llama"),
