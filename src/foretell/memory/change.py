@@ -44,7 +44,10 @@ from foretell.operators import having
 HALF = 2  # bytes
 NARROW, WIDE = having("autocast", "half"), having("autocast", "fp32")
 WIDENS = having("autocast", "widens")  # read narrow, write wide numbers
-NORMS = ("batch_norm",)  # their parameters stay wide beside narrow inputs
+# Their parameters stay wide beside narrow inputs; or all they are given must have one format.
+AS_FIRST = tuple(name for name in having("makes") if "batch_norm" in name)
+AS_FIRST += ("index_add", "index_copy", "index_put", "scatter")
+ARITHMETIC = ("add", "sub", "mul")  # kernels that read two formats at a time
 
 
 class Written(NamedTuple):
@@ -78,11 +81,38 @@ WRITTEN_OUT = "_safe_softmax"  # the softmax that attention has for lack of a ke
 _AROUND, _BEHIND = 4, 4  # ops between the softmax and its matmuls; and behind its gradient
 
 
+class Cast(NamedTuple):
+    """A copy in another format that autocast makes, or that a backward pass makes of a gradient."""
+
+    count: float  # numbers
+    to_half: bool
+    of_parameter: bool = False
+    has_gradient: bool = False  # which is cast the other way in the backward pass
+
+    def turned(self) -> Cast:
+        """The cast of its gradient."""
+        return self._replace(to_half=not self.to_half)
+
+
+class Decision(NamedTuple):
+    """How autocast runs one op of the forward pass."""
+
+    op: Op
+    is_narrow: bool
+    is_mixed: bool  # reads both formats, and writes fp32
+    casts: tuple[Cast, ...]  # before it
+    returned: tuple[float, ...]  # numbers of gradients that a sum of both formats narrows
+
+
 class Autocast(Rewrite):
     """Goes along a tape and decides about each op."""
 
     def __init__(self, tape: Tape) -> None:
         super().__init__(tape)
+        self.decisions: list[Decision] = []
+        self.made: list[Cast] = []  # casts since the last decision
+        self.differentiable: set[int] = set()  # storages that autograd follows
+        self.without: dict[int, int] = {}  # reads of a cast parameter that autograd does not follow
         self.narrow: set[int] = set()  # storages that have become so
         self.casts: dict[int, int] = {}  # of parameters
         self.node_is_narrow: dict[int, bool] = {}
@@ -114,10 +144,19 @@ class Autocast(Rewrite):
 
     def cast(self, k: int, op: Op, item: int) -> int:
         """A copy of a storage in another format; of a parameter there is one for all."""
-        if k in self.casts:
-            return self.casts[k]
         is_own = self.storages[k].kind == BufferKind.PARAMETER
+        has_gradient = k in self.differentiable or (is_own and op.node != NONE)
+        made = Cast(self.storages[k].count, item == HALF, is_own, has_gradient)
+        if is_own and op.node == NONE:
+            self.without[k] = self.without.get(k, 0) + 1
+        if k in self.casts:
+            if self.without.get(k, 0) > 1 and op.node == NONE:  # of a copy, as of a target network
+                self.made.append(made)
+            return self.casts[k]
+        self.made.append(made)
         new = self.new(k, item=item, kind=int(BufferKind.ACTIVATION))
+        if k in self.differentiable:
+            self.differentiable.add(new)
         name = WIDENED if op.name == WIDENED and item > HALF else "_to_copy"
         self.ops.append(Op(name, op.phase, NONE, (k,), (new,)))
         if item == HALF:
@@ -142,9 +181,24 @@ class Autocast(Rewrite):
             self.shrink(op)
         elif (op.name in WIDE and casts) or self.raised.intersection(op.reads):
             self.raised.update(op.makes)
+        self.ops.append(_with(op, casts))
+        self.decide(self.ops[-1], is_narrow)
         if op.node != NONE:
             self.node_is_narrow[op.node] = is_narrow
-        self.ops.append(_with(op, casts))
+            self.differentiable.update(op.makes)
+
+    def decide(self, op: Op, is_narrow: bool) -> None:
+        """Note how an op runs. What a sum of both formats gives back is cast for its narrow one."""
+        read = [k for k in op.reads if self.storages[k].is_float and self.storages[k].count > 1]
+        narrow = [k for k in read if k in self.narrow]
+        is_free = op.name not in (*NARROW, *WIDE, *WIDENS) and not op.name.startswith(AS_FIRST)
+        is_both = is_free and 0 < len(narrow) < len(read)
+        back = [self.storages[k].count for k in narrow if k in self.differentiable]
+        returned = tuple(back) if is_both and op.node != NONE else ()
+        sizes = {self.storages[k].count for k in read}
+        mixed = is_both and len(sizes) == 1 and op.name.startswith(ARITHMETIC)
+        self.decisions.append(Decision(op, is_narrow, mixed, tuple(self.made), returned))
+        self.made = []
 
     def decided(self, op: Op, *, stays_wide: bool) -> tuple[dict[int, int], bool]:
         """Copies that an op reads instead of its inputs, and whether it makes narrow tensors."""
@@ -158,7 +212,7 @@ class Autocast(Rewrite):
 
     def all_narrow(self, op: Op) -> bool:
         """Whether all numbers that an op reads are narrow by now."""
-        reads = op.reads[:1] if any(n in op.name for n in NORMS) else op.reads
+        reads = op.reads[:1] if op.name.endswith("_") or op.name.startswith(AS_FIRST) else op.reads
         floats = [k for k in reads if self.storages[k].is_float and self.storages[k].count > 1]
         return bool(floats) and all(k in self.narrow for k in floats)
 

@@ -28,6 +28,7 @@ from foretell.graph.columns import Array, Dtype, Kind, Phase, word_of
 from foretell.graph.edit import Edit
 from foretell.graph.graph import Graph
 from foretell.memory import change as memory
+from foretell.memory.change import Cast
 from foretell.memory.tape import FORWARD, Tape
 from foretell.whatif import autocast
 from foretell.whatif.autocast import Run, is_narrow
@@ -272,40 +273,18 @@ class _Rule:
         return float(np.mean(known)) > 0.5
 
 
-class _Casts(NamedTuple):
-    """Casts of the forward pass: of which run, how many numbers, to half, of a parameter."""
-
-    runs: list[int]
-    sizes: Array
-    to_half: Array
-    of_weight: Array
-
-
-def _casts(found: list[Run]) -> _Casts:
-    rows = [(i, n, True, True) for i, r in enumerate(found) for n in r.weights]
-    rows += [(i, n, r.is_half, False) for i, r in enumerate(found) for n in r.inputs]
-    rows += [(i, n, False, False) for i, r in enumerate(found) for n in r.widened]
-    rows.sort(key=lambda row: row[0])
-    sizes, to_half, weight = (np.array([row[k] for row in rows]) for k in (1, 2, 3))
-    runs = [row[0] for row in rows]
-    return _Casts(runs, sizes.astype(float), to_half.astype(bool), weight.astype(bool))
-
-
 def _cast(edit: Edit, graph: Graph, found: list[Run]) -> None:
     """A cast before each operator that needs one, and one of its gradient in the backward pass."""
-    casts = _casts(found)
-    if not casts.runs:
-        return
     call = call_seconds(graph)
-    before = np.array([found[i].task for i in casts.runs])
-    seconds = _seconds(casts.sizes, casts.to_half)
-    _insert_casts(edit, graph, before, seconds, casts, _known()["host"] * call, "forward")
+    forward = [(run.task, c) for run in found for c in run.casts]
+    _insert_casts(edit, graph, forward, _known()["host"] * call, "forward")
     back = _mirrored(graph, found)
     if len(back):
-        order = {i: k for k, i in enumerate(dict.fromkeys(casts.runs))}
-        behind = np.array([back[order[i] * len(back) // len(order)] for i in casts.runs])
-        seconds = _seconds(casts.sizes, ~casts.to_half)
-        _insert_casts(edit, graph, behind, seconds, casts, _known()["host_back"] * call, "backward")
+        own = [(i, c.turned()) for i, run in enumerate(found) for c in run.casts if c.has_gradient]
+        own += [(i, Cast(n, True)) for i, run in enumerate(found) for n in run.returned]
+        order = {i: k for k, i in enumerate(sorted({i for i, _ in own}))}
+        behind = [(int(back[order[i] * len(back) // len(order)]), c) for i, c in sorted(own)]
+        _insert_casts(edit, graph, behind, _known()["host_back"] * call, "backward")
 
 
 def _seconds(sizes: Array, to_half: Array) -> Array:
@@ -317,7 +296,7 @@ def _seconds(sizes: Array, to_half: Array) -> Array:
 
 def _mirrored(graph: Graph, found: list[Run]) -> Array:
     """The kernels of matmuls in the backward pass, last first."""
-    ops = {r.op for r in found if r.is_half and (r.weights or r.inputs)}
+    ops = {r.op for r in found if r.is_half and r.casts}
     names = ops | {f"{o}_backward" for o in ops} | {"mm"}
     codes = [c for c in np.unique(graph.op).tolist() if graph.names[int(c)] in names]
     mine = (graph.kind == Kind.KERNEL) & (graph.phase == Phase.BACKWARD) & np.isin(graph.op, codes)
@@ -327,26 +306,24 @@ def _mirrored(graph: Graph, found: list[Run]) -> Array:
 
 
 def _insert_casts(
-    edit: Edit, graph: Graph, before: Array, seconds: Array, casts: _Casts, host: float, phase: str
+    edit: Edit, graph: Graph, casts: list[tuple[int, Cast]], host: float, phase: str
 ) -> None:
-    launch = launch_of(graph, before)
-    known = launch >= 0
-    if not known.any():
+    """Casts before some kernels, each with its call."""
+    casts = [pair for pair in casts if launch_of(graph, np.array(pair[:1]))[0] >= 0]
+    if not casts:
         return
-    before, launch, seconds, sizes = (
-        column[known] for column in (before, launch, seconds, casts.sizes)
-    )
-    ops = [CAST_WEIGHT if weight else "copy_" for weight in casts.of_weight[known]]
-    where = issued_by(graph, launch)
+    before = np.array([task for task, _ in casts])
+    where = issued_by(graph, launch_of(graph, before))
+    sizes, to_half = (np.array([c[k] for _, c in casts], float) for k in (0, 1))
     calls = edit.insert(
         issued_before=where, kind="host", op="_to_copy", phase=phase, lane=graph.lane[where],
         rank=graph.rank[where], layer=graph.layer[before], seconds=np.full(len(where), host),
     )  # fmt: skip
     kernels = edit.insert(
-        issued_before=before, kind="kernel", op=ops, phase=phase, lane=graph.lane[before],
+        issued_before=before, kind="kernel", phase=phase, lane=graph.lane[before],
+        op=[CAST_WEIGHT if c.of_parameter else "copy_" for _, c in casts],
         rank=graph.rank[before], layer=graph.layer[before], dtype="bf16",
-        seconds=seconds, gap=graph.gap[before],
-        bytes=CAST_BYTES * sizes,
+        seconds=_seconds(sizes, to_half > 0), gap=graph.gap[before], bytes=CAST_BYTES * sizes,
     )  # fmt: skip
     edit.wait(kernels, calls, kind="launch")
 

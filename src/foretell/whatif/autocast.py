@@ -22,8 +22,10 @@ import numpy as np
 from foretell.cost.aten import Call, is_call, read
 from foretell.graph.columns import Array, Kind, Phase
 from foretell.graph.graph import Graph
-from foretell.memory.tape import FORWARD
+from foretell.memory.change import Autocast, Cast, Decision
+from foretell.memory.tape import FORWARD, Tape
 from foretell.operators import PRODUCTS, having
+from foretell.whatif.memory_effect import tape_of
 from foretell.whatif.table_lookup import ATTENTION, elements_of, stride_of
 
 LOOKS_UP = frozenset(having("autocast", "table"))  # from fp32 tables
@@ -51,6 +53,17 @@ class Run:
     widened: tuple[float, ...] = ()  # elements of what the program itself cast to fp32 before it
     is_mixed: bool = False  # it reads both formats, and writes fp32
     makes: float = 0.0  # elements of what a product makes
+    recorded: tuple[Cast, ...] | None = None  # all casts before it, where a trace tells them
+    returned: tuple[float, ...] = ()  # elements of gradients that it casts to half
+
+    @property
+    def casts(self) -> tuple[Cast, ...]:
+        """What is cast before it."""
+        if self.recorded is not None:
+            return self.recorded
+        found = [Cast(n, True, True, True) for n in self.weights]
+        found += [Cast(n, self.is_half, False, True) for n in self.inputs]
+        return (*found, *(Cast(n, False, False, True) for n in self.widened))
 
 
 @dataclass
@@ -82,7 +95,50 @@ def runs(graph: Graph, wide: Array | None = None) -> list[Run]:
         state.last |= dict.fromkeys(widened, False)
         run = _run(state, task, op, read(op, shape), phase)
         found.append(replace(run, widened=widened) if widened else run)
-    return found
+    tape = tape_of(graph)
+    return found if tape is None or not found else _as_recorded(found, tape, state.wide)
+
+
+def _as_recorded(found: list[Run], tape: Tape, wide: frozenset[int]) -> list[Run]:
+    """Runs with the formats and casts that the recorded operators of a trace have under autocast.
+
+    Those say which tensor is which and what has a gradient, but not which kernels are theirs: the
+    first call of an operator is the first of its runs, and so on, where there are as many of both.
+    """
+    follow = Autocast(tape)
+    follow.run()
+    said: dict[str, list[Decision]] = {}
+    for decision in follow.decisions:
+        said.setdefault(decision.op.name, []).append(decision)
+    mine: dict[str, list[int]] = {}
+    for at, run in enumerate(found):
+        mine.setdefault(run.op, []).append(at)
+    casts: dict[int, list[Decision]] = {}
+    last = 0
+    met: dict[str, int] = {}
+    for decision in follow.decisions:
+        name = decision.op.name
+        k = met[name] = met.get(name, -1) + 1
+        own = mine.get(name)
+        last = own[k * len(own) // len(said[name])] if own else last
+        casts.setdefault(last, []).append(decision)
+    return [
+        _recorded(run, casts.get(at, []), len(mine[run.op]) == len(said.get(run.op, ())), wide)
+        for at, run in enumerate(found)
+    ]
+
+
+def _recorded(run: Run, said: list[Decision], is_one: bool, wide: frozenset[int]) -> Run:
+    """A run with the casts of some decisions, and the format of its own where it has one."""
+    own = [d for d in said if d.op.name == run.op] if is_one else []
+    half, mixed = run.is_half, run.is_mixed
+    if own and run.task not in wide:
+        half, mixed = own[0].is_narrow, own[0].is_mixed
+    made = tuple(c for d in said for c in d.casts if c.count > 1)
+    return replace(
+        run, is_half=half, is_mixed=mixed, recorded=made,
+        returned=tuple(n for d in said for n in d.returned),
+    )  # fmt: skip
 
 
 def _asked(graph: Graph, firsts: Array) -> dict[int, list[float]]:

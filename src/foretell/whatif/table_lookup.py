@@ -279,6 +279,7 @@ def _power(name: str) -> float:
 REFERENCE = "h200"  # the device whose table is read
 CONVOLVES = frozenset({"conv2d", "conv3d", "convt2d"})
 LAID_OUT = CONVOLVES | IMAGES  # rows that tell one image layout from another
+WHOLE = LAID_OUT | BY_ROW | {"linear", "bmm", "attention", "lstm", "gru"}  # no passes over memory
 
 
 class Change(NamedTuple):
@@ -310,7 +311,7 @@ def format_change(
             found = changed(sort, way(first, now, sort), way(then, layout or now, sort), each)
     if found is None:
         return None
-    if sort.rows[0][0] == PASS:
+    if sort.rows[0][0] not in WHOLE:
         return _walked(graph, sort, *found)
     return found[0] * gain, found[1]
 
@@ -357,7 +358,8 @@ def image_layout(graph: Graph) -> str:
 def layout_of(graph: Graph, sort: Sort) -> str:
     """The image layout of one operator: a kernel for channels last with nothing turned round."""
     names = {graph.names[int(n)].lower() for n in np.unique(graph.name[sort.kernels])}
-    if any("nhwc" in name for name in names) and not any("nchw" in name for name in names):
+    last = any("nhwc" in name or "channels_last" in name for name in names)
+    if last and not any("nchw" in name for name in names):
         return "nhwc"
     return image_layout(graph)
 
