@@ -86,9 +86,10 @@ CLASSES = (
         "infiniband",
         "infiniband",
         200e9,
-        NETWORK | {"simple": mode(10e-6, 14e-6, 0.98, fill=5e-6)},
+        NETWORK | {"simple": mode(10e-6, 14e-6, 0.98, fill=5e-6), "pair": 2.0},
         "send: H100 of vidur; ring: 192, 96 and 46-48 GB/s of NICs behind PCIe that bound 192, 96"
-        " and 48 (NVIDIA/nccl issue 812, nccl-tests 119 and 290); hops: NCCL's tuner",
+        " and 48 (NVIDIA/nccl issue 812, nccl-tests 119 and 290); hops: NCCL's tuner; pair: two"
+        " nodes of DGX-1 and DGX A100 train at the pace of rings (DLPerf, LiBai, vTrain)",
         (*STARTS, "simple.efficiency"),
     ),
     Class(

@@ -274,7 +274,11 @@ def _inner(cluster: "Cluster", members: Members, others: Sequence[Members]) -> L
         for kind, slots in members.classes
     ]
     alone = np.array([s.bandwidth if s else inf for s in spreads])[members.alike]
-    bandwidths = alone * _share_inside(cluster, members, others) if others else alone
+    if others:
+        wires = np.array([s.wires if s else inf for s in spreads])[members.alike]
+        bandwidths = np.minimum(alone, wires * _share_inside(cluster, members, others))
+    else:
+        bandwidths = alone
     slowest = spreads[int(members.alike[int(np.argmin(bandwidths))])]
     assert slowest is not None  # at least one node holds two of the ranks
     return Level(

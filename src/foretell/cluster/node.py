@@ -75,6 +75,9 @@ class Device:
     sources: Mapping[str, str] = field(default_factory=dict)  # where each number comes from
     bus: str = "pcie3"  # link preset by which it reaches its host
     node: str = "pcie3-box"  # node preset it usually stands in
+    # bytes/s it reaches another at through host memory, where the driver lets it not reach it over
+    # PCIe (GeForce since Turing); 0: it does
+    staged: float = 0.0
     # what its ops took here (→ foretell.cost.measured); None: formulas price them
     timed: Any = field(default=None, repr=False, compare=False)
 
@@ -118,6 +121,7 @@ class Spread:
     bandwidth: float
     latency: float
     channels: int
+    wires: float  # bytes/s their wires would carry, which other groups may share
 
 
 @dataclass(frozen=True)
@@ -228,10 +232,21 @@ class Node:
         bandwidth = spread(self.wires, slots, links=direct, absent=absent)
         if not bandwidth:  # NVLink or xGMI does not join them all: the host's wires must help
             bandwidth = spread(self.wires, slots, absent=absent)
+            if staged := min((s for i in slots if (s := self.devices[i].staged)), default=0.0):
+                return self._through_host(slots, staged, bandwidth)
         used = self._ring_paths(slots)
         slowest = min((self.links[k] for path in used for k in path), key=lambda k: k.bandwidth)
         latency = max(map(self.latency, used))
-        return Spread(slowest.kind, bandwidth, latency, max(1, round(bandwidth / slowest.each)))
+        channels = max(1, round(bandwidth / slowest.each))
+        return Spread(slowest.kind, bandwidth, latency, channels, bandwidth)
+
+    def _through_host(self, slots: Slots, staged: float, wires: float) -> Spread:
+        """The same where every byte is written to host memory and read from it again."""
+        cpus = [i for i, kind in enumerate(self.vertices.values()) if kind == "cpu"]
+        shared = flow(self.wires, slots, cpus) / len(slots) if cpus else inf
+        latency = max(map(self.latency, self._ring_paths(slots)))
+        wires = min(wires, shared)
+        return Spread("memory", min(staged, wires), latency, 1, wires)
 
     def _ring_paths(self, slots: Slots) -> list[LinkPath]:
         order = self.order(slots, closed=True)

@@ -420,6 +420,7 @@ def read_device(table: Table, name: str, known: Mapping[str, Device]) -> Device 
         sources=_sources(table),
         bus=table.text("bus", base.bus if base else Device.bus),
         node=table.text("node", base.node if base else Device.node),
+        staged=table.number("staged", "B/s", base.staged if base else 0.0),
     )
 
 

@@ -22,6 +22,7 @@ _UNITS = {
     "launch": "s",
     "floor": "s",
     "watts": "W",
+    "staged": "B/s",
     "price": "$/h",
 }
 

@@ -26,7 +26,7 @@ Every way costs `start + slope·bytes + root·√bytes` seconds. With N ranks, S
 tier t of the topology its speed Bₜ = efficiency·bandwidth and its share of the ring's edges Eₜ/N:
 
     ring       launch + start + steps·Σₜ (Eₜ/N)·hopₜ + wire·S/min Bₜ + own·S/copy + √(fill·wire·S/B)
-    tree       launch + start + 2·Σₜ depthₜ·hopₜ + S·maxₜ 2/Bₜ + √(fill·…)       1/B for two nodes
+    tree       launch + start + 2·Σₜ depthₜ·hopₜ + S·maxₜ 2/Bₜ + √(fill·…)       pair/B for two nodes
     multicast  launch + start + S·(1+1/n)/B, or the tree between nodes if that is slower
     direct     launch + start + peers·hop + S·maxₜ leavingₜ/Bₜ + own·S/copy + √(fill·…)
 
@@ -110,6 +110,7 @@ class Link:
     quick: Mode | None = None  # direct and send of small messages
     multicast: Mode | None = None  # the switch adds and copies by itself (NVLS)
     tree: float = 1.0  # what a tree reaches of the ring's efficiency
+    pair: float = 1.0  # bytes that each of two nodes sends per byte of an all-reduce by trees
 
 
 def link_of(level: Level) -> Link:
@@ -288,7 +289,8 @@ def _tree(tiers: tuple[Tier, ...], protocol: str) -> Way:
     start, paces = _start(tiers, modes), []
     for tier, mode in zip(tiers, modes, strict=True):
         start += 2 * _depth(tier) * tier.hop(mode)
-        paces.append(_tree_wire(tier) / _tree_speed(tier, mode))
+        wire = max(_tree_wire(tier), tier.link.pair)
+        paces.append(wire / _tree_speed(tier, mode))
     return _way("tree", protocol, start, paces, modes)
 
 
