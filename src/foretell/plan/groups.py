@@ -54,15 +54,7 @@ from foretell.plan.layouts import layouts
 from foretell.plan.memory import ROUNDING, USABLE, Memory, stage_memory
 from foretell.plan.order import BACKWARD, FORWARD
 from foretell.plan.plan import Plan
-from foretell.plan.program import (
-    Buffer,
-    LayerPrices,
-    Message,
-    Piece,
-    Program,
-    StageTasks,
-    layers_alone,
-)
+from foretell.plan.program import Buffer, Message, Piece, Program, ResolvedStep, StageTasks
 from foretell.workload import Op, Workload
 from foretell.workload.workload import BYTES
 
@@ -672,23 +664,12 @@ def handed(
 
 
 def moved(first: LayerRange, then: LayerRange) -> dict[tuple[int, int], float]:
-    """What share of the batch goes from rank to rank; a split stretch has all samples everywhere.
-
-    From ranks that hold everything each other rank gets its part of all of them alike.
-    """
+    """What share of the batch goes from rank to rank; a split range has all samples everywhere."""
     out: dict[tuple[int, int], float] = defaultdict(float)
-    if first.is_split:
-        for target in [r for r in then.ranks if r not in first.ranks]:
-            part = 1.0 if then.is_split else then.samples[target] / then.batch
-            for source in first.ranks:
-                out[source, target] += part / len(first.ranks)
-    elif then.is_split:
-        for source, target in ((a, b) for a in first.ranks for b in then.ranks if a != b):
-            out[source, target] += first.samples[source] / first.batch
-    else:
-        for move in reslice(first.samples, then.samples):
-            if move.source != move.target:
-                out[move.source, move.target] += (move.last - move.first) / first.batch
+    ways = {"from_all": first.is_split, "to_all": then.is_split}
+    for move in handed(first.samples, then.samples, **ways):
+        if move.source != move.target:
+            out[move.source, move.target] += (move.last - move.first) / first.batch
     return out
 
 
@@ -730,31 +711,28 @@ def require_split(stretch: LayerRange, costs: GroupCosts) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class GroupStep:
+class GroupStep(ResolvedStep):
     """A checked plan whose ranks are priced one by one."""
 
-    plan: Plan
     costs: GroupCosts
     found: list[LayerRange]
     batches: int
-    advice = "give the fullest rank fewer samples or layers"
-    work = 1.0  # of a training step's
 
     @classmethod
     def of(cls, plan: Plan, workload: Workload, cluster: Cluster) -> GroupStep:
         """The step of a checked plan."""
         costs = GroupCosts.of(plan, workload, cluster)
-        return cls(plan, costs, *layer_ranges(plan, costs))
+        return cls(plan, workload, cluster, costs, *layer_ranges(plan, costs))
 
     @property
-    def workload(self) -> Workload:
-        """The model."""
-        return self.costs.workload
+    def advice(self) -> str:
+        """What to do where it does not fit."""
+        return "give the fullest rank fewer samples or layers"
 
     @property
-    def cluster(self) -> Cluster:
-        """The machines."""
-        return self.costs.cluster
+    def samples(self) -> int:
+        """The most samples that a rank has in one micro-batch."""
+        return -(-max(max(one.samples.values()) for one in self.found) // self.batches)
 
     @cached_property
     def ranks(self) -> list[int]:
@@ -767,7 +745,7 @@ class GroupStep:
         pairs = [(q, rank) for q, one in enumerate(self.found) for rank in one.ranks]
         return {pair: at for at, pair in enumerate(pairs)}
 
-    def program(self, detail: str = "stage") -> Program:
+    def program(self, detail: str) -> Program:
         """The program of the step; a range is one task a rank whatever the detail."""
         for one in self.found:
             if one.is_split:
@@ -941,15 +919,6 @@ class GroupStep:
         over = [m - d.memory * USABLE for m, d in zip(most, devices, strict=True)]
         worst = int(np.argmax(over))
         return most[worst], max(over[worst], 0.0), each[worst]
-
-    def layer_prices(self) -> LayerPrices:
-        """Every layer on one rank with the most samples one has, and how often it runs."""
-        most = max(max(one.samples.values()) for one in self.found)
-        return layers_alone(self.plan, self.workload, self.cluster, -(-most // self.batches))
-
-    def comm_share(self, rank: int) -> float:
-        """What a range exchanges inside is in its compute."""
-        return 0.0
 
 
 _HELD = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer"}

@@ -45,15 +45,7 @@ from foretell.plan.layouts import Array, blocks_of
 from foretell.plan.memory import ROUNDING, USABLE, Memory, stage_memory
 from foretell.plan.order import BACKWARD, FORWARD, WEIGHT
 from foretell.plan.plan import Names, Plan
-from foretell.plan.program import (
-    Buffer,
-    LayerPrices,
-    Message,
-    Piece,
-    Program,
-    StageTasks,
-    layers_alone,
-)
+from foretell.plan.program import Buffer, Message, Piece, Program, ResolvedStep, StageTasks
 from foretell.portable import product
 from foretell.workload import Layer, Workload
 from foretell.workload.workload import BYTES
@@ -539,30 +531,23 @@ def seconds(prices: Prices, place: StagePlacement, kind: str, paid: PlacedStageC
 
 
 @dataclass(frozen=True)
-class PlacedStep:
+class PlacedStep(ResolvedStep):
     """A checked plan of placed stages, with its prices and what each rank does."""
 
-    plan: Plan
     prices: Prices
     found: tuple[StagePlacement, ...]
     rows: list[list[Action]]
-    advice = "let more stages recompute, or spread them wider"
 
     @classmethod
     def of(cls, plan: Plan, prices: Prices) -> PlacedStep:
         """The step of a checked plan."""
         found = places(plan, prices.workload, prices.cluster.size)
-        return cls(plan, prices, found, acts(plan, found))
+        return cls(plan, prices.workload, prices.cluster, prices, found, acts(plan, found))
 
     @property
-    def workload(self) -> Workload:
-        """The model."""
-        return self.prices.workload
-
-    @property
-    def cluster(self) -> Cluster:
-        """The machines."""
-        return self.prices.cluster
+    def advice(self) -> str:
+        """What to do where it does not fit."""
+        return "let more stages recompute, or spread them wider"
 
     @cached_property
     def kinds(self) -> set[tuple[int, str]]:
@@ -595,7 +580,7 @@ class PlacedStep:
         """What each stage costs and holds."""
         return [placed_stage_cost(self.prices, place) for place in self.found]
 
-    def program(self, detail: str = "stage") -> Program:
+    def program(self, detail: str) -> Program:
         """The program of the step; a stage is one task whatever the detail."""
         out = Program()
         names = (("compute", "compute"), ("send on", "comm"), ("send back", "comm"))
@@ -709,9 +694,10 @@ class PlacedStep:
                 continue
             first = [self.leaders[r] for r in ranks]
             wires = tuple(dict.fromkeys(lanes[r][1] for r in first))
+            took = tying(self.prices, ranks, elements)
             behind.append(
                 out.end(
-                    "collective", "all_reduce", first[0], wires, tying(self.prices, ranks, elements),
+                    "collective", "all_reduce", first[0], wires, took,
                     "communicate", stages=tuple(last[r] for r in first), group=group_text(ranks),
                 )
             )  # fmt: skip
@@ -754,11 +740,3 @@ class PlacedStep:
     def work(self) -> float:
         """What of a training step's work is done: a third where there is no backward."""
         return 1.0 if self.trained else 1 / 3
-
-    def layer_prices(self) -> LayerPrices:
-        """Every layer on one rank, and how often it runs."""
-        return layers_alone(self.plan, self.workload, self.cluster, self.plan.micro_batch)
-
-    def comm_share(self, rank: int) -> float:
-        """What a stage exchanges inside is in its compute."""
-        return 0.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,6 @@ from foretell.workload import Workload
 
 Ids = npt.NDArray[np.int64]
 Place = tuple[int, int]  # stage of the program, chunk
-LayerPrices = tuple[list[tuple[LayerCost, float]], float]  # (cost, times) …, overlap exponent
 
 
 class Piece(NamedTuple):
@@ -126,49 +125,48 @@ class Program:
         return len(self.epilogue) - 1
 
 
-class ResolvedStep(Protocol):
-    """A checked plan with its prices: what a prediction asks of it."""
+@dataclass(frozen=True)
+class ResolvedStep:
+    """A checked plan with its prices, on the machines its ranks are."""
 
-    @property
-    def plan(self) -> Plan:
-        """The plan, every default filled in."""
-
-    @property
-    def workload(self) -> Workload:
-        """The model."""
-
-    @property
-    def cluster(self) -> Cluster:
-        """The machines its ranks are, in order."""
+    plan: Plan
+    workload: Workload
+    cluster: Cluster
 
     @property
     def advice(self) -> str:
         """What to do where it does not fit; empty where changes of its degrees can be tried."""
+        return ""
 
     @property
     def work(self) -> float:
         """What of a training step's work is done."""
+        return 1.0
 
-    def program(self, detail: str = "stage") -> Program:
+    @property
+    def samples(self) -> int:
+        """The most samples that a rank has in one micro-batch."""
+        return self.plan.micro_batch
+
+    def program(self, detail: str) -> Program:
         """What every rank runs, sends and holds."""
+        raise NotImplementedError
 
     def memory(self) -> tuple[float, float, dict[str, float]]:
         """Bytes of the fullest rank, how many are missing there, and what they are."""
+        raise NotImplementedError
 
-    def layer_prices(self) -> LayerPrices:
-        """Every layer priced, how often it runs, and the overlap exponent."""
+    def layer_prices(self) -> tuple[list[tuple[LayerCost, float]], float]:
+        """Every layer priced and how often it runs; how host and device overlap (an exponent)."""
+        names = ("framework", "precision", "dtype", "optimizer")
+        one = Plan(**{n: getattr(self.plan, n) for n in names}, micro_batch=self.samples)
+        found = layer_costs(self.workload, self.cluster, layouts([one]))
+        times = [float(layer.times) for layer in self.workload.layers]
+        return list(zip(found, times, strict=True)), running(one).profile.exponent
 
     def comm_share(self, rank: int) -> float:
-        """What of a rank's compute tasks is communication inside them."""
-
-
-def layers_alone(plan: Plan, workload: Workload, cluster: Cluster, samples: int) -> LayerPrices:
-    """Every layer on one rank with so many samples, and how often it runs."""
-    names = ("framework", "precision", "dtype", "optimizer")
-    one = Plan(**{name: getattr(plan, name) for name in names}, micro_batch=samples)
-    found = layer_costs(workload, cluster, layouts([one]))
-    times = [float(layer.times) for layer in workload.layers]
-    return list(zip(found, times, strict=True)), running(one).profile.exponent
+        """What of a rank's compute tasks is communication shown apart from them."""
+        return 0.0
 
 
 class _Draft:
