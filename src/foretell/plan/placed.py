@@ -605,15 +605,14 @@ class PlacedStep(ResolvedStep):
         """The actions of every stage, in one order for all ranks."""
         numbers: dict[tuple[int, str], int] = {}
         mine: list[list[tuple[int, int, int, int]]] = [[] for _ in self.found]
-        for order, act in enumerate(self._in_order()):
+        for at, act in enumerate(self._in_order()):
             key, place = (act.stage, act.kind), self.found[act.stage]
             if key not in numbers:
                 took = seconds(self.prices, place, act.kind, self.bills[act.stage])
                 name = " ".join(place.texts(self.workload)[1:])
                 numbers[key] = len(out.chains)
                 out.chains.append([Piece("kernel", _OPS[act.kind], took, name)])
-            row = numbers[key], _WAYS_OF[act.kind], act.micro_batch, order
-            mine[act.stage].append(row)
+            mine[act.stage].append((numbers[key], _WAYS_OF[act.kind], act.micro_batch, at))
         for group, rows in zip(self.groups, mine, strict=True):
             chain, way, micro, order = np.array(rows, np.int64).reshape(-1, 4).T
             held = tuple(lanes[rank][0] for rank in group)
