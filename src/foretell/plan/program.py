@@ -28,6 +28,7 @@ from foretell.whatif import Setting, applied, parse
 from foretell.workload import Workload
 
 Ids = npt.NDArray[np.int64]
+AHEAD, BACK = int(Phase.FORWARD), int(Phase.BACKWARD)
 Place = tuple[int, int]  # stage of the program, chunk
 
 
@@ -42,6 +43,9 @@ class Piece(NamedTuple):
     flops: float = 0.0
     comm_bytes: float = 0.0
     axis: str = ""  # of an exchange
+    name: str = ""
+    group: str = ""
+    phase: str = ""  # that of its action where empty
 
 
 class StageTasks(NamedTuple):
@@ -156,6 +160,11 @@ class ResolvedStep:
         """Bytes of the fullest rank, how many are missing there, and what they are."""
         raise NotImplementedError
 
+    @property
+    def away(self) -> dict[str, float] | None:
+        """How far it is from what was measured, where another step says so."""
+        return None
+
     def layer_prices(self) -> tuple[list[tuple[LayerCost, float]], float]:
         """Every layer priced and how often it runs; how host and device overlap (an exponent)."""
         names = ("framework", "precision", "dtype", "optimizer")
@@ -264,13 +273,19 @@ class _Spans(NamedTuple):
 
 def lowered(step: ResolvedStep, detail: str = "stage") -> Graph:
     """The graph of a step whose prices are known, with the plan's what-ifs applied."""
-    program, plan, draft = step.program(detail), step.plan, _Draft()
+    program, plan = step.program(detail), step.plan
+    graph = written(program, {"workload": step.workload.name, "plan": str(plan)})
+    return applied([parse(text) for text in plan.whatifs], graph, Setting(step.cluster))
+
+
+def written(program: Program, facts: Mapping[str, Any]) -> Graph:
+    """The graph of a program."""
+    draft = _Draft()
     spans = _write_stages(draft, program)
     _write_messages(draft, program, spans)
     _write_end(draft, program, spans)
     _write_buffers(draft, program, spans)
-    graph = draft.graph(program, {"workload": step.workload.name, "plan": str(plan)})
-    return applied([parse(text) for text in plan.whatifs], graph, Setting(step.cluster))
+    return draft.graph(program, facts)
 
 
 def _write_stages(draft: _Draft, program: Program) -> _Spans:
@@ -297,6 +312,7 @@ def _write_stages(draft: _Draft, program: Program) -> _Spans:
         )
     )
     back = np.repeat(way != FORWARD, sizes)
+    own = np.array([code_of(Phase, p.phase) if p.phase else NONE for p in pieces])
     order = None
     if stages[0].order is not None:
         order = np.repeat(np.concatenate([one.order for one in stages]), sizes) + 2 * inside
@@ -311,14 +327,18 @@ def _write_stages(draft: _Draft, program: Program) -> _Spans:
         seconds=np.array([p.seconds for p in pieces])[at],
         flops=np.array([p.flops for p in pieces])[at],
         comm_bytes=np.array([p.comm_bytes for p in pieces])[at],
-        phase=np.where(back, int(Phase.BACKWARD), int(Phase.FORWARD)),
+        phase=np.where(own[at] >= 0, own[at], np.where(back, BACK, AHEAD)),
+        name=np.array([draft.text(p.name) for p in pieces])[at],
+        group=np.array([draft.text(p.group) for p in pieces])[at],
         micro_batch=np.repeat(micro, sizes),
         priority=0 if program.is_ordered else 1 + back,
         source=int(Source.FORMULA),
     )
-    for steps in sorted({b for p in pieces for b in p.after}):
-        has = np.array([steps in p.after for p in pieces])[at] & (inside >= steps)
-        draft.wait(ids[has], ids[has] - steps)
+    many = np.array([len(p.after) for p in pieces])
+    task, which = _rows(at, many)
+    steps = np.array([back for p in pieces for back in p.after], np.int64)[which]
+    has = inside[task] >= steps
+    draft.wait(ids[task[has]], ids[task[has]] - steps[has])
     for k, one in enumerate(stages):
         for lane in one.lanes[1:]:
             draft.pair(draft.held, ids[owner == k], lane)
@@ -331,6 +351,13 @@ def _write_stages(draft: _Draft, program: Program) -> _Spans:
     ends = np.cumsum([len(one.chain) for one in stages])
     spans = [ids[final[end - 1] : final[end]] for end in ends]
     return _Spans(first, last, [mine[kernel[at[mine]]] for mine in spans])
+
+
+def _rows(at: Ids, many: Ids) -> tuple[Ids, Ids]:
+    """For every entry the rows of what it points at, so many each: entries, and their rows."""
+    starts, sizes = (np.cumsum(many) - many)[at], many[at]
+    entry = np.repeat(np.arange(len(at)), sizes)
+    return entry, starts[entry] + np.arange(len(entry)) - (np.cumsum(sizes) - sizes)[entry]
 
 
 def _write_messages(draft: _Draft, program: Program, spans: _Spans) -> None:
