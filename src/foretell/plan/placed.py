@@ -26,7 +26,7 @@ lanes of all of them; messages leave on lanes of their own, one for each directi
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -400,8 +400,12 @@ def _rounded(size: float) -> float:
 
 
 def room(prices: Prices, rank: int) -> float:
-    """Bytes a device has for tensors."""
-    return float(prices.cluster.devices[rank].memory) * USABLE
+    """Bytes a device has for tensors beside what the framework itself holds."""
+    return float(prices.cluster.devices[rank].memory) * USABLE - _runtime(prices)
+
+
+def _runtime(prices: Prices) -> float:
+    return float(ROUNDING * running(prices.plan).profile.runtime)
 
 
 def message(
@@ -427,11 +431,14 @@ def offloading(prices: Prices, rank: int, size: float) -> float:
     return size / prices.cluster.host_bandwidth(rank)
 
 
-def updating(prices: Prices, rank: int, paid: Sequence[PlacedStageCost]) -> float:
-    """Seconds of the optimizer on one rank, for all its stages together."""
+def updating(prices: Prices, rank: int, mine: Sequence[StagePlacement]) -> float:
+    """Seconds of the optimizer on one rank, for all its stages together; tied weights once."""
+    paid = [placed_stage_cost(prices, place) for place in mine]
     elements, tensors, lead = (
         sum(getattr(one, name) for one in paid) for name in ("elements", "tensors", "lead")
     )
+    for rates, layer, share in _twice(prices, [p for p in mine if "frozen" not in p.ways]):
+        elements, tensors = elements - share * float(rates.elements[layer]), tensors - 1
     device, learned = prices.cluster.devices[rank], prices.cluster.calibration
     return rank_update(device, learned, running(prices.plan), elements, tensors, lead)
 
@@ -474,22 +481,23 @@ def constant(prices: Prices, found: Sequence[StagePlacement], rank: int, *, trai
     for place in mine:
         paid = placed_stage_cost(prices, place)
         total += paid.parameters + (paid.trained if trains else 0.0)
-    return total - _twice(prices, mine, trains)
+    for rates, layer, share in _twice(prices, mine):
+        held = rates.parameters[layer] + (rates.trained[layer] if trains else 0.0)
+        total -= float(held * share)
+    return total
 
 
-def _twice(prices: Prices, mine: Sequence[StagePlacement], trains: bool) -> float:
-    """What counts twice where tied weights meet on a rank, split alike."""
-    workload, total = prices.workload, 0.0
+def _twice(prices: Prices, mine: Sequence[StagePlacement]) -> Iterator[tuple[Rates, int, float]]:
+    """Tied weights whose layers meet on a rank, split alike: the layer, and their share of it."""
+    workload = prices.workload
     for kept, other in workload.tied:
         first, last = (_layer(workload, name) for name in (kept, other))
         for a in mine:
             for b in mine:
                 if a.times[first] and b.times[last] and a.ranks == b.ranks:
                     r = prices.rates(b.ranks)
-                    held = r.parameters[last] + (r.trained[last] if trains else 0.0)
                     share = tied_elements(workload, other) / len(b.ranks) / r.elements[last]
-                    total += float(held * min(share, 1.0))
-    return total
+                    yield r, last, float(min(share, 1.0))
 
 
 def tied_elements(workload: Workload, name: str) -> float:
@@ -701,8 +709,8 @@ class PlacedStep(ResolvedStep):
                 )
             )  # fmt: skip
         for rank, mine in lanes.items():
-            bills = [self.bills[s] for s, place in enumerate(self.found) if rank in place.ranks]
-            if took := updating(self.prices, rank, bills):
+            own = [place for place in self.found if rank in place.ranks]
+            if took := updating(self.prices, rank, own):
                 out.end(
                     "kernel", "optimizer", rank, (mine[0],), took, "update",
                     stages=tuple(last.values()), behind=tuple(behind),
@@ -727,13 +735,13 @@ class PlacedStep(ResolvedStep):
     def memory(self) -> tuple[float, float, dict[str, float]]:
         """Bytes of the rank with the least room left, how many are missing, and what they are."""
         most = peaks(self.prices, self.found, self.rows)
-        over = [m - d.memory * USABLE for m, d in zip(most, self.cluster.devices, strict=False)]
-        worst = int(np.argmax(over))
+        over = [m - room(self.prices, rank) for rank, m in enumerate(most)]
+        worst, program = int(np.argmax(over)), _runtime(self.prices)
         weights = constant(self.prices, self.found, worst, trains=False)
         rest = constant(self.prices, self.found, worst, trains=bool(self.trained)) - weights
         parts = {"parameters": weights, "gradients and optimizer": rest}
-        parts["activations"] = most[worst] - weights - rest
-        return most[worst], max(over[worst], 0.0), parts
+        parts |= {"activations": most[worst] - weights - rest, "program": program}
+        return most[worst] + program, max(over[worst], 0.0), parts
 
     @property
     def work(self) -> float:
