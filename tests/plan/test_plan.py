@@ -40,6 +40,11 @@ def test_text_reads_back(plan):
     assert Plan.parse(str(plan)) == plan
 
 
+def test_a_rank_without_actions_stays_in_the_text():
+    plan = Plan(stages=(("1", "block"),), actions=((), ("0F0", "0B0"), ()))
+    assert Plan.parse(str(plan)) == plan
+
+
 @given(plans(), st.sampled_from(["a.plan", "a.json", "a.toml"]))
 def test_files_read_back(plan, name):
     import tempfile

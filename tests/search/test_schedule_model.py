@@ -19,6 +19,7 @@ from foretell.plan.placed import (
     peaks,
     placed_stage_cost,
     places,
+    room,
 )
 from foretell.predict import predict
 from foretell.search.schedule import schedule, wrong
@@ -101,6 +102,19 @@ def test_the_step_is_simulated_as_it_was_scheduled(spec, shape, mode, four):
     assert told.step == pytest.approx(one.makespan + ends, rel=0.05)
     assert told.step >= one.makespan * (1 - 1e-9)
     assert told.fits
+
+
+@pytest.mark.parametrize("spec", [SMALL, "gpt:layers=4,hidden=512,heads=8,tied=no"])
+def test_one_stage_on_all_ranks_is_tensor_parallelism(spec, four):
+    workload = load(spec)
+    found = model(workload, four, "tp", plan=PLAN, micro_batches=4, recompute="no")
+    plan = found.plan(schedule(found.problem, 4, work=0.1))
+    placed, split = (
+        predict(plan, workload, four),
+        predict(as_degrees(plan, workload), workload, four),
+    )
+    assert placed.step == pytest.approx(split.step, rel=1e-4)  # tied weights are updated once
+    assert placed.peak == pytest.approx(split.peak, rel=0.02)  # the framework's own bytes too
 
 
 def test_shapes_put_layers_where_they_say(four):
@@ -236,8 +250,8 @@ def test_memory_of_the_schedule_is_that_of_the_plan(four):
         held = peaks(found.prices, stages, acts(plan, stages))
         for device, ranks in enumerate(found.ranks):
             free = found.problem.capacity[device]
-            room = 16 * 2**30 * 0.96
-            assert held[ranks[0]] == pytest.approx(room - free + one.peak_memory[device], rel=1e-6)
+            there = room(found.prices, ranks[0]) - free + one.peak_memory[device]
+            assert held[ranks[0]] == pytest.approx(there, rel=1e-6)
 
 
 def test_the_best_shape_wins_and_is_saved(tmp_path, four):

@@ -54,15 +54,7 @@ from foretell.plan.layouts import layouts
 from foretell.plan.memory import ROUNDING, USABLE, Memory, stage_memory
 from foretell.plan.order import BACKWARD, FORWARD
 from foretell.plan.plan import Plan
-from foretell.plan.program import (
-    Buffer,
-    LayerPrices,
-    Message,
-    Piece,
-    Program,
-    StageTasks,
-    layers_alone,
-)
+from foretell.plan.program import Buffer, Message, Piece, Program, ResolvedStep, StageTasks
 from foretell.workload import Op, Workload
 from foretell.workload.workload import BYTES
 
@@ -169,36 +161,30 @@ class GroupCosts:
         return units(self.workload)
 
     @cached_property
-    def _known(self) -> dict[Any, UnitSeconds]:
+    def seconds(self) -> dict[tuple[object, int], UnitSeconds]:
+        """Every unit by (kind of device, or ranks it is split over) and samples, once priced."""
         return {}
 
-    def seconds(self, device: Device, samples: int) -> UnitSeconds:
-        """Each unit with so many samples."""
-        key = (device.name, samples)
-        if key not in self._known:
-            self._known[key] = self._priced(self.cluster, device, samples)
-        return self._known[key]
-
-    def split_seconds(self, ranks: Sequence[int], samples: int) -> UnitSeconds:
-        """The same of units that are split over all of some ranks."""
-        key = (tuple(ranks), samples)
-        if key not in self._known:
-            device = self.cluster.devices[ranks[0]]
-            part = self.cluster.part(tuple(ranks))
-            self._known[key] = self._priced(part, device, samples, **self.degrees(len(ranks)))
-        return self._known[key]
+    def price(self, found: Sequence[LayerRange]) -> None:
+        """Price all units for the samples that ranks of some ranges have."""
+        asked: dict[object, tuple[LayerRange, int, set[int]]] = {}
+        for one in found:
+            for rank in one.ranks:
+                where, many = one.priced_as(self, rank)
+                asked.setdefault(where, (one, rank, set()))[2].add(many)
+        for where, (one, rank, sizes) in asked.items():
+            cluster = self.cluster.part(one.ranks) if one.is_split else self.cluster
+            degrees = self.degrees(len(one.ranks)) if one.is_split else {}
+            device, each = self.cluster.devices[rank], sorted(sizes)
+            table = unit_seconds(
+                self.workload, cluster, device, self.plain, np.array(each), **degrees
+            )
+            for k, many in enumerate(each):
+                self.seconds[where, many] = UnitSeconds(*(values[:, k] for values in table))
 
     def degrees(self, ranks: int) -> dict[str, int]:
         """How units are split over so many ranks."""
         return {"tp" if self.workload.most("tp") > 1 else "filter": ranks}
-
-    def _priced(
-        self, cluster: Cluster, device: Device, samples: int, **degrees: int
-    ) -> UnitSeconds:
-        found = unit_seconds(
-            self.workload, cluster, device, self.plain, np.array([samples]), **degrees
-        )
-        return UnitSeconds(*(values[:, 0] for values in found))
 
     @cached_property
     def held(self) -> dict[str, Array]:
@@ -332,11 +318,13 @@ class LayerRange:
         ahead, back, _ = self._each(costs, rank)
         return float(ahead[self.units].sum()), float(back[self.units].sum())
 
+    def priced_as(self, costs: GroupCosts, rank: int) -> tuple[object, int]:
+        """What the seconds of a rank go by; a split range is at the pace of its first rank."""
+        where = self.ranks if self.is_split else costs.cluster.devices[rank].name
+        return where, -(-self.samples[rank] // self.batches)
+
     def _each(self, costs: GroupCosts, rank: int) -> UnitSeconds:
-        many = -(-self.samples[rank] // self.batches)
-        if self.is_split:
-            return costs.split_seconds(self.ranks, many)
-        return costs.seconds(costs.cluster.devices[rank], many)
+        return costs.seconds[self.priced_as(costs, rank)]
 
     def backward(
         self, costs: GroupCosts, rank: int, piece: Sequence[Layer], *, by_factors: bool
@@ -371,24 +359,17 @@ class LayerRange:
         elements = tensors = 0.0
         if rank not in self.samples:
             return 0.0, 0.0, 0.0
+        weights = costs.held["weights"]
+        if self.is_split:
+            part = held(costs.workload, costs.plain, **costs.degrees(len(self.ranks)))["weights"]
+            weights = part / np.maximum(weights, 1.0) * weights
         for layer in self.layers:
             if layer.way == "ps" and layer.server != rank:
                 continue
-            share = self._kept_part(costs, layer.unit)
-            share /= len(self.ranks) if layer.way == "sharded" else 1
-            elements += share * float(costs.held["weights"][layer.unit])
+            share = 1 / len(self.ranks) if layer.way == "sharded" else 1.0
+            elements += share * float(weights[layer.unit])
             tensors += float(costs.held["tensors"][layer.unit])
         return elements, tensors, float(self._each(costs, rank).lead[self.units].sum())
-
-    def _kept_part(self, costs: GroupCosts, unit: int) -> float:
-        """What of a layer's weights one rank has."""
-        if not self.is_split:
-            return 1.0
-        whole = float(costs.held["weights"][unit])
-        return float(self._split_held(costs)["weights"][unit]) / max(whole, 1.0)
-
-    def _split_held(self, costs: GroupCosts) -> dict[str, Array]:
-        return held(costs.workload, costs.plain, **costs.degrees(len(self.ranks)))
 
     def holds(self, costs: GroupCosts, rank: int, flying: int) -> tuple[dict[str, float], float]:
         """Bytes of one rank by what they are, and those that are there for a moment.
@@ -434,7 +415,7 @@ def has_per_rank_costs(plan: Plan) -> bool:
 
 
 def layer_ranges(plan: Plan, costs: GroupCosts) -> tuple[list[LayerRange], int]:
-    """The layer_ranges of a checked plan in order of forward, and its micro-batches."""
+    """The ranges of layers of a checked plan in order of forward, and its micro-batches."""
     ways = _named(plan, costs)
     if not plan.groups:
         shares = plan.shares or (plan.global_batch // plan.dp,) * plan.dp
@@ -672,23 +653,12 @@ def handed(
 
 
 def moved(first: LayerRange, then: LayerRange) -> dict[tuple[int, int], float]:
-    """What share of the batch goes from rank to rank; a split stretch has all samples everywhere.
-
-    From ranks that hold everything each other rank gets its part of all of them alike.
-    """
+    """What share of the batch goes from rank to rank; a split range has all samples everywhere."""
     out: dict[tuple[int, int], float] = defaultdict(float)
-    if first.is_split:
-        for target in [r for r in then.ranks if r not in first.ranks]:
-            part = 1.0 if then.is_split else then.samples[target] / then.batch
-            for source in first.ranks:
-                out[source, target] += part / len(first.ranks)
-    elif then.is_split:
-        for source, target in ((a, b) for a in first.ranks for b in then.ranks if a != b):
-            out[source, target] += first.samples[source] / first.batch
-    else:
-        for move in reslice(first.samples, then.samples):
-            if move.source != move.target:
-                out[move.source, move.target] += (move.last - move.first) / first.batch
+    ways = {"from_all": first.is_split, "to_all": then.is_split}
+    for move in handed(first.samples, then.samples, **ways):
+        if move.source != move.target:
+            out[move.source, move.target] += (move.last - move.first) / first.batch
     return out
 
 
@@ -730,31 +700,33 @@ def require_split(stretch: LayerRange, costs: GroupCosts) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class GroupStep:
+class GroupStep(ResolvedStep):
     """A checked plan whose ranks are priced one by one."""
 
-    plan: Plan
     costs: GroupCosts
     found: list[LayerRange]
     batches: int
-    advice = "give the fullest rank fewer samples or layers"
-    work = 1.0  # of a training step's
 
     @classmethod
     def of(cls, plan: Plan, workload: Workload, cluster: Cluster) -> GroupStep:
         """The step of a checked plan."""
         costs = GroupCosts.of(plan, workload, cluster)
-        return cls(plan, costs, *layer_ranges(plan, costs))
+        found, batches = layer_ranges(plan, costs)
+        for one in found:
+            if one.is_split:
+                require_split(one, costs)
+        costs.price(found)
+        return cls(plan, workload, cluster, costs, found, batches)
 
     @property
-    def workload(self) -> Workload:
-        """The model."""
-        return self.costs.workload
+    def advice(self) -> str:
+        """What to do where it does not fit."""
+        return "give the fullest rank fewer samples or layers"
 
     @property
-    def cluster(self) -> Cluster:
-        """The machines."""
-        return self.costs.cluster
+    def samples(self) -> int:
+        """The most samples that a rank has in one micro-batch."""
+        return -(-max(max(one.samples.values()) for one in self.found) // self.batches)
 
     @cached_property
     def ranks(self) -> list[int]:
@@ -767,11 +739,8 @@ class GroupStep:
         pairs = [(q, rank) for q, one in enumerate(self.found) for rank in one.ranks]
         return {pair: at for at, pair in enumerate(pairs)}
 
-    def program(self, detail: str = "stage") -> Program:
+    def program(self, detail: str) -> Program:
         """The program of the step; a range is one task a rank whatever the detail."""
-        for one in self.found:
-            if one.is_split:
-                require_split(one, self.costs)
         out = Program(is_ordered=False)
         lanes = {
             name: {rank: out.lane(rank, name, kind) for rank in self.ranks}
@@ -941,15 +910,6 @@ class GroupStep:
         over = [m - d.memory * USABLE for m, d in zip(most, devices, strict=True)]
         worst = int(np.argmax(over))
         return most[worst], max(over[worst], 0.0), each[worst]
-
-    def layer_prices(self) -> LayerPrices:
-        """Every layer on one rank with the most samples one has, and how often it runs."""
-        most = max(max(one.samples.values()) for one in self.found)
-        return layers_alone(self.plan, self.workload, self.cluster, -(-most // self.batches))
-
-    def comm_share(self, rank: int) -> float:
-        """What a range exchanges inside is in its compute."""
-        return 0.0
 
 
 _HELD = {"parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer"}

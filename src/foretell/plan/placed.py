@@ -26,7 +26,7 @@ lanes of all of them; messages leave on lanes of their own, one for each directi
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -45,15 +45,7 @@ from foretell.plan.layouts import Array, blocks_of
 from foretell.plan.memory import ROUNDING, USABLE, Memory, stage_memory
 from foretell.plan.order import BACKWARD, FORWARD, WEIGHT
 from foretell.plan.plan import Names, Plan
-from foretell.plan.program import (
-    Buffer,
-    LayerPrices,
-    Message,
-    Piece,
-    Program,
-    StageTasks,
-    layers_alone,
-)
+from foretell.plan.program import Buffer, Message, Piece, Program, ResolvedStep, StageTasks
 from foretell.portable import product
 from foretell.workload import Layer, Workload
 from foretell.workload.workload import BYTES
@@ -408,8 +400,12 @@ def _rounded(size: float) -> float:
 
 
 def room(prices: Prices, rank: int) -> float:
-    """Bytes a device has for tensors."""
-    return float(prices.cluster.devices[rank].memory) * USABLE
+    """Bytes a device has for tensors beside what the framework itself holds."""
+    return float(prices.cluster.devices[rank].memory) * USABLE - _runtime(prices)
+
+
+def _runtime(prices: Prices) -> float:
+    return float(ROUNDING * running(prices.plan).profile.runtime)
 
 
 def message(
@@ -435,11 +431,14 @@ def offloading(prices: Prices, rank: int, size: float) -> float:
     return size / prices.cluster.host_bandwidth(rank)
 
 
-def updating(prices: Prices, rank: int, paid: Sequence[PlacedStageCost]) -> float:
-    """Seconds of the optimizer on one rank, for all its stages together."""
+def updating(prices: Prices, rank: int, mine: Sequence[StagePlacement]) -> float:
+    """Seconds of the optimizer on one rank, for all its stages together; tied weights once."""
+    paid = [placed_stage_cost(prices, place) for place in mine]
     elements, tensors, lead = (
         sum(getattr(one, name) for one in paid) for name in ("elements", "tensors", "lead")
     )
+    for rates, layer, share in _twice(prices, [p for p in mine if "frozen" not in p.ways]):
+        elements, tensors = elements - share * float(rates.elements[layer]), tensors - 1
     device, learned = prices.cluster.devices[rank], prices.cluster.calibration
     return rank_update(device, learned, running(prices.plan), elements, tensors, lead)
 
@@ -482,22 +481,23 @@ def constant(prices: Prices, found: Sequence[StagePlacement], rank: int, *, trai
     for place in mine:
         paid = placed_stage_cost(prices, place)
         total += paid.parameters + (paid.trained if trains else 0.0)
-    return total - _twice(prices, mine, trains)
+    for rates, layer, share in _twice(prices, mine):
+        held = rates.parameters[layer] + (rates.trained[layer] if trains else 0.0)
+        total -= float(held * share)
+    return total
 
 
-def _twice(prices: Prices, mine: Sequence[StagePlacement], trains: bool) -> float:
-    """What counts twice where tied weights meet on a rank, split alike."""
-    workload, total = prices.workload, 0.0
+def _twice(prices: Prices, mine: Sequence[StagePlacement]) -> Iterator[tuple[Rates, int, float]]:
+    """Tied weights whose layers meet on a rank, split alike: the layer, and their share of it."""
+    workload = prices.workload
     for kept, other in workload.tied:
         first, last = (_layer(workload, name) for name in (kept, other))
         for a in mine:
             for b in mine:
                 if a.times[first] and b.times[last] and a.ranks == b.ranks:
                     r = prices.rates(b.ranks)
-                    held = r.parameters[last] + (r.trained[last] if trains else 0.0)
                     share = tied_elements(workload, other) / len(b.ranks) / r.elements[last]
-                    total += float(held * min(share, 1.0))
-    return total
+                    yield r, last, float(min(share, 1.0))
 
 
 def tied_elements(workload: Workload, name: str) -> float:
@@ -539,30 +539,23 @@ def seconds(prices: Prices, place: StagePlacement, kind: str, paid: PlacedStageC
 
 
 @dataclass(frozen=True)
-class PlacedStep:
+class PlacedStep(ResolvedStep):
     """A checked plan of placed stages, with its prices and what each rank does."""
 
-    plan: Plan
     prices: Prices
     found: tuple[StagePlacement, ...]
     rows: list[list[Action]]
-    advice = "let more stages recompute, or spread them wider"
 
     @classmethod
     def of(cls, plan: Plan, prices: Prices) -> PlacedStep:
         """The step of a checked plan."""
         found = places(plan, prices.workload, prices.cluster.size)
-        return cls(plan, prices, found, acts(plan, found))
+        return cls(plan, prices.workload, prices.cluster, prices, found, acts(plan, found))
 
     @property
-    def workload(self) -> Workload:
-        """The model."""
-        return self.prices.workload
-
-    @property
-    def cluster(self) -> Cluster:
-        """The machines."""
-        return self.prices.cluster
+    def advice(self) -> str:
+        """What to do where it does not fit."""
+        return "let more stages recompute, or spread them wider"
 
     @cached_property
     def kinds(self) -> set[tuple[int, str]]:
@@ -595,7 +588,7 @@ class PlacedStep:
         """What each stage costs and holds."""
         return [placed_stage_cost(self.prices, place) for place in self.found]
 
-    def program(self, detail: str = "stage") -> Program:
+    def program(self, detail: str) -> Program:
         """The program of the step; a stage is one task whatever the detail."""
         out = Program()
         names = (("compute", "compute"), ("send on", "comm"), ("send back", "comm"))
@@ -620,15 +613,14 @@ class PlacedStep:
         """The actions of every stage, in one order for all ranks."""
         numbers: dict[tuple[int, str], int] = {}
         mine: list[list[tuple[int, int, int, int]]] = [[] for _ in self.found]
-        for order, act in enumerate(self._in_order()):
+        for at, act in enumerate(self._in_order()):
             key, place = (act.stage, act.kind), self.found[act.stage]
             if key not in numbers:
                 took = seconds(self.prices, place, act.kind, self.bills[act.stage])
                 name = " ".join(place.texts(self.workload)[1:])
                 numbers[key] = len(out.chains)
                 out.chains.append([Piece("kernel", _OPS[act.kind], took, name)])
-            row = numbers[key], _WAYS_OF[act.kind], act.micro_batch, order
-            mine[act.stage].append(row)
+            mine[act.stage].append((numbers[key], _WAYS_OF[act.kind], act.micro_batch, at))
         for group, rows in zip(self.groups, mine, strict=True):
             chain, way, micro, order = np.array(rows, np.int64).reshape(-1, 4).T
             held = tuple(lanes[rank][0] for rank in group)
@@ -709,15 +701,16 @@ class PlacedStep:
                 continue
             first = [self.leaders[r] for r in ranks]
             wires = tuple(dict.fromkeys(lanes[r][1] for r in first))
+            took = tying(self.prices, ranks, elements)
             behind.append(
                 out.end(
-                    "collective", "all_reduce", first[0], wires, tying(self.prices, ranks, elements),
+                    "collective", "all_reduce", first[0], wires, took,
                     "communicate", stages=tuple(last[r] for r in first), group=group_text(ranks),
                 )
             )  # fmt: skip
         for rank, mine in lanes.items():
-            bills = [self.bills[s] for s, place in enumerate(self.found) if rank in place.ranks]
-            if took := updating(self.prices, rank, bills):
+            own = [place for place in self.found if rank in place.ranks]
+            if took := updating(self.prices, rank, own):
                 out.end(
                     "kernel", "optimizer", rank, (mine[0],), took, "update",
                     stages=tuple(last.values()), behind=tuple(behind),
@@ -742,23 +735,15 @@ class PlacedStep:
     def memory(self) -> tuple[float, float, dict[str, float]]:
         """Bytes of the rank with the least room left, how many are missing, and what they are."""
         most = peaks(self.prices, self.found, self.rows)
-        over = [m - d.memory * USABLE for m, d in zip(most, self.cluster.devices, strict=False)]
-        worst = int(np.argmax(over))
+        over = [m - room(self.prices, rank) for rank, m in enumerate(most)]
+        worst, program = int(np.argmax(over)), _runtime(self.prices)
         weights = constant(self.prices, self.found, worst, trains=False)
         rest = constant(self.prices, self.found, worst, trains=bool(self.trained)) - weights
         parts = {"parameters": weights, "gradients and optimizer": rest}
-        parts["activations"] = most[worst] - weights - rest
-        return most[worst], max(over[worst], 0.0), parts
+        parts |= {"activations": most[worst] - weights - rest, "program": program}
+        return most[worst] + program, max(over[worst], 0.0), parts
 
     @property
     def work(self) -> float:
         """What of a training step's work is done: a third where there is no backward."""
         return 1.0 if self.trained else 1 / 3
-
-    def layer_prices(self) -> LayerPrices:
-        """Every layer on one rank, and how often it runs."""
-        return layers_alone(self.plan, self.workload, self.cluster, self.plan.micro_batch)
-
-    def comm_share(self, rank: int) -> float:
-        """What a stage exchanges inside is in its compute."""
-        return 0.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,8 @@ from foretell.whatif import Setting, applied, parse
 from foretell.workload import Workload
 
 Ids = npt.NDArray[np.int64]
+AHEAD, BACK = int(Phase.FORWARD), int(Phase.BACKWARD)
 Place = tuple[int, int]  # stage of the program, chunk
-LayerPrices = tuple[list[tuple[LayerCost, float]], float]  # (cost, times) …, overlap exponent
 
 
 class Piece(NamedTuple):
@@ -43,6 +43,9 @@ class Piece(NamedTuple):
     flops: float = 0.0
     comm_bytes: float = 0.0
     axis: str = ""  # of an exchange
+    name: str = ""
+    group: str = ""
+    phase: str = ""  # that of its action where empty
 
 
 class StageTasks(NamedTuple):
@@ -126,49 +129,53 @@ class Program:
         return len(self.epilogue) - 1
 
 
-class ResolvedStep(Protocol):
-    """A checked plan with its prices: what a prediction asks of it."""
+@dataclass(frozen=True)
+class ResolvedStep:
+    """A checked plan with its prices, on the machines its ranks are."""
 
-    @property
-    def plan(self) -> Plan:
-        """The plan, every default filled in."""
-
-    @property
-    def workload(self) -> Workload:
-        """The model."""
-
-    @property
-    def cluster(self) -> Cluster:
-        """The machines its ranks are, in order."""
+    plan: Plan
+    workload: Workload
+    cluster: Cluster
 
     @property
     def advice(self) -> str:
         """What to do where it does not fit; empty where changes of its degrees can be tried."""
+        return ""
 
     @property
     def work(self) -> float:
         """What of a training step's work is done."""
+        return 1.0
 
-    def program(self, detail: str = "stage") -> Program:
+    @property
+    def samples(self) -> int:
+        """The most samples that a rank has in one micro-batch."""
+        return self.plan.micro_batch
+
+    def program(self, detail: str) -> Program:
         """What every rank runs, sends and holds."""
+        raise NotImplementedError
 
     def memory(self) -> tuple[float, float, dict[str, float]]:
         """Bytes of the fullest rank, how many are missing there, and what they are."""
+        raise NotImplementedError
 
-    def layer_prices(self) -> LayerPrices:
-        """Every layer priced, how often it runs, and the overlap exponent."""
+    @property
+    def away(self) -> dict[str, float] | None:
+        """How far it is from what was measured, where another step says so."""
+        return None
+
+    def layer_prices(self) -> tuple[list[tuple[LayerCost, float]], float]:
+        """Every layer priced and how often it runs; how host and device overlap (an exponent)."""
+        names = ("framework", "precision", "dtype", "optimizer")
+        one = Plan(**{n: getattr(self.plan, n) for n in names}, micro_batch=self.samples)
+        found = layer_costs(self.workload, self.cluster, layouts([one]))
+        times = [float(layer.times) for layer in self.workload.layers]
+        return list(zip(found, times, strict=True)), running(one).profile.exponent
 
     def comm_share(self, rank: int) -> float:
-        """What of a rank's compute tasks is communication inside them."""
-
-
-def layers_alone(plan: Plan, workload: Workload, cluster: Cluster, samples: int) -> LayerPrices:
-    """Every layer on one rank with so many samples, and how often it runs."""
-    names = ("framework", "precision", "dtype", "optimizer")
-    one = Plan(**{name: getattr(plan, name) for name in names}, micro_batch=samples)
-    found = layer_costs(workload, cluster, layouts([one]))
-    times = [float(layer.times) for layer in workload.layers]
-    return list(zip(found, times, strict=True)), running(one).profile.exponent
+        """What of a rank's compute tasks is communication shown apart from them."""
+        return 0.0
 
 
 class _Draft:
@@ -266,13 +273,19 @@ class _Spans(NamedTuple):
 
 def lowered(step: ResolvedStep, detail: str = "stage") -> Graph:
     """The graph of a step whose prices are known, with the plan's what-ifs applied."""
-    program, plan, draft = step.program(detail), step.plan, _Draft()
+    program, plan = step.program(detail), step.plan
+    graph = written(program, {"workload": step.workload.name, "plan": str(plan)})
+    return applied([parse(text) for text in plan.whatifs], graph, Setting(step.cluster))
+
+
+def written(program: Program, facts: Mapping[str, Any]) -> Graph:
+    """The graph of a program."""
+    draft = _Draft()
     spans = _write_stages(draft, program)
     _write_messages(draft, program, spans)
     _write_end(draft, program, spans)
     _write_buffers(draft, program, spans)
-    graph = draft.graph(program, {"workload": step.workload.name, "plan": str(plan)})
-    return applied([parse(text) for text in plan.whatifs], graph, Setting(step.cluster))
+    return draft.graph(program, facts)
 
 
 def _write_stages(draft: _Draft, program: Program) -> _Spans:
@@ -299,6 +312,7 @@ def _write_stages(draft: _Draft, program: Program) -> _Spans:
         )
     )
     back = np.repeat(way != FORWARD, sizes)
+    own = np.array([code_of(Phase, p.phase) if p.phase else NONE for p in pieces])
     order = None
     if stages[0].order is not None:
         order = np.repeat(np.concatenate([one.order for one in stages]), sizes) + 2 * inside
@@ -313,14 +327,18 @@ def _write_stages(draft: _Draft, program: Program) -> _Spans:
         seconds=np.array([p.seconds for p in pieces])[at],
         flops=np.array([p.flops for p in pieces])[at],
         comm_bytes=np.array([p.comm_bytes for p in pieces])[at],
-        phase=np.where(back, int(Phase.BACKWARD), int(Phase.FORWARD)),
+        phase=np.where(own[at] >= 0, own[at], np.where(back, BACK, AHEAD)),
+        name=np.array([draft.text(p.name) for p in pieces])[at],
+        group=np.array([draft.text(p.group) for p in pieces])[at],
         micro_batch=np.repeat(micro, sizes),
         priority=0 if program.is_ordered else 1 + back,
         source=int(Source.FORMULA),
     )
-    for steps in sorted({b for p in pieces for b in p.after}):
-        has = np.array([steps in p.after for p in pieces])[at] & (inside >= steps)
-        draft.wait(ids[has], ids[has] - steps)
+    many = np.array([len(p.after) for p in pieces])
+    task, which = _rows(at, many)
+    steps = np.array([back for p in pieces for back in p.after], np.int64)[which]
+    has = inside[task] >= steps
+    draft.wait(ids[task[has]], ids[task[has]] - steps[has])
     for k, one in enumerate(stages):
         for lane in one.lanes[1:]:
             draft.pair(draft.held, ids[owner == k], lane)
@@ -333,6 +351,13 @@ def _write_stages(draft: _Draft, program: Program) -> _Spans:
     ends = np.cumsum([len(one.chain) for one in stages])
     spans = [ids[final[end - 1] : final[end]] for end in ends]
     return _Spans(first, last, [mine[kernel[at[mine]]] for mine in spans])
+
+
+def _rows(at: Ids, many: Ids) -> tuple[Ids, Ids]:
+    """For every entry the rows of what it points at, so many each: entries, and their rows."""
+    starts, sizes = (np.cumsum(many) - many)[at], many[at]
+    entry = np.repeat(np.arange(len(at)), sizes)
+    return entry, starts[entry] + np.arange(len(entry)) - (np.cumsum(sizes) - sizes)[entry]
 
 
 def _write_messages(draft: _Draft, program: Program, spans: _Spans) -> None:

@@ -152,7 +152,9 @@ def predicted(step: ResolvedStep, advises: bool = True) -> Prediction:
     timeline = simulate(lowered(step))
     peak, missing, parts = step.memory()
     seconds = timeline.seconds
-    away = distances(plan, workload, cluster, host_share(*step.layer_prices()))
+    away = step.away
+    if away is None:
+        away = distances(plan, workload, cluster, host_share(*step.layer_prices()))
     low, high = interval(seconds, away)
     advice = ""
     if missing and advises:
@@ -182,19 +184,21 @@ def breakdown(timeline: Timeline, step: ResolvedStep) -> dict[str, float]:
     """Seconds of the busiest rank: compute, exchange, reduce, update, idle; they make the step."""
     graph = timeline.graph
     took = timeline.end - timeline.start
-    compute = (graph.kind == Kind.KERNEL) & (graph.phase != Phase.UPDATE)
+    kernels = graph.kind == Kind.KERNEL
+    compute = kernels & (graph.phase != Phase.UPDATE)
     ranks = _ranks(timeline)
     busy = {rank: float(took[compute & mine].sum()) for rank, mine in ranks.items()}
     busiest = max(busy, key=lambda rank: busy[rank])
     mine = ranks[busiest]
-    update = float(took[mine & (graph.phase == Phase.UPDATE)].sum())
+    update = float(took[mine & kernels & (graph.phase == Phase.UPDATE)].sum())
     talk = _drawn(timeline, mine & compute, mine & (graph.kind == Kind.COLLECTIVE))
     inner = busy[busiest]
     if not talk:
         share = step.comm_share(busiest)
         inner, talk = inner * (1 - share), inner * share
-    exposed = _exposed(timeline, mine)
-    idle = timeline.seconds - inner - talk - update - exposed
+    rest = max(timeline.seconds - inner - talk - update, 0.0)
+    exposed = min(_exposed(timeline, mine), rest)  # updates may run beside later messages
+    idle = rest - exposed
     return {
         "compute_s": inner,
         "exchange_s": talk,

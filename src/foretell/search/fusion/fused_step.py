@@ -28,24 +28,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from foretell.cluster import Cluster
 from foretell.errors import InputError, unknown
-from foretell.graph import Builder, Graph
+from foretell.graph import Graph
 from foretell.plan import Plan
 from foretell.plan.file import COPY, named_ops
 from foretell.plan.framework import Running, resolved, running
 from foretell.plan.memory import room
-from foretell.predict.interval import interval
-from foretell.predict.predict import Prediction, predict, utilisation
+from foretell.plan.program import Piece, Program, ResolvedStep, StageTasks, written
+from foretell.predict import Prediction, predict, predicted
 from foretell.search.fusion.baselines import ddp
 from foretell.search.fusion.lanes import seconds
 from foretell.search.fusion.ops import Memory, from_workload, problem_of_graph
 from foretell.search.fusion.problem import Problem, Reference
 from foretell.search.fusion.score import Buckets, Evaluator, Scored, buckets_of
 from foretell.search.fusion.state import Fusion, edge_fits, fused, require, unfused
-from foretell.simulate import simulate
 from foretell.workload import Workload
 from foretell.workload.captured import from_graph
 
@@ -53,61 +54,82 @@ _ALONE = ("tp", "pp", "cp", "filter", "channel", "height", "width", "depth")
 
 
 def lower(judge: Evaluator, scored: Scored, stretch: float = 1.0) -> Graph:
-    """One step: groups on a stream, messages on the wire, updates behind them.
-
-    With `stretch` every task takes so many times what the lanes of the search give it.
-    """
-    make = Builder()
-    lanes = make.lane("compute", kind="compute"), make.lane("wire", kind="comm")
-    there = _gathers(make, lanes[1], judge, scored)
-    if scored.before:
-        make.task(
-            kind="kernel", op="fused", name="micro-batches before the last", lane=lanes[0],
-            seconds=scored.before, phase="forward",
-        )  # fmt: skip
-        there = {}  # parameters were there for the first of them
-    task = _groups(make, lanes[0], scored, there)
-    _messages(make, lanes, judge, scored, task)
+    """One step: groups on a stream, messages on the wire, updates behind them."""
     problem = judge.problem
-    graph = make.graph(workload=problem.model, ranks=problem.wire.ranks)
-    if stretch == 1.0:
-        return graph
-    with graph.edit() as edit:
-        edit.scale(edit.select(), stretch)
-    return edit.graph
+    facts = {"workload": problem.model, "ranks": problem.wire.ranks}
+    return written(_program(judge, scored, stretch), facts)
 
 
-def _gathers(make: Builder, wire: int, judge: Evaluator, scored: Scored) -> dict[int, int]:
-    """Parameters that come while the forward runs; for each group the last message it waits for."""
-    problem, there = judge.problem, dict[int, int]()
+def _program(judge: Evaluator, scored: Scored, stretch: float) -> Program:
+    """The step, every task so many times what the lanes of the search give it."""
+    out, first = Program(), np.zeros(1, np.int64)
+    compute, wire = out.lane(0, "compute", "compute"), out.lane(0, "wire", "comm")
+    pieces = [*_gathers(judge, scored), *_groups(judge, scored)]
+    out.chains.append([p._replace(seconds=stretch * p.seconds) for p in pieces])
+    out.stages.append(StageTasks(0, (compute,), wire, first, first, first, first))
+    problem, fusion = judge.problem, scored.fusion
+    place = {g: k + bool(scored.before) for k, g in enumerate(fusion.order.tolist())}
+    op = "reduce_scatter" if scored.gathers else "all_reduce"
+    share, sent = judge.update / max(float(problem.sizes.sum()), 1.0), list[tuple[int, float]]()
+    for bucket, parts in zip(scored.buckets.lists(), scored.buckets.parts.tolist(), strict=True):
+        size = float(problem.sizes[bucket].sum()) / int(parts)
+        made = max(place[int(fusion.group[problem.producer[k]])] for k in bucket)
+        for _ in range(int(parts)):
+            message = out.end(
+                "collective", op, 0, (wire,), stretch * float(seconds(size, judge.laws)),
+                "communicate", stages=(0,), parts=(made,), comm_bytes=size,
+                name=_named(scored, bucket), group=f"0-{problem.wire.ranks - 1}",
+            )  # fmt: skip
+            sent.append((message, share * size))
+    for message, each in sent if judge.by_message else [(sent[-1][0], judge.update)]:
+        last = out.end(
+            "kernel", "optimizer", 0, (compute,), stretch * each, "update", name="update",
+            behind=(message,),
+        )  # fmt: skip
+    if scored.launches:
+        out.end(
+            "host", "launch", 0, (compute,), stretch * scored.launches, "update", behind=(last,),
+            name="waiting for the host to launch kernels",
+        )  # fmt: skip
+    return out
+
+
+def _gathers(judge: Evaluator, scored: Scored) -> list[Piece]:
+    """Parameters that come while the forward runs."""
+    problem, out = judge.problem, list[Piece]()
     for bucket in scored.gathers.lists() if scored.gathers else []:
         size = float(problem.sizes[bucket].sum())
-        message = make.task(
-            kind="collective", op="all_gather", name=_named(scored, bucket), lane=wire,
-            seconds=float(seconds(size, problem.wire.halves[1])), comm_bytes=size,
-            group=f"0-{problem.wire.ranks - 1}", phase="communicate",
+        took, group = float(seconds(size, problem.wire.halves[1])), f"0-{problem.wire.ranks - 1}"
+        out.append(
+            Piece("collective", "all_gather", took, after=(), comm_bytes=size, phase="communicate",
+                  name=_named(scored, bucket), group=group)
         )  # fmt: skip
-        there |= dict.fromkeys(scored.fusion.group[problem.used[bucket]].tolist(), message)
-    return there
+    return out
 
 
-def _groups(make: Builder, stream: int, scored: Scored, there: dict[int, int]) -> dict[int, int]:
+def _groups(judge: Evaluator, scored: Scored) -> list[Piece]:
+    """Kernels in their order, each after those it reads and the last gather of its parameters."""
     fusion, problem = scored.fusion, scored.fusion.problem
-    task: dict[int, int] = {}
+    there, ahead = dict[int, int](), scored.gathers.lists() if scored.gathers else []
+    out: list[Piece] = []
+    if scored.before:  # parameters were there for the first of them
+        name = "micro-batches before the last"
+        out.append(Piece("kernel", "fused", scored.before, after=(), name=name, phase="forward"))
+    else:
+        for at, bucket in enumerate(ahead):
+            there |= dict.fromkeys(fusion.group[problem.used[bucket]].tolist(), at)
+    place: dict[int, int] = {}
     for g in fusion.order.tolist():
-        ops = [problem.ops[i] for i in fusion.of(g)]
-        task[g] = make.task(
-            kind="kernel",
-            op="fused" if len(ops) > 1 else ops[0].word,
-            name=" + ".join(op.name for op in ops),
-            lane=stream,
-            seconds=float(scored.cost[g]),
-            phase="backward" if ops[0].side else "forward",
-            after=sorted(
-                {task[a] for a in _waits(fusion, g)} | ({there[g]} if g in there else set())
-            ),
-        )
-    return task
+        ops, here = [problem.ops[i] for i in fusion.of(g)], len(ahead) + len(out)
+        waits = {place[a] for a in _waits(fusion, g)} | ({there[g]} if g in there else set())
+        out.append(
+            Piece("kernel", "fused" if len(ops) > 1 else ops[0].word, float(scored.cost[g]),
+                  after=tuple(here - a for a in sorted(waits)),
+                  name=" + ".join(op.name for op in ops),
+                  phase="backward" if ops[0].side else "forward")
+        )  # fmt: skip
+        place[g] = here
+    return out
 
 
 def _waits(fusion: Fusion, g: int) -> set[int]:
@@ -115,37 +137,6 @@ def _waits(fusion: Fusion, g: int) -> set[int]:
     problem = fusion.problem
     rows = (row for i in (*fusion.of(g), *fusion.copies(g)) for row in problem.reads[i])
     return {int(fusion.group[j]) for j, edge in rows if not fusion.copied[edge]} - {g}
-
-
-def _messages(
-    make: Builder, lanes: tuple[int, int], judge: Evaluator, scored: Scored, task: dict[int, int]
-) -> None:
-    problem, fusion = scored.fusion.problem, scored.fusion
-    op = "reduce_scatter" if scored.gathers else "all_reduce"
-    share = judge.update / max(float(problem.sizes.sum()), 1.0)
-    sent: list[tuple[int, float]] = []
-    for b, bucket in enumerate(scored.buckets.lists()):
-        parts = int(scored.buckets.parts[b])
-        size = float(problem.sizes[bucket].sum()) / parts
-        after = sorted({task[int(fusion.group[problem.producer[k]])] for k in bucket})
-        for _ in range(parts):
-            message = make.task(
-                kind="collective", op=op, name=_named(scored, bucket), lane=lanes[1],
-                seconds=float(seconds(size, judge.laws)), comm_bytes=size,
-                group=f"0-{problem.wire.ranks - 1}", phase="communicate", after=after,
-            )  # fmt: skip
-            sent.append((message, share * size))
-    updates = sent if judge.by_message else [(sent[-1][0], judge.update)]
-    for message, each in updates:
-        last = make.task(
-            kind="kernel", op="optimizer", name="update", lane=lanes[0], seconds=each,
-            phase="update", after=[message],
-        )  # fmt: skip
-    if scored.launches:
-        make.task(
-            kind="kernel", op="launch", name="waiting for the host to launch kernels",
-            lane=lanes[0], seconds=scored.launches, phase="update", after=[last],
-        )  # fmt: skip
 
 
 def _named(scored: Scored, bucket: list[int]) -> str:
@@ -322,12 +313,41 @@ def _is_plain(plan: Plan) -> bool:
     return all(degrees.get(axis, 1) == 1 for axis in _ALONE) and not plan.stages
 
 
+@dataclass(frozen=True, eq=False)
+class FusedStep(ResolvedStep):
+    """A plan of fused ops and messages of its own, evaluated."""
+
+    judge: Evaluator
+    scored: Scored
+
+    @property
+    def advice(self) -> str:
+        """What to do where it does not fit."""
+        return "accumulate more micro-batches, recompute, or zero=2"
+
+    @property
+    def away(self) -> dict[str, float]:
+        """How far the step is from what was measured while nothing is fused."""
+        assert self.judge.problem.reference is not None
+        return self.judge.problem.reference.away
+
+    def program(self, detail: str) -> Program:
+        """The step with what a framework's host and a board's power limit add."""
+        return _program(self.judge, self.scored, scale_of(self.judge.problem))
+
+    def memory(self) -> tuple[float, float, dict[str, float]]:
+        """Bytes of a rank, how many are missing there, and what they are."""
+        held, problem = self.scored.fusion.held, self.judge.problem
+        parts = {"state": problem.held, "activations": held - problem.held}
+        return held, max(held - problem.room, 0.0), parts
+
+
 def predict_fused(plan: Plan, model: Workload | Graph, cluster: Cluster) -> Prediction:
     """The step of a plan with fused ops or messages of its own, as its planner reports it."""
     _require_plain(plan, cluster)
-    problem = problem_of(plan, model, cluster)
-    judge, scored = evaluated(plan, problem)
-    return _predicted(plan, _sized(plan, model), cluster, judge, scored)
+    judge, scored = evaluated(plan, problem_of(plan, model, cluster))
+    workload = workload_of(_sized(plan, model))
+    return predicted(FusedStep(_explicit(plan, workload), workload, cluster, judge, scored))
 
 
 def evaluated(plan: Plan, problem: Problem) -> tuple[Evaluator, Scored]:
@@ -390,40 +410,6 @@ def _memory(plan: Plan, model: Workload) -> Memory:
             hint="give a micro-batch that divides them",
         )
     return Memory(repeats, plan.recompute == "full", plan.zero)
-
-
-def _predicted(
-    plan: Plan, model: Workload | Graph, cluster: Cluster, judge: Evaluator, scored: Scored
-) -> Prediction:
-    problem = judge.problem
-    stretch = scale_of(problem)
-    seconds = float(simulate(lower(judge, scored, stretch)).seconds)
-    workload = workload_of(model)
-    plan = _explicit(plan, workload)
-    held, room = scored.fusion.held, problem.room
-    assert problem.reference is not None
-    low, high = interval(seconds, problem.reference.away)
-    compute = stretch * problem.repeats * float(scored.cost[scored.fusion.order].sum())
-    update, idle = stretch * judge.update, stretch * scored.launches
-    return Prediction(
-        plan=plan,
-        step=seconds,
-        low=low,
-        high=high,
-        away=problem.reference.away,
-        peak=held,
-        missing=max(held - room, 0.0),
-        breakdown={
-            "compute_s": compute,
-            "exchange_s": 0.0,
-            "reduce_s": max(seconds - compute - update - idle, 0.0),
-            "update_s": max(min(update, seconds - compute - idle), 0.0),
-            "idle_s": idle,
-        },
-        memory={"state": problem.held, "activations": held - problem.held},
-        advice="accumulate more micro-batches, recompute, or zero=2" if held > room else "",
-        utilisation=utilisation(plan, workload, cluster, seconds),
-    )
 
 
 def _explicit(plan: Plan, workload: Workload) -> Plan:
