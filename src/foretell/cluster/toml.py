@@ -62,7 +62,7 @@ DEVICE_UNITS = {
     "watts": "W", "price": "$/h",
 }  # fmt: skip
 # What a device is taken to be that says no more and is like no other.
-_PLAIN = {"vendor": "", "arch": "", "units": 1, "clock": 1e9, "l2": 4e6}
+_PLAIN: dict[str, Any] = {"vendor": "", "arch": "", "units": 1, "clock": 1e9, "l2": 4e6}
 _PLAIN |= {name: getattr(Device, name) for name in ("launch", "floor", "watts", "price")}
 _PLAIN |= {name: getattr(Device, name) for name in ("bus", "node")}
 _DEVICE = {f.name for f in fields(Device)} - {"name", "timed"} | {"like", "aliases"}
@@ -389,11 +389,11 @@ def read_device(table: Table, name: str, known: Mapping[str, Device]) -> Device 
             table.page.note_unknown((*table.place, "like"), "device", like, known)
             return None
         base = known[like]
-    known = vars(base) if base else {"title": name, **_PLAIN}
-    texts = {key: table.text(key, known[key]) for key in DEVICE_TEXTS}
-    amounts = {key: table.number(key, unit, known.get(key)) for key, unit in DEVICE_UNITS.items()}
+    known: dict[str, Any] = vars(base) if base else {"title": name, **_PLAIN}
+    said: dict[str, Any] = {key: table.text(key, known[key]) for key in DEVICE_TEXTS}
+    said |= {key: table.number(key, unit, known.get(key)) for key, unit in DEVICE_UNITS.items()}
     units, flops = table.whole("units", known["units"]), _flops(table, base)
-    return Device(name, units=units, flops=flops, sources=_sources(table), **texts, **amounts)
+    return Device(name, units=units, flops=flops, sources=_sources(table), **said)
 
 
 def _flops(table: Table, base: Device | None) -> dict[str, float]:
