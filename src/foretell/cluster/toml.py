@@ -389,10 +389,10 @@ def read_device(table: Table, name: str, known: Mapping[str, Device]) -> Device 
             table.page.note_unknown((*table.place, "like"), "device", like, known)
             return None
         base = known[like]
-    known: dict[str, Any] = vars(base) if base else {"title": name, **_PLAIN}
-    said: dict[str, Any] = {key: table.text(key, known[key]) for key in DEVICE_TEXTS}
-    said |= {key: table.number(key, unit, known.get(key)) for key, unit in DEVICE_UNITS.items()}
-    units, flops = table.whole("units", known["units"]), _flops(table, base)
+    usual: dict[str, Any] = vars(base) if base else {"title": name, **_PLAIN}
+    said: dict[str, Any] = {key: table.text(key, usual[key]) for key in DEVICE_TEXTS}
+    said |= {key: table.number(key, unit, usual.get(key)) for key, unit in DEVICE_UNITS.items()}
+    units, flops = table.whole("units", usual["units"]), _flops(table, base)
     return Device(name, units=units, flops=flops, sources=_sources(table), **said)
 
 
