@@ -5,15 +5,13 @@ switches, CPU sockets and NICs. Devices do not pass on other devices' traffic un
 so (`forwards`): what NVLink does not join directly goes over PCIe, as it does in the machine.
 Every question is answered once per kind of node and remembered, however many nodes a cluster has.
 
-One accelerator (or CPU) as data: what its maker promises, before any efficiency is applied.
+One accelerator (or CPU) as data: what its maker promises, before any efficiency is applied. Units
+are SI base units: flop/s, bytes, bytes/s, seconds, hertz, watts. Nothing here is measured but
+`timed`; how close real kernels come to these numbers is the business of `foretell.cost`.
 
-Units are SI base units: flop/s, bytes, bytes/s, seconds, hertz, watts. Nothing here is measured
-but `timed`; how close real kernels come to these numbers is the business of `foretell.cost`.
-
-A link between two vertices of a cluster, and the vocabulary of both.
-
-Every link is full duplex: it carries `bandwidth` each way at once. A bundle of parallel links
-(two NVLinks between the same pair) is one `Link` with a `count`.
+A link between two vertices of a cluster, and the vocabulary of both. Every link is full duplex: it
+carries `bandwidth` each way at once. A bundle of parallel links (two NVLinks between the same pair)
+is one `Link` with a `count`.
 """
 
 from collections import Counter

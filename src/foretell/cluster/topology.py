@@ -4,12 +4,11 @@ Vertices: those of node 0, node 1, …, then the switches. Links: those inside n
 then one for every NIC (to its switch), then those between switches. Half the latency of a switch is
 counted in each link that ends there, so that the latencies along a route add up.
 
-The network between nodes: switches, the links that join them, and what hangs on each.
-
-A person describes it in one of two ways: as tiers of equal switches (`Tier`: leaf, rack, spine;
-each may be oversubscribed) or switch by switch (`Switch`, any graph). Both become a `Fabric`:
-a graph of switches in which all parallel uplinks of a switch are one fat link, and groupings of
-nodes, innermost first, each with what a group can send to the rest.
+The network between nodes: switches, the links that join them, and what hangs on each. A person
+describes it in one of two ways: as tiers of equal switches (`Tier`: leaf, rack, spine; each may be
+oversubscribed) or switch by switch (`Switch`, any graph). Both become a `Fabric`: a graph of
+switches in which all parallel uplinks of a switch are one fat link, and groupings of nodes,
+innermost first, each with what a group can send to the rest.
 """
 
 from collections.abc import Iterable, Sequence

@@ -18,7 +18,6 @@ Plain arithmetic throughout, so that the same lines are fitted on tensors
 (`foretell_lab.fused.host_fit`) and answer on arrays. Constants: `tables/fused_host.toml`.
 
 What the loop nests of a fused region must move and compute on a CPU, found by walking its ops.
-
 Inductor C++ (torch 2.13) writes one function of several loop nests. Ops over the same places share
 a nest, but what uses a reduction, a norm or a product waits for the next one: the region falls into
 passes. What is not stored is recomputed in every pass that uses it; what is long or holds an

@@ -21,9 +21,8 @@ reads which.
 A region may be a kernel as the compiler wrote it (`written`): then its ops are those the compiler
 breaks larger ones into, and nothing of it waits for another kernel.
 
-Compiled walks know an op by its number; tables such as `WEIGHT` say what each counts for.
-
-What a kernel must move and compute, found by walking its ops once.
+Compiled walks know an op by its number; tables such as `WEIGHT` say what each counts for. What a
+kernel must move and compute, found by walking its ops once.
 
 Regions are lowered to kernels first (→ `fused_lower`). The walk drops what nothing uses and counts
 for every pass over the kernel's places which tensors are read again. Rows too long for registers

@@ -1,15 +1,12 @@
 """What a step is made of, and how a person names it: a model, a batch, a loss and an optimizer.
 
 Models may be given as they are (on a CPU, on `meta`) or as a function that makes them; the latter
-runs on fake tensors, so nothing is allocated however large the model is.
-
-The parts of a step from what a person names: `train.py`, `train.py:make`, `package.module:make`.
-
-A script with functions `model` and `batch` (and, where wanted, `loss` and `optimizer`) is a
-description (→ `foretell.pytorch.script`); so is a function that answers `(model, batch, loss,
-optimizer)`, the last two of which may be left out. A function that answers a module alone takes the
-others from its script. Options behind a second colon are passed to the function:
-`samples.py:llama:size=70b,length=4096`.
+runs on fake tensors, so nothing is allocated however large the model is. A person names a step as
+`train.py`, `train.py:make` or `package.module:make`. A script with functions `model` and `batch`
+(and, where wanted, `loss` and `optimizer`) is a description (→ `foretell.pytorch.script`); so is a
+function that answers `(model, batch, loss, optimizer)`, the last two of which may be left out. A
+function that answers a module alone takes the others from its script. Options behind a second colon
+are passed to the function: `samples.py:llama:size=70b,length=4096`.
 """
 
 from __future__ import annotations
@@ -52,7 +49,7 @@ REAL = 2 * 2**30  # bytes of weights that are worth allocating to learn what a s
 
 @dataclass(frozen=True)
 class Parts:
-    """What a script says of a step."""
+    """What a step is made of, as a user or a script gave it."""
 
     model: Any
     batch: Any
@@ -205,21 +202,11 @@ def _cut(value: Any, ranks: int) -> Any:
     return type(value)(_cut(v, ranks) for v in value) if isinstance(value, list | tuple) else value
 
 
-@dataclass(frozen=True)
-class Given:
-    """What a step is made of, as the user gave it."""
-
-    model: Any
-    batch: Any
-    loss: Any = None
-    optimizer: Any = None
-
-
-def with_data(given: Given, real: Callable[[], Any] | None, stopped: Exception) -> Given:
+def with_data(given: Parts, stopped: Exception) -> Parts:
     """The same with real weights and a real batch on the CPU; `stopped` is raised where not."""
-    if real is not None:
+    if given.real is not None:
         with _bounded(stopped), torch.device("cpu"):
-            given = Given(*real())
+            given = Parts(*given.real())
     model, batch = given.model, given.batch
     if not isinstance(model, Module):
         with _bounded(stopped):
@@ -229,7 +216,7 @@ def with_data(given: Given, real: Callable[[], Any] | None, stopped: Exception) 
     tensors = (*model.parameters(), *model.buffers(), *tensors_in(batch))
     if not all(map(has_data, tensors)) or _size(tensors) > REAL:
         raise stopped
-    return Given(model, batch, given.loss, given.optimizer)
+    return Parts(model, batch, given.loss, given.optimizer)
 
 
 @contextmanager
@@ -260,7 +247,7 @@ def _size(tensors: Sequence[Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def real_step(given: Given) -> Step:
+def real_step(given: Parts) -> Step:
     """A step on real tensors: a copy of the model, so that what was given stays as it is."""
     model = copy.deepcopy(given.model)
     optimizer = fake_optimizer(given.optimizer, given.model, model, on_gpu=False)
@@ -465,10 +452,16 @@ def fake_optimizer(
         made = optimizer(_trained(model))
     if not isinstance(made, torch.optim.Optimizer):
         raise InputError(f"`optimizer` made {type(made).__name__}, no torch.optim.Optimizer")
-    for group in made.param_groups if on_gpu else ():
-        if not group.get("fused") and group.get("foreach", False) is None:
-            group["foreach"] = True  # torch's default for parameters on a GPU
+    if on_gpu:
+        as_on_gpu(made)
     return made
+
+
+def as_on_gpu(*optimizers: torch.optim.Optimizer) -> None:
+    """Torch's default for parameters on a GPU: all of them in few kernels."""
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        if not group.get("fused") and group.get("foreach", False) is None:
+            group["foreach"] = True
 
 
 def _trained(model: Module) -> list[Tensor]:

@@ -3,16 +3,14 @@
 What the profiler adds to a step is known from the two and can be taken off again. The script runs
 in a process of its own, one a rank; nothing here imports torch.
 
-How long steps take that follow one another, without making any of them wait.
+How long steps take that follow one another, without making any of them wait. On a GPU an event is
+put on the stream at the end of every step and read when all are done; without one the host's clock
+is read. Either way the time of a step is that from its predecessor's end.
 
-On a GPU an event is put on the stream at the end of every step and read when all are done; without
-one the host's clock is read. Either way the time of a step is that from its predecessor's end.
-
-A script that describes a training step: functions that make a model and a batch.
-
-With functions `model` and `batch` at its top level, a script is a description, in the words of
-`foretell.pytorch.script`. Otherwise it is run as it is and its steps are watched
-(→ `foretell.pytorch.intake`).
+A script that describes a training step: functions that make a model and a batch. With functions
+`model` and `batch` at its top level, a script is a description, in the words of
+`foretell.pytorch.script`. Otherwise it is run as it is and its steps are watched (→
+`foretell.pytorch.intake`).
 """
 
 from __future__ import annotations
