@@ -191,15 +191,21 @@ def _with_others(
 def _first_part(batch: Callable[..., Any], ranks: int, samples: int | None) -> Any:
     """What the first of some ranks has of a script's batch."""
     found = ask(batch, 0, ranks, samples=samples)
-    return found if ranks == 1 or takes_part(batch) else _cut(found, ranks)
+    if ranks == 1 or takes_part(batch):
+        return found
+    return mapped(found, lambda tensor: tensor[: len(tensor) // ranks])
 
 
-def _cut(value: Any, ranks: int) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value[: len(value) // ranks]
+def mapped(value: Any, make: Callable[[Tensor], Any]) -> Any:
+    """A batch with others in the place of its tensors, whatever it is made of."""
+    if isinstance(value, Tensor):
+        return make(value)
     if isinstance(value, Mapping):
-        return {key: _cut(v, ranks) for key, v in value.items()}
-    return type(value)(_cut(v, ranks) for v in value) if isinstance(value, list | tuple) else value
+        return {key: mapped(v, make) for key, v in value.items()}
+    if not isinstance(value, list | tuple):
+        return value
+    items = [mapped(v, make) for v in value]
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
 def with_data(given: Parts, stopped: Exception) -> Parts:
@@ -421,21 +427,16 @@ def fake_like(tensor: Tensor, device: torch.device) -> Tensor:
 
 def fake_batch(batch: Any, device: torch.device, *, values: bool = False) -> Any:
     """A batch with fake tensors on the device; whole numbers and masks keep what they say."""
-    again = partial(fake_batch, device=device, values=values)
-    if isinstance(batch, Tensor):
-        if isinstance(batch, FakeTensor) and batch.device == device:
-            return batch
-        like = fake_like(batch, device)
-        is_known = values or (not batch.is_floating_point() and batch.numel() <= SMALL)
-        give(like, copy_of(batch) if is_known else None)
-        return like.requires_grad_(batch.requires_grad) if batch.is_floating_point() else like
-    if isinstance(batch, Mapping):
-        return {k: again(v) for k, v in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(again, batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(map(again, batch))
-    return batch
+
+    def fake(tensor: Tensor) -> Tensor:
+        if isinstance(tensor, FakeTensor) and tensor.device == device:
+            return tensor
+        like = fake_like(tensor, device)
+        is_known = values or (not tensor.is_floating_point() and tensor.numel() <= SMALL)
+        give(like, copy_of(tensor) if is_known else None)
+        return like.requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else like
+
+    return mapped(batch, fake)
 
 
 def fake_optimizer(
