@@ -18,7 +18,7 @@ help:  ## show this list
 	.ci/install
 	@touch $@
 
-LOOPS := $(shell find src/foretell/graph src/foretell/simulate src/foretell/cost src/foretell/search src/foretell/compiled -name '*.py' -o -name '*.hpp')
+LOOPS := $(shell find src/foretell/graph src/foretell/simulate src/foretell/cost src/foretell/search src/foretell/compiled lab/src/foretell_lab/loops -name '*.py' -o -name '*.hpp')
 .venv/loops: .venv/installed $(LOOPS)  # built anew where their sources are newer
 	$(BIN)/python -m foretell.compiled.build src/foretell/compiled/built
 	@touch $@

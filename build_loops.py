@@ -21,11 +21,11 @@ class LoopsHook(BuildHookInterface):  # type: ignore[type-arg]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build them from the source that is installed."""
-        source = Path(self.root) / "src"
+        source, lab = Path(self.root) / "src", Path(self.root) / "lab" / "src"
         built = source / "foretell" / "compiled" / "built"
         code = (
-            f"import sys; sys.path.insert(0, {str(source)!r}); from pathlib import Path; "
-            f"from foretell.compiled.build import main; main(Path({str(built)!r}))"
+            f"import sys; sys.path[:0] = {[str(source), str(lab)]!r}; from pathlib import Path; "
+            f"from foretell_lab.loops.build import build_all; build_all(Path({str(built)!r}))"
         )
         ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         if ran.returncode:

@@ -61,6 +61,7 @@ LAB_ROOMS: dict[str, set[str]] = {
     "emulation": set(),
     "policy": set(),
     "bench": set(),
+    "loops": set(),
     "preset_docs": set(),
     "validate": {"samples", "emulation", "fused"},
     "cli": {"fused", "emulation", "policy", "validate"},

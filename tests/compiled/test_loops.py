@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from foretell.cluster import load as machines
-from foretell.compiled import LOOPS, Loop, build, translate
+from foretell.compiled import LOOPS, Loop, build
 from foretell.search.fusion.lanes import ends
 from foretell.search.kit import parse
 from foretell.workload import load
+from foretell_lab.loops import build as builder
+from foretell_lab.loops import translate
 
 needs_compiler = pytest.mark.skipif(
     build.library("simulate") is None, reason="there is no C++ compiler"
@@ -89,6 +91,14 @@ print(first.tolist(), end)
     assert ran.stdout == "[0, 1] 1.5\n", ran.stderr
 
 
+def test_a_package_with_nothing_to_build_by_runs_python_and_says_so(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(build, "BUILT", tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "foretell_lab.loops.build", None)
+    assert build.library.__wrapped__("simulate") is None
+    assert "run as Python, slowly: install foretell where" in capsys.readouterr().err
+
+
 def strange(values):
     return {"a": values}["a"]
 
@@ -100,5 +110,5 @@ def test_what_has_no_translation_is_said():
 
 def test_every_unit_has_loops_that_python_calls():
     for unit in build.UNITS:
-        assert build.source(unit).count('extern "C"') >= 3
+        assert builder.source(unit).count('extern "C"') >= 3
     assert all(build.unit_of(loop.function.__module__) for loop in LOOPS)

@@ -19,19 +19,17 @@ By the max-flow min-cut theorem `spread` is what one member of a ring or tree ov
 can send while it receives as much: every ring crosses every cut in both directions.
 Ties go to the lower vertex and link number, so answers never depend on memory or hash order.
 
-Which ring and which trees a collective takes.
+Which ring and which trees a collective takes. Rings visit whole groups of nodes before the next (a
+spine's racks, a rack's leaves, a leaf's nodes), and inside a node follow the widest links. Trees
+are NCCL's: a chain inside every node, and between the heads of the chains two complementary binary
+trees, so that no node is an inner vertex of both and each carries half the data (Sanders, Speck and
+Träff 2009).
 
-Rings visit whole groups of nodes before the next (a spine's racks, a rack's leaves, a leaf's
-nodes), and inside a node follow the widest links. Trees are NCCL's: a chain inside every node, and
-between the heads of the chains two complementary binary trees, so that no node is an inner vertex
-of both and each carries half the data (Sanders, Speck and Träff 2009).
-
-The best order in which to visit a few points, as a closed ring or an open chain.
-
-Best is: the narrowest step is as wide as can be; then the steps together are as quick as can be;
-then the lowest numbers come first. Exact up to `EXACT` points by dynamic programming over subsets
-(Held and Karp 1962), with the width as a threshold lowered until a tour exists; beyond that a
-greedy tour, or the points as they are counted, improved by reversing stretches of it (2-opt).
+The best order in which to visit a few points, as a closed ring or an open chain. Best is: the
+narrowest step is as wide as can be; then the steps together are as quick as can be; then the lowest
+numbers come first. Exact up to `EXACT` points by dynamic programming over subsets (Held and Karp
+1962), with the width as a threshold lowered until a tour exists; beyond that a greedy tour, or the
+points as they are counted, improved by reversing stretches of it (2-opt).
 """
 
 from collections import deque

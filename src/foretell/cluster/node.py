@@ -5,23 +5,23 @@ switches, CPU sockets and NICs. Devices do not pass on other devices' traffic un
 so (`forwards`): what NVLink does not join directly goes over PCIe, as it does in the machine.
 Every question is answered once per kind of node and remembered, however many nodes a cluster has.
 
-One accelerator (or CPU) as data: what its maker promises, before any efficiency is applied.
+One accelerator (or CPU) as data: what its maker promises, before any efficiency is applied. Units
+are SI base units: flop/s, bytes, bytes/s, seconds, hertz, watts. Nothing here is measured but
+`timed`; how close real kernels come to these numbers is the business of `foretell.cost`.
 
-Units are SI base units: flop/s, bytes, bytes/s, seconds, hertz, watts. Nothing here is measured
-but `timed`; how close real kernels come to these numbers is the business of `foretell.cost`.
-
-A link between two vertices of a cluster, and the vocabulary of both.
-
-Every link is full duplex: it carries `bandwidth` each way at once. A bundle of parallel links
-(two NVLinks between the same pair) is one `Link` with a `count`.
+A link between two vertices of a cluster, and the vocabulary of both. Every link is full duplex: it
+carries `bandwidth` each way at once. A bundle of parallel links (two NVLinks between the same pair)
+is one `Link` with a `count`.
 """
 
+from __future__ import annotations
+
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
 from math import inf
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from foretell.cluster.levels import Wires, chain, flow, shortest_ring, spread, widest
 from foretell.errors import InputError, unknown
@@ -47,6 +47,8 @@ KINDS = (
 )
 DIRECT = frozenset({"nvlink", "nvswitch", "xgmi"})  # made for links between devices
 NETWORK = frozenset({"infiniband", "ethernet", "loopback"})  # what a NIC may speak
+P = ParamSpec("P")
+R = TypeVar("R")
 Slots = tuple[int, ...]
 LinkPath = tuple[int, ...]  # link numbers, in order
 Paths = dict[int, LinkPath]  # by the vertex they end at
@@ -133,6 +135,20 @@ class Exit:
     channels: int
 
 
+def _remembered(method: Callable[Concatenate[Node, P], R]) -> Callable[Concatenate[Node, P], R]:
+    """A method whose answers a node keeps."""
+
+    @wraps(method)
+    def ask(self: Node, /, *args: P.args, **words: P.kwargs) -> R:
+        key = (method.__name__, *args, *words.values())
+        if key not in self._known:
+            self._known[key] = method(self, *args, **words)
+        found: R = self._known[key]
+        return found
+
+    return ask
+
+
 @dataclass(frozen=True)
 class Node:
     """A kind of machine."""
@@ -149,13 +165,7 @@ class Node:
     host_memory: float = 0.0  # bytes
     price: float = 0.0  # money per hour for the whole node, 0 where unknown
     sources: Mapping[str, str] = field(default_factory=dict)
-    _orders: dict[tuple[Slots, bool], Slots] = field(
-        default_factory=dict, repr=False, compare=False
-    )
-    _ways: dict[int, Paths] = field(default_factory=dict, repr=False, compare=False)
-    _nearest: dict[int, int] = field(default_factory=dict, repr=False, compare=False)
-    _spreads: dict[Slots, Spread] = field(default_factory=dict, repr=False, compare=False)
-    _exits: dict[Slots, Exit] = field(default_factory=dict, repr=False, compare=False)
+    _known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -179,9 +189,11 @@ class Node:
 
     def path(self, slot: int, vertex: int) -> LinkPath | None:
         """The links from a device to a vertex, in order; None where there is no way."""
-        if slot not in self._ways:
-            self._ways[slot] = widest(self.wires, slot, self.closed)
-        return self._ways[slot].get(vertex)
+        return self._paths(slot).get(vertex)
+
+    @_remembered
+    def _paths(self, slot: int) -> Paths:
+        return widest(self.wires, slot, self.closed)
 
     def bandwidth(self, path: LinkPath | None) -> float:
         """The narrowest link of a path; 0 where there is no path."""
@@ -191,25 +203,23 @@ class Node:
         """The sum of the latencies along a path."""
         return sum(self.links[k].latency for k in path or ())
 
+    @_remembered
     def order(self, slots: Slots, *, closed: bool) -> Slots:
         """The best ring over these devices, or the best chain."""
-        if (slots, closed) not in self._orders:
-            width = [[self.bandwidth(self.path(a, b)) for b in slots] for a in slots]
-            delay = [[self.latency(self.path(a, b)) for b in slots] for a in slots]
-            best = (shortest_ring if closed else chain)(width, delay)
-            self._orders[slots, closed] = tuple(slots[i] for i in best)
-        return self._orders[slots, closed]
+        width = [[self.bandwidth(self.path(a, b)) for b in slots] for a in slots]
+        delay = [[self.latency(self.path(a, b)) for b in slots] for a in slots]
+        best = (shortest_ring if closed else chain)(width, delay)
+        return tuple(slots[i] for i in best)
 
+    @_remembered
     def nic(self, slot: int) -> int:
         """The NIC a device uses: the widest way out, then the quickest; equals are split by slot.
 
         -1 where it reaches none.
         """
-        if slot not in self._nearest:
-            ways = self._ways_out(slot)
-            equals = [i for i, way in ways.items() if way == min(ways.values())]
-            self._nearest[slot] = equals[slot % len(equals)] if equals else -1
-        return self._nearest[slot]
+        ways = self._ways_out(slot)
+        equals = [i for i, way in ways.items() if way == min(ways.values())]
+        return equals[slot % len(equals)] if equals else -1
 
     def _ways_out(self, slot: int) -> dict[int, tuple[float, float]]:
         ways = {}
@@ -220,13 +230,9 @@ class Node:
                 ways[i] = (-width, self.latency(path) + out.latency)
         return ways
 
+    @_remembered
     def spread(self, slots: Slots) -> Spread:
         """What the slowest of these devices can send to the others while it receives as much."""
-        if slots not in self._spreads:
-            self._spreads[slots] = self._spread(slots)
-        return self._spreads[slots]
-
-    def _spread(self, slots: Slots) -> Spread:
         absent = set(range(len(self.devices))) - set(slots)
         direct = {i for i, k in enumerate(self.links) if k.kind in DIRECT}
         bandwidth = spread(self.wires, slots, links=direct, absent=absent)
@@ -264,13 +270,9 @@ class Node:
                 here = a if here == b else b
         return load
 
+    @_remembered
     def exit(self, slots: Slots) -> Exit:
         """What these devices can send out together, over every NIC, passing data among them."""
-        if slots not in self._exits:
-            self._exits[slots] = self._exit(slots)
-        return self._exits[slots]
-
-    def _exit(self, slots: Slots) -> Exit:
         outside = self.wires.size
         wires = Wires(
             outside + 1,

@@ -6,11 +6,9 @@
     load("abci:nodes=16")                        a cluster preset, smaller
     load("lab.toml")                             a file, with options after it or without
 
-`validate` tells all that is wrong with a file at once.
-
-The presets that come with the package, read from `presets/` on first use.
-
-Devices and links are values; nodes and clusters stay tables, to be changed before they are built.
+`validate` tells all that is wrong with a file at once. Presets are read from `presets/` when first
+asked for: devices and links are values, nodes and clusters stay tables, to be changed before they
+are built.
 """
 
 import re
@@ -22,7 +20,7 @@ from functools import cache
 from importlib.resources import files
 from itertools import combinations
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -51,6 +49,7 @@ from foretell.cluster.topology import Tier
 from foretell.errors import InputError, unknown
 from foretell.io import is_there, limits, read_text
 
+T = TypeVar("T")
 Tables = dict[str, dict[str, Any]]
 
 
@@ -65,12 +64,8 @@ RACK = 32  # devices of a node, from which it is a rack
 def devices() -> Mapping[str, Device]:
     """Every device preset by name, aliases included."""
     found: dict[str, Device] = {}
-    for name, table in tables("devices").items():
-        page = Page(f"presets/devices ({name})", table, {})
-        device = read_device(Table(page, (), table, f"device `{name}`"), name, found)
-        if page.problems or device is None:
-            raise fail(page.problems, page.file)
-        found[name] = device
+    for name, table in _presets("devices"):
+        found[name] = _finished(table.page, read_device(table, name, found))
     return found | {a: found[n] for a, n in aliases("devices").items()}
 
 
@@ -96,14 +91,13 @@ def titled(title: str) -> Device | None:
 @cache
 def cables() -> Mapping[str, Cable]:
     """Every link preset by name."""
-    found = {}
-    for name, table in tables("links").items():
-        page = Page(f"presets/links ({name})", table, {})
-        cable = read_cable(Table(page, (), table, f"link `{name}`"))
-        if page.problems or cable is None:
-            raise fail(page.problems, page.file)
-        found[name] = cable
-    return found
+    return {name: _finished(t.page, read_cable(t)) for name, t in _presets("links")}
+
+
+def _presets(what: str) -> Iterator[tuple[str, Table]]:
+    for name, values in tables(what).items():
+        page = Page(f"presets/{what} ({name})", values, {})
+        yield name, Table(page, (), values, f"{what[:-1]} `{name}`")
 
 
 def scope() -> Scope:
@@ -206,10 +200,11 @@ def _page(path: Path) -> Page:
     return parse(read_text(path, limits().config, "cluster file"), str(path))
 
 
-def _finished(page: Page, cluster: Cluster | None) -> Cluster:
-    if page.problems or cluster is None:
+def _finished(page: Page, made: T | None) -> T:
+    """What was made of a page, or an error that tells its problems."""
+    if page.problems or made is None:
         raise fail(page.problems, page.file)
-    return cluster
+    return made
 
 
 def read(page: Page) -> Cluster | None:

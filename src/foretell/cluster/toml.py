@@ -1,61 +1,53 @@
 """A cluster file: TOML read line by line, quantities with units, tables to devices, links and
 nodes.
 
-Quantities as people write them: `25 GB/s`, `200 Gb/s`, `0.6 us`, `80 GiB`, `312 Tflop/s`.
-
-`read` and `write` are exact inverses: decimal arithmetic, so a value written and read again is
-the same float. A bare number is in base units. Bits (`b`) and bytes (`B`) are never confused.
-
-A TOML text, its values, and what is wrong with it, line by line.
-
-Readers note every problem and go on, so that one look at a file tells all of them.
-
-From the tables of a cluster file to devices, links, nodes and switches.
-
-Every reader takes a `Table`, notes what is wrong on its page, and gives back None only where
-nothing sensible can be made; so one pass over a file finds all its problems.
+Quantities are as people write them: `25 GB/s`, `200 Gb/s`, `0.6 us`, `80 GiB`, `312 Tflop/s`; a
+bare number is in base units. `read` and `write` are exact inverses (decimal arithmetic), and bits
+(`b`) and bytes (`B`) are never confused. Every reader takes a `Table`, notes what is wrong on its
+page and goes on, and gives back None only where nothing sensible can be made; so one pass over a
+file finds all its problems.
 """
 
 import math
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from foretell.cluster.node import FORMATS, KINDS, NETWORK, VERTICES, Device, Link, Node
 from foretell.cluster.topology import Switch, Tier
 from foretell.errors import InputError, unknown
 from foretell.io import parse_toml
 
+T = TypeVar("T")
 _PREFIX = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "m": -3, "u": -6, "µ": -6, "n": -9}
 _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4}
 _DIGITS = r"\d+(?:_\d+)*"
 _NUMBER = rf"[-+]?(?:(?:{_DIGITS}(?:\.(?:{_DIGITS})?)?|\.{_DIGITS})(?:e[-+]?\d+)?|nan|inf)"
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([^\s\d._]\S*)?\s*", re.I)
-# base unit -> the spellings of one such unit, without prefix, and how many base units it is
-_SPELLINGS: dict[str, dict[str, Decimal]] = {
-    "B": {"B": Decimal(1)},
-    "B/s": {"B/s": Decimal(1), "b/s": Decimal(1) / 8, "bit/s": Decimal(1) / 8},
-    "s": {"s": Decimal(1)},
-    "Hz": {"Hz": Decimal(1)},
-    "W": {"W": Decimal(1)},
-    "flop/s": {"flop/s": Decimal(1), "FLOPS": Decimal(1), "op/s": Decimal(1)},
-    "$/h": {"$/h": Decimal(1), "USD/h": Decimal(1)},
-}
-_SHOWN = {
-    "B": ("T", "G", "M", "k", ""),
-    "B/s": ("T", "G", "M", "k", ""),
-    "s": ("", "m", "u", "n"),
-    "Hz": ("G", "M", "k", ""),
-    "W": ("",),
-    "flop/s": ("P", "T", "G", "M", ""),
-    "$/h": ("",),
-}
 
 
+class _Unit(NamedTuple):
+    shown: Sequence[str]  # prefixes it is written with, the largest first
+    example: str
+    spellings: Mapping[str, Decimal] = {}  # other words for it, and how many of it each is
+
+
+_BIT = Decimal(1) / 8
+_UNITS = {
+    "B": _Unit(("T", "G", "M", "k", ""), "80 GB"),
+    "B/s": _Unit(("T", "G", "M", "k", ""), "25 GB/s` or `200 Gb/s", {"b/s": _BIT, "bit/s": _BIT}),
+    "s": _Unit(("", "m", "u", "n"), "1.5 us"),
+    "Hz": _Unit(("G", "M", "k", ""), "1.41 GHz"),
+    "W": _Unit(("",), "400 W"),
+    "flop/s": _Unit(
+        ("P", "T", "G", "M", ""), "312 Tflop/s", {"FLOPS": Decimal(1), "op/s": Decimal(1)}
+    ),
+    "$/h": _Unit(("",), "32.77 $/h", {"USD/h": Decimal(1)}),
+}
 Place = tuple[str | int, ...]  # ("node", 2, "nic"): the key `nic` of the third [[node]]
 _NAME = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
 _HEADER = re.compile(rf"\s*(\[\[?)\s*({_NAME}(?:\s*\.\s*{_NAME})*)\s*\]\]?\s*(?:#.*)?$")
@@ -64,15 +56,15 @@ _TOLD = 100  # problems of a file that are listed at once
 _AT_LINE = re.compile(r"\(at line (\d+), column \d+\)|\(at end of document\)")
 MOST = 2**20  # ranks or nodes a file may ask for: beyond it is a slip, not a cluster
 MOST_INSIDE = 1024  # devices, switches or NICs in one node
-_EXAMPLE = {
-    "B": "80 GB",
-    "B/s": "25 GB/s` or `200 Gb/s",
-    "s": "1.5 us",
-    "Hz": "1.41 GHz",
-    "W": "400 W",
-    "flop/s": "312 Tflop/s",
-    "$/h": "32.77 $/h",
-}
+DEVICE_TEXTS = ("title", "vendor", "arch", "bus", "node")
+DEVICE_UNITS = {
+    "memory": "B", "memory_bandwidth": "B/s", "clock": "Hz", "l2": "B", "launch": "s", "floor": "s",
+    "watts": "W", "staged": "B/s", "price": "$/h",
+}  # fmt: skip
+# What a device is taken to be that says no more and is like no other.
+_PLAIN: dict[str, Any] = {"vendor": "", "arch": "", "units": 1, "clock": 1e9, "l2": 4e6}
+_PLAIN |= {name: getattr(Device, name) for name in ("launch", "floor", "watts", "staged", "price")}
+_PLAIN |= {name: getattr(Device, name) for name in ("bus", "node")}
 _DEVICE = {f.name for f in fields(Device)} - {"name", "timed"} | {"like", "aliases"}
 _ABOUT = ("preset", "count", "title", "aliases", "sources", "price", "rack", "host_memory")
 _PARTS = ("device", "devices", "sockets", "pcie_switches", "nics", "vertices", "forwards")
@@ -99,7 +91,7 @@ def read(value: object, unit: str) -> float:
 
 
 def _scale(text: str, unit: str) -> Decimal | None:
-    for spelling, size in _SPELLINGS[unit].items():
+    for spelling, size in {unit: Decimal(1), **_UNITS[unit].spellings}.items():
         if not text.endswith(spelling):
             continue
         prefix = text.removesuffix(spelling)
@@ -116,14 +108,14 @@ def write(value: float, unit: str) -> str:
     if unit == "B" and value and value % 2**20 == 0:
         prefix = next(p for p in ("Ti", "Gi", "Mi") if value % 1024 ** _BINARY[p] == 0)
         return f"{int(value) // 1024 ** _BINARY[prefix]} {prefix}{unit}"
-    prefix = next((p for p in _SHOWN[unit] if abs(exact) >= Decimal(10) ** _PREFIX[p]), "")
+    prefix = next((p for p in _UNITS[unit].shown if abs(exact) >= Decimal(10) ** _PREFIX[p]), "")
     scaled = exact / Decimal(10) ** _PREFIX[prefix]
     return f"{scaled.normalize():f} {prefix}{unit}"
 
 
 def short(value: float, unit: str) -> str:
     """The same for a reader: three significant digits, not to be read back."""
-    prefix = next((p for p in _SHOWN[unit] if abs(value) >= 10.0 ** _PREFIX[p]), "")
+    prefix = next((p for p in _UNITS[unit].shown if abs(value) >= 10.0 ** _PREFIX[p]), "")
     scaled = value / 10.0 ** _PREFIX[prefix]
     return f"{scaled:.3g} {prefix}{unit}" if abs(scaled) < 1000 else f"{scaled:.0f} {prefix}{unit}"
 
@@ -310,7 +302,7 @@ class Table:
         try:
             value = read(self.values[key], unit)
         except ValueError as error:
-            self.note(key, f"{key} of {self.what} {error}", f"write it as `{_EXAMPLE[unit]}`")
+            self.note(key, f"{key} of {self.what} {error}", f"write it as `{_UNITS[unit].example}`")
             return default or 0.0
         return self._sound(key, value, default)
 
@@ -331,36 +323,37 @@ class Table:
             return default
         return value
 
+    def _of(self, key: str, kind: type[T], default: T, sort: str) -> T:
+        value = self.values.get(key, default)
+        if isinstance(value, kind):
+            return value
+        self.note(key, f"{key} of {self.what} is `{value}`, not {sort}")
+        return default
+
     def text(self, key: str, default: str = "") -> str:
         """A piece of text."""
-        value = self.values.get(key, default)
-        if not isinstance(value, str):
-            self.note(key, f"{key} of {self.what} is `{value}`, not text in quotes")
-            return default
-        return value
+        return self._of(key, str, default, "text in quotes")
 
     def flag(self, key: str) -> bool:
         """true or false."""
-        value = self.values.get(key, False)
-        if not isinstance(value, bool):
-            self.note(key, f"{key} of {self.what} is `{value}`, not true or false")
-        return bool(value)
+        return self._of(key, bool, False, "true or false")
 
     def rows(self, key: str) -> list[Any]:
         """A list."""
-        value = self.values.get(key, [])
-        if not isinstance(value, list):
-            self.note(key, f"{key} of {self.what} is `{value}`, not a list")
-            return []
-        return value
+        return self._of(key, list, [], "a list")
 
     def under(self, key: str) -> Mapping[str, Any]:
         """A table inside this one."""
-        value = self.values.get(key, {})
-        if not isinstance(value, dict):
-            self.note(key, f"{key} of {self.what} is `{value}`, not a table")
-            return {}
-        return value
+        return self._of(key, dict, {}, "a table")
+
+    def texts(self, key: str, form: str, example: str) -> Iterator[list[str]]:
+        """The rows of a list that are as many texts as the form has words."""
+        for row in self.rows(key):
+            if isinstance(row, list) and [type(x) for x in row] == [str] * len(form.split()):
+                yield row
+                continue
+            hint = f"write `{key} = [[{example}]]`"
+            self.note(key, f"{self.what} has {key[:-1]} `{row}`, not [{form}]", hint)
 
     def cable(self, key: str, scope: Scope, text: str | None = None) -> tuple[Cable, int] | None:
         """The cable a text like `nvlink3 x12` names, and how many."""
@@ -383,12 +376,8 @@ def read_cable(table: Table) -> Cable | None:
     if kind not in KINDS:
         table.page.note_unknown((*table.place, "kind"), "kind of link", kind, KINDS)
         return None
-    return Cable(
-        kind,
-        table.number("bandwidth", "B/s"),
-        table.number("latency", "s", 0.0),
-        table.number("switch", "s", 0.0),
-    )
+    times = (table.number(key, "s", 0.0) for key in ("latency", "switch"))
+    return Cable(kind, table.number("bandwidth", "B/s"), *times)
 
 
 def read_device(table: Table, name: str, known: Mapping[str, Device]) -> Device | None:
@@ -400,28 +389,11 @@ def read_device(table: Table, name: str, known: Mapping[str, Device]) -> Device 
             table.page.note_unknown((*table.place, "like"), "device", like, known)
             return None
         base = known[like]
-    return Device(
-        name=name,
-        title=table.text("title", base.title if base else name),
-        vendor=table.text("vendor", base.vendor if base else ""),
-        arch=table.text("arch", base.arch if base else ""),
-        memory=table.number("memory", "B", base.memory if base else None),
-        memory_bandwidth=table.number(
-            "memory_bandwidth", "B/s", base.memory_bandwidth if base else None
-        ),
-        flops=_flops(table, base),
-        units=table.whole("units", base.units if base else 1),
-        clock=table.number("clock", "Hz", base.clock if base else 1e9),
-        l2=table.number("l2", "B", base.l2 if base else 4e6),
-        launch=table.number("launch", "s", base.launch if base else Device.launch),
-        floor=table.number("floor", "s", base.floor if base else Device.floor),
-        watts=table.number("watts", "W", base.watts if base else 0.0),
-        price=table.number("price", "$/h", base.price if base else 0.0),
-        sources=_sources(table),
-        bus=table.text("bus", base.bus if base else Device.bus),
-        node=table.text("node", base.node if base else Device.node),
-        staged=table.number("staged", "B/s", base.staged if base else 0.0),
-    )
+    usual: dict[str, Any] = vars(base) if base else {"title": name, **_PLAIN}
+    said: dict[str, Any] = {key: table.text(key, usual[key]) for key in DEVICE_TEXTS}
+    said |= {key: table.number(key, unit, usual.get(key)) for key, unit in DEVICE_UNITS.items()}
+    units, flops = table.whole("units", usual["units"]), _flops(table, base)
+    return Device(name, units=units, flops=flops, sources=_sources(table), **said)
 
 
 def _flops(table: Table, base: Device | None) -> dict[str, float]:
@@ -491,16 +463,12 @@ def _node_numbers(table: Table, num_nodes: int) -> Iterator[int]:
 
 
 def _trunks(table: Table, name: str, names: Collection[str], scope: Scope) -> Iterator[Link]:
-    for row in table.rows("links"):
-        if not isinstance(row, list) or len(row) != 2 or not all(isinstance(x, str) for x in row):
-            hint = 'write `links = [["spine", "infiniband-hdr x4"]]`'
-            table.note("links", f"{table.what} has link `{row}`, not [switch, link]", hint)
-        elif row[0] not in names or row[0] == name:
+    for row in table.texts("links", "switch, link", '"spine", "infiniband-hdr x4"'):
+        if row[0] not in names or row[0] == name:
             others = [n for n in names if n != name]
             table.page.note_unknown((*table.place, "links"), "switch", row[0], others)
         elif found := table.cable("links", scope, row[1]):
-            cable, count = found
-            yield Link(name, row[0], cable.kind, cable.bandwidth, cable.latency, count)
+            yield _link(name, row[0], *found)
 
 
 def speaks_network(table: Table, key: str, cable: Cable) -> bool:
@@ -536,7 +504,7 @@ def read_node(table: Table, name: str, scope: Scope) -> Node | None:
         hop=max((cable.switch for _, cable in ports), default=0.0),
         host_memory=table.number("host_memory", "B", 0.0),
         price=table.number("price", "$/h", 0.0),
-        sources={k: str(v) for key, v in table.under("sources").items() for k in key.split()},
+        sources=_sources(table),
     )
 
 
@@ -548,13 +516,12 @@ def _devices(table: Table, scope: Scope) -> tuple[Device, ...]:
         hint = 'write `device = "a100-80"` and `devices = 8`, or `preset = "dgx-a100"`'
         table.note(key, f"{table.what} names no device", hint)
         return ()
-    known = [str(name) for name in names if str(name) in scope.devices]
-    for name in names:
-        if str(name) not in scope.devices:
-            table.page.note_unknown((*table.place, key), "device", str(name), scope.devices)
-    found = tuple(scope.devices[name] for name in known)
-    if len(found) < len(names):
+    strange = [str(name) for name in names if str(name) not in scope.devices]
+    for name in strange:
+        table.page.note_unknown((*table.place, key), "device", name, scope.devices)
+    if strange:
         return ()
+    found = tuple(scope.devices[str(name)] for name in names)
     return found if key == "devices" else found * table.whole("devices", 1, most=MOST_INSIDE)
 
 
@@ -637,11 +604,7 @@ def _nics(table: Table, scope: Scope) -> Iterator[tuple[Link, Cable]]:
 
 def _given(table: Table, scope: Scope, vertices: Mapping[str, str]) -> Iterator[Link]:
     """The wires of `links`, one by one."""
-    for row in table.rows("links"):
-        if not isinstance(row, list) or len(row) != 3 or not all(isinstance(x, str) for x in row):
-            hint = 'write `links = [["device0", "device1", "nvlink2 x2"]]`'
-            table.note("links", f"{table.what} has link `{row}`, not [from, to, link]", hint)
-            continue
+    for row in table.texts("links", "from, to, link", '"device0", "device1", "nvlink2 x2"'):
         strange = [end for end in row[:2] if end not in vertices]
         for end in strange:
             table.page.note_unknown((*table.place, "links"), "vertex", end, vertices)
@@ -653,11 +616,8 @@ def _given(table: Table, scope: Scope, vertices: Mapping[str, str]) -> Iterator[
 
 def _ports(table: Table, scope: Scope, vertices: Mapping[str, str]) -> Iterator[tuple[Link, Cable]]:
     """The NICs of `ports`, one by one."""
-    for row in table.rows("ports"):
-        if not isinstance(row, list) or len(row) != 2 or not all(isinstance(x, str) for x in row):
-            hint = 'write `ports = [["nic0", "infiniband-hdr"]]`'
-            table.note("ports", f"{table.what} has port `{row}`, not [nic, link]", hint)
-        elif vertices.get(row[0]) != "nic":
+    for row in table.texts("ports", "nic, link", '"nic0", "infiniband-hdr"'):
+        if vertices.get(row[0]) != "nic":
             nics = [name for name, kind in vertices.items() if kind == "nic"]
             table.page.note_unknown((*table.place, "ports"), "nic", row[0], nics)
         else:

@@ -4,16 +4,15 @@ Vertices: those of node 0, node 1, …, then the switches. Links: those inside n
 then one for every NIC (to its switch), then those between switches. Half the latency of a switch is
 counted in each link that ends there, so that the latencies along a route add up.
 
-The network between nodes: switches, the links that join them, and what hangs on each.
-
-A person describes it in one of two ways: as tiers of equal switches (`Tier`: leaf, rack, spine;
-each may be oversubscribed) or switch by switch (`Switch`, any graph). Both become a `Fabric`:
-a graph of switches in which all parallel uplinks of a switch are one fat link, and groupings of
-nodes, innermost first, each with what a group can send to the rest.
+The network between nodes: switches, the links that join them, and what hangs on each. A person
+describes it in one of two ways: as tiers of equal switches (`Tier`: leaf, rack, spine; each may be
+oversubscribed) or switch by switch (`Switch`, any graph). Both become a `Fabric`: a graph of
+switches in which all parallel uplinks of a switch are one fat link, and groupings of nodes,
+innermost first, each with what a group can send to the rest.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from math import inf
@@ -33,7 +32,6 @@ Floats = NDArray[np.float64]
 
 
 _MOST_WIRES = 1 << 20  # side by side, where an uplink is many times as fast as a NIC
-Columns = tuple[Ints, NDArray[np.uint8], Floats, Floats, Ints]
 
 
 @dataclass(frozen=True)
@@ -316,81 +314,55 @@ def layout(cluster: "Cluster") -> Layout:
 
 def expand(cluster: "Cluster") -> Topology:
     """Copy every kind of node as often as it occurs and add the switches."""
-    at = cluster.layout
-    inner = [_copies(cluster, k) for k in range(len(cluster.groups))]
-    parts = [p for p in (*inner, _nics(cluster), _trunks(cluster)) if len(p[0])]
-    ends, link_kind, bandwidth, latency, count = (
-        (np.concatenate(column) for column in zip(*parts, strict=True)) if parts else _no_links()
-    )
-    kinds = [
+    at, fabric = cluster.layout, cluster.fabric
+    parts = [_inner(cluster, k) for k in range(len(cluster.groups))]
+    ports = [_ports(cluster, k) for k in range(len(cluster.groups))]
+    out = np.concatenate([rows for _, rows in ports])
+    out[:, 2] += fabric.latency[fabric.home] / 2
+    sources = np.concatenate([vertices for vertices, _ in ports])
+    trunks = _rows(fabric.links)
+    trunks[:, 2] = fabric.wires.latency
+    parts.append((np.stack([sources, at.switch + fabric.home], axis=1), out))
+    parts.append((at.switch + np.array(fabric.wires.ends, np.int64).reshape(-1, 2), trunks))
+    kind, bandwidth, latency, count = np.concatenate([rows for _, rows in parts]).T.copy()
+    vertices = [
         np.tile([VERTICES.index(v) for v in node.vertices.values()], n)
         for node, n in cluster.groups
     ]
-    switches = np.full(len(cluster.fabric.names), VERTICES.index("switch"))
+    switches = np.full(len(fabric.names), VERTICES.index("switch"))
     sizes = np.diff(np.append(at.vertex, at.switch))
     return Topology(
-        np.concatenate([*kinds, switches]).astype(np.uint8),
+        np.concatenate([*vertices, switches]).astype(np.uint8),
         np.concatenate([np.repeat(np.arange(len(sizes)), sizes), np.full(len(switches), -1)]),
-        ends,
-        link_kind,
+        np.concatenate([ends for ends, _ in parts]),
+        kind.astype(np.uint8),
         bandwidth,
         latency,
-        count,
+        count.astype(np.int64),
         at.vertex[cluster.nodes] + cluster.slots,
     )
 
 
-def _copies(cluster: "Cluster", k: int) -> Columns:
+def _rows(links: Sequence[Link], times: int = 1) -> Floats:
+    """Kind, bandwidth, latency and count of links, so many times over."""
+    rows = [(KINDS.index(x.kind), x.bandwidth, x.latency, x.count) for x in links]
+    return np.tile(np.array(rows, dtype=np.float64).reshape(-1, 4), (times, 1))
+
+
+def _inner(cluster: "Cluster", k: int) -> tuple[Ints, Floats]:
     """The links inside all nodes of one kind."""
     node, times = cluster.groups[k]
     first = cluster.layout.vertex[cluster.kinds == k]
     ends = np.array(node.wires.ends, dtype=np.int64).reshape(-1, 2)
-    return (
-        (first[:, None, None] + ends[None]).reshape(-1, 2),
-        np.tile(np.array([KINDS.index(x.kind) for x in node.links], dtype=np.uint8), times),
-        np.tile(np.array([x.bandwidth for x in node.links], dtype=np.float64), times),
-        np.tile(np.array([x.latency for x in node.links], dtype=np.float64), times),
-        np.tile(np.array([x.count for x in node.links], dtype=np.int64), times),
-    )
+    return (first[:, None, None] + ends[None]).reshape(-1, 2), _rows(node.links, times)
 
 
-def _nics(cluster: "Cluster") -> Columns:
-    """The links from NICs to switches."""
-    fabric, at = cluster.fabric, cluster.layout
-    ends, rows = [], []
-    for k, (node, times) in enumerate(cluster.groups):
-        first = at.vertex[cluster.kinds == k]
-        local = np.array([node.index[x.a] for x in node.nics], dtype=np.int64)
-        ends.append((first[:, None] + local[None]).reshape(-1))
-        columns = [(KINDS.index(x.kind), x.bandwidth, x.latency, x.count) for x in node.nics]
-        rows.append(np.tile(np.array(columns, dtype=np.float64).reshape(-1, 4), (times, 1)))
-    row = np.concatenate(rows)
-    half = fabric.latency[fabric.home] / 2
-    return (
-        np.stack([np.concatenate(ends), at.switch + fabric.home], axis=1),
-        row[:, 0].astype(np.uint8),
-        row[:, 1],
-        row[:, 2] + half,
-        row[:, 3].astype(np.int64),
-    )
-
-
-def _trunks(cluster: "Cluster") -> Columns:
-    """The links between switches."""
-    wires, links = cluster.fabric.wires, cluster.fabric.links
-    return (
-        cluster.layout.switch + np.array(wires.ends, dtype=np.int64).reshape(-1, 2),
-        np.array([KINDS.index(x.kind) for x in links], dtype=np.uint8),
-        np.array(wires.bandwidth, dtype=np.float64),
-        np.array(wires.latency, dtype=np.float64),
-        np.array([x.count for x in links], dtype=np.int64),
-    )
-
-
-def _no_links() -> Columns:
-    empty = np.zeros(0)
-    none = np.zeros((0, 2), dtype=np.int64)
-    return none, empty.astype(np.uint8), empty, empty, empty.astype(np.int64)
+def _ports(cluster: "Cluster", k: int) -> tuple[Ints, Floats]:
+    """The NICs of all nodes of one kind, and their links to switches."""
+    node, times = cluster.groups[k]
+    first = cluster.layout.vertex[cluster.kinds == k]
+    local = np.array([node.index[x.a] for x in node.nics], dtype=np.int64)
+    return (first[:, None] + local[None]).reshape(-1), _rows(node.nics, times)
 
 
 def key(cluster: "Cluster", a: int, b: int) -> tuple[int, ...]:
@@ -467,6 +439,4 @@ def _across(cluster: "Cluster", a: int, b: int) -> list[Link]:
 
 
 def _turned(link: Link) -> Link:
-    return Link(
-        link.b, link.a, link.kind, link.each, link.latency, link.count, link.index, not link.back
-    )
+    return replace(link, a=link.b, b=link.a, back=not link.back)

@@ -14,18 +14,6 @@ from foretell.cluster.cluster import Cluster
 from foretell.cluster.node import Device, Link, Node
 from foretell.cluster.topology import Switch, Tier
 
-_UNITS = {
-    "memory": "B",
-    "memory_bandwidth": "B/s",
-    "clock": "Hz",
-    "l2": "B",
-    "launch": "s",
-    "floor": "s",
-    "watts": "W",
-    "staged": "B/s",
-    "price": "$/h",
-}
-
 
 def text(cluster: Cluster) -> str:
     """A file in which every number is written out: it does not lean on presets."""
@@ -82,10 +70,10 @@ class _Cables:
 
 def _device(device: Device) -> Iterator[str]:
     yield f"\n[device.{_quoted(device.name)}]"
-    for key in ("title", "vendor", "arch", "bus", "node"):
+    for key in toml.DEVICE_TEXTS:
         yield f"{key} = {_quoted(getattr(device, key))}"
     yield f"units = {device.units}"
-    for key, unit in _UNITS.items():
+    for key, unit in toml.DEVICE_UNITS.items():
         yield from _optional(key, getattr(device, key), unit)
     rates = (f"{k} = {_quoted(toml.write(v, 'flop/s'))}" for k, v in device.flops.items())
     yield f"flops = {{ {', '.join(rates)} }}"

@@ -1,40 +1,27 @@
 """The formulas as links of the price chain: operators as their kernels, copies and collectives.
 
 Each takes the pieces of work it understands, asks the formula once for all of one device or one
-group of ranks, and passes on the rest.
-
-Lets a price model that knows kernels answer for PyTorch operators.
-
-An operator's price is the sum of its kernels' (→ `foretell.cost.aten`), and is known where all of
-them are. Work that is no operator goes to the model as it is.
+group of ranks, and passes on the rest. `Operators` lets a model that knows kernels answer for
+PyTorch's operators: the price of one is the sum of its kernels' (→ `foretell.cost.aten`), and is
+known where all of them are. Work that is no operator goes to the model as it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
 import numpy as np
 
 from foretell.cluster import Device
 from foretell.cost import collective, kernel, learned
 from foretell.cost.aten import Kernel, is_call, kernels
-from foretell.cost.price import Work
+from foretell.cost.price import Model, Work
 from foretell.graph.columns import COLLECTIVES, Array, Kind, Source
 from foretell.graph.groups import ranks_of
 
 COPY_START = 4e-6  # seconds before a copy over the host's bus moves anything: a DMA set-up
 COPY_SIGMA = 0.25  # pinned memory reaches most of the bus, pageable half of it; nothing says which
-
-
-class Model(Protocol):
-    """What can be wrapped; → `foretell.cost.price.Model`."""
-
-    name: str
-    source: Source
-
-    def price(self, work: Work) -> tuple[Array, Array]: ...
 
 
 class Operators:
@@ -46,51 +33,31 @@ class Operators:
         self.source: Source = model.source
 
     def price(self, work: Work) -> tuple[Array, Array]:
-        spelled = _spelled(work, self.plain)
-        seconds, sigma = self.model.price(spelled.work)
-        return _summed(spelled.row, seconds * spelled.times, sigma, len(work))
+        row, found = _spelled(work, self.plain)
+        asked = replace(
+            work.take(row),
+            op=tuple(k.op for k in found),
+            shape=tuple(k.shape for k in found),
+            flops=np.array([k.flops for k in found]),
+            bytes=np.array([k.bytes for k in found]),
+        )
+        seconds, sigma = self.model.price(asked)
+        return _summed(row, seconds * np.array([k.times for k in found]), sigma, len(work))
 
 
-@dataclass(frozen=True, eq=False)
-class _Spelled:
-    """Work with every operator as its kernels, and for each kernel the row it came from."""
-
-    work: Work
-    row: Array
-    times: Array
-
-
-def _spelled(work: Work, plain: bool) -> _Spelled:
-    found: list[tuple[int, Kernel]] = []
+def _spelled(work: Work, plain: bool) -> tuple[Array, list[Kernel]]:
+    """Every operator as its kernels, and for each kernel the row it came from."""
+    rows: list[int] = []
+    found: list[Kernel] = []
     for r in range(len(work)):
+        asked = work.op[r], work.shape[r], float(work.bytes[r]), float(work.flops[r])
+        parts: tuple[Kernel, ...] = (Kernel(*asked),)
         if work.kind[r] == Kind.KERNEL and is_call(work.shape[r]):
-            parts = kernels(work.op[r], work.shape[r], float(work.bytes[r]), float(work.flops[r]))
+            parts = kernels(*asked)
             parts = tuple(map(_without_layout, parts)) if plain else parts
-        else:
-            parts = (_as_it_is(work, r),)
-        found += [(r, kernel) for kernel in parts]
-    row = np.array([r for r, _ in found], np.int64)
-    taken = work.take(row)
-    return _Spelled(
-        Work(
-            cluster=work.cluster,
-            kind=taken.kind,
-            op=tuple(k.op for _, k in found),
-            shape=tuple(k.shape for _, k in found),
-            group=taken.group,
-            dtype=taken.dtype,
-            flops=np.array([k.flops for _, k in found]),
-            bytes=np.array([k.bytes for _, k in found]),
-            comm_bytes=taken.comm_bytes,
-            rank=taken.rank,
-        ),
-        row,
-        np.array([k.times for _, k in found]),
-    )
-
-
-def _as_it_is(work: Work, r: int) -> Kernel:
-    return Kernel(work.op[r], work.shape[r], float(work.bytes[r]), float(work.flops[r]))
+        rows += [r] * len(parts)
+        found += parts
+    return np.array(rows, np.int64), found
 
 
 def _without_layout(kernel: Kernel) -> Kernel:
@@ -117,30 +84,37 @@ class KernelFormula:
 
     def price(self, work: Work) -> tuple[Array, Array]:
         seconds, sigma = _unknown(work)
-        is_known = (work.kind == Kind.KERNEL) & _is_described(work)
+        is_known = (work.kind == Kind.KERNEL) & self.knows(work)
         for device, rows in _by_device(work, np.flatnonzero(is_known)):
-            part = work.take(rows)
-            found = kernel.seconds(
-                device, part.op, _formats(part.dtype), part.shape, part.flops, part.bytes
-            )
-            seconds[rows], sigma[rows] = found.seconds, found.sigma
+            seconds[rows], sigma[rows] = self.asked(device, work.take(rows))
         return seconds, sigma
 
+    def knows(self, work: Work) -> Array:
+        """Where something is known that a price can be made of."""
+        found: Array = _has_shape(work) | (work.flops > 0) | (work.bytes > 0)
+        return found
 
-class LearnedKernel:
+    def asked(self, device: Device, work: Work) -> tuple[Array, Array]:
+        """The price of work on one device."""
+        formats = _formats(work.dtype)
+        found = kernel.seconds(device, work.op, formats, work.shape, work.flops, work.bytes)
+        return found.seconds, found.sigma
+
+
+class LearnedKernel(KernelFormula):
     """A correction learned on devices that were measured densely; passes everywhere else."""
 
     name = "learned kernel"
     source = Source.LEARNED
 
-    def price(self, work: Work) -> tuple[Array, Array]:
-        seconds, sigma = _unknown(work)
-        is_known = (work.kind == Kind.KERNEL) & np.array([bool(text) for text in work.shape], bool)
-        for device, rows in _by_device(work, np.flatnonzero(is_known)):
-            part = work.take(rows)
-            found = learned.seconds(device, part.op, _formats(part.dtype), part.shape)
-            seconds[rows], sigma[rows] = found.seconds, np.nan_to_num(found.sigma)
-        return seconds, sigma
+    def knows(self, work: Work) -> Array:
+        """Where there is a shape."""
+        return _has_shape(work)
+
+    def asked(self, device: Device, work: Work) -> tuple[Array, Array]:
+        """The price of work on one device."""
+        found = learned.seconds(device, work.op, _formats(work.dtype), work.shape)
+        return found.seconds, np.nan_to_num(found.sigma)
 
 
 class CopyFormula:
@@ -153,10 +127,10 @@ class CopyFormula:
         seconds, sigma = _unknown(work)
         moved = np.where(work.bytes > 0, work.bytes, work.comm_bytes)
         for r in np.flatnonzero((work.kind == Kind.COPY) & (moved > 0)).tolist():
-            inside = work.op[r] in ("d2d", "memset", "copy")
-            rate = (
-                _memory_rate(work, r) if inside else work.cluster.host_bandwidth(int(work.rank[r]))
-            )
+            rank = int(work.rank[r])
+            rate = work.cluster.host_bandwidth(rank)
+            if work.op[r] in ("d2d", "memset", "copy"):  # inside a device it is read and written
+                rate = work.cluster.devices[rank].memory_bandwidth / 2
             seconds[r], sigma[r] = COPY_START + moved[r] / rate, COPY_SIGMA
         return seconds, sigma
 
@@ -187,11 +161,8 @@ def _unknown(work: Work) -> tuple[Array, Array]:
     return np.full(len(work), np.nan), np.zeros(len(work))
 
 
-def _is_described(work: Work) -> Array:
-    """Where something is known that a price can be made of."""
-    has_shape = np.array([bool(text) for text in work.shape], bool)
-    found: Array = has_shape | (work.flops > 0) | (work.bytes > 0)
-    return found
+def _has_shape(work: Work) -> Array:
+    return np.array([bool(text) for text in work.shape], bool)
 
 
 def _by_device(work: Work, rows: Array) -> Iterator[tuple[Device, Array]]:
@@ -206,8 +177,3 @@ def _by_device(work: Work, rows: Array) -> Iterator[tuple[Device, Array]]:
 def _formats(dtypes: tuple[str, ...]) -> tuple[str, ...]:
     """Number formats a formula knows; work without one is priced as fp32."""
     return tuple("fp32" if d in ("none", "complex64") else d for d in dtypes)
-
-
-def _memory_rate(work: Work, r: int) -> float:
-    """A copy inside a device reads and writes: half its bandwidth moves bytes."""
-    return work.cluster.devices[int(work.rank[r])].memory_bandwidth / 2

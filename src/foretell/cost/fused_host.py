@@ -18,7 +18,6 @@ Plain arithmetic throughout, so that the same lines are fitted on tensors
 (`foretell_lab.fused.host_fit`) and answer on arrays. Constants: `tables/fused_host.toml`.
 
 What the loop nests of a fused region must move and compute on a CPU, found by walking its ops.
-
 Inductor C++ (torch 2.13) writes one function of several loop nests. Ops over the same places share
 a nest, but what uses a reduction, a norm or a product waits for the next one: the region falls into
 passes. What is not stored is recomputed in every pass that uses it; what is long or holds an
@@ -55,7 +54,7 @@ import numpy.typing as npt
 
 from foretell import portable
 from foretell.cluster.node import Device
-from foretell.compiled import B1, F1, F2, I1, compiled
+from foretell.compiled import F2, I1, compiled
 from foretell.cost import fused_regions
 from foretell.cost.fused_regions import (
     BATCH,
@@ -67,20 +66,21 @@ from foretell.cost.fused_regions import (
     NORM,
     RANDOM,
     REDUCTION,
-    SIZE,
     TEMPLATE,
     VIEW,
     WEIGHT,
+    Ops,
     Regions,
     Walk,
     add_work,
     bits,
+    columns_of,
     edges_read,
     live,
     rows_matter,
     settle,
 )
-from foretell.cost.fusion_class import KIND_CODE, KINDS, WORDS
+from foretell.cost.fusion_class import KINDS, WORDS
 
 Array = npt.NDArray[np.float64]
 NESTED = (
@@ -119,57 +119,25 @@ _OWN = 2.0**20  # bytes of cache a core has to itself: Zen 4's second level
 
 def nested(regions: Regions, weight: Array) -> Walk:
     """Walk all regions; `weight` counts operations by op."""
-    read = edges_read(regions)
-    start = np.searchsorted(regions.target[read], np.arange(len(regions.op) + 1))
     out, node = np.zeros((len(regions), len(NESTED))), np.zeros((len(regions.op), 3))
-    _walk(
-        regions.first, start, regions.source[read], regions.pattern[read], KIND_CODE[regions.op],
-        regions.op, regions.dtype == _BOOL, SIZE[regions.dtype], regions.elements, regions.looped,
-        regions.inner, regions.across, regions.last, regions.writes, regions.flops,
-        regions.seconds, out, node,
-    )  # fmt: skip
+    _walk(columns_of(regions, edges_read(regions)), regions.first, out, node)
     add_work(regions, node, weight, out)
     return Walk(out, node)
 
 
 @compiled
-def _walk(
-    first: I1,
-    start: I1,
-    source: I1,
-    pattern: I1,
-    kind: I1,
-    op: I1,
-    truth: B1,
-    size: F1,
-    elements: F1,
-    looped: F1,
-    inner: F1,
-    across: I1,
-    last: F1,
-    writes: F1,
-    flops: F1,
-    seconds: F1,
-    out: F2,
-    node: F2,
-) -> None:
-    writes = writes.copy()
+def _walk(o: Ops, first: I1, out: F2, node: F2) -> None:
     for r in range(len(first) - 1):
         low, high = first[r], first[r + 1]
-        settle(low, high, start, source, kind, writes)
-        alive = live(low, high, start, source, kind, op, writes)
-        level, done = _passes(low, high, start, source, kind, alive)
-        long = _lengths(low, high, start, source, kind, op, writes)
-        need, again = _needs(low, high, start, source, kind, op, writes, alive, level, done, long)
-        rows = rows_matter(low, high, start, pattern, kind, alive)
+        settle(o, low, high)
+        alive = live(o, low, high)
+        level, done = _passes(o, low, high, alive)
+        long = _lengths(o, low, high)
+        need, again = _needs(o, low, high, alive, level, done, long)
+        rows = rows_matter(o, low, high, alive)
         row = out[r]
-        _entering(
-            low, high, start, source, kind, op, truth, size, elements, looped, alive, need, row
-        )
-        _inside(
-            low, high, start, source, pattern, kind, op, truth, size, elements, looped, inner,
-            across, last, writes, flops, seconds, alive, level, done, need, again, rows, row,
-        )  # fmt: skip
+        _entering(o, low, high, alive, need, row)
+        _inside(o, low, high, alive, level, done, need, again, rows, row)
         row[4], row[5] = max(row[4], 1.0), max(row[5], 1.0)
         for i in range(high - low):
             node[low + i, 0] = max(1, bits(need[i]) - again[i]) if alive[i] else 0
@@ -178,127 +146,122 @@ def _walk(
 
 
 @compiled
-def _passes(low, high, start, source, kind, alive):  # type: ignore[no-untyped-def]
+def _passes(o, low, high, alive):  # type: ignore[no-untyped-def]
     """The pass in which each node is begun, and the one in which its result is there."""
     level = np.zeros(high - low, np.int64)
     done = np.zeros(high - low, np.int64)
     for n in range(low, high):
         i = n - low
-        if kind[n] != CONSTANT:
-            for e in range(start[n], start[n + 1]):
-                level[i] = max(level[i], done[source[e] - low])
-        waits = kind[n] == REDUCTION or kind[n] == NORM or kind[n] == TEMPLATE
+        if o.kind[n] != CONSTANT:
+            for e in range(o.start[n], o.start[n + 1]):
+                level[i] = max(level[i], done[o.source[e] - low])
+        waits = o.kind[n] == REDUCTION or o.kind[n] == NORM or o.kind[n] == TEMPLATE
         done[i] = min(level[i] + (1 if waits else 0), _PASSES - 1)
     return level, done
 
 
 @compiled
-def _lengths(low, high, start, source, kind, op, writes):  # type: ignore[no-untyped-def]
+def _lengths(o, low, high):  # type: ignore[no-untyped-def]
     """Operations behind each value since the last stored ones; endless behind an exponential."""
     found = np.zeros(high - low)
     for n in range(low, high):
-        if kind[n] != INPUT and kind[n] != CONSTANT:
-            found[n - low] = 0.0 if kind[n] == VIEW else min(WEIGHT[op[n]], 10.0)
-            found[n - low] += 1e9 if _STORED[op[n]] else 0.0
-            for e in range(start[n], start[n + 1]):
-                at = source[e]
-                lies = writes[at] > 0 or kind[at] == REDUCTION or kind[at] == TEMPLATE
+        if o.kind[n] != INPUT and o.kind[n] != CONSTANT:
+            found[n - low] = 0.0 if o.kind[n] == VIEW else min(WEIGHT[o.op[n]], 10.0)
+            found[n - low] += 1e9 if _STORED[o.op[n]] else 0.0
+            for e in range(o.start[n], o.start[n + 1]):
+                at = o.source[e]
+                lies = o.writes[at] > 0 or o.kind[at] == REDUCTION or o.kind[at] == TEMPLATE
                 found[n - low] += 0.0 if lies else found[at - low]
     return found
 
 
 @compiled
-def _needs(low, high, start, source, kind, op, writes, alive, level, done, long):  # type: ignore[no-untyped-def]
-    """For each node the passes in which its value is needed, and in how many it is read."""
+def _needs(o, low, high, alive, level, done, long):  # type: ignore[no-untyped-def]
+    """For each node the passes, as asked, in which its value is wanted; in how many it is read."""
     need = np.zeros(high - low, np.int64)
     again = np.zeros(high - low, np.int64)
     for n in range(high - 1, low - 1, -1):
         i = n - low
-        if not alive[i] or kind[n] == INPUT or kind[n] == CONSTANT:
+        if not alive[i] or o.kind[n] == INPUT or o.kind[n] == CONSTANT:
             continue
-        if writes[n] > 0:
+        if o.writes[n] > 0:
             need[i] |= 1 << done[i]
         asked = need[i]
-        if kind[n] == TEMPLATE:
+        if o.kind[n] == TEMPLATE:
             asked = 0
-        elif kind[n] == REDUCTION:
+        elif o.kind[n] == REDUCTION:
             asked = 1 << level[i]
-        elif kind[n] == NORM:
+        elif o.kind[n] == NORM:
             asked |= 1 << level[i]
-        elif writes[n] > 0 or (kind[n] != VIEW and long[i] > _LONG and bits(asked) > 1):
+        elif o.writes[n] > 0 or (o.kind[n] != VIEW and long[i] > _LONG and bits(asked) > 1):
             again[i] = bits(asked) - 1
             asked = 1 << level[i]
-        if COLUMNS[op[n]] or (BATCH[op[n]] and kind[n] == NORM):
+        if COLUMNS[o.op[n]] or (BATCH[o.op[n]] and o.kind[n] == NORM):
             asked |= 1 << (level[i] + _PASSES)  # sums of columns, or a second pass for the variance
-        for e in range(start[n], start[n + 1]):
-            need[source[e] - low] |= asked
+        for e in range(o.start[n], o.start[n + 1]):
+            need[o.source[e] - low] |= asked
     return need, again
 
 
 @compiled
-def _entering(  # type: ignore[no-untyped-def]
-    low, high, start, source, kind, op, truth, size, elements, looped, alive, need, row
-):
+def _entering(o, low, high, alive, need, row):  # type: ignore[no-untyped-def]
     """Bytes of entering tensors: as much of each as is read, and again in later passes."""
     asked = np.zeros(high - low)
     for n in range(high - 1, low - 1, -1):
         i = n - low
-        if not alive[i] or kind[n] == CONSTANT:
+        if not alive[i] or o.kind[n] == CONSTANT:
             continue
-        asked[i] = min(asked[i], elements[n])
-        for e in range(start[n], start[n + 1]):
-            asked[source[e] - low] += asked[i] if kind[n] == VIEW else looped[n]
-        if kind[n] == INPUT and need[i] > 0:
-            moved = asked[i] * size[n]
+        asked[i] = min(asked[i], o.elements[n])
+        for e in range(o.start[n], o.start[n + 1]):
+            asked[o.source[e] - low] += asked[i] if o.kind[n] == VIEW else o.looped[n]
+        if o.kind[n] == INPUT and need[i] > 0:
+            moved = asked[i] * o.size[n]
             row[0] += moved
-            row[1] += moved if op[n] == FRESH else 0.0
+            row[1] += moved if o.op[n] == FRESH else 0.0
             row[2] += moved * (bits(need[i]) - 1)
-            row[19] += asked[i] * bits(need[i]) if truth[n] else 0.0
+            row[19] += asked[i] * bits(need[i]) if o.dtype[n] == _BOOL else 0.0
             row[22] += 1.0
 
 
 @compiled
-def _inside(  # type: ignore[no-untyped-def]
-    low, high, start, source, pattern, kind, op, truth, size, elements, looped, inner, across, last,
-    writes, flops, seconds, alive, level, done, need, again, rows, row,
-):  # fmt: skip
+def _inside(o, low, high, alive, level, done, need, again, rows, row):  # type: ignore[no-untyped-def]
     seen = np.zeros((_NESTS, 3))
     for n in range(low, high):
         i = n - low
-        if not alive[i] or kind[n] == INPUT:
+        if not alive[i] or o.kind[n] == INPUT:
             continue
-        stored = writes[n] > 0 or kind[n] == REDUCTION or kind[n] == TEMPLATE
-        row[3] += writes[n]
-        row[18] += writes[n] if writes[n] > _MAPPED else 0.0
-        row[20] += writes[n] if truth[n] else 0.0
-        row[22] += 1.0 if writes[n] > 0 else 0.0
+        stored = o.writes[n] > 0 or o.kind[n] == REDUCTION or o.kind[n] == TEMPLATE
+        row[3] += o.writes[n]
+        row[18] += o.writes[n] if o.writes[n] > _MAPPED else 0.0
+        row[20] += o.writes[n] if o.dtype[n] == _BOOL else 0.0
+        row[22] += 1.0 if o.writes[n] > 0 else 0.0
         if stored or again[i] > 0:  # later passes read what was stored
-            row[2] += elements[n] * size[n] * bits(need[i] & ~(1 << done[i]))
-            row[2] += 0.0 if stored else elements[n] * size[n]
-        if kind[n] == TEMPLATE:
-            row[9] += flops[n]
-            row[10] += seconds[n] if seconds[n] == seconds[n] else 0.0
-            row[13] += elements[n] * size[n]
-            for e in range(start[n], start[n + 1]):
-                row[13] += elements[source[e]] * size[source[e]]
-            row[2] += elements[n] * size[n] if need[i] >> done[i] & 1 else 0.0
-        if kind[n] == TEMPLATE or kind[n] == VIEW or kind[n] == CONSTANT:
+            row[2] += o.elements[n] * o.size[n] * bits(need[i] & ~(1 << done[i]))
+            row[2] += 0.0 if stored else o.elements[n] * o.size[n]
+        if o.kind[n] == TEMPLATE:
+            row[9] += o.flops[n]
+            row[10] += o.seconds[n] if o.seconds[n] == o.seconds[n] else 0.0
+            row[13] += o.elements[n] * o.size[n]
+            for e in range(o.start[n], o.start[n + 1]):
+                row[13] += o.elements[o.source[e]] * o.size[o.source[e]]
+            row[2] += o.elements[n] * o.size[n] if need[i] >> done[i] & 1 else 0.0
+        if o.kind[n] == TEMPLATE or o.kind[n] == VIEW or o.kind[n] == CONSTANT:
             continue
         times = max(1, bits(need[i]) - again[i])
-        row[11] = max(row[11], looped[n])
-        row[12] += looped[n] * times if kind[n] == RANDOM else 0.0
-        row[21] += looped[n] * times if kind[n] == _CAT and writes[n] == 0 else 0.0
-        for e in range(start[n], start[n + 1]):
-            row[7] += elements[source[e]] * size[source[e]] if pattern[e] == 2 else 0.0
-        if kind[n] == REDUCTION or kind[n] == NORM:
-            along = across[n] == 0
-            row[17 if along else 16] += looped[n]
-            row[4] += 1.0 if kind[n] == NORM else 0.0  # what is made of the sums of a norm
-            length = inner[n] if along else last[n]
-            _nest(level[i], looped[n], across[n], length, rows, seen, row)
-        if writes[n] > 0 and kind[n] != REDUCTION:
-            _nest(done[i], looped[n], 0, last[n], rows, seen, row)
-        row[5] = max(row[5], done[i] + (0.0 if kind[n] == REDUCTION else 1.0))
+        row[11] = max(row[11], o.looped[n])
+        row[12] += o.looped[n] * times if o.kind[n] == RANDOM else 0.0
+        row[21] += o.looped[n] * times if o.kind[n] == _CAT and o.writes[n] == 0 else 0.0
+        for e in range(o.start[n], o.start[n + 1]):
+            row[7] += o.elements[o.source[e]] * o.size[o.source[e]] if o.pattern[e] == 2 else 0.0
+        if o.kind[n] == REDUCTION or o.kind[n] == NORM:
+            along = o.across[n] == 0
+            row[17 if along else 16] += o.looped[n]
+            row[4] += 1.0 if o.kind[n] == NORM else 0.0  # what is made of the sums of a norm
+            length = o.inner[n] if along else o.last[n]
+            _nest(level[i], o.looped[n], o.across[n], length, rows, seen, row)
+        if o.writes[n] > 0 and o.kind[n] != REDUCTION:
+            _nest(done[i], o.looped[n], 0, o.last[n], rows, seen, row)
+        row[5] = max(row[5], done[i] + (0.0 if o.kind[n] == REDUCTION else 1.0))
 
 
 @compiled

@@ -40,7 +40,6 @@ from foretell.cost.fused_realization import (
     Array,
     Flags,
     Nests,
-    Ops,
     Values,
     Whole,
     base,
@@ -81,27 +80,20 @@ from foretell.cost.fused_regions import (
     TEMPLATE,
     VIEW,
     WELFORD,
+    Ops,
     Regions,
+    columns_of,
     live,
     settle,
 )
 from foretell.cost.fused_scheduler import extent, joined, ordered, width
-from foretell.cost.fusion_class import KIND_CODE, codes_of
+from foretell.cost.fusion_class import codes_of
 
 _FP32 = DTYPES.index("fp32")
 _SUM, _SPREADS, _SOFTENS, _ENTERS, _CLONES = codes_of(
     ["sum", "var_mean", "logsumexp", "input", "clone"]
 ).tolist()
 _KEPT = 50.0 * 2**20  # bytes of the H200's second-level cache: what a kernel may still find there
-
-
-class Rest(NamedTuple):
-    """Columns that are only sent on."""
-
-    dtype: I1
-    last: F1
-    flops: F1
-    seconds: F1
 
 
 class KernelColumns(NamedTuple):
@@ -130,7 +122,7 @@ def touched_before(o, low, high, count):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def write_down(o, rest, low, nodes, k, v, group, g, touched, made):  # type: ignore[no-untyped-def]
+def write_down(o, low, nodes, k, v, group, g, touched, made):  # type: ignore[no-untyped-def]
     """Write down one kernel: its nests one after another."""
     ops = np.full(nodes, -1)  # the node of each op inside
     inside = np.full(nodes + k.used[0], -1)  # the node of each tensor that is here
@@ -141,10 +133,10 @@ def write_down(o, rest, low, nodes, k, v, group, g, touched, made):  # type: ign
         part = k.how[x] != POINT or k.part[x] in (FILL, PARTIAL, LAID)
         for i in range(nodes):
             if k.ops[x, i] and ops[i] < 0 and not (part and i == own):
-                ops[i] = _op(o, rest, low, k, v, group, x, i, ops, inside, touched, made, False)
+                ops[i] = _op(o, low, k, v, group, x, i, ops, inside, touched, made, False)
         last = ops[own]
         if part:
-            last = _op(o, rest, low, k, v, group, x, own, ops, inside, touched, made, True)
+            last = _op(o, low, k, v, group, x, own, ops, inside, touched, made, True)
         inside[nodes + x] = last
         made.numbers[last, 4] += _left(o, low, k, group, x)
     _touch(o, low, nodes, k, group, g, inside, touched, made)
@@ -190,7 +182,7 @@ def _left(o, low, k, group, x):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _op(o, rest, low, k, v, group, x, i, ops, inside, touched, made, part):  # type: ignore[no-untyped-def]
+def _op(o, low, k, v, group, x, i, ops, inside, touched, made, part):  # type: ignore[no-untyped-def]
     """Write down an op, or the part of it that a nest of its own computes, after what it reads."""
     n, begins = low + i, made.used[2]
     if not (part and k.part[x] == FINISH):
@@ -199,17 +191,17 @@ def _op(o, rest, low, k, v, group, x, i, ops, inside, touched, made, part):  # t
             b = v.held[s]
             at = ops[s] if b < 0 else -1
             if b >= 0 and (k.reads[x, b] > 0 or inside[b] >= 0):
-                at = _enter(o, rest, low, k, group, x, b, inside, touched, made)
+                at = _enter(o, low, k, group, x, b, inside, touched, made)
             _wire(made, begins, at, o.pattern[e])
     for y in range(k.used[0]):
         b = k.ops.shape[1] + y
         if k.reads[x, b] > 0 and k.node[y] == i and y != x:
-            at = _enter(o, rest, low, k, group, x, b, inside, touched, made)
+            at = _enter(o, low, k, group, x, b, inside, touched, made)
             _wire(made, begins, at, 0 if part else 1)
     at = made.used[1]
     made.used[1] += 1
     made.edges[begins : made.used[2], 1] = at
-    _describe(o, rest, n, made, at)
+    _describe(o, n, made, at)
     if part:
         _describe_part(o, n, k, x, made, at)
     return at
@@ -229,14 +221,14 @@ def _wire(made, begins, source, pattern):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _describe(o, rest, n, made, at):  # type: ignore[no-untyped-def]
+def _describe(o, n, made, at):  # type: ignore[no-untyped-def]
     """The columns of an op as the region has them; what is left of a norm reduces nothing."""
-    made.op[at], made.dtype[at] = o.op[n], rest.dtype[n]
+    made.op[at], made.dtype[at] = o.op[n], o.dtype[n]
     reduces = o.kind[n] != NORM
     made.across[at] = o.across[n] if reduces else 0
     row = made.numbers[at]
     row[0], row[1], row[2] = o.elements[n], o.looped[n], o.inner[n] if reduces else 1.0
-    row[3], row[4], row[5], row[6] = rest.last[n], 0.0, rest.flops[n], rest.seconds[n]
+    row[3], row[4], row[5], row[6] = o.last[n], 0.0, o.flops[n], o.seconds[n]
 
 
 @compiled
@@ -256,7 +248,7 @@ def _describe_part(o, n, k, x, made, at):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _enter(o, rest, low, k, group, x, b, inside, touched, made):  # type: ignore[no-untyped-def]
+def _enter(o, low, k, group, x, b, inside, touched, made):  # type: ignore[no-untyped-def]
     """The node of a tensor that a kernel reads."""
     if inside[b] >= 0:
         return inside[b]
@@ -264,13 +256,13 @@ def _enter(o, rest, low, k, group, x, b, inside, touched, made):  # type: ignore
     made.used[1] += 1
     row = made.numbers[at]
     if b < nodes:
-        made.dtype[at], row[3] = rest.dtype[low + b], rest.last[low + b]
+        made.dtype[at], row[3] = o.dtype[low + b], o.last[low + b]
         row[0] = _read(o, low, k, group, x, b)
     else:
         y = b - nodes
         whole = k.part[y] in (WHOLE, LAID, LIBRARY)
-        made.dtype[at] = rest.dtype[low + k.node[y]] if whole else _FP32
-        row[0], row[3] = k.n[y], rest.last[low + k.node[y]] if k.how[y] == POINT else k.n[y]
+        made.dtype[at] = o.dtype[low + k.node[y]] if whole else _FP32
+        row[0], row[3] = k.n[y], o.last[low + k.node[y]] if k.how[y] == POINT else k.n[y]
     row[1], row[2], row[4], row[5], row[6] = row[0], 1.0, 0.0, 0.0, np.nan
     row[7] = _since(touched, b)
     made.op[at], made.across[at] = FRESH if row[7] <= _KEPT else _ENTERS, 0
@@ -307,17 +299,11 @@ class Lowered(NamedTuple):
 
 def lowered(regions: Regions, units: float) -> Lowered:
     """The kernels of all regions, on a device of so many units."""
-    start = np.searchsorted(regions.target, np.arange(len(regions.op) + 1))
-    rest = Rest(regions.dtype, regions.last, regions.flops, regions.seconds)
     room = 8  # times the nodes and edges of the regions: enough for most of them
     while True:
-        o = Ops(
-            start, regions.source, regions.pattern, KIND_CODE[regions.op], regions.op,
-            SIZE[regions.dtype], regions.elements, regions.looped, regions.inner, regions.across,
-            regions.writes.copy(), regions.last, regions.flops,
-        )  # fmt: skip
+        o = columns_of(regions)
         made = _empty(room * (len(regions.op) + 64), room * (len(regions.source) + 128))
-        if _lower(o, rest, regions.first, units, made):
+        if _lower(o, regions.first, units, made):
             return _found(made)
         room *= 2
 
@@ -344,12 +330,12 @@ def _found(made: KernelColumns) -> Lowered:
 
 
 @compiled
-def _lower(o: Ops, rest: Rest, first: I1, units: float, made: KernelColumns) -> bool:
+def _lower(o: Ops, first: I1, units: float, made: KernelColumns) -> bool:
     """Write down the kernels of all regions; False where there is too little room."""
     for r in range(len(first) - 1):
         low, high = first[r], first[r + 1]
-        settle(low, high, o.start, o.source, o.kind, o.writes)
-        alive = live(low, high, o.start, o.source, o.kind, o.op, o.writes)
+        settle(o, low, high)
+        alive = live(o, low, high)
         k, v = nests(o, low, high, alive, units)
         group = joined(k, o.elements, o.size, low)
         count, edges = k.used[0], o.start[high] - o.start[low]
@@ -362,14 +348,14 @@ def _lower(o: Ops, rest: Rest, first: I1, units: float, made: KernelColumns) -> 
             known, counted = finished(k, group, g, units)
             n = low + k.node[g]
             if counted:
-                _small(made, r, _ZEROS, rest.dtype[n])
-            write_down(o, rest, low, high - low, k, v, group, g, touched, made)
+                _small(made, r, _ZEROS, o.dtype[n])
+            write_down(o, low, high - low, k, v, group, g, touched, made)
             _close(made, r, known, k.part[g] == LIBRARY or known > 0)
             if known > 0 and o.size[n] == 2:
-                _small(made, r, _CASTS, rest.dtype[n])
+                _small(made, r, _CASTS, o.dtype[n])
             if PREPARED[o.op[n]] and k.part[g] == LIBRARY:
-                made.known[made.used[0] - 1] = _own(rest.seconds[n])
-                _small(made, r, _ZEROS, rest.dtype[n])
+                made.known[made.used[0] - 1] = _own(o.seconds[n])
+                _small(made, r, _ZEROS, o.dtype[n])
     return True
 
 

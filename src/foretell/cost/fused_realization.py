@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from foretell.compiled import F1, I1, compiled
+from foretell.compiled import compiled
 from foretell.cost.fused_regions import (
     BATCH,
     BATCH_BACK,
@@ -61,24 +61,6 @@ WHOLE, REDUCE, PARTIAL, FINISH, FILL, LIBRARY, LAID = range(7)
 ALIGNED, SPREAD, TURNED, SWAPPED, ODD, MOVED = 1, 2, 4, 5, 10, 5000
 _PART, PLACED = 1000, 1500  # added to ODD: one of several results; a tensor's place in a cat
 GROUPED = 10000  # added to a node: the shape of its channels cut into groups
-
-
-class Ops(NamedTuple):
-    """The columns of all regions."""
-
-    start: I1  # first edge of each node
-    source: I1
-    pattern: I1
-    kind: I1
-    op: I1
-    size: F1
-    elements: F1
-    looped: F1
-    inner: F1
-    across: I1
-    writes: F1
-    last: F1
-    flops: F1
 
 
 class Nests(NamedTuple):

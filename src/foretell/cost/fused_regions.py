@@ -21,9 +21,8 @@ reads which.
 A region may be a kernel as the compiler wrote it (`written`): then its ops are those the compiler
 breaks larger ones into, and nothing of it waits for another kernel.
 
-Compiled walks know an op by its number; tables such as `WEIGHT` say what each counts for.
-
-What a kernel must move and compute, found by walking its ops once.
+Compiled walks know an op by its number; tables such as `WEIGHT` say what each counts for. What a
+kernel must move and compute, found by walking its ops once.
 
 Regions are lowered to kernels first (→ `fused_lower`). The walk drops what nothing uses and counts
 for every pass over the kernel's places which tensors are read again. Rows too long for registers
@@ -165,6 +164,37 @@ class Regions:
         }
 
 
+class Ops(NamedTuple):
+    """The columns of all regions, as compiled walks take them."""
+
+    start: I1  # first edge of each node
+    source: I1
+    pattern: I1
+    kind: I1
+    op: I1
+    dtype: I1
+    size: F1
+    elements: F1
+    looped: F1
+    inner: F1
+    across: I1
+    last: F1
+    writes: F1
+    flops: F1
+    seconds: F1
+
+
+def columns_of(regions: Regions, read: npt.NDArray[np.bool_] | None = None) -> Ops:
+    """The columns of regions, of all edges or of some; what leaves may be written to."""
+    chosen = slice(None) if read is None else read
+    start = np.searchsorted(regions.target[chosen], np.arange(len(regions.op) + 1))
+    return Ops(
+        start, regions.source[chosen], regions.pattern[chosen], KIND_CODE[regions.op], regions.op,
+        regions.dtype, SIZE[regions.dtype], regions.elements, regions.looped, regions.inner,
+        regions.across, regions.last, regions.writes.copy(), regions.flops, regions.seconds,
+    )  # fmt: skip
+
+
 def distinct(regions: Regions) -> tuple[Whole, Whole]:
     """The first of each sort of region that looks alike, and which of those each region is."""
     nodes = np.stack([np.asarray(getattr(regions, name), float) for name in NODE], axis=1)
@@ -284,63 +314,63 @@ _HELD_INNER, _HELD_OUTER = 1024.0, 64.0
 
 
 @compiled
-def settle(low, high, start, source, kind, writes):  # type: ignore[no-untyped-def]
+def settle(o, low, high):  # type: ignore[no-untyped-def]
     """Hand what a view leaves to the node whose memory it looks at; entries lie there anyway."""
     for n in range(high - 1, low - 1, -1):
-        if kind[n] == VIEW and writes[n] > 0 and start[n] < start[n + 1]:
-            at = source[start[n]]
-            if kind[at] != INPUT:
-                writes[at] = max(writes[at], writes[n])
-            writes[n] = 0.0
+        if o.kind[n] == VIEW and o.writes[n] > 0 and o.start[n] < o.start[n + 1]:
+            at = o.source[o.start[n]]
+            if o.kind[at] != INPUT:
+                o.writes[at] = max(o.writes[at], o.writes[n])
+            o.writes[n] = 0.0
 
 
 @compiled
-def live(low, high, start, source, kind, op, writes):  # type: ignore[no-untyped-def]
+def live(o, low, high):  # type: ignore[no-untyped-def]
     """Nodes something that leaves depends on; a constant needs only the shape of what it reads."""
     live = np.zeros(high - low, np.bool_)
     for n in range(high - 1, low - 1, -1):
-        if writes[n] > 0:
+        if o.writes[n] > 0:
             live[n - low] = True
-        if live[n - low] and kind[n] != CONSTANT:
-            for e in range(start[n], start[n + 1]):
-                live[source[e] - low] = True
+        if live[n - low] and o.kind[n] != CONSTANT:
+            for e in range(o.start[n], o.start[n + 1]):
+                live[o.source[e] - low] = True
     return live
 
 
 @compiled
-def levels(low, high, start, source, kind):  # type: ignore[no-untyped-def]
+def levels(o, low, high):  # type: ignore[no-untyped-def]
     """The level at which each node is computed."""
     level = np.zeros(high - low, np.int64)
     bound = np.zeros(high - low, np.bool_)
     for n in range(low, high):
         i = n - low
-        if kind[n] != CONSTANT:
-            for e in range(start[n], start[n + 1]):
-                at = source[e] - low
-                moves = kind[n] == GATHER and bound[at]  # rows of one kernel cannot change places
+        if o.kind[n] != CONSTANT:
+            for e in range(o.start[n], o.start[n + 1]):
+                at = o.source[e] - low
+                moves = o.kind[n] == GATHER and bound[at]  # rows of one kernel cannot change places
                 level[i] = min(max(level[i], level[at] + (1 if moves else 0)), LEVELS - 1)
-            for e in range(start[n], start[n + 1]):
-                at = source[e] - low
-                bound[i] |= bound[at] and level[at] == level[i] and kind[n] != GATHER
-        bound[i] |= kind[n] == REDUCTION or kind[n] == NORM
+            for e in range(o.start[n], o.start[n + 1]):
+                at = o.source[e] - low
+                bound[i] |= bound[at] and level[at] == level[i] and o.kind[n] != GATHER
+        bound[i] |= o.kind[n] == REDUCTION or o.kind[n] == NORM
     return level
 
 
 @compiled
-def needs(low, high, start, source, kind, op, inner, across, writes, live, level):  # type: ignore[no-untyped-def]
+def needs(o, low, high, live, level):  # type: ignore[no-untyped-def]
     """For each node the passes, as bits, at which its value is computed or read."""
     need = np.zeros(high - low, np.int64)
     for n in range(high - 1, low - 1, -1):
         i = n - low
-        if not live[i] or kind[n] == INPUT or kind[n] == CONSTANT:
+        if not live[i] or o.kind[n] == INPUT or o.kind[n] == CONSTANT:
             continue
-        if writes[n] > 0:
+        if o.writes[n] > 0:
             need[i] |= 1 << level[i]
-        outer = across[n] == 2 or (across[n] == 1 and not BATCH[op[n]])
-        outer |= inner[n] > (_HELD_OUTER if across[n] else _HELD_INNER)
-        asked = _asked_at(kind[n], COLUMNS[op[n]], outer, writes[n], need[i], level[i])
-        for e in range(start[n], start[n + 1]):
-            need[source[e] - low] |= asked
+        outer = o.across[n] == 2 or (o.across[n] == 1 and not BATCH[o.op[n]])
+        outer |= o.inner[n] > (_HELD_OUTER if o.across[n] else _HELD_INNER)
+        asked = _asked_at(o.kind[n], COLUMNS[o.op[n]], outer, o.writes[n], need[i], level[i])
+        for e in range(o.start[n], o.start[n + 1]):
+            need[o.source[e] - low] |= asked
     return need
 
 
@@ -378,30 +408,30 @@ def odd(last):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def rows_matter(low, high, start, pattern, kind, live):  # type: ignore[no-untyped-def]
+def rows_matter(o, low, high, live):  # type: ignore[no-untyped-def]
     """Whether a region's loop knows rows: something is broadcast or reduced."""
     for n in range(low, high):
-        if live[n - low] and kind[n] != CONSTANT:
-            if kind[n] == REDUCTION or kind[n] == NORM:
+        if live[n - low] and o.kind[n] != CONSTANT:
+            if o.kind[n] == REDUCTION or o.kind[n] == NORM:
                 return True
-            for e in range(start[n], start[n + 1]):
-                if pattern[e] != 0:
+            for e in range(o.start[n], o.start[n + 1]):
+                if o.pattern[e] != 0:
                     return True
     return False
 
 
 @compiled
-def touched(low, high, start, source, kind, elements, looped, live):  # type: ignore[no-untyped-def]
+def touched(o, low, high, live):  # type: ignore[no-untyped-def]
     """Elements of each node that what is live reads; through a view, what is read of the view."""
     found = np.zeros(high - low)
     for t in range(high - 1, low - 1, -1):
         i = t - low
-        if not live[i] or kind[t] == CONSTANT:
+        if not live[i] or o.kind[t] == CONSTANT:
             continue
-        found[i] = min(found[i], elements[t])
-        some = elements[t] if kind[t] == GATHER else looped[t]
-        for e in range(start[t], start[t + 1]):
-            found[source[e] - low] += found[i] if kind[t] == VIEW else some
+        found[i] = min(found[i], o.elements[t])
+        some = o.elements[t] if o.kind[t] == GATHER else o.looped[t]
+        for e in range(o.start[t], o.start[t + 1]):
+            found[o.source[e] - low] += found[i] if o.kind[t] == VIEW else some
     return found
 
 
@@ -420,15 +450,8 @@ class Walk(NamedTuple):
 
 def walked(regions: Regions, units: float, weight: Array | None = None) -> Walk:
     """Walk all kernels, on a device of so many units; `weight` counts operations by op."""
-    read = edges_read(regions)
-    start = np.searchsorted(regions.target[read], np.arange(len(regions.op) + 1))
     out, node = np.zeros((len(regions), len(WALKED))), np.zeros((len(regions.op), 3))
-    _walk(
-        regions.first, start, regions.source[read], regions.pattern[read], KIND_CODE[regions.op],
-        regions.op,
-        SIZE[regions.dtype], regions.elements, regions.looped, regions.inner, regions.across,
-        regions.last, regions.writes, regions.flops, regions.seconds, units, out, node,
-    )  # fmt: skip
+    _walk(columns_of(regions, edges_read(regions)), regions.first, units, out, node)
     out[:, [_KERNELS, _LEVELS]] = 1.0
     add_work(regions, node, WEIGHT if weight is None else weight, out)
     return Walk(out, node)
@@ -456,91 +479,59 @@ def add_work(regions: Regions, node: Array, weight: Array, out: Array) -> None:
 
 
 @compiled
-def _walk(
-    first: I1,
-    start: I1,
-    source: I1,
-    pattern: I1,
-    kind: I1,
-    op: I1,
-    size: F1,
-    elements: F1,
-    looped: F1,
-    inner: F1,
-    across: I1,
-    last: F1,
-    writes: F1,
-    flops: F1,
-    seconds: F1,
-    units: float,
-    out: F2,
-    node: F2,
-) -> None:
-    writes = writes.copy()
+def _walk(o: Ops, first: I1, units: float, out: F2, node: F2) -> None:
     for r in range(len(first) - 1):
         low, high = first[r], first[r + 1]
-        settle(low, high, start, source, kind, writes)
-        alive = live(low, high, start, source, kind, op, writes)
-        level = levels(low, high, start, source, kind)
-        need = needs(low, high, start, source, kind, op, inner, across, writes, alive, level)
-        _count(
-            low, high, start, source, pattern, kind, op, size, elements, looped, inner, last,
-            writes, flops, seconds, units, alive, level, need, out[r],
-        )  # fmt: skip
+        settle(o, low, high)
+        alive = live(o, low, high)
+        level = levels(o, low, high)
+        need = needs(o, low, high, alive, level)
+        _count(o, low, high, units, alive, level, need, out[r])
         for i in range(high - low):
             node[low + i, 0] = max(1, bits(need[i])) if alive[i] else 0
             node[low + i, 1] = level[i]
 
 
 @compiled
-def _count(  # type: ignore[no-untyped-def]
-    low, high, start, source, pattern, kind, op, size, elements, looped, inner, last, writes, flops,
-    seconds, units, live, level, need, row,
-):  # fmt: skip
-    read = touched(low, high, start, source, kind, elements, looped, live)
-    has_rows = rows_matter(low, high, start, pattern, kind, live)
+def _count(o, low, high, units, live, level, need, row):  # type: ignore[no-untyped-def]
+    read = touched(o, low, high, live)
+    has_rows = rows_matter(o, low, high, live)
     for n in range(low, high):
         i = n - low
         if not live[i]:
             continue
-        if kind[n] == INPUT:
-            moved = read[i] * size[n]
+        if o.kind[n] == INPUT:
+            moved = read[i] * o.size[n]
             times = bits(need[i])
             if times > 0:
                 row[0] += moved
-                row[1] += moved if op[n] == FRESH else 0.0
+                row[1] += moved if o.op[n] == FRESH else 0.0
                 row[2] += moved * (times - 1)
-                row[14] += moved / size[n] * times * odd(last[n]) if has_rows else 0.0
+                row[14] += moved / o.size[n] * times * odd(o.last[n]) if has_rows else 0.0
             continue
-        _count_op(
-            n, start, source, pattern, kind, size, elements, looped, inner, writes, flops, seconds,
-            units, level[i], need[i], row,
-        )  # fmt: skip
-        if has_rows and writes[n] > 0:
-            row[14] += elements[n] * odd(last[n])
+        _count_op(o, n, units, level[i], need[i], row)
+        if has_rows and o.writes[n] > 0:
+            row[14] += o.elements[n] * odd(o.last[n])
 
 
 @compiled
-def _count_op(  # type: ignore[no-untyped-def]
-    n, start, source, pattern, kind, size, elements, looped, inner, writes, flops, seconds, units,
-    level, need, row,
-):  # fmt: skip
-    row[3] += writes[n]
-    if kind[n] == TEMPLATE:
-        row[9] += flops[n]
-        row[10] += seconds[n] if seconds[n] == seconds[n] else 0.0
-        for e in range(start[n], start[n + 1]):
-            row[13] += elements[source[e]] * size[source[e]]
-        row[13] += elements[n] * size[n]
+def _count_op(o, n, units, level, need, row):  # type: ignore[no-untyped-def]
+    row[3] += o.writes[n]
+    if o.kind[n] == TEMPLATE:
+        row[9] += o.flops[n]
+        row[10] += o.seconds[n] if o.seconds[n] == o.seconds[n] else 0.0
+        for e in range(o.start[n], o.start[n + 1]):
+            row[13] += o.elements[o.source[e]] * o.size[o.source[e]]
+        row[13] += o.elements[n] * o.size[n]
         return
-    if writes[n] > 0 or kind[n] == REDUCTION:  # it lies in memory for later passes
-        row[2] += elements[n] * size[n] * bits(need & ~(1 << level))
-    if kind[n] == VIEW or kind[n] == CONSTANT:
+    if o.writes[n] > 0 or o.kind[n] == REDUCTION:  # it lies in memory for later passes
+        row[2] += o.elements[n] * o.size[n] * bits(need & ~(1 << level))
+    if o.kind[n] == VIEW or o.kind[n] == CONSTANT:
         return
-    row[12] += looped[n] * max(1, bits(need)) if kind[n] == RANDOM else 0.0
-    row[11] = max(row[11], looped[n])
-    for e in range(start[n], start[n + 1]):
-        row[7] += elements[source[e]] * size[source[e]] if pattern[e] == 2 else 0.0
-    if inner[n] > 1:
-        rows = looped[n] / max(inner[n], 1.0)
-        row[8] = max(row[8], inner[n] * min(1.0, units / max(rows, 1.0)))
+    row[12] += o.looped[n] * max(1, bits(need)) if o.kind[n] == RANDOM else 0.0
+    row[11] = max(row[11], o.looped[n])
+    for e in range(o.start[n], o.start[n + 1]):
+        row[7] += o.elements[o.source[e]] * o.size[o.source[e]] if o.pattern[e] == 2 else 0.0
+    if o.inner[n] > 1:
+        rows = o.looped[n] / max(o.inner[n], 1.0)
+        row[8] = max(row[8], o.inner[n] * min(1.0, units / max(rows, 1.0)))

@@ -6,18 +6,16 @@ Tables are CSV, plain or gzip, with the columns `device,op,dtype,shape,seconds` 
 own shape; several rows of the same work are one price, their median.
 
 Measured tables that come with the package, as a link of the price chain.
-
-`tables/measured/DEVICE.csv.gz` is what `python -m foretell_lab.bench` wrote on such a device.
-Of its many ops the matmuls are read here: the three of a linear layer y = x·Wᵀ, with x of
-m × k and W of n × k, and batches of them.
+`tables/measured/DEVICE.csv.gz` is what `python -m foretell_lab.bench` wrote on such a device. Of
+its many ops the matmuls are read here: the three of a linear layer y = x·Wᵀ, with x of m × k and W
+of n × k, and batches of them.
 
     forward  y: m × n over k        dgrad  dx: m × k over n        wgrad  dW: n × k over m
 
-Ops timed on the machine at hand: their seconds by shape, and those of others of their family.
-
-A shape that was timed costs what it took; another of the same op is interpolated by its work
-(flop, else bytes, else numbers). What is asked for and not there is kept in `asked`, so that it can
-be timed.
+Ops timed on the machine at hand: their seconds by shape, and those of others of their family. A
+shape that was timed costs what it took; another of the same op is interpolated by its work (flop,
+else bytes, else numbers). What is asked for and not there is kept in `asked`, so that it can be
+timed.
 """
 
 from __future__ import annotations

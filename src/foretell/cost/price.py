@@ -7,10 +7,9 @@ what it does not. The first answer counts, and where it came from is kept with t
     learned     a regressor, inside the region it was trained on
     formula     roofline with efficiency curves; α–β by algorithm and topology for collectives
 
-Pieces of work to be priced: each different one once, however many tasks do it.
-
-A graph of a hundred thousand tasks holds a few hundred different pieces of work; prices are asked
-for those and passed back to all tasks.
+Pieces of work to be priced: each different one once, however many tasks do it. A graph of a hundred
+thousand tasks holds a few hundred different pieces of work; prices are asked for those and passed
+back to all tasks.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from graphlib import CycleError, TopologicalSorter
 
 import numpy as np
 
@@ -91,40 +91,20 @@ def topological(start: Array, after: Array, turn_start: Array, turn_before: Arra
     return order[:placed]
 
 
-def a_cycle(start: Any, after: Any, turn_start: Any, turn_before: Any) -> Any:
-    """The tasks of one cycle, each waiting for the next; empty where there is none.
-
-    Not compiled: called once, for an error message.
-    """
-    n = len(start) - 1
-    seen = np.zeros(n, np.uint8)
-    at = np.zeros(n, np.int64)
-    stack = np.empty(n, np.int32)
-    for root in range(n):
-        if seen[root]:
-            continue
-        top = 0
-        stack[0], seen[root] = root, 1
-        while top >= 0:
-            i = stack[top]
-            deps = start[i + 1] - start[i]
-            turns = turn_start[i + 1] - turn_start[i]
-            if at[i] == deps + turns:
-                seen[i] = 2
-                top -= 1
-                continue
-            k = at[i]
-            at[i] += 1
-            p = after[start[i] + k] if k < deps else turn_before[turn_start[i] + k - deps]
-            if seen[p] == 1:
-                first = top
-                while stack[first] != p:
-                    first -= 1
-                return stack[first : top + 1].copy()
-            if seen[p] == 0:
-                top += 1
-                stack[top], seen[p] = p, 1
-    return stack[:0].copy()
+def a_cycle(start: Array, after: Array, turn_start: Array, turn_before: Array) -> Array:
+    """The tasks of one cycle, each waiting for the next; empty where there is none."""
+    waits = {
+        i: [
+            *after[start[i] : start[i + 1]].tolist(),
+            *turn_before[turn_start[i] : turn_start[i + 1]].tolist(),
+        ]
+        for i in range(len(start) - 1)
+    }
+    try:
+        TopologicalSorter(waits).prepare()
+    except CycleError as error:  # it lists each before the one that waits for it, the first twice
+        return np.array(error.args[1][:0:-1])
+    return np.zeros(0, np.int64)
 
 
 @compiled

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -131,25 +132,20 @@ def _attention(s: Sizes, dtype: Any) -> Run:
     q = _randn(*heads, s["sq"], d, dtype=dtype)
     k, v = (_randn(*heads, s["sk"], d, dtype=dtype) for _ in range(2))
     causal = bool(s.get("causal"))
-    if not s.get("direction"):
-        return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    return _backward(
-        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal), q, k, v
-    )
+    function = partial(F.scaled_dot_product_attention, is_causal=causal)
+    return _called(function, q, k, v, back=bool(s.get("direction")))
 
 
-def _backward(function: Callable[..., Tensor], *given: Tensor) -> Run:
-    """The gradients of a function for all that it is given."""
+def _called(function: Callable[..., Tensor], *given: Tensor, back: bool) -> Run:
+    """A function of tensors, or its gradients for all of them."""
+    if not back:
+        return lambda: function(*given)
     with torch.enable_grad():
         for one in given:
             one.requires_grad_()
         out = function(*given)
     g = torch.randn_like(out)
-
-    def run() -> object:
-        return torch.autograd.grad(out, given, g, retain_graph=True)
-
-    return run
+    return lambda: torch.autograd.grad(out, given, g, retain_graph=True)
 
 
 def _count(s: Sizes) -> float:
@@ -179,11 +175,7 @@ def _rows(s: Sizes, dtype: Any) -> Tensor:
 def _norm(s: Sizes, dtype: Any, *, back: bool = False) -> Run:
     x = _rows(s, dtype)
     weight, bias = (torch.ones(x.shape[-1], dtype=dtype) for _ in range(2))
-
-    def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:], weight, bias)
-
-    return _backward(norm, x, weight, bias) if back else lambda: norm(x, weight, bias)
+    return _called(lambda x, w, b: F.layer_norm(x, w.shape, w, b), x, weight, bias, back=back)
 
 
 def _softmax(s: Sizes, dtype: Any, *, back: bool = False) -> Run:
@@ -213,30 +205,20 @@ def _embedding(s: Sizes, dtype: Any, *, back: bool = False) -> Run:
 def _pool(s: Sizes, dtype: Any, *, back: bool = False) -> Run:
     """Windows of two by two; the numbers that are counted are those of the result."""
     x = _randn(1, _count(s) / _SIDE**2, 2 * _SIDE, 2 * _SIDE, dtype=dtype)
-    if back:
-        return _backward(lambda x: F.max_pool2d(x, 2), x)
-    return lambda: F.max_pool2d(x, 2, return_indices=True)
+    return _called(partial(F.max_pool2d, kernel_size=2, return_indices=not back), x, back=back)
 
 
 def _batch_norm(s: Sizes, dtype: Any, *, back: bool = False) -> Run:
     channels = s.get("rows") or 64.0
     x = _randn(8, channels, _count(s) / channels / 8, dtype=dtype)
     weight, bias = (torch.ones(x.shape[1], dtype=dtype) for _ in range(2))
-
-    def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return F.batch_norm(x, None, None, weight, bias, training=True)
-
-    return _backward(norm, x, weight, bias) if back else lambda: norm(x, weight, bias)
+    norm = partial(F.batch_norm, running_mean=None, running_var=None, training=True)
+    return _called(lambda x, w, b: norm(x, weight=w, bias=b), x, weight, bias, back=back)
 
 
-def _copy(s: Sizes, dtype: Any) -> Run:
-    x = _randn(_count(s), dtype=dtype)
-    return lambda: x.clone()
-
-
-def _activation(s: Sizes, dtype: Any) -> Run:
-    x = _randn(_count(s), dtype=dtype)
-    return lambda: F.gelu(x)
+def _plain(function: Callable[[Tensor], Tensor]) -> Callable[[Sizes, Any], Run]:
+    """A function of single numbers."""
+    return lambda s, dtype: partial(function, _randn(_count(s), dtype=dtype))
 
 
 def _back(made: Callable[..., Run]) -> Callable[[Sizes, Any], Run]:
@@ -250,8 +232,8 @@ _ROWS: dict[str, Callable[[Sizes, Any], Run]] = {
     "conv_wgrad": _conv(2),
     "attention": _attention,
     "elementwise": _elementwise,
-    "activation": _activation,
-    "copy": _copy,
+    "activation": _plain(F.gelu),
+    "copy": _plain(torch.clone),
     "norm": _norm,
     "norm_backward": _back(_norm),
     "softmax": _softmax,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from foretell.compiled import B1, F1, I1, J1, compiled
-from foretell.simulate.events import EVENTS, FRESH, Fixed, State
-from foretell.simulate.heaps import event_push
+from foretell.simulate.events import EVENTS, FRESH, Fixed, State, event_push
 from foretell.simulate.readable import ARRIVE, END, FREE
 
 

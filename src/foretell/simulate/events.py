@@ -3,6 +3,8 @@
 A ready task sits in the queue of one lane that keeps it from starting; when that lane is free it is
 looked at again, and either starts or moves to the queue of another lane that is taken. The state is
 laid out so that a simulation can begin anywhere: at time zero, or in the middle of a known one.
+Heaps are of events ordered by (time, code), and of tasks waiting for a lane ordered by (highest
+priority, earliest ready, lowest number). Running tasks that share links are an ascending list.
 """
 
 from __future__ import annotations
@@ -12,9 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from foretell.compiled import F1, I1, J1, U1, compiled
-from foretell.simulate.heaps import put_event, sooner, take_event, task_pop, task_push
-from foretell.simulate.links import depart, fair, join
-from foretell.simulate.readable import ARRIVE, END, FREE, LANE, WAIT
+from foretell.simulate.readable import ARRIVE, END, FREE, LANE, SLOWEST, WAIT
 
 EVENTS, FRESH = 0, 1  # places in `State.count`
 
@@ -105,7 +105,7 @@ def run(f: Fixed, s: State, now: float) -> None:
             task_push(queue, base[at], queued[at], i, priority, ready)
             queued[at] += 1
             if not taken[at] and not marked[at]:
-                look_at(lanes, marked, n_lanes, at, queue, base, priority, ready)
+                rise(lanes, marked, n_lanes, at, queue, base, priority, ready)
                 n_lanes += 1
         # Start those that need none, then the most urgent over all lanes, one by one.
         while n_started > 0 or n_lanes > 0:
@@ -128,7 +128,7 @@ def run(f: Fixed, s: State, now: float) -> None:
                     task_push(queue, base[at], queued[at], i, priority, ready)
                     queued[at] += 1
                     if queued[lane]:
-                        look_at(lanes, marked, n_lanes, lane, queue, base, priority, ready)
+                        rise(lanes, marked, n_lanes, lane, queue, base, priority, ready)
                         n_lanes += 1
                     continue
             last, holder = free[i], free_by[i]
@@ -151,7 +151,7 @@ def run(f: Fixed, s: State, now: float) -> None:
                 n_moving += 1
                 moved = True
             else:
-                put_event(times, codes, events, end[i], END * n + i)
+                event_push(times, codes, events, end[i], END * n + i)
                 events += 1
         if moved:
             fair(moving, n_moving, use_start, use_link, use_demand, capacity, room)
@@ -171,7 +171,7 @@ def run(f: Fixed, s: State, now: float) -> None:
         while True:
             if events and times[0] == now:
                 what, i = codes[0] // n, codes[0] % n
-                take_event(times, codes, events)
+                event_pop(times, codes, events)
                 events -= 1
             else:
                 while m < n_moving and end[moving[m]] != now:
@@ -188,7 +188,7 @@ def run(f: Fixed, s: State, now: float) -> None:
                     if t > ready[j] or (t == ready[j] and (ready_by[j] < 0 or i < ready_by[j])):
                         ready[j], ready_by[j] = t, i
                     if t > now:
-                        put_event(times, codes, events, t, ARRIVE * n + j)
+                        event_push(times, codes, events, t, ARRIVE * n + j)
                         events += 1
                         continue
                     waiting[j] -= 1
@@ -196,7 +196,7 @@ def run(f: Fixed, s: State, now: float) -> None:
                         fresh[n_fresh] = j
                         n_fresh += 1
                 if has_gap and gap[i] > 0:
-                    put_event(times, codes, events, now + gap[i], FREE * n + i)
+                    event_push(times, codes, events, now + gap[i], FREE * n + i)
                     events += 1
                     continue
             elif what == ARRIVE:
@@ -217,19 +217,11 @@ def run(f: Fixed, s: State, now: float) -> None:
                 lane = lane_of[k]
                 taken[lane], freed[lane], freed_by[lane] = 0, now, i
                 if queued[lane] and not marked[lane]:
-                    look_at(lanes, marked, n_lanes, lane, queue, base, priority, ready)
+                    rise(lanes, marked, n_lanes, lane, queue, base, priority, ready)
                     n_lanes += 1
 
 
 # The heap of free lanes that a task waits for, ordered by the first in each queue
-
-
-@compiled
-def look_at(
-    lanes: Any, marked: Any, size: int, lane: int, queue: Any, base: Any, priority: Any, ready: Any
-) -> None:
-    """Put a lane among those to look at."""
-    rise(lanes, marked, size, lane, queue, base, priority, ready)
 
 
 @compiled
@@ -271,3 +263,147 @@ def rise(
         at = (at - 1) >> 1
     lanes[at] = lane
     marked[lane] = at + 1
+
+
+@compiled
+def event_push(times: Any, codes: Any, size: int, time: float, code: int) -> None:
+    """Put an event into a heap of `size` events that has room for it."""
+    i = size
+    while i > 0:
+        up = (i - 1) >> 1
+        if times[up] < time or (times[up] == time and codes[up] <= code):
+            break
+        times[i], codes[i] = times[up], codes[up]
+        i = up
+    times[i], codes[i] = time, code
+
+
+@compiled
+def event_pop(times: Any, codes: Any, size: int) -> None:
+    """Take the first event away; `size` counts it still.
+
+    The hole sinks to a leaf and the last event rises from there: it seldom rises far, so this
+    compares half as often as letting it sink.
+    """
+    size -= 1
+    i, down = 0, 1
+    while down < size:
+        right = down + 1
+        if right < size and (
+            times[right] < times[down]
+            or (times[right] == times[down] and codes[right] < codes[down])
+        ):
+            down = right
+        times[i], codes[i] = times[down], codes[down]
+        i = down
+        down = 2 * i + 1
+    event_push(times, codes, i, times[size], codes[size])
+
+
+@compiled
+def sooner(a: int, b: int, priority: Any, ready: Any) -> bool:
+    """Whether task a goes before task b on a free lane."""
+    if priority[a] != priority[b]:
+        return bool(priority[a] > priority[b])
+    if ready[a] != ready[b]:
+        return bool(ready[a] < ready[b])
+    return a < b
+
+
+@compiled
+def task_push(heap: Any, base: int, size: int, i: int, priority: Any, ready: Any) -> None:
+    """Put a task into the heap that begins at `base` and holds `size` tasks."""
+    at = size
+    while at > 0:
+        up = (at - 1) >> 1
+        if sooner(heap[base + up], i, priority, ready):
+            break
+        heap[base + at] = heap[base + up]
+        at = up
+    heap[base + at] = i
+
+
+@compiled
+def task_pop(heap: Any, base: int, size: int, priority: Any, ready: Any) -> None:
+    """Take the first task away; `size` counts it still."""
+    size -= 1
+    i = heap[base + size]
+    at = 0
+    while True:
+        down = 2 * at + 1
+        if down >= size:
+            break
+        if down + 1 < size and sooner(heap[base + down + 1], heap[base + down], priority, ready):
+            down += 1
+        if not sooner(heap[base + down], i, priority, ready):
+            break
+        heap[base + at] = heap[base + down]
+        at = down
+    heap[base + at] = i
+
+
+@compiled
+def join(
+    moving: Any, left: Any, speed: Any, since: Any, size: int, i: int, seconds: float, now: float
+) -> None:
+    """Add a task that starts to move."""
+    m = size
+    while m > 0 and moving[m - 1] > i:
+        moving[m], left[m], speed[m], since[m] = (
+            moving[m - 1],
+            left[m - 1],
+            speed[m - 1],
+            since[m - 1],
+        )
+        m -= 1
+    moving[m], left[m], speed[m], since[m] = i, seconds, 0.0, now
+
+
+@compiled
+def depart(moving: Any, left: Any, speed: Any, since: Any, size: int, m: int) -> None:
+    """Take the m-th task away; `size` counts it still."""
+    for k in range(m, size - 1):
+        moving[k], left[k], speed[k], since[k] = (
+            moving[k + 1],
+            left[k + 1],
+            speed[k + 1],
+            since[k + 1],
+        )
+
+
+@compiled
+def fair(
+    moving: Any, size: int, use_start: Any, use_link: Any, use_demand: Any, capacity: Any, room: Any
+) -> None:
+    """The speed of each, into `room[0]`: the same sums in the same order as `readable.speeds`.
+
+    `room[1:]` are two rows to work in, a place for each link.
+    """
+    speed, rest, demand = room
+    for link in range(len(capacity)):
+        rest[link] = capacity[link]
+    for m in range(size):
+        speed[m] = -1.0
+    unsettled = size
+    while unsettled > 0:
+        for link in range(len(capacity)):
+            demand[link] = 0.0
+        for m in range(size):
+            if speed[m] < 0:
+                for k in range(use_start[moving[m]], use_start[moving[m] + 1]):
+                    demand[use_link[k]] += use_demand[k]
+        level, full = np.inf, -1
+        for link in range(len(capacity)):
+            if demand[link] > 0 and rest[link] / demand[link] < level:
+                level, full = rest[link] / demand[link], link
+        level = max(level, SLOWEST)
+        for m in range(size):
+            i = moving[m]
+            is_held = False
+            for k in range(use_start[i], use_start[i + 1]):
+                is_held = is_held or use_link[k] == full
+            if speed[m] < 0 and (level >= 1.0 or is_held):
+                speed[m] = min(level, 1.0)
+                unsettled -= 1
+                for k in range(use_start[i], use_start[i + 1]):
+                    rest[use_link[k]] -= use_demand[k] * speed[m]

@@ -10,8 +10,16 @@ from typing import Any
 import numpy as np
 
 from foretell.compiled import J1, compiled
-from foretell.simulate.events import EVENTS, FRESH, Fixed, State
-from foretell.simulate.heaps import event_pop, event_push, task_pop, task_push
+from foretell.simulate.events import (
+    EVENTS,
+    FRESH,
+    Fixed,
+    State,
+    event_pop,
+    event_push,
+    task_pop,
+    task_push,
+)
 from foretell.simulate.readable import LANE, WAIT
 
 

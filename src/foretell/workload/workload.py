@@ -2,11 +2,9 @@
 sizes.
 
 GPT-3's 96 blocks are one `Layer` with `times=96`; prices and memory are worked out once for it.
-
-One op of a model before anybody says how it is split: its sizes and what may divide them.
-
-Sizes are those of one sample; the batch is never among them. `splits` says which dim each axis of
-the device mesh divides, so that the shape a rank is left with is worked out, not work ÷ ranks:
+Sizes of an op are those of one sample; the batch is never among them. `splits` says which dim each
+axis of the device mesh divides, so that the shape a rank is left with is worked out, not work ÷
+ranks:
 
     size(dim) = ⌈ size / degrees that split it ⌉, or with padding ⌈ size / (pad·degrees) ⌉ · pad
 

@@ -29,7 +29,7 @@ from foretell.pytorch.capture.compose import Formats, compose
 from foretell.pytorch.capture.gpu import ON_CPU, chosen
 from foretell.pytorch.capture.record import BLOCK, Pace, Recorder, workspace
 from foretell.pytorch.capture.step import (
-    Given,
+    Parts,
     Step,
     copyable,
     fake_batch,
@@ -85,7 +85,7 @@ def capture(
     the capture that is. `real` makes model, batch, loss and optimizer with values, where those that
     are given have none (are on `meta`); it is called only where the step depends on them.
     """
-    given = Given(model, batch, loss, optimizer)
+    given = Parts(model, batch, loss, optimizer, real)
     asked = _Asked(autocast, tf32, share, on, "cpu" if on == ON_CPU else device, progress)
     _arch(on)
     if autocast and autocast not in _AUTOCAST:
@@ -96,15 +96,13 @@ def capture(
             return _on_fakes(given, asked, place, Values())
     except Stopped as error:
         stopped = error
-    return _with_data(given, real, asked, place, stopped)
+    return _with_data(given, asked, place, stopped)
 
 
-def _with_data(
-    given: Given, real: Any, asked: _Asked, place: torch.device, stopped: Stopped
-) -> Graph:
+def _with_data(given: Parts, asked: _Asked, place: torch.device, stopped: Stopped) -> Graph:
     """The step once more with real weights and a real batch, where those can be had."""
     with seeded():
-        found = with_data(given, real, stopped)
+        found = with_data(given, stopped)
     try:
         with seeded():
             return _on_fakes(found, asked, place, Values(every=True))
@@ -128,13 +126,13 @@ class _Asked:
     progress: Callable[[str, float], None]
 
 
-def _on_fakes(given: Given, asked: _Asked, place: torch.device, values: Values) -> Graph:
+def _on_fakes(given: Parts, asked: _Asked, place: torch.device, values: Values) -> Graph:
     """The step on fake tensors, as a GPU would run it."""
     with gpu.pretended(place), _quiet(), copyable(), gpu.fake_mode(place):
         return _recorded(given, asked, place, values)
 
 
-def _recorded(given: Given, asked: _Asked, place: torch.device, values: Values) -> Graph:
+def _recorded(given: Parts, asked: _Asked, place: torch.device, values: Values) -> Graph:
     """The graph of one step, recorded while it runs."""
     arch = ON_CPU if values.is_off else _arch(asked.on)
     recorder = Recorder({}, Assumed(asked.share, values=values), place, pace=Pace(asked.progress))
@@ -185,7 +183,7 @@ def _quiet() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _made(given: Given, place: torch.device, values: bool) -> Step:
+def _made(given: Parts, place: torch.device, values: bool) -> Step:
     made = fake_model(given.model, place, values=values)
     batch = given.batch
     if callable(batch):

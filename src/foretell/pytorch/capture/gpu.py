@@ -10,12 +10,10 @@ optimizers see `cuda`. Two things in torch's C++ would look for a driver:
 
 Where that cannot be arranged (`is_possible`), a capture has to be on fake `cpu` tensors.
 
-What PyTorch would choose on a GPU where the choice is made in C++ from the device.
-
-Fused attention, dropout and the like are picked by functions that look for a real device; here the
-same choice is made before they are called. A mode catches what models call, whatever name they
-imported it by; what torch's own Python calls inside is replaced by name. Losses are noticed on the
-way: with the first of them the loss phase begins, as it does when a trace is read.
+Fused attention, dropout and the like are picked in C++ by functions that look for a real device;
+here the same choice is made before they are called. A mode catches what models call, whatever name
+they imported it by; what torch's own Python calls inside is replaced by name. Losses are noticed on
+the way: with the first of them the loss phase begins, as it does when a trace is read.
 """
 
 from __future__ import annotations

@@ -7,22 +7,18 @@ node's sequence number. Below autograd the number of a forward operator's own no
 the next to be given, and operators that make no node still see it: the first to show a number is
 the one that made the node.
 
-Who made each tensor, and how long its memory lives.
+Who made each tensor, and how long its memory lives. A tensor's memory is its storage: views share
+it, and it is given back when the last one that refers to it is gone, whether that is Python,
+autograd or an optimizer. Moments are counted in operators recorded so far.
 
-A tensor's memory is its storage: views share it, and it is given back when the last one that
-refers to it is gone, whether that is Python, autograd or an optimizer. Moments are counted in
-operators recorded so far.
+How far a capture is: by modules while it runs forward, by operators from there on. A backward pass
+has about twice the operators of the forward pass (two matmuls for one), and running one on fake
+tensors takes the same whatever it is: so the whole is about three forward passes, and the optimizer
+and the graph are the little that is left.
 
-How far a capture is: by modules while it runs forward, by operators from there on.
-
-A backward pass has about twice the operators of the forward pass (two matmuls for one), and
-running one on fake tensors takes the same whatever it is: so the whole is about three forward
-passes, and the optimizer and the graph are the little that is left.
-
-Memory that libraries take for themselves.
-
-cuBLAS keeps a workspace for each thread that uses it; a step has two, its own and the one autograd
-runs on. Workspaces of convolutions depend on the algorithm cuDNN picks and are not known here.
+Memory that libraries take for themselves. cuBLAS keeps a workspace for each thread that uses it; a
+step has two, its own and the one autograd runs on. Workspaces of convolutions depend on the
+algorithm cuDNN picks and are not known here.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
 """What a step is made of, and how a person names it: a model, a batch, a loss and an optimizer.
 
 Models may be given as they are (on a CPU, on `meta`) or as a function that makes them; the latter
-runs on fake tensors, so nothing is allocated however large the model is.
-
-The parts of a step from what a person names: `train.py`, `train.py:make`, `package.module:make`.
-
-A script with functions `model` and `batch` (and, where wanted, `loss` and `optimizer`) is a
-description (→ `foretell.pytorch.script`); so is a function that answers `(model, batch, loss,
-optimizer)`, the last two of which may be left out. A function that answers a module alone takes the
-others from its script. Options behind a second colon are passed to the function:
-`samples.py:llama:size=70b,length=4096`.
+runs on fake tensors, so nothing is allocated however large the model is. A person names a step as
+`train.py`, `train.py:make` or `package.module:make`. A script with functions `model` and `batch`
+(and, where wanted, `loss` and `optimizer`) is a description (→ `foretell.pytorch.script`); so is a
+function that answers `(model, batch, loss, optimizer)`, the last two of which may be left out. A
+function that answers a module alone takes the others from its script. Options behind a second colon
+are passed to the function: `samples.py:llama:size=70b,length=4096`.
 """
 
 from __future__ import annotations
@@ -52,7 +49,7 @@ REAL = 2 * 2**30  # bytes of weights that are worth allocating to learn what a s
 
 @dataclass(frozen=True)
 class Parts:
-    """What a script says of a step."""
+    """What a step is made of, as a user or a script gave it."""
 
     model: Any
     batch: Any
@@ -194,32 +191,28 @@ def _with_others(
 def _first_part(batch: Callable[..., Any], ranks: int, samples: int | None) -> Any:
     """What the first of some ranks has of a script's batch."""
     found = ask(batch, 0, ranks, samples=samples)
-    return found if ranks == 1 or takes_part(batch) else _cut(found, ranks)
+    if ranks == 1 or takes_part(batch):
+        return found
+    return mapped(found, lambda tensor: tensor[: len(tensor) // ranks])
 
 
-def _cut(value: Any, ranks: int) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value[: len(value) // ranks]
+def mapped(value: Any, make: Callable[[Tensor], Any]) -> Any:
+    """A batch with others in the place of its tensors, whatever it is made of."""
+    if isinstance(value, Tensor):
+        return make(value)
     if isinstance(value, Mapping):
-        return {key: _cut(v, ranks) for key, v in value.items()}
-    return type(value)(_cut(v, ranks) for v in value) if isinstance(value, list | tuple) else value
+        return {key: mapped(v, make) for key, v in value.items()}
+    if not isinstance(value, list | tuple):
+        return value
+    items = [mapped(v, make) for v in value]
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
-@dataclass(frozen=True)
-class Given:
-    """What a step is made of, as the user gave it."""
-
-    model: Any
-    batch: Any
-    loss: Any = None
-    optimizer: Any = None
-
-
-def with_data(given: Given, real: Callable[[], Any] | None, stopped: Exception) -> Given:
+def with_data(given: Parts, stopped: Exception) -> Parts:
     """The same with real weights and a real batch on the CPU; `stopped` is raised where not."""
-    if real is not None:
+    if given.real is not None:
         with _bounded(stopped), torch.device("cpu"):
-            given = Given(*real())
+            given = Parts(*given.real())
     model, batch = given.model, given.batch
     if not isinstance(model, Module):
         with _bounded(stopped):
@@ -229,7 +222,7 @@ def with_data(given: Given, real: Callable[[], Any] | None, stopped: Exception) 
     tensors = (*model.parameters(), *model.buffers(), *tensors_in(batch))
     if not all(map(has_data, tensors)) or _size(tensors) > REAL:
         raise stopped
-    return Given(model, batch, given.loss, given.optimizer)
+    return Parts(model, batch, given.loss, given.optimizer)
 
 
 @contextmanager
@@ -260,7 +253,7 @@ def _size(tensors: Sequence[Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def real_step(given: Given) -> Step:
+def real_step(given: Parts) -> Step:
     """A step on real tensors: a copy of the model, so that what was given stays as it is."""
     model = copy.deepcopy(given.model)
     optimizer = fake_optimizer(given.optimizer, given.model, model, on_gpu=False)
@@ -434,21 +427,16 @@ def fake_like(tensor: Tensor, device: torch.device) -> Tensor:
 
 def fake_batch(batch: Any, device: torch.device, *, values: bool = False) -> Any:
     """A batch with fake tensors on the device; whole numbers and masks keep what they say."""
-    again = partial(fake_batch, device=device, values=values)
-    if isinstance(batch, Tensor):
-        if isinstance(batch, FakeTensor) and batch.device == device:
-            return batch
-        like = fake_like(batch, device)
-        is_known = values or (not batch.is_floating_point() and batch.numel() <= SMALL)
-        give(like, copy_of(batch) if is_known else None)
-        return like.requires_grad_(batch.requires_grad) if batch.is_floating_point() else like
-    if isinstance(batch, Mapping):
-        return {k: again(v) for k, v in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(again, batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(map(again, batch))
-    return batch
+
+    def fake(tensor: Tensor) -> Tensor:
+        if isinstance(tensor, FakeTensor) and tensor.device == device:
+            return tensor
+        like = fake_like(tensor, device)
+        is_known = values or (not tensor.is_floating_point() and tensor.numel() <= SMALL)
+        give(like, copy_of(tensor) if is_known else None)
+        return like.requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else like
+
+    return mapped(batch, fake)
 
 
 def fake_optimizer(
@@ -465,10 +453,16 @@ def fake_optimizer(
         made = optimizer(_trained(model))
     if not isinstance(made, torch.optim.Optimizer):
         raise InputError(f"`optimizer` made {type(made).__name__}, no torch.optim.Optimizer")
-    for group in made.param_groups if on_gpu else ():
-        if not group.get("fused") and group.get("foreach", False) is None:
-            group["foreach"] = True  # torch's default for parameters on a GPU
+    if on_gpu:
+        as_on_gpu(made)
     return made
+
+
+def as_on_gpu(*optimizers: torch.optim.Optimizer) -> None:
+    """Torch's default for parameters on a GPU: all of them in few kernels."""
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        if not group.get("fused") and group.get("foreach", False) is None:
+            group["foreach"] = True
 
 
 def _trained(model: Module) -> list[Tensor]:

@@ -9,11 +9,10 @@ kept on the fake one. Small tensors are always followed:
 With `every`, weights and batch have values too (→ `entry`), and each operator of the forward pass
 is followed: masks, routing, lengths and `.item()` are then those of a real step.
 
-Operators whose result depends on the data: by known values, by assumption, or refused.
-
-Fake tensors have no data, so how many elements a mask picks or what `.item()` returns is known only
-where values are (→ `values`). Elsewhere, with a `share`, every mask picks that share of what it is
-asked about, and every number asked for is one (true); the model then takes the branch that follows.
+Operators whose result depends on the data: by known values, by assumption, or refused. Fake tensors
+have no data, so how many elements a mask picks or what `.item()` returns is known only where values
+are (→ `values`). Elsewhere, with a `share`, every mask picks that share of what it is asked about,
+and every number asked for is one (true); the model then takes the branch that follows.
 """
 
 from __future__ import annotations
@@ -57,15 +56,15 @@ INSTEAD = "run `foretell profile` on a GPU and give its trace to `foretell whati
 
 
 @contextmanager
-def seeded(seed: int = 0) -> Iterator[None]:
+def seeded() -> Iterator[None]:
     """Random numbers of torch, Python and numpy that are the same every time."""
     numpy = sys.modules.get("numpy")
     before = random.getstate(), numpy.random.get_state() if numpy else None
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        random.seed(seed)
+        torch.manual_seed(0)
+        random.seed(0)
         if numpy:
-            numpy.random.seed(seed)
+            numpy.random.seed(0)
         try:
             yield
         finally:

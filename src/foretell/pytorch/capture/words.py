@@ -5,11 +5,10 @@
 `args` are plain values in the order of the operator's schema; `strides` is there only where an
 input does not lie in memory row by row.
 
-Floating-point operations of operators, from the sizes of what they are given and make.
-
-Matrix work is counted as torch.utils.flop_counter does (two for a multiplication and an addition),
-but for causal attention, which computes half of its scores. Operators that it does not know are
-counted by the matmuls behind them; everything else counts one an element.
+Floating-point operations of operators, from the sizes of what they are given and make. Matrix work
+is counted as torch.utils.flop_counter does (two for a multiplication and an addition), but for
+causal attention, which computes half of its scores. Operators that it does not know are counted by
+the matmuls behind them; everything else counts one an element.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ from foretell.pytorch.capture import gpu, words
 from foretell.pytorch.capture.compose import Formats, compose
 from foretell.pytorch.capture.gpu import ON_CPU, chosen
 from foretell.pytorch.capture.record import Ledger, Recorder, is_work, workspace
+from foretell.pytorch.capture.step import as_on_gpu
 from foretell.pytorch.capture.values import Assumed
 from foretell.pytorch.intake import fake
 from foretell.pytorch.intake.files import Journal
@@ -181,7 +182,7 @@ class Capturing:
         self._is_recording = True
         self.samples.clear()
         if self.fakes is not None:
-            fake.as_on_gpu(self.watch.optimizers)
+            as_on_gpu(*self.watch.optimizers)
         self.recorder.begin()
         self._enter()
         self.recorder.phase = Phase.UPDATE

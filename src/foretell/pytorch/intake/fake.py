@@ -325,14 +325,6 @@ def replace_in(optimizers: list[Any], new: dict[int, Any]) -> None:
             group["params"] = [new.get(id(p), p) for p in group["params"]]
 
 
-def as_on_gpu(optimizers: list[Any]) -> None:
-    """Torch's default for parameters on a GPU: all of them in few kernels."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            if not group.get("fused") and group.get("foreach", False) is None:
-                group["foreach"] = True
-
-
 def _apply(fakes: Fakes) -> Callable[..., Any]:
     """`Module._apply`: tensors are replaced where their format changes, and never moved."""
 
@@ -439,18 +431,13 @@ def _stand_ins(fakes: Fakes, shows_gpu: bool) -> list[tuple[Any, str, Any]]:
         (cuda, "device_count", _always(int(shows_gpu))),
         (cuda, "is_initialized", _always(False)),
         (cuda, "get_device_name", _always("pretended GPU")),
-        (cuda, "set_device", _always(None)),
-        (cuda, "manual_seed", _always(None)),
-        (cuda, "manual_seed_all", _always(None)),
         (cuda, "get_rng_state", _always(torch.zeros(16, dtype=torch.uint8))),
         (cuda, "get_rng_state_all", _always([])),
-        (cuda, "set_rng_state", _always(None)),
-        (cuda, "set_rng_state_all", _always(None)),
         (cuda, "mem_get_info", _always((80 << 30, 80 << 30))),
-        (cuda, "reset_peak_memory_stats", _always(None)),
         (cuda, "memory_stats", _always({})),
-        (cuda, "ipc_collect", _always(None)),
-        (cuda, "current_stream", _always(None)),
     ]
+    silent = ("set_device", "manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all")
+    silent += ("reset_peak_memory_stats", "ipc_collect", "current_stream")
+    found += [(cuda, name, _always(None)) for name in silent]
     counts = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
     return found + [(cuda, name, _always(0)) for name in counts]

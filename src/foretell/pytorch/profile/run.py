@@ -3,16 +3,14 @@
 What the profiler adds to a step is known from the two and can be taken off again. The script runs
 in a process of its own, one a rank; nothing here imports torch.
 
-How long steps take that follow one another, without making any of them wait.
+How long steps take that follow one another, without making any of them wait. On a GPU an event is
+put on the stream at the end of every step and read when all are done; without one the host's clock
+is read. Either way the time of a step is that from its predecessor's end.
 
-On a GPU an event is put on the stream at the end of every step and read when all are done; without
-one the host's clock is read. Either way the time of a step is that from its predecessor's end.
-
-A script that describes a training step: functions that make a model and a batch.
-
-With functions `model` and `batch` at its top level, a script is a description, in the words of
-`foretell.pytorch.script`. Otherwise it is run as it is and its steps are watched
-(→ `foretell.pytorch.intake`).
+A script that describes a training step: functions that make a model and a batch. With functions
+`model` and `batch` at its top level, a script is a description, in the words of
+`foretell.pytorch.script`. Otherwise it is run as it is and its steps are watched (→
+`foretell.pytorch.intake`).
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ import torch
 from foretell import profile as marks
 from foretell.errors import InputError
 from foretell.io import write_atomically
-from foretell.pytorch.capture.step import Step
+from foretell.pytorch.capture.step import Step, mapped
 from foretell.pytorch.intake.launch import check, launch
 from foretell.pytorch.intake.request import Request, Script, Wanted
 from foretell.pytorch.script import ask
@@ -123,7 +121,7 @@ def training_step(names: Mapping[str, Any], path: Path, device: torch.device) ->
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"`model()` of `{path}` made {type(model).__name__}, no torch.nn.Module")
     model = model.to(device).train()
-    batch = moved(ask(names["batch"]), device)
+    batch = mapped(ask(names["batch"]), lambda tensor: tensor.to(device))
     make = names.get("optimizer")
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = make(trained) if make is not None else None
@@ -139,19 +137,6 @@ def training_step(names: Mapping[str, Any], path: Path, device: torch.device) ->
             optimizer.step()
 
     return train
-
-
-def moved(batch: Any, device: torch.device) -> Any:
-    """A batch on a device, whatever it is made of."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return {k: moved(v, device) for k, v in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(moved(v, device) for v in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(moved(v, device) for v in batch)
-    return batch
 
 
 @dataclass(frozen=True)

@@ -239,12 +239,10 @@ def _wait(device: str) -> None:
 
 
 def _error_text(error: BaseException) -> dict[str, Any]:
-    ours = isinstance(error, ForetellError)
-    message = (
-        error.message if isinstance(error, ForetellError) else f"{type(error).__name__}: {error}"
-    )
-    hint = error.hint if isinstance(error, ForetellError) else "run the script by itself first"
-    return {"message": message[:400], "hint": hint, "is_ours": ours, "time": time.time()}
+    message, hint = f"{type(error).__name__}: {error}", "run the script by itself first"
+    if isinstance(error, ForetellError):
+        message, hint = error.message, error.hint
+    return {"message": message[:400], "hint": hint, "time": time.time()}
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """The forward calls of a recorded step: what each reads, keeps, and runs in the backward.
 
-A captured step says which task made what another uses; a traced one does not (→ `guess`).
-
-What a trace does not tell: which call uses what another made, and calls by their own names.
+A captured step says which task made what another uses; a traced one does not (→ `guess`). What a
+trace does not tell: which call uses what another made, and calls by their own names.
 
 A call is taken to use the last tensor of each size it reads. Sums at the end of a branch, matmuls
 beside each other and tensors made in one piece are distinguished by a few rules.

@@ -6,11 +6,10 @@ of numbered modules which themselves hold several matmuls is taken apart (`layer
 Where nothing is numbered (a trace, or a model written in one piece), the longest stretch of calls
 that repeats with equal shapes is what is cut (→ `repeats`).
 
-Units that do not simply follow one another: branches, where they join, and what looks back.
-
-Rows in no numbered module go with the unit before them. Here those that begin anew, from the batch
-alone, become a unit of their own (the words of a decoder, the patches beside the words), and those
-that bring branches together go with the unit behind. Then each unit knows whom it reads.
+Units that do not simply follow one another: branches, where they join, and what looks back. Rows in
+no numbered module go with the unit before them. Here those that begin anew, from the batch alone,
+become a unit of their own (the words of a decoder, the patches beside the words), and those that
+bring branches together go with the unit behind. Then each unit knows whom it reads.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Compiled loops made: their Python translated to C++, and built into libraries."""
