@@ -31,7 +31,7 @@ _WORD = re.compile(r"""[ \t]+|"(?:[^"\\]|\\.)*(?:"|$)|'[^']*(?:'|$)|[\w-]+|.""")
 
 @dataclass(frozen=True)
 class Limits:
-    """What a file may hold, in bytes after decompression, levels and letters."""
+    """Limits of a file: bytes after decompression, nesting levels, letters."""
 
     document: int = 256 << 20  # a file that is read whole: answers, plans, tables
     trace: int = 16 << 30  # all of a trace, which is read piece by piece
@@ -150,7 +150,7 @@ def read_bytes(path: Path_, most: int | None = None, what: str = "file") -> byte
 
 
 def broken() -> tuple[type[Exception], ...]:
-    """What reading a damaged file raises; looked up where something is raised."""
+    """Exceptions that reading a damaged file raises."""
     import lzma
     import sys
     import zlib

@@ -59,7 +59,7 @@ HELD = {"optimizers": "optimizer state", "buffers": "communication buffers"}
 
 @dataclass(frozen=True, repr=False)
 class Prediction(Result, _Prediction):
-    """What one step of one plan will be; seconds and bytes."""
+    """The predicted step of one plan; seconds and bytes."""
 
     notes: tuple[str, ...] = ()
 
@@ -176,7 +176,7 @@ class PlanResult(Result, Planned):
         return [*found, *self._spent(), *self.notes]
 
     def _spent(self) -> list[str]:
-        """What the search cost, and what ours found of the same space for how much."""
+        """Cost of the search, and of our own search of the same space."""
         spent = f"{_looked(self)} of CPU time"
         if self.own is None:
             return [spent]

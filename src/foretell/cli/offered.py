@@ -1,4 +1,4 @@
-"""What a shell offers where a name is wanted: what-ifs, planners, strategies, clusters.
+"""Shell completion of names: what-ifs, planners, strategies, clusters.
 
 Loaded when a user presses Tab; the options of a spec are for the user to write.
 """
@@ -18,7 +18,7 @@ Offer = Callable[[click.Context, click.Parameter, str], list[Any]]
 
 
 def _offered(names: Callable[[], Iterable[str]], *, or_files: bool = False) -> Offer:
-    """What a shell completes: the names that begin as the person began, or else files."""
+    """Completions: names that begin with the typed text, or else files."""
 
     def offer(_: click.Context, __: click.Parameter, begun: str) -> list[Any]:
         from click.shell_completion import CompletionItem

@@ -103,7 +103,7 @@ def _many(path: Path, calibration: Path | None = None) -> list[dict[str, Any]]:
     from foretell.workload import load
 
     def answers(requests: list[dict[str, str]]) -> list[dict[str, Any]]:
-        """Of lines with one workload and cluster; where one is refused, of each by itself."""
+        """Answers to lines with one workload and cluster; one by one where any is refused."""
         try:
             model = load(requests[0]["workload"])
             plans = [read(line["plan"]) for line in requests]

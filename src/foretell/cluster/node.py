@@ -217,7 +217,7 @@ class Node:
         return ways
 
     def spread(self, slots: Slots) -> Spread:
-        """What the slowest of these devices can send to the others while it receives as much."""
+        """Bandwidth at which the slowest of these devices sends to the others while receiving."""
         if slots not in self._spreads:
             self._spreads[slots] = self._spread(slots)
         return self._spreads[slots]
@@ -250,7 +250,7 @@ class Node:
         return load
 
     def exit(self, slots: Slots) -> Exit:
-        """What these devices can send out together, over every NIC, passing data among them."""
+        """Bandwidth out of the node of these devices together, over every NIC."""
         if slots not in self._exits:
             self._exits[slots] = self._exit(slots)
         return self._exits[slots]

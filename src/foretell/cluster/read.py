@@ -6,7 +6,7 @@
     load("abci:nodes=16")                        a cluster preset, smaller
     load("lab.toml")                             a file, with options after it or without
 
-`validate` tells all that is wrong with a file at once.
+`validate` reports all that is wrong with a file at once.
 
 The presets that come with the package, read from `presets/` on first use.
 
@@ -377,7 +377,7 @@ def _slots_of(text: str, cluster: Cluster) -> list[tuple[int, int]] | None:
 
 @dataclass(frozen=True)
 class Options(spec.Spec):
-    """What a spec may change about a preset."""
+    """Options of a spec that change a preset."""
 
     name: ClassVar[str] = "cluster"
     nodes: int | None = None
@@ -484,7 +484,7 @@ def ranked(cluster: Cluster, options: Options, text: str) -> Cluster:
         return cluster
     if gpus > cluster.size:
         hint = f"it has {cluster.size} devices on {cluster.num_nodes} nodes"
-        raise InputError(f"`{text}` asks for {gpus} gpus, more than there are", hint=hint)
+        raise InputError(f"`{text}` requests {gpus} gpus, more than there are", hint=hint)
     many = options.nodes or cluster.num_nodes
     each, left = divmod(gpus, many)
     if options.nodes is None and (left or cluster.size < RACK * many):

@@ -122,7 +122,7 @@ def write(value: float, unit: str) -> str:
 
 
 def short(value: float, unit: str) -> str:
-    """The same for a reader: three significant digits, not to be read back."""
+    """The same for display: three significant digits, not to be read back."""
     prefix = next((p for p in _SHOWN[unit] if abs(value) >= 10.0 ** _PREFIX[p]), "")
     scaled = value / 10.0 ** _PREFIX[prefix]
     return f"{scaled:.3g} {prefix}{unit}" if abs(scaled) < 1000 else f"{scaled:.0f} {prefix}{unit}"
@@ -153,7 +153,7 @@ class Page:
 
     @property
     def problems(self) -> list[Problem]:
-        """What was found, in the order it was."""
+        """The problems, in the order they were found."""
         return list(self.noted)
 
     def note(self, place: Place, message: str, hint: str = "") -> None:
@@ -198,7 +198,7 @@ def _not_toml(text: str, error: str, file: str) -> Problem:
 
 
 def fail(problems: list[Problem], file: str) -> InputError:
-    """One error that tells every problem of a file."""
+    """One error with every problem of a file."""
     first = problems[0]
     if len(problems) == 1:
         return InputError(str(first), hint=first.hint)
@@ -265,7 +265,7 @@ def _dotted(text: str) -> Place:
 
 @dataclass(frozen=True)
 class Cable:
-    """What links are made of: kind, bandwidth each way and latency of one, and of its switches."""
+    """A kind of link: bandwidth each way and latency, of one link and of its switches."""
 
     kind: str
     bandwidth: float
@@ -622,7 +622,7 @@ def _host(table: Table, scope: Scope, devices: tuple[Device, ...]) -> Iterator[L
 
 
 def _bus(devices: tuple[Device, ...], scope: Scope) -> str:
-    """What switches and NICs are plugged in with: the PCIe of the first device that has one."""
+    """The bus of switches and NICs: the PCIe of the first device that has one."""
     buses = (device.bus for device in devices)
     return next((b for b in buses if b in scope.cables and scope.cables[b].kind == "pcie"), "pcie3")
 

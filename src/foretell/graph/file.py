@@ -238,7 +238,7 @@ def _array(frame: memoryview, dtype: np.dtype[Any], length: int, where: str) -> 
 
 
 def _unpacked(frame: memoryview, size: int | None, where: str) -> bytes:
-    """What a zstd frame holds: so many bytes, or as many as it says where they fit in memory."""
+    """A zstd frame decompressed: so many bytes, or its own size where that fits in memory."""
     import zstandard
 
     try:

@@ -44,7 +44,7 @@ class Run:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Who runs it, in the order of their samples."""
+        """Its ranks, in the order of their samples."""
         return tuple(self.samples)
 
     @property

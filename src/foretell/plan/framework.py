@@ -199,7 +199,7 @@ class Running:
     def grad_dtype(self) -> str:
         """The format gradients are added up and reduced in.
 
-        Megatron widens those of bf16 by itself, those of fp16 only where it is told to (its
+        Megatron widens those of bf16 by itself, those of fp16 only with an option (its
         `arguments.py`: accumulate_allreduce_grads_in_fp32).
         """
         widths = {4.0: "fp32", 8.0: "fp64"}

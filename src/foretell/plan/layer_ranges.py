@@ -282,7 +282,7 @@ class LayerRange:
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """Who runs it, in the order of their samples."""
+        """Its ranks, in the order of their samples."""
         return tuple(self.samples)
 
     @property

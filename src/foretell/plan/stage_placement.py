@@ -131,7 +131,7 @@ def copies(found: Sequence[StagePlacement], workload: Workload) -> int:
 
 
 def edges(found: Sequence[StagePlacement], workload: Workload) -> list[Edge]:
-    """Who reads what from whom, in forward."""
+    """Edges between stages in forward: reader, writer and tensors."""
     holder = _holders(found, workload)
     links: dict[tuple[int, int], list[int]] = {}
     for (copy, layer, turn), stage in holder.items():

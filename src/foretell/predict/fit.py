@@ -148,7 +148,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What was run, for a reader."""
+        """A label of the run: workload and plan."""
         return f"{self.workload.name} on {self.cluster.name}: {self.plan}"
 
 
@@ -164,7 +164,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What runs have taught."""
+    """Calibration factors fitted to runs."""
 
     calibration: Calibration
     factors: tuple[Factor, ...]
@@ -211,7 +211,7 @@ def fit(
 
 @dataclass(frozen=True)
 class _Seen:
-    """What runs say, in the order of `_predicted`, and how sure they are of it."""
+    """Measurements of runs in the order of `_predicted`, with their uncertainty."""
 
     values: Array
     noise: Array
@@ -249,7 +249,7 @@ def on(cluster: Cluster, at: Array) -> Cluster:
 
 
 def _predicted(runs: Sequence[Run], at: Array) -> Array:
-    """What is predicted of runs: ln seconds of each, then their parts over the measured step."""
+    """Predictions for runs: ln seconds of each, then their parts over the measured step."""
     steps, parts = [], []
     for run in runs:
         cluster = on(run.cluster, at)

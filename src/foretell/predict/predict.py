@@ -169,7 +169,7 @@ def _ranks(timeline: Timeline) -> list[np.ndarray[tuple[int], np.dtype[np.bool_]
 
 @dataclass(frozen=True)
 class Prediction:
-    """What one step of one plan will be; seconds and bytes."""
+    """The predicted step of one plan; seconds and bytes."""
 
     plan: Plan  # with its batch filled in
     step: float
@@ -275,7 +275,7 @@ def _one(found: Priced, advises: bool) -> Prediction:
 
 
 def _advice(found: Priced) -> str:
-    """What would make a plan fit."""
+    """Advice that would make a plan fit in memory."""
     if found.plan.segments:
         return "recompute more blocks, shard more state, or give the fullest segment fewer blocks"
     return remedy(found.plan, found.workload, found.cluster)
@@ -311,7 +311,7 @@ def _prediction(
     advice: str,
     utilisation: float,
 ) -> Prediction:
-    """What a step that was simulated says of its plan; advice where it does not fit."""
+    """The prediction from a simulated step; with advice where the plan does not fit."""
     seconds, (peak, missing, parts) = timeline.seconds, memory
     low, high = interval(seconds, away)
     return Prediction(
@@ -330,7 +330,7 @@ def _prediction(
 
 
 def _share(plan: Plan) -> float:
-    """What of a training step's work is done: a third where there is no backward."""
+    """Share of a training step's work that is done: a third without a backward pass."""
     return 1.0 if any("B" in a or "I" in a for row in plan.actions for a in row) else 1 / 3
 
 

@@ -1,4 +1,4 @@
-"""What a user's script says of a training step: one protocol for every caller.
+"""The protocol by which a user's script describes a training step.
 
     model()                      makes the module
     batch(rank, size, step)      the rank-th of `size` equal parts of a step's batch; the last of

@@ -132,7 +132,7 @@ def _run_flows(f: Any, s: Any, now: float) -> None:
 
 
 def fixed(graph: Graph, wires: Wiring) -> Any:
-    """What the loops read, as arrays; the part that is structure is made once a structure."""
+    """Arrays the loops read; those of the structure are made once per structure."""
     from foretell.simulate.events import Fixed
 
     made = graph.cache.get("fixed")

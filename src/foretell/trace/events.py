@@ -28,7 +28,7 @@ _MOST_WARPS = 64  # a multiprocessor holds at most: CUDA Programming Guide, comp
 
 
 class What(IntEnum):
-    """What sort of event it is."""
+    """The kind of an event."""
 
     OTHER = 0
     OP = 1  # an operator on a CPU thread
@@ -70,7 +70,7 @@ _NOTES = ("ProfilerStep", "Optimizer.", "enumerate(DataLoader)", "## ", "nccl:",
 
 @dataclass(frozen=True)
 class Message:
-    """What a collective says of itself: bytes are counted in elements of a type."""
+    """Metadata of a collective; sizes are in elements of a type."""
 
     collective: str
     sent: int
@@ -214,7 +214,7 @@ def _looked_up(table: dict[Any, int], keys: Iterable[Any], size: int) -> Array:
 
 
 def _of_ranges(args: list[Args], tables: Tables) -> dict[str, Array]:
-    """What only operators, notes and modules say of themselves."""
+    """Columns of operators, annotations and modules."""
     inputs, module = map(b"\0".join, map(_INPUTS, args)), map(attrgetter("module"), args)
     return {
         "sequence": _ids(args, "sequence"),
@@ -225,7 +225,7 @@ def _of_ranges(args: list[Args], tables: Tables) -> dict[str, Array]:
 
 
 def _of_work(args: list[Args]) -> dict[str, Array]:
-    """What only work on devices says of itself."""
+    """Columns of work on devices."""
     return {
         "size": _numbers(args, "bytes"),
         "waves": np.array([_waves(a) for a in args], np.float32),
@@ -243,7 +243,7 @@ def _numbers(of: Sequence[Event | Args], field: str) -> Array:
 
 
 def _externals(args: list[Args]) -> Array:
-    """What an operator and what it started share, under the new name or the old."""
+    """The id shared by an operator and its kernels, under the new name or the old."""
     found = known_ids(_ids(args, "external"))
     rest = np.flatnonzero(found == NO_ID).tolist()
     found[rest] = _ids([args[k] for k in rest], "old_external")

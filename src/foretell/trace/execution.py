@@ -127,7 +127,7 @@ def graph_of_execution(ops: Sequence[Op], where: str, rank: int = 0) -> Graph:
 
 
 def _range_kinds(ops: Sequence[Op]) -> dict[int, int]:
-    """What all that lies around each node tells, itself included."""
+    """Range kinds of each node and of all ranges around it."""
     found: dict[int, int] = {}
     for op in ops:  # parents begin before their children
         own = int(op_kind(op.name)) | int(range_kind(op.name))
@@ -198,7 +198,7 @@ def _row(
 
 
 def _said(op: Op) -> Any:
-    """What a communication record calls itself: an attribute, or the text among its inputs."""
+    """The name of a communication record: an attribute, or the text among its inputs."""
     if "collective_name" in op.attributes:
         return op.attributes["collective_name"]
     return next((v for v in op.inputs if isinstance(v, str) and v and v[0] != "<"), "")
@@ -251,7 +251,7 @@ def _is_on_device(op: Op) -> bool:
 
 
 def _data(ops: Sequence[Op]) -> tuple[Array, Array]:
-    """Who reads what whom wrote: by storage, the last writer before."""
+    """Data dependencies: by storage, each reader waits for the last writer before it."""
     writer: dict[tuple[Any, Any], int] = {}
     pairs: set[tuple[int, int]] = set()
     for k, op in enumerate(ops):

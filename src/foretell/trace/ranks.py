@@ -96,7 +96,7 @@ def _behind(ended: Array) -> Array:
 
 
 def _corrections(size: int, groups: list[tuple[tuple[int, ...], Array]]) -> Array:
-    """What to add to each clock; zero where nothing ties a rank to the first."""
+    """Clock correction of each rank; zero where nothing ties it to the first."""
     known = np.full(size, np.nan)
     for first in range(size):
         if not np.isnan(known[first]):

@@ -513,7 +513,7 @@ def _ordered(op: Op, s: Sizes, flags: frozenset[str], passes: tuple[float, float
 
 
 def _combine(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
-    """What experts made, weighed and added up word by word."""
+    """Weighted sum of expert outputs per token."""
     top = float(op.options.get("top", 2))
     return _ordered(op, s, flags, _permuted(flags, (1.0 + 1.0 / top, 2.0 + 1.0 / top), 1))
 

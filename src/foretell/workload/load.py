@@ -218,7 +218,7 @@ def is_source(name: str) -> bool:
 
 
 def has_arguments(text: str) -> bool:
-    """Whether a text is a script or a module with arguments, in the words of a shell."""
+    """Whether a text is a command line: a script or a module with arguments."""
     is_line = text.startswith("-m ") or ".py " in text or ".py' " in text
     return is_line and not is_there(text.partition(":")[0])
 

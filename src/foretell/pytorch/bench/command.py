@@ -138,7 +138,7 @@ def _done(out: Path) -> set[str]:
 
 
 class _Log:
-    """Files that grow while a sweep runs, and a word now and then to the person who waits."""
+    """Files that grow while a sweep runs, and progress messages."""
 
     def __init__(self, out: Path, goes_on: bool, is_quiet: bool = False) -> None:
         self.out, self.is_quiet = out, is_quiet
@@ -171,7 +171,7 @@ class _Log:
             self.row(asked, found)
 
     def words(self, said: str) -> None:
-        """Tell the person who waits."""
+        """Print a progress message."""
         if not self.is_quiet:
             print(said, end="", file=sys.stderr, flush=True)
 

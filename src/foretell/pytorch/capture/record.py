@@ -7,7 +7,7 @@ node's sequence number. Below autograd the number of a forward operator's own no
 the next to be given, and operators that make no node still see it: the first to show a number is
 the one that made the node.
 
-Who made each tensor, and how long its memory lives.
+The producer of each tensor, and the lifetime of its memory.
 
 A tensor's memory is its storage: views share it, and it is given back when the last one that
 refers to it is gone, whether that is Python, autograd or an optimizer. Moments are counted in
@@ -84,7 +84,7 @@ class Ledger:
     _watch: dict[int, Any] = field(default_factory=dict)
 
     def stay(self, tensor: torch.Tensor) -> Stay | None:
-        """What is known of a tensor's memory."""
+        """Lifetime of a tensor's memory."""
         return self._live.get(_plain(tensor).untyped_storage()._cdata)
 
     def meet(self, tensor: torch.Tensor, born: int, kind: BufferKind, name: str) -> Stay:
@@ -101,7 +101,7 @@ class Ledger:
         return made
 
     def claim(self, tensor: torch.Tensor, kind: BufferKind, name: str) -> None:
-        """Say what a tensor's memory turned out to be for."""
+        """Set the purpose of a tensor's memory."""
         known = self.stay(tensor)
         if known is not None:
             known.kind, known.name = kind, name
@@ -190,7 +190,7 @@ def _conv_backward(inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Part,
 
 @dataclass(slots=True)
 class Row:
-    """One operator as it was issued."""
+    """One issued operator."""
 
     op: str
     name: str
@@ -377,7 +377,7 @@ def is_work(func: Any) -> bool:
 
 
 def _written(func: Any, inputs: Sequence[Any]) -> list[Any]:
-    """What an operator that returns nothing changes."""
+    """Tensors written by an operator that returns nothing."""
     arguments = zip(func._schema.arguments, inputs, strict=True)
     changed = [x for a, x in arguments if a.alias_info is not None and a.alias_info.is_write]
     return words.tensors_in(changed)
@@ -405,7 +405,7 @@ _LARGE, _SMALL = 32 * 2**20, 8519680
 
 
 def workspace(rows: Sequence[Row], arch: str) -> list[Stay]:
-    """What cuBLAS holds where a step has matmuls."""
+    """The workspace of cuBLAS where a step has matmuls."""
     if arch == ON_CPU or not any(row.op in PRODUCTS for row in rows):
         return []
     size = _LARGE if arch in ("hopper", "blackwell") else _SMALL

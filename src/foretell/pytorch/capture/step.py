@@ -1,4 +1,4 @@
-"""What a step is made of, and how a person names it: a model, a batch, a loss and an optimizer.
+"""The parts of a step and how they are named: model, batch, loss and optimizer.
 
 Models may be given as they are (on a CPU, on `meta`) or as a function that makes them; the latter
 runs on fake tensors, so nothing is allocated however large the model is.
@@ -52,7 +52,7 @@ REAL = 2 * 2**30  # bytes of weights that are worth allocating to learn what a s
 
 @dataclass(frozen=True)
 class Parts:
-    """What a script says of a step."""
+    """The parts of a step that a script defines."""
 
     model: Any
     batch: Any
@@ -89,7 +89,7 @@ def _split(text: str) -> tuple[str, str, dict[str, str]]:
 
 
 def _names(where: str) -> Mapping[str, Any]:
-    """What a script or module defines."""
+    """The names a script or module defines."""
     path = Path(where)
     if path.suffix == ".py":
         if not path.is_file():
@@ -151,7 +151,7 @@ def _source_options(
 
 
 def _made(names: Mapping[str, Any], name: str, where: str, options: dict[str, Any]) -> Parts:
-    """What a function answers: the parts of a step, or a model whose script has the others."""
+    """The parts a function returns, or its model with the script's other parts."""
     if isinstance(names[name], type) and issubclass(names[name], torch.nn.Module):
         return _with_others(names, partial(names[name], **options), where)
 
@@ -192,7 +192,7 @@ def _with_others(
 
 
 def _first_part(batch: Callable[..., Any], ranks: int, samples: int | None) -> Any:
-    """What the first of some ranks has of a script's batch."""
+    """The share of the first rank in a script's batch."""
     found = ask(batch, 0, ranks, samples=samples)
     return found if ranks == 1 or takes_part(batch) else _cut(found, ranks)
 
@@ -207,7 +207,7 @@ def _cut(value: Any, ranks: int) -> Any:
 
 @dataclass(frozen=True)
 class Given:
-    """What a step is made of, as the user gave it."""
+    """The parts of a step as given by the user."""
 
     model: Any
     batch: Any

@@ -49,7 +49,7 @@ def main(path: Path) -> None:
 
 
 def job_of(request: Request, is_started: bool = False) -> Any:
-    """What a request asks for; `is_started`: in a process that the script started itself."""
+    """The job of a request; `is_started`: in a process that the script started itself."""
     from foretell.pytorch.intake.profiled import Profiling
 
     script = request.script
@@ -142,7 +142,7 @@ def _exited(code: Any) -> dict[str, Any]:
 
 
 def _message(script: Script, error: BaseException) -> str:
-    """What stopped a script, and the innermost line of the user's own code it passed through."""
+    """The error of a script, and the innermost line of the user's own code."""
     place = ""
     for frame in traceback.extract_tb(error.__traceback__):
         packaged = ("site-packages", "dist-packages", "<frozen", f"{os.sep}lib{os.sep}python")

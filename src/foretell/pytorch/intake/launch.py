@@ -91,7 +91,7 @@ def _has_file(stream: Any) -> bool:
 
 
 def _job(ranks: int) -> dict[str, str]:
-    """What ranks find in their environment when `torchrun` starts them."""
+    """Environment variables that `torchrun` sets."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -167,7 +167,7 @@ _HINT = "its own arguments stand behind its name; in whatif, advise and plan beh
 
 
 def _printed(log: Path) -> str:
-    """What a script printed last, where that was kept."""
+    """The last output of a script, where it was kept."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     said = [line for line in lines[-_TAIL:] if line]
     return f"; it printed last: {said[-1]}" if said else ""
@@ -198,7 +198,7 @@ def capture_script(
     show: bool = False,
     progress: Callable[[str, float], None] | None = None,
 ) -> tuple[str, ...]:
-    """Write the graph of one training step of a script; what there is to say of how it was made."""
+    """Write the graph of one training step of a script; notes on how it was made."""
     check(script)
     options = {"on": on, "share": share, "tf32": tf32}
     for is_real, more in _WAYS:

@@ -10,8 +10,8 @@ one the host's clock is read. Either way the time of a step is that from its pre
 
 A script that describes a training step: functions that make a model and a batch.
 
-With functions `model` and `batch` at its top level, a script is a description, in the words of
-`foretell.pytorch.script`. Otherwise it is run as it is and its steps are watched
+With functions `model` and `batch` at its top level, a script is a description as defined in
+`foretell.pytorch.script`. Otherwise it is run unchanged and its steps are watched
 (→ `foretell.pytorch.intake`).
 """
 
@@ -156,7 +156,7 @@ def moved(batch: Any, device: torch.device) -> Any:
 
 @dataclass(frozen=True)
 class Found:
-    """What was measured, and where the trace of it is: a file, or a folder with one a rank."""
+    """The measurements, and the trace: a file, or a folder with one per rank."""
 
     trace: Path
     plain: Times  # un-profiled steps, of the first rank

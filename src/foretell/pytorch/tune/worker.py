@@ -1,4 +1,4 @@
-"""What one rank of `foretell tune-ddp` does, in the words of `foretell run`'s scripts.
+"""One rank of `foretell tune-ddp`, for scripts as `foretell run` takes them.
 
 profile   the model on every rank at once, a message of all its gradients going beside the
           backward: when each gradient is there, how long a step computes and updates; then

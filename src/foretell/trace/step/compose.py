@@ -86,7 +86,7 @@ def _phases(d: RankStep) -> Array:
 
 
 def _in_closures(d: RankStep, backward: Array) -> Array:
-    """What runs in an optimizer's step before a backward pass ends there: it was given a closure.
+    """Events in an optimizer's step before its backward pass ends: the step has a closure.
 
     An optimizer that steps inside a backward pass is no such case.
     """
@@ -371,7 +371,7 @@ def _lanes(d: RankStep) -> tuple[Array, Array, list[tuple[str, LaneKind]]]:
 
 
 def _stream_kind(d: RankStep, stream: int) -> LaneKind:
-    """What a stream is for: what it spends most of its time on."""
+    """The purpose of a stream: the kind of work that takes most of its time."""
     e, work = d.events, d.device.work
     mine = work.stream == stream
     event, took = work.event[mine], (work.end - work.start)[mine]

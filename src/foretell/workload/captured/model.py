@@ -1,4 +1,4 @@
-"""What is known of a whole recorded step, and what its rows ask of it: sizes, formats, kernels."""
+"""A whole recorded step, and lookups of its rows: sizes, formats, kernels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Piece = Op | Exchange
 
 @dataclass
 class Model:
-    """What is known of the whole step while its rows become ops."""
+    """The whole step while its rows are turned into ops."""
 
     graph: Graph
     rows: Sequence[Row]
@@ -131,7 +131,7 @@ def leaf(path: str, name: str) -> str:
 def kept_of(
     model: Model, row: Row, dims: tuple[str, ...], sizes: Mapping[str, float]
 ) -> tuple[Tensor, ...]:
-    """What the row made that is there until the backward."""
+    """Outputs of the row that are saved until the backward pass."""
     if not row.kept:
         return ()
     own = own_dtype(model, row)

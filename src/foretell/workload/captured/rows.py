@@ -98,7 +98,7 @@ def _joined(call: Call) -> Dims:
 
 
 def _looked_up(call: Call) -> Dims:
-    """What indices leave of a tensor: sides without one stay, the others become theirs."""
+    """Shape after indexing: dims without an index stay, the others take the index's shape."""
     x = call.dims[0]
     given = call.lists[1] if len(call.lists) > 1 and call.lists[1] else call.dims[1:2]
     taken = [d for d in given if d]
@@ -114,7 +114,7 @@ def _sides(call: Call) -> int:
 
 
 def _slid(call: Call) -> Dims:
-    """What a window leaves of an image, or makes of it where it is transposed."""
+    """Output size of a sliding window over an image, or of its transpose."""
     x, w = call.dims[0], call.dims[1]
     stride, pad, dilation = (call.numbers(i) or (i // 4,) for i in (3, 4, 5))
     turned, more = call.values[6] in ("True", "1"), call.numbers(7) or (0,)
@@ -147,7 +147,7 @@ def spread(several: Sequence[Dims]) -> Dims:
 
 
 def outermost(call: Call, key: str) -> Call:
-    """A call of a trace in the words of a capture: look-ups and windows show what is inside them.
+    """A call of a trace in the form of a capture: look-ups and windows show what is inside them.
 
     A look-up shows its gather, with indices spread to rows; a window the call of cuDNN (padding,
     stride, dilation, groups) or the one for single channels (window, bias, stride, padding …).
@@ -199,7 +199,7 @@ def _makers(made: dict[int, list[int]], size: int, many: int) -> list[int]:
 
 
 def _summed(rows: Sequence[Row], made: list[int]) -> tuple[int, ...]:
-    """What a sum of two reads: the last of its size, and the last that did not lead up to it.
+    """Inputs of a residual sum: the last tensor of its size, and the last outside its branch.
 
     Matmuls, windows and norms are followed by something before they are added to.
     """
