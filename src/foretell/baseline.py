@@ -135,7 +135,7 @@ def _found(trace: Trace, real: float, source: str, sigma: float) -> Baseline:
             hint="the trace has to hold a whole step, and its time has to be above zero",
         )
     if abs(simulated / real - 1) < CLOSE or _is_gpu_bound(trace, simulated, real):
-        note = f"un-profiled step {source}; GPU-bound, so the profiler hardly slows it"
+        note = f"un-profiled step {source}; its kernels hide the profiler's overhead"
         return Baseline(usual, real, simulated, USUAL, SPREAD, note)
     factor = _solved(trace, real)
     graph = warmed(trace, factor)

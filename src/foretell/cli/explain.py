@@ -229,7 +229,9 @@ def _lines(found: dict[str, Any]) -> list[str]:
     lines += [f"{key}: {found[key]}" for key in ("source", "code") if found.get(key)]
     if "spread" in found:
         untried = "" if found["is_measured"] else "never measured: "
-        lines.append(f"{untried}its own error, beside prices and host: about {found['spread']:.0%}")
+        lines.append(
+            f"{untried}its own error, beside prices and host: about {100 * found['spread']:.0f} %"
+        )
     lines += [f"measured: {line}" for line in found["accuracy"]]
     if found["checked_against"]:
         unmeasured = "" if found["accuracy"] else "not measured here; "

@@ -121,7 +121,12 @@ def _calibration_text(found: dict[str, Any]) -> str:
     from foretell.report import words
 
     factors = [
-        (f["name"], f"{f['value']:.3g} ×", f"± {f['sigma']:.0%}", f"{f['moves']:+.1%}")
+        (
+            f["name"],
+            f"{f['value']:.3g} ×",
+            f"± {100 * f['sigma']:.0f} %",
+            f"{100 * f['moves']:+.1f} %",
+        )
         for f in found["factors"]
     ]
     runs = [
@@ -131,6 +136,6 @@ def _calibration_text(found: dict[str, Any]) -> str:
     return "\n\n".join([
         words.table(("factor", "as long as priced>", "sure to>", "moves the step>"), factors),
         words.table(("run", "measured>", "predicted before>", "after>"), runs),
-        f"accuracy on these runs: {found['accuracy_before']:.1%} before, "
-        f"{found['accuracy_after']:.1%} after; factors without a run stay at 1 (± 69 %)",
+        f"accuracy on these runs: {100 * found['accuracy_before']:.1f} % before, "
+        f"{100 * found['accuracy_after']:.1f} % after; factors without a run stay at 1 (± 69 %)",
     ])  # fmt: skip
