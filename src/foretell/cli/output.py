@@ -24,7 +24,6 @@ from foretell.io import coloured, shown
 
 if TYPE_CHECKING:
     from foretell.api import Result
-    from foretell.cluster import Cluster
 
 
 Command = Callable[..., Any]
@@ -285,22 +284,6 @@ def calibration_option(command: Command) -> Command:
     return click.option("--calibration", type=FILE, help="What `foretell fit` has learned.")(
         command
     )
-
-
-def machines(spec: str, calibration: Path | None = None) -> Cluster:
-    """The cluster a spec or file stands for, calibrated."""
-    from foretell.cluster import load
-
-    return calibrated(load(spec), calibration)
-
-
-def calibrated(cluster: Cluster, path: Path | None) -> Cluster:
-    """A cluster with the calibration in a file, if there is one."""
-    if path is None:
-        return cluster
-    from foretell.cluster.cluster import load
-
-    return cluster.calibrated(load(path))
 
 
 def pool_options(command: Command) -> Command:

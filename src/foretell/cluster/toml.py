@@ -60,7 +60,7 @@ Place = tuple[str | int, ...]  # ("node", 2, "nic"): the key `nic` of the third 
 _NAME = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
 _HEADER = re.compile(rf"\s*(\[\[?)\s*({_NAME}(?:\s*\.\s*{_NAME})*)\s*\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(rf"\s*({_NAME}(?:\s*\.\s*{_NAME})*)\s*=(.*)")
-_TOLD = 100  # problems of a file that are listed at once
+_LISTED = 100  # problems of a file that are listed at once
 _AT_LINE = re.compile(r"\(at line (\d+), column \d+\)|\(at end of document\)")
 MOST = 2**20  # ranks or nodes a file may ask for: beyond it is a slip, not a cluster
 MOST_INSIDE = 1024  # devices, switches or NICs in one node
@@ -202,9 +202,9 @@ def fail(problems: list[Problem], file: str) -> InputError:
     first = problems[0]
     if len(problems) == 1:
         return InputError(str(first), hint=first.hint)
-    told = in_order(problems)[:_TOLD]
-    rows = "\n".join(f"  {p}" + (f" ({p.hint})" if p.hint else "") for p in told)
-    rows += f"\n  and {len(problems) - _TOLD} more" * (len(problems) > _TOLD)
+    listed = in_order(problems)[:_LISTED]
+    rows = "\n".join(f"  {p}" + (f" ({p.hint})" if p.hint else "") for p in listed)
+    rows += f"\n  and {len(problems) - _LISTED} more" * (len(problems) > _LISTED)
     return InputError(f"{len(problems)} problems in {file or 'the cluster'}:\n{rows}")
 
 

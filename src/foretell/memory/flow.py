@@ -43,10 +43,10 @@ class Kept:
     @classmethod
     def read(cls, text: str) -> Kept:
         """`in 0 1, out 0`, `pair 0 1` or `nothing`, as the table of operators says it."""
-        said = dict(part.partition(" ")[::2] for part in text.split(", "))
-        pair = places(said.get("pair", ""))
-        inputs, out = (places(said.get(key, "")) for key in ("in", "out"))
-        return cls(inputs, out, (pair[0], pair[1]) if pair else None, "lists" in said)
+        fields = dict(part.partition(" ")[::2] for part in text.split(", "))
+        pair = places(fields.get("pair", ""))
+        inputs, out = (places(fields.get(key, "")) for key in ("in", "out"))
+        return cls(inputs, out, (pair[0], pair[1]) if pair else None, "lists" in fields)
 
 
 _NOTHING = Kept()
@@ -358,9 +358,9 @@ class Flow(Tensors):
         node = self.nodes.get(call.sequence) if self.phase != Phase.BACKWARD else None
         is_open = call.name not in KEPT or _is_unsaid(call)
         if node is not None and is_open and _same_node(call.name, node.name):
-            told = [t for t in (c.tensor(0) for c in node.inner) if t and t[0]]
-            if told:
-                return told[:1]
+            known = [t for t in (c.tensor(0) for c in node.inner) if t and t[0]]
+            if known:
+                return known[:1]
         return broadcast(call)
 
     def keeps(

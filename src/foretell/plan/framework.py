@@ -205,8 +205,8 @@ class Running:
         widths = {4.0: "fp32", 8.0: "fp64"}
         half = "fp16" if self.formats.compute == "fp16" else "bf16"
         widens = bool(self.formats.master) and half == "bf16"
-        said = self.profile.gradient if widens else ""
-        return said or widths.get(self.formats.gradient, half)
+        width = self.profile.gradient if widens else ""
+        return width or widths.get(self.formats.gradient, half)
 
     @property
     def accumulated(self) -> float:

@@ -49,9 +49,9 @@ from foretell.workload import load as load_workload
 _HINT = "each row has workload, on, plan, and step_s (or samples_per_s, or epoch_s and samples)"
 
 
-_TOLD = ("step_s", "samples_per_s", "epoch_s", "samples")
+_TIMES = ("step_s", "samples_per_s", "epoch_s", "samples")
 Array = NDArray[np.float64]
-FACTORS = ("compute", "host", "update", "talk", "alpha", "beta", "inside")
+FACTORS = ("compute", "host", "update", "comm", "alpha", "beta", "inside")
 NOISE = 0.03  # of ln seconds: how far two runs of the same lie apart
 PART = 0.05  # of a step: how well some that were noted say what all are spent on
 PARTS = ("compute_s", "talk_s", "update_s")
@@ -114,7 +114,7 @@ def _csv_rows(text: str, path: Path) -> list[dict[str, Any]]:
 
 def _seconds(row: dict[str, Any], batch: int, where: str) -> float:
     """Seconds of a step, however the row tells it."""
-    given = {k: _number(row[k], k, where) for k in _TOLD if row.get(k) not in (None, "")}
+    given = {k: _number(row[k], k, where) for k in _TIMES if row.get(k) not in (None, "")}
     if "step_s" in given:
         return given["step_s"]
     if "samples_per_s" in given:
@@ -263,8 +263,8 @@ def _parts(run: Run, cluster: Cluster) -> dict[str, float]:
     """Seconds of work, messages and update that are predicted of one rank."""
     made = lower(run.plan, run.workload, cluster)
     update, mine = made.phase == Phase.UPDATE, made.rank == 0
-    talk = made.kind == Kind.COLLECTIVE
-    which = (mine & ~update & ~talk, mine & talk, mine & update)
+    comm = made.kind == Kind.COLLECTIVE
+    which = (mine & ~update & ~comm, mine & comm, mine & update)
     return {name: float(made.seconds[w].sum()) for name, w in zip(PARTS, which, strict=True)}
 
 

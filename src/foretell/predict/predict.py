@@ -143,14 +143,14 @@ def spent(timeline: Timeline) -> dict[str, float]:
     mine = ranks[int(np.argmax(busy))]
     update = float(took[mine & (graph.phase == Phase.UPDATE)].sum())
     compute = max(busy) - update
-    talk = float(took[mine & (graph.kind == Kind.COLLECTIVE)].sum())
+    comm = float(took[mine & (graph.kind == Kind.COLLECTIVE)].sum())
     rest = max(timeline.seconds - compute - update, 0.0)  # what messages do not hide behind work
     return {
         "compute_s": compute,
         "exchange_s": 0.0,  # what a stage exchanges inside is in its compute
-        "reduce_s": min(talk, rest),
+        "reduce_s": min(comm, rest),
         "update_s": update,
-        "idle_s": rest - talk if rest - talk > 1e-12 else 0.0,  # below that it is rounding
+        "idle_s": rest - comm if rest - comm > 1e-12 else 0.0,  # below that it is rounding
     }
 
 
@@ -352,12 +352,12 @@ def breakdown(timeline: Timeline, found: Priced) -> dict[str, float]:
     update = float(took[mine & (graph.phase == Phase.UPDATE)].sum())
     own = next(one for one in found.stages if one.rank == busiest)
     drawn = _drawn(timeline, mine & compute, mine & (graph.kind == Kind.COLLECTIVE))
-    inner, talk = (max(busy), drawn) if drawn else _inside(own.costs, max(busy))
+    inner, comm = (max(busy), drawn) if drawn else _inside(own.costs, max(busy))
     exposed = _exposed(timeline, mine)
-    idle = timeline.seconds - inner - talk - update - exposed
+    idle = timeline.seconds - inner - comm - update - exposed
     return {
         "compute_s": inner,
-        "exchange_s": talk,
+        "exchange_s": comm,
         "reduce_s": exposed,
         "update_s": update,
         "idle_s": idle if idle > 1e-12 else 0.0,  # below that it is rounding
@@ -374,12 +374,12 @@ def _drawn(timeline: Timeline, compute: Rows, collectives: Rows) -> float:
 def _inside(priced: Costs, busy: float) -> tuple[float, float]:
     """Compute and exchanges of what one task of a stage holds, by their share in the price."""
     kernels = sum(float((x.forward.kernels + x.backward.kernels)[0]) for x in priced.layers[1:-1])
-    talk = sum(
+    comm = sum(
         float((x.forward.talk + x.backward.talk + x.forward.skew + x.backward.skew)[0])
         for x in priced.layers[1:-1]
     )
     host = sum(float((x.forward.host + x.backward.host)[0]) for x in priced.layers[1:-1])
-    share = talk / max(talk + max(kernels, host), 1e-30)
+    share = comm / max(comm + max(kernels, host), 1e-30)
     return busy * (1 - share), busy * share
 
 
@@ -387,7 +387,7 @@ def _exposed(timeline: Timeline, mine: Rows) -> float:
     """Seconds of collectives after the last backward of a rank has ended."""
     graph = timeline.graph
     back = mine & (graph.kind == Kind.KERNEL) & (graph.phase == Phase.BACKWARD)
-    talk = mine & (graph.kind == Kind.COLLECTIVE)
+    comm = mine & (graph.kind == Kind.COLLECTIVE)
     end = float(timeline.end[back].max(initial=0.0))
-    late = np.maximum(timeline.end[talk] - np.maximum(timeline.start[talk], end), 0.0)
+    late = np.maximum(timeline.end[comm] - np.maximum(timeline.start[comm], end), 0.0)
     return float(late.sum())

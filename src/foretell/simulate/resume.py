@@ -153,13 +153,13 @@ def _taken_up(graph: Graph, change: _Change, loop: str) -> TaskTimes | None:
         return _carried_over(change)
     if instant <= 0:
         return None
-    played = _carried_over(change)
-    played.start[change.is_new] = np.inf
-    rest = np.flatnonzero(played.start >= instant)
+    times = _carried_over(change)
+    times.start[change.is_new] = np.inf
+    rest = np.flatnonzero(times.start >= instant)
     if len(rest) > 0.75 * graph.size:
         return None  # most of it has to be simulated anyway
     f = fixed(graph, wiring(graph))
-    state = empty_state(f, played)
+    state = empty_state(f, times)
     _restore(graph, f, state, rest, instant)
     if loop == "lists":  # which takes the first in the order they were ready
         fresh = state.fresh[: state.count[1]]

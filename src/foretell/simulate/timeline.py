@@ -84,9 +84,9 @@ class Timeline:
         return np.array(path[::-1], np.int64)
 
 
-def timeline(graph: Graph, played: TaskTimes) -> Timeline:
+def timeline(graph: Graph, times: TaskTimes) -> Timeline:
     """A timeline of read-only columns."""
-    return Timeline(graph, *(frozen(column) for column in played))
+    return Timeline(graph, *(frozen(column) for column in times))
 
 
 COMMUNICATION = (Kind.COLLECTIVE, Kind.SEND)

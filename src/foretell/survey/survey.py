@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from foretell.advise import TRIED, Recommendations, Step, advise, shown
+from foretell.advise import TRIED, Recommendations, Step, advise, gain, shown
 from foretell.baseline import steady_seconds
 from foretell.errors import ForetellError
 from foretell.graph.graph import Graph
@@ -236,14 +236,6 @@ def changed(step: Step, specs: tuple[str, ...]) -> Graph:
 def _tried(step: Step, specs: tuple[str, ...]) -> tuple[Graph, list[WhatIf], list[tuple[str, str]]]:
     """The step with those changes made that can be, which they are, and why others are not."""
     return tried([parse(spec) for spec in specs], step.graph, step.setting)
-
-
-def gain(step: Step, changes: Sequence[WhatIf], seconds: float) -> float:
-    """By what share the time of a sample becomes shorter."""
-    samples = 1.0
-    for change in changes:
-        samples *= getattr(change, "times", 1.0) if change.name == "batch" else 1.0
-    return 1 - seconds / samples / step.seconds if step.seconds else 0.0
 
 
 def per(changes: Sequence[WhatIf]) -> str:

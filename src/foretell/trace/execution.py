@@ -178,7 +178,7 @@ def _row(
     kind, name, size = Kind.KERNEL, canonical(op.name), 0.0
     lane = ("stream", LaneKind.COMPUTE)
     if op.name == _RECORD:
-        kind, name = collective("", str(_said(op)))
+        kind, name = collective("", str(_collective_name(op)))
         elements = max(int(op.attributes.get(k) or 0) for k in ("in_msg_nelems", "out_msg_nelems"))
         size = elements * element_bytes(str(op.attributes.get("dtype"))) or op.shape.bytes
         lane = ("comm", LaneKind.COMM)
@@ -197,7 +197,7 @@ def _row(
     }
 
 
-def _said(op: Op) -> Any:
+def _collective_name(op: Op) -> Any:
     """The name of a communication record: an attribute, or the text among its inputs."""
     if "collective_name" in op.attributes:
         return op.attributes["collective_name"]

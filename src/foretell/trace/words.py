@@ -227,10 +227,10 @@ def library(kernel: str) -> str:
     return next((name for name, pattern in _LIBRARIES if pattern.search(kernel)), "")
 
 
-def collective(kernel: str, said: str) -> tuple[Kind, str]:
+def collective(kernel: str, text: str) -> tuple[Kind, str]:
     """Kind and op of a communication kernel, from its metadata or else from its name."""
-    note = _COMM_NOTE.match(said)
-    words = (note[1] if note else said).lower()
+    note = _COMM_NOTE.match(text)
+    words = (note[1] if note else text).lower()
     known = _collective_word(words)
     if not known:
         found = _NCCL.search(kernel)

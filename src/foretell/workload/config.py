@@ -173,8 +173,8 @@ def model(fields: Fields, given: Mapping[str, str], where: str) -> tuple[Family,
     name = str(traits.pop("family", "decoder"))
     kind = family(name)
     options = _OPTIONS.get(name, _decoder)(_Config(flat, traits, where))
-    said = {k: _text(v) for k, v in options.items()}
-    made = kind.of({**said, **renamed(given, kind.__dataclass_fields__)})
+    texts = {k: _text(v) for k, v in options.items()}
+    made = kind.of({**texts, **renamed(given, kind.__dataclass_fields__)})
     assert isinstance(made, Family)
     return made, notes
 

@@ -228,13 +228,13 @@ def _built_in(text: str) -> Workload:
     name, given = spec.split(text)
     if (known := config.published().get(name.lower())) is not None:
         return _configured(known, text, where=name)
-    said: dict[str, str] = {}
+    options: dict[str, str] = {}
     if _plain(name) in NAMED:
-        name, said = spec.split(NAMED[_plain(name)])
+        name, options = spec.split(NAMED[_plain(name)])
     if name not in FAMILIES:
         raise unknown("workload", name, names())
     kind = family(name)
-    made = kind.of(said | config.renamed(given, kind.__dataclass_fields__))
+    made = kind.of(options | config.renamed(given, kind.__dataclass_fields__))
     if not isinstance(made, Family):
         raise InputError(f"`{name}` makes no workload")
     return _checked(_built(made, text), text)

@@ -170,10 +170,10 @@ class _Log:
         for asked, found in results:
             self.row(asked, found)
 
-    def words(self, said: str) -> None:
+    def words(self, text: str) -> None:
         """Print a progress message."""
         if not self.is_quiet:
-            print(said, end="", file=sys.stderr, flush=True)
+            print(text, end="", file=sys.stderr, flush=True)
 
     def _append(self, end: str, line: str) -> None:
         with Path(f"{self.out}{end}").open("a", encoding="utf-8") as file:

@@ -101,9 +101,9 @@ class Formats:
 
 def _host(table: _Table, row: Row) -> int:
     """The call that issues an operator; one that asks for a number waits for the stream."""
-    said = {"kernels": len(row.parts), "modules": row.modules, "nodes": row.nodes}
-    said |= {"tensors": row.tensors, "update": row.phase == Phase.UPDATE}
-    more = "".join(f",{key}={int(value)}" for key, value in said.items() if value)
+    counts = {"kernels": len(row.parts), "modules": row.modules, "nodes": row.nodes}
+    counts |= {"tensors": row.tensors, "update": row.phase == Phase.UPDATE}
+    more = "".join(f",{key}={int(value)}" for key, value in counts.items() if value)
     task = table.add(
         kind=Kind.HOST,
         op=table.text(row.op),
@@ -133,7 +133,7 @@ def _wait_for_stream(table: _Table, row: Row) -> None:
 def _kernel(table: _Table, row: Row, part: int, host: int, last: Array, formats: Formats) -> int:
     """One kernel of an operator, behind its launch and behind what it uses."""
     word, flops, moved = row.parts[part]
-    said = f",part={word}" if word else ""
+    suffix = f",part={word}" if word else ""
     task = table.add(
         kind=Kind.COPY if row.is_copy else Kind.KERNEL,
         op=table.text(row.op),
@@ -145,7 +145,7 @@ def _kernel(table: _Table, row: Row, part: int, host: int, last: Array, formats:
         layer=table.text(row.layer),
         phase=row.phase,
         dtype=formats.of(row, word),
-        shape=table.text(row.shape + said),
+        shape=table.text(row.shape + suffix),
     )
     table.waits.append((task, host, LATENCY, WaitKind.LAUNCH))
     if word == "bias" and row.op == "convolution":

@@ -173,9 +173,9 @@ def shape_text(func: Any, inputs: Sequence[Any]) -> str:
     if name in _ATTENTION:
         return _attention_text(inputs, *_ATTENTION[name])
     strides = [_stride_text(x) for x in inputs]
-    said = f",strides={'+'.join(strides)}" if any(s != "-" for s in strides) else ""
+    layout = f",strides={'+'.join(strides)}" if any(s != "-" for s in strides) else ""
     parts = ["+".join(f(x) for x in inputs) for f in (_dims_text, _type_text, _value_text)]
-    return f"in={parts[0]},types={parts[1]},args={parts[2]}{said}"
+    return f"in={parts[0]},types={parts[1]},args={parts[2]}{layout}"
 
 
 def _attention_text(

@@ -130,15 +130,15 @@ def single_rank(script: Script) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    told = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
-    for name, value in {**told, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+    job = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
+    for name, value in {**job, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
         os.environ.setdefault(name, str(value))
 
 
 def _exited(code: Any) -> dict[str, Any]:
     """A script that ended itself; what it printed, the process that started this one knows."""
-    said = f"exited with {code}" if isinstance(code, int) else f"exited: {str(code).strip()}"
-    return {"error": said, "is_exit": True, "is_final": code == _USAGE}
+    message = f"exited with {code}" if isinstance(code, int) else f"exited: {str(code).strip()}"
+    return {"error": message, "is_exit": True, "is_final": code == _USAGE}
 
 
 def _message(script: Script, error: BaseException) -> str:
@@ -149,6 +149,6 @@ def _message(script: Script, error: BaseException) -> str:
         if not frame.filename.startswith(_OURS) and not any(p in frame.filename for p in packaged):
             place = f" at {frame.filename}:{frame.lineno}"
     line = (str(error).strip().splitlines() or [""])[0]
-    said = f"{type(error).__name__}: {line}" if line else type(error).__name__
+    message = f"{type(error).__name__}: {line}" if line else type(error).__name__
     hint = "does it run by itself? --show-output lets through what it prints"
-    return f"`{script}` stopped{place}: {said}\n\nhint: {hint}"
+    return f"`{script}` stopped{place}: {message}\n\nhint: {hint}"

@@ -228,9 +228,9 @@ def verify(script: ModuleType, asked: Asked, device: str, count: _Count) -> list
 
 def _slowest(seconds: float, device: str) -> float:
     """What the slowest rank measured."""
-    told = torch.tensor([seconds], dtype=torch.float64, device=device)
-    dist.all_reduce(told, op=dist.ReduceOp.MAX)
-    return float(told)
+    slowest = torch.tensor([seconds], dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return float(slowest)
 
 
 def _wait(device: str) -> None:

@@ -63,7 +63,7 @@ def image_of(row: Row) -> Image | None:
     return Image(dims[1], *dims[-2:], *dims[2:-2])
 
 
-def said(model: Model, task: int, n: float) -> list[tuple[Any, ...]]:
+def kernels_of(model: Model, task: int, n: float) -> list[tuple[Any, ...]]:
     """Kernels of a task for `foretell.workload.kernels`: class, shape by size, bytes, format."""
     graph = model.graph
     op, shape, dtype = (graph.text_of(c, task) for c in ("op", "shape", "dtype"))
@@ -147,8 +147,8 @@ def as_recorded(model: Model, at: int, name: str, *, when: str = "") -> Op:
     dims, splits = named_dims(model, at)
     n = math.prod(dims.values())
     whole = model.batch * n if row.live else n
-    forward = tuple(k for i in row.tasks for k in said(model, i, whole))
-    back = tuple(k for i in row.back for k in said(model, i, whole))
+    forward = tuple(k for i in row.tasks for k in kernels_of(model, i, whole))
+    back = tuple(k for i in row.back for k in kernels_of(model, i, whole))
     saved = kept_of(model, row, (("batch",) if row.live else ()) + tuple(dims), dims)
     options: dict[str, Any] = {"forward": forward, "backward": back}
     if not row.live:
@@ -167,6 +167,6 @@ def summed_back(model: Model, at: int, name: str, usual: tuple[str, ...]) -> lis
         return []
     dims, splits = named_dims(model, at)
     whole = model.batch * math.prod(dims.values())
-    back = tuple(k for i in more for k in said(model, i, whole))
+    back = tuple(k for i in more for k in kernels_of(model, i, whole))
     options = {"forward": (), "backward": back}
     return [Op(f"{name}.sum", "recorded", dims, splits, options=options, when="!fused")]

@@ -89,10 +89,10 @@ def _joined(call: Call) -> Dims:
     first = [d for d in next(group for group in call.lists if group) if math.prod(d)]
     if not first:
         return (0,)
-    said = (call.numbers(1) or (-1,))[0] if call.op == "cat" else -1
+    dim = (call.numbers(1) or (-1,))[0] if call.op == "cat" else -1
     if any(len(d) != len(first[0]) for d in first):
         return (sum(map(math.prod, first)),)
-    at = next((i for i in range(len(first[0])) if len({d[i] for d in first}) > 1), said)
+    at = next((i for i in range(len(first[0])) if len({d[i] for d in first}) > 1), dim)
     at %= len(first[0])
     return (*first[0][:at], sum(d[at] for d in first), *first[0][at + 1 :])
 
@@ -326,9 +326,9 @@ def batch_of(graph: Graph, rows: Sequence[Row]) -> int:
 
     Indices that a trace shows as one row tell no batch: there most tensors of three sides do.
     """
-    said = graph.facts.get("batch")
-    if isinstance(said, int | float) and said >= 1:
-        return int(said)
+    batch = graph.facts.get("batch")
+    if isinstance(batch, int | float) and batch >= 1:
+        return int(batch)
     for row in rows:
         is_first = row.live and not row.after and (is_captured(graph) or row.op == "convolution")
         dims = _data(row) if is_first else ()
@@ -351,8 +351,8 @@ def _data(row: Row) -> Dims:
 
 def mark_live(graph: Graph, rows: Sequence[Row]) -> None:
     """Find what depends on the batch: not constants, nor what is made of parameters alone."""
-    said = graph.facts.get("batch_ops")
-    known = frozenset(said) if isinstance(said, list | tuple) else None
+    listed = graph.facts.get("batch_ops")
+    known = frozenset(listed) if isinstance(listed, list | tuple) else None
     for row in rows:
         if row.op in _CONSTANT:
             continue
