@@ -57,6 +57,16 @@ WORDS = {
     "gradients go together": ("gradients bucketed together", r"\bgradients go together\b"),
     "an op asked for": ("requested op", r"\bop asked for\b"),
     "nobody, somebody, whoever": ("the thing itself", r"\b(no|some)body\b|\bwhoever\b"),
+    "what came of it": ("result, outcome", r"\bcame of\b"),
+    "a quick one of its kind": ("a fast call of its kind", r"\bquick ones?\b"),
+    "where nothing is said": ("by default", r"\b(is|are|was|were|been) said\b"),
+    "truth values": ("booleans", r"\btruth values?\b"),
+    "in the words of": ("as X names it, under the keys of", r"\bin the words of\b"),
+    "the person": ("the user", r"\bthe person\b"),
+    "What a notebook shows, Who runs it": (
+        "the thing itself: HTML for notebooks, its ranks",
+        r'^"""Whom? (?!.*\?)|\b(the|a) person who\b',
+    ),
 }
 PATTERNS = {left: re.compile(pattern, re.IGNORECASE) for left, (_, pattern) in WORDS.items()}
 
@@ -207,6 +217,7 @@ def test_the_dialect_is_recognised():
         "nobody asks",
     ]
     lines += ["batched products", "it is played again", "lies there four times in five"]
+    lines += ["what came of it", "none where nothing is said", "quick ones", '"""Who runs it']
     found = dialect(list(enumerate(lines)))
     assert [number for number, _, _ in found] == list(range(len(lines)))
 

@@ -51,12 +51,12 @@ class Step:
 
     @property
     def notes(self) -> list[str]:
-        """What a person should know about that time."""
+        """Notes on how the time is known."""
         return [self.baseline.note] if self.baseline else []
 
     @property
     def setting(self) -> Setting:
-        """What a what-if may know besides the graph."""
+        """The setting of what-ifs: the cluster."""
         return Setting(self.cluster)
 
     def predicted(self, after: Graph) -> float:
@@ -88,7 +88,7 @@ class Advice:
 
     @property
     def does(self) -> str:
-        """What its changes do, a sentence each: the first of their help."""
+        """The first sentence of the help of each of its changes."""
         return " ".join((type(c).__doc__ or "").partition("\n")[0] for c in self.changes)
 
     @property
@@ -99,7 +99,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Recommendations:
-    """What was tried, best first; what did not apply and why; and the best together.
+    """Changes tried, best first; those that do not apply and why; and the best combination.
 
     `path` leads to the best combination one change at a time, the most useful first.
     """
@@ -151,12 +151,13 @@ def _tried(step: Step, changes: tuple[WhatIf, ...]) -> Advice:
     seconds = step.predicted(after)
     low, high = step.interval(after, changes)
     return Advice(
-        changes, seconds, low, high, _gain(step, changes, seconds), peak_bytes(after),
+        changes, seconds, low, high, gain(step, changes, seconds), peak_bytes(after),
         why(step.graph, after, (step.seconds, seconds)),
     )  # fmt: skip
 
 
-def _gain(step: Step, changes: Sequence[WhatIf], seconds: float) -> float:
+def gain(step: Step, changes: Sequence[WhatIf], seconds: float) -> float:
+    """By what share changes shorten the time per sample."""
     samples = 1.0
     for change in changes:
         samples *= change.times if isinstance(change, Batch) else 1.0

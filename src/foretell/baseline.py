@@ -70,7 +70,7 @@ AGAIN = _HOST["again"]  # spread of ln of the host's speed from one run to the n
 QUICK = _HOST["quick"]  # quantile of the calls of a kind that nothing was in the way of
 EVENT = _HOST["event"]  # seconds of recording one
 LEAST, MOST = 0.4, 4.0  # beyond these something else differs
-KIND = 4  # calls of a kind from which on the quick ones tell something
+KIND = 4  # calls of a kind from which on the fast ones are typical
 CLOSE = 0.005  # how near to the known time is near enough
 POOR = 0.02  # of a step: a replay that is farther off gets a warning
 FINE = 0.01  # share of a step below which idle time of the device cannot be known
@@ -135,7 +135,7 @@ def _found(trace: Trace, real: float, source: str, sigma: float) -> Baseline:
             hint="the trace has to hold a whole step, and its time has to be above zero",
         )
     if abs(simulated / real - 1) < CLOSE or _is_gpu_bound(trace, simulated, real):
-        note = f"un-profiled step {source}; GPU-bound, so the profiler hardly slows it"
+        note = f"un-profiled step {source}; its kernels hide the profiler's overhead"
         return Baseline(usual, real, simulated, USUAL, SPREAD, note)
     factor = _solved(trace, real)
     graph = warmed(trace, factor)
@@ -198,7 +198,7 @@ def _typical(graph: Graph) -> Array:
 
 
 def _capped(times: Array, whose: Array) -> Array:
-    """Times no longer than the quick ones of their kind, where there are enough of it."""
+    """Times capped at the fast ones of their kind, where there are enough calls."""
     order = np.lexsort((times, whose))
     count = np.bincount(whose)
     first = np.cumsum(count) - count
@@ -209,7 +209,7 @@ def _capped(times: Array, whose: Array) -> Array:
 
 
 def _is_gpu_bound(trace: Trace, simulated: float, real: float) -> bool:
-    """Whether the step is as long as its kernels, so that its time tells nothing of the host."""
+    """Whether the step is as long as its kernels, so that the host's speed cannot be inferred."""
     if steady_seconds(warmed(trace, LEAST)) > real:
         return True
     faster = steady_seconds(warmed(trace, USUAL * PROBE))
@@ -236,7 +236,7 @@ WIRE = (Kind.COLLECTIVE, Kind.SEND)
 
 @dataclass(frozen=True)
 class Shares:
-    """What one rank does in a step, steps in a row; seconds, and shares of the step."""
+    """Busy and idle time of one rank in steady state: seconds, and shares of the step."""
 
     seconds: float
     kernels: float  # seconds of device work
@@ -273,7 +273,7 @@ def shares(graph: Graph, seconds: float | None = None) -> Shares:
 
 
 def why(before: Graph, after: Graph, seconds: tuple[float, float] | None = None) -> str:
-    """What happened to the step, as a sentence; `seconds` are its times where they are known."""
+    """The bottleneck before and after, as a sentence; `seconds` are both step times, if known."""
     known = seconds or (None, None)
     first, second = shares(before, known[0]), shares(after, known[1])
     gain = 1 - second.seconds / first.seconds if first.seconds else 0.0
@@ -344,7 +344,7 @@ def interval(
 def effects(
     after: Graph, seconds: Callable[[Graph], float], host: float
 ) -> list[tuple[float, float]]:
-    """What a host and kernels faster, then slower, by their spreads make of the step, in ln."""
+    """ln of the step's ratio with host and kernels faster, then slower, by their spreads."""
     predicted = seconds(after)
 
     def effect(varied: Graph | None) -> float:

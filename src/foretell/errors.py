@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 
 class ForetellError(Exception):
-    """What went wrong, in the user's words, and what would help."""
+    """An error message for the user, with a hint what to do."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)

@@ -31,7 +31,7 @@ _WORD = re.compile(r"""[ \t]+|"(?:[^"\\]|\\.)*(?:"|$)|'[^']*(?:'|$)|[\w-]+|.""")
 
 @dataclass(frozen=True)
 class Limits:
-    """What a file may hold, in bytes after decompression, levels and letters."""
+    """Limits of a file: bytes after decompression, nesting levels, letters."""
 
     document: int = 256 << 20  # a file that is read whole: answers, plans, tables
     trace: int = 16 << 30  # all of a trace, which is read piece by piece
@@ -150,7 +150,7 @@ def read_bytes(path: Path_, most: int | None = None, what: str = "file") -> byte
 
 
 def broken() -> tuple[type[Exception], ...]:
-    """What reading a damaged file raises; looked up where something is raised."""
+    """Exceptions that reading a damaged file raises."""
     import lzma
     import sys
     import zlib
@@ -198,9 +198,9 @@ def decode(
     except msgspec.ValidationError as error:
         raise InputError(f"{where} is no {what} of ours: {error}", hint=hint) from None
     except (ValueError, RecursionError) as error:
-        said = "nested too deep" if isinstance(error, RecursionError) else str(error)
+        reason = "nested too deep" if isinstance(error, RecursionError) else str(error)
         noun = "" if what == "file" else f"is no {what}: it "
-        raise InputError(f"{where} {noun}is not JSON: {said}", hint=hint) from None
+        raise InputError(f"{where} {noun}is not JSON: {reason}", hint=hint) from None
     return found if kind is not Any else checked(found, where)
 
 
@@ -220,8 +220,8 @@ def parse_toml(text: str, where: str, *, finite: bool = True) -> dict[str, Any]:
     except tomllib.TOMLDecodeError:
         raise
     except (ValueError, RecursionError) as error:
-        said = "nested too deep" if isinstance(error, RecursionError) else str(error)
-        raise InputError(f"{where} is not TOML: {said}") from None
+        reason = "nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise InputError(f"{where} is not TOML: {reason}") from None
     return checked(found, where, finite=finite)
 
 

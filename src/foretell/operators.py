@@ -60,7 +60,7 @@ OPERATORS = _read()  # traits by operator
 
 
 def having(trait: str, *values: str) -> dict[str, Any]:
-    """What a trait says of the operators that have it; with `values`, of those where it is one."""
+    """The value of a trait, by operator; with `values`, only operators with one of these."""
     found = {name: traits[trait] for name, traits in OPERATORS.items() if trait in traits}
     return {n: value for n, value in found.items() if not values or value in values}
 

@@ -250,7 +250,7 @@ def test_a_step_without_times_is_answered_on_a_cluster_only(words, name, tmp_pat
     else:
         save(transformer(ranks=1, layers=1), file)
     asked = [file if word == "FILE" else word for word in words]
-    with pytest.raises(InputError, match=r"(?s)not how long it takes.*--on h100"):
+    with pytest.raises(InputError, match=r"(?s)have no times.*--on h100"):
         invoke(*asked)
     if words[0] != "compare":
         assert invoke(*asked, "--on", "h100").exit_code == 0

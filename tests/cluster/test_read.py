@@ -137,7 +137,7 @@ def test_options_change_the_node() -> None:
         ("dgx-a100:nic=infiniband-hdx", "unknown link: `infiniband-hdx`", "did you mean"),
         ("dgx-a100:device=h1000", "unknown device: `h1000`", "did you mean `h100`?"),
         ("tag:nodes=3", "has several kinds of node", "write a file"),
-        ("tag:gpus=99", "asks for 99 gpus, more than there are", "it has 16 devices"),
+        ("tag:gpus=99", "requests 99 gpus, more than there are", "it has 16 devices"),
         ("a100-80:gpus=9,nodes=2", "would leave nodes uneven", "9 gpus do not divide"),
         ("", "empty name in spec", "write"),
         ("nowhere.toml", "there is no file `nowhere.toml`", "a preset has no ending"),

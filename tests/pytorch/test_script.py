@@ -74,7 +74,7 @@ def test_samples_and_options_reach_the_script():
     assert ask(sized, samples=3, wide=5)[0].shape == (3, 5)
     with pytest.raises(ForetellError, match="unknown option of `sized`"):
         ask(sized, width=5)
-    with pytest.raises(InputError, match="a batch of 3 was asked for, but `whole` takes none"):
+    with pytest.raises(InputError, match="a batch of 3 is requested, but `whole` takes none"):
         ask(whole, samples=3)
 
 

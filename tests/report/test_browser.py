@@ -153,6 +153,29 @@ def test_a_report_of_several_ranks_names_the_straggler(chromium, tmp_path, page)
         opened(chromium)
 
 
+WIDER = """return [...document.querySelectorAll('.scroll')]
+  .filter(e => e.offsetParent && e.scrollWidth > e.clientWidth + 40).map(e => e.ariaLabel)"""
+
+
+def test_a_laptop_shows_every_table_of_a_trace_whole(chromium, tmp_path, page):
+    from foretell.api import Step
+
+    trace = "src/foretell/samples/traces/resnet18-h200.json.gz"
+    made = Step.from_trace(trace).report(tmp_path / "step.html", "tf32", advice=False)
+    size = {"width": 1280, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    chromium.get(made.as_uri())
+    try:
+        opened(chromium)
+        assert chromium.execute_script(WIDER) == []
+        nav = chromium.find_element("id", "contents")
+        assert nav.size["height"] < 60  # links in one row
+    finally:
+        chromium.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        chromium.get(page.as_uri())
+        opened(chromium)
+
+
 def test_names_stay_text(chromium):
     assert chromium.title != "taken"
     assert chromium.find_elements("css selector", "main img, h1 img") == []

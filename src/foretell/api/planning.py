@@ -59,7 +59,7 @@ HELD = {"optimizers": "optimizer state", "buffers": "communication buffers"}
 
 @dataclass(frozen=True, repr=False)
 class Prediction(Result, _Prediction):
-    """What one step of one plan will be; seconds and bytes."""
+    """The predicted step of one plan; seconds and bytes."""
 
     notes: tuple[str, ...] = ()
 
@@ -161,10 +161,9 @@ class PlanResult(Result, Planned):
         # on one line, to be copied; a long one goes to a file as a whole
         text = str(self.plan.but(model="", cluster=""))
         found: list[str | Table] = [text if len(text) <= _COPIED else words.cut(text, width())]
-        compared = sorted(self.baselines.items(), key=lambda item: item[1])
         rows = [
             (words.strategy(name), words.seconds(t), f"{t / self.predicted:.2f} ×")
-            for name, t in compared[: len(compared) if verbose else _FEW]
+            for name, t in self._compared()[: None if verbose else _FEW]
         ]
         found.append(Table(("baseline", "step>", "vs. the plan>"), rows))
         others = [
@@ -175,8 +174,13 @@ class PlanResult(Result, Planned):
             found.append(Table(("alternative plan", "step>", "memory>"), others))
         return [*found, *self._spent(), *self.notes]
 
+    def _compared(self) -> list[tuple[str, float]]:
+        """The baselines, fastest first, without the plan's own search."""
+        others = ((n, t) for n, t in self.baselines.items() if n != self.planner.partition(":")[0])
+        return sorted(others, key=lambda item: item[1])
+
     def _spent(self) -> list[str]:
-        """What the search cost, and what ours found of the same space for how much."""
+        """Cost of the search, and of our own search of the same space."""
         spent = f"{_looked(self)} of CPU time"
         if self.own is None:
             return [spent]
@@ -218,8 +222,7 @@ class PlanResult(Result, Planned):
         rows = [
             Bar("this plan", self.predicted, words.seconds(self.predicted), self.low, self.high)
         ]
-        compared = sorted(self.baselines.items(), key=lambda item: item[1])
-        rows += [Bar(words.strategy(name), t, words.seconds(t)) for name, t in compared]
+        rows += [Bar(words.strategy(name), t, words.seconds(t)) for name, t in self._compared()]
         return bars("seconds a step, against the baselines", rows)
 
 

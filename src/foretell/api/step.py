@@ -1,4 +1,4 @@
-"""A training step to ask questions of: from a trace, a script, a graph file or a model.
+"""A training step and questions about it: from a trace, a script, a graph file or a model.
 
 step = foretell.Step.from_trace("step.json.gz")
 print(step.whatif("amp", "compile"))
@@ -64,7 +64,7 @@ def require_torch() -> None:
 
 
 def is_script(name: str, is_module: bool = False) -> bool:
-    """Whether a name is a training script to run as it is, and no file, function or description."""
+    """Whether a name is a training script to run unchanged, not a function or description."""
     if is_module:
         return True
     path = Path(name)
@@ -147,7 +147,7 @@ def _of_script(
     given = [name for name in _OF_FUNCTIONS if getattr(options, name) != getattr(plain, name)]
     if given:
         raise InputError(
-            f"--{given[0]} is for functions that make a step, and `{source}` is run as it is",
+            f"--{given[0]} is for functions that make a step, and `{source}` is run unchanged",
             hint=f"set it in the script's own arguments, or name a function: {source}:make",
         )
     return capture_script(

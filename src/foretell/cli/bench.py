@@ -116,8 +116,8 @@ def _text(found: dict[str, Any]) -> str:
     if "fused" in found:
         before, after = found["fused_error"], found["fused_error_tuned"]
         lines.append(
-            f"{found['fused_regions']} fused regions: priced {before:.1%} off in the median, "
-            f"{after:.1%} corrected; export FORETELL_FUSED={found['fused']}"
+            f"{found['fused_regions']} fused regions: priced {100 * before:.1f} % off in the "
+            f"median, {100 * after:.1f} % corrected; export FORETELL_FUSED={found['fused']}"
         )
     for key in ("cluster", "table", "ops", "fused"):
         if key in found:

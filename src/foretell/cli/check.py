@@ -57,7 +57,7 @@ def command(what: str, specs: tuple[str, ...], **options: Any) -> None:
 
 
 def _predicted(what: str, specs: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
-    """What is predicted: of a workload under a plan, or of a step in a file."""
+    """The prediction for a workload under a plan, or for a step in a file."""
     from foretell.cluster import load as load_cluster
     from foretell.errors import InputError
 

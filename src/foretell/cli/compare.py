@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def command(predicted: Path, measured: Path, most: int, output: Path | None, as_json: bool) -> None:
     """Line up two steps task by task: where they differ, and how much of it each task explains.
 
-    Each is a graph (simulated), or a trace or the folder of a run (as it was measured).
+    Each is a graph (simulated), or a trace or the folder of a run (as measured).
     """
     from foretell.simulate.compare import compare
 

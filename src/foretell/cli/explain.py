@@ -22,7 +22,7 @@ import click
 from foretell.cli import offered
 from foretell.cli.output import answer, json_option
 
-# What the prices a planner asks leave out, for the person who is about to follow its plan.
+# Assumptions behind the prices of each planner.
 SUPPOSED = {
     "joint": (
         "stages work on the same micro-batches; replicas of a stage have as many samples each",
@@ -54,7 +54,7 @@ SUPPOSED = {
 @click.argument("name", required=False, shell_complete=offered.names)
 @json_option
 def command(name: str | None, as_json: bool) -> None:
-    """Say how NAME works: a what-if, a planner or a strategy; without a name, list all of them."""
+    """Explain NAME: a what-if, a planner or a strategy; without a name, list all of them."""
     if name is None:
         return answer(_names(), as_json, _listed)
     plain = name.partition(":")[0]
@@ -96,7 +96,7 @@ def _about(name: str) -> list[dict[str, Any]]:
 
 
 def _whatif(kind: Any) -> dict[str, Any]:
-    """Everything a what-if says of itself."""
+    """Everything known about a what-if."""
     from foretell.whatif.registry import is_measured, spread_of
 
     return {
@@ -120,7 +120,7 @@ def _planner(kind: Any) -> dict[str, Any]:
 
 
 def _described(kind: Any) -> dict[str, Any]:
-    """What docstrings and fields say."""
+    """Name, help, options and source of a what-if or planner."""
     module = sys.modules[kind.__module__]
     return {
         "name": kind.name,
@@ -229,7 +229,9 @@ def _lines(found: dict[str, Any]) -> list[str]:
     lines += [f"{key}: {found[key]}" for key in ("source", "code") if found.get(key)]
     if "spread" in found:
         untried = "" if found["is_measured"] else "never measured: "
-        lines.append(f"{untried}its own error, beside prices and host: about {found['spread']:.0%}")
+        lines.append(
+            f"{untried}its own error, beside prices and host: about {100 * found['spread']:.0f} %"
+        )
     lines += [f"measured: {line}" for line in found["accuracy"]]
     if found["checked_against"]:
         unmeasured = "" if found["accuracy"] else "not measured here; "

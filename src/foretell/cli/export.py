@@ -1,4 +1,4 @@
-"""`foretell export`: a plan in the words of programs that people already run."""
+"""`foretell export`: a plan as settings of torchtitan, Megatron, DeepSpeed and others."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from foretell.cli.output import FILE, answer, json_option, say, working
 @click.option("-o", "--output", type=FILE, help="File for what is learned.")
 @json_option
 def command(runs: tuple[Path, ...], output: Path | None, as_json: bool, **options: Any) -> None:
-    """Learn from measured RUNS what prices do not know, and say how much that moved.
+    """Calibrate prices with measured RUNS, and report how much they moved.
 
     RUNS are tables (CSV or lines of JSON with workload, on, plan and step_s) and folders of
     `foretell run`, or the folder of one `foretell lab`. From tables and runs comes a calibration,
@@ -69,7 +69,7 @@ def _from_runs(
 
 
 def _ran(folder: Path, workload: str, cluster: str) -> Any:
-    """What a `foretell run` has measured: its median step, and what that was spent on."""
+    """Measurements of a `foretell run`: its median step and breakdown."""
     from foretell.cluster import load as load_cluster
     from foretell.errors import InputError
     from foretell.plan import check, read
@@ -83,7 +83,7 @@ def _ran(folder: Path, workload: str, cluster: str) -> Any:
         raise InputError(f"`{folder}` is no folder of a run", hint="make one: foretell run … -o")
     if not cluster:
         raise InputError(
-            f"`{folder}` says how long a step took, not where",
+            f"`{folder}` has times but names no cluster",
             hint="give --on: a cluster, or the file that `foretell bench` writes",
         )
     request = asked(folder)
@@ -121,7 +121,12 @@ def _calibration_text(found: dict[str, Any]) -> str:
     from foretell.report import words
 
     factors = [
-        (f["name"], f"{f['value']:.3g} ×", f"± {f['sigma']:.0%}", f"{f['moves']:+.1%}")
+        (
+            f["name"],
+            f"{f['value']:.3g} ×",
+            f"± {100 * f['sigma']:.0f} %",
+            f"{100 * f['moves']:+.1f} %",
+        )
         for f in found["factors"]
     ]
     runs = [
@@ -131,6 +136,6 @@ def _calibration_text(found: dict[str, Any]) -> str:
     return "\n\n".join([
         words.table(("factor", "as long as priced>", "sure to>", "moves the step>"), factors),
         words.table(("run", "measured>", "predicted before>", "after>"), runs),
-        f"accuracy on these runs: {found['accuracy_before']:.1%} before, "
-        f"{found['accuracy_after']:.1%} after; factors without a run stay at 1 (± 69 %)",
+        f"accuracy on these runs: {100 * found['accuracy_before']:.1f} % before, "
+        f"{100 * found['accuracy_after']:.1f} % after; factors without a run stay at 1 (± 69 %)",
     ])  # fmt: skip

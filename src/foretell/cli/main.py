@@ -147,7 +147,7 @@ def _reopen() -> None:
 
 
 def fail(message: str, hint: str = "") -> None:
-    """Say what is wrong and end; nothing of a file's own text reaches the terminal raw."""
+    """Print an error and exit; text from files is escaped."""
     lines = [shown(line, MOST_LINE) for line in message.split("\n")[:MOST_LINES]]
     click.echo(
         "\n".join(["error: " + lines[0], *lines[1:], *([f"\nhint: {hint}"] * bool(hint))]), err=True

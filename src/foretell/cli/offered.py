@@ -1,4 +1,4 @@
-"""What a shell offers where a name is wanted: what-ifs, planners, strategies, clusters.
+"""Shell completion of names: what-ifs, planners, strategies, clusters.
 
 Loaded when a user presses Tab; the options of a spec are for the user to write.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import wraps
+from importlib import import_module
 from typing import Any
 
 import click
@@ -17,50 +18,34 @@ from foretell.errors import InputError
 Offer = Callable[[click.Context, click.Parameter, str], list[Any]]
 
 
-def _offered(names: Callable[[], Iterable[str]], *, or_files: bool = False) -> Offer:
-    """What a shell completes: the names that begin as the person began, or else files."""
+# Names that are offered: the module and the table or function that has them.
+_WHATIFS, _PLANNERS = ("foretell.whatif", "WHATIFS"), ("foretell.search.kit", "PLANNERS")
+_STRATEGIES = ("foretell.search.oracle.scale", "STRATEGIES")
+_MODELS, _CLUSTERS = ("foretell.workload.load", "names"), ("foretell.cluster.read", "names")
+
+
+def _names(module: str, name: str) -> Iterable[str]:
+    found = getattr(import_module(module), name)
+    names: Iterable[str] = found() if callable(found) else found
+    return names
+
+
+def _offered(*tables: tuple[str, str], or_files: bool = False) -> Offer:
+    """Completions: names that begin with the typed text, or else files."""
 
     def offer(_: click.Context, __: click.Parameter, begun: str) -> list[Any]:
         from click.shell_completion import CompletionItem
 
-        found = [CompletionItem(name) for name in sorted(names()) if name.startswith(begun)]
+        names = {name for table in tables for name in _names(*table)}
+        found = [CompletionItem(name) for name in sorted(names) if name.startswith(begun)]
         return found or ([CompletionItem(begun, type="file")] if or_files else [])
 
     return offer
 
 
-def _whatifs() -> Iterable[str]:
-    from foretell.whatif import WHATIFS
-
-    return WHATIFS
-
-
-def _planners() -> Iterable[str]:
-    from foretell.search.kit import PLANNERS
-
-    return PLANNERS
-
-
-def _explained() -> Iterable[str]:
-    from foretell.search.oracle.scale import STRATEGIES
-
-    return {*_whatifs(), *_planners(), *STRATEGIES}
-
-
-def _models() -> Iterable[str]:
-    from foretell.workload.load import names
-
-    return names()
-
-
-def _presets() -> Iterable[str]:
-    from foretell.cluster.read import names
-
-    return names()
-
-
-changes, planners, names = _offered(_whatifs), _offered(_planners), _offered(_explained)
-models, clusters = _offered(_models, or_files=True), _offered(_presets, or_files=True)
+changes, planners = _offered(_WHATIFS), _offered(_PLANNERS)
+names = _offered(_WHATIFS, _PLANNERS, _STRATEGIES)
+models, clusters = _offered(_MODELS, or_files=True), _offered(_CLUSTERS, or_files=True)
 
 
 def cluster_option(text: str, *, required: bool = False) -> Callable[[Any], Any]:

@@ -1,4 +1,4 @@
-"""What every command shares: `--json`, `--quiet`, `--jobs`, clusters, and where answers go.
+"""Shared by all commands: `--json`, `--quiet`, `--jobs`, clusters, output and progress.
 
 Progress is shown on stderr and only to a person, on anything that takes longer than a moment: a bar
 with the time left where it is known how much is done or about how long it takes, else a clock.
@@ -24,7 +24,6 @@ from foretell.io import coloured, shown
 
 if TYPE_CHECKING:
     from foretell.api import Result
-    from foretell.cluster import Cluster
 
 
 Command = Callable[..., Any]
@@ -126,7 +125,7 @@ def emphasised(text: str) -> str:
 
 
 def say(words: str) -> None:
-    """Words for the person, not part of the answer; none with `--quiet`."""
+    """A message on stderr, not part of the answer; none with `--quiet`."""
     if not is_quiet():
         click.echo(shown(words), err=True)
 
@@ -156,7 +155,7 @@ def is_for_programs() -> bool:
 
 
 class OnProgress(Protocol):
-    """Say what is being done and, where that is known, which share of all of it is done."""
+    """Report what is being done and, where known, the share done."""
 
     def __call__(self, words: str, share: float | None = None) -> None: ...
 
@@ -168,7 +167,7 @@ class _Work:
     steps: int = 0
     about: float = 0.0
     share: float = 0.0
-    is_reported: bool = False  # whether the work itself says how far it is
+    is_reported: bool = False  # whether the work itself reports its share
     begun: int = 0
     began: float = field(default_factory=time.monotonic)
     since: tuple[float, float] = (0.0, 0.0)  # time and share of the first report
@@ -231,7 +230,7 @@ def working(what: str, *, steps: int = 0, about: float = 0.0) -> Iterator[OnProg
 
 
 def _time(seconds: float) -> str:
-    """Seconds for a person who waits."""
+    """Remaining time, rounded."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
@@ -259,7 +258,7 @@ def reading(path: Path) -> Iterator[OnProgress]:
 
 
 def _unpacked(path: Path) -> int:
-    """Bytes of a file or of a folder's files, as they are once unpacked, or nearly."""
+    """Decompressed bytes of a file or of a folder's files, nearly."""
     if path.is_dir():
         return sum(_unpacked(inside) for inside in path.iterdir() if inside.is_file())
     if not path.is_file() or path.suffix != ".gz":
@@ -285,22 +284,6 @@ def calibration_option(command: Command) -> Command:
     return click.option("--calibration", type=FILE, help="What `foretell fit` has learned.")(
         command
     )
-
-
-def machines(spec: str, calibration: Path | None = None) -> Cluster:
-    """The cluster a spec or file stands for, calibrated."""
-    from foretell.cluster import load
-
-    return calibrated(load(spec), calibration)
-
-
-def calibrated(cluster: Cluster, path: Path | None) -> Cluster:
-    """A cluster with the calibration in a file, if there is one."""
-    if path is None:
-        return cluster
-    from foretell.cluster.cluster import load
-
-    return cluster.calibrated(load(path))
 
 
 def pool_options(command: Command) -> Command:

@@ -13,7 +13,6 @@ from foretell.cli.output import (
     answer_result,
     calibration_option,
     json_option,
-    machines,
     pool_options,
     require_place,
     say,
@@ -94,7 +93,7 @@ def command(
         raise InputError(
             "--days, --batch or --prices without --tokens", hint="say how many: --tokens 300B"
         )
-    chosen, where = parse(planner), machines(cluster, calibration)
+    chosen = parse(planner)
     if runnable is None:
         runnable = hasattr(chosen, "runnable") and _is_script(named)
     options = {"runnable": runnable, "only": only, "fix": fix, "objective": objective}
@@ -108,7 +107,10 @@ def command(
 
             tell(f"{doing}, best {words.seconds(best)}" if best < float("inf") else doing)
 
-        found = plan(named, where, chosen, seeds=seeds, pool=pool, progress=progress)
+        found = plan(
+            named, cluster, chosen, seeds=seeds, calibration=calibration, pool=pool,
+            progress=progress,
+        )  # fmt: skip
     if output is not None:
         found.save(output)
     answer_result(found, as_json, verbose)

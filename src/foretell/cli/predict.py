@@ -14,7 +14,6 @@ from foretell.cli.output import (
     as_text,
     calibration_option,
     json_option,
-    machines,
     say,
     verbose_option,
 )
@@ -69,6 +68,7 @@ def command(
 
 def _write(path: Path, workload: Any, cluster: Any, plan: Any, calibration: Path | None) -> None:
     """The predicted step as a graph file."""
+    from foretell.api.planning import machines
     from foretell.graph import save
     from foretell.plan import lower, read
     from foretell.search.fusion.fused_step import fuses
@@ -98,12 +98,13 @@ def predicted(
 
 def _many(path: Path, calibration: Path | None = None) -> list[dict[str, Any]]:
     """Answers in the order of the lines; lines of one workload and cluster are priced together."""
+    from foretell.api.planning import machines
     from foretell.plan import read
     from foretell.search.kit import priced_many
     from foretell.workload import load
 
     def answers(requests: list[dict[str, str]]) -> list[dict[str, Any]]:
-        """Of lines with one workload and cluster; where one is refused, of each by itself."""
+        """Answers to lines with one workload and cluster; one by one where any is refused."""
         try:
             model = load(requests[0]["workload"])
             plans = [read(line["plan"]) for line in requests]

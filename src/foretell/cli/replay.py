@@ -25,7 +25,7 @@ def command(trace: Path, step: int | None, output: Path | None, as_json: bool) -
         found = read(trace, step=step)
     if "measured" not in found.graph.facts:
         raise InputError(
-            f"`{trace}` tells what depends on what but measures no step",
+            f"`{trace}` has dependencies but no measured step",
             hint="replay a trace that torch.profiler has exported",
         )
     answer(_summary(found), as_json, _text)

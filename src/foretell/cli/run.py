@@ -72,7 +72,7 @@ _WIDE = 60  # letters of a plan that are shown; placed stages and actions would 
 @show_option
 @json_option
 def command(script: str, args: tuple[str, ...], **options: Any) -> None:
-    """Train with SCRIPT, unchanged, as a plan says, on torchrun; print how long a step takes.
+    """Train with SCRIPT, unchanged, under a plan, on torchrun; print how long a step takes.
 
     \b
         foretell run --plan dp=4,zero=3 train.py --lr 0.1
@@ -212,7 +212,7 @@ def _folder(path: Path | None, resume: bool) -> str:
 
 
 def _check_machines(plan: Any, cluster: str) -> None:
-    """Refuse a plan made for other machines, or say that it is unknown which these are."""
+    """Refuse a plan made for other machines; warn where these are unknown."""
     from foretell.cluster import load
     from foretell.plan.check import require_made_for
 
@@ -286,7 +286,7 @@ def _verified(found: dict[str, Any] | None) -> list[str]:
 
 
 def _predicted(found: dict[str, Any]) -> list[str]:
-    """What was predicted, beside what was measured; why there is nothing, else."""
+    """The prediction beside the measurement, or why there is none."""
     from foretell.report import words
 
     prediction = found["prediction"] or {}

@@ -97,7 +97,7 @@ def _numbers(text: str, option: str) -> list[float] | None:
 
 
 def _of_placement(placement: str, options: dict[str, Any]) -> dict[str, Any]:
-    """What the API takes for a bare placement."""
+    """Arguments of the API for a bare placement."""
     sizes = {name: _numbers(options[name], f"--{name}") for name in ("memory", "speed")}
     kept = ("plan", "infer", "split", "recompute", "offload", "overlap")
     return {**sizes, "pipeline": options["shape"], **{name: options[name] for name in kept}}

@@ -1,4 +1,4 @@
-"""What `foretell schedule -o` writes: a drawing, a plan, a placement, or what each rank does."""
+"""Files of `foretell schedule -o`: a drawing, a plan, a placement, or actions by rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from foretell.errors import InputError
 
 
 def write(output: Path, found: Any, solved: Any) -> None:
-    """A schedule in the form that the name's ending asks for; `solved` where it is of a model."""
+    """A schedule in the form of the file's ending; `solved` where it is of a model."""
     from foretell.io import write_atomically
 
     if output.suffix in (".plan", ".toml"):
@@ -47,7 +47,7 @@ def _text(output: Path, found: Any, solved: Any) -> str:
 
 
 def _actions(found: Any, solved: Any, *, with_comms: bool) -> str:
-    """What each rank does, a row a rank, a cell an action."""
+    """Actions as CSV: a row per rank, a cell per action."""
     from foretell.plan.export import schedule_csv, with_messages
     from foretell.search.schedule.formats import actions
 

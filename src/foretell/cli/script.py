@@ -42,7 +42,7 @@ class ScriptCommand(click.Command):
         return [a for a in args[:k] if a != "--"], args[k], args[k + 1 :]
 
     def _sorted(self, rest: list[str], source: str) -> tuple[list[str], list[str]]:
-        """What stands behind the script: foretell's options, and the script's arguments."""
+        """Arguments behind the script's name: foretell's options, and the script's own."""
         own: list[str] = []
         theirs: list[str] = []
         k = 0
@@ -79,7 +79,7 @@ _ARGS = "foretell.script_args"
 
 
 def script_args() -> tuple[str, ...]:
-    """What the person wants passed to the script of a step."""
+    """The arguments behind `--`, for the script of a step."""
     context = click.get_current_context(silent=True)
     return tuple(context.meta.get(_ARGS, ())) if context else ()
 

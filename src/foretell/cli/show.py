@@ -22,7 +22,7 @@ _ENDINGS = (".graph", ".txt", ".json", ".gz", ".toml", ".zip", ".tar")
 @click.option("--text", "as_text", is_flag=True, help="Print a graph as text that reads back.")
 @json_option
 def command(what: str, as_text: bool, as_json: bool) -> None:
-    """Say what WHAT is: a file (graph, trace, cluster, placement) or a cluster's name."""
+    """Describe WHAT: a file (graph, trace, cluster, placement) or a cluster's name."""
     if not what:
         raise InputError(
             "the name of a file or cluster is empty", hint="foretell show step.json.gz"
@@ -38,7 +38,7 @@ def command(what: str, as_text: bool, as_json: bool) -> None:
 
 
 def _shower(path: Path) -> Shower:
-    """Who can show a file."""
+    """The function that shows a file."""
     if is_graph_file(path):
         return show_graph
     if path.suffix == ".toml":

@@ -50,7 +50,7 @@ def command(
 
 
 def _worth(found: list[Any]) -> list[Any]:
-    """What is measured: the default, the extremes, and what is predicted best of the rest."""
+    """Candidates to measure: the default, the extremes, and the best predicted of the rest."""
     first = [c for c in found if c.name in ALWAYS]
     rest = [c for c in found if c.name not in ALWAYS]
     return first + rest[: max(TRIED - len(first), 0)]

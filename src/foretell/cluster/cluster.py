@@ -87,7 +87,7 @@ class Calibration:
         return cls(**found, families=of)
 
     def plain(self) -> dict[str, Any]:
-        """What is not as priced; messages are of a moment, and measured again."""
+        """The factors that are not 1; measured messages are left out."""
         usual = asdict(type(self)())
         found = {n: v for n, v in asdict(self).items() if v != usual[n] and n != "messages"}
         return found | ({"families": dict(self.families)} if self.families else {})
@@ -97,7 +97,7 @@ class Calibration:
         return dict(self.families).get(op, 1.0) if self.families else 1.0
 
     def levels(self, found: tuple[Level, ...]) -> tuple[Level, ...]:
-        """What a collective sees, as slow as it was measured."""
+        """The tiers of links, with measured slowdowns."""
         if self == PLAIN:
             return found
         return tuple(
@@ -238,7 +238,7 @@ class Cluster:
     def levels(
         self, ranks: Iterable[int], beside: Iterable[Iterable[int]] = ()
     ) -> tuple[Level, ...]:
-        """What a collective over these ranks sees, innermost tier first.
+        """The tiers of links between these ranks, innermost first.
 
         `beside` are other groups that communicate at the same time: links are then shared fairly.
         """
@@ -285,7 +285,7 @@ class Cluster:
         return replace(self.subset(ranks), boards=self.waits_for)
 
     def calibrated(self, calibration: Calibration) -> Cluster:
-        """The same machines, as they were measured to run."""
+        """The same machines with measured calibration."""
         return replace(self, calibration=calibration, _ways={}, _levels={})
 
     @cached_property
@@ -313,7 +313,7 @@ class Cluster:
         return text(self)
 
     def describe(self) -> str:
-        """What is in it, for a reader."""
+        """A description as text."""
         from foretell.cluster.write import describe
 
         return describe(self)

@@ -1,4 +1,4 @@
-"""What a collective over some ranks sees of the cluster: its tiers, its ring and its trees.
+"""The network between some ranks of a collective: its tiers, its ring and its trees.
 
 The members of the first tier are devices; their bandwidth is the narrowest cut of the node's wires
 that parts them (`Node.spread`). The members of the next are nodes; theirs is what their devices
@@ -61,7 +61,7 @@ EXACT = 8  # 2^7 subsets of 7 points: a few milliseconds
 
 
 class Message(NamedTuple):
-    """A collective as it was measured: start + bytes · slope."""
+    """A measured collective: start + bytes · slope."""
 
     op: str
     ranks: int
@@ -385,7 +385,7 @@ def _gathered(grouping: "Grouping", stands: Sequence[Stand]) -> list[Stand]:
 
 
 def _fair(wants: Sequence[Stand], limit: Mapping[int, float]) -> list[Floats]:
-    """What each gets of shared limits when none gets more than another that wants more."""
+    """Max-min fair shares of common limits."""
     wanted: dict[int, list[float]] = {}
     for places, amounts in wants:
         for place, amount in zip(places.tolist(), amounts.tolist(), strict=True):

@@ -242,7 +242,7 @@ def _cuts(
 
 
 def _fabric_nics(groups: Sequence[tuple[Node, int]]) -> tuple[Floats, Ints]:
-    """What each node's NICs carry together, and the number of its first NIC."""
+    """Total NIC bandwidth of each node, and the number of its first NIC."""
     counts = [n for _, n in groups]
     up = np.repeat([sum(k.bandwidth for k in node.nics) for node, _ in groups], counts)
     nics = np.repeat([len(node.nics) for node, _ in groups], counts)
@@ -366,7 +366,7 @@ def _ports(cluster: "Cluster", k: int) -> tuple[Ints, Floats]:
 
 
 def key(cluster: "Cluster", a: int, b: int) -> tuple[int, ...]:
-    """What decides bandwidth and latency between two ranks: pairs with equal keys are alike."""
+    """Key of a pair of ranks: equal keys have equal bandwidth and latency."""
     here, there = int(cluster.nodes[a]), int(cluster.nodes[b])
     slots = (int(cluster.slots[a]), int(cluster.slots[b]))
     kinds = (int(cluster.kinds[here]), int(cluster.kinds[there]))

@@ -1,4 +1,4 @@
-"""A cluster as text: a file that reads back the same, a hash, and a few lines for a reader."""
+"""A cluster as text: a file that reads back the same, a hash, and a short description."""
 
 import hashlib
 import json
@@ -197,7 +197,7 @@ def _bare_device(device: Device) -> dict[str, Any]:
 
 
 def describe(cluster: Cluster) -> str:
-    """What is in it: devices, nodes, links, network, money."""
+    """Description of a cluster: devices, nodes, links, network, price."""
     by_kind = ", ".join(f"{len(r)} x {n}" for n, r in cluster.devices_by_kind().items())
     plural = "node" if cluster.num_nodes == 1 else "nodes"
     lines = [f"{cluster.name}: {by_kind} on {cluster.num_nodes} {plural}"]

@@ -5,7 +5,7 @@
         ...
 
 `F1` is a row of 64-bit reals, `F2` a table of them; the other letters: `I` whole numbers of 64
-bits, `J` of 32, `S` of 16, `C` of 8, `U` unsigned of 8, `B` truth values, `H` reals of 32 bits. A
+bits, `J` of 32, `S` of 16, `C` of 8, `U` unsigned of 8, `B` booleans, `H` reals of 32 bits. A
 loop whose parameters all say their type can be called from Python; others are parts of such.
 Without a compiler every loop runs as the Python it is: slower, with the same answer.
 """

@@ -70,8 +70,8 @@ class Call:
 
     def stride(self, i: int) -> Dims:
         """The strides of an input; contiguous where none are recorded."""
-        said = self.strides[i] if i < len(self.strides) else ()
-        return said or in_order(self.dims[i])
+        recorded = self.strides[i] if i < len(self.strides) else ()
+        return recorded or in_order(self.dims[i])
 
     def tensors(self) -> list[int]:
         """Which inputs are tensors with elements."""

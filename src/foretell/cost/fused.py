@@ -193,9 +193,9 @@ def _by_network(
     regions: Regions, given: Features, members: tuple[Weights, ...], scale: Array
 ) -> Price:
     """The formula, corrected by the mean of the networks."""
-    told = [answer(weights, regions, given) for weights in members]
-    middle = np.mean([m for m, _ in told], axis=0)
-    inside = np.mean([s for _, s in told], axis=0)
+    answers = [answer(weights, regions, given) for weights in members]
+    middle = np.mean([m for m, _ in answers], axis=0)
+    inside = np.mean([s for _, s in answers], axis=0)
     sigma = inside * scale[np.where(_knows_own(regions), 0, 1)]
     return Price(given.formula * portable.exp(middle.astype(float)), sigma.astype(float))
 

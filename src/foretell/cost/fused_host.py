@@ -8,7 +8,7 @@
               own, or the last one); what leaves is fetched before it is written; blocks too large
               for the allocator to keep are paged in
     compute   elementary operations over the vector lanes' rate, more in bf16, in partial vectors
-              and in reductions, which wait for their own accumulator; truth values in memory are
+              and in reductions, which wait for their own accumulator; booleans in memory are
               packed and unpacked one by one,
               and what uses a concatenation asks for its part at every place
     lone      rows begun

@@ -312,7 +312,7 @@ def answer(weights: Weights, regions: Regions, given: Features) -> tuple[Floats,
 
 def _heard(weights: Weights, layer: str, h: Floats, edge: Floats, regions: Regions) -> Floats:
     """What each node makes of itself and its neighbours on both sides."""
-    told = dense(edge, weights[f"edge{layer}.weight"])
+    edges = dense(edge, weights[f"edge{layer}.weight"])
     parts = [h]
     for way, near, far in (
         ("down", regions.source, regions.target),
@@ -320,19 +320,19 @@ def _heard(weights: Weights, layer: str, h: Floats, edge: Floats, regions: Regio
     ):
         sent = dense(h, weights[f"{way}{layer}.weight"])
         mean, most = np.zeros((2, len(h), sent.shape[1]), np.float32)
-        _gather(sent, told, near, far, mean, most)
+        _gather(sent, edges, near, far, mean, most)
         parts += [mean, most]
     return _dense(weights, f"join{layer}", np.concatenate(parts, axis=1))
 
 
 @compiled
-def _gather(sent: H2, told: H2, near: I1, far: I1, mean: H2, most: H2) -> None:
+def _gather(sent: H2, edges: H2, near: I1, far: I1, mean: H2, most: H2) -> None:
     """Mean and largest of the messages to each node, from the near to the far end of each edge."""
     count = np.zeros(len(mean), np.float32)
     for e in range(len(near)):
         count[far[e]] += 1
         for k in range(sent.shape[1]):
-            message = max(sent[near[e], k] + told[e, k], np.float32(0))
+            message = max(sent[near[e], k] + edges[e, k], np.float32(0))
             mean[far[e], k] += message
             most[far[e], k] = max(most[far[e], k], message)
     for n in range(len(mean)):

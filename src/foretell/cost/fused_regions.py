@@ -85,7 +85,7 @@ _NUMBERS = ("elements", "looped", "inner", "last", "writes", "flops", "seconds")
 
 
 def _by_word(trait: str) -> list[float]:
-    """What the table of operators says of each word, 1 where it says nothing."""
+    """The value of each word in the operator table, 1 by default."""
     known = {word_of(op): value for op, value in having(trait).items()}
     return [known.get(word, 1) for word in WORDS]
 

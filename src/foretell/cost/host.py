@@ -65,27 +65,27 @@ def _issuing(work: Work, r: int) -> float:
     return host_seconds(work.op[r], dict(shapes.parse(work.shape[r])))
 
 
-def host_seconds(op: str, said: dict[str, float]) -> float:
+def host_seconds(op: str, sizes: dict[str, float]) -> float:
     """What issuing an operator takes on the host the constants are from."""
-    own, chain = _own(op, said), constants()["chain"]
-    if said.get("update"):  # read off whole optimizer steps
+    own, chain = _own(op, sizes), constants()["chain"]
+    if sizes.get("update"):  # read off whole optimizer steps
         return own
-    entered = said.get("modules", 0.0) * chain["module"] + said.get("nodes", 0.0) * chain["node"]
+    entered = sizes.get("modules", 0.0) * chain["module"] + sizes.get("nodes", 0.0) * chain["node"]
     return float(chain["step"] * (entered + own))
 
 
-def _own(op: str, said: dict[str, float]) -> float:
-    way, chain, own = int(said.get("direction", 0.0) > 0), constants()["chain"], constants()["own"]
-    tensors, launched = said.get("tensors", 0.0), said.get("kernels", 0.0)
+def _own(op: str, sizes: dict[str, float]) -> float:
+    way, chain, own = int(sizes.get("direction", 0.0) > 0), constants()["chain"], constants()["own"]
+    tensors, launched = sizes.get("tensors", 0.0), sizes.get("kernels", 0.0)
     if tensors:
         each = chain["fused" if op.startswith("_fused") else "list"]
         return float(chain["kernel"][0] + tensors * each)
     if not launched:
-        return float(chain["on_host"] if said.get("update") else chain["view"][way])
+        return float(chain["on_host"] if sizes.get("update") else chain["view"][way])
     further = chain["further"] * (launched - 1)
     if op in own:
         return float(own[op][way] + further)
-    return float(chain["update"] if said.get("update") else chain["kernel"][way] + further)
+    return float(chain["update"] if sizes.get("update") else chain["kernel"][way] + further)
 
 
 def issued(op: str, is_backward: bool) -> float:

@@ -40,7 +40,7 @@ from foretell.io import read_text
 Key = tuple[str, str, str, str]  # device, op, dtype, shape
 COLUMNS = ("device", "op", "dtype", "shape", "seconds")
 _UNSAID = {"", "b=1", "ta=0", "tb=0", "groups=1", "stride=1", "pad=0"}
-SPREAD = 0.03  # of a median of repeated measurements, where the table says nothing
+SPREAD = 0.03  # of a median of repeated measurements, by default
 
 
 # The sizes (m, n, k) of the matmul that each part of a linear layer is.

@@ -146,11 +146,11 @@ def priced(graph: Graph, cluster: Cluster | None, name: str) -> Graph:
 
 
 def timed(graph: Graph, name: str, hint: str) -> Graph:
-    """A graph as it is; refused where no kernel of it, or without kernels no task, takes time."""
+    """The graph unchanged; refused where no kernel (without kernels: no task) takes time."""
     kernels = graph.kind == Kind.KERNEL
     work = graph.seconds[kernels] if kernels.any() else graph.seconds
     if len(work) and not work.any():
-        raise InputError(f"`{name}` tells what runs but not how long it takes", hint=hint)
+        raise InputError(f"the tasks of `{name}` have no times", hint=hint)
     return graph
 
 
@@ -185,7 +185,7 @@ def _calibrated(work: Work, cluster: Cluster) -> Array:
 
 
 def default_models() -> tuple[Model, ...]:
-    """The chain everybody gets who asks for nothing else."""
+    """The default chain of price models."""
     from foretell.cost.formulas import (
         CollectiveFormula,
         CopyFormula,

@@ -130,9 +130,9 @@ def _timed(op: str, direction: str, way: Way) -> _Timed | None:
 
 def _sizes(shapes: Sequence[str]) -> tuple[tuple[str, ...], dict[str, Array]]:
     """Every size that some shape names, of all of them; one where it is not named."""
-    told = [dict(_pairs(shape)) for shape in shapes]
-    keys = tuple(sorted({k for shape in told for k in shape}))
-    return keys, {k: np.array([shape.get(k, 1.0) for shape in told]) for k in keys}
+    parsed = [dict(_pairs(shape)) for shape in shapes]
+    keys = tuple(sorted({k for shape in parsed for k in shape}))
+    return keys, {k: np.array([shape.get(k, 1.0) for shape in parsed]) for k in keys}
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What happens in one step and in what order."""
+"""The task graph of one step."""
 
 from foretell.graph.build import Builder, assemble, concat, replicate
 from foretell.graph.columns import (

@@ -1,4 +1,4 @@
-"""What is known of a task: the columns of a graph and the words their codes stand for.
+"""The columns of a graph, and the words that their codes stand for.
 
 A graph stores only the columns that differ from their default somewhere; the others cost nothing.
 Text columns (op, name, layer, shape, group) hold indices into the graph's `Names`.
@@ -22,7 +22,7 @@ NONE = -1  # no task, no lane
 
 
 class Kind(IntEnum):
-    """What sort of work a task is."""
+    """The kind of work of a task."""
 
     HOST = 0  # a call on a CPU thread: an operator, a launch, Python
     KERNEL = 1  # work on a device
@@ -73,7 +73,7 @@ class Source(IntEnum):
 
 
 class LaneKind(IntEnum):
-    """What a lane stands for."""
+    """The resource a lane stands for."""
 
     OTHER = 0
     HOST = 1  # a CPU thread
@@ -84,7 +84,7 @@ class LaneKind(IntEnum):
 
 
 class BufferKind(IntEnum):
-    """What a buffer holds."""
+    """The purpose of a buffer."""
 
     OTHER = 0
     PARAMETER = 1
@@ -186,7 +186,7 @@ def word_of(words: type[IntEnum], code: int) -> str:
 
 
 def coded(name: str, value: str, number: Callable[[str], int]) -> int:
-    """What a column holds for a word or a string; `number` numbers the strings."""
+    """The code of a word or string in a column; `number` numbers the strings."""
     spec = column(name)
     if spec.words:
         return code_of(spec.words, value)
@@ -196,7 +196,7 @@ def coded(name: str, value: str, number: Callable[[str], int]) -> int:
 
 
 def is_default(name: str, array: Array) -> bool:
-    """Whether a column says nothing that its default does not."""
+    """Whether a column has its default everywhere."""
     if name == "order":
         return bool(np.array_equal(array, np.arange(len(array))))
     return bool((array == COLUMNS[name].default).all())

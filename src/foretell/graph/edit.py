@@ -52,7 +52,7 @@ from foretell.graph.tables import (
 from foretell.graph.verify import verify
 
 Waits = tuple[Array, Array, Array, Array]  # waiting, after, lag, kind
-_STRUCTURE = ("lanes", "held", "drained")  # tables that decide who waits for whom
+_STRUCTURE = ("lanes", "held", "drained")  # tables that decide dependencies
 
 
 class Changes:
@@ -66,8 +66,8 @@ class Changes:
         self.waits: list[Waits] = []
         self.released: list[tuple[Array, Array]] = []  # pairs (waiting, after)
         self.gone = np.zeros(before.size, bool)
-        self.cut = np.zeros(before.size, bool)  # gone without a bridge
-        self.places: list[tuple[Array, Array, Array]] = []  # task, next to whom, whether behind
+        self.cut = np.zeros(before.size, bool)  # removed without a bridge
+        self.places: list[tuple[Array, Array, Array]] = []  # task, its neighbour, whether behind it
         self.tables: dict[str, list[Any]] = {}  # rows to add
         self.facts: dict[str, Any] = {}
 
@@ -81,7 +81,7 @@ class Changes:
         return touched or moved or beside or resized
 
     def column(self, name: str) -> Array:
-        """A column as it is now."""
+        """The current values of a column."""
         if name in self.columns:
             return self.columns[name]
         return _grown(name, self.before.column(name), self.size - self.before.size)
@@ -119,7 +119,7 @@ class Changes:
             self.tables[name] = [Lanes.stack(parts)]
 
     def table(self, name: str) -> Any:
-        """A table as it is now."""
+        """The current rows of a table."""
         own = getattr(self.before, name)
         if name not in self.tables:
             return own
@@ -256,7 +256,7 @@ class Edit:
         return self.before.select(**wanted)
 
     def column(self, name: str) -> Array:
-        """A column as it is now, inserted tasks included; read-only."""
+        """The current values of a column, inserted tasks included; read-only."""
         return frozen(self._changes.column(name))
 
     # Verbs on columns
@@ -308,7 +308,7 @@ class Edit:
         return new
 
     def remove(self, tasks: Tasks, *, bridge: bool = True) -> None:
-        """Take tasks away; with `bridge`, who waited for them waits for what they waited for."""
+        """Remove tasks; with `bridge`, their successors wait for their predecessors."""
         known, changes = self._known(tasks), self._open()
         changes.gone[known] = True
         changes.cut[known] = not bridge
@@ -395,7 +395,7 @@ class Edit:
         changes.add("buffers", Buffers(*_pairs(bytes, rank, born, dies, changes.name(name), code)))
 
     def fact(self, **facts: Any) -> None:
-        """Say something of the whole step."""
+        """Set a fact of the whole step."""
         self._open().facts.update(facts)
 
     # Making it

@@ -167,9 +167,9 @@ def _check_whole(raw: bytes, where: str) -> None:
 
     head, body = raw[: len(MAGIC)], memoryview(raw)[len(MAGIC) + _DIGEST :]
     if head != MAGIC:
-        said = raw[len(NAME) : len(NAME) + 12].split(b"\n")[0].decode(errors="replace").strip()
+        version = raw[len(NAME) : len(NAME) + 12].split(b"\n")[0].decode(errors="replace").strip()
         raise InputError(
-            f"`{where}` is a graph of version `{said}`; this foretell reads version {VERSION}",
+            f"`{where}` is a graph of version `{version}`; this foretell reads version {VERSION}",
             hint="write it again with the foretell that made it, as text: `foretell show --text`",
         )
     digest = hashlib.blake2b(body, digest_size=_DIGEST).digest()
@@ -238,20 +238,20 @@ def _array(frame: memoryview, dtype: np.dtype[Any], length: int, where: str) -> 
 
 
 def _unpacked(frame: memoryview, size: int | None, where: str) -> bytes:
-    """What a zstd frame holds: so many bytes, or as many as it says where they fit in memory."""
+    """A zstd frame decompressed: so many bytes, or its own size where that fits in memory."""
     import zstandard
 
     try:
-        said = zstandard.frame_content_size(frame)
-        if said < 0 or (size is not None and said != size):
+        stated = zstandard.frame_content_size(frame)
+        if stated < 0 or (size is not None and stated != size):
             raise _broken(where)
-        if size is None and said > free_memory():  # all others were summed up by the header
-            raise _too_large(where, said, free_memory())
+        if size is None and stated > free_memory():  # all others were summed up by the header
+            raise _too_large(where, stated, free_memory())
         unpack = zstandard.ZstdDecompressor().decompress
-        raw: bytes = unpack(frame, max_output_size=said, allow_extra_data=False)
+        raw: bytes = unpack(frame, max_output_size=stated, allow_extra_data=False)
     except zstandard.ZstdError:
         raise _broken(where) from None
-    if len(raw) != said:
+    if len(raw) != stated:
         raise _broken(where)
     return raw
 

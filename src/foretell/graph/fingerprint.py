@@ -35,16 +35,16 @@ def fingerprint(graph: Graph) -> str:
     """A hash of all columns and tables."""
     import hashlib
 
-    told = {name: array for name, array in arrays(graph) if _says_something(name, array)}
+    columns = {name: array for name, array in arrays(graph) if _says_something(name, array)}
     used = np.zeros(len(graph.names), bool)
-    for name in filter(_is_text, told):
-        used[told[name]] = True
+    for name in filter(_is_text, columns):
+        used[columns[name]] = True
     numbers = np.flatnonzero(used)
     texts = [graph.names[int(k)] for k in numbers]
     rank = np.zeros(len(graph.names), np.int32)
     rank[numbers[sorted(range(len(texts)), key=texts.__getitem__)]] = np.arange(len(texts))
     digest = hashlib.sha256(json.dumps([graph.size, *sorted(texts)]).encode())
-    for name, array in told.items():
+    for name, array in columns.items():
         digest.update(f"{name} {array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(rank[array] if _is_text(name) else array).data)
     return digest.hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""What happens in one step and in what order: columns inside, tasks outside.
+"""The task graph of one step: columns inside, tasks outside.
 
 A `Graph` never changes. `graph[i]` is a small `Task` view for people; `graph.seconds` is the whole
 column; `graph.edit()` makes the next graph from this one and shares what it does not touch.
@@ -63,7 +63,7 @@ class Graph:
         return self.size
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy in another process needs: not what this was made from, nor what follows."""
+        """State for pickling: without its ancestor and without derived values."""
         state = {**self.__dict__, "parent": None, "origin": None, "cache": {}}
         return {**state, "columns": dict(self.columns), "facts": dict(self.facts)}
 
@@ -97,7 +97,7 @@ class Graph:
         )
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """HTML for notebooks."""
         from foretell.graph.show import graph_html
 
         return graph_html(self)

@@ -124,7 +124,7 @@ def _heirs(e: Edges, b: Buffers, keep: Array, order: Array) -> Array:
 
 
 def _latest_wait(e: Edges, place: Array, order: Array) -> Array:
-    """Of each task, the wait that is last in an order; NONE where it waits for nothing."""
+    """For each task, the last of its waits in an order; NONE where it waits for nothing."""
     latest = np.full(len(order), -1, np.int64)
     has = np.flatnonzero(np.diff(e.start))
     if len(has):

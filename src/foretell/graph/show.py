@@ -61,7 +61,7 @@ def span(seconds: float) -> str:
 
 
 def graph_html(graph: Graph) -> str:
-    """What a graph holds: its size, its work by kind, and what made it."""
+    """HTML of a graph: its size, its work by kind, and its history."""
     counts = np.bincount(graph.kind, minlength=len(Kind))
     spent = np.bincount(graph.kind, weights=graph.seconds, minlength=len(Kind))
     rows = [(word_of(Kind, k), f"{counts[k]:,}", span(float(spent[k]))) for k in Kind if counts[k]]

@@ -1,4 +1,4 @@
-"""What a graph holds beside its task columns: names, edges, and small tables of lanes and buffers.
+"""The tables of a graph besides its columns: names, edges, lanes, links, buffers.
 
 `Names` keeps strings once, so that text columns are numbers. `Edges` are compressed rows: row i
 lists what task i waits for; a `lag` is time that passes between the end of the one and the earliest
@@ -108,7 +108,7 @@ class Edges:
         return self.kind if self.kind is not None else frozen(np.zeros(self.size, np.uint8))
 
     def of(self, task: int) -> Array:
-        """What one task waits for."""
+        """The tasks that one task waits for."""
         found: Array = self.after[self.start[task] : self.start[task + 1]]
         return found
 
@@ -170,7 +170,7 @@ def _check_ends(size: int, waiting: Array, after: Array) -> None:
 
 
 def _given(values: npt.ArrayLike | None, name: str) -> Array | None:
-    """The values as an array of its own, None where they say nothing but zero."""
+    """The values as a new array; None where all are zero."""
     if values is None:
         return None
     array = owned(values, TYPES[name], f"`{name}` of edges")
@@ -228,7 +228,7 @@ class Table:
     __hash__ = None  # type: ignore[assignment]
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """HTML for notebooks."""
         from foretell.graph.show import table_html
 
         return table_html(self)
@@ -274,7 +274,7 @@ _TYPES: dict[str, Any] = {
 
 @dataclass(frozen=True, eq=False)
 class Lanes(Table):
-    """What tasks occupy: a CPU thread, a stream, a channel. Ordered ones keep the issue order."""
+    """Lanes that tasks occupy: a CPU thread, a stream, a channel. Ordered ones keep issue order."""
 
     rank: Array
     name: Array  # index into Names
@@ -293,7 +293,7 @@ class Lanes(Table):
 
 @dataclass(frozen=True, eq=False)
 class Links(Table):
-    """What tasks share by rate: a wire, a memory. Capacity is in bytes/s (or any unit of rate)."""
+    """Links that tasks share by rate: a wire, a memory. Capacity is in bytes/s (or any rate)."""
 
     name: Array
     capacity: Array

@@ -1,4 +1,4 @@
-"""What a task waits for: its edges, its turn on ordered lanes, what it drains; and their order.
+"""All waits of tasks: edges, order on lanes, drained streams; and a topological order.
 
 `turns` are the tasks just before it on its ordered lanes; a drained lane becomes an edge from the
 last task issued there before it. Both are decided from the graph as it is now, never copied from
@@ -255,7 +255,7 @@ class Wiring:
 
     @cached_property
     def followers(self) -> tuple[Array, Array, Array]:
-        """Who waits for each task: (start, follower, position of the edge in `waits`)."""
+        """Successors of each task: (start, follower, position of the edge in `waits`)."""
         return transposed(self.waits.start, self.waits.after)
 
     @cached_property

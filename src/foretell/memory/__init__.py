@@ -1,1 +1,1 @@
-"""What a step holds in memory, and what changes would make of that."""
+"""The memory of a step, and how changes to the step alter it."""

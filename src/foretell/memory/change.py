@@ -1,4 +1,4 @@
-"""What changes to a step make of its memory: one function a change, from tape to tape.
+"""Memory effect of changes to a step: one function per change, from tape to tape.
 
 `autocast` follows the op lists of PyTorch's documentation (Automatic Mixed Precision, CUDA
 op-specific behavior): matmuls, convolutions and attention cast their inputs to the narrow format;
@@ -217,7 +217,7 @@ class Autocast(Rewrite):
         return bool(floats) and all(k in self.narrow for k in floats)
 
     def shrink(self, op: Op) -> None:
-        """What an op makes becomes narrow; the statistics of norms and attention do not."""
+        """Outputs of an op become half precision; statistics of norms and attention do not."""
         makes = op.makes[:1] if "norm" in op.name or "attention" in op.name else op.makes
         for k in makes:
             s = self.storages[k]
@@ -272,7 +272,7 @@ def fused(tape: Tape) -> Tape:
 
 
 def _kept_less(tape: Tape) -> Tape:
-    """What is kept, in the order of the forward pass, as cheap as it gets.
+    """Saved tensors in the order of the forward pass, each in its cheapest form.
 
     What a heavy op reads is kept as it is, but for the weights of attention under autocast: they
     are cast on their way into the product, and made again from the scores.
@@ -299,7 +299,7 @@ def _is_narrow(tape: Tape) -> bool:
 
 
 def _as_read(tape: Tape) -> Tape:
-    """What light ops write for a heavy one of the backward pass has the format it reads."""
+    """Outputs of light ops take the format that the heavy op of the backward pass reads."""
     light = {s for o in tape.ops if o.phase == Phase.BACKWARD and not is_heavy(o) for s in o.makes}
     storages = list(tape.storages)
     for op in tape.ops:

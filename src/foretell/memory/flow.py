@@ -33,7 +33,7 @@ from foretell.operators import having, places
 
 @dataclass(frozen=True)
 class Kept:
-    """What is kept: inputs, results, and pairs of inputs that are kept for each other."""
+    """Saved for backward: inputs, results, and pairs of inputs saved for each other."""
 
     inputs: tuple[int, ...] = ()
     out: tuple[int, ...] = ()
@@ -43,10 +43,10 @@ class Kept:
     @classmethod
     def read(cls, text: str) -> Kept:
         """`in 0 1, out 0`, `pair 0 1` or `nothing`, as the table of operators says it."""
-        said = dict(part.partition(" ")[::2] for part in text.split(", "))
-        pair = places(said.get("pair", ""))
-        inputs, out = (places(said.get(key, "")) for key in ("in", "out"))
-        return cls(inputs, out, (pair[0], pair[1]) if pair else None, "lists" in said)
+        fields = dict(part.partition(" ")[::2] for part in text.split(", "))
+        pair = places(fields.get("pair", ""))
+        inputs, out = (places(fields.get(key, "")) for key in ("in", "out"))
+        return cls(inputs, out, (pair[0], pair[1]) if pair else None, "lists" in fields)
 
 
 _NOTHING = Kept()
@@ -143,7 +143,7 @@ class Tensors:
         return next(parts, other)
 
     def found(self, key: Key, taken: Sequence[Tensor], *, is_sum: bool = False) -> Tensor | None:
-        """Of the size: the last that was not used, else the last that goes by its first name.
+        """The tensor of a size: the last unused one, else the last of that first name.
 
         What is added to something else is rather kept (a residual) than thrown away or a scaled
         copy, which that was made to multiply with.
@@ -157,12 +157,12 @@ class Tensors:
         return taken[-1] if taken and self.sizes[taken[-1].storage] == key[0] else None
 
     def carried(self, near: Sequence[Tensor]) -> list[Tensor]:
-        """Of what is kept, the first made since the last sum: a block's input goes around it."""
+        """The first saved tensor since the last residual sum: a block's input."""
         kept = [t for t in near if t.storage in self.kept]
         return sorted((t for t in kept if t.storage >= self.summed), key=_number) or kept
 
     def lasting(self, near: Sequence[Tensor]) -> list[Tensor]:
-        """Of what was read before, that which is held anyway: what a sum has read is done with."""
+        """Earlier inputs that are held anyway; those of a sum are not."""
         return [t for t in near if t.storage in self.kept] if near and near[0].is_reduced else []
 
     def was_cast(self, key: Key) -> bool:
@@ -358,9 +358,9 @@ class Flow(Tensors):
         node = self.nodes.get(call.sequence) if self.phase != Phase.BACKWARD else None
         is_open = call.name not in KEPT or _is_unsaid(call)
         if node is not None and is_open and _same_node(call.name, node.name):
-            told = [t for t in (c.tensor(0) for c in node.inner) if t and t[0]]
-            if told:
-                return told[:1]
+            known = [t for t in (c.tensor(0) for c in node.inner) if t and t[0]]
+            if known:
+                return known[:1]
         return broadcast(call)
 
     def keeps(
@@ -380,7 +380,7 @@ class Flow(Tensors):
     def read_by(
         self, node: Call, given: Iterable[Tensor], made: Iterable[Tensor]
     ) -> tuple[int, ...]:
-        """What an operator without a rule keeps: what its backward reads besides."""
+        """Tensors that an operator without a rule saves: those its backward reads besides."""
         grads = {t for c in node.inner for t in c.tensors()}
         inputs = [t for c in node.inner for o in c.inner for t in o.tensors()]
         read = {t[0] for t in inputs if t not in grads}
@@ -423,7 +423,7 @@ class Flow(Tensors):
         return entered
 
     def sum_up(self, call: Call) -> None:
-        """What the engine does behind a node: sums over expanded dims, gradients added up."""
+        """Work of the engine after a node: sums over expanded dims, accumulated gradients."""
         key = call.tensor(0)
         if call.name not in ("add", "add_") or key is None or key != call.tensor(1):
             self.visit(call)
@@ -471,7 +471,7 @@ def _nested(call: Call) -> bool:
 
 
 def _is_unsaid(call: Call) -> bool:
-    """Whether the size of the result depends on an argument of which a trace says nothing.
+    """Whether the size of the result depends on an argument that traces do not record.
 
     The indices of `x[index]` are a list of optional tensors, whose sizes are not recorded.
     """

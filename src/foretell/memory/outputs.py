@@ -294,8 +294,8 @@ def workspace(call: Call) -> tuple[float, str]:
     is_deep = len(w) > 1 and w[1] > 1  # one filter a channel has kernels of its own
     data, filters = max(found, key=sum)
     work = [2.0 * prod(y) * prod(w[1:])] if is_turned else []
-    told = ":".join(f"{n:.0f}" for n in [*numbers, filters, *work])
-    return data + filters, told if is_deep else ""
+    text = ":".join(f"{n:.0f}" for n in [*numbers, filters, *work])
+    return data + filters, text if is_deep else ""
 
 
 def copied(numbers: Sequence[float], item: int) -> float:

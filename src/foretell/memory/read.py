@@ -20,7 +20,7 @@ _SCALE = 6  # the place of an attention's scale
 
 
 def tape_of(calls: Sequence[Call], *, is_zeroed_first: bool = True) -> Tape | None:
-    """What the calls of a step hold; none where sizes or a backward pass are not recorded.
+    """The tape of a step's calls; none where sizes or a backward pass are not recorded.
 
     `is_zeroed_first` says that the gradients of the step before are gone when the forward begins.
     """
@@ -144,7 +144,7 @@ def _states(names: Counter[str], parameters: int) -> int:
 
 
 def _temporaries(update: Sequence[Call], storages: list[Storage]) -> Iterator[Op]:
-    """What an optimizer makes for each parameter: the denominator of Adam, and the like.
+    """Temporary tensors of an optimizer per parameter: Adam's denominator and the like.
 
     A result is there until the next of the same operator takes its place, as a Python name keeps
     it; what only the next operator reads goes with that.

@@ -1,4 +1,4 @@
-"""What cuDNN's recurrent layers make and keep, read off the memory that their calls ask for.
+"""Outputs and saved tensors of cuDNN's recurrent layers, from the allocations of their calls.
 
 All layers of a stack run in one call. It asks for its output, its last states, a workspace and a
 *reserve* that its backward reads, in this order; the backward asks for the gradients of input and

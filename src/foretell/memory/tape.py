@@ -1,4 +1,4 @@
-"""What one step holds in device memory, as the host asks for it: storages, and the ops on them.
+"""Device memory of one step in issue order: storages, and the ops on them.
 
 PyTorch's allocator takes and gives back memory when the *host* runs an operator, whatever the
 device is doing by then, so what is held follows from the order of the operators alone:
@@ -48,7 +48,7 @@ class Storage:
 
     @property
     def bytes(self) -> float:
-        """What the allocator counts for it."""
+        """Bytes that the allocator counts for it."""
         return -(-self.count * self.item // BLOCK) * BLOCK
 
 
@@ -235,7 +235,7 @@ def resized(tape: Tape, times: float) -> Tape:
 
 
 def _resized(op: Op, times: float) -> Op:
-    """Of a workspace the part that is the filter's stays; small convolutions use no spectra."""
+    """A workspace resized: the filter's part stays; small convolutions use no FFT."""
     if not op.where:
         return op
     x, y, w, fixed, *work = sides(op)
@@ -282,7 +282,7 @@ def states(tape: Tape) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Occupancy:
-    """What a step holds: `held[k]` bytes while op k runs, workspaces included."""
+    """Memory over a step: `held[k]` bytes while op k runs, workspaces included."""
 
     tape: Tape
     born: Array  # the op that makes each storage; NONE from the beginning

@@ -44,7 +44,7 @@ class Run:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Who runs it, in the order of their samples."""
+        """Its ranks, in the order of their samples."""
         return tuple(self.samples)
 
     @property
@@ -405,10 +405,10 @@ def _check_splits(plan: Plan, workload: Workload) -> None:
 
 def _check_has_experts(plan: Plan, workload: Workload) -> None:
     """What says how experts are run needs experts."""
-    said = {"etp": expert_ranks(plan) > 1, "ep_overlap": plan.ep_overlap is True}
-    said["ep_dispatch"] = bool(plan.ep_dispatch)
-    for name, is_said in said.items():
-        if is_said and workload.most("ep") <= 1:
+    given = {"etp": expert_ranks(plan) > 1, "ep_overlap": plan.ep_overlap is True}
+    given["ep_dispatch"] = bool(plan.ep_dispatch)
+    for name, is_given in given.items():
+        if is_given and workload.most("ep") <= 1:
             value = "yes" if name == "ep_overlap" else getattr(plan, name)
             raise InputError(
                 f"{name}={value}, but `{workload.name}` has no experts", hint=f"leave {name} out"

@@ -283,12 +283,12 @@ def messages(c: Costs, s: Stage, times: Array, workload: Workload) -> Messages:
     Plain PyTorch's first bucket is closed at `FIRST`, so that sending begins early.
     """
     each = np.array([p.bucket_mb * 2**20 for p in c.plans.plans])
-    said = np.array([len(p.buckets) for p in c.plans.plans])  # 0 where the size decides
+    listed = np.array([len(p.buckets) for p in c.plans.plans])  # 0 where the size decides
     size = np.maximum(s.weights * grad_width(c), 1.0)
     plain = np.array([r.profile.kernels == "eager" for r in c.plans.runs])
-    plain &= (said == 0) & (c.plans.column("zero") == 0)
+    plain &= (listed == 0) & (c.plans.column("zero") == 0)
     first = first_share(c, times, workload, np.minimum(np.minimum(FIRST_BUCKET, each) / size, 1.0))
-    equal = np.where(said > 0, said, np.maximum(np.ceil(size / each), 1.0))
+    equal = np.where(listed > 0, listed, np.maximum(np.ceil(size / each), 1.0))
     more = 1 + np.ceil((1 - first) * size / each * (1 - ROUNDED))
     return Messages(np.where(plain, more, equal), np.where(plain, first, 1 / equal))
 

@@ -134,7 +134,7 @@ def load(path: Path) -> Plan:
 
 
 def predicted(path: Path) -> dict[str, Any]:
-    """What a plan's file says was predicted of it; nothing where it says nothing."""
+    """The prediction stored in a plan's file; empty where there is none."""
     fields = _fields(path)
     found = fields.get(PREDICTED) if isinstance(fields, dict) else None
     return found if isinstance(found, dict) else {}

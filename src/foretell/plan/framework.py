@@ -199,14 +199,14 @@ class Running:
     def grad_dtype(self) -> str:
         """The format gradients are added up and reduced in.
 
-        Megatron widens those of bf16 by itself, those of fp16 only where it is told to (its
+        Megatron widens those of bf16 by itself, those of fp16 only with an option (its
         `arguments.py`: accumulate_allreduce_grads_in_fp32).
         """
         widths = {4.0: "fp32", 8.0: "fp64"}
         half = "fp16" if self.formats.compute == "fp16" else "bf16"
         widens = bool(self.formats.master) and half == "bf16"
-        said = self.profile.gradient if widens else ""
-        return said or widths.get(self.formats.gradient, half)
+        width = self.profile.gradient if widens else ""
+        return width or widths.get(self.formats.gradient, half)
 
     @property
     def accumulated(self) -> float:

@@ -1,4 +1,4 @@
-"""A plan as plain data: who does which part of a step, in which order, what is kept, and its
+"""A plan as plain data: which rank runs which part of a step, in which order, what is kept, its
 segments.
 
     Plan.parse("dp=4,tp=8,pp=2,micro_batch=1,global_batch=512,recompute=full,schedule=1f1b")

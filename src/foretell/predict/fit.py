@@ -49,7 +49,7 @@ from foretell.workload import load as load_workload
 _HINT = "each row has workload, on, plan, and step_s (or samples_per_s, or epoch_s and samples)"
 
 
-_TOLD = ("step_s", "samples_per_s", "epoch_s", "samples")
+_TIMES = ("step_s", "samples_per_s", "epoch_s", "samples")
 Array = NDArray[np.float64]
 FACTORS = ("compute", "host", "update", "talk", "alpha", "beta", "inside")
 NOISE = 0.03  # of ln seconds: how far two runs of the same lie apart
@@ -114,7 +114,7 @@ def _csv_rows(text: str, path: Path) -> list[dict[str, Any]]:
 
 def _seconds(row: dict[str, Any], batch: int, where: str) -> float:
     """Seconds of a step, however the row tells it."""
-    given = {k: _number(row[k], k, where) for k in _TOLD if row.get(k) not in (None, "")}
+    given = {k: _number(row[k], k, where) for k in _TIMES if row.get(k) not in (None, "")}
     if "step_s" in given:
         return given["step_s"]
     if "samples_per_s" in given:
@@ -148,7 +148,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What was run, for a reader."""
+        """A label of the run: workload and plan."""
         return f"{self.workload.name} on {self.cluster.name}: {self.plan}"
 
 
@@ -164,7 +164,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What runs have taught."""
+    """Calibration factors fitted to runs."""
 
     calibration: Calibration
     factors: tuple[Factor, ...]
@@ -211,7 +211,7 @@ def fit(
 
 @dataclass(frozen=True)
 class _Seen:
-    """What runs say, in the order of `_predicted`, and how sure they are of it."""
+    """Measurements of runs in the order of `_predicted`, with their uncertainty."""
 
     values: Array
     noise: Array
@@ -249,7 +249,7 @@ def on(cluster: Cluster, at: Array) -> Cluster:
 
 
 def _predicted(runs: Sequence[Run], at: Array) -> Array:
-    """What is predicted of runs: ln seconds of each, then their parts over the measured step."""
+    """Predictions for runs: ln seconds of each, then their parts over the measured step."""
     steps, parts = [], []
     for run in runs:
         cluster = on(run.cluster, at)
@@ -263,8 +263,8 @@ def _parts(run: Run, cluster: Cluster) -> dict[str, float]:
     """Seconds of work, messages and update that are predicted of one rank."""
     made = lower(run.plan, run.workload, cluster)
     update, mine = made.phase == Phase.UPDATE, made.rank == 0
-    talk = made.kind == Kind.COLLECTIVE
-    which = (mine & ~update & ~talk, mine & talk, mine & update)
+    comm = made.kind == Kind.COLLECTIVE
+    which = (mine & ~update & ~comm, mine & comm, mine & update)
     return {name: float(made.seconds[w].sum()) for name, w in zip(PARTS, which, strict=True)}
 
 

@@ -33,7 +33,7 @@ DOUBLINGS = 3.0  # of the number of GPUs beyond what a profile was measured on: 
 
 
 class Distance(NamedTuple):
-    """What one kind of distance does to ln(measured / predicted)."""
+    """Bias and spread of ln(measured / predicted) by one kind of distance."""
 
     slow: float  # mean
     width: float  # standard deviation

@@ -1,4 +1,4 @@
-"""What a user's script says of a training step: one protocol for every caller.
+"""The protocol by which a user's script describes a training step.
 
     model()                      makes the module
     batch(rank, size, step)      the rank-th of `size` equal parts of a step's batch; the last of
@@ -45,8 +45,8 @@ def ask(
 ) -> Any:
     """What a script's `batch` makes; it is given as much as it has parameters for."""
     wanted = inspect.signature(batch).parameters
-    told = dict(zip(_PART, (rank, size, step), strict=True))
-    options = {k: v for k, v in told.items() if k in wanted} | given
+    place = dict(zip(_PART, (rank, size, step), strict=True))
+    options = {k: v for k, v in place.items() if k in wanted} | given
     if samples is not None:
         name = next((n for n in _SAMPLES if n in wanted), "")
         if not name:
@@ -58,11 +58,11 @@ def ask(
     for name in given:
         if name not in wanted:
             raise unknown(f"option of `{_name(batch)}`", name, wanted)
-    return batch(*_unnamed(wanted, options, tuple(told.values())), **options)
+    return batch(*_unnamed(wanted, options, tuple(place.values())), **options)
 
 
 def _unnamed(
-    wanted: Mapping[str, inspect.Parameter], options: Mapping[str, Any], told: tuple[int, ...]
+    wanted: Mapping[str, inspect.Parameter], options: Mapping[str, Any], place: tuple[int, ...]
 ) -> tuple[int, ...]:
     """Parameters with names of the user's own and no defaults are rank, size and step in turn."""
     needs = [
@@ -75,11 +75,11 @@ def _unnamed(
             f"`batch` needs `{own[0].name}`, which is not given to it",
             hint="call its parameters rank, size and step, or give the others defaults",
         )
-    if len(own) > len(told):
+    if len(own) > len(place):
         raise InputError(
             f"`batch` takes {len(own)} arguments", hint="it is given rank, size and step"
         )
-    return told[: len(own)]
+    return place[: len(own)]
 
 
 def takes_part(batch: Callable[..., Any]) -> bool:

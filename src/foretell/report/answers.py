@@ -1,4 +1,4 @@
-"""What `schedule`, `oracle`, `predict` and `plan` print with `--json`, as types.
+"""Types of the `--json` answers of `schedule`, `oracle`, `predict` and `plan`.
 
 An answer is checked once, here, where it is read; what draws it can rely on every field.
 """
@@ -32,7 +32,7 @@ class Block(msgspec.Struct):
 
 
 class Schedule(msgspec.Struct):
-    """What `foretell schedule` prints."""
+    """The answer of `foretell schedule`."""
 
     blocks: list[Block]
     makespan: Time
@@ -68,7 +68,7 @@ class Layout(msgspec.Struct):
 
 
 class Planned(msgspec.Struct):
-    """What `foretell plan` prints."""
+    """The answer of `foretell plan`."""
 
     predicted_s: Time | None = None
     baselines: dict[str, Time | None] | None = None
@@ -77,7 +77,7 @@ class Planned(msgspec.Struct):
 
 
 class Run(msgspec.Struct):
-    """What `foretell run` prints of the step it ran."""
+    """The answer of `foretell run`: measured and predicted step."""
 
     measured_s: Amount
     predicted_s: Amount

@@ -121,7 +121,7 @@ def drawn_plan(
     answer: Mapping[str, Any] | None = None,
     sizes: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """What a drawing of a plan needs.
+    """A plan as values to draw: machines, grid, schedule, buckets, fused regions.
 
     `answer` is its `foretell plan --json`; `sizes` are bytes of gradients by name.
     """
@@ -144,7 +144,7 @@ def drawn_plan(
 
 
 def _grid(plan: Plan) -> list[dict[str, Any]]:
-    """Of layers placed one by one: which ranks run each run of them, with how many samples."""
+    """Layers placed one by one: the ranks of each run of layers, and their samples."""
     found = []
     for run in runs(plan) if plan.groups else ():
         cells = {str(rank): samples for rank, samples in run.samples.items()}
@@ -225,7 +225,7 @@ def is_schedule(value: Any) -> bool:
 
 
 def drawn_schedule(answer: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """What a drawing needs: blocks with their ends, the device count, the part that repeats."""
+    """A schedule as values to draw: blocks with start and end, devices, the repeating part."""
     found = of(answer, Schedule, name)
     blocks = [asdict(b) for b in found.blocks]
     if any(b["end"] is None for b in blocks):

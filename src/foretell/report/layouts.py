@@ -25,7 +25,7 @@ def layouts(value: Any, name: str) -> dict[str, Any] | None:
 
 
 def front(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of the layouts that fit on the most devices: those that none beats in time and memory."""
+    """Pareto front in time and memory of the layouts that fit on the most devices."""
     most = max((r["gpus"] for r in found), default=0)
     fits = [r for r in found if r["fits"] and r["gpus"] == most and r["peak_bytes"]]
     best, least = [], float("inf")
@@ -67,7 +67,7 @@ def _row(found: Layout) -> dict[str, Any]:
 
 
 def _says(found: Layout) -> str:
-    """What the row says of its limits, in a line."""
+    """The limits of a row, in a line."""
     advice = found.advice or found.findings or found.limits or ""
     items = advice if isinstance(advice, list) else [advice]
     parts = [_finding(i) if isinstance(i, Mapping) else str(i) for i in items]

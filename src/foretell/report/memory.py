@@ -67,7 +67,7 @@ def curve(at: Array, held: Array, kinds: Mapping[str, Array]) -> dict[str, Any]:
 
 
 def _by_kind(timeline: Timeline, m: Memory) -> dict[str, Array]:
-    """What a rank holds at each instant, by what it is for."""
+    """Bytes held by a rank at each instant, by kind of buffer."""
     buffers = timeline.graph.buffers
     parts = {}
     for kind in np.unique(buffers.kind[buffers.rank == m.rank]).tolist():

@@ -154,7 +154,7 @@ def _columns(line: Line) -> dict[str, Any]:
 
 
 def _path_ops(line: Line) -> list[tuple[str, float]]:
-    """What the critical path of the step is spent on; what came before it does not count."""
+    """Time on the critical path by op, from the start of the step."""
     return list(path_seconds(line.inside, "op").items())[:15]
 
 
@@ -280,7 +280,7 @@ def numbers(timelines: Named, content: Content) -> dict[str, Any]:
 
 
 def summaries(timelines: Named) -> list[dict[str, Any]]:
-    """What `foretell simulate --json` says of each timeline; measured ones have no causes."""
+    """`foretell simulate --json` of each timeline; measured ones have no causes."""
     return [
         {"name": line.name, "step_s": line.step_s, "tasks": line.timeline.graph.size}
         if line.timeline.is_measured
@@ -290,7 +290,7 @@ def summaries(timelines: Named) -> list[dict[str, Any]]:
 
 
 def _bare(timelines: Named) -> Content:
-    """What can be known of timelines alone."""
+    """The content of a page that has timelines alone."""
     lines = lines_of(timelines)
     figures = [{"what": line.name, "seconds": line.step_s} for line in lines[:4]]
     return Content(title=lines[0].name if lines else "Report", figures=figures)

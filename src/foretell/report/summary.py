@@ -1,4 +1,4 @@
-"""What is worth saying first of a graph, a timeline or a cluster: as plain values, then as text."""
+"""Summaries of a graph, a timeline or a cluster: as plain values, then as text."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def origins(before: Graph, after: Graph) -> Array | None:
 
 
 def changes(before: Timeline, after: Timeline, origin: Array) -> Array:
-    """What became of each task after: one of the codes above."""
+    """How each task differs in the second timeline: one of the codes above."""
     whole = max(before.seconds, after.seconds)
     known = origin != NONE
     was = np.where(known, origin, 0)
@@ -122,7 +122,7 @@ def _sums(timeline: Timeline) -> dict[str, tuple[int, float]]:
 
 
 def graph_summary(graph: Graph) -> dict[str, Any]:
-    """What a graph holds."""
+    """Summary of a graph: tasks, edges, lanes, time by kind and op."""
     return {
         "tasks": graph.size,
         "edges": graph.edges.size,
@@ -158,7 +158,7 @@ def graph_text(answer: dict[str, Any]) -> str:
 
 
 def timeline_summary(timeline: Timeline) -> dict[str, Any]:
-    """What a timeline says."""
+    """Summary of a timeline: step, ranks, lanes, critical path, memory."""
     return {
         "step_s": timeline.seconds,
         "tasks": timeline.graph.size,
@@ -214,7 +214,7 @@ def _alike(rows: list[tuple[int, tuple[str, ...]]]) -> list[tuple[str, ...]]:
 
 
 def cluster_summary(cluster: Cluster) -> dict[str, Any]:
-    """What a cluster is."""
+    """Summary of a cluster: devices, nodes, links."""
     kinds: dict[str, int] = {}
     for device in cluster.devices:
         kinds[device.name] = kinds.get(device.name, 0) + 1
@@ -228,7 +228,7 @@ def cluster_summary(cluster: Cluster) -> dict[str, Any]:
 
 
 def sources(graph: Graph) -> dict[str, float]:
-    """What share of all work was measured, learned, from a formula, guessed or given.
+    """Shares of all task time that were measured, learned, from a formula, guessed or given.
 
     Measured times that were changed since are counted apart.
     """

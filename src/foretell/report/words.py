@@ -133,7 +133,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = ""
 
 
 def rendered(thing: Any) -> str:
-    """What rich would print, as text; colours only where the terminal takes them."""
+    """Rich's output as text; colours only where the terminal takes them."""
     from rich.console import Console
 
     console = Console(width=width(), highlight=False)

@@ -1,4 +1,4 @@
-"""What ships to try the commands on: a training script, and traces."""
+"""Samples to try the commands on: a training script, and traces."""
 
 from pathlib import Path
 

@@ -39,7 +39,7 @@ class Part:
 
     @property
     def seconds(self) -> float:
-        """What it adds to the step."""
+        """Seconds that it adds to the step."""
         return self.ran + self.waited
 
 

@@ -75,7 +75,7 @@ def blank(size: int) -> TaskTimes:
     )
 
 
-def sweep(graph: Graph, wires: Wiring, played: TaskTimes, first: int, stale: Array) -> TaskTimes:
+def sweep(graph: Graph, wires: Wiring, times: TaskTimes, first: int, stale: Array) -> TaskTimes:
     """Place tasks along the longest paths, in place."""
     from foretell.simulate import paths
 
@@ -86,11 +86,11 @@ def sweep(graph: Graph, wires: Wiring, played: TaskTimes, first: int, stale: Arr
         (wires.turns.start, wires.turns.after),
         graph.seconds,
         graph.columns.get("gap", np.zeros(0)),
-        (played.start, played.end, played.cause, played.why),
+        (times.start, times.end, times.cause, times.why),
         first,
         stale,
     )
-    return played
+    return times
 
 
 def run(loop: str, graph: Graph, wires: Wiring) -> TaskTimes:
@@ -113,7 +113,7 @@ def simulate_from(loop: str, graph: Graph, f: Any, s: Any, now: float) -> TaskTi
 
 
 def fixed(graph: Graph, wires: Wiring) -> Any:
-    """What the loops read, as arrays; the part that is structure is made once a structure."""
+    """Arrays the loops read; those of the structure are made once per structure."""
     from foretell.simulate.events import Fixed
 
     made = graph.cache.get("fixed")
@@ -147,12 +147,12 @@ def waiting_of(wires: Wiring) -> Array:
     return count
 
 
-def fresh_state(f: Any, waiting: Array, played: TaskTimes) -> Any:
+def fresh_state(f: Any, waiting: Array, times: TaskTimes) -> Any:
     """The state before anything has happened."""
-    s = empty_state(f, played)
+    s = empty_state(f, times)
     s.waiting[:] = waiting
-    for times in (s.ready, s.free):
-        times[:] = 0.0
+    for seconds in (s.ready, s.free):
+        seconds[:] = 0.0
     for tasks in (s.ready_by, s.free_by):
         tasks[:] = NONE
     ready = np.flatnonzero(waiting == 0)
@@ -161,7 +161,7 @@ def fresh_state(f: Any, waiting: Array, played: TaskTimes) -> Any:
     return s
 
 
-def empty_state(f: Any, played: TaskTimes) -> Any:
+def empty_state(f: Any, times: TaskTimes) -> Any:
     """An empty state: no lane is occupied; columns of tasks are filled later."""
     from foretell.simulate.events import State
 
@@ -173,10 +173,10 @@ def empty_state(f: Any, played: TaskTimes) -> Any:
         ready_by=np.empty(n, np.int32),
         free=np.empty(n),
         free_by=np.empty(n, np.int32),
-        start=played.start,
-        end=played.end,
-        cause=played.cause,
-        why=played.why,
+        start=times.start,
+        end=times.end,
+        cause=times.cause,
+        why=times.why,
         taken=np.zeros(lanes, np.uint8),
         freed=np.zeros(lanes),
         freed_by=np.full(lanes, NONE, np.int32),

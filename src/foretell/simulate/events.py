@@ -20,7 +20,7 @@ EVENTS, FRESH = 0, 1  # places in `State.count`
 
 
 class Fixed(NamedTuple):
-    """What does not change while a graph is simulated. An empty `gap` or `lag` is all zero."""
+    """Inputs that stay constant during a simulation. An empty `gap` or `lag` is all zero."""
 
     seconds: F1
     gap: F1
@@ -40,7 +40,7 @@ class Fixed(NamedTuple):
 
 
 class State(NamedTuple):
-    """What changes."""
+    """The mutable state of a simulation."""
 
     waiting: J1  # how many waits and turns of a task are not over yet
     ready: F1  # when its last wait was over, and whose end that was

@@ -42,7 +42,7 @@ def resume(graph: Graph, before: Timeline) -> TaskTimes | None:
 
 
 class _Change:
-    """What differs between a graph and the one it was made from."""
+    """Differences between a graph and the one it was edited from."""
 
     def __init__(self, graph: Graph, old: Graph, before: Timeline) -> None:
         self.graph, self.old, self.before = graph, old, before
@@ -63,7 +63,7 @@ class _Change:
         return np.arange(self.graph.size) if same else self.graph.origin  # type: ignore[return-value]
 
     def _differs(self, name: str) -> Array:
-        """Where a column is not what it was; for a new task this says nothing."""
+        """Where a column differs from before; undefined for new tasks."""
         new, old = (g.columns.get(name) for g in (self.graph, self.old))
         if new is old:
             return np.zeros(self.graph.size, bool)
@@ -125,7 +125,7 @@ def _swept(graph: Graph, change: _Change) -> TaskTimes:
 
 
 def _carried_over(change: _Change) -> TaskTimes:
-    """What was simulated before, causes numbered anew; columns of new tasks are not set yet."""
+    """The earlier simulation with causes renumbered; columns of new tasks are not set yet."""
     before = change.before
     if change.graph.origin is None:
         return TaskTimes(
@@ -153,13 +153,13 @@ def _taken_up(graph: Graph, change: _Change, loop: str) -> TaskTimes | None:
         return _carried_over(change)
     if instant <= 0:
         return None
-    played = _carried_over(change)
-    played.start[change.is_new] = np.inf
-    rest = np.flatnonzero(played.start >= instant)
+    times = _carried_over(change)
+    times.start[change.is_new] = np.inf
+    rest = np.flatnonzero(times.start >= instant)
     if len(rest) > 0.75 * graph.size:
         return None  # most of it has to be simulated anyway
     f = fixed(graph, wiring(graph))
-    state = empty_state(f, played)
+    state = empty_state(f, times)
     _restore(graph, f, state, rest, instant)
     if loop == "lists":  # which takes the first in the order they were ready
         fresh = state.fresh[: state.count[1]]

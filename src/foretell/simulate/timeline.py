@@ -63,7 +63,7 @@ class Timeline:
         return f"<Timeline {self.seconds:.6g} s, {self.graph.size} tasks>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """HTML for notebooks."""
         from foretell.simulate.show import timeline_html
 
         return timeline_html(self)
@@ -84,9 +84,9 @@ class Timeline:
         return np.array(path[::-1], np.int64)
 
 
-def timeline(graph: Graph, played: TaskTimes) -> Timeline:
+def timeline(graph: Graph, times: TaskTimes) -> Timeline:
     """A timeline of read-only columns."""
-    return Timeline(graph, *(frozen(column) for column in played))
+    return Timeline(graph, *(frozen(column) for column in times))
 
 
 COMMUNICATION = (Kind.COLLECTIVE, Kind.SEND)
@@ -128,7 +128,7 @@ class Busy:
 
 
 def busy(timeline: Timeline) -> list[Busy]:
-    """What share of the step each lane is in use."""
+    """Share of the step during which each lane is busy."""
     graph, total = timeline.graph, timeline.seconds
     task, lane = _occupied(timeline)
     spent = np.bincount(

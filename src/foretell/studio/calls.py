@@ -1,4 +1,4 @@
-"""What the page asks for by name, and the functions that answer: plain values in, plain values out.
+"""The calls of the page by name, and their functions: plain values in, plain values out.
 
 Quick answers come at once; whatever lowers a plan, reads a file or searches runs in a process of
 its own (→ foretell.studio.child, foretell.studio.jobs).
@@ -37,7 +37,7 @@ Answer = Callable[["Studio", Request], Any]
 
 @dataclass(frozen=True, eq=False)
 class Studio:
-    """What calls work on."""
+    """The state that calls work on: desk, jobs, machines, files."""
 
     desk: Desk
     jobs: Jobs
@@ -45,7 +45,7 @@ class Studio:
 
 
 def answer(studio: Studio, name: str, request: Request) -> Any:
-    """What a call of the page answers."""
+    """The answer to a call of the page."""
     if name not in CALLS:
         raise InputError(f"the studio has no call `{name[:40]}`")
     return CALLS[name](studio, request)
@@ -89,12 +89,12 @@ def _desk(studio: Studio, request: Request) -> dict[str, Any]:
 
 
 def _choices(studio: Studio, request: Request) -> dict[str, Any]:
-    """What can be chosen: changes, models and their sizes, machines, fields of a plan."""
+    """The choices offered: changes, models and their sizes, machines, fields of a plan."""
     return choices()
 
 
 def _whatif(studio: Studio, request: Request) -> dict[str, Any]:
-    """The step with changes made, in the words of `foretell whatif --json`."""
+    """The step with changes made, under the keys of `foretell whatif --json`."""
     step, specs = _step(studio, request), changes(request)
     found = predicted(step, specs)
     code = [line for spec in specs if (line := parse(spec).code)]
@@ -102,7 +102,7 @@ def _whatif(studio: Studio, request: Request) -> dict[str, Any]:
 
 
 def _view(studio: Studio, request: Request) -> str:
-    """Everything a report says of the step and its changes, packed as a report packs it."""
+    """Everything a report shows of the step and its changes, packed as in a report."""
     step, specs = _step(studio, request), changes(request)
     job = text(request, "advice")
     advised = studio.jobs[job].answer if job in studio.jobs else None
@@ -256,7 +256,7 @@ START = {"layers": 24, "hidden": 1024, "heads": 16}  # of sizes that have no def
 
 @cache
 def choices() -> dict[str, Any]:
-    """What the page offers to choose from."""
+    """The choices the page offers."""
     from foretell.cluster import names as clusters
     from foretell.cluster.read import devices
     from foretell.workload.config import published
@@ -276,7 +276,7 @@ def choices() -> dict[str, Any]:
 
 
 def _does(spec: str) -> str:
-    """What a change does, in a sentence."""
+    """The help of a change, in a sentence."""
     return (type(parse(spec)).__doc__ or "").partition("\n")[0]
 
 

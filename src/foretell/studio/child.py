@@ -23,7 +23,7 @@ _PRELOAD = ("foretell.survey", "foretell.plan", "foretell.search.oracle", "foret
 
 @dataclass(frozen=True)
 class WorkLimits:
-    """What a piece of work may take."""
+    """Limits of one piece of work."""
 
     bytes: int = 4 << 30  # beyond what the interpreter and its libraries take
     seconds: float = 120.0
@@ -52,7 +52,7 @@ def call(
     tell: Callable[..., None] | None = None,
     stop: threading.Event | None = None,
 ) -> Any:
-    """What a function of a module answers, worked out in another process.
+    """The result of a module's function, run in another process.
 
     With `tell` the function gets as its last argument what takes words on how far it is.
     """

@@ -1,4 +1,4 @@
-"""What lies on the desk: steps that were loaded, scenarios that were saved, searches that run.
+"""The session: loaded steps, saved scenarios, running searches.
 
 Shared by all tabs; what a tab has ticked is its own. Everything goes through one lock, and nothing
 is held by name of a file: steps and scenarios have numbers.

@@ -1,4 +1,4 @@
-"""Who may communicate with the studio: those who know the token, from this machine's own address.
+"""Access control: only requests with the token, from this machine's own address.
 
 Every address begins with the token. A request must also name this machine as its host, so that no
 page elsewhere can reach the studio through a name that resolves here.
@@ -121,7 +121,7 @@ def take_uploads(server: Any, token: str, desk: Desk, most: int = MOST) -> None:
 
 
 def _plain(error: ForetellError, folder: Path, name: str) -> str:
-    """What went wrong, without the names the studio gives to files."""
+    """An error message without the studio's temporary file names."""
     text = str(error)
     for path in (folder.resolve(), folder):
         start = text.find(f"{path}/upload-")

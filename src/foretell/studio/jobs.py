@@ -36,7 +36,7 @@ class Job:
         return (self.ended or time.monotonic()) - self.began
 
     def tell(self, words: str, best: float | None = None, found: Any = None) -> None:
-        """What the search does now, its best so far, and what it has found so far."""
+        """Note the state of the search, its best value and its results so far."""
         self.says = words
         if best is not None and len(self.trail) < MOST_TRAIL:
             self.trail.append((self.seconds, best))

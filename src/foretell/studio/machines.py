@@ -53,7 +53,7 @@ class Machines:
 
 
 def written(text: str, folder: Path) -> Cluster:
-    """The cluster a text describes, in the words of a cluster file."""
+    """The cluster described by the text of a cluster file."""
     if len(text) > LONGEST:
         raise InputError(f"the cluster's text has {len(text)} letters, {LONGEST} at most")
     path = folder / "cluster.toml"

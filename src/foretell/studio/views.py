@@ -1,4 +1,4 @@
-"""What the page draws: the values of a report, live; and searches that tell how far they are."""
+"""Values the page draws: those of a report, live, and searches with their progress."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _predicted(content: Content, found: Prediction, cluster: Cluster, model: Any
 
 
 def plan_outcome(workload: str, text: str, cluster: Cluster) -> dict[str, Any]:
-    """A plan's prediction, in the words of a change's outcome: it has no current step."""
+    """A plan's prediction under the keys of a change's outcome; it has no current step."""
     from foretell.plan import Plan
     from foretell.search.kit import priced
     from foretell.workload import load
@@ -195,7 +195,7 @@ def _swept(
 def planned(
     workload: str, cluster: Cluster, planner: str, tell: OnProgress
 ) -> list[dict[str, Any]]:
-    """What a planner finds, as `predict` prices it, and its baselines."""
+    """The plan of a planner as `predict` prices it, and its baselines."""
     from foretell.search.kit import repredicted
     from foretell.workload import load
 

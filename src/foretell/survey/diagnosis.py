@@ -1,4 +1,4 @@
-"""What binds a step and where its time goes: the diagnosis at the head of a page.
+"""Diagnosis at the head of a page: the bottleneck of a step and where its time goes.
 
 Everything is taken from one window of steady state (→ foretell.survey.window): the verdict,
 kernels against the roofline, time by module, idle gaps by cause, collectives and ranks.
@@ -52,7 +52,7 @@ CAUSES = (
 
 @dataclass(frozen=True, eq=False)
 class _Case:
-    """What is diagnosed: a step's window, and the device it runs on where that is known."""
+    """The step to diagnose: its window and, where known, its device."""
 
     step: Step
     window: Window
@@ -73,7 +73,7 @@ class _Case:
 
 @lru_cache(4)
 def diagnose(step: Step, found: Window, advised: Recommendations | None = None) -> dict[str, Any]:
-    """Everything a page says of a step before it shows its timeline."""
+    """Everything a page shows of a step before its timeline."""
     graph = found.line.graph
     waits = waits_of(found.around, found.length)
     case = _Case(step, found, _device(step, graph), work_of(graph), waits)
@@ -127,7 +127,7 @@ def _parts(case: _Case) -> dict[str, float]:
 
 
 def _verdict(case: _Case, idle: dict[str, Any], advised: Recommendations | None) -> dict[str, Any]:
-    """What binds the step, and what to change first."""
+    """The bottleneck of the step, and what to change first."""
     most = max(idle["causes"], key=lambda c: c["seconds"], default=None)
     bound = _bound(case, most["cause"] if most else "")
     first, best = (advised.first, advised.best) if advised else (None, None)
@@ -151,7 +151,7 @@ def _bound(case: _Case, cause: str) -> str:
 
 
 def _reason(case: _Case, bound: str, most: dict[str, Any] | None) -> str:
-    """What a verdict rests on."""
+    """The evidence of a verdict."""
     parts, step = _parts(case), f"of the {words.seconds(case.window.seconds)} step"
     if not len(case.work.tasks):
         return f"the {words.seconds(case.window.seconds)} step launches no kernel"
@@ -165,7 +165,7 @@ def _reason(case: _Case, bound: str, most: dict[str, Any] | None) -> str:
 
 
 def _device_bound(parts: dict[str, float]) -> str:
-    """What binds a step whose host is not simulated."""
+    """The bottleneck of a step whose host is not simulated."""
     if parts["compute"] >= BUSY:
         return "GPU-bound"
     return "pipeline-bound" if parts["idle"] > parts["wire"] else "communication-bound"
@@ -190,7 +190,7 @@ def _first(first: Advice, seconds: float) -> str:
 
 
 def _then(first: Advice, best: Advice) -> str:
-    """What the other changes of the best combination add."""
+    """The gain of the other changes of the best combination."""
     more = [str(change) for change in best.changes if change not in first.changes]
     return f"Then {' + '.join(more)}: {_after(best)} in all." if more else ""
 
@@ -296,7 +296,7 @@ def _bound_by(case: _Case) -> dict[str, float]:
 
 
 def _rates(sums: dict[str, float], count: int) -> dict[str, Any]:
-    """What kernels of one sort reach together."""
+    """Compute and bandwidth that kernels of one kind reach together."""
     seconds = sums["seconds"] or 1e-30
     bound = "compute" if sums["compute_s"] > sums["memory_s"] else "memory"
     if sums["ideal_s"] < 0.1 * seconds and seconds / count < SMALL:

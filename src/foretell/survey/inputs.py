@@ -59,7 +59,7 @@ def is_script(text: str) -> bool:
 
 
 def sort(text: str) -> str:
-    """What a text given by a person is: a step, an answer, a plan or a spec."""
+    """The kind of an argument: a step, an answer, a plan or a spec."""
     path = Path(text)
     if is_script(text):
         return "steps"
@@ -121,7 +121,7 @@ def read_answer(path: Path) -> Any:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What answers and plans give a page."""
+    """Parts of a page made from answers and plans."""
 
     oracle: list[dict[str, Any]] = field(default_factory=list)
     plans: list[dict[str, Any]] = field(default_factory=list)

@@ -95,7 +95,7 @@ def _data_ready(line: Timeline, task: Array, lane: Array) -> Array:
 
 
 def ranks_table(line: Timeline, waits: Waits, facts: Any) -> list[dict[str, Any]]:
-    """What each rank does with the step, and how long others wait for it.
+    """Time of each rank by use, and how long other ranks wait for it.
 
     `line` is what runs inside the step. `facts` are the trace's own: how long ranks waited while
     they were profiled.
@@ -141,7 +141,7 @@ def _busy(line: Timeline, rank: int) -> Array:
 
 
 def _rest(line: Timeline, rank: int, waits: tuple[Array, Array]) -> dict[str, float]:
-    """What a rank does while its device does nothing: waits for others, for its CPU, or idles."""
+    """Idle time of a rank's device by cause: other ranks, its CPU, or none."""
     busy = _busy(line, rank)
     host = _mine(line.graph, rank) & ~busy & (line.graph.kind != Kind.SYNC)
     parts = [(line.start[busy], line.end[busy]), waits, (line.start[host], line.end[host])]
@@ -162,7 +162,7 @@ def _measured(facts: Any) -> dict[int, float]:
 
 
 def straggler(rows: list[dict[str, Any]], step: float, profiled: float | None) -> str:
-    """What is worth saying of the ranks, in a sentence."""
+    """The straggler, or that there is none, in a sentence."""
     if not rows or not step:
         return ""
     worst = max(rows, key=lambda r: float(r["waited_for_s"]))

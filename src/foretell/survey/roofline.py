@@ -24,7 +24,7 @@ _TENSOR = ("tf32", "s1688", "tensorop_s")  # how libraries name TF32 kernels of 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What each kernel of a step computes and moves; the calls' work is spread over their time."""
+    """Flop and bytes of each kernel of a step; those of a call are spread over its kernels."""
 
     tasks: Array  # kernels
     flops: Array
@@ -146,7 +146,7 @@ def utilisation(graph: Graph, work: Work, device: Device, seconds: float) -> dic
     known = float(spent[(work.flops > 0) | (work.moved > 0)].sum())
     ideal = work.flops / peaks(device, work.formats)
     ranks = max(len(np.unique(graph.rank[work.tasks])), 1)
-    # Unknown where most kernels tell no shapes, or where they tell more than the device can do.
+    # Unknown where most kernels have no shapes, or more flop than the device can do.
     if known < 0.5 * spent.sum() or not 0 < ideal.sum() <= ranks * seconds:
         return {"mfu": None, "hfu": None}
     useful = _useful(graph, work, ideal)

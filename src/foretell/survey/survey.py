@@ -1,6 +1,6 @@
 """A step before and after: its timelines, its figures, what would help, and what it holds.
 
-Without changes of the person's own, the best combination found is what is shown after.
+Without given changes, the best combination found is shown as the step after.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from foretell.advise import TRIED, Recommendations, Step, advise, shown
+from foretell.advise import TRIED, Recommendations, Step, advise, gain, shown
 from foretell.baseline import steady_seconds
 from foretell.errors import ForetellError
 from foretell.graph.graph import Graph
@@ -146,7 +146,7 @@ def _best(advised: Recommendations | None) -> tuple[WhatIf, ...]:
 
 
 def _diagnosis(steps: Sequence[_Answers], drawn: Drawn) -> dict[str, Any] | None:
-    """Of the first step; where there are plans alone, of the step under the last of them."""
+    """Diagnosis of the first step or, with plans alone, of the step under the last one."""
     runs = [{**run} for run in drawn.runs]
     if steps:
         first = steps[0].diagnosis
@@ -238,21 +238,13 @@ def _tried(step: Step, specs: tuple[str, ...]) -> tuple[Graph, list[WhatIf], lis
     return tried([parse(spec) for spec in specs], step.graph, step.setting)
 
 
-def gain(step: Step, changes: Sequence[WhatIf], seconds: float) -> float:
-    """By what share the time of a sample becomes shorter."""
-    samples = 1.0
-    for change in changes:
-        samples *= getattr(change, "times", 1.0) if change.name == "batch" else 1.0
-    return 1 - seconds / samples / step.seconds if step.seconds else 0.0
-
-
 def per(changes: Sequence[WhatIf]) -> str:
-    """What a gain is of: of a step, or of a sample where the batch is another."""
+    """The unit of a gain: a step, or a sample where the batch size changes."""
     return "sample" if any(change.name == "batch" for change in changes) else "step"
 
 
 def peak(graph: Graph) -> float | None:
-    """The most that is held: by tensors where a trace tells of them, else by buffers."""
+    """Peak memory: from tensors where a trace records them, else from buffers."""
     found = peak_bytes(graph)
     if found is not None:
         return found
@@ -262,7 +254,7 @@ def peak(graph: Graph) -> float | None:
 def outcome(
     step: Step, specs: Sequence[str], after: Graph | None = None, *, memory: bool = True
 ) -> dict[str, Any]:
-    """What changes would make of a step, in the words of `foretell whatif --json`.
+    """The predicted outcome of changes, under the keys of `foretell whatif --json`.
 
     `after` is the step with them made, where that is known; without `memory` no peak is looked for.
     """

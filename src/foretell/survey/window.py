@@ -38,7 +38,7 @@ class Window:
         return self.line.seconds - self.zero
 
     def clipped(self) -> Timeline:
-        """What runs inside the window."""
+        """The tasks inside the window."""
         ends = [
             np.clip(column, 0.0, self.length) for column in (self.around.start, self.around.end)
         ]

@@ -117,7 +117,7 @@ class Seen:
 
 
 class Args(msgspec.Struct, gc=False):
-    """What foretell reads of an event's arguments; the rest is passed over unparsed.
+    """Arguments of an event that are read; the rest is skipped unparsed.
 
     What most events have stands first, in the order in which torch writes it: found sooner so.
     """
@@ -250,7 +250,7 @@ _LONGEST_KEY = 4096  # bytes of the key before a list, with the blanks around it
 
 @dataclass
 class Around:
-    """What stands around the events, known once they have all been read."""
+    """Metadata of the file besides its events."""
 
     head: bytes = b""
     tail: bytes = b""

@@ -28,7 +28,7 @@ _MOST_WARPS = 64  # a multiprocessor holds at most: CUDA Programming Guide, comp
 
 
 class What(IntEnum):
-    """What sort of event it is."""
+    """The kind of an event."""
 
     OTHER = 0
     OP = 1  # an operator on a CPU thread
@@ -70,7 +70,7 @@ _NOTES = ("ProfilerStep", "Optimizer.", "enumerate(DataLoader)", "## ", "nccl:",
 
 @dataclass(frozen=True)
 class Message:
-    """What a collective says of itself: bytes are counted in elements of a type."""
+    """Metadata of a collective; sizes are in elements of a type."""
 
     collective: str
     sent: int
@@ -110,10 +110,10 @@ class _Threads(dict[tuple[Id, Id], int]):
     def __init__(self) -> None:
         self.named: dict[tuple[str, str], int] = {}
 
-    def __missing__(self, said: tuple[Id, Id]) -> int:
-        pid, tid = said
-        self[said] = self.named.setdefault((_text(pid), _text(tid)), len(self.named))
-        return self[said]
+    def __missing__(self, key: tuple[Id, Id]) -> int:
+        pid, tid = key
+        self[key] = self.named.setdefault((_text(pid), _text(tid)), len(self.named))
+        return self[key]
 
 
 class _Streams(dict[tuple[tuple[Id, Id], tuple[int | None, Id]], int]):
@@ -122,13 +122,13 @@ class _Streams(dict[tuple[tuple[Id, Id], tuple[int | None, Id]], int]):
     def __init__(self) -> None:
         self.named: dict[tuple[int, str], int] = {}
 
-    def __missing__(self, said: tuple[tuple[Id, Id], tuple[int | None, Id]]) -> int:
-        (pid, tid), (device, stream) = said
+    def __missing__(self, key: tuple[tuple[Id, Id], tuple[int | None, Id]]) -> int:
+        (pid, tid), (device, stream) = key
         if device is None:
             device = pid if isinstance(pid, int) else 0
         name = _text(stream if stream is not None else tid).removeprefix("stream ").strip()
-        self[said] = self.named.setdefault((device, name), len(self.named))
-        return self[said]
+        self[key] = self.named.setdefault((device, name), len(self.named))
+        return self[key]
 
 
 def _text(value: Id) -> str:
@@ -165,7 +165,7 @@ def filled(events: list[Event], tables: Tables) -> dict[str, Array]:
         tables.incomplete += int((~complete).sum())
         events = list(compress(events, complete.tolist()))
         what, start, long = what[complete], start[complete], long[complete]
-    return {"what": what, "start": start, "long": long, **_said(events, what, tables)}
+    return {"what": what, "start": start, "long": long, **_columns(events, what, tables)}
 
 
 def _useful(events: list[Event], tables: Tables) -> tuple[list[Event], Array]:
@@ -180,7 +180,7 @@ def _useful(events: list[Event], tables: Tables) -> tuple[list[Event], Array]:
     return list(compress(events, what.tolist())), what[what > 0]
 
 
-def _said(events: list[Event], what: Array, tables: Tables) -> dict[str, Array]:
+def _columns(events: list[Event], what: Array, tables: Tables) -> dict[str, Array]:
     """All columns but the times; some of operators, notes and modules only, some of device work."""
     args = [e.args or NO_ARGS for e in events]
     on_device = (what >= _KERNEL).tolist()
@@ -214,7 +214,7 @@ def _looked_up(table: dict[Any, int], keys: Iterable[Any], size: int) -> Array:
 
 
 def _of_ranges(args: list[Args], tables: Tables) -> dict[str, Array]:
-    """What only operators, notes and modules say of themselves."""
+    """Columns of operators, annotations and modules."""
     inputs, module = map(b"\0".join, map(_INPUTS, args)), map(attrgetter("module"), args)
     return {
         "sequence": _ids(args, "sequence"),
@@ -225,7 +225,7 @@ def _of_ranges(args: list[Args], tables: Tables) -> dict[str, Array]:
 
 
 def _of_work(args: list[Args]) -> dict[str, Array]:
-    """What only work on devices says of itself."""
+    """Columns of work on devices."""
     return {
         "size": _numbers(args, "bytes"),
         "waves": np.array([_waves(a) for a in args], np.float32),
@@ -243,7 +243,7 @@ def _numbers(of: Sequence[Event | Args], field: str) -> Array:
 
 
 def _externals(args: list[Args]) -> Array:
-    """What an operator and what it started share, under the new name or the old."""
+    """The id shared by an operator and its kernels, under the new name or the old."""
     found = known_ids(_ids(args, "external"))
     rest = np.flatnonzero(found == NO_ID).tolist()
     found[rest] = _ids([args[k] for k in rest], "old_external")
@@ -255,8 +255,8 @@ def _ids(of: list[Args], field: str, none: int = NO_ID) -> Array:
     try:
         return np.fromiter(map(attrgetter(field), of), np.int64, len(of))
     except OverflowError:
-        said = map(attrgetter(field), of)
-        return np.array([none if abs(v) >= _UNSET else v for v in said], np.int64)
+        values = map(attrgetter(field), of)
+        return np.array([none if abs(v) >= _UNSET else v for v in values], np.int64)
 
 
 def _waves(a: Args) -> float:

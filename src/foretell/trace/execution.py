@@ -127,7 +127,7 @@ def graph_of_execution(ops: Sequence[Op], where: str, rank: int = 0) -> Graph:
 
 
 def _range_kinds(ops: Sequence[Op]) -> dict[int, int]:
-    """What all that lies around each node tells, itself included."""
+    """Range kinds of each node and of all ranges around it."""
     found: dict[int, int] = {}
     for op in ops:  # parents begin before their children
         own = int(op_kind(op.name)) | int(range_kind(op.name))
@@ -178,7 +178,7 @@ def _row(
     kind, name, size = Kind.KERNEL, canonical(op.name), 0.0
     lane = ("stream", LaneKind.COMPUTE)
     if op.name == _RECORD:
-        kind, name = collective("", str(_said(op)))
+        kind, name = collective("", str(_collective_name(op)))
         elements = max(int(op.attributes.get(k) or 0) for k in ("in_msg_nelems", "out_msg_nelems"))
         size = elements * element_bytes(str(op.attributes.get("dtype"))) or op.shape.bytes
         lane = ("comm", LaneKind.COMM)
@@ -197,8 +197,8 @@ def _row(
     }
 
 
-def _said(op: Op) -> Any:
-    """What a communication record calls itself: an attribute, or the text among its inputs."""
+def _collective_name(op: Op) -> Any:
+    """The name of a communication record: an attribute, or the text among its inputs."""
     if "collective_name" in op.attributes:
         return op.attributes["collective_name"]
     return next((v for v in op.inputs if isinstance(v, str) and v and v[0] != "<"), "")
@@ -251,7 +251,7 @@ def _is_on_device(op: Op) -> bool:
 
 
 def _data(ops: Sequence[Op]) -> tuple[Array, Array]:
-    """Who reads what whom wrote: by storage, the last writer before."""
+    """Data dependencies: by storage, each reader waits for the last writer before it."""
     writer: dict[tuple[Any, Any], int] = {}
     pairs: set[tuple[int, int]] = set()
     for k, op in enumerate(ops):

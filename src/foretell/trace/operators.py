@@ -77,7 +77,7 @@ def held(d: RankStep) -> dict[str, str]:
     return {} if tape is None else {FACT: encode(tape)}
 
 
-def calls(d: RankStep, said: Labels) -> list[Call]:
+def calls(d: RankStep, labels: Labels) -> list[Call]:
     """All operators that lie in no other, in the order in which they began; kernels beside."""
     n, e = d.nest, d.events
     made: dict[int, Call] = {}
@@ -85,7 +85,7 @@ def calls(d: RankStep, said: Labels) -> list[Call]:
     places = np.flatnonzero(e.what[n.event] == What.OP)
     outer = n.parent.tolist()
     for place in places.tolist():
-        call = made[place] = _call(e, int(n.event[place]), int(said.phase[place]))
+        call = made[place] = _call(e, int(n.event[place]), int(labels.phase[place]))
         above = outer[place]
         while above != NONE and above not in made:
             above = outer[above]

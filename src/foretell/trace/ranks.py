@@ -96,7 +96,7 @@ def _behind(ended: Array) -> Array:
 
 
 def _corrections(size: int, groups: list[tuple[tuple[int, ...], Array]]) -> Array:
-    """What to add to each clock; zero where nothing ties a rank to the first."""
+    """Clock correction of each rank; zero where nothing ties it to the first."""
     known = np.full(size, np.nan)
     for first in range(size):
         if not np.isnan(known[first]):
@@ -152,7 +152,7 @@ def notes_on(
     if caused[worst] > _NOTABLE * seconds:
         notes.append(
             f"rank {ranks[worst]} is a straggler: the others wait {1e3 * caused[worst]:.3g} ms a "
-            f"step for it ({caused[worst] / seconds:.0%} of the step)"
+            f"step for it ({100 * caused[worst] / seconds:.0f} % of the step)"
         )
     late_ranks = [(float(s), r) for s, r in zip(shift, ranks, strict=True)]
     if max(late_ranks)[0] > _NOTABLE * seconds:
@@ -161,7 +161,8 @@ def notes_on(
     if found["imbalance"] > _NOTABLE:
         busiest = ranks[int(np.argmax(found["compute_s"]))]
         notes.append(
-            f"work is uneven: rank {busiest} computes {found['imbalance']:.0%} more than the mean"
+            f"work is uneven: rank {busiest} computes "
+            f"{100 * found['imbalance']:.0f} % more than the mean"
         )
     return notes
 

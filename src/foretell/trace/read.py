@@ -361,7 +361,7 @@ def _parsed(file: Opened, rank: int) -> Graph:
 def recorded_ranks(
     files: Sequence[Opened], path: str | os.PathLike[str], ranks: set[int] | None = None
 ) -> list[Recording]:
-    """What the files of the wanted ranks say, by rank."""
+    """Recordings of the wanted ranks, by rank."""
     found = _distinct_ranks([_recording(f, k, len(files) > 1) for k, f in enumerate(files)])
     _check_ranks(path, [r.rank for r in found], ranks)
     chosen = [r for r in found if ranks is None or r.rank in ranks]
@@ -379,7 +379,7 @@ def _check_ranks(
 
 
 def _recording(file: Opened, place: int, is_one_of_many: bool) -> Recording:
-    """What one file says; the only one is rank 0 whatever it says."""
+    """The recording in one file; a single file counts as rank 0."""
     events = read_events(file)
     work, steps = device_work(events), find_steps(events)
     rank = _rank(events) if is_one_of_many else 0
@@ -436,7 +436,7 @@ def _same_step(r: Recording, chosen: int, first: Recording) -> RankStep:
 def _facts(
     recordings: Sequence[Recording], chosen: int, seconds: float, shift: Array
 ) -> dict[str, Any]:
-    """What is known of the whole step."""
+    """Facts of the whole step."""
     first = recordings[0]
     about = first.events.facts
     devices = about.get("deviceProperties")
@@ -463,7 +463,7 @@ def _facts(
 
 
 def _timed(clocks: Any) -> dict[str, float]:
-    """What `foretell profile` timed without the profiler, if it made the trace."""
+    """The step time without the profiler, if `foretell profile` made the trace."""
     if not isinstance(clocks, dict):
         return {}
     found = {}

@@ -1,4 +1,4 @@
-"""What the names in a trace mean: calls, notes, operators, kernels of collectives.
+"""Meaning of names in a trace: calls, annotations, operators, kernels of collectives.
 
 Names are looked at once each, never once an event. CUDA and HIP use the same words behind their
 prefixes, so one table serves both.
@@ -22,7 +22,7 @@ from foretell.operators import FORMATS, SIZES, having
 
 
 class CallEffect(IntEnum):
-    """What a runtime call does to the order of things."""
+    """Effect of a runtime call on the order of work."""
 
     NOTHING = 0
     DRAIN_DEVICE = 1
@@ -34,7 +34,7 @@ class CallEffect(IntEnum):
 
 
 class RangeKind(IntFlag):
-    """What a named range or operator tells of all that happens inside it."""
+    """Phase or role that a named range or operator gives to everything inside it."""
 
     NOTHING = 0
     STEP = 1
@@ -166,13 +166,13 @@ def by_name(texts: Sequence[str], name: Array, meaning: Callable[[str], int]) ->
 
 @lru_cache(4096)
 def does(call: str) -> CallEffect:
-    """What a runtime call does."""
+    """The effect of a runtime call."""
     return _DOES.get(_CALL.sub("", call).removesuffix("_v2"), CallEffect.NOTHING)
 
 
 @lru_cache(65536)
 def range_kind(note: str) -> RangeKind:
-    """What a named range tells of what is inside it."""
+    """The range kind of an annotation, by its name."""
     if _STEP.match(note):
         return RangeKind.STEP
     if note.startswith("enumerate(DataLoader)"):
@@ -184,7 +184,7 @@ def range_kind(note: str) -> RangeKind:
 
 @lru_cache(65536)
 def op_kind(op: str) -> RangeKind:
-    """What an operator tells of what is inside it."""
+    """The range kind of an operator, by its name."""
     if _BACKWARD.match(op):
         return RangeKind.BACKWARD | RangeKind.UNIT
     return RangeKind.LOSS | RangeKind.UNIT if _LOSS.match(op) else RangeKind.UNIT
@@ -227,10 +227,10 @@ def library(kernel: str) -> str:
     return next((name for name, pattern in _LIBRARIES if pattern.search(kernel)), "")
 
 
-def collective(kernel: str, said: str) -> tuple[Kind, str]:
+def collective(kernel: str, text: str) -> tuple[Kind, str]:
     """Kind and op of a communication kernel, from its metadata or else from its name."""
-    note = _COMM_NOTE.match(said)
-    words = (note[1] if note else said).lower()
+    note = _COMM_NOTE.match(text)
+    words = (note[1] if note else text).lower()
     known = _collective_word(words)
     if not known:
         found = _NCCL.search(kernel)

@@ -55,7 +55,7 @@ class Accumulate(WhatIf):
             graph.rank[is_pass & (graph.phase == Phase.BACKWARD)],
         ).tolist()
         if not ranks:
-            raise DoesNotApply("the step has no forward and backward that could be told apart")
+            raise DoesNotApply("the step has no recognizable forward and backward pass")
         with graph.edit(str(self)) as edit:
             _repeat(edit, np.flatnonzero(is_pass), ranks, self.steps)
             for rank in ranks:

@@ -89,7 +89,7 @@ def _unpacks(graph: Graph, found: Gradients) -> tuple[Ids, Ids]:
 
 
 def _users(graph: Graph, rank: int) -> tuple[Ids, Ids]:
-    """Who waits for each gradient collective on a rank."""
+    """The tasks that wait for each gradient collective on a rank."""
     collectives = exchanged(graph)
     place = np.full(graph.size, NONE)
     place[collectives] = np.arange(len(collectives))

@@ -42,7 +42,7 @@ class Checkpoint(WhatIf):
         is_backward = (graph.phase == Phase.BACKWARD) & (graph.kind == Kind.HOST)
         ranks = np.intersect1d(graph.rank[is_forward], graph.rank[is_backward])
         if not len(ranks):
-            raise DoesNotApply("the step has no forward and backward that could be told apart")
+            raise DoesNotApply("the step has no recognizable forward and backward pass")
         saved = _saved(graph)
         with graph.edit(str(self)) as edit:
             for rank in ranks.tolist():

@@ -120,7 +120,7 @@ def chains(graph: Graph, rank: int) -> list[Chain]:
 
 
 def _letter(graph: Graph, op: str, task: int) -> str:
-    if op == "gemm":  # of a graph in the words of prices: many small matmuls at once
+    if op == "gemm":  # of a captured graph: many small matmuls at once
         return "B" if _product(graph, task).get("b", 1.0) > 1 else "-"
     return _LETTERS.get(op, "P" if op in _POINTWISE else "-")
 

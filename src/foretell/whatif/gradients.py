@@ -62,7 +62,7 @@ def gradients(graph: Graph) -> tuple[Gradients, ...]:
         )
     ranks = np.unique(graph.rank[graph.phase == Phase.BACKWARD]).tolist()
     if not ranks:
-        raise DoesNotApply("the step has no backward pass that could be told apart")
+        raise DoesNotApply("the step has no recognizable backward pass")
     return tuple(_of_rank(graph, rank) for rank in ranks)
 
 

@@ -1,4 +1,4 @@
-"""What a task was asked to do, in the words of prices: its kernels, their shapes and bytes.
+"""The kernels a task requests, as price models name them: op, shape and bytes.
 
 Operators of a trace are spelled out by `foretell.cost.aten`. Traces of old say the sizes of inputs
 and no other arguments; what is missing of a convolution is then guessed from the sizes alone.
@@ -23,7 +23,7 @@ _GRADIENTS = {
 
 @lru_cache(1 << 14)
 def asked(op: str, shape: str) -> tuple[Kernel, ...]:
-    """The kernels of one call of an operator; none where its shape tells nothing."""
+    """The kernels of one call of an operator; none where its shape is unknown."""
     if not is_call(shape):
         known = bool(shape) and class_of(op) != "bare"
         return (Kernel(op, write(dict(parse_shape(shape)))),) if known else ()

@@ -158,7 +158,7 @@ _MADE = (BufferKind.ACTIVATION, BufferKind.WORKSPACE)
 
 
 def lists_memory(graph: Graph) -> bool:
-    """Whether what a step holds is said by the graph's buffers, not by the tape of a trace."""
+    """Whether memory is given by the graph's buffers, not by the tape of a trace."""
     return FACT not in graph.facts and len(graph.buffers.bytes) > 0
 
 

@@ -78,7 +78,7 @@ def launches_of(graph: Graph, tasks: Array) -> Array:
 
 
 def _followers(graph: Graph, tasks: Array) -> tuple[Array, Array]:
-    """Who waits for each of some tasks: (waiting, position of the task)."""
+    """Successors of some tasks: (successor, position of the task)."""
     place = np.full(graph.size, NONE)
     place[tasks] = np.arange(len(tasks))
     e = graph.edges

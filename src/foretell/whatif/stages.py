@@ -35,8 +35,8 @@ class Stage:
     is_message: bool = False
     host: Array = field(default_factory=lambda: np.zeros(1))  # seconds the host takes to start it
     is_awaited: bool = False  # the host waits until the device has done it
-    group: tuple[str, ...] = ()  # of each message; those of the collective where none is said
-    lane: str = ""  # of messages: a lane of that name, the collective's own where none is said
+    group: tuple[str, ...] = ()  # of each message; by default those of the collective
+    lane: str = ""  # of messages: a lane of that name, by default the collective's own
 
 
 def take_apart(edit: Edit, old: Ids, stages: Sequence[Stage]) -> None:

@@ -1,4 +1,4 @@
-"""What a model's training step is, before anybody says how it is split.
+"""A model's training step before it is split over devices.
 
 >>> from foretell.workload import load
 >>> model = load("gpt:layers=96,hidden=12288,heads=96,seq=2048,vocab=51200")

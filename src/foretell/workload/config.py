@@ -101,7 +101,7 @@ def found(name: str) -> Path | None:
 
 
 def missing(name: str) -> InputError:
-    """What to say of a model id that is not on this machine."""
+    """The error for a model id that is not on this machine."""
     return InputError(
         f"`{name}` is no file here, and no such model is in {_hub()}",
         hint="nothing is downloaded: give its config.json or folder, fetch it with"
@@ -173,8 +173,8 @@ def model(fields: Fields, given: Mapping[str, str], where: str) -> tuple[Family,
     name = str(traits.pop("family", "decoder"))
     kind = family(name)
     options = _OPTIONS.get(name, _decoder)(_Config(flat, traits, where))
-    said = {k: _text(v) for k, v in options.items()}
-    made = kind.of({**said, **renamed(given, kind.__dataclass_fields__)})
+    texts = {k: _text(v) for k, v in options.items()}
+    made = kind.of({**texts, **renamed(given, kind.__dataclass_fields__)})
     assert isinstance(made, Family)
     return made, notes
 
@@ -196,7 +196,7 @@ def _flat(fields: Fields) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 def _traits(flat: Fields) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What its architecture says; guessed from the kind of its norms where it is not known."""
+    """Traits of an architecture; guessed from its kind of norm where it is unknown."""
     kind = str(flat.get("model_type", ""))
     table = _tables("architectures")
     for name in (kind, f"{kind}_text"):

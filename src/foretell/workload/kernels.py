@@ -513,7 +513,7 @@ def _ordered(op: Op, s: Sizes, flags: frozenset[str], passes: tuple[float, float
 
 
 def _combine(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
-    """What experts made, weighed and added up word by word."""
+    """Weighted sum of expert outputs per token."""
     top = float(op.options.get("top", 2))
     return _ordered(op, s, flags, _permuted(flags, (1.0 + 1.0 / top, 2.0 + 1.0 / top), 1))
 
@@ -553,11 +553,11 @@ def _expert_bias(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
 def _recorded(op: Op, s: Sizes, flags: frozenset[str]) -> Calls:
     """Kernels as they were recorded, by their size: those `once` do not grow with the batch."""
     n = _rows(s, "batch") if op.options.get("once") else _rows(s)
-    there, back = ([_said(k, n) for k in op.options[way]] for way in ("forward", "backward"))
+    there, back = ([_call(k, n) for k in op.options[way]] for way in ("forward", "backward"))
     return there, back
 
 
-def _said(kernel: tuple[Any, ...], n: Number) -> Call:
+def _call(kernel: tuple[Any, ...], n: Number) -> Call:
     kind, grows, fixed, moved, dtype, work = kernel
     shape = {key: share * n for key, share in grows} | dict(fixed)
     return Call(kind, shape, dtype, flops=work * n, bytes=moved * n)

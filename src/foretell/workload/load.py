@@ -218,7 +218,7 @@ def is_source(name: str) -> bool:
 
 
 def has_arguments(text: str) -> bool:
-    """Whether a text is a script or a module with arguments, in the words of a shell."""
+    """Whether a text is a command line: a script or a module with arguments."""
     is_line = text.startswith("-m ") or ".py " in text or ".py' " in text
     return is_line and not is_there(text.partition(":")[0])
 
@@ -228,13 +228,13 @@ def _built_in(text: str) -> Workload:
     name, given = spec.split(text)
     if (known := config.published().get(name.lower())) is not None:
         return _configured(known, text, where=name)
-    said: dict[str, str] = {}
+    options: dict[str, str] = {}
     if _plain(name) in NAMED:
-        name, said = spec.split(NAMED[_plain(name)])
+        name, options = spec.split(NAMED[_plain(name)])
     if name not in FAMILIES:
         raise unknown("workload", name, names())
     kind = family(name)
-    made = kind.of(said | config.renamed(given, kind.__dataclass_fields__))
+    made = kind.of(options | config.renamed(given, kind.__dataclass_fields__))
     if not isinstance(made, Family):
         raise InputError(f"`{name}` makes no workload")
     return _checked(_built(made, text), text)

@@ -159,7 +159,7 @@ class Workload:
 
     name: str  # the spec it was made from: `gpt:layers=24,…`
     layers: tuple[Layer, ...]  # in forward order
-    batch: int = 1  # samples of one step where a plan says nothing
+    batch: int = 1  # default samples of one step
     dtype: str = "bf16"
     tied: tuple[tuple[str, str], ...] = ()  # (layer/weight that is kept, layer/weight that is it)
     unit: str = "samples"  # what a sample is called
@@ -199,7 +199,7 @@ class Workload:
 
     @cached_property
     def ends(self) -> tuple[float, float]:
-        """What stands before and behind the blocks, in blocks: layers further in by their flops."""
+        """Embedding and head as a share of a block, by flops."""
         places = [at for at, layer in enumerate(self.layers) if layer.is_block]
         work = [layer.times * _flops(layer) for layer in self.layers]
         each = sum(work[at] for at in places) / max(self.num_blocks, 1)
@@ -240,7 +240,7 @@ class Workload:
 
 
 def _flops(layer: Layer) -> float:
-    """Of one sample through a layer once, forward and backward."""
+    """Flop of one sample through a layer once, forward and backward."""
     from foretell.workload.kernels import flops
 
     return sum(flops(op, op.sizes({})) for op in layer.works())

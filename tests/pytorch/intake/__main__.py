@@ -45,7 +45,7 @@ def _row(case: Case) -> tuple[str, str, str, str]:
 
 def _about(case: Case) -> str:
     name = case.name.replace(".", "/") + ".py" if case.is_module else case.name
-    said = ast.get_docstring(ast.parse((SCRIPTS / name).read_text())) or "Nothing is said."
+    said = ast.get_docstring(ast.parse((SCRIPTS / name).read_text())) or "No docstring."
     return said.splitlines()[0]
 
 

@@ -119,9 +119,7 @@ class Case:
     op: str
     direction: str  # forward, backward; dgrad and wgrad where a backward has two parts; step
     dtype: str  # fp32, tf32, bf16, fp16; `fp32>bf16` for a cast; amp_bf16 for host costs
-    layout: (
-        str  # how the operands lie in memory, in the words of the op; `-` where there is one way
-    )
+    layout: str  # memory layout of the operands, as the op names it; `-` where there is one way
     shape: tuple[tuple[str, Size], ...]
 
     def __getitem__(self, name: str) -> int:

@@ -151,7 +151,7 @@ def _done(out: Path) -> set[str]:
 
 
 class _Log:
-    """Files that grow while a sweep runs, and a word now and then to the person who waits."""
+    """Files that grow while a sweep runs, and progress messages."""
 
     def __init__(self, out: Path, goes_on: bool, is_quiet: bool = False) -> None:
         self.out, self.is_quiet = out, is_quiet
@@ -183,10 +183,10 @@ class _Log:
         for asked, found in results:
             self.row(asked, found)
 
-    def words(self, said: str) -> None:
-        """Tell the person who waits."""
+    def words(self, text: str) -> None:
+        """Print a progress message."""
         if not self.is_quiet:
-            print(said, end="", file=sys.stderr, flush=True)
+            print(text, end="", file=sys.stderr, flush=True)
 
     def _append(self, end: str, line: str) -> None:
         with Path(f"{self.out}{end}").open("a", encoding="utf-8") as file:

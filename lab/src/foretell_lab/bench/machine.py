@@ -69,9 +69,9 @@ def smi() -> dict[str, str]:
     """Driver, clocks, power limit and temperature, as nvidia-smi tells them now."""
     if not shutil.which("nvidia-smi"):
         return {}
-    asked = ["nvidia-smi", f"--query-gpu={_SMI}", "--format=csv,noheader,nounits"]
-    told = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=20)
-    values = told.stdout.splitlines()[0].split(", ") if told.returncode == 0 and told.stdout else []
+    command = ["nvidia-smi", f"--query-gpu={_SMI}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+    values = done.stdout.splitlines()[0].split(", ") if done.returncode == 0 and done.stdout else []
     return dict(zip(_SMI.split(","), values, strict=False))
 
 

@@ -47,7 +47,7 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class Game:
-    """What came of one game."""
+    """The record of one game."""
 
     name: str
     gain: float  # times as fast as data parallelism, or as its start where that does not fit

@@ -1,7 +1,7 @@
 """Layouts predicted against layouts run: rows of published and measured tables, each as a request.
 
 A row is a workload, a cluster and a plan as a user would write them, and the seconds someone
-measured. What a table leaves out and its authors published elsewhere is said beside it.
+measured. Settings that a table leaves out and its authors published elsewhere are noted beside it.
 """
 
 from __future__ import annotations

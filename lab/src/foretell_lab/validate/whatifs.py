@@ -215,7 +215,7 @@ def _shares(rows: list[Row]) -> str:
 
 
 def _causes(rows: list[Row]) -> str:
-    """Who holds up the rows that are far off."""
+    """The bottleneck of rows with large errors."""
     far = [r for r in rows if abs(r.error) > FAR]
     told = [f"{sum(r.holder == who for r in far)} by the {who}" for who in HOLDERS]
     worst = max(rows, key=lambda r: abs(r.error))

@@ -1,4 +1,4 @@
-"""What tables of measurements call models and machines, in the words of foretell."""
+"""Names of models and machines in tables of measurements, as foretell names them."""
 
 from __future__ import annotations
 

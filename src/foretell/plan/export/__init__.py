@@ -1,4 +1,4 @@
-"""Plans in the words of programs that people already run: text only, none of them is needed.
+"""Plans as settings of other programs: text only, none of them needs to be installed.
 
     export(plan, "megatron")      {"arguments.txt": "--tensor-model-parallel-size 8 …"}
 

@@ -39,7 +39,7 @@ def deepspeed(plan: Plan) -> dict[str, str]:
 
 
 def read_deepspeed(text: str, ranks: int) -> Plan:
-    """The plan in a DeepSpeed configuration for so many ranks; `auto` says nothing."""
+    """The plan in a DeepSpeed configuration for so many ranks; `auto` sets nothing."""
     try:
         given = json.loads(text)
     except ValueError as error:

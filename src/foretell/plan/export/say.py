@@ -1,4 +1,4 @@
-"""What an exporter says of a field that the other program has no word for."""
+"""Errors of exporters for fields that the other program has no setting for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SILENT = {"framework", "model", "cluster"}
 
 
 def require(plan: Plan, program: str, said: set[str]) -> None:
-    """Raise where a plan says more than a program can be given."""
+    """Raise where a plan has fields that a program has no setting for."""
     plain = Plan()
     if plan.placement == tuple(range(plan.ranks)):
         plan = plan.but(placement=())

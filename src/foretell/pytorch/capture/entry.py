@@ -171,7 +171,7 @@ def _arch(on: str) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What torch warns of when devices are pretended is no news to the user."""
+    """Silence torch's warnings about fake devices."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
     log.setLevel(logging.CRITICAL)  # it reports errors that are raised as well

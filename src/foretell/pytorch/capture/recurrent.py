@@ -26,7 +26,7 @@ def is_recurrent(name: str, args: Sequence[Any]) -> bool:
 
 
 def recurrent(kind: str, cast: Callable[..., tuple[Tensor, ...]], *args: Any) -> tuple[Any, ...]:
-    """What `torch.lstm`, `torch.gru` and the plain ones answer, for whole or packed sequences."""
+    """Outputs of `torch.lstm`, `torch.gru` and `torch.rnn_*`, for padded or packed sequences."""
     if isinstance(args[1], Tensor) and not args[1].is_floating_point():
         input, sizes, *rest = args
         return _run(kind, cast, (input, *rest, False), sizes.tolist())

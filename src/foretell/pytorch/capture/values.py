@@ -138,7 +138,7 @@ class Values:
         self._note(made, real)
 
     def answer(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """What an operator makes whose sizes depend on values, None where those are not known."""
+        """Result of an operator with data-dependent sizes; None where the values are unknown."""
         given = tensors_in((args, kwargs))
         if not given or any(self.of(t) is None for t in given):
             return None
@@ -169,7 +169,7 @@ class Values:
         if func._schema.name in _EMPTY and any(t.numel() > 1 for t in out):
             return False  # memory that nothing was written to
         if not given and _is_drawn(func) and any(t.numel() > 1 for t in _floats(out)):
-            return False  # a random batch says nothing of the user's
+            return False  # a random batch is not representative of the user's
         return bool(out) and sum(t.numel() for t in (*given, *out)) <= SMALL
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -347,7 +347,7 @@ def _in(layer: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says before it goes into detail."""
+    """The first line of an error message."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return line if len(line) <= _LINE else f"{line[:_LINE]}…"
 

@@ -1,4 +1,4 @@
-"""Operators in the words of a trace: op, inputs, number format, bytes and flops.
+"""Operators as a trace describes them: op, inputs, number format, bytes and flops.
 
     in=64x3x224x224+64x3x7x7+-,types=float+float+…,args=-+-+-+2x2+3x3,strides=…
 
@@ -58,7 +58,7 @@ def flops_of(op: str, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> float
 
 
 def grouped_shape(a: Tensor, b: Tensor, offs: Tensor | None, *_: Any) -> tuple[int, ...]:
-    """What a grouped product makes: rows, columns or the shared side are cut into groups."""
+    """Output shape of a grouped matmul: rows, columns or the inner dim are split into groups."""
     if a.dim() == 2 and b.dim() == 2 and offs is not None:
         return (int(offs.shape[0]), int(a.shape[0]), int(b.shape[1]))
     if a.dim() == 3 and b.dim() == 3:
@@ -172,9 +172,9 @@ def shape_text(func: Any, inputs: Sequence[Any]) -> str:
     if name in _ATTENTION:
         return _attention_text(inputs, *_ATTENTION[name])
     strides = [_stride_text(x) for x in inputs]
-    said = f",strides={'+'.join(strides)}" if any(s != "-" for s in strides) else ""
+    layout = f",strides={'+'.join(strides)}" if any(s != "-" for s in strides) else ""
     parts = ["+".join(f(x) for x in inputs) for f in (_dims_text, _type_text, _value_text)]
-    return f"in={parts[0]},types={parts[1]},args={parts[2]}{said}"
+    return f"in={parts[0]},types={parts[1]},args={parts[2]}{layout}"
 
 
 def _attention_text(

@@ -1,7 +1,7 @@
 """Starts a plan on several ranks through torchrun, watches them, and ends them: no torch needed.
 
 A run ends in one of four ways: every rank is done; a rank failed or died, and is named; no rank has
-moved for the time limit, and the one that the others wait for is named; or the person stopped it.
+moved for the time limit, and the one that the others wait for is named; or the user stopped it.
 In all four no process is left: ranks are ended by their own ids, and end by themselves when
 the launcher is gone. A run whose rank failed, died or hung starts again from its last checkpoint,
 as often as was asked for.
@@ -157,7 +157,7 @@ def _captured(
 
 
 def _first_steps(asked: Asked, options: dict[str, Any]) -> dict[str, Any] | None:
-    """What came of comparing a script's first steps, or why they were not."""
+    """Result of comparing a script's first steps, or why they were not compared."""
     path = run_files.kept("verified") / f"{_script_key(asked)}.json"
     if asked.verify == "no":
         return None
@@ -372,7 +372,7 @@ def _is_alive(pid: int) -> bool:
 def _failure(
     folder: Path, ranks: int, process: subprocess.Popen[bytes], nodes: int = 1
 ) -> ForetellError:
-    """Who ended the run: a rank that died unheard, else the first whose failure was its own."""
+    """The rank that ended the run: one that died silently, else the first that failed itself."""
     errors, states = run_files.errors(folder), run_files.states(folder)
     closed = _closed(folder)
     silent = [r for r in _dead(states) if r not in errors and states[r].pid not in closed]

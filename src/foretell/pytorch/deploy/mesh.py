@@ -1,4 +1,4 @@
-"""Who communicates with whom: a plan's axes over ranks, and whether all ranks run the same
+"""Process groups: a plan's axes over ranks, and whether all ranks run the same
 thing.
 
 Ranks are numbered as plans number them (→ foretell.plan.plan): tensor innermost, pipeline

@@ -289,7 +289,7 @@ class Predictor:
     def _asked(self) -> tuple[list[TimedOp], float] | dict[str, Any]:
         """Ops of the step that were not timed yet, and the bytes of its largest message.
 
-        Whatever keeps a step from being captured or priced is said, and the run goes on.
+        A step that cannot be captured or priced gets a note, and the run goes on.
         """
         try:
             self.workload = self.step.workload("cpu")

@@ -91,7 +91,7 @@ class Board:
         """Put this in place of what was there; blanks cover what was longer."""
         line = json.dumps(value).encode()
         self.size = max(self.size, len(line))
-        with suppress(OSError):  # a full disk is told of by what has to be written
+        with suppress(OSError):  # a full disk is reported by required writes
             os.pwrite(self.file, line.ljust(self.size), 0)
 
 

@@ -244,9 +244,9 @@ class Capturing:
         self.leave({"graph": self.request.output, "is_real": self.fakes is None})
 
     def _formats(self) -> Formats:
-        told = self.request.options.get("tf32")
-        if told is not None:
-            return Formats(told, told)
+        tf32 = self.request.options.get("tf32")
+        if tf32 is not None:
+            return Formats(tf32, tf32)
         return Formats(torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
 
     def _facts(self) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def main(path: Path) -> None:
 
 
 def job_of(request: Request, is_started: bool = False) -> Any:
-    """What a request asks for; `is_started`: in a process that the script started itself."""
+    """The job of a request; `is_started`: in a process that the script started itself."""
     from foretell.pytorch.intake.profiled import Profiling
 
     script = request.script
@@ -130,25 +130,25 @@ def single_rank(script: Script) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    told = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
-    for name, value in {**told, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+    job = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
+    for name, value in {**job, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
         os.environ.setdefault(name, str(value))
 
 
 def _exited(code: Any) -> dict[str, Any]:
     """A script that ended itself; what it printed, the process that started this one knows."""
-    said = f"exited with {code}" if isinstance(code, int) else f"exited: {str(code).strip()}"
-    return {"error": said, "is_exit": True, "is_final": code == _USAGE}
+    message = f"exited with {code}" if isinstance(code, int) else f"exited: {str(code).strip()}"
+    return {"error": message, "is_exit": True, "is_final": code == _USAGE}
 
 
 def _message(script: Script, error: BaseException) -> str:
-    """What stopped a script, and the innermost line of the user's own code it passed through."""
+    """The error of a script, and the innermost line of the user's own code."""
     place = ""
     for frame in traceback.extract_tb(error.__traceback__):
         packaged = ("site-packages", "dist-packages", "<frozen", f"{os.sep}lib{os.sep}python")
         if not frame.filename.startswith(_OURS) and not any(p in frame.filename for p in packaged):
             place = f" at {frame.filename}:{frame.lineno}"
     line = (str(error).strip().splitlines() or [""])[0]
-    said = f"{type(error).__name__}: {line}" if line else type(error).__name__
+    message = f"{type(error).__name__}: {line}" if line else type(error).__name__
     hint = "does it run by itself? --show-output lets through what it prints"
-    return f"`{script}` stopped{place}: {said}\n\nhint: {hint}"
+    return f"`{script}` stopped{place}: {message}\n\nhint: {hint}"

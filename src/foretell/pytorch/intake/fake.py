@@ -122,7 +122,7 @@ def has_fake(values: Any) -> bool:
 
 
 def read_back(fake: Tensor) -> Tensor:
-    """What comes back from a GPU that computes nothing: ones, and zeros for whole numbers."""
+    """Values read back from a fake GPU: ones, and zeros for integers."""
     is_one = fake.is_floating_point() or fake.is_complex() or fake.dtype is torch.bool
     with _alone():
         return torch.full(tuple(fake.shape), 1 if is_one else 0, dtype=fake.dtype)
@@ -164,7 +164,7 @@ class Device(TorchDispatchMode):  # type: ignore[misc]
             return func(*args, **kwargs)
 
     def _scalar(self, fake: Tensor) -> Any:
-        """The value of a fake number; a line that tests it in a loop gets the other truth value."""
+        """The value of a fake number; a line that tests it in a loop gets the other boolean."""
         found = read_back(fake).item()
         if fake.dtype is not torch.bool:
             return found
@@ -366,7 +366,7 @@ def _always(value: Any) -> Callable[..., Any]:
 
 
 class OneRank(Module):  # type: ignore[misc]
-    """What stands for a wrapper that would spread a model over ranks: the model as it is."""
+    """Stand-in for a wrapper that would distribute a model: the model itself."""
 
     def __init__(self, module: Module, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -386,7 +386,7 @@ class OneRank(Module):  # type: ignore[misc]
 
 
 def _init_group(plain: Callable[..., None]) -> Callable[..., None]:
-    """Process groups of one rank that say nothing: fake tensors cannot be sent."""
+    """Process groups of one rank without communication: fake tensors cannot be sent."""
 
     def init(*args: Any, **kwargs: Any) -> None:
         from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -410,7 +410,7 @@ def _run_first(fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **options: 
 
 
 def _stand_ins(fakes: Fakes, shows_gpu: bool) -> list[tuple[Any, str, Any]]:
-    """What a script finds instead of torch's own while the GPU is pretended."""
+    """Replacements of torch's functions while the GPU is fake."""
     from torch import distributed
     from torch.distributed import fsdp
     from torch.nn import parallel

@@ -42,18 +42,18 @@ def launch(
     ranks: int = 1,
     progress: Progress | None = None,
     show: bool = False,
-    told: dict[str, str] | None = None,
+    environment: dict[str, str] | None = None,
 ) -> list[dict[str, Any]]:
     """Run a script on so many ranks; the result of each, by rank.
 
-    With `ranks` 1 the process is one rank of whatever job this one belongs to. `told` is put into
-    the environment of the script.
+    With `ranks` 1 the process is one rank of whatever job this one belongs to. `environment` is
+    added to the variables of the script.
     """
     path = request.write()
     log = Path(request.folder) / "output"
     try:
         with open(log, "wb") as hidden, _terminated_as_interrupted():
-            processes = _started(path, ranks, None if show else hidden, told or {})
+            processes = _started(path, ranks, None if show else hidden, environment or {})
             try:
                 _waited(processes, request, progress)
             finally:
@@ -67,10 +67,10 @@ def launch(
 
 
 def _started(
-    path: Path, ranks: int, output: IO[bytes] | None, told: dict[str, str]
+    path: Path, ranks: int, output: IO[bytes] | None, environment: dict[str, str]
 ) -> list[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "foretell.pytorch.intake", str(path)]
-    job = told if ranks == 1 else {**told, **_job(ranks)}
+    job = environment if ranks == 1 else {**environment, **_job(ranks)}
     named = ranks > 1
     into: Any = sys.stderr.fileno() if output is None and _has_file(sys.stderr) else output
     return [
@@ -91,14 +91,14 @@ def _has_file(stream: Any) -> bool:
 
 
 def _job(ranks: int) -> dict[str, str]:
-    """What ranks find in their environment when `torchrun` starts them."""
+    """Environment variables that `torchrun` sets."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1}
-    told |= {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-    told |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    return {name: str(value) for name, value in told.items()}
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1}
+    job |= {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    job |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    return {name: str(value) for name, value in job.items()}
 
 
 def _waited(
@@ -155,8 +155,8 @@ def _answer(
     if place.is_file():
         found: dict[str, Any] = json.loads(place.read_text())
     else:
-        said = f"ended with {process.returncode} before anything was seen of it"
-        found = {"error": said, "is_exit": True}
+        message = f"ended with {process.returncode} before anything was seen of it"
+        found = {"error": message, "is_exit": True}
     if found.get("is_exit"):
         what = f"rank {rank} of `{request.script}`" if rank else f"`{request.script}`"
         found["error"] = f"{what} {found['error']}{_printed(log)}\n\nhint: {_HINT}"
@@ -167,10 +167,10 @@ _HINT = "its own arguments stand behind its name; in whatif, advise and plan beh
 
 
 def _printed(log: Path) -> str:
-    """What a script printed last, where that was kept."""
+    """The last output of a script, where it was kept."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    said = [line for line in lines[-_TAIL:] if line]
-    return f"; it printed last: {said[-1]}" if said else ""
+    printed = [line for line in lines[-_TAIL:] if line]
+    return f"; it printed last: {printed[-1]}" if printed else ""
 
 
 def _more(request: Request, first: int) -> list[dict[str, Any]]:
@@ -198,7 +198,7 @@ def capture_script(
     show: bool = False,
     progress: Callable[[str, float], None] | None = None,
 ) -> tuple[str, ...]:
-    """Write the graph of one training step of a script; what there is to say of how it was made."""
+    """Write the graph of one training step of a script; notes on how it was made."""
     check(script)
     options = {"on": on, "share": share, "tf32": tf32}
     for is_real, more in _WAYS:

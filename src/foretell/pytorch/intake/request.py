@@ -68,10 +68,10 @@ class Request:
 
     @classmethod
     def read(cls, path: Path) -> Request:
-        told = json.loads(path.read_text())
-        script, wanted = told.pop("script"), Wanted(**told.pop("wanted"))
+        stored = json.loads(path.read_text())
+        script, wanted = stored.pop("script"), Wanted(**stored.pop("wanted"))
         script["args"] = tuple(script["args"])
-        return cls(**told, script=Script(**script), wanted=wanted)
+        return cls(**stored, script=Script(**script), wanted=wanted)
 
     def answer(self, rank: int) -> Path:
         """Where a rank writes the result of its run."""

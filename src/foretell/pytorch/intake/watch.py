@@ -3,7 +3,7 @@
 A step ends when an optimizer has stepped. Where several optimizers take turns (a GAN, an optimizer
 a parameter), a step is the shortest pattern of turns that repeats. Gradient accumulation is
 backward passes without an optimizer's step, so it needs no rule of its own. A script without any
-optimizer of torch's kind is told apart by its backward passes, and one that marks its steps by the
+optimizer of torch's kind is recognized by its backward passes, and one that marks its steps by the
 marks.
 """
 
@@ -35,7 +35,7 @@ _LONG = 4096  # turns after which a pattern that never repeats is no longer look
 
 
 class Listener(Protocol):
-    """What wants to know of the steps of a script."""
+    """Observer of the steps of a script."""
 
     def step_ended(self, is_new: bool) -> None:
         """A step has ended; `is_new`: what a step is has just been understood anew."""

@@ -91,7 +91,7 @@ class Recorder:
             self._open.close()
 
     def measured(self) -> dict[str, Any]:
-        """What the trace's reader finds: seconds and bytes."""
+        """Measurements for the trace's reader: seconds and bytes."""
         assert self.plain is not None
         assert self.profiled is not None
         return {

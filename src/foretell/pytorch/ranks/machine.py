@@ -62,8 +62,8 @@ def refused(networks: Iterable[str]) -> str:
 def measure_machine(pools: Pools, setups: Collection[Setup], tell: OnProgress) -> dict[str, Any]:
     """Links and cores of every number of ranks and network."""
     path = pools.folder / MACHINE
-    told = this_machine() | {"pinned": pools.pin, "each": _each(pools.pin, setups)}
-    found = read(path) or {"machine": told, "links": [], "cores": [], "fits": []}
+    machine = this_machine() | {"pinned": pools.pin, "each": _each(pools.pin, setups)}
+    found = read(path) or {"machine": machine, "links": [], "cores": [], "fits": []}
     if "ceilings" not in found:
         found["ceilings"] = pools.pool(1, network(LOOPBACK)).ask({"do": "ceilings"})[0]
     for ranks, name in sorted(set(setups)):
@@ -122,7 +122,7 @@ def write_cluster(folder: Path, machine: dict[str, Any], network: str, ranks: in
 
 
 def cluster_text(
-    told: dict[str, Any], fit: dict[str, Any], rates: dict[str, float], network: str = LOOPBACK
+    machine: dict[str, Any], fit: dict[str, Any], rates: dict[str, float], network: str = LOOPBACK
 ) -> str:
     """A cluster file that `foretell.cluster` reads.
 
@@ -130,17 +130,17 @@ def cluster_text(
     """
     ranks = fit["ranks"]
     lines = [
-        f"# {told['cpu']}, {told['cores']} cores, as measured by `foretell bench`.",
+        f"# {machine['cpu']}, {machine['cores']} cores, as measured by `foretell bench`.",
         'name = "this-machine"',
         f"title = {json.dumps(f'{ranks} ranks over {network}')}",
         "",
         '[device."this-cpu"]',
-        f"title = {json.dumps(told['cpu'] or 'CPU')}",
+        f"title = {json.dumps(machine['cpu'] or 'CPU')}",
         'vendor = "cpu"',
         'arch = "x86"',
         f'memory = "{_memory():.0f} B"',
         f'memory_bandwidth = "{rates.get("bytes", 1e10):.4g} B/s"',
-        f"units = {told['cores']}",
+        f"units = {machine['cores']}",
         f'clock = "{_clock():.4g} Hz"',
         f'l2 = "{_L2} B"',
         f'flops = {{ fp32 = "{rates.get("fp32", 5e10):.4g} flop/s" }}',
@@ -169,5 +169,5 @@ def _clock() -> float:
     """Hertz of a core as the kernel tells them; a server's usual base clock where it does not."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.exists() else []
-    told = [float(line.split(":")[1]) for line in lines if line.startswith("cpu MHz")]
-    return 1e6 * max(told) if told else 2e9
+    clocks = [float(line.split(":")[1]) for line in lines if line.startswith("cpu MHz")]
+    return 1e6 * max(clocks) if clocks else 2e9

@@ -16,8 +16,8 @@ _SYSTEM = Path("/sys/devices/system/cpu")
 
 def allowed() -> int:
     """How many processors this process may use; all of them where the system does not tell."""
-    told = getattr(os, "sched_getaffinity", None)
-    return len(told(0)) if told else os.cpu_count() or 1
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def cores(system: Path = _SYSTEM) -> list[frozenset[int]]:

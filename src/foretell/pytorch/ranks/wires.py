@@ -131,15 +131,15 @@ class Switch:
     def run(self) -> None:
         """Forward until the process that started this is gone."""
         where = {fd: port for port, fd in enumerate(self.ports)}
-        told = sys.stdin.fileno()
+        control = sys.stdin.fileno()
         while True:
             now = time.monotonic()
             while self.waiting and self.waiting[0][0] <= now:
                 _, _, port, frame = heapq.heappop(self.waiting)
                 _write(self.ports[port], frame)
             wait = max(0.0, self.waiting[0][0] - now) if self.waiting else 1.0
-            for fd in select.select([told, *self.ports], [], [], wait)[0]:
-                if fd == told:
+            for fd in select.select([control, *self.ports], [], [], wait)[0]:
+                if fd == control:
                     return
                 self._read(fd, where[fd])
 

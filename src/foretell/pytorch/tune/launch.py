@@ -114,8 +114,8 @@ def _read(folder: Path) -> dict[str, Any]:
     errors = run_files.errors(folder)
     if errors:
         rank = min(errors, key=lambda r: errors[r]["time"])
-        told = errors[rank]
-        raise InputError(f"rank {rank} failed: {told['message']}", hint=told["hint"])
+        error = errors[rank]
+        raise InputError(f"rank {rank} failed: {error['message']}", hint=error["hint"])
     found = run_files.results(folder)
     if 0 not in found:
         last = (folder / "log").read_text(errors="replace").strip().splitlines()[-3:]

@@ -1,4 +1,4 @@
-"""What one rank of `foretell tune-ddp` does, in the words of `foretell run`'s scripts.
+"""One rank of `foretell tune-ddp`, for scripts as `foretell run` takes them.
 
 profile   the model on every rank at once, a message of all its gradients going beside the
           backward: when each gradient is there, how long a step computes and updates; then
@@ -228,9 +228,9 @@ def verify(script: ModuleType, asked: Asked, device: str, count: _Count) -> list
 
 def _slowest(seconds: float, device: str) -> float:
     """What the slowest rank measured."""
-    told = torch.tensor([seconds], dtype=torch.float64, device=device)
-    dist.all_reduce(told, op=dist.ReduceOp.MAX)
-    return float(told)
+    slowest = torch.tensor([seconds], dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return float(slowest)
 
 
 def _wait(device: str) -> None:

@@ -34,8 +34,8 @@ function gaps(idle) {
       ),
       idle.gaps.length
         ? table(
-            ["longest gaps at>", "idle>", "cause", "before", "module"],
-            idle.gaps.slice(0, 6).map(g => [time(g.at_s), time(g.seconds), joined(g.cause), cut(g.before, 30), cut(g.module, 24)]),
+            ["longest, at>", "idle>", "cause", "before", "module"],
+            idle.gaps.slice(0, 6).map(g => [time(g.at_s), time(g.seconds), joined(g.cause), whole(g.before, 18), whole(g.module, 14)]),
           )
         : null,
     ),
@@ -162,8 +162,8 @@ function kernelTable(kernels, roof, bound) {
     table(
       ["op", ...(named ? ["kernel"] : []), ...(placed ? ["module"] : []), "calls>", "time>", "share>", "compute>", "memory>", "bound by", "of roofline>"],
       kernels.map(k => [
-        whole(k.op, 32),
-        ...(named ? [whole(k.kernel, 28)] : []),
+        whole(k.op, 26),
+        ...(named ? [whole(k.kernel, 24)] : []),
         ...(placed ? [whole(k.module || "", 18)] : []),
         count(k.count),
         time(k.step_s),
@@ -287,7 +287,7 @@ function roofline(kernels, roof) {
   return el(
     "figure",
     {},
-    scrolled(svg, width),
+    scrolled(svg, width - 90),
     legend(Object.entries(colour).filter(([k]) => points.some(p => p.bound === k)).map(([k, v]) => [k + "-bound", "var(" + v + ")"])),
   );
 }

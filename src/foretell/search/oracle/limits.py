@@ -132,7 +132,9 @@ def findings(
     parts = {n: float(getattr(found, n)[row]) / step for n in _PARTS}
     told = _halo(plan, parts, step, workload, cluster)
     told += [
-        Finding(name, parts[part], f"{parts[part]:.0%} of the step", _remedy(plan, part, remedy))
+        Finding(
+            name, parts[part], f"{100 * parts[part]:.0f} % of the step", _remedy(plan, part, remedy)
+        )
         for part, (name, remedy) in _PARTS.items()
         if parts[part] > SHARE and part != "compute"
     ]
@@ -165,7 +167,7 @@ def _halo(
     parts["talk"] -= share
     if share <= SHARE:
         return []
-    evidence = f"{share:.0%} of the step goes to the borders of split images"
+    evidence = f"{100 * share:.0f} % of the step goes to the borders of split images"
     return [Finding("halo exchange", share, evidence, "cut fewer dims, or larger images")]
 
 
@@ -187,7 +189,7 @@ def _uneven(
     share = imbalance(plan, workload, cluster) * (1 - parts["reduce"] - parts["update"])
     if share <= SHARE:
         return []
-    evidence = f"stages wait {share:.0%} of the step for the slowest"
+    evidence = f"stages wait {100 * share:.0f} % of the step for the slowest"
     return [Finding("imbalance", share, evidence, "layers=…: fewer blocks on the slowest stage")]
 
 
@@ -199,7 +201,9 @@ def _split(
     share = seconds / float(found.step[row])
     if share <= SHARE:
         return []
-    evidence = f"split {ways} ways, kernels take {share:.0%} of the step beyond 1/{ways} of one's"
+    evidence = (
+        f"split {ways} ways, kernels take {100 * share:.0f} % of the step beyond 1/{ways} of one's"
+    )
     return [Finding("redundant compute", share, evidence, "split less, or data beside it")]
 
 
@@ -209,9 +213,8 @@ def _input(plan: Plan, step: float, workload: Workload, cluster: Cluster) -> lis
     share = each / intake(cluster) / step
     if share <= SHARE:
         return []
-    evidence = (
-        f"{each / step / 1e9:.2g} GB/s of samples a node, {share:.0%} of what its links bring"
-    )
+    rate = f"{each / step / 1e9:.2g} GB/s of samples per node"
+    evidence = f"{rate}, {100 * share:.0f} % of the bandwidth of its links"
     remedy = "prefetch, smaller formats, or samples kept near the nodes"
     return [Finding("input", share, evidence, remedy)]
 
@@ -221,7 +224,7 @@ def _again(plan: Plan, found: Estimate, row: int) -> list[Finding]:
     if plan.recompute == "none":
         return []
     share = AGAIN[plan.recompute] * float(found.compute[row] / found.step[row])
-    evidence = f"recompute={plan.recompute}: about {share:.0%} of the step runs again"
+    evidence = f"recompute={plan.recompute}: about {100 * share:.0f} % of the step runs again"
     return [Finding("redundant compute", share, evidence, "recompute=none where memory allows")]
 
 
@@ -261,7 +264,7 @@ def _lost(
     used = work / peak / busy if busy else 1.0
     if used > 0.35:
         return []
-    evidence = f"kernels reach {used:.0%} MFU"
+    evidence = f"kernels reach {100 * used:.0f} % MFU"
     return [Finding("small kernels", 1 - used, evidence, "split less, or larger micro-batches")]
 
 

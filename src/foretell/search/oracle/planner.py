@@ -46,7 +46,7 @@ class Oracle(Planner):
         baselines[strategy(found.best.plan)] = found.best.step  # simulated, not estimated
         usual = next((baselines[n] for n in USUAL if n in baselines), max(baselines.values()))
         progress("done", found.best.step)
-        notes = (f"{found.fitting} of {found.layouts} layouts fit; gap {found.gap:.1%}",)
+        notes = (f"{found.fitting} of {found.layouts} layouts fit; gap {100 * found.gap:.1f} %",)
         return Planned(
             found.best.plan.but(model=workload.fingerprint()), found.best.step, usual, baselines,
             found.bound, found.layouts, time.process_time() - begin, notes,

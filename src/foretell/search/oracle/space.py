@@ -153,7 +153,7 @@ def _with_options(
     share = batch // degrees["dp"]
     is_piped, is_long = degrees.get("pp", 1) > 1, workload.most("tp") > 1
     for micro, recompute, zero, (schedule, chunks), offload in product(
-        _micro(share, space, is_piped or is_long),
+        _micro(share, space, workload.batch if is_piped or is_long else 0),
         space.recompute if is_long else PLAIN,
         space.zero if _shares(degrees) else (0,),
         _schedules(workload, degrees.get("pp", 1), space),
@@ -177,13 +177,13 @@ def _shares(degrees: dict[str, Any]) -> bool:
     return degrees["dp"] > 1 and not {"filter", "channel", "spatial"} & set(degrees)
 
 
-def _micro(share: int, space: Space, is_split: bool) -> Sequence[int]:
-    """Micro-batches that divide a rank's share; its whole share where nothing asks for less."""
-    some = [m for m in space.micro_batch if share % m == 0] if is_split else []
+def _micro(share: int, space: Space, own: int) -> Sequence[int]:
+    """Micro-batches that divide a rank's share, the model's `own` among them; all of it if 0."""
+    some = sorted({m for m in (*space.micro_batch, own) if share % m == 0}) if own else []
     if space.whole_share:
         halves = [share >> k for k in range(share.bit_length()) if share % (1 << k) == 0]
         return sorted({*some, *halves})
-    return some or ((1,) if is_split else (share,))
+    return some or ((1,) if own else (share,))
 
 
 def _schedules(workload: Workload, pp: int, space: Space) -> list[tuple[str, int]]:

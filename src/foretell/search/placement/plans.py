@@ -1,7 +1,7 @@
 """A placement as a plan, and a plan's seconds on the evaluator.
 
 Where all groups run on one set of ranks the plan has `dp`, `shares`, `placement` and `sync`, which
-deploy. Equal stages become `pp`. What has no such words is said group by group in `groups`: first
+deploy. Equal stages become `pp`. Other placements are written group by group in `groups`: first
 and last layer, the way its replicas agree, and rank:samples of each.
 """
 

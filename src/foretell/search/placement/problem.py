@@ -438,7 +438,7 @@ def with_servers(problem: Problem, group: int) -> list[Action]:
 
 
 def text(problem: Problem, placement: Placement, served: Sequence[int] = ()) -> str:
-    """A placement for a reader: one line for each run of groups that choose the same."""
+    """A placement as text: one line for each run of groups that choose the same."""
     placement = canonical(problem, placement)
     lines, first = [], 0
     for g in range(1, len(placement.actions) + 1):
@@ -460,7 +460,7 @@ def text(problem: Problem, placement: Placement, served: Sequence[int] = ()) -> 
 
 
 def _serving(problem: Problem, served: Sequence[int]) -> str:
-    """Who serves some groups, in words; numbers of ranks would follow the order of a file."""
+    """The servers of some groups as text; rank numbers would depend on the order of a file."""
     counts: dict[str, int] = {}
     for place in sorted({place for place in served if place >= 0}):
         kind = int(problem.tables.kind[problem.tables.cell_of[place]])

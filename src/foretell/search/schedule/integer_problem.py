@@ -292,7 +292,7 @@ def makespan(ticks: Ticks, micro_batches: int) -> Fraction:
 
 
 def residences(ticks: Ticks, device: int) -> list[Residence] | None:
-    """Who gives back what whom took on a device; None where a block gives before it is due."""
+    """Pairs of blocks that take and release memory; None where a release comes first."""
     reach = ticks.reach
     open_: list[list[int]] = []
     found: list[Residence] = []

@@ -86,7 +86,7 @@ def _phases(d: RankStep) -> Array:
 
 
 def _in_closures(d: RankStep, backward: Array) -> Array:
-    """What runs in an optimizer's step before a backward pass ends there: it was given a closure.
+    """Events in an optimizer's step before its backward pass ends: the step has a closure.
 
     An optimizer that steps inside a backward pass is no such case.
     """
@@ -161,21 +161,21 @@ def say_collectives(d: RankStep, op_place: Array, columns: dict[str, Array], tex
     e, work = d.events, d.device.work
     comm = by_name(e.texts, e.name[work.event], lambda text: int(is_collective(text)))
     for k in np.flatnonzero(comm).tolist():
-        kind, op, size, group = _said(d, k, int(op_place[k]))
+        kind, op, size, group = _message(d, k, int(op_place[k]))
         columns["kind"][k], columns["op"][k] = kind, texts.number(op)
         columns["comm_bytes"][k], columns["group"][k] = size, texts.number(group)
         columns["phase"][k] = Phase.COMMUNICATE
 
 
-def _said(d: RankStep, k: int, op_place: int) -> tuple[Kind, str, float, str]:
+def _message(d: RankStep, k: int, op_place: int) -> tuple[Kind, str, float, str]:
     """Kind, op, bytes and group: from the kernel's own words, its operator's, or the note's."""
     e, event = d.events, d.device.work.event[k]
     message = e.messages[e.message[event]]
     if message is None and op_place != NONE:
         message = e.messages[e.message[d.nest.event[op_place]]]
     note = _note_of(d, k)
-    said = message.collective if message else e.texts[e.name[note]] if note != NONE else ""
-    kind, op = collective(e.texts[e.name[event]], said)
+    text = message.collective if message else e.texts[e.name[note]] if note != NONE else ""
+    kind, op = collective(e.texts[e.name[event]], text)
     if message:
         size = float(max(message.sent, message.received) * element_bytes(message.element))
     else:
@@ -316,10 +316,10 @@ class Part:
 
 def part(d: RankStep, texts: Texts) -> Part:
     """The columns of one rank."""
-    w, said = waits(d), labels(d)
+    w, found = waits(d), labels(d)
     both = shared(d, w.source, w.target)
     lane_of_thread, lane_of_stream, lanes = _lanes(d)
-    host, device = _host_columns(d, w, said, texts), _device_columns(d, said, texts)
+    host, device = _host_columns(d, w, found, texts), _device_columns(d, found, texts)
     device["seconds"][both.work] = both.seconds
     host["lane"] = lane_of_thread[d.host.thread]
     device["lane"] = lane_of_stream[d.device.work.stream]
@@ -371,7 +371,7 @@ def _lanes(d: RankStep) -> tuple[Array, Array, list[tuple[str, LaneKind]]]:
 
 
 def _stream_kind(d: RankStep, stream: int) -> LaneKind:
-    """What a stream is for: what it spends most of its time on."""
+    """The purpose of a stream: the kind of work that takes most of its time."""
     e, work = d.events, d.device.work
     mine = work.stream == stream
     event, took = work.event[mine], (work.end - work.start)[mine]
@@ -381,7 +381,7 @@ def _stream_kind(d: RankStep, stream: int) -> LaneKind:
     return LaneKind.COMPUTE if (e.what[event] == What.KERNEL).any() else LaneKind.COPY
 
 
-def _host_columns(d: RankStep, w: Waits, said: Labels, texts: Texts) -> dict[str, Array]:
+def _host_columns(d: RankStep, w: Waits, found: Labels, texts: Texts) -> dict[str, Array]:
     """A call is named for its operator; a piece of operator time for the outermost around it."""
     h, n, e = d.host, d.nest, d.events
     known = h.label != NONE
@@ -403,8 +403,8 @@ def _host_columns(d: RankStep, w: Waits, said: Labels, texts: Texts) -> dict[str
         "name": np.where(h.is_call, ops, np.where(is_idle, own, units)),
         "seconds": w.seconds,
         "gap": w.gap,
-        "layer": _at(texts.table(said.layers)[said.layer], h.label),
-        "phase": _at(said.phase, h.label, Phase.NONE),
+        "layer": _at(texts.table(found.layers)[found.layer], h.label),
+        "phase": _at(found.phase, h.label, Phase.NONE),
         "shape": _cast_shapes(d, np.where(h.is_call, NONE, op_place), texts),
     }
 
@@ -435,7 +435,7 @@ def _words(
     return found
 
 
-def _device_columns(d: RankStep, said: Labels, texts: Texts) -> dict[str, Array]:
+def _device_columns(d: RankStep, found: Labels, texts: Texts) -> dict[str, Array]:
     e, n, work = d.events, d.nest, d.device.work
     op_place = _launching_op(d)
     shapes, dtypes = _shapes(e.shapes, _at(e.shape[n.event], op_place), texts)
@@ -446,8 +446,8 @@ def _device_columns(d: RankStep, said: Labels, texts: Texts) -> dict[str, Array]
         "name": _words(e.texts, e.name[work.event], texts, str),
         "seconds": d.device.pace.seconds.copy(),
         "gap": d.device.pace.gap,
-        "layer": _at(texts.table(said.layers)[said.layer], op_place),
-        "phase": _at(said.phase, op_place, Phase.NONE),
+        "layer": _at(texts.table(found.layers)[found.layer], op_place),
+        "phase": _at(found.phase, op_place, Phase.NONE),
         "dtype": dtypes,
         "shape": shapes,
         "bytes": e.size[work.event],

@@ -81,7 +81,7 @@ def nest(events: Events, begin: float, end: float) -> Nest:
 
 
 def _range_kinds(events: Events, chosen: Array) -> Array:
-    """What each event tells of itself and of what lies in it."""
+    """Range kinds of each event by its own name."""
     what, name = events.what[chosen], events.name[chosen]
     found = np.zeros(len(chosen), np.int64)
     for kind, meaning in ((What.NOTE, range_kind), (What.OP, op_kind)):
@@ -93,7 +93,7 @@ def _range_kinds(events: Events, chosen: Array) -> Array:
 
 
 def _parents(events: Events, chosen: Array) -> Array:
-    """What each event lies in: the last before it on its thread that has not ended."""
+    """Parent of each event: the last earlier one on its thread that has not ended."""
     place, start = events.place[chosen].tolist(), events.start[chosen].tolist()
     end = events.end[chosen].tolist()
     parent: list[int] = []
@@ -149,7 +149,7 @@ def _joined(parent: Array, levels: list[Array], wanted: Array) -> Array:
 
 
 def _inherited(parent: Array, levels: list[Array], tells: Array) -> Array:
-    """What each event tells together with all that it lies in."""
+    """Range kinds of each event and all its parents."""
     found = tells.copy()
     for rows in levels:
         found[rows] |= found[parent[rows]] & ~int(RangeKind.UNIT)
@@ -304,7 +304,7 @@ def _on_host_clock(events: Events, event: Array, call: Array) -> tuple[Array, Ar
 
 @dataclass(frozen=True, eq=False)
 class Pace:
-    """What the device adds to the work of one step, one value a piece of work."""
+    """Gaps and lags that the device adds to the work of a step, one value per kernel."""
 
     seconds: Array  # run time, less what overlaps the work before it on the same stream
     gap: Array  # turnaround behind it
@@ -441,7 +441,7 @@ def rank_step(
 
 
 def _as_found(own: Work, p: Pace, ahead: Array) -> Pace:
-    """What came before the step is no prediction: it ends when it was seen to end.
+    """Work from before the step ends when it was measured to end.
 
     It fills its stream from the beginning of the step on, whatever held it up.
     """

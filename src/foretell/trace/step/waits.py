@@ -81,7 +81,7 @@ def times_of(d: RankStep, *wanted: CallEffect) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class SyncCall:
-    """What a `cuda_sync` event tells of a call: streams as their numbers, NONE where not given."""
+    """A `cuda_sync` event of a call: streams as their numbers, NONE where not given."""
 
     stream: int  # the one that waits, or is waited for by the host
     source: int  # the one whose event is waited for
@@ -89,7 +89,7 @@ class SyncCall:
 
 
 def sync_calls(d: RankStep) -> dict[int, SyncCall]:
-    """What the trace tells of the synchronising calls of a step, by the event of the call."""
+    """The `cuda_sync` events of the synchronising calls of a step, by the event of the call."""
     e, calls = d.events, d.nest.event
     sync = np.flatnonzero(e.what == What.WAIT)
     call = join(e.correlation[sync], e.correlation[calls], calls)
@@ -569,7 +569,7 @@ def _adopted(d: RankStep) -> tuple[Array, Array, Array]:
 
 
 def _own_seconds(d: RankStep, released: Array) -> tuple[Array, Array]:
-    """What each host task takes without waiting, and the untraced time behind it.
+    """Time of each host task without waiting, and the untraced time behind it.
 
     Work can start before its launch returns: the call then ends, for those who wait for it, when
     the work starts, and its thread stays taken until it returns.

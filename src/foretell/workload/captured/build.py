@@ -200,7 +200,7 @@ def _home(names: list[str], path: str, row: Row, unit: str) -> str:
 
 
 def _carried(model: Model, mine: list[int]) -> tuple[Tensor, dict[str, float], dict[str, str]]:
-    """What crosses to the next layer."""
+    """Tensors that the next layer reads."""
     at = mine[-1] + 1
     rows = model.rows
     over = units.crossing(rows, at) or units.crossing(rows, mine[0])  # the last sends on nothing
@@ -250,7 +250,7 @@ def _is_split(op: Op) -> bool:
 
 
 def _notes(graph: Graph, made: Workload) -> list[str]:
-    """What could not be understood, in words."""
+    """Notes on rows that were not recognized."""
     notes = list(_whole(made))
     known = graph.facts.get("parameters")
     if isinstance(known, int | float) and abs(known - made.parameters) > 0.5:

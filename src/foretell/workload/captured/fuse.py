@@ -122,7 +122,7 @@ def _outside(model: Model, rows: list[int]) -> tuple[list[int], list[int]]:
 def _kept(
     model: Model, rows: list[int], given: list[int], made: list[int], main: Op
 ) -> tuple[Tensor, ...]:
-    """What it made that is used outside, and its inputs where its backward needs them."""
+    """Its outputs that are used outside, and its inputs where the backward pass needs them."""
     width = BYTES[model.dtype]
     size = sum(_half(model, model.rows[i]) for i in made)
     drops = [model.rows[i] for i in rows if "dropout" in model.rows[i].op]

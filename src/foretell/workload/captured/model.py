@@ -1,4 +1,4 @@
-"""What is known of a whole recorded step, and what its rows ask of it: sizes, formats, kernels."""
+"""A whole recorded step, and lookups of its rows: sizes, formats, kernels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Piece = Op | Exchange
 
 @dataclass
 class Model:
-    """What is known of the whole step while its rows become ops."""
+    """The whole step while its rows are turned into ops."""
 
     graph: Graph
     rows: Sequence[Row]
@@ -63,7 +63,7 @@ def image_of(row: Row) -> Image | None:
     return Image(dims[1], *dims[-2:], *dims[2:-2])
 
 
-def said(model: Model, task: int, n: float) -> list[tuple[Any, ...]]:
+def kernels_of(model: Model, task: int, n: float) -> list[tuple[Any, ...]]:
     """Kernels of a task for `foretell.workload.kernels`: class, shape by size, bytes, format."""
     graph = model.graph
     op, shape, dtype = (graph.text_of(c, task) for c in ("op", "shape", "dtype"))
@@ -131,7 +131,7 @@ def leaf(path: str, name: str) -> str:
 def kept_of(
     model: Model, row: Row, dims: tuple[str, ...], sizes: Mapping[str, float]
 ) -> tuple[Tensor, ...]:
-    """What the row made that is there until the backward."""
+    """Outputs of the row that are saved until the backward pass."""
     if not row.kept:
         return ()
     own = own_dtype(model, row)
@@ -147,8 +147,8 @@ def as_recorded(model: Model, at: int, name: str, *, when: str = "") -> Op:
     dims, splits = named_dims(model, at)
     n = math.prod(dims.values())
     whole = model.batch * n if row.live else n
-    forward = tuple(k for i in row.tasks for k in said(model, i, whole))
-    back = tuple(k for i in row.back for k in said(model, i, whole))
+    forward = tuple(k for i in row.tasks for k in kernels_of(model, i, whole))
+    back = tuple(k for i in row.back for k in kernels_of(model, i, whole))
     saved = kept_of(model, row, (("batch",) if row.live else ()) + tuple(dims), dims)
     options: dict[str, Any] = {"forward": forward, "backward": back}
     if not row.live:
@@ -167,6 +167,6 @@ def summed_back(model: Model, at: int, name: str, usual: tuple[str, ...]) -> lis
         return []
     dims, splits = named_dims(model, at)
     whole = model.batch * math.prod(dims.values())
-    back = tuple(k for i in more for k in said(model, i, whole))
+    back = tuple(k for i in more for k in kernels_of(model, i, whole))
     options = {"forward": (), "backward": back}
     return [Op(f"{name}.sum", "recorded", dims, splits, options=options, when="!fused")]

@@ -156,7 +156,7 @@ def attention(model: Model, at: int, name: str) -> list[Piece]:
 
 
 def _scores(model: Model, core: Core, dims: Mapping[str, float]) -> tuple[Tensor, ...]:
-    """What was kept of a fused core; what another program keeps that is not fused."""
+    """Tensors saved by fused attention, and by attention that is not fused."""
     rows, scores = ("batch", "heads", "queries", "depth"), ("batch", "heads", "queries", "keys")
     if not core.fused:
         kept = sum(model.rows[i].kept for i in core.rows)
@@ -248,7 +248,7 @@ def _own(model: Model, row: Row, op: Op, window: tuple[str, ...]) -> Op:
 
 
 def _whole_kept(model: Model, row: Row, op: Op) -> tuple[Tensor, ...]:
-    """What a convolution made is kept whole, however its channels are split."""
+    """The output of a convolution is saved unsharded, however its channels are split."""
     if not row.kept:
         return ()
     sides = [d for d in ("h", "w", "d") if d in op.dims]

@@ -88,16 +88,16 @@ def _joined(call: Call) -> Dims:
     first = [d for d in next(group for group in call.lists if group) if math.prod(d)]
     if not first:
         return (0,)
-    said = (call.numbers(1) or (-1,))[0] if call.op == "cat" else -1
+    dim = (call.numbers(1) or (-1,))[0] if call.op == "cat" else -1
     if any(len(d) != len(first[0]) for d in first):
         return (sum(map(math.prod, first)),)
-    at = next((i for i in range(len(first[0])) if len({d[i] for d in first}) > 1), said)
+    at = next((i for i in range(len(first[0])) if len({d[i] for d in first}) > 1), dim)
     at %= len(first[0])
     return (*first[0][:at], sum(d[at] for d in first), *first[0][at + 1 :])
 
 
 def _looked_up(call: Call) -> Dims:
-    """What indices leave of a tensor: sides without one stay, the others become theirs."""
+    """Shape after indexing: dims without an index stay, the others take the index's shape."""
     x = call.dims[0]
     given = call.lists[1] if len(call.lists) > 1 and call.lists[1] else call.dims[1:2]
     taken = [d for d in given if d]
@@ -113,7 +113,7 @@ def _sides(call: Call) -> int:
 
 
 def _slid(call: Call) -> Dims:
-    """What a window leaves of an image, or makes of it where it is transposed."""
+    """Output size of a sliding window over an image, or of its transpose."""
     x, w = call.dims[0], call.dims[1]
     stride, pad, dilation = (call.numbers(i) or (i // 4,) for i in (3, 4, 5))
     turned, more = call.values[6] in ("True", "1"), call.numbers(7) or (0,)
@@ -146,7 +146,7 @@ def spread(several: Sequence[Dims]) -> Dims:
 
 
 def outermost(call: Call, key: str) -> Call:
-    """A call of a trace in the words of a capture: look-ups and windows show what is inside them.
+    """A call of a trace in the form of a capture: look-ups and windows show what is inside them.
 
     A look-up shows its gather, with indices spread to rows; a window the call of cuDNN (padding,
     stride, dilation, groups) or the one for single channels (window, bias, stride, padding …).
@@ -198,7 +198,7 @@ def _makers(made: dict[int, list[int]], size: int, many: int) -> list[int]:
 
 
 def _summed(rows: Sequence[Row], made: list[int]) -> tuple[int, ...]:
-    """What a sum of two reads: the last of its size, and the last that did not lead up to it.
+    """Inputs of a residual sum: the last tensor of its size, and the last outside its branch.
 
     Matmuls, windows and norms are followed by something before they are added to.
     """
@@ -325,9 +325,9 @@ def batch_of(graph: Graph, rows: Sequence[Row]) -> int:
 
     Indices that a trace shows as one row tell no batch: there most tensors of three sides do.
     """
-    said = graph.facts.get("batch")
-    if isinstance(said, int | float) and said >= 1:
-        return int(said)
+    batch = graph.facts.get("batch")
+    if isinstance(batch, int | float) and batch >= 1:
+        return int(batch)
     for row in rows:
         is_first = row.live and not row.after and (is_captured(graph) or row.op == "convolution")
         dims = _data(row) if is_first else ()
@@ -350,8 +350,8 @@ def _data(row: Row) -> Dims:
 
 def mark_live(graph: Graph, rows: Sequence[Row]) -> None:
     """Find what depends on the batch: not constants, nor what is made of parameters alone."""
-    said = graph.facts.get("batch_ops")
-    known = frozenset(said) if isinstance(said, list | tuple) else None
+    listed = graph.facts.get("batch_ops")
+    known = frozenset(listed) if isinstance(listed, list | tuple) else None
     for row in rows:
         if row.op in _CONSTANT:
             continue

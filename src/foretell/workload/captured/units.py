@@ -266,7 +266,7 @@ def crossing(rows: Sequence[Row], at: int) -> list[int]:
 def _with_ends(
     runs: list[tuple[str, list[int]]], names: Sequence[str]
 ) -> list[tuple[str, list[int]]]:
-    """What follows the last numbered row is a unit of its own."""
+    """Rows after the last numbered one form a unit of their own."""
     if not runs or not runs[-1][0]:
         return runs
     last = max(i for i, name in enumerate(names) if name)

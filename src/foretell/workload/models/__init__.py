@@ -79,7 +79,7 @@ NAMED: dict[str, str] = {
 
 @runtime_checkable
 class Family(Protocol):
-    """What a family offers: a spec that makes a workload."""
+    """A model family: a spec that makes a workload."""
 
     def workload(self) -> Workload: ...
 

@@ -108,7 +108,7 @@ class Net:
         return self.act(act) if act else self.keep()
 
     def keep(self) -> Image:
-        """What the last op made is kept: a convolution behind it needs its input."""
+        """Save the last op's output: the convolution behind it needs its input."""
         last = self.ops[-1]
         assert isinstance(last, Op)
         self.ops[-1] = replace(last, saved=(*last.saved, self._whole("output")))

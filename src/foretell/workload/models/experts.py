@@ -17,7 +17,7 @@ from foretell.workload.workload import Exchange, Op, Tensor
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the experts of a layer have in common."""
+    """Sizes common to the experts of a layer."""
 
     seq: int
     hidden: int

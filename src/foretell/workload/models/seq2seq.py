@@ -15,7 +15,7 @@ from foretell.workload.workload import Layer, Op, Tensor, Workload
 
 @dataclass(frozen=True)
 class Sizes:
-    """What all blocks of a model have in common."""
+    """Sizes common to all blocks of a model."""
 
     hidden: int
     heads: int
@@ -128,7 +128,7 @@ def _crossed(op: Op, memory: int) -> Op:
 
 
 def _middle(first: Layer, name: str, norm: list[Piece], *, own: bool = False) -> Layer:
-    """What stands between encoder and decoder: the last norm of the one, the words of the other.
+    """Layers between encoder and decoder: final norm of the one, embedding of the other.
 
     Both share the matrix of words, unless the decoder's is its own; positions they do not share.
     """

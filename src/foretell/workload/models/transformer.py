@@ -56,7 +56,7 @@ def norm(
 
 
 def _norm_keeps(consumers: int, composite: bool) -> tuple[Tensor, ...]:
-    """What plain PyTorch keeps of a norm besides its input and output."""
+    """Tensors that eager PyTorch saves for a norm besides its input and output."""
     kept = [Tensor("casts", _ROW, when="eager&amp", times=consumers - 1.0)] if consumers > 1 else []
     if composite:
         kept += [Tensor("wide", _ROW, when="eager&!amp", times=2.0)]

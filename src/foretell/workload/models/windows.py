@@ -49,7 +49,7 @@ class Window:
     turned: bool = False
 
     def out(self, image: Image, channels: int, *, up: bool = False) -> Image:
-        """What it leaves of an image; sides rounded up where `up`."""
+        """Output size of the window on an image; rounded up if `up`."""
         extra = self.stride - 1 if up else 0
         sides = [
             int(slid(size + extra, window, pad, self.stride))

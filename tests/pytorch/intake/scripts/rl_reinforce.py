@@ -1,4 +1,4 @@
-"""A policy that acts in an environment of Python, then learns from what came of it."""
+"""A policy that acts in an environment of Python, then learns from its rewards."""
 
 import random
 
